@@ -1,17 +1,14 @@
 //! `tandem export`: a Hugging Face directory to ONNX, and a published version back to a Hugging Face directory.
 
-use std::{
-    fs, io,
-    path::{Path, PathBuf},
-    process::ExitCode,
-};
+use std::{path::PathBuf, process::ExitCode};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::{Subcommand, ValueEnum};
 use exporters::ExportOptions;
 use shared::{
     Dtype, ModelDir,
     manifest::{DATA_FILE, MANIFEST_FILE, MODEL_FILE},
+    output_dir,
 };
 use shared_hub::locate_model;
 
@@ -92,7 +89,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 }
 
 fn to_onnx(args: &ToOnnx) -> Result<()> {
-    refuse_content("--out", &args.out, &[MODEL_FILE, DATA_FILE, MANIFEST_FILE], "is not an export")?;
+    output_dir::check(&args.out, &[MODEL_FILE, DATA_FILE, MANIFEST_FILE]).context("--out")?;
     let model = ModelDir::open(locate_model(&args.model)?)?;
     let options = ExportOptions { dtype: args.dtype.into(), max_positions: args.max_positions };
     let manifest = exporters::export(&model, &args.out, &options)
@@ -108,30 +105,10 @@ fn to_onnx(args: &ToOnnx) -> Result<()> {
 }
 
 fn to_hf(args: &ToHf) -> Result<()> {
-    refuse_content("--out", &args.out, &[], "is not empty")?;
+    output_dir::check(&args.out, &[]).context("--out")?;
     let model = ModelDir::open(locate_model(&args.model)?)?;
     exporters::version_to_hf(&model, &args.version_dir, &args.out)
         .with_context(|| format!("cannot write {} to {}", args.version_dir.display(), args.out.display()))?;
     output::print(format_args!("wrote {} parameters to {}", model.config().parameter_count(), args.out.display()));
-    Ok(())
-}
-
-/// The folder is replaced as a whole: nothing may be lost that is not known.
-pub fn refuse_content(flag: &str, out: &Path, known: &[&str], problem: &str) -> Result<()> {
-    let entries = match fs::read_dir(out) {
-        Ok(entries) => entries,
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(e) => bail!("{flag} {}: {e}", out.display()),
-    };
-    for entry in entries {
-        let name = entry.with_context(|| format!("{flag} {}", out.display()))?.file_name();
-        if !known.iter().any(|k| name == *k) {
-            bail!(
-                "{flag} {}: the folder {problem} (it has `{}`); choose another folder or remove it first",
-                out.display(),
-                name.to_string_lossy()
-            );
-        }
-    }
     Ok(())
 }

@@ -26,7 +26,7 @@ pub fn grouped(command: Command) -> Command {
     }
     command.help_template(format!(
         "{{about-with-newline}}\n{{usage-heading}} {{usage}}\n{list}\nOptions:\n{{options}}\n\n\
-         `tandem COMMAND --help` says more. `learner bench` measures training steps.\n"
+         `tandem COMMAND --help` says more. The learner's own benchmark is `learner bench`.\n"
     ))
 }
 

@@ -3,9 +3,9 @@
 use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::{Context, Result, ensure};
-use shared::ModelDir;
+use shared::{ModelDir, output_dir};
 
-use crate::{export::refuse_content, output};
+use crate::output;
 
 /// Flags of `tandem merge`.
 #[derive(Debug, clap::Args)]
@@ -24,7 +24,7 @@ pub struct Args {
 /// Runs `tandem merge`; what was written is said on stdout.
 pub fn run(args: &Args) -> Result<ExitCode> {
     let Args { adapter, out, base } = args;
-    refuse_content("OUT", out, &[], "is not empty")?;
+    output_dir::check(out, &[]).context("OUT")?;
     let model = match base {
         Some(base) => ModelDir::open_adapter(adapter, base)?,
         None => ModelDir::open(adapter)?,

@@ -1,6 +1,6 @@
 //! Back to a Hugging Face directory: `model.safetensors` in fp32 with everything else the model came with.
 
-use std::{fs, path::Path};
+use std::{ffi::OsStr, fs, path::Path};
 
 use serde_json::{Value, json};
 use shared::{
@@ -9,6 +9,9 @@ use shared::{
 };
 
 use crate::{Checkpoint, ExportError, TensorSource, VersionDir, tensor_file};
+
+/// The file that says what the model is.
+const CONFIG: &str = "config.json";
 
 /// Writes the folder `out`: the parameters that `read` gives as `model.safetensors` (fp32, Hugging Face names, sorted
 /// by name) and the configuration, tokenizer and chat template of `model`. Where `config.json` states another element
@@ -60,29 +63,34 @@ pub fn fill_hf_scorer(model: &ModelDir, dir: &Path, read: TensorSource<'_, '_>) 
 /// # Errors
 /// A file that cannot be read or written.
 pub fn fill_adapter_companions(model: &ModelDir, dir: &Path) -> Result<(), ExportError> {
-    for source in model.companions() {
-        let name = source.file_name().expect("a companion is a file of the model directory");
-        if name != "config.json" {
-            let content = fs::read(&source).map_err(|e| ExportError::io(&source, e))?;
-            atomic::write(&dir.join(name), &content)?;
-        }
-    }
-    write_templates(model, dir)
+    copy(model, dir, |name, _, content| Ok((name != CONFIG).then_some(content)))
 }
 
 /// Copies everything beside the weights; `rewrite` changes `config.json` and says whether it did.
 fn copy_companions(model: &ModelDir, dir: &Path, rewrite: impl Fn(&mut Value) -> bool) -> Result<(), ExportError> {
+    copy(model, dir, |name, source, content| {
+        if name != CONFIG {
+            return Ok(Some(content));
+        }
+        let mut config = serde_json::from_slice(&content)
+            .map_err(|e| ExportError::content(source, format!("is not valid JSON: {e}")))?;
+        Ok(Some(if rewrite(&mut config) { format!("{config:#}\n").into_bytes() } else { content }))
+    })
+}
+
+/// Copies the companions and the chat templates. `make` is given the name, path and content of each companion, and gives what is
+/// written, if anything is.
+fn copy(
+    model: &ModelDir,
+    dir: &Path,
+    make: impl Fn(&OsStr, &Path, Vec<u8>) -> Result<Option<Vec<u8>>, ExportError>,
+) -> Result<(), ExportError> {
     for source in model.companions() {
         let name = source.file_name().expect("a companion is a file of the model directory");
-        let mut content = fs::read(&source).map_err(|e| ExportError::io(&source, e))?;
-        if name == "config.json" {
-            let mut config = serde_json::from_slice(&content)
-                .map_err(|e| ExportError::content(&source, format!("is not valid JSON: {e}")))?;
-            if rewrite(&mut config) {
-                content = format!("{config:#}\n").into_bytes();
-            }
+        let content = fs::read(&source).map_err(|e| ExportError::io(&source, e))?;
+        if let Some(content) = make(name, &source, content)? {
+            atomic::write(&dir.join(name), &content)?;
         }
-        atomic::write(&dir.join(name), &content)?;
     }
     write_templates(model, dir)
 }

@@ -60,34 +60,64 @@ const LAYOUTS: [(&str, &str); 9] = [
     ("flat_param", "these are FSDP's flat parameters: save the full state dictionary"),
 ];
 
-/// What is wrong with the names of the weights, if it is their names: one of those that are `found` as it is and as it should
-/// be, of those that are `asked` for and missing.
+/// What is wrong with the names of a model's weights, if it is their names: one of those that are `found` as it is and as it
+/// should be, of those that are `asked` for and missing; or the layout that they are of.
 pub(crate) fn foreign<'a>(
     found: impl Iterator<Item = &'a str>,
     asked: impl Iterator<Item = &'a str>,
 ) -> Option<String> {
-    let found: HashSet<&str> = found.collect();
-    let asked: HashSet<&str> = asked.collect();
-    let mut unknown: Vec<&str> = found.difference(&asked).copied().collect();
-    unknown.sort_unstable();
-    if asked.is_subset(&found) || unknown.is_empty() {
-        return None;
+    let names = Names::of(found, asked)?;
+    names.wrapped().or_else(|| names.of_another_layout())
+}
+
+/// As [`foreign`], by a wrapper alone: an adapter may have other layers than those that are asked for, which is no layout.
+pub(crate) fn wrapped<'a>(
+    found: impl Iterator<Item = &'a str>,
+    asked: impl Iterator<Item = &'a str>,
+) -> Option<String> {
+    Names::of(found, asked)?.wrapped()
+}
+
+/// Names of weights in which some are missing and others are not known.
+struct Names<'a> {
+    /// Those that are found and not asked for, sorted.
+    unknown: Vec<&'a str>,
+    /// Those that are asked for and not found, sorted.
+    missing: Vec<&'a str>,
+    /// Nothing that is asked for is found.
+    none_is_known: bool,
+}
+
+impl<'a> Names<'a> {
+    /// Nothing where everything that is asked for is found, or nothing else.
+    fn of(found: impl Iterator<Item = &'a str>, asked: impl Iterator<Item = &'a str>) -> Option<Self> {
+        let found: HashSet<&str> = found.collect();
+        let asked: HashSet<&str> = asked.collect();
+        let mut unknown: Vec<&str> = found.difference(&asked).copied().collect();
+        let mut missing: Vec<&str> = asked.difference(&found).copied().collect();
+        unknown.sort_unstable();
+        missing.sort_unstable();
+        let both = !unknown.is_empty() && !missing.is_empty();
+        both.then(|| Self { unknown, missing, none_is_known: asked.is_disjoint(&found) })
     }
-    let missing: HashMap<String, &str> = asked.difference(&found).map(|name| (bare(name), *name)).collect();
-    if let Some((name, meant)) = unknown.iter().find_map(|name| Some((*name, meant(name, &missing)?))) {
-        return Some(format!("the weights have a tensor {name}, which should be {meant}: {}", reason(name, meant)));
+
+    /// A name that a wrapper has given, with the one that it should be.
+    fn wrapped(&self) -> Option<String> {
+        let missing: HashMap<String, &str> = self.missing.iter().map(|name| (bare(name), *name)).collect();
+        let (name, meant) = self.unknown.iter().find_map(|name| Some((*name, meant(name, &missing)?)))?;
+        Some(format!("the weights have a tensor {name}, which should be {meant}: {}", reason(name, meant)))
     }
-    let layout = |name: &'a str| Some((name, LAYOUTS.iter().find(|(part, _)| name.contains(part))?.1));
-    // A model of the right family that lacks a tensor has most of the names.
-    let none_is_known = asked.is_disjoint(&found);
-    let (name, words) = unknown.iter().copied().find_map(layout).or_else(|| {
-        let words = "these are names of another model or layout than config.json's; save the model with transformers' \
-                     save_pretrained";
-        none_is_known.then(|| (unknown[0], words))
-    })?;
-    let mut lacking: Vec<&&str> = asked.difference(&found).collect();
-    lacking.sort_unstable();
-    Some(format!("the weights have no tensor {}, but {name}: {words}", lacking[0]))
+
+    /// A name of another layout. A model of the right family that lacks a tensor has most of the names.
+    fn of_another_layout(&self) -> Option<String> {
+        let layout = |name: &&'a str| Some((*name, LAYOUTS.iter().find(|(part, _)| name.contains(part))?.1));
+        let (name, words) = self.unknown.iter().find_map(layout).or_else(|| {
+            let words = "these are names of another model or layout than config.json's; save the model with transformers' \
+                         save_pretrained";
+            self.none_is_known.then(|| (self.unknown[0], words))
+        })?;
+        Some(format!("the weights have no tensor {}, but {name}: {words}", self.missing[0]))
+    }
 }
 
 /// A name without wrappers.
@@ -207,11 +237,25 @@ mod tests {
             ("model.layers.0.self_attn.q_proj.lora_A.weight", "`base_model.model.` is missing"),
             ("module.base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight", "DDP"),
         ] {
-            let text = foreign([name].into_iter(), asked.into_iter()).unwrap();
+            let text = wrapped([name].into_iter(), asked.into_iter()).unwrap();
             assert!(
                 text.contains(&format!("{name}, which should be {}: ", asked[0])) && text.contains(words),
                 "{text}"
             );
+        }
+    }
+
+    #[test]
+    fn an_adapter_of_other_layers_is_no_matter_of_names() {
+        let of =
+            |layers: [&str; 2]| layers.map(|layer| format!("base_model.model.model.layers.0.{layer}.lora_A.weight"));
+        for (found, asked) in [
+            (["self_attn.q_proj", "self_attn.v_proj"], ["self_attn.q_proj", "self_attn.k_proj"]),
+            (["mlp.up_proj", "mlp.down_proj"], ["self_attn.q_proj", "self_attn.v_proj"]),
+            (["self_attn.qkv_proj", "mlp.gate_up_proj"], ["self_attn.q_proj", "mlp.up_proj"]),
+        ] {
+            let (found, asked) = (of(found), of(asked));
+            assert_eq!(wrapped(found.iter().map(String::as_str), asked.iter().map(String::as_str)), None, "{found:?}");
         }
     }
 

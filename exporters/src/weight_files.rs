@@ -32,7 +32,7 @@ pub(crate) fn weight_files(dir: &Path) -> Result<(Vec<PathBuf>, BTreeMap<String,
         return Ok((vec![single], BTreeMap::new()));
     }
     if !index.is_file() {
-        return Err(ExportError::content(dir, format!("no {SINGLE} and no {INDEX}; {}", instead(&names(dir)))));
+        return Err(ExportError::content(dir, format!("no {SINGLE} and no {INDEX}; {}", instead(dir, &names(dir)))));
     }
     let text = shared_bounds::read(&index, MOST_BYTES).map_err(|e| ExportError::io(&index, e))?;
     let ShardIndex { weight_map } = serde_json::from_slice(&text).map_err(|e| {
@@ -40,9 +40,30 @@ pub(crate) fn weight_files(dir: &Path) -> Result<(Vec<PathBuf>, BTreeMap<String,
             shared_bounds::foreign_content(&text).map_or_else(|| format!("not a safetensors index: {e}"), Into::into);
         ExportError::content(&index, message)
     })?;
+    if weight_map.is_empty() {
+        let message = "`weight_map` names no tensor; download the index again, or save the model again by transformers' \
+                       save_pretrained";
+        return Err(ExportError::content(&index, message));
+    }
     let shards: BTreeSet<&String> = weight_map.values().collect();
     if let Some(name) = shards.iter().find(|name| Path::new(name).file_name() != Some(name.as_ref())) {
         return Err(ExportError::content(&index, format!("`{name}` is not the name of a file beside it")));
+    }
+    let missing: Vec<&str> = shards.iter().filter(|name| !dir.join(name).exists()).map(|name| name.as_str()).collect();
+    if let Some(first) = missing.first() {
+        let all = shards.len();
+        let which = if missing.len() == 1 {
+            format!("{first}, which")
+        } else {
+            format!("{first} and {} more, which", missing.len() - 1)
+        };
+        let message = format!(
+            "names {which} {} not there ({} of its {all} files are); download {} again into this folder",
+            if missing.len() == 1 { "is" } else { "are" },
+            all - missing.len(),
+            if missing.len() == 1 { "it" } else { "them" },
+        );
+        return Err(ExportError::content(&index, message));
     }
     Ok((shards.into_iter().map(|name| dir.join(name)).collect(), weight_map))
 }
@@ -58,7 +79,7 @@ fn names(dir: &Path) -> Vec<String> {
 /// By which names other weights are known, and how they become safetensors.
 type Known = (fn(&str) -> bool, &'static str);
 
-const KNOWN: [Known; 9] = [
+const KNOWN: [Known; 11] = [
     (
         |name| name == "adapter_model.safetensors" || name == "adapter_model.bin",
         "is an adapter without its adapter_config.json; put that file beside it",
@@ -86,12 +107,33 @@ const KNOWN: [Known; 9] = [
         "is a distributed checkpoint of FSDP; `accelerate merge-weights` makes one file of it",
     ),
     (
-        |name| name == "zero_to_fp32.py" || name.starts_with("global_step") || name.ends_with("_optim_states.pt"),
-        "is of a checkpoint of DeepSpeed; `python zero_to_fp32.py . . --safe_serialization` makes one model of it",
+        |name| {
+            let iteration = name.strip_prefix("iter_").is_some_and(|step| step.parse::<u64>().is_ok());
+            iteration
+                || name == "latest_checkpointed_iteration"
+                || name.starts_with("mp_rank_") && !name.ends_with(".pt")
+        },
+        "is of a checkpoint of Megatron; its converter to Hugging Face makes a model of it",
     ),
     (
-        |name| name.starts_with("model_world_size_") && has_end(name, &["pt"]),
-        "is a checkpoint of verl; `python -m verl.model_merger merge` makes one model of it",
+        |name| {
+            let of_verl = name.strip_prefix("global_step_").is_some_and(|step| step.parse::<u64>().is_ok());
+            let shard = name.starts_with("model_world_size_") && has_end(name, &["pt"]);
+            of_verl || shard || matches!(name, "actor" | "fsdp_config.json" | "latest_checkpointed_iteration.txt")
+        },
+        "is of a checkpoint of verl (or another trainer with FSDP); `python -m verl.model_merger merge` makes one model of it",
+    ),
+    (
+        |name| matches!(name, "_actor" | "_critic"),
+        "is of a checkpoint of OpenRLHF; its `--save_hf_ckpt`, or zero_to_fp32.py in it, makes a model of it",
+    ),
+    (
+        |name| {
+            let step = name.strip_prefix("global_step").is_some_and(|step| step.parse::<u64>().is_ok());
+            let states = name.ends_with("_optim_states.pt") || name.ends_with("_model_states.pt");
+            step || states || name == "zero_to_fp32.py"
+        },
+        "is of a checkpoint of DeepSpeed; `python zero_to_fp32.py . . --safe_serialization` makes one model of it",
     ),
     (
         |name| has_end(name, &["bin", "pt", "pth", "h5", "msgpack", "ckpt"]),
@@ -108,8 +150,16 @@ fn is_shard(name: &str) -> bool {
     name.contains("-of-") && has_end(name, &["safetensors"])
 }
 
+/// Folders of a checkpoint of another trainer in which a model directory may lie.
+const INNER: [&str; 6] = ["huggingface", "actor/huggingface", "actor", "policy/weights", "hf", "hf_model"];
+
 /// What lies in the place of weights, in words, and the way out.
-fn instead(names: &[String]) -> String {
+fn instead(dir: &Path, names: &[String]) -> String {
+    let has_weights = |folder: &Path| folder.join(SINGLE).is_file() || folder.join(INDEX).is_file();
+    let inner = INNER.iter().map(|inner| dir.join(inner)).find(|folder| has_weights(folder));
+    if let Some(folder) = inner {
+        return format!("{} holds them; name that folder", folder.display());
+    }
     let known = KNOWN.iter().find_map(|(is, words)| Some((names.iter().find(|name| is(name))?, words)));
     match known {
         Some((name, words)) => format!("{name} {words}"),
@@ -120,6 +170,27 @@ fn instead(names: &[String]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_index_of_nothing_and_a_shard_that_is_missing_are_named_with_the_way_out() {
+        let dir = tempfile::tempdir().unwrap();
+        for (map, words) in [
+            ("{}", "`weight_map` names no tensor; download the index again"),
+            (
+                r#"{"a": "model-1-of-3.safetensors", "b": "model-2-of-3.safetensors", "c": "model-3-of-3.safetensors"}"#,
+                "names model-2-of-3.safetensors and 1 more, which are not there (1 of its 3 files are); download them again",
+            ),
+            (
+                r#"{"a": "model-1-of-3.safetensors", "b": "model-2-of-3.safetensors"}"#,
+                "names model-2-of-3.safetensors, which is not there (1 of its 2 files are); download it again",
+            ),
+        ] {
+            fs::write(dir.path().join("model-1-of-3.safetensors"), "").unwrap();
+            fs::write(dir.path().join(INDEX), format!(r#"{{"weight_map": {map}}}"#)).unwrap();
+            let error = weight_files(dir.path()).unwrap_err().to_string();
+            assert!(error.contains(INDEX) && error.contains(words), "{error}");
+        }
+    }
 
     #[test]
     fn what_lies_in_the_place_of_weights_is_named_with_the_way_out() {
@@ -133,6 +204,12 @@ mod tests {
             ("__0_0.distcp", "accelerate merge-weights"),
             ("zero_to_fp32.py", "DeepSpeed"),
             ("model_world_size_8_rank_0.pt", "verl.model_merger"),
+            ("global_step_100", "verl.model_merger"),
+            ("global_step100", "DeepSpeed"),
+            ("latest_checkpointed_iteration.txt", "verl.model_merger"),
+            ("iter_0000100", "Megatron"),
+            ("mp_rank_00", "Megatron"),
+            ("_actor", "OpenRLHF"),
             ("pytorch_model.bin", "save_pretrained converts it"),
             ("pytorch_model-00001-of-00002.bin", "save_pretrained converts it"),
             ("tf_model.h5", "save_pretrained converts it"),
@@ -145,6 +222,11 @@ mod tests {
             let begin = format!("no {SINGLE} and no {INDEX}; {name} ");
             assert!(error.contains(&begin) && error.contains(words), "{error}");
         }
+        let outer = tempfile::tempdir().unwrap();
+        fs::create_dir_all(outer.path().join("actor/huggingface")).unwrap();
+        fs::write(outer.path().join("actor/huggingface").join(SINGLE), "").unwrap();
+        let error = weight_files(outer.path()).unwrap_err().to_string();
+        assert!(error.contains("actor/huggingface holds them; name that folder"), "{error}");
         let empty = tempfile::tempdir().unwrap();
         assert!(weight_files(empty.path()).unwrap_err().to_string().contains("converted by transformers'"));
     }

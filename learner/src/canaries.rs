@@ -69,12 +69,12 @@ fn require_finite(version: PolicyVersion, logprobs: &[f64]) -> Result<(), Learne
     if logprobs.iter().all(|logprob| logprob.is_finite()) {
         return Ok(());
     }
-    let since = if version.0 == 0 {
+    let way_out = if version.0 == 0 {
         "take another model, or one that is stored in bfloat16 or float32"
     } else {
         "training has diverged: lower `learning_rate` first, and go on from an earlier checkpoint or begin again"
     };
-    Err(LearnerError::Diverged(format!("the log-probs of weights v{version} are not finite; {since}")))
+    Err(LearnerError::Diverged(format!("the log-probs of weights v{version} are not finite; {way_out}")))
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 use shared::ModelDir;
-use shared_chat::ChatTemplate;
+use shared_chat::{ChatTemplate, OpenError};
 use shared_data::{Content, Values};
 use time::OffsetDateTime;
 
@@ -18,13 +18,13 @@ impl Conversations {
     /// With the chat template of a model; without one, rows must have texts.
     ///
     /// # Errors
-    /// A template that does not compile.
+    /// A file that cannot be read, or a template that does not compile.
     pub fn open(model: &ModelDir) -> Result<Self, LearnerError> {
-        let compiled = |source: String| {
-            ChatTemplate::new(&source, &model.tokenizer_config()?, OffsetDateTime::now_utc())
-                .map_err(|error| LearnerError::content(model.path(), error.to_string()))
-        };
-        Ok(Self { template: model.chat_template()?.map(compiled).transpose()? })
+        let opened = ChatTemplate::of_model(model, OffsetDateTime::now_utc()).map_err(|error| match error {
+            OpenError::Directory(error) => error.into(),
+            OpenError::Template(error) => LearnerError::content(model.path(), error.to_string()),
+        });
+        Ok(Self { template: opened? })
     }
 
     /// Messages as a text.
@@ -72,6 +72,14 @@ impl Conversations {
 
 /// Characters that are shown of what is lost.
 const SHOWN: usize = 60;
+
+/// Role and words of a message that the chat template has passed over; those of the assistant may leave out thoughts.
+#[must_use]
+pub fn lost(messages: &[Value], rendered: &str) -> Option<String> {
+    let message = &messages[shared_chat::lost(messages, rendered)?];
+    let text: String = shared_chat::text_of(&message["content"]).unwrap_or_default().chars().take(SHOWN).collect();
+    Some(format!("of role `{}`: {text:?}", message["role"].as_str().unwrap_or_default()))
+}
 
 /// A column as a text or messages; nothing where the row does not have it.
 ///

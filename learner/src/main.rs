@@ -10,7 +10,7 @@ use learner::{
     commands::{bench, init, logprobs, rank, replay, reward_model, run, score, sft},
     error::LearnerError,
 };
-use shared::{channel::RunIdError, command_line, exit::HOPELESS, logging};
+use shared::{command_line, exit::HOPELESS, logging};
 use shared_bounds::Metered;
 
 /// Trains language models over libtorch.
@@ -83,7 +83,6 @@ fn program() -> ExitCode {
                     | LearnerError::Diverged(_)
                     | LearnerError::Run(_),
                 ) => ExitCode::from(HOPELESS),
-                _ if error.is::<RunIdError>() => ExitCode::from(HOPELESS),
                 _ => ExitCode::FAILURE,
             }
         }

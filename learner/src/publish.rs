@@ -9,8 +9,8 @@ use std::{
 
 use exporters::{DEFAULT_MAX_POSITIONS, ExportError, ExportOptions, VersionDir, ensure_export, renew_export};
 use shared::{
-    Canaries, Dtype, ModelConfig, ModelDir, PolicyVersion, RunDir, WeightManifest, atomic, config::TrainConfig,
-    versions,
+    Canaries, Dtype, ModelConfig, ModelDir, PolicyVersion, RunDir, TensorRole, WeightManifest, atomic,
+    config::TrainConfig, versions,
 };
 
 use crate::{
@@ -176,15 +176,15 @@ impl Publisher {
     }
 
     /// Makes the run directory's newest version the given one: versions of a future that was lost with a killed learner
-    /// go, and `version` is written unless it is there already with the content of `saved`, canaries where there are to be any,
-    /// and the graph of now, which another sampler device or program may have changed.
+    /// go, and `version` is written unless it is there already with the values of `policy`, canaries where there are to be any,
+    /// and the graph of now, which another sampler device or program may have changed. With `bf16` the values are the rounded ones,
+    /// of which a checkpoint has none: so the version itself is compared.
     ///
     /// # Errors
     /// Any error of the file system.
     pub fn rewind(
         &mut self,
         version: PolicyVersion,
-        saved: Option<&WeightManifest>,
         policy: &Decoder,
         canaries: Option<&[u32]>,
     ) -> Result<(), LearnerError> {
@@ -192,15 +192,9 @@ impl Publisher {
             atomic::remove_dir(&self.run_dir.version(newer))?;
         }
         let base = WeightManifest::read(&self.base).map_err(ExportError::from)?;
-        let same = |there: &VersionDir, saved: &WeightManifest| {
-            let WeightManifest { data_blake3, model_blake3, adapter, .. } = there.manifest();
-            let same = (data_blake3, adapter) == (&saved.data_blake3, &saved.adapter);
-            same && *model_blake3 == base.model_blake3 && there.is_intact()
-        };
         let dir = self.run_dir.version(version);
         let has_canaries = || Canaries::read(&dir).is_ok_and(|found| found.is_some_and(|c| c.version == version));
-        let there = VersionDir::open(&dir).ok();
-        let whole = there.zip(saved).is_some_and(|(there, saved)| same(&there, saved));
+        let whole = VersionDir::open(&dir).is_ok_and(|there| holds(&there, &base, policy));
         if !whole || canaries.is_some() && !has_canaries() {
             self.publish(version, policy, canaries)?;
         }
@@ -219,6 +213,33 @@ impl Publisher {
         }
         Ok(())
     }
+}
+
+/// Whether a version is intact and has the values of a policy, with the graph and the constants of an export.
+fn holds(there: &VersionDir, base: &WeightManifest, policy: &Decoder) -> bool {
+    fn of<'a>(manifest: &'a WeightManifest, all: bool) -> impl Iterator<Item = (&'a str, &'a str)> {
+        let stored = manifest.tensors.iter().filter(move |tensor| all || tensor.role == TensorRole::Constant);
+        stored.map(|tensor| (tensor.name.as_str(), tensor.blake3.as_str()))
+    }
+    let (manifest, weights) = (there.manifest(), policy.weights());
+    let host = weights.read().host();
+    let same_values = match (there.adapter(), weights.adapter()) {
+        (None, None) => there.require(&mut |name| Ok(host.values(name)?.into())).is_ok(),
+        (Some(adapter), Some((config, _))) => {
+            let same = |(name, values): (String, &[f32])| {
+                host.values(&name)
+                    .is_ok_and(|own| own.iter().map(|v| v.to_bits()).eq(values.iter().map(|v| v.to_bits())))
+            };
+            adapter.config() == config && adapter.tensors().all(same)
+        }
+        _ => return false,
+    };
+    // An adapter's base is all of the export.
+    let all = there.adapter().is_some();
+    same_values
+        && manifest.model_blake3 == base.model_blake3
+        && of(manifest, all).eq(of(base, all))
+        && there.is_intact()
 }
 
 impl Written {

@@ -55,6 +55,7 @@ impl Schedule {
         match self.kind {
             LrSchedulerType::Linear => (1.0 - after / length).max(0.0),
             LrSchedulerType::Cosine => match self.settings.num_cycles {
+                // The same curve as the other's with half a wave; its other last bits would change the bytes of earlier runs.
                 None => (0.5 * (1.0 + (PI * after / length).cos())).max(0.0),
                 Some(_) => self.wave(after / length).max(0.0),
             },
@@ -190,8 +191,7 @@ mod tests {
     /// Rates of every update as transformers' own functions give them, with the settings read as a run's are.
     #[test]
     fn golden_schedules() {
-        let golden: serde_json::Value =
-            serde_json::from_str(include_str!("../../tests/golden/schedules.json")).unwrap();
+        let golden = harness::golden("schedules.json");
         let cases = golden["cases"].as_array().unwrap();
         let mut seen = std::collections::HashSet::new();
         for case in cases {

@@ -26,11 +26,20 @@ pub fn rows<Fields: DeserializeOwned, Item>(
         tracing::warn!("{}: {warning}", path.display());
     }
     let item = |Row { values, place }: Row| {
+        let columns: Vec<String> = values.keys().map(|key| format!("`{key}`")).collect();
         let fields = serde_json::from_value(Value::Object(values)).map_err(|error| error.to_string());
-        fields.and_then(&read).map_err(|reason| DataError::Row { place, reason }.into())
+        fields.and_then(&read).map_err(|mut reason| {
+            if reason.starts_with(MISSING) {
+                reason = format!("has {reason}, but {}", columns.join(", "));
+            }
+            DataError::Row { place, reason }.into()
+        })
     };
     table.rows.into_iter().map(item).collect()
 }
+
+/// How an error begins that says which columns a row does not have; those that it has are put behind it.
+pub const MISSING: &str = "neither ";
 
 /// The split of rows to train on.
 const TRAIN: &str = "train";
@@ -68,7 +77,7 @@ impl TextIds {
             (Some(ids), _, _) => ids,
             (None, Some(text), Some(tokenizer)) => tokenizer.encode(&text, special)?,
             (None, Some(_), None) => return Err(format!("`{key}` is text and the model has no tokenizer.json")),
-            (None, None, _) => return Err(format!("neither `{key}` nor `{key}_ids`")),
+            (None, None, _) => return Err(format!("{MISSING}`{key}` nor `{key}_ids`")),
         };
         match ids.iter().find(|&&token| token >= self.vocabulary) {
             None => Ok(ids),

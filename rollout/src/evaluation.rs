@@ -5,7 +5,7 @@ pub mod paired;
 
 use std::collections::HashMap;
 
-use rollout_rewards::Reward;
+use rollout_rewards::{Reward, rules::tags};
 use shared::{
     Completion, FinishReason, RewardOutcome, RolloutGroup,
     config::RewardFailure,
@@ -41,8 +41,10 @@ fn pass_at_k(n: usize, correct: usize, k: usize) -> f64 {
 pub fn answers(function: &dyn Reward, rows: &[PromptRow], groups: &[RolloutGroup]) -> Option<Answers> {
     let extract = function.extract()?;
     let of_group = |(row, group): (&PromptRow, &RolloutGroup)| {
-        // As the function saw it when it scored.
-        group.completions.iter().map(|c| extract(&format!("{}{}", row.prefill, c.text))).collect()
+        // As the function saw them when it scored.
+        let seen = group.completions.iter().map(|c| (c.text.as_str(), c.token_ids.as_slice(), c.finish_reason));
+        let input = row.reward_input(seen);
+        input.completions.iter().map(|c| extract(&tags::with_opened(&input.prompt, &c.text))).collect()
     };
     Some(rows.iter().zip(groups).map(of_group).collect())
 }

@@ -2,8 +2,8 @@
 //!
 //! Read in this order: [`data`] (rows to token ids), [`engine`] (token ids to completions), [`sampling`] (logits to a
 //! token), [`reward`] (completions to scores), [`assembly`] (sequences to scored groups), [`evaluation`] (groups to metrics),
-//! [`pair`] (the half of the training pair that runs in this process), [`fleet`] (samplers on other hosts). [`commands`] holds one file per subcommand,
-//! [`trace`] records a timeline of all of it. The arithmetic of the engine's
+//! [`pair`] (the half of the training pair that runs in this process), [`fleet`] (samplers on other hosts). [`commands`] holds
+//! one file per subcommand, [`trace`] records a timeline of all of it. The arithmetic of the engine's
 //! own kernels is the crate `rollout-kernels`, reward functions are `rollout-rewards`. This crate never links libtorch.
 
 // What is told may find nobody who reads it: see `shared::command_line`.

@@ -38,8 +38,8 @@ enum Command {
     Tune(tune::Args),
     /// Sample for a run on another host.
     ///
-    /// The run is one of `tandem train` with `listen`. A worker needs nothing of it but the address: model, weights and prompts come
-    /// by themselves. It may come and go at any time, and ends with the run.
+    /// The run is one of `tandem train` with `listen`. A worker needs nothing of it but the address: model, weights and prompts
+    /// come by themselves. It may come and go at any time, and ends with the run.
     Worker(worker::Args),
     /// Say whether this host could work for a run on another one (asked by `tandem doctor --join`).
     #[command(hide = true)]
@@ -77,7 +77,13 @@ fn main() -> ExitCode {
     unsafe { native::disable_telemetry() };
     let command = Cli::parse_from(command_line::words()).command;
     // What functions print is for the log of a run; their errors are told as findings.
-    logging::init_from(if matches!(command, Command::CheckRewards(_)) { "error" } else { "info" });
+    let level = match command {
+        Command::CheckRewards(_) => "error",
+        // They say by themselves what they are at.
+        Command::Generate(_) | Command::Eval(_) | Command::Compare(_) => "warn",
+        _ => "info",
+    };
+    logging::init_from(level);
     let done = |()| ExitCode::SUCCESS;
     let result = match command {
         Command::Run(args) => run::run(&args),

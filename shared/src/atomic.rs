@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File},
-    io::{self, BufRead, BufReader, Write},
+    io::{self, Write},
     path::{Path, PathBuf},
     sync::atomic::{AtomicU64, Ordering},
 };
@@ -95,29 +95,6 @@ pub fn write_passing(path: &Path, bytes: &[u8]) -> io::Result<()> {
 /// Any error of the file system, with the path in its message.
 pub fn append(path: &Path) -> io::Result<File> {
     shared_bounds::append(path).map_err(named(path))
-}
-
-/// Cuts lines out of a file that need not exist: what `keep` does not want, and a last one without its end. It holds one line
-/// at a time: a long run has a long past.
-///
-/// # Errors
-/// Any error of the file system, naming the file.
-pub fn keep_lines(path: &Path, mut keep: impl FnMut(&[u8]) -> bool) -> io::Result<()> {
-    let mut lines = match shared_bounds::open(path) {
-        Ok(file) => BufReader::new(file),
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return write(path, b""),
-        Err(e) => return Err(named(path)(e)),
-    };
-    write_with(path, |file| {
-        let mut line = Vec::new();
-        while lines.read_until(b'\n', &mut line).map_err(named(path))? > 0 {
-            if line.ends_with(b"\n") && keep(&line) {
-                file.write_all(&line).map_err(named(path))?;
-            }
-            line.clear();
-        }
-        Ok(())
-    })
 }
 
 /// Whether something is there that is neither a file nor a folder: a device or a pipe.
@@ -430,17 +407,6 @@ mod tests {
     }
 
     #[test]
-    fn lines_that_are_not_kept_are_cut_out_and_so_is_a_torn_one() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("lines");
-        keep_lines(&path, |_| true).unwrap();
-        assert_eq!(fs::read(&path).unwrap(), b"", "who opens it finds a file");
-        fs::write(&path, b"one\n\xfftwo\nthree\nfour").unwrap();
-        keep_lines(&path, |line| line != b"three\n").unwrap();
-        assert_eq!(fs::read(&path).unwrap(), b"one\n\xfftwo\n".as_slice());
-    }
-
-    #[test]
     fn links_and_pipes_that_the_user_names_stay_what_they_are() {
         let dir = tempfile::tempdir().unwrap();
         let (real, link, pipe) = (dir.path().join("real"), dir.path().join("link"), dir.path().join("pipe"));
@@ -474,12 +440,7 @@ mod tests {
         rustix::fs::mknodat(CWD, at("pipe"), rustix::fs::FileType::Fifo, mode, 0).unwrap();
         fs::create_dir(at("folder")).unwrap();
         for name in ["link", "dangling", "pipe", "folder"] {
-            let errors = [
-                write(&at(name), b"x"),
-                write_passing(&at(name), b"x"),
-                append(&at(name)).map(drop),
-                keep_lines(&at(name), |_| true),
-            ];
+            let errors = [write(&at(name), b"x"), write_passing(&at(name), b"x"), append(&at(name)).map(drop)];
             for error in errors {
                 let error = error.unwrap_err().to_string();
                 assert!(error.starts_with(&at(name).display().to_string()), "{name}: {error}");

@@ -2,7 +2,11 @@
 
 mod contents;
 
-use std::{collections::BTreeMap, fs, io, path::Path};
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    path::{Component, Path, PathBuf},
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -44,6 +48,12 @@ pub enum Damage {
     /// A file is not there.
     #[error("{0} is missing")]
     Missing(String),
+    /// A file is there that the list does not have.
+    #[error("{0} is not listed in {CHECKSUMS_FILE}: it was added since, or the list is not whole")]
+    Unlisted(String),
+    /// A link leads out of the run.
+    #[error("it is a link to {0}, outside of the run")]
+    Elsewhere(PathBuf),
     /// A file is not what was written.
     #[error("{0} is not what was written (by its length or hash in {CHECKSUMS_FILE})")]
     Changed(String),
@@ -126,6 +136,7 @@ pub fn check(dir: &Path, depth: Depth) -> Result<Voucher, Damage> {
         text => text.map_err(unreadable(CHECKSUMS_FILE))?,
     };
     let list: Checksums = serde_json::from_slice(&text).map_err(|_| Damage::Changed(CHECKSUMS_FILE.into()))?;
+    complete(dir, &list)?;
     for (name, checksum) in &list.files {
         let path = dir.join(name);
         let length = path.metadata().map_err(unreadable(name))?.len();
@@ -139,6 +150,30 @@ pub fn check(dir: &Path, depth: Depth) -> Result<Voucher, Damage> {
         contents::look(dir, list.files.keys().map(Into::into))?;
     }
     Ok(Voucher::Checksums)
+}
+
+/// What of a checkpoint is read by its name, so that one that is not listed would be read unseen: by the ends of these.
+const READ: [&str; 4] = ["json", "safetensors", "data", "jinja"];
+
+/// Checks that a list names files within the checkpoint, those without which it is none, and all that would be read of it.
+fn complete(dir: &Path, list: &Checksums) -> Result<(), Damage> {
+    let within =
+        |name: &str| !name.is_empty() && Path::new(name).components().all(|part| matches!(part, Component::Normal(_)));
+    if let Some(name) = list.files.keys().find(|name| !within(name)) {
+        let reason = format!("names `{name}`, which is no file of a checkpoint");
+        return Err(Damage::Content { file: CHECKSUMS_FILE.into(), reason });
+    }
+    let has = |name: &str| list.files.contains_key(name);
+    let read = |path: &Path| path.extension().is_some_and(|end| READ.iter().any(|read| end == *read));
+    let names = contents::files(dir)?.into_iter().filter(|path| read(path)).map(|path| path.display().to_string());
+    if let Some(name) = names.into_iter().find(|name| name != CHECKSUMS_FILE && !has(name)) {
+        return Err(Damage::Unlisted(name));
+    }
+    let needed = [(STATE_FILE, has(STATE_FILE)), ("config.json", has("config.json") || has("adapter_config.json"))];
+    match needed.into_iter().find(|(_, is_there)| !is_there) {
+        Some((name, _)) => Err(Damage::Missing(name.into())),
+        None => Ok(()),
+    }
 }
 
 fn unreadable(file: &str) -> impl Fn(io::Error) -> Damage + use<> {
@@ -168,7 +203,7 @@ pub struct Newest {
 pub fn newest(run_dir: &RunDir, depth: Depth) -> io::Result<Newest> {
     let (mut damaged, mut unlisted) = (Vec::new(), None);
     for step in run_dir.checkpoints()?.into_iter().rev() {
-        match check(&run_dir.checkpoint(step), depth) {
+        match of_run(run_dir, step).and_then(|checkpoint| check(&checkpoint, depth)) {
             Ok(Voucher::Checksums) => return Ok(Newest { step: Some(step), voucher: Voucher::Checksums, damaged }),
             Ok(Voucher::Reading) => {
                 unlisted.get_or_insert((step, damaged.len()));
@@ -180,6 +215,18 @@ pub fn newest(run_dir: &RunDir, depth: Depth) -> io::Result<Newest> {
     let after = unlisted.map_or(damaged.len(), |(_, after)| after);
     damaged.truncate(after);
     Ok(Newest { step: unlisted.map(|(step, _)| step), voucher: Voucher::Reading, damaged })
+}
+
+/// The folder of a checkpoint, unless that is a link to another run's, or to what is no run's.
+fn of_run(run_dir: &RunDir, step: u64) -> Result<PathBuf, Damage> {
+    let path = run_dir.checkpoint(step);
+    if path.is_symlink()
+        && let (Ok(target), Ok(root)) = (path.canonicalize(), run_dir.root().canonicalize())
+        && !target.starts_with(root)
+    {
+        return Err(Damage::Elsewhere(target));
+    }
+    Ok(path)
 }
 
 impl Newest {
@@ -264,6 +311,48 @@ mod tests {
         assert_eq!(whole().expect("one of an earlier version has no list"), Voucher::Reading);
         fs::remove_file(checkpoint.join(STATE_FILE)).unwrap();
         assert!(matches!(whole().unwrap_err(), Damage::Missing(file) if file == STATE_FILE));
+    }
+
+    /// A list that is cut, written over or by somebody else, with the files as they were.
+    #[test]
+    fn a_list_names_what_is_there_and_nothing_else() {
+        let edited = |edit: &dyn Fn(&mut serde_json::Map<String, serde_json::Value>)| {
+            let (_dir, run) = run(&[3]);
+            let path = run.checkpoint(3).join(CHECKSUMS_FILE);
+            let mut list: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+            edit(list["files"].as_object_mut().unwrap());
+            fs::write(&path, list.to_string()).unwrap();
+            check(&run.checkpoint(3), Depth::Contents).unwrap_err().to_string()
+        };
+        for file in ["model.safetensors", "critic/optimizer.safetensors", "config.json", STATE_FILE] {
+            let words = format!("{file} is not listed in checksums.json");
+            assert!(edited(&|files| drop(files.remove(file))).starts_with(&words), "{file}");
+        }
+        assert!(edited(&|files| files.clear()).contains("is not listed in checksums.json"));
+        for name in ["../checkpoint-3/config.json", "/etc/passwd", "critic/../../config.json", ""] {
+            let words = format!("checksums.json names `{name}`, which is no file of a checkpoint");
+            let add = |files: &mut serde_json::Map<String, serde_json::Value>| {
+                let entry = files["config.json"].clone();
+                files.insert(name.to_owned(), entry);
+            };
+            assert_eq!(edited(&add), words);
+        }
+        let (_dir, run) = run(&[2, 4]);
+        fs::write(run.checkpoint(4).join("adapter_config.json"), "{}").unwrap();
+        let found = newest(&run, Depth::Contents).unwrap();
+        assert_eq!(found.step, Some(2), "what is added in a file's name that is read sets a checkpoint aside");
+        assert!(found.in_words().contains("adapter_config.json is not listed"), "{}", found.in_words());
+    }
+
+    #[test]
+    fn a_checkpoint_that_is_a_link_out_of_the_run_is_passed_over() {
+        let ((_dir, own), (_other, other)) = (run(&[2]), run(&[9]));
+        std::os::unix::fs::symlink(other.checkpoint(9), own.checkpoint(9)).unwrap();
+        let found = newest(&own, Depth::Contents).unwrap();
+        assert_eq!(found.step, Some(2));
+        assert!(found.in_words().contains("checkpoint-9 (it is a link to "), "{}", found.in_words());
+        assert_eq!(set_aside(&own, 9).unwrap(), "damaged-checkpoint-9");
+        assert!(other.checkpoint(9).is_dir(), "the other run keeps it");
     }
 
     #[test]

@@ -41,6 +41,11 @@ pub fn tell(lines: impl Display) {
     let _ = writeln!(io::stderr(), "{}", Shown(lines));
 }
 
+/// Tells the user what is odd and ends nothing, a line each.
+pub fn tell_warnings(lines: impl IntoIterator<Item = impl Display>) {
+    lines.into_iter().for_each(|line| tell(format_args!("warning: {line}")));
+}
+
 /// Tells the user why the program ends: one line, whatever the error quotes.
 pub fn tell_error(error: impl Display) {
     let _ = writeln!(io::stderr(), "error: {:#}", OneLine(error));

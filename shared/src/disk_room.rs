@@ -1,7 +1,7 @@
 //! Room on the disk of a run: nothing is removed while there is enough, nor where it would not be enough, and then what is
 //! oldest first.
 
-mod records;
+mod records_limit;
 
 use std::{
     fs::{self, File},
@@ -17,7 +17,7 @@ use crate::{
     run_dir::RunDir,
 };
 
-pub use records::{EVENTS_PREFIX, Gone, RecordsLimit};
+pub use records_limit::{EVENTS_PREFIX, Gone, RecordsLimit};
 
 /// Newest steps whose completions stay.
 const COMPLETIONS: usize = 100;

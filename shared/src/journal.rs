@@ -17,7 +17,7 @@ const MOST_LINE: usize = 256 << 20;
 
 /// What a line of a journal holds.
 pub trait Entry: DeserializeOwned {
-    /// Completed steps that it belongs to; none if it does not say, which no whole line does.
+    /// The step that it belongs to, counted in completed steps. A line that names none is damaged.
     fn step(&self) -> Option<u64>;
 }
 
@@ -44,6 +44,18 @@ impl Skipped {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.damaged == 0 && self.unknown == 0
+    }
+
+    /// The entry of a line, else counts the line; `whole` says whether it has its end.
+    fn entry<T: Entry>(&mut self, line: &[u8], whole: bool) -> Option<T> {
+        match Line::of(line) {
+            Line::Known(entry) => return Some(entry),
+            Line::Blank => (),
+            _ if !whole => self.torn = true,
+            Line::Unknown(_) => self.unknown += 1,
+            Line::Damaged => self.damaged += 1,
+        }
+        None
     }
 
     /// A line that is cut short is damage in a journal that is always written as a whole.
@@ -107,13 +119,7 @@ pub fn for_each<T: Entry>(path: &Path, mut show: impl FnMut(T)) -> io::Result<Sk
     };
     let mut skipped = Skipped::default();
     lines(BufReader::with_capacity(1 << 16, file), |line, whole| {
-        match Line::of(line) {
-            Line::Known(entry) => show(entry),
-            Line::Blank => (),
-            _ if !whole => skipped.torn = true,
-            Line::Unknown(_) => skipped.unknown += 1,
-            Line::Damaged => skipped.damaged += 1,
-        }
+        skipped.entry(line, whole).into_iter().for_each(&mut show);
         Ok(())
     })
     .map_err(named(path))?;
@@ -135,13 +141,7 @@ pub fn read<T: Entry>(path: &Path) -> io::Result<(Vec<T>, Skipped)> {
 pub fn parse<T: Entry>(text: &[u8]) -> (Vec<T>, Skipped) {
     let (mut entries, mut skipped) = (Vec::new(), Skipped::default());
     for line in text.split_inclusive(|byte| *byte == b'\n') {
-        match Line::of(line) {
-            Line::Known(entry) => entries.push(entry),
-            Line::Blank => (),
-            _ if !line.ends_with(b"\n") => skipped.torn = true,
-            Line::Unknown(_) => skipped.unknown += 1,
-            Line::Damaged => skipped.damaged += 1,
-        }
+        entries.extend(skipped.entry(line, line.ends_with(b"\n")));
     }
     (entries, skipped)
 }

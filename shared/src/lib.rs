@@ -30,6 +30,7 @@ pub mod model_config;
 pub mod model_dir;
 pub mod native;
 pub mod notices;
+pub mod output_dir;
 pub mod pace;
 pub mod prompts;
 pub mod records;

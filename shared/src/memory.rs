@@ -62,6 +62,14 @@ fn look() -> io::Result<(System, Option<CGroupLimits>)> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Size(pub u64);
 
+impl Size {
+    /// Whether so little is shown as nothing.
+    #[must_use]
+    pub fn is_shown_as_nothing(self) -> bool {
+        self.to_string() == Self(0).to_string()
+    }
+}
+
 impl fmt::Display for Size {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mib = self.0 as f64 / f64::from(1 << 20);

@@ -8,7 +8,7 @@ use std::{
 
 /// Time without a word in the first minutes: within five seconds of silence something is said.
 const SOON: Duration = Duration::from_secs(4);
-/// For so long.
+/// How long these first minutes are.
 const FIRST: Duration = Duration::from_secs(120);
 /// Time without a word after that: what takes hours is to fill no log.
 const LATER: Duration = Duration::from_secs(20);

@@ -51,6 +51,7 @@ impl RunDir {
         let files = [
             self.config(),
             self.lock(),
+            self.run_id(),
             self.metrics(),
             self.eval(),
             self.comparisons(),
@@ -401,7 +402,8 @@ mod tests {
         let run = RunDir::new(dir.path().join("run"));
         run.create().unwrap();
         run.check_places().unwrap();
-        let files = ["run.lock", "config.toml", "metrics.jsonl", "ledger.jsonl", "notices.jsonl", "report.html"];
+        let files =
+            ["run.lock", "run.id", "config.toml", "metrics.jsonl", "ledger.jsonl", "notices.jsonl", "report.html"];
         for name in files.into_iter().chain(["logs/learner.log", "logs/rollout.log", "finished.json"]) {
             let path = run.root().join(name);
             std::os::unix::fs::symlink(outside.join("thesis"), &path).unwrap();

@@ -11,6 +11,7 @@ use crate::{
 
 /// Environment variable with the path of the resolved configuration of this start.
 pub const CONFIG_VARIABLE: &str = "TANDEM_CONFIG";
+
 /// The configuration of this start: the launcher's, else that of the run directory.
 ///
 /// # Errors

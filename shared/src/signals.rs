@@ -74,10 +74,14 @@ const ORPHANED: Duration = Duration::from_secs(30);
 const ORPHANED_SAVING: Duration = Duration::from_secs(300);
 
 /// How long a process that was asked to end may make no progress, and the reason.
-fn patience(deadlines: &Deadlines, phase: Phase, orphaned: bool) -> (Duration, &'static str) {
+fn patience(deadlines: &Deadlines, phase: Phase, orphaned: bool) -> (Duration, String) {
     let (deadline, option) = deadlines.phase(phase);
     let bound = if phase == Phase::Save { ORPHANED_SAVING } else { ORPHANED };
-    if orphaned && bound < deadline { (bound, "its launcher is gone") } else { (deadline, option) }
+    if orphaned && bound < deadline {
+        (bound, "its launcher is gone".into())
+    } else {
+        (deadline, format!("`{option}`"))
+    }
 }
 
 fn end_when_stuck(deadlines: Deadlines, launcher: Option<Pid>) {
@@ -91,7 +95,7 @@ fn end_when_stuck(deadlines: Deadlines, launcher: Option<Pid>) {
         let (deadline, reason) = patience(&deadlines, phase, getppid() != launcher);
         if silence.length() > deadline {
             tell!(
-                "error: asked to end, and no progress in phase {phase} for {:.0} s (`{reason}`)",
+                "error: asked to end, and no progress in phase {phase} for {:.0} s ({reason})",
                 deadline.as_secs_f64()
             );
             let _ = kill_process(getpid(), Signal::KILL);
@@ -107,10 +111,10 @@ mod tests {
     fn one_whose_launcher_is_gone_is_stuck_sooner() {
         let hour = Duration::from_secs(3600);
         let deadlines = Deadlines { load: hour, step: Duration::from_secs(2), save: hour, peer: hour };
-        assert_eq!(patience(&deadlines, Phase::Load, false), (hour, "load_timeout"));
-        assert_eq!(patience(&deadlines, Phase::Load, true), (ORPHANED, "its launcher is gone"));
-        assert_eq!(patience(&deadlines, Phase::Save, true), (ORPHANED_SAVING, "its launcher is gone"));
-        assert_eq!(patience(&deadlines, Phase::Step, true), (Duration::from_secs(2), "step_timeout"));
+        assert_eq!(patience(&deadlines, Phase::Load, false), (hour, "`load_timeout`".into()));
+        assert_eq!(patience(&deadlines, Phase::Load, true), (ORPHANED, "its launcher is gone".into()));
+        assert_eq!(patience(&deadlines, Phase::Save, true), (ORPHANED_SAVING, "its launcher is gone".into()));
+        assert_eq!(patience(&deadlines, Phase::Step, true), (Duration::from_secs(2), "`step_timeout`".into()));
     }
 
     #[test]

@@ -103,7 +103,7 @@ fn say(line: &str) {
 struct Place {
     root: PathBuf,
     /// Held as long as the demo goes on.
-    lock: Option<fs::File>,
+    _lock: fs::File,
 }
 
 /// Marks a folder as one that the demo may clear.
@@ -113,22 +113,23 @@ impl Place {
     /// Takes an empty folder, or that of an earlier demo, whose content is removed.
     fn new(root: &Path) -> Result<Self> {
         let root = std::path::absolute(root)?;
-        let mut place = Self { root, lock: None };
-        let shown = place.root.display().to_string();
-        if place.path(MARK).is_file() {
-            place.lock = Some(train::hold(&place.path(MARK), &place.root, Duration::ZERO)?);
+        let shown = root.display().to_string();
+        let is_demo = root.join(MARK).is_file();
+        if !is_demo && fs::read_dir(&root).is_ok_and(|mut entries| entries.next().is_some()) {
+            bail!("{shown} is not empty and holds no earlier demo; choose another --output-dir");
+        }
+        let make = |folder: &Path| fs::create_dir_all(folder).with_context(|| format!("--output-dir {shown}"));
+        make(&root)?;
+        let lock = train::hold(&root.join(MARK), &root, Duration::ZERO)?;
+        let place = Self { root, _lock: lock };
+        if is_demo {
             train::remove(&RunDir::new(place.path("run")))?;
             for part in ["data", "logs", "model", "warm"] {
                 let _ = fs::remove_dir_all(place.path(part));
             }
-        } else if fs::read_dir(&place.root).is_ok_and(|mut entries| entries.next().is_some()) {
-            bail!("{shown} is not empty and holds no earlier demo; choose another --output-dir");
         }
         for part in ["data", "logs"] {
-            fs::create_dir_all(place.path(part)).with_context(|| format!("--output-dir {shown}"))?;
-        }
-        if place.lock.is_none() {
-            place.lock = Some(train::hold(&place.path(MARK), &place.root, Duration::ZERO)?);
+            make(&place.path(part))?;
         }
         Ok(place)
     }

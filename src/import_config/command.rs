@@ -10,7 +10,7 @@ use serde_json::Value;
 use shared_bounds::OneLine;
 
 use super::{
-    accelerate,
+    accelerate, hydra,
     read::{self, Entry},
     shell::{self, Word},
     trl,
@@ -28,19 +28,38 @@ pub fn entries(commands: &[shell::Command], script: &Path) -> Result<Option<Vec<
     let found: Vec<Command> = parsed.filter(|command| command.is_of_trl() && !command.has_overrides()).collect();
     match found.as_slice() {
         [] => Ok(None),
-        [command] => command.entries(script).map(Some),
+        [command] => {
+            lost(commands)?;
+            command.entries(script).map(Some)
+        }
         several => {
             bail!("holds {} commands that train with TRL (lines {}); keep one of them", several.len(), lines(several))
         }
     }
 }
 
-/// The overrides of the one command of a script that has some, or of a list of them; the last of several for a key wins, as in
-/// Hydra.
+/// Refuses lines that are meant for a command above them and that a shell gives to none.
+fn lost(commands: &[shell::Command]) -> Result<()> {
+    let begins = |command: &&shell::Command| command.words.first().is_some_and(|word| word.starts_with("--"));
+    match commands.iter().find(begins) {
+        None => Ok(()),
+        Some(command) => {
+            let word = OneLine(&command.words[0]);
+            bail!("line {}: `{word}` begins a command of its own: {BROKEN}; mend that", command.line)
+        }
+    }
+}
+
+/// Why a line is not part of the command above it.
+const BROKEN: &str =
+    "the line above does not go on, since blanks stand behind its `\\`, or a comment is between the two";
+
+/// The overrides of the one command of a script that has some, or of a list of them, and what of it was not read; the last of
+/// several for a key wins, as in Hydra.
 ///
 /// # Errors
 /// More than one such command, or words that are not known.
-pub fn overrides(commands: &[shell::Command]) -> Result<Vec<Entry>> {
+pub fn overrides(commands: &[shell::Command]) -> Result<(Vec<Entry>, Vec<String>)> {
     let parsed: Vec<Command> = commands.iter().filter_map(Command::parse).collect();
     let runs: Vec<&Command> = parsed.iter().filter(|command| command.has_overrides()).collect();
     if runs.len() > 1 {
@@ -49,8 +68,19 @@ pub fn overrides(commands: &[shell::Command]) -> Result<Vec<Entry>> {
     }
     let begins = |command: &&shell::Command| command.words.first().is_some_and(|word| dotted(word).is_some());
     // Lines behind a run that begin so are meant for it, whatever a shell makes of a broken continuation.
-    let lists = commands.iter().filter(begins).flat_map(|command| &command.words);
-    let words = runs.iter().flat_map(|command| command.script).chain(lists);
+    let lists: Vec<&shell::Command> = commands.iter().filter(begins).collect();
+    let mut notes = Vec::new();
+    if let Some(run) = runs.first() {
+        lost(commands)?;
+        notes.extend(run.base());
+        notes.extend(lists.iter().filter(|list| list.line > run.line).map(|list| {
+            format!(
+                "line {}: is read as part of the command of line {}; a shell does not: {BROKEN}",
+                list.line, run.line
+            )
+        }));
+    }
+    let words = runs.iter().flat_map(|command| command.script).chain(lists.iter().flat_map(|list| &list.words));
     let mut entries: Vec<Entry> = Vec::new();
     for word in words {
         let Some((key, value)) = dotted(word) else {
@@ -62,12 +92,9 @@ pub fn overrides(commands: &[shell::Command]) -> Result<Vec<Entry>> {
         entries.retain(|known| known.key != key);
         let key = key.to_owned();
         let value = word.after(value);
-        entries.push(Entry::of_word(key, &value, |text| {
-            // A value may have quotes of its own.
-            serde_saphyr::from_str(text).unwrap_or_else(|_| Value::String(text.to_owned()))
-        }));
+        entries.push(Entry::of_word(key, &value, hydra::value));
     }
-    Ok(entries)
+    Ok((entries, notes))
 }
 
 /// The key of an override `a.b=value`, and where its value begins.
@@ -139,6 +166,36 @@ impl<'a> Command<'a> {
 
     fn has_overrides(&self) -> bool {
         self.script.iter().any(|word| dotted(word).is_some())
+    }
+
+    /// Words that choose files of a configuration, and words that are no overrides: a line on each, as anything may be in
+    /// those files.
+    fn base(&self) -> Vec<String> {
+        const OPTIONS: [&str; 6] = ["--config-path", "--config-name", "--config-dir", "-cp", "-cn", "-cd"];
+        // What is there without being named.
+        const USUAL: [&str; 2] = ["ppo_trainer", "ppo_megatron_trainer"];
+        let compose = "what it sets is not known here; give the composed configuration (`--cfg job` prints it) as YAML";
+        let mut notes = Vec::new();
+        let mut words = self.script.iter();
+        while let Some(word) = words.next() {
+            let (name, beside) = word.split_once('=').map_or((&**word, None), |(name, value)| (name, Some(value)));
+            if OPTIONS.contains(&name) {
+                let value = beside.or_else(|| words.next().map(|word| &**word)).unwrap_or_default();
+                if !USUAL.contains(&value.trim_end_matches(".yaml")) {
+                    notes.push(format!("line {}: `{name} {}` is not read; {compose}", self.line, OneLine(value)));
+                }
+            } else if name.starts_with('-') || word.trim().is_empty() || dotted(word).is_some() {
+            } else if beside.is_some() {
+                notes.push(format!(
+                    "line {}: `{}` chooses a file of the configuration, which is not read; {compose}",
+                    self.line,
+                    OneLine(word)
+                ));
+            } else {
+                notes.push(format!("line {}: `{}` is no override, and is not read", self.line, OneLine(word)));
+            }
+        }
+        notes
     }
 
     fn entries(&self, script: &Path) -> Result<Vec<Entry>> {

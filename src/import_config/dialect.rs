@@ -57,9 +57,8 @@ impl Dialect {
             return Ok(Self::Rlinf);
         }
         let own = Rules { launcher: None, ..trl::RULES };
-        let is_option = |key: &str| {
-            own.find(key).is_some_and(|rule| !matches!(rule, Rule::Hint(_) | Rule::Refused(_) | Rule::Combined))
-        };
+        let is_option =
+            |key: &str| own.find(key).is_some_and(|rule| matches!(rule, Rule::Option(_) | Rule::Convert(..)));
         if has("compute_environment") && !entries.iter().any(|entry| is_option(&entry.key)) {
             return Ok(Self::Accelerate);
         }

@@ -28,7 +28,14 @@ const TRAINERS: &[Trainer] = &[
         name: "ms-swift",
         words: &["swift.cli.", "swift/cli/"],
         pairs: &[("swift", "rlhf"), ("swift", "sft"), ("swift", "pt"), ("megatron", "rlhf"), ("megatron", "sft")],
-        keys: &[&["rlhf_type"], &["tuner_type", "torch_dtype"], &["train_type", "torch_dtype"]],
+        keys: &[
+            &["rlhf_type"],
+            &["tuner_type", "torch_dtype"],
+            &["train_type", "torch_dtype"],
+            &["tuner_type", "reward_funcs"],
+            &["train_type", "reward_funcs"],
+            &["external_plugins"],
+        ],
     },
     Trainer {
         name: "prime-rl",
@@ -79,7 +86,7 @@ const TRAINERS: &[Trainer] = &[
     },
     Trainer {
         name: "unsloth",
-        words: &["unsloth"],
+        words: &["unsloth-cli", "unsloth_cli", "unsloth.", "unsloth/cli"],
         pairs: &[],
         keys: &[&["max_seq_length", "load_in_4bit", "finetune_"]],
     },
@@ -95,6 +102,72 @@ const TRAINERS: &[Trainer] = &[
         pairs: &[],
         keys: &[&["actor_train."], &["pg_variant", "exp_name"]],
     },
+    Trainer {
+        name: "EasyR1",
+        words: &[],
+        pairs: &[("-m", "verl.trainer.main")],
+        keys: &[
+            &["worker.actor.", "worker.rollout."],
+            &["worker.actor.", "algorithm."],
+            &["worker.rollout.", "algorithm."],
+        ],
+    },
+    Trainer {
+        name: "rLLM",
+        words: &["rllm.trainer.", "rllm/trainer/", "rllm.train."],
+        pairs: &[],
+        keys: &[&["rllm."]],
+    },
+    Trainer {
+        name: "RAGEN",
+        words: &["ragen.train", "ragen/train"],
+        pairs: &[],
+        keys: &[&["agent_proxy."], &["es_manager."]],
+    },
+    Trainer {
+        name: "verifiers",
+        words: &["verifiers.scripts", "verifiers/scripts"],
+        pairs: &[("vf-rl", "@"), ("-m", "verifiers")],
+        keys: &[],
+    },
+    Trainer {
+        name: "OAT",
+        words: &["oat.experiment.", "oat/experiment/", "--critic_type=drgrpo"],
+        pairs: &[("--critic_type", "drgrpo")],
+        keys: &[&["prompt_data", "critic_type"], &["oracle", "prompt_data"]],
+    },
+    Trainer {
+        name: "Open-Reasoner-Zero",
+        words: &["playground.orz_", "playground/orz_", "orz.ppo", "orz/ppo"],
+        pairs: &[],
+        keys: &[],
+    },
+    Trainer { name: "tinker", words: &["tinker_cookbook.", "tinker_cookbook/"], pairs: &[], keys: &[] },
+    Trainer {
+        name: "PipelineRL",
+        words: &["pipelinerl.", "pipelinerl/"],
+        pairs: &[],
+        keys: &[&["finetune.", "actor.", "vllm_config."], &["finetune.", "llm.", "world."]],
+    },
+    Trainer {
+        name: "NeMo-Aligner",
+        words: &["examples/nlp/gpt/train_gpt", "nemo_aligner", "/opt/NeMo-Aligner"],
+        pairs: &[],
+        keys: &[&["trainer.ppo."], &["trainer.reinforce."], &["trainer.grpo.", "model."]],
+    },
+    Trainer {
+        name: "DeepSpeed-Chat",
+        words: &["--actor_model_name_or_path", "--num_padding_at_beginning", "training/step3_rlhf_finetuning"],
+        pairs: &[],
+        keys: &[&["actor_model_name_or_path", "critic_model_name_or_path"]],
+    },
+    Trainer {
+        name: "trlX",
+        words: &["trlx.", "trlx/"],
+        pairs: &[],
+        keys: &[&["method.name", "train.", "optimizer."], &["train.trainer", "train.pipeline"]],
+    },
+    Trainer { name: "ART", words: &["openpipe_art", "art.local", "art.serverless"], pairs: &[], keys: &[] },
     Trainer {
         name: "open-instruct",
         words: &["open_instruct/", "open_instruct."],
@@ -121,8 +194,26 @@ pub fn refuse_file(path: &Path, text: &str) -> Result<()> {
         bail!("is a notebook, which is not read; {}", PROGRAM);
     }
     if extension == "py" {
-        let imports = |name: &str| text.contains(&format!("import {name}")) || text.contains(&format!("from {name}"));
-        let library = ["unsloth", "verl", "openrlhf", "swift", "prime_rl", "nemo_rl", "skyrl_train", "trl"];
+        let imports = |name: &str| text.lines().filter_map(imported).any(|module| is_of(module, name));
+        let library = [
+            "unsloth",
+            "verifiers",
+            "verl",
+            "openrlhf",
+            "swift",
+            "prime_rl",
+            "nemo_rl",
+            "nemo_aligner",
+            "skyrl_train",
+            "rllm",
+            "ragen",
+            "oat",
+            "tinker",
+            "pipelinerl",
+            "trlx",
+            "art",
+            "trl",
+        ];
         let of = library.into_iter().find(|name| imports(name)).map(|name| format!(" that uses {name}"));
         bail!("is a Python script{}, which is not read; {}", of.unwrap_or_default(), PROGRAM);
     }
@@ -130,6 +221,18 @@ pub fn refuse_file(path: &Path, text: &str) -> Result<()> {
         refuse_toml(text)?;
     }
     Ok(())
+}
+
+/// What a line of Python imports.
+fn imported(line: &str) -> Option<&str> {
+    let line = line.trim_start();
+    line.strip_prefix("import ").or_else(|| line.strip_prefix("from "))
+}
+
+/// Whether a module is that library, or in it.
+fn is_of(module: &str, library: &str) -> bool {
+    let rest = module.trim_start().strip_prefix(library);
+    rest.is_some_and(|rest| !rest.starts_with(|c: char| c.is_alphanumeric() || c == '_'))
 }
 
 /// What to do with a program.
@@ -193,7 +296,58 @@ pub fn refuse_commands(commands: &[shell::Command]) -> Result<()> {
             bail!("line {}: {}", command.line, not_read(trainer.name).replacen("is ", "the command is ", 1));
         }
     }
-    Ok(())
+    refuse_others_of_trl(commands)
+}
+
+/// Commands and scripts of TRL that train otherwise than with GRPO, and what does the same here, if something does.
+const OTHERS_OF_TRL: [(&str, &str); 13] = [
+    ("sft", "`tandem sft` fine-tunes on pairs of prompt and completion"),
+    ("reward", "`tandem reward-model` trains reward models"),
+    ("reward_modeling", "`tandem reward-model` trains reward models"),
+    ("rloo", "write its options as run.toml with `advantage_estimator = \"rloo\"`"),
+    ("ppo", "write its options as run.toml with `advantage_estimator = \"gae\"`, which has a critic"),
+    ("dpo", NOTHING_OF_THE_KIND),
+    ("kto", NOTHING_OF_THE_KIND),
+    ("orpo", NOTHING_OF_THE_KIND),
+    ("cpo", NOTHING_OF_THE_KIND),
+    ("gkd", NOTHING_OF_THE_KIND),
+    ("nash_md", NOTHING_OF_THE_KIND),
+    ("xpo", NOTHING_OF_THE_KIND),
+    ("online_dpo", NOTHING_OF_THE_KIND),
+];
+
+const NOTHING_OF_THE_KIND: &str = "there is no method of this kind here";
+
+/// Refuses a script that trains with TRL and not with GRPO: its flags are TRL's too, and would be read as if they were meant for
+/// GRPO. One that trains further, as after a warm start, is read.
+fn refuse_others_of_trl(commands: &[shell::Command]) -> Result<()> {
+    let (others, rest): (Vec<_>, Vec<_>) =
+        commands.iter().map(|command| (command, other_of_trl(command))).partition(|(_, other)| other.is_some());
+    let trains = |word: &shell::Word| word.ends_with(".py") || ["-m", "grpo"].contains(&&**word);
+    match others.first() {
+        Some((command, Some((of, way)))) if !rest.iter().any(|(command, _)| command.words.iter().any(trains)) => {
+            bail!("line {}: the command is TRL's {of}, which is not GRPO; {way}", command.line)
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What of TRL a command runs, where that is not GRPO.
+fn other_of_trl(command: &shell::Command) -> Option<&'static (&'static str, &'static str)> {
+    let words: Vec<&str> = command.words.iter().map(|word| &**word).collect();
+    let name = |word: &str| Path::new(word).file_name().map(|name| name.to_string_lossy().into_owned());
+    let other = |(of, _): &&(&str, &str)| {
+        let is_pair = |pair: &[&str]| name(pair[0]).as_deref() == Some("trl") && pair[1] == *of;
+        let is_script = |word: &&str| {
+            let stem = word.strip_suffix(".py").unwrap_or_default().replace('/', ".");
+            let stem = if stem.is_empty() { word.to_string() } else { stem };
+            let is_of_trl = stem.starts_with("trl.scripts.") || stem.starts_with("examples.scripts.");
+            let bare = !stem.contains('.') && word.ends_with(".py");
+            (is_of_trl || stem.contains(".trl.scripts.") || bare) && stem.rsplit('.').next() == Some(*of)
+        };
+        words.windows(2).any(is_pair) || words.iter().any(is_script)
+    };
+    OTHERS_OF_TRL.iter().find(other)
 }
 
 #[cfg(test)]
@@ -225,6 +379,19 @@ mod tests {
             ("llamafactory-cli train config.yaml", "LLaMA-Factory's"),
             ("tune run lora_finetune_single_device --config c", "torchtune's"),
             ("python -m areal.launcher.local train.py --config c.yaml", "AReaL's"),
+            ("python3 -m verl.trainer.main config=c.yaml worker.actor.model.model_path=m", "EasyR1's"),
+            ("python3 -m rllm.trainer.verl.train_agent_ppo algorithm.adv_estimator=grpo", "rLLM's"),
+            ("python -m ragen.train --config-name base", "RAGEN's"),
+            ("python -m oat.experiment.run_ppo --pretrain m --num_samples 8", "OAT's"),
+            ("python -m playground.orz_7b_ppo", "Open-Reasoner-Zero's"),
+            ("python -m tinker_cookbook.recipes.rl_basic model_name=m", "tinker's"),
+            ("python -m pipelinerl.launch output_dir=results", "PipelineRL's"),
+            (
+                "python /opt/NeMo-Aligner/examples/nlp/gpt/train_gpt_ppo_actor.py trainer.ppo.max_epochs=1",
+                "NeMo-Aligner's",
+            ),
+            ("deepspeed main.py --actor_model_name_or_path m --num_padding_at_beginning 1", "DeepSpeed-Chat's"),
+            ("python -m trlx.examples.ppo_sentiments", "trlX's"),
         ] {
             let message = refusal("train.sh", &format!("#!/bin/bash\n{command}\n"));
             assert!(message.contains(name) && message.contains("which is not read; write"), "{command}: {message}");
@@ -237,6 +404,15 @@ mod tests {
         for (file, text, name) in [
             ("c.yaml", "rlhf_type: grpo\nlearning_rate: 1e-6\nreward_funcs: [accuracy]\n", "ms-swift's"),
             ("c.yaml", "grpo: {num_prompts_per_step: 32}\npolicy: {model_name: m}\n", "NeMo-RL's"),
+            ("c.yaml", "tuner_type: lora\nreward_funcs: [accuracy]\nlearning_rate: 1e-6\n", "ms-swift's"),
+            (
+                "c.yaml",
+                "worker: {actor: {clip_ratio_low: 0.2}, rollout: {n: 5}}\nalgorithm: {adv_estimator: grpo}\n",
+                "EasyR1's",
+            ),
+            ("c.yaml", "rllm: {agent: {name: a}}\nalgorithm: {adv_estimator: grpo}\n", "rLLM's"),
+            ("c.yaml", "es_manager: {train: {env_groups: 8}}\nalgorithm: {adv_estimator: grpo}\n", "RAGEN's"),
+            ("c.yaml", "method: {name: ppoconfig}\ntrain: {seed: 1}\noptimizer: {name: adamw}\n", "trlX's"),
             ("c.yml", "base_model: m\nrl: grpo\ntrl: {beta: 0.1}\nlearning_rate: 1e-6\n", "axolotl's"),
             ("c.yaml", "stage: ppo\nfinetuning_type: lora\nlearning_rate: 1e-6\n", "LLaMA-Factory's"),
             ("c.yaml", "model: {_component_: torchtune.models.qwen2_5.x}\nseed: 1\n", "torchtune's"),
@@ -244,10 +420,44 @@ mod tests {
             ("rl.toml", "max_steps = 100\n[orchestrator]\nbatch_size = 64\n[trainer.optim]\nlr = 1e-6\n", "prime-rl's"),
             ("a.ipynb", "{\"cells\": [], \"nbformat\": 4}", "a notebook"),
             ("train.py", "from trl import GRPOConfig\n", "a Python script that uses trl"),
+            ("train.py", "import verifiers as vf\nfrom trl import GRPOConfig\n", "uses verifiers"),
+            ("train.py", "import art\n", "uses art"),
+            ("train.py", "# an article\nimport artful\nfrom trl import GRPOConfig\n", "uses trl"),
             ("train.py", "from unsloth import FastLanguageModel\nfrom trl import GRPOConfig\n", "uses unsloth"),
         ] {
             let message = refusal(file, text);
             assert!(message.contains(name) && message.contains("which is not read; write"), "{text}: {message}");
+        }
+    }
+
+    #[test]
+    fn a_script_that_warms_up_first_and_a_model_of_an_organisation_are_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("train.sh");
+        fs::write(&path, "trl sft --seed 1\ntrl grpo --model_name_or_path unsloth/Qwen3-0.6B --seed 2\n").unwrap();
+        let toml = Imported::read(&path, None).unwrap().to_toml();
+        assert!(toml.contains("seed = 2") && toml.contains("unsloth/Qwen3-0.6B"), "{toml}");
+    }
+
+    #[test]
+    fn what_is_trl_s_and_not_grpo_is_refused_by_name() {
+        for (command, words) in [
+            ("trl dpo --model_name_or_path m --learning_rate 1e-6", "TRL's dpo, which is not GRPO; there is no method"),
+            (".venv/bin/trl sft --seed 1", "`tandem sft`"),
+            ("accelerate launch trl/scripts/kto.py --seed 1", "TRL's kto"),
+            ("python -m trl.scripts.reward --seed 1", "`tandem reward-model`"),
+            (
+                "accelerate launch examples/scripts/ppo/ppo.py --seed 1 --learning_rate 1e-6",
+                "advantage_estimator = \"gae\"",
+            ),
+            ("python dpo.py --seed 1 --learning_rate 1e-6", "TRL's dpo"),
+            ("trl rloo --seed 1", "advantage_estimator = \"rloo\""),
+        ] {
+            let message = refusal("train.sh", &format!("{command}\n"));
+            assert!(
+                message.contains("line 1: the command is TRL's") && message.contains(words),
+                "{command}: {message}"
+            );
         }
     }
 

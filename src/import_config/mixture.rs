@@ -18,6 +18,19 @@ struct Source {
     fraction: Option<f64>,
 }
 
+/// The list of open-r1's `dataset_mixture` in TRL's words.
+pub fn of_open_r1(mut list: Value) -> Value {
+    let words = [("id", "path"), ("config", "name"), ("weight", "fraction")];
+    for source in list.as_array_mut().into_iter().flatten().filter_map(Value::as_object_mut) {
+        for (theirs, ours) in words {
+            if let Some(value) = source.remove(theirs) {
+                source.insert(ours.to_owned(), value);
+            }
+        }
+    }
+    list
+}
+
 /// Names that stand for a format, of which `data_files` says where it is.
 const FORMATS: &[&str] = &["parquet", "json", "csv", "arrow"];
 

@@ -5,12 +5,14 @@ mod accelerate;
 mod command;
 mod dialect;
 mod foreign;
+mod hydra;
 mod mixture;
 mod prompts;
 mod read;
 mod rewards;
 mod rlinf;
 mod rules;
+mod schedule;
 mod shell;
 mod translate;
 mod trl;
@@ -47,7 +49,7 @@ pub struct Args {
 /// Why a key of TRL's is no option of ours, if it is one that has no counterpart.
 pub fn hint(key: &str) -> Option<&'static str> {
     match Dialect::Trl.rules().find(key) {
-        Some(Rule::Hint(hint) | Rule::Refused(hint)) => Some(hint),
+        Some(Rule::Hint(hint) | Rule::Refused(hint, _)) => Some(hint),
         _ => None,
     }
 }

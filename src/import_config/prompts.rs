@@ -1,8 +1,11 @@
 //! What changes prompts and the ends of completions: chat templates and their variables, texts that end a completion.
 
-use serde_json::{Map, Value};
+use std::path::Path;
 
-use super::rules::{Options, Refusal};
+use serde_json::{Map, Value};
+use shared::config::on_hub;
+
+use super::rules::{Options, Refusal, top_k};
 
 /// Values by their names, as the variables of a chat template, given as keys below one key, or as one value; a value that is null is none.
 pub fn named_values(given: Option<Value>, below: Option<Value>) -> Result<Option<Map<String, Value>>, String> {
@@ -42,6 +45,10 @@ pub fn template(value: &Value) -> Result<Value, std::borrow::Cow<'static, str>> 
         Some(text) if text.contains(['{', '\n']) => {
             Err("it is a template written out; write it to a file, and name that".into())
         }
+        Some(text) if !Path::new(text).exists() && !text.ends_with(".jinja") && on_hub(text, Path::new("")).is_some() => {
+            Err("it is a name on the Hub; download its chat_template.jinja, or tokenizer_config.json, and name the file or folder"
+                .into())
+        }
         _ => Ok(value.clone()),
     }
 }
@@ -72,6 +79,7 @@ pub fn generation(key: &str, given: &Map<String, Value>) -> (Options, Vec<Refusa
                 let list = if value.is_string() { vec![value.clone()].into() } else { value.clone() };
                 options.push(("stop".to_owned(), list));
             }
+            Some((_, "top_k")) => options.push(("top_k".to_owned(), top_k(value).unwrap_or_else(|_| value.clone()))),
             Some((_, option)) => options.push(((*option).to_owned(), value.clone())),
             None if neutral || WITHOUT_EFFECT.contains(&name.as_str()) => {}
             None => refusals.push((

@@ -69,8 +69,9 @@ pub fn read(path: &Path) -> Result<Source> {
     if source.entries.is_empty() {
         bail!("holds no options");
     }
-    foreign::refuse_keys(&source.entries)?;
-    Ok(Source { entries: resolved(source.entries), ..source })
+    let entries = spread(source.entries);
+    foreign::refuse_keys(&entries)?;
+    Ok(Source { entries: resolved(entries), ..source })
 }
 
 /// The command of a script, or the mapping that the file is instead.
@@ -89,11 +90,11 @@ fn script(text: &str, path: &Path, mapped: Result<Vec<Entry>>) -> Result<Source>
     if let Some(entries) = command::entries(&script.commands, path)? {
         return Ok(Source { entries, notes: script.notes });
     }
-    let entries = command::overrides(&script.commands)?;
+    let (entries, notes) = command::overrides(&script.commands)?;
     if entries.is_empty() {
         return mapped(command::unlike(&script.commands));
     }
-    Ok(Source { entries, notes: script.notes })
+    Ok(Source { entries, notes: [script.notes, notes].concat() })
 }
 
 /// Whether a file says that it is a script.
@@ -139,6 +140,30 @@ fn flatten(prefix: &str, map: Map<String, Value>, entries: &mut Vec<Entry>) {
     }
 }
 
+/// With mappings that are values as dotted keys, and those that TRL takes as JSON (`generation_kwargs: '{"stop": ["="]}'`).
+fn spread(entries: Vec<Entry>) -> Vec<Entry> {
+    let mut all: Vec<Entry> = Vec::new();
+    for entry in entries {
+        let is_mapping = entry.key.rsplit('.').next().is_some_and(|name| name.ends_with("_kwargs"));
+        let map = match &entry.value {
+            _ if entry.unset.is_some() => None,
+            Value::Object(map) => Some(map.clone()),
+            Value::String(text) if is_mapping && text.trim_start().starts_with('{') => {
+                serde_json::from_str(text).ok().or_else(|| serde_saphyr::from_str(text).ok())
+            }
+            _ => None,
+        };
+        let mut more = Vec::new();
+        match map.filter(|map| !map.is_empty()) {
+            Some(map) => flatten(&entry.key, map, &mut more),
+            None => more.push(entry),
+        }
+        all.retain(|known| !more.iter().any(|other| other.key == known.key));
+        all.extend(more);
+    }
+    all
+}
+
 /// The value of a flag: a number, true or false, nothing, a list or a mapping as YAML has them, else the text.
 pub fn scalar(word: &str) -> Value {
     let text = || Value::String(word.to_owned());
@@ -155,10 +180,23 @@ pub fn scalar(word: &str) -> Value {
 fn resolved(entries: Vec<Entry>) -> Vec<Entry> {
     let known = entries.clone();
     let lookup = |value: &Value| -> Option<Value> {
-        let key = value.as_str()?.strip_prefix("${")?.strip_suffix('}')?;
-        known.iter().find(|entry| entry.key == key).map(|entry| entry.value.clone())
+        let inner = value.as_str()?.strip_prefix("${")?.strip_suffix('}')?;
+        // OmegaConf's `${oc.select:KEY,DEFAULT}`.
+        let (key, default) = match inner.strip_prefix("oc.select:") {
+            Some(words) => {
+                words.split_once(',').map_or((words, Some(Value::Null)), |(key, text)| (key, Some(scalar(text))))
+            }
+            None => (inner, None),
+        };
+        let found =
+            known.iter().find(|entry| entry.key == key && entry.unset.is_none()).map(|entry| entry.value.clone());
+        found.or(default.filter(|_| !key.starts_with('.')))
     };
-    let replaced = |entry: Entry| Entry { value: lookup(&entry.value).unwrap_or(entry.value), ..entry };
+    let replaced = |entry: Entry| {
+        // A value that stands for another may itself stand for one.
+        let value = (0..8).try_fold(entry.value.clone(), |value, _| lookup(&value).ok_or(value));
+        Entry { value: value.unwrap_or_else(|value| value), ..entry }
+    };
     entries.into_iter().map(replaced).collect()
 }
 
@@ -186,6 +224,18 @@ mod tests {
         let expected = [entry("a", json!(1e-6)), entry("b.c", json!([1, 2])), entry("b.d", json!(1e-6))];
         assert_eq!(of("a: 1e-6\nb:\n  c: [1, 2]\n  d: ${a}\n").unwrap(), expected);
         assert_eq!(of(r#"{"a": 1e-6, "b": {"c": [1, 2], "d": "${a}"}}"#).unwrap(), expected);
+        let expected = [entry("a.b", json!(3)), entry("c", json!(3)), entry("d", json!(5))];
+        assert_eq!(of("a: {b: 3}\nc: '${oc.select:a.b,4}'\nd: '${oc.select:x.y,5}'\n").unwrap(), expected);
+    }
+
+    #[test]
+    fn mappings_that_are_values_become_dotted_keys_too() {
+        let found = of("x_kwargs: '{\"stop\": [\"=\"], \"top_p\": 0.9}'\nname: '{a}'\n").unwrap();
+        let expected =
+            [entry("x_kwargs.stop", json!(["="])), entry("x_kwargs.top_p", json!(0.9)), entry("name", json!("{a}"))];
+        assert_eq!(found, expected);
+        let found = of("a.b.c=1 'a.b={c:2,d:{e: f}}' a.b.d.e=g\n").unwrap();
+        assert_eq!(found, [entry("a.b.c", json!(2)), entry("a.b.d.e", json!("g"))]);
     }
 
     /// Spoilt files, as the targets of `tests/fuzz` are.
@@ -223,7 +273,13 @@ mod tests {
             entry("q.r", json!("s t")),
         ];
         let told: Vec<_> = found.iter().filter_map(|entry| entry.unset.as_ref()).map(ToString::to_string).collect();
-        assert_eq!(told, ["line 3: `$HOME` is a shell variable that the script does not set"]);
+        assert_eq!(
+            told,
+            [
+                "line 3: `$HOME` is a shell variable that the script does not set; put HOME=FOLDER on the first line of the script, or \
+              write the path out"
+            ]
+        );
         let found: Vec<Entry> = found.into_iter().map(|entry| Entry { unset: None, ..entry }).collect();
         assert_eq!(found, expected);
     }

@@ -4,7 +4,10 @@ use std::sync::LazyLock;
 
 use serde_json::Value;
 
-use super::rules::{Converted, Keys, Lookup, Options, Reason, Rules, limit, one_path, paths, top_k};
+use super::{
+    rules::{Converted, Keys, Lookup, Options, Reason, Refusal, Rules, limit, one_path, paths, texts, top_k},
+    schedule::Told,
+};
 
 /// RLinf's keys.
 pub static RULES: Rules = Rules {
@@ -15,7 +18,7 @@ pub static RULES: Rules = Rules {
     counts: &[],
     combine,
     remarks: |_| Vec::new(),
-    refusals: |_| Vec::new(),
+    refusals,
     launcher: None,
 };
 
@@ -27,6 +30,8 @@ const IMPLIED: &[(&str, &str)] = &[
     ("use_bias_correction_kl", "false"),
     ("normalize_advantages", "true"),
     ("early_stop_imp_ratio", "5.0"),
+    ("lr_scheduler_type", "constant"),
+    ("weight_decay", "0.01"),
 ];
 
 static KEYS: LazyLock<Keys> = LazyLock::new(|| Keys::parse(include_str!("rlinf.toml")));
@@ -35,6 +40,8 @@ static KEYS: LazyLock<Keys> = LazyLock::new(|| Keys::parse(include_str!("rlinf.t
 const CONVERTED: &[Converted] = &[
     ("algorithm.adv_type", "advantage_estimator", adv_type),
     ("algorithm.sampling_params.top_k", "top_k", top_k),
+    ("algorithm.sampling_params.stop", "stop", texts),
+    ("rollout.stop", "stop", texts),
     ("data.train_data_paths", "dataset", paths),
     ("data.val_data_paths", "eval_dataset", one_path),
     ("actor.model.model_path", "model", one_path),
@@ -78,7 +85,47 @@ fn combine(get: Lookup<'_>) -> Options {
     if let Some(path) = path.filter(|_| get("actor.model.model_path").is_none()) {
         set("model", path);
     }
+    options.extend(rate_schedule(get).unwrap_or_default());
     options
+}
+
+/// Schedule and warm-up: those of Megatron, which stand by themselves, or those of FSDP among the optimiser's keys.
+fn rate_schedule(get: Lookup<'_>) -> Result<Options, String> {
+    let first = |keys: &[&str]| keys.iter().find_map(|key| get(&format!("actor.{key}")));
+    let number = |keys: &[&str]| first(keys).and_then(|value| value.as_f64()).filter(|value| *value > 0.0);
+    let style = first(&["lr_sched.lr_decay_style", "optim.lr_decay_style", "optim.lr_scheduler", "optim.warmup_style"]);
+    let warmup_share =
+        number(&["lr_sched.lr_warmup_fraction", "optim.lr_warmup_fraction", "optim.lr_warmup_steps_ratio"]);
+    let warmup_steps = number(&["lr_sched.lr_warmup_iters", "optim.lr_warmup_iters", "optim.lr_warmup_steps"]);
+    Told {
+        style: style.and_then(|style| style.as_str().map(str::to_owned)),
+        min_lr: number(&["lr_sched.min_lr", "optim.min_lr"]).unwrap_or(0.0),
+        lr: number(&["optim.lr"]),
+        decay_updates: number(&["lr_sched.lr_decay_iters", "optim.total_training_steps"]).map(|updates| updates as u64),
+        warmup_steps: warmup_steps.unwrap_or(0.0) as u64,
+        // In Megatron the share goes before the number.
+        warmup_share: warmup_share.unwrap_or(0.0),
+    }
+    .options()
+}
+
+fn refusals(get: Lookup<'_>) -> Vec<Refusal> {
+    let mut list = Vec::new();
+    if let Err(reason) = rate_schedule(get) {
+        list.push(("actor.lr_sched.lr_decay_style".to_owned(), "lr_scheduler_type".to_owned(), reason));
+    }
+    if get("actor.model.is_lora") == Some(true.into()) {
+        let rank = get("actor.model.lora_rank").map_or_else(|| "RANK".to_owned(), |rank| rank.to_string());
+        list.push((
+            "actor.model.is_lora".to_owned(),
+            "use_peft".to_owned(),
+            format!(
+                "RLinf chooses the layers of the adapter by the model; give --use_peft true --lora_r {rank} --lora_alpha {rank}, and \
+                 the layers as --lora_target_modules, or all without it"
+            ),
+        ));
+    }
+    list
 }
 
 fn adv_type(value: &Value) -> Result<Value, Reason> {

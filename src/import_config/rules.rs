@@ -17,8 +17,11 @@ pub enum Rule {
     Combined,
     /// No option, and the reason or the way.
     Hint(&'static str),
-    /// No option, and what it changes is not left out without a word: the run does not start with it.
-    Refused(&'static str),
+    /// No option, and what it changes is not left out without a word: the run does not start with it, unless its value is one
+    /// of these, which change nothing.
+    Refused(&'static str, &'static [String]),
+    /// One of a part of the configuration that decides what is trained, and not known by itself.
+    Doubtful,
 }
 
 /// What an option counts in another system and something else here.
@@ -80,6 +83,10 @@ pub struct Keys {
     hints: Vec<Hint>,
     /// Keys that are no option and change prompts, rewards or weights.
     refused: Vec<Hint>,
+    /// Parts of the configuration of which a key that is not known may change what is trained.
+    doubtful: Vec<String>,
+    /// The options that make up for keys among those looked at together, where one does.
+    given_as: BTreeMap<String, String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -87,6 +94,9 @@ pub struct Keys {
 struct Hint {
     words: String,
     keys: Vec<String>,
+    /// Values of a refused key that ask for nothing, besides those that are nothing.
+    #[serde(default)]
+    unless: Vec<String>,
 }
 
 impl Keys {
@@ -97,17 +107,30 @@ impl Keys {
 
     /// What is said of a key that is no option, by the longest of the keys that stand for it.
     fn hint(&'static self, key: &str) -> Option<Rule> {
-        let of = |hints: &'static [Hint], rule: fn(&'static str) -> Rule| {
-            hints.iter().flat_map(move |hint| hint.keys.iter().map(move |name| (name, rule(&hint.words))))
+        let of = |hints: &'static [Hint], rule: fn(&'static Hint) -> Rule| {
+            hints.iter().flat_map(move |hint| hint.keys.iter().map(move |name| (name, rule(hint))))
         };
-        let said = of(&self.hints, Rule::Hint).chain(of(&self.refused, Rule::Refused));
-        said.filter(|(name, _)| stands(name, key)).max_by_key(|(name, _)| name.len()).map(|(_, rule)| rule)
+        let said = of(&self.hints, |hint| Rule::Hint(&hint.words))
+            .chain(of(&self.refused, |hint| Rule::Refused(&hint.words, &hint.unless)))
+            .chain(self.doubtful.iter().map(|name| (name, Rule::Doubtful)));
+        // What is said of the end of a key says more than what is said of its beginning.
+        let weight = |name: &str| (name.starts_with('*') || !name.ends_with('*'), name.len());
+        said.filter(|(name, _)| stands(name, key)).max_by_key(|(name, _)| weight(name)).map(|(_, rule)| rule)
+    }
+
+    /// The option that makes up for a key among those looked at together.
+    pub fn given_as(&self, key: &str) -> &str {
+        self.given_as.get(key).map_or("", String::as_str)
     }
 }
 
-/// Whether a name, or the beginning of one before `*`, stands for a key.
+/// Whether a name stands for a key: one that ends in `*` for all that begin so, one that begins with it for all that end so.
 fn stands(name: &str, key: &str) -> bool {
-    name.strip_suffix('*').map_or(name == key, |begin| key.starts_with(begin))
+    match (name.strip_suffix('*'), name.strip_prefix('*')) {
+        (Some(begin), _) => key.starts_with(begin),
+        (None, Some(end)) => key.ends_with(end),
+        (None, None) => name == key,
+    }
 }
 
 /// The dictionary of a dialect.
@@ -164,6 +187,11 @@ pub fn paths(value: &Value) -> Result<Value, Reason> {
     }
 }
 
+/// A text, or several.
+pub fn texts(value: &Value) -> Result<Value, Reason> {
+    Ok(if value.is_string() { vec![value.clone()].into() } else { value.clone() })
+}
+
 /// A number of steps, of which -1 means no limit.
 pub fn limit(value: &Value) -> Result<Value, Reason> {
     Ok(if value.as_f64().is_some_and(|n| n <= 0.0) { Value::Null } else { value.clone() })
@@ -195,12 +223,15 @@ mod tests {
                 assert!(config::OPTIONS.iter().any(|option| option.key == *name), "{key}: {name}");
             }
             let hints = rules.keys.hints.iter().chain(&rules.keys.refused).flat_map(|hint| &hint.keys);
-            let others = hints.chain(&rules.keys.combined).map(String::as_str);
+            let others = hints.chain(&rules.keys.combined).chain(&rules.keys.doubtful).map(String::as_str);
             let mut seen = HashSet::new();
             for key in options.iter().map(|(key, _)| *key).chain(others) {
                 assert!(seen.insert(key), "{key} is there twice");
-                let named = key.ends_with('*') || rules.keys.options.contains_key(key);
+                let named = key.ends_with('*') || key.starts_with('*') || rules.keys.options.contains_key(key);
                 assert!(!rules.ours || named || !matches!(rules.find(key), None | Some(Rule::Option(_))));
+            }
+            for (key, name) in &rules.keys.given_as {
+                assert!(config::option(name).is_some() && rules.keys.combined.contains(key), "{key}: {name}");
             }
             for (name, value) in rules.implied {
                 config::layers::load(None, &vec![((*name).to_owned(), (*value).to_owned())]).unwrap();

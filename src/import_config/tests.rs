@@ -8,6 +8,9 @@ use shared::config::{
 
 use super::*;
 
+mod others;
+mod verl;
+
 fn import(text: &str) -> (Dialect, Translation) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("file");
@@ -426,7 +429,9 @@ fn a_command_that_is_not_clear_is_refused() {
         ("trl grpo --seed 1\ntrl grpo --seed 2\n", "holds 2 commands that train"),
         ("trl grpo \"${ARGS[@]}\"\n", "write them out"),
         ("trl grpo --config absent.yaml\n", "--config absent.yaml: cannot be read"),
-        ("trl sft --seed 1\n", "must hold a mapping"),
+        ("trl sft --seed 1\n", "line 1: the command is TRL's sft"),
+        ("trl grpo --seed 1 \\ \n  --beta 0.1\n", "line 2: `--beta` begins a command of its own"),
+        ("trl grpo --seed 1 \\\n  # of ours\n  --beta 0.1\n", "a comment is between the two"),
     ] {
         fs::write(&file, script).unwrap();
         let message = format!("{:#}", read::read(&file).unwrap_err());
@@ -566,7 +571,7 @@ fn what_changes_prompts_is_an_option_or_ends_the_start() {
     }
     let (_, found) = import("eos_token: null\ntools: []\nseed: 1\n");
     assert!(found.refused.is_empty(), "{:?}", found.refused);
-    let verl = "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo";
+    let verl = "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=4";
     let (_, found) =
         import(&format!("{verl} +data.apply_chat_template_kwargs.enable_thinking=False data.max_prompt_length=9\n"));
     assert!(found.config.chat_template_kwargs.is_some());
@@ -623,7 +628,9 @@ fn what_a_script_leaves_open_is_refused_with_its_line() {
     );
     assert_eq!(found.config.seed, 3);
     let refused: Vec<&str> = found.refused.iter().map(|(key, _)| key.as_str()).collect();
-    assert_eq!(refused, ["actor_rollout_ref.rollout.n", "data.train_batch_size"]);
+    let update = "actor_rollout_ref.actor.ppo_mini_batch_size";
+    assert_eq!(refused, ["actor_rollout_ref.rollout.n", "data.train_batch_size", update]);
+    assert_eq!(found.refused[1].1, "generation_batch_size", "given on the command line, it does");
     assert!(
         reason(&found, "actor_rollout_ref.rollout.n").starts_with("line 1: `$N` is a shell variable that is set under")
     );

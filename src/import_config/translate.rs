@@ -47,6 +47,8 @@ pub const TOGETHER: &str = "several keys";
 
 const UNKNOWN: &str = "not known";
 
+const DOUBTFUL: &str = "not known, and may change the training";
+
 /// Translates every key; what our own loader refuses is left out with its reason.
 pub fn translate(entries: &[Entry], rules: Rules) -> Translation {
     let mut translation = Translation {
@@ -62,11 +64,13 @@ pub fn translate(entries: &[Entry], rules: Rules) -> Translation {
     for (option, value) in rules.implied {
         translation.take(&mut overrides, "", option, &Value::from(*value));
     }
+    let mut doubts: Vec<&str> = Vec::new();
     for Entry { key, value, unset } in entries {
         if let (Some(unset), Some(rule)) = (unset, rules.find(key)) {
             let option = match rule {
                 Rule::Option(option) | Rule::Convert(option, _) => option,
-                Rule::Combined | Rule::Refused(_) if !accelerate::counts(key) => "",
+                Rule::Combined if !accelerate::counts(key) => rules.keys.given_as(key),
+                Rule::Refused(..) | Rule::Doubtful => "",
                 _ => {
                     translation.say(key, rule);
                     continue;
@@ -81,7 +85,13 @@ pub fn translate(entries: &[Entry], rules: Rules) -> Translation {
                 Ok(value) => translation.take(&mut overrides, key, option, &value),
                 Err(reason) => translation.refuse(key, option, &reason),
             },
-            Some(Rule::Refused(words)) if !is_nothing(value) => translation.refuse(key, "", words),
+            Some(Rule::Refused(words, unless)) if !is_nothing(value) && !is_among(value, unless) => {
+                translation.refuse(key, "", words);
+            }
+            Some(Rule::Doubtful) if !is_nothing(value) => {
+                doubts.push(key);
+                translation.leave_out(key, DOUBTFUL);
+            }
             Some(rule) => translation.say(key, rule),
             None => translation.leave_out(key, UNKNOWN),
         }
@@ -93,15 +103,23 @@ pub fn translate(entries: &[Entry], rules: Rules) -> Translation {
                 .filter_map(|entry| Some((entry.key.strip_prefix(begin)?.to_owned(), entry.value.clone())));
             Value::Object(found.collect())
         });
-        below.or_else(|| entries.iter().find(|entry| entry.key == key).map(|entry| entry.value.clone()))
+        // Null is not given, so that the default stands.
+        let given = |entry: &&Entry| entry.key == key && !entry.value.is_null();
+        below.or_else(|| entries.iter().find(given).map(|entry| entry.value.clone()))
     };
     translation.remarks = (rules.remarks)(&get);
+    if !doubts.is_empty() {
+        translation.remarks.push(format!("not known, and may change the training: {}", doubts.join(", ")));
+    }
     for (key, option, reason) in (rules.refusals)(&get) {
         translation.refuse(&key, &option, &reason);
     }
     let options: Options = (rules.combine)(&get);
     for (option, value) in options {
-        translation.take(&mut overrides, TOGETHER, &option, &value);
+        // A value that a script leaves open is refused by its own key.
+        if !entries.iter().any(|entry| entry.unset.is_some() && entry.value == value) {
+            translation.take(&mut overrides, TOGETHER, &option, &value);
+        }
     }
     let load = |overrides: &_| layers::load(None, overrides).expect("each option was accepted by itself");
     // A default of the dialect that the method does not read is not worth a line.
@@ -128,15 +146,21 @@ pub fn as_given(mut config: TrainConfig, overrides: &layers::Overrides) -> Train
 impl Translation {
     fn take(&mut self, overrides: &mut layers::Overrides, key: &str, option: &str, value: &Value) {
         let Some(text) = text(value) else {
-            // Absent there and here, whatever the default would be.
-            overrides.retain(|(known, _)| known != option);
-            self.mapped.retain(|(from, known)| !(from.is_empty() && known == option));
+            // Nothing is not given: what another key gives stands, and so does a default of theirs, unless being absent is a value.
+            let given = self.mapped.iter().any(|(from, known)| !from.is_empty() && known == option);
+            if !given && may_be_absent(option) {
+                overrides.retain(|(known, _)| known != option);
+                self.mapped.retain(|(from, known)| !(from.is_empty() && known == option));
+            }
             self.mapped.push((key.to_owned(), format!("{option} (absent)")));
             return;
         };
         let is_path = config::option(option).is_some_and(|option| matches!(option.kind, Kind::Path | Kind::Paths));
         if is_path && text.contains('$') {
             return self.refuse(key, option, "it names a shell variable");
+        }
+        if is_path && text.trim_start_matches(['[', '"']).starts_with("~") {
+            return self.refuse(key, option, "`~` is the shell's word for a folder of the user's; write the path out");
         }
         let share = text.parse().ok().and_then(|number| config::option(option)?.share_of(number));
         let option = share.unwrap_or(option);
@@ -156,7 +180,8 @@ impl Translation {
     fn say(&mut self, key: &str, rule: Rule) {
         match rule {
             Rule::Combined => self.combined.push(key.to_owned()),
-            Rule::Hint(words) | Rule::Refused(words) => self.leave_out(key, words),
+            Rule::Hint(words) | Rule::Refused(words, _) => self.leave_out(key, words),
+            Rule::Doubtful => self.leave_out(key, UNKNOWN),
             Rule::Option(_) | Rule::Convert(..) => {}
         }
     }
@@ -222,6 +247,22 @@ fn is_nothing(value: &Value) -> bool {
         Value::Object(map) => map.is_empty(),
         Value::Bool(true) | Value::Number(_) => false,
     }
+}
+
+/// Whether a value is one of these words.
+fn is_among(value: &Value, words: &[String]) -> bool {
+    let number = |text: &str| text.parse::<f64>().ok();
+    text(value).is_some_and(|text| {
+        words
+            .iter()
+            .any(|word| word.eq_ignore_ascii_case(&text) || number(word).is_some_and(|n| number(&text) == Some(n)))
+    })
+}
+
+/// Whether being absent is a value of an option.
+fn may_be_absent(option: &str) -> bool {
+    let defaults = serde_json::to_value(TrainConfig::default()).expect("a configuration is serialisable");
+    defaults[option].is_null()
 }
 
 /// A value as it is written on our command line; none when it is absent.

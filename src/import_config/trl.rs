@@ -35,6 +35,7 @@ static KEYS: LazyLock<Keys> = LazyLock::new(|| Keys::parse(include_str!("trl.tom
 /// Keys whose values are written differently.
 const CONVERTED: &[Converted] = &[
     ("chat_template", "chat_template", prompts::template),
+    ("chat_template_path", "chat_template", prompts::template),
     ("scale_rewards", "scale_rewards", scale_rewards),
     ("max_steps", "max_steps", limit),
     ("top_k", "top_k", top_k),
@@ -74,7 +75,7 @@ fn combine(get: Lookup<'_>) -> Options {
         }
     }
     options.extend(prompts::generation("generation_kwargs", &generation(get)).0);
-    options.extend(get("datasets").map(|list| mixture::options(&list)).unwrap_or_default());
+    options.extend(datasets(get).map(|list| mixture::options(&list)).unwrap_or_default());
     options
 }
 
@@ -99,6 +100,13 @@ fn generation(get: Lookup<'_>) -> serde_json::Map<String, Value> {
 
 fn refusals(get: Lookup<'_>) -> Vec<Refusal> {
     let mut list = prompts::generation("generation_kwargs", &generation(get)).1;
+    if get("generation_kwargs").is_some_and(|value| !value.is_object()) {
+        list.push((
+            "generation_kwargs".to_owned(),
+            String::new(),
+            "it must be a mapping of names to values, or one in JSON".to_owned(),
+        ));
+    }
     if let Err(reason) = functions(get) {
         list.push(("reward_funcs".to_owned(), "reward_funcs".to_owned(), reason));
     }
@@ -133,6 +141,11 @@ fn remarks(get: Lookup<'_>) -> Vec<String> {
              `per_device_train_batch_size` ({size}) by their number"
         )),
     }
-    list.extend(get("datasets").map(|list| mixture::remarks(&list)).unwrap_or_default());
+    list.extend(datasets(get).map(|list| mixture::remarks(&list)).unwrap_or_default());
     list
+}
+
+/// Several datasets: TRL's list, or open-r1's, which has other words for the same.
+fn datasets(get: Lookup<'_>) -> Option<Value> {
+    get("datasets").or_else(|| Some(mixture::of_open_r1(get("dataset_mixture.datasets")?)))
 }

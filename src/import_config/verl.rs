@@ -7,7 +7,8 @@ use shared::config::LossType;
 
 use super::{
     prompts, rewards,
-    rules::{Converted, Count, Keys, Lookup, Options, Reason, Refusal, Rules, limit, one_path, paths, top_k},
+    rules::{Converted, Count, Keys, Lookup, Options, Reason, Refusal, Rules, limit, one_path, paths, texts, top_k},
+    schedule::Told,
 };
 
 /// verl's keys.
@@ -34,7 +35,15 @@ const IMPLIED: &[(&str, &str)] = &[
     ("lam", "1.0"),
     ("lr_scheduler_type", "constant"),
     ("weight_decay", "0.01"),
+    ("cliprange_value", "0.5"),
+    ("num_train_epochs", "30"),
 ];
+
+/// Prompts of a generation batch and of an update, where that is not said.
+const BATCH: [(&str, u64); 2] = [("data.train_batch_size", 1024), ("actor_rollout_ref.actor.ppo_mini_batch_size", 256)];
+
+/// Completions of a prompt; 1 where that is not said.
+const N: &str = "actor_rollout_ref.rollout.n";
 
 static KEYS: LazyLock<Keys> = LazyLock::new(|| Keys::parse(include_str!("verl.toml")));
 
@@ -45,10 +54,9 @@ const CONVERTED: &[Converted] = &[
     ("data.train_files", "dataset", paths),
     ("data.val_files", "eval_dataset", one_path),
     ("actor_rollout_ref.model.path", "model", one_path),
-    ("actor_rollout_ref.actor.optim.lr_warmup_steps", "warmup_steps", warmup_steps),
     ("actor_rollout_ref.actor.policy_loss.loss_mode", "loss_type", loss_mode),
     ("actor_rollout_ref.rollout.top_k", "top_k", top_k),
-    ("actor_rollout_ref.rollout.stop", "stop", stop),
+    ("actor_rollout_ref.rollout.stop", "stop", texts),
     ("actor_rollout_ref.model.custom_chat_template", "chat_template", prompts::template),
     ("critic.model.path", "critic_model", one_path),
     ("trainer.total_training_steps", "max_steps", limit),
@@ -62,14 +70,25 @@ fn combine(get: Lookup<'_>) -> Options {
     let mut options = Options::new();
     let mut set = |key: &str, value: Value| options.push((key.to_owned(), value));
     let actor = |key: &str| get(&format!("actor_rollout_ref.actor.{key}"));
-    let n = get("actor_rollout_ref.rollout.n").and_then(|n| n.as_u64()).unwrap_or(1);
-    let completions = |prompts: Option<Value>| prompts.and_then(|prompts| prompts.as_u64()).map(|prompts| prompts * n);
-    if let Some(size) = completions(get("data.train_batch_size")) {
+    let [batch, update] = batches(get);
+    if let Some(size) = batch {
         set("generation_batch_size", size.into());
     }
-    if let Some(size) = completions(actor("ppo_mini_batch_size")) {
+    if let Some(size) = update {
         set("per_device_train_batch_size", size.into());
         set("gradient_accumulation_steps", 1.into());
+    }
+    if let Some(length) = get("actor_rollout_ref.rollout.response_length").filter(Value::is_number) {
+        set("max_completion_length", length);
+    }
+    if let (Some(norm), None) = (actor("optim.clip_grad"), actor("grad_clip")) {
+        set("max_grad_norm", norm);
+    }
+    // Truncated importance sampling, before `rollout_correction` had it.
+    if let Some(cap) = actor("tis_imp_ratio_cap").filter(|cap| cap.as_f64().is_some_and(|cap| cap > 0.0)) {
+        set("importance_sampling_correction", true.into());
+        set("importance_sampling_mode", "token_truncate".into());
+        set("importance_sampling_clip_max", cap);
     }
     let is_on = |value: Option<Value>| value.is_some_and(|value| value == true);
     if is_on(get("algorithm.use_kl_in_reward")) {
@@ -100,15 +119,13 @@ fn combine(get: Lookup<'_>) -> Options {
         set("adam_beta1", first.clone());
         set("adam_beta2", second.clone());
     }
-    let of_model = |key: &str| get(&format!("actor_rollout_ref.model.{key}"));
-    if let Some(rank) = of_model("lora_rank").filter(|rank| rank.as_u64().is_some_and(|rank| rank > 0)) {
+    if let Some(Adapter { rank, alpha, modules, .. }) = Adapter::of(get) {
         set("use_peft", true.into());
         set("lora_r", rank);
-        set("lora_alpha", of_model("lora_alpha").unwrap_or_else(|| 16.into()));
-        // One name, which means every layer, or a list.
-        let modules = of_model("target_modules").filter(Value::is_array);
-        set("lora_target_modules", modules.unwrap_or_else(|| Value::Array(Vec::new())));
+        set("lora_alpha", alpha);
+        set("lora_target_modules", modules.unwrap_or_default().into());
     }
+    let rate = rate_schedule(get).unwrap_or_default();
     if let Ok(Some(variables)) = template_variables(get) {
         set("chat_template_kwargs", Value::Object(variables));
     }
@@ -116,9 +133,7 @@ fn combine(get: Lookup<'_>) -> Options {
         .into_iter()
         .filter_map(|name| Some((name.to_owned(), actor(&format!("optim.{name}"))?)))
         .collect();
-    if !schedule.is_empty()
-        && actor("optim.lr_scheduler_type").or_else(|| actor("optim.warmup_style")) == Some("cosine".into())
-    {
+    if !schedule.is_empty() && style(get).as_deref() == Some("cosine") {
         set("lr_scheduler_kwargs", Value::Object(schedule));
     }
     if let Some((functions, weights)) = reward(get) {
@@ -134,7 +149,110 @@ fn combine(get: Lookup<'_>) -> Options {
             set("importance_sampling_batch_normalize", normalize);
         }
     }
+    options.extend(rate);
     options
+}
+
+/// Whether it is a configuration of verl at all, whose defaults count.
+fn is_verl(get: Lookup<'_>) -> bool {
+    let has = |below: &str| get(below).is_some_and(|keys| keys.as_object().is_some_and(|keys| !keys.is_empty()));
+    has("actor_rollout_ref.*") || has("algorithm.*")
+}
+
+/// Completions of a generation batch and of an update, where they are known.
+fn batches(get: Lookup<'_>) -> [Option<u64>; 2] {
+    let n = get(N).map_or(Some(1), |n| n.as_u64());
+    let [batch, update] = BATCH.map(|(key, default)| match get(key) {
+        None => is_verl(get).then_some(default),
+        Some(prompts) => prompts.as_u64(),
+    });
+    // An update of the usual size is none of more than the batch.
+    let update =
+        if get(BATCH[1].0).is_none() { update.zip(batch).map(|(update, batch)| update.min(batch)) } else { update };
+    [batch, update].map(|prompts| prompts?.checked_mul(n?).filter(|size| *size > 0))
+}
+
+/// The name of the schedule; the older key goes before.
+fn style(get: Lookup<'_>) -> Option<String> {
+    let named = |key: &str| get(&format!("actor_rollout_ref.actor.optim.{key}"))?.as_str().map(str::to_owned);
+    named("warmup_style").or_else(|| named("lr_scheduler_type"))
+}
+
+/// Schedule and warm-up: those of FSDP, or those of Megatron. A constant rate has a warm-up there.
+fn rate_schedule(get: Lookup<'_>) -> Result<Options, String> {
+    let optim = |key: &str| get(&format!("actor_rollout_ref.actor.optim.{key}"));
+    let number = |key: &str| optim(key).and_then(|value| value.as_f64()).filter(|value| *value > 0.0);
+    let warmup_steps = number("lr_warmup_steps").unwrap_or(0.0) as u64;
+    let warmup_share = number("lr_warmup_steps_ratio").filter(|_| warmup_steps == 0).unwrap_or(0.0);
+    let told = Told { warmup_steps, warmup_share, ..Told::default() };
+    match (style(get), optim("lr_decay_style")) {
+        (None, Some(style)) => Told {
+            style: style.as_str().map(str::to_owned),
+            min_lr: number("min_lr").unwrap_or(0.0),
+            lr: number("lr"),
+            decay_updates: number("lr_decay_steps").map(|updates| updates as u64),
+            ..told
+        }
+        .options(),
+        (Some(style), _) if style != "constant" => {
+            let mut options = told.options()?;
+            options.retain(|(option, _)| option.starts_with("warmup"));
+            options.push(("lr_scheduler_type".to_owned(), style.into()));
+            Ok(options)
+        }
+        _ => told.options(),
+    }
+}
+
+/// An adapter.
+struct Adapter {
+    rank: Value,
+    alpha: Value,
+    /// The layers, none for all; nothing where they cannot be said.
+    modules: Option<Vec<Value>>,
+    /// The key of the layers.
+    key: &'static str,
+}
+
+impl Adapter {
+    /// The adapter, if there is one: of FSDP, or of Megatron.
+    fn of(get: Lookup<'_>) -> Option<Self> {
+        const PLACES: [[&str; 3]; 2] = [
+            [
+                "actor_rollout_ref.model.lora_rank",
+                "actor_rollout_ref.model.lora_alpha",
+                "actor_rollout_ref.model.target_modules",
+            ],
+            [
+                "actor_rollout_ref.model.lora.rank",
+                "actor_rollout_ref.model.lora.alpha",
+                "actor_rollout_ref.model.lora.target_modules",
+            ],
+        ];
+        PLACES.iter().enumerate().find_map(|(index, &[rank, alpha, key])| {
+            let rank = get(rank).filter(|rank| rank.as_u64().is_some_and(|rank| rank > 0))?;
+            let alpha = get(alpha).unwrap_or_else(|| if index == 0 { 16.into() } else { 32.into() });
+            let modules = match get(key) {
+                None => Some(Vec::new()),
+                Some(Value::String(name)) if name == "all-linear" => Some(Vec::new()),
+                // Megatron's names: these four are all there are.
+                Some(Value::Array(names))
+                    if names.iter().any(|name| name.as_str().is_some_and(|name| name.contains("linear_"))) =>
+                {
+                    (names.len() == 4).then(Vec::new)
+                }
+                Some(Value::Array(names)) => Some(names),
+                Some(_) => None,
+            };
+            Some(Self { rank, alpha, modules, key })
+        })
+    }
+}
+
+/// Completions of an update.
+fn completions_of_update(get: Lookup<'_>) -> Option<u64> {
+    let prompts = get(BATCH[1].0).map_or(Some(BATCH[1].1), |prompts| prompts.as_u64())?;
+    prompts.checked_mul(get(N)?.as_u64()?)
 }
 
 fn template_variables(get: Lookup<'_>) -> Result<Option<serde_json::Map<String, Value>>, String> {
@@ -182,6 +300,11 @@ fn reward(get: Lookup<'_>) -> Option<(Vec<String>, Vec<f64>)> {
 
 fn remarks(get: Lookup<'_>) -> Vec<String> {
     let mut list = Vec::new();
+    let absent = BATCH.iter().filter(|(key, _)| get(key).is_none() && is_verl(get));
+    let absent: Vec<String> = absent.map(|(key, prompts)| format!("{key} {prompts}")).collect();
+    if !absent.is_empty() {
+        list.push(format!("not given, so that verl's defaults count, in prompts: {}", absent.join(", ")));
+    }
     let functions = reward(get).map(|(functions, _)| functions).unwrap_or_default();
     if functions.iter().any(|function| function == OWN_FUNCTION) {
         list.push(format!(
@@ -216,6 +339,85 @@ fn refusals(get: Lookup<'_>) -> Vec<Refusal> {
     if let Err(reason) = template_variables(get) {
         list.push(("data.apply_chat_template_kwargs".to_owned(), "chat_template_kwargs".to_owned(), reason));
     }
+    let mut refuse = |key: &str, option: &str, reason: String| list.push((key.to_owned(), option.to_owned(), reason));
+    let is_on = |key: &str| get(key) == Some(true.into());
+    match get(N) {
+        None if is_verl(get) => refuse(
+            N,
+            "num_generations",
+            "it is not given, and verl's default is 1 completion of each prompt, while an advantage by comparison needs at least \
+             2; add it to the file, or give the option: the batches, which count completions, are then those of n = 1"
+                .to_owned(),
+        ),
+        Some(n) if n.as_u64().is_none() => {
+            let unsaid = |key: &str| get(key).is_none_or(|size| size.is_number());
+            let sizes = [(BATCH[0].0, "generation_batch_size"), (BATCH[1].0, "per_device_train_batch_size")];
+            for (key, option) in sizes.into_iter().filter(|(key, _)| unsaid(key)) {
+                let reason =
+                    format!("it counts prompts of `{N}` completions each, and that number is not known here");
+                refuse(key, option, reason);
+            }
+        }
+        _ => {}
+    }
+    if get(BATCH[0].0).is_some_and(|size| size == 0) {
+        let count = get("async_training.require_batches").and_then(|count| count.as_u64());
+        let size = count.zip(completions_of_update(get)).and_then(|(count, update)| count.checked_mul(update));
+        refuse(
+            BATCH[0].0,
+            "generation_batch_size",
+            format!(
+                "0 is said to verl's fully asynchronous trainer, whose batch is `async_training.require_batches` times \
+                 `ppo_mini_batch_size` prompts of `n` completions; give --generation_batch_size {}, and --max_staleness for sampling \
+                 ahead",
+                size.map_or_else(|| "with their product".to_owned(), |size| size.to_string())
+            ),
+        );
+    }
+    if is_on("algorithm.use_kl_in_reward") && is_on("actor_rollout_ref.actor.use_kl_loss") {
+        refuse(
+            "actor_rollout_ref.actor.use_kl_loss",
+            "",
+            "there is one penalty, in the reward or in the loss, and `use_kl_in_reward` is switched on too; switch one of them off"
+                .to_owned(),
+        );
+    }
+    if get("actor_rollout_ref.rollout.do_sample") == Some(false.into()) {
+        refuse("actor_rollout_ref.rollout.do_sample", "", "training always samples; take the key out".to_owned());
+    }
+    let norms = ["actor_rollout_ref.actor.grad_clip", "actor_rollout_ref.actor.optim.clip_grad"].map(|key| get(key));
+    if let [Some(first), Some(second)] = &norms
+        && first.as_f64() != second.as_f64()
+    {
+        refuse(
+            "actor_rollout_ref.actor.optim.clip_grad",
+            "max_grad_norm",
+            format!("`actor.grad_clip` is {first} and this {second}; which counts depends on the version"),
+        );
+    }
+    if let Some(Adapter { modules: None, key, .. }) = Adapter::of(get) {
+        refuse(
+            key,
+            "lora_target_modules",
+            "it is a regular expression, or names of Megatron; list the ends of the layers' names, as [\"q_proj\", \"v_proj\"]"
+                .to_owned(),
+        );
+    }
+    if let Err(reason) = rate_schedule(get) {
+        refuse("actor_rollout_ref.actor.optim.lr_decay_style", "lr_scheduler_type", reason);
+    }
+    let own = ["custom_reward_function.path", "reward.custom_reward_function.path"]
+        .into_iter()
+        .find(|key| get(key).is_some());
+    if let (Some(key), Some((functions, _))) = (own, reward(get))
+        && functions[0] != OWN_FUNCTION
+    {
+        refuse(
+            key,
+            "reward_funcs",
+            "it stands beside a reward model; name all functions with --reward_funcs".to_owned(),
+        );
+    }
     let on = OVERLONG.iter().find(|place| get(&format!("{place}.enable")) == Some(true.into()));
     if let (Some(place), None) = (on, overlong(get)) {
         list.push((
@@ -225,8 +427,7 @@ fn refusals(get: Lookup<'_>) -> Vec<Refusal> {
         ));
     }
     let least = get("actor_rollout_ref.actor.optim.min_lr_ratio").and_then(|ratio| ratio.as_f64()).unwrap_or(0.0);
-    let style = |key: &str| get(&format!("actor_rollout_ref.actor.optim.{key}"));
-    if least > 0.0 && style("lr_scheduler_type").or_else(|| style("warmup_style")) == Some("cosine".into()) {
+    if least > 0.0 && style(get).as_deref() == Some("cosine") {
         list.push((
             "actor_rollout_ref.actor.optim.min_lr_ratio".to_owned(),
             "lr_scheduler_kwargs".to_owned(),
@@ -249,19 +450,10 @@ fn refusals(get: Lookup<'_>) -> Vec<Refusal> {
     list
 }
 
-/// A text, or several.
-fn stop(value: &Value) -> Result<Value, Reason> {
-    Ok(if value.is_string() { vec![value.clone()].into() } else { value.clone() })
-}
-
 /// Not every loss has verl's name: its `cispo` clips on both sides, unlike TRL's.
 fn loss_mode(value: &Value) -> Result<Value, Reason> {
     let loss = value.as_str().and_then(LossType::of_verl);
     Ok(loss.and_then(|loss| serde_json::to_value(loss).ok()).unwrap_or_else(|| value.clone()))
-}
-
-fn warmup_steps(value: &Value) -> Result<Value, Reason> {
-    Ok(if value.as_f64().is_some_and(|steps| steps < 0.0) { Value::Null } else { value.clone() })
 }
 
 fn attempts(value: &Value) -> Result<Value, Reason> {

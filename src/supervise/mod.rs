@@ -300,7 +300,7 @@ impl Pair<'_> {
     /// Waits for the sampler after the learner's end, first patiently, then after SIGTERM, then after SIGKILL. Who asks for
     /// the end need not wait.
     fn bid_farewell(&mut self, patience: Duration) -> Result<()> {
-        let name = self.sampler.spec.name;
+        let who = self.sampler.spec.who();
         let begin = Instant::now();
         let mut deadline = begin + patience;
         let (mut announced, mut terminated) = (self.stopping, false);
@@ -315,7 +315,7 @@ impl Pair<'_> {
             if asked > 0 || over {
                 self.sampler.terminate();
                 let lost = if self.limits.evaluates { "; an evaluation in progress is lost" } else { "" };
-                self.watch.say(&format!("{name} is still at work and is ended{lost}"));
+                self.watch.say(&format!("{who} is still at work and is ended{lost}"));
                 (announced, terminated) = (true, true);
                 deadline = Instant::now() + self.limits.after_term;
             }
@@ -323,7 +323,7 @@ impl Pair<'_> {
                 announced = true;
                 let evaluating = if self.limits.evaluates { ", which may be evaluating" } else { "" };
                 self.watch.say(&format!(
-                    "the learner is done; waiting up to {:.0} s for {name}{evaluating} (Ctrl-C ends it)",
+                    "the learner is done; waiting up to {:.0} s for {who}{evaluating} (Ctrl-C ends it)",
                     patience.as_secs_f64()
                 ));
             }
@@ -397,7 +397,7 @@ impl Member {
     fn look(&mut self, deadlines: &Deadlines, watch: &mut dyn Watch) {
         match self.process.as_mut().map_or(Verdict::Fine, |process| process.look(deadlines)) {
             Verdict::Fine => (),
-            Verdict::Tell(what) => watch.say(&format!("{} {what}", self.spec.name)),
+            Verdict::Tell(what) => watch.say(&format!("{} {what}", self.spec.who())),
             Verdict::End(reason) => self.end_for(reason, watch),
         }
     }
@@ -447,7 +447,7 @@ impl Member {
     }
 
     fn end_for(&mut self, reason: String, watch: &mut dyn Watch) {
-        watch.say(&format!("{} {reason}, and is ended", self.spec.name));
+        watch.say(&format!("{} {reason}, and is ended", self.spec.who()));
         self.ended_for = Some(reason);
         self.kill();
     }
@@ -467,7 +467,7 @@ impl Member {
 
     /// How the process ended, in words.
     fn describe(&self, status: ExitStatus) -> String {
-        self.ended_for.as_ref().map_or_else(|| describe(status), |reason| format!("{} {reason}", self.spec.name))
+        self.ended_for.as_ref().map_or_else(|| describe(status), |reason| format!("{} {reason}", self.spec.who()))
     }
 
     fn ended(&mut self) -> Result<Option<ExitStatus>> {
@@ -495,7 +495,7 @@ impl Member {
     }
 
     fn show_death(&self, status: ExitStatus, lines: &[String], watch: &mut dyn Watch) {
-        watch.say(&format!("{} ended: {}; its last log lines:", self.spec.name, self.describe(status)));
+        watch.say(&format!("{} ended: {}; its last log lines:", self.spec.who(), self.describe(status)));
         for line in lines {
             watch.say(&format!("  | {line}"));
         }
@@ -507,13 +507,21 @@ impl Member {
         if self.for_fun {
             return Ok(());
         }
-        let name = self.spec.name;
-        let log = self.spec.log.display();
+        let who = self.spec.who();
+        let log = self.process.as_ref().map_or_else(|| self.spec.log.clone(), Process::log);
+        let log = match self.process.as_ref().is_some_and(Process::is_moved) {
+            true => format!(
+                "{}; {} was moved, removed or replaced while the run was at work",
+                log.display(),
+                self.spec.log.parent().unwrap_or(&self.spec.log).display()
+            ),
+            false => log.display().to_string(),
+        };
         let lines = self.last_lines();
         let killed = status.signal() == Some(libc::SIGKILL) && self.ended_for.is_none();
         if let Some(shortage) = watch.memory_ran_out().filter(|_| killed) {
             // It would take as much again.
-            bail!("{name} was {shortage}; {} (log: {log})", self.spec.smaller);
+            bail!("{who} was {shortage}; {} (log: {log})", self.spec.smaller);
         }
         let advanced = steps > self.steps_at_start;
         // A signal is an accident; any other exit code is a decision of the process, which it would take again.
@@ -524,19 +532,19 @@ impl Member {
         if let Some(error) = &error
             && (hopeless || early || self.last_error.as_ref() == Some(error))
         {
-            bail!("{name}: {error} (log: {log})");
+            bail!("{who}: {error} (log: {log})");
         }
         self.last_error = error;
         self.show_death(status, &lines, watch);
         if self.restarts >= limits.max_restarts {
             bail!(
-                "{name} died {} times, last by {}; `max_restarts` is {} (log: {log})",
+                "{who} died {} times, last by {}; `max_restarts` is {} (log: {log})",
                 self.restarts + 1,
                 self.describe(status),
                 limits.max_restarts
             );
         }
-        watch.say(&format!("restarting {name} ({} of {} restarts)", self.restarts + 1, limits.max_restarts));
+        watch.say(&format!("restarting {who} ({} of {} restarts)", self.restarts + 1, limits.max_restarts));
         Ok(())
     }
 

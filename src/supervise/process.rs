@@ -2,8 +2,15 @@
 
 use std::{
     ffi::OsString,
+    fs::File,
     io::{self, Read, Seek, SeekFrom},
-    os::unix::process::{CommandExt, ExitStatusExt},
+    os::{
+        fd::AsRawFd,
+        unix::{
+            fs::MetadataExt,
+            process::{CommandExt, ExitStatusExt},
+        },
+    },
     path::{Path, PathBuf},
     process::{Child, ChildStdout, Command, ExitStatus, Stdio},
     time::{Duration, Instant},
@@ -26,7 +33,7 @@ const AFTER_KILL: Duration = Duration::from_secs(10);
 /// What to start, and where its output goes.
 #[derive(Debug, Clone)]
 pub struct Spec {
-    /// Name in messages: `learner` or `rollout`.
+    /// Name of the program and its log: `learner` or `rollout`.
     pub name: &'static str,
     /// The executable.
     pub program: PathBuf,
@@ -40,11 +47,20 @@ pub struct Spec {
     pub smaller: &'static str,
 }
 
+impl Spec {
+    /// What it is to the user, who has not started it by its name.
+    pub fn who(&self) -> &'static str {
+        if self.name == "rollout" { "the sampler" } else { "the learner" }
+    }
+}
+
 /// A running child. Dropping it kills its process group.
 #[derive(Debug)]
 pub struct Process {
     child: Child,
     log: PathBuf,
+    /// That log, wherever it is by now.
+    own_log: Option<File>,
     log_start: u64,
     started: Instant,
     pulse: Option<Pulse>,
@@ -58,8 +74,10 @@ impl Process {
         let mut command = binaries::command(&spec.program);
         let pulse = Pulse::new()?;
         command.args(&spec.args).envs(spec.env.iter().map(|(name, value)| (name, value)));
+        let own_log = log.try_clone()?;
         command.stdout(log.try_clone()?).stderr(log).env(heartbeat::VARIABLE, pulse.path());
         let mut process = Self::spawn(command, &spec.log)?;
+        process.own_log = Some(own_log);
         (process.log_start, process.pulse) = (log_start, Some(pulse));
         Ok(process)
     }
@@ -69,7 +87,7 @@ impl Process {
         command.stdin(Stdio::null()).process_group(0);
         let program = command.get_program().to_owned();
         let child = command.spawn().with_context(|| format!("cannot start {}", program.display()))?;
-        Ok(Self { child, log: log.to_owned(), log_start: 0, started: Instant::now(), pulse: None })
+        Ok(Self { child, log: log.to_owned(), own_log: None, log_start: 0, started: Instant::now(), pulse: None })
     }
 
     /// The other end of a piped standard output, once.
@@ -149,9 +167,27 @@ impl Process {
         lines[lines.len().saturating_sub(count)..].iter().map(|line| (*line).to_owned()).collect()
     }
 
+    /// Where its log is, which may have been moved away with the run's folder.
+    pub fn log(&self) -> PathBuf {
+        self.moved_log().and_then(|log| log.read_link().ok()).unwrap_or_else(|| self.log.clone())
+    }
+
+    /// Whether its log is not where it was begun: the folder is another run's by now, or gone.
+    pub fn is_moved(&self) -> bool {
+        self.moved_log().is_some()
+    }
+
+    /// What leads to its log, where that is not in its place any more.
+    fn moved_log(&self) -> Option<PathBuf> {
+        let own = self.own_log.as_ref()?;
+        let (there, here) = (self.log.metadata().ok(), own.metadata().ok()?);
+        let is_there = there.is_some_and(|there| (there.dev(), there.ino()) == (here.dev(), here.ino()));
+        (!is_there).then(|| format!("/proc/self/fd/{}", own.as_raw_fd()).into())
+    }
+
     fn log_tail(&self) -> io::Result<String> {
         const WINDOW: u64 = 16 * 1024;
-        let mut file = shared_bounds::open(&self.log)?;
+        let mut file = shared_bounds::open(&self.moved_log().unwrap_or_else(|| self.log.clone()))?;
         let length = file.metadata()?.len();
         // A log that was turned over begins anew.
         let start = if length < self.log_start { 0 } else { self.log_start };

@@ -96,8 +96,8 @@ fn a_killed_sampler_is_named_and_restarted_beside_the_same_learner() {
     assert_eq!(outcome.unwrap(), Outcome::Finished);
     assert_eq!(fs::read_to_string(dir.path().join("lives")).unwrap(), "life\n");
     let said = watch.all();
-    assert!(said.contains("rollout ended: killed by signal 9 (SIGKILL)"), "{said}");
-    assert!(said.contains("| about to go") && said.contains("restarting rollout (1 of 2 restarts)"), "{said}");
+    assert!(said.contains("the sampler ended: killed by signal 9 (SIGKILL)"), "{said}");
+    assert!(said.contains("| about to go") && said.contains("restarting the sampler (1 of 2 restarts)"), "{said}");
 }
 
 /// Somebody else's SIGTERM is no end of the run: the sampler ends in order, and the learner would wait for it.
@@ -108,7 +108,7 @@ fn a_sampler_that_a_signal_ended_is_restarted() {
     let (outcome, watch) = pair(dir.path(), UNTIL_DONE, sampler);
     assert_eq!(outcome.unwrap(), Outcome::Finished);
     let said = watch.all();
-    assert!(said.contains("rollout ended: exit status 143") && said.contains("restarting rollout"), "{said}");
+    assert!(said.contains("the sampler ended: exit status 143") && said.contains("restarting the sampler"), "{said}");
 }
 
 /// It would otherwise be waited for until the learner's patience is at its end, hours later.
@@ -121,7 +121,10 @@ fn a_sampler_that_takes_the_run_for_over_is_started_again_within_seconds() {
     assert_eq!(outcome.unwrap(), Outcome::Finished);
     assert!(before.elapsed() < Duration::from_secs(5), "{:?}", before.elapsed());
     let said = watch.all();
-    assert!(said.contains("rollout ended as if the run were over") && said.contains("restarting rollout"), "{said}");
+    assert!(
+        said.contains("the sampler ended as if the run were over") && said.contains("restarting the sampler"),
+        "{said}"
+    );
 }
 
 /// Again and again, it ends the run in words.
@@ -131,7 +134,10 @@ fn a_sampler_that_always_takes_the_run_for_over_ends_it() {
     let before = Instant::now();
     let (outcome, _) = pair(dir.path(), "sleep 30", "exit 0");
     let error = outcome.unwrap_err().to_string();
-    assert!(error.starts_with("rollout died 3 times, last by rollout ended as if the run were over"), "{error}");
+    assert!(
+        error.starts_with("the sampler died 3 times, last by the sampler ended as if the run were over"),
+        "{error}"
+    );
     assert!(before.elapsed() < Duration::from_secs(5), "{:?}", before.elapsed());
 }
 
@@ -161,7 +167,7 @@ fn what_the_kernel_killed_for_lack_of_memory_is_not_restarted() {
     let (outcome, _) = pair(dir.path(), learner, "sleep 30");
     let error = outcome.unwrap_err().to_string();
     assert!(
-        error.starts_with("learner was killed by the kernel, most likely for lack of memory; feed it less"),
+        error.starts_with("the learner was killed by the kernel, most likely for lack of memory; feed it less"),
         "{error}"
     );
     assert_eq!(fs::read_to_string(dir.path().join("lives")).unwrap(), "life\n");
@@ -172,7 +178,7 @@ fn dying_too_often_ends_the_run_with_name_and_signal() {
     let dir = tempfile::tempdir().unwrap();
     let (outcome, watch) = pair(dir.path(), "sleep 30", "echo life >> lives; echo oh no; kill -9 $$");
     let error = outcome.unwrap_err().to_string();
-    assert!(error.contains("rollout died 3 times") && error.contains("SIGKILL"), "{error}");
+    assert!(error.contains("the sampler died 3 times") && error.contains("SIGKILL"), "{error}");
     assert!(error.contains("rollout.log") && !error.contains('\n'), "{error}");
     assert!(watch.all().contains("| oh no"));
     assert_eq!(fs::read_to_string(dir.path().join("lives")).unwrap().lines().count(), 3);
@@ -185,7 +191,7 @@ fn an_error_at_the_start_is_passed_on_and_not_repeated() {
     let before = Instant::now();
     let (outcome, _) = pair(dir.path(), "sleep 30", sampler);
     let error = outcome.unwrap_err().to_string();
-    assert!(error.starts_with("rollout: no reward function `x` (log: "), "{error}");
+    assert!(error.starts_with("the sampler: no reward function `x` (log: "), "{error}");
     assert_eq!(fs::read_to_string(dir.path().join("lives")).unwrap().lines().count(), 1);
     assert!(before.elapsed() < Duration::from_secs(20), "the learner was waited for");
 }
@@ -196,7 +202,7 @@ fn an_error_after_steps_is_a_crash_until_it_repeats_itself() {
     let learner = "echo life >> lives; echo 5 > steps; sleep 0.3; echo 'error: disk full' >&2; exit 1";
     let (outcome, watch) = pair(dir.path(), learner, "sleep 30");
     let error = outcome.unwrap_err().to_string();
-    assert!(error.starts_with("learner: disk full"), "{error}");
+    assert!(error.starts_with("the learner: disk full"), "{error}");
     // First death: a step was made. Second: none, an unknown error. Third: the same error again.
     assert_eq!(fs::read_to_string(dir.path().join("lives")).unwrap().lines().count(), 3, "{}", watch.all());
 }
@@ -207,8 +213,19 @@ fn an_error_that_would_come_again_is_not_repeated_however_many_steps_were_made()
     let learner = "echo life >> lives; echo 5 > steps; sleep 0.3; echo 'error: the reward is dead' >&2; exit 3";
     let (outcome, _) = pair(dir.path(), learner, "sleep 30");
     let error = outcome.unwrap_err().to_string();
-    assert!(error.starts_with("learner: the reward is dead"), "{error}");
+    assert!(error.starts_with("the learner: the reward is dead"), "{error}");
     assert_eq!(fs::read_to_string(dir.path().join("lives")).unwrap().lines().count(), 1);
+}
+
+/// The log of the run goes with its folder, and the folder's place has another run's.
+#[test]
+fn a_log_that_was_moved_away_is_named_where_it_is_and_read_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let learner = "echo 'error: own' >&2; mv learner.log moved.log; echo 'error: of another run' > learner.log; exit 3";
+    let (outcome, _) = pair(dir.path(), learner, "sleep 30");
+    let error = outcome.unwrap_err().to_string();
+    assert!(error.starts_with("the learner: own (log: ") && error.contains("/moved.log; "), "{error}");
+    assert!(error.contains("was moved, removed or replaced while the run was at work"), "{error}");
 }
 
 #[test]
@@ -254,7 +271,7 @@ fn a_learner_whose_sampler_is_given_up_has_the_time_to_write_a_checkpoint() {
     let dir = tempfile::tempdir().unwrap();
     let (outcome, watch) = pair(dir.path(), SLOW_TO_END, DIES_AFTER_A_STEP);
     let error = outcome.unwrap_err().to_string();
-    assert!(error.starts_with("rollout died 3 times"), "{error}");
+    assert!(error.starts_with("the sampler died 3 times"), "{error}");
     assert!(dir.path().join("saved").exists(), "the learner was killed");
     assert!(watch.all().contains("waiting for the learner"), "{}", watch.all());
 }
@@ -265,7 +282,7 @@ fn a_learner_that_is_waited_for_is_killed_when_the_user_asks_twice() {
     let learner = "trap 'touch interrupt1 interrupt2' TERM; echo 3 > steps; while :; do sleep 0.02; done";
     let before = Instant::now();
     let (outcome, _) = pair(dir.path(), learner, DIES_AFTER_A_STEP);
-    assert!(outcome.unwrap_err().to_string().starts_with("rollout died 3 times"));
+    assert!(outcome.unwrap_err().to_string().starts_with("the sampler died 3 times"));
     assert!(before.elapsed() < Duration::from_secs(15));
 }
 
@@ -280,7 +297,7 @@ fn a_sampler_that_is_busy_after_the_end_is_announced_and_need_not_be_waited_for(
     assert!(dir.path().join("told").exists() && before.elapsed() < limits().farewell, "{:?}", before.elapsed());
     let said = watch.all();
     assert!(
-        said.contains("waiting up to 20 s for rollout") && said.contains("is still at work and is ended"),
+        said.contains("waiting up to 20 s for the sampler") && said.contains("is still at work and is ended"),
         "{said}"
     );
 }
@@ -294,7 +311,7 @@ fn an_evaluation_is_mentioned_only_where_there_is_one() {
     let sampler = script(dir.path(), "rollout", "trap 'exit 143' TERM; touch up; while :; do sleep 0.02; done");
     assert_eq!(supervise(learner, sampler, idle, &mut watch).unwrap(), Outcome::Finished);
     let said = watch.all();
-    assert!(said.contains("waiting up to 2 s for rollout (") && said.contains("is still at work"), "{said}");
+    assert!(said.contains("waiting up to 2 s for the sampler (") && said.contains("is still at work"), "{said}");
     assert!(!said.contains("evaluat"), "{said}");
 }
 
@@ -334,10 +351,10 @@ fn the_process_that_is_silent_is_ended_and_not_the_other_one() {
     assert_eq!(fs::read_to_string(dir.path().join("others")).unwrap(), "other\n");
     let said = watch.all();
     assert!(
-        said.contains("learner has made no progress in phase save for 0 s (`save_timeout`), and is ended"),
+        said.contains("the learner has made no progress in phase save for 0 s (`save_timeout`), and is ended"),
         "{said}"
     );
-    assert!(said.contains("restarting learner (1 of 2 restarts)"), "{said}");
+    assert!(said.contains("restarting the learner (1 of 2 restarts)"), "{said}");
 }
 
 #[test]
@@ -345,7 +362,10 @@ fn a_process_that_is_silent_again_and_again_ends_the_run_by_name() {
     let dir = tempfile::tempdir().unwrap();
     let (outcome, _) = pair(dir.path(), BLOCKED, UNTIL_DONE);
     let error = outcome.unwrap_err().to_string();
-    assert!(error.starts_with("learner died 3 times, last by learner has made no progress in phase save"), "{error}");
+    assert!(
+        error.starts_with("the learner died 3 times, last by the learner has made no progress in phase save"),
+        "{error}"
+    );
     assert_eq!(fs::read_to_string(dir.path().join("lives")).unwrap().lines().count(), 3);
 }
 
@@ -356,13 +376,13 @@ fn a_silent_process_is_not_waited_for_at_the_end() {
     let learner = format!("trap : TERM; touch interrupt1; {BLOCKED}");
     let (outcome, _) = pair(dir.path(), &learner, UNTIL_DONE);
     let error = outcome.unwrap_err().to_string();
-    assert!(error.starts_with("the learner did not stop in order: learner has made no progress"), "{error}");
+    assert!(error.starts_with("the learner did not stop in order: the learner has made no progress"), "{error}");
 
     let dir = tempfile::tempdir().unwrap();
     let learner = format!("trap : TERM; echo 3 > steps; {BLOCKED}");
     let sampler = "until [ -e steps ]; do sleep 0.02; done; sleep 0.1; echo 'error: no' >&2; exit 3";
     let (outcome, _) = pair(dir.path(), &learner, sampler);
-    assert!(outcome.unwrap_err().to_string().starts_with("rollout: no"));
+    assert!(outcome.unwrap_err().to_string().starts_with("the sampler: no"));
 }
 
 #[test]
@@ -375,7 +395,7 @@ fn of_two_that_wait_for_each_other_the_sampler_is_started_again() {
     let (learner, sampler) = (script(dir.path(), "learner", waits), script(dir.path(), "rollout", &sampler));
     let outcome = supervise(learner, sampler, Limits { deadlines, ..limits() }, &mut watch);
     assert_eq!(outcome.unwrap(), Outcome::Finished);
-    assert!(watch.all().contains("rollout and the learner have been waiting for each other"), "{}", watch.all());
+    assert!(watch.all().contains("the sampler and the learner have been waiting for each other"), "{}", watch.all());
 }
 
 /// A signal that comes before a process listens to signals ends it as the system does.

@@ -20,6 +20,7 @@ use shared::{
     channel::{RunId, iox::remove_leftovers},
     checkpoints::{self, Depth},
     config::{TrainConfig, layers},
+    pace::Waiting,
     resume,
 };
 
@@ -35,7 +36,18 @@ pub struct OwnedRun {
     pub id: RunId,
     /// What the processes of this start are handed.
     pub session: Session,
+    /// The id that the start before had, of a run that is gone on with.
+    id_before: Option<RunId>,
     _lock: File,
+}
+
+impl OwnedRun {
+    /// Leaves a run that is gone on with as it was: no step of this start was made.
+    pub fn give_up(&self) {
+        if let Some(Err(error)) = self.id_before.map(|id| id.leave(&self.dir)) {
+            output::tell(format_args!("warning: the id of the run could not be left as it was: {error}"));
+        }
+    }
 }
 
 /// Creates (or takes up again) the run directory of a resolved configuration. A run that is gone on with stays what it was until
@@ -64,8 +76,9 @@ pub fn prepare(config: &TrainConfig) -> Result<OwnedRun> {
     if start != Start::Resume {
         atomic::write(&dir.config(), text.as_bytes()).context("`output_dir` cannot be written")?;
     }
+    let id_before = if start == Start::Resume { RunId::of(&dir).ok() } else { None };
     let id = begin(&dir)?;
-    Ok(OwnedRun { dir, id, session: Session::new(&text)?, _lock: lock })
+    Ok(OwnedRun { dir, id, session: Session::new(&text)?, id_before, _lock: lock })
 }
 
 /// Gives the run a new id, by which its two processes know each other and nobody else: those of the start before may still be
@@ -79,13 +92,14 @@ fn begin(dir: &RunDir) -> Result<RunId> {
     Ok(id)
 }
 
-/// Checks that the run directory can be used, and that a checkpoint to go on from is one of `model`; touches nothing.
+/// Checks that the run directory can be used, and that a checkpoint to go on from is one of `model`, and gives that checkpoint;
+/// touches nothing.
 ///
 /// # Errors
 /// What is in the way.
-pub fn check(config: &TrainConfig, model: Option<&ModelDir>) -> Result<()> {
+pub fn check(config: &TrainConfig, model: Option<&ModelDir>) -> Result<Option<PathBuf>> {
     if config.output_dir.as_os_str().is_empty() {
-        return Ok(());
+        return Ok(None);
     }
     let dir = RunDir::new(&config.output_dir);
     dir.check_places().context("`output_dir` cannot be used")?;
@@ -93,14 +107,28 @@ pub fn check(config: &TrainConfig, model: Option<&ModelDir>) -> Result<()> {
     let above = dir.root().ancestors().find(|folder| folder.exists()).unwrap_or(Path::new("/"));
     access(above, Access::WRITE_OK | Access::EXEC_OK)
         .with_context(|| format!("`output_dir` {} cannot be written: {}", dir.root().display(), above.display()))?;
-    let Some(path) = checkpoint else { return Ok(()) };
-    model.map_or(Ok(()), |model| resume::check(config, model, &path).context("`resume_from_checkpoint`"))
+    if let Some((path, model)) = checkpoint.as_ref().zip(model) {
+        resume::check(config, model, path).context("`resume_from_checkpoint`")?;
+    }
+    Ok(checkpoint)
+}
+
+/// The number of completed steps that a checkpoint has in its name.
+pub fn step_of(checkpoint: &Path) -> Option<u64> {
+    checkpoint.file_name()?.to_str()?.strip_prefix("checkpoint-")?.parse().ok()
+}
+
+/// That a look at checkpoints, which reads all of them, is told of while it lasts.
+fn looking() -> Waiting {
+    Waiting::new("looking at the checkpoints")
 }
 
 /// The checkpoint that a run goes on from, if it does: the newest whose contents are as they were written.
-pub fn checkpoint(config: &TrainConfig) -> Result<Option<PathBuf>> {
+fn checkpoint(config: &TrainConfig) -> Result<Option<PathBuf>> {
     let dir = RunDir::new(&config.output_dir);
-    match start_of(config, &dir)? {
+    let start = start_of(config, &dir)?;
+    let _waiting = (start != Start::Fresh).then(looking);
+    match start {
         Start::Fresh => Ok(None),
         Start::Resume => {
             let found = checkpoints::newest(&dir, Depth::Contents).context("`output_dir` cannot be used")?;
@@ -149,31 +177,45 @@ fn start_if_free(config: &TrainConfig, dir: &RunDir) -> Result<Start> {
                 "`output_dir` {root} already holds a run (checkpoint-{step}): add --resume_from_checkpoint latest to go \
                  on with it, or choose another folder"
             ),
-            None => bail!("`output_dir` {root} is not empty: choose another folder, or remove it"),
+            None if fs::metadata(dir.metrics()).is_ok() => bail!(
+                "`output_dir` {root} holds the records of a run without a checkpoint, which cannot be gone on with: choose \
+                 another folder, or move this one away"
+            ),
+            None => bail!("`output_dir` {root} is not empty (it has {}): choose another folder", content(dir.root())),
         }
     };
     if wanted == "latest" {
         let Some(newest) = checkpoints.last() else {
-            bail!("{root} holds no checkpoint to resume from: leave out --resume_from_checkpoint to begin");
+            let way = if is_unused(dir)? {
+                "leave out --resume_from_checkpoint to begin"
+            } else {
+                "choose another `output_dir`"
+            };
+            bail!("{root} holds no checkpoint to resume from: {way}");
         };
         refuse_foreign(&dir.checkpoint(*newest))?;
         return Ok(Start::Resume);
     }
-    let path = fs::canonicalize(wanted).with_context(|| format!("`resume_from_checkpoint` {wanted}"))?;
+    let path = fs::canonicalize(wanted)
+        .with_context(|| format!("`resume_from_checkpoint` {wanted}{}", those_of(&checkpoints, dir.root())))?;
     refuse_foreign(&path)?;
-    let number = |name: &str| name.strip_prefix("checkpoint-").and_then(|n| n.parse::<u64>().ok());
-    let Some(step) = path.file_name().and_then(|name| number(&name.to_string_lossy())) else {
+    let Some(step) = step_of(&path) else {
         bail!("`resume_from_checkpoint` must be `latest` or a folder named checkpoint-N, got {wanted}");
     };
     let own = fs::canonicalize(dir.root()).is_ok_and(|root| path.parent() == Some(&root));
     if !own {
-        ensure!(is_unused(dir)?, "`output_dir` {root} is not empty: choose another folder to branch off into");
+        ensure!(
+            is_unused(dir)?,
+            "`output_dir` {root} is not empty (it has {}): choose another folder to branch off into",
+            content(dir.root())
+        );
         return Ok(Start::Branch(path, step));
     }
     let is_whole = |later: &&u64| checkpoints::check(&dir.checkpoint(**later), Depth::Contents).is_ok();
     // Of later ones that are damaged, nothing would be gone on from: the learner sets them aside.
     let mut later = checkpoints.iter().rev().take_while(|later| **later > step).peekable();
     if later.peek().is_some() {
+        let _waiting = looking();
         if let Some(newest) = later.find(is_whole) {
             bail!(
                 "{root} already went on to checkpoint-{newest}: choose another `output_dir` to branch off at \
@@ -183,6 +225,26 @@ fn start_if_free(config: &TrainConfig, dir: &RunDir) -> Result<Start> {
         require_whole(&path)?;
     }
     Ok(Start::Resume)
+}
+
+/// Most things that are named of those in a folder.
+const NAMED: usize = 5;
+
+/// ` (runs/a has checkpoint-2, checkpoint-4)`; the newest of many.
+fn those_of(checkpoints: &[u64], root: &Path) -> String {
+    let newest = &checkpoints[checkpoints.len().saturating_sub(NAMED)..];
+    let names: Vec<String> = newest.iter().map(|step| format!("checkpoint-{step}")).collect();
+    if names.is_empty() { String::new() } else { format!(" ({} has {})", root.display(), names.join(", ")) }
+}
+
+/// `notes.txt, data and 3 more`: what lies in a folder.
+fn content(root: &Path) -> String {
+    let entries = fs::read_dir(root).into_iter().flatten().flatten();
+    let mut names: Vec<String> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    let more = names.len().saturating_sub(NAMED);
+    names.truncate(NAMED);
+    names.join(", ") + &if more > 0 { format!(" and {more} more") } else { String::new() }
 }
 
 /// Names the trainer whose checkpoint it is, where it is another one.
@@ -315,11 +377,11 @@ fn age(process: u32) -> u64 {
     system.process(id).map_or(0, sysinfo::Process::run_time)
 }
 
-/// ` (process 12, 15, since 3 minutes)`.
+/// ` (process 12, 15, for 3 minutes)`.
 fn named(holders: &[Holder]) -> String {
     let Some(oldest) = holders.first() else { return String::new() };
     let ids: Vec<String> = holders.iter().map(|holder| holder.id.to_string()).collect();
-    format!(" (process {}, since {})", ids.join(", "), HumanDuration(Duration::from_secs(oldest.age)))
+    format!(" (process {}, for {})", ids.join(", "), HumanDuration(Duration::from_secs(oldest.age)))
 }
 
 /// Removes a run once nobody is at work in it.
@@ -357,253 +419,4 @@ fn copy_checkpoint(from: &Path, to: &Path) -> Result<()> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::process::Command;
-
-    use shared::disk_room::EVENTS_PREFIX;
-
-    use super::*;
-
-    fn config(root: &Path, resume: Option<&str>) -> TrainConfig {
-        TrainConfig {
-            output_dir: root.to_owned(),
-            resume_from_checkpoint: resume.map(str::to_owned),
-            ..TrainConfig::default()
-        }
-    }
-
-    fn refusal(config: &TrainConfig) -> String {
-        let text = format!("{:#}", prepare(config).unwrap_err());
-        assert!(!text.contains('\n'), "{text}");
-        text
-    }
-
-    /// A checkpoint that is whole as far as anybody looks.
-    fn write_checkpoint(root: &Path, step: u64) -> PathBuf {
-        let path = root.join(format!("checkpoint-{step}"));
-        fs::create_dir_all(&path).unwrap();
-        fs::write(path.join(resume::STATE_FILE), "{\"format\": 1}").unwrap();
-        fs::write(path.join("model.data"), "weights").unwrap();
-        checkpoints::seal(&path).unwrap();
-        path
-    }
-
-    #[test]
-    fn a_fresh_directory_gets_its_configuration_and_folders() {
-        let dir = tempfile::tempdir().unwrap();
-        let config = config(&dir.path().join("a/run"), None);
-        let run = prepare(&config).unwrap();
-        assert_eq!(layers::load(Some(&run.dir.config()), &Vec::new()).unwrap(), config);
-        assert!(run.dir.logs().is_dir() && run.dir.weights().is_dir());
-    }
-
-    #[test]
-    fn a_directory_of_another_run_is_refused_unless_resuming() {
-        let dir = tempfile::tempdir().unwrap();
-        let root = dir.path().join("run");
-        let run = prepare(&config(&root, None)).unwrap().dir;
-        fs::write(run.metrics(), "{\"step\":1}\n").unwrap();
-        assert!(refusal(&config(&root, None)).contains("is not empty"));
-        assert!(refusal(&config(&root, Some("latest"))).contains("no checkpoint"));
-        fs::create_dir(root.join("checkpoint-7")).unwrap();
-        let text = refusal(&config(&root, None));
-        assert!(text.contains("checkpoint-7") && text.contains("--resume_from_checkpoint latest"), "{text}");
-        let before = fs::read(run.config()).unwrap();
-        let other = TrainConfig { seed: 7, ..config(&root, Some("latest")) };
-        let run = prepare(&other).unwrap();
-        assert_eq!(fs::read(run.dir.config()).unwrap(), before, "no step is made with the new options yet");
-        let handed = layers::load(Some(&run.session.path()), &Vec::new()).unwrap();
-        assert_eq!((handed.resume_from_checkpoint, handed.seed), (None, 7));
-        for resume in [None, Some("latest")] {
-            let text = refusal(&config(&root, resume));
-            assert!(text.contains("another `tandem` is still at work"), "{text}");
-        }
-    }
-
-    /// With and without a checkpoint, and whatever is asked for, the run that is at work is the reason.
-    #[test]
-    fn a_second_start_in_the_folder_of_a_live_run_says_that_it_lives() {
-        let dir = tempfile::tempdir().unwrap();
-        let root = dir.path().join("run");
-        let run = prepare(&config(&root, None)).unwrap().dir;
-        fs::write(run.metrics(), "{\"step\":1}\n").unwrap();
-        let file = File::open(run.lock()).unwrap();
-        file.lock().unwrap();
-        let mut child = Command::new("sleep").arg("60").stdin(file).spawn().unwrap();
-        for with_checkpoint in [false, true] {
-            if with_checkpoint {
-                write_checkpoint(&root, 3);
-            }
-            for resume in [None, Some("latest")].iter().take(if with_checkpoint { 1 } else { 2 }) {
-                let begin = Instant::now();
-                let text = format!("{:#}", check(&config(&root, *resume), None).unwrap_err());
-                assert!(text.contains("still at work there (process "), "{text}");
-                assert!(text.contains(&child.id().to_string()) && text.contains("since "), "{text}");
-                assert!(!text.contains("remove") && !text.contains("leave out"), "{text}");
-                assert!(begin.elapsed() < LOCK_PATIENCE / 2, "nobody need wait for that");
-            }
-        }
-        child.kill().unwrap();
-        child.wait().unwrap();
-        assert!(refusal(&config(&root, None)).contains("already holds a run"));
-    }
-
-    #[test]
-    fn an_older_checkpoint_is_gone_on_from_where_all_newer_ones_are_damaged() {
-        let dir = tempfile::tempdir().unwrap();
-        let root = dir.path().join("run");
-        drop(prepare(&config(&root, None)).unwrap());
-        let [four, five, six] = [4, 5, 6].map(|step| write_checkpoint(&root, step));
-        let run = RunDir::new(&root);
-        let named = |path: &Path| config(&root, Some(&path.display().to_string()));
-        fs::write(six.join("model.data"), "WEIGHTS").unwrap();
-        assert!(format!("{:#}", checkpoint(&named(&four)).unwrap_err()).contains("went on to checkpoint-5"));
-        assert_eq!(checkpoint(&named(&five)).unwrap(), Some(run.checkpoint(5)));
-        assert_eq!(checkpoint(&config(&root, Some("latest"))).unwrap(), Some(run.checkpoint(5)));
-        fs::write(five.join(resume::STATE_FILE), [0; 13]).unwrap();
-        assert_eq!(checkpoint(&named(&four)).unwrap(), Some(run.checkpoint(4)));
-        let text = format!("{:#}", checkpoint(&named(&five)).unwrap_err());
-        assert!(text.contains("checkpoint-5 is no whole checkpoint") && text.contains("trainer_state.json"), "{text}");
-    }
-
-    #[test]
-    fn the_checkpoint_of_another_trainer_is_named_with_what_to_do() {
-        let dir = tempfile::tempdir().unwrap();
-        let theirs = dir.path().join("trl/checkpoint-9");
-        fs::create_dir_all(&theirs).unwrap();
-        fs::write(theirs.join(resume::STATE_FILE), "{\"global_step\": 9, \"log_history\": []}").unwrap();
-        for (output, resume) in [("new", theirs.display().to_string()), ("trl", "latest".to_owned())] {
-            let text = refusal(&config(&dir.path().join(output), Some(&resume)));
-            assert!(text.contains("is a checkpoint of TRL") && text.contains("as `model`"), "{text}");
-        }
-        let verl = dir.path().join("global_step_20");
-        fs::create_dir_all(verl.join("actor")).unwrap();
-        let text = refusal(&config(&dir.path().join("new"), Some(&verl.display().to_string())));
-        assert!(text.contains("is a checkpoint of verl"), "{text}");
-        assert!(!dir.path().join("new").exists());
-    }
-
-    #[test]
-    fn a_link_in_the_place_of_a_file_of_the_run_is_refused_and_not_written_through() {
-        let dir = tempfile::tempdir().unwrap();
-        let (root, private) = (dir.path().join("run"), dir.path().join("thesis"));
-        let places = ["run.lock", "config.toml", "metrics.jsonl", "ledger.jsonl", "notices.jsonl", "logs/learner.log"];
-        drop(prepare(&config(&root, None)).unwrap());
-        for place in places {
-            fs::write(&private, "of the user").unwrap();
-            let path = root.join(place);
-            let _ = fs::remove_file(&path);
-            std::os::unix::fs::symlink(&private, &path).unwrap();
-            let text = refusal(&config(&root, None));
-            assert!(text.contains(place) && text.contains("is a link"), "{text}");
-            assert_eq!(fs::read_to_string(&private).unwrap(), "of the user");
-            fs::remove_file(&path).unwrap();
-            fs::write(root.join("run.lock"), "").unwrap();
-        }
-    }
-
-    #[test]
-    fn a_directory_whose_run_never_made_a_step_is_used_again() {
-        let dir = tempfile::tempdir().unwrap();
-        let root = dir.path().join("run");
-        let run = prepare(&config(&root, None)).unwrap().dir;
-        fs::create_dir(run.weights().join("v000000")).unwrap();
-        fs::write(run.eval(), "{\"step\":0}\n").unwrap();
-        fs::write(run.root().join(format!("{EVENTS_PREFIX}1.host.2")), "").unwrap();
-        drop(prepare(&config(&root, None)).unwrap());
-        assert!(run.versions().unwrap().is_empty(), "weights of another start must not stay");
-        assert!(!run.eval().exists(), "nor its evaluation");
-        assert!(tensorboard::files(run.root()).unwrap().is_empty(), "nor the events of it");
-
-        let foreign = dir.path().join("foreign");
-        fs::create_dir(&foreign).unwrap();
-        fs::write(foreign.join("thesis.tex"), "").unwrap();
-        assert!(refusal(&config(&foreign, None)).contains("is not empty"));
-        assert!(foreign.join("thesis.tex").exists());
-    }
-
-    /// A learner that outlives its launcher may make the first step while the next launcher waits for it.
-    #[test]
-    fn what_happened_while_the_lock_was_waited_for_is_seen() {
-        let dir = tempfile::tempdir().unwrap();
-        let root = dir.path().join("run");
-        let OwnedRun { dir: run, _lock: lock, .. } = prepare(&config(&root, None)).unwrap();
-        let text = thread::scope(|scope| {
-            let next = scope.spawn(|| refusal(&config(&root, None)));
-            thread::sleep(LOCK_POLL * 6);
-            assert!(!next.is_finished(), "the lock is waited for");
-            fs::write(run.metrics(), "{\"step\":1}\n").unwrap();
-            fs::create_dir(run.checkpoint(1)).unwrap();
-            drop(lock);
-            next.join().unwrap()
-        });
-        assert!(text.contains("checkpoint-1"), "{text}");
-        assert!(run.metrics().exists());
-    }
-
-    #[test]
-    fn what_is_left_of_a_run_goes_only_when_nobody_is_at_work_in_it() {
-        let dir = tempfile::tempdir().unwrap();
-        let root = dir.path().join("run");
-        assert!(!goes_on(&RunDir::new(&root)).unwrap() && !root.exists());
-        let OwnedRun { dir: run, _lock: lock, .. } = prepare(&config(&root, None)).unwrap();
-        let found = thread::scope(|scope| {
-            let next = scope.spawn(|| goes_on(&run).unwrap());
-            thread::sleep(LOCK_POLL * 6);
-            // A learner whose launcher was killed writes a checkpoint before it ends.
-            fs::create_dir(run.checkpoint(1)).unwrap();
-            drop(lock);
-            next.join().unwrap()
-        });
-        assert!(found && run.checkpoint(1).exists());
-        fs::remove_dir(run.checkpoint(1)).unwrap();
-        assert!(!goes_on(&run).unwrap() && !root.exists());
-    }
-
-    #[test]
-    fn a_process_that_holds_the_run_is_named() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("run.lock");
-        let file = File::create(&path).unwrap();
-        assert_eq!(holders(&path), [], "this process is not meant");
-        let mut child = Command::new("sleep").arg("60").stdin(file).spawn().unwrap();
-        let found = holders(&path);
-        child.kill().unwrap();
-        child.wait().unwrap();
-        assert_eq!(found.iter().map(|holder| holder.id).collect::<Vec<_>>(), [child.id()]);
-        assert!(named(&found).starts_with(&format!(" (process {}, since ", child.id())), "{found:?}");
-        assert_eq!(named(&[]), "");
-    }
-
-    #[test]
-    fn a_named_checkpoint_is_resumed_or_branched_off_from() {
-        let dir = tempfile::tempdir().unwrap();
-        let root = dir.path().join("run");
-        drop(prepare(&config(&root, None)).unwrap());
-        for step in [5, 10] {
-            let path = write_checkpoint(&root, step);
-            fs::write(path.join("state.json"), "{}").unwrap();
-            checkpoints::seal(&path).unwrap();
-        }
-        // As checkpoints with a critic or a moved reference have them.
-        fs::create_dir_all(root.join("checkpoint-5/critic/head")).unwrap();
-        fs::write(root.join("checkpoint-5/critic/head/weights"), "w").unwrap();
-        let five = root.join("checkpoint-5").display().to_string();
-        assert!(refusal(&config(&root, Some(&five))).contains("checkpoint-10"));
-        let ten = root.join("checkpoint-10").display().to_string();
-        assert_eq!(start_of(&config(&root, Some(&ten)), &RunDir::new(&root)).unwrap(), Start::Resume);
-        let branch = prepare(&config(&dir.path().join("branch"), Some(&five))).unwrap();
-        assert_eq!(fs::read_to_string(branch.dir.checkpoint(5).join("state.json")).unwrap(), "{}");
-        assert_eq!(fs::read_to_string(branch.dir.checkpoint(5).join("critic/head/weights")).unwrap(), "w");
-        assert!(refusal(&config(&root, Some("/nowhere/checkpoint-1"))).contains("/nowhere/checkpoint-1"));
-        assert!(refusal(&config(&root, Some(&root.display().to_string()))).contains("checkpoint-N"));
-    }
-
-    #[test]
-    fn a_directory_that_cannot_be_made_is_named() {
-        let dir = tempfile::tempdir().unwrap();
-        fs::write(dir.path().join("file"), "").unwrap();
-        let text = refusal(&config(&dir.path().join("file/run"), None));
-        assert!(text.contains("output_dir") && text.contains("file/run"), "{text}");
-    }
-}
+mod tests;

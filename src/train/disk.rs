@@ -1,6 +1,6 @@
 //! What a run will take of the disk.
 
-use std::{fmt, io, path::Path};
+use std::{fmt, fs, io, path::Path};
 
 use shared::{
     ModelConfig, atomic, config::TrainConfig, memory::Size, memory_plan::adapter_numbers, versions::VersionRoom,
@@ -28,8 +28,10 @@ pub struct DiskPlan {
     versions: u64,
     /// Completions, journals and events; none without a bound.
     records: Option<u64>,
-    /// What the file system has.
+    /// What the file system has, with what the run has of it already.
     free: Option<u64>,
+    /// What the run has already.
+    own: u64,
 }
 
 impl DiskPlan {
@@ -50,6 +52,7 @@ impl DiskPlan {
         // The last step has one in any case, and the oldest goes when the newest is there.
         let made = steps.div_ceil(config.save_steps.max(1));
         let checkpoints = config.save_total_limit.map_or(made, |limit| made.min(u64::from(limit) + 1));
+        let own = size(&config.output_dir);
         let records = (config.records_size_limit * f64::from(1 << 30)) as u64;
         Self {
             checkpoint: state + room.version_bytes,
@@ -58,7 +61,8 @@ impl DiskPlan {
             batches: if config.save_step_batches { steps } else { 0 },
             versions: if in_shared_memory { 0 } else { room.bytes() },
             records: (records > 0).then_some(records),
-            free: free_space(&config.output_dir).ok(),
+            free: free_space(&config.output_dir).ok().map(|free| free.saturating_add(own)),
+            own,
         }
     }
 
@@ -73,12 +77,28 @@ impl DiskPlan {
     pub fn warning(&self) -> Option<String> {
         let free = self.free.filter(|free| self.total() > *free)?;
         Some(format!(
-            "the run may take {} of the disk, which has {} free: set `save_total_limit`, raise `save_steps`, or choose \
+            "the run may take {} of the disk, which has {} {}: set `save_total_limit`, raise `save_steps`, or choose \
              another `output_dir`; when a checkpoint does not fit, what is oldest goes",
             Size(self.total()),
-            Size(free)
+            Size(free),
+            self.whose()
         ))
     }
+
+    /// Of whom what is free is free.
+    fn whose(&self) -> &'static str {
+        if self.own > 0 { "free or taken by the run already" } else { "free" }
+    }
+}
+
+/// Bytes of the files below a folder, without what links lead to; 0 for what is not there.
+fn size(folder: &Path) -> u64 {
+    let of = |entry: fs::DirEntry| match entry.metadata() {
+        Ok(metadata) if metadata.is_dir() => size(&entry.path()),
+        Ok(metadata) => metadata.len(),
+        Err(_) => 0,
+    };
+    fs::read_dir(folder).into_iter().flatten().flatten().map(of).sum()
 }
 
 fn free_space(output_dir: &Path) -> io::Result<u64> {
@@ -105,7 +125,7 @@ impl fmt::Display for DiskPlan {
             Some(format!("logs up to {}", Size(LOGS))),
         ];
         let parts: Vec<String> = parts.into_iter().flatten().collect();
-        let free = self.free.map_or_else(String::new, |free| format!(" of {} free", Size(free)));
+        let free = self.free.map_or_else(String::new, |free| format!(" of {} {}", Size(free), self.whose()));
         write!(f, "disk: up to {}{free}: {}", Size(self.total()), parts.join(", "))
     }
 }
@@ -151,6 +171,27 @@ mod tests {
         let adapter = TrainConfig { use_peft: true, ..config };
         let numbers = adapter_numbers(&adapter, &model);
         assert_eq!(plan(&adapter, true).0.checkpoint, 3 * 4 * numbers + 4 * numbers);
+    }
+
+    /// A run that goes on writes over what it has: its checkpoints make room for the next ones.
+    #[test]
+    fn what_a_run_has_already_is_room_for_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let run = dir.path().join("run");
+        let config = TrainConfig { output_dir: run.clone(), max_steps: Some(10), ..TrainConfig::default() };
+        assert_eq!(plan(&config, true).0.own, 0);
+        fs::create_dir_all(run.join("checkpoint-3/critic")).unwrap();
+        fs::write(run.join("checkpoint-3/critic/optimizer.safetensors"), [0; 3000]).unwrap();
+        fs::write(run.join("metrics.jsonl"), [0; 40]).unwrap();
+        std::os::unix::fs::symlink("/proc/self/exe", run.join("link")).unwrap();
+        let link = fs::symlink_metadata(run.join("link")).unwrap().len();
+        let (plan, _) = plan(&config, true);
+        assert_eq!(plan.own, 3040 + link);
+        let more = DiskPlan { free: Some(plan.total()), ..plan.clone() };
+        assert_eq!(more.warning(), None);
+        let less = DiskPlan { free: Some(plan.total() - 1), ..plan };
+        assert!(less.warning().unwrap().contains(" free or taken by the run already: "), "{less}");
+        assert!(less.to_string().contains(" free or taken by the run already: "), "{less}");
     }
 
     #[test]

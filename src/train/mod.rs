@@ -15,7 +15,7 @@ mod sampler_check;
 mod session;
 mod workers;
 
-use std::{ffi::OsString, path::PathBuf, process::ExitCode, time::Instant};
+use std::{ffi::OsString, path::Path, process::ExitCode, time::Instant};
 
 use anyhow::{Context, Result, anyhow};
 use clap::builder::StyledStr;
@@ -100,25 +100,26 @@ fn dry_run(mut config: TrainConfig) -> Result<String> {
         problems.extend(sampler_check::problems(&config)?);
     }
     problems.check()?;
-    resolve::check_weights(&config)?;
-    let Resolved { mut config, plan, disk, data } = resolved.expect("what could not be resolved is a problem");
+    // The sampler has looked at the policy's.
+    resolve::check_critic(&config)?;
+    let Resolved { mut config, plan, disk, data, checkpoint } =
+        resolved.expect("what could not be resolved is a problem");
     rehearsal::rehearse(&mut config)?;
     filter(&config)?;
     let comment = |line: &str| format!("# {}\n", line.trim_start());
     let data: String = located.iter().chain(&data).map(|line| comment(line)).collect();
     let plan: String = plan.to_string().lines().map(comment).chain([comment(&disk.to_string())]).collect();
-    let time = comment(&estimate(&config)?.to_string());
+    let time = comment(&estimate(&config, checkpoint.as_deref())?.to_string());
+    let remarks = remarks(&config, checkpoint.as_deref());
     let remarks: String =
-        remarks(&config).iter().chain(&disk.warning()).map(|remark| comment(&format!("warning: {remark}"))).collect();
+        remarks.iter().chain(&disk.warning()).map(|remark| comment(&format!("warning: {remark}"))).collect();
     Ok(layers::to_toml(&config) + "\n" + &data + &plan + &time + &remarks)
 }
 
-/// How long the steps that are left will take.
-fn estimate(config: &TrainConfig) -> Result<Estimate> {
+/// How long the steps that are left behind a checkpoint will take.
+fn estimate(config: &TrainConfig, from: Option<&Path>) -> Result<Estimate> {
     let model = ModelDir::open(&config.model).context("`model`")?;
-    let from = directory::checkpoint(config).ok().flatten();
-    let number = |path: &PathBuf| path.file_name()?.to_str()?.strip_prefix("checkpoint-")?.parse().ok();
-    Ok(Estimate::new(config, model.config(), from.as_ref().and_then(number).unwrap_or(0)))
+    Ok(Estimate::new(config, model.config(), from.and_then(directory::step_of).unwrap_or(0)))
 }
 
 /// What dynamic sampling goes by, in words; the reward functions have their names.
@@ -151,14 +152,15 @@ fn hints(config: &TrainConfig) -> Vec<String> {
     list
 }
 
-/// What is allowed and probably not meant. While a run goes on, the notices of the learner say what is not in [`hints`].
-fn remarks(config: &TrainConfig) -> Vec<String> {
+/// What is allowed and probably not meant of a run that goes on from a checkpoint, if there is one. While a run goes on, the
+/// notices of the learner say what is not in [`hints`].
+fn remarks(config: &TrainConfig, from: Option<&Path>) -> Vec<String> {
     let mut list = hints(config);
     let model = ModelDir::open(&config.model).ok();
     let weights = model.as_ref().map_or(0, |model| model.config().parameter_count());
     let length = model.and_then(|model| notices::model_length(config, model.config().max_position_embeddings));
     list.extend(notices::learning_rate(config, weights).into_iter().chain(length).map(|notice| notice.to_string()));
-    let saved = directory::checkpoint(config).ok().flatten().and_then(|path| resume::saved_config(&path));
+    let saved = from.and_then(resume::saved_config);
     let changes = saved.map(|saved| resume::changed_options(&saved, config)).unwrap_or_default();
     list.extend(changes.iter().map(|change| format!("the run goes on with another option: {change}")));
     list
@@ -242,10 +244,16 @@ pub fn train(config: TrainConfig) -> Result<Trained> {
 fn train_with(mut config: TrainConfig, chaos: Option<Chaos>) -> Result<Trained> {
     let before = resolve::before(&config);
     hub::locate(&mut config, before.as_ref())?.iter().for_each(output::tell);
-    let Resolved { mut config, plan, data, .. } = resolve::resolve(config)?;
+    let Resolved { mut config, plan, data, checkpoint, .. } = resolve::resolve(config)?;
     data.iter().for_each(output::tell);
+    let dir = RunDir::new(&config.output_dir);
+    if let Some(step) = is_done(&config, &dir, checkpoint.as_deref()) {
+        let steps = steps_in_words(step);
+        output::tell(format_args!("all {steps} are made (checkpoint-{step}); raise `max_steps` to go on"));
+        return concluded(&config, dir, Outcome::Finished, (0.0, step), false);
+    }
     output::tell(&plan);
-    output::tell(estimate(&config)?);
+    output::tell(estimate(&config, checkpoint.as_deref())?);
     resolve::check_weights(&config)?;
     rehearsal::rehearse(&mut config)?;
     filter(&config)?.iter().for_each(output::tell);
@@ -260,7 +268,7 @@ fn train_with(mut config: TrainConfig, chaos: Option<Chaos>) -> Result<Trained> 
     let begin = Instant::now();
     let mut watch = progress::Progress::new(&config, &run);
     let first_step = watch.steps();
-    watch.announce(&config);
+    watch.announce(&config, checkpoint.as_deref().and_then(directory::step_of));
     let limits = Limits { chaos, ..Limits::new(&config) };
     let learner =
         spec("learner", &run, "lower `micro_batch_tokens`, or set `gradient_checkpointing`, `bf16` or `use_peft`")?;
@@ -274,11 +282,25 @@ fn train_with(mut config: TrainConfig, chaos: Option<Chaos>) -> Result<Trained> 
     // Its last words may say why it ended.
     watch.finish();
     reporter.into_iter().for_each(Reporter::finish);
+    if outcome.is_err() && watch.steps() == first_step {
+        run.give_up();
+    }
     let outcome = outcome?;
-    let seconds = begin.elapsed().as_secs_f64();
-    let records = metrics::read(&dir.metrics())?;
     // A start that came to nothing leaves the run as it was.
     let begun = outcome == Outcome::Finished || watch.steps() > first_step || !dir.report().exists();
+    concluded(&config, dir, outcome, (begin.elapsed().as_secs_f64(), first_step), begun)
+}
+
+/// What there is of a run at its end: its records and, where this start has added to them, its report written anew. `seconds` is
+/// how long the pair was at work, and `first_step` what was made before it.
+fn concluded(
+    config: &TrainConfig,
+    dir: RunDir,
+    outcome: Outcome,
+    (seconds, first_step): (f64, u64),
+    begun: bool,
+) -> Result<Trained> {
+    let records = metrics::read(&dir.metrics())?;
     let report = if begun { report::write(&dir) } else { Ok(dir.report()) };
     let report = report.context("the run is complete, but its report could not be written")?;
     let rewards = summary::first_and_last(&records, metrics::REWARD);
@@ -291,11 +313,18 @@ fn train_with(mut config: TrainConfig, chaos: Option<Chaos>) -> Result<Trained> 
         report: report.display().to_string(),
     };
     let nothing = match outcome {
-        Outcome::Finished => notices::nothing_learned(&records, &notices::read(&dir.notices())?, &config),
+        Outcome::Finished => notices::nothing_learned(&records, &notices::read(&dir.notices())?, config),
         Outcome::Interrupted | Outcome::Killed => None,
     };
     output::tell(farewell(outcome, nothing.is_none(), &summary, &dir));
     Ok(Trained { outcome, summary, records, dir, nothing })
+}
+
+/// The step of the checkpoint of a run that has nothing left to do, not even an evaluation.
+fn is_done(config: &TrainConfig, dir: &RunDir, checkpoint: Option<&Path>) -> Option<u64> {
+    let own = checkpoint.filter(|path| path.parent() == Some(dir.root()) && dir.report().exists());
+    let step = own.and_then(directory::step_of)?;
+    (config.max_steps.is_some_and(|total| total <= step) && !config.evaluates()).then_some(step)
 }
 
 /// Where the run's versions lie: in shared memory, or on disk with the reason why.
@@ -334,8 +363,8 @@ fn farewell(outcome: Outcome, has_learned: bool, summary: &Summary, dir: &RunDir
             "ended before the first step; the next start begins anew".to_owned()
         }
         (_, None) => format!(
-            "ended before the first checkpoint: there is nothing to go on from, and {} is not empty; remove it or choose \
-             another `output_dir`",
+            "ended before the first checkpoint: there is nothing to go on from, and {} is not empty; choose another \
+             `output_dir`, or move this one away",
             dir.root().display()
         ),
     }

@@ -112,16 +112,10 @@ impl Progress {
         self.tail.steps()
     }
 
-    /// One line on what begins.
-    pub fn announce(&mut self, config: &TrainConfig) {
-        let from = if self.shown > 0 { format!(" from step {}", self.shown) } else { String::new() };
-        self.say(&format!(
-            "training {} for {} of {} completions{from}; run directory {}",
-            config.model.display(),
-            steps_in_words(self.total),
-            config.completions_per_step(),
-            config.output_dir.display()
-        ));
+    /// One line on what begins: a new run, or one that goes on from the checkpoint of a step, behind which there may be records
+    /// of steps that are made again.
+    pub fn announce(&mut self, config: &TrainConfig, from: Option<u64>) {
+        self.say(&announcement(config, from));
     }
 
     /// The run goes on: everything that events are made of is in its records.
@@ -260,6 +254,23 @@ impl Watch for Progress {
     }
 }
 
+/// `training models/a for 10 steps of 64 completions: steps 5 to 10 of 10, from checkpoint-4; run directory runs/a`.
+fn announcement(config: &TrainConfig, from: Option<u64>) -> String {
+    let total = config.max_steps.unwrap_or(0);
+    let left = match from {
+        None => String::new(),
+        Some(step) if step >= total => format!(": all are made (checkpoint-{step}); raise `max_steps` to go on"),
+        Some(step) => format!(": steps {} to {total} of {total}, from checkpoint-{step}", step + 1),
+    };
+    format!(
+        "training {} for {} of {} completions{left}; run directory {}",
+        config.model.display(),
+        steps_in_words(total),
+        config.completions_per_step(),
+        config.output_dir.display()
+    )
+}
+
 fn bar(total: u64, done: u64) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
     // What does not fit into the line is cut off.
@@ -394,6 +405,24 @@ mod tests {
         assert_eq!(line, "step 2/12  reward 1.250  mismatch_kl 3.0e-13  ETA 20 seconds");
         let line = plain_line(&[record(2)], 2, true);
         assert_eq!(line, "step 2/2  reward 1.250  mismatch_kl 3.0e-13  idle learner 25 %  ETA 0 seconds");
+    }
+
+    #[test]
+    fn what_begins_is_said_with_the_step_of_its_checkpoint() {
+        let config = TrainConfig {
+            model: "models/a".into(),
+            output_dir: "runs/a".into(),
+            max_steps: Some(10),
+            generation_batch_size: Some(64),
+            ..TrainConfig::default()
+        };
+        let begins = "training models/a for 10 steps of 64 completions";
+        assert_eq!(announcement(&config, None), format!("{begins}; run directory runs/a"));
+        assert_eq!(
+            announcement(&config, Some(4)),
+            format!("{begins}: steps 5 to 10 of 10, from checkpoint-4; run directory runs/a")
+        );
+        assert!(announcement(&config, Some(10)).contains("all are made (checkpoint-10); raise `max_steps`"));
     }
 
     #[test]

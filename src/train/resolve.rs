@@ -47,7 +47,7 @@ impl CommandLine {
             file: file.map(Path::to_owned),
             dry_run,
             chaos,
-            overrides: layers::parse_overrides(&options).map_err(explained)?,
+            overrides: layers::parse_overrides(&options).map_err(explained).and_then(without_steps)?,
         })
     }
 
@@ -56,6 +56,18 @@ impl CommandLine {
     pub fn config(&self) -> Result<TrainConfig> {
         if let Some(file) = self.file.as_deref().filter(|file| import_config::is_foreign(file)) {
             return self.imported(file);
+        }
+        let ending = |file: &Path| {
+            file.extension().is_some_and(|own| ROWS.iter().any(|of_rows| own.eq_ignore_ascii_case(of_rows)))
+        };
+        if let Some(file) = self.file.as_deref().filter(|file| ending(file)) {
+            bail!(
+                "{}: the first word is the configuration, run.toml, and this is a file of rows; name it with --dataset",
+                file.display()
+            );
+        }
+        if let Some(file) = self.file.as_deref().filter(|file| !file.exists()) {
+            bail!("{}: there is no such file; the first word is the configuration, run.toml", file.display());
         }
         let loaded = layers::load_named(self.file.as_deref(), &self.overrides);
         if let (Err(_), Some(file)) = (&loaded, self.file.as_deref()) {
@@ -66,10 +78,11 @@ impl CommandLine {
         let in_file = !self.overrides.iter().any(|(key, _)| key == "resume_from_checkpoint");
         if let (true, Some(folder), Some(wanted)) =
             (in_file, self.file.as_deref().and_then(Path::parent), &mut config.resume_from_checkpoint)
-            && wanted != "latest"
+            && !NEWEST.contains(&wanted.as_str())
         {
             *wanted = folder.join(&*wanted).display().to_string();
         }
+        find_checkpoint(&mut config);
         Ok(config)
     }
 
@@ -83,6 +96,51 @@ impl CommandLine {
     }
 }
 
+/// Explains TRL's `--max_steps -1`, which stands for an absent one.
+fn without_steps(overrides: layers::Overrides) -> Result<layers::Overrides> {
+    if overrides.iter().any(|(key, value)| key == "max_steps" && value.trim() == "-1") {
+        bail!(
+            "`max_steps` -1 is TRL's word for none: leave it out, and `num_train_epochs` says how many steps there are"
+        );
+    }
+    Ok(overrides)
+}
+
+/// Words for the newest checkpoint; the second one is TRL's.
+const NEWEST: [&str; 3] = ["latest", "true", "True"];
+
+/// Takes a checkpoint that is named without its folder, as `checkpoint-50` or `50`, for one of the run's own, where it is no path by
+/// itself.
+fn find_checkpoint(config: &mut TrainConfig) {
+    let Some(wanted) = &mut config.resume_from_checkpoint else { return };
+    if NEWEST.contains(&wanted.as_str()) {
+        NEWEST[0].clone_into(wanted);
+        return;
+    }
+    let path = Path::new(&*wanted);
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let Ok(step) = name.strip_prefix("checkpoint-").unwrap_or(&name).parse::<u64>() else { return };
+    let own = RunDir::new(&config.output_dir).checkpoint(step);
+    if !path.exists() && own.is_dir() {
+        *wanted = own.display().to_string();
+    }
+}
+
+/// Names that are options of our other commands or of other programs, and no single option stands for, with what does.
+const NO_OPTIONS: [(&str, &str); 5] = [
+    ("threads", "a run has `rollout_threads` and `learner_threads`"),
+    ("max_new_tokens", "did you mean `max_completion_length`?"),
+    (
+        "gpus",
+        "`rollout_device` and `learner_device` choose the GPU (cuda), `learner_ranks` takes several for the learner",
+    ),
+    ("device", "a run has `rollout_device` and `learner_device`"),
+    ("overwrite_output_dir", "no run is overwritten: choose another `output_dir`, or move the old one away"),
+];
+
+/// Endings of files of rows.
+const ROWS: [&str; 7] = ["csv", "tsv", "jsonl", "ndjson", "parquet", "arrow", "txt"];
+
 /// Says why an option of TRL's is unknown here, where there is more to say than that.
 pub fn explained(error: ConfigError) -> anyhow::Error {
     match error {
@@ -93,7 +151,10 @@ pub fn explained(error: ConfigError) -> anyhow::Error {
         }
         ConfigError::UnknownKey { key, origin, suggestion } => match import_config::hint(&key) {
             Some(hint) => anyhow!("unknown option `{key}` ({origin}): {hint}"),
-            None => ConfigError::UnknownKey { key, origin, suggestion }.into(),
+            None => match NO_OPTIONS.iter().find(|(name, _)| *name == key.replace('-', "_")) {
+                Some((_, hint)) => anyhow!("unknown option `{key}` ({origin}): {hint}"),
+                None => ConfigError::UnknownKey { key, origin, suggestion }.into(),
+            },
         },
         error => error.into(),
     }
@@ -110,6 +171,8 @@ pub struct Resolved {
     pub disk: DiskPlan,
     /// A line for each dataset.
     pub data: Vec<String>,
+    /// The checkpoint that the run goes on from, if it does.
+    pub checkpoint: Option<PathBuf>,
 }
 
 /// Fills in what depends on data and machine (steps, threads, the learner's token budget), makes paths absolute and checks
@@ -123,7 +186,8 @@ pub fn resolve(mut config: TrainConfig) -> Result<Resolved> {
     problems.extend(Torchrun::of_run(&config).err());
     problems.take(make_absolute(&mut config));
     let model = problems.take(models(&config));
-    problems.take(directory::check(&config, model.as_ref().and_then(|(model, _)| model.as_ref())));
+    let of_run = model.as_ref().and_then(|(model, _)| model.as_ref());
+    let checkpoint = problems.take(directory::check(&config, of_run)).flatten();
     let waiting = Waiting::new("reading the datasets");
     let datasets = Datasets::read(&config, &mut problems);
     drop(waiting);
@@ -149,7 +213,7 @@ pub fn resolve(mut config: TrainConfig) -> Result<Resolved> {
     config.micro_batch_tokens = Some(plan.micro_batch_tokens);
     let in_shared_memory = plan.versions_in_shared_memory();
     let disk = DiskPlan::new(&config, model.config(), critic.as_ref().map(ModelDir::config), in_shared_memory);
-    Ok(Resolved { config, plan, disk, data: datasets.about })
+    Ok(Resolved { config, plan, disk, data: datasets.about, checkpoint })
 }
 
 /// Makes the paths of a configuration, as far as they are given, independent of the working directory.
@@ -183,13 +247,22 @@ fn models(config: &TrainConfig) -> Result<(Option<ModelDir>, Option<ModelDir>)> 
 /// # Errors
 /// As [`Checkpoint::open`], with the option.
 pub fn check_weights(config: &TrainConfig) -> Result<()> {
+    check_weights_of("model", &config.model)?;
+    check_critic(config)
+}
+
+/// As [`check_weights`], of the critic alone: what the sampler has looked at need not be read again.
+///
+/// # Errors
+/// As [`check_weights`].
+pub fn check_critic(config: &TrainConfig) -> Result<()> {
+    config.critic_model.as_ref().map_or(Ok(()), |path| check_weights_of("critic_model", path))
+}
+
+fn check_weights_of(key: &str, path: &Path) -> Result<()> {
     let _waiting = Waiting::new("looking at the weights");
-    let named = [("model", Some(&config.model)), ("critic_model", config.critic_model.as_ref())];
-    for (key, path) in named.into_iter().filter_map(|(key, path)| Some((key, path?))) {
-        let open = || Ok::<_, anyhow::Error>(Checkpoint::open(&ModelDir::open(path)?)?);
-        open().with_context(|| format!("`{key}`"))?;
-    }
-    Ok(())
+    let open = || Ok::<_, anyhow::Error>(Checkpoint::open(&ModelDir::open(path)?)?);
+    open().map(drop).with_context(|| format!("`{key}`"))
 }
 
 /// The resolved configuration of the run that is resumed.
@@ -305,6 +378,7 @@ mod tests {
         fs::write(fresh.output_dir.join("config.toml"), layers::to_toml(&earlier)).unwrap();
         fs::write(fresh.output_dir.join("run.lock"), "").unwrap();
         assert_ne!(resolve(fresh.clone()).unwrap().config.template_date, date);
+        assert_eq!(resolve(fresh.clone()).unwrap().checkpoint, None);
         assert_eq!(resolved(&fresh), Some(chosen), "a new run does not look at what one without a step has left");
         fs::create_dir(fresh.output_dir.join("checkpoint-3")).unwrap();
         for (file, text) in [("trainer_state.json", "{}"), ("config.json", CONFIG_JSON)] {
@@ -314,7 +388,9 @@ mod tests {
         for from in ["latest", &checkpoint] {
             let goes_on = TrainConfig { resume_from_checkpoint: Some(from.into()), ..fresh.clone() };
             assert_eq!(resolved(&goes_on), Some(chosen + 7), "{from}");
-            assert_eq!(resolve(goes_on.clone()).unwrap().config.template_date, date, "prompts stay as they were");
+            let again = resolve(goes_on.clone()).unwrap();
+            assert_eq!(again.config.template_date, date, "prompts stay as they were");
+            assert_eq!(again.checkpoint.as_deref(), Some(Path::new(&checkpoint)), "nobody need look for it again");
             assert_eq!(resolved(&TrainConfig { micro_batch_tokens: Some(5), ..goes_on }), Some(5));
         }
     }
@@ -353,6 +429,24 @@ mod tests {
     }
 
     #[test]
+    fn words_that_are_no_options_of_a_run_lead_to_those_that_are_meant() {
+        let message = |line: &str| {
+            let parsed = CommandLine::parse(&words(line)).and_then(|line| line.config());
+            parsed.unwrap_err().to_string()
+        };
+        for (line, meant) in [
+            ("--threads 2", "`rollout_threads` and `learner_threads`"),
+            ("--max-new-tokens 5", "`max_completion_length`"),
+            ("--gpus=2", "`learner_ranks`"),
+            ("--overwrite_output_dir true", "choose another `output_dir`"),
+            ("--max_steps -1", "leave it out, and `num_train_epochs`"),
+            ("data/sums.csv", "name it with --dataset"),
+        ] {
+            assert!(message(line).contains(meant), "{line}: {}", message(line));
+        }
+    }
+
+    #[test]
     fn a_checkpoint_named_in_the_file_is_relative_to_its_folder() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("run.toml");
@@ -364,6 +458,15 @@ mod tests {
         assert_eq!(resumed_from("run/checkpoint-5", ""), dir.path().join("run/checkpoint-5").display().to_string());
         assert_eq!(resumed_from("/run/checkpoint-5", ""), "/run/checkpoint-5");
         assert_eq!(resumed_from("latest", ""), "latest");
+        assert_eq!(resumed_from("true", ""), "latest", "as in TRL");
+        fs::create_dir_all(dir.path().join("run/checkpoint-5")).unwrap();
+        let own = dir.path().join("run/checkpoint-5").display().to_string();
+        let output = format!(" --output_dir {}", dir.path().join("run").display());
+        for named in ["checkpoint-5", "5"] {
+            assert_eq!(resumed_from(named, &output), own, "one of the run's own");
+            assert_eq!(resumed_from("a", &format!("{output} --resume_from_checkpoint {named}")), own);
+        }
+        assert_eq!(resumed_from("a", &format!("{output} --resume_from_checkpoint 6")), "6", "which is then refused");
         assert_eq!(resumed_from("a", " --resume_from_checkpoint b/checkpoint-1"), "b/checkpoint-1");
     }
 

@@ -2,7 +2,7 @@
 
 use std::{
     collections::VecDeque,
-    io,
+    convert::Infallible,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -52,10 +52,7 @@ impl Connection {
 
 /// Answers with `app` for ever. Where all places are taken, the oldest connection without a request makes room, else the
 /// oldest: the page stays within reach, whoever else holds connections open, and a browser comes back by itself.
-///
-/// # Errors
-/// None that ends it.
-pub async fn serve(listener: TcpListener, app: Router, patience: Duration) -> io::Result<()> {
+pub async fn serve(listener: TcpListener, app: Router, patience: Duration) -> Infallible {
     let most = most(getrlimit(Resource::Nofile).current);
     let mut open: VecDeque<(Connection, AbortHandle)> = VecDeque::new();
     loop {

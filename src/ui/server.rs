@@ -102,7 +102,7 @@ pub fn serve(listener: TcpListener, shared: Shared) -> Result<()> {
     let served = runtime.block_on(async {
         let listener = tokio::net::TcpListener::from_std(listener)?;
         tokio::select! {
-            served = connections::serve(listener, app, PATIENCE) => served.context("the server failed"),
+            never = connections::serve(listener, app, PATIENCE) => match never {},
             stopped = stop() => stopped.context("cannot wait for an interrupt"),
         }
     });

@@ -66,7 +66,8 @@ pub fn of_step(dir: &RunDir, step: u64) -> io::Result<Option<Step>> {
     let given_up = given_up(dir, step);
     let mut groups: Vec<Group> = Vec::new();
     let mut places: HashMap<u64, usize> = HashMap::new();
-    for mut row in rows(&text) {
+    let (rows, skipped) = journal::parse::<Map<String, Value>>(&text);
+    for mut row in rows {
         let Some(position) = position(&row) else { continue };
         let place = *places.entry(position).or_insert_with(|| {
             let number = |key: &str| row.get(key).and_then(Value::as_u64);
@@ -83,7 +84,7 @@ pub fn of_step(dir: &RunDir, step: u64) -> io::Result<Option<Step>> {
         shorten(&mut row, LISTED);
         groups[place].samples.push(row);
     }
-    let skipped = journal::parse::<Map<String, Value>>(&text).1.of_a_whole_file();
+    let skipped = skipped.of_a_whole_file();
     let damage = (!skipped.is_empty()).then(|| format!("step-{step}.jsonl: {skipped}"));
     Ok(Some(Step { step, tokens: dir.step_tokens(step).is_file(), damage, groups }))
 }
@@ -206,6 +207,7 @@ mod tests {
         let whole = one(&dir, 4, 10, 1).unwrap().unwrap();
         assert_eq!(whole["completion"].as_str().unwrap().chars().count(), LISTED + 1);
         assert!(one(&dir, 4, 10, 2).unwrap().is_none());
+        assert_eq!(step["damage"], "step-4.jsonl: 1 damaged line");
     }
 
     #[test]

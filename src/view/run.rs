@@ -169,16 +169,29 @@ pub fn notices(dir: &RunDir) -> io::Result<Notices> {
         }
         _ => None,
     };
-    notices.extend(damage(dir)?);
+    let damage = damage(dir, &notices)?;
+    notices.extend(damage);
     Ok(Notices { notices, in_vain: nothing.map(|nothing| nothing.to_string()) })
 }
 
 /// That records are damaged or missing, of which the run itself has not told yet.
-fn damage(dir: &RunDir) -> io::Result<Option<Notice>> {
-    let found = records::examine(dir)?;
+fn damage(dir: &RunDir, notices: &[Notice]) -> io::Result<Option<Notice>> {
+    let told: Vec<&str> = notices.iter().filter(|n| n.kind == NoticeKind::RecordsDamaged).map(|n| &*n.text).collect();
+    let mut found = records::examine(dir)?;
+    found.retain(|what| !told.iter().any(|text| says(text, what)));
     let text = format!("records of the run are not whole: {}", found.join("; "));
     let remedy = "what is shown here goes without them; look at the disk";
     Ok((!found.is_empty()).then(|| Notice::new(NoticeKind::RecordsDamaged, 0, text, remedy)))
+}
+
+/// Whether a notice says what is wrong with a journal, `metrics.jsonl: step 1 is missing`. A resume that has told of damaged lines
+/// and of missing steps has written the file without the lines, so that the steps alone are found again.
+fn says(text: &str, what: &str) -> bool {
+    let Some((name, words)) = what.split_once(": ") else { return text.contains(what) };
+    text.split("; ").any(|part| {
+        let of_file = part.split_once(&format!("{name}: ")).map(|(_, rest)| rest);
+        of_file.is_some_and(|rest| rest == words || rest.ends_with(&format!(", {words}")))
+    })
 }
 
 /// What `compare` has said of models of the run, the newest first.
@@ -213,6 +226,39 @@ mod tests {
         assert_eq!(
             (overview.state, overview.name.as_str(), overview.model.as_deref()),
             (State::Finished, "runs/one", Some("a/b"))
+        );
+    }
+
+    /// After a resume that has told of it, what is still not there is no news.
+    #[test]
+    fn what_a_run_has_told_of_its_records_is_not_told_again() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = RunDir::new(root.path());
+        let lines = |steps: &[u64]| steps.iter().map(|step| format!("{{\"step\":{step}}}\n")).collect::<String>();
+        let group = |step: u64| {
+            format!("{{\"step\":{step},\"group\":0,\"position\":1,\"prompt_id\":1,\"epoch\":0,\"states\":[]}}\n")
+        };
+        fs::write(dir.metrics(), lines(&[2, 4])).unwrap();
+        fs::write(dir.ledger(), (1..=4).map(group).collect::<String>()).unwrap();
+        let damages = || -> Vec<String> {
+            let found = notices(&dir).unwrap().notices.into_iter();
+            found.filter(|notice| notice.kind == NoticeKind::RecordsDamaged).map(|notice| notice.text).collect()
+        };
+        assert_eq!(damages(), ["records of the run are not whole: metrics.jsonl: steps 1, 3 are missing"]);
+        for told in ["metrics.jsonl: steps 1, 3 are missing", "metrics.jsonl: 2 damaged lines, steps 1, 3 are missing"]
+        {
+            let text = format!("records of the steps before are not whole: {told}; notices.jsonl: 1 damaged line");
+            let notice = Notice::new(NoticeKind::RecordsDamaged, 4, &text, "look at the disk");
+            fs::write(dir.notices(), serde_json::to_string(&notice).unwrap() + "\n").unwrap();
+            assert_eq!(damages(), [text], "once");
+        }
+        fs::write(dir.metrics(), lines(&[2])).unwrap();
+        fs::write(dir.eval(), "{\n").unwrap();
+        let found = damages();
+        assert_eq!(found.len(), 2);
+        assert_eq!(
+            found[1],
+            "records of the run are not whole: metrics.jsonl: steps 1, 3 to 4 are missing; eval.jsonl: 1 damaged line"
         );
     }
 

@@ -37,6 +37,8 @@ pub struct Faults {
     pub token: Option<&'static str>,
     /// Asks for terms to be accepted before it hands out a file.
     pub gated: bool,
+    /// Lists files as so many bytes longer than they are.
+    pub longer: u64,
     /// Answers nobody.
     pub down: bool,
     /// Answers every request, for a file or not, with a redirect to there, with the path in the place of `{path}`; one with
@@ -186,7 +188,7 @@ fn answer(mut stream: TcpStream, state: &Mutex<State>, endpoint: &str) -> std::i
         let (repository, revision) = rest.split_once("/revision/").unwrap_or((rest, "main"));
         return match found(&state, repository, revision) {
             Ok(commit) => {
-                let body = described(commit).to_string();
+                let body = described(commit, faults.longer).to_string();
                 head(
                     &mut stream,
                     "200 OK",
@@ -236,9 +238,9 @@ fn found<'a>(state: &'a State, repository: &str, revision: &str) -> Result<&'a C
     named.or_else(|| commits.last().filter(|_| revision == "main")).ok_or("RevisionNotFound")
 }
 
-fn described(commit: &Commit) -> Value {
+fn described(commit: &Commit, longer: u64) -> Value {
     let file = |(name, bytes): &(String, Vec<u8>)| {
-        let mut file = json!({ "rfilename": name, "size": bytes.len(), "blobId": git(bytes) });
+        let mut file = json!({ "rfilename": name, "size": bytes.len() as u64 + longer, "blobId": git(bytes) });
         if bytes.len() >= LARGE {
             file["lfs"] = json!({ "sha256": hex(&Sha256::digest(bytes)), "size": bytes.len() });
         }

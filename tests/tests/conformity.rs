@@ -127,7 +127,7 @@ fn a_version_that_was_damaged_on_its_way_is_published_again_and_the_run_is_the_s
     assert!(!run.wait().unwrap().success());
     let said = fs::read_to_string(bench.path("stderr")).unwrap();
     assert!(said.contains(&format!("the last of v{version}: ")) && said.contains(TENSOR), "{said}");
-    assert!(said.contains("`max_refusals`") && !said.contains("restarting learner"), "{said}");
+    assert!(said.contains("`max_refusals`") && !said.contains("restarting the learner"), "{said}");
     assert!(bench.path("ended").join(format!("checkpoint-{}", version.0)).is_dir());
     let _ = bench.train("ended", &["--resume_from_checkpoint", "latest"]).success();
     assert!(bench.weights("ended") == bench.weights("undisturbed"));

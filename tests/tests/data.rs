@@ -170,15 +170,13 @@ fn typed_columns_bytes_and_messages_as_texts_are_read_or_told() {
         assert!(said.contains(words), "{words}: {said}");
     }
     let columns = bench.write("columns.json", r#"{"prompt": ["a", "b"], "answer": ["1", "2"]}"#);
+    let null = bench.write("null.jsonl", "{\"prompt\": \"1+1=\", \"answer\": 2}\n{\"prompt\": null, \"answer\": 3}\n");
     let nan = bench.write("nan.jsonl", r#"{"prompt": "a", "answer": NaN}"#);
     for (data, words) in [
         (format!("dataset = {columns:?}"), "is one JSON object that holds everything"),
         (format!("dataset = {nan:?}"), "nan.jsonl, line 1: holds NaN (column 27), which JSON does not have"),
         (format!("dataset = {:?}", fixture("brotli.parquet")), "is compressed with brotli, which is not read"),
-        (
-            format!("dataset = {:?}", fixture("bytes.parquet")),
-            "row 3: `prompt` is neither a text nor a list of messages",
-        ),
+        (format!("dataset = {null:?}"), "line 2: `prompt` is neither a text nor a list of messages"),
     ] {
         let message = bench.refusal(&data);
         assert!(message.contains(words), "{words}: {message}");

@@ -81,7 +81,7 @@ fn a_folder_with_other_content_is_left_alone() {
     let place = Exports::new();
     let before = place.files("model");
     let error = place.refusal(&place.path("model"));
-    assert!(error.contains("the folder is not an export (it has `"), "{error}");
+    assert!(error.contains("the folder is not an earlier output (it has `"), "{error}");
     assert_eq!(place.files("model"), before);
 
     let out = place.path("out");

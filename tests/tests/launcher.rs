@@ -173,7 +173,7 @@ fn a_refusal_of_a_process_becomes_the_refusal_of_the_launcher() {
     let stage = Stage::new("exec sleep 60", "echo 'error: unknown reward function `formt`' >&2; exit 1");
     let start = Instant::now();
     let refused = cli::finish(stage.command(&[]));
-    assert!(refused.refusal().contains("rollout: unknown reward function `formt`"), "{}", refused.stderr);
+    assert!(refused.refusal().contains("the sampler: unknown reward function `formt`"), "{}", refused.stderr);
     assert!(start.elapsed() < Duration::from_secs(30), "the learner was not ended");
     // Nothing was trained: the same command works once the mistake is corrected.
     stage.script("learner", THREE_STEPS);
@@ -189,14 +189,14 @@ fn a_crash_is_named_and_survived_and_too_many_are_not() {
         UNTIL_FINISHED,
     );
     let finished = cli::finish(stage.command(&[])).success();
-    assert!(finished.stderr.contains("learner ended: killed by signal 11 (SIGSEGV)"), "{}", finished.stderr);
-    assert!(finished.stderr.contains("| last words") && finished.stderr.contains("restarting learner"));
+    assert!(finished.stderr.contains("the learner ended: killed by signal 11 (SIGSEGV)"), "{}", finished.stderr);
+    assert!(finished.stderr.contains("| last words") && finished.stderr.contains("restarting the learner"));
 
     let stage = Stage::new("exec sleep 60", "kill -9 $$");
     let refused = cli::finish(stage.command(&[]));
     let error = refused.refusal();
     assert!(
-        error.contains("rollout died 2 times") && error.contains("SIGKILL") && error.contains("rollout.log"),
+        error.contains("the sampler died 2 times") && error.contains("SIGKILL") && error.contains("rollout.log"),
         "{error}"
     );
 }
@@ -305,7 +305,7 @@ fn a_run_that_is_killed_before_its_first_checkpoint_says_how_to_begin_anew() {
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(130), "{stderr}");
         assert_eq!(stderr.contains("the next start begins anew"), !stepping, "{stderr}");
-        assert_eq!(stderr.contains("remove it or choose another `output_dir`"), stepping, "{stderr}");
+        assert_eq!(stderr.contains("choose another `output_dir`, or move"), stepping, "{stderr}");
         stage.script("learner", THREE_STEPS);
         let again = cli::finish(stage.command(&[]));
         assert_eq!(again.status.success(), !stepping, "{}", again.stderr);
@@ -360,7 +360,7 @@ fn what_the_limit_of_a_control_group_killed_is_named_as_such() {
     let error = finished.refusal();
     assert!(
         error.contains(
-            "learner was killed for memory by the limit of its control group, 768.0 MiB; lower `micro_batch_tokens`"
+            "the learner was killed for memory by the limit of its control group, 768.0 MiB; lower `micro_batch_tokens`"
         ),
         "{error}"
     );

@@ -33,7 +33,7 @@ impl Adapter {
     }
 
     fn golden(&self, key: &str) -> PathBuf {
-        harness::golden_dir().join(self.case["params"][key].as_str().unwrap())
+        harness::golden_dir_of("adapter.json").join(self.case["params"][key].as_str().unwrap())
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -103,7 +103,7 @@ fn what_cannot_be_merged_is_one_line_and_leaves_nothing() {
         assert!(!adapter.path("out").exists());
         finished.refusal().to_owned()
     };
-    assert!(refusal(&["merge", "adapter", "adapter"]).contains("OUT adapter: the folder is not empty"));
+    assert!(refusal(&["merge", "adapter", "adapter"]).contains("OUT: adapter: the folder is not empty"));
     let base = adapter.golden("base_dir");
     let error = refusal(&["merge", base.to_str().unwrap(), "out"]);
     assert!(error.contains("no adapter_config.json: nothing is to be merged"), "{error}");

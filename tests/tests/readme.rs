@@ -174,7 +174,8 @@ fn the_page_on_a_task_of_one_s_own_leads_from_an_empty_folder_to_a_rising_curve(
         assert_eq!(block.language, "console");
         for command in commands(&block) {
             assert!(is_run(&command), "{command}");
-            let _ = in_a_shell(dir.path(), &command).success();
+            let said = in_a_shell(dir.path(), &command).success().stderr;
+            assert!(!said.contains("warning: "), "a reader who does as the page says is warned: {said}");
             count += 1;
         }
     }

@@ -255,6 +255,10 @@ fn check_rewards_says_how_each_function_did() {
         (&json!("right"), &json!(1.0), &json!(0.0))
     );
     assert_eq!(figures[1]["entry"], "gsm8k");
+    assert!(figures[0]["of_the_model"].is_number(), "the model is asked, however the figures are written: {figures}");
+    let before = bench.tandem(&["check-rewards", "--before-run", "--json", "../run.toml"]).success();
+    let figures: Value = serde_json::from_str(&before.stdout).unwrap();
+    assert!(figures[0]["of_the_model"].is_null(), "a run's start asks it where there is a doubt: {figures}");
 
     let refused = bench.tandem(&["check-rewards", "../run.toml", "--reward_funcs", "r.py:right"]);
     assert!(refused.refusal().contains("elsewhere/r.py: no such file"), "the command line is relative to its folder");
@@ -280,7 +284,7 @@ fn answers_that_are_no_plain_texts_are_read_or_named() {
     assert!(!said.contains("warning"), "{said}");
 
     let list = json!({"prompt": "1+1=", "answer": ["7"]});
-    let (figures, said) = checked(&[list.clone()], "accuracy,boxed,numeric");
+    let (figures, said) = checked(std::slice::from_ref(&list), "accuracy,boxed,numeric");
     assert!(figures.as_array().unwrap().iter().all(|figure| figure["right"] == 1.0), "{figures}");
     assert!(!said.contains("warning"), "{said}");
     let (_, said) = checked(&[list, json!({"prompt": "2+2=", "answer": {"target": ["7"]}})], "accuracy,boxed,numeric");

@@ -159,8 +159,10 @@ fn whatever_is_done_to_a_file_a_resume_comes_to_the_same_weights_or_names_it() {
     thread::scope(|scope| {
         for _ in 0..2 {
             scope.spawn(|| {
-                while let Some((file, deed)) = trials.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    disturb(&bench, &expected, next.load(Ordering::Relaxed) * 2, file, *deed);
+                loop {
+                    let number = next.fetch_add(1, Ordering::Relaxed);
+                    let Some((file, deed)) = trials.get(number) else { break };
+                    disturb(&bench, &expected, number, file, *deed);
                 }
             });
         }
@@ -218,6 +220,8 @@ fn damaged_and_missing_records_are_told_with_their_steps_and_block_nothing() {
         assert!(told(&run).contains(words) && resumed.stderr.contains(words), "{words}: {}", resumed.stderr);
     }
     assert!(told(&run).contains("of_tomorrow"), "what another version has told stays");
+    let html = fs::read_to_string(run.join("report.html")).unwrap();
+    assert_eq!(html.matches("\"records_damaged\"").count(), 1, "told by the run, and not once more by the report");
     assert_eq!(json_lines(&run.join("metrics.jsonl")).len(), 2);
 }
 

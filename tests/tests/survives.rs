@@ -304,8 +304,8 @@ fn a_blocked_learner_is_named_and_ended_and_not_the_sampler() {
     bench.wait_for_words("and is ended", Duration::from_secs(60));
     assert!(run.wait().unwrap().success(), "{}", bench.said());
     let said = bench.said();
-    assert!(said.contains("learner has made no progress in phase save for 1 s (`save_timeout`)"), "{said}");
-    assert!(said.contains("restarting learner (1 of 4 restarts)") && !said.contains("rollout ended"), "{said}");
+    assert!(said.contains("the learner has made no progress in phase save for 1 s (`save_timeout`)"), "{said}");
+    assert!(said.contains("restarting the learner (1 of 4 restarts)") && !said.contains("the sampler ended"), "{said}");
     let _ = slow.kill();
     let _ = slow.wait();
     assert!(bench.result("blocked") == expected, "the weights differ from those of the undisturbed run");
@@ -358,7 +358,7 @@ fn a_rank_that_is_killed_or_stopped_is_named_and_the_result_is_the_same() {
             thread::sleep(Duration::from_millis(20));
         }
         assert!(run.wait().unwrap().success(), "{}", bench.said());
-        assert!(bench.said().contains("restarting learner (1 of 4 restarts)"), "{}", bench.said());
+        assert!(bench.said().contains("restarting the learner (1 of 4 restarts)"), "{}", bench.said());
         let same = bench.result(name) == bench.result(&undisturbed);
         assert!(same, "{name}: the weights differ from those of the undisturbed run");
     }

@@ -45,7 +45,7 @@ impl Adapter {
             .modules(parameters)
             .map_err(|error| ExportError::content(&dir.join(ADAPTER_CONFIG_FILE), format!("{error}; {MERGE}")))?;
         let asked: Vec<String> = modules.iter().flat_map(|(module, _)| AdapterConfig::tensor_names(module)).collect();
-        if let Some(message) = names::foreign(stored.keys().map(String::as_str), asked.iter().map(String::as_str)) {
+        if let Some(message) = names::wrapped(stored.keys().map(String::as_str), asked.iter().map(String::as_str)) {
             return Err(refused(message));
         }
         let mut take = |name: &str, shape: [usize; 2]| {
@@ -129,5 +129,42 @@ impl Adapter {
             update.add_to(&mut base);
         }
         base
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fill_adapter;
+
+    /// As PEFT's own loader says, which layers there are is a question of `target_modules`, not of the names' layout.
+    #[test]
+    fn an_adapter_of_other_layers_is_refused_with_the_tensor_that_is_missing() {
+        let dir = tempfile::tempdir().unwrap();
+        let layer = |name: &str| (format!("model.layers.0.self_attn.{name}.weight"), vec![4, 6]);
+        let parameters = || ["q_proj", "k_proj", "v_proj"].map(layer);
+        let of = |layers: [&str; 2]| AdapterConfig {
+            base_model_name_or_path: "../model".into(),
+            base_blake3: None,
+            r: 2,
+            lora_alpha: 2.0,
+            lora_dropout: 0.0,
+            target_modules: layers.map(str::to_owned).to_vec(),
+            use_rslora: false,
+        };
+        let write = |dir: &Path, layers| {
+            fill_adapter(dir, &of(layers), parameters(), &mut |name| {
+                Ok(vec![0.5; if name.contains("lora_A") { 12 } else { 8 }].into())
+            })
+            .unwrap();
+        };
+        let other = tempfile::tempdir().unwrap();
+        write(dir.path(), ["q_proj", "v_proj"]);
+        write(other.path(), ["q_proj", "k_proj"]);
+        std::fs::copy(other.path().join(ADAPTER_CONFIG_FILE), dir.path().join(ADAPTER_CONFIG_FILE)).unwrap();
+        let error = Adapter::open(dir.path(), parameters()).unwrap_err().to_string();
+        let missing =
+            "has no tensor base_model.model.model.layers.0.self_attn.k_proj.lora_A.weight, which adapter_config.json";
+        assert!(error.contains(missing), "{error}");
     }
 }

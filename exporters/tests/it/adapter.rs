@@ -274,7 +274,7 @@ fn a_merge_without_effect_is_refused_unless_nothing_was_trained() {
 fn golden_adapter_merges_to_pefts_weights() {
     let (params, expected) = (["adapter_dir", "base_dir"], ["base_logprobs", "logprobs", "merged_abs_sums"]);
     for case in harness::golden::cases("adapter.json", "adapter", &params, &["ids"], &expected) {
-        let dir = |key: &str| harness::golden_dir().join(case["params"][key].as_str().unwrap());
+        let dir = |key: &str| harness::golden_dir_of("adapter.json").join(case["params"][key].as_str().unwrap());
         let model = ModelDir::open(dir("adapter_dir")).unwrap();
         assert_eq!(model.path().canonicalize().unwrap(), dir("base_dir").canonicalize().unwrap());
         let weights = Checkpoint::open(&model).unwrap();

@@ -131,9 +131,9 @@ mod tests {
         let earlier = run_dir.checkpoint(3);
         fs::create_dir(&earlier).unwrap();
         write_state(&earlier, &state(3)).unwrap();
-        for file in [IN_FLIGHT_FILE, OPTIMIZER_FILE] {
-            fs::write(earlier.join(file), file).unwrap();
-        }
+        fs::write(earlier.join(IN_FLIGHT_FILE), "in flight").unwrap();
+        // The shortest file of tensors.
+        fs::write(earlier.join(OPTIMIZER_FILE), b"\x02\0\0\0\0\0\0\0{}").unwrap();
         go_back(&run_dir, &earlier, state(5)).unwrap();
         let found = [IN_FLIGHT_FILE, OPTIMIZER_FILE].map(|file| run_dir.checkpoint(5).join(file).exists());
         assert_eq!(found, [false, true]);

@@ -18,6 +18,7 @@ use shared::{
     ModelConfig, ModelDir,
     config::TrainConfig,
     memory_plan::{LearnerSizes, Machine, Workload},
+    output_dir,
 };
 use shared_hub::locate_model;
 use tch::Device;
@@ -105,15 +106,15 @@ fn word<T: DeserializeOwned>(text: &str) -> Result<T, String> {
     serde_json::from_value(text.into()).map_err(|e| e.to_string())
 }
 
-/// Refuses to write a model over the one that is read. A folder that is not there is no such case; whoever opens it
-/// says so.
-fn refuse_overwriting(output: &Path, model: &Path) -> anyhow::Result<()> {
+/// Refuses an output that the model cannot be written to, before hours of training: the folder of the model that is read,
+/// one with anything in it, which would be lost, and one that cannot be made.
+fn check_output(output: &Path, model: &Path) -> anyhow::Result<()> {
     if let (Ok(output), Ok(model)) = (output.canonicalize(), model.canonicalize())
         && output == model
     {
         bail!("--output is the --model directory; name another one");
     }
-    Ok(())
+    output_dir::check(output, &[]).context("--output")
 }
 
 /// Refuses a number that is not above 0.

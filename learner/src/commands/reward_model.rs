@@ -9,7 +9,7 @@ use shared::{
 };
 use shared_hub::locate_model;
 
-use super::{ComputeArgs, above_zero, below_one, not_negative, refuse_overwriting, word};
+use super::{ComputeArgs, above_zero, below_one, check_output, not_negative, word};
 use crate::{
     model::{LoadOptions, load_scorer},
     optimizer::AdamWOptions,
@@ -32,7 +32,7 @@ pub struct Args {
     /// Share of earlier pairs in what is trained on.
     #[arg(long, default_value_t = 0.1)]
     pub history_share: f64,
-    /// Model directory to write.
+    /// Model directory to write; it must be new or empty.
     #[arg(long)]
     pub output: PathBuf,
     /// Where completions are scored: outcome (at the last token), or steps (mean over the token indexes in `chosen_ends`
@@ -63,7 +63,7 @@ pub struct Args {
 /// # Errors
 /// With context for the user.
 pub fn run(args: &Args) -> anyhow::Result<()> {
-    refuse_overwriting(&args.output, &args.model)?;
+    check_output(&args.output, &args.model)?;
     below_one("--history-share", args.history_share)?;
     above_zero("--epochs", args.epochs)?;
     not_negative("--learning-rate", args.learning_rate)?;

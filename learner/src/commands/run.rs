@@ -16,6 +16,7 @@ use shared::{
 use crate::{
     cores,
     device::{self, RankHere},
+    error::LearnerError,
     pair::{Outcome, run as train},
 };
 
@@ -38,7 +39,7 @@ pub struct Args {
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     heartbeat::start()?;
     let run_dir = RunDir::new(&args.run_dir);
-    let id = RunId::join(&run_dir, args.run_id)?;
+    let id = RunId::join(&run_dir, args.run_id).map_err(LearnerError::from)?;
     let config = session::config(&run_dir)?;
     config.validate()?;
     let stop = signals::listen(Deadlines::of(&config)).context("signals cannot be handled")?;
@@ -54,7 +55,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         cores::borrow_from_sampler(config.threads(cores::all()).0);
     }
     let end = IoxLearner::open(&run_dir, id)?;
-    Ok(match train(&run_dir, &config, device, end, &stop)? {
+    Ok(match train((&run_dir, id), &config, device, end, &stop)? {
         Outcome::Finished => {
             tracing::info!("every step is done");
             ExitCode::SUCCESS

@@ -2,13 +2,13 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use shared::{
     config::{JsonTable, LrSchedulerType, TrainConfig},
     memory_plan::Workload,
 };
 
-use super::{ComputeArgs, TrainingArgs, above_zero, below_one, load_or_initialise, not_negative, refuse_overwriting};
+use super::{ComputeArgs, TrainingArgs, above_zero, below_one, check_output, load_or_initialise, not_negative};
 use crate::{
     optimizer::AdamWOptions,
     schedule::Schedule,
@@ -25,7 +25,7 @@ pub struct Args {
     /// format of docs/data.md.
     #[arg(long)]
     pub data: PathBuf,
-    /// Model directory to write.
+    /// Model directory to write; it must be new or empty.
     #[arg(long)]
     pub output: PathBuf,
     /// Passes over the data; --max-steps wins.
@@ -46,9 +46,9 @@ pub struct Args {
     /// Settings of the schedule, as in {"min_lr_rate": 0.1}.
     #[arg(long)]
     pub lr_scheduler_kwargs: Option<JsonTable>,
-    /// Updates of linear warm-up.
-    #[arg(long, default_value_t = 0)]
-    pub warmup_steps: u64,
+    /// Updates of linear warm-up; a number below 1 is a share of all updates.
+    #[arg(long, default_value_t = 0.0, value_name = "N")]
+    pub warmup_steps: f64,
     /// Decoupled weight decay on matrices.
     #[arg(long, default_value_t = 0.0)]
     pub weight_decay: f64,
@@ -78,12 +78,13 @@ pub struct Args {
 /// # Errors
 /// With context for the user.
 pub fn run(args: &Args) -> anyhow::Result<()> {
-    refuse_overwriting(&args.output, &args.model)?;
+    check_output(&args.output, &args.model)?;
     above_zero("--epochs", args.epochs)?;
     not_negative("--learning-rate", args.learning_rate)?;
     not_negative("--weight-decay", args.weight_decay)?;
     below_one("--adam-beta2", args.adam_beta2)?;
     not_negative("--max-grad-norm", args.max_grad_norm)?;
+    not_negative("--warmup-steps", args.warmup_steps)?;
     if args.max_steps == Some(0) {
         bail!("--max-steps must be at least 1");
     }
@@ -91,16 +92,20 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         learning_rate: args.learning_rate,
         lr_scheduler_type: args.lr_scheduler_type,
         lr_scheduler_kwargs: args.lr_scheduler_kwargs.clone(),
-        warmup_steps: args.warmup_steps,
         ..TrainConfig::default()
     };
     scheduled.schedule_settings()?;
+    let is_share_or_whole = args.warmup_steps < 1.0 || args.warmup_steps.fract() == 0.0;
+    ensure!(is_share_or_whole, "--warmup-steps must be a whole number, or below 1 as a share of all updates");
     let device = args.compute.open()?;
     let (model, policy) = load_or_initialise(&args.model, args.init_seed, args.training.load_options(device))?;
     let examples = Encoder::new(&model, !args.no_append_eos)?.read(&args.data)?;
     let steps = args
         .max_steps
         .unwrap_or_else(|| ((args.epochs * examples.len() as f64 / f64::from(args.batch_size)).ceil() as u64).max(1));
+    let warmup_steps =
+        if args.warmup_steps < 1.0 { (args.warmup_steps * steps as f64).ceil() } else { args.warmup_steps };
+    let scheduled = TrainConfig { warmup_steps: warmup_steps as u64, ..scheduled };
     let longest = examples.iter().map(|e| e.prompt.len() + e.completion.len()).max().unwrap_or(1);
     let work = Workload::apart(longest, args.batch_size as usize);
     let options = Options {

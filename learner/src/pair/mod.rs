@@ -22,7 +22,7 @@ use std::{
 };
 
 use shared::{
-    ModelDir, PolicyVersion, RolloutGroup, RunDir, Step, WeightManifest, atomic,
+    ModelDir, PolicyVersion, RolloutGroup, RunDir, Step, atomic,
     channel::{LearnerEnd, LearnerStatus, RunId, SamplerStatus, incarnation},
     checkpoints::{self, Depth},
     config::{RewardsOn, TrainConfig},
@@ -51,7 +51,7 @@ use crate::{
 };
 
 /// Bytes that the journals and TensorBoard's events grow by with a step, about.
-const JOURNALS: u64 = 8 << 10;
+const JOURNAL_BYTES_A_STEP: u64 = 8 << 10;
 /// Most groups that wait for the trainer in its own memory; more wait in the channel.
 const MAX_QUEUED: u64 = 1 << 16;
 
@@ -104,18 +104,17 @@ struct Run<'a> {
     sampler: SamplerStatus,
 }
 
-/// Trains until the last step, or until `stop` is set.
+/// Trains until the last step, or until `stop` is set: the run with this id, as long as its directory has that.
 ///
 /// # Errors
 /// An unusable model, configuration or run directory; a sampler that breaks the contract or falls silent.
 pub fn run(
-    run_dir: &RunDir,
+    (run_dir, id): (&RunDir, RunId),
     config: &TrainConfig,
     device: Device,
     end: impl LearnerEnd + 'static,
     stop: &AtomicBool,
 ) -> Result<Outcome, LearnerError> {
-    let id = RunId::of(run_dir)?;
     run_dir.create()?;
     run_dir.remove_litter()?;
     let mut run = match Run::open((run_dir, id), config, device, stop) {
@@ -169,9 +168,8 @@ impl<'a> Run<'a> {
         let (trainer, state) = checkpoint::open_rank(config, &model, found.as_deref(), device, &among)?;
         let options = export_options(config, model.config())?;
         let mut publisher = Publisher::new(run_dir.clone(), model.clone(), options)?;
-        let saved = found.as_ref().and_then(|path| WeightManifest::read(path).ok());
         let gate = Gate::new(config, PolicyVersion(state.step), model.config().vocab_size);
-        publisher.rewind(PolicyVersion(state.step), saved.as_ref(), trainer.policy().model(), gate.token_ids())?;
+        publisher.rewind(PolicyVersion(state.step), trainer.policy().model(), gate.token_ids())?;
         let origin = Origin::of(config);
         let resumed = found.as_ref().map(|path| {
             tracing::info!("going on from {} after step {}", path.display(), state.step);
@@ -439,7 +437,7 @@ impl<'a> Run<'a> {
         let used_up = batch.groups().next().map_or(0, RolloutGroup::begin)..batch.cursor();
         check_balance(&groups, used_up, self.config.num_generations as usize)
             .map_err(|problem| LearnerError::Peer(format!("the ledger of step {step} does not balance: {problem}")))?;
-        let mut written = JOURNALS;
+        let mut written = JOURNAL_BYTES_A_STEP;
         if self.config.log_completions {
             let text = completions::text(step, batch, &trained.inputs.advantages, &groups)?;
             written += text.len() as u64;

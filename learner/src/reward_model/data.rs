@@ -75,8 +75,9 @@ struct Given {
     ends: Option<Vec<usize>>,
 }
 
-/// The prompt of a row.
+/// The prompt of a row. Ids are taken as they are, whatever stands beside them.
 struct Prompt {
+    /// Nothing where there are ids.
     content: Option<Content>,
     ids: Option<Vec<u32>>,
     variables: Values,
@@ -90,7 +91,8 @@ impl Prompt {
         chat_template_kwargs: Option<Value>,
     ) -> Result<Self, String> {
         let variables = conversation::variables(tools, chat_template_kwargs)?;
-        Ok(Self { content: conversation::content("prompt", content)?, ids, variables })
+        let content = conversation::content("prompt", content.filter(|_| ids.is_none()))?;
+        Ok(Self { content, ids, variables })
     }
 }
 
@@ -146,9 +148,8 @@ impl Reader {
     /// TRL's `RewardTrainer` takes them.
     fn behind(&self, prompt: &Prompt, given: Given) -> Result<Answer, String> {
         let Given { key, content, ids, ends } = given;
-        let content = if ids.is_some() { None } else { conversation::content(key, content)? };
-        let before = if prompt.ids.is_some() { None } else { prompt.content.clone() };
-        let text = match (before, content) {
+        let content = conversation::content(key, content.filter(|_| ids.is_none()))?;
+        let text = match (prompt.content.clone(), content) {
             (before, Some(Content::Messages(messages))) if prompt.ids.is_none() => {
                 if ends.is_some() && self.level == Level::Steps {
                     return Err(format!(
@@ -252,5 +253,9 @@ mod tests {
         assert_eq!(found, [expected.clone(), expected]);
         let error = pairs(&format!("{{\"prompt\": [{user}], \"chosen\": \"4\", \"rejected\": \"5\"}}")).unwrap_err();
         assert!(error.contains("line 1: `prompt` is a list of messages and `chosen` is none"), "{error}");
+        let beside =
+            pairs(r#"{"prompt": 7, "prompt_ids": [3], "chosen": {}, "chosen_ids": [4, 5], "rejected_ids": [6]}"#);
+        let of = |tokens: &[u32]| Answer { tokens: tokens.to_vec(), ends: vec![tokens.len() - 1] };
+        assert_eq!(beside.unwrap(), [Pair { chosen: of(&[3, 4, 5]), rejected: of(&[3, 6]) }]);
     }
 }

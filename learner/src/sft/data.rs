@@ -61,6 +61,9 @@ impl Kind {
     }
 }
 
+/// What is said of a row with messages as one of its two parts alone.
+const ALIKE: &str = "`prompt` and `completion` must both be lists of messages, or both texts";
+
 /// Turns rows into examples.
 #[derive(Debug)]
 pub struct Encoder {
@@ -95,32 +98,28 @@ impl Encoder {
     pub fn read(&self, path: &Path) -> Result<Vec<Example>, LearnerError> {
         let rows = text::rows(path, |row| self.encode(row))?;
         for kind in [Kind::Plain, Kind::Messages, Kind::Conversation] {
-            let count = rows.iter().filter(|(_, of_row)| *of_row == kind).count();
+            let count = rows.iter().filter(|row| row.kind == kind).count();
             if count > 0 {
                 tracing::info!("{count} rows are {}", kind.words());
             }
         }
-        Ok(rows.into_iter().map(|(example, _)| example).collect())
+        remarks(&rows).iter().for_each(|remark| tracing::warn!("{remark}"));
+        Ok(rows.into_iter().map(|row| row.example).collect())
     }
 
-    fn encode(&self, row: Row) -> Result<(Example, Kind), String> {
+    fn encode(&self, row: Row) -> Result<Encoded, String> {
         // Ids are taken as they are, whatever stands beside them.
         let prompt = conversation::content("prompt", row.prompt.filter(|_| row.prompt_ids.is_none()))?;
         let completion = conversation::content("completion", row.completion.filter(|_| row.completion_ids.is_none()))?;
         let conversation = conversation::content("messages", row.messages)?;
         let variables = conversation::variables(row.tools, row.chat_template_kwargs)?;
-        let (example, kind) = match (prompt, completion, conversation) {
+        let has_both = conversation.is_some() && (prompt.is_some() || row.prompt_ids.is_some());
+        let ((example, lost), kind) = match (prompt, completion, conversation) {
             (Some(Content::Messages(prompt)), Some(Content::Messages(completion)), _) => {
                 (self.messages(&prompt, &completion, &variables)?, Kind::Messages)
             }
-            (Some(Content::Messages(_)), Some(Content::Text(_)), _)
-            | (Some(Content::Text(_)), Some(Content::Messages(_)), _) => {
-                return Err(
-                    "of `prompt` and `completion`, one is a text and one a list of messages; write both alike".into()
-                );
-            }
-            (Some(Content::Messages(_)), None, _) | (None, Some(Content::Messages(_)), _) => {
-                return Err("has messages as one of `prompt` and `completion`, and not as the other".into());
+            (Some(Content::Messages(_)), _, _) | (_, Some(Content::Messages(_)), _) => {
+                return Err(ALIKE.into());
             }
             (None, None, Some(Content::Messages(messages))) if row.prompt_ids.is_none() => {
                 (self.conversation(&messages, &variables)?, Kind::Conversation)
@@ -128,19 +127,22 @@ impl Encoder {
             (None, None, Some(Content::Text(_))) if row.prompt_ids.is_none() => {
                 return Err("`messages` is a text, not a list of messages".into());
             }
+            (None, None, None) if row.prompt_ids.is_none() && row.completion_ids.is_none() => {
+                return Err(format!("{}`prompt` nor `prompt_ids` nor `messages`", text::MISSING));
+            }
             (prompt, completion, _) => {
                 let text = |content| match content {
                     Some(Content::Text(text)) => Some(text),
                     _ => None,
                 };
                 let ids = (row.prompt_ids, row.completion_ids);
-                (self.plain(text(prompt), text(completion), ids)?, Kind::Plain)
+                ((self.plain(text(prompt), text(completion), ids)?, None), Kind::Plain)
             }
         };
         if example.prompt.is_empty() || example.completion.is_empty() {
             return Err("prompt and completion must have at least one token each".into());
         }
-        Ok((example, kind))
+        Ok(Encoded { example, kind, lost, has_both })
     }
 
     fn plain(
@@ -163,24 +165,62 @@ impl Encoder {
     }
 
     /// What follows the rendered prompt in the tokens of both together. The template ends the turn.
-    fn messages(&self, prompt: &[Value], completion: &[Value], variables: &Values) -> Result<Example, String> {
+    fn messages(&self, prompt: &[Value], completion: &[Value], variables: &Values) -> Result<Rendered, String> {
+        let all = [prompt, completion].concat();
         let (prompt, completion) = self.conversations.prompt_and_completion(prompt, completion, variables)?;
+        let lost = conversation::lost(&all, &format!("{prompt}{completion}"));
         let ids = |text: &str, key| self.text.ids(None, Some(text.to_owned()), key, false);
         let mut whole = ids(&format!("{prompt}{completion}"), "completion")?;
         let prompt = ids(&prompt, "prompt")?;
         // Where a token reaches over the end of the prompt, the model has to go on from the prompt's own tokens.
         let completion =
             if whole.starts_with(&prompt) { whole.split_off(prompt.len()) } else { ids(&completion, "completion")? };
-        Ok(Example { prompt, completion })
+        Ok((Example { prompt, completion }, lost))
     }
 
     /// All of a conversation, but for the first token.
-    fn conversation(&self, messages: &[Value], variables: &Values) -> Result<Example, String> {
+    fn conversation(&self, messages: &[Value], variables: &Values) -> Result<Rendered, String> {
         let text = self.conversations.text(messages, variables)?;
+        let lost = conversation::lost(messages, &text);
         let mut prompt = self.text.ids(None, Some(text), "messages", false)?;
         let completion = prompt.split_off(prompt.len().min(1));
-        Ok(Example { prompt, completion })
+        Ok((Example { prompt, completion }, lost))
     }
+}
+
+/// An example, and a message that the chat template has passed over, in words.
+type Rendered = (Example, Option<String>);
+
+/// A row as an example, and what is odd about it.
+#[derive(Debug)]
+struct Encoded {
+    example: Example,
+    kind: Kind,
+    /// A message that the chat template has passed over, in words.
+    lost: Option<String>,
+    /// It has `messages` beside a prompt.
+    has_both: bool,
+}
+
+/// What is odd about rows that can be trained on, in words.
+fn remarks(rows: &[Encoded]) -> Vec<String> {
+    let all = rows.len();
+    let mut lost = rows.iter().filter_map(|row| row.lost.as_ref());
+    let of_lost = lost.next().map(|first| {
+        format!(
+            "in {} of {all} rows words of the messages are missing: the chat template passes over them. The first is the message \
+             {first}. Give messages the roles and contents that the template reads, or put another template into the model's \
+             chat_template.jinja",
+            1 + lost.count()
+        )
+    });
+    let both = rows.iter().filter(|row| row.has_both).count();
+    let of_both = (both > 0).then(|| {
+        format!(
+            "{both} of {all} rows have `messages` beside a prompt: `prompt` and `completion` are trained on, and `messages` are not"
+        )
+    });
+    of_lost.into_iter().chain(of_both).collect()
 }
 
 #[cfg(test)]
@@ -190,6 +230,32 @@ mod tests {
     use harness::tiny_model::{SMALL, write_tokenizer};
 
     use super::*;
+
+    /// What a file of these rows is warned of.
+    fn told(lines: &str, template: &str) -> Vec<String> {
+        let dir = tempfile::tempdir().unwrap();
+        SMALL.write(dir.path(), 5);
+        write_tokenizer(dir.path());
+        fs::write(dir.path().join("chat_template.jinja"), template).unwrap();
+        let encoder = Encoder::new(&ModelDir::open(dir.path()).unwrap(), true).unwrap();
+        let row = |line: &str| encoder.encode(serde_json::from_str(line).unwrap()).unwrap();
+        remarks(&lines.lines().map(row).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn what_is_passed_over_is_told() {
+        let known = "{% for m in messages %}{% if m.role in ['user', 'assistant'] %}<{{ m.role }}>{{ m.content }}{% endif %}\
+                     {% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
+        let lines = r#"{"messages": [{"role": "user", "content": "2+3?"}, {"role": "assistant", "content": "5"}]}
+{"messages": [{"role": "human", "content": "2+4?"}, {"role": "assistant", "content": "6"}]}
+{"prompt": [{"role": "developer", "content": "Hi"}, {"role": "user", "content": "a"}], "completion": [{"role": "assistant", "content": "b"}]}"#;
+        let remarks = told(lines, known);
+        assert_eq!(remarks.len(), 1, "{remarks:?}");
+        assert!(remarks[0].starts_with("in 2 of 3 rows words of the messages are missing"), "{remarks:?}");
+        assert!(remarks[0].contains("The first is the message of role `human`: \"2+4?\"."), "{remarks:?}");
+        let both = r#"{"prompt": "2+3=", "completion": "5", "messages": [{"role": "user", "content": "a"}]}"#;
+        assert!(told(both, known)[0].starts_with("1 of 1 rows have `messages` beside a prompt"));
+    }
 
     const CHATML: &str = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ '' if m.name is undefined else m.name }}<end>\n\
                           {% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}{{ tools | default('', true) }}";
@@ -219,7 +285,7 @@ mod tests {
         let lines = r#"{"prompt": [{"role": "user", "content": "2+3?", "name": null}], "completion": [{"role": "assistant", "content": "5"}]}
 {"messages": [{"role": "user", "content": "2+3?"}, {"role": "assistant", "content": "5"}]}
 {"conversations": [{"from": "human", "value": "2+3?"}, {"from": "gpt", "value": "5"}]}
-{"prompt": "[{\"role\": \"user\", \"content\": \"a\"}]", "completion": [{"from": "gpt", "value": "b"}], "tools": "T"}
+{"prompt": "[{\"role\": \"user\", \"content\": \"a\"}]", "completion": [{"from": "gpt", "value": "b"}], "tools": [7]}
 {"prompt": "2+3=", "completion": "5"}"#;
         let pair = |prompt: &str, completion: &str| (prompt.to_owned(), completion.to_owned());
         let whole = pair("<", "user>2+3?<end>\n<assistant>5<end>\n");
@@ -227,7 +293,7 @@ mod tests {
             pair("<user>2+3?<end>\n<assistant>", "5<end>\n"),
             whole.clone(),
             whole,
-            pair("<user>a<end>\n<assistant>", "b<end>\nT"),
+            pair("<user>a<end>\n<assistant>", "b<end>\n[7]"),
             pair("2+3=", "5~"),
         ];
         let template = CHATML.replace(
@@ -241,12 +307,20 @@ mod tests {
     fn rows_that_cannot_be_trained_on_are_named() {
         let user = r#"[{"role": "user", "content": "a"}]"#;
         for (row, words) in [
-            (format!(r#"{{"prompt": {user}, "completion": "b"}}"#), "one is a text and one a list of messages"),
-            (format!(r#"{{"prompt": {user}}}"#), "has messages as one of `prompt` and `completion`"),
+            (format!(r#"{{"prompt": {user}, "completion": "b"}}"#), "must both be lists of messages, or both texts"),
+            (
+                format!(r#"{{"prompt": {user}}}"#),
+                "`prompt` and `completion` must both be lists of messages, or both texts",
+            ),
             (r#"{"messages": "a"}"#.into(), "`messages` is a text, not a list of messages"),
             (r#"{"messages": [{"text": "a"}]}"#.into(), "message 0 of `messages` is no object with a `role`, but"),
             (r#"{"prompt": 7, "completion": "b"}"#.into(), "`prompt` is neither a text nor a list of messages"),
-            (r#"{"answer": "b"}"#.into(), "neither `prompt` nor `prompt_ids`"),
+            (r#"{"answer": "b"}"#.into(), "has neither `prompt` nor `prompt_ids` nor `messages`, but `answer`"),
+            (r#"{"prompt": "b"}"#.into(), "has neither `completion` nor `completion_ids`, but `prompt`"),
+            (
+                r#"{"messages": [{"role": "user", "value": "a"}]}"#.into(),
+                "message 0 of `messages` has no `content`, but `role`, `value`",
+            ),
         ] {
             let error = read(&format!("{{\"prompt\": \"a\", \"completion\": \"b\"}}\n{row}"), CHATML).unwrap_err();
             assert!(error.contains("rows.jsonl, line 2: ") && error.contains(words), "{words}: {error}");

@@ -43,7 +43,10 @@ fn a_warm_start_from_random_weights_learns() {
     let start = ["sft", "--model", model, "--data", data, "--output", out, "--threads", "1"];
 
     assert!(failure(&start).contains("safetensors"));
-    let run = learner(&[&start[..], &["--init-seed", "3", "--learning-rate", "0.01", "--max-steps", "150"]].concat());
+    let run = learner(
+        &[&start[..], &["--init-seed", "3", "--learning-rate", "0.01", "--max-steps", "150", "--warmup-steps", "0.02"]]
+            .concat(),
+    );
     assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
     let summary: Value = serde_json::from_str(String::from_utf8(run.stdout).unwrap().lines().last().unwrap()).unwrap();
     assert_eq!(summary["steps"], 150);
@@ -132,6 +135,7 @@ fn mistakes_are_named() {
         ("--adam-beta2", "1"),
         ("--max-grad-norm", "inf"),
         ("--max-steps", "0"),
+        ("--warmup-steps", "1.5"),
     ] {
         let message = sft(&["--output", &out, &format!("{flag}={value}")]);
         assert!(message.contains(flag), "{flag} {value}: {message}");
@@ -139,9 +143,21 @@ fn mistakes_are_named() {
     assert!(sft(&["--output", model]).contains("--output is the --model directory"));
     let absent = folder.path().join("absent").to_str().unwrap().to_owned();
     for command in [["sft", "--data"], ["reward-model", "--pairs"]] {
-        let output = folder.path().to_str().unwrap();
-        let message = failure(&[command[0], "--model", &absent, command[1], &good, "--output", output]);
+        let message = failure(&[command[0], "--model", &absent, command[1], &good, "--output", &out]);
         assert!(message.contains("absent"), "{message}");
+        // Before anything is read.
+        let full = path("full", "");
+        fs::remove_file(&full).unwrap();
+        fs::create_dir(&full).unwrap();
+        let notes = path("full/notes.txt", "of the user");
+        for (output, problem) in
+            [(&full, "--output: FULL: the folder is not empty (it has `notes.txt`)"), (&good, "Not a directory")]
+        {
+            let message = failure(&[command[0], "--model", model, command[1], &bad, "--output", output]);
+            assert!(message.contains(&problem.replace("FULL", &full)), "{message}");
+        }
+        assert_eq!(fs::read_to_string(&notes).unwrap(), "of the user");
+        fs::remove_dir_all(&full).unwrap();
     }
     let message = failure(&["run", "--run-dir", folder.path().to_str().unwrap()]);
     assert!(message.contains("config.toml"), "{message}");

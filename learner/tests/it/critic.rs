@@ -14,6 +14,7 @@ use learner::{
 use serde_json::Value;
 use shared::{
     Head, ModelDir, PolicyVersion, RewardOutcome, RolloutGroup, RunDir,
+    channel::RunId,
     config::{AdvantageEstimator, KlController, KlEstimator, LossAggregation, TrainConfig},
     metrics,
 };
@@ -209,7 +210,7 @@ fn gae_without_a_critic_and_a_critic_with_another_vocabulary_are_refused() {
 fn train(run_dir: &RunDir, config: &TrainConfig) {
     let (sampler, learner) = memory::pair(4);
     let sampler = support::sampler(sampler, config.clone(), support::Manners::default());
-    let outcome = run(run_dir, config, Device::Cpu, learner, &AtomicBool::new(false)).unwrap();
+    let outcome = run((run_dir, RunId::NONE), config, Device::Cpu, learner, &AtomicBool::new(false)).unwrap();
     assert_eq!(outcome, Outcome::Finished);
     sampler.join().unwrap();
 }

@@ -6,6 +6,7 @@ use harness::memory;
 use learner::{LearnerError, checkpoint::TrainerState, pair::run};
 use shared::{
     ModelDir, RunDir,
+    channel::RunId,
     config::TrainConfig,
     metrics::{self, MetricRecord},
     notices::{self, NoticeKind},
@@ -30,7 +31,7 @@ fn config(folder: &Folder, guard: &str) -> TrainConfig {
 fn fails(run_dir: &RunDir, config: &TrainConfig, manners: Manners) -> String {
     let (sampler, learner) = memory::pair(4);
     let _sampler = support::sampler(sampler, config.clone(), manners);
-    let failed = run(run_dir, config, Device::Cpu, learner, &AtomicBool::new(false)).unwrap_err();
+    let failed = run((run_dir, RunId::NONE), config, Device::Cpu, learner, &AtomicBool::new(false)).unwrap_err();
     assert!(matches!(failed, LearnerError::Guard(_)), "{failed}");
     failed.to_string()
 }

@@ -25,7 +25,7 @@ use learner::{
 };
 use shared::{
     Canaries, Dtype, ModelDir, PolicyVersion, RunDir, WeightManifest,
-    channel::LearnerStatus,
+    channel::{LearnerStatus, RunId},
     config::{AdvantageEstimator, Choice, ImportanceSamplingMode, LossType, TrainConfig},
     metrics::{self, catalogue},
     notices::{self, Notice, NoticeKind, NoticesFile},
@@ -58,7 +58,7 @@ impl Folder {
 pub(crate) fn train(run_dir: &RunDir, config: &TrainConfig, manners: Manners) -> LearnerStatus {
     let (sampler, learner) = memory::pair(4);
     let sampler = support::sampler(sampler, config.clone(), manners);
-    let outcome = run(run_dir, config, Device::Cpu, learner, &AtomicBool::new(false)).unwrap();
+    let outcome = run((run_dir, RunId::NONE), config, Device::Cpu, learner, &AtomicBool::new(false)).unwrap();
     assert_eq!(outcome, Outcome::Finished);
     sampler.join().unwrap()
 }
@@ -112,8 +112,26 @@ fn more_positions_than_the_model_has_are_refused() {
     let folder = Folder::new();
     let config = TrainConfig { max_model_len: Some(300), peer_timeout: 1.0, ..folder.config() };
     let (_sampler, learner) = memory::pair(4);
-    let error = run(&folder.run_dir("long"), &config, Device::Cpu, learner, &AtomicBool::new(false)).unwrap_err();
+    let error = run((&folder.run_dir("long"), RunId::NONE), &config, Device::Cpu, learner, &AtomicBool::new(false))
+        .unwrap_err();
     assert!(error.to_string().contains("`max_model_len` 300 is above the model's limit of 256"), "{error}");
+}
+
+/// Another start may take the directory after this one was let in: the id that it was let in by counts, not the one found there.
+#[test]
+fn a_run_whose_directory_is_another_runs_by_now_makes_no_step() {
+    let folder = Folder::new();
+    let (config, run_dir) = (folder.config(), folder.run_dir("run"));
+    run_dir.create().unwrap();
+    RunId::from_number(9).leave(&run_dir).unwrap();
+    let (sampler, learner) = memory::pair(4);
+    let sampler = support::sampler(sampler, config.clone(), Manners::default());
+    let own = (&run_dir, RunId::from_number(7));
+    let error = run(own, &config, Device::Cpu, learner, &AtomicBool::new(false)).unwrap_err();
+    drop(sampler);
+    assert!(matches!(error, LearnerError::Run(_)), "{error}");
+    assert_eq!(run_dir.checkpoints().unwrap(), Vec::<u64>::new());
+    assert_eq!(fs::read_to_string(run_dir.metrics()).unwrap(), "");
 }
 
 /// What every kind of model under training must be able to do.
@@ -146,7 +164,7 @@ fn stop_and_go_on(change: impl Fn(&mut TrainConfig)) {
             stop.store(true, Ordering::Relaxed);
         })
     };
-    let outcome = run(&parts, &config, Device::Cpu, learner, &stop).unwrap();
+    let outcome = run((&parts, RunId::NONE), &config, Device::Cpu, learner, &stop).unwrap();
     watcher.join().unwrap();
     assert!(sampler.join().unwrap().finished, "the sampler is told of the end");
     assert_eq!(outcome, Outcome::Stopped);
@@ -372,7 +390,8 @@ fn a_silent_sampler_ends_the_run_with_a_clear_error() {
     let config = TrainConfig { peer_timeout: 0.3, ..folder.config() };
     let (sampler, learner) = memory::pair(4);
     drop(sampler);
-    let failed = run(&folder.run_dir("run"), &config, Device::Cpu, learner, &AtomicBool::new(false)).unwrap_err();
+    let failed =
+        run((&folder.run_dir("run"), RunId::NONE), &config, Device::Cpu, learner, &AtomicBool::new(false)).unwrap_err();
     let message = failed.to_string();
     assert!(message.contains("no sign of life") && message.contains("rollout.log"), "{message}");
 }
@@ -385,7 +404,7 @@ fn a_reward_that_fails_on_everything_ends_the_run_and_loses_no_step() {
     let (sampler, learner) = memory::pair(4);
     let _sampler = support::sampler(sampler, config.clone(), manners);
     let run_dir = folder.run_dir("run");
-    let failed = run(&run_dir, &config, Device::Cpu, learner, &AtomicBool::new(false)).unwrap_err();
+    let failed = run((&run_dir, RunId::NONE), &config, Device::Cpu, learner, &AtomicBool::new(false)).unwrap_err();
     assert!(matches!(failed, LearnerError::Reward(_)), "{failed}");
     let message = failed.to_string();
     for words in ["reward function `a` failed on all 12 completions of step 4", "Traceback: NameError;", "rollout.log"]
@@ -414,7 +433,8 @@ fn what_the_learner_cannot_do_is_refused() {
         (TrainConfig { resume_from_checkpoint: Some("nowhere".into()), ..folder.config() }, "nowhere"),
     ] {
         let (_sampler, learner) = memory::pair(4);
-        let failed = run(&folder.run_dir("run"), &config, Device::Cpu, learner, &AtomicBool::new(false)).unwrap_err();
+        let failed = run((&folder.run_dir("run"), RunId::NONE), &config, Device::Cpu, learner, &AtomicBool::new(false))
+            .unwrap_err();
         assert!(!matches!(failed, LearnerError::Peer(_)));
         assert!(failed.to_string().contains(word), "{failed}");
     }
@@ -445,7 +465,7 @@ fn refusals_in_a_row_end_the_run_with_a_checkpoint_from_which_it_goes_on() {
     let (sampler, learner) = memory::pair(4);
     let manners = Manners { refuses: Some((4, u64::MAX)), ..Manners::default() };
     let sampler = support::sampler(sampler, config.clone(), manners);
-    let error = run(&refused, &config, Device::Cpu, learner, &AtomicBool::new(false)).unwrap_err();
+    let error = run((&refused, RunId::NONE), &config, Device::Cpu, learner, &AtomicBool::new(false)).unwrap_err();
     drop(sampler);
     assert!(matches!(error, LearnerError::Conformity(_)), "{error}");
     let words =
@@ -503,12 +523,41 @@ fn a_version_is_written_again_when_the_graph_has_changed() {
     let publisher = |dtype: Dtype| {
         Publisher::new(run_dir.clone(), model.clone(), ExportOptions { dtype, ..ExportOptions::default() }).unwrap()
     };
-    let saved = publisher(Dtype::Fp32).publish(version, &policy, None).unwrap().manifest;
+    publisher(Dtype::Fp32).publish(version, &policy, None).unwrap();
     let dtype_after = |dtype: Dtype| {
-        publisher(dtype).rewind(version, Some(&saved), &policy, None).unwrap();
+        publisher(dtype).rewind(version, &policy, None).unwrap();
         WeightManifest::read(&run_dir.version(version)).unwrap().tensor("model.embed_tokens.weight").unwrap().dtype
     };
     assert_eq!([dtype_after(Dtype::Fp32), dtype_after(Dtype::Fp16)], [Dtype::Fp32, Dtype::Fp16]);
+}
+
+/// With rounded weights and with adapters too, of which a checkpoint has no export.
+#[test]
+fn a_version_that_is_there_with_the_policys_values_is_not_written_again() {
+    let folder = Folder::new();
+    let config = folder.config();
+    let model = ModelDir::open(&config.model).unwrap();
+    for (name, config) in [
+        ("fp32", config.clone()),
+        ("bf16", TrainConfig { bf16: true, ..config.clone() }),
+        ("lora", TrainConfig { use_peft: true, ..config }),
+    ] {
+        let run_dir = folder.run_dir(name);
+        train(&run_dir, &config, Manners { pinned: Some(0), ..Manners::default() });
+        let mut publisher = Publisher::new(run_dir.clone(), model.clone(), ExportOptions::default()).unwrap();
+        let mut goes_back_to = |version: u64, step: u64| {
+            let (trainer, _) = open_trainer(&config, &model, Some(&run_dir.checkpoint(step)), Device::Cpu).unwrap();
+            let of = |dir: PathBuf| std::os::unix::fs::MetadataExt::ino(&fs::metadata(dir).unwrap());
+            let dir = run_dir.version(PolicyVersion(version));
+            let before = of(dir.clone());
+            publisher.rewind(PolicyVersion(version), trainer.policy().model(), None).unwrap();
+            of(dir) == before
+        };
+        assert!(goes_back_to(6, 6), "{name}: it is there");
+        assert!(goes_back_to(4, 4), "{name}: it is there");
+        assert!(!goes_back_to(3, 2), "{name}: other values");
+        assert!(goes_back_to(3, 2), "{name}: these were written now");
+    }
 }
 
 /// Passes in bfloat16 compute with rounded weights, and training goes on from others: a checkpoint has the latter in both forms.

@@ -2,6 +2,8 @@
 
 use serde_json::{Map, Value};
 
+use crate::written;
+
 /// Keys of a mapping under which the answer is looked for first, to name a way out.
 const KEYS: [&str; 5] = ["target", "answer", "value", "ground_truth", "solution"];
 
@@ -15,12 +17,16 @@ pub struct Answers {
 }
 
 impl Answers {
-    /// Those of a column's value; none where that is a mapping, empty, or nothing.
+    /// Those of a column's value; none where that is a mapping, empty, or nothing. A list or a mapping may be written as a text.
     #[must_use]
     pub fn of(value: &Value) -> Option<Self> {
         let one = |text: String| Some(Self { any_of: vec![text], truth: false });
         match value {
-            Value::String(text) => one(text.clone()),
+            Value::String(text) => match written::list(text) {
+                Some(any_of) => Some(Self { any_of, truth: false }),
+                None if written::first_key(text).is_some() => None,
+                None => one(text.clone()),
+            },
             Value::Number(number) => one(digits(number)),
             Value::Bool(truth) => {
                 let spellings = if *truth { ["True", "true", "Yes", "yes"] } else { ["False", "false", "No", "no"] };
@@ -54,8 +60,9 @@ fn digits(number: &serde_json::Number) -> String {
 /// column has an answer.
 #[must_use]
 pub fn unreadable<'a>(columns: &[&str], rows: impl IntoIterator<Item = &'a Map<String, Value>>) -> Option<String> {
-    let (mut all, mut bad, mut nulls) = (0, 0, 0);
-    let mut first: Option<(&str, &Value)> = None;
+    let (mut all, mut nulls) = (0, 0);
+    // Columns and kinds in the order in which they are met, with the first value and the number of rows.
+    let mut found: Vec<(&str, &str, &Value, usize)> = Vec::new();
     for row in rows {
         all += 1;
         let present: Vec<(&str, &Value)> = columns.iter().filter_map(|c| Some((*c, row.get(*c)?))).collect();
@@ -63,41 +70,57 @@ pub fn unreadable<'a>(columns: &[&str], rows: impl IntoIterator<Item = &'a Map<S
             continue;
         }
         match present.iter().find(|(_, value)| !value.is_null()) {
-            Some(found) => {
-                bad += 1;
-                first.get_or_insert(*found);
-            }
+            Some(&(column, value)) => match found.iter_mut().find(|one| (one.0, one.1) == (column, kind(value))) {
+                Some(one) => one.3 += 1,
+                None => found.push((column, kind(value), value, 1)),
+            },
             None => nulls += 1,
         }
     }
     let reads = "the rule reads texts, numbers, truth values and lists of them";
-    match first {
-        Some((column, value)) => {
-            let (kind, way_out) = describe(column, value);
-            Some(format!("column `{column}` holds {kind} in {bad} of {all} rows that were looked at; {reads}{way_out}"))
+    match found.as_slice() {
+        [(column, kind, value, count), others @ ..] => {
+            let others: String = others
+                .iter()
+                .map(|(other, kind, _, count)| match other == column {
+                    true => format!(", and {kind} in {count}"),
+                    false => format!(", and `{other}` {kind} in {count}"),
+                })
+                .collect();
+            let way_out = way_out(column, value);
+            Some(format!(
+                "column `{column}` holds {kind} in {count} of {all} rows that were looked at{others}; {reads}{way_out}"
+            ))
         }
-        None if nulls > 0 && nulls == all => {
+        [] if nulls > 0 && nulls == all => {
             Some(format!("column `{}` is null in all {all} rows that were looked at; {reads}", columns.join("` or `")))
         }
-        None => None,
+        [] => None,
     }
 }
 
-/// The kind of a value without an answer, and the way out.
-fn describe(column: &str, value: &Value) -> (&'static str, String) {
+/// The kind of a value without an answer.
+fn kind(value: &Value) -> &'static str {
     match value {
-        Value::Object(object) => {
-            let named = KEYS.iter().copied().find(|key| object.get(*key).is_some_and(|v| Answers::of(v).is_some()));
-            let any = || object.iter().find(|(_, v)| Answers::of(v).is_some()).map(|(key, _)| key.as_str());
-            let key = named.or_else(any);
-            (
-                "mappings",
-                key.map_or_else(String::new, |key| format!(" (`answer_column = \"{column}.{key}\"` names one)")),
-            )
-        }
-        Value::Array(items) if items.is_empty() => ("empty lists", String::new()),
-        _ => ("lists of mappings", String::new()),
+        Value::Object(_) => "mappings",
+        Value::String(_) => "mappings that are written as texts",
+        Value::Array(items) if items.is_empty() => "empty lists",
+        Value::Array(items) if items.iter().all(Value::is_object) => "lists of mappings",
+        _ => "lists without an answer",
     }
+}
+
+/// What helps where a value has no answer.
+fn way_out(column: &str, value: &Value) -> String {
+    let object = match value {
+        Value::Object(object) => object,
+        Value::String(_) => return "; write the answer itself into a column of its own".to_owned(),
+        _ => return String::new(),
+    };
+    let named = KEYS.iter().copied().find(|key| object.get(*key).is_some_and(|v| Answers::of(v).is_some()));
+    let any = || object.iter().find(|(_, v)| Answers::of(v).is_some()).map(|(key, _)| key.as_str());
+    let key = named.or_else(any);
+    key.map_or_else(String::new, |key| format!(" (`answer_column = \"{column}.{key}\"` names one)"))
 }
 
 #[cfg(test)]
@@ -116,6 +139,10 @@ mod tests {
             (json!(["7", 8, [9]]), Some(vec!["7", "8", "9"])),
             (json!(true), Some(vec!["True", "true", "Yes", "yes"])),
             (json!([null, "x"]), Some(vec!["x"])),
+            (json!("['4']"), Some(vec!["4"])),
+            (json!("[\"4\", \"5\"]"), Some(vec!["4", "5"])),
+            (json!("[4, 5]"), Some(vec!["[4, 5]"])),
+            (json!("{'target': 4}"), None),
             (json!({"target": "7"}), None),
             (json!([]), None),
             (json!([{"a": 1}]), None),
@@ -137,6 +164,15 @@ mod tests {
         assert!(words.starts_with("column `answer` holds mappings in 1 of 2 rows"), "{words}");
         assert!(words.contains("`answer_column = \"answer.target\"`"), "{words}");
         assert!(told(&[json!([])]).unwrap().contains("empty lists"));
+        let words = told(&[json!("{'target': 4}")]).unwrap();
+        assert!(
+            words.starts_with("column `answer` holds mappings that are written as texts in 1 of 1 rows"),
+            "{words}"
+        );
+        let words = told(&[json!([]), json!({"a": []}), json!([]), json!("7")]).unwrap();
+        let expected =
+            "column `answer` holds empty lists in 2 of 4 rows that were looked at, and mappings in 1; the rule";
+        assert!(words.starts_with(expected), "{words}");
         assert!(told(&[json!([{"a": 1}])]).unwrap().contains("lists of mappings"));
         assert!(told(&[json!(null)]).unwrap().contains("is null in all 1 rows"));
         assert_eq!(told(&[json!(null), json!("7")]), None);

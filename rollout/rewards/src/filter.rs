@@ -2,7 +2,7 @@
 
 use shared::{Contrast, config::rewards::short_name};
 
-use super::{Registry, RewardFunction};
+use super::{Registry, RewardFunction, registry::seems_to_judge};
 
 /// The value of `filter_groups_metric` that means the weighted sum of all functions.
 const SUM: &str = "reward";
@@ -43,7 +43,7 @@ impl FilterMetric {
                 Ok(if judges(&functions[index]) { Self::Judge(index) } else { Self::Scores(index) })
             }
             None => {
-                let seems = |spec: &String| Registry::default().seems_to_judge(spec);
+                let seems = |spec: &String| seems_to_judge(spec);
                 let judge = functions.iter().position(judges).map(Self::Judge);
                 let seeming = || functions.iter().position(seems).map(Self::SeemingJudge);
                 Ok(judge.or_else(seeming).unwrap_or(Self::Sum))

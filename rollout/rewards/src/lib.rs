@@ -1,8 +1,9 @@
 //! Rewards: functions of a prompt and its completions.
 //!
 //! [`Reward`] is the trait, [`Registry`] knows every function by name, [`rules`] holds the functions themselves and
-//! [`program`] those of other processes, which [`contain`] starts and bounds. [`rehearsal`] tries functions on samples, [`RewardPool`] runs them beside generation, and [`filter`] is what dynamic sampling
-//! goes by. `docs/rewards.md` describes them for users.
+//! [`program`] those of other processes, which [`contain`] starts and bounds. [`rehearsal`] tries functions on samples,
+//! [`RewardPool`] runs them beside generation, and [`filter`] is what dynamic sampling goes by. `docs/rewards.md` describes
+//! them for users.
 //!
 //! The crate needs no engine and no tokenizer: what computes a score with ONNX Runtime stands in `rollout`, as an
 //! [`Entry`](entry::Entry) that is added to the registry there.
@@ -22,6 +23,7 @@ pub mod steps;
 
 #[cfg(test)]
 mod testing;
+mod written;
 
 use std::{sync::Arc, time::Instant};
 

@@ -55,15 +55,29 @@ pub enum RewardError {
         words: Vec<String>,
     },
     /// The dataset has no row that the function could score.
-    #[error("reward function `{name}` needs the column {}, but no row of {path} has it", .columns.join(" or "))]
+    #[error(
+        "reward function `{name}` needs the column {}, but no row of {path} has it{}{}",
+        .columns.join(" or "), others(.found), way_out(.columns)
+    )]
     Columns {
         /// The function.
         name: String,
         /// The columns, any of which would do.
         columns: Vec<&'static str>,
+        /// Those of the first row beside the prompt.
+        found: Vec<String>,
         /// The dataset.
         path: String,
     },
+}
+
+fn others(found: &[String]) -> String {
+    if found.is_empty() { String::new() } else { format!("; the rows have {}", found.join(", ")) }
+}
+
+/// The option that names a column with another name.
+fn way_out(columns: &[&str]) -> &'static str {
+    if columns.contains(&"answer") { "; `answer_column` names the one with the right answer" } else { "" }
 }
 
 fn hint(suggestion: &Option<String>) -> String {
@@ -120,12 +134,15 @@ impl RewardFunction {
         rows: impl IntoIterator<Item = &'a Map<String, Value>>,
     ) -> Result<(), RewardError> {
         let has_any = |row: &Map<String, Value>| self.columns.iter().any(|c| row.contains_key(*c));
-        if self.columns.is_empty() || rows.into_iter().any(has_any) {
+        let mut rows = rows.into_iter().peekable();
+        let found = rows.peek().map(|row| row.keys().map(|column| format!("`{column}`")).collect()).unwrap_or_default();
+        if self.columns.is_empty() || rows.any(has_any) {
             return Ok(());
         }
         Err(RewardError::Columns {
             name: self.name.clone(),
             columns: self.columns.to_vec(),
+            found,
             path: path.display().to_string(),
         })
     }
@@ -208,15 +225,6 @@ impl Registry {
         self.entry(spec).is_some_and(|entry| !entry.columns.is_empty())
     }
 
-    /// Whether the name of a function in Python says that it judges answers, as `accuracy_reward` does.
-    #[must_use]
-    pub fn seems_to_judge(&self, spec: &str) -> bool {
-        let Some(function) = PythonFunction::parse(spec).and_then(|python| python.function) else { return false };
-        let name = function.to_lowercase();
-        let has = |words: &[&str]| words.iter().any(|word| name.contains(word));
-        has(&JUDGES) && !has(&NO_JUDGES)
-    }
-
     fn find(&self, name: &str) -> Result<&'static Entry, RewardError> {
         let bare = name.strip_suffix("_reward").unwrap_or(name);
         if let Some(entry) = self.entries().find(|e| e.name == name || e.name == bare) {
@@ -230,6 +238,15 @@ impl Registry {
             .map(|(_, name)| name.to_owned());
         Err(RewardError::Unknown { name: name.to_owned(), suggestion, known: self.entries().map(|e| e.name).collect() })
     }
+}
+
+/// Whether the name of a function in Python says that it judges answers, as `accuracy_reward` does.
+#[must_use]
+pub fn seems_to_judge(spec: &str) -> bool {
+    let Some(function) = PythonFunction::parse(spec).and_then(|python| python.function) else { return false };
+    let name = function.to_lowercase();
+    let has = |words: &[&str]| words.iter().any(|word| name.contains(word));
+    has(&JUDGES) && !has(&NO_JUDGES)
 }
 
 /// Parts of names of functions that judge answers, and of functions that judge something about answers.
@@ -294,7 +311,6 @@ mod tests {
 
     #[test]
     fn names_of_python_functions_tell_judges() {
-        let seems = |spec: &str| Registry::default().seems_to_judge(spec);
         for spec in [
             "trl.rewards.accuracy_reward",
             "r.py:correctness",
@@ -303,10 +319,10 @@ mod tests {
             "r.py:verify_math",
             "r.py:exact_match",
         ] {
-            assert!(seems(spec), "{spec}");
+            assert!(seems_to_judge(spec), "{spec}");
         }
         for spec in ["r.py:correct_format", "r.py:close", "trl.rewards.think_format_reward", "accuracy", "r.py"] {
-            assert!(!seems(spec), "{spec}");
+            assert!(!seems_to_judge(spec), "{spec}");
         }
     }
 

@@ -21,7 +21,7 @@ pub enum Sample {
     /// The right answer of the row, in every form that rules look for.
     Right,
     /// Sampled from the model that is to be trained.
-    Own,
+    Model,
 }
 
 impl Sample {
@@ -33,7 +33,7 @@ impl Sample {
             Self::Plain => "plain",
             Self::Overlong => "overlong",
             Self::Right => "right",
-            Self::Own => "of the model",
+            Self::Model => "of the model",
         }
     }
 }
@@ -70,7 +70,7 @@ pub struct Rehearsed {
     /// Highest score of a right answer.
     pub right: Option<f64>,
     /// Mean score of the completions that the model made.
-    pub own: Option<f64>,
+    pub of_model: Option<f64>,
     /// Seconds for one completion; the first call, in which programs may still load, is not counted.
     pub seconds: Option<f64>,
     /// Correlation of the score with the number of tokens, right answers left out.
@@ -110,8 +110,8 @@ pub struct Rehearsal<'a> {
     times: Vec<f64>,
     /// Completions of a call.
     group: usize,
-    /// What there is to say of a tag that prompts open.
-    opened_tag: Option<String>,
+    /// What there is to say of a tag that a prompt opens, once the function was asked about one; this is done once.
+    opened_tag: Option<Option<String>>,
 }
 
 impl<'a> Rehearsal<'a> {
@@ -138,9 +138,11 @@ impl<'a> Rehearsal<'a> {
                 self.times.push(call.elapsed().as_secs_f64() / trial.samples.len() as f64);
             }
             self.observed.extend(observe(trial, outcomes));
+            let works = || self.observed.iter().any(|o| !o.outcome.has_failed());
+            if let Some(tag) = tags::opened(&trial.input.prompt).filter(|_| self.opened_tag.is_none() && works()) {
+                self.opened_tag = Some(opened_tag(self.function, tag, trial, self.demand));
+            }
         }
-        let told = || trials.iter().find_map(|trial| opened_tag(self.function, trial, self.demand));
-        self.opened_tag = self.opened_tag.take().or_else(told);
     }
 
     /// How it did.
@@ -155,7 +157,7 @@ impl<'a> Rehearsal<'a> {
         judge(&mut found, &self.observed, self.function);
         let processes = self.function.reward().concurrency();
         found.warnings.extend(slowness(&found, self.group, self.demand, processes));
-        found.warnings.extend(self.opened_tag.clone());
+        found.warnings.extend(self.opened_tag.clone().flatten());
         found
     }
 }
@@ -181,7 +183,7 @@ fn figures(observed: &[Observed], seconds: Option<f64>) -> Rehearsed {
     let of = |sample: Sample| -> Vec<f64> {
         observed.iter().filter(|o| o.sample == sample).filter_map(|o| o.outcome.score()).collect()
     };
-    let own = of(Sample::Own);
+    let of_model = of(Sample::Model);
     let failed = observed.iter().filter(|o| o.outcome.has_failed()).count();
     Rehearsed {
         samples: observed.len(),
@@ -189,7 +191,7 @@ fn figures(observed: &[Observed], seconds: Option<f64>) -> Rehearsed {
         abstained: observed.len() - failed - scores().count(),
         range: scores().reduce(f64::min).zip(scores().reduce(f64::max)),
         right: of(Sample::Right).into_iter().reduce(f64::max),
-        own: (!own.is_empty()).then(|| own.iter().sum::<f64>() / own.len() as f64),
+        of_model: (!of_model.is_empty()).then(|| of_model.iter().sum::<f64>() / of_model.len() as f64),
         seconds,
         length: correlation(&by_length),
         ..Rehearsed::default()
@@ -227,7 +229,7 @@ fn judge(found: &mut Rehearsed, observed: &[Observed], function: &RewardFunction
     if !function.own && !judges {
         return;
     }
-    let included = match (saw(Sample::Right), saw(Sample::Own)) {
+    let included = match (saw(Sample::Right), saw(Sample::Model)) {
         (0, 0) => String::new(),
         (_, 0) => ", right answers included".into(),
         (0, own) => format!(", {own} of the model's own included"),
@@ -251,31 +253,37 @@ fn judge(found: &mut Rehearsed, observed: &[Observed], function: &RewardFunction
             "goes by the length of sample completions (correlation {r:.2}), and would teach to be {what}"
         ));
     }
-    found.in_doubt = found.warnings.len() > before && saw(Sample::Own) == 0;
+    found.in_doubt = found.warnings.len() > before && saw(Sample::Model) == 0;
 }
 
-/// A completion behind a tag that its prompt has opened.
-const BEHIND_TAG: &str = "It follows from what is given.\n</think>\n</reasoning>\n<answer>\n2\n</answer>";
+/// A completion behind a tag that its prompt has opened: of the reasoning, or of the answer.
+const BEHIND_REASONING: &str = "It follows from what is given.\n</think>\n</reasoning>\n<answer>\n2\n</answer>";
+const BEHIND_ANSWER: &str = "2\n</answer>";
 
 /// What there is to say where the prompt opens a tag that a function looks for in completions. A rule that comes with the sampler
 /// counts the tag to them, others see what was sampled alone.
-fn opened_tag(function: &RewardFunction, trial: &Trial, demand: Demand) -> Option<String> {
-    let tag = tags::opened(&trial.input.prompt)?;
+fn opened_tag(function: &RewardFunction, tag: &str, trial: &Trial, demand: Demand) -> Option<String> {
+    let name = tag.trim_end();
     let right = trial.samples.iter().zip(&trial.input.completions).find(|(sample, _)| **sample == Sample::Right);
     let pattern = trial.input.completions.first()?;
-    let behind = RewardCompletion { text: BEHIND_TAG.into(), finish_reason: FinishReason::Stop, ..pattern.clone() };
+    let text = if name == "<answer>" { BEHIND_ANSWER } else { BEHIND_REASONING };
+    let behind = RewardCompletion { text: text.into(), finish_reason: FinishReason::Stop, ..pattern.clone() };
     let probes: Vec<RewardCompletion> = right.map(|(_, right)| right.clone()).into_iter().chain([behind]).collect();
-    let scores = |prompt: &str, tag: &str| -> Vec<Option<f64>> {
+    // Nothing where it fails.
+    let scores = |prompt: &str, tag: &str| -> Option<Vec<Option<f64>>> {
         let with_tag =
             |probe: &RewardCompletion| RewardCompletion { text: format!("{tag}{}", probe.text), ..probe.clone() };
         let completions = probes.iter().map(with_tag).collect();
         let deadline = Instant::now().checked_add(demand.timeout);
         let input = RewardInput { prompt: prompt.into(), completions, deadline, ..trial.input.clone() };
-        function.reward().score(&input).iter().map(RewardOutcome::score).collect()
+        let outcomes = function.reward().score(&input);
+        outcomes
+            .iter()
+            .all(|outcome| !outcome.has_failed())
+            .then(|| outcomes.iter().map(RewardOutcome::score).collect())
     };
-    let name = tag.trim_end();
     if function.own {
-        let (without, with) = (scores(&trial.input.prompt, ""), scores(&trial.input.prompt, tag));
+        let (without, with) = (scores(&trial.input.prompt, "")?, scores(&trial.input.prompt, tag)?);
         let more = without.iter().zip(&with).any(|(without, with)| with > without);
         return more.then(|| {
             format!(
@@ -284,7 +292,7 @@ fn opened_tag(function: &RewardFunction, trial: &Trial, demand: Demand) -> Optio
             )
         });
     }
-    (scores("", "") != scores(&trial.input.prompt, ""))
+    (scores("", "")? != scores(&trial.input.prompt, "")?)
         .then(|| format!("counts `{name}`, which the chat template puts at the end of the prompt, to completions"))
 }
 

@@ -1,6 +1,9 @@
 //! What a rehearsal makes of functions that work, cannot work, and are odd.
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
 
 use super::*;
 use crate::{Reward, Scope, testing};
@@ -91,16 +94,16 @@ fn constants_silence_and_length_are_remarked_on() {
 fn completions_of_the_model_settle_a_doubt() {
     let of_the_model = |texts: [&str; 2]| Trial {
         input: RewardInput { completions: testing::completions(&texts), ..RewardInput::default() },
-        samples: vec![Sample::Own; 2],
+        samples: vec![Sample::Model; 2],
     };
     let function = number(|text| f64::from(u8::from(text.contains("<<"))));
     let mut rehearsal = Rehearsal::new(&function, Demand { timeout: Duration::from_secs(10), completions_per_step: 8 });
     rehearsal.ask(&trials());
     let before = rehearsal.found();
-    assert!(before.in_doubt && before.warnings.len() == 1 && before.own.is_none(), "{before:?}");
+    assert!(before.in_doubt && before.warnings.len() == 1 && before.of_model.is_none(), "{before:?}");
     rehearsal.ask(&[of_the_model(["<<3>>", "3"])]);
     let after = rehearsal.found();
-    assert_eq!((after.samples, after.own, after.in_doubt), (14, Some(0.5), false));
+    assert_eq!((after.samples, after.of_model, after.in_doubt), (14, Some(0.5), false));
     assert_eq!(after.warnings, Vec::<String>::new());
 
     let mut rehearsal = Rehearsal::new(&function, rehearsal.demand);
@@ -138,6 +141,33 @@ fn a_tag_that_the_prompt_opens_is_told_to_functions_that_want_it() {
     let rule = |name: &str| crate::Registry::default().function(name).unwrap();
     assert!(told(&rule("think_format"), opens).unwrap().starts_with("counts `<think>`, which the chat template"));
     assert_eq!(told(&rule("finished"), opens), None);
+    let answers = "[assistant] <answer>\n";
+    let wants = number(|text| f64::from(u8::from(text.contains("<answer>") && text.contains("</answer>"))));
+    assert!(told(&wants, answers).unwrap().starts_with("wants `<answer>` in completions"));
+    assert!(told(&rule("format"), answers).unwrap().starts_with("counts `<answer>`, which"));
+}
+
+/// Calls may be dear: the prompt's tag costs two of them, for the first group that has one.
+#[test]
+fn a_function_is_asked_about_the_tag_of_a_prompt_once_and_not_where_it_fails() {
+    let calls = |outcome: RewardOutcome| {
+        let count = Arc::new(AtomicUsize::new(0));
+        let counter = Arc::clone(&count);
+        let function = own(move |_| {
+            counter.fetch_add(1, Ordering::Relaxed);
+            outcome.clone()
+        });
+        let mut trials = trials();
+        trials[1..].iter_mut().for_each(|trial| trial.input.prompt = "[assistant] <think>\n".into());
+        let mut rehearsal = Rehearsal::new(&function, Demand { timeout: Duration::MAX, completions_per_step: 8 });
+        rehearsal.ask(&trials);
+        rehearsal.ask(&trials[1..]);
+        count.load(Ordering::Relaxed)
+    };
+    let of_trials = 5 * 4;
+    // A right answer and one made by hand, with and without the tag.
+    assert_eq!(calls(RewardOutcome::Score(1.0)), of_trials + 2 * 2);
+    assert_eq!(calls(RewardOutcome::Failed("no".into())), of_trials);
 }
 
 #[test]

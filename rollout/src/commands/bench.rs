@@ -10,7 +10,7 @@ pub(super) mod workload;
 use std::{ffi::OsString, path::PathBuf, time::Duration};
 
 use anyhow::{Context, ensure};
-use exporters::{DEFAULT_MAX_POSITIONS, ExportOptions, ensure_export};
+use exporters::ensure_export;
 use rollout_kernels::limits::Limits;
 use serde_json::{Map, Value};
 use shared::{Dtype, ModelDir, PolicyVersion, config::Device, pace::Waiting};
@@ -25,7 +25,7 @@ use super::{
     flags::{BatchingFlags, TraceFlags},
     print,
 };
-use crate::engine::{Engine, EngineOptions, WeightSource};
+use crate::engine::{Engine, EngineOptions, WeightSource, export_options};
 
 /// Flags of `rollout bench`. Prompts are random tokens; completions are drawn from the full distribution at
 /// temperature 1 and go on past end-of-sequence tokens, so the work does not depend on the weights.
@@ -158,10 +158,9 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
 
 /// The folder of the exported model, whose graph takes `max_model_len` positions.
 pub(super) fn export(model: &ModelDir, dtype: Dtype, max_model_len: usize) -> anyhow::Result<PathBuf> {
-    let positions = (max_model_len > DEFAULT_MAX_POSITIONS).then_some(max_model_len);
     let _waiting = Waiting::new("exporting the model, once");
-    ensure_export(model, &ExportOptions { dtype, max_positions: positions })
-        .with_context(|| format!("--model {}", model.path().display()))
+    ensure_export(model, &export_options(dtype, max_model_len))
+        .with_context(|| format!("the model {}", model.path().display()))
 }
 
 /// Words of a command line as texts.

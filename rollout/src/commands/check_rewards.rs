@@ -17,7 +17,9 @@ use rollout_rewards::{
 use serde_json::{Value, json};
 use shared::{
     ModelDir,
+    command_line::tell_warnings,
     config::{RewardHost, TrainConfig, layers, rewards::short_name},
+    pace::Waiting,
     tell,
 };
 use shared_hub::Hub;
@@ -39,6 +41,9 @@ pub struct Args {
     /// Write the figures as a line of JSON in place of a table
     #[arg(long)]
     pub json: bool,
+    /// A run follows, which says by itself what is odd about its prompts
+    #[arg(long, hide = true)]
+    pub before_run: bool,
     /// The configuration file, then options as of `tandem train`
     #[arg(value_name = "RUN.toml", trailing_var_arg = true, allow_hyphen_values = true)]
     pub words: Vec<String>,
@@ -63,7 +68,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         tell!("programs of reward functions run with {words}");
     }
     let functions = functions?;
-    let checked = check(functions, &config, !json)?;
+    let checked = check(functions, &config, args.before_run)?;
     if json {
         print(&checked.iter().map(Checked::figures).collect())?;
     } else {
@@ -118,18 +123,18 @@ fn load(config: &TrainConfig) -> anyhow::Result<Vec<Loaded>> {
     Ok(loaded)
 }
 
-/// Largest number of weights of a model that a run's start asks for completions; the subcommand by itself asks any.
+/// Largest number of weights of a model that a run's start asks for completions; the subcommand of its own asks any.
 const ASKED_BEFORE_A_RUN: u64 = 100_000_000;
 
-/// Tries the functions. `by_itself`, where no run is to follow: what is odd about its prompts is told here, and the model is asked
-/// for completions whether there is a doubt or not.
-fn check(functions: Vec<Loaded>, config: &TrainConfig, by_itself: bool) -> anyhow::Result<Vec<Checked>> {
+/// Tries the functions. `before_run`, where a run follows, which tells by itself what is odd about its prompts: a small model is
+/// then asked for completions only where there is a doubt.
+fn check(functions: Vec<Loaded>, config: &TrainConfig, before_run: bool) -> anyhow::Result<Vec<Checked>> {
     if !config.rehearse_rewards {
         return Ok(functions.into_iter().map(|(entry, _)| Checked { entry, found: None }).collect());
     }
-    let prompts = Prompts::load(&functions, config, by_itself)?;
+    let prompts = Prompts::load(&functions, config, before_run)?;
     let by_hand = samples::trials(prompts.dataset.rows(), config, &prompts.model, &prompts.tokenizer)?;
-    let asks = by_itself || prompts.model.config().parameter_count() <= ASKED_BEFORE_A_RUN;
+    let is_small = prompts.model.config().parameter_count() <= ASKED_BEFORE_A_RUN;
     let by_model = LazyCell::new(|| {
         let trials = sampled::trials(prompts.dataset.rows(), config, &prompts.model, &prompts.tokenizer);
         trials.unwrap_or_else(|error| {
@@ -142,10 +147,12 @@ fn check(functions: Vec<Loaded>, config: &TrainConfig, by_itself: bool) -> anyho
         completions_per_step: config.completions_per_step() as usize,
     };
     let check = |function: &RewardFunction| {
+        // Who starts a run says by itself what is waited for.
+        let _waiting = (!before_run).then(|| Waiting::new(format!("trying `{}`", short_name(function.name()))));
         let mut rehearsal = Rehearsal::new(function, demand);
         rehearsal.ask(&by_hand);
         let found = rehearsal.found();
-        if found.refusal.is_some() || !(by_itself || found.in_doubt && asks) {
+        if found.refusal.is_some() || before_run && !(found.in_doubt && is_small) {
             return found;
         }
         rehearsal.ask(&by_model);
@@ -164,7 +171,7 @@ struct Prompts {
 
 impl Prompts {
     /// As many rows as the samples need, or more, until the functions can score some.
-    fn load(functions: &[Loaded], config: &TrainConfig, by_itself: bool) -> anyhow::Result<Self> {
+    fn load(functions: &[Loaded], config: &TrainConfig, before_run: bool) -> anyhow::Result<Self> {
         let model = ModelDir::of_run(config).context("`model`")?;
         let tokenizer = Tokenizer::open_at(&model, config.template_now())?
             .with_template_kwargs(config.chat_template_kwargs.as_ref());
@@ -178,13 +185,11 @@ impl Prompts {
             dataset = load(usize::MAX)?;
             reward::check(&functions, &dataset).context("`reward_funcs`")?;
         }
-        if by_itself {
+        if !before_run {
             let remarks =
                 [tokenizer.remarks().to_vec(), dataset.remarks(&tokenizer, &options), model.remarks_on_ends()];
-            remarks.concat().iter().for_each(|remark| tell!("warning: {remark}"));
-        }
-        for line in reward::unreadable(&functions, &dataset) {
-            tell!("warning: {line}");
+            tell_warnings(remarks.concat());
+            tell_warnings(reward::unreadable(&functions, &dataset));
         }
         Ok(Self { model, tokenizer, dataset })
     }
@@ -232,7 +237,7 @@ impl Checked {
             "lowest": found.range.map(|range| range.0),
             "highest": found.range.map(|range| range.1),
             "right": found.right,
-            "of_the_model": found.own,
+            "of_the_model": found.of_model,
             "seconds_per_completion": found.seconds,
             "correlation_with_length": found.length,
         })
@@ -254,7 +259,7 @@ impl Checked {
             number(found.range.map(|range| range.0)),
             number(found.range.map(|range| range.1)),
             number(found.right),
-            number(found.own),
+            number(found.of_model),
             number(found.seconds),
             number(found.length),
         ]

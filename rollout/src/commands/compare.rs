@@ -6,6 +6,7 @@ use std::{
 };
 
 use anyhow::{Context, ensure};
+use exporters::Checkpoint;
 use serde::Serialize;
 use shared::{
     ModelDir, RolloutGroup, RunDir, SamplingParams, atomic,
@@ -19,7 +20,10 @@ use super::{
     flags::RowFlags,
     print, rows,
 };
-use crate::evaluation::paired::{self, Difference, Verdict};
+use crate::{
+    data::Tokenizer,
+    evaluation::paired::{self, Difference, Verdict},
+};
 
 /// Flags of `rollout compare`.
 #[derive(Debug, clap::Args)]
@@ -71,7 +75,9 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let judging = args.judging.judging(&args.generation)?;
     let seed_b = args.seed_b.unwrap_or(sampling.seed);
     let [a_at, b_at] = [located(&args.a)?, located(&args.b)?];
-    let models = [opened(&a_at, args)?, opened(&b_at, args)?];
+    // Whatever is wrong with B is said before A has answered everything.
+    let opened = |name, at: &Path| opened(at, args).with_context(|| format!("{name} ({})", at.display()));
+    let models = [opened("A", &a_at)?, opened("B", &b_at)?];
     let answers = |(at, model): (&Path, &ModelDir), seed: u64| -> anyhow::Result<Vec<RolloutGroup>> {
         shared::tell!("completing the prompts with {}", at.display());
         let sampling = SamplingParams { seed, ..sampling.clone() };
@@ -150,9 +156,13 @@ fn located(path: &Path) -> anyhow::Result<PathBuf> {
     Ok(run.checkpoint(step))
 }
 
+/// A model whose tokenizer and weights can be used.
 fn opened(path: &Path, args: &Args) -> anyhow::Result<ModelDir> {
-    let model = ModelDir::open(path).with_context(|| path.display().to_string())?;
-    model.with_chat_template(args.rows.chat_template.as_deref()).context("--chat-template")
+    let model = ModelDir::open(path)?;
+    let model = model.with_chat_template(args.rows.chat_template.as_deref()).context("--chat-template")?;
+    Tokenizer::open(&model)?;
+    Checkpoint::open(&model)?;
+    Ok(model)
 }
 
 /// The groups of the prompts that both models have answered: one may have left a prompt out for its length.

@@ -11,7 +11,8 @@ use anyhow::{Context, ensure};
 use rollout_rewards::RewardFunction;
 use serde_json::{Map, Value, json};
 use shared::{
-    GroupId, ModelDir, PolicyVersion, RolloutGroup, SamplingParams, Step, manifest::WeightManifest, pace::Waiting,
+    GroupId, ModelDir, PolicyVersion, RolloutGroup, SamplingParams, Step, command_line::tell_warnings,
+    manifest::WeightManifest, pace::Waiting,
 };
 
 use super::{
@@ -89,9 +90,10 @@ impl GenerationFlags {
         let tokenizer = rows.tokenizer(model)?;
         let dataset = rows.dataset(dataset, split, &tokenizer)?;
         drop(waiting);
-        model.remarks_on_ends().iter().for_each(|remark| shared::tell!("warning: {remark}"));
+        tell_warnings(model.remarks_on_ends());
         let scoring = self.rewards.scoring(functions, &dataset, self.batching.threads()?)?;
-        let mut generation = Generation { dataset, sampling, num_generations, correct_at };
+        let is_asked = self.sampling.max_completion_length.is_some();
+        let mut generation = Generation { dataset, sampling, is_asked, num_generations, correct_at };
         self.trace.start()?;
         let (mut engine, export) = generation.engine(model, &self.batching)?;
         let kept = keep.map(|output| {
@@ -108,6 +110,8 @@ impl GenerationFlags {
 struct Generation {
     dataset: Dataset,
     sampling: SamplingParams,
+    /// Somebody has asked for that many tokens of a completion.
+    is_asked: bool,
     num_generations: u32,
     correct_at: Option<f64>,
 }
@@ -118,12 +122,12 @@ impl Generation {
         let sequences = self.dataset.len() * self.num_generations as usize;
         let longest = self.dataset.longest_prompt() + self.sampling.max_completion_length as usize;
         let mut options = batching.engine_options(sequences, longest, model.config().max_position_embeddings)?;
-        let long = self.dataset.leave_out_long(options.max_model_len)?;
-        let long =
-            self.dataset.count_crowded(long, options.max_model_len, self.sampling.max_completion_length as usize);
-        if !long.is_empty() {
-            shared::tell!("warning: {long}");
+        let mut long = self.dataset.leave_out_long(options.max_model_len)?;
+        if self.is_asked {
+            let wanted = self.sampling.max_completion_length as usize;
+            long = self.dataset.count_crowded(long, options.max_model_len, wanted);
         }
+        tell_warnings((!long.is_empty()).then_some(long));
         let dtype = options.device.export_dtype();
         batching.fit(&mut options, model, dtype)?;
         let dir = export(model, dtype, options.max_model_len)?;

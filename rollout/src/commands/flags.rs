@@ -17,6 +17,7 @@ use clap::{
 use rollout_rewards::RewardFunction;
 use shared::{
     Dtype, ModelDir, SamplingParams,
+    command_line::tell_warnings,
     config::{
         self, Choice, ChoiceSpec, Device, JsonTable, KvDtype, OptionValue, RewardHost, RolloutDtype, TrainConfig,
     },
@@ -49,8 +50,9 @@ pub struct SamplingFlags {
           help = help("repetition_penalty"))]
     pub(super) repetition_penalty: f32,
     #[arg(long, env = "TANDEM_MAX_COMPLETION_LENGTH", value_name = "N",
-          default_value_t = defaults().max_completion_length, help = help("max_completion_length"))]
-    pub(super) max_completion_length: u32,
+          help = format!("{} [default: {}, within the model's room]", help("max_completion_length"),
+                         defaults().max_completion_length))]
+    pub(super) max_completion_length: Option<u32>,
     #[arg(long, value_name = "TEXT", help = help("stop") + "; may be given several times")]
     pub(super) stop: Vec<String>,
     #[arg(long, env = "TANDEM_SEED", value_name = "N", default_value_t = defaults().seed, help = help("seed"))]
@@ -69,7 +71,7 @@ impl SamplingFlags {
             top_p: self.top_p,
             min_p: self.min_p,
             repetition_penalty: self.repetition_penalty,
-            max_completion_length: self.max_completion_length,
+            max_completion_length: self.max_completion_length.unwrap_or(defaults().max_completion_length),
             stop: self.stop.clone(),
             ignore_eos: false,
             seed: self.seed,
@@ -323,7 +325,7 @@ impl RowFlags {
     /// A missing or broken file, by name.
     pub fn tokenizer(&self, model: &ModelDir) -> anyhow::Result<Tokenizer> {
         let tokenizer = Tokenizer::open(model)?.with_template_kwargs(self.chat_template_kwargs.as_ref());
-        tokenizer.remarks().iter().for_each(|remark| shared::tell!("warning: {}", as_flags(remark)));
+        tell_warnings(tokenizer.remarks().iter().map(|remark| as_flags(remark)));
         Ok(tokenizer)
     }
 
@@ -341,7 +343,7 @@ impl RowFlags {
         let part = Part { split, config: self.dataset_config.as_deref() };
         let path = locate_dataset(path, part)?;
         let mut dataset = Dataset::load(&[path], part, tokenizer, &options)?;
-        dataset.remarks(tokenizer, &options).iter().for_each(|remark| shared::tell!("warning: {}", as_flags(remark)));
+        tell_warnings(dataset.remarks(tokenizer, &options).iter().map(|remark| as_flags(remark)));
         if let Some(limit) = self.limit {
             dataset.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
         }
@@ -450,9 +452,7 @@ impl RewardFlags {
             return Ok(None);
         }
         reward::check(&functions, dataset).context("--reward-funcs")?;
-        for line in reward::unreadable(&functions, dataset) {
-            shared::tell!("warning: {line}");
-        }
+        tell_warnings(reward::unreadable(&functions, dataset));
         let deadline = Duration::from_secs_f64(self.reward_timeout);
         // Without weights, every function has the weight 1.
         let weights = self.reward_weights.iter().copied().chain(iter::repeat(1.0));

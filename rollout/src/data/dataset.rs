@@ -96,6 +96,8 @@ pub struct PromptRow {
     pub prefill: String,
     /// The row's own messages, where its prompt is a conversation: without the prefill and a system prompt of the run.
     pub messages: Option<Arc<[Value]>>,
+    /// By which other rows that ask the same are known, under another system prompt or with other blanks. None of rows of tokens.
+    pub question: Option<u64>,
     /// Every other column of the row.
     pub columns: Arc<Map<String, Value>>,
     /// What made the tokens.
@@ -228,7 +230,10 @@ impl Dataset {
     #[must_use]
     pub fn overlap(&self, training: &Self) -> Option<String> {
         let trained: HashSet<&[u32]> = training.rows.iter().map(|row| &*row.prompt_ids).collect();
-        let mut both = self.rows.iter().filter(|row| trained.contains(&*row.prompt_ids));
+        let asked: HashSet<u64> = training.rows.iter().filter_map(|row| row.question).collect();
+        let is_asked = |row: &PromptRow| row.question.is_some_and(|question| asked.contains(&question));
+        let is_trained = |row: &&PromptRow| trained.contains(&*row.prompt_ids) || is_asked(row);
+        let mut both = self.rows.iter().filter(is_trained);
         let first = both.next()?;
         let (count, rows) = (1 + both.count(), self.rows.len());
         let begin: String = first.prompt_text.chars().take(SHOWN).collect();

@@ -1,5 +1,10 @@
 //! What is odd about the prompts of a dataset: allowed, and probably not meant.
 
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::Value;
+use shared_data::Values;
+
 use super::{PromptOptions, Tokenizer};
 
 /// Most characters of a row's words that are shown.
@@ -18,10 +23,25 @@ pub struct Oddities {
     pub two_beginnings: bool,
     /// Role and text of a message whose words are not in it.
     pub lost: Option<(String, String)>,
+    /// What it gives the chat template: `tools`, `tool_calls` of messages, and the row's own switches.
+    pub variables: BTreeSet<String>,
+    /// Columns for a chat template, beside a text that gets none.
+    pub unused: Vec<&'static str>,
     place: String,
 }
 
+/// What messages have for tools, beside the column `tools`.
+const CALLS: &str = "tool_calls";
+
 impl Oddities {
+    /// Notes what a prompt of messages gives the chat template.
+    pub fn note_variables(&mut self, messages: &[Value], variables: &Values) {
+        let is_given = |value: &Value| !value.is_null() && value.as_array().is_none_or(|items| !items.is_empty());
+        let given = variables.iter().filter(|(_, value)| is_given(value)).map(|(name, _)| name.clone());
+        let calls = messages.iter().any(|message| is_given(&message[CALLS])).then(|| CALLS.to_owned());
+        self.variables = given.chain(calls).collect();
+    }
+
     /// Where the row is, for messages.
     #[must_use]
     pub fn at(self, place: &impl ToString) -> Self {
@@ -39,6 +59,10 @@ pub struct OddPrompts {
     own_system_message: u64,
     two_beginnings: u64,
     lost: u64,
+    /// Prompts by what they give the chat template.
+    variables: BTreeMap<String, u64>,
+    /// Prompts without one, by columns for it.
+    unused: BTreeMap<&'static str, u64>,
     /// Of the first row whose words are lost: its place, and the message's role and text.
     example: Option<(String, String, String)>,
 }
@@ -50,6 +74,8 @@ impl OddPrompts {
         self.rendered += u64::from(row.rendered);
         self.own_system_message += u64::from(row.own_system_message);
         self.two_beginnings += u64::from(row.two_beginnings);
+        row.variables.into_iter().for_each(|name| *self.variables.entry(name).or_default() += 1);
+        row.unused.into_iter().for_each(|column| *self.unused.entry(column).or_default() += 1);
         if let Some((role, text)) = row.lost {
             self.lost += 1;
             self.example.get_or_insert((row.place, role, text));
@@ -83,11 +109,36 @@ impl OddPrompts {
                 self.two_beginnings
             ));
         }
+        told.extend(self.unread(dataset, tokenizer));
         if self.rendered == 0 && options.system_prompt.is_none() && tokenizer.has_template_kwargs() {
             told.push(format!(
                 "`chat_template_kwargs` changes nothing for {dataset}: its prompts are texts, which get no chat template"
             ));
         }
         told
+    }
+
+    /// What rows give a chat template that does not read it, and plain prompts that get none.
+    fn unread<'a>(&'a self, dataset: &'a str, tokenizer: &'a Tokenizer) -> impl Iterator<Item = String> + 'a {
+        let rows = self.rows;
+        let switches = tokenizer.template().filter(|_| !self.variables.is_empty()).map(|template| template.switches());
+        let is_read = move |name: &str| match name {
+            CALLS => tokenizer.template().is_some_and(|template| template.names(CALLS)),
+            name => switches.as_ref().is_some_and(|read| read.contains(name)),
+        };
+        let unread = self.variables.iter().filter(move |(name, _)| !is_read(name)).map(move |(name, count)| {
+            let of_row = if ["tools", CALLS].contains(&name.as_str()) { "" } else { " in `chat_template_kwargs`" };
+            format!(
+                "{count} of {rows} prompts of {dataset} have `{name}`{of_row}, which changes nothing: the chat template does not \
+                 read it; name another template with `chat_template`"
+            )
+        });
+        let unused = self.unused.iter().map(move |(column, count)| {
+            format!(
+                "{count} of {rows} prompts of {dataset} have `{column}` beside a text, which changes nothing: texts get no chat \
+                 template; write such prompts as messages"
+            )
+        });
+        unread.chain(unused)
     }
 }

@@ -1,6 +1,9 @@
 //! From a row to a prompt: which messages, rendered how, as which tokens.
 
-use std::sync::Arc;
+use std::{
+    hash::{DefaultHasher, Hash, Hasher},
+    sync::Arc,
+};
 
 use serde_json::{Map, Value};
 use shared::PromptId;
@@ -25,6 +28,7 @@ pub fn prompt_row(
     options.columns.apply(&mut values)?;
     let messages = conversation(&values);
     let row = adapters::adapt(values, tokenizer.template().is_some())?;
+    let question = question(&row.prompt);
     let mut oddities = Oddities::default();
     let prompt = with_system_prompt(row.prompt, options.system_prompt.as_deref(), &mut oddities)?;
     let rendered = tokenise(prompt, &row.columns, tokenizer, &mut oddities);
@@ -44,6 +48,7 @@ pub fn prompt_row(
         shortened: kept < ids.len(),
         prefill,
         messages,
+        question,
         columns: Arc::new(row.columns),
         tokenizer: tokenizer.clone(),
     };
@@ -55,6 +60,22 @@ fn conversation(row: &Map<String, Value>) -> Option<Arc<[Value]>> {
     let messages = row.get("prompt")?.as_array()?;
     let kept = messages.len() - usize::from(chat::prefill(messages).is_some());
     Some(messages[..kept].into())
+}
+
+/// A hash of what is asked, with single blanks: of a conversation all words of the user, since its last ones may be those of any
+/// other.
+fn question(prompt: &Prompt) -> Option<u64> {
+    let words = match prompt {
+        Prompt::Text { text, .. } => text.clone(),
+        Prompt::Messages(messages) => {
+            let of_user = messages.iter().filter(|message| message["role"] == "user");
+            of_user.filter_map(|message| text_of(&message["content"])).collect::<Vec<_>>().join(" ")
+        }
+        Prompt::Ids(_) => return None,
+    };
+    let mut hasher = DefaultHasher::new();
+    words.split_whitespace().for_each(|word| word.hash(&mut hasher));
+    (!words.trim().is_empty()).then(|| hasher.finish())
 }
 
 /// Puts the system prompt before messages that have none of their own, as ms-swift and LLaMA-Factory do.
@@ -92,6 +113,8 @@ fn tokenise(
         Prompt::Text { text, prefill } => {
             let text = format!("{text}{prefill}");
             let ids = encode(&text, true)?;
+            oddities.unused =
+                ["tools", "chat_template_kwargs"].into_iter().filter(|key| is_given(columns, key)).collect();
             oddities.two_beginnings = ids.len() > 1 && ids[0] == ids[1] && tokenizer.leaves_out(ids[0]);
             Ok(Rendered { text, prefill, ids })
         }
@@ -105,6 +128,7 @@ fn tokenise(
                 .find(|p| text.ends_with(p))
                 .unwrap_or_default();
             oddities.rendered = true;
+            oddities.note_variables(&messages, &shared_data::template_variables(columns)?);
             let lost = chat::lost(&messages, &text).map(|at| &messages[at]);
             oddities.lost =
                 lost.map(|message| (role(message), text_of(&message["content"]).unwrap_or_default().into()));
@@ -114,6 +138,17 @@ fn tokenise(
             let text = tokenizer.decode(&ids).map_err(|e| e.to_string())?;
             Ok(Rendered { text, prefill: String::new(), ids })
         }
+    }
+}
+
+/// Whether a row has something under a key.
+fn is_given(columns: &Map<String, Value>, key: &str) -> bool {
+    match columns.get(key) {
+        None | Some(Value::Null) => false,
+        Some(Value::String(text)) => !text.trim().is_empty(),
+        Some(Value::Array(items)) => !items.is_empty(),
+        Some(Value::Object(keys)) => !keys.is_empty(),
+        Some(_) => true,
     }
 }
 
@@ -132,7 +167,7 @@ fn render(
     tokenizer.render(messages, &variables).map_err(|error| {
         if has_system_prompt && tokenizer.render(&messages[1..], &variables).is_ok() {
             return format!(
-                "{error}; without `system_prompt` it does: leave that out and put its words into the user messages, or name a \
+                "{error}; without `system_prompt` it can: leave that option out and put its words into the user messages, or name a \
                  template that takes it with `chat_template`"
             );
         }

@@ -4,11 +4,7 @@ use std::sync::Arc;
 
 use rollout_rewards::PolicyTokenizer;
 use serde_json::{Map, Value};
-use shared::{
-    ModelDir,
-    config::JsonTable,
-    model_dir::{ModelDirError, NamedTokens},
-};
+use shared::{ModelDir, config::JsonTable, model_dir::ModelDirError};
 use shared_chat::{ChatTemplate, TemplateError};
 use shared_tokenizer::{OpenError, TextTokenizer};
 use time::OffsetDateTime;
@@ -117,13 +113,11 @@ impl Tokenizer {
         let now = now.unwrap_or_else(OffsetDateTime::now_utc);
         let inner = TextTokenizer::of_model(model)?;
         let mut remarks = inner.remarks().to_vec();
-        let templates = model.chat_templates()?;
-        let special = Value::Object(NamedTokens::of(model)?.variables);
-        let compile = |source: &str| -> Result<ChatTemplate, TemplateError> {
-            ChatTemplate::new(source, &special, now)?.with_tool_use(templates.tool_use())
-        };
-        let template = templates.default().map(compile).transpose()?;
-        if let Some(names) = templates.without_default() {
+        let template = ChatTemplate::of_model(model, now).map_err(|error| match error {
+            shared_chat::OpenError::Directory(error) => TokenizerError::Directory(error),
+            shared_chat::OpenError::Template(error) => TokenizerError::Template(error),
+        })?;
+        if let Some(names) = model.chat_templates()?.without_default() {
             remarks.push(format!(
                 "none of the model's chat templates is the default ({}); name a file with one of them as `chat_template`",
                 names.join(", ")

@@ -106,8 +106,8 @@ pub(super) trait Backend {
     /// Bytes of keys and values in use.
     fn kv_bytes_in_use(&self) -> u64;
 
-    /// Gives `each` the logits (`[vocab]`) of the positions before each of the last `scored` of some tokens, in their order, beside the
-    /// sequences that run.
+    /// Gives `each` the logits (`[vocab]`) of the positions before each of the last `scored` of some tokens, in their order,
+    /// beside the sequences that run.
     fn score(
         &mut self,
         config: &ModelConfig,

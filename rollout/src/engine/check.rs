@@ -1,12 +1,18 @@
 //! What is refused before anything is loaded.
 
-use exporters::ROTARY_COS;
-use shared::{ModelConfig, WeightManifest, config::Device};
+use exporters::{DEFAULT_MAX_POSITIONS, ExportOptions, ROTARY_COS};
+use shared::{Dtype, ModelConfig, WeightManifest, config::Device};
 
 use super::{EngineError, EngineOptions, session::dtype_of};
 
 /// More than any machine has.
 const MOST_THREADS: usize = 1 << 14;
+
+/// How a model is exported whose graph takes `max_model_len` positions: those of the default where they are enough, so that lengths
+/// share an export.
+pub(crate) fn export_options(dtype: Dtype, max_model_len: usize) -> ExportOptions {
+    ExportOptions { dtype, max_positions: (max_model_len > DEFAULT_MAX_POSITIONS).then_some(max_model_len) }
+}
 
 /// Positions that an exported graph has tables for.
 pub(crate) fn positions_of(manifest: &WeightManifest, config: &ModelConfig) -> usize {

@@ -303,9 +303,9 @@ impl Rounding {
         Self { stored: class.device.export_dtype(), weights, kv }
     }
 
-    /// The largest [`distance_of`] log-probs from a learner that computes in `learner`: several times what was found between honest sides, on
-    /// trained and on random models (fp32 8e-7, bf16x3 9e-6, fp16 5e-4, bf16 5e-3, int8 2e-2, keys and values in int8 3e-2, a
-    /// learner in bf16 8e-3). A version that has nothing to do with its canaries is 0.15 away and more.
+    /// The largest [`distance_of`] log-probs from a learner that computes in `learner`: several times what was found between
+    /// honest sides, on trained and on random models (fp32 8e-7, bf16x3 9e-6, fp16 5e-4, bf16 5e-3, int8 2e-2, keys and values
+    /// in int8 3e-2, a learner in bf16 8e-3). A version that has nothing to do with its canaries is 0.15 away and more.
     fn tolerance(self, learner: Dtype) -> f64 {
         let weights = match (self.weights, self.stored) {
             (Format::Fp32, Dtype::Fp32) | (Format::Bf16x3, _) => 1e-3,

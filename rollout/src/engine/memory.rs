@@ -22,9 +22,8 @@ struct Against<'a>(&'a SamplerPlan, u64);
 
 impl fmt::Display for Against<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let nothing = Size(0).to_string();
-        let parts = self.0.parts().into_iter().map(|(name, bytes)| (name, Size(bytes).to_string()));
-        for (name, size) in parts.filter(|(_, size)| *size != nothing) {
+        let parts = self.0.parts().into_iter().map(|(name, bytes)| (name, Size(bytes)));
+        for (name, size) in parts.filter(|(_, size)| !size.is_shown_as_nothing()) {
             write!(f, "{name} {size}, ")?;
         }
         write!(f, "together {} of {} that may be used", Size(self.0.total()), Size(self.1))

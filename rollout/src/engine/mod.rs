@@ -45,7 +45,7 @@ mod storage;
 mod swap;
 pub mod types;
 
-pub(crate) use check::positions_of;
+pub(crate) use check::{export_options, positions_of};
 pub use error::EngineError;
 pub(crate) use gate::{distance_of, examine, tolerance_between};
 pub use memory::{auto_max_num_seqs, available_memory, machine, plan_memory, sizes};

@@ -52,6 +52,9 @@ pub fn compare(pairs: &[(f64, f64)]) -> Option<Difference> {
     let (difference, error) = mean_and_error(differences);
     let freedom = interval::students_t(pairs.len())?;
     let half = error * interval::reach(&freedom);
+    // Shares cannot differ by more than 1.
+    let are_shares = pairs.iter().all(|(a, b)| [a, b].iter().all(|figure| (0.0..=1.0).contains(*figure)));
+    let bound = if are_shares { 1.0 } else { f64::INFINITY };
     let p_value = match error {
         0.0 if difference == 0.0 => 1.0,
         // All differences are the same, and say nothing of how they vary: at least all have one sign, as tossed coins may.
@@ -68,7 +71,7 @@ pub fn compare(pairs: &[(f64, f64)]) -> Option<Difference> {
         a: mean(pairs.iter().map(|(a, _)| *a)),
         b: mean(pairs.iter().map(|(_, b)| *b)),
         difference,
-        interval: [difference - half, difference + half],
+        interval: [difference - half, difference + half].map(|end| end.clamp(-bound, bound)),
         p_value,
         verdict,
     })
@@ -143,6 +146,12 @@ mod tests {
             let expected = means[(at * means.len() as f64) as usize];
             assert!((end - expected).abs() < 0.06 * width, "{end} {expected}");
         }
+    }
+
+    #[test]
+    fn the_interval_of_shares_goes_no_further_than_they_can() {
+        assert_eq!(compare(&[(1.0, 0.0), (1.0, 0.5)]).unwrap().interval[0], -1.0);
+        assert!(compare(&[(2.0, 0.0), (1.0, 0.5)]).unwrap().interval[0] < -1.0, "sums of rewards have no such bounds");
     }
 
     #[test]

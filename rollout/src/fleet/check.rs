@@ -65,8 +65,8 @@ impl Checks {
         Self { share, waiting: VecDeque::new(), disputed: Vec::new(), agreed: 0, disputes: 0, trouble: None }
     }
 
-    /// A worker has made a lease. Which are checked hangs on the prompt alone, and no worker knows it before. With `tolerance`, it is
-    /// one that computes otherwise than the run.
+    /// A worker has made a lease. Which are checked hangs on the prompt alone, and no worker knows it before. With `tolerance`,
+    /// it is one that computes otherwise than the run.
     pub(super) fn first(
         &mut self,
         request: &GroupRequest,

@@ -88,7 +88,8 @@ impl Shared {
 }
 
 impl Fleet {
-    /// Begins to answer calls at `end`. `listen` is where workers reach it, for people; `workers_score` has them score what they make.
+    /// Begins to answer calls at `end`. `listen` is where workers reach it, for people; `workers_score` has them score what
+    /// they make.
     ///
     /// # Errors
     /// When there can be no thread.

@@ -50,6 +50,7 @@ fn row_of(lease: &Lease, text: &str, tokenizer: &Tokenizer) -> anyhow::Result<Pr
         shortened: false,
         prefill: prefill.into_owned(),
         messages: messages.map(|messages| messages.into_owned().into()),
+        question: None,
         columns: Arc::new(columns.into_owned()),
         tokenizer: tokenizer.clone(),
     })
@@ -172,6 +173,7 @@ mod tests {
             shortened: false,
             prefill: "<a>".into(),
             messages: Some(Arc::from([serde_json::json!({"role": "user", "content": "2+2="})])),
+            question: None,
             columns: Arc::new(columns.as_object().expect("an object").clone()),
             tokenizer: tokenizer.clone(),
         }

@@ -6,7 +6,9 @@ use exporters::Checkpoint;
 use rollout_rewards::RewardFunction;
 use shared::{
     ModelDir,
+    command_line::tell_warnings,
     config::{RewardHost, TrainConfig},
+    prompts::LongPrompts,
 };
 
 use super::setup;
@@ -31,7 +33,7 @@ pub fn problems(config: &TrainConfig) -> Vec<String> {
         return found.0;
     };
     let tokenizer = tokenizer.with_template_kwargs(config.chat_template_kwargs.as_ref());
-    tell(tokenizer.remarks());
+    tell_warnings(tokenizer.remarks());
     let room = setup::room(config, model.config().max_position_embeddings, usize::MAX);
     let held_out = config.eval_dataset.as_ref().filter(|_| config.evaluates());
     let sources = [
@@ -39,7 +41,7 @@ pub fn problems(config: &TrainConfig) -> Vec<String> {
         ("eval_dataset", held_out.map_or(&[][..], std::slice::from_ref), config.test_part()),
     ];
     let options = setup::prompt_options(config);
-    let mut trained = None;
+    let mut trained: Option<Dataset> = None;
     for (key, paths, part) in sources {
         let is_known = |path| shared_data::read(path, part).and_then(|table| table.describe(&options.columns)).is_err();
         if paths.is_empty() || paths.iter().any(|path: &PathBuf| is_known(path)) {
@@ -47,24 +49,17 @@ pub fn problems(config: &TrainConfig) -> Vec<String> {
         }
         let loaded = Dataset::load(paths, part, &tokenizer, &options);
         let Some(mut dataset) = found.take(key, loaded) else { continue };
-        tell(&dataset.remarks(&tokenizer, &options));
         for function in &functions {
             found.take("reward_funcs", reward::check(std::slice::from_ref(function), &dataset));
         }
-        found.take(key, dataset.leave_out_long(room));
+        let seen = setup::look_over(&mut dataset, trained.as_ref(), &tokenizer, &functions, config, room);
+        tell_warnings(found.take(key, seen).iter().flat_map(LongPrompts::lines));
         if key == "dataset" {
             found.take("dataset_weights", setup::shares(&dataset, config));
             trained = Some(dataset);
-        } else if let Some(remark) = trained.as_ref().and_then(|trained| dataset.overlap(trained)) {
-            shared::tell!("warning: {remark}");
         }
     }
     found.0
-}
-
-/// Says what is odd and no problem.
-fn tell(remarks: &[String]) {
-    remarks.iter().for_each(|remark| shared::tell!("warning: {remark}"));
 }
 
 /// What was found, in words.

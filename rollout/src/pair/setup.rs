@@ -116,22 +116,14 @@ impl Inputs {
 
     /// Leaves out the prompts that fill `room`, and leaves word of it, and of what is odd about prompts, for the launcher.
     fn leave_out_long(&mut self, run_dir: &RunDir, config: &TrainConfig, room: usize) -> anyhow::Result<()> {
-        let options = prompt_options(config);
-        let remarks = |dataset: &Dataset| dataset.remarks(&self.tokenizer, &options);
-        let mut odd = vec![[self.tokenizer.remarks().to_vec(), remarks(&self.dataset)].concat()];
-        odd.extend(self.eval_dataset.as_ref().map(remarks));
-        let look = |dataset: &mut Dataset| {
-            let long = dataset.leave_out_long(room)?;
-            Ok::<_, DatasetError>(dataset.count_crowded(long, room, config.max_completion_length as usize))
+        let look = |dataset: &mut Dataset, trained: Option<&Dataset>| {
+            look_over(dataset, trained, &self.tokenizer, &self.rewards, config, room)
         };
-        let mut found = vec![look(&mut self.dataset).context("`dataset`")?];
+        let mut prompts = look(&mut self.dataset, None).context("`dataset`")?;
+        prompts.remarks.splice(..0, self.tokenizer.remarks().iter().cloned());
+        let mut found = vec![prompts];
         if let Some(dataset) = &mut self.eval_dataset {
-            let mut prompts = look(dataset).context("`eval_dataset`")?;
-            prompts.remarks.extend(dataset.overlap(&self.dataset));
-            found.push(prompts);
-        }
-        for (prompts, remarks) in found.iter_mut().zip(odd) {
-            prompts.remarks.extend(remarks);
+            found.push(look(dataset, Some(&self.dataset)).context("`eval_dataset`")?);
         }
         found.iter().flat_map(LongPrompts::lines).for_each(|line| tracing::warn!("{line}"));
         LongPrompts::write(&run_dir.prompts(), &found).context("prompts.json")
@@ -343,6 +335,26 @@ pub(crate) fn prompt_options(config: &TrainConfig) -> PromptOptions {
     }
 }
 
+/// Leaves out the prompts of a dataset that fill `room`, and says what there is to tell of the others and of their answers;
+/// `trained` are those of the training, where these are of the evaluation.
+pub(super) fn look_over(
+    dataset: &mut Dataset,
+    trained: Option<&Dataset>,
+    tokenizer: &Tokenizer,
+    rewards: &[RewardFunction],
+    config: &TrainConfig,
+    room: usize,
+) -> Result<LongPrompts, DatasetError> {
+    let remarks = dataset.remarks(tokenizer, &prompt_options(config));
+    let long = dataset.leave_out_long(room)?;
+    let mut prompts = dataset.count_crowded(long, room, config.max_completion_length as usize);
+    prompts.remarks.extend(trained.and_then(|trained| dataset.overlap(trained)));
+    prompts.remarks.extend(remarks);
+    let of = if trained.is_some() { "`eval_dataset`: " } else { "" };
+    prompts.remarks.extend(reward::unreadable(rewards, dataset).iter().map(|line| format!("{of}{line}")));
+    Ok(prompts)
+}
+
 /// What each source has of an epoch, where they have weights.
 pub(super) fn shares(dataset: &Dataset, config: &TrainConfig) -> Result<Option<Vec<Share>>, String> {
     let nothing =
@@ -385,6 +397,38 @@ fn dtype(manifest: &WeightManifest) -> Dtype {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::data::testing::byte_tokenizer;
+
+    /// A run and its dry run look at the same things.
+    #[test]
+    fn prompts_without_room_and_answers_that_no_rule_reads_are_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let tokenizer = byte_tokenizer(None);
+        let load = |name: &str, rows: &str| {
+            let path = dir.path().join(name);
+            std::fs::write(&path, rows).unwrap();
+            Dataset::load(&[path], ("train", None), &tokenizer, &PromptOptions::default()).unwrap()
+        };
+        let mut trained = load(
+            "a.jsonl",
+            "{\"prompt\": \"2+3=\", \"answer\": \"5\"}\n{\"prompt\": \"2+3+4+5+6=\", \"answer\": {\"x\": 20}}",
+        );
+        let config = TrainConfig { max_completion_length: 4, ..TrainConfig::default() };
+        let rewards = vec![reward::registry().function("accuracy").unwrap()];
+        let told = |dataset: &mut Dataset, trained: Option<&Dataset>| {
+            look_over(dataset, trained, &tokenizer, &rewards, &config, 12).unwrap().lines()
+        };
+        let lines = told(&mut trained, None);
+        assert!(lines[0].contains("of 2 prompts 1 with room for fewer than the 4 tokens"), "{lines:?}");
+        assert!(
+            lines[1].starts_with("reward function `accuracy`: column `answer` holds mappings in 1 of 2"),
+            "{lines:?}"
+        );
+        let mut held_out = load("b.jsonl", "{\"prompt\": \"2+3=\", \"answer\": {\"x\": 5}}");
+        let lines = told(&mut held_out, Some(&trained));
+        assert_eq!(lines.len(), 2, "{lines:?}");
+        assert!(lines[1].starts_with("`eval_dataset`: reward function `accuracy`: column `answer`"), "{lines:?}");
+    }
 
     #[test]
     fn sequences_longer_than_the_export_are_cut_with_the_option_that_makes_it_longer() {

@@ -7,14 +7,14 @@ use std::{
 };
 
 use anyhow::{Context, bail};
-use exporters::{DEFAULT_MAX_POSITIONS, ExportOptions, ensure_export};
+use exporters::ensure_export;
 use rollout_rewards::rehearsal::{Sample, Trial};
 use shared::{Completion, GroupId, ModelDir, PolicyVersion, Step, config::TrainConfig, pace::Waiting};
 
 use crate::{
     assembly::Assembly,
     data::{PromptRow, Tokenizer},
-    engine::{Engine, EngineOptions, WeightSource, auto_max_num_seqs, available_memory},
+    engine::{Engine, EngineOptions, WeightSource, auto_max_num_seqs, available_memory, export_options},
 };
 
 /// Completions that are asked for at least, in whole groups of [`ROWS`] rows at most.
@@ -49,7 +49,7 @@ pub fn trials(
     }
     let trial = |(row, completions): (u64, Vec<Completion>)| {
         let seen = completions.iter().map(|c| (c.text.as_str(), c.token_ids.as_slice(), c.finish_reason));
-        Trial { input: rows[row as usize].reward_input(seen), samples: vec![Sample::Own; completions.len()] }
+        Trial { input: rows[row as usize].reward_input(seen), samples: vec![Sample::Model; completions.len()] }
     };
     Ok(completions.into_iter().map(trial).collect())
 }
@@ -57,8 +57,7 @@ pub fn trials(
 /// An engine for `sequences` completions at once, as far as memory allows.
 fn engine(config: &TrainConfig, model: &ModelDir, max_model_len: usize, sequences: usize) -> anyhow::Result<Engine> {
     let dtype = config.rollout_device.export_dtype();
-    let positions = (max_model_len > DEFAULT_MAX_POSITIONS).then_some(max_model_len);
-    let dir = ensure_export(model, &ExportOptions { dtype, max_positions: positions })?;
+    let dir = ensure_export(model, &export_options(dtype, max_model_len))?;
     let of_run = EngineOptions::of(config, model.config(), max_model_len);
     let mut options = EngineOptions { max_num_seqs: sequences, spinning: true, hot_swap: false, kept: 0, ..of_run };
     let available = available_memory(&options)?;

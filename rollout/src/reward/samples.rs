@@ -69,7 +69,7 @@ impl Writer<'_> {
         let samples: Vec<Sample> = (0..group).map(|i| kinds[(index * group + i) % kinds.len()]).collect();
         let text = |sample: &Sample| match sample {
             Sample::Empty => String::new(),
-            Sample::Own => unreachable!("the model makes its own"),
+            Sample::Model => unreachable!("the model makes its own"),
             Sample::Plain => PLAIN.to_owned(),
             // A token has at least one byte of text, but for special ones.
             Sample::Overlong => ENDLESS.repeat(self.longest.div_ceil(8)),
@@ -97,7 +97,10 @@ impl Writer<'_> {
 
 /// A completion without the tag that its prompt has opened for it.
 fn behind_opened(prompt: &str, text: String) -> String {
-    let rest = tags::opened(prompt).and_then(|tag| text.strip_prefix(tag.trim_end()));
+    let rest = tags::opened(prompt).map(str::trim_end).and_then(|tag| match tag {
+        "<answer>" => text.rsplit_once(tag).map(|(_, rest)| rest),
+        tag => text.strip_prefix(tag),
+    });
     rest.map(|rest| rest.trim_start().to_owned()).unwrap_or(text)
 }
 
@@ -108,7 +111,8 @@ fn right_answer(row: &RewardInput, index: usize) -> Option<String> {
     let whole = answers.iter().flatten().next()?.first().trim();
     let last = expected_answer(whole);
     let texts = answers.iter().flatten().map(|answers| answers.first().trim());
-    let work = texts.filter(|text| expected_answer(text) != *text).last().unwrap_or("It follows from what is given.");
+    let work =
+        texts.filter(|text| expected_answer(text) != *text).next_back().unwrap_or("It follows from what is given.");
     Some(match index % 3 {
         0 => format!("<think>\n{work}\n</think>\n<answer>\n{last}\n</answer>"),
         1 => format!("{work}\nThe answer is \\boxed{{{last}}}.\n#### {last}"),

@@ -22,7 +22,8 @@ pub fn open(path: &Path) -> io::Result<File> {
     }
     // Without this, opening a pipe waits for whoever may write into it.
     let flags = if handed_over { 0 } else { libc::O_NONBLOCK };
-    let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(in_words)?;
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path);
+    let file = file.map_err(|error| in_words(error, path.metadata()))?;
     let metadata = file.metadata()?;
     if handed_over && metadata.file_type().is_fifo() {
         return Ok(file);
@@ -39,10 +40,7 @@ pub fn open(path: &Path) -> io::Result<File> {
 pub fn append(path: &Path) -> io::Result<File> {
     let flags = libc::O_NONBLOCK | libc::O_NOFOLLOW;
     let opened = OpenOptions::new().create(true).append(true).custom_flags(flags).open(path);
-    let file = opened.map_err(|error| match fs::symlink_metadata(path).map(|there| require_file(&there)) {
-        Ok(Err(what)) if error.raw_os_error() == Some(libc::ELOOP) => what,
-        _ => in_words(error),
-    })?;
+    let file = opened.map_err(|error| in_words(error, fs::symlink_metadata(path)))?;
     require_file(&file.metadata()?)?;
     Ok(file)
 }
@@ -84,12 +82,15 @@ fn require_file(metadata: &Metadata) -> io::Result<()> {
     }
 }
 
-/// What the system says of a pipe that nobody reads, a socket or a missing device, in words.
-fn in_words(error: io::Error) -> io::Error {
-    if error.raw_os_error() == Some(libc::ENXIO) {
-        return io::Error::new(ErrorKind::InvalidInput, "is a pipe or device, not a file");
+/// What the system says of a link, a pipe that nobody reads, a socket or a missing device, in words: those for what is `there`.
+fn in_words(error: io::Error, there: io::Result<Metadata>) -> io::Error {
+    if !matches!(error.raw_os_error(), Some(libc::ELOOP | libc::ENXIO)) {
+        return error;
     }
-    error
+    match there.map(|there| require_file(&there)) {
+        Ok(Err(what)) => what,
+        _ => error,
+    }
 }
 
 /// Reads a file of at most `most` bytes; what is no file is not read, as [`open`] has it.
@@ -175,7 +176,7 @@ mod tests {
             ("link", "a link"),
             ("dangling", "a link"),
             ("pipe", "a pipe"),
-            ("socket", "a pipe"),
+            ("socket", "a socket"),
             ("folder", "irectory"),
         ] {
             let errors = [append(&at(name)).map(drop), require_replaceable(&at(name))];
@@ -187,7 +188,7 @@ mod tests {
         assert!(!at("none").exists(), "nothing is made through a link");
         require_replaceable(&at("file")).unwrap();
         require_replaceable(&at("absent")).unwrap();
-        assert_eq!(open(&at("socket")).unwrap_err().to_string(), "is a pipe or device, not a file");
+        assert_eq!(open(&at("socket")).unwrap_err().to_string(), "is a socket, not a file");
         assert_eq!(open(&at("link")).unwrap().metadata().unwrap().len(), 6, "a link may be read through");
     }
 }

@@ -89,8 +89,8 @@ pub fn went_through(messages: &[Value], rendered: &str) -> bool {
     !keys.iter().any(|key| rendered.contains(key) && !texts().any(|text| text.contains(key)))
 }
 
-/// The first message whose words are not in a rendered prompt, for which one of the assistant does not count: templates leave
-/// out what was thought. Only letters and digits are compared, and not their case, since templates strip, indent and escape.
+/// The last message whose words are not in a rendered prompt. Those of the assistant do not count: templates leave out what was
+/// thought. Only letters and digits are compared, and not their case, since templates strip, indent and escape.
 #[must_use]
 pub fn lost(messages: &[Value], rendered: &str) -> Option<usize> {
     let whole = words(rendered);

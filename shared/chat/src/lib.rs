@@ -1,6 +1,7 @@
 //! Chat templates, rendered the way transformers' `apply_chat_template` renders them.
 
 mod content;
+mod model;
 mod nesting;
 mod python;
 
@@ -8,8 +9,13 @@ use std::{
     borrow::Cow,
     collections::BTreeSet,
     io,
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+        mpsc::{self, RecvTimeoutError},
+    },
     thread,
+    time::{Duration, Instant},
 };
 
 use minijinja::{
@@ -23,6 +29,7 @@ use shared_bounds::{OneLine, guarded};
 use time::OffsetDateTime;
 
 pub use content::{lost, text_of};
+pub use model::OpenError;
 
 /// A chat template that does not compile, or messages it cannot render.
 #[derive(Debug, thiserror::Error)]
@@ -50,6 +57,14 @@ pub enum TemplateError {
 /// that does not end is ended within a second.
 pub const FUEL: u64 = 10_000_000;
 
+/// How long a template may take for one prompt, counted in looks: a step may sort a long list, and a prompt takes milliseconds. A
+/// machine that slept meanwhile has made one look.
+const LOOK: Duration = Duration::from_millis(100);
+const LOOKS: u32 = 50;
+
+/// Steps that each millisecond beyond the first look counts for, where it had fewer: all prompts together are bounded by them.
+const STEPS_OF_A_MILLISECOND: u64 = 2_000;
+
 /// Bytes of memory that a template may take for one prompt: steps can each double a text.
 const MOST_MEMORY: u64 = 1 << 30;
 
@@ -74,7 +89,8 @@ const CONTINUE: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 /// A compiled chat template with the special tokens of its tokenizer.
 #[derive(Debug)]
 pub struct ChatTemplate {
-    environment: Environment<'static>,
+    /// Shared with renderings that are not waited for any more.
+    environment: Arc<Environment<'static>>,
     syntax: SyntaxConfig,
     special_tokens: Map<String, Value>,
     has_tool_use: bool,
@@ -83,12 +99,12 @@ pub struct ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// Compiles a template. `tokenizer_config` is `tokenizer_config.json`, where the special tokens come from; `now` is what
-    /// `strftime_now` shows, which must not change from prompt to prompt.
+    /// Compiles a template. `special_tokens` are texts that it knows by the names `bos_token`, `eos_token` and so on; `now` is what
+    /// `strftime_now` shows, which must not change from prompt to prompt. [`of_model`](Self::of_model) opens that of a model.
     ///
     /// # Errors
     /// [`TemplateError::Compile`].
-    pub fn new(source: &str, tokenizer_config: &Value, now: OffsetDateTime) -> Result<Self, TemplateError> {
+    pub fn new(source: &str, special_tokens: Map<String, Value>, now: OffsetDateTime) -> Result<Self, TemplateError> {
         let mut environment = Environment::new();
         environment.set_fuel(Some(FUEL));
         // Jinja2 as transformers sets it up: trim_blocks, lstrip_blocks, a final newline removed, no escaping.
@@ -103,7 +119,7 @@ impl ChatTemplate {
         environment.add_function("raise_exception", raise_exception);
         environment.add_function("strftime_now", move |format: &str| strftime(now, format));
         nesting::add_to(&mut environment);
-        let special_tokens = special_tokens(tokenizer_config);
+        let environment = Arc::new(environment);
         let mut template = Self { environment, syntax, special_tokens, has_tool_use: false, steps: AtomicU64::new(0) };
         template.add(NAME, source)?;
         Ok(template)
@@ -124,7 +140,7 @@ impl ChatTemplate {
     fn add(&mut self, name: &'static str, source: &str) -> Result<(), TemplateError> {
         let source =
             nesting::bounded(&without_generation_tags(source), &self.syntax).map_err(TemplateError::Compile)?;
-        let environment = &mut self.environment;
+        let environment = Arc::get_mut(&mut self.environment).expect("nothing is rendered before all is compiled");
         let compile = || guarded(WHAT, MOST_MEMORY, || environment.add_template_owned(name, source));
         on_large_stack(compile)
             .map_err(|e| TemplateError::Compile(format!("no thread for it: {e}")))?
@@ -151,6 +167,13 @@ impl ChatTemplate {
             GIVEN.contains(&name.as_str()) || known.contains(name.as_str()) || self.special_tokens.contains_key(name)
         };
         read.into_iter().filter(|name| !is_given(name)).collect()
+    }
+
+    /// Whether the template, or the one for tools, has a word in it: a key of messages such as `tool_calls`.
+    #[must_use]
+    pub fn names(&self, word: &str) -> bool {
+        let is_part = |c: char| c.is_alphanumeric() || c == '_';
+        self.environment.templates().any(|(_, template)| template.source().split(|c| !is_part(c)).any(|w| w == word))
     }
 
     /// Renders a prompt to be completed. A last message of the assistant is left open (`continue_final_message`),
@@ -220,23 +243,27 @@ impl ChatTemplate {
         all.insert("add_generation_prompt".into(), add_generation_prompt.into());
         let has_tools = self.has_tool_use && all.get("tools").is_some_and(|tools| !tools.is_null());
         let name = if has_tools { TOOL_USE } else { NAME };
-        let template = self.environment.get_template(name).expect("the template was added before");
-        let render = || {
+        let environment = Arc::clone(&self.environment);
+        let render = move || {
             guarded(WHAT, MOST_MEMORY, || {
+                let template = environment.get_template(name).expect("the template was added before");
                 let rendered = template.render_captured(TemplateValue::from(Serde(all)))?;
                 let steps = rendered.state().fuel_levels().map_or(0, |(taken, _)| taken);
                 Ok::<_, Error>((rendered.into_output(), steps))
             })
         };
-        let rendered = on_large_stack(render)
+        let begun = Instant::now();
+        let rendered = for_a_while(render)
             .map_err(|e| TemplateError::Render(format!("no thread for it: {e}")))?
+            .ok_or_else(|| TemplateError::Render(endless(&format!("{:?}", LOOK * LOOKS))))?
             .map_err(TemplateError::Render)?;
+        let time = u64::try_from(begun.elapsed().saturating_sub(LOOK).as_millis()).unwrap_or(u64::MAX);
         let steps = match &rendered {
             Ok((_, steps)) => *steps,
             Err(error) if error.kind() == ErrorKind::OutOfFuel => FUEL,
             Err(_) => 0,
         };
-        self.steps.fetch_add(steps, Ordering::Relaxed);
+        self.steps.fetch_add(steps.max(time.saturating_mul(STEPS_OF_A_MILLISECOND)), Ordering::Relaxed);
         rendered.map(|(text, _)| text).map_err(|e| TemplateError::Render(message(&e)))
     }
 }
@@ -259,17 +286,6 @@ fn without_nulls(message: &Value) -> Value {
     }
 }
 
-/// `bos_token`, `eos_token` and so on; each is a text or an object with `content`.
-fn special_tokens(config: &Value) -> Map<String, Value> {
-    let Some(config) = config.as_object() else { return Map::new() };
-    let text = |value: &Value| value.as_str().or_else(|| value["content"].as_str()).map(str::to_owned);
-    config
-        .iter()
-        .filter(|(key, _)| key.ends_with("_token"))
-        .filter_map(|(key, value)| Some((key.clone(), text(value)?.into())))
-        .collect()
-}
-
 /// transformers' `{% generation %}` blocks only mark text for its training masks: their content is rendered as it is.
 fn without_generation_tags(source: &str) -> String {
     let opening = regex::Regex::new(r"\{%([-+]?)\s*generation\s*([-+]?)%\}").expect("a valid pattern");
@@ -283,6 +299,20 @@ fn on_large_stack<T: Send>(work: impl FnOnce() -> T + Send) -> io::Result<T> {
         let thread = thread::Builder::new().stack_size(STACK).spawn_scoped(scope, work)?;
         Ok(thread.join().expect("panics of templates are caught within"))
     })
+}
+
+/// As [`on_large_stack`], for as long as a prompt may take. Nothing ends a thread; one that is not done by then is left to
+/// itself, until its steps are used up or the program ends.
+fn for_a_while<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> io::Result<Option<T>> {
+    let (sender, receiver) = mpsc::channel();
+    thread::Builder::new().stack_size(STACK).spawn(move || sender.send(work()))?;
+    for _ in 0..LOOKS {
+        match receiver.recv_timeout(LOOK) {
+            Err(RecvTimeoutError::Timeout) => {}
+            done => return Ok(Some(done.expect("panics of templates are caught within"))),
+        }
+    }
+    Ok(None)
 }
 
 fn raise_exception(message: String) -> Result<String, Error> {
@@ -302,12 +332,17 @@ fn message(error: &Error) -> String {
     format!("{}{place}{}", OneLine(detail.as_str()), way_out(error, &detail))
 }
 
+/// That a prompt takes more than it may.
+fn endless(most: &str) -> String {
+    format!(
+        "it takes more than {most} for one prompt; leave the row out, or give the run another template with `chat_template`"
+    )
+}
+
 /// What helps, where that is known.
 fn way_out(error: &Error, detail: &str) -> String {
     if error.kind() == ErrorKind::OutOfFuel {
-        return format!(
-            ": it takes more than {FUEL} steps for one prompt; leave the row out, or give the run another template with `chat_template`"
-        );
+        return format!(": {}", endless(&format!("{FUEL} steps")));
     }
     if detail.contains("use % operator") {
         return "; Python's `%` of texts is not known here: write `~` or the filter `format` in a copy of the template, and name \

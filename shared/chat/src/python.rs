@@ -1,10 +1,13 @@
 //! Methods and filters of Python and Jinja2 that minijinja and its contributions have not.
 
+use std::sync::LazyLock;
+
 use minijinja::{
     Environment, Error, ErrorKind, State, Value,
-    value::{Tuple, from_args},
+    value::{Kwargs, Rest, Tuple, from_args},
 };
 use minijinja_contrib::{filters, pycompat};
+use regex::Regex;
 
 /// Makes them known.
 pub fn add_to(environment: &mut Environment<'_>) {
@@ -14,11 +17,24 @@ pub fn add_to(environment: &mut Environment<'_>) {
         text.split(|c: char| !(c.is_alphanumeric() || c == '_')).filter(|word| !word.is_empty()).count()
     });
     environment.add_filter("center", |text: &str, width: Option<usize>| center(text, width.unwrap_or(80)));
-    environment.add_filter("truncate", filters::truncate);
+    environment.add_filter("truncate", truncate);
     environment.add_filter("striptags", filters::striptags);
     environment.add_filter("filesizeformat", filters::filesizeformat);
     environment.add_function("cycler", minijinja_contrib::globals::cycler);
     environment.add_function("joiner", minijinja_contrib::globals::joiner);
+}
+
+/// Jinja's `truncate(length=255, killwords=False, end="...", leeway=5)`: minijinja's takes names alone.
+fn truncate(state: &mut State<'_, '_>, value: &Value, given: Rest<Value>, named: Kwargs) -> Result<Value, Error> {
+    const NAMES: [&str; 4] = ["length", "killwords", "end", "leeway"];
+    if given.len() > NAMES.len() {
+        return Err(Error::from(ErrorKind::TooManyArguments));
+    }
+    let by_place = NAMES.iter().map(|name| (*name).to_owned()).zip(given.0);
+    let names: Vec<&str> = named.args().collect();
+    let by_name = names.into_iter().map(|name| Ok((name.to_owned(), named.get::<Value>(name)?)));
+    let all: Vec<(String, Value)> = by_place.map(Ok).chain(by_name).collect::<Result<_, Error>>()?;
+    filters::truncate(state, value, all.into_iter().collect())
 }
 
 /// Most characters that `center`, `ljust`, `rjust` and `zfill` fill a text to.
@@ -52,7 +68,7 @@ fn of_text(text: &str, method: &str, args: &[Value]) -> Option<Result<Value, Err
         "rindex" => with_text(args, |part| part_at(text, text.rfind(part))).and_then(found),
         "swapcase" => none(args, || text.chars().flat_map(swapped).collect::<String>().into()),
         "casefold" => none(args, || text.to_lowercase().into()),
-        "isdecimal" => none(args, || (!text.is_empty() && text.chars().all(char::is_numeric)).into()),
+        "isdecimal" => none(args, || (!text.is_empty() && text.chars().all(is_decimal)).into()),
         "ljust" => with_width(args, |width, fill| Ok(format!("{text}{}", padding(text, width, fill)?).into())),
         "rjust" => with_width(args, |width, fill| Ok(format!("{}{text}", padding(text, width, fill)?).into())),
         "center" => with_width(args, |width, fill| centred(text, width, fill).map(Value::from)),
@@ -62,6 +78,12 @@ fn of_text(text: &str, method: &str, args: &[Value]) -> Option<Result<Value, Err
         }),
         _ => return None,
     })
+}
+
+/// Whether Python calls a character decimal: a digit of any script (Unicode's `Nd`), and no fraction, raised or circled number.
+fn is_decimal(c: char) -> bool {
+    static DECIMAL: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"\A\d\z").expect("a valid pattern"));
+    c.is_ascii_digit() || !c.is_ascii() && DECIMAL.is_match(c.encode_utf8(&mut [0; 4]))
 }
 
 fn none(args: &[Value], result: impl FnOnce() -> Value) -> Result<Value, Error> {

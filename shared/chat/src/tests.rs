@@ -5,10 +5,9 @@ use serde_json::json;
 use super::*;
 
 fn template(source: &str) -> ChatTemplate {
-    let config = json!({
-        "bos_token": "<s>", "eos_token": {"content": "</s>"}, "pad_token": null, "model_max_length": 8, "add_bos_token": true,
-    });
-    ChatTemplate::new(source, &config, OffsetDateTime::UNIX_EPOCH).unwrap()
+    let tokens = [("bos_token", "<s>"), ("eos_token", "</s>")];
+    let tokens = tokens.map(|(name, text)| (name.to_owned(), text.into())).into_iter().collect();
+    ChatTemplate::new(source, tokens, OffsetDateTime::UNIX_EPOCH).unwrap()
 }
 
 fn messages(pairs: &[(&str, &str)]) -> Vec<Value> {
@@ -48,6 +47,12 @@ fn a_template_cannot_go_on_for_ever() {
     let endless = "{% for a in range(9999) %}{% for b in range(9999) %}{% set c = a + b %}{% endfor %}{% endfor %}";
     let refused = prompt(endless, &[("user", "a")]).unwrap_err().to_string();
     assert!(refused.contains("cannot render the messages: ") && refused.contains("fuel"), "{refused}");
+    // Few steps, each of which is long.
+    let long = "{% for i in range(9999) %}{{ range(99999)|list|sort|length }}{% endfor %}";
+    let begun = std::time::Instant::now();
+    let refused = prompt(long, &[("user", "a")]).unwrap_err().to_string();
+    assert!(refused.contains("takes more than 5s for one prompt; leave the row out"), "{refused}");
+    assert!(begun.elapsed().as_secs() < 60);
     for width in ["100000000000", "18446744073709551615"] {
         let wide = format!("{{{{ messages | tojson(indent={width}) }}}}");
         let refused = prompt(&wide, &[("user", "a")]).unwrap_err().to_string();
@@ -98,7 +103,7 @@ fn values_do_not_nest_without_end() {
 
 #[test]
 fn expressions_do_not_nest_without_end() {
-    let compile = |source: &str| ChatTemplate::new(source, &Value::Null, OffsetDateTime::UNIX_EPOCH);
+    let compile = |source: &str| ChatTemplate::new(source, Map::new(), OffsetDateTime::UNIX_EPOCH);
     for (many, why) in [
         (format!("{{{{ {}x }}}}", "not ".repeat(300_000)), "more than 1000 words and signs in one tag (line 1)"),
         (format!("\n{{{{ x{} }}}}", ".a".repeat(300_000)), "more than 1000 words and signs in one tag (line 2)"),
@@ -169,7 +174,7 @@ fn a_last_assistant_message_is_left_open() {
 
 #[test]
 fn templates_that_do_not_compile_say_where() {
-    let error = ChatTemplate::new("a\n{% for %}", &Value::Null, OffsetDateTime::UNIX_EPOCH).unwrap_err().to_string();
+    let error = ChatTemplate::new("a\n{% for %}", Map::new(), OffsetDateTime::UNIX_EPOCH).unwrap_err().to_string();
     assert!(error.contains("does not compile") && error.contains("line 2") && !error.contains('\n'), "{error}");
 }
 
@@ -206,10 +211,16 @@ fn methods_and_filters_of_python_are_there() {
         ("{{ 'hello'.index('l') }}{{ 'hello'.rindex('l') }}{{ 'éa'.index('a') }}", "231"),
         ("{{ 'two words, it is_4 x-y' | wordcount }}", "6"),
         ("{{ 'a long text of words' | truncate(12) }}", "a long..."),
+        ("{{ 'a long text of words' | truncate(12, True, '~', leeway=0) }}", "a long text~"),
         ("{% set j = joiner(', ') %}{% for i in [1, 2] %}{{ j() }}{{ i }}{% endfor %}", "1, 2"),
         ("{{ '%s-%d' | format('a', 3) }}{{ '12'.isdecimal() }}", "a-3True"),
+        (
+            "{% for c in ['٣', '½', '²', '①', '', '1.5'] %}{{ c.isdecimal() }} {% endfor %}",
+            "True False False False False False ",
+        ),
     ] {
-        assert_eq!(prompt(source, &[("user", "a")]).unwrap(), expected, "{source}");
+        let found = prompt(source, &[("user", "a")]).unwrap_or_else(|error| panic!("{source}: {error}"));
+        assert_eq!(found, expected, "{source}");
     }
     for (source, words) in [
         ("{{ 'a'.expandtabs() }}", "`chat_template`"),

@@ -15,6 +15,7 @@ use crate::{
     memory::{self, Meter},
     table::{Parsed, Place, numbered},
     typed::{Fault, Typed, json_leaves},
+    writable::{has_other_keys, in_utc},
 };
 
 /// `ARROW1` and what fills it up.
@@ -29,12 +30,14 @@ const NEEDED: &[&str] = &[
     "prompt_ids",
     "question",
     "answer",
+    "solution",
     "nums",
     "target",
     "reward_model",
     "tools",
     "chat_template_kwargs",
     "messages",
+    "conversations",
     "completion",
     "completion_ids",
     "chosen",
@@ -45,15 +48,63 @@ const NEEDED: &[&str] = &[
 
 type Batches<'a> = &'a mut dyn Iterator<Item = Result<RecordBatch, ArrowError>>;
 
+/// What a file is.
+#[derive(Clone, Copy)]
+enum Format {
+    Parquet,
+    ArrowFile,
+    ArrowStream,
+}
+
+impl Format {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Parquet => "Parquet",
+            Self::ArrowFile | Self::ArrowStream => "Arrow",
+        }
+    }
+
+    /// Python that writes a file anew in the plainest way.
+    fn anew(self) -> &'static str {
+        match self {
+            Self::Parquet => "`pq.write_table(pq.read_table(file), file)`",
+            Self::ArrowFile => {
+                "as Parquet `pq.write_table(pa.ipc.open_file(pa.memory_map(file)).read_all(), \"rows.parquet\")`"
+            }
+            Self::ArrowStream => {
+                "as Parquet `pq.write_table(pa.ipc.open_stream(pa.memory_map(file)).read_all(), \"rows.parquet\")`"
+            }
+        }
+    }
+
+    /// The error of the reader; most are of files that are not whole.
+    fn damaged(self, path: &Path) -> impl Fn(&dyn Display) -> DataError + '_ {
+        move |error| {
+            let error = error.to_string();
+            // What the libraries say of a file that is whole and uses what they have not.
+            let is_unread =
+                ["Disabled feature", "not supported", "nsupported", "NYI", "not yet implemented", "encrypt"]
+                    .iter()
+                    .any(|words| error.contains(words));
+            let remedy = if is_unread {
+                format!("it uses what is not read: write it anew, for instance {}", self.anew())
+            } else {
+                "is the download complete?".to_owned()
+            };
+            DataError::content(path, format!("cannot be read as {}: {error}; {remedy}", self.name()))
+        }
+    }
+}
+
 /// Rows of a Parquet file.
 pub fn read_parquet(path: &Path, bytes: Bytes, meter: &mut Meter) -> Result<Parsed, DataError> {
-    let damaged = damaged(path, "Parquet");
+    let damaged = Format::Parquet.damaged(path);
     let file = open_parquet(path, bytes)?;
     let is_json = json_leaves(file.parquet_schema());
     let typed = Typed::columns(file.schema(), |leaf| is_json.get(leaf).copied().unwrap_or_default());
     let columns = Columns::new(path, file.schema(), typed);
     let mut batches = file.build().map_err(|error| damaged(&error))?;
-    columns.rows("Parquet", &mut batches, meter)
+    columns.rows(Format::Parquet, &mut batches, meter)
 }
 
 /// Number of rows of a Parquet file, which says it.
@@ -63,7 +114,7 @@ pub fn parquet_rows(path: &Path, bytes: Bytes) -> Result<u64, DataError> {
 }
 
 fn open_parquet(path: &Path, bytes: Bytes) -> Result<ParquetRecordBatchReaderBuilder<Bytes>, DataError> {
-    let damaged = damaged(path, "Parquet");
+    let damaged = Format::Parquet.damaged(path);
     let file = ParquetRecordBatchReaderBuilder::try_new(bytes).map_err(|error| damaged(&error))?;
     let parts = file.metadata().row_groups().iter().flat_map(|group| group.columns());
     let unread = |compression| match compression {
@@ -86,16 +137,20 @@ fn open_parquet(path: &Path, bytes: Bytes) -> Result<ParquetRecordBatchReaderBui
 /// Rows of Arrow's file format: a stream between a mark of eight bytes and a footer that says where its parts are. As a
 /// stream, it is read without asking for memory that a damaged footer names.
 pub fn read_file(path: &Path, bytes: &[u8], meter: &mut Meter) -> Result<Parsed, DataError> {
-    read_stream(path, bytes.get(FILE_MARK..).unwrap_or_default(), meter)
+    read_arrow(Format::ArrowFile, path, bytes.get(FILE_MARK..).unwrap_or_default(), meter)
 }
 
 /// Rows of Arrow's stream format.
 pub fn read_stream(path: &Path, bytes: &[u8], meter: &mut Meter) -> Result<Parsed, DataError> {
-    let damaged = damaged(path, "Arrow");
+    read_arrow(Format::ArrowStream, path, bytes, meter)
+}
+
+fn read_arrow(format: Format, path: &Path, bytes: &[u8], meter: &mut Meter) -> Result<Parsed, DataError> {
+    let damaged = format.damaged(path);
     check_packed_lengths(bytes).map_err(|error| damaged(&error))?;
     let mut batches = StreamReader::try_new(bytes, None).map_err(|error| damaged(&error))?;
     let schema = batches.schema();
-    Columns::new(path, &schema, Typed::columns(&schema, |_| false)).rows("Arrow", &mut batches, meter)
+    Columns::new(path, &schema, Typed::columns(&schema, |_| false)).rows(format, &mut batches, meter)
 }
 
 /// Checks that no compressed column states a length that its bytes cannot have: that much memory would be asked for. What is
@@ -139,8 +194,8 @@ impl<'a> Columns<'a> {
         Self { path, all: names.zip(typed).collect(), left_out: Vec::new() }
     }
 
-    fn rows(mut self, format: &'static str, batches: Batches<'_>, meter: &mut Meter) -> Result<Parsed, DataError> {
-        let damaged = damaged(self.path, format);
+    fn rows(mut self, format: Format, batches: Batches<'_>, meter: &mut Meter) -> Result<Parsed, DataError> {
+        let damaged = format.damaged(self.path);
         let mut rows = Vec::new();
         for batch in batches {
             let batch = batch.map_err(|error| damaged(&error))?;
@@ -216,7 +271,11 @@ impl<'a> Columns<'a> {
                 return Err(DataError::content(self.path, format!("its rows cannot be made JSON: {error}")));
             };
             let column = self.all[index].0.clone();
-            let reason = format!("`{column}` cannot be made JSON: {error}");
+            let reason = if has_other_keys(batch.column(index).data_type()) {
+                format!("`{column}` has maps whose keys are no texts, as those of JSON are; write them as texts")
+            } else {
+                format!("`{column}` cannot be made JSON: {error}")
+            };
             self.leave_out(column, reason, None)?;
         }
     }
@@ -225,25 +284,9 @@ impl<'a> Columns<'a> {
 /// The rows of a batch as JSON lines, with the columns that are empty.
 fn as_json(batch: &RecordBatch) -> Result<Vec<u8>, ArrowError> {
     let mut writer = WriterBuilder::new().with_explicit_nulls(true).build::<_, LineDelimited>(Vec::new());
-    writer.write(batch)?;
+    writer.write(&in_utc(batch)?)?;
     writer.finish()?;
     Ok(writer.into_inner())
-}
-
-fn damaged<'a>(path: &'a Path, format: &'static str) -> impl Fn(&dyn Display) -> DataError + 'a {
-    move |error| {
-        let error = error.to_string();
-        // What the libraries say of a file that is whole and uses what they have not.
-        let is_unread = ["Disabled feature", "not supported", "nsupported", "NYI", "not yet implemented", "encrypt"]
-            .iter()
-            .any(|words| error.contains(words));
-        let remedy = if is_unread {
-            "it uses what is not read: write it anew, for instance `pq.write_table(pq.read_table(file), file)`"
-        } else {
-            "is the download complete?"
-        };
-        DataError::content(path, format!("cannot be read as {format}: {error}; {remedy}"))
-    }
 }
 
 #[cfg(test)]
@@ -255,6 +298,7 @@ mod tests {
     use arrow_schema::{Field, Schema};
     use serde_json::{Value, json};
 
+    use super::Format;
     use crate::{
         Columns, count, read,
         testing::{error_of, fixture, values, values_of},
@@ -394,6 +438,26 @@ mod tests {
         // Without a prompt there is nothing left to train on, but the rows can be counted.
         let left = crate::testing::read_bytes("a.arrow", &file_of("photo", &[b"a", b"\xff"], &[])).unwrap();
         assert_eq!(values(left), [json!({}), json!({})]);
+    }
+
+    /// Rewards look for the one and prompts are made of the other: without them, rows would be trained on as if all was well.
+    #[test]
+    fn a_column_of_prompts_or_answers_is_not_left_out() {
+        for column in ["prompt", "messages", "conversations", "answer", "solution"] {
+            let found = error_of("a.arrow", &file_of(column, &[b"a", b"\xff"], &[]));
+            assert!(found.starts_with(&format!("a.arrow, row 2: `{column}` holds bytes")), "{found}");
+        }
+    }
+
+    #[test]
+    fn the_way_out_goes_by_the_format() {
+        let told = |format: Format| format.damaged("rows".as_ref())(&"NYI: a kind").to_string();
+        assert!(told(Format::Parquet).ends_with("for instance `pq.write_table(pq.read_table(file), file)`"));
+        let arrow = "rows: cannot be read as Arrow: NYI: a kind; it uses what is not read: write it anew, for instance as Parquet \
+                     `pq.write_table(pa.ipc.open_";
+        for (format, opened) in [(Format::ArrowFile, "file(pa"), (Format::ArrowStream, "stream(pa")] {
+            assert!(told(format).starts_with(&format!("{arrow}{opened}")), "{}", told(format));
+        }
     }
 
     #[test]

@@ -62,11 +62,15 @@ pub(crate) fn names(row: &Values) -> String {
     }
 }
 
+/// Characters of a text that are shown.
+const SHOWN: usize = 40;
+
 /// What a row gives its chat template beside the messages: `tools`, and the entries of `chat_template_kwargs`. Either may be
-/// written as a text of JSON, as TRL takes it; tools in other words are the template's business.
+/// written as a text of JSON, as TRL takes it. An empty text is nothing.
 ///
 /// # Errors
-/// `chat_template_kwargs` that are no object.
+/// `tools` that are no list, since a template would go through the letters of a text, and `chat_template_kwargs` that are no
+/// object.
 pub fn template_variables(row: &Values) -> Result<Values, String> {
     let parsed = |key: &str| {
         let value = row.get(key)?;
@@ -78,9 +82,23 @@ pub fn template_variables(row: &Values) -> Result<Values, String> {
         None | Some(Value::Null) => Values::new(),
         Some(_) => return Err("`chat_template_kwargs` is no object".into()),
     };
-    if let Some(tools) = parsed("tools") {
-        variables.insert("tools".into(), tools);
-    }
+    let tools = match parsed("tools") {
+        None => return Ok(variables),
+        Some(Value::String(text)) if matches!(text.trim(), "" | "null") => Value::Null,
+        Some(tools @ (Value::Array(_) | Value::Null)) => tools,
+        Some(Value::String(text)) => {
+            let begins: String = text.chars().take(SHOWN).collect();
+            return Err(format!("`tools` is a text that is no list in JSON: {begins:?}"));
+        }
+        Some(Value::Object(keys)) => {
+            return Err(format!(
+                "`tools` is no list, but an object of {}; write one tool as a list of one",
+                names(&keys)
+            ));
+        }
+        Some(_) => return Err("`tools` is no list".into()),
+    };
+    variables.insert("tools".into(), tools);
     Ok(variables)
 }
 
@@ -126,11 +144,21 @@ mod tests {
                 json!({"tools": tools.to_string(), "chat_template_kwargs": "{\"a\": true}"}),
                 json!({"a": true, "tools": tools}),
             ),
-            (json!({"tools": "f(x)"}), json!({"tools": "f(x)"})),
+            (json!({"tools": " "}), json!({"tools": null})),
             (json!({"tools": null, "chat_template_kwargs": null}), json!({"tools": null})),
             (json!({}), json!({})),
         ] {
             assert_eq!(Value::Object(template_variables(row.as_object().unwrap()).unwrap()), expected, "{row}");
+        }
+        for (wrong, words) in [
+            (json!("none"), "`tools` is a text that is no list in JSON: \"none\""),
+            (json!("[oops"), "`tools` is a text that is no list in JSON: \"[oops\""),
+            (json!({"a": 1}), "`tools` is no list, but an object of `a`; write one tool as a list of one"),
+            (json!("{\"a\": 1}"), "`tools` is no list, but an object of `a`"),
+            (json!(7), "`tools` is no list"),
+        ] {
+            let error = template_variables(json!({"tools": wrong}).as_object().unwrap()).unwrap_err();
+            assert!(error.starts_with(words), "{error}");
         }
         for wrong in [json!([1]), json!("a = 1"), json!(true)] {
             let error = template_variables(json!({"chat_template_kwargs": wrong}).as_object().unwrap()).unwrap_err();

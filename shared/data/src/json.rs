@@ -6,7 +6,7 @@ use std::{
 };
 
 use rayon::prelude::*;
-use serde::de::{DeserializeSeed, Error as _, SeqAccess, Visitor};
+use serde::de::{DeserializeSeed, Error as _, IgnoredAny, SeqAccess, Visitor};
 use serde_json::Value;
 
 use crate::{
@@ -121,17 +121,21 @@ pub fn too_long() -> String {
 /// A value of JSON. Whole numbers that 64 bits do not hold become their texts: as numbers they would lose digits.
 pub fn parse(text: &[u8]) -> serde_json::Result<Value> {
     match with_large_numbers_quoted(text, is_large) {
-        // The places of errors are those of the text as it is.
-        Some(quoted) => serde_json::from_slice(&quoted).or_else(|_| serde_json::from_slice(text)),
+        Some(quoted) => serde_json::from_slice(&quoted).map_err(|error| error_in(text, error)),
         None => serde_json::from_slice(text),
     }
+}
+
+/// The error of a text that was parsed with quotation marks around some of its numbers, at the place that it has without them.
+fn error_in(text: &[u8], of_quoted: serde_json::Error) -> serde_json::Error {
+    serde_json::from_slice::<IgnoredAny>(text).err().unwrap_or(of_quoted)
 }
 
 /// As [`parse`], of numbers that a program has written with all their digits: those of fractions stay as well.
 pub fn parse_decimals(text: &[u8]) -> serde_json::Result<Value> {
     let is_long = |word: &str| is_large(word) || digits(word) > MOST_DIGITS && word.parse::<f64>().is_ok();
     match with_large_numbers_quoted(text, is_long) {
-        Some(quoted) => serde_json::from_slice(&quoted),
+        Some(quoted) => serde_json::from_slice(&quoted).map_err(|error| error_in(text, error)),
         None => serde_json::from_slice(text),
     }
 }
@@ -195,15 +199,16 @@ pub fn read_array(content: &Content) -> Result<Vec<Row>, DataError> {
         let reason = format!("is an array of more than {MOST_ARRAY} bytes; write one object per line");
         return Err(DataError::content(path, reason));
     }
-    let bytes = with_large_numbers_quoted(&bytes, is_large).unwrap_or(bytes);
+    let quoted = with_large_numbers_quoted(&bytes, is_large);
     let (mut meter, mut refusal) = (content.meter(), None);
     let items = Items { path, meter: &mut meter, refusal: &mut refusal };
-    let mut parser = serde_json::Deserializer::from_slice(&bytes);
+    let mut parser = serde_json::Deserializer::from_slice(quoted.as_deref().unwrap_or(&bytes));
     let rows = items.deserialize(&mut parser).and_then(|rows| parser.end().map(|()| rows));
     match (refusal, rows) {
         (Some(refusal), _) => Err(refusal),
         (None, Ok(rows)) => Ok(rows),
         (None, Err(error)) => {
+            let error = if quoted.is_some() { error_in(&bytes, error) } else { error };
             let place = format!("line {}, column {}", error.line(), error.column());
             Err(DataError::content(path, wording::of_json(&bytes, &error, &place)))
         }
@@ -355,13 +360,23 @@ mod tests {
             "d": "in 123456789012345678901234567890 \" 123456789012345678901234567890", "e": 0.5, "f": 1e25}"#;
         let expected = json!({"a": "123456789012345678901234567890", "b": ["-98765432109876543210", 18_446_744_073_709_551_615_u64],
             "c": i64::MIN, "d": "in 123456789012345678901234567890 \" 123456789012345678901234567890", "e": 0.5, "f": 1e25});
-        assert_eq!(values_of("a.jsonl", text.replace('\n', " ").as_bytes()), [expected.clone()]);
+        assert_eq!(values_of("a.jsonl", text.replace('\n', " ").as_bytes()), std::slice::from_ref(&expected));
         assert_eq!(values_of("a.json", format!("[{text}]").as_bytes()), [expected]);
         let cells = b"n,list\n123456789012345678901,\"[123456789012345678901]\"\n";
         assert_eq!(
             values_of("a.csv", cells),
             [json!({"n": "123456789012345678901", "list": ["123456789012345678901"]})]
         );
+        // Places are those of the file, in which no quotation marks stand around the numbers.
+        for number in ["123456789012345678901", &"9".repeat(400)] {
+            let column = 11 + number.len();
+            let found = error_of("a.json", format!("[{{\"a\": {number}, \"b\" 1}}]").as_bytes());
+            assert!(found.ends_with(&format!("expected `:` (line 1, column {})", column + 3)), "{found}");
+            let found = error_of("a.jsonl", format!("{{\"a\": {number}, \"b\" 1}}").as_bytes());
+            assert!(found.ends_with(&format!("expected `:` (column {})", column + 2)), "{found}");
+            let found = error_of("a.json", format!("[{{\"a\": {number}, \"b\": NaN}}]").as_bytes());
+            assert!(found.contains(&format!("holds NaN (column {})", column + 4)), "{found}");
+        }
         let key = error_of("a.jsonl", b"{123456789012345678901: 1}");
         assert!(key.contains("key must be a string"), "{key}");
     }

@@ -25,6 +25,7 @@ mod testing;
 mod typed;
 mod unread;
 mod wording;
+mod writable;
 
 pub use choice::{CARD, Part, choose};
 pub use columns::{Columns, template_variables};

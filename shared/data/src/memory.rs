@@ -13,10 +13,8 @@ use crate::{DataError, Row, Values};
 pub const MOST_RATIO: u64 = 200;
 /// What the rows of a file may take however short it is.
 const SMALL: u64 = 512 << 20;
-/// A key of an object beside its text: the entry, its place in the index, and what the allocator adds.
-const ENTRY: usize = size_of::<(usize, String, Value)>() + 32;
-/// What the allocator adds to a text or a list.
-const ALLOCATION: usize = 16;
+/// An entry of an object: what is in its list of entries.
+const ENTRY: usize = size_of::<(usize, String, Value)>();
 
 /// What the rows of a file have taken and may take.
 #[derive(Debug)]
@@ -56,26 +54,42 @@ impl Meter {
     }
 }
 
-/// Bytes that a row takes, about.
+/// Bytes that a row takes, about. The list that it is in has up to twice as much room as it has rows.
 pub fn of_row(values: &Values) -> usize {
-    size_of::<Row>() + of_entries(values)
+    2 * size_of::<Row>() + of_entries(values)
 }
 
+/// An object has a table of the places of its entries, which is a power of two and at most seven eighths full, and as much room for
+/// entries as the table has.
 fn of_entries(values: &Values) -> usize {
-    let entries = values.iter().map(|(key, value)| ENTRY + ALLOCATION + key.len() + behind(value));
-    ALLOCATION + entries.sum::<usize>()
+    let (buckets, room) = match values.len() {
+        0 => (0, 0),
+        1..4 => (4, 3),
+        more => {
+            let buckets = (more * 8).div_ceil(7).next_power_of_two();
+            (buckets, buckets / 8 * 7)
+        }
+    };
+    let own = if buckets == 0 { 0 } else { allocation(buckets * (size_of::<usize>() + 1) + 16) };
+    let within = values.iter().map(|(key, value)| allocation(key.len()) + behind(value)).sum::<usize>();
+    own + allocation(room * ENTRY) + within
 }
 
 /// Bytes that a value takes beside itself.
 fn behind(value: &Value) -> usize {
     match value {
-        Value::String(text) => ALLOCATION + text.capacity(),
+        Value::String(text) => allocation(text.capacity()),
         Value::Array(items) => {
-            ALLOCATION + items.capacity() * size_of::<Value>() + items.iter().map(behind).sum::<usize>()
+            allocation(items.capacity() * size_of::<Value>()) + items.iter().map(behind).sum::<usize>()
         }
         Value::Object(values) => of_entries(values),
         Value::Null | Value::Bool(_) | Value::Number(_) => 0,
     }
+}
+
+/// What the system's allocator takes for so many bytes: with a word of its own, in multiples of 16 and 32 at least.
+fn allocation(bytes: usize) -> usize {
+    if bytes == 0 { 0 } else { (bytes + size_of::<usize>()).next_multiple_of(16).max(32) }
 }
 
 #[cfg(test)]
@@ -84,12 +98,23 @@ mod tests {
 
     use flate2::{Compression, write::GzEncoder};
 
+    use super::*;
     use crate::testing::error_of;
 
     fn gzip(pieces: impl Iterator<Item = Vec<u8>>) -> Vec<u8> {
         let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
         pieces.for_each(|piece| encoder.write_all(&piece).unwrap());
         encoder.finish().unwrap()
+    }
+
+    /// Two texts are 32 bytes each, so are their keys; the table of four takes 64 bytes, the entries have room for three.
+    #[test]
+    fn a_short_row_is_mostly_what_it_lies_in() {
+        let Value::Object(row) = serde_json::json!({"prompt": "1+1=", "answer": "2"}) else { unreachable!() };
+        let texts = 4 * 32;
+        assert_eq!(of_row(&row), 2 * size_of::<Row>() + texts + 64 + allocation(3 * ENTRY));
+        assert_eq!(of_row(&Values::new()), 2 * size_of::<Row>());
+        assert_eq!([0, 1, 24, 25].map(allocation), [0, 32, 32, 48]);
     }
 
     /// Millions of rows from few bytes: what they take is counted as they are made, whatever they are written in.

@@ -77,9 +77,22 @@ impl Table {
         let written = match columns.prompt_of(&first.values).and_then(Written::of) {
             Some(Written::ShareGpt) => "; ShareGPT's messages (`from`, `value`) are read as `role` and `content`",
             Some(Written::JsonText) => "; its messages are written as texts of JSON, and read as messages",
-            Some(Written::PythonText) | None => "",
+            Some(Written::PythonText | Written::BrokenJson) | None => "",
         };
-        Ok(format!("{}; {}{written}", self.about, shape.words()))
+        Ok(format!("{}; {}{written}{}", self.about, shape.words(), self.of_other_kind(columns)))
+    }
+
+    /// How many rows have messages where the first has a text, or the other way round, in words.
+    fn of_other_kind(&self, columns: &Columns) -> String {
+        let has_messages = |row: &Row| -> Option<bool> {
+            let ids = row.values.contains_key("prompt_ids");
+            let prompt = columns.prompt_of(&row.values).filter(|_| !ids)?;
+            Some(prompt.is_array() || Written::of(prompt).is_some_and(Written::is_read))
+        };
+        let Some(first) = has_messages(&self.rows[0]) else { return String::new() };
+        let others = self.rows.iter().filter(|row| has_messages(row) == Some(!first)).count();
+        let what = if first { "have a text as their prompt, which gets no chat template" } else { "have messages" };
+        if others == 0 { String::new() } else { format!("; {others} of {} rows {what}", self.rows.len()) }
     }
 
     /// What is odd about the rows though they can be used, a line for each oddity.
@@ -91,12 +104,24 @@ impl Table {
             .map(|LeftOut { column, reason }| format!("column `{column}` is left out: {reason}"))
             .collect();
         let name = columns.prompt.as_deref().unwrap_or("prompt");
-        let is_python = |row: &&Row| columns.prompt_of(&row.values).and_then(Written::of) == Some(Written::PythonText);
-        if let Some(first) = self.rows.iter().find(is_python) {
-            let count = self.rows.iter().filter(is_python).count();
+        for (kind, looks, remedy) in [
+            (
+                Written::PythonText,
+                "a list of messages as Python prints it",
+                "write the rows as JSON lines or Parquet, where messages stay lists",
+            ),
+            (
+                Written::BrokenJson,
+                "a list of messages in JSON that is not whole",
+                "was it cut off when the rows were written?",
+            ),
+        ] {
+            let is_of_kind = |row: &&Row| columns.prompt_of(&row.values).and_then(Written::of) == Some(kind);
+            let mut rows = self.rows.iter().filter(is_of_kind);
+            let Some(first) = rows.next() else { continue };
             found.push(format!(
-                "`{name}` of {count} of {} rows looks like a list of messages as Python prints it, and is taken as a text \
-                 ({}); write the rows as JSON lines or Parquet, where messages stay lists",
+                "`{name}` of {} of {} rows looks like {looks}, and is taken as a text ({}); {remedy}",
+                1 + rows.count(),
                 self.rows.len(),
                 first.place
             ));

@@ -130,7 +130,7 @@ impl Typed {
         }
     }
 
-    /// Whether values may differ from what is written.
+    /// Whether values are what is written, so that [`apply`](Self::apply) changes nothing.
     pub fn is_plain(&self) -> bool {
         match self {
             Self::Plain => true,

@@ -157,15 +157,16 @@ fn escaped(name: &str) -> String {
 /// Waits a moment for another process that has the lock.
 fn lock(path: &Path) -> Result<File, AttemptError> {
     let file = File::options().write(true).create(true).truncate(false).open(path)?;
-    for look in 0..=LOOKS {
+    let mut looks = 0;
+    loop {
         match file.try_lock() {
             Ok(()) => return Ok(file),
-            Err(TryLockError::WouldBlock) if look < LOOKS => thread::sleep(LOOK),
+            Err(TryLockError::WouldBlock) if looks < LOOKS => thread::sleep(LOOK),
             Err(TryLockError::WouldBlock) => return Err(AttemptError::Taken),
             Err(TryLockError::Error(error)) => return Err(error.into()),
         }
+        looks += 1;
     }
-    Err(AttemptError::Taken)
 }
 
 /// Has the name of a file, which has so many parts, lead to its content.

@@ -20,7 +20,7 @@ use crate::{
 
 const POLL: Duration = Duration::from_millis(50);
 
-/// How often a download is begun again on which nothing arrived.
+/// How often a download is begun again that comes no further than before.
 const ATTEMPTS: u32 = 3;
 
 /// Time between two of these.
@@ -88,7 +88,7 @@ impl<'a> Download<'a> {
 
     /// Begins again where the connection was cut, as long as that helps.
     fn persistently(&self, file: &RemoteFile) -> Result<PathBuf, HubError> {
-        let (begin, mut vain) = (Instant::now(), 0);
+        let (begin, mut vain, mut furthest) = (Instant::now(), 0, 0);
         loop {
             let arrived = Arrived::default();
             let error = match self.attempt(file, &arrived)? {
@@ -110,12 +110,14 @@ impl<'a> Download<'a> {
                 AttemptError::NothingLeft | AttemptError::Status(416) => self.forget(file),
                 AttemptError::Status(401 | 403) => return Err(gated(&self.hub.settings, &self.repo)),
                 AttemptError::Request(reason) if reason.is_for_good() => {
-                    let (name, endpoint) = (self.name.to_owned(), self.hub.settings.endpoint.clone());
+                    let (name, endpoint) = (self.name.to_owned(), self.hub.settings.shown_endpoint());
                     return Err(HubError::Answer { name, endpoint, reason: format!("{}: {reason}", file.name) });
                 }
                 _ => {}
             }
-            vain = if arrived.fresh() > 0 { 1 } else { vain + 1 };
+            // What is downloaded anew, after it was thrown away, is no progress until it is more than there was.
+            vain = if arrived.fresh() > 0 && arrived.all() > furthest { 1 } else { vain + 1 };
+            furthest = furthest.max(arrived.all());
             if vain == ATTEMPTS {
                 let reason = error.to_string();
                 return Err(HubError::Cut { name: self.name.to_owned(), file: file.name.clone(), reason });

@@ -70,6 +70,24 @@ pub enum HubError {
         /// The Hub's words.
         reason: String,
     },
+    /// The file of the token cannot be read.
+    #[error("{name}: the token of the Hub cannot be read: {reason}; give it in HF_TOKEN, or remove the file")]
+    TokenFile {
+        /// The name.
+        name: String,
+        /// The file, and what is wrong with it.
+        reason: String,
+    },
+    /// A file of the cache cannot be read.
+    #[error("{name}: {file} of the cache cannot be read: {reason}; remove it, and the same command downloads it again")]
+    Unreadable {
+        /// The name.
+        name: String,
+        /// The file.
+        file: PathBuf,
+        /// What the system said.
+        reason: io::Error,
+    },
     /// Its owner asks for something first.
     #[error(
         "{name}: its owner lets only those have it who accepted the terms: do so at {page}, and give a token in HF_TOKEN"
@@ -163,6 +181,18 @@ pub enum HubError {
     Interrupted,
 }
 
+/// An address in a message: without the name and the password of a user, and without a query, which may be a signature.
+pub(crate) fn without_secrets(address: &str) -> String {
+    let end = address.find(['?', '#']).unwrap_or(address.len());
+    let address = &address[..end];
+    let host = address.find("//").map_or(0, |at| at + 2);
+    let path = address[host..].find('/').map_or(address.len(), |at| host + at);
+    match address[host..path].rfind('@') {
+        Some(at) => format!("{}{}", &address[..host], &address[host + at + 1..]),
+        None => address.to_owned(),
+    }
+}
+
 impl HubError {
     /// Whether it says nothing of the name, but that the Hub does not answer as it should.
     pub(crate) fn is_of_the_hub(&self) -> bool {
@@ -170,6 +200,26 @@ impl HubError {
             Self::Unreachable { .. } | Self::Answer { .. } => true,
             Self::Status { status, .. } => *status == 429 || *status >= 500,
             _ => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_in_messages_keep_no_secrets() {
+        for (address, shown) in [
+            ("https://huggingface.co", "https://huggingface.co"),
+            ("http://user:SECRET@host:80/a@b", "http://host:80/a@b"),
+            ("http://user:SEC@RET@host", "http://host"),
+            ("user:SECRET@host", "host"),
+            ("ftp://SECRET@host/x?sig=SECRET#SECRET", "ftp://host/x"),
+            ("https:///x?SECRET", "https:///x"),
+            ("", ""),
+        ] {
+            assert_eq!(without_secrets(address), shown);
         }
     }
 }

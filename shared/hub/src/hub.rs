@@ -1,6 +1,9 @@
 //! Names become folders in the cache.
 
-use std::path::{Path, PathBuf};
+use std::{
+    io::ErrorKind::{IsADirectory, NotADirectory, NotFound},
+    path::{Path, PathBuf},
+};
 
 use hf_hub::Cache;
 use shared_data::{CARD, DataError, Part};
@@ -12,6 +15,10 @@ use crate::{
     request::Client,
     wanted,
 };
+
+/// Most bytes of the file that says which commit a revision is, and of a dataset's card.
+const MOST_REF: u64 = 1 << 12;
+const MOST_CARD: u64 = 16 << 20;
 
 /// The Hub, as one user sees it.
 #[derive(Debug)]
@@ -67,7 +74,7 @@ impl Hub {
     pub fn dataset(&self, name: &str, revision: &str, part: Part<'_>) -> Result<Snapshot, HubError> {
         let choose = |fetch: &Fetch<'_>, files: &[String]| {
             let card = match files.iter().any(|file| file == CARD) {
-                true => Some(std::fs::read_to_string(fetch.file(CARD)?).unwrap_or_default()),
+                true => Some(fetch.text(CARD)?),
                 false => None,
             };
             Ok(wanted::of_dataset(name, files, card.as_deref(), part)?)
@@ -90,19 +97,22 @@ impl Hub {
     ) -> Result<Snapshot, HubError> {
         let cached = Cached { cache: Cache::new(self.settings.cache.clone()), kind, name };
         if let Some(variable) = self.settings.offline {
-            return cached.snapshot(revision, lacking).map_err(|missing| HubError::Offline {
+            return cached.snapshot(revision, lacking)?.map_err(|missing| HubError::Offline {
                 name: name.to_owned(),
                 missing,
                 cache: self.settings.cache.clone(),
                 variable,
             });
         }
+        if let Some(reason) = &self.settings.unread {
+            return Err(HubError::TokenFile { name: name.to_owned(), reason: reason.clone() });
+        }
         let client = self.client();
         let repository = match repository::ask(&client, &self.settings, kind, name, revision) {
             Ok(repository) => repository,
             Err(error) if error.is_of_the_hub() => {
                 let reason = error.to_string();
-                let snapshot = cached.snapshot(revision, lacking).map_err(|_| error)?;
+                let snapshot = cached.snapshot(revision, lacking)?.map_err(|_| error)?;
                 let commit = &snapshot.commit;
                 (self.tell)(&format!("warning: {reason}; it is taken from the cache, as of {commit}"));
                 return Ok(snapshot);
@@ -135,17 +145,22 @@ impl Cached<'_> {
     }
 
     /// The snapshot of a revision, without asking; or what is missing, with its verb.
-    fn snapshot(&self, revision: &str, lacking: &Lacking<'_>) -> Result<Snapshot, String> {
+    fn snapshot(&self, revision: &str, lacking: &Lacking<'_>) -> Result<Result<Snapshot, String>, HubError> {
         let refs = self.folder("").join("../refs").join(revision);
-        let commit = std::fs::read_to_string(refs).map_or_else(|_| revision.to_owned(), |text| text.trim().to_owned());
+        let commit = match shared_bounds::read_text(&refs, MOST_REF) {
+            Ok(text) => text.trim().to_owned(),
+            // A commit has no such file, and not every revision may be one's name.
+            Err(error) if matches!(error.kind(), NotFound | NotADirectory | IsADirectory) => revision.to_owned(),
+            Err(reason) => return Err(HubError::Unreadable { name: self.name.to_owned(), file: refs, reason }),
+        };
         let path = self.folder(&commit);
         if !path.is_dir() {
-            return Err("it is".to_owned());
+            return Ok(Err("it is".to_owned()));
         }
-        match lacking(&path) {
+        Ok(match lacking(&path) {
             Some(missing) => Err(format!("of it, {missing} is")),
             None => Ok(Snapshot { path, commit, downloaded: 0 }),
-        }
+        })
     }
 
     /// Remembers which commit a branch or tag is, so that it is found without a network. That it could not be costs nothing
@@ -170,6 +185,15 @@ impl Fetch<'_> {
     fn file(&self, name: &str) -> Result<PathBuf, HubError> {
         self.all(&[name.to_owned()])?;
         Ok(self.cached.folder(&self.repository.commit).join(name))
+    }
+
+    /// The text of a file, downloaded if it is not in the cache.
+    fn text(&self, name: &str) -> Result<String, HubError> {
+        let path = self.file(name)?;
+        match shared_bounds::read(&path, MOST_CARD) {
+            Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
+            Err(reason) => Err(HubError::Unreadable { name: self.cached.name.to_owned(), file: path, reason }),
+        }
     }
 
     /// Downloads what is not in the cache, and returns its bytes.

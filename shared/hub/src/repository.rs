@@ -116,11 +116,11 @@ pub fn ask(
     let path = format!("/api/{}?blobs=true", kind.repo(name, revision).api_url());
     let unreachable = |reason: String| HubError::Unreachable {
         name: name.to_owned(),
-        endpoint: settings.endpoint.clone(),
+        endpoint: settings.shown_endpoint(),
         reason,
         cache: settings.cache.clone(),
     };
-    let bad = |reason: String| HubError::Answer { name: name.to_owned(), endpoint: settings.endpoint.clone(), reason };
+    let bad = |reason: String| HubError::Answer { name: name.to_owned(), endpoint: settings.shown_endpoint(), reason };
     let mut response = match client.get(&path, &[], Some(ANSWER)) {
         Ok(response) => response,
         Err(error) if error.is_for_good() => return Err(bad(error.to_string())),
@@ -158,7 +158,7 @@ pub fn ask(
 pub fn gated(settings: &Settings, repo: &Repo) -> HubError {
     let url = repo.url();
     let name = url.strip_prefix("datasets/").unwrap_or(&url).to_owned();
-    HubError::Gated { name, page: format!("{}/{url}", settings.endpoint) }
+    HubError::Gated { name, page: format!("{}/{url}", settings.shown_endpoint()) }
 }
 
 /// Why the Hub refuses, by the status and the two headers that it gives with it.
@@ -169,7 +169,7 @@ fn refusal(
     revision: &str,
     (status, code, reason): (u16, &str, String),
 ) -> HubError {
-    let (name, endpoint) = (name.to_owned(), settings.endpoint.clone());
+    let (name, endpoint) = (name.to_owned(), settings.shown_endpoint());
     let to_whom = if settings.token.is_some() { "to the owner of this token" } else { "without a token (HF_TOKEN)" };
     match (status, code) {
         (_, "GatedRepo") | (403, "") => gated(settings, &kind.repo(&name, revision)),

@@ -11,6 +11,8 @@ use ureq::{
 };
 use url::Url;
 
+use crate::error::without_secrets;
+
 /// Redirects that are followed for one request, as browsers' and curl's users know it, only fewer: the Hub needs two.
 const MOST_REDIRECTS: usize = 10;
 
@@ -31,7 +33,7 @@ pub enum RequestError {
     /// What is asked for, or redirected to, is no address.
     #[error("`{address}` is no address of the web: {reason}")]
     Address {
-        /// As it was given.
+        /// As it was given, without what may give access to it.
         address: String,
         /// What is wrong with it.
         reason: String,
@@ -110,7 +112,7 @@ impl Client {
 }
 
 fn address(text: &str) -> Result<Url, RequestError> {
-    let fail = |reason: String| RequestError::Address { address: text.to_owned(), reason };
+    let fail = |reason: String| RequestError::Address { address: without_secrets(text), reason };
     let url = Url::parse(text).map_err(|error| fail(error.to_string()))?;
     match url.scheme() {
         "http" | "https" => Ok(url),
@@ -127,7 +129,7 @@ fn redirect(from: &Url, response: &Response<Body>) -> Result<Option<Url>, Reques
     let text = String::from_utf8_lossy(location.as_bytes());
     let joined = from
         .join(&text)
-        .map_err(|error| RequestError::Address { address: text.clone().into_owned(), reason: error.to_string() })?;
+        .map_err(|error| RequestError::Address { address: without_secrets(&text), reason: error.to_string() })?;
     let to = address(joined.as_str())?;
     if from.scheme() == "https" && to.scheme() == "http" {
         return Err(RequestError::Unencrypted { from: shown(from), to: shown(&to) });

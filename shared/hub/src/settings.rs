@@ -1,6 +1,13 @@
 //! What the environment says of the Hub: the variables of Hugging Face's own library.
 
-use std::{env, path::PathBuf, time::Duration};
+use std::{
+    env,
+    io::ErrorKind,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use crate::error::without_secrets;
 
 /// Where the Hub is, where its files are kept, and who asks.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -11,11 +18,16 @@ pub struct Settings {
     pub cache: PathBuf,
     /// `HF_TOKEN`, or what is in the file `HF_TOKEN_PATH`, or `token` in `HF_HOME`.
     pub token: Option<String>,
+    /// Why that file, which is there, cannot be read.
+    pub unread: Option<String>,
     /// The variable that forbids the network: `HF_HUB_OFFLINE` or `TRANSFORMERS_OFFLINE`.
     pub offline: Option<&'static str>,
     /// How long a download may be silent: `HF_HUB_DOWNLOAD_TIMEOUT`, in seconds.
     pub patience: Duration,
 }
+
+/// Most bytes of the file of a token.
+const MOST_TOKEN: u64 = 1 << 16;
 
 /// More than the 10 s of Hugging Face's library, as here a timeout ends a download.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -27,23 +39,41 @@ impl Settings {
         Self::of(|name| env::var(name).ok())
     }
 
+    /// The Hub's address for messages.
+    pub(crate) fn shown_endpoint(&self) -> String {
+        without_secrets(&self.endpoint)
+    }
+
     fn of(variable: impl Fn(&str) -> Option<String>) -> Self {
         let given = |name: &str| variable(name).map(|text| text.trim().to_owned()).filter(|text| !text.is_empty());
         let path = |name: &str| given(name).map(PathBuf::from);
         let caches = || path("XDG_CACHE_HOME").unwrap_or_else(|| path("HOME").unwrap_or_default().join(".cache"));
         let home = path("HF_HOME").unwrap_or_else(|| caches().join("huggingface"));
         let token_file = path("HF_TOKEN_PATH").unwrap_or_else(|| home.join("token"));
-        let saved = || std::fs::read_to_string(token_file).ok().map(|text| text.trim().to_owned());
+        let (token, unread) = match given("HF_TOKEN") {
+            Some(token) => (Some(token), None),
+            None => saved(&token_file),
+        };
         let yes = |text: String| ["1", "on", "yes", "true"].contains(&text.to_ascii_lowercase().as_str());
         let seconds = given("HF_HUB_DOWNLOAD_TIMEOUT").and_then(|text| text.parse().ok());
         Self {
             endpoint: given("HF_ENDPOINT")
                 .map_or_else(|| "https://huggingface.co".to_owned(), |text| text.trim_end_matches('/').to_owned()),
             cache: path("HF_HUB_CACHE").unwrap_or_else(|| home.join("hub")),
-            token: given("HF_TOKEN").or_else(saved).filter(|token| !token.is_empty()),
+            token: token.filter(|token| !token.is_empty()),
+            unread,
             offline: ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"].into_iter().find(|name| given(name).is_some_and(yes)),
             patience: seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()).unwrap_or(PATIENCE),
         }
+    }
+}
+
+/// The token of a file; or why it has none though it is there.
+fn saved(file: &Path) -> (Option<String>, Option<String>) {
+    match shared_bounds::read_text(file, MOST_TOKEN) {
+        Ok(text) => (Some(text.trim().to_owned()), None),
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => (None, None),
+        Err(error) => (None, Some(format!("{} {error}", file.display()))),
     }
 }
 
@@ -76,5 +106,21 @@ mod tests {
         let named = of(&named);
         assert_eq!((named.cache, named.token.as_deref(), named.offline), ("/cache".into(), Some("own"), None));
         assert_eq!(named.patience, Duration::from_millis(500));
+    }
+
+    #[test]
+    fn a_file_of_a_token_that_cannot_be_read_is_named() {
+        let read = |place: &str| {
+            let settings = of(&[("HF_TOKEN_PATH", place)]);
+            (settings.token, settings.unread)
+        };
+        assert_eq!(read("/no/such/token"), (None, None));
+        assert_eq!(read("/dev/zero"), (None, Some("/dev/zero is a pipe or device, not a file".to_owned())));
+        assert_eq!(of(&[("HF_TOKEN_PATH", "/dev/zero"), ("HF_TOKEN", "own")]).unread, None);
+        let dir = tempfile::tempdir().unwrap();
+        let long = dir.path().join("token");
+        std::fs::write(&long, "x".repeat(1 << 17)).unwrap();
+        let (token, unread) = read(long.to_str().unwrap());
+        assert!(token.is_none() && unread.unwrap().contains("at most 65536 are read"));
     }
 }

@@ -26,6 +26,7 @@ fn fetch(server: &Server, cache: &Path) -> Result<(), HubError> {
         endpoint: server.endpoint.clone(),
         cache: cache.to_owned(),
         token: Some(TOKEN.to_owned()),
+        unread: None,
         offline: None,
         patience: Duration::from_secs(20),
     };
@@ -93,4 +94,66 @@ fn a_redirect_to_what_is_no_web_address_is_refused_in_words() {
         let error = fetch(&hub, cache.path()).unwrap_err().to_string();
         assert!(error.contains("is no address of the web"), "{place}: {error}");
     }
+}
+
+/// What arrives is thrown away and downloaded anew, and never comes further than the file is long.
+#[test]
+fn a_file_that_is_shorter_than_it_is_listed_ends_the_download() {
+    for longer in [1, 1 << 50] {
+        let hub = server("127.0.0.1");
+        hub.faults(Faults { longer, ..Faults::default() });
+        let cache = tempfile::tempdir().unwrap();
+        let error = fetch(&hub, cache.path()).unwrap_err().to_string();
+        assert!(error.starts_with("config.json of a/b: the download was cut"), "{longer}: {error}");
+        let requests = hub.requests().len();
+        assert!(requests <= 6, "{longer}: {requests} requests");
+    }
+}
+
+/// What stands in the place of a file of the cache may never end.
+#[test]
+fn what_is_no_file_in_the_cache_is_told_and_not_waited_for() {
+    let hub = server("127.0.0.1");
+    let cache = tempfile::tempdir().unwrap();
+    fetch(&hub, cache.path()).unwrap();
+    let offline = || {
+        let settings = Settings {
+            endpoint: hub.endpoint.clone(),
+            cache: cache.path().to_owned(),
+            token: None,
+            unread: None,
+            offline: Some("HF_HUB_OFFLINE"),
+            patience: Duration::from_secs(20),
+        };
+        Hub::new(settings, || false, |_| {}).model("a/b", "main")
+    };
+    let snapshot = offline().unwrap().path;
+    let index = snapshot.join("model.safetensors.index.json");
+    std::os::unix::fs::symlink("/dev/zero", &index).unwrap();
+    let error = offline().unwrap_err().to_string();
+    assert!(error.contains("model.safetensors.index.json (is a pipe or device, not a file)"), "{error}");
+    fs::remove_file(&index).unwrap();
+    let refs = snapshot.join("../../refs/main");
+    fs::remove_file(&refs).unwrap();
+    std::os::unix::fs::symlink("/dev/zero", &refs).unwrap();
+    let error = offline().unwrap_err().to_string();
+    assert!(error.contains("refs/main of the cache cannot be read: is a pipe or device, not a file"), "{error}");
+}
+
+#[test]
+fn a_token_that_cannot_be_read_is_told_before_the_hub_is_asked() {
+    let hub = server("127.0.0.1");
+    let settings = Settings {
+        endpoint: hub.endpoint.replace("http://", "http://user:SECRET@"),
+        cache: tempfile::tempdir().unwrap().path().to_owned(),
+        token: None,
+        unread: Some("/there/token is a pipe or device, not a file".to_owned()),
+        offline: None,
+        patience: Duration::from_secs(20),
+    };
+    let error = Hub::new(settings.clone(), || false, |_| {}).model("a/b", "main").unwrap_err().to_string();
+    assert!(error.contains("cannot be read: /there/token is a pipe") && hub.requests().is_empty(), "{error}");
+    let settings = Settings { unread: None, ..settings };
+    let error = Hub::new(settings, || false, |_| {}).model("no/such", "main").unwrap_err().to_string();
+    assert!(error.contains("has no such model") && !error.contains("SECRET"), "{error}");
 }

@@ -30,7 +30,7 @@ impl Hash {
     /// # Errors
     /// When it cannot be read.
     pub fn is_of(&self, path: &Path) -> io::Result<bool> {
-        let mut file = File::open(path)?;
+        let mut file = shared_bounds::open(path)?;
         let (found, wanted) = match self {
             Self::Sha256(wanted) => (digest(Sha256::new(), &mut file)?, wanted),
             Self::Git(wanted) => {

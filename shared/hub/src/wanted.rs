@@ -1,6 +1,6 @@
 //! Which of a repository's files are wanted.
 
-use std::path::Path;
+use std::{io::ErrorKind, path::Path};
 
 use shared_data::{CARD, DataError, Part};
 
@@ -9,6 +9,9 @@ use crate::HubError;
 /// Weights in one file, and the table of those in several.
 const WHOLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
+
+/// Most bytes of the table.
+const MOST_INDEX: u64 = 64 << 20;
 
 /// Files of a model: weights in safetensors, and the texts beside them that describe it and its tokenizer.
 ///
@@ -37,8 +40,10 @@ pub fn lacking_in_model(folder: &Path) -> Option<String> {
     if let Some(missing) = ["config.json", "tokenizer.json"].into_iter().find(|file| !has(file)) {
         return Some(missing.to_owned());
     }
-    let Ok(index) = std::fs::read(folder.join(INDEX)) else {
-        return (!has(WHOLE)).then(|| WHOLE.to_owned());
+    let index = match shared_bounds::read(&folder.join(INDEX), MOST_INDEX) {
+        Ok(index) => index,
+        Err(error) if error.kind() == ErrorKind::NotFound => return (!has(WHOLE)).then(|| WHOLE.to_owned()),
+        Err(error) => return Some(format!("{INDEX} ({error})")),
     };
     let index: serde_json::Value = serde_json::from_slice(&index).unwrap_or_default();
     let mut shards = index["weight_map"].as_object().into_iter().flatten().filter_map(|(_, file)| file.as_str());

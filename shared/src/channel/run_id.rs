@@ -31,6 +31,17 @@ pub enum RunIdError {
         /// What is wrong with it.
         reason: String,
     },
+    /// The id is gone that was here at the start.
+    #[error(
+        "{path} is missing, which `tandem train` wrote (id {own}): the folder was moved or emptied while this run was at work; \
+         start that one again where it is now"
+    )]
+    Gone {
+        /// The file.
+        path: String,
+        /// The id of this process.
+        own: RunId,
+    },
     /// Another launcher has begun a run here.
     #[error(
         "{dir} holds another run by now (id {found}, and this process is of {own}): it was moved or replaced while this \
@@ -98,6 +109,9 @@ impl RunId {
     pub fn join(run_dir: &RunDir, given: Option<Self>) -> Result<Self, RunIdError> {
         let found = Self::of(run_dir)?;
         match given {
+            Some(own) if found == Self::NONE && own != found => {
+                Err(RunIdError::Gone { path: run_dir.run_id().display().to_string(), own })
+            }
             Some(own) if own != found => {
                 Err(RunIdError::Other { dir: run_dir.root().display().to_string(), found, own })
             }
@@ -140,7 +154,8 @@ mod tests {
         let error = RunId::join(&run_dir, Some(own)).unwrap_err().to_string();
         assert!(error.contains("holds another run by now") && error.contains(&own.to_string()), "{error}");
         fs::remove_file(run_dir.run_id()).unwrap();
-        assert!(RunId::join(&run_dir, Some(own)).is_err(), "the directory is no longer the run's");
+        let error = RunId::join(&run_dir, Some(own)).unwrap_err().to_string();
+        assert!(error.contains("run.id is missing") && !error.contains("0000000000000000"), "{error}");
         fs::write(run_dir.run_id(), "no id").unwrap();
         assert!(RunId::of(&run_dir).unwrap_err().to_string().contains("run.id"));
     }

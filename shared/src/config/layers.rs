@@ -196,8 +196,8 @@ fn accepted(option: &OptionSpec, value: Value, given: &str) -> Result<Value, Str
         Some(_) => "a whole number of steps, or a share of all steps below 1".to_owned(),
         None => option.kind.wanted(),
     };
-    let not_here = Some(alone[option.key].as_str().unwrap_or_default()).filter(|_| option.key == "lr_scheduler_type");
-    let reason = not_here.and_then(schedule::not_here).map(|reason| format!(": {reason}")).unwrap_or_default();
+    let schedule = if option.key == "lr_scheduler_type" { alone[option.key].as_str() } else { None };
+    let reason = schedule.and_then(schedule::not_here).map(|reason| format!(": {reason}")).unwrap_or_default();
     Err(format!("must be {wanted}, got {given}{reason}"))
 }
 

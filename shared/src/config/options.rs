@@ -581,7 +581,7 @@ options! {
         /// of weights, which https://ui.perfetto.dev opens. It appears when the sampler ends and holds the newest
         /// events, at most 40 MB; it costs a few events a step.
         rollout_trace: bool = false, keeps_results;
-        /// `latest`, or the path of a `checkpoint-N` to go on from.
+        /// `latest` (TRL's `true`), or a `checkpoint-N` to go on from: its path, or its name where it lies in `output_dir`.
         resume_from_checkpoint: Option<String> = None, absent("from the beginning"), trl, keeps_results;
     }
 }

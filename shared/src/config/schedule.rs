@@ -85,7 +85,7 @@ fn settings(kind: LrSchedulerType, given: &JsonTable, peak: f64) -> Result<Sched
     let share = |name: &str| number(given, name, |x| (0.0..=1.0).contains(&x), "a number in [0, 1]");
     let rate = |name: &str| number(given, name, |x| x >= 0.0, "a rate of at least 0");
     let settings = ScheduleSettings {
-        num_cycles: cycles(kind, given)?,
+        num_cycles: cycles(given)?,
         lr_end: rate("lr_end")?,
         power: number(given, "power", |x| x > 0.0, "a number above 0")?,
         timescale: count(given, "timescale", 1)?,
@@ -115,7 +115,7 @@ fn check(kind: LrSchedulerType, settings: &ScheduleSettings, peak: f64) -> Resul
         LrSchedulerType::WarmupStableDecay if settings.num_decay_steps.is_none() => {
             Err("give `num_decay_steps`, the optimiser updates of the decay".into())
         }
-        LrSchedulerType::Polynomial => match settings.lr_end.unwrap_or(POLYNOMIAL_END) {
+        LrSchedulerType::Polynomial => match settings.polynomial_end() {
             end if end >= peak => Err(format!("`lr_end` {end:e} must be below `learning_rate` {peak:e}")),
             _ => Ok(()),
         },
@@ -134,11 +134,9 @@ impl ScheduleSettings {
     }
 }
 
-/// `num_cycles`, of which restarts have a whole number in mind, and any is taken, as in transformers.
-fn cycles(kind: LrSchedulerType, given: &JsonTable) -> Result<Option<f64>, String> {
-    let least =
-        if kind == LrSchedulerType::CosineWithRestarts { "a number above 0 of restarts" } else { "a number above 0" };
-    number(given, "num_cycles", |x| x > 0.0, least)
+/// `num_cycles`: also of restarts it need not be whole, as in transformers.
+fn cycles(given: &JsonTable) -> Result<Option<f64>, String> {
+    number(given, "num_cycles", |x| x > 0.0, "a number above 0")
 }
 
 fn number(given: &JsonTable, name: &str, fits: impl Fn(f64) -> bool, wanted: &str) -> Result<Option<f64>, String> {

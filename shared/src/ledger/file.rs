@@ -27,19 +27,12 @@ impl Entry for LedgerLine {
 }
 
 impl LedgerFile {
-    /// Opens the file for a run that goes on after `completed_steps` steps: lines of later steps, damaged ones and a torn last
-    /// one, left by a process that was killed, are cut off, since those steps are made again.
+    /// Opens the file for a run that goes on after `completed_steps` steps, and says what was found. Lines of later steps, damaged
+    /// ones and a torn last one, left by a process that was killed, are cut off, since those steps are made again; so are lines of
+    /// steps before `first`. The steps that were found are those of groups.
     ///
     /// # Errors
     /// Any error of the file system, with the path.
-    pub fn open(path: &Path, completed_steps: u64) -> io::Result<Self> {
-        Self::open_and_look(path, 0, completed_steps).map(|(file, _)| file)
-    }
-
-    /// As [`LedgerFile::open`], without the lines of steps before `first`; and what was found. Steps are those of groups.
-    ///
-    /// # Errors
-    /// As [`LedgerFile::open`].
     pub fn open_and_look(path: &Path, first: u64, completed_steps: u64) -> io::Result<(Self, Found)> {
         let mut steps = Steps::default();
         let skipped = journal::keep::<LedgerLine>(path, first, completed_steps, |line| {
@@ -116,10 +109,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("ledger.jsonl");
         let resumed = |step| LedgerLine::Event { step, event: LedgerEvent::Resumed };
-        let mut file = LedgerFile::open(&path, 0).unwrap();
+        let (mut file, _) = LedgerFile::open_and_look(&path, 0, 0).unwrap();
         file.append(&[resumed(1), resumed(2), resumed(3)]).unwrap();
         fs::OpenOptions::new().append(true).open(&path).unwrap().write_all(b"{\"step\": 4, \"ev").unwrap();
-        let mut file = LedgerFile::open(&path, 2).unwrap();
+        let (mut file, _) = LedgerFile::open_and_look(&path, 0, 2).unwrap();
         file.append(&[resumed(3)]).unwrap();
         assert_eq!(read(&path).unwrap(), [resumed(1), resumed(2), resumed(3)]);
         assert_eq!(read(&dir.path().join("none")).unwrap(), []);

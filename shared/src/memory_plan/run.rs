@@ -221,9 +221,8 @@ impl RunPlan {
                 (_, "KV cache") => format!("{what} of {} sequences {}", self.max_num_seqs, Size(bytes)),
                 _ => format!("{what} {}", Size(bytes)),
             };
-            let nothing = Size(0).to_string();
             let parts: Vec<String> =
-                parts.iter().filter(|(_, bytes)| Size(*bytes).to_string() != nothing).map(part).collect();
+                parts.iter().filter(|(_, bytes)| !Size(*bytes).is_shown_as_nothing()).map(part).collect();
             let parts = if parts.is_empty() { String::new() } else { format!(": {}", parts.join(", ")) };
             format!("{name}{} {}{parts}", if gpu { " on the GPU" } else { "" }, Size(total))
         };

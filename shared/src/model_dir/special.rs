@@ -1,10 +1,10 @@
 //! The tokens that the files beside a tokenizer name: which are special, and which end a sequence.
 //!
-//! transformers 5 (`PreTrainedTokenizerBase.__init__`) takes special tokens from every key of `tokenizer_config.json` that ends with
-//! `_token`, from `additional_special_tokens` and `extra_special_tokens`, and from `added_tokens_decoder`; versions before it
+//! transformers 5 (`PreTrainedTokenizerBase.__init__`) takes special tokens from every key of `tokenizer_config.json` that ends
+//! with `_token`, from `additional_special_tokens` and `extra_special_tokens`, and from `added_tokens_decoder`; versions before it
 //! wrote some of them into `special_tokens_map.json`. All of these are read, whichever version wrote the directory.
 
-use std::{collections::HashMap, fs::File, io::BufReader, path::Path};
+use std::{collections::HashMap, io::BufReader, path::Path};
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -102,7 +102,8 @@ impl NamedTokens {
         self.add(token, None, true);
     }
 
-    /// A token is special if any file says so; how it is matched is said by the first that says more than its text.
+    /// Adds a token. It is special if any file says so. How it is matched is said where it is named first, and that is
+    /// `added_tokens_decoder` if the token is there: no other place says as much.
     fn add(&mut self, token: &Value, id: Option<u32>, special: bool) {
         let Some(content) = content(token).filter(|content| !content.is_empty()) else { return };
         let flag = |key: &str| token[key].as_bool();
@@ -177,9 +178,10 @@ struct Vocabulary {
 }
 
 fn parse<T: serde::de::DeserializeOwned>(path: &Path) -> Option<T> {
-    // A pipe or a device may have no end.
-    let size = path.metadata().ok().filter(std::fs::Metadata::is_file)?.len();
-    let file = File::open(path).ok().filter(|_| size <= MOST_TOKENIZER_BYTES)?;
+    let file = shared_bounds::open(path).ok()?;
+    if file.metadata().ok()?.len() > MOST_TOKENIZER_BYTES {
+        return None;
+    }
     serde_json::from_reader(BufReader::with_capacity(1 << 20, file)).ok()
 }
 
@@ -244,5 +246,8 @@ mod tests {
         }
         std::fs::write(&path, "{").unwrap();
         assert_eq!(ids_in(&path, &wanted), [None; 3]);
+        std::fs::remove_file(&path).unwrap();
+        rustix::fs::mkfifoat(rustix::fs::CWD, &path, rustix::fs::Mode::RUSR).unwrap();
+        assert_eq!(ids_in(&path, &wanted), [None; 3], "nobody waits for a pipe");
     }
 }

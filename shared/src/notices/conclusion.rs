@@ -5,7 +5,7 @@ use std::{error, fmt};
 use super::{Notice, NoticeKind};
 use crate::{
     config::TrainConfig,
-    metrics::{GRAD_NORM, MetricRecord, REWARD, SKIPPED_UPDATES},
+    metrics::{GRAD_NORM, MetricRecord, REWARD, SKIPPED_UPDATES, STEP},
 };
 
 /// Kinds of notices that say why there is no gradient, the one that says most first.
@@ -26,7 +26,7 @@ pub struct NothingLearned {
     pub reason: Option<Notice>,
 }
 
-/// Steps at the end of a run whose reward says whether it has recovered from a collapse.
+/// Steps whose mean reward says whether a run has recovered from a collapse: as many as it is found in.
 const LAST: usize = 3;
 
 impl error::Error for NothingLearned {}
@@ -62,7 +62,7 @@ pub fn had_gradient(record: &MetricRecord, config: &TrainConfig) -> bool {
 #[must_use]
 pub fn nothing_learned(records: &[MetricRecord], notices: &[Notice], config: &TrainConfig) -> Option<NothingLearned> {
     if let Some(collapse) = notices.iter().find(|notice| notice.kind == NoticeKind::Collapse)
-        && has_stayed_below(records)
+        && has_stayed_below(records, collapse)
     {
         return Some(NothingLearned { steps: records.len(), reason: Some(collapse.clone()) });
     }
@@ -73,11 +73,22 @@ pub fn nothing_learned(records: &[MetricRecord], notices: &[Notice], config: &Tr
     Some(NothingLearned { steps: records.len(), reason: reason.cloned() })
 }
 
-/// Whether the last steps have earned less than the first.
-fn has_stayed_below(records: &[MetricRecord]) -> bool {
-    let rewards: Vec<f64> = records.iter().filter_map(|record| record.get(REWARD)).collect();
-    let last = &rewards[rewards.len().saturating_sub(LAST)..];
-    rewards.first().is_some_and(|first| last.iter().sum::<f64>() < first * last.len() as f64)
+/// Whether the last steps have not climbed back half of the way from what a collapse has left to the best before it.
+fn has_stayed_below(records: &[MetricRecord], collapse: &Notice) -> bool {
+    let rewards: Vec<(u64, f64)> =
+        records.iter().filter_map(|record| Some((record.get(STEP)? as u64, record.get(REWARD)?))).collect();
+    // The collapse was found in the last of its steps.
+    let end = rewards.partition_point(|(step, _)| *step <= collapse.step);
+    // A run of few steps has found it in fewer of them.
+    let begin = end.saturating_sub(LAST).max(1).min(end);
+    let mean = |steps: &[(u64, f64)]| {
+        let count = steps.len() as f64;
+        (count > 0.0).then(|| steps.iter().map(|(_, reward)| reward).sum::<f64>() / count)
+    };
+    let (before, collapsed) = (&rewards[..begin], &rewards[begin..end]);
+    let best = before.windows(LAST.min(before.len()).max(1)).filter_map(mean).fold(f64::NEG_INFINITY, f64::max);
+    let last = mean(&rewards[rewards.len().saturating_sub(LAST).max(begin)..]);
+    mean(collapsed).zip(last).is_some_and(|(low, last)| last < f64::midpoint(low, best))
 }
 
 #[cfg(test)]
@@ -105,20 +116,27 @@ mod tests {
 
     #[test]
     fn a_run_that_collapsed_and_stayed_so_has_learned_nothing() {
-        let rewarded = |reward: f64| {
+        let rewarded = |(step, reward): (u64, f64)| {
             let mut record = record(0.3, 0);
-            record.set(REWARD, reward);
+            record.count(STEP, step).set(REWARD, reward);
             record
         };
         let collapse = [Notice::new(NoticeKind::Collapse, 4, "the policy has collapsed", "lower it")];
         let told = |rewards: &[f64], notices: &[Notice]| {
-            let records: Vec<MetricRecord> = rewards.iter().map(|&reward| rewarded(reward)).collect();
+            let records: Vec<MetricRecord> = (1..).zip(rewards.iter().copied()).map(rewarded).collect();
             nothing_learned(&records, notices, &TrainConfig::default()).map(|nothing| nothing.to_string())
         };
         let text = "nothing was learned: since step 4 the policy has collapsed; lower it";
         assert_eq!(told(&[0.6, 0.0, 0.0, 0.0], &collapse).as_deref(), Some(text));
         assert_eq!(told(&[0.6, 0.0, 0.0, 0.7, 0.8, 0.8], &collapse), None, "it has recovered");
         assert_eq!(told(&[0.6, 0.0, 0.0, 0.0], &[]), None, "it may be the prompts");
+        assert_eq!(told(&[0.6, 0.06, 0.05, 0.06, 0.2, 0.3, 0.4, 0.45, 0.5], &collapse), None, "it recovers");
+        assert_eq!(told(&[0.62, 0.13, 0.1, 0.12, 0.3, 0.5, 0.6, 0.7], &collapse), None, "it has recovered");
+        let up_and_down = [0.1, 0.5, 0.9, 0.9, 0.9, 0.15, 0.1, 0.15, 0.15, 0.15];
+        let late = [Notice::new(NoticeKind::Collapse, 8, "the policy has collapsed", "lower it")];
+        assert!(told(&up_and_down, &late).is_some(), "it is above its first step, and far below its best");
+        let short = [Notice::new(NoticeKind::Collapse, 2, "the policy has collapsed", "lower it")];
+        assert!(told(&[0.6, 0.0], &short).is_some(), "it has but two steps");
     }
 
     #[test]

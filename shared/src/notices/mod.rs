@@ -101,8 +101,8 @@ impl Notice {
     }
 
     /// Whether both say the same of the same thing, so that one of them is enough. What has changed at a resume is news at each
-    /// of them, what the guard does, each refusal, and a disk that is short, each time, and a learning rate may be too high first and
-    /// then too low.
+    /// of them, what the guard does, each refusal, and a disk that is short, each time, and a learning rate may be too high
+    /// first and then too low.
     #[must_use]
     pub fn repeats(&self, other: &Self) -> bool {
         use NoticeKind::{

@@ -19,7 +19,11 @@ struct Trainer {
 const TRAINERS: [Trainer; 8] = [
     Trainer {
         name: "verl",
-        knows: |name| matches!(name, "actor" | "latest_checkpointed_iteration.txt" | "fsdp_config.json" | "data.pt"),
+        knows: |name| {
+            matches!(name, "actor" | "latest_checkpointed_iteration.txt" | "fsdp_config.json" | "data.pt")
+                || name.starts_with("model_world_size_")
+                || name.strip_prefix("global_step_").is_some_and(|step| step.parse::<u64>().is_ok())
+        },
         exports: "`python -m verl.model_merger merge` makes a model directory of it",
     },
     Trainer {
@@ -34,7 +38,11 @@ const TRAINERS: [Trainer; 8] = [
     },
     Trainer {
         name: "Megatron",
-        knows: |name| name == "latest_checkpointed_iteration" || name.starts_with("mp_rank_") && !name.ends_with(".pt"),
+        knows: |name| {
+            is_iteration(name)
+                || name == "latest_checkpointed_iteration"
+                || name.starts_with("mp_rank_") && !name.ends_with(".pt")
+        },
         exports: "Megatron's converter makes a model directory of it",
     },
     Trainer {
@@ -52,12 +60,7 @@ const TRAINERS: [Trainer; 8] = [
     },
     Trainer {
         name: "FSDP",
-        knows: |name| {
-            name.starts_with("pytorch_model_fsdp")
-                || name == ".metadata"
-                || name.ends_with(".distcp")
-                || name.starts_with("model_world_size_")
-        },
+        knows: |name| name.starts_with("pytorch_model_fsdp") || name == ".metadata" || name.ends_with(".distcp"),
         exports: "`accelerate merge-weights` makes weights of it",
     },
     Trainer {
@@ -66,6 +69,11 @@ const TRAINERS: [Trainer; 8] = [
         exports: "save its model with `save_pretrained`",
     },
 ];
+
+/// A folder of Megatron's, for an iteration.
+fn is_iteration(name: &str) -> bool {
+    name.strip_prefix("iter_").is_some_and(|step| step.parse::<u64>().is_ok())
+}
 
 /// Folders in a checkpoint where a model directory may lie.
 const INNER: [&str; 7] = ["", "huggingface", "actor/huggingface", "actor", "policy/weights", "hf", "hf_model"];
@@ -87,10 +95,12 @@ pub fn foreign(checkpoint: &Path) -> Option<String> {
     }
     let own_name = checkpoint.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let of_state = names.iter().any(|name| name == STATE_FILE).then_some(&TRAINERS[4]);
+    // Its other file has the name of one of verl's.
+    let of_megatron = names.iter().any(|name| is_iteration(name)).then_some(&TRAINERS[3]);
     let of_files = TRAINERS.iter().find(|trainer| names.iter().any(|name| (trainer.knows)(name)));
     let of_name = own_name.strip_prefix("global_step_").map(|_| &TRAINERS[0]);
     let of_deepspeed = own_name.strip_prefix("global_step").filter(|step| step.parse::<u64>().is_ok());
-    let trainer = of_files.or(of_state).or(of_name).or(of_deepspeed.map(|_| &TRAINERS[5]))?;
+    let trainer = of_megatron.or(of_files).or(of_state).or(of_name).or(of_deepspeed.map(|_| &TRAINERS[5]))?;
     let shown = checkpoint.display();
     let whose = format!("{shown} is a checkpoint of {}, whose optimiser cannot be gone on with", trainer.name);
     let model = INNER.iter().map(|inner| checkpoint.join(inner)).find(|folder| is_model(folder));
@@ -144,7 +154,7 @@ mod tests {
     #[test]
     fn checkpoints_of_other_trainers_are_known_by_their_files() {
         const HF: [&str; 2] = ["config.json", "model.safetensors"];
-        let cases: [(&str, &[&str], &str, bool); 12] = [
+        let cases: [(&str, &[&str], &str, bool); 15] = [
             ("checkpoint-10", &["trainer_state.json"], "TRL", false),
             ("checkpoint-10", &["trainer_state.json", "optimizer.pt", HF[0], HF[1]], "TRL", true),
             ("checkpoint-10", &["optimizer.pt", "scheduler.pt", HF[0], HF[1]], "TRL", true),
@@ -158,6 +168,14 @@ mod tests {
             ),
             ("global_step_100", &["actor/model_world_size_2_rank_0.pt", "data.pt"], "verl", false),
             ("global_step_100", &[], "verl", false),
+            ("actor", &["model_world_size_8_rank_0.pt"], "verl", false),
+            ("checkpoints", &["global_step_100/data.pt"], "verl", false),
+            (
+                "checkpoints",
+                &["iter_0000100/mp_rank_00/model_optim_rng.pt", "latest_checkpointed_iteration.txt"],
+                "Megatron",
+                false,
+            ),
             ("global_step100", &["zero_pp_rank_0_mp_rank_00_optim_states.pt"], "DeepSpeed", false),
             ("checkpoint-10", &["zero_to_fp32.py", "latest"], "DeepSpeed", false),
             ("checkpoint-10", &["pytorch_model_fsdp_0/__0_0.distcp", "optimizer_0/.metadata"], "FSDP", false),

@@ -78,6 +78,7 @@ impl Shell {
             ExtendedTestExpr::Parenthesized(of) => self.extended_test(of),
             ExtendedTestExpr::UnaryTest(predicate, word) => {
                 let value = self.in_one(&word.value);
+                self.depends_on(&value);
                 match predicate {
                     UnaryPredicate::StringHasZeroLength => Some(text(&value)?.is_empty()),
                     UnaryPredicate::StringHasNonZeroLength => Some(!text(&value)?.is_empty()),
@@ -88,6 +89,8 @@ impl Shell {
             ExtendedTestExpr::BinaryTest(predicate, left, right) => {
                 let quoted = right.value.contains(['"', '\'']);
                 let (left, right) = (self.in_one(&left.value), self.in_one(&right.value));
+                self.depends_on(&left);
+                self.depends_on(&right);
                 let (left, right) = (text(&left)?, text(&right)?);
                 let alike = || if quoted { left == right } else { pattern::matches(right, left) };
                 // Classes of letters are not understood.

@@ -1,21 +1,20 @@
 //! From a word as it is written to the words that the shell makes of it.
 
 use brush_parser::word::{
-    self, BraceExpressionMember, BraceExpressionOrText, Parameter, ParameterExpr, ParameterTestType, SpecialParameter,
-    SubstringMatchKind, WordPiece, WordPieceWithSource,
+    self, Parameter, ParameterExpr, ParameterTestType, SpecialParameter, SubstringMatchKind, WordPiece,
+    WordPieceWithSource,
 };
 
 use super::{
-    Unset, Word, options, pattern,
+    Unset, Word,
+    braces::braces,
+    options, parse, pattern,
     run::{Shell, Variable},
 };
 
 /// Variables that every shell has; of the others, those that the script does not set are taken for absent.
 const ALWAYS_THERE: [&str; 10] =
     ["HOME", "PATH", "PWD", "OLDPWD", "USER", "LOGNAME", "HOSTNAME", "SHELL", "RANDOM", "SECONDS"];
-
-/// Most words that braces make of one.
-const MOST_BRACES: usize = 1000;
 
 /// Words in the making.
 #[derive(Default)]
@@ -34,18 +33,23 @@ impl Fields {
         self.done.extend(self.open.take());
     }
 
-    /// Adds what stood outside of quotes, where blanks end words; not those of what is not known.
-    fn split(&mut self, part: &Word) {
+    /// Adds what stood outside of quotes, where separators end words; not those of what is not known.
+    fn split(&mut self, part: &Word, separators: &str) {
         if part.unset().is_some() {
             return self.push(part);
         }
-        for (index, word) in part.split(|c: char| " \t\n".contains(c)).enumerate() {
-            if index > 0 {
-                self.end();
+        let mut rest = &**part;
+        while let Some(at) = rest.find(|c: char| separators.contains(c)) {
+            let letter = rest[at..].chars().next().unwrap_or(' ');
+            // Of blanks any number is one end, of other signs each is.
+            if at > 0 || !letter.is_whitespace() {
+                self.push(&Word::known(&rest[..at]));
             }
-            if !word.is_empty() {
-                self.push(&Word::known(word));
-            }
+            self.end();
+            rest = &rest[at + letter.len_utf8()..];
+        }
+        if !rest.is_empty() {
+            self.push(&Word::known(rest));
         }
     }
 
@@ -109,7 +113,7 @@ impl Shell {
     }
 
     fn unknown(&self, written: &str, what: String) -> Word {
-        Word::unknown(written, Unset { line: self.line, what, absent: false })
+        Word::unknown(written, Unset::new(self.line, what))
     }
 
     fn piece(&mut self, fields: &mut Fields, piece: &WordPieceWithSource, written: &str, quoted: bool) {
@@ -126,14 +130,15 @@ impl Shell {
                 inner.iter().for_each(|piece| self.piece(fields, piece, written, true));
             }
             WordPiece::TildePrefix(user) => {
+                let home = self.scalar("HOME").filter(|_| user.is_empty());
                 let written = format!("~{user}");
-                fields
-                    .push(&self.unknown(&written, format!("`{written}` is a folder of the user's, a shell variable")));
+                let what = format!("`{written}` is a folder of the user's, a shell variable; {WAY_HOME}");
+                fields.push(&home.unwrap_or_else(|| self.unknown(&written, what)));
             }
             WordPiece::ParameterExpansion(expression) => self.parameter(fields, expression, source, quoted),
             WordPiece::CommandSubstitution(command) | WordPiece::BackquotedCommandSubstitution(command) => {
                 let value = self.printed(command);
-                if quoted { fields.push(&value) } else { fields.split(&value) }
+                self.add(fields, &value, quoted);
             }
             WordPiece::EscapeSequence(text) => {
                 let letter = text.strip_prefix('\\').unwrap_or(text);
@@ -151,26 +156,45 @@ impl Shell {
     /// What a command prints: of `echo` its words, else it is not known.
     fn printed(&mut self, command: &str) -> Word {
         let written = format!("$({command})");
-        let words = command.trim().strip_prefix("echo ").filter(|rest| !rest.contains(['|', ';', '&', '>', '<', '\n']));
-        if let Some(words) = words.filter(|words| !words.trim_start().starts_with('-')) {
-            let words: Vec<Word> = words.split_whitespace().flat_map(|word| self.words(word)).collect();
-            if words.iter().all(|word| word.unset().is_none()) {
-                return joined(&words);
-            }
+        if let Some(program) =
+            Some(command).filter(|text| !text.contains(['|', '&', '>', '<'])).and_then(|text| parse(text).ok())
+            && let Some(text) = self.printed_by(&program)
+        {
+            return text;
         }
         self.unknown(&written, format!("`{}` is what a command prints", short(&written)))
     }
 
+    /// Adds a text: as one between quotes, else as the words that separators make of it.
+    fn add(&self, fields: &mut Fields, word: &Word, quoted: bool) {
+        match self.separators() {
+            _ if quoted => fields.push(word),
+            Some(separators) => fields.split(word, &separators),
+            None => {
+                fields.push(&self.unknown(word, "`$IFS`, which says where words end, is not known here".to_owned()))
+            }
+        }
+    }
+
+    /// Words as one, with the first separator between two.
+    fn joined(&self, words: &[Word]) -> Word {
+        match self.separators() {
+            Some(separators) => with(words, separators.chars().next().map_or_else(String::new, String::from).as_str()),
+            None => self.unknown("…", "`$IFS`, which joins words, is not known here".to_owned()),
+        }
+    }
+
     fn parameter(&mut self, fields: &mut Fields, expression: &ParameterExpr, source: &str, quoted: bool) {
         let value = self.expanded(expression, source, quoted);
-        let add = |fields: &mut Fields, word: &Word| if quoted { fields.push(word) } else { fields.split(word) };
         match value {
-            Value::One(word) => add(fields, &word),
-            Value::All(words, apart) if apart || !quoted => fields.each(&words, add),
-            Value::All(words, _) => add(fields, &joined(&words)),
+            Value::One(word) => self.add(fields, &word, quoted),
+            Value::All(words, apart) if apart || !quoted => {
+                fields.each(&words, |fields, word| self.add(fields, word, quoted));
+            }
+            Value::All(words, _) => fields.push(&self.joined(&words)),
             Value::Absent => {
                 let what = format!("`{source}` is a shell variable that the script does not set");
-                fields.push(&Word::unknown(source, Unset { line: self.line, what, absent: true }));
+                fields.push(&Word::unknown(source, Unset { absent: true, ..Unset::new(self.line, what) }));
             }
         }
     }
@@ -328,7 +352,7 @@ impl Shell {
             Parameter::Named(name) => self.scalar(name).map_or_else(
                 || {
                     if ALWAYS_THERE.contains(&name.as_str()) {
-                        let what = format!("`${name}` is a shell variable that the script does not set");
+                        let what = format!("`${name}` is a shell variable that the script does not set; {}", way(name));
                         return Value::One(self.unknown(&format!("${name}"), what));
                     }
                     Value::Absent
@@ -399,12 +423,24 @@ fn one_word(word: Word) -> Value {
     Value::One(word)
 }
 
+/// What to do about the folder of the user's.
+const WAY_HOME: &str = "put HOME=FOLDER on the first line of the script, or write the path out";
+
+fn way(name: &str) -> String {
+    if name == "HOME" { WAY_HOME.to_owned() } else { format!("put {name}=VALUE on the first line of the script") }
+}
+
 /// Words with a blank between two.
 fn joined(words: &[Word]) -> Word {
+    with(words, " ")
+}
+
+/// Words with a text between two.
+fn with(words: &[Word], between: &str) -> Word {
     let mut all = Word::default();
     for (index, word) in words.iter().enumerate() {
         if index > 0 {
-            all.push(&Word::known(" "));
+            all.push(&Word::known(between));
         }
         all.push(word);
     }
@@ -434,48 +470,4 @@ fn ansi(text: &str) -> String {
         }
     }
     out
-}
-
-/// The words that `{a,b}` and `{1..3}` make of one; none where it has no such braces.
-fn braces(written: &str) -> Option<Vec<String>> {
-    let has_some = written.contains('{') && (written.contains(',') || written.contains(".."));
-    // The parser takes no numbers beyond 64 bits.
-    let too_long = written.split(|c: char| !c.is_ascii_digit()).any(|digits| digits.len() > 18);
-    if !has_some || too_long {
-        return None;
-    }
-    let parts = word::parse_brace_expansions(written, &options()).ok()??;
-    parts.iter().any(|part| matches!(part, BraceExpressionOrText::Expr(_))).then(|| combinations(&parts))?
-}
-
-/// Every combination of what braces offer; none where there are too many.
-fn combinations(parts: &[BraceExpressionOrText]) -> Option<Vec<String>> {
-    let mut all = vec![String::new()];
-    for part in parts {
-        let choices = match part {
-            BraceExpressionOrText::Text(text) => vec![text.clone()],
-            BraceExpressionOrText::Expr(members) => members.iter().map(choices).collect::<Option<Vec<_>>>()?.concat(),
-        };
-        if all.len().saturating_mul(choices.len()) > MOST_BRACES {
-            return None;
-        }
-        all = all.iter().flat_map(|begin| choices.iter().map(move |choice| format!("{begin}{choice}"))).collect();
-    }
-    Some(all)
-}
-
-fn choices(member: &BraceExpressionMember) -> Option<Vec<String>> {
-    match member {
-        BraceExpressionMember::Child(parts) => combinations(parts),
-        BraceExpressionMember::NumberSequence { start, end, increment } => {
-            let step = usize::try_from(increment.unsigned_abs()).ok().filter(|step| *step > 0)?;
-            if start.abs_diff(*end) / step as u64 > MOST_BRACES as u64 {
-                return None;
-            }
-            let numbers: Vec<i64> =
-                if start <= end { (*start..=*end).collect() } else { (*end..=*start).rev().collect() };
-            Some(numbers.iter().step_by(step).map(ToString::to_string).collect())
-        }
-        BraceExpressionMember::CharSequence { .. } => None,
-    }
 }

@@ -5,6 +5,7 @@
 //! command prints, what it is called with, what is set under a condition that is not known.
 
 mod arithmetic;
+mod braces;
 mod condition;
 mod expand;
 mod pattern;
@@ -31,6 +32,14 @@ pub struct Unset {
     what: String,
     /// Whether it is a variable that nothing says to be set.
     absent: bool,
+    /// The first variable that was set to it.
+    of: Option<String>,
+}
+
+impl Unset {
+    fn new(line: usize, what: String) -> Self {
+        Self { line, what, absent: false, of: None }
+    }
 }
 
 impl fmt::Display for Unset {
@@ -82,6 +91,14 @@ impl Word {
         Some((name, Self { text: value.to_owned(), unset: self.unset.clone() }))
     }
 
+    /// The same as the value of a variable: what is not known is known by its name from there on.
+    fn named(mut self, name: &str) -> Self {
+        if let Some(unset) = self.unset.as_mut().filter(|unset| unset.of.is_none() && !unset.absent) {
+            *unset = Rc::new(Unset { of: Some(name.to_owned()), ..(**unset).clone() });
+        }
+        self
+    }
+
     /// What follows so many bytes of it.
     pub fn after(&self, bytes: usize) -> Self {
         Self { text: self.text[bytes..].to_owned(), unset: self.unset.clone() }
@@ -89,8 +106,7 @@ impl Word {
 
     fn push(&mut self, other: &Self) {
         if self.text.len() + other.text.len() > LONGEST {
-            let unset = Unset { line: 0, what: "a text is too long".to_owned(), absent: false };
-            *self = Self::unknown("…", unset);
+            *self = Self::unknown("…", Unset::new(0, "a text is too long".to_owned()));
             return;
         }
         self.text.push_str(&other.text);
@@ -128,7 +144,8 @@ pub struct Script {
 /// # Errors
 /// When it is no script, with the line.
 pub fn read(text: &str) -> Result<Script> {
-    let program = parse(text)?;
+    // Lines may end as on Windows.
+    let program = parse(&text.replace("\r\n", "\n"))?;
     let mut shell = Shell::default();
     shell.program(&program);
     Ok(shell.finish())

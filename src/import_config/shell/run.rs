@@ -1,5 +1,7 @@
 //! What a script's commands do to its variables, and which commands are left for others to run.
 
+mod builtin;
+
 use std::{collections::HashMap, rc::Rc};
 
 use brush_parser::ast::{
@@ -8,7 +10,7 @@ use brush_parser::ast::{
     SourceLocation,
 };
 
-use super::{Command, Script, Unset, Word, condition, is_name, parse, pattern};
+use super::{Command, Script, Unset, Word, pattern};
 
 /// Commands after which a script is not followed any further.
 const MOST_COMMANDS: usize = 20_000;
@@ -73,9 +75,28 @@ pub struct Shell {
     leaving: Option<Leaving>,
     count: usize,
     depth: usize,
+    /// What the last condition that is not known depends on.
+    cause: Option<Rc<Unset>>,
+    /// How often there was more than one way to go.
+    forks: usize,
 }
 
 impl Shell {
+    /// Remembers what a condition depends on, where that is not known.
+    pub(super) fn depends_on(&mut self, word: &Word) {
+        if let Some(unset) = word.unset().filter(|unset| !unset.absent) {
+            self.cause.get_or_insert_with(|| Rc::clone(unset));
+        }
+    }
+
+    /// What a shell splits words at and joins them with.
+    pub(super) fn separators(&self) -> Option<String> {
+        match self.scalar("IFS") {
+            None => Some(" \t\n".to_owned()),
+            Some(word) => word.unset().is_none().then(|| word.to_string()),
+        }
+    }
+
     /// Follows a script.
     pub fn program(&mut self, program: &Program) {
         for list in &program.complete_commands {
@@ -118,7 +139,7 @@ impl Shell {
 
     /// Sets a variable.
     pub fn put(&mut self, name: &str, value: Word) {
-        self.variables.insert(name.to_owned(), Variable::Scalar(value));
+        self.variables.insert(name.to_owned(), Variable::Scalar(value.named(name)));
     }
 
     /// Remarks on a line that may change what others mean.
@@ -225,6 +246,8 @@ impl Shell {
             CompoundCommand::ForClause(clause) => self.for_clause(clause),
             CompoundCommand::CaseClause(clause) => {
                 let value = self.in_one(&clause.value.value);
+                self.cause = None;
+                self.depends_on(&value);
                 let bodies = clause.cases.iter();
                 if value.unset().is_some_and(|unset| !unset.absent) {
                     let mut bodies: Vec<Branch<'_>> =
@@ -259,8 +282,11 @@ impl Shell {
         branches.extend(clause.elses.iter().flatten().map(|other| (other.condition.as_ref(), &other.body)));
         let mut possible: Vec<&CompoundList> = Vec::new();
         let mut certain = false;
+        let mut cause = None;
         for (condition, body) in branches {
+            self.cause = None;
             let holds = condition.map_or(Status::True, |condition| self.list(condition));
+            cause = cause.or(self.cause.take());
             match holds {
                 Status::False => continue,
                 Status::True if possible.is_empty() => return self.list(body),
@@ -278,6 +304,7 @@ impl Shell {
         if !certain {
             bodies.push(Box::new(|_| ()));
         }
+        self.cause = cause;
         self.one_of(bodies);
         Status::Unknown
     }
@@ -314,7 +341,8 @@ impl Shell {
     /// Follows each of some ways that a script may take. What they leave different is not known from there on. A way that ends
     /// the script is none that trains.
     fn one_of(&mut self, ways: Vec<Branch<'_>>) {
-        let (before, line) = (self.variables.clone(), self.line);
+        let (before, line, cause) = (self.variables.clone(), self.line, self.cause.take());
+        self.forks += 1;
         let mut after: Vec<HashMap<String, Variable>> = Vec::new();
         for way in ways {
             self.variables.clone_from(&before);
@@ -336,7 +364,11 @@ impl Shell {
             let not_told = || {
                 let what =
                     format!("`${name}` is a shell variable that is set under a condition which is not known here");
-                Variable::Scalar(Word::unknown(format!("${name}"), Unset { line, what, absent: false }))
+                let why = cause.as_ref().map_or_else(String::new, |cause| match &cause.of {
+                    Some(of) => format!(", as it goes by {of} ({cause}); write {of}=VALUE there"),
+                    None => format!(" ({cause})"),
+                });
+                Variable::Scalar(Word::unknown(format!("${name}"), Unset::new(line, what + &why)))
             };
             merged.insert(name.clone(), value.cloned().unwrap_or_else(not_told));
         }
@@ -387,6 +419,9 @@ impl Shell {
         if let Some(status) = self.builtin(&name, arguments) {
             return status;
         }
+        if let Some(status) = self.of_another_shell(&words) {
+            return status;
+        }
         let environment = prefix.iter().map(|assignment| self.in_front(assignment)).collect::<Vec<_>>();
         self.script.commands.push(Command { line, words: environment.into_iter().chain(words).collect() });
         // Programs that are asked something, and not told to do something.
@@ -396,85 +431,18 @@ impl Shell {
 
     fn call(&mut self, body: &FunctionBody, arguments: Vec<Word>) -> Status {
         let before = std::mem::replace(&mut self.arguments, arguments);
+        let separators = self.variables.get("IFS").cloned();
         let status = self.compound(&body.0);
         self.arguments = before;
+        // It is set within functions as a rule, for one line of them.
+        match separators {
+            Some(value) => drop(self.variables.insert("IFS".to_owned(), value)),
+            None => drop(self.variables.remove("IFS")),
+        }
         if self.leaving == Some(Leaving::Function) {
             self.leaving = None;
         }
         status
-    }
-
-    /// What the shell does itself; none if a name is a program's.
-    fn builtin(&mut self, name: &str, arguments: &[Word]) -> Option<Status> {
-        Some(match name {
-            ":" | "true" => Status::True,
-            "false" => Status::False,
-            "[" => {
-                let end = arguments.last().is_some_and(|word| &**word == "]");
-                Status::of(condition::test(&arguments[..arguments.len() - usize::from(end)]))
-            }
-            "test" => Status::of(condition::test(arguments)),
-            "exit" => self.leave(Leaving::Script),
-            "return" => self.leave(Leaving::Function),
-            "break" | "continue" => self.leave(Leaving::Loop),
-            "set" => {
-                if let Some(at) = arguments.iter().position(|word| &**word == "--") {
-                    self.arguments = arguments[at + 1..].to_vec();
-                }
-                Status::True
-            }
-            "shift" => {
-                let count = arguments.first().map_or(Ok(1), |word| word.parse()).unwrap_or(0);
-                self.arguments.drain(..self.arguments.len().min(count));
-                Status::True
-            }
-            "unset" => {
-                arguments.iter().for_each(|word| drop(self.variables.remove(&**word)));
-                Status::True
-            }
-            "read" | "mapfile" | "readarray" => {
-                for name in
-                    arguments.iter().filter(|word| is_name(word)).map(|word| word.to_string()).collect::<Vec<_>>()
-                {
-                    let what = format!("`${name}` is a shell variable that is read from elsewhere");
-                    let unset = Unset { line: self.line, what, absent: false };
-                    self.put(&name, Word::unknown(format!("${name}"), unset));
-                }
-                Status::Unknown
-            }
-            "source" | "." => {
-                let file = arguments.first().map(|word| word.to_string()).unwrap_or_default();
-                self.note(&format!("`{name} {file}` is not read; what it sets is not known here"));
-                Status::Assumed
-            }
-            "eval" => return Some(self.eval(arguments)),
-            "let" => {
-                let values: Vec<_> = arguments.iter().map(|word| self.arithmetic(word)).collect();
-                Status::of(values.last().copied().flatten().map(|value| value != 0))
-            }
-            _ => return None,
-        })
-    }
-
-    fn leave(&mut self, leaving: Leaving) -> Status {
-        self.leaving = Some(leaving);
-        Status::Unknown
-    }
-
-    fn eval(&mut self, arguments: &[Word]) -> Status {
-        let text = arguments.iter().map(|word| &**word).collect::<Vec<_>>().join(" ");
-        let program = if arguments.iter().any(|word| word.unset().is_some()) { None } else { parse(&text).ok() };
-        let Some(program) = program else {
-            self.note("what is run by `eval` is not known here");
-            return Status::Unknown;
-        };
-        let line = self.line;
-        let from = self.script.commands.len();
-        self.program(&program);
-        // Its lines are not those of the script.
-        self.script.commands[from..].iter_mut().for_each(|command| command.line = line);
-        self.line = line;
-        Status::Assumed
     }
 
     /// A word behind `export`, `declare` and their like.
@@ -525,8 +493,7 @@ impl Shell {
 
     fn not_followed(&mut self, name: &str) {
         let what = format!("`${name}` is a shell variable whose elements are set one by one, which is not followed");
-        let unset = Unset { line: self.line, what, absent: false };
-        self.put(name, Word::unknown(format!("${name}"), unset));
+        self.put(name, Word::unknown(format!("${name}"), Unset::new(self.line, what)));
     }
 
     /// An assignment in front of a command, as a word.

@@ -68,6 +68,16 @@ fn a_script_is_read_as_the_shell_reads_it() {
         ("set -x\nset -euo pipefail\ncat > f <<EOF\na b=$C\nEOF\na", &[&["cat"], &["a"]]),
         ("A='b c'; eval \"a $A\"", &[&["a", "b", "c"]]),
         ("a $(echo 1 2) \"$(echo 3)\"", &[&["a", "1", "2", "3"]]),
+        ("F=(a b c)\nIFS=,\nx \"${F[*]}\" \"${F[@]}\"", &[&["x", "a,b,c", "a", "b", "c"]]),
+        ("F=(a b c)\nx $(IFS=,; echo \"${F[*]}\") \"${F[*]}\"", &[&["x", "a,b,c", "a b c"]]),
+        (
+            "j() { local IFS=\"$1\"; shift; echo \"$*\"; }\nx $(j , 1 2 3)\ny $(echo a b)",
+            &[&["x", "1,2,3"], &["y", "a", "b"]],
+        ),
+        ("IFS=:\nP=a:b::c\nx $P \"$P\"", &[&["x", "a", "b", "", "c", "a:b::c"]]),
+        ("srun -n 1 bash -c 'a \"b c\"'", &[&["a", "b c"]]),
+        ("a b \\\r\n  c\r\nd\r\n", &[&["a", "b", "c"], &["d"]]),
+        ("HOME=/h; a ~/x $HOME/y", &[&["a", "/h/x", "/h/y"]]),
         ("while [ $# -gt 0 ]; do A=$1; shift; done\na ${A:-b}", &[&["a", "b"]]),
     ] {
         assert_eq!(commands(script), expected, "{script}");
@@ -87,7 +97,18 @@ fn what_is_not_known_is_told_with_its_line() {
         ("N=$((M * 2))\nb $N", "line 1: `$((M * 2))` cannot be computed"),
         ("M[a]=1; b ${M[a]}", "line 1: `${M[a]}` is not known here"),
         ("b ${!X}", "`${!X}` is not known here"),
-        ("b ~/x", "line 1: `~` is a folder of the user's, a shell variable"),
+        ("b ~/x", "line 1: `~` is a folder of the user's, a shell variable; put HOME=FOLDER on the first line"),
+        (
+            "DEVICE=$(x)\n\nif [ \"$DEVICE\" = npu ]; then A=(c d); fi\nb \"${A[@]}\"",
+            "as it goes by DEVICE (line 1: `$(x)` is what a command prints); write DEVICE=VALUE there",
+        ),
+        (
+            "D=$(x)\ncase \"$D\" in npu) N=1;; *) N=2;; esac\nb $N",
+            "line 2: `$N` is a shell variable that is set under a condition which is not known here, as it goes by D (line 1",
+        ),
+        ("D=$(x)\nif [[ $D == gpu ]]; then N=1; else N=2; fi\nb $N", "as it goes by D (line 1: "),
+        ("b $(if [ -f x ]; then echo 1; else echo 2; fi)", "is what a command prints"),
+        ("b $(echo 1 > f)", "is what a command prints"),
     ] {
         let told = told(script);
         assert!(told.iter().any(|line| line.contains(words)), "{script}: {told:?}");

@@ -4,6 +4,8 @@ const Samples = (() => {
   const { el, labelled, select } = Dom;
   const CHUNK = 40;
 
+  // States of completions that are in a batch, and in no loss of the policy.
+  const LEFT_OUT = ['truncated', 'off_policy', 'off_policy_masked', 'low_entropy', 'early_stopped', 'critic_warmup', 'step_skipped'];
   const FILTERS = [
     ['all', 'all', () => true],
     ['best', 'best of each group', (one) => one.best],
@@ -11,7 +13,7 @@ const Samples = (() => {
     ['truncated', 'truncated', (one) => one.row.finish_reason === 'length'],
     ['failed', 'reward failed', (one) => one.row.state === 'reward_failed' || Object.keys(one.row.reward_errors ?? {}).length > 0],
     ['abstained', 'no reward applied', (one) => one.row.state === 'abstained'],
-    ['off_policy', 'off policy', (one) => ['off_policy', 'off_policy_masked', 'early_stopped'].includes(one.row.state)],
+    ['left_out', 'left out of the loss', (one) => LEFT_OUT.includes(one.row.state)],
     ['stale', 'stale', (one) => one.row.state === 'stale'],
     ['no_contrast', 'no contrast', (one) => one.row.state === 'no_contrast' || one.equal],
     ['dropped', 'not trained on', (one) => one.row.state !== undefined && one.row.state !== 'trained'],
@@ -150,8 +152,9 @@ const Samples = (() => {
         wanted === '' || (row.completion ?? '').toLowerCase().includes(wanted) || group.prompt.toLowerCase().includes(wanted));
       const sorted = kept.map((one, index) => [order(one), index, one]).sort((a, b) => a[0] - b[0] || a[1] - b[1]).map(([, , one]) => one);
       const cut = wanted !== '' && all.some(({ row }) => row.completion_characters) ? '; of long ones only the beginning was searched, but In all steps searches all of it' : '';
-      status.textContent = kept.length === all.length ? `${Format.count(all.length)} completions in ${data.groups.length} groups`
-        : `${Format.count(kept.length)} of ${Format.count(all.length)} completions${cut}`;
+      const damage = data.damage ? `; left out: ${data.damage}` : '';
+      status.textContent = (kept.length === all.length ? `${Format.count(all.length)} completions in ${data.groups.length} groups`
+        : `${Format.count(kept.length)} of ${Format.count(all.length)} completions${cut}`) + damage;
       let before;
       growing(list, sorted.flatMap((one) => {
         const heading = choice.sort === 'group' && one.group !== before ? [() => groupHead(one.group)] : [];

@@ -135,8 +135,9 @@ pub fn template(bytes: &[u8]) {
     let messages =
         [json!({"role": "user", "content": "2+2= <think> \u{1f600}"}), json!({"role": "assistant", "content": "so"})];
     let variables: Map<_, _> = [("tools".to_owned(), json!([{"name": "f", "x": 1.5}]))].into_iter().collect();
-    let tokens = json!({"bos_token": "<s>", "eos_token": {"content": "</s>"}});
-    let text = ChatTemplate::new(source, &tokens, OffsetDateTime::UNIX_EPOCH)
+    let tokens = [("bos_token", "<s>"), ("eos_token", "</s>")];
+    let tokens = tokens.map(|(name, text)| (name.to_owned(), text.into())).into_iter().collect();
+    let text = ChatTemplate::new(source, tokens, OffsetDateTime::UNIX_EPOCH)
         .and_then(|template| template.render_prompt(&messages, &variables));
     if let Err(error) = text {
         assert!(!error.to_string().contains(|c: char| c.is_control() && c != '\t'), "{error:?}");

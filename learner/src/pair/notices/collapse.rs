@@ -109,9 +109,12 @@ impl Collapse {
 
     /// Whether a notice of this kind would name another reason for what the collapse has done.
     pub fn explains(&self, kind: NoticeKind) -> bool {
-        use NoticeKind::{ConstantReward, EntropyGone, EqualGroups, NoGradient, RewardFallen, Truncated};
+        use NoticeKind::{ConstantReward, EntropyGone, EqualGroups, Mismatch, NoGradient, RewardFallen, Truncated};
         self.explains
-            && matches!(kind, ConstantReward | EntropyGone | EqualGroups | NoGradient | RewardFallen | Truncated)
+            && matches!(
+                kind,
+                ConstantReward | EntropyGone | EqualGroups | Mismatch | NoGradient | RewardFallen | Truncated
+            )
     }
 
     /// The means of the last `count` steps.
@@ -157,7 +160,9 @@ impl Detector for Collapse {
         };
         let broken = is_another_policy(&best, &now) && is_broken(&best, &now) && fell(&best, &now, UTTER.1);
         self.half_way = self.half_way.filter(|half_way| now.reward < *half_way);
-        self.explains = broken || self.half_way.is_some();
+        // A step is enough to hold back what would name another reason: where it was chance, that is told a step later.
+        let looks_broken = |last: Window| is_another_policy(&best, &last) && fell(&best, &last, UTTER.1);
+        self.explains = broken || self.half_way.is_some() || self.last(1).is_some_and(looks_broken);
         let utter = || self.last(UTTER.0).is_some_and(|long| is_utter(&best, &long));
         if !broken || !(fell(&best, &now, ERRORS) || utter()) {
             return Vec::new();
@@ -222,12 +227,13 @@ fn words(best: &Window, now: &Window) -> String {
 }
 
 /// What is to be done about it: the usual cause first, then what the options make likely.
-fn remedy(config: &TrainConfig, last_good: u64) -> String {
+/// `good` is the last step whose completions were those of a good policy.
+fn remedy(config: &TrainConfig, good: u64) -> String {
     let rate = config.learning_rate;
     let mut text = format!("`learning_rate` {rate:e} is the first suspect: lower it tenfold or more");
-    let beta = config.beta == 0.0;
+    let without_beta = config.beta == 0.0;
     let mut others = Vec::new();
-    if beta && config.updates_per_step() > 1 {
+    if without_beta && config.updates_per_step() > 1 {
         others.push(format!("{} updates on each batch without `beta`", config.updates_per_step()));
     }
     if config.epsilon > 0.5 || config.epsilon_high.is_some_and(|epsilon| epsilon > 1.0) {
@@ -239,7 +245,12 @@ fn remedy(config: &TrainConfig, last_good: u64) -> String {
     if !others.is_empty() {
         text += &format!("; then {}", others.join(", "));
     }
-    text + &format!("; the weights do not recover: begin again, or go on from a checkpoint up to step {last_good}")
+    text += "; the weights seldom recover by themselves: begin again";
+    // The completions of a step are those of the policy before it, or of older ones; of none of them it is known which.
+    match good.saturating_sub(1 + u64::from(config.max_staleness)) {
+        0 => text,
+        step => text + &format!(", or go on from a checkpoint up to checkpoint-{step}"),
+    }
 }
 
 #[cfg(test)]
@@ -297,7 +308,9 @@ mod tests {
                 }
             });
             assert_eq!(at.first(), Some(&(after + 3)), "{entropy}");
-            assert_eq!(explained.first(), at.first(), "{entropy}");
+            // There is nothing to measure by before the fourth step.
+            let expected = (after + 1).max(4);
+            assert_eq!(explained.first(), Some(&expected), "{entropy}: nothing else is named meanwhile");
             let notice = notice.unwrap();
             assert_eq!(notice.kind, NoticeKind::Collapse);
             assert!(notice.text.contains("has collapsed: the reward fell from 0.500 in step"), "{}", notice.text);
@@ -323,7 +336,7 @@ mod tests {
         assert_eq!(at.first(), Some(&6));
         assert_eq!(
             explained,
-            (6..=20).collect::<Vec<_>>(),
+            (4..=20).collect::<Vec<_>>(),
             "from the second step after the first good one, the reward is back"
         );
     }
@@ -374,17 +387,31 @@ mod tests {
     #[test]
     fn what_the_options_make_likely_is_named_after_the_learning_rate() {
         let risky = TrainConfig { num_iterations: 8, epsilon: 100.0, max_grad_norm: 1e9, beta: 0.0, ..config() };
-        let text = remedy(&risky, 4);
+        let text = remedy(&risky, 5);
         let order = [
             "`learning_rate`",
             "8 updates on each batch without `beta`",
             "`epsilon`",
             "`max_grad_norm`",
-            "up to step 4",
+            "up to checkpoint-4",
         ];
         let places: Vec<_> = order.iter().map(|words| text.find(words)).collect();
         assert!(places.iter().all(Option::is_some) && places.is_sorted(), "{text}");
-        let plain = remedy(&TrainConfig { beta: 0.04, ..config() }, 4);
+        let plain = remedy(&TrainConfig { beta: 0.04, ..config() }, 5);
         assert!(!plain.contains("; then "), "{plain}");
+    }
+
+    /// The reward of a step is that of the policy which the step before has left.
+    #[test]
+    fn the_checkpoint_that_is_named_is_one_from_before_the_fall() {
+        for (good, max_staleness, expected) in
+            [(5, 0, Some("checkpoint-4")), (5, 2, Some("checkpoint-2")), (1, 0, None), (3, 2, None)]
+        {
+            let text = remedy(&TrainConfig { max_staleness, ..config() }, good);
+            match expected {
+                Some(name) => assert!(text.ends_with(&format!("begin again, or go on from a checkpoint up to {name}"))),
+                None => assert!(text.ends_with("recover by themselves: begin again"), "{text}"),
+            }
+        }
     }
 }

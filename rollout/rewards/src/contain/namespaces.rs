@@ -57,7 +57,7 @@ pub fn furnish(plan: &Plan) -> io::Result<bool> {
     let here = env::current_dir()?;
     unshare(UnshareFlags::NEWNS)?;
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
-    let read_only = close(plan).is_ok();
+    let read_only = make_read_only(plan).is_ok();
     let flags = MountFlags::NOSUID | MountFlags::NODEV;
     mount("proc", "/proc", "proc", flags | MountFlags::NOEXEC, None)?;
     let options = CString::new(format!("mode=1777,size={}", plan.memory)).expect("digits and letters");
@@ -70,7 +70,7 @@ pub fn furnish(plan: &Plan) -> io::Result<bool> {
 
 /// Makes everything read-only but the folders that may be written to. Landlock has no right for what changes a file without
 /// opening it: its mode, owner, times and attributes.
-fn close(plan: &Plan) -> rustix::io::Result<()> {
+fn make_read_only(plan: &Plan) -> rustix::io::Result<()> {
     let recursive = OpenTreeFlags::from_bits_retain(libc::AT_RECURSIVE.unsigned_abs());
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | recursive;
     let folders: Vec<&PathBuf> = plan.writable.iter().chain([&plan.scratch]).collect();

@@ -1,6 +1,12 @@
 //! What a process sets for itself before it becomes the program: limits, Landlock, seccomp.
 
-use std::{ffi::OsString, fs, os::unix::process::CommandExt, process::ExitCode};
+use std::{
+    ffi::OsString,
+    fs,
+    os::unix::process::CommandExt,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
 use landlock::{ABI, AccessFs, Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetStatus, Scope, path_beneath_rules};
 use rustix::{
@@ -78,10 +84,11 @@ fn seal(plan: &Plan) -> String {
         Err(error) => missing.push(format!("read-only files (Landlock: {error})")),
     }
     match give_up_capabilities().map_err(Into::into).and_then(|()| syscalls::refuse_all(plan)) {
-        Ok(()) if plan.read_only => active.push("no capabilities, no devices".to_owned()),
         Ok(()) => {
             active.push("no capabilities, no devices".to_owned());
-            missing.push("a read-only view of files (so calls that change modes and times do nothing)".to_owned());
+            if !plan.read_only {
+                missing.push("a read-only view of files (so calls that change modes and times do nothing)".to_owned());
+            }
         }
         Err(error) => missing.push(format!("no capabilities and fewer system calls (seccomp: {error})")),
     }
@@ -155,21 +162,41 @@ fn give_up_capabilities() -> rustix::io::Result<()> {
     set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })
 }
 
-/// Reading and executing stay as they are, since nobody knows where an interpreter has its libraries. What writes is allowed
-/// beneath a few folders only, and so is sending signals to what is not its own.
+/// Reading and executing stay as they are, since nobody knows where an interpreter has its libraries; but without a namespace, the
+/// machine's shared memory, with the channel and the weights of the run in it, cannot be opened for reading either: who has it open
+/// can lock it. What writes is allowed beneath a few folders only, and so is sending signals to what is not its own.
 fn files(plan: &Plan) -> Result<RulesetStatus, landlock::RulesetError> {
     let all = AccessFs::from_write(KNOWN);
     // A device that it made would be the machine's.
     let writing = all & !(AccessFs::MakeBlock | AccessFs::MakeChar);
-    let ruleset = Ruleset::default().handle_access(all)?.scope(Scope::Signal)?;
+    let handled = if plan.in_namespace { all } else { all | AccessFs::ReadFile };
+    let ruleset = Ruleset::default().handle_access(handled)?.scope(Scope::Signal)?;
     let ruleset = if plan.network { ruleset } else { ruleset.scope(Scope::AbstractUnixSocket)? };
     let folders = plan.writable.iter().chain([&plan.scratch]);
+    let mut ruleset = ruleset.create()?;
+    if !plan.in_namespace {
+        ruleset = ruleset.add_rules(path_beneath_rules(all_but_shared_memory(), AccessFs::ReadFile))?;
+        ruleset = ruleset.add_rules(path_beneath_rules(folders.clone(), AccessFs::ReadFile))?;
+    }
     let status = ruleset
-        .create()?
         .add_rules(path_beneath_rules(folders, writing))?
-        // Without a namespace it is the machine's, with the channel and the weights of the run in it.
+        // Without a namespace it is the machine's.
         .add_rules(path_beneath_rules(plan.in_namespace.then_some(SHARED_MEMORY), writing))?
         .add_rules(path_beneath_rules(DEVICES, writing))?
         .restrict_self()?;
     Ok(status.ruleset)
+}
+
+/// The folders and files that are all of the machine's but the one of shared memory.
+fn all_but_shared_memory() -> Vec<PathBuf> {
+    let shared = Path::new(SHARED_MEMORY);
+    let mut found = Vec::new();
+    // From the root on, whatever a folder above it holds.
+    for folder in shared.ancestors().skip(1) {
+        let entries = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+        found.extend(entries.filter(|path| !shared.starts_with(path)));
+    }
+    // A link there would open it again.
+    found.retain(|path| path.canonicalize().is_ok_and(|path| !shared.starts_with(&path) && !path.starts_with(shared)));
+    found
 }

@@ -5,12 +5,13 @@
 
 use std::{
     collections::HashSet,
-    fs::{self, Metadata},
-    os::unix::fs::MetadataExt,
+    ffi::CStr,
+    fs::{Metadata, metadata, read_dir, read_link, read_to_string},
+    os::{fd::OwnedFd, unix::fs::MetadataExt},
     path::{Path, PathBuf},
 };
 
-use rustix::fs::statvfs;
+use rustix::fs::{self, AtFlags, FileType, Mode, OFlags};
 
 /// Where POSIX shared memory lies.
 pub const SHARED_MEMORY: &str = "/dev/shm";
@@ -35,14 +36,14 @@ pub struct Held {
 
 /// Adds up what the processes of these numbers hold. `own` is whether `/dev/shm` is theirs alone, so that all of it counts.
 pub fn held(processes: impl IntoIterator<Item = i32>, scratch: &Path, own: bool) -> Held {
-    let device = |path: &Path| fs::metadata(path).map(|found| found.dev()).ok();
+    let device = |path: &Path| metadata(path).map(|found| found.dev()).ok();
     let mut count = Count {
         seen: HashSet::new(),
         whole: device(Path::new(SHARED_MEMORY)).filter(|_| own),
         scratch: device(scratch),
         held: Held::default(),
     };
-    if own && let Ok(found) = statvfs(SHARED_MEMORY) {
+    if own && let Ok(found) = fs::statvfs(SHARED_MEMORY) {
         count.held.memory += (found.f_blocks - found.f_bfree) * found.f_frsize;
     }
     for process in processes {
@@ -63,12 +64,12 @@ struct Count {
 
 impl Count {
     fn descriptors(&mut self, folder: &Path) {
-        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-            let Ok(link) = fs::read_link(entry.path()) else { continue };
+        for entry in read_dir(folder).into_iter().flatten().flatten() {
+            let Ok(link) = read_link(entry.path()) else { continue };
             let link = link.to_string_lossy();
             let is_memory = is_memory(&link);
             if (is_memory || link.ends_with(NAMELESS))
-                && let Ok(found) = fs::metadata(entry.path())
+                && let Ok(found) = metadata(entry.path())
             {
                 self.take(&found, is_memory);
             }
@@ -78,9 +79,9 @@ impl Count {
     /// What is mapped and has no descriptor any more. Only who may look into every process is told how much it is; else what
     /// of it is resident counts with the process.
     fn mappings(&mut self, process: &Path) {
-        let maps = fs::read_to_string(process.join("maps")).unwrap_or_default();
+        let maps = read_to_string(process.join("maps")).unwrap_or_default();
         for (range, _) in maps.lines().filter_map(mapping).filter(|(_, name)| is_memory(name)) {
-            if let Ok(found) = fs::metadata(process.join("map_files").join(range)) {
+            if let Ok(found) = metadata(process.join("map_files").join(range)) {
                 self.take(&found, true);
             }
         }
@@ -112,38 +113,62 @@ fn mapping(line: &str) -> Option<(String, &str)> {
     Some((format!("{:x}-{:x}", number(from)?, number(to)?), name))
 }
 
-/// Files and bytes of a folder with all below it, as far as they are no more than these.
+/// Levels of folders below each other that are counted, each with a descriptor that is open meanwhile. A path of as many names may
+/// be longer than any that the system takes; so each folder is opened from the one above it.
+const MOST_LEVELS: usize = 200;
+
+/// Files and bytes of a folder with all below it, as far as they are no more than these. What is deeper than [`MOST_LEVELS`] counts
+/// as more.
 pub fn filled(folder: &Path, most: (u64, u64)) -> (u64, u64) {
-    let (mut files, mut bytes) = (0, 0);
-    let mut folders = vec![folder.to_owned()];
-    while let Some(folder) = folders.pop() {
-        for entry in opened(&folder).into_iter().flatten().flatten() {
-            let Ok(found) = entry.metadata() else { continue };
-            files += 1;
-            bytes += found.blocks() * BLOCK;
-            if found.is_dir() {
-                folders.push(entry.path());
-            }
+    let mut count = (0, 0);
+    if let Ok(folder) = fs::openat(fs::CWD, folder, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+    {
+        fill(&folder, MOST_LEVELS, most, &mut count);
+    }
+    count
+}
+
+fn fill(folder: &OwnedFd, levels: usize, most: (u64, u64), count: &mut (u64, u64)) {
+    let Some(levels) = levels.checked_sub(1) else {
+        *count = (u64::MAX, count.1);
+        return;
+    };
+    for entry in fs::Dir::read_from(folder).into_iter().flatten().flatten() {
+        if [&b"."[..], b".."].contains(&entry.file_name().to_bytes()) {
+            continue;
         }
-        if files > most.0 || bytes > most.1 {
-            break;
+        let name = entry.file_name();
+        let Ok(found) = fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
+        count.0 = count.0.saturating_add(1);
+        count.1 += u64::try_from(found.st_blocks).unwrap_or_default() * BLOCK;
+        if count.0 > most.0 || count.1 > most.1 {
+            return;
+        }
+        if FileType::from_raw_mode(found.st_mode).is_dir()
+            && let Some(inner) = opened(folder, name)
+        {
+            fill(&inner, levels, most, count);
         }
     }
-    (files, bytes)
 }
 
 /// A folder that a program has closed to everybody is opened again: it is the program's own, and so this process's.
-fn opened(folder: &Path) -> Option<fs::ReadDir> {
-    use std::os::unix::fs::PermissionsExt;
-    fs::read_dir(folder).ok().or_else(|| {
-        fs::set_permissions(folder, fs::Permissions::from_mode(0o700)).ok()?;
-        fs::read_dir(folder).ok()
+fn opened(folder: &OwnedFd, name: &CStr) -> Option<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let open = || fs::openat(folder, name, flags, Mode::empty());
+    open().ok().or_else(|| {
+        fs::chmodat(folder, name, Mode::RWXU, AtFlags::empty()).ok()?;
+        open().ok()
     })
 }
 
 #[cfg(test)]
 mod tests {
-    use std::{fs::File, io::Write, process};
+    use std::{
+        fs::{File, remove_file},
+        io::Write,
+        process,
+    };
 
     use super::*;
 
@@ -165,9 +190,32 @@ mod tests {
         file.sync_all().unwrap();
         let (files, bytes) = filled(folder.path(), (10, u64::MAX));
         assert!(files == 1 && bytes >= 1 << 20, "{files} {bytes}");
-        fs::remove_file(folder.path().join("x")).unwrap();
+        remove_file(folder.path().join("x")).unwrap();
         // Other tests may have files without a name, too.
         assert!(held([own], folder.path(), false).nameless >= before.nameless.max(1 << 20));
         assert_eq!(filled(folder.path(), (10, u64::MAX)).0, 0);
+    }
+
+    #[test]
+    fn files_below_a_path_that_is_longer_than_paths_may_be_count() {
+        let root = tempfile::tempdir().unwrap();
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY;
+        let mut folder = fs::openat(fs::CWD, root.path(), flags, Mode::empty()).unwrap();
+        let name = "d".repeat(250);
+        for _ in 0..20 {
+            fs::mkdirat(&folder, &name, Mode::RWXU).unwrap();
+            folder = fs::openat(&folder, &name, flags, Mode::empty()).unwrap();
+        }
+        let file = fs::openat(&folder, "x", OFlags::WRONLY | OFlags::CREATE, Mode::RUSR).unwrap();
+        let mut file = File::from(file);
+        file.write_all(&[1; 1 << 20]).unwrap();
+        file.sync_all().unwrap();
+        let (files, bytes) = filled(root.path(), (100, u64::MAX));
+        assert!(files == 21 && bytes >= 1 << 20, "{files} {bytes}");
+        for _ in 0..MOST_LEVELS {
+            fs::mkdirat(&folder, "e", Mode::RWXU).unwrap();
+            folder = fs::openat(&folder, "e", flags, Mode::empty()).unwrap();
+        }
+        assert!(filled(root.path(), (1_000_000, u64::MAX)).0 > 1_000_000);
     }
 }

@@ -97,6 +97,29 @@ const MODES_AND_TIMES: [i64; 8] = [
     libc::SYS_utimensat,
 ];
 
+/// Calls of `ioctl` that change a file's flags, project, version or name of its file system, for which a descriptor to read is
+/// enough: `FS_IOC_SETFLAGS`, `FS_IOC_SETVERSION` (each for 64 and for 32 bits), ext4's own of it, `FS_IOC_FSSETXATTR`,
+/// `FS_IOC_SETFSLABEL`, `FS_IOC_SET_ENCRYPTION_POLICY`, `FS_IOC_ENABLE_VERITY`, `FAT_IOCTL_SET_ATTRIBUTES`; and btrfs's
+/// `SUBVOL_SETFLAGS`, `SNAP_CREATE`, `SUBVOL_CREATE`, `SNAP_DESTROY`.
+const FLAGS: [u64; 14] = [
+    0x4008_6602,
+    0x4004_6602,
+    0x4008_7602,
+    0x4004_7602,
+    0x4008_6604,
+    0x401c_5820,
+    0x4100_9432,
+    0x800c_6613,
+    0x4080_6685,
+    0x4004_7211,
+    0x4008_941a,
+    0x5000_9401,
+    0x5000_940e,
+    0x5000_940f,
+];
+/// The newer call for the same.
+const FILE_SETATTR: i64 = 469;
+
 /// `prctl` with which a process hides from those of its user.
 const SET_DUMPABLE: u64 = 4;
 
@@ -145,6 +168,9 @@ pub fn refuse_all(plan: &Plan) -> Done {
 fn no_changes_of_files() -> Done {
     answer(OWNERS.map(always).into(), libc::EPERM)?;
     answer(ATTRIBUTES.map(always).into(), libc::EOPNOTSUPP)?;
+    let flags = FLAGS.into_iter().map(|command| rule(&[equal(1, command)?])).collect::<Result<_, _>>()?;
+    answer(vec![(libc::SYS_ioctl, flags)], libc::ENOTTY)?;
+    answer(vec![always(FILE_SETATTR)], libc::ENOSYS)?;
     answer(MODES_AND_TIMES.map(always).into(), 0)
 }
 

@@ -57,6 +57,17 @@ pub fn below() -> Vec<Entry> {
     }
 }
 
+/// Bytes of the page tables of these processes, which grow with addresses that are only looked at and are no memory of a
+/// process's own.
+pub fn page_tables(processes: &[Entry]) -> u64 {
+    let of = |entry: &Entry| {
+        let told = fs::read_to_string(format!("/proc/{}/status", entry.pid.as_raw_nonzero())).unwrap_or_default();
+        let line = told.lines().find_map(|line| line.strip_prefix("VmPTE:")?.trim().strip_suffix(" kB"));
+        line.and_then(|line| line.parse::<u64>().ok()).unwrap_or_default() * 1024
+    };
+    processes.iter().map(of).sum()
+}
+
 /// Bytes of memory of these processes, each counted once, with `shared` bytes in objects that they hold. What processes share is
 /// told from what each has only where `most` would be exceeded otherwise, since that takes long.
 pub fn memory(processes: &[Entry], shared: u64, most: u64) -> u64 {
@@ -118,5 +129,12 @@ mod tests {
         let entry = entry(stat).unwrap();
         assert_eq!((entry.pid.as_raw_nonzero().get(), entry.parent, entry.threads), (42, 7, 1));
         assert_eq!(entry.memory, 3 * page_size() as u64);
+    }
+
+    #[test]
+    fn a_process_has_page_tables() {
+        let own = Entry { pid: getpid(), parent: 0, threads: 1, memory: 0 };
+        let bytes = page_tables(&[own]);
+        assert!((1024..1 << 30).contains(&bytes), "{bytes}");
     }
 }

@@ -102,6 +102,8 @@ struct Meter<'a> {
     plan: &'a Plan,
     threads: usize,
     held: Held,
+    /// Bytes of page tables.
+    tables: u64,
     next_held: Instant,
     next_filled: Instant,
 }
@@ -111,7 +113,7 @@ impl<'a> Meter<'a> {
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let threads = plan.processes.max(THREADS_PER_CORE * cores);
         let now = Instant::now();
-        Self { plan, threads, held: Held::default(), next_held: now, next_filled: now }
+        Self { plan, threads, held: Held::default(), tables: 0, next_held: now, next_filled: now }
     }
 
     /// What of the plan is exceeded.
@@ -127,12 +129,16 @@ impl<'a> Meter<'a> {
                 self.threads
             ));
         }
-        let (next, held) = (&mut self.next_held, &mut self.held);
+        let (next, held, tables) = (&mut self.next_held, &mut self.held, &mut self.tables);
         in_time(next, || {
             let processes = found.iter().map(|entry| entry.pid.as_raw_nonzero().get());
             *held = shared_memory::held(processes, &plan.scratch, plan.in_namespace);
+            *tables = tree::page_tables(&found);
         });
-        if tree::memory(&found, self.held.memory, plan.memory) > plan.memory {
+        let tables = self.tables;
+        // Every process has some, which count once there are more than processes of its size have.
+        let tables = if tables > plan.memory / 8 { tables } else { 0 };
+        if tree::memory(&found, self.held.memory, plan.memory).saturating_add(tables) > plan.memory {
             return Some(format!(
                 "it took more than {} of memory with all that it started and what it shared (`reward_memory`)",
                 Size(plan.memory)

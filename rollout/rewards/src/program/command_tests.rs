@@ -210,6 +210,43 @@ fn a_second_answer_is_never_a_score_of_the_next_group() {
     }
 }
 
+/// A program that answers rightly for a while and then says a second list some time behind each answer, in which it works on
+/// the next one.
+#[test]
+fn second_answers_that_come_while_the_next_one_is_made_are_no_scores() {
+    for late in ["0.004", "0.02", "0.045", "0.07", "0.13"] {
+        let run = format!(
+            "n=$((n + 1)); sleep 0.05; echo [$n, $n]; if [ $n -gt 4 ]; then (sleep {late}; echo [99, 99]) & fi"
+        );
+        let mut pool = pool(&[program(&run), "finished".into()], 10.0);
+        let (mut expected, mut wrong, mut failures) = (1.0, 0, 0);
+        for _ in 0..14 {
+            let outcomes = scored(&mut pool);
+            if let RewardOutcome::Failed(reason) = &outcomes[0] {
+                assert!(reason.contains("behind its answer") && reason.contains("`id`"), "{reason}");
+                (expected, wrong, failures) = (1.0, 0, failures + 1);
+                continue;
+            }
+            // On a machine that is at work, a late line may be an answer until the next line is seen.
+            wrong += usize::from(outcomes != [RewardOutcome::Score(expected), RewardOutcome::Score(expected)]);
+            assert!(wrong <= 1, "{late}: {outcomes:?} in the place of {expected}");
+            expected += 1.0;
+        }
+        assert!(failures > 0, "{late}");
+    }
+}
+
+/// Scores that take unequal times are those of their groups.
+#[test]
+fn answers_of_unequal_times_are_kept_back_and_not_lost() {
+    let run = "n=$((n + 1)); if [ $((n % 3)) = 0 ]; then sleep 0.1; fi; echo [$n, $n]";
+    let mut pool = pool(&[program(run), "finished".into()], 10.0);
+    for group in 1..=9 {
+        let score = RewardOutcome::Score(f64::from(group));
+        assert_eq!(scored(&mut pool), [score.clone(), score]);
+    }
+}
+
 #[test]
 fn a_list_that_was_printed_before_anything_was_asked_is_no_answer() {
     for begin in ["echo [7, 7];", "sleep 0.1; echo [7, 7];"] {
@@ -227,8 +264,8 @@ fn a_list_that_was_printed_before_anything_was_asked_is_no_answer() {
 /// Whoever answers with the number of the request may be late as often as it likes.
 #[test]
 fn answers_with_the_number_of_their_request_are_told_from_late_ones() {
-    let number = r#"n=${line#*"id"\:}; n=${n%%,*}; "#;
-    let answers = r#"echo "{"id"\: $n, "scores"\: [$n, 0]}"; "#;
+    let number = r#"n=${line#*\"id\"\:}; n=${n%%,*}; "#;
+    let answers = r#"echo "{\"id\"\: $n, \"scores\"\: [$n, 0]}"; "#;
     for late in ["", "sleep 0.001; ", "sleep 0.02; "] {
         let mut pool =
             pool(&[program(&format!("{number}{answers}{late}{answers}echo [9, 9]")), "finished".into()], 10.0);

@@ -150,13 +150,13 @@ fn writing_is_refused_by_name_but_in_the_temporary_folder_and_where_it_is_allowe
     let folder = tempfile::tempdir().unwrap();
     let kept = folder.path().join("kept");
     let text = format!("open({:?}, 'w').close()\nreturn [1.0]", kept);
-    assert_fails(&python(folder.path(), &text, |_| {}), &["PermissionError", "`reward_writable`"]);
+    assert_fails(&python(folder.path(), &text, |_| {}), &["Error: [Errno ", "`reward_writable`"]);
     assert!(!kept.exists());
     let named = python(folder.path(), &text, |bounds| bounds.writable = vec![folder.path().to_owned()]);
     assert_eq!(outcome(&named, "a"), ONE);
     assert!(kept.exists());
     let removed = format!("os.remove({kept:?})");
-    assert_fails(&python(folder.path(), &removed, |_| {}), &["PermissionError", "`reward_writable`"]);
+    assert_fails(&python(folder.path(), &removed, |_| {}), &["Error: [Errno ", "`reward_writable`"]);
     assert!(kept.exists());
 
     let own = "command:run=read -r line; echo x > $TMPDIR/x && cp $TMPDIR/x $XDG_CACHE_HOME/y && echo [1]; sleep 1000";
@@ -185,7 +185,10 @@ fn too_much_memory_is_refused_by_name_and_the_run_goes_on() {
     let text = "import time\nif completions[0] == 'a':\n    for _ in range(4):\n        if os.fork() == 0:\n            \
                 x = b'x' * (80 << 20)\n            time.sleep(1000)\n    time.sleep(1000)\nreturn [1.0]";
     let function = python(folder.path(), text, small);
-    assert_fails(&function, &["took more than 200.0 MiB of memory with all that it started (`reward_memory`)"]);
+    assert_fails(
+        &function,
+        &["took more than 200.0 MiB of memory with all that it started and what it shared (`reward_memory`)"],
+    );
     assert_eq!(outcome(&function, "b"), ONE);
 }
 
@@ -284,6 +287,39 @@ fn what_is_not_its_own_cannot_be_changed_and_what_is_can() {
     assert_eq!(outcome(&python(folder.path(), &text, |_| {}), "a"), ONE);
     let after = fs::metadata(&canary).unwrap();
     assert_eq!((before.permissions(), before.modified().unwrap()), (after.permissions(), after.modified().unwrap()));
+}
+
+/// What a program can do to a file of the machine where the system has no namespaces. A command of `ioctl` that is refused reads as
+/// one that the file system does not know, whether or not it would know it.
+#[test]
+fn without_namespaces_flags_stay_and_shared_memory_is_not_opened() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("canary"), "x").unwrap();
+    let shared = tempfile::NamedTempFile::new_in("/dev/shm").unwrap();
+    let host = RewardHost { dir: folder.path().to_owned(), ..testing::host() };
+    let containment = Containment::of(&host).unwrap();
+    let scratch = tempfile::tempdir().unwrap();
+    let plan = Plan { scratch: scratch.path().to_owned(), ..containment.plan };
+    assert!(!plan.in_namespace);
+    let script = format!(
+        "import ctypes, fcntl, os, errno\n\
+         libc = ctypes.CDLL(None, use_errno=True)\n\
+         reading = os.open('canary', os.O_RDONLY)\n\
+         for command in [0x40086602, 0x40046602, 0x40087602, 0x401c5820, 0x40086604]:\n    \
+             try:\n        fcntl.ioctl(reading, command, bytes(64))\n        print('done', hex(command))\n    \
+             except OSError as error:\n        assert error.errno == errno.ENOTTY, (hex(command), error)\n\
+         assert libc.syscall(469, -100, b'canary', bytes(64), 32, 0) == -1 and ctypes.get_errno() == errno.ENOSYS\n\
+         try:\n    os.open({shared:?}, os.O_RDONLY)\n    print('opened')\n\
+         except PermissionError:\n    pass\n\
+         for path in ['/etc/passwd', '/dev/urandom', '/proc/self/status', 'canary']:\n    open(path, 'rb').read(1)\n\
+         print('fine')",
+        shared = shared.path()
+    );
+    let mut command = Command::new(rollout().unwrap());
+    command.current_dir(folder.path()).args(["contain-seal", &serde_json::to_string(&plan).unwrap()]);
+    let said = command.args(["python3", "-c", &script]).output().unwrap();
+    let said = [said.stdout, said.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
+    assert_eq!(said[0], "fine\n", "{}", said[1]);
 }
 
 #[test]

@@ -4,8 +4,9 @@
 //! `{"id": 1, "prompt": …, "completions": [{"text": …, "token_ids": […], "finish_reason": …}, …], "columns": {…}}`, with `messages`
 //! where the row's prompt is a conversation, and writes one line back: a list with, for each completion, a number (the
 //! score), `null` (it abstains), `[[end, score], …]` (scores of steps, each with the index of its last token) or
-//! `{"error": …}`; or `{"id": 1, "scores": […]}` with that list, which says what it answers. Anything else is a failure of that completion or, where the line is no such list, of the group. A process
-//! that misses the deadline is killed, one that ended is replaced. What it writes to stderr goes to the log.
+//! `{"error": …}`; or `{"id": 1, "scores": […]}` with that list, which says what it answers. Anything else is a failure of that
+//! completion or, where the line is no such list, of the group. A process that misses the deadline is killed, one that ended is
+//! replaced. What it writes to stderr goes to the log.
 
 mod answer;
 pub(crate) mod command;
@@ -18,7 +19,10 @@ mod words;
 use std::{
     ffi::OsString,
     path::PathBuf,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -59,12 +63,20 @@ struct Program {
     processes: usize,
     idle: Mutex<Vec<Process>>,
     words: LastWords,
+    /// Whether a process said more than it was asked.
+    says_more: AtomicBool,
 }
 
 impl Program {
     /// Starts all processes: programs often load for longer than they score.
     fn start(invocation: Invocation, processes: usize) -> Result<Self, String> {
-        let program = Self { invocation, processes, idle: Mutex::default(), words: LastWords::default() };
+        let program = Self {
+            invocation,
+            processes,
+            idle: Mutex::default(),
+            words: LastWords::default(),
+            says_more: AtomicBool::new(false),
+        };
         for _ in 0..processes {
             program.keep(program.start_process()?);
         }
@@ -118,8 +130,15 @@ impl Program {
             }
             greeting => greeting?,
         };
+        if self.says_more.load(Ordering::Relaxed) {
+            process.watch();
+        }
         // Without an answer the process ends here; and with a wrong one, behind which the right one may follow.
-        let line = process.ask(|id| request(id, input), input.deadline)?;
+        let line = process.ask(|id| request(id, input), input.deadline).inspect_err(|error| {
+            if matches!(error, AskError::Surplus(_)) && !self.says_more.swap(true, Ordering::Relaxed) {
+                tracing::warn!("`{}` {error}", self.invocation.label);
+            }
+        })?;
         let answer = answer::read(&line, input.completions.len()).map_err(AskError::Line)?;
         self.keep(process);
         Ok(answer)
@@ -158,6 +177,22 @@ impl Program {
         outcomes.unwrap_or_else(|error| failed(self.explained_error(&error), input.completions.len()))
     }
 
+    /// As [`Self::settled`]; a failure for want of time says what there was of it.
+    fn settled_within(
+        &self,
+        limit: Option<String>,
+        outcomes: Result<Vec<RewardOutcome>, AskError>,
+        input: &RewardInput,
+    ) -> Vec<RewardOutcome> {
+        let is_late = matches!(outcomes, Err(AskError::Late | AskError::Loading));
+        let limit = limit.filter(|_| is_late);
+        let explained = |outcome| match (outcome, &limit) {
+            (RewardOutcome::Failed(reason), Some(limit)) => RewardOutcome::Failed(format!("{reason}; {limit}")),
+            (outcome, _) => outcome,
+        };
+        self.settled(outcomes, input).into_iter().map(explained).collect()
+    }
+
     /// Whether a process answers once its input has ended. One that did not answer in as much time before does not flush.
     fn answers_at_the_end_of_its_input(&self, input: &RewardInput) -> bool {
         let Ok(process) = self.start_process() else { return false };
@@ -179,17 +214,19 @@ impl Reward for Program {
     fn score(&self, input: &RewardInput) -> Vec<RewardOutcome> {
         let patience = input.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         let outcomes = self.outcomes(input);
-        let late = matches!(outcomes, Err(AskError::Late | AskError::Loading));
-        let settled = self.settled(outcomes, input);
-        match patience.filter(|_| late) {
-            Some(patience) => settled.into_iter().map(|outcome| with_patience(outcome, patience)).collect(),
-            None => settled,
-        }
+        let limit = patience.map(|patience| format!("a call has {} s (`reward_timeout`)", in_seconds(patience)));
+        self.settled_within(limit, outcomes, input)
     }
 
     fn score_first(&self, input: &RewardInput) -> Vec<RewardOutcome> {
-        let outcomes = if self.invocation.greets { self.outcomes(input) } else { self.first_outcomes(input) };
-        self.settled(outcomes, input)
+        if self.invocation.greets {
+            return self.score(input);
+        }
+        let limit = format!(
+            "the first call has {} s, since a program that does not greet may be loading, and the others have `reward_timeout`",
+            in_seconds(LOADING)
+        );
+        self.settled_within(Some(limit), self.first_outcomes(input), input)
     }
 
     fn scope(&self) -> Scope {
@@ -205,15 +242,9 @@ impl Reward for Program {
     }
 }
 
-/// A failure for want of time, with what the call had.
-fn with_patience(outcome: RewardOutcome, patience: Duration) -> RewardOutcome {
-    let seconds = (patience.as_secs_f64() * 10.0).round() / 10.0;
-    match outcome {
-        RewardOutcome::Failed(reason) => {
-            RewardOutcome::Failed(format!("{reason}; a call has {seconds} s (`reward_timeout`)"))
-        }
-        outcome => outcome,
-    }
+/// With one digit behind the point, where it is not 0.
+fn in_seconds(time: Duration) -> f64 {
+    (time.as_secs_f64() * 10.0).round() / 10.0
 }
 
 /// Words of an error of Python that a missing column makes.

@@ -33,10 +33,15 @@ const TO_END: Duration = Duration::from_secs(6);
 const LAST_MOMENT: Duration = Duration::from_millis(500);
 
 /// For how long a process that does not number its answers is watched for more than an answer: before its first request, after
-/// each of its first answers, and after each later one.
+/// each of its first answers, and after each answer once the program has said too much.
 const SETTLING: Duration = Duration::from_millis(250);
 const FIRST_ANSWERS: u64 = 3;
+
+/// How much longer than its slowest answer such a process is watched from each later request on.
 const SETTLED: Duration = Duration::from_millis(3);
+
+/// By how much the time of a slow answer counts less with each answer behind it.
+const FORGETTING: f64 = 0.75;
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
@@ -76,7 +81,7 @@ pub(super) enum AskError {
     /// It said more than an answer.
     #[error(
         "wrote `{0}` behind its answer; one line answers one request, and an answer of the form {{\"id\": …, \"scores\": […]}}, \
-         with the `id` of the request, is told from others"
+         with the `id` of the request, is told from others; the scores before may have been late answers"
     )]
     Surplus(String),
     /// The answer is no line of text.
@@ -131,6 +136,10 @@ pub(super) struct Process {
     asked: u64,
     /// Whether its answers have the numbers of their requests.
     numbers: bool,
+    /// What its slowest answer took, of those without a number: see [`FORGETTING`].
+    slowest: Duration,
+    /// Whether the program said more than it was asked before.
+    says_more: bool,
     /// Answers that were thrown away.
     late: u64,
     /// What it said when it was ready; none while it is not.
@@ -177,23 +186,27 @@ impl Process {
             begun: Instant::now(),
             asked: 0,
             numbers: greets,
+            slowest: Duration::ZERO,
+            says_more: false,
             late: 0,
             greeting: (!greets).then(String::new),
         })
     }
 
-    /// Whether it runs and has said nothing that it was not asked for, which could be taken for the next answer where answers
-    /// have no numbers.
+    /// Has every answer watched as the first ones are: the program has said more than it was asked.
+    pub fn watch(&mut self) {
+        self.says_more = true;
+    }
+
+    /// Whether it runs.
     pub fn is_ready(&self) -> bool {
-        let surplus = self.asked > 0 && !self.numbers && !self.answers.is_empty() && self.end().is_none();
-        if surplus {
-            tracing::warn!(
-                "`{}` has written to its standard output what nobody asked for, and is started again; its last scores may have \
-                 been late answers: let it answer with the `id` of the request",
-                self.label
-            );
-        }
-        !surplus && self.end().is_none()
+        self.end().is_none()
+    }
+
+    /// What it said since its last answer, which could be taken for the next one where answers have no numbers.
+    pub fn unasked(&self) -> Option<AskError> {
+        let asked = self.asked > 0 && !self.numbers && self.end().is_none();
+        asked.then(|| self.surplus(Duration::ZERO)).flatten().map(AskError::Surplus)
     }
 
     /// What it says when it is ready; waits for that. Lines before, which are not its own, are passed over.
@@ -230,7 +243,11 @@ impl Process {
         {
             return Err(AskError::Unasked(line));
         }
+        if let Some(surplus) = self.unasked() {
+            return Err(surplus);
+        }
         self.asked += 1;
+        let begun = Instant::now();
         if self.requests.send(request(self.asked).into_bytes()).is_err() {
             return Err(self.ended());
         }
@@ -243,7 +260,7 @@ impl Process {
                 }
                 // Whoever numbers answers numbers all of them.
                 number if number.is_some() || self.numbers => self.throw_away(number),
-                _ => break self.settled(line),
+                _ => break self.settled(line, begun),
             }
         }
     }
@@ -262,9 +279,17 @@ impl Process {
         }
     }
 
-    /// An answer without a number, if nothing comes behind it for a while: there would be no telling which of two is whose.
-    fn settled(&self, line: String) -> Result<String, AskError> {
-        let patience = if self.asked <= FIRST_ANSWERS { SETTLING } else { SETTLED };
+    /// An answer without a number, if nothing comes behind it for a while: there would be no telling which of two is whose. Where a
+    /// late line was taken for the answer, the answer follows within the time that answers take. So an answer that comes sooner
+    /// than others did is kept back until that time is over.
+    fn settled(&mut self, line: String, begun: Instant) -> Result<String, AskError> {
+        let taken = begun.elapsed();
+        let rest = self.slowest.saturating_sub(taken) + SETTLED;
+        let patience = if self.asked <= FIRST_ANSWERS || self.says_more { rest.max(SETTLING) } else { rest };
+        // A program may load during its first request.
+        if self.asked > 1 {
+            self.slowest = taken.max(self.slowest.mul_f64(FORGETTING));
+        }
         self.surplus(patience).map_or(Ok(line), |surplus| Err(AskError::Surplus(surplus)))
     }
 
@@ -312,6 +337,9 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
+        if let Some(surplus) = self.unasked() {
+            tracing::warn!("`{}` {surplus}", self.label);
+        }
         let own = Pid::from_child(&self.child);
         ask_to_end(own);
         let patience = Instant::now() + TO_END;

@@ -21,7 +21,6 @@ use std::sync::LazyLock;
 use regex::Regex;
 
 use super::{
-    gsm8k,
     number::{THOUSANDS, decimal_comma, in_digits, number, same_whole, vote_of_number},
     tags,
 };
@@ -36,28 +35,16 @@ static NUMBER: LazyLock<Regex> =
 static FRACTION: LazyLock<Regex> =
     LazyLock::new(|| Regex::new(r"^(-?)\\frac\{?(-?[\d.]+)\}?\{?(-?[\d.]+)\}?$").expect("a valid pattern"));
 
-/// LaTeX that changes how an answer looks and not what it is.
-const LOOKS: [&str; 15] = [
-    "\\left",
-    "\\right",
-    "\\!",
-    "\\,",
-    "\\;",
-    "\\:",
-    "\\ ",
-    "\\\\",
-    "\\$",
-    "$",
-    "\\%",
-    "%",
-    "^\\circ",
-    "^{\\circ}",
-    " ",
-];
+/// Signs that answers have or do not have: of money, shares and degrees.
+const SIGNS: [&str; 5] = ["$", "\\%", "%", "^\\circ", "^{\\circ}"];
 
 /// Where a solution says what its answer is, as MetaMath's do.
 static ANNOUNCED: LazyLock<Regex> =
     LazyLock::new(|| Regex::new(r"(?im)\banswer(?:\s+is)?\s*:\s*(\S.*)$").expect("a valid pattern"));
+
+/// The same at the end of a solution, without a colon.
+static CONCLUDED: LazyLock<Regex> =
+    LazyLock::new(|| Regex::new(r"(?i).*\banswer\s+is\s+(\S[^\n]*?)\s*$").expect("a valid pattern"));
 
 /// The content of the last `\boxed{…}` (or `\fbox{…}`), braces balanced; `None` without one or if it is not closed. Without
 /// braces, `\boxed 7` is what follows on the line.
@@ -104,16 +91,16 @@ pub fn final_answer(completion: &str) -> Option<&str> {
     answer.map(str::trim).filter(|answer| !answer.is_empty())
 }
 
-/// The answer that a solution comes to: its final answer as a completion's, else what follows the last `answer is:`, else all
-/// of it.
+/// The answer that a solution comes to: its final answer as a completion's, else what follows the last `answer is:`, or `answer is`
+/// in its last line, else all of it.
 #[must_use]
 pub fn expected_answer(solution: &str) -> &str {
     final_answer(solution).unwrap_or_else(|| announced(solution)).trim()
 }
 
 fn announced(solution: &str) -> &str {
-    let last = ANNOUNCED.captures_iter(solution).last().and_then(|found| found.get(1));
-    last.map_or(solution, |answer| answer.as_str())
+    let last = ANNOUNCED.captures_iter(solution).last().or_else(|| CONCLUDED.captures(solution));
+    last.and_then(|found| found.get(1)).map_or(solution, |answer| answer.as_str())
 }
 
 /// 1 if the final answer of a completion is the expected one, 0 if it surely is not or there is none, `None` when that
@@ -143,7 +130,7 @@ pub fn reasoning_accuracy(completion: &str, expected: &str, delimiter: &str) -> 
 /// answer may itself be a solution that ends in `\boxed{}` or `####`.
 #[must_use]
 pub fn boxed(completion: &str, expected: &str) -> f64 {
-    let expected = gold(expected);
+    let expected = expected_answer(expected);
     let right = |given| same(&normalise(given), &normalise(expected)) || compare::same_text(given, expected);
     f64::from(u8::from(last_boxed(completion).is_some_and(right)))
 }
@@ -151,7 +138,7 @@ pub fn boxed(completion: &str, expected: &str) -> f64 {
 /// 1 if the last number of the completion equals the expected one, else 0.
 #[must_use]
 pub fn numeric(completion: &str, expected: &str) -> f64 {
-    let expected = normalise(gold(expected));
+    let expected = normalise(expected_answer(expected));
     let right = |given| same(last_of(given), &expected) || same_with_decimal_comma(given, &expected);
     f64::from(u8::from(value(&readable(&expected)).is_some() && last_found(completion).is_some_and(right)))
 }
@@ -191,17 +178,37 @@ fn last_of(found: &str) -> &str {
     if THOUSANDS.is_match(found) { found } else { found.rsplit(',').next().unwrap_or(found) }
 }
 
-fn gold(expected: &str) -> &str {
-    let found = last_boxed(expected).or_else(|| gsm8k::answer(expected)).or_else(|| tags::extract_answer(expected));
-    found.unwrap_or_else(|| announced(expected)).trim()
+fn normalise(answer: &str) -> String {
+    let mut text = looks::without_commands(&looks::bare(answer)).replace("dfrac", "frac").replace("tfrac", "frac");
+    for sign in SIGNS {
+        text = text.replace(sign, "");
+    }
+    unwrapped(without_spaces(&text).trim_end_matches(['.', ','])).to_owned()
 }
 
-fn normalise(answer: &str) -> String {
-    let mut text = looks::without_text_commands(&looks::bare(answer)).replace("dfrac", "frac").replace("tfrac", "frac");
-    for look in LOOKS {
-        text = text.replace(look, "");
+/// A text without its spaces, but for those between two numbers: `1 2` is not 12, and `1 234` is 1234.
+fn without_spaces(text: &str) -> String {
+    let mut kept = String::new();
+    let mut parts = text.split_whitespace().peekable();
+    while let Some(part) = parts.next() {
+        kept.push_str(part);
+        let Some(next) = parts.peek() else { break };
+        let digits = next.bytes().take_while(u8::is_ascii_digit).count();
+        let is_group = digits == 3 && !next[digits..].starts_with('/');
+        if part.ends_with(|c: char| c.is_ascii_digit()) && digits > 0 && !is_group {
+            kept.push(' ');
+        }
     }
-    text.trim_end_matches('.').to_owned()
+    kept
+}
+
+/// Without braces and parentheses around a single value.
+fn unwrapped(text: &str) -> &str {
+    let inner = [('{', '}'), ('(', ')')].iter().find_map(|&(open, close)| {
+        let inner = text.strip_prefix(open)?.strip_suffix(close)?;
+        (!inner.is_empty() && !inner.contains(['{', '}', '(', ')', '[', ']', ','])).then_some(inner)
+    });
+    inner.unwrap_or(text)
 }
 
 /// Whether two normalised answers are the same text or number.
@@ -295,6 +302,14 @@ mod tests {
             ("36893488147419103232", "36893488147419103232"),
             ("72", "48 + 24 = 72. The answer is: 72"),
             ("72", "<answer>72</answer>"),
+            ("72", "48 + 24 = 72. So the answer is 72."),
+            ("72", "#### 7\n#### 72"),
+            ("72,", "72"),
+            ("{7}", "7"),
+            (r"\left(7\right)", "7"),
+            (r"\Large{7}", "7"),
+            ("1 234", "1234"),
+            (r"3\ \frac12", r"3\frac12"),
         ] {
             assert_eq!(boxed(&format!("thus \\boxed{{{given}}}"), expected), 1.0, "{given} for {expected}");
         }
@@ -304,6 +319,9 @@ mod tests {
             ("x", "y"),
             ("1/0", "1"),
             ("12", "1/2"),
+            ("1 2", "12"),
+            ("3 1/2", "31/2"),
+            ("7", "#### 7\n#### 72"),
             ("1,2", "12"),
             ("1,20", "1,2"),
             ("1000000001", "1000000000"),

@@ -47,8 +47,8 @@ pub(super) fn build(parameters: &Parameters) -> Built {
     }
     // Every right answer counts, whatever its length.
     let correct_at = scale.min_value_correct.min(scale.max_value_correct);
-    judged(correct_at, ANSWER, answer::vote, move |completion, expected| {
-        let accuracy = answer::accuracy(&completion.text, expected)?;
+    judged(correct_at, ANSWER, answer::vote, move |text, completion, expected| {
+        let accuracy = answer::accuracy(text, expected)?;
         Some(scale.reward(accuracy == 1.0, completion.token_ids.len()))
     })
 }

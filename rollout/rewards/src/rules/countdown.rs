@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::Value;
 use shared::RewardOutcome;
 
-use super::{Built, Parameters, Rule, expression};
+use super::{Built, Parameters, Rule, expression, tags};
 use crate::{RewardCompletion, RewardInput};
 
 /// Where the answer begins in the whole text of prompt and completion.
@@ -71,12 +71,12 @@ pub(super) fn build(parameters: &Parameters) -> Built {
 }
 
 /// Prompt and completion as the rule wants them. A chat template with other markers than TinyZero's knew would make
-/// every answer worth 0, so then the completion alone is the answer.
+/// every answer worth 0, so then the completion alone is the answer, with a tag that the prompt opens.
 fn whole_text(prompt: &str, completion: &str) -> String {
     if MARKERS.iter().any(|marker| prompt.contains(marker)) {
         format!("{prompt}{completion}")
     } else {
-        format!("{}{completion}", MARKERS[0])
+        format!("{}{}", MARKERS[0], tags::with_opened(prompt, completion))
     }
 }
 

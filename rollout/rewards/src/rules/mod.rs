@@ -57,10 +57,14 @@ fn of_completion(correct_at: f64, rule: impl Fn(&RewardCompletion) -> f64 + Send
     Ok(Arc::new(Rule { score, correct_at, extract: None }))
 }
 
-/// A rule that looks for tags in the completion, one that the prompt has opened included.
-fn of_tags(correct_at: f64, rule: impl Fn(&str) -> f64 + Send + Sync + 'static) -> Built {
+/// A rule that looks for the tags `known` in the completion, one that the prompt opens included.
+fn of_tags(
+    correct_at: f64,
+    known: &'static [&'static str],
+    rule: impl Fn(&str) -> f64 + Send + Sync + 'static,
+) -> Built {
     let score = move |input: &RewardInput, completion: &RewardCompletion| {
-        RewardOutcome::Score(rule(&tags::with_opened(&input.prompt, &completion.text)))
+        RewardOutcome::Score(rule(&tags::with_known(&input.prompt, &completion.text, known)))
     };
     Ok(Arc::new(Rule { score, correct_at, extract: None }))
 }
@@ -73,19 +77,20 @@ fn of_answer(
     extract: impl Fn(&str) -> Option<String> + Send + Sync + 'static,
     rule: impl Fn(&str, &str) -> f64 + Send + Sync + 'static,
 ) -> Built {
-    judged(correct_at, columns, extract, move |completion, answer| Some(rule(&completion.text, answer)))
+    judged(correct_at, columns, extract, move |text, _, answer| Some(rule(text, answer)))
 }
 
-/// As [`of_answer`], with a rule that may abstain.
+/// As [`of_answer`], with a rule that may abstain. It gets the text with a tag that the prompt opens, since the answer may stand
+/// behind that; the completion; and the row's answer.
 fn judged(
     correct_at: f64,
     columns: &'static [&'static str],
     extract: impl Fn(&str) -> Option<String> + Send + Sync + 'static,
-    rule: impl Fn(&RewardCompletion, &str) -> Option<f64> + Send + Sync + 'static,
+    rule: impl Fn(&str, &RewardCompletion, &str) -> Option<f64> + Send + Sync + 'static,
 ) -> Built {
     let score = move |input: &RewardInput, completion: &RewardCompletion| {
-        let answers = input.answers(columns);
-        match answers.and_then(|answers| best(correct_at, &answers, |answer| rule(completion, answer))) {
+        let (answers, text) = (input.answers(columns), tags::with_opened(&input.prompt, &completion.text));
+        match answers.and_then(|answers| best(correct_at, &answers, |answer| rule(&text, completion, answer))) {
             Some(score) => RewardOutcome::Score(score),
             None => RewardOutcome::NotApplicable,
         }
@@ -117,14 +122,14 @@ pub(super) const ENTRIES: &[Entry] = &[
         about: "theLMbook: 0.2 for each of <reasoning>, </reasoning>, <answer>, </answer> that appears",
         columns: &[],
         parameters: &[],
-        build: |_| of_tags(0.8, tags::format),
+        build: |_| of_tags(0.8, &["<reasoning>", "<answer>"], tags::format),
     },
     Entry {
         name: "think_format",
         about: "TRL: 1 if the completion opens with one <think>…</think>, else 0",
         columns: &[],
         parameters: &[],
-        build: |_| of_tags(1.0, tags::think_format),
+        build: |_| of_tags(1.0, &["<think>"], tags::think_format),
     },
     Entry {
         name: "gsm8k",
@@ -138,7 +143,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         about: "TRL: 1 if the final answer (\\boxed{}, <answer> or ####) equals the row's in value, 0 if not, abstains if unsure",
         columns: ANSWER,
         parameters: &[],
-        build: |_| judged(1.0, ANSWER, answer::vote, |c, expected| answer::accuracy(&c.text, expected)),
+        build: |_| judged(1.0, ANSWER, answer::vote, |text, _, expected| answer::accuracy(text, expected)),
     },
     Entry {
         name: "reasoning_accuracy",
@@ -149,7 +154,9 @@ pub(super) const ENTRIES: &[Entry] = &[
             let delimiter: String = p.get("delimiter")?;
             let end = delimiter.clone();
             let extract = move |text: &str| text.rsplit_once(&*end).and_then(|(_, answer)| answer::vote(answer));
-            judged(1.0, ANSWER, extract, move |c, expected| answer::reasoning_accuracy(&c.text, expected, &delimiter))
+            judged(1.0, ANSWER, extract, move |text, _, expected| {
+                answer::reasoning_accuracy(text, expected, &delimiter)
+            })
         },
     },
     Entry {
@@ -238,14 +245,14 @@ pub(super) const ENTRIES: &[Entry] = &[
         about: "open-r1's format: 1 if the completion is <think>…</think> and <answer>…</answer>, tags on lines of their own",
         columns: &[],
         parameters: &[],
-        build: |_| of_completion(1.0, |c| open_r1::think_answer_format(&c.text)),
+        build: |_| of_tags(1.0, open_r1::TAGS, open_r1::think_answer_format),
     },
     Entry {
         name: "tag_count",
         about: "open-r1: 0.25 for each of the tags of think_answer_format that is there exactly once, with its line breaks",
         columns: &[],
         parameters: &[],
-        build: |_| of_completion(1.0, |c| open_r1::tag_count(&c.text)),
+        build: |_| of_tags(1.0, open_r1::TAGS, open_r1::tag_count),
     },
     Entry {
         name: "reasoning_steps",
@@ -344,10 +351,11 @@ mod tests {
 
     #[test]
     fn a_tag_that_the_prompt_opens_counts_for_the_rules_of_tags() {
+        let columns = Arc::new(json!({"answer": "2", "nums": [1, 1], "target": 2}).as_object().unwrap().clone());
         let score = |spec: &str, prompt: &str, text: &str| {
             let function = Registry::default().function(spec).unwrap();
-            let completions = testing::completions(&[text]);
-            let input = RewardInput { prompt: prompt.into(), completions, ..RewardInput::default() };
+            let (completions, columns) = (testing::completions(&[text]), Arc::clone(&columns));
+            let input = RewardInput { prompt: prompt.into(), columns, completions, ..RewardInput::default() };
             function.reward().score(&input)[0].score().unwrap()
         };
         let opens = "[user] 1 + 1?\n[assistant] <think>\n";
@@ -357,6 +365,39 @@ mod tests {
         let reasons = "[assistant] <reasoning>\n";
         assert!((score("format", reasons, "a</reasoning><answer>2</answer>") - 0.8).abs() < 1e-9);
         assert!((score("format", "", "a</reasoning><answer>2</answer>") - 0.6).abs() < 1e-9);
+        let text = "a\n</think>\n<answer>\n```python\n2\n```\n</answer>";
+        for (rule, with, without) in
+            [("think_answer_format", 1.0, 0.0), ("tag_count", 1.0, 0.75), ("code_format", 1.0, 0.0)]
+        {
+            assert_eq!((score(rule, opens, text), score(rule, "", text)), (with, without), "{rule}");
+        }
+        let answers = "[user] 1 + 1?\n[assistant] It is 2.</think> <answer>";
+        for (rule, right) in
+            [("correctness", 2.0), ("accuracy", 1.0), ("cosine_scaled:max_len=1:min_value_correct=1", 1.0)]
+        {
+            assert_eq!(score(rule, answers, "2</answer>"), right, "{rule}");
+            assert!(score(rule, "[assistant] ", "2</answer>") <= 0.0, "{rule}");
+        }
+        assert_eq!(score("countdown", answers, "1 + 1</answer>"), 1.0);
+        assert_eq!(score("countdown", "[assistant] ", "1 + 1</answer>"), 0.0);
+    }
+
+    /// A tag that a rule does not look for would be text to it.
+    #[test]
+    fn a_tag_that_is_foreign_to_a_rule_does_not_count() {
+        let score = |rule: &str, prompt: &str, text: &str| {
+            let completions = testing::completions(&[text]);
+            let input = RewardInput { prompt: prompt.into(), completions, ..RewardInput::default() };
+            Registry::default().function(rule).unwrap().reward().score(&input)[0].score().unwrap()
+        };
+        let (think, form) = ("<think>a</think>b", "<think>\na\n</think>\n<answer>\nb\n</answer>");
+        for opened in ["<answer>", "<reasoning>\n"] {
+            assert_eq!(score("think_format", opened, think), 1.0, "{opened}");
+        }
+        for rule in ["think_answer_format", "tag_count"] {
+            assert_eq!(score(rule, "<reasoning>\n", form), 1.0, "{rule}");
+        }
+        assert_eq!(score("think_format", "<think>\n\n</think>\n\n", "b"), 0.0);
     }
 
     /// Of a list, any answer will do; a truth value is a word; a mapping is none.

@@ -5,8 +5,11 @@ use std::{collections::HashSet, sync::LazyLock};
 use regex::Regex;
 use shared::RewardOutcome;
 
-use super::{Built, Parameters, Rule, positive};
+use super::{Built, Parameters, Rule, positive, tags};
 use crate::{RewardCompletion, RewardInput};
+
+/// Tags that a prompt may open for the rules on form.
+pub(super) const TAGS: &[&str] = &["<think>", "<answer>"];
 
 /// Python's `re.match` with DOTALL and MULTILINE: anchored at the beginning of the text, `$` at the end of any line.
 static FORMAT: LazyLock<Regex> = LazyLock::new(|| {
@@ -72,10 +75,11 @@ pub(super) fn build_code_format(parameters: &Parameters) -> Built {
     let usual = code_pattern(&parameters.get::<String>("language")?)?;
     let score = move |input: &RewardInput, completion: &RewardCompletion| {
         let of_row = input.columns.get("language").and_then(serde_json::Value::as_str).map(code_pattern);
+        let text = tags::with_known(&input.prompt, &completion.text, TAGS);
         match of_row {
             Some(Err(reason)) => RewardOutcome::Failed(reason),
-            Some(Ok(pattern)) => RewardOutcome::Score(f64::from(u8::from(pattern.is_match(&completion.text)))),
-            None => RewardOutcome::Score(f64::from(u8::from(usual.is_match(&completion.text)))),
+            Some(Ok(pattern)) => RewardOutcome::Score(f64::from(u8::from(pattern.is_match(&text)))),
+            None => RewardOutcome::Score(f64::from(u8::from(usual.is_match(&text)))),
         }
     };
     Ok(std::sync::Arc::new(Rule { score, correct_at: 1.0, extract: None }))

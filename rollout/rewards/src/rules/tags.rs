@@ -27,7 +27,13 @@ pub fn opened(prompt: &str) -> Option<&str> {
 /// A completion with the tag that its prompt opens, unless it opens that itself.
 #[must_use]
 pub fn with_opened<'a>(prompt: &str, completion: &'a str) -> Cow<'a, str> {
-    match opened(prompt) {
+    with_known(prompt, completion, &OPENING)
+}
+
+/// As [`with_opened`], for a rule that looks for the tags `known` alone: another one before them would be text to it.
+#[must_use]
+pub fn with_known<'a>(prompt: &str, completion: &'a str, known: &[&str]) -> Cow<'a, str> {
+    match opened(prompt).filter(|tag| known.contains(&tag.trim_end())) {
         Some(tag) if !completion.trim_start().starts_with(tag.trim_end()) => format!("{tag}{completion}").into(),
         _ => completion.into(),
     }
@@ -42,12 +48,7 @@ pub fn extract_answer(text: &str) -> Option<&str> {
     Some(answer.trim()).filter(|answer| *answer != "...")
 }
 
-/// The number in a text that holds exactly one.
-#[must_use]
-pub fn single_number(text: &str) -> Option<f64> {
-    single(text)?.parse().ok()
-}
-
+/// The number in a text that holds exactly one, as it stands there.
 fn single(text: &str) -> Option<&str> {
     let mut matches = NUMBER.find_iter(text);
     let first = matches.next()?;
@@ -132,6 +133,8 @@ mod tests {
         assert_eq!(with_opened(prompt, "a</think>b"), "<think>\na</think>b");
         assert_eq!(with_opened(prompt, "<think>a</think>b"), "<think>a</think>b");
         assert_eq!(with_opened("[assistant] ", "a</think>b"), "a</think>b");
+        assert_eq!(with_known(prompt, "a</think>b", &["<think>"]), "<think>\na</think>b");
+        assert_eq!(with_known("[assistant] <answer>", "<think>a</think>b", &["<think>"]), "<think>a</think>b");
     }
 
     #[test]

@@ -171,8 +171,8 @@ fn prompts_without_room_for_a_completion_are_counted_and_left_out_and_the_others
 #[test]
 fn tools_and_template_arguments_reach_the_template() {
     let line =
-        r#"{"prompt": [{"role": "user", "content": "a"}], "tools": "T", "chat_template_kwargs": {"tools": "K"}}"#;
-    assert_eq!(load(line, Some(TEMPLATE))[0].prompt_text, "<|user|>a\n<|assistant|>T");
+        r#"{"prompt": [{"role": "user", "content": "a"}], "tools": [7], "chat_template_kwargs": {"tools": "K"}}"#;
+    assert_eq!(load(line, Some(TEMPLATE))[0].prompt_text, "<|user|>a\n<|assistant|>[7]");
 }
 
 /// The remarks on rows, and their prompts.
@@ -187,8 +187,32 @@ fn told(lines: &str, template: Option<&str>, options: &PromptOptions) -> (Vec<St
 }
 
 #[test]
+fn what_rows_give_a_template_that_does_not_read_it_is_told() {
+    let lines = r#"{"prompt": [{"role": "user", "content": "a"}], "tools": [{}], "chat_template_kwargs": {"loud": true}}
+{"prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "tool_calls": [{}]}, {"role": "user", "content": "c"}]}
+{"prompt": [{"role": "user", "content": "a"}], "tools": [], "chat_template_kwargs": {}}
+{"prompt": "d", "tools": [{}], "chat_template_kwargs": "{\"loud\": true}"}"#;
+    let plain = "{% for m in messages %}{{ m.content }}{% endfor %}";
+    let (remarks, _) = told(lines, Some(plain), &PromptOptions::default());
+    let words = [
+        "have `loud` in `chat_template_kwargs`, which changes nothing: the chat template does not read it",
+        "have `tool_calls`, which changes nothing",
+        "have `tools`, which changes nothing",
+        "have `chat_template_kwargs` beside a text, which changes nothing: texts get no chat template",
+        "have `tools` beside a text",
+    ];
+    assert_eq!(remarks.len(), words.len(), "{remarks:?}");
+    for (remark, words) in remarks.iter().zip(words) {
+        assert!(remark.starts_with("1 of 4 prompts of ") && remark.contains(words), "{remark}");
+    }
+    let reads = "{{ tools }}{{ loud }}{% for m in messages %}{{ m.content }}{{ m.tool_calls }}{% endfor %}";
+    let (remarks, _) = told(lines.rsplit_once('\n').unwrap().0, Some(reads), &PromptOptions::default());
+    assert_eq!(remarks, Vec::<String>::new());
+}
+
+#[test]
 fn words_that_the_template_passes_over_are_told_with_an_example() {
-    let known = "{% for m in messages %}{% if m.role in ['user', 'system'] %}[{{ m.role }}] {{ m.content | trim }}\n{% endif %}{% endfor %}";
+    let known = "{% for m in messages %}{% if m.role in ['user', 'system'] %}[{{ m.role }}] {{ m.content | trim }}\n{% endif %}{% endfor %}>";
     let lines = r#"{"prompt": [{"role": "user", "content": " What is 1 + 1? "}]}
 {"prompt": [{"role": "human", "content": "What is 1 + 2?"}]}
 {"prompt": [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Hi"}]}
@@ -200,7 +224,7 @@ fn words_that_the_template_passes_over_are_told_with_an_example() {
     {
         assert!(remarks[0].contains(words), "{words}: {}", remarks[0]);
     }
-    assert_eq!(prompts[3], "[user] What is 1 + 3?\n");
+    assert_eq!(prompts[3], "[user] What is 1 + 3?\n>");
     assert_eq!(told(r#"{"prompt": "plain"}"#, Some(known), &PromptOptions::default()).0, Vec::<String>::new());
     let image = r#"{"prompt": [{"role": "user", "content": [{"type": "image"}]}]}"#;
     let error = load_with(image, Some(known), &PromptOptions::default()).unwrap_err();
@@ -219,7 +243,7 @@ fn a_row_keeps_its_own_system_message() {
     let gemma = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}{{ messages[0].content }}";
     let error = load_with(r#"{"prompt": "Hi"}"#, Some(gemma), &options).unwrap_err();
     assert!(
-        error.contains("System role not supported (line 1 of the template); without `system_prompt` it does"),
+        error.contains("System role not supported (line 1 of the template); without `system_prompt` it can"),
         "{error}"
     );
     let own = r#"{"prompt": [{"role": "system", "content": "a"}, {"role": "user", "content": "Hi"}]}"#;
@@ -241,7 +265,7 @@ fn a_template_without_end_ends_the_start_at_once() {
     let begin = std::time::Instant::now();
     let error = load_with(&lines, Some(endless), &PromptOptions::default()).unwrap_err();
     assert!(error.contains("line 1: ") && error.contains("fuel") && error.contains("`chat_template`"), "{error}");
-    let heavy = "{% for a in range(1500) %}{% for b in range(200) %}{% endfor %}{% endfor %}";
+    let heavy = "{% for a in range(1500) %}{% for b in range(200) %}{% endfor %}{% endfor %}a";
     let error = load_with(&lines.repeat(20), Some(heavy), &PromptOptions::default()).unwrap_err();
     assert!(error.contains("steps for 8000 rows together") && error.contains("`chat_template`"), "{error}");
     // All of them would take minutes.
@@ -332,14 +356,14 @@ fn gsm8k_is_read_whole() {
 fn messages_are_messages_however_they_are_written() {
     let lines = r#"{"prompt": [{"role": "user", "content": "2+3?", "tool_calls": null, "name": null}]}
 {"prompt": "[{\"role\": \"user\", \"content\": \"2+3?\"}]"}
-{"prompt": [{"from": "human", "value": "2+3?"}], "tools": "T"}"#;
+{"prompt": [{"from": "human", "value": "2+3?"}], "tools": "[7]"}"#;
     let template = TEMPLATE
         .replace("{{ m.content }}", "{% if 'tool_calls' in m %}{{ m.tool_calls | length }}{% endif %}{{ m.content }}");
     let rows = load(lines, Some(&template));
     let expected = "<|user|>2+3?\n<|assistant|>";
     assert_eq!(
         rows.iter().map(|row| row.prompt_text.as_str()).collect::<Vec<_>>(),
-        [expected, expected, "<|user|>2+3?\n<|assistant|>T"]
+        [expected, expected, "<|user|>2+3?\n<|assistant|>[7]"]
     );
     // Rewards see the row's own messages, those of ShareGPT's with the keys that they look for.
     let messages = |row: &PromptRow| row.reward_input([]).messages.unwrap().to_vec();
@@ -369,4 +393,15 @@ fn prompts_of_the_evaluation_that_are_trained_on_are_counted() {
     );
     let asked = dataset("asked.jsonl", r#"{"prompt": [{"role": "user", "content": "6*3?"}]}"#);
     assert!(asked.overlap(&trained).unwrap().contains("1 of 1 prompts"), "what the model sees is compared");
+    let system = r#"{"prompt": [{"role": "system", "content": "Think."}, {"role": "user", "content": " 6*3?\n"}]}"#;
+    let spaced = dataset("spaced.jsonl", &format!("{system}\n{{\"prompt\": \" 2+3= \"}}\n{{\"prompt\": \"2 +3=\"}}"));
+    let said = spaced.overlap(&trained).unwrap();
+    assert!(said.contains("2 of 3 prompts"), "system prompt and blanks at the ends make no other question: {said}");
+    let talk = |first: &str| {
+        format!(
+            r#"{{"prompt": [{{"role": "user", "content": "{first}"}}, {{"role": "assistant", "content": "?"}}, {{"role": "user", "content": "go on"}}]}}"#
+        )
+    };
+    let (one, two) = (dataset("one.jsonl", &talk("a")), dataset("two.jsonl", &talk("b")));
+    assert_eq!(one.overlap(&two), None, "the last words of a conversation are no question of their own");
 }

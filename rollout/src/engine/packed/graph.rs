@@ -10,9 +10,9 @@ use shared::{ModelConfig, WeightManifest, manifest::MODEL_FILE};
 
 use super::super::{EngineError, WeightSource, session::dtype_of};
 
-/// Domain of the packed operators.
 /// Most bytes of a graph, as protobuf has it.
 const MOST_GRAPH: u64 = 2 << 30;
+/// Domain of the packed operators.
 pub(super) const DOMAIN: &str = "tandem";
 pub(super) const EMBEDDING: &str = "PackedEmbedding";
 pub(super) const LINEAR: &str = "PackedLinear";

@@ -136,7 +136,8 @@ impl PackedSession {
         std::mem::take(&mut operators::lock(&self.state).cost)
     }
 
-    /// Gives `each` the logits (`[vocab]`) of the positions before each of the last `scored` of some tokens. For a session of its own.
+    /// Gives `each` the logits (`[vocab]`) of the positions before each of the last `scored` of some tokens. For a session of
+    /// its own.
     pub fn score(&mut self, tokens: &[u32], scored: usize, each: EachRow<'_>) -> Result<(), EngineError> {
         // A long sequence goes through in pieces: activations and logits would take memory that nobody has planned.
         const PIECE: usize = 256;

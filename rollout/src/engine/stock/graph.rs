@@ -152,8 +152,8 @@ impl GraphSession {
         Ok(())
     }
 
-    /// Gives `each` the logits (`[vocab]`) of the positions before each of the last `scored` of some tokens, over keys and values of
-    /// their own.
+    /// Gives `each` the logits (`[vocab]`) of the positions before each of the last `scored` of some tokens, over keys and
+    /// values of their own.
     pub fn score(
         &mut self,
         config: &ModelConfig,

@@ -276,7 +276,7 @@ fn golden_adapters_pass_and_one_that_is_not_merged_does_not() {
     let bench = Bench::new("qwen2");
     let golden = &harness::golden("adapter.json")["cases"][0];
     let parameters = || bench.model.config().parameters();
-    let adapter = Adapter::open(&harness::golden_dir().join("adapters/qwen2"), parameters()).unwrap();
+    let adapter = Adapter::open(&harness::golden_dir_of("adapter.json").join("adapters/qwen2"), parameters()).unwrap();
     let config = AdapterConfig { base_blake3: None, ..adapter.config().clone() };
     let (ids, logprobs) = (&golden["inputs"]["ids"][0], golden["expected"]["logprobs"][0].as_array().unwrap());
     let canaries = Canaries {

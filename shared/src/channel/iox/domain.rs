@@ -63,14 +63,11 @@ impl Domain {
             if members.is_empty() {
                 place.wipe();
             }
-            let Some(Member { process, .. }) = members.iter().find(|member| member.role == role) else { break lock };
+            let Some(member) = members.iter().find(|member| member.role == role) else { break lock };
             // The predecessor may be on its way out, for which it needs the lock.
             drop(lock);
             if Instant::now() >= deadline {
-                return Err(ChannelError::Transport(format!(
-                    "another {role} (process {process}) is at work in {}; end it first: kill {process}",
-                    place.run_dir.display()
-                )));
+                return Err(ChannelError::Transport(member.at_work_in(&place.run_dir)));
             }
             thread::sleep(Duration::from_millis(20));
         };
@@ -258,7 +255,21 @@ impl Place {
 /// A living process of a domain.
 struct Member {
     role: String,
-    process: u32,
+    /// Its number, which iceoryx2 cannot always tell.
+    process: Option<u32>,
+}
+
+impl Member {
+    /// Why nobody else may take its place.
+    fn at_work_in(&self, run_dir: &Path) -> String {
+        let (role, place) = (&self.role, run_dir.display());
+        match self.process {
+            Some(process) => {
+                format!("another {role} (process {process}) is at work in {place}; end it first: kill {process}")
+            }
+            None => format!("another {role} is at work in {place}; end it first"),
+        }
+    }
 }
 
 /// The domain's living processes.
@@ -268,7 +279,10 @@ fn living(config: &Config) -> Result<Vec<Member>, ChannelError> {
         if let NodeState::Alive(view) = state {
             use iceoryx2::node::NodeView;
             let role = view.details().as_ref().map(|d| d.name().to_string()).unwrap_or_default();
-            names.push(Member { role, process: view.id().pid::<Service>().map_or(0, |id| id.value() as u32) });
+            names.push(Member {
+                role,
+                process: view.id().pid::<Service>().ok().and_then(|id| u32::try_from(id.value()).ok()),
+            });
         }
         CallbackProgression::Continue
     })
@@ -278,4 +292,16 @@ fn living(config: &Config) -> Result<Vec<Member>, ChannelError> {
 
 fn transport<E: std::fmt::Display>(what: &'static str) -> impl Fn(E) -> ChannelError {
     move |error| ChannelError::Transport(format!("cannot {what}: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_whose_number_is_unknown_is_not_number_0() {
+        let said = |process| Member { role: "learner".into(), process }.at_work_in(Path::new("run"));
+        assert_eq!(said(Some(7)), "another learner (process 7) is at work in run; end it first: kill 7");
+        assert_eq!(said(None), "another learner is at work in run; end it first");
+    }
 }

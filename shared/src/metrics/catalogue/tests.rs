@@ -67,6 +67,7 @@ fn what_a_text_refers_to_exists() {
         "rollout/…",
         "eval_",
         "rollout eval",
+        "tandem eval",
         "tandem worker",
         "--correct-at",
     ];

@@ -19,6 +19,10 @@ pub(super) struct Choice {
 static MARKED: LazyLock<Regex> =
     LazyLock::new(|| Regex::new(r"^(?:\(\s*([A-J])\s*\)[.:]?|([A-J])\s*[).:])\s*(.*)$").expect("a valid pattern"));
 
+/// Words before a choice.
+static INTRODUCED: LazyLock<Regex> =
+    LazyLock::new(|| Regex::new(r"^(?i:option|choice)\s+(?P<choice>\(?\s*[A-J]\b)").expect("a valid pattern"));
+
 /// What makes it doubtful that the letter is the choice: another letter, or words that take it back.
 static DOUBT: LazyLock<Regex> = LazyLock::new(|| {
     let pattern = r"\b[A-J]\b|^(?:and|or|&)\b|(?i:\b(?:not|no|wrong|incorrect|false|neither|except|but|if)\b)";
@@ -30,11 +34,9 @@ pub(super) fn read(answer: &str) -> Option<Choice> {
     if answer.len() > super::tokens::MAX_BYTES {
         return None;
     }
-    let mut text = looks::without_text_commands(&looks::bare(answer)).replace(['$', '~'], " ");
-    for (look, plain) in [("\\ ", " "), ("\\,", " "), ("\\left", ""), ("\\right", "")] {
-        text = text.replace(look, plain);
-    }
+    let text = looks::without_commands(&looks::bare(answer)).replace(['$', '~'], " ");
     let text = looks::bare(&text);
+    let text = INTRODUCED.replace(&text, "$choice");
     if let [letter @ b'A'..=b'J'] = text.as_bytes() {
         return Some(Choice { letter: char::from(*letter), rest: String::new() });
     }

@@ -59,7 +59,9 @@ pub fn compare(given: &str, expected: &str) -> Verdict {
         return verdict;
     }
     match as_written(given, expected) {
-        Different if equal_with_decimal_commas(given, expected) => Unsure,
+        Different if equal_in_another_reading(given, expected) => Unsure,
+        // `,72` may be 0.72.
+        Equal if COMMA_FIRST.is_match(given) != COMMA_FIRST.is_match(expected) => Unsure,
         verdict => verdict,
     }
 }
@@ -72,8 +74,17 @@ pub(super) fn same_text(a: &str, b: &str) -> bool {
     };
     let plain = |text: &str| tokens(text).map(|tokens| tokens.into_iter().map(words).collect::<Vec<_>>());
     let choice = |text: &str| choice::read(text).filter(|choice| choice.rest.is_empty());
-    let same = plain(a).zip(plain(b)).is_some_and(|(a, b)| !a.is_empty() && a == b);
+    let same = plain(a).zip(plain(b)).is_some_and(|(a, b)| !a.is_empty() && unwrapped(&a) == unwrapped(&b));
     same || choice(a).zip(choice(b)).is_some_and(|(a, b)| a == b)
+}
+
+/// The tokens without parentheses or braces around a single value.
+fn unwrapped(tokens: &[Token]) -> &[Token] {
+    let brackets = [('(', ')'), ('{', '}')];
+    let inner = brackets
+        .iter()
+        .find_map(|&(open, close)| reader::enclosed(tokens, |token| token.is(open), |token| token.is(close)));
+    inner.filter(|inner| !inner.is_empty() && !inner.iter().any(|token| token.is(','))).unwrap_or(tokens)
 }
 
 /// Compares two choices, or one with an answer; none where neither is a marked choice.
@@ -81,7 +92,6 @@ fn choices(given: &str, expected: &str) -> Option<Verdict> {
     let pair = (choice::read(given), choice::read(expected));
     let of_rest = |rest: &str, other: &str| as_written(rest, other).at_best();
     match pair {
-        (Some(a), Some(b)) if a.rest.is_empty() && b.rest.is_empty() => None,
         (Some(a), Some(b)) if a.rest.is_empty() || b.rest.is_empty() => Some(Some(a.letter == b.letter).into()),
         (Some(a), Some(b)) => match as_written(&a.rest, &b.rest) {
             Equal if a.letter == b.letter => Some(Equal),
@@ -121,13 +131,36 @@ fn is_digits(text: &str) -> bool {
     text.bytes().all(|b| b.is_ascii_digit())
 }
 
-/// Whether two answers may be equal where a comma stands before decimals, as in much of the world.
-fn equal_with_decimal_commas(given: &str, expected: &str) -> bool {
+/// A comma before the first digit, which may stand before decimals.
+static COMMA_FIRST: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"^([\s$+−-]*),(\d)").expect("a valid pattern"));
+
+/// Points before groups of three digits, as much of the world writes thousands.
+static POINTS: LazyLock<Regex> =
+    LazyLock::new(|| Regex::new(r"^[\s$+−-]*[1-9]\d{0,2}(?:\.\d{3})+\b").expect("a valid pattern"));
+
+/// Commas before groups of two digits and a last one of three, as India writes them.
+static LAKHS: LazyLock<Regex> =
+    LazyLock::new(|| Regex::new(r"^[\s$+−-]*[1-9]\d?(?:,\d{2})+,\d{3}\b").expect("a valid pattern"));
+
+/// What an answer may say beside what it says in the usual way of writing: other commas and points, a dash for a minus, small
+/// letters for capitals.
+fn readings(answer: &str) -> Vec<String> {
+    let without = |mark: char, pattern: &Regex| {
+        pattern.find(answer).map(|found| found.as_str().replace(mark, "") + &answer[found.end()..])
+    };
+    let comma_first = COMMA_FIRST.is_match(answer).then(|| COMMA_FIRST.replace(answer, "${1}0.$2").into_owned());
+    let behind_dash = answer.trim_start().strip_prefix("- ").map(str::to_owned);
+    let small = answer.chars().any(char::is_uppercase).then(|| answer.to_lowercase());
+    let others =
+        [with_decimal_points(answer), comma_first, without('.', &POINTS), without(',', &LAKHS), behind_dash, small];
+    others.into_iter().flatten().chain([answer.to_owned()]).collect()
+}
+
+/// Whether two answers may be equal in another way of writing.
+fn equal_in_another_reading(given: &str, expected: &str) -> bool {
     if given.len().max(expected.len()) > MAX_BYTES {
         return false;
     }
-    let readings =
-        |text: &str| -> Vec<String> { with_decimal_points(text).into_iter().chain([text.to_owned()]).collect() };
     let (given, expected) = (readings(given), readings(expected));
     given.iter().any(|a| expected.iter().any(|b| as_written(a, b) != Different))
 }
@@ -191,6 +224,8 @@ fn answers(a: &Answer, b: &Answer) -> Verdict {
             _ => Unsure,
         },
         (Set(items), one @ One(_)) | (one @ One(_), Set(items)) if items.len() == 1 => answers(&items[0], one),
+        // `72, approximately`: a remark is no element.
+        (One(_), List(items)) | (List(items), One(_)) if items.iter().any(|item| matches!(item, Words(_))) => Unsure,
         (One(one), List(_) | Bracket(..) | Set(_)) | (List(_) | Bracket(..) | Set(_), One(one)) => {
             if one.grouped {
                 Unsure
@@ -229,11 +264,13 @@ fn is_quantity(answer: &Answer) -> bool {
 
 /// The names of elements, each once, where they tell elements apart.
 fn names(items: &[Answer]) -> BTreeSet<&str> {
-    let name = |item| match item {
-        &Answer::Named(ref name, _) => Some(name.as_str()),
-        _ => None,
-    };
-    let names: BTreeSet<&str> = items.iter().filter_map(name).collect();
+    let names: BTreeSet<&str> = items
+        .iter()
+        .filter_map(|item| match item {
+            Answer::Named(name, _) => Some(name.as_str()),
+            _ => None,
+        })
+        .collect();
     if names.len() > 1 { names } else { BTreeSet::new() }
 }
 
@@ -323,7 +360,7 @@ const NOISE: f64 = 1e-14;
 /// Whether one is a decimal number with as many digits as a double has, and the other one differs by no more than the errors of
 /// a computation with doubles.
 fn equal_as_doubles(a: &Quantity, b: &Quantity) -> bool {
-    let printed = |q: &Quantity| q.decimals.is_some_and(|decimals| decimals > 0) && q.digits >= DIGITS_OF_A_DOUBLE;
+    let printed = |q: &Quantity| q.decimals != Some(0) && q.digits >= DIGITS_OF_A_DOUBLE;
     let (true, Some(x), Some(y)) = (printed(a) || printed(b), a.value.as_f64(), b.value.as_f64()) else { return false };
     let scale = x.abs().max(y.abs());
     let near = |x: f64, y: f64| (x - y).abs() <= NOISE * scale;

@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, sync::LazyLock};
 
-use regex::Regex;
+use regex::{Captures, Regex};
 
 /// Commands whose argument is text.
 pub(super) const TEXT: [&str; 15] = [
@@ -118,27 +118,34 @@ pub(super) const LOOKS: [&str; 66] = [
     "/",
 ];
 
-/// A command for a font with what it holds.
-static TEXT_COMMAND: LazyLock<Regex> = LazyLock::new(|| {
-    let pattern =
-        r"\\(?:text(?:bf|it|rm|sf|tt|normal|up)?|math(?:rm|bf|it|sf|tt)|boldsymbol|bm|mbox|emph)\s*\{([^{}]*)\}";
-    Regex::new(pattern).expect("a valid pattern")
+/// A command for text, a font or a frame with what it holds, where that holds no other one.
+static AROUND: LazyLock<Regex> = LazyLock::new(|| {
+    let names = [&TEXT[..], &FONTS].concat().join("|");
+    Regex::new(&format!(r"\\(?:{names})\s*\{{([^{{}}]*)\}}")).expect("a valid pattern")
 });
 
-/// Commands for sizes, which have no argument.
-static SIZE: LazyLock<Regex> = LazyLock::new(|| {
-    let pattern = r"\\(?:displaystyle|textstyle|tiny|small|large|Large|LARGE|huge|Huge|bf|rm|it)\b\s*";
-    Regex::new(pattern).expect("a valid pattern")
+/// A command that holds nothing: one of [`LOOKS`], the size of a bracket, a line break.
+static ALONE: LazyLock<Regex> = LazyLock::new(|| {
+    let (names, signs): (Vec<&str>, Vec<&str>) =
+        LOOKS.iter().partition(|look| look.starts_with(|c: char| c.is_ascii_alphabetic()));
+    let (names, signs) = (names.join("|"), signs.iter().map(|sign| regex::escape(sign)).collect::<Vec<_>>().join("|"));
+    Regex::new(&format!(r"\\(?:\\|(?:{names})\b|(?:left|right)\b\.?|({signs}))")).expect("a valid pattern")
 });
 
 /// How deep commands for fonts are taken off.
 const FONTS_WITHIN_FONTS: usize = 3;
 
-/// A text without commands for fonts and sizes around what it says.
-pub(in super::super) fn without_text_commands(text: &str) -> String {
-    let mut text = SIZE.replace_all(text, "").into_owned();
+/// A text without commands of LaTeX that change how it looks: what they hold stays. Rules need it that compare texts; the answer
+/// checker knows the same commands as tokens.
+pub(in super::super) fn without_commands(text: &str) -> String {
+    // Words stay apart, and digits that thin spaces group stay together.
+    let alone = |found: &Captures<'_>| match found.get(1) {
+        Some(sign) if sign.as_str() != " " => "",
+        _ => " ",
+    };
+    let mut text = ALONE.replace_all(text, alone).trim().to_owned();
     for _ in 0..FONTS_WITHIN_FONTS {
-        text = TEXT_COMMAND.replace_all(&text, "$1").into_owned();
+        text = AROUND.replace_all(&text, "$1").into_owned();
     }
     text
 }
@@ -149,23 +156,21 @@ static LABEL: LazyLock<Regex> = LazyLock::new(|| {
     Regex::new(&format!(r"{words}(?:answer|result|solution)(?:\s+is)?\s*[:=]\s*")).expect("a valid pattern")
 });
 
-/// Whether words only announce an answer.
-pub(super) fn is_label(words: &str) -> bool {
-    LABEL.find(words).is_some_and(|found| found.end() == words.len())
-}
-
 /// A text without words that only announce an answer.
 pub(super) fn unlabelled(text: &str) -> &str {
     LABEL.find(text).map_or(text, |found| &text[found.end()..])
 }
 
+/// How many looks are taken off one after the other, so that a long answer of nothing else costs little.
+const LOOKS_WITHIN_LOOKS: usize = 16;
+
 /// An answer without marks of Markdown, quotation marks and a full stop around it, its characters being those of ASCII where
 /// others only look different.
 pub(in super::super) fn bare(answer: &str) -> String {
-    let plain: String = answer.chars().map(in_ascii).collect();
+    let plain: String = answer.chars().filter(|&c| !has_no_width(c)).map(in_ascii).collect();
     let mut text = unmarked(plain.trim());
     // Each look may hide another one: `**"58".**`.
-    loop {
+    for _ in 0..LOOKS_WITHIN_LOOKS {
         let before = text.len();
         text = text.trim().to_owned();
         text = unlabelled(&text).to_owned();
@@ -174,11 +179,12 @@ pub(in super::super) fn bare(answer: &str) -> String {
         // The end of a sentence, and not that of an ellipsis.
         let ended = text.strip_suffix(['.', ';', '。']).filter(|rest| !rest.ends_with('.'));
         text = ended.map(|rest| rest.trim_end().to_owned()).unwrap_or(text);
-        text = text.strip_prefix('=').map(str::to_owned).unwrap_or(text);
+        text = text.trim_start_matches('=').to_owned();
         if text.len() == before {
-            return text;
+            break;
         }
     }
+    text
 }
 
 /// Without emphasis. No expression begins or ends with a star.
@@ -197,6 +203,11 @@ fn unmarked(text: &str) -> String {
 fn unquoted(text: &str) -> &str {
     let pairs = [('"', '"'), ('“', '”'), ('«', '»')];
     pairs.iter().find_map(|&(open, close)| text.strip_prefix(open)?.strip_suffix(close)).unwrap_or(text)
+}
+
+/// Soft hyphens, spaces of no width, and marks of direction.
+fn has_no_width(c: char) -> bool {
+    matches!(c, '\u{ad}' | '\u{200b}'..='\u{200f}' | '\u{2060}' | '\u{feff}')
 }
 
 /// Full-width characters and spaces of any width.

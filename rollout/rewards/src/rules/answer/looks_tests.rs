@@ -44,6 +44,15 @@ fn looks_of_latex_fall_away() {
             (r"\left.5\right.", r"5"),
             (r"\varnothing", r"\emptyset"),
             (r"\{\}", "∅"),
+            (r"\nicefrac{1}{2}", "0.5"),
+            (r"\sfrac12", "0.5"),
+            (r"7\text{.}", "7"),
+            (r"7\;", "7"),
+            (r"7\ ", "7"),
+            (r"\text{Answer: 72}", "72"),
+            ("72,", "72"),
+            (r"$72,$", "72"),
+            ("1, 2,", "1, 2"),
         ],
     );
 }
@@ -64,6 +73,8 @@ fn looks_of_markdown_and_characters_fall_away() {
             ("The answer is: 72", "72"),
             (r"\text{Answer: }12", "12"),
             ("\"58\"", "58"),
+            ("1\u{2044}2", "0.5"),
+            ("7\u{200b}2", "72"),
             ("½", "0.5"),
             ("3½", "3.5"),
             ("⅒", "0.1"),
@@ -103,6 +114,10 @@ fn choices_intervals_and_lists_may_be_written_otherwise() {
             ("C) 14", "(C)"),
             ("C. a red cat", r"\text{C}"),
             ("(C) 14", "14"),
+            ("C)", "C"),
+            ("Option C", "(C)"),
+            ("option (C)", "C"),
+            ("Choice C: a red cat", "C"),
             (r"x \ge 3", r"[3,\infty)"),
             (r"3 \le x", r"[3, \infty)"),
             ("x >= 3", r"x \geq 3"),
@@ -150,6 +165,14 @@ fn near_misses_are_never_right() {
             ("19.99", "20"),
             ("(A) and (C)", "A"),
             ("3 125/500", "3125/500"),
+            ("C)", "D"),
+            ("Option C", "D"),
+            (",5", "0.6"),
+            ("1.000", "1001"),
+            ("1,00,000", "200000"),
+            ("c", "D"),
+            ("- 72", "73"),
+            ("3.6893488147419103e19", "36893488147500000000"),
         ],
     );
 }
@@ -187,6 +210,20 @@ fn what_may_be_meant_otherwise_is_left_open() {
             ("2x = 10", "10"),
             (r"\text{perhaps } 5", "5"),
             (r"\mathbb{R}", "R"),
+            (",72", "72"),
+            (",5", "0.5"),
+            ("1.000", "1000"),
+            ("12.345.678", "12345678"),
+            ("1,00,000", "100000"),
+            ("- 72", "72"),
+            ("C", "c"),
+            ("2X", "2x"),
+            ("5, yes", "5"),
+            ("Hence, 72", "72"),
+            ("72, approximately", "72"),
+            ("36893488147419103232", "3.6893488147419103e19"),
+            (r"3.6893488147419103 \cdot 10^{19}", "36893488147419103232"),
+            ("0.142857142857142857", "0.142857142857143"),
         ],
     );
 }
@@ -204,7 +241,46 @@ fn boxes_and_solutions_come_in_many_forms() {
         (r"\boxed{5}, with \boxed as asked", "5", Some(1.0)),
         (r"\boxed{36893488147419103232}", "36893488147419103232", Some(1.0)),
         (r"\boxed{3,5}", "3.5", None),
+        (r"\boxed{72,}", "72", Some(1.0)),
+        ("#### 72,", "72", Some(1.0)),
+        ("<answer>72,</answer>", "72", Some(1.0)),
+        ("#### - 72", "72", None),
+        (r"\boxed{72}", "If the answer is 5, add 67. So the answer is 72.", Some(1.0)),
+        (r"\boxed{5}", "If the answer is 5, add 67. So the answer is $72$.\n", Some(0.0)),
+        (r"\boxed{72}", "#### 7\n#### 72", Some(1.0)),
+        (r"\boxed{7}", "#### 7\n#### 72", Some(0.0)),
     ] {
         assert_eq!(accuracy(completion, solution), score, "{completion} for {solution}");
+    }
+}
+
+/// The checker reads at most 400 bytes, plainer rules all of an answer, however long a completion makes it.
+#[test]
+fn an_answer_of_nothing_but_looks_costs_little() {
+    for piece in ["=", "=;", "**=", "\"=\"", "Answer: "] {
+        let begin = std::time::Instant::now();
+        let long = format!("\\boxed{{{}7}}", piece.repeat(1 << 17));
+        assert_eq!(super::boxed(&long, "8"), 0.0);
+        assert!(begin.elapsed().as_secs() < 20, "{piece}: {:?}", begin.elapsed());
+    }
+    assert_eq!(super::looks::bare("=== **7**;"), "7");
+}
+
+#[test]
+fn plain_rules_know_the_looks_of_the_checker() {
+    for (text, plain) in [
+        (r"\operatorname{East}", "East"),
+        (r"\underline{\mathbf{7}}", "7"),
+        (r"\Large 7\quad", "7"),
+        (r"1\,000", "1000"),
+        (r"58\ eggs", "58 eggs"),
+        (r"58\qquad eggs", "58  eggs"),
+        (r"\$58", "58"),
+        (r"\left.5\right.", "5"),
+        (r"\leftarrow", r"\leftarrow"),
+        (r"\item 7", r"\item 7"),
+        (r"7\\", "7"),
+    ] {
+        assert_eq!(super::looks::without_commands(text), plain, "{text}");
     }
 }

@@ -51,7 +51,7 @@ pub(super) struct Quantity {
     pub suffix: Suffix,
     /// Digits after the point, if it is written as a plain number.
     pub decimals: Option<usize>,
-    /// Significant digits, if it is written as a plain number.
+    /// Significant digits, if it is written as a plain number or in scientific notation.
     pub digits: usize,
     /// Whether it has thousands separators, so that it might be several numbers.
     pub grouped: bool,
@@ -59,8 +59,12 @@ pub(super) struct Quantity {
     pub ends_in_letter: bool,
 }
 
-/// Reads an answer.
+/// Reads an answer. A comma before it separates nothing.
 pub(super) fn read(tokens: &[Token]) -> Option<Reading> {
+    let tokens = match tokens {
+        [comma, rest @ ..] if is_comma(comma) => rest,
+        all => all,
+    };
     if let Some((name, answer)) = inequality::read(tokens) {
         return Some(Reading { name: Some(name), answer, inequality: true });
     }
@@ -74,10 +78,11 @@ pub(super) fn read(tokens: &[Token]) -> Option<Reading> {
 /// Splits `x = …`, `f(x) = …`, `x \in …` and `\text{Area} = …`.
 fn name(tokens: &[Token]) -> (Option<String>, &[Token]) {
     match tokens {
-        [name, equals, rest @ ..] if equals.is('=') || equals.is_command("in") => match letter(name) {
-            Some(name) => return (Some(name), rest),
-            None => {}
-        },
+        [name, equals, rest @ ..] if equals.is('=') || equals.is_command("in") => {
+            if let Some(name) = letter(name) {
+                return (Some(name), rest);
+            }
+        }
         [function, open, argument, close, equals, rest @ ..]
             if open.is('(') && close.is(')') && equals.is('=') && letter(argument).is_some() =>
         {
@@ -262,7 +267,9 @@ fn quantity(tokens: &[Token]) -> Option<Answer> {
         _ => None,
     };
     let digits = match unsigned {
-        [Token::Number { text, .. }] => text.trim_start_matches(['0', '.']).bytes().filter(u8::is_ascii_digit).count(),
+        [Token::Number { text, .. }, rest @ ..] if rest.is_empty() || is_power_of_ten(rest) => {
+            text.trim_start_matches(['0', '.']).bytes().filter(u8::is_ascii_digit).count()
+        }
         _ => 0,
     };
     Some(Answer::Quantity(Quantity {
@@ -273,6 +280,15 @@ fn quantity(tokens: &[Token]) -> Option<Answer> {
         grouped: has_groups(expression),
         ends_in_letter: used > 1 && matches!(expression.last(), Some(Token::Word(word)) if word.chars().count() == 1),
     }))
+}
+
+/// Whether what follows a number is the rest of scientific notation: `e19` or `\cdot 10^{19}`.
+fn is_power_of_ten(rest: &[Token]) -> bool {
+    match rest {
+        [Token::Word(e), ..] => matches!(e.as_str(), "e" | "E"),
+        [times, Token::Number { text, .. }, power, ..] => times.is('*') && text == "10" && power.is('^'),
+        _ => false,
+    }
 }
 
 fn words(tokens: &[Token]) -> Option<Answer> {

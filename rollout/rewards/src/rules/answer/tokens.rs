@@ -38,7 +38,8 @@ pub(super) fn tokens(answer: &str) -> Option<Vec<Token>> {
     let answer = looks::bare(answer);
     let mut tokens = Vec::new();
     read(&answer, &mut tokens)?;
-    while tokens.last().is_some_and(|token| token.is_command("\\")) {
+    // Line breaks, a comma that ends a clause, and a space that the end of the text has cut.
+    while tokens.last().is_some_and(|token| token.is_command("\\") || token.is_command("") || token.is(',')) {
         tokens.pop();
     }
     if tokens.first().is_some_and(|token| token.is('=')) {
@@ -67,7 +68,7 @@ fn read(text: &str, tokens: &mut Vec<Token>) -> Option<()> {
             '$' | '£' | '€' | '¥' | '₹' | '~' => {}
             '−' | '–' => tokens.push(Token::Symbol('-')),
             '×' | '·' | '∙' => tokens.push(Token::Symbol('*')),
-            '÷' => tokens.push(Token::Symbol('/')),
+            '÷' | '\u{2044}' => tokens.push(Token::Symbol('/')),
             'π' => tokens.push(Token::Command("pi".into())),
             '√' => tokens.push(Token::Command("sqrt".into())),
             '∞' => tokens.push(Token::Command("infty".into())),
@@ -177,7 +178,7 @@ fn command(rest: &mut Rest<'_>, tokens: &mut Vec<Token>) -> Option<()> {
         name.extend(rest.next());
     }
     match name.as_str() {
-        "frac" | "dfrac" | "tfrac" | "cfrac" => {
+        "frac" | "dfrac" | "tfrac" | "cfrac" | "nicefrac" | "sfrac" | "flatfrac" => {
             tokens.push(Token::Command("frac".into()));
             digits(rest, tokens, 2);
         }
@@ -248,7 +249,8 @@ fn argument(rest: &mut Rest<'_>) -> Option<String> {
 fn text(content: &str, tokens: &mut Vec<Token>) -> Option<()> {
     let words = content.replace("\\ ", " ").replace("\\,", " ").replace('~', " ");
     let words = words.trim();
-    if tokens.is_empty() && looks::is_label(words) {
+    let words = if tokens.is_empty() { looks::unlabelled(words).trim() } else { words };
+    if words.bytes().all(|b| matches!(b, b'.' | b' ')) {
         return Some(());
     }
     let of_words = |c: char| c.is_alphabetic() || c.is_whitespace() || "()'’-:;,.&/!?".contains(c);

@@ -1,8 +1,8 @@
 //! Drawing from a row whose logits lie elsewhere: on a device, say, from which fetching all of them would cost more than
 //! the draw.
 //!
-//! The distribution is that of [`crate::sampling::row`], token for token. Its passes over the vocabulary (block maxima, block sums of
-//! exponentials) are made where the logits are and come here as a [`Summary`]; from it follows which few blocks the draw
+//! The distribution is that of [`crate::sampling::row`], token for token. Its passes over the vocabulary (block maxima, block
+//! sums of exponentials) are made where the logits are and come here as a [`Summary`]; from it follows which few blocks the draw
 //! needs ([`BlockPlan::make`]), and from their logits the token ([`BlockPlan::draw`]). Sums that were rounded elsewhere
 //! differ in their last bits from those of the host, so a draw that rounding could decide is not made: the caller fetches
 //! the whole row and draws on the host.
