@@ -169,7 +169,13 @@ fn complete(dir: &Path, list: &Checksums) -> Result<(), Damage> {
     if let Some(name) = names.into_iter().find(|name| name != CHECKSUMS_FILE && !has(name)) {
         return Err(Damage::Unlisted(name));
     }
-    let needed = [(STATE_FILE, has(STATE_FILE)), ("config.json", has("config.json") || has("adapter_config.json"))];
+    let is_model = |name: &String| {
+        ["model", "adapter_model"].iter().any(|begin| name.starts_with(begin)) && name.ends_with(".safetensors")
+    };
+    let (model, config) = (list.files.keys().any(is_model), has("config.json") || has("adapter_config.json"));
+    // A list that has lost one of the two is not whole; one with neither is of no model.
+    let needed =
+        [(STATE_FILE, has(STATE_FILE)), ("config.json", config || !model), ("model.safetensors", model || !config)];
     match needed.into_iter().find(|(_, is_there)| !is_there) {
         Some((name, _)) => Err(Damage::Missing(name.into())),
         None => Ok(()),

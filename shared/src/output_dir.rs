@@ -26,12 +26,12 @@ pub enum OutputDirError {
         replaceable: bool,
     },
     /// It cannot be made or written.
-    #[error("{}: {source}", path.display())]
+    #[error("{}: {reason}", path.display())]
     Io {
         /// The folder, or the one above it that is in the way.
         path: PathBuf,
         /// The reason.
-        source: io::Error,
+        reason: io::Error,
     },
 }
 
@@ -42,7 +42,7 @@ pub enum OutputDirError {
 pub fn check(path: &Path, known: &[&str]) -> Result<(), OutputDirError> {
     let io = |path: &Path| {
         let path = path.to_owned();
-        move |source| OutputDirError::Io { path, source }
+        move |reason| OutputDirError::Io { path, reason }
     };
     match fs::read_dir(path) {
         Ok(mut entries) => {

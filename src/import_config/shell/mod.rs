@@ -38,7 +38,8 @@ pub struct Unset {
 
 impl Unset {
     fn new(line: usize, what: String) -> Self {
-        Self { line, what, absent: false, of: None }
+        // Messages have one line, and a script may have expressions of several.
+        Self { line, what: what.replace(['\n', '\r'], " "), absent: false, of: None }
     }
 }
 

@@ -22,7 +22,8 @@ fn refusal(found: &Translation, key: &str) -> String {
 fn null_is_not_given() {
     let found = with(
         "actor_rollout_ref.actor.optim.lr_scheduler_type=null actor_rollout_ref.actor.policy_loss.loss_mode=null \
-         actor_rollout_ref.actor.kl_loss_coef=null actor_rollout_ref.actor.use_kl_loss=True algorithm.lam=null",
+         actor_rollout_ref.actor.kl_loss_coef=null actor_rollout_ref.actor.use_kl_loss=True algorithm.adv_estimator=gae \
+         algorithm.lam=null",
     );
     let config = &found.config;
     assert_eq!((config.lr_scheduler_type, config.loss_type), (LrSchedulerType::Constant, LossType::Vanilla));

@@ -23,7 +23,6 @@ fn write_checkpoint(root: &Path, step: u64) -> PathBuf {
     let path = root.join(format!("checkpoint-{step}"));
     fs::create_dir_all(&path).unwrap();
     fs::write(path.join(resume::STATE_FILE), "{\"format\": 1}").unwrap();
-    fs::write(path.join("config.json"), "{}").unwrap();
     fs::write(path.join("model.data"), "weights").unwrap();
     checkpoints::seal(&path).unwrap();
     path
