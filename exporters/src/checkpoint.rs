@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use shared::{ModelConfig, ModelDir, model_dir::ADAPTER_CONFIG_FILE};
+use shared::{ModelConfig, ModelDir, memory, model_dir::ADAPTER_CONFIG_FILE};
 
 use crate::{
     Adapter, ExportError, finite, names,
@@ -154,7 +154,12 @@ impl Checkpoint {
         }
     }
 
+    /// Weights that memory does not hold are not gone through: whoever loads them is refused with the figures.
     fn check_finite(&self, dir: &Path) -> Result<(), ExportError> {
+        let bytes: u64 = self.tensors.values().map(|(_, tensor)| tensor.bytes.len() as u64).sum();
+        if memory::available().is_ok_and(|available| bytes > available) {
+            return Ok(());
+        }
         let tensors = self
             .tensors
             .iter()
