@@ -47,8 +47,7 @@ impl Stage {
             num_attention_heads: 2,
             num_key_value_heads: 1,
         };
-        fs::create_dir(stage.path("model")).unwrap();
-        fs::write(stage.path("model/config.json"), model.config().to_string()).unwrap();
+        model.write(&stage.path("model"), 0);
         fs::write(stage.path("prompts.jsonl"), "{\"prompt\": \"1+1=\"}\n").unwrap();
         let config = "model = \"model\"\ndataset = \"prompts.jsonl\"\noutput_dir = \"run\"\n\
                       reward_funcs = [\"format\"]\nmax_steps = 3\nmax_restarts = 1\n";
