@@ -213,7 +213,7 @@ fn another_model_is_named_on_both_sides() {
     assert!(!rank.stderr.contains("comes again"), "{}", rank.stderr);
     assert!(!end(&mut run).success());
     let said = bench.read("stderr");
-    assert!(said.contains("error: learner: rank 1 of the learner has not the model of this one"), "{said}");
+    assert!(said.contains("error: the learner: rank 1 of the learner has not the model of this one"), "{said}");
 }
 
 #[test]

@@ -97,7 +97,7 @@ const BROKEN_PROGRAMS: &[(&str, &[&str])] = &[
     ("import sys\nfor line in sys.stdin:\n    print([1], flush=True)\n", &["answered 1 entries for 4 completions"]),
     (
         "import sys\nprint('loaded', flush=True)\nfor line in sys.stdin:\n    print([1, 2, 3, 4], flush=True)\n",
-        &["answered `loaded`, which is no JSON"],
+        &["wrote `loaded` to its standard output before it was asked"],
     ),
     (
         "import sys\nfor line in sys.stdin:\n    print([1, 2, 3, 4])\n",
@@ -245,7 +245,12 @@ fn check_rewards_says_how_each_function_did() {
     assert_eq!(names, ["function", "right", "gsm8k", "same", "long"]);
     let warnings: Vec<&str> = checked.stderr.lines().filter(|line| line.starts_with("warning: ")).collect();
     assert_eq!(warnings.len(), 2, "{warnings:?}");
-    assert!(warnings[0].contains("`same` gives 0.5 to each of 12"), "{warnings:?}");
+    assert!(
+        warnings[0].contains(
+            "`same` gives 0.5 to each of 24 sample completions, right answers and 12 of the model's own included"
+        ),
+        "{warnings:?}"
+    );
     assert!(warnings[1].contains("`long` goes by the length"), "{warnings:?}");
 
     let json = bench.tandem(&["check-rewards", "../run.toml", "--json"]).success();

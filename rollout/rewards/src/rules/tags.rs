@@ -5,6 +5,7 @@ use std::{borrow::Cow, sync::LazyLock};
 use regex::Regex;
 
 use super::{
+    answer::expected_answer,
     gsm8k,
     number::{same_number, vote_of_number},
 };
@@ -60,8 +61,8 @@ fn single(text: &str) -> Option<&str> {
 #[must_use]
 pub fn correctness(completion: &str, answer: &str) -> f64 {
     let Some(extracted) = extract_answer(completion) else { return 0.0 };
-    // The whole solution of GSM8K, where a dataset has that as its answer.
-    let answer = gsm8k::answer(answer).unwrap_or(answer);
+    // A dataset may have a whole solution as its answer.
+    let answer = gsm8k::answer(answer).unwrap_or_else(|| expected_answer(answer));
     if extracted == answer {
         return 2.0;
     }
