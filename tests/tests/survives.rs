@@ -105,8 +105,8 @@ fn killed_processes_are_restarted_and_the_result_is_the_same() {
     }
     assert!(run.wait().unwrap().success(), "{}", fs::read_to_string(bench.path("stderr")).unwrap());
     let said = fs::read_to_string(bench.path("stderr")).unwrap();
-    for program in ["learner", "rollout"] {
-        let ends = said.matches(&format!("{program} ended: killed by signal 9 (SIGKILL)")).count();
+    for process in ["the learner", "the sampler"] {
+        let ends = said.matches(&format!("{process} ended: killed by signal 9 (SIGKILL)")).count();
         assert_eq!(ends, 2, "{said}");
     }
     assert!(bench.result("killed") == expected, "the weights differ from those of the undisturbed run");
@@ -315,23 +315,25 @@ fn a_blocked_learner_is_named_and_ended_and_not_the_sampler() {
 fn a_stopped_process_is_named_waited_for_and_ended_in_time() {
     let bench = Bench::new();
     let expected = bench.undisturbed();
-    for (program, run, timeout, goes_on) in
-        [("learner", "one", "60", true), ("learner", "three", "3", false), ("rollout", "four", "3", false)]
-    {
+    for (program, process, run, timeout, goes_on) in [
+        ("learner", "the learner", "one", "60", true),
+        ("learner", "the learner", "three", "3", false),
+        ("rollout", "the sampler", "four", "3", false),
+    ] {
         let mut child = bench.start(run, &["--peer_timeout", timeout]);
         bench.wait_for_step(run, 3);
         let found = children(child.id(), program);
         signal(found[0], "STOP");
-        bench.wait_for_words(&format!("{program} is stopped (by SIGSTOP"), Duration::from_secs(10));
+        bench.wait_for_words(&format!("{process} is stopped (by SIGSTOP"), Duration::from_secs(10));
         if goes_on {
             signal(found[0], "CONT");
         }
         assert!(child.wait().unwrap().success(), "{}", bench.said());
         let said = bench.said();
-        let went_on = said.contains(&format!("{program} goes on"));
+        let went_on = said.contains(&format!("{process} goes on"));
         let ends = said.matches(" ended: ").count();
         assert_eq!((went_on, ends), (goes_on, usize::from(!goes_on)), "{said}");
-        assert_eq!(said.contains(&format!("restarting {program} (1 of 4")), !goes_on, "{said}");
+        assert_eq!(said.contains(&format!("restarting {process} (1 of 4")), !goes_on, "{said}");
         assert!(bench.result(run) == expected, "{run}: the weights differ from those of the undisturbed run");
     }
 }
