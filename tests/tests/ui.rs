@@ -589,7 +589,7 @@ fn a_long_run_opens_and_scrolls_to_its_end() {
     made_up_run(dir.path(), steps, |step, sample| format!("step {step} sample {sample}"));
     // The last step has as many completions as make all of them ten for each step.
     let row = |sample: u64| {
-        let row = json!({"group": sample / 10, "position": sample / 10, "sample": sample % 10, "prompt": "p", "completion": format!("number {sample}"), "reward": 0.5});
+        let row = json!({"group": sample / 10, "position": sample / 10, "sample": sample % 10, "prompt": "p", "completion": format!("number {sample} {}", "x".repeat(4000)), "reward": 0.5});
         format!("{row}\n")
     };
     let many = 6 * steps;
@@ -606,7 +606,7 @@ fn a_long_run_opens_and_scrolls_to_its_end() {
     browser.open(&format!("{}#completions/{run}/{steps}", ui.address));
     browser.wait_for("document.querySelectorAll('button.sample').length >= 20");
     println!("{many} completions are listed after {} ms", begin.elapsed().as_millis());
-    // However many there are, what is fetched and laid out is what a reader sees at first.
+    // Of each text, the beginning is fetched; and what is laid out is what a reader sees at first.
     let fetched = browser.eval(&format!(
         "performance.getEntriesByType('resource').filter((entry) => entry.name.includes('/steps/{steps}'))\
          .reduce((bytes, entry) => bytes + entry.decodedBodySize, 0)"
@@ -615,7 +615,7 @@ fn a_long_run_opens_and_scrolls_to_its_end() {
     let all = fs::metadata(dir.path().join(format!("completions/step-{steps}.jsonl"))).unwrap().len();
     println!("{} of {all} bytes are fetched, {listed} of {many} completions listed", fetched);
     let fetched = fetched.as_f64().unwrap();
-    assert!(0.0 < fetched && fetched < all as f64 / 10.0, "{fetched} of {all}");
+    assert!(0.0 < fetched && fetched < all as f64 / 2.0, "{fetched} of {all}");
     assert!(listed < 500, "{listed} of {many}");
     assert!(browser.eval("document.querySelector('main').innerText").as_str().unwrap().contains("completions in"));
     // Frames while it scrolls for two seconds.

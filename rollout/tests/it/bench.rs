@@ -167,7 +167,6 @@ fn what_cannot_be_done_is_one_clear_line() {
         let line = refusal(&bench(model, cache.path(), arguments));
         assert!(parts.iter().all(|part| line.contains(part)), "{line}");
     };
-    refused(&model, &[], &["--completion-length", "--lengths-file"]);
     refused(&model, &["--completion-length", "100000"], &["limit"]);
     refused(&model, &["--completion-length", "7", "--compare", "--sweep 2"], &["--compare", "--sweep"]);
     refused(&model, &["--lengths-file", "/nonexistent"], &["--lengths-file", "/nonexistent"]);

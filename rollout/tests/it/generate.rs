@@ -160,8 +160,10 @@ fn templates_have_switches_and_may_be_others() {
     let source = "{{ messages[0].content }}{% if think %} hm{% endif %}";
     fs::write(place.path("short.jinja"), source).unwrap();
     let prompt = |words: &str| {
-        let told =
-            place.generate(&format!("--max-completion-length 1 --chat-template short.jinja {words}")).success().stderr;
+        let told = place
+            .generate(format!("--max-completion-length 1 --chat-template short.jinja {words}").trim_end())
+            .success()
+            .stderr;
         (rows(&place.path("out.jsonl"))[0]["prompt"].as_str().unwrap().to_owned(), told)
     };
     assert_eq!(prompt("").0, "1 + 1 =");
