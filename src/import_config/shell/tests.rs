@@ -113,7 +113,7 @@ fn what_is_not_known_is_told_with_its_line() {
         let told = told(script);
         assert!(told.iter().any(|line| line.contains(words)), "{script}: {told:?}");
     }
-    assert_eq!(told("b $((N *\n 2))"), ["line 1: `$((N *  2))` cannot be computed"], "in one line");
+    assert_eq!(told("b $((N *\n 2))"), ["line 2: `$((N *  2))` cannot be computed"], "in one line");
     assert_eq!(told("if [ -f x ]; then N=1; else N=1; fi\nb $N"), Vec::<String>::new(), "the same on both ways");
     let notes = read("source env.sh\neval \"$X\"\na").unwrap().notes;
     assert!(notes[0].contains("line 1: `source env.sh` is not read") && notes[1].contains("line 2:"), "{notes:?}");

@@ -18,7 +18,7 @@ pub fn answer(solution: &str) -> Option<&str> {
 /// 1 if the completion names, after its last `####`, the expected number, else 0.
 #[must_use]
 pub fn score(completion: &str, expected: &str) -> f64 {
-    let expected = answer(expected).unwrap_or_else(|| expected_answer(expected)).trim();
+    let expected = self::given(expected).unwrap_or_else(|| expected_answer(expected)).trim();
     let Some(given) = given(completion) else { return 0.0 };
     let plain = bare(expected);
     let same = |text: &str| {

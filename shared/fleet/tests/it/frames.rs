@@ -55,7 +55,7 @@ fn a_frame_that_cannot_be_read_is_refused_on_both_sides() {
                 good.len() - HEADER_LEN - 1
             ),
         ),
-        ("a stump", good[..9].to_vec(), "9 bytes are too few for a frame header of 24".to_owned()),
+        ("a stump", good[..9].to_vec(), "9 bytes are too few for a frame header of 32".to_owned()),
         (
             "foreign",
             b"GET / HTTP/1.1\r\nHost: hub\r\n\r\n".to_vec(),
