@@ -10,7 +10,7 @@ use std::{
 use shared::metrics::{MetricRecord, STEP};
 
 /// Newest records that are kept: more than any line on the terminal is about.
-const KEPT: usize = 64;
+pub const KEPT: usize = 64;
 /// Bytes at the end of a file from which those records are read: a run that goes on may have a long past.
 const WINDOW: u64 = 1 << 20;
 

@@ -217,7 +217,7 @@ impl Publisher {
 
 /// Whether a version is intact and has the values of a policy, with the graph and the constants of an export.
 fn holds(there: &VersionDir, base: &WeightManifest, policy: &Decoder) -> bool {
-    fn of<'a>(manifest: &'a WeightManifest, all: bool) -> impl Iterator<Item = (&'a str, &'a str)> {
+    fn of(manifest: &WeightManifest, all: bool) -> impl Iterator<Item = (&str, &str)> {
         let stored = manifest.tensors.iter().filter(move |tensor| all || tensor.role == TensorRole::Constant);
         stored.map(|tensor| (tensor.name.as_str(), tensor.blake3.as_str()))
     }

@@ -385,7 +385,7 @@ fn refusals(get: Lookup<'_>) -> Vec<Refusal> {
     if get("actor_rollout_ref.rollout.do_sample") == Some(false.into()) {
         refuse("actor_rollout_ref.rollout.do_sample", "", "training always samples; take the key out".to_owned());
     }
-    let norms = ["actor_rollout_ref.actor.grad_clip", "actor_rollout_ref.actor.optim.clip_grad"].map(|key| get(key));
+    let norms = ["actor_rollout_ref.actor.grad_clip", "actor_rollout_ref.actor.optim.clip_grad"].map(get);
     if let [Some(first), Some(second)] = &norms
         && first.as_f64() != second.as_f64()
     {

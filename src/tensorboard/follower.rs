@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     samples::{self, MOST_AWAITED, Sample},
-    tail::step_of,
+    tail::{KEPT, Tail, step_of},
 };
 
 /// Names of a step's metrics begin with this, as TRL's do.
@@ -40,6 +40,8 @@ pub struct Follower {
     limit: Option<u64>,
     /// Of these and earlier ones there are events.
     step: u64,
+    /// The newest records that there are events of.
+    shown: VecDeque<MetricRecord>,
     /// The same of evaluations, of which that of step 0 is one.
     evaluated: Option<u64>,
     /// Steps whose completions are not there yet.
@@ -79,7 +81,12 @@ impl Follower {
         let step = step.min(steps);
         let evaluated = evaluated.map(|known| known.min(step));
         let every = total.div_ceil(STEPS_WITH_TEXTS).max(1);
-        Ok(Self { run, file: None, limit: None, step, evaluated, awaited: (completed + 1..=step).collect(), every })
+        // The records that the last launcher has shown: the learner may cut some of them off before the first look.
+        let mut tail = Tail::new(run.metrics());
+        tail.poll();
+        let shown = tail.records().iter().filter(|record| step_of(record) <= step).cloned().collect();
+        let awaited = (completed + 1..=step).collect();
+        Ok(Self { run, file: None, limit: None, step, shown, evaluated, awaited, every })
     }
 
     /// Has the oldest files go where all of them take more than so many bytes.
@@ -124,13 +131,13 @@ impl Follower {
     /// # Errors
     /// Any error of the file system; the file may then end in half an event, and nothing is to be added to it.
     pub fn poll(&mut self, newest: &[MetricRecord], evaluations: &[MetricRecord]) -> io::Result<()> {
-        let last = newest.last().map_or(0, step_of);
-        if last < self.step {
-            // The learner was restarted from a checkpoint, or from the beginning.
-            self.step = last;
-            self.evaluated = self.evaluated.map(|known| known.min(last));
-            self.awaited.retain(|step| *step <= last);
-            self.file.as_mut().map_or(Ok(()), |file| file.restart(last + 1))?;
+        let kept = self.kept(newest);
+        if kept < self.step {
+            self.step = kept;
+            self.shown.retain(|record| step_of(record) <= kept);
+            self.evaluated = self.evaluated.map(|known| known.min(kept));
+            self.awaited.retain(|step| *step <= kept);
+            self.file.as_mut().map_or(Ok(()), |file| file.restart(kept + 1))?;
         }
         if newest.first().is_some_and(|record| step_of(record) > self.step + 1) {
             let mut result = Ok(());
@@ -146,12 +153,23 @@ impl Follower {
         self.add_evaluations(evaluations)
     }
 
+    /// The last step whose events still hold: a learner that is restarted from a checkpoint, or from the beginning, cuts records
+    /// off, and may have made others of the same steps by now.
+    fn kept(&self, newest: &[MetricRecord]) -> u64 {
+        let is_new = |record: &&MetricRecord| !self.shown.iter().any(|shown| shown == *record);
+        let made_again = newest.iter().find(is_new).map(|record| step_of(record).saturating_sub(1));
+        let last = newest.last().map_or(0, step_of);
+        made_again.unwrap_or(last).min(self.step)
+    }
+
     /// Adds a step, unless that has been done.
     fn add_step(&mut self, record: &MetricRecord) -> io::Result<()> {
         let step = step_of(record);
         if step > self.step {
             self.add(step, scalars(record, |key| format!("{TRAIN}{key}")))?;
             self.step = step;
+            self.shown.push_back(record.clone());
+            self.shown.drain(..self.shown.len().saturating_sub(KEPT));
             self.awaited.push_back(step);
         }
         Ok(())
@@ -316,6 +334,37 @@ mod tests {
             assert_eq!(run.steps(name), [1, 2], "{name}");
         }
         assert!(run.steps("train/kl").is_empty() && run.steps("train/step").is_empty());
+    }
+
+    /// The records are cut off and made again before they are looked at: the events are those of the newest ones.
+    #[test]
+    fn steps_that_were_made_again_between_two_looks_are_shown_as_they_are_now() {
+        let run = Run::new();
+        let again =
+            |step: u64| MetricRecord::from_line(format!("{{\"step\":{step},\"reward\":0.75}}").as_bytes()).unwrap();
+        let mut follower = run.follow(0);
+        follower.poll(&records(1..=5), &[]).unwrap();
+        for made in [4..=4, 4..=5, 4..=6] {
+            let newest: Vec<MetricRecord> = records(1..=3).into_iter().chain(made.map(again)).collect();
+            follower.poll(&newest, &[]).unwrap();
+            let steps = step_of(newest.last().unwrap()) as i64;
+            assert_eq!(run.steps("train/reward"), numbers(1..=steps));
+            assert_eq!(run.steps("train/kl"), [0; 0]);
+            let restarts = file::files(run.dir.root())
+                .unwrap()
+                .iter()
+                .flat_map(|path| file::read(path).unwrap().collect::<Vec<_>>())
+                .filter(|event| event.session_log.is_some())
+                .count();
+            assert_eq!(restarts, 2, "the file begins, and step 4 is made again once");
+        }
+        let text: String = (records(1..=3).iter().chain(&[again(4)]))
+            .map(|record| format!("{}\n", serde_json::to_string(record.values()).unwrap()))
+            .collect();
+        fs::write(run.dir.metrics(), text).unwrap();
+        let mut resumed = run.follow(4);
+        resumed.poll(&[records(1..=3), vec![again(4), again(5)]].concat(), &[]).unwrap();
+        assert_eq!(run.steps("train/reward"), numbers(1..=5));
     }
 
     #[test]

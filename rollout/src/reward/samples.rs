@@ -110,9 +110,8 @@ fn right_answer(row: &RewardInput, index: usize) -> Option<String> {
     let answers = ["answer", "solution"].map(|column| row.answers(&[column]));
     let whole = answers.iter().flatten().next()?.first().trim();
     let last = expected_answer(whole);
-    let texts = answers.iter().flatten().map(|answers| answers.first().trim());
-    let work =
-        texts.filter(|text| expected_answer(text) != *text).next_back().unwrap_or("It follows from what is given.");
+    let mut texts = answers.iter().flatten().map(|answers| answers.first().trim());
+    let work = texts.rfind(|text| expected_answer(text) != *text).unwrap_or("It follows from what is given.");
     Some(match index % 3 {
         0 => format!("<think>\n{work}\n</think>\n<answer>\n{last}\n</answer>"),
         1 => format!("{work}\nThe answer is \\boxed{{{last}}}.\n#### {last}"),

@@ -214,7 +214,7 @@ fn is_broken_json(text: &str) -> bool {
     let after = |text: &str, mark: &str| text.trim_start().strip_prefix(mark).map(str::to_owned);
     let inner = after(text, "[").and_then(|inner| after(&inner, "{")).unwrap_or_default();
     let value = |key: &&str| after(&inner, &format!("\"{key}\"")).and_then(|rest| after(&rest, ":"));
-    KEYS.iter().any(|key| value(&key).is_some()) && json::parse(text.trim().as_bytes()).is_err()
+    KEYS.iter().any(|key| value(key).is_some()) && json::parse(text.trim().as_bytes()).is_err()
 }
 
 #[cfg(test)]

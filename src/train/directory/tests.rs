@@ -1,3 +1,5 @@
+//! A run directory as a new run, a second start, a resume and a branch find it.
+
 use std::process::Command;
 
 use shared::disk_room::EVENTS_PREFIX;

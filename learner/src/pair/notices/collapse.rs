@@ -247,7 +247,7 @@ fn remedy(config: &TrainConfig, good: u64) -> String {
     }
     text += "; the weights seldom recover by themselves: begin again";
     // The completions of a step are those of the policy before it, or of older ones; of none of them it is known which.
-    match good.saturating_sub(1 + u64::from(config.max_staleness)) {
+    match good.saturating_sub(1 + config.max_staleness) {
         0 => text,
         step => text + &format!(", or go on from a checkpoint up to checkpoint-{step}"),
     }
