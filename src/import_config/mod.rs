@@ -175,7 +175,7 @@ fn account(translation: &Translation, dialect: Dialect) -> String {
     let left_out = translation.left_out.iter().map(|(key, reason)| format!("{key}: {reason}")).collect();
     for (what, keys) in [("looked at together", translation.combined.clone()), ("without a counterpart", left_out)] {
         if !keys.is_empty() {
-            line(format!("{} keys {what}:", keys.len()));
+            line(format!("{} {} {what}:", keys.len(), if keys.len() == 1 { "key" } else { "keys" }));
         }
         keys.into_iter().for_each(|key| line(format!("  {key}")));
     }
