@@ -1,7 +1,7 @@
 //! Nobody asks which method is configured but the descriptions in `shared/src/methods` and the formulas of the learner:
 //! elsewhere a forgotten method would silently be trained as another one.
 
-use super::sources::Sources;
+use super::sources::{Sources, code};
 
 /// The choices that are methods.
 const METHODS: &[&str] =
@@ -50,24 +50,6 @@ fn comparisons(shown: &str, text: &str) -> Vec<String> {
         )
     };
     lines.into_iter().map(finding).collect()
-}
-
-/// A file without comments, texts and its tests, which stand at the end; lines stay where they are.
-fn code(text: &str) -> String {
-    let text = text.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
-    let mut code = String::with_capacity(text.len());
-    for line in text.split_inclusive('\n') {
-        let bare = line.split("//").next().unwrap_or_default();
-        let mut outside = true;
-        for part in bare.split('"') {
-            code.push_str(if outside { part } else { "" });
-            outside = !outside;
-        }
-        if !code.ends_with('\n') {
-            code.push('\n');
-        }
-    }
-    code
 }
 
 /// Where a word begins and ends.
@@ -147,6 +129,8 @@ mod tests {
         assert_eq!(comparisons("learner/src/loss/policy.rs", compared), Vec::<String>::new());
         let test = format!("//! Docs.\n#[cfg(test)]\nmod tests {{\n    {compared}\n}}\n");
         assert_eq!(comparisons("src/a.rs", &test), Vec::<String>::new());
+        let elsewhere = format!("//! Docs.\n#[cfg(test)]\nmod tests;\n\n{compared}\n");
+        assert_eq!(comparisons("src/a.rs", &elsewhere).len(), 1, "tests in a file of their own hide nothing");
         assert!(comparisons("src/a.rs", &format!("//! Docs.\n\n{compared}\n"))[0].starts_with("src/a.rs:3: "));
     }
 }

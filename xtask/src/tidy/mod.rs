@@ -1,5 +1,6 @@
 //! House rules that neither rustfmt nor clippy checks. Each rule has a file of its own and a line in [`RULES`].
 
+mod circles;
 mod golden;
 mod length;
 mod machine;
@@ -18,8 +19,15 @@ use sources::Sources;
 type Rule = fn(&Sources) -> Vec<String>;
 
 /// All rules.
-const RULES: &[Rule] =
-    &[unfinished::check, machine::check, methods::check, length::check, golden::check, unsafe_code::check];
+const RULES: &[Rule] = &[
+    unfinished::check,
+    machine::check,
+    methods::check,
+    length::check,
+    golden::check,
+    unsafe_code::check,
+    circles::check,
+];
 
 /// Checks what belongs to the source tree at `root`.
 ///

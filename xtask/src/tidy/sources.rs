@@ -84,6 +84,28 @@ fn below(dir: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
+/// Production code of a file: without comments, texts and the tests at its end. Lines stay where they are.
+pub fn code(text: &str) -> String {
+    let tests = text.match_indices("#[cfg(test)]\n").map(|(at, _)| at).find(|&at| {
+        let item = text[at..].lines().nth(1).unwrap_or_default();
+        item.contains("mod ") && item.ends_with('{')
+    });
+    let text = &text[..tests.unwrap_or(text.len())];
+    let mut code = String::with_capacity(text.len());
+    for line in text.split_inclusive('\n') {
+        let bare = line.split("//").next().unwrap_or_default();
+        let mut outside = true;
+        for part in bare.split('"') {
+            code.push_str(if outside { part } else { "" });
+            outside = !outside;
+        }
+        if !code.ends_with('\n') {
+            code.push('\n');
+        }
+    }
+    code
+}
+
 #[cfg(test)]
 pub mod testing {
     use super::{Source, Sources};
