@@ -1,4 +1,7 @@
 //! `tandem train`: from `run.toml` to a finished run with its report.
+//!
+//! Everything that keeps a run from starting is listed at once ([`Problems`]). A run that has learned nothing has an
+//! exit code of its own ([`NothingLearned`]).
 
 mod ask;
 mod data;
