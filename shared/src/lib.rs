@@ -3,6 +3,21 @@
 //!
 //! This crate does no model mathematics and links neither ONNX Runtime nor libtorch, so either side (and the launcher,
 //! which needs no native library at all) can use it.
+//!
+//! [`RunDir`] names every file of a run. [`atomic`] writes a file whole or not at all, and through no link;
+//! [`atomic::write_output`] is for files that the user names. Journals and TensorBoard's events are exceptions: they
+//! grow.
+//!
+//! | subject | modules |
+//! |---|---|
+//! | what a run is told | [`config`], `declare`, [`methods`], [`sampling`], [`session`], [`torchrun`] |
+//! | what passes between processes | [`ids`], [`group`], [`channel`], [`heartbeat`], [`signals`], [`exit`] |
+//! | models and versions | [`model_config`], [`model_dir`], [`manifest`], [`canaries`], [`versions`] |
+//! | files of a run | [`run_dir`], [`atomic`], [`checkpoints`], [`resume`], [`journal`], [`records`], [`output_dir`], [`leftovers`] |
+//! | what a run says of itself | [`metrics`], [`notices`], [`ledger`], [`prompts`], [`workers`] |
+//! | the machine | [`memory`], [`memory_plan`], [`disk_room`], [`load`], [`native`] |
+//! | programs at the terminal | [`command_line`], [`logging`], [`pace`] |
+//! | random numbers | [`rng`] |
 
 pub mod atomic;
 pub mod canaries;

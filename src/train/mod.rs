@@ -1,4 +1,7 @@
 //! `tandem train`: from `run.toml` to a finished run with its report.
+//!
+//! Everything that keeps a run from starting is listed at once ([`Problems`]). A run that has learned nothing has an
+//! exit code of its own ([`NothingLearned`]).
 
 mod ask;
 mod data;
@@ -47,7 +50,7 @@ use duration::Estimate;
 pub use hub::locate;
 pub use problems::Problems;
 use resolve::Resolved;
-pub use resolve::explained;
+pub use resolve::{CommandLine, explained};
 
 /// Words of `tandem train`.
 #[derive(Debug, clap::Args)]
@@ -64,7 +67,7 @@ pub struct Args {
 
 /// Runs `tandem train`. The last line on stdout is one JSON object.
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let line = resolve::CommandLine::parse(&args.words)?;
+    let line = CommandLine::parse(&args.words)?;
     let config = line.config()?;
     if line.dry_run {
         let nothing_given = line.file.is_none() && line.overrides.is_empty();

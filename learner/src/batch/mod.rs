@@ -1,4 +1,6 @@
 //! Sequences to micro-batches: what one forward pass holds.
+//!
+//! Sequences lie end to end, without padding. Completions of one prompt lie behind one copy of it ([`Tree`]).
 
 mod packed;
 mod share;

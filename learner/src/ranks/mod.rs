@@ -7,6 +7,15 @@
 //!
 //! With `shard_optimizer` each rank has the optimiser's moments of its own [`shard`] of the flat buffer alone. It gets the
 //! sum of that shard's gradient, moves that shard, and the others take the moved values from it.
+//!
+//! Only the first rank knows channel, records, guard and disk. It starts the others as children (`learner rank`), or it
+//! waits for those that torchrun's variables announce. `tandem learner-rank` starts these, and starts them again when a
+//! rank is gone. [`Crew`], which the first rank has, gives orders, batches and the state that a checkpoint holds;
+//! `member` follows.
+//!
+//! Ranks find each other through torch's store ([`Store`]). Ranks that others have started also show there that they
+//! live ([`Signs`]). Everything else goes through torch's process group ([`Gloo`]). On GPUs each rank has its own.
+//! libtorch does not ship all headers of Gloo, so `gloo.cpp` is compiled with stand-ins.
 
 mod content;
 mod crew;

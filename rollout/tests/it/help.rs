@@ -23,6 +23,7 @@ const NOTHING_TO_WEIGH: [&str; 24] = [
     "reward-python",
     "reward-writable",
     "run-dir",
+    "run-id",
     "seed",
     "seed-b",
     "split",

@@ -4,6 +4,10 @@
 //!
 //! What a file is, its bytes say ([`Format`]); its name is asked only where they leave it open. Nothing is guessed about rows:
 //! a cell that might be a number and a text at once stays the text.
+//!
+//! Sampler, learner and launcher read datasets through this crate. The launcher reads everything once before it starts
+//! anything. Which files of a folder are wanted is decided by their names alone. The crate knows nothing of models and
+//! tokens.
 
 mod bytes;
 mod card;

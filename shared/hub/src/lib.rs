@@ -4,6 +4,8 @@
 //! [`locate`] does that for a whole configuration and [`Hub::model`] and [`Hub::dataset`] for one name. Names are told from
 //! paths in [`shared::config::on_hub`]; the environment variables that are heeded are those of [`Settings`]. Downloads go on
 //! where they were cut, and what has arrived is compared with the hashes that the Hub gives.
+//!
+//! Names are replaced before anything else sees a configuration.
 
 mod attempt;
 mod download;
