@@ -23,6 +23,7 @@ pub mod checkpoint;
 pub mod commands;
 pub mod conversation;
 pub mod cores;
+pub mod crew;
 pub mod critic;
 pub mod device;
 pub mod error;

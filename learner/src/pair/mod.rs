@@ -59,10 +59,10 @@ use records::Records;
 
 use crate::{
     checkpoint::{self, Found, Origin, TrainerState},
+    crew::Crew,
     error::LearnerError,
     guard::{Guard, Verdict},
     publish::{Publisher, export_options},
-    ranks::Crew,
     step::{Before, StepBatch, TrainedStep, Trainer, record},
 };
 

@@ -10,7 +10,7 @@ use shared::{
 };
 
 use super::{Collector, Link, Run, in_flight::Request, ledger};
-use crate::{checkpoint, error::LearnerError, ranks::Crew};
+use crate::{checkpoint, crew::Crew, error::LearnerError};
 
 impl Run<'_> {
     /// Writes a checkpoint of where the run is.

@@ -24,5 +24,4 @@ pub use forward::{Evaluation, Forward, evaluate};
 pub use inputs::StepInputs;
 pub use metrics::record;
 pub use stats::{Fate, Fates, Mean, Mismatch, StepMetrics, Times, TokenNotes};
-pub(crate) use trainer::token_budget;
 pub use trainer::{Before, Carried, Gate, TrainedStep, Trainer};

@@ -18,12 +18,15 @@ use serde::{Deserialize, Serialize};
 use shared::{RolloutGroup, RunDir, channel::frame, config::TrainConfig, torchrun::Torchrun};
 
 use super::{
-    Gloo, Ranks, Signs, Store, Watch,
     content::agree_on_model,
     meeting::{CONNECT, gather},
-    signs::{SIGN, SILENCE},
 };
-use crate::{cores, error::LearnerError, trained::Among};
+use crate::{
+    cores,
+    error::LearnerError,
+    ranks::{Gloo, Ranks, SIGN, SILENCE, Signs, Store, Watch},
+    trained::Among,
+};
 
 /// What the first rank asks of the others, as a line of JSON; the groups of a step follow it, a frame each.
 #[derive(Debug, Serialize, Deserialize)]

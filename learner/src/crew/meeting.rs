@@ -17,8 +17,10 @@ use shared::{
     rng,
 };
 
-use super::{Store, Watch, shim};
-use crate::error::LearnerError;
+use crate::{
+    error::LearnerError,
+    ranks::{Store, Watch, instructions},
+};
 
 /// How often somebody who waits looks.
 const LOOK: Duration = Duration::from_millis(100);
@@ -72,7 +74,7 @@ pub(super) struct Welcome {
 
 impl Maker {
     fn own() -> Self {
-        Self { build: env!("CARGO_PKG_VERSION").into(), instructions: shim::instructions() }
+        Self { build: env!("CARGO_PKG_VERSION").into(), instructions: instructions() }
     }
 
     /// Why another one cannot be a rank beside this one.

@@ -17,17 +17,16 @@ use shared::{
 };
 
 use super::{
-    Gloo, Ranks, Signs, Store, Watch,
     content::agree_on_model,
-    crew::Order,
+    first::Order,
     meeting::{CONNECT, come},
-    signs::SIGN,
 };
 use crate::{
     checkpoint::{self, help_to_save},
     cores,
     device::{self, RankHere},
     error::LearnerError,
+    ranks::{Gloo, Ranks, SIGN, Signs, Store, Watch},
     step::StepBatch,
     trained::Among,
 };
