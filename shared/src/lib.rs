@@ -9,16 +9,17 @@ pub mod canaries;
 pub mod channel;
 pub mod checkpoints;
 pub mod command_line;
+pub mod compute;
 pub mod config;
 mod declare;
 pub mod disk_room;
+pub mod endpoint;
 pub mod exit;
 pub mod group;
 pub mod heartbeat;
 pub mod ids;
 pub mod journal;
 pub mod ledger;
-pub mod leftovers;
 pub mod load;
 pub mod logging;
 pub mod manifest;
@@ -46,13 +47,14 @@ pub mod versions;
 pub mod workers;
 
 pub use canaries::Canaries;
+pub use compute::Dtype;
 pub use group::{
     Completion, Contrast, DroppedGroup, FinishReason, Provenance, RewardOutcome, RolloutGroup, StepScore, TokenLogprob,
     weighted_sum,
 };
 pub use ids::{GroupId, PolicyVersion, PromptId, Step};
 pub use ledger::{LedgerGroup, LedgerState};
-pub use manifest::{Dtype, TensorEntry, TensorRole, WeightManifest};
+pub use manifest::{TensorEntry, TensorRole, WeightManifest};
 pub use model_config::{Activation, Architecture, Head, LayerKind, ModelConfig, RopeScaling, Rotary};
 pub use model_dir::{GenerationConfig, ModelDir};
 pub use run_dir::RunDir;

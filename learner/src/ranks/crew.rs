@@ -129,7 +129,7 @@ impl Crew {
             true => Err(LearnerError::Peer("it was asked to end while it waited for the other ranks".into())),
             false => Ok(()),
         };
-        let threads = config.threads_of_rank().unwrap_or_else(cores::all);
+        let threads = Torchrun::threads_of_rank(config).unwrap_or_else(cores::all);
         let patience = Duration::from_secs_f64(config.peer_timeout);
         let prefix = gather(store, config, threads, patience, goes_on, &watch)?;
         let place = [0, config.learner_ranks as usize];
