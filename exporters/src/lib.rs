@@ -32,5 +32,5 @@ pub use export::{DEFAULT_MAX_POSITIONS, ExportOptions, export};
 pub use hf::{fill_adapter_companions, fill_hf, fill_hf_scorer, merge, version_to_hf, write_hf, write_hf_scorer};
 pub use onnx::decoder::{ROTARY_COS, ROTARY_SIN, reads_positions, rotary_names};
 pub use peft::{Adapter, AdapterConfig, LowRank, fill_adapter, fill_adapter_version, write_adapter_version};
-pub use values::{hash_and_norm_of, norm};
-pub use version::{Inspected, TensorSource, VersionDir, fill_tensors, fill_version, write_version};
+pub use values::{TensorSource, hash_and_norm_of, norm};
+pub use version::{Inspected, VersionDir, fill_tensors, fill_version, write_version};

@@ -29,11 +29,11 @@ use shared::{
     channel::iox::remove_leftovers,
     config::{Device, OPTIONS, OptionSpec, TrainConfig, VersionStorage, layers},
     load,
-    memory_plan::RunPlan,
+    memory_plan::{RunPlan, VersionRoom},
     metrics::{self, MetricRecord},
     notices::{self, NothingLearned},
     resume,
-    versions::{VersionPlace, VersionRoom},
+    versions::VersionPlace,
 };
 
 use crate::{

@@ -17,14 +17,11 @@ use std::{
 use serde::{Deserialize, Serialize};
 use shared::{RolloutGroup, RunDir, channel::frame, config::TrainConfig, torchrun::Torchrun};
 
-use super::{
-    content::agree_on_model,
-    meeting::{CONNECT, gather},
-};
+use super::{content::agree_on_model, meeting::gather};
 use crate::{
     cores,
     error::LearnerError,
-    ranks::{Gloo, Ranks, SIGN, SILENCE, Signs, Store, Watch},
+    ranks::{CONNECT, Gloo, Ranks, SIGN, SILENCE, Signs, Store, Watch},
     trained::Among,
 };
 
@@ -132,7 +129,7 @@ impl Crew {
             true => Err(LearnerError::Peer("it was asked to end while it waited for the other ranks".into())),
             false => Ok(()),
         };
-        let threads = config.threads_of_rank().unwrap_or_else(cores::all);
+        let threads = Torchrun::threads_of_rank(config).unwrap_or_else(cores::all);
         let patience = Duration::from_secs_f64(config.peer_timeout);
         let prefix = gather(store, config, threads, patience, goes_on, &watch)?;
         let place = [0, config.learner_ranks as usize];

@@ -28,8 +28,6 @@ const LOOK: Duration = Duration::from_millis(100);
 const REMINDER: Duration = Duration::from_secs(15);
 /// How long a rank waits before it tries again to reach the first one.
 const PAUSE: Duration = Duration::from_secs(1);
-/// How long ranks that were all there may take to connect to each other.
-pub(super) const CONNECT: Duration = Duration::from_secs(60);
 
 /// What a rank says of itself.
 #[derive(Debug, Serialize, Deserialize)]

@@ -16,17 +16,13 @@ use shared::{
     torchrun::Torchrun,
 };
 
-use super::{
-    content::agree_on_model,
-    first::Order,
-    meeting::{CONNECT, come},
-};
+use super::{content::agree_on_model, first::Order, meeting::come};
 use crate::{
     checkpoint::{self, help_to_save},
     cores,
     device::{self, RankHere},
     error::LearnerError,
-    ranks::{Gloo, Ranks, SIGN, Signs, Store, Watch},
+    ranks::{CONNECT, Gloo, Ranks, SIGN, Signs, Store, Watch},
     step::StepBatch,
     trained::Among,
 };

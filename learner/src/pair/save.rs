@@ -4,9 +4,10 @@ use std::path::Path;
 
 use shared::{
     Step,
-    channel::in_flight::{IN_FLIGHT_FILE, read_groups},
+    channel::in_flight::read_groups,
     heartbeat::{self, Phase},
     ledger::LedgerLine,
+    run_dir::IN_FLIGHT_FILE,
 };
 
 use super::{Collector, Link, Run, in_flight::Request, ledger};

@@ -28,6 +28,7 @@ use crate::error::LearnerError;
 
 pub(crate) use flat::pieces;
 pub use flat::{BUCKET_BYTES, copy, gather, shard, sum, sum_shards};
+pub(crate) use gloo::CONNECT;
 pub use gloo::{Gloo, Joined};
 pub(crate) use shim::instructions;
 pub(crate) use signs::{SIGN, SILENCE};

@@ -15,12 +15,14 @@ mod located;
 mod repository;
 mod request;
 mod settings;
+mod snapshot;
 #[cfg(test)]
 mod tests;
 mod verify;
 mod wanted;
 
 pub use error::HubError;
-pub use hub::{Hub, Snapshot};
+pub use hub::Hub;
 pub use located::{locate, locate_dataset, locate_model};
 pub use settings::Settings;
+pub use snapshot::Snapshot;

@@ -11,7 +11,6 @@
 //! The transport of one node is iceoryx2 ([`iox`]); the tests of either half join two threads of one process instead. With
 //! samplers on other hosts, [`fleet`] is a second seam behind the first one, with frames of the same kind.
 
-pub mod endpoint;
 pub mod fleet;
 pub mod frame;
 pub mod in_flight;

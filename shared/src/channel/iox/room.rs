@@ -16,10 +16,12 @@ use rustix::{
     io::Errno,
 };
 
-use crate::{atomic, channel::ChannelError, memory::Size};
+use crate::{
+    atomic,
+    channel::ChannelError,
+    memory::{SHARED_MEMORY, Size},
+};
 
-/// Where Linux shows POSIX shared memory as files.
-pub(super) const SHARED_MEMORY: &str = "/dev/shm";
 /// What the ports of a topic and the connection between two of them take at most, besides the frames.
 const FIXED: u64 = 1 << 20;
 /// How long a living process may need from creating a segment to giving it a size; normally microseconds.
