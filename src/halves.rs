@@ -14,7 +14,10 @@ use std::{
 use anyhow::{Context, Result};
 use shared::config::layers;
 
-use crate::{binaries, import_config, train::CommandLine};
+use crate::{
+    binaries, import_config,
+    train::{CommandLine, make_absolute},
+};
 
 /// The flag of `check-rewards` that may stand before the file as well as behind it.
 const JSON: &str = "--json";
@@ -99,7 +102,9 @@ impl Delegated {
         if !layers::file_and_options(&texts).0.is_some_and(import_config::is_foreign) {
             return Ok(None);
         }
-        let config = CommandLine::parse(&texts)?.config()?;
+        let mut config = CommandLine::parse(&texts)?.config()?;
+        // The half would look for them beside the file that it reads.
+        make_absolute(&mut config)?;
         let mut file = tempfile::tempfile().context("temporary file for the configuration")?;
         file.write_all(layers::to_toml(&config).as_bytes()).context("temporary file for the configuration")?;
         file.rewind().context("temporary file for the configuration")?;

@@ -50,7 +50,7 @@ use duration::Estimate;
 pub use hub::locate;
 pub use problems::Problems;
 use resolve::Resolved;
-pub use resolve::{CommandLine, explained};
+pub use resolve::{CommandLine, explained, make_absolute};
 
 /// Words of `tandem train`.
 #[derive(Debug, clap::Args)]
@@ -96,7 +96,7 @@ pub fn interrupted() -> ExitCode {
 fn dry_run(mut config: TrainConfig) -> Result<String> {
     let before = resolve::before(&config);
     let located = hub::locate(&mut config, before.as_ref())?;
-    resolve::make_absolute(&mut config)?;
+    make_absolute(&mut config)?;
     let mut problems = Problems::default();
     let resolved = problems.take(resolve::resolve(config.clone()));
     if config.problems().is_empty() {
