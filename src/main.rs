@@ -1,29 +1,20 @@
 //! `tandem`: starts the pair, keeps it alive, shows its progress and writes its report.
 
-// What is told may find nobody who reads it: see `output`.
+// What is told may find nobody who reads it: see `terminal::output`.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
-mod binaries;
+mod commands;
 mod demo;
 mod doctor;
-mod export;
-mod halves;
-mod help;
 mod import_config;
 mod iterate;
-mod learner_rank;
-mod merge;
-mod notices;
-mod output;
+mod programs;
+mod records;
 mod report;
 mod report_to;
-mod samples;
-mod signals;
-mod summary;
 mod supervise;
-mod tail;
 mod tensorboard;
-mod tool;
+mod terminal;
 mod train;
 mod ui;
 mod view;
@@ -33,9 +24,13 @@ use std::{convert::Infallible, env, ffi::OsString, process::ExitCode};
 use anyhow::Result;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
+use commands::{export, halves, learner_rank, merge};
 use shared::{exit::NOTHING_LEARNED, notices::NothingLearned};
 use shared_bounds::{Metered, OneLine};
-use signals::Interrupted;
+use terminal::{
+    help, output,
+    signals::{self, Interrupted},
+};
 
 /// GRPO post-training of language models in two processes: an ONNX Runtime sampler and a libtorch learner.
 #[derive(Debug, Parser)]

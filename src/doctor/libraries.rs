@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 
 use super::Finding;
-use crate::binaries;
+use crate::programs::binaries;
 
 /// The first ONNX Runtime release with the interface that the sampler is built for.
 const ONNXRUNTIME_AT_LEAST: (u32, u32) = (1, 31);

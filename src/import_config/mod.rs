@@ -27,7 +27,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use shared::{atomic, notices};
 
-use crate::output;
+use crate::terminal::output;
 use dialect::Dialect;
 use read::Source;
 use rules::Rule;

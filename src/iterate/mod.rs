@@ -18,7 +18,12 @@ use shared::{
     config::{TrainConfig, layers},
 };
 
-use crate::{output, signals, supervise::Outcome, tool, train};
+use crate::{
+    programs::tool,
+    supervise::Outcome,
+    terminal::{output, signals},
+    train,
+};
 use comparisons::Judged;
 
 /// Words of `tandem iterate`.

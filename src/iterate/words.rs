@@ -8,7 +8,7 @@ use std::path::Path;
 
 use shared::config::TrainConfig;
 
-use crate::tool::Words;
+use crate::programs::tool::Words;
 
 /// Keeps the draws of the comparisons apart from those of the training steps.
 const SEEDS_OF_A_ROUND: u64 = 1_000_003;

@@ -17,7 +17,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use shared::{RunDir, config::TrainConfig};
 use shared_bounds::OneLine;
 
-use crate::output;
+use crate::terminal::output;
 
 const FOLLOW: &str = include_str!("follow.py");
 /// Name of its log.

@@ -15,8 +15,6 @@
 
 mod chaos;
 mod logs;
-mod process;
-mod pulse;
 #[cfg(test)]
 mod tests;
 
@@ -35,10 +33,9 @@ use shared::{
     memory::Shortage,
 };
 
+use crate::programs::{Process, Spec, Verdict, describe};
 pub use chaos::Chaos;
 use chaos::Deed;
-pub use process::{Process, Spec, describe};
-use pulse::Verdict;
 
 /// How the run ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -12,7 +12,7 @@ use super::{
     histogram,
     proto::Value,
 };
-use crate::{
+use crate::records::{
     samples::{self, MOST_AWAITED, Sample},
     tail::{KEPT, Tail, step_of},
 };

@@ -17,7 +17,10 @@ use shared::{
     pace::Pace,
 };
 
-use crate::{binaries, output, signals, supervise::describe};
+use crate::{
+    programs::{binaries, describe},
+    terminal::{output, signals},
+};
 
 const POLL: Duration = Duration::from_millis(5);
 

@@ -25,7 +25,10 @@ use shared::{
 };
 
 use super::session::Session;
-use crate::{output, signals, tensorboard};
+use crate::{
+    tensorboard,
+    terminal::{output, signals},
+};
 
 /// A run directory that belongs to this launcher until it is dropped.
 #[derive(Debug)]

@@ -4,7 +4,7 @@ use anyhow::Result;
 use shared::config::TrainConfig;
 use shared_hub::{Hub, Settings};
 
-use crate::{output, signals};
+use crate::terminal::{output, signals};
 
 /// Downloads what a configuration names, puts the folders in the place of the names, and says so in a line for each. Commits stay
 /// as the resolved configuration `before` has them. Nothing is asked for while the options are wrong.

@@ -25,11 +25,14 @@ use unicode_width::UnicodeWidthStr;
 
 use super::{directory::OwnedRun, printed::Printed, steps_in_words, workers::Workers};
 use crate::{
-    notices::Board,
-    output, signals, summary,
+    records::{
+        notices::Board,
+        summary,
+        tail::{Tail, step_of},
+    },
     supervise::Watch,
-    tail::{Tail, step_of},
     tensorboard::Follower,
+    terminal::{output, signals},
 };
 
 /// Follows the metrics and shows them.

@@ -17,8 +17,8 @@ use super::{data::Datasets, directory, disk::DiskPlan, problems::Problems};
 use crate::{
     doctor,
     import_config::{self, Imported},
-    output,
     supervise::Chaos,
+    terminal::output,
 };
 
 /// The words after `tandem train`, sorted.

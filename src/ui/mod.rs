@@ -17,7 +17,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use crate::{output, view::found};
+use crate::{terminal::output, view::found};
 use access::Access;
 use server::Shared;
 

@@ -15,7 +15,8 @@ use anyhow::{Context, Result};
 use shared::config::layers;
 
 use crate::{
-    binaries, import_config,
+    import_config,
+    programs::binaries,
     train::{CommandLine, make_absolute},
 };
 

@@ -10,10 +10,8 @@ use shared::{
 };
 use toml::Table;
 
-use crate::{
-    binaries, output, signals,
-    supervise::{Process, describe},
-};
+use super::{Process, binaries, describe};
+use crate::terminal::{output, signals};
 
 /// How long a program may take to follow SIGTERM before it is killed.
 const AFTER_TERM: Duration = Duration::from_secs(5);

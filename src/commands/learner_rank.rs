@@ -15,7 +15,7 @@ use shared::{
     tell,
 };
 
-use crate::binaries;
+use crate::programs::binaries;
 
 /// Exit code of a command line that cannot be read.
 const UNREADABLE: i32 = 2;

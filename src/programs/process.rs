@@ -24,8 +24,10 @@ use shared::{
     heartbeat::{self, Beat, Deadlines},
 };
 
-use super::pulse::{Pulse, Verdict};
-use crate::binaries;
+use super::{
+    binaries,
+    pulse::{Pulse, Verdict},
+};
 
 /// How long a killed process may take to be gone: one that waits for a device is not, until that answers.
 const AFTER_KILL: Duration = Duration::from_secs(10);
