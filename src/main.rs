@@ -54,8 +54,8 @@ enum Command {
     Demo(demo::Args),
     /// Show runs on a page, while they go on and after.
     ///
-    /// Curves of one or several runs, what sampler and learner wait for, notices, options side by side, and every completion
-    /// with its rewards and tokens. The page needs no network and changes nothing.
+    /// Curves of one or several runs, what sampler and learner wait for, notices, options side by side, and every
+    /// completion with its rewards and tokens. The page needs no network and changes nothing.
     Ui(ui::Args),
     /// Write the report of a run (again).
     Report(report::Args),
@@ -67,9 +67,9 @@ enum Command {
     Export(export::Args),
     /// Write a LoRA adapter and its base as one model.
     ///
-    /// Takes a PEFT directory, adds its updates to the weights of the base that it names, and writes the whole model as a
-    /// Hugging Face directory (fp32) with the tokenizer. What was written is read again and compared before it is called
-    /// done.
+    /// Takes a PEFT directory, adds its updates to the weights of the base that it names, and writes the whole model as
+    /// a Hugging Face directory (fp32) with the tokenizer. What was written is read again and compared before it is
+    /// called done.
     Merge(merge::Args),
     /// Turn a configuration of TRL, verl or RLinf into a run.toml.
     ///
@@ -77,8 +77,9 @@ enum Command {
     ImportConfig(import_config::Args),
     /// Be a further rank of a run's learner.
     ///
-    /// For a learner of several ranks on several hosts: torchrun, Slurm, Kubernetes or ssh start it with torchrun's variables
-    /// (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), `tandem train` being rank 0. Comes back when a rank is gone.
+    /// For a learner of several ranks on several hosts: torchrun, Slurm, Kubernetes or ssh start it with torchrun's
+    /// variables (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), `tandem train` being rank 0. Comes back when a rank is
+    /// gone.
     LearnerRank(learner_rank::Args),
     /// Check the machine: libraries, processor, memory, GPU, disk.
     Doctor(doctor::Args),

@@ -90,8 +90,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let mut config = layers::load_named(Some(&args.config), &overrides).map_err(train::explained)?;
     if config.beta == 0.0 {
         output::tell(
-            "warning: `beta` is 0, so there is no reference policy: the policy that a round begins with holds nothing back, \
-             unlike in iterative GRPO (DeepSeekMath has 0.04)",
+            "warning: `beta` is 0, so there is no reference policy: the policy that a round begins with holds nothing \
+             back, unlike in iterative GRPO (DeepSeekMath has 0.04)",
         );
     }
     let root = std::path::absolute(&config.output_dir)?;

@@ -138,8 +138,8 @@ impl Process {
         self.signal(|child| kill_process(child, Signal::CONT));
     }
 
-    /// Sets how large the files may become that the child writes from now on; returns what the limit was before. Nothing where
-    /// the child has ended.
+    /// Sets how large the files may become that the child writes from now on; returns what the limit was before.
+    /// Nothing where the child has ended.
     pub fn limit_files(&self, limit: Rlimit) -> Option<Rlimit> {
         prlimit(Some(Pid::from_child(&self.child)), Resource::Fsize, limit).ok()
     }

@@ -115,8 +115,8 @@ impl Progress {
         self.tail.steps()
     }
 
-    /// One line on what begins: a new run, or one that goes on from the checkpoint of a step, behind which there may be records
-    /// of steps that are made again.
+    /// One line on what begins: a new run, or one that goes on from the checkpoint of a step, behind which there may be
+    /// records of steps that are made again.
     pub fn announce(&mut self, config: &TrainConfig, from: Option<u64>) {
         self.say(&announcement(config, from));
     }
