@@ -27,7 +27,7 @@ const NUMBER: u64 = 1 << 16;
 const LOOKS: u32 = 256;
 
 /// Threads waiting for jobs.
-pub struct Workers {
+pub struct ThreadPool {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -51,7 +51,7 @@ unsafe impl Sync for Shared {}
 // SAFETY: nothing in it belongs to a thread: the job may be called from any, as its type says.
 unsafe impl Send for Shared {}
 
-impl Workers {
+impl ThreadPool {
     /// A pool of `threads` threads, the caller's among them, that look for the next job for `spin` before they sleep.
     ///
     /// # Errors
@@ -169,7 +169,7 @@ impl Shared {
     }
 }
 
-impl Drop for Workers {
+impl Drop for ThreadPool {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
         drop(self.shared.bell.0.lock().unwrap_or_else(PoisonError::into_inner));
@@ -191,7 +191,7 @@ mod tests {
     #[test]
     fn every_task_is_done_once_whether_threads_spin_or_sleep() {
         for (threads, spin) in [(1, 0), (2, 0), (4, 0), (4, 200)] {
-            let pool = Workers::new(threads, Duration::from_micros(spin)).unwrap();
+            let pool = ThreadPool::new(threads, Duration::from_micros(spin)).unwrap();
             assert_eq!(pool.threads.len() + 1, threads);
             for round in 0..300_usize {
                 assert_eq!(count(&pool, round % 17), vec![1; round % 17], "{threads} threads, round {round}");
@@ -203,7 +203,7 @@ mod tests {
     }
 
     /// Runs `tasks` tasks on `threads`; what it gives back is how often each was done.
-    fn count(threads: &Workers, tasks: usize) -> Vec<usize> {
+    fn count(threads: &ThreadPool, tasks: usize) -> Vec<usize> {
         let counts: Vec<AtomicUsize> = (0..tasks).map(|_| AtomicUsize::new(0)).collect();
         let claims = Claims::new(tasks);
         threads.run(&|| {
@@ -216,7 +216,7 @@ mod tests {
 
     #[test]
     fn a_panic_ends_the_call_and_no_thread_waits_for_it() {
-        let pool = Workers::new(2, Duration::ZERO).unwrap();
+        let pool = ThreadPool::new(2, Duration::ZERO).unwrap();
         let caller = thread::current().id();
         for caller_panics in [true, false] {
             let (claims, both) = (Claims::new(2), Barrier::new(2));
@@ -234,7 +234,7 @@ mod tests {
 
     #[test]
     fn calls_at_the_same_time_and_within_a_job_do_all_their_tasks() {
-        let pool = Workers::new(3, Duration::from_micros(50)).unwrap();
+        let pool = ThreadPool::new(3, Duration::from_micros(50)).unwrap();
         thread::scope(|scope| {
             for _ in 0..3 {
                 scope.spawn(|| {
