@@ -1,5 +1,6 @@
-//! The commands that the two halves carry out. `tandem generate …` becomes `rollout generate …` in the same process, so
-//! that signals, exit code and output are those of the half, and its help and errors speak of `tandem generate`.
+//! The commands that the two halves, and the program of the fleet, carry out. `tandem generate …` becomes `rollout
+//! generate …` in the same process, so that signals, exit code and output are those of the half, and its help and
+//! errors speak of `tandem generate`.
 
 use std::{convert::Infallible, env, ffi::OsString, os::unix::process::CommandExt, process::Command};
 
@@ -13,12 +14,16 @@ pub struct Delegated {
     pub name: &'static str,
     /// What it does: the half's own words, for the list of commands.
     pub about: &'static str,
-    /// The half.
+    /// The half, or the fleet.
     program: &'static str,
 }
 
 const fn rollout(name: &'static str, about: &'static str) -> Delegated {
     Delegated { name, about, program: "rollout" }
+}
+
+const fn fleet(name: &'static str, about: &'static str) -> Delegated {
+    Delegated { name, about, program: binaries::FLEET }
 }
 
 const fn learner(name: &'static str, about: &'static str) -> Delegated {
@@ -28,7 +33,7 @@ const fn learner(name: &'static str, about: &'static str) -> Delegated {
 /// All of them. `run` is missing, which only `tandem train` calls, and so is `learner bench`, whose name is taken.
 pub const COMMANDS: &[Delegated] = &[
     rollout("generate", "Complete the prompts of a JSONL file"),
-    rollout("worker", "Sample for a run on another host"),
+    fleet("worker", "Sample for a run on another host"),
     rollout("eval", "Score a model on a dataset: avg@k, pass@k and maj@k"),
     rollout("compare", "Say whether one model does better than another beyond chance"),
     rollout("explain", "What became of a completion of a run, and why"),
@@ -62,7 +67,10 @@ impl Delegated {
     /// # Errors
     /// When the half is not beside this program or does not start; otherwise this process goes on as the half.
     pub fn become_half(&self, words: Vec<OsString>) -> Result<Infallible> {
-        let program = binaries::find(self.program)?;
+        let program = match self.program {
+            binaries::FLEET => binaries::fleet(&format!("`tandem {}`", self.name))?,
+            program => binaries::find(program)?,
+        };
         let mut command = Command::new(&program);
         command.arg0(env::args_os().next().unwrap_or_else(|| "tandem".into())).arg(self.name).args(words);
         Err(command.exec()).with_context(|| format!("cannot start {}", program.display()))

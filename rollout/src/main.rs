@@ -6,8 +6,9 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use rollout::commands::{
-    bench, check, check_rewards, compare, eval, explain, generate, reach, rewards, run, tune, worker,
+use rollout::{
+    commands::{bench, check, check_rewards, compare, end, eval, explain, generate, rewards, run, tune},
+    pair::LocalEngine,
 };
 use rollout_rewards::contain;
 use shared::{command_line, logging, native};
@@ -36,14 +37,6 @@ enum Command {
     ///
     /// They are tried on a step with a distribution of lengths like that of a run; flags that are given stay as they are.
     Tune(tune::Args),
-    /// Sample for a run on another host.
-    ///
-    /// The run is one of `tandem train` with `listen`. A worker needs nothing of it but the address: model, weights and prompts
-    /// come by themselves. It may come and go at any time, and ends with the run.
-    Worker(worker::Args),
-    /// Say whether this host could work for a run on another one (asked by `tandem doctor --join`).
-    #[command(hide = true)]
-    Reach(reach::Args),
     /// Score a model on a dataset: avg@k, pass@k and maj@k.
     ///
     /// maj@k takes a prompt's most frequent answer, where the first reward function extracts one. Each figure has a 95 %
@@ -86,25 +79,16 @@ fn main() -> ExitCode {
     logging::init_from(level);
     let done = |()| ExitCode::SUCCESS;
     let result = match command {
-        Command::Run(args) => run::run(&args),
+        Command::Run(args) => run::run(&args, &LocalEngine),
         Command::Check(args) => check::run(&args).map(done),
         Command::Generate(args) => generate::run(&args).map(done),
         Command::Bench(args) => bench::run(&args).map(done),
         Command::Tune(args) => tune::run(&args).map(done),
-        Command::Worker(args) => worker::run(&args),
-        Command::Reach(args) => reach::run(&args),
         Command::Eval(args) => eval::run(&args).map(done),
         Command::Compare(args) => compare::run(&args).map(done),
         Command::Explain(args) => explain::run(&args).map(done),
         Command::Rewards(args) => rewards::run(&args).map(done),
         Command::CheckRewards(args) => check_rewards::run(&args),
     };
-    rollout_rewards::end_all();
-    match result {
-        Ok(code) => code,
-        Err(error) => {
-            command_line::tell_error(&error);
-            ExitCode::FAILURE
-        }
-    }
+    end(result)
 }

@@ -20,7 +20,11 @@ fn listed(program: &str) -> Vec<(String, String)> {
 }
 
 /// What `tandem` does not have of a half, since it means something else there or is nobody's to call.
-const OWN: [(&str, &[&str]); 2] = [("rollout", &["help", "run"]), ("learner", &["bench", "help", "rank", "run"])];
+const OWN: [(&str, &[&str]); 3] = [
+    ("rollout", &["help", "run"]),
+    ("rollout-fleet", &["help", "run"]),
+    ("learner", &["bench", "help", "rank", "run"]),
+];
 
 #[test]
 fn the_commands_of_the_halves_are_listed_in_their_words_and_lead_to_them() {

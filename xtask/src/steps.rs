@@ -44,7 +44,7 @@ pub fn ci(host: &Host) -> Result<()> {
     run(host.command(host.root.join(".ci/run")))
 }
 
-/// Builds everything and runs `tandem demo`.
+/// Builds the programs and runs `tandem demo`.
 ///
 /// # Errors
 /// When set-up, build or demo fails.
@@ -55,7 +55,7 @@ pub fn demo(host: &Host, args: &[OsString]) -> Result<()> {
     run(demo)
 }
 
-/// Builds everything, and runs the program of a folder in `examples/`.
+/// Builds the programs, and runs the one of a folder in `examples/`.
 ///
 /// # Errors
 /// When there is no such program, or set-up, build or program fails.
@@ -73,14 +73,14 @@ pub fn example(host: &Host, name: &str, args: &[OsString]) -> Result<()> {
     run(example)
 }
 
-/// Sets up and builds everything.
+/// Sets up and builds what is built by default: everything but the fleet and what only that needs.
 ///
 /// # Errors
 /// When either fails.
 pub fn build(host: &Host) -> Result<()> {
     setup::run(host, false)?;
     let mut build = host.cargo();
-    build.args(["build", "--release", "--workspace", "--locked"]);
+    build.args(["build", "--release", "--locked"]);
     run(build)
 }
 

@@ -1,4 +1,4 @@
-//! Where a hub listens and workers reach it: `tcp/HOST:PORT`, or `tls/HOST:PORT` with certificates.
+//! Where a coordinator listens and workers reach it: `tcp/HOST:PORT`, or `tls/HOST:PORT` with certificates.
 
 use std::{fmt, net::IpAddr, str::FromStr};
 
@@ -18,7 +18,7 @@ pub struct Endpoint {
     pub scheme: Scheme,
     /// A name or an address, without brackets.
     pub host: String,
-    /// The port. A hub at port 0 takes one that is free.
+    /// The port. A coordinator at port 0 takes one that is free.
     pub port: u16,
 }
 
@@ -60,7 +60,7 @@ pub enum EndpointError {
     },
 }
 
-/// What a hub is guarded by: which of the options are given.
+/// What a coordinator is guarded by: which of the options are given.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Guards {
     /// `token_file`.
@@ -83,7 +83,7 @@ impl Endpoint {
         }
     }
 
-    /// Checks that a hub may listen here, being guarded by these.
+    /// Checks that a coordinator may listen here, being guarded by these.
     ///
     /// # Errors
     /// When everyone could take part, or when certificates and scheme do not fit each other.
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hub_for_everyone_is_refused() {
+    fn a_coordinator_for_everyone_is_refused() {
         let check = |text: &str, guards| text.parse::<Endpoint>().unwrap().check(guards).map_err(|e| e.to_string());
         let none = Guards::default();
         let token = Guards { token: true, ..none };

@@ -199,10 +199,10 @@ pub enum ChannelError {
     /// The transport failed.
     #[error("the shared-memory channel failed: {0}")]
     Transport(String),
-    /// There is no connection to the hub.
+    /// There is no connection to the coordinator.
     #[error("the hub cannot be reached: {0}")]
     Unreachable(String),
-    /// The hub says why it does not take a call, or a message is more than either side takes.
+    /// The coordinator says why it does not take a call, or a message is more than either side takes.
     #[error("a call was refused: {0}")]
     Refused(String),
 }
