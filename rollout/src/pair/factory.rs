@@ -12,14 +12,14 @@ use shared::{
     memory_plan::RunPlan,
 };
 
-use super::{
-    generator::Generator,
-    link::Link,
-    weights::{is_about, refusal},
-};
+use super::link::Link;
 use crate::{
     data::Tokenizer,
     engine::{Engine, EngineOptions, WeightSource, auto_max_num_seqs, available_memory, machine},
+    generator::{
+        Generator,
+        follower::{is_about, refusal},
+    },
 };
 
 /// Makes the generator of a run.

@@ -27,13 +27,13 @@ use super::{
     order::{PromptOrder, Share},
     plan::{DynamicSampling, Plan, PlanOptions},
     step_loop::{Ended, StepLoop},
-    weights::WeightFollower,
 };
 use crate::{
     assembly::{Assembly, Scoring},
     data::{Dataset, DatasetError, PromptOptions, Tokenizer},
     engine::{EngineOptions, positions_of},
     evaluation::Judging,
+    generator::follower::WeightFollower,
     reward, trace,
 };
 

@@ -11,11 +11,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use shared::channel::{
-    ChannelError,
+use shared::{
+    channel::{
+        ChannelError,
+        fleet::{Call, CoordinatorEnd, CoordinatorEvent, MOST_BYTES, Orders, Report},
+        frame,
+    },
     endpoint::{Endpoint, Scheme},
-    fleet::{Call, CoordinatorEnd, CoordinatorEvent, MOST_BYTES, Orders, Report},
-    frame,
 };
 use zenoh::{
     Session, Wait,

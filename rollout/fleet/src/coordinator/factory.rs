@@ -6,10 +6,8 @@ use anyhow::Context;
 use rollout::{
     data::Tokenizer,
     engine::EngineOptions,
-    pair::{
-        factory::{GeneratorFactory, RunParts},
-        generator::Generator,
-    },
+    generator::Generator,
+    pair::factory::{GeneratorFactory, RunParts},
 };
 use shared::{
     ModelDir, RunDir,

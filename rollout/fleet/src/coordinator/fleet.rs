@@ -9,7 +9,7 @@ use std::{
 use rollout::{
     data::PromptRow,
     engine::{EngineError, FinishedSequence, GroupRequest, SwapReport, WeightSource},
-    pair::generator::Generator,
+    generator::Generator,
 };
 use shared::{
     PolicyVersion, PromptId, RewardOutcome, RolloutGroup, RunDir,

@@ -15,7 +15,7 @@ use anyhow::{Context, bail};
 use rollout::{
     data::Tokenizer,
     engine::{Engine, EngineOptions, GroupRequest, WeightSource, auto_max_num_seqs, available_memory},
-    pair::weights::WeightFollower,
+    generator::follower::WeightFollower,
 };
 use shared::{
     ModelDir, PolicyVersion, RunDir,
