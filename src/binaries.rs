@@ -23,6 +23,12 @@ pub fn fleet(asked_for_by: &str) -> Result<PathBuf> {
     find(FLEET).with_context(|| asked_for_by.to_owned())
 }
 
+/// The command line that builds a program, with all that are built by default where it is one of them.
+pub fn build_of(name: &str) -> String {
+    let package = if name == FLEET { format!(" --package {FLEET}") } else { String::new() };
+    format!("cargo build --release{package}")
+}
+
 /// A command for one of the programs. The kernel ends it should this process die; since it watches the thread rather
 /// than the process, the command must be started from the main thread.
 pub fn command(program: &Path) -> Command {
@@ -54,11 +60,7 @@ fn end_with_parent(parent: u32) -> io::Result<()> {
 fn find_in(folder: &Path, name: &str) -> Result<PathBuf> {
     let path = folder.join(name);
     if !path.is_file() {
-        let package = if name == FLEET { " --package rollout-fleet" } else { "" };
-        bail!(
-            "`{name}` is not beside `tandem` in {}: build it with `cargo build --release{package}`",
-            folder.display()
-        );
+        bail!("`{name}` is not beside `tandem` in {}: build it with `{}`", folder.display(), build_of(name));
     }
     Ok(path)
 }

@@ -99,11 +99,12 @@ pub fn interrupted() -> ExitCode {
 /// # Errors
 /// Everything that training would be refused for.
 fn dry_run(mut config: TrainConfig) -> Result<String> {
+    check_fleet(&config)?;
     let before = resolve::before(&config);
     let located = hub::locate(&mut config, before.as_ref())?;
     make_absolute(&mut config)?;
     let mut problems = Problems::default();
-    let resolved = problems.take(resolved(config.clone()));
+    let resolved = problems.take(resolve::resolve(config.clone()));
     if config.problems().is_empty() {
         problems.extend(sampler_check::problems(&config)?);
     }
@@ -124,19 +125,9 @@ fn dry_run(mut config: TrainConfig) -> Result<String> {
     Ok(layers::to_toml(&config) + "\n" + &data + &plan + &time + &remarks)
 }
 
-/// A configuration with nothing left open, of a run whose sampler is there: the fleet's program is built by those who
-/// want it.
-fn resolved(config: TrainConfig) -> Result<Resolved> {
-    let missing = config.listen.as_ref().and_then(|_| sampler(&config).err());
-    match (missing, resolve::resolve(config)) {
-        (None, resolved) => resolved,
-        (Some(missing), Ok(_)) => Err(missing),
-        (Some(missing), Err(others)) => {
-            let mut problems = Problems::default();
-            problems.extend([missing, others]);
-            Err(problems.into())
-        }
-    }
+/// Refuses a run with workers where the program for it was not built, before anything is fetched or made.
+fn check_fleet(config: &TrainConfig) -> Result<()> {
+    if config.listen.is_some() { sampler(config).map(drop) } else { Ok(()) }
 }
 
 /// How long the steps that are left behind a checkpoint will take.
@@ -265,9 +256,10 @@ pub fn train(config: TrainConfig) -> Result<Trained> {
 }
 
 fn train_with(mut config: TrainConfig, chaos: Option<Chaos>) -> Result<Trained> {
+    check_fleet(&config)?;
     let before = resolve::before(&config);
     hub::locate(&mut config, before.as_ref())?.iter().for_each(output::tell);
-    let Resolved { mut config, plan, data, checkpoint, .. } = resolved(config)?;
+    let Resolved { mut config, plan, data, checkpoint, .. } = resolve::resolve(config)?;
     data.iter().for_each(output::tell);
     let dir = RunDir::new(&config.output_dir);
     if let Some(step) = is_done(&config, &dir, checkpoint.as_deref()) {

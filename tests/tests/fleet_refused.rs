@@ -44,9 +44,10 @@ fn a_wrong_token_another_build_and_other_kernels_are_named_on_both_sides() {
     let mut run = bench.start_fleet("fleet", &["--token_file", text(&token)]);
     let with = ["--token-file", text(&token)];
     let wrong = bench.refused("wrong", &["--token-file", text(&other)]);
-    assert_says(&wrong, &["the hub does not accept the token: --token-file has another word than its `token_file`"]);
+    let not_accepted = "the coordinator does not accept the token: --token-file has another word than its `token_file`";
+    assert_says(&wrong, &[not_accepted]);
     let missing = bench.refused("missing", &[]);
-    assert_says(&missing, &["the hub asks for a token: give --token-file, with the word of its `token_file`"]);
+    assert_says(&missing, &["the coordinator asks for a token: give --token-file, with the word of its `token_file`"]);
     let stock = bench.refused("stock", &[&with[..], &["--kernels", "stock"]].concat());
     assert_says(&stock, &["it computes with stock kernels on cpu", "the run with packed", "`accept_other_kernels`"]);
     let reason = of_another_build(&bench.listen, &token);
@@ -120,7 +121,7 @@ fn certificates_that_are_old_or_of_others_are_named_on_both_sides() {
         &["--tls_certificate", text(&certificate), "--tls_private_key", text(&key), "--tls_client_ca", text(&ca)],
     );
     let own = authority.sign("worker", TODAY);
-    let not = "the hub does not accept --tls-certificate: ";
+    let not = "the coordinator does not accept --tls-certificate: ";
     for (name, ca, own, words, told) in [
         (
             "expired",
@@ -140,14 +141,15 @@ fn certificates_that_are_old_or_of_others_are_named_on_both_sides() {
             "bare",
             &ca,
             None,
-            "the hub asks for a certificate: give --tls-certificate and --tls-private-key".to_owned(),
+            "the coordinator asks for a certificate: give --tls-certificate and --tls-private-key".to_owned(),
             "it has no certificate, and `tls_client_ca` asks for one",
         ),
         (
             "astray",
             &elsewhere,
             Some(&own),
-            "the hub's certificate is not accepted: it is signed by neither --tls-ca nor a public authority".to_owned(),
+            "the coordinator's certificate is not accepted: it is signed by neither --tls-ca nor a public authority"
+                .to_owned(),
             "it does not know who signed `tls_certificate`",
         ),
     ] {
@@ -172,7 +174,8 @@ fn a_run_whose_certificate_has_expired_is_named_on_both_sides() {
     let (certificate, key) = authority.sign("127.0.0.1", EXPIRED);
     let run = bench.start_fleet("fleet", &["--tls_certificate", text(&certificate), "--tls_private_key", text(&key)]);
     let words = bench.refused("worker", &["--tls-ca", text(&authority.ca())]);
-    assert_says(&words, &["the hub's certificate is not accepted: it has expired; the hub needs a new one"]);
+    let expired = "the coordinator's certificate is not accepted: it has expired; the coordinator needs a new one";
+    assert_says(&words, &[expired]);
     bench.coordinator_says("fleet", "the certificate expired on");
     bench.coordinator_says("fleet", "a call from somebody is refused: `tls_certificate` has expired");
     bench.run_says("notice: somebody who called was refused: `tls_certificate` has expired");
@@ -238,7 +241,7 @@ fn forged_replayed_truncated_and_foreign_bytes_at_the_port_harm_nothing() {
     };
     let attack = |round: usize| {
         let drawn = rng::hash(&[round as u64]) as usize;
-        send(address, b"GET / HTTP/1.1\r\nHost: hub\r\n\r\n");
+        send(address, b"GET / HTTP/1.1\r\nHost: run\r\n\r\n");
         send(address, &record);
         send(address, &record[..drawn % record.len()]);
         send(address, &noise(round as u64));
@@ -284,7 +287,7 @@ fn a_worker_that_is_cut_off_when_the_run_ends_says_so() {
     let words = bench.fails("far", &mut far);
     assert_says(
         &words,
-        &["no answer from the hub for", "(--retry-for)", "what listens there takes connections and ends them"],
+        &["no answer from the coordinator for", "(--retry-for)", "what listens there takes connections and ends them"],
     );
     assert_says(&bench.coordinator_said("fleet"), &["worker far is gone"]);
     assert!(bench.result("fleet", STEPS) == expected, "other weights");

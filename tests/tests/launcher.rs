@@ -149,9 +149,17 @@ fn where_the_program_of_the_fleet_is_missing_nothing_begins_and_the_way_to_it_is
     assert!(!stage.path("run").exists());
     assert_eq!(tandem(&["worker", "--join", "tcp/127.0.0.1:7447"]), missing("`tandem worker`"));
     assert_eq!(tandem(&["doctor", "--join", "tcp/127.0.0.1:7447"]), missing("--join"));
-    let several = cli::finish(stage.command(&[&listen[..], &["--model", "absent"]].concat()));
-    assert!(several.refusal().starts_with("error: 2 problems"), "{}", several.stderr);
-    assert!(several.stderr.contains(&format!("- {}\n", missing("`listen`"))), "{}", several.stderr);
+    let doctor = |stage: &Stage| {
+        let mut command = Command::new(stage.path("tandem"));
+        command.arg("doctor");
+        let said = cli::finish(command).stdout;
+        said.split("\nok    workers ").nth(1).unwrap_or_else(|| panic!("{said}")).to_owned()
+    };
+    let said = doctor(&stage);
+    assert!(said.trim_start().starts_with("`rollout-fleet` is not built, "), "{said}");
+    assert!(said.contains("-> cargo build --release --package rollout-fleet\n"), "{said}");
+    stage.script("rollout-fleet", "exit 1");
+    assert!(doctor(&stage).trim_start().starts_with("rollout-fleet is beside tandem\n"));
 }
 
 #[test]

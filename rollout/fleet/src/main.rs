@@ -14,6 +14,7 @@ use rollout_fleet::{
 use rollout_rewards::contain;
 use shared::{command_line, native};
 use shared_bounds::Metered;
+use shared_fleet::{RefusedCalls, init_logging};
 
 /// Samples for a run with workers on any hosts.
 #[derive(Debug, Parser)]
@@ -48,7 +49,9 @@ fn main() -> ExitCode {
     // SAFETY: nothing before has started a thread.
     unsafe { native::disable_telemetry() };
     let command = Cli::parse_from(command_line::words()).command;
-    shared_fleet::init_logging("info");
+    // Only a coordinator is called.
+    let refused = if matches!(command, Command::Run(_)) { RefusedCalls::Explained } else { RefusedCalls::AsLogged };
+    init_logging("info", refused);
     end(match command {
         Command::Run(args) => run::run(&args, &FleetFactory),
         Command::Worker(args) => worker::run(&args),

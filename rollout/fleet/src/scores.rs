@@ -93,7 +93,7 @@ impl Scorer {
     /// A row that is none.
     pub fn begin(&mut self, lease: &Lease) -> anyhow::Result<()> {
         let Some(text) = &lease.row else { return Ok(()) };
-        let row = row_of(lease, text, &self.tokenizer).context("a row that the hub has sent")?;
+        let row = row_of(lease, text, &self.tokenizer).context("a row that the coordinator has sent")?;
         let open = Open { tag: self.next_tag, row, samples: lease.samples.len(), made: Vec::new() };
         self.next_tag += 1;
         self.open.insert(lease.id, open);

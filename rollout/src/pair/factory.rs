@@ -22,6 +22,9 @@ use crate::{
     },
 };
 
+/// How whoever misses samplers on other hosts comes by them.
+pub const FLEET_BUILD: &str = "`cargo build --release --package rollout-fleet` builds it";
+
 /// Makes the generator of a run.
 pub trait GeneratorFactory {
     /// Looks whether this configuration is one for it, before anything of the run is read.
@@ -64,7 +67,10 @@ pub struct LocalEngine;
 
 impl GeneratorFactory for LocalEngine {
     fn check(&self, config: &TrainConfig) -> anyhow::Result<()> {
-        ensure!(config.listen.is_none(), "`listen`: the sampler of a run with workers is `rollout-fleet run`");
+        ensure!(
+            config.listen.is_none(),
+            "`listen`: the sampler of a run with workers is `rollout-fleet run`; {FLEET_BUILD}"
+        );
         Ok(())
     }
 
@@ -117,5 +123,6 @@ mod tests {
         let listening = TrainConfig { listen: Some("tcp/127.0.0.1:7447".into()), ..TrainConfig::default() };
         let refused = LocalEngine.check(&listening).unwrap_err().to_string();
         assert!(refused.contains("`listen`") && refused.contains("`rollout-fleet run`"), "{refused}");
+        assert!(refused.ends_with(FLEET_BUILD), "{refused}");
     }
 }

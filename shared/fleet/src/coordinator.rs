@@ -128,7 +128,7 @@ impl CoordinatorEnd for ZenohCoordinator {
             }
         }
         match self.session.is_closed() {
-            true => Err(ChannelError::Transport("zenoh has closed the hub's session".into())),
+            true => Err(ChannelError::Transport("zenoh has closed the coordinator's session".into())),
             false => Ok(None),
         }
     }
@@ -178,7 +178,7 @@ fn take(queue: &Queue, answers: &Arc<Answers>, call: Query) {
         return refuse(queue, answers, call, format!("a call of {bytes} bytes; {MOST_BYTES} are the most"));
     }
     if let Some(call) = queue.call(call) {
-        let reason = "too many calls wait; the hub does not get on";
+        let reason = "too many calls wait; the coordinator does not get on";
         answers.run(move || drop(call.reply_err(reason).wait()));
     }
 }

@@ -50,7 +50,7 @@ pub enum FleetError {
         reason: String,
     },
     /// The coordinator's certificate is not accepted.
-    #[error("--join {endpoint}: the hub's certificate is not accepted: {reason}")]
+    #[error("--join {endpoint}: the coordinator's certificate is not accepted: {reason}")]
     Certificate {
         /// Where.
         endpoint: Endpoint,
@@ -58,7 +58,7 @@ pub enum FleetError {
         reason: String,
     },
     /// The coordinator does not accept this worker's certificate, or misses it.
-    #[error("--join {endpoint}: the hub {reason}")]
+    #[error("--join {endpoint}: the coordinator {reason}")]
     OwnCertificate {
         /// Where.
         endpoint: Endpoint,
@@ -66,7 +66,7 @@ pub enum FleetError {
         reason: String,
     },
     /// The word that the coordinator knows is another one, or missing on one side.
-    #[error("--join {endpoint}: the hub {reason}")]
+    #[error("--join {endpoint}: the coordinator {reason}")]
     Token {
         /// Where.
         endpoint: Endpoint,

@@ -28,6 +28,6 @@ mod worker;
 pub use coordinator::ZenohCoordinator;
 pub use error::FleetError;
 pub use options::{JoinOptions, ListenOptions};
-pub use overheard::init_logging;
+pub use overheard::{RefusedCalls, init_logging};
 pub use probe::{Probe, Stage, probe};
 pub use worker::ZenohWorker;

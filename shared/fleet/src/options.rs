@@ -112,7 +112,8 @@ impl JoinOptions {
         }
         if endpoint.scheme == Scheme::Tls && endpoint.host.contains(':') {
             return Err(FleetError::Flags(format!(
-                "--join {endpoint}: TLS needs the name that is in the hub's certificate, or its IPv4 address; write that"
+                "--join {endpoint}: TLS needs the name that is in the coordinator's certificate, or its IPv4 address; \
+                 write that"
             )));
         }
         match (&self.certificate, &self.key) {

@@ -1,6 +1,10 @@
-//! What zenoh says of itself. Its lines are written for those who know it, some hold secrets, and a stranger on the network
-//! can cause any number of them. So they are bounded, and refused connections, of which it speaks nowhere else, are handed to
-//! those who can say what they mean ([`overhear`]).
+//! What zenoh says of itself. Its lines are written for those who know it, some hold secrets, and a stranger on the
+//! network can cause any number of them. So they are bounded. Refused connections, of which it speaks nowhere else, may
+//! be handed to those who can say what they mean ([`overhear`]).
+//!
+//! Understanding its lines is a convenience, and holds for one version of zenoh, so the workspace pins that version and
+//! a program chooses ([`RefusedCalls`]). Nothing else hangs on it: who is let in is decided by zenoh, and a worker that
+//! is refused is told why.
 
 use std::{
     fmt,
@@ -27,7 +31,8 @@ const OVERHEARD: [(&str, LevelFilter); 2] =
 /// could be found from.
 const SECRET: [(&str, Level); 2] =
     [("zenoh::api::session", Level::INFO), ("zenoh_transport::unicast::establishment", Level::DEBUG)];
-/// What is said in other words by those who open a session, and what is no news: that it gossips with nobody.
+/// What is said in other words by those who open a session, and what is no news: that it gossips with nobody. Of these,
+/// what could be overheard is news to a program that does not.
 const KNOWN: [&str; 4] = [
     "zenoh_transport::unicast::establishment",
     "zenoh_link_tls",
@@ -38,12 +43,24 @@ const KNOWN: [&str; 4] = [
 const MOST_LINES: usize = 10;
 const SPELL: Duration = Duration::from_secs(60);
 
+/// How a program tells of connections that zenoh turned away before the coordinator heard of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RefusedCalls {
+    /// By zenoh's own warnings, and the coordinator hears nothing of them: for workers, and for a zenoh whose lines are
+    /// not known.
+    AsLogged,
+    /// The coordinator hears who was refused and why, in words of ours
+    /// ([`CoordinatorEvent::Refused`](shared::channel::fleet::CoordinatorEvent::Refused)), which are made of zenoh's.
+    Explained,
+}
+
 /// As [`logging::init_from`], for a program that opens sessions.
-pub fn init_logging(level: &str) {
+pub fn init_logging(level: &str, refused: RefusedCalls) {
+    let explained = refused == RefusedCalls::Explained;
     logging::init_with(
         level,
-        |asked, words| Box::new(bounded(asked, words.contains("zenoh"))),
-        vec![Box::new(layer())],
+        |asked, words| Box::new(bounded(asked, words.contains("zenoh"), explained)),
+        if explained { vec![Box::new(layer())] } else { Vec::new() },
     );
 }
 
@@ -53,7 +70,7 @@ pub(crate) type Listener = dyn Fn(&str, &str) + Send + Sync;
 static LISTENERS: Mutex<Vec<Weak<Listener>>> = Mutex::new(Vec::new());
 
 /// Calls this with what zenoh says of connections that it accepts or refuses, for as long as somebody holds it. It is called
-/// on zenoh's threads, and only where [`init_logging`] has been called.
+/// on zenoh's threads, and only in a program whose log was set up for it ([`RefusedCalls::Explained`]).
 pub(crate) fn overhear(listener: &Arc<Listener>) {
     let mut listeners = LISTENERS.lock().unwrap_or_else(PoisonError::into_inner);
     listeners.retain(|listener| listener.strong_count() > 0);
@@ -93,8 +110,9 @@ impl Visit for Message {
     }
 }
 
-/// What of the records that `inner` lets pass is written. Whoever has named zenoh wants to see its lines.
-fn bounded<S>(inner: impl Filter<S> + 'static, named: bool) -> impl Filter<S> {
+/// What of the records that `inner` lets pass is written. Whoever has named zenoh wants to see its lines. What is
+/// `explained` is not written in zenoh's words too.
+fn bounded<S>(inner: impl Filter<S> + 'static, named: bool, explained: bool) -> impl Filter<S> {
     let lines = Mutex::new(Lines::default());
     inner.and(dynamic_filter_fn(move |of, _| {
         if !of.target().starts_with("zenoh") {
@@ -103,14 +121,15 @@ fn bounded<S>(inner: impl Filter<S> + 'static, named: bool) -> impl Filter<S> {
         if SECRET.iter().any(|(target, level)| of.target().starts_with(target) && of.level() > level) {
             return false;
         }
-        named || (wanted(of) && lines.lock().unwrap_or_else(PoisonError::into_inner).admit(Instant::now()))
+        named || (wanted(of, explained) && lines.lock().unwrap_or_else(PoisonError::into_inner).admit(Instant::now()))
     }))
 }
 
 /// Whether it is worth a line where nobody has asked for zenoh's.
-fn wanted(of: &Metadata<'_>) -> bool {
+fn wanted(of: &Metadata<'_>, explained: bool) -> bool {
     let known = KNOWN.iter().any(|target| of.target().starts_with(target));
-    *of.level() <= Level::WARN && !known
+    let is_news = !explained && OVERHEARD.iter().any(|(target, _)| of.target().starts_with(target));
+    *of.level() <= Level::WARN && (!known || is_news)
 }
 
 /// The lines of a spell.
@@ -139,14 +158,15 @@ mod tests {
     use super::*;
 
     /// What is written and what is overheard while `work` runs.
-    fn heard(asked: &str, work: impl FnOnce()) -> (String, Vec<(String, String)>) {
+    fn heard(asked: &str, refused: RefusedCalls, work: impl FnOnce()) -> (String, Vec<(String, String)>) {
         let written = Arc::new(Mutex::new(Vec::new()));
         let to = Arc::clone(&written);
         let writer = move || Into(Arc::clone(&to));
         let lines = fmt::layer().with_writer(writer).with_ansi(false).without_time();
+        let explained = refused == RefusedCalls::Explained;
         let subscriber = Registry::default()
-            .with(lines.with_filter(bounded(EnvFilter::new(asked), asked.contains("zenoh"))))
-            .with(layer());
+            .with(lines.with_filter(bounded(EnvFilter::new(asked), asked.contains("zenoh"), explained)))
+            .with(explained.then(layer));
         let records = Arc::new(Mutex::new(Vec::new()));
         let into = Arc::clone(&records);
         let listener: Arc<Listener> =
@@ -186,7 +206,7 @@ mod tests {
 
     #[test]
     fn lines_of_zenoh_are_bounded_and_refusals_are_handed_on() {
-        let (written, records) = heard("info", all_kinds);
+        let (written, records) = heard("info", RefusedCalls::Explained, all_kinds);
         assert_eq!(written.lines().count(), 1 + MOST_LINES, "{written}");
         assert!(
             written.contains("ours")
@@ -202,11 +222,23 @@ mod tests {
     }
 
     #[test]
+    fn where_refusals_are_not_explained_zenoh_has_the_word() {
+        let (written, records) = heard("info", RefusedCalls::AsLogged, all_kinds);
+        assert_eq!(records, []);
+        assert_eq!(written.lines().count(), 1 + MOST_LINES, "{written}");
+        assert!(written.contains("refused") && written.contains("no certificate"), "{written}");
+        assert!(
+            !written.contains("gossip") && !written.contains("link 7") && !written.contains("the word"),
+            "{written}"
+        );
+    }
+
+    #[test]
     fn whoever_asks_for_them_sees_them_all_but_the_secrets() {
-        let (written, _) = heard("zenoh=trace,zenoh::api::session=trace", all_kinds);
+        let (written, _) = heard("zenoh=trace,zenoh::api::session=trace", RefusedCalls::Explained, all_kinds);
         assert!(written.contains("all is well") && written.contains("oops 99") && written.contains("refused"));
         assert!(!written.contains("the word") && !written.contains("link 7") && !written.contains("ours"), "{written}");
-        let (written, _) = heard("trace", all_kinds);
+        let (written, _) = heard("trace", RefusedCalls::Explained, all_kinds);
         assert!(!written.contains("the word") && written.contains("ours"), "{written}");
     }
 }

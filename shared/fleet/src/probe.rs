@@ -84,7 +84,10 @@ fn go(probe: &mut Probe, options: &JoinOptions, within: Duration) -> Result<(), 
     probe.join_s = since(start);
     let silent = || FleetError::NoCoordinator {
         endpoint: options.endpoint.clone(),
-        reason: format!("the hub has not answered for {:.0} s; it is stuck, or of another build", within.as_secs_f64()),
+        reason: format!(
+            "the coordinator has not answered for {:.0} s; it is stuck, or of another build",
+            within.as_secs_f64()
+        ),
     };
     let mut times = Vec::new();
     for _ in 0..QUESTIONS {

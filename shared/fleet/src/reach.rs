@@ -79,9 +79,9 @@ pub(crate) fn why(options: &JoinOptions, words: &str, within: Duration) -> Fleet
             other("what listens there takes connections and says nothing".into())
         }
         _ if ["eof", "reset by peer"].iter().any(|sign| words.contains(sign)) => {
-            other("what listens there takes connections and ends them; is it a hub?".into())
+            other("what listens there takes connections and ends them; is it a coordinator?".into())
         }
-        _ => other(format!("what listens there is no hub: {words}")),
+        _ => other(format!("what listens there is no coordinator: {words}")),
     }
 }
 
@@ -161,7 +161,7 @@ fn refusal(options: &JoinOptions, error: &io::Error) -> Option<FleetError> {
 fn wrong(options: &JoinOptions, error: &CertificateError) -> String {
     match error {
         CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
-            "it has expired; the hub needs a new one, if this host's clock is right".into()
+            "it has expired; the coordinator needs a new one, if this host's clock is right".into()
         }
         CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
             "it is not valid yet; is this host's clock right?".into()
@@ -178,7 +178,7 @@ fn wrong(options: &JoinOptions, error: &CertificateError) -> String {
     }
 }
 
-/// Names as a certificate has them: `DnsName("hub")`.
+/// Names as a certificate has them: `DnsName("coordinator")`.
 fn names(presented: &[String]) -> String {
     let bare =
         |name: &String| name.split_once("(\"").map_or(name.clone(), |(_, rest)| rest.trim_end_matches("\")").into());

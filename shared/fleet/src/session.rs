@@ -22,7 +22,7 @@ use crate::{
 
 /// Where calls go.
 pub(crate) const CALL: &str = "tandem/fleet/call";
-/// What wakes workers.
+/// What wakes workers. Builds that speak with each other have these names in common, so they stay.
 pub(crate) const WAKE_UP: &str = "tandem/fleet/bell";
 /// Below it, a token of liveliness for each worker.
 pub(crate) const WORKERS: &str = "tandem/fleet/worker";
@@ -83,7 +83,7 @@ pub(crate) fn join(
     if wait_for_coordinator(&querier, deadline) {
         return Ok((session, querier));
     }
-    let reason = "what listens there speaks zenoh and is no hub of a run, or has just ended".into();
+    let reason = "what listens there speaks zenoh and is no coordinator of a run, or has just ended".into();
     Err(FleetError::NoCoordinator { endpoint: options.endpoint.clone(), reason })
 }
 

@@ -118,7 +118,7 @@ fn connect(
             return Err(error);
         }
         if !told {
-            tracing::info!("waiting up to {:.0} s for the hub: {error}", left.as_secs_f64().ceil());
+            tracing::info!("waiting up to {:.0} s for the coordinator: {error}", left.as_secs_f64().ceil());
             told = true;
         }
         thread::sleep(left.min(REST));
@@ -133,7 +133,7 @@ impl WorkerEnd for ZenohWorker {
             return Err(ChannelError::Refused(format!("it has {} bytes; {MOST_BYTES} are the most", frame.len())));
         }
         self.reachable(start + timeout)?;
-        let unanswered = || ChannelError::Timeout { peer: "hub", seconds: start.elapsed().as_secs_f64() };
+        let unanswered = || ChannelError::Timeout { peer: "coordinator", seconds: start.elapsed().as_secs_f64() };
         let failed = |error: &dyn Display| ChannelError::Unreachable(plain(&error.to_string()));
         let (sender, answers) = mpsc::channel();
         // Waits until zenoh and the system have taken it all; then the answer has all of `timeout`. zenoh's own deadline is only

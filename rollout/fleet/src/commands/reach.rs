@@ -53,7 +53,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     // Without a name it is no worker, and is told of the run all the same.
     let report = Report { build: build.to_owned(), clock: now(), ..Report::default() };
     let mut end = ZenohWorker::join(&options, incarnation(), WITHIN)?;
-    let orders = end.exchange(&report, WITHIN).context("the hub answers no call")?;
+    let orders = end.exchange(&report, WITHIN).context("the coordinator answers no call")?;
     look_at_store(args, &orders)?;
     Ok(ExitCode::SUCCESS)
 }
@@ -83,7 +83,7 @@ fn look_at_store(args: &Args, orders: &Orders) -> Result<()> {
     if let Some(reason) = &orders.refused {
         anyhow::bail!("the run would not take this host: {reason}");
     }
-    let facts = orders.facts.as_ref().context("the hub says nothing of its run")?;
+    let facts = orders.facts.as_ref().context("the coordinator says nothing of its run")?;
     let place = args.join.store.as_deref().unwrap_or(&facts.store);
     if let Some(run_dir) = facts.run_dir.as_ref().map(RunDir::new) {
         sees_versions(&run_dir)?;

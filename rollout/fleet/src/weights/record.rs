@@ -27,7 +27,10 @@ impl Record {
     pub fn open(path: PathBuf) -> io::Result<Self> {
         let editions = match fs::read(&path) {
             Ok(text) => serde_json::from_slice(&text).unwrap_or_else(|error| {
-                tracing::warn!("{}: {error}; what an earlier hub has left in the store stays there", path.display());
+                tracing::warn!(
+                    "{}: {error}; what an earlier coordinator has left in the store stays there",
+                    path.display()
+                );
                 VecDeque::new()
             }),
             Err(error) if error.kind() == io::ErrorKind::NotFound => VecDeque::new(),

@@ -139,7 +139,7 @@ impl<E: WorkerEnd> Caller<E> {
             match self.end.exchange(&report, CALL.min(left.max(CALL_INTERVAL))) {
                 Ok(orders) => {
                     if said > heard {
-                        tracing::info!("the hub answers again");
+                        tracing::info!("the coordinator answers again");
                     }
                     heard = Instant::now();
                     self.answered(&report, orders);
@@ -148,13 +148,13 @@ impl<E: WorkerEnd> Caller<E> {
                 Err(error) => {
                     let silent = heard.elapsed();
                     if said <= heard || said.elapsed() >= SAID {
-                        tracing::warn!("no answer from the hub for {:.0} s: {error}", silent.as_secs_f64());
+                        tracing::warn!("no answer from the coordinator for {:.0} s: {error}", silent.as_secs_f64());
                         said = Instant::now();
                     }
                     if silent >= self.retry_for {
                         let seconds = silent.as_secs();
                         self.shared.notes().given_up =
-                            Some(format!("no answer from the hub for {seconds} s (--retry-for): {error}"));
+                            Some(format!("no answer from the coordinator for {seconds} s (--retry-for): {error}"));
                         self.shared.ordered.notify_all();
                         return;
                     }

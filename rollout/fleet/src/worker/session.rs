@@ -46,7 +46,7 @@ pub(super) fn work(
     options: &WorkerOptions,
     stop: &Arc<AtomicBool>,
 ) -> anyhow::Result<Left> {
-    tracing::info!("worker {} calls the hub", options.name);
+    tracing::info!("worker {} calls the coordinator", options.name);
     let mut orders = None;
     loop {
         let Some(first) = first_orders(client, orders.take(), stop)? else { return Ok(Left::BySignal) };
@@ -95,7 +95,7 @@ fn first_orders(client: &Client, orders: Option<Orders>, stop: &AtomicBool) -> a
 
 fn refuse(orders: &Orders) -> anyhow::Result<()> {
     match &orders.refused {
-        Some(reason) => bail!("the hub wants nothing of this worker: {reason}"),
+        Some(reason) => bail!("the coordinator wants nothing of this worker: {reason}"),
         None => Ok(()),
     }
 }
@@ -286,7 +286,7 @@ impl<'a> Session<'a> {
                 self.engine.abort_all();
                 return Ok(orders.facts.is_some().then(|| Next::OtherRun(Box::new(orders))));
             }
-            tracing::info!("the hub has begun anew");
+            tracing::info!("the coordinator has begun anew");
             self.coordinator = orders.coordinator;
             self.engine.abort_all();
             self.waiting.clear();

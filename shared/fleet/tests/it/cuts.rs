@@ -57,8 +57,8 @@ fn workers_find_a_new_coordinator_at_the_place_of_the_old_one() {
     assert_eq!(
         error,
         format!(
-            "the hub cannot be reached: --join tcp/{address}: nothing listens there ({address}: connection refused); is the run \
-             up, and does a firewall let this host through?"
+            "the coordinator cannot be reached: --join tcp/{address}: nothing listens there ({address}: connection \
+             refused); is the run up, and does a firewall let this host through?"
         )
     );
     let coordinator = Serving::new(&listen(&format!("tcp/{address}")));

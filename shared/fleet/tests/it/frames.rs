@@ -58,7 +58,7 @@ fn a_frame_that_cannot_be_read_is_refused_on_both_sides() {
         ("a stump", good[..9].to_vec(), "9 bytes are too few for a frame header of 32".to_owned()),
         (
             "foreign",
-            b"GET / HTTP/1.1\r\nHost: hub\r\n\r\n".to_vec(),
+            b"GET / HTTP/1.1\r\nHost: run\r\n\r\n".to_vec(),
             "it begins with [47, 45, 54, 20] and not with \"TNDM\"".to_owned(),
         ),
         (

@@ -1,9 +1,10 @@
 //! A coordinator that answers by itself, and workers for it.
 
 use std::{
-    fs,
+    env, fs,
     net::{SocketAddr, TcpListener},
     path::PathBuf,
+    process::Command,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -16,7 +17,7 @@ use shared::channel::{
     ChannelError,
     fleet::{CoordinatorEnd, CoordinatorEvent, Orders, Report, WorkerEnd},
 };
-use shared_fleet::{FleetError, JoinOptions, ListenOptions, ZenohCoordinator, ZenohWorker};
+use shared_fleet::{FleetError, JoinOptions, ListenOptions, RefusedCalls, ZenohCoordinator, ZenohWorker, init_logging};
 use tempfile::TempDir;
 
 /// Longer than anything that works takes.
@@ -70,7 +71,7 @@ impl Serving {
     }
 
     pub fn with(options: &ListenOptions, answer: impl Fn(&Report) -> Orders + Send + 'static) -> Self {
-        shared_fleet::init_logging("info");
+        init_logging("info", RefusedCalls::Explained);
         let mut coordinator = ZenohCoordinator::open(options).unwrap();
         let endpoint = coordinator.endpoint().clone();
         let (over, told) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::new())));
@@ -128,6 +129,23 @@ impl Drop for Serving {
             drop(thread.join());
         }
     }
+}
+
+/// The variable that says that a test has a process of its own.
+const ALONE: &str = "TANDEM_TEST_ALONE";
+
+/// Runs a test in a process of its own, of which something is counted or which logs otherwise. Whether this is that
+/// process.
+pub fn alone(test: &str) -> bool {
+    if env::var_os(ALONE).is_some() {
+        return true;
+    }
+    let mut command = Command::new(env::current_exe().unwrap());
+    let output = command.args(["--exact", test, "--nocapture"]).env(ALONE, "1").output().unwrap();
+    let [written, logged] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
+    assert!(output.status.success(), "{written}{logged}");
+    print!("{written}");
+    false
 }
 
 /// Joins at once or not at all.

@@ -42,7 +42,10 @@ fn a_wake_up_that_nobody_hears_and_a_call_that_nobody_answers_are_lost() {
     let Some(CoordinatorEvent::Call(first)) = event else { panic!("no call") };
     drop(first);
     let (dropped, late) = calls.join().unwrap();
-    assert!(matches!(dropped, Err(ChannelError::Timeout { peer: "hub", seconds }) if seconds < 20.0), "{dropped:?}");
+    assert!(
+        matches!(dropped, Err(ChannelError::Timeout { peer: "coordinator", seconds }) if seconds < 20.0),
+        "{dropped:?}"
+    );
     assert!(matches!(late, Err(ChannelError::Timeout { .. })), "{late:?}");
 }
 

@@ -1,31 +1,14 @@
 //! What coordinator and workers leave behind.
 
 use std::{
-    env, fs,
-    process::Command,
-    thread,
+    env, fs, thread,
     time::{Duration, Instant},
 };
 
 use shared::channel::fleet::WorkerEnd;
 use shared_fleet::{JoinOptions, ListenOptions};
 
-use crate::support::{PATIENCE, Serving, call, join, loopback, report, token_file};
-
-/// The variable that says that a test has a process of its own.
-const ALONE: &str = "TANDEM_TEST_ALONE";
-
-/// Runs a test in a process of its own, since threads and files are counted. Whether this is that process.
-fn alone(test: &str) -> bool {
-    if env::var_os(ALONE).is_some() {
-        return true;
-    }
-    let mut command = Command::new(env::current_exe().unwrap());
-    let output = command.args(["--exact", test, "--nocapture"]).env(ALONE, "1").output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
-    print!("{}", String::from_utf8_lossy(&output.stdout));
-    false
-}
+use crate::support::{PATIENCE, Serving, alone, call, join, loopback, report, token_file};
 
 fn count(folder: &str) -> usize {
     fs::read_dir(folder).unwrap().count()

@@ -58,7 +58,7 @@ fn a_coordinator_has_a_certificate_that_workers_trust() {
 fn a_coordinator_that_workers_do_not_trust_has_none() {
     let (authority, other) = (Authority::new(), Authority::new());
     let coordinator = Serving::new(&proven(&authority, "127.0.0.1", TODAY));
-    let not = "the hub's certificate is not accepted: it is signed by";
+    let not = "the coordinator's certificate is not accepted: it is signed by";
     let options = trusting(&coordinator, &other);
     assert_eq!(refused(&options, Stage::Certificates), format!("{not} neither --tls-ca nor a public authority"));
     from_somebody(&coordinator, "it does not know who signed `tls_certificate`");
@@ -72,11 +72,11 @@ fn a_coordinator_that_workers_do_not_trust_has_none() {
 #[test]
 fn a_certificate_is_for_today_and_for_its_host() {
     let authority = Authority::new();
-    let not = "the hub's certificate is not accepted: ";
+    let not = "the coordinator's certificate is not accepted: ";
     let coordinator = Serving::new(&proven(&authority, "127.0.0.1", EXPIRED));
     assert_eq!(
         refused(&trusting(&coordinator, &authority), Stage::Certificates),
-        format!("{not}it has expired; the hub needs a new one, if this host's clock is right")
+        format!("{not}it has expired; the coordinator needs a new one, if this host's clock is right")
     );
     from_somebody(&coordinator, "`tls_certificate` has expired");
     let coordinator = Serving::new(&proven(&authority, "127.0.0.1", [1, 2]));
@@ -84,10 +84,10 @@ fn a_certificate_is_for_today_and_for_its_host() {
         refused(&trusting(&coordinator, &authority), Stage::Certificates),
         format!("{not}it is not valid yet; is this host's clock right?")
     );
-    let coordinator = Serving::new(&proven(&authority, "hub.example.org", TODAY));
+    let coordinator = Serving::new(&proven(&authority, "run.example.org", TODAY));
     assert_eq!(
         refused(&trusting(&coordinator, &authority), Stage::Certificates),
-        format!("{not}it is not for the name 127.0.0.1, but for hub.example.org")
+        format!("{not}it is not for the name 127.0.0.1, but for run.example.org")
     );
     from_somebody(&coordinator, "it does not accept `tls_certificate`; is it for another name?");
 }
@@ -106,9 +106,9 @@ fn with_an_authority_for_workers_each_has_a_certificate_of_it() {
     call(&mut worker, 1);
 
     let missing = "asks for a certificate: give --tls-certificate and --tls-private-key, signed by its `tls_client_ca`";
-    assert_eq!(refused(&trusting(&coordinator, &authority), Stage::Certificates), format!("the hub {missing}"));
+    assert_eq!(refused(&trusting(&coordinator, &authority), Stage::Certificates), format!("the coordinator {missing}"));
     from_somebody(&coordinator, "it has no certificate, and `tls_client_ca` asks for one");
-    let not = "the hub does not accept --tls-certificate: ";
+    let not = "the coordinator does not accept --tls-certificate: ";
     let foreign = with(other.sign("worker", TODAY));
     assert_eq!(refused(&foreign, Stage::Certificates), format!("{not}it is not signed by its `tls_client_ca`"));
     from_somebody(&coordinator, "its certificate is not signed by `tls_client_ca`");
@@ -127,12 +127,12 @@ fn a_token_is_asked_for_behind_a_certificate_too() {
     let without = trusting(&coordinator, &authority);
     assert_eq!(
         refused(&without, Stage::Join),
-        "the hub asks for a token: give --token-file, with the word of its `token_file`"
+        "the coordinator asks for a token: give --token-file, with the word of its `token_file`"
     );
     let (_dir, other) = token_file("the word of somebody else");
     assert_eq!(
         refused(&JoinOptions { token_file: Some(other), ..without.clone() }, Stage::Join),
-        "the hub does not accept the token: --token-file has another word than its `token_file`"
+        "the coordinator does not accept the token: --token-file has another word than its `token_file`"
     );
     call(&mut join(&JoinOptions { token_file: Some(word), ..without }, 1).unwrap(), 1);
 }
@@ -207,7 +207,8 @@ fn flags_that_do_not_fit_are_refused_before_anybody_is_asked() {
     );
     assert_eq!(
         check(to("tls/[::1]:1")),
-        "--join tls/[::1]:1: TLS needs the name that is in the hub's certificate, or its IPv4 address; write that"
+        "--join tls/[::1]:1: TLS needs the name that is in the coordinator's certificate, or its IPv4 address; write \
+         that"
     );
     let missing = JoinOptions { ca: Some(Path::new("/nowhere/ca.pem").into()), ..to("tls/127.0.0.1:1") };
     assert_eq!(check(missing), "--tls-ca /nowhere/ca.pem: No such file or directory (os error 2)");

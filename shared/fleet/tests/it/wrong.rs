@@ -7,9 +7,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use shared_fleet::{FleetError, JoinOptions, ListenOptions, Stage, ZenohCoordinator, ZenohWorker, probe};
+use shared_fleet::{
+    FleetError, JoinOptions, ListenOptions, RefusedCalls, Stage, ZenohCoordinator, ZenohWorker, init_logging, probe,
+};
 
-use crate::support::{PATIENCE, Serving, at, call, free_port, join, listen, loopback, token_file};
+use crate::support::{PATIENCE, Serving, alone, at, call, free_port, join, listen, loopback, token_file};
 
 /// Why a worker does not get in, and at which stage of a probe.
 fn refused(options: &JoinOptions) -> (Stage, String) {
@@ -56,7 +58,7 @@ fn something_else_listens_there() {
             }
         });
         let error = ZenohWorker::join(&at(address), 1, Duration::from_millis(1500)).map(drop).unwrap_err().to_string();
-        let words = "what listens there takes connections and ends them; is it a hub?";
+        let words = "what listens there takes connections and ends them; is it a coordinator?";
         assert_eq!(error, format!("--join tcp/{address}: {words}"));
     }
 }
@@ -79,7 +81,7 @@ fn a_token_is_the_same_on_both_sides_or_on_neither() {
     let open = Serving::new(&loopback());
     let with = |coordinator: &Serving, file| JoinOptions { token_file: file, ..coordinator.join_options() };
     let there = |coordinator: &Serving, words: &str| {
-        (Stage::Join, format!("--join tcp/{}: the hub {words}", coordinator.address))
+        (Stage::Join, format!("--join tcp/{}: the coordinator {words}", coordinator.address))
     };
     let told = |coordinator: &Serving, reason: &str| {
         let words = coordinator.wait_for(reason, |words| words.ends_with(reason));
@@ -105,6 +107,26 @@ fn a_token_is_the_same_on_both_sides_or_on_neither() {
 }
 
 #[test]
+fn who_gets_in_does_not_hang_on_the_reading_of_zenohs_log() {
+    if !alone("wrong::who_gets_in_does_not_hang_on_the_reading_of_zenohs_log") {
+        return;
+    }
+    // The first of them counts.
+    init_logging("info", RefusedCalls::AsLogged);
+    let (_dir, word) = token_file("the word of the coordinator");
+    let (_dir, other) = token_file("the word of somebody else");
+    let coordinator = Serving::new(&ListenOptions { token_file: Some(word.clone()), ..loopback() });
+    let with = |file| JoinOptions { token_file: file, ..coordinator.join_options() };
+    let (stage, words) = refused(&with(Some(other)));
+    assert!(stage == Stage::Join && words.contains("does not accept the token"), "{words}");
+    let (stage, words) = refused(&with(None));
+    assert!(stage == Stage::Join && words.contains("asks for a token"), "{words}");
+    call(&mut join(&with(Some(word)), 1).unwrap(), 1);
+    coordinator.wait_for("the worker to be gone", |words| words == "gone 1");
+    assert_eq!(coordinator.told(), ["gone 1"], "nobody has explained the refusals to it");
+}
+
+#[test]
 fn a_worker_that_is_no_longer_let_in_says_why() {
     let (_dir, word) = token_file("the word of the coordinator");
     let (_dir, other) = token_file("the word of somebody else");
@@ -119,8 +141,8 @@ fn a_worker_that_is_no_longer_let_in_says_why() {
     assert_eq!(
         error,
         format!(
-            "the hub cannot be reached: --join tcp/{address}: the hub does not accept the token: --token-file has another word \
-             than its `token_file`"
+            "the coordinator cannot be reached: --join tcp/{address}: the coordinator does not accept the token: \
+             --token-file has another word than its `token_file`"
         )
     );
 }
