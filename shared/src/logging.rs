@@ -49,7 +49,8 @@ pub fn init_with(level: &str, bound: impl FnOnce(EnvFilter, &str) -> RecordFilte
     }
 }
 
-/// Writes records, each of which arrives whole, as one line each: names of files and words of programs may hold anything.
+/// Writes records, each of which arrives whole, as one line each: names of files and words of programs may hold
+/// anything.
 struct Lines<W>(W);
 
 impl<W: Write> Write for Lines<W> {
