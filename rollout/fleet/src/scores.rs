@@ -1,7 +1,7 @@
 //! Rewards on workers (`rewards_on`): what travels of a row, and the reward functions beside a worker's engine.
 //!
-//! A worker scores groups that it makes all of. Everything else, such as what is left of a group that was begun before, is scored
-//! beside the learner as ever.
+//! A worker scores groups that it makes all of. Everything else, such as what is left of a group that was begun before,
+//! is scored beside the learner as ever.
 
 use std::{borrow::Cow, collections::BTreeMap, sync::Arc, thread, time::Duration};
 

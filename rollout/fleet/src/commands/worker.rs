@@ -83,7 +83,8 @@ pub struct Args {
     /// What computes, if something else than the run says; the run must accept that (`accept_other_kernels`)
     #[arg(long, env = "TANDEM_KERNELS", value_name = "KERNELS")]
     pub kernels: Option<Kernels>,
-    /// Where this host has the reward functions of a run with `rewards_on` workers [default: the run's own `reward_dir`]
+    /// Where this host has the reward functions of a run with `rewards_on` workers [default: the run's own
+    /// `reward_dir`]
     #[arg(long, env = "TANDEM_REWARD_DIR", value_name = "DIR")]
     pub reward_dir: Option<PathBuf>,
     /// Seconds for which a run that does not answer is called again and again before this worker gives up

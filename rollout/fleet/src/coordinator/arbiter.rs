@@ -1,5 +1,5 @@
-//! The engine beside the learner that decides whose completions are right. It is made when there is something to decide, on a
-//! side thread and from the weights that workers have, and goes afterwards.
+//! The engine beside the learner that decides whose completions are right. It is made when there is something to
+//! decide, on a side thread and from the weights that workers have, and goes afterwards.
 
 use std::{
     path::PathBuf,
@@ -73,8 +73,8 @@ impl Arbiter {
         }
     }
 
-    /// Begins to look at an edition as a worker does, unless it is at something else: its bytes, its norms and what it says of the
-    /// learner's tokens.
+    /// Begins to look at an edition as a worker does, unless it is at something else: its bytes, its norms and what it
+    /// says of the learner's tokens.
     pub fn look_at(&mut self, edition: Edition) {
         if self.is_free() {
             self.begin(move |options| {

@@ -1,8 +1,8 @@
 //! Trust, but check: a share of what workers make is made again by another worker, or beside the learner, and compared.
 //!
-//! Equal packed kernels give equal bits, so there is no tolerance. Two that differ are a case that the engine beside the learner
-//! decides, which samples from the same edition. Whoever computes otherwise cannot be compared token by token: that engine says
-//! how probable its tokens are, and what the worker has said of them must be near that.
+//! Equal packed kernels give equal bits, so there is no tolerance. Two that differ are a case that the engine beside
+//! the learner decides, which samples from the same edition. Whoever computes otherwise cannot be compared token by
+//! token: that engine says how probable its tokens are, and what the worker has said of them must be near that.
 
 use std::{
     collections::VecDeque,
@@ -24,7 +24,8 @@ pub struct Check {
     pub version: PolicyVersion,
     /// Who has made what of it: one worker, or two that differ.
     pub made: Vec<(u64, Vec<Made>)>,
-    /// How far log-probs may be from those of the engine beside the learner, where that computes otherwise than the worker.
+    /// How far log-probs may be from those of the engine beside the learner, where that computes otherwise than the
+    /// worker.
     pub tolerance: Option<f64>,
     /// Since when it waits.
     since: Instant,
@@ -63,8 +64,8 @@ impl Checks {
         Self { share, waiting: VecDeque::new(), disputed: Vec::new(), agreed: 0, disputes: 0, trouble: None }
     }
 
-    /// A worker has made a lease. Which are checked hangs on the prompt alone, and no worker knows it before. With `tolerance`,
-    /// it is one that computes otherwise than the run.
+    /// A worker has made a lease. Which are checked hangs on the prompt alone, and no worker knows it before. With
+    /// `tolerance`, it is one that computes otherwise than the run.
     pub(super) fn first(
         &mut self,
         request: &GroupRequest,
@@ -148,7 +149,8 @@ impl Checks {
             }
             (Ok(Found::Apart(distance)), Some(tolerance)) if distance > tolerance => {
                 let what = format!(
-                    "prompt {prompt}, log-probs {distance:.1e} from those beside the learner (tolerance {tolerance:.0e})"
+                    "prompt {prompt}, log-probs {distance:.1e} from those beside the learner (tolerance \
+                     {tolerance:.0e})"
                 );
                 check.made.iter().map(|(worker, _)| (*worker, what.clone())).collect()
             }
@@ -156,7 +158,8 @@ impl Checks {
             (Ok(Found::Late), _) => {
                 if check.made.len() > 1 {
                     tracing::warn!(
-                        "two workers differ in prompt {prompt}, and weights v{} went before it was found out who is wrong",
+                        "two workers differ in prompt {prompt}, and weights v{} went before it was found out who is \
+                         wrong",
                         check.version
                     );
                 }

@@ -1,8 +1,8 @@
 //! Who makes what: requests, leases and workers, without a transport or a clock.
 //!
-//! A request is a group that the plan has begun. Its samples wait until they are leased, and are *open* until somebody has
-//! made them: a lease may run out or be made by a worker that comes back late, and the first completion counts. So nothing
-//! that happens to a worker can lose a completion or count one twice.
+//! A request is a group that the plan has begun. Its samples wait until they are leased, and are *open* until somebody
+//! has made them: a lease may run out or be made by a worker that comes back late, and the first completion counts. So
+//! nothing that happens to a worker can lose a completion or count one twice.
 //!
 //! | file | subject |
 //! |---|---|

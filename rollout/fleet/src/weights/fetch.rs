@@ -78,9 +78,9 @@ impl FetchError {
     }
 }
 
-/// Fetches an edition to where a run directory has that version: by a difference to what is here, if there is one; with the
-/// export that it is added to, if it is an adapter. Whole or not at all. What is there of another edition of the version is
-/// replaced.
+/// Fetches an edition to where a run directory has that version: by a difference to what is here, if there is one; with
+/// the export that it is added to, if it is an adapter. Whole or not at all. What is there of another edition of the
+/// version is replaced.
 ///
 /// # Errors
 /// Those of the store, of what it gave, or of the file system.

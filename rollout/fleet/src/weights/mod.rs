@@ -1,5 +1,5 @@
-//! Versions on their way into the store, and out of it. On one host there is no way to go: workers read what the learner has
-//! left.
+//! Versions on their way into the store, and out of it. On one host there is no way to go: workers read what the
+//! learner has left.
 //!
 //! | file | subject |
 //! |---|---|

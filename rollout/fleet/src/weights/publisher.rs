@@ -88,8 +88,8 @@ pub struct OnItsWay {
 }
 
 impl Publisher {
-    /// A publisher that leaves `most_kept` versions in the store besides the newest one, and takes over what one before it has
-    /// left there.
+    /// A publisher that leaves `most_kept` versions in the store besides the newest one, and takes over what one before
+    /// it has left there.
     ///
     /// # Errors
     /// A record of that which cannot be read.
@@ -108,8 +108,8 @@ impl Publisher {
         self.send(source, in_use, None)
     }
 
-    /// Begins to publish the newest version once more, of which the store has something else by now. Nothing if that has been of no
-    /// use several times.
+    /// Begins to publish the newest version once more, of which the store has something else by now. Nothing if that
+    /// has been of no use several times.
     ///
     /// # Errors
     /// When there can be no thread.
@@ -141,8 +141,8 @@ impl Publisher {
         Ok(OnItsWay { source, begun, result, thread: Some(thread) })
     }
 
-    /// An edition was announced: of those in the store, the oldest go, as far as no worker of `in_use` samples from them, and all
-    /// that an earlier coordinator has left there if versions are not sent any more.
+    /// An edition was announced: of those in the store, the oldest go, as far as no worker of `in_use` samples from
+    /// them, and all that an earlier coordinator has left there if versions are not sent any more.
     pub fn keep(&mut self, edition: Edition, in_use: &[Edition]) {
         let most = match self.sending.versions_stay {
             true if self.versions() == 0 => return,

@@ -45,8 +45,8 @@ impl Record {
         self.editions.push_back(edition);
     }
 
-    /// Takes the oldest edition out that nobody of `in_use` has, if there are more than `most`. Those in use go last, but they
-    /// go: a worker that has one has no need of the store.
+    /// Takes the oldest edition out that nobody of `in_use` has, if there are more than `most`. Those in use go last,
+    /// but they go: a worker that has one has no need of the store.
     pub fn take_oldest(&mut self, most: usize, in_use: &[Edition]) -> Option<Edition> {
         if self.editions.len() <= most {
             return None;

@@ -55,8 +55,8 @@ impl Fetcher {
         self.here.as_ref()
     }
 
-    /// Whether an edition that could not be opened is not here any more: where workers read what the learner leaves, that removes
-    /// and replaces versions as it goes on. It is then fetched again.
+    /// Whether an edition that could not be opened is not here any more: where workers read what the learner leaves,
+    /// that removes and replaces versions as it goes on. It is then fetched again.
     pub fn has_lost(&mut self, edition: &Edition) -> bool {
         let Origin::Learner(learner) = &self.origin else { return false };
         // What goes does so file by file.
@@ -72,8 +72,8 @@ impl Fetcher {
         self.unfetched.as_ref()
     }
 
-    /// One look: begins to fetch `wanted` if it is not here, by the difference to `in_use` if there is one, or takes note of what
-    /// has come. `busy` tells of a version that is being read and must not be replaced.
+    /// One look: begins to fetch `wanted` if it is not here, by the difference to `in_use` if there is one, or takes
+    /// note of what has come. `busy` tells of a version that is being read and must not be replaced.
     ///
     /// # Errors
     /// When there can be no thread, and when there is no room for it on this host.

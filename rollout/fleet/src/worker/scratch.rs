@@ -1,5 +1,5 @@
-//! Where a worker puts weights: a folder that is its own as long as it lives, and that the next one takes over with what is in
-//! it, so that a fetch that was cut goes on.
+//! Where a worker puts weights: a folder that is its own as long as it lives, and that the next one takes over with
+//! what is in it, so that a fetch that was cut goes on.
 
 use std::{
     fs::{self, File},

@@ -50,8 +50,8 @@ impl Scheduler {
         }
         let class = report.class.filter(|class| *class != self.options.class && !self.options.accept_other_kernels)?;
         Some(format!(
-            "it computes with {} and the run with {}: the last bits of its figures are others; let the run accept that with \
-             `accept_other_kernels`, or give it the same",
+            "it computes with {} and the run with {}: the last bits of its figures are others; let the run accept that \
+             with `accept_other_kernels`, or give it the same",
             class_in_words(class),
             class_in_words(self.options.class)
         ))
@@ -182,8 +182,8 @@ impl Scheduler {
         Some((self.edition.clone()?, reason))
     }
 
-    /// Drops the workers that find something else in the place of the announced edition: it was sent to them again as often as it
-    /// is of use.
+    /// Drops the workers that find something else in the place of the announced edition: it was sent to them again as
+    /// often as it is of use.
     pub fn drop_finding_damage(&mut self) {
         for (number, reason) in self.finding_damage() {
             let why =
@@ -203,8 +203,8 @@ impl Scheduler {
         finding.collect()
     }
 
-    /// Drops the workers that refuse the announced edition although another has it in use, and tells what they say where nobody
-    /// has.
+    /// Drops the workers that refuse the announced edition although another has it in use, and tells what they say
+    /// where nobody has.
     pub fn take_refusals(&mut self) -> Vec<String> {
         if !self.is_in_use() {
             return self.refusing().into_iter().map(|(_, reason)| reason).collect();
