@@ -87,7 +87,7 @@ fn made_up_run(dir: &Path, steps: u64, text: impl Fn(u64, u64) -> String) {
     fs::write(dir.join("metrics.jsonl"), metrics).unwrap();
 }
 
-/// The table of a hub that has just written it.
+/// The table of a coordinator that has just written it.
 fn workers(rows: &[Value]) -> WorkersTable {
     let table = json!({
         "written": shared::workers::now(), "listen": "tls/0.0.0.0:7447", "version": 7, "verified": 12, "disputed": 1,

@@ -44,7 +44,7 @@ pub fn ci(host: &Host) -> Result<()> {
     run(host.command(host.root.join(".ci/run")))
 }
 
-/// Builds everything and runs `tandem demo`.
+/// Builds the programs and runs `tandem demo`.
 ///
 /// # Errors
 /// When set-up, build or demo fails.
@@ -55,7 +55,7 @@ pub fn demo(host: &Host, args: &[OsString]) -> Result<()> {
     run(demo)
 }
 
-/// Builds everything, and runs the program of a folder in `examples/`.
+/// Builds the programs, and runs the one of a folder in `examples/`.
 ///
 /// # Errors
 /// When there is no such program, or set-up, build or program fails.
@@ -73,14 +73,14 @@ pub fn example(host: &Host, name: &str, args: &[OsString]) -> Result<()> {
     run(example)
 }
 
-/// Sets up and builds everything.
+/// Sets up and builds what is built by default: everything but the fleet and what only that needs.
 ///
 /// # Errors
 /// When either fails.
 pub fn build(host: &Host) -> Result<()> {
     setup::run(host, false)?;
     let mut build = host.cargo();
-    build.args(["build", "--release", "--workspace", "--locked"]);
+    build.args(["build", "--release", "--locked"]);
     run(build)
 }
 
@@ -122,7 +122,31 @@ impl Steps {
 
 #[cfg(test)]
 mod tests {
+    use std::{collections::BTreeSet, env, path::Path};
+
     use super::*;
+
+    /// The crates that this selection of the workspace compiles, those for its tests included.
+    fn crates(selection: &[&str]) -> BTreeSet<String> {
+        let mut tree = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        tree.current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap());
+        tree.args(["tree", "--offline", "--locked", "--edges", "normal,build,dev", "--prefix", "none"]).args(selection);
+        let output = tree.output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let lines = String::from_utf8(output.stdout).unwrap();
+        lines.lines().filter_map(|line| line.split(' ').next().map(str::to_owned)).collect()
+    }
+
+    #[test]
+    fn the_default_build_compiles_nothing_of_the_fleet() {
+        let fleet = ["rollout-fleet", "shared-fleet", "shared-store", "zenoh", "object_store"];
+        let [default, all] = [&[][..], &["--workspace"]].map(crates);
+        for name in fleet {
+            assert!(all.contains(name), "the workspace has no {name}: is that its name?");
+            assert!(!default.contains(name), "`cargo tree --edges normal,build,dev --invert {name}` says who wants it");
+        }
+        assert!(default.is_subset(&all) && default.len() + 100 < all.len(), "{} of {}", default.len(), all.len());
+    }
 
     #[test]
     fn the_first_failure_names_its_step_and_is_recorded() {

@@ -120,7 +120,7 @@ pub fn endpoint(bytes: &[u8]) {
 }
 
 pub fn endpoint_seeds() -> Vec<Vec<u8>> {
-    ["tcp/127.0.0.1:7447", "tls/hub.example.org:1", "tcp/[::1]:0"].map(|text| text.as_bytes().to_vec()).into()
+    ["tcp/127.0.0.1:7447", "tls/run.example.org:1", "tcp/[::1]:0"].map(|text| text.as_bytes().to_vec()).into()
 }
 
 fn check<M: frame::Message>(bytes: &[u8]) {

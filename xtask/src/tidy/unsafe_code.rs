@@ -12,6 +12,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ("learner/src/ranks/gloo.rs", "calls torch's process group, of which tch has nothing"),
     ("learner/src/ranks/shim.rs", "frees what the functions of gloo.cpp give"),
     ("learner/src/ranks/store.rs", "calls torch's stores, of which tch has nothing"),
+    ("rollout/fleet/src/main.rs", "changes the environment before there are threads"),
     ("rollout/kernels/src/attention/", "runs on vectors whose instructions the processor must have"),
     ("rollout/kernels/src/linear/", "runs on vectors whose instructions the processor must have"),
     ("rollout/kernels/src/packed.rs", "writes panels from several threads, each its own"),
