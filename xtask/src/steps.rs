@@ -10,6 +10,9 @@ use anyhow::{Context, Result, bail};
 
 use crate::{host::Host, prerequisites, setup, tidy};
 
+/// The programs of a run on one host.
+const PROGRAMS: [&str; 3] = ["tandem", "rollout", "learner"];
+
 /// Formatting, house rules, lints, and all tests. One profile serves every step, so nothing is compiled twice for it.
 ///
 /// # Errors
@@ -44,7 +47,7 @@ pub fn ci(host: &Host) -> Result<()> {
     run(host.command(host.root.join(".ci/run")))
 }
 
-/// Builds everything and runs `tandem demo`.
+/// Builds the programs and runs `tandem demo`.
 ///
 /// # Errors
 /// When set-up, build or demo fails.
@@ -55,7 +58,7 @@ pub fn demo(host: &Host, args: &[OsString]) -> Result<()> {
     run(demo)
 }
 
-/// Builds everything, and runs the program of a folder in `examples/`.
+/// Builds the programs, and runs the one of a folder in `examples/`.
 ///
 /// # Errors
 /// When there is no such program, or set-up, build or program fails.
@@ -64,24 +67,32 @@ pub fn example(host: &Host, name: &str, args: &[OsString]) -> Result<()> {
     if !folder.join("main.rs").is_file() {
         bail!("{} has no main.rs; its README.md, if there is one, says how it is run", folder.display());
     }
-    build(host)?;
-    let mut build = host.cargo();
-    build.args(["build", "--release", "--locked", "--example", name]);
-    run(build)?;
+    setup::run(host, false)?;
+    run(programs(host, &["--example", name]))?;
     let mut example = host.command(host.binary(&format!("examples/{name}")));
     example.args(args);
     run(example)
 }
 
-/// Sets up and builds everything.
+/// Sets up, and builds the programs of a run.
 ///
 /// # Errors
 /// When either fails.
 pub fn build(host: &Host) -> Result<()> {
     setup::run(host, false)?;
+    run(programs(host, &[]))
+}
+
+/// The build of the programs of a run, and of what more targets ask for.
+///
+/// Of the whole workspace, cargo takes the features that dependencies have there, and of its targets, it builds the named
+/// ones. With `--package`, dependencies would lack features that tests ask for, and `cargo xtask test` would compile them
+/// a second time.
+fn programs(host: &Host, more: &[&str]) -> Command {
     let mut build = host.cargo();
-    build.args(["build", "--release", "--workspace", "--locked"]);
-    run(build)
+    build.args(["build", "--release", "--locked", "--workspace"]);
+    build.args(PROGRAMS.iter().flat_map(|program| ["--bin", program])).args(more);
+    build
 }
 
 /// Runs a command that must succeed.
