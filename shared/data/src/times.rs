@@ -164,3 +164,87 @@ impl Display for Interval {
         f.write_str(if before.is_empty() { "0 secs" } else { "" })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use arrow_array::ArrayRef;
+
+    use super::*;
+
+    /// The values of a column as they are written.
+    fn texts(array: ArrayRef) -> Vec<String> {
+        let value = text(&array).unwrap().expect("it is a column of times");
+        let written = |index| {
+            let mut out = Vec::new();
+            value(index, &mut out);
+            String::from_utf8(out).unwrap()
+        };
+        (0..array.len()).map(written).collect()
+    }
+
+    fn column<T: ArrowPrimitiveType>(values: &[T::Native]) -> ArrayRef {
+        Arc::new(PrimitiveArray::<T>::from_iter_values(values.iter().copied()))
+    }
+
+    #[test]
+    fn dates_and_times_are_those_of_iso_8601() {
+        assert_eq!(texts(column::<Date32Type>(&[0, -1])), [r#""1970-01-01""#, r#""1969-12-31""#]);
+        assert_eq!(texts(column::<Date64Type>(&[1_500])), [r#""1970-01-01T00:00:01.500""#]);
+        assert_eq!(texts(column::<Time32SecondType>(&[3_661])), [r#""01:01:01""#]);
+        assert_eq!(texts(column::<Time32MillisecondType>(&[1])), [r#""00:00:00.001""#]);
+        assert_eq!(texts(column::<Time64MicrosecondType>(&[1])), [r#""00:00:00.000001""#]);
+        assert_eq!(texts(column::<Time64NanosecondType>(&[1])), [r#""00:00:00.000000001""#]);
+        assert_eq!(texts(column::<TimestampSecondType>(&[86_400])), [r#""1970-01-02T00:00:00""#]);
+        assert_eq!(texts(column::<TimestampMillisecondType>(&[-1])), [r#""1969-12-31T23:59:59.999""#]);
+        assert_eq!(texts(column::<TimestampNanosecondType>(&[1_000])), [r#""1970-01-01T00:00:00.000001""#]);
+    }
+
+    #[test]
+    fn a_zone_is_an_offset() {
+        let zoned = |zone: &str| -> ArrayRef {
+            Arc::new(PrimitiveArray::<TimestampMicrosecondType>::from(vec![1_500_000]).with_timezone(zone))
+        };
+        assert_eq!(texts(zoned("+00:00")), [r#""1970-01-01T00:00:01.500Z""#]);
+        assert_eq!(texts(zoned("+05:30")), [r#""1970-01-01T05:30:01.500+05:30""#]);
+        let error = text(&zoned("Europe/Berlin")).map(drop).unwrap_err().to_string();
+        assert!(error.contains("Europe/Berlin"), "{error}");
+    }
+
+    #[test]
+    fn spans_of_time_have_the_words_of_arrow() {
+        assert_eq!(texts(column::<DurationSecondType>(&[90, -1, i64::MAX])), [
+            r#""PT90S""#,
+            r#""-PT1S""#,
+            r#""<invalid>""#
+        ]);
+        assert_eq!(texts(column::<DurationMicrosecondType>(&[1])), [r#""PT0.000001S""#]);
+        assert_eq!(texts(column::<IntervalYearMonthType>(&[14, -1, 0])), [
+            r#""1 years 2 mons""#,
+            r#""-1 years 11 mons""#,
+            r#""0 years 0 mons""#
+        ]);
+        let day = IntervalDayTimeType::make_value;
+        let days = [day(0, 0), day(1, 0), day(-2, 3_661_001), day(0, -61_500)];
+        assert_eq!(texts(column::<IntervalDayTimeType>(&days)), [
+            r#""0 secs""#,
+            r#""1 days""#,
+            r#""-2 days 1 hours 1 mins 1.001 secs""#,
+            r#""-1 mins -1.500 secs""#
+        ]);
+        let month = IntervalMonthDayNanoType::make_value;
+        assert_eq!(texts(column::<IntervalMonthDayNanoType>(&[month(1, 2, 3), month(0, 0, -1)])), [
+            r#""1 mons 2 days 0.000000003 secs""#,
+            r#""-0.000000001 secs""#
+        ]);
+    }
+
+    #[test]
+    fn what_no_calendar_has_says_so() {
+        let written = texts(column::<Date32Type>(&[i32::MAX]));
+        assert_eq!(written, [r#""ERROR: Cast error: Failed to convert 2147483647 to temporal for Date32""#]);
+        let written = texts(column::<TimestampSecondType>(&[i64::MAX]));
+        assert!(written[0].starts_with(r#""ERROR: Cast error: Failed to convert 9223372036854775807 to datetime for "#));
+    }
+}

@@ -252,3 +252,119 @@ fn map(array: &MapArray) -> Result<Column<'_>, ArrowError> {
         out.push(b'}');
     }))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use arrow_array::{
+        ArrayRef, BinaryViewArray, BooleanArray, Decimal128Array, Decimal256Array, DictionaryArray, FixedSizeListArray,
+        Float32Array, Float64Array, Int8Array, Int16Array, Int32Array, Int64Array, LargeListArray, ListArray,
+        ListViewArray, MapArray, NullArray, RunArray, StringArray, StringViewArray, StructArray, UInt64Array,
+        UnionArray,
+    };
+    use arrow_buffer::{OffsetBuffer, i256};
+    use arrow_schema::{Field, Fields, UnionFields};
+
+    use super::*;
+
+    /// What is written of a column of the name `c`: the values, without the rows around them.
+    fn written(array: ArrayRef) -> Result<Vec<String>, String> {
+        let batch = RecordBatch::try_from_iter_with_nullable([("c", array, true)]).unwrap();
+        let text = String::from_utf8(lines(&batch).map_err(|error| error.to_string())?).unwrap();
+        let value = |line: &str| line.strip_prefix("{\"c\":").unwrap().strip_suffix('}').unwrap().to_owned();
+        Ok(text.lines().map(value).collect())
+    }
+
+    fn values(array: impl Array + 'static) -> Vec<String> {
+        written(Arc::new(array)).unwrap()
+    }
+
+    fn item(array: &dyn Array) -> Arc<Field> {
+        Arc::new(Field::new("item", array.data_type().clone(), true))
+    }
+
+    #[test]
+    fn numbers_keep_all_their_digits() {
+        assert_eq!(values(Int8Array::from(vec![Some(-128), None])), ["-128", "null"]);
+        assert_eq!(values(Int64Array::from(vec![i64::MIN])), ["-9223372036854775808"]);
+        assert_eq!(values(UInt64Array::from(vec![u64::MAX])), ["18446744073709551615"]);
+        let floats = [0.1, 1.0, -0.0, 1e300, f64::NAN, f64::INFINITY];
+        assert_eq!(values(Float64Array::from_iter_values(floats)), ["0.1", "1.0", "-0.0", "1e300", "null", "null"]);
+        // Not the shortest digits that give the same number.
+        assert_eq!(values(Float32Array::from(vec![0.1, 89_736_384.0])), ["0.1", "89736384.0"]);
+        let decimal = |scale| Decimal128Array::from(vec![Some(-12_345), None]).with_precision_and_scale(38, scale).unwrap();
+        assert_eq!(values(decimal(2)), ["-123.45", "null"]);
+        assert_eq!(values(decimal(-2)), ["-1234500", "null"]);
+        let wide = Decimal256Array::from(vec![i256::MAX]).with_precision_and_scale(76, 0).unwrap();
+        assert_eq!(values(wide)[0].len(), 77);
+    }
+
+    #[test]
+    fn texts_are_escaped_and_bytes_are_hexadecimal() {
+        assert_eq!(values(StringArray::from(vec!["é\"\n\u{1}"])), [r#""é\"\n\u0001""#]);
+        assert_eq!(values(StringViewArray::from(vec![Some("a text too long for its place"), None])).len(), 2);
+        assert_eq!(values(BinaryViewArray::from(vec![Some(b"\x00\xff".as_slice()), None])), [r#""00ff""#, "null"]);
+        assert_eq!(values(BooleanArray::from(vec![Some(true), Some(false), None])), ["true", "false", "null"]);
+        assert_eq!(values(NullArray::new(2)), ["null", "null"]);
+    }
+
+    #[test]
+    fn lists_of_every_kind_are_arrays() {
+        let items = || -> ArrayRef { Arc::new(Int32Array::from(vec![Some(1), None, Some(3), Some(4)])) };
+        let offsets = [1, 0, 3];
+        let expected = ["[1]", "[]", "[null,3,4]"];
+        let small = ListArray::new(item(&items()), OffsetBuffer::from_lengths(offsets), items(), None);
+        let large = LargeListArray::new(item(&items()), OffsetBuffer::from_lengths(offsets), items(), None);
+        assert_eq!(values(small.clone()), expected);
+        assert_eq!(values(small.slice(1, 2)), expected[1..]);
+        assert_eq!(values(large), expected);
+        let view = ListViewArray::new(item(&items()), vec![2, 0].into(), vec![2, 1].into(), items(), None);
+        assert_eq!(values(view), ["[3,4]", "[1]"]);
+        let fixed = FixedSizeListArray::new(item(&items()), 2, items(), Some(vec![false, true].into()));
+        assert_eq!(values(fixed), ["null", "[3,4]"]);
+    }
+
+    #[test]
+    fn what_is_looked_up_is_written_in_full() {
+        let words: ArrayRef = Arc::new(StringArray::from(vec!["a", "b"]));
+        let keys = Int16Array::from(vec![Some(1), None, Some(0)]);
+        assert_eq!(values(DictionaryArray::new(keys, words.clone())), [r#""b""#, "null", r#""a""#]);
+        let runs = RunArray::try_new(&Int32Array::from(vec![2, 3]), &words).unwrap();
+        assert_eq!(values(runs), [r#""a""#, r#""a""#, r#""b""#]);
+    }
+
+    fn map(keys: ArrayRef) -> MapArray {
+        let values: ArrayRef = Arc::new(Int32Array::from(vec![Some(1), None]));
+        let columns = vec![keys, values];
+        let named = ["keys", "values"].into_iter().zip(&columns);
+        let fields: Fields = named.map(|(name, of)| Field::new(name, of.data_type().clone(), true)).collect();
+        let entries = StructArray::new(fields, columns, None);
+        let field = Field::new("entries", entries.data_type().clone(), false);
+        MapArray::new(field.into(), OffsetBuffer::from_lengths([2, 0]), entries, None, false)
+    }
+
+    #[test]
+    fn structs_and_maps_are_objects() {
+        let (numbers, texts): (ArrayRef, ArrayRef) =
+            (Arc::new(Int32Array::from(vec![Some(1), None])), Arc::new(StringArray::from(vec!["x", "y"])));
+        let fields: Fields =
+            vec![Field::new("a\"", DataType::Int32, true), Field::new("b", DataType::Utf8, true)].into();
+        let both = StructArray::new(fields, vec![numbers, texts.clone()], None);
+        assert_eq!(values(both), [r#"{"a\"":1,"b":"x"}"#, r#"{"a\"":null,"b":"y"}"#]);
+        assert_eq!(values(map(texts)), [r#"{"x":1,"y":null}"#, "{}"]);
+    }
+
+    #[test]
+    fn what_json_has_no_words_for_is_refused() {
+        let keys: ArrayRef = Arc::new(Int32Array::from(vec![1, 2]));
+        let error = written(Arc::new(map(keys))).unwrap_err();
+        assert_eq!(error, "Json error: Only UTF8 keys supported by JSON MapArray Writer: got Int32");
+        let without: ArrayRef = Arc::new(StringArray::from(vec![Some("a"), None]));
+        assert!(written(Arc::new(map(without))).unwrap_err().ends_with("Encountered nulls in MapArray keys"));
+        let fields = UnionFields::try_new([0], [Field::new("a", DataType::Int32, true)]).unwrap();
+        let one: ArrayRef = Arc::new(Int32Array::from(vec![1]));
+        let union = UnionArray::try_new(fields, vec![0].into(), None, vec![one]).unwrap();
+        assert!(written(Arc::new(union)).unwrap_err().contains("Unsupported data type for JSON encoding: Union("));
+    }
+}
