@@ -1,11 +1,26 @@
 //! The commands that the two halves carry out. `tandem generate …` becomes `rollout generate …` in the same process, so
 //! that signals, exit code and output are those of the half, and its help and errors speak of `tandem generate`.
 
-use std::{convert::Infallible, env, ffi::OsString, os::unix::process::CommandExt, process::Command};
+use std::{
+    convert::Infallible,
+    env,
+    ffi::OsString,
+    fs::File,
+    io::{Seek, Write},
+    os::unix::process::CommandExt,
+    process::Command,
+};
 
 use anyhow::{Context, Result};
+use shared::config::layers;
 
-use crate::binaries;
+use crate::{
+    binaries, import_config,
+    train::{CommandLine, make_absolute},
+};
+
+/// The flag of `check-rewards` that may stand before the file as well as behind it.
+const JSON: &str = "--json";
 
 /// A command of one of the halves.
 pub struct Delegated {
@@ -60,11 +75,39 @@ impl Delegated {
     /// Becomes the half.
     ///
     /// # Errors
-    /// When the half is not beside this program or does not start; otherwise this process goes on as the half.
+    /// A file of another system that does not translate, or a half that is not beside this program or does not start;
+    /// otherwise this process goes on as the half.
     pub fn become_half(&self, words: Vec<OsString>) -> Result<Infallible> {
         let program = binaries::find(self.program)?;
         let mut command = Command::new(&program);
-        command.arg0(env::args_os().next().unwrap_or_else(|| "tandem".into())).arg(self.name).args(words);
+        command.arg0(env::args_os().next().unwrap_or_else(|| "tandem".into())).arg(self.name);
+        match self.translated(&words)? {
+            Some(file) => {
+                let json = words.iter().filter(|word| *word == JSON);
+                command.args(json).arg("/dev/stdin").stdin(file);
+            }
+            None => _ = command.args(words),
+        }
         Err(command.exec()).with_context(|| format!("cannot start {}", program.display()))
+    }
+
+    /// The configuration in a file of TRL, verl or RLinf, with the options behind it, for a command that takes what `tandem
+    /// train` takes.
+    fn translated(&self, words: &[OsString]) -> Result<Option<File>> {
+        if self.name != "check-rewards" {
+            return Ok(None);
+        }
+        let texts = words.iter().filter(|word| *word != JSON).map(|word| word.clone().into_string());
+        let Ok(texts) = texts.collect::<Result<Vec<_>, _>>() else { return Ok(None) };
+        if !layers::file_and_options(&texts).0.is_some_and(import_config::is_foreign) {
+            return Ok(None);
+        }
+        let mut config = CommandLine::parse(&texts)?.config()?;
+        // The half would look for them beside the file that it reads.
+        make_absolute(&mut config)?;
+        let mut file = tempfile::tempfile().context("temporary file for the configuration")?;
+        file.write_all(layers::to_toml(&config).as_bytes()).context("temporary file for the configuration")?;
+        file.rewind().context("temporary file for the configuration")?;
+        Ok(Some(file))
     }
 }

@@ -1,17 +1,15 @@
 //! Hugging Face directory to ONNX.
 
-use std::{fs, path::Path};
+use std::path::Path;
 
 use prost::Message;
-use shared::{
-    Dtype, ModelConfig, ModelDir, PolicyVersion, TensorEntry, TensorRole, WeightManifest, atomic,
-    manifest::{DATA_FILE, MANIFEST_FORMAT, MODEL_FILE, hash_of},
-};
+use shared::{Dtype, ModelConfig, ModelDir, PolicyVersion, TensorEntry, TensorRole, WeightManifest, atomic};
 
 use crate::{
     Checkpoint, ExportError, VersionDir,
     layout::{self, Values},
     onnx::decoder::{self, HEAD_DIM_MULTIPLE, rotary_names},
+    version::fill,
 };
 
 /// Rows of the rotary tables without [`ExportOptions::max_positions`], unless the model's own limit is lower.
@@ -96,32 +94,6 @@ pub(crate) fn write_export(
         VersionDir::open(dir)?.require(&mut |name| Ok(checkpoint.read_f32(name)?.into()))
     })?;
     Ok(manifest.expect("a folder that was written has a manifest"))
-}
-
-/// Writes the three files of a version into a folder that is not to be seen yet: the graph, the tensors, which `give` passes on one by one, and the
-/// manifest.
-pub(crate) fn fill<'a>(
-    dir: &Path,
-    version: PolicyVersion,
-    tensors: &[TensorEntry],
-    graph: &[u8],
-    give: impl FnMut(&TensorEntry) -> Result<Values<'a>, ExportError>,
-) -> Result<WeightManifest, ExportError> {
-    let tensors = layout::write_data(&dir.join(DATA_FILE), tensors, give)?;
-    let model = dir.join(MODEL_FILE);
-    fs::write(&model, graph).map_err(|e| ExportError::io(&model, e))?;
-    let manifest = WeightManifest {
-        format: MANIFEST_FORMAT,
-        version,
-        data_length: layout::data_length(&tensors),
-        data_blake3: hash_of(&tensors),
-        model_blake3: blake3::hash(graph).to_hex().to_string(),
-        tensors,
-        adapter: None,
-        rounded: None,
-    };
-    manifest.write(dir)?;
-    Ok(manifest)
 }
 
 /// What `config.json` allows and the graph does not.

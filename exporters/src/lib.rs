@@ -4,6 +4,11 @@
 //! [`WeightManifest`](shared::WeightManifest). [`write_version`] writes the weights of a later policy version under
 //! the same graph, without touching it; [`version_to_hf`] and [`write_hf`] lead back to a directory that transformers
 //! loads. No runtime is linked: neither ONNX Runtime nor libtorch.
+//!
+//! The bytes of an export depend on the model and the options alone. A model with a key that the graph cannot express
+//! is refused, with that key and its value. Exports are kept in a cache, keyed by the content that they were made of.
+//! [`Checkpoint`] and [`VersionDir`] add a LoRA adapter to the weights of its base as these are read, so nothing behind
+//! them knows of adapters.
 
 mod cache;
 mod checkpoint;
@@ -27,5 +32,5 @@ pub use export::{DEFAULT_MAX_POSITIONS, ExportOptions, export};
 pub use hf::{fill_adapter_companions, fill_hf, fill_hf_scorer, merge, version_to_hf, write_hf, write_hf_scorer};
 pub use onnx::decoder::{ROTARY_COS, ROTARY_SIN, reads_positions, rotary_names};
 pub use peft::{Adapter, AdapterConfig, LowRank, fill_adapter, fill_adapter_version, write_adapter_version};
-pub use values::{hash_and_norm_of, norm};
-pub use version::{Inspected, TensorSource, VersionDir, fill_tensors, fill_version, write_version};
+pub use values::{TensorSource, hash_and_norm_of, norm};
+pub use version::{Inspected, VersionDir, fill_tensors, fill_version, write_version};

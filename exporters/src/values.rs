@@ -1,4 +1,4 @@
-//! Elements of stored tensors: bytes to fp32 and back.
+//! Elements of tensors: who gives their values, and stored bytes to fp32 and back.
 
 use std::{borrow::Cow, fmt::Debug};
 
@@ -7,7 +7,10 @@ use half::{bf16, f16, slice::HalfFloatSliceExt};
 use rayon::prelude::*;
 use shared::Dtype;
 
-use crate::ExportError;
+use crate::{ExportError, SourceError};
+
+/// Gives the fp32 values of a parameter by its Hugging Face name, row-major: where they lie, or a copy.
+pub type TensorSource<'r, 'v> = &'r mut dyn FnMut(&str) -> Result<Cow<'v, [f32]>, SourceError>;
 
 /// The values of little-endian bytes; every value of every stored type is exact in fp32.
 pub(crate) fn decode(bytes: &[u8], dtype: Dtype) -> Vec<f32> {

@@ -1,18 +1,19 @@
 //! Version directories: the weights of one policy version with the graph they belong to.
 
-use std::{borrow::Cow, fs, path::Path};
+use std::{fs, path::Path};
 
 use memmap2::Mmap;
 use rayon::prelude::*;
 use shared::{
     Dtype, PolicyVersion, TensorEntry, TensorRole, WeightManifest, atomic,
-    manifest::{DATA_FILE, MODEL_FILE},
+    manifest::{DATA_FILE, MANIFEST_FORMAT, MODEL_FILE, hash_of},
 };
 
-use crate::{Adapter, ExportError, SourceError, export, layout::Values, tensor_file, values};
-
-/// Gives the fp32 values of a parameter by its Hugging Face name, row-major: where they lie, or a copy.
-pub type TensorSource<'r, 'v> = &'r mut dyn FnMut(&str) -> Result<Cow<'v, [f32]>, SourceError>;
+use crate::{
+    Adapter, ExportError, TensorSource,
+    layout::{self, Values},
+    tensor_file, values,
+};
 
 /// Writes the folder `out` of a new version: the graph and constants of `base` (an export or an earlier version) with
 /// the parameters that `read` gives, asked for one by one in the manifest's order. `out` appears whole or not at all, but
@@ -46,7 +47,7 @@ pub fn fill_version(
     read: TensorSource<'_, '_>,
 ) -> Result<WeightManifest, ExportError> {
     let base = VersionDir::open(base)?;
-    export::fill(dir, version, &base.manifest.tensors, &base.graph, |tensor| match tensor.role {
+    fill(dir, version, &base.manifest.tensors, &base.graph, |tensor| match tensor.role {
         TensorRole::Constant => Ok(Values::Stored(base.bytes(tensor))),
         TensorRole::Parameter => match read(&tensor.name) {
             Ok(values) => Ok(Values::Floats(values)),
@@ -67,10 +68,36 @@ pub fn fill_tensors(
     graph: &[u8],
     read: TensorSource<'_, '_>,
 ) -> Result<WeightManifest, ExportError> {
-    export::fill(dir, version, tensors, graph, |tensor| {
+    fill(dir, version, tensors, graph, |tensor| {
         let values = read(&tensor.name);
         values.map(Values::Floats).map_err(|source| ExportError::Tensor { name: tensor.name.clone(), source })
     })
+}
+
+/// Writes the three files of a version into a folder that is not to be seen yet: the graph, the tensors, which `give`
+/// passes on one by one, and the manifest.
+pub(crate) fn fill<'a>(
+    dir: &Path,
+    version: PolicyVersion,
+    tensors: &[TensorEntry],
+    graph: &[u8],
+    give: impl FnMut(&TensorEntry) -> Result<Values<'a>, ExportError>,
+) -> Result<WeightManifest, ExportError> {
+    let tensors = layout::write_data(&dir.join(DATA_FILE), tensors, give)?;
+    let model = dir.join(MODEL_FILE);
+    fs::write(&model, graph).map_err(|e| ExportError::io(&model, e))?;
+    let manifest = WeightManifest {
+        format: MANIFEST_FORMAT,
+        version,
+        data_length: layout::data_length(&tensors),
+        data_blake3: hash_of(&tensors),
+        model_blake3: blake3::hash(graph).to_hex().to_string(),
+        tensors,
+        adapter: None,
+        rounded: None,
+    };
+    manifest.write(dir)?;
+    Ok(manifest)
 }
 
 /// A tensor as it is stored.

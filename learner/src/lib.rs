@@ -1,11 +1,15 @@
 //! The learner: groups in, new policy weights out, over libtorch.
 //!
 //! [`model`] is the decoder, [`batch`] what one forward pass holds, [`advantage`] and [`loss`] the algorithm,
-//! [`optimizer`] and [`schedule`] the update of a [`trained`] model; [`step`] joins them into a training step. [`publish`] and [`checkpoint`]
-//! write what others read, [`guard`] is what is done when a run is in trouble, [`pair`] is the learner's half of the pair, [`commands`] the command line. [`critic`] is PPO's
-//! value model; [`sft`] and [`reward_model`] train without a sampler. [`ranks`] is what several learners tell each other.
+//! [`optimizer`] and [`schedule`] the update of a [`trained`] model; [`step`] joins them into a training step.
+//! [`publish`] and [`checkpoint`] write what others read, [`guard`] is what is done when a run is in trouble, [`pair`] is
+//! the learner's half of the pair, [`commands`] the command line. [`critic`] is PPO's value model; [`sft`] and
+//! [`reward_model`] train without a sampler. [`ranks`] is what several learners tell each other.
 //!
 //! Past [`advantage`] and [`loss`] nothing knows which method is being trained. Nothing here loads ONNX Runtime.
+//!
+//! The binary links the CPU half of libtorch. For CUDA, [`device`] opens the other half before libtorch is first used,
+//! so one binary serves both.
 
 // Tensor names end in their dimensions: B rows, S positions, N completion tokens, H hidden, V vocabulary.
 #![allow(non_snake_case)]
@@ -19,6 +23,7 @@ pub mod checkpoint;
 pub mod commands;
 pub mod conversation;
 pub mod cores;
+pub mod crew;
 pub mod critic;
 pub mod device;
 pub mod error;

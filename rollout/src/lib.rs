@@ -15,6 +15,7 @@ pub mod data;
 pub mod engine;
 pub mod evaluation;
 pub mod fleet;
+pub mod generator;
 pub mod pair;
 pub mod reward;
 pub mod sampling;

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fs, io, path::Path};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{atomic::named, ids::PolicyVersion, manifest::Dtype};
+use crate::{atomic::named, compute::Dtype, ids::PolicyVersion};
 
 /// File name of the canaries in a version directory.
 pub const CANARIES_FILE: &str = "canaries.json";

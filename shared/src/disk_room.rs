@@ -13,7 +13,6 @@ use std::{
 
 use crate::{
     atomic::{self, named},
-    leftovers,
     run_dir::RunDir,
 };
 
@@ -34,7 +33,7 @@ const RECORDS: u64 = 16 << 20;
 /// # Errors
 /// When a folder cannot be listed, or an entry cannot be removed.
 pub fn make(run_dir: &RunDir, healthy: Option<u64>) -> io::Result<Option<String>> {
-    let newest = run_dir.checkpoints()?.last().map_or(0, |step| leftovers::size(&run_dir.checkpoint(*step)));
+    let newest = run_dir.checkpoints()?.last().map_or(0, |step| size(&run_dir.checkpoint(*step)));
     make_with(run_dir, healthy, newest + RECORDS, || atomic::free_space(run_dir.root()))
 }
 
@@ -49,7 +48,7 @@ fn make_with(
     }
     let candidates = candidates(run_dir, healthy)?;
     let paths = candidates.iter().flat_map(|(_, steps, path)| steps.iter().map(|step| path(run_dir, *step)));
-    if free()?.saturating_add(paths.map(|path| leftovers::size(&path)).sum()) < needed {
+    if free()?.saturating_add(paths.map(|path| size(&path)).sum()) < needed {
         return Ok(None);
     }
     let mut gone = Vec::new();
@@ -124,6 +123,16 @@ fn candidates(run_dir: &RunDir, healthy: Option<u64>) -> io::Result<[Candidates;
     ])
 }
 
+/// Bytes of a file, or of all files below a folder; 0 for what is gone.
+#[must_use]
+pub fn size(path: &Path) -> u64 {
+    let Ok(metadata) = fs::symlink_metadata(path) else { return 0 };
+    if !metadata.is_dir() {
+        return metadata.len();
+    }
+    fs::read_dir(path).into_iter().flatten().flatten().map(|entry| size(&entry.path())).sum()
+}
+
 fn remove(path: &Path) -> io::Result<()> {
     if !path.is_symlink() && path.is_dir() {
         atomic::remove_dir(path)
@@ -157,8 +166,8 @@ mod tests {
     }
 
     fn make_beside(run: &RunDir, healthy: Option<u64>, needed: u64, disk: u64) -> Option<String> {
-        let all = leftovers::size(run.root());
-        make_with(run, healthy, needed, || Ok(disk + all - leftovers::size(run.root()))).unwrap()
+        let all = size(run.root());
+        make_with(run, healthy, needed, || Ok(disk + all - size(run.root()))).unwrap()
     }
 
     #[test]
@@ -199,7 +208,7 @@ mod tests {
         hold(&path("used"));
         File::open(path("used")).unwrap().set_modified(SystemTime::now() - UNUSED * 100).unwrap();
         let make = |needed| {
-            let free = || Ok(600 - leftovers::size(cache.path()));
+            let free = || Ok(600 - size(cache.path()));
             make_in_cache_with(cache.path(), needed, free).unwrap()
         };
         assert_eq!(make(100), Vec::<PathBuf>::new());

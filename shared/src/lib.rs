@@ -3,22 +3,38 @@
 //!
 //! This crate does no model mathematics and links neither ONNX Runtime nor libtorch, so either side (and the launcher,
 //! which needs no native library at all) can use it.
+//!
+//! [`RunDir`] names every file of a run. [`atomic`] writes a file whole or not at all, and through no link;
+//! [`atomic::write_output`] is for files that the user names. Journals and TensorBoard's events are exceptions: they
+//! grow.
+//!
+//! | subject | modules |
+//! |---|---|
+//! | what a run is told | [`config`], `declare`, [`methods`], [`compute`], [`sampling`], [`session`], [`torchrun`] |
+//! | what passes between processes | [`ids`], [`group`], [`channel`], [`endpoint`], [`heartbeat`], [`signals`], [`exit`] |
+//! | models and versions | [`model_config`], [`model_dir`], [`manifest`], [`canaries`], [`versions`] |
+//! | files of a run | [`run_dir`], [`atomic`], [`checkpoints`], [`resume`], [`journal`], [`records`], [`output_dir`] |
+//! | what a run says of itself | [`metrics`], [`notices`], [`ledger`], [`prompts`], [`workers`] |
+//! | the machine | [`memory`], [`memory_plan`], [`disk_room`], [`load`], [`native`] |
+//! | programs at the terminal | [`command_line`], [`logging`], [`pace`] |
+//! | random numbers | [`rng`] |
 
 pub mod atomic;
 pub mod canaries;
 pub mod channel;
 pub mod checkpoints;
 pub mod command_line;
+pub mod compute;
 pub mod config;
 mod declare;
 pub mod disk_room;
+pub mod endpoint;
 pub mod exit;
 pub mod group;
 pub mod heartbeat;
 pub mod ids;
 pub mod journal;
 pub mod ledger;
-pub mod leftovers;
 pub mod load;
 pub mod logging;
 pub mod manifest;
@@ -46,13 +62,14 @@ pub mod versions;
 pub mod workers;
 
 pub use canaries::Canaries;
+pub use compute::Dtype;
 pub use group::{
     Completion, Contrast, DroppedGroup, FinishReason, Provenance, RewardOutcome, RolloutGroup, StepScore, TokenLogprob,
     weighted_sum,
 };
 pub use ids::{GroupId, PolicyVersion, PromptId, Step};
 pub use ledger::{LedgerGroup, LedgerState};
-pub use manifest::{Dtype, TensorEntry, TensorRole, WeightManifest};
+pub use manifest::{TensorEntry, TensorRole, WeightManifest};
 pub use model_config::{Activation, Architecture, Head, LayerKind, ModelConfig, RopeScaling, Rotary};
 pub use model_dir::{GenerationConfig, ModelDir};
 pub use run_dir::RunDir;

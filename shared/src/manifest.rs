@@ -2,13 +2,18 @@
 //! graph.
 
 use std::{
-    fmt, fs,
+    fs,
     path::{Path, PathBuf},
 };
 
 use serde::{Deserialize, Serialize};
 
-use crate::{atomic::named, config::RolloutDtype, ids::PolicyVersion, model_config::ModelConfig};
+use crate::{
+    atomic::named,
+    compute::{Dtype, RolloutDtype},
+    ids::PolicyVersion,
+    model_config::ModelConfig,
+};
 
 /// File name of the graph in a version directory or export.
 pub const MODEL_FILE: &str = "model.onnx";
@@ -24,39 +29,6 @@ pub const MANIFEST_FORMAT: u32 = 3;
 pub const ADAPTER_FORMAT: u32 = 4;
 /// The same, of a version whose weights were rounded to what a sampler computes in.
 pub const ROUNDED_FORMAT: u32 = 5;
-
-/// Element type of a stored tensor.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Dtype {
-    /// 32-bit float.
-    Fp32,
-    /// 16-bit IEEE float.
-    Fp16,
-    /// 16-bit brain float.
-    Bf16,
-}
-
-impl Dtype {
-    /// Bytes of one element.
-    #[must_use]
-    pub fn size(self) -> usize {
-        match self {
-            Self::Fp32 => 4,
-            Self::Fp16 | Self::Bf16 => 2,
-        }
-    }
-}
-
-impl fmt::Display for Dtype {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Fp32 => "fp32",
-            Self::Fp16 => "fp16",
-            Self::Bf16 => "bf16",
-        })
-    }
-}
 
 /// What a tensor is to the learner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]

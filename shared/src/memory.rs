@@ -11,6 +11,9 @@ use sysinfo::{
 
 pub use kills::{Kills, Shortage};
 
+/// Where Linux shows shared memory, POSIX's included, as a folder of files.
+pub const SHARED_MEMORY: &str = "/dev/shm";
+
 /// Bytes that this process could ever have: the machine's memory, or the limit of its control group if that is less.
 ///
 /// # Errors

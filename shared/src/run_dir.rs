@@ -2,15 +2,23 @@
 
 use std::{
     fs, io,
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
 };
 
+use rustix::process::geteuid;
+
 use crate::{
     atomic::{self, named},
-    channel::in_flight::IN_FLIGHT_FILE,
     ids::PolicyVersion,
-    versions,
+    memory::SHARED_MEMORY,
 };
+
+/// File of a checkpoint with what was in flight at the sampler ([`crate::channel::in_flight`]).
+pub const IN_FLIGHT_FILE: &str = "in_flight.frames";
+
+/// Beginning of the names of those folders in shared memory that hold versions of a run.
+pub(crate) const VERSIONS_PREFIX: &str = "tandem-weights-";
 
 /// Paths of a run; `output_dir` of the configuration.
 #[derive(Debug, Clone)]
@@ -77,7 +85,7 @@ impl RunDir {
                 _ => (),
             }
         }
-        versions::check_link(&self.weights())
+        check_link(&self.weights())
     }
 
     /// The directory itself.
@@ -320,6 +328,27 @@ impl RunDir {
         let folders = [self.root.clone(), self.weights(), self.completions(), self.batches()];
         folders.iter().filter(|dir| dir.is_dir()).try_for_each(|dir| atomic::remove_temporary(dir))
     }
+}
+
+/// Refuses a `weights` that is a link to anything but a folder of versions in shared memory, of this user.
+///
+/// # Errors
+/// Where it leads, with the way out.
+fn check_link(weights: &Path) -> io::Result<()> {
+    let Ok(target) = fs::read_link(weights) else { return Ok(()) };
+    let is_place = target.parent() == Some(Path::new(SHARED_MEMORY))
+        && target.file_name().is_some_and(|name| name.to_string_lossy().starts_with(VERSIONS_PREFIX));
+    let is_ours = match fs::symlink_metadata(&target) {
+        // What a stop of the machine has taken away harms nobody.
+        Err(e) if e.kind() == io::ErrorKind::NotFound => true,
+        there => there.is_ok_and(|there| there.is_dir() && there.uid() == geteuid().as_raw()),
+    };
+    if is_place && is_ours {
+        return Ok(());
+    }
+    let (weights, target) = (weights.display(), target.display());
+    let message = format!("{weights}: is a link to {target}, where no versions of this user lie; remove it");
+    Err(io::Error::new(io::ErrorKind::InvalidInput, message))
 }
 
 fn numbered<T: Ord>(dir: &Path, parse: impl Fn(&str) -> Option<T>) -> io::Result<Vec<T>> {

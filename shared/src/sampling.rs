@@ -1,8 +1,7 @@
-//! How tokens are drawn. Names, defaults and order of application are those of transformers and TRL's `GRPOConfig`.
+//! How tokens are drawn. Names and order of application are those of transformers and TRL's `GRPOConfig`. Defaults and
+//! ranges are those of the options of a run ([`crate::config`]).
 
 use serde::{Deserialize, Serialize};
-
-use crate::config::{self, OptionValue, TrainConfig};
 
 /// Parameters of the sampling distribution.
 ///
@@ -32,30 +31,6 @@ pub struct SamplingParams {
     pub seed: u64,
 }
 
-impl Default for SamplingParams {
-    fn default() -> Self {
-        TrainConfig::default().sampling()
-    }
-}
-
-impl TrainConfig {
-    /// The sampling parameters of a run.
-    #[must_use]
-    pub fn sampling(&self) -> SamplingParams {
-        SamplingParams {
-            temperature: self.temperature,
-            top_k: self.top_k,
-            top_p: self.top_p,
-            min_p: self.min_p,
-            repetition_penalty: self.repetition_penalty,
-            max_completion_length: self.max_completion_length,
-            stop: self.stop.clone(),
-            ignore_eos: false,
-            seed: self.seed,
-        }
-    }
-}
-
 impl SamplingParams {
     /// Whether tokens are chosen by arg-max.
     #[must_use]
@@ -68,23 +43,4 @@ impl SamplingParams {
     pub fn truncated(&self) -> bool {
         !self.greedy() && (self.top_k > 0 || self.top_p < 1.0 || self.min_p.is_some_and(|p| p > 0.0))
     }
-
-    /// Checks the ranges, which are those of the options of a run, but for a temperature of 0.
-    ///
-    /// # Errors
-    /// The first value outside its range, as a message that begins with the name of the option.
-    pub fn validate(&self) -> Result<(), String> {
-        if !(self.temperature >= 0.0 && self.temperature.is_finite()) {
-            return Err(format!("temperature must be 0 (greedy) or a positive number, got {}", self.temperature));
-        }
-        within("top_p", &self.top_p)?;
-        within("min_p", &self.min_p)?;
-        within("repetition_penalty", &self.repetition_penalty)?;
-        within("max_completion_length", &self.max_completion_length)
-    }
-}
-
-fn within<T: OptionValue>(key: &str, value: &T) -> Result<(), String> {
-    let option = config::option(key).expect("the key of an option");
-    option.check(value).map_err(|message| format!("{key} {message}"))
 }

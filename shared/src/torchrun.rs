@@ -59,6 +59,12 @@ impl Torchrun {
         told.map_or(config.learner_ranks, |told| u32::try_from(told.local_world_size).unwrap_or(config.learner_ranks))
     }
 
+    /// Threads of each of a run's ranks on this host; absent where the learner's are not known.
+    #[must_use]
+    pub fn threads_of_rank(config: &TrainConfig) -> Option<usize> {
+        config.learner_threads.map(|threads| (threads / Self::ranks_here(config) as usize).max(1))
+    }
+
     fn check(self, learner_ranks: u32) -> Result<Self, TorchrunError> {
         let Self { rank, world_size, .. } = self;
         if world_size != learner_ranks as usize {

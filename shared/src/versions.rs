@@ -1,4 +1,4 @@
-//! Where the published versions of a run lie, and how much room they take: in shared memory where they fit, so that
+//! Where the published versions of a run lie: in shared memory where they fit ([`crate::memory_plan`]), so that
 //! publishing costs a copy, else on disk.
 //!
 //! `weights` in the run directory is then a link to a folder in shared memory. That folder lives as long as the processes of
@@ -9,107 +9,19 @@
 use std::{
     fs::{self, DirBuilder, File},
     io,
-    os::unix::fs::{DirBuilderExt, MetadataExt, symlink},
+    os::unix::fs::{DirBuilderExt, symlink},
     path::{Path, PathBuf},
 };
 
-use rustix::{
-    io::{FdFlags, fcntl_setfd},
-    process::geteuid,
-};
+use rustix::io::{FdFlags, fcntl_setfd};
 
 use crate::{
-    ModelConfig, RunDir,
+    RunDir,
     atomic::{self, named},
     channel::incarnation,
-    config::{TrainConfig, VersionStorage},
-    memory,
-    memory_plan::adapter_numbers,
+    memory::SHARED_MEMORY,
+    run_dir::VERSIONS_PREFIX,
 };
-
-/// Where Linux keeps files in memory.
-const SHARED_MEMORY: &str = "/dev/shm";
-const PREFIX: &str = "tandem-weights-";
-/// Versions take at most one part in so many of the memory: it is needed for the models that compute.
-const SHARE: u64 = 4;
-/// Rows of the rotary tables of an export, unless the model or `max_model_len` says otherwise.
-const POSITIONS: usize = 32_768;
-
-/// How much room the versions of a run take.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct VersionRoom {
-    /// Bytes of one version.
-    pub version_bytes: u64,
-    /// Most versions that are there at once: the one that the sampler uses, those since, and the one being written.
-    pub versions: u64,
-}
-
-impl VersionRoom {
-    /// The room for the versions of a model.
-    #[must_use]
-    pub fn of(config: &TrainConfig, model: &ModelConfig) -> Self {
-        let positions = config.max_model_len.unwrap_or(POSITIONS).min(model.max_position_embeddings);
-        let bytes = if config.use_peft {
-            adapter_numbers(config, model) * size_of::<f32>() as u64
-        } else {
-            let values = model.parameter_count() + (positions * model.head_dim) as u64;
-            values * config.rollout_device.export_dtype().size() as u64
-        };
-        Self { version_bytes: bytes, versions: 2 + config.max_staleness / config.publish_every }
-    }
-
-    /// Bytes of all of them.
-    #[must_use]
-    pub fn bytes(&self) -> u64 {
-        self.version_bytes.saturating_mul(self.versions)
-    }
-
-    /// Whether the versions lie in shared memory; the error says why not. They take from the machine's memory then.
-    ///
-    /// # Errors
-    /// What is in the way, for the user.
-    pub fn in_shared_memory(&self, storage: VersionStorage) -> Result<(), String> {
-        self.fits(storage, Path::new(SHARED_MEMORY), memory::total())
-    }
-
-    fn fits(&self, storage: VersionStorage, folder: &Path, memory: io::Result<u64>) -> Result<(), String> {
-        if storage == VersionStorage::Disk {
-            return Err("`version_storage` is disk".into());
-        }
-        let gib = |bytes: u64| format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30));
-        let needed = format!("{} versions take up to {}", self.versions, gib(self.bytes()));
-        let free = atomic::free_space(folder).map_err(|e| e.to_string())?;
-        if self.bytes() > free {
-            return Err(format!("{needed}, and {} has {} free", folder.display(), gib(free)));
-        }
-        let memory = memory.map_err(|e| e.to_string())?;
-        if self.bytes() > memory / SHARE {
-            return Err(format!("{needed}, which is more than a quarter of the {} of memory", gib(memory)));
-        }
-        Ok(())
-    }
-}
-
-/// Refuses a `weights` that is a link to anything but a folder of versions in shared memory, of this user.
-///
-/// # Errors
-/// Where it leads, with the way out.
-pub(crate) fn check_link(weights: &Path) -> io::Result<()> {
-    let Ok(target) = fs::read_link(weights) else { return Ok(()) };
-    let is_place = target.parent() == Some(Path::new(SHARED_MEMORY))
-        && target.file_name().is_some_and(|name| name.to_string_lossy().starts_with(PREFIX));
-    let is_ours = match fs::symlink_metadata(&target) {
-        // What a stop of the machine has taken away harms nobody.
-        Err(e) if e.kind() == io::ErrorKind::NotFound => true,
-        there => there.is_ok_and(|there| there.is_dir() && there.uid() == geteuid().as_raw()),
-    };
-    if is_place && is_ours {
-        return Ok(());
-    }
-    let (weights, target) = (weights.display(), target.display());
-    let message = format!("{weights}: is a link to {target}, where no versions of this user lie; remove it");
-    Err(io::Error::new(io::ErrorKind::InvalidInput, message))
-}
 
 /// The place of a run's versions. Dropping it removes them: what is to be kept is in checkpoints.
 #[derive(Debug)]
@@ -190,7 +102,7 @@ pub fn move_to_disk<T, E: From<io::Error>>(
 /// A new folder that nobody else removes.
 fn make_folder(parent: &Path) -> io::Result<(PathBuf, File)> {
     loop {
-        let path = parent.join(format!("{PREFIX}{:016x}", incarnation()));
+        let path = parent.join(format!("{VERSIONS_PREFIX}{:016x}", incarnation()));
         DirBuilder::new().mode(0o700).create(&path).map_err(named(&path))?;
         // Until it is locked, another start may take it for abandoned.
         let Ok(lock) = File::open(&path) else { continue };
@@ -204,7 +116,8 @@ fn make_folder(parent: &Path) -> io::Result<(PathBuf, File)> {
 }
 
 /// The folders of runs without a living process, of this user.
-pub(crate) fn abandoned() -> Vec<PathBuf> {
+#[must_use]
+pub fn abandoned() -> Vec<PathBuf> {
     unlocked(Path::new(SHARED_MEMORY))
 }
 
@@ -218,7 +131,7 @@ fn remove_abandoned(parent: &Path) {
 
 fn unlocked(parent: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(parent).into_iter().flatten().flatten();
-    let ours = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(PREFIX));
+    let ours = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(VERSIONS_PREFIX));
     ours.map(|entry| entry.path())
         .filter(|path| File::open(path).is_ok_and(|folder| folder.try_lock().is_ok()))
         .collect()
@@ -228,46 +141,6 @@ fn unlocked(parent: &Path) -> Vec<PathBuf> {
 mod tests {
     use super::*;
     use crate::PolicyVersion;
-
-    const GIB: u64 = 1 << 30;
-
-    #[test]
-    fn versions_go_to_shared_memory_where_they_fit_and_leave_room_for_the_models() {
-        let folder = tempfile::tempdir().unwrap();
-        let room = |version_bytes| VersionRoom { version_bytes, versions: 2 };
-        let fits = |room: VersionRoom, storage, memory| room.fits(storage, folder.path(), Ok(memory));
-        let auto = VersionStorage::Auto;
-        assert_eq!(fits(room(1 << 20), auto, GIB), Ok(()));
-        let error = fits(room(1 << 20), VersionStorage::Disk, GIB).unwrap_err();
-        assert_eq!(error, "`version_storage` is disk");
-        let error = fits(room(GIB / 4), auto, GIB).unwrap_err();
-        assert_eq!(error, "2 versions take up to 0.5 GiB, which is more than a quarter of the 1.0 GiB of memory");
-        let error = fits(room(u64::MAX), auto, u64::MAX).unwrap_err();
-        assert!(error.starts_with("2 versions take up to") && error.ends_with("GiB free"), "{error}");
-        let error = room(1).fits(auto, Path::new("/nowhere"), Ok(GIB)).unwrap_err();
-        assert!(error.starts_with("/nowhere: "), "{error}");
-    }
-
-    #[test]
-    fn versions_since_the_one_in_use_are_counted() {
-        let of = |max_staleness, publish_every| {
-            let config = TrainConfig { max_staleness, publish_every, ..TrainConfig::default() };
-            let model = crate::ModelDir::open(harness::golden_dir().join("models/qwen2")).unwrap();
-            (VersionRoom::of(&config, model.config()), model.config().clone())
-        };
-        assert_eq!([of(0, 1), of(1, 1), of(3, 2), of(3, 4)].map(|(room, _)| room.versions), [2, 3, 3, 2]);
-        let (room, model) = of(0, 1);
-        let tables = (model.max_position_embeddings * model.head_dim) as u64;
-        assert_eq!(room.version_bytes, 4 * (model.parameter_count() + tables));
-        let (r, layers) = (8, model.num_hidden_layers);
-        let adapter = TrainConfig { use_peft: true, lora_r: r, ..TrainConfig::default() };
-        let [hidden, inner] = [model.hidden_size, model.intermediate_size];
-        let [q, kv] = [model.num_attention_heads, model.num_key_value_heads].map(|heads| heads * model.head_dim);
-        // q, k, v, o, gate, up and down.
-        let sides = 2 * (hidden + q) + 2 * (hidden + kv) + 3 * (hidden + inner);
-        let values = r as usize * layers * sides;
-        assert_eq!(VersionRoom::of(&adapter, &model).version_bytes, 4 * values as u64);
-    }
 
     /// A run directory and a folder that stands for shared memory.
     fn places() -> (tempfile::TempDir, PathBuf, RunDir) {
@@ -321,7 +194,7 @@ mod tests {
         // A process that is killed gives back its lock and nothing else.
         drop(place.shared.take());
         std::mem::forget(place);
-        fs::create_dir(shared.join(format!("{PREFIX}left"))).unwrap();
+        fs::create_dir(shared.join(format!("{VERSIONS_PREFIX}left"))).unwrap();
         fs::create_dir(shared.join("another-program")).unwrap();
         drop(VersionPlace::open_in(&shared, &copy, false).unwrap());
         assert_eq!(entries(&shared), 1, "only the other program's folder stays");

@@ -2,22 +2,43 @@
 
 use std::{
     collections::BTreeMap,
+    fs, io,
     path::{Path, PathBuf},
 };
 
-use shared::{
-    leftovers::{self, Leftover},
-    memory::Size,
-};
+use shared::{channel::iox, disk_room, memory::Size, versions};
 
 use super::Finding;
 
 const SUBJECT: &str = "leftovers";
 const REMEDY: &str = "`tandem doctor --remove-leftovers` removes them";
 
+/// A file or folder in shared memory or in the temporary folder that no living process uses.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Leftover {
+    /// Where it is.
+    path: PathBuf,
+    /// What it takes.
+    bytes: u64,
+}
+
+/// The leftovers of this user on this machine.
+fn find() -> Vec<Leftover> {
+    let paths = versions::abandoned().into_iter().chain(iox::abandoned());
+    paths.map(|path| Leftover { bytes: disk_room::size(&path), path }).collect()
+}
+
+impl Leftover {
+    /// Removes it; that it is gone is no error.
+    fn remove(&self) -> io::Result<()> {
+        let removed = if self.path.is_dir() { fs::remove_dir_all(&self.path) } else { fs::remove_file(&self.path) };
+        removed.or_else(|e| if e.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(e) })
+    }
+}
+
 /// Looks for them, and removes them if that is asked for.
 pub fn examine(remove: bool) -> Finding {
-    let found = leftovers::find();
+    let found = find();
     if found.is_empty() {
         return Finding::ok(SUBJECT, "none of dead runs");
     }

@@ -1,4 +1,7 @@
 //! `tandem report`: the page of `tandem ui` about one run, as one file that needs nothing else.
+//!
+//! The page is drawn by its scripts, so that live page and report share one implementation. In a browser without
+//! JavaScript it says that it needs them.
 
 mod held;
 mod page;

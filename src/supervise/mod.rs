@@ -1,4 +1,17 @@
 //! Keeps the pair alive: restarts what dies, tells configuration errors from crashes, ends in order.
+//!
+//! The launcher looks at both processes twenty times a second. It reads their heartbeats from memory that it has made
+//! for them, so no disk can hold these up. It asks the system whether a process is stopped. It ends a process that is
+//! silent for longer than its phase allows, and starts it again. If both wait for each other, it restarts the sampler,
+//! which has nothing to lose. Time in which the launcher itself was stopped does not count.
+//!
+//! A process that crashed is started again, up to `max_restarts` times. One that refuses its configuration, or says
+//! that its error would come again ([`HOPELESS`]), is not. A process that SIGTERM or SIGINT ended says so by its exit
+//! code: a sampler is then started again, and a learner has ended the run in order. A process that was asked to end and
+//! is stuck kills itself by the same deadlines, so nothing outlives a killed launcher for ever.
+//!
+//! The launcher learns everything from files of the run directory and from the heartbeats. So it can be killed without
+//! harm to what is on disk.
 
 mod chaos;
 mod logs;

@@ -3,7 +3,10 @@
 use std::{fmt, fs, io, path::Path};
 
 use shared::{
-    ModelConfig, atomic, config::TrainConfig, memory::Size, memory_plan::adapter_numbers, versions::VersionRoom,
+    ModelConfig, atomic,
+    config::TrainConfig,
+    memory::Size,
+    memory_plan::{VersionRoom, adapter_numbers},
 };
 
 /// Bytes of a stored number.

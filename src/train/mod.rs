@@ -1,4 +1,7 @@
 //! `tandem train`: from `run.toml` to a finished run with its report.
+//!
+//! Everything that keeps a run from starting is listed at once ([`Problems`]). A run that has learned nothing has an
+//! exit code of its own ([`NothingLearned`]).
 
 mod ask;
 mod data;
@@ -26,11 +29,11 @@ use shared::{
     channel::iox::remove_leftovers,
     config::{Device, OPTIONS, OptionSpec, TrainConfig, VersionStorage, layers},
     load,
-    memory_plan::RunPlan,
+    memory_plan::{RunPlan, VersionRoom},
     metrics::{self, MetricRecord},
     notices::{self, NothingLearned},
     resume,
-    versions::{VersionPlace, VersionRoom},
+    versions::VersionPlace,
 };
 
 use crate::{
@@ -47,7 +50,7 @@ use duration::Estimate;
 pub use hub::locate;
 pub use problems::Problems;
 use resolve::Resolved;
-pub use resolve::explained;
+pub use resolve::{CommandLine, explained, make_absolute};
 
 /// Words of `tandem train`.
 #[derive(Debug, clap::Args)]
@@ -64,7 +67,7 @@ pub struct Args {
 
 /// Runs `tandem train`. The last line on stdout is one JSON object.
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let line = resolve::CommandLine::parse(&args.words)?;
+    let line = CommandLine::parse(&args.words)?;
     let config = line.config()?;
     if line.dry_run {
         let nothing_given = line.file.is_none() && line.overrides.is_empty();
@@ -93,7 +96,7 @@ pub fn interrupted() -> ExitCode {
 fn dry_run(mut config: TrainConfig) -> Result<String> {
     let before = resolve::before(&config);
     let located = hub::locate(&mut config, before.as_ref())?;
-    resolve::make_absolute(&mut config)?;
+    make_absolute(&mut config)?;
     let mut problems = Problems::default();
     let resolved = problems.take(resolve::resolve(config.clone()));
     if config.problems().is_empty() {

@@ -7,10 +7,9 @@ use exporters::{AdapterConfig, Checkpoint};
 use shared::{
     ModelDir, RunDir,
     config::{ConfigError, Device, TrainConfig, hub_name, layers},
-    memory_plan::{Machine, RunPlan},
+    memory_plan::{Machine, RunPlan, VersionRoom},
     pace::Waiting,
     torchrun::Torchrun,
-    versions::VersionRoom,
 };
 use shared_bounds::read_text;
 

@@ -1,5 +1,8 @@
 //! Support for tests: where the golden figures, the optional data folder and the built binaries are, how to run a
 //! binary, spoilt inputs, a model made on the spot, and a channel within one process.
+//!
+//! The tests of the package run the built binaries through their command lines. Its folder `golden` has reference
+//! figures, which its README explains.
 
 #![forbid(unsafe_code)]
 

@@ -113,11 +113,11 @@ fn the_page_of_methods_is_what_the_code_says() {
     assert!(!stale, "docs/losses.md is stale: run `cargo xtask docs` and commit the page");
 }
 
-/// TRL counts optimiser updates where we count generation batches; who comes from there reads it at the option and in README.
+/// TRL counts optimiser updates where we count generation batches; who comes from there reads it at the option and on the page.
 #[test]
 fn what_is_counted_otherwise_than_in_trl_is_said() {
-    let readme = document("README.md");
-    let row = readme.lines().find(|line| line.starts_with("| `max_steps`")).expect("README's table has the counts");
+    let page = document("docs/from-trl.md");
+    let row = page.lines().find(|line| line.starts_with("| `max_steps`")).expect("the page's table has the counts");
     for key in ["max_steps", "save_steps", "eval_steps", "ref_model_sync_steps"] {
         let doc = option(key).unwrap().doc;
         assert!(doc.contains("generation batches") && doc.contains("TRL") && doc.contains("updates"), "{key}: {doc}");
@@ -130,9 +130,10 @@ fn what_is_counted_otherwise_than_in_trl_is_said() {
 /// Only an fp32 sampler agrees with the learner; one that rounds does not, synchronous or not.
 #[test]
 fn the_correction_is_without_effect_for_exact_samplers_only() {
-    let readme = document("README.md");
-    for line in readme.lines().filter(|line| line.to_lowercase().contains("without effect")) {
-        assert!(line.contains("fp32") && line.contains("int8, bf16 or fp16"), "{line}");
+    for page in ["README.md", "docs/from-trl.md"].map(document) {
+        for line in page.lines().filter(|line| line.to_lowercase().contains("without effect")) {
+            assert!(line.contains("fp32") && line.contains("int8, bf16 or fp16"), "{line}");
+        }
     }
 }
 
@@ -220,7 +221,12 @@ fn the_page_of_faults_names_tests_that_exist() {
         .flat_map(|folder| sources(&root.join(folder)))
         .collect();
     let exists = |file: &str, function: &str| {
-        let named = sources.iter().filter(|path| path.file_stem().is_some_and(|stem| stem == file));
+        // A folder's own file goes by the folder's name.
+        let name = |path: &Path| match path.file_stem()?.to_str()? {
+            "mod" => Some(path.parent()?.file_name()?.to_str()?.to_owned()),
+            stem => Some(stem.to_owned()),
+        };
+        let named = sources.iter().filter(|path| name(path).is_some_and(|name| name == file));
         let declared = format!("#[test]\nfn {function}() {{");
         named.into_iter().any(|path| {
             let text = fs::read_to_string(path).unwrap();

@@ -7,7 +7,7 @@ use std::{
 
 use harness::{cli, training::json_lines};
 use serde_json::Value;
-use shared::channel::in_flight::{IN_FLIGHT_FILE, read_groups};
+use shared::{channel::in_flight::read_groups, run_dir::IN_FLIGHT_FILE};
 
 /// The runs as the earlier build left them.
 fn fixtures() -> PathBuf {

@@ -175,7 +175,9 @@ fn the_page_on_a_task_of_one_s_own_leads_from_an_empty_folder_to_a_rising_curve(
         for command in commands(&block) {
             assert!(is_run(&command), "{command}");
             let said = in_a_shell(dir.path(), &command).success().stderr;
-            assert!(!said.contains("warning: "), "a reader who does as the page says is warned: {said}");
+            // Other programs on this machine are none of the page's.
+            let warned = |line: &str| line.contains("warning: ") && !line.contains("this machine is busy");
+            assert!(!said.lines().any(warned), "a reader who does as the page says is warned: {said}");
             count += 1;
         }
     }

@@ -1,4 +1,8 @@
 //! The decoder graph and the few ONNX messages it is made of.
+//!
+//! One graph serves prefill and decode. The KV cache is bound to the same memory at both ends of the graph. The
+//! language-model head sees the last position of each row only. A reward model has the same layers under a score head,
+//! but no cache, and gives scores of whichever tokens are asked for.
 
 pub mod builder;
 pub(crate) mod decoder;

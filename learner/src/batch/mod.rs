@@ -1,16 +1,28 @@
 //! Sequences to micro-batches: what one forward pass holds.
+//!
+//! Sequences lie end to end, without padding. Completions of one prompt lie behind one copy of it ([`Tree`]).
 
 mod packed;
 mod share;
 
 use std::{collections::HashMap, ops::Range, sync::Arc};
 
+use shared::config::TrainConfig;
 use tch::{Device, Tensor};
 
-use crate::{ragged::Ragged, support::Support};
+use crate::{error::LearnerError, ragged::Ragged, support::Support};
 
 pub use packed::{Packed, Packer, Tree};
 pub use share::share;
+
+/// Most tokens of one forward pass of a run.
+///
+/// # Errors
+/// When the configuration leaves it open.
+pub(crate) fn token_budget(config: &TrainConfig) -> Result<usize, LearnerError> {
+    let missing = "`micro_batch_tokens` is missing; `tandem train` fills it in from model and memory";
+    config.micro_batch_tokens.map(|tokens| tokens as usize).ok_or_else(|| LearnerError::Config(missing.into()))
+}
 
 /// A prompt with its completion, as token ids.
 #[derive(Debug, Clone, Copy)]

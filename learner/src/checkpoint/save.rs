@@ -6,8 +6,8 @@ use exporters::ExportError;
 use shared::{
     ModelDir, PolicyVersion, RunDir, WeightManifest,
     atomic::{self, named},
-    channel::in_flight::IN_FLIGHT_FILE,
     checkpoints,
+    run_dir::IN_FLIGHT_FILE,
 };
 
 use super::{CRITIC_DIR, OPTIMIZER_FILE, REFERENCE_DIR, STATE_FILE, TrainerState};

@@ -19,8 +19,8 @@ use shared::{
 
 use super::above_zero;
 use crate::{
+    crew::{self, LetGo, Place},
     error::LearnerError,
-    ranks::{self, LetGo, Place},
 };
 
 /// Flags of `learner rank`.
@@ -55,7 +55,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
             // Signals that end a run are for the first rank, which ends this one.
             set_parent_process_death_signal(Some(Signal::KILL)).context("it could outlive the first rank")?;
             signals::leave_to_others().context("signals cannot be handled")?;
-            ranks::show_life()?;
+            crew::show_life()?;
             Place::Child { meeting: meeting.clone(), rank }
         }
         _ => match told() {
@@ -74,7 +74,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
             let _ = writeln!(io::stdout(), "step {step}").and_then(|()| io::stdout().flush());
         }
     };
-    let served = ranks::serve(&place, &overrides, Duration::from_secs_f64(args.patience), &mut report);
+    let served = crew::serve(&place, &overrides, Duration::from_secs_f64(args.patience), &mut report);
     Ok(match served {
         Ok(LetGo::ForGood) => ExitCode::SUCCESS,
         Ok(LetGo::Again) => ExitCode::from(AGAIN),

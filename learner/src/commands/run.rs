@@ -45,7 +45,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let stop = signals::listen(Deadlines::of(&config)).context("signals cannot be handled")?;
     let here = RankHere::first(&config, Torchrun::of_run(&config)?.as_ref());
     let device = device::open_of_rank(config.learner_device, here)?;
-    let threads = cores::set_threads(config.threads_of_rank());
+    let threads = cores::set_threads(Torchrun::threads_of_rank(&config));
     tracing::info!("learner on {device:?} with {threads} threads");
     // Ranks that went on with other threads each would round differently, and move apart.
     if config.max_staleness > 0

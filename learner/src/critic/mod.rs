@@ -12,7 +12,7 @@ pub use stats::{CriticStats, explained_variance, spread};
 pub use value_loss::{ValueLoss, clip_fraction, value_loss};
 
 use crate::{
-    batch::{MicroBatch, Sequence, share, split},
+    batch::{MicroBatch, Sequence, share, split, token_budget},
     error::LearnerError,
     loss::reduction::Aggregation,
     model::{LoadOptions, Scorer, load_scorer},
@@ -20,7 +20,6 @@ use crate::{
     ragged::Ragged,
     ranks::Ranks,
     schedule::Schedule,
-    step::token_budget,
     trained::{Among, Trained},
 };
 

@@ -1,4 +1,13 @@
 //! Decoder-only transformers over libtorch: language models and scorers.
+//!
+//! All parameters of a model are slices of one flat buffer. A trunk of layers stands under a language-model head
+//! ([`Decoder`]) or under one number for each position ([`Scorer`]: critics and reward models). Forward and backward
+//! passes are written out, layer by layer, and add to flat gradients. The head computes log-probs and their gradients
+//! in chunks. Chunks end where completions do if a loss has to see a completion at once.
+//!
+//! [`Weights`] tells what passes read from what training moves. With `bf16`, training moves a float32 copy, which is
+//! rounded after each update. With `use_peft`, it moves an adapter beside a frozen base, and only the adapter has
+//! gradients. The reference policy of such a run is the base without the adapter.
 
 mod adapter;
 mod attention;

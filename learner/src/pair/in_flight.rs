@@ -9,9 +9,10 @@ use std::{
 
 use shared::{
     RunDir, Step, atomic,
-    channel::{InFlight, in_flight::IN_FLIGHT_FILE},
+    channel::InFlight,
     config::{TrainConfig, option},
     resume::changed_options,
+    run_dir::IN_FLIGHT_FILE,
 };
 
 use super::Link;

@@ -1,4 +1,20 @@
 //! The learner's half of the pair: collect the groups of a step, train, publish, announce, keep records.
+//!
+//! A thread of its own owns the channel. Another writes completions and tokens to disk while the next step is made;
+//! each checkpoint waits for it. Metrics and ledger are flushed before a checkpoint too, so no checkpoint outlives its
+//! records. A learner that goes on from a checkpoint cuts `metrics.jsonl`, `notices.jsonl` and `ledger.jsonl` back to
+//! it, with its first step. A version between two published ones exists in checkpoints only; a run that goes on from
+//! such a checkpoint publishes it.
+//!
+//! A checkpoint takes in what is in flight at the sampler: the learner moves the sampler's file there before the
+//! checkpoint is visible. The learner waits for that file for seconds at most, and rather goes without it than stands
+//! still.
+//!
+//! The guard looks at a step between its gradients and the optimiser. A roll-back writes a checkpoint of the present
+//! step with the weights of an earlier one, without anything in flight, and goes on from that as after a restart.
+//!
+//! A version that the sampler refuses is published again while the learner waits for groups. The gate is no part of the
+//! training: no checkpoint holds anything of it.
 
 mod collector;
 mod completions;
@@ -43,10 +59,10 @@ use records::Records;
 
 use crate::{
     checkpoint::{self, Found, Origin, TrainerState},
+    crew::Crew,
     error::LearnerError,
     guard::{Guard, Verdict},
     publish::{Publisher, export_options},
-    ranks::Crew,
     step::{Before, StepBatch, TrainedStep, Trainer, record},
 };
 

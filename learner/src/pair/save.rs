@@ -4,13 +4,14 @@ use std::path::Path;
 
 use shared::{
     Step,
-    channel::in_flight::{IN_FLIGHT_FILE, read_groups},
+    channel::in_flight::read_groups,
     heartbeat::{self, Phase},
     ledger::LedgerLine,
+    run_dir::IN_FLIGHT_FILE,
 };
 
 use super::{Collector, Link, Run, in_flight::Request, ledger};
-use crate::{checkpoint, error::LearnerError, ranks::Crew};
+use crate::{checkpoint, crew::Crew, error::LearnerError};
 
 impl Run<'_> {
     /// Writes a checkpoint of where the run is.

@@ -15,11 +15,12 @@ use tch::{Device, Tensor};
 
 use super::{
     Ranks, Signs, Store, Watch,
-    meeting::CONNECT,
     shim::{outcome, text},
 };
 use crate::error::LearnerError;
 
+/// How long ranks that were all there may take to connect to each other.
+pub(crate) const CONNECT: Duration = Duration::from_secs(60);
 /// The interface that ranks reach each other by, as in torch.
 const INTERFACE: &str = "GLOO_SOCKET_IFNAME";
 /// How long what all ranks do together may take: who is gone is found otherwise, and who waits for the next batch waits for

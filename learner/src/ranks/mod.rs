@@ -7,13 +7,15 @@
 //!
 //! With `shard_optimizer` each rank has the optimiser's moments of its own [`shard`] of the flat buffer alone. It gets the
 //! sum of that shard's gradient, moves that shard, and the others take the moved values from it.
+//!
+//! [`crate::crew`] has the orders that they follow, and how they meet.
+//!
+//! Ranks find each other through torch's store ([`Store`]). Ranks that others have started also show there that they
+//! live ([`Signs`]). Everything else goes through torch's process group ([`Gloo`]). On GPUs each rank has its own.
+//! libtorch does not ship all headers of Gloo, so `gloo.cpp` is compiled with stand-ins.
 
-mod content;
-mod crew;
 mod flat;
 mod gloo;
-mod meeting;
-mod member;
 mod shim;
 mod signs;
 mod store;
@@ -24,11 +26,12 @@ use tch::{Device, Kind, Tensor};
 
 use crate::error::LearnerError;
 
-pub use crew::Crew;
 pub(crate) use flat::pieces;
 pub use flat::{BUCKET_BYTES, copy, gather, shard, sum, sum_shards};
+pub(crate) use gloo::CONNECT;
 pub use gloo::{Gloo, Joined};
-pub use member::{LetGo, Place, serve, show_life};
+pub(crate) use shim::instructions;
+pub(crate) use signs::{SIGN, SILENCE};
 pub use signs::{Signs, Watch};
 pub use store::Store;
 

@@ -26,7 +26,7 @@ pub(super) unsafe fn outcome(message: *mut c_char) -> Result<(), String> {
 }
 
 /// The vector instructions that libtorch uses on this machine.
-pub(super) fn instructions() -> String {
+pub(crate) fn instructions() -> String {
     // SAFETY: it has no conditions, and its text is given to nobody else.
     unsafe { outcome(tandem_ranks_instructions()) }.err().unwrap_or_default()
 }

@@ -15,9 +15,9 @@ use super::Store;
 use crate::error::LearnerError;
 
 /// How often a rank gives a sign of life.
-pub(super) const SIGN: Duration = Duration::from_secs(1);
+pub(crate) const SIGN: Duration = Duration::from_secs(1);
 /// A rank that has given none for so long is stopped, or gone.
-pub(super) const SILENCE: Duration = Duration::from_secs(8);
+pub(crate) const SILENCE: Duration = Duration::from_secs(8);
 
 /// Whether a rank is missing.
 #[derive(Debug, Default)]
@@ -47,7 +47,7 @@ impl Watch {
 
     /// [`Self::missing`], waited for: who finds a connection broken does so some seconds before it is known whose it is.
     #[must_use]
-    pub(super) fn missing_within(&self, patience: Duration) -> Option<String> {
+    pub(crate) fn missing_within(&self, patience: Duration) -> Option<String> {
         let begin = Instant::now();
         loop {
             let missing = self.missing();
@@ -59,7 +59,7 @@ impl Watch {
     }
 
     /// Says that a rank is missing. The first word stands.
-    pub(super) fn name(&self, what: String) {
+    pub(crate) fn name(&self, what: String) {
         let mut missing = self.missing.lock().unwrap_or_else(PoisonError::into_inner);
         if missing.is_none() {
             tracing::error!("{what}");
@@ -68,7 +68,7 @@ impl Watch {
     }
 
     /// From now on nobody is missing who is not there.
-    pub(super) fn end(&self) {
+    pub(crate) fn end(&self) {
         self.is_on.store(false, Ordering::Relaxed);
     }
 }

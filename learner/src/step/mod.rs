@@ -3,6 +3,10 @@
 //! [`StepBatch`] is what came from the sampler, [`StepInputs`] what the losses read of it, [`StepMetrics`] what is told of
 //! the step. [`Trainer`] goes from one to the other: [`CreditAssigner`] gives advantages, [`Forward`] log-probs, and a
 //! pass each the gradients of an update.
+//!
+//! [`Objective`](crate::loss::Objective) says whether a method has to see a token, a completion or a minibatch at once,
+//! and `passes` shows it that much. A trainer may be one of several ranks ([`crate::ranks`]); every rank then makes the
+//! update that one would make.
 
 mod batch;
 mod credit;
@@ -20,5 +24,4 @@ pub use forward::{Evaluation, Forward, evaluate};
 pub use inputs::StepInputs;
 pub use metrics::record;
 pub use stats::{Fate, Fates, Mean, Mismatch, StepMetrics, Times, TokenNotes};
-pub(crate) use trainer::token_budget;
 pub use trainer::{Before, Carried, Gate, TrainedStep, Trainer};

@@ -14,6 +14,7 @@ use super::{
     passes::{Pass, Totals},
 };
 use crate::{
+    batch::token_budget,
     device::wait_for,
     error::LearnerError,
     kl::k3_value,
@@ -116,15 +117,6 @@ struct Updated {
     goes_on: bool,
     /// Whether the policy was moved.
     applied: bool,
-}
-
-/// Most tokens of one forward pass of a run.
-///
-/// # Errors
-/// When the configuration leaves it open.
-pub(crate) fn token_budget(config: &TrainConfig) -> Result<usize, LearnerError> {
-    let missing = "`micro_batch_tokens` is missing; `tandem train` fills it in from model and memory";
-    config.micro_batch_tokens.map(|tokens| tokens as usize).ok_or_else(|| LearnerError::Config(missing.into()))
 }
 
 impl Trainer {

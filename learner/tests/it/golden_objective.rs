@@ -166,7 +166,7 @@ fn golden_verl_rollout_is() {
     }
 }
 
-/// Where our default is not TRL's, as README says: what a step logs, and the choice that a run can be told apart without.
+/// Where our default is not TRL's, as docs/from-trl.md says: what a step logs, and the choice that a run can be told apart without.
 fn differing_defaults() -> Value {
     json!({
         // Progress lines; the metrics of every step are on disk.
@@ -180,7 +180,7 @@ fn differing_defaults() -> Value {
         // true there, where k3 is the only estimator; here what the estimator needs, for k3 the same but at the level of
         // the sequence.
         "use_bias_correction_kl": null,
-        // Slower, and no result depends on them; README's table of differences has both.
+        // Slower, and no result depends on them; the table of docs/from-trl.md has both.
         "bf16": false,
         "gradient_checkpointing": false,
         // -1 is all there: none is printed here.

@@ -5,6 +5,9 @@
 //! fused multiply-adds. Sums of norms and exponentials have sixteen lanes and a tree over them. Sums of bytes are exact.
 //! Sums of bf16 have the order of AMX, wherever they are computed.
 //!
+//! Weights are packed as fp32, int8, bf16, or bf16x3, which is two bf16 for each number. All formats but fp32 use the
+//! tiles of AMX where the machine has them.
+//!
 //! | file | subject |
 //! |---|---|
 //! | [`simd`] | sixteen numbers at once: AVX-512, AVX2, plain Rust; tiles of AMX; chosen at run time |

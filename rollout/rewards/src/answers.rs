@@ -4,6 +4,9 @@ use serde_json::{Map, Value};
 
 use crate::written;
 
+/// Columns with the right answer, by TRL's and by GSM8K's name.
+pub(crate) const ANSWER_COLUMNS: &[&str] = &["answer", "solution"];
+
 /// Keys of a mapping under which the answer is looked for first, to name a way out.
 const KEYS: [&str; 5] = ["target", "answer", "value", "ground_truth", "solution"];
 

@@ -14,6 +14,7 @@ pub mod answers;
 pub mod contain;
 pub mod entry;
 pub mod filter;
+mod function;
 mod pool;
 mod program;
 pub mod registry;
@@ -31,9 +32,10 @@ use serde_json::{Map, Value};
 use shared::{FinishReason, RewardOutcome};
 
 pub use answers::Answers;
+pub use function::{RewardError, RewardFunction};
 pub use pool::{Call, RewardPool, ScoredGroup};
 pub use program::{contained, end_all};
-pub use registry::{Registry, RewardError, RewardFunction};
+pub use registry::Registry;
 
 /// What rewards need to know of the policy's tokenizer.
 pub trait PolicyTokenizer: std::fmt::Debug + Send + Sync {

@@ -4,156 +4,20 @@
 //! the same text works in lists on a command line and in `run.toml`. A colon within a value is written `\:`. Functions in
 //! Python are named as [`PythonFunction`] says.
 
-use std::{collections::BTreeMap, path::Path, sync::Arc};
+use std::collections::BTreeMap;
 
 use rayon::prelude::*;
-use serde_json::{Map, Value};
 use shared::config::{
     RewardHost, TrainConfig,
     rewards::{PythonFunction, parts},
 };
 
 use crate::{
-    Reward, answers,
+    RewardError, RewardFunction,
     entry::{Entry, Parameters},
     program::{command, python},
-    rules::{ANSWER, ENTRIES},
+    rules,
 };
-
-/// A reward function that cannot be made or used.
-#[derive(Debug, thiserror::Error)]
-pub enum RewardError {
-    /// No such function.
-    #[error(
-        "unknown reward function `{name}`{}; there are {}, and functions in Python as my_rewards.py:my_function",
-        hint(.suggestion), .known.join(", ")
-    )]
-    Unknown {
-        /// What was asked for.
-        name: String,
-        /// The nearest name.
-        suggestion: Option<String>,
-        /// Every name.
-        known: Vec<&'static str>,
-    },
-    /// A parameter is unknown, missing or out of range.
-    #[error("reward function `{name}`: {reason}")]
-    Parameter {
-        /// The function.
-        name: String,
-        /// What is wrong.
-        reason: String,
-    },
-    /// A function in Python that cannot be loaded.
-    #[error("reward function `{name}` cannot be loaded: {reason}")]
-    Python {
-        /// What was asked for.
-        name: String,
-        /// What is wrong, in one line.
-        reason: String,
-        /// The end of the traceback, or what the interpreter said last.
-        words: Vec<String>,
-    },
-    /// The dataset has no row that the function could score.
-    #[error(
-        "reward function `{name}` needs the column {}, but no row of {path} has it{}{}",
-        .columns.join(" or "), others(.found), way_out(.columns)
-    )]
-    Columns {
-        /// The function.
-        name: String,
-        /// The columns, any of which would do.
-        columns: Vec<&'static str>,
-        /// Those of the first row beside the prompt.
-        found: Vec<String>,
-        /// The dataset.
-        path: String,
-    },
-}
-
-fn others(found: &[String]) -> String {
-    if found.is_empty() { String::new() } else { format!("; the rows have {}", found.join(", ")) }
-}
-
-/// The option that names a column with another name.
-fn way_out(columns: &[&str]) -> &'static str {
-    if columns.contains(&"answer") { "; `answer_column` names the one with the right answer" } else { "" }
-}
-
-fn hint(suggestion: &Option<String>) -> String {
-    suggestion.as_ref().map(|s| format!(" (did you mean `{s}`?)")).unwrap_or_default()
-}
-
-impl RewardError {
-    /// What the function's own program said last, if there is one.
-    #[must_use]
-    pub fn last_words(&self) -> &[String] {
-        match self {
-            Self::Python { words, .. } => words,
-            _ => &[],
-        }
-    }
-}
-
-/// A reward function ready for use.
-#[derive(Clone)]
-pub struct RewardFunction {
-    pub(crate) name: String,
-    pub(crate) columns: &'static [&'static str],
-    /// Whether it is the user's own code.
-    pub(crate) own: bool,
-    pub(crate) reward: Arc<dyn Reward>,
-}
-
-impl std::fmt::Debug for RewardFunction {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("RewardFunction").field("name", &self.name).finish_non_exhaustive()
-    }
-}
-
-impl RewardFunction {
-    /// The text that it was asked for with; that of a function in Python has its name, also where only its file was named.
-    #[must_use]
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// The function itself.
-    #[must_use]
-    pub fn reward(&self) -> &Arc<dyn Reward> {
-        &self.reward
-    }
-
-    /// Checks that the function can score at least one row of the dataset at `path`, given by the rows' columns.
-    ///
-    /// # Errors
-    /// [`RewardError::Columns`].
-    pub fn check<'a>(
-        &self,
-        path: &Path,
-        rows: impl IntoIterator<Item = &'a Map<String, Value>>,
-    ) -> Result<(), RewardError> {
-        let has_any = |row: &Map<String, Value>| self.columns.iter().any(|c| row.contains_key(*c));
-        let mut rows = rows.into_iter().peekable();
-        let found = rows.peek().map(|row| row.keys().map(|column| format!("`{column}`")).collect()).unwrap_or_default();
-        if self.columns.is_empty() || rows.any(has_any) {
-            return Ok(());
-        }
-        Err(RewardError::Columns {
-            name: self.name.clone(),
-            columns: self.columns.to_vec(),
-            found,
-            path: path.display().to_string(),
-        })
-    }
-
-    /// What the function cannot read in the columns in which it looks for the right answer, in words; none where every row
-    /// has an answer, and for functions that look for none.
-    pub fn unreadable<'a>(&self, rows: impl IntoIterator<Item = &'a Map<String, Value>>) -> Option<String> {
-        let reads_answers = self.columns.iter().any(|column| ANSWER.contains(column));
-        reads_answers.then(|| answers::unreadable(self.columns, rows))?
-    }
-}
 
 /// The functions that can be asked for.
 pub struct Registry {
@@ -183,7 +47,7 @@ impl Registry {
 
     /// Every function, in the order in which they are listed.
     pub fn entries(&self) -> impl Iterator<Item = &'static Entry> {
-        ENTRIES.iter().chain(self.further)
+        rules::ENTRIES.iter().chain([command::ENTRY]).chain(self.further)
     }
 
     /// Makes a function from `name` or `name:key=value:…`.
@@ -219,7 +83,7 @@ impl Registry {
     }
 
     /// Whether `name` or `name:key=value:…` says if a completion's answer is right: one that gets at least
-    /// [`Reward::correct_at`] is. Unknown functions do not.
+    /// [`Reward::correct_at`](crate::Reward::correct_at) is. Unknown functions do not.
     #[must_use]
     pub fn judges(&self, spec: &str) -> bool {
         self.entry(spec).is_some_and(|entry| !entry.columns.is_empty())

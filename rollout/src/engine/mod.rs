@@ -6,6 +6,10 @@
 //! weights and on its own key (seed, epoch, prompt id, sample) alone: not on the slots, on its neighbours or on the
 //! threads.
 //!
+//! Before a version is installed, at the start as well, the gate compares hashes, norms and log-probs with those that
+//! the learner has left. Norms of equal values are equal to the last bits, because both sides add them up in one order.
+//! Log-probs may differ by a tolerance for each number format.
+//!
 //! | file | subject |
 //! |---|---|
 //! | [`step`] | the engine and its loop |

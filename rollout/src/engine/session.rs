@@ -14,7 +14,7 @@ use ort::{
     },
     value::DynTensor,
 };
-use shared::{Head, ModelConfig, WeightManifest, config::Device, manifest::Dtype};
+use shared::{Dtype, Head, ModelConfig, WeightManifest, config::Device};
 
 use super::{EngineError, EngineOptions, WeightSource, device::tensorrt, runtime};
 

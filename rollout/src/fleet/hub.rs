@@ -27,7 +27,7 @@ use super::{
 use crate::{
     data::PromptRow,
     engine::{EngineError, FinishedSequence, GroupRequest, SwapReport, WeightSource},
-    pair::generator::Generator,
+    generator::Generator,
 };
 
 /// The version of a hub that has announced none.

@@ -1,9 +1,15 @@
 //! Samplers on other hosts: the hub beside the learner, and the workers.
 //!
 //! The step loop, the plan, the dataset and the rewards of a run are where they always are. What differs is the
-//! [`Generator`](crate::pair::generator::Generator) behind them: [`hub::Fleet`] leases what the plan has begun to workers and
+//! [`Generator`](crate::generator::Generator) behind them: [`hub::Fleet`] leases what the plan has begun to workers and
 //! gives back what they have made. A completion depends on weights, seed, prompt, sample and sampling parameters alone, so it
 //! does not matter who makes it, how often, or when.
+//!
+//! A worker asks, and the hub answers. A lease ends when no token comes of it for `lease_timeout`, or when the
+//! connection is gone for some seconds. Its samples then wait for another worker, and the first completion counts. A
+//! lease that takes three times as long as usual is given to an idle worker as well. Nothing that a worker sends is
+//! believed before it has been looked at. The engine beside the learner also scores what workers with other kernels
+//! make, and looks at versions that workers refuse.
 //!
 //! | file | subject |
 //! |---|---|

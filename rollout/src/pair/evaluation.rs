@@ -16,7 +16,7 @@ use crate::{
     data::Dataset,
     engine::FinishedSequence,
     evaluation::{self, Judging},
-    pair::generator::Generator,
+    generator::Generator,
 };
 
 /// Evaluates every so many versions and appends the metrics to `eval.jsonl`.

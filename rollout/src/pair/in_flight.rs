@@ -14,8 +14,9 @@ use shared::{
     Completion, PolicyVersion, Provenance, RolloutGroup, RunDir, Step,
     channel::{
         InFlight, LearnerStatus,
-        in_flight::{IN_FLIGHT_FILE, read_groups, write_groups},
+        in_flight::{read_groups, write_groups},
     },
+    run_dir::IN_FLIGHT_FILE,
 };
 
 use super::{

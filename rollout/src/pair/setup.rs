@@ -26,20 +26,23 @@ use shared_data::Columns;
 
 use super::{
     evaluation::Evaluation,
-    generator::Generator,
     in_flight::{Keeper, Kept},
     link::{Link, LinkEvent},
     order::{PromptOrder, Share},
     plan::{DynamicSampling, Plan, PlanOptions},
     step_loop::{Ended, StepLoop, silent},
-    weights::{WeightFollower, is_about, refusal},
 };
 use crate::{
     assembly::{Assembly, Scoring},
     data::{Dataset, DatasetError, PromptOptions, Tokenizer},
     engine::{Engine, EngineOptions, auto_max_num_seqs, available_memory, machine, positions_of},
     evaluation::Judging,
-    fleet, reward, trace,
+    fleet,
+    generator::{
+        Generator,
+        follower::{WeightFollower, is_about, refusal},
+    },
+    reward, trace,
 };
 
 /// Memory for groups that were trained on and whose checkpoint is still to come. What does not fit is made again if the

@@ -18,17 +18,16 @@ use shared::{
 
 use super::{
     evaluation::Evaluation,
-    generator::Generator,
     in_flight::{Keeper, Kept, is_of, is_whole},
     link::{Link, LinkEvent},
     order::PromptOrder,
     plan::{Plan, UNPLACED, newest_of},
-    weights::WeightFollower,
 };
 use crate::{
     assembly::Assembly,
     data::Dataset,
     engine::FinishedSequence,
+    generator::{Generator, follower::WeightFollower},
     trace::{self, Event},
 };
 

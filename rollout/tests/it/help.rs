@@ -4,7 +4,7 @@ use clap::{Args, Command};
 use rollout::commands::{bench, compare, eval, generate, rewards, run, tune};
 
 /// Flags that only say where something is or how it is to be read: there is nothing to weigh.
-const NOTHING_TO_WEIGH: [&str; 24] = [
+const NOTHING_TO_WEIGH: [&str; 25] = [
     "answer-column",
     "chat-template",
     "chat-template-kwargs",
@@ -23,6 +23,7 @@ const NOTHING_TO_WEIGH: [&str; 24] = [
     "reward-python",
     "reward-writable",
     "run-dir",
+    "run-id",
     "seed",
     "seed-b",
     "split",

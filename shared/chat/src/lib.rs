@@ -1,4 +1,8 @@
 //! Chat templates, rendered the way transformers' `apply_chat_template` renders them.
+//!
+//! minijinja runs the templates. This crate adds named templates, Python's methods, the switches of a template, and a
+//! look for words of messages that a template leaves out. The sampler renders prompts with it; `learner sft` and
+//! `learner reward-model` render their rows with it.
 
 mod content;
 mod model;

@@ -9,8 +9,7 @@ use std::{
 use crate::{
     DataError,
     card::{self, Configuration},
-    format::extension,
-    split,
+    extension, split,
 };
 
 /// The file that says what is in a dataset.
@@ -58,7 +57,7 @@ pub fn choose(
     let with_rows = |name: &&String| {
         let path = Path::new(name);
         let about = path.file_name().and_then(|name| name.to_str()).is_some_and(|name| ABOUT.contains(&name));
-        ROWS.contains(&extension(path).as_str()) && !about
+        ROWS.contains(&extension::of(path).as_str()) && !about
     };
     let names: Vec<&String> = names.iter().filter(with_rows).collect();
     if names.is_empty() {
@@ -183,7 +182,7 @@ fn one_set(folder: &Path, names: Vec<String>, split: Option<String>) -> Result<C
             ),
         ));
     }
-    let formats: BTreeSet<String> = names.iter().map(|name| extension(Path::new(name))).collect();
+    let formats: BTreeSet<String> = names.iter().map(|name| extension::of(Path::new(name))).collect();
     if formats.len() > 1 {
         let formats: Vec<String> = formats.into_iter().collect();
         return Err(DataError::content(

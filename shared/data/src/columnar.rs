@@ -10,9 +10,9 @@ use parquet::{arrow::arrow_reader::ParquetRecordBatchReaderBuilder, basic::Compr
 use serde_json::Value;
 
 use crate::{
-    DataError, LeftOut, Row, Values, json,
+    DataError, LeftOut, Place, Row, Values, json,
     memory::{self, Meter},
-    table::{Parsed, Place, numbered},
+    row::{Parsed, numbered},
     to_json,
     typed::{Fault, Typed, json_leaves},
     writable::{has_other_keys, in_utc},

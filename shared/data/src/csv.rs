@@ -17,7 +17,7 @@ use crate::{
     bytes::Content,
     json::{self, MOST_LINE},
     memory,
-    table::numbered,
+    row::numbered,
 };
 
 /// Rows of a table whose first line names the columns. Cells in quotes may hold delimiters and line breaks.

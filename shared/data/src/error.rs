@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::Place;
+use crate::{Place, Row};
 
 /// A dataset that cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -80,5 +80,13 @@ impl DataError {
     /// [`Self::Content`].
     pub(crate) fn content(path: &Path, reason: impl Into<String>) -> Self {
         Self::Content { path: path.to_owned(), reason: reason.into() }
+    }
+}
+
+impl Row {
+    /// The error that says what is wrong with it.
+    #[must_use]
+    pub fn error(&self, reason: String) -> DataError {
+        DataError::Row { place: self.place.clone(), reason }
     }
 }

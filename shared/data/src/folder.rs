@@ -9,7 +9,7 @@ use std::{
 use serde::Deserialize;
 use shared_bounds::OneLine;
 
-use crate::{DataError, Part, choice, split, table::Files};
+use crate::{DataError, Part, choice, split};
 
 /// Most bytes of a file that says what the others are.
 const MOST_BYTES: u64 = 16 << 20;
@@ -17,6 +17,28 @@ const MOST_BYTES: u64 = 16 << 20;
 const MOST_DEPTH: usize = 16;
 /// Files in a folder and below.
 const MOST_FILES: usize = 100_000;
+
+/// The files of a dataset.
+#[derive(Debug)]
+pub struct Files {
+    /// In the order in which they are read.
+    pub paths: Vec<PathBuf>,
+    /// The split that they are, where the dataset has several.
+    pub split: Option<String>,
+    /// What wrote them, where a folder says so.
+    pub kind: Option<&'static str>,
+}
+
+impl Files {
+    /// Those of a file, or of a part of a folder.
+    pub fn of(path: &Path, part: Part<'_>) -> Result<Self, DataError> {
+        let metadata = path.metadata().map_err(DataError::file(path))?;
+        match metadata.is_dir() {
+            true => files(path, part),
+            false => Ok(Self { paths: vec![path.to_owned()], split: None, kind: None }),
+        }
+    }
+}
 
 /// `state.json` of a dataset that was saved.
 #[derive(Deserialize)]
@@ -37,7 +59,7 @@ struct SavedSplits {
 }
 
 /// The files of a folder, those of one split if it has several.
-pub fn files(folder: &Path, part: Part<'_>) -> Result<Files, DataError> {
+fn files(folder: &Path, part: Part<'_>) -> Result<Files, DataError> {
     let wanted = part.split;
     if folder.join("dataset_dict.json").exists() {
         let saved: SavedSplits = parsed(&folder.join("dataset_dict.json"))?;

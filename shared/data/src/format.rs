@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::{DataError, unread};
+use crate::{DataError, extension, unread};
 
 /// A format that is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,7 +60,7 @@ impl Format {
     }
 
     fn of_text(path: &Path, bytes: &[u8]) -> Result<Self, DataError> {
-        let extension = extension(path);
+        let extension = extension::of(path);
         match (bytes.trim_ascii_start().first(), extension.as_str()) {
             (Some(b'['), _) => Ok(Self::JsonArray),
             (Some(b'{') | None, _) | (_, "jsonl" | "ndjson" | "json") => Ok(Self::JsonLines),
@@ -81,13 +81,6 @@ fn unknown(path: &Path) -> DataError {
         "is in no format that is read (JSON lines, JSON arrays, CSV, TSV, Parquet, Arrow; docs/data.md); write one JSON object \
          per line, for instance {\"prompt\": \"2 + 3 =\"}",
     )
-}
-
-/// What follows the last full stop of a name, behind which `.gz` or `.zst` may stand.
-pub fn extension(path: &Path) -> String {
-    let name = path.file_name().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
-    let name = [".gz", ".zst"].iter().find_map(|packed| name.strip_suffix(packed)).unwrap_or(&name);
-    name.rsplit_once('.').map(|(_, extension)| extension.to_owned()).unwrap_or_default()
 }
 
 /// What separates the cells of the header: a tab, else a comma, else the semicolon of spreadsheets where the comma is the

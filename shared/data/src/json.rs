@@ -13,7 +13,7 @@ use crate::{
     DataError, Row, Values,
     bytes::Content,
     memory::{self, Meter},
-    table::numbered,
+    row::numbered,
     wording,
 };
 

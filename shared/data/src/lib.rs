@@ -4,6 +4,10 @@
 //!
 //! What a file is, its bytes say ([`Format`]); its name is asked only where they leave it open. Nothing is guessed about rows:
 //! a cell that might be a number and a text at once stays the text.
+//!
+//! Sampler, learner and launcher read datasets through this crate. The launcher reads everything once before it starts
+//! anything. Which files of a folder are wanted is decided by their names alone. The crate knows nothing of models and
+//! tokens.
 
 mod bytes;
 mod card;
@@ -12,11 +16,13 @@ mod columnar;
 mod columns;
 mod csv;
 mod error;
+mod extension;
 mod folder;
 mod format;
 mod json;
 mod memory;
 mod messages;
+mod row;
 mod shape;
 mod split;
 mod table;
@@ -34,8 +40,9 @@ pub use columns::{Columns, template_variables};
 pub use error::DataError;
 pub use format::Format;
 pub use messages::{Content, messages};
+pub use row::{LeftOut, Place, Row};
 pub use shape::Shape;
-pub use table::{LeftOut, Place, Row, Table, count, files, read};
+pub use table::{Table, count, files, read};
 
 /// A row: its columns by name, in their order.
 pub type Values = serde_json::Map<String, serde_json::Value>;

@@ -1,60 +1,25 @@
-//! Rows with the places where they stand.
+//! Datasets as tables: which files they are, and their rows, whatever these are written in.
 
 use std::{
     collections::HashSet,
-    fmt,
     path::{Path, PathBuf},
-    sync::Arc,
 };
 
 use shared_bounds::guarded;
 
 use crate::{
-    DataError, Part, Values,
+    DataError, LeftOut, Part, Row,
     bytes::Content,
-    columnar, csv, folder,
+    columnar, csv,
+    folder::Files,
     format::Format,
     json,
     memory::{MOST_RATIO, Meter},
+    row::Parsed,
 };
 
 /// What the parser of a columnar file may take of memory beside its rows, however short the file is.
 const SMALL: u64 = 1 << 30;
-
-/// Where a row stands.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
-    /// The file.
-    pub path: Arc<Path>,
-    /// What is counted in it.
-    pub unit: &'static str,
-    /// Which one, from 1.
-    pub number: usize,
-}
-
-/// `data/train.jsonl, line 3`.
-impl fmt::Display for Place {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}, {} {}", self.path.display(), self.unit, self.number)
-    }
-}
-
-/// One row.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Row {
-    /// Its columns.
-    pub values: Values,
-    /// Where it stands.
-    pub place: Place,
-}
-
-impl Row {
-    /// The error that says what is wrong with it.
-    #[must_use]
-    pub fn error(&self, reason: String) -> DataError {
-        DataError::Row { place: self.place.clone(), reason }
-    }
-}
 
 /// The rows of a dataset, at least one.
 #[derive(Debug, Clone, PartialEq)]
@@ -65,27 +30,6 @@ pub struct Table {
     pub about: String,
     /// Columns of the files that the rows lack.
     pub left_out: Vec<LeftOut>,
-}
-
-/// The files of a dataset.
-#[derive(Debug)]
-pub(crate) struct Files {
-    /// In the order in which they are read.
-    pub paths: Vec<PathBuf>,
-    /// The split that they are, where the dataset has several.
-    pub split: Option<String>,
-    /// What wrote them, where a folder says so.
-    pub kind: Option<&'static str>,
-}
-
-impl Files {
-    fn of(path: &Path, part: Part<'_>) -> Result<Self, DataError> {
-        let metadata = path.metadata().map_err(DataError::file(path))?;
-        match metadata.is_dir() {
-            true => folder::files(path, part),
-            false => Ok(Self { paths: vec![path.to_owned()], split: None, kind: None }),
-        }
-    }
 }
 
 /// The files of a dataset, or of a part of one.
@@ -139,22 +83,6 @@ pub fn count<'a>(path: &Path, part: impl Into<Part<'a>>) -> Result<u64, DataErro
     Files::of(path, part.into())?.paths.iter().map(of_file).sum()
 }
 
-/// Rows of a file, and the columns that they lack.
-#[derive(Debug, Default)]
-pub(crate) struct Parsed {
-    pub rows: Vec<Row>,
-    pub left_out: Vec<LeftOut>,
-}
-
-/// A column that cannot be read as what rows hold, and that no prompt needs.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LeftOut {
-    /// Its name.
-    pub column: String,
-    /// What is in it, with the place: `holds bytes that are no text (rows.parquet, row 1)`.
-    pub reason: String,
-}
-
 fn parse(format: Format, content: Content) -> Result<Parsed, DataError> {
     let path = content.path().to_owned();
     let rows = match format {
@@ -188,10 +116,4 @@ fn about(files: &Files, written_in: &str, rows: usize) -> String {
     let several = if files.paths.len() > 1 { format!(", {} files", files.paths.len()) } else { String::new() };
     let plural = if rows == 1 { "row" } else { "rows" };
     format!("{kind}{split}{several}, {rows} {plural}")
-}
-
-/// Rows of a file, numbered from 1.
-pub(crate) fn numbered(path: &Path, unit: &'static str) -> impl Fn(usize) -> Place + Sync {
-    let path: Arc<Path> = path.into();
-    move |number| Place { path: path.clone(), unit, number }
 }

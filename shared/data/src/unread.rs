@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::format::extension;
+use crate::extension;
 
 /// What a format is, and what to do about it.
 type Unread = (&'static str, &'static str);
@@ -67,7 +67,7 @@ fn by_structure(path: &Path, bytes: &[u8]) -> Option<Unread> {
 
 /// What is a zip archive on the outside.
 fn zipped(path: &Path) -> Unread {
-    match extension(path).as_str() {
+    match extension::of(path).as_str() {
         "xlsx" | "xlsm" | "ods" => ("a spreadsheet", AS_CSV),
         "pt" | "pth" | "bin" | "ckpt" => PICKLE,
         "npz" => ("a file of NumPy arrays", "write the rows as Parquet or JSON lines"),

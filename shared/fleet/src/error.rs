@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use shared::channel::endpoint::{Endpoint, EndpointError, Scheme};
+use shared::endpoint::{Endpoint, EndpointError, Scheme};
 
 /// A hub that does not open, or a worker that does not join. No message has a secret in it.
 #[derive(Debug, thiserror::Error)]

@@ -14,10 +14,10 @@ use std::{
 use shared::{
     channel::{
         ChannelError,
-        endpoint::{Endpoint, Scheme},
         fleet::{Call, HubEnd, HubEvent, MOST_BYTES, Orders, Report},
         frame,
     },
+    endpoint::{Endpoint, Scheme},
     logging,
 };
 use zenoh::{

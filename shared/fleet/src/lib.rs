@@ -6,6 +6,10 @@
 //! listeners; workers connect to the hub alone, and the hub lets none of them do, see or hear more than this ([`session`] has
 //! the settings). A worker whose connection is cut connects again by itself.
 //!
+//! No thread that serves all workers waits for one of them. So threads of their own send the answers. And a message has
+//! less time to be sent than a dead connection has until it is given up: zenoh's thread for sending would wait for that
+//! connection otherwise.
+//!
 //! zenoh's own threads belong to the process: they are made with its first session and outlive the last.
 
 mod error;

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use shared::{
-    channel::endpoint::{Endpoint, EndpointError, Guards, Scheme},
     config::TrainConfig,
+    endpoint::{Endpoint, EndpointError, Guards, Scheme},
 };
 
 use crate::{FleetError, tls, token::Token};

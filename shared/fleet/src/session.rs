@@ -7,9 +7,9 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use shared::channel::{
+use shared::{
+    channel::fleet::MOST_BYTES,
     endpoint::{Endpoint, Scheme},
-    fleet::MOST_BYTES,
 };
 use zenoh::{Config, Session, Wait, query::Querier};
 

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{ChannelError, Refusal};
 use crate::{
-    config::{Device, Kernels, KvDtype, RolloutDtype},
+    compute::{Device, Kernels, KvDtype, RolloutDtype},
     group::{FinishReason, RewardOutcome, TokenLogprob},
     ids::{PolicyVersion, PromptId},
     sampling::SamplingParams,

@@ -234,7 +234,7 @@ mod tests {
             FleetStatus, InFlight, Refusal,
             fleet::{Difference, Edition, KernelClass, Lease, Made, RunFacts, Unfetched, Work},
         },
-        config::{Device, Kernels, KvDtype, RolloutDtype},
+        compute::{Device, Kernels, KvDtype, RolloutDtype},
         group::{Completion, DroppedGroup, FinishReason, Provenance, RewardOutcome, StepScore, TokenLogprob},
         ids::{GroupId, PolicyVersion, PromptId, Step},
         sampling::SamplingParams,

@@ -14,9 +14,6 @@ use super::{
 };
 use crate::{atomic, group::RolloutGroup};
 
-/// File of a checkpoint with what was in flight at the sampler.
-pub const IN_FLIGHT_FILE: &str = "in_flight.frames";
-
 /// Largest file that is read as a whole. What is written is far smaller.
 const MOST_BYTES: u64 = 4 << 30;
 
@@ -84,7 +81,7 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::{GroupId, Step, testing};
+    use crate::{GroupId, Step, run_dir::IN_FLIGHT_FILE, testing};
 
     #[test]
     fn groups_come_back_and_a_damaged_file_is_none() {

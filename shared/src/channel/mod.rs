@@ -5,10 +5,12 @@
 //! lost is either on disk (weights, checkpoints, the end of the run) or kept by the sampler until
 //! [`LearnerStatus::durable_step`] passes it.
 //!
+//! A status that has changed is sent at once; the repetition makes its loss harmless. Versions of the weights are found
+//! in the same way: the newest complete manifest on disk is the current one, and a message is only a reason to look.
+//!
 //! The transport of one node is iceoryx2 ([`iox`]); the tests of either half join two threads of one process instead. With
 //! samplers on other hosts, [`fleet`] is a second seam behind the first one, with frames of the same kind.
 
-pub mod endpoint;
 pub mod fleet;
 pub mod frame;
 pub mod in_flight;

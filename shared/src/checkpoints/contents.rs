@@ -12,8 +12,8 @@ use serde_json::{Map, Value};
 
 use super::{Damage, STATE_FILE, unreadable};
 use crate::{
-    ModelDir, WeightManifest,
-    manifest::{DATA_FILE, Dtype, MANIFEST_FILE, TensorEntry},
+    Dtype, ModelDir, WeightManifest,
+    manifest::{DATA_FILE, MANIFEST_FILE, TensorEntry},
     model_dir::ADAPTER_CONFIG_FILE,
 };
 

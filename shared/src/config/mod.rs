@@ -1,7 +1,7 @@
 //! The configuration of a run: `run.toml`, with TRL's names and defaults.
 //!
 //! **An option is declared once**, in `options.rs`, and a value of a choice once, in `choices.rs` or, where others go by it,
-//! in [`crate::methods`] and [`crate::group`]. An option looks like this:
+//! in [`crate::methods`], [`crate::compute`] and [`crate::group`]. An option looks like this:
 //!
 //! ```text
 //! /// Clip range below (and above, without `epsilon_high`).
@@ -30,13 +30,14 @@ pub mod layers;
 mod option;
 mod options;
 pub mod rewards;
+mod sampling;
 mod schedule;
 mod shares;
 mod validate;
 
 pub use choices::{
-    Device, ImportanceSamplingMode, Kernels, KlController, KvDtype, LoneAdvantage, LrSchedulerType, RewardsOn,
-    RolloutDtype, StepDeviation, StoreFormat, VersionStorage, WeightSwap,
+    ImportanceSamplingMode, KlController, LoneAdvantage, LrSchedulerType, RewardsOn, StepDeviation, StoreFormat,
+    VersionStorage, WeightSwap,
 };
 pub use guard::{GuardAction, GuardRule, GuardSign};
 pub use hub::{hub_name, on_hub};
@@ -45,6 +46,7 @@ pub use options::{OPTIONS, TrainConfig};
 pub use rewards::{RewardBounds, RewardHost};
 pub use schedule::{RampShape, ScheduleSettings};
 
+pub use crate::compute::{Device, Kernels, KvDtype, RolloutDtype};
 pub use crate::declare::{Bounds, Choice, ChoiceSpec, JsonTable, Kind, OptionValue, Paths, UnknownChoice};
 pub use crate::group::RewardFailure;
 pub use crate::methods::{
@@ -58,7 +60,7 @@ use std::iter;
 
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
-use crate::{Contrast, torchrun::Torchrun};
+use crate::Contrast;
 
 /// A configuration that makes no sense.
 #[derive(Debug, thiserror::Error)]
@@ -207,12 +209,6 @@ impl TrainConfig {
     #[must_use]
     pub fn kl_estimator_in_use(&self) -> KlEstimator {
         self.kl_estimator.unwrap_or(if self.use_kl_in_reward { KlEstimator::K1 } else { KlEstimator::K3 })
-    }
-
-    /// Threads of each of the learner's ranks; absent where the learner's are not known.
-    #[must_use]
-    pub fn threads_of_rank(&self) -> Option<usize> {
-        self.learner_threads.map(|threads| (threads / Torchrun::ranks_here(self) as usize).max(1))
     }
 
     /// Threads of (sampler, learner) on a machine with `cores` cores.

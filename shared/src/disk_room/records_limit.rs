@@ -100,7 +100,7 @@ impl RecordsLimit {
 
 /// The step in the middle of those that the metrics have.
 fn middle(run_dir: &RunDir) -> io::Result<Option<u64>> {
-    let mut steps = crate::records::Steps::default();
+    let mut steps = crate::journal::Steps::default();
     crate::journal::for_each::<crate::metrics::MetricRecord>(&run_dir.metrics(), |record| steps.add(&record))?;
     Ok(steps.first().zip(steps.last()).map(|(first, last)| first + (last - first).div_ceil(2)).filter(|step| *step > 0))
 }

@@ -9,8 +9,7 @@ use std::{
 use super::{LedgerEvent, LedgerLine};
 use crate::{
     atomic::{self, named},
-    journal::{self, Entry},
-    records::{Found, Steps},
+    journal::{self, Entry, Found, Steps},
 };
 
 /// Appends to `ledger.jsonl`.

@@ -1,6 +1,6 @@
 //! How many tokens go through the learner at once, where nobody says so.
 
-use crate::config::Device;
+use crate::compute::Device;
 
 /// What the rows of one optimiser update look like to the learner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

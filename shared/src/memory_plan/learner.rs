@@ -1,7 +1,7 @@
 //! What a learner holds.
 
 use super::Workload;
-use crate::{Head, ModelConfig, config::Device};
+use crate::{Head, ModelConfig, compute::Device};
 
 /// Largest `[tokens, vocabulary]` buffer of the language-model head, in bytes. A head has two.
 const HEAD_CHUNK_BYTES: u64 = 7 << 24;

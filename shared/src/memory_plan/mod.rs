@@ -8,8 +8,10 @@ mod budget;
 mod learner;
 mod run;
 mod sampler;
+mod versions;
 
 pub use budget::Workload;
 pub use learner::{LearnerPlan, LearnerSizes, head_chunk};
 pub use run::{DoesNotFit, Machine, RunPlan, adapter_numbers, kept_numbers};
 pub use sampler::{PACKED_PREFILL, PARTIAL_PAGES, SamplerPlan, SamplerSizes};
+pub use versions::VersionRoom;

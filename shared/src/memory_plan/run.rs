@@ -2,13 +2,13 @@
 
 use std::{collections::HashSet, fmt, io};
 
-use super::{LearnerPlan, LearnerSizes, SamplerPlan, SamplerSizes, Workload};
+use super::{LearnerPlan, LearnerSizes, SamplerPlan, SamplerSizes, VersionRoom, Workload};
 use crate::{
     ModelConfig,
-    config::{Device, KvDtype, RolloutDtype, TrainConfig},
+    compute::{Device, KvDtype, RolloutDtype},
+    config::TrainConfig,
     memory::{self, Size},
     torchrun::Torchrun,
-    versions::VersionRoom,
 };
 
 /// Share of the memory that stays for the system and for what no plan knows.

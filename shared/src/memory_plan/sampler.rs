@@ -1,8 +1,8 @@
 //! What a sampler holds.
 
 use crate::{
-    Dtype, ModelConfig,
-    config::{Device, Kernels, KvDtype, RolloutDtype},
+    ModelConfig,
+    compute::{Device, Dtype, Kernels, KvDtype, RolloutDtype},
 };
 
 /// Positions of a page of keys and values (packed kernels).

@@ -9,8 +9,7 @@ use std::{
 use super::MetricRecord;
 use crate::{
     atomic::{self, named},
-    journal,
-    records::{Found, Steps},
+    journal::{self, Found, Steps},
 };
 
 /// Appends records to `metrics.jsonl`.

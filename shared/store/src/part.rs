@@ -12,7 +12,8 @@ use shared::atomic;
 use crate::{
     Index, IndexedFile, StoreError,
     error::{of_file, on_disk},
-    read::{PIECE_BYTES, read_at},
+    read::read_at,
+    store::PIECE_BYTES,
 };
 
 /// What is there of something that is fetched.

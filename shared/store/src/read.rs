@@ -7,9 +7,6 @@ use object_store::{GetOptions, GetRange, GetResultPayload, path::Path};
 
 use crate::{Doing, Store, StoreError, Watch, error::of_file, store::About};
 
-/// Bytes that are written at a time. Of more, ext4 takes so much memory at once that looking for it costs several times the copy.
-pub const PIECE_BYTES: usize = 128 << 10;
-
 /// What a request for an object led to.
 enum Answer {
     /// A file of this host, which is read by whoever asked.

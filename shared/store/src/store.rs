@@ -10,7 +10,6 @@ use crate::{
     Doing, StoreError, Watch,
     index::{INDEX_FILE, folder_of, plain},
     place::{self, Kind, Place},
-    read::PIECE_BYTES,
     understand::understand,
 };
 
@@ -18,6 +17,8 @@ use crate::{
 const DEADLINE: Duration = Duration::from_secs(300);
 /// Time between two looks at whether a transfer is still wanted.
 const POLL: Duration = Duration::from_millis(50);
+/// Bytes that are written at a time. Of more, ext4 takes so much memory at once that looking for it costs several times the copy.
+pub const PIECE_BYTES: usize = 128 << 10;
 /// Transfers at a time; each holds one chunk.
 pub const TRANSFERS: usize = 8;
 

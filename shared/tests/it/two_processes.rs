@@ -245,6 +245,29 @@ fn a_process_may_die_while_it_joins() {
     assert_eq!(iox::files(&run_dir).unwrap(), Vec::<PathBuf>::new());
 }
 
+/// Where the files of a process may not be large: a connection takes more than 8 KiB of shared memory. The other end would wait
+/// for a segment that never gets its size.
+#[test]
+fn a_process_that_cannot_make_its_connections_ends_and_keeps_nobody_waiting() {
+    const LIMIT: &str = "trap '' XFSZ && ulimit -f 8 && exec \"$0\" \"$@\"";
+    let (folder, run_dir) = new_run();
+    let mut sampler = IoxSampler::open(&run_dir, RunId::NONE).unwrap();
+    let mut limited = Command::new("sh");
+    limited.args(["-c", LIMIT]).arg(env::current_exe().unwrap()).args([
+        "--exact",
+        "two_processes::peer",
+        "--nocapture",
+    ]);
+    let ended = limited.env(ROLE, "learner").env(RUN_DIR, folder.path()).output().unwrap();
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert!(!ended.status.success() && said.contains("/dev/shm got no size"), "{said}");
+    assert_eq!(sampler.learner_status().unwrap(), None);
+    let mut learner = IoxLearner::open(&run_dir, RunId::NONE).unwrap();
+    let status = LearnerStatus { cursor: 7, ..LearnerStatus::default() };
+    learner.publish_status(&status).unwrap();
+    assert_eq!(sampler.learner_status().unwrap(), Some(status));
+}
+
 #[test]
 fn what_killed_processes_leave_is_cleared_away() {
     let (folder, run_dir) = new_run();

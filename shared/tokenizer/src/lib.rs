@@ -3,6 +3,8 @@
 //! The `tokenizers` crate panics on some broken files, and a normaliser or decoder may make a long text of a short one. So
 //! the file has a bound ([`MOST_BYTES`]), what its replacements can make of one character has one ([`MOST_GROWTH`]), panics
 //! are errors, and what a call may take of memory is counted.
+//!
+//! Sampler and learner both read tokenizers through this crate.
 
 #![forbid(unsafe_code)]
 

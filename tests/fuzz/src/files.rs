@@ -12,11 +12,11 @@ use shared::{
     ModelDir, PolicyVersion, PromptId, RolloutGroup, SamplingParams, WeightManifest,
     channel::{
         LearnerStatus, SamplerStatus,
-        endpoint::Endpoint,
         fleet::{Difference, Edition, Lease, Made, Orders, Report, RunFacts},
         frame::{self, FRAME_VERSION, HEADER_LEN, Kind, MAGIC},
     },
     config::RolloutDtype,
+    endpoint::Endpoint,
     manifest::{DATA_FILE, MANIFEST_FILE, MODEL_FILE},
     testing,
 };

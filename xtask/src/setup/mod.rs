@@ -2,6 +2,9 @@
 //!
 //! A component's folder is prepared beside its place, stamped last and renamed, so a folder with the right stamp is
 //! whole. The download and the unpacking hold a lock, so two set-ups at once do no harm.
+//!
+//! The wheel of torch on the package index is the CUDA build. On the CPU, its `libtorch_cpu.so` needs two small
+//! libraries of CUDA, and nothing opens `libtorch_cuda.so`. Without the rest the folder has 0.5 GB and not 4.
 
 mod pins;
 mod pip;

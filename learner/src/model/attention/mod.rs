@@ -1,4 +1,8 @@
 //! Causal grouped-query self-attention.
+//!
+//! Each branch of a tree attends to the stem and to itself, and the two results are joined by their log-sum-exps. In a
+//! sliding window, queries go in runs of the window's length, and only the beginning of a branch looks back at the end
+//! of the stem.
 
 mod core;
 mod part;

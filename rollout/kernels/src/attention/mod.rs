@@ -7,6 +7,9 @@
 //!
 //! A step of many sequences reads every key and value once and does little with it. So it is as fast as the memory, as long
 //! as something is always under way from there. [`prefetch`] asks for coming pages during products and exponentials.
+//!
+//! Pages that lie before a sliding window are left out. Keys and values in bytes (`kv_dtype` int8) are rounded when
+//! they are stored, so they depend on nothing else in the call.
 
 mod attend;
 mod bytes;

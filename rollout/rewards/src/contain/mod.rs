@@ -12,6 +12,8 @@
 //! All of that happens in small processes with one thread, so that nothing needs to be done between fork and exec. What they
 //! have to say goes to standard error, in lines that begin with [`MARK`]. None of it is a wall against a program that
 //! wants to break out: the kernel's whole surface stays open to it.
+//!
+//! Each of these processes can be tried by itself: `rollout contain` is a hidden command.
 
 mod keeper;
 mod namespaces;

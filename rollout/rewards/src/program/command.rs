@@ -3,16 +3,28 @@
 use std::sync::Arc;
 
 use super::{Containment, Invocation, Program};
-use crate::{Reward, entry::Parameters};
+use crate::{
+    Reward,
+    entry::{Entry, Parameter, Parameters},
+};
 
 /// The function's name.
 pub const NAME: &str = "command";
+
+/// The function.
+pub const ENTRY: &Entry = &Entry {
+    name: NAME,
+    about: "a program of yours: one line of JSON for each group, one line with its scores back (docs/rewards.md)",
+    columns: &[],
+    parameters: &[Parameter { name: "run", default: None, about: "the command line, for /bin/sh" }],
+    build,
+};
 
 /// Starts the command.
 ///
 /// # Errors
 /// Without a command line, or when no process can be started.
-pub fn build(parameters: &Parameters) -> Result<Arc<dyn Reward>, String> {
+fn build(parameters: &Parameters) -> Result<Arc<dyn Reward>, String> {
     let run: String = parameters.get("run")?;
     if run.trim().is_empty() {
         return Err("parameter `run` must be a command line".into());

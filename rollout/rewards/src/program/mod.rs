@@ -7,6 +7,9 @@
 //! `{"error": …}`; or `{"id": 1, "scores": […]}` with that list, which says what it answers. Anything else is a failure of that
 //! completion or, where the line is no such list, of the group. A process that misses the deadline is killed, one that ended is
 //! replaced. What it writes to stderr goes to the log.
+//!
+//! A function in Python is such a program too. The user's interpreter runs `host.py`, which is compiled in; it imports
+//! the function and calls it.
 
 mod answer;
 pub(crate) mod command;

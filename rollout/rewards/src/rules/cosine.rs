@@ -2,7 +2,8 @@
 
 use std::f64::consts::PI;
 
-use super::{ANSWER, Built, Parameters, answer, judged, positive};
+use super::{Built, Parameters, answer, judged, positive};
+use crate::answers::ANSWER_COLUMNS;
 
 /// TRL's `get_cosine_scaled_reward` ("Demystifying Long Chain-of-Thought Reasoning", arXiv 2502.03373, appendix C.1).
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -47,7 +48,7 @@ pub(super) fn build(parameters: &Parameters) -> Built {
     }
     // Every right answer counts, whatever its length.
     let correct_at = scale.min_value_correct.min(scale.max_value_correct);
-    judged(correct_at, ANSWER, answer::vote, move |text, completion, expected| {
+    judged(correct_at, ANSWER_COLUMNS, answer::vote, move |text, completion, expected| {
         let accuracy = answer::accuracy(text, expected)?;
         Some(scale.reward(accuracy == 1.0, completion.token_ids.len()))
     })

@@ -19,8 +19,8 @@ use shared::RewardOutcome;
 
 use crate::{
     Answers, Extract, Reward, RewardCompletion, RewardInput,
+    answers::ANSWER_COLUMNS,
     entry::{Entry, Parameter, Parameters},
-    program::command,
 };
 
 /// A rule that looks at one completion at a time.
@@ -107,7 +107,7 @@ fn best(correct_at: f64, answers: &Answers, rule: impl Fn(&str) -> Option<f64>) 
     (highest >= correct_at || !open).then_some(highest)
 }
 
-/// Every function of this crate, in the order in which they are listed.
+/// Every rule, in the order in which they are listed.
 pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         name: "correctness",
@@ -141,20 +141,20 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         name: "accuracy",
         about: "TRL: 1 if the final answer (\\boxed{}, <answer> or ####) equals the row's in value, 0 if not, abstains if unsure",
-        columns: ANSWER,
+        columns: ANSWER_COLUMNS,
         parameters: &[],
-        build: |_| judged(1.0, ANSWER, answer::vote, |text, _, expected| answer::accuracy(text, expected)),
+        build: |_| judged(1.0, ANSWER_COLUMNS, answer::vote, |text, _, expected| answer::accuracy(text, expected)),
     },
     Entry {
         name: "reasoning_accuracy",
         about: "TRL: as accuracy, of what follows the reasoning; 0 if that never ends",
-        columns: ANSWER,
+        columns: ANSWER_COLUMNS,
         parameters: &[Parameter { name: "delimiter", default: Some("</think>"), about: "what ends the reasoning" }],
         build: |p| {
             let delimiter: String = p.get("delimiter")?;
             let end = delimiter.clone();
             let extract = move |text: &str| text.rsplit_once(&*end).and_then(|(_, answer)| answer::vote(answer));
-            judged(1.0, ANSWER, extract, move |text, _, expected| {
+            judged(1.0, ANSWER_COLUMNS, extract, move |text, _, expected| {
                 answer::reasoning_accuracy(text, expected, &delimiter)
             })
         },
@@ -162,7 +162,7 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         name: "cosine_scaled",
         about: "TRL: accuracy scaled by length along a cosine: short is best when right, long is best when wrong",
-        columns: ANSWER,
+        columns: ANSWER_COLUMNS,
         parameters: &[
             Parameter { name: "max_len", default: None, about: "tokens at which the scale ends" },
             Parameter { name: "min_value_wrong", default: Some("-1"), about: "wrong, no tokens" },
@@ -175,16 +175,16 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         name: "boxed",
         about: "1 if the last \\boxed{} equals the row's answer or solution, as text or as a number, else 0",
-        columns: ANSWER,
+        columns: ANSWER_COLUMNS,
         parameters: &[],
-        build: |_| of_answer(1.0, ANSWER, answer::vote_boxed, answer::boxed),
+        build: |_| of_answer(1.0, ANSWER_COLUMNS, answer::vote_boxed, answer::boxed),
     },
     Entry {
         name: "numeric",
         about: "1 if the last number of the completion equals the row's answer, else 0",
-        columns: ANSWER,
+        columns: ANSWER_COLUMNS,
         parameters: &[],
-        build: |_| of_answer(1.0, ANSWER, answer::vote_numeric, answer::numeric),
+        build: |_| of_answer(1.0, ANSWER_COLUMNS, answer::vote_numeric, answer::numeric),
     },
     Entry {
         name: "countdown",
@@ -296,17 +296,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         parameters: &[SEPARATOR],
         build: arithmetic::build,
     },
-    Entry {
-        name: command::NAME,
-        about: "a program of yours: one line of JSON for each group, one line with its scores back (docs/rewards.md)",
-        columns: &[],
-        parameters: &[Parameter { name: "run", default: None, about: "the command line, for /bin/sh" }],
-        build: command::build,
-    },
 ];
-
-/// Columns with the right answer, by TRL's and by GSM8K's name.
-pub(super) const ANSWER: &[&str] = &["answer", "solution"];
 
 /// The parameter of functions that score steps; [`separator`] reads it.
 pub const SEPARATOR: Parameter =

@@ -10,11 +10,7 @@ use ort::{
     session::{RunOptions, Session},
     value::{DynTensor, PrimitiveTensorElementType, Tensor, TensorElementType},
 };
-use shared::{
-    ModelConfig,
-    config::Device,
-    manifest::{Dtype, MODEL_FILE},
-};
+use shared::{Dtype, ModelConfig, config::Device, manifest::MODEL_FILE};
 
 use super::{
     batch::{Batch, Inputs},

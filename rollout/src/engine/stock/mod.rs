@@ -2,6 +2,14 @@
 //!
 //! [`graph`] is a version in a session, [`kv_cache`] the arena of keys and values that its calls extend in place, and
 //! [`batch`] the small inputs of a call.
+//!
+//! The keys and values of a prompt are copied to the slots of its completions. With `--prefill-batch`, one call
+//! computes several prompts, padded on the right. Of a version that is an adapter, the session gets merged tensors in
+//! place of those in the file, with the bits of the merged model.
+//!
+//! Calls keep to the shapes for which ONNX Runtime's results were measured to be the same to the last bit in any batch:
+//! weights are prepacked, a decode step has one position for each sequence, and no sequence is prefilled again in the
+//! middle.
 
 pub(super) mod batch;
 pub(super) mod graph;

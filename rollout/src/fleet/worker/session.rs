@@ -31,7 +31,7 @@ use crate::{
         scores::Scorer,
         weights::{GiveUp, MODEL, Origin, keep_only, sees_versions},
     },
-    pair::weights::WeightFollower,
+    generator::follower::WeightFollower,
 };
 
 /// How long orders are waited for when nothing is to be done.

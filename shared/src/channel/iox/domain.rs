@@ -20,7 +20,7 @@ use iceoryx2::{
     service::ipc_threadsafe::Service,
 };
 
-use super::room::segments;
+use super::room::{remove_unsized, segments};
 use crate::{
     channel::{ChannelError, RunId},
     run_dir::RunDir,
@@ -37,8 +37,6 @@ const START: Duration = Duration::from_secs(60);
 const TAKE_OVER: Duration = Duration::from_secs(5);
 /// How long a process waits for another one that is just entering or leaving.
 const LOCK_PATIENCE: Duration = Duration::from_secs(60);
-/// How long a living process may need from creating a segment to giving it a size; normally microseconds.
-const SIZING: Duration = Duration::from_millis(100);
 
 /// Membership in a run's domain; the last member that leaves takes the folders along.
 #[derive(Debug)]
@@ -71,7 +69,7 @@ impl Domain {
             }
             thread::sleep(Duration::from_millis(20));
         };
-        place.remove_unsized();
+        remove_unsized(&place.prefix);
         let node = NodeBuilder::new()
             .name(&NodeName::new(role).map_err(transport("name the node"))?)
             .signal_handling_mode(SignalHandlingMode::Disabled)
@@ -98,7 +96,7 @@ impl Domain {
 
     /// Clears away what processes left that died since.
     pub fn clear_dead(&self) {
-        self.place.remove_unsized();
+        remove_unsized(&self.place.prefix);
         self.node().try_cleanup_dead_nodes();
     }
 }
@@ -224,24 +222,6 @@ impl Place {
     /// Everything that the domain has on this machine.
     fn files(&self) -> Vec<PathBuf> {
         segments(&self.prefix).into_iter().chain(self.root.exists().then(|| self.root.clone())).collect()
-    }
-
-    /// Removes segments whose creator was killed before it gave them a size: iceoryx2 0.10 waits for that size without
-    /// a time limit when it clears away a dead process.
-    fn remove_unsized(&self) {
-        let unsized_files = || {
-            let empty = |path: &PathBuf| fs::metadata(path).is_ok_and(|m| m.is_file() && m.len() == 0);
-            self.files().into_iter().filter(empty).collect::<Vec<_>>()
-        };
-        let suspects = unsized_files();
-        if suspects.is_empty() {
-            return;
-        }
-        thread::sleep(SIZING);
-        for path in unsized_files().iter().filter(|path| suspects.contains(path)) {
-            tracing::debug!("removing {}, left unfinished by a dead process", path.display());
-            let _ = fs::remove_file(path);
-        }
     }
 
     /// Removes every trace of the domain. Only to be called with the lock held and no living member.

@@ -6,6 +6,11 @@
 //!
 //! iceoryx2's own blocking send waits without a deadline and counts "no receiver" as success. So a send here never
 //! blocks inside iceoryx2: it is tried, with short sleeps, until a receiver has taken the frame or the deadline passes.
+//!
+//! The channels of crossbeam are no alternative: they carry values between threads and cannot cross an address space.
+//!
+//! `room` takes every page of shared memory before a frame is written there. Published versions need no such care: they
+//! are written and not mapped, so a full memory is an error there, and they go to disk.
 
 mod domain;
 mod room;

@@ -7,6 +7,8 @@ use std::{
     fs::{self, File},
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
+    thread,
+    time::Duration,
 };
 
 use rustix::{
@@ -14,17 +16,42 @@ use rustix::{
     io::Errno,
 };
 
-use crate::{atomic, channel::ChannelError, memory::Size};
+use crate::{
+    atomic,
+    channel::ChannelError,
+    memory::{SHARED_MEMORY, Size},
+};
 
-/// Where Linux shows POSIX shared memory as files.
-pub(super) const SHARED_MEMORY: &str = "/dev/shm";
 /// What the ports of a topic and the connection between two of them take at most, besides the frames.
 const FIXED: u64 = 1 << 20;
+/// How long a living process may need from creating a segment to giving it a size; normally microseconds.
+const SIZING: Duration = Duration::from_millis(100);
 
 /// The segments of a run whose names begin with this.
 pub(super) fn segments(prefix: &str) -> Vec<PathBuf> {
     let entries = fs::read_dir(SHARED_MEMORY).into_iter().flatten().flatten();
     entries.filter(|e| e.file_name().to_string_lossy().starts_with(prefix)).map(|e| e.path()).collect()
+}
+
+/// Removes segments without a size, and says whether there were some: their creator was killed, or the system refused it the
+/// size. iceoryx2 0.10 waits for that size without a time limit, at the other end and where it clears away a dead process.
+pub(super) fn remove_unsized(prefix: &str) -> bool {
+    let unsized_segments = || {
+        let empty = |path: &PathBuf| fs::metadata(path).is_ok_and(|m| m.is_file() && m.len() == 0);
+        segments(prefix).into_iter().filter(empty).collect::<Vec<_>>()
+    };
+    let mut suspects = unsized_segments();
+    if suspects.is_empty() {
+        return false;
+    }
+    thread::sleep(SIZING);
+    let still = unsized_segments();
+    suspects.retain(|path| still.contains(path));
+    for path in &suspects {
+        tracing::debug!("removing {}, which never got a size", path.display());
+        let _ = fs::remove_file(path);
+    }
+    !suspects.is_empty()
 }
 
 /// The room of one port.
@@ -63,8 +90,15 @@ impl Room {
         Ok(done)
     }
 
-    /// Takes the pages of all segments of the run.
+    /// Takes the pages of all segments of the run, none of which may be without a size: iceoryx2 makes a port without its
+    /// connection then, and never tries again.
     pub fn take(&self) -> Result<(), ChannelError> {
+        if remove_unsized(&self.prefix) {
+            return Err(ChannelError::Transport(format!(
+                "a segment in {SHARED_MEMORY} got no size: files may be too small here (`ulimit -f`), or a process was killed \
+                 while it made the segment"
+            )));
+        }
         for path in segments(&self.prefix) {
             // One that is gone meanwhile needs none.
             let Ok(file) = File::options().read(true).write(true).open(&path) else { continue };

@@ -101,8 +101,10 @@ impl Outbox {
             return Ok(false);
         }
         let sample = self.room.with(subscribers, (self.topic.capacity, frame.len()), || {
-            // A subscriber that is just coming or going: sending says so.
-            let _ = self.publisher.update_connections();
+            // A subscriber that is just coming or going: sending says so. A connection that could not be made is not tried again.
+            if self.publisher.update_connections().is_err() {
+                self.room.take()?;
+            }
             self.publisher.loan_slice_uninit(frame.len()).map_err(|e| self.topic.failed("reserve memory on", e))
         })?;
         match sample.write_from_slice(frame).send() {

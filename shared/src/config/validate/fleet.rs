@@ -1,8 +1,8 @@
 //! Samplers on other hosts.
 
 use crate::{
-    channel::endpoint::{Endpoint, Guards},
     config::{ConfigError, Device, Kernels, StoreFormat, TrainConfig},
+    endpoint::{Endpoint, Guards},
 };
 
 impl TrainConfig {

@@ -5,6 +5,12 @@
 //! memory. Rows whose distribution needs more than that (a repetition penalty, a flat nucleus), or whose draw is so close to a
 //! border that rounding could decide it, are fetched whole. Both graphs stand beside the model's and outlive its
 //! versions; the published graph stays as it is.
+//!
+//! The drawn token is the one that the host would draw from the whole row. Maxima are exact, and the host's own code
+//! computes the weights within a block; only sums are rounded elsewhere. Log-probs agree to the rounding of a sum.
+//!
+//! The usual way is to take the top K logits and the log-sum-exp of the row. It would decide less: the mass of the
+//! tokens left out may lie before or behind any candidate, so a draw from a flat row would always be open.
 
 mod blocks;
 

@@ -6,6 +6,13 @@
 //! `total_sequence_length`, which the attention reads on the host, is the length of the cache's slots once and for all.
 //! A recording belongs to the thread that made it, and breaks off when another one allocates memory of the device: none
 //! begins while weights are loaded beside the step loop, and such steps run as others do.
+//!
+//! Steps of a size without a recording run as they do without graphs, so the last bits of log-probs depend on when a
+//! version arrives. The step loop frees old weights itself: another thread that frees them would break a recording off.
+//! The first replay of a size is compared with a run of the graph, and a difference ends the program.
+//!
+//! Attention stays GroupQueryAttention. ONNX Runtime's PagedAttention would hold prompts once on the device, but it has
+//! not been tried.
 
 use std::thread::{self, ThreadId};
 

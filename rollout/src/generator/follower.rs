@@ -12,7 +12,7 @@ use shared::{
     config::WeightSwap,
 };
 
-use super::generator::Generator;
+use super::Generator;
 use crate::engine::{EngineError, SwapReport, WeightSource};
 
 /// A folder that was just being replaced (by a restarted learner) is whole again at once; anything else is no accident.
@@ -193,7 +193,7 @@ impl WeightFollower {
 }
 
 /// The refusal of a publication, if that is what an error is about.
-pub(super) fn refusal(error: &anyhow::Error, version: PolicyVersion, publication: u64) -> Option<Refusal> {
+pub(crate) fn refusal(error: &anyhow::Error, version: PolicyVersion, publication: u64) -> Option<Refusal> {
     let reason = error.downcast_ref::<EngineError>()?.refusal()?;
     tracing::error!("weights v{version} are refused, and wait for the learner to publish them again: {reason}");
     Some(Refusal { version, publication, reason })
@@ -205,7 +205,7 @@ fn is_final(error: &anyhow::Error) -> bool {
 }
 
 /// Whether a refusal is about what the learner has published last.
-pub(super) fn is_about(refusal: &Refusal, learner: &LearnerStatus) -> bool {
+pub(crate) fn is_about(refusal: &Refusal, learner: &LearnerStatus) -> bool {
     (refusal.version, refusal.publication) == (learner.version, learner.publication)
 }
 

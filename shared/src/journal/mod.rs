@@ -1,6 +1,8 @@
 //! Journals: files of one JSON object per line, to which a run adds as it goes on. One reader for all of them: a line that is
 //! damaged, or of a kind that this version does not know, hides nothing else and is counted.
 
+mod steps;
+
 use std::{
     fmt,
     io::{self, BufRead, BufReader, Write},
@@ -11,6 +13,8 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use crate::atomic::{self, named};
+
+pub use steps::{Found, Steps};
 
 /// Longest line that is read; a longer one is damage, and is not held in memory.
 const MOST_LINE: usize = 256 << 20;

@@ -16,18 +16,13 @@ use shared::{
     torchrun::Torchrun,
 };
 
-use super::{
-    Gloo, Ranks, Signs, Store, Watch,
-    content::agree_on_model,
-    crew::Order,
-    meeting::{CONNECT, come},
-    signs::SIGN,
-};
+use super::{content::agree_on_model, first::Order, meeting::come};
 use crate::{
     checkpoint::{self, help_to_save},
     cores,
     device::{self, RankHere},
     error::LearnerError,
+    ranks::{CONNECT, Gloo, Ranks, SIGN, Signs, Store, Watch},
     step::StepBatch,
     trained::Among,
 };

@@ -17,13 +17,13 @@ use std::{
 use serde::{Deserialize, Serialize};
 use shared::{RolloutGroup, RunDir, channel::frame, config::TrainConfig, torchrun::Torchrun};
 
-use super::{
-    Gloo, Ranks, Signs, Store, Watch,
-    content::agree_on_model,
-    meeting::{CONNECT, gather},
-    signs::{SIGN, SILENCE},
+use super::{content::agree_on_model, meeting::gather};
+use crate::{
+    cores,
+    error::LearnerError,
+    ranks::{CONNECT, Gloo, Ranks, SIGN, SILENCE, Signs, Store, Watch},
+    trained::Among,
 };
-use crate::{cores, error::LearnerError, trained::Among};
 
 /// What the first rank asks of the others, as a line of JSON; the groups of a step follow it, a frame each.
 #[derive(Debug, Serialize, Deserialize)]
@@ -129,7 +129,7 @@ impl Crew {
             true => Err(LearnerError::Peer("it was asked to end while it waited for the other ranks".into())),
             false => Ok(()),
         };
-        let threads = config.threads_of_rank().unwrap_or_else(cores::all);
+        let threads = Torchrun::threads_of_rank(config).unwrap_or_else(cores::all);
         let patience = Duration::from_secs_f64(config.peer_timeout);
         let prefix = gather(store, config, threads, patience, goes_on, &watch)?;
         let place = [0, config.learner_ranks as usize];

@@ -17,8 +17,10 @@ use shared::{
     rng,
 };
 
-use super::{Store, Watch, shim};
-use crate::error::LearnerError;
+use crate::{
+    error::LearnerError,
+    ranks::{Store, Watch, instructions},
+};
 
 /// How often somebody who waits looks.
 const LOOK: Duration = Duration::from_millis(100);
@@ -26,8 +28,6 @@ const LOOK: Duration = Duration::from_millis(100);
 const REMINDER: Duration = Duration::from_secs(15);
 /// How long a rank waits before it tries again to reach the first one.
 const PAUSE: Duration = Duration::from_secs(1);
-/// How long ranks that were all there may take to connect to each other.
-pub(super) const CONNECT: Duration = Duration::from_secs(60);
 
 /// What a rank says of itself.
 #[derive(Debug, Serialize, Deserialize)]
@@ -72,7 +72,7 @@ pub(super) struct Welcome {
 
 impl Maker {
     fn own() -> Self {
-        Self { build: env!("CARGO_PKG_VERSION").into(), instructions: shim::instructions() }
+        Self { build: env!("CARGO_PKG_VERSION").into(), instructions: instructions() }
     }
 
     /// Why another one cannot be a rank beside this one.

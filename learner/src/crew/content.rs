@@ -4,8 +4,7 @@ use std::{fs, path::Path};
 
 use shared::config::TrainConfig;
 
-use super::Ranks;
-use crate::error::LearnerError;
+use crate::{error::LearnerError, ranks::Ranks};
 
 /// Compares what lies in the model directories; all ranks must call it. What a checkpoint holds of a model comes from the first
 /// rank in any case; what stays as it is (a reference, the base of an adapter) does not.

@@ -1,4 +1,7 @@
-//! What samples for the step loop: the engine of this process, or workers on other hosts.
+//! What samples for the step loop: the engine of this process, or workers on other hosts. [`follower`] keeps it on the
+//! learner's versions.
+
+pub mod follower;
 
 use shared::{PolicyVersion, PromptId, RewardOutcome, RolloutGroup, channel::FleetStatus};
 

@@ -1,0 +1,54 @@
+//! Rows with the places where they stand.
+
+use std::{fmt, path::Path, sync::Arc};
+
+use crate::Values;
+
+/// Where a row stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// The file.
+    pub path: Arc<Path>,
+    /// What is counted in it.
+    pub unit: &'static str,
+    /// Which one, from 1.
+    pub number: usize,
+}
+
+/// `data/train.jsonl, line 3`.
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, {} {}", self.path.display(), self.unit, self.number)
+    }
+}
+
+/// One row.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Row {
+    /// Its columns.
+    pub values: Values,
+    /// Where it stands.
+    pub place: Place,
+}
+
+/// A column that cannot be read as what rows hold, and that no prompt needs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LeftOut {
+    /// Its name.
+    pub column: String,
+    /// What is in it, with the place: `holds bytes that are no text (rows.parquet, row 1)`.
+    pub reason: String,
+}
+
+/// Rows of a file, and the columns that they lack.
+#[derive(Debug, Default)]
+pub(crate) struct Parsed {
+    pub rows: Vec<Row>,
+    pub left_out: Vec<LeftOut>,
+}
+
+/// Rows of a file, numbered from 1.
+pub(crate) fn numbered(path: &Path, unit: &'static str) -> impl Fn(usize) -> Place + Sync {
+    let path: Arc<Path> = path.into();
+    move |number| Place { path: path.clone(), unit, number }
+}
