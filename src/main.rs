@@ -1,29 +1,20 @@
 //! `tandem`: starts the pair, keeps it alive, shows its progress and writes its report.
 
-// What is told may find nobody who reads it: see `output`.
+// What is told may find nobody who reads it: see `terminal::output`.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
-mod binaries;
+mod commands;
 mod demo;
 mod doctor;
-mod export;
-mod halves;
-mod help;
 mod import_config;
 mod iterate;
-mod learner_rank;
-mod merge;
-mod notices;
-mod output;
+mod programs;
+mod records;
 mod report;
 mod report_to;
-mod samples;
-mod signals;
-mod summary;
 mod supervise;
-mod tail;
 mod tensorboard;
-mod tool;
+mod terminal;
 mod train;
 mod ui;
 mod view;
@@ -33,9 +24,13 @@ use std::{convert::Infallible, env, ffi::OsString, process::ExitCode};
 use anyhow::Result;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
+use commands::{export, halves, learner_rank, merge};
 use shared::{exit::NOTHING_LEARNED, notices::NothingLearned};
 use shared_bounds::{Metered, OneLine};
-use signals::Interrupted;
+use terminal::{
+    help, output,
+    signals::{self, Interrupted},
+};
 
 /// GRPO post-training of language models in two processes: an ONNX Runtime sampler and a libtorch learner.
 #[derive(Debug, Parser)]
@@ -59,8 +54,8 @@ enum Command {
     Demo(demo::Args),
     /// Show runs on a page, while they go on and after.
     ///
-    /// Curves of one or several runs, what sampler and learner wait for, notices, options side by side, and every completion
-    /// with its rewards and tokens. The page needs no network and changes nothing.
+    /// Curves of one or several runs, what sampler and learner wait for, notices, options side by side, and every
+    /// completion with its rewards and tokens. The page needs no network and changes nothing.
     Ui(ui::Args),
     /// Write the report of a run (again).
     Report(report::Args),
@@ -72,9 +67,9 @@ enum Command {
     Export(export::Args),
     /// Write a LoRA adapter and its base as one model.
     ///
-    /// Takes a PEFT directory, adds its updates to the weights of the base that it names, and writes the whole model as a
-    /// Hugging Face directory (fp32) with the tokenizer. What was written is read again and compared before it is called
-    /// done.
+    /// Takes a PEFT directory, adds its updates to the weights of the base that it names, and writes the whole model as
+    /// a Hugging Face directory (fp32) with the tokenizer. What was written is read again and compared before it is
+    /// called done.
     Merge(merge::Args),
     /// Turn a configuration of TRL, verl or RLinf into a run.toml.
     ///
@@ -82,8 +77,9 @@ enum Command {
     ImportConfig(import_config::Args),
     /// Be a further rank of a run's learner.
     ///
-    /// For a learner of several ranks on several hosts: torchrun, Slurm, Kubernetes or ssh start it with torchrun's variables
-    /// (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), `tandem train` being rank 0. Comes back when a rank is gone.
+    /// For a learner of several ranks on several hosts: torchrun, Slurm, Kubernetes or ssh start it with torchrun's
+    /// variables (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), `tandem train` being rank 0. Comes back when a rank is
+    /// gone.
     LearnerRank(learner_rank::Args),
     /// Check the machine: libraries, processor, memory, GPU, disk.
     Doctor(doctor::Args),

@@ -1,7 +1,7 @@
 //! Countdown from scratch: combine numbers to a target with `+ - * /`, each number once (Jiayi-Pan/TinyZero's task).
 //!
-//! `cargo xtask example countdown` runs this program. It drives `tandem` as one would by hand, and prints every command; README.md
-//! beside it says what to expect.
+//! `cargo xtask example countdown` runs this program. It drives `tandem` as one would by hand, and prints every
+//! command; README.md beside it says what to expect.
 
 mod problems;
 

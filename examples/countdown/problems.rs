@@ -1,8 +1,9 @@
 //! Problems of countdown, and a program that solves them aloud.
 //!
-//! A problem is made from its solution: numbers are combined at random until one is left, which is the target if it lies in
-//! `1..=100`. More than half of the examples of the warm start are an equation and nothing else. The others are what somebody
-//! without a plan would write: attempts that lead elsewhere, then the one that leads there, and its equation.
+//! A problem is made from its solution: numbers are combined at random until one is left, which is the target if it
+//! lies in `1..=100`. More than half of the examples of the warm start are an equation and nothing else. The others are
+//! what somebody without a plan would write: attempts that lead elsewhere, then the one that leads there, and its
+//! equation.
 
 use std::{collections::HashSet, fmt::Write};
 
@@ -12,8 +13,8 @@ use shared::rng::Stream;
 
 /// Largest number that an attempt may pass through.
 const LARGEST: u32 = 999;
-/// Share of the examples that are an equation and nothing else. A model that imitates them mostly guesses; GRPO finds out
-/// which of the two pays.
+/// Share of the examples that are an equation and nothing else. A model that imitates them mostly guesses; GRPO finds
+/// out which of the two pays.
 const GUESSED: f64 = 0.6;
 /// How often another example has no, one, two and three attempts that lead elsewhere, in tenths.
 const ATTEMPTS_BEFORE: [u64; 4] = [4, 3, 2, 1];

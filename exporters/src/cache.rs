@@ -31,7 +31,8 @@ pub fn ensure_export(model: &ModelDir, options: &ExportOptions) -> Result<PathBu
 }
 
 /// As [`ensure_export`], with the folder of the cache given. The key is the content of `config.json` and of the weight
-/// files, and of an adapter to them, together with the options. Processes that do this at the same time do not disturb one another.
+/// files, and of an adapter to them, together with the options. Processes that do this at the same time do not disturb
+/// one another.
 ///
 /// # Errors
 /// As [`export`](crate::export()).
@@ -76,8 +77,8 @@ fn room(model: &ModelDir, options: &ExportOptions) -> u64 {
     2 * model.config().parameter_count() * options.dtype.size() as u64
 }
 
-/// As [`ensure_export`], where what is there may be damaged: an export of the cache whose tensors are not those that were
-/// exported is made again.
+/// As [`ensure_export`], where what is there may be damaged: an export of the cache whose tensors are not those that
+/// were exported is made again.
 ///
 /// # Errors
 /// As [`ensure_export`], or a damaged export in the model directory, with the names of its tensors.

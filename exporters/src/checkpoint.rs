@@ -35,8 +35,8 @@ impl Checkpoint {
     ///
     /// # Errors
     /// No weights, a broken file (by name), an element type other than fp32, fp16 or bf16, or a parameter that is
-    /// missing, unknown, of another shape, or has values that are not finite (by name); an adapter that cannot be opened, or is
-    /// for other weights.
+    /// missing, unknown, of another shape, or has values that are not finite (by name); an adapter that cannot be
+    /// opened, or is for other weights.
     pub fn open(model: &ModelDir) -> Result<Self, ExportError> {
         let dir = model.path();
         let mut checkpoint = Self { files: Vec::new(), tensors: HashMap::new(), adapter: None };
@@ -54,8 +54,8 @@ impl Checkpoint {
     fn add_adapter(&mut self, adapter: Adapter, folder: &Path, base: &Path) -> Result<(), ExportError> {
         if adapter.config().base_blake3.as_ref().is_some_and(|hash| *hash != self.weights_blake3()) {
             let message = format!(
-                "is an adapter for other weights than those in {}; let `base_model_name_or_path` of its {ADAPTER_CONFIG_FILE} \
-                 name the folder that it was trained on",
+                "is an adapter for other weights than those in {}; let `base_model_name_or_path` of its \
+                 {ADAPTER_CONFIG_FILE} name the folder that it was trained on",
                 base.display()
             );
             return Err(ExportError::content(folder, message));
@@ -141,8 +141,8 @@ impl Checkpoint {
         }
     }
 
-    /// That the names are those of transformers. A configuration with more layers than tensors is no matter of names, and nothing
-    /// is made for each of its layers.
+    /// That the names are those of transformers. A configuration with more layers than tensors is no matter of names,
+    /// and nothing is made for each of its layers.
     fn check_names(&self, config: &ModelConfig, dir: &Path) -> Result<(), ExportError> {
         let parameters =
             ModelConfig { num_hidden_layers: config.num_hidden_layers.min(self.tensors.len()), ..config.clone() };

@@ -9,8 +9,8 @@ use crate::values;
 const PIECE: usize = 1 << 18;
 
 /// What is to be done about such weights.
-const WAY_OUT: &str = "such weights are of training that diverged, or of float16 that overflowed: take an earlier checkpoint, or \
-                       save the model again in bfloat16 or float32";
+const WAY_OUT: &str = "such weights are of training that diverged, or of float16 that overflowed: take an earlier \
+    checkpoint, or save the model again in bfloat16 or float32";
 
 /// The values of one tensor that are not finite.
 #[derive(Debug, Clone, PartialEq)]

@@ -19,8 +19,8 @@ const CONFIG: &str = "config.json";
 /// or not at all.
 ///
 /// # Errors
-/// An error of `read` or of the file system, values that do not fit their shape (by name), or a file that, opened again, does not
-/// hold them bit for bit.
+/// An error of `read` or of the file system, values that do not fit their shape (by name), or a file that, opened
+/// again, does not hold them bit for bit.
 pub fn write_hf(model: &ModelDir, out: &Path, read: TensorSource<'_, '_>) -> Result<(), ExportError> {
     atomic::write_dir(out, |dir| fill_hf(model, dir, read))
 }
@@ -42,8 +42,8 @@ pub fn fill_hf(model: &ModelDir, dir: &Path, read: TensorSource<'_, '_>) -> Resu
     copy_companions(model, dir, as_float32)
 }
 
-/// As [`fill_hf`], for the transformer of `model` under `score.weight` with one label, whatever head `model` has itself:
-/// `config.json` then names `…ForSequenceClassification`.
+/// As [`fill_hf`], for the transformer of `model` under `score.weight` with one label, whatever head `model` has
+/// itself: `config.json` then names `…ForSequenceClassification`.
 ///
 /// # Errors
 /// As [`fill_hf`].
@@ -57,8 +57,9 @@ pub fn fill_hf_scorer(model: &ModelDir, dir: &Path, read: TensorSource<'_, '_>) 
     })
 }
 
-/// Copies what an adapter needs beside its two files to be used by itself, into a folder that is there: tokenizer, chat template
-/// and `generation_config.json` of `model`, as TRL has them in the checkpoints of an adapter. `config.json` is that of the base.
+/// Copies what an adapter needs beside its two files to be used by itself, into a folder that is there: tokenizer, chat
+/// template and `generation_config.json` of `model`, as TRL has them in the checkpoints of an adapter. `config.json` is
+/// that of the base.
 ///
 /// # Errors
 /// A file that cannot be read or written.
@@ -78,8 +79,8 @@ fn copy_companions(model: &ModelDir, dir: &Path, rewrite: impl Fn(&mut Value) ->
     })
 }
 
-/// Copies the companions and the chat templates. `make` is given the name, path and content of each companion, and gives what is
-/// written, if anything is.
+/// Copies the companions and the chat templates. `make` is given the name, path and content of each companion, and
+/// gives what is written, if anything is.
 fn copy(
     model: &ModelDir,
     dir: &Path,
@@ -95,8 +96,8 @@ fn copy(
     write_templates(model, dir)
 }
 
-/// Writes the chat templates that are no companions: those that took the place of the model's, or else those that it has in a folder
-/// of their own.
+/// Writes the chat templates that are no companions: those that took the place of the model's, or else those that it
+/// has in a folder of their own.
 ///
 /// # Errors
 /// A template that cannot be read or written.

@@ -43,12 +43,12 @@ pub(crate) enum Values<'a> {
 /// Values that are converted and written at once.
 const CHUNK: usize = 4 << 20;
 
-/// Writes `weights.data`, whose tensors `give` passes on one by one, and returns their entries with their hashes. Hashing, on
-/// all cores, and writing overlap; values that are stored as they are go to the file from where they lie.
+/// Writes `weights.data`, whose tensors `give` passes on one by one, and returns their entries with their hashes.
+/// Hashing, on all cores, and writing overlap; values that are stored as they are go to the file from where they lie.
 ///
 /// # Errors
-/// No room on the file system (found before anything is written), any other error of it, an error of `give`, or stored bytes
-/// that are no longer those of their entry.
+/// No room on the file system (found before anything is written), any other error of it, an error of `give`, or stored
+/// bytes that are no longer those of their entry.
 pub(crate) fn write_data<'a>(
     path: &Path,
     tensors: &[TensorEntry],

@@ -2,8 +2,8 @@
 
 use std::collections::{HashMap, HashSet};
 
-/// What stands in names besides those of transformers, who writes it, and how such weights are saved without it. The first
-/// that a name has is told of.
+/// What stands in names besides those of transformers, who writes it, and how such weights are saved without it. The
+/// first that a name has is told of.
 const WRAPPERS: [(&str, &str); 9] = [
     (
         "base_layer.",
@@ -25,7 +25,8 @@ const WRAPPERS: [(&str, &str); 9] = [
     ("module.", "is that of DataParallel, DDP or DeepSpeed: save the model within, `model.module.save_pretrained(…)`"),
     (
         "language_model.",
-        "is of a model of images and text: save its text model alone, with a config.json of its own, by `save_pretrained`",
+        "is of a model of images and text: save its text model alone, with a config.json of its own, by \
+         `save_pretrained`",
     ),
     ("default.", "is the name of an adapter within PEFT: save the adapter by `save_pretrained`"),
     ("pretrained_model.", "is of TRL's model with a value head: save `model.pretrained_model` by `save_pretrained`"),
@@ -60,8 +61,8 @@ const LAYOUTS: [(&str, &str); 9] = [
     ("flat_param", "these are FSDP's flat parameters: save the full state dictionary"),
 ];
 
-/// What is wrong with the names of a model's weights, if it is their names: one of those that are `found` as it is and as it
-/// should be, of those that are `asked` for and missing; or the layout that they are of.
+/// What is wrong with the names of a model's weights, if it is their names: one of those that are `found` as it is and
+/// as it should be, of those that are `asked` for and missing; or the layout that they are of.
 pub(crate) fn foreign<'a>(
     found: impl Iterator<Item = &'a str>,
     asked: impl Iterator<Item = &'a str>,
@@ -70,7 +71,8 @@ pub(crate) fn foreign<'a>(
     names.wrapped().or_else(|| names.of_another_layout())
 }
 
-/// As [`foreign`], by a wrapper alone: an adapter may have other layers than those that are asked for, which is no layout.
+/// As [`foreign`], by a wrapper alone: an adapter may have other layers than those that are asked for, which is no
+/// layout.
 pub(crate) fn wrapped<'a>(
     found: impl Iterator<Item = &'a str>,
     asked: impl Iterator<Item = &'a str>,
@@ -112,8 +114,8 @@ impl<'a> Names<'a> {
     fn of_another_layout(&self) -> Option<String> {
         let layout = |name: &&'a str| Some((*name, LAYOUTS.iter().find(|(part, _)| name.contains(part))?.1));
         let (name, words) = self.unknown.iter().find_map(layout).or_else(|| {
-            let words = "these are names of another model or layout than config.json's; save the model with transformers' \
-                         save_pretrained";
+            let words = "these are names of another model or layout than config.json's; save the model with \
+                transformers' save_pretrained";
             self.none_is_known.then(|| (self.unknown[0], words))
         })?;
         Some(format!("the weights have no tensor {}, but {name}: {words}", self.missing[0]))
@@ -131,8 +133,8 @@ fn bare(name: &str) -> String {
     bare.split_off(1)
 }
 
-/// The name that a tensor should have, of those that are `missing`, by their bare ones: without wrappers, without what stands
-/// before the model, or with `model.`.
+/// The name that a tensor should have, of those that are `missing`, by their bare ones: without wrappers, without what
+/// stands before the model, or with `model.`.
 fn meant<'a>(name: &str, missing: &HashMap<String, &'a str>) -> Option<&'a str> {
     let bare = bare(name);
     let mut ends = std::iter::once(&*bare).chain(bare.match_indices('.').map(|(at, _)| &bare[at + 1..]));
@@ -147,7 +149,9 @@ fn reason(name: &str, meant: &str) -> String {
     }
     match meant.strip_suffix(name) {
         Some("model.") => {
-            return "`model.` is missing, as in what AutoModel saves: load it with AutoModelForCausalLM and save it again".into();
+            return "`model.` is missing, as in what AutoModel saves: load it with AutoModelForCausalLM and save it \
+                again"
+                .into();
         }
         Some(missing) => return format!("`{missing}` is missing: save it again by `save_pretrained`"),
         None => (),

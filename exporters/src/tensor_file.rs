@@ -64,8 +64,9 @@ impl TensorFile {
                 _ if is_inverse_frequencies(&name) => return None,
                 other => {
                     let message = format!(
-                        "tensor {name} has element type {other}; supported: F32, F16, BF16; of quantised weights, take the \
-                         repository of the whole ones, or dequantise the model in transformers (`model.dequantize()`) and save it"
+                        "tensor {name} has element type {other}; supported: F32, F16, BF16; of quantised weights, take \
+                         the repository of the whole ones, or dequantise the model in transformers \
+                         (`model.dequantize()`) and save it"
                     );
                     return Some(Err(ExportError::content(&self.path, message)));
                 }
@@ -85,8 +86,9 @@ impl TensorFile {
 /// Maps a file of weights.
 pub(crate) fn map(path: &Path) -> Result<Mmap, ExportError> {
     let file = shared_bounds::open(path).map_err(|e| ExportError::io(path, e))?;
-    // SAFETY: the mapping is read-only and goes out as shared slices only. Files of weights are written once and replaced by
-    // renaming, never in place (`shared::atomic`); truncation by a stranger would end the process with SIGBUS.
+    // SAFETY: the mapping is read-only and goes out as shared slices only. Files of weights are written once and
+    // replaced by renaming, never in place (`shared::atomic`); truncation by a stranger would end the process with
+    // SIGBUS.
     unsafe { Mmap::map(&file) }.map_err(|e| ExportError::io(path, e))
 }
 
@@ -100,8 +102,8 @@ pub(crate) fn is_inverse_frequencies(name: &str) -> bool {
     name.ends_with("rotary_emb.inv_freq")
 }
 
-/// Writes a file of fp32 tensors, given as names and shapes, with the values that `read` gives, and with further `entries` of
-/// the header. The file is then opened and must hold them, bit for bit.
+/// Writes a file of fp32 tensors, given as names and shapes, with the values that `read` gives, and with further
+/// `entries` of the header. The file is then opened and must hold them, bit for bit.
 pub(crate) fn write_f32(
     path: &Path,
     tensors: &[(String, Vec<usize>)],

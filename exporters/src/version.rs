@@ -16,8 +16,8 @@ use crate::{
 };
 
 /// Writes the folder `out` of a new version: the graph and constants of `base` (an export or an earlier version) with
-/// the parameters that `read` gives, asked for one by one in the manifest's order. `out` appears whole or not at all, but
-/// need not outlive a stop of the machine: nothing waits for the disk.
+/// the parameters that `read` gives, asked for one by one in the manifest's order. `out` appears whole or not at all,
+/// but need not outlive a stop of the machine: nothing waits for the disk.
 ///
 /// # Errors
 /// An unusable `base`, an error of `read` or of the file system, or values that do not fit (by name).
@@ -56,8 +56,8 @@ pub fn fill_version(
     })
 }
 
-/// Writes a version of which everything is known into a folder that is there: its graph and the tensors of a manifest, of
-/// which `read` gives the values one by one. The manifest that is returned has the hashes of what was written.
+/// Writes a version of which everything is known into a folder that is there: its graph and the tensors of a manifest,
+/// of which `read` gives the values one by one. The manifest that is returned has the hashes of what was written.
 ///
 /// # Errors
 /// As [`write_version`]; the folder may then have some of the files.
@@ -121,8 +121,8 @@ pub struct VersionDir {
 }
 
 impl VersionDir {
-    /// Opens a folder and checks that its parts belong together; the weights themselves are mapped, not read, but for those of
-    /// an adapter.
+    /// Opens a folder and checks that its parts belong together; the weights themselves are mapped, not read, but for
+    /// those of an adapter.
     ///
     /// # Errors
     /// A missing or damaged manifest, graph, data file or adapter, by name.
@@ -182,8 +182,8 @@ impl VersionDir {
         self.manifest.tensors.iter().filter(differs).map(|tensor| tensor.name.as_str())
     }
 
-    /// Every tensor as it is stored, in the order of the file, without what an adapter adds; reads all of them once, on all
-    /// cores.
+    /// Every tensor as it is stored, in the order of the file, without what an adapter adds; reads all of them once, on
+    /// all cores.
     #[must_use]
     pub fn inspect(&self) -> Vec<Inspected<'_>> {
         let inspect = |entry| {

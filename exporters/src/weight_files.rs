@@ -21,11 +21,12 @@ struct ShardIndex {
     weight_map: BTreeMap<String, String>,
 }
 
-/// The weight files of a directory, and the one of each tensor where they are shards; as transformers does, one file goes
-/// before shards.
+/// The weight files of a directory, and the one of each tensor where they are shards; as transformers does, one file
+/// goes before shards.
 ///
 /// # Errors
-/// No weights, with what lies there instead and the way out; an index that is none, or that names what is not beside it.
+/// No weights, with what lies there instead and the way out; an index that is none, or that names what is not beside
+/// it.
 pub(crate) fn weight_files(dir: &Path) -> Result<(Vec<PathBuf>, BTreeMap<String, String>), ExportError> {
     let (single, index) = (dir.join(SINGLE), dir.join(INDEX));
     if single.is_file() {
@@ -41,8 +42,8 @@ pub(crate) fn weight_files(dir: &Path) -> Result<(Vec<PathBuf>, BTreeMap<String,
         ExportError::content(&index, message)
     })?;
     if weight_map.is_empty() {
-        let message = "`weight_map` names no tensor; download the index again, or save the model again by transformers' \
-                       save_pretrained";
+        let message = "`weight_map` names no tensor; download the index again, or save the model again by \
+            transformers' save_pretrained";
         return Err(ExportError::content(&index, message));
     }
     let shards: BTreeSet<&String> = weight_map.values().collect();
@@ -121,7 +122,8 @@ const KNOWN: [Known; 11] = [
             let shard = name.starts_with("model_world_size_") && has_end(name, &["pt"]);
             of_verl || shard || matches!(name, "actor" | "fsdp_config.json" | "latest_checkpointed_iteration.txt")
         },
-        "is of a checkpoint of verl (or another trainer with FSDP); `python -m verl.model_merger merge` makes one model of it",
+        "is of a checkpoint of verl (or another trainer with FSDP); `python -m verl.model_merger merge` makes one \
+         model of it",
     ),
     (
         |name| matches!(name, "_actor" | "_critic"),
@@ -178,7 +180,8 @@ mod tests {
             ("{}", "`weight_map` names no tensor; download the index again"),
             (
                 r#"{"a": "model-1-of-3.safetensors", "b": "model-2-of-3.safetensors", "c": "model-3-of-3.safetensors"}"#,
-                "names model-2-of-3.safetensors and 1 more, which are not there (1 of its 3 files are); download them again",
+                "names model-2-of-3.safetensors and 1 more, which are not there (1 of its 3 files are); download them \
+                 again",
             ),
             (
                 r#"{"a": "model-1-of-3.safetensors", "b": "model-2-of-3.safetensors"}"#,

@@ -39,8 +39,8 @@ impl Conversations {
     /// `completion` together: the completion with whatever the template puts behind it.
     ///
     /// # Errors
-    /// As [`Self::text`]; a template that writes the prompt otherwise where a completion follows, so that the model would be
-    /// trained on a text that it never sees.
+    /// As [`Self::text`]; a template that writes the prompt otherwise where a completion follows, so that the model
+    /// would be trained on a text that it never sees.
     pub fn prompt_and_completion(
         &self,
         prompt: &[Value],
@@ -55,8 +55,8 @@ impl Conversations {
                 let same = before.chars().zip(whole.chars()).take_while(|(a, b)| a == b).count();
                 let end: String = before.chars().skip(same).take(SHOWN).collect();
                 Err(format!(
-                    "the chat template writes `prompt` otherwise where `completion` follows: {end:?} at its end is not there; write \
-                     the completion as the template expects it, or both as texts"
+                    "the chat template writes `prompt` otherwise where `completion` follows: {end:?} at its end is not \
+                     there; write the completion as the template expects it, or both as texts"
                 ))
             }
         }
@@ -64,7 +64,8 @@ impl Conversations {
 
     fn render(&self, messages: &[Value], opens: bool, variables: &Values) -> Result<String, String> {
         let template = self.template.as_ref().ok_or(
-            "the model has no chat template for messages; add chat_template.jinja to the model directory, or write texts",
+            "the model has no chat template for messages; add chat_template.jinja to the model directory, or write \
+             texts",
         )?;
         template.render(messages, opens, variables).map_err(|error| error.to_string())
     }

@@ -1,8 +1,8 @@
 //! The learner's threads: its own share of the cores and, while the sampler waits, the sampler's too.
 //!
-//! libtorch's number of threads belongs to the process, and so does this. It changes between two forward passes only. Sums may
-//! be rounded otherwise with other threads, which is why nothing is borrowed in a synchronous run, where both halves have all
-//! cores in turn and a run repeats byte for byte.
+//! libtorch's number of threads belongs to the process, and so does this. It changes between two forward passes only.
+//! Sums may be rounded otherwise with other threads, which is why nothing is borrowed in a synchronous run, where both
+//! halves have all cores in turn and a run repeats byte for byte.
 
 use std::{
     sync::atomic::{AtomicBool, AtomicUsize, Ordering},

@@ -20,8 +20,8 @@ pub enum RankHere {
         /// How many there are.
         count: usize,
     },
-    /// Others have started it, and this is its LOCAL_RANK. How many they have started here says nothing of the GPUs: each may
-    /// see its own alone.
+    /// Others have started it, and this is its LOCAL_RANK. How many they have started here says nothing of the GPUs:
+    /// each may see its own alone.
     Told(usize),
 }
 
@@ -50,13 +50,13 @@ impl RankHere {
         }
         Err(LearnerError::Device(match self {
             Self::Of { count, .. } => format!(
-                "each rank of the learner needs a GPU of its own, and for `learner_ranks` {count} this host shows {visible}: \
-                 lower `learner_ranks`, name more GPUs in CUDA_VISIBLE_DEVICES, or use `learner_device` cpu"
+                "each rank of the learner needs a GPU of its own, and for `learner_ranks` {count} this host shows \
+                 {visible}: lower `learner_ranks`, name more GPUs in CUDA_VISIBLE_DEVICES, or use `learner_device` cpu"
             ),
             Self::Told(rank) => format!(
-                "each rank of the learner needs a GPU of its own, and for LOCAL_RANK {rank}, which counts from 0, this host \
-                 shows {visible}: start fewer ranks here, name more GPUs in CUDA_VISIBLE_DEVICES, or leave LOCAL_RANK out if each \
-                 rank sees its own GPU alone"
+                "each rank of the learner needs a GPU of its own, and for LOCAL_RANK {rank}, which counts from 0, this \
+                 host shows {visible}: start fewer ranks here, name more GPUs in CUDA_VISIBLE_DEVICES, or leave \
+                 LOCAL_RANK out if each rank sees its own GPU alone"
             ),
         }))
     }
@@ -129,11 +129,11 @@ const ALLOCATOR: (&str, &str) =
 /// Gives libtorch the environment that it computes best in, by starting this program again: libgomp and the allocator
 /// read theirs before `main`. What the user has set stays.
 ///
-/// libgomp's threads are to spin for some ten microseconds while they wait, then to sleep. Their default is to spin on. A
-/// learner that shares its cores with the sampler, or with anything else, then spends most of its time waiting for a thread
-/// whose core another one is spinning on: training on two busy cores was measured to be three times as fast without. To
-/// sleep at once is no better there, and on idle cores it makes a step of a small model a sixth longer, since an
-/// operation's threads are woken again and again.
+/// libgomp's threads are to spin for some ten microseconds while they wait, then to sleep. Their default is to spin on.
+/// A learner that shares its cores with the sampler, or with anything else, then spends most of its time waiting for a
+/// thread whose core another one is spinning on: training on two busy cores was measured to be three times as fast
+/// without. To sleep at once is no better there, and on idle cores it makes a step of a small model a sixth longer,
+/// since an operation's threads are woken again and again.
 ///
 /// # Errors
 /// When the program cannot be started again. Returns only with an error, or when there is nothing to do.

@@ -1,7 +1,8 @@
 //! What can go wrong in the learner.
 //!
-//! libtorch may refuse any operation, for want of memory above all. Whatever computes then returns [`LearnerError::Torch`] or
-//! panics as [`crate::refusal`] says, and names under `# Errors` only what can go wrong besides.
+//! libtorch may refuse any operation, for want of memory above all. Whatever computes then returns
+//! [`LearnerError::Torch`] or panics as [`crate::refusal`] says, and names under `# Errors` only what can go wrong
+//! besides.
 
 use std::io;
 

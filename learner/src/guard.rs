@@ -1,8 +1,8 @@
 //! What is done when a run is in trouble: the entries of `guard`, looked at before the weights are moved.
 //!
-//! A sign that is there for as many steps as its entry asks for has its action done once, and again only after it was gone
-//! for as many: below half of the threshold, so that a figure which lingers about it does nothing over and over. Steps are
-//! left out for as long as the sign is there.
+//! A sign that is there for as many steps as its entry asks for has its action done once, and again only after it was
+//! gone for as many: below half of the threshold, so that a figure which lingers about it does nothing over and over.
+//! Steps are left out for as long as the sign is there.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -47,8 +47,8 @@ pub struct GuardState {
 }
 
 impl GuardState {
-    /// Takes note of a roll-back that gives up the versions after the first and up to the second. Signs are looked for anew: the
-    /// weights are others.
+    /// Takes note of a roll-back that gives up the versions after the first and up to the second. Signs are looked for
+    /// anew: the weights are others.
     pub fn gone_back(&mut self, after: u64, through: u64) {
         self.signs.clear();
         self.roll_backs += 1;
@@ -126,8 +126,8 @@ impl Guard {
         (verdict, self.notices.drain(..).map(|(_, notice)| notice).collect())
     }
 
-    /// The weights, or the state of the optimiser, are no finite numbers after a step: neither may be kept, whatever the
-    /// entries say.
+    /// The weights, or the state of the optimiser, are no finite numbers after a step: neither may be kept, whatever
+    /// the entries say.
     pub fn condemn(&mut self, step: u64) -> (Verdict, Notice) {
         let stops = |rule: &GuardRule| rule.sign == GuardSign::NonFinite && rule.action == GuardAction::Stop;
         let verdict = if self.rules.iter().any(stops) { Verdict::Stop } else { Verdict::RollBack };
@@ -144,7 +144,8 @@ impl Guard {
         self.rules.iter().filter(matters).map(state).all(|sign| sign.there == 0 && !sign.acted)
     }
 
-    /// What the guard has done so far, where it has done anything. `rate_factor` is what learning rates are multiplied with.
+    /// What the guard has done so far, where it has done anything. `rate_factor` is what learning rates are multiplied
+    /// with.
     pub fn record(&self, rate_factor: f64, line: &mut MetricRecord) {
         if self.state.skipped_steps > 0 {
             line.count(metrics::GUARD_SKIPPED_STEPS, self.state.skipped_steps);
@@ -250,7 +251,8 @@ fn remedy(sign: GuardSign) -> &'static str {
         GuardSign::Truncated => "raise `max_completion_length`, or ask for shorter answers",
         GuardSign::EqualGroups => "take prompts that the model solves now and then",
         GuardSign::RewardFailures => {
-            "correct the reward function; what it printed is in logs/rollout.log, with `rewards_on` workers in the log of one"
+            "correct the reward function; what it printed is in logs/rollout.log, with `rewards_on` workers in the log \
+             of one"
         }
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! [`model`] is the decoder, [`batch`] what one forward pass holds, [`advantage`] and [`loss`] the algorithm,
 //! [`optimizer`] and [`schedule`] the update of a [`trained`] model; [`step`] joins them into a training step.
-//! [`publish`] and [`checkpoint`] write what others read, [`guard`] is what is done when a run is in trouble, [`pair`] is
-//! the learner's half of the pair, [`commands`] the command line. [`critic`] is PPO's value model; [`sft`] and
+//! [`publish`] and [`checkpoint`] write what others read, [`guard`] is what is done when a run is in trouble, [`pair`]
+//! is the learner's half of the pair, [`commands`] the command line. [`critic`] is PPO's value model; [`sft`] and
 //! [`reward_model`] train without a sampler. [`ranks`] is what several learners tell each other.
 //!
 //! Past [`advantage`] and [`loss`] nothing knows which method is being trained. Nothing here loads ONNX Runtime.

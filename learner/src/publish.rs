@@ -21,9 +21,9 @@ use crate::{
 
 /// How the versions of a run are exported: for its sampler's device, with positions for its longest sequences.
 ///
-/// How long the prompts are, the sampler alone knows. Unless `max_model_len` or `max_prompt_length` says it, they get half
-/// of the positions that an export has anyway; where completions take more than the other half, the model's limit is
-/// exported.
+/// How long the prompts are, the sampler alone knows. Unless `max_model_len` or `max_prompt_length` says it, they get
+/// half of the positions that an export has anyway; where completions take more than the other half, the model's limit
+/// is exported.
 ///
 /// # Errors
 /// A `max_model_len` beyond the model's limit.
@@ -79,12 +79,12 @@ impl Publisher {
         Ok(Self { run_dir, model, options, base, last: None })
     }
 
-    /// Writes a version, with canaries of the given tokens; it appears under its name only when it is whole. Where shared memory
-    /// is full, the versions of the run go to disk from then on.
+    /// Writes a version, with canaries of the given tokens; it appears under its name only when it is whole. Where
+    /// shared memory is full, the versions of the run go to disk from then on.
     ///
     /// # Errors
-    /// Any error of the file system, values that are no finite numbers, or stored values that are still those of the version
-    /// before although the learner's have changed.
+    /// Any error of the file system, values that are no finite numbers, or stored values that are still those of the
+    /// version before although the learner's have changed.
     pub fn publish(
         &mut self,
         version: PolicyVersion,
@@ -159,9 +159,9 @@ impl Publisher {
         Ok(manifest)
     }
 
-    /// Writes graph and weights into a folder that is there, opens them again and compares them with the learner's: one part of a
-    /// checkpoint. They are those of the safetensors beside them, which training goes on from: with `bf16`, the float32 ones and
-    /// not what is rounded of them for the passes. That of an adapter has neither.
+    /// Writes graph and weights into a folder that is there, opens them again and compares them with the learner's: one
+    /// part of a checkpoint. They are those of the safetensors beside them, which training goes on from: with `bf16`,
+    /// the float32 ones and not what is rounded of them for the passes. That of an adapter has neither.
     ///
     /// # Errors
     /// As [`Publisher::publish`].
@@ -176,9 +176,9 @@ impl Publisher {
     }
 
     /// Makes the run directory's newest version the given one: versions of a future that was lost with a killed learner
-    /// go, and `version` is written unless it is there already with the values of `policy`, canaries where there are to be any,
-    /// and the graph of now, which another sampler device or program may have changed. With `bf16` the values are the rounded ones,
-    /// of which a checkpoint has none: so the version itself is compared.
+    /// go, and `version` is written unless it is there already with the values of `policy`, canaries where there are to
+    /// be any, and the graph of now, which another sampler device or program may have changed. With `bf16` the values
+    /// are the rounded ones, of which a checkpoint has none: so the version itself is compared.
     ///
     /// # Errors
     /// Any error of the file system.
@@ -201,8 +201,8 @@ impl Publisher {
         Ok(())
     }
 
-    /// Removes versions that are older than the newest, `current`, and than `oldest_in_use`, the oldest that the sampler
-    /// still maps.
+    /// Removes versions that are older than the newest, `current`, and than `oldest_in_use`, the oldest that the
+    /// sampler still maps.
     ///
     /// # Errors
     /// Any error of the file system.
@@ -256,8 +256,8 @@ impl Written {
             return Ok(());
         }
         Err(LearnerError::Conformity(format!(
-            "weights v{} were published with the values of v{}, although training has changed {} tensors since ({}, …); this is an \
-             error of the program: report it",
+            "weights v{} were published with the values of v{}, although training has changed {} tensors since ({}, \
+             …); this is an error of the program: report it",
             self.version,
             before.version,
             changed.len(),

@@ -55,7 +55,8 @@ impl Schedule {
         match self.kind {
             LrSchedulerType::Linear => (1.0 - after / length).max(0.0),
             LrSchedulerType::Cosine => match self.settings.num_cycles {
-                // The same curve as the other's with half a wave; its other last bits would change the bytes of earlier runs.
+                // The same curve as the other's with half a wave; its other last bits would change the bytes of earlier
+                // runs.
                 None => (0.5 * (1.0 + (PI * after / length).cos())).max(0.0),
                 Some(_) => self.wave(after / length).max(0.0),
             },

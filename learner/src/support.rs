@@ -1,4 +1,5 @@
-//! Truncated sampling: the support of a token's distribution, which is what top-k, top-p and min-p keep of the vocabulary.
+//! Truncated sampling: the support of a token's distribution, which is what top-k, top-p and min-p keep of the
+//! vocabulary.
 //!
 //! Sampler and learner compute in different runtimes, so at the edge of the nucleus they may keep different tokens. The
 //! learner therefore decides once per token, on the policy that the step begins with, and takes every later log-prob of

@@ -1,7 +1,7 @@
 //! A model under training: what every kind of training carries from one optimiser update to the next.
 //!
-//! Policy, critic, reward model and supervised warm start differ in the pass that gives a loss and its gradients. All else
-//! of an update is the same and is here.
+//! Policy, critic, reward model and supervised warm start differ in the pass that gives a loss and its gradients. All
+//! else of an update is the same and is here.
 
 use std::{ops::Range, path::Path, sync::Arc, time::Instant};
 
@@ -115,13 +115,15 @@ impl<M: Trainable> Trained<M> {
         self.model.trained()
     }
 
-    /// The elements of the flat buffer that this rank moves, and whose gradients it has: all, unless the state is shared out.
+    /// The elements of the flat buffer that this rank moves, and whose gradients it has: all, unless the state is
+    /// shared out.
     #[must_use]
     pub fn own(&self) -> Range<i64> {
         self.optimizer.own()
     }
 
-    /// What the last update has left of its gradients: AdamW multiplies them by its clipping and by √(1 − β₂) on the way.
+    /// What the last update has left of its gradients: AdamW multiplies them by its clipping and by √(1 − β₂) on the
+    /// way.
     pub fn gradients(&self) -> &Gradients {
         &self.gradients
     }
@@ -143,14 +145,15 @@ impl<M: Trainable> Trained<M> {
         self.rate_factor = factor;
     }
 
-    /// Whether every update so far has left finite numbers in weights and optimiser. Where one has not, they are of no use.
+    /// Whether every update so far has left finite numbers in weights and optimiser. Where one has not, they are of no
+    /// use.
     #[must_use]
     pub fn is_finite(&self) -> bool {
         self.finite
     }
 
-    /// One update. `pass` adds the gradients of a loss to buffers that are 0 and returns the loss. Of several ranks, each adds
-    /// those of its share, and all return the whole loss.
+    /// One update. `pass` adds the gradients of a loss to buffers that are 0 and returns the loss. Of several ranks,
+    /// each adds those of its share, and all return the whole loss.
     ///
     /// # Errors
     /// Those of `pass`; the update then counts for nothing. A rank that is gone.
@@ -214,15 +217,16 @@ impl<M: Trainable> Trained<M> {
         Ok(())
     }
 
-    /// Leaves an update out and returns the rate that it would have had: the schedule goes on, so that it ends with the run.
+    /// Leaves an update out and returns the rate that it would have had: the schedule goes on, so that it ends with the
+    /// run.
     pub fn skip(&mut self) -> f64 {
         let rate = self.schedule.rate(self.updates) * self.rate_factor;
         self.updates += 1;
         rate
     }
 
-    /// Supervised training: `updates` updates in a row, of which none may be left out. `pass` is told how many are done.
-    /// `report` is called every few seconds and after the last one. Returns the losses.
+    /// Supervised training: `updates` updates in a row, of which none may be left out. `pass` is told how many are
+    /// done. `report` is called every few seconds and after the last one. Returns the losses.
     ///
     /// # Errors
     /// Those of `pass`, or the first update whose loss or gradient is not finite.
@@ -239,14 +243,14 @@ impl<M: Trainable> Trained<M> {
             let update = done + 1;
             if !applied {
                 return Err(LearnerError::Config(format!(
-                    "the loss or the gradient of update {update} is not finite (loss {loss}, gradient norm {grad_norm}); \
-                     lower --learning-rate"
+                    "the loss or the gradient of update {update} is not finite (loss {loss}, gradient norm \
+                     {grad_norm}); lower --learning-rate"
                 )));
             }
             if !self.finite {
                 return Err(LearnerError::Config(format!(
-                    "update {update} has left weights that are no finite numbers (learning rate {learning_rate:e}); lower \
-                     --learning-rate"
+                    "update {update} has left weights that are no finite numbers (learning rate {learning_rate:e}); \
+                     lower --learning-rate"
                 )));
             }
             losses.push(loss);
@@ -264,8 +268,8 @@ impl<M: Trainable> Trained<M> {
         self.among.shards() > 1
     }
 
-    /// Writes the optimiser's state to a file, for a checkpoint. Where it is shared out, all ranks must call it, and the first
-    /// alone has the file.
+    /// Writes the optimiser's state to a file, for a checkpoint. Where it is shared out, all ranks must call it, and
+    /// the first alone has the file.
     ///
     /// # Errors
     /// Any error of the file system; a rank that is gone.
@@ -273,8 +277,8 @@ impl<M: Trainable> Trained<M> {
         self.optimizer.save(self.parameters(), &*self.among.ranks, file)
     }
 
-    /// Goes on from the state of a checkpoint and the number of updates before it. All ranks must call it, and the first alone
-    /// has the file.
+    /// Goes on from the state of a checkpoint and the number of updates before it. All ranks must call it, and the
+    /// first alone has the file.
     ///
     /// # Errors
     /// A file that cannot be read, or a tensor that is missing or does not fit the model, by name; a rank that is gone.

@@ -9,10 +9,13 @@ const HEAD: &str = "\
 
 <!-- Written by `cargo xtask docs` from shared/src/config. Do not edit. -->
 
-Every option of a run, as a key of `run.toml` and as `--key value` on the command line of `tandem train`. The command line
-wins over the file, the file over the defaults. In the file, relative paths are relative to the file's folder, also those
+Every option of a run, as a key of `run.toml` and as `--key value` on the command line of `tandem train`. The command \
+line
+wins over the file, the file over the defaults. In the file, relative paths are relative to the file's folder, also \
+those
 within `reward_funcs`; on the command line, to the working directory.
-`none` takes the value of an optional key back. An unknown key is refused with the nearest known one, and combinations that
+`none` takes the value of an optional key back. An unknown key is refused with the nearest known one, and combinations \
+that
 make no sense are refused with the reason.
 
 Names and defaults are TRL's where TRL has the option, else verl's or RLinf's. `tandem train` takes a

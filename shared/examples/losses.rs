@@ -14,7 +14,8 @@ const HEAD: &str = "\
 
 <!-- Written by `cargo xtask docs` from shared/src/methods. Do not edit. -->
 
-Every loss (`loss_type`), advantage estimator (`advantage_estimator`) and KL estimator (`kl_estimator`): what it is, which
+Every loss (`loss_type`), advantage estimator (`advantage_estimator`) and KL estimator (`kl_estimator`): what it is, \
+which
 options it reads, what it counts and where it comes from. [configuration.md](configuration.md) describes the options,
 [metrics.md](metrics.md) the metrics, and [methods.md](methods.md) shows what each method does to a small task.
 [extending.md](extending.md) says how to add one.
@@ -84,11 +85,12 @@ pub fn page() -> String {
     table(
         &mut page,
         "KL estimators",
-        "With d = reference log-prob − log-prob. In the loss, the estimate is multiplied with what makes its expected gradient \
-         that of KL(policy‖reference), on policy and off it; the ratio is that of the token, with \
-         `importance_sampling_level` sequence too. `use_bias_correction_kl` false leaves the factor out, and true is TRL's \
-         form, for k1 and k3 only: the ratio that the policy term has. In the reward (`use_kl_in_reward`) nothing is \
-         multiplied, and k1 and k1+ alone have that gradient. `tests/golden/kl_bias_correction.json` has exact expectations.",
+        "With d = reference log-prob − log-prob. In the loss, the estimate is multiplied with what makes its expected \
+         gradient that of KL(policy‖reference), on policy and off it; the ratio is that of the token, with \
+         `importance_sampling_level` sequence too. `use_bias_correction_kl` false leaves the factor out, and true is \
+         TRL's form, for k1 and k3 only: the ratio that the policy term has. In the reward (`use_kl_in_reward`) \
+         nothing is multiplied, and k1 and k1+ alone have that gradient. `tests/golden/kl_bias_correction.json` has \
+         exact expectations.",
         &["`kl_estimator`", "estimate", "in the loss, times", "right in the reward", "source"],
         KlEstimator::ALL.iter().copied().map(|estimator| {
             let spec = estimator.spec();

@@ -9,15 +9,19 @@ const HEAD: &str = "\
 
 <!-- Written by `cargo xtask docs` from shared/src/metrics/catalogue. Do not edit. -->
 
-Every key of `metrics.jsonl`, which holds one JSON object per step, and of `eval.jsonl`, which holds one per evaluation. A value
+Every key of `metrics.jsonl`, which holds one JSON object per step, and of `eval.jsonl`, which holds one per \
+evaluation. A value
 that is no finite number (the mean of nothing) is `null`. `tandem report` draws the metrics that name a chart.
 
-Keys are TRL's where TRL has the metric, else those of the tool named beside them, and then have the definition that they
+Keys are TRL's where TRL has the metric, else those of the tool named beside them, and then have the definition that \
+they
 have there. A run records a metric with a condition only where the condition holds.
 
 Watch these first: [`reward`](#reward) and [`eval_accuracy`](#eval_accuracy) say whether the run learns,
-[`frac_reward_zero_std`](#frac_reward_zero_std) and [`completions/clipped_ratio`](#completionsclipped_ratio) why it may not,
-[`entropy`](#entropy) and [`grad_norm`](#grad_norm) whether it stays sound, and [`mismatch_kl`](#mismatch_kl) whether both
+[`frac_reward_zero_std`](#frac_reward_zero_std) and [`completions/clipped_ratio`](#completionsclipped_ratio) why it \
+may not,
+[`entropy`](#entropy) and [`grad_norm`](#grad_norm) whether it stays sound, and [`mismatch_kl`](#mismatch_kl) whether \
+both
 processes compute the same.
 
 **Normal** says what a sound run shows, and after that what a departure from it means.

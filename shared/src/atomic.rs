@@ -12,8 +12,9 @@ use rustix::{
     io::Errno,
 };
 
-/// Writes a file of the program's own in one visible step. A link, a pipe or a device in its place is refused: in a folder
-/// that somebody else has made, it may lead anywhere. What the user names as an output is written by [`write_output`].
+/// Writes a file of the program's own in one visible step. A link, a pipe or a device in its place is refused: in a
+/// folder that somebody else has made, it may lead anywhere. What the user names as an output is written by
+/// [`write_output`].
 ///
 /// # Errors
 /// Any error of the file system, with the path in its message; the target is then unchanged.
@@ -33,8 +34,8 @@ pub fn write_with<E: From<io::Error>>(
     replace(path, fill)
 }
 
-/// Writes a file that the user has named in one visible step. A link stays, and what it leads to is replaced; what is no file
-/// (a device, a pipe) is written to as it is.
+/// Writes a file that the user has named in one visible step. A link stays, and what it leads to is replaced; what is
+/// no file (a device, a pipe) is written to as it is.
 ///
 /// # Errors
 /// As [`write()`].
@@ -74,8 +75,8 @@ fn replace<E: From<io::Error>>(
     result
 }
 
-/// As [`write()`], without waiting for the disk: for a file that is soon written again, and that nobody needs any more once the
-/// machine has stopped.
+/// As [`write()`], without waiting for the disk: for a file that is soon written again, and that nobody needs any more
+/// once the machine has stopped.
 ///
 /// # Errors
 /// As [`write()`].
@@ -141,8 +142,8 @@ fn fill_dir<E: From<io::Error>>(
     result
 }
 
-/// Gives a folder that was filled beside its place, over several runs of a program perhaps, its name in one visible step, as
-/// [`write_dir`] does; a folder that had the name is gone then. Both are on one file system.
+/// Gives a folder that was filled beside its place, over several runs of a program perhaps, its name in one visible
+/// step, as [`write_dir`] does; a folder that had the name is gone then. Both are on one file system.
 ///
 /// # Errors
 /// Any error of the file system; `filled` is then still there, and so is what had the name.
@@ -264,8 +265,8 @@ fn temporary_beside(path: &Path) -> io::Result<PathBuf> {
     Ok(path.with_file_name(format!(".tmp-{}-{count}-{}", std::process::id(), name.to_string_lossy())))
 }
 
-/// Makes what has a temporary name beside `path`. One that is there, left by a process of the same number or laid there as a
-/// link, is nobody's to write through, so the next name is taken.
+/// Makes what has a temporary name beside `path`. One that is there, left by a process of the same number or laid there
+/// as a link, is nobody's to write through, so the next name is taken.
 fn make_temporary<T>(path: &Path, make: impl Fn(&Path) -> io::Result<T>) -> io::Result<(PathBuf, T)> {
     loop {
         let temporary = temporary_beside(path)?;

@@ -118,8 +118,8 @@ pub enum Voucher {
     Reading,
 }
 
-/// Checks that a checkpoint is as it was written, by its list; with [`Depth::Contents`], also that its contents can be read. One
-/// without a list is of an earlier version, or has lost it; what can be known without is looked at.
+/// Checks that a checkpoint is as it was written, by its list; with [`Depth::Contents`], also that its contents can be
+/// read. One without a list is of an earlier version, or has lost it; what can be known without is looked at.
 ///
 /// # Errors
 /// The first file that is not.
@@ -155,7 +155,8 @@ pub fn check(dir: &Path, depth: Depth) -> Result<Voucher, Damage> {
 /// What of a checkpoint is read by its name, so that one that is not listed would be read unseen: by the ends of these.
 const READ: [&str; 4] = ["json", "safetensors", "data", "jinja"];
 
-/// Checks that a list names files within the checkpoint, those without which it is none, and all that would be read of it.
+/// Checks that a list names files within the checkpoint, those without which it is none, and all that would be read of
+/// it.
 fn complete(dir: &Path, list: &Checksums) -> Result<(), Damage> {
     let within =
         |name: &str| !name.is_empty() && Path::new(name).components().all(|part| matches!(part, Component::Normal(_)));
@@ -201,8 +202,8 @@ pub struct Newest {
     pub damaged: Vec<(u64, Damage)>,
 }
 
-/// Looks for the newest checkpoint of a run that is whole. One without a list of checksums counts only if none before it has one:
-/// where others have it, it was lost.
+/// Looks for the newest checkpoint of a run that is whole. One without a list of checksums counts only if none before
+/// it has one: where others have it, it was lost.
 ///
 /// # Errors
 /// When the run directory cannot be listed.
@@ -256,7 +257,8 @@ impl Newest {
     }
 }
 
-/// Gives a damaged checkpoint a name by which nobody goes on from it, and returns that. It stays, for whoever wants to mend it.
+/// Gives a damaged checkpoint a name by which nobody goes on from it, and returns that. It stays, for whoever wants to
+/// mend it.
 ///
 /// # Errors
 /// Any error of the file system.

@@ -35,8 +35,8 @@ fn spell(word: &OsStr) -> Option<OsString> {
     Some(value.map_or_else(|| format!("--{name}"), |value| format!("--{name}={value}")).into())
 }
 
-/// Tells the user something, on stderr, with control characters escaped. Whoever reads along may be gone and the disk may be
-/// full: `eprintln!` would panic then, so words that nobody can read are dropped.
+/// Tells the user something, on stderr, with control characters escaped. Whoever reads along may be gone and the disk
+/// may be full: `eprintln!` would panic then, so words that nobody can read are dropped.
 pub fn tell(lines: impl Display) {
     let _ = writeln!(io::stderr(), "{}", Shown(lines));
 }

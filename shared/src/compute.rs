@@ -82,8 +82,8 @@ choices! {
         Cpu = "cpu",
         /// The first CUDA device; needs the CUDA build of the library.
         Cuda = "cuda",
-        /// TensorRT where it can take the graph, which takes minutes for new weights, CUDA for the rest (not in training;
-        /// not yet run on a GPU).
+        /// TensorRT where it can take the graph, which takes minutes for new weights, CUDA for the rest (not in
+        /// training; not yet run on a GPU).
         Tensorrt = "tensorrt",
     }
 }

@@ -1,5 +1,5 @@
-//! Room on the disk of a run: nothing is removed while there is enough, nor where it would not be enough, and then what is
-//! oldest first.
+//! Room on the disk of a run: nothing is removed while there is enough, nor where it would not be enough, and then what
+//! is oldest first.
 
 mod records_limit;
 
@@ -27,8 +27,9 @@ const UNUSED: Duration = Duration::from_secs(24 * 3600);
 /// Room for records and logs.
 const RECORDS: u64 = 16 << 20;
 
-/// Makes room for the next checkpoint of a run, and says what had to go: completions of steps, kept steps, and checkpoints, each
-/// from the oldest on, as far as needed. The checkpoint `healthy`, to which the guard would go back, stays.
+/// Makes room for the next checkpoint of a run, and says what had to go: completions of steps, kept steps, and
+/// checkpoints, each from the oldest on, as far as needed. The checkpoint `healthy`, to which the guard would go back,
+/// stays.
 ///
 /// # Errors
 /// When a folder cannot be listed, or an entry cannot be removed.
@@ -70,8 +71,8 @@ fn make_with(
     Ok((!gone.is_empty()).then(|| gone.join(", ")))
 }
 
-/// Makes room for `needed` bytes in a cache: folders that nobody has begun to use for a day, and nobody holds, go, from the one
-/// that was used longest ago on, as far as needed. Returns those that went.
+/// Makes room for `needed` bytes in a cache: folders that nobody has begun to use for a day, and nobody holds, go, from
+/// the one that was used longest ago on, as far as needed. Returns those that went.
 ///
 /// # Errors
 /// As [`make`].
@@ -145,7 +146,8 @@ fn remove(path: &Path) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// A run directory with completions of 103 steps of 10 bytes, and with checkpoints and kept steps of 100 bytes each.
+    /// A run directory with completions of 103 steps of 10 bytes, and with checkpoints and kept steps of 100 bytes
+    /// each.
     fn run() -> (tempfile::TempDir, RunDir) {
         let dir = tempfile::tempdir().unwrap();
         let run = RunDir::new(dir.path());

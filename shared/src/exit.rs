@@ -1,7 +1,7 @@
 //! Exit codes. 0 is that the run is over, 1 an error, 2 a command line that cannot be read.
 //!
-//! [`ENDED_BY_SIGNAL`] and [`HOPELESS`] are those of the two processes, as the launcher reads them, [`HOPELESS`] and [`AGAIN`]
-//! those of a rank of the learner, as `tandem learner-rank` does.
+//! [`ENDED_BY_SIGNAL`] and [`HOPELESS`] are those of the two processes, as the launcher reads them, [`HOPELESS`] and
+//! [`AGAIN`] those of a rank of the learner, as `tandem learner-rank` does.
 
 /// SIGTERM or SIGINT came and the process ended in order: 128 + SIGTERM, as shells count.
 pub const ENDED_BY_SIGNAL: u8 = 143;

@@ -1,9 +1,10 @@
-//! How far the main loop of a process of the pair has come, for the launcher: what it is at, a count that it moves, and how
-//! much of that it has done.
+//! How far the main loop of a process of the pair has come, for the launcher: what it is at, a count that it moves, and
+//! how much of that it has done.
 //!
-//! Only the loop itself moves the count, where something has been done: a micro-batch, a decode step, a file. A thread that
-//! merely lives says nothing. What is shown lies in memory of the launcher, as three lines of text, so that neither a full nor
-//! a slow disk can hold it up. A process that nobody watches (its own tests, a command beside a run) shows nothing.
+//! Only the loop itself moves the count, where something has been done: a micro-batch, a decode step, a file. A thread
+//! that merely lives says nothing. What is shown lies in memory of the launcher, as three lines of text, so that
+//! neither a full nor a slow disk can hold it up. A process that nobody watches (its own tests, a command beside a run)
+//! shows nothing.
 
 use std::{
     env, fmt,
@@ -104,8 +105,8 @@ pub fn go_on() {
     beat(Phase::ALL[usize::from(PHASE.load(Ordering::Relaxed))]);
 }
 
-/// So much is done of what the main loop is at in a phase: of the groups of a step while it waits, of the completions of a pass
-/// over them while it trains.
+/// So much is done of what the main loop is at in a phase: of the groups of a step while it waits, of the completions
+/// of a pass over them while it trains.
 pub fn part(phase: Phase, done: usize, of: usize) {
     show(2 * LINE as u64, format_args!("part {phase} {done} {of}"));
 }
@@ -198,8 +199,8 @@ impl Deadlines {
         }
     }
 
-    /// Silence after which a process gives its peer up. With a launcher that is the last resort: it ends the silent one,
-    /// and not the one that noticed, so it must come first.
+    /// Silence after which a process gives its peer up. With a launcher that is the last resort: it ends the silent
+    /// one, and not the one that noticed, so it must come first.
     #[must_use]
     pub fn silence_of_peer(&self) -> Duration {
         if is_watched() { self.peer + self.load + self.step + self.save } else { self.peer }

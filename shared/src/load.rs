@@ -2,7 +2,8 @@
 
 use std::{fs, num::NonZero, thread};
 
-/// Processes that want a core, for each that there is, from which on threads that wait for one another lose to a single one.
+/// Processes that want a core, for each that there is, from which on threads that wait for one another lose to a single
+/// one.
 const BUSY: f64 = 1.25;
 
 /// Whether so many threads that wait for one another are slower than one, since others want their cores.
@@ -11,8 +12,8 @@ pub fn is_too_busy_for(threads: usize) -> bool {
     too_busy_for(threads, "").is_some()
 }
 
-/// What is to be said where so many threads, which wait for one another at every product, share their cores with others: they
-/// are then slower than one. `how` names what sets their number.
+/// What is to be said where so many threads, which wait for one another at every product, share their cores with
+/// others: they are then slower than one. `how` names what sets their number.
 #[must_use]
 pub fn too_busy_for(threads: usize, how: &str) -> Option<String> {
     let cores = thread::available_parallelism().map_or(1, NonZero::get);
@@ -25,8 +26,8 @@ fn words(loadavg: &str, cores: usize, threads: usize, how: &str) -> Option<Strin
     let load: f64 = loadavg.split(' ').next()?.parse().ok()?;
     (threads > 1 && load > BUSY * cores as f64).then(|| {
         format!(
-            "this machine is busy: {load:.1} processes want its {cores} cores. {threads} threads that wait for one another are then \
-             slower than one: set {how}, or end what else runs"
+            "this machine is busy: {load:.1} processes want its {cores} cores. {threads} threads that wait for one \
+             another are then slower than one: set {how}, or end what else runs"
         )
     })
 }

@@ -69,8 +69,8 @@ pub struct AdapterEntry {
     pub blake3: String,
 }
 
-/// Description of one version directory: of `model.onnx` and `weights.data` in it, or of those of an export elsewhere and
-/// an adapter (`adapter_config.json` and `adapter_model.safetensors`) that is to be added to them.
+/// Description of one version directory: of `model.onnx` and `weights.data` in it, or of those of an export elsewhere
+/// and an adapter (`adapter_config.json` and `adapter_model.safetensors`) that is to be added to them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WeightManifest {
     /// [`MANIFEST_FORMAT`], with an adapter [`ADAPTER_FORMAT`], rounded [`ROUNDED_FORMAT`].
@@ -88,7 +88,8 @@ pub struct WeightManifest {
     /// The adapter; graph and data are then those of its base.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub adapter: Option<AdapterEntry>,
-    /// What the weights were rounded to: they are those of the version for a sampler that computes in it, and for no other.
+    /// What the weights were rounded to: they are those of the version for a sampler that computes in it, and for no
+    /// other.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rounded: Option<RolloutDtype>,
 }
@@ -131,8 +132,8 @@ fn refused(file: &Path, message: String) -> ManifestError {
 }
 
 impl WeightManifest {
-    /// Reads `dir/manifest.json` and checks that `weights.data` has the length it states and that a base is the one that the
-    /// adapter was made for.
+    /// Reads `dir/manifest.json` and checks that `weights.data` has the length it states and that a base is the one
+    /// that the adapter was made for.
     ///
     /// # Errors
     /// A [`ManifestError`] that names the file.

@@ -26,8 +26,9 @@ pub enum Architecture {
     Qwen3,
     /// `SmolLM3ForCausalLM`: some layers without rotary positions.
     SmolLm3,
-    /// `Gemma3ForCausalLM`, the text model: windows with rotary positions of their own, norms on both sides of attention and
-    /// MLP and on each head of q and k, whose weights are stored less 1, scaled embeddings and a gate of GELU.
+    /// `Gemma3ForCausalLM`, the text model: windows with rotary positions of their own, norms on both sides of
+    /// attention and MLP and on each head of q and k, whose weights are stored less 1, scaled embeddings and a gate of
+    /// GELU.
     Gemma3,
 }
 
@@ -48,7 +49,8 @@ pub enum Head {
     /// `…ForCausalLM`: logits of the next token.
     #[default]
     LanguageModel,
-    /// `…ForSequenceClassification` (reward models, critics): `score.weight`, without bias; the first label is the score.
+    /// `…ForSequenceClassification` (reward models, critics): `score.weight`, without bias; the first label is the
+    /// score.
     Score {
         /// Rows of `score.weight`.
         labels: usize,

@@ -1,5 +1,5 @@
-//! A Hugging Face model directory: where its files are and what `generation_config.json` says. A LoRA adapter of PEFT is a
-//! model too, whose base is another directory.
+//! A Hugging Face model directory: where its files are and what `generation_config.json` says. A LoRA adapter of PEFT
+//! is a model too, whose base is another directory.
 
 mod foreign;
 mod special;
@@ -56,8 +56,8 @@ pub enum ModelDirError {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GenerationConfig {
     /// Every id that ends a sequence, each once: the tokenizer's `eos_token`, then the `eos_token_id` of
-    /// `generation_config.json`, then that of `config.json`. transformers and vLLM stop at all that the first two name, models
-    /// that were trained further often have only one of the three right, and no token among them goes on a text.
+    /// `generation_config.json`, then that of `config.json`. transformers and vLLM stop at all that the first two name,
+    /// models that were trained further often have only one of the three right, and no token among them goes on a text.
     pub eos_token_ids: Vec<u32>,
     /// Texts that a file calls `eos_token` and that are no token of `tokenizer.json`: they end nothing.
     pub eos_without_id: Vec<String>,
@@ -79,9 +79,9 @@ pub struct ModelDir {
 }
 
 impl ModelDir {
-    /// Opens a directory: reads `config.json` and `generation_config.json`; weights and tokenizer are not touched. With an
-    /// `adapter_config.json`, it is an adapter, and the base that it names is opened: a folder, absolute or as seen from the
-    /// adapter, one of the two folders above it (its run), or the working directory.
+    /// Opens a directory: reads `config.json` and `generation_config.json`; weights and tokenizer are not touched. With
+    /// an `adapter_config.json`, it is an adapter, and the base that it names is opened: a folder, absolute or as seen
+    /// from the adapter, one of the two folders above it (its run), or the working directory.
     ///
     /// # Errors
     /// A missing directory or file, or an unsupported model, by name.
@@ -140,8 +140,8 @@ impl ModelDir {
             return Err(ModelDirError::File {
                 path: path.display().to_string(),
                 message:
-                    "no such directory; a model is a folder with config.json, model.safetensors and tokenizer.json, or a name on \
-                     the Hub, as in Qwen/Qwen2.5-0.5B-Instruct (hf://owner/name is never a folder)"
+                    "no such directory; a model is a folder with config.json, model.safetensors and tokenizer.json, or \
+                     a name on the Hub, as in Qwen/Qwen2.5-0.5B-Instruct (hf://owner/name is never a folder)"
                         .into(),
             });
         }
@@ -259,8 +259,8 @@ impl ModelDir {
             .collect();
         if eos_token_ids.is_empty() {
             remarks.push(format!(
-                "{folder}: no file names a token that ends a sequence, so completions end at `stop` or at the longest length \
-                 alone; add `eos_token` to tokenizer_config.json, or `eos_token_id` to generation_config.json"
+                "{folder}: no file names a token that ends a sequence, so completions end at `stop` or at the longest \
+                 length alone; add `eos_token` to tokenizer_config.json, or `eos_token_id` to generation_config.json"
             ));
         }
         remarks
@@ -291,8 +291,8 @@ const SAMPLER_FILES: [&str; 6] = [
     "added_tokens.json",
 ];
 
-/// Refuses a directory in which a name leads elsewhere: what is read would be copied into checkpoints and shown in prompts,
-/// whatever it is. The Hub's cache links the files of a model to its folder of blobs, two above.
+/// Refuses a directory in which a name leads elsewhere: what is read would be copied into checkpoints and shown in
+/// prompts, whatever it is. The Hub's cache links the files of a model to its folder of blobs, two above.
 fn refuse_links_out(dir: &Path) -> Result<(), ModelDirError> {
     let failed = |path: &Path, message: String| ModelDirError::File { path: path.display().to_string(), message };
     let unreadable = |e: std::io::Error| failed(dir, format!("cannot be read: {e}"));
@@ -325,7 +325,8 @@ fn base_of(adapter: &Path) -> Result<PathBuf, ModelDirError> {
     found.ok_or_else(|| ModelDirError::File {
         path: path.display().to_string(),
         message: format!(
-            "`base_model_name_or_path` = {named:?} is no model directory on this machine; let it name the folder of the base"
+            "`base_model_name_or_path` = {named:?} is no model directory on this machine; let it name the folder of \
+             the base"
         ),
     })
 }

@@ -35,7 +35,8 @@ pub enum OutputDirError {
     },
 }
 
-/// Checks that a folder is absent, or holds nothing but files of the `known` names, and can be written; touches nothing.
+/// Checks that a folder is absent, or holds nothing but files of the `known` names, and can be written; touches
+/// nothing.
 ///
 /// # Errors
 /// What it holds, or what is in the way.

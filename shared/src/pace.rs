@@ -53,8 +53,8 @@ impl Pace {
     }
 }
 
-/// Tells what is waited for, and for how long by now, until it is dropped: for work of which nothing else is heard. What is short
-/// is not told of.
+/// Tells what is waited for, and for how long by now, until it is dropped: for work of which nothing else is heard.
+/// What is short is not told of.
 #[derive(Debug)]
 pub struct Waiting {
     /// Dropped first, which ends the thread.

@@ -88,8 +88,8 @@ impl fmt::Display for LongPrompts {
         }
         if *crowded > 0 {
             parts.push(format!(
-                "{crowded} with room for fewer than the {max_completion_length} tokens of `max_completion_length`, since prompt and \
-                 completion may have {max_model_len} together: longer completions are cut off there"
+                "{crowded} with room for fewer than the {max_completion_length} tokens of `max_completion_length`, \
+                 since prompt and completion may have {max_model_len} together: longer completions are cut off there"
             ));
         }
         write!(f, "{dataset}: of {rows} prompts {}", parts.join(", "))

@@ -13,8 +13,8 @@ use crate::{
     notices,
 };
 
-/// What is wrong with the metrics and the ledger of a run that has made `completed` steps, in words. A run that branched off
-/// begins with a later step than 1: the first that any of its journals has.
+/// What is wrong with the metrics and the ledger of a run that has made `completed` steps, in words. A run that
+/// branched off begins with a later step than 1: the first that any of its journals has.
 #[must_use]
 pub fn of_steps(metrics: &Found, ledger: &Found, logged: Option<u64>, completed: u64) -> Vec<String> {
     let firsts = [metrics.steps.first(), ledger.steps.first(), logged];

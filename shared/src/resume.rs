@@ -35,7 +35,8 @@ pub enum ResumeError {
     ModelDir(#[from] ModelDirError),
 }
 
-/// Checks that a run of `model` can go on from a checkpoint: both are whole models, or adapters, with the same parameters.
+/// Checks that a run of `model` can go on from a checkpoint: both are whole models, or adapters, with the same
+/// parameters.
 ///
 /// # Errors
 /// What does not fit, with the way out.
@@ -70,8 +71,8 @@ pub fn check(config: &TrainConfig, model: &ModelDir, checkpoint: &Path) -> Resul
         found.map_or_else(|| "missing".to_owned(), |(_, shape)| format!("{shape:?}"))
     };
     Err(unfit(format!(
-        "is of another model than `model` {}: {name} is {} in the checkpoint and {} in the model; name the model that the \
-         run began with, or begin a run in another `output_dir`",
+        "is of another model than `model` {}: {name} is {} in the checkpoint and {} in the model; name the model that \
+         the run began with, or begin a run in another `output_dir`",
         model.path().display(),
         shape(&saved),
         shape(&wanted)

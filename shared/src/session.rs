@@ -1,5 +1,5 @@
-//! What a launcher hands to the processes of one start of a run. Until that start has come to something, the run directory says
-//! what it said before: a start that fails leaves no trace of its options.
+//! What a launcher hands to the processes of one start of a run. Until that start has come to something, the run
+//! directory says what it said before: a start that fails leaves no trace of its options.
 
 use std::{env, fs, io, path::PathBuf};
 
@@ -20,8 +20,8 @@ pub fn config(run_dir: &RunDir) -> Result<TrainConfig, ConfigError> {
     layers::load(Some(&handed_over().unwrap_or_else(|| run_dir.config())), &Vec::new())
 }
 
-/// Makes the configuration of this start that of the run, and takes back that the run is finished: for the learner, once its first
-/// step is made.
+/// Makes the configuration of this start that of the run, and takes back that the run is finished: for the learner,
+/// once its first step is made.
 ///
 /// # Errors
 /// Any error of the file system, with the path.

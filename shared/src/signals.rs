@@ -34,9 +34,9 @@ fn caught(ignored: u64) -> Vec<i32> {
     [SIGTERM, SIGINT, SIGHUP].into_iter().filter(|&signal| signal != SIGHUP || !is_ignored(signal)).collect()
 }
 
-/// Catches the signals from now on; the flag is set when one came. A main loop that is blocked does not look at the flag,
-/// and a launcher that would end it may be gone: once asked, a process that makes no progress within its deadlines kills
-/// itself.
+/// Catches the signals from now on; the flag is set when one came. A main loop that is blocked does not look at the
+/// flag, and a launcher that would end it may be gone: once asked, a process that makes no progress within its
+/// deadlines kills itself.
 ///
 /// # Errors
 /// When the system refuses.
@@ -59,8 +59,8 @@ pub fn listen(deadlines: Deadlines) -> io::Result<Arc<AtomicBool>> {
     Ok(asked)
 }
 
-/// Takes the signals that ask for the end, which a terminal sends to all its processes, and does nothing about them: the
-/// process that started this one is asked as well, and ends it.
+/// Takes the signals that ask for the end, which a terminal sends to all its processes, and does nothing about them:
+/// the process that started this one is asked as well, and ends it.
 ///
 /// # Errors
 /// When the system refuses.

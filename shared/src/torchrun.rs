@@ -1,5 +1,5 @@
-//! torchrun's variables: by them whatever starts the ranks of a learner (torchrun, Slurm, Kubernetes, ssh) tells each which
-//! one it is and where the first one is.
+//! torchrun's variables: by them whatever starts the ranks of a learner (torchrun, Slurm, Kubernetes, ssh) tells each
+//! which one it is and where the first one is.
 
 use std::env;
 
@@ -41,7 +41,8 @@ impl Torchrun {
         Self::read(|name| env::var(name).ok().filter(|value| !value.is_empty()))
     }
 
-    /// What the learner of a run is told, which is the first rank: nothing where it starts the others itself, or is alone.
+    /// What the learner of a run is told, which is the first rank: nothing where it starts the others itself, or is
+    /// alone.
     ///
     /// # Errors
     /// As [`Self::from_env`]; another number of ranks than `learner_ranks`, another rank than the first.
@@ -69,8 +70,8 @@ impl Torchrun {
         let Self { rank, world_size, .. } = self;
         if world_size != learner_ranks as usize {
             return Err(TorchrunError(format!(
-                "WORLD_SIZE is {world_size} and `learner_ranks` {learner_ranks}: make them the same, or unset WORLD_SIZE for \
-                 ranks on this host alone"
+                "WORLD_SIZE is {world_size} and `learner_ranks` {learner_ranks}: make them the same, or unset \
+                 WORLD_SIZE for ranks on this host alone"
             )));
         }
         if rank != 0 {

@@ -1,10 +1,10 @@
 //! Where the published versions of a run lie: in shared memory where they fit ([`crate::memory_plan`]), so that
 //! publishing costs a copy, else on disk.
 //!
-//! `weights` in the run directory is then a link to a folder in shared memory. That folder lives as long as the processes of
-//! its run: the launcher locks it, and the processes that it starts inherit the lock. One that nobody holds was left by
-//! killed processes, and the next start removes it, whosever run it was; nothing is lost with it, since checkpoints are on
-//! disk, and the version that a run goes on from is made again.
+//! `weights` in the run directory is then a link to a folder in shared memory. That folder lives as long as the
+//! processes of its run: the launcher locks it, and the processes that it starts inherit the lock. One that nobody
+//! holds was left by killed processes, and the next start removes it, whosever run it was; nothing is lost with it,
+//! since checkpoints are on disk, and the version that a run goes on from is made again.
 
 use std::{
     fs::{self, DirBuilder, File},
@@ -32,9 +32,9 @@ pub struct VersionPlace {
 }
 
 impl VersionPlace {
-    /// Makes the place of a run's versions, empty, for whoever holds the run: a folder in shared memory for which `weights`
-    /// is a link, or the folder of that name in the run directory. Removes what killed processes left, of this run and of
-    /// others.
+    /// Makes the place of a run's versions, empty, for whoever holds the run: a folder in shared memory for which
+    /// `weights` is a link, or the folder of that name in the run directory. Removes what killed processes left, of
+    /// this run and of others.
     ///
     /// # Errors
     /// Any error of the file system, with the path.
@@ -73,8 +73,8 @@ impl Drop for VersionPlace {
     }
 }
 
-/// Has a run go on with its versions on disk, where shared memory turned out to be too small. `write` writes the first one
-/// into the run directory that it is given; those before it go. Returns nothing when they are on disk already.
+/// Has a run go on with its versions on disk, where shared memory turned out to be too small. `write` writes the first
+/// one into the run directory that it is given; those before it go. Returns nothing when they are on disk already.
 ///
 /// # Errors
 /// Any error of `write` or the file system.

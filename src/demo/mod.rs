@@ -20,9 +20,9 @@ use shared::{
 };
 
 use crate::{
-    output,
+    programs::tool::{self, Words},
     supervise::Outcome,
-    tool::{self, Words},
+    terminal::output,
     train::{self, Trained},
 };
 use problems::Problems;
@@ -215,8 +215,9 @@ fn configuration(place: &Place, seed: u64, max_steps: u64) -> TrainConfig {
 }
 
 fn figures(before: f64, after: f64, trained: &Trained, seconds: f64, seed: u64) -> Figures {
-    let milliseconds =
-        |metric| crate::summary::recent(&trained.records, metric, usize::MAX >> 1).map(|seconds| 1e3 * seconds);
+    let milliseconds = |metric| {
+        crate::records::summary::recent(&trained.records, metric, usize::MAX >> 1).map(|seconds| 1e3 * seconds)
+    };
     let summary = &trained.summary;
     Figures {
         accuracy_before: before,

@@ -1,5 +1,5 @@
-//! A tiny Qwen2-style model directory without weights: architecture (0.2 million parameters) and tokenizer. The tags of the
-//! completion format are whole tokens; everything else is one token per character.
+//! A tiny Qwen2-style model directory without weights: architecture (0.2 million parameters) and tokenizer. The tags of
+//! the completion format are whole tokens; everything else is one token per character.
 
 use std::{io, path::Path};
 

@@ -44,8 +44,9 @@ impl Problem {
         self.a % 10 + self.b % 10 >= 10
     }
 
-    /// How often the teacher forgets the carry: the more, the larger the units' sum is, so that the model learns one sum after
-    /// another to carry, rather than all at once. Were it always, GRPO would never see it done and could not reward it.
+    /// How often the teacher forgets the carry: the more, the larger the units' sum is, so that the model learns one
+    /// sum after another to carry, rather than all at once. Were it always, GRPO would never see it done and could not
+    /// reward it.
     fn forgotten(self) -> f64 {
         let above_ten = (self.a % 10 + self.b % 10).saturating_sub(10);
         0.55 + 0.04 * f64::from(above_ten)

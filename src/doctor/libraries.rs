@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 
 use super::Finding;
-use crate::binaries;
+use crate::programs::binaries;
 
 /// The first ONNX Runtime release with the interface that the sampler is built for.
 const ONNXRUNTIME_AT_LEAST: (u32, u32) = (1, 31);
@@ -62,8 +62,8 @@ struct OrtApiBase {
 }
 
 fn onnxruntime_version(path: &Path) -> Result<String> {
-    // SAFETY: the library's initialisers are those of ONNX Runtime, which the sampler runs as well; the function and the
-    // structure have the layout of its C interface, which has not changed since its first release, and what they
+    // SAFETY: the library's initialisers are those of ONNX Runtime, which the sampler runs as well; the function and
+    // the structure have the layout of its C interface, which has not changed since its first release, and what they
     // return lives as long as the library, which stays open to the end of this block.
     unsafe {
         let library = libloading::Library::new(path).with_context(|| format!("{} does not load", path.display()))?;
@@ -134,7 +134,8 @@ mod tests {
 
     #[test]
     fn the_linker_trace_is_read() {
-        let trace = "\tlinux-vdso.so.1 (0x7ff)\n\tlibtorch_cpu.so => /opt/a b/libtorch_cpu.so (0x7f0)\n\tlibc10.so => not found\n";
+        let trace = "\tlinux-vdso.so.1 (0x7ff)\n\tlibtorch_cpu.so => /opt/a b/libtorch_cpu.so (0x7f0)\n\tlibc10.so => \
+            not found\n";
         assert_eq!(resolved(trace, "libtorch_cpu.so"), Some("/opt/a b/libtorch_cpu.so".into()));
         assert_eq!(resolved(trace, "libc10.so"), None);
         assert_eq!(resolved(trace, "libm.so.6"), None);

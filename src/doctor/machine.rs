@@ -131,8 +131,8 @@ fn nvidia_smi(fields: &str, format: &str) -> Option<String> {
     Some(String::from_utf8_lossy(&listed.stdout).trim().to_owned()).filter(|list| !list.is_empty())
 }
 
-/// Bytes of the first GPU's memory, which is the one that learner and sampler use; further ranks of a learner have others of
-/// its kind.
+/// Bytes of the first GPU's memory, which is the one that learner and sampler use; further ranks of a learner have
+/// others of its kind.
 pub fn gpu_memory() -> Option<u64> {
     let mib = nvidia_smi("memory.total", "csv,noheader,nounits")?.lines().next()?.trim().parse::<u64>().ok()?;
     Some(mib * MIB)

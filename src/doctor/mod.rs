@@ -14,7 +14,7 @@ use anyhow::{Context, Result};
 
 pub use machine::{gpu_memory, has_bf16_tiles};
 
-use crate::{binaries, output};
+use crate::{programs::binaries, terminal::output};
 
 /// Flags of `tandem doctor`.
 #[derive(Debug, clap::Args)]

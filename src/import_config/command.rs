@@ -1,4 +1,5 @@
-//! The command that starts a training, as keys and values: TRL's script or one like it with flags, verl's with overrides.
+//! The command that starts a training, as keys and values: TRL's script or one like it with flags, verl's with
+//! overrides.
 
 use std::{
     ffi::OsStr,
@@ -18,8 +19,8 @@ use super::{
 
 /// The options of the one command of a script that trains with TRL; none if there is no such command.
 ///
-/// Those of the files that it names come first, then the launcher's and the script's own flags, which win. `script` is where
-/// the command was found.
+/// Those of the files that it names come first, then the launcher's and the script's own flags, which win. `script` is
+/// where the command was found.
 ///
 /// # Errors
 /// More than one such command, words that are no options, or a file that cannot be read.
@@ -54,8 +55,8 @@ fn lost(commands: &[shell::Command]) -> Result<()> {
 const BROKEN: &str =
     "the line above does not go on, since blanks stand behind its `\\`, or a comment is between the two";
 
-/// The overrides of the one command of a script that has some, or of a list of them, and what of it was not read; the last of
-/// several for a key wins, as in Hydra.
+/// The overrides of the one command of a script that has some, or of a list of them, and what of it was not read; the
+/// last of several for a key wins, as in Hydra.
 ///
 /// # Errors
 /// More than one such command, or words that are not known.
@@ -112,8 +113,8 @@ pub fn unlike(commands: &[shell::Command]) -> Option<anyhow::Error> {
     let near = parsed.iter().find(|command| command.known().0 > 0)?;
     let (known, all) = near.known();
     Some(anyhow!(
-        "line {}: of the {all} flags of this command {known} are TRL's, so it is another trainer's, which is not read; write its \
-         options as run.toml (`tandem train --dry-run` prints all there are)",
+        "line {}: of the {all} flags of this command {known} are TRL's, so it is another trainer's, which is not read; \
+         write its options as run.toml (`tandem train --dry-run` prints all there are)",
         near.line
     ))
 }
@@ -168,8 +169,8 @@ impl<'a> Command<'a> {
         self.script.iter().any(|word| dotted(word).is_some())
     }
 
-    /// Words that choose files of a configuration, and words that are no overrides: a line on each, as anything may be in
-    /// those files.
+    /// Words that choose files of a configuration, and words that are no overrides: a line on each, as anything may be
+    /// in those files.
     fn base(&self) -> Vec<String> {
         const OPTIONS: [&str; 6] = ["--config-path", "--config-name", "--config-dir", "-cp", "-cn", "-cd"];
         // What is there without being named.

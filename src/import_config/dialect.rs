@@ -68,13 +68,14 @@ impl Dialect {
         }
         if known > 0 {
             bail!(
-                "{known} of its {} keys are TRL's, so it is another trainer's, which is not read; if it is TRL's all the same, say \
-                 so with `tandem import-config --from trl`",
+                "{known} of its {} keys are TRL's, so it is another trainer's, which is not read; if it is TRL's all \
+                 the same, say so with `tandem import-config --from trl`",
                 entries.len()
             );
         }
         bail!(
-            "no key is one of TRL, accelerate, verl or RLinf; if it is theirs all the same, say so with `tandem import-config --from`"
+            "no key is one of TRL, accelerate, verl or RLinf; if it is theirs all the same, say so with `tandem \
+             import-config --from`"
         )
     }
 }

@@ -236,8 +236,8 @@ fn is_of(module: &str, library: &str) -> bool {
 }
 
 /// What to do with a program.
-const PROGRAM: &str = "write the arguments of its GRPOConfig as YAML (`learning_rate: 1e-6` …), which `tandem train FILE.yaml` \
-                       reads, or as run.toml, and name a reward function of its as my_rewards.py:my_function";
+const PROGRAM: &str = "write the arguments of its GRPOConfig as YAML (`learning_rate: 1e-6` …), which `tandem train \
+    FILE.yaml` reads, or as run.toml, and name a reward function of its as my_rewards.py:my_function";
 
 /// Refuses the TOML of another system.
 ///
@@ -318,8 +318,8 @@ const OTHERS_OF_TRL: [(&str, &str); 13] = [
 
 const NOTHING_OF_THE_KIND: &str = "there is no method of this kind here";
 
-/// Refuses a script that trains with TRL and not with GRPO: its flags are TRL's too, and would be read as if they were meant for
-/// GRPO. One that trains further, as after a warm start, is read.
+/// Refuses a script that trains with TRL and not with GRPO: its flags are TRL's too, and would be read as if they were
+/// meant for GRPO. One that trains further, as after a warm start, is read.
 fn refuse_others_of_trl(commands: &[shell::Command]) -> Result<()> {
     let (others, rest): (Vec<_>, Vec<_>) =
         commands.iter().map(|command| (command, other_of_trl(command))).partition(|(_, other)| other.is_some());

@@ -1,4 +1,5 @@
-//! Values of Hydra's overrides: lists and mappings as its grammar has them, which is not YAML's. `{a:b}` needs no blank there.
+//! Values of Hydra's overrides: lists and mappings as its grammar has them, which is not YAML's. `{a:b}` needs no blank
+//! there.
 
 use serde_json::{Map, Value};
 

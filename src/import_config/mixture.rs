@@ -111,7 +111,8 @@ fn translated(list: &Value) -> Result<(Options, Vec<String>), String> {
     options.extend(name.iter().map(|name| ("dataset_config".to_owned(), name.as_str().into())));
     if weights.len() > 1 {
         remarks.push(
-            "`fraction` keeps the first rows of each dataset in TRL; `dataset_weights` draws from all rows in the same shares"
+            "`fraction` keeps the first rows of each dataset in TRL; `dataset_weights` draws from all rows in the same \
+             shares"
                 .to_owned(),
         );
         options.push(("dataset_weights".to_owned(), weights.into()));

@@ -1,5 +1,5 @@
-//! `tandem import-config`: a configuration of TRL, verl or RLinf as `run.toml`, with an account of every key. `tandem train`
-//! does the same with a file that is none of ours.
+//! `tandem import-config`: a configuration of TRL, verl or RLinf as `run.toml`, with an account of every key. `tandem
+//! train` does the same with a file that is none of ours.
 
 mod accelerate;
 mod command;
@@ -27,7 +27,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use shared::{atomic, notices};
 
-use crate::output;
+use crate::terminal::output;
 use dialect::Dialect;
 use read::Source;
 use rules::Rule;
@@ -36,7 +36,8 @@ use translate::{Recounted, Translation};
 /// Words of `tandem import-config`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The configuration: YAML, JSON, a `trl grpo` command, or a list of a.b.c=value (a whole command or script will do).
+    /// The configuration: YAML, JSON, a `trl grpo` command, or a list of a.b.c=value (a whole command or script will
+    /// do).
     file: PathBuf,
     /// Whose it is; told by its keys when not given.
     #[arg(long)]

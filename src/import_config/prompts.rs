@@ -7,7 +7,8 @@ use shared::config::on_hub;
 
 use super::rules::{Options, Refusal, top_k};
 
-/// Values by their names, as the variables of a chat template, given as keys below one key, or as one value; a value that is null is none.
+/// Values by their names, as the variables of a chat template, given as keys below one key, or as one value; a value
+/// that is null is none.
 pub fn named_values(given: Option<Value>, below: Option<Value>) -> Result<Option<Map<String, Value>>, String> {
     let mut variables = match given {
         None | Some(Value::Null) => Map::new(),
@@ -45,8 +46,11 @@ pub fn template(value: &Value) -> Result<Value, std::borrow::Cow<'static, str>> 
         Some(text) if text.contains(['{', '\n']) => {
             Err("it is a template written out; write it to a file, and name that".into())
         }
-        Some(text) if !Path::new(text).exists() && !text.ends_with(".jinja") && on_hub(text, Path::new("")).is_some() => {
-            Err("it is a name on the Hub; download its chat_template.jinja, or tokenizer_config.json, and name the file or folder"
+        Some(text)
+            if !Path::new(text).exists() && !text.ends_with(".jinja") && on_hub(text, Path::new("")).is_some() =>
+        {
+            Err("it is a name on the Hub; download its chat_template.jinja, or tokenizer_config.json, and name the \
+                file or folder"
                 .into())
         }
         _ => Ok(value.clone()),

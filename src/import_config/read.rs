@@ -1,4 +1,5 @@
-//! Reading a foreign configuration: YAML, JSON, a command of TRL or a list of Hydra overrides, as dotted keys with values.
+//! Reading a foreign configuration: YAML, JSON, a command of TRL or a list of Hydra overrides, as dotted keys with
+//! values.
 
 use std::{path::Path, rc::Rc};
 
@@ -56,8 +57,8 @@ pub struct Source {
 /// Reads a file; mappings within mappings become dotted keys.
 ///
 /// # Errors
-/// When it cannot be read, is of a system that is known and not read, or is neither a mapping, nor a command of TRL, nor a list of
-/// overrides.
+/// When it cannot be read, is of a system that is known and not read, or is neither a mapping, nor a command of TRL,
+/// nor a list of overrides.
 pub fn read(path: &Path) -> Result<Source> {
     let text = read_text(path, MOST_BYTES).context("cannot be read")?;
     foreign::refuse_file(path, &text)?;
@@ -140,7 +141,8 @@ fn flatten(prefix: &str, map: Map<String, Value>, entries: &mut Vec<Entry>) {
     }
 }
 
-/// With mappings that are values as dotted keys, and those that TRL takes as JSON (`generation_kwargs: '{"stop": ["="]}'`).
+/// With mappings that are values as dotted keys, and those that TRL takes as JSON (`generation_kwargs: '{"stop":
+/// ["="]}'`).
 fn spread(entries: Vec<Entry>) -> Vec<Entry> {
     let mut all: Vec<Entry> = Vec::new();
     for entry in entries {
@@ -248,7 +250,8 @@ mod tests {
             r#"{"a": 1e-6, "b": {"c": [1, 2], "d": "${a}"}}"#,
             "trl grpo --model_name_or_path m --learning_rate 1e-6 \\\n  --flag --list a b # words\n",
             "trl grpo \"a\nb\" --flag # a word of two lines, once shown as such\n",
-            "A=${A:-\"${B}/x\"}\nL=$((2 * 3))\nARGS=(a.b=$A)\nif [ -z \"$C\" ]; then ARGS+=(c.d=$L); fi\npython3 x.py \"${ARGS[@]}\"\n",
+            "A=${A:-\"${B}/x\"}\nL=$((2 * 3))\nARGS=(a.b=$A)\nif [ -z \"$C\" ]; then ARGS+=(c.d=$L); fi\npython3 \
+             x.py \"${ARGS[@]}\"\n",
             "python3 -m verl.trainer.main_ppo a.b=grpo +data.files=\"['a b.parquet']\" x.y=$HOME/z q.r='\"s t\"' $@\n",
         ];
         harness::fuzz::explore("import_config", &seeds.map(|seed| seed.as_bytes().to_vec()), |bytes| {
@@ -275,10 +278,8 @@ mod tests {
         let told: Vec<_> = found.iter().filter_map(|entry| entry.unset.as_ref()).map(ToString::to_string).collect();
         assert_eq!(
             told,
-            [
-                "line 3: `$HOME` is a shell variable that the script does not set; put HOME=FOLDER on the first line of the script, or \
-              write the path out"
-            ]
+            ["line 3: `$HOME` is a shell variable that the script does not set; put HOME=FOLDER on the first line \
+                 of the script, or write the path out"]
         );
         let found: Vec<Entry> = found.into_iter().map(|entry| Entry { unset: None, ..entry }).collect();
         assert_eq!(found, expected);

@@ -1,5 +1,6 @@
-//! Names of reward functions, which mean one thing in each registry: TRL's script has four, open-r1 and what was made of it have
-//! others of their own, and rules here have names of theirs. A name in a foreign file has the meaning that it has there.
+//! Names of reward functions, which mean one thing in each registry: TRL's script has four, open-r1 and what was made
+//! of it have others of their own, and rules here have names of theirs. A name in a foreign file has the meaning that
+//! it has there.
 
 use std::path::Path;
 
@@ -70,14 +71,14 @@ fn of_name(name: &str, get: Lookup<'_>) -> Result<Function, String> {
 fn of_trl(name: &str) -> Function {
     let rule = name.trim_end_matches("_reward");
     let remark = format!(
-        "`{name}` is TRL's own function, called in Python with math-verify (`reward_python` names the interpreter); the rule \
-         `{rule}` needs no Python and abstains where it is not sure"
+        "`{name}` is TRL's own function, called in Python with math-verify (`reward_python` names the interpreter); \
+         the rule `{rule}` needs no Python and abstains where it is not sure"
     );
     Function { entry: format!("trl.rewards.{name}"), remark: Some(remark) }
 }
 
-/// A name of open-r1's registry, which its recipes and those of what was made of it use; with its parameters where these are keys
-/// of the recipe.
+/// A name of open-r1's registry, which its recipes and those of what was made of it use; with its parameters where
+/// these are keys of the recipe.
 fn of_open_r1(name: &str, get: Lookup<'_>) -> Option<Result<Function, String>> {
     let number = |key: &str, default: &str| {
         get(key).filter(|value| !value.is_null()).map_or(default.to_owned(), |v| v.to_string())
@@ -92,8 +93,8 @@ fn of_open_r1(name: &str, get: Lookup<'_>) -> Option<Result<Function, String>> {
         }
         "format" | "format_reward" => (
             "think_answer_format".to_owned(),
-            "1 for <think>…</think> and <answer>…</answer> with the tags on lines of their own; the rule `format` here is \
-             theLMbook's, which goes by <reasoning>",
+            "1 for <think>…</think> and <answer>…</answer> with the tags on lines of their own; the rule `format` here \
+             is theLMbook's, which goes by <reasoning>",
         ),
         "tag_count" | "tag_count_reward" => ("tag_count".to_owned(), "a quarter for each of its tags"),
         "reasoning_steps" | "reasoning_steps_reward" => ("reasoning_steps".to_owned(), "a third for each step"),
@@ -127,14 +128,16 @@ fn of_open_r1(name: &str, get: Lookup<'_>) -> Option<Result<Function, String>> {
 fn no_rule(name: &str) -> Option<String> {
     let why = match name {
         "cosine" | "cosine_reward" => {
-            "open-r1's goes by letters and ms-swift's by tokens; `cosine_scaled:max_len=N` is TRL's, which goes by tokens"
+            "open-r1's goes by letters and ms-swift's by tokens; `cosine_scaled:max_len=N` is TRL's, which goes by \
+             tokens"
         }
         "length" | "len_reward" => {
-            "open-r1's compares letters within a group and spares wrong answers no penalty; `relative_length` compares tokens, and \
-             `length:target=N` is another rule"
+            "open-r1's compares letters within a group and spares wrong answers no penalty; `relative_length` compares \
+             tokens, and `length:target=N` is another rule"
         }
         "code" | "code_reward" | "binary_code" | "binary_code_reward" | "ioi_code" | "cf_code" => {
-            "it runs the code of completions with tests of the row; call your own runner in a function, my_rewards.py:my_function"
+            "it runs the code of completions with tests of the row; call your own runner in a function, \
+             my_rewards.py:my_function"
         }
         "repetition" => "ms-swift's goes by words, as `word_repetition_penalty:ngram_size=3:max_penalty=-1` does",
         "soft_overlong" => "it needs its figures: `soft_overlong:max_completion_len=N:soft_punish_cache=N`",
@@ -158,8 +161,8 @@ fn of_others(name: &str) -> Result<Function, String> {
     let bare = name.trim_end_matches("_reward");
     if Registry::default().entry(bare).is_none() {
         return Err(format!(
-            "`{name}` is no function that is known; name the Python function as my_rewards.py:{name}, or a rule (`tandem rewards` \
-             lists them)"
+            "`{name}` is no function that is known; name the Python function as my_rewards.py:{name}, or a rule \
+             (`tandem rewards` lists them)"
         ));
     }
     let remark = format!(

@@ -22,8 +22,8 @@ pub static RULES: Rules = Rules {
     launcher: None,
 };
 
-/// What RLinf does without being asked, and the values that its documentation gives to keys that its code has no default
-/// for (`megatron_actor_worker.py`: the KL term is added as it is).
+/// What RLinf does without being asked, and the values that its documentation gives to keys that its code has no
+/// default for (`megatron_actor_worker.py`: the KL term is added as it is).
 const IMPLIED: &[(&str, &str)] = &[
     ("loss_type", "grpo"),
     ("importance_sampling_correction", "false"),
@@ -50,8 +50,8 @@ const CONVERTED: &[Converted] = &[
     ("runner.output_dir", "output_dir", one_path),
 ];
 
-/// Batch sizes count prompts in RLinf and completions here; its dual clip is our `loss_type` vanilla, and its GRPO adds 1e-6
-/// to deviations (`advantages.py`).
+/// Batch sizes count prompts in RLinf and completions here; its dual clip is our `loss_type` vanilla, and its GRPO adds
+/// 1e-6 to deviations (`advantages.py`).
 fn combine(get: Lookup<'_>) -> Options {
     let mut options = Options::new();
     let mut set = |key: &str, value: Value| options.push((key.to_owned(), value));
@@ -120,8 +120,8 @@ fn refusals(get: Lookup<'_>) -> Vec<Refusal> {
             "actor.model.is_lora".to_owned(),
             "use_peft".to_owned(),
             format!(
-                "RLinf chooses the layers of the adapter by the model; give --use_peft true --lora_r {rank} --lora_alpha {rank}, and \
-                 the layers as --lora_target_modules, or all without it"
+                "RLinf chooses the layers of the adapter by the model; give --use_peft true --lora_r {rank} \
+                 --lora_alpha {rank}, and the layers as --lora_target_modules, or all without it"
             ),
         ));
     }

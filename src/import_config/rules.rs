@@ -17,8 +17,8 @@ pub enum Rule {
     Combined,
     /// No option, and the reason or the way.
     Hint(&'static str),
-    /// No option, and what it changes is not left out without a word: the run does not start with it, unless its value is one
-    /// of these, which change nothing.
+    /// No option, and what it changes is not left out without a word: the run does not start with it, unless its value
+    /// is one of these, which change nothing.
     Refused(&'static str, &'static [String]),
     /// One of a part of the configuration that decides what is trained, and not known by itself.
     Doubtful,
@@ -65,7 +65,8 @@ pub type Reason = Cow<'static, str>;
 /// How a value is written here, or why it cannot be taken over.
 pub type Convert = fn(&Value) -> Result<Value, Reason>;
 
-/// A key of theirs whose value cannot be taken over, with the option that would make up for it (none where no one does), and why.
+/// A key of theirs whose value cannot be taken over, with the option that would make up for it (none where no one
+/// does), and why.
 pub type Refusal = (String, String, String);
 
 /// A key whose value is written differently, with its option.
@@ -124,7 +125,8 @@ impl Keys {
     }
 }
 
-/// Whether a name stands for a key: one that ends in `*` for all that begin so, one that begins with it for all that end so.
+/// Whether a name stands for a key: one that ends in `*` for all that begin so, one that begins with it for all that
+/// end so.
 fn stands(name: &str, key: &str) -> bool {
     match (name.strip_suffix('*'), name.strip_prefix('*')) {
         (Some(begin), _) => key.starts_with(begin),

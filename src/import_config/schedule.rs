@@ -49,15 +49,16 @@ impl Told {
             _ => {
                 let end = if ends { format!(" that ends at {}", self.min_lr) } else { String::new() };
                 return Err(format!(
-                    "there is no schedule `{style}`{end}; name one of ours with --lr_scheduler_type (docs/configuration.md)"
+                    "there is no schedule `{style}`{end}; name one of ours with --lr_scheduler_type \
+                     (docs/configuration.md)"
                 ));
             }
         }
         let is_constant = style.ends_with("constant");
         if let (Some(updates), false) = (self.decay_updates, is_constant) {
             return Err(format!(
-                "it ends after {updates} updates there, and at the end of the run here; set `max_steps` to as many, and name the \
-                 schedule with --lr_scheduler_type"
+                "it ends after {updates} updates there, and at the end of the run here; set `max_steps` to as many, \
+                 and name the schedule with --lr_scheduler_type"
             ));
         }
         if let (Some(lr), true, false) = (self.lr, ends, is_constant)

@@ -100,8 +100,8 @@ fn a_config_of_trl() {
     assert!(!toml.contains("max_steps") && toml.contains("\ntemperature = 0.9\n"), "{toml}");
 }
 
-/// The Trainer counts optimiser updates. With two passes over each of 4 updates, 8 of them are one of our steps; 100 are
-/// 12.5 of them.
+/// The Trainer counts optimiser updates. With two passes over each of 4 updates, 8 of them are one of our steps; 100
+/// are 12.5 of them.
 #[test]
 fn steps_of_trl_are_optimiser_updates() {
     let text = "per_device_train_batch_size: 4\ngradient_accumulation_steps: 2\nsteps_per_generation: 8\n\
@@ -293,8 +293,8 @@ fn what_a_config_of_rlinf_does_not_say_is_as_rlinf_documents_it() {
     for default in ["normalize_advantages = true", "early_stop_imp_ratio = 5.0", "use_bias_correction_kl = false"] {
         assert!(shown.contains(&format!("\n  {default}\n")), "{default}: {shown}");
     }
-    let told = "runner: {max_epochs: 1}\nalgorithm: {clip_ratio_low: 0.1, ratio_clip_eps: 0.3, normalize_advantages: false, \
-                early_stop_imp_ratio: null}\n";
+    let told = "runner: {max_epochs: 1}\nalgorithm: \
+        {clip_ratio_low: 0.1, ratio_clip_eps: 0.3, normalize_advantages: false, early_stop_imp_ratio: null}\n";
     let (_, found) = import(told);
     assert_eq!((found.config.normalize_advantages, found.config.early_stop_imp_ratio), (false, None));
     assert_eq!(found.config.epsilon, 0.1, "the bound of its own wins, wherever it stands");
@@ -320,7 +320,8 @@ fn a_yaml_of_verl_means_what_its_overrides_mean() {
 #[test]
 fn texts_with_line_breaks_and_quotes_are_written_as_they_were() {
     let (_, found) = import(
-        "learning_rate: 1e-5\nsystem_prompt: \"Think first.\\nseed = 3\\nThen say \\\"done\\\".\"\nstop: [\"\\n\\n\", \"'''\"]\n",
+        "learning_rate: 1e-5\nsystem_prompt: \"Think first.\\nseed = 3\\nThen say \\\"done\\\".\"\nstop: \
+         [\"\\n\\n\", \"'''\"]\n",
     );
     assert_eq!(found.config.system_prompt.as_deref(), Some("Think first.\nseed = 3\nThen say \"done\"."));
     assert_eq!(found.config.stop, ["\n\n", "'''"]);
@@ -376,7 +377,8 @@ fn a_command_of_trl_with_its_files() {
         CUDA_VISIBLE_DEVICES=0,1 accelerate launch --config_file zero.yaml \\\n  --num_processes 2 \\\n  \
         trl grpo --config grpo.yaml --model_name_or_path \"$MODEL\" --learning-rate=$LR --max_steps -1 \\\n  \
         --reward_funcs think_format_reward my_lib.rewards.f --bf16 --no_shuffle_dataset \\\n  \
-        --reward_weights 1.0 0.5 --system_prompt 'Think first: it\"s 5' --log_completions false \"$@\" 2>&1 | tee log.txt\n";
+        --reward_weights 1.0 0.5 --system_prompt 'Think first: it\"s 5' --log_completions false \"$@\" 2>&1 | tee \
+        log.txt\n";
     let zero = "compute_environment: LOCAL_MACHINE\ndistributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 2}\n\
                 mixed_precision: 'no'\nnum_processes: 8\n";
     let grpo =
@@ -457,7 +459,8 @@ fn a_config_of_accelerate() {
 #[test]
 fn functions_of_trl_are_themselves_where_no_rule_has_their_figures() {
     let (_, found) = import(
-        "reward_model_name_or_path: 'my:model'\nreward_funcs: [reasoning_accuracy_reward, get_soft_overlong_punishment]\n",
+        "reward_model_name_or_path: 'my:model'\nreward_funcs: [reasoning_accuracy_reward, \
+         get_soft_overlong_punishment]\n",
     );
     let expected = [
         r"model:path=my\:model",

@@ -23,7 +23,8 @@ pub struct Translation {
     pub recounted: Vec<Recounted>,
     /// Keys without a counterpart, with the reason or the way.
     pub left_out: Vec<(String, String)>,
-    /// Those among `left_out` that have a counterpart, as (foreign key, option): only their values cannot be taken over.
+    /// Those among `left_out` that have a counterpart, as (foreign key, option): only their values cannot be taken
+    /// over.
     pub refused: Vec<(String, String)>,
     /// What is to be known of what was taken over.
     pub remarks: Vec<String>,
@@ -146,7 +147,8 @@ pub fn as_given(mut config: TrainConfig, overrides: &layers::Overrides) -> Train
 impl Translation {
     fn take(&mut self, overrides: &mut layers::Overrides, key: &str, option: &str, value: &Value) {
         let Some(text) = text(value) else {
-            // Nothing is not given: what another key gives stands, and so does a default of theirs, unless being absent is a value.
+            // Nothing is not given: what another key gives stands, and so does a default of theirs, unless being absent
+            // is a value.
             let given = self.mapped.iter().any(|(from, known)| !from.is_empty() && known == option);
             if !given && may_be_absent(option) {
                 overrides.retain(|(known, _)| known != option);
@@ -191,8 +193,8 @@ impl Translation {
         self.leave_out(key, reason);
     }
 
-    /// Converts what counts something else here, where an update and a generation batch are not the same. A default of theirs
-    /// that is ours too becomes another number as well, and is filled in.
+    /// Converts what counts something else here, where an update and a generation batch are not the same. A default of
+    /// theirs that is ours too becomes another number as well, and is filled in.
     fn recount(&mut self, overrides: &mut layers::Overrides, counts: &[(&'static str, Count)]) {
         let config = layers::load(None, overrides).expect("each option was accepted by itself");
         let per_step = config.updates_per_step();

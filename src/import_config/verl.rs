@@ -308,13 +308,14 @@ fn remarks(get: Lookup<'_>) -> Vec<String> {
     let functions = reward(get).map(|(functions, _)| functions).unwrap_or_default();
     if functions.iter().any(|function| function == OWN_FUNCTION) {
         list.push(format!(
-            "`{OWN_FUNCTION}` stands for verl's reward by the row's `data_source`: write that function (docs/importing.md), or name \
-             a rule in its place (`gsm8k`, `accuracy`), with --reward_funcs, which must name all of them"
+            "`{OWN_FUNCTION}` stands for verl's reward by the row's `data_source`: write that function \
+             (docs/importing.md), or name a rule in its place (`gsm8k`, `accuracy`), with --reward_funcs, which must \
+             name all of them"
         ));
     } else if functions.is_empty() {
         list.push(
-            "verl's reward goes by the row's `data_source`, which no option stands for: name the functions with --reward_funcs \
-             (`gsm8k` for GSM8K, `accuracy` for answers in \\boxed{})"
+            "verl's reward goes by the row's `data_source`, which no option stands for: name the functions with \
+             --reward_funcs (`gsm8k` for GSM8K, `accuracy` for answers in \\boxed{})"
                 .to_owned(),
         );
     }
@@ -345,16 +346,16 @@ fn refusals(get: Lookup<'_>) -> Vec<Refusal> {
         None if is_verl(get) => refuse(
             N,
             "num_generations",
-            "it is not given, and verl's default is 1 completion of each prompt, while an advantage by comparison needs at least \
-             2; add it to the file, or give the option: the batches, which count completions, are then those of n = 1"
+            "it is not given, and verl's default is 1 completion of each prompt, while an advantage by comparison \
+             needs at least 2; add it to the file, or give the option: the batches, which count completions, are then \
+             those of n = 1"
                 .to_owned(),
         ),
         Some(n) if n.as_u64().is_none() => {
             let unsaid = |key: &str| get(key).is_none_or(|size| size.is_number());
             let sizes = [(BATCH[0].0, "generation_batch_size"), (BATCH[1].0, "per_device_train_batch_size")];
             for (key, option) in sizes.into_iter().filter(|(key, _)| unsaid(key)) {
-                let reason =
-                    format!("it counts prompts of `{N}` completions each, and that number is not known here");
+                let reason = format!("it counts prompts of `{N}` completions each, and that number is not known here");
                 refuse(key, option, reason);
             }
         }
@@ -368,8 +369,8 @@ fn refusals(get: Lookup<'_>) -> Vec<Refusal> {
             "generation_batch_size",
             format!(
                 "0 is said to verl's fully asynchronous trainer, whose batch is `async_training.require_batches` times \
-                 `ppo_mini_batch_size` prompts of `n` completions; give --generation_batch_size {}, and --max_staleness for sampling \
-                 ahead",
+                 `ppo_mini_batch_size` prompts of `n` completions; give --generation_batch_size {}, and \
+                 --max_staleness for sampling ahead",
                 size.map_or_else(|| "with their product".to_owned(), |size| size.to_string())
             ),
         );
@@ -378,7 +379,8 @@ fn refusals(get: Lookup<'_>) -> Vec<Refusal> {
         refuse(
             "actor_rollout_ref.actor.use_kl_loss",
             "",
-            "there is one penalty, in the reward or in the loss, and `use_kl_in_reward` is switched on too; switch one of them off"
+            "there is one penalty, in the reward or in the loss, and `use_kl_in_reward` is switched on too; switch one \
+             of them off"
                 .to_owned(),
         );
     }
@@ -399,7 +401,8 @@ fn refusals(get: Lookup<'_>) -> Vec<Refusal> {
         refuse(
             key,
             "lora_target_modules",
-            "it is a regular expression, or names of Megatron; list the ends of the layers' names, as [\"q_proj\", \"v_proj\"]"
+            "it is a regular expression, or names of Megatron; list the ends of the layers' names, as \
+             [\"q_proj\", \"v_proj\"]"
                 .to_owned(),
         );
     }
@@ -423,7 +426,9 @@ fn refusals(get: Lookup<'_>) -> Vec<Refusal> {
         list.push((
             format!("{place}.enable"),
             "reward_funcs".to_owned(),
-            "its `len`, or the longest completion, is missing; name soft_overlong:max_completion_len=N:soft_punish_cache=N".to_owned(),
+            "its `len`, or the longest completion, is missing; name \
+             soft_overlong:max_completion_len=N:soft_punish_cache=N"
+                .to_owned(),
         ));
     }
     let least = get("actor_rollout_ref.actor.optim.min_lr_ratio").and_then(|ratio| ratio.as_f64()).unwrap_or(0.0);
@@ -432,8 +437,8 @@ fn refusals(get: Lookup<'_>) -> Vec<Refusal> {
             "actor_rollout_ref.actor.optim.min_lr_ratio".to_owned(),
             "lr_scheduler_kwargs".to_owned(),
             format!(
-                "name the schedule as `lr_scheduler_type` cosine_with_min_lr with `lr_scheduler_kwargs` {{ min_lr_rate = {least} }}; \
-                 verl's warm-up begins at that rate too, which `warmup_stable_decay` can have"
+                "name the schedule as `lr_scheduler_type` cosine_with_min_lr with `lr_scheduler_kwargs` {{ min_lr_rate \
+                 = {least} }}; verl's warm-up begins at that rate too, which `warmup_stable_decay` can have"
             ),
         ));
     }

@@ -27,7 +27,8 @@ pub fn write(path: &Path, lines: &[String]) -> Result<()> {
     atomic::write_with(path, |file| put(file)).with_context(|| path.display().to_string())
 }
 
-/// Rows of the datasets whose completions are compared in a round, as JSON lines: a seeded choice, another one each round.
+/// Rows of the datasets whose completions are compared in a round, as JSON lines: a seeded choice, another one each
+/// round.
 pub fn choose_prompts(config: &TrainConfig, count: usize, round: u32) -> Result<Vec<String>> {
     let mut rows = Vec::new();
     for path in config.dataset.iter() {

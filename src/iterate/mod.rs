@@ -18,7 +18,12 @@ use shared::{
     config::{TrainConfig, layers},
 };
 
-use crate::{output, signals, supervise::Outcome, tool, train};
+use crate::{
+    programs::tool,
+    supervise::Outcome,
+    terminal::{output, signals},
+    train,
+};
 use comparisons::Judged;
 
 /// Words of `tandem iterate`.
@@ -85,8 +90,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let mut config = layers::load_named(Some(&args.config), &overrides).map_err(train::explained)?;
     if config.beta == 0.0 {
         output::tell(
-            "warning: `beta` is 0, so there is no reference policy: the policy that a round begins with holds nothing back, \
-             unlike in iterative GRPO (DeepSeekMath has 0.04)",
+            "warning: `beta` is 0, so there is no reference policy: the policy that a round begins with holds nothing \
+             back, unlike in iterative GRPO (DeepSeekMath has 0.04)",
         );
     }
     let root = std::path::absolute(&config.output_dir)?;

@@ -1,14 +1,14 @@
 //! Command lines of the two tools that a round calls.
 //!
-//! Values and spellings come from the declaration of the options; which options a tool is given is said here, by name. The
-//! declaration does not know it: the flags are the tools' own, and that comparisons are sampled as in training, but with a
-//! seed of their own and without trace, is a decision of `tandem iterate`.
+//! Values and spellings come from the declaration of the options; which options a tool is given is said here, by name.
+//! The declaration does not know it: the flags are the tools' own, and that comparisons are sampled as in training, but
+//! with a seed of their own and without trace, is a decision of `tandem iterate`.
 
 use std::path::Path;
 
 use shared::config::TrainConfig;
 
-use crate::tool::Words;
+use crate::programs::tool::Words;
 
 /// Keeps the draws of the comparisons apart from those of the training steps.
 const SEEDS_OF_A_ROUND: u64 = 1_000_003;
@@ -102,10 +102,10 @@ mod tests {
 
     #[test]
     fn completions_are_sampled_for_comparison_as_they_are_in_training() {
-        let given = "--max_prompt_length=100 --reward_timeout=2.5 --num_generations=4 --max_completion_length=20 --temperature=0.5 \
-                     --top_p=0.75 --top_k=7 --min_p=0.125 --repetition_penalty=1.5 --rollout_device=cuda --rollout_kernels=stock \
-                     --rollout_dtype=int8 --kv_dtype=int8 --rollout_threads=3 --max_num_seqs=5 --max_num_batched_tokens=64 \
-                     --max_model_len=80 --speculative_tokens=2 --seed=1";
+        let given = "--max_prompt_length=100 --reward_timeout=2.5 --num_generations=4 --max_completion_length=20 \
+            --temperature=0.5 --top_p=0.75 --top_k=7 --min_p=0.125 --repetition_penalty=1.5 --rollout_device=cuda \
+            --rollout_kernels=stock --rollout_dtype=int8 --kv_dtype=int8 --rollout_threads=3 --max_num_seqs=5 \
+            --max_num_batched_tokens=64 --max_model_len=80 --speculative_tokens=2 --seed=1";
         let mut config = config(given);
         config.stop = vec!["--".into(), "\n\n".into()];
         config.system_prompt = Some("- Be brief".into());

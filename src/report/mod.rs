@@ -11,7 +11,7 @@ use std::{path::PathBuf, process::ExitCode};
 use anyhow::{Result, bail};
 use shared::{RunDir, atomic};
 
-use crate::{output, view::found};
+use crate::{terminal::output, view::found};
 
 /// Flags of `tandem report`.
 #[derive(Debug, clap::Args)]

@@ -8,7 +8,8 @@ use crate::view::assets::{SCRIPTS, STYLES};
 
 /// The whole report as one HTML text.
 ///
-/// Its scripts and styles are the only ones that a browser takes, whatever the data hold: they are known by their hashes.
+/// Its scripts and styles are the only ones that a browser takes, whatever the data hold: they are known by their
+/// hashes.
 pub fn render(data: &Held) -> String {
     let scripts = SCRIPTS.map(|asset| asset.text).concat();
     let styles = STYLES.map(|asset| asset.text).concat();
@@ -25,7 +26,8 @@ pub fn render(data: &Held) -> String {
          <title>{title} · Tandem</title><style>{styles}</style></head>\n<body>\
          <noscript><p>This page is drawn by its scripts, which this browser does not run.</p></noscript>\
          <div id=\"page\"></div><footer><p>Written by tandem {version}.</p></footer>\n\
-         <script type=\"application/json\" id=\"tandem-data\">{json}</script>\n<script>{scripts}</script></body></html>\n",
+         <script type=\"application/json\" \
+         id=\"tandem-data\">{json}</script>\n<script>{scripts}</script></body></html>\n",
         title = escape(data.name()),
         version = env!("CARGO_PKG_VERSION"),
     )

@@ -1,7 +1,7 @@
 //! `report_to`: tells trackers of experiments what a run measures.
 //!
-//! The trackers' packages are in Python, and so is what speaks to them: a program of its own beside the run, which follows the
-//! files that the run writes anyhow. The run does not wait for it, and goes on without it if it fails.
+//! The trackers' packages are in Python, and so is what speaks to them: a program of its own beside the run, which
+//! follows the files that the run writes anyhow. The run does not wait for it, and goes on without it if it fails.
 
 use std::{
     fs,
@@ -17,7 +17,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use shared::{RunDir, config::TrainConfig};
 use shared_bounds::OneLine;
 
-use crate::output;
+use crate::terminal::output;
 
 const FOLLOW: &str = include_str!("follow.py");
 /// Name of its log.

@@ -1,4 +1,5 @@
-//! Faults on purpose: after a step, the processes are killed or stopped as a seed says, to see that the run survives it.
+//! Faults on purpose: after a step, the processes are killed or stopped as a seed says, to see that the run survives
+//! it.
 
 use std::{str::FromStr, time::Duration};
 

@@ -1,5 +1,5 @@
-//! Logs with a bound. The processes write to their log themselves, and reward commands with them, so a log that has grown is
-//! copied and cut: whoever has it open to append goes on at its beginning.
+//! Logs with a bound. The processes write to their log themselves, and reward commands with them, so a log that has
+//! grown is copied and cut: whoever has it open to append goes on at its beginning.
 
 use std::{
     fs, io,
@@ -13,8 +13,8 @@ const FULL: u64 = 16 << 20;
 /// Older parts that are kept, `learner.log.1` being the newest.
 const KEPT: u32 = 3;
 
-/// Turns a log over if it is full. Returns whether it was and could not be copied, since the disk is full as well: what stood
-/// there is then lost.
+/// Turns a log over if it is full. Returns whether it was and could not be copied, since the disk is full as well: what
+/// stood there is then lost.
 ///
 /// # Errors
 /// When the log cannot be cut.

@@ -15,8 +15,6 @@
 
 mod chaos;
 mod logs;
-mod process;
-mod pulse;
 #[cfg(test)]
 mod tests;
 
@@ -35,10 +33,9 @@ use shared::{
     memory::Shortage,
 };
 
+use crate::programs::{Process, Spec, Verdict, describe};
 pub use chaos::Chaos;
 use chaos::Deed;
-pub use process::{Process, Spec, describe};
-use pulse::Verdict;
 
 /// How the run ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -310,8 +307,8 @@ impl Pair<'_> {
         Ok(())
     }
 
-    /// Waits for the sampler after the learner's end, first patiently, then after SIGTERM, then after SIGKILL. Who asks for
-    /// the end need not wait.
+    /// Waits for the sampler after the learner's end, first patiently, then after SIGTERM, then after SIGKILL. Who asks
+    /// for the end need not wait.
     fn bid_farewell(&mut self, patience: Duration) -> Result<()> {
         let who = self.sampler.spec.who();
         let begin = Instant::now();
@@ -565,8 +562,8 @@ impl Member {
         self.for_fun && status.signal() == Some(libc::SIGKILL) || self.had_full_disk && self.ended_for.is_none()
     }
 
-    /// What a process gave as the reason of its end: its last `error:` line, else its last line, else its status. One that was
-    /// killed from here has nothing to say about that.
+    /// What a process gave as the reason of its end: its last `error:` line, else its last line, else its status. One
+    /// that was killed from here has nothing to say about that.
     fn error_line(&self, lines: &[String], status: ExitStatus) -> String {
         let said =
             lines.iter().rev().find_map(|line| line.strip_prefix("error: ")).or(lines.last().map(String::as_str));

@@ -231,7 +231,8 @@ fn a_log_that_was_moved_away_is_named_where_it_is_and_read_there() {
 #[test]
 fn an_interrupt_ends_the_learner_first_and_the_sampler_after_it() {
     let dir = tempfile::tempdir().unwrap();
-    let learner = "trap 'sleep 0.2; echo learner >> order; touch done; exit 143' TERM; touch interrupt1; while :; do sleep 0.02; done";
+    let learner = "trap 'sleep 0.2; echo learner >> order; touch done; exit 143' TERM; touch interrupt1; while :; do \
+        sleep 0.02; done";
     let sampler = format!("trap 'echo terminated >> order' TERM; {UNTIL_DONE}; sleep 0.1; echo sampler >> order");
     let (outcome, watch) = pair(dir.path(), learner, &sampler);
     assert_eq!(outcome.unwrap(), Outcome::Interrupted);

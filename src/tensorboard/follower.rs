@@ -12,7 +12,7 @@ use super::{
     histogram,
     proto::Value,
 };
-use crate::{
+use crate::records::{
     samples::{self, MOST_AWAITED, Sample},
     tail::{KEPT, Tail, step_of},
 };
@@ -51,8 +51,8 @@ pub struct Follower {
 }
 
 impl Follower {
-    /// Follows a run that has made `steps` steps and is to make `total`. What the last launcher has missed, since it was
-    /// killed, is made up for.
+    /// Follows a run that has made `steps` steps and is to make `total`. What the last launcher has missed, since it
+    /// was killed, is made up for.
     ///
     /// # Errors
     /// Any error of the file system.
@@ -153,8 +153,8 @@ impl Follower {
         self.add_evaluations(evaluations)
     }
 
-    /// The last step whose events still hold: a learner that is restarted from a checkpoint, or from the beginning, cuts records
-    /// off, and may have made others of the same steps by now.
+    /// The last step whose events still hold: a learner that is restarted from a checkpoint, or from the beginning,
+    /// cuts records off, and may have made others of the same steps by now.
     fn kept(&self, newest: &[MetricRecord]) -> u64 {
         let is_new = |record: &&MetricRecord| !self.shown.iter().any(|shown| shown == *record);
         let made_again = newest.iter().find(is_new).map(|record| step_of(record).saturating_sub(1));
@@ -274,7 +274,8 @@ mod tests {
         fn complete(&self, step: u64) {
             let line = |reward: f64| {
                 format!(
-                    "{{\"prompt\":\"<b>\\n# p\",\"completion\":\"c{step}\",\"rewards\":{{\"f\":{reward}}},\"reward\":{reward},\"tokens\":7}}\n"
+                    "{{\"prompt\":\"<b>\\n# \
+                     p\",\"completion\":\"c{step}\",\"rewards\":{{\"f\":{reward}}},\"reward\":{reward},\"tokens\":7}}\n"
                 )
             };
             fs::write(self.dir.step_completions(step), line(0.0) + &line(1.0) + "{\"torn").unwrap();

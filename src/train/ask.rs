@@ -17,12 +17,15 @@ use shared::{
     pace::Pace,
 };
 
-use crate::{binaries, output, signals, supervise::describe};
+use crate::{
+    programs::{binaries, describe},
+    terminal::{output, signals},
+};
 
 const POLL: Duration = Duration::from_millis(5);
 
-/// Runs a command of `rollout` that reads a configuration from stdin and answers with JSON on stdout. What it says on stderr is
-/// told, and `purpose` where it takes long.
+/// Runs a command of `rollout` that reads a configuration from stdin and answers with JSON on stdout. What it says on
+/// stderr is told, and `purpose` where it takes long.
 ///
 /// # Errors
 /// The command's own, an answer that is none, or a wish to end.

@@ -32,8 +32,8 @@ impl Datasets {
         datasets
     }
 
-    /// Reads one and returns the number of its rows; an empty path is the business of who looks at the options, and a name
-    /// that is still one stands beside what is wrong with them.
+    /// Reads one and returns the number of its rows; an empty path is the business of who looks at the options, and a
+    /// name that is still one stands beside what is wrong with them.
     fn add(&mut self, option: &str, path: &Path, part: Part<'_>, columns: &Columns) -> Result<u64> {
         if path.as_os_str().is_empty() || hub_name(path).is_some() {
             return Ok(0);

@@ -25,7 +25,10 @@ use shared::{
 };
 
 use super::session::Session;
-use crate::{output, signals, tensorboard};
+use crate::{
+    tensorboard,
+    terminal::{output, signals},
+};
 
 /// A run directory that belongs to this launcher until it is dropped.
 #[derive(Debug)]
@@ -50,8 +53,8 @@ impl OwnedRun {
     }
 }
 
-/// Creates (or takes up again) the run directory of a resolved configuration. A run that is gone on with stays what it was until
-/// its first step is made ([`shared::session`]); a new one has its `config.toml` from now on.
+/// Creates (or takes up again) the run directory of a resolved configuration. A run that is gone on with stays what it
+/// was until its first step is made ([`shared::session`]); a new one has its `config.toml` from now on.
 pub fn prepare(config: &TrainConfig) -> Result<OwnedRun> {
     let dir = RunDir::new(&config.output_dir);
     // What is refused stays untouched.
@@ -81,8 +84,8 @@ pub fn prepare(config: &TrainConfig) -> Result<OwnedRun> {
     Ok(OwnedRun { dir, id, session: Session::new(&text)?, id_before, _lock: lock })
 }
 
-/// Gives the run a new id, by which its two processes know each other and nobody else: those of the start before may still be
-/// dying. What they left in shared memory is found by the old one.
+/// Gives the run a new id, by which its two processes know each other and nobody else: those of the start before may
+/// still be dying. What they left in shared memory is found by the old one.
 fn begin(dir: &RunDir) -> Result<RunId> {
     if let Err(error) = remove_leftovers(dir) {
         output::tell(format_args!("warning: an earlier start of this run may have left shared memory behind: {error}"));
@@ -92,8 +95,8 @@ fn begin(dir: &RunDir) -> Result<RunId> {
     Ok(id)
 }
 
-/// Checks that the run directory can be used, and that a checkpoint to go on from is one of `model`, and gives that checkpoint;
-/// touches nothing.
+/// Checks that the run directory can be used, and that a checkpoint to go on from is one of `model`, and gives that
+/// checkpoint; touches nothing.
 ///
 /// # Errors
 /// What is in the way.
@@ -160,7 +163,8 @@ enum Start {
     Branch(PathBuf, u64),
 }
 
-/// How a run starts. Where it cannot, that somebody is at work in its directory is the reason, whatever else is in the way.
+/// How a run starts. Where it cannot, that somebody is at work in its directory is the reason, whatever else is in the
+/// way.
 fn start_of(config: &TrainConfig, dir: &RunDir) -> Result<Start> {
     start_if_free(config, dir).map_err(|error| at_work(&dir.lock(), dir.root()).map_or(error, |words| anyhow!(words)))
 }
@@ -174,12 +178,12 @@ fn start_if_free(config: &TrainConfig, dir: &RunDir) -> Result<Start> {
         }
         match checkpoints.last() {
             Some(step) => bail!(
-                "`output_dir` {root} already holds a run (checkpoint-{step}): add --resume_from_checkpoint latest to go \
-                 on with it, or choose another folder"
+                "`output_dir` {root} already holds a run (checkpoint-{step}): add --resume_from_checkpoint latest to \
+                 go on with it, or choose another folder"
             ),
             None if fs::metadata(dir.metrics()).is_ok() => bail!(
-                "`output_dir` {root} holds the records of a run without a checkpoint, which cannot be gone on with: choose \
-                 another folder, or move this one away"
+                "`output_dir` {root} holds the records of a run without a checkpoint, which cannot be gone on with: \
+                 choose another folder, or move this one away"
             ),
             None => bail!("`output_dir` {root} is not empty (it has {}): choose another folder", content(dir.root())),
         }
@@ -334,7 +338,8 @@ fn in_words(lock: &Path, folder: &Path) -> String {
     let holders = holders(lock);
     let end = holders.first().map_or_else(|| "end it".to_owned(), |first| format!("end it (kill {})", first.id));
     format!(
-        "`output_dir` {}: another `tandem` is still at work there{}; wait until it is done, {end}, or choose another folder",
+        "`output_dir` {}: another `tandem` is still at work there{}; wait until it is done, {end}, or choose another \
+         folder",
         folder.display(),
         named(&holders)
     )
@@ -348,8 +353,8 @@ struct Holder {
     age: u64,
 }
 
-/// The processes that have a file open, the oldest first. Whoever took a lock may have ended and left it to its children, so
-/// the system's list of locks does not say this.
+/// The processes that have a file open, the oldest first. Whoever took a lock may have ended and left it to its
+/// children, so the system's list of locks does not say this.
 fn holders(path: &Path) -> Vec<Holder> {
     let Ok(path) = fs::canonicalize(path) else { return Vec::new() };
     let entries = |folder: &Path| fs::read_dir(folder).into_iter().flatten().flatten();
@@ -396,8 +401,8 @@ pub fn remove(dir: &RunDir) -> Result<()> {
     fs::remove_dir_all(dir.root()).with_context(|| dir.root().display().to_string())
 }
 
-/// Whether an earlier run in this directory can be gone on with. What is left of one without a checkpoint is removed, once
-/// nobody is at work in it: a learner that outlived its launcher still writes a checkpoint.
+/// Whether an earlier run in this directory can be gone on with. What is left of one without a checkpoint is removed,
+/// once nobody is at work in it: a learner that outlived its launcher still writes a checkpoint.
 ///
 /// # Errors
 /// When the processes of the run do not end, or the directory cannot be removed.

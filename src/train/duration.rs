@@ -7,8 +7,8 @@ use shared::{
     config::{Device, TrainConfig},
 };
 
-/// Operations per second that a core may do in products of matrices, by what it can do at once: little of it in small or narrow
-/// products, much in large ones.
+/// Operations per second that a core may do in products of matrices, by what it can do at once: little of it in small
+/// or narrow products, much in large ones.
 const CORE_WIDE: Range<f64> = 20e9..50e9;
 const CORE_NARROW: Range<f64> = 4e9..12e9;
 /// The same of a GPU.
@@ -23,7 +23,8 @@ const PROMPT: Range<f64> = 10.0..128.0;
 const STEP: Range<f64> = 5e-3..0.05;
 const TURN: Range<f64> = 2e-4..2e-3;
 
-/// Seconds that a run takes, at least and at most as far as can be told. Reward functions and evaluations are not in it.
+/// Seconds that a run takes, at least and at most as far as can be told. Reward functions and evaluations are not in
+/// it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Estimate {
     steps: u64,
@@ -84,8 +85,8 @@ impl fmt::Display for Estimate {
         let steps = super::steps_in_words(self.steps);
         write!(
             f,
-            "time {} to {} for {steps}: a rough estimate from the sizes, without rewards and evaluations; the first steps say it \
-             better",
+            "time {} to {} for {steps}: a rough estimate from the sizes, without rewards and evaluations; the first \
+             steps say it better",
             words(quick),
             words(slow)
         )

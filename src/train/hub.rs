@@ -4,10 +4,10 @@ use anyhow::Result;
 use shared::config::TrainConfig;
 use shared_hub::{Hub, Settings};
 
-use crate::{output, signals};
+use crate::terminal::{output, signals};
 
-/// Downloads what a configuration names, puts the folders in the place of the names, and says so in a line for each. Commits stay
-/// as the resolved configuration `before` has them. Nothing is asked for while the options are wrong.
+/// Downloads what a configuration names, puts the folders in the place of the names, and says so in a line for each.
+/// Commits stay as the resolved configuration `before` has them. Nothing is asked for while the options are wrong.
 ///
 /// # Errors
 /// A name that cannot be used, with its option.

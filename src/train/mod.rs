@@ -37,11 +37,16 @@ use shared::{
 };
 
 use crate::{
-    binaries, doctor, output, report,
+    doctor,
+    programs::{Spec, binaries},
+    records::summary,
+    report,
     report_to::Reporter,
-    signals::{self, Interrupted},
-    summary,
-    supervise::{self, Chaos, Limits, Outcome, Spec, Watch},
+    supervise::{self, Chaos, Limits, Outcome, Watch},
+    terminal::{
+        output,
+        signals::{self, Interrupted},
+    },
 };
 
 use directory::OwnedRun;

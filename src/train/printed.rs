@@ -5,7 +5,7 @@ use shared_bounds::Shown;
 use unicode_width::UnicodeWidthChar;
 
 use super::progress::short;
-use crate::samples::{self, MOST_AWAITED, Sample};
+use crate::records::samples::{self, MOST_AWAITED, Sample};
 
 /// Columns of the narrowest terminal that a line is to fit.
 const COLUMNS: usize = 80;

@@ -25,11 +25,14 @@ use unicode_width::UnicodeWidthStr;
 
 use super::{directory::OwnedRun, printed::Printed, steps_in_words, workers::Workers};
 use crate::{
-    notices::Board,
-    output, signals, summary,
+    records::{
+        notices::Board,
+        summary,
+        tail::{Tail, step_of},
+    },
     supervise::Watch,
-    tail::{Tail, step_of},
     tensorboard::Follower,
+    terminal::{output, signals},
 };
 
 /// Follows the metrics and shows them.
@@ -112,8 +115,8 @@ impl Progress {
         self.tail.steps()
     }
 
-    /// One line on what begins: a new run, or one that goes on from the checkpoint of a step, behind which there may be records
-    /// of steps that are made again.
+    /// One line on what begins: a new run, or one that goes on from the checkpoint of a step, behind which there may be
+    /// records of steps that are made again.
     pub fn announce(&mut self, config: &TrainConfig, from: Option<u64>) {
         self.say(&announcement(config, from));
     }

@@ -6,8 +6,8 @@ use shared::config::TrainConfig;
 
 use super::ask::ask;
 
-/// Has `rollout check-rewards` try the functions of a run: what is odd about them is told, and what cannot work is refused. An
-/// entry that names only the file of a Python function gets the function's name, which metrics go by.
+/// Has `rollout check-rewards` try the functions of a run: what is odd about them is told, and what cannot work is
+/// refused. An entry that names only the file of a Python function gets the function's name, which metrics go by.
 ///
 /// # Errors
 /// A function that cannot work, a dataset or tokenizer that cannot be used, or a wish to end.

@@ -17,8 +17,8 @@ use super::{data::Datasets, directory, disk::DiskPlan, problems::Problems};
 use crate::{
     doctor,
     import_config::{self, Imported},
-    output,
     supervise::Chaos,
+    terminal::output,
 };
 
 /// The words after `tandem train`, sorted.
@@ -50,8 +50,8 @@ impl CommandLine {
         })
     }
 
-    /// The configuration that the words name. A checkpoint is a path unless it is `latest`, so that the loader leaves it as
-    /// it stands; in the file it is relative to the file's folder, as all paths there.
+    /// The configuration that the words name. A checkpoint is a path unless it is `latest`, so that the loader leaves
+    /// it as it stands; in the file it is relative to the file's folder, as all paths there.
     pub fn config(&self) -> Result<TrainConfig> {
         if let Some(file) = self.file.as_deref().filter(|file| import_config::is_foreign(file)) {
             return self.imported(file);
@@ -85,8 +85,8 @@ impl CommandLine {
         Ok(config)
     }
 
-    /// The configuration of another system, as `tandem import-config` translates it, with an account of it. Its paths stay
-    /// relative to the working directory, as they are there.
+    /// The configuration of another system, as `tandem import-config` translates it, with an account of it. Its paths
+    /// stay relative to the working directory, as they are there.
     fn imported(&self, file: &Path) -> Result<TrainConfig> {
         let imported = Imported::read(file, None)?;
         output::tell(imported.account().trim_end());
@@ -108,8 +108,8 @@ fn without_steps(overrides: layers::Overrides) -> Result<layers::Overrides> {
 /// Words for the newest checkpoint; the second one is TRL's.
 const NEWEST: [&str; 3] = ["latest", "true", "True"];
 
-/// Takes a checkpoint that is named without its folder, as `checkpoint-50` or `50`, for one of the run's own, where it is no path by
-/// itself.
+/// Takes a checkpoint that is named without its folder, as `checkpoint-50` or `50`, for one of the run's own, where it
+/// is no path by itself.
 fn find_checkpoint(config: &mut TrainConfig) {
     let Some(wanted) = &mut config.resume_from_checkpoint else { return };
     if NEWEST.contains(&wanted.as_str()) {
@@ -174,8 +174,8 @@ pub struct Resolved {
     pub checkpoint: Option<PathBuf>,
 }
 
-/// Fills in what depends on data and machine (steps, threads, the learner's token budget), makes paths absolute and checks
-/// that what the configuration names is there, fits together and fits into memory.
+/// Fills in what depends on data and machine (steps, threads, the learner's token budget), makes paths absolute and
+/// checks that what the configuration names is there, fits together and fits into memory.
 ///
 /// # Errors
 /// Everything that is wrong.
@@ -394,7 +394,8 @@ mod tests {
         }
     }
 
-    /// A path that both processes read from the run directory's config.toml means the same there only if it is absolute.
+    /// A path that both processes read from the run directory's config.toml means the same there only if it is
+    /// absolute.
     #[test]
     fn every_option_that_is_a_path_is_made_absolute() {
         let dir = tempfile::tempdir().unwrap();

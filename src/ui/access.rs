@@ -1,8 +1,8 @@
 //! Who may see the page.
 //!
-//! On this machine alone, whoever can connect; but a page of somebody else's, open in the same browser, must not read ours
-//! through a name of its own that leads here (DNS rebinding), so only names of this machine are answered to. Beyond it, whoever has
-//! the token.
+//! On this machine alone, whoever can connect; but a page of somebody else's, open in the same browser, must not read
+//! ours through a name of its own that leads here (DNS rebinding), so only names of this machine are answered to.
+//! Beyond it, whoever has the token.
 
 use std::{
     fs::{self, File},

@@ -136,7 +136,8 @@ async fn step(State(shared): State<Arc<Shared>>, Path((id, step)): Path<(usize, 
     });
     let (found, removed) = found.await?.0;
     found.map(Json).ok_or(Failure::NotFound(if removed {
-        "the completions of this step were removed, since the run's records had reached their limit (`records_size_limit`)"
+        "the completions of this step were removed, since the run's records had reached their limit \
+         (`records_size_limit`)"
     } else {
         "the completions of this step are not kept (`log_completions`)"
     }))

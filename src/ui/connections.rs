@@ -50,8 +50,8 @@ impl Connection {
     }
 }
 
-/// Answers with `app` for ever. Where all places are taken, the oldest connection without a request makes room, else the
-/// oldest: the page stays within reach, whoever else holds connections open, and a browser comes back by itself.
+/// Answers with `app` for ever. Where all places are taken, the oldest connection without a request makes room, else
+/// the oldest: the page stays within reach, whoever else holds connections open, and a browser comes back by itself.
 pub async fn serve(listener: TcpListener, app: Router, patience: Duration) -> Infallible {
     let most = most(getrlimit(Resource::Nofile).current);
     let mut open: VecDeque<(Connection, AbortHandle)> = VecDeque::new();

@@ -1,7 +1,7 @@
 //! `tandem ui`: a page about one or several runs that follows them as they go on.
 //!
-//! The page is served from the binary alone and reads the files that a run writes anyhow, so the pair neither knows of it nor
-//! waits for it.
+//! The page is served from the binary alone and reads the files that a run writes anyhow, so the pair neither knows of
+//! it nor waits for it.
 
 mod access;
 mod api;
@@ -17,7 +17,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use crate::{output, view::found};
+use crate::{terminal::output, view::found};
 use access::Access;
 use server::Shared;
 
@@ -53,7 +53,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     if found.iter().all(|count| *count == 0) {
         let looked: Vec<_> = args.run_dirs.iter().map(|path| path.display().to_string()).collect();
         output::tell(format_args!(
-            "warning: there is no run in {} yet: a run's folder is the output_dir of its configuration; the page shows runs as they come",
+            "warning: there is no run in {} yet: a run's folder is the output_dir of its configuration; the page shows \
+             runs as they come",
             looked.join(", ")
         ));
     }

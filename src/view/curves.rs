@@ -117,7 +117,7 @@ impl Curves {
 
     fn add(&mut self, record: &MetricRecord) {
         let known = self.step.len();
-        self.step.push(crate::tail::step_of(record));
+        self.step.push(crate::records::tail::step_of(record));
         for (key, value) in record.values() {
             let Some(value) = value.as_f64() else { continue };
             if let Some(column) = self.columns.get_mut(key) {

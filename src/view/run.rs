@@ -19,7 +19,7 @@ use shared::{
     records,
 };
 
-use crate::tail::Tail;
+use crate::records::tail::Tail;
 
 /// How long after its last sign of life a run counts as running, where the system does not tell.
 const FRESH: Duration = Duration::from_secs(60);

@@ -1,4 +1,5 @@
-//! Chromium, driven through its DevTools protocol: what a page shows, and what it does when it is clicked, touched or typed at.
+//! Chromium, driven through its DevTools protocol: what a page shows, and what it does when it is clicked, touched or
+//! typed at.
 
 use std::{
     env, fs,
@@ -151,7 +152,8 @@ impl Browser {
         self.wait_for(&format!("document.querySelector({})", json!(selector)));
         let at = self.eval(&format!(
             "(() => {{ const element = document.querySelector({}); element.scrollIntoView({{ block: 'center' }}); \
-             const box = element.getBoundingClientRect(); return [box.x + box.width / 2, box.y + box.height / 2]; }})()",
+             const box = element.getBoundingClientRect(); return [box.x + box.width / 2, box.y + box.height / 2]; \
+             }})()",
             json!(selector)
         ));
         (at[0].as_f64().expect("a place"), at[1].as_f64().expect("a place"))

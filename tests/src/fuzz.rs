@@ -14,8 +14,8 @@ use shared::rng::Stream;
 /// Environment variable: seconds for each parser.
 pub const SECONDS: &str = "TANDEM_FUZZ_SECONDS";
 
-/// Environment variable: which inputs are tried. They are always the same without it: who changes something else is not to be
-/// held up by what others have overlooked.
+/// Environment variable: which inputs are tried. They are always the same without it: who changes something else is not
+/// to be held up by what others have overlooked.
 pub const SEED: &str = "TANDEM_FUZZ_SEED";
 
 /// Without [`SECONDS`].
@@ -27,8 +27,8 @@ pub const MOST_MEMORY: u64 = 8 << 30;
 /// Longest input that grows.
 const LONGEST: usize = 1 << 16;
 
-/// Runs `parse` on the seeds and on what becomes of them. An input that makes it panic, takes too long, or takes too much memory
-/// (where [`Metered`](shared_bounds::Metered) is the allocator) is kept in a file that the message names.
+/// Runs `parse` on the seeds and on what becomes of them. An input that makes it panic, takes too long, or takes too
+/// much memory (where [`Metered`](shared_bounds::Metered) is the allocator) is kept in a file that the message names.
 ///
 /// # Panics
 /// When such an input is found.

@@ -41,8 +41,8 @@ pub struct Faults {
     pub longer: u64,
     /// Answers nobody.
     pub down: bool,
-    /// Answers every request, for a file or not, with a redirect to there, with the path in the place of `{path}`; one with
-    /// the query `there` is answered as ever.
+    /// Answers every request, for a file or not, with a redirect to there, with the path in the place of `{path}`; one
+    /// with the query `there` is answered as ever.
     pub redirect: Option<String>,
 }
 

@@ -1,5 +1,5 @@
-//! Hosts as network namespaces of this machine, each at the end of a line of its own: what the kernel's own TCP makes of a narrow
-//! line that loses packets and is pulled out.
+//! Hosts as network namespaces of this machine, each at the end of a line of its own: what the kernel's own TCP makes
+//! of a narrow line that loses packets and is pulled out.
 
 use std::{
     fs,
@@ -72,8 +72,8 @@ impl Host {
         is_well(command.args(line))
     }
 
-    /// Makes the line narrow: so many kbit go each way in a second, and of what does not fit into a few packets of queue the rest is
-    /// lost.
+    /// Makes the line narrow: so many kbit go each way in a second, and of what does not fit into a few packets of
+    /// queue the rest is lost.
     ///
     /// # Panics
     /// When the kernel has no token buckets.

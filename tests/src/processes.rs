@@ -11,8 +11,8 @@ use std::{
 /// How long processes may take to begin or to be gone.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The numbers of processes that have a path in their command lines, which begin with `program`. In that of a program of a
-/// reward function it also stands for those that contain it, whose command lines begin otherwise.
+/// The numbers of processes that have a path in their command lines, which begin with `program`. In that of a program
+/// of a reward function it also stands for those that contain it, whose command lines begin otherwise.
 #[must_use]
 pub fn with(program: &str, path: &Path) -> Vec<u32> {
     let path = path.as_os_str().as_encoded_bytes();

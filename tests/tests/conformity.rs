@@ -1,5 +1,5 @@
-//! The conformity gate through the real programs: what is damaged on its way from the learner to the sampler is refused and
-//! published again, and the run is the one that it would have been.
+//! The conformity gate through the real programs: what is damaged on its way from the learner to the sampler is refused
+//! and published again, and the run is the one that it would have been.
 
 use std::{
     fs::{self, OpenOptions},
@@ -34,7 +34,8 @@ impl Deref for Bench {
 }
 
 impl Bench {
-    /// With a learner that takes longer than the sampler: that is stopped while it waits for a version, most of the time.
+    /// With a learner that takes longer than the sampler: that is stopped while it waits for a version, most of the
+    /// time.
     fn new() -> Self {
         Self(bench::Bench::new(&format!(
             "dataset = \"prompts.jsonl\"\nmax_steps = {STEPS}\nnum_generations = 4\ngeneration_batch_size = 16\n\

@@ -1,5 +1,5 @@
-//! `deploy/` and docs/fleet.md, as far as that is possible without a cluster: scripts are run with stand-ins for Slurm's commands,
-//! manifests are held against what their formats have, and every command line against the programs.
+//! `deploy/` and docs/fleet.md, as far as that is possible without a cluster: scripts are run with stand-ins for
+//! Slurm's commands, manifests are held against what their formats have, and every command line against the programs.
 
 #[path = "deploy/commands.rs"]
 mod commands;
@@ -329,7 +329,8 @@ fn manifests_fit_together() {
         let volumes: BTreeSet<String> = pod["volumes"].as_array().unwrap().iter().map(|v| name(&v["name"])).collect();
         let mounts = container["volumeMounts"].as_array().unwrap();
         assert_eq!(mounts.iter().map(|mount| name(&mount["name"])).collect::<BTreeSet<_>>(), volumes);
-        // Files that a command names lie in what is mounted, and secrets are made by the guide with those files in them.
+        // Files that a command names lie in what is mounted, and secrets are made by the guide with those files in
+        // them.
         for volume in pod["volumes"].as_array().unwrap().iter().filter(|volume| volume["secret"].is_object()) {
             let secret = name(&volume["secret"]["secretName"]);
             let made =

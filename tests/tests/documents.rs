@@ -113,7 +113,8 @@ fn the_page_of_methods_is_what_the_code_says() {
     assert!(!stale, "docs/losses.md is stale: run `cargo xtask docs` and commit the page");
 }
 
-/// TRL counts optimiser updates where we count generation batches; who comes from there reads it at the option and on the page.
+/// TRL counts optimiser updates where we count generation batches; who comes from there reads it at the option and on
+/// the page.
 #[test]
 fn what_is_counted_otherwise_than_in_trl_is_said() {
     let page = document("docs/from-trl.md");

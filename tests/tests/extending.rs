@@ -22,8 +22,8 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
 }
 
-/// Crates of the workspace. The patched ones are compiled without optimisation, which is soon done, over dependencies that are
-/// already there.
+/// Crates of the workspace. The patched ones are compiled without optimisation, which is soon done, over dependencies
+/// that are already there.
 fn crates() -> Vec<String> {
     let manifest = |folder: &str| -> toml::Table {
         fs::read_to_string(root().join(folder).join("Cargo.toml")).unwrap().parse().unwrap()
@@ -63,8 +63,8 @@ fn patched(place: &Path) -> PathBuf {
     tree
 }
 
-/// Builds the programs of the copy, and returns the folder that they are in. What was compiled of other people's crates comes
-/// from the folder of this test.
+/// Builds the programs of the copy, and returns the folder that they are in. What was compiled of other people's crates
+/// comes from the folder of this test.
 fn built(place: &Path, tree: &Path) -> PathBuf {
     let own = std::env::current_exe().unwrap();
     let profile = own.ancestors().nth(2).unwrap();
@@ -145,7 +145,8 @@ fn the_example_loss_of_the_page_is_added_in_four_files_and_trains() {
         assert!(records.iter().all(|record| number(record, "grad_norm") > 0.0), "nothing is trained: {records:?}");
         records.iter().map(|record| number(record, "topr/capped_frac")).collect()
     };
-    // With one update a step every ratio is 1. A lower cap then counts each token with a negative advantage, a higher one none.
+    // With one update a step every ratio is 1. A lower cap then counts each token with a negative advantage, a higher
+    // one none.
     let (low, high) = (capped("0.9"), capped("1.5"));
     assert!(low.iter().all(|&share| share > 0.0 && share < 1.0), "{low:?}");
     assert_eq!(high, [0.0; 3]);

@@ -1,5 +1,5 @@
-//! Every family of models through the whole pair: random weights, steps in which both sides agree, a checkpoint that opens,
-//! and a run that goes on from one as if it had not ended.
+//! Every family of models through the whole pair: random weights, steps in which both sides agree, a checkpoint that
+//! opens, and a run that goes on from one as if it had not ended.
 
 use std::{fs, path::Path};
 
@@ -37,7 +37,8 @@ fn every_family_trains_with_both_sides_in_agreement_and_resumes() {
         prepare(&family, dir.path());
         let config = |steps: usize| {
             format!(
-                "model = {:?}\ndataset = {:?}\nreward_funcs = [\"repetition_penalty:ngram_size=1\"]\nmax_steps = {steps}\nsave_steps = 2\n\
+                "model = {:?}\ndataset = {:?}\nreward_funcs = [\"repetition_penalty:ngram_size=1\"]\nmax_steps = \
+                 {steps}\nsave_steps = 2\n\
                  num_generations = 4\ngeneration_batch_size = 8\nmax_completion_length = 24\nlearning_rate = 1e-3\n\
                  lr_scheduler_type = \"constant\"\nbeta = 0.01\n",
                 dir.path().join("model"),

@@ -1,4 +1,5 @@
-//! Many faults in one run with workers: whatever becomes of workers, lines and learner, the weights are those of one pair.
+//! Many faults in one run with workers: whatever becomes of workers, lines and learner, the weights are those of one
+//! pair.
 
 use std::{
     thread,

@@ -1,5 +1,5 @@
-//! GSM8K with the real Qwen2.5 tokenizer and chat template, on a random model with the full vocabulary: `examples/gsm8k`, made
-//! short.
+//! GSM8K with the real Qwen2.5 tokenizer and chat template, on a random model with the full vocabulary:
+//! `examples/gsm8k`, made short.
 
 use std::{fs, path::Path};
 
@@ -66,7 +66,8 @@ fn two_steps_run_with_the_full_vocabulary() {
     // A random model hardly ever ends a completion, let alone answers; the stop string makes the lengths differ, so
     // that there is something to learn.
     let shorter = format!(
-        "model = {:?}\ndataset = {:?}\nreward_funcs = [\"gsm8k\", \"length:target=6\"]\nmax_steps = 2\nwarmup_steps = 0\n\
+        "model = {:?}\ndataset = {:?}\nreward_funcs = [\"gsm8k\", \"length:target=6\"]\nmax_steps = 2\nwarmup_steps = \
+         0\n\
          num_generations = 4\ngeneration_batch_size = 8\nper_device_train_batch_size = 8\nmax_completion_length = 8\n\
          learning_rate = 1e-3\nstop = [\"e\"]\n",
         dir.path().join("model"),

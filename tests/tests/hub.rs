@@ -56,7 +56,8 @@ impl Bench {
 
     /// `tandem train run.toml` with these words behind it, in an environment with these variables more.
     fn train(&self, words: &[&str], environment: &[(&str, &str)]) -> Finished {
-        let config = "model = \"tandem/Small-1\"\ndataset = \"tandem/sums\"\ndataset_config = \"easy\"\noutput_dir = \"run\"\n\
+        let config = "model = \"tandem/Small-1\"\ndataset = \"tandem/sums\"\ndataset_config = \"easy\"\noutput_dir \
+            = \"run\"\n\
                       reward_funcs = [\"numeric\", \"length:target=6\"]\nmax_steps = 2\nnum_generations = 4\n\
                       generation_batch_size = 16\nper_device_train_batch_size = 16\nmax_completion_length = 8\n\
                       learning_rate = 1e-3\nsave_steps = 2\n";

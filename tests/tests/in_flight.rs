@@ -53,8 +53,8 @@ fn events(lines: &[Value], name: &str) -> Vec<(u64, u64, u64)> {
         .collect()
 }
 
-/// One long completion at a time, on the slower kernels, so that the learner waits for the sampler whatever else the machine does,
-/// and there are groups of which a part is finished.
+/// One long completion at a time, on the slower kernels, so that the learner waits for the sampler whatever else the
+/// machine does, and there are groups of which a part is finished.
 fn slow_bench() -> Bench {
     bench(
         "max_completion_length = 150\nmax_num_seqs = 1\nmax_steps = 8\nsave_steps = 1\nlearning_rate = 1e-4\n\

@@ -124,7 +124,8 @@ fn thirty_steps_of_an_adapter_raise_the_reward() {
     assert!(mismatch < 1e-9, "mismatch_kl {mismatch:e}");
 }
 
-/// Layers in bfloat16 on one side alone: the sampler has the rounded weights, and what it rounds less shows as a mismatch.
+/// Layers in bfloat16 on one side alone: the sampler has the rounded weights, and what it rounds less shows as a
+/// mismatch.
 #[test]
 fn thirty_steps_in_bfloat16_raise_the_reward() {
     let Some(data) = data_dir("thirty_steps_in_bfloat16_raise_the_reward") else { return };

@@ -1,11 +1,11 @@
 //! README and docs/own-task.md, followed word by word from an empty folder.
 //!
-//! What stands in a block under the name of a file is written to that file: a comment in the first line of `toml` or `python`, or the
-//! word behind the language. The lines of `console` blocks that begin with `$` are run by a shell, one after the other, and must
-//! succeed. What README takes for granted is put in place
-//! before: the model and the dataset that it names, small ones; the binaries on the path. Numbers that only make a run
-//! long are replaced ([`SHORTER`]). Lines for a clone (`git`, `cd`, `cargo`) are the business of continuous integration,
-//! and lines with `…` or a word in capitals stand for something of the reader's and are not run.
+//! What stands in a block under the name of a file is written to that file: a comment in the first line of `toml` or
+//! `python`, or the word behind the language. The lines of `console` blocks that begin with `$` are run by a shell, one
+//! after the other, and must succeed. What README takes for granted is put in place before: the model and the dataset
+//! that it names, small ones; the binaries on the path. Numbers that only make a run long are replaced ([`SHORTER`]).
+//! Lines for a clone (`git`, `cd`, `cargo`) are the business of continuous integration, and lines with `…` or a word in
+//! capitals stand for something of the reader's and are not run.
 
 use std::{
     fs,
@@ -228,7 +228,8 @@ fn what_is_run_is_told_from_what_the_reader_fills_in() {
     ] {
         assert_eq!(is_run(command), run, "{command}");
     }
-    let text = "a\n```console\n$ one \\\n    two\nits output\n$ three\n```\nb\n```toml\n# r.toml\nmax_steps = 200 # many\nseed = 1\n```\n";
+    let text = "a\n```console\n$ one \\\n    two\nits output\n$ three\n```\nb\n```toml\n# r.toml\nmax_steps = 200 # \
+        many\nseed = 1\n```\n";
     let blocks = blocks(text);
     assert_eq!(commands(&blocks[0]), ["one \\\n    two", "three"]);
     assert_eq!(file(&blocks[1], SHORTER), Some(("r.toml".into(), "# r.toml\nmax_steps = 3\nseed = 1\n".into())));

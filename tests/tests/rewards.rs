@@ -1,5 +1,5 @@
-//! Reward functions of one's own, from `tandem train` and `tandem check-rewards`: what cannot work is refused before anything
-//! is started, with the words of the function's own program, and what works needs no more than its file.
+//! Reward functions of one's own, from `tandem train` and `tandem check-rewards`: what cannot work is refused before
+//! anything is started, with the words of the function's own program, and what works needs no more than its file.
 
 use std::{
     fs::{self, Permissions},
@@ -235,7 +235,8 @@ fn check_rewards_says_how_each_function_did() {
     let bench = Bench::new();
     bench.write(
         "r.py",
-        "def right(completions, answer):\n    return [float(f'<answer>\\n{a}\\n' in c) for c, a in zip(completions, answer)]\n\n\n\
+        "def right(completions, answer):\n    return [float(f'<answer>\\n{a}\\n' in c) for c, a in zip(completions, \
+         answer)]\n\n\n\
          def same(completions):\n    return [0.5 for _ in completions]\n\n\n\
          def long(completion_ids):\n    return [len(ids) for ids in completion_ids]\n",
     );
@@ -339,7 +340,8 @@ fn what_programs_may_do_is_said_and_opened_by_options() {
     let bench = Bench::new();
     bench.write(
         "r.py",
-        "import os, socket\n\n\ndef secret(completions):\n    return [float('HF_TOKEN' in os.environ) for _ in completions]\n\n\n\
+        "import os, socket\n\n\ndef secret(completions):\n    return [float('HF_TOKEN' in os.environ) for _ in \
+         completions]\n\n\n\
          def judge(completions):\n    socket.socket().close()\n    return [float(len(c)) for c in completions]\n",
     );
     let check = |words: &[&str]| {
@@ -380,8 +382,8 @@ fn endless_words_on_standard_error_are_cut() {
 /// What takes the right to make namespaces from root.
 const UNPRIVILEGED: &[&str] = &["setpriv", "--bounding-set=-sys_admin"];
 
-/// Functions that hang with a child that has left their session, and a sampler that is killed with no chance to clean up: as
-/// it is, and without the right to make namespaces.
+/// Functions that hang with a child that has left their session, and a sampler that is killed with no chance to clean
+/// up: as it is, and without the right to make namespaces.
 #[test]
 fn nothing_outlives_a_sampler_that_is_killed() {
     let bench = Bench::new();

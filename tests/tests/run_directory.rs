@@ -1,5 +1,5 @@
-//! What somebody does to the files of a run, and what a start that fails does to them: a damaged file is set aside, left out or
-//! named, and never hangs a start, changes the weights without a word, or leads out of the run.
+//! What somebody does to the files of a run, and what a start that fails does to them: a damaged file is set aside,
+//! left out or named, and never hangs a start, changes the weights without a word, or leads out of the run.
 
 use std::{
     collections::BTreeMap,
@@ -21,7 +21,8 @@ use harness::{
 
 const CONFIG: &str = "dataset = \"prompts.jsonl\"\nmax_steps = 3\nsave_steps = 1\nnum_generations = 4\n\
                       generation_batch_size = 16\nper_device_train_batch_size = 16\nmax_completion_length = 16\n\
-                      learning_rate = 1e-3\nlr_scheduler_type = \"constant\"\nmax_restarts = 0\nlearner_threads = 1\nrollout_threads = 1\n";
+                      learning_rate = 1e-3\nlr_scheduler_type = \"constant\"\nmax_restarts = 0\nlearner_threads = \
+                      1\nrollout_threads = 1\n";
 const RESUME: [&str; 2] = ["--resume_from_checkpoint", "latest"];
 /// Longest that a start may take which has nothing to wait for.
 const SOON: Duration = Duration::from_secs(60);

@@ -1,5 +1,5 @@
-//! Where the reward comes from: steps of a completion, and a reward model that is trained along. Each must move the demo's
-//! warm start in the direction that it rewards.
+//! Where the reward comes from: steps of a completion, and a reward model that is trained along. Each must move the
+//! demo's warm start in the direction that it rewards.
 
 use std::{
     fs,
@@ -11,8 +11,8 @@ use std::{
 use harness::{binary, cli, training::json_lines};
 use serde_json::Value;
 
-/// Scores the two lines of a worked addition of the demo, `<reasoning>7+8=15,4+3+1=8</reasoning>…`, each on its own: the
-/// units, and the tens with the carry that belongs to them. The answer itself is not looked at.
+/// Scores the two lines of a worked addition of the demo, `<reasoning>7+8=15,4+3+1=8</reasoning>…`, each on its own:
+/// the units, and the tens with the carry that belongs to them. The answer itself is not looked at.
 const STEP_SCORES: &str = r"
 import json, re, sys
 TAGS = re.compile('</?[a-z]+>')

@@ -1,5 +1,5 @@
-//! kill -9 of any process, in the middle of a run or at its end: the run still ends, and in synchronous mode with the very
-//! same weights.
+//! kill -9 of any process, in the middle of a run or at its end: the run still ends, and in synchronous mode with the
+//! very same weights.
 
 use std::{
     fs,
@@ -18,9 +18,9 @@ use harness::{
 };
 
 const STEPS: u64 = 40;
-/// How long a run may go on whose steps are all made, a start of the pair not counted: a process that died is started again,
-/// and how long that takes is a matter of the machine. `peer_timeout`, the time after which one process gives the other
-/// up, is 300 s.
+/// How long a run may go on whose steps are all made, a start of the pair not counted: a process that died is started
+/// again, and how long that takes is a matter of the machine. `peer_timeout`, the time after which one process gives
+/// the other up, is 300 s.
 const SOON: Duration = Duration::from_secs(5);
 /// How often a run may be late before it is the run's fault, and not that of whatever else the machine is busy with.
 const ATTEMPTS: usize = 3;
@@ -185,8 +185,8 @@ fn in_time(what: &str, attempt: impl Fn() -> bool) {
     assert!((0..ATTEMPTS).any(|_| attempt()), "{what}: late {ATTEMPTS} times in a row");
 }
 
-/// One bit of an optimiser's moments, half a file, an empty folder of a checkpoint's name: each used to be gone on from, or to
-/// keep the run from going on.
+/// One bit of an optimiser's moments, half a file, an empty folder of a checkpoint's name: each used to be gone on
+/// from, or to keep the run from going on.
 #[test]
 fn a_damaged_checkpoint_is_set_aside_for_the_one_before_it() {
     let bench = Bench::new();
@@ -284,8 +284,8 @@ fn a_process_killed_when_all_steps_are_made_does_not_hold_up_the_end() {
     }
 }
 
-/// A disk that does not answer, for the process whose number stands in a file. A debugger that holds up the call would be seen as
-/// a stop.
+/// A disk that does not answer, for the process whose number stands in a file. A debugger that holds up the call would
+/// be seen as a stop.
 const SLOW_DISK: &str = r#"
 #define _GNU_SOURCE
 #include <stdio.h>
@@ -354,8 +354,8 @@ fn a_stopped_process_is_named_waited_for_and_ended_in_time() {
     }
 }
 
-/// A learner of two ranks: the second is a child of the first, which goes down with it and comes back with it. With shards, the
-/// checkpoint that they go on from was written by both.
+/// A learner of two ranks: the second is a child of the first, which goes down with it and comes back with it. With
+/// shards, the checkpoint that they go on from was written by both.
 #[test]
 fn a_rank_that_is_killed_or_stopped_is_named_and_the_result_is_the_same() {
     let bench = Bench::new();

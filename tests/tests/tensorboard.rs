@@ -31,7 +31,8 @@ for tag in tags["tensors"]:
 print(json.dumps(found))
 "#;
 
-/// A Python that has TensorBoard: `TANDEM_TENSORBOARD_PYTHON`, the `python3` of the path, or a new environment that pip fills.
+/// A Python that has TensorBoard: `TANDEM_TENSORBOARD_PYTHON`, the `python3` of the path, or a new environment that pip
+/// fills.
 fn python(folder: &Path) -> Option<PathBuf> {
     let imports = |python: &Path| {
         let mut import = Command::new(python);

@@ -1,5 +1,5 @@
-//! A learner that ends at any of its writing system calls, or is told at any of them that the disk is full, leaves a run that goes
-//! on to the same weights, and nothing half-written under its name.
+//! A learner that ends at any of its writing system calls, or is told at any of them that the disk is full, leaves a
+//! run that goes on to the same weights, and nothing half-written under its name.
 
 use std::{
     collections::BTreeMap,
@@ -35,7 +35,8 @@ const CALLS: [&str; 13] = [
     "rmdir",
     "unlinkat",
 ];
-/// So many calls of each kind are tried; `TANDEM_ALL_CALLS` has all of them tried, which takes three quarters of an hour.
+/// So many calls of each kind are tried; `TANDEM_ALL_CALLS` has all of them tried, which takes three quarters of an
+/// hour.
 const TRIED: usize = 2;
 
 /// Runs of which the learner is traced.

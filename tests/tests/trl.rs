@@ -154,7 +154,8 @@ fn a_yaml_of_trl_with_functions_of_trl_s_own_trains_as_it_stands() {
         return skipped("functions of TRL", "neither TANDEM_TRL_PYTHON nor python3 is a Python with TRL");
     }
     let bench = Bench::new("trl.rewards.think_format_reward, my_rewards.repetition");
-    let factory = "from trl.rewards import get_repetition_penalty_reward\n\nrepetition = get_repetition_penalty_reward(ngram_size=2)\n";
+    let factory = "from trl.rewards import get_repetition_penalty_reward\n\nrepetition = \
+        get_repetition_penalty_reward(ngram_size=2)\n";
     bench.write("my_rewards.py", factory);
     let _ = bench.compare(["think_format_reward", "repetition"], &["--reward_python", &python]);
     accuracy_of_trl_and_of_tandem(&python);

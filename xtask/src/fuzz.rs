@@ -6,8 +6,8 @@ use anyhow::{Context, Result, bail};
 
 use crate::{host::Host, steps::run};
 
-/// What rustc hands to LLVM: counters for every branch and the operands of comparisons, as libFuzzer reads them; overflows are
-/// panics.
+/// What rustc hands to LLVM: counters for every branch and the operands of comparisons, as libFuzzer reads them;
+/// overflows are panics.
 const FLAGS: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares -Cdebug-assertions -Ccodegen-units=4 --cfg fuzzing";

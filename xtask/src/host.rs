@@ -71,9 +71,9 @@ impl Host {
         command
     }
 
-    /// Cargo, the same one that runs this program, with the environment that it would have from a shell: build scripts that look
-    /// at what cargo tells of this package would run again, and everything above them be compiled again, whenever it is called
-    /// the other way.
+    /// Cargo, the same one that runs this program, with the environment that it would have from a shell: build scripts
+    /// that look at what cargo tells of this package would run again, and everything above them be compiled again,
+    /// whenever it is called the other way.
     pub fn cargo(&self) -> Command {
         let mut cargo = self.command(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
         let of_package = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");

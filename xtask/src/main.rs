@@ -73,17 +73,19 @@ enum Command {
     },
     /// Set up, build, and pack what shows this project on a machine with an NVIDIA GPU and no network: at most 60 MB.
     ///
-    /// The GPU's libraries get there in two ways. libtorch is that of the machine's own torch 2.11 (LIBTORCH, or the one of its
-    /// python3), with CUDA's libraries beside it; ONNX Runtime for CUDA is carried in pieces, which --libraries makes. On the
-    /// machine, `cat onnxruntime.tar.gz.* | tar xz` beside the unpacked bundle, and run `./xtask gpu-proof-run --out DIR` until
-    /// nothing is left: at most 8 minutes a call, 25 in all.
+    /// The GPU's libraries get there in two ways. libtorch is that of the machine's own torch 2.11 (LIBTORCH, or the
+    /// one of its python3), with CUDA's libraries beside it; ONNX Runtime for CUDA is carried in pieces, which
+    /// --libraries makes. On the machine, `cat onnxruntime.tar.gz.* | tar xz` beside the unpacked bundle, and run
+    /// `./xtask gpu-proof-run --out DIR` until nothing is left: at most 8 minutes a call, 25 in all.
     GpuProof(gpu_proof::BundleArgs),
     /// Measure what `gpu-proof` packed, on the machine that has the GPU.
     ///
-    /// Needs neither Rust nor a network. Each result is a line of results.jsonl as soon as it is there, and a call goes on where
-    /// the last one ended. What fails or is missing is named, and the rest goes on. table.md says what all of it means.
+    /// Needs neither Rust nor a network. Each result is a line of results.jsonl as soon as it is there, and a call goes
+    /// on where the last one ended. What fails or is missing is named, and the rest goes on. table.md says what all of
+    /// it means.
     GpuProofRun(gpu_proof::RunArgs),
-    /// Set up, build, and train the demo's task for an hour, asynchronously and with chaos: what it takes must not grow.
+    /// Set up, build, and train the demo's task for an hour, asynchronously and with chaos: what it takes must not
+    /// grow.
     Soak(soak::SoakArgs),
     /// Write `docs/configuration.md` and `docs/losses.md` from the options and methods in the code.
     Docs,

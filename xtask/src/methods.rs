@@ -74,8 +74,8 @@ fn methods(host: &Host) -> Result<Vec<Method>> {
 }
 
 const SEEDS: [u64; 3] = [1, 2, 3];
-/// Columns, each with the metrics that may fill it: methods count in different ways what they clip. The keys are spelt out
-/// since this crate builds before any other; a test holds them against the catalogue of metrics.
+/// Columns, each with the metrics that may fill it: methods count in different ways what they clip. The keys are spelt
+/// out since this crate builds before any other; a test holds them against the catalogue of metrics.
 const COLUMNS: [(&str, &[&str]); 4] = [
     ("entropy", &["entropy"]),
     ("length", &["completions/mean_length"]),
@@ -211,13 +211,18 @@ fn page(rows: &str, warm: f64) -> String {
     let columns: String = COLUMNS.iter().map(|(name, _)| format!(" {name} |")).collect();
     format!(
         "# Methods on one task\n\n\
-         Written by `cargo xtask methods`; do not edit. Every run starts from the same warm start of `tandem demo`, which\n\
-         solves {:.0} % of 300 held-out additions, and differs from the others in the options of the last column alone.\n\
+         Written by `cargo xtask methods`; do not edit. Every run starts from the same warm start of `tandem demo`, \
+         which\n\
+         solves {:.0} % of 300 held-out additions, and differs from the others in the options of the last column \
+         alone.\n\
          Common to all:\n\n```text\n{}\n```\n\n\
-         Accuracy is that of greedy completions of the held-out problems after training: mean over three seeds, and each\n\
+         Accuracy is that of greedy completions of the held-out problems after training: mean over three seeds, and \
+         each\n\
          of them. The other columns are means over the first and over the last five steps: entropy in nats per token,\n\
-         length in tokens, share of tokens that the method clips or caps (a dash: it has no bound), norm of the gradient.\n\
-         Time is that of a whole run, start of both processes included. The task is small and the learning rate is the same for\n\
+         length in tokens, share of tokens that the method clips or caps (a dash: it has no bound), norm of the \
+         gradient.\n\
+         Time is that of a whole run, start of both processes included. The task is small and the learning rate is the \
+         same for\n\
          all: the table shows that each method runs and what it does to a policy, not which one is best.\n\n\
          | method | what it is | accuracy |{columns} time | options |\n\
          |---|---|---|---|---|---|---|---|---|\n{rows}",

@@ -58,8 +58,8 @@ pub fn reads_positions(config: &ModelConfig) -> bool {
 /// buffers of the past.
 ///
 /// With [`Head::Score`], there is no cache, and in place of `last_index` and `logits` there are an input `score_index`
-/// i64 `[N]`, positions in the `B * S` tokens, and an output `scores` f32 `[N, labels]`. Attention is causal, so whatever
-/// stands to the right of a position does not change its scores: rows may be padded there.
+/// i64 `[N]`, positions in the `B * S` tokens, and an output `scores` f32 `[N, labels]`. Attention is causal, so
+/// whatever stands to the right of a position does not change its scores: rows may be padded there.
 #[must_use]
 pub fn decoder(config: &ModelConfig, tensors: &[TensorEntry], dtype: Dtype) -> ModelProto {
     let mut graph = GraphBuilder::default();

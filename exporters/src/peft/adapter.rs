@@ -23,8 +23,8 @@ impl Adapter {
     /// Reads a PEFT directory for a base with these parameters.
     ///
     /// # Errors
-    /// What [`AdapterConfig::read`] refuses; a broken file; a tensor that is missing, unknown, of another shape, of another
-    /// element type than fp32, fp16 or bf16, or with values that are not finite (by name).
+    /// What [`AdapterConfig::read`] refuses; a broken file; a tensor that is missing, unknown, of another shape, of
+    /// another element type than fp32, fp16 or bf16, or with values that are not finite (by name).
     pub fn open(dir: &Path, parameters: impl IntoIterator<Item = (String, Vec<usize>)>) -> Result<Self, ExportError> {
         let mut config = AdapterConfig::read(dir)?;
         let path = dir.join(ADAPTER_WEIGHTS_FILE);

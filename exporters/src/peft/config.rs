@@ -22,14 +22,14 @@ const ALL_LINEAR: [&str; 7] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_pro
 pub(super) const MERGE: &str =
     "merge the adapter with PEFT and name the merged model: `model.merge_and_unload().save_pretrained(…)`";
 
-/// What a LoRA adapter is: PEFT's `LoraConfig`, as far as it is applied here. Every other key must have a value that changes
-/// nothing.
+/// What a LoRA adapter is: PEFT's `LoraConfig`, as far as it is applied here. Every other key must have a value that
+/// changes nothing.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AdapterConfig {
     /// The base as its user named it: a folder, absolute or as seen from the adapter's.
     pub base_model_name_or_path: String,
-    /// The base by the content of its weights ([`Checkpoint::weights_blake3`](crate::Checkpoint::weights_blake3)). PEFT knows
-    /// no such key, so it is in the header of the safetensors, if a program of ours wrote them.
+    /// The base by the content of its weights ([`Checkpoint::weights_blake3`](crate::Checkpoint::weights_blake3)). PEFT
+    /// knows no such key, so it is in the header of the safetensors, if a program of ours wrote them.
     pub base_blake3: Option<String>,
     /// Rank of the updates.
     pub r: usize,
@@ -141,8 +141,8 @@ impl AdapterConfig {
         self.lora_alpha / if self.use_rslora { r.sqrt() } else { r }
     }
 
-    /// The linear layers that have an update, in the model's order: each with its name, outputs and inputs. `parameters`
-    /// are those of the base ([`ModelConfig::parameters`](shared::ModelConfig::parameters)).
+    /// The linear layers that have an update, in the model's order: each with its name, outputs and inputs.
+    /// `parameters` are those of the base ([`ModelConfig::parameters`](shared::ModelConfig::parameters)).
     ///
     /// # Errors
     /// An entry of `target_modules` that is no linear layer of the decoder.
@@ -166,8 +166,8 @@ impl AdapterConfig {
         Ok(all.iter().filter(|(module, _)| is_adapted(module)).cloned().collect())
     }
 
-    /// Names and shapes of the tensors in `adapter_model.safetensors`: of each of the [`modules`](Self::modules) A, `[r, in]`,
-    /// and B, `[out, r]`.
+    /// Names and shapes of the tensors in `adapter_model.safetensors`: of each of the [`modules`](Self::modules) A,
+    /// `[r, in]`, and B, `[out, r]`.
     ///
     /// # Errors
     /// As [`modules`](Self::modules).
@@ -189,8 +189,8 @@ impl AdapterConfig {
     }
 }
 
-/// The first key that asks for what is not applied here, with its value and what is supported. A key that nobody here has
-/// heard of may ask for anything.
+/// The first key that asks for what is not applied here, with its value and what is supported. A key that nobody here
+/// has heard of may ask for anything.
 fn first_refused(json: &Value) -> Option<(&str, &Value, &'static str)> {
     let keys = json.as_object().into_iter().flatten().filter(|(_, value)| !is_neutral(value));
     keys.map(|(key, value)| (key.as_str(), value)).find_map(|(key, value)| {

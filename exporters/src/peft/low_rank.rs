@@ -26,8 +26,8 @@ impl LowRank {
         &self.b
     }
 
-    /// Adds the update to one row (`[in]`) of the weight. Each value takes its `r` products one after the other, each with one
-    /// rounding, so its bits depend on nothing beside it, nor on the instruction set.
+    /// Adds the update to one row (`[in]`) of the weight. Each value takes its `r` products one after the other, each
+    /// with one rounding, so its bits depend on nothing beside it, nor on the instruction set.
     ///
     /// # Panics
     /// When there is no such row, or it has another length.

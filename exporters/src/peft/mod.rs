@@ -2,8 +2,8 @@
 //! `adapter_model.safetensors`, with PEFT's names, shapes and meaning.
 //!
 //! [`AdapterConfig`] is what the first file says and which tensors follow from it, [`Adapter`] an opened directory, and
-//! [`LowRank`] what it adds to one linear layer. [`fill_adapter`] writes a directory, [`write_adapter_version`] one that is a
-//! policy version.
+//! [`LowRank`] what it adds to one linear layer. [`fill_adapter`] writes a directory, [`write_adapter_version`] one
+//! that is a policy version.
 
 mod adapter;
 mod config;

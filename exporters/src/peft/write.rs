@@ -7,8 +7,9 @@ use shared::{PolicyVersion, WeightManifest, atomic, model_dir::ADAPTER_CONFIG_FI
 use super::{ADAPTER_WEIGHTS_FILE, AdapterConfig, BASE_KEY};
 use crate::{ExportError, TensorSource, tensor_file};
 
-/// Writes the folder `out` of a new version that is an adapter on `base` (an export, or an earlier version of this kind): a
-/// PEFT directory with a manifest that names base and adapter by their hashes. `out` appears whole or not at all.
+/// Writes the folder `out` of a new version that is an adapter on `base` (an export, or an earlier version of this
+/// kind): a PEFT directory with a manifest that names base and adapter by their hashes. `out` appears whole or not at
+/// all.
 ///
 /// # Errors
 /// An unusable `base`, or as [`fill_adapter`].
@@ -49,8 +50,9 @@ pub fn fill_adapter_version(
     Ok(manifest)
 }
 
-/// Writes both files of an adapter into a folder that is there, one part of a larger [`atomic::write_dir`]. `read` gives the
-/// fp32 values of the [`tensors`](AdapterConfig::tensors) one by one, in their order, for a base with these `parameters`.
+/// Writes both files of an adapter into a folder that is there, one part of a larger [`atomic::write_dir`]. `read`
+/// gives the fp32 values of the [`tensors`](AdapterConfig::tensors) one by one, in their order, for a base with these
+/// `parameters`.
 ///
 /// # Errors
 /// As [`write_hf`](crate::write_hf), or an unknown module; the folder may then have some of the files.

@@ -155,7 +155,8 @@ fn values_that_are_not_finite_are_refused_by_tensor_place_and_number() {
         spoil(&model.path().join("model.safetensors"), value);
         let error = refusal(&model);
         let text = format!(
-            "tensor model.norm.weight has values that are not finite (1 of 16; the first, {shown}, at [15]); such weights"
+            "tensor model.norm.weight has values that are not finite (1 of 16; the first, {shown}, at [15]); such \
+             weights"
         );
         assert!(error.contains(&text), "{error}");
         assert!(export(&model.open(), &model.path().join("export"), &ExportOptions::default()).is_err());

@@ -176,8 +176,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Floating-point operations that a step's forward and backward passes need: a prompt once, attention where the mask lets
-/// it, logits of completion tokens only, nothing computed twice.
+/// Floating-point operations that a step's forward and backward passes need: a prompt once, attention where the mask
+/// lets it, logits of completion tokens only, nothing computed twice.
 fn work(config: &ModelConfig, args: &Args) -> f64 {
     let [prompts, group, prompt, completion] =
         [args.num_prompts, args.num_generations, args.prompt_length, args.completion_length].map(f64::from);

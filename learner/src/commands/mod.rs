@@ -38,8 +38,9 @@ pub struct ComputeArgs {
     /// Threads; all cores without it.
     #[arg(long)]
     pub threads: Option<usize>,
-    /// Most tokens of one forward pass, a prompt that several completions share counted once. Bounds memory and changes a
-    /// result by rounding alone [default: the smallest that is as fast as larger ones, less where memory is too small]
+    /// Most tokens of one forward pass, a prompt that several completions share counted once. Bounds memory and changes
+    /// a result by rounding alone [default: the smallest that is as fast as larger ones, less where memory is too
+    /// small]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub micro_batch_tokens: Option<u32>,
 }
@@ -50,7 +51,8 @@ pub struct TrainingArgs {
     /// Compute the layers in bfloat16, with float32 copies of what is trained.
     #[arg(long)]
     pub bf16: bool,
-    /// Keep each layer's input alone and compute the layer again on the way back: less memory, more time, the same bits.
+    /// Keep each layer's input alone and compute the layer again on the way back: less memory, more time, the same
+    /// bits.
     #[arg(long)]
     pub gradient_checkpointing: bool,
 }
@@ -106,8 +108,8 @@ fn word<T: DeserializeOwned>(text: &str) -> Result<T, String> {
     serde_json::from_value(text.into()).map_err(|e| e.to_string())
 }
 
-/// Refuses an output that the model cannot be written to, before hours of training: the folder of the model that is read,
-/// one with anything in it, which would be lost, and one that cannot be made.
+/// Refuses an output that the model cannot be written to, before hours of training: the folder of the model that is
+/// read, one with anything in it, which would be lost, and one that cannot be made.
 fn check_output(output: &Path, model: &Path) -> anyhow::Result<()> {
     if let (Ok(output), Ok(model)) = (output.canonicalize(), model.canonicalize())
         && output == model

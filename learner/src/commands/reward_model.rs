@@ -22,8 +22,8 @@ pub struct Args {
     /// Model directory to start from: a language model, under a head that starts at 0, or a reward model.
     #[arg(long)]
     pub model: PathBuf,
-    /// Rows with `prompt`, `chosen` and `rejected` as text, or `prompt_ids`, `chosen_ids` and `rejected_ids`, in any format of
-    /// docs/data.md.
+    /// Rows with `prompt`, `chosen` and `rejected` as text, or `prompt_ids`, `chosen_ids` and `rejected_ids`, in any
+    /// format of docs/data.md.
     #[arg(long)]
     pub pairs: PathBuf,
     /// Pairs of earlier rounds, of which some are mixed in.
@@ -35,8 +35,8 @@ pub struct Args {
     /// Model directory to write; it must be new or empty.
     #[arg(long)]
     pub output: PathBuf,
-    /// Where completions are scored: outcome (at the last token), or steps (mean over the token indexes in `chosen_ends`
-    /// and `rejected_ends`, counted within the completion).
+    /// Where completions are scored: outcome (at the last token), or steps (mean over the token indexes in
+    /// `chosen_ends` and `rejected_ends`, counted within the completion).
     #[arg(long, default_value = "outcome", value_parser = word::<Level>)]
     pub level: Level,
     /// Passes over the pairs.

@@ -31,8 +31,8 @@ pub struct Args {
     pub run_id: Option<RunId>,
 }
 
-/// Trains until the last step; SIGTERM, SIGINT or SIGHUP ends the run in order, with a checkpoint. The exit code tells the two
-/// apart.
+/// Trains until the last step; SIGTERM, SIGINT or SIGHUP ends the run in order, with a checkpoint. The exit code tells
+/// the two apart.
 ///
 /// # Errors
 /// With context for the user.

@@ -21,8 +21,8 @@ pub struct Args {
     /// Model directory to start from.
     #[arg(long)]
     pub model: PathBuf,
-    /// Rows with `prompt` and `completion` as texts or lists of messages, `messages`, or `prompt_ids` and `completion_ids`, in any
-    /// format of docs/data.md.
+    /// Rows with `prompt` and `completion` as texts or lists of messages, `messages`, or `prompt_ids` and
+    /// `completion_ids`, in any format of docs/data.md.
     #[arg(long)]
     pub data: PathBuf,
     /// Model directory to write; it must be new or empty.

@@ -6,8 +6,8 @@ use shared::config::TrainConfig;
 
 use crate::{error::LearnerError, ranks::Ranks};
 
-/// Compares what lies in the model directories; all ranks must call it. What a checkpoint holds of a model comes from the first
-/// rank in any case; what stays as it is (a reference, the base of an adapter) does not.
+/// Compares what lies in the model directories; all ranks must call it. What a checkpoint holds of a model comes from
+/// the first rank in any case; what stays as it is (a reference, the base of an adapter) does not.
 ///
 /// # Errors
 /// On a rank with another model, what is wrong; on the others, which one that is.

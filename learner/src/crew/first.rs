@@ -1,5 +1,5 @@
-//! The further ranks of a run, as the first one has them: it starts them, or they come to it; it gives them each batch and
-//! says when it is over.
+//! The further ranks of a run, as the first one has them: it starts them, or they come to it; it gives them each batch
+//! and says when it is over.
 
 use std::{
     fs,
@@ -68,8 +68,8 @@ struct Children {
 }
 
 impl Crew {
-    /// Starts the ranks that `config` asks for besides the one that calls, which is the first of them, or waits for them
-    /// where torchrun's variables say that others start them; none if it is alone. All then open their models
+    /// Starts the ranks that `config` asks for besides the one that calls, which is the first of them, or waits for
+    /// them where torchrun's variables say that others start them; none if it is alone. All then open their models
     /// (`checkpoint::open_rank`).
     ///
     /// # Errors
@@ -138,7 +138,8 @@ impl Crew {
         Ok((Arc::new(Gloo::join(store, &prefix, place, host, CONNECT, watch)?), signs))
     }
 
-    /// Gives all ranks the groups of a step, which this one trains on next. `step` is the number of steps done before it.
+    /// Gives all ranks the groups of a step, which this one trains on next. `step` is the number of steps done before
+    /// it.
     ///
     /// # Errors
     /// A rank that is gone.

@@ -1,8 +1,8 @@
 //! How the ranks of a learner find each other: by a few keys of a store.
 //!
-//! A rank says hello until it is answered. The first rank answers when all have come, with the configuration of the run and
-//! the name of a new meeting, under which everything else goes on. So it makes no difference which side was started first, or
-//! again.
+//! A rank says hello until it is answered. The first rank answers when all have come, with the configuration of the run
+//! and the name of a new meeting, under which everything else goes on. So it makes no difference which side was started
+//! first, or again.
 
 use std::{
     thread,
@@ -39,8 +39,8 @@ struct Hello {
 
 /// What makes a rank's figures. What every rank computes for itself, of the same sums, must have the same bits.
 ///
-/// Ranks on GPUs need GPUs of one kind as well, which nobody compares: tch 0.24 has no name or compute capability of a device,
-/// and libtorch's headers have them only together with CUDA's own, which it does not ship.
+/// Ranks on GPUs need GPUs of one kind as well, which nobody compares: tch 0.24 has no name or compute capability of a
+/// device, and libtorch's headers have them only together with CUDA's own, which it does not ship.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Maker {
     /// Version of the program.
@@ -82,8 +82,8 @@ impl Maker {
         }
         (other.instructions != self.instructions).then(|| {
             format!(
-                "computes with {}, and the first one with {}, so that they would round differently; give both the lesser by \
-                 ATEN_CPU_CAPABILITY (default, avx2, avx512)",
+                "computes with {}, and the first one with {}, so that they would round differently; give both the \
+                 lesser by ATEN_CPU_CAPABILITY (default, avx2, avx512)",
                 other.instructions, self.instructions
             )
         })
@@ -98,8 +98,8 @@ fn answer_to(nonce: u64) -> String {
     format!("tandem/answer/{nonce:016x}")
 }
 
-/// Waits until all further ranks have said hello, and answers. Returns the name of the meeting. `watch` knows of ranks that
-/// this one has started.
+/// Waits until all further ranks have said hello, and answers. Returns the name of the meeting. `watch` knows of ranks
+/// that this one has started.
 ///
 /// # Errors
 /// Ranks that do not come within `patience`, or cannot take part, by number.
@@ -138,8 +138,8 @@ pub(super) fn gather(
         let absent = absent.join(", ");
         if begin.elapsed() > patience {
             return Err(LearnerError::Peer(format!(
-                "rank {absent} of the learner has not come within {} s (`peer_timeout`): start it with `tandem learner-rank` \
-                 and its RANK, WORLD_SIZE {count}, MASTER_ADDR and MASTER_PORT",
+                "rank {absent} of the learner has not come within {} s (`peer_timeout`): start it with `tandem \
+                 learner-rank` and its RANK, WORLD_SIZE {count}, MASTER_ADDR and MASTER_PORT",
                 patience.as_secs()
             )));
         }
@@ -191,8 +191,8 @@ pub(super) fn come(
         };
         if left().is_zero() {
             return Err(LearnerError::Config(format!(
-                "the first rank of the learner has not come within {} s (--patience): {why}; is `tandem train` running with \
-                 these MASTER_ADDR, MASTER_PORT and WORLD_SIZE?",
+                "the first rank of the learner has not come within {} s (--patience): {why}; is `tandem train` running \
+                 with these MASTER_ADDR, MASTER_PORT and WORLD_SIZE?",
                 patience.as_secs()
             )));
         }

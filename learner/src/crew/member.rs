@@ -63,8 +63,8 @@ pub enum LetGo {
     Again,
 }
 
-/// A rank of a learner. `overrides` stand for what is elsewhere on this host, such as the model; `report` is called after every
-/// step.
+/// A rank of a learner. `overrides` stand for what is elsewhere on this host, such as the model; `report` is called
+/// after every step.
 ///
 /// # Errors
 /// A first rank that does not come within `patience`; the same as of the first rank's steps; a rank that is gone.

@@ -53,8 +53,8 @@ impl AdamWOptions {
     }
 }
 
-/// AdamW's state: first and second moments, laid out as the parameters, and the number of updates. It may be that of a part
-/// of the parameters alone.
+/// AdamW's state: first and second moments, laid out as the parameters, and the number of updates. It may be that of a
+/// part of the parameters alone.
 #[derive(Debug)]
 pub struct AdamW {
     options: AdamWOptions,
@@ -89,9 +89,9 @@ impl AdamW {
         self.own.clone()
     }
 
-    /// Clips the gradients, whose global norm is `grad_norm`, a finite number, and updates its part of the parameters. That
-    /// part of the gradients is used up. Returns whether parameters and state are finite: a rate that is far too high
-    /// overflows.
+    /// Clips the gradients, whose global norm is `grad_norm`, a finite number, and updates its part of the parameters.
+    /// That part of the gradients is used up. Returns whether parameters and state are finite: a rate that is far too
+    /// high overflows.
     pub fn update(&mut self, parameters: &Parameters, gradients: &Gradients, grad_norm: f64, rate: f64) -> bool {
         let limit = self.options.max_grad_norm;
         let clip = if limit > 0.0 { (limit / (grad_norm + CLIP_EPSILON)).min(1.0) } else { 1.0 };
@@ -111,8 +111,8 @@ impl AdamW {
         })
     }
 
-    /// One block, whose moments begin at `start`; its first `decayed` elements belong to matrices. Returns a sum over its squares, which is finite if they
-    /// are; the block is in the cache still.
+    /// One block, whose moments begin at `start`; its first `decayed` elements belong to matrices. Returns a sum over
+    /// its squares, which is finite if they are; the block is in the cache still.
     fn update_block(&self, values: &Tensor, gradients: &Tensor, clip: f64, rate: f64, start: i64, decayed: i64) -> f64 {
         let AdamWOptions { betas: (beta1, beta2), eps, weight_decay, .. } = self.options;
         let (mut values, mut gradients) = (values.shallow_clone(), gradients.shallow_clone());
@@ -141,8 +141,8 @@ impl AdamW {
         moments + values.dot(&values).double_value(&[])
     }
 
-    /// Writes the whole state to a file, as named tensors: `exp_avg.{parameter}`, `exp_avg_sq.{parameter}` and `step`. All
-    /// ranks must call it, of which the first has the file.
+    /// Writes the whole state to a file, as named tensors: `exp_avg.{parameter}`, `exp_avg_sq.{parameter}` and `step`.
+    /// All ranks must call it, of which the first has the file.
     ///
     /// # Errors
     /// Any error of the file system; a rank that is gone.

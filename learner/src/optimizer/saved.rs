@@ -1,5 +1,5 @@
-//! The file of an optimiser's state. It is written and read a block at a time, so that neither takes memory, and it is the
-//! same whichever ranks have what of it.
+//! The file of an optimiser's state. It is written and read a block at a time, so that neither takes memory, and it is
+//! the same whichever ranks have what of it.
 
 use std::{
     fs::File,

@@ -1,7 +1,7 @@
 //! What ranks do with flat buffers: a bucket at a time, in place.
 //!
-//! A bucket bounds what a sum needs besides the buffer (of a GPU's, a copy on the host) and is progress that the launcher
-//! sees. Buckets follow from length and number of ranks alone, so sums repeat byte for byte.
+//! A bucket bounds what a sum needs besides the buffer (of a GPU's, a copy on the host) and is progress that the
+//! launcher sees. Buckets follow from length and number of ranks alone, so sums repeat byte for byte.
 
 use std::ops::Range;
 

@@ -23,8 +23,8 @@ use crate::error::LearnerError;
 pub(crate) const CONNECT: Duration = Duration::from_secs(60);
 /// The interface that ranks reach each other by, as in torch.
 const INTERFACE: &str = "GLOO_SOCKET_IFNAME";
-/// How long what all ranks do together may take: who is gone is found otherwise, and who waits for the next batch waits for
-/// the sampler.
+/// How long what all ranks do together may take: who is gone is found otherwise, and who waits for the next batch waits
+/// for the sampler.
 const ENDLESS: Duration = Duration::from_secs(365 * 24 * 3600);
 /// How often a rank that waits for what all do looks whether another one is missing.
 const LOOK: Duration = Duration::from_millis(100);
@@ -91,9 +91,9 @@ impl fmt::Debug for Gloo {
 }
 
 impl Gloo {
-    /// Joins the `count` ranks that meet under `prefix`, which is used once. `master` is where the first one is: ranks reach
-    /// this one at the address that leads there, or at that of the interface that GLOO_SOCKET_IFNAME names. `watch` says
-    /// whether one is missing.
+    /// Joins the `count` ranks that meet under `prefix`, which is used once. `master` is where the first one is: ranks
+    /// reach this one at the address that leads there, or at that of the interface that GLOO_SOCKET_IFNAME names.
+    /// `watch` says whether one is missing.
     ///
     /// # Errors
     /// Ranks that do not come before the deadline, or cannot be reached.
@@ -128,8 +128,8 @@ impl Gloo {
         };
         // SAFETY: it is this function's message.
         unsafe { outcome(message) }.map_err(|why| {
-            // One that could not open its device, say, has said so; one that died as the others joined has not. Where this rank
-            // has not come to the others, it is about none of them.
+            // One that could not open its device, say, has said so; one that died as the others joined has not. Where
+            // this rank has not come to the others, it is about none of them.
             let patience = if reachable == 0 { Duration::ZERO } else { NAMED_WITHIN };
             let why = watch.missing_within(patience).unwrap_or(why);
             LearnerError::Peer(format!("rank {rank} could not join the {count} ranks: {why}"))
@@ -222,7 +222,8 @@ impl Ranks for Gloo {
     }
 }
 
-/// A rank of programs that need no more of each other than that all are started alike, by torchrun or with its variables.
+/// A rank of programs that need no more of each other than that all are started alike, by torchrun or with its
+/// variables.
 #[derive(Debug)]
 pub struct Joined {
     /// The ranks.

@@ -1,12 +1,12 @@
 //! A learner of several ranks: each passes over its share of a step's completions, and all make the same update.
 //!
-//! Every rank has the whole model, the whole batch and the whole schedule. Only passes are shared out, by whole groups and
-//! balanced by tokens ([`crate::batch::share`]); what they find of a token, and the gradient, is added up over the ranks
-//! before anything reads it. So losses and their normalisers see all completions, as one learner would, and every rank
-//! goes on with the same bits.
+//! Every rank has the whole model, the whole batch and the whole schedule. Only passes are shared out, by whole groups
+//! and balanced by tokens ([`crate::batch::share`]); what they find of a token, and the gradient, is added up over the
+//! ranks before anything reads it. So losses and their normalisers see all completions, as one learner would, and every
+//! rank goes on with the same bits.
 //!
-//! With `shard_optimizer` each rank has the optimiser's moments of its own [`shard`] of the flat buffer alone. It gets the
-//! sum of that shard's gradient, moves that shard, and the others take the moved values from it.
+//! With `shard_optimizer` each rank has the optimiser's moments of its own [`shard`] of the flat buffer alone. It gets
+//! the sum of that shard's gradient, moves that shard, and the others take the moved values from it.
 //!
 //! [`crate::crew`] has the orders that they follow, and how they meet.
 //!

@@ -45,7 +45,8 @@ impl Watch {
         self.missing.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// [`Self::missing`], waited for: who finds a connection broken does so some seconds before it is known whose it is.
+    /// [`Self::missing`], waited for: who finds a connection broken does so some seconds before it is known whose it
+    /// is.
     #[must_use]
     pub(crate) fn missing_within(&self, patience: Duration) -> Option<String> {
         let begin = Instant::now();

@@ -144,8 +144,8 @@ impl Reader {
         })
     }
 
-    /// A completion behind its prompt. Messages stand in one conversation with those of the prompt, or are the whole of it, as
-    /// TRL's `RewardTrainer` takes them.
+    /// A completion behind its prompt. Messages stand in one conversation with those of the prompt, or are the whole of
+    /// it, as TRL's `RewardTrainer` takes them.
     fn behind(&self, prompt: &Prompt, given: Given) -> Result<Answer, String> {
         let Given { key, content, ids, ends } = given;
         let content = conversation::content(key, content.filter(|_| ids.is_none()))?;

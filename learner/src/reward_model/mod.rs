@@ -1,7 +1,8 @@
-//! Training of a reward model on comparisons: the Bradley-Terry loss (Christiano et al. 2017; Ouyang et al. 2022, eq. 1).
+//! Training of a reward model on comparisons: the Bradley-Terry loss (Christiano et al. 2017; Ouyang et al. 2022, eq.
+//! 1).
 //!
-//! In iterative GRPO (DeepSeekMath, algorithm 1) it is trained further in every round, on fresh comparisons mixed with a
-//! share of old ones.
+//! In iterative GRPO (DeepSeekMath, algorithm 1) it is trained further in every round, on fresh comparisons mixed with
+//! a share of old ones.
 
 mod batch;
 mod data;

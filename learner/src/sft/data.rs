@@ -54,8 +54,9 @@ impl Kind {
                 "prompts and completions of messages, written by the chat template; the completions are trained on"
             }
             Self::Conversation => {
-                "conversations (`messages`), written by the chat template; all of their tokens are trained on, those of users and \
-                 systems as well (write `prompt` and `completion` as lists of messages to train on answers alone)"
+                "conversations (`messages`), written by the chat template; all of their tokens are trained on, those \
+                 of users and systems as well (write `prompt` and `completion` as lists of messages to train on \
+                 answers alone)"
             }
         }
     }
@@ -208,16 +209,17 @@ fn remarks(rows: &[Encoded]) -> Vec<String> {
     let mut lost = rows.iter().filter_map(|row| row.lost.as_ref());
     let of_lost = lost.next().map(|first| {
         format!(
-            "in {} of {all} rows words of the messages are missing: the chat template passes over them. The first is the message \
-             {first}. Give messages the roles and contents that the template reads, or put another template into the model's \
-             chat_template.jinja",
+            "in {} of {all} rows words of the messages are missing: the chat template passes over them. The first is \
+             the message {first}. Give messages the roles and contents that the template reads, or put another \
+             template into the model's chat_template.jinja",
             1 + lost.count()
         )
     });
     let both = rows.iter().filter(|row| row.has_both).count();
     let of_both = (both > 0).then(|| {
         format!(
-            "{both} of {all} rows have `messages` beside a prompt: `prompt` and `completion` are trained on, and `messages` are not"
+            "{both} of {all} rows have `messages` beside a prompt: `prompt` and `completion` are trained on, and \
+             `messages` are not"
         )
     });
     of_lost.into_iter().chain(of_both).collect()
@@ -244,8 +246,8 @@ mod tests {
 
     #[test]
     fn what_is_passed_over_is_told() {
-        let known = "{% for m in messages %}{% if m.role in ['user', 'assistant'] %}<{{ m.role }}>{{ m.content }}{% endif %}\
-                     {% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
+        let known = "{% for m in messages %}{% if m.role in ['user', 'assistant'] %}<{{ m.role }}>{{ m.content \
+            }}{% endif %}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
         let lines = r#"{"messages": [{"role": "user", "content": "2+3?"}, {"role": "assistant", "content": "5"}]}
 {"messages": [{"role": "human", "content": "2+4?"}, {"role": "assistant", "content": "6"}]}
 {"prompt": [{"role": "developer", "content": "Hi"}, {"role": "user", "content": "a"}], "completion": [{"role": "assistant", "content": "b"}]}"#;
@@ -257,10 +259,13 @@ mod tests {
         assert!(told(both, known)[0].starts_with("1 of 1 rows have `messages` beside a prompt"));
     }
 
-    const CHATML: &str = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ '' if m.name is undefined else m.name }}<end>\n\
-                          {% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}{{ tools | default('', true) }}";
+    const CHATML: &str = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ '' if m.name is undefined else m.name \
+        }}<end>\n\
+                          {% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}{{ tools | default('', true) \
+                          }}";
 
-    /// What the rows of a file are trained on, as (prompt, completion); a token is a character, and `~` stands for the end.
+    /// What the rows of a file are trained on, as (prompt, completion); a token is a character, and `~` stands for the
+    /// end.
     fn read(lines: &str, template: &str) -> Result<Vec<(String, String)>, String> {
         let dir = tempfile::tempdir().unwrap();
         SMALL.write(dir.path(), 5);

@@ -18,9 +18,9 @@ pub enum Format {
     /// bf16, in pairs of two steps of the depth: `panel[k / 2][column][k % 2]`. The input is rounded to bf16, sums are
     /// fp32. What is below the smallest normal number counts as 0, also among the sums of AMX.
     Bf16,
-    /// Each number as the sum of two bf16, itself rounded and what that leaves: of sixteen pairs as of [`Format::Bf16`], the
-    /// large halves follow the small ones. Inputs likewise. All products but those of two small halves are summed, in
-    /// fp32, so a product of two numbers is off by some 2^-17 of itself.
+    /// Each number as the sum of two bf16, itself rounded and what that leaves: of sixteen pairs as of
+    /// [`Format::Bf16`], the large halves follow the small ones. Inputs likewise. All products but those of two small
+    /// halves are summed, in fp32, so a product of two numbers is off by some 2^-17 of itself.
     Bf16x3,
 }
 
@@ -50,8 +50,8 @@ pub enum KvFormat {
     /// As they are.
     #[default]
     Fp32,
-    /// Signed bytes with a scale for each position and head, taken from the numbers of that position and head alone when
-    /// they are stored; queries and weights have sixteen bits, with a scale for each row.
+    /// Signed bytes with a scale for each position and head, taken from the numbers of that position and head alone
+    /// when they are stored; queries and weights have sixteen bits, with a scale for each row.
     Int8,
 }
 
@@ -111,8 +111,8 @@ pub(super) fn from_bf16(x: u16) -> f32 {
 /// Largest byte.
 pub(super) const BYTE_MAX: f32 = 127.0;
 
-/// What numbers up to `largest` are multiplied with to become bytes: 0 where there is no such factor, for all zeros, for
-/// numbers so small that it would be infinite, and where one is not a number, which shows in the scale.
+/// What numbers up to `largest` are multiplied with to become bytes: 0 where there is no such factor, for all zeros,
+/// for numbers so small that it would be infinite, and where one is not a number, which shows in the scale.
 #[inline(always)]
 pub(super) fn to_bytes(largest: f32) -> f32 {
     let factor = BYTE_MAX / largest;

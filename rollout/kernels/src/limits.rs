@@ -16,8 +16,8 @@ use super::{
     workers::Workers,
 };
 
-/// Products (depth, outputs, rows) at which the kernels are at their best: the right side stays in the second cache level,
-/// and the left one is used often.
+/// Products (depth, outputs, rows) at which the kernels are at their best: the right side stays in the second cache
+/// level, and the left one is used often.
 const PRODUCTS: [(usize, usize, usize); 2] = [(512, 2048, 240), (1024, 2048, 240)];
 /// How long each of them is repeated. The fastest time counts: what else runs on the machine only makes it slower.
 const PATIENCE: Duration = Duration::from_millis(80);
@@ -116,7 +116,8 @@ mod tests {
     fn both_limits_are_those_of_a_machine() {
         for format in [Format::Fp32, Format::Int8, Format::Bf16, Format::Bf16x3] {
             let limits = Limits::measure(1, format).unwrap();
-            // No core does less than 10^8 or more than 10^14 operations, nor reads less than 10^8 or more than 10^13 bytes.
+            // No core does less than 10^8 or more than 10^14 operations, nor reads less than 10^8 or more than 10^13
+            // bytes.
             assert!((1e8..1e14).contains(&limits.gemm), "{limits:?}");
             assert!((1e8..1e13).contains(&limits.read_bandwidth), "{limits:?}");
         }

@@ -1,7 +1,7 @@
 //! Weights in the layout of the product: panels of [`PANEL`] columns, each panel row by row of the depth.
 //!
-//! A Hugging Face weight is `[out, in]`, one output per row. In a panel 32 neighbouring outputs lie side by side for each
-//! input: `panel[k][column]`. The loop of the product then reads a panel from end to end. Columns beyond the last
+//! A Hugging Face weight is `[out, in]`, one output per row. In a panel 32 neighbouring outputs lie side by side for
+//! each input: `panel[k][column]`. The loop of the product then reads a panel from end to end. Columns beyond the last
 //! output are zero.
 
 use std::cell::RefCell;
@@ -104,8 +104,8 @@ impl PackedShape {
         }
     }
 
-    /// Where a column comes from: which of the weights, of so many `outputs` each, and which row of it. `None` beyond the last
-    /// output.
+    /// Where a column comes from: which of the weights, of so many `outputs` each, and which row of it. `None` beyond
+    /// the last output.
     fn row(&self, outputs: impl Iterator<Item = usize>, panel: usize, lane: usize) -> Option<(usize, usize)> {
         let (mut output, block) = self.source(panel, lane);
         if output >= self.outputs {

@@ -1,12 +1,12 @@
 //! Where keys and values lie: pages of [`PAGE`] positions, handed out from one pool.
 //!
-//! A page id stands for the same place in every layer and head. The keys of all pages of a layer and head lie together, and
-//! so do the values: neighbouring pages are one stretch of memory, which the processor follows by itself.
+//! A page id stands for the same place in every layer and head. The keys of all pages of a layer and head lie together,
+//! and so do the values: neighbouring pages are one stretch of memory, which the processor follows by itself.
 //!
-//! The keys of a page are transposed, `[head_dim][position]`, so that one query is multiplied with sixteen positions at once.
-//! The values are `[position][width]`, with the width of a head rounded up to whole blocks. Bytes lie in quads of what is
-//! summed over, keys as `[head_dim / 4][position][4]` and values as `[position / 4][width][4]`. Each position of bytes has
-//! one scale for its key and one for its value.
+//! The keys of a page are transposed, `[head_dim][position]`, so that one query is multiplied with sixteen positions at
+//! once. The values are `[position][width]`, with the width of a head rounded up to whole blocks. Bytes lie in quads of
+//! what is summed over, keys as `[head_dim / 4][position][4]` and values as `[position / 4][width][4]`. Each position
+//! of bytes has one scale for its key and one for its value.
 
 use super::{
     buffer::LargeBuffer,
@@ -116,7 +116,8 @@ impl Pages {
     }
 }
 
-/// Pages that a sequence is given side by side, as long as there are enough of them. Memory is faster in long stretches.
+/// Pages that a sequence is given side by side, as long as there are enough of them. Memory is faster in long
+/// stretches.
 const RUN: usize = 4;
 
 /// Which pages are free.
@@ -124,7 +125,8 @@ const RUN: usize = 4;
 pub struct FreePages {
     free: Vec<bool>,
     count: usize,
-    /// First pages of the runs that are free. The last of them was given back last, and is the likeliest to be in a cache.
+    /// First pages of the runs that are free. The last of them was given back last, and is the likeliest to be in a
+    /// cache.
     runs: Vec<u32>,
 }
 
@@ -193,7 +195,8 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Sequences that grow, end and share, in any order: no page has two owners, none is lost, and what is free is counted.
+        /// Sequences that grow, end and share, in any order: no page has two owners, none is lost, and what is free is
+        /// counted.
         #[test]
         fn no_page_is_lost_or_given_twice(
             pages in 1_usize..40,

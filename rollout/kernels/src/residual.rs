@@ -40,8 +40,8 @@ impl Task for AddNormed<'_> {
         let end = self.x.len().min(first + ROWS * width);
         for start in (first..end).step_by(width) {
             let row = start..start + width;
-            // SAFETY: the row lies within the output and belongs to this task alone; the caller vouches for the instruction
-            // set.
+            // SAFETY: the row lies within the output and belongs to this task alone; the caller vouches for the
+            // instruction set.
             let out = unsafe {
                 let out = std::slice::from_raw_parts_mut(self.out.at(start), width);
                 rms_norm::<S>(&self.x[row.clone()], self.norm, out);

@@ -1,10 +1,11 @@
-//! Weights as a product takes them, outside its layout: in fewer bytes than fp32, and back to numbers that are packed to the
-//! same bits ([`PackedShape::pack`](super::packed::PackedShape::pack)).
+//! Weights as a product takes them, outside its layout: in fewer bytes than fp32, and back to numbers that are packed
+//! to the same bits ([`PackedShape::pack`](super::packed::PackedShape::pack)).
 //!
-//! Every format but fp32 forgets most of a number when it is packed. What it keeps can be stored or sent in place of the
-//! number: for [`Format::Bf16`](super::element::Format::Bf16) sixteen bits, for [`Format::Int8`](super::element::Format::Int8)
-//! a byte and the largest magnitude of each row. For [`Format::Bf16x3`](super::element::Format::Bf16x3) there are no fewer
-//! than 32 bits, but of most numbers the last six are zeros then.
+//! Every format but fp32 forgets most of a number when it is packed. What it keeps can be stored or sent in place of
+//! the number: for [`Format::Bf16`](super::element::Format::Bf16) sixteen bits, for
+//! [`Format::Int8`](super::element::Format::Int8) a byte and the largest magnitude of each row. For
+//! [`Format::Bf16x3`](super::element::Format::Bf16x3) there are no fewer than 32 bits, but of most numbers the last six
+//! are zeros then.
 
 use super::element::{BYTE_MAX, from_bf16, largest, small_half, to_bf16, to_bytes, to_row_of_bytes};
 
@@ -28,8 +29,8 @@ pub fn from_halves(halves: &[u16], values: &mut [f32]) {
 
 /// A number that is the sum of the same two bf16 as `x`, with fewer bits.
 ///
-/// That is their sum, with few exceptions: where the small half was rounded to just half a step of the large one, the sum may
-/// lie as near to a neighbour, and where halves are next to nothing, they are not what they were made of.
+/// That is their sum, with few exceptions: where the small half was rounded to just half a step of the large one, the
+/// sum may lie as near to a neighbour, and where halves are next to nothing, they are not what they were made of.
 #[must_use]
 pub fn shortened(x: f32) -> f32 {
     let halves = |x: f32| (to_bf16(x), small_half(x));
@@ -38,8 +39,8 @@ pub fn shortened(x: f32) -> f32 {
     if halves(sum) == (large, small) { sum } else { x }
 }
 
-/// Rounds a row to bytes and returns its largest magnitude, by which it is known what they stand for. None where bytes cannot
-/// stand for it: a row with something that is no finite number, or of numbers that are next to nothing.
+/// Rounds a row to bytes and returns its largest magnitude, by which it is known what they stand for. None where bytes
+/// cannot stand for it: a row with something that is no finite number, or of numbers that are next to nothing.
 ///
 /// # Panics
 /// When the two differ in length.
@@ -52,8 +53,8 @@ pub fn to_bytes_of_row(row: &[f32], bytes: &mut [i8]) -> Option<f32> {
 
 /// Numbers that are rounded to these bytes, with this largest magnitude among them.
 ///
-/// The scale of a row is made of its largest number, so that one must be there as it was: it is the byte of 127. Any other
-/// byte times its scale is within a few last bits of a whole number of steps, and so rounded to it.
+/// The scale of a row is made of its largest number, so that one must be there as it was: it is the byte of 127. Any
+/// other byte times its scale is within a few last bits of a whole number of steps, and so rounded to it.
 ///
 /// # Panics
 /// When the two differ in length.

@@ -2,8 +2,8 @@
 
 use super::simd::{LANES, Simd};
 
-/// Words of a row of the left side that lie together, before those of the next row. The distance of two rows is so short
-/// that it fits into an instruction, and rows need no registers for their addresses.
+/// Words of a row of the left side that lie together, before those of the next row. The distance of two rows is so
+/// short that it fits into an instruction, and rows need no registers for their addresses.
 pub(super) const STRETCH: usize = 576;
 
 /// Words of a cache line.

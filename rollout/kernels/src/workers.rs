@@ -1,9 +1,9 @@
 //! Threads that stay awake between the operators of a step.
 //!
-//! A step is hundreds of operators of some ten to hundred microseconds, each of which wants all threads at once. So this
-//! pool has no queues and a single job at a time. Work is claimed task by task, and nobody waits for a thread that comes
-//! late: a core that another process holds costs its share and no more. Whoever comes while there is a job, from another
-//! thread or from within the job, works alone.
+//! A step is hundreds of operators of some ten to hundred microseconds, each of which wants all threads at once. So
+//! this pool has no queues and a single job at a time. Work is claimed task by task, and nobody waits for a thread that
+//! comes late: a core that another process holds costs its share and no more. Whoever comes while there is a job, from
+//! another thread or from within the job, works alone.
 
 use std::{
     cell::UnsafeCell,
@@ -74,7 +74,8 @@ impl Workers {
         if self.threads.is_empty() || self.shared.busy.swap(true, Ordering::Acquire) {
             return work();
         }
-        // The caller waits until a thread has left the job, so it must leave in any case; the caller passes the panic on.
+        // The caller waits until a thread has left the job, so it must leave in any case; the caller passes the panic
+        // on.
         let panicked = AtomicBool::new(false);
         let job = || {
             if panic::catch_unwind(AssertUnwindSafe(work)).is_err() {
@@ -82,9 +83,9 @@ impl Workers {
             }
         };
         let job: &(dyn Fn() + Sync) = &job;
-        // SAFETY: the pool was not busy, so no thread is inside and the job is not open: nobody reads or writes it now. It
-        // is closed, and all who entered have left, before this function returns and the borrow ends: also when `work`
-        // panics, by the guard.
+        // SAFETY: the pool was not busy, so no thread is inside and the job is not open: nobody reads or writes it now.
+        // It is closed, and all who entered have left, before this function returns and the borrow ends: also when
+        // `work` panics, by the guard.
         unsafe {
             *self.shared.job.get() = Some(std::mem::transmute::<&(dyn Fn() + Sync), &'static (dyn Fn() + Sync)>(job));
         }

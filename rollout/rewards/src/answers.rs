@@ -1,4 +1,5 @@
-//! The right answers of a row, as datasets write them: one text or number, a truth value, or a list of which any will do.
+//! The right answers of a row, as datasets write them: one text or number, a truth value, or a list of which any will
+//! do.
 
 use serde_json::{Map, Value};
 
@@ -20,7 +21,8 @@ pub struct Answers {
 }
 
 impl Answers {
-    /// Those of a column's value; none where that is a mapping, empty, or nothing. A list or a mapping may be written as a text.
+    /// Those of a column's value; none where that is a mapping, empty, or nothing. A list or a mapping may be written
+    /// as a text.
     #[must_use]
     pub fn of(value: &Value) -> Option<Self> {
         let one = |text: String| Some(Self { any_of: vec![text], truth: false });
@@ -59,8 +61,8 @@ fn digits(number: &serde_json::Number) -> String {
     if text.contains(['e', 'E']) { number.as_f64().and_then(written).unwrap_or(text) } else { text }
 }
 
-/// What rules cannot read in the columns of rows that answers are looked for in, in words; none where every row with such a
-/// column has an answer.
+/// What rules cannot read in the columns of rows that answers are looked for in, in words; none where every row with
+/// such a column has an answer.
 #[must_use]
 pub fn unreadable<'a>(columns: &[&str], rows: impl IntoIterator<Item = &'a Map<String, Value>>) -> Option<String> {
     let (mut all, mut nulls) = (0, 0);

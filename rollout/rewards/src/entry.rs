@@ -23,8 +23,8 @@ pub struct Entry {
     pub name: &'static str,
     /// What it rewards, in one line.
     pub about: &'static str,
-    /// Columns of the dataset that say what is right; on a row with none of them it abstains. A function with such columns
-    /// judges answers, which is what dynamic sampling goes by; one without reads the completions alone.
+    /// Columns of the dataset that say what is right; on a row with none of them it abstains. A function with such
+    /// columns judges answers, which is what dynamic sampling goes by; one without reads the completions alone.
     pub columns: &'static [&'static str],
     /// Its parameters.
     pub parameters: &'static [Parameter],

@@ -15,17 +15,18 @@ pub enum FilterMetric {
     Judge(usize),
     /// Another function: its scores differ.
     Scores(usize),
-    /// A function in Python, by its index, whose name says that it judges answers. Which score means right is not known, so
-    /// its scores must differ, which is the same where it gives only two.
+    /// A function in Python, by its index, whose name says that it judges answers. Which score means right is not
+    /// known, so its scores must differ, which is the same where it gives only two.
     SeemingJudge(usize),
     /// The rewards, as advantages are made of them, differ.
     Sum,
 }
 
 impl FilterMetric {
-    /// The metric that `filter_groups_metric` names among the reward functions. Without a name, it is the first function
-    /// that judges answers, else the first in Python whose name says so; the sum where none does, and where rewards are
-    /// given to steps (`of_sum`, the test of the rewards, says so): equal answers with different steps teach something then.
+    /// The metric that `filter_groups_metric` names among the reward functions. Without a name, it is the first
+    /// function that judges answers, else the first in Python whose name says so; the sum where none does, and where
+    /// rewards are given to steps (`of_sum`, the test of the rewards, says so): equal answers with different steps
+    /// teach something then.
     ///
     /// # Errors
     /// When no function has that name.
@@ -68,8 +69,8 @@ impl FilterMetric {
             Self::Judge(index) => format!("groups with some but not all completions right by `{}`", functions[index]),
             Self::Scores(index) => format!("groups whose scores by `{}` differ", functions[index]),
             Self::SeemingJudge(index) => format!(
-                "groups whose scores by `{}` differ, since its name says that it judges answers; `filter_groups_metric` \
-                 names another function, or `{SUM}`",
+                "groups whose scores by `{}` differ, since its name says that it judges answers; \
+                 `filter_groups_metric` names another function, or `{SUM}`",
                 functions[index]
             ),
             Self::Sum => "groups whose rewards differ".into(),

@@ -101,7 +101,8 @@ impl std::fmt::Debug for RewardFunction {
 }
 
 impl RewardFunction {
-    /// The text that it was asked for with; that of a function in Python has its name, also where only its file was named.
+    /// The text that it was asked for with; that of a function in Python has its name, also where only its file was
+    /// named.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -136,8 +137,8 @@ impl RewardFunction {
         })
     }
 
-    /// What the function cannot read in the columns in which it looks for the right answer, in words; none where every row
-    /// has an answer, and for functions that look for none.
+    /// What the function cannot read in the columns in which it looks for the right answer, in words; none where every
+    /// row has an answer, and for functions that look for none.
     pub fn unreadable<'a>(&self, rows: impl IntoIterator<Item = &'a Map<String, Value>>) -> Option<String> {
         let reads_answers = self.columns.iter().any(|column| ANSWER_COLUMNS.contains(column));
         reads_answers.then(|| answers::unreadable(self.columns, rows))?

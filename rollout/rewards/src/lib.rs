@@ -2,8 +2,8 @@
 //!
 //! [`Reward`] is the trait, [`Registry`] knows every function by name, [`rules`] holds the functions themselves and
 //! [`program`] those of other processes, which [`contain`] starts and bounds. [`rehearsal`] tries functions on samples,
-//! [`RewardPool`] runs them beside generation, and [`filter`] is what dynamic sampling goes by. `docs/rewards.md` describes
-//! them for users.
+//! [`RewardPool`] runs them beside generation, and [`filter`] is what dynamic sampling goes by. `docs/rewards.md`
+//! describes them for users.
 //!
 //! The crate needs no engine and no tokenizer: what computes a score with ONNX Runtime stands in `rollout`, as an
 //! [`Entry`](entry::Entry) that is added to the registry there.
@@ -107,8 +107,8 @@ pub trait Reward: Send + Sync {
     /// One outcome per completion of the input, in order.
     fn score(&self, input: &RewardInput) -> Vec<RewardOutcome>;
 
-    /// As [`Reward::score`], for the first call of a [`rehearsal`]: where a program may still be loading, that is waited
-    /// for, and one that does not answer is looked at more closely.
+    /// As [`Reward::score`], for the first call of a [`rehearsal`]: where a program may still be loading, that is
+    /// waited for, and one that does not answer is looked at more closely.
     fn score_first(&self, input: &RewardInput) -> Vec<RewardOutcome> {
         self.score(input)
     }
@@ -128,8 +128,8 @@ pub trait Reward: Send + Sync {
         usize::MAX
     }
 
-    /// What reads a completion's final answer off its text, for majority votes: the same answers come out as the same text,
-    /// however they are written. `None` for a function that compares no answers, or knows of many right ones.
+    /// What reads a completion's final answer off its text, for majority votes: the same answers come out as the same
+    /// text, however they are written. `None` for a function that compares no answers, or knows of many right ones.
     fn extract(&self) -> Option<&Extract> {
         None
     }

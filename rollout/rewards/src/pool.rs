@@ -313,8 +313,8 @@ impl Dispatcher {
         }
     }
 
-    /// Gives up what is overdue at a time, for which this thread may have woken up late: first it hears what threads have
-    /// said since.
+    /// Gives up what is overdue at a time, for which this thread may have woken up late: first it hears what threads
+    /// have said since.
     fn give_up_overdue(&mut self, now: Instant) {
         while let Ok(notice) = self.notices.1.try_recv() {
             self.take(notice);

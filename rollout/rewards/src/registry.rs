@@ -1,8 +1,8 @@
 //! Reward functions by name.
 //!
 //! A function is asked for as `name` or, with parameters, `name:key=value:key=value`; no comma or quote is needed, so
-//! the same text works in lists on a command line and in `run.toml`. A colon within a value is written `\:`. Functions in
-//! Python are named as [`PythonFunction`] says.
+//! the same text works in lists on a command line and in `run.toml`. A colon within a value is written `\:`. Functions
+//! in Python are named as [`PythonFunction`] says.
 
 use std::collections::BTreeMap;
 

@@ -1,7 +1,7 @@
 //! Reward functions on sample completions, before a run depends on them.
 //!
-//! What fails on every sample cannot work. What is odd, as a function that gives the same to everything, may be meant that
-//! way and is only remarked on.
+//! What fails on every sample cannot work. What is odd, as a function that gives the same to everything, may be meant
+//! that way and is only remarked on.
 
 use std::time::{Duration, Instant};
 
@@ -79,7 +79,8 @@ pub struct Rehearsed {
     pub refusal: Option<String>,
     /// What is odd about it.
     pub warnings: Vec<String>,
-    /// Whether completions of the model may show that it is not odd: a function may look for something that only they have.
+    /// Whether completions of the model may show that it is not odd: a function may look for something that only they
+    /// have.
     pub in_doubt: bool,
     /// What its program said last, if it failed.
     pub words: Vec<String>,
@@ -208,8 +209,8 @@ fn correlation(pairs: &[(f64, f64)]) -> Option<f64> {
     (scale > 0.0).then(|| sum(&|a, b| a * b) / scale)
 }
 
-/// Refuses what cannot work and remarks on what is odd. A rule that comes with the sampler is known to look at something;
-/// it is odd only where it judges answers and has seen right ones.
+/// Refuses what cannot work and remarks on what is odd. A rule that comes with the sampler is known to look at
+/// something; it is odd only where it judges answers and has seen right ones.
 fn judge(found: &mut Rehearsed, observed: &[Observed], function: &RewardFunction) {
     let all = found.samples;
     let reason = observed.iter().find_map(|o| match &o.outcome {
@@ -260,8 +261,8 @@ fn judge(found: &mut Rehearsed, observed: &[Observed], function: &RewardFunction
 const BEHIND_REASONING: &str = "It follows from what is given.\n</think>\n</reasoning>\n<answer>\n2\n</answer>";
 const BEHIND_ANSWER: &str = "2\n</answer>";
 
-/// What there is to say where the prompt opens a tag that a function looks for in completions. A rule that comes with the sampler
-/// counts the tag to them, others see what was sampled alone.
+/// What there is to say where the prompt opens a tag that a function looks for in completions. A rule that comes with
+/// the sampler counts the tag to them, others see what was sampled alone.
 fn opened_tag(function: &RewardFunction, tag: &str, trial: &Trial, demand: Demand) -> Option<String> {
     let name = tag.trim_end();
     let right = trial.samples.iter().zip(&trial.input.completions).find(|(sample, _)| **sample == Sample::Right);
@@ -287,8 +288,8 @@ fn opened_tag(function: &RewardFunction, tag: &str, trial: &Trial, demand: Deman
         let more = without.iter().zip(&with).any(|(without, with)| with > without);
         return more.then(|| {
             format!(
-                "wants `{name}` in completions, and the chat template puts it at the end of the prompt, so that they begin behind it; \
-                 let the function put it before them, or name another template with `chat_template`"
+                "wants `{name}` in completions, and the chat template puts it at the end of the prompt, so that they \
+                 begin behind it; let the function put it before them, or name another template with `chat_template`"
             )
         });
     }
@@ -315,7 +316,10 @@ fn slowness(found: &Rehearsed, group: usize, demand: Demand, processes: usize) -
     }
     let step = seconds * demand.completions_per_step as f64 / processes.min(demand.completions_per_step).max(1) as f64;
     (step > SLOW_STEP).then(|| {
-        format!("takes {seconds:.2} s for a completion, {step:.0} s for a step; `reward_processes` scores several groups at once")
+        format!(
+            "takes {seconds:.2} s for a completion, {step:.0} s for a step; `reward_processes` scores several \
+            groups at once"
+        )
     })
 }
 

@@ -1,8 +1,8 @@
 //! Bytes and seconds of version directories on their way, each as a difference to the one before:
 //! `cargo run --release -p rollout-rounded --example deltas -- run/checkpoint-1 run/checkpoint-2 …`
 //!
-//! A line for each format and pair of versions. Seconds are those of a clock, and behind them those of the cores: on a machine
-//! that does other things as well, these tell more.
+//! A line for each format and pair of versions. Seconds are those of a clock, and behind them those of the cores: on a
+//! machine that does other things as well, these tell more.
 
 use std::{
     env, fs,
@@ -13,7 +13,8 @@ use std::{
 use rollout_rounded::{INDEX_FILE, Index, RoundedError, difference, round, unpack};
 use shared::{WeightManifest, config::RolloutDtype};
 
-const COLUMNS: &str = "| | whole, MB | difference, MB | of it embedding, MB | round, s | difference, s | unpack whole, s | unpack difference, s |\n\
+const COLUMNS: &str = "| | whole, MB | difference, MB | of it embedding, MB | round, s | difference, s | unpack whole, \
+    s | unpack difference, s |\n\
                        |---|---|---|---|---|---|---|---|";
 const EMBEDDING: &str = "model.embed_tokens.weight";
 

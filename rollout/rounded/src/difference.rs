@@ -14,12 +14,12 @@ use super::{
 /// Blocks that are at hand at once, so that every core has some.
 const AT_ONCE: usize = 256;
 
-/// Makes of two whole rounded versions of a model, which [`round`](super::round) has written, a directory `out` that leads from
-/// the older to the newer one. Whatever is no smaller as a difference is there as it is in the newer one.
+/// Makes of two whole rounded versions of a model, which [`round`](super::round) has written, a directory `out` that
+/// leads from the older to the newer one. Whatever is no smaller as a difference is there as it is in the newer one.
 ///
 /// # Errors
-/// Directories of different models or rounded differently; one that is no whole version or damaged; any error of the file
-/// system.
+/// Directories of different models or rounded differently; one that is no whole version or damaged; any error of the
+/// file system.
 pub fn difference(newer: &Path, older: &Path, out: &Path) -> Result<Sizes, RoundedError> {
     let (newer, older) = (Packed::open_whole(newer)?, Packed::open_whole(older)?);
     if !are_alike(&newer.manifest, &older.manifest) {

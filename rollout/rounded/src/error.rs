@@ -51,7 +51,8 @@ pub enum RoundedError {
         /// What is wrong.
         message: String,
     },
-    /// The difference is to another version than the one at hand. The whole version is of use, or a difference to the latter.
+    /// The difference is to another version than the one at hand. The whole version is of use, or a difference to the
+    /// latter.
     #[error("is a difference to the weights {needed}, not to {}", found.as_deref().unwrap_or("none"))]
     WrongBase {
         /// Hash of the version that the difference is to ([`data_blake3`](shared::WeightManifest::data_blake3)).

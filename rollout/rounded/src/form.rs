@@ -23,8 +23,8 @@ pub enum Form {
     Bytes,
 }
 
-/// Whether a tensor is used in no other way than as the weight of a linear layer. A head that is tied to the embedding has no
-/// tensor of its own.
+/// Whether a tensor is used in no other way than as the weight of a linear layer. A head that is tied to the embedding
+/// has no tensor of its own.
 fn is_linear(name: &str) -> bool {
     name == "lm_head.weight" || name.ends_with("_proj.weight")
 }

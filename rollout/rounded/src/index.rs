@@ -24,7 +24,8 @@ pub struct Index {
     pub format: u32,
     /// [`data_blake3`](WeightManifest::data_blake3) of the version as the learner published it.
     pub of: String,
-    /// Where this is a difference: [`data_blake3`](WeightManifest::data_blake3) of the version, rounded likewise, that it is to.
+    /// Where this is a difference: [`data_blake3`](WeightManifest::data_blake3) of the version, rounded likewise, that
+    /// it is to.
     pub base: Option<String>,
     /// In the order of the manifest.
     pub tensors: Vec<PackedTensor>,
@@ -39,8 +40,8 @@ pub struct PackedTensor {
     pub blocks: Vec<Block>,
 }
 
-/// A block of a tensor: whether it is a difference, and how many bytes there are of each of its planes. A plane of none is all
-/// zeros, one with all of its bytes is as it is, any other is compressed with zstd.
+/// A block of a tensor: whether it is a difference, and how many bytes there are of each of its planes. A plane of none
+/// is all zeros, one with all of its bytes is as it is, any other is compressed with zstd.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Block(pub bool, pub Vec<u32>);
 
@@ -83,8 +84,8 @@ impl Index {
         Ok(index)
     }
 
-    /// Whether every block has a place for each of its planes, and no more than that. Of what passes, nothing larger is made than
-    /// the tensors of the manifest.
+    /// Whether every block has a place for each of its planes, and no more than that. Of what passes, nothing larger is
+    /// made than the tensors of the manifest.
     fn check(&self, manifest: &WeightManifest) -> Result<(), String> {
         if self.tensors.len() != manifest.tensors.len() {
             return Err(format!("has {} tensors, the manifest {}", self.tensors.len(), manifest.tensors.len()));

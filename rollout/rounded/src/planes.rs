@@ -1,11 +1,11 @@
 //! How bytes of a block become fewer.
 //!
-//! Words are taken apart into planes: their first bytes, their second bytes, and so on. Signs and exponents, of which a tensor
-//! has few, so lie together, and the last bits, in which there is nothing to gain, do not stand between them.
+//! Words are taken apart into planes: their first bytes, their second bytes, and so on. Signs and exponents, of which a
+//! tensor has few, so lie together, and the last bits, in which there is nothing to gain, do not stand between them.
 //!
-//! A difference is that of the words as whole numbers. Floats of one sign are in the order of their bits, so a small change
-//! is a small number, where an exclusive or would have every bit that was carried over. Its sign goes to the last bit, so that
-//! the higher planes are zeros either way.
+//! A difference is that of the words as whole numbers. Floats of one sign are in the order of their bits, so a small
+//! change is a small number, where an exclusive or would have every bit that was carried over. Its sign goes to the
+//! last bit, so that the higher planes are zeros either way.
 
 use std::cell::RefCell;
 
@@ -20,8 +20,8 @@ thread_local! {
     static DECOMPRESSOR: RefCell<Option<Decompressor<'static>>> = const { RefCell::new(None) };
 }
 
-/// A block as it is stored: the lengths of its planes, and these one after the other. A plane of length 0 is all zeros, one of
-/// its full length is as it is, any other is compressed.
+/// A block as it is stored: the lengths of its planes, and these one after the other. A plane of length 0 is all zeros,
+/// one of its full length is as it is, any other is compressed.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Stored {
     pub lengths: Vec<u32>,

@@ -13,12 +13,12 @@ use super::{
     planes::{self, Stored},
 };
 
-/// Makes of a version directory what samplers that compute in `dtype` need of it, whole, in the directory `out`. The bytes
-/// depend on the version and `dtype` alone. At most a few times the memory of the largest tensor is taken.
+/// Makes of a version directory what samplers that compute in `dtype` need of it, whole, in the directory `out`. The
+/// bytes depend on the version and `dtype` alone. At most a few times the memory of the largest tensor is taken.
 ///
 /// # Errors
-/// A version that is an adapter, not fp32, or rounded already; one that is not what its manifest says or, by the norms beside it,
-/// what the learner has; any error of the file system.
+/// A version that is an adapter, not fp32, or rounded already; one that is not what its manifest says or, by the norms
+/// beside it, what the learner has; any error of the file system.
 pub fn round(version_dir: &Path, dtype: RolloutDtype, out: &Path) -> Result<Sizes, RoundedError> {
     let version = VersionDir::open(version_dir)?;
     let manifest = version.manifest();

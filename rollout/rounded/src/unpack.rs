@@ -11,12 +11,13 @@ use shared::{
 
 use super::{RoundedError, difference::are_alike, packed::Packed, planes};
 
-/// Makes of a packed directory a version directory, `out`: whole, or from the version directory `base` on, which this function has
-/// made before. At most a few times the memory of the largest tensor is taken.
+/// Makes of a packed directory a version directory, `out`: whole, or from the version directory `base` on, which this
+/// function has made before. At most a few times the memory of the largest tensor is taken.
 ///
 /// # Errors
-/// A difference to another version than `base` ([`RoundedError::WrongBase`]: the whole version is of use) or to one of another
-/// model; files that are damaged, cut or of another format; any error of the file system. There is no `out` then.
+/// A difference to another version than `base` ([`RoundedError::WrongBase`]: the whole version is of use) or to one of
+/// another model; files that are damaged, cut or of another format; any error of the file system. There is no `out`
+/// then.
 pub fn unpack(packed: &Path, base: Option<&Path>, out: &Path) -> Result<WeightManifest, RoundedError> {
     let packed = Packed::open(packed)?;
     let base = packed.index.base.as_ref().map(|needed| open_base(&packed, needed, base)).transpose()?;

@@ -52,8 +52,8 @@ pub enum DatasetError {
     },
     /// No prompt leaves room for a completion.
     #[error(
-        "{path}: none of its {rows} prompts leaves room for a completion: the shortest has {shortest} tokens, prompt and \
-         completion together may have {max_model_len}; raise `max_model_len` (within the model's limit) or set \
+        "{path}: none of its {rows} prompts leaves room for a completion: the shortest has {shortest} tokens, prompt \
+         and completion together may have {max_model_len}; raise `max_model_len` (within the model's limit) or set \
          `max_prompt_length`"
     )]
     NoRoom {
@@ -71,8 +71,8 @@ pub enum DatasetError {
 /// How rows become prompts.
 #[derive(Debug, Clone, Default)]
 pub struct PromptOptions {
-    /// Put before the messages of every prompt as a system message, but for those that have one; a plain text prompt becomes a
-    /// user message then.
+    /// Put before the messages of every prompt as a system message, but for those that have one; a plain text prompt
+    /// becomes a user message then.
     pub system_prompt: Option<String>,
     /// Keep at most this many tokens, from the end (TRL's `max_prompt_length`, left truncation). `None` = all.
     pub max_prompt_length: Option<u32>,
@@ -96,7 +96,8 @@ pub struct PromptRow {
     pub prefill: String,
     /// The row's own messages, where its prompt is a conversation: without the prefill and a system prompt of the run.
     pub messages: Option<Arc<[Value]>>,
-    /// By which other rows that ask the same are known, under another system prompt or with other blanks. None of rows of tokens.
+    /// By which other rows that ask the same are known, under another system prompt or with other blanks. None of rows
+    /// of tokens.
     pub question: Option<u64>,
     /// Every other column of the row.
     pub columns: Arc<Map<String, Value>>,
@@ -239,8 +240,8 @@ impl Dataset {
         let begin: String = first.prompt_text.chars().take(SHOWN).collect();
         let more = if begin.len() < first.prompt_text.len() { "..." } else { "" };
         Some(format!(
-            "{}: {count} of {rows} prompts of the evaluation are among those of the training, for instance {:?}{more}; name rows \
-             that are not trained on as `eval_dataset`, or leave these out of `dataset`",
+            "{}: {count} of {rows} prompts of the evaluation are among those of the training, for instance {:?}{more}; \
+             name rows that are not trained on as `eval_dataset`, or leave these out of `dataset`",
             self.name(),
             begin
         ))
@@ -251,8 +252,8 @@ impl Dataset {
         self.rows.truncate(limit);
     }
 
-    /// Leaves out the prompts with `max_model_len` tokens or more, which leave no room for a completion, and counts them and
-    /// those that were shortened.
+    /// Leaves out the prompts with `max_model_len` tokens or more, which leave no room for a completion, and counts
+    /// them and those that were shortened.
     ///
     /// # Errors
     /// [`DatasetError::NoRoom`] of a file or folder of which nothing would be left.
@@ -283,7 +284,8 @@ impl Dataset {
         })
     }
 
-    /// `long`, with the rows of this dataset whose prompt leaves room for fewer than `max_completion_length` tokens in `room`.
+    /// `long`, with the rows of this dataset whose prompt leaves room for fewer than `max_completion_length` tokens in
+    /// `room`.
     #[must_use]
     pub fn count_crowded(&self, long: LongPrompts, room: usize, max_completion_length: usize) -> LongPrompts {
         let crowded = self.rows.iter().filter(|row| row.prompt_ids.len() + max_completion_length > room).count() as u64;

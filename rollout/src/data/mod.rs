@@ -1,8 +1,8 @@
 //! From rows of text to token ids and back.
 //!
-//! [`Dataset`] holds the rows that `shared-data` reads, [`adapters`] turns known row shapes (GSM8K, countdown) into prompts,
-//! [`ChatTemplate`] renders messages the way transformers does, [`Tokenizer`] encodes and decodes, and [`stop`] watches a growing
-//! completion for stop strings.
+//! [`Dataset`] holds the rows that `shared-data` reads, [`adapters`] turns known row shapes (GSM8K, countdown) into
+//! prompts, [`ChatTemplate`] renders messages the way transformers does, [`Tokenizer`] encodes and decodes, and
+//! [`stop`] watches a growing completion for stop strings.
 
 pub mod adapters;
 mod dataset;

@@ -90,29 +90,31 @@ impl OddPrompts {
         if let Some((place, role, text)) = &self.example {
             let text: String = text.chars().take(SHOWN).collect();
             told.push(format!(
-                "in {} of {rows} prompts of {dataset} words of the messages are missing: the chat template passes over them. In \
-                 {place}, it is the message of role `{role}`: {text:?}. Give messages the roles and contents that the template \
-                 reads, or name another template with `chat_template`",
+                "in {} of {rows} prompts of {dataset} words of the messages are missing: the chat template passes over \
+                 them. In {place}, it is the message of role `{role}`: {text:?}. Give messages the roles and contents \
+                 that the template reads, or name another template with `chat_template`",
                 self.lost
             ));
         }
         if self.own_system_message > 0 {
             told.push(format!(
-                "{} of {rows} prompts of {dataset} have a system message of their own, which stands in place of `system_prompt`",
+                "{} of {rows} prompts of {dataset} have a system message of their own, which stands in place of \
+                 `system_prompt`",
                 self.own_system_message
             ));
         }
         if self.two_beginnings > 0 {
             told.push(format!(
-                "{} of {rows} prompts of {dataset} begin with the token that the tokenizer puts before every text, and so have it \
-                 twice; write them without it, or as messages, which the chat template renders",
+                "{} of {rows} prompts of {dataset} begin with the token that the tokenizer puts before every text, and \
+                 so have it twice; write them without it, or as messages, which the chat template renders",
                 self.two_beginnings
             ));
         }
         told.extend(self.unread(dataset, tokenizer));
         if self.rendered == 0 && options.system_prompt.is_none() && tokenizer.has_template_kwargs() {
             told.push(format!(
-                "`chat_template_kwargs` changes nothing for {dataset}: its prompts are texts, which get no chat template"
+                "`chat_template_kwargs` changes nothing for {dataset}: its prompts are texts, which get no chat \
+                 template"
             ));
         }
         told
@@ -129,14 +131,14 @@ impl OddPrompts {
         let unread = self.variables.iter().filter(move |(name, _)| !is_read(name)).map(move |(name, count)| {
             let of_row = if ["tools", CALLS].contains(&name.as_str()) { "" } else { " in `chat_template_kwargs`" };
             format!(
-                "{count} of {rows} prompts of {dataset} have `{name}`{of_row}, which changes nothing: the chat template does not \
-                 read it; name another template with `chat_template`"
+                "{count} of {rows} prompts of {dataset} have `{name}`{of_row}, which changes nothing: the chat \
+                 template does not read it; name another template with `chat_template`"
             )
         });
         let unused = self.unused.iter().map(move |(column, count)| {
             format!(
-                "{count} of {rows} prompts of {dataset} have `{column}` beside a text, which changes nothing: texts get no chat \
-                 template; write such prompts as messages"
+                "{count} of {rows} prompts of {dataset} have `{column}` beside a text, which changes nothing: texts \
+                 get no chat template; write such prompts as messages"
             )
         });
         unread.chain(unused)

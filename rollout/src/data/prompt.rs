@@ -62,8 +62,8 @@ fn conversation(row: &Map<String, Value>) -> Option<Arc<[Value]>> {
     Some(messages[..kept].into())
 }
 
-/// A hash of what is asked, with single blanks: of a conversation all words of the user, since its last ones may be those of any
-/// other.
+/// A hash of what is asked, with single blanks: of a conversation all words of the user, since its last ones may be
+/// those of any other.
 fn question(prompt: &Prompt) -> Option<u64> {
     let words = match prompt {
         Prompt::Text { text, .. } => text.clone(),
@@ -167,8 +167,8 @@ fn render(
     tokenizer.render(messages, &variables).map_err(|error| {
         if has_system_prompt && tokenizer.render(&messages[1..], &variables).is_ok() {
             return format!(
-                "{error}; without `system_prompt` it can: leave that option out and put its words into the user messages, or name a \
-                 template that takes it with `chat_template`"
+                "{error}; without `system_prompt` it can: leave that option out and put its words into the user \
+                 messages, or name a template that takes it with `chat_template`"
             );
         }
         error.to_string()

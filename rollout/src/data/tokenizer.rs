@@ -25,8 +25,8 @@ pub enum TokenizerError {
     Template(#[from] TemplateError),
     /// Messages, but the model directory has no chat template.
     #[error(
-        "the model has no chat template for a prompt of messages; add chat_template.jinja to the model directory, name one with \
-         `chat_template`, or write `prompt` as plain text"
+        "the model has no chat template for a prompt of messages; add chat_template.jinja to the model directory, name \
+         one with `chat_template`, or write `prompt` as plain text"
     )]
     NoTemplate,
     /// The text cannot be tokenised.
@@ -119,7 +119,8 @@ impl Tokenizer {
         })?;
         if let Some(names) = model.chat_templates()?.without_default() {
             remarks.push(format!(
-                "none of the model's chat templates is the default ({}); name a file with one of them as `chat_template`",
+                "none of the model's chat templates is the default ({}); name a file with one of them as \
+                 `chat_template`",
                 names.join(", ")
             ));
         }
@@ -217,8 +218,8 @@ impl Tokenizer {
     }
 
     /// Renders messages for generation: ends with the opening of the assistant's turn or, if the last message is the
-    /// assistant's, with that message left open. `variables` are further template variables (`tools`, …), which go before those
-    /// that every rendering has.
+    /// assistant's, with that message left open. `variables` are further template variables (`tools`, …), which go
+    /// before those that every rendering has.
     ///
     /// # Errors
     /// Without a template, or when the template refuses the messages.
@@ -229,8 +230,8 @@ impl Tokenizer {
         Ok(template.render_prompt(messages, &all)?)
     }
 
-    /// What [`crate::engine::GroupRequest::stop_criterion`] wants: a factory of criteria for these stop strings, or `None`
-    /// when there are none.
+    /// What [`crate::engine::GroupRequest::stop_criterion`] wants: a factory of criteria for these stop strings, or
+    /// `None` when there are none.
     #[must_use]
     pub fn stop_criterion(&self, stop: &[String]) -> Option<StopCriterionFactory> {
         let stop: Arc<[String]> = stop.iter().filter(|s| !s.is_empty()).cloned().collect();

@@ -185,8 +185,8 @@ pub(crate) fn draw_kept(kept: &[Candidate], target: f64) -> Option<&Candidate> {
 }
 
 /// What is to be known of a token's probability: `logprob` under the model itself, `distance` of its logit from the
-/// largest (both after the repetition penalty), `total` the sum of exp(distance / T) over the vocabulary, and the support
-/// with its part of that sum.
+/// largest (both after the repetition penalty), `total` the sum of exp(distance / T) over the vocabulary, and the
+/// support with its part of that sum.
 pub(crate) fn token_logprob(
     logprob: f32,
     distance: f64,

@@ -61,8 +61,8 @@ pub enum Event {
 
 /// How an event is shown.
 pub(super) struct Shown {
-    /// Number of its line of the timeline, `tid` of the file, which is also the order of display. Events of one line nest or
-    /// follow each other.
+    /// Number of its line of the timeline, `tid` of the file, which is also the order of display. Events of one line
+    /// nest or follow each other.
     pub track: usize,
     pub track_name: String,
     pub name: &'static str,

@@ -46,8 +46,8 @@ pub fn span(begin: Instant, end: Instant, event: Event) {
     }
 }
 
-/// Writes what was recorded, in one visible step; nothing without a recording. Returns the number of events that were too
-/// many to be kept.
+/// Writes what was recorded, in one visible step; nothing without a recording. Returns the number of events that were
+/// too many to be kept.
 ///
 /// # Errors
 /// When the file cannot be written, with its path.

@@ -7,9 +7,9 @@ use std::{
     path::Path,
 };
 
-/// Opens a file for reading, whatever its length. What is no file, such as a pipe or `/dev/zero`, may never end, and is not
-/// opened for longer than it takes to see that; only what was handed to the process itself, such as `/dev/stdin` or `<(...)`
-/// of a shell, may be a pipe.
+/// Opens a file for reading, whatever its length. What is no file, such as a pipe or `/dev/zero`, may never end, and is
+/// not opened for longer than it takes to see that; only what was handed to the process itself, such as `/dev/stdin` or
+/// `<(...)` of a shell, may be a pipe.
 ///
 /// # Errors
 /// Those of the file system; that it is no file.
@@ -32,8 +32,8 @@ pub fn open(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Opens a file of the program's own to append to it, and makes it where there is none. A link is not written through: in a
-/// folder that somebody else has made, it may lead to a file of the user's.
+/// Opens a file of the program's own to append to it, and makes it where there is none. A link is not written through:
+/// in a folder that somebody else has made, it may lead to a file of the user's.
 ///
 /// # Errors
 /// Those of the file system; a link, a pipe or anything else that is no file.
@@ -82,7 +82,8 @@ fn require_file(metadata: &Metadata) -> io::Result<()> {
     }
 }
 
-/// What the system says of a link, a pipe that nobody reads, a socket or a missing device, in words: those for what is `there`.
+/// What the system says of a link, a pipe that nobody reads, a socket or a missing device, in words: those for what is
+/// `there`.
 fn in_words(error: io::Error, there: io::Result<Metadata>) -> io::Error {
     if !matches!(error.raw_os_error(), Some(libc::ELOOP | libc::ENXIO)) {
         return error;

@@ -1,8 +1,9 @@
 //! What the parsing of one thing may take of memory.
 //!
 //! A template of a hundred bytes can double a text forty times, and no interpreter of templates counts bytes. So the
-//! allocator counts: within [`within`], what a thread asks for is subtracted from an allowance. There is no way to refuse
-//! memory that code gets out of with an error, so the program ends with one, before the machine is out of memory.
+//! allocator counts: within [`within`], what a thread asks for is subtracted from an allowance. There is no way to
+//! refuse memory that code gets out of with an error, so the program ends with one, before the machine is out of
+//! memory.
 
 use std::{
     alloc::{GlobalAlloc, Layout, System},
@@ -32,8 +33,8 @@ pub fn abort_on_excess() {
     ABORTS.store(true, Ordering::Relaxed);
 }
 
-/// Runs `work` with an allowance of `most` bytes of memory beyond what this thread has. Where [`Metered`] is the allocator,
-/// more of it ends the program with an error that names `what`; elsewhere nothing is counted.
+/// Runs `work` with an allowance of `most` bytes of memory beyond what this thread has. Where [`Metered`] is the
+/// allocator, more of it ends the program with an error that names `what`; elsewhere nothing is counted.
 pub fn within<T>(what: &str, most: u64, work: impl FnOnce() -> T) -> T {
     // SAFETY: the reference is in a cell of this thread, and `Account` takes it out before `what` ends.
     let what: &'static str = unsafe { std::mem::transmute::<&str, &'static str>(what) };

@@ -41,8 +41,8 @@ impl Write for Escaping<'_, '_> {
     }
 }
 
-/// Control characters, the separators that some terminals and viewers break lines at, and those that turn the direction of
-/// writing: a name with these reads as another.
+/// Control characters, the separators that some terminals and viewers break lines at, and those that turn the direction
+/// of writing: a name with these reads as another.
 fn is_control(c: char) -> bool {
     c.is_control() || matches!(c, '\u{2028}' | '\u{2029}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }

@@ -57,16 +57,17 @@ pub enum TemplateError {
     LostPrefill,
 }
 
-/// Steps that a template may take for one prompt: a conversation of a thousand messages takes some ten thousand, and a loop
-/// that does not end is ended within a second.
+/// Steps that a template may take for one prompt: a conversation of a thousand messages takes some ten thousand, and a
+/// loop that does not end is ended within a second.
 pub const FUEL: u64 = 10_000_000;
 
-/// How long a template may take for one prompt, counted in looks: a step may sort a long list, and a prompt takes milliseconds. A
-/// machine that slept meanwhile has made one look.
+/// How long a template may take for one prompt, counted in looks: a step may sort a long list, and a prompt takes
+/// milliseconds. A machine that slept meanwhile has made one look.
 const LOOK: Duration = Duration::from_millis(100);
 const LOOKS: u32 = 50;
 
-/// Steps that each millisecond beyond the first look counts for, where it had fewer: all prompts together are bounded by them.
+/// Steps that each millisecond beyond the first look counts for, where it had fewer: all prompts together are bounded
+/// by them.
 const STEPS_OF_A_MILLISECOND: u64 = 2_000;
 
 /// Bytes of memory that a template may take for one prompt: steps can each double a text.
@@ -103,8 +104,9 @@ pub struct ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// Compiles a template. `special_tokens` are texts that it knows by the names `bos_token`, `eos_token` and so on; `now` is what
-    /// `strftime_now` shows, which must not change from prompt to prompt. [`of_model`](Self::of_model) opens that of a model.
+    /// Compiles a template. `special_tokens` are texts that it knows by the names `bos_token`, `eos_token` and so on;
+    /// `now` is what `strftime_now` shows, which must not change from prompt to prompt. [`of_model`](Self::of_model)
+    /// opens that of a model.
     ///
     /// # Errors
     /// [`TemplateError::Compile`].
@@ -158,7 +160,8 @@ impl ChatTemplate {
         self.steps.load(Ordering::Relaxed)
     }
 
-    /// The variables that the template reads and that no caller gives by itself: its switches, such as `enable_thinking`.
+    /// The variables that the template reads and that no caller gives by itself: its switches, such as
+    /// `enable_thinking`.
     #[must_use]
     pub fn switches(&self) -> BTreeSet<String> {
         let read =
@@ -208,8 +211,8 @@ impl ChatTemplate {
         Ok(text)
     }
 
-    /// Renders messages, with or without the opening of the assistant's turn at the end. Content in parts goes to the template as
-    /// it is if the template goes through it, and as one text if that is what the template wants.
+    /// Renders messages, with or without the opening of the assistant's turn at the end. Content in parts goes to the
+    /// template as it is if the template goes through it, and as one text if that is what the template wants.
     ///
     /// # Errors
     /// [`TemplateError::Render`], or [`TemplateError::Part`].
@@ -279,8 +282,9 @@ pub fn prefill(messages: &[Value]) -> Option<Cow<'_, str>> {
     if last["role"] == "assistant" { text_of(&last["content"]) } else { None }
 }
 
-/// A message without the keys that hold nothing, as transformers 5 hands it to templates: they ask whether a key is there,
-/// and messages of Parquet and Arrow have every key that any message has. What lies deeper stays, as it does there.
+/// A message without the keys that hold nothing, as transformers 5 hands it to templates: they ask whether a key is
+/// there, and messages of Parquet and Arrow have every key that any message has. What lies deeper stays, as it does
+/// there.
 fn without_nulls(message: &Value) -> Value {
     match message {
         Value::Object(keys) => {
@@ -305,8 +309,8 @@ fn on_large_stack<T: Send>(work: impl FnOnce() -> T + Send) -> io::Result<T> {
     })
 }
 
-/// As [`on_large_stack`], for as long as a prompt may take. Nothing ends a thread; one that is not done by then is left to
-/// itself, until its steps are used up or the program ends.
+/// As [`on_large_stack`], for as long as a prompt may take. Nothing ends a thread; one that is not done by then is left
+/// to itself, until its steps are used up or the program ends.
 fn for_a_while<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> io::Result<Option<T>> {
     let (sender, receiver) = mpsc::channel();
     thread::Builder::new().stack_size(STACK).spawn(move || sender.send(work()))?;
@@ -339,7 +343,8 @@ fn message(error: &Error) -> String {
 /// That a prompt takes more than it may.
 fn endless(most: &str) -> String {
     format!(
-        "it takes more than {most} for one prompt; leave the row out, or give the run another template with `chat_template`"
+        "it takes more than {most} for one prompt; leave the row out, or give the run another template with \
+         `chat_template`"
     )
 }
 
@@ -349,8 +354,8 @@ fn way_out(error: &Error, detail: &str) -> String {
         return format!(": {}", endless(&format!("{FUEL} steps")));
     }
     if detail.contains("use % operator") {
-        return "; Python's `%` of texts is not known here: write `~` or the filter `format` in a copy of the template, and name \
-                it as `chat_template`"
+        return "; Python's `%` of texts is not known here: write `~` or the filter `format` in a copy of the template, \
+            and name it as `chat_template`"
             .to_owned();
     }
     if matches!(error.kind(), ErrorKind::UnknownMethod | ErrorKind::UnknownFilter | ErrorKind::UnknownTest) {

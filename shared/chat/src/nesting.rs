@@ -1,10 +1,10 @@
 //! How deep a template may nest values, and itself.
 //!
-//! minijinja compiles expressions, and prints, compares and drops values, by recursion, and its namespaces can be changed: one
-//! that holds itself, or a list that a loop puts into itself again and again, overflows the stack, which ends the process.
-//! Neither is of use in a chat template. So what is assigned, and what a namespace begins with, is looked at and copied, since
-//! a lazy value could still refer to something that changes. What one tag can nest is bounded by its length, and recursion by
-//! minijinja itself: the stack that templates have holds the product.
+//! minijinja compiles expressions, and prints, compares and drops values, by recursion, and its namespaces can be
+//! changed: one that holds itself, or a list that a loop puts into itself again and again, overflows the stack, which
+//! ends the process. Neither is of use in a chat template. So what is assigned, and what a namespace begins with, is
+//! looked at and copied, since a lazy value could still refer to something that changes. What one tag can nest is
+//! bounded by its length, and recursion by minijinja itself: the stack that templates have holds the product.
 
 use minijinja::{
     Environment, Error, ErrorKind, State, Value,
@@ -15,8 +15,8 @@ use minijinja::{
 
 /// Most lists and maps in each other.
 const MOST_NESTED: usize = 64;
-/// Values that all assignments of one rendering may look at together: a list that grows by a message at a time is copied each
-/// time.
+/// Values that all assignments of one rendering may look at together: a list that grows by a message at a time is
+/// copied each time.
 const MOST_LOOKED_AT: usize = 10_000_000;
 
 /// Most words and signs between `{%` and `%}`, or `{{` and `}}`.
@@ -52,8 +52,8 @@ pub fn add_to(environment: &mut Environment<'_>) {
     });
 }
 
-/// The template with a filter after each expression that is assigned. One that cannot be read stays as it is: compiling it
-/// says why.
+/// The template with a filter after each expression that is assigned. One that cannot be read stays as it is: compiling
+/// it says why.
 ///
 /// # Errors
 /// A tag that is too long, or too many `elif`.

@@ -80,7 +80,8 @@ fn of_text(text: &str, method: &str, args: &[Value]) -> Option<Result<Value, Err
     })
 }
 
-/// Whether Python calls a character decimal: a digit of any script (Unicode's `Nd`), and no fraction, raised or circled number.
+/// Whether Python calls a character decimal: a digit of any script (Unicode's `Nd`), and no fraction, raised or circled
+/// number.
 fn is_decimal(c: char) -> bool {
     static DECIMAL: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"\A\d\z").expect("a valid pattern"));
     c.is_ascii_digit() || !c.is_ascii() && DECIMAL.is_match(c.encode_utf8(&mut [0; 4]))

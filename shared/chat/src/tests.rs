@@ -24,7 +24,8 @@ const CHATML: &str = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|en
 
 #[test]
 fn blocks_are_trimmed_as_transformers_trims_them() {
-    let source = "{{ bos_token }}\n    {% for m in messages %}\n[{{ m['role'] | upper }}] {{ m.content.strip() }}\n    {% endfor %}\n\
+    let source = "{{ bos_token }}\n    {% for m in messages %}\n[{{ m['role'] | upper }}] {{ m.content.strip() }}\n    \
+        {% endfor %}\n\
                   {%- if add_generation_prompt %}\n[ASSISTANT]{% endif %}{{ eos_token }}{{ pad_token }}\n";
     // jinja2 3.1 with trim_blocks and lstrip_blocks gives the same.
     assert_eq!(prompt(source, &[("user", " 2+3 ")]).unwrap(), "<s>\n[USER] 2+3\n[ASSISTANT]</s>");
@@ -93,7 +94,8 @@ fn values_do_not_nest_without_end() {
         );
         assert_eq!(prompt(&source, &[("user", "a")]).unwrap(), "True", "{lazy}");
     }
-    // A macro that calls itself with what grows is ended by the bound of its depth, on a stack that holds what has grown.
+    // A macro that calls itself with what grows is ended by the bound of its depth, on a stack that holds what has
+    // grown.
     let literal = format!("{}x{}", "[".repeat(40), "]".repeat(40));
     refused(
         &format!("{{% macro m(x) %}}{{{{ x }}}}{{{{ m({literal}) }}}}{{% endmacro %}}{{{{ m(1) }}}}"),
@@ -119,15 +121,15 @@ fn expressions_do_not_nest_without_end() {
 
 #[test]
 fn assignments_mean_what_they_meant() {
-    let same = "{% set n = namespace(a='', b=none) %}{% set x = 1, %}{% set y, n.a = 'if', messages[0].content ~ '%}' %}\
-                {% set z = 'p' if y == 'if' else 'q' %}{% set u = nobody %}{% set d = {'k': [1, {'l': (2,)}], 'j': none} %}\
-                {% set n.b = d %}{% set n.c = messages[1:] %}{% set s %}<{{ z }}>{% endset %}\
-                {% set t | upper | trim %} {{ z }} {% endset %}{% set n.t | upper %}{{ z }}{% endset %}{# {% set n.q = #}\
-                {% raw %}{% set n.a = 1 %}{% endraw %}{{ x[0] }}{{ y }}{{ n.a }}{{ z }}{{ u is defined }}{{ d }}{{ n.b == d }}{{ n.b }}\
-                {% macro f(a) %}({{ a }}){% endmacro %}{% set n.f = f %}{% set g = f %}{{ n.f(1) }}{{ g(2) }}\
-                {% for c, l in messages | groupby('role') %}{% set w = loop %}{{ w.index }}{{ c }}{% endfor %}\
-                {% set p = messages | groupby('role') %}{{ p[0].grouper }}{{ p[0].list | length }}\
-                {{ n.c[0].role }}{{ s }}{{ t }}{{ n.t }}{{ n.b.k | length }}{{ n.b | tojson }}";
+    let same = "{% set n = namespace(a='', b=none) %}{% set x = 1, %}{% set y, n.a = 'if', messages[0].content ~ '%}' \
+        %}{% set z = 'p' if y == 'if' else 'q' %}{% set u = nobody %}{% set d = {'k': [1, {'l': (2,)}], 'j': none} \
+        %}{% set n.b = d %}{% set n.c = messages[1:] %}{% set s %}<{{ z }}>{% endset %}{% set t | upper | trim %} \
+        {{ z }} {% endset %}{% set n.t | upper %}{{ z }}{% endset %}{# {% set n.q = #}{% raw %}{% set n.a = 1 \
+        %}{% endraw %}{{ x[0] }}{{ y }}{{ n.a }}{{ z }}{{ u is defined }}{{ d }}{{ n.b == d }}{{ n.b }}{% macro f(a) \
+        %}({{ a }}){% endmacro %}{% set n.f = f %}{% set g = f %}{{ n.f(1) }}{{ g(2) }}{% for c, l in messages | \
+        groupby('role') %}{% set w = loop %}{{ w.index }}{{ c }}{% endfor %}{% set p = messages | groupby('role') \
+        %}{{ p[0].grouper }}{{ p[0].list | length }}{{ n.c[0].role }}{{ s }}{{ t }}{{ n.t }}{{ n.b.k | length \
+        }}{{ n.b | tojson }}";
     let text = prompt(same, &[("user", "a"), ("user", "b")]).unwrap();
     let dict = "{'k': [1, {'l': (2,)}], 'j': None}";
     let rest = "{\"k\": [1, {\"l\": [2]}], \"j\": null}";
@@ -181,9 +183,9 @@ fn templates_that_do_not_compile_say_where() {
 /// transformers 5: `{k: v for k, v in msg.items() if v is not None}` for every message.
 #[test]
 fn keys_of_messages_that_hold_nothing_are_not_there() {
-    let source = "{% for m in messages %}{% if 'tool_calls' in m %}{{ m.tool_calls | length }}{% endif %}[{{ m.role }}]\
-                  {% if 'content' in m %}{{ m['content'] }}{% endif %}{{ m.name | default('-') }}{{ m.keys() | list | length }}\
-                  {{ m.thought.deep is none }}{% endfor %}";
+    let source = "{% for m in messages %}{% if 'tool_calls' in m %}{{ m.tool_calls | length }}{% endif %}[{{ m.role \
+        }}]{% if 'content' in m %}{{ m['content'] }}{% endif %}{{ m.name | default('-') }}{{ m.keys() | list | length \
+        }}{{ m.thought.deep is none }}{% endfor %}";
     let messages = [
         json!({"role": "user", "content": "hi", "tool_calls": null, "name": null, "thought": {"deep": null}}),
         json!({"role": "tool", "content": null, "reasoning_content": null, "name": "f", "thought": {}}),
@@ -235,8 +237,8 @@ fn methods_and_filters_of_python_are_there() {
 }
 
 /// Qwen3's way with content: a text as it is, anything else is passed over.
-const TEXTS_ALONE: &str = "{% for m in messages %}{% if m.content is string %}{% set c = m.content %}{% else %}{% set c = '' %}\
-                           {% endif %}<{{ m.role }}>{{ c }}{% endfor %}";
+const TEXTS_ALONE: &str = "{% for m in messages %}{% if m.content is string %}{% set c = m.content %}{% else \
+    %}{% set c = '' %}{% endif %}<{{ m.role }}>{{ c }}{% endfor %}";
 
 #[test]
 fn content_in_parts_is_given_as_templates_want_it() {
@@ -254,8 +256,10 @@ fn content_in_parts_is_given_as_templates_want_it() {
     for source in [
         "{% for m in messages %}{{ '<' + m.role + '>' + m.content }}{% endfor %}",
         "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}{% endfor %}",
-        "{% for m in messages %}<{{ m.role }}>{{ m.content if m.content is string else m.content[0].text }}{% endfor %}",
-        "{% for m in messages %}<{{ m.role }}>{{ m.content if m.content is string else m.content | tojson }}{% endfor %}",
+        "{% for m in messages %}<{{ m.role }}>{{ m.content if m.content is string else m.content[0].text \
+         }}{% endfor %}",
+        "{% for m in messages %}<{{ m.role }}>{{ m.content if m.content is string else m.content | tojson \
+         }}{% endfor %}",
     ] {
         assert_eq!(of(source, &parts(&["first", "b"])).unwrap(), "<user>first\nb", "{source}");
     }
@@ -279,10 +283,10 @@ fn tools_have_a_template_of_their_own_where_there_is_one() {
 
 #[test]
 fn switches_are_the_variables_that_a_template_reads() {
-    let source = "{% for m in messages %}{{ m.content }}{% endfor %}{{ bos_token }}{% if add_generation_prompt %}\
-                  {% if enable_thinking is defined and not enable_thinking %}x{% endif %}{% endif %}\
-                  {% set y = strftime_now('%d') %}{{ y }}{% if tools %}{{ raise_exception('a') }}{% endif %}\
-                  {% macro f(a) %}{{ a }}{{ effort }}{% endmacro %}{{ f(1) }}{% set ns = namespace(z=1) %}{{ range(2) }}";
+    let source = "{% for m in messages %}{{ m.content }}{% endfor %}{{ bos_token }}{% if add_generation_prompt \
+        %}{% if enable_thinking is defined and not enable_thinking %}x{% endif %}{% endif %}{% set y = \
+        strftime_now('%d') %}{{ y }}{% if tools %}{{ raise_exception('a') }}{% endif %}{% macro f(a) %}{{ a \
+        }}{{ effort }}{% endmacro %}{{ f(1) }}{% set ns = namespace(z=1) %}{{ range(2) }}";
     let found: Vec<String> = template(source).switches().into_iter().collect();
     assert_eq!(found, ["effort", "enable_thinking", "tools"]);
 }

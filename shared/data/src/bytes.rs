@@ -14,8 +14,8 @@ const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 const MOST_BYTES: u64 = 64 << 30;
 /// Bytes by which a format is told.
 const HEAD: usize = 64 << 10;
-/// Bytes that one byte may unpack to, in the long run: text shrinks to a tenth, and to a hundredth where rows repeat one
-/// another. A file that unpacks to a thousand times its length was made to fill memory.
+/// Bytes that one byte may unpack to, in the long run: text shrinks to a tenth, and to a hundredth where rows repeat
+/// one another. A file that unpacks to a thousand times its length was made to fill memory.
 const MOST_RATIO: u64 = 500;
 /// What a file may unpack to however short it is.
 const SMALL: u64 = 16 << 20;
@@ -91,8 +91,8 @@ impl Content {
         })
     }
 
-    /// All of its bytes. Of what is compressed, `most` bytes and no more than such a file holds; what is read of more than
-    /// that is one byte more.
+    /// All of its bytes. Of what is compressed, `most` bytes and no more than such a file holds; what is read of more
+    /// than that is one byte more.
     pub fn whole(&self, most: u64) -> Result<Vec<u8>, DataError> {
         let (ratio, small) = MOST_HELD;
         let held = if self.packing.is_some() { ratio * self.raw.len() as u64 + small } else { u64::MAX };

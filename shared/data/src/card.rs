@@ -108,9 +108,9 @@ mod tests {
 
     #[test]
     fn the_head_of_a_card_names_configurations_with_their_files() {
-        let card = "---\nlicense: mit\nconfigs:\n- config_name: main\n  default: true\n  data_files:\n  - split: train\n    \
-                    path: main/train-*\n  - split: test\n    path: [main/test-*, more.json]\n- config_name: one\n  data_files: \
-                    one.csv\n- config_name: dir\n  data_dir: ./dir/\n---\n# Card\n---\n";
+        let card = "---\nlicense: mit\nconfigs:\n- config_name: main\n  default: true\n  data_files:\n  - split: \
+            train\n    path: main/train-*\n  - split: test\n    path: [main/test-*, more.json]\n- config_name: one\n  \
+            data_files: one.csv\n- config_name: dir\n  data_dir: ./dir/\n---\n# Card\n---\n";
         let found = configurations(card).unwrap();
         let names: Vec<(&str, bool)> = found.iter().map(|one| (one.name.as_str(), one.default)).collect();
         assert_eq!(names, [("main", true), ("one", false), ("dir", false)]);

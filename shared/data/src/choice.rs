@@ -1,5 +1,5 @@
-//! Which files of a folder that is laid out as on the Hugging Face Hub are the split and configuration that is wanted. Names
-//! are all that is looked at, so that what is not wanted need not be downloaded.
+//! Which files of a folder that is laid out as on the Hugging Face Hub are the split and configuration that is wanted.
+//! Names are all that is looked at, so that what is not wanted need not be downloaded.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -43,8 +43,8 @@ impl<'a> From<&'a str> for Part<'a> {
     }
 }
 
-/// The files of a part, and its split where there are several. `folder` is what errors name; `names` are the files in it, as
-/// seen from it, with `/` between folders; `card` is the text of its [`CARD`].
+/// The files of a part, and its split where there are several. `folder` is what errors name; `names` are the files in
+/// it, as seen from it, with `/` between folders; `card` is the text of its [`CARD`].
 ///
 /// # Errors
 /// No such split or configuration, or files that do not belong together.

@@ -14,8 +14,8 @@ pub struct Columns {
 }
 
 impl Columns {
-    /// Adds `prompt` and `answer` to a row, as copies: reward functions may ask for the columns by their own names. Messages
-    /// of `prompt` that are written in another way become objects with `role` and `content`.
+    /// Adds `prompt` and `answer` to a row, as copies: reward functions may ask for the columns by their own names.
+    /// Messages of `prompt` that are written in another way become objects with `role` and `content`.
     ///
     /// # Errors
     /// As [`Self::check`].
@@ -65,12 +65,12 @@ pub(crate) fn names(row: &Values) -> String {
 /// Characters of a text that are shown.
 const SHOWN: usize = 40;
 
-/// What a row gives its chat template beside the messages: `tools`, and the entries of `chat_template_kwargs`. Either may be
-/// written as a text of JSON, as TRL takes it. An empty text is nothing.
+/// What a row gives its chat template beside the messages: `tools`, and the entries of `chat_template_kwargs`. Either
+/// may be written as a text of JSON, as TRL takes it. An empty text is nothing.
 ///
 /// # Errors
-/// `tools` that are no list, since a template would go through the letters of a text, and `chat_template_kwargs` that are no
-/// object.
+/// `tools` that are no list, since a template would go through the letters of a text, and `chat_template_kwargs` that
+/// are no object.
 pub fn template_variables(row: &Values) -> Result<Values, String> {
     let parsed = |key: &str| {
         let value = row.get(key)?;

@@ -1,7 +1,8 @@
 //! CSV and TSV.
 //!
-//! Cells are texts, and an empty cell is nothing. Columns of which every cell is a number, a list or an object, as JSON writes
-//! them, are read as such, if nothing is lost: `72` becomes a number, `72.50`, `007` and `1,000` stay as they are.
+//! Cells are texts, and an empty cell is nothing. Columns of which every cell is a number, a list or an object, as JSON
+//! writes them, are read as such, if nothing is lost: `72` becomes a number, `72.50`, `007` and `1,000` stay as they
+//! are.
 
 use std::{
     cell::Cell,
@@ -32,7 +33,8 @@ pub fn read(content: &Content, delimiter: u8) -> Result<Vec<Row>, DataError> {
             ErrorKind::Io(error) if error.kind() == io::ErrorKind::FileTooLarge => json::too_long(),
             ErrorKind::Io(error) => return content.failed(error),
             ErrorKind::UnequalLengths { expected_len, len, .. } => format!(
-                "has {len} cells, and the header names {expected_len} columns; is a cell with a {} or a line break without its quotes?",
+                "has {len} cells, and the header names {expected_len} columns; is a cell with a {} or a line break \
+                 without its quotes?",
                 if delimiter == b'\t' { "tab" } else { "comma" }
             ),
             ErrorKind::Utf8 { .. } => "is no UTF-8 text; save the file as UTF-8".into(),

@@ -52,8 +52,8 @@ pub enum DataError {
     },
     /// A split that a folder does not have.
     #[error(
-        "{path}: has no split `{wanted}`, but {}; `dataset_train_split` and `dataset_test_split` (--split of generate, eval and \
-         tune) choose one, or name the files of one", found.join(", ")
+        "{path}: has no split `{wanted}`, but {}; `dataset_train_split` and `dataset_test_split` (--split of generate, \
+         eval and tune) choose one, or name the files of one", found.join(", ")
     )]
     Split {
         /// The folder.

@@ -110,8 +110,8 @@ fn parsed<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T, DataError> {
     })
 }
 
-/// The files in a folder and in the folders below it, as seen from it, in the order of their names; hidden ones are left out.
-/// Links may make a circle, in which there is no end of folders.
+/// The files in a folder and in the folders below it, as seen from it, in the order of their names; hidden ones are
+/// left out. Links may make a circle, in which there is no end of folders.
 fn below(folder: &Path, within: &str, depth: usize, found: &mut Vec<String>) -> Result<(), DataError> {
     let here = folder.join(within);
     let entries =
@@ -241,8 +241,8 @@ mod tests {
         let dir = folder(&["a.jsonl", "b.jsonl", "sub/c-1.jsonl", "sub/c-2.jsonl"]);
         let card = |more: &str| {
             let text = format!(
-                "---\nconfigs:\n- config_name: easy\n  data_files:\n  - split: train\n    path: b.jsonl\n  - split: dev\n    \
-                 path: a.jsonl\n{more}---\n"
+                "---\nconfigs:\n- config_name: easy\n  data_files:\n  - split: train\n    path: b.jsonl\n  - split: \
+                 dev\n    path: a.jsonl\n{more}---\n"
             );
             fs::write(dir.path().join("README.md"), text).unwrap();
         };

@@ -78,13 +78,13 @@ impl Format {
 fn unknown(path: &Path) -> DataError {
     DataError::content(
         path,
-        "is in no format that is read (JSON lines, JSON arrays, CSV, TSV, Parquet, Arrow; docs/data.md); write one JSON object \
-         per line, for instance {\"prompt\": \"2 + 3 =\"}",
+        "is in no format that is read (JSON lines, JSON arrays, CSV, TSV, Parquet, Arrow; docs/data.md); write one \
+         JSON object per line, for instance {\"prompt\": \"2 + 3 =\"}",
     )
 }
 
-/// What separates the cells of the header: a tab, else a comma, else the semicolon of spreadsheets where the comma is the
-/// decimal point.
+/// What separates the cells of the header: a tab, else a comma, else the semicolon of spreadsheets where the comma is
+/// the decimal point.
 fn delimiter(bytes: &[u8]) -> Option<u8> {
     let header = bytes.split(|&byte| byte == b'\n').find(|line| !line.trim_ascii().is_empty())?;
     // Delimiters within quotes are part of a name.

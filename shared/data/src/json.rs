@@ -30,7 +30,8 @@ pub fn lines(bytes: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
     lines.filter(|(_, line)| !line.trim_ascii().is_empty()).map(|(index, line)| (index + 1, line))
 }
 
-/// Reads the next whole lines into `block`, or of a line that is too long for a row more than a row may have; nothing at the end.
+/// Reads the next whole lines into `block`, or of a line that is too long for a row more than a row may have; nothing
+/// at the end.
 fn next_block(reader: &mut dyn BufRead, block: &mut Vec<u8>) -> io::Result<()> {
     block.clear();
     reader.take(BLOCK).read_to_end(block)?;
@@ -126,7 +127,8 @@ pub fn parse(text: &[u8]) -> serde_json::Result<Value> {
     }
 }
 
-/// The error of a text that was parsed with quotation marks around some of its numbers, at the place that it has without them.
+/// The error of a text that was parsed with quotation marks around some of its numbers, at the place that it has
+/// without them.
 fn error_in(text: &[u8], of_quoted: serde_json::Error) -> serde_json::Error {
     serde_json::from_slice::<IgnoredAny>(text).err().unwrap_or(of_quoted)
 }
@@ -186,8 +188,8 @@ fn is_one_object(mut block: Vec<u8>, rest: &mut dyn BufRead) -> bool {
 fn one_object(path: &Path) -> DataError {
     DataError::content(
         path,
-        "is one JSON object that holds everything; rows are an array `[{...}, {...}]`, or one object per line (of a pandas table: \
-         `df.to_json(path, orient=\"records\", lines=True)`)",
+        "is one JSON object that holds everything; rows are an array `[{...}, {...}]`, or one object per line (of a \
+         pandas table: `df.to_json(path, orient=\"records\", lines=True)`)",
     )
 }
 
@@ -359,7 +361,8 @@ mod tests {
         let text = r#"{"a": 123456789012345678901234567890, "b": [-98765432109876543210, 18446744073709551615], "c": -9223372036854775808,
             "d": "in 123456789012345678901234567890 \" 123456789012345678901234567890", "e": 0.5, "f": 1e25}"#;
         let expected = json!({"a": "123456789012345678901234567890", "b": ["-98765432109876543210", 18_446_744_073_709_551_615_u64],
-            "c": i64::MIN, "d": "in 123456789012345678901234567890 \" 123456789012345678901234567890", "e": 0.5, "f": 1e25});
+            "c": i64::MIN, "d": "in 123456789012345678901234567890 \" \
+                123456789012345678901234567890", "e": 0.5, "f": 1e25});
         assert_eq!(values_of("a.jsonl", text.replace('\n', " ").as_bytes()), std::slice::from_ref(&expected));
         assert_eq!(values_of("a.json", format!("[{text}]").as_bytes()), [expected]);
         let cells = b"n,list\n123456789012345678901,\"[123456789012345678901]\"\n";

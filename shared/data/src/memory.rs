@@ -47,8 +47,8 @@ impl Meter {
         Err(DataError::content(
             &self.path,
             format!(
-                "its {length} bytes make rows of more than {most} MiB of memory, the bound for a file of this length; split it, \
-                 or unpack it where it is compressed and means this many rows"
+                "its {length} bytes make rows of more than {most} MiB of memory, the bound for a file of this length; \
+                 split it, or unpack it where it is compressed and means this many rows"
             ),
         ))
     }
@@ -59,8 +59,8 @@ pub fn of_row(values: &Values) -> usize {
     2 * size_of::<Row>() + of_entries(values)
 }
 
-/// An object has a table of the places of its entries, which is a power of two and at most seven eighths full, and as much room for
-/// entries as the table has.
+/// An object has a table of the places of its entries, which is a power of two and at most seven eighths full, and as
+/// much room for entries as the table has.
 fn of_entries(values: &Values) -> usize {
     let (buckets, room) = match values.len() {
         0 => (0, 0),
@@ -107,7 +107,8 @@ mod tests {
         encoder.finish().unwrap()
     }
 
-    /// Two texts are 32 bytes each, so are their keys; the table of four takes 64 bytes, the entries have room for three.
+    /// Two texts are 32 bytes each, so are their keys; the table of four takes 64 bytes, the entries have room for
+    /// three.
     #[test]
     fn a_short_row_is_mostly_what_it_lies_in() {
         let Value::Object(row) = serde_json::json!({"prompt": "1+1=", "answer": "2"}) else { unreachable!() };

@@ -18,7 +18,8 @@ pub enum Written {
 }
 
 impl Written {
-    /// How the messages of a column are written; nothing for a list as it should be, and for what is no list of messages.
+    /// How the messages of a column are written; nothing for a list as it should be, and for what is no list of
+    /// messages.
     pub fn of(value: &Value) -> Option<Self> {
         match value {
             Value::Array(items) => items.iter().any(|item| share_gpt(item).is_some()).then_some(Self::ShareGpt),
@@ -35,8 +36,8 @@ impl Written {
     }
 }
 
-/// Puts the messages of a column into the form of a list of `role` and `content`, if they are in another that is read; other
-/// values stay as they are.
+/// Puts the messages of a column into the form of a list of `role` and `content`, if they are in another that is read;
+/// other values stay as they are.
 pub fn settle(value: &mut Value) {
     match value {
         Value::Array(items) => items.iter_mut().for_each(settle_message),
@@ -151,8 +152,8 @@ fn no_text((index, part): (usize, &Value)) -> Option<String> {
     }
 }
 
-/// A message of ShareGPT's shape in that of chat templates, whose roles are `user` and `assistant`; TRL renames the keys alike
-/// (`maybe_convert_to_chatml`).
+/// A message of ShareGPT's shape in that of chat templates, whose roles are `user` and `assistant`; TRL renames the
+/// keys alike (`maybe_convert_to_chatml`).
 fn share_gpt(message: &Value) -> Option<Map<String, Value>> {
     let keys = message.as_object().filter(|keys| !keys.contains_key("role"))?;
     let (from, value) = (keys.get("from")?.as_str()?, keys.get("value")?);
@@ -199,8 +200,8 @@ fn from_text(text: &str) -> Option<Vec<Value>> {
 /// Keys with which a message may begin.
 const KEYS: [&str; 4] = ["role", "content", "from", "value"];
 
-/// Whether a text is messages as Python, NumPy or pandas prints them: `[{'role': 'user', ...}]`, also as a tuple, within
-/// `array(...)`, or one alone.
+/// Whether a text is messages as Python, NumPy or pandas prints them: `[{'role': 'user', ...}]`, also as a tuple,
+/// within `array(...)`, or one alone.
 fn is_python(text: &str) -> bool {
     let text = text.trim();
     let inner = text.strip_prefix("array").unwrap_or(text).trim_start_matches(['[', '(', ' ', '\n']);

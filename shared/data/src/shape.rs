@@ -37,8 +37,9 @@ impl Shape {
             None if has("nums") && has("target") => Ok(Self::Countdown),
             None if has("question") => Ok(Self::Question),
             None => Err(format!(
-                "has neither `prompt` (a text or a list of messages) nor `prompt_ids`, GSM8K's `question` and `answer`, or \
-                 countdown's `nums` and `target`, but {}; `prompt_column` names the column with the prompt",
+                "has neither `prompt` (a text or a list of messages) nor `prompt_ids`, GSM8K's `question` and \
+                 `answer`, or countdown's `nums` and `target`, but {}; `prompt_column` names the column with the \
+                 prompt",
                 names(row)
             )),
         }

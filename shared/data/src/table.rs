@@ -67,7 +67,8 @@ pub fn read<'a>(path: &Path, part: impl Into<Part<'a>>) -> Result<Table, DataErr
     Ok(Table { rows, about, left_out })
 }
 
-/// Number of rows of a dataset, as [`read`] reads it, without looking at more of them than their format makes necessary.
+/// Number of rows of a dataset, as [`read`] reads it, without looking at more of them than their format makes
+/// necessary.
 ///
 /// # Errors
 /// As [`read`], for what is looked at.

@@ -1,7 +1,7 @@
 //! Columns whose type says more than what their values look like: JSON in texts, and texts in bytes.
 //!
-//! Arrow's writer of JSON gives the one as a text and the other in hexadecimal. [`Typed`] says where they are in a column, and
-//! turns what was written into what is meant.
+//! Arrow's writer of JSON gives the one as a text and the other in hexadecimal. [`Typed`] says where they are in a
+//! column, and turns what was written into what is meant.
 
 use arrow_schema::{DataType, Field, Schema};
 use parquet::{
@@ -56,8 +56,8 @@ pub enum Fault {
 }
 
 impl Typed {
-    /// The columns of a schema. `is_json` says of the n-th leaf, columns without a type of their own in the order of the
-    /// schema, whether something else than the schema calls it JSON.
+    /// The columns of a schema. `is_json` says of the n-th leaf, columns without a type of their own in the order of
+    /// the schema, whether something else than the schema calls it JSON.
     pub fn columns(schema: &Schema, is_json: impl Fn(usize) -> bool) -> Vec<Self> {
         let mut leaves = 0;
         let mut leaf = || {

@@ -9,7 +9,8 @@ type Unread = (&'static str, &'static str);
 
 const PICKLE: Unread = (
     "a Python pickle",
-    "pickles run code when they are loaded; write the rows with `pandas.DataFrame(rows).to_parquet(...)` or as JSON lines",
+    "pickles run code when they are loaded; write the rows with `pandas.DataFrame(rows).to_parquet(...)` or as JSON \
+     lines",
 );
 const TAR: Unread = ("a tar archive (as webdataset has)", "unpack it and write the rows as JSON lines or Parquet");
 const OTHER_COMPRESSION: &str = "unpack it, or compress with gzip or zstd";

@@ -53,7 +53,8 @@ pub fn of_json(text: &[u8], error: &serde_json::Error, place: &str) -> String {
     }
     match foreign_word(text, error) {
         Some((word, place)) if is_not_finite(word) => format!(
-            "holds {word} ({place}), which JSON does not have (Python's json.dumps writes it); write `null` or a text in its place"
+            "holds {word} ({place}), which JSON does not have (Python's json.dumps writes it); write `null` or a text \
+             in its place"
         ),
         Some((word, place)) => {
             format!("holds {word} ({place}), which is Python's; write rows with `json.dumps(row)`")
@@ -85,8 +86,8 @@ fn foreign_word<'a>(text: &'a [u8], error: &serde_json::Error) -> Option<(&'a st
     Some((word, place))
 }
 
-/// Whether an object is no row but all of them: a table of pandas in one of the forms of `to_json`, columns as lists, or a
-/// list of rows under a name.
+/// Whether an object is no row but all of them: a table of pandas in one of the forms of `to_json`, columns as lists,
+/// or a list of rows under a name.
 pub fn holds_everything(object: &Values) -> bool {
     let values = || object.values();
     let by_index = |value: &Value| value.as_object().is_some_and(|cells| cells.contains_key("0"));
@@ -100,8 +101,8 @@ pub fn holds_everything(object: &Values) -> bool {
     !object.is_empty() && (values().all(by_index) || from_index || is_split || has_rows || are_columns(object))
 }
 
-/// Whether all values are lists of one length, and one is a list of texts: the columns of a table. Messages and token ids are
-/// lists that belong to one row.
+/// Whether all values are lists of one length, and one is a list of texts: the columns of a table. Messages and token
+/// ids are lists that belong to one row.
 fn are_columns(object: &Values) -> bool {
     let mut lists = object.values().map(|value| value.as_array().filter(|items| !items.is_empty()));
     let length = object.values().next().and_then(Value::as_array).map(Vec::len);

@@ -15,8 +15,8 @@ use arrow_schema::{ArrowError, DataType, TimeUnit};
 /// The time zone as an offset, which the writer knows.
 const UTC: &str = "+00:00";
 
-/// A batch whose times with a time zone are in UTC: the writer knows no zones by name, such as the `UTC` of pandas. The moments
-/// stay the same.
+/// A batch whose times with a time zone are in UTC: the writer knows no zones by name, such as the `UTC` of pandas. The
+/// moments stay the same.
 pub fn in_utc(batch: &RecordBatch) -> Result<RecordBatch, ArrowError> {
     let has_zone = |column: &ArrayRef| matches!(column.data_type(), DataType::Timestamp(_, Some(_)));
     if !batch.columns().iter().any(has_zone) {

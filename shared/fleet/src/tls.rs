@@ -29,8 +29,8 @@ pub(crate) fn certificates(option: &'static str, path: &Path) -> Result<Vec<Cert
     Ok(list)
 }
 
-/// As [`certificates`], once. Remarks on those that are not valid today: clocks differ, so the other side is the one to refuse
-/// them.
+/// As [`certificates`], once. Remarks on those that are not valid today: clocks differ, so the other side is the one to
+/// refuse them.
 pub(crate) fn check(option: &'static str, path: &Path) -> Result<Vec<CertificateDer<'static>>, FleetError> {
     let list = certificates(option, path)?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64);

@@ -1,4 +1,5 @@
-//! One attempt at a file: what has arrived of it before is kept and added to, in the cache as Hugging Face's programs have it.
+//! One attempt at a file: what has arrived of it before is kept and added to, in the cache as Hugging Face's programs
+//! have it.
 
 use std::{
     fs::{self, File, TryLockError},
@@ -91,7 +92,8 @@ pub struct Attempt {
 }
 
 impl Attempt {
-    /// Downloads what is missing; returns the file's path at its commit. Whether its content is right is for the caller.
+    /// Downloads what is missing; returns the file's path at its commit. Whether its content is right is for the
+    /// caller.
     ///
     /// # Errors
     /// See [`AttemptError`].

@@ -126,7 +126,8 @@ impl<'a> Download<'a> {
         }
     }
 
-    /// Downloads as long as something arrives, in a thread of its own: a connection that is silent cannot be asked to end.
+    /// Downloads as long as something arrives, in a thread of its own: a connection that is silent cannot be asked to
+    /// end.
     fn attempt(&self, file: &RemoteFile, arrived: &Arrived) -> Result<Result<PathBuf, AttemptError>, HubError> {
         let (sender, receiver) = mpsc::channel();
         let attempt = Attempt {

@@ -9,8 +9,8 @@ use shared_data::DataError;
 pub enum HubError {
     /// No answer, and nothing in the cache.
     #[error(
-        "{name}: there is no such folder, and as a name on the Hub it cannot be asked for at {endpoint} ({reason}); without a \
-         network, only what is in the cache {cache} can be taken"
+        "{name}: there is no such folder, and as a name on the Hub it cannot be asked for at {endpoint} ({reason}); \
+         without a network, only what is in the cache {cache} can be taken"
     )]
     Unreachable {
         /// The name.
@@ -60,7 +60,8 @@ pub enum HubError {
     },
     /// The token is not accepted.
     #[error(
-        "{name}: {endpoint} does not accept the token ({reason}); HF_TOKEN, or the file that `hf auth login` wrote, has it"
+        "{name}: {endpoint} does not accept the token ({reason}); HF_TOKEN, or the file that `hf auth login` wrote, \
+         has it"
     )]
     Token {
         /// The name.
@@ -90,7 +91,8 @@ pub enum HubError {
     },
     /// Its owner asks for something first.
     #[error(
-        "{name}: its owner lets only those have it who accepted the terms: do so at {page}, and give a token in HF_TOKEN"
+        "{name}: its owner lets only those have it who accepted the terms: do so at {page}, and give a token in \
+         HF_TOKEN"
     )]
     Gated {
         /// The name.
@@ -131,7 +133,8 @@ pub enum HubError {
     Data(#[from] DataError),
     /// A download ended too early, several times.
     #[error(
-        "{file} of {name}: the download was cut ({reason}); what has arrived is kept, and the same command goes on from there"
+        "{file} of {name}: the download was cut ({reason}); what has arrived is kept, and the same command goes on \
+         from there"
     )]
     Cut {
         /// The name.
@@ -143,8 +146,8 @@ pub enum HubError {
     },
     /// Nothing arrives.
     #[error(
-        "{file} of {name}: nothing has arrived for {seconds} s (HF_HUB_DOWNLOAD_TIMEOUT); what has is kept, and the same \
-         command goes on from there"
+        "{file} of {name}: nothing has arrived for {seconds} s (HF_HUB_DOWNLOAD_TIMEOUT); what has is kept, and the \
+         same command goes on from there"
     )]
     Silent {
         /// The name.

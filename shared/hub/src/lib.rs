@@ -1,9 +1,9 @@
 //! Models and datasets by their names on the Hugging Face Hub: what is wanted of them is downloaded into the cache that
 //! Hugging Face's other programs use too, and its folder there takes the name's place.
 //!
-//! [`locate`] does that for a whole configuration and [`Hub::model`] and [`Hub::dataset`] for one name. Names are told from
-//! paths in [`shared::config::on_hub`]; the environment variables that are heeded are those of [`Settings`]. Downloads go on
-//! where they were cut, and what has arrived is compared with the hashes that the Hub gives.
+//! [`locate`] does that for a whole configuration and [`Hub::model`] and [`Hub::dataset`] for one name. Names are told
+//! from paths in [`shared::config::on_hub`]; the environment variables that are heeded are those of [`Settings`].
+//! Downloads go on where they were cut, and what has arrived is compared with the hashes that the Hub gives.
 //!
 //! Names are replaced before anything else sees a configuration.
 

@@ -70,8 +70,8 @@ pub struct RemoteFile {
 }
 
 impl RemoteFile {
-    /// Whether a folder of the cache has it. Looked at through the links there, so that one whose content is gone counts as
-    /// missing.
+    /// Whether a folder of the cache has it. Looked at through the links there, so that one whose content is gone
+    /// counts as missing.
     pub fn is_in(&self, folder: &Path) -> bool {
         folder.join(&self.name).metadata().is_ok_and(|data| data.len() == self.size)
     }

@@ -143,8 +143,8 @@ impl Cached<'_> {
         })
     }
 
-    /// Remembers which commit a branch or tag is, so that it is found without a network. That it could not be costs nothing
-    /// now.
+    /// Remembers which commit a branch or tag is, so that it is found without a network. That it could not be costs
+    /// nothing now.
     fn note(&self, revision: &str, commit: &str) {
         if revision != commit {
             let _ = self.cache.repo(self.kind.repo(self.name, revision)).create_ref(commit);

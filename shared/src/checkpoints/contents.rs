@@ -24,8 +24,8 @@ const MOST_HEADER: u64 = 100_000_000;
 /// Weights of the policy.
 const WEIGHTS: &str = "model.safetensors";
 
-/// Looks at what nobody could go on from, were it damaged: every JSON file of these is JSON, every safetensors file has what its
-/// header says, and the model is one.
+/// Looks at what nobody could go on from, were it damaged: every JSON file of these is JSON, every safetensors file has
+/// what its header says, and the model is one.
 pub fn look(dir: &Path, files: impl IntoIterator<Item = PathBuf>) -> Result<(), Damage> {
     for path in files {
         match path.extension().and_then(|ending| ending.to_str()) {
@@ -113,8 +113,8 @@ impl Header {
     }
 }
 
-/// What the files of a checkpoint without a list say of each other: the weights that the manifest has the hashes of are those of
-/// the model and those of the export.
+/// What the files of a checkpoint without a list say of each other: the weights that the manifest has the hashes of are
+/// those of the model and those of the export.
 pub fn compare(dir: &Path) -> Result<(), Damage> {
     let required = if dir.join(ADAPTER_CONFIG_FILE).exists() { ADAPTER_CONFIG_FILE } else { "config.json" };
     if !dir.join(required).exists() {

@@ -1,6 +1,6 @@
 //! The options with a closed list of values: each value with its word in `run.toml`, other words for it, and its
-//! meaning. Methods are in [`crate::methods`], devices and element types in [`crate::compute`], and the rule for rewards
-//! that failed in [`crate::group`].
+//! meaning. Methods are in [`crate::methods`], devices and element types in [`crate::compute`], and the rule for
+//! rewards that failed in [`crate::group`].
 
 use crate::declare::choices;
 
@@ -56,17 +56,18 @@ choices! {
         CosineWithRestarts = "cosine_with_restarts",
         /// A power of what is left, to `lr_end` (1e-7), after a linear warm-up. `power` (1).
         Polynomial = "polynomial",
-        /// The inverse of a square root, after a linear warm-up. `timescale` (the warm-up, or 10000 without one): updates.
+        /// The inverse of a square root, after a linear warm-up. `timescale` (the warm-up, or 10000 without one):
+        /// updates.
         InverseSqrt = "inverse_sqrt",
-        /// As cosine, to a smallest rate: `min_lr`, or as a share of the peak `min_lr_rate`; one of them must be given. `num_cycles`
-        /// (0.5).
+        /// As cosine, to a smallest rate: `min_lr`, or as a share of the peak `min_lr_rate`; one of them must be given.
+        /// `num_cycles` (0.5).
         CosineWithMinLr = "cosine_with_min_lr",
-        /// As cosine_with_min_lr, one update ahead, with a warm-up that does not begin at 0: `warmup_lr_rate` (one update's share
-        /// of the warm-up) is the share of the peak that it begins with.
+        /// As cosine_with_min_lr, one update ahead, with a warm-up that does not begin at 0: `warmup_lr_rate` (one
+        /// update's share of the warm-up) is the share of the peak that it begins with.
         CosineWarmupWithMinLr = "cosine_warmup_with_min_lr",
-        /// A warm-up, the peak rate, and a decay over the last `num_decay_steps` updates, which must be given. `num_stable_steps`
-        /// (what is left), `warmup_type` (linear) and `decay_type` (cosine) of linear, cosine and 1-sqrt, `min_lr_ratio` (0): where
-        /// both begin and end, `num_cycles` (0.5).
+        /// A warm-up, the peak rate, and a decay over the last `num_decay_steps` updates, which must be given.
+        /// `num_stable_steps` (what is left), `warmup_type` (linear) and `decay_type` (cosine) of linear, cosine and
+        /// 1-sqrt, `min_lr_ratio` (0): where both begin and end, `num_cycles` (0.5).
         WarmupStableDecay = "warmup_stable_decay",
     }
 
@@ -83,22 +84,22 @@ choices! {
     RewardsOn {
         /// Beside the learner.
         Run = "run",
-        /// On the workers, for groups that one worker makes: what a group costs is then spread over their hosts. They need what the
-        /// functions need (`tandem worker --reward-dir`); what they say is believed.
+        /// On the workers, for groups that one worker makes: what a group costs is then spread over their hosts. They
+        /// need what the functions need (`tandem worker --reward-dir`); what they say is believed.
         Workers = "workers",
     }
 
     /// How versions of the weights lie in `weights_store`, for workers.
     StoreFormat {
-        /// Not at all where `listen` is a loopback address and no `weights_store` is named: workers, which are on the learner's
-        /// host, read them where it leaves them. Else `rounded` in a `weights_store` where that is possible, and `plain` in the
-        /// folder of the run.
+        /// Not at all where `listen` is a loopback address and no `weights_store` is named: workers, which are on the
+        /// learner's host, read them where it leaves them. Else `rounded` in a `weights_store` where that is possible,
+        /// and `plain` in the folder of the run.
         Auto = "auto",
         /// As they are: nothing is computed for it, and every worker can use them.
         Plain = "plain",
-        /// Rounded to what workers compute in (`rollout_dtype`), compressed, and besides as the difference to the versions that
-        /// workers have. Takes a few seconds of a core for each version, and no completion is another. Adapters are small and lie
-        /// as they are.
+        /// Rounded to what workers compute in (`rollout_dtype`), compressed, and besides as the difference to the
+        /// versions that workers have. Takes a few seconds of a core for each version, and no completion is another.
+        /// Adapters are small and lie as they are.
         Rounded = "rounded",
     }
 

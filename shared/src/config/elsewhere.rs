@@ -1,5 +1,5 @@
-//! Names that other systems, and people, have for options. They are no other spellings: what they count or mean there may
-//! differ, so they are refused, with the option that is meant.
+//! Names that other systems, and people, have for options. They are no other spellings: what they count or mean there
+//! may differ, so they are refused, with the option that is meant.
 
 /// Names with the option that is meant, dashes as underscores.
 const NAMES: &[(&str, &str)] = &[

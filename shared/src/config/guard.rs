@@ -10,8 +10,8 @@ choices! {
     GuardSign {
         /// The loss or the gradient of an update is no finite number.
         NonFinite = "non_finite",
-        /// `mismatch_kl`, the distance between sampler and learner, is above 1e-5 where both compute the same in float32,
-        /// above 0.1 otherwise.
+        /// `mismatch_kl`, the distance between sampler and learner, is above 1e-5 where both compute the same in
+        /// float32, above 0.1 otherwise.
         Mismatch = "mismatch",
         /// The gradient norm of the first update is above 10 times the median of the last 32 steps.
         GradientSpike = "gradient_spike",
@@ -34,8 +34,8 @@ choices! {
         LowerLearningRate = "lower_learning_rate",
         /// Leaves the updates of the step out: the next version has the weights of the one before.
         SkipStep = "skip_step",
-        /// Leaves the step out and goes back to the weights of the last healthy checkpoint; what the dataset has given since
-        /// then is not given again.
+        /// Leaves the step out and goes back to the weights of the last healthy checkpoint; what the dataset has given
+        /// since then is not given again.
         RollBack = "roll_back",
         /// Ends the run with a checkpoint and an error.
         Stop = "stop",
@@ -72,8 +72,8 @@ impl GuardSign {
         }
     }
 
-    /// Steps in a row that it has to last, if the entry does not say: one step is a few prompts, which may all be hard by
-    /// chance, but what a single update can destroy is not waited for.
+    /// Steps in a row that it has to last, if the entry does not say: one step is a few prompts, which may all be hard
+    /// by chance, but what a single update can destroy is not waited for.
     fn usual_steps(self) -> u64 {
         match self {
             Self::NonFinite | Self::Mismatch | Self::GradientSpike | Self::Kl | Self::RewardFailures => 1,
@@ -126,8 +126,8 @@ impl GuardRule {
 }
 
 impl TrainConfig {
-    /// The entries of `guard`, and the one that every run has unless it says otherwise: updates that are not finite are left
-    /// out.
+    /// The entries of `guard`, and the one that every run has unless it says otherwise: updates that are not finite are
+    /// left out.
     ///
     /// # Errors
     /// The first entry that is none, with what it may be.

@@ -9,8 +9,8 @@ const SCHEME: &str = "hf://";
 const FILES: [&str; 12] =
     [".jsonl", ".ndjson", ".json", ".toml", ".yaml", ".yml", ".csv", ".tsv", ".parquet", ".arrow", ".gz", ".zst"];
 
-/// Folders that people keep models and data in: what begins with such a name is a path, whether it is there or not. With `hf://`
-/// it is a name all the same.
+/// Folders that people keep models and data in: what begins with such a name is a path, whether it is there or not.
+/// With `hf://` it is a name all the same.
 const FOLDERS: [&str; 18] = [
     "checkpoint",
     "checkpoints",
@@ -32,9 +32,9 @@ const FOLDERS: [&str; 18] = [
     "weights",
 ];
 
-/// What is meant by a text where a model or a dataset is wanted: `hf://owner/name` if it is a name on the Hub, nothing if it is
-/// a path. Whatever is there wins, as does whatever may be a misspelt path: one below a folder that is there, or that has a name
-/// as folders of models and data have.
+/// What is meant by a text where a model or a dataset is wanted: `hf://owner/name` if it is a name on the Hub, nothing
+/// if it is a path. Whatever is there wins, as does whatever may be a misspelt path: one below a folder that is there,
+/// or that has a name as folders of models and data have.
 #[must_use]
 pub fn on_hub(text: &str, folder: &Path) -> Option<String> {
     if let Some(name) = text.strip_prefix(SCHEME) {

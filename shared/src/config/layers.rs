@@ -93,8 +93,8 @@ pub fn check(key: &str, text: &str) -> Result<(), String> {
     accepted(option, value, text).map(drop)
 }
 
-/// As [`load`], for what a user names: reward functions and the interpreter that the file names are found from its folder on,
-/// those of the command line from the working directory on.
+/// As [`load`], for what a user names: reward functions and the interpreter that the file names are found from its
+/// folder on, those of the command line from the working directory on.
 ///
 /// # Errors
 /// As [`load`].
@@ -224,7 +224,8 @@ fn known(spelling: &str, origin: &str) -> Result<&'static OptionSpec, ConfigErro
     })
 }
 
-/// The value, in which paths are seen from the folder in which they were given, and names on the Hub are marked as such.
+/// The value, in which paths are seen from the folder in which they were given, and names on the Hub are marked as
+/// such.
 fn located(option: &OptionSpec, value: Value, folder: &Path) -> Value {
     if !matches!(option.kind, Kind::Path | Kind::Paths) {
         return value;

@@ -1,25 +1,25 @@
 //! The configuration of a run: `run.toml`, with TRL's names and defaults.
 //!
-//! **An option is declared once**, in `options.rs`, and a value of a choice once, in `choices.rs` or, where others go by it,
-//! in [`crate::methods`], [`crate::compute`] and [`crate::group`]. An option looks like this:
+//! **An option is declared once**, in `options.rs`, and a value of a choice once, in `choices.rs` or, where others go
+//! by it, in [`crate::methods`], [`crate::compute`] and [`crate::group`]. An option looks like this:
 //!
 //! ```text
 //! /// Clip range below (and above, without `epsilon_high`).
 //! epsilon: f64 = 0.2, trl, also(&["clip_ratio", "eps_clip"]), at_least(0.0), below(1.0);
 //! ```
 //!
-//! Behind type and default stand, in any order, the words that [`OptionSpec`] has: what it means that an `Option` is absent
-//! (`absent`), where the option comes from (`trl`, `source`), other spellings (`also`), which numbers it may be
-//! (`at_least`, `above`, `at_most`, `below`, `or_infinite`, `because`), which other option has the share of all steps that a
-//! number of steps below 1 is (`share`), and whether a run may be resumed with another value
-//! (`keeps_results`). A `PathBuf` and each of `Paths` is relative to the file that it is given in; with `on_hub`, it may be a
-//! name on the Hugging Face Hub. To add an option is to add such lines. From them come:
+//! Behind type and default stand, in any order, the words that [`OptionSpec`] has: what it means that an `Option` is
+//! absent (`absent`), where the option comes from (`trl`, `source`), other spellings (`also`), which numbers it may be
+//! (`at_least`, `above`, `at_most`, `below`, `or_infinite`, `because`), which other option has the share of all steps
+//! that a number of steps below 1 is (`share`), and whether a run may be resumed with another value (`keeps_results`).
+//! A `PathBuf` and each of `Paths` is relative to the file that it is given in; with `on_hub`, it may be a name on the
+//! Hugging Face Hub. To add an option is to add such lines. From them come:
 //!
 //! - the field of [`TrainConfig`] and its default;
 //! - the key of `run.toml` and the flag of the command line, with their errors and suggestions ([`layers`]);
 //! - the bounds that [`TrainConfig::validate`] checks before it looks at combinations, which are in `validate/`;
-//! - the page `docs/configuration.md` ([`reference`]), `tandem train --help`, and the help of the flags of `rollout` that
-//!   mean the same;
+//! - the page `docs/configuration.md` ([`reference`]), `tandem train --help`, and the help of the flags of `rollout`
+//!   that mean the same;
 //! - what `tandem import-config` knows of TRL's keys, and what a resumed run may change.
 
 mod choices;
@@ -74,7 +74,8 @@ pub enum ConfigError {
         message: String,
     },
     /// A key that does not exist.
-    #[error("unknown option `{key}` ({origin}){}", suggestion.as_ref().map(|s| format!("; did you mean `{s}`?")).unwrap_or_default())]
+    #[error("unknown option `{key}` \
+        ({origin}){}", suggestion.as_ref().map(|s| format!("; did you mean `{s}`?")).unwrap_or_default())]
     UnknownKey {
         /// The key.
         key: String,
@@ -153,7 +154,8 @@ impl TrainConfig {
         OffsetDateTime::parse(self.template_date.as_deref()?, &Rfc3339).ok()
     }
 
-    /// Writes down what chat templates take for now, so that it stays: as given, else as `before` had it, else this moment.
+    /// Writes down what chat templates take for now, so that it stays: as given, else as `before` had it, else this
+    /// moment.
     pub fn fix_template_date(&mut self, before: Option<&Self>) {
         let now = || OffsetDateTime::now_utc().replace_nanosecond(0).ok()?.format(&Rfc3339).ok();
         self.template_date = self.template_date.take().or_else(|| before?.template_date.clone()).or_else(now);

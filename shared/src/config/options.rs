@@ -16,19 +16,21 @@ options! {
     "Model and data" {
         /// Hugging Face model directory to start from, or its name on the Hub (`Qwen/Qwen2.5-0.5B-Instruct`).
         model: PathBuf = PathBuf::new(), source("TRL `model_name_or_path`"), also(&["model_name_or_path"]), on_hub;
-        /// Branch, tag or commit of `model`, where it is a name on the Hub. A run that is resumed keeps the commit that it
-        /// began with.
+        /// Branch, tag or commit of `model`, where it is a name on the Hub. A run that is resumed keeps the commit that
+        /// it began with.
         model_revision: String = "main".into(), trl;
         /// Training prompts: a file (JSON lines, JSON, CSV, TSV, Parquet, Arrow, also with gzip or zstd), a folder as
-        /// `save_to_disk` writes it or as it is on the Hugging Face Hub, a name there (`openai/gsm8k`), or a list of such.
-        /// docs/data.md has the formats and the shapes of rows.
+        /// `save_to_disk` writes it or as it is on the Hugging Face Hub, a name there (`openai/gsm8k`), or a list of
+        /// such. docs/data.md has the formats and the shapes of rows.
         dataset: Paths = Paths::default(), source("TRL `dataset_name`"), also(&["dataset_name"]), on_hub;
-        /// Configuration of `dataset` and `eval_dataset`, where they have several (`main` and `socratic` of `openai/gsm8k`).
-        dataset_config: Option<String> = None, absent("the only one, or the one that the dataset's card calls the default"), trl;
+        /// Configuration of `dataset` and `eval_dataset`, where they have several (`main` and `socratic` of
+        /// `openai/gsm8k`).
+        dataset_config: Option<String> = None, absent("the only one, or the one that the dataset's card calls the \
+            default"), trl;
         /// Branch, tag or commit of those of `dataset` and `eval_dataset` that are names on the Hub.
         dataset_revision: String = "main".into(), source("datasets `revision`");
-        /// With several of `dataset`: how many prompts are drawn from each, in proportion. A dataset with a larger share than
-        /// its rows have is gone through more often than the others. Empty = as many as each has rows.
+        /// With several of `dataset`: how many prompts are drawn from each, in proportion. A dataset with a larger
+        /// share than its rows have is gone through more often than the others. Empty = as many as each has rows.
         dataset_weights: Vec<f64> = Vec::new(), source("OpenRLHF `prompt_data_probs`"),
             also(&["prompt_data_probs"]), above(0.0);
         /// The split of `dataset` to train on, where it is a folder with several.
@@ -40,8 +42,8 @@ options! {
         /// Column that is the prompt, where it has another name: a text, or a list of messages.
         prompt_column: Option<String> = None, absent("`prompt`, or what docs/data.md says of known shapes of rows"),
             source("verl `data.prompt_key`"), also(&["prompt_key"]);
-        /// Column that is the right answer, where it has another name; `extra_info.answer` is a field of a column. Reward
-        /// functions find it as `answer`, and under its own name too.
+        /// Column that is the right answer, where it has another name; `extra_info.answer` is a field of a column.
+        /// Reward functions find it as `answer`, and under its own name too.
         answer_column: Option<String> = None, absent("`answer`, or what docs/data.md says of known shapes of rows"),
             source("RLinf `data.answer_key`"), also(&["answer_key"]);
         /// Where the run is written.
@@ -49,14 +51,15 @@ options! {
         /// System message put before every prompt, whose tokens are prefilled with each; a plain text prompt becomes a
         /// user message then. A row that has a system message of its own keeps that alone.
         system_prompt: Option<String> = None, absent("none");
-        /// Chat template in the place of the model's: a file in Jinja, or a model directory that has one. Checkpoints carry it.
+        /// Chat template in the place of the model's: a file in Jinja, or a model directory that has one. Checkpoints
+        /// carry it.
         chat_template: Option<PathBuf> = None, absent("the model's"), source("TRL `chat_template_path`"),
             also(&["chat_template_path"]);
-        /// Variables for the chat template, as in `{ enable_thinking = false }`: switches of its own, which make other prompts. A
-        /// row's column of that name goes before.
+        /// Variables for the chat template, as in `{ enable_thinking = false }`: switches of its own, which make other
+        /// prompts. A row's column of that name goes before.
         chat_template_kwargs: Option<JsonTable> = None, absent("none"), trl, also(&["apply_chat_template_kwargs"]);
-        /// The moment that chat templates take for now (`strftime_now`), as `2026-01-31T12:00:00Z`. `config.toml` of the run keeps
-        /// it, so that a run which is resumed on another day has the same prompts.
+        /// The moment that chat templates take for now (`strftime_now`), as `2026-01-31T12:00:00Z`. `config.toml` of
+        /// the run keeps it, so that a run which is resumed on another day has the same prompts.
         template_date: Option<String> = None, absent("when the run began");
         /// Keep at most this many tokens of a prompt, from its end: bounds time and memory, loses the beginning.
         max_prompt_length: Option<u32> = None, absent("all"), at_least(1.0);
@@ -90,30 +93,31 @@ options! {
         /// Processes of each Python function and of each program: so many groups are scored at once, which pays where
         /// scoring is slow or waits for a service, and each process takes its memory.
         reward_processes: u32 = 1, at_least(1.0), at_most(1024.0), keeps_results;
-        /// Let programs and Python functions use the network, for instance to ask a judge, which is slower than a rule and may answer
-        /// otherwise the next time; false = they have sockets within this machine's file system only. docs/rewards.md says what else
-        /// they may do.
+        /// Let programs and Python functions use the network, for instance to ask a judge, which is slower than a rule
+        /// and may answer otherwise the next time; false = they have sockets within this machine's file system only.
+        /// docs/rewards.md says what else they may do.
         reward_network: bool = false, keeps_results;
-        /// Further variables of the environment that programs and Python functions get, for instance the key of a judge; one
-        /// that ends with `*` stands for all that begin so. Without it, they get paths, language and time zone.
+        /// Further variables of the environment that programs and Python functions get, for instance the key of a
+        /// judge; one that ends with `*` stands for all that begin so. Without it, they get paths, language and time
+        /// zone.
         reward_env: Vec<String> = Vec::new(), keeps_results;
-        /// Files and folders that programs and Python functions may write to, besides the temporary folder that each process
-        /// has of its own (`TMPDIR`): a cache, or `/dev` for a GPU.
+        /// Files and folders that programs and Python functions may write to, besides the temporary folder that each
+        /// process has of its own (`TMPDIR`): a cache, or `/dev` for a GPU.
         reward_writable: Option<Paths> = None, absent("nowhere else"), keeps_results;
-        /// GiB of memory that a process of a program or Python function may take, with all that it started. More leaves less to
-        /// the sampler.
+        /// GiB of memory that a process of a program or Python function may take, with all that it started. More leaves
+        /// less to the sampler.
         reward_memory: Option<f64> = None, absent("half of what the machine, or the control group, has"), above(0.0),
             at_most(1e6), because("GiB"), keeps_results;
-        /// Seconds of processor time after which a process of a program or Python function is killed and started again: ends
-        /// what computes on and on without being asked; a call has `reward_timeout`.
+        /// Seconds of processor time after which a process of a program or Python function is killed and started again:
+        /// ends what computes on and on without being asked; a call has `reward_timeout`.
         reward_cpu: u64 = 3600, at_least(1.0), keeps_results;
-        /// Processes that a process of a program or Python function may have at once, itself included: more let one that forks on
-        /// and on take more of the machine.
+        /// Processes that a process of a program or Python function may have at once, itself included: more let one
+        /// that forks on and on take more of the machine.
         reward_max_processes: u32 = 256, at_least(1.0), keeps_results;
         /// GiB that a file may have which a program or Python function writes; more lets one fill more of the disk.
         reward_file_size: f64 = 1.0, above(0.0), at_most(1e6), because("GiB"), keeps_results;
-        /// GiB that all files together may have in the temporary folder of a process of a program or Python function; more
-        /// lets one fill more of the disk.
+        /// GiB that all files together may have in the temporary folder of a process of a program or Python function;
+        /// more lets one fill more of the disk.
         reward_disk: Option<f64> = None, absent("four times `reward_file_size`"), above(0.0), at_most(1e6),
             because("GiB"), keeps_results;
         /// Try the reward functions on sample completions of a few rows before training, and refuse to start where one
@@ -154,7 +158,8 @@ options! {
         /// judges answers: some of its completions are right, but not all (DAPO eq. 11). Another function: its scores
         /// differ. `reward`: the rewards differ, as advantages are made of them. The start of a run says which.
         filter_groups_metric: Option<String> = None,
-            absent("the first function that judges answers, else the first in Python whose name says so; `reward` where none does or steps are rewarded"),
+            absent("the first function that judges answers, else the first in Python whose name says so; `reward` \
+                where none does or steps are rewarded"),
             source("verl `filter_groups.metric`");
     }
 
@@ -189,13 +194,14 @@ options! {
         /// Keep each layer's input alone and compute the layer again on the way back: activations take a small part of
         /// the memory, a step about a third more time, and the result is the same bit for bit. TRL's default is true.
         gradient_checkpointing: bool = false, trl, keeps_results;
-        /// Compute the learner's layers in bfloat16, with float32 copies of what is trained; norms, softmax, loss and the
-        /// language-model head stay in float32. Faster where the processor multiplies bfloat16 (AMX, AVX-512 BF16, GPUs);
-        /// the sampler gets the rounded weights. TRL's default is true.
+        /// Compute the learner's layers in bfloat16, with float32 copies of what is trained; norms, softmax, loss and
+        /// the language-model head stay in float32. Faster where the processor multiplies bfloat16 (AMX, AVX-512 BF16,
+        /// GPUs); the sampler gets the rounded weights. TRL's default is true.
         bf16: bool = false, trl;
-        /// Train a low-rank adapter (LoRA) beside the frozen model instead of the model itself: gradients and optimiser state
-        /// of a hundredth of the size, a cheaper backward pass, versions of a few megabytes, and a reference policy at no
-        /// memory. Versions and checkpoints are PEFT directories. It wants about ten times the learning rate.
+        /// Train a low-rank adapter (LoRA) beside the frozen model instead of the model itself: gradients and optimiser
+        /// state of a hundredth of the size, a cheaper backward pass, versions of a few megabytes, and a reference
+        /// policy at no memory. Versions and checkpoints are PEFT directories. It wants about ten times the learning
+        /// rate.
         use_peft: bool = false, trl;
         /// With `use_peft`: rank of the adapter. More can learn more, and costs more.
         lora_r: u32 = 16, trl, at_least(1.0);
@@ -203,7 +209,8 @@ options! {
         lora_alpha: f64 = 32.0, trl, above(0.0);
         /// With `use_peft`: the linear layers that have an adapter, by the ends of their names, as `q_proj`.
         lora_target_modules: Vec<String> = Vec::new(), trl;
-        /// With `use_peft`: share of the adapter's inputs that training drops. Only 0: log-probs would not be the sampler's.
+        /// With `use_peft`: share of the adapter's inputs that training drops. Only 0: log-probs would not be the
+        /// sampler's.
         lora_dropout: f64 = 0.0, trl, at_least(0.0), below(1.0);
         /// With `use_peft`: multiply by `lora_alpha` / √`lora_r` (rank-stabilised LoRA).
         use_rslora: bool = false, trl;
@@ -317,18 +324,18 @@ options! {
         kl_estimator: Option<KlEstimator> = None,
             absent("k3 in the loss, as in DeepSeekMath and TRL; k1 with `use_kl_in_reward`, which is PPO's"),
             source("verl `kl_loss_type`, RLinf `kl_penalty_type`"), also(&["kl_loss_type", "kl_penalty_type"]);
-        /// Multiply the KL estimate in the loss by the importance ratio, so that its gradient is that of the divergence after
-        /// several updates too. Absent, each estimator is multiplied with what that takes: k1 and k3 with the ratio of the
-        /// token, k2, mse, k1+ and k3+ with its value alone (1 on policy), abs with nothing, as no form of it has that
-        /// gradient. The ratio is then that of the token with `importance_sampling_level` sequence too. `true` is TRL's
-        /// form, for k1 and k3 only: the ratio that the policy term has, of the sequence at that level. `false` adds the
-        /// estimate as it is, as verl and RLinf do.
+        /// Multiply the KL estimate in the loss by the importance ratio, so that its gradient is that of the divergence
+        /// after several updates too. Absent, each estimator is multiplied with what that takes: k1 and k3 with the
+        /// ratio of the token, k2, mse, k1+ and k3+ with its value alone (1 on policy), abs with nothing, as no form of
+        /// it has that gradient. The ratio is then that of the token with `importance_sampling_level` sequence too.
+        /// `true` is TRL's form, for k1 and k3 only: the ratio that the policy term has, of the sequence at that level.
+        /// `false` adds the estimate as it is, as verl and RLinf do.
         use_bias_correction_kl: Option<bool> = None, absent("what the estimator needs"), trl;
         /// Subtract the penalty from each token's reward (PPO) instead of adding it to the loss (GRPO).
         use_kl_in_reward: bool = false, source("verl `use_kl_in_reward`");
-        /// Weight of a penalty in the loss on the KL divergence from the policy that the step began with, of π from π_old
-        /// (PPO-penalty); 0 = none. It holds back what clipping does not, and needs no reference model. Without effect in a step
-        /// of one optimiser update.
+        /// Weight of a penalty in the loss on the KL divergence from the policy that the step began with, of π from
+        /// π_old (PPO-penalty); 0 = none. It holds back what clipping does not, and needs no reference model. Without
+        /// effect in a step of one optimiser update.
         old_policy_kl_coef: f64 = 0.0, source("Schulman et al. 2017, PPO, eq. 8"), at_least(0.0);
         /// KL per token of a step that the weight of this penalty is led to: it is halved after a step that stays below
         /// 2/3 of it, and doubled after one that goes beyond 3/2.
@@ -374,10 +381,11 @@ options! {
         learning_rate: f64 = 1e-6, trl, at_least(0.0);
         /// Schedule after the warm-up.
         lr_scheduler_type: LrSchedulerType = LrSchedulerType::Linear, trl;
-        /// Settings of the schedule, by the names of transformers, as in `{ min_lr_rate = 0.1 }`: each schedule below says which it
-        /// has.
+        /// Settings of the schedule, by the names of transformers, as in `{ min_lr_rate = 0.1 }`: each schedule below
+        /// says which it has.
         lr_scheduler_kwargs: Option<JsonTable> = None, absent("those of transformers"), trl;
-        /// Optimiser updates (not steps) of warm-up, as in TRL; wins over `warmup_ratio`. A number below 1 is `warmup_ratio`.
+        /// Optimiser updates (not steps) of warm-up, as in TRL; wins over `warmup_ratio`. A number below 1 is
+        /// `warmup_ratio`.
         warmup_steps: u64 = 0, trl, share("warmup_ratio");
         /// Share of all updates spent warming up.
         warmup_ratio: f64 = 0.0, trl, at_least(0.0), at_most(1.0);
@@ -394,10 +402,11 @@ options! {
     }
 
     "Guard" {
-        /// What is done when a run is in trouble, as a list of `sign=action`, looked at before the weights are moved. Signs:
-        /// `non_finite`, `mismatch`, `gradient_spike`, `kl`, `entropy_gone`, `truncated`, `equal_groups`, `reward_failures`;
-        /// actions: `warn`, `lower_learning_rate`, `skip_step`, `roll_back`, `stop`. `mismatch=skip_step:above=0.01:steps=2`
-        /// also says from where on (for entropy_gone `below`), and how many steps in a row; docs/guard.md has the usual figures.
+        /// What is done when a run is in trouble, as a list of `sign=action`, looked at before the weights are moved.
+        /// Signs: `non_finite`, `mismatch`, `gradient_spike`, `kl`, `entropy_gone`, `truncated`, `equal_groups`,
+        /// `reward_failures`; actions: `warn`, `lower_learning_rate`, `skip_step`, `roll_back`, `stop`.
+        /// `mismatch=skip_step:above=0.01:steps=2` also says from where on (for entropy_gone `below`), and how many
+        /// steps in a row; docs/guard.md has the usual figures.
         guard: Vec<String> = Vec::new();
         /// What `lower_learning_rate` multiplies the learning rate with, each time.
         guard_learning_rate_factor: f64 = 0.5, above(0.0), below(1.0);
@@ -409,9 +418,9 @@ options! {
         /// How many versions behind the learner a group may have been sampled. 0 = synchronous and reproducible; larger
         /// values let generation and learning overlap.
         max_staleness: u64 = 0, at_most(1e6);
-        /// Steps between published versions of the weights: more save the sampler changes of weights and let it fall behind
-        /// by as many, for which `max_staleness` must be at least one less. The last version is published in any case, and
-        /// so are those that `eval_steps` asks for.
+        /// Steps between published versions of the weights: more save the sampler changes of weights and let it fall
+        /// behind by as many, for which `max_staleness` must be at least one less. The last version is published in any
+        /// case, and so are those that `eval_steps` asks for.
         publish_every: u64 = 1, at_least(1.0);
         /// Where published versions lie. They go when the run ends; checkpoints stay and hold the same.
         version_storage: VersionStorage = VersionStorage::Auto, keeps_results;
@@ -419,18 +428,18 @@ options! {
         /// every completion to one version and leaves places empty meanwhile, `continue` keeps them filled and mixes
         /// versions.
         weight_swap: WeightSwap = WeightSwap::Drain;
-        /// Check every version before it is sampled from: the hashes and norms of its tensors, and the log-probs of a few tokens,
-        /// must be the learner's (docs/runs.md has what is checked). Costs less than one per cent of a usual step on the
-        /// CPU, and two to four where few short completions are made with a large model.
+        /// Check every version before it is sampled from: the hashes and norms of its tensors, and the log-probs of a
+        /// few tokens, must be the learner's (docs/runs.md has what is checked). Costs less than one per cent of a
+        /// usual step on the CPU, and two to four where few short completions are made with a large model.
         conformity_gate: bool = true, keeps_results;
-        /// With `conformity_gate`: a version that was refused is published again, and after so many refusals in a row the run
-        /// ends with an error.
+        /// With `conformity_gate`: a version that was refused is published again, and after so many refusals in a row
+        /// the run ends with an error.
         max_refusals: u32 = 3, at_least(1.0), keeps_results;
         /// Where the sampler computes. A GPU is many times faster than the CPU; the sampler then computes in fp16.
         rollout_device: Device = Device::Cpu;
         /// What the sampler's linear layers compute in. A rounded model (`int8`, `bf16`) takes less memory and samples
-        /// faster; the price is a `mismatch_kl` above 0, larger with `int8`, which the importance correction answers, for
-        /// long completions best token by token (`importance_sampling_mode` token_truncate).
+        /// faster; the price is a `mismatch_kl` above 0, larger with `int8`, which the importance correction answers,
+        /// for long completions best token by token (`importance_sampling_mode` token_truncate).
         rollout_dtype: RolloutDtype = RolloutDtype::Auto;
         /// What the sampler stores keys and values as. `int8` takes a quarter of their memory and samples long
         /// completions faster with VNNI; the price is a `mismatch_kl` above 0, which the importance correction answers.
@@ -443,17 +452,18 @@ options! {
         /// Threads of the sampler. More than there are cores free are slower than fewer; `tandem tune` measures it.
         rollout_threads: Option<usize> = None, absent("all cores when synchronous, half of them otherwise"),
             at_least(1.0), keeps_results;
-        /// Threads of the learner. While both processes work at once, each takes cores from the other; on the CPU the learner uses
-        /// the sampler's threads as well while that waits for it.
+        /// Threads of the learner. While both processes work at once, each takes cores from the other; on the CPU the
+        /// learner uses the sampler's threads as well while that waits for it.
         learner_threads: Option<usize> = None, absent("as for the sampler"), at_least(1.0);
-        /// Processes that share the learner's passes: each has the whole model and a share of each update's groups, and takes the
-        /// memory of the learner. The learner starts them on this host, where each has a share of `learner_threads`; with
-        /// torchrun's variables (RANK 0, WORLD_SIZE as many) it waits for them to come from any host as `tandem learner-rank`.
-        /// With `learner_device` cuda each has a GPU of its own: that of its number, or of its LOCAL_RANK.
+        /// Processes that share the learner's passes: each has the whole model and a share of each update's groups, and
+        /// takes the memory of the learner. The learner starts them on this host, where each has a share of
+        /// `learner_threads`; with torchrun's variables (RANK 0, WORLD_SIZE as many) it waits for them to come from any
+        /// host as `tandem learner-rank`. With `learner_device` cuda each has a GPU of its own: that of its number, or
+        /// of its LOCAL_RANK.
         learner_ranks: u32 = 1, at_least(1.0);
-        /// Share the optimiser's moments out among the `learner_ranks`: each moves its part of the parameters and gives it to the
-        /// others. That spares memory, two numbers for each parameter over all ranks instead of in each, and costs a few
-        /// per cent of a step. Checkpoints are the same.
+        /// Share the optimiser's moments out among the `learner_ranks`: each moves its part of the parameters and gives
+        /// it to the others. That spares memory, two numbers for each parameter over all ranks instead of in each, and
+        /// costs a few per cent of a step. Checkpoints are the same.
         shard_optimizer: bool = false, source("DeepSpeed's ZeRO stage 1");
         /// Sequences decoded at once: more give more tokens per second in total, up to a point, and take memory for
         /// their keys and values and longer for each sequence; `tandem tune` finds the point. No completion depends on
@@ -467,18 +477,19 @@ options! {
         /// completions of its group; 0 = off. Saves steps while few sequences run, costs the work of wrong guesses and
         /// changes no completion.
         speculative_tokens: usize = 0, source("vLLM `num_speculative_tokens`"), keeps_results;
-        /// Prompts prefilled in one call, padded to the longest: fewer calls, which should pay on devices, but a place in the
-        /// KV cache for each, and on the CPU log-probs whose last digits depend on which prompts met. With the stock kernels;
-        /// not yet run on a GPU.
+        /// Prompts prefilled in one call, padded to the longest: fewer calls, which should pay on devices, but a place
+        /// in the KV cache for each, and on the CPU log-probs whose last digits depend on which prompts met. With the
+        /// stock kernels; not yet run on a GPU.
         rollout_prefill_batch: usize = 1, at_least(1.0);
-        /// Logits of a row that are fetched from the device to draw a token, which needs a few blocks of them; a row whose
-        /// distribution needs more (a flat one with `top_p`) is fetched whole. More covers flatter ones, fewer fetch less;
-        /// the completions are the same. 0 fetches everything always. With the stock kernels; not yet run on a GPU, where
-        /// 8192 is worth a try.
+        /// Logits of a row that are fetched from the device to draw a token, which needs a few blocks of them; a row
+        /// whose distribution needs more (a flat one with `top_p`) is fetched whole. More covers flatter ones, fewer
+        /// fetch less; the completions are the same. 0 fetches everything always. With the stock kernels; not yet run
+        /// on a GPU, where 8192 is worth a try.
         rollout_candidates: usize = 0;
-        /// Record decode steps as CUDA graphs and replay them: saves the launches of small models and few sequences, costs
-        /// padding to the next of a few batch sizes, attention laid out for `max_model_len`, and a moment for each size at
-        /// its first use with each version of the weights. With `rollout_device` cuda; not yet run on a GPU.
+        /// Record decode steps as CUDA graphs and replay them: saves the launches of small models and few sequences,
+        /// costs padding to the next of a few batch sizes, attention laid out for `max_model_len`, and a moment for
+        /// each size at its first use with each version of the weights. With `rollout_device` cuda; not yet run on a
+        /// GPU.
         rollout_cuda_graphs: bool = false;
         /// Longest prompt plus completion. Less saves memory for keys and values and cuts completions off. Sequences of
         /// more than 32768 tokens need it, unless `max_prompt_length` is set or completions alone may take more than
@@ -487,12 +498,12 @@ options! {
             absent("what the dataset and `max_completion_length` need, within the model's limit"),
             source("vLLM `max_model_len`"), also(&["vllm_max_model_length"]),
             at_least(1.0);
-        /// Seconds without any sign of life before a process that is stopped, or whose channel is silent, is ended and started
-        /// again; a process without a launcher gives its peer up then. Too few end what is only slow, many leave a hang
-        /// unnoticed for long.
+        /// Seconds without any sign of life before a process that is stopped, or whose channel is silent, is ended and
+        /// started again; a process without a launcher gives its peer up then. Too few end what is only slow, many
+        /// leave a hang unnoticed for long.
         peer_timeout: f64 = 300.0, above(0.0), at_most(YEAR), because("seconds, at most a year"), keeps_results;
-        /// Seconds that a process may take to read and export a model, to read data or to build a session, without a sign of
-        /// progress; then the launcher ends it and starts it again.
+        /// Seconds that a process may take to read and export a model, to read data or to build a session, without a
+        /// sign of progress; then the launcher ends it and starts it again.
         load_timeout: f64 = 3600.0, above(0.0), at_most(YEAR), because("seconds, at most a year"), keeps_results;
         /// The same between two signs of progress within a step: a micro-batch, a decode step, a piece of a prompt.
         step_timeout: f64 = 3600.0, above(0.0), at_most(YEAR), because("seconds, at most a year"), keeps_results;
@@ -504,37 +515,45 @@ options! {
     }
 
     "Samplers on other hosts" {
-        /// Where samplers on other hosts (`tandem worker --join`) reach the run: `tcp/127.0.0.1:7447` or `tls/0.0.0.0:7447`. The
-        /// run then samples with whatever workers come, in any number and at any time, and not by itself.
+        /// Where samplers on other hosts (`tandem worker --join`) reach the run: `tcp/127.0.0.1:7447` or
+        /// `tls/0.0.0.0:7447`. The run then samples with whatever workers come, in any number and at any time, and not
+        /// by itself.
         listen: Option<String> = None, absent("the sampler is a process beside the learner"), keeps_results;
-        /// Where weights lie for workers: a folder that they reach too, or a store of objects (`s3://bucket/run`, `gs://…`,
-        /// `az://…`), whose credentials are in the usual variables of the environment. Workers on the host of the run need none.
-        weights_store: Option<String> = None, absent("the folder `store` of the run, where one is needed"), keeps_results;
-        /// Versions that the store keeps at most, besides the newest one: those that a slow worker still samples from, and those
-        /// that changes are fetched against.
+        /// Where weights lie for workers: a folder that they reach too, or a store of objects (`s3://bucket/run`,
+        /// `gs://…`, `az://…`), whose credentials are in the usual variables of the environment. Workers on the host of
+        /// the run need none.
+        weights_store: Option<String> = None, absent("the folder `store` of the run, where one is \
+            needed"), keeps_results;
+        /// Versions that the store keeps at most, besides the newest one: those that a slow worker still samples from,
+        /// and those that changes are fetched against.
         store_versions: u32 = 4, at_least(1.0), keeps_results;
-        /// How versions lie in the store: `rounded` is a tenth of the bytes where workers compute in bf16 or int8, and half where they
-        /// compute in fp32, for seconds of both sides.
+        /// How versions lie in the store: `rounded` is a tenth of the bytes where workers compute in bf16 or int8, and
+        /// half where they compute in fp32, for seconds of both sides.
         store_format: StoreFormat = StoreFormat::Auto, keeps_results;
-        /// A file with the word that workers must know too (`--token-file`). It keeps others out; what passes can be read on the way
-        /// unless `listen` is `tls/…`.
-        token_file: Option<PathBuf> = None, absent("none; `listen` is then on this host alone, or workers have certificates"), keeps_results;
+        /// A file with the word that workers must know too (`--token-file`). It keeps others out; what passes can be
+        /// read on the way unless `listen` is `tls/…`.
+        token_file: Option<PathBuf> = None, absent("none; `listen` is then on this host alone, or workers have \
+            certificates"), keeps_results;
         /// With `listen` `tls/…`: this side's certificate, in PEM.
         tls_certificate: Option<PathBuf> = None, absent("none"), keeps_results;
         /// With `listen` `tls/…`: the key of `tls_certificate`, in PEM.
         tls_private_key: Option<PathBuf> = None, absent("none"), keeps_results;
-        /// With `listen` `tls/…`: certificates that those of workers must be signed by, in PEM; a worker without one is kept out.
+        /// With `listen` `tls/…`: certificates that those of workers must be signed by, in PEM; a worker without one is
+        /// kept out.
         tls_client_ca: Option<PathBuf> = None, absent("workers need no certificate"), keeps_results;
-        /// Where reward functions run: slow ones, those that execute programs or ask a model, are spread over many hosts on `workers`.
+        /// Where reward functions run: slow ones, those that execute programs or ask a model, are spread over many
+        /// hosts on `workers`.
         rewards_on: RewardsOn = RewardsOn::Run, keeps_results;
-        /// Share of the prompts that a second worker, or this host, makes again. A worker whose tokens or log-probs differ is
-        /// dropped, and what it made and nobody has trained on is made again. More finds a wrong worker sooner.
+        /// Share of the prompts that a second worker, or this host, makes again. A worker whose tokens or log-probs
+        /// differ is dropped, and what it made and nobody has trained on is made again. More finds a wrong worker
+        /// sooner.
         verify_share: f64 = 0.01, at_least(0.0), at_most(1.0), keeps_results;
-        /// Seconds without a new token after which what a worker was given is given to others: fewer lose less to a worker that is
-        /// stuck, more spare work that is only slow.
+        /// Seconds without a new token after which what a worker was given is given to others: fewer lose less to a
+        /// worker that is stuck, more spare work that is only slow.
         lease_timeout: f64 = 60.0, above(0.0), at_most(YEAR), because("seconds, at most a year"), keeps_results;
-        /// Accept workers whose figures have other last bits than the packed kernels' on a CPU: a GPU, the stock kernels. A run is then
-        /// no longer repeated byte for byte, and `mismatch_kl` is what it is between the two sides.
+        /// Accept workers whose figures have other last bits than the packed kernels' on a CPU: a GPU, the stock
+        /// kernels. A run is then no longer repeated byte for byte, and `mismatch_kl` is what it is between the two
+        /// sides.
         accept_other_kernels: bool = false;
     }
 
@@ -547,32 +566,33 @@ options! {
         save_ratio: Option<f64> = None, absent("`save_steps`"), above(0.0), at_most(1.0), keeps_results;
         /// Keep this many checkpoints, the oldest go.
         save_total_limit: Option<u32> = None, absent("all"), trl, at_least(1.0), keeps_results;
-        /// Steps (generation batches) between evaluations on `eval_dataset`, the last version included; in TRL, optimiser
-        /// updates. A number below 1 is `eval_ratio`.
+        /// Steps (generation batches) between evaluations on `eval_dataset`, the last version included; in TRL,
+        /// optimiser updates. A number below 1 is `eval_ratio`.
         eval_steps: Option<u64> = None, absent("no evaluation"), trl, at_least(1.0), share("eval_ratio"), keeps_results;
         /// Share of all steps between evaluations, rounded up to whole steps; wins over `eval_steps`.
         eval_ratio: Option<f64> = None, absent("`eval_steps`"), above(0.0), at_most(1.0), keeps_results;
-        /// Steps between progress lines when not on a terminal, and between completions that are printed. A number below 1 is
-        /// `logging_ratio`.
+        /// Steps between progress lines when not on a terminal, and between completions that are printed. A number
+        /// below 1 is `logging_ratio`.
         logging_steps: u64 = 1, trl, at_least(1.0), share("logging_ratio"), keeps_results;
         /// Share of all steps between progress lines, rounded up to whole steps; wins over `logging_steps`.
         logging_ratio: Option<f64> = None, absent("`logging_steps`"), above(0.0), at_most(1.0), keeps_results;
-        /// Trackers that are told of every step and evaluation while the run goes on: `wandb`, `trackio`. A Python (`reward_python`)
-        /// with their packages speaks to them. Event files for TensorBoard are always there, so `tensorboard` and `none` ask for nothing.
+        /// Trackers that are told of every step and evaluation while the run goes on: `wandb`, `trackio`. A Python
+        /// (`reward_python`) with their packages speaks to them. Event files for TensorBoard are always there, so
+        /// `tensorboard` and `none` ask for nothing.
         report_to: Vec<String> = Vec::new(), trl, keeps_results;
         /// What trackers call the run.
         run_name: Option<String> = None, absent("the last two parts of `output_dir`"), trl, keeps_results;
         /// Write every step's completions to `completions/`: a few kilobytes each on disk.
         log_completions: bool = true, trl, keeps_results;
-        /// Completions that are printed every `logging_steps`, from the best of the step to the worst: 3 are these and one between.
-        /// Long ones are cut. Needs `log_completions`; 0 = none. In TRL, drawn at random.
+        /// Completions that are printed every `logging_steps`, from the best of the step to the worst: 3 are these and
+        /// one between. Long ones are cut. Needs `log_completions`; 0 = none. In TRL, drawn at random.
         num_completions_to_print: u32 = 0, trl, keeps_results;
-        /// Newest steps of which `completions/tokens-N.jsonl` says what the loss did with every token, for `tandem explain`: some
-        /// 60 bytes a token; 0 = none.
+        /// Newest steps of which `completions/tokens-N.jsonl` says what the loss did with every token, for `tandem
+        /// explain`: some 60 bytes a token; 0 = none.
         token_records: u64 = 20, keeps_results;
-        /// GiB that a run's completions, records (metrics, ledger) and TensorBoard's events may take on disk. At the limit the oldest
-        /// completions go, then the oldest records, with a notice (docs/runs.md); 0 = no limit. Checkpoints, `batches/` and logs,
-        /// which have bounds of their own, are not counted.
+        /// GiB that a run's completions, records (metrics, ledger) and TensorBoard's events may take on disk. At the
+        /// limit the oldest completions go, then the oldest records, with a notice (docs/runs.md); 0 = no limit.
+        /// Checkpoints, `batches/` and logs, which have bounds of their own, are not counted.
         records_size_limit: f64 = 1.0, at_least(0.0), at_most(1e6), because("GiB"), keeps_results;
         /// Keep each step's groups and the state it began with in `batches/`, for `tandem replay`: costs disk space
         /// and time for weights and optimiser state at every step.
@@ -581,7 +601,8 @@ options! {
         /// of weights, which https://ui.perfetto.dev opens. It appears when the sampler ends and holds the newest
         /// events, at most 40 MB; it costs a few events a step.
         rollout_trace: bool = false, keeps_results;
-        /// `latest` (TRL's `true`), or a `checkpoint-N` to go on from: its path, or its name where it lies in `output_dir`.
+        /// `latest` (TRL's `true`), or a `checkpoint-N` to go on from: its path, or its name where it lies in
+        /// `output_dir`.
         resume_from_checkpoint: Option<String> = None, absent("from the beginning"), trl, keeps_results;
     }
 }

@@ -57,15 +57,15 @@ fn is_identifier(word: &str) -> bool {
     word.starts_with(|c: char| c.is_alphabetic() || c == '_') && word.chars().all(|c| c.is_alphanumeric() || c == '_')
 }
 
-/// The parts of an entry between colons; `\:` is a colon of a part, for which a character that no text has holds the place, and so
-/// is that of `hf://`.
+/// The parts of an entry between colons; `\:` is a colon of a part, for which a character that no text has holds the
+/// place, and so is that of `hf://`.
 #[must_use]
 pub fn parts(entry: &str) -> Vec<String> {
     entry.replace("\\:", "\0").replace("=hf://", "=hf\0//").split(':').map(|part| part.replace('\0', ":")).collect()
 }
 
-/// The reward model of an entry, `model:path=…`: its path, or its name on the Hub as `hf://owner/name`, seen from the folder that
-/// relative paths start from.
+/// The reward model of an entry, `model:path=…`: its path, or its name on the Hub as `hf://owner/name`, seen from the
+/// folder that relative paths start from.
 #[must_use]
 pub fn model_path(entry: &str, folder: &Path) -> Option<PathBuf> {
     let parts = parts(entry);
@@ -94,8 +94,8 @@ pub fn short_name(entry: &str) -> String {
     PythonFunction::parse(entry).map_or_else(named, |python| python.short_name())
 }
 
-/// The entries as metrics call them: by their short names where that is enough to tell one from the others, else a Python
-/// function with its file or module, and in the last resort the whole entry.
+/// The entries as metrics call them: by their short names where that is enough to tell one from the others, else a
+/// Python function with its file or module, and in the last resort the whole entry.
 #[must_use]
 pub fn names(entries: &[String]) -> Vec<String> {
     let qualified = |entry: &String| match PythonFunction::parse(entry) {

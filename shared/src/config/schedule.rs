@@ -1,4 +1,5 @@
-//! `lr_scheduler_kwargs`: the settings of each schedule, with the names and the rules of `transformers.optimization` (5.24).
+//! `lr_scheduler_kwargs`: the settings of each schedule, with the names and the rules of `transformers.optimization`
+//! (5.24).
 
 use serde_json::Value;
 
@@ -166,11 +167,12 @@ fn shape(given: &JsonTable, name: &str) -> Result<Option<RampShape>, String> {
 pub(super) fn not_here(word: &str) -> Option<&'static str> {
     match word {
         "reduce_lr_on_plateau" => Some(
-            "it waits for an evaluation loss to stop falling, and a run of rewards has none; name a schedule that goes by \
-             updates, or lower the rate by a sign of trouble (`guard`, lower_learning_rate)",
+            "it waits for an evaluation loss to stop falling, and a run of rewards has none; name a schedule that goes \
+             by updates, or lower the rate by a sign of trouble (`guard`, lower_learning_rate)",
         ),
         "greedy" => Some(
-            "it follows a loss, and the loss of a policy gradient says nothing of progress; name a schedule that goes by updates",
+            "it follows a loss, and the loss of a policy gradient says nothing of progress; name a schedule that goes \
+             by updates",
         ),
         _ => None,
     }

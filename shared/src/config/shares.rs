@@ -4,8 +4,8 @@ use toml::{Table, Value};
 
 use super::{OPTIONS, OptionSpec, TrainConfig};
 
-/// A value that an option has which takes shares: a share from 0 to below 1 as it stands, a whole number without its point.
-/// Other values stay as they are.
+/// A value that an option has which takes shares: a share from 0 to below 1 as it stands, a whole number without its
+/// point. Other values stay as they are.
 pub(super) fn normal(option: &OptionSpec, value: Value) -> Value {
     match value {
         Value::Float(number) if option.share.is_some() && number.fract() == 0.0 && number.abs() < 1e15 => {
@@ -33,8 +33,8 @@ pub(super) fn told_apart(mut values: Table) -> Table {
 }
 
 impl TrainConfig {
-    /// Replaces shares by numbers of steps, in a run of so many: `ceil(steps * share)`, as transformers does. `warmup_ratio` stays,
-    /// since it counts updates.
+    /// Replaces shares by numbers of steps, in a run of so many: `ceil(steps * share)`, as transformers does.
+    /// `warmup_ratio` stays, since it counts updates.
     pub fn resolve_shares(&mut self, steps: u64) {
         let of = |share: f64| ((steps as f64 * share).ceil() as u64).max(1);
         if let Some(share) = self.save_ratio.take() {

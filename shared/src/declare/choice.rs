@@ -41,8 +41,8 @@ pub(super) fn words(values: &[ChoiceSpec]) -> String {
     values.iter().map(|value| value.word).collect::<Vec<_>>().join(", ")
 }
 
-/// Declares enumerations whose variants are words: `Variant = "word" | "another word for it",` below its meaning. `Display`
-/// and serde write the word; `FromStr` and serde read it and the others.
+/// Declares enumerations whose variants are words: `Variant = "word" | "another word for it",` below its meaning.
+/// `Display` and serde write the word; `FromStr` and serde read it and the others.
 macro_rules! choices {
     ($(
         $(#[doc = $about:literal])+

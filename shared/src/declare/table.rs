@@ -5,8 +5,8 @@ use std::{collections::BTreeMap, fmt, str::FromStr};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 use serde_json::{Map, Value};
 
-/// Values by their names: a table in a file, the JSON of an object on the command line. Written, it is the text of that JSON with
-/// its names in order, since TOML has no `null`.
+/// Values by their names: a table in a file, the JSON of an object on the command line. Written, it is the text of that
+/// JSON with its names in order, since TOML has no `null`.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct JsonTable(Map<String, Value>);
 

@@ -63,8 +63,8 @@ impl Kind {
         }
     }
 
-    /// A word of the command line as the value that a file would have: a TOML value without quotes around texts. A list is
-    /// separated by commas, or written as in TOML. What is no such value stays a text.
+    /// A word of the command line as the value that a file would have: a TOML value without quotes around texts. A list
+    /// is separated by commas, or written as in TOML. What is no such value stays a text.
     pub(crate) fn parse(self, text: &str) -> Value {
         let in_words = || Value::String(text.to_owned());
         let as_toml = |text: &str| format!("v = {text}").parse::<Table>().ok()?.remove("v");

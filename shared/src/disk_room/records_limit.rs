@@ -1,5 +1,6 @@
-//! What the records of a run may take on disk, so that a long one does not grow without end: completions go first, from the oldest
-//! step on, then the oldest steps of the journals. Counts that go on from step to step are in each record, and stay.
+//! What the records of a run may take on disk, so that a long one does not grow without end: completions go first, from
+//! the oldest step on, then the oldest steps of the journals. Counts that go on from step to step are in each record,
+//! and stay.
 
 use std::{
     fs, io,
@@ -60,7 +61,8 @@ impl RecordsLimit {
         (self.limit > 0).then_some(self.limit / SHARE)
     }
 
-    /// Removes what is oldest where the records have outgrown the bound. `written` bytes were added since the last call.
+    /// Removes what is oldest where the records have outgrown the bound. `written` bytes were added since the last
+    /// call.
     ///
     /// # Errors
     /// When a folder cannot be listed, or a file not removed.

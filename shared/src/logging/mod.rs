@@ -34,7 +34,8 @@ pub fn init_from(level: &str) {
     }
 }
 
-/// Writes records, each of which arrives whole, as one line each: names of files and words of programs may hold anything.
+/// Writes records, each of which arrives whole, as one line each: names of files and words of programs may hold
+/// anything.
 struct Lines<W>(W);
 
 impl<W: Write> Write for Lines<W> {

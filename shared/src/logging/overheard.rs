@@ -1,6 +1,6 @@
-//! What zenoh says of itself. Its lines are written for those who know it, some hold secrets, and a stranger on the network
-//! can cause any number of them. So they are bounded, and refused connections, of which it speaks nowhere else, are handed to
-//! those who can say what they mean ([`overhear`]).
+//! What zenoh says of itself. Its lines are written for those who know it, some hold secrets, and a stranger on the
+//! network can cause any number of them. So they are bounded, and refused connections, of which it speaks nowhere else,
+//! are handed to those who can say what they mean ([`overhear`]).
 
 use std::{
     fmt,
@@ -22,8 +22,8 @@ use tracing_subscriber::{
 /// Where it says what becomes of connections: the handshake (and, at the lowest level, with whom) and TLS before it.
 const OVERHEARD: [(&str, LevelFilter); 2] =
     [("zenoh_transport::unicast::establishment::accept", LevelFilter::TRACE), ("zenoh_link_tls", LevelFilter::WARN)];
-/// Where it writes what no log is to have, from below these levels on: its configuration with the word in it, and what the word
-/// could be found from.
+/// Where it writes what no log is to have, from below these levels on: its configuration with the word in it, and what
+/// the word could be found from.
 const SECRET: [(&str, Level); 2] =
     [("zenoh::api::session", Level::INFO), ("zenoh_transport::unicast::establishment", Level::DEBUG)];
 /// What is said in other words by those who open a session, and what is no news: that it gossips with nobody.
@@ -42,8 +42,8 @@ pub type Listener = dyn Fn(&str, &str) + Send + Sync;
 
 static LISTENERS: Mutex<Vec<Weak<Listener>>> = Mutex::new(Vec::new());
 
-/// Calls this with what zenoh says of connections that it accepts or refuses, for as long as somebody holds it. It is called
-/// on zenoh's threads, and only where [`super::init`] has been called.
+/// Calls this with what zenoh says of connections that it accepts or refuses, for as long as somebody holds it. It is
+/// called on zenoh's threads, and only where [`super::init`] has been called.
 pub fn overhear(listener: &Arc<Listener>) {
     let mut listeners = LISTENERS.lock().unwrap_or_else(PoisonError::into_inner);
     listeners.retain(|listener| listener.strong_count() > 0);

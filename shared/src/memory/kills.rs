@@ -62,8 +62,8 @@ impl Kills {
     }
 }
 
-/// The counter of the group that `/proc/self/cgroup` names, of version 2 or 1. A container may see its own group as the root
-/// and yet be told a path from outside.
+/// The counter of the group that `/proc/self/cgroup` names, of version 2 or 1. A container may see its own group as the
+/// root and yet be told a path from outside.
 fn of_group(root: &Path, own: &str) -> Option<u64> {
     let folders = own.lines().filter_map(|line| {
         let mut fields = line.splitn(3, ':');

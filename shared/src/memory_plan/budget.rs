@@ -15,12 +15,13 @@ pub struct Workload {
     pub rows: u64,
 }
 
-/// How much longer than in one endless pass a budget may take by [`Workload::cost`]. Models of 5M and of 135M were measured to
-/// be as fast with half a group of 1,088 tokens, at a cost of 1.10, as with larger budgets, and a fifth slower with a quarter.
+/// How much longer than in one endless pass a budget may take by [`Workload::cost`]. Models of 5M and of 135M were
+/// measured to be as fast with half a group of 1,088 tokens, at a cost of 1.10, as with larger budgets, and a fifth
+/// slower with a quarter.
 const TOLERANCE: f64 = 0.10;
 
-/// What a pass costs beside its tokens, as a number of tokens: weights are read and gradients are read and written once for
-/// each pass, operations are started, and products of few rows are slow. Measured on the CPU, assumed for a GPU.
+/// What a pass costs beside its tokens, as a number of tokens: weights are read and gradients are read and written once
+/// for each pass, operations are started, and products of few rows are slow. Measured on the CPU, assumed for a GPU.
 fn cost_of_a_pass(device: Device) -> f64 {
     match device {
         Device::Cpu => 20.0,

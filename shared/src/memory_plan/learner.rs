@@ -8,8 +8,8 @@ const HEAD_CHUNK_BYTES: u64 = 7 << 24;
 /// What is enough of them for products to be fast: this many bytes, or tokens if these take more.
 const ENOUGH: (u64, u64) = (3 << 24, 256);
 
-/// Tokens that a head computes at once: those that are usual, and the most, for a completion that a loss has to see as a whole.
-/// `row` is the size of one token's logits in bytes.
+/// Tokens that a head computes at once: those that are usual, and the most, for a completion that a loss has to see as
+/// a whole. `row` is the size of one token's logits in bytes.
 #[must_use]
 pub fn head_chunk(row: u64) -> (u64, u64) {
     let most = (HEAD_CHUNK_BYTES / row).max(1);
@@ -18,8 +18,8 @@ pub fn head_chunk(row: u64) -> (u64, u64) {
 
 /// libtorch, its threads and this program, before any tensor.
 const BASELINE: u64 = 200 << 20;
-/// Activations take more room than they have numbers: glibc's allocator hardly ever fills a gap with an aligned tensor of the
-/// same size. Measured on models of 135M and 0.5B, with 300 to 2,200 tokens at once.
+/// Activations take more room than they have numbers: glibc's allocator hardly ever fills a gap with an aligned tensor
+/// of the same size. Measured on models of 135M and 0.5B, with 300 to 2,200 tokens at once.
 const GAPS: f64 = 1.2;
 
 /// A model as a learner holds it.
@@ -178,7 +178,8 @@ impl LearnerPlan {
 const FLOAT: u64 = size_of::<f32>() as u64;
 
 /// Numbers that a layer keeps of each token until its backward pass: input, queries, keys and values, what attention
-/// mixed and the log-sum-exp of each head, the input of the MLP, gate and up. With normed heads, queries and keys twice.
+/// mixed and the log-sum-exp of each head, the input of the MLP, gate and up. With normed heads, queries and keys
+/// twice.
 fn kept(model: &ModelConfig) -> u64 {
     let [queries, keys] = heads(model);
     let normed = if model.head_norms() { queries + keys } else { 0 };
@@ -186,9 +187,10 @@ fn kept(model: &ModelConfig) -> u64 {
     attention + 2 * (model.hidden_size + model.intermediate_size) as u64
 }
 
-/// Numbers of each token that are alive at once in the widest place of a backward pass, beside what the layers keep: the
-/// gradients of a layer's two ends, the normed input, inner products of the MLP and their gradients; and the hidden states
-/// that the head reads, with their gradient. A norm of a block's result has that once more, its units and its gradient.
+/// Numbers of each token that are alive at once in the widest place of a backward pass, beside what the layers keep:
+/// the gradients of a layer's two ends, the normed input, inner products of the MLP and their gradients; and the hidden
+/// states that the head reads, with their gradient. A norm of a block's result has that once more, its units and its
+/// gradient.
 fn at_work(model: &ModelConfig) -> u64 {
     let wide = if model.output_norms() { 7 + 3 } else { 7 };
     (wide * model.hidden_size + 5 * model.intermediate_size) as u64

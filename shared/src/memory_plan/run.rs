@@ -78,8 +78,9 @@ pub struct RunPlan {
 }
 
 impl RunPlan {
-    /// The plan of a configuration for its models, with the learner's token budget and the sampler's number of sequences
-    /// chosen where they are left open. Versions may lie in shared memory with `shared`, and do if nothing has to give way.
+    /// The plan of a configuration for its models, with the learner's token budget and the sampler's number of
+    /// sequences chosen where they are left open. Versions may lie in shared memory with `shared`, and do if nothing
+    /// has to give way.
     ///
     /// # Errors
     /// [`DoesNotFit`], with the figures and the option that would make it fit.
@@ -182,7 +183,8 @@ impl RunPlan {
         self.sampler.total().saturating_sub(mapped)
     }
 
-    /// Ranks in one memory: each has a GPU of its own, and the plan is about the first one's, which the sampler uses too.
+    /// Ranks in one memory: each has a GPU of its own, and the plan is about the first one's, which the sampler uses
+    /// too.
     fn ranks_together(&self) -> u64 {
         if self.on_gpu[0] { 1 } else { self.ranks }
     }
@@ -304,8 +306,8 @@ pub fn adapter_numbers(config: &TrainConfig, model: &ModelConfig) -> u64 {
     widths.sum::<u64>() * u64::from(config.lora_r)
 }
 
-/// Numbers of the matrices that the sampler packs once for all versions of an adapter: those of products in which it changes
-/// nothing. Queries, keys and values are one product, gate and up another.
+/// Numbers of the matrices that the sampler packs once for all versions of an adapter: those of products in which it
+/// changes nothing. Queries, keys and values are one product, gate and up another.
 #[must_use]
 pub fn kept_numbers(config: &TrainConfig, model: &ModelConfig) -> u64 {
     if !config.use_peft {

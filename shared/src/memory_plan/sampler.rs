@@ -52,7 +52,8 @@ pub struct SamplerPlan {
     pub mapped_weights: u64,
     /// A second set of packed and mapped weights, while new ones are taken into use; of an adapter, of what it changes.
     pub swap: u64,
-    /// Keys and values of every slot at full length. Packed kernels use less while prompts are shared: each is held once.
+    /// Keys and values of every slot at full length. Packed kernels use less while prompts are shared: each is held
+    /// once.
     pub kv_cache: u64,
     /// A row of logits for each row of a step and each prompt, or several.
     pub logits: u64,
@@ -61,8 +62,8 @@ pub struct SamplerPlan {
 }
 
 impl SamplerSizes {
-    /// Rows of logits for each that is drawn from: with candidates two more, for what is computed of them; with CUDA graphs
-    /// one more at least, on the device.
+    /// Rows of logits for each that is drawn from: with candidates two more, for what is computed of them; with CUDA
+    /// graphs one more at least, on the device.
     #[must_use]
     pub fn logits_copies(candidates: usize, cuda_graphs: bool) -> usize {
         if candidates > 0 { 3 } else { 1 + usize::from(cuda_graphs) }
@@ -163,8 +164,8 @@ impl SamplerPlan {
     }
 }
 
-/// Scalars of a token that are alive at once in the widest part of a layer: residual, norm, gate, up, their product, q, k,
-/// v.
+/// Scalars of a token that are alive at once in the widest part of a layer: residual, norm, gate, up, their product, q,
+/// k, v.
 fn activations(model: &ModelConfig) -> u64 {
     let heads = model.num_attention_heads + 2 * model.num_key_value_heads;
     (3 * model.hidden_size + 3 * model.intermediate_size + 2 * heads * model.head_dim) as u64

@@ -24,8 +24,8 @@ choices! {
     }
 }
 
-/// What the estimate of a token is multiplied with in the loss, so that its expected gradient over the tokens of the old
-/// policy is that of the divergence. `r` is the ratio of the policy's probability of the token to the old policy's.
+/// What the estimate of a token is multiplied with in the loss, so that its expected gradient over the tokens of the
+/// old policy is that of the divergence. `r` is the ratio of the policy's probability of the token to the old policy's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KlCorrection {
     /// r with its derivative.

@@ -144,8 +144,8 @@ pub const OUTSIDE: LossMetric = LossMetric::of_clipping(metrics::ACTOR_PG_CLIPFR
 /// Outside the clip range whatever the advantage, so that nothing is known of tokens without a gradient.
 pub const OUTSIDE_ANY: LossMetric = LossMetric::of_tokens(metrics::ACTOR_PG_CLIPFRAC);
 
-/// The clipped surrogate of TRL, whose loss types differ in the reduction. Others of TRL's losses have what they do not say
-/// otherwise from here.
+/// The clipped surrogate of TRL, whose loss types differ in the reduction. Others of TRL's losses have what they do not
+/// say otherwise from here.
 const SURROGATE: LossSpec = LossSpec {
     title: "",
     about: "",

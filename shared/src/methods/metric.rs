@@ -26,8 +26,8 @@ pub struct LossMetric {
     pub counted: Counted,
     /// Value of a completion without tokens, where completions are counted.
     pub of_empty: f64,
-    /// Value of tokens that have no gradient because no advantage differs from 0; `None` leaves them out. What is clipped
-    /// on the side on which an advantage pushes never is such a token, so its value there is 0.
+    /// Value of tokens that have no gradient because no advantage differs from 0; `None` leaves them out. What is
+    /// clipped on the side on which an advantage pushes never is such a token, so its value there is 0.
     pub without_gradient: Option<f64>,
 }
 

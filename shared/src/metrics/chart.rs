@@ -69,7 +69,8 @@ charts! {
     LOSS = Chart::new(OPTIMISATION, "Loss", "says little in GRPO: watch the reward");
     LEARNING_RATE = Chart::new(OPTIMISATION, "Learning rate", "after warm-up and schedule").not_smooth();
     MISMATCH = Chart::new(PAIR, "Sampler against learner", "mismatch_kl; logarithmic").logarithmic();
-    DIFFERENCE = Chart::new(PAIR, "Difference of log-probs", "absolute, sampler against learner; logarithmic").logarithmic();
+    DIFFERENCE = Chart::new(PAIR, "Difference of \
+        log-probs", "absolute, sampler against learner; logarithmic").logarithmic();
     STEP_TIME = Chart::new(PAIR, "Step time", "seconds of the learner, by phase").stacked();
     IDLE = Chart::new(PAIR, "Idle", "share of the time in which a half waits for the other");
     THROUGHPUT = Chart::new(PAIR, "Throughput", "completion tokens per second");
@@ -78,5 +79,6 @@ charts! {
     WORKERS = Chart::new(FLEET, "Workers", "at work at the end of the step").not_smooth();
     FLEET_THROUGHPUT = Chart::new(FLEET, "Throughput of the workers", "completion tokens per second, all of them");
     FLEET_BYTES = Chart::new(FLEET, "Bytes of weights", "written to the store, and fetched from it");
-    FLEET_LOST = Chart::new(FLEET, "Work done again", "leases that ran out; completions made twice; disputed prompts").not_smooth().hidden_at_zero();
+    FLEET_LOST = Chart::new(FLEET, "Work done again", "leases that ran out; completions made twice; disputed \
+        prompts").not_smooth().hidden_at_zero();
 }

@@ -20,8 +20,9 @@ pub struct MetricsFile {
 }
 
 impl MetricsFile {
-    /// Opens the file for a run that goes on after `completed_steps` steps: records of later steps, damaged lines and a torn
-    /// last one, left by a process that was killed, are cut off. What is kept is on disk afterwards, as is the file's name.
+    /// Opens the file for a run that goes on after `completed_steps` steps: records of later steps, damaged lines and a
+    /// torn last one, left by a process that was killed, are cut off. What is kept is on disk afterwards, as is the
+    /// file's name.
     ///
     /// # Errors
     /// Any error of the file system, with the path.

@@ -40,8 +40,8 @@ impl Metric {
     }
 }
 
-/// Metrics that differ in one part of their name, which is known only when a run has begun: one per reward function, for
-/// instance.
+/// Metrics that differ in one part of their name, which is known only when a run has begun: one per reward function,
+/// for instance.
 #[derive(Debug)]
 pub struct Family(pub(super) Metric);
 

@@ -17,6 +17,7 @@ pub enum Rotary {
 pub struct LayerKind {
     /// Rotary positions; `None` is a layer without any.
     pub rotary: Option<Rotary>,
-    /// Sliding window: how many positions a query sees at most, its own and those right before it. `None` is all of them.
+    /// Sliding window: how many positions a query sees at most, its own and those right before it. `None` is all of
+    /// them.
     pub window: Option<usize>,
 }

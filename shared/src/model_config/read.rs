@@ -19,8 +19,8 @@ const REFUSED: [(&str, &str); 5] = [
     ("final_logit_softcapping", "the models here do without"),
 ];
 const DENSE: &str = "mixtures of experts are not supported; take a dense model of the family";
-const QUANTISED: &str = "quantised weights are not trained here; take the repository of the whole weights, which such a model is \
-                         made from, or load it in transformers, `model.dequantize()`, save it and remove the key";
+const QUANTISED: &str = "quantised weights are not trained here; take the repository of the whole weights, which such \
+    a model is made from, or load it in transformers, `model.dequantize()`, save it and remove the key";
 
 /// Reads the text of a `config.json`.
 pub(super) fn config(text: &str) -> Result<ModelConfig, ConfigJsonError> {
@@ -162,14 +162,15 @@ impl Reader<'_> {
             None => Err(self.bad(
                 "head_dim",
                 format!(
-                    "is missing and hidden_size / num_attention_heads ({hidden_size} / {num_attention_heads}) is no even number"
+                    "is missing and hidden_size / num_attention_heads ({hidden_size} / {num_attention_heads}) is no \
+                     even number"
                 ),
             )),
         }
     }
 
-    /// transformers' defaults: SmolLM3Config and Gemma3TextConfig have a number where the key is missing; null means the query
-    /// heads.
+    /// transformers' defaults: SmolLM3Config and Gemma3TextConfig have a number where the key is missing; null means
+    /// the query heads.
     fn default_key_value_heads(&self, architecture: Architecture, num_attention_heads: usize) -> usize {
         let missing = !self.fields.contains_key("num_key_value_heads");
         if newer(architecture) && missing { 4 } else { num_attention_heads }

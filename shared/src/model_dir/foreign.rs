@@ -16,15 +16,16 @@ pub(super) fn instead_of_model(dir: &Path) -> String {
     }
     let has = |name: &str| dir.join(name).exists();
     if has("config.toml") && has("metrics.jsonl") {
-        return "is the directory of a run that has no checkpoint yet; name one when it is there, or the model that it began with"
+        return "is the directory of a run that has no checkpoint yet; name one when it is there, or the model that it \
+            began with"
             .into();
     }
     if has("adapter_model.safetensors") || has("adapter_model.bin") {
         return "holds an adapter without its adapter_config.json; put that file beside it".into();
     }
     if has("params.json") {
-        return "holds the publisher's own files (params.json); take the repository's files for transformers, or convert them with \
-                transformers' conversion script"
+        return "holds the publisher's own files (params.json); take the repository's files for transformers, or \
+            convert them with transformers' conversion script"
             .into();
     }
     let snapshot = || fs::read_dir(dir.join("snapshots")).ok()?.flatten().next().map(|entry| entry.path());

@@ -1,8 +1,9 @@
 //! The tokens that the files beside a tokenizer name: which are special, and which end a sequence.
 //!
-//! transformers 5 (`PreTrainedTokenizerBase.__init__`) takes special tokens from every key of `tokenizer_config.json` that ends
-//! with `_token`, from `additional_special_tokens` and `extra_special_tokens`, and from `added_tokens_decoder`; versions before it
-//! wrote some of them into `special_tokens_map.json`. All of these are read, whichever version wrote the directory.
+//! transformers 5 (`PreTrainedTokenizerBase.__init__`) takes special tokens from every key of `tokenizer_config.json`
+//! that ends with `_token`, from `additional_special_tokens` and `extra_special_tokens`, and from
+//! `added_tokens_decoder`; versions before it wrote some of them into `special_tokens_map.json`. All of these are read,
+//! whichever version wrote the directory.
 
 use std::{collections::HashMap, io::BufReader, path::Path};
 
@@ -129,8 +130,8 @@ fn content(token: &Value) -> Option<&str> {
     token.as_str().or_else(|| token["content"].as_str())
 }
 
-/// The ids that texts have in a `tokenizer.json`, in their order; nothing for one that is no token there. A file that is none has
-/// no tokens: whoever needs the tokenizer itself says what is wrong with it.
+/// The ids that texts have in a `tokenizer.json`, in their order; nothing for one that is no token there. A file that
+/// is none has no tokens: whoever needs the tokenizer itself says what is wrong with it.
 pub(super) fn ids_in(path: &Path, texts: &[String]) -> Vec<Option<u32>> {
     if texts.is_empty() {
         return Vec::new();

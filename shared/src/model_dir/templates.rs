@@ -34,9 +34,9 @@ impl ChatTemplates {
         Ok(Self([(DEFAULT.to_owned(), read_text(path)?)].into()))
     }
 
-    /// The templates in a folder; `file` finds a file of it. As in transformers: `chat_template.jinja` and the folder of further
-    /// templates go before the key of `tokenizer_config.json`, which is a text, a list of named templates, or a table of them.
-    /// `chat_template.json`, which older processors have, comes last.
+    /// The templates in a folder; `file` finds a file of it. As in transformers: `chat_template.jinja` and the folder
+    /// of further templates go before the key of `tokenizer_config.json`, which is a text, a list of named templates,
+    /// or a table of them. `chat_template.json`, which older processors have, comes last.
     pub(super) fn of(file: &dyn Fn(&str) -> PathBuf) -> Result<Self, ModelDirError> {
         let mut found = further(&file(TEMPLATE_DIR))?;
         let own = file(TEMPLATE_FILE);
@@ -136,7 +136,8 @@ impl ModelDir {
         Ok(self.chat_templates()?.default().map(str::to_owned))
     }
 
-    /// The model with another chat template (`chat_template`): a file in Jinja, or a model directory whose templates are taken.
+    /// The model with another chat template (`chat_template`): a file in Jinja, or a model directory whose templates
+    /// are taken.
     ///
     /// # Errors
     /// A file or folder that cannot be read, or that has no template.

@@ -57,8 +57,8 @@ pub fn had_gradient(record: &MetricRecord, config: &TrainConfig) -> bool {
     skipped < config.updates_per_step() as f64 && record.get(GRAD_NORM).is_none_or(|norm| norm != 0.0)
 }
 
-/// That nothing was learned, and why; nothing where some step had a gradient and the reward is not gone, or where there is no
-/// step.
+/// That nothing was learned, and why; nothing where some step had a gradient and the reward is not gone, or where there
+/// is no step.
 #[must_use]
 pub fn nothing_learned(records: &[MetricRecord], notices: &[Notice], config: &TrainConfig) -> Option<NothingLearned> {
     if let Some(collapse) = notices.iter().find(|notice| notice.kind == NoticeKind::Collapse)

@@ -3,8 +3,8 @@
 use super::{Notice, NoticeKind};
 use crate::config::TrainConfig;
 
-/// A notice where prompt and completion may have fewer tokens together, in a model with so many positions, than the options ask
-/// for.
+/// A notice where prompt and completion may have fewer tokens together, in a model with so many positions, than the
+/// options ask for.
 #[must_use]
 pub fn model_length(config: &TrainConfig, positions: usize) -> Option<Notice> {
     let (limit, what) = match config.max_model_len {

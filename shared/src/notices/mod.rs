@@ -34,21 +34,23 @@ choices! {
         CheckpointDamaged = "checkpoint_damaged",
         /// A checkpoint has no list of checksums, so the run goes on from what nothing says to be as it was written.
         CheckpointUnchecked = "checkpoint_unchecked",
-        /// Records of the run are damaged or missing: lines or steps of its journals. Charts and detectors go on without them.
+        /// Records of the run are damaged or missing: lines or steps of its journals. Charts and detectors go on
+        /// without them.
         RecordsDamaged = "records_damaged",
         /// The disk was about to be full, so what is oldest of the run was removed.
         DiskShort = "disk_short",
         /// Completions and records have reached `records_size_limit`, so from now on the oldest go.
         RecordsRemoved = "records_removed",
-        /// The sampler refused a version of the weights, since it was not what the learner had published. Told at each refusal.
+        /// The sampler refused a version of the weights, since it was not what the learner had published. Told at each
+        /// refusal.
         VersionRefused = "version_refused",
         /// A reward function failed on more than a tenth of the completions of a step. Told once for each function.
         RewardFailures = "reward_failures",
-        /// A reward function has given the same to every completion for many steps, while others differ. Told once for each
-        /// function.
+        /// A reward function has given the same to every completion for many steps, while others differ. Told once for
+        /// each function.
         ConstantReward = "constant_reward",
-        /// The policy has collapsed: the reward is gone and what is sampled is nothing like before. `learning_rate` is the first
-        /// suspect. What follows from it, such as truncated completions, is then no notice of its own.
+        /// The policy has collapsed: the reward is gone and what is sampled is nothing like before. `learning_rate` is
+        /// the first suspect. What follows from it, such as truncated completions, is then no notice of its own.
         Collapse = "collapse",
         /// The completions of every prompt earned the same, several steps running: nothing says which is better.
         EqualGroups = "equal_groups",
@@ -100,9 +102,9 @@ impl Notice {
         Self { subject: Some(subject.to_owned()), ..self }
     }
 
-    /// Whether both say the same of the same thing, so that one of them is enough. What has changed at a resume is news at each
-    /// of them, what the guard does, each refusal, and a disk that is short, each time, and a learning rate may be too high
-    /// first and then too low.
+    /// Whether both say the same of the same thing, so that one of them is enough. What has changed at a resume is news
+    /// at each of them, what the guard does, each refusal, and a disk that is short, each time, and a learning rate may
+    /// be too high first and then too low.
     #[must_use]
     pub fn repeats(&self, other: &Self) -> bool {
         use NoticeKind::{

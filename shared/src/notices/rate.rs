@@ -7,12 +7,13 @@ use crate::config::TrainConfig;
 const LORA_LEAST: f64 = 5e-6;
 /// Above this, reinforcement learning of an adapter falls apart: recipes have 1e-5 to 1e-4, and up to 5e-4 is reported.
 const LORA_MOST: f64 = 2e-3;
-/// Below this, an update of AdamW, which is about the rate, is lost in the rounding of float32 weights of usual size (1e-2).
+/// Below this, an update of AdamW, which is about the rate, is lost in the rounding of float32 weights of usual size
+/// (1e-2).
 const LEAST: f64 = 1e-9;
 /// Above this, reinforcement learning of a whole model falls apart: recipes have 1e-7 to 1e-5.
 const MOST: f64 = 1e-4;
-/// An update of AdamW moves each weight by about the rate, and those of a model are about 0.02 in size: above this, one update
-/// overwrites any model or adapter.
+/// An update of AdamW moves each weight by about the rate, and those of a model are about 0.02 in size: above this, one
+/// update overwrites any model or adapter.
 const OVERWRITES: f64 = 2e-2;
 /// Models with fewer weights bear larger rates; 1e-3 is usual for some thousands of them.
 const SMALL_MODEL: u64 = 100_000_000;
@@ -31,7 +32,8 @@ pub fn learning_rate(config: &TrainConfig, weights: u64) -> Option<Notice> {
             remark("moves no weight", "set it above 0; 1e-6 is usual for a whole model and 1e-5 for an adapter")
         }
         (_, OVERWRITES..) => remark(
-            "overwrites the weights: an update moves each of them by about as much, which is more than they are in size",
+            "overwrites the weights: an update moves each of them by about as much, which is more than they are in \
+             size",
             "1e-6 to 1e-5 is usual for a whole model, 1e-5 to 1e-4 for an adapter, and up to 1e-3 for a tiny model",
         ),
         (true, ..LORA_LEAST) => remark(

@@ -78,7 +78,8 @@ fn is_iteration(name: &str) -> bool {
 /// Folders in a checkpoint where a model directory may lie.
 const INNER: [&str; 7] = ["", "huggingface", "actor/huggingface", "actor", "policy/weights", "hf", "hf_model"];
 
-/// What to do with the checkpoint of another trainer, in words that follow the name of the option; nothing if it is none.
+/// What to do with the checkpoint of another trainer, in words that follow the name of the option; nothing if it is
+/// none.
 #[must_use]
 pub fn foreign(checkpoint: &Path) -> Option<String> {
     if is_file_of_weights(checkpoint) {

@@ -31,7 +31,8 @@ impl fmt::Display for Doing {
 pub enum StoreError {
     /// What was given is no place.
     #[error(
-        "`{place}` cannot be used for weights: {reason}; give a folder, or s3://bucket/…, gs://bucket/…, az://container/… or https://host/…"
+        "`{place}` cannot be used for weights: {reason}; give a folder, or s3://bucket/…, gs://bucket/…, \
+         az://container/… or https://host/…"
     )]
     Place {
         /// What was given.
@@ -103,7 +104,8 @@ pub enum StoreError {
     },
     /// No answer in time.
     #[error(
-        "{place}: {doing} {object} took too long ({reason}); see that the store is up and the network to it is not too slow"
+        "{place}: {doing} {object} took too long ({reason}); see that the store is up and the network to it is not too \
+         slow"
     )]
     TimedOut {
         /// The store.

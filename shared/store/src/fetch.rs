@@ -44,9 +44,10 @@ struct Fetch<'a> {
 }
 
 impl Store {
-    /// Fetches what was published under a prefix and has this hash, and gives it the place `into` in one visible step: a folder
-    /// that was there is replaced. What arrives is gathered beside it, in `INTO.part`, and is not fetched again by the next try,
-    /// also of another process; [`crate::forget`] throws it away. If `into` is all that is wanted already, nothing is done.
+    /// Fetches what was published under a prefix and has this hash, and gives it the place `into` in one visible step:
+    /// a folder that was there is replaced. What arrives is gathered beside it, in `INTO.part`, and is not fetched
+    /// again by the next try, also of another process; [`crate::forget`] throws it away. If `into` is all that is
+    /// wanted already, nothing is done.
     ///
     /// # Errors
     /// [`StoreError`]. What has arrived is kept then, and `into` is what it was.

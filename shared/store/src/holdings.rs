@@ -77,8 +77,8 @@ impl Store {
         Ok(held)
     }
 
-    /// Removes what was published under a prefix with this hash, its index first, so that nobody finds a part of it. What is not
-    /// there is none to remove.
+    /// Removes what was published under a prefix with this hash, its index first, so that nobody finds a part of it.
+    /// What is not there is none to remove.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -87,8 +87,9 @@ impl Store {
         self.remove_folder(&self.folder(prefix, blake3), watch)
     }
 
-    /// Of what was published under prefixes that begin like `family`, keeps the newest so many and those named (prefix and hash);
-    /// removes the others and returns them. What somebody did not finish publishing is removed once nothing was added for an hour.
+    /// Of what was published under prefixes that begin like `family`, keeps the newest so many and those named (prefix
+    /// and hash); removes the others and returns them. What somebody did not finish publishing is removed once nothing
+    /// was added for an hour.
     ///
     /// # Errors
     /// [`StoreError`]; some of them may be gone then.

@@ -127,8 +127,8 @@ impl IndexedFile {
     }
 }
 
-/// Whether a name may be that of a file or prefix: letters, digits, `.`, `_` and `-`, and no `.` at the beginning. That is what
-/// every store and file system takes as it is, and nothing that leads elsewhere.
+/// Whether a name may be that of a file or prefix: letters, digits, `.`, `_` and `-`, and no `.` at the beginning. That
+/// is what every store and file system takes as it is, and nothing that leads elsewhere.
 pub(crate) fn plain(name: &str) -> bool {
     let taken = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'.' | b'_' | b'-');
     (1..=LONGEST_NAME).contains(&name.len()) && !name.starts_with('.') && name.bytes().all(taken)

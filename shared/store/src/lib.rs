@@ -1,11 +1,12 @@
 //! Weights in a folder or a store of objects: published once, fetched by many.
 //!
-//! What is published is a flat folder. Its files become objects `PREFIX-HASH8/FILE`, and an [`Index`] beside them, written last,
-//! has their lengths and the hash of every chunk. The hash of the index stands for everything, so whoever has it from somebody
-//! they trust can fetch from a store that they do not trust. A thing without an index is not there.
+//! What is published is a flat folder. Its files become objects `PREFIX-HASH8/FILE`, and an [`Index`] beside them,
+//! written last, has their lengths and the hash of every chunk. The hash of the index stands for everything, so whoever
+//! has it from somebody they trust can fetch from a store that they do not trust. A thing without an index is not
+//! there.
 //!
-//! Everything waits for a bounded time only, and gives up when its [`Watch`] says so. The functions block; they are not for
-//! threads that run asynchronous code.
+//! Everything waits for a bounded time only, and gives up when its [`Watch`] says so. The functions block; they are not
+//! for threads that run asynchronous code.
 
 mod error;
 mod fetch;

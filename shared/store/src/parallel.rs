@@ -8,8 +8,8 @@ use std::{
     thread,
 };
 
-/// Calls `work` for every number below `count`, in about their order, on so many threads; each has a buffer of its own, which
-/// keeps what the call before left in it.
+/// Calls `work` for every number below `count`, in about their order, on so many threads; each has a buffer of its own,
+/// which keeps what the call before left in it.
 ///
 /// # Errors
 /// The first error; what is not begun by then is left.

@@ -21,7 +21,8 @@ use reqwest::Url;
 
 use crate::StoreError;
 
-/// How long a request may take to connect, be without a sign of life, and take as a whole, unless variables say otherwise.
+/// How long a request may take to connect, be without a sign of life, and take as a whole, unless variables say
+/// otherwise.
 const TIME_OUTS: [(ClientConfigKey, &str); 3] = [
     (ClientConfigKey::ConnectTimeout, "5 seconds"),
     (ClientConfigKey::ReadTimeout, "60 seconds"),

@@ -50,8 +50,8 @@ impl Store {
         Ok(Probe { bytes: content.len() as u64, write_s: Some(write_s), read_s })
     }
 
-    /// As [`Store::probe`] for somebody who may only read: reads at most so many bytes of something published, of which prefix
-    /// and hash are `known`, or else of the newest thing there.
+    /// As [`Store::probe`] for somebody who may only read: reads at most so many bytes of something published, of which
+    /// prefix and hash are `known`, or else of the newest thing there.
     ///
     /// # Errors
     /// [`StoreError`] of what does not work.

@@ -56,8 +56,8 @@ struct Parts {
 }
 
 impl Store {
-    /// Publishes the files of a folder; those whose names begin with a dot stay where they are. What the store has of them already
-    /// is not sent again.
+    /// Publishes the files of a folder; those whose names begin with a dot stay where they are. What the store has of
+    /// them already is not sent again.
     ///
     /// # Errors
     /// [`StoreError`]; nothing is then published that was not before.

@@ -25,7 +25,8 @@ impl Store {
         Ok(bytes)
     }
 
-    /// Reads a range into a buffer, and returns the length of the whole object. There are fewer bytes if the object ends before.
+    /// Reads a range into a buffer, and returns the length of the whole object. There are fewer bytes if the object
+    /// ends before.
     pub(crate) fn read_range(
         &self,
         object: &Path,

@@ -17,7 +17,8 @@ use crate::{
 const DEADLINE: Duration = Duration::from_secs(300);
 /// Time between two looks at whether a transfer is still wanted.
 const POLL: Duration = Duration::from_millis(50);
-/// Bytes that are written at a time. Of more, ext4 takes so much memory at once that looking for it costs several times the copy.
+/// Bytes that are written at a time. Of more, ext4 takes so much memory at once that looking for it costs several times
+/// the copy.
 pub const PIECE_BYTES: usize = 128 << 10;
 /// Transfers at a time; each holds one chunk.
 pub const TRANSFERS: usize = 8;
@@ -36,9 +37,9 @@ pub struct About<'a> {
 }
 
 impl Store {
-    /// Opens a store: a folder, which is made if it is missing, or a URL (`file://`, `s3://`, `gs://`, `az://`, `http://`,
-    /// `https://`). Options and credentials are those of the usual variables of the environment: `AWS_…`, `GOOGLE_…`, `AZURE_…`.
-    /// No store is asked anything yet.
+    /// Opens a store: a folder, which is made if it is missing, or a URL (`file://`, `s3://`, `gs://`, `az://`,
+    /// `http://`, `https://`). Options and credentials are those of the usual variables of the environment: `AWS_…`,
+    /// `GOOGLE_…`, `AZURE_…`. No store is asked anything yet.
     ///
     /// # Errors
     /// [`StoreError::Place`] with the reason.

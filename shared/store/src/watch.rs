@@ -12,7 +12,8 @@ pub trait Watch: Sync {
         let _ = (done, total);
     }
 
-    /// Whether the transfer is to end, because a signal came or the thing is no longer wanted. Asked many times a second.
+    /// Whether the transfer is to end, because a signal came or the thing is no longer wanted. Asked many times a
+    /// second.
     fn give_up(&self) -> bool {
         false
     }

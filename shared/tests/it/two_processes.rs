@@ -1,5 +1,5 @@
-//! The channel between real processes that are killed: nothing is lost, nothing comes twice after de-duplication, and an
-//! orderly end leaves nothing in shared memory.
+//! The channel between real processes that are killed: nothing is lost, nothing comes twice after de-duplication, and
+//! an orderly end leaves nothing in shared memory.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -245,8 +245,8 @@ fn a_process_may_die_while_it_joins() {
     assert_eq!(iox::files(&run_dir).unwrap(), Vec::<PathBuf>::new());
 }
 
-/// Where the files of a process may not be large: a connection takes more than 8 KiB of shared memory. The other end would wait
-/// for a segment that never gets its size.
+/// Where the files of a process may not be large: a connection takes more than 8 KiB of shared memory. The other end
+/// would wait for a segment that never gets its size.
 #[test]
 fn a_process_that_cannot_make_its_connections_ends_and_keeps_nobody_waiting() {
     const LIMIT: &str = "trap '' XFSZ && ulimit -f 8 && exec \"$0\" \"$@\"";

@@ -1,9 +1,9 @@
 //! How many characters the steps of a normaliser or decoder can make of one.
 //!
-//! The steps are looked at from the last to the first. Behind the last one, every character counts 1. Before a replacement,
-//! the first character of its pattern counts as much as all of the content does behind it, if that is more: each match has
-//! a first character of its own. So forty doublings of a letter are found out, and forty abbreviations that are written out
-//! are not taken for such.
+//! The steps are looked at from the last to the first. Behind the last one, every character counts 1. Before a
+//! replacement, the first character of its pattern counts as much as all of the content does behind it, if that is
+//! more: each match has a first character of its own. So forty doublings of a letter are found out, and forty
+//! abbreviations that are written out are not taken for such.
 
 use std::collections::HashMap;
 

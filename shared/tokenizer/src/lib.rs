@@ -1,8 +1,8 @@
 //! `tokenizer.json` behind a guard: the parser and what it makes of the file are of others, and so is the file.
 //!
-//! The `tokenizers` crate panics on some broken files, and a normaliser or decoder may make a long text of a short one. So
-//! the file has a bound ([`MOST_BYTES`]), what its replacements can make of one character has one ([`MOST_GROWTH`]), panics
-//! are errors, and what a call may take of memory is counted.
+//! The `tokenizers` crate panics on some broken files, and a normaliser or decoder may make a long text of a short one.
+//! So the file has a bound ([`MOST_BYTES`]), what its replacements can make of one character has one ([`MOST_GROWTH`]),
+//! panics are errors, and what a call may take of memory is counted.
 //!
 //! Sampler and learner both read tokenizers through this crate.
 
@@ -58,8 +58,8 @@ pub enum OpenError {
 }
 
 impl TextTokenizer {
-    /// Reads the tokenizer of a model. Tokens that only the files beside `tokenizer.json` name are tokens too, and what any of the
-    /// files calls special is.
+    /// Reads the tokenizer of a model. Tokens that only the files beside `tokenizer.json` name are tokens too, and what
+    /// any of the files calls special is.
     ///
     /// # Errors
     /// A missing or broken file, by name.
@@ -155,8 +155,8 @@ impl TextTokenizer {
         self.guarded(|| self.inner.decode(&ids, true))
     }
 
-    /// What each token adds to the text of those before it; empty for special tokens, and for all but the last of tokens that make
-    /// one character together. A token that cannot be decoded adds nothing.
+    /// What each token adds to the text of those before it; empty for special tokens, and for all but the last of
+    /// tokens that make one character together. A token that cannot be decoded adds nothing.
     #[must_use]
     pub fn pieces(&self, ids: &[u32]) -> Vec<String> {
         let text = |ids: &[u32]| self.decode(ids).unwrap_or_default();
@@ -230,7 +230,8 @@ mod tests {
         assert!(tokenizer.pieces(&[]).is_empty());
     }
 
-    /// A tokenizer of words in which `</s>` and `<t>` are added tokens that are not special, with what files beside it say.
+    /// A tokenizer of words in which `</s>` and `<t>` are added tokens that are not special, with what files beside it
+    /// say.
     fn named(config: &serde_json::Value, rows: usize) -> TextTokenizer {
         let added = |id: u32, content: &str| {
             format!(

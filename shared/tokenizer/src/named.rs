@@ -17,8 +17,8 @@ pub(super) struct Named {
 }
 
 /// Makes the named tokens known to a tokenizer, as transformers' `TokenizersBackend.__init__` does: one that is in the
-/// vocabulary is told apart in texts from now on, one that is special is left out of them. A token that is in no vocabulary
-/// becomes one where its id is known and the model has a row for it, `rows` being their number.
+/// vocabulary is told apart in texts from now on, one that is special is left out of them. A token that is in no
+/// vocabulary becomes one where its id is known and the model has a row for it, `rows` being their number.
 pub(super) fn add(inner: &mut Tokenizer, named: &NamedTokens, rows: usize) -> Result<Named, String> {
     let mut found = Named::default();
     for token in &named.tokens {

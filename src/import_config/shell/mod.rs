@@ -1,8 +1,9 @@
-//! A shell script as the commands that it runs, each as its words: brush-parser reads it, and what its variables, arrays, functions,
-//! loops and conditions come to is worked out here, as far as the script alone says it. Nothing is run, and no file is looked at.
+//! A shell script as the commands that it runs, each as its words: brush-parser reads it, and what its variables,
+//! arrays, functions, loops and conditions come to is worked out here, as far as the script alone says it. Nothing is
+//! run, and no file is looked at.
 //!
-//! What the script does not say stays as it is written, with the line and the reason: a variable that it does not set, what a
-//! command prints, what it is called with, what is set under a condition that is not known.
+//! What the script does not say stays as it is written, with the line and the reason: a variable that it does not set,
+//! what a command prints, what it is called with, what is set under a condition that is not known.
 
 mod arithmetic;
 mod braces;

@@ -26,7 +26,8 @@ pub fn matches(pattern: &str, text: &str) -> bool {
     pattern[at..].iter().all(|letter| *letter == '*')
 }
 
-/// What is left of a text without the part at one end that is as a pattern says: the longest such part, or the shortest.
+/// What is left of a text without the part at one end that is as a pattern says: the longest such part, or the
+/// shortest.
 pub fn without<'a>(text: &'a str, pattern: &str, at_end: bool, longest: bool) -> &'a str {
     let mut cuts: Vec<usize> = text.char_indices().map(|(at, _)| at).chain([text.len()]).collect();
     // The parts from the shortest to the longest.

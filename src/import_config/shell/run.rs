@@ -338,8 +338,8 @@ impl Shell {
         Status::Unknown
     }
 
-    /// Follows each of some ways that a script may take. What they leave different is not known from there on. A way that ends
-    /// the script is none that trains.
+    /// Follows each of some ways that a script may take. What they leave different is not known from there on. A way
+    /// that ends the script is none that trains.
     fn one_of(&mut self, ways: Vec<Branch<'_>>) {
         let (before, line, cause) = (self.variables.clone(), self.line, self.cause.take());
         self.forks += 1;

@@ -104,7 +104,8 @@ fn what_is_not_known_is_told_with_its_line() {
         ),
         (
             "D=$(x)\ncase \"$D\" in npu) N=1;; *) N=2;; esac\nb $N",
-            "line 2: `$N` is a shell variable that is set under a condition which is not known here, as it goes by D (line 1",
+            "line 2: `$N` is a shell variable that is set under a condition which is not known here, as it goes by D \
+             (line 1",
         ),
         ("D=$(x)\nif [[ $D == gpu ]]; then N=1; else N=2; fi\nb $N", "as it goes by D (line 1: "),
         ("b $(if [ -f x ]; then echo 1; else echo 2; fi)", "is what a command prints"),

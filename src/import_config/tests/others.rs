@@ -14,8 +14,8 @@ fn the_schedule_of_rlinf_is_kept() {
     use LrSchedulerType::{Constant, ConstantWithWarmup, Cosine, CosineWithMinLr};
     assert_eq!(of("{optim: {lr: 2e-6}}"), (Constant, 0, 0.0), "RLinf's default");
     assert_eq!(import(R).1.config.weight_decay, 0.01, "RLinf's default");
-    let recipe = "{optim: {lr: 2e-5, optimizer: adam, min_lr: 2e-6}, lr_sched: {lr_warmup_fraction: 0.01, lr_warmup_init: 0.0, \
-                  lr_warmup_iters: 0, max_lr: 2e-5, min_lr: 0.0, lr_decay_style: constant, lr_decay_iters: 10}}";
+    let recipe = "{optim: {lr: 2e-5, optimizer: adam, min_lr: 2e-6}, lr_sched: \
+        {lr_warmup_fraction: 0.01, lr_warmup_init: 0.0, lr_warmup_iters: 0, max_lr: 2e-5, min_lr: 0.0, lr_decay_style: constant, lr_decay_iters: 10}}";
     assert_eq!(of(recipe), (ConstantWithWarmup, 1, 0.0));
     assert_eq!(of("{lr_sched: {lr_decay_style: cosine, lr_warmup_fraction: 0.1}}"), (Cosine, 0, 0.1));
     assert_eq!(of("{lr_sched: {lr_decay_style: constant, lr_warmup_iters: 5}}"), (ConstantWithWarmup, 5, 0.0));
@@ -77,7 +77,8 @@ fn what_trl_changes_and_is_not_there_ends_the_start() {
         let (_, found) = import(&format!("{line}\nseed: 1\nlearning_rate: 1e-6\n"));
         assert!(found.refused.len() == 1 && found.left_out[0].1.contains(words), "{line}: {:?}", found.left_out);
     }
-    let neutral = "use_dora: false\nlora_bias: none\noptim: adamw_torch_fused\nload_in_4bit: false\nlora_modules_to_save: null\n\
+    let neutral = "use_dora: false\nlora_bias: none\noptim: adamw_torch_fused\nload_in_4bit: \
+        false\nlora_modules_to_save: null\n\
                    init_lora_weights: true\nneftune_noise_alpha: null\nseed: 1\n";
     assert_eq!(import(neutral).1.refused, []);
 }
@@ -85,8 +86,9 @@ fn what_trl_changes_and_is_not_there_ends_the_start() {
 #[test]
 fn a_mixture_of_open_r1_is_one_of_trl() {
     let (_, found) = import(
-        "dataset_mixture:\n  datasets:\n    - {id: org/a, config: main, split: train, columns: [problem], weight: 0.5}\n    \
-         - {id: org/b, config: main, split: train, weight: 0.25}\n  seed: 42\n  test_split_size: 0.1\nseed: 1\n",
+        "dataset_mixture:\n  datasets:\n    - \
+         {id: org/a, config: main, split: train, columns: [problem], weight: 0.5}\n    - \
+         {id: org/b, config: main, split: train, weight: 0.25}\n  seed: 42\n  test_split_size: 0.1\nseed: 1\n",
     );
     let paths: Vec<_> = found.config.dataset.iter().map(|path| path.to_str().unwrap()).collect();
     assert_eq!((paths, found.config.dataset_weights.as_slice()), (vec!["org/a", "org/b"], &[0.5, 0.25][..]));

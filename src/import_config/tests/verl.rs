@@ -22,8 +22,8 @@ fn refusal(found: &Translation, key: &str) -> String {
 fn null_is_not_given() {
     let found = with(
         "actor_rollout_ref.actor.optim.lr_scheduler_type=null actor_rollout_ref.actor.policy_loss.loss_mode=null \
-         actor_rollout_ref.actor.kl_loss_coef=null actor_rollout_ref.actor.use_kl_loss=True algorithm.adv_estimator=gae \
-         algorithm.lam=null",
+         actor_rollout_ref.actor.kl_loss_coef=null actor_rollout_ref.actor.use_kl_loss=True \
+         algorithm.adv_estimator=gae algorithm.lam=null",
     );
     let config = &found.config;
     assert_eq!((config.lr_scheduler_type, config.loss_type), (LrSchedulerType::Constant, LossType::Vanilla));
@@ -81,7 +81,8 @@ fn mappings_are_read_as_hydra_reads_them() {
         assert_eq!(variables.values().get("enable_thinking"), Some(&false.into()), "{kwargs}");
     }
     let found = with(
-        "'actor_rollout_ref.actor.policy_loss={loss_mode: gspo}' 'actor_rollout_ref.rollout={temperature:0.7,top_p:0.9}'",
+        "'actor_rollout_ref.actor.policy_loss={loss_mode: gspo}' \
+         'actor_rollout_ref.rollout={temperature:0.7,top_p:0.9}'",
     );
     assert_eq!(found.config.loss_type, LossType::Gspo);
     assert_eq!((found.config.temperature, found.config.top_p, found.config.num_generations), (0.7, 0.9, 4));
@@ -115,11 +116,11 @@ fn what_changes_the_training_is_mapped() {
     let actor = "actor_rollout_ref.actor";
     let model = "actor_rollout_ref.model";
     let config = with(&format!(
-        "{actor}.optim.clip_grad=0.3 {actor}.policy_loss.loss_mode=sapo {actor}.tau_pos=1.5 +{actor}.policy_loss.tau_neg=2.0 \
-         +{actor}.optim.override_optimizer_config.eps=1e-15 +actor_rollout_ref.rollout.min_p=0.05 \
-         +actor_rollout_ref.rollout.repetition_penalty=1.1 data.max_response_length=512 \
-         actor_rollout_ref.rollout.response_length=300 +{actor}.tis_imp_ratio_cap=2.5 {model}.lora.rank=8 {model}.lora.alpha=4 \
-         {model}.lora.target_modules=[q_proj,v_proj] {model}.use_rslora=True"
+        "{actor}.optim.clip_grad=0.3 {actor}.policy_loss.loss_mode=sapo {actor}.tau_pos=1.5 \
+         +{actor}.policy_loss.tau_neg=2.0 +{actor}.optim.override_optimizer_config.eps=1e-15 \
+         +actor_rollout_ref.rollout.min_p=0.05 +actor_rollout_ref.rollout.repetition_penalty=1.1 \
+         data.max_response_length=512 actor_rollout_ref.rollout.response_length=300 +{actor}.tis_imp_ratio_cap=2.5 \
+         {model}.lora.rank=8 {model}.lora.alpha=4 {model}.lora.target_modules=[q_proj,v_proj] {model}.use_rslora=True"
     ))
     .config;
     assert_eq!((config.max_grad_norm, config.loss_type, config.adam_epsilon), (0.3, LossType::Sapo, 1e-15));
@@ -163,16 +164,18 @@ fn what_has_no_counterpart_ends_the_start() {
     assert!(refusal(&found, "actor_rollout_ref.actor.use_kl_loss").contains("one penalty"));
     let found = with("actor_rollout_ref.actor.grad_clip=1.0 actor_rollout_ref.actor.optim.clip_grad=0.5");
     assert!(refusal(&found, "actor_rollout_ref.actor.optim.clip_grad").contains("depends on the version"));
-    let neutral = "actor_rollout_ref.actor.optim.optimizer=AdamW actor_rollout_ref.actor.optim.override_optimizer_config=null \
-                   actor_rollout_ref.rollout.presence_penalty=0.0 algorithm.rollout_correction.rollout_rs=null \
-                   algorithm.rollout_correction.bypass_mode=False algorithm.use_pf_ppo=False distillation.enabled=False";
+    let neutral = "actor_rollout_ref.actor.optim.optimizer=AdamW \
+        actor_rollout_ref.actor.optim.override_optimizer_config=null actor_rollout_ref.rollout.presence_penalty=0.0 \
+        algorithm.rollout_correction.rollout_rs=null algorithm.rollout_correction.bypass_mode=False \
+        algorithm.use_pf_ppo=False distillation.enabled=False";
     assert_eq!(with(neutral).refused, []);
 }
 
 #[test]
 fn a_function_beside_a_reward_model_is_not_forgotten() {
     let found = with(
-        "reward_model.enable=True reward_model.model.path=org/RM custom_reward_function.path=x.py custom_reward_function.name=f",
+        "reward_model.enable=True reward_model.model.path=org/RM custom_reward_function.path=x.py \
+         custom_reward_function.name=f",
     );
     refusal(&found, "custom_reward_function.path");
     assert_eq!(found.refused[0].1, "reward_funcs");
@@ -217,7 +220,8 @@ actor_rollout_ref:
     shuffle: false
     checkpoint: {save_contents: [model], load_contents: '${.save_contents}'}
     optim: {lr: 1.0e-06, lr_warmup_steps_ratio: 0.0, total_training_steps: -1, weight_decay: 0.01, lr_warmup_steps: -1,
-      min_lr_ratio: 0.0, num_cycles: 0.5, lr_scheduler_type: constant, warmup_style: null, betas: [0.9, 0.999], clip_grad: 1.0,
+      min_lr_ratio: 0.0, num_cycles: 0.5, lr_scheduler_type: constant, warmup_style: null, betas: [0.9, 0.999], \
+      clip_grad: 1.0,
       optimizer: AdamW, optimizer_impl: torch.optim, override_optimizer_config: null}
     grad_clip: 1.0
     fsdp_config: {param_offload: false, fsdp_size: -1}
@@ -239,15 +243,18 @@ actor_rollout_ref:
     val_kwargs: {temperature: 0, 'n': 1}
     multi_turn: {enable: false, tool_config_path: null, format: hermes}
     calculate_log_probs: false
-  model: {path: m, custom_chat_template: null, override_config: {}, lora_rank: 0, lora_alpha: 16, target_modules: all-linear,
+  model: {path: m, custom_chat_template: null, override_config: \
+  {}, lora_rank: 0, lora_alpha: 16, target_modules: all-linear,
     exclude_modules: null, lora_adapter_path: null, use_liger: false}
 data: {train_files: a.parquet, val_files: b.parquet, max_prompt_length: 512, max_response_length: 700, train_batch_size: 1024}
 critic: {optim: {lr: 1.0e-05, weight_decay: 0.01}, cliprange_value: 0.5}
 reward_model: {enable: false, model: {path: x}}
 custom_reward_function: {path: null, name: compute_score}
-algorithm: {_target_: x, gamma: 1.0, lam: 1.0, adv_estimator: grpo, norm_adv_by_std_in_grpo: true, use_kl_in_reward: false,
+algorithm: \
+{_target_: x, gamma: 1.0, lam: 1.0, adv_estimator: grpo, norm_adv_by_std_in_grpo: true, use_kl_in_reward: false,
   kl_penalty: kl, kl_ctrl: {type: fixed, kl_coef: 0.001}, use_pf_ppo: false, pf_ppo: {weight_pow: 2.0},
-  rollout_correction: {rollout_is: null, rollout_is_threshold: 2.0, rollout_rs: null, bypass_mode: false, loss_type: ppo_clip}}
+  rollout_correction: \
+  {rollout_is: null, rollout_is_threshold: 2.0, rollout_rs: null, bypass_mode: false, loss_type: ppo_clip}}
 trainer: {total_epochs: 30, save_freq: 20, test_freq: 5, val_only: false}
 ";
     let (_, found) = import(yaml);
@@ -272,9 +279,10 @@ fn a_fully_asynchronous_batch_is_refused_with_its_size() {
 #[test]
 fn an_option_makes_up_for_a_key_that_is_looked_at_with_others() {
     let (_, found) = import(
-        "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=4 data.train_batch_size=$BS \
-         actor_rollout_ref.actor.ppo_mini_batch_size=8 actor_rollout_ref.actor.use_kl_loss=True \
-         actor_rollout_ref.actor.kl_loss_coef=$KL actor_rollout_ref.actor.clip_ratio=$CLIP\n",
+        "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=4 \
+         data.train_batch_size=$BS actor_rollout_ref.actor.ppo_mini_batch_size=8 \
+         actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.actor.kl_loss_coef=$KL \
+         actor_rollout_ref.actor.clip_ratio=$CLIP\n",
     );
     let options: Vec<&str> = found.refused.iter().map(|(_, option)| option.as_str()).collect();
     assert_eq!(options, ["generation_batch_size", "beta", "epsilon"]);

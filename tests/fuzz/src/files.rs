@@ -1,6 +1,6 @@
-//! Frames of the channel, weights, and what describes them. ONNX Runtime parses graphs in C++, and is given those of a model
-//! directory only if they are, byte for byte, what the exporter writes. So what is tried here is the manifest, and our own
-//! reading of a graph.
+//! Frames of the channel, weights, and what describes them. ONNX Runtime parses graphs in C++, and is given those of a
+//! model directory only if they are, byte for byte, what the exporter writes. So what is tried here is the manifest,
+//! and our own reading of a graph.
 
 use std::{cell::OnceCell, fs, path::Path};
 
@@ -34,7 +34,8 @@ pub fn frame_seeds() -> Vec<Vec<u8>> {
     vec![body(0, group.clone()), small(1), small(2), [&[3], &group[..]].concat()]
 }
 
-/// Bodies that get past the checksum, and whole frames. What is read is written again as something that is read as the same.
+/// Bodies that get past the checksum, and whole frames. What is read is written again as something that is read as the
+/// same.
 pub fn frame(bytes: &[u8]) {
     let Some((kind, body)) = bytes.split_first() else { return };
     match kind % 4 {
@@ -214,7 +215,8 @@ pub fn graph_seeds() -> Vec<Vec<u8>> {
     vec![file(&format!("export/{MODEL_FILE}"))]
 }
 
-/// A graph that the manifest does not know is refused, and what our own reader makes of it is written again as the same.
+/// A graph that the manifest does not know is refused, and what our own reader makes of it is written again as the
+/// same.
 pub fn graph(bytes: &[u8]) {
     if let Ok(model) = ModelProto::decode(bytes) {
         let written = model.encode_to_vec();
@@ -258,7 +260,8 @@ pub fn store_index_seeds() -> Vec<Vec<u8>> {
     vec![StoreIndex { files }.to_bytes()]
 }
 
-/// What is accepted names no file elsewhere, has a hash for every byte, and is written again as something that is read as the same.
+/// What is accepted names no file elsewhere, has a hash for every byte, and is written again as something that is read
+/// as the same.
 pub fn store_index(bytes: &[u8]) {
     let Ok(index) = StoreIndex::parse(bytes) else { return };
     for file in &index.files {

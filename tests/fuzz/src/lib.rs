@@ -1,9 +1,9 @@
 //! A target for everything that is parsed: what reads it, what it must keep to besides not panicking, and seeds.
 //!
-//! `tests/targets.rs` runs each for ten seconds as part of the suite, with [`harness::fuzz`]; `cargo xtask fuzz` runs one for
-//! as long as is asked, with libFuzzer and coverage. An input that was once found lies in `found/`, in the folder of its
-//! target, and is tried first. Parsers that no other crate can call are tried in the same way by the tests beside them:
-//! answers of reward programs, foreign configurations, and the state of a trainer.
+//! `tests/targets.rs` runs each for ten seconds as part of the suite, with [`harness::fuzz`]; `cargo xtask fuzz` runs
+//! one for as long as is asked, with libFuzzer and coverage. An input that was once found lies in `found/`, in the
+//! folder of its target, and is tried first. Parsers that no other crate can call are tried in the same way by the
+//! tests beside them: answers of reward programs, foreign configurations, and the state of a trainer.
 
 mod data;
 mod files;

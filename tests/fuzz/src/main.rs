@@ -11,8 +11,8 @@ use shared_bounds::{Metered, within};
 #[global_allocator]
 static MEMORY: Metered = Metered;
 
-/// The target that `TANDEM_FUZZ_TARGET` names. Its inputs are written to the folder `TANDEM_FUZZ_CORPUS`, from which libFuzzer
-/// begins.
+/// The target that `TANDEM_FUZZ_TARGET` names. Its inputs are written to the folder `TANDEM_FUZZ_CORPUS`, from which
+/// libFuzzer begins.
 static TARGET: LazyLock<&Target> = LazyLock::new(|| {
     shared_bounds::abort_on_excess();
     let name = env::var("TANDEM_FUZZ_TARGET").unwrap_or_default();

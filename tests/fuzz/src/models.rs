@@ -115,11 +115,14 @@ pub fn template_seeds() -> Vec<Vec<u8>> {
     [
         "{% for m in messages %}<|{{ m.role }}|>{{ m.content | trim }}<|end|>\n{% endfor %}\
          {% if add_generation_prompt %}<|assistant|>{% endif %}",
-        "{%- set ns = namespace(n=0) -%}{% for m in messages[::-1] %}{% set ns.n = ns.n + loop.index0 %}{% endfor %}{{ ns.n }}",
+        "{%- set ns = namespace(n=0) -%}{% for m in messages[::-1] %}{% set ns.n = ns.n + loop.index0 %}{% endfor %}{{ \
+         ns.n }}",
         "{% macro f(a, b=1) %}{{ a ~ b }}{% endmacro %}{{ f('x') }}{{ tools | tojson(indent=2) }}",
-        "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}{{ strftime_now('%d %b %Y') }}{{ bos_token }}",
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}{{ strftime_now('%d %b %Y') }}{{ \
+         bos_token }}",
         "{{ messages[0].content.split('</think>')[-1].lstrip('\\n') }}{% generation %}a{% endgeneration %}",
-        "{% for k, v in messages[0].items() %}{{ k | upper }}{{ '%5s' | format(v) }}{% endfor %}{{ range(3) | list | join('-') }}",
+        "{% for k, v in messages[0].items() %}{{ k | upper }}{{ '%5s' | format(v) }}{% endfor %}{{ range(3) | list | \
+         join('-') }}",
     ]
     .map(|text| text.as_bytes().to_vec())
     .into()
@@ -128,7 +131,8 @@ pub fn template_seeds() -> Vec<Vec<u8>> {
 /// What a template says is one line, whatever it is made of.
 pub fn template(bytes: &[u8]) {
     let Some(source) = text(bytes) else { return };
-    // Widths and factors that take gigabytes end the program, as they should (`shared_bounds::within`), and with it the search.
+    // Widths and factors that take gigabytes end the program, as they should (`shared_bounds::within`), and with it the
+    // search.
     if source.as_bytes().windows(6).any(|window| window.iter().all(u8::is_ascii_digit)) {
         return;
     }

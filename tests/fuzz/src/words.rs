@@ -9,7 +9,8 @@ use crate::text;
 
 pub fn run_toml_seeds() -> Vec<Vec<u8>> {
     let all = layers::to_toml(&shared::config::TrainConfig::default());
-    let some = "model = \"m\"\ndataset = [\"a.jsonl\", \"b.jsonl\"]\n# words\nlearning_rate = 1e-6\nreward_funcs = [\"format\"]\n\
+    let some = "model = \"m\"\ndataset = [\"a.jsonl\", \"b.jsonl\"]\n# words\nlearning_rate = 1e-6\nreward_funcs = \
+        [\"format\"]\n\
                 reward_weights = [0.5]\n[guard]\nkl = 1\n";
     vec![all.into_bytes(), some.into(), b"beta = 0.1\r\nstop = ['''a''', \"\\u0041\"]".to_vec()]
 }
@@ -40,7 +41,8 @@ pub fn answer_seeds() -> Vec<Vec<u8>> {
     .into()
 }
 
-/// Two answers, a line each, for every rule that reads what a model has written. An answer is never another than itself.
+/// Two answers, a line each, for every rule that reads what a model has written. An answer is never another than
+/// itself.
 pub fn answer(bytes: &[u8]) {
     let Some(text) = text(bytes) else { return };
     let (given, expected) = text.split_once('\n').unwrap_or((text, "0.5"));

@@ -1,12 +1,12 @@
-//! What the files of `deploy` may hold: those parts of the formats of Kubernetes, JobSet and Compose that they use, and no more. A
-//! field that is not here is misspelt, or has to be added from the format's own reference.
+//! What the files of `deploy` may hold: those parts of the formats of Kubernetes, JobSet and Compose that they use, and
+//! no more. A field that is not here is misspelt, or has to be added from the format's own reference.
 
 use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-/// `Name field: type, field!: type`; `!` where the format requires it. A type is another name, `[type]`, `=word|word`, or one of
-/// [`scalar`].
+/// `Name field: type, field!: type`; `!` where the format requires it. A type is another name, `[type]`, `=word|word`,
+/// or one of [`scalar`].
 const SHAPES: &str = "
     Metadata        name!: text, labels: texts
     Claim           apiVersion!: =v1, kind!: =PersistentVolumeClaim, metadata!: Metadata, spec!: ClaimSpec
@@ -19,7 +19,8 @@ const SHAPES: &str = "
     Failure         maxRestarts: count
     ReplicatedJob   name!: text, replicas: count, template!: JobTemplate
     JobTemplate     spec!: JobSpec
-    JobSpec         completions: count, parallelism: count, backoffLimit: count, podFailurePolicy: PodFailure, template!: PodTemplate
+    JobSpec         completions: count, parallelism: count, backoffLimit: count, podFailurePolicy: PodFailure, \
+    template!: PodTemplate
     PodFailure      rules!: [PodFailureRule]
     PodFailureRule  action!: =Ignore|Count|FailJob|FailIndex, onPodConditions: [PodCondition]
     PodCondition    type!: text, status!: =True|False|Unknown
@@ -28,10 +29,12 @@ const SHAPES: &str = "
     Selector        matchLabels!: texts
     PodTemplate     metadata: Labels, spec!: PodSpec
     Labels          labels: texts
-    PodSpec         restartPolicy: =Never|OnFailure|Always, terminationGracePeriodSeconds: count, automountServiceAccountToken: switch, securityContext: PodSecurity, containers!: [Container], volumes: [Volume]
+    PodSpec         restartPolicy: =Never|OnFailure|Always, terminationGracePeriodSeconds: count, \
+    automountServiceAccountToken: switch, securityContext: PodSecurity, containers!: [Container], volumes: [Volume]
     PodSecurity     runAsNonRoot: switch, runAsUser: count, runAsGroup: count, fsGroup: count, seccompProfile: Seccomp
     Seccomp         type!: =RuntimeDefault|Unconfined|Localhost
-    Container       name!: text, image!: text, args: [text], workingDir: text, envFrom: [EnvFrom], ports: [Port], readinessProbe: Probe, startupProbe: Probe, resources: Resources, securityContext: Security, volumeMounts: [Mount]
+    Container       name!: text, image!: text, args: [text], workingDir: text, envFrom: [EnvFrom], ports: [Port], \
+    readinessProbe: Probe, startupProbe: Probe, resources: Resources, securityContext: Security, volumeMounts: [Mount]
     EnvFrom         secretRef!: Ref
     Ref             name!: text
     Port            name: text, containerPort!: count
@@ -47,7 +50,8 @@ const SHAPES: &str = "
     EmptyDir        medium: =Memory, sizeLimit: amount
     Compose         name: text, services!: Services
     Services        train!: Service, worker!: Service
-    Service         image: text, build: Build, user: text, command!: [text], working_dir: text, environment: texts, volumes: [text], shm_size: text, stop_grace_period: text, restart: text, depends_on: [text], deploy: Deploy
+    Service         image: text, build: Build, user: text, command!: [text], working_dir: text, environment: texts, \
+    volumes: [text], shm_size: text, stop_grace_period: text, restart: text, depends_on: [text], deploy: Deploy
     Build           context!: text, dockerfile: text
     Deploy          replicas: count, resources: Limits
     Limits          limits: Limit

@@ -66,8 +66,8 @@ impl User {
 /// Where the versions of runs are while these go on.
 const VERSIONS: &str = "/dev/shm/tandem-weights-";
 
-/// What of all that a program made or wrote lies in none of these folders, nor in the places of a run's channel and of its
-/// versions, nor in the temporary folders of reward programs.
+/// What of all that a program made or wrote lies in none of these folders, nor in the places of a run's channel and of
+/// its versions, nor in the temporary folders of reward programs.
 fn elsewhere(made: &BTreeSet<PathBuf>, folders: &[PathBuf]) -> Vec<PathBuf> {
     let folders: Vec<PathBuf> = folders.iter().map(|folder| folder.canonicalize().unwrap()).collect();
     let in_channel = |path: &Path| {

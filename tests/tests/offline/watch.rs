@@ -1,5 +1,5 @@
-//! What programs do unasked: for a socket of the internet the kernel kills them, and of every file that they are about to
-//! make, open for writing or rename it tells this process first.
+//! What programs do unasked: for a socket of the internet the kernel kills them, and of every file that they are about
+//! to make, open for writing or rename it tells this process first.
 
 use std::{
     collections::BTreeSet,
@@ -22,8 +22,8 @@ use std::{
 use harness::cli::{self, Finished};
 use libc::{BPF_ABS, BPF_JEQ, BPF_JMP, BPF_JSET, BPF_K, BPF_LD, BPF_RET, BPF_W, sock_filter};
 
-/// Runs a command to its end. The set is what it, and whatever it started, made or wrote: true paths, devices and `/proc`
-/// left out.
+/// Runs a command to its end. The set is what it, and whatever it started, made or wrote: true paths, devices and
+/// `/proc` left out.
 pub fn finish(mut command: Command) -> (Finished, BTreeSet<PathBuf>) {
     let over = Arc::new(AtomicBool::new(false));
     let listener = watch(&mut command, over.clone());
@@ -110,7 +110,8 @@ fn watch(command: &mut Command, over: Arc<AtomicBool>) -> JoinHandle<BTreeSet<Pa
     let apply = move || {
         let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
         let operation = (libc::SECCOMP_SET_MODE_FILTER, libc::SECCOMP_FILTER_FLAG_NEW_LISTENER);
-        // SAFETY: these are system calls only. The program is a valid filter of the stated length, which the kernel copies.
+        // SAFETY: these are system calls only. The program is a valid filter of the stated length, which the kernel
+        // copies.
         let (listener, pid) = unsafe {
             libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
             (libc::syscall(libc::SYS_seccomp, operation.0, operation.1, &raw const program) as i32, libc::getpid())
@@ -190,7 +191,8 @@ fn answer(listener: &OwnedFd) -> Vec<PathBuf> {
     paths
 }
 
-/// The path that a process means by a text in its memory; none if no such folder exists, in which case the call will fail.
+/// The path that a process means by a text in its memory; none if no such folder exists, in which case the call will
+/// fail.
 fn true_path(pid: u32, folder: i32, text: u64) -> Option<PathBuf> {
     let process = Path::new("/proc").join(pid.to_string());
     let mut bytes = [0; libc::PATH_MAX as usize];

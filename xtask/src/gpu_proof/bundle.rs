@@ -24,8 +24,8 @@ pub struct BundleArgs {
     /// Folder for what is packed [default: `gpu-proof` in the folder of the build outputs]
     #[arg(long)]
     out: Option<PathBuf>,
-    /// Fetch ONNX Runtime for CUDA (onnxruntime-gpu of the Python package index, about 280 MB) and pack it in pieces, instead of
-    /// the programs
+    /// Fetch ONNX Runtime for CUDA (onnxruntime-gpu of the Python package index, about 280 MB) and pack it in pieces,
+    /// instead of the programs
     #[arg(long)]
     libraries: bool,
     /// Size of such a piece in MiB: what can be carried to the machine at once, less the bundle

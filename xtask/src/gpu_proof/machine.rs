@@ -54,8 +54,11 @@ impl Machine {
         let torch = match libtorch {
             Some(dir) => dir,
             None => installed_torch(&python).with_context(|| {
-                format!("the learner needs torch 2.11: name its folder with --libtorch, or a python that has it with --python \
-                         (now {})", python.display())
+                format!(
+                    "the learner needs torch 2.11: name its folder with --libtorch, or a python that has it with \
+                    --python (now {})",
+                    python.display()
+                )
             })?,
         };
         ensure!(torch.join("lib/libtorch_cpu.so").is_file(), "{} has no lib/libtorch_cpu.so", torch.display());
@@ -64,7 +67,8 @@ impl Machine {
             Some(path) => path,
             None if own.is_file() => own,
             None => bail!(
-                "no ONNX Runtime: unpack the one of `cargo xtask gpu-proof --libraries` into {}, or name one with --onnxruntime",
+                "no ONNX Runtime: unpack the one of `cargo xtask gpu-proof --libraries` into {}, or name one with \
+                 --onnxruntime",
                 bundle.display()
             ),
         };

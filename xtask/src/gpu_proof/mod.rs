@@ -11,8 +11,8 @@
 //! | `results` | `results.jsonl`, a line for each result as soon as it is there |
 //! | `table` | what they say, for BENCHMARKS.md, and which defaults they would change |
 //!
-//! `rivals.py` is what the figures are held against: transformers' `generate`, a training step in plain torch, and the limits of
-//! the device as torch reaches them.
+//! `rivals.py` is what the figures are held against: transformers' `generate`, a training step in plain torch, and the
+//! limits of the device as torch reaches them.
 
 mod bundle;
 mod machine;

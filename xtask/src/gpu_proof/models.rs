@@ -1,5 +1,5 @@
-//! Models in published shapes, or tiny ones, with what else their measurements read. Weights are random: how fast a model
-//! runs does not depend on what it knows.
+//! Models in published shapes, or tiny ones, with what else their measurements read. Weights are random: how fast a
+//! model runs does not depend on what it knows.
 
 use std::{
     fs,
@@ -50,8 +50,8 @@ impl Model {
         work.join(self.name)
     }
 
-    /// A word for every id, with a full stop in it: random completions then have sentences, and `sentence_share` of a word
-    /// differs from one to the next.
+    /// A word for every id, with a full stop in it: random completions then have sentences, and `sentence_share` of a
+    /// word differs from one to the next.
     fn tokenizer(&self) -> Value {
         let word = |id: u32| if id == 0 { "<eos>".into() } else { format!("{}.{id}", ["dog", "cat"][id as usize % 2]) };
         let vocab: Map<String, Value> = (0..self.vocab_size).map(|id| (word(id), id.into())).collect();
@@ -78,8 +78,8 @@ impl Model {
         (0..count).map(|index| format!("{}\n", row(index))).collect()
     }
 
-    /// Writes what stands before the weights: configuration, tokenizer, 64 rows for training (`prompts.jsonl`) and 8 with
-    /// completions (`completions.jsonl`).
+    /// Writes what stands before the weights: configuration, tokenizer, 64 rows for training (`prompts.jsonl`) and 8
+    /// with completions (`completions.jsonl`).
     ///
     /// # Errors
     /// When a file cannot be written.

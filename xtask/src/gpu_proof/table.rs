@@ -29,8 +29,8 @@ fn machine(results: &Results) -> String {
     let gpu = about("gpu");
     let trial = if device == "cpu" { " **A trial with tiny models: no figure means anything.**" } else { "" };
     format!(
-        "## GPU proof\n\nTandem {} on {} ({device}), {} cores. Limits as torch reaches them: a copy moves {} GB/s (read and \
-         written), a bf16 product {} TFLOP/s, an fp32 product {} TFLOP/s.{trial}\n",
+        "## GPU proof\n\nTandem {} on {} ({device}), {} cores. Limits as torch reaches them: a copy moves {} GB/s \
+         (read and written), a bf16 product {} TFLOP/s, an fp32 product {} TFLOP/s.{trial}\n",
         about("version").as_str().unwrap_or("unknown"),
         gpu.as_str().unwrap_or("no GPU"),
         about("cores"),

@@ -53,8 +53,8 @@ impl Fake {
         self.0.path().join(name)
     }
 
-    /// A program that notes each call. Another process writes it: a file that this one had open for writing could not be run
-    /// as long as a child that another test forks in the meantime holds a copy of the descriptor.
+    /// A program that notes each call. Another process writes it: a file that this one had open for writing could not
+    /// be run as long as a child that another test forks in the meantime holds a copy of the descriptor.
     fn program(&self, name: &str, script: &str) {
         let script = format!("#!/bin/sh\necho {name} >> {}\n{script}\n", self.path("calls").display());
         let written = Command::new("/bin/sh")

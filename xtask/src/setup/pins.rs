@@ -241,7 +241,8 @@ mod tests {
         }
     }
 
-    /// A hash that was left behind by a change of version, or stands in for one that nobody looked up, is of two files or of none.
+    /// A hash that was left behind by a change of version, or stands in for one that nobody looked up, is of two files
+    /// or of none.
     #[test]
     fn every_hash_is_of_one_file() {
         let components = [CPU.libtorch, CPU.onnxruntime, CUDA.libtorch, CUDA.onnxruntime];

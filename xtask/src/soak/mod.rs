@@ -1,4 +1,5 @@
-//! `cargo xtask soak`: the demo's task, asynchronously and under faults, for as long as is asked; what it takes must not grow.
+//! `cargo xtask soak`: the demo's task, asynchronously and under faults, for as long as is asked; what it takes must
+//! not grow.
 
 mod figures;
 mod plot;

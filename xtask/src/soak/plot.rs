@@ -15,7 +15,8 @@ pub fn draw(seen: &[Figures]) -> String {
     let rows = SERIES.len().div_ceil(COLUMNS);
     let (width, height) = (COLUMNS as f64 * (WIDTH + MARGIN), rows as f64 * (HEIGHT + 2.0 * MARGIN));
     let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" font-family=\"sans-serif\" font-size=\"11\">\n\
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" font-family=\"sans-serif\" \
+         font-size=\"11\">\n\
          <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
     );
     let end = seen.last().map_or(1.0, |last| last.seconds).max(1.0);

@@ -45,8 +45,8 @@ fn comparisons(shown: &str, text: &str) -> Vec<String> {
     lines.dedup();
     let finding = |line| {
         format!(
-            "{shown}:{line}: methods are told apart in shared/src/methods and the learner's formulas only; ask `spec()` of \
-             what you need to know"
+            "{shown}:{line}: methods are told apart in shared/src/methods and the learner's formulas only; ask \
+             `spec()` of what you need to know"
         )
     };
     lines.into_iter().map(finding).collect()
@@ -60,7 +60,8 @@ fn words<'a>(code: &'a str, word: &'a str) -> impl Iterator<Item = (usize, usize
     })
 }
 
-/// Whether a variant, or a list of variants, follows the name of an enum; associated functions and constants do not count.
+/// Whether a variant, or a list of variants, follows the name of an enum; associated functions and constants do not
+/// count.
 fn names_variant(rest: &str) -> bool {
     let Some(member) = rest.strip_prefix("::") else {
         return false;

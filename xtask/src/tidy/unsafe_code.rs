@@ -32,7 +32,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ("rollout/src/sampling/stats.rs", "compiles a pass for each instruction set"),
     ("shared/bounds/src/memory.rs", "is an allocator"),
     ("shared/src/native.rs", "changes the environment, which C libraries read without a lock"),
-    ("src/binaries.rs", "makes a child end with its parent, between fork and exec"),
+    ("src/programs/binaries.rs", "makes a child end with its parent, between fork and exec"),
     ("src/doctor/libraries.rs", "asks ONNX Runtime for its version through its C interface"),
     ("src/doctor/machine.rs", "asks the system what it has"),
     ("src/main.rs", "changes the environment before there are threads"),
@@ -92,7 +92,7 @@ mod tests {
     fn comments_and_longer_words_are_no_use_and_a_listed_file_has_one() {
         let harmless = format!("//! {WORD} is explained.\n#![forbid({WORD}_code)]\nlet not_{WORD} = 1;\n");
         assert_eq!(check(&one("src/a.rs", &harmless)), Vec::<String>::new());
-        assert!(check(&one("src/binaries.rs", &harmless))[0].contains("has none"));
+        assert!(check(&one("src/programs/binaries.rs", &harmless))[0].contains("has none"));
     }
 
     #[test]

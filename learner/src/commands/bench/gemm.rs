@@ -22,9 +22,9 @@ impl Total {
     }
 }
 
-/// Floating-point operations per second of the products alone: of all linear layers on `tokens` rows and of the head on as many
-/// as it computes at once, forwards and for both gradients, each product counted as often as a step needs it. `head_share` is the
-/// share of the tokens that the head sees.
+/// Floating-point operations per second of the products alone: of all linear layers on `tokens` rows and of the head on
+/// as many as it computes at once, forwards and for both gradients, each product counted as often as a step needs it.
+/// `head_share` is the share of the tokens that the head sees.
 pub fn rate(config: &ModelConfig, tokens: i64, head_share: f64, kind: Kind, device: Device) -> f64 {
     let (hidden, inner) = (config.hidden_size, config.intermediate_size);
     let [queries, keys] = [config.num_attention_heads, config.num_key_value_heads].map(|heads| heads * config.head_dim);

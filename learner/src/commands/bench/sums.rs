@@ -12,7 +12,8 @@ use crate::{
 /// Sums that are measured each way, by turns.
 const ROUNDS: usize = 5;
 
-/// Gigabytes of a buffer of that size that are added up in a second, in buckets and at once: medians, absent for one rank.
+/// Gigabytes of a buffer of that size that are added up in a second, in buckets and at once: medians, absent for one
+/// rank.
 pub fn rates(all: &dyn Ranks, flat: &Tensor) -> Result<[Option<f64>; 2], LearnerError> {
     if all.count() == 1 {
         return Ok([None; 2]);

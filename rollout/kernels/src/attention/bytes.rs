@@ -1,10 +1,11 @@
 //! Attention over keys and values in bytes.
 //!
 //! Turning bytes into floats would take longer than multiplying them. So queries and weights become whole numbers of
-//! sixteen bits, with a scale for each row. Both bytes of each are multiplied with those of keys and values in one pass. The
-//! sums are exact, and what is rounded depends on its row alone.
+//! sixteen bits, with a scale for each row. Both bytes of each are multiplied with those of keys and values in one
+//! pass. The sums are exact, and what is rounded depends on its row alone.
 //!
-//! Coming pages are asked for before each of these loops and not within, since the loops are short and fill the registers.
+//! Coming pages are asked for before each of these loops and not within, since the loops are short and fill the
+//! registers.
 
 use std::marker::PhantomData;
 

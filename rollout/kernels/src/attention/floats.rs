@@ -105,8 +105,8 @@ fn is_light<S: Simd>(rows: usize) -> bool {
     2 * rows <= S::ROWS
 }
 
-/// [`multiply`], asking for what comes on the way, or before where the sums fill the registers: they would leave them for what
-/// a round asks for.
+/// [`multiply`], asking for what comes on the way, or before where the sums fill the registers: they would leave them
+/// for what a round asks for.
 #[inline(always)]
 unsafe fn multiply_and_ask<S: Simd, const R: usize, const N: usize>(
     depth: usize,

@@ -1,8 +1,8 @@
 //! Asking for keys and values before they are read.
 //!
-//! A core has a dozen or so of the cache lines that it asks for on their way at the same time. The second cache level adds
-//! to them when it reads ahead, within each 4 KB of addresses that are gone through in order. So several such stretches are
-//! asked for at once, a few lines of each in turn.
+//! A core has a dozen or so of the cache lines that it asks for on their way at the same time. The second cache level
+//! adds to them when it reads ahead, within each 4 KB of addresses that are gone through in order. So several such
+//! stretches are asked for at once, a few lines of each in turn.
 
 use super::{
     super::{
@@ -23,8 +23,8 @@ const STRETCH: usize = 64;
 /// Lines that may be asked for before the ones at hand: they wait in the second cache level.
 const LEAD: usize = 1024;
 
-/// Lines of lead that the products need. More lead is built up while nothing is read. The next products use it up, since
-/// they ask for less than they read: memory is then as busy at one time as at the other.
+/// Lines of lead that the products need. More lead is built up while nothing is read. The next products use it up,
+/// since they ask for less than they read: memory is then as busy at one time as at the other.
 const CLOSE: usize = 256;
 
 /// Neighbouring cache lines.
@@ -112,8 +112,8 @@ impl Prefetcher {
         self.passed += count * self.of_page;
     }
 
-    /// The keys, or the values, of `count` pages are being read, from the `index`th on that has not passed. Returns what is
-    /// to be asked for meanwhile, each side in `rounds` rounds.
+    /// The keys, or the values, of `count` pages are being read, from the `index`th on that has not passed. Returns
+    /// what is to be asked for meanwhile, each side in `rounds` rounds.
     #[inline(always)]
     pub fn reading(&mut self, index: usize, count: usize, rounds: usize) -> Coming {
         self.read = self.read.max(self.passed + (index + count) * self.of_page);

@@ -58,8 +58,8 @@ pub(super) trait Stored {
         ahead: &mut Prefetcher,
     );
 
-    /// `out[r] = Σ weights[r][position] * values[position]` for `R` rows and `N` blocks from `block` on. What lies behind
-    /// the first `positions` positions may be stale; it weighs nothing.
+    /// `out[r] = Σ weights[r][position] * values[position]` for `R` rows and `N` blocks from `block` on. What lies
+    /// behind the first `positions` positions may be stale; it weighs nothing.
     ///
     /// # Safety
     /// As for [`Stored::keys`].
@@ -91,9 +91,9 @@ const fn least(a: usize, b: usize) -> usize {
     if a < b { a } else { b }
 }
 
-/// Scores, exponentials and weighted values of some rows over the positions of one part that each of them sees; the last row
-/// sees to the end. Of `buffer`, each row may use a word for every position, and [`Stored::words`] for its query and for its
-/// weights.
+/// Scores, exponentials and weighted values of some rows over the positions of one part that each of them sees; the
+/// last row sees to the end. Of `buffer`, each row may use a word for every position, and [`Stored::words`] for its
+/// query and for its weights.
 ///
 /// # Safety
 /// The instruction sets of `S` and `K` must be available, and the pages be of this kind.

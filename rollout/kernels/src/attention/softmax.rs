@@ -47,9 +47,9 @@ impl<'a> Partial<'a> {
 const ROUND: usize = 8;
 const LINES: usize = 16;
 
-/// Turns a row of scores into weights of the values, `e^(score - largest)` times the scale of the value, and 0 outside of what
-/// is seen; returns the largest score and the sum of the exponentials. Where nothing is seen these are a score that loses
-/// against every other, and 0.
+/// Turns a row of scores into weights of the values, `e^(score - largest)` times the scale of the value, and 0 outside
+/// of what is seen; returns the largest score and the sum of the exponentials. Where nothing is seen these are a score
+/// that loses against every other, and 0.
 ///
 /// # Safety
 /// The instruction set of `S` must be available, and the values have scales if they are `scaled`.

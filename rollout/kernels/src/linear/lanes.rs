@@ -17,8 +17,8 @@ impl Task for Panels<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         for PanelTile { panel, first, height, ahead } in PanelTiles::new(&self, UNROLL) {
-            // SAFETY: the caller vouches for the instruction set, and `Linear::run` has checked the sizes. Each panel is
-            // claimed once, so no two threads write the same columns.
+            // SAFETY: the caller vouches for the instruction set, and `Linear::run` has checked the sizes. Each panel
+            // is claimed once, so no two threads write the same columns.
             unsafe { for_rows!(height, S::ROWS, float_tile::<S>(&self, panel, first, ahead)) };
         }
     }
@@ -28,7 +28,8 @@ impl ByteTask for Panels<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd, D: Dot>(self) {
         for PanelTile { panel, first, height, ahead } in PanelTiles::new(&self, UNROLL) {
-            // SAFETY: the caller vouches for the instruction set, `Linear::run` for the sizes, and the panel is claimed once.
+            // SAFETY: the caller vouches for the instruction set, `Linear::run` for the sizes, and the panel is claimed
+            // once.
             unsafe { for_rows!(height, S::ROWS, byte_tile::<S, D>(&self, panel, first, ahead)) };
         }
     }
@@ -43,7 +44,8 @@ impl Task for Halves<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         for PanelTile { panel, first, height, ahead } in PanelTiles::new(&self.0, UNROLL) {
-            // SAFETY: the caller vouches for the instruction set, `Linear::run` for the sizes, and the panel is claimed once.
+            // SAFETY: the caller vouches for the instruction set, `Linear::run` for the sizes, and the panel is claimed
+            // once.
             unsafe { for_rows!(height, S::ROWS, half_tile::<S>(&self.0, panel, first, ahead)) };
         }
     }
@@ -145,8 +147,8 @@ unsafe fn half_tile<S: Simd, const R: usize>(job: &Panels<'_>, panel: usize, fir
     }
 }
 
-/// A product of tiles. Its sums have the order of AMX: a chain over the first elements of all pairs, and one over the second
-/// ones.
+/// A product of tiles. Its sums have the order of AMX: a chain over the first elements of all pairs, and one over the
+/// second ones.
 #[inline(always)]
 unsafe fn pairs<S: Simd, const R: usize>(rows: *const f32, columns: *const f32, sums: &mut [[S::V; 2]; R]) {
     // SAFETY: the caller vouches for a tile on either side.

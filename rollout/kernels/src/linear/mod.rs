@@ -1,7 +1,7 @@
 //! One linear layer in one pass: norm of the input, product with packed weights, bias, gate, residual.
 //!
-//! `left` prepares the input, `lanes` multiplies in vector registers, `tiles` in those of AMX, and `finish` makes outputs
-//! of the sums. Of one format, both multiply to the same bits.
+//! `left` prepares the input, `lanes` multiplies in vector registers, `tiles` in those of AMX, and `finish` makes
+//! outputs of the sums. Of one format, both multiply to the same bits.
 
 mod finish;
 mod lanes;
@@ -87,8 +87,8 @@ impl Linear<'_> {
             return;
         }
         let layout = Layout::new(self.shape, rows, isa);
-        // Not zeroed: every element is written before it is read. Rows that fill up a block of tiles are not, and nobody
-        // asks for what comes of them.
+        // Not zeroed: every element is written before it is read. Rows that fill up a block of tiles are not, and
+        // nobody asks for what comes of them.
         let slack = ALIGNMENT / size_of::<f32>();
         if scratch.len() < layout.len() + slack {
             scratch.resize(layout.len() + slack, 0.0);

@@ -24,8 +24,8 @@ impl Task for OnTiles<'_> {
     unsafe fn run<S: Simd>(self) {
         let panels = &self.0;
         let mut sums = Sums([[0; PANEL]; 2 * TILE_STEPS]);
-        // SAFETY: the task is run only where tiles are granted; each panel is claimed once, so that no two threads write
-        // the same columns.
+        // SAFETY: the task is run only where tiles are granted; each panel is claimed once, so that no two threads
+        // write the same columns.
         unsafe {
             let _tiles = Tiles::new();
             let (shape, round) = (panels.layer.shape, panels.layer.shape.format.round());

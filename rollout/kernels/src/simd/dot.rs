@@ -9,8 +9,8 @@ pub const MAX_BYTE_PRODUCTS: usize = i32::MAX as usize / (255 * 127);
 /// Sixteen sums of products of unsigned with signed bytes.
 ///
 /// # Safety
-/// [`Dot::I`] must be sixteen integers of 32 bits, lane by lane. Every function may be called only where the instruction
-/// set of the implementor is available.
+/// [`Dot::I`] must be sixteen integers of 32 bits, lane by lane. Every function may be called only where the
+/// instruction set of the implementor is available.
 pub(crate) unsafe trait Dot: Copy + 'static {
     /// Sixteen sums.
     type I: Copy;

@@ -1,7 +1,7 @@
 //! Sixteen fp32 lanes under one interface, whatever the registers of the machine hold.
 //!
-//! Every kernel is written once, generic over [`Simd`], and compiled for each instruction set. Sums across lanes have the
-//! same tree everywhere, and products are fused everywhere. So the instruction set does not show in the results.
+//! Every kernel is written once, generic over [`Simd`], and compiled for each instruction set. Sums across lanes have
+//! the same tree everywhere, and products are fused everywhere. So the instruction set does not show in the results.
 
 mod dot;
 mod plain;
@@ -22,8 +22,8 @@ pub(crate) const LANES: usize = 16;
 /// Operations on blocks of [`LANES`] numbers.
 ///
 /// # Safety
-/// [`Simd::V`] must be [`LANES`] numbers, lane by lane. Every function may be called only where the instruction set of the
-/// implementor is available. Pointers must be valid for [`LANES`] elements; alignment does not matter.
+/// [`Simd::V`] must be [`LANES`] numbers, lane by lane. Every function may be called only where the instruction set of
+/// the implementor is available. Pointers must be valid for [`LANES`] elements; alignment does not matter.
 pub(crate) unsafe trait Simd: Copy + 'static {
     /// One block.
     type V: Copy;
@@ -222,8 +222,8 @@ impl Isa {
         self.0 == Set::Amx
     }
 
-    /// Whether there is an instruction for sums of products of bytes. Without one they take about as many instructions as
-    /// those of floats, and bytes save memory only.
+    /// Whether there is an instruction for sums of products of bytes. Without one they take about as many instructions
+    /// as those of floats, and bytes save memory only.
     #[must_use]
     pub fn has_byte_products(self) -> bool {
         match self.0 {

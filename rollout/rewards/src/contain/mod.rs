@@ -2,16 +2,16 @@
 //!
 //! The sampler starts itself again as `rollout contain PLAN PROGRAM …`, and that starts the program:
 //!
-//! 1. The [`keeper`] closes every descriptor but the three streams, enters namespaces where it may, and ends with all below it
-//!    when the sampler wishes it or is gone, whatever became of that.
-//! 2. The [`watcher`] is the first process of the PID namespace, whose end the kernel makes the end of all others. It counts
-//!    processes, threads, memory and disk. Without namespaces, watcher and keeper both gather orphans, and each ends them all
-//!    when the other is gone.
+//! 1. The [`keeper`] closes every descriptor but the three streams, enters namespaces where it may, and ends with all
+//!    below it when the sampler wishes it or is gone, whatever became of that.
+//! 2. The [`watcher`] is the first process of the PID namespace, whose end the kernel makes the end of all others. It
+//!    counts processes, threads, memory and disk. Without namespaces, watcher and keeper both gather orphans, and each
+//!    ends them all when the other is gone.
 //! 3. The [`seal`] sets limits, Landlock and seccomp for itself, gives capabilities away and becomes the program.
 //!
-//! All of that happens in small processes with one thread, so that nothing needs to be done between fork and exec. What they
-//! have to say goes to standard error, in lines that begin with [`MARK`]. None of it is a wall against a program that
-//! wants to break out: the kernel's whole surface stays open to it.
+//! All of that happens in small processes with one thread, so that nothing needs to be done between fork and exec. What
+//! they have to say goes to standard error, in lines that begin with [`MARK`]. None of it is a wall against a program
+//! that wants to break out: the kernel's whole surface stays open to it.
 //!
 //! Each of these processes can be tried by itself: `rollout contain` is a hidden command.
 
@@ -92,8 +92,8 @@ pub struct Plan {
 #[derive(Debug, Clone, Copy)]
 enum Stage {
     Keep,
-    /// Finds out whether there may be namespaces, since who has tried in vain is left in half of them; and inside of them,
-    /// whether they can be furnished.
+    /// Finds out whether there may be namespaces, since who has tried in vain is left in half of them; and inside of
+    /// them, whether they can be furnished.
     Probe,
     ProbeInside,
     Watch,
@@ -166,8 +166,8 @@ pub fn run_if_asked() -> Option<ExitCode> {
     })
 }
 
-/// Starts a further stage, which has standard input and output from then on: that they are closed is to be seen by the one who
-/// has their other ends.
+/// Starts a further stage, which has standard input and output from then on: that they are closed is to be seen by the
+/// one who has their other ends.
 fn start(stage: Stage, plan: &Plan, words: &[OsString]) -> io::Result<Pid> {
     let child = next(stage, plan, words).spawn()?;
     let nothing = File::options().read(true).write(true).open("/dev/null")?;

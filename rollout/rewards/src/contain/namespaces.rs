@@ -1,5 +1,5 @@
-//! Namespaces: a PID namespace ends as a whole, and one of mounts gives it a `/proc` and a `/dev/shm` of its own and makes the
-//! rest read-only.
+//! Namespaces: a PID namespace ends as a whole, and one of mounts gives it a `/proc` and a `/dev/shm` of its own and
+//! makes the rest read-only.
 
 use std::{env, ffi::CString, fs, io, path::PathBuf};
 
@@ -48,8 +48,8 @@ fn keep_right_to_mount() -> rustix::io::Result<()> {
     configure_capability_in_ambient_set(CapabilitySet::SYS_ADMIN, true)
 }
 
-/// In the first process of the namespace: mounts what is to be its own, and gives the right to mount away. Containers often
-/// refuse it a `/proc`, without which it would confuse programs. Returns whether everything else is read-only.
+/// In the first process of the namespace: mounts what is to be its own, and gives the right to mount away. Containers
+/// often refuse it a `/proc`, without which it would confuse programs. Returns whether everything else is read-only.
 ///
 /// # Errors
 /// Where the kernel does not allow it.
@@ -68,8 +68,8 @@ pub fn furnish(plan: &Plan) -> io::Result<bool> {
     Ok(read_only)
 }
 
-/// Makes everything read-only but the folders that may be written to. Landlock has no right for what changes a file without
-/// opening it: its mode, owner, times and attributes.
+/// Makes everything read-only but the folders that may be written to. Landlock has no right for what changes a file
+/// without opening it: its mode, owner, times and attributes.
 fn make_read_only(plan: &Plan) -> rustix::io::Result<()> {
     let recursive = OpenTreeFlags::from_bits_retain(libc::AT_RECURSIVE.unsigned_abs());
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | recursive;

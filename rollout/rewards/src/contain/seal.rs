@@ -130,8 +130,8 @@ fn limit(plan: &Plan) -> rustix::io::Result<()> {
     // No priority above the one that it has, nor one of real time.
     set_limit(Resource::Nice, 0, 0)?;
     set_limit(Resource::Rtprio, 0, 0)?;
-    // It counts what the user has on the whole machine, and root's not at all. So it is no more than a second line behind the
-    // watcher, for whatever multiplies faster than that looks.
+    // It counts what the user has on the whole machine, and root's not at all. So it is no more than a second line
+    // behind the watcher, for whatever multiplies faster than that looks.
     let all = tasks().saturating_add(MORE_TASKS);
     set_limit(Resource::Nproc, all, all)
 }
@@ -162,9 +162,10 @@ fn give_up_capabilities() -> rustix::io::Result<()> {
     set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })
 }
 
-/// Reading and executing stay as they are, since nobody knows where an interpreter has its libraries; but without a namespace, the
-/// machine's shared memory, with the channel and the weights of the run in it, cannot be opened for reading either: who has it open
-/// can lock it. What writes is allowed beneath a few folders only, and so is sending signals to what is not its own.
+/// Reading and executing stay as they are, since nobody knows where an interpreter has its libraries; but without a
+/// namespace, the machine's shared memory, with the channel and the weights of the run in it, cannot be opened for
+/// reading either: who has it open can lock it. What writes is allowed beneath a few folders only, and so is sending
+/// signals to what is not its own.
 fn files(plan: &Plan) -> Result<RulesetStatus, landlock::RulesetError> {
     let all = AccessFs::from_write(KNOWN);
     // A device that it made would be the machine's.

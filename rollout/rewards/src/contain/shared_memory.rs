@@ -1,4 +1,5 @@
-//! Memory that is no process's own: what lies in memory files, in shared memory and in the temporary folder without a name.
+//! Memory that is no process's own: what lies in memory files, in shared memory and in the temporary folder without a
+//! name.
 //!
 //! The kernel counts it neither as data of a process nor, as long as it is not mapped, as resident. It is found by the
 //! descriptors and mappings that keep it alive, and each object counts once, whoever shares it.
@@ -34,7 +35,8 @@ pub struct Held {
     pub nameless: u64,
 }
 
-/// Adds up what the processes of these numbers hold. `own` is whether `/dev/shm` is theirs alone, so that all of it counts.
+/// Adds up what the processes of these numbers hold. `own` is whether `/dev/shm` is theirs alone, so that all of it
+/// counts.
 pub fn held(processes: impl IntoIterator<Item = i32>, scratch: &Path, own: bool) -> Held {
     let device = |path: &Path| metadata(path).map(|found| found.dev()).ok();
     let mut count = Count {
@@ -76,8 +78,8 @@ impl Count {
         }
     }
 
-    /// What is mapped and has no descriptor any more. Only who may look into every process is told how much it is; else what
-    /// of it is resident counts with the process.
+    /// What is mapped and has no descriptor any more. Only who may look into every process is told how much it is; else
+    /// what of it is resident counts with the process.
     fn mappings(&mut self, process: &Path) {
         let maps = read_to_string(process.join("maps")).unwrap_or_default();
         for (range, _) in maps.lines().filter_map(mapping).filter(|(_, name)| is_memory(name)) {
@@ -113,12 +115,12 @@ fn mapping(line: &str) -> Option<(String, &str)> {
     Some((format!("{:x}-{:x}", number(from)?, number(to)?), name))
 }
 
-/// Levels of folders below each other that are counted, each with a descriptor that is open meanwhile. A path of as many names may
-/// be longer than any that the system takes; so each folder is opened from the one above it.
+/// Levels of folders below each other that are counted, each with a descriptor that is open meanwhile. A path of as
+/// many names may be longer than any that the system takes; so each folder is opened from the one above it.
 const MOST_LEVELS: usize = 200;
 
-/// Files and bytes of a folder with all below it, as far as they are no more than these. What is deeper than [`MOST_LEVELS`] counts
-/// as more.
+/// Files and bytes of a folder with all below it, as far as they are no more than these. What is deeper than
+/// [`MOST_LEVELS`] counts as more.
 pub fn filled(folder: &Path, most: (u64, u64)) -> (u64, u64) {
     let mut count = (0, 0);
     if let Ok(folder) = fs::openat(fs::CWD, folder, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())

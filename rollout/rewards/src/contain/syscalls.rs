@@ -97,10 +97,10 @@ const MODES_AND_TIMES: [i64; 8] = [
     libc::SYS_utimensat,
 ];
 
-/// Calls of `ioctl` that change a file's flags, project, version or name of its file system, for which a descriptor to read is
-/// enough: `FS_IOC_SETFLAGS`, `FS_IOC_SETVERSION` (each for 64 and for 32 bits), ext4's own of it, `FS_IOC_FSSETXATTR`,
-/// `FS_IOC_SETFSLABEL`, `FS_IOC_SET_ENCRYPTION_POLICY`, `FS_IOC_ENABLE_VERITY`, `FAT_IOCTL_SET_ATTRIBUTES`; and btrfs's
-/// `SUBVOL_SETFLAGS`, `SNAP_CREATE`, `SUBVOL_CREATE`, `SNAP_DESTROY`.
+/// Calls of `ioctl` that change a file's flags, project, version or name of its file system, for which a descriptor to
+/// read is enough: `FS_IOC_SETFLAGS`, `FS_IOC_SETVERSION` (each for 64 and for 32 bits), ext4's own of it,
+/// `FS_IOC_FSSETXATTR`, `FS_IOC_SETFSLABEL`, `FS_IOC_SET_ENCRYPTION_POLICY`, `FS_IOC_ENABLE_VERITY`,
+/// `FAT_IOCTL_SET_ATTRIBUTES`; and btrfs's `SUBVOL_SETFLAGS`, `SNAP_CREATE`, `SUBVOL_CREATE`, `SNAP_DESTROY`.
 const FLAGS: [u64; 14] = [
     0x4008_6602,
     0x4004_6602,
@@ -162,9 +162,9 @@ pub fn refuse_all(plan: &Plan) -> Done {
     Ok(())
 }
 
-/// Where nothing is mounted read-only, no filter can tell a file of the program from another one. So the owner and attributes of
-/// none can be changed, as programs know it from file systems that have neither; and changes of modes and times succeed
-/// without an effect, since copying and unpacking end where they fail.
+/// Where nothing is mounted read-only, no filter can tell a file of the program from another one. So the owner and
+/// attributes of none can be changed, as programs know it from file systems that have neither; and changes of modes and
+/// times succeed without an effect, since copying and unpacking end where they fail.
 fn no_changes_of_files() -> Done {
     answer(OWNERS.map(always).into(), libc::EPERM)?;
     answer(ATTRIBUTES.map(always).into(), libc::EOPNOTSUPP)?;
@@ -174,8 +174,8 @@ fn no_changes_of_files() -> Done {
     answer(MODES_AND_TIMES.map(always).into(), 0)
 }
 
-/// Sockets are for this machine's processes alone. What is refused reads as a network that is down, which no other error
-/// does.
+/// Sockets are for this machine's processes alone. What is refused reads as a network that is down, which no other
+/// error does.
 pub fn no_network() -> Done {
     let others = vec![rule(&[other(0, libc::AF_UNIX.unsigned_abs().into())?])?];
     answer(vec![(libc::SYS_socket, others)], libc::ENETDOWN)?;

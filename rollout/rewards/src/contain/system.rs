@@ -10,8 +10,8 @@ pub fn close_inherited() {
     let number = |entry: fs::DirEntry| entry.file_name().to_str()?.parse::<RawFd>().ok();
     let open: Vec<RawFd> = fs::read_dir("/proc/self/fd").into_iter().flatten().flatten().filter_map(number).collect();
     for descriptor in open.into_iter().filter(|&descriptor| descriptor > libc::STDERR_FILENO) {
-        // SAFETY: this is the first thing that the process does, so nothing in it owns a descriptor beyond the streams; the
-        // one of the folder that was just read is closed already.
+        // SAFETY: this is the first thing that the process does, so nothing in it owns a descriptor beyond the streams;
+        // the one of the folder that was just read is closed already.
         unsafe { libc::close(descriptor) };
     }
 }

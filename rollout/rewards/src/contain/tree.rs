@@ -57,8 +57,8 @@ pub fn below() -> Vec<Entry> {
     }
 }
 
-/// Bytes of the page tables of these processes, which grow with addresses that are only looked at and are no memory of a
-/// process's own.
+/// Bytes of the page tables of these processes, which grow with addresses that are only looked at and are no memory of
+/// a process's own.
 pub fn page_tables(processes: &[Entry]) -> u64 {
     let of = |entry: &Entry| {
         let told = fs::read_to_string(format!("/proc/{}/status", entry.pid.as_raw_nonzero())).unwrap_or_default();
@@ -68,8 +68,8 @@ pub fn page_tables(processes: &[Entry]) -> u64 {
     processes.iter().map(of).sum()
 }
 
-/// Bytes of memory of these processes, each counted once, with `shared` bytes in objects that they hold. What processes share is
-/// told from what each has only where `most` would be exceeded otherwise, since that takes long.
+/// Bytes of memory of these processes, each counted once, with `shared` bytes in objects that they hold. What processes
+/// share is told from what each has only where `most` would be exceeded otherwise, since that takes long.
 pub fn memory(processes: &[Entry], shared: u64, most: u64) -> u64 {
     let at_most = processes.iter().map(|entry| entry.memory).sum::<u64>() + shared;
     if at_most <= most {

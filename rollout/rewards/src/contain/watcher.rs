@@ -35,8 +35,8 @@ const KILLED: u8 = 137;
 /// Most files in the temporary folder.
 const MOST_FILES: u64 = 100_000;
 
-/// Threads for each core of the machine that there may be however few processes are allowed: libraries of numerics start so many
-/// in each process.
+/// Threads for each core of the machine that there may be however few processes are allowed: libraries of numerics
+/// start so many in each process.
 const THREADS_PER_CORE: usize = 4;
 
 /// A look that takes long comes again after so many times as long.
@@ -56,8 +56,8 @@ pub fn run_in_namespace(plan: &Plan, words: &[OsString]) -> ExitCode {
     }
 }
 
-/// Without a namespace: gathers orphans, and ends all of them with itself or when the keeper is gone. The keeper does the same
-/// when this process is gone, so that neither can be killed alone and leave something behind.
+/// Without a namespace: gathers orphans, and ends all of them with itself or when the keeper is gone. The keeper does
+/// the same when this process is gone, so that neither can be killed alone and leave something behind.
 pub fn run_below_keeper(plan: &Plan, words: &[OsString]) -> ExitCode {
     let asked = Arc::new(AtomicBool::new(false));
     let waker = flag::register(SIGTERM, Arc::clone(&asked)).and_then(|_| Waker::new(&[SIGTERM, SIGCHLD]));
@@ -75,7 +75,8 @@ pub fn run_below_keeper(plan: &Plan, words: &[OsString]) -> ExitCode {
     code
 }
 
-/// Starts the program and watches until it ends, takes too much or is `unwanted`. What it leaves behind is for the caller.
+/// Starts the program and watches until it ends, takes too much or is `unwanted`. What it leaves behind is for the
+/// caller.
 fn watch(plan: &Plan, words: &[OsString], waker: &mut Waker, unwanted: impl Fn() -> bool) -> ExitCode {
     let program = match start(Stage::Seal, plan, words) {
         Ok(program) => program,

@@ -48,8 +48,8 @@ pub(super) fn number(line: &str) -> Option<u64> {
     answer.get(ID)?.as_u64()
 }
 
-/// Python writes what is no number as `NaN` and `Infinity`, which JSON does not know; read as texts, they fail where they
-/// stand and not the whole line.
+/// Python writes what is no number as `NaN` and `Infinity`, which JSON does not know; read as texts, they fail where
+/// they stand and not the whole line.
 fn parse(line: &str) -> Result<Value, String> {
     let lenient = || {
         let line = line.replace("NaN", "\"NaN\"").replace("-Infinity", "\"-inf\"").replace("Infinity", "\"inf\"");

@@ -210,8 +210,8 @@ fn a_second_answer_is_never_a_score_of_the_next_group() {
     }
 }
 
-/// A program that answers rightly for a while and then says a second list some time behind each answer, in which it works on
-/// the next one.
+/// A program that answers rightly for a while and then says a second list some time behind each answer, in which it
+/// works on the next one.
 #[test]
 fn second_answers_that_come_while_the_next_one_is_made_are_no_scores() {
     for late in ["0.004", "0.02", "0.045", "0.07", "0.13"] {
@@ -329,7 +329,8 @@ fn as_many_calls_run_at_once_as_there_are_processes() {
     assert_eq!(lines(&pids), 3);
 }
 
-/// The answer to a request that was answered wrongly may come behind the wrong one, and is no answer to the next request.
+/// The answer to a request that was answered wrongly may come behind the wrong one, and is no answer to the next
+/// request.
 #[test]
 fn a_program_that_answers_wrongly_is_not_asked_again() {
     let folder = tempfile::tempdir().unwrap();

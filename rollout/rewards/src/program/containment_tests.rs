@@ -115,8 +115,8 @@ fn a_program_has_no_descriptors_but_its_streams() {
     let folder = tempfile::tempdir().unwrap();
     let inherited = File::create(folder.path().join("lock")).unwrap();
     fcntl_setfd(&inherited, FdFlags::empty()).unwrap();
-    let count = "command:run=read -r line; n=0; for i in $(seq 3 99); do if [ -e /proc/$$/fd/$i ]; then n=$((n + 1)); fi; \
-                 done; echo [$n]";
+    let count = "command:run=read -r line; n=0; for i in $(seq 3 99); do if [ -e /proc/$$/fd/$i ]; then n=$((n + 1)); \
+        fi; done; echo [$n]";
     assert_eq!(outcome(&function(folder.path(), count, |_| {}), "a"), RewardOutcome::Score(0.0));
     drop(inherited);
 }
@@ -182,8 +182,8 @@ fn too_much_memory_is_refused_by_name_and_the_run_goes_on() {
     assert_fails(&function, &["MemoryError", "200.0 MiB of memory (`reward_memory`)"]);
     assert_eq!(outcome(&function, "b"), ONE);
     // Each is small enough, all together are not.
-    let text = "import time\nif completions[0] == 'a':\n    for _ in range(4):\n        if os.fork() == 0:\n            \
-                x = b'x' * (80 << 20)\n            time.sleep(1000)\n    time.sleep(1000)\nreturn [1.0]";
+    let text = "import time\nif completions[0] == 'a':\n    for _ in range(4):\n        if os.fork() == \
+        0:\n            x = b'x' * (80 << 20)\n            time.sleep(1000)\n    time.sleep(1000)\nreturn [1.0]";
     let function = python(folder.path(), text, small);
     assert_fails(
         &function,
@@ -274,14 +274,16 @@ fn what_is_not_its_own_cannot_be_changed_and_what_is_can() {
          for name, attempt in attempts.items():\n    \
              try:\n        attempt()\n        done.append(name)\n    \
              except (OSError, subprocess.CalledProcessError):\n        pass\n\
-         capabilities = [line for line in open('/proc/self/status') if line.startswith(('CapEff', 'CapPrm', 'CapAmb'))]\n\
+         capabilities = [line for line in open('/proc/self/status') if line.startswith(('CapEff', 'CapPrm', \
+         'CapAmb'))]\n\
          done += [line for line in capabilities if int(line.split()[1], 16)]\n\
          assert not done, done\n\
          open(own + '/a', 'w').write('x')\n\
          shutil.copy(own + '/a', own + '/b'), shutil.copy2(own + '/a', own + '/c')\n\
          os.chmod(own + '/c', 0o700), os.utime(own + '/c', (1, 1)), os.mkfifo(own + '/fifo')\n\
          os.mkdir(own + '/out')\n\
-         subprocess.run('cd $TMPDIR && cp -p a d && tar -cf x.tar a c && tar -xf x.tar -C out', shell=True, check=True)\n\
+         subprocess.run('cd $TMPDIR && cp -p a d && tar -cf x.tar a c && tar -xf x.tar -C out', shell=True, \
+         check=True)\n\
          return [1.0]"
     );
     assert_eq!(outcome(&python(folder.path(), &text, |_| {}), "a"), ONE);
@@ -289,8 +291,8 @@ fn what_is_not_its_own_cannot_be_changed_and_what_is_can() {
     assert_eq!((before.permissions(), before.modified().unwrap()), (after.permissions(), after.modified().unwrap()));
 }
 
-/// What a program can do to a file of the machine where the system has no namespaces. A command of `ioctl` that is refused reads as
-/// one that the file system does not know, whether or not it would know it.
+/// What a program can do to a file of the machine where the system has no namespaces. A command of `ioctl` that is
+/// refused reads as one that the file system does not know, whether or not it would know it.
 #[test]
 fn without_namespaces_flags_stay_and_shared_memory_is_not_opened() {
     let folder = tempfile::tempdir().unwrap();
@@ -329,7 +331,8 @@ fn memory_in_files_and_shared_memory_counts() {
     let words = ["took more than 200.0 MiB of memory", "what it shared (`reward_memory`)"];
     let piece = "piece = b'x' * (1 << 20)\n";
     for hold in [
-        "files = [os.memfd_create(str(n)) for n in range(5)]\nfor n in range(300):\n    os.write(files[n % 5], piece)\n",
+        "files = [os.memfd_create(str(n)) for n in range(5)]\nfor n in range(300):\n    os.write(files[n % 5], \
+         piece)\n",
         "import mmap\nshared = mmap.mmap(-1, 300 << 20)\nfor n in range(300):\n    shared.write(piece)\n",
         "file, memory = open('/dev/shm/x', 'wb', 0), os.memfd_create('y')\nfor n in range(120):\n    \
          file.write(piece), os.write(memory, piece)\n",
@@ -350,8 +353,8 @@ fn the_temporary_folder_has_a_total() {
     let small = |bounds: &mut RewardBounds| (bounds.file_size, bounds.disk) = (1 << 20, 4 << 20);
     for body in [
         "for n in range(40):\n    open(f\"{os.environ['TMPDIR']}/{n}\", 'wb').write(b'x' * (1 << 19))\n",
-        "files = [open(f\"{os.environ['TMPDIR']}/{n}\", 'wb', 0) for n in range(40)]\nfor n, file in enumerate(files):\n    \
-         os.remove(f\"{os.environ['TMPDIR']}/{n}\"), file.write(b'x' * (1 << 19))\n",
+        "files = [open(f\"{os.environ['TMPDIR']}/{n}\", 'wb', 0) for n in range(40)]\nfor n, file in \
+         enumerate(files):\n    os.remove(f\"{os.environ['TMPDIR']}/{n}\"), file.write(b'x' * (1 << 19))\n",
     ] {
         let text = format!("import time\n{body}time.sleep(1000)");
         assert_fails(

@@ -22,13 +22,13 @@ const PER_SECOND: f64 = 8.0 * 1024.0;
 /// How often it is said that something is left out.
 const REMARK: Duration = Duration::from_secs(10);
 
-/// After each so many bytes that are left out, the reading pauses for [`PAUSE`]: who writes without end shall not take a
-/// core for it.
+/// After each so many bytes that are left out, the reading pauses for [`PAUSE`]: who writes without end shall not take
+/// a core for it.
 const PIECE: usize = 64 << 10;
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// Brings to the log what a process says, text or not, as far as there is room for it. Why it was ended, if it was, goes to
-/// `verdict`.
+/// Brings to the log what a process says, text or not, as far as there is room for it. Why it was ended, if it was,
+/// goes to `verdict`.
 pub(super) fn follow(stderr: impl Read, label: &str, words: &LastWords, verdict: &Arc<OnceLock<String>>) {
     let mut reader = BufReader::new(stderr);
     let mut room = Room::new(Instant::now());

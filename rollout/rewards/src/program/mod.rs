@@ -1,12 +1,12 @@
 //! Rewards of other processes: [`command`] asks a program, [`python`] a function in Python, both in the same way.
 //!
-//! For every group a process gets one line
-//! `{"id": 1, "prompt": …, "completions": [{"text": …, "token_ids": […], "finish_reason": …}, …], "columns": {…}}`, with `messages`
-//! where the row's prompt is a conversation, and writes one line back: a list with, for each completion, a number (the
-//! score), `null` (it abstains), `[[end, score], …]` (scores of steps, each with the index of its last token) or
-//! `{"error": …}`; or `{"id": 1, "scores": […]}` with that list, which says what it answers. Anything else is a failure of that
-//! completion or, where the line is no such list, of the group. A process that misses the deadline is killed, one that ended is
-//! replaced. What it writes to stderr goes to the log.
+//! For every group a process gets one line `{"id": 1, "prompt": …, "completions": [{"text": …, "token_ids": […],
+//! "finish_reason": …}, …], "columns": {…}}`, with `messages` where the row's prompt is a conversation, and writes one
+//! line back: a list with, for each completion, a number (the score), `null` (it abstains), `[[end, score], …]` (scores
+//! of steps, each with the index of its last token) or `{"error": …}`; or `{"id": 1, "scores": […]}` with that list,
+//! which says what it answers. Anything else is a failure of that completion or, where the line is no such list, of the
+//! group. A process that misses the deadline is killed, one that ended is replaced. What it writes to stderr goes to
+//! the log.
 //!
 //! A function in Python is such a program too. The user's interpreter runs `host.py`, which is compiled in; it imports
 //! the function and calls it.
@@ -111,8 +111,8 @@ impl Program {
         None
     }
 
-    /// The answer to a group: from an idle process if there is one, else from a new one. A process that was idle may have
-    /// been about to end, so the group is then put to a new one.
+    /// The answer to a group: from an idle process if there is one, else from a new one. A process that was idle may
+    /// have been about to end, so the group is then put to a new one.
     fn ask(&self, input: &RewardInput) -> Result<Answer, AskError> {
         if let Some(process) = self.take_idle() {
             match self.ask_process(process, input) {
@@ -196,7 +196,8 @@ impl Program {
         self.settled(outcomes, input).into_iter().map(explained).collect()
     }
 
-    /// Whether a process answers once its input has ended. One that did not answer in as much time before does not flush.
+    /// Whether a process answers once its input has ended. One that did not answer in as much time before does not
+    /// flush.
     fn answers_at_the_end_of_its_input(&self, input: &RewardInput) -> bool {
         let Ok(process) = self.start_process() else { return false };
         process.ask_last(&request(1, input), Instant::now().checked_add(FIRST_ANSWER)).is_ok()
@@ -226,7 +227,8 @@ impl Reward for Program {
             return self.score(input);
         }
         let limit = format!(
-            "the first call has {} s, since a program that does not greet may be loading, and the others have `reward_timeout`",
+            "the first call has {} s, since a program that does not greet may be loading, and the others have \
+             `reward_timeout`",
             in_seconds(LOADING)
         );
         self.settled_within(Some(limit), self.first_outcomes(input), input)

@@ -32,8 +32,8 @@ const TO_END: Duration = Duration::from_secs(6);
 /// How long a process that has closed its output may take to end, so that its exit status can be told.
 const LAST_MOMENT: Duration = Duration::from_millis(500);
 
-/// For how long a process that does not number its answers is watched for more than an answer: before its first request, after
-/// each of its first answers, and after each answer once the program has said too much.
+/// For how long a process that does not number its answers is watched for more than an answer: before its first
+/// request, after each of its first answers, and after each answer once the program has said too much.
 const SETTLING: Duration = Duration::from_millis(250);
 const FIRST_ANSWERS: u64 = 3;
 
@@ -60,8 +60,8 @@ pub(super) enum AskError {
     Loading,
     /// It answers only when its input ends.
     #[error(
-        "no answer until the input ended: the program has to flush its standard output after every line, in Python with \
-         print(…, flush=True)"
+        "no answer until the input ended: the program has to flush its standard output after every line, in Python \
+         with print(…, flush=True)"
     )]
     Unflushed,
     /// It says that it cannot work.
@@ -74,14 +74,15 @@ pub(super) enum AskError {
     },
     /// It said something before it was asked.
     #[error(
-        "wrote `{0}` to its standard output before it was asked; only answers may be written there, the rest to standard \
-         error"
+        "wrote `{0}` to its standard output before it was asked; only answers may be written there, the rest to \
+         standard error"
     )]
     Unasked(String),
     /// It said more than an answer.
     #[error(
-        "wrote `{0}` behind its answer; one line answers one request, and an answer of the form {{\"id\": …, \"scores\": […]}}, \
-         with the `id` of the request, is told from others; the scores before may have been late answers"
+        "wrote `{0}` behind its answer; one line answers one request, and an answer of the form {{\"id\": \
+         …, \"scores\": […]}}, with the `id` of the request, is told from others; the scores before may have been late \
+         answers"
     )]
     Surplus(String),
     /// The answer is no line of text.
@@ -103,8 +104,8 @@ fn keepers() -> MutexGuard<'static, Keepers> {
     KEEPERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Ends every process that is still there and lets no other begin; for the end of the program, which waits for no call that
-/// hangs.
+/// Ends every process that is still there and lets no other begin; for the end of the program, which waits for no call
+/// that hangs.
 pub fn end_all() {
     let mut keepers = keepers();
     keepers.closed = true;
@@ -117,8 +118,8 @@ fn ask_to_end(keeper: Pid) {
 }
 
 /// A running process, with its keeper (see [`crate::contain`]), which is the child of this one. Its pipes are served by
-/// threads, so that neither a process that does not read nor one that does not write can block the caller. Dropping it ends
-/// it with all that it started, whether or not it has ended itself.
+/// threads, so that neither a process that does not read nor one that does not write can block the caller. Dropping it
+/// ends it with all that it started, whether or not it has ended itself.
 #[derive(Debug)]
 pub(super) struct Process {
     child: Child,
@@ -147,8 +148,8 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// Starts a contained command, with its folder, that is called `label` in messages. With `greets`, its first line says
-    /// that it is ready.
+    /// Starts a contained command, with its folder, that is called `label` in messages. With `greets`, its first line
+    /// says that it is ready.
     pub fn start(
         (mut command, scratch): (Command, TempDir),
         label: &str,
@@ -279,9 +280,9 @@ impl Process {
         }
     }
 
-    /// An answer without a number, if nothing comes behind it for a while: there would be no telling which of two is whose. Where a
-    /// late line was taken for the answer, the answer follows within the time that answers take. So an answer that comes sooner
-    /// than others did is kept back until that time is over.
+    /// An answer without a number, if nothing comes behind it for a while: there would be no telling which of two is
+    /// whose. Where a late line was taken for the answer, the answer follows within the time that answers take. So an
+    /// answer that comes sooner than others did is kept back until that time is over.
     fn settled(&mut self, line: String, begun: Instant) -> Result<String, AskError> {
         let taken = begun.elapsed();
         let rest = self.slowest.saturating_sub(taken) + SETTLED;

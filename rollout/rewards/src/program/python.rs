@@ -19,8 +19,8 @@ const HOST: &str = include_str!("host.py");
 /// How long a file may take to be imported.
 const IMPORT: Duration = Duration::from_secs(300);
 
-/// Imports the function that the entry `spec` names; what comes back is called by its place and its name, also where the
-/// entry names the place only.
+/// Imports the function that the entry `spec` names; what comes back is called by its place and its name, also where
+/// the entry names the place only.
 ///
 /// # Errors
 /// What is wrong, with the last words of the interpreter.

@@ -238,7 +238,11 @@ fn what_cannot_be_loaded_says_why_with_its_traceback() {
 #[test]
 fn a_file_with_one_function_needs_no_name_and_a_module_is_imported() {
     let place = Place::new();
-    place.write("one.py", "from math import floor\n\ndef _half(x): return x / 2\n\ndef only(completions):\n    return [_half(1) for _ in completions]\n");
+    place.write(
+        "one.py",
+        "from math import floor\n\ndef _half(x): return x / 2\n\ndef only(completions):\n    return \
+        [_half(1) for _ in completions]\n",
+    );
     let function = place.load("one.py").unwrap();
     assert_eq!(function.name(), "one.py:only");
     assert_eq!(scores(&function, two(), 60.0), numbers(&[0.5, 0.5]));
@@ -273,7 +277,8 @@ fn what_lies_beside_the_file_can_be_imported() {
 #[test]
 fn processes_load_at_the_same_time_and_none_is_lost() {
     let place = Place::new();
-    let text = "import os, time\n\nwith open('pids', 'a') as pids:\n    pids.write(f'{os.getpid()}\\n')\ntime.sleep(0.5)\n\n\
+    let text = "import os, time\n\nwith open('pids', 'a') as pids:\n    \
+        pids.write(f'{os.getpid()}\\n')\ntime.sleep(0.5)\n\n\
                 def f(completions):\n    return [1.0 for _ in completions]\n";
     place.write("slow.py", text);
     let mut host = RewardHost { processes: 2, ..place.host() };

@@ -46,8 +46,8 @@ static ANNOUNCED: LazyLock<Regex> =
 static CONCLUDED: LazyLock<Regex> =
     LazyLock::new(|| Regex::new(r"(?i).*\banswer\s+is\s+(\S[^\n]*?)\s*$").expect("a valid pattern"));
 
-/// The content of the last `\boxed{…}` (or `\fbox{…}`), braces balanced; `None` without one or if it is not closed. Without
-/// braces, `\boxed 7` is what follows on the line.
+/// The content of the last `\boxed{…}` (or `\fbox{…}`), braces balanced; `None` without one or if it is not closed.
+/// Without braces, `\boxed 7` is what follows on the line.
 #[must_use]
 pub fn last_boxed(text: &str) -> Option<&str> {
     let last = |command: &str| {
@@ -73,8 +73,8 @@ pub fn last_boxed(text: &str) -> Option<&str> {
     None
 }
 
-/// Whether what follows the command is its argument: in braces, or a number or command without. A sentence may only speak of
-/// the command.
+/// Whether what follows the command is its argument: in braces, or a number or command without. A sentence may only
+/// speak of the command.
 fn boxes(behind: &str) -> bool {
     let argument = behind.trim_start();
     let unsigned = argument.strip_prefix(['-', '+']).unwrap_or(argument);
@@ -82,8 +82,8 @@ fn boxes(behind: &str) -> bool {
     argument.starts_with('{') || unsigned.chars().next().is_some_and(bare)
 }
 
-/// The final answer of a completion: the content of the last `\boxed{}`, else of the last `<answer>`, else the rest of the
-/// line after the last `####`. `None` without any, or when it is empty.
+/// The final answer of a completion: the content of the last `\boxed{}`, else of the last `<answer>`, else the rest of
+/// the line after the last `####`. `None` without any, or when it is empty.
 #[must_use]
 pub fn final_answer(completion: &str) -> Option<&str> {
     let marked = || completion.rsplit_once("####").and_then(|(_, rest)| rest.trim_start().lines().next());
@@ -91,8 +91,8 @@ pub fn final_answer(completion: &str) -> Option<&str> {
     answer.map(str::trim).filter(|answer| !answer.is_empty())
 }
 
-/// The answer that a solution comes to: its final answer as a completion's, else what follows the last `answer is:`, or `answer is`
-/// in its last line, else all of it.
+/// The answer that a solution comes to: its final answer as a completion's, else what follows the last `answer is:`, or
+/// `answer is` in its last line, else all of it.
 #[must_use]
 pub fn expected_answer(solution: &str) -> &str {
     final_answer(solution).unwrap_or_else(|| announced(solution)).trim()
@@ -161,8 +161,8 @@ pub fn vote_numeric(completion: &str) -> Option<String> {
     last_found(completion).map(last_of).and_then(vote_of_number)
 }
 
-/// The value of an answer that is a number or a plain fraction, else its text without what only changes how it looks. Answers
-/// of other forms that are equal may differ in it.
+/// The value of an answer that is a number or a plain fraction, else its text without what only changes how it looks.
+/// Answers of other forms that are equal may differ in it.
 fn canonical(answer: &str) -> String {
     let text = normalise(answer);
     vote_of_number(&text).or_else(|| value(&text).map(in_digits)).unwrap_or(text)
@@ -173,7 +173,8 @@ fn last_found(completion: &str) -> Option<&str> {
     NUMBER.find_iter(completion).last().map(|found| found.as_str())
 }
 
-/// The last number of what [`NUMBER`] finds: all of it, if its commas separate thousands, else what follows the last comma.
+/// The last number of what [`NUMBER`] finds: all of it, if its commas separate thousands, else what follows the last
+/// comma.
 fn last_of(found: &str) -> &str {
     if THOUSANDS.is_match(found) { found } else { found.rsplit(',').next().unwrap_or(found) }
 }

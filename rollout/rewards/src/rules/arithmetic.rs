@@ -23,10 +23,10 @@ const MAX_SIDE: usize = 200;
 /// Whether the equations of a text hold: `None` without an equation.
 ///
 /// An equation is `left = right` where both sides are numbers joined by `+ - * /` and parentheses, at least one of them
-/// with an operator. `×`, `·`, `x` between numbers, `÷`, `\times`, `\cdot`, `\div`, `−`, `$` and thousands separators are
-/// understood. In `a = b = c`, each `=` is an equation. Sides hold when they are equal; a right side that is a number with
-/// d decimals also when the left side rounds to it, within half a unit of the last decimal. An equation next to a letter
-/// or a percent sign is not looked at.
+/// with an operator. `×`, `·`, `x` between numbers, `÷`, `\times`, `\cdot`, `\div`, `−`, `$` and thousands separators
+/// are understood. In `a = b = c`, each `=` is an equation. Sides hold when they are equal; a right side that is a
+/// number with d decimals also when the left side rounds to it, within half a unit of the last decimal. An equation
+/// next to a letter or a percent sign is not looked at.
 #[must_use]
 pub fn equations_hold(text: &str) -> Option<bool> {
     let text = plain(text);

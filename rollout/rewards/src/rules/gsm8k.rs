@@ -8,8 +8,8 @@ use super::{
     number::{decimal_comma, same_number, vote_of_number},
 };
 
-/// The answer of a GSM8K solution as theLMbook extracts it: the text after the first `####`, up to the next one, stripped; `None`
-/// without the marker. Every rule but `correctness`, which is theLMbook's, goes by the last one.
+/// The answer of a GSM8K solution as theLMbook extracts it: the text after the first `####`, up to the next one,
+/// stripped; `None` without the marker. Every rule but `correctness`, which is theLMbook's, goes by the last one.
 #[must_use]
 pub fn answer(solution: &str) -> Option<&str> {
     solution.split("####").nth(1).map(str::trim)

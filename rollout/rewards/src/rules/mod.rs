@@ -69,8 +69,8 @@ fn of_tags(
     Ok(Arc::new(Rule { score, correct_at, extract: None }))
 }
 
-/// A rule that compares the completion's answer, as `extract` finds it, with the row's: the first of the columns that the row
-/// has. It abstains when the row has none.
+/// A rule that compares the completion's answer, as `extract` finds it, with the row's: the first of the columns that
+/// the row has. It abstains when the row has none.
 fn of_answer(
     correct_at: f64,
     columns: &'static [&'static str],
@@ -80,8 +80,8 @@ fn of_answer(
     judged(correct_at, columns, extract, move |text, _, answer| Some(rule(text, answer)))
 }
 
-/// As [`of_answer`], with a rule that may abstain. It gets the text with a tag that the prompt opens, since the answer may stand
-/// behind that; the completion; and the row's answer.
+/// As [`of_answer`], with a rule that may abstain. It gets the text with a tag that the prompt opens, since the answer
+/// may stand behind that; the completion; and the row's answer.
 fn judged(
     correct_at: f64,
     columns: &'static [&'static str],
@@ -98,8 +98,8 @@ fn judged(
     Ok(Arc::new(Rule { score, correct_at, extract: Some(Box::new(extract)) }))
 }
 
-/// The score by the answers of which any will do: that of a right one, else none where one of them leaves it open, else the
-/// highest.
+/// The score by the answers of which any will do: that of a right one, else none where one of them leaves it open, else
+/// the highest.
 fn best(correct_at: f64, answers: &Answers, rule: impl Fn(&str) -> Option<f64>) -> Option<f64> {
     let scores: Vec<Option<f64>> = answers.any_of.iter().map(|answer| rule(answer)).collect();
     let highest = scores.iter().flatten().copied().reduce(f64::max)?;
@@ -140,7 +140,8 @@ pub(super) const ENTRIES: &[Entry] = &[
     },
     Entry {
         name: "accuracy",
-        about: "TRL: 1 if the final answer (\\boxed{}, <answer> or ####) equals the row's in value, 0 if not, abstains if unsure",
+        about: "TRL: 1 if the final answer (\\boxed{}, <answer> or ####) equals the row's in value, 0 if not, abstains \
+            if unsure",
         columns: ANSWER_COLUMNS,
         parameters: &[],
         build: |_| judged(1.0, ANSWER_COLUMNS, answer::vote, |text, _, expected| answer::accuracy(text, expected)),
@@ -222,7 +223,8 @@ pub(super) const ENTRIES: &[Entry] = &[
     },
     Entry {
         name: "soft_overlong",
-        about: "DAPO eq. 13: 0 up to max_completion_len - soft_punish_cache tokens, falling linearly to -1 at the maximum",
+        about: "DAPO eq. 13: 0 up to max_completion_len - soft_punish_cache tokens, falling linearly to -1 at the \
+            maximum",
         columns: &[],
         parameters: &[
             Parameter { name: "max_completion_len", default: None, about: "tokens from which the reward is -1" },
@@ -242,14 +244,16 @@ pub(super) const ENTRIES: &[Entry] = &[
     },
     Entry {
         name: "think_answer_format",
-        about: "open-r1's format: 1 if the completion is <think>…</think> and <answer>…</answer>, tags on lines of their own",
+        about: "open-r1's format: 1 if the completion is <think>…</think> and <answer>…</answer>, tags on lines of \
+            their own",
         columns: &[],
         parameters: &[],
         build: |_| of_tags(1.0, open_r1::TAGS, open_r1::think_answer_format),
     },
     Entry {
         name: "tag_count",
-        about: "open-r1: 0.25 for each of the tags of think_answer_format that is there exactly once, with its line breaks",
+        about: "open-r1: 0.25 for each of the tags of think_answer_format that is there exactly once, with its line \
+            breaks",
         columns: &[],
         parameters: &[],
         build: |_| of_tags(1.0, open_r1::TAGS, open_r1::tag_count),
@@ -273,7 +277,8 @@ pub(super) const ENTRIES: &[Entry] = &[
     },
     Entry {
         name: "code_format",
-        about: "open-r1: as think_answer_format, with a block of code in the answer, in the language of the row's column language",
+        about: "open-r1: as think_answer_format, with a block of code in the answer, in the language of the row's \
+            column language",
         columns: &[],
         parameters: &[Parameter {
             name: "language",

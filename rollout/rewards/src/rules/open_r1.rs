@@ -69,8 +69,8 @@ fn code_pattern(language: &str) -> Result<Regex, String> {
     Regex::new(&pattern).map_err(|_| format!("`{language}` is no pattern for the name of a language"))
 }
 
-/// `code_format_reward`: as [`think_answer_format`], with a block of code in the answer. The row's column `language` wins over
-/// the parameter.
+/// `code_format_reward`: as [`think_answer_format`], with a block of code in the answer. The row's column `language`
+/// wins over the parameter.
 pub(super) fn build_code_format(parameters: &Parameters) -> Built {
     let usual = code_pattern(&parameters.get::<String>("language")?)?;
     let score = move |input: &RewardInput, completion: &RewardCompletion| {
@@ -89,8 +89,8 @@ pub(super) fn build_code_format(parameters: &Parameters) -> Built {
 mod tests {
     use super::*;
 
-    /// Texts with what open-r1's own functions give them: format, tags, steps, repetition of three words at -1, and the format
-    /// with code in Python.
+    /// Texts with what open-r1's own functions give them: format, tags, steps, repetition of three words at -1, and the
+    /// format with code in Python.
     #[test]
     fn figures_are_those_of_open_r1() {
         let code = code_pattern("python").unwrap();

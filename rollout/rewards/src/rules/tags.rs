@@ -16,8 +16,8 @@ static NUMBER: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"-?\d*\.?\d+").exp
 /// Tags that begin an answer.
 const OPENING: [&str; 3] = ["<think>", "<reasoning>", "<answer>"];
 
-/// The tag that a prompt opens at its end, with the white space behind it: some chat templates begin the answer for the model, so
-/// that its completions begin behind the tag.
+/// The tag that a prompt opens at its end, with the white space behind it: some chat templates begin the answer for the
+/// model, so that its completions begin behind the tag.
 #[must_use]
 pub fn opened(prompt: &str) -> Option<&str> {
     let end = prompt.trim_end();

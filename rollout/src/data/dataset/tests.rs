@@ -114,8 +114,9 @@ fn long_prompts_lose_their_beginning() {
 fn verls_rows_give_the_ground_truth_as_the_answer() {
     let row = |more: &str| {
         let line = format!(
-            "{{\"data_source\": \"gsm8k\", \"prompt\": [{{\"role\": \"user\", \"content\": \"2+3?\"}}], \"ability\": \"math\", \
-             \"reward_model\": {{\"style\": \"rule\", \"ground_truth\": [\"5\"]}}, \"extra_info\": {{\"index\": 0}}{more}}}"
+            "{{\"data_source\": \"gsm8k\", \"prompt\": \
+             [{{\"role\": \"user\", \"content\": \"2+3?\"}}], \"ability\": \"math\", \"reward_model\": \
+             {{\"style\": \"rule\", \"ground_truth\": [\"5\"]}}, \"extra_info\": {{\"index\": 0}}{more}}}"
         );
         load(&line, Some(TEMPLATE)).remove(0)
     };
@@ -144,7 +145,8 @@ fn prompt_and_answer_may_be_in_other_columns() {
 
 /// Two files of prompts with 1, 2, 3 and 4 tokens each.
 fn two_files(dir: &Path) -> Dataset {
-    let lines = "{\"prompt_ids\": [1]}\n{\"prompt_ids\": [1, 1]}\n{\"prompt_ids\": [1, 1, 1]}\n{\"prompt_ids\": [1, 1, 1, 1]}\n";
+    let lines = "{\"prompt_ids\": [1]}\n{\"prompt_ids\": [1, 1]}\n{\"prompt_ids\": [1, 1, \
+        1]}\n{\"prompt_ids\": [1, 1, 1, 1]}\n";
     let paths = ["a.jsonl", "b.jsonl"].map(|name| dir.join(name));
     paths.iter().for_each(|path| fs::write(path, lines).unwrap());
     Dataset::load(&paths, "train", &byte_tokenizer(None), &PromptOptions::default()).unwrap()
@@ -212,7 +214,8 @@ fn what_rows_give_a_template_that_does_not_read_it_is_told() {
 
 #[test]
 fn words_that_the_template_passes_over_are_told_with_an_example() {
-    let known = "{% for m in messages %}{% if m.role in ['user', 'system'] %}[{{ m.role }}] {{ m.content | trim }}\n{% endif %}{% endfor %}>";
+    let known = "{% for m in messages %}{% if m.role in ['user', 'system'] %}[{{ m.role }}] {{ m.content | trim \
+        }}\n{% endif %}{% endfor %}>";
     let lines = r#"{"prompt": [{"role": "user", "content": " What is 1 + 1? "}]}
 {"prompt": [{"role": "human", "content": "What is 1 + 2?"}]}
 {"prompt": [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Hi"}]}
@@ -240,7 +243,8 @@ fn a_row_keeps_its_own_system_message() {
     assert_eq!(prompts[0], "<|system|>Answer in French.\n<|user|>Hi\n<|assistant|>");
     assert_eq!(prompts[1], "<|system|>Be brief.\n<|user|>Hi\n<|assistant|>");
     assert!(remarks[0].starts_with("1 of 2 prompts") && remarks[0].contains("`system_prompt`"), "{remarks:?}");
-    let gemma = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}{{ messages[0].content }}";
+    let gemma = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}{{ \
+        messages[0].content }}";
     let error = load_with(r#"{"prompt": "Hi"}"#, Some(gemma), &options).unwrap_err();
     assert!(
         error.contains("System role not supported (line 1 of the template); without `system_prompt` it can"),

@@ -48,8 +48,8 @@ pub fn unreadable(path: &Path, error: &io::Error) -> String {
     format!("cannot be read: {error}")
 }
 
-/// Python's `True` and `False` as TOML writes them. Only lines that TOML refuses are looked at, so nothing within a text
-/// changes.
+/// Python's `True` and `False` as TOML writes them. Only lines that TOML refuses are looked at, so nothing within a
+/// text changes.
 fn with_flags_of_python(text: &str) -> String {
     let mut text = text.to_owned();
     while let Err(error) = text.parse::<Table>() {
@@ -71,8 +71,8 @@ fn refusal(text: &str, path: &Path, error: &toml::de::Error) -> String {
     let line = text.lines().nth(number).unwrap_or_default().trim();
     if let Some(format) = other_format(text, line, path) {
         return format!(
-            "is {format} and no TOML; `tandem train` takes a .yaml, .json or .sh file of TRL, verl or RLinf as it is, and \
-             `tandem import-config {} --output run.toml` makes a run.toml of one",
+            "is {format} and no TOML; `tandem train` takes a .yaml, .json or .sh file of TRL, verl or RLinf as it is, \
+             and `tandem import-config {} --output run.toml` makes a run.toml of one",
             path.display()
         );
     }

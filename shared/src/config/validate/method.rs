@@ -29,7 +29,8 @@ impl TrainConfig {
         );
         if let Some(reason) = spec.no_dynamic_sampling.filter(|_| self.dynamic_sampling) {
             return Err(ConfigError::Value(format!(
-                "`dynamic_sampling` cannot be combined with `advantage_estimator` {name}: {reason}; switch one of them off"
+                "`dynamic_sampling` cannot be combined with `advantage_estimator` {name}: {reason}; switch one of them \
+                 off"
             )));
         }
         if let Some(reason) = spec.no_kl_in_reward.filter(|_| self.use_kl_in_reward) {
@@ -90,7 +91,8 @@ impl TrainConfig {
         );
         ensure!(
             self.loss_scale_factor.is_none() || self.loss_aggregation.is_some_and(LossAggregation::has_scale_factor),
-            "`loss_scale_factor` is the divisor of `loss_aggregation` seq-mean-token-sum-norm and has no effect without it"
+            "`loss_scale_factor` is the divisor of `loss_aggregation` seq-mean-token-sum-norm and has no effect \
+             without it"
         );
         Ok(())
     }
@@ -115,8 +117,8 @@ impl TrainConfig {
         );
         ensure!(
             self.use_kl_in_reward || self.kl_controller == KlController::Fixed,
-            "`kl_controller` adaptive moves the weight of the penalty in the reward; set `use_kl_in_reward` too, or leave \
-             the controller fixed"
+            "`kl_controller` adaptive moves the weight of the penalty in the reward; set `use_kl_in_reward` too, or \
+             leave the controller fixed"
         );
         ensure!(
             self.beta != 0.0 || !self.sync_ref_model,
@@ -124,12 +126,13 @@ impl TrainConfig {
         );
         ensure!(
             self.old_policy_kl_target.is_none() || self.old_policy_kl_coef > 0.0,
-            "`old_policy_kl_target` leads the weight of a penalty that is off: set `old_policy_kl_coef`, where it begins"
+            "`old_policy_kl_target` leads the weight of a penalty that is off: set `old_policy_kl_coef`, where it \
+             begins"
         );
         ensure!(
             self.old_policy_kl_coef == 0.0 || self.decoupled_objective,
-            "`old_policy_kl_coef` needs `decoupled_objective`: without it the old policy's log-probs are not computed, and \
-             the penalty would hold the policy at the sampler's"
+            "`old_policy_kl_coef` needs `decoupled_objective`: without it the old policy's log-probs are not computed, \
+             and the penalty would hold the policy at the sampler's"
         );
         Ok(())
     }
@@ -145,8 +148,8 @@ impl TrainConfig {
             KlCorrection::Nothing => ("the gradient of no divergence, as any form of it", "use another estimator"),
         };
         Err(ConfigError::Value(format!(
-            "`use_bias_correction_kl` true multiplies by the ratio with its derivative, with which `kl_estimator` {name} has \
-             {makes}; {way_out}"
+            "`use_bias_correction_kl` true multiplies by the ratio with its derivative, with which `kl_estimator` \
+             {name} has {makes}; {way_out}"
         )))
     }
 }

@@ -36,8 +36,8 @@ impl TrainConfig {
         self.problems().into_iter().next().map_or(Ok(()), Err)
     }
 
-    /// Everything that is wrong: options that are missing or out of their bounds and, where none is, of each subject the
-    /// first combination that makes no sense.
+    /// Everything that is wrong: options that are missing or out of their bounds and, where none is, of each subject
+    /// the first combination that makes no sense.
     #[must_use]
     pub fn problems(&self) -> Vec<ConfigError> {
         let mut list = self.missing();
@@ -130,14 +130,14 @@ impl TrainConfig {
         }
         ensure!(
             self.lora_dropout == 0.0,
-            "`lora_dropout` must be 0, got {}: what a pass drops the sampler does not, so log-probs would not be those of \
-             the policy that sampled",
+            "`lora_dropout` must be 0, got {}: what a pass drops the sampler does not, so log-probs would not be those \
+             of the policy that sampled",
             self.lora_dropout
         );
         ensure!(
             !(self.use_peft && self.sync_ref_model) || self.ref_model_mixup_alpha == 1.0,
-            "`ref_model_mixup_alpha` must be 1 with `use_peft`, got {}: a mixture of two adapters' factors is no mixture of \
-             their weights",
+            "`ref_model_mixup_alpha` must be 1 with `use_peft`, got {}: a mixture of two adapters' factors is no \
+             mixture of their weights",
             self.ref_model_mixup_alpha
         );
         Ok(())
@@ -182,9 +182,9 @@ impl TrainConfig {
         );
         ensure!(
             self.rollout_device != Device::Tensorrt,
-            "`rollout_device` must be cpu or cuda in training: an engine of TensorRT holds its weights and can be refitted \
-             with identical ones only, so every version would take the minutes of a new engine; `tandem generate`, `eval` \
-             and `bench` take it"
+            "`rollout_device` must be cpu or cuda in training: an engine of TensorRT holds its weights and can be \
+             refitted with identical ones only, so every version would take the minutes of a new engine; `tandem \
+             generate`, `eval` and `bench` take it"
         );
         ensure!(
             self.learner_ranks <= self.groups_per_step(),

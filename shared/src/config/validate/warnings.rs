@@ -41,7 +41,8 @@ impl TrainConfig {
         let reduction = self.loss_aggregation.map_or(self.loss_type.spec().reduction, Reduction::Aggregation);
         warn_if!(
             self.use_valid_token_scale && reduction.is_token_mean(),
-            "`use_valid_token_scale` leaves the policy term as it is: its reduction ({}) weighs each minibatch by its tokens already",
+            "`use_valid_token_scale` leaves the policy term as it is: its reduction ({}) weighs each minibatch by its \
+             tokens already",
             reduction.about()
         );
         warn_if!(
@@ -63,7 +64,8 @@ impl TrainConfig {
         );
         warn_if!(
             self.old_policy_kl_coef > 0.0 && self.updates_per_step() == 1,
-            "`old_policy_kl_coef` has no effect with one optimiser update per step: that begins with the old policy itself"
+            "`old_policy_kl_coef` has no effect with one optimiser update per step: that begins with the old policy \
+             itself"
         );
         let several = self.multi_objective_aggregation;
         warn_if!(
@@ -85,9 +87,9 @@ impl TrainConfig {
         if let Some(rounding) = self.rounding().filter(|_| self.corrects_sequences()) {
             let mode = self.importance_sampling_mode;
             list.push(format!(
-                "{rounding} rounds the log-prob of each token, and `importance_sampling_mode` {mode} gathers that over a \
-                 completion: by our figures the weight of one of 512 tokens is about e^1 or e^-1 from rounding alone; \
-                 token_truncate or token_mask weigh each token"
+                "{rounding} rounds the log-prob of each token, and `importance_sampling_mode` {mode} gathers that over \
+                 a completion: by our figures the weight of one of 512 tokens is about e^1 or e^-1 from rounding \
+                 alone; token_truncate or token_mask weigh each token"
             ));
         }
         for key in self.options_without_effect() {
@@ -111,8 +113,8 @@ impl TrainConfig {
         if self.use_kl_in_reward {
             return (!spec.right_in_reward).then(|| {
                 format!(
-                    "`kl_estimator` {name} in the reward (`use_kl_in_reward`) has not the gradient of the divergence, which k1 \
-                     has there"
+                    "`kl_estimator` {name} in the reward (`use_kl_in_reward`) has not the gradient of the divergence, \
+                     which k1 has there"
                 )
             });
         }
@@ -123,16 +125,17 @@ impl TrainConfig {
         };
         match (spec.correction, self.use_bias_correction_kl) {
             (KlCorrection::Nothing, _) => Some(format!(
-                "`kl_estimator` {name} is multiplied by nothing: no form of it has the true gradient of the divergence; k1, \
-                 k2 and k3 have"
+                "`kl_estimator` {name} is multiplied by nothing: no form of it has the true gradient of the \
+                 divergence; k1, k2 and k3 have"
             )),
             (KlCorrection::Ratio { without }, Some(false)) => Some(format!(
-                "`use_bias_correction_kl` is false, and `kl_estimator` {name} without the ratio {without}; leave the option \
-                 out, or use k2 or k1+"
+                "`use_bias_correction_kl` is false, and `kl_estimator` {name} without the ratio {without}; leave the \
+                 option out, or use k2 or k1+"
             )),
             (KlCorrection::Ratio { .. }, Some(true)) if !of_token => Some(format!(
-                "`use_bias_correction_kl` true multiplies `kl_estimator` {name} by the ratio of the whole completion, as TRL \
-                 does, which gives the gradient of no divergence; leave the option out, and the ratio is that of each token"
+                "`use_bias_correction_kl` true multiplies `kl_estimator` {name} by the ratio of the whole completion, \
+                 as TRL does, which gives the gradient of no divergence; leave the option out, and the ratio is that \
+                 of each token"
             )),
             (KlCorrection::Ratio { .. } | KlCorrection::DetachedRatio { .. }, _) => None,
         }
@@ -148,16 +151,16 @@ impl TrainConfig {
         keys.into_iter().filter(|key| !own.contains(key) && self.is_set(key)).collect()
     }
 
-    /// Whether sampler and learner compute the same numbers but for rounding in float32: with the same weights, in float32,
-    /// on the same device.
+    /// Whether sampler and learner compute the same numbers but for rounding in float32: with the same weights, in
+    /// float32, on the same device.
     #[must_use]
     pub fn computes_alike(&self) -> bool {
         let one_version = self.max_staleness == 0;
         one_version && self.rounding().is_none() && !self.bf16 && self.learner_device == Device::Cpu
     }
 
-    /// The largest `mismatch_kl` that number formats and staleness explain. Rounding in float32 makes some 1e-12; rounded
-    /// formats and a few versions of staleness up to some 1e-2.
+    /// The largest `mismatch_kl` that number formats and staleness explain. Rounding in float32 makes some 1e-12;
+    /// rounded formats and a few versions of staleness up to some 1e-2.
     #[must_use]
     pub fn mismatch_explained(&self) -> f64 {
         if self.computes_alike() { 1e-5 } else { 0.1 }

@@ -3,12 +3,13 @@
 use crate::metrics::metric::section;
 
 section! {
-    "Completions", "Lengths of the completions of a step. A completion is terminated when it ended by itself, with an end token or a \
-     stop string, and truncated when it reached `max_completion_length`.";
+    "Completions", "Lengths of the completions of a step. A completion is terminated when it ended by itself, with an \
+        end token or a stop string, and truncated when it reached `max_completion_length`.";
 
     /// Mean length.
     ///
-    /// Moves with what the reward favours. Rising to the limit with a level reward: the loss or the reward favours length.
+    /// Moves with what the reward favours. Rising to the limit with a level reward: the loss or the reward favours
+    /// length.
     metric COMPLETIONS_MEAN_LENGTH = "completions/mean_length" { unit: Tokens, source: "TRL", chart: LENGTH "mean" }
 
     /// Shortest completion.
@@ -52,14 +53,15 @@ section! {
     /// 0. The reason is in `logs/rollout.log`.
     metric SAMPLE_ABORTED = "sample/aborted" { unit: Count, source: "Tandem, after verl's `response/aborted_ratio`" }
 
-    /// Completions without a reward because one of their reward functions failed (`reward_failure` exclude). They are not
-    /// trained on.
+    /// Completions without a reward because one of their reward functions failed (`reward_failure` exclude). They are
+    /// not trained on.
     ///
     /// 0. `rewards/{name}/failed` says of which function; the reasons are in the log and with the completions.
     metric SAMPLE_REWARD_FAILED = "sample/reward_failed" { unit: Count, source: "Tandem" }
 
-    /// Completions that were made for the step, by what became of them: trained, truncated, off_policy, off_policy_masked,
-    /// low_entropy, early_stopped, critic_warmup, reward_failed, abstained, stale, no_contrast, step_skipped, aborted.
+    /// Completions that were made for the step, by what became of them: trained, truncated, off_policy,
+    /// off_policy_masked, low_entropy, early_stopped, critic_warmup, reward_failed, abstained, stale, no_contrast,
+    /// step_skipped, aborted.
     ///
     /// Mostly trained. The ledger of the run has the state of each, and tandem explain tells of one.
     family LEDGER = "ledger/{name}" { unit: Count, source: "Tandem" }

@@ -59,8 +59,8 @@ section! {
     /// 0.
     metric CRITIC_SKIPPED_UPDATES = "critic/skipped_updates" { unit: Count, source: "Tandem", when: "`advantage_estimator` gae" }
 
-    /// Mean over the tokens of the `returns` (what the critic should have said), the `values` (what it said when the step
-    /// began) or the `advantages` (what the policy is trained with).
+    /// Mean over the tokens of the `returns` (what the critic should have said), the `values` (what it said when the
+    /// step began) or the `advantages` (what the policy is trained with).
     ///
     /// Values near returns; advantages near 0, since they are whitened.
     family CRITIC_MEAN = "critic/{name}/mean" { unit: Points, source: "verl", when: "`advantage_estimator` gae" }

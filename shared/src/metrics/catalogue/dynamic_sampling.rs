@@ -22,7 +22,8 @@ section! {
 
     /// Groups dropped because they had no contrast.
     ///
-    /// Grows as prompts are solved. Near `dynamic_sampling/generated`: most of the sampling is in vain; choose other prompts.
+    /// Grows as prompts are solved. Near `dynamic_sampling/generated`: most of the sampling is in vain; choose other
+    /// prompts.
     metric DYNAMIC_SAMPLING_DROPPED = "dynamic_sampling/dropped" {
         unit: Count, source: "Tandem, after verl's `training/filter_groups`", when: "`dynamic_sampling`"
     }

@@ -3,16 +3,16 @@
 use crate::metrics::metric::section;
 
 section! {
-    "Evaluation", "What `eval.jsonl` holds of each version that was evaluated on `eval_dataset`, after its `step`, and what \
-     `tandem eval` prints of a model. Names that training has too begin with TRL's prefix `eval_`.";
+    "Evaluation", "What `eval.jsonl` holds of each version that was evaluated on `eval_dataset`, after its `step`, and \
+        what `tandem eval` prints of a model. Names that training has too begin with TRL's prefix `eval_`.";
 
     /// Prompts evaluated.
     ///
     /// The rows of `eval_dataset`.
     metric EVAL_PROMPTS = "eval_prompts" { unit: Count, source: "Tandem" }
 
-    /// Prompts of which every completion has a score of the first reward function. The others are left out of `avg@{k}` and
-    /// `pass@{k}`.
+    /// Prompts of which every completion has a score of the first reward function. The others are left out of `avg@{k}`
+    /// and `pass@{k}`.
     ///
     /// As `eval_prompts`. Fewer: a reward failed; `rollout eval` says why.
     metric EVAL_SCORED_PROMPTS = "eval_scored_prompts" { unit: Count, source: "Tandem" }
@@ -27,14 +27,14 @@ section! {
     /// Rises with training.
     family AVG = "avg@{k}" { unit: Share, source: "verl `val-core/…/mean@k`" }
 
-    /// Chance that at least one of k completions of a prompt is correct, estimated without bias from all of them (Chen et al.
-    /// 2021, eq. 1).
+    /// Chance that at least one of k completions of a prompt is correct, estimated without bias from all of them (Chen
+    /// et al. 2021, eq. 1).
     ///
     /// Above `avg@{k}`. The distance is what training can still gain; it shrinks as the policy settles on one answer.
     family PASS = "pass@{k}" { unit: Share, source: "verl `val-core/…/best@k`" }
 
-    /// Share of prompts of which the majority of k completions is right: the answer that most of them name, the first of those
-    /// that are named as often (self-consistency). A completion without an answer has no vote.
+    /// Share of prompts of which the majority of k completions is right: the answer that most of them name, the first
+    /// of those that are named as often (self-consistency). A completion without an answer has no vote.
     ///
     /// Above `avg@{k}` where the policy is right more often than it makes any one mistake; with k = 1 the same.
     family MAJ = "maj@{k}" {
@@ -43,8 +43,8 @@ section! {
         when: "where the first reward function extracts an answer (rollout eval)"
     }
 
-    /// Lower end of the 95 % interval of `avg@{k}`: Wilson's where each prompt counts as 0 or 1, as it does with k = 1; else
-    /// Student's t over prompts (standard errors clustered by prompt), cut to 0 and 1.
+    /// Lower end of the 95 % interval of `avg@{k}`: Wilson's where each prompt counts as 0 or 1, as it does with k = 1;
+    /// else Student's t over prompts (standard errors clustered by prompt), cut to 0 and 1.
     ///
     /// Nearer to `avg@{k}` with more prompts.
     family AVG_CI95_LOW = "avg_ci95_low@{k}" { unit: Share, source: "Tandem" }
@@ -67,12 +67,14 @@ section! {
     /// Lower end of the 95 % interval of `maj@{k}`: Wilson's.
     ///
     /// As `avg_ci95_low@{k}`.
-    family MAJ_CI95_LOW = "maj_ci95_low@{k}" { unit: Share, source: "Tandem", when: "where the first reward function extracts an answer (rollout eval)" }
+    family MAJ_CI95_LOW = "maj_ci95_low@{k}" { unit: Share, source: "Tandem", when: "where the first reward function \
+        extracts an answer (rollout eval)" }
 
     /// Upper end of the 95 % interval of `maj@{k}`.
     ///
     /// As `avg_ci95_low@{k}`.
-    family MAJ_CI95_HIGH = "maj_ci95_high@{k}" { unit: Share, source: "Tandem", when: "where the first reward function extracts an answer (rollout eval)" }
+    family MAJ_CI95_HIGH = "maj_ci95_high@{k}" { unit: Share, source: "Tandem", when: "where the first reward function \
+        extracts an answer (rollout eval)" }
 
     /// Standard error of `avg@{k}`, over prompts. For an interval take `avg_ci95_low@{k}` and `avg_ci95_high@{k}`.
     ///

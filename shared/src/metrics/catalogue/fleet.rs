@@ -3,15 +3,17 @@
 use crate::metrics::metric::section;
 
 section! {
-    "Workers", "Samplers on other hosts, in runs with `listen`: all of them together, since the last step where it is a matter of time. \
-     What each of them does is on the page and in the report. `rollout/…` says the same of all of them as of one sampler.";
+    "Workers", "Samplers on other hosts, in runs with `listen`: all of them together, since the last step where it is \
+        a matter of time. What each of them does is on the page and in the report. `rollout/…` says the same of all of \
+        them as of one sampler.";
 
     /// Workers that could make completions at the end of the step.
     ///
     /// As many as were started. Fewer: some were lost, or dropped with a reason that the page shows.
     metric FLEET_WORKERS = "fleet/workers" { unit: Count, source: "Tandem", when: "`listen`", chart: WORKERS "workers" }
 
-    /// Completion tokens that all workers together made per second, over the half minute or so before the end of the step.
+    /// Completion tokens that all workers together made per second, over the half minute or so before the end of the
+    /// step.
     ///
     /// Grows with `fleet/workers` until the learner or the store is the bottleneck.
     metric FLEET_TOKENS_PER_S = "fleet/tokens_per_s" {
@@ -23,7 +25,8 @@ section! {
     /// 0 or 1. More: a worker fetches for longer than a step takes; its row on the page has bytes and seconds.
     metric FLEET_STALENESS_MAX = "fleet/staleness_max" { unit: Count, source: "Tandem", when: "`listen`" }
 
-    /// Leases that were taken back because no token came of them for `lease_timeout` seconds, or because their worker was gone.
+    /// Leases that were taken back because no token came of them for `lease_timeout` seconds, or because their worker
+    /// was gone.
     ///
     /// 0 while no worker leaves. More: workers are lost, or slower than `lease_timeout` allows.
     metric FLEET_LEASES_EXPIRED = "fleet/leases_expired" {
@@ -39,7 +42,8 @@ section! {
 
     /// Prompts that were made again elsewhere (`verify_share`) and came out the same.
     ///
-    /// `verify_share` times the prompts of a step; 0 with `verify_share` 0 and while a single worker is there that nobody can check.
+    /// `verify_share` times the prompts of a step; 0 with `verify_share` 0 and while a single worker is there that
+    /// nobody can check.
     metric FLEET_VERIFIED = "fleet/verified" { unit: Count, source: "Tandem", when: "`listen`" }
 
     /// Prompts that were made again elsewhere and came out as something else.

@@ -3,11 +3,13 @@
 use crate::metrics::metric::section;
 
 section! {
-    "Sampler against learner", "Both compute the log-prob of every sampled token. These metrics say how far the two are apart, and what \
-     importance sampling does about it. With rollouts in fp32 and `max_staleness` 0 they agree up to rounding.";
+    "Sampler against \
+     learner", "Both compute the log-prob of every sampled token. These metrics say how far the two are apart, and \
+         what importance sampling does about it. With rollouts in fp32 and `max_staleness` 0 they agree up to \
+         rounding.";
 
-    /// KL divergence between sampler and learner: mean of exp(d) − 1 − d over the tokens, where d is the learner's log-prob
-    /// under the weights that the step began with minus the sampler's.
+    /// KL divergence between sampler and learner: mean of exp(d) − 1 − d over the tokens, where d is the learner's
+    /// log-prob under the weights that the step began with minus the sampler's.
     ///
     /// Below 1e-9 with fp32 on both sides; about 1e-8 with bf16x3, up to some 1e-2 with bf16, fp16 or int8, more with
     /// staleness. Above that, or rising over a run: the two do not compute the same distribution.
@@ -61,15 +63,17 @@ section! {
     ///
     /// 0, or below 0.01 with token_mask.
     metric ROLLOUT_CORR_ROLLOUT_RS_MASKED_FRACTION = "rollout_corr/rollout_rs_masked_fraction" {
-        unit: Share, source: "verl", when: "`importance_sampling_correction` and `importance_sampling_mode` token_truncate or token_mask"
+        unit: Share, source: "verl", when: "`importance_sampling_correction` and `importance_sampling_mode` \
+            token_truncate or token_mask"
     }
 
     /// Share of completions with weight 0.
     ///
-    /// 0, or below 0.1 with sequence_mask. More: long completions are lost; prefer a mode on token level, or sample in a
-    /// wider format.
+    /// 0, or below 0.1 with sequence_mask. More: long completions are lost; prefer a mode on token level, or sample in
+    /// a wider format.
     metric ROLLOUT_CORR_ROLLOUT_RS_SEQ_MASKED_FRACTION = "rollout_corr/rollout_rs_seq_masked_fraction" {
-        unit: Share, source: "verl", when: "`importance_sampling_correction` and `importance_sampling_mode` sequence_truncate or sequence_mask"
+        unit: Share, source: "verl", when: "`importance_sampling_correction` and `importance_sampling_mode` \
+            sequence_truncate or sequence_mask"
     }
 
     /// Tokens for which sampler and learner kept different numbers of candidates under `top_k`, `top_p` or `min_p`.

@@ -7,8 +7,8 @@ section! {
 
     /// The loss, with KL term and entropy bonus.
     ///
-    /// Says little in GRPO: advantages add up to 0, so the first update of a batch has a loss near 0 whatever it teaches.
-    /// Watch `reward`.
+    /// Says little in GRPO: advantages add up to 0, so the first update of a batch has a loss near 0 whatever it
+    /// teaches. Watch `reward`.
     metric LOSS = "loss" { unit: Number, source: "TRL", chart: LOSS "loss" }
 
     /// The loss without the entropy bonus.
@@ -20,8 +20,8 @@ section! {
 
     /// Norm of the gradient of all weights, before it is clipped to `max_grad_norm`. `null` when an update was skipped.
     ///
-    /// Of one order of magnitude over a run. 0: nothing earned more than anything else. Growing without end, or spikes that
-    /// `reward` does not recover from: the learning rate is too high.
+    /// Of one order of magnitude over a run. 0: nothing earned more than anything else. Growing without end, or spikes
+    /// that `reward` does not recover from: the learning rate is too high.
     metric GRAD_NORM = "grad_norm" { unit: Number, source: "TRL", chart: GRADIENT "grad_norm" }
 
     /// Learning rate of the last update, after warm-up and schedule.
@@ -29,7 +29,8 @@ section! {
     /// As configured.
     metric LEARNING_RATE = "learning_rate" { unit: Number, source: "TRL", chart: LEARNING_RATE "learning_rate" }
 
-    /// Updates left out because loss or gradient was not finite, or because `guard` left out the step or the rest of it.
+    /// Updates left out because loss or gradient was not finite, or because `guard` left out the step or the rest of
+    /// it.
     ///
     /// 0. More than a few: lower the learning rate; the completions of the step say what was odd about it.
     metric SKIPPED_UPDATES = "skipped_updates" { unit: Count, source: "Tandem" }

@@ -3,10 +3,10 @@
 use crate::metrics::metric::section;
 
 section! {
-    "Policy", "How the policy differs from the one that the step began with (old) and from the reference, and what the loss does about it. \
-     Means over the tokens of every update of a step, unless said otherwise. The ratio is the probability of a token under the \
-     policy divided by that under the old one; in the first update on a batch it is 1, so nothing is clipped in a run with \
-     one update per batch.";
+    "Policy", "How the policy differs from the one that the step began with (old) and from the reference, and what the \
+        loss does about it. Means over the tokens of every update of a step, unless said otherwise. The ratio is the \
+        probability of a token under the policy divided by that under the old one; in the first update on a batch it \
+        is 1, so nothing is clipped in a run with one update per batch.";
 
     /// Entropy of the distribution that tokens are drawn from, in the first pass over each completion.
     ///
@@ -23,8 +23,8 @@ section! {
 
     /// KL divergence of the policy from the reference by `kl_estimator`, bias correction included.
     ///
-    /// 0 at the start, then below some tenths. Rising fast: the policy leaves what the reference can say; raise `beta` or lower
-    /// the learning rate.
+    /// 0 at the start, then below some tenths. Rising fast: the policy leaves what the reference can say; raise `beta`
+    /// or lower the learning rate.
     metric KL = "kl" { unit: Nats, source: "TRL", when: "`beta` not 0 and `use_kl_in_reward` off", chart: KL "kl" }
 
     /// Mean ratio, over the completions that have a gradient.
@@ -32,11 +32,11 @@ section! {
     /// Within some hundredths of 1.
     metric RATIO = "ratio" { unit: Number, source: "TRL (async GRPO)" }
 
-    /// Share of tokens (with `importance_sampling_level` sequence, of completions) whose ratio is below its bound while their
-    /// advantage is negative.
+    /// Share of tokens (with `importance_sampling_level` sequence, of completions) whose ratio is below its bound while
+    /// their advantage is negative.
     ///
-    /// Below 0.1. More: updates reach further than the clip range allows; lower the learning rate or use a batch for fewer
-    /// updates.
+    /// Below 0.1. More: updates reach further than the clip range allows; lower the learning rate or use a batch for
+    /// fewer updates.
     metric CLIP_RATIO_LOW_MEAN = "clip_ratio/low_mean" {
         unit: Share, source: "TRL", when: "`loss_type` grpo, bnpo, dr_grpo, dapo or luspo", chart: CLIPPED "low"
     }
@@ -85,7 +85,8 @@ section! {
     ///
     /// As `clip_ratio/low_mean`.
     metric POLICY_CLIPFRAC_AVG = "policy/clipfrac_avg" {
-        unit: Share, source: "TRL (PPO); verl `actor/pg_clipfrac`", when: "`loss_type` vanilla or gspo", chart: CLIPPED "clipped"
+        unit: Share, source: "TRL (PPO); verl \
+            `actor/pg_clipfrac`", when: "`loss_type` vanilla or gspo", chart: CLIPPED "clipped"
     }
 
     /// Share of tokens that verl counts as clipped: verl_cispo those outside the clip range, whatever their advantage;
@@ -96,16 +97,16 @@ section! {
         unit: Share, source: "verl", when: "`loss_type` verl_cispo or geo_mean", chart: CLIPPED "clipped (verl)"
     }
 
-    /// Share of tokens with a negative advantage that the second bound `clip_ratio_c` clips (vanilla), or that lie outside the
-    /// clip range (geo_mean).
+    /// Share of tokens with a negative advantage that the second bound `clip_ratio_c` clips (vanilla), or that lie
+    /// outside the clip range (geo_mean).
     ///
     /// Near 0 with vanilla: the second bound is for ratios that have run away.
     metric ACTOR_PG_CLIPFRAC_LOWER = "actor/pg_clipfrac_lower" {
         unit: Share, source: "verl", when: "`loss_type` vanilla or geo_mean", chart: CLIPPED "lower (verl)"
     }
 
-    /// KL divergence of the policy from the old one, as the mean of `old_logprobs − logprobs` over the completions that have
-    /// a gradient. TRL's `policy/approxkl_avg` is another estimate, half the mean square.
+    /// KL divergence of the policy from the old one, as the mean of `old_logprobs − logprobs` over the completions that
+    /// have a gradient. TRL's `policy/approxkl_avg` is another estimate, half the mean square.
     ///
     /// Within some hundredths of 0.
     metric ACTOR_PPO_KL = "actor/ppo_kl" { unit: Nats, source: "verl" }
@@ -127,10 +128,13 @@ section! {
     /// KL divergence per token of a step's last policy from the one that it began with.
     ///
     /// Near `old_policy_kl_target`, where one is set: the weight of the penalty sees to that.
-    metric ACTOR_OLD_POLICY_KL = "actor/old_policy_kl" { unit: Nats, source: "Tandem, after PPO, section 4", when: "`old_policy_kl_coef` above 0" }
+    metric ACTOR_OLD_POLICY_KL = "actor/old_policy_kl" { unit: Nats, source: "Tandem, after PPO, section \
+        4", when: "`old_policy_kl_coef` above 0" }
 
     /// Weight of the penalty on that divergence in the step.
     ///
-    /// Settles when `old_policy_kl_target` can be met; one that goes on doubling means that the learning rate is too high.
-    metric ACTOR_OLD_POLICY_KL_COEFF = "actor/old_policy_kl_coeff" { unit: Number, source: "Tandem, after PPO, section 4", when: "`old_policy_kl_coef` above 0" }
+    /// Settles when `old_policy_kl_target` can be met; one that goes on doubling means that the learning rate is too
+    /// high.
+    metric ACTOR_OLD_POLICY_KL_COEFF = "actor/old_policy_kl_coeff" { unit: Number, source: "Tandem, after PPO, section \
+        4", when: "`old_policy_kl_coef` above 0" }
 }

@@ -9,8 +9,8 @@ section! {
     /// `null` when no completion has one.
     ///
     /// Rises, with the noise of some dozens of prompts per step. Level from the start: see `frac_reward_zero_std` and
-    /// `rewards/{name}/failed`. Rising while `eval_accuracy` does not: the policy exploits a reward, or learns its prompts
-    /// by heart.
+    /// `rewards/{name}/failed`. Rising while `eval_accuracy` does not: the policy exploits a reward, or learns its
+    /// prompts by heart.
     metric REWARD = "reward" { unit: Points, source: "TRL", chart: REWARD "reward" }
 
     /// Standard deviation of the rewards of all completions of the step.
@@ -21,8 +21,8 @@ section! {
     /// Share of completions in groups whose completions all earned the same. Such a group has no advantage and does not
     /// train the policy.
     ///
-    /// Below a half. Near 1 from the start: the prompts are far too hard or a reward is constant; near 1 later: they are
-    /// too easy by now. `dynamic_sampling` replaces such groups.
+    /// Below a half. Near 1 from the start: the prompts are far too hard or a reward is constant; near 1 later: they
+    /// are too easy by now. `dynamic_sampling` replaces such groups.
     metric FRAC_REWARD_ZERO_STD = "frac_reward_zero_std" { unit: Share, source: "TRL", chart: SHARES "equal rewards" }
 
     /// Mean score of one reward function, before weighting, over the completions that it scored.

@@ -5,8 +5,8 @@ use crate::metrics::metric::section;
 section! {
     "Run", "Where the run is.";
 
-    /// Completed steps, this one included. A step is one generation batch and all optimiser updates on it. In `eval.jsonl`:
-    /// the version of the weights that was evaluated, which is the number of steps that made it.
+    /// Completed steps, this one included. A step is one generation batch and all optimiser updates on it. In
+    /// `eval.jsonl`: the version of the weights that was evaluated, which is the number of steps that made it.
     ///
     /// Counts up by 1. After a restart, records of steps that are made again replace the earlier ones.
     metric STEP = "step" { unit: Count, source: "Hugging Face's Trainer, there in optimiser updates" }
@@ -26,8 +26,8 @@ section! {
     /// Grows by about the same number in each step.
     metric NUM_TOKENS = "num_tokens" { unit: Tokens, source: "TRL" }
 
-    /// Seconds from the beginning of a step, when the learner begins to wait for groups, to its end. A checkpoint that the
-    /// step writes is not counted.
+    /// Seconds from the beginning of a step, when the learner begins to wait for groups, to its end. A checkpoint that
+    /// the step writes is not counted.
     ///
     /// Follows `completions/mean_length`. The chart "Step time" says which part has grown.
     metric STEP_TIME = "step_time" { unit: Seconds, source: "TRL" }

@@ -24,8 +24,8 @@ impl Reader<'_> {
         }
     }
 
-    /// Gemma's: a section for each type of layer, or `rope_theta` and `rope_scaling` for one and `rope_local_base_freq` for
-    /// the other.
+    /// Gemma's: a section for each type of layer, or `rope_theta` and `rope_scaling` for one and `rope_local_base_freq`
+    /// for the other.
     fn ropes_by_type(&self) -> Result<(Rope, Option<f64>), ConfigJsonError> {
         let sections = self.object("rope_parameters")?;
         if let Some(key) = sections.keys().find(|key| !["full_attention", "sliding_attention"].contains(&key.as_str()))
@@ -98,8 +98,8 @@ impl Reader<'_> {
         }
     }
 
-    /// What there is instead of a scaling that is not applied. Sequences within the length of the original training need none
-    /// where the scaling was added for longer ones.
+    /// What there is instead of a scaling that is not applied. Sequences within the length of the original training
+    /// need none where the scaling was added for longer ones.
     fn way_out_of_scaling(&self, name: &Value, rope: &Reader<'_>) -> String {
         const SUPPORTED: &str = "supported rope types: default, linear, llama3";
         const ORIGINAL: &str = "original_max_position_embeddings";
@@ -123,11 +123,12 @@ impl Reader<'_> {
         match name.as_str() {
             Some("dynamic") => format!("{SUPPORTED}; within the original {length} it changes nothing: {how}"),
             Some("yarn") => format!(
-                "{SUPPORTED}; sequences within the original {length} do without it, as where it was added to reach further: {how}"
+                "{SUPPORTED}; sequences within the original {length} do without it, as where it was added to reach \
+                 further: {how}"
             ),
             Some("longrope" | "su") => format!(
-                "{SUPPORTED}; only where every `short_factor` is 1, sequences within the original {length} do almost without it: \
-                 {how}; otherwise take a model without it"
+                "{SUPPORTED}; only where every `short_factor` is 1, sequences within the original {length} do almost \
+                 without it: {how}; otherwise take a model without it"
             ),
             _ => SUPPORTED.into(),
         }

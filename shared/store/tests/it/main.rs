@@ -1,4 +1,5 @@
-//! A store through its public functions: a folder, a real server that speaks as S3 does, and what goes wrong on the way.
+//! A store through its public functions: a folder, a real server that speaks as S3 does, and what goes wrong on the
+//! way.
 
 mod damage;
 mod full;

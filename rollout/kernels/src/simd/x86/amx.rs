@@ -97,8 +97,8 @@ impl Drop for Tiles {
 /// What a product of tiles reads and writes.
 #[derive(Clone, Copy)]
 pub(crate) struct TileProduct {
-    /// Tiles of the left side, one after the other; of [`TileSplits`] pairs of tiles. Those of a second block of rows lie
-    /// `second` bytes further on.
+    /// Tiles of the left side, one after the other; of [`TileSplits`] pairs of tiles. Those of a second block of rows
+    /// lie `second` bytes further on.
     pub left: *const f32,
     /// Bytes from the first block of rows to the second.
     pub second: usize,
@@ -128,8 +128,8 @@ pub(crate) trait TileDot {
 /// Signed bytes, summed in 32-bit integers: exact.
 pub(crate) struct TileBytes;
 
-/// Pairs of bf16, summed in fp32. In one tile, each sum takes the first elements of all pairs and, apart from these, the
-/// second ones, each as a chain of fused multiply-adds from 0, and adds the sum of both.
+/// Pairs of bf16, summed in fp32. In one tile, each sum takes the first elements of all pairs and, apart from these,
+/// the second ones, each as a chain of fused multiply-adds from 0, and adds the sum of both.
 pub(crate) struct TileHalves;
 
 /// Pairs of tiles of bf16: large and then small halves of the left side, small and then large ones of the right. Sums
@@ -178,8 +178,8 @@ macro_rules! tile_loop {
     };
 }
 
-/// A [`TileDot`] by what it does with the tiles of a step along the depth, for one and for two blocks of rows, and by the
-/// bytes of the left and of the right side that lie between two steps.
+/// A [`TileDot`] by what it does with the tiles of a step along the depth, for one and for two blocks of rows, and by
+/// the bytes of the left and of the right side that lie between two steps.
 macro_rules! tile_dot {
     ($name:ty, $left:literal, $right:literal, $one:tt, $two:tt) => {
         impl TileDot for $name {

@@ -52,8 +52,8 @@ unsafe impl Dot for AvxVnni {
     }
 }
 
-/// AVX2: bytes as 16-bit numbers, those at even places and those at odd ones apart. The instruction for products of bytes
-/// would saturate.
+/// AVX2: bytes as 16-bit numbers, those at even places and those at odd ones apart. The instruction for products of
+/// bytes would saturate.
 #[derive(Debug, Clone, Copy)]
 pub(in super::super) struct Avx2Dot;
 

@@ -142,8 +142,8 @@ static POINTS: LazyLock<Regex> =
 static LAKHS: LazyLock<Regex> =
     LazyLock::new(|| Regex::new(r"^[\s$+−-]*[1-9]\d?(?:,\d{2})+,\d{3}\b").expect("a valid pattern"));
 
-/// What an answer may say beside what it says in the usual way of writing: other commas and points, a dash for a minus, small
-/// letters for capitals.
+/// What an answer may say beside what it says in the usual way of writing: other commas and points, a dash for a minus,
+/// small letters for capitals.
 fn readings(answer: &str) -> Vec<String> {
     let without = |mark: char, pattern: &Regex| {
         pattern.find(answer).map(|found| found.as_str().replace(mark, "") + &answer[found.end()..])
@@ -357,8 +357,8 @@ const DIGITS_OF_A_DOUBLE: usize = 15;
 /// Relative distance that a few operations on doubles make.
 const NOISE: f64 = 1e-14;
 
-/// Whether one is a decimal number with as many digits as a double has, and the other one differs by no more than the errors of
-/// a computation with doubles.
+/// Whether one is a decimal number with as many digits as a double has, and the other one differs by no more than the
+/// errors of a computation with doubles.
 fn equal_as_doubles(a: &Quantity, b: &Quantity) -> bool {
     let printed = |q: &Quantity| q.decimals != Some(0) && q.digits >= DIGITS_OF_A_DOUBLE;
     let (true, Some(x), Some(y)) = (printed(a) || printed(b), a.value.as_f64(), b.value.as_f64()) else { return false };

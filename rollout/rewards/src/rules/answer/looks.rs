@@ -135,8 +135,8 @@ static ALONE: LazyLock<Regex> = LazyLock::new(|| {
 /// How deep commands for fonts are taken off.
 const FONTS_WITHIN_FONTS: usize = 3;
 
-/// A text without commands of LaTeX that change how it looks: what they hold stays. Rules need it that compare texts; the answer
-/// checker knows the same commands as tokens.
+/// A text without commands of LaTeX that change how it looks: what they hold stays. Rules need it that compare texts;
+/// the answer checker knows the same commands as tokens.
 pub(in super::super) fn without_commands(text: &str) -> String {
     // Words stay apart, and digits that thin spaces group stay together.
     let alone = |found: &Captures<'_>| match found.get(1) {
@@ -164,8 +164,8 @@ pub(super) fn unlabelled(text: &str) -> &str {
 /// How many looks are taken off one after the other, so that a long answer of nothing else costs little.
 const LOOKS_WITHIN_LOOKS: usize = 16;
 
-/// An answer without marks of Markdown, quotation marks and a full stop around it, its characters being those of ASCII where
-/// others only look different.
+/// An answer without marks of Markdown, quotation marks and a full stop around it, its characters being those of ASCII
+/// where others only look different.
 pub(in super::super) fn bare(answer: &str) -> String {
     let plain: String = answer.chars().filter(|&c| !has_no_width(c)).map(in_ascii).collect();
     let mut text = unmarked(plain.trim());

@@ -283,8 +283,8 @@ fn number(rest: &mut Rest<'_>) -> Token {
     Token::Number { text, grouped }
 }
 
-/// The thousands separator that follows, `,` or `{,}` or `\,` or `,\!` or a space, with exactly three digits behind it. Behind a
-/// space, they must be no numerator: `3 125/1000` is a mixed number.
+/// The thousands separator that follows, `,` or `{,}` or `\,` or `,\!` or a space, with exactly three digits behind it.
+/// Behind a space, they must be no numerator: `3 125/1000` is a mixed number.
 fn three_digits_follow(rest: &Rest<'_>) -> Option<&'static str> {
     let ahead: String = rest.clone().take(8).collect();
     let marks = ["{,}", "\\,", ",\\!", "\\ ", "\\;", "\\:", "~", ",", " "];

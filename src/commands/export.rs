@@ -12,7 +12,7 @@ use shared::{
 };
 use shared_hub::locate_model;
 
-use crate::output;
+use crate::terminal::output;
 
 /// Flags of `tandem export`.
 #[derive(Debug, clap::Args)]

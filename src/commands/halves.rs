@@ -15,7 +15,8 @@ use anyhow::{Context, Result};
 use shared::config::layers;
 
 use crate::{
-    binaries, import_config,
+    import_config,
+    programs::binaries,
     train::{CommandLine, make_absolute},
 };
 
@@ -91,8 +92,8 @@ impl Delegated {
         Err(command.exec()).with_context(|| format!("cannot start {}", program.display()))
     }
 
-    /// The configuration in a file of TRL, verl or RLinf, with the options behind it, for a command that takes what `tandem
-    /// train` takes.
+    /// The configuration in a file of TRL, verl or RLinf, with the options behind it, for a command that takes what
+    /// `tandem train` takes.
     fn translated(&self, words: &[OsString]) -> Result<Option<File>> {
         if self.name != "check-rewards" {
             return Ok(None);

@@ -10,10 +10,8 @@ use shared::{
 };
 use toml::Table;
 
-use crate::{
-    binaries, output, signals,
-    supervise::{Process, describe},
-};
+use super::{Process, binaries, describe};
+use crate::terminal::{output, signals};
 
 /// How long a program may take to follow SIGTERM before it is killed.
 const AFTER_TERM: Duration = Duration::from_secs(5);
@@ -35,7 +33,8 @@ impl Words {
         self
     }
 
-    /// Adds a flag with what an option of the run is: once for each value of a list, and not at all for one that is absent.
+    /// Adds a flag with what an option of the run is: once for each value of a list, and not at all for one that is
+    /// absent.
     pub fn with_option(self, config: &TrainConfig, flag: &str, key: &str) -> Self {
         let key = config::option(key).expect("the key of an option").key;
         // From the text, in which single precision has the digits that it was given with.
@@ -96,7 +95,8 @@ pub fn run(name: &str, words: &Words, log: &Path) -> Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// What a program has said last of how far it is: the words of the last line of its log that has a number of a number in it.
+/// What a program has said last of how far it is: the words of the last line of its log that has a number of a number
+/// in it.
 fn latest(log: &Path) -> Option<String> {
     let text = fs::read_to_string(log).ok()?;
     let is_figure = |word: &str| {
@@ -140,8 +140,8 @@ mod tests {
     fn how_far_a_program_is_stands_in_the_last_line_with_figures() {
         let log = tempfile::NamedTempFile::new().unwrap();
         assert_eq!(latest(log.path()), None);
-        let lines = "2026-11-26T10:00:00Z  INFO learner::sft: 4000 rows\n2026-11-26T10:00:04Z  INFO learner::commands::sft: step \
-                     120/700: loss 0.41, 4.0 s\n2026-11-26T10:00:05Z  WARN a/b is odd\n";
+        let lines = "2026-11-26T10:00:00Z  INFO learner::sft: 4000 rows\n2026-11-26T10:00:04Z  INFO \
+            learner::commands::sft: step 120/700: loss 0.41, 4.0 s\n2026-11-26T10:00:05Z  WARN a/b is odd\n";
         fs::write(log.path(), lines).unwrap();
         assert_eq!(latest(log.path()).as_deref(), Some("step 120/700: loss 0.41, 4.0 s"));
         fs::write(log.path(), "120/300 completions, 12/30 prompts, after 8 s\n").unwrap();

@@ -24,8 +24,10 @@ use shared::{
     heartbeat::{self, Beat, Deadlines},
 };
 
-use super::pulse::{Pulse, Verdict};
-use crate::binaries;
+use super::{
+    binaries,
+    pulse::{Pulse, Verdict},
+};
 
 /// How long a killed process may take to be gone: one that waits for a device is not, until that answers.
 const AFTER_KILL: Duration = Duration::from_secs(10);
@@ -136,8 +138,8 @@ impl Process {
         self.signal(|child| kill_process(child, Signal::CONT));
     }
 
-    /// Sets how large the files may become that the child writes from now on; returns what the limit was before. Nothing where
-    /// the child has ended.
+    /// Sets how large the files may become that the child writes from now on; returns what the limit was before.
+    /// Nothing where the child has ended.
     pub fn limit_files(&self, limit: Rlimit) -> Option<Rlimit> {
         prlimit(Some(Pid::from_child(&self.child)), Resource::Fsize, limit).ok()
     }

@@ -15,7 +15,7 @@ use shared::{
     tell,
 };
 
-use crate::binaries;
+use crate::programs::binaries;
 
 /// Exit code of a command line that cannot be read.
 const UNREADABLE: i32 = 2;
@@ -54,7 +54,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         }
         if failures > args.max_restarts {
             bail!(
-                "the rank has ended {failures} times in a row without a step, the last time by {status} (--max-restarts)"
+                "the rank has ended {failures} times in a row without a step, the last time by {status} \
+                 (--max-restarts)"
             );
         }
         tell!("the rank has ended ({status}) and comes again ({failures} of {} times)", args.max_restarts);

@@ -5,7 +5,7 @@ use std::{path::PathBuf, process::ExitCode};
 use anyhow::{Context, Result, ensure};
 use shared::{ModelDir, output_dir};
 
-use crate::output;
+use crate::terminal::output;
 
 /// Flags of `tandem merge`.
 #[derive(Debug, clap::Args)]

@@ -19,7 +19,8 @@ pub fn step_of(record: &MetricRecord) -> u64 {
     record.get(STEP).unwrap_or(0.0) as u64
 }
 
-/// The newest records of a growing file. A restarted learner replaces the file by a shorter one; the tail then reads it anew.
+/// The newest records of a growing file. A restarted learner replaces the file by a shorter one; the tail then reads it
+/// anew.
 #[derive(Debug)]
 pub struct Tail {
     path: PathBuf,
