@@ -184,7 +184,10 @@ mod tests {
         let mut of_xtask = crates(&["--package", "xtask", "--edges", "normal,build"], "{p}");
         // A crate that also runs in a build has two sets.
         of_xtask.retain(|of| !by_default.intersection(&tested).any(|line| line.starts_with(&format!("{of} "))));
-        assert!(of_xtask.is_empty(), "the workspace asks for more features of these; name them in xtask: {of_xtask:#?}");
+        assert!(
+            of_xtask.is_empty(),
+            "the workspace asks for more features of these; name them in xtask: {of_xtask:#?}"
+        );
     }
 
     #[test]

@@ -214,30 +214,26 @@ mod tests {
 
     #[test]
     fn spans_of_time_have_the_words_of_arrow() {
-        assert_eq!(texts(column::<DurationSecondType>(&[90, -1, i64::MAX])), [
-            r#""PT90S""#,
-            r#""-PT1S""#,
-            r#""<invalid>""#
-        ]);
+        assert_eq!(
+            texts(column::<DurationSecondType>(&[90, -1, i64::MAX])),
+            [r#""PT90S""#, r#""-PT1S""#, r#""<invalid>""#]
+        );
         assert_eq!(texts(column::<DurationMicrosecondType>(&[1])), [r#""PT0.000001S""#]);
-        assert_eq!(texts(column::<IntervalYearMonthType>(&[14, -1, 0])), [
-            r#""1 years 2 mons""#,
-            r#""-1 years 11 mons""#,
-            r#""0 years 0 mons""#
-        ]);
+        assert_eq!(
+            texts(column::<IntervalYearMonthType>(&[14, -1, 0])),
+            [r#""1 years 2 mons""#, r#""-1 years 11 mons""#, r#""0 years 0 mons""#]
+        );
         let day = IntervalDayTimeType::make_value;
         let days = [day(0, 0), day(1, 0), day(-2, 3_661_001), day(0, -61_500)];
-        assert_eq!(texts(column::<IntervalDayTimeType>(&days)), [
-            r#""0 secs""#,
-            r#""1 days""#,
-            r#""-2 days 1 hours 1 mins 1.001 secs""#,
-            r#""-1 mins -1.500 secs""#
-        ]);
+        assert_eq!(
+            texts(column::<IntervalDayTimeType>(&days)),
+            [r#""0 secs""#, r#""1 days""#, r#""-2 days 1 hours 1 mins 1.001 secs""#, r#""-1 mins -1.500 secs""#]
+        );
         let month = IntervalMonthDayNanoType::make_value;
-        assert_eq!(texts(column::<IntervalMonthDayNanoType>(&[month(1, 2, 3), month(0, 0, -1)])), [
-            r#""1 mons 2 days 0.000000003 secs""#,
-            r#""-0.000000001 secs""#
-        ]);
+        assert_eq!(
+            texts(column::<IntervalMonthDayNanoType>(&[month(1, 2, 3), month(0, 0, -1)])),
+            [r#""1 mons 2 days 0.000000003 secs""#, r#""-0.000000001 secs""#]
+        );
     }
 
     #[test]
@@ -245,6 +241,8 @@ mod tests {
         let written = texts(column::<Date32Type>(&[i32::MAX]));
         assert_eq!(written, [r#""ERROR: Cast error: Failed to convert 2147483647 to temporal for Date32""#]);
         let written = texts(column::<TimestampSecondType>(&[i64::MAX]));
-        assert!(written[0].starts_with(r#""ERROR: Cast error: Failed to convert 9223372036854775807 to datetime for "#));
+        assert!(
+            written[0].starts_with(r#""ERROR: Cast error: Failed to convert 9223372036854775807 to datetime for "#)
+        );
     }
 }

@@ -293,7 +293,8 @@ mod tests {
         assert_eq!(values(Float64Array::from_iter_values(floats)), ["0.1", "1.0", "-0.0", "1e300", "null", "null"]);
         // Not the shortest digits that give the same number.
         assert_eq!(values(Float32Array::from(vec![0.1, 89_736_384.0])), ["0.1", "89736384.0"]);
-        let decimal = |scale| Decimal128Array::from(vec![Some(-12_345), None]).with_precision_and_scale(38, scale).unwrap();
+        let decimal =
+            |scale| Decimal128Array::from(vec![Some(-12_345), None]).with_precision_and_scale(38, scale).unwrap();
         assert_eq!(values(decimal(2)), ["-123.45", "null"]);
         assert_eq!(values(decimal(-2)), ["-1234500", "null"]);
         let wide = Decimal256Array::from(vec![i256::MAX]).with_precision_and_scale(76, 0).unwrap();
