@@ -71,7 +71,7 @@ fn main() -> ExitCode {
 
 fn run(args: &Args) -> Result<()> {
     let begin = Instant::now();
-    let place = Place::open(args)?;
+    let place = Folder::open(args)?;
 
     if !place.path("warm").exists() {
         say("1/4  A model of 5 million parameters imitates a program that solves problems, some of them aloud.");
@@ -107,9 +107,9 @@ fn run(args: &Args) -> Result<()> {
 }
 
 /// The folder with everything that is made.
-struct Place(PathBuf);
+struct Folder(PathBuf);
 
-impl Place {
+impl Folder {
     /// Takes an empty folder, or that of an earlier call with the same seed.
     fn open(args: &Args) -> Result<Self> {
         let place = Self(std::path::absolute(&args.output_dir)?);
@@ -172,7 +172,7 @@ impl Place {
 /// Examples of an update of the warm start.
 const BATCH: u64 = 32;
 
-fn warm_up(place: &Place, args: &Args) -> Result<()> {
+fn warm_up(place: &Folder, args: &Args) -> Result<()> {
     tandem(&[
         "sft",
         &format!("--model={}", place.text("model")),
@@ -189,7 +189,7 @@ fn warm_up(place: &Place, args: &Args) -> Result<()> {
     Ok(())
 }
 
-fn grpo(place: &Place, args: &Args) -> Result<Value> {
+fn grpo(place: &Folder, args: &Args) -> Result<Value> {
     atomic::write(&place.path("run.toml"), RUN.as_bytes())?;
     let mut words = vec![
         "train".to_owned(),

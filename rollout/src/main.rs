@@ -3,11 +3,13 @@
 // What is told may find nobody who reads it: see `shared::command_line`.
 #![warn(clippy::print_stderr)]
 
-use std::process::ExitCode;
+use std::{ffi::OsString, process::ExitCode};
 
+use anyhow::anyhow;
 use clap::{Parser, Subcommand};
-use rollout::commands::{
-    bench, check, check_rewards, compare, eval, explain, generate, reach, rewards, run, tune, worker,
+use rollout::{
+    commands::{bench, check, check_rewards, compare, end, eval, explain, generate, rewards, run, tune},
+    pair::{LocalEngine, factory::FLEET_BUILD},
 };
 use rollout_rewards::contain;
 use shared::{command_line, logging, native};
@@ -36,14 +38,6 @@ enum Command {
     ///
     /// They are tried on a step with a distribution of lengths like that of a run; flags that are given stay as they are.
     Tune(tune::Args),
-    /// Sample for a run on another host.
-    ///
-    /// The run is one of `tandem train` with `listen`. A worker needs nothing of it but the address: model, weights and prompts
-    /// come by themselves. It may come and go at any time, and ends with the run.
-    Worker(worker::Args),
-    /// Say whether this host could work for a run on another one (asked by `tandem doctor --join`).
-    #[command(hide = true)]
-    Reach(reach::Args),
     /// Score a model on a dataset: avg@k, pass@k and maj@k.
     ///
     /// maj@k takes a prompt's most frequent answer, where the first reward function extracts one. Each figure has a 95 %
@@ -63,6 +57,16 @@ enum Command {
     /// Each function sees a few rows of the dataset with completions that are empty, plain, overlong and, where the row has
     /// an answer, right. `tandem train` does the same before it starts, and refuses what cannot work.
     CheckRewards(check_rewards::Args),
+    /// Sample for a run on another host: a command of `rollout-fleet`, which is a program of its own.
+    #[command(hide = true, disable_help_flag = true)]
+    Worker(Elsewhere),
+}
+
+/// The words of a command that another program has.
+#[derive(Debug, clap::Args)]
+struct Elsewhere {
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    _words: Vec<OsString>,
 }
 
 /// Counts what parsers of foreign files take.
@@ -86,25 +90,17 @@ fn main() -> ExitCode {
     logging::init_from(level);
     let done = |()| ExitCode::SUCCESS;
     let result = match command {
-        Command::Run(args) => run::run(&args),
+        Command::Run(args) => run::run(&args, &LocalEngine),
         Command::Check(args) => check::run(&args).map(done),
         Command::Generate(args) => generate::run(&args).map(done),
         Command::Bench(args) => bench::run(&args).map(done),
         Command::Tune(args) => tune::run(&args).map(done),
-        Command::Worker(args) => worker::run(&args),
-        Command::Reach(args) => reach::run(&args),
         Command::Eval(args) => eval::run(&args).map(done),
         Command::Compare(args) => compare::run(&args).map(done),
         Command::Explain(args) => explain::run(&args).map(done),
         Command::Rewards(args) => rewards::run(&args).map(done),
         Command::CheckRewards(args) => check_rewards::run(&args),
+        Command::Worker(_) => Err(anyhow!("`rollout worker`: a worker is `rollout-fleet worker`; {FLEET_BUILD}")),
     };
-    rollout_rewards::end_all();
-    match result {
-        Ok(code) => code,
-        Err(error) => {
-            command_line::tell_error(&error);
-            ExitCode::FAILURE
-        }
-    }
+    end(result)
 }

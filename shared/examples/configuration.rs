@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use shared::config::{Bounds, ChoiceSpec, Kind, OPTIONS, OptionSpec, Source};
+use shared::config::{Bounds, ChoiceSpec, OPTIONS, OptionSpec, Origin, ValueKind};
 
 const HEAD: &str = "\
 # Configuration
@@ -54,12 +54,12 @@ fn entry(option: &OptionSpec) -> String {
         write!(head, "; also spelt {}", spellings.join(", ")).expect("writing to a String");
     }
     let source = match option.source {
-        Source::Own => String::new(),
-        Source::Trl => format!(" TRL `{}`.", option.key),
-        Source::Named(names) => format!(" {names}."),
+        Origin::Own => String::new(),
+        Origin::Trl => format!(" TRL `{}`.", option.key),
+        Origin::Named(names) => format!(" {names}."),
     };
     let mut text = format!("\n### `{}`\n\n*{head}*\n\n{}{source}\n", option.key, option.doc);
-    if let Kind::Choice(values) = option.kind {
+    if let ValueKind::Choice(values) = option.kind {
         text.push('\n');
         values.iter().for_each(|value| text.push_str(&line(value)));
     }

@@ -1,4 +1,4 @@
-//! Where a hub listens and workers reach it: `tcp/HOST:PORT`, or `tls/HOST:PORT` with certificates.
+//! Where a coordinator listens and workers reach it: `tcp/HOST:PORT`, or `tls/HOST:PORT` with certificates.
 
 use std::{fmt, net::IpAddr, str::FromStr};
 
@@ -18,7 +18,7 @@ pub struct Endpoint {
     pub scheme: Scheme,
     /// A name or an address, without brackets.
     pub host: String,
-    /// The port. A hub at port 0 takes one that is free.
+    /// The port. A coordinator at port 0 takes one that is free.
     pub port: u16,
 }
 
@@ -60,7 +60,7 @@ pub enum EndpointError {
     },
 }
 
-/// What a hub is guarded by: which of the options are given.
+/// What a coordinator is guarded by: which of the options are given.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Guards {
     /// `token_file`.
@@ -83,7 +83,7 @@ impl Endpoint {
         }
     }
 
-    /// Checks that a hub may listen here, being guarded by these.
+    /// Checks that a coordinator may listen here, being guarded by these.
     ///
     /// # Errors
     /// When everyone could take part, or when certificates and scheme do not fit each other.
@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn what_is_read_is_written_as_it_was() {
-        for text in ["tcp/127.0.0.1:7447", "tls/hub.example.org:1", "tcp/[::1]:0", "tls/[2001:db8::7]:65535"] {
+        for text in ["tcp/127.0.0.1:7447", "tls/run.example.org:1", "tcp/[::1]:0", "tls/[2001:db8::7]:65535"] {
             assert_eq!(text.parse::<Endpoint>().unwrap().to_string(), text);
         }
     }
@@ -171,21 +171,21 @@ mod tests {
     fn what_is_no_endpoint_is_refused() {
         let wrong = [
             "",
-            "hub:7447",
-            "tcp/hub",
+            "run:7447",
+            "tcp/run",
             "tcp/:7447",
-            "udp/hub:7447",
-            "tcp://hub:7447",
-            "tcp/hub:70000",
-            "tcp/hub:+7",
-            "tcp/hub:",
+            "udp/run:7447",
+            "tcp://run:7447",
+            "tcp/run:70000",
+            "tcp/run:+7",
+            "tcp/run:",
             "tcp/::1:7447",
-            "tcp/[hub]:7447",
+            "tcp/[run]:7447",
             "tcp/[127.0.0.1]:7447",
-            "tls/hub:7447#a=b",
-            "tls/hub?x:7447",
-            "TCP/hub:7447",
-            "tcp/hub :7447",
+            "tls/run:7447#a=b",
+            "tls/run?x:7447",
+            "TCP/run:7447",
+            "tcp/run :7447",
         ];
         for text in wrong {
             assert_eq!(text.parse::<Endpoint>(), Err(EndpointError::Syntax { text: text.into() }));
@@ -199,13 +199,13 @@ mod tests {
         {
             assert!(loopback(text), "{text}");
         }
-        for text in ["tcp/0.0.0.0:1", "tcp/[::]:1", "tcp/10.0.0.1:1", "tcp/hub:1", "tcp/localhost.example.org:1"] {
+        for text in ["tcp/0.0.0.0:1", "tcp/[::]:1", "tcp/10.0.0.1:1", "tcp/run:1", "tcp/localhost.example.org:1"] {
             assert!(!loopback(text), "{text}");
         }
     }
 
     #[test]
-    fn a_hub_for_everyone_is_refused() {
+    fn a_coordinator_for_everyone_is_refused() {
         let check = |text: &str, guards| text.parse::<Endpoint>().unwrap().check(guards).map_err(|e| e.to_string());
         let none = Guards::default();
         let token = Guards { token: true, ..none };

@@ -166,7 +166,8 @@ impl RunDir {
         self.root.join("prompts.json")
     }
 
-    /// The samplers on other hosts as they are now ([`crate::workers`]), of a run that has some; written by the hub.
+    /// The samplers on other hosts as they are now ([`crate::workers`]), of a run that has some; written by the
+    /// coordinator.
     #[must_use]
     pub fn workers(&self) -> PathBuf {
         self.root.join("workers.json")

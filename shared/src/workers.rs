@@ -1,7 +1,8 @@
-//! The samplers on other hosts as people see them: the hub writes a table once a second, and launcher, page and report show it.
+//! The samplers on other hosts as people see them: the coordinator writes a table once a second, and
+//! launcher, page and report show it.
 //!
-//! The table is about now, as a status is, and not a record: a hub that starts again begins a new one. What a run keeps of its
-//! fleet is in its metrics.
+//! The table is about now, as a status is, and not a record: a coordinator that starts again begins a new one. What a
+//! run keeps of its fleet is in its metrics.
 
 use std::{
     collections::BTreeMap,
@@ -13,14 +14,14 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::{atomic, run_dir::RunDir};
 
-/// How often the hub writes the table.
+/// How often the coordinator writes the table.
 pub const INTERVAL: Duration = Duration::from_secs(1);
 /// Workers that are not there any more, of which the table keeps the last.
 pub const REMEMBERED: usize = 50;
 
 /// Most bytes of a table that is read.
 const MOST_BYTES: u64 = 16 << 20;
-/// A table that is older than this is of a hub that does not write it any more.
+/// A table that is older than this is of a coordinator that does not write it any more.
 const OLD: f64 = 15.0;
 
 /// How a worker is.
@@ -40,7 +41,7 @@ pub enum WorkerState {
     Silent,
     /// Has left, or was silent for too long. It may come back.
     Gone,
-    /// The hub wants nothing of it: [`WorkerRow::reason`].
+    /// The coordinator wants nothing of it: [`WorkerRow::reason`].
     Dropped,
 }
 
@@ -58,7 +59,7 @@ impl WorkerState {
     }
 }
 
-/// A worker. Counters are those of the hub that writes the table, since its start.
+/// A worker. Counters are those of the coordinator that writes the table, since its start.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct WorkerRow {
@@ -105,7 +106,7 @@ pub struct WorkerRow {
     /// Seconds that its last version took from being heard of to being in use.
     #[serde(deserialize_with = "or_zero")]
     pub swap_s: f64,
-    /// Its clock minus the hub's, in seconds; the way of the call is part of it.
+    /// Its clock minus the coordinator's, in seconds; the way of the call is part of it.
     #[serde(deserialize_with = "or_zero")]
     pub clock_off_s: f64,
     /// Seconds since its last call.
@@ -125,7 +126,8 @@ pub struct WorkersTable {
     pub written: f64,
     /// Where workers join.
     pub listen: String,
-    /// Seconds for which no worker has been at work: since the last one, or since the hub began to listen. 0 while one is.
+    /// Seconds for which no worker has been at work: since the last one, or since the coordinator began to listen. 0
+    /// while one is.
     #[serde(deserialize_with = "or_zero")]
     pub alone_s: f64,
     /// Those that are there, in the order in which they came, and the last [`REMEMBERED`] that are not.
@@ -193,7 +195,7 @@ impl WorkersTable {
         self.age() < OLD
     }
 
-    /// What whoever starts a worker writes, as far as the hub knows it.
+    /// What whoever starts a worker writes, as far as the coordinator knows it.
     #[must_use]
     pub fn join(&self) -> String {
         join(&self.listen)

@@ -1,5 +1,6 @@
-//! The commands that the two halves carry out. `tandem generate …` becomes `rollout generate …` in the same process, so
-//! that signals, exit code and output are those of the half, and its help and errors speak of `tandem generate`.
+//! The commands that the two halves, and the program of the fleet, carry out. `tandem generate …` becomes `rollout
+//! generate …` in the same process, so that signals, exit code and output are those of the half, and its help and
+//! errors speak of `tandem generate`.
 
 use std::{
     convert::Infallible,
@@ -29,12 +30,16 @@ pub struct Delegated {
     pub name: &'static str,
     /// What it does: the half's own words, for the list of commands.
     pub about: &'static str,
-    /// The half.
+    /// The half, or the fleet.
     program: &'static str,
 }
 
 const fn rollout(name: &'static str, about: &'static str) -> Delegated {
     Delegated { name, about, program: "rollout" }
+}
+
+const fn fleet(name: &'static str, about: &'static str) -> Delegated {
+    Delegated { name, about, program: binaries::FLEET }
 }
 
 const fn learner(name: &'static str, about: &'static str) -> Delegated {
@@ -44,7 +49,7 @@ const fn learner(name: &'static str, about: &'static str) -> Delegated {
 /// All of them. `run` is missing, which only `tandem train` calls, and so is `learner bench`, whose name is taken.
 pub const COMMANDS: &[Delegated] = &[
     rollout("generate", "Complete the prompts of a JSONL file"),
-    rollout("worker", "Sample for a run on another host"),
+    fleet("worker", "Sample for a run on another host"),
     rollout("eval", "Score a model on a dataset: avg@k, pass@k and maj@k"),
     rollout("compare", "Say whether one model does better than another beyond chance"),
     rollout("explain", "What became of a completion of a run, and why"),
@@ -79,7 +84,10 @@ impl Delegated {
     /// A file of another system that does not translate, or a half that is not beside this program or does not start;
     /// otherwise this process goes on as the half.
     pub fn become_half(&self, words: Vec<OsString>) -> Result<Infallible> {
-        let program = binaries::find(self.program)?;
+        let program = match self.program {
+            binaries::FLEET => binaries::fleet(&format!("`tandem {}`", self.name))?,
+            program => binaries::find(program)?,
+        };
         let mut command = Command::new(&program);
         command.arg0(env::args_os().next().unwrap_or_else(|| "tandem".into())).arg(self.name);
         match self.translated(&words)? {

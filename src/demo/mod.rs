@@ -63,7 +63,7 @@ struct Figures {
 /// Runs the demo; the story is told on stderr, the last line on stdout is one JSON object.
 pub fn run(args: &Args) -> Result<ExitCode> {
     let begin = Instant::now();
-    let place = Place::new(&args.output_dir)?;
+    let place = Folder::new(&args.output_dir)?;
     let problems = Problems::new(args.seed);
     place.write(&problems)?;
 
@@ -100,7 +100,7 @@ fn say(line: &str) {
 }
 
 /// The folder of the demo.
-struct Place {
+struct Folder {
     root: PathBuf,
     /// Held as long as the demo goes on.
     _lock: fs::File,
@@ -109,7 +109,7 @@ struct Place {
 /// Marks a folder as one that the demo may clear.
 const MARK: &str = "tandem-demo";
 
-impl Place {
+impl Folder {
     /// Takes an empty folder, or that of an earlier demo, whose content is removed.
     fn new(root: &Path) -> Result<Self> {
         let root = std::path::absolute(root)?;
@@ -154,7 +154,7 @@ impl Place {
 /// Longest completion: the longest worked addition has 25 tokens.
 const MAX_COMPLETION_LENGTH: u32 = 32;
 
-fn warm_up(place: &Place, seed: u64) -> Result<()> {
+fn warm_up(place: &Folder, seed: u64) -> Result<()> {
     let words = Words::of("sft")
         .with("model", place.text("model"))
         .with("data", place.text("data/warm_up.jsonl"))
@@ -179,7 +179,7 @@ fn warm_up(place: &Place, seed: u64) -> Result<()> {
 }
 
 /// Share of the held-out problems that the model solves when it always takes the likeliest token.
-fn accuracy(place: &Place, model: &Path, when: &str) -> Result<f64> {
+fn accuracy(place: &Folder, model: &Path, when: &str) -> Result<f64> {
     let words = Words::of("eval")
         .with("model", model.display())
         .with("dataset", place.text("data/held_out.jsonl"))
@@ -191,7 +191,7 @@ fn accuracy(place: &Place, model: &Path, when: &str) -> Result<f64> {
 }
 
 /// The same configuration that `tandem train` would read from a file.
-fn configuration(place: &Place, seed: u64, max_steps: u64) -> TrainConfig {
+fn configuration(place: &Folder, seed: u64, max_steps: u64) -> TrainConfig {
     TrainConfig {
         model: place.path("warm"),
         dataset: place.path("data/train.jsonl").into(),
@@ -264,31 +264,31 @@ mod tests {
     fn only_an_earlier_demo_is_cleared() {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join("demo");
-        let place = Place::new(&dir).unwrap();
-        let second = Place::new(&dir).err().expect("one demo at a time").to_string();
+        let place = Folder::new(&dir).unwrap();
+        let second = Folder::new(&dir).err().expect("one demo at a time").to_string();
         assert!(second.contains("still at work there"), "{second}");
         fs::create_dir(place.path("run")).unwrap();
         fs::write(place.path("run/metrics.jsonl"), "{}").unwrap();
         fs::write(place.path("notes.txt"), "mine").unwrap();
         drop(place);
-        let again = Place::new(&dir).unwrap();
+        let again = Folder::new(&dir).unwrap();
         assert!(!again.path("run").exists() && again.path("notes.txt").exists());
         let foreign = root.path().join("foreign");
         fs::create_dir(&foreign).unwrap();
         fs::write(foreign.join("x"), "").unwrap();
-        let error = Place::new(&foreign).err().unwrap().to_string();
+        let error = Folder::new(&foreign).err().unwrap().to_string();
         assert!(error.contains("foreign") && error.contains("--output-dir"), "{error}");
     }
 
     #[test]
     fn a_run_in_which_somebody_is_at_work_is_not_cleared() {
         let root = tempfile::tempdir().unwrap();
-        let run = RunDir::new(Place::new(root.path()).unwrap().path("run"));
+        let run = RunDir::new(Folder::new(root.path()).unwrap().path("run"));
         run.create().unwrap();
         let lock = fs::File::create(run.lock()).unwrap();
         lock.lock().unwrap();
         thread::scope(|scope| {
-            let next = scope.spawn(|| Place::new(root.path()).map(drop));
+            let next = scope.spawn(|| Folder::new(root.path()).map(drop));
             thread::sleep(Duration::from_millis(300));
             assert!(run.logs().exists());
             drop(lock);
@@ -300,7 +300,7 @@ mod tests {
     #[test]
     fn the_configuration_is_valid_and_trains_on_nothing_held_out() {
         let root = tempfile::tempdir().unwrap();
-        let place = Place::new(root.path()).unwrap();
+        let place = Folder::new(root.path()).unwrap();
         let config = configuration(&place, 1, 150);
         config.validate().unwrap();
         assert!(config.dataset[0].ends_with("data/train.jsonl"));

@@ -9,8 +9,8 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use super::Finding;
-use crate::programs::binaries;
+use super::{Finding, Level};
+use crate::programs::binaries::{self, FLEET};
 
 /// The first ONNX Runtime release with the interface that the sampler is built for.
 const ONNXRUNTIME_AT_LEAST: (u32, u32) = (1, 31);
@@ -18,7 +18,7 @@ const ONNXRUNTIME_AT_LEAST: (u32, u32) = (1, 31);
 const TORCH: &str = "2.11";
 
 pub fn examine() -> Vec<Finding> {
-    vec![programs(), onnxruntime(), libtorch()]
+    vec![programs(), fleet(), onnxruntime(), libtorch()]
 }
 
 fn programs() -> Finding {
@@ -26,7 +26,21 @@ fn programs() -> Finding {
     if missing.is_empty() {
         Finding::ok("programs", "rollout and learner are beside tandem")
     } else {
-        Finding::fail("programs", format!("not beside tandem: {}", missing.join(", ")), "cargo build --release")
+        Finding::fail("programs", format!("not beside tandem: {}", missing.join(", ")), binaries::build_of("rollout"))
+    }
+}
+
+/// A build without it is whole: runs on one host do without.
+fn fleet() -> Finding {
+    let subject = "workers";
+    match binaries::find(FLEET) {
+        Ok(_) => Finding::ok(subject, format!("{FLEET} is beside tandem")),
+        Err(_) => Finding {
+            level: Level::Ok,
+            subject,
+            detail: format!("`{FLEET}` is not built, which only `listen` and `tandem worker` need"),
+            remedy: Some(binaries::build_of(FLEET)),
+        },
     }
 }
 

@@ -43,7 +43,7 @@ pub struct Args {
 }
 
 impl Args {
-    /// Flags of `rollout reach`, which asks.
+    /// Flags of `rollout-fleet reach`, which asks.
     fn of_reach(&self) -> Vec<&OsStr> {
         let flags = [
             ("--token-file", &self.token_file),
@@ -105,8 +105,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let findings = [libraries::examine(), machine::examine(), left].concat();
     findings.iter().for_each(|finding| output::print(finding.line()));
     let Some(join) = &args.join else { return Ok(verdict(&findings)) };
-    let mut reach = Command::new(binaries::find("rollout")?);
-    let status = reach.args(["reach", "--join", join]).args(args.of_reach()).status().context("rollout reach")?;
+    let mut reach = Command::new(binaries::fleet("--join")?);
+    let status = reach.args(["reach", "--join", join]).args(args.of_reach()).status().context("rollout-fleet reach")?;
     // What else a pair would need, a worker does not.
     Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -9,7 +9,7 @@ use super::rules::Options;
 
 /// One dataset, in TRL's words (`DatasetConfig`). `columns` chooses what rewards see, which is everything here.
 #[derive(Debug, Deserialize)]
-struct Source {
+struct DatasetEntry {
     path: String,
     name: Option<String>,
     data_dir: Option<String>,
@@ -36,7 +36,7 @@ const FORMATS: &[&str] = &["parquet", "json", "csv", "arrow"];
 
 const TRAIN: &str = "train";
 
-impl Source {
+impl DatasetEntry {
     fn all(list: &Value) -> Result<Vec<Self>, String> {
         let sources: Vec<Self> = Vec::deserialize(list).map_err(|error| error.to_string())?;
         if sources.is_empty() { Err("it is empty".into()) } else { Ok(sources) }
@@ -86,7 +86,7 @@ pub fn remarks(list: &Value) -> Vec<String> {
 }
 
 fn translated(list: &Value) -> Result<(Options, Vec<String>), String> {
-    let sources = Source::all(list)?;
+    let sources = DatasetEntry::all(list)?;
     let (mut paths, mut weights, mut remarks) = (Vec::new(), Vec::new(), Vec::new());
     for source in &sources {
         let found = source.paths()?;

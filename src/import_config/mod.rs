@@ -29,7 +29,7 @@ use shared::{atomic, notices};
 
 use crate::terminal::output;
 use dialect::Dialect;
-use read::Source;
+use read::Contents;
 use rules::Rule;
 use translate::{Recounted, Translation};
 
@@ -99,7 +99,7 @@ impl Imported {
     /// When it cannot be read or is nobody's.
     pub fn read(file: &Path, from: Option<Dialect>) -> Result<Self> {
         let name = || file.display().to_string();
-        let Source { entries, notes } = read::read(file).with_context(name)?;
+        let Contents { entries, notes } = read::read(file).with_context(name)?;
         let dialect = from.map_or_else(|| Dialect::detect(&entries), Ok).with_context(name)?;
         let mut translation = translate::translate(&entries, dialect.rules());
         translation.remarks.extend(notes);

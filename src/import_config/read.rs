@@ -47,7 +47,7 @@ impl Entry {
 
 /// What a file holds.
 #[derive(Debug)]
-pub struct Source {
+pub struct Contents {
     /// Its keys, in order.
     pub entries: Vec<Entry>,
     /// Lines of a script that may change what the others mean, and were not followed.
@@ -59,12 +59,12 @@ pub struct Source {
 /// # Errors
 /// When it cannot be read, is of a system that is known and not read, or is neither a mapping, nor a command of TRL,
 /// nor a list of overrides.
-pub fn read(path: &Path) -> Result<Source> {
+pub fn read(path: &Path) -> Result<Contents> {
     let text = read_text(path, MOST_BYTES).context("cannot be read")?;
     foreign::refuse_file(path, &text)?;
     let mapped = mapping(&text);
     let source = match mapped {
-        Ok(entries) if is_named_as_mapping(path) => Source { entries, notes: Vec::new() },
+        Ok(entries) if is_named_as_mapping(path) => Contents { entries, notes: Vec::new() },
         mapped => script(&text, path, mapped)?,
     };
     if source.entries.is_empty() {
@@ -72,13 +72,13 @@ pub fn read(path: &Path) -> Result<Source> {
     }
     let entries = spread(source.entries);
     foreign::refuse_keys(&entries)?;
-    Ok(Source { entries: resolved(entries), ..source })
+    Ok(Contents { entries: resolved(entries), ..source })
 }
 
 /// The command of a script, or the mapping that the file is instead.
-fn script(text: &str, path: &Path, mapped: Result<Vec<Entry>>) -> Result<Source> {
+fn script(text: &str, path: &Path, mapped: Result<Vec<Entry>>) -> Result<Contents> {
     let mapped = |error: Option<anyhow::Error>| match (mapped, error) {
-        (Ok(entries), _) => Ok(Source { entries, notes: Vec::new() }),
+        (Ok(entries), _) => Ok(Contents { entries, notes: Vec::new() }),
         (Err(_), Some(of_script)) if is_script(text, path) => Err(of_script),
         (Err(_), None) if is_script(text, path) => bail!(NOTHING),
         (Err(of_mapping), _) => Err(of_mapping),
@@ -89,13 +89,13 @@ fn script(text: &str, path: &Path, mapped: Result<Vec<Entry>>) -> Result<Source>
     };
     foreign::refuse_commands(&script.commands)?;
     if let Some(entries) = command::entries(&script.commands, path)? {
-        return Ok(Source { entries, notes: script.notes });
+        return Ok(Contents { entries, notes: script.notes });
     }
     let (entries, notes) = command::overrides(&script.commands)?;
     if entries.is_empty() {
         return mapped(command::unlike(&script.commands));
     }
-    Ok(Source { entries, notes: [script.notes, notes].concat() })
+    Ok(Contents { entries, notes: [script.notes, notes].concat() })
 }
 
 /// Whether a file says that it is a script.

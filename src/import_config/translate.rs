@@ -1,7 +1,7 @@
 //! From foreign keys to a configuration, with an account of every key.
 
 use serde_json::Value;
-use shared::config::{self, Kind, OPTIONS, TrainConfig, layers};
+use shared::config::{self, OPTIONS, TrainConfig, ValueKind, layers};
 use toml::Table;
 
 use super::{
@@ -157,7 +157,8 @@ impl Translation {
             self.mapped.push((key.to_owned(), format!("{option} (absent)")));
             return;
         };
-        let is_path = config::option(option).is_some_and(|option| matches!(option.kind, Kind::Path | Kind::Paths));
+        let is_path =
+            config::option(option).is_some_and(|option| matches!(option.kind, ValueKind::Path | ValueKind::Paths));
         if is_path && text.contains('$') {
             return self.refuse(key, option, "it names a shell variable");
         }

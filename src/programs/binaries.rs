@@ -9,10 +9,24 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
+/// The sampler of runs with workers, and the workers: a package of its own, which the default build leaves out.
+pub const FLEET: &str = "rollout-fleet";
+
 /// Path of a program in the folder of the running executable.
 pub fn find(name: &str) -> Result<PathBuf> {
     let own = env::current_exe().context("cannot find the running executable")?;
     find_in(own.parent().unwrap_or(Path::new(".")), name)
+}
+
+/// As [`find`], of [`FLEET`]; where it is missing, the error names the option or the command that asks for it.
+pub fn fleet(asked_for_by: &str) -> Result<PathBuf> {
+    find(FLEET).with_context(|| asked_for_by.to_owned())
+}
+
+/// The command line that builds a program, with all that are built by default where it is one of them.
+pub fn build_of(name: &str) -> String {
+    let package = if name == FLEET { format!(" --package {FLEET}") } else { String::new() };
+    format!("cargo build --release{package}")
 }
 
 /// A command for one of the programs. The kernel ends it should this process die; since it watches the thread rather
@@ -46,7 +60,7 @@ fn end_with_parent(parent: u32) -> io::Result<()> {
 fn find_in(folder: &Path, name: &str) -> Result<PathBuf> {
     let path = folder.join(name);
     if !path.is_file() {
-        bail!("`{name}` is not beside `tandem` in {}: build it with `cargo build --release`", folder.display());
+        bail!("`{name}` is not beside `tandem` in {}: build it with `{}`", folder.display(), build_of(name));
     }
     Ok(path)
 }
@@ -62,5 +76,13 @@ mod tests {
         assert!(error.contains("`learner`") && error.contains(&dir.path().display().to_string()), "{error}");
         std::fs::write(dir.path().join("learner"), "").unwrap();
         assert_eq!(find_in(dir.path(), "learner").unwrap(), dir.path().join("learner"));
+    }
+
+    #[test]
+    fn a_missing_program_is_built_by_the_command_that_the_error_names() {
+        let missing = |name| find_in(Path::new("/nowhere"), name).unwrap_err().to_string();
+        assert!(missing("rollout").ends_with("build it with `cargo build --release`"), "{}", missing("rollout"));
+        let fleet = "build it with `cargo build --release --package rollout-fleet`";
+        assert!(missing(FLEET).ends_with(fleet), "{}", missing(FLEET));
     }
 }

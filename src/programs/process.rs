@@ -35,7 +35,7 @@ const AFTER_KILL: Duration = Duration::from_secs(10);
 /// What to start, and where its output goes.
 #[derive(Debug, Clone)]
 pub struct Spec {
-    /// Name of the program and its log: `learner` or `rollout`.
+    /// Name of the half and its log: `learner` or `rollout`.
     pub name: &'static str,
     /// The executable.
     pub program: PathBuf,

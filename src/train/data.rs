@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use shared::config::{TrainConfig, hub_name};
-use shared_data::{Columns, DataError, Part};
+use shared_data::{Columns, DataError, Selection};
 
 use super::problems::Problems;
 
@@ -34,7 +34,7 @@ impl Datasets {
 
     /// Reads one and returns the number of its rows; an empty path is the business of who looks at the options, and a
     /// name that is still one stands beside what is wrong with them.
-    fn add(&mut self, option: &str, path: &Path, part: Part<'_>, columns: &Columns) -> Result<u64> {
+    fn add(&mut self, option: &str, path: &Path, part: Selection<'_>, columns: &Columns) -> Result<u64> {
         if path.as_os_str().is_empty() || hub_name(path).is_some() {
             return Ok(0);
         }

@@ -18,7 +18,12 @@ mod sampler_check;
 mod session;
 mod workers;
 
-use std::{ffi::OsString, path::Path, process::ExitCode, time::Instant};
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::Instant,
+};
 
 use anyhow::{Context, Result, anyhow};
 use clap::builder::StyledStr;
@@ -99,6 +104,7 @@ pub fn interrupted() -> ExitCode {
 /// # Errors
 /// Everything that training would be refused for.
 fn dry_run(mut config: TrainConfig) -> Result<String> {
+    check_fleet(&config)?;
     let before = resolve::before(&config);
     let located = hub::locate(&mut config, before.as_ref())?;
     make_absolute(&mut config)?;
@@ -122,6 +128,11 @@ fn dry_run(mut config: TrainConfig) -> Result<String> {
     let remarks: String =
         remarks.iter().chain(&disk.warning()).map(|remark| comment(&format!("warning: {remark}"))).collect();
     Ok(layers::to_toml(&config) + "\n" + &data + &plan + &time + &remarks)
+}
+
+/// Refuses a run with workers where the program for it was not built, before anything is fetched or made.
+fn check_fleet(config: &TrainConfig) -> Result<()> {
+    if config.listen.is_some() { sampler(config).map(drop) } else { Ok(()) }
 }
 
 /// How long the steps that are left behind a checkpoint will take.
@@ -250,6 +261,7 @@ pub fn train(config: TrainConfig) -> Result<Trained> {
 }
 
 fn train_with(mut config: TrainConfig, chaos: Option<Chaos>) -> Result<Trained> {
+    check_fleet(&config)?;
     let before = resolve::before(&config);
     hub::locate(&mut config, before.as_ref())?.iter().for_each(output::tell);
     let Resolved { mut config, plan, data, checkpoint, .. } = resolve::resolve(config)?;
@@ -278,9 +290,14 @@ fn train_with(mut config: TrainConfig, chaos: Option<Chaos>) -> Result<Trained> 
     let first_step = watch.steps();
     watch.announce(&config, checkpoint.as_deref().and_then(directory::step_of));
     let limits = Limits { chaos, ..Limits::new(&config) };
-    let learner =
-        spec("learner", &run, "lower `micro_batch_tokens`, or set `gradient_checkpointing`, `bf16` or `use_peft`")?;
-    let sampler = spec("rollout", &run, "lower `max_num_seqs`, or set `kv_dtype` or `rollout_dtype` to int8")?;
+    let learner = spec(
+        "learner",
+        binaries::find("learner")?,
+        &run,
+        "lower `micro_batch_tokens`, or set `gradient_checkpointing`, `bf16` or `use_peft`",
+    );
+    let sampler =
+        spec("rollout", sampler(&config)?, &run, "lower `max_num_seqs`, or set `kv_dtype` or `rollout_dtype` to int8");
     let outcome = supervise::supervise(learner, sampler, limits, &mut watch);
     // Both processes are gone, and only this run's folder and segments are touched.
     if let Err(error) = remove_leftovers(&dir) {
@@ -347,11 +364,16 @@ fn place_of_versions(config: &TrainConfig, plan: &RunPlan, dir: &RunDir) -> Resu
     VersionPlace::open(dir, shared).context("place of the published versions")
 }
 
-fn spec(name: &'static str, run: &OwnedRun, smaller: &'static str) -> Result<Spec> {
+/// The sampler's program: another one where workers sample.
+fn sampler(config: &TrainConfig) -> Result<PathBuf> {
+    if config.listen.is_some() { binaries::fleet("`listen`") } else { binaries::find("rollout") }
+}
+
+fn spec(name: &'static str, program: PathBuf, run: &OwnedRun, smaller: &'static str) -> Spec {
     let id = run.id.to_string();
     let args = ["run".into(), "--run-dir".into(), OsString::from(run.dir.root()), "--run-id".into(), id.into()];
-    let (program, log) = (binaries::find(name)?, run.dir.log(name));
-    Ok(Spec { name, program, args: args.to_vec(), env: vec![run.session.variable()], log, smaller })
+    let log = run.dir.log(name);
+    Spec { name, program, args: args.to_vec(), env: vec![run.session.variable()], log, smaller }
 }
 
 /// `1 step`, `150 steps`.

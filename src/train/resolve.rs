@@ -289,7 +289,7 @@ fn take(words: &mut Vec<String>, name: &str) -> Result<Option<String>> {
 mod tests {
     use std::fs;
 
-    use shared::config::{AdvantageEstimator, Kind, OPTIONS};
+    use shared::config::{AdvantageEstimator, OPTIONS, ValueKind};
 
     use super::*;
 
@@ -409,7 +409,7 @@ mod tests {
             _ => relative.clone(),
         };
         let paths: Vec<&str> =
-            OPTIONS.iter().filter(|o| matches!(o.kind, Kind::Path | Kind::Paths)).map(|o| o.key).collect();
+            OPTIONS.iter().filter(|o| matches!(o.kind, ValueKind::Path | ValueKind::Paths)).map(|o| o.key).collect();
         assert!(paths.len() >= 5, "{paths:?}");
         let mut overrides: Vec<(String, String)> =
             paths.iter().map(|key| ((*key).to_owned(), value_of(key).display().to_string())).collect();

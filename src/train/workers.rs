@@ -14,14 +14,14 @@ const PATIENCE: f64 = 60.0;
 /// Reasons for refused calls that are told: a stranger can have any number of them.
 const MOST_REASONS: usize = 16;
 
-/// Follows the table that the hub writes.
+/// Follows the table that the coordinator writes.
 #[derive(Debug)]
 pub struct Workers {
     dir: RunDir,
     /// The command that starts one.
     join: String,
     looked: Option<Instant>,
-    /// What the hub says now; nothing before it does.
+    /// What the coordinator says now; nothing before it does.
     table: Option<WorkersTable>,
     /// That nobody is there was said, and not yet that somebody is.
     alone: bool,
@@ -62,7 +62,7 @@ impl Workers {
         self.look(WorkersTable::read(&self.dir).filter(WorkersTable::is_current))
     }
 
-    /// As [`Workers::news`], whenever that was asked for last: what the hub has left.
+    /// As [`Workers::news`], whenever that was asked for last: what the coordinator has left.
     pub fn last_news(&mut self) -> Vec<String> {
         self.looked = None;
         self.news()
@@ -96,7 +96,7 @@ impl Workers {
                 self.store_fails = Some(table.version);
                 news.push(format!("notice: weights do not get into the store, and are tried again: {trouble}"));
             }
-            // A hub that starts again has not tried yet.
+            // A coordinator that starts again has not tried yet.
             (None, Some(version)) if table.version.is_some() && table.version != version => {
                 self.store_fails = None;
                 news.push("weights get into the store again".to_owned());
@@ -184,7 +184,7 @@ mod tests {
         let said = workers.look(Some(table(&[WorkerState::Silent], 60.0)));
         assert!(said.len() == 1 && said[0].contains("60 s") && said[0].ends_with("--join tls/HOST:7447"), "{said:?}");
         assert_eq!(workers.look(Some(table(&[], 61.0))), [""; 0]);
-        assert_eq!(workers.look(None), [""; 0], "a hub that starts again");
+        assert_eq!(workers.look(None), [""; 0], "a coordinator that starts again");
         assert_eq!(workers.look(Some(table(&[WorkerState::Sampling], 0.0))), ["a worker is at work again"]);
         let dropped = [WorkerState::Sampling, WorkerState::Dropped];
         assert_eq!(
@@ -214,7 +214,7 @@ mod tests {
         let said = workers.look(Some(with(&["it has no token"], Some("no room"))));
         assert!(said.len() == 2 && said[0].contains("it has no token") && said[1].ends_with(": no room"), "{said:?}");
         assert_eq!(workers.look(Some(with(&["it has no token"], Some("still none")))), [""; 0]);
-        assert_eq!(workers.look(Some(with(&["it has no token"], None))), [""; 0], "a hub that starts again");
+        assert_eq!(workers.look(Some(with(&["it has no token"], None))), [""; 0], "a coordinator that starts again");
         let next = WorkersTable { version: Some(3), ..with(&["it has no token"], None) };
         assert_eq!(workers.look(Some(next)), ["weights get into the store again"]);
         let many: Vec<String> = (0..2 * MOST_REASONS).map(|number| format!("reason {number}")).collect();

@@ -34,7 +34,7 @@ fn sequence<S: Serializer>(values: &[f32], serializer: S) -> Result<S::Ok, S::Er
 
 /// Records by column, from the record `from` on.
 #[derive(Debug, Serialize)]
-pub struct Part {
+pub struct Excerpt {
     /// Index of the first record.
     pub from: usize,
     /// Completed steps of each.
@@ -49,9 +49,9 @@ pub struct Figures {
     /// Changes when what was told before is no longer true.
     pub generation: u64,
     /// Of the steps.
-    pub steps: Part,
+    pub steps: Excerpt,
     /// Of the evaluations.
-    pub evaluations: Part,
+    pub evaluations: Excerpt,
 }
 
 /// A growing file of records, by column.
@@ -140,7 +140,7 @@ impl Curves {
     }
 
     /// What follows after `known` records.
-    pub fn part(&self, known: usize) -> Part {
+    pub fn part(&self, known: usize) -> Excerpt {
         let from = known.min(self.step.len());
         let rest = |column: &Vec<f32>| {
             let missing = self.step.len() - column.len().max(from);
@@ -148,7 +148,7 @@ impl Curves {
             Column(values.chain(std::iter::repeat_n(f32::NAN, missing)).collect())
         };
         let columns = self.columns.iter().map(|(key, column)| (key.clone(), rest(column))).collect();
-        Part { from, step: self.step[from..].to_vec(), columns }
+        Excerpt { from, step: self.step[from..].to_vec(), columns }
     }
 }
 
@@ -184,7 +184,7 @@ fn is_shown(key: &str) -> bool {
 ///
 /// # Errors
 /// As [`Curves::refresh`].
-pub fn read(path: &Path) -> io::Result<Part> {
+pub fn read(path: &Path) -> io::Result<Excerpt> {
     let mut curves = Curves::new(path.to_owned());
     curves.refresh()?;
     Ok(curves.part(0))

@@ -3,7 +3,7 @@
 use serde::Serialize;
 use shared::{RunDir, workers::WorkersTable};
 
-/// The table that the hub wrote last, and what a reader wants to know besides.
+/// The table that the coordinator wrote last, and what a reader wants to know besides.
 #[derive(Debug, Serialize)]
 pub struct Workers {
     #[serde(flatten)]

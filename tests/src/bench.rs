@@ -139,7 +139,8 @@ impl Drop for Running {
         if !matches!(self.0.try_wait(), Ok(None)) {
             return;
         }
-        let halves = ["learner", "rollout"].map(|program| processes::children(self.0.id(), program)).concat();
+        let halves =
+            ["learner", "rollout", "rollout-fleet"].map(|program| processes::children(self.0.id(), program)).concat();
         // Whatever has gone in between needs no end.
         let _ = self.0.kill();
         let _ = self.0.wait();

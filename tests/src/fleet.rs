@@ -211,7 +211,7 @@ impl FleetBench {
     ///
     /// # Panics
     /// When it does not.
-    pub fn hub_says(&self, run: &str, words: &str) {
+    pub fn coordinator_says(&self, run: &str, words: &str) {
         self.says(words, || fs::read_to_string(self.path(run).join("logs/rollout.log")).unwrap_or_default());
     }
 
@@ -307,7 +307,7 @@ impl FleetBench {
     /// # Panics
     /// When it has said nothing.
     #[must_use]
-    pub fn hub_said(&self, run: &str) -> String {
+    pub fn coordinator_said(&self, run: &str) -> String {
         fs::read_to_string(self.path(run).join("logs/rollout.log")).expect("the run has a log")
     }
 }

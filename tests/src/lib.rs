@@ -122,6 +122,10 @@ pub fn binary(name: &str) -> PathBuf {
     let exe = std::env::current_exe().expect("a test has an executable");
     let dir = exe.parent().and_then(Path::parent).expect("tests run from target/<profile>/deps");
     let path = dir.join(name);
-    assert!(path.is_file(), "{} is not built; run `cargo build` with the same profile first", path.display());
+    assert!(
+        path.is_file(),
+        "{} is not built; run `cargo build --workspace` with the same profile first",
+        path.display()
+    );
     path
 }

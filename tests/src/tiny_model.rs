@@ -37,11 +37,11 @@ pub const TINY: Qwen2 = Qwen2 {
 
 /// A folder with the directory of a [`TINY`] model in it, `model`, for a test to spoil.
 #[derive(Debug)]
-pub struct Place {
+pub struct ModelFolder {
     dir: tempfile::TempDir,
 }
 
-impl Place {
+impl ModelFolder {
     /// A new folder, which goes with this.
     #[must_use]
     #[expect(clippy::new_without_default, reason = "it makes a folder")]

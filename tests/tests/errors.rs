@@ -12,18 +12,18 @@ use std::{
 use harness::{
     binary,
     cli::{self, Finished},
-    tiny_model::{self, Place, Qwen2, TINY},
+    tiny_model::{self, ModelFolder, Qwen2, TINY},
 };
 use serde_json::json;
 
 /// A model, its inputs and a configuration, all of them good, for a test to spoil one of them.
 struct Bench {
-    place: Place,
+    place: ModelFolder,
 }
 
 impl Bench {
     fn new() -> Self {
-        let bench = Self { place: Place::new() };
+        let bench = Self { place: ModelFolder::new() };
         tiny_model::write_tokenizer(&bench.path("model"));
         fs::write(bench.path("prompts.jsonl"), "{\"prompt\": \"1+1=\"}\n{\"prompt\": \"2+2=\"}\n").unwrap();
         let tokens = json!({"prompt_ids": [5, 6], "completion_ids": [7, 0]});

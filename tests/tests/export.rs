@@ -8,16 +8,16 @@ use std::{
 
 use harness::{
     cli::{self, Finished},
-    tiny_model::{Place, Qwen2, TINY},
+    tiny_model::{ModelFolder, Qwen2, TINY},
 };
 use serde_json::json;
 
 /// A folder with the directory of a model in it.
-struct Exports(Place);
+struct Exports(ModelFolder);
 
 impl Exports {
     fn new() -> Self {
-        Self(Place::new())
+        Self(ModelFolder::new())
     }
 
     fn path(&self, name: &str) -> PathBuf {

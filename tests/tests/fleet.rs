@@ -51,12 +51,12 @@ fn workers_that_come_and_go_make_the_weights_of_one_pair() {
 }
 
 #[test]
-fn a_run_whose_learner_and_hub_are_killed_goes_on_with_the_workers_that_it_had() {
+fn a_run_whose_learner_and_coordinator_are_killed_goes_on_with_the_workers_that_it_had() {
     let bench = FleetBench::new(STEPS, "");
     let expected = bench.pair(STEPS);
     let mut run = bench.start_fleet("fleet", &["--verify_share", "0.3"]);
     let workers = vec![("one", bench.worker("one")), ("two", bench.worker("two"))];
-    for (step, half) in [(3, "learner"), (6, "rollout"), (9, "learner")] {
+    for (step, half) in [(3, "learner"), (6, "rollout-fleet"), (9, "learner")] {
         bench.wait_for_step("fleet", step);
         for process in children(run.id(), half) {
             signal(process, "KILL");
@@ -141,7 +141,7 @@ fn lie(join: &str) -> String {
         }
         assert!(!orders.finished, "it was believed to the end");
         report.made.clear();
-        report.hub = orders.hub;
+        report.coordinator = orders.coordinator;
         report.max_num_seqs = 4;
         report.edition = orders.edition;
         for lease in orders.granted {
@@ -179,7 +179,7 @@ fn a_worker_that_makes_things_up_is_named_and_dropped_and_the_run_goes_on() {
     bench.ends(&mut run, vec![("honest", honest)]);
     let table = bench.table("fleet");
     assert!(table["disputed"].as_u64().unwrap() > 0, "{table}");
-    let log = bench.hub_said("fleet");
+    let log = bench.coordinator_said("fleet");
     assert!(log.contains("worker liar is dropped"), "{log}");
     assert!(!log.contains("worker honest is dropped"), "{log}");
 }
@@ -238,7 +238,7 @@ fn a_worker_scores_with_its_own_reward_functions_or_is_told_which_it_does_not_ha
     let mut run = bench.start_fleet("fleet", &[&options[..], &["--rewards_on", "workers"]].concat());
     let lost = bench.refused("lost", &["--reward-dir", "/nowhere"]);
     assert_says(&lost, &["--reward-dir", "r.py"]);
-    assert_says(&bench.hub_said("fleet"), &["worker lost leaves"]);
+    assert_says(&bench.coordinator_said("fleet"), &["worker lost leaves"]);
     let found = bench.worker_at(&bench.listen, "found", &["--reward-dir", &elsewhere]);
     bench.ends(&mut run, vec![("found", found)]);
     assert!(bench.result("fleet", 4) == expected, "other weights");

@@ -44,9 +44,10 @@ fn a_wrong_token_another_build_and_other_kernels_are_named_on_both_sides() {
     let mut run = bench.start_fleet("fleet", &["--token_file", text(&token)]);
     let with = ["--token-file", text(&token)];
     let wrong = bench.refused("wrong", &["--token-file", text(&other)]);
-    assert_says(&wrong, &["the hub does not accept the token: --token-file has another word than its `token_file`"]);
+    let not_accepted = "the coordinator does not accept the token: --token-file has another word than its `token_file`";
+    assert_says(&wrong, &[not_accepted]);
     let missing = bench.refused("missing", &[]);
-    assert_says(&missing, &["the hub asks for a token: give --token-file, with the word of its `token_file`"]);
+    assert_says(&missing, &["the coordinator asks for a token: give --token-file, with the word of its `token_file`"]);
     let stock = bench.refused("stock", &[&with[..], &["--kernels", "stock"]].concat());
     assert_says(&stock, &["it computes with stock kernels on cpu", "the run with packed", "`accept_other_kernels`"]);
     let reason = of_another_build(&bench.listen, &token);
@@ -60,9 +61,9 @@ fn a_wrong_token_another_build_and_other_kernels_are_named_on_both_sides() {
     let no_token = "it has no token, and `token_file` asks for one";
     let wrong_token = "its token is not that of `token_file`";
     let refused = [no_token, wrong_token].map(|reason| format!("is refused: {reason}"));
-    assert_says(&bench.hub_said("fleet"), &refused.each_ref().map(String::as_str));
+    assert_says(&bench.coordinator_said("fleet"), &refused.each_ref().map(String::as_str));
     assert_says(
-        &bench.hub_said("fleet"),
+        &bench.coordinator_said("fleet"),
         &[&format!("worker stock is refused: {stock}"), "worker old is refused: it is version 0.0.9"],
     );
     assert_says(
@@ -120,7 +121,7 @@ fn certificates_that_are_old_or_of_others_are_named_on_both_sides() {
         &["--tls_certificate", text(&certificate), "--tls_private_key", text(&key), "--tls_client_ca", text(&ca)],
     );
     let own = authority.sign("worker", TODAY);
-    let not = "the hub does not accept --tls-certificate: ";
+    let not = "the coordinator does not accept --tls-certificate: ";
     for (name, ca, own, words, told) in [
         (
             "expired",
@@ -140,20 +141,21 @@ fn certificates_that_are_old_or_of_others_are_named_on_both_sides() {
             "bare",
             &ca,
             None,
-            "the hub asks for a certificate: give --tls-certificate and --tls-private-key".to_owned(),
+            "the coordinator asks for a certificate: give --tls-certificate and --tls-private-key".to_owned(),
             "it has no certificate, and `tls_client_ca` asks for one",
         ),
         (
             "astray",
             &elsewhere,
             Some(&own),
-            "the hub's certificate is not accepted: it is signed by neither --tls-ca nor a public authority".to_owned(),
+            "the coordinator's certificate is not accepted: it is signed by neither --tls-ca nor a public authority"
+                .to_owned(),
             "it does not know who signed `tls_certificate`",
         ),
     ] {
         let mut worker = worker_of(&bench, name, &join_flags(ca, own));
         assert_says(&bench.fails(name, &mut worker), &[&words]);
-        bench.hub_says("fleet", &format!("a call from somebody is refused: {told}"));
+        bench.coordinator_says("fleet", &format!("a call from somebody is refused: {told}"));
     }
     let honest = worker_of(&bench, "honest", &join_flags(&ca, Some(&own)));
     bench.ends(&mut run, vec![("honest", honest)]);
@@ -172,19 +174,20 @@ fn a_run_whose_certificate_has_expired_is_named_on_both_sides() {
     let (certificate, key) = authority.sign("127.0.0.1", EXPIRED);
     let run = bench.start_fleet("fleet", &["--tls_certificate", text(&certificate), "--tls_private_key", text(&key)]);
     let words = bench.refused("worker", &["--tls-ca", text(&authority.ca())]);
-    assert_says(&words, &["the hub's certificate is not accepted: it has expired; the hub needs a new one"]);
-    bench.hub_says("fleet", "the certificate expired on");
-    bench.hub_says("fleet", "a call from somebody is refused: `tls_certificate` has expired");
+    let expired = "the coordinator's certificate is not accepted: it has expired; the coordinator needs a new one";
+    assert_says(&words, &[expired]);
+    bench.coordinator_says("fleet", "the certificate expired on");
+    bench.coordinator_says("fleet", "a call from somebody is refused: `tls_certificate` has expired");
     bench.run_says("notice: somebody who called was refused: `tls_certificate` has expired");
     drop(run);
 }
 
-/// Passes the first connection on over which something is said, and knows what was sent to the hub.
+/// Passes the first connection on over which something is said, and knows what was sent to the coordinator.
 fn recorder(target: SocketAddr) -> (SocketAddr, JoinHandle<Vec<u8>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let records = thread::spawn(move || {
-        // Whoever joins looks first whether there is anybody, and waits for a hub that is not up yet.
+        // Whoever joins looks first whether there is anybody, and waits for a coordinator that is not up yet.
         let speaks = |near: &TcpStream| near.peek(&mut [0]).unwrap_or(0) > 0;
         let connected = |near: TcpStream| Some((TcpStream::connect(target).ok()?, near));
         let (mut far, mut near) = listener.incoming().flatten().filter(speaks).find_map(connected).unwrap();
@@ -229,8 +232,8 @@ fn forged_replayed_truncated_and_foreign_bytes_at_the_port_harm_nothing() {
     drop(recorded);
     let record = records.join().unwrap();
     // From here on the run waits, so that all of this happens to it.
-    bench.hub_says("fleet", "worker recorded is gone");
-    let hub = children(run.id(), "rollout")[0];
+    bench.coordinator_says("fleet", "worker recorded is gone");
+    let coordinator = children(run.id(), "rollout-fleet")[0];
     let address = bench.address();
     let noise = |seed: u64| {
         let byte = |at: usize| (rng::hash(&[seed, at as u64]) % 256) as u8;
@@ -238,7 +241,7 @@ fn forged_replayed_truncated_and_foreign_bytes_at_the_port_harm_nothing() {
     };
     let attack = |round: usize| {
         let drawn = rng::hash(&[round as u64]) as usize;
-        send(address, b"GET / HTTP/1.1\r\nHost: hub\r\n\r\n");
+        send(address, b"GET / HTTP/1.1\r\nHost: run\r\n\r\n");
         send(address, &record);
         send(address, &record[..drawn % record.len()]);
         send(address, &noise(round as u64));
@@ -247,9 +250,9 @@ fn forged_replayed_truncated_and_foreign_bytes_at_the_port_harm_nothing() {
         send(address, &forged);
     };
     attack(0);
-    let before = resident(hub);
+    let before = resident(coordinator);
     (1..ROUNDS).for_each(attack);
-    let after = resident(hub);
+    let after = resident(coordinator);
     assert!(after < before + GROWTH, "{before} KiB, then {after} KiB");
     // More than zenoh takes of itself, which say nothing and stay.
     let silent: Vec<TcpStream> = (0..200).map(|_| TcpStream::connect(address).unwrap()).collect();
@@ -258,7 +261,7 @@ fn forged_replayed_truncated_and_foreign_bytes_at_the_port_harm_nothing() {
     drop(silent);
 
     assert!(bench.result("fleet", 12) == expected, "other weights");
-    let log = bench.hub_said("fleet");
+    let log = bench.coordinator_said("fleet");
     assert!(!log.contains("panicked") && !bench.run_said().contains("restarting"), "{log}");
     assert!(log.contains("is refused: it does not speak zenoh"), "{log}");
     assert_says(&bench.run_said(), &["notice: somebody who called was refused: it does not speak zenoh"]);
@@ -284,8 +287,8 @@ fn a_worker_that_is_cut_off_when_the_run_ends_says_so() {
     let words = bench.fails("far", &mut far);
     assert_says(
         &words,
-        &["no answer from the hub for", "(--retry-for)", "what listens there takes connections and ends them"],
+        &["no answer from the coordinator for", "(--retry-for)", "what listens there takes connections and ends them"],
     );
-    assert_says(&bench.hub_said("fleet"), &["worker far is gone"]);
+    assert_says(&bench.coordinator_said("fleet"), &["worker far is gone"]);
     assert!(bench.result("fleet", STEPS) == expected, "other weights");
 }

@@ -115,16 +115,16 @@ fn a_version_that_somebody_damages_in_the_store_is_sent_again() {
         bench.wait_for_step("fleet", number + 1);
         let (before, ends) = last;
         drop(ends);
-        bench.hub_says("fleet", &format!("worker {before} is gone"));
+        bench.coordinator_says("fleet", &format!("worker {before} is gone"));
         damage(&largest(&settled(&store)).unwrap());
         last = (name, newcomer(&bench, name));
         bench.worker_says(name, "have not come, they are tried again");
         assert_says(&bench.worker_said(name), &[found]);
-        bench.hub_says("fleet", &format!("are sent again: worker {name}: "));
+        bench.coordinator_says("fleet", &format!("are sent again: worker {name}: "));
     }
     bench.ends(&mut run, vec![last]);
     assert!(bench.result("fleet", STEPS) == expected, "other weights");
-    assert_eq!(bench.hub_said("fleet").matches("are sent again: ").count(), damages.len());
+    assert_eq!(bench.coordinator_said("fleet").matches("are sent again: ").count(), damages.len());
 }
 
 #[test]
@@ -135,14 +135,14 @@ fn the_base_of_adapters_that_somebody_damages_in_the_store_is_sent_again() {
     let first = newcomer(&bench, "first");
     bench.wait_for_step("fleet", 2);
     drop(first);
-    bench.hub_says("fleet", "worker first is gone");
+    bench.coordinator_says("fleet", "worker first is gone");
     overwrite(&largest(&folder_of(&bench.path("fleet/store"), "base")).unwrap());
     let second = newcomer(&bench, "second");
-    bench.hub_says("fleet", "are sent again: worker second: ");
+    bench.coordinator_says("fleet", "are sent again: worker second: ");
     bench.ends(&mut run, vec![("second", second)]);
     assert_says(&bench.worker_said("second"), &["is damaged: bytes 0 to"]);
     assert!(bench.result("fleet", STEPS) == expected, "other weights");
-    assert_eq!(bench.hub_said("fleet").matches("are sent again: ").count(), 1);
+    assert_eq!(bench.coordinator_said("fleet").matches("are sent again: ").count(), 1);
 }
 
 #[test]
@@ -194,7 +194,7 @@ fn instead_of_a_damaged_difference_the_whole_version_is_fetched() {
     });
     assert!(bench.result("fleet", STEPS) == expected, "other weights");
     assert_says(&bench.worker_said("worker"), &["are fetched whole: ", "is damaged: it has 5 bytes"]);
-    let log = bench.hub_said("fleet");
+    let log = bench.coordinator_said("fleet");
     assert_says(&log, &["worker worker has trouble with its weights: fetched whole: ", "is damaged: it has 5 bytes"]);
     assert!(!log.contains("sent again"), "the version itself is whole: {log}");
 }
@@ -209,7 +209,7 @@ fn a_store_that_is_full_is_tried_again_until_there_is_room() {
     let worker = bench.worker_at(&bench.listen, "worker", &["--tokens-per-second", "500"]);
     bench.wait_for_step("fleet", 1);
     server.fill(true);
-    bench.hub_says("fleet", "the store is tried again in 2 s: s3://bucket/run: no room for run/v0000");
+    bench.coordinator_says("fleet", "the store is tried again in 2 s: s3://bucket/run: no room for run/v0000");
     bench.run_says("notice: weights do not get into the store, and are tried again: s3://bucket/run: no room for");
     assert_says(bench.table("fleet")["store_trouble"].as_str().unwrap(), &["no room for", "`store_versions`"]);
     server.fill(false);
@@ -265,7 +265,7 @@ fn a_worker_without_room_ends_with_the_name_of_its_cache() {
     let worker = bench.worker("worker");
     bench.ends(&mut run, vec![("worker", worker)]);
     assert!(bench.result("fleet", STEPS) == expected, "other weights");
-    assert_says(&bench.hub_said("fleet"), &["worker full leaves: ", &place]);
+    assert_says(&bench.coordinator_said("fleet"), &["worker full leaves: ", &place]);
     assert_says(&bench.run_said(), &["notice: worker full was dropped: ", &place]);
 }
 
@@ -278,7 +278,7 @@ fn a_worker_that_cannot_see_the_run_directory_is_told_that_it_needs_a_store() {
     }
     let expected = bench.pair(STEPS);
     let mut run = bench.start_fleet("fleet", &[]);
-    bench.hub_says("fleet", "workers join at");
+    bench.coordinator_says("fleet", "workers join at");
     let run_dir = bench.path("fleet");
     let elsewhere = |args: &[&str]| {
         let mut command = with_mount_at(&run_dir, &binary("tandem"));

@@ -20,7 +20,11 @@ fn listed(program: &str) -> Vec<(String, String)> {
 }
 
 /// What `tandem` does not have of a half, since it means something else there or is nobody's to call.
-const OWN: [(&str, &[&str]); 2] = [("rollout", &["help", "run"]), ("learner", &["bench", "help", "rank", "run"])];
+const OWN: [(&str, &[&str]); 3] = [
+    ("rollout", &["help", "run"]),
+    ("rollout-fleet", &["help", "run"]),
+    ("learner", &["bench", "help", "rank", "run"]),
+];
 
 #[test]
 fn the_commands_of_the_halves_are_listed_in_their_words_and_lead_to_them() {
@@ -38,6 +42,20 @@ fn the_commands_of_the_halves_are_listed_in_their_words_and_lead_to_them() {
             }
         }
     }
+}
+
+#[test]
+fn the_sampler_of_one_host_names_the_program_that_samples_with_workers() {
+    let build = "`cargo build --release --package rollout-fleet` builds it";
+    let worker = cli::run("rollout", ["worker", "--join", "tcp/127.0.0.1:7447", "--help"]);
+    assert_eq!(worker.refusal(), format!("error: `rollout worker`: a worker is `rollout-fleet worker`; {build}"));
+    let run = tempfile::tempdir().unwrap();
+    let config = "model = \"model\"\ndataset = \"data.jsonl\"\noutput_dir = \".\"\nreward_funcs = [\"accuracy\"]\n";
+    fs::write(run.path().join("config.toml"), format!("{config}listen = \"tcp/127.0.0.1:7447\"\n")).unwrap();
+    let half = cli::run("rollout", ["run", "--run-dir", run.path().to_str().unwrap()]);
+    let other = "`listen`: the sampler of a run with workers is `rollout-fleet run`";
+    assert_eq!(half.refusal(), format!("error: {other}; {build}"));
+    assert_eq!(fs::read_dir(run.path()).unwrap().count(), 1, "it has made something");
 }
 
 #[test]

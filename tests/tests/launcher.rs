@@ -125,6 +125,51 @@ fn a_dry_run_prints_the_resolved_configuration_and_touches_nothing() {
     assert!(!stage.path("run").exists());
 }
 
+/// The fleet is a package of its own, which the default build leaves out.
+#[test]
+fn where_the_program_of_the_fleet_is_missing_nothing_begins_and_the_way_to_it_is_told() {
+    let stage = Stage::new("exit 1", "[ $1 = check ] && echo '[]'");
+    let tandem = |words: &[&str]| {
+        let mut command = Command::new(stage.path("tandem"));
+        command.current_dir(stage.dir.path()).args(words);
+        cli::finish(command).refusal().strip_prefix("error: ").unwrap().to_owned()
+    };
+    let listen = ["--listen", "tcp/127.0.0.1:7447"];
+    let missing = |asked_for_by: &str| {
+        format!(
+            "{asked_for_by}: `rollout-fleet` is not beside `tandem` in {}: build it with `cargo build --release \
+             --package rollout-fleet`",
+            stage.dir.path().display()
+        )
+    };
+    assert_eq!(tandem(&[&["train", "run.toml", "--dry-run"], &listen[..]].concat()), missing("`listen`"));
+    // Whatever is started now would be missed first.
+    ["learner", "rollout"].iter().for_each(|name| fs::remove_file(stage.path(name)).unwrap());
+    assert_eq!(tandem(&[&["train", "run.toml"], &listen[..]].concat()), missing("`listen`"));
+    assert!(!stage.path("run").exists());
+    assert_eq!(tandem(&["worker", "--join", "tcp/127.0.0.1:7447"]), missing("`tandem worker`"));
+    assert_eq!(tandem(&["doctor", "--join", "tcp/127.0.0.1:7447"]), missing("--join"));
+    let doctor = |stage: &Stage| {
+        let mut command = Command::new(stage.path("tandem"));
+        command.arg("doctor");
+        let said = cli::finish(command).stdout;
+        said.split("\nok    workers ").nth(1).unwrap_or_else(|| panic!("{said}")).to_owned()
+    };
+    let said = doctor(&stage);
+    assert!(said.trim_start().starts_with("`rollout-fleet` is not built, "), "{said}");
+    assert!(said.contains("-> cargo build --release --package rollout-fleet\n"), "{said}");
+    stage.script("rollout-fleet", "exit 1");
+    assert!(doctor(&stage).trim_start().starts_with("rollout-fleet is beside tandem\n"));
+}
+
+#[test]
+fn the_sampler_of_a_run_with_workers_is_the_program_of_the_fleet() {
+    let stage = Stage::new(THREE_STEPS, "exit 1");
+    stage.script("rollout-fleet", &format!("[ $1 = run ] && touch $run/here\n{UNTIL_FINISHED}"));
+    let _ = cli::finish(stage.command(&["--listen", "tcp/127.0.0.1:7447"])).success();
+    assert!(stage.path("run/here").exists() && stage.path("run/logs/rollout.log").exists());
+}
+
 #[test]
 fn ctrl_c_ends_the_learner_in_order_and_tells_how_to_go_on() {
     let learner = "trap 'mkdir $run/checkpoint-1; cp $run/../model/config.json $run/checkpoint-1; \

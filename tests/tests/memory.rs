@@ -4,7 +4,7 @@ use std::{ffi::OsStr, fs};
 
 use harness::{
     cli,
-    tiny_model::{self, Place, Qwen2},
+    tiny_model::{self, ModelFolder, Qwen2},
 };
 use serde_json::Value;
 use shared::{ModelConfig, memory_plan::LearnerSizes};
@@ -46,7 +46,7 @@ fn the_plan_agrees_with_what_a_learner_takes() {
 
 #[test]
 fn the_plan_is_shown_before_anything_runs() {
-    let place = Place::new();
+    let place = ModelFolder::new();
     tiny_model::write_tokenizer(&place.path("model"));
     fs::write(place.path("prompts.jsonl"), "{\"prompt\": \"1+1=\"}\n").unwrap();
     let run = format!(

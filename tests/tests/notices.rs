@@ -6,21 +6,21 @@ use harness::{
     binary,
     cli::{self, Finished},
     data_dir,
-    tiny_model::{self, Place, Qwen2, TINY},
+    tiny_model::{self, ModelFolder, Qwen2, TINY},
     training::json_lines,
 };
 use serde_json::json;
 
 /// A folder with a model and a configuration that learns: the shorter completions are, the better.
 struct Bench {
-    place: Place,
+    place: ModelFolder,
 }
 
 const REWARD: &str = "length:target=2";
 
 impl Bench {
     fn new() -> Self {
-        let bench = Self { place: Place::new() };
+        let bench = Self { place: ModelFolder::new() };
         tiny_model::write_tokenizer(&bench.place.path("model"));
         bench.write("prompts.jsonl", "{\"prompt\": \"1+1=\"}\n{\"prompt\": \"2+2=\"}\n");
         let config = format!(

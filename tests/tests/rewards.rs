@@ -13,17 +13,17 @@ use harness::{
     binary,
     cli::{self, Finished},
     processes,
-    tiny_model::{self, Place},
+    tiny_model::{self, ModelFolder},
     training::json_lines,
 };
 use serde_json::{Value, json};
 
 /// A model, a dataset with right answers, and a folder for rewards beside the configuration.
-struct Bench(Place);
+struct Bench(ModelFolder);
 
 impl Bench {
     fn new() -> Self {
-        let place = Place::new();
+        let place = ModelFolder::new();
         tiny_model::write_tokenizer(&place.path("model"));
         let row = |a: i32, b: i32| json!({"prompt": format!("{a}+{b}="), "answer": (a + b).to_string()}).to_string();
         fs::write(place.path("prompts.jsonl"), [row(1, 1), row(2, 3), row(4, 4), row(9, 8)].join("\n")).unwrap();

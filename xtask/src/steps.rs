@@ -191,6 +191,22 @@ mod tests {
     }
 
     #[test]
+    fn the_default_build_compiles_nothing_of_the_fleet() {
+        let fleet = ["rollout-fleet", "shared-fleet", "shared-store", "zenoh", "object_store"];
+        let edges = ["--edges", "normal,build,dev"];
+        let names = |selection: &[&str]| -> BTreeSet<String> {
+            let lines = crates(&[&edges, selection].concat(), "{p}");
+            lines.iter().filter_map(|line| line.split(' ').next().map(str::to_owned)).collect()
+        };
+        let (default, all) = (names(&[]), names(&["--workspace"]));
+        for name in fleet {
+            assert!(all.contains(name), "the workspace has no {name}: is that its name?");
+            assert!(!default.contains(name), "`cargo tree --edges normal,build,dev --invert {name}` says who wants it");
+        }
+        assert!(default.is_subset(&all) && default.len() + 100 < all.len(), "{} of {}", default.len(), all.len());
+    }
+
+    #[test]
     fn programs_have_the_features_of_the_workspace() {
         let build = programs(&Host::current().unwrap(), &["--example", "countdown"]);
         let words: Vec<_> = build.get_args().map(|word| word.to_str().unwrap()).collect();

@@ -19,7 +19,7 @@ use shared::{
 
 use super::above_zero;
 use crate::{
-    crew::{self, LetGo, Place},
+    crew::{self, LetGo, Rendezvous},
     error::LearnerError,
 };
 
@@ -56,10 +56,10 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
             set_parent_process_death_signal(Some(Signal::KILL)).context("it could outlive the first rank")?;
             signals::leave_to_others().context("signals cannot be handled")?;
             crew::show_life()?;
-            Place::Child { meeting: meeting.clone(), rank }
+            Rendezvous::Child { meeting: meeting.clone(), rank }
         }
         _ => match told() {
-            Ok(told) => Place::Told(told),
+            Ok(told) => Rendezvous::Told(told),
             Err(error) => return Ok(hopeless(error)),
         },
     };
@@ -67,7 +67,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let given =
         |(key, folder): (&str, &Option<PathBuf>)| Some((key.to_owned(), folder.as_ref()?.display().to_string()));
     let overrides: Overrides = folders.into_iter().filter_map(given).collect();
-    let counted = matches!(place, Place::Told(_));
+    let counted = matches!(place, Rendezvous::Told(_));
     let mut report = |step: u64| {
         if counted {
             // Whoever started it may not listen.

@@ -21,7 +21,7 @@ use super::{content::agree_on_model, meeting::gather};
 use crate::{
     cores,
     error::LearnerError,
-    ranks::{CONNECT, Gloo, Ranks, SIGN, SILENCE, Signs, Store, Watch},
+    ranks::{CONNECT, Gloo, Ranks, SIGN, SILENCE, Signs, TorchStore, Watch},
     trained::Among,
 };
 
@@ -56,7 +56,7 @@ pub struct Crew {
     children: Children,
     /// Signs of life of those that it has not started.
     _signs: Option<Signs>,
-    _store: Store,
+    _store: TorchStore,
 }
 
 /// Ranks that this one has started.
@@ -94,7 +94,7 @@ impl Crew {
     fn of_children(config: &TrainConfig, run_dir: &RunDir, stop: &AtomicBool) -> Result<Self, LearnerError> {
         let meeting = run_dir.logs().join(format!("ranks-{}", process::id()));
         let _ = fs::remove_file(&meeting);
-        let store = Store::file(&meeting, CONNECT)?;
+        let store = TorchStore::file(&meeting, CONNECT)?;
         let watch = Watch::on();
         let mut children = Children { list: Vec::new(), over: Arc::default(), meeting };
         for rank in 1..config.learner_ranks as usize {
@@ -108,8 +108,11 @@ impl Crew {
 
     fn of_others(config: &TrainConfig, told: &Torchrun, stop: &AtomicBool) -> Result<Self, LearnerError> {
         let (host, port) = (&*told.master_addr, told.master_port);
-        let store =
-            if told.agent_listens { Store::reach(host, port, CONNECT) } else { Store::keep(host, port, CONNECT) }?;
+        let store = if told.agent_listens {
+            TorchStore::reach(host, port, CONNECT)
+        } else {
+            TorchStore::keep(host, port, CONNECT)
+        }?;
         let (ranks, signs) = Self::meet(config, &store, Some(told), host, stop, Arc::default())?;
         agree_on_model(&*ranks, config)?;
         let children = Children { list: Vec::new(), over: Arc::default(), meeting: PathBuf::new() };
@@ -119,7 +122,7 @@ impl Crew {
     /// Waits for the others and joins them.
     fn meet(
         config: &TrainConfig,
-        store: &Store,
+        store: &TorchStore,
         told: Option<&Torchrun>,
         host: &str,
         stop: &AtomicBool,

@@ -19,7 +19,7 @@ use shared::{
 
 use crate::{
     error::LearnerError,
-    ranks::{Store, Watch, instructions},
+    ranks::{TorchStore, Watch, instructions},
 };
 
 /// How often somebody who waits looks.
@@ -104,7 +104,7 @@ fn answer_to(nonce: u64) -> String {
 /// # Errors
 /// Ranks that do not come within `patience`, or cannot take part, by number.
 pub(super) fn gather(
-    store: &Store,
+    store: &TorchStore,
     config: &TrainConfig,
     threads: usize,
     patience: Duration,
@@ -162,7 +162,7 @@ pub(super) fn gather(
     Ok(prefix)
 }
 
-fn answer(store: &Store, nonce: u64, answer: &Answer) -> Result<(), LearnerError> {
+fn answer(store: &TorchStore, nonce: u64, answer: &Answer) -> Result<(), LearnerError> {
     store.set(&answer_to(nonce), &serde_json::to_vec(answer).expect("names and numbers become JSON"))
 }
 
@@ -173,8 +173,8 @@ fn answer(store: &Store, nonce: u64, answer: &Answer) -> Result<(), LearnerError
 pub(super) fn come(
     rank: usize,
     patience: Duration,
-    open: impl Fn(Duration) -> Result<Store, LearnerError>,
-) -> Result<(Store, Welcome), LearnerError> {
+    open: impl Fn(Duration) -> Result<TorchStore, LearnerError>,
+) -> Result<(TorchStore, Welcome), LearnerError> {
     let begin = Instant::now();
     let left = || patience.saturating_sub(begin.elapsed());
     loop {
@@ -200,7 +200,7 @@ pub(super) fn come(
     }
 }
 
-fn say_hello(store: &Store, rank: usize, left: impl Fn() -> Duration) -> Result<Option<Answer>, LearnerError> {
+fn say_hello(store: &TorchStore, rank: usize, left: impl Fn() -> Duration) -> Result<Option<Answer>, LearnerError> {
     let hello = Hello { nonce: rng::hash(&[incarnation(), rank as u64]), maker: Maker::own() };
     store.set(&hello_of(rank), &serde_json::to_vec(&hello).expect("names and numbers become JSON"))?;
     let key = answer_to(hello.nonce);
@@ -227,7 +227,7 @@ mod tests {
     #[test]
     fn all_are_answered_when_all_have_come() {
         let dir = tempfile::tempdir().unwrap();
-        let open = |patience| Store::file(&dir.path().join("store"), patience);
+        let open = |patience| TorchStore::file(&dir.path().join("store"), patience);
         let store = open(SOON).unwrap();
         let gathered = |patience| gather(&store, &config(3), 5, patience, || Ok(()), &Watch::default());
         thread::scope(|scope| {
@@ -252,7 +252,7 @@ mod tests {
     #[test]
     fn who_would_round_differently_is_refused_on_both_sides() {
         let dir = tempfile::tempdir().unwrap();
-        let store = Store::file(&dir.path().join("store"), SOON).unwrap();
+        let store = TorchStore::file(&dir.path().join("store"), SOON).unwrap();
         let of = |maker| serde_json::to_vec(&Hello { nonce: 7, maker }).unwrap();
         for (maker, word) in [
             (Maker { build: "0.0.0".into(), ..Maker::own() }, "0.0.0"),
@@ -269,7 +269,7 @@ mod tests {
     #[test]
     fn a_first_rank_that_does_not_come_is_an_error_with_the_way_out() {
         let dir = tempfile::tempdir().unwrap();
-        let open = |patience| Store::file(&dir.path().join("store"), patience);
+        let open = |patience| TorchStore::file(&dir.path().join("store"), patience);
         let error = come(1, Duration::from_millis(300), open).unwrap_err().to_string();
         assert!(error.contains("has not come") && error.contains("MASTER_ADDR"), "{error}");
     }

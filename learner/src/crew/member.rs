@@ -22,7 +22,7 @@ use crate::{
     cores,
     device::{self, RankHere},
     error::LearnerError,
-    ranks::{CONNECT, Gloo, Ranks, SIGN, Signs, Store, Watch},
+    ranks::{CONNECT, Gloo, Ranks, SIGN, Signs, TorchStore, Watch},
     step::StepBatch,
     trained::Among,
 };
@@ -32,7 +32,7 @@ const MOST_BYTES: u64 = 1 << 32;
 
 /// Where a rank finds the first one.
 #[derive(Debug, Clone)]
-pub enum Place {
+pub enum Rendezvous {
     /// It was started by it, on the same host.
     Child {
         /// The file that they meet at.
@@ -44,7 +44,7 @@ pub enum Place {
     Told(Torchrun),
 }
 
-impl Place {
+impl Rendezvous {
     /// Which one it is of the ranks on its host, where the learner has `count`.
     fn here(&self, count: usize) -> RankHere {
         match self {
@@ -69,25 +69,25 @@ pub enum LetGo {
 /// # Errors
 /// A first rank that does not come within `patience`; the same as of the first rank's steps; a rank that is gone.
 pub fn serve(
-    place: &Place,
+    place: &Rendezvous,
     overrides: &Overrides,
     patience: Duration,
     report: &mut dyn FnMut(u64),
 ) -> Result<LetGo, LearnerError> {
     let (rank, host) = match place {
-        Place::Child { rank, .. } => (*rank, "127.0.0.1"),
-        Place::Told(told) => (told.rank, &*told.master_addr),
+        Rendezvous::Child { rank, .. } => (*rank, "127.0.0.1"),
+        Rendezvous::Told(told) => (told.rank, &*told.master_addr),
     };
     let (store, welcome) = come(rank, patience, |patience| match place {
-        Place::Child { meeting, .. } => Store::file(meeting, patience),
-        Place::Told(told) => Store::reach(host, told.master_port, patience),
+        Rendezvous::Child { meeting, .. } => TorchStore::file(meeting, patience),
+        Rendezvous::Told(told) => TorchStore::reach(host, told.master_port, patience),
     })?;
     let damaged = |e| LearnerError::Peer(format!("the first rank's configuration is damaged: {e}"));
     let config = layers::parse(&welcome.config, "run.toml".as_ref(), overrides).map_err(damaged)?;
     let at = [rank, welcome.count];
     let signs = match place {
-        Place::Child { .. } => None,
-        Place::Told(_) => Some(Signs::start(&store, &welcome.prefix, at)?),
+        Rendezvous::Child { .. } => None,
+        Rendezvous::Told(_) => Some(Signs::start(&store, &welcome.prefix, at)?),
     };
     let mut served = || {
         let device = device::open_of_rank(config.learner_device, place.here(welcome.count))?;
@@ -160,9 +160,9 @@ mod tests {
 
     #[test]
     fn a_rank_takes_the_gpu_of_its_number_or_of_its_local_rank() {
-        let child = Place::Child { meeting: "ranks".into(), rank: 3 };
+        let child = Rendezvous::Child { meeting: "ranks".into(), rank: 3 };
         assert_eq!(child.here(4), RankHere::Of { rank: 3, count: 4 });
-        let told = Place::Told(Torchrun {
+        let told = Rendezvous::Told(Torchrun {
             rank: 3,
             world_size: 4,
             local_rank: 1,

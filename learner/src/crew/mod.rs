@@ -11,4 +11,4 @@ mod meeting;
 mod member;
 
 pub use first::Crew;
-pub use member::{LetGo, Place, serve, show_life};
+pub use member::{LetGo, Rendezvous, serve, show_life};

@@ -24,14 +24,14 @@ struct Slice {
     elements: Range<i64>,
 }
 
-/// Where a leaf lies.
+/// Shape of a leaf, and where it lies.
 #[derive(Debug, Clone)]
-struct Place {
+struct Extent {
     shape: Vec<i64>,
     offset: i64,
 }
 
-impl Place {
+impl Extent {
     fn numel(&self) -> i64 {
         self.shape.iter().product()
     }
@@ -40,7 +40,7 @@ impl Place {
 /// Where everything lies in a flat buffer; the same for parameters, gradients and optimiser moments.
 #[derive(Debug)]
 struct Layout {
-    leaves: Vec<Place>,
+    leaves: Vec<Extent>,
     by_name: HashMap<String, usize>,
     slices: Vec<Slice>,
     /// Elements before this index belong to matrices, those after it to vectors (norms and biases).
@@ -79,7 +79,7 @@ impl Layout {
             if shape.len() >= 2 {
                 layout.matrices = layout.length;
             }
-            layout.leaves.push(Place { shape, offset });
+            layout.leaves.push(Extent { shape, offset });
         }
         layout
     }

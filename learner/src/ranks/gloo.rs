@@ -14,7 +14,7 @@ use shared::torchrun::Torchrun;
 use tch::{Device, Tensor};
 
 use super::{
-    Ranks, Signs, Store, Watch,
+    Ranks, Signs, TorchStore, Watch,
     shim::{outcome, text},
 };
 use crate::error::LearnerError;
@@ -98,7 +98,7 @@ impl Gloo {
     /// # Errors
     /// Ranks that do not come before the deadline, or cannot be reached.
     pub fn join(
-        store: &Store,
+        store: &TorchStore,
         prefix: &str,
         [rank, count]: [usize; 2],
         master: &str,
@@ -229,7 +229,7 @@ pub struct Joined {
     /// The ranks.
     pub ranks: Arc<Gloo>,
     _signs: Signs,
-    _store: Store,
+    _store: TorchStore,
 }
 
 impl Joined {
@@ -240,7 +240,7 @@ impl Joined {
     pub fn among(told: &Torchrun) -> Result<Self, LearnerError> {
         let (host, port, at) = (&*told.master_addr, told.master_port, [told.rank, told.world_size]);
         let keeps = told.rank == 0 && !told.agent_listens;
-        let store = if keeps { Store::keep(host, port, CONNECT) } else { Store::reach(host, port, CONNECT) }?;
+        let store = if keeps { TorchStore::keep(host, port, CONNECT) } else { TorchStore::reach(host, port, CONNECT) }?;
         let signs = Signs::start(&store, "tandem", at)?;
         let ranks = Gloo::join(&store, "tandem", at, host, CONNECT, signs.watch())?;
         Ok(Self { ranks: Arc::new(ranks), _signs: signs, _store: store })
@@ -269,7 +269,7 @@ mod tests {
     fn why_another_rank_has_not_joined_is_named_where_it_is_known() {
         let dir = tempfile::tempdir().unwrap();
         let deadline = Duration::from_millis(500);
-        let store = Store::file(&dir.path().join("store"), deadline).unwrap();
+        let store = TorchStore::file(&dir.path().join("store"), deadline).unwrap();
         let watch = Watch::on();
         watch.name("rank 1 of the learner has ended: no GPU".into());
         let error = Gloo::join(&store, "alone", [0, 2], "127.0.0.1", deadline, watch).unwrap_err().to_string();
@@ -280,7 +280,7 @@ mod tests {
     fn a_rank_that_cannot_join_waits_for_the_name_of_the_one_that_is_gone() {
         let dir = tempfile::tempdir().unwrap();
         let deadline = Duration::from_millis(100);
-        let store = Store::file(&dir.path().join("store"), deadline).unwrap();
+        let store = TorchStore::file(&dir.path().join("store"), deadline).unwrap();
         let watch = Watch::on();
         let error = std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -295,7 +295,7 @@ mod tests {
     #[test]
     fn who_was_found_missing_stays_so() {
         let dir = tempfile::tempdir().unwrap();
-        let store = Store::file(&dir.path().join("store"), CONNECT).unwrap();
+        let store = TorchStore::file(&dir.path().join("store"), CONNECT).unwrap();
         let watch = Watch::on();
         let alone = Gloo::join(&store, "alone", [0, 1], "127.0.0.1", CONNECT, Arc::clone(&watch)).unwrap();
         alone.sum(&mut [1.0]).unwrap();

@@ -10,7 +10,7 @@
 //!
 //! [`crate::crew`] has the orders that they follow, and how they meet.
 //!
-//! Ranks find each other through torch's store ([`Store`]). Ranks that others have started also show there that they
+//! Ranks find each other through torch's store ([`TorchStore`]). Ranks that others have started also show there that they
 //! live ([`Signs`]). Everything else goes through torch's process group ([`Gloo`]). On GPUs each rank has its own.
 //! libtorch does not ship all headers of Gloo, so `gloo.cpp` is compiled with stand-ins.
 
@@ -33,7 +33,7 @@ pub use gloo::{Gloo, Joined};
 pub(crate) use shim::instructions;
 pub(crate) use signs::{SIGN, SILENCE};
 pub use signs::{Signs, Watch};
-pub use store::Store;
+pub use store::TorchStore;
 
 /// The ranks of a learner, as one of them sees them. All must call the same methods in the same order.
 pub trait Ranks: fmt::Debug + Send + Sync {

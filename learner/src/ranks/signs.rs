@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::Store;
+use super::TorchStore;
 use crate::error::LearnerError;
 
 /// How often a rank gives a sign of life.
@@ -109,7 +109,7 @@ impl Signs {
     ///
     /// # Errors
     /// A store that is gone; when there can be no thread.
-    pub fn start(store: &Store, prefix: &str, [rank, count]: [usize; 2]) -> Result<Self, LearnerError> {
+    pub fn start(store: &TorchStore, prefix: &str, [rank, count]: [usize; 2]) -> Result<Self, LearnerError> {
         let signs = Self { watch: Watch::on(), prefix: prefix.into(), rank, over: Arc::default() };
         let heard = Arc::new(Heard {
             begin: Instant::now(),
@@ -139,7 +139,7 @@ impl Signs {
     }
 
     /// Tells the others why this rank ends, so that they need not wait for its silence.
-    pub fn leave(&self, store: &Store, why: &str) {
+    pub fn leave(&self, store: &TorchStore, why: &str) {
         // Where the store is gone, they know.
         let _ = store.set(&gone(&self.prefix, self.rank), why.as_bytes());
     }
@@ -158,7 +158,7 @@ fn gone(prefix: &str, rank: usize) -> String {
 
 /// Gives signs and looks for those of the others, until it is over.
 fn exchange(
-    store: &Store,
+    store: &TorchStore,
     prefix: &str,
     [own, count]: [usize; 2],
     heard: &Heard,

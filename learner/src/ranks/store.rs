@@ -43,19 +43,19 @@ mod c {
 
 /// A store, as one thread has it.
 #[derive(Debug)]
-pub struct Store(NonNull<c_void>);
+pub struct TorchStore(NonNull<c_void>);
 
 // SAFETY: nothing in it belongs to a thread, and it is lent to one at a time: it is not `Sync`.
-unsafe impl Send for Store {}
+unsafe impl Send for TorchStore {}
 
-impl Drop for Store {
+impl Drop for TorchStore {
     fn drop(&mut self) {
         // SAFETY: it came from `gloo.cpp` and is given back once.
         unsafe { c::tandem_store_close(self.0.as_ptr()) }
     }
 }
 
-impl Store {
+impl TorchStore {
     /// A file that all ranks of one host see. It must be a new one each time, and is left behind.
     ///
     /// # Errors
@@ -171,7 +171,7 @@ impl Store {
 mod tests {
     use super::*;
 
-    fn keeps_what_is_set(store: &Store, other: &Store) {
+    fn keeps_what_is_set(store: &TorchStore, other: &TorchStore) {
         assert_eq!(other.look("a").unwrap(), None);
         store.set("a", b"1").unwrap();
         store.set("b", b"").unwrap();
@@ -190,7 +190,7 @@ mod tests {
     #[test]
     fn a_file_keeps_what_is_set() {
         let dir = tempfile::tempdir().unwrap();
-        let open = || Store::file(&dir.path().join("store"), SOON).unwrap();
+        let open = || TorchStore::file(&dir.path().join("store"), SOON).unwrap();
         let (store, other) = (open(), open());
         keeps_what_is_set(&store, &other);
         keeps_what_is_set(&other, &store.again().unwrap());
@@ -199,14 +199,14 @@ mod tests {
     #[test]
     fn a_port_keeps_what_is_set_until_its_store_is_gone() {
         let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let store = Store::keep("127.0.0.1", free, SOON).unwrap();
-        let other = Store::reach("localhost", free, SOON).unwrap();
+        let store = TorchStore::keep("127.0.0.1", free, SOON).unwrap();
+        let other = TorchStore::reach("localhost", free, SOON).unwrap();
         keeps_what_is_set(&store, &other);
         keeps_what_is_set(&other, &store.again().unwrap());
-        let error = Store::keep("127.0.0.1", free, SOON).unwrap_err().to_string();
+        let error = TorchStore::keep("127.0.0.1", free, SOON).unwrap_err().to_string();
         assert!(error.contains("MASTER_PORT"), "{error}");
         drop(store);
         assert!(other.look("a").is_err());
-        Store::keep("127.0.0.1", free, SOON).expect("the port is free again");
+        TorchStore::keep("127.0.0.1", free, SOON).expect("the port is free again");
     }
 }

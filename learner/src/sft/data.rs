@@ -37,7 +37,7 @@ struct Row {
 
 /// What rows are, and what of them is trained on; TRL's `SFTTrainer` does the same by default.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum ExampleFormat {
     /// Prompt and completion as texts or ids.
     Plain,
     /// Prompt and completion as messages.
@@ -46,7 +46,7 @@ enum Kind {
     Conversation,
 }
 
-impl Kind {
+impl ExampleFormat {
     fn words(self) -> &'static str {
         match self {
             Self::Plain => "prompts and completions; the completions are trained on",
@@ -98,7 +98,7 @@ impl Encoder {
     /// A dataset that cannot be read, or the first unusable row, with its place and the reason.
     pub fn read(&self, path: &Path) -> Result<Vec<Example>, LearnerError> {
         let rows = text::rows(path, |row| self.encode(row))?;
-        for kind in [Kind::Plain, Kind::Messages, Kind::Conversation] {
+        for kind in [ExampleFormat::Plain, ExampleFormat::Messages, ExampleFormat::Conversation] {
             let count = rows.iter().filter(|row| row.kind == kind).count();
             if count > 0 {
                 tracing::info!("{count} rows are {}", kind.words());
@@ -117,13 +117,13 @@ impl Encoder {
         let has_both = conversation.is_some() && (prompt.is_some() || row.prompt_ids.is_some());
         let ((example, lost), kind) = match (prompt, completion, conversation) {
             (Some(Content::Messages(prompt)), Some(Content::Messages(completion)), _) => {
-                (self.messages(&prompt, &completion, &variables)?, Kind::Messages)
+                (self.messages(&prompt, &completion, &variables)?, ExampleFormat::Messages)
             }
             (Some(Content::Messages(_)), _, _) | (_, Some(Content::Messages(_)), _) => {
                 return Err(ALIKE.into());
             }
             (None, None, Some(Content::Messages(messages))) if row.prompt_ids.is_none() => {
-                (self.conversation(&messages, &variables)?, Kind::Conversation)
+                (self.conversation(&messages, &variables)?, ExampleFormat::Conversation)
             }
             (None, None, Some(Content::Text(_))) if row.prompt_ids.is_none() => {
                 return Err("`messages` is a text, not a list of messages".into());
@@ -137,7 +137,7 @@ impl Encoder {
                     _ => None,
                 };
                 let ids = (row.prompt_ids, row.completion_ids);
-                ((self.plain(text(prompt), text(completion), ids)?, None), Kind::Plain)
+                ((self.plain(text(prompt), text(completion), ids)?, None), ExampleFormat::Plain)
             }
         };
         if example.prompt.is_empty() || example.completion.is_empty() {
@@ -196,7 +196,7 @@ type Rendered = (Example, Option<String>);
 #[derive(Debug)]
 struct Encoded {
     example: Example,
-    kind: Kind,
+    kind: ExampleFormat,
     /// A message that the chat template has passed over, in words.
     lost: Option<String>,
     /// It has `messages` beside a prompt.

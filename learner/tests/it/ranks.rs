@@ -13,7 +13,7 @@ use std::{
 use learner::{
     LearnerError,
     checkpoint::{self, TrainerState, open_rank},
-    ranks::{self, BUCKET_BYTES, Gloo, Ranks, Signs, Store},
+    ranks::{self, BUCKET_BYTES, Gloo, Ranks, Signs, TorchStore},
     step::{StepBatch, TrainedStep, Trainer, record},
     trained::Among,
 };
@@ -338,7 +338,7 @@ fn one_of_several_processes() {
     let [rank, count, deed, dir] = place.splitn(4, ' ').collect::<Vec<_>>()[..] else { panic!("{place}") };
     let (rank, count, dir) = (rank.parse().unwrap(), count.parse().unwrap(), Path::new(dir));
     let patience = Duration::from_secs(30);
-    let store = Store::file(&dir.join("meeting"), patience).unwrap();
+    let store = TorchStore::file(&dir.join("meeting"), patience).unwrap();
     let signs = Signs::start(&store, "test", [rank, count]).unwrap();
     let ranks = Gloo::join(&store, "test", [rank, count], "127.0.0.1", patience, signs.watch()).unwrap();
     match deed {
@@ -467,7 +467,7 @@ fn ranks_find_each_other_again_in_a_store_that_others_keep() {
     let alone = harness::cli::finish(bench.command("one-host", &[]));
     assert!(alone.status.success(), "{}", alone.stderr);
     let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let _store = Store::keep("127.0.0.1", free, Duration::from_secs(30)).unwrap();
+    let _store = TorchStore::keep("127.0.0.1", free, Duration::from_secs(30)).unwrap();
     let told = |mut command: Command, rank: &str| {
         command.envs([("RANK", rank), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1")]);
         command.env("MASTER_PORT", free.to_string()).env("TORCHELASTIC_USE_AGENT_STORE", "True");

@@ -36,8 +36,8 @@ pub mod residual;
 pub mod rounded;
 pub mod simd;
 pub mod spans;
+pub mod thread_pool;
 mod tile;
-pub mod workers;
 
 #[cfg(test)]
 mod tests;

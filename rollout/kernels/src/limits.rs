@@ -13,7 +13,7 @@ use super::{
     packed::{Columns, PackedShape},
     parallel::{Claims, Machine},
     simd::Isa,
-    workers::Workers,
+    thread_pool::ThreadPool,
 };
 
 /// Products (depth, outputs, rows) at which the kernels are at their best: the right side stays in the second cache
@@ -43,14 +43,14 @@ impl Limits {
     /// # Errors
     /// When the system gives no threads or no memory.
     pub fn measure(threads: usize, format: Format) -> io::Result<Self> {
-        let workers = Workers::new(threads, Duration::from_millis(1))?;
+        let workers = ThreadPool::new(threads, Duration::from_millis(1))?;
         let gemm =
             PRODUCTS.map(|product| gemm(product, format, &workers)).into_iter().collect::<io::Result<Vec<f64>>>()?;
         Ok(Self { gemm: gemm.into_iter().fold(0.0, f64::max), read_bandwidth: read_bandwidth(&workers)? })
     }
 }
 
-fn gemm((depth, outputs, rows): (usize, usize, usize), format: Format, threads: &Workers) -> io::Result<f64> {
+fn gemm((depth, outputs, rows): (usize, usize, usize), format: Format, threads: &ThreadPool) -> io::Result<f64> {
     let shape = PackedShape { depth, outputs, columns: Columns::Joined, format };
     let some = |n: usize| (0..n).map(|i| (i % 31) as f32 / 16.0 - 1.0).collect::<Vec<f32>>();
     let mut panels = LargeBuffer::new(shape.words())?;
@@ -79,7 +79,7 @@ fn gemm((depth, outputs, rows): (usize, usize, usize), format: Format, threads: 
     Ok(2.0 * (depth * outputs * rows) as f64 / best.as_secs_f64())
 }
 
-fn read_bandwidth(threads: &Workers) -> io::Result<f64> {
+fn read_bandwidth(threads: &ThreadPool) -> io::Result<f64> {
     let mut memory = LargeBuffer::new(SWEEP)?;
     // Memory that was never written is one page of zeros, which lies in the cache.
     memory.fill(1.0);

@@ -10,8 +10,8 @@ use super::{
     element::{BYTE_MAX, Format, QUAD, TILE_STEPS, largest, nearest, small_half, to_bf16, to_bytes},
     parallel::{Claims, Shared},
     simd::{LANES, MAX_BYTE_PRODUCTS},
+    thread_pool::ThreadPool,
     tile::PANEL,
-    workers::Workers,
 };
 
 /// How several weights become the columns of one product.
@@ -41,14 +41,14 @@ pub type Change<'a> = dyn Fn(usize, &mut [f32]) + Sync + 'a;
 
 /// A weight as it is packed, `[out, depth]`.
 #[derive(Clone, Copy)]
-pub struct Source<'a> {
+pub struct WeightRows<'a> {
     /// What is stored.
     pub values: &'a [f32],
     /// What rows are changed by before they are packed.
     pub change: Option<&'a Change<'a>>,
 }
 
-impl<'a> From<&'a [f32]> for Source<'a> {
+impl<'a> From<&'a [f32]> for WeightRows<'a> {
     fn from(values: &'a [f32]) -> Self {
         Self { values, change: None }
     }
@@ -125,7 +125,7 @@ impl PackedShape {
 
     /// Packs `weights`, each `[out, depth]`, into `panels` ([`PackedShape::words`] long); returns what belongs to them
     /// if they are bytes.
-    pub fn pack(&self, weights: &[Source<'_>], panels: &mut [f32], threads: &Workers) -> Option<Quantized> {
+    pub fn pack(&self, weights: &[WeightRows<'_>], panels: &mut [f32], threads: &ThreadPool) -> Option<Quantized> {
         assert_eq!(panels.len(), self.words(), "the panels have another size");
         assert!(
             self.format != Format::Int8 || self.depth <= MAX_BYTE_PRODUCTS,
@@ -150,7 +150,7 @@ impl PackedShape {
                 let mut changed = changed.chunks_mut(self.depth);
                 let rows: [_; PANEL] = std::array::from_fn(|lane| {
                     let (weight, row) = self.row(outputs(), panel, lane)?;
-                    let Source { values, change } = weights[weight];
+                    let WeightRows { values, change } = weights[weight];
                     let values = &values[row * self.depth..][..self.depth];
                     let Some(change) = change else { return Some(values) };
                     let place = changed.next()?;

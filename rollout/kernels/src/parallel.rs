@@ -7,14 +7,14 @@ use std::{
 
 use crossbeam::utils::CachePadded;
 
-use super::{simd::Isa, workers::Workers};
+use super::{simd::Isa, thread_pool::ThreadPool};
 
 /// What a kernel runs on.
 pub struct Machine<'a> {
     /// The instruction set.
     pub isa: Isa,
     /// The threads.
-    pub threads: &'a Workers,
+    pub threads: &'a ThreadPool,
     /// Memory of earlier calls.
     pub scratch: &'a mut Vec<f32>,
 }
@@ -45,7 +45,7 @@ impl Claims {
 
     /// Runs tasks until none is left, then waits for those of other threads. What they wrote can be read afterwards.
     ///
-    /// A task that panics counts as done, so that no thread waits for it; [`Workers::run`] passes the panic on.
+    /// A task that panics counts as done, so that no thread waits for it; [`ThreadPool::run`] passes the panic on.
     pub fn run_all(&self, task: impl Fn(usize)) {
         while let Some(i) = self.claim() {
             let _counts = Counts(&self.done);

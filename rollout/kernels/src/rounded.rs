@@ -78,7 +78,7 @@ mod tests {
     use crate::{
         element::Format,
         packed::{Columns, PackedShape, Quantized},
-        workers::Workers,
+        thread_pool::ThreadPool,
     };
 
     const DEPTH: usize = 40;
@@ -87,7 +87,7 @@ mod tests {
     fn packed(rows: &[f32], format: Format) -> (Vec<u32>, Option<Quantized>) {
         let shape = PackedShape { depth: DEPTH, outputs: rows.len() / DEPTH, columns: Columns::Joined, format };
         let mut panels = vec![0.0; shape.words()];
-        let quantized = shape.pack(&[rows.into()], &mut panels, &Workers::new(1, Duration::ZERO).unwrap());
+        let quantized = shape.pack(&[rows.into()], &mut panels, &ThreadPool::new(1, Duration::ZERO).unwrap());
         (panels.iter().map(|x| x.to_bits()).collect(), quantized)
     }
 

@@ -22,7 +22,7 @@ use shared::{
         self, Choice, ChoiceSpec, Device, JsonTable, KvDtype, OptionValue, RewardHost, RolloutDtype, TrainConfig,
     },
 };
-use shared_data::{Columns, Part};
+use shared_data::{Columns, Selection};
 use shared_hub::{locate_dataset, locate_model};
 
 use super::rows::check_writable;
@@ -340,7 +340,7 @@ impl RowFlags {
             columns: Columns { prompt: self.prompt_column.clone(), answer: self.answer_column.clone() },
         };
         let split = self.split.as_deref().unwrap_or(split);
-        let part = Part { split, config: self.dataset_config.as_deref() };
+        let part = Selection { split, config: self.dataset_config.as_deref() };
         let path = locate_dataset(path, part)?;
         let mut dataset = Dataset::load(&[path], part, tokenizer, &options)?;
         tell_warnings(dataset.remarks(tokenizer, &options).iter().map(|remark| as_flags(remark)));

@@ -11,17 +11,30 @@ pub mod flags;
 pub mod generate;
 mod journal;
 mod progress;
-pub mod reach;
 pub mod rewards;
 mod rows;
 pub mod run;
 pub mod tune;
-pub mod worker;
 
-use std::io::{self, Write};
+use std::{
+    io::{self, Write},
+    process::ExitCode,
+};
 
 use anyhow::Context;
 use serde_json::Value;
+use shared::command_line;
+
+/// The end of a program whose subcommand has this result: no program of a reward function is left, and an error is
+/// told.
+#[must_use]
+pub fn end(result: anyhow::Result<ExitCode>) -> ExitCode {
+    rollout_rewards::end_all();
+    result.unwrap_or_else(|error| {
+        command_line::tell_error(&error);
+        ExitCode::FAILURE
+    })
+}
 
 /// The result of a subcommand: one line of JSON on stdout.
 fn print(line: &Value) -> anyhow::Result<()> {

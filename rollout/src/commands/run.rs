@@ -5,7 +5,7 @@ use std::{path::PathBuf, process::ExitCode};
 use anyhow::ensure;
 use shared::{RunDir, channel::RunId, exit::ENDED_BY_SIGNAL};
 
-use crate::pair::{self, Ended};
+use crate::pair::{self, Ended, GeneratorFactory};
 
 /// Flags of `rollout run`.
 #[derive(Debug, clap::Args)]
@@ -18,17 +18,17 @@ pub struct Args {
     pub run_id: Option<RunId>,
 }
 
-/// Runs the subcommand; the exit code tells the launcher whether the run is over.
+/// Runs the subcommand with what samples there; the exit code tells the launcher whether the run is over.
 ///
 /// # Errors
 /// With context for the user.
-pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
+pub fn run(args: &Args, factory: &dyn GeneratorFactory) -> anyhow::Result<ExitCode> {
     ensure!(
         args.run_dir.is_dir(),
         "--run-dir {}: no such folder; `tandem train` makes it and starts both processes",
         args.run_dir.display()
     );
-    Ok(match pair::run(&RunDir::new(&args.run_dir), args.run_id)? {
+    Ok(match pair::run(&RunDir::new(&args.run_dir), args.run_id, factory)? {
         Ended::RunOver => ExitCode::SUCCESS,
         Ended::BySignal => ExitCode::from(ENDED_BY_SIGNAL),
     })

@@ -16,7 +16,7 @@ use shared::{
     FinishReason, PromptId,
     prompts::{LongPrompts, NAMED},
 };
-use shared_data::{Columns, DataError, Part, Row};
+use shared_data::{Columns, DataError, Row, Selection};
 
 use super::{
     ChatTemplate, Tokenizer,
@@ -160,7 +160,7 @@ impl Dataset {
     /// What cannot be read, or the first bad row, with its place and the reason.
     pub fn load<'a>(
         paths: &[PathBuf],
-        part: impl Into<Part<'a>>,
+        part: impl Into<Selection<'a>>,
         tokenizer: &Tokenizer,
         options: &PromptOptions,
     ) -> Result<Self, DatasetError> {
@@ -173,7 +173,7 @@ impl Dataset {
     /// As [`Dataset::load`].
     pub fn load_first<'a>(
         paths: &[PathBuf],
-        part: impl Into<Part<'a>>,
+        part: impl Into<Selection<'a>>,
         tokenizer: &Tokenizer,
         options: &PromptOptions,
         limit: usize,

@@ -157,8 +157,8 @@ impl Gate {
 /// Looks at the files of a version that somebody else is to sample from, and reads its manifest.
 ///
 /// # Errors
-/// As [`Gate::examine`].
-pub(crate) fn examine(source: &WeightSource, config: &ModelConfig, on: bool) -> Result<WeightManifest, EngineError> {
+/// Files that cannot be read, or that are not what the learner published.
+pub fn examine(source: &WeightSource, config: &ModelConfig, on: bool) -> Result<WeightManifest, EngineError> {
     let manifest = read_manifest(source, config)?;
     // What the learner publishes is not rounded for anybody.
     Gate { on, dtype: RolloutDtype::Auto, base: Arc::default() }.examine(source, &manifest)?;
@@ -264,7 +264,7 @@ impl Examined {
 
 /// How far log-probs are from those that they should be: the mean of |Δ| / (1 + |log-prob|), which is the absolute difference for
 /// likely tokens and the relative one for unlikely ones.
-pub(crate) fn distance_of(found: &[f64], meant: &[f64]) -> f64 {
+pub fn distance_of(found: &[f64], meant: &[f64]) -> f64 {
     let distances = found.iter().zip(meant).map(|(found, meant)| (found - meant).abs() / (1.0 + meant.abs()));
     distances.sum::<f64>() / meant.len() as f64
 }
@@ -285,7 +285,7 @@ pub(super) fn logprobs(
 }
 
 /// How far the log-probs of two engines may be apart, by [`distance_of`], that have the same weights and compute otherwise.
-pub(crate) fn tolerance_between(one: KernelClass, other: KernelClass) -> f64 {
+pub fn tolerance_between(one: KernelClass, other: KernelClass) -> f64 {
     // Both are compared with the learner where it computes in fp32.
     Rounding::of(one).tolerance(Dtype::Fp32) + Rounding::of(other).tolerance(Dtype::Fp32)
 }

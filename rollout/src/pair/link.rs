@@ -12,11 +12,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crossbeam::channel::{Receiver, Sender, bounded, unbounded};
+use anyhow::Context;
+use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
 use shared::{
     GroupId, RolloutGroup, RunDir,
     channel::{ChannelError, LearnerStatus, RunId, STATUS_INTERVAL, SamplerEnd, SamplerStatus, Silence},
-    heartbeat,
+    heartbeat::{self, Phase},
 };
 
 /// How often the thread looks for a new status of the learner: the latency of a new version in synchronous mode.
@@ -93,6 +94,28 @@ impl Link {
         &self.events
     }
 
+    /// Waits for the next status of the learner that is `wanted`; `None` when a signal came first.
+    ///
+    /// # Errors
+    /// A learner that is silent for too long, or a channel that does not work.
+    pub fn next_status(
+        &self,
+        stop: &AtomicBool,
+        wanted: impl Fn(&LearnerStatus) -> bool,
+    ) -> anyhow::Result<Option<LearnerStatus>> {
+        while !stop.load(Ordering::Relaxed) {
+            heartbeat::beat(Phase::Wait);
+            match self.events.recv_timeout(Duration::from_millis(50)) {
+                Ok(LinkEvent::Status(status)) if wanted(&status) => return Ok(Some(status)),
+                Ok(LinkEvent::Silent(seconds)) => return Err(silent(seconds)),
+                Ok(LinkEvent::Failed(error)) => return Err(error).context("hand-over to the learner"),
+                Ok(LinkEvent::Status(_) | LinkEvent::Sent(_)) | Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return Err(silent(0.0)),
+            }
+        }
+        Ok(None)
+    }
+
     /// Whether [`Link::send`] would not wait.
     #[must_use]
     pub fn has_room(&self) -> bool {
@@ -130,6 +153,13 @@ impl Drop for Link {
             let _ = thread.join();
         }
     }
+}
+
+/// The error for a learner that has died or hangs.
+pub(super) fn silent(seconds: f64) -> anyhow::Error {
+    anyhow::anyhow!(
+        "no sign of life from the learner for {seconds:.0} s (peer_timeout); see logs/learner.log in the run directory"
+    )
 }
 
 struct Worker<E> {

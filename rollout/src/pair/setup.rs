@@ -1,24 +1,19 @@
 //! From a run directory to a running sampler.
 
 use std::{
-    path::{Path, PathBuf},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    path::PathBuf,
+    sync::{Arc, atomic::AtomicBool},
     thread,
     time::Duration,
 };
 
 use anyhow::{Context, anyhow};
-use crossbeam::channel::RecvTimeoutError;
 use rollout_rewards::{RewardFunction, filter::FilterMetric};
 use shared::{
-    Dtype, ModelDir, PolicyVersion, RunDir, SamplingParams, TensorRole, WeightManifest,
+    ModelDir, PolicyVersion, RunDir, SamplingParams, WeightManifest,
     channel::{LearnerStatus, RunId, SamplerStatus, incarnation, iox::IoxSampler},
     config::{TrainConfig, WeightSwap},
     heartbeat::{self, Deadlines, Phase},
-    memory_plan::RunPlan,
     prompts::LongPrompts,
     session, signals,
 };
@@ -26,22 +21,19 @@ use shared_data::Columns;
 
 use super::{
     evaluation::Evaluation,
+    factory::{GeneratorFactory, RunParts},
     in_flight::{Keeper, Kept},
-    link::{Link, LinkEvent},
+    link::Link,
     order::{PromptOrder, Share},
     plan::{DynamicSampling, Plan, PlanOptions},
-    step_loop::{Ended, StepLoop, silent},
+    step_loop::{Ended, StepLoop},
 };
 use crate::{
     assembly::{Assembly, Scoring},
     data::{Dataset, DatasetError, PromptOptions, Tokenizer},
-    engine::{Engine, EngineOptions, auto_max_num_seqs, available_memory, machine, positions_of},
+    engine::{EngineOptions, positions_of},
     evaluation::Judging,
-    fleet,
-    generator::{
-        Generator,
-        follower::{WeightFollower, is_about, refusal},
-    },
+    generator::follower::WeightFollower,
     reward, trace,
 };
 
@@ -50,15 +42,16 @@ use crate::{
 const KEPT_BYTES: usize = 256 << 20;
 
 /// Runs the sampler of a run directory until the learner says that the run is over, or a signal asks for the end. The launcher
-/// has `given` it the id of the run.
+/// has `given` it the id of the run, and `factory` makes what samples.
 ///
 /// # Errors
 /// With context for the user: a bad configuration, model or dataset, a silent learner, an engine or channel that fails.
-pub fn run(run_dir: &RunDir, given: Option<RunId>) -> anyhow::Result<Ended> {
+pub fn run(run_dir: &RunDir, given: Option<RunId>, factory: &dyn GeneratorFactory) -> anyhow::Result<Ended> {
     heartbeat::start()?;
     let run = RunId::join(run_dir, given)?;
     let config = session::config(run_dir)?;
     config.validate()?;
+    factory.check(&config)?;
     let deadlines = Deadlines::of(&config);
     let stop = signals::listen(deadlines).context("signal handler")?;
     let model = ModelDir::of_run(&config).context("`model`")?;
@@ -69,7 +62,7 @@ pub fn run(run_dir: &RunDir, given: Option<RunId>) -> anyhow::Result<Ended> {
     let link = Link::start(end, status, deadlines.silence_of_peer(), (run_dir.clone(), run))
         .context("thread of the channel")?;
     tracing::info!("waiting for the learner");
-    let Some(first) = next_status(&link, &stop, |_| true)? else {
+    let Some(first) = link.next_status(&stop, |_| true)? else {
         return Ok(Ended::BySignal);
     };
     heartbeat::beat(Phase::Load);
@@ -79,7 +72,7 @@ pub fn run(run_dir: &RunDir, given: Option<RunId>) -> anyhow::Result<Ended> {
     if config.rollout_trace {
         trace::start();
     }
-    let Some(mut step_loop) = inputs.step_loop(run_dir, &config, &model, link, first, stop)? else {
+    let Some(mut step_loop) = inputs.step_loop(run_dir, &config, &model, (link, first), stop, factory)? else {
         return Ok(Ended::BySignal);
     };
     let result = step_loop.run();
@@ -137,25 +130,26 @@ impl Inputs {
         run_dir: &RunDir,
         config: &TrainConfig,
         model: &ModelDir,
-        link: Link,
-        mut first: LearnerStatus,
+        (link, mut first): (Link, LearnerStatus),
         stop: Arc<AtomicBool>,
+        factory: &dyn GeneratorFactory,
     ) -> anyhow::Result<Option<StepLoop>> {
         let swap = if config.max_staleness == 0 { WeightSwap::Drain } else { config.weight_swap };
         let weights = WeightFollower::new(run_dir.clone(), swap);
         let manifest = WeightManifest::read(&weights.source(first.version).dir)?;
         let room = room(config, model.config().max_position_embeddings, positions_of(&manifest, model.config()));
         self.leave_out_long(run_dir, config, room)?;
-        let engine: Box<dyn Generator> = if config.listen.is_some() {
-            // The first version is on its way to workers once the loop follows the learner.
-            let options = self.engine_options(config, model, room);
-            Box::new(fleet::open(run_dir, config, model, &self.tokenizer, options)?)
-        } else {
-            match self.first_engine(&weights, &mut first, config, model, room, &link, &stop)? {
-                Some(engine) => Box::new(engine),
-                None => return Ok(None),
-            }
+        let parts = RunParts {
+            run_dir,
+            config,
+            model,
+            tokenizer: &self.tokenizer,
+            options: self.engine_options(config, model, room),
+            learner: &mut first,
+            link: &link,
+            stop: &stop,
         };
+        let Some(engine) = factory.generator(parts)? else { return Ok(None) };
         link.update(|status| {
             status.version = first.version;
             status.oldest_in_use = first.version;
@@ -190,33 +184,6 @@ impl Inputs {
         }))
     }
 
-    /// The engine of this process, with the learner's newest version; waits for another where that is refused. Nothing when the
-    /// end came first.
-    #[allow(clippy::too_many_arguments)]
-    fn first_engine(
-        &self,
-        weights: &WeightFollower,
-        first: &mut LearnerStatus,
-        config: &TrainConfig,
-        model: &ModelDir,
-        room: usize,
-        link: &Link,
-        stop: &AtomicBool,
-    ) -> anyhow::Result<Option<Engine>> {
-        loop {
-            let error = match self.engine(weights, first.version, config, model, room) {
-                Ok(engine) => return Ok(Some(engine)),
-                Err(error) => error,
-            };
-            let refusal = refusal(&error, first.version, first.publication).ok_or(error)?;
-            link.update(|status| status.refusal = Some(refusal.clone()));
-            match next_status(link, stop, |learner| !is_about(&refusal, learner))? {
-                Some(learner) => *first = learner,
-                None => return Ok(None),
-            }
-        }
-    }
-
     fn order(&self, config: &TrainConfig) -> anyhow::Result<PromptOrder> {
         let seed = config.shuffle_dataset.then_some(config.seed);
         let shares = shares(&self.dataset, config).map_err(|problem| anyhow!("`dataset_weights`: {problem}"))?;
@@ -246,30 +213,6 @@ impl Inputs {
             contrast,
             failure: config.reward_failure,
         }))
-    }
-
-    fn engine(
-        &self,
-        weights: &WeightFollower,
-        version: PolicyVersion,
-        config: &TrainConfig,
-        model: &ModelDir,
-        room: usize,
-    ) -> anyhow::Result<Engine> {
-        let source = weights.source(version);
-        let manifest = WeightManifest::read(&source.dir)?;
-        let dtype = dtype(&manifest);
-        let mut options = self.engine_options(config, model, room);
-        let critic = config.critic_model.as_ref().map(ModelDir::open).transpose().context("`critic_model`")?;
-        let critic = critic.as_ref().map(ModelDir::config);
-        let shared = source.dir.parent().is_some_and(Path::is_symlink);
-        let plan = RunPlan::new(config, model.config(), critic, machine(options.device)?, shared)?;
-        options.memory = Some(plan.sampler_share());
-        if config.max_num_seqs.is_none() {
-            options.max_num_seqs =
-                auto_max_num_seqs(model.config(), dtype, &options, options.max_num_seqs, available_memory(&options)?)?;
-        }
-        Ok(Engine::new(source, model, options)?)
     }
 
     fn engine_options(&self, config: &TrainConfig, model: &ModelDir, room: usize) -> EngineOptions {
@@ -308,25 +251,6 @@ impl Inputs {
         let judging = Judging { correct_at: self.rewards[0].reward().correct_at(), failure: config.reward_failure };
         Evaluation::new(run_dir, dataset.clone(), assembly, judging, every, total_steps, newest).map(Some)
     }
-}
-
-/// Waits for the next status of the learner that is `wanted`; `None` when a signal came first.
-fn next_status(
-    link: &Link,
-    stop: &AtomicBool,
-    wanted: impl Fn(&LearnerStatus) -> bool,
-) -> anyhow::Result<Option<LearnerStatus>> {
-    while !stop.load(Ordering::Relaxed) {
-        heartbeat::beat(Phase::Wait);
-        match link.events().recv_timeout(Duration::from_millis(50)) {
-            Ok(LinkEvent::Status(status)) if wanted(&status) => return Ok(Some(status)),
-            Ok(LinkEvent::Silent(seconds)) => return Err(silent(seconds)),
-            Ok(LinkEvent::Failed(error)) => return Err(error).context("hand-over to the learner"),
-            Ok(LinkEvent::Status(_) | LinkEvent::Sent(_)) | Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) => return Err(silent(0.0)),
-        }
-    }
-    Ok(None)
 }
 
 /// How the rows of a run become prompts.
@@ -391,10 +315,6 @@ fn cut_short(config: &TrainConfig, longest: usize, room: usize, limit: usize) ->
             wanted.min(limit)
         )
     })
-}
-
-fn dtype(manifest: &WeightManifest) -> Dtype {
-    manifest.tensors.iter().find(|t| t.role == TensorRole::Parameter).map_or(Dtype::Fp32, |t| t.dtype)
 }
 
 #[cfg(test)]

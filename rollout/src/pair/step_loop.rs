@@ -19,7 +19,7 @@ use shared::{
 use super::{
     evaluation::Evaluation,
     in_flight::{Keeper, Kept, is_of, is_whole},
-    link::{Link, LinkEvent},
+    link::{Link, LinkEvent, silent},
     order::PromptOrder,
     plan::{Plan, UNPLACED, newest_of},
 };
@@ -307,11 +307,4 @@ impl StepLoop {
         select.recv(self.link.events());
         let _ = select.ready_timeout(wait);
     }
-}
-
-/// The error for a learner that has died or hangs.
-pub(super) fn silent(seconds: f64) -> anyhow::Error {
-    anyhow::anyhow!(
-        "no sign of life from the learner for {seconds:.0} s (peer_timeout); see logs/learner.log in the run directory"
-    )
 }

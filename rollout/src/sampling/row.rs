@@ -4,7 +4,7 @@ use shared::{SamplingParams, TokenLogprob};
 
 use super::{
     stats::{BLOCK, argmax, block_exp_sums, block_maxima, exp_nonpositive},
-    truncate::{Candidate, Row, TruncateScratch},
+    truncate::{Candidate, LogitsRow, TruncateScratch},
 };
 
 /// A sampled token.
@@ -139,7 +139,7 @@ impl<'a> Distribution<'a> {
             }
         }
         let kept = params.truncated().then(|| {
-            let kept = truncate.keep(&Row { logits: row, maxima, max, total }, params);
+            let kept = truncate.keep(&LogitsRow { logits: row, maxima, max, total }, params);
             (kept, kept.iter().map(|c| c.weight).sum())
         });
         Ok(Self { reference, row, max, total, sums, kept, temperature: params.temperature, argmax })

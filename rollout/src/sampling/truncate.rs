@@ -17,7 +17,7 @@ pub struct Candidate {
 
 /// A row as the truncation sees it.
 #[derive(Debug, Clone, Copy)]
-pub struct Row<'a> {
+pub struct LogitsRow<'a> {
     /// Logits after the repetition penalty.
     pub logits: &'a [f32],
     /// Maxima of the blocks of [`BLOCK`] logits.
@@ -43,7 +43,7 @@ impl TruncateScratch {
     /// 1 − top_p, which is to keep a token as long as the tokens before it in descending order have less than top_p
     /// together (of equal logits the higher token comes first); `MinPLogitsWarper` removes tokens less likely than
     /// min_p times the likeliest. Each works on what the one before it left; the likeliest token always stays.
-    pub fn keep(&mut self, row: &Row, params: &SamplingParams) -> &[Candidate] {
+    pub fn keep(&mut self, row: &LogitsRow, params: &SamplingParams) -> &[Candidate] {
         let bound = match Cut::of(params, row.logits.len()) {
             Cut { top_k: Some(k), .. } => self.kth_largest(row.maxima, k),
             Cut { top_p: Some(p), .. } => {
@@ -111,7 +111,7 @@ impl TruncateScratch {
     }
 
     /// Every entry that reaches the bound; weights are filled in when the set is small.
-    fn gather(&mut self, row: &Row, bound: f32) {
+    fn gather(&mut self, row: &LogitsRow, bound: f32) {
         self.candidates.clear();
         for (b, block) in row.logits.chunks(BLOCK).enumerate() {
             if row.maxima[b] < bound {
@@ -197,7 +197,7 @@ mod tests {
         let (mut maxima, mut sums) = (Vec::new(), Vec::new());
         let max = block_maxima(logits, &mut maxima);
         let total = block_exp_sums(logits, max, 1.0 / params.temperature, &mut sums);
-        let row = Row { logits, maxima: &maxima, max, total };
+        let row = LogitsRow { logits, maxima: &maxima, max, total };
         TruncateScratch::default().keep(&row, params).iter().map(|c| c.token).collect()
     }
 

@@ -18,11 +18,11 @@ use serde_json::{Value, json};
 const TINY: Qwen2 = Qwen2 { num_hidden_layers: 2, ..tiny_model::TINY };
 
 /// A folder with a random model of characters and a file of prompts.
-struct Place {
+struct Folder {
     dir: tempfile::TempDir,
 }
 
-impl Place {
+impl Folder {
     fn new(rows: &[Value]) -> Self {
         let place = Self { dir: tempfile::tempdir().unwrap() };
         TINY.write(&place.path("model"), 7);
@@ -54,8 +54,8 @@ fn rows(path: &Path) -> Vec<Value> {
     fs::read_to_string(path).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-fn three_prompts() -> Place {
-    Place::new(&[
+fn three_prompts() -> Folder {
+    Folder::new(&[
         json!({"prompt": "1 + 1 ="}),
         json!({"prompt_ids": [20, 30, 40, 50], "answer": "x"}),
         json!({"question": "How many dogs?", "answer": "one dog\n#### 1"}),
@@ -156,7 +156,7 @@ fn completions_end_at_the_tokenizers_end_too() {
 
 #[test]
 fn templates_have_switches_and_may_be_others() {
-    let place = Place::new(&[json!({"prompt": [{"role": "user", "content": "1 + 1 ="}]})]);
+    let place = Folder::new(&[json!({"prompt": [{"role": "user", "content": "1 + 1 ="}]})]);
     let source = "{{ messages[0].content }}{% if think %} hm{% endif %}";
     fs::write(place.path("short.jinja"), source).unwrap();
     let prompt = |words: &str| {
@@ -246,7 +246,7 @@ fn eval_prints_one_flat_object_that_agrees_with_its_rows() {
 #[test]
 fn an_evaluation_that_was_killed_goes_on() {
     let prompts: Vec<Value> = (1..=400).map(|n| json!({"prompt": format!("{n} + {n} =")})).collect();
-    let place = Place::new(&prompts);
+    let place = Folder::new(&prompts);
     let flags = "--reward-funcs length:target=9 --num-generations 3 --max-completion-length 24 --max-num-seqs 2";
     let words = |output: &str, more: &str| format!("{flags} --output {output} {more}").trim_end().to_owned();
     let figures = |finished: &Finished| -> Value {
@@ -299,7 +299,7 @@ fn an_evaluation_that_was_killed_goes_on() {
 #[test]
 fn compare_takes_chance_for_what_it_is() {
     let prompts: Vec<Value> = (1..=40).map(|n| json!({"prompt": format!("{n} + {n} =")})).collect();
-    let place = Place::new(&prompts);
+    let place = Folder::new(&prompts);
     let compare = |words: &str| -> (Value, String) {
         let finished = place
             .run(&format!("compare {words} --dataset prompts.jsonl --num-generations 2 --max-completion-length 12"))
@@ -378,7 +378,7 @@ fn stories_are_reproduced_from_their_prompts() {
     assert!(!cases.is_empty());
     let rows_of = |key: &str| -> Vec<Value> { cases.iter().map(|case| json!({key: case[key]})).collect() };
     for key in ["prompt", "prompt_ids"] {
-        let place = Place::new(&rows_of(key));
+        let place = Folder::new(&rows_of(key));
         let command = format!("generate --model {} --prompts prompts.jsonl --output out.jsonl", model.display());
         let _ = place.run(&format!("{command} --temperature 0 --max-completion-length 200")).success();
         let rows = rows(&place.path("out.jsonl"));

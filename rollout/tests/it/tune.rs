@@ -14,11 +14,11 @@ use serde_json::Value;
 use shared::config::{KvDtype, RolloutDtype, TrainConfig, layers};
 
 /// A small model with its tokenizer, prompts and lengths.
-struct Place {
+struct Folder {
     dir: tempfile::TempDir,
 }
 
-impl Place {
+impl Folder {
     fn new() -> Self {
         let place = Self { dir: tempfile::tempdir().unwrap() };
         SMALL.write(&place.path("model"), 3);
@@ -50,7 +50,7 @@ fn load(path: &Path) -> TrainConfig {
 
 #[test]
 fn the_proposal_is_a_configuration_that_training_takes() {
-    let place = Place::new();
+    let place = Folder::new();
     let work = "--dataset prompts.jsonl --lengths-file lengths --num-prompts 4 --num-generations 3 --time-budget 4";
     let finished = place.tune(&format!("{work} --max-completion-length 40"));
     let finished = finished.success();
@@ -88,7 +88,7 @@ fn the_proposal_is_a_configuration_that_training_takes() {
 
 #[test]
 fn what_is_given_stays_and_little_time_is_enough() {
-    let place = Place::new();
+    let place = Folder::new();
     let words = "--completion-length 100 --num-prompts 4 --num-generations 4 --time-budget 0.5 --threads 1 --kernels \
                  packed --max-num-seqs 3 --max-num-batched-tokens 100 --rollout-dtype int8 --kv-dtype int8 \
                  --speculative-tokens 2";
@@ -110,7 +110,7 @@ fn what_is_given_stays_and_little_time_is_enough() {
 /// The stock kernels take no drafts, so they are no alternative.
 #[test]
 fn speculation_is_tuned_without_naming_the_kernels() {
-    let place = Place::new();
+    let place = Folder::new();
     let words = "--completion-length 20 --num-prompts 2 --num-generations 2 --time-budget 0.5 --speculative-tokens 2";
     let finished = place.tune(words);
     let finished = finished.success();
@@ -121,7 +121,7 @@ fn speculation_is_tuned_without_naming_the_kernels() {
 /// What a run takes as well is proposed with the kernels that it was measured with.
 #[test]
 fn levers_of_devices_are_proposed_as_they_were_given() {
-    let place = Place::new();
+    let place = Folder::new();
     let words = "--completion-length 5 --num-prompts 2 --num-generations 2 --time-budget 0.5 --threads 1 \
                  --kernels stock --prefill-batch 2 --candidates 16";
     let finished = place.tune(words).success();
@@ -132,7 +132,7 @@ fn levers_of_devices_are_proposed_as_they_were_given() {
 
 #[test]
 fn what_cannot_be_done_is_one_clear_line() {
-    let place = Place::new();
+    let place = Folder::new();
     fs::write(place.path("bad"), "3\n-1\n").unwrap();
     fs::write(place.path("run.toml"), "model = \"mine\"\n").unwrap();
     for (words, parts) in [

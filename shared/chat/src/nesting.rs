@@ -65,7 +65,7 @@ pub fn bounded(source: &str, syntax: &SyntaxConfig) -> Result<String, String> {
         result.push_str(words);
         copied = at as usize;
     };
-    let mut place = Place::Elsewhere;
+    let mut place = Position::Elsewhere;
     let mut open = 0_usize;
     let (mut tokens, mut filters, mut elifs) = (0, 0, 0);
     for token in tokenize(source, false, syntax.clone()) {
@@ -74,7 +74,7 @@ pub fn bounded(source: &str, syntax: &SyntaxConfig) -> Result<String, String> {
         match token {
             Token::BlockStart | Token::VariableStart => (tokens, filters) = (0, 0),
             Token::Pipe => filters += 1,
-            Token::Ident("elif") if matches!(place, Place::Begun) => elifs += 1,
+            Token::Ident("elif") if matches!(place, Position::Begun) => elifs += 1,
             Token::ParenOpen | Token::BracketOpen | Token::BraceOpen => open += 1,
             Token::ParenClose | Token::BracketClose | Token::BraceClose => open = open.saturating_sub(1),
             _ => {}
@@ -89,19 +89,19 @@ pub fn bounded(source: &str, syntax: &SyntaxConfig) -> Result<String, String> {
             }
         }
         place = match (place, token) {
-            (_, Token::BlockStart) => Place::Begun,
-            (Place::Begun, Token::Ident("set")) => Place::Target(TO_VARIABLE),
-            (Place::Target(_), Token::Dot) => Place::Target(TO_NAMESPACE),
-            (Place::Target(filter), Token::Assign) if open == 0 => {
+            (_, Token::BlockStart) => Position::Begun,
+            (Position::Begun, Token::Ident("set")) => Position::Target(TO_VARIABLE),
+            (Position::Target(_), Token::Dot) => Position::Target(TO_NAMESPACE),
+            (Position::Target(filter), Token::Assign) if open == 0 => {
                 insert(span.end_offset, "(");
-                Place::Assigned(filter, ")|")
+                Position::Assigned(filter, ")|")
             }
-            (Place::Target(filter), Token::Pipe) => Place::Assigned(filter, "|"),
-            (Place::Assigned(filter, before), Token::BlockEnd) => {
+            (Position::Target(filter), Token::Pipe) => Position::Assigned(filter, "|"),
+            (Position::Assigned(filter, before), Token::BlockEnd) => {
                 insert(span.start_offset, &format!("{before}{filter} "));
-                Place::Elsewhere
+                Position::Elsewhere
             }
-            (Place::Begun, _) | (_, Token::BlockEnd) => Place::Elsewhere,
+            (Position::Begun, _) | (_, Token::BlockEnd) => Position::Elsewhere,
             (place, _) => place,
         };
     }
@@ -111,7 +111,7 @@ pub fn bounded(source: &str, syntax: &SyntaxConfig) -> Result<String, String> {
 
 /// Where in a template a token is.
 #[derive(Clone, Copy)]
-enum Place {
+enum Position {
     /// Outside of `{% set %}`.
     Elsewhere,
     /// Behind `{%`.

@@ -20,9 +20,9 @@ const ROWS: &[&str] = &["jsonl", "ndjson", "json", "csv", "tsv", "tab", "parquet
 /// JSON files that say something about rows and hold none.
 const ABOUT: &[&str] = &["dataset_info.json", "dataset_infos.json", "state.json", "dataset_dict.json"];
 
-/// Part of a dataset.
+/// Which rows of a dataset: a split of a configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Part<'a> {
+pub struct Selection<'a> {
     /// The split, where there are several.
     pub split: &'a str,
     /// The configuration, where there are several.
@@ -30,14 +30,14 @@ pub struct Part<'a> {
 }
 
 /// A split of a configuration.
-impl<'a> From<(&'a str, Option<&'a str>)> for Part<'a> {
+impl<'a> From<(&'a str, Option<&'a str>)> for Selection<'a> {
     fn from((split, config): (&'a str, Option<&'a str>)) -> Self {
         Self { split, config }
     }
 }
 
 /// A split of the only configuration, or of the default.
-impl<'a> From<&'a str> for Part<'a> {
+impl<'a> From<&'a str> for Selection<'a> {
     fn from(split: &'a str) -> Self {
         Self { split, config: None }
     }
@@ -52,7 +52,7 @@ pub fn choose(
     folder: &Path,
     names: &[String],
     card: Option<&str>,
-    part: Part<'_>,
+    part: Selection<'_>,
 ) -> Result<(Vec<String>, Option<String>), DataError> {
     let with_rows = |name: &&String| {
         let path = Path::new(name);

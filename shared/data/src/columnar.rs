@@ -10,7 +10,7 @@ use parquet::{arrow::arrow_reader::ParquetRecordBatchReaderBuilder, basic::Compr
 use serde_json::Value;
 
 use crate::{
-    DataError, LeftOut, Place, Row, Values, json,
+    DataError, LeftOut, Location, Row, Values, json,
     memory::{self, Meter},
     row::{Parsed, numbered},
     to_json,
@@ -243,7 +243,7 @@ impl<'a> Columns<'a> {
     }
 
     /// Leaves a column out, unless prompts are made of it; `place` is that of the row that shows why.
-    fn leave_out(&mut self, column: String, reason: String, place: Option<&Place>) -> Result<(), DataError> {
+    fn leave_out(&mut self, column: String, reason: String, place: Option<&Location>) -> Result<(), DataError> {
         if NEEDED.contains(&column.as_str()) {
             return Err(match place {
                 Some(place) => DataError::Row { place: place.clone(), reason },

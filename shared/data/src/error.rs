@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::{Place, Row};
+use crate::{Location, Row};
 
 /// A dataset that cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -30,7 +30,7 @@ pub enum DataError {
     #[error("{place}: {reason}")]
     Row {
         /// Where it is.
-        place: Place,
+        place: Location,
         /// What is wrong with it.
         reason: String,
     },

@@ -9,7 +9,7 @@ use std::{
 use serde::Deserialize;
 use shared_bounds::OneLine;
 
-use crate::{DataError, Part, choice, split};
+use crate::{DataError, Selection, choice, split};
 
 /// Most bytes of a file that says what the others are.
 const MOST_BYTES: u64 = 16 << 20;
@@ -31,7 +31,7 @@ pub struct Files {
 
 impl Files {
     /// Those of a file, or of a part of a folder.
-    pub fn of(path: &Path, part: Part<'_>) -> Result<Self, DataError> {
+    pub fn of(path: &Path, part: Selection<'_>) -> Result<Self, DataError> {
         let metadata = path.metadata().map_err(DataError::file(path))?;
         match metadata.is_dir() {
             true => files(path, part),
@@ -59,7 +59,7 @@ struct SavedSplits {
 }
 
 /// The files of a folder, those of one split if it has several.
-fn files(folder: &Path, part: Part<'_>) -> Result<Files, DataError> {
+fn files(folder: &Path, part: Selection<'_>) -> Result<Files, DataError> {
     let wanted = part.split;
     if folder.join("dataset_dict.json").exists() {
         let saved: SavedSplits = parsed(&folder.join("dataset_dict.json"))?;
@@ -157,7 +157,7 @@ mod tests {
         dir
     }
 
-    fn prompts(dir: &Path, part: impl Into<Part<'static>>) -> Result<Vec<String>, String> {
+    fn prompts(dir: &Path, part: impl Into<Selection<'static>>) -> Result<Vec<String>, String> {
         let table = read(dir, part.into()).map_err(|error| error.to_string())?;
         Ok(values(table).iter().map(|row| row["prompt"].as_str().unwrap().to_owned()).collect())
     }
@@ -226,7 +226,7 @@ mod tests {
         let error = prompts(configurations.path(), "train").unwrap_err();
         assert!(error.contains("`dataset_config` chooses one: main, socratic"), "{error}");
         assert_eq!(prompts(&configurations.path().join("main"), "train").unwrap(), ["main/train.jsonl"]);
-        let part = |config| Part { split: "train", config: Some(config) };
+        let part = |config| Selection { split: "train", config: Some(config) };
         assert_eq!(prompts(configurations.path(), part("socratic")).unwrap(), ["socratic/train.jsonl"]);
         let error = prompts(configurations.path(), part("no")).unwrap_err();
         assert!(error.contains("has no configuration `no` (`dataset_config`), but `main`, `socratic`"), "{error}");
@@ -253,7 +253,7 @@ mod tests {
         card("- config_name: hard\n  data_files: sub/c-*\n");
         let error = prompts(dir.path(), "train").unwrap_err();
         assert!(error.contains("has several configurations; `dataset_config` chooses one: easy, hard"), "{error}");
-        let part = |config, split| Part { split, config: Some(config) };
+        let part = |config, split| Selection { split, config: Some(config) };
         assert_eq!(prompts(dir.path(), part("hard", "train")).unwrap(), ["sub/c-1.jsonl", "sub/c-2.jsonl"]);
         card("- config_name: hard\n  default: true\n  data_dir: sub\n");
         assert_eq!(prompts(dir.path(), "train").unwrap(), ["sub/c-1.jsonl", "sub/c-2.jsonl"]);

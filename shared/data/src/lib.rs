@@ -35,12 +35,12 @@ mod unread;
 mod wording;
 mod writable;
 
-pub use choice::{CARD, Part, choose};
+pub use choice::{CARD, Selection, choose};
 pub use columns::{Columns, template_variables};
 pub use error::DataError;
 pub use format::Format;
 pub use messages::{Content, messages};
-pub use row::{LeftOut, Place, Row};
+pub use row::{LeftOut, Location, Row};
 pub use shape::Shape;
 pub use table::{Table, count, files, read};
 

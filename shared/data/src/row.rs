@@ -6,7 +6,7 @@ use crate::Values;
 
 /// Where a row stands.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct Location {
     /// The file.
     pub path: Arc<Path>,
     /// What is counted in it.
@@ -16,7 +16,7 @@ pub struct Place {
 }
 
 /// `data/train.jsonl, line 3`.
-impl fmt::Display for Place {
+impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}, {} {}", self.path.display(), self.unit, self.number)
     }
@@ -28,7 +28,7 @@ pub struct Row {
     /// Its columns.
     pub values: Values,
     /// Where it stands.
-    pub place: Place,
+    pub place: Location,
 }
 
 /// A column that cannot be read as what rows hold, and that no prompt needs.
@@ -48,7 +48,7 @@ pub(crate) struct Parsed {
 }
 
 /// Rows of a file, numbered from 1.
-pub(crate) fn numbered(path: &Path, unit: &'static str) -> impl Fn(usize) -> Place + Sync {
+pub(crate) fn numbered(path: &Path, unit: &'static str) -> impl Fn(usize) -> Location + Sync {
     let path: Arc<Path> = path.into();
-    move |number| Place { path: path.clone(), unit, number }
+    move |number| Location { path: path.clone(), unit, number }
 }

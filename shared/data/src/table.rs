@@ -8,7 +8,7 @@ use std::{
 use shared_bounds::guarded;
 
 use crate::{
-    DataError, LeftOut, Part, Row,
+    DataError, LeftOut, Row, Selection,
     bytes::Content,
     columnar, csv,
     folder::Files,
@@ -36,7 +36,7 @@ pub struct Table {
 ///
 /// # Errors
 /// As [`read`], before anything is read.
-pub fn files<'a>(path: &Path, part: impl Into<Part<'a>>) -> Result<Vec<PathBuf>, DataError> {
+pub fn files<'a>(path: &Path, part: impl Into<Selection<'a>>) -> Result<Vec<PathBuf>, DataError> {
     Files::of(path, part.into()).map(|files| files.paths)
 }
 
@@ -44,7 +44,7 @@ pub fn files<'a>(path: &Path, part: impl Into<Part<'a>>) -> Result<Vec<PathBuf>,
 ///
 /// # Errors
 /// What cannot be read, or the first bad row, with the way out.
-pub fn read<'a>(path: &Path, part: impl Into<Part<'a>>) -> Result<Table, DataError> {
+pub fn read<'a>(path: &Path, part: impl Into<Selection<'a>>) -> Result<Table, DataError> {
     let files = Files::of(path, part.into())?;
     let (mut rows, mut left_out, mut written_in) = (Vec::new(), Vec::<LeftOut>::new(), String::new());
     for file in &files.paths {
@@ -72,7 +72,7 @@ pub fn read<'a>(path: &Path, part: impl Into<Part<'a>>) -> Result<Table, DataErr
 ///
 /// # Errors
 /// As [`read`], for what is looked at.
-pub fn count<'a>(path: &Path, part: impl Into<Part<'a>>) -> Result<u64, DataError> {
+pub fn count<'a>(path: &Path, part: impl Into<Selection<'a>>) -> Result<u64, DataError> {
     let of_file = |file: &PathBuf| {
         let content = Content::read(file)?;
         match Format::of(file, &content.head()?)? {

@@ -1,10 +1,10 @@
-//! Why hub and worker do not come together.
+//! Why coordinator and worker do not come together.
 
 use std::path::PathBuf;
 
 use shared::endpoint::{Endpoint, EndpointError, Scheme};
 
-/// A hub that does not open, or a worker that does not join. No message has a secret in it.
+/// A coordinator that does not open, or a worker that does not join. No message has a secret in it.
 #[derive(Debug, thiserror::Error)]
 pub enum FleetError {
     /// An endpoint that does not do.
@@ -23,7 +23,7 @@ pub enum FleetError {
     /// Flags that do not fit each other.
     #[error("{0}")]
     Flags(String),
-    /// The hub cannot listen.
+    /// The coordinator cannot listen.
     #[error("`listen` {endpoint}: {reason}")]
     Listen {
         /// Where.
@@ -31,7 +31,7 @@ pub enum FleetError {
         /// Why not.
         reason: String,
     },
-    /// The name of the hub is unknown.
+    /// The name of the coordinator is unknown.
     #[error("--join {endpoint}: the name `{}` has no address ({reason}); is it spelt right, and does this host know it?", endpoint.host)]
     Name {
         /// Where.
@@ -49,31 +49,31 @@ pub enum FleetError {
         /// The system's words.
         reason: String,
     },
-    /// The hub's certificate is not accepted.
-    #[error("--join {endpoint}: the hub's certificate is not accepted: {reason}")]
+    /// The coordinator's certificate is not accepted.
+    #[error("--join {endpoint}: the coordinator's certificate is not accepted: {reason}")]
     Certificate {
         /// Where.
         endpoint: Endpoint,
         /// Why.
         reason: String,
     },
-    /// The hub does not accept this worker's certificate, or misses it.
-    #[error("--join {endpoint}: the hub {reason}")]
+    /// The coordinator does not accept this worker's certificate, or misses it.
+    #[error("--join {endpoint}: the coordinator {reason}")]
     OwnCertificate {
         /// Where.
         endpoint: Endpoint,
-        /// What the hub does.
+        /// What the coordinator does.
         reason: String,
     },
-    /// The word that the hub knows is another one, or missing on one side.
-    #[error("--join {endpoint}: the hub {reason}")]
+    /// The word that the coordinator knows is another one, or missing on one side.
+    #[error("--join {endpoint}: the coordinator {reason}")]
     Token {
         /// Where.
         endpoint: Endpoint,
-        /// What the hub does.
+        /// What the coordinator does.
         reason: &'static str,
     },
-    /// The hub has certificates, and the worker does not ask for them.
+    /// The coordinator has certificates, and the worker does not ask for them.
     #[error("--join {endpoint}: what listens there speaks TLS; join {}", Endpoint { scheme: Scheme::Tls, ..endpoint.clone() })]
     SpeaksTls {
         /// Where.
@@ -81,7 +81,7 @@ pub enum FleetError {
     },
     /// Something else listens there.
     #[error("--join {endpoint}: {reason}")]
-    NoHub {
+    NoCoordinator {
         /// Where.
         endpoint: Endpoint,
         /// What was seen of it.
@@ -98,10 +98,10 @@ pub enum FleetError {
 }
 
 impl FleetError {
-    /// Whether it may be otherwise in a while although nobody does anything here: a hub that is not up yet.
+    /// Whether it may be otherwise in a while although nobody does anything here: a coordinator that is not up yet.
     #[must_use]
     pub fn may_pass(&self) -> bool {
-        matches!(self, Self::Name { .. } | Self::Nobody { .. } | Self::NoHub { .. } | Self::Zenoh { .. })
+        matches!(self, Self::Name { .. } | Self::Nobody { .. } | Self::NoCoordinator { .. } | Self::Zenoh { .. })
     }
 }
 

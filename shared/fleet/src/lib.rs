@@ -1,10 +1,10 @@
-//! Hub and workers of a run over zenoh: the transport behind [`shared::channel::fleet`].
+//! Coordinator and workers of a run over zenoh: the transport behind [`shared::channel::fleet`].
 //!
-//! A worker's call is a query with a frame of [`Report`](shared::channel::fleet::Report) in it, and the answer a reply with a
-//! frame of [`Orders`](shared::channel::fleet::Orders). The bell is a publication of no bytes. Each worker has a token of
-//! liveliness, so the hub hears of a connection that is gone. Nothing else is on the network: no scouting, no gossip, no other
-//! listeners; workers connect to the hub alone, and the hub lets none of them do, see or hear more than this ([`session`] has
-//! the settings). A worker whose connection is cut connects again by itself.
+//! A worker's call is a query with a frame of [`Report`](shared::channel::fleet::Report) in it, and the answer a reply
+//! with a frame of [`Orders`](shared::channel::fleet::Orders). The wake-up is a publication of no bytes. Each worker
+//! has a token of liveliness, so the coordinator hears of a connection that is gone. Nothing else is on the network: no
+//! scouting, no gossip, no other listeners; workers connect to the coordinator alone, and it lets none of them do, see
+//! or hear more than this ([`session`] has the settings). A worker whose connection is cut connects again by itself.
 //!
 //! No thread that serves all workers waits for one of them. So threads of their own send the answers. And a message has
 //! less time to be sent than a dead connection has until it is given up: zenoh's thread for sending would wait for that
@@ -12,9 +12,10 @@
 //!
 //! zenoh's own threads belong to the process: they are made with its first session and outlive the last.
 
+mod coordinator;
 mod error;
-mod hub;
 mod options;
+mod overheard;
 mod probe;
 mod queue;
 mod reach;
@@ -24,8 +25,9 @@ mod tls;
 mod token;
 mod worker;
 
+pub use coordinator::ZenohCoordinator;
 pub use error::FleetError;
-pub use hub::ZenohHub;
 pub use options::{JoinOptions, ListenOptions};
+pub use overheard::{RefusedCalls, init_logging};
 pub use probe::{Probe, Stage, probe};
 pub use worker::ZenohWorker;

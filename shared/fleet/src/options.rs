@@ -9,7 +9,7 @@ use shared::{
 
 use crate::{FleetError, tls, token::Token};
 
-/// How a hub listens: the options of a run that are about it.
+/// How a coordinator listens: the options of a run that are about it.
 #[derive(Debug, Clone)]
 pub struct ListenOptions {
     /// `listen`.
@@ -25,7 +25,7 @@ pub struct ListenOptions {
 }
 
 impl ListenOptions {
-    /// Those of a run; none where it has no hub.
+    /// Those of a run; none where it has no coordinator.
     ///
     /// # Errors
     /// When `listen` is no endpoint.
@@ -74,7 +74,7 @@ pub struct JoinOptions {
     pub endpoint: Endpoint,
     /// `--token-file`.
     pub token_file: Option<PathBuf>,
-    /// `--tls-ca`: who signed the hub's certificate; without it, one of the public authorities.
+    /// `--tls-ca`: who signed the coordinator's certificate; without it, one of the public authorities.
     pub ca: Option<PathBuf>,
     /// `--tls-certificate`.
     pub certificate: Option<PathBuf>,
@@ -91,7 +91,7 @@ impl JoinOptions {
         Ok(Self { endpoint: endpoint.parse()?, token_file: None, ca: None, certificate: None, key: None })
     }
 
-    /// Checks everything that can be checked without the hub.
+    /// Checks everything that can be checked without the coordinator.
     ///
     /// # Errors
     /// What is wrong.
@@ -112,7 +112,8 @@ impl JoinOptions {
         }
         if endpoint.scheme == Scheme::Tls && endpoint.host.contains(':') {
             return Err(FleetError::Flags(format!(
-                "--join {endpoint}: TLS needs the name that is in the hub's certificate, or its IPv4 address; write that"
+                "--join {endpoint}: TLS needs the name that is in the coordinator's certificate, or its IPv4 address; \
+                 write that"
             )));
         }
         match (&self.certificate, &self.key) {

@@ -1,4 +1,4 @@
-//! What is between a worker and a hub, stage by stage.
+//! What is between a worker and a coordinator, stage by stage.
 
 use std::{
     fmt,
@@ -17,38 +17,38 @@ use crate::{FleetError, JoinOptions, reach, session};
 pub enum Stage {
     /// Flags and files of this side.
     Options,
-    /// The hub's name.
+    /// The coordinator's name.
     Resolve,
     /// A connection to its port.
     Connect,
     /// TLS, with the certificates of both sides.
     Certificates,
-    /// The token, and that it is a hub.
+    /// The token, and that it is a coordinator.
     Join,
     /// An answer.
     Answer,
 }
 
-/// What was seen on the way to a hub. A stage that works has its figures; the first that does not is named.
+/// What was seen on the way to a coordinator. A stage that works has its figures; the first that does not is named.
 #[derive(Debug, Default)]
 pub struct Probe {
-    /// Addresses of the hub's name.
+    /// Addresses of the coordinator's name.
     pub resolved: Vec<SocketAddr>,
     /// The address that took the connection.
     pub address: Option<SocketAddr>,
     /// Seconds until it did.
     pub tcp_connect_s: Option<f64>,
-    /// Seconds that TLS took, with the time that the hub has for refusing a certificate.
+    /// Seconds that TLS took, with the time that the coordinator has for refusing a certificate.
     pub tls_handshake_s: Option<f64>,
-    /// Seconds until the hub had let the worker in.
+    /// Seconds until the coordinator had let the worker in.
     pub join_s: Option<f64>,
     /// Seconds from a question to its answer, the median of several.
     pub round_trip_s: Option<f64>,
-    /// Version of the hub's program.
-    pub hub_build: Option<String>,
+    /// Version of the coordinator's program.
+    pub coordinator_build: Option<String>,
     /// Version of its frames; workers of another one are refused.
-    pub hub_frames: Option<u16>,
-    /// Seconds by which the hub's clock is ahead of this host's.
+    pub coordinator_frames: Option<u16>,
+    /// Seconds by which the coordinator's clock is ahead of this host's.
     pub clock_ahead_s: Option<f64>,
     /// The stage that does not work, and why.
     pub failed: Option<(Stage, FleetError)>,
@@ -57,7 +57,8 @@ pub struct Probe {
 /// How many questions are timed.
 const QUESTIONS: usize = 9;
 
-/// Goes to a hub as a worker does, and leaves again without having been one; each stage takes at most about so long.
+/// Goes to a coordinator as a worker does, and leaves again without having been one; each stage takes at most about so
+/// long.
 #[must_use]
 pub fn probe(options: &JoinOptions, within: Duration) -> Probe {
     let mut probe = Probe::default();
@@ -81,9 +82,12 @@ fn go(probe: &mut Probe, options: &JoinOptions, within: Duration) -> Result<(), 
     let start = Instant::now();
     let (session, _querier) = session::join(options, token.as_ref(), within).map_err(at(Stage::Join))?;
     probe.join_s = since(start);
-    let silent = || FleetError::NoHub {
+    let silent = || FleetError::NoCoordinator {
         endpoint: options.endpoint.clone(),
-        reason: format!("the hub has not answered for {:.0} s; it is stuck, or of another build", within.as_secs_f64()),
+        reason: format!(
+            "the coordinator has not answered for {:.0} s; it is stuck, or of another build",
+            within.as_secs_f64()
+        ),
     };
     let mut times = Vec::new();
     for _ in 0..QUESTIONS {
@@ -93,14 +97,14 @@ fn go(probe: &mut Probe, options: &JoinOptions, within: Duration) -> Result<(), 
         times.push(took);
         // It was told half-way.
         probe.clock_ahead_s = Some(facts.clock - (now() - took / 2.0));
-        (probe.hub_build, probe.hub_frames) = (Some(facts.build), Some(facts.frames));
+        (probe.coordinator_build, probe.coordinator_frames) = (Some(facts.build), Some(facts.frames));
     }
     times.sort_by(f64::total_cmp);
     probe.round_trip_s = Some(times[QUESTIONS / 2]);
     Ok(())
 }
 
-/// Asks a hub what it is: a call without a frame.
+/// Asks a coordinator what it is: a call without a frame.
 fn ask(session: &Session, within: Duration) -> Option<Facts> {
     let question = session.get(session::CALL).consolidation(ConsolidationMode::None).timeout(within);
     let answers = question.with(FifoChannel::new(1)).wait().ok()?;
@@ -108,7 +112,7 @@ fn ask(session: &Session, within: Duration) -> Option<Facts> {
     answer.result().ok()?.payload().try_to_string().ok()?.parse().ok()
 }
 
-/// What a hub says of itself to whoever asks and has been let in.
+/// What a coordinator says of itself to whoever asks and has been let in.
 pub(crate) struct Facts {
     build: String,
     frames: u16,

@@ -1,5 +1,5 @@
-//! What has happened at a hub and waits to be looked at. Workers, and strangers, can make it happen as often as they like, so
-//! everything here is bounded.
+//! What has happened at a coordinator and waits to be looked at. Workers, and strangers, can make it happen as often as
+//! they like, so everything here is bounded.
 
 use std::{
     collections::VecDeque,

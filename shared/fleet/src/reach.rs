@@ -1,4 +1,4 @@
-//! The way to a hub, a stage after the other, so that what is in the way can be named.
+//! The way to a coordinator, a stage after the other, so that what is in the way can be named.
 
 use std::{
     io::{self, ErrorKind, Read},
@@ -16,10 +16,10 @@ use shared::endpoint::{Endpoint, Scheme};
 
 use crate::{FleetError, JoinOptions, tls};
 
-/// How long a hub may take to complain of a certificate once it has seen it.
+/// How long a coordinator may take to complain of a certificate once it has seen it.
 const COMPLAINT: Duration = Duration::from_secs(1);
 
-/// The addresses of a hub.
+/// The addresses of a coordinator.
 pub(crate) fn resolve(endpoint: &Endpoint, within: Duration) -> Result<Vec<SocketAddr>, FleetError> {
     let (host, port) = (endpoint.host.clone(), endpoint.port);
     let (sender, receiver) = mpsc::channel();
@@ -66,7 +66,7 @@ pub(crate) fn why(options: &JoinOptions, words: &str, within: Duration) -> Fleet
     if let Some(reason) = of_token(words, options.token_file.is_some()) {
         return FleetError::Token { endpoint: options.endpoint.clone(), reason };
     }
-    let no_hub = |reason: String| FleetError::NoHub { endpoint: options.endpoint.clone(), reason };
+    let other = |reason: String| FleetError::NoCoordinator { endpoint: options.endpoint.clone(), reason };
     let tls = resolve(&options.endpoint, within)
         .and_then(|addresses| connect(&options.endpoint, &addresses, within))
         .and_then(|stream| handshake(options, stream, within.min(COMPLAINT)));
@@ -76,12 +76,12 @@ pub(crate) fn why(options: &JoinOptions, words: &str, within: Duration) -> Fleet
             FleetError::SpeaksTls { endpoint: options.endpoint.clone() }
         }
         _ if words.contains("deadline has elapsed") => {
-            no_hub("what listens there takes connections and says nothing".into())
+            other("what listens there takes connections and says nothing".into())
         }
         _ if ["eof", "reset by peer"].iter().any(|sign| words.contains(sign)) => {
-            no_hub("what listens there takes connections and ends them; is it a hub?".into())
+            other("what listens there takes connections and ends them; is it a coordinator?".into())
         }
-        _ => no_hub(format!("what listens there is no hub: {words}")),
+        _ => other(format!("what listens there is no coordinator: {words}")),
     }
 }
 
@@ -97,10 +97,11 @@ fn of_token(words: &str, given: bool) -> Option<&'static str> {
     needless.then_some("has no token: leave out --token-file, or give it `token_file`")
 }
 
-/// The handshake of TLS as zenoh does it, up to the point where the hub would complain of the worker's certificate.
+/// The handshake of TLS as zenoh does it, up to the point where the coordinator would complain of the worker's
+/// certificate.
 pub(crate) fn handshake(options: &JoinOptions, mut stream: TcpStream, within: Duration) -> Result<(), FleetError> {
     let endpoint = &options.endpoint;
-    let other = |reason: String| FleetError::NoHub { endpoint: endpoint.clone(), reason };
+    let other = |reason: String| FleetError::NoCoordinator { endpoint: endpoint.clone(), reason };
     let name = ServerName::try_from(endpoint.host.clone()).map_err(|e| other(e.to_string()))?;
     let mut tls = ClientConnection::new(Arc::new(client(options)?), name).map_err(|e| other(e.to_string()))?;
     let timeouts = |stream: &TcpStream, within: Duration| {
@@ -114,7 +115,7 @@ pub(crate) fn handshake(options: &JoinOptions, mut stream: TcpStream, within: Du
         tls.complete_io(&mut stream).map_err(|e| failed(&e))?;
     }
     timeouts(&stream, COMPLAINT).map_err(|e| failed(&e))?;
-    // The hub speaks second, so there is nothing to read but a complaint.
+    // The coordinator speaks second, so there is nothing to read but a complaint.
     match Stream::new(&mut tls, &mut stream).read(&mut [0]) {
         Err(error) if !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
             refusal(options, &error).map_or(Ok(()), Err)
@@ -156,11 +157,11 @@ fn refusal(options: &JoinOptions, error: &io::Error) -> Option<FleetError> {
     }
 }
 
-/// What is wrong with the hub's certificate.
+/// What is wrong with the coordinator's certificate.
 fn wrong(options: &JoinOptions, error: &CertificateError) -> String {
     match error {
         CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
-            "it has expired; the hub needs a new one, if this host's clock is right".into()
+            "it has expired; the coordinator needs a new one, if this host's clock is right".into()
         }
         CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
             "it is not valid yet; is this host's clock right?".into()
@@ -177,14 +178,14 @@ fn wrong(options: &JoinOptions, error: &CertificateError) -> String {
     }
 }
 
-/// Names as a certificate has them: `DnsName("hub")`.
+/// Names as a certificate has them: `DnsName("coordinator")`.
 fn names(presented: &[String]) -> String {
     let bare =
         |name: &String| name.split_once("(\"").map_or(name.clone(), |(_, rest)| rest.trim_end_matches("\")").into());
     presented.iter().map(bare).collect::<Vec<_>>().join(", ")
 }
 
-/// What the hub says of this worker's certificate.
+/// What the coordinator says of this worker's certificate.
 fn complaint(options: &JoinOptions, alert: AlertDescription) -> String {
     match alert {
         AlertDescription::CertificateRequired => {

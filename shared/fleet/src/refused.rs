@@ -1,21 +1,21 @@
-//! Connections that never came to be. zenoh tells the hub nothing of them, and says in its log what is understood here.
+//! Connections that never came to be. zenoh tells the coordinator nothing of them, and says in its log what is
+//! understood here.
 
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, PoisonError},
 };
 
-use shared::logging::Listener;
 use tokio::task;
 
-use crate::{error::plain, queue::Queue};
+use crate::{error::plain, overheard::Listener, queue::Queue};
 
 /// Whom nobody has named.
 const SOMEBODY: &str = "somebody";
 /// Most handshakes that are followed at a time.
 const MOST: usize = 1024;
 
-/// Tells a hub's queue of what becomes of connections to its port.
+/// Tells a coordinator's queue of what becomes of connections to its port.
 pub(crate) fn listener(queue: Arc<Queue>, port: u16, tls: bool) -> Arc<Listener> {
     let peers = Peers::default();
     Arc::new(move |target, message| {
@@ -38,8 +38,8 @@ pub(crate) fn listener(queue: Arc<Queue>, port: u16, tls: bool) -> Arc<Listener>
     })
 }
 
-/// The other end of each handshake with the hub, by the task of zenoh's that does it: a refused token is logged without it, by
-/// the task that has logged the message with the token in it.
+/// The other end of each handshake with the coordinator, by the task of zenoh's that does it: a refused token is logged
+/// without it, by the task that has logged the message with the token in it.
 #[derive(Default)]
 struct Peers(Mutex<HashMap<task::Id, String>>);
 

@@ -22,8 +22,8 @@ use crate::{
 
 /// Where calls go.
 pub(crate) const CALL: &str = "tandem/fleet/call";
-/// What rings.
-pub(crate) const BELL: &str = "tandem/fleet/bell";
+/// What wakes workers. Builds that speak with each other have these names in common, so they stay.
+pub(crate) const WAKE_UP: &str = "tandem/fleet/bell";
 /// Below it, a token of liveliness for each worker.
 pub(crate) const WORKERS: &str = "tandem/fleet/worker";
 
@@ -39,7 +39,7 @@ const MOST_PENDING: usize = 1024;
 /// How often something is looked for that zenoh does not tell.
 pub(crate) const LOOK: Duration = Duration::from_millis(5);
 
-/// The session of a hub.
+/// The session of a coordinator.
 pub(crate) fn listen(options: &ListenOptions, token: Option<&Token>) -> Result<Session, FleetError> {
     let failed = |reason: String| FleetError::Listen { endpoint: options.endpoint.clone(), reason };
     let mut config = common(&options.endpoint, LEASE);
@@ -61,8 +61,8 @@ pub(crate) fn listen(options: &ListenOptions, token: Option<&Token>) -> Result<S
     open(config).map_err(failed)
 }
 
-/// The session of a worker, connected, and a way to ask the hub that has been seen there. Takes at most about so long, or twice
-/// that where something is wrong.
+/// The session of a worker, connected, and a way to ask the coordinator that has been seen there. Takes at most about
+/// so long, or twice that where something is wrong.
 pub(crate) fn join(
     options: &JoinOptions,
     token: Option<&Token>,
@@ -70,7 +70,8 @@ pub(crate) fn join(
 ) -> Result<(Session, Querier<'static>), FleetError> {
     let deadline = Instant::now() + within;
     let addresses = reach::resolve(&options.endpoint, within)?;
-    // zenoh would say no more than that it has not worked. A hub of TLS rests after a connection that comes to nothing.
+    // zenoh would say no more than that it has not worked. A coordinator with TLS rests after a connection that comes
+    // to nothing.
     if options.endpoint.scheme == Scheme::Tcp {
         reach::connect(&options.endpoint, &addresses, within)?;
     }
@@ -79,11 +80,11 @@ pub(crate) fn join(
     let failed =
         |e: zenoh::Error| FleetError::Zenoh { endpoint: options.endpoint.clone(), reason: plain(&e.to_string()) };
     let querier = session.declare_querier(CALL).wait().map_err(failed)?;
-    if wait_for_hub(&querier, deadline) {
+    if wait_for_coordinator(&querier, deadline) {
         return Ok((session, querier));
     }
-    let reason = "what listens there speaks zenoh and is no hub of a run, or has just ended".into();
-    Err(FleetError::NoHub { endpoint: options.endpoint.clone(), reason })
+    let reason = "what listens there speaks zenoh and is no coordinator of a run, or has just ended".into();
+    Err(FleetError::NoCoordinator { endpoint: options.endpoint.clone(), reason })
 }
 
 fn joining(options: &JoinOptions, token: Option<&Token>, within: Duration) -> Value {
@@ -111,8 +112,8 @@ fn joining(options: &JoinOptions, token: Option<&Token>, within: Duration) -> Va
     config
 }
 
-/// Waits until the hub says that it takes calls; whether it has.
-pub(crate) fn wait_for_hub(querier: &Querier<'_>, deadline: Instant) -> bool {
+/// Waits until the coordinator says that it takes calls; whether it has.
+pub(crate) fn wait_for_coordinator(querier: &Querier<'_>, deadline: Instant) -> bool {
     loop {
         if querier.matching_status().wait().is_ok_and(|status| status.matching()) {
             return true;
@@ -150,7 +151,7 @@ fn common(endpoint: &Endpoint, open_timeout: Duration) -> Value {
                     "lease": LEASE.as_millis() as u64,
                     "queue": { "congestion_control": {
                         "block": { "wait_before_close": SLOWEST.as_micros() as u64 },
-                        // The bell waits for nobody.
+                        // The wake-up waits for nobody.
                         "drop": { "wait_before_drop": 0, "max_wait_before_drop_fragments": 0 },
                     } },
                 },
@@ -161,13 +162,13 @@ fn common(endpoint: &Endpoint, open_timeout: Duration) -> Value {
     })
 }
 
-/// What workers may do and hear, at the hub's end of their connections.
+/// What workers may do and hear, at the coordinator's end of their connections.
 fn may() -> Value {
     let rules = [
         ("call", "ingress", json!(["query"]), CALL),
         ("answer", "egress", json!(["reply", "declare_queryable"]), CALL),
-        ("listen", "ingress", json!(["declare_subscriber"]), BELL),
-        ("ring", "egress", json!(["put"]), BELL),
+        ("listen", "ingress", json!(["declare_subscriber"]), WAKE_UP),
+        ("wake", "egress", json!(["put"]), WAKE_UP),
         ("live", "ingress", json!(["liveliness_token"]), "tandem/fleet/worker/*"),
         ("look", "egress", json!(["declare_liveliness_subscriber", "liveliness_query"]), "tandem/fleet/worker/*"),
     ];

@@ -1,4 +1,4 @@
-//! The word that hub and workers share.
+//! The word that coordinator and workers share.
 
 use std::{
     fmt, fs,
@@ -51,8 +51,8 @@ impl Token {
         &self.0
     }
 
-    /// The list of users and words that a hub's session reads when it is opened: a file without a name, which only this
-    /// process can read, and which goes with it.
+    /// The list of users and words that a coordinator's session reads when it is opened: a file without a name, which
+    /// only this process can read, and which goes with it.
     pub(crate) fn dictionary(&self) -> io::Result<fs::File> {
         let mut file = tempfile::tempfile()?;
         file.set_permissions(fs::Permissions::from_mode(0o600))?;

@@ -23,7 +23,7 @@ use zenoh::{
 use crate::{
     FleetError, JoinOptions,
     error::plain,
-    session::{self, wait_for_hub},
+    session::{self, wait_for_coordinator},
     token::Token,
 };
 
@@ -34,23 +34,23 @@ const REST: Duration = Duration::from_secs(1);
 const LOOK_WHY: Duration = Duration::from_secs(5);
 const LOOKING: Duration = Duration::from_secs(2);
 
-/// A worker's end of a run's fleet. Dropped, it is gone from the hub.
+/// A worker's end of a run's fleet. Dropped, it is gone from the coordinator.
 pub struct ZenohWorker {
     options: JoinOptions,
     token: Option<Token>,
     /// What it calls itself where its frames cannot be read.
     caller: String,
-    bell: Arc<Bell>,
+    wake_up: Arc<WakeUp>,
     /// Why there is no connection, and when that was looked at.
     why: Option<(Instant, String)>,
     querier: Option<Querier<'static>>,
     alive: Option<LivelinessToken>,
-    rings: Option<Subscriber<()>>,
+    wakes: Option<Subscriber<()>>,
     session: Session,
 }
 
 impl ZenohWorker {
-    /// Joins the hub as the worker of this number, waiting at most so long for it to be there.
+    /// Joins the coordinator as the worker of this number, waiting at most so long for it to be there.
     ///
     /// # Errors
     /// What is wrong, at once if waiting does not help.
@@ -59,29 +59,29 @@ impl ZenohWorker {
         let (session, querier) = connect(options, token.as_ref(), Instant::now() + wait)?;
         let failed =
             |e: zenoh::Error| FleetError::Zenoh { endpoint: options.endpoint.clone(), reason: plain(&e.to_string()) };
-        let bell = Arc::new(Bell::default());
-        let to = Arc::clone(&bell);
-        let rings = session.declare_subscriber(session::BELL).callback(move |_| to.ring()).wait().map_err(failed)?;
+        let wake_up = Arc::new(WakeUp::default());
+        let to = Arc::clone(&wake_up);
+        let wakes = session.declare_subscriber(session::WAKE_UP).callback(move |_| to.come()).wait().map_err(failed)?;
         let alive = session.liveliness().declare_token(format!("{}/{worker:016x}", session::WORKERS));
         Ok(Self {
             options: options.clone(),
             token,
             caller: format!("worker {worker:016x} of build {}", env!("CARGO_PKG_VERSION")),
-            bell,
+            wake_up,
             why: None,
             querier: Some(querier),
             alive: Some(alive.wait().map_err(failed)?),
-            rings: Some(rings),
+            wakes: Some(wakes),
             session,
         })
     }
 
-    /// Whether the hub is there, waiting until then.
+    /// Whether the coordinator is there, waiting until then.
     fn reachable(&mut self, deadline: Instant) -> Result<(), ChannelError> {
         let Some(querier) = &self.querier else { return Err(ChannelError::Unreachable("the worker has left".into())) };
         // It comes back within a moment where only the connection was cut.
         let soon = deadline.min(Instant::now() + LOOKING);
-        if wait_for_hub(querier, soon) {
+        if wait_for_coordinator(querier, soon) {
             self.why = None;
             return Ok(());
         }
@@ -92,7 +92,7 @@ impl ZenohWorker {
             };
             self.why = Some((Instant::now(), words));
         }
-        if wait_for_hub(querier, deadline) {
+        if wait_for_coordinator(querier, deadline) {
             return Ok(());
         }
         let words = self.why.as_ref().map(|(_, words)| words.clone()).unwrap_or_default();
@@ -118,7 +118,7 @@ fn connect(
             return Err(error);
         }
         if !told {
-            tracing::info!("waiting up to {:.0} s for the hub: {error}", left.as_secs_f64().ceil());
+            tracing::info!("waiting up to {:.0} s for the coordinator: {error}", left.as_secs_f64().ceil());
             told = true;
         }
         thread::sleep(left.min(REST));
@@ -133,7 +133,7 @@ impl WorkerEnd for ZenohWorker {
             return Err(ChannelError::Refused(format!("it has {} bytes; {MOST_BYTES} are the most", frame.len())));
         }
         self.reachable(start + timeout)?;
-        let unanswered = || ChannelError::Timeout { peer: "hub", seconds: start.elapsed().as_secs_f64() };
+        let unanswered = || ChannelError::Timeout { peer: "coordinator", seconds: start.elapsed().as_secs_f64() };
         let failed = |error: &dyn Display| ChannelError::Unreachable(plain(&error.to_string()));
         let (sender, answers) = mpsc::channel();
         // Waits until zenoh and the system have taken it all; then the answer has all of `timeout`. zenoh's own deadline is only
@@ -160,34 +160,36 @@ impl WorkerEnd for ZenohWorker {
     }
 
     fn listen(&mut self, timeout: Duration) -> bool {
-        self.bell.wait(timeout)
+        self.wake_up.wait(timeout)
     }
 }
 
 impl Drop for ZenohWorker {
     fn drop(&mut self) {
-        (self.querier, self.alive, self.rings) = (None, None, None);
+        (self.querier, self.alive, self.wakes) = (None, None, None);
         drop(self.session.close().wait());
     }
 }
 
-/// Whether it has rung since somebody looked.
+/// Whether a wake-up has come since somebody looked.
 #[derive(Default)]
-struct Bell {
-    rung: Mutex<bool>,
-    rings: Condvar,
+struct WakeUp {
+    has_come: Mutex<bool>,
+    comes: Condvar,
 }
 
-impl Bell {
-    fn ring(&self) {
-        *self.rung.lock().unwrap_or_else(PoisonError::into_inner) = true;
-        self.rings.notify_one();
+impl WakeUp {
+    fn come(&self) {
+        *self.has_come.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.comes.notify_one();
     }
 
     fn wait(&self, timeout: Duration) -> bool {
-        let rung = self.rung.lock().unwrap_or_else(PoisonError::into_inner);
-        let (mut rung, _) =
-            self.rings.wait_timeout_while(rung, timeout, |rung| !*rung).unwrap_or_else(PoisonError::into_inner);
-        std::mem::take(&mut rung)
+        let has_come = self.has_come.lock().unwrap_or_else(PoisonError::into_inner);
+        let (mut has_come, _) = self
+            .comes
+            .wait_timeout_while(has_come, timeout, |has_come| !*has_come)
+            .unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut has_come)
     }
 }

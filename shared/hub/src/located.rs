@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use shared::config::{TrainConfig, hub_name, on_hub, rewards};
-use shared_data::Part;
+use shared_data::Selection;
 
 use crate::{Hub, HubError, Snapshot};
 
@@ -22,7 +22,7 @@ pub fn locate(
     let (same_model, same_data) = before.map_or((false, false), |before| {
         (before.model_revision == config.model_revision, before.dataset_revision == config.dataset_revision)
     });
-    let mut put = |option: &'static str, path: &mut PathBuf, revision: &str, part: Option<Part<'_>>| {
+    let mut put = |option: &'static str, path: &mut PathBuf, revision: &str, part: Option<Selection<'_>>| {
         let Some(name) = hub_name(path).map(str::to_owned) else { return Ok(()) };
         let same = match option {
             "critic_model" | "reward_funcs" => true,
@@ -50,7 +50,7 @@ pub fn locate(
         Ok(())
     };
     let config_name = config.dataset_config.clone();
-    let part = |split| Some(Part { split, config: config_name.as_deref() });
+    let part = |split| Some(Selection { split, config: config_name.as_deref() });
     put("model", &mut config.model, &config.model_revision, None)?;
     if let Some(critic) = &mut config.critic_model {
         put("critic_model", critic, MAIN, None)?;
@@ -95,7 +95,7 @@ pub fn locate_model(path: &Path) -> Result<PathBuf, HubError> {
 ///
 /// # Errors
 /// A name that cannot be used.
-pub fn locate_dataset(path: &Path, part: Part<'_>) -> Result<PathBuf, HubError> {
+pub fn locate_dataset(path: &Path, part: Selection<'_>) -> Result<PathBuf, HubError> {
     of_command_line(path, |hub, name| hub.dataset(name, MAIN, part))
 }
 

@@ -15,14 +15,14 @@ const ANSWER: Duration = Duration::from_secs(30);
 
 /// A model or a dataset, by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum RepositoryKind {
     /// A model.
     Model,
     /// A dataset.
     Dataset,
 }
 
-impl Kind {
+impl RepositoryKind {
     /// As a word.
     pub fn word(self) -> &'static str {
         match self {
@@ -109,7 +109,7 @@ struct Lfs {
 pub fn ask(
     client: &Client,
     settings: &Settings,
-    kind: Kind,
+    kind: RepositoryKind,
     name: &str,
     revision: &str,
 ) -> Result<Repository, HubError> {
@@ -164,7 +164,7 @@ pub fn gated(settings: &Settings, repo: &Repo) -> HubError {
 /// Why the Hub refuses, by the status and the two headers that it gives with it.
 fn refusal(
     settings: &Settings,
-    kind: Kind,
+    kind: RepositoryKind,
     name: &str,
     revision: &str,
     (status, code, reason): (u16, &str, String),

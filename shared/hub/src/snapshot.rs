@@ -6,12 +6,12 @@ use std::{
 };
 
 use hf_hub::Cache;
-use shared_data::{CARD, DataError, Part};
+use shared_data::{CARD, DataError, Selection};
 
 use crate::{
     Hub, HubError,
     download::Download,
-    repository::{self, Kind, RemoteFile, Repository},
+    repository::{self, RemoteFile, Repository, RepositoryKind},
     request::Client,
     wanted,
 };
@@ -44,14 +44,14 @@ impl Hub {
     /// See [`HubError`].
     pub fn model(&self, name: &str, revision: &str) -> Result<Snapshot, HubError> {
         let choose = |_: &Fetch<'_>, files: &[String]| wanted::of_model(name, files);
-        self.snapshot(Kind::Model, name, revision, &choose, &wanted::lacking_in_model)
+        self.snapshot(RepositoryKind::Model, name, revision, &choose, &wanted::lacking_in_model)
     }
 
     /// The files of a part of a dataset.
     ///
     /// # Errors
     /// See [`HubError`].
-    pub fn dataset(&self, name: &str, revision: &str, part: Part<'_>) -> Result<Snapshot, HubError> {
+    pub fn dataset(&self, name: &str, revision: &str, part: Selection<'_>) -> Result<Snapshot, HubError> {
         let choose = |fetch: &Fetch<'_>, files: &[String]| {
             let card = match files.iter().any(|file| file == CARD) {
                 true => Some(fetch.text(CARD)?),
@@ -64,12 +64,12 @@ impl Hub {
             Err(DataError::Split { wanted, .. }) => Some(format!("the split `{wanted}`")),
             Err(error) => Some(format!("a part ({error})")),
         };
-        self.snapshot(Kind::Dataset, name, revision, &choose, &lacking)
+        self.snapshot(RepositoryKind::Dataset, name, revision, &choose, &lacking)
     }
 
     fn snapshot(
         &self,
-        kind: Kind,
+        kind: RepositoryKind,
         name: &str,
         revision: &str,
         choose: &Choose<'_>,
@@ -115,7 +115,7 @@ impl Hub {
 /// A repository as far as it is in the cache.
 struct Cached<'a> {
     cache: Cache,
-    kind: Kind,
+    kind: RepositoryKind,
     name: &'a str,
 }
 

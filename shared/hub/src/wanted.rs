@@ -2,7 +2,7 @@
 
 use std::{io::ErrorKind, path::Path};
 
-use shared_data::{CARD, DataError, Part};
+use shared_data::{CARD, DataError, Selection};
 
 use crate::HubError;
 
@@ -54,7 +54,12 @@ pub fn lacking_in_model(folder: &Path) -> Option<String> {
 ///
 /// # Errors
 /// No such part.
-pub fn of_dataset(name: &str, files: &[String], card: Option<&str>, part: Part<'_>) -> Result<Vec<String>, DataError> {
+pub fn of_dataset(
+    name: &str,
+    files: &[String],
+    card: Option<&str>,
+    part: Selection<'_>,
+) -> Result<Vec<String>, DataError> {
     let (mut wanted, _) = shared_data::choose(Path::new(name), files, card, part)?;
     // With the card, the folder is read as it was chosen from.
     wanted.extend(files.iter().filter(|file| *file == CARD).cloned());

@@ -1,11 +1,12 @@
-//! The seam between a run and its samplers on other hosts: a hub beside the learner, and any number of workers.
+//! The seam between a run and its samplers on other hosts: a coordinator beside the learner, and any number of workers.
 //!
-//! The hub has the plan, the dataset and the rewards. It *leases* prompts to workers, which only turn token ids into token
-//! ids. A worker calls ([`WorkerEnd::exchange`]) whenever it has something to tell or the hub has rung ([`HubEnd::ring`]),
-//! and at least every [`CALL_INTERVAL`]. A call carries what the worker *is and has*, the answer what is *its to do*: states,
-//! as everywhere in this module, so a call, an answer or a bell that is lost costs time and nothing else. What a worker has
-//! finished is part of its calls until one is answered, and may arrive twice; a lease that nobody finishes is given to
-//! another worker, so it may be finished twice. Each completion counts once.
+//! The coordinator has the plan, the dataset and the rewards. It *leases* prompts to workers, which only turn token ids
+//! into token ids. A worker calls ([`WorkerEnd::exchange`]) whenever it has something to tell or the coordinator has
+//! woken it ([`CoordinatorEnd::wake`]), and at least every [`CALL_INTERVAL`]. A call carries what the worker *is and
+//! has*, the answer what is *its to do*: states, as everywhere in this module, so a call, an answer or a wake-up that
+//! is lost costs time and nothing else. What a worker has finished is part of its calls until one is answered, and may
+//! arrive twice; a lease that nobody finishes is given to another worker, so it may be finished twice. Each completion
+//! counts once.
 //!
 //! Weights do not pass here. An [`Edition`] names them by hash, and the store of the run has them, or its run directory where
 //! there is no store.
@@ -36,7 +37,8 @@ pub const CALL_BYTES: usize = 1 << 20;
 pub struct Edition {
     /// The version.
     pub version: PolicyVersion,
-    /// Which of the hub's publications: another one of the same bytes is looked at again by a worker that refused it.
+    /// Which of the coordinator's publications: another one of the same bytes is looked at again by a worker that
+    /// refused it.
     pub publication: u64,
     /// Hash of the index that the store has of it, which has the hashes of everything else; without a store, hash of its
     /// manifest.
@@ -76,7 +78,7 @@ pub struct KernelClass {
 /// Some completions of one prompt, to be made by one worker.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Lease {
-    /// Its number, from the hub.
+    /// Its number, from the coordinator.
     pub id: u64,
     /// The oldest version that a token of it may be sampled from; with `max_staleness` 0, the only one.
     pub version: PolicyVersion,
@@ -126,8 +128,8 @@ pub struct Report {
     pub build: String,
     /// Seconds since 1970 by the worker's clock, for people: nothing goes by it.
     pub clock: f64,
-    /// The hub whose leases it has: [`Orders::hub`] of the last answer, 0 before the first.
-    pub hub: u64,
+    /// The coordinator whose leases it has: [`Orders::coordinator`] of the last answer, 0 before the first.
+    pub coordinator: u64,
     /// What it computes with, once it has begun to.
     pub class: Option<KernelClass>,
     /// Sequences that it decodes at once; 0 before it can.
@@ -136,13 +138,13 @@ pub struct Report {
     pub edition: Option<Edition>,
     /// Leases of which it has something to do, ascending.
     pub held: Vec<u64>,
-    /// What it has made and the hub may not have.
+    /// What it has made and the coordinator may not have.
     pub made: Vec<Made>,
     /// An edition that it does not take into use, with the reason.
     pub refusal: Option<Refusal>,
     /// An edition that it cannot fetch, and tries again, or has fetched by a longer way.
     pub unfetched: Option<Unfetched>,
-    /// Why it can do nothing for this run. It leaves once the hub has answered.
+    /// Why it can do nothing for this run. It leaves once the coordinator has answered.
     pub problem: Option<String>,
     /// Counters since its start.
     pub work: Work,
@@ -153,7 +155,7 @@ pub struct Report {
 pub struct Unfetched {
     /// Which: [`Edition::publication`].
     pub publication: u64,
-    /// Whether the store has something else than the hub has published, or nothing any more.
+    /// Whether the store has something else than the coordinator has published, or nothing any more.
     pub is_damage: bool,
     /// What is in the way.
     pub reason: String,
@@ -189,7 +191,7 @@ pub struct RunFacts {
     pub model: [u8; 32],
     /// Longest prompt plus completion.
     pub max_model_len: u64,
-    /// Where the store is, as the hub was told.
+    /// Where the store is, as the coordinator was told.
     pub store: String,
     /// The run directory, where workers are on its host and read versions where they lie: the store has none then.
     pub run_dir: Option<String>,
@@ -198,9 +200,9 @@ pub struct RunFacts {
 /// What is a worker's to do: the answer to a call.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Orders {
-    /// Random number drawn at the hub's start. Leases of another hub are of no use.
-    pub hub: u64,
-    /// Facts of the run, for a worker that has not named this hub.
+    /// Random number drawn at the coordinator's start. Leases of another coordinator are of no use.
+    pub coordinator: u64,
+    /// Facts of the run, for a worker that has not named this coordinator.
     pub facts: Option<RunFacts>,
     /// The edition to sample from; none before the first.
     pub edition: Option<Edition>,
@@ -208,7 +210,7 @@ pub struct Orders {
     pub leases: Vec<u64>,
     /// Those of them that it has not named.
     pub granted: Vec<Lease>,
-    /// Why the hub wants nothing of this worker. It leaves.
+    /// Why the coordinator wants nothing of this worker. It leaves.
     pub refused: Option<String>,
     /// The run is over. The worker leaves.
     pub finished: bool,
@@ -216,31 +218,31 @@ pub struct Orders {
 
 /// A worker's end.
 pub trait WorkerEnd: Send {
-    /// Calls the hub. What is in the report has arrived when there is an answer; without one it may have.
+    /// Calls the coordinator. What is in the report has arrived when there is an answer; without one it may have.
     ///
     /// # Errors
     /// [`ChannelError::Unreachable`] without a connection, which comes back by itself; [`ChannelError::Timeout`] without an
-    /// answer; [`ChannelError::Refused`] by the hub; an answer that cannot be read.
+    /// answer; [`ChannelError::Refused`] by the coordinator; an answer that cannot be read.
     fn exchange(&mut self, report: &Report, timeout: Duration) -> Result<Orders, ChannelError>;
 
-    /// Waits until the hub rings, at most so long; whether it has.
+    /// Waits until the coordinator wakes it, at most so long; whether it has.
     fn listen(&mut self, timeout: Duration) -> bool;
 }
 
-/// The hub's end.
-pub trait HubEnd: Send {
+/// The coordinator's end.
+pub trait CoordinatorEnd: Send {
     /// What has happened, waiting at most so long for it.
     ///
     /// # Errors
-    /// When the transport does not work. A message that cannot be read is not an error of the hub's.
-    fn next(&mut self, timeout: Duration) -> Result<Option<HubEvent>, ChannelError>;
+    /// When the transport does not work. A message that cannot be read is not an error of the coordinator's.
+    fn next(&mut self, timeout: Duration) -> Result<Option<CoordinatorEvent>, ChannelError>;
 
     /// Has every worker call. Never waits.
-    fn ring(&mut self);
+    fn wake(&mut self);
 }
 
-/// What happens at the hub's end.
-pub enum HubEvent {
+/// What happens at the coordinator's end.
+pub enum CoordinatorEvent {
     /// A worker calls.
     Call(Box<dyn Call>),
     /// The connection to the worker of this number is gone. It may come back.

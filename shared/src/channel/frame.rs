@@ -124,7 +124,7 @@ pub enum FrameError {
     Body(String),
 }
 
-/// Encodes a message as one frame, of no run in particular: for files, and for calls that name their hub.
+/// Encodes a message as one frame, of no run in particular: for files, and for calls that name their coordinator.
 #[must_use]
 pub fn encode<M: Message>(message: &M) -> Vec<u8> {
     let mut frame = Vec::new();
@@ -294,7 +294,7 @@ mod tests {
             name: "a".into(),
             build: "0.1.0".into(),
             clock: 0.5,
-            hub: 9,
+            coordinator: 9,
             class: Some(KernelClass {
                 device: Device::Cuda,
                 kernels: Kernels::Stock,
@@ -332,7 +332,7 @@ mod tests {
 
     fn sample_orders() -> Orders {
         Orders {
-            hub: 9,
+            coordinator: 9,
             facts: Some(RunFacts {
                 config: "a = 1".into(),
                 model: [3; 32],

@@ -190,7 +190,7 @@ pub enum ChannelError {
     /// The peer did not take the message before the deadline.
     #[error("the {peer} did not take a message for {seconds:.0} s; see its log in the run directory")]
     Timeout {
-        /// `sampler`, `learner` or `hub`.
+        /// `sampler`, `learner` or `coordinator`.
         peer: &'static str,
         /// How long it was tried.
         seconds: f64,
@@ -201,10 +201,10 @@ pub enum ChannelError {
     /// The transport failed.
     #[error("the shared-memory channel failed: {0}")]
     Transport(String),
-    /// There is no connection to the hub.
-    #[error("the hub cannot be reached: {0}")]
+    /// There is no connection to the coordinator.
+    #[error("the coordinator cannot be reached: {0}")]
     Unreachable(String),
-    /// The hub says why it does not take a call, or a message is more than either side takes.
+    /// The coordinator says why it does not take a call, or a message is more than either side takes.
     #[error("a call was refused: {0}")]
     Refused(String),
 }

@@ -10,7 +10,7 @@ use std::{
 use shared_bounds::read_text;
 use toml::{Table, Value};
 
-use super::{ConfigError, Kind, OPTIONS, OptionSpec, TrainConfig, elsewhere, hub, option, schedule, shares};
+use super::{ConfigError, OPTIONS, OptionSpec, TrainConfig, ValueKind, elsewhere, hub, option, schedule, shares};
 
 /// Options of the command line in the order given: `(key, value)`, the keys in their own spelling of `run.toml`.
 pub type Overrides = Vec<(String, String)>;
@@ -45,7 +45,7 @@ pub fn parse_overrides(words: &[String]) -> Result<Overrides, ConfigError> {
         };
         let value = match value {
             Some(value) => value,
-            None if option.kind == Kind::Flag => "true".to_owned(),
+            None if option.kind == ValueKind::Flag => "true".to_owned(),
             None => return Err(ConfigError::Value(format!("`--{}` needs a value", option.key))),
         };
         list.push((option.key.to_owned(), value));
@@ -190,7 +190,7 @@ fn accepted(option: &OptionSpec, value: Value, given: &str) -> Result<Value, Str
         return Ok(alone[option.key].clone());
     }
     let given = given.split_whitespace().collect::<Vec<_>>().join(" ");
-    let too_large = option.kind == Kind::Whole && alone[option.key].as_integer().is_some_and(|number| number >= 0);
+    let too_large = option.kind == ValueKind::Whole && alone[option.key].as_integer().is_some_and(|number| number >= 0);
     let wanted = match option.share {
         _ if too_large => "a smaller number".to_owned(),
         Some(_) => "a whole number of steps, or a share of all steps below 1".to_owned(),
@@ -227,7 +227,7 @@ fn known(spelling: &str, origin: &str) -> Result<&'static OptionSpec, ConfigErro
 /// The value, in which paths are seen from the folder in which they were given, and names on the Hub are marked as
 /// such.
 fn located(option: &OptionSpec, value: Value, folder: &Path) -> Value {
-    if !matches!(option.kind, Kind::Path | Kind::Paths) {
+    if !matches!(option.kind, ValueKind::Path | ValueKind::Paths) {
         return value;
     }
     match value {

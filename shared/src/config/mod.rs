@@ -41,13 +41,13 @@ pub use choices::{
 };
 pub use guard::{GuardAction, GuardRule, GuardSign};
 pub use hub::{hub_name, on_hub};
-pub use option::{OptionSpec, Source};
+pub use option::{OptionSpec, Origin};
 pub use options::{OPTIONS, TrainConfig};
 pub use rewards::{RewardBounds, RewardHost};
 pub use schedule::{RampShape, ScheduleSettings};
 
 pub use crate::compute::{Device, Kernels, KvDtype, RolloutDtype};
-pub use crate::declare::{Bounds, Choice, ChoiceSpec, JsonTable, Kind, OptionValue, Paths, UnknownChoice};
+pub use crate::declare::{Bounds, Choice, ChoiceSpec, JsonTable, OptionValue, Paths, UnknownChoice, ValueKind};
 pub use crate::group::RewardFailure;
 pub use crate::methods::{
     advantage::{AdvantageEstimator, MultiObjectiveAggregation, ScaleRewards},

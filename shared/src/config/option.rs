@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use super::TrainConfig;
-use crate::declare::{Bounds, Kind, OptionValue};
+use crate::declare::{Bounds, OptionValue, ValueKind};
 
 /// An option of a run. The methods that return one are the words of a declaration, behind type and default.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -15,9 +15,9 @@ pub struct OptionSpec {
     /// What it does, and what one pays for it.
     pub doc: &'static str,
     /// The systems that have it too, with their names for it.
-    pub source: Source,
+    pub source: Origin,
     /// Its type.
-    pub kind: Kind,
+    pub kind: ValueKind,
     /// What it means that it is absent, if it may be.
     pub absent: Option<&'static str>,
     /// Other spellings.
@@ -32,9 +32,9 @@ pub struct OptionSpec {
     pub share: Option<&'static str>,
 }
 
-/// Where an option comes from.
+/// Which tool an option and its name come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Source {
+pub enum Origin {
     /// From here.
     Own,
     /// TRL has it under the same name.
@@ -50,7 +50,7 @@ impl OptionSpec {
             key,
             section,
             doc,
-            source: Source::Own,
+            source: Origin::Own,
             kind: T::KIND,
             absent: None,
             aliases: &[],
@@ -69,13 +69,13 @@ impl OptionSpec {
 
     /// TRL has it under the same name.
     pub(super) const fn trl(mut self) -> Self {
-        self.source = Source::Trl;
+        self.source = Origin::Trl;
         self
     }
 
     /// The systems that have it, with their names for it.
     pub(super) const fn source(mut self, names: &'static str) -> Self {
-        self.source = Source::Named(names);
+        self.source = Origin::Named(names);
         self
     }
 

@@ -2,7 +2,7 @@
 
 use std::{collections::HashSet, fs};
 
-use crate::config::{Kind, OPTIONS, OptionSpec, TrainConfig, layers, option};
+use crate::config::{OPTIONS, OptionSpec, TrainConfig, ValueKind, layers, option};
 
 fn given(option: &OptionSpec, value: &str) -> Result<TrainConfig, String> {
     layers::load(None, &vec![(option.key.to_owned(), value.to_owned())]).map_err(|error| error.to_string())
@@ -20,7 +20,7 @@ fn every_option_is_described_and_has_a_default_or_must_be_given() {
     for option in OPTIONS {
         assert!(option.absent.is_none() || option.default_text().is_none(), "{} has two defaults", option.key);
         assert!(option.doc.len() > 10 && option.doc.ends_with('.'), "{}: {}", option.key, option.doc);
-        if let Kind::Choice(values) = option.kind {
+        if let ValueKind::Choice(values) = option.kind {
             for value in values {
                 assert!(value.doc.ends_with('.'), "{} {}: {}", option.key, value.word, value.doc);
             }
@@ -36,7 +36,7 @@ fn no_spelling_means_two_things() {
             assert!(seen.insert(*spelling), "{spelling} is there twice");
             assert_eq!(option(spelling).unwrap().key, known.key);
         }
-        if let Kind::Choice(values) = known.kind {
+        if let ValueKind::Choice(values) = known.kind {
             let mut words = HashSet::new();
             for value in values {
                 for word in [value.word].iter().chain(value.aliases) {
@@ -54,7 +54,7 @@ fn every_bound_refuses_what_lies_beyond_it() {
     assert!(TrainConfig::default().out_of_bounds().is_empty());
     let mut ends = 0;
     for option in OPTIONS {
-        let step = if option.kind == Kind::Whole { 1.0 } else { 1e-3 };
+        let step = if option.kind == ValueKind::Whole { 1.0 } else { 1e-3 };
         for (end, outwards) in [(option.bounds.low, -step), (option.bounds.high, step)] {
             let Some((end, included)) = end else { continue };
             let beyond = if included { end + outwards } else { end };
@@ -63,8 +63,12 @@ fn every_bound_refuses_what_lies_beyond_it() {
             within_bounds(option, if included { end } else { end - outwards }).unwrap();
             ends += 1;
         }
-        if matches!(option.kind, Kind::Number | Kind::Numbers) {
-            assert!(option.bounds.low.is_some() || option.kind == Kind::Numbers, "{} has no lower bound", option.key);
+        if matches!(option.kind, ValueKind::Number | ValueKind::Numbers) {
+            assert!(
+                option.bounds.low.is_some() || option.kind == ValueKind::Numbers,
+                "{} has no lower bound",
+                option.key
+            );
             assert!(within_bounds(option, f64::NAN).is_err(), "{}", option.key);
             assert_eq!(within_bounds(option, f64::INFINITY).is_ok(), option.bounds.infinite, "{}", option.key);
         }
@@ -76,20 +80,20 @@ fn every_bound_refuses_what_lies_beyond_it() {
 fn another(option: &OptionSpec) -> String {
     let default = serde_json::to_value(TrainConfig::default()).unwrap()[option.key].clone();
     match option.kind {
-        Kind::Flag => (!default.as_bool().unwrap_or(true)).to_string(),
-        Kind::Whole => (default.as_u64().unwrap_or(1) + 1).to_string(),
-        Kind::Number => "0.625".to_owned(),
-        Kind::Text => "a \"quoted\" text\nof two lines".to_owned(),
-        Kind::Path => "/a folder/file".to_owned(),
-        Kind::Paths => r#"["/a folder/x,y", "/b"]"#.to_owned(),
-        Kind::Choice(values) => {
+        ValueKind::Flag => (!default.as_bool().unwrap_or(true)).to_string(),
+        ValueKind::Whole => (default.as_u64().unwrap_or(1) + 1).to_string(),
+        ValueKind::Number => "0.625".to_owned(),
+        ValueKind::Text => "a \"quoted\" text\nof two lines".to_owned(),
+        ValueKind::Path => "/a folder/file".to_owned(),
+        ValueKind::Paths => r#"["/a folder/x,y", "/b"]"#.to_owned(),
+        ValueKind::Choice(values) => {
             let other = |value: &&&str| default.as_str() != Some(**value);
             let words: Vec<&str> = values.iter().map(|value| value.word).collect();
             (*words.iter().rev().find(|word| other(word)).unwrap()).to_owned()
         }
-        Kind::Texts => r#"["a,b", "é\n"]"#.to_owned(),
-        Kind::Numbers => "-1,0.5,1e-7".to_owned(),
-        Kind::Table => r#"{"a": [false, null], "b": {"c": "d"}}"#.to_owned(),
+        ValueKind::Texts => r#"["a,b", "é\n"]"#.to_owned(),
+        ValueKind::Numbers => "-1,0.5,1e-7".to_owned(),
+        ValueKind::Table => r#"{"a": [false, null], "b": {"c": "d"}}"#.to_owned(),
     }
 }
 

@@ -11,6 +11,6 @@ pub use bounds::Bounds;
 pub use choice::{Choice, ChoiceSpec, UnknownChoice};
 pub use paths::Paths;
 pub use table::JsonTable;
-pub use value::{Kind, OptionValue};
+pub use value::{OptionValue, ValueKind};
 
 pub(crate) use choice::choices;

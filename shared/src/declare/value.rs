@@ -11,7 +11,7 @@ use super::{
 
 /// What the value of an option is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum ValueKind {
     /// True or false.
     Flag,
     /// A whole number, not negative.
@@ -34,7 +34,7 @@ pub enum Kind {
     Table,
 }
 
-impl Kind {
+impl ValueKind {
     /// In words: `whole number`.
     #[must_use]
     pub fn words(self) -> &'static str {
@@ -90,7 +90,7 @@ impl Kind {
 /// A type that an option may have.
 pub trait OptionValue {
     /// What a value is.
-    const KIND: Kind;
+    const KIND: ValueKind;
 
     /// The first number in it outside a range.
     fn outside(&self, _bounds: &Bounds) -> Option<String> {
@@ -104,13 +104,13 @@ pub trait OptionValue {
 }
 
 impl OptionValue for bool {
-    const KIND: Kind = Kind::Flag;
+    const KIND: ValueKind = ValueKind::Flag;
 }
 
 macro_rules! numbers {
     ($($type:ty: $kind:ident),+) => { $(
         impl OptionValue for $type {
-            const KIND: Kind = Kind::$kind;
+            const KIND: ValueKind = ValueKind::$kind;
 
             fn outside(&self, bounds: &Bounds) -> Option<String> {
                 (!bounds.contain(*self as f64)).then(|| self.to_string())
@@ -121,11 +121,11 @@ macro_rules! numbers {
 numbers!(u32: Whole, u64: Whole, usize: Whole, f32: Number, f64: Number);
 
 impl OptionValue for String {
-    const KIND: Kind = Kind::Text;
+    const KIND: ValueKind = ValueKind::Text;
 }
 
 impl OptionValue for PathBuf {
-    const KIND: Kind = Kind::Path;
+    const KIND: ValueKind = ValueKind::Path;
 
     fn paths_mut(&mut self) -> &mut [PathBuf] {
         std::slice::from_mut(self)
@@ -133,7 +133,7 @@ impl OptionValue for PathBuf {
 }
 
 impl OptionValue for Paths {
-    const KIND: Kind = Kind::Paths;
+    const KIND: ValueKind = ValueKind::Paths;
 
     fn paths_mut(&mut self) -> &mut [PathBuf] {
         self
@@ -141,11 +141,11 @@ impl OptionValue for Paths {
 }
 
 impl OptionValue for JsonTable {
-    const KIND: Kind = Kind::Table;
+    const KIND: ValueKind = ValueKind::Table;
 }
 
 impl<T: OptionValue> OptionValue for Option<T> {
-    const KIND: Kind = T::KIND;
+    const KIND: ValueKind = T::KIND;
 
     fn outside(&self, bounds: &Bounds) -> Option<String> {
         self.as_ref()?.outside(bounds)
@@ -157,9 +157,9 @@ impl<T: OptionValue> OptionValue for Option<T> {
 }
 
 impl<T: OptionValue> OptionValue for Vec<T> {
-    const KIND: Kind = match T::KIND {
-        Kind::Text => Kind::Texts,
-        _ => Kind::Numbers,
+    const KIND: ValueKind = match T::KIND {
+        ValueKind::Text => ValueKind::Texts,
+        _ => ValueKind::Numbers,
     };
 
     fn outside(&self, bounds: &Bounds) -> Option<String> {

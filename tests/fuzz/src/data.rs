@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path};
 
-use shared_data::{Part, choose, count, read};
+use shared_data::{Selection, choose, count, read};
 
 use crate::text;
 
@@ -65,7 +65,9 @@ pub fn card_seeds() -> Vec<Vec<u8>> {
 /// Whatever a card says, only files that are there are chosen.
 pub fn card(bytes: &[u8]) {
     let names = ["a.jsonl", "b.jsonl", "sub/c-1.jsonl"].map(str::to_owned);
-    if let Ok((chosen, _)) = choose(Path::new("folder"), &names, text(bytes), Part { split: "train", config: None }) {
+    if let Ok((chosen, _)) =
+        choose(Path::new("folder"), &names, text(bytes), Selection { split: "train", config: None })
+    {
         assert!(chosen.iter().all(|name| names.contains(name)), "{chosen:?}");
     }
 }

@@ -5,7 +5,7 @@
 use std::{cell::OnceCell, fs, path::Path};
 
 use exporters::{Checkpoint, ExportOptions, VersionDir, export, onnx::proto::ModelProto};
-use harness::tiny_model::Place;
+use harness::tiny_model::ModelFolder;
 use prost::Message as _;
 use rollout_rounded::{Index, RoundedError, round, unpack};
 use shared::{
@@ -120,7 +120,7 @@ pub fn endpoint(bytes: &[u8]) {
 }
 
 pub fn endpoint_seeds() -> Vec<Vec<u8>> {
-    ["tcp/127.0.0.1:7447", "tls/hub.example.org:1", "tcp/[::1]:0"].map(|text| text.as_bytes().to_vec()).into()
+    ["tcp/127.0.0.1:7447", "tls/run.example.org:1", "tcp/[::1]:0"].map(|text| text.as_bytes().to_vec()).into()
 }
 
 fn check<M: frame::Message>(bytes: &[u8]) {
@@ -142,13 +142,13 @@ fn framed(kind: Kind, body: &[u8]) -> Vec<u8> {
 
 thread_local! {
     /// A model, and its export.
-    static PLACE: OnceCell<Place> = const { OnceCell::new() };
+    static PLACE: OnceCell<ModelFolder> = const { OnceCell::new() };
 }
 
-fn in_place<T>(work: impl FnOnce(&Place) -> T) -> T {
+fn in_place<T>(work: impl FnOnce(&ModelFolder) -> T) -> T {
     PLACE.with(|place| {
         work(place.get_or_init(|| {
-            let place = Place::new();
+            let place = ModelFolder::new();
             let model = ModelDir::open(place.path("model")).expect("a tiny model");
             export(&model, &place.path("export"), &ExportOptions::default()).expect("a tiny export");
             round(&place.path("export"), RolloutDtype::Int8, &place.path("rounded")).expect("a whole export");

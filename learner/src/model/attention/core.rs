@@ -9,7 +9,7 @@ use tch::Tensor;
 
 use super::{
     super::kinds::wide_kind,
-    part::{Mask, Part, part, part_backward},
+    part::{Mask, Partial, part, part_backward},
 };
 use crate::batch::Tree;
 
@@ -66,7 +66,7 @@ pub(super) fn attend_backward(
 ) {
     let found = |piece: &Piece| {
         let queries = &piece.queries;
-        let joined = Part { out: queries.view(&attended.out_TND), lse: queries.view(&attended.lse_TN) };
+        let joined = Partial { out: queries.view(&attended.out_TND), lse: queries.view(&attended.lse_TN) };
         part_backward(&piece.view(qkv), &joined, &queries.view(d_out_TND), piece.mask, sight.scale)
     };
     let add = |piece: &Piece| {

@@ -41,22 +41,28 @@ impl Mask {
 
 /// Mixed values, `[B, S, heads, head_dim]`, and log-sum-exps, `[B, S, heads]`.
 #[derive(Debug)]
-pub(super) struct Part {
+pub(super) struct Partial {
     pub(super) out: Tensor,
     pub(super) lse: Tensor,
 }
 
 /// Queries, keys and values, each `[B, S, heads, head_dim]`, with grouped heads of keys and values. Scores are multiplied with
 /// `scale`.
-pub(super) fn part(qkv: [Tensor; 3], mask: Mask, scale: f64) -> Part {
+pub(super) fn part(qkv: [Tensor; 3], mask: Mask, scale: f64) -> Partial {
     let qkv = by_head(&qkv);
     let (out, lse) = if qkv[0].device() == Device::Cpu { flash(&qkv, mask, scale) } else { dense(&qkv, mask, scale) };
-    Part { out: out.transpose(1, 2), lse: lse.transpose(1, 2) }
+    Partial { out: out.transpose(1, 2), lse: lse.transpose(1, 2) }
 }
 
 /// Gradients of queries, keys and values, each in its shape. `joined` is the output over all keys that the queries see,
 /// these among them, and `d_out` its gradient.
-pub(super) fn part_backward(qkv: &[Tensor; 3], joined: &Part, d_out: &Tensor, mask: Mask, scale: f64) -> [Tensor; 3] {
+pub(super) fn part_backward(
+    qkv: &[Tensor; 3],
+    joined: &Partial,
+    d_out: &Tensor,
+    mask: Mask,
+    scale: f64,
+) -> [Tensor; 3] {
     let expanded = by_head(qkv);
     let above = [&joined.out, d_out, &joined.lse].map(|x| x.transpose(1, 2));
     let (dq, dk, dv) = if d_out.device() == Device::Cpu {

@@ -12,7 +12,7 @@ use super::{
     Call, Pieces,
     bytes::Bytes,
     floats::Floats,
-    part::Part,
+    part::HeadPages,
     prefetch::{Prefetcher, Stretch},
     product::{Stored, attend_to},
     softmax::{Partial, join},
@@ -126,8 +126,8 @@ impl<'a> BlockOfHead<'a> {
         self.tokens.len() * self.call.group()
     }
 
-    fn part(&self, pages: &'a [u32]) -> Part<'a> {
-        Part { shape: self.call.shape, pages, pieces: self.pieces }
+    fn part(&self, pages: &'a [u32]) -> HeadPages<'a> {
+        HeadPages { shape: self.call.shape, pages, pieces: self.pieces }
     }
 
     /// Pages of the prefix of the block's sequences, those of which a token of the block sees something.

@@ -16,9 +16,9 @@ use super::{
         simd::{Dot, LANES, Simd, Task},
         tile::Matrix,
     },
-    part::Part,
+    part::HeadPages,
     prefetch::Prefetcher,
-    product::{Kind, Stored},
+    product::{Operand, Stored},
 };
 
 /// Products of bytes by `D`.
@@ -49,10 +49,10 @@ impl<D: Dot> Stored for Bytes<D> {
     }
 
     #[inline(always)]
-    unsafe fn fill(rows: Split, floats: &[f32], kind: Kind) {
+    unsafe fn fill(rows: Split, floats: &[f32], kind: Operand) {
         let (most, offset) = match kind {
-            Kind::Queries => ((OFFSET - 1) as f32, OFFSET),
-            Kind::Weights => (f32::from(u16::MAX), 0),
+            Operand::Queries => ((OFFSET - 1) as f32, OFFSET),
+            Operand::Weights => (f32::from(u16::MAX), 0),
         };
         // SAFETY: the caller vouches for the row.
         unsafe { rows.write(floats, most, offset) }
@@ -68,7 +68,7 @@ impl<D: Dot> Stored for Bytes<D> {
 
     #[inline(always)]
     unsafe fn keys<S: Simd, const R: usize, const N: usize>(
-        part: &Part<'_>,
+        part: &HeadPages<'_>,
         first: usize,
         queries: Split,
         scores: Matrix,
@@ -111,7 +111,7 @@ impl<D: Dot> Stored for Bytes<D> {
 
     #[inline(always)]
     unsafe fn values<S: Simd, const R: usize, const N: usize>(
-        part: &Part<'_>,
+        part: &HeadPages<'_>,
         _: usize,
         block: usize,
         weights: Split,

@@ -6,9 +6,9 @@ use super::{
         simd::{LANES, Simd, Task},
         tile::{Matrix, UNROLL, multiply},
     },
-    part::Part,
+    part::HeadPages,
     prefetch::{Coming, Prefetcher},
-    product::{Kind, Stored},
+    product::{Operand, Stored},
 };
 
 /// Products of floats.
@@ -32,7 +32,7 @@ impl Stored for Floats {
     }
 
     #[inline(always)]
-    unsafe fn fill(_: Matrix, _: &[f32], _: Kind) {}
+    unsafe fn fill(_: Matrix, _: &[f32], _: Operand) {}
 
     fn pages_at_once<S: Simd>(rows: usize) -> usize {
         if is_light::<S>(rows) { 4 } else { 2 }
@@ -44,7 +44,7 @@ impl Stored for Floats {
 
     #[inline(always)]
     unsafe fn keys<S: Simd, const R: usize, const N: usize>(
-        part: &Part<'_>,
+        part: &HeadPages<'_>,
         first: usize,
         queries: Matrix,
         scores: Matrix,
@@ -67,7 +67,7 @@ impl Stored for Floats {
 
     #[inline(always)]
     unsafe fn values<S: Simd, const R: usize, const N: usize>(
-        part: &Part<'_>,
+        part: &HeadPages<'_>,
         positions: usize,
         block: usize,
         weights: Matrix,

@@ -75,7 +75,7 @@ impl Attention<'_> {
         let apart = if spans.cuts_sequences() { store::tasks(spans) } else { 0 };
         let (to_store, to_attend) = (Claims::new(apart), Claims::new(spans.blocks.len() * shape.kv_heads));
         threads.run(&|| {
-            to_store.run_all(|chunk| isa.run(store::Store { call: &call, chunk }));
+            to_store.run_all(|chunk| isa.run(store::StoreTask { call: &call, chunk }));
             let attend = attend::Attend { call: &call, claims: &to_attend, store: apart == 0 };
             match shape.format {
                 KvFormat::Fp32 => isa.run(attend),

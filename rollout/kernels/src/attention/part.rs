@@ -6,13 +6,13 @@ use super::{
 };
 
 /// Some pages of the call's list, as one key/value head sees them.
-pub(super) struct Part<'a> {
+pub(super) struct HeadPages<'a> {
     pub shape: PageShape,
     pub pages: &'a [u32],
     pub pieces: [Pieces; 4],
 }
 
-impl Part<'_> {
+impl HeadPages<'_> {
     /// Address of a piece of a page.
     #[inline(always)]
     pub fn at(&self, piece: Piece, index: usize) -> *const f32 {

@@ -11,7 +11,7 @@ use super::{
         simd::Simd,
         tile::{Ahead, LINE},
     },
-    part::Part,
+    part::HeadPages,
 };
 
 /// Stretches that are asked for in turn.
@@ -85,7 +85,7 @@ impl Prefetcher {
     /// # Safety
     /// The instruction set of `S` must be available.
     #[inline(always)]
-    pub unsafe fn push<S: Simd>(&mut self, part: &Part<'_>) {
+    pub unsafe fn push<S: Simd>(&mut self, part: &HeadPages<'_>) {
         let pages = part.pages;
         let most = (STRETCH / self.of_page).max(1);
         for (piece, scales) in [(Piece::Keys, Piece::KeyScales), (Piece::Values, Piece::ValueScales)] {

@@ -8,7 +8,7 @@ use super::{
         simd::{LANES, Simd, Task},
         tile::{Matrix, Tiling, for_rows},
     },
-    part::Part,
+    part::HeadPages,
     prefetch::Prefetcher,
     softmax::{Partial, exponentials},
 };
@@ -38,7 +38,7 @@ pub(super) trait Stored {
     ///
     /// # Safety
     /// There must be a row of this length.
-    unsafe fn fill(rows: Self::Rows, floats: &[f32], kind: Kind);
+    unsafe fn fill(rows: Self::Rows, floats: &[f32], kind: Operand);
 
     /// Pages whose keys so many rows are multiplied with at once: 4 or 2.
     fn pages_at_once<S: Simd>(rows: usize) -> usize;
@@ -51,7 +51,7 @@ pub(super) trait Stored {
     /// # Safety
     /// The instruction sets must be available, the rows exist, and the pages be of this kind.
     unsafe fn keys<S: Simd, const R: usize, const N: usize>(
-        part: &Part<'_>,
+        part: &HeadPages<'_>,
         first: usize,
         queries: Self::Rows,
         scores: Matrix,
@@ -64,7 +64,7 @@ pub(super) trait Stored {
     /// # Safety
     /// As for [`Stored::keys`].
     unsafe fn values<S: Simd, const R: usize, const N: usize>(
-        part: &Part<'_>,
+        part: &HeadPages<'_>,
         positions: usize,
         block: usize,
         weights: Self::Rows,
@@ -81,7 +81,7 @@ pub(super) trait Stored {
 
 /// What rows are.
 #[derive(Clone, Copy)]
-pub(super) enum Kind {
+pub(super) enum Operand {
     Queries,
     /// From 0 to 1, or more where the values have scales.
     Weights,
@@ -99,7 +99,7 @@ const fn least(a: usize, b: usize) -> usize {
 /// The instruction sets of `S` and `K` must be available, and the pages be of this kind.
 #[inline(always)]
 pub(super) unsafe fn attend_to<S: Simd, K: Stored>(
-    part: &Part<'_>,
+    part: &HeadPages<'_>,
     queries: &[f32],
     seen: impl Fn(usize) -> Range<usize>,
     buffer: &mut [f32],
@@ -120,7 +120,7 @@ pub(super) unsafe fn attend_to<S: Simd, K: Stored>(
     // SAFETY: the matrices have these rows; for the rest the caller vouches.
     unsafe {
         for (row, query) in queries.chunks_exact(head_dim).enumerate() {
-            K::fill(K::from_row(query_rows, row), query, Kind::Queries);
+            K::fill(K::from_row(query_rows, row), query, Operand::Queries);
         }
         for first in (0..count).step_by(CHUNK) {
             for tile in 0..tiling.count() {
@@ -132,7 +132,7 @@ pub(super) unsafe fn attend_to<S: Simd, K: Stored>(
         ahead.pass(count);
         for (row, scores) in scores.chunks_exact_mut(stride).enumerate() {
             (out.largest[row], out.sum[row]) = exponentials::<S>(part, scores, seen(row), K::SCALED, ahead);
-            K::fill(K::from_row(weights, row), scores, Kind::Weights);
+            K::fill(K::from_row(weights, row), scores, Operand::Weights);
         }
         for tile in 0..tiling.count() {
             let (row, height) = tiling.tile(tile);
@@ -147,7 +147,7 @@ pub(super) unsafe fn attend_to<S: Simd, K: Stored>(
 /// As for [`Stored::keys`].
 #[inline(always)]
 unsafe fn scores_of<S: Simd, K: Stored, const R: usize>(
-    part: &Part<'_>,
+    part: &HeadPages<'_>,
     pages: Range<usize>,
     queries: K::Rows,
     scores: Matrix,
@@ -159,7 +159,7 @@ unsafe fn scores_of<S: Simd, K: Stored, const R: usize>(
 
 /// Run in a function of its own, where nothing else takes registers from the sums.
 struct Scores<'a, K: Stored, const R: usize> {
-    part: &'a Part<'a>,
+    part: &'a HeadPages<'a>,
     pages: Range<usize>,
     queries: K::Rows,
     scores: Matrix,
@@ -195,7 +195,7 @@ impl<K: Stored, const R: usize> Task for Scores<'_, K, R> {
 /// As for [`Stored::values`].
 #[inline(always)]
 unsafe fn weighted<S: Simd, K: Stored, const R: usize>(
-    part: &Part<'_>,
+    part: &HeadPages<'_>,
     positions: usize,
     weights: K::Rows,
     out: Matrix,
@@ -207,7 +207,7 @@ unsafe fn weighted<S: Simd, K: Stored, const R: usize>(
 
 /// As [`Scores`].
 struct Weighted<'a, K: Stored, const R: usize> {
-    part: &'a Part<'a>,
+    part: &'a HeadPages<'a>,
     positions: usize,
     weights: K::Rows,
     out: Matrix,

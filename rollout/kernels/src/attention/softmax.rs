@@ -7,7 +7,7 @@ use super::{
         pages::Piece,
         simd::{self, LANES, Simd},
     },
-    part::Part,
+    part::HeadPages,
     prefetch::Prefetcher,
 };
 
@@ -55,7 +55,7 @@ const LINES: usize = 16;
 /// The instruction set of `S` must be available, and the values have scales if they are `scaled`.
 #[inline(always)]
 pub(super) unsafe fn exponentials<S: Simd>(
-    part: &Part<'_>,
+    part: &HeadPages<'_>,
     scores: &mut [f32],
     seen: Range<usize>,
     scaled: bool,

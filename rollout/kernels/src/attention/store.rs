@@ -20,12 +20,12 @@ pub(super) fn tasks(spans: &Spans) -> usize {
 }
 
 /// Stores the keys and values of some tokens.
-pub(super) struct Store<'a> {
+pub(super) struct StoreTask<'a> {
     pub call: &'a Call<'a>,
     pub chunk: usize,
 }
 
-impl Task for Store<'_> {
+impl Task for StoreTask<'_> {
     type Output = ();
 
     #[inline(always)]

@@ -12,7 +12,7 @@ use super::{
         parallel::Machine,
         simd::Isa,
         spans::Spans,
-        workers::Workers,
+        thread_pool::ThreadPool,
     },
     EPSILON, assert_close, normal, normed, rounded, threads,
 };
@@ -67,7 +67,7 @@ impl Model {
         (self.sizes.heads + 2 * self.sizes.kv_heads) * self.sizes.head_dim
     }
 
-    fn run(&self, qkv: &[f32], spans: &Spans, pages: &mut Pages, isa: Isa, threads: &Workers) -> Vec<f32> {
+    fn run(&self, qkv: &[f32], spans: &Spans, pages: &mut Pages, isa: Isa, threads: &ThreadPool) -> Vec<f32> {
         let norm = |i: usize| self.norms.as_ref().map(|n| Norm { gamma: &n[i], epsilon: EPSILON });
         let attention = Attention {
             heads: self.sizes.heads,

@@ -7,11 +7,11 @@ use super::{
     super::{
         element::Format,
         linear::{Activation, Input, Linear, Norm},
-        packed::{Columns, PackedShape, Source},
+        packed::{Columns, PackedShape, WeightRows},
         parallel::Machine,
         simd::Isa,
+        thread_pool::ThreadPool,
         tile::STRETCH,
-        workers::Workers,
     },
     EPSILON, assert_close, normal, normed, rounded, threads,
 };
@@ -37,8 +37,8 @@ impl Layer {
         }
     }
 
-    fn run(&self, input: Input<'_>, rows: usize, isa: Isa, threads: &Workers) -> Vec<f32> {
-        let weights: Vec<Source<'_>> = self.weights.iter().map(|weight| weight.as_slice().into()).collect();
+    fn run(&self, input: Input<'_>, rows: usize, isa: Isa, threads: &ThreadPool) -> Vec<f32> {
+        let weights: Vec<WeightRows<'_>> = self.weights.iter().map(|weight| weight.as_slice().into()).collect();
         let mut panels = vec![f32::NAN; self.shape.words()];
         let quantized = self.shape.pack(&weights, &mut panels, threads);
         let bias = self.biases.as_ref().map(|b| {
@@ -228,11 +228,11 @@ proptest! {
             values
         }).collect();
         let on_the_way = layer.weights.iter().enumerate().map(|(weight, values)| {
-            Source { values, change: (weight > 0).then_some(&change as _) }
+            WeightRows { values, change: (weight > 0).then_some(&change as _) }
         });
         for format in [Format::Fp32, Format::Int8, Format::Bf16, Format::Bf16x3] {
             let shape = PackedShape { format, ..layer.shape };
-            let pack = |sources: &[Source<'_>]| {
+            let pack = |sources: &[WeightRows<'_>]| {
                 let mut panels = vec![f32::NAN; shape.words()];
                 let quantized = shape.pack(sources, &mut panels, &threads(2));
                 (panels.into_iter().map(f32::to_bits).collect::<Vec<_>>(), quantized)

@@ -12,13 +12,13 @@ use super::{
     parallel::Machine,
     residual::add_normed,
     simd::{Isa, LANES, Simd, Task},
-    workers::Workers,
+    thread_pool::ThreadPool,
 };
 
 const EPSILON: f32 = 1e-5;
 
-fn threads(count: usize) -> Workers {
-    Workers::new(count, Duration::ZERO).unwrap()
+fn threads(count: usize) -> ThreadPool {
+    ThreadPool::new(count, Duration::ZERO).unwrap()
 }
 
 fn normal(stream: &mut Stream, n: usize) -> Vec<f32> {

@@ -262,7 +262,7 @@ impl Containment {
 /// The program that contains others: this one, or the one that was built with this one.
 fn rollout() -> Result<PathBuf, String> {
     let own = env::current_exe().map_err(|e| e.to_string())?;
-    if own.file_stem() == Some(OsStr::new("rollout")) {
+    if ["rollout", "rollout-fleet"].map(|name| Some(OsStr::new(name))).contains(&own.file_stem()) {
         // Also where a new one has taken its place on the disk.
         return Ok("/proc/self/exe".into());
     }

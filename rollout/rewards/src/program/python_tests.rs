@@ -81,9 +81,9 @@ def _private(completions):
 "#;
 
 /// A folder with a module of rewards and one that it imports.
-struct Place(tempfile::TempDir);
+struct Folder(tempfile::TempDir);
 
-impl Place {
+impl Folder {
     fn new() -> Self {
         let place = Self(tempfile::tempdir().unwrap());
         place.write("my_rewards.py", REWARDS);
@@ -149,7 +149,7 @@ fn reason(outcome: &RewardOutcome) -> &str {
 
 #[test]
 fn functions_are_called_as_by_trl() {
-    let place = Place::new();
+    let place = Folder::new();
     assert_eq!(place.scores("as_given", two()), numbers(&[1.0, 0.0]));
     let messages = json!([{"role": "user", "content": "hi"}]);
     let chat = |texts| RewardInput {
@@ -164,7 +164,7 @@ fn functions_are_called_as_by_trl() {
 
 #[test]
 fn an_exception_costs_its_own_completion_and_names_its_line() {
-    let place = Place::new();
+    let place = Folder::new();
     let function = place.function("raises");
     for _ in 0..2 {
         let outcomes = scores(&function, two(), 60.0);
@@ -180,7 +180,7 @@ fn an_exception_costs_its_own_completion_and_names_its_line() {
 
 #[test]
 fn what_is_printed_is_no_answer() {
-    let place = Place::new();
+    let place = Folder::new();
     for _ in 0..2 {
         assert_eq!(place.scores("loud", two()), numbers(&[0.5, 0.5]));
     }
@@ -188,7 +188,7 @@ fn what_is_printed_is_no_answer() {
 
 #[test]
 fn what_is_no_list_of_numbers_fails() {
-    let place = Place::new();
+    let place = Folder::new();
     let reasons = |name: &str| -> Vec<String> {
         place.scores(name, two()).iter().map(|outcome| reason(outcome).to_owned()).collect()
     };
@@ -199,7 +199,7 @@ fn what_is_no_list_of_numbers_fails() {
 
 #[test]
 fn a_function_that_hangs_is_killed_and_one_that_died_is_started_again() {
-    let place = Place::new();
+    let place = Folder::new();
     let late = scores(&place.function("hangs"), two(), 0.5);
     assert!(reason(&late[0]).contains("no answer within the deadline"), "{late:?}");
     let function = place.function("dies");
@@ -211,7 +211,7 @@ fn a_function_that_hangs_is_killed_and_one_that_died_is_started_again() {
 
 #[test]
 fn what_cannot_be_loaded_says_why_with_its_traceback() {
-    let place = Place::new();
+    let place = Folder::new();
     place.write("syntax.py", "import sys\n\ndef f(completions, **kwargs)\n    return []\n");
     place.write("missing.py", "import sys\nimport no_such_module_of_mine\n\ndef f(completions): ...\n");
     place.write("chatty.py", "print('ready')\nraise RuntimeError('no key')\n");
@@ -237,7 +237,7 @@ fn what_cannot_be_loaded_says_why_with_its_traceback() {
 
 #[test]
 fn a_file_with_one_function_needs_no_name_and_a_module_is_imported() {
-    let place = Place::new();
+    let place = Folder::new();
     place.write(
         "one.py",
         "from math import floor\n\ndef _half(x): return x / 2\n\ndef only(completions):\n    return \
@@ -259,7 +259,7 @@ fn a_file_with_one_function_needs_no_name_and_a_module_is_imported() {
 
 #[test]
 fn an_interpreter_that_is_not_there_is_named() {
-    let place = Place::new();
+    let place = Folder::new();
     let host = RewardHost { python: "no-such-python".into(), ..place.host() };
     let error = Registry::default().on(host).function("my_rewards.py:loud").unwrap_err().to_string();
     assert!(error.contains("`no-such-python` cannot be started") && error.contains("reward_python"), "{error}");
@@ -267,7 +267,7 @@ fn an_interpreter_that_is_not_there_is_named() {
 
 #[test]
 fn what_lies_beside_the_file_can_be_imported() {
-    let place = Place::new();
+    let place = Folder::new();
     fs::create_dir(place.0.path().join("lib")).unwrap();
     place.write("lib/beside.py", "VALUE = 3.0\n");
     place.write("lib/r.py", "import beside\n\ndef f(completions):\n    return [beside.VALUE for _ in completions]\n");
@@ -276,7 +276,7 @@ fn what_lies_beside_the_file_can_be_imported() {
 
 #[test]
 fn processes_load_at_the_same_time_and_none_is_lost() {
-    let place = Place::new();
+    let place = Folder::new();
     let text = "import os, time\n\nwith open('pids', 'a') as pids:\n    \
         pids.write(f'{os.getpid()}\\n')\ntime.sleep(0.5)\n\n\
                 def f(completions):\n    return [1.0 for _ in completions]\n";

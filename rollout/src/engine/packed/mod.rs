@@ -44,7 +44,7 @@ pub(super) use backend::PackedBackend;
 
 use std::time::Duration;
 
-use rollout_kernels::{element::KvFormat, pages::PageShape, workers::Workers};
+use rollout_kernels::{element::KvFormat, pages::PageShape, thread_pool::ThreadPool};
 use shared::{ModelConfig, WeightManifest, memory_plan::PARTIAL_PAGES};
 
 use super::{EngineError, WeightSource};
@@ -61,8 +61,8 @@ pub(super) fn page_shape(config: &ModelConfig, slots: usize, positions: usize, f
 }
 
 /// Threads for kernels.
-fn start_threads(count: usize, spin: Duration) -> Result<Workers, EngineError> {
-    Workers::new(count, spin).map_err(|e| EngineError::Options(format!("cannot start {count} threads: {e}")))
+fn start_threads(count: usize, spin: Duration) -> Result<ThreadPool, EngineError> {
+    ThreadPool::new(count, spin).map_err(|e| EngineError::Options(format!("cannot start {count} threads: {e}")))
 }
 
 /// Whether the packed kernels can stand for the graph of a folder: it must be the one that this program exports.

@@ -15,7 +15,7 @@ use ort::{
 };
 use rollout_kernels::{
     attention::Attention, linear::Input, pages::Pages, parallel::Machine, residual::add_normed, simd::Isa,
-    spans::Spans, workers::Workers,
+    spans::Spans, thread_pool::ThreadPool,
 };
 
 use shared::LayerKind;
@@ -35,7 +35,7 @@ pub(in super::super) struct State {
     pub last_tokens: Vec<usize>,
     pub heads: usize,
     pub isa: Isa,
-    pub threads: Workers,
+    pub threads: ThreadPool,
     pub scratch: Vec<f32>,
     /// Where the time of the nodes went.
     pub cost: Cost,

@@ -8,8 +8,8 @@ use rollout_kernels::{
     buffer::LargeBuffer,
     element::Format,
     linear::{Activation, Linear, Norm},
-    packed::{Columns, PackedShape, Quantized, Source},
-    workers::Workers,
+    packed::{Columns, PackedShape, Quantized, WeightRows},
+    thread_pool::ThreadPool,
 };
 use shared::{LayerKind, ModelConfig, Rotary, WeightManifest, manifest::DATA_FILE};
 
@@ -263,7 +263,7 @@ struct Packing<'a> {
     products: &'a [Product],
     stored: &'a Stored<'a>,
     adapter: Option<&'a Adapter>,
-    threads: &'a Workers,
+    threads: &'a ThreadPool,
 }
 
 impl Packing<'_> {
@@ -306,8 +306,8 @@ impl Packing<'_> {
         let change =
             |name| self.update(name).map(|update| |row: usize, values: &mut [f32]| update.add_to_row(row, values));
         let changes: Vec<_> = names.iter().map(|name| change(name)).collect();
-        let source = |(values, change)| Source { values, change: Option::as_ref(change).map(|change| change as _) };
-        let sources: Vec<Source<'_>> = weights.iter().copied().zip(&changes).map(source).collect();
+        let source = |(values, change)| WeightRows { values, change: Option::as_ref(change).map(|change| change as _) };
+        let sources: Vec<WeightRows<'_>> = weights.iter().copied().zip(&changes).map(source).collect();
         let quantized = shape.pack(&sources, panels, self.threads);
         self.stored.forget(&weights);
         quantized

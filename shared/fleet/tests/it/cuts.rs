@@ -1,4 +1,4 @@
-//! Connections that are cut or dead, and hubs that die.
+//! Connections that are cut or dead, and coordinators that die.
 
 use std::{
     thread,
@@ -8,19 +8,19 @@ use std::{
 use harness::proxy::{Proxy, Way};
 use shared::channel::{
     ChannelError,
-    fleet::{HubEnd, Orders, RunFacts, WorkerEnd},
+    fleet::{CoordinatorEnd, Orders, RunFacts, WorkerEnd},
 };
 
-use crate::support::{HUB, PATIENCE, Serving, at, call, call_again, join, listen, loopback, report};
+use crate::support::{COORDINATOR, PATIENCE, Serving, at, call, call_again, join, listen, loopback, report};
 
 #[test]
 fn a_connection_that_is_cut_comes_back_by_itself() {
-    let hub = Serving::new(&loopback());
-    let proxy = Proxy::to(hub.address);
+    let coordinator = Serving::new(&loopback());
+    let proxy = Proxy::to(coordinator.address);
     let mut worker = join(&at(proxy.address()), 1).unwrap();
     call(&mut worker, 1);
     proxy.cut();
-    hub.wait_for("the worker to be gone", |words| words == "gone 1");
+    coordinator.wait_for("the worker to be gone", |words| words == "gone 1");
     call(&mut worker, 1);
 
     proxy.cut_for(Duration::from_secs(1));
@@ -28,15 +28,15 @@ fn a_connection_that_is_cut_comes_back_by_itself() {
     let errors = call_again(&mut worker, 1);
     assert!(start.elapsed() >= Duration::from_millis(990) && start.elapsed() < Duration::from_secs(10));
     assert!(errors.iter().all(|error| !matches!(error, ChannelError::Frame(_))), "{errors:?}");
-    let mut end = hub.stop();
-    end.ring();
-    assert!(worker.listen(PATIENCE), "it hears the bell again, too");
+    let mut end = coordinator.stop();
+    end.wake();
+    assert!(worker.listen(PATIENCE), "it hears the wake-up again, too");
 }
 
 #[test]
 fn a_long_and_narrow_way_is_only_slow() {
-    let hub = Serving::new(&loopback());
-    let proxy = Proxy::to(hub.address);
+    let coordinator = Serving::new(&loopback());
+    let proxy = Proxy::to(coordinator.address);
     proxy.set(Way { delay: Duration::from_millis(20), bytes_per_s: Some(2 << 20) });
     let mut worker = join(&at(proxy.address()), 1).unwrap();
     let large = shared::channel::fleet::Report { name: "n".repeat(1 << 20), ..report(1) };
@@ -47,40 +47,40 @@ fn a_long_and_narrow_way_is_only_slow() {
 }
 
 #[test]
-fn workers_find_a_new_hub_at_the_place_of_the_old_one() {
-    let hub = Serving::new(&loopback());
-    let address = hub.address;
-    let mut worker = hub.join(1);
+fn workers_find_a_new_coordinator_at_the_place_of_the_old_one() {
+    let coordinator = Serving::new(&loopback());
+    let address = coordinator.address;
+    let mut worker = coordinator.join(1);
     call(&mut worker, 1);
-    drop(hub);
+    drop(coordinator);
     let error = worker.exchange(&report(1), Duration::from_millis(200)).unwrap_err().to_string();
     assert_eq!(
         error,
         format!(
-            "the hub cannot be reached: --join tcp/{address}: nothing listens there ({address}: connection refused); is the run \
-             up, and does a firewall let this host through?"
+            "the coordinator cannot be reached: --join tcp/{address}: nothing listens there ({address}: connection \
+             refused); is the run up, and does a firewall let this host through?"
         )
     );
-    let hub = Serving::new(&listen(&format!("tcp/{address}")));
+    let coordinator = Serving::new(&listen(&format!("tcp/{address}")));
     let start = Instant::now();
     call_again(&mut worker, 1);
     assert!(start.elapsed() < Duration::from_secs(6), "{:?}", start.elapsed());
     drop(worker);
-    hub.wait_for("the worker to be gone", |words| words == "gone 1");
+    coordinator.wait_for("the worker to be gone", |words| words == "gone 1");
 }
 
 /// A worker behind a dead connection, with a large answer stuck on the way to it.
 #[test]
 fn a_worker_that_does_not_read_holds_up_nobody() {
-    let hub = Serving::with(&loopback(), |report| {
+    let coordinator = Serving::with(&loopback(), |report| {
         let config = "n".repeat(if report.worker == 1 { 64 << 20 } else { 0 });
         let facts = RunFacts { config, model: [0; 32], max_model_len: 0, store: String::new(), run_dir: None };
-        Orders { hub: HUB, leases: vec![report.worker], facts: Some(facts), ..Orders::default() }
+        Orders { coordinator: COORDINATOR, leases: vec![report.worker], facts: Some(facts), ..Orders::default() }
     });
-    let proxy = Proxy::to(hub.address);
+    let proxy = Proxy::to(coordinator.address);
     // Narrow, so that the answer is on the way when it becomes a hole.
     let mut stuck = join(&at(proxy.address()), 1).unwrap();
-    let mut other = hub.join(2);
+    let mut other = coordinator.join(2);
     call(&mut other, 2);
     proxy.set(Way { delay: Duration::ZERO, bytes_per_s: Some(4 << 20) });
     let before = proxy.passed();
@@ -95,13 +95,13 @@ fn a_worker_that_does_not_read_holds_up_nobody() {
     for _ in 0..50 {
         call(&mut other, 2);
     }
-    call(&mut hub.join(3), 3);
+    call(&mut coordinator.join(3), 3);
     assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
     let (error, took, mut stuck) = calls.join().unwrap();
     assert!(matches!(error, ChannelError::Timeout { .. }), "{error:?}");
     assert!(took < Duration::from_secs(5), "{took:?}");
-    // The hub gives the connection up, and the worker comes back once the way is open.
-    hub.wait_for("the worker to be gone", |words| words == "gone 1");
+    // The coordinator gives the connection up, and the worker comes back once the way is open.
+    coordinator.wait_for("the worker to be gone", |words| words == "gone 1");
     call(&mut other, 2);
     proxy.set(Way::default());
     proxy.hole(false);
@@ -110,6 +110,6 @@ fn a_worker_that_does_not_read_holds_up_nobody() {
     proxy.hole(true);
     let start = Instant::now();
     drop(stuck);
-    drop(hub);
+    drop(coordinator);
     assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
 }

@@ -8,13 +8,13 @@ use shared::channel::{
 };
 use zenoh::{Config, Session, Wait, handlers::FifoChannel};
 
-use crate::support::{HUB, PATIENCE, Serving, call, loopback, report};
+use crate::support::{COORDINATOR, PATIENCE, Serving, call, loopback, report};
 
 /// Somebody who speaks zenoh.
-fn stranger(hub: &Serving) -> Session {
+fn stranger(coordinator: &Serving) -> Session {
     let config = serde_json::json!({
         "mode": "client",
-        "connect": { "endpoints": [format!("tcp/{}", hub.address)] },
+        "connect": { "endpoints": [format!("tcp/{}", coordinator.address)] },
         "scouting": { "multicast": { "enabled": false } },
     });
     zenoh::open(Config::from_json5(&config.to_string()).unwrap()).wait().unwrap()
@@ -33,8 +33,8 @@ fn send(session: &Session, bytes: Vec<u8>) -> Result<Orders, String> {
 
 #[test]
 fn a_frame_that_cannot_be_read_is_refused_on_both_sides() {
-    let hub = Serving::new(&loopback());
-    let session = stranger(&hub);
+    let coordinator = Serving::new(&loopback());
+    let session = stranger(&coordinator);
     let good = frame::encode(&report(5));
     assert_eq!(send(&session, good.clone()).unwrap().leases, [5]);
     let with = |at: usize, byte: u8| {
@@ -58,7 +58,7 @@ fn a_frame_that_cannot_be_read_is_refused_on_both_sides() {
         ("a stump", good[..9].to_vec(), "9 bytes are too few for a frame header of 32".to_owned()),
         (
             "foreign",
-            b"GET / HTTP/1.1\r\nHost: hub\r\n\r\n".to_vec(),
+            b"GET / HTTP/1.1\r\nHost: run\r\n\r\n".to_vec(),
             "it begins with [47, 45, 54, 20] and not with \"TNDM\"".to_owned(),
         ),
         (
@@ -74,38 +74,38 @@ fn a_frame_that_cannot_be_read_is_refused_on_both_sides() {
     for (index, (what, bytes, reason)) in cases.into_iter().enumerate() {
         assert_eq!(send(&session, bytes), Err(reason.clone()), "{what}");
         let told = format!("a stranger: {reason}");
-        crate::support::wait_for(what, || (hub.told().len() > index).then_some(()));
-        assert_eq!(hub.told().last(), Some(&told), "{what}");
+        crate::support::wait_for(what, || (coordinator.told().len() > index).then_some(()));
+        assert_eq!(coordinator.told().last(), Some(&told), "{what}");
     }
     // Nobody else notices.
-    call(&mut hub.join(1), 1);
+    call(&mut coordinator.join(1), 1);
 }
 
 #[test]
 fn the_same_call_twice_is_answered_twice() {
-    let hub = Serving::new(&loopback());
-    let session = stranger(&hub);
+    let coordinator = Serving::new(&loopback());
+    let session = stranger(&coordinator);
     let call = frame::encode(&report(5));
     assert_eq!(send(&session, call.clone()).unwrap(), send(&session, call).unwrap());
-    assert_eq!(hub.told(), Vec::<String>::new());
+    assert_eq!(coordinator.told(), Vec::<String>::new());
 }
 
 #[test]
 fn a_flood_of_bad_calls_fills_no_log() {
-    let hub = Serving::new(&loopback());
-    let session = stranger(&hub);
+    let coordinator = Serving::new(&loopback());
+    let session = stranger(&coordinator);
     for _ in 0..500 {
         assert!(send(&session, vec![1; 100]).is_err());
     }
-    call(&mut hub.join(1), 1);
-    let told = hub.told().iter().filter(|words| words.starts_with("a stranger")).count();
+    call(&mut coordinator.join(1), 1);
+    let told = coordinator.told().iter().filter(|words| words.starts_with("a stranger")).count();
     assert!((1..=32).contains(&told), "{told}");
 }
 
 #[test]
 fn a_worker_hears_and_answers_nothing_that_is_for_others() {
-    let hub = Serving::new(&loopback());
-    let (thief, forger) = (stranger(&hub), stranger(&hub));
+    let coordinator = Serving::new(&loopback());
+    let (thief, forger) = (stranger(&coordinator), stranger(&coordinator));
     let (stolen, heard) = (mpsc::channel(), mpsc::channel());
     let calls = thief.declare_queryable("tandem/fleet/call").callback(move |_| stolen.0.send(()).unwrap());
     let all = thief.declare_subscriber("**").callback(move |sample| {
@@ -113,16 +113,16 @@ fn a_worker_hears_and_answers_nothing_that_is_for_others() {
     });
     let tokens = thief.liveliness().declare_subscriber("**").history(true).callback(|_| panic!("a token"));
     let tricks = (calls.wait().unwrap(), all.wait().unwrap(), tokens.wait().unwrap());
-    let mut worker = hub.join(1);
+    let mut worker = coordinator.join(1);
     for _ in 0..20 {
         call(&mut worker, 1);
         for key in ["tandem/fleet/bell", "tandem/fleet/call", "another"] {
             forger.put(key, "forged").wait().unwrap();
         }
     }
-    assert_eq!(send(&forger, frame::encode(&report(9))).unwrap().hub, HUB);
-    assert!(!worker.listen(Duration::from_millis(100)), "only the hub rings");
+    assert_eq!(send(&forger, frame::encode(&report(9))).unwrap().coordinator, COORDINATOR);
+    assert!(!worker.listen(Duration::from_millis(100)), "only the coordinator wakes");
     drop(tricks);
-    assert!(stolen.1.try_recv().is_err(), "calls go to the hub alone");
+    assert!(stolen.1.try_recv().is_err(), "calls go to the coordinator alone");
     assert_eq!(heard.1.try_iter().collect::<Vec<_>>(), Vec::<String>::new());
 }

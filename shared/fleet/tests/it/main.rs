@@ -1,4 +1,4 @@
-//! Hub and workers through the crate's public interface, on loopback.
+//! Coordinator and workers through the crate's public interface, on loopback.
 
 mod cuts;
 mod frames;

@@ -1,9 +1,10 @@
-//! A hub that answers by itself, and workers for it.
+//! A coordinator that answers by itself, and workers for it.
 
 use std::{
-    fs,
+    env, fs,
     net::{SocketAddr, TcpListener},
     path::PathBuf,
+    process::Command,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -12,27 +13,24 @@ use std::{
     time::{Duration, Instant},
 };
 
-use shared::{
-    channel::{
-        ChannelError,
-        fleet::{HubEnd, HubEvent, Orders, Report, WorkerEnd},
-    },
-    logging,
+use shared::channel::{
+    ChannelError,
+    fleet::{CoordinatorEnd, CoordinatorEvent, Orders, Report, WorkerEnd},
 };
-use shared_fleet::{FleetError, JoinOptions, ListenOptions, ZenohHub, ZenohWorker};
+use shared_fleet::{FleetError, JoinOptions, ListenOptions, RefusedCalls, ZenohCoordinator, ZenohWorker, init_logging};
 use tempfile::TempDir;
 
 /// Longer than anything that works takes.
 pub const PATIENCE: Duration = Duration::from_secs(30);
-/// What a hub of these tests calls itself.
-pub const HUB: u64 = 7;
+/// What a coordinator of these tests calls itself.
+pub const COORDINATOR: u64 = 7;
 
 pub fn listen(endpoint: &str) -> ListenOptions {
     let endpoint = endpoint.parse().unwrap();
     ListenOptions { endpoint, token_file: None, certificate: None, private_key: None, client_ca: None }
 }
 
-/// Options for a hub on loopback at a port that is free.
+/// Options for a coordinator on loopback at a port that is free.
 pub fn loopback() -> ListenOptions {
     listen("tcp/127.0.0.1:0")
 }
@@ -42,7 +40,7 @@ pub fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// How a worker joins a hub that is reached there.
+/// How a worker joins a coordinator that is reached there.
 pub fn at(address: SocketAddr) -> JoinOptions {
     JoinOptions::to(&format!("tcp/{address}")).unwrap()
 }
@@ -55,40 +53,44 @@ pub fn token_file(word: &str) -> (TempDir, PathBuf) {
     (dir, path)
 }
 
-/// A hub on a thread of its own. It answers each call with the number of the worker as its only lease.
+/// A coordinator on a thread of its own. It answers each call with the number of the worker as its only lease.
 pub struct Serving {
     pub address: SocketAddr,
     over: Arc<AtomicBool>,
     told: Arc<Mutex<Vec<String>>>,
-    thread: Option<JoinHandle<ZenohHub>>,
+    thread: Option<JoinHandle<ZenohCoordinator>>,
 }
 
 impl Serving {
     pub fn new(options: &ListenOptions) -> Self {
-        Self::with(options, |report| Orders { hub: HUB, leases: vec![report.worker], ..Orders::default() })
+        Self::with(options, |report| Orders {
+            coordinator: COORDINATOR,
+            leases: vec![report.worker],
+            ..Orders::default()
+        })
     }
 
     pub fn with(options: &ListenOptions, answer: impl Fn(&Report) -> Orders + Send + 'static) -> Self {
-        logging::init();
-        let mut hub = ZenohHub::open(options).unwrap();
-        let endpoint = hub.endpoint().clone();
+        init_logging("info", RefusedCalls::Explained);
+        let mut coordinator = ZenohCoordinator::open(options).unwrap();
+        let endpoint = coordinator.endpoint().clone();
         let (over, told) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::new())));
         let (ends, tell) = (Arc::clone(&over), Arc::clone(&told));
         let thread = thread::spawn(move || {
             while !ends.load(Relaxed) {
-                let words = match hub.next(Duration::from_millis(10)).unwrap() {
-                    Some(HubEvent::Call(call)) => {
+                let words = match coordinator.next(Duration::from_millis(10)).unwrap() {
+                    Some(CoordinatorEvent::Call(call)) => {
                         let orders = answer(call.report());
                         call.answer(&orders);
                         continue;
                     }
-                    Some(HubEvent::Gone(worker)) => format!("gone {worker}"),
-                    Some(HubEvent::Refused { from, reason }) => format!("{from}: {reason}"),
+                    Some(CoordinatorEvent::Gone(worker)) => format!("gone {worker}"),
+                    Some(CoordinatorEvent::Refused { from, reason }) => format!("{from}: {reason}"),
                     None => continue,
                 };
                 tell.lock().unwrap().push(words);
             }
-            hub
+            coordinator
         });
         let address = format!("{}:{}", endpoint.host, endpoint.port).parse().unwrap();
         Self { address, over, told, thread: Some(thread) }
@@ -114,7 +116,7 @@ impl Serving {
     }
 
     /// Stops answering.
-    pub fn stop(mut self) -> ZenohHub {
+    pub fn stop(mut self) -> ZenohCoordinator {
         self.over.store(true, Relaxed);
         self.thread.take().unwrap().join().unwrap()
     }
@@ -129,6 +131,23 @@ impl Drop for Serving {
     }
 }
 
+/// The variable that says that a test has a process of its own.
+const ALONE: &str = "TANDEM_TEST_ALONE";
+
+/// Runs a test in a process of its own, of which something is counted or which logs otherwise. Whether this is that
+/// process.
+pub fn alone(test: &str) -> bool {
+    if env::var_os(ALONE).is_some() {
+        return true;
+    }
+    let mut command = Command::new(env::current_exe().unwrap());
+    let output = command.args(["--exact", test, "--nocapture"]).env(ALONE, "1").output().unwrap();
+    let [written, logged] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
+    assert!(output.status.success(), "{written}{logged}");
+    print!("{written}");
+    false
+}
+
 /// Joins at once or not at all.
 pub fn join(options: &JoinOptions, worker: u64) -> Result<ZenohWorker, FleetError> {
     ZenohWorker::join(options, worker, Duration::from_secs(5))
@@ -141,7 +160,7 @@ pub fn report(worker: u64) -> Report {
 /// A call that is to be answered.
 pub fn call(end: &mut ZenohWorker, worker: u64) {
     let orders = end.exchange(&report(worker), PATIENCE).unwrap();
-    assert_eq!((orders.hub, orders.leases), (HUB, vec![worker]));
+    assert_eq!((orders.coordinator, orders.leases), (COORDINATOR, vec![worker]));
 }
 
 /// Calls until one is answered.

@@ -1,41 +1,24 @@
-//! What hub and workers leave behind.
+//! What coordinator and workers leave behind.
 
 use std::{
-    env, fs,
-    process::Command,
-    thread,
+    env, fs, thread,
     time::{Duration, Instant},
 };
 
 use shared::channel::fleet::WorkerEnd;
 use shared_fleet::{JoinOptions, ListenOptions};
 
-use crate::support::{PATIENCE, Serving, call, join, loopback, report, token_file};
-
-/// The variable that says that a test has a process of its own.
-const ALONE: &str = "TANDEM_TEST_ALONE";
-
-/// Runs a test in a process of its own, since threads and files are counted. Whether this is that process.
-fn alone(test: &str) -> bool {
-    if env::var_os(ALONE).is_some() {
-        return true;
-    }
-    let mut command = Command::new(env::current_exe().unwrap());
-    let output = command.args(["--exact", test, "--nocapture"]).env(ALONE, "1").output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
-    print!("{}", String::from_utf8_lossy(&output.stdout));
-    false
-}
+use crate::support::{PATIENCE, Serving, alone, call, join, loopback, report, token_file};
 
 fn count(folder: &str) -> usize {
     fs::read_dir(folder).unwrap().count()
 }
 
-/// Opens a hub with a token, has two workers talk to it, and closes everything.
+/// Opens a coordinator with a token, has two workers talk to it, and closes everything.
 fn cycle() {
-    let (_dir, word) = token_file("the word of the hub itself");
-    let hub = Serving::new(&ListenOptions { token_file: Some(word.clone()), ..loopback() });
-    let options = JoinOptions { token_file: Some(word), ..hub.join_options() };
+    let (_dir, word) = token_file("the word of the coordinator");
+    let coordinator = Serving::new(&ListenOptions { token_file: Some(word.clone()), ..loopback() });
+    let options = JoinOptions { token_file: Some(word), ..coordinator.join_options() };
     for number in 1..=2 {
         call(&mut join(&options, number).unwrap(), number);
     }
@@ -80,10 +63,10 @@ fn what_it_costs() {
         line.split_whitespace().nth(1).unwrap().parse::<f64>().unwrap() / 1024.0
     };
     let (threads, memory) = (count("/proc/self/task"), rss());
-    let hub = Serving::new(&loopback());
-    println!("a hub: {} threads, {:.1} MB", count("/proc/self/task") - threads, rss() - memory);
+    let coordinator = Serving::new(&loopback());
+    println!("a coordinator: {} threads, {:.1} MB", count("/proc/self/task") - threads, rss() - memory);
     let (threads, memory) = (count("/proc/self/task"), rss());
-    let mut worker = hub.join(1);
+    let mut worker = coordinator.join(1);
     println!("the first worker: {} threads, {:.1} MB", count("/proc/self/task") - threads, rss() - memory);
     let mut times: Vec<Duration> = (0..1000)
         .map(|_| {
@@ -105,7 +88,7 @@ fn what_it_costs() {
     times.sort();
     println!("a call of 20 MiB: median {:?}, {:.0} MB/s", times[4], 20.97 / times[4].as_secs_f64());
     let (threads, memory) = (count("/proc/self/task"), rss());
-    let more: Vec<_> = (2..10).map(|number| hub.join(number)).collect();
+    let more: Vec<_> = (2..10).map(|number| coordinator.join(number)).collect();
     println!("threads with eight more workers: {threads}, then {}; {:.1} MB", count("/proc/self/task"), rss() - memory);
     drop(more);
     assert!(times[4] < PATIENCE);

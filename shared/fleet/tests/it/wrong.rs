@@ -1,4 +1,4 @@
-//! Places where there is no hub, tokens that are wrong, and ports that are taken.
+//! Places where there is no coordinator, tokens that are wrong, and ports that are taken.
 
 use std::{
     io::{Read, Write},
@@ -7,9 +7,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use shared_fleet::{FleetError, JoinOptions, ListenOptions, Stage, ZenohHub, ZenohWorker, probe};
+use shared_fleet::{
+    FleetError, JoinOptions, ListenOptions, RefusedCalls, Stage, ZenohCoordinator, ZenohWorker, init_logging, probe,
+};
 
-use crate::support::{PATIENCE, Serving, at, call, free_port, join, listen, loopback, token_file};
+use crate::support::{PATIENCE, Serving, alone, at, call, free_port, join, listen, loopback, token_file};
 
 /// Why a worker does not get in, and at which stage of a probe.
 fn refused(options: &JoinOptions) -> (Stage, String) {
@@ -56,7 +58,7 @@ fn something_else_listens_there() {
             }
         });
         let error = ZenohWorker::join(&at(address), 1, Duration::from_millis(1500)).map(drop).unwrap_err().to_string();
-        let words = "what listens there takes connections and ends them; is it a hub?";
+        let words = "what listens there takes connections and ends them; is it a coordinator?";
         assert_eq!(error, format!("--join tcp/{address}: {words}"));
     }
 }
@@ -73,14 +75,16 @@ fn a_port_that_takes_connections_and_says_nothing_is_not_waited_for_for_ever() {
 
 #[test]
 fn a_token_is_the_same_on_both_sides_or_on_neither() {
-    let (_dir, word) = token_file("the word of the hub itself");
+    let (_dir, word) = token_file("the word of the coordinator");
     let (_dir, other) = token_file("the word of somebody else");
     let guarded = Serving::new(&ListenOptions { token_file: Some(word.clone()), ..loopback() });
     let open = Serving::new(&loopback());
-    let with = |hub: &Serving, file| JoinOptions { token_file: file, ..hub.join_options() };
-    let there = |hub: &Serving, words: &str| (Stage::Join, format!("--join tcp/{}: the hub {words}", hub.address));
-    let told = |hub: &Serving, reason: &str| {
-        let words = hub.wait_for(reason, |words| words.ends_with(reason));
+    let with = |coordinator: &Serving, file| JoinOptions { token_file: file, ..coordinator.join_options() };
+    let there = |coordinator: &Serving, words: &str| {
+        (Stage::Join, format!("--join tcp/{}: the coordinator {words}", coordinator.address))
+    };
+    let told = |coordinator: &Serving, reason: &str| {
+        let words = coordinator.wait_for(reason, |words| words.ends_with(reason));
         assert!(words.starts_with("127.0.0.1:") && words.len() < reason.len() + 20, "{words}");
     };
 
@@ -103,44 +107,64 @@ fn a_token_is_the_same_on_both_sides_or_on_neither() {
 }
 
 #[test]
-fn a_worker_that_is_no_longer_let_in_says_why() {
-    let (_dir, word) = token_file("the word of the hub itself");
+fn who_gets_in_does_not_hang_on_the_reading_of_zenohs_log() {
+    if !alone("wrong::who_gets_in_does_not_hang_on_the_reading_of_zenohs_log") {
+        return;
+    }
+    // The first of them counts.
+    init_logging("info", RefusedCalls::AsLogged);
+    let (_dir, word) = token_file("the word of the coordinator");
     let (_dir, other) = token_file("the word of somebody else");
-    let hub = Serving::new(&ListenOptions { token_file: Some(word.clone()), ..loopback() });
-    let address = hub.address;
+    let coordinator = Serving::new(&ListenOptions { token_file: Some(word.clone()), ..loopback() });
+    let with = |file| JoinOptions { token_file: file, ..coordinator.join_options() };
+    let (stage, words) = refused(&with(Some(other)));
+    assert!(stage == Stage::Join && words.contains("does not accept the token"), "{words}");
+    let (stage, words) = refused(&with(None));
+    assert!(stage == Stage::Join && words.contains("asks for a token"), "{words}");
+    call(&mut join(&with(Some(word)), 1).unwrap(), 1);
+    coordinator.wait_for("the worker to be gone", |words| words == "gone 1");
+    assert_eq!(coordinator.told(), ["gone 1"], "nobody has explained the refusals to it");
+}
+
+#[test]
+fn a_worker_that_is_no_longer_let_in_says_why() {
+    let (_dir, word) = token_file("the word of the coordinator");
+    let (_dir, other) = token_file("the word of somebody else");
+    let coordinator = Serving::new(&ListenOptions { token_file: Some(word.clone()), ..loopback() });
+    let address = coordinator.address;
     let mut worker = join(&JoinOptions { token_file: Some(word), ..at(address) }, 1).unwrap();
     call(&mut worker, 1);
-    drop(hub);
-    let _hub = Serving::new(&ListenOptions { token_file: Some(other), ..listen(&format!("tcp/{address}")) });
+    drop(coordinator);
+    let _coordinator = Serving::new(&ListenOptions { token_file: Some(other), ..listen(&format!("tcp/{address}")) });
     use shared::channel::fleet::WorkerEnd;
     let error = worker.exchange(&crate::support::report(1), Duration::from_millis(500)).unwrap_err().to_string();
     assert_eq!(
         error,
         format!(
-            "the hub cannot be reached: --join tcp/{address}: the hub does not accept the token: --token-file has another word \
-             than its `token_file`"
+            "the coordinator cannot be reached: --join tcp/{address}: the coordinator does not accept the token: \
+             --token-file has another word than its `token_file`"
         )
     );
 }
 
 #[test]
 fn whoever_only_knocks_is_not_remarked_on() {
-    let hub = Serving::new(&loopback());
-    drop(std::net::TcpStream::connect(hub.address).unwrap());
-    call(&mut hub.join(1), 1);
-    hub.wait_for("the worker to be gone", |words| words == "gone 1");
-    assert_eq!(hub.told(), ["gone 1"]);
-    let mut stranger = std::net::TcpStream::connect(hub.address).unwrap();
+    let coordinator = Serving::new(&loopback());
+    drop(std::net::TcpStream::connect(coordinator.address).unwrap());
+    call(&mut coordinator.join(1), 1);
+    coordinator.wait_for("the worker to be gone", |words| words == "gone 1");
+    assert_eq!(coordinator.told(), ["gone 1"]);
+    let mut stranger = std::net::TcpStream::connect(coordinator.address).unwrap();
     stranger.write_all(&[2, 0, 0xff, 0xff]).unwrap();
     let words = format!("{}: it does not speak zenoh", stranger.local_addr().unwrap());
-    hub.wait_for("a word on the stranger", |told| told == words);
+    coordinator.wait_for("a word on the stranger", |told| told == words);
 }
 
 #[test]
-fn a_hub_says_why_it_cannot_listen() {
-    let open = |endpoint: &str| ZenohHub::open(&listen(endpoint)).map(drop).unwrap_err().to_string();
-    let hub = ZenohHub::open(&loopback()).unwrap();
-    let taken = hub.endpoint().to_string();
+fn a_coordinator_says_why_it_cannot_listen() {
+    let open = |endpoint: &str| ZenohCoordinator::open(&listen(endpoint)).map(drop).unwrap_err().to_string();
+    let coordinator = ZenohCoordinator::open(&loopback()).unwrap();
+    let taken = coordinator.endpoint().to_string();
     assert_eq!(
         open(&taken),
         format!("`listen` {taken}: the port is in use; does another run listen there? choose another port")
@@ -151,12 +175,12 @@ fn a_hub_says_why_it_cannot_listen() {
          listen on this host alone (tcp/127.0.0.1:7447)"
     );
     assert_eq!(open("tls/127.0.0.1:0"), "`listen` tls/127.0.0.1:0 needs `tls_certificate`: a file in PEM");
-    let (_dir, word) = token_file("the word of the hub itself");
+    let (_dir, word) = token_file("the word of the coordinator");
     let elsewhere = ListenOptions { token_file: Some(word), ..listen("tcp/192.0.2.1:7447") };
     assert_eq!(
-        ZenohHub::open(&elsewhere).map(drop).unwrap_err().to_string(),
+        ZenohCoordinator::open(&elsewhere).map(drop).unwrap_err().to_string(),
         "`listen` tcp/192.0.2.1:7447: this host has no such address; 0.0.0.0 stands for all that it has"
     );
-    drop(hub);
-    drop(ZenohHub::open(&listen(&taken)).unwrap());
+    drop(coordinator);
+    drop(ZenohCoordinator::open(&listen(&taken)).unwrap());
 }

@@ -42,7 +42,7 @@ const LOCK_PATIENCE: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub(super) struct Domain {
     node: Option<Node<Service>>,
-    place: Place,
+    place: Namespace,
 }
 
 /// Holds off every other process that enters or clears the same domain.
@@ -52,7 +52,7 @@ impl Domain {
     /// Enters as `role`, after clearing away what dead processes left. The lock is to be held until all ports exist.
     pub fn enter(run_dir: &RunDir, run: RunId, role: &str) -> Result<(Self, Lock), ChannelError> {
         set_log_level(LogLevel::Fatal);
-        let place = Place::of(run_dir, run)?;
+        let place = Namespace::of(run_dir, run)?;
         let config = place.config()?;
         let deadline = Instant::now() + TAKE_OVER;
         let lock = loop {
@@ -121,7 +121,7 @@ impl Drop for Domain {
 /// # Errors
 /// When the run directory does not exist.
 pub fn files(run_dir: &RunDir) -> Result<Vec<PathBuf>, ChannelError> {
-    Ok(Place::of(run_dir, known(run_dir)?)?.files())
+    Ok(Namespace::of(run_dir, known(run_dir)?)?.files())
 }
 
 /// Removes what the dead processes of a run left in shared memory and in the temporary folder. Does nothing while a
@@ -131,7 +131,7 @@ pub fn files(run_dir: &RunDir) -> Result<Vec<PathBuf>, ChannelError> {
 /// When the run directory does not exist or the state of the run's processes cannot be told.
 pub fn remove_leftovers(run_dir: &RunDir) -> Result<(), ChannelError> {
     set_log_level(LogLevel::Fatal);
-    let place = Place::of(run_dir, known(run_dir)?)?;
+    let place = Namespace::of(run_dir, known(run_dir)?)?;
     let _lock = place.lock()?;
     if living(&place.config()?)?.is_empty() {
         place.wipe();
@@ -152,8 +152,9 @@ pub fn abandoned() -> Vec<PathBuf> {
     let entries =
         segments(PREFIX).into_iter().chain(fs::read_dir(TEMPORARY).into_iter().flatten().flatten().map(|e| e.path()));
     let names: BTreeSet<String> = entries.filter_map(|path| run_of(path.file_name()?.to_str()?)).collect();
-    let dead = |place: &Place| place.config().and_then(|config| living(&config)).is_ok_and(|names| names.is_empty());
-    let places = names.into_iter().map(|name| Place::named(PathBuf::new(), &name)).filter(dead);
+    let dead =
+        |place: &Namespace| place.config().and_then(|config| living(&config)).is_ok_and(|names| names.is_empty());
+    let places = names.into_iter().map(|name| Namespace::named(PathBuf::new(), &name)).filter(dead);
     places.map(|place| place.files()).filter(|files| files.iter().all(|path| is_ours_and_old(path))).flatten().collect()
 }
 
@@ -172,14 +173,14 @@ fn is_ours_and_old(path: &Path) -> bool {
 /// Where a run's files lie: everything carries a hash of the run directory's true path and of the run's id, since another run
 /// may have had the path, or has the same one in another container.
 #[derive(Debug)]
-struct Place {
+struct Namespace {
     run_dir: PathBuf,
     run: RunId,
     prefix: String,
     root: PathBuf,
 }
 
-impl Place {
+impl Namespace {
     fn of(run_dir: &RunDir, run: RunId) -> Result<Self, ChannelError> {
         let path = fs::canonicalize(run_dir.root())
             .map_err(|e| ChannelError::Transport(format!("run directory {}: {e}", run_dir.root().display())))?;

@@ -83,7 +83,7 @@ mod tests {
 
     #[test]
     fn a_run_for_workers_says_where_they_reach_it() {
-        refused("`listen`: `tcp://hub:7447` is no endpoint: write tcp/HOST:PORT", |c| listen(c, "tcp://hub:7447"));
+        refused("`listen`: `tcp://run:7447` is no endpoint: write tcp/HOST:PORT", |c| listen(c, "tcp://run:7447"));
         refused("`listen`: `7447` is no endpoint", |c| listen(c, "7447"));
         accepted(|c| listen(c, "tcp/127.0.0.1:7447"));
         accepted(|c| listen(c, "tcp/[::1]:7447"));
@@ -107,7 +107,7 @@ mod tests {
             c.token_file = Some("token".into());
         });
         accepted(|c| {
-            listen(c, "tcp/hub:7447");
+            listen(c, "tcp/run:7447");
             c.token_file = Some("token".into());
         });
     }

@@ -1,0 +1,280 @@
+//! Workers as the generator of a run.
+
+use std::{
+    sync::{Arc, PoisonError, atomic::Ordering},
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use rollout::{
+    data::PromptRow,
+    engine::{EngineError, FinishedSequence, GroupRequest, SwapReport, WeightSource},
+    generator::Generator,
+};
+use shared::{
+    PolicyVersion, PromptId, RewardOutcome, RolloutGroup, RunDir,
+    channel::{
+        FleetStatus,
+        fleet::{CALL_INTERVAL, CoordinatorEnd, Edition},
+    },
+};
+
+use super::{
+    arbiter::Arbiter,
+    scheduler::Scheduler,
+    server::{Server, Shared},
+    table,
+};
+use crate::{
+    scores,
+    weights::{OnItsWay, Publisher},
+};
+
+/// The version of a coordinator that has announced none.
+const NONE: PolicyVersion = PolicyVersion(u64::MAX);
+/// How long [`Fleet::step`] waits for completions.
+const STEP: Duration = Duration::from_millis(5);
+
+/// Workers, as what samples for the step loop.
+pub struct Fleet {
+    shared: Arc<Shared>,
+    publisher: Publisher,
+    arbiter: Arbiter,
+    /// Workers are to score what they make.
+    workers_score: bool,
+    version: PolicyVersion,
+    pending: Option<Pending>,
+    /// The version that the store has lost, on its way again.
+    repair: Option<OnItsWay>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Pending {
+    way: OnItsWay,
+    /// What workers were told of.
+    announced: bool,
+}
+
+impl Fleet {
+    /// Begins to answer calls at `end`. `listen` is where workers reach it, for people; `workers_score` has them score
+    /// what they make.
+    ///
+    /// # Errors
+    /// When there can be no thread.
+    pub fn start(
+        end: impl CoordinatorEnd + 'static,
+        scheduler: Scheduler,
+        publisher: Publisher,
+        arbiter: Arbiter,
+        workers_score: bool,
+        run_dir: RunDir,
+        listen: String,
+    ) -> std::io::Result<Self> {
+        let shared = Arc::new(Shared::new(scheduler, publisher.trouble()));
+        let thread = Server::start(end, Arc::clone(&shared), run_dir, listen)?;
+        Ok(Self {
+            shared,
+            publisher,
+            arbiter,
+            workers_score,
+            version: NONE,
+            pending: None,
+            repair: None,
+            thread: Some(thread),
+        })
+    }
+
+    /// Tells workers of a version that is in the store.
+    fn announce(&mut self, edition: Edition) {
+        let in_use = {
+            let mut scheduler = self.shared.scheduler();
+            scheduler.announce(edition.clone());
+            scheduler.editions_in_use()
+        };
+        self.shared.wake_workers();
+        self.publisher.keep(edition, &in_use);
+        self.shared.store_bytes.store(self.publisher.bytes(), Ordering::Relaxed);
+        self.shared.store_versions.store(self.publisher.versions() as u64, Ordering::Relaxed);
+    }
+
+    /// Sends again what workers find damaged in the store.
+    fn mend_store(&mut self) -> Result<(), EngineError> {
+        if let Some(way) = &mut self.repair {
+            let Some(result) = way.try_join() else { return Ok(()) };
+            self.repair = None;
+            self.announce(result?);
+            return Ok(());
+        }
+        if self.pending.as_ref().is_some_and(|pending| !pending.announced) {
+            return Ok(());
+        }
+        let Some((edition, reason)) = self.shared.scheduler().damage() else { return Ok(()) };
+        let version = edition.version;
+        let failed = |e| EngineError::Swap { version, message: format!("no thread to publish it: {e}") };
+        match self.publisher.repair(edition).map_err(failed)? {
+            Some(repair) => {
+                tracing::warn!("weights v{version} are sent again: {reason}");
+                self.repair = Some(repair);
+            }
+            None => self.shared.scheduler().drop_finding_damage(),
+        }
+        Ok(())
+    }
+
+    /// What becomes of a version that workers refuse and none has in use: the engine beside the learner decides.
+    fn refused(&mut self, version: PolicyVersion, refusals: &[String]) -> Result<(), EngineError> {
+        let Some(edition) = self.shared.scheduler().edition().cloned() else { return Ok(()) };
+        match self.arbiter.opinion(&edition) {
+            None => self.arbiter.look_at(edition),
+            Some(Ok(())) => {
+                self.shared.scheduler().drop_refusing("it refuses weights that the engine beside the learner takes")
+            }
+            Some(Err(reason)) => {
+                self.pending = None;
+                let reason = format!("{}; beside the learner: {reason}", refusals.join("; "));
+                return Err(EngineError::Refused { version, reason });
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes cases to the engine beside the learner, and what it has decided back.
+    fn arbitrate(&mut self) {
+        let decided = self.arbiter.decided();
+        let mut scheduler = self.shared.scheduler();
+        for (check, verdict) in decided {
+            scheduler.decide(&check, verdict);
+        }
+        if self.arbiter.is_free() {
+            let edition = scheduler.edition().cloned();
+            let cases = scheduler.take_cases(Instant::now());
+            drop(scheduler);
+            self.arbiter.take(cases, edition);
+        }
+    }
+}
+
+impl Generator for Fleet {
+    fn version(&self) -> PolicyVersion {
+        self.version
+    }
+
+    fn places(&self) -> usize {
+        self.shared.scheduler().places()
+    }
+
+    fn running(&self) -> usize {
+        self.shared.scheduler().running()
+    }
+
+    fn waiting(&self) -> usize {
+        self.shared.scheduler().waiting()
+    }
+
+    fn add_group(&mut self, request: GroupRequest, row: Option<&PromptRow>) -> Result<(), EngineError> {
+        let row = row.filter(|_| self.workers_score).map(scores::text_of);
+        self.shared.scheduler().add(request, self.version, row);
+        self.shared.wake_workers();
+        Ok(())
+    }
+
+    fn step(&mut self) -> Result<Vec<(FinishedSequence, Vec<RewardOutcome>)>, EngineError> {
+        self.arbitrate();
+        self.mend_store()?;
+        if self.thread.as_ref().is_none_or(JoinHandle::is_finished) {
+            return Err(EngineError::Library("the thread that answers workers has ended; see above".into()));
+        }
+        let mut scheduler = self.shared.scheduler();
+        let mut finished = scheduler.take_finished();
+        if finished.is_empty() {
+            scheduler = self.shared.arrived.wait_timeout(scheduler, STEP).unwrap_or_else(PoisonError::into_inner).0;
+            finished = scheduler.take_finished();
+        }
+        Ok(finished)
+    }
+
+    fn begin_swap(&mut self, weights: WeightSource) -> Result<(), EngineError> {
+        let version = weights.version;
+        self.repair = None;
+        let in_use = self.shared.scheduler().editions_in_use();
+        let begun = self.publisher.begin(weights, in_use);
+        let way = begun.map_err(|e| EngineError::Swap { version, message: format!("no thread to publish it: {e}") })?;
+        self.pending = Some(Pending { way, announced: false });
+        Ok(())
+    }
+
+    /// A version is in use once the first worker has it.
+    fn try_swap(&mut self) -> Result<Option<SwapReport>, EngineError> {
+        self.arbitrate();
+        self.mend_store()?;
+        let Some(pending) = &mut self.pending else { return Ok(None) };
+        let version = pending.way.source.version;
+        if !pending.announced {
+            let Some(result) = pending.way.try_join() else { return Ok(None) };
+            match result {
+                Ok(edition) => self.announce(edition),
+                Err(error) => {
+                    self.pending = None;
+                    return Err(error);
+                }
+            }
+            self.pending.as_mut().expect("it was just looked at").announced = true;
+        }
+        let (refusals, is_in_use) = {
+            let mut scheduler = self.shared.scheduler();
+            (scheduler.take_refusals(), scheduler.is_in_use())
+        };
+        if !is_in_use {
+            if !refusals.is_empty() {
+                self.refused(version, &refusals)?;
+            }
+            return Ok(None);
+        }
+        let begun = self.pending.take().expect("it was just looked at").way.begun;
+        self.version = version;
+        let seconds = begun.elapsed().as_secs_f64();
+        Ok(Some(SwapReport { version, seconds, stall_seconds: 0.0, gate_seconds: 0.0 }))
+    }
+
+    /// Each worker finishes what it has begun before it changes weights, where it is to.
+    fn set_admission(&mut self, _: bool) {}
+
+    fn is_here(&self) -> bool {
+        false
+    }
+
+    fn fleet(&self) -> Option<FleetStatus> {
+        let status = table::status(&self.shared.scheduler(), Instant::now());
+        let stored_bytes = self.publisher.bytes();
+        Some(FleetStatus { stored_bytes, alone_micros: self.shared.alone_micros.load(Ordering::Relaxed), ..status })
+    }
+
+    /// Sends the workers home, and waits for a moment until all have heard it.
+    fn close(&mut self) {
+        self.shared.scheduler().close();
+        self.shared.wake_workers();
+        let until = Instant::now() + CALL_INTERVAL * 3;
+        let is_left =
+            |scheduler: &Scheduler| scheduler.workers().all(|(_, worker)| worker.is_gone() || !worker.is_welcome());
+        while Instant::now() < until && !is_left(&self.shared.scheduler()) {
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn handed_over(&mut self, group: &RolloutGroup) {
+        self.shared.scheduler().handed_over(group.prompt_id, group.epoch, group.id.step.0);
+    }
+
+    fn distrusted(&mut self) -> Vec<(PromptId, u32)> {
+        self.shared.scheduler().take_distrusted()
+    }
+}
+
+impl Drop for Fleet {
+    fn drop(&mut self) {
+        self.shared.over.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

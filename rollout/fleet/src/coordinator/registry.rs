@@ -1,0 +1,233 @@
+//! What the coordinator knows of a worker.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::{Duration, Instant},
+};
+
+use shared::{
+    PolicyVersion, PromptId,
+    channel::fleet::{Edition, KernelClass, Report, Unfetched, Work},
+};
+
+/// Prompts that are remembered of a worker, the newest: those of which something may not be trained on yet.
+const REMEMBERED: usize = 1 << 16;
+/// How much of the past a worker's rate is of.
+const RATE_MEMORY_S: f64 = 20.0;
+
+/// A row of the dataset in an epoch.
+pub type Prompt = (PromptId, u32);
+
+/// Whether something is wanted of a worker.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Standing {
+    /// It is.
+    Welcome,
+    /// It is not.
+    Dropped {
+        /// Why.
+        reason: String,
+        /// Whether what it made was wrong.
+        wrong: bool,
+    },
+}
+
+/// A worker that has called.
+#[derive(Debug)]
+pub struct Worker {
+    /// What people call it.
+    pub name: String,
+    /// What it computes with, once it has begun to.
+    pub class: Option<KernelClass>,
+    /// When it joined.
+    pub joined: Instant,
+    /// When it last called.
+    pub seen: Instant,
+    /// When it last got on with what it holds, or got something to get on with.
+    pub progress: Instant,
+    /// Since when its connection is gone.
+    pub gone_since: Option<Instant>,
+    /// It was stuck; until when it is given nothing.
+    pub rest_until: Option<Instant>,
+    /// What it has in use.
+    pub edition: Option<Edition>,
+    /// The edition that it refuses, by version and publication, with the reason.
+    pub refusal: Option<(PolicyVersion, u64, String)>,
+    /// What does not come to it from the store.
+    pub unfetched: Option<Unfetched>,
+    /// Its counters.
+    pub work: Work,
+    /// How far its clock is from this host's, in seconds.
+    pub clock_off_s: f64,
+    /// Completions that counted.
+    pub completions: u64,
+    /// Completions that another was first with.
+    pub twice: u64,
+    /// Leases that were taken back.
+    pub expired: u64,
+    /// Messages that made no sense.
+    pub failures: u64,
+    max_num_seqs: usize,
+    rate: Option<f64>,
+    standing: Standing,
+    /// Prompts of which it has made something, with the step that each was handed over for.
+    made: BTreeMap<Prompt, Option<u64>>,
+    distrusted: BTreeSet<Prompt>,
+}
+
+impl Worker {
+    pub(super) fn new(report: &Report, now: Instant) -> Self {
+        Self {
+            name: report.name.clone(),
+            class: report.class,
+            joined: now,
+            seen: now,
+            progress: now,
+            gone_since: None,
+            rest_until: None,
+            edition: None,
+            refusal: None,
+            unfetched: None,
+            work: Work::default(),
+            clock_off_s: 0.0,
+            completions: 0,
+            twice: 0,
+            expired: 0,
+            failures: 0,
+            max_num_seqs: 0,
+            rate: None,
+            standing: Standing::Welcome,
+            made: BTreeMap::new(),
+            distrusted: BTreeSet::new(),
+        }
+    }
+
+    pub(super) fn note(&mut self, report: &Report, now: Instant) {
+        if self.gone_since.take().is_some() {
+            tracing::info!("worker {} is back", self.name);
+        }
+        let (tokens, busy) =
+            (report.work.tokens.saturating_sub(self.work.tokens), report.work.busy_s - self.work.busy_s);
+        // Reward functions have a deadline of their own.
+        if tokens > 0 || report.work.scoring > 0 {
+            self.progress = now;
+        }
+        if tokens > 0 && busy > 0.0 {
+            let (rate, weight) = (tokens as f64 / busy, 1.0 - (-busy / RATE_MEMORY_S).exp());
+            self.rate = Some(self.rate.map_or(rate, |before| before + weight * (rate - before)));
+        }
+        self.seen = now;
+        self.clock_off_s = report.clock - shared::workers::now();
+        self.class = report.class;
+        self.max_num_seqs = report.max_num_seqs as usize;
+        self.edition.clone_from(&report.edition);
+        self.refusal = report.refusal.clone().map(|refusal| (refusal.version, refusal.publication, refusal.reason));
+        if report.unfetched.is_some() && report.unfetched != self.unfetched {
+            let reason = report.unfetched.as_ref().map(|what| what.reason.as_str()).unwrap_or_default();
+            tracing::warn!("worker {} has trouble with its weights: {reason}", self.name);
+        }
+        self.unfetched.clone_from(&report.unfetched);
+        self.work = report.work;
+    }
+
+    /// Whether something is wanted of it.
+    #[must_use]
+    pub fn is_welcome(&self) -> bool {
+        self.standing == Standing::Welcome
+    }
+
+    /// Why nothing is.
+    #[must_use]
+    pub fn dropped(&self) -> Option<&str> {
+        match &self.standing {
+            Standing::Welcome => None,
+            Standing::Dropped { reason, .. } => Some(reason),
+        }
+    }
+
+    /// Whether its connection is gone.
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
+        self.gone_since.is_some()
+    }
+
+    /// Whether it could make something of the announced edition, or of the one before.
+    #[must_use]
+    pub fn can_sample(&self, announced: &Option<Edition>) -> bool {
+        self.is_welcome() && !self.is_gone() && self.max_num_seqs > 0 && self.edition.is_some() && announced.is_some()
+    }
+
+    /// Whether it has an edition in use.
+    #[must_use]
+    pub fn has(&self, edition: &Option<Edition>) -> bool {
+        self.edition == *edition
+    }
+
+    /// The version that it has in use.
+    #[must_use]
+    pub fn version(&self) -> Option<PolicyVersion> {
+        self.edition.as_ref().map(|edition| edition.version)
+    }
+
+    /// Sequences that it decodes at once.
+    #[must_use]
+    pub fn places(&self) -> usize {
+        self.max_num_seqs
+    }
+
+    /// Tokens per second while it has something to do.
+    #[must_use]
+    pub fn rate(&self) -> Option<f64> {
+        self.rate
+    }
+
+    pub(super) fn rests(&self, now: Instant) -> bool {
+        self.rest_until.is_some_and(|until| now < until)
+    }
+
+    pub(super) fn progressed(&mut self, now: Instant) {
+        self.progress = now;
+        self.rest_until = None;
+    }
+
+    /// It has something to get on with.
+    pub(super) fn begins(&mut self, now: Instant) {
+        self.progress = now;
+    }
+
+    pub(super) fn made(&mut self, prompt: Prompt) {
+        if self.made.len() >= REMEMBERED {
+            self.made.pop_first();
+        }
+        self.made.insert(prompt, None);
+    }
+
+    pub(super) fn handed_over(&mut self, prompt: Prompt, step: u64) {
+        if let Some(of) = self.made.get_mut(&prompt) {
+            *of = Some(step);
+        }
+    }
+
+    /// Steps that were given something that it made, counted from 1.
+    pub(super) fn trained_steps(&self) -> Vec<String> {
+        let steps: BTreeSet<u64> = self.made.values().filter_map(|step| *step).collect();
+        steps.into_iter().map(|step| (step + 1).to_string()).collect()
+    }
+
+    pub(super) fn drop_it(&mut self, standing: Standing) {
+        if matches!(standing, Standing::Dropped { wrong: true, .. }) {
+            self.distrusted = std::mem::take(&mut self.made).into_keys().collect();
+        }
+        self.standing = standing;
+    }
+
+    pub(super) fn take_distrusted(&mut self) -> BTreeSet<Prompt> {
+        std::mem::take(&mut self.distrusted)
+    }
+
+    /// Time since it last called.
+    #[must_use]
+    pub fn silence(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.seen)
+    }
+}

@@ -1,0 +1,331 @@
+//! Who makes what: requests, leases and workers, without a transport or a clock.
+//!
+//! A request is a group that the plan has begun. Its samples wait until they are leased, and are *open* until somebody
+//! has made them: a lease may run out or be made by a worker that comes back late, and the first completion counts. So
+//! nothing that happens to a worker can lose a completion or count one twice.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `grants` | who is given what |
+//! | `arrivals` | what workers send, and whether it can be |
+//! | `pool` | workers that come, go, and are of no use |
+
+mod arrivals;
+mod grants;
+mod pool;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::{Duration, Instant},
+};
+
+use rollout::engine::{FinishedSequence, GroupRequest};
+use shared::{
+    PolicyVersion, PromptId, RewardOutcome,
+    channel::fleet::{Edition, KernelClass, Made, Orders, Report, RunFacts},
+};
+
+use super::{
+    check::{Check, Checks, Found},
+    registry::Worker,
+};
+
+/// What a scheduler works with.
+pub struct SchedulerOptions {
+    /// Number of the coordinator.
+    pub coordinator: u64,
+    /// What a worker has to know of the run.
+    pub facts: RunFacts,
+    /// What the run's figures are computed with.
+    pub class: KernelClass,
+    /// Whether workers of another class are welcome.
+    pub accept_other_kernels: bool,
+    /// Without a new token for so long, a worker's leases are given to others.
+    pub lease_timeout: Duration,
+    /// Tokens of the model.
+    pub vocab_size: usize,
+    /// Reward functions of the run.
+    pub rewards: usize,
+    /// What is made again, and what came of it.
+    pub checks: Checks,
+}
+
+/// A group that is being made.
+struct Request {
+    request: GroupRequest,
+    /// The oldest version that its tokens may be of.
+    version: PolicyVersion,
+    /// Samples that nobody has made.
+    open: BTreeSet<u32>,
+    /// What reward functions see of it, where the worker that makes all of it is to score it.
+    row: Option<String>,
+}
+
+impl Request {
+    /// The row, for somebody who is asked for these samples: only all of them together are scored.
+    fn row_for(&self, samples: &BTreeSet<u32>) -> Option<&String> {
+        self.row.as_ref().filter(|_| samples.len() == self.request.samples.len())
+    }
+}
+
+/// Samples of a request that a worker was asked for.
+struct Lease {
+    worker: u64,
+    request: u64,
+    samples: BTreeSet<u32>,
+    /// What the worker has made of it.
+    made: Vec<Made>,
+    /// Taken back: the worker is no longer asked for it. What it has made all the same counts.
+    withdrawn: bool,
+    /// When it was given.
+    given: Instant,
+    /// Another worker was asked for the same.
+    doubled: bool,
+    /// It is made a second time, to be compared.
+    check: Option<Check>,
+}
+
+/// What all workers have done together.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Totals {
+    /// Leases that were taken back.
+    pub expired: u64,
+    /// Completions that another was first with.
+    pub twice: u64,
+    /// Bytes fetched from the store.
+    pub fetched_bytes: u64,
+}
+
+impl Totals {
+    fn add(&mut self, worker: &Worker) {
+        self.expired += worker.expired;
+        self.twice += worker.twice;
+        self.fetched_bytes += worker.work.fetched_bytes;
+    }
+}
+
+/// Requests, leases and workers of a run.
+pub struct Scheduler {
+    options: SchedulerOptions,
+    edition: Option<Edition>,
+    /// The newest version that was announced: a learner that was started again makes older ones anew.
+    newest: PolicyVersion,
+    requests: BTreeMap<u64, Request>,
+    /// Samples to be leased, in the order of their requests.
+    waiting: BTreeSet<(u64, u32)>,
+    leases: BTreeMap<u64, Lease>,
+    workers: BTreeMap<u64, Worker>,
+    /// Names of workers whose completions were wrong.
+    banned: BTreeMap<String, String>,
+    finished: Vec<(FinishedSequence, Vec<RewardOutcome>)>,
+    checks: Checks,
+    next_number: u64,
+    /// Seconds from the moment in which a lease is given to its last completion.
+    usual_s: Option<f64>,
+    /// What workers have done that are not remembered any more.
+    forgotten: Totals,
+    over: bool,
+    /// Calls that could not be read.
+    refused_calls: u64,
+    /// The same by reason.
+    refusals: BTreeMap<String, u64>,
+}
+
+impl Scheduler {
+    /// A scheduler without requests and workers.
+    #[must_use]
+    pub fn new(mut options: SchedulerOptions) -> Self {
+        Self {
+            checks: std::mem::replace(&mut options.checks, Checks::new(0.0)),
+            options,
+            edition: None,
+            newest: PolicyVersion(0),
+            requests: BTreeMap::new(),
+            waiting: BTreeSet::new(),
+            leases: BTreeMap::new(),
+            workers: BTreeMap::new(),
+            banned: BTreeMap::new(),
+            finished: Vec::new(),
+            next_number: 1,
+            usual_s: None,
+            forgotten: Totals::default(),
+            over: false,
+            refused_calls: 0,
+            refusals: BTreeMap::new(),
+        }
+    }
+
+    /// A group is wanted, of `version` or a later one; scored, where there is a row.
+    pub fn add(&mut self, request: GroupRequest, version: PolicyVersion, row: Option<String>) {
+        let number = self.number();
+        let open: BTreeSet<u32> = request.samples.iter().copied().collect();
+        self.waiting.extend(open.iter().map(|&sample| (number, sample)));
+        self.requests.insert(number, Request { request, version, open, row });
+    }
+
+    /// Workers are to sample from this edition from now on.
+    pub fn announce(&mut self, edition: Edition) {
+        self.checks.forget_before(edition.version);
+        self.newest = self.newest.max(edition.version);
+        self.edition = Some(edition);
+    }
+
+    /// What workers are to sample from.
+    #[must_use]
+    pub fn edition(&self) -> Option<&Edition> {
+        self.edition.as_ref()
+    }
+
+    /// Whether a worker has the announced edition in use.
+    #[must_use]
+    pub fn is_in_use(&self) -> bool {
+        self.edition.is_some() && self.workers.values().any(|worker| worker.is_welcome() && worker.has(&self.edition))
+    }
+
+    /// What workers sample from.
+    #[must_use]
+    pub fn editions_in_use(&self) -> Vec<Edition> {
+        let at_work = self.workers.values().filter(|worker| worker.is_welcome());
+        at_work.filter_map(|worker| worker.edition.clone()).collect()
+    }
+
+    /// The run is over: workers are sent home.
+    pub fn close(&mut self) {
+        self.over = true;
+    }
+
+    /// Completions that have arrived since the last call, with their rewards where they were scored.
+    pub fn take_finished(&mut self) -> Vec<(FinishedSequence, Vec<RewardOutcome>)> {
+        std::mem::take(&mut self.finished)
+    }
+
+    /// Samples that were leased and are open.
+    fn leased(&self) -> usize {
+        self.requests.values().map(|request| request.open.len()).sum::<usize>() - self.waiting.len()
+    }
+
+    /// Samples that were leased and have not been taken with [`Scheduler::take_finished`].
+    #[must_use]
+    pub fn running(&self) -> usize {
+        self.leased() + self.finished.len()
+    }
+
+    /// Samples to be leased.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Samples that all workers can decode at once, with what they are given ahead.
+    #[must_use]
+    pub fn places(&self) -> usize {
+        let at_work = self.workers.values().filter(|worker| worker.is_welcome() && !worker.is_gone());
+        at_work.map(|worker| worker.places() * 3 / 2).sum()
+    }
+
+    /// The workers, by number.
+    pub fn workers(&self) -> impl Iterator<Item = (&u64, &Worker)> {
+        self.workers.iter()
+    }
+
+    /// What all workers have done, those included that are not remembered any more.
+    #[must_use]
+    pub fn totals(&self) -> Totals {
+        let mut totals = self.forgotten;
+        self.workers.values().for_each(|worker| totals.add(worker));
+        totals
+    }
+
+    /// Leases that a worker holds.
+    #[must_use]
+    pub fn leases_of(&self, worker: u64) -> usize {
+        self.active(worker).count()
+    }
+
+    /// Whether a worker could make something.
+    #[must_use]
+    pub fn has_someone_at_work(&self) -> bool {
+        self.workers.values().any(|worker| worker.can_sample(&self.edition))
+    }
+
+    /// What was compared so far.
+    #[must_use]
+    pub fn checks(&self) -> &Checks {
+        &self.checks
+    }
+
+    /// Checks to be decided beside the learner: those that no other worker can make, and those of which two differ.
+    pub fn take_cases(&mut self, now: Instant) -> Vec<Check> {
+        let mut able = self.workers.values().filter(|worker| worker.can_sample(&self.edition));
+        let alone = able.next().is_none() || able.next().is_none();
+        self.checks.take_cases(alone, self.options.lease_timeout, now)
+    }
+
+    /// What a case has turned out to be. Workers that were wrong are dropped.
+    pub fn decide(&mut self, check: &Check, verdict: Result<Found, String>) {
+        for (worker, reason) in self.checks.decide(check, verdict) {
+            self.drop_worker(worker, reason, true);
+        }
+    }
+
+    /// Prompts of which a worker that was dropped for wrong completions has made something; each once.
+    pub fn take_distrusted(&mut self) -> Vec<(PromptId, u32)> {
+        self.workers.values_mut().flat_map(Worker::take_distrusted).collect()
+    }
+
+    /// A group of these prompts goes to the learner, for a step.
+    pub fn handed_over(&mut self, prompt: PromptId, epoch: u32, step: u64) {
+        self.workers.values_mut().for_each(|worker| worker.handed_over((prompt, epoch), step));
+    }
+
+    /// Answers a call.
+    pub fn call(&mut self, report: &Report, now: Instant) -> Orders {
+        let coordinator = self.options.coordinator;
+        let finished = self.over;
+        if let Some(reason) = self.refuses(report) {
+            self.turn_away(report, &reason, now);
+            return Orders { coordinator, refused: Some(reason), finished, ..Orders::default() };
+        }
+        if report.name.is_empty() {
+            // It only wants to know whether it could be a worker.
+            let facts = Some(self.options.facts.clone());
+            return Orders { coordinator, facts, edition: self.edition.clone(), finished, ..Orders::default() };
+        }
+        self.note(report, now);
+        let knows_us = report.coordinator == coordinator;
+        if knows_us {
+            report.made.iter().for_each(|made| self.take(report.worker, made, now));
+        }
+        if let Some(reason) = self.workers[&report.worker].dropped() {
+            return Orders { coordinator, refused: Some(reason.to_owned()), finished, ..Orders::default() };
+        }
+        if knows_us && !finished {
+            self.grant(report.worker, now);
+        }
+        let leases: Vec<u64> = self.active(report.worker).collect();
+        let is_new = |id: &&u64| !knows_us || report.held.binary_search(id).is_err();
+        let granted = leases.iter().filter(is_new).filter_map(|id| self.message(*id)).collect();
+        Orders {
+            coordinator,
+            facts: (!knows_us).then(|| self.options.facts.clone()),
+            edition: self.edition.clone(),
+            leases,
+            granted,
+            refused: None,
+            finished,
+        }
+    }
+
+    fn active(&self, worker: u64) -> impl Iterator<Item = u64> {
+        let is_its = move |(id, lease): (&u64, &Lease)| (lease.worker == worker && !lease.withdrawn).then_some(*id);
+        self.leases.iter().filter_map(is_its)
+    }
+
+    fn number(&mut self) -> u64 {
+        self.next_number += 1;
+        self.next_number - 1
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,372 @@
+//! The way of a version into the store.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use crossbeam::channel::{Receiver, TryRecvError, bounded};
+use rollout::engine::{self, EngineError, WeightSource};
+use rollout_rounded::{RoundedError, difference, round};
+use shared::{
+    ModelConfig, RunDir, WeightManifest,
+    channel::fleet::{Difference, Edition},
+    config::RolloutDtype,
+    manifest::MANIFEST_FILE,
+};
+use shared_store::{Published, Store, StoreError, Watch};
+
+use super::{BASE, GiveUp, prefix, prefix_of_difference, record::Record, remove};
+
+/// How often a transfer that failed is tried again, and the pause before that, which doubles.
+const TRIES: u32 = 6;
+const PAUSE: Duration = Duration::from_secs(1);
+/// Differences to an edition at most: as many as there are versions that workers sample from at a time.
+const MOST_DIFFERENCES: usize = 2;
+/// How often an edition is sent again that somebody damages in the store.
+const MOST_REPAIRS: u32 = 3;
+
+/// How versions are sent.
+pub struct Sending {
+    /// Where they lie for workers.
+    pub store: Arc<Store>,
+    /// Nothing is sent: workers read versions where the learner leaves them.
+    pub versions_stay: bool,
+    /// The model that they are of.
+    pub model: ModelConfig,
+    /// Whether they are looked at before.
+    pub conformity_gate: bool,
+    /// What they are rounded to, if they are.
+    pub rounded: Option<RolloutDtype>,
+    /// Where they lie rounded as long as the store has them.
+    pub rounded_dir: PathBuf,
+}
+
+/// Carries versions of a run into the store.
+pub struct Publisher {
+    sending: Arc<Sending>,
+    publications: u64,
+    record: Record,
+    most_kept: usize,
+    bytes: Arc<AtomicU64>,
+    trouble: Trouble,
+    /// What was begun last, with how often it was sent again.
+    newest: Option<(WeightSource, u32)>,
+    over: GiveUp,
+}
+
+/// What is in the way of a version, for as long as it is.
+#[derive(Clone, Default)]
+pub struct Trouble(Arc<Mutex<Option<String>>>);
+
+impl Trouble {
+    fn is(&self, now: Option<String>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = now;
+    }
+
+    /// What it is now.
+    #[must_use]
+    pub fn now(&self) -> Option<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// A version on its way.
+pub struct OnItsWay {
+    /// Where it comes from.
+    pub source: WeightSource,
+    /// When it was begun.
+    pub begun: Instant,
+    result: Receiver<Result<Edition, EngineError>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Publisher {
+    /// A publisher that leaves `most_kept` versions in the store besides the newest one, and takes over what one before
+    /// it has left there.
+    ///
+    /// # Errors
+    /// A record of that which cannot be read.
+    pub fn open(sending: Sending, run_dir: &RunDir, most_kept: usize) -> io::Result<Self> {
+        let record = Record::open(run_dir.editions())?;
+        let (bytes, trouble, over) = (Arc::default(), Trouble::default(), GiveUp::default());
+        Ok(Self { sending: Arc::new(sending), publications: 0, record, most_kept, bytes, trouble, newest: None, over })
+    }
+
+    /// Begins to check and to publish a version, on a side thread, with the way to it from what workers have in use.
+    ///
+    /// # Errors
+    /// When there can be no thread.
+    pub fn begin(&mut self, source: WeightSource, in_use: Vec<Edition>) -> io::Result<OnItsWay> {
+        self.newest = Some((source.clone(), 0));
+        self.send(source, in_use, None)
+    }
+
+    /// Begins to publish the newest version once more, of which the store has something else by now. Nothing if that
+    /// has been of no use several times.
+    ///
+    /// # Errors
+    /// When there can be no thread.
+    pub fn repair(&mut self, damaged: Edition) -> io::Result<Option<OnItsWay>> {
+        let Some((source, repairs)) = &mut self.newest else { return Ok(None) };
+        if *repairs >= MOST_REPAIRS {
+            return Ok(None);
+        }
+        *repairs += 1;
+        let source = source.clone();
+        self.send(source, Vec::new(), Some(damaged)).map(Some)
+    }
+
+    fn send(&mut self, source: WeightSource, in_use: Vec<Edition>, damaged: Option<Edition>) -> io::Result<OnItsWay> {
+        self.publications += 1;
+        let (publication, begun) = (self.publications, Instant::now());
+        let (done, result) = bounded(1);
+        let (sending, over, bytes) = (Arc::clone(&self.sending), self.over.clone(), Arc::clone(&self.bytes));
+        let (from, trouble) = (source.clone(), self.trouble.clone());
+        let job = move || {
+            if let Some(damaged) = damaged {
+                sending.remove(&damaged);
+                damaged.base.iter().for_each(|base| sending.remove_object(BASE, base));
+            }
+            let journey = Journey { sending: &sending, over: &over, bytes: &bytes, trouble: &trouble };
+            let _ = done.send(journey.carry(&from, publication, &in_use));
+        };
+        let thread = thread::Builder::new().name("publish".into()).spawn(job)?;
+        Ok(OnItsWay { source, begun, result, thread: Some(thread) })
+    }
+
+    /// An edition was announced: of those in the store, the oldest go, as far as no worker of `in_use` samples from
+    /// them, and all that an earlier coordinator has left there if versions are not sent any more.
+    pub fn keep(&mut self, edition: Edition, in_use: &[Edition]) {
+        let most = match self.sending.versions_stay {
+            true if self.versions() == 0 => return,
+            true => 0,
+            false => {
+                self.record.note(edition);
+                self.most_kept + 1
+            }
+        };
+        while let Some(gone) = self.record.take_oldest(most, in_use) {
+            self.sending.remove(&gone);
+            remove(&self.sending.rounded_at(&gone));
+        }
+        if let Err(error) = self.record.write() {
+            tracing::warn!("{}: {error}", self.record.path().display());
+        }
+    }
+
+    /// Versions that the store has.
+    #[must_use]
+    pub fn versions(&self) -> usize {
+        self.record.editions().len()
+    }
+
+    /// What is in the way of what is sent.
+    #[must_use]
+    pub fn trouble(&self) -> Trouble {
+        self.trouble.clone()
+    }
+
+    /// Bytes sent so far.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Publisher {
+    fn drop(&mut self) {
+        self.over.0.store(true, Ordering::Relaxed);
+    }
+}
+
+impl OnItsWay {
+    /// The edition, once it is in the store.
+    ///
+    /// # Errors
+    /// Weights that are not the learner's, or a store that does not take them.
+    pub fn try_join(&mut self) -> Option<Result<Edition, EngineError>> {
+        let result = match self.result.try_recv() {
+            Ok(result) => result,
+            Err(TryRecvError::Empty) => return None,
+            Err(TryRecvError::Disconnected) => {
+                let message = "the thread that publishes it has ended".into();
+                Err(EngineError::Swap { version: self.source.version, message })
+            }
+        };
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+        Some(result)
+    }
+}
+
+impl Sending {
+    /// Removes what the store has of an edition. The export that adapters are added to stays: others are, too.
+    fn remove(&self, edition: &Edition) {
+        for known in &edition.differences {
+            self.remove_object(&prefix_of_difference(known.from, edition.version), &known.blake3);
+        }
+        self.remove_object(&prefix(edition.version), &edition.blake3);
+    }
+
+    fn remove_object(&self, prefix: &str, blake3: &[u8; 32]) {
+        if let Err(error) = self.store.remove(prefix, blake3, &()) {
+            tracing::warn!("{prefix} stays in the store: {error}");
+        }
+    }
+
+    /// Where an edition lies rounded on this host.
+    fn rounded_at(&self, edition: &Edition) -> PathBuf {
+        let hash8 = &blake3::Hash::from_bytes(edition.blake3).to_hex()[..8];
+        self.rounded_dir.join(format!("{}-{hash8}", prefix(edition.version)))
+    }
+}
+
+/// A version on its way, on the thread that carries it.
+struct Journey<'a> {
+    sending: &'a Sending,
+    over: &'a GiveUp,
+    bytes: &'a AtomicU64,
+    trouble: &'a Trouble,
+}
+
+impl Journey<'_> {
+    /// Checks a version and carries it into the store.
+    fn carry(&self, source: &WeightSource, publication: u64, in_use: &[Edition]) -> Result<Edition, EngineError> {
+        let manifest = engine::examine(source, &self.sending.model, self.sending.conformity_gate)?;
+        let version = source.version;
+        let carried = self.carry_examined(source, &manifest, publication, in_use);
+        carried.map_err(|error| match error {
+            SendError::Store(error) => EngineError::Unsent { version, reason: error.to_string() },
+            other => EngineError::Swap { version, message: other.to_string() },
+        })
+    }
+
+    fn carry_examined(
+        &self,
+        source: &WeightSource,
+        manifest: &WeightManifest,
+        publication: u64,
+        in_use: &[Edition],
+    ) -> Result<Edition, SendError> {
+        let version = source.version;
+        let plain = |blake3, base| {
+            let (rounded, differences) = (false, Vec::new());
+            Edition { version, publication, blake3, base, rounded, differences }
+        };
+        if self.sending.versions_stay {
+            let manifest = fs::read(source.dir.join(MANIFEST_FILE))?;
+            return Ok(plain(blake3::hash(&manifest).into(), None));
+        }
+        if let Some(adapter) = &manifest.adapter {
+            let base = self.publish(BASE, &adapter.base)?;
+            return Ok(plain(self.publish(&prefix(version), &source.dir)?.blake3, Some(base.blake3)));
+        }
+        match self.sending.rounded {
+            None => Ok(plain(self.publish(&prefix(version), &source.dir)?.blake3, None)),
+            Some(dtype) => {
+                let edition = |blake3| Edition { rounded: true, ..plain(blake3, None) };
+                self.carry_rounded(source, dtype, edition, in_use)
+            }
+        }
+    }
+
+    fn carry_rounded(
+        &self,
+        source: &WeightSource,
+        dtype: RolloutDtype,
+        edition: impl FnOnce([u8; 32]) -> Edition,
+        in_use: &[Edition],
+    ) -> Result<Edition, SendError> {
+        let begun = Instant::now();
+        fs::create_dir_all(&self.sending.rounded_dir)?;
+        let fresh = self.sending.rounded_dir.join(prefix(source.version));
+        let size = round(&source.dir, dtype, &fresh)?.packed;
+        let seconds = begun.elapsed().as_secs_f64();
+        tracing::debug!("weights v{} rounded to {size} bytes in {seconds:.2} s", source.version);
+        let mut edition = edition(self.publish(&prefix(source.version), &fresh)?.blake3);
+        let place = self.sending.rounded_at(&edition);
+        remove(&place);
+        fs::rename(&fresh, &place)?;
+        let mut from: Vec<&Edition> = in_use.iter().filter(|used| used.blake3 != edition.blake3).collect();
+        from.sort_by_key(|used| std::cmp::Reverse(used.version));
+        from.dedup_by_key(|used| used.blake3);
+        from.retain(|used| used.rounded && self.sending.rounded_at(used).is_dir());
+        for used in from.into_iter().take(MOST_DIFFERENCES) {
+            match self.send_difference(used, &edition, size) {
+                Ok(Some(difference)) => edition.differences.push(difference),
+                Ok(None) => (),
+                Err(error) if self.over.give_up() => return Err(error),
+                Err(error) => tracing::warn!("v{} goes without a difference: {error}", source.version),
+            }
+        }
+        Ok(edition)
+    }
+
+    /// Publishes the difference between two editions where that is less than the newer one, of `whole` bytes.
+    fn send_difference(&self, from: &Edition, to: &Edition, whole: u64) -> Result<Option<Difference>, SendError> {
+        let prefix = prefix_of_difference(from.version, to.version);
+        let place = self.sending.rounded_dir.join(&prefix);
+        let size = difference(&self.sending.rounded_at(to), &self.sending.rounded_at(from), &place)?.packed;
+        // A tenth is not worth the second way.
+        let published = (size * 10 < whole * 9).then(|| self.publish(&prefix, &place));
+        remove(&place);
+        let leads = |published: Published| Difference {
+            from: from.version,
+            from_blake3: from.blake3,
+            blake3: published.blake3,
+        };
+        Ok(published.transpose()?.map(leads))
+    }
+
+    fn publish(&self, prefix: &str, dir: &Path) -> Result<Published, StoreError> {
+        let published = again(self.over, self.trouble, || self.sending.store.publish(prefix, dir, self.over))?;
+        self.bytes.fetch_add(published.bytes, Ordering::Relaxed);
+        tracing::info!("{prefix} is in the store: {} bytes in {:.2} s", published.bytes, published.seconds);
+        Ok(published)
+    }
+}
+
+/// Why a version did not get into the store.
+#[derive(Debug, thiserror::Error)]
+enum SendError {
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error(transparent)]
+    Rounded(#[from] RoundedError),
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+/// Tries until it works, a bounded number of times: a store may be full or away for a moment.
+fn again<T>(
+    over: &GiveUp,
+    trouble: &Trouble,
+    mut what: impl FnMut() -> Result<T, StoreError>,
+) -> Result<T, StoreError> {
+    let mut pause = PAUSE;
+    for _ in 1..TRIES {
+        let error = match what() {
+            Err(error) if !over.give_up() => error,
+            done => {
+                trouble.is(None);
+                return done;
+            }
+        };
+        tracing::warn!("the store is tried again in {} s: {error}", pause.as_secs());
+        trouble.is(Some(error.to_string()));
+        let until = Instant::now() + pause;
+        while Instant::now() < until && !over.give_up() {
+            thread::sleep(Duration::from_millis(50));
+        }
+        pause *= 2;
+    }
+    what()
+}

@@ -1,0 +1,127 @@
+//! What a coordinator has in the store: one that is started again removes what the one before it has left, and nothing
+//! else, and leads workers from the versions that they have to the next.
+
+use std::{
+    collections::VecDeque,
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use shared::{
+    atomic::{self, named},
+    channel::fleet::Edition,
+};
+
+/// Editions that the store has, oldest first.
+#[derive(Debug)]
+pub struct Record {
+    path: PathBuf,
+    editions: VecDeque<Edition>,
+}
+
+impl Record {
+    /// What the last coordinator of a run has noted down at `path`.
+    ///
+    /// # Errors
+    /// A file that cannot be read. One that cannot be understood is as none: it costs room in the store.
+    pub fn open(path: PathBuf) -> io::Result<Self> {
+        let editions = match fs::read(&path) {
+            Ok(text) => serde_json::from_slice(&text).unwrap_or_else(|error| {
+                tracing::warn!(
+                    "{}: {error}; what an earlier coordinator has left in the store stays there",
+                    path.display()
+                );
+                VecDeque::new()
+            }),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => VecDeque::new(),
+            Err(error) => return Err(named(&path)(error)),
+        };
+        Ok(Self { path, editions })
+    }
+
+    /// Notes an edition down, as the newest.
+    pub fn note(&mut self, edition: Edition) {
+        self.editions.retain(|known| known.blake3 != edition.blake3);
+        self.editions.push_back(edition);
+    }
+
+    /// Takes the oldest edition out that nobody of `in_use` has, if there are more than `most`. Those in use go last,
+    /// but they go: a worker that has one has no need of the store.
+    pub fn take_oldest(&mut self, most: usize, in_use: &[Edition]) -> Option<Edition> {
+        if self.editions.len() <= most {
+            return None;
+        }
+        let is_free = |known: &Edition| !in_use.iter().any(|used| used.blake3 == known.blake3);
+        let at = self.editions.iter().take(self.editions.len() - 1).position(is_free).unwrap_or(0);
+        self.editions.remove(at)
+    }
+
+    /// The editions.
+    pub fn editions(&self) -> impl ExactSizeIterator<Item = &Edition> {
+        self.editions.iter()
+    }
+
+    /// Where it is noted down.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Writes it.
+    ///
+    /// # Errors
+    /// Any error of the file system.
+    pub fn write(&self) -> io::Result<()> {
+        let text = serde_json::to_vec(&self.editions).expect("editions are always valid JSON");
+        atomic::write(&self.path, &text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use shared::PolicyVersion;
+
+    use super::*;
+
+    fn edition(version: u64) -> Edition {
+        let (blake3, differences) = ([version as u8; 32], Vec::new());
+        Edition {
+            version: PolicyVersion(version),
+            publication: version,
+            blake3,
+            base: None,
+            rounded: false,
+            differences,
+        }
+    }
+
+    #[test]
+    fn the_oldest_that_nobody_has_goes_first_and_the_newest_never() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut record = Record::open(dir.path().join("editions.json")).unwrap();
+        (1..=4).for_each(|version| record.note(edition(version)));
+        let oldest = |record: &mut Record, most, in_use: &[u64]| {
+            let in_use: Vec<Edition> = in_use.iter().map(|&version| edition(version)).collect();
+            record.take_oldest(most, &in_use).map(|edition| edition.version.0)
+        };
+        assert_eq!(oldest(&mut record, 4, &[]), None);
+        assert_eq!(oldest(&mut record, 3, &[1]), Some(2));
+        assert_eq!(oldest(&mut record, 2, &[1, 3]), Some(1), "a worker that has it has no need of the store");
+        assert_eq!(oldest(&mut record, 1, &[]), Some(3));
+        assert_eq!(oldest(&mut record, 1, &[]), None);
+    }
+
+    #[test]
+    fn the_next_coordinator_finds_what_there_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("editions.json");
+        let mut record = Record::open(path.clone()).unwrap();
+        record.note(edition(1));
+        record.note(edition(2));
+        record.note(edition(1));
+        record.write().unwrap();
+        let versions = |record: &Record| record.editions().map(|edition| edition.version.0).collect::<Vec<_>>();
+        assert_eq!(versions(&Record::open(path.clone()).unwrap()), [2, 1], "what is published again is the newest");
+        fs::write(&path, "[{").unwrap();
+        assert!(versions(&Record::open(path).unwrap()).is_empty());
+    }
+}

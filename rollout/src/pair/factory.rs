@@ -1,0 +1,128 @@
+//! What makes the generator of a run: an engine in this process, or whatever another program gives the pair in its
+//! place.
+//!
+//! The pair knows a [`Generator`] only by its trait, and a factory likewise. Samplers on other hosts come with a
+//! factory of their own from the package `rollout-fleet`, so that nothing of them is compiled here.
+
+use std::{path::Path, sync::atomic::AtomicBool};
+
+use anyhow::{Context, ensure};
+use shared::{
+    Dtype, ModelDir, PolicyVersion, RunDir, TensorRole, WeightManifest, channel::LearnerStatus, config::TrainConfig,
+    memory_plan::RunPlan,
+};
+
+use super::link::Link;
+use crate::{
+    data::Tokenizer,
+    engine::{Engine, EngineOptions, WeightSource, auto_max_num_seqs, available_memory, machine},
+    generator::{
+        Generator,
+        follower::{is_about, refusal},
+    },
+};
+
+/// How whoever misses samplers on other hosts comes by them.
+pub const FLEET_BUILD: &str = "`cargo build --release --package rollout-fleet` builds it";
+
+/// Makes the generator of a run.
+pub trait GeneratorFactory {
+    /// Looks whether this configuration is one for it, before anything of the run is read.
+    ///
+    /// # Errors
+    /// One that another factory is for, with the option.
+    fn check(&self, config: &TrainConfig) -> anyhow::Result<()>;
+
+    /// Makes the generator; nothing where a signal asked for the end before it was there.
+    ///
+    /// # Errors
+    /// What is wrong with the run, the machine, or the first version.
+    fn generator(&self, run: RunParts<'_>) -> anyhow::Result<Option<Box<dyn Generator>>>;
+}
+
+/// What there is of a run when its generator is made.
+pub struct RunParts<'a> {
+    /// Where it lies.
+    pub run_dir: &'a RunDir,
+    /// Its resolved configuration.
+    pub config: &'a TrainConfig,
+    /// Its model.
+    pub model: &'a ModelDir,
+    /// The model's tokenizer.
+    pub tokenizer: &'a Tokenizer,
+    /// Those of an engine beside the learner.
+    pub options: EngineOptions,
+    /// The newest status of the learner, whose version comes first. A factory that waits for another one leaves that
+    /// here.
+    pub learner: &'a mut LearnerStatus,
+    /// The way to the learner.
+    pub link: &'a Link,
+    /// Set by a signal: the end is asked for.
+    pub stop: &'a AtomicBool,
+}
+
+/// Makes the engine of this process, with the learner's newest version.
+#[derive(Debug, Clone, Copy)]
+pub struct LocalEngine;
+
+impl GeneratorFactory for LocalEngine {
+    fn check(&self, config: &TrainConfig) -> anyhow::Result<()> {
+        ensure!(
+            config.listen.is_none(),
+            "`listen`: the sampler of a run with workers is `rollout-fleet run`; {FLEET_BUILD}"
+        );
+        Ok(())
+    }
+
+    /// Waits for another version where the first one is refused.
+    fn generator(&self, run: RunParts<'_>) -> anyhow::Result<Option<Box<dyn Generator>>> {
+        loop {
+            let error = match engine(&run, run.learner.version) {
+                Ok(engine) => return Ok(Some(Box::new(engine))),
+                Err(error) => error,
+            };
+            let refusal = refusal(&error, run.learner.version, run.learner.publication).ok_or(error)?;
+            run.link.update(|status| status.refusal = Some(refusal.clone()));
+            match run.link.next_status(run.stop, |learner| !is_about(&refusal, learner))? {
+                Some(learner) => *run.learner = learner,
+                None => return Ok(None),
+            }
+        }
+    }
+}
+
+fn engine(run: &RunParts<'_>, version: PolicyVersion) -> anyhow::Result<Engine> {
+    let RunParts { config, model, .. } = run;
+    let source = WeightSource { dir: run.run_dir.version(version), version };
+    let manifest = WeightManifest::read(&source.dir)?;
+    let dtype = dtype(&manifest);
+    let mut options = run.options.clone();
+    let critic = config.critic_model.as_ref().map(ModelDir::open).transpose().context("`critic_model`")?;
+    let critic = critic.as_ref().map(ModelDir::config);
+    let shared = source.dir.parent().is_some_and(Path::is_symlink);
+    let plan = RunPlan::new(config, model.config(), critic, machine(options.device)?, shared)?;
+    options.memory = Some(plan.sampler_share());
+    if config.max_num_seqs.is_none() {
+        options.max_num_seqs =
+            auto_max_num_seqs(model.config(), dtype, &options, options.max_num_seqs, available_memory(&options)?)?;
+    }
+    Ok(Engine::new(source, model, options)?)
+}
+
+fn dtype(manifest: &WeightManifest) -> Dtype {
+    manifest.tensors.iter().find(|t| t.role == TensorRole::Parameter).map_or(Dtype::Fp32, |t| t.dtype)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_with_workers_is_left_to_the_program_that_has_them() {
+        LocalEngine.check(&TrainConfig::default()).unwrap();
+        let listening = TrainConfig { listen: Some("tcp/127.0.0.1:7447".into()), ..TrainConfig::default() };
+        let refused = LocalEngine.check(&listening).unwrap_err().to_string();
+        assert!(refused.contains("`listen`") && refused.contains("`rollout-fleet run`"), "{refused}");
+        assert!(refused.ends_with(FLEET_BUILD), "{refused}");
+    }
+}
