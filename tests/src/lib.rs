@@ -24,6 +24,7 @@ pub mod tiny_model;
 pub mod training;
 
 use std::{
+    fs::File,
     io::Write,
     path::{Path, PathBuf},
 };
@@ -98,9 +99,18 @@ pub fn skipped(test: &str, reason: &str) {
 }
 
 /// As [`skipped`], where no continuous integration has what is missing: a GPU, a Docker engine.
+///
+/// # Panics
+/// When the file that `TANDEM_SKIPPED_FILE` names cannot be written: `cargo xtask test` takes its list from there.
 pub fn without_hardware(test: &str, reason: &str) {
+    let line = format!("SKIPPED {test}: {reason}\n");
     // Not `eprintln!`, whose output the test harness keeps to itself when a test passes.
-    let _ = writeln!(std::io::stderr(), "SKIPPED {test}: {reason}");
+    let _ = std::io::stderr().write_all(line.as_bytes());
+    if let Some(path) = std::env::var_os("TANDEM_SKIPPED_FILE") {
+        let file = File::options().append(true).create(true).open(&path);
+        let written = file.and_then(|mut file| file.write_all(line.as_bytes()));
+        written.unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    }
 }
 
 /// A binary of the workspace, built beside the running test.

@@ -391,8 +391,10 @@ impl Drop for Group {
 #[test]
 fn what_the_limit_of_a_control_group_killed_is_named_as_such() {
     let Some(group) = Group::new(768 << 20) else {
-        println!("SKIPPED: this user cannot make a control group with a limit");
-        return;
+        return harness::skipped(
+            "what_the_limit_of_a_control_group_killed_is_named_as_such",
+            "this user cannot make a control group with a limit",
+        );
     };
     // It keeps what it reads until the end, which never comes.
     let stage = Stage::new("step 1; exec tail /dev/zero", UNTIL_FINISHED);

@@ -419,8 +419,10 @@ fn shared_memory_that_is_full_is_an_error_with_figures() {
         inside
     };
     if !within("64k", &Command::new("true")).status().is_ok_and(|status| status.success()) {
-        println!("SKIPPED: this user cannot mount a small /dev/shm");
-        return;
+        return harness::skipped(
+            "shared_memory_that_is_full_is_an_error_with_figures",
+            "this user cannot mount a small /dev/shm",
+        );
     }
     let small = ["--max_steps", "4", "--max_restarts", "1", "--version_storage", "disk"];
     // Groups of more than the 64 KiB that there is room for at the beginning make a segment grow.

@@ -1,7 +1,10 @@
 //! The commands that run cargo and the built binaries: `test`, `ci`, `demo`, `example`.
 
 use std::{
+    collections::BTreeSet,
     ffi::OsString,
+    fs,
+    path::Path,
     process::Command,
     time::{Duration, Instant},
 };
@@ -10,7 +13,14 @@ use anyhow::{Context, Result, bail};
 
 use crate::{host::Host, prerequisites, setup, tidy};
 
-/// Formatting, house rules, lints, and all tests. One profile serves every step, so nothing is compiled twice for it.
+/// The programs of a run on one host.
+const PROGRAMS: [&str; 3] = ["tandem", "rollout", "learner"];
+
+/// Names the file that tests which are skipped write a line to, as `harness::without_hardware` does.
+const SKIPPED: &str = "TANDEM_SKIPPED_FILE";
+
+/// Formatting, house rules, lints, and all tests. One profile serves every step, so nothing is compiled twice for it. Tests that
+/// were skipped are named in the end, with the reason.
 ///
 /// # Errors
 /// With the name of the first step that fails.
@@ -22,6 +32,7 @@ pub fn test(host: &Host) -> Result<()> {
         command
     };
     let mut steps = Steps::default();
+    let skipped = host.target.join("skipped.txt");
     let result = (|| {
         steps.time("set-up", || setup::run(host, false))?;
         steps.time("format", || run(cargo(&["fmt", "--all", "--check"])))?;
@@ -29,11 +40,24 @@ pub fn test(host: &Host) -> Result<()> {
         let clippy = ["clippy", "--release", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"];
         steps.time("clippy", || run(cargo(&clippy)))?;
         steps.time("build", || run(cargo(&["build", "--release", "--workspace", "--locked"])))?;
-        let test = ["test", "--release", "--workspace", "--locked", "--no-fail-fast"];
-        steps.time("tests", || run(cargo(&test)))
+        fs::write(&skipped, "").with_context(|| format!("cannot write {}", skipped.display()))?;
+        let mut test = cargo(&["test", "--release", "--workspace", "--locked", "--no-fail-fast"]);
+        test.env(SKIPPED, &skipped);
+        let result = steps.time("tests", || run(test));
+        print_skipped(&skipped)?;
+        result
     })();
     steps.print();
     result
+}
+
+/// Each test that was skipped, once: their lines stand far apart in the output of all tests.
+fn print_skipped(file: &Path) -> Result<()> {
+    let lines = fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+    let lines: BTreeSet<&str> = lines.lines().collect();
+    eprintln!("==> {} skipped", lines.len());
+    lines.iter().for_each(|line| eprintln!("{line}"));
+    Ok(())
 }
 
 /// Runs `.ci/run`.
@@ -64,24 +88,32 @@ pub fn example(host: &Host, name: &str, args: &[OsString]) -> Result<()> {
     if !folder.join("main.rs").is_file() {
         bail!("{} has no main.rs; its README.md, if there is one, says how it is run", folder.display());
     }
-    build(host)?;
-    let mut build = host.cargo();
-    build.args(["build", "--release", "--locked", "--example", name]);
-    run(build)?;
+    setup::run(host, false)?;
+    run(programs(host, &["--example", name]))?;
     let mut example = host.command(host.binary(&format!("examples/{name}")));
     example.args(args);
     run(example)
 }
 
-/// Sets up and builds what is built by default: everything but the fleet and what only that needs.
+/// Sets up, and builds the programs of a run.
 ///
 /// # Errors
 /// When either fails.
 pub fn build(host: &Host) -> Result<()> {
     setup::run(host, false)?;
+    run(programs(host, &[]))
+}
+
+/// The build of the programs of a run, and of what more targets ask for.
+///
+/// Of the whole workspace, cargo takes the features that dependencies have there, and of its targets, it builds the named
+/// ones. With `--package`, dependencies would lack features that tests ask for, and `cargo xtask test` would compile them
+/// a second time.
+fn programs(host: &Host, more: &[&str]) -> Command {
     let mut build = host.cargo();
-    build.args(["build", "--release", "--locked"]);
-    run(build)
+    build.args(["build", "--release", "--locked", "--workspace"]);
+    build.args(PROGRAMS.iter().flat_map(|program| ["--bin", program])).args(more);
+    build
 }
 
 /// Runs a command that must succeed.
@@ -122,30 +154,64 @@ impl Steps {
 
 #[cfg(test)]
 mod tests {
-    use std::{collections::BTreeSet, env, path::Path};
-
     use super::*;
 
-    /// The crates that this selection of the workspace compiles, those for its tests included.
-    fn crates(selection: &[&str]) -> BTreeSet<String> {
-        let mut tree = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        tree.current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap());
-        tree.args(["tree", "--offline", "--locked", "--edges", "normal,build,dev", "--prefix", "none"]).args(selection);
+    /// The crates of a selection that `cargo tree` takes, a line each, in the given form.
+    fn crates(selection: &[&str], format: &str) -> BTreeSet<String> {
+        let host = Host::current().unwrap();
+        let mut tree = host.cargo();
+        tree.args(["tree", "--offline", "--locked", "--prefix", "none", "--format", format]).args(selection);
         let output = tree.output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let lines = String::from_utf8(output.stdout).unwrap();
-        lines.lines().filter_map(|line| line.split(' ').next().map(str::to_owned)).collect()
+        // What stands elsewhere in full is marked.
+        lines.lines().map(|line| line.trim_end_matches(" (*)").to_owned()).filter(|line| !line.is_empty()).collect()
+    }
+
+    /// Cargo compiles a crate once for each set of features that it has anywhere. Commands that follow one another must therefore
+    /// ask for the same: half an hour goes into what README has them do, and each crate with its dependents counts.
+    #[test]
+    fn no_crate_is_compiled_again_for_tests() {
+        let built = crates(&["--workspace", "--edges", "normal,build"], "{p} {f}");
+        let tested = crates(&["--workspace", "--edges", "normal,build,dev"], "{p} {f}");
+        let again: Vec<&String> = built.difference(&tested).collect();
+        assert!(
+            again.is_empty(),
+            "dev-dependencies ask for more features of these; name them in [workspace.dependencies]: {again:#?}"
+        );
+        // `cargo xtask` itself is compiled with the features that the default members ask for.
+        let by_default = crates(&["--edges", "normal,build"], "{p} {f}");
+        let mut of_xtask = crates(&["--package", "xtask", "--edges", "normal,build"], "{p}");
+        // A crate that also runs in a build has two sets.
+        of_xtask.retain(|of| !by_default.intersection(&tested).any(|line| line.starts_with(&format!("{of} "))));
+        assert!(
+            of_xtask.is_empty(),
+            "the workspace asks for more features of these; name them in xtask: {of_xtask:#?}"
+        );
     }
 
     #[test]
     fn the_default_build_compiles_nothing_of_the_fleet() {
         let fleet = ["rollout-fleet", "shared-fleet", "shared-store", "zenoh", "object_store"];
-        let [default, all] = [&[][..], &["--workspace"]].map(crates);
+        let edges = ["--edges", "normal,build,dev"];
+        let names = |selection: &[&str]| -> BTreeSet<String> {
+            let lines = crates(&[&edges, selection].concat(), "{p}");
+            lines.iter().filter_map(|line| line.split(' ').next().map(str::to_owned)).collect()
+        };
+        let (default, all) = (names(&[]), names(&["--workspace"]));
         for name in fleet {
             assert!(all.contains(name), "the workspace has no {name}: is that its name?");
             assert!(!default.contains(name), "`cargo tree --edges normal,build,dev --invert {name}` says who wants it");
         }
         assert!(default.is_subset(&all) && default.len() + 100 < all.len(), "{} of {}", default.len(), all.len());
+    }
+
+    #[test]
+    fn programs_have_the_features_of_the_workspace() {
+        let build = programs(&Host::current().unwrap(), &["--example", "countdown"]);
+        let words: Vec<_> = build.get_args().map(|word| word.to_str().unwrap()).collect();
+        let bins = "--bin tandem --bin rollout --bin learner --example countdown";
+        assert_eq!(words.join(" "), format!("build --release --locked --workspace {bins}"));
     }
 
     #[test]

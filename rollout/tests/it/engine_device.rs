@@ -197,11 +197,15 @@ fn a_missing_device_is_one_clear_line() {
 #[test]
 fn a_skipped_test_says_so() {
     let name = "a_device_takes_new_weights";
+    let list = tempfile::NamedTempFile::new().unwrap();
     let run = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", &format!("engine_device::{name}")])
         .env_remove("TANDEM_TEST_DEVICE")
+        .env("TANDEM_SKIPPED_FILE", list.path())
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&run.stderr);
     assert!(run.status.success() && said.contains(&format!("SKIPPED {name}: ")), "{said}");
+    let listed = std::fs::read_to_string(list.path()).unwrap();
+    assert!(listed.starts_with(&format!("SKIPPED {name}: ")) && listed.lines().count() == 1, "{listed}");
 }

@@ -1,10 +1,9 @@
-//! Parquet and Arrow: columns become JSON as Arrow's own writer makes it, nested ones included.
+//! Parquet and Arrow: columns become JSON, nested ones included.
 
 use std::{fmt::Display, path::Path};
 
 use arrow_array::RecordBatch;
 use arrow_ipc::{reader::StreamReader, root_as_message};
-use arrow_json::{WriterBuilder, writer::LineDelimited};
 use arrow_schema::{ArrowError, Schema};
 use bytes::Bytes;
 use parquet::{arrow::arrow_reader::ParquetRecordBatchReaderBuilder, basic::Compression};
@@ -14,6 +13,7 @@ use crate::{
     DataError, LeftOut, Location, Row, Values, json,
     memory::{self, Meter},
     row::{Parsed, numbered},
+    to_json,
     typed::{Fault, Typed, json_leaves},
     writable::{has_other_keys, in_utc},
 };
@@ -259,7 +259,7 @@ impl<'a> Columns<'a> {
 
     /// The rows of a batch as JSON lines, without the columns that JSON has no words for.
     fn as_json(&mut self, batch: &RecordBatch) -> Result<Vec<u8>, DataError> {
-        let written = |columns: &[usize]| batch.project(columns).and_then(|batch| as_json(&batch));
+        let written = |columns: &[usize]| in_utc(&batch.project(columns)?).and_then(|batch| to_json::lines(&batch));
         loop {
             let is_kept = |index: &usize| self.left_out.iter().all(|one| one.column != self.all[*index].0);
             let kept: Vec<usize> = (0..self.all.len()).filter(is_kept).collect();
@@ -279,14 +279,6 @@ impl<'a> Columns<'a> {
             self.leave_out(column, reason, None)?;
         }
     }
-}
-
-/// The rows of a batch as JSON lines, with the columns that are empty.
-fn as_json(batch: &RecordBatch) -> Result<Vec<u8>, ArrowError> {
-    let mut writer = WriterBuilder::new().with_explicit_nulls(true).build::<_, LineDelimited>(Vec::new());
-    writer.write(&in_utc(batch)?)?;
-    writer.finish()?;
-    Ok(writer.into_inner())
 }
 
 #[cfg(test)]

@@ -28,6 +28,8 @@ mod split;
 mod table;
 #[cfg(test)]
 mod testing;
+mod times;
+mod to_json;
 mod typed;
 mod unread;
 mod wording;

@@ -84,7 +84,7 @@ fn no_room_is_an_error_that_leaves_what_was_there() {
     let (_dir, little) = prepared();
     match within_a_small_file_system(&little, TEST) {
         Some(passed) => assert!(passed, "in a small file system"),
-        None => println!("SKIPPED: this user cannot mount a small file system"),
+        None => harness::skipped(TEST, "this user cannot mount a small file system"),
     }
     assert!(with_small_files(&little, TEST), "with small files");
 }
