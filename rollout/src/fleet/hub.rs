@@ -10,7 +10,7 @@ use std::{
 };
 
 use shared::{
-    PolicyVersion, PromptId, RewardOutcome, RolloutGroup, RunDir,
+    Placed, PolicyVersion, PromptId, RewardOutcome, RunDir,
     channel::{
         FleetStatus,
         fleet::{CALL_INTERVAL, Edition, HubEnd, HubEvent},
@@ -303,7 +303,7 @@ impl Generator for Fleet {
         }
     }
 
-    fn handed_over(&mut self, group: &RolloutGroup) {
+    fn handed_over(&mut self, group: &Placed) {
         self.shared.desk().handed_over(group.prompt_id, group.epoch, group.id.step.0);
     }
 
