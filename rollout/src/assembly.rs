@@ -1,5 +1,5 @@
-//! Groups in the making: from the engine's sequences over text and rewards to a [`Scored`] group. There is no other way, for
-//! training, evaluation and `rollout generate` alike.
+//! Groups in the making: from the engine's sequences over text and rewards to a [`Scored`] group. There is no other
+//! way, for training, evaluation and `rollout generate` alike.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -60,8 +60,8 @@ impl Assembly {
         }
     }
 
-    /// Begins a group of a prompt drawn in `epoch` that stands at `position` in the order of prompts. The request is for
-    /// the engine.
+    /// Begins a group of a prompt drawn in `epoch` that stands at `position` in the order of prompts. The request is
+    /// for the engine.
     pub fn begin(&mut self, row: &PromptRow, epoch: u32, position: u64) -> GroupRequest {
         let (tag, samples) = (self.open(row, epoch, position, Provenance::New), (0..self.num_generations).collect());
         self.request(tag, row, epoch, samples)

@@ -11,7 +11,8 @@
 //! | subject | modules |
 //! |---|---|
 //! | what a run is told | [`config`], `declare`, [`methods`], [`compute`], [`sampling`], [`session`], [`torchrun`] |
-//! | what passes between processes | [`ids`], [`episode`], [`group`], [`channel`], [`endpoint`], [`heartbeat`], [`signals`], [`exit`] |
+//! | what is generated | [`ids`], [`episode`], [`group`] |
+//! | what passes between processes | [`channel`], [`endpoint`], [`heartbeat`], [`signals`], [`exit`] |
 //! | models and versions | [`model_config`], [`model_dir`], [`manifest`], [`canaries`], [`versions`] |
 //! | files of a run | [`run_dir`], [`atomic`], [`checkpoints`], [`resume`], [`journal`], [`records`], [`output_dir`] |
 //! | what a run says of itself | [`metrics`], [`notices`], [`ledger`], [`prompts`], [`workers`] |

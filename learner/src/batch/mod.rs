@@ -26,8 +26,8 @@ pub(crate) fn token_budget(config: &TrainConfig) -> Result<usize, LearnerError> 
 
 /// A prompt with its completion, as token ids.
 ///
-/// Of the completion, the policy has sampled some tokens, and others were given to it. Given tokens are context: they are
-/// fed as far as a sampled token follows, and nothing is asked about them.
+/// Of the completion, the policy has sampled some tokens, and others were given to it. Given tokens are context: they
+/// are fed as far as a sampled token follows, and nothing is asked about them.
 #[derive(Debug, Clone, Copy)]
 pub struct Sequence<'a> {
     /// The prompt; at least one token, since the first completion token is predicted from its last.
@@ -78,8 +78,8 @@ impl<'a> Sequence<'a> {
 
 /// Sequences that go through the model together. Where neighbours have the same prompt, it goes through once.
 ///
-/// Sampled completion tokens are numbered consecutively, row after row; `N` is their count. So whatever is computed from a
-/// micro-batch knows nothing of given tokens.
+/// Sampled completion tokens are numbered consecutively, row after row; `N` is their count. So whatever is computed
+/// from a micro-batch knows nothing of given tokens.
 #[derive(Debug)]
 pub struct MicroBatch {
     /// Index of each row in the list of sequences that the batch was made from.
@@ -361,7 +361,8 @@ mod tests {
             prop_assert_eq!(&passes, &split(&plain, &rows, budget));
             for rows in passes {
                 let (packed, positions, targets) = contiguous(&prompts, &completions, &rows);
-                for batch in [MicroBatch::new(&plain, &rows, Device::Cpu), MicroBatch::new(&owned, &rows, Device::Cpu)] {
+                for sequences in [&plain, &owned] {
+                    let batch = MicroBatch::new(sequences, &rows, Device::Cpu);
                     prop_assert_eq!(ids(&batch.packed.ids_T), ids(&packed.ids_T));
                     prop_assert_eq!(&batch.packed.places, &packed.places);
                     prop_assert_eq!(&batch.packed.trees, &packed.trees);
@@ -385,7 +386,8 @@ mod tests {
             let mut asked = vec![0; prompts.len()];
             for rows in split(&sequences, &rows, budget) {
                 let batch = MicroBatch::new(&sequences, &rows, Device::Cpu);
-                let (positions, targets, fed) = (ids(&batch.positions_N), ids(&batch.targets_N), ids(&batch.packed.ids_T));
+                let (positions, targets) = (ids(&batch.positions_N), ids(&batch.targets_N));
+                let fed = ids(&batch.packed.ids_T);
                 for (&row, tokens) in rows.iter().zip(&batch.tokens) {
                     let text: Vec<u32> = prompts[row].iter().chain(episodes[row].token_ids()).copied().collect();
                     let sampled = episodes[row].owner_mask().zip(prompts[row].len()..).filter(|(owned, _)| *owned);

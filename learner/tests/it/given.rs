@@ -92,8 +92,8 @@ fn step(config: &TrainConfig, groups: &[Placed]) -> TrainedStep {
     trainer.step(&StepBatch::new(groups, config, VERSION), VERSION.0).unwrap()
 }
 
-/// `∑ coefficient · ∇ log-prob` over the sampled tokens, and the log-probs. Each run of sampled tokens is a completion of
-/// its own here, and all that is before it a prompt: this way knows no owner mask.
+/// `∑ coefficient · ∇ log-prob` over the sampled tokens, and the log-probs. Each run of sampled tokens is a completion
+/// of its own here, and all that is before it a prompt: this way knows no owner mask.
 fn by_hand(config: &TrainConfig, batch: &StepBatch<'_>, coefficient: impl Fn(usize) -> f64) -> (Tensor, Vec<Vec<f64>>) {
     let options = LoadOptions { kind: Kind::Double, ..LoadOptions::default() };
     let policy = load(&ModelDir::open(&config.model).unwrap(), options).unwrap();
@@ -121,22 +121,26 @@ fn relative_distance(a: &Tensor, b: &Tensor) -> f64 {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
 
-    /// At the old policy every ratio is 1, so the derivative of the loss by a log-prob is -advantage / normaliser. That is
-    /// written out here, with counts of sampled tokens.
+    /// At the old policy every ratio is 1, so the derivative of the loss by a log-prob is -advantage / normaliser. That
+    /// is written out here, with counts of sampled tokens.
     #[test]
-    fn gradients_and_normalisers_are_of_sampled_tokens_alone(shapes in shapes(), loss_type in 0..4usize, tight in any::<bool>()) {
+    fn gradients_and_normalisers_are_of_sampled_tokens_alone(
+        shapes in shapes(),
+        loss_type in 0..4usize,
+        tight in any::<bool>(),
+    ) {
         let loss_type = [Dapo, Grpo, Bnpo, DrGrpo][loss_type];
         let config = TrainConfig { loss_type, micro_batch_tokens: Some(if tight { 1 } else { 4096 }), ..config() };
         let groups = groups(&config, &shapes);
         let batch = StepBatch::new(&groups, &config, VERSION);
-        let sampled: Vec<usize> = batch.rows.iter().map(|row| {
-            row.completion.episode.owner_mask().filter(|&sampled| sampled).count()
-        }).collect();
+        let owned = |row: &Row<'_>| row.completion.episode.owner_mask().filter(|&sampled| sampled).count();
+        let sampled: Vec<usize> = batch.rows.iter().map(owned).collect();
         let all: usize = sampled.iter().sum();
         prop_assert!(batch.rows.iter().all(|row| row.trained), "a row that is all given counts as a row");
         prop_assert_eq!(batch.trained_tokens(), all);
         let found = step(&config, &groups);
-        let advantages: Vec<f64> = (0..12).map(|row| found.inputs.advantages[row].first().copied().unwrap_or(0.0)).collect();
+        let advantage = |row: &[f64]| row.first().copied().unwrap_or(0.0);
+        let advantages: Vec<f64> = found.inputs.advantages.rows().map(advantage).collect();
         let normaliser = |row: usize| match loss_type {
             Dapo | Bnpo => all as f64,
             Grpo => 12.0 * sampled[row] as f64,
@@ -150,7 +154,8 @@ proptest! {
         let gradient = found.metrics.first_gradient.as_ref().unwrap();
         let distance = relative_distance(gradient, &expected);
         prop_assert!(distance < 1e-9, "{loss_type:?}: {distance}");
-        let loss: f64 = (0..12).filter(|&row| sampled[row] > 0).map(|row| -advantages[row] * sampled[row] as f64 / normaliser(row)).sum();
+        let of_row = |row: usize| -advantages[row] * sampled[row] as f64 / normaliser(row);
+        let loss: f64 = (0..12).filter(|&row| sampled[row] > 0).map(of_row).sum();
         prop_assert!((found.metrics.losses[0] - loss).abs() < 1e-9, "{} {loss}", found.metrics.losses[0]);
         let metrics = record(&batch, &found.inputs, &found.metrics);
         prop_assert_eq!(metrics.get(metrics::COMPLETIONS_NUM_TOKENS), Some(all as f64));
@@ -187,7 +192,8 @@ proptest! {
         let other = groups(&config, &longer);
         let [found, again] = [&one, &other].map(|groups| step(&config, groups));
         let gradient = found.metrics.first_gradient.unwrap();
-        prop_assert!(gradient.isfinite().all().int64_value(&[]) == 1 && found.metrics.losses.iter().all(|loss| loss.is_finite()));
+        prop_assert_eq!(gradient.isfinite().all().int64_value(&[]), 1);
+        prop_assert!(found.metrics.losses.iter().all(|loss| loss.is_finite()));
         // Where a row was empty before, it now counts as a row.
         if shapes.iter().all(|shape| shape.iter().any(|(_, length)| *length > 0)) {
             prop_assert_eq!(gradient, again.metrics.first_gradient.unwrap());

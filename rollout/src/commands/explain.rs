@@ -371,4 +371,31 @@ mod tests {
         assert_eq!(said(&group), [Some("made again"), None, Some("carried over")]);
         assert_eq!(said(&LedgerGroup { position: 11, ..group }), [None; 3]);
     }
+
+    #[test]
+    fn a_given_token_is_shown_as_such_and_has_no_figures() {
+        let record = TokenRecord {
+            group: 0,
+            sample: 0,
+            tokens: vec![5, 6, 7],
+            owner: vec![1, 0, 1],
+            versions: vec![(0, 3), (2, 4)],
+            sampler: vec![-1.5, f32::NAN, -0.5],
+            learner: vec![-1.5, f32::NAN, -0.5],
+            entropy: Vec::new(),
+            advantages: vec![1.0, f32::NAN, 1.0],
+            weights: Vec::new(),
+            marks: std::collections::BTreeMap::new(),
+        };
+        let shown = |record: &TokenRecord| {
+            let mut text = String::new();
+            tokens(&mut text, record, None, LedgerState::Trained);
+            text.lines().skip(4).map(|line| line.trim_end().to_owned()).collect::<Vec<_>>()
+        };
+        let lines = shown(&record);
+        assert_eq!(lines[1], "    1  6 \"\"               given to the policy, not sampled");
+        assert!(lines[0].contains("-1.5000") && lines[2].ends_with("pushed up"), "{lines:?}");
+        let all_sampled = shown(&TokenRecord { owner: Vec::new(), ..record });
+        assert!(all_sampled.iter().all(|line| !line.contains("given")) && all_sampled[2] == lines[2]);
+    }
 }

@@ -190,7 +190,8 @@ impl Plan {
         self.placed.range(first..).filter(|(_, placed)| waits(placed)).count()
     }
 
-    /// Groups that the learner has not trained on, with a place or without, and those that were dropped on the way to them.
+    /// Groups that the learner has not trained on, with a place or without, and those that were dropped on the way to
+    /// them.
     pub fn untrained(&self) -> impl Iterator<Item = &Group> {
         let first = GroupId { step: self.learner.as_ref().map_or(Step(0), |status| status.step), index: 0 };
         let placed = self.placed.range(first..).flat_map(|(_, placed)| {

@@ -12,8 +12,9 @@
 //! ```
 //!
 //! Both processes are built together, so there is one version and no negotiation: a frame of another version means that
-//! two builds are mixed, and is refused. Frames in files outlive a build: [`decode_kept`] also reads groups of versions 8
-//! and 9, whose completions are one turn. The header of version 8 has no id of a run, and its checksum stands at offset 16.
+//! two builds are mixed, and is refused. Frames in files outlive a build: [`decode_kept`] also reads groups of versions
+//! 8 and 9, whose completions are one turn. The header of version 8 has no id of a run, and its checksum stands at
+//! offset 16.
 
 mod before;
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! Groups in a file: frames of the channel, each behind its length.
 //!
 //! In a checkpoint of a run with `max_staleness`, such a file holds what was in flight at the sampler: groups that the
-//! learner had not trained on, by their positions, each with the completions that were finished. A kept step has its groups
-//! with their places.
+//! learner had not trained on, by their positions, each with the completions that were finished. A kept step has its
+//! groups with their places.
 
 use std::{
     io::{self, Write},

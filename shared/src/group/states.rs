@@ -116,8 +116,8 @@ impl Placed {
         self.position.saturating_add(1)
     }
 
-    /// Dataset position at which the group, with everything that was dropped on the way to it, begins: the cursor of the
-    /// group before.
+    /// Dataset position at which the group, with everything that was dropped on the way to it, begins: the cursor of
+    /// the group before.
     #[must_use]
     pub fn begin(&self) -> u64 {
         self.position.saturating_sub(self.dropped.len() as u64)

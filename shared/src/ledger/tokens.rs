@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// A completion: a line of `completions/tokens-N.jsonl`. Lists have one number for each token, or none at all where it was
-/// in no pass of the learner. Given tokens have null.
+/// A completion: a line of `completions/tokens-N.jsonl`. Lists have one number for each token, or none at all where it
+/// was in no pass of the learner. Given tokens have null.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TokenRecord {
     /// Index of the group within the step's batch.

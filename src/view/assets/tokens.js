@@ -53,7 +53,8 @@ const Tokens = (() => {
       const piece = tokens.pieces?.[index];
       // Special tokens and parts of characters have no text.
       const text = piece ? Format.visible(piece).replaceAll('\n', '⏎\n') : `⟨${id}⟩`;
-      return el('span', { class: isGiven(tokens, index) ? 'token given' : 'token', tabIndex: index === 0 ? 0 : -1, text });
+      const owner = isGiven(tokens, index) ? 'token given' : 'token';
+      return el('span', { class: owner, tabIndex: index === 0 ? 0 : -1, text });
     });
     const places = new Map(spans.map((span, index) => [span, index]));
     const placeOf = (element) => places.get(element) ?? -1;

@@ -4,8 +4,8 @@ use std::collections::HashSet;
 
 use super::{Built, Parameters, of_completion, positive};
 
-/// TRL's `get_repetition_penalty_reward`: `(1 - unique / total) * max_penalty` over the n-grams of the sampled tokens, none
-/// of which spans two turns; 0 for completions without an n-gram.
+/// TRL's `get_repetition_penalty_reward`: `(1 - unique / total) * max_penalty` over the n-grams of the sampled tokens,
+/// none of which spans two turns; 0 for completions without an n-gram.
 #[must_use]
 pub fn repetition_penalty<'a>(turns: impl IntoIterator<Item = &'a [u32]>, ngram_size: usize, max_penalty: f64) -> f64 {
     let (mut total, mut unique) = (0, HashSet::new());
