@@ -11,8 +11,8 @@ use anyhow::{Context, ensure};
 use rollout_rewards::RewardFunction;
 use serde_json::{Map, Value, json};
 use shared::{
-    GroupId, ModelDir, PolicyVersion, RolloutGroup, SamplingParams, Step, command_line::tell_warnings,
-    manifest::WeightManifest, pace::Waiting,
+    ModelDir, PolicyVersion, SamplingParams, Scored, command_line::tell_warnings, manifest::WeightManifest,
+    pace::Waiting,
 };
 
 use super::{
@@ -34,7 +34,7 @@ pub struct Completed {
     /// The prompts.
     pub dataset: Dataset,
     /// One group per row, in order.
-    pub groups: Vec<RolloutGroup>,
+    pub groups: Vec<Scored>,
     /// Sampled tokens.
     pub tokens: u64,
     /// Seconds of generation, those of interrupted sessions included; export and start of the engine are not counted.
@@ -186,26 +186,25 @@ impl Generation {
         engine: &mut Engine,
         tokenizer: Tokenizer,
         scoring: Option<Scoring>,
-        kept: Option<(Journal, Vec<RolloutGroup>)>,
+        kept: Option<(Journal, Vec<Scored>)>,
     ) -> anyhow::Result<Completed> {
         let (mut journal, mut groups) = kept.map_or((None, Vec::new()), |(journal, groups)| (Some(journal), groups));
-        let done: HashSet<GroupId> = groups.iter().map(|group| group.id).collect();
+        let done: HashSet<u64> = groups.iter().map(|group| group.position).collect();
         let rows = self.dataset.rows();
         let mut assembly = Assembly::new(tokenizer, self.sampling.clone(), self.num_generations, scoring);
-        for (row, index) in rows.iter().zip(0..) {
-            let id = GroupId { step: Step(0), index };
-            if done.contains(&id) {
+        for (row, position) in rows.iter().zip(0..) {
+            if done.contains(&position) {
                 continue;
             }
             engine
-                .add_group(assembly.begin(id, row, 0, 0))
+                .add_group(assembly.begin(row, 0, position))
                 .with_context(|| format!("{}: prompt {}", self.dataset.name(), row.prompt_id))?;
         }
         let begin = Instant::now();
         let mut progress = Progress::new((rows.len() - done.len()) * self.num_generations as usize, rows.len());
-        let accuracy = |group: &RolloutGroup| evaluation::accuracy(group, self.correct_at?);
+        let accuracy = |group: &Scored| evaluation::accuracy(group, self.correct_at?);
         groups.iter().for_each(|group| progress.prompt(accuracy(group)));
-        let mut take = |progress: &mut Progress, group: RolloutGroup| -> anyhow::Result<()> {
+        let mut take = |progress: &mut Progress, group: Scored| -> anyhow::Result<()> {
             progress.prompt(accuracy(&group));
             if let Some(journal) = &mut journal {
                 journal.append(&group, begin.elapsed().as_secs_f64())?;
@@ -229,7 +228,7 @@ impl Generation {
         let tokens = progress.finish();
         let seconds = generated + journal.as_ref().map_or(0.0, Journal::seconds);
         ensure!(groups.len() == rows.len(), "the engine stopped with {} groups missing", rows.len() - groups.len());
-        groups.sort_unstable_by_key(|group| group.id);
+        groups.sort_unstable_by_key(|group| group.position);
         trace::span(begin, Instant::now(), Event::Generate { tokens });
         Ok(Completed { dataset: self.dataset, groups, tokens, seconds, journal })
     }

@@ -3,7 +3,7 @@
 
 pub mod follower;
 
-use shared::{PolicyVersion, PromptId, RewardOutcome, RolloutGroup, channel::FleetStatus};
+use shared::{Placed, PolicyVersion, PromptId, RewardOutcome, channel::FleetStatus};
 
 use crate::{
     data::PromptRow,
@@ -71,7 +71,7 @@ pub trait Generator {
     fn close(&mut self) {}
 
     /// A group of its sequences is on its way to the learner.
-    fn handed_over(&mut self, _group: &RolloutGroup) {}
+    fn handed_over(&mut self, _group: &Placed) {}
 
     /// Prompts, by row and epoch, of which what was made is not to be trusted any more; each once.
     fn distrusted(&mut self) -> Vec<(PromptId, u32)> {

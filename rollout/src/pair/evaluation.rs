@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::Context;
 use shared::{
-    GroupId, PolicyVersion, RewardOutcome, RolloutGroup, RunDir, Step,
+    PolicyVersion, RewardOutcome, RunDir, Scored,
     metrics::{self, Metric, MetricRecord, MetricsFile},
 };
 
@@ -35,7 +35,7 @@ pub struct Evaluation {
 struct Round {
     version: PolicyVersion,
     next_row: usize,
-    done: Vec<RolloutGroup>,
+    done: Vec<Scored>,
     begun: Instant,
     /// The learner has lost the version meanwhile.
     lost: bool,
@@ -103,8 +103,7 @@ impl Evaluation {
             let Some(row) = self.dataset.rows().get(round.next_row) else {
                 break;
             };
-            let id = GroupId { step: Step(round.version.0), index: round.next_row as u32 };
-            engine.add_group(self.assembly.begin(id, row, 0, 0), Some(row))?;
+            engine.add_group(self.assembly.begin(row, 0, round.next_row as u64), Some(row))?;
             round.next_row += 1;
         }
         Ok(())
@@ -131,7 +130,7 @@ impl Evaluation {
             return Ok(());
         }
         let mut round = self.round.take().expect("it was just looked at");
-        round.done.sort_unstable_by_key(|group| group.id);
+        round.done.sort_unstable_by_key(|group| group.position);
         let mut record = MetricRecord::default();
         record.count(metrics::STEP, round.version.0);
         // With one greedy completion for each prompt there is no vote to count.

@@ -11,7 +11,7 @@ use std::{
 use anyhow::Context;
 use crossbeam::channel::Select;
 use shared::{
-    PolicyVersion, RewardOutcome, RolloutGroup,
+    Group, PolicyVersion, RewardOutcome,
     channel::LearnerStatus,
     heartbeat::{self, Phase},
 };
@@ -21,7 +21,7 @@ use super::{
     in_flight::{Keeper, Kept, is_of, is_whole},
     link::{Link, LinkEvent, silent},
     order::PromptOrder,
-    plan::{Plan, UNPLACED, newest_of},
+    plan::Plan,
 };
 use crate::{
     assembly::Assembly,
@@ -127,14 +127,14 @@ impl StepLoop {
 
     /// Everything that the learner has not trained on: groups that wait for their step or their place, and the finished
     /// completions of those in the making.
-    fn in_flight(&self) -> Vec<RolloutGroup> {
+    fn in_flight(&self) -> Vec<Group> {
         let in_the_making = self.assembly.in_the_making().filter_map(|group| {
-            let newest = self.plan.counts(group.cursor - 1)?;
+            let newest = self.plan.counts(group.position)?;
             let mut group = group.clone();
-            group.completions.retain(|completion| newest_of(completion) <= newest);
+            group.completions.retain(|completion| completion.episode.newest() <= Some(newest));
             Some(group)
         });
-        self.plan.untrained().chain(in_the_making).chain(self.kept.groups().cloned()).collect()
+        self.plan.untrained().cloned().chain(in_the_making).chain(self.kept.groups().cloned()).collect()
     }
 
     fn learner(&self) -> &LearnerStatus {
@@ -244,14 +244,14 @@ impl StepLoop {
         let row = &self.dataset.rows()[row];
         let request = match self.kept.take(position, self.plan.oldest()).filter(|kept| is_of(kept, row, epoch)) {
             None => {
-                let request = self.assembly.begin(UNPLACED, row, epoch, position + 1);
+                let request = self.assembly.begin(row, epoch, position);
                 return Ok(self.engine.add_group(request, Some(row))?);
             }
             Some(kept) if is_whole(&kept, self.num_generations) => {
-                self.plan.finish(RolloutGroup { prompt_ids: row.prompt_ids.to_vec(), ..kept });
+                self.plan.finish(Group { prompt_ids: row.prompt_ids.to_vec(), ..kept }.into());
                 None
             }
-            Some(kept) => self.assembly.go_on(UNPLACED, row, epoch, position + 1, kept.completions),
+            Some(kept) => self.assembly.go_on(row, epoch, position, kept.completions),
         };
         request.map_or(Ok(()), |request| Ok(self.engine.add_group(request, None)?))
     }

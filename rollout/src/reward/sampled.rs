@@ -8,8 +8,11 @@ use std::{
 
 use anyhow::{Context, bail};
 use exporters::ensure_export;
-use rollout_rewards::rehearsal::{Sample, Trial};
-use shared::{Completion, GroupId, ModelDir, PolicyVersion, Step, config::TrainConfig, pace::Waiting};
+use rollout_rewards::{
+    RewardCompletion,
+    rehearsal::{Sample, Trial},
+};
+use shared::{Completion, ModelDir, PolicyVersion, config::TrainConfig, pace::Waiting};
 
 use crate::{
     assembly::Assembly,
@@ -48,7 +51,7 @@ pub fn trials(
         bail!("no completion was finished within {} s", ENOUGH.as_secs());
     }
     let trial = |(row, completions): (u64, Vec<Completion>)| {
-        let seen = completions.iter().map(|c| (c.text.as_str(), c.token_ids.as_slice(), c.finish_reason));
+        let seen = completions.iter().map(RewardCompletion::from);
         Trial { input: rows[row as usize].reward_input(seen), samples: vec![Sample::Model; completions.len()] }
     };
     Ok(completions.into_iter().map(trial).collect())
@@ -73,8 +76,8 @@ fn sample(
     tokenizer: &Tokenizer,
 ) -> anyhow::Result<BTreeMap<u64, Vec<Completion>>> {
     let mut assembly = Assembly::new(tokenizer.clone(), config.sampling(), config.num_generations, None);
-    for (row, index) in rows.iter().zip(0..) {
-        engine.add_group(assembly.begin(GroupId { step: Step(0), index }, row, 0, 0))?;
+    for (row, position) in rows.iter().zip(0..) {
+        engine.add_group(assembly.begin(row, 0, position))?;
     }
     let begin = Instant::now();
     while !engine.is_idle() && begin.elapsed() < ENOUGH {
@@ -84,5 +87,5 @@ fn sample(
     }
     let mut groups: Vec<_> = assembly.in_the_making().cloned().collect();
     groups.retain(|group| !group.completions.is_empty());
-    Ok(groups.into_iter().map(|group| (group.id.index.into(), group.completions)).collect())
+    Ok(groups.into_iter().map(|group| (group.position, group.completions)).collect())
 }

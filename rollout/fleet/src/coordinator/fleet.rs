@@ -12,7 +12,7 @@ use rollout::{
     generator::Generator,
 };
 use shared::{
-    PolicyVersion, PromptId, RewardOutcome, RolloutGroup, RunDir,
+    Placed, PolicyVersion, PromptId, RewardOutcome, RunDir,
     channel::{
         FleetStatus,
         fleet::{CALL_INTERVAL, CoordinatorEnd, Edition},
@@ -261,7 +261,7 @@ impl Generator for Fleet {
         }
     }
 
-    fn handed_over(&mut self, group: &RolloutGroup) {
+    fn handed_over(&mut self, group: &Placed) {
         self.shared.scheduler().handed_over(group.prompt_id, group.epoch, group.id.step.0);
     }
 
