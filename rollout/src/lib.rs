@@ -1,7 +1,8 @@
 //! The sampler: continuous batching over ONNX Runtime. Prompts go in, scored groups of completions come out.
 //!
 //! Read in this order: [`data`] (rows to token ids), [`engine`] (token ids to completions), [`sampling`] (logits to a
-//! token), [`reward`] (completions to scores), [`assembly`] (sequences to scored groups), [`evaluation`] (groups to metrics),
+//! token), [`generate`] (the seam before the engine, and the loop over it),
+//! [`reward`] (completions to scores), [`assembly`] (sequences to scored groups), [`evaluation`] (groups to metrics),
 //! [`pair`] (the half of the training pair that runs in this process), [`fleet`] (samplers on other hosts). [`commands`] holds
 //! one file per subcommand, [`trace`] records a timeline of all of it. The arithmetic of the engine's
 //! own kernels is the crate `rollout-kernels`, reward functions are `rollout-rewards`. This crate never links libtorch.
@@ -15,7 +16,7 @@ pub mod data;
 pub mod engine;
 pub mod evaluation;
 pub mod fleet;
-pub mod generator;
+pub mod generate;
 pub mod pair;
 pub mod reward;
 pub mod sampling;

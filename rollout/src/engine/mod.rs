@@ -1,7 +1,7 @@
 //! Continuous batching over ONNX Runtime: token ids in, sampled completions out.
 //!
 //! An [`Engine`] owns one version of the weights, the keys and values of its sequences, and a queue of groups. Each
-//! [`Engine::step`] admits waiting samples to free slots, prefilling each prompt once for its whole group, and decodes
+//! [`Engine::advance`] admits waiting samples to free slots, prefilling each prompt once for its whole group, and decodes
 //! one token for every running sequence, or several where drafts come true. What a completion becomes depends on the
 //! weights and on its own key (seed, epoch, prompt id, sample) alone: not on the slots, on its neighbours or on the
 //! threads.
@@ -56,7 +56,9 @@ pub use memory::{auto_max_num_seqs, available_memory, machine, plan_memory, size
 pub use profile::Profile;
 pub(crate) use session::{SessionOptions, load};
 pub use step::Engine;
-pub use types::{EngineOptions, FinishedSequence, GroupRequest, Kernels, StopCriterion, SwapReport, WeightSource};
+pub use types::{
+    EngineOptions, FinishedSequence, GroupRequest, Kernels, Output, Request, StopCriterion, SwapReport, WeightSource,
+};
 
 #[cfg(test)]
 mod golden_tests;

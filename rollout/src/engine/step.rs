@@ -20,7 +20,7 @@ use super::{
     session::{dtype_of, read_manifest},
     storage::{LogitsBuffer, logits_buffer, rows_of},
     swap::{PendingSwap, manifest_of},
-    types::{EngineOptions, FinishedSequence, GroupRequest, Kernels, SwapReport, WeightSource},
+    types::{EngineOptions, FinishedSequence, Kernels, Output, Request, SwapReport, WeightSource},
 };
 use crate::{
     sampling::SamplingThreads,
@@ -104,7 +104,8 @@ impl Engine {
     /// # Errors
     /// When the prompt is empty, leaves no room for a token or holds an id outside the vocabulary, or the numbers of
     /// the request make no sense.
-    pub fn add_group(&mut self, request: GroupRequest) -> Result<(), EngineError> {
+    pub fn begin(&mut self, request: Request) -> Result<(), EngineError> {
+        let Request { group: request } = request;
         let prompt = request.prompt_id.0;
         let refuse = |message: String| Err(EngineError::Request { prompt, message });
         let length = request.prompt_ids.len();
@@ -136,21 +137,21 @@ impl Engine {
 
     /// One step: waiting samples start in free slots (their prompts are prefilled first, up to
     /// `max_num_batched_tokens` prompt tokens; a longer prompt in pieces while sequences run, or as a whole with the stock
-    /// kernels), then every running sequence gets one more token. Returns the sequences that ended.
+    /// kernels), then every running sequence gets one more token.
     ///
     /// # Errors
     /// When ONNX Runtime fails or logits are not finite. The engine is then of no further use.
-    pub fn step(&mut self) -> Result<Vec<FinishedSequence>, EngineError> {
+    pub fn advance(&mut self) -> Result<Vec<Output>, EngineError> {
         let mut watch = Stopwatch::start();
-        let mut finished = Vec::new();
-        self.admit(&mut watch, &mut finished)?;
+        let mut outputs = Vec::new();
+        self.admit(&mut watch, &mut outputs)?;
         if self.scheduler.running() > 0 {
-            self.decode(&mut watch, &mut finished)?;
+            self.decode(&mut watch, &mut outputs)?;
         }
         self.profile.scheduling += watch.lap();
         let kv_bytes = self.backend.kv_bytes_in_use();
         watch.all_laps(Event::Step { running: self.running(), waiting: self.waiting(), kv_bytes });
-        Ok(finished)
+        Ok(outputs)
     }
 
     /// Whether nothing runs and nothing waits.
@@ -293,11 +294,11 @@ impl Engine {
         Ok(Some(report))
     }
 
-    fn admit(&mut self, watch: &mut Stopwatch, finished: &mut Vec<FinishedSequence>) -> Result<(), EngineError> {
+    fn admit(&mut self, watch: &mut Stopwatch, outputs: &mut Vec<Output>) -> Result<(), EngineError> {
         let whole = self.options.max_num_batched_tokens;
         let mut budget = whole;
         loop {
-            self.start_samples(watch, finished)?;
+            self.start_samples(watch, outputs)?;
             let limits = self.abilities.prefill;
             let mut prompts = self.scheduler.prompts_to_prefill(limits, budget);
             if prompts == 0 && budget == whole {
@@ -338,11 +339,7 @@ impl Engine {
     }
 
     /// Starts samples of the prompts in prefix slots until they have none left or the slots are full.
-    fn start_samples(
-        &mut self,
-        watch: &mut Stopwatch,
-        finished: &mut Vec<FinishedSequence>,
-    ) -> Result<(), EngineError> {
+    fn start_samples(&mut self, watch: &mut Stopwatch, outputs: &mut Vec<Output>) -> Result<(), EngineError> {
         let vocab = self.config.vocab_size;
         loop {
             self.profile.scheduling += watch.lap();
@@ -365,12 +362,12 @@ impl Engine {
             draw_on_host(self.scheduler.slots(), &prompt_of, logits.view(), &mut self.sampling);
             self.profile.sampling += watch.lap_of(Event::Sample { rows: started.len() });
             for (slot, _) in started {
-                self.accept(slot, finished)?;
+                self.accept(slot, outputs)?;
             }
         }
     }
 
-    fn decode(&mut self, watch: &mut Stopwatch, finished: &mut Vec<FinishedSequence>) -> Result<(), EngineError> {
+    fn decode(&mut self, watch: &mut Stopwatch, outputs: &mut Vec<Output>) -> Result<(), EngineError> {
         self.profile.scheduling += watch.lap();
         let backend = &mut self.backend;
         self.scheduler.compact(|from, to, used| backend.moved(from, to, used))?;
@@ -400,16 +397,11 @@ impl Engine {
         self.profile.add_nodes(cost);
         self.profile.graph_steps += u64::from(cost.captured);
         self.profile.add_kv(positions, cost.kv_bytes_read, self.backend.kv_bytes_in_use());
-        self.draw(rows, watch, finished)
+        self.draw(rows, watch, outputs)
     }
 
     /// Draws from the logits of a step: once for every sequence, and again for those whose draw was their next draft.
-    fn draw(
-        &mut self,
-        rows: usize,
-        watch: &mut Stopwatch,
-        finished: &mut Vec<FinishedSequence>,
-    ) -> Result<(), EngineError> {
+    fn draw(&mut self, rows: usize, watch: &mut Stopwatch, outputs: &mut Vec<Output>) -> Result<(), EngineError> {
         // Slots whose next token can be drawn from the logits there are.
         let mut live = vec![true; rows];
         for round in 0.. {
@@ -421,7 +413,7 @@ impl Engine {
             let drawn = live.iter().filter(|&&live| live).count();
             self.profile.sampling += watch.lap_of(Event::Sample { rows: drawn });
             for (slot, live) in live.iter_mut().enumerate().filter(|(_, live)| **live) {
-                let newest = self.accept(slot, finished)?;
+                let newest = self.accept(slot, outputs)?;
                 *live = newest.is_some() && newest == self.drafts.of(slot).get(round).copied();
                 self.profile.accepted_tokens += u64::from(*live);
                 self.profile.decode_tokens += u64::from(*live);
@@ -434,14 +426,14 @@ impl Engine {
     }
 
     /// Takes the token that a sequence has drawn; returns it if the sequence goes on.
-    fn accept(&mut self, slot: usize, finished: &mut Vec<FinishedSequence>) -> Result<Option<u32>, EngineError> {
+    fn accept(&mut self, slot: usize, outputs: &mut Vec<Output>) -> Result<Option<u32>, EngineError> {
         let sequence = self.scheduler.sequence(slot);
         let ended = sequence.accept(self.version, &self.limits)?;
         if let Some(drafter) = &mut self.drafter {
             drafter.learn(sequence);
         }
         if let Some(reason) = ended {
-            finished.push(self.scheduler.release(slot).finish(reason));
+            outputs.push(Output::Ended { sequence: self.scheduler.release(slot).finish(reason) });
             self.backend.release(slot);
             return Ok(None);
         }

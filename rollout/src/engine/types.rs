@@ -148,6 +148,39 @@ pub struct GroupRequest {
     pub stop_criterion: Option<Arc<dyn Fn() -> Box<dyn StopCriterion> + Send + Sync>>,
 }
 
+/// What a generator is asked for.
+#[derive(Clone)]
+pub struct Request {
+    /// The prompt and its completions.
+    pub group: GroupRequest,
+}
+
+impl From<GroupRequest> for Request {
+    fn from(group: GroupRequest) -> Self {
+        Self { group }
+    }
+}
+
+/// What comes of a step.
+#[derive(Debug, Clone)]
+pub enum Output {
+    /// A completion has ended.
+    Ended {
+        /// The completion.
+        sequence: FinishedSequence,
+    },
+}
+
+impl Output {
+    /// The completion that has ended with it.
+    #[must_use]
+    pub fn ended(self) -> Option<FinishedSequence> {
+        match self {
+            Self::Ended { sequence } => Some(sequence),
+        }
+    }
+}
+
 /// A completion that has ended.
 #[derive(Debug, Clone)]
 pub struct FinishedSequence {

@@ -1,6 +1,7 @@
 //! The hub: what samples for the step loop is workers on other hosts.
 
 use std::{
+    collections::HashMap,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -26,15 +27,15 @@ use super::{
 };
 use crate::{
     data::PromptRow,
-    engine::{EngineError, FinishedSequence, GroupRequest, SwapReport, WeightSource},
-    generator::Generator,
+    engine::{EngineError, FinishedSequence, Output, Request, SwapReport, WeightSource},
+    generate::{Generate, PairGenerator},
 };
 
 /// The version of a hub that has announced none.
 const NONE: PolicyVersion = PolicyVersion(u64::MAX);
 /// How long the thread waits for a call before it looks whether to ring.
 const POLL: Duration = Duration::from_millis(2);
-/// How long [`Fleet::step`] waits for completions.
+/// How long [`Generate::advance`] of a [`Fleet`] waits for completions.
 const STEP: Duration = Duration::from_millis(5);
 /// Time between two looks at deadlines.
 const TICK: Duration = Duration::from_millis(100);
@@ -49,6 +50,8 @@ pub struct Fleet {
     /// Workers are to score what they make.
     workers_score: bool,
     version: PolicyVersion,
+    /// Of the completions that came last, what workers have said of them.
+    rewards: HashMap<(u64, u32), Vec<RewardOutcome>>,
     pending: Option<Pending>,
     /// The version that the store has lost, on its way again.
     repair: Option<OnItsWay>,
@@ -121,10 +124,17 @@ impl Fleet {
             judge,
             workers_score,
             version: NONE,
+            rewards: HashMap::new(),
             pending: None,
             repair: None,
             thread: Some(thread),
         })
+    }
+
+    /// A request for workers; `row` is what they score it by.
+    fn add(&mut self, request: Request, row: Option<String>) {
+        self.shared.desk().add(request.group, self.version, row);
+        self.shared.ring();
     }
 
     /// Tells workers of a version that is in the store.
@@ -197,12 +207,12 @@ impl Fleet {
     }
 }
 
-impl Generator for Fleet {
+impl Generate for Fleet {
     fn version(&self) -> PolicyVersion {
         self.version
     }
 
-    fn places(&self) -> usize {
+    fn capacity(&self) -> usize {
         self.shared.desk().places()
     }
 
@@ -214,14 +224,12 @@ impl Generator for Fleet {
         self.shared.desk().waiting()
     }
 
-    fn add_group(&mut self, request: GroupRequest, row: Option<&PromptRow>) -> Result<(), EngineError> {
-        let row = row.filter(|_| self.workers_score).map(scores::text_of);
-        self.shared.desk().add(request, self.version, row);
-        self.shared.ring();
+    fn begin(&mut self, request: Request) -> Result<(), EngineError> {
+        self.add(request, None);
         Ok(())
     }
 
-    fn step(&mut self) -> Result<Vec<(FinishedSequence, Vec<RewardOutcome>)>, EngineError> {
+    fn advance(&mut self) -> Result<Vec<Output>, EngineError> {
         self.hold_court();
         self.mend_store()?;
         if self.thread.as_ref().is_none_or(JoinHandle::is_finished) {
@@ -233,7 +241,13 @@ impl Generator for Fleet {
             desk = self.shared.arrived.wait_timeout(desk, STEP).unwrap_or_else(PoisonError::into_inner).0;
             finished = desk.take_finished();
         }
-        Ok(finished)
+        drop(desk);
+        self.rewards.clear();
+        let mut output = |(sequence, rewards): (FinishedSequence, Vec<RewardOutcome>)| {
+            self.rewards.insert((sequence.tag, sequence.sample), rewards);
+            Output::Ended { sequence }
+        };
+        Ok(finished.into_iter().map(&mut output).collect())
     }
 
     fn begin_swap(&mut self, weights: WeightSource) -> Result<(), EngineError> {
@@ -281,6 +295,17 @@ impl Generator for Fleet {
 
     /// Each worker finishes what it has begun before it changes weights, where it is to.
     fn set_admission(&mut self, _: bool) {}
+}
+
+impl PairGenerator for Fleet {
+    fn begin_row(&mut self, request: Request, row: &PromptRow) -> Result<(), EngineError> {
+        self.add(request, Some(row).filter(|_| self.workers_score).map(scores::text_of));
+        Ok(())
+    }
+
+    fn take_rewards(&mut self, sequence: &FinishedSequence) -> Vec<RewardOutcome> {
+        self.rewards.remove(&(sequence.tag, sequence.sample)).unwrap_or_default()
+    }
 
     fn is_here(&self) -> bool {
         false

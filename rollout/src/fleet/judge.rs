@@ -2,6 +2,7 @@
 //! side thread and from the weights that workers have, and goes afterwards.
 
 use std::{
+    ops::ControlFlow,
     path::PathBuf,
     thread::{self, JoinHandle},
 };
@@ -17,7 +18,8 @@ use super::{
 };
 use crate::{
     data::Tokenizer,
-    engine::{Engine, EngineOptions, WeightSource, distance_of},
+    engine::{Engine, EngineOptions, Output, WeightSource, distance_of},
+    generate::{self, Generate},
 };
 
 /// A case with what the judge has made of it, or why it has made nothing.
@@ -165,15 +167,16 @@ fn open(bench: &Bench, edition: &Edition) -> anyhow::Result<Engine> {
     Ok(Engine::new(source, &bench.model, bench.options.clone())?)
 }
 
-fn make(bench: &Bench, engine: &mut Engine, check: &Check) -> Result<Vec<Made>, String> {
+fn make(bench: &Bench, generator: &mut dyn Generate, check: &Check) -> Result<Vec<Made>, String> {
     let mut request = check.request.clone();
     request.stop_criterion = bench.tokenizer.stop_criterion(&request.sampling.stop);
     request.tag = 0;
-    engine.add_group(request).map_err(|e| e.to_string())?;
+    generator.begin(request.into()).map_err(|e| e.to_string())?;
     let mut made = Vec::new();
-    while !engine.is_idle() {
-        let finished = engine.step().map_err(|e| e.to_string())?;
-        made.extend(finished.into_iter().map(|sequence| super::worker::made(0, sequence)));
-    }
+    let finished = generate::finish(generator, |_, outputs| {
+        made.extend(outputs.into_iter().filter_map(Output::ended).map(|sequence| super::worker::made(0, sequence)));
+        Ok(ControlFlow::Continue(()))
+    });
+    finished.map_err(|e| e.to_string())?;
     Ok(made)
 }

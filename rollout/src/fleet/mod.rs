@@ -1,7 +1,7 @@
 //! Samplers on other hosts: the hub beside the learner, and the workers.
 //!
 //! The step loop, the plan, the dataset and the rewards of a run are where they always are. What differs is the
-//! [`Generator`](crate::generator::Generator) behind them: [`hub::Fleet`] leases what the plan has begun to workers and
+//! [`Generate`](crate::generate::Generate) behind them: [`hub::Fleet`] leases what the plan has begun to workers and
 //! gives back what they have made. A completion depends on weights, seed, prompt, sample and sampling parameters alone, so it
 //! does not matter who makes it, how often, or when.
 //!

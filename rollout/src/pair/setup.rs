@@ -38,8 +38,8 @@ use crate::{
     engine::{Engine, EngineOptions, auto_max_num_seqs, available_memory, machine, positions_of},
     evaluation::Judging,
     fleet,
-    generator::{
-        Generator,
+    generate::{
+        PairGenerator,
         follower::{WeightFollower, is_about, refusal},
     },
     reward, trace,
@@ -79,12 +79,12 @@ pub fn run(run_dir: &RunDir, given: Option<RunId>) -> anyhow::Result<Ended> {
     if config.rollout_trace {
         trace::start();
     }
-    let Some(mut step_loop) = inputs.step_loop(run_dir, &config, &model, link, first, stop)? else {
+    let Some((mut step_loop, mut generator)) = inputs.step_loop(run_dir, &config, &model, link, first, stop)? else {
         return Ok(Ended::BySignal);
     };
-    let result = step_loop.run();
+    let result = step_loop.run(&mut *generator);
     if matches!(result, Ok(Ended::RunOver)) {
-        step_loop.engine.close();
+        generator.close();
     }
     trace::write(&run_dir.trace()).context("trace of the sampler")?;
     result
@@ -140,13 +140,13 @@ impl Inputs {
         link: Link,
         mut first: LearnerStatus,
         stop: Arc<AtomicBool>,
-    ) -> anyhow::Result<Option<StepLoop>> {
+    ) -> anyhow::Result<Option<(StepLoop, Box<dyn PairGenerator>)>> {
         let swap = if config.max_staleness == 0 { WeightSwap::Drain } else { config.weight_swap };
         let weights = WeightFollower::new(run_dir.clone(), swap);
         let manifest = WeightManifest::read(&weights.source(first.version).dir)?;
         let room = room(config, model.config().max_position_embeddings, positions_of(&manifest, model.config()));
         self.leave_out_long(run_dir, config, room)?;
-        let engine: Box<dyn Generator> = if config.listen.is_some() {
+        let generator: Box<dyn PairGenerator> = if config.listen.is_some() {
             // The first version is on its way to workers once the loop follows the learner.
             let options = self.engine_options(config, model, room);
             Box::new(fleet::open(run_dir, config, model, &self.tokenizer, options)?)
@@ -174,7 +174,7 @@ impl Inputs {
         });
         let kept = Kept::open(run_dir, &first, config.num_generations);
         plan.observe(first);
-        Ok(Some(StepLoop {
+        let step_loop = StepLoop {
             plan,
             kept,
             keeper: Keeper::new(run_dir.clone()),
@@ -183,11 +183,11 @@ impl Inputs {
             assembly: self.assembly(config, config.sampling(), config.num_generations)?,
             evaluation,
             dataset: self.dataset,
-            engine,
             weights,
             link,
             stop,
-        }))
+        };
+        Ok(Some((step_loop, generator)))
     }
 
     /// The engine of this process, with the learner's newest version; waits for another where that is refused. Nothing when the

@@ -11,7 +11,7 @@ use std::{
 };
 
 use exporters::{Checkpoint, ExportOptions, export, write_version};
-use rollout::engine::{Engine, EngineOptions, GroupRequest, Kernels, WeightSource};
+use rollout::engine::{Engine, EngineOptions, GroupRequest, Kernels, Output, Request, WeightSource};
 use shared::{
     ModelDir, PolicyVersion, PromptId, SamplingParams,
     config::{Device, KvDtype, RolloutDtype},
@@ -75,7 +75,7 @@ fn greedy(engine: &mut Engine) -> Completions {
     for tag in 0..6u64 {
         let prompt: Vec<u32> = (0..3 + 5 * tag as u32).map(|i| 3 + (97 * i + 31 * tag as u32) % 500).collect();
         engine
-            .add_group(GroupRequest {
+            .begin(Request::from(GroupRequest {
                 tag,
                 prompt_id: PromptId(tag),
                 epoch: 0,
@@ -84,12 +84,12 @@ fn greedy(engine: &mut Engine) -> Completions {
                 sampling: Arc::new(sampling.clone()),
                 lengths: Some(Arc::from([24, 5, 17, 9])),
                 stop_criterion: None,
-            })
+            }))
             .unwrap();
     }
     let mut finished = BTreeMap::new();
     while !engine.is_idle() {
-        for sequence in engine.step().unwrap() {
+        for sequence in engine.advance().unwrap().into_iter().filter_map(Output::ended) {
             let logprobs = sequence.logprobs.iter().map(|l| l.logprob).collect();
             finished.insert((sequence.tag, sequence.sample), (sequence.token_ids, logprobs));
         }

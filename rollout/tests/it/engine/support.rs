@@ -4,7 +4,7 @@ use std::{path::Path, sync::Arc, thread, time::Duration};
 
 use exporters::{Checkpoint, ExportOptions, export, write_version};
 use rollout::engine::{
-    Engine, EngineError, EngineOptions, FinishedSequence, GroupRequest, Kernels, StopCriterion, SwapReport,
+    Engine, EngineError, EngineOptions, FinishedSequence, GroupRequest, Kernels, Output, StopCriterion, SwapReport,
     WeightSource,
 };
 use shared::{
@@ -31,6 +31,24 @@ pub fn options(max_num_seqs: usize, threads: usize) -> EngineOptions {
         conformity_gate: true,
         kept: 0,
         memory: None,
+    }
+}
+
+/// What tests of whole groups need of an engine.
+pub trait Steps {
+    fn add_group(&mut self, group: GroupRequest) -> Result<(), EngineError>;
+
+    /// The sequences that end in a step.
+    fn step(&mut self) -> Result<Vec<FinishedSequence>, EngineError>;
+}
+
+impl Steps for Engine {
+    fn add_group(&mut self, group: GroupRequest) -> Result<(), EngineError> {
+        self.begin(group.into())
+    }
+
+    fn step(&mut self) -> Result<Vec<FinishedSequence>, EngineError> {
+        Ok(self.advance()?.into_iter().filter_map(Output::ended).collect())
     }
 }
 
