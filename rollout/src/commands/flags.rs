@@ -223,10 +223,7 @@ impl BatchingFlags {
             cuda_graphs: self.cuda_graphs,
             // These subcommands have the machine to themselves and keep their weights.
             spinning: true,
-            hot_swap: false,
-            conformity_gate: true,
-            kept: 0,
-            memory: None,
+            ..EngineOptions::new(sequences, tokens)
         })
     }
 

@@ -14,6 +14,7 @@
 //! |---|---|
 //! | [`step`] | the engine and its loop |
 //! | `scheduler`, `sequence` | which sample sits in which slot; a completion in the making |
+//! | `state` | what a completion leaves to go on from |
 //! | `check`, `error` | what is refused; what can go wrong |
 //! | `draft`, `history` | tokens that are computed ahead on trial; what a group has written so far |
 //! | `backend`, `open` | what computes logits; which of the next three does |
@@ -43,6 +44,7 @@ pub mod runtime;
 mod scheduler;
 mod sequence;
 mod session;
+mod state;
 pub mod step;
 mod stock;
 mod storage;
@@ -55,6 +57,7 @@ pub(crate) use gate::{distance_of, examine, tolerance_between};
 pub use memory::{auto_max_num_seqs, available_memory, machine, plan_memory, sizes};
 pub use profile::Profile;
 pub(crate) use session::{SessionOptions, load};
+pub use state::State;
 pub use step::Engine;
 pub use types::{
     EngineOptions, FinishedSequence, GroupRequest, Kernels, Output, Request, StopCriterion, SwapReport, WeightSource,

@@ -52,6 +52,8 @@ pub struct Fleet {
     version: PolicyVersion,
     /// Of the completions that came last, what workers have said of them.
     rewards: HashMap<(u64, u32), Vec<RewardOutcome>>,
+    /// Of what more than completions is asked, by its tag: the request, and how many of it are to come.
+    asked: HashMap<u64, (Request, usize)>,
     pending: Option<Pending>,
     /// The version that the store has lost, on its way again.
     repair: Option<OnItsWay>,
@@ -125,6 +127,7 @@ impl Fleet {
             workers_score,
             version: NONE,
             rewards: HashMap::new(),
+            asked: HashMap::new(),
             pending: None,
             repair: None,
             thread: Some(thread),
@@ -133,8 +136,31 @@ impl Fleet {
 
     /// A request for workers; `row` is what they score it by.
     fn add(&mut self, request: Request, row: Option<String>) {
-        self.shared.desk().add(request.group, self.version, row);
+        let group = request.whole();
+        if request.stream || request.keep {
+            self.asked.insert(group.tag, (request, group.samples.len()));
+        }
+        self.shared.desk().add(group, self.version, row);
         self.shared.ring();
+    }
+
+    /// What comes of a completion.
+    fn outputs(&mut self, sequence: FinishedSequence) -> Vec<Output> {
+        let tag = sequence.tag;
+        let Some((request, _)) = self.asked.get(&tag) else { return vec![Output::Ended { sequence, state: None }] };
+        let outputs = request.outputs(sequence);
+        self.has_come(tag);
+        outputs
+    }
+
+    /// One of the completions with a tag is there, or not wanted any more.
+    fn has_come(&mut self, tag: u64) {
+        if let Some((_, left)) = self.asked.get_mut(&tag) {
+            *left -= 1;
+            if *left == 0 {
+                self.asked.remove(&tag);
+            }
+        }
     }
 
     /// Tells workers of a version that is in the store.
@@ -243,11 +269,19 @@ impl Generate for Fleet {
         }
         drop(desk);
         self.rewards.clear();
-        let mut output = |(sequence, rewards): (FinishedSequence, Vec<RewardOutcome>)| {
+        let mut outputs = Vec::new();
+        for (sequence, rewards) in finished {
             self.rewards.insert((sequence.tag, sequence.sample), rewards);
-            Output::Ended { sequence }
-        };
-        Ok(finished.into_iter().map(&mut output).collect())
+            outputs.extend(self.outputs(sequence));
+        }
+        Ok(outputs)
+    }
+
+    fn cancel(&mut self, tag: u64, sample: Option<u32>) -> Vec<FinishedSequence> {
+        let cancelled = self.shared.desk().cancel(tag, sample);
+        cancelled.iter().for_each(|sequence| self.has_come(sequence.tag));
+        self.shared.ring();
+        cancelled
     }
 
     fn begin_swap(&mut self, weights: WeightSource) -> Result<(), EngineError> {

@@ -15,7 +15,7 @@ pub use pair::PairGenerator;
 
 use shared::PolicyVersion;
 
-use crate::engine::{Engine, EngineError, Output, Request, SwapReport, WeightSource};
+use crate::engine::{Engine, EngineError, FinishedSequence, Output, Request, SwapReport, WeightSource};
 
 /// Takes prompts and gives completions, by versions of the weights that follow one another. Everything but
 /// [`Generate::advance`] returns at once.
@@ -37,7 +37,7 @@ pub trait Generate {
         self.running() + self.waiting() == 0
     }
 
-    /// Queues a request.
+    /// Queues a request: a prompt, or what comes after a [`State`](crate::engine::State) that an earlier one has left.
     ///
     /// # Errors
     /// A request that it refuses.
@@ -48,6 +48,10 @@ pub trait Generate {
     /// # Errors
     /// When it is of no further use.
     fn advance(&mut self) -> Result<Vec<Output>, EngineError>;
+
+    /// Ends one completion of the requests with a tag, or all of them: what is still to come of them is not wanted.
+    /// Returns them as [`Aborted`](shared::FinishReason::Aborted), with the tokens that there are.
+    fn cancel(&mut self, tag: u64, sample: Option<u32>) -> Vec<FinishedSequence>;
 
     /// Begins to load new weights.
     ///
@@ -88,6 +92,10 @@ impl Generate for Engine {
 
     fn advance(&mut self) -> Result<Vec<Output>, EngineError> {
         Self::advance(self)
+    }
+
+    fn cancel(&mut self, tag: u64, sample: Option<u32>) -> Vec<FinishedSequence> {
+        Self::cancel(self, tag, sample)
     }
 
     fn begin_swap(&mut self, weights: WeightSource) -> Result<(), EngineError> {

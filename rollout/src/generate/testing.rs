@@ -91,17 +91,26 @@ impl Generate for Scripted {
                 sequence.versions.push((sequence.token_ids.len() as u32, version));
             }
             sequence.token_ids.push(id);
-            sequence.logprobs.push(TokenLogprob {
-                logprob: -1.0,
-                logprob_at_temperature: -1.0,
-                log_kept_mass: 0.0,
-                kept_count: 1,
-            });
+            sequence.logprobs.push(TokenLogprob { logprob: -1.0, ..TokenLogprob::default() });
         }
         for line in self.running.extract_if(.., |line| line.rest.is_empty()) {
-            outputs.push(Output::Ended { sequence: line.sequence });
+            outputs.push(Output::Ended { sequence: line.sequence, state: None });
         }
         Ok(outputs)
+    }
+
+    fn cancel(&mut self, tag: u64, sample: Option<u32>) -> Vec<FinishedSequence> {
+        let is_it =
+            |line: &mut Line| line.sequence.tag == tag && sample.is_none_or(|sample| sample == line.sequence.sample);
+        let mut cancelled: Vec<Line> = self.running.extract_if(.., is_it).collect();
+        let (ended, waiting): (VecDeque<Line>, VecDeque<Line>) = self
+            .waiting
+            .drain(..)
+            .partition(|line| line.sequence.tag == tag && sample.is_none_or(|s| s == line.sequence.sample));
+        self.waiting = waiting;
+        cancelled.extend(ended);
+        let aborted = |line: Line| FinishedSequence { finish_reason: FinishReason::Aborted, ..line.sequence };
+        cancelled.into_iter().map(aborted).collect()
     }
 
     fn begin_swap(&mut self, weights: WeightSource) -> Result<(), EngineError> {
