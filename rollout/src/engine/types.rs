@@ -68,26 +68,31 @@ pub struct EngineOptions {
 const DRAFT_ROWS: usize = 32;
 
 impl EngineOptions {
-    /// One thread on the CPU, for weights that stay, and for the rest what a run does without being told.
+    /// What a run does without being told, on one thread and for weights that stay.
     #[must_use]
     pub fn new(max_num_seqs: usize, max_model_len: usize) -> Self {
-        let defaults = TrainConfig::default();
+        Self::computing(&TrainConfig::default(), max_num_seqs, max_model_len)
+    }
+
+    /// As a configuration says, on one thread and for weights that stay.
+    #[must_use]
+    pub fn computing(config: &TrainConfig, max_num_seqs: usize, max_model_len: usize) -> Self {
         Self {
-            device: defaults.rollout_device,
-            kernels: defaults.rollout_kernels,
-            rollout_dtype: defaults.rollout_dtype,
-            kv_dtype: defaults.kv_dtype,
+            device: config.rollout_device,
+            kernels: config.rollout_kernels,
+            rollout_dtype: config.rollout_dtype,
+            kv_dtype: config.kv_dtype,
             threads: 1,
             max_num_seqs,
-            max_num_batched_tokens: defaults.max_num_batched_tokens,
-            prefill_batch: defaults.rollout_prefill_batch,
+            max_num_batched_tokens: config.max_num_batched_tokens,
+            prefill_batch: config.rollout_prefill_batch,
             max_model_len,
-            speculative_tokens: defaults.speculative_tokens,
-            candidates: defaults.rollout_candidates,
-            cuda_graphs: defaults.rollout_cuda_graphs,
+            speculative_tokens: config.speculative_tokens,
+            candidates: config.rollout_candidates,
+            cuda_graphs: config.rollout_cuda_graphs,
             spinning: false,
             hot_swap: false,
-            conformity_gate: true,
+            conformity_gate: config.conformity_gate,
             kept: 0,
             memory: None,
             kept_states: 0,
@@ -99,26 +104,14 @@ impl EngineOptions {
     #[must_use]
     pub fn of(config: &TrainConfig, model: &ModelConfig, max_model_len: usize) -> Self {
         let cores = thread::available_parallelism().map_or(1, usize::from);
+        let max_num_seqs = config.max_num_seqs.unwrap_or(config.completions_per_step() as usize);
         Self {
-            device: config.rollout_device,
-            kernels: config.rollout_kernels,
-            rollout_dtype: config.rollout_dtype,
-            kv_dtype: config.kv_dtype,
             threads: config.threads(cores).0,
-            max_num_seqs: config.max_num_seqs.unwrap_or(config.completions_per_step() as usize),
-            max_num_batched_tokens: config.max_num_batched_tokens,
-            prefill_batch: config.rollout_prefill_batch,
-            max_model_len,
-            speculative_tokens: config.speculative_tokens,
-            candidates: config.rollout_candidates,
-            cuda_graphs: config.rollout_cuda_graphs,
             // In a synchronous run the learner waits while the sampler works, and the cores are free.
             spinning: config.max_staleness == 0,
             hot_swap: true,
-            conformity_gate: config.conformity_gate,
             kept: kept_numbers(config, model),
-            memory: None,
-            kept_states: 0,
+            ..Self::computing(config, max_num_seqs, max_model_len)
         }
     }
 
