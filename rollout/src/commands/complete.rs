@@ -3,6 +3,7 @@
 use std::{
     collections::HashSet,
     fs, iter,
+    ops::ControlFlow,
     path::{Path, PathBuf},
     time::Instant,
 };
@@ -24,8 +25,9 @@ use super::{
 use crate::{
     assembly::{Assembly, Scoring},
     data::{Dataset, Tokenizer},
-    engine::{Engine, EngineOptions, WeightSource},
+    engine::{Engine, EngineOptions, Output, WeightSource},
     evaluation,
+    generate::{self, Generate},
     trace::{self, Event},
 };
 
@@ -183,7 +185,7 @@ impl Generation {
     /// Generates, and scores beside it.
     fn complete(
         self,
-        engine: &mut Engine,
+        generator: &mut dyn Generate,
         tokenizer: Tokenizer,
         scoring: Option<Scoring>,
         kept: Option<(Journal, Vec<Scored>)>,
@@ -196,8 +198,8 @@ impl Generation {
             if done.contains(&position) {
                 continue;
             }
-            engine
-                .add_group(assembly.begin(row, 0, position))
+            generator
+                .begin(assembly.begin(row, 0, position).into())
                 .with_context(|| format!("{}: prompt {}", self.dataset.name(), row.prompt_id))?;
         }
         let begin = Instant::now();
@@ -212,14 +214,15 @@ impl Generation {
             groups.push(group);
             Ok(())
         };
-        while !engine.is_idle() {
-            for sequence in engine.step()? {
+        generate::finish(generator, |_, outputs| {
+            for sequence in outputs.into_iter().filter_map(Output::ended) {
                 progress.completed(sequence.token_ids.len());
                 assembly.add(sequence, Vec::new())?;
             }
             progress.tick();
             iter::from_fn(|| assembly.finished()).try_for_each(|group| take(&mut progress, group))?;
-        }
+            Ok(ControlFlow::Continue(()))
+        })?;
         let generated = progress.seconds();
         while let Some(group) = assembly.wait() {
             take(&mut progress, group)?;
@@ -231,5 +234,41 @@ impl Generation {
         groups.sort_unstable_by_key(|group| group.position);
         trace::span(begin, Instant::now(), Event::Generate { tokens });
         Ok(Completed { dataset: self.dataset, groups, tokens, seconds, journal })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        data::{PromptOptions, testing::byte_tokenizer},
+        generate::testing::Scripted,
+    };
+
+    /// No engine is needed: `generate`, `eval` and `compare` know a generator by its trait.
+    #[test]
+    fn a_dataset_is_completed_by_whatever_generates() {
+        let (folder, tokenizer) = (tempfile::tempdir().unwrap(), byte_tokenizer(None));
+        let path = folder.path().join("prompts.jsonl");
+        fs::write(&path, "{\"prompt\": \"ab\"}\n{\"prompt\": \"abcd\"}\n{\"prompt\": \"a\"}\n").unwrap();
+        let dataset = Dataset::load(&[path], ("train", None), &tokenizer, &PromptOptions::default()).unwrap();
+        let sampling = SamplingParams { max_completion_length: 5, ..SamplingParams::default() };
+        let generation = Generation { dataset, sampling, is_asked: false, num_generations: 3, correct_at: None };
+        let mut generator = Scripted::new(2, |prompt, sample| vec![70 + sample; prompt.len() + sample as usize]);
+        let completed = generation.complete(&mut generator, tokenizer.clone(), None, None).unwrap();
+        assert!(generator.is_idle());
+        assert_eq!(completed.groups.len(), 3);
+        let mut tokens = 0;
+        for (group, row) in completed.groups.iter().zip(completed.dataset.rows()) {
+            assert_eq!((group.prompt_id, &group.prompt_ids[..]), (row.prompt_id, &row.prompt_ids[..]));
+            for (completion, sample) in group.completions.iter().zip(0..) {
+                let length = (row.prompt_ids.len() + sample as usize).min(5);
+                assert_eq!((completion.sample, completion.token_ids()), (sample, &vec![70 + sample; length][..]));
+                assert_eq!(completion.text, tokenizer.decode(completion.token_ids()).unwrap());
+                tokens += length as u64;
+            }
+            assert_eq!(group.completions.len(), 3);
+        }
+        assert_eq!(completed.tokens, tokens);
     }
 }

@@ -16,7 +16,7 @@ use crate::{
     data::Dataset,
     engine::FinishedSequence,
     evaluation::{self, Judging},
-    generator::Generator,
+    generate::PairGenerator,
 };
 
 /// Evaluates every so many versions and appends the metrics to `eval.jsonl`.
@@ -85,25 +85,25 @@ impl Evaluation {
         self.round.is_some()
     }
 
-    /// Begins the evaluation of the version that the (idle) engine holds.
+    /// Begins the evaluation of the version that the (idle) generator holds.
     pub fn begin(&mut self, version: PolicyVersion) {
         let done = Vec::with_capacity(self.dataset.len());
         self.round = Some(Round { version, next_row: 0, done, begun: Instant::now(), lost: false });
     }
 
-    /// Gives the engine prompts as long as it has room for them.
+    /// Gives the generator prompts as long as it has room for them.
     ///
     /// # Errors
-    /// When the engine refuses one.
-    pub fn feed(&mut self, engine: &mut dyn Generator) -> anyhow::Result<()> {
+    /// When it refuses one.
+    pub fn feed(&mut self, generator: &mut dyn PairGenerator) -> anyhow::Result<()> {
         let Some(round) = &mut self.round else {
             return Ok(());
         };
-        while engine.running() + engine.waiting() < engine.places() {
+        while generator.running() + generator.waiting() < generator.capacity() {
             let Some(row) = self.dataset.rows().get(round.next_row) else {
                 break;
             };
-            engine.add_group(self.assembly.begin(row, 0, round.next_row as u64), Some(row))?;
+            generator.begin_row(self.assembly.begin(row, 0, round.next_row as u64).into(), row)?;
             round.next_row += 1;
         }
         Ok(())

@@ -3,6 +3,7 @@
 
 use std::{
     collections::BTreeMap,
+    ops::ControlFlow,
     time::{Duration, Instant},
 };
 
@@ -17,7 +18,8 @@ use shared::{Completion, ModelDir, PolicyVersion, config::TrainConfig, pace::Wai
 use crate::{
     assembly::Assembly,
     data::{PromptRow, Tokenizer},
-    engine::{Engine, EngineOptions, WeightSource, auto_max_num_seqs, available_memory, export_options},
+    engine::{Engine, EngineOptions, Output, WeightSource, auto_max_num_seqs, available_memory, export_options},
+    generate::{self, Generate},
 };
 
 /// Completions that are asked for at least, in whole groups of [`ROWS`] rows at most.
@@ -70,21 +72,22 @@ fn engine(config: &TrainConfig, model: &ModelDir, max_model_len: usize, sequence
 
 /// The completions that are finished in time, by the index of their row.
 fn sample(
-    engine: &mut Engine,
+    generator: &mut dyn Generate,
     rows: &[&PromptRow],
     config: &TrainConfig,
     tokenizer: &Tokenizer,
 ) -> anyhow::Result<BTreeMap<u64, Vec<Completion>>> {
     let mut assembly = Assembly::new(tokenizer.clone(), config.sampling(), config.num_generations, None);
     for (row, position) in rows.iter().zip(0..) {
-        engine.add_group(assembly.begin(row, 0, position))?;
+        generator.begin(assembly.begin(row, 0, position).into())?;
     }
     let begin = Instant::now();
-    while !engine.is_idle() && begin.elapsed() < ENOUGH {
-        for sequence in engine.step()? {
+    generate::finish(generator, |_, outputs| {
+        for sequence in outputs.into_iter().filter_map(Output::ended) {
             assembly.add(sequence, Vec::new())?;
         }
-    }
+        Ok(if begin.elapsed() < ENOUGH { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
+    })?;
     let mut groups: Vec<_> = assembly.in_the_making().cloned().collect();
     groups.retain(|group| !group.completions.is_empty());
     Ok(groups.into_iter().map(|group| (group.position, group.completions)).collect())
