@@ -34,7 +34,7 @@ pub enum StoreError {
         "`{place}` cannot be used for weights: {reason}; give a folder, or s3://bucket/…, gs://bucket/…, \
          az://container/… or https://host/…"
     )]
-    Place {
+    Address {
         /// What was given.
         place: String,
         /// Why not.

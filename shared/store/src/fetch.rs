@@ -12,9 +12,9 @@ use object_store::{ObjectStoreExt as _, path::Path};
 
 use crate::{
     Doing, Index, IndexedFile, Store, StoreError, Watch,
+    download::{self, Download},
     index::MOST_INDEX_BYTES,
     parallel::in_parallel,
-    part::{self, Part},
     store::{About, TRANSFERS, index_path},
 };
 
@@ -36,7 +36,7 @@ pub struct Fetched {
 struct Fetch<'a> {
     store: &'a Store,
     folder: Path,
-    part: Part<'a>,
+    part: Download<'a>,
     total: u64,
     done: AtomicU64,
     fetched: AtomicU64,
@@ -64,11 +64,11 @@ impl Store {
         let index = self.index(&folder, blake3, watch)?;
         let done = |bytes| Fetched { bytes, total: index.total(), seconds: begin.elapsed().as_secs_f64() };
         if is_whole(into, &index, watch)? {
-            part::forget(into)?;
+            download::forget(into)?;
             watch.progress(index.total(), index.total());
             return Ok(done(0));
         }
-        let part = Part::open(into, &index)?;
+        let part = Download::open(into, &index)?;
         part.require_space(&index)?;
         let (total, done_bytes, fetched) = (index.total(), AtomicU64::new(0), AtomicU64::new(0));
         let fetch = Fetch { store: self, folder, part, total, done: done_bytes, fetched, watch };
@@ -163,7 +163,7 @@ fn is_whole(folder: &FilePath, index: &Index, watch: &dyn Watch) -> Result<bool,
     let chunks = index.chunks();
     let looked = in_parallel(TRANSFERS, chunks.len(), |buffer, n| match chunks[n] {
         _ if watch.give_up() => Err(Some(StoreError::GaveUp)),
-        (file, chunk) if part::has(folder, file, chunk, buffer) => Ok(()),
+        (file, chunk) if download::has(folder, file, chunk, buffer) => Ok(()),
         _ => Err(None),
     });
     match looked {

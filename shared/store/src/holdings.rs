@@ -13,7 +13,7 @@ use crate::{
     Doing, Store, StoreError, Watch,
     error::of_file,
     index::{INDEX_FILE, folder_of, plain},
-    place::Kind,
+    provider::Provider,
     store::{About, index_path},
 };
 
@@ -131,7 +131,7 @@ impl Store {
         for object in self.objects_of(folder, watch)? {
             self.delete(&object.location, watch)?;
         }
-        let Kind::Folder(root) = &self.place.kind else { return Ok(()) };
+        let Provider::Folder(root) = &self.place.kind else { return Ok(()) };
         // With what killed publishers left there, which is not listed.
         let path = root.join(folder.as_ref());
         match fs::remove_dir_all(&path) {

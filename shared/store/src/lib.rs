@@ -8,25 +8,25 @@
 //! Everything waits for a bounded time only, and gives up when its [`Watch`] says so. The functions block; they are not
 //! for threads that run asynchronous code.
 
+mod download;
 mod error;
 mod fetch;
 mod holdings;
 mod index;
 mod parallel;
-mod part;
-mod place;
 mod probe;
+mod provider;
 mod publish;
 mod read;
 mod store;
 mod understand;
 mod watch;
 
+pub use download::forget;
 pub use error::{Doing, StoreError};
 pub use fetch::Fetched;
 pub use holdings::Held;
 pub use index::{CHUNK_BYTES, INDEX_FILE, Index, IndexedFile};
-pub use part::forget;
 pub use probe::Probe;
 pub use publish::Published;
 pub use store::Store;

@@ -9,7 +9,7 @@ use tokio::runtime::{Builder, Runtime};
 use crate::{
     Doing, StoreError, Watch,
     index::{INDEX_FILE, folder_of, plain},
-    place::{self, Kind, Place},
+    provider::{self, OpenStore, Provider},
     understand::understand,
 };
 
@@ -25,7 +25,7 @@ pub const TRANSFERS: usize = 8;
 
 /// Where weights lie for others.
 pub struct Store {
-    pub(crate) place: Place,
+    pub(crate) place: OpenStore,
     runtime: Runtime,
 }
 
@@ -42,7 +42,7 @@ impl Store {
     /// `GOOGLE_…`, `AZURE_…`. No store is asked anything yet.
     ///
     /// # Errors
-    /// [`StoreError::Place`] with the reason.
+    /// [`StoreError::Address`] with the reason.
     pub fn open(place: &str) -> Result<Self, StoreError> {
         Self::open_with(place, env::vars_os().filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?))))
     }
@@ -53,12 +53,12 @@ impl Store {
     /// As [`Store::open`].
     pub fn open_with(place: &str, variables: impl IntoIterator<Item = (String, String)>) -> Result<Self, StoreError> {
         let variables: Vec<_> = variables.into_iter().collect();
-        let no_runtime = |e| StoreError::Place { place: place.to_owned(), reason: format!("no threads for it: {e}") };
+        let no_runtime = |e| StoreError::Address { place: place.to_owned(), reason: format!("no threads for it: {e}") };
         let mut threads = Builder::new_multi_thread();
         threads.worker_threads(2).max_blocking_threads(TRANSFERS).thread_name("store").enable_all();
         let runtime = threads.build().map_err(no_runtime)?;
         // Clients want to be made where they will run.
-        let place = runtime.block_on(async { place::open(place, &variables) })?;
+        let place = runtime.block_on(async { provider::open(place, &variables) })?;
         Ok(Self { place, runtime })
     }
 
@@ -89,7 +89,7 @@ impl Store {
     /// Refuses to write where there is only reading.
     pub(crate) fn writable(&self) -> Result<(), StoreError> {
         match self.place.kind {
-            Kind::Http => Err(StoreError::ReadOnly { place: self.place.shown.clone() }),
+            Provider::Http => Err(StoreError::ReadOnly { place: self.place.shown.clone() }),
             _ => Ok(()),
         }
     }

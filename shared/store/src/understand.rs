@@ -7,7 +7,7 @@ use object_store::client::{HttpError, HttpErrorKind};
 use crate::{
     Doing, StoreError,
     error::is_full,
-    place::{Kind, Place},
+    provider::{OpenStore, Provider},
 };
 
 /// Longest reason that is shown.
@@ -23,7 +23,7 @@ const DENIED: [&str; 5] =
 const METADATA: [&str; 4] = ["latest/api/token", "latest/meta-data", "computeMetadata", "metadata/identity"];
 
 /// The typed error of one of the object store.
-pub fn understand(place: &Place, doing: Doing, object: &str, error: &object_store::Error) -> StoreError {
+pub fn understand(place: &OpenStore, doing: Doing, object: &str, error: &object_store::Error) -> StoreError {
     use object_store::Error as E;
     let (all, reason) = (error.to_string(), reason(error));
     let says = |signs: &[&str]| signs.iter().any(|sign| all.contains(sign));
@@ -51,7 +51,7 @@ pub fn understand(place: &Place, doing: Doing, object: &str, error: &object_stor
             StoreError::Unreachable { place: place_, doing, object, reason }
         }
         (E::NotSupported { .. } | E::NotImplemented { .. }, ..)
-            if place.kind == Kind::Http && doing != Doing::Reading =>
+            if place.kind == Provider::Http && doing != Doing::Reading =>
         {
             StoreError::ReadOnly { place: place_ }
         }
@@ -59,7 +59,7 @@ pub fn understand(place: &Place, doing: Doing, object: &str, error: &object_stor
     }
 }
 
-fn denied(place: &Place, doing: Doing, object: String, reason: String) -> StoreError {
+fn denied(place: &OpenStore, doing: Doing, object: String, reason: String) -> StoreError {
     let (place, variables) = (place.shown.clone(), place.kind.credentials());
     StoreError::Denied { place, doing, object, reason, variables }
 }

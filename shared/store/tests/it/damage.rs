@@ -4,7 +4,7 @@ use std::fs;
 
 use shared_store::{CHUNK_BYTES, Index, StoreError};
 
-use crate::{Place, THREE_CHUNKS, assert_same, assert_says, version};
+use crate::{THREE_CHUNKS, TestStore, assert_same, assert_says, version};
 
 #[test]
 fn a_damaged_object_is_named_and_changes_nothing() {
@@ -20,7 +20,7 @@ fn a_damaged_object_is_named_and_changes_nothing() {
         ("weights.data", |bytes| bytes.push(0), "has 16789562 bytes, and 16789561"),
         ("index.json", |bytes| bytes[20] ^= 1, "does not have the hash that is asked for"),
     ];
-    for place in Place::both() {
+    for place in TestStore::both() {
         let dir = version(&place.path(""), 1);
         let published = place.store.publish("v1", &dir, &()).unwrap();
         let into = place.path("v1");
@@ -47,7 +47,7 @@ fn a_damaged_object_is_named_and_changes_nothing() {
 
 #[test]
 fn a_missing_object_is_named_and_published_again() {
-    for place in Place::both() {
+    for place in TestStore::both() {
         let dir = version(&place.path(""), 1);
         let published = place.store.publish("v1", &dir, &()).unwrap();
         let into = place.path("v1");
@@ -72,7 +72,7 @@ fn a_missing_object_is_named_and_published_again() {
 
 #[test]
 fn an_index_that_lies_leads_nowhere() {
-    for place in Place::both() {
+    for place in TestStore::both() {
         let honest = place.store.publish("v1", &version(&place.path(""), 1), &()).unwrap();
         let text = fs::read_to_string(place.object("v1", &honest.blake3, "index.json")).unwrap();
         assert!(Index::parse(text.as_bytes()).is_ok());

@@ -21,7 +21,7 @@ use tempfile::TempDir;
 const THREE_CHUNKS: usize = 2 * CHUNK_BYTES as usize + 12_345;
 
 /// A store, and where its objects are as files.
-struct Place {
+struct TestStore {
     store: Store,
     objects: PathBuf,
     /// Ends with the test.
@@ -29,7 +29,7 @@ struct Place {
     dir: TempDir,
 }
 
-impl Place {
+impl TestStore {
     fn folder() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let objects = dir.path().join("store");

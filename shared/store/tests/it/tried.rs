@@ -5,11 +5,11 @@ use std::{fs, thread};
 use harness::s3::Server;
 use shared_store::{CHUNK_BYTES, Store, StoreError, forget};
 
-use crate::{Place, THREE_CHUNKS, Until, assert_same, assert_says, bytes, proxy::Proxy, version};
+use crate::{THREE_CHUNKS, TestStore, Until, assert_same, assert_says, bytes, proxy::Proxy, version};
 
 #[test]
 fn what_is_published_is_fetched_and_neither_is_done_twice() {
-    for place in Place::both() {
+    for place in TestStore::both() {
         let dir = version(&place.path(""), 1);
         fs::write(dir.join(".hidden"), "stays").unwrap();
         let (watch, total) = (Until::new(u64::MAX), THREE_CHUNKS as u64 + 300);
@@ -36,7 +36,7 @@ fn what_is_published_is_fetched_and_neither_is_done_twice() {
 
 #[test]
 fn files_of_several_folders_are_published_together() {
-    for place in Place::both() {
+    for place in TestStore::both() {
         let (one, other) = (version(&place.path(""), 1), version(&place.path(""), 2));
         std::os::unix::fs::symlink(other.join("manifest.json"), place.path("link.json")).unwrap();
         let files = [one.join("weights.data"), place.path("link.json")];
@@ -160,7 +160,7 @@ fn a_bit_that_changes_on_the_way_costs_one_chunk_and_not_more_than_a_few() {
 
 #[test]
 fn two_publishers_at_once_and_one_fetch_into_a_folder() {
-    for place in Place::both() {
+    for place in TestStore::both() {
         let dir = version(&place.path(""), 1);
         let publish = || place.store.publish("v1", &dir, &()).unwrap();
         let both = thread::scope(|scope| [scope.spawn(publish), scope.spawn(publish)].map(|one| one.join().unwrap()));
@@ -179,7 +179,7 @@ fn two_publishers_at_once_and_one_fetch_into_a_folder() {
 
 #[test]
 fn a_publication_goes_on_with_what_is_missing() {
-    for place in Place::both() {
+    for place in TestStore::both() {
         let dir = version(&place.path(""), 1);
         let published = place.store.publish("v1", &dir, &()).unwrap();
         let object = |name| place.object("v1", &published.blake3, name);
@@ -206,7 +206,7 @@ fn a_publication_goes_on_with_what_is_missing() {
 
 #[test]
 fn the_newest_and_the_named_are_kept() {
-    for place in Place::both() {
+    for place in TestStore::both() {
         let mut published = Vec::new();
         for n in 1..=5 {
             let dir = place.path(&n.to_string());
@@ -251,7 +251,7 @@ fn the_newest_and_the_named_are_kept() {
 
 #[test]
 fn a_trial_tells_times_and_leaves_nothing() {
-    for place in Place::both() {
+    for place in TestStore::both() {
         assert_eq!(place.store.probe_reading(None, 1000, &()).unwrap().bytes, 0);
         let probe = place.store.probe(100_000, &()).unwrap();
         assert!(probe.bytes == 100_000 && probe.write_s.is_some_and(|s| s > 0.) && probe.read_s > 0.);

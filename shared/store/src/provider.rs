@@ -30,20 +30,20 @@ const TIME_OUTS: [(ClientConfigKey, &str); 3] = [
 ];
 
 /// An opened place.
-pub struct Place {
+pub struct OpenStore {
     /// Its objects.
     pub objects: Arc<dyn ObjectStore>,
     /// Where in them the store begins.
     pub root: Path,
     /// What kind of store it is.
-    pub kind: Kind,
+    pub kind: Provider,
     /// What people call it, without credentials.
     pub shown: String,
 }
 
 /// A kind of store.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Kind {
+pub enum Provider {
     /// A folder.
     Folder(PathBuf),
     /// S3 and what speaks like it.
@@ -56,7 +56,7 @@ pub enum Kind {
     Http,
 }
 
-impl Kind {
+impl Provider {
     /// Where credentials are given.
     pub fn credentials(&self) -> &'static str {
         match self {
@@ -69,7 +69,7 @@ impl Kind {
 }
 
 /// Opens a place with the variables of an environment.
-pub fn open(place: &str, variables: &[(String, String)]) -> Result<Place, StoreError> {
+pub fn open(place: &str, variables: &[(String, String)]) -> Result<OpenStore, StoreError> {
     if !place.contains("://") {
         return open_folder(place, FilePath::new(place));
     }
@@ -84,10 +84,10 @@ pub fn open(place: &str, variables: &[(String, String)]) -> Result<Place, StoreE
     // Who was faster, in whatever part of the program, has installed one just as good.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let (objects, kind) = open_remote(scheme, &url, variables).map_err(|reason| no_place(&shown, reason))?;
-    Ok(Place { objects, root, kind, shown })
+    Ok(OpenStore { objects, root, kind, shown })
 }
 
-fn open_folder(shown: &str, folder: &FilePath) -> Result<Place, StoreError> {
+fn open_folder(shown: &str, folder: &FilePath) -> Result<OpenStore, StoreError> {
     if shown.is_empty() {
         return Err(no_place(shown, "it is empty"));
     }
@@ -95,15 +95,15 @@ fn open_folder(shown: &str, folder: &FilePath) -> Result<Place, StoreError> {
     let folder = folder.canonicalize().map_err(|e| no_place(shown, e))?;
     // What is told to be there must be there after a loss of power too: it is not sent a second time.
     let objects = LocalFileSystem::new_with_prefix(&folder).map_err(|e| no_place(shown, e))?.with_fsync(true);
-    Ok(Place {
+    Ok(OpenStore {
         objects: Arc::new(objects),
         root: Path::default(),
         shown: folder.display().to_string(),
-        kind: Kind::Folder(folder),
+        kind: Provider::Folder(folder),
     })
 }
 
-type Opened = (Arc<dyn ObjectStore>, Kind);
+type Opened = (Arc<dyn ObjectStore>, Provider);
 
 fn open_remote(scheme: ObjectStoreScheme, url: &Url, variables: &[(String, String)]) -> Result<Opened, String> {
     let retries = RetryConfig {
@@ -122,26 +122,26 @@ fn open_remote(scheme: ObjectStoreScheme, url: &Url, variables: &[(String, Strin
             plain_http_is_meant(&options)?;
             let builder = AmazonS3Builder::new().with_url(url.as_str()).with_retry(retries);
             let builder = options.into_iter().fold(builder, |builder, (key, value)| builder.with_config(key, value));
-            Ok((Arc::new(builder.build().map_err(words)?), Kind::S3))
+            Ok((Arc::new(builder.build().map_err(words)?), Provider::S3))
         }
         ObjectStoreScheme::GoogleCloudStorage => {
             let options = options(variables, "GOOGLE_", GoogleConfigKey::Client);
             let builder = GoogleCloudStorageBuilder::new().with_url(url.as_str()).with_retry(retries);
             let builder = options.into_iter().fold(builder, |builder, (key, value)| builder.with_config(key, value));
-            Ok((Arc::new(builder.build().map_err(words)?), Kind::Google))
+            Ok((Arc::new(builder.build().map_err(words)?), Provider::Google))
         }
         ObjectStoreScheme::MicrosoftAzure => {
             let options = options(variables, "AZURE_", AzureConfigKey::Client);
             let builder = MicrosoftAzureBuilder::new().with_url(url.as_str()).with_retry(retries);
             let builder = options.into_iter().fold(builder, |builder, (key, value)| builder.with_config(key, value));
-            Ok((Arc::new(builder.build().map_err(words)?), Kind::Azure))
+            Ok((Arc::new(builder.build().map_err(words)?), Provider::Azure))
         }
         ObjectStoreScheme::Http => {
             let client =
                 TIME_OUTS.into_iter().fold(ClientOptions::new(), |client, (key, value)| client.with_config(key, value));
             let builder = HttpBuilder::new().with_url(url.origin().ascii_serialization()).with_retry(retries);
             let builder = builder.with_client_options(client.with_allow_http(true));
-            Ok((Arc::new(builder.build().map_err(words)?), Kind::Http))
+            Ok((Arc::new(builder.build().map_err(words)?), Provider::Http))
         }
         _ => Err("stores of this kind are not known".into()),
     }
@@ -188,14 +188,14 @@ fn without_credentials(url: &Url) -> String {
 }
 
 fn no_place(place: &str, reason: impl ToString) -> StoreError {
-    StoreError::Place { place: place.to_owned(), reason: reason.to_string() }
+    StoreError::Address { place: place.to_owned(), reason: reason.to_string() }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn open_with(place: &str, variables: &[(&str, &str)]) -> Result<Place, StoreError> {
+    fn open_with(place: &str, variables: &[(&str, &str)]) -> Result<OpenStore, StoreError> {
         let variables: Vec<_> = variables.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect();
         open(place, &variables)
     }
@@ -205,18 +205,18 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let folder = dir.path().canonicalize().unwrap().join("a/b");
         for place in [folder.display().to_string(), format!("file://{}", folder.display())] {
-            assert_eq!(open_with(&place, &[]).unwrap().kind, Kind::Folder(folder.clone()));
+            assert_eq!(open_with(&place, &[]).unwrap().kind, Provider::Folder(folder.clone()));
         }
         assert!(folder.is_dir());
 
         let account = [("AZURE_STORAGE_ACCOUNT_NAME", "account"), ("AZURE_STORAGE_ACCOUNT_KEY", "a2V5")];
         let google = [("GOOGLE_SKIP_SIGNATURE", "true")];
         for (place, variables, kind, root) in [
-            ("s3://bucket/runs/x", &[][..], Kind::S3, "runs/x"),
-            ("s3://bucket", &[], Kind::S3, ""),
-            ("gs://bucket/runs", &google, Kind::Google, "runs"),
-            ("az://container/runs", &account, Kind::Azure, "runs"),
-            ("https://host/runs", &[], Kind::Http, "runs"),
+            ("s3://bucket/runs/x", &[][..], Provider::S3, "runs/x"),
+            ("s3://bucket", &[], Provider::S3, ""),
+            ("gs://bucket/runs", &google, Provider::Google, "runs"),
+            ("az://container/runs", &account, Provider::Azure, "runs"),
+            ("https://host/runs", &[], Provider::Http, "runs"),
         ] {
             let opened = open_with(place, variables).unwrap_or_else(|e| panic!("{place}: {e}"));
             assert_eq!((opened.kind, opened.root.as_ref(), opened.shown.as_str()), (kind, root, place));

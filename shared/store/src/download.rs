@@ -17,14 +17,14 @@ use crate::{
 };
 
 /// What is there of something that is fetched.
-pub struct Part<'a> {
+pub struct Download<'a> {
     folder: PathBuf,
     into: &'a Path,
     /// Keeps others out as long as it is open, since the folder is locked through it.
     _lock: File,
 }
 
-impl<'a> Part<'a> {
+impl<'a> Download<'a> {
     /// Makes the folder or takes up the one that is there; has every file of the index in it and nothing else.
     pub fn open(into: &'a Path, index: &Index) -> Result<Self, StoreError> {
         let folder = part_of(into);
