@@ -243,3 +243,16 @@ fn a_truncated_episode_leaves_the_loss_with_all_its_segments() {
     expected[2] = 0;
     assert_eq!(batch.rows.iter().map(trained).collect::<Vec<_>>(), expected);
 }
+
+#[test]
+fn a_step_without_a_sampled_token_adds_nothing() {
+    for loss_type in [Dapo, Grpo, LossType::Vespo] {
+        for beta in [0.0, 0.1] {
+            let config = TrainConfig { loss_type, beta, top_entropy_quantile: 0.5, ..config() };
+            let groups = groups(&config, &vec![vec![(false, 3)]; 12]);
+            let found = step(&config, &groups).metrics;
+            assert_eq!(found.losses, [0.0], "{loss_type:?}");
+            assert_eq!(found.first_gradient.unwrap().abs().max().double_value(&[]), 0.0, "{loss_type:?}");
+        }
+    }
+}
