@@ -105,10 +105,16 @@ fn by_hand(config: &TrainConfig, batch: &StepBatch<'_>, coefficient: impl Fn(usi
             let prompt = [&row.group.prompt_ids, &ids[..span.start]].concat();
             let sequence = [Sequence::new(&prompt, &ids[span])];
             let micro = MicroBatch::new(&sequence, &[0], Device::Cpu);
-            policy.differentiate(&micro, 1.0, Span::Token, &mut gradients, &mut |_, stats| {
-                own.extend(Vec::<f64>::try_from(&stats.logprobs_N).unwrap());
-                stats.logprobs_N.full_like(coefficient(at)).into()
-            });
+            policy.differentiate(
+                &micro,
+                f64::from(config.temperature),
+                Span::Token,
+                &mut gradients,
+                &mut |_, stats| {
+                    own.extend(Vec::<f64>::try_from(&stats.logprobs_N).unwrap());
+                    stats.logprobs_N.full_like(coefficient(at)).into()
+                },
+            );
         }
     }
     (gradients.flat().copy(), logprobs)
