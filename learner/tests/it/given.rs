@@ -105,10 +105,16 @@ fn by_hand(config: &TrainConfig, batch: &StepBatch<'_>, coefficient: impl Fn(usi
             let prompt = [&row.group.prompt_ids, &ids[..span.start]].concat();
             let sequence = [Sequence::new(&prompt, &ids[span])];
             let micro = MicroBatch::new(&sequence, &[0], Device::Cpu);
-            policy.differentiate(&micro, 1.0, Span::Token, &mut gradients, &mut |_, stats| {
-                own.extend(Vec::<f64>::try_from(&stats.logprobs_N).unwrap());
-                stats.logprobs_N.full_like(coefficient(at)).into()
-            });
+            policy.differentiate(
+                &micro,
+                f64::from(config.temperature),
+                Span::Token,
+                &mut gradients,
+                &mut |_, stats| {
+                    own.extend(Vec::<f64>::try_from(&stats.logprobs_N).unwrap());
+                    stats.logprobs_N.full_like(coefficient(at)).into()
+                },
+            );
         }
     }
     (gradients.flat().copy(), logprobs)
@@ -242,4 +248,17 @@ fn a_truncated_episode_leaves_the_loss_with_all_its_segments() {
     let mut expected = [3; 12];
     expected[2] = 0;
     assert_eq!(batch.rows.iter().map(trained).collect::<Vec<_>>(), expected);
+}
+
+#[test]
+fn a_step_without_a_sampled_token_adds_nothing() {
+    for loss_type in [Dapo, Grpo, LossType::Vespo] {
+        for beta in [0.0, 0.1] {
+            let config = TrainConfig { loss_type, beta, top_entropy_quantile: 0.5, ..config() };
+            let groups = groups(&config, &vec![vec![(false, 3)]; 12]);
+            let found = step(&config, &groups).metrics;
+            assert_eq!(found.losses, [0.0], "{loss_type:?}");
+            assert_eq!(found.first_gradient.unwrap().abs().max().double_value(&[]), 0.0, "{loss_type:?}");
+        }
+    }
 }
