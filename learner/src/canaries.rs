@@ -12,14 +12,14 @@ use crate::{
 
 /// Tokens that are scored.
 const SCORED: usize = 8;
-/// Every so many versions a whole sequence goes through the model, whose last tokens are scored: it reaches far into the tables
-/// of positions. The others are [`SCORED`] tokens and one before them.
+/// Every so many versions a whole sequence goes through the model, whose last tokens are scored: it reaches far into
+/// the tables of positions. The others are [`SCORED`] tokens and one before them.
 const WHOLE_EVERY: u64 = 100;
 /// Distinguishes canaries from other uses of the seed.
 const KEY: u64 = 0x6361_6e61;
 
-/// Tokens of a step's batch for the `published`-th version that this process publishes: the beginning of a sequence, or all of
-/// the longest one. None where every sequence is a single token.
+/// Tokens of a step's batch for the `published`-th version that this process publishes: the beginning of a sequence, or
+/// all of the longest one. None where every sequence is a single token.
 #[must_use]
 pub fn of_batch(batch: &StepBatch<'_>, published: u64) -> Option<Vec<u32>> {
     let rows = || batch.rows.iter().map(|row| row.sequence()).filter(|row| row.length() > 1);

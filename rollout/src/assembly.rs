@@ -67,8 +67,8 @@ impl Assembly {
         self.request(tag, row, epoch, samples)
     }
 
-    /// As [`Assembly::begin`], of a group that was begun before and of which these completions are there, each once. The request
-    /// is for the others; none where all are there.
+    /// As [`Assembly::begin`], of a group that was begun before and of which these completions are there, each once.
+    /// The request is for the others; none where all are there.
     pub fn go_on(
         &mut self,
         row: &PromptRow,
@@ -115,8 +115,8 @@ impl Assembly {
         }
     }
 
-    /// Takes a sequence that has ended, with its rewards where somebody has scored it; the last one of a group sends that to the
-    /// reward functions unless all of it was.
+    /// Takes a sequence that has ended, with its rewards where somebody has scored it; the last one of a group sends
+    /// that to the reward functions unless all of it was.
     ///
     /// # Errors
     /// When the tokens cannot be decoded.
@@ -169,7 +169,8 @@ impl Assembly {
         self.take(scored)
     }
 
-    /// As [`Assembly::finished`], but waits for groups that are being scored; none when there are no complete ones left.
+    /// As [`Assembly::finished`], but waits for groups that are being scored; none when there are no complete ones
+    /// left.
     pub fn wait(&mut self) -> Option<Scored> {
         let scored = self.scoring.as_mut().and_then(|scoring| scoring.pool.recv());
         self.take(scored)

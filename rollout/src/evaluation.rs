@@ -48,8 +48,8 @@ pub fn answers(function: &dyn Reward, rows: &[PromptRow], groups: &[Scored]) -> 
     Some(rows.iter().zip(groups).map(of_group).collect())
 }
 
-/// The completion that speaks for most of a prompt's: the first one with the answer that most of them name; of answers that
-/// are named as often, the one that is named first.
+/// The completion that speaks for most of a prompt's: the first one with the answer that most of them name; of answers
+/// that are named as often, the one that is named first.
 fn majority(answers: &[Option<String>]) -> Option<usize> {
     let mut votes: HashMap<&str, (usize, usize)> = HashMap::new();
     for (index, answer) in answers.iter().enumerate() {
@@ -98,11 +98,11 @@ const MAJ: Figure = Figure {
     high: metrics::MAJ_CI95_HIGH,
 };
 
-/// What a model made of a dataset in `seconds`. `groups` are in the order of the prompts, so that the last digit does not
-/// depend on who was finished first, and so are `answers`, without which there is no maj@k.
+/// What a model made of a dataset in `seconds`. `groups` are in the order of the prompts, so that the last digit does
+/// not depend on who was finished first, and so are `answers`, without which there is no maj@k.
 ///
-/// A prompt whose completions could not all be scored by the first function is left out of accuracy, avg@k, pass@k and maj@k;
-/// `eval_scored_prompts` counts the others.
+/// A prompt whose completions could not all be scored by the first function is left out of accuracy, avg@k, pass@k and
+/// maj@k; `eval_scored_prompts` counts the others.
 #[must_use]
 pub fn record(groups: &[Scored], answers: Option<&Answers>, judging: Judging, seconds: f64) -> MetricRecord {
     let Judging { correct_at, failure } = judging;

@@ -36,13 +36,14 @@ enum Command {
     Bench(bench::Args),
     /// Find the batching flags that suit a model and this machine.
     ///
-    /// They are tried on a step with a distribution of lengths like that of a run; flags that are given stay as they are.
+    /// They are tried on a step with a distribution of lengths like that of a run; flags that are given stay as they
+    /// are.
     Tune(tune::Args),
     /// Score a model on a dataset: avg@k, pass@k and maj@k.
     ///
-    /// maj@k takes a prompt's most frequent answer, where the first reward function extracts one. Each figure has a 95 %
-    /// interval over the prompts: Wilson's where every prompt counts as 0 or 1, as with one completion; else Student's t, on
-    /// standard errors clustered by prompt. The table is on stderr; the last line is the same as JSON.
+    /// maj@k takes a prompt's most frequent answer, where the first reward function extracts one. Each figure has a 95
+    /// % interval over the prompts: Wilson's where every prompt counts as 0 or 1, as with one completion; else
+    /// Student's t, on standard errors clustered by prompt. The table is on stderr; the last line is the same as JSON.
     Eval(eval::Args),
     /// Say whether one model does better than another beyond chance.
     ///
@@ -54,8 +55,8 @@ enum Command {
     Rewards(rewards::Args),
     /// Try the reward functions of a run on sample completions.
     ///
-    /// Each function sees a few rows of the dataset with completions that are empty, plain, overlong and, where the row has
-    /// an answer, right. `tandem train` does the same before it starts, and refuses what cannot work.
+    /// Each function sees a few rows of the dataset with completions that are empty, plain, overlong and, where the row
+    /// has an answer, right. `tandem train` does the same before it starts, and refuses what cannot work.
     CheckRewards(check_rewards::Args),
     /// Sample for a run on another host: a command of `rollout-fleet`, which is a program of its own.
     #[command(hide = true, disable_help_flag = true)]

@@ -1,5 +1,5 @@
-//! Canaries: what a version must say of a few tokens. They lie beside its manifest, and a sampler that takes the version into
-//! use scores them first.
+//! Canaries: what a version must say of a few tokens. They lie beside its manifest, and a sampler that takes the
+//! version into use scores them first.
 
 use std::{collections::BTreeMap, fs, io, path::Path};
 
@@ -52,8 +52,8 @@ impl Canaries {
         Ok(Some(canaries))
     }
 
-    /// Whether the learner's parameter of that name has this norm, within `slack`. The norms of equal values are equal but for the
-    /// last bits of their sum.
+    /// Whether the learner's parameter of that name has this norm, within `slack`. The norms of equal values are equal
+    /// but for the last bits of their sum.
     #[must_use]
     pub fn has(&self, name: &str, found: f64, slack: f64) -> bool {
         self.norms.get(name).is_some_and(|norm| (norm - found).abs() <= slack + 1e-12 * norm && found.is_finite())

@@ -27,7 +27,8 @@ pub struct Endpoint {
 pub enum EndpointError {
     /// It is not written as an endpoint is.
     #[error(
-        "`{text}` is no endpoint: write tcp/HOST:PORT or tls/HOST:PORT, and an IPv6 address in brackets, as in tcp/[::1]:7447"
+        "`{text}` is no endpoint: write tcp/HOST:PORT or tls/HOST:PORT, and an IPv6 address in brackets, as in \
+         tcp/[::1]:7447"
     )]
     Syntax {
         /// What was written.
@@ -35,8 +36,8 @@ pub enum EndpointError {
     },
     /// Whoever can reach it could take part.
     #[error(
-        "`listen` {endpoint} is open to everyone who reaches it: give `token_file`, or `tls_client_ca` with tls/…, or listen on \
-         this host alone (tcp/127.0.0.1:{})", endpoint.port
+        "`listen` {endpoint} is open to everyone who reaches it: give `token_file`, or `tls_client_ca` with tls/…, or \
+         listen on this host alone (tcp/127.0.0.1:{})", endpoint.port
     )]
     Open {
         /// Where.
@@ -215,8 +216,8 @@ mod tests {
         assert_eq!(check("tls/localhost:7447", tls), Ok(()));
         assert_eq!(check("tls/0.0.0.0:7447", Guards { client_ca: true, ..tls }), Ok(()));
         assert_eq!(check("tls/0.0.0.0:7447", Guards { token: true, ..tls }), Ok(()));
-        let open = "`listen` tcp/0.0.0.0:7447 is open to everyone who reaches it: give `token_file`, or `tls_client_ca` with \
-                    tls/…, or listen on this host alone (tcp/127.0.0.1:7447)";
+        let open = "`listen` tcp/0.0.0.0:7447 is open to everyone who reaches it: give `token_file`, or \
+            `tls_client_ca` with tls/…, or listen on this host alone (tcp/127.0.0.1:7447)";
         assert_eq!(check("tcp/0.0.0.0:7447", none), Err(open.into()));
         assert!(check("tls/0.0.0.0:7447", tls).unwrap_err().contains("is open to everyone"));
         assert_eq!(

@@ -48,9 +48,9 @@ impl RunDir {
         Ok(())
     }
 
-    /// Refuses what stands in the place of a file or folder that the run will write: a link, a pipe, a device. In a directory
-    /// that somebody else has made, a link may lead to anything of the user's. The directory itself, and what is above it, may be
-    /// reached by links; `weights` may be a link to where versions lie ([`crate::versions`]).
+    /// Refuses what stands in the place of a file or folder that the run will write: a link, a pipe, a device. In a
+    /// directory that somebody else has made, a link may lead to anything of the user's. The directory itself, and what
+    /// is above it, may be reached by links; `weights` may be a link to where versions lie ([`crate::versions`]).
     ///
     /// # Errors
     /// The first such place, by name.

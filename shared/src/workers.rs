@@ -63,7 +63,8 @@ impl WorkerState {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct WorkerRow {
-    /// Its number ([`crate::channel::fleet::Report::worker`]) in sixteen hexadecimal digits: readers of JSON round such numbers.
+    /// Its number ([`crate::channel::fleet::Report::worker`]) in sixteen hexadecimal digits: readers of JSON round such
+    /// numbers.
     pub number: String,
     /// What people call it.
     pub name: String,

@@ -122,7 +122,8 @@ mod tests {
 
     #[test]
     fn settings_of_generation_are_options_or_refused() {
-        let given = json!({ "stop": "</answer>", "top_p": 0.9, "max_new_tokens": 5, "presence_penalty": 0.5, "do_sample": true });
+        let given = json!({ "stop": "</answer>", "top_p": 0.9, "max_new_tokens": 5, "presence_penalty": 0.5,
+            "do_sample": true });
         let (options, refusals) = generation("generation_kwargs", given.as_object().unwrap());
         let names: Vec<&str> = options.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(names, ["stop", "top_p", "max_completion_length"]);

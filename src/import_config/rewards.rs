@@ -183,7 +183,8 @@ mod tests {
 
     #[test]
     fn names_of_open_r1_mean_what_they_mean_there() {
-        let keys = json!({ "repetition_n_grams": 4, "repetition_max_penalty": -0.5, "code_language": "cpp", "soft_punish_cache": 10 });
+        let keys = json!({ "repetition_n_grams": 4, "repetition_max_penalty": -0.5, "code_language": "cpp",
+            "soft_punish_cache": 10 });
         let names = [
             "accuracy",
             "format",

@@ -67,7 +67,8 @@ mod tests {
         fs::write(dir.metrics(), lines).unwrap();
         for step in [1, 30] {
             let row = serde_json::json!({
-                "group": 0, "position": step, "prompt_id": 1, "sample": 0, "prompt": EVIL, "completion": EVIL, "reward": 1.0,
+                "group": 0, "position": step, "prompt_id": 1, "sample": 0, "prompt": EVIL, "completion": EVIL,
+                "reward": 1.0,
             });
             fs::write(dir.step_completions(step), format!("{row}\n")).unwrap();
         }

@@ -93,13 +93,15 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     })
 }
 
-/// The exit code of a run that was asked to end: 128 + the signal. When the learner alone got one, it is taken for Ctrl-C.
+/// The exit code of a run that was asked to end: 128 + the signal. When the learner alone got one, it is taken for
+/// Ctrl-C.
 pub fn interrupted() -> ExitCode {
     const CTRL_C: u8 = 130;
     ExitCode::from(signals::check().err().map_or(CTRL_C, Interrupted::exit_code))
 }
 
-/// What would be run, and in comments what it is trained on, what it takes of the memory and what there is to remark on it.
+/// What would be run, and in comments what it is trained on, what it takes of the memory and what there is to remark on
+/// it.
 ///
 /// # Errors
 /// Everything that training would be refused for.
@@ -171,8 +173,8 @@ fn hints(config: &TrainConfig) -> Vec<String> {
     list
 }
 
-/// What is allowed and probably not meant of a run that goes on from a checkpoint, if there is one. While a run goes on, the
-/// notices of the learner say what is not in [`hints`].
+/// What is allowed and probably not meant of a run that goes on from a checkpoint, if there is one. While a run goes
+/// on, the notices of the learner say what is not in [`hints`].
 fn remarks(config: &TrainConfig, from: Option<&Path>) -> Vec<String> {
     let mut list = hints(config);
     let model = ModelDir::open(&config.model).ok();
@@ -205,7 +207,8 @@ fn every_option() -> StyledStr {
         let flag = clap::Arg::new(option.key).long(option.key).value_name(option.kind.words());
         flag.help(format!("{does}{default}")).help_heading(option.section)
     };
-    let template = "Every key of run.toml is an option, written with underscores or dashes; options win over the file.\n\
+    let template = "Every key of run.toml is an option, written with underscores or dashes; options win over the \
+        file.\n\
                     --dry-run makes every check, prints the resolved configuration and does nothing else.\n\
                     --chaos seed=7,kill=0.02,stop=0.01,disk=0.01 brings faults on purpose (docs/runs.md).\n\
                     docs/configuration.md describes the options in full.\n\n{all-args}";
@@ -316,8 +319,8 @@ fn train_with(mut config: TrainConfig, chaos: Option<Chaos>) -> Result<Trained> 
     concluded(&config, dir, outcome, (begin.elapsed().as_secs_f64(), first_step), begun)
 }
 
-/// What there is of a run at its end: its records and, where this start has added to them, its report written anew. `seconds` is
-/// how long the pair was at work, and `first_step` what was made before it.
+/// What there is of a run at its end: its records and, where this start has added to them, its report written anew.
+/// `seconds` is how long the pair was at work, and `first_step` what was made before it.
 fn concluded(
     config: &TrainConfig,
     dir: RunDir,

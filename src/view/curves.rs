@@ -152,7 +152,8 @@ impl Curves {
     }
 }
 
-/// Differs between processes, so that a page which outlives the server takes nothing of the next one's for the rest of what it has.
+/// Differs between processes, so that a page which outlives the server takes nothing of the next one's for the rest of
+/// what it has.
 fn first_generation() -> u64 {
     static FIRST: LazyLock<u64> =
         LazyLock::new(|| SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64);

@@ -184,8 +184,8 @@ fn damage(dir: &RunDir, notices: &[Notice]) -> io::Result<Option<Notice>> {
     Ok((!found.is_empty()).then(|| Notice::new(NoticeKind::RecordsDamaged, 0, text, remedy)))
 }
 
-/// Whether a notice says what is wrong with a journal, `metrics.jsonl: step 1 is missing`. A resume that has told of damaged lines
-/// and of missing steps has written the file without the lines, so that the steps alone are found again.
+/// Whether a notice says what is wrong with a journal, `metrics.jsonl: step 1 is missing`. A resume that has told of
+/// damaged lines and of missing steps has written the file without the lines, so that the steps alone are found again.
 fn says(text: &str, what: &str) -> bool {
     let Some((name, words)) = what.split_once(": ") else { return text.contains(what) };
     text.split("; ").any(|part| {

@@ -88,7 +88,8 @@ mod tests {
         let dir = RunDir::new(root.path());
         dir.create().unwrap();
         for step in [1, 2, 30] {
-            let row = serde_json::json!({"position": step, "sample": 1, "prompt": "Ask Ö", "completion": format!("answer {step} ")});
+            let row = serde_json::json!({"position": step, "sample": 1, "prompt": "Ask Ö",
+                "completion": format!("answer {step} ")});
             fs::write(dir.step_completions(step), format!("{row}\n")).unwrap();
         }
         let steps = |text: &str| search(&dir, text).unwrap().hits.iter().map(|hit| hit.step).collect::<Vec<_>>();

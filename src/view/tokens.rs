@@ -22,7 +22,8 @@ pub struct Tokens {
     record: TokenRecord,
 }
 
-/// The tokens of some completions of a step, by their group's index within the batch and their sample; those that the run keeps.
+/// The tokens of some completions of a step, by their group's index within the batch and their sample; those that the
+/// run keeps.
 ///
 /// # Errors
 /// Any error of the file system but that the file is not there.

@@ -160,7 +160,8 @@ impl Browser {
     }
 
     fn mouse(&mut self, kind: &str, (x, y): (f64, f64), button: &str) {
-        let event = json!({ "type": kind, "x": x, "y": y, "button": button, "clickCount": 1, "buttons": u8::from(button == "left") });
+        let event = json!({ "type": kind, "x": x, "y": y, "button": button, "clickCount": 1,
+            "buttons": u8::from(button == "left") });
         let _ = self.call("Input.dispatchMouseEvent", event);
     }
 

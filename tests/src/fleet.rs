@@ -253,7 +253,8 @@ impl FleetBench {
         }
     }
 
-    /// The weights after the last step, or what was learned of them; every step must be on record exactly once, in order.
+    /// The weights after the last step, or what was learned of them; every step must be on record exactly once, in
+    /// order.
     ///
     /// # Panics
     /// When that is not so.

@@ -39,8 +39,8 @@ pub fn golden_dir() -> PathBuf {
 /// Figures that this project makes itself: a set of golden figures may lack them, and has the rest.
 const OWN: [&str; 2] = ["adapter.json", "schedules.json"];
 
-/// The folder of golden figures that has `file` and what belongs to it: that of this package, where `TANDEM_GOLDEN_DIR` lacks a
-/// file that this project makes itself.
+/// The folder of golden figures that has `file` and what belongs to it: that of this package, where `TANDEM_GOLDEN_DIR`
+/// lacks a file that this project makes itself.
 #[must_use]
 pub fn golden_dir_of(file: &str) -> PathBuf {
     let dir = golden_dir();

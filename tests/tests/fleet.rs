@@ -1,5 +1,5 @@
-//! Samplers in other processes: whichever worker makes what, and whatever becomes of workers and learner, the weights are those
-//! of one pair.
+//! Samplers in other processes: whichever worker makes what, and whatever becomes of workers and learner, the weights
+//! are those of one pair.
 
 use std::{
     fs, thread,

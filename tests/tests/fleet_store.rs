@@ -1,5 +1,5 @@
-//! Stores without room and with damaged objects, and hosts without room or without the versions: both sides name them, and nothing
-//! is lost.
+//! Stores without room and with damaged objects, and hosts without room or without the versions: both sides name them,
+//! and nothing is lost.
 
 use std::{
     collections::BTreeSet,
@@ -220,7 +220,8 @@ fn a_store_that_is_full_is_tried_again_until_there_is_room() {
     assert!(bench.table("fleet")["store_trouble"].is_null());
 }
 
-/// It takes longer than others, since a store is tried again for half a minute, by each of three samplers, one after the other.
+/// It takes longer than others, since a store is tried again for half a minute, by each of three samplers, one after
+/// the other.
 #[test]
 fn a_store_that_stays_full_ends_the_run_with_a_checkpoint() {
     let mut bench = FleetBench::new(STEPS, "");

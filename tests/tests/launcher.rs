@@ -33,8 +33,8 @@ struct Stage {
 impl Stage {
     fn new(learner: &str, rollout: &str) -> Self {
         let stage = Self { dir: tempfile::tempdir().unwrap() };
-        // Not `fs::copy`: a process that another test starts meanwhile would hold the file open for writing for a moment, and
-        // it could not be run.
+        // Not `fs::copy`: a process that another test starts meanwhile would hold the file open for writing for a
+        // moment, and it could not be run.
         let copied = Command::new("cp").arg(binary("tandem")).arg(stage.path("tandem")).status().unwrap();
         assert!(copied.success());
         stage.script("learner", learner);
@@ -260,8 +260,8 @@ fn children_do_not_outlive_a_killed_launcher() {
     assert!(state.is_empty() || state.contains(" Z "), "{state}");
 }
 
-/// Between two trainings, a round runs `rollout generate` and `learner reward-model`. The signal comes in the last of them,
-/// after a training has ended.
+/// Between two trainings, a round runs `rollout generate` and `learner reward-model`. The signal comes in the last of
+/// them, after a training has ended.
 #[test]
 fn a_signal_ends_the_tools_of_iterate_as_well() {
     let output = "out=$(printf '%s\\n' \"$@\" | sed -n 's/^--output=//p')";

@@ -59,7 +59,8 @@ impl Bench {
             json!({"id": id, "content": tokens[id], "special": true, "single_word": false, "lstrip": false,
                    "rstrip": false, "normalized": false})
         };
-        let split = json!({"type": "Split", "pattern": {"Regex": "</?[a-z]+>|[\\s\\S]"}, "behavior": "Isolated", "invert": false});
+        let split = json!({"type": "Split", "pattern": {"Regex": "</?[a-z]+>|[\\s\\S]"}, "behavior": "Isolated",
+            "invert": false});
         let tokenizer = json!({"version": "1.0", "added_tokens": [special(0), special(1)], "pre_tokenizer": split,
             "decoder": {"type": "Fuse"}, "model": {"type": "WordLevel", "vocab": vocab, "unk_token": tokens[1]}});
         let template = "{% for message in messages %}{{ message.content }}{% endfor %}";

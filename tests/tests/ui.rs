@@ -68,16 +68,21 @@ fn made_up_run(dir: &Path, steps: u64, text: impl Fn(u64, u64) -> String) {
     for step in 1..=steps {
         let wave = (step as f64 / 20.0).sin();
         let record = json!({
-            "step": step, "total_steps": steps, "reward": 0.00125 * wave, "rewards/one/mean": wave, "entropy": 1.0 / step as f64,
-            "mismatch_kl": 1e-9, "step_time": 1.0, "perf/rollout_wait_s": 0.5, "perf/fwd_bwd_s": 0.4, "perf/publish_s": 0.1,
-            "rollout/busy_s": 0.5, "rollout/idle_s": 0.5, "completions/num_tokens": 100, "completions/mean_length": 25.0,
+            "step": step, "total_steps": steps, "reward": 0.00125 * wave, "rewards/one/mean": wave,
+            "entropy": 1.0 / step as f64,
+            "mismatch_kl": 1e-9, "step_time": 1.0, "perf/rollout_wait_s": 0.5, "perf/fwd_bwd_s": 0.4,
+            "perf/publish_s": 0.1,
+            "rollout/busy_s": 0.5, "rollout/idle_s": 0.5, "completions/num_tokens": 100,
+            "completions/mean_length": 25.0,
         });
         metrics.push_str(&format!("{record}\n"));
         let row = |sample: u64| {
             let row = json!({
-                "step": step, "group": sample / 2, "position": 2 * step + sample / 2, "prompt_id": sample / 2, "sample": sample % 2,
+                "step": step, "group": sample / 2, "position": 2 * step + sample / 2, "prompt_id": sample / 2,
+                "sample": sample % 2,
                 "state": if sample == 3 { "stale" } else { "trained" }, "prompt": format!("prompt {}", sample / 2),
-                "completion": text(step, sample), "rewards": {"one": sample as f64}, "reward": sample as f64, "advantage": 0.5,
+                "completion": text(step, sample), "rewards": {"one": sample as f64}, "reward": sample as f64,
+                "advantage": 0.5,
                 "finish_reason": if sample == 2 { "length" } else { "stop" }, "version": step - 1, "tokens": 3 + sample,
             });
             format!("{row}\n")
@@ -99,8 +104,10 @@ fn workers(rows: &[Value]) -> WorkersTable {
 /// Chooses a value of the control of this name.
 fn choose(browser: &mut Browser, name: &str, value: &str) {
     let _ = browser.eval(&format!(
-        "(() => {{ const control = [...document.querySelectorAll('.control')].find((one) => one.innerText.startsWith('{name}')); \
-         const select = control.querySelector('select'); select.value = '{value}'; select.dispatchEvent(new Event('change')); }})()"
+        "(() => {{ const control = [...document.querySelectorAll('.control')]\
+         .find((one) => one.innerText.startsWith('{name}')); \
+         const select = control.querySelector('select'); select.value = '{value}'; \
+         select.dispatchEvent(new Event('change')); }})()"
     ));
 }
 
@@ -163,7 +170,8 @@ fn the_page_follows_a_run_and_shows_every_completion() {
     const TEST: &str = "the_page_follows_a_run_and_shows_every_completion";
     let Some(mut browser) = Browser::start() else { return skipped(TEST, "no Chromium") };
     let bench = Bench::new(
-        "dataset = [\"prompts.jsonl\"]\neval_dataset = \"prompts.jsonl\"\neval_steps = 200\nmax_steps = 600\nmax_completion_length = 24\n\
+        "dataset = [\"prompts.jsonl\"]\neval_dataset = \"prompts.jsonl\"\neval_steps = 200\n\
+         max_steps = 600\nmax_completion_length = 24\n\
          num_generations = 4\ngeneration_batch_size = 8\nper_device_train_batch_size = 8\nlearning_rate = 1e-3\n",
     );
     let ui = Ui::of(&bench.path(""));
@@ -180,7 +188,10 @@ fn the_page_follows_a_run_and_shows_every_completion() {
     assert!(running.wait().unwrap().success());
     browser.wait_for(&format!("{steps} === 600"));
     browser.wait_for("document.querySelector('.state').textContent === 'finished'");
-    browser.wait_for("[...document.querySelectorAll('.chart h3')].filter((title) => title.closest('figure').offsetParent).length > 8");
+    browser.wait_for(
+        "[...document.querySelectorAll('.chart h3')]\
+         .filter((title) => title.closest('figure').offsetParent).length > 8",
+    );
 
     // A completion with its tokens, as both halves saw them.
     browser.click("nav a[href='#completions']");
@@ -228,7 +239,10 @@ fn runs_are_chosen_filtered_and_sorted_by_mouse_finger_and_keys() {
     browser.click(".run:nth-of-type(2) input");
     browser.wait_for("document.querySelectorAll('tbody tr').length === 2");
     browser.wait_for("document.querySelector('.chart .legend').children.length >= 2");
-    let legend = browser.eval("[...document.querySelectorAll('.grid .chart .legend')].map((list) => [...list.querySelectorAll('line')].map((line) => line.getAttribute('stroke-dasharray')))");
+    let legend = browser.eval(
+        "[...document.querySelectorAll('.grid .chart .legend')].map((list) => \
+         [...list.querySelectorAll('line')].map((line) => line.getAttribute('stroke-dasharray')))",
+    );
     for dashes in legend.as_array().unwrap() {
         let mut dashes: Vec<&str> = dashes.as_array().unwrap().iter().filter_map(Value::as_str).collect();
         let count = dashes.len();
@@ -239,7 +253,10 @@ fn runs_are_chosen_filtered_and_sorted_by_mouse_finger_and_keys() {
     browser.hover(".grid .chart .plot", 40.0);
     browser.wait_for("/^step \\d+$/.test(document.querySelector('.grid .chart output').textContent)");
     browser.drag(".grid .chart .plot", 80.0);
-    browser.wait_for("[...document.querySelectorAll('button')].some((button) => button.textContent === 'Whole range' && !button.hidden)");
+    browser.wait_for(
+        "[...document.querySelectorAll('button')]\
+         .some((button) => button.textContent === 'Whole range' && !button.hidden)",
+    );
     browser.click("nav a[href='#configuration']");
     browser.wait_for(
         "[...document.querySelectorAll('tr.differs th')].map((cell) => cell.textContent).join() === '≠ learning_rate'",
@@ -356,7 +373,8 @@ fn workers_are_seen_while_they_come_and_go() {
     made_up_run(&dir.path().join("alone"), 3, |step, sample| format!("{step} {sample}"));
     let row = |number: &str, state: &str, tokens_per_s: f64| {
         json!({
-            "number": number, "name": format!("node-{number}"), "state": state, "tokens_per_s": tokens_per_s, "busy_share": 0.875,
+            "number": number, "name": format!("node-{number}"), "state": state, "tokens_per_s": tokens_per_s,
+            "busy_share": 0.875,
             "version": 6, "staleness": 1, "fetched_bytes": 1_234_567_u64, "fetch_s": 0.5, "clock_off_s": -0.25,
             "reason": (state == "dropped").then_some("its log-probs differ"),
         })
@@ -405,7 +423,8 @@ fn workers_are_seen_while_they_come_and_go() {
     workers(&[row("a", "silent", 0.0), row("b", "dropped", 0.0), row("c", "loading", 0.0)]).write(&run).unwrap();
     browser.wait_for(&format!("{texts}.includes('node-c') && {texts}.includes('silent')"));
     browser.wait_for(&format!(
-        "{table}.scrollLeft > 0 && document.activeElement === {table} && {table}.marked === {table}.querySelector('tbody tr')"
+        "{table}.scrollLeft > 0 && document.activeElement === {table} && \
+         {table}.marked === {table}.querySelector('tbody tr')"
     ));
     assert_eq!(browser.eval("window.chart === document.querySelector('.tiles')"), true, "only the table was drawn");
     assert_eq!(browser.complaints(), [""; 0]);
@@ -470,7 +489,10 @@ fn everything_is_legible_at_every_size_and_in_both_schemes() {
     let names = ["node-1".to_owned(), "a-name-that-somebody-has-chosen-in-a-hurry-".repeat(4)];
     let states = ["sampling", "dropped"];
     let rows: Vec<Value> = (0..2)
-        .map(|at| json!({"number": at.to_string(), "name": names[at], "state": states[at], "reason": "word ".repeat(20 * at)}))
+        .map(|at| {
+            json!({"number": at.to_string(), "name": names[at], "state": states[at],
+            "reason": "word ".repeat(20 * at)})
+        })
         .collect();
     workers(&rows).write(&RunDir::new(dir.path().join("first"))).unwrap();
     let ui = Ui::of(dir.path());
@@ -568,7 +590,8 @@ fn hostile_texts_stay_texts() {
     fs::write(run.join("notices.jsonl"), format!("{notice}\n")).unwrap();
     fs::write(run.join("config.toml"), format!("reward_funcs = [{evil_name:?}]\n")).unwrap();
     let tokens = json!({
-        "group": 0, "sample": 0, "tokens": [1, 2], "versions": [[0, 2]], "sampler": [-1.0, null], "learner": [-1.5, null],
+        "group": 0, "sample": 0, "tokens": [1, 2], "versions": [[0, 2]], "sampler": [-1.0, null], "learner": [-1.5,
+        null],
         "entropy": [0.5, 0.25], "advantages": [1.0, 1.0], "weights": [], "marks": {evil_name: [1]},
     });
     fs::write(run.join("completions/tokens-3.jsonl"), format!("{tokens}\n")).unwrap();
@@ -596,7 +619,10 @@ fn hostile_texts_stay_texts() {
         browser.wait_for("document.querySelectorAll('button.sample').length === 4");
         for at in 0..4 {
             browser.eval(&format!("document.querySelectorAll('button.sample')[{at}].click()"));
-            browser.wait_for("document.querySelector('dialog .facts') && !document.querySelector('dialog .body').innerText.startsWith('Loading')");
+            browser.wait_for(
+                "document.querySelector('dialog .facts') && \
+                 !document.querySelector('dialog .body').innerText.startsWith('Loading')",
+            );
             let shown = browser.eval("document.querySelector('dialog .body').innerText");
             let expected =
                 ["</script><script>hacked=1</script>", "␛[2J␀⟨202E⟩evil⟨2066⟩⟨FEFF⟩␡", "3,000,000 characters", "שלום"]
@@ -630,7 +656,8 @@ fn a_long_run_opens_and_scrolls_to_its_end() {
     made_up_run(dir.path(), steps, |step, sample| format!("step {step} sample {sample}"));
     // The last step has as many completions as make all of them ten for each step.
     let row = |sample: u64| {
-        let row = json!({"group": sample / 10, "position": sample / 10, "sample": sample % 10, "prompt": "p", "completion": format!("number {sample} {}", "x".repeat(4000)), "reward": 0.5});
+        let row = json!({"group": sample / 10, "position": sample / 10, "sample": sample % 10, "prompt": "p",
+            "completion": format!("number {sample} {}", "x".repeat(4000)), "reward": 0.5});
         format!("{row}\n")
     };
     let many = 6 * steps;
@@ -661,9 +688,11 @@ fn a_long_run_opens_and_scrolls_to_its_end() {
     assert!(browser.eval("document.querySelector('main').innerText").as_str().unwrap().contains("completions in"));
     // Frames while it scrolls for two seconds.
     let frames = browser.eval(
-        "new Promise((done) => { let [last, most, count] = [performance.now(), 0, 0]; const begin = last; const frame = (now) => { \
+        "new Promise((done) => { let [last, most, count] = [performance.now(), 0, 0]; const begin = last; \
+         const frame = (now) => { \
          most = Math.max(most, now - last); last = now; count += 1; window.scrollBy(0, 400); \
-         now - begin > 2000 ? done([count, most, document.querySelectorAll('button.sample').length]) : requestAnimationFrame(frame); }; \
+         now - begin > 2000 ? done([count, most, document.querySelectorAll('button.sample').length]) \
+         : requestAnimationFrame(frame); }; \
          requestAnimationFrame(frame); })",
     );
     println!(

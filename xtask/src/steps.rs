@@ -19,8 +19,8 @@ const PROGRAMS: [&str; 3] = ["tandem", "rollout", "learner"];
 /// Names the file that tests which are skipped write a line to, as `harness::without_hardware` does.
 const SKIPPED: &str = "TANDEM_SKIPPED_FILE";
 
-/// Formatting, house rules, lints, and all tests. One profile serves every step, so nothing is compiled twice for it. Tests that
-/// were skipped are named in the end, with the reason.
+/// Formatting, house rules, lints, and all tests. One profile serves every step, so nothing is compiled twice for it.
+/// Tests that were skipped are named in the end, with the reason.
 ///
 /// # Errors
 /// With the name of the first step that fails.
@@ -106,9 +106,9 @@ pub fn build(host: &Host) -> Result<()> {
 
 /// The build of the programs of a run, and of what more targets ask for.
 ///
-/// Of the whole workspace, cargo takes the features that dependencies have there, and of its targets, it builds the named
-/// ones. With `--package`, dependencies would lack features that tests ask for, and `cargo xtask test` would compile them
-/// a second time.
+/// Of the whole workspace, cargo takes the features that dependencies have there, and of its targets, it builds the
+/// named ones. With `--package`, dependencies would lack features that tests ask for, and `cargo xtask test` would
+/// compile them a second time.
 fn programs(host: &Host, more: &[&str]) -> Command {
     let mut build = host.cargo();
     build.args(["build", "--release", "--locked", "--workspace"]);
@@ -168,8 +168,9 @@ mod tests {
         lines.lines().map(|line| line.trim_end_matches(" (*)").to_owned()).filter(|line| !line.is_empty()).collect()
     }
 
-    /// Cargo compiles a crate once for each set of features that it has anywhere. Commands that follow one another must therefore
-    /// ask for the same: half an hour goes into what README has them do, and each crate with its dependents counts.
+    /// Cargo compiles a crate once for each set of features that it has anywhere. Commands that follow one another must
+    /// therefore ask for the same: half an hour goes into what README has them do, and each crate with its dependents
+    /// counts.
     #[test]
     fn no_crate_is_compiled_again_for_tests() {
         let built = crates(&["--workspace", "--edges", "normal,build"], "{p} {f}");

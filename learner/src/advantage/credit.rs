@@ -155,8 +155,8 @@ pub struct Credit {
 }
 
 /// Advantages of every token. `penalties` are taken off the tokens' rewards: token by token for gae and
-/// reinforce_plus_plus, summed up for estimators that know only completions. `values` are those of the critic, which gae
-/// needs. Either may have nothing for a completion.
+/// reinforce_plus_plus, summed up for estimators that know only completions. `values` are those of the critic, which
+/// gae needs. Either may have nothing for a completion.
 #[must_use]
 pub fn credit(
     options: &CreditOptions,

@@ -30,8 +30,8 @@ pub fn rewards_to_go(rewards: &[f64], gamma: f64) -> Vec<f64> {
     returns
 }
 
-/// Shifts and scales all rows so that the tokens of the rows with `counts` have mean 0 and variance 1 (n − 1). With fewer
-/// than two such tokens there is nothing to compare and everything becomes 0.
+/// Shifts and scales all rows so that the tokens of the rows with `counts` have mean 0 and variance 1 (n − 1). With
+/// fewer than two such tokens there is nothing to compare and everything becomes 0.
 pub fn whiten(rows: &mut Ragged<f64>, counts: &[bool]) {
     let counted = counted(rows, counts);
     let tokens = counted.len() as f64;

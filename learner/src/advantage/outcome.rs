@@ -14,8 +14,8 @@ use super::moments::{Moments, members, pick};
 pub struct Normalised {
     /// One per completion; 0 where there is nothing to compare with.
     pub advantages: Vec<f64>,
-    /// Standard deviation that goes with each completion; NaN where there is none. With [`ScaleRewards::None`] it is the
-    /// group's, which nothing is divided by.
+    /// Standard deviation that goes with each completion; NaN where there is none. With [`ScaleRewards::None`] it is
+    /// the group's, which nothing is divided by.
     pub stds: Vec<f64>,
 }
 

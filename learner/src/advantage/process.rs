@@ -1,5 +1,5 @@
-//! Process supervision (DeepSeekMath, section 4.1.3): rewards of steps, normalised over all steps of all completions of a
-//! group; a token's advantage is the sum of the normalised rewards of the steps that end at or after it.
+//! Process supervision (DeepSeekMath, section 4.1.3): rewards of steps, normalised over all steps of all completions of
+//! a group; a token's advantage is the sum of the normalised rewards of the steps that end at or after it.
 
 use shared::config::StepDeviation;
 
@@ -19,8 +19,8 @@ pub struct ProcessAdvantages {
     pub std: f64,
 }
 
-/// Advantages of the completions of one group. `steps[i]` lists (index of the step's last token, reward) of completion i,
-/// which has `lengths[i]` tokens.
+/// Advantages of the completions of one group. `steps[i]` lists (index of the step's last token, reward) of completion
+/// i, which has `lengths[i]` tokens.
 #[must_use]
 pub fn process(
     steps: &[Vec<(usize, f64)>],

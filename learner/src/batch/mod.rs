@@ -162,9 +162,9 @@ fn by_prompt(sequences: &[Sequence<'_>], rows: &[usize]) -> Vec<Vec<usize>> {
 
 /// Splits rows into micro-batches of at most `budget` positions; a longer row goes alone.
 ///
-/// Rows with the same prompt come together, and those that fit into one micro-batch stay in one, so that the prompt goes
-/// through once. Among them the longest come first, ties by index: attention takes runs of the same length at once. The
-/// split depends on nothing but lengths and which prompts are the same, and no gradient depends on the split.
+/// Rows with the same prompt come together, and those that fit into one micro-batch stay in one, so that the prompt
+/// goes through once. Among them the longest come first, ties by index: attention takes runs of the same length at
+/// once. The split depends on nothing but lengths and which prompts are the same, and no gradient depends on the split.
 #[must_use]
 pub fn split(sequences: &[Sequence<'_>], rows: &[usize], budget: usize) -> Vec<Vec<usize>> {
     let mut passes = Passes::new(budget);

@@ -4,10 +4,11 @@ use std::cmp::Reverse;
 
 use super::{Sequence, by_prompt};
 
-/// The rows that `rank` of `ranks` passes over, in the order of `rows`: whole groups, so that a prompt goes through once.
+/// The rows that `rank` of `ranks` passes over, in the order of `rows`: whole groups, so that a prompt goes through
+/// once.
 ///
-/// The longest group goes first, each to the rank that has least; ties go to the first. So the first rank has rows whenever
-/// any rank has.
+/// The longest group goes first, each to the rank that has least; ties go to the first. So the first rank has rows
+/// whenever any rank has.
 #[must_use]
 pub fn share(sequences: &[Sequence<'_>], rows: &[usize], rank: usize, ranks: usize) -> Vec<usize> {
     if ranks == 1 {

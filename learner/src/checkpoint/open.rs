@@ -31,8 +31,9 @@ pub struct Found {
     pub damaged: Vec<(u64, Damage)>,
 }
 
-/// Where a run goes on: the newest checkpoint of its own directory that is whole, else the one that `resume_from_checkpoint`
-/// names (`latest` means the former), else nowhere. Nothing is changed: [`set_aside`] is for the damaged ones.
+/// Where a run goes on: the newest checkpoint of its own directory that is whole, else the one that
+/// `resume_from_checkpoint` names (`latest` means the former), else nowhere. Nothing is changed: [`set_aside`] is for
+/// the damaged ones.
 ///
 /// # Errors
 /// A named checkpoint that does not exist, no checkpoint that is whole, or a directory that cannot be listed.
@@ -85,8 +86,8 @@ pub fn open_trainer(
     open_rank(config, model, checkpoint, device, &Among::default())
 }
 
-/// As [`open_trainer`], as one of several ranks, all of which must call it. The first has the checkpoint, and gives the others
-/// what it is to hold; they need the model alone.
+/// As [`open_trainer`], as one of several ranks, all of which must call it. The first has the checkpoint, and gives the
+/// others what it is to hold; they need the model alone.
 ///
 /// # Errors
 /// As [`open_trainer`]; a rank that is gone.
@@ -152,7 +153,8 @@ fn follow_first(trainer: &mut Trainer, ranks: &dyn Ranks) -> Result<(), LearnerE
     trainer.credit_mut().critic_mut().map_or(Ok(()), |critic| critic.trained_mut().follow_first())
 }
 
-/// Gives all ranks the optimisers of the first one's checkpoint, if it has one, and what else is carried from step to step.
+/// Gives all ranks the optimisers of the first one's checkpoint, if it has one, and what else is carried from step to
+/// step.
 fn restore(
     trainer: &mut Trainer,
     ranks: &dyn Ranks,

@@ -70,8 +70,8 @@ fn add(hasher: &mut blake3::Hasher, path: &Path) -> Option<()> {
     hasher.update_reader(file).ok().map(|_| ())
 }
 
-/// The files of a run's model that are read: weights, and texts on model and tokenizer, in the order of their names, and those of
-/// another chat template.
+/// The files of a run's model that are read: weights, and texts on model and tokenizer, in the order of their names,
+/// and those of another chat template.
 fn model_files(config: &TrainConfig) -> Option<Vec<PathBuf>> {
     let mut files = texts_and_weights(&config.model)?;
     match &config.chat_template {

@@ -13,8 +13,9 @@ use shared::{
 use super::{CRITIC_DIR, OPTIMIZER_FILE, REFERENCE_DIR, STATE_FILE, TrainerState};
 use crate::{error::LearnerError, model::Decoder, publish::Publisher, step::Trainer};
 
-/// Writes `checkpoint-N` for the state's step, with the version of that number, and removes the oldest ones beyond `limit`,
-/// but for the one that the guard would go back to. `more` adds what others have for it, when everything else is written.
+/// Writes `checkpoint-N` for the state's step, with the version of that number, and removes the oldest ones beyond
+/// `limit`, but for the one that the guard would go back to. `more` adds what others have for it, when everything else
+/// is written.
 ///
 /// # Errors
 /// Any error of the file system; the checkpoint is then not there.
@@ -44,8 +45,8 @@ pub fn save(
     Ok(())
 }
 
-/// Makes `checkpoint-N` for the state's step of an earlier checkpoint: models and optimisers are that one's, and the state
-/// says where the run is.
+/// Makes `checkpoint-N` for the state's step of an earlier checkpoint: models and optimisers are that one's, and the
+/// state says where the run is.
 ///
 /// # Errors
 /// A file that cannot be read or written; the checkpoint is then not there.

@@ -85,7 +85,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         max_steps: Some(u64::from(args.steps) + 1),
         use_peft: args.lora_r.is_some(),
         lora_r: args.lora_r.unwrap_or_default(),
-        // No sampler has drawn these tokens. Its log-probs are 0, so every ratio to it is below 1 and every weight is 1.
+        // No sampler has drawn these tokens. Its log-probs are 0, so every ratio to it is below 1 and every weight
+        // is 1.
         importance_sampling_mode: ImportanceSamplingMode::SequenceTruncate,
         importance_sampling_clip_min: Some(1.0),
         ..TrainConfig::default()

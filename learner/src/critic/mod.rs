@@ -37,8 +37,9 @@ pub struct Critic {
 }
 
 impl Critic {
-    /// The critic of a run: the one that was `saved` in a folder, else the model that `critic_model` names, else the policy's with a head
-    /// that starts at 0. `vocabulary` is the policy's. The passes are shared out `among` ranks as the policy's are.
+    /// The critic of a run: the one that was `saved` in a folder, else the model that `critic_model` names, else the
+    /// policy's with a head that starts at 0. `vocabulary` is the policy's. The passes are shared out `among` ranks as
+    /// the policy's are.
     ///
     /// # Errors
     /// A model that cannot be loaded or has a smaller vocabulary than the policy.

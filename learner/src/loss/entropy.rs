@@ -15,7 +15,8 @@ pub struct Bonus {
     pub active: (f64, f64),
 }
 
-/// The mean entropy of the active tokens (`active_N` 1; absent = all), given the weights that make a mean of all tokens.
+/// The mean entropy of the active tokens (`active_N` 1; absent = all), given the weights that make a mean of all
+/// tokens.
 #[must_use]
 pub fn bonus(entropies_N: &Tensor, active_N: Option<&Tensor>, weights_N: &Tensor) -> Bonus {
     let number = |x: &Tensor| x.sum(Kind::Double).double_value(&[]);

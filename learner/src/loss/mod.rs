@@ -1,9 +1,9 @@
 //! The objective: from log-probs to a loss and its gradient.
 //!
 //! The tokens of one minibatch (or, for methods that look at one token at a time, any run of them) go through
-//! [`Objective::per_token`]: the policy term of the loss type ([`policy`], over the ratios of [`ratio`]), times the masks
-//! of [`masks`], times the correction for the mismatch between sampler and learner, plus the KL term. Each token's loss
-//! is then weighed as the [`reduction`] says and summed, and the entropy bonus is subtracted.
+//! [`Objective::per_token`]: the policy term of the loss type ([`policy`], over the ratios of [`ratio`]), times the
+//! masks of [`masks`], times the correction for the mismatch between sampler and learner, plus the KL term. Each
+//! token's loss is then weighed as the [`reduction`] says and summed, and the entropy bonus is subtracted.
 //! [`Objective::differentiate`] is the only way in, for training as for tests. Everything is float64 on `[N]` tensors:
 //! next to a forward pass that costs nothing.
 
@@ -110,8 +110,8 @@ impl Objective {
         TokenLoss { loss_N, active_N, ratio_N: ratio_N.detach(), metrics }
     }
 
-    /// What the KL estimate of each token is multiplied with (`use_bias_correction_kl`); absent where that is 1. `ratio_N` is
-    /// the ratio of the policy term, which can be that of a whole completion.
+    /// What the KL estimate of each token is multiplied with (`use_bias_correction_kl`); absent where that is 1.
+    /// `ratio_N` is the ratio of the policy term, which can be that of a whole completion.
     fn kl_factor(&self, logprobs_N: &Tensor, ratio_N: &Tensor, tokens: &Tokens) -> Option<Tensor> {
         let of_token = || match (self.spec.ratio, self.level) {
             (Ratio::Chosen | Ratio::OfToken, ImportanceSamplingLevel::Token) => ratio_N.shallow_clone(),

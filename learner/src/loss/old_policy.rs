@@ -1,5 +1,5 @@
-//! The penalty on the distance from the policy that a step began with (Schulman et al. 2017, "Proximal policy optimization
-//! algorithms", eq. 8), and the rule that adapts its weight.
+//! The penalty on the distance from the policy that a step began with (Schulman et al. 2017, "Proximal policy
+//! optimization algorithms", eq. 8), and the rule that adapts its weight.
 
 use shared::config::TrainConfig;
 

@@ -1,8 +1,8 @@
 //! Policy terms: the loss of each token before importance weights, KL and reduction.
 //!
-//! Each method is a small function of `[N]` tensors inside the autograd graph, and a line of [`policy_loss`] that gives it
-//! its options. Everything else about a method is in its description, [`shared::methods::loss`]. A term whose methods look
-//! at whole rows repeats the row's value at each of its tokens.
+//! Each method is a small function of `[N]` tensors inside the autograd graph, and a line of [`policy_loss`] that gives
+//! it its options. Everything else about a method is in its description, [`shared::methods::loss`]. A term whose
+//! methods look at whole rows repeats the row's value at each of its tokens.
 
 use shared::{
     config::{LossType, TrainConfig},

@@ -16,11 +16,11 @@ use crate::{ragged::Ragged, verl::EPSILON};
 pub struct Normaliser {
     /// Minibatches of the optimiser update (`gradient_accumulation_steps`; fewer in a last update of what is left).
     pub accumulation: f64,
-    /// Share of the generation batch that the update sees (`gradient_accumulation_steps / steps_per_generation`; less in a
-    /// last update of what is left).
+    /// Share of the generation batch that the update sees (`gradient_accumulation_steps / steps_per_generation`; less
+    /// in a last update of what is left).
     pub share: f64,
-    /// Tokens of the generation batch that are in the loss (TRL `num_items_in_batch`): those of truncated completions are not,
-    /// where they are masked.
+    /// Tokens of the generation batch that are in the loss (TRL `num_items_in_batch`): those of truncated completions
+    /// are not, where they are masked.
     pub generation_tokens: f64,
     /// `max_completion_length`.
     pub max_completion_length: f64,
@@ -169,8 +169,8 @@ mod tests {
         }
     }
 
-    /// RLinf's DAPO page has both: its token mean is one of each micro-batch, of which the scale makes one of all. Ours is
-    /// one of all from the beginning.
+    /// RLinf's DAPO page has both: its token mean is one of each micro-batch, of which the scale makes one of all. Ours
+    /// is one of all from the beginning.
     #[test]
     fn the_valid_token_scale_does_not_weigh_lengths_twice() {
         let token_mean = TrainConfig { loss_aggregation: Some(LossAggregation::TokenMean), ..TrainConfig::default() };
@@ -182,8 +182,8 @@ mod tests {
         }
     }
 
-    /// Dr. GRPO is 1/(G·L) (Liu et al. 2025): with the longest completion as divisor, verl's recipe for it has the weights of
-    /// TRL's loss, however many completions there are.
+    /// Dr. GRPO is 1/(G·L) (Liu et al. 2025): with the longest completion as divisor, verl's recipe for it has the
+    /// weights of TRL's loss, however many completions there are.
     #[test]
     fn the_norm_of_an_aggregation_is_dr_grpo() {
         for rows in [1, 2, 64] {

@@ -119,8 +119,8 @@ fn early_stopping_leaves_everything_out() {
     assert!(!found.stopped && found.value > 0.0 && gradients[0] != 0.0);
 }
 
-/// PPO eq. 8 of one token: the ratio times the advantage, minus β times an estimate of KL[π_old, π] from a sample of π_old,
-/// whose expectation is the divergence and whose gradient vanishes where the two agree.
+/// PPO eq. 8 of one token: the ratio times the advantage, minus β times an estimate of KL[π_old, π] from a sample of
+/// π_old, whose expectation is the divergence and whose gradient vanishes where the two agree.
 #[test]
 fn the_penalty_on_the_distance_from_the_old_policy() {
     let config =

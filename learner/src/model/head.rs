@@ -3,8 +3,8 @@
 //!
 //! The softmax's derivative is known in closed form (one-hot minus probability), so the head's backward pass is written
 //! out: a chunk of tokens is projected, its log-probs are handed to the loss, and the gradient that comes back is
-//! turned into those of hidden states and weight in place, before the next chunk is touched. Nothing is computed twice, and
-//! all chunks use the same two buffers: memory that is new to a process costs more time than the softmax.
+//! turned into those of hidden states and weight in place, before the next chunk is touched. Nothing is computed twice,
+//! and all chunks use the same two buffers: memory that is new to a process costs more time than the softmax.
 
 use std::{ops::Range, sync::Arc};
 
@@ -166,8 +166,8 @@ impl Head {
     /// Log-probs, entropies and gradients.
     ///
     /// `gradient_of` receives the statistics of one run of tokens after the other, which `span` says the least of, and
-    /// returns the derivatives of the loss. The weight's gradient is added to `weight_gradient_VH`, if that is wanted; the
-    /// hidden states' gradient, `[N, hidden]`, is returned.
+    /// returns the derivatives of the loss. The weight's gradient is added to `weight_gradient_VH`, if that is wanted;
+    /// the hidden states' gradient, `[N, hidden]`, is returned.
     pub fn differentiate(
         &self,
         hidden_NH: &Tensor,
@@ -212,8 +212,8 @@ impl Head {
         runs
     }
 
-    /// Statistics of a run of tokens, with the buffers that then hold log-probs and probabilities of the vocabulary. Outside
-    /// the support a log-prob is far below anything that counts.
+    /// Statistics of a run of tokens, with the buffers that then hold log-probs and probabilities of the vocabulary.
+    /// Outside the support a log-prob is far below anything that counts.
     fn project(&self, hidden_nH: &Tensor, targets: &Targets<'_>, run: &Range<i64>) -> (TokenStats, [Tensor; 2]) {
         let [mut logits_nV, logs_nV] = self.buffers.each_ref().map(|buffer| buffer.narrow(0, 0, run.end - run.start));
         let _ = hidden_nH.linear_out(&logits_nV, &self.weight_VH, None::<Tensor>);

@@ -59,8 +59,8 @@ pub fn load(model: &ModelDir, options: LoadOptions) -> Result<Decoder, LearnerEr
     build(model.config(), options, &mut |name| Ok(checkpoint.read_f32(name)?))
 }
 
-/// Loads a scorer: that of a directory with a classification head, whose first label is the score, or the transformer of
-/// a language model under a head that starts at 0.
+/// Loads a scorer: that of a directory with a classification head, whose first label is the score, or the transformer
+/// of a language model under a head that starts at 0.
 ///
 /// # Errors
 /// As [`load`].
@@ -83,7 +83,8 @@ pub fn load_scorer(model: &ModelDir, options: LoadOptions) -> Result<Scorer, Lea
 }
 
 /// A model with random weights, as transformers initialises them: matrices from a normal distribution with standard
-/// deviation `initializer_range` of `config.json`, norms so that they multiply with 1, biases 0. They depend on the seed alone.
+/// deviation `initializer_range` of `config.json`, norms so that they multiply with 1, biases 0. They depend on the
+/// seed alone.
 ///
 /// # Errors
 /// When `config.json` cannot be read.

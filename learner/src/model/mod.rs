@@ -120,8 +120,8 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// A model over the given weights. With gradient checkpointing, passes with gradients keep each layer's input alone and
-    /// compute the layer again on the way back: the same bits, in less memory and more time.
+    /// A model over the given weights. With gradient checkpointing, passes with gradients keep each layer's input alone
+    /// and compute the layer again on the way back: the same bits, in less memory and more time.
     #[must_use]
     pub fn new(config: ModelConfig, weights: Weights, gradient_checkpointing: bool) -> Self {
         let head_leaf = weights.leaf(head_name(&config));
@@ -181,8 +181,8 @@ impl Decoder {
 
     /// Forward and backward pass of a micro-batch.
     ///
-    /// `gradient_of` is called for consecutive runs of completion tokens, as [`Head::differentiate`] says, with
-    /// their statistics and returns the derivatives of the loss. Parameter gradients are added to `gradients`. Returns where
+    /// `gradient_of` is called for consecutive runs of completion tokens, as [`Head::differentiate`] says, with their
+    /// statistics and returns the derivatives of the loss. Parameter gradients are added to `gradients`. Returns where
     /// the time went.
     pub fn differentiate(
         &self,

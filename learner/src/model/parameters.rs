@@ -236,7 +236,8 @@ impl Parameters {
         Ok(Vec::<f32>::try_from(&tensor)?)
     }
 
-    /// All values in this process's memory: where they lie, if they are float32 there, else one copy of the flat buffer.
+    /// All values in this process's memory: where they lie, if they are float32 there, else one copy of the flat
+    /// buffer.
     #[must_use]
     pub fn host(&self) -> HostParameters<'_> {
         let flat = self.flat.to_device(Device::Cpu).to_kind(Kind::Float);
@@ -271,8 +272,8 @@ impl HostParameters<'_> {
     pub fn values(&self, name: &str) -> Result<&[f32], LearnerError> {
         let slice = self.layout.slice(name).ok_or_else(|| LearnerError::Parameter(name.to_owned()))?;
         let (start, end) = (slice.elements.start as usize, slice.elements.end as usize);
-        // SAFETY: the tensor has one dimension, of `Kind::Float` and on the CPU, so its elements lie one after the other; it
-        // lives as long as what is lent, and updates, which change it, come between two uses of a model.
+        // SAFETY: the tensor has one dimension, of `Kind::Float` and on the CPU, so its elements lie one after the
+        // other; it lives as long as what is lent, and updates, which change it, come between two uses of a model.
         let all = unsafe { std::slice::from_raw_parts(self.flat.data_ptr().cast::<f32>(), self.flat.numel()) };
         Ok(&all[start..end])
     }

@@ -1,7 +1,7 @@
 //! The transformer below any head: embedding, layers and final norm, with its backward pass.
 //!
-//! The backward pass is written out. A layer's parameters get their gradients from products that add to the flat buffer, so
-//! that there is no second copy of them, and what a layer keeps of its forward pass is in sight.
+//! The backward pass is written out. A layer's parameters get their gradients from products that add to the flat
+//! buffer, so that there is no second copy of them, and what a layer keeps of its forward pass is in sight.
 
 use shared::ModelConfig;
 use tch::Tensor;
@@ -27,8 +27,8 @@ struct Layer {
     mlp: Mlp,
 }
 
-/// What a layer keeps of a forward pass. Normed inputs and the MLP's inner product are computed again: they are as large
-/// as what is kept, and cost next to nothing beside the matrix products.
+/// What a layer keeps of a forward pass. Normed inputs and the MLP's inner product are computed again: they are as
+/// large as what is kept, and cost next to nothing beside the matrix products.
 #[derive(Debug)]
 struct LayerTape {
     /// The layer's input, `[T, H]`.

@@ -8,8 +8,8 @@ use super::{
     parameters::{Leaf, Parameters},
 };
 
-/// The parameters of a model. Training moves all of them, or an adapter beside them. Where passes compute in bfloat16, it
-/// moves a float32 copy of what it trains, which is rounded after each update.
+/// The parameters of a model. Training moves all of them, or an adapter beside them. Where passes compute in bfloat16,
+/// it moves a float32 copy of what it trains, which is rounded after each update.
 #[derive(Debug)]
 pub struct Weights {
     base: Parameters,

@@ -48,16 +48,16 @@ impl Collector {
         }
     }
 
-    /// Leaves out what was sampled from the versions after the first and up to the second: a roll-back has given them up, and
-    /// the sampler makes those groups again.
+    /// Leaves out what was sampled from the versions after the first and up to the second: a roll-back has given them
+    /// up, and the sampler makes those groups again.
     pub fn give_up(&mut self, versions: Option<(PolicyVersion, PolicyVersion)>) {
         self.given_up = versions;
         let given_up = |group: &Placed| is_of(group, versions);
         self.waiting.values_mut().for_each(|groups| groups.retain(|_, group| !given_up(group)));
     }
 
-    /// Every group of `step`, which begins at dataset position `cursor`, in prompt order; none when `stop` was set first.
-    /// `meanwhile` is called now and again.
+    /// Every group of `step`, which begins at dataset position `cursor`, in prompt order; none when `stop` was set
+    /// first. `meanwhile` is called now and again.
     ///
     /// # Errors
     /// A failed channel, a silent sampler, a group that breaks the contract, or an error of `meanwhile`.
@@ -132,11 +132,13 @@ impl Collector {
         }
         let newest = group.newest().unwrap_or_default().max(group.policy_version);
         if self.remakes_differ && newest.0 > step.0 {
-            tracing::debug!(group = %id, "a group of v{newest}, which was lost, is left out; the sampler makes it again");
+            tracing::debug!(group = %id, "a group of v{newest}, which was lost, is left out; the sampler makes it \
+                again");
             return Ok(());
         }
         if is_of(&group, self.given_up) {
-            tracing::debug!(group = %id, "a group of a version that was given up is left out; the sampler makes it again");
+            tracing::debug!(group = %id, "a group of a version that was given up is left out; the sampler makes it \
+                again");
             return Ok(());
         }
         let known = id.step == step && arrived.indices.binary_search(&id.index).is_ok();

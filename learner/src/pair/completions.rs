@@ -40,8 +40,8 @@ fn is_none(tokens: &usize) -> bool {
     *tokens == 0
 }
 
-/// A line for each completion of a step: those of the batch, then those of the groups that were dropped on the way to it. `groups` is
-/// what the ledger says of them; `step` is the number of steps completed with it.
+/// A line for each completion of a step: those of the batch, then those of the groups that were dropped on the way to
+/// it. `groups` is what the ledger says of them; `step` is the number of steps completed with it.
 ///
 /// # Errors
 /// Values that JSON cannot hold.

@@ -38,9 +38,9 @@ pub fn record(batch: &StepBatch<'_>, config: &TrainConfig, step: u64) -> MetricR
     record.set(metrics::DYNAMIC_SAMPLING_DROPPED_REWARD_MEAN, rewards.iter().sum::<f64>() / rewards.len() as f64);
     if filler > 0 {
         tracing::warn!(
-            "step {step}: dynamic sampling has tried {generated} prompts (`dynamic_sampling_max_attempts` {}), and {filler} \
-             of the {} groups trained on are still without contrast: their completions are all right or all wrong, or \
-             all earn the same; are the prompts far too hard or too easy, or is a reward function constant?",
+            "step {step}: dynamic sampling has tried {generated} prompts (`dynamic_sampling_max_attempts` {}), and \
+             {filler} of the {} groups trained on are still without contrast: their completions are all right or all \
+             wrong, or all earn the same; are the prompts far too hard or too easy, or is a reward function constant?",
             config.dynamic_sampling_max_attempts,
             groups.len()
         );

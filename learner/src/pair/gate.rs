@@ -61,8 +61,8 @@ impl Gate {
 }
 
 impl Run<'_> {
-    /// Publishes the version again that the sampler has refused, with the export behind it made anew where that is damaged. In
-    /// its place comes what the steps since have made of it.
+    /// Publishes the version again that the sampler has refused, with the export behind it made anew where that is
+    /// damaged. In its place comes what the steps since have made of it.
     ///
     /// # Errors
     /// Too many refusals in a row, after a checkpoint; any error of the file system.
@@ -85,8 +85,8 @@ impl Run<'_> {
             }
             let cache = cache_dir().map_or_else(|e| e.to_string(), |dir| dir.join("exports").display().to_string());
             return Err(LearnerError::Conformity(format!(
-                "the sampler refused {count} weights in a row (`max_refusals`), the last of v{version}: {reason}; check memory \
-                 and disk, remove the exports in {cache}, and go on with --resume_from_checkpoint latest"
+                "the sampler refused {count} weights in a row (`max_refusals`), the last of v{version}: {reason}; \
+                 check memory and disk, remove the exports in {cache}, and go on with --resume_from_checkpoint latest"
             )));
         }
         let current = link.status();

@@ -21,7 +21,8 @@ use crate::{
     error::LearnerError,
 };
 
-/// How long a checkpoint is held up by a sampler that lives and does not answer: it loads a model, or is in a long step.
+/// How long a checkpoint is held up by a sampler that lives and does not answer: it loads a model, or is in a long
+/// step.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Silence after which it counts as dead or stopped.
 const QUIET: Duration = Duration::from_secs(1);

@@ -34,8 +34,8 @@ pub struct Resumed {
 }
 
 impl Run<'_> {
-    /// The journals. Until a start that goes on from a checkpoint has made its first step, it leaves the run as it was, so that one
-    /// that fails has changed nothing; then what is behind the checkpoint is cut off, as it is made again.
+    /// The journals. Until a start that goes on from a checkpoint has made its first step, it leaves the run as it was,
+    /// so that one that fails has changed nothing; then what is behind the checkpoint is cut off, as it is made again.
     ///
     /// # Errors
     /// A file that cannot be read or written.

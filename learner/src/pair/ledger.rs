@@ -24,8 +24,8 @@ pub fn groups(batch: &StepBatch<'_>, fates: &Fates, step: u64) -> Vec<LedgerGrou
     found
 }
 
-/// What is in flight when a run ends before step number `step`, which would begin at the position `cursor`: groups that have
-/// reached the learner, and those that the sampler had, whole or in the making.
+/// What is in flight when a run ends before step number `step`, which would begin at the position `cursor`: groups that
+/// have reached the learner, and those that the sampler had, whole or in the making.
 #[must_use]
 pub fn left(
     collector: &Collector,
@@ -50,8 +50,8 @@ pub fn left(
     left
 }
 
-/// How the completions of a group, and of those that were dropped on the way to it, came through a death of the sampler, where
-/// there was one.
+/// How the completions of a group, and of those that were dropped on the way to it, came through a death of the
+/// sampler, where there was one.
 pub fn survivals(group: &Placed, step: u64) -> impl Iterator<Item = LedgerLine> {
     let dropped = (group.begin()..).zip(&group.dropped).map(|(at, dropped)| (at, None, &dropped.completions));
     let all = dropped.chain([(group.position, Some(group.id.index), &group.completions)]);

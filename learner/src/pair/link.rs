@@ -1,5 +1,5 @@
-//! The thread that owns the channel: it tells the sampler the learner's status while the main thread trains, listens for
-//! signs of life and passes groups on.
+//! The thread that owns the channel: it tells the sampler the learner's status while the main thread trains, listens
+//! for signs of life and passes groups on.
 
 use std::{
     sync::{
@@ -190,7 +190,8 @@ impl<E: LearnerEnd> Worker<E> {
                 Ok(true) => {}
                 Ok(false) => thread::park_timeout(POLL),
                 Err(error) => {
-                    // The main thread learns of it when it has taken the groups that wait, which may be minutes from now.
+                    // The main thread learns of it when it has taken the groups that wait, which may be minutes from
+                    // now.
                     tracing::error!("the channel to the sampler has failed: {error}");
                     *lock(&self.shared.failure) = Some(error);
                     return;
@@ -277,8 +278,8 @@ mod tests {
         assert!(error.contains("the memory is gone"), "{error}");
     }
 
-    /// A synchronous sampler waits for each version: it must hear of it when it is there, not when the status would have
-    /// been repeated anyway.
+    /// A synchronous sampler waits for each version: it must hear of it when it is there, not when the status would
+    /// have been repeated anyway.
     #[test]
     fn a_status_that_has_changed_is_sent_at_once() {
         const NEWS: u64 = 20;

@@ -303,8 +303,8 @@ impl<'a> Run<'a> {
         Ok(Stretch::Ended(Outcome::Finished))
     }
 
-    /// Tells what the guard has seen of a step that was trained, or left out, and does what it says but for a roll-back, which
-    /// comes when the step is in the records.
+    /// Tells what the guard has seen of a step that was trained, or left out, and does what it says but for a
+    /// roll-back, which comes when the step is in the records.
     fn follow_guard(&mut self, link: &Link) -> Result<Verdict, LearnerError> {
         let (mut verdict, mut notices) = self.guard.take();
         if !self.trainer.is_finite() {
@@ -335,8 +335,8 @@ impl<'a> Run<'a> {
         Err(LearnerError::Guard(error))
     }
 
-    /// Goes on with the weights of the last healthy checkpoint, or with those that the run began with, behind the step that was
-    /// made last.
+    /// Goes on with the weights of the last healthy checkpoint, or with those that the run began with, behind the step
+    /// that was made last.
     fn go_back(self, device: Device, stop: &AtomicBool) -> Result<Self, LearnerError> {
         let Self {
             config,
@@ -389,7 +389,8 @@ impl<'a> Run<'a> {
             let Failures { name, failed, asked, reason } = failures;
             if !failures.everywhere() || !self.config.reward_failure_stops {
                 tracing::warn!(
-                    "step {step}: reward function `{name}` failed on {failed} of {asked} completions, the last: {reason}"
+                    "step {step}: reward function `{name}` failed on {failed} of {asked} completions, the last: \
+                     {reason}"
                 );
                 continue;
             }
@@ -401,8 +402,8 @@ impl<'a> Run<'a> {
                 RewardsOn::Workers => "the log of the worker that called it".to_owned(),
             };
             return Err(LearnerError::Reward(format!(
-                "reward function `{name}` failed on all {asked} completions of step {step}, the last: {reason}; what it \
-                 printed is in {log}; correct it, or set `reward_failure_stops` to false to train without it"
+                "reward function `{name}` failed on all {asked} completions of step {step}, the last: {reason}; what \
+                 it printed is in {log}; correct it, or set `reward_failure_stops` to false to train without it"
             )));
         }
         Ok(())
@@ -417,8 +418,8 @@ impl<'a> Run<'a> {
         self.state.num_tokens += batch.valid().map(tokens).sum::<usize>() as u64;
     }
 
-    /// Publishes the version of the step that was made, if it is one that is to be published, and says where the run is. Returns
-    /// what that took, and what of it were the canaries.
+    /// Publishes the version of the step that was made, if it is one that is to be published, and says where the run
+    /// is. Returns what that took, and what of it were the canaries.
     fn publish(&mut self, batch: &StepBatch<'_>, link: &Link) -> Result<(Duration, Duration), LearnerError> {
         let start = Instant::now();
         let (step, mut gate) = (self.state.step, Duration::ZERO);
@@ -514,7 +515,8 @@ struct Durations {
     gate: Duration,
 }
 
-/// Whether the version after so many steps is published: every `publish_every`-th, those that are evaluated, and the last.
+/// Whether the version after so many steps is published: every `publish_every`-th, those that are evaluated, and the
+/// last.
 fn is_published(step: u64, total_steps: u64, config: &TrainConfig) -> bool {
     let every = |n: u64| step.is_multiple_of(n);
     every(config.publish_every) || config.eval_steps.is_some_and(every) || step == total_steps

@@ -10,8 +10,8 @@
 //!
 //! [`crate::crew`] has the orders that they follow, and how they meet.
 //!
-//! Ranks find each other through torch's store ([`TorchStore`]). Ranks that others have started also show there that they
-//! live ([`Signs`]). Everything else goes through torch's process group ([`Gloo`]). On GPUs each rank has its own.
+//! Ranks find each other through torch's store ([`TorchStore`]). Ranks that others have started also show there that
+//! they live ([`Signs`]). Everything else goes through torch's process group ([`Gloo`]). On GPUs each rank has its own.
 //! libtorch does not ship all headers of Gloo, so `gloo.cpp` is compiled with stand-ins.
 
 mod flat;

@@ -86,8 +86,8 @@ impl Forward<'_> {
         Ok(Evaluation { logprobs, entropies })
     }
 
-    /// The supports of the given rows as `model` has them; other rows have none. Every rank finds those of all rows: each
-    /// update shares them out anew.
+    /// The supports of the given rows as `model` has them; other rows have none. Every rank finds those of all rows:
+    /// each update shares them out anew.
     #[must_use]
     pub fn supports(&self, model: &Decoder, rows: &[usize], truncation: &Truncation) -> Ragged<Arc<Support>> {
         let mut supports = Ragged::filled(Arc::new(Support::new(&[], 0)), self.lengths(rows));

@@ -1,8 +1,8 @@
 //! One training step: a generation batch, every optimiser update on it, one new policy version.
 //!
-//! [`StepBatch`] is what came from the sampler, [`StepInputs`] what the losses read of it, [`StepMetrics`] what is told of
-//! the step. [`Trainer`] goes from one to the other: [`CreditAssigner`] gives advantages, [`Forward`] log-probs, and a
-//! pass each the gradients of an update.
+//! [`StepBatch`] is what came from the sampler, [`StepInputs`] what the losses read of it, [`StepMetrics`] what is told
+//! of the step. [`Trainer`] goes from one to the other: [`CreditAssigner`] gives advantages, [`Forward`] log-probs, and
+//! a pass each the gradients of an update.
 //!
 //! [`Objective`](crate::loss::Objective) says whether a method has to see a token, a completion or a minibatch at once,
 //! and `passes` shows it that much. A trainer may be one of several ranks ([`crate::ranks`]); every rank then makes the

@@ -1,8 +1,8 @@
 //! Passes with gradients: one optimiser update at a time.
 //!
-//! A method that looks at one token or one completion at a time gets its gradients while a micro-batch is under way. One
-//! that looks at a whole minibatch gets them beforehand, from log-probs of a pass without gradients; the passes with
-//! gradients then only carry them out. Either way [`Objective::differentiate`] says what they are.
+//! A method that looks at one token or one completion at a time gets its gradients while a micro-batch is under way.
+//! One that looks at a whole minibatch gets them beforehand, from log-probs of a pass without gradients; the passes
+//! with gradients then only carry them out. Either way [`Objective::differentiate`] says what they are.
 
 use std::ops::Range;
 

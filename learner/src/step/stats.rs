@@ -30,8 +30,8 @@ pub struct StepMetrics {
     pub entropy: Mean,
     /// What the losses of all passes count: ratio, clipping, KL and more.
     pub measures: LossMetrics,
-    /// KL per token from the policy that the step began with to the one that it ended with, and the weight that the penalty
-    /// on it had; absent without one.
+    /// KL per token from the policy that the step began with to the one that it ended with, and the weight that the
+    /// penalty on it had; absent without one.
     pub old_policy: Option<(f64, f64)>,
     /// Policy loss of each update, without the entropy bonus.
     pub policy_losses: Vec<f64>,

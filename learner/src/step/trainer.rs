@@ -128,8 +128,8 @@ impl Trainer {
         Self::among(config, policy, reference, Among::default())
     }
 
-    /// A trainer that is one rank of several, all of which must be given the same batches. The first rank's gate decides for
-    /// all, and its metrics are those of the step.
+    /// A trainer that is one rank of several, all of which must be given the same batches. The first rank's gate
+    /// decides for all, and its metrics are those of the step.
     ///
     /// # Errors
     /// As [`Trainer::new`].

@@ -9,11 +9,11 @@ use crate::{
 };
 
 impl StepBatch<'_> {
-    /// Weights of an optimiser update, given its rows, of which `per_device_train_batch_size` each are a minibatch: one for
-    /// every row, in their order, 0 for those that do not count.
+    /// Weights of an optimiser update, given its rows, of which `per_device_train_batch_size` each are a minibatch: one
+    /// for every row, in their order, 0 for those that do not count.
     ///
-    /// What does not count, or has no reward, is as if it had not been sampled: it takes a place in its minibatch and is in
-    /// no divisor. An update of what is left has the share of the generation batch that its rows are, as in TRL.
+    /// What does not count, or has no reward, is as if it had not been sampled: it takes a place in its minibatch and
+    /// is in no divisor. An update of what is left has the share of the generation batch that its rows are, as in TRL.
     #[must_use]
     pub fn weights(&self, config: &TrainConfig, update: &[usize]) -> RowWeights {
         let counted = |&&row: &&usize| self.rows[row].valid && !self.rows[row].excluded;

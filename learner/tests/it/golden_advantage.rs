@@ -1,4 +1,5 @@
-//! Advantages and the KL penalty against TRL, verl and DeepSeekMath's formula, through the functions that training uses.
+//! Advantages and the KL penalty against TRL, verl and DeepSeekMath's formula, through the functions that training
+//! uses.
 
 use harness::golden::cases;
 use learner::{

@@ -76,8 +76,8 @@ fn run(case: &Value, kind: Kind, tolerance: f64, chunk: i64, span: Span<'_>) {
     close(&weight_gradient, &Vec::<f64>::try_from(product.reshape([-1])).unwrap(), 10.0 * tolerance);
 }
 
-/// The sampler's distribution without a repetition penalty: its support, and the log-probs of the truncated distribution through
-/// the head.
+/// The sampler's distribution without a repetition penalty: its support, and the log-probs of the truncated
+/// distribution through the head.
 #[test]
 fn golden_sampling_kept_sets() {
     let cases = harness::golden::cases(

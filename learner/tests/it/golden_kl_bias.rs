@@ -48,8 +48,8 @@ fn through_softmax(gradients: &[f64], logprobs: &[f64]) -> Vec<f64> {
     gradients.iter().zip(logprobs).map(|(gradient, logprob)| gradient - logprob.exp() * sum).collect()
 }
 
-/// Every token that can come, or every sequence of two tokens: log-probs of the policy, the reference and the sampler, and
-/// how often it comes. Sequences are the rows of a grid, by their first token.
+/// Every token that can come, or every sequence of two tokens: log-probs of the policy, the reference and the sampler,
+/// and how often it comes. Sequences are the rows of a grid, by their first token.
 struct World {
     level: ImportanceSamplingLevel,
     /// Tokens of a row.
@@ -90,8 +90,8 @@ impl World {
         }
     }
 
-    /// The expected loss over what the sampler draws, with the penalty at weight 1 or, in place of it, an advantage of minus
-    /// the penalty; and the loss of each token.
+    /// The expected loss over what the sampler draws, with the penalty at weight 1 or, in place of it, an advantage of
+    /// minus the penalty; and the loss of each token.
     fn differentiate(&self, config: &TrainConfig, old: bool, penalties: Option<&[f64]>) -> (LossGradient, Vec<f64>) {
         let column = Tensor::from_slice::<f64>;
         let advantages: Vec<f64> =
@@ -218,8 +218,8 @@ fn golden_kl_bias_correction_of_trl() {
     }
 }
 
-/// In the reward the estimate is an advantage of the opposite sign, and the ratio that of the policy term. An estimator whose
-/// gradient is then not that of the divergence is told.
+/// In the reward the estimate is an advantage of the opposite sign, and the ratio that of the policy term. An estimator
+/// whose gradient is then not that of the divergence is told.
 #[test]
 fn golden_kl_in_the_reward() {
     for case in cases().iter().filter(|case| case["params"]["level"] == "token") {

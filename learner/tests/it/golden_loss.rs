@@ -241,8 +241,8 @@ fn golden_trl_policy_loss() {
     }
 }
 
-/// verl's name of a loss is ours, but for two that TRL has as well. verl's sapo is TRL's function with verl's reduction, and
-/// with a bound on the log-ratio (±20) that no case comes near.
+/// verl's name of a loss is ours, but for two that TRL has as well. verl's sapo is TRL's function with verl's
+/// reduction, and with a bound on the log-ratio (±20) that no case comes near.
 fn verl_config(params: &Value, width: usize) -> TrainConfig {
     let float = |key: &str| params.get(key).and_then(optional);
     let loss = params["loss"].as_str().unwrap();

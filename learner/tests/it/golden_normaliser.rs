@@ -1,5 +1,5 @@
-//! From a generation batch to what each of its rows weighs and to the gradient, against TRL's own walk over the same batch.
-//! Nothing that a divisor is made of is handed in: completions go in, as a sampler would send them.
+//! From a generation batch to what each of its rows weighs and to the gradient, against TRL's own walk over the same
+//! batch. Nothing that a divisor is made of is handed in: completions go in, as a sampler would send them.
 
 use learner::{
     advantage::{CreditOptions, credit},
@@ -18,8 +18,8 @@ use crate::support::figures::{assert_close, matrix, number, numbers};
 
 const TOLERANCE: f64 = 1e-9;
 
-/// A case, with the completions of all of TRL's processes in one batch. A process of TRL's is no rank of ours, which all see
-/// the whole batch: it is as if its minibatches were further ones of the same update.
+/// A case, with the completions of all of TRL's processes in one batch. A process of TRL's is no rank of ours, which
+/// all see the whole batch: it is as if its minibatches were further ones of the same update.
 struct Case {
     name: String,
     config: TrainConfig,

@@ -166,7 +166,8 @@ fn golden_verl_rollout_is() {
     }
 }
 
-/// Where our default is not TRL's, as docs/from-trl.md says: what a step logs, and the choice that a run can be told apart without.
+/// Where our default is not TRL's, as docs/from-trl.md says: what a step logs, and the choice that a run can be told
+/// apart without.
 fn differing_defaults() -> Value {
     json!({
         // Progress lines; the metrics of every step are on disk.
@@ -177,8 +178,8 @@ fn differing_defaults() -> Value {
         "max_steps": null,
         // Absent there and empty here: all weights are 1.
         "reward_weights": [],
-        // true there, where k3 is the only estimator; here what the estimator needs, for k3 the same but at the level of
-        // the sequence.
+        // true there, where k3 is the only estimator; here what the estimator needs, for k3 the same but at the level
+        // of the sequence.
         "use_bias_correction_kl": null,
         // Slower, and no result depends on them; the table of docs/from-trl.md has both.
         "bf16": false,
@@ -192,8 +193,8 @@ fn differing_defaults() -> Value {
     })
 }
 
-/// Defaults of TRL's (1.16, with transformers 5 and its `ModelConfig`) of options that a run has too and the golden file does not
-/// list.
+/// Defaults of TRL's (1.16, with transformers 5 and its `ModelConfig`) of options that a run has too and the golden
+/// file does not list.
 fn further_defaults() -> Value {
     json!({
         "bf16": true,

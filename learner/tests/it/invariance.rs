@@ -41,7 +41,8 @@ pub fn trainer(config: &TrainConfig, kind: Kind) -> Trainer {
     trainer_among(config, kind, &Among::default())
 }
 
-/// A trainer before its first step, as one of several ranks; with an adapter or a critic, where the configuration has one.
+/// A trainer before its first step, as one of several ranks; with an adapter or a critic, where the configuration has
+/// one.
 pub fn trainer_among(config: &TrainConfig, kind: Kind, among: &Among) -> Trainer {
     tch::set_num_threads(1);
     let model = ModelDir::open(&config.model).unwrap();
@@ -192,7 +193,8 @@ proptest! {
         prop_assert!(weights.abs().max().double_value(&[]) < 1e-9);
         prop_assert_eq!(a_stats.metrics.losses.len() as u64, split.updates_per_step());
         prop_assert_eq!(a_stats.metrics.early_stopped, b_stats.metrics.early_stopped);
-        for (a, b) in [(&a_stats.metrics.losses, &b_stats.metrics.losses), (&a_stats.metrics.grad_norms, &b_stats.metrics.grad_norms)] {
+        let (a, b) = (&a_stats.metrics, &b_stats.metrics);
+        for (a, b) in [(&a.losses, &b.losses), (&a.grad_norms, &b.grad_norms)] {
             for (x, y) in a.iter().zip(b) {
                 prop_assert!((x - y).abs() <= 1e-9 * y.abs().max(1.0), "{} is not {}", x, y);
             }
@@ -202,8 +204,9 @@ proptest! {
     /// In float32 the gradient of every tensor is the same up to rounding.
     #[test]
     fn the_memory_split_changes_nothing_in_single_precision(Options(config) in options(), budget in 1u32..120) {
-        // One update: a second would begin with weights that rounding has moved apart. A threshold that a whole batch or
-        // completion crosses can lie within a rounding error of what is compared with it; double precision covers those.
+        // One update: a second would begin with weights that rounding has moved apart. A threshold that a whole batch
+        // or completion crosses can lie within a rounding error of what is compared with it; double precision covers
+        // those.
         let split = TrainConfig {
             top_entropy_quantile: 1.0,
             early_stop_imp_ratio: None,
@@ -265,7 +268,8 @@ fn gradient_checkpointing_changes_no_bit() {
     }
 }
 
-/// Layers in bfloat16: the gradient is that of float32 but for rounding, and what the passes read is the float32 copy rounded.
+/// Layers in bfloat16: the gradient is that of float32 but for rounding, and what the passes read is the float32 copy
+/// rounded.
 #[test]
 fn in_bfloat16_a_float32_copy_is_trained() {
     let config = TrainConfig { num_iterations: 1, gradient_accumulation_steps: 4, ..config() };

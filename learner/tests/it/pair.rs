@@ -117,7 +117,8 @@ fn more_positions_than_the_model_has_are_refused() {
     assert!(error.to_string().contains("`max_model_len` 300 is above the model's limit of 256"), "{error}");
 }
 
-/// Another start may take the directory after this one was let in: the id that it was let in by counts, not the one found there.
+/// Another start may take the directory after this one was let in: the id that it was let in by counts, not the one
+/// found there.
 #[test]
 fn a_run_whose_directory_is_another_runs_by_now_makes_no_step() {
     let folder = Folder::new();
@@ -560,7 +561,8 @@ fn a_version_that_is_there_with_the_policys_values_is_not_written_again() {
     }
 }
 
-/// Passes in bfloat16 compute with rounded weights, and training goes on from others: a checkpoint has the latter in both forms.
+/// Passes in bfloat16 compute with rounded weights, and training goes on from others: a checkpoint has the latter in
+/// both forms.
 #[test]
 fn the_export_of_a_checkpoint_is_that_of_its_safetensors_in_bfloat16_too() {
     let folder = Folder::new();

@@ -282,7 +282,8 @@ fn a_checkpoint_of_shards_is_that_of_one_rank_and_of_no_number_of_ranks() {
         });
     };
     go_on(2, None, "two", true, [0, 2]);
-    // Two add up in either order, but a norm over shards rounds otherwise than one over tensors; nothing is clipped here.
+    // Two add up in either order, but a norm over shards rounds otherwise than one over tensors; nothing is clipped
+    // here.
     go_on(2, None, "whole", false, [0, 2]);
     let files = ["optimizer.safetensors", "critic/optimizer.safetensors", "model.safetensors"];
     let read = |name: &str| files.map(|file| fs::read(folder(name).join(file)).unwrap());

@@ -110,7 +110,8 @@ fn a_completion_on_which_a_reward_failed_is_never_trained_on() {
     }
 }
 
-/// The first update of a step is at the old policy, where the penalty has no gradient; later ones are pulled back to it.
+/// The first update of a step is at the old policy, where the penalty has no gradient; later ones are pulled back to
+/// it.
 #[test]
 fn a_penalty_on_the_distance_from_the_old_policy_holds_a_step_back() {
     let plain = TrainConfig {
@@ -134,7 +135,8 @@ fn a_penalty_on_the_distance_from_the_old_policy_holds_a_step_back() {
     assert!(tight.1.unwrap() > 0.0 && 2.0 * tight.1.unwrap() < loose.1.unwrap(), "{:?} and {:?}", tight.1, loose.1);
 }
 
-/// Two steps of one trainer: the weight of the second follows from the distance of the first, and a checkpoint holds it.
+/// Two steps of one trainer: the weight of the second follows from the distance of the first, and a checkpoint holds
+/// it.
 #[test]
 fn the_weight_of_the_penalty_is_carried_from_step_to_step() {
     let config =
@@ -199,8 +201,8 @@ fn of_one_update(config: &TrainConfig, groups: &[Placed]) -> (f64, Tensor) {
     (found.losses[0], found.first_gradient.unwrap())
 }
 
-/// The mean over the tokens of the generation batch is over those that the loss counts (TRL 1.16), so that it is the mean
-/// over the one minibatch that is the whole batch, and the same as if the others were not there.
+/// The mean over the tokens of the generation batch is over those that the loss counts (TRL 1.16), so that it is the
+/// mean over the one minibatch that is the whole batch, and the same as if the others were not there.
 #[test]
 fn masked_tokens_are_in_no_divisor() {
     let masking = TrainConfig { mask_truncated_completions: true, epsilon_high: Some(0.2), ..config() };
@@ -226,8 +228,8 @@ fn masked_tokens_are_in_no_divisor() {
     assert_eq!(StepBatch::new(&groups, &all, PolicyVersion(3)).trained_tokens(), tokens(&|_| true));
 }
 
-/// A last update of what is left has the share of the batch that its rows are: 9 and 3 of 12 weigh 3/4 and 1/4 in the mean
-/// over the tokens of the batch (TRL), whose loss they then make together.
+/// A last update of what is left has the share of the batch that its rows are: 9 and 3 of 12 weigh 3/4 and 1/4 in the
+/// mean over the tokens of the batch (TRL), whose loss they then make together.
 #[test]
 fn updates_of_different_sizes_have_the_shares_of_their_rows() {
     let uneven = TrainConfig {
@@ -388,7 +390,8 @@ fn the_reference_follows_the_policy() {
 }
 
 /// The entropy that leads the adaptive coefficient is that of all completions, whether a completion has a gradient or
-/// not: without any contrast the bonus comes all the same, and with some the coefficient does not choose what is measured.
+/// not: without any contrast the bonus comes all the same, and with some the coefficient does not choose what is
+/// measured.
 #[test]
 fn the_adaptive_entropy_coefficient_is_led_by_every_completion() {
     let config = TrainConfig {

@@ -123,7 +123,8 @@ fn ratios_to_a_truncating_sampler_are_one() {
     }
 }
 
-/// The learner's own ratios, from log-probs of three passes over the same supports, are 1 while the policy stands still.
+/// The learner's own ratios, from log-probs of three passes over the same supports, are 1 while the policy stands
+/// still.
 #[test]
 fn ratios_over_fixed_supports_are_one() {
     let config = TrainConfig {

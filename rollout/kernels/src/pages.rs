@@ -251,7 +251,8 @@ mod tests {
             sequences.iter().for_each(|own| free.give_back(own));
             let mut all = Vec::new();
             prop_assert_eq!(free.extend(&mut all, pages), Some(()));
-            let after_neighbour = |(i, &page): (usize, &u32)| (page as usize).is_multiple_of(RUN) || all[i - 1] + 1 == page;
+            let after_neighbour =
+                |(i, &page): (usize, &u32)| (page as usize).is_multiple_of(RUN) || all[i - 1] + 1 == page;
             prop_assert!(all.iter().enumerate().all(after_neighbour), "runs are whole again");
         }
     }

@@ -134,7 +134,9 @@ mod tests {
         #[test]
         fn what_comes_back_is_packed_to_the_same_bits(
             rows in proptest::collection::vec(number(), 3 * DEPTH),
-            size in prop_oneof![4 => Just(1.0_f32), 1 => Just(1e-3), 1 => Just(1e-20), 1 => Just(1e-36), 1 => Just(1e-38)],
+            size in prop_oneof![
+                4 => Just(1.0_f32), 1 => Just(1e-3), 1 => Just(1e-20), 1 => Just(1e-36), 1 => Just(1e-38)
+            ],
         ) {
             let rows: Vec<f32> = rows.iter().map(|x| x * size).collect();
             for format in [Format::Fp32, Format::Bf16, Format::Bf16x3, Format::Int8] {

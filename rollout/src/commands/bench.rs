@@ -43,8 +43,8 @@ pub struct Args {
     /// Tokens of each prompt: longer ones shift time from decoding to prefill and attention
     #[arg(long, value_name = "L", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
     pub prompt_length: u32,
-    /// Tokens of each completion: all end together, the best case for batching; --lengths-file shows the usual one [default:
-    /// 128, or what the model has room for]
+    /// Tokens of each completion: all end together, the best case for batching; --lengths-file shows the usual one
+    /// [default: 128, or what the model has room for]
     #[arg(long, value_name = "N", conflicts_with = "lengths_file", value_parser = clap::value_parser!(u32).range(1..))]
     pub completion_length: Option<u32>,
     /// A file with the length of every completion, one per line, in the order of prompts and, within a prompt, of
@@ -55,25 +55,25 @@ pub struct Args {
     /// as much longer
     #[arg(long, value_name = "R", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     pub repeat: u32,
-    /// Measure at each of these values of --max-num-seqs (separated by commas) instead of one, which takes as many times
-    /// longer
+    /// Measure at each of these values of --max-num-seqs (separated by commas) instead of one, which takes as many
+    /// times longer
     #[arg(long, value_name = "SIZES", value_delimiter = ',', num_args = 0..=1,
           default_missing_value = "1,2,4,8,16,32,64", conflicts_with = "max_num_seqs")]
     pub sweep: Option<Vec<usize>>,
-    /// Element type of weights and KV cache: fp16 halves the memory and rounds more, and needs --device cuda to be faster
-    /// [default: fp32 on the CPU, fp16 elsewhere]
+    /// Element type of weights and KV cache: fp16 halves the memory and rounds more, and needs --device cuda to be
+    /// faster [default: fp32 on the CPU, fp16 elsewhere]
     #[arg(long, value_name = "DTYPE", value_parser = parse_dtype)]
     pub dtype: Option<Dtype>,
     /// Seed of prompts and sampling: the same seed is the same work
     #[arg(long, env = "TANDEM_SEED", value_name = "N", default_value_t = 42)]
     pub seed: u64,
-    /// Then load the weights again beside those in use, twice, as training does with every version, and report the second
-    /// time, with and without the first token that waits for it: needs memory for both
+    /// Then load the weights again beside those in use, twice, as training does with every version, and report the
+    /// second time, with and without the first token that waits for it: needs memory for both
     #[arg(long)]
     pub swap: bool,
-    /// Run this command in turns with itself under these flags (A B A B …, --repeat rounds), each time in a process of its
-    /// own, and report medians and ratios instead: "--kernels stock", "--max-num-seqs 16 --threads 1". Takes twice the
-    /// time and loads the model anew for every run; in return, both see the same changes of the machine's mood
+    /// Run this command in turns with itself under these flags (A B A B …, --repeat rounds), each time in a process of
+    /// its own, and report medians and ratios instead: "--kernels stock", "--max-num-seqs 16 --threads 1". Takes twice
+    /// the time and loads the model anew for every run; in return, both see the same changes of the machine's mood
     #[arg(long, value_name = "FLAGS", allow_hyphen_values = true, conflicts_with_all = ["sweep", "trace"])]
     pub compare: Option<String>,
     /// As --compare, with another build of this program in the second place (and the flags of --compare, if given)
@@ -121,7 +121,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         if args.swap {
             let (report, first_token_seconds) = measure::swap(&mut engine, &weights, &workload)?;
             shared::tell!(
-                "new weights in use after {:.3} s, their first token after {first_token_seconds:.3} s, no step for {:.1} ms",
+                "new weights in use after {:.3} s, their first token after {first_token_seconds:.3} s, no step for \
+                 {:.1} ms",
                 report.seconds,
                 1e3 * report.stall_seconds
             );

@@ -126,8 +126,8 @@ fn load(config: &TrainConfig) -> anyhow::Result<Vec<Loaded>> {
 /// Largest number of weights of a model that a run's start asks for completions; the subcommand of its own asks any.
 const ASKED_BEFORE_A_RUN: u64 = 100_000_000;
 
-/// Tries the functions. `before_run`, where a run follows, which tells by itself what is odd about its prompts: a small model is
-/// then asked for completions only where there is a doubt.
+/// Tries the functions. `before_run`, where a run follows, which tells by itself what is odd about its prompts: a small
+/// model is then asked for completions only where there is a doubt.
 fn check(functions: Vec<Loaded>, config: &TrainConfig, before_run: bool) -> anyhow::Result<Vec<Checked>> {
     if !config.rehearse_rewards {
         return Ok(functions.into_iter().map(|(entry, _)| Checked { entry, found: None }).collect());

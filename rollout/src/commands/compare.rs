@@ -184,8 +184,8 @@ fn sentence(name: &str, difference: &Difference) -> String {
     };
     let p = if *p_value < 0.001 { "p < 0.001".to_owned() } else { format!("p = {p_value:.3}") };
     format!(
-        "{name}: {words}: {a:.4} -> {b:.4}, by {by:+.4} (95 % interval {low:+.4} to {high:+.4}, {p}) over {prompts} prompts; \
-         {chance}"
+        "{name}: {words}: {a:.4} -> {b:.4}, by {by:+.4} (95 % interval {low:+.4} to {high:+.4}, {p}) over {prompts} \
+         prompts; {chance}"
     )
 }
 
@@ -213,8 +213,8 @@ mod tests {
     fn a_sentence_says_what_the_difference_is_worth() {
         let difference = paired::compare(&[(0.0, 0.5), (0.25, 0.75), (0.5, 1.0), (0.25, 0.5)]).unwrap();
         let text = sentence("accuracy", &difference);
-        let expected = "accuracy: B is better: 0.2500 -> 0.6875, by +0.4375 (95 % interval +0.2386 to +0.6364, p = 0.006) \
-                        over 4 prompts; more than chance";
+        let expected = "accuracy: B is better: 0.2500 -> 0.6875, by +0.4375 (95 % interval +0.2386 to +0.6364, p = \
+            0.006) over 4 prompts; more than chance";
         assert_eq!(text, expected);
     }
 }

@@ -77,10 +77,12 @@ pub struct GenerationFlags {
 }
 
 impl GenerationFlags {
-    /// Completes every prompt of a dataset (its path, and the split without --split) and has the functions score the completions.
+    /// Completes every prompt of a dataset (its path, and the split without --split) and has the functions score the
+    /// completions.
     ///
     /// # Errors
-    /// A model, tokenizer or dataset that cannot be used, flags out of range, too little memory, what the engine reports.
+    /// A model, tokenizer or dataset that cannot be used, flags out of range, too little memory, what the engine
+    /// reports.
     pub fn complete(
         &self,
         model: &ModelDir,

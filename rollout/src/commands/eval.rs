@@ -30,7 +30,8 @@ pub struct Args {
     /// FILE.partial
     #[arg(long, env = "TANDEM_OUTPUT", value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// Go on with an evaluation that was interrupted, given the same flags: only the prompts that were not done take time
+    /// Go on with an evaluation that was interrupted, given the same flags: only the prompts that were not done take
+    /// time
     #[arg(long, requires = "output")]
     pub resume: bool,
     /// How they are made and scored.

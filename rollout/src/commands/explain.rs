@@ -24,8 +24,8 @@ pub struct Args {
     /// The run directory
     #[arg(value_name = "RUN_DIR")]
     pub run_dir: PathBuf,
-    /// The step, the group within its batch and the completion within its group, as in 12.3.5; 12.3 is a whole group, 12 a step,
-    /// and @37.5 a completion by the position of its prompt, for groups that were dropped
+    /// The step, the group within its batch and the completion within its group, as in 12.3.5; 12.3 is a whole group,
+    /// 12 a step, and @37.5 a completion by the position of its prompt, for groups that were dropped
     #[arg(value_name = "ID")]
     pub id: String,
 }
@@ -229,7 +229,8 @@ fn tokens_of(path: &Path, group: &LedgerGroup, sample: usize) -> anyhow::Result<
     Ok(records.into_iter().find(|record| record.group == index && record.sample as usize == sample))
 }
 
-/// The lines of a file of completions, which is always written as a whole; of those that are left out, their number is told.
+/// The lines of a file of completions, which is always written as a whole; of those that are left out, their number is
+/// told.
 fn whole_lines<T: Entry>(path: &Path) -> anyhow::Result<Vec<T>> {
     let (lines, skipped) = journal::read(path)?;
     let skipped = skipped.of_a_whole_file();
@@ -299,8 +300,8 @@ fn tokens(text: &mut String, record: &TokenRecord, tokenizer: Option<&Tokenizer>
     }
 }
 
-/// What the loss did to a token of a completion in this state. The weight is that of the correction for the mismatch, NaN
-/// without one; the marks are metrics that count the token as clipped or masked.
+/// What the loss did to a token of a completion in this state. The weight is that of the correction for the mismatch,
+/// NaN without one; the marks are metrics that count the token as clipped or masked.
 fn what_the_loss_did(state: LedgerState, advantage: f32, weight: f32, marks: &[&str]) -> String {
     let was_in_loss = matches!(state, LedgerState::Trained | LedgerState::RolledBack) && weight != 0.0;
     match marks {

@@ -1,5 +1,5 @@
-//! Flags that several subcommands share. Each has an environment twin `TANDEM_<FLAG>`; the flag wins. A flag that means what
-//! an option of a run means is described, and has its default, where that option is declared.
+//! Flags that several subcommands share. Each has an environment twin `TANDEM_<FLAG>`; the flag wins. A flag that means
+//! what an option of a run means is described, and has its default, where that option is declared.
 
 use std::{
     fmt::Display,
@@ -112,7 +112,8 @@ pub struct BatchingFlags {
           help = help("rollout_prefill_batch"))]
     pub(super) prefill_batch: usize,
     #[arg(long, env = "TANDEM_MAX_MODEL_LEN", value_name = "N",
-          help = help("max_model_len") + " [default: what the longest prompt and completion need, within the model's limit]")]
+          help = help("max_model_len") + " [default: what the longest prompt and completion need, within the model's \
+              limit]")]
     pub(super) max_model_len: Option<usize>,
     #[arg(long, env = "TANDEM_SPECULATIVE_TOKENS", value_name = "N", default_value_t = defaults().speculative_tokens,
           help = help("speculative_tokens"))]

@@ -17,8 +17,8 @@ pub struct Args {
     /// The model and how prompts are made for it.
     #[command(flatten)]
     pub prompt: PromptFlags,
-    /// Prompts: a file or folder in any format of docs/data.md, with rows of `prompt` (a text or messages), `prompt_ids`,
-    /// GSM8K's `question` and `answer`, or countdown's `nums` and `target`
+    /// Prompts: a file or folder in any format of docs/data.md, with rows of `prompt` (a text or messages),
+    /// `prompt_ids`, GSM8K's `question` and `answer`, or countdown's `nums` and `target`
     #[arg(long, env = "TANDEM_PROMPTS", value_name = "FILE")]
     pub prompts: PathBuf,
     /// Where the completions go: JSONL, one row per completion, ordered by prompt and sample; written whole at the end

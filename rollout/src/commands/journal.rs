@@ -1,7 +1,7 @@
 //! What an evaluation has done, kept beside its output until that is whole, so that one that was interrupted goes on.
 //!
-//! A line of JSON says which evaluation it is; behind it is an entry for each prompt that is done: how many seconds had gone by
-//! (eight bytes, little-endian), then the group as a frame of the channel, whose checksum shows what is torn.
+//! A line of JSON says which evaluation it is; behind it is an entry for each prompt that is done: how many seconds had
+//! gone by (eight bytes, little-endian), then the group as a frame of the channel, whose checksum shows what is torn.
 
 use std::{
     fs::{self, File, TryLockError},
@@ -45,7 +45,8 @@ pub fn check(output: &Path, resume: bool) -> anyhow::Result<()> {
     } else {
         ensure!(
             !partial.exists(),
-            "--output {shown}: an evaluation of it was interrupted; --resume goes on with it, or remove {} to begin anew",
+            "--output {shown}: an evaluation of it was interrupted; --resume goes on with it, or remove {} to begin \
+             anew",
             partial.display()
         );
     }
@@ -62,8 +63,8 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Begins one for `output`, or goes on with what is there of the same evaluation; returns also the groups that are done.
-    /// `identity` is what makes an evaluation the one that it is, by name.
+    /// Begins one for `output`, or goes on with what is there of the same evaluation; returns also the groups that are
+    /// done. `identity` is what makes an evaluation the one that it is, by name.
     ///
     /// # Errors
     /// Another evaluation, by what differs; another process at it; any error of the file system.
@@ -94,8 +95,8 @@ impl Journal {
         let found: Map<String, Value> = serde_json::from_slice(line).context("is not of an evaluation")?;
         if let Some(difference) = difference(&found, identity) {
             bail!(
-                "is of an evaluation with another {difference}; name what that was made with, name another --output, or \
-                 remove the file to begin anew"
+                "is of an evaluation with another {difference}; name what that was made with, name another --output, \
+                 or remove the file to begin anew"
             );
         }
         let mut groups = Vec::new();

@@ -57,8 +57,8 @@ impl Progress {
         }
     }
 
-    /// All completions of a prompt are scored, also in a session before; `accuracy` is the share of right ones, if they are
-    /// judged.
+    /// All completions of a prompt are scored, also in a session before; `accuracy` is the share of right ones, if they
+    /// are judged.
     pub fn prompt(&mut self, accuracy: Option<f64>) {
         self.prompts_done += 1;
         if let Some(accuracy) = accuracy {

@@ -21,8 +21,9 @@ pub fn run(_args: &Args) -> anyhow::Result<()> {
         text.push_str(&describe(entry));
     }
     text.push_str(
-        "\nParameters are written name:key=value:key=value, for instance sentence_share:word=dog; a colon within a value \
-         is written \\:.\nA function in Python is written my_rewards.py:my_function; `tandem check-rewards` tries functions.\n",
+        "\nParameters are written name:key=value:key=value, for instance sentence_share:word=dog; a colon within a \
+         value is written \\:.\nA function in Python is written my_rewards.py:my_function; `tandem check-rewards` \
+         tries functions.\n",
     );
     io::stdout().write_all(text.as_bytes()).context("stdout")
 }

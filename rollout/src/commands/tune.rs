@@ -39,13 +39,13 @@ pub struct Args {
     /// read; needs the model's tokenizer [default: random tokens, --prompt-length of them]
     #[arg(long, env = "TANDEM_DATASET", value_name = "FILE")]
     pub dataset: Option<PathBuf>,
-    /// Tokens of each prompt, where no dataset is given: longer ones make prefill and the prompts' keys and values count
-    /// more
+    /// Tokens of each prompt, where no dataset is given: longer ones make prefill and the prompts' keys and values
+    /// count more
     #[arg(long, value_name = "L", default_value_t = 64, conflicts_with = "dataset",
           value_parser = clap::value_parser!(u32).range(1..))]
     pub prompt_length: u32,
-    /// Tokens of each completion: quicker to say than --lengths-file, which finds better settings if lengths differ; longer
-    /// ones take more memory
+    /// Tokens of each completion: quicker to say than --lengths-file, which finds better settings if lengths differ;
+    /// longer ones take more memory
     #[arg(long, value_name = "N", conflicts_with = "lengths_file", value_parser = clap::value_parser!(u32).range(1..))]
     pub completion_length: Option<u32>,
     /// A file with lengths of completions, one per line, as an earlier run had them; drawn from by --seed for as many

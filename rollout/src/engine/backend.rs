@@ -92,25 +92,25 @@ impl Cost {
     }
 }
 
-/// A loaded model with the keys and values of its sequences. Sequences sit in slots, and a decode step runs on the slots
-/// from 0 on, without holes.
+/// A loaded model with the keys and values of its sequences. Sequences sit in slots, and a decode step runs on the
+/// slots from 0 on, without holes.
 pub(super) trait Backend {
     /// What it is and what it takes; the same for its whole life.
     fn abilities(&self) -> Abilities;
 
-    /// Puts prompts where samples start from. `logits` (`[prompts that are complete then, vocab]`) receives what follows
-    /// those.
+    /// Puts prompts where samples start from. `logits` (`[prompts that are complete then, vocab]`) receives what
+    /// follows those.
     fn prefill(&mut self, prompts: Prompts<'_>, logits: ArrayViewMut2<'_, f32>) -> Result<Cost, EngineError>;
 
-    /// Starts a sequence in a slot, after one of the prompts that the last [`Backend::prefill`] completed. Samples start
-    /// prompt by prompt: none will start from an earlier one.
+    /// Starts a sequence in a slot, after one of the prompts that the last [`Backend::prefill`] completed. Samples
+    /// start prompt by prompt: none will start from an earlier one.
     fn start(&mut self, slot: usize, prompt: usize) -> Result<(), EngineError>;
 
     /// The sequence of one slot, with `used` positions in the cache, is in another one now.
     fn moved(&mut self, from: usize, to: usize, used: usize) -> Result<(), EngineError>;
 
-    /// One more token for each of the slots `0..rows.len()`, and its drafts; `logits` is `[rows + drafts, vocab]`, slot by
-    /// slot. A draft counts once a later step names a position behind it.
+    /// One more token for each of the slots `0..rows.len()`, and its drafts; `logits` is `[rows + drafts, vocab]`, slot
+    /// by slot. A draft counts once a later step names a position behind it.
     fn decode(
         &mut self,
         rows: &[DecodeRow],
@@ -154,8 +154,8 @@ pub(super) trait Backend {
     /// Bytes of keys and values in use.
     fn kv_bytes_in_use(&self) -> u64;
 
-    /// Gives `each` the logits (`[vocab]`) of the positions before each of the last `scored` of some tokens, in their order,
-    /// beside the sequences that run.
+    /// Gives `each` the logits (`[vocab]`) of the positions before each of the last `scored` of some tokens, in their
+    /// order, beside the sequences that run.
     fn score(
         &mut self,
         config: &ModelConfig,

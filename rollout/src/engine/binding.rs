@@ -2,8 +2,8 @@
 //!
 //! The safe interface of ort 2.0.0-rc.15 cannot do this. `IoBinding::bind_input` clones borrowed tensors (and deadlocks
 //! doing so: the clone runs an identity session that binds its own input while holding the lock it then waits for), and
-//! `bind_output` refuses any memory that ONNX Runtime did not allocate. The engine needs both ends of the KV cache bound
-//! to the same slice of its own arena, and logits written where tokens are drawn from them.
+//! `bind_output` refuses any memory that ONNX Runtime did not allocate. The engine needs both ends of the KV cache
+//! bound to the same slice of its own arena, and logits written where tokens are drawn from them.
 //!
 //! The contract that keeps this sound: a [`Bindings`] value keeps no borrow of the memory it was given. Whoever calls
 //! [`Bindings::bind_input`] or [`Bindings::bind_output`] promises that the memory outlives every [`Bindings::run`] that
@@ -132,7 +132,8 @@ impl Bindings {
     /// Every bound memory is still valid.
     pub unsafe fn run(&mut self, session: &mut Session, options: Option<&RunOptions>) -> Result<(), EngineError> {
         let options = options.map_or(ptr::null(), AsPointer::ptr);
-        // SAFETY: session, binding and options are alive, and the first two belong together; null options are the defaults.
+        // SAFETY: session, binding and options are alive, and the first two belong together; null options are the
+        // defaults.
         let result = ortsys![@ort: unsafe RunWithBinding(session.ptr().cast_mut(), options, self.io.ptr()) as Result];
         result.map_err(EngineError::runtime("the graph failed"))
     }

@@ -8,8 +8,8 @@ use super::{EngineError, EngineOptions, session::dtype_of};
 /// More than any machine has.
 const MOST_THREADS: usize = 1 << 14;
 
-/// How a model is exported whose graph takes `max_model_len` positions: those of the default where they are enough, so that lengths
-/// share an export.
+/// How a model is exported whose graph takes `max_model_len` positions: those of the default where they are enough, so
+/// that lengths share an export.
 pub(crate) fn export_options(dtype: Dtype, max_model_len: usize) -> ExportOptions {
     ExportOptions { dtype, max_positions: (max_model_len > DEFAULT_MAX_POSITIONS).then_some(max_model_len) }
 }

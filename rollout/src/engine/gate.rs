@@ -1,9 +1,9 @@
 //! The conformity gate: what the learner published is what tokens are drawn from, or nothing is drawn.
 //!
-//! A version is looked at where it lies before it is packed or mapped ([`Gate::examine`]): its bytes must be those that its
-//! manifest was written for, and its norms those of the learner's own parameters. Once it is loaded, it scores a few tokens of
-//! which the learner has left log-probs ([`Examined::pass`]). That covers what no hash can: the graph, its constants, packing,
-//! rounding and kernels.
+//! A version is looked at where it lies before it is packed or mapped ([`Gate::examine`]): its bytes must be those that
+//! its manifest was written for, and its norms those of the learner's own parameters. Once it is loaded, it scores a
+//! few tokens of which the learner has left log-probs ([`Examined::pass`]). That covers what no hash can: the graph,
+//! its constants, packing, rounding and kernels.
 
 use std::{
     io::ErrorKind,
@@ -31,7 +31,8 @@ use crate::sampling::stats::{block_exp_sums, block_maxima};
 
 /// Tensors that a refusal names.
 const NAMED: usize = 5;
-/// What is scored of a version without canaries, for the sake of finite logits. Two tokens have each other to attend to.
+/// What is scored of a version without canaries, for the sake of finite logits. Two tokens have each other to attend
+/// to.
 const PROBE: [u32; 3] = [0, 1, 2];
 
 /// The gate of an engine. Clones of it are one.
@@ -87,8 +88,8 @@ impl Gate {
         Ok(())
     }
 
-    /// Looks at the files of a version. Without canaries beside them, only at their bytes. Weights that were rounded for
-    /// engines of another kind are refused without a gate, too.
+    /// Looks at the files of a version. Without canaries beside them, only at their bytes. Weights that were rounded
+    /// for engines of another kind are refused without a gate, too.
     ///
     /// # Errors
     /// [`EngineError::Refused`], with the names of the tensors, or files that cannot be read.
@@ -225,8 +226,8 @@ impl Examined {
         self.token_ids().len()
     }
 
-    /// Compares log-probs with the learner's. `score` gives the rows of logits (`[vocab]`) that precede the last tokens of a
-    /// sequence, so many. Returns the time that the gate took.
+    /// Compares log-probs with the learner's. `score` gives the rows of logits (`[vocab]`) that precede the last tokens
+    /// of a sequence, so many. Returns the time that the gate took.
     ///
     /// # Errors
     /// [`EngineError::Refused`], or those of `score`.
@@ -262,8 +263,8 @@ impl Examined {
     }
 }
 
-/// How far log-probs are from those that they should be: the mean of |Δ| / (1 + |log-prob|), which is the absolute difference for
-/// likely tokens and the relative one for unlikely ones.
+/// How far log-probs are from those that they should be: the mean of |Δ| / (1 + |log-prob|), which is the absolute
+/// difference for likely tokens and the relative one for unlikely ones.
 pub fn distance_of(found: &[f64], meant: &[f64]) -> f64 {
     let distances = found.iter().zip(meant).map(|(found, meant)| (found - meant).abs() / (1.0 + meant.abs()));
     distances.sum::<f64>() / meant.len() as f64
@@ -284,7 +285,8 @@ pub(super) fn logprobs(
     Ok(found)
 }
 
-/// How far the log-probs of two engines may be apart, by [`distance_of`], that have the same weights and compute otherwise.
+/// How far the log-probs of two engines may be apart, by [`distance_of`], that have the same weights and compute
+/// otherwise.
 pub fn tolerance_between(one: KernelClass, other: KernelClass) -> f64 {
     // Both are compared with the learner where it computes in fp32.
     Rounding::of(one).tolerance(Dtype::Fp32) + Rounding::of(other).tolerance(Dtype::Fp32)
@@ -303,9 +305,10 @@ impl Rounding {
         Self { stored: class.device.export_dtype(), weights, kv }
     }
 
-    /// The largest [`distance_of`] log-probs from a learner that computes in `learner`: several times what was found between
-    /// honest sides, on trained and on random models (fp32 8e-7, bf16x3 9e-6, fp16 5e-4, bf16 5e-3, int8 2e-2, keys and values
-    /// in int8 3e-2, a learner in bf16 8e-3). A version that has nothing to do with its canaries is 0.15 away and more.
+    /// The largest [`distance_of`] log-probs from a learner that computes in `learner`: several times what was found
+    /// between honest sides, on trained and on random models (fp32 8e-7, bf16x3 9e-6, fp16 5e-4, bf16 5e-3, int8 2e-2,
+    /// keys and values in int8 3e-2, a learner in bf16 8e-3). A version that has nothing to do with its canaries is
+    /// 0.15 away and more.
     fn tolerance(self, learner: Dtype) -> f64 {
         let weights = match (self.weights, self.stored) {
             (Format::Fp32, Dtype::Fp32) | (Format::Bf16x3, _) => 1e-3,

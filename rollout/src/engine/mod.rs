@@ -1,10 +1,10 @@
 //! Continuous batching over ONNX Runtime: token ids in, sampled completions out.
 //!
 //! An [`Engine`] owns one version of the weights, the keys and values of its sequences, and a queue of groups. Each
-//! [`Engine::advance`] admits waiting samples to free slots, prefilling each prompt once for its whole group, and decodes
-//! one token for every running sequence, or several where drafts come true. What a completion becomes depends on the
-//! weights and on its own key (seed, epoch, prompt id, sample) alone: not on the slots, on its neighbours or on the
-//! threads.
+//! [`Engine::advance`] admits waiting samples to free slots, prefilling each prompt once for its whole group, and
+//! decodes one token for every running sequence, or several where drafts come true. What a completion becomes depends
+//! on the weights and on its own key (seed, epoch, prompt id, sample) alone: not on the slots, on its neighbours or on
+//! the threads.
 //!
 //! Before a version is installed, at the start as well, the gate compares hashes, norms and log-probs with those that
 //! the learner has left. Norms of equal values are equal to the last bits, because both sides add them up in one order.

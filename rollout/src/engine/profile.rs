@@ -37,14 +37,15 @@ pub struct Profile {
     pub graph_steps: u64,
     /// Positions that the rows of decode steps attended to, each row's own counted.
     pub decode_positions: u64,
-    /// Bytes of keys and values that decode steps read, summed over the steps. With packed kernels a shared prompt counts
-    /// once a step.
+    /// Bytes of keys and values that decode steps read, summed over the steps. With packed kernels a shared prompt
+    /// counts once a step.
     pub kv_bytes_read: u64,
     /// Most bytes of keys and values in use.
     pub kv_bytes_peak: u64,
     /// Tokens computed on trial beside those of decode steps.
     pub drafted_tokens: u64,
-    /// Of these, the ones that were drawn; they count among `decode_tokens`, which a step then has more of than sequences.
+    /// Of these, the ones that were drawn; they count among `decode_tokens`, which a step then has more of than
+    /// sequences.
     pub accepted_tokens: u64,
     /// Of the decode tokens, those that were drawn from a whole row of logits; the others came of a few candidates.
     pub whole_rows: u64,

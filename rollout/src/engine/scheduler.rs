@@ -127,9 +127,9 @@ impl Scheduler {
         self.closed = !admit;
     }
 
-    /// Number of prompts to be prefilled now, in one call: when a slot is free and the next sample's prompt is in no prefix
-    /// slot, those of the first groups whose samples have free slots, within the limits and `budget` tokens. 0 when the
-    /// first alone is longer than that, or none is wanted.
+    /// Number of prompts to be prefilled now, in one call: when a slot is free and the next sample's prompt is in no
+    /// prefix slot, those of the first groups whose samples have free slots, within the limits and `budget` tokens. 0
+    /// when the first alone is longer than that, or none is wanted.
     pub fn prompts_to_prefill(&self, limits: PrefillLimits, budget: usize) -> usize {
         let mut free = self.capacity - self.occupied;
         if self.closed || self.next_prefix().is_some() {
@@ -201,8 +201,8 @@ impl Scheduler {
         self.waiting.front()?.prefix
     }
 
-    /// Puts the next sample into a free slot, if its prompt is ready and there is one; returns the slot and the prefix slot
-    /// of its prompt.
+    /// Puts the next sample into a free slot, if its prompt is ready and there is one; returns the slot and the prefix
+    /// slot of its prompt.
     pub fn start_next(&mut self, limits: &Limits) -> Option<(usize, usize)> {
         if self.closed || self.occupied == self.capacity {
             return None;

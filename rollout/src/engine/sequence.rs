@@ -64,8 +64,8 @@ pub(super) struct Sequence {
 }
 
 impl Sequence {
-    /// A sample of a group that was queued and whose prompt began to be computed at these times. Without a history, nothing
-    /// is drafted for it.
+    /// A sample of a group that was queued and whose prompt began to be computed at these times. Without a history,
+    /// nothing is drafted for it.
     pub fn new(
         request: &Arc<GroupRequest>,
         sample: u32,

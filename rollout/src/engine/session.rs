@@ -74,8 +74,8 @@ pub(super) fn require_finite(logits: &[f32]) -> Result<(), EngineError> {
     })
 }
 
-/// A session for a graph; `weights` is the hash of what it was exported from, if it is known, and `merged` are the tensors
-/// that it has in place of those of the export.
+/// A session for a graph; `weights` is the hash of what it was exported from, if it is known, and `merged` are the
+/// tensors that it has in place of those of the export.
 pub(crate) fn load(
     path: &Path,
     options: SessionOptions,
@@ -97,8 +97,8 @@ pub(crate) fn load(
     alone(|| builder.commit_from_file(path))
 }
 
-/// A session for a small graph in memory, beside one for a model. On devices, CUDA runs it: TensorRT would take longer to
-/// build it than it ever runs.
+/// A session for a small graph in memory, beside one for a model. On devices, CUDA runs it: TensorRT would take longer
+/// to build it than it ever runs.
 pub(super) fn load_small(graph: &[u8], options: SessionOptions) -> ort::Result<Session> {
     let cuda = (options.device != Device::Cpu).then(|| cuda().build().error_on_failure());
     let mut builder = builder(options)?.with_execution_providers(cuda.as_slice())?;
@@ -108,8 +108,8 @@ pub(super) fn load_small(graph: &[u8], options: SessionOptions) -> ort::Result<S
 static BEING_MADE: Mutex<()> = Mutex::new(());
 
 /// Makes a session while no other is made. ONNX Runtime looks for the domain of a session's operators in a table of the
-/// process and enters it there if it is new, both without a lock (microsoft/onnxruntime#26366): of two threads that make
-/// the first sessions with packed operators, or with TensorRT, one can fail.
+/// process and enters it there if it is new, both without a lock (microsoft/onnxruntime#26366): of two threads that
+/// make the first sessions with packed operators, or with TensorRT, one can fail.
 pub(super) fn alone(make: impl FnOnce() -> ort::Result<Session>) -> ort::Result<Session> {
     let _made = BEING_MADE.lock().unwrap_or_else(PoisonError::into_inner);
     make()

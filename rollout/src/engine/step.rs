@@ -145,9 +145,9 @@ impl Engine {
         Ok(())
     }
 
-    /// One step: waiting samples start in free slots (their prompts are prefilled first, up to
-    /// `max_num_batched_tokens` prompt tokens; a longer prompt in pieces while sequences run, or as a whole with the stock
-    /// kernels), then every running sequence gets one more token.
+    /// One step: waiting samples start in free slots (their prompts are prefilled first, up to `max_num_batched_tokens`
+    /// prompt tokens; a longer prompt in pieces while sequences run, or as a whole with the stock kernels), then every
+    /// running sequence gets one more token.
     ///
     /// # Errors
     /// When ONNX Runtime fails or logits are not finite. The engine is then of no further use.
@@ -200,8 +200,8 @@ impl Engine {
         self.scheduler.set_admission(admit);
     }
 
-    /// Ends everything that runs or waits with [`shared::FinishReason::Aborted`]; sequences that had begun are returned with
-    /// their tokens so far, waiting ones without any. Prompts that were computed for them keep their memory until
+    /// Ends everything that runs or waits with [`shared::FinishReason::Aborted`]; sequences that had begun are returned
+    /// with their tokens so far, waiting ones without any. Prompts that were computed for them keep their memory until
     /// the next ones are.
     pub fn abort_all(&mut self) -> Vec<FinishedSequence> {
         for slot in 0..self.scheduler.slots().len() {
@@ -249,7 +249,8 @@ impl Engine {
         }
     }
 
-    /// Log-probs (temperature 1, without penalties) of a completion after a prompt, whoever has made it. What runs goes on after.
+    /// Log-probs (temperature 1, without penalties) of a completion after a prompt, whoever has made it. What runs goes
+    /// on after.
     ///
     /// # Errors
     /// Tokens outside the vocabulary, or none; those of the graph.
@@ -282,8 +283,8 @@ impl Engine {
         self.abilities.kernels
     }
 
-    /// What multiplies in the linear layers: the instruction set of the packed kernels (`amx-int8`, `amx-bf16`, `amx-bf16x3`,
-    /// `avx512-vnni`, `avx512`, `avx2`, `plain`), or `onnxruntime`.
+    /// What multiplies in the linear layers: the instruction set of the packed kernels (`amx-int8`, `amx-bf16`,
+    /// `amx-bf16x3`, `avx512-vnni`, `avx512`, `avx2`, `plain`), or `onnxruntime`.
     #[must_use]
     pub fn instruction_set(&self) -> &'static str {
         self.abilities.instruction_set
@@ -315,9 +316,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Switches to the new weights if they are ready, without waiting. Running sequences go on under the new weights with
-    /// the keys and values they have; a caller that wants them to finish first pauses the admission and calls this when
-    /// nothing runs. Samples that start later get a prompt prefilled with the new weights.
+    /// Switches to the new weights if they are ready, without waiting. Running sequences go on under the new weights
+    /// with the keys and values they have; a caller that wants them to finish first pauses the admission and calls this
+    /// when nothing runs. Samples that start later get a prompt prefilled with the new weights.
     ///
     /// # Errors
     /// When the new weights could not be loaded, or are refused; the old weights stay in use.
@@ -367,8 +368,8 @@ impl Engine {
         }
     }
 
-    /// Computes at most `most` further tokens of each of the prompts of the first waiting groups: all that is left of them, or
-    /// a piece of the first alone.
+    /// Computes at most `most` further tokens of each of the prompts of the first waiting groups: all that is left of
+    /// them, or a piece of the first alone.
     fn prefill(&mut self, prompts: usize, most: usize, watch: &mut Stopwatch) -> Result<(), EngineError> {
         self.scheduler.admit(prompts);
         self.profile.scheduling += watch.lap();

@@ -11,7 +11,8 @@ use shared::{ModelConfig, PolicyVersion, WeightManifest};
 use super::{EngineError, WeightSource, session::read_manifest};
 use crate::trace::{self, Event};
 
-/// Loads and checks a version and leaves it where the backend finds it, on its [`Shelf`]; returns the time that the gate took.
+/// Loads and checks a version and leaves it where the backend finds it, on its [`Shelf`]; returns the time that the
+/// gate took.
 pub(super) type LoadJob = Box<dyn FnOnce() -> Result<Duration, EngineError> + Send>;
 
 /// Where the thread that loads a version leaves it for the backend.
@@ -49,8 +50,8 @@ impl<T: Send + 'static> Shelf<T> {
     }
 }
 
-/// A thread that is waited for even when nobody wants what it does any more: at the end of the program, ONNX Runtime must
-/// not be taken down under it.
+/// A thread that is waited for even when nobody wants what it does any more: at the end of the program, ONNX Runtime
+/// must not be taken down under it.
 struct Joined<T>(Option<JoinHandle<T>>);
 
 impl<T> Drop for Joined<T> {

@@ -28,11 +28,12 @@ pub struct EngineOptions {
     pub threads: usize,
     /// Sequences decoded at once (vLLM `max_num_seqs`).
     pub max_num_seqs: usize,
-    /// Prompt tokens prefilled between two decode steps (vLLM `max_num_batched_tokens`). With [`Kernels::Packed`] a longer
-    /// prompt is computed in pieces while sequences run; otherwise at least one prompt goes through, however long.
+    /// Prompt tokens prefilled between two decode steps (vLLM `max_num_batched_tokens`). With [`Kernels::Packed`] a
+    /// longer prompt is computed in pieces while sequences run; otherwise at least one prompt goes through, however
+    /// long.
     pub max_num_batched_tokens: usize,
-    /// Prompts prefilled in one call of the graph, padded to the longest of them (with [`Kernels::Stock`]): fewer calls,
-    /// but a place in the KV cache for each.
+    /// Prompts prefilled in one call of the graph, padded to the longest of them (with [`Kernels::Stock`]): fewer
+    /// calls, but a place in the KV cache for each.
     pub prefill_batch: usize,
     /// Longest prompt plus completion (vLLM `max_model_len`).
     pub max_model_len: usize,
@@ -42,20 +43,22 @@ pub struct EngineOptions {
     /// Logits of a row that are fetched to draw a token, where they stay on the device that computed them (with
     /// [`Kernels::Stock`]); a row that needs more is fetched whole. 0 fetches all logits of every row.
     pub candidates: usize,
-    /// Whether decode steps are recorded as CUDA graphs and replayed (with [`Kernels::Stock`]): a launch instead of hundreds,
-    /// but steps run in batches of a few sizes, padded, with attention laid out for the longest sequences, and each size is
-    /// recorded anew for every version of the weights. No other thread of the process may use the device while a size is
-    /// used for the first time; those of the engine do not. On the CPU, where there is nothing to record, it only pads.
+    /// Whether decode steps are recorded as CUDA graphs and replayed (with [`Kernels::Stock`]): a launch instead of
+    /// hundreds, but steps run in batches of a few sizes, padded, with attention laid out for the longest sequences,
+    /// and each size is recorded anew for every version of the weights. No other thread of the process may use the
+    /// device while a size is used for the first time; those of the engine do not. On the CPU, where there is nothing
+    /// to record, it only pads.
     pub cuda_graphs: bool,
     /// Whether idle graph threads spin for a moment between operators: faster on cores of their own, slower on cores
     /// shared with another busy process (the learner).
     pub spinning: bool,
     /// Whether new weights will be swapped in: the memory plan then counts a second set.
     pub hot_swap: bool,
-    /// Whether weights must be what the learner published: the tensors by their hashes and norms, and the log-probs of the
-    /// canaries that lie beside them.
+    /// Whether weights must be what the learner published: the tensors by their hashes and norms, and the log-probs of
+    /// the canaries that lie beside them.
     pub conformity_gate: bool,
-    /// Numbers of the matrices that no version changes, where versions are adapters: the plan counts no second set of them.
+    /// Numbers of the matrices that no version changes, where versions are adapters: the plan counts no second set of
+    /// them.
     pub kept: u64,
     /// Bytes that it may take, where somebody has planned it; otherwise it looks at what is free.
     pub memory: Option<u64>,
@@ -99,8 +102,8 @@ impl EngineOptions {
         }
     }
 
-    /// What a run's options say, for sequences of at most `max_model_len` tokens. Without `max_num_seqs`, as many at once as a step
-    /// has completions, whatever the memory.
+    /// What a run's options say, for sequences of at most `max_model_len` tokens. Without `max_num_seqs`, as many at
+    /// once as a step has completions, whatever the memory.
     #[must_use]
     pub fn of(config: &TrainConfig, model: &ModelConfig, max_model_len: usize) -> Self {
         let cores = thread::available_parallelism().map_or(1, usize::from);
@@ -141,7 +144,8 @@ impl EngineOptions {
         self.max_num_seqs.max(drafted.min(DRAFT_ROWS))
     }
 
-    /// Places in the KV cache: those of the running sequences, of the prompts that samples are started from, and of states.
+    /// Places in the KV cache: those of the running sequences, of the prompts that samples are started from, and of
+    /// states.
     pub(super) fn slots(&self) -> usize {
         self.max_num_seqs.saturating_add(self.prefill_batch).saturating_add(self.kept_states)
     }
@@ -168,7 +172,8 @@ pub struct GroupRequest {
     pub samples: Arc<[u32]>,
     /// How tokens are drawn.
     pub sampling: Arc<SamplingParams>,
-    /// Own completion lengths by the index of the sample, for benchmarks with ragged lengths; wins over `max_completion_length`.
+    /// Own completion lengths by the index of the sample, for benchmarks with ragged lengths; wins over
+    /// `max_completion_length`.
     pub lengths: Option<Arc<[u32]>>,
     /// Makes a criterion for each completion; absent without stop strings.
     pub stop_criterion: Option<Arc<dyn Fn() -> Box<dyn StopCriterion> + Send + Sync>>,

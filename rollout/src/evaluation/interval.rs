@@ -9,8 +9,8 @@ pub(super) const CONFIDENCE: f64 = 0.95;
 
 /// The ends of the 95 % interval of a mean of shares, one of each prompt; NaN where there is too little to say one.
 ///
-/// Where each prompt is all or nothing, that is Wilson's, which holds near 0 and 1 too; else Student's t, with the prompt as the
-/// observation, since the completions of a prompt are alike.
+/// Where each prompt is all or nothing, that is Wilson's, which holds near 0 and 1 too; else Student's t, with the
+/// prompt as the observation, since the completions of a prompt are alike.
 pub(super) fn of_share(values: &[f64]) -> [f64; 2] {
     if values.iter().all(|value| [0.0, 1.0].contains(value)) {
         return wilson(mean(values.iter().copied()), values.len() as f64);

@@ -24,8 +24,8 @@ pub enum Verdict {
 
 /// Two models on the prompts that both have a figure for.
 ///
-/// A prompt is one observation: its figure is the mean over its completions, and the difference of the two means is what is
-/// averaged. That the prompts are the same takes out how hard they are.
+/// A prompt is one observation: its figure is the mean over its completions, and the difference of the two means is
+/// what is averaged. That the prompts are the same takes out how hard they are.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Difference {
     /// Prompts.
@@ -57,7 +57,8 @@ pub fn compare(pairs: &[(f64, f64)]) -> Option<Difference> {
     let bound = if are_shares { 1.0 } else { f64::INFINITY };
     let p_value = match error {
         0.0 if difference == 0.0 => 1.0,
-        // All differences are the same, and say nothing of how they vary: at least all have one sign, as tossed coins may.
+        // All differences are the same, and say nothing of how they vary: at least all have one sign, as tossed coins
+        // may.
         0.0 => 0.5_f64.powi(pairs.len() as i32 - 1),
         _ => 2.0 * freedom.sf((difference / error).abs()),
     };

@@ -65,8 +65,8 @@ impl WeightFollower {
         WeightSource { dir: self.run_dir.version(version), version }
     }
 
-    /// One look at where things stand, without waiting: begins a swap, or makes it when it may be made. A version that is
-    /// refused is tried again when the learner has published it again.
+    /// One look at where things stand, without waiting: begins a swap, or makes it when it may be made. A version that
+    /// is refused is tried again when the learner has published it again.
     ///
     /// # Errors
     /// When the version cannot be loaded, after several attempts, or is refused after the learner's end.
@@ -112,14 +112,14 @@ impl WeightFollower {
         Err(error.context(format!("weights v{target} cannot be loaded")))
     }
 
-    /// The learner was restarted and makes the versions after `newest` anew: one of them that is loaded, or about to be,
-    /// is replaced even by a version of the same number.
+    /// The learner was restarted and makes the versions after `newest` anew: one of them that is loaded, or about to
+    /// be, is replaced even by a version of the same number.
     pub fn forget(&mut self, engine: &dyn Generate, newest: PolicyVersion) {
         self.lost |= self.pending.unwrap_or(newest).max(engine.version()) > newest;
     }
 
-    /// Whether new groups may be given to the engine: not before a swap that waits for the running ones, and not while what
-    /// it has is lost.
+    /// Whether new groups may be given to the engine: not before a swap that waits for the running ones, and not while
+    /// what it has is lost.
     #[must_use]
     pub fn takes_groups(&self, engine: &dyn Generate) -> bool {
         !self.lost && self.pending.is_none_or(|pending| self.swap == WeightSwap::Continue && pending > engine.version())

@@ -17,8 +17,8 @@ use crate::{
     reward,
 };
 
-/// Every reason why a run of this configuration would not start, in words. What the launcher sees by itself is left out: a
-/// model or a dataset that cannot be opened, and a dataset without rows.
+/// Every reason why a run of this configuration would not start, in words. What the launcher sees by itself is left
+/// out: a model or a dataset that cannot be opened, and a dataset without rows.
 #[must_use]
 pub fn problems(config: &TrainConfig) -> Vec<String> {
     let mut found = Problems::default();

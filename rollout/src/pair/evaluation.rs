@@ -42,8 +42,8 @@ struct Round {
 }
 
 impl Evaluation {
-    /// An evaluation every `every` of `total_steps` steps; what `eval.jsonl` already holds of versions up to `newest` is not
-    /// done again, later versions are forgotten.
+    /// An evaluation every `every` of `total_steps` steps; what `eval.jsonl` already holds of versions up to `newest`
+    /// is not done again, later versions are forgotten.
     ///
     /// # Errors
     /// When the file cannot be read or written.

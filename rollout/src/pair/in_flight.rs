@@ -1,9 +1,9 @@
-//! What is in flight when the learner writes a checkpoint: written for that ([`Keeper`]), and taken up again by the sampler of a
-//! run that goes on from there ([`Kept`]).
+//! What is in flight when the learner writes a checkpoint: written for that ([`Keeper`]), and taken up again by the
+//! sampler of a run that goes on from there ([`Kept`]).
 //!
-//! It is kept by position, that is, by prompt, and without a place in the run. The plan begins positions as ever and gives them
-//! their places as ever; whatever is kept of a position that it begins need not be sampled. So nothing of what the plan holds
-//! true, `max_staleness` above all, depends on what a file says.
+//! It is kept by position, that is, by prompt, and without a place in the run. The plan begins positions as ever and
+//! gives them their places as ever; whatever is kept of a position that it begins need not be sampled. So nothing of
+//! what the plan holds true, `max_staleness` above all, depends on what a file says.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,7 +22,8 @@ use shared::{
 use super::{link::Link, plan::size};
 use crate::data::PromptRow;
 
-/// Memory of the groups that are written for a checkpoint. What does not fit is sampled again if the run goes on from there.
+/// Memory of the groups that are written for a checkpoint. What does not fit is sampled again if the run goes on from
+/// there.
 const MOST_BYTES: usize = 256 << 20;
 
 /// Answers the learner's requests, on a thread of its own.
@@ -101,7 +102,8 @@ pub struct Kept {
 }
 
 impl Kept {
-    /// What the learner's newest checkpoint has, if the learner says that it is of use. A file that cannot be read is none.
+    /// What the learner's newest checkpoint has, if the learner says that it is of use. A file that cannot be read is
+    /// none.
     #[must_use]
     pub fn open(run_dir: &RunDir, learner: &LearnerStatus, num_generations: u32) -> Self {
         let step = learner.durable_step;

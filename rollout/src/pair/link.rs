@@ -1,7 +1,7 @@
 //! The thread that owns the sampler's end of the channel.
 //!
-//! It repeats the sampler's status and watches the learner's whatever the step loop is busy with, so that a long step or
-//! session build never looks like a dead process; and it waits for room in the channel in the step loop's place.
+//! It repeats the sampler's status and watches the learner's whatever the step loop is busy with, so that a long step
+//! or session build never looks like a dead process; and it waits for room in the channel in the step loop's place.
 
 use std::{
     sync::{
@@ -53,8 +53,8 @@ pub struct Link {
 }
 
 impl Link {
-    /// Starts the thread for the run in `run_dir`. The learner is given up after `timeout` without a sign of life, counted
-    /// from now, unless it has left because the run is over.
+    /// Starts the thread for the run in `run_dir`. The learner is given up after `timeout` without a sign of life,
+    /// counted from now, unless it has left because the run is over.
     ///
     /// # Errors
     /// When no thread can be started.

@@ -15,8 +15,8 @@ pub struct Share {
 }
 
 impl Share {
-    /// Shares of sources with so many rows each, in proportion to weights, of an epoch with as many prompts as all have rows;
-    /// `None` without weights.
+    /// Shares of sources with so many rows each, in proportion to weights, of an epoch with as many prompts as all have
+    /// rows; `None` without weights.
     ///
     /// # Errors
     /// The index of a source whose weight is too small for a single prompt.
@@ -39,8 +39,8 @@ impl Share {
         self.drawn
     }
 
-    /// The rows that an epoch draws, one after the other: it goes on in the source where the epoch before has ended, and
-    /// every row comes once before one comes again.
+    /// The rows that an epoch draws, one after the other: it goes on in the source where the epoch before has ended,
+    /// and every row comes once before one comes again.
     fn rows_of(&self, epoch: u64, source: u64, seed: Option<u64>) -> Vec<usize> {
         let begin = epoch * self.drawn as u64;
         let mut pass: Option<(u64, Vec<u32>)> = None;
@@ -57,8 +57,8 @@ impl Share {
     }
 }
 
-/// Whole numbers that add up to `total`, in proportion to weights: rounded down, and what is missing goes to those that lost
-/// most by it.
+/// Whole numbers that add up to `total`, in proportion to weights: rounded down, and what is missing goes to those that
+/// lost most by it.
 fn apportion(total: usize, weights: &[f64]) -> Vec<usize> {
     let sum: f64 = weights.iter().sum();
     let exact: Vec<f64> = weights.iter().map(|weight| weight / sum * total as f64).collect();

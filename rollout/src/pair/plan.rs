@@ -1,9 +1,9 @@
-//! Which group is made next, which is handed over next, and which is kept: the sampler's half of the hand-over contract,
-//! without engine, channel or clock.
+//! Which group is made next, which is handed over next, and which is kept: the sampler's half of the hand-over
+//! contract, without engine, channel or clock.
 //!
-//! A group's identity, (step, index), and its dataset position follow from the learner's status and from which groups are
-//! usable ([`candidates`] decides), so a plan can be thrown away and built again from the next status: that is all a
-//! restarted sampler does.
+//! A group's identity, (step, index), and its dataset position follow from the learner's status and from which groups
+//! are usable ([`candidates`] decides), so a plan can be thrown away and built again from the next status: that is all
+//! a restarted sampler does.
 
 mod candidates;
 
@@ -78,8 +78,8 @@ impl Plan {
     /// the new process is handed over again; groups of durable steps are dropped.
     ///
     /// Returns the newest version that a restarted learner has kept, where those after it will be other weights when it
-    /// has made them again: a synchronous run repeats them to the last bit, one with `max_staleness` does not. A roll-back
-    /// keeps what is before the versions that it gives up.
+    /// has made them again: a synchronous run repeats them to the last bit, one with `max_staleness` does not. A
+    /// roll-back keeps what is before the versions that it gives up.
     pub fn observe(&mut self, status: LearnerStatus) -> Option<PolicyVersion> {
         let restarted = self.learner.as_ref().is_some_and(|old| old.incarnation != status.incarnation);
         let durable = status.durable_step;
@@ -107,8 +107,8 @@ impl Plan {
         newest
     }
 
-    /// The first place that has no group: behind what the learner has received and what follows on from it here. A group's
-    /// place depends on those before it, so placed groups that do not follow on are of no use.
+    /// The first place that has no group: behind what the learner has received and what follows on from it here. A
+    /// group's place depends on those before it, so placed groups that do not follow on are of no use.
     fn next_place(&self, status: &LearnerStatus) -> Place {
         let size = self.options.groups_per_step;
         let mut place = Place::first(status.step, status.cursor);
@@ -214,8 +214,8 @@ impl Plan {
         self.candidates.counts(position)
     }
 
-    /// Forgets what is finished of these prompts, by row and epoch, and has not been handed over: it is made again, and so is what
-    /// has its place behind it.
+    /// Forgets what is finished of these prompts, by row and epoch, and has not been handed over: it is made again, and
+    /// so is what has its place behind it.
     pub fn discard(&mut self, prompts: &[(PromptId, u32)]) {
         let Some(status) = self.learner.clone() else { return };
         let is_of = |group: &Scored| prompts.contains(&(group.prompt_id, group.epoch));

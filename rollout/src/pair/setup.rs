@@ -41,8 +41,8 @@ use crate::{
 /// learner falls back.
 const KEPT_BYTES: usize = 256 << 20;
 
-/// Runs the sampler of a run directory until the learner says that the run is over, or a signal asks for the end. The launcher
-/// has `given` it the id of the run, and `factory` makes what samples.
+/// Runs the sampler of a run directory until the learner says that the run is over, or a signal asks for the end. The
+/// launcher has `given` it the id of the run, and `factory` makes what samples.
 ///
 /// # Errors
 /// With context for the user: a bad configuration, model or dataset, a silent learner, an engine or channel that fails.
@@ -112,7 +112,8 @@ impl Inputs {
         Ok(Self { tokenizer, dataset, rewards, eval_dataset })
     }
 
-    /// Leaves out the prompts that fill `room`, and leaves word of it, and of what is odd about prompts, for the launcher.
+    /// Leaves out the prompts that fill `room`, and leaves word of it, and of what is odd about prompts, for the
+    /// launcher.
     fn leave_out_long(&mut self, run_dir: &RunDir, config: &TrainConfig, room: usize) -> anyhow::Result<()> {
         let look = |dataset: &mut Dataset, trained: Option<&Dataset>| {
             look_over(dataset, trained, &self.tokenizer, &self.rewards, config, room)
@@ -264,8 +265,8 @@ pub(crate) fn prompt_options(config: &TrainConfig) -> PromptOptions {
     }
 }
 
-/// Leaves out the prompts of a dataset that fill `room`, and says what there is to tell of the others and of their answers;
-/// `trained` are those of the training, where these are of the evaluation.
+/// Leaves out the prompts of a dataset that fill `room`, and says what there is to tell of the others and of their
+/// answers; `trained` are those of the training, where these are of the evaluation.
 pub(super) fn look_over(
     dataset: &mut Dataset,
     trained: Option<&Dataset>,
@@ -306,13 +307,15 @@ fn max_model_len(config: &TrainConfig, longest: usize, room: usize) -> usize {
     config.max_model_len.unwrap_or(room.min(longest + config.max_completion_length as usize))
 }
 
-/// What is said when completions of the longest prompt are cut although the model, with `limit` positions, has more room.
+/// What is said when completions of the longest prompt are cut although the model, with `limit` positions, has more
+/// room.
 fn cut_short(config: &TrainConfig, longest: usize, room: usize, limit: usize) -> Option<String> {
     let wanted = longest + config.max_completion_length as usize;
     (config.max_model_len.is_none() && room < wanted && room < limit).then(|| {
         format!(
-            "the longest prompt has {longest} tokens and `max_completion_length` is {}, and the learner has exported {room} \
-             positions: completions of such prompts are cut; set `max_model_len` to {}, or less with `max_prompt_length`",
+            "the longest prompt has {longest} tokens and `max_completion_length` is {}, and the learner has exported \
+             {room} positions: completions of such prompts are cut; set `max_model_len` to {}, or less with \
+             `max_prompt_length`",
             config.max_completion_length,
             wanted.min(limit)
         )

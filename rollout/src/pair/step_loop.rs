@@ -85,8 +85,8 @@ impl StepLoop {
             match event {
                 LinkEvent::Status(status) => {
                     let durable = PolicyVersion(status.durable_step.0);
-                    // The learner was restarted and makes the versions after this one anew, with other weights, or has given
-                    // them up. What was measured of the latter stays true.
+                    // The learner was restarted and makes the versions after this one anew, with other weights, or has
+                    // given them up. What was measured of the latter stays true.
                     if let Some(newest) = self.plan.observe(status) {
                         self.weights.forget(generator, newest);
                         self.kept.forget(newest);
@@ -124,8 +124,8 @@ impl StepLoop {
         self.plan.learner().expect("the loop starts with the learner's first status")
     }
 
-    /// Whether nothing is left to do. The last version of a complete run is still evaluated if it is due; a run that was
-    /// ended early is not held up by that.
+    /// Whether nothing is left to do. The last version of a complete run is still evaluated if it is due; a run that
+    /// was ended early is not held up by that.
     fn over(&self) -> bool {
         self.learner().finished && !(self.complete() && self.evaluation_due())
     }

@@ -1,5 +1,5 @@
-//! Completions that the model itself makes of a few rows, for the rehearsal of reward functions: a function may look for something
-//! that no completion made by hand has.
+//! Completions that the model itself makes of a few rows, for the rehearsal of reward functions: a function may look
+//! for something that no completion made by hand has.
 
 use std::{
     collections::BTreeMap,

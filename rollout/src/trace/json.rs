@@ -18,7 +18,10 @@ pub(super) fn write(recording: &Recording, out: &mut impl Write) -> io::Result<(
     let events = recording.events();
     let shown = || events.iter().map(|e| (e, e.event.shown()));
     let tracks: BTreeMap<usize, String> = shown().map(|(_, shown)| (shown.track, shown.track_name)).collect();
-    let metadata = |kind: &str, tid: usize, args: Value| json!({"ph": "M", "pid": process, "tid": tid, "name": kind, "args": args});
+    let metadata = |kind: &str, tid: usize, args: Value| {
+        json!({"ph": "M", "pid": process, "tid": tid, "name": kind,
+        "args": args})
+    };
 
     write!(out, "{{\"otherData\":{},\"traceEvents\":[", json!({"dropped_events": recording.dropped()}))?;
     write!(out, "\n{}", metadata("process_name", 0, json!({"name": "rollout"})))?;

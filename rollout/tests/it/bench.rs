@@ -56,7 +56,8 @@ fn the_last_line_is_one_flat_record_of_the_asked_work() {
     for name in ["kv_use", "batch_occupancy"] {
         assert!(number(name) > 0.0 && number(name) <= 1.0, "{name}: {}", number(name));
     }
-    // The machine's limits are measured after the work: where another process takes the cores just then, a share exceeds 1.
+    // The machine's limits are measured after the work: where another process takes the cores just then, a share
+    // exceeds 1.
     let of_peak = number("gemm_flops_per_s") / number("gemm_peak_flops_per_s");
     assert!(of_peak > 0.0 && (number("gemm_peak_share") - of_peak).abs() < 1e-9 * of_peak);
     assert!(number("bandwidth_share") > 0.0 && number("read_peak_bytes_per_s") > 0.0);

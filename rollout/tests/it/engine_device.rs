@@ -1,5 +1,5 @@
-//! The engine on a CUDA device. These tests run where `TANDEM_TEST_DEVICE` is `cuda` or `tensorrt` and say that they are
-//! skipped elsewhere; what a machine without the device reports is tested everywhere.
+//! The engine on a CUDA device. These tests run where `TANDEM_TEST_DEVICE` is `cuda` or `tensorrt` and say that they
+//! are skipped elsewhere; what a machine without the device reports is tested everywhere.
 
 use std::{
     collections::BTreeMap,

@@ -126,8 +126,8 @@ fn open_parquet(path: &Path, bytes: Bytes) -> Result<ParquetRecordBatchReaderBui
         Some((name, column)) => Err(DataError::content(
             path,
             format!(
-                "its column `{column}` is compressed with {name}, which is not read; write it anew with zstd, for instance \
-                 `pq.write_table(pq.read_table(file), file, compression=\"zstd\")`"
+                "its column `{column}` is compressed with {name}, which is not read; write it anew with zstd, for \
+                 instance `pq.write_table(pq.read_table(file), file, compression=\"zstd\")`"
             ),
         )),
         None => Ok(file),
@@ -153,8 +153,8 @@ fn read_arrow(format: Format, path: &Path, bytes: &[u8], meter: &mut Meter) -> R
     Columns::new(path, &schema, Typed::columns(&schema, |_| false)).rows(format, &mut batches, meter)
 }
 
-/// Checks that no compressed column states a length that its bytes cannot have: that much memory would be asked for. What is
-/// damaged otherwise is left to the reader.
+/// Checks that no compressed column states a length that its bytes cannot have: that much memory would be asked for.
+/// What is damaged otherwise is left to the reader.
 fn check_packed_lengths(mut stream: &[u8]) -> Result<(), String> {
     // A marker, which very old files do without, and the length of the message.
     while let Some((length, rest)) = stream.strip_prefix(&[0xff; 4]).unwrap_or(stream).split_first_chunk() {
@@ -351,14 +351,15 @@ mod tests {
         assert!(found.starts_with("a.arrow: cannot be read as Arrow: "), "{found}");
     }
 
-    /// `load_dataset("json")` of datasets 5 makes columns of JSON where values have several types; the file without the schema
-    /// of Arrow has Parquet's own type alone.
+    /// `load_dataset("json")` of datasets 5 makes columns of JSON where values have several types; the file without the
+    /// schema of Arrow has Parquet's own type alone.
     #[test]
     fn columns_of_json_are_what_they_hold() {
         let expected = [
             json!({"prompt": [{"role": "user", "content": "1 + 1?"}], "answer": "two",
                    "more": {"a": [1, "b", 12_345_678_901_234_567_890_u64]}}),
-            json!({"prompt": [{"role": "user", "content": [{"type": "text", "text": "1 + 2?"}]}], "answer": ["3", "three"],
+            json!({"prompt": [{"role": "user", "content": [{"type": "text", "text": "1 + 2?"}]}], "answer": ["3",
+                "three"],
                    "more": {"a": null}}),
         ];
         for name in ["json.parquet", "json.plain.parquet", "saved_json"] {
@@ -432,7 +433,8 @@ mod tests {
         assert_eq!(values(left), [json!({}), json!({})]);
     }
 
-    /// Rewards look for the one and prompts are made of the other: without them, rows would be trained on as if all was well.
+    /// Rewards look for the one and prompts are made of the other: without them, rows would be trained on as if all was
+    /// well.
     #[test]
     fn a_column_of_prompts_or_answers_is_not_left_out() {
         for column in ["prompt", "messages", "conversations", "answer", "solution"] {
@@ -445,8 +447,8 @@ mod tests {
     fn the_way_out_goes_by_the_format() {
         let told = |format: Format| format.damaged("rows".as_ref())(&"NYI: a kind").to_string();
         assert!(told(Format::Parquet).ends_with("for instance `pq.write_table(pq.read_table(file), file)`"));
-        let arrow = "rows: cannot be read as Arrow: NYI: a kind; it uses what is not read: write it anew, for instance as Parquet \
-                     `pq.write_table(pa.ipc.open_";
+        let arrow = "rows: cannot be read as Arrow: NYI: a kind; it uses what is not read: write it anew, for instance \
+            as Parquet `pq.write_table(pa.ipc.open_";
         for (format, opened) in [(Format::ArrowFile, "file(pa"), (Format::ArrowStream, "stream(pa")] {
             assert!(told(format).starts_with(&format!("{arrow}{opened}")), "{}", told(format));
         }

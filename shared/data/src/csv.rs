@@ -145,7 +145,8 @@ mod tests {
         let text = ",n,half,money,code,nums,mixed,big,empty\n0,3,0.5,72.50,007,\"[1, 2]\",4,12345678901234567890123,\n\
                     1,,1.5,3.00,012,\"[3]\",four,1,\n";
         let found = values_of("rows.csv", text.as_bytes());
-        let first = json!({"Unnamed: 0": 0, "n": 3, "half": 0.5, "money": "72.50", "code": "007", "nums": [1, 2], "mixed": "4",
+        let first = json!({"Unnamed: 0": 0, "n": 3, "half": 0.5, "money": "72.50", "code": "007", "nums": [1, 2],
+            "mixed": "4",
                            "big": "12345678901234567890123", "empty": null});
         assert_eq!(found[0], first);
         assert_eq!(

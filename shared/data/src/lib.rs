@@ -1,9 +1,9 @@
-//! Datasets as their owners have them. [`read`] gives the rows of a file or folder as JSON objects, whatever it is written
-//! in, and [`count`] their number; [`Columns`] finds prompt and answer in columns of other names, and [`Shape`] says whose
-//! rows they are. What is read is the table of `docs/data.md`.
+//! Datasets as their owners have them. [`read`] gives the rows of a file or folder as JSON objects, whatever it is
+//! written in, and [`count`] their number; [`Columns`] finds prompt and answer in columns of other names, and [`Shape`]
+//! says whose rows they are. What is read is the table of `docs/data.md`.
 //!
-//! What a file is, its bytes say ([`Format`]); its name is asked only where they leave it open. Nothing is guessed about rows:
-//! a cell that might be a number and a text at once stays the text.
+//! What a file is, its bytes say ([`Format`]); its name is asked only where they leave it open. Nothing is guessed
+//! about rows: a cell that might be a number and a text at once stays the text.
 //!
 //! Sampler, learner and launcher read datasets through this crate. The launcher reads everything once before it starts
 //! anything. Which files of a folder are wanted is decided by their names alone. The crate knows nothing of models and

@@ -32,7 +32,8 @@ pub enum FleetError {
         reason: String,
     },
     /// The name of the coordinator is unknown.
-    #[error("--join {endpoint}: the name `{}` has no address ({reason}); is it spelt right, and does this host know it?", endpoint.host)]
+    #[error("--join {endpoint}: the name `{}` has no address ({reason}); is it spelt right, and does this host know \
+        it?", endpoint.host)]
     Name {
         /// Where.
         endpoint: Endpoint,
@@ -74,7 +75,8 @@ pub enum FleetError {
         reason: &'static str,
     },
     /// The coordinator has certificates, and the worker does not ask for them.
-    #[error("--join {endpoint}: what listens there speaks TLS; join {}", Endpoint { scheme: Scheme::Tls, ..endpoint.clone() })]
+    #[error("--join {endpoint}: what listens there speaks TLS; join \
+        {}", Endpoint { scheme: Scheme::Tls, ..endpoint.clone() })]
     SpeaksTls {
         /// Where.
         endpoint: Endpoint,
@@ -126,8 +128,8 @@ mod tests {
 
     #[test]
     fn places_in_the_source_of_zenoh_are_left_out() {
-        let error = "Can not create a link: [127.0.0.1:1: Connection refused at /x/src/tcp.rs:105.] at /x/src/tcp.rs:133. at \
-                     /x/src/unicast.rs:287.";
+        let error = "Can not create a link: [127.0.0.1:1: Connection refused at /x/src/tcp.rs:105.] at \
+            /x/src/tcp.rs:133. at /x/src/unicast.rs:287.";
         assert_eq!(plain(error), "Can not create a link: [127.0.0.1:1: Connection refused");
         assert_eq!(plain("look at a.rs:b\nat last."), "look at a.rs:b at last");
     }

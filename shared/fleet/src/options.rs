@@ -40,8 +40,8 @@ impl ListenOptions {
         }))
     }
 
-    /// Checks everything that can be checked without listening: that not everyone may take part, that files are there and are
-    /// what they should be. Remarks on what works and will not for long.
+    /// Checks everything that can be checked without listening: that not everyone may take part, that files are there
+    /// and are what they should be. Remarks on what works and will not for long.
     ///
     /// # Errors
     /// What is wrong.

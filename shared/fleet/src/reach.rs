@@ -60,8 +60,8 @@ fn connecting(error: &io::Error, within: Duration) -> String {
     }
 }
 
-/// Why a session did not open, given zenoh's words for it. What TLS has to say is asked for again, since those words do not
-/// have it.
+/// Why a session did not open, given zenoh's words for it. What TLS has to say is asked for again, since those words do
+/// not have it.
 pub(crate) fn why(options: &JoinOptions, words: &str, within: Duration) -> FleetError {
     if let Some(reason) = of_token(words, options.token_file.is_some()) {
         return FleetError::Token { endpoint: options.endpoint.clone(), reason };
@@ -85,7 +85,8 @@ pub(crate) fn why(options: &JoinOptions, words: &str, within: Duration) -> Fleet
     }
 }
 
-/// What the words say of a token. Whoever has the wrong word is sent away at the second message, whoever has none at the first.
+/// What the words say of a token. Whoever has the wrong word is sent away at the second message, whoever has none at
+/// the first.
 fn of_token(words: &str, given: bool) -> Option<&'static str> {
     if given && words.contains("response to an OpenSyn") {
         return Some("does not accept the token: --token-file has another word than its `token_file`");

@@ -29,12 +29,14 @@ pub(crate) const WORKERS: &str = "tandem/fleet/worker";
 
 /// A connection without a sign of life is given up after this.
 pub(crate) const LEASE: Duration = Duration::from_secs(10);
-/// How long a message may take to be sent; then zenoh closes the connection. Less than [`LEASE`]: where a connection dies with a
-/// message half sent, zenoh's only thread for sending waits for whoever is at it, and every other connection with it.
+/// How long a message may take to be sent; then zenoh closes the connection. Less than [`LEASE`]: where a connection
+/// dies with a message half sent, zenoh's only thread for sending waits for whoever is at it, and every other
+/// connection with it.
 const SLOWEST: Duration = Duration::from_secs(8);
 /// How long a worker rests between two tries to connect again: at first, and at most.
 const RETRY: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(2));
-/// Connections that have not said who they are: enough that a scan of the port, which says nothing, keeps no worker out.
+/// Connections that have not said who they are: enough that a scan of the port, which says nothing, keeps no worker
+/// out.
 const MOST_PENDING: usize = 1024;
 /// How often something is looked for that zenoh does not tell.
 pub(crate) const LOOK: Duration = Duration::from_millis(5);
@@ -172,7 +174,10 @@ fn may() -> Value {
         ("live", "ingress", json!(["liveliness_token"]), "tandem/fleet/worker/*"),
         ("look", "egress", json!(["declare_liveliness_subscriber", "liveliness_query"]), "tandem/fleet/worker/*"),
     ];
-    let rule = |(id, flow, messages, key): &(&str, &str, Value, &str)| json!({ "id": id, "flows": [flow], "messages": messages, "key_exprs": [key], "permission": "allow" });
+    let rule = |(id, flow, messages, key): &(&str, &str, Value, &str)| {
+        json!({ "id": id, "flows": [flow],
+        "messages": messages, "key_exprs": [key], "permission": "allow" })
+    };
     json!({
         "enabled": true,
         "default_permission": "deny",

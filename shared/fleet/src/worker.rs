@@ -136,8 +136,8 @@ impl WorkerEnd for ZenohWorker {
         let unanswered = || ChannelError::Timeout { peer: "coordinator", seconds: start.elapsed().as_secs_f64() };
         let failed = |error: &dyn Display| ChannelError::Unreachable(plain(&error.to_string()));
         let (sender, answers) = mpsc::channel();
-        // Waits until zenoh and the system have taken it all; then the answer has all of `timeout`. zenoh's own deadline is only
-        // to come after that.
+        // Waits until zenoh and the system have taken it all; then the answer has all of `timeout`. zenoh's own
+        // deadline is only to come after that.
         self.session
             .get(session::CALL)
             .payload(frame)

@@ -8,8 +8,8 @@
 //! arrive twice; a lease that nobody finishes is given to another worker, so it may be finished twice. Each completion
 //! counts once.
 //!
-//! Weights do not pass here. An [`Edition`] names them by hash, and the store of the run has them, or its run directory where
-//! there is no store.
+//! Weights do not pass here. An [`Edition`] names them by hash, and the store of the run has them, or its run directory
+//! where there is no store.
 
 use std::time::Duration;
 
@@ -28,12 +28,12 @@ use crate::{
 pub const CALL_INTERVAL: Duration = Duration::from_millis(500);
 /// Largest message that either side takes.
 pub const MOST_BYTES: usize = 256 << 20;
-/// About as many bytes of what it has made a worker puts into one call, and keeps the rest for the next: a message that is not
-/// sent within some seconds is lost with its connection, however slow that is.
+/// About as many bytes of what it has made a worker puts into one call, and keeps the rest for the next: a message that
+/// is not sent within some seconds is lost with its connection, however slow that is.
 pub const CALL_BYTES: usize = 1 << 20;
 
-/// A published version as it lies in the store, or where the learner has left it ([`RunFacts::run_dir`]). A version that a
-/// restarted learner makes again, or publishes again, is another edition of the same number.
+/// A published version as it lies in the store, or where the learner has left it ([`RunFacts::run_dir`]). A version
+/// that a restarted learner makes again, or publishes again, is another edition of the same number.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Edition {
     /// The version.
@@ -41,8 +41,8 @@ pub struct Edition {
     /// Which of the coordinator's publications: another one of the same bytes is looked at again by a worker that
     /// refused it.
     pub publication: u64,
-    /// Hash of the index that the store has of it, which has the hashes of everything else; without a store, hash of its
-    /// manifest.
+    /// Hash of the index that the store has of it, which has the hashes of everything else; without a store, hash of
+    /// its manifest.
     pub blake3: [u8; 32],
     /// The same of the export that it adds an adapter to, if it is one and lies in the store.
     pub base: Option<[u8; 32]>,
@@ -93,7 +93,8 @@ pub struct Lease {
     pub samples: Vec<u32>,
     /// How tokens are drawn.
     pub sampling: SamplingParams,
-    /// What reward functions see of the row, as JSON, where the worker is to score what it makes: all completions of the group.
+    /// What reward functions see of the row, as JSON, where the worker is to score what it makes: all completions of
+    /// the group.
     pub row: Option<String>,
 }
 
@@ -222,8 +223,8 @@ pub trait WorkerEnd: Send {
     /// Calls the coordinator. What is in the report has arrived when there is an answer; without one it may have.
     ///
     /// # Errors
-    /// [`ChannelError::Unreachable`] without a connection, which comes back by itself; [`ChannelError::Timeout`] without an
-    /// answer; [`ChannelError::Refused`] by the coordinator; an answer that cannot be read.
+    /// [`ChannelError::Unreachable`] without a connection, which comes back by itself; [`ChannelError::Timeout`]
+    /// without an answer; [`ChannelError::Refused`] by the coordinator; an answer that cannot be read.
     fn exchange(&mut self, report: &Report, timeout: Duration) -> Result<Orders, ChannelError>;
 
     /// Waits until the coordinator wakes it, at most so long; whether it has.

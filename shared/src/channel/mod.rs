@@ -8,8 +8,8 @@
 //! A status that has changed is sent at once; the repetition makes its loss harmless. Versions of the weights are found
 //! in the same way: the newest complete manifest on disk is the current one, and a message is only a reason to look.
 //!
-//! The transport of one node is iceoryx2 ([`iox`]); the tests of either half join two threads of one process instead. With
-//! samplers on other hosts, [`fleet`] is a second seam behind the first one, with frames of the same kind.
+//! The transport of one node is iceoryx2 ([`iox`]); the tests of either half join two threads of one process instead.
+//! With samplers on other hosts, [`fleet`] is a second seam behind the first one, with frames of the same kind.
 
 pub mod fleet;
 pub mod frame;
@@ -128,7 +128,8 @@ pub struct InFlight {
     pub blake3: Option<[u8; 32]>,
 }
 
-/// What the workers of a run are and have done, all of them together. Counters are those of the process that tells them.
+/// What the workers of a run are and have done, all of them together. Counters are those of the process that tells
+/// them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FleetStatus {
     /// Workers that can make completions now.

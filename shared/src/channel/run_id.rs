@@ -1,12 +1,12 @@
 //! Which run a process belongs to.
 //!
-//! A path does not say that: a directory can be removed, moved away or be there twice, in two containers with one `/dev/shm`,
-//! while processes of the run that had it are still at work. So the launcher draws an id at each start, leaves it in the
-//! run directory and gives it to both processes. It is in the names of their shared memory, in every frame and in the
-//! word that the run is over; whatever has another one is of another run and is not heard.
+//! A path does not say that: a directory can be removed, moved away or be there twice, in two containers with one
+//! `/dev/shm`, while processes of the run that had it are still at work. So the launcher draws an id at each start,
+//! leaves it in the run directory and gives it to both processes. It is in the names of their shared memory, in every
+//! frame and in the word that the run is over; whatever has another one is of another run and is not heard.
 //!
-//! A process that is started again gets the id of its launcher, and so finds the half that is still there. A resumed run has
-//! a new id: the pair of the launcher before it may still be dying.
+//! A process that is started again gets the id of its launcher, and so finds the half that is still there. A resumed
+//! run has a new id: the pair of the launcher before it may still be dying.
 
 use std::{fmt, io, num::ParseIntError, str::FromStr};
 
@@ -33,8 +33,8 @@ pub enum RunIdError {
     },
     /// The id is gone that was here at the start.
     #[error(
-        "{path} is missing, which `tandem train` wrote (id {own}): the folder was moved or emptied while this run was at work; \
-         start that one again where it is now"
+        "{path} is missing, which `tandem train` wrote (id {own}): the folder was moved or emptied while this run was \
+         at work; start that one again where it is now"
     )]
     Gone {
         /// The file.
@@ -44,8 +44,8 @@ pub enum RunIdError {
     },
     /// Another launcher has begun a run here.
     #[error(
-        "{dir} holds another run by now (id {found}, and this process is of {own}): it was moved or replaced while this \
-         run was at work; start that one again where it is now"
+        "{dir} holds another run by now (id {found}, and this process is of {own}): it was moved or replaced while \
+         this run was at work; start that one again where it is now"
     )]
     Other {
         /// The directory.
@@ -101,8 +101,8 @@ impl RunId {
         }
     }
 
-    /// The one that a process goes by which works in this directory: `given` by its launcher, and the directory's where it was
-    /// started by hand.
+    /// The one that a process goes by which works in this directory: `given` by its launcher, and the directory's where
+    /// it was started by hand.
     ///
     /// # Errors
     /// When the directory is another run's.

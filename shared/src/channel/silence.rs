@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 /// Longest time between two looks that counts as time spent listening.
 const ATTENTION: Duration = Duration::from_secs(1);
 
-/// Time without a sign of life from the peer. It counts only as far as somebody listened: a process that was stopped itself,
-/// or a whole machine that was suspended, has heard nothing either and must not take that for the end of its peer.
+/// Time without a sign of life from the peer. It counts only as far as somebody listened: a process that was stopped
+/// itself, or a whole machine that was suspended, has heard nothing either and must not take that for the end of its
+/// peer.
 #[derive(Debug)]
 pub struct Silence {
     length: Duration,

@@ -97,7 +97,8 @@ macro_rules! choices {
         }
 
         impl $crate::declare::OptionValue for $name {
-            const KIND: $crate::declare::ValueKind = $crate::declare::ValueKind::Choice(<Self as $crate::declare::Choice>::WORDS);
+            const KIND: $crate::declare::ValueKind =
+                $crate::declare::ValueKind::Choice(<Self as $crate::declare::Choice>::WORDS);
         }
     )+ };
 }

@@ -18,8 +18,8 @@ pub enum Contrast {
     Steps,
     /// The scores of one function, by its index.
     Function(usize),
-    /// Whether completions are right: some get at least `at` from a function, and some less (DAPO, arXiv:2503.14476, eq. 11:
-    /// 0 < number correct < G).
+    /// Whether completions are right: some get at least `at` from a function, and some less (DAPO, arXiv:2503.14476,
+    /// eq. 11: 0 < number correct < G).
     Correct {
         /// Index of the function.
         function: usize,

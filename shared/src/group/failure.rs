@@ -12,8 +12,8 @@ choices! {
         Exclude = "exclude",
         /// The function's score is 0.
         Zero = "zero",
-        /// The function is left out of the completion's sum, as where it abstains. With several functions, the completion
-        /// is then compared with others that have more functions' scores.
+        /// The function is left out of the completion's sum, as where it abstains. With several functions, the
+        /// completion is then compared with others that have more functions' scores.
         SkipFunction = "skip_function",
     }
 }

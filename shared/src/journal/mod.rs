@@ -1,5 +1,5 @@
-//! Journals: files of one JSON object per line, to which a run adds as it goes on. One reader for all of them: a line that is
-//! damaged, or of a kind that this version does not know, hides nothing else and is counted.
+//! Journals: files of one JSON object per line, to which a run adds as it goes on. One reader for all of them: a line
+//! that is damaged, or of a kind that this version does not know, hides nothing else and is counted.
 
 mod steps;
 
@@ -150,8 +150,8 @@ pub fn parse<T: Entry>(text: &[u8]) -> (Vec<T>, Skipped) {
     (entries, skipped)
 }
 
-/// Cuts a journal back to what belongs to the steps from `first` to `last`, and shows that: lines of other steps and damaged
-/// ones go, whole ones of unknown kinds stay. Afterwards there is a file, each of its lines with its end.
+/// Cuts a journal back to what belongs to the steps from `first` to `last`, and shows that: lines of other steps and
+/// damaged ones go, whole ones of unknown kinds stay. Afterwards there is a file, each of its lines with its end.
 ///
 /// # Errors
 /// As [`for_each`]; a file that cannot be written.

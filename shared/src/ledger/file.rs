@@ -26,9 +26,9 @@ impl Entry for LedgerLine {
 }
 
 impl LedgerFile {
-    /// Opens the file for a run that goes on after `completed_steps` steps, and says what was found. Lines of later steps, damaged
-    /// ones and a torn last one, left by a process that was killed, are cut off, since those steps are made again; so are lines of
-    /// steps before `first`. The steps that were found are those of groups.
+    /// Opens the file for a run that goes on after `completed_steps` steps, and says what was found. Lines of later
+    /// steps, damaged ones and a torn last one, left by a process that was killed, are cut off, since those steps are
+    /// made again; so are lines of steps before `first`. The steps that were found are those of groups.
     ///
     /// # Errors
     /// Any error of the file system, with the path.

@@ -1,9 +1,9 @@
-//! The ledger of a run: what became of every prompt and every completion that was made for it. The learner writes it, step by
-//! step; `tandem explain` reads it.
+//! The ledger of a run: what became of every prompt and every completion that was made for it. The learner writes it,
+//! step by step; `tandem explain` reads it.
 //!
-//! A place in the dataset's endless order of prompts, the *position*, is used up exactly once, by a group that is in a step's batch
-//! or by one that dynamic sampling made on the way to it and dropped. So the positions of a step follow on, without a gap, from
-//! those of the step before, and each completion of each has one state.
+//! A place in the dataset's endless order of prompts, the *position*, is used up exactly once, by a group that is in a
+//! step's batch or by one that dynamic sampling made on the way to it and dropped. So the positions of a step follow
+//! on, without a gap, from those of the step before, and each completion of each has one state.
 
 mod file;
 mod tokens;
@@ -30,7 +30,8 @@ choices! {
         OffPolicy = "off_policy",
         /// The policy had moved away from it: `off_policy_mask_threshold` left it out of the policy term of every pass.
         OffPolicyMasked = "off_policy_masked",
-        /// All of its tokens were of low entropy: `top_entropy_quantile` left them out of the policy term of every pass.
+        /// All of its tokens were of low entropy: `top_entropy_quantile` left them out of the policy term of every
+        /// pass.
         LowEntropy = "low_entropy",
         /// `early_stop_imp_ratio` left out the minibatch that it was in, in every pass.
         EarlyStopped = "early_stopped",
@@ -100,7 +101,8 @@ pub struct Completions {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LedgerEvent {
-    /// A process went on from the checkpoint after `step`. Steps behind it that had been made were made again, under the same ids.
+    /// A process went on from the checkpoint after `step`. Steps behind it that had been made were made again, under
+    /// the same ids.
     Resumed,
     /// The steps from this one to the event's gave way to an earlier checkpoint.
     RolledBack {
@@ -109,8 +111,8 @@ pub enum LedgerEvent {
     },
     /// Completions of a group of the step outlived both processes in the checkpoint that the run went on from.
     CarriedOver(Completions),
-    /// Completions of a group of the step had been begun when that checkpoint was written, and were made again, under the same
-    /// ids.
+    /// Completions of a group of the step had been begun when that checkpoint was written, and were made again, under
+    /// the same ids.
     MadeAgain(Completions),
 }
 

@@ -31,7 +31,8 @@ pub struct TokenRecord {
     /// Advantages.
     #[serde(with = "nullable")]
     pub advantages: Vec<f32>,
-    /// Weights of the correction for the mismatch: one for each token, or one for the completion; none without a correction.
+    /// Weights of the correction for the mismatch: one for each token, or one for the completion; none without a
+    /// correction.
     #[serde(with = "nullable")]
     pub weights: Vec<f32>,
     /// Tokens that were clipped or masked in any pass, by the metric that counts them.

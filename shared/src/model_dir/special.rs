@@ -199,11 +199,13 @@ mod tests {
     #[test]
     fn tokens_are_named_in_many_places() {
         let config = json!({
-            "bos_token": "<s>", "eos_token": {"content": "</s>", "lstrip": true}, "pad_token": null, "add_bos_token": true,
+            "bos_token": "<s>", "eos_token": {"content": "</s>", "lstrip": true}, "pad_token": null,
+            "add_bos_token": true,
             "additional_special_tokens": ["<a>", {"content": "<b>", "normalized": true}],
             "extra_special_tokens": {"image_token": "<i>"}, "model_max_length": 9, "boi_token": "<boi>",
             "added_tokens_decoder": {
-                "9": {"content": "</s>", "special": false, "rstrip": true}, "7": {"content": "<tool>", "special": false},
+                "9": {"content": "</s>", "special": false, "rstrip": true}, "7": {"content": "<tool>",
+                "special": false},
                 "8": {"content": "<think>", "special": true}, "x": {"content": "<no>"},
             },
         });

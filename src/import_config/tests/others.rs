@@ -15,7 +15,8 @@ fn the_schedule_of_rlinf_is_kept() {
     assert_eq!(of("{optim: {lr: 2e-6}}"), (Constant, 0, 0.0), "RLinf's default");
     assert_eq!(import(R).1.config.weight_decay, 0.01, "RLinf's default");
     let recipe = "{optim: {lr: 2e-5, optimizer: adam, min_lr: 2e-6}, lr_sched: \
-        {lr_warmup_fraction: 0.01, lr_warmup_init: 0.0, lr_warmup_iters: 0, max_lr: 2e-5, min_lr: 0.0, lr_decay_style: constant, lr_decay_iters: 10}}";
+        {lr_warmup_fraction: 0.01, lr_warmup_init: 0.0, lr_warmup_iters: 0, max_lr: 2e-5, min_lr: 0.0, \
+            lr_decay_style: constant, lr_decay_iters: 10}}";
     assert_eq!(of(recipe), (ConstantWithWarmup, 1, 0.0));
     assert_eq!(of("{lr_sched: {lr_decay_style: cosine, lr_warmup_fraction: 0.1}}"), (Cosine, 0, 0.1));
     assert_eq!(of("{lr_sched: {lr_decay_style: constant, lr_warmup_iters: 5}}"), (ConstantWithWarmup, 5, 0.0));

@@ -246,7 +246,8 @@ actor_rollout_ref:
   model: {path: m, custom_chat_template: null, override_config: \
   {}, lora_rank: 0, lora_alpha: 16, target_modules: all-linear,
     exclude_modules: null, lora_adapter_path: null, use_liger: false}
-data: {train_files: a.parquet, val_files: b.parquet, max_prompt_length: 512, max_response_length: 700, train_batch_size: 1024}
+data: {train_files: a.parquet, val_files: b.parquet, max_prompt_length: 512, max_response_length: 700, \
+  train_batch_size: 1024}
 critic: {optim: {lr: 1.0e-05, weight_decay: 0.01}, cliprange_value: 0.5}
 reward_model: {enable: false, model: {path: x}}
 custom_reward_function: {path: null, name: compute_score}

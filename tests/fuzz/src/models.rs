@@ -54,14 +54,17 @@ pub fn directory(bytes: &[u8]) {
 
 pub fn tokenizer_seeds() -> Vec<Vec<u8>> {
     let models = [
-        json!({"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]], "byte_fallback": true, "unk_token": "a"}),
+        json!({"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]], "byte_fallback": true,
+            "unk_token": "a"}),
         json!({"type": "WordLevel", "vocab": {"a": 0, "<s>": 1}, "unk_token": "a"}),
         json!({"type": "WordPiece", "vocab": {"a": 0, "##b": 1}, "unk_token": "a", "continuing_subword_prefix": "##",
                "max_input_chars_per_word": 100}),
-        json!({"type": "Unigram", "vocab": [["<unk>", 0.0], ["\u{2581}a", -1.5], ["b", -2.0]], "unk_id": 0, "byte_fallback": false}),
+        json!({"type": "Unigram", "vocab": [["<unk>", 0.0], ["\u{2581}a", -1.5], ["b", -2.0]], "unk_id": 0,
+            "byte_fallback": false}),
     ];
     let replace = |from: &str, to: &str| json!({"type": "Replace", "pattern": {"String": from}, "content": to});
-    let split = json!({"type": "Split", "pattern": {"Regex": "(?i:'s)|[^\\r\\n\\p{L}]?\\p{L}+|\\s+(?!\\S)"}, "behavior": "Isolated",
+    let split = json!({"type": "Split", "pattern": {"Regex": "(?i:'s)|[^\\r\\n\\p{L}]?\\p{L}+|\\s+(?!\\S)"},
+        "behavior": "Isolated",
                        "invert": false});
     let normalizers = [
         json!({"type": "NFKC"}),
@@ -83,10 +86,12 @@ pub fn tokenizer_seeds() -> Vec<Vec<u8>> {
             "added_tokens": [{"id": 1, "content": "<s>", "single_word": false, "lstrip": true, "rstrip": false,
                               "normalized": false, "special": true}],
             "normalizer": {"type": "Sequence", "normalizers": normalizers},
-            "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, {"type": "Metaspace", "replacement": "\u{2581}",
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, {"type": "Metaspace",
+            "replacement": "\u{2581}",
                               "prepend_scheme": "first", "split": true}]},
             "post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}},
-                               {"Sequence": {"id": "A", "type_id": 0}}], "pair": [{"Sequence": {"id": "A", "type_id": 0}}],
+                               {"Sequence": {"id": "A", "type_id": 0}}], "pair": [{"Sequence": {"id": "A",
+                                   "type_id": 0}}],
                                "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}}},
             "decoder": {"type": "Sequence", "decoders": decoders},
             "model": model,

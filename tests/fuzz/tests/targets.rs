@@ -29,7 +29,8 @@ macro_rules! tests {
 }
 
 tests! {
-    frames fleet_frames endpoint manifest rounded graph safetensors index store_index config_json model_directory tokenizer template
+    frames fleet_frames endpoint manifest rounded graph safetensors index store_index config_json
+    model_directory tokenizer template
     dataset dataset_card
     run_toml answers
 }

@@ -154,7 +154,8 @@ mod tests {
     fn the_tests_of_the_sampler_are_found_among_those_of_others() {
         let message = |package: &str, target: &str, executable: Value| {
             let target = serde_json::json!({"name": target});
-            serde_json::json!({"manifest_path": format!("/w/{package}/Cargo.toml"), "target": target, "executable": executable})
+            serde_json::json!({"manifest_path": format!("/w/{package}/Cargo.toml"), "target": target,
+                "executable": executable})
         };
         let messages = [
             message("learner", "it", "/t/learner-it".into()),

@@ -120,7 +120,9 @@ impl Machine {
             Command::new("nvidia-smi").args(["--query-gpu=name,driver_version", "--format=csv,noheader"]).output();
         let gpu = gpu.ok().filter(|output| output.status.success());
         json!({
-            "gpu": gpu.map(|output| String::from_utf8_lossy(&output.stdout).lines().next().unwrap_or_default().to_owned()),
+            "gpu": gpu.map(|output| {
+                String::from_utf8_lossy(&output.stdout).lines().next().unwrap_or_default().to_owned()
+            }),
             "cores": thread::available_parallelism().map_or(1, usize::from),
             "version": env!("CARGO_PKG_VERSION"),
         })

@@ -161,7 +161,8 @@ impl Proof<'_> {
             "reason": reason,
             "seconds": start.elapsed().as_secs_f64(),
             "device_memory_bytes": memory,
-            "commands": measurement.commands.iter().map(|(program, words)| format!("{program:?} {}", words.join(" "))).collect::<Vec<_>>(),
+            "commands": measurement.commands.iter().map(|(program, words)| format!("{program:?} {}",
+            words.join(" "))).collect::<Vec<_>>(),
             "figures": figures,
             "said": said,
         }))

@@ -153,7 +153,8 @@ fn recorded(levers: [f64; 4]) -> Results {
     let path = dir.path().join("results.jsonl");
     let mut results = Results::default();
     let mut add = |name: &str, figures: Value| {
-        let result = json!({"name": name, "outcome": "done", "seconds": 1.0, "device_memory_bytes": 8_u64 << 30, "figures": figures});
+        let result = json!({"name": name, "outcome": "done", "seconds": 1.0, "device_memory_bytes": 8_u64 << 30,
+            "figures": figures});
         results.add(&path, result).unwrap();
     };
     let limits = json!({"copy_bytes_per_s": 4e12, "bf16_flops_per_s": 8e14, "fp32_flops_per_s": 5e13});

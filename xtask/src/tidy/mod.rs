@@ -9,6 +9,7 @@ mod one_loop;
 mod sources;
 mod unfinished;
 mod unsafe_code;
+mod width;
 
 use std::path::Path;
 
@@ -29,6 +30,7 @@ const RULES: &[Rule] = &[
     unsafe_code::check,
     circles::check,
     one_loop::check,
+    width::check,
 ];
 
 /// Checks what belongs to the source tree at `root`.

@@ -1,9 +1,9 @@
 //! Attention over texts that share their beginnings.
 //!
 //! The branches of a [`Tree`] attend to its stem in one piece and each to itself. The two parts are joined by their
-//! log-sum-exps, as blocks are in flash attention (Dao et al. 2022). The derivative of a part needs nothing of the other
-//! part but the joined output and log-sum-exp. So a stem's keys and values are never copied, and their gradients come from
-//! all branches at once.
+//! log-sum-exps, as blocks are in flash attention (Dao et al. 2022). The derivative of a part needs nothing of the
+//! other part but the joined output and log-sum-exp. So a stem's keys and values are never copied, and their gradients
+//! come from all branches at once.
 
 use tch::Tensor;
 
@@ -108,8 +108,8 @@ struct Piece {
 }
 
 impl Piece {
-    /// What looks at itself. In a window these are as many queries at a time as the window has places, with the keys that
-    /// any of them sees.
+    /// What looks at itself. In a window these are as many queries at a time as the window has places, with the keys
+    /// that any of them sees.
     fn own(tree: &Tree, window: Option<i64>) -> Vec<Self> {
         let mut pieces = Vec::new();
         for block in Block::own(tree) {

@@ -32,7 +32,8 @@ pub(super) struct Attention {
 /// What [`Attention::backward`] needs of a forward pass.
 #[derive(Debug)]
 pub(super) struct AttentionTape {
-    /// Queries, keys and values side by side, `[T, q + 2 kv, head_dim]`; rotated, where the layer rotates, unless the heads are normed.
+    /// Queries, keys and values side by side, `[T, q + 2 kv, head_dim]`; rotated, where the layer rotates, unless the
+    /// heads are normed.
     qkv_TND: Tensor,
     /// Normed and rotated queries and keys, where the heads are normed.
     normed: Option<(Tensor, Tensor)>,

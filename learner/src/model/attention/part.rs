@@ -1,6 +1,7 @@
 //! Attention of some queries to some keys, and its derivative where the keys are only a part of what was attended to.
 //!
-//! libtorch's flash attention on the CPU, products of whole matrices elsewhere: its flash kernels for GPUs take no float32.
+//! libtorch's flash attention on the CPU, products of whole matrices elsewhere: its flash kernels for GPUs take no
+//! float32.
 
 use tch::{Device, Kind, Tensor};
 
@@ -46,8 +47,8 @@ pub(super) struct Partial {
     pub(super) lse: Tensor,
 }
 
-/// Queries, keys and values, each `[B, S, heads, head_dim]`, with grouped heads of keys and values. Scores are multiplied with
-/// `scale`.
+/// Queries, keys and values, each `[B, S, heads, head_dim]`, with grouped heads of keys and values. Scores are
+/// multiplied with `scale`.
 pub(super) fn part(qkv: [Tensor; 3], mask: Mask, scale: f64) -> Partial {
     let qkv = by_head(&qkv);
     let (out, lse) = if qkv[0].device() == Device::Cpu { flash(&qkv, mask, scale) } else { dense(&qkv, mask, scale) };
@@ -133,8 +134,8 @@ fn shape(x: &Tensor) -> [i64; 4] {
 mod tests {
     use super::*;
 
-    /// What runs on a GPU gives what the CPU's kernels give, for keys that are all, keys that are a part, and windows; the
-    /// last one leaves whole blocks of keys unseen, as the CPU's kernels go through them.
+    /// What runs on a GPU gives what the CPU's kernels give, for keys that are all, keys that are a part, and windows;
+    /// the last one leaves whole blocks of keys unseen, as the CPU's kernels go through them.
     #[test]
     fn whole_products_and_flash_attention_agree() {
         tch::manual_seed(7);

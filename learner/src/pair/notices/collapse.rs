@@ -16,12 +16,13 @@ const RECENT: usize = 3;
 const BEFORE: usize = 5;
 /// A fall is none by chance when it is this many times the standard error of the two means.
 const ERRORS: f64 = 4.0;
-/// Steps in a row, and standard errors, that are enough where next to nothing is left to learn from and the policy is another by
-/// far: a run with a prompt or two a step has large errors.
+/// Steps in a row, and standard errors, that are enough where next to nothing is left to learn from and the policy is
+/// another by far: a run with a prompt or two a step has large errors.
 const UTTER: (usize, f64) = (5, 1.0);
 /// Share of the rewards' spread that the rewards of a broken policy have at most, unless they fell by the whole of it.
 const SPREAD_LEFT: f64 = 0.25;
-/// An entropy that has risen by this factor and by so many nats, or fallen by the other factor, is that of another policy.
+/// An entropy that has risen by this factor and by so many nats, or fallen by the other factor, is that of another
+/// policy.
 const RISEN: (f64, f64) = (2.0, 0.1);
 const FALLEN: f64 = 1.0 / 3.0;
 /// The same where completions are cut off that were not before.
@@ -199,7 +200,8 @@ fn is_cut_otherwise(best: &Window, now: &Window) -> bool {
     now.clipped - best.clipped >= CUT && moved(best, now, RISEN_AND_CUT, FALLEN_AND_CUT)
 }
 
-/// Whether several steps, each of them after the best, have next to no contrast and are those of a policy that is another by far.
+/// Whether several steps, each of them after the best, have next to no contrast and are those of a policy that is
+/// another by far.
 fn is_utter(best: &Window, long: &Window) -> bool {
     let far = moved(best, long, FAR.0, FAR.1) || is_cut_otherwise(best, long);
     far && long.first > best.last && long.std <= SPREAD_LEFT * best.std && fell(best, long, UTTER.1)
@@ -269,8 +271,8 @@ mod tests {
         }
     }
 
-    /// Shows steps that `change` makes; returns the steps at which a collapse is found, the first notice, and those at which it
-    /// explains other signs.
+    /// Shows steps that `change` makes; returns the steps at which a collapse is found, the first notice, and those at
+    /// which it explains other signs.
     fn found(
         config: &TrainConfig,
         count: u64,

@@ -35,8 +35,8 @@ impl Detector for Truncated {
             self.streak.words(step),
             100.0 * share
         );
-        let remedy = "raise it, ask for shorter answers in `system_prompt`, or name a text that ends an answer in `stop`; a \
-                      base model may never end by itself";
+        let remedy = "raise it, ask for shorter answers in `system_prompt`, or name a text that ends an answer in \
+            `stop`; a base model may never end by itself";
         vec![Notice::new(NoticeKind::Truncated, step, text, remedy)]
     }
 }

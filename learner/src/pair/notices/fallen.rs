@@ -74,8 +74,8 @@ impl Detector for Fallen {
             NoticeKind::RewardFallen,
             now.last,
             format!("the reward fell from {:.3} in {} to {:.3} in {}", best.mean, best.steps(), now.mean, now.steps()),
-            "a kept checkpoint from before may be the better model (`tandem compare` says so); go on from it with a lower \
-             learning_rate or with beta > 0",
+            "a kept checkpoint from before may be the better model (`tandem compare` says so); go on from it with a \
+             lower learning_rate or with beta > 0",
         )]
     }
 }

@@ -48,8 +48,8 @@ impl Detector for Equal {
         let remedy = if self.has_learned && best {
             "if these prompts are solved, the run can end here or go on with harder ones"
         } else {
-            "take prompts that the model solves now and then (`tandem eval` counts), warm it up with `tandem sft`, or give \
-             a part of the reward for a part of the way"
+            "take prompts that the model solves now and then (`tandem eval` counts), warm it up with `tandem sft`, or \
+             give a part of the reward for a part of the way"
         };
         vec![Notice::new(NoticeKind::EqualGroups, step, text, remedy)]
     }

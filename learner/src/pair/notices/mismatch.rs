@@ -28,13 +28,14 @@ impl Detector for Apart {
         }
         let step = seen.step();
         let text = format!(
-            "sampler and learner disagree: mismatch_kl was {kl:.1e} in step {step}, and {:e} is the most that {} explain",
+            "sampler and learner disagree: mismatch_kl was {kl:.1e} in step {step}, and {:e} is the most that {} \
+             explain",
             explained,
             if exact { "float32 and equal weights" } else { "rounded formats and older weights" }
         );
         let remedy = if exact {
-            "compare token by token with `tandem generate` and `tandem logprobs`; this is an error of ours or of the model's \
-             files"
+            "compare token by token with `tandem generate` and `tandem logprobs`; this is an error of ours or of the \
+             model's files"
         } else {
             "lower `max_staleness`, take a wider `rollout_dtype` and `kv_dtype`, or a lower `learning_rate`"
         };

@@ -62,8 +62,9 @@ pub struct Notices {
 }
 
 impl Notices {
-    /// The notices of a run that goes on after `completed_steps` steps; what was found in later ones is cut off. The records
-    /// of its steps are then to be shown, with [`Notices::recall`]. With it come the lines of the file that were left out.
+    /// The notices of a run that goes on after `completed_steps` steps; what was found in later ones is cut off. The
+    /// records of its steps are then to be shown, with [`Notices::recall`]. With it come the lines of the file that
+    /// were left out.
     ///
     /// # Errors
     /// A file that cannot be read or written.

@@ -8,7 +8,8 @@ use shared::{
 
 use super::{Detector, Seen, streak::Streak};
 
-/// Entropy below which nearly every token is certain: at 0.01 nats, a completion of 100 tokens has about one alternative.
+/// Entropy below which nearly every token is certain: at 0.01 nats, a completion of 100 tokens has about one
+/// alternative.
 const NO_ENTROPY: f64 = 0.01;
 
 /// No update of several steps had a gradient, and equal groups are not the reason.
@@ -80,8 +81,8 @@ impl Detector for Skipped {
             "every update of {} was left out, since its loss or gradient was no finite number or `guard` says so",
             self.streak.words(step)
         );
-        let remedy = "lower `learning_rate` and begin again from a checkpoint before that; if it is so from the first step \
-                      on, look at the rewards";
+        let remedy = "lower `learning_rate` and begin again from a checkpoint before that; if it is so from the first \
+            step on, look at the rewards";
         vec![Notice::new(NoticeKind::SkippedUpdates, step, text, remedy)]
     }
 }
@@ -113,8 +114,8 @@ impl Detector for EntropyGone {
             "the entropy is {entropy:.4} nats per token by {}{fallen}: completions of a prompt hardly differ",
             self.streak.words(step)
         );
-        let remedy = "if the task is not solved, go back to an earlier checkpoint with a lower `learning_rate`, a higher \
-                      `epsilon_high`, an `entropy_coef`, or a `beta` above 0";
+        let remedy = "if the task is not solved, go back to an earlier checkpoint with a lower `learning_rate`, a \
+            higher `epsilon_high`, an `entropy_coef`, or a `beta` above 0";
         vec![Notice::new(NoticeKind::EntropyGone, step, text, remedy)]
     }
 }

@@ -40,7 +40,8 @@ pub fn since_checkpoint(saved: &TrainerState, config: &TrainConfig, now: &Origin
         list.push(notice(
             NoticeKind::DataChanged,
             format!("with another content of {}", config.model.display()),
-            "the weights go on from the checkpoint; tokenizer, chat template and reference are those of the folder as it is now",
+            "the weights go on from the checkpoint; tokenizer, chat template and reference are those of the folder as \
+             it is now",
         ));
     }
     let programs = differs(&before.programs, &now.programs).then_some("other builds of the programs");
@@ -65,7 +66,8 @@ pub fn damaged(step: u64, what: String) -> Notice {
 /// The notice of a checkpoint that has no list of checksums.
 pub fn unchecked(step: u64) -> Notice {
     let text = format!(
-        "checkpoint-{step} has no {CHECKSUMS_FILE}, so nothing says that it is as it was written; its files could be read"
+        "checkpoint-{step} has no {CHECKSUMS_FILE}, so nothing says that it is as it was written; its files could be \
+         read"
     );
     let remedy =
         "that is as it should be for a checkpoint of an earlier version; else go on from one that has its list";

@@ -9,10 +9,11 @@ use shared::{
 
 use super::{Detector, Seen, streak::steps};
 
-/// Share of completions from which on failures are no accident: where a tenth of the scores is missing, baselines shift.
+/// Share of completions from which on failures are no accident: where a tenth of the scores is missing, baselines
+/// shift.
 const FAILED_SHARE: f64 = 0.1;
-/// Steps in a row with one and the same score after which a function is called constant: long enough for one that is earned
-/// seldom.
+/// Steps in a row with one and the same score after which a function is called constant: long enough for one that is
+/// earned seldom.
 const CONSTANT_STEPS: u64 = 10;
 /// Deviations up to this are rounding.
 const NO_DEVIATION: f64 = 1e-9;
@@ -33,8 +34,8 @@ impl Detector for Failing {
                 NoticeKind::RewardFailures,
                 step,
                 format!("reward function `{name}` failed on {failed} of {completions} completions{reason}"),
-                "correct it (what it printed is in logs/rollout.log, with `rewards_on` workers in the log of one), or give \
-                 it more time with `reward_timeout`; `reward_failure` says what becomes of such completions",
+                "correct it (what it printed is in logs/rollout.log, with `rewards_on` workers in the log of one), or \
+                 give it more time with `reward_timeout`; `reward_failure` says what becomes of such completions",
             )
             .about(name)
         };

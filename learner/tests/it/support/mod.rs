@@ -106,7 +106,8 @@ pub struct Manners {
     pub refuses: Option<(u64, u64)>,
     /// From this step on, the first reward function fails on everything.
     pub fails_from: Option<u64>,
-    /// No reward function has anything to say of the first completion of a group, and the first one fails on the second.
+    /// No reward function has anything to say of the first completion of a group, and the first one fails on the
+    /// second.
     pub speechless: bool,
     /// In the steps from the first to before the second, the log-probs are far from the learner's.
     pub strange: Option<(u64, u64)>,

@@ -163,8 +163,8 @@ impl Scheduler {
         self.requests.insert(number, Request { request, version, open, row });
     }
 
-    /// One completion of the requests with a tag, or all, are not wanted any more; what a worker makes of them all the same
-    /// is passed over. Returns those of them that nobody has made.
+    /// One completion of the requests with a tag, or all, are not wanted any more; what a worker makes of them all the
+    /// same is passed over. Returns those of them that nobody has made.
     pub fn cancel(&mut self, tag: u64, sample: Option<u32>) -> Vec<FinishedSequence> {
         let of_tag = self.requests.iter().filter(|(_, request)| request.request.tag == tag);
         let numbers: Vec<u64> = of_tag.map(|(number, _)| *number).collect();

@@ -207,7 +207,8 @@ proptest! {
                 s.own_len += new;
             }
             spans.cut(group);
-            let outs: Vec<_> = pools.iter_mut().map(|(isa, pool)| model.run(&flat, &spans, pool, *isa, &threads(2))).collect();
+            let run = |(isa, pool): &mut (Isa, Pages)| model.run(&flat, &spans, pool, *isa, &threads(2));
+        let outs: Vec<_> = pools.iter_mut().map(run).collect();
             prop_assert!(outs.iter().all(|out| out == &outs[0]), "instruction sets differ");
             // One sequence alone gives the same bits; it writes what is already there.
             let i = step % sequences.len();

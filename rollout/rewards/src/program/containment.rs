@@ -23,8 +23,9 @@ use tempfile::TempDir;
 
 use crate::contain::{self, Plan};
 
-/// Variables of the environment that programs get in any case, by their whole names: what merely begins like one of these may
-/// hold a secret. Interpreters find themselves and their libraries with them, and none of those listed holds one.
+/// Variables of the environment that programs get in any case, by their whole names: what merely begins like one of
+/// these may hold a secret. Interpreters find themselves and their libraries with them, and none of those listed holds
+/// one.
 const USUAL: [&str; 69] = [
     "PATH",
     "HOME",
@@ -248,7 +249,8 @@ impl Containment {
             "reward programs may write to their temporary folder (TMPDIR) and to `reward_writable` only".to_owned()
         } else if let Some(variable) = variable {
             format!(
-                "reward programs get no variable of the environment but usual ones: `reward_env = [\"{variable}\"]` adds it"
+                "reward programs get no variable of the environment but usual ones: `reward_env = [\"{variable}\"]` \
+                 adds it"
             )
         } else if has(&MODULE) {
             "`reward_python` names the interpreter that has the module, such as .venv/bin/python".to_owned()

@@ -1,5 +1,5 @@
-//! `--compare`, `--compare-binary`: two settings or two builds in turns (A B A B …), each time in a process of its own, so
-//! that neither finds the memory and the caches of the other, and both see the machine in the same moods.
+//! `--compare`, `--compare-binary`: two settings or two builds in turns (A B A B …), each time in a process of its own,
+//! so that neither finds the memory and the caches of the other, and both see the machine in the same moods.
 
 use std::{
     ffi::OsString,

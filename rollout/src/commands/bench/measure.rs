@@ -91,8 +91,9 @@ impl Measurement {
     }
 }
 
-/// Takes the weights into use once more while nothing else runs; the first time, which makes memory for a second set, does
-/// not count. Returns the report, and the seconds from the request to the first token of a prompt that waited for it.
+/// Takes the weights into use once more while nothing else runs; the first time, which makes memory for a second set,
+/// does not count. Returns the report, and the seconds from the request to the first token of a prompt that waited for
+/// it.
 pub(super) fn swap(
     engine: &mut Engine,
     weights: &WeightSource,

@@ -1,6 +1,6 @@
-//! One setting after the other: kernels and threads, then the number of sequences, then the budget of prefill; at last the
-//! best against the usual setting. Within a stage all candidates are measured in turns and equally often, so that a change
-//! of the machine's mood does not decide, and only within a stage are rates compared.
+//! One setting after the other: kernels and threads, then the number of sequences, then the budget of prefill; at last
+//! the best against the usual setting. Within a stage all candidates are measured in turns and equally often, so that a
+//! change of the machine's mood does not decide, and only within a stage are rates compared.
 
 use std::{
     fmt,
@@ -110,8 +110,8 @@ impl<'a> Search<'a> {
         Ok(Self { model, weights, task, options, began: Instant::now(), ends, most, stages: Vec::new() })
     }
 
-    /// Tries everything that no flag fixes. Returns the usual setting, that is, without a proposal, and the best one, as they
-    /// were measured beside each other.
+    /// Tries everything that no flag fixes. Returns the usual setting, that is, without a proposal, and the best one,
+    /// as they were measured beside each other.
     pub fn run(&mut self, given: &BatchingFlags) -> anyhow::Result<(Trial, Trial)> {
         let usual = Setting {
             kernels: self.options.kernels,

@@ -1,6 +1,6 @@
-//! What only a device needs. No GPU has judged these paths yet, so each stands in a folder or file of its own and is off
-//! unless an option asks for it: `candidates` (logits stay on the device), `captured` (decode steps as CUDA graphs),
-//! [`tensorrt`] (what that provider is set to). [`cuda`] is the memory of the device.
+//! What only a device needs. No GPU has judged these paths yet, so each stands in a folder or file of its own and is
+//! off unless an option asks for it: `candidates` (logits stay on the device), `captured` (decode steps as CUDA
+//! graphs), [`tensorrt`] (what that provider is set to). [`cuda`] is the memory of the device.
 //!
 //! To drop one, delete its folder and the field of [`DeviceBackend`] that holds it.
 
@@ -26,8 +26,8 @@ use super::{
 };
 use crate::sampling::SamplingThreads;
 
-/// Checks that the ONNX Runtime at hand was built for the device, and loads what its provider needs, before ONNX Runtime
-/// complains less clearly.
+/// Checks that the ONNX Runtime at hand was built for the device, and loads what its provider needs, before ONNX
+/// Runtime complains less clearly.
 ///
 /// # Errors
 /// When the provider library or one that it links is missing.
@@ -42,8 +42,8 @@ pub(super) fn require(device: Device) -> Result<(), EngineError> {
         return cuda::load_libraries(device);
     }
     Err(EngineError::Library(format!(
-        "device {device} needs {provider} beside {}; run `cargo xtask setup --cuda`, or let {ONNXRUNTIME_VARIABLE} name the \
-         library of an onnxruntime-gpu package",
+        "device {device} needs {provider} beside {}; run `cargo xtask setup --cuda`, or let {ONNXRUNTIME_VARIABLE} \
+         name the library of an onnxruntime-gpu package",
         library.display()
     )))
 }

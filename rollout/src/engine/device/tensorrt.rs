@@ -1,9 +1,9 @@
 //! What the TensorRT provider is set to.
 //!
-//! TensorRT compiles its part of a graph, weights included, when a session is made; that takes minutes. Two caches shorten
-//! it. Timings of kernels hold for any weights of any model on one kind of GPU, so they are always kept. A compiled engine
-//! holds the weights, but ONNX Runtime finds it again by the graph's names alone: engines are therefore kept in a folder
-//! for each content of weights, and only where the weights stay as they are, not in training.
+//! TensorRT compiles its part of a graph, weights included, when a session is made; that takes minutes. Two caches
+//! shorten it. Timings of kernels hold for any weights of any model on one kind of GPU, so they are always kept. A
+//! compiled engine holds the weights, but ONNX Runtime finds it again by the graph's names alone: engines are therefore
+//! kept in a folder for each content of weights, and only where the weights stay as they are, not in training.
 
 use std::{
     fs,

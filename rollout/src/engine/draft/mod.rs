@@ -1,10 +1,10 @@
 //! Speculative decoding: tokens that are likely to come next are computed along with the newest one.
 //!
-//! A draft is what followed the same last tokens before, in the prompt or in any completion of the group. Tokens are drawn
-//! at every position as always; while the drawn token is the draft, the next row of logits is there already. So drafts
-//! change how many steps a completion takes, and no bit of it. How many are worth a row is decided anew for every step:
-//! by how often such guesses came true, and by what a step with more rows takes. Reading the weights dominates steps with few
-//! rows, and there drafts are all but free.
+//! A draft is what followed the same last tokens before, in the prompt or in any completion of the group. Tokens are
+//! drawn at every position as always; while the drawn token is the draft, the next row of logits is there already. So
+//! drafts change how many steps a completion takes, and no bit of it. How many are worth a row is decided anew for
+//! every step: by how often such guesses came true, and by what a step with more rows takes. Reading the weights
+//! dominates steps with few rows, and there drafts are all but free.
 
 mod drafts;
 mod prices;

@@ -161,7 +161,8 @@ impl PackedBackend {
         }
     }
 
-    /// The pages of a prompt's own for somebody else who goes on from there: full ones are shared, the last one is copied.
+    /// The pages of a prompt's own for somebody else who goes on from there: full ones are shared, the last one is
+    /// copied.
     fn fork(&mut self, own: &[u32], own_len: usize) -> Vec<u32> {
         let full = own_len / PAGE;
         let mut pages = own[..full].to_vec();
@@ -477,8 +478,8 @@ fn check(options: &EngineOptions) -> Result<(), EngineError> {
 fn remark_on_speed(isa: Isa, options: &EngineOptions) {
     if isa.is_plain() {
         tracing::warn!(
-            "this processor has none of the instruction sets of the packed kernels (AVX2 with FMA, AVX-512): --kernels stock \
-             (`rollout_kernels`) should be faster"
+            "this processor has none of the instruction sets of the packed kernels (AVX2 with FMA, AVX-512): --kernels \
+             stock (`rollout_kernels`) should be faster"
         );
         return;
     }

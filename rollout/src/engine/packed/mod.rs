@@ -1,29 +1,29 @@
 //! The engine on its own kernels: ONNX Runtime runs a rewritten graph whose operators are those of [`rollout_kernels`].
 //!
-//! The published `model.onnx` stays as it is on disk. `graph` checks that it is node for node what this program exports and
-//! replaces it by the same computation in a few large operators, `operators` implements these, `weights` packs a version
-//! for them, and `session` joins the three.
+//! The published `model.onnx` stays as it is on disk. `graph` checks that it is node for node what this program exports
+//! and replaces it by the same computation in a few large operators, `operators` implements these, `weights` packs a
+//! version for them, and `session` joins the three.
 //!
 //! # Why the graph is replaced
 //!
-//! Three things cannot be had of the published graph. Weights are its initialisers, so a new version means a new session,
-//! which maps, optimises and packs everything again; here it is one pass of packing and the exchange of a pointer (0.20 s
-//! against 0.67 s for 540 MB). Keys and values are tensors of one row for each sequence, so completions cannot share those
-//! of their prompt; here they lie in pages (a decode step of 16 completions after a prompt of 1,024 tokens takes 42 ms
-//! against 70 ms, and the process 735 MB against 1,545 MB). And an operator is a norm, a product, a bias or an activation,
-//! which all write to memory what the next one reads; here a linear layer is one pass (1.3 to 1.5 times the tokens a second
-//! on short prompts). BENCHMARKS.md has the figures in full. What ONNX Runtime still does is to order the nodes and to
-//! give them memory for activations.
+//! Three things cannot be had of the published graph. Weights are its initialisers, so a new version means a new
+//! session, which maps, optimises and packs everything again; here it is one pass of packing and the exchange of a
+//! pointer (0.20 s against 0.67 s for 540 MB). Keys and values are tensors of one row for each sequence, so completions
+//! cannot share those of their prompt; here they lie in pages (a decode step of 16 completions after a prompt of 1,024
+//! tokens takes 42 ms against 70 ms, and the process 735 MB against 1,545 MB). And an operator is a norm, a product, a
+//! bias or an activation, which all write to memory what the next one reads; here a linear layer is one pass (1.3 to
+//! 1.5 times the tokens a second on short prompts). BENCHMARKS.md has the figures in full. What ONNX Runtime still does
+//! is to order the nodes and to give them memory for activations.
 //!
 //! # Why operators read a shared state
 //!
 //! Activations pass between the nodes as tensors. Weights, pages and the spans of a call do not: they are in a
-//! [`operators::State`] behind a lock that every node takes. As inputs of the graph they would cost more than they explain:
-//! packed weights have a layout that no element type of ONNX names, so they would be opaque bytes, a hundred of them to be
-//! bound anew for every version; pages are written in place, so each would be bound at both ends of the node.
-//! And spans are a nested structure that would be flattened into tensors and read back by every layer. A lock that nobody
-//! contends for takes less than 0.2 microseconds even on a busy machine: of a model with 30 layers, 152 nodes, less than
-//! 0.1 % of a step of 40 ms.
+//! [`operators::State`] behind a lock that every node takes. As inputs of the graph they would cost more than they
+//! explain: packed weights have a layout that no element type of ONNX names, so they would be opaque bytes, a hundred
+//! of them to be bound anew for every version; pages are written in place, so each would be bound at both ends of the
+//! node. And spans are a nested structure that would be flattened into tensors and read back by every layer. A lock
+//! that nobody contends for takes less than 0.2 microseconds even on a busy machine: of a model with 30 layers, 152
+//! nodes, less than 0.1 % of a step of 40 ms.
 //!
 //! # How prompts, drafts and adapters are computed
 //!

@@ -113,7 +113,8 @@ struct NodeKernel {
 }
 
 impl Kernel for NodeKernel {
-    /// ONNX Runtime calls this through a C function, at whose edge a panic would end the process: it ends the call instead.
+    /// ONNX Runtime calls this through a C function, at whose edge a panic would end the process: it ends the call
+    /// instead.
     fn compute(&mut self, context: &ComputeContext) -> ort::Result<()> {
         panic::catch_unwind(AssertUnwindSafe(|| self.compute_caught(context))).unwrap_or_else(|panic| {
             let message = panic.downcast_ref::<String>().map(String::as_str);

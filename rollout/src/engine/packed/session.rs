@@ -78,8 +78,8 @@ impl PackedSession {
         Ok(Self { session, bindings, state, vocab: config.vocab_size, group: config.group_size() })
     }
 
-    /// Runs `ids`, one sequence after the other as `fill` adds them to the spans. `logits` (`[rows, vocab]`) receives the
-    /// rows of the tokens that `fill` names.
+    /// Runs `ids`, one sequence after the other as `fill` adds them to the spans. `logits` (`[rows, vocab]`) receives
+    /// the rows of the tokens that `fill` names.
     pub fn run(
         &mut self,
         ids: &[i64],
@@ -141,8 +141,8 @@ impl PackedSession {
         std::mem::take(&mut operators::lock(&self.state).cost)
     }
 
-    /// Gives `each` the logits (`[vocab]`) of the positions before each of the last `scored` of some tokens. For a session of
-    /// its own.
+    /// Gives `each` the logits (`[vocab]`) of the positions before each of the last `scored` of some tokens. For a
+    /// session of its own.
     pub fn score(&mut self, tokens: &[u32], scored: usize, each: EachRow<'_>) -> Result<(), EngineError> {
         // A long sequence goes through in pieces: activations and logits would take memory that nobody has planned.
         const PIECE: usize = 256;

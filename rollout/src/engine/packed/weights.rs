@@ -40,7 +40,8 @@ struct Place {
     quantized: Option<Quantized>,
 }
 
-/// The products that an adapter leaves as they are. They are packed once for all versions that are adapters on one base.
+/// The products that an adapter leaves as they are. They are packed once for all versions that are adapters on one
+/// base.
 pub(in super::super) struct Kept {
     /// Hash of the base.
     base: String,
@@ -208,7 +209,8 @@ impl PackedWeights {
         [0, 1].map(|i| self.head_norms[layer].as_ref().map(|norms| self.norm(&norms[i])))
     }
 
-    /// Norm of the result of attention or of an MLP, [`OUTPUTS_PER_LAYER`](super::graph::OUTPUTS_PER_LAYER) for each layer.
+    /// Norm of the result of attention or of an MLP, [`OUTPUTS_PER_LAYER`](super::graph::OUTPUTS_PER_LAYER) for each
+    /// layer.
     pub fn output_norm(&self, index: usize) -> Norm<'_> {
         self.norm(&self.output_norms[index])
     }
@@ -441,8 +443,8 @@ mod tests {
         PackedWeights::load(&source, config, &manifest, Format::Fp32, provided, 1).unwrap()
     }
 
-    /// What is rounded on its way to a sampler is what is rounded here: the weights of products, and of these not one that is
-    /// read as it is.
+    /// What is rounded on its way to a sampler is what is rounded here: the weights of products, and of these not one
+    /// that is read as it is.
     #[test]
     fn tensors_that_are_only_products_are_those_that_lose_bits_on_their_way() {
         for name in &harness::golden_models() {

@@ -65,7 +65,8 @@ impl Batch {
         }
     }
 
-    /// Adds decode rows that nobody wants until there are `rows`: a token at the first position of slots after those in use.
+    /// Adds decode rows that nobody wants until there are `rows`: a token at the first position of slots after those in
+    /// use.
     pub fn pad(&mut self, rows: usize) {
         assert_eq!(self.width, 1, "decode rows are padded");
         while self.rows < rows {

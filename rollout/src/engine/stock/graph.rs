@@ -1,4 +1,5 @@
-//! One version of the weights, loaded: an ONNX Runtime session whose inputs and outputs are bound to the engine's memory.
+//! One version of the weights, loaded: an ONNX Runtime session whose inputs and outputs are bound to the engine's
+//! memory.
 
 use std::{ffi::CString, fmt::Debug};
 
@@ -80,8 +81,9 @@ impl GraphSession {
     }
 
     /// Runs the batch on the slots `first_slot..first_slot + rows`: the cache is extended in place, and `logits`
-    /// (`[rows, vocab]`) receives the row of each sequence's last token. With [`run_options`] of a CUDA `graph`, the run is
-    /// recorded, or replays what was recorded: over the memory it was recorded with, which must be the same and alive.
+    /// (`[rows, vocab]`) receives the row of each sequence's last token. With [`run_options`] of a CUDA `graph`, the
+    /// run is recorded, or replays what was recorded: over the memory it was recorded with, which must be the same and
+    /// alive.
     pub fn run(
         &mut self,
         inputs: &Inputs<'_>,
@@ -94,8 +96,8 @@ impl GraphSession {
         kv.settle()?;
         self.bind(inputs, kv, first_slot, logits).map_err(EngineError::runtime("cannot bind the graph's inputs"))?;
         // SAFETY: the inputs and the logits are borrowed for the whole call; the cache is borrowed too, and a stale
-        // binding of an earlier cache is noticed by its address and replaced in `bind`. What a replay works on instead is
-        // the same memory, as the caller promises.
+        // binding of an earlier cache is noticed by its address and replaced in `bind`. What a replay works on instead
+        // is the same memory, as the caller promises.
         unsafe { self.bindings.run(&mut self.session, Some(graph.unwrap_or(&self.plain))) }
     }
 
@@ -148,8 +150,8 @@ impl GraphSession {
         Ok(())
     }
 
-    /// Gives `each` the logits (`[vocab]`) of the positions before each of the last `scored` of some tokens, over keys and
-    /// values of their own.
+    /// Gives `each` the logits (`[vocab]`) of the positions before each of the last `scored` of some tokens, over keys
+    /// and values of their own.
     pub fn score(
         &mut self,
         config: &ModelConfig,

@@ -1,14 +1,14 @@
 //! From positions in the endless order of prompts to places in the run.
 //!
-//! What is begun is a *candidate*: a position. Candidates get their place, (step, index), in order of their positions, each
-//! one once all before it are known. So a batch is the first `groups_per_step` usable groups in prompt order, whichever are
-//! finished first. A candidate is begun only when a place is left for it should everything in work turn out usable: each
-//! failure leads to one replacement, at once, and no usable group is left over.
+//! What is begun is a *candidate*: a position. Candidates get their place, (step, index), in order of their positions,
+//! each one once all before it are known. So a batch is the first `groups_per_step` usable groups in prompt order,
+//! whichever are finished first. A candidate is begun only when a place is left for it should everything in work turn
+//! out usable: each failure leads to one replacement, at once, and no usable group is left over.
 //!
-//! With DAPO's dynamic sampling (arXiv:2503.14476, section 3.2), groups that teach nothing are replaced by groups of further
-//! prompts until the batch is full. A step may use up a budget of positions: such a group is passed over as long as the rest
-//! of the budget could still fill the step, and put into the batch otherwise. Without dynamic sampling every group is usable,
-//! and a step uses up as many positions as it has groups.
+//! With DAPO's dynamic sampling (arXiv:2503.14476, section 3.2), groups that teach nothing are replaced by groups of
+//! further prompts until the batch is full. A step may use up a budget of positions: such a group is passed over as
+//! long as the rest of the budget could still fill the step, and put into the batch otherwise. Without dynamic sampling
+//! every group is usable, and a step uses up as many positions as it has groups.
 
 use std::{collections::BTreeMap, ops::Range};
 
@@ -163,8 +163,8 @@ impl Candidates {
         group.policy_version.0 + self.max_staleness < self.next.id.step.0
     }
 
-    /// Position at which the budget of the step ends. Should a group that an earlier sampler has left at the learner have
-    /// used up too much of it, then as much is added as the step needs.
+    /// Position at which the budget of the step ends. Should a group that an earlier sampler has left at the learner
+    /// have used up too much of it, then as much is added as the step needs.
     fn step_end(&self) -> u64 {
         let Place { cursor, step_begin, .. } = self.next;
         let attempts = self.sampling.map_or(1, |sampling| sampling.max_attempts);

@@ -30,8 +30,8 @@ fn group(position: u64, version: u64) -> Scored {
     Scored { group, policy_version: PolicyVersion(version) }
 }
 
-/// Without staleness, remade versions are the old ones to the last bit; with it they are not, and what was made with the
-/// lost ones is thrown away, wherever it is.
+/// Without staleness, remade versions are the old ones to the last bit; with it they are not, and what was made with
+/// the lost ones is thrown away, wherever it is.
 #[test]
 fn groups_of_versions_that_the_learner_has_lost_are_made_again() {
     let mut plan = Plan::new(PlanOptions { max_staleness: 1, max_unsent: 9, ..OPTIONS });

@@ -1,5 +1,5 @@
-//! The plan under every order of events, with dynamic sampling and without: batches are full, nothing usable is lost, and
-//! whoever dies, a synchronous run goes on with the same groups.
+//! The plan under every order of events, with dynamic sampling and without: batches are full, nothing usable is lost,
+//! and whoever dies, a synchronous run goes on with the same groups.
 
 use proptest::prelude::*;
 use shared::{

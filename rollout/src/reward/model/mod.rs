@@ -1,8 +1,8 @@
 //! Reward models: networks with a classification head, run by ONNX Runtime on the CPU.
 //!
-//! `model:path=DIR` takes a Hugging Face directory of a `…ForSequenceClassification` of any supported family, exports it
-//! once into the cache and scores with its first label, as TRL does with a reward model (`logits[:, 0]`): at the last
-//! token of the sequence (`scope=outcome`) or at the last token of each step (`scope=steps`).
+//! `model:path=DIR` takes a Hugging Face directory of a `…ForSequenceClassification` of any supported family, exports
+//! it once into the cache and scores with its first label, as TRL does with a reward model (`logits[:, 0]`): at the
+//! last token of the sequence (`scope=outcome`) or at the last token of each step (`scope=steps`).
 
 mod network;
 mod sequence;

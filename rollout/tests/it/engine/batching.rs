@@ -118,7 +118,8 @@ fn a_long_prompt_is_computed_in_pieces_while_sequences_run() {
     }
 }
 
-/// Eight prompts in one call, of which seven end soon: what they took is free when the eighth has all slots at full length.
+/// Eight prompts in one call, of which seven end soon: what they took is free when the eighth has all slots at full
+/// length.
 #[test]
 fn prompts_computed_together_leave_room_for_the_longest_sequences() {
     let model = golden_model("llama");

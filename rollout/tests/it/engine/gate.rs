@@ -1,5 +1,5 @@
-//! The conformity gate: versions that are not what the learner published are refused, whatever is wrong with them, and honest
-//! ones pass. The learner's part is played by figures of transformers.
+//! The conformity gate: versions that are not what the learner published are refused, whatever is wrong with them, and
+//! honest ones pass. The learner's part is played by figures of transformers.
 
 use std::{fs, path::Path};
 
@@ -86,8 +86,8 @@ impl Bench {
         Engine::new(weights.clone(), &self.model, options).map_err(|error| error.refusal().expect("a refusal"))
     }
 
-    /// Every way of computing the model refuses a version, at a swap and at the start, with words that all have `part`; without
-    /// the gate it is taken.
+    /// Every way of computing the model refuses a version, at a swap and at the start, with words that all have `part`;
+    /// without the gate it is taken.
     fn assert_refused(&self, what: &str, weights: &WeightSource, part: &str) {
         for (kernels, rollout_dtype, kv_dtype) in MODES {
             let mode = |options: &mut EngineOptions| {

@@ -129,7 +129,8 @@ fn rounded_log_probs_are_those_of_a_model_close_to_the_stored_one() {
         let mean = sum / stored.len() as f64;
         assert!(
             mean > 1e-7 && mean < most,
-            "weights {rollout_dtype}, keys and values {kv_dtype}: mean difference of the likeliest token's log-prob {mean}"
+            "weights {rollout_dtype}, keys and values {kv_dtype}: mean difference of the likeliest token's log-prob \
+             {mean}"
         );
         mean
     });

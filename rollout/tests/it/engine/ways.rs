@@ -110,8 +110,8 @@ fn steps_of_fixed_sizes_give_the_same_completions() {
     }
 }
 
-/// [`mixed_groups`], and groups whose completions repeat each other or themselves: greedy ones run into a cycle, which is
-/// cut by its length, by a stop criterion or by the room there is.
+/// [`mixed_groups`], and groups whose completions repeat each other or themselves: greedy ones run into a cycle, which
+/// is cut by its length, by a stop criterion or by the room there is.
 fn repetitive_groups() -> Vec<GroupRequest> {
     let sampling_at =
         |temperature| SamplingParams { temperature, max_completion_length: 80, ..SamplingParams::default() };

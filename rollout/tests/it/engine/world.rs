@@ -1,5 +1,5 @@
-//! Random arrivals, lengths, stops, pauses, new versions and aborts: whatever happens around it, a completion is the one that
-//! its prompt has alone, it comes once, and every page comes back.
+//! Random arrivals, lengths, stops, pauses, new versions and aborts: whatever happens around it, a completion is the
+//! one that its prompt has alone, it comes once, and every page comes back.
 
 use std::{
     collections::BTreeMap,

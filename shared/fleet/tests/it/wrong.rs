@@ -26,8 +26,8 @@ fn nothing_listens_there() {
     let address = format!("127.0.0.1:{}", free_port());
     let options = at(address.parse().unwrap());
     let words = format!(
-        "--join tcp/{address}: nothing listens there ({address}: connection refused); is the run up, and does a firewall let \
-         this host through?"
+        "--join tcp/{address}: nothing listens there ({address}: connection refused); is the run up, and does a \
+         firewall let this host through?"
     );
     assert_eq!(refused(&options), (Stage::Connect, words));
     let start = Instant::now();
@@ -171,8 +171,8 @@ fn a_coordinator_says_why_it_cannot_listen() {
     );
     assert_eq!(
         open("tcp/0.0.0.0:7447"),
-        "`listen` tcp/0.0.0.0:7447 is open to everyone who reaches it: give `token_file`, or `tls_client_ca` with tls/…, or \
-         listen on this host alone (tcp/127.0.0.1:7447)"
+        "`listen` tcp/0.0.0.0:7447 is open to everyone who reaches it: give `token_file`, or `tls_client_ca` with \
+         tls/…, or listen on this host alone (tcp/127.0.0.1:7447)"
     );
     assert_eq!(open("tls/127.0.0.1:0"), "`listen` tls/127.0.0.1:0 needs `tls_certificate`: a file in PEM");
     let (_dir, word) = token_file("the word of the coordinator");

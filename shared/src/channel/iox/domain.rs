@@ -144,8 +144,8 @@ fn known(run_dir: &RunDir) -> Result<RunId, ChannelError> {
     RunId::of(run_dir).map_err(|error| ChannelError::Transport(error.to_string()))
 }
 
-/// What dead runs of this user have left in shared memory and in the temporary folder. What was written a moment ago may be
-/// of a run that is just being started.
+/// What dead runs of this user have left in shared memory and in the temporary folder. What was written a moment ago
+/// may be of a run that is just being started.
 #[must_use]
 pub fn abandoned() -> Vec<PathBuf> {
     set_log_level(LogLevel::Fatal);
@@ -170,8 +170,8 @@ fn is_ours_and_old(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|metadata| metadata.uid() == own && old(&metadata))
 }
 
-/// Where a run's files lie: everything carries a hash of the run directory's true path and of the run's id, since another run
-/// may have had the path, or has the same one in another container.
+/// Where a run's files lie: everything carries a hash of the run directory's true path and of the run's id, since
+/// another run may have had the path, or has the same one in another container.
 #[derive(Debug)]
 struct Namespace {
     run_dir: PathBuf,
@@ -213,7 +213,8 @@ impl Namespace {
                     let held = format!("another process has held it for {:.0} s", LOCK_PATIENCE.as_secs_f64());
                     return Err(transport("lock the run directory")(held));
                 }
-                // File systems without locks: the worst case is that two processes which start at once disturb each other.
+                // File systems without locks: the worst case is that two processes which start at once disturb each
+                // other.
                 Err(TryLockError::Error(e)) if e.kind() == io::ErrorKind::Unsupported => return Ok(folder),
                 Err(TryLockError::Error(e)) => return Err(transport("lock the run directory")(e)),
             }

@@ -1,6 +1,6 @@
 //! Room in shared memory. A file there may be larger than what is left of the memory: the system notices when a page is
-//! touched that it cannot give, and ends the process with SIGBUS. So there is asked beforehand whether there is room, and the
-//! pages are taken before anything is written to them.
+//! touched that it cannot give, and ends the process with SIGBUS. So there is asked beforehand whether there is room,
+//! and the pages are taken before anything is written to them.
 
 use std::{
     cell::Cell,
@@ -33,8 +33,9 @@ pub(super) fn segments(prefix: &str) -> Vec<PathBuf> {
     entries.filter(|e| e.file_name().to_string_lossy().starts_with(prefix)).map(|e| e.path()).collect()
 }
 
-/// Removes segments without a size, and says whether there were some: their creator was killed, or the system refused it the
-/// size. iceoryx2 0.10 waits for that size without a time limit, at the other end and where it clears away a dead process.
+/// Removes segments without a size, and says whether there were some: their creator was killed, or the system refused
+/// it the size. iceoryx2 0.10 waits for that size without a time limit, at the other end and where it clears away a
+/// dead process.
 pub(super) fn remove_unsized(prefix: &str) -> bool {
     let unsized_segments = || {
         let empty = |path: &PathBuf| fs::metadata(path).is_ok_and(|m| m.is_file() && m.len() == 0);
@@ -69,8 +70,9 @@ impl Room {
         Ok(Self { prefix: prefix.to_owned(), taken: Cell::new((0, length)) })
     }
 
-    /// Has `work` make use of a port with so many `peers` at the other end, for a frame of `length` bytes. If either is more
-    /// than before, segments are made or grow: there must be room for them, and it is taken before anybody writes there.
+    /// Has `work` make use of a port with so many `peers` at the other end, for a frame of `length` bytes. If either is
+    /// more than before, segments are made or grow: there must be room for them, and it is taken before anybody writes
+    /// there.
     pub fn with<T>(
         &self,
         peers: usize,
@@ -90,13 +92,13 @@ impl Room {
         Ok(done)
     }
 
-    /// Takes the pages of all segments of the run, none of which may be without a size: iceoryx2 makes a port without its
-    /// connection then, and never tries again.
+    /// Takes the pages of all segments of the run, none of which may be without a size: iceoryx2 makes a port without
+    /// its connection then, and never tries again.
     pub fn take(&self) -> Result<(), ChannelError> {
         if remove_unsized(&self.prefix) {
             return Err(ChannelError::Transport(format!(
-                "a segment in {SHARED_MEMORY} got no size: files may be too small here (`ulimit -f`), or a process was killed \
-                 while it made the segment"
+                "a segment in {SHARED_MEMORY} got no size: files may be too small here (`ulimit -f`), or a process was \
+                 killed while it made the segment"
             )));
         }
         for path in segments(&self.prefix) {
@@ -129,8 +131,8 @@ fn require(bytes: u64) -> Result<(), ChannelError> {
 fn full(bytes: u64) -> ChannelError {
     let free = atomic::free_space(Path::new(SHARED_MEMORY)).unwrap_or(0);
     ChannelError::Transport(format!(
-        "{SHARED_MEMORY} is full: {} are needed and {} are free; enlarge it (docker run --shm-size=1g), or remove what dead \
-         runs left there (`tandem doctor --remove-leftovers`)",
+        "{SHARED_MEMORY} is full: {} are needed and {} are free; enlarge it (docker run --shm-size=1g), or remove what \
+         dead runs left there (`tandem doctor --remove-leftovers`)",
         Size(bytes),
         Size(free)
     ))

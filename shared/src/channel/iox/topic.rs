@@ -101,7 +101,8 @@ impl Outbox {
             return Ok(false);
         }
         let sample = self.room.with(subscribers, (self.topic.capacity, frame.len()), || {
-            // A subscriber that is just coming or going: sending says so. A connection that could not be made is not tried again.
+            // A subscriber that is just coming or going: sending says so. A connection that could not be made is not
+            // tried again.
             if self.publisher.update_connections().is_err() {
                 self.room.take()?;
             }

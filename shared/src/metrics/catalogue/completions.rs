@@ -46,7 +46,8 @@ section! {
     ///
     /// Below 0.1. A truncated completion rarely earns anything, so a high share teaches brevity and little else; raise
     /// `max_completion_length`, or leave such completions out with `mask_truncated_completions`.
-    metric COMPLETIONS_CLIPPED_RATIO = "completions/clipped_ratio" { unit: Share, source: "TRL", chart: SHARES "truncated" }
+    metric COMPLETIONS_CLIPPED_RATIO = "completions/clipped_ratio" { unit: Share, source: "TRL",
+        chart: SHARES "truncated" }
 
     /// Completions that were given up before their end. They are not trained on.
     ///

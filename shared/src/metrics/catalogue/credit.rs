@@ -9,7 +9,8 @@ section! {
     /// completions. TRL's `objective/kl` is a sum over the tokens instead.
     ///
     /// Around `kl_target` with an adaptive controller. Rising: raise `beta`.
-    metric ACTOR_REWARD_KL_PENALTY = "actor/reward_kl_penalty" { unit: Nats, source: "verl", when: "`use_kl_in_reward`" }
+    metric ACTOR_REWARD_KL_PENALTY = "actor/reward_kl_penalty" { unit: Nats, source: "verl",
+        when: "`use_kl_in_reward`" }
 
     /// Weight of the penalty in this step.
     ///
@@ -57,7 +58,8 @@ section! {
     /// Updates of the critic left out because loss or gradient was not finite.
     ///
     /// 0.
-    metric CRITIC_SKIPPED_UPDATES = "critic/skipped_updates" { unit: Count, source: "Tandem", when: "`advantage_estimator` gae" }
+    metric CRITIC_SKIPPED_UPDATES = "critic/skipped_updates" { unit: Count, source: "Tandem",
+        when: "`advantage_estimator` gae" }
 
     /// Mean over the tokens of the `returns` (what the critic should have said), the `values` (what it said when the
     /// step began) or the `advantages` (what the policy is trained with).

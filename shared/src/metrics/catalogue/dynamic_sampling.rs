@@ -8,7 +8,8 @@ section! {
     /// Prompts used up for the step: groups used, dropped and dropped as stale together.
     ///
     /// One to three times `dynamic_sampling/used`.
-    metric DYNAMIC_SAMPLING_GENERATED = "dynamic_sampling/generated" { unit: Count, source: "Tandem", when: "`dynamic_sampling`" }
+    metric DYNAMIC_SAMPLING_GENERATED = "dynamic_sampling/generated" { unit: Count, source: "Tandem",
+        when: "`dynamic_sampling`" }
 
     /// Groups trained on.
     ///
@@ -18,7 +19,8 @@ section! {
     /// Groups used that were made under an earlier version of the weights.
     ///
     /// 0 with `max_staleness` 0.
-    metric DYNAMIC_SAMPLING_CARRIED = "dynamic_sampling/carried" { unit: Count, source: "Tandem", when: "`dynamic_sampling`" }
+    metric DYNAMIC_SAMPLING_CARRIED = "dynamic_sampling/carried" { unit: Count, source: "Tandem",
+        when: "`dynamic_sampling`" }
 
     /// Groups dropped because they had no contrast.
     ///
@@ -31,12 +33,14 @@ section! {
     /// Groups dropped because they had become older than `max_staleness`.
     ///
     /// 0, or a few after a restart.
-    metric DYNAMIC_SAMPLING_DROPPED_STALE = "dynamic_sampling/dropped_stale" { unit: Count, source: "Tandem", when: "`dynamic_sampling`" }
+    metric DYNAMIC_SAMPLING_DROPPED_STALE = "dynamic_sampling/dropped_stale" { unit: Count, source: "Tandem",
+        when: "`dynamic_sampling`" }
 
     /// Groups without contrast that were used because `dynamic_sampling_max_attempts` was reached.
     ///
     /// 0. They teach nothing: the prompts are too hard or too easy, or a reward is constant.
-    metric DYNAMIC_SAMPLING_FILLER = "dynamic_sampling/filler" { unit: Count, source: "Tandem", when: "`dynamic_sampling`" }
+    metric DYNAMIC_SAMPLING_FILLER = "dynamic_sampling/filler" { unit: Count, source: "Tandem",
+        when: "`dynamic_sampling`" }
 
     /// Completion tokens of all dropped groups.
     ///

@@ -86,12 +86,14 @@ section! {
     /// Mean number of versions between the weights that sampled a group and those that are trained on it.
     ///
     /// 0 with `max_staleness` 0, else at most that.
-    metric SAMPLE_STALENESS_MEAN = "sample/staleness_mean" { unit: Number, source: "TRL (async GRPO)", chart: STALENESS "mean" }
+    metric SAMPLE_STALENESS_MEAN = "sample/staleness_mean" { unit: Number, source: "TRL (async GRPO)",
+        chart: STALENESS "mean" }
 
     /// The largest such number.
     ///
     /// As `sample/staleness_mean`.
-    metric SAMPLE_STALENESS_MAX = "sample/staleness_max" { unit: Count, source: "TRL (async GRPO)", chart: STALENESS "max" }
+    metric SAMPLE_STALENESS_MAX = "sample/staleness_max" { unit: Count, source: "TRL (async GRPO)",
+        chart: STALENESS "max" }
 
     /// Completions of this step that were not trained on because they were staler than `max_staleness`. TRL's
     /// `sample/dropped_stale_total` counts them over the whole run.

@@ -23,18 +23,21 @@ section! {
     /// Log-probs of the reference.
     ///
     /// 0 with `beta` 0, else about a third of `perf/fwd_bwd_s`.
-    metric PERF_REF_LOGPS_S = "perf/ref_logps_s" { unit: Seconds, source: "Tandem", chart: STEP_TIME "reference log-probs" }
+    metric PERF_REF_LOGPS_S = "perf/ref_logps_s" { unit: Seconds, source: "Tandem",
+        chart: STEP_TIME "reference log-probs" }
 
     /// Forward and backward passes.
     ///
     /// Proportional to the tokens trained on.
-    metric PERF_FWD_BWD_S = "perf/fwd_bwd_s" { unit: Seconds, source: "TRL (async GRPO)", chart: STEP_TIME "forward and backward" }
+    metric PERF_FWD_BWD_S = "perf/fwd_bwd_s" { unit: Seconds, source: "TRL (async GRPO)",
+        chart: STEP_TIME "forward and backward" }
 
     /// Clipping of the gradient and AdamW; with `learner_ranks` above 1, gradients and parameters on their way among
     /// the ranks, too.
     ///
     /// Proportional to the number of updates.
-    metric PERF_OPTIMIZER_S = "perf/optimizer_s" { unit: Seconds, source: "TRL (async GRPO)", chart: STEP_TIME "optimiser" }
+    metric PERF_OPTIMIZER_S = "perf/optimizer_s" { unit: Seconds, source: "TRL (async GRPO)",
+        chart: STEP_TIME "optimiser" }
 
     /// The guard's look at the step before the weights are moved.
     ///

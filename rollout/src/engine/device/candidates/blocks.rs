@@ -1,11 +1,11 @@
-//! Drawing from a row whose logits lie elsewhere: on a device, say, from which fetching all of them would cost more than
-//! the draw.
+//! Drawing from a row whose logits lie elsewhere: on a device, say, from which fetching all of them would cost more
+//! than the draw.
 //!
-//! The distribution is that of [`crate::sampling::row`], token for token. Its passes over the vocabulary (block maxima, block
-//! sums of exponentials) are made where the logits are and come here as a [`Summary`]; from it follows which few blocks the draw
-//! needs ([`BlockPlan::make`]), and from their logits the token ([`BlockPlan::draw`]). Sums that were rounded elsewhere
-//! differ in their last bits from those of the host, so a draw that rounding could decide is not made: the caller fetches
-//! the whole row and draws on the host.
+//! The distribution is that of [`crate::sampling::row`], token for token. Its passes over the vocabulary (block maxima,
+//! block sums of exponentials) are made where the logits are and come here as a [`Summary`]; from it follows which few
+//! blocks the draw needs ([`BlockPlan::make`]), and from their logits the token ([`BlockPlan::draw`]). Sums that were
+//! rounded elsewhere differ in their last bits from those of the host, so a draw that rounding could decide is not
+//! made: the caller fetches the whole row and draws on the host.
 
 use shared::SamplingParams;
 
@@ -154,8 +154,9 @@ impl BlockPlan {
 
     /// A logit that the nucleus does not go below, such that at most `most` blocks reach it.
     ///
-    /// Blocks are taken by descending maximum. What lies above the next maximum is then all in the blocks taken; of each
-    /// of them that is at least its largest logit, and at least its mass without what its other logits can have below.
+    /// Blocks are taken by descending maximum. What lies above the next maximum is then all in the blocks taken; of
+    /// each of them that is at least its largest logit, and at least its mass without what its other logits can have
+    /// below.
     fn nucleus_bound(&mut self, summary: &Summary<'_>, temperature: f32, p: f64, most: usize) -> Option<f32> {
         let Self { blocks, max, total, .. } = self;
         let maxima = summary.maxima;

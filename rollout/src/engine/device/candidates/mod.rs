@@ -1,10 +1,10 @@
 //! Sampling from logits that stay on the device.
 //!
-//! A row of logits is cut into blocks. One small graph makes the largest logit and the sum of exponentials of every block;
-//! [`BlockPlan`] says which blocks the next token needs, another small graph gathers those, and only they come to main
-//! memory. Rows whose distribution needs more than that (a repetition penalty, a flat nucleus), or whose draw is so close to a
-//! border that rounding could decide it, are fetched whole. Both graphs stand beside the model's and outlive its
-//! versions; the published graph stays as it is.
+//! A row of logits is cut into blocks. One small graph makes the largest logit and the sum of exponentials of every
+//! block; [`BlockPlan`] says which blocks the next token needs, another small graph gathers those, and only they come
+//! to main memory. Rows whose distribution needs more than that (a repetition penalty, a flat nucleus), or whose draw
+//! is so close to a border that rounding could decide it, are fetched whole. Both graphs stand beside the model's and
+//! outlive its versions; the published graph stays as it is.
 //!
 //! The drawn token is the one that the host would draw from the whole row. Maxima are exact, and the host's own code
 //! computes the weights within a block; only sums are rounded elsewhere. Log-probs agree to the rounding of a sum.
@@ -60,7 +60,8 @@ impl SmallGraph {
     }
 
     fn run(&mut self, inputs: &[(&CStr, TensorMemory)], outputs: &[(&CStr, TensorMemory)]) -> Result<(), EngineError> {
-        // SAFETY: every memory is borrowed by the caller until this returns, and every name is bound anew before each run.
+        // SAFETY: every memory is borrowed by the caller until this returns, and every name is bound anew before each
+        // run.
         unsafe {
             for (name, memory) in inputs {
                 self.bindings.bind_input(name, memory).map_err(EngineError::runtime("cannot bind logits"))?;
@@ -84,7 +85,8 @@ pub(in crate::engine) struct Candidates {
     blocks: usize,
     /// Logits that are fetched for a draw before the whole row is.
     limit: usize,
-    /// `[max_num_seqs, blocks]` each: the largest logits, and sums of exponentials at temperature 1 and at the rows' own.
+    /// `[max_num_seqs, blocks]` each: the largest logits, and sums of exponentials at temperature 1 and at the rows'
+    /// own.
     maxima: LogitsBuffer,
     sums: LogitsBuffer,
     scaled: LogitsBuffer,
@@ -105,7 +107,8 @@ fn block_width(vocab: usize) -> Option<usize> {
 }
 
 impl Candidates {
-    /// For rows of `vocab` logits of which up to `limit` are fetched; absent for a vocabulary that cannot be cut into blocks.
+    /// For rows of `vocab` logits of which up to `limit` are fetched; absent for a vocabulary that cannot be cut into
+    /// blocks.
     pub fn new(rows: usize, vocab: usize, limit: usize, options: SessionOptions) -> Result<Option<Self>, EngineError> {
         let Some(width) = block_width(vocab) else {
             tracing::warn!(vocab, "the vocabulary cannot be cut into blocks; all logits are fetched");
@@ -147,8 +150,8 @@ impl Candidates {
         &mut self.logits
     }
 
-    /// Draws the next token of the sequence of every slot from the logits that the model wrote, one row for each. Rows that
-    /// are needed whole are fetched to their places in `whole` (`[rows, vocab]`); returns how many.
+    /// Draws the next token of the sequence of every slot from the logits that the model wrote, one row for each. Rows
+    /// that are needed whole are fetched to their places in `whole` (`[rows, vocab]`); returns how many.
     pub fn draw(
         &mut self,
         slots: &mut [Option<Sequence>],

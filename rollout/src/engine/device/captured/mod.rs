@@ -1,11 +1,11 @@
 //! Decode steps as captured CUDA graphs: the launches of a step are recorded once and replayed as one.
 //!
-//! A recording holds addresses and shapes, so such steps run over memory that never moves and in batches of a few sizes,
-//! padded with rows that nobody wants. ONNX Runtime records at the first run under an id of its own for each size, and
-//! from then on neither looks at inputs nor runs an operator: what changes from step to step must be on the device, and
-//! `total_sequence_length`, which the attention reads on the host, is the length of the cache's slots once and for all.
-//! A recording belongs to the thread that made it, and breaks off when another one allocates memory of the device: none
-//! begins while weights are loaded beside the step loop, and such steps run as others do.
+//! A recording holds addresses and shapes, so such steps run over memory that never moves and in batches of a few
+//! sizes, padded with rows that nobody wants. ONNX Runtime records at the first run under an id of its own for each
+//! size, and from then on neither looks at inputs nor runs an operator: what changes from step to step must be on the
+//! device, and `total_sequence_length`, which the attention reads on the host, is the length of the cache's slots once
+//! and for all. A recording belongs to the thread that made it, and breaks off when another one allocates memory of the
+//! device: none begins while weights are loaded beside the step loop, and such steps run as others do.
 //!
 //! Steps of a size without a recording run as they do without graphs, so the last bits of log-probs depend on when a
 //! version arrives. The step loop frees old weights itself: another thread that frees them would break a recording off.
@@ -99,8 +99,8 @@ impl CapturedSteps {
         self.sizes.partition_point(|size| size.rows < rows)
     }
 
-    /// Runs the decode batch of `stock` on the slots from 0 on. The logits stay with the `candidates`; without them they
-    /// come to `logits` (`[rows, vocab]`).
+    /// Runs the decode batch of `stock` on the slots from 0 on. The logits stay with the `candidates`; without them
+    /// they come to `logits` (`[rows, vocab]`).
     ///
     /// # Errors
     /// Also when a replay gives other logits than a run.
