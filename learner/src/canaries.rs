@@ -50,7 +50,7 @@ pub fn measure(
 ) -> Result<Canaries, LearnerError> {
     let scored = SCORED.min(token_ids.len() - 1);
     let (prompt, completion) = token_ids.split_at(token_ids.len() - scored);
-    let sequence = Sequence { prompt, completion };
+    let sequence = Sequence::new(prompt, completion);
     let found = evaluate(policy, &[sequence], &[0], 1.0, token_ids.len(), policy.device())?;
     require_finite(version, &found.logprobs[0])?;
     let weights = policy.weights();

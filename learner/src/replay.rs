@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use shared::{ModelDir, PolicyVersion, RolloutGroup, config::TrainConfig, metrics::MetricRecord};
+use shared::{ModelDir, Placed, PolicyVersion, config::TrainConfig, metrics::MetricRecord};
 use tch::{Device, Kind, Tensor};
 
 use crate::{
@@ -26,12 +26,7 @@ pub struct Replayed {
 ///
 /// # Errors
 /// A configuration, model or file that cannot be used.
-pub fn replay(
-    dir: &Path,
-    groups: &[RolloutGroup],
-    config: &TrainConfig,
-    device: Device,
-) -> Result<Replayed, LearnerError> {
+pub fn replay(dir: &Path, groups: &[Placed], config: &TrainConfig, device: Device) -> Result<Replayed, LearnerError> {
     let model = ModelDir::open(&config.model)?;
     let (mut trainer, state) = open_trainer(config, &model, Some(dir), device)?;
     trainer.keep_first_gradient();

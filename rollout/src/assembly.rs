@@ -1,5 +1,5 @@
-//! Groups in the making: from the engine's sequences over text and rewards to a [`RolloutGroup`]. There is no other way, for
-//! training, evaluation and `rollout generate` alike.
+//! Groups in the making: from the engine's sequences over text and rewards to a [`Scored`] group. There is no other
+//! way, for training, evaluation and `rollout generate` alike.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -7,8 +7,8 @@ use std::{
 };
 
 use anyhow::Context;
-use rollout_rewards::{RewardPool, ScoredGroup};
-use shared::{Completion, GroupId, PolicyVersion, Provenance, RewardOutcome, RolloutGroup, SamplingParams};
+use rollout_rewards::{RewardCompletion, RewardPool, ScoredGroup};
+use shared::{Completion, Episode, Group, Provenance, RewardOutcome, SamplingParams, Scored};
 
 use crate::{
     data::{PromptRow, Tokenizer, stop::StopCriterionFactory},
@@ -37,7 +37,7 @@ pub struct Assembly {
 }
 
 struct Open {
-    group: RolloutGroup,
+    group: Group,
     row: PromptRow,
     /// Of the completions that are still to come.
     provenance: Provenance,
@@ -60,10 +60,10 @@ impl Assembly {
         }
     }
 
-    /// Begins a group of a prompt drawn in `epoch`; `cursor` are the dataset positions used up once it is consumed. The
-    /// request is for the engine.
-    pub fn begin(&mut self, id: GroupId, row: &PromptRow, epoch: u32, cursor: u64) -> GroupRequest {
-        let (tag, samples) = (self.open(id, row, epoch, cursor, Provenance::New), (0..self.num_generations).collect());
+    /// Begins a group of a prompt drawn in `epoch` that stands at `position` in the order of prompts. The request is
+    /// for the engine.
+    pub fn begin(&mut self, row: &PromptRow, epoch: u32, position: u64) -> GroupRequest {
+        let (tag, samples) = (self.open(row, epoch, position, Provenance::New), (0..self.num_generations).collect());
         self.request(tag, row, epoch, samples)
     }
 
@@ -71,13 +71,12 @@ impl Assembly {
     /// is for the others; none where all are there.
     pub fn go_on(
         &mut self,
-        id: GroupId,
         row: &PromptRow,
         epoch: u32,
-        cursor: u64,
+        position: u64,
         completions: Vec<Completion>,
     ) -> Option<GroupRequest> {
-        let tag = self.open(id, row, epoch, cursor, Provenance::MadeAgain);
+        let tag = self.open(row, epoch, position, Provenance::MadeAgain);
         let is_there = |sample: &u32| completions.iter().any(|completion| completion.sample == *sample);
         let samples: Arc<[u32]> = (0..self.num_generations).filter(|sample| !is_there(sample)).collect();
         for completion in completions {
@@ -86,21 +85,17 @@ impl Assembly {
         (!samples.is_empty()).then(|| self.request(tag, row, epoch, samples))
     }
 
-    fn open(&mut self, id: GroupId, row: &PromptRow, epoch: u32, cursor: u64, provenance: Provenance) -> u64 {
+    fn open(&mut self, row: &PromptRow, epoch: u32, position: u64, provenance: Provenance) -> u64 {
         let tag = self.next_tag;
         self.next_tag += 1;
-        let group = RolloutGroup {
-            id,
+        let group = Group {
+            position,
             prompt_id: row.prompt_id,
             epoch,
             prompt_ids: row.prompt_ids.to_vec(),
             prompt_text: row.prompt_text.clone(),
             completions: Vec::with_capacity(self.num_generations as usize),
             reward_names: self.scoring.as_ref().map(|scoring| scoring.names.clone()).unwrap_or_default(),
-            policy_version: PolicyVersion(u64::MAX),
-            cursor,
-            dropped: Vec::new(),
-            filler: false,
             generation_seconds: 0.0,
         };
         self.open.insert(tag, Open { group, row: row.clone(), provenance });
@@ -132,10 +127,12 @@ impl Assembly {
         let completion = Completion {
             sample: sequence.sample,
             text: self.tokenizer.decode(&sequence.token_ids)?,
-            token_ids: sequence.token_ids,
-            logprobs: sequence.logprobs,
-            versions: sequence.versions,
-            finish_reason: sequence.finish_reason,
+            episode: Episode::of_one_turn(
+                sequence.token_ids,
+                sequence.logprobs,
+                sequence.versions,
+                sequence.finish_reason,
+            ),
             rewards,
             provenance: *provenance,
         };
@@ -145,8 +142,6 @@ impl Assembly {
 
     fn take_in(&mut self, tag: u64, completion: Completion) {
         let Open { group, row, .. } = self.open.get_mut(&tag).expect("the group is open");
-        let oldest = completion.versions.iter().map(|(_, version)| *version).min();
-        group.policy_version = oldest.map_or(group.policy_version, |v| v.min(group.policy_version));
         group.completions.push(completion);
         if group.completions.len() < self.num_generations as usize {
             return;
@@ -157,41 +152,39 @@ impl Assembly {
                 self.complete.push_back(tag);
             }
             Some(Scoring { pool, .. }) => {
-                let completions = group.completions.iter();
-                let seen = completions.map(|c| (c.text.as_str(), c.token_ids.as_slice(), c.finish_reason));
-                pool.submit(tag, row.reward_input(seen));
+                pool.submit(tag, row.reward_input(group.completions.iter().map(RewardCompletion::from)));
             }
             None => self.complete.push_back(tag),
         }
     }
 
     /// Groups in the making, with the completions that are finished.
-    pub fn in_the_making(&self) -> impl Iterator<Item = &RolloutGroup> {
+    pub fn in_the_making(&self) -> impl Iterator<Item = &Group> {
         self.open.values().map(|open| &open.group)
     }
 
     /// A group that is complete, rewards included, if there is one.
-    pub fn finished(&mut self) -> Option<RolloutGroup> {
+    pub fn finished(&mut self) -> Option<Scored> {
         let scored = self.scoring.as_mut().and_then(|scoring| scoring.pool.try_recv());
         self.take(scored)
     }
 
     /// As [`Assembly::finished`], but waits for groups that are being scored; none when there are no complete ones left.
-    pub fn wait(&mut self) -> Option<RolloutGroup> {
+    pub fn wait(&mut self) -> Option<Scored> {
         let scored = self.scoring.as_mut().and_then(|scoring| scoring.pool.recv());
         self.take(scored)
     }
 
-    fn take(&mut self, scored: Option<ScoredGroup>) -> Option<RolloutGroup> {
+    fn take(&mut self, scored: Option<ScoredGroup>) -> Option<Scored> {
         let Some(ScoredGroup { tag, outcomes, .. }) = scored else {
             let tag = self.complete.pop_front()?;
-            return self.open.remove(&tag).map(|open| open.group);
+            return self.open.remove(&tag).map(|open| open.group.into());
         };
         let mut group = self.open.remove(&tag).expect("the pool returns what was submitted").group;
         for (completion, outcomes) in group.completions.iter_mut().zip(outcomes) {
             completion.rewards = outcomes;
         }
-        Some(group)
+        Some(group.into())
     }
 
     /// Nothing is in the engine or being scored.

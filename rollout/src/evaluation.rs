@@ -5,9 +5,9 @@ pub mod paired;
 
 use std::collections::HashMap;
 
-use rollout_rewards::{Reward, rules::tags};
+use rollout_rewards::{Reward, RewardCompletion, rules::tags};
 use shared::{
-    Completion, FinishReason, RewardOutcome, RolloutGroup,
+    Completion, RewardOutcome, Scored,
     config::RewardFailure,
     metrics::{self, Family, MetricRecord},
 };
@@ -38,12 +38,11 @@ fn pass_at_k(n: usize, correct: usize, k: usize) -> f64 {
 
 /// The answers of completions; `rows` has the prompt of each group. `None` where the function extracts none.
 #[must_use]
-pub fn answers(function: &dyn Reward, rows: &[PromptRow], groups: &[RolloutGroup]) -> Option<Answers> {
+pub fn answers(function: &dyn Reward, rows: &[PromptRow], groups: &[Scored]) -> Option<Answers> {
     let extract = function.extract()?;
-    let of_group = |(row, group): (&PromptRow, &RolloutGroup)| {
+    let of_group = |(row, group): (&PromptRow, &Scored)| {
         // As the function saw them when it scored.
-        let seen = group.completions.iter().map(|c| (c.text.as_str(), c.token_ids.as_slice(), c.finish_reason));
-        let input = row.reward_input(seen);
+        let input = row.reward_input(group.completions.iter().map(RewardCompletion::from));
         input.completions.iter().map(|c| extract(&tags::with_opened(&input.prompt, &c.text))).collect()
     };
     Some(rows.iter().zip(groups).map(of_group).collect())
@@ -105,7 +104,7 @@ const MAJ: Figure = Figure {
 /// A prompt whose completions could not all be scored by the first function is left out of accuracy, avg@k, pass@k and maj@k;
 /// `eval_scored_prompts` counts the others.
 #[must_use]
-pub fn record(groups: &[RolloutGroup], answers: Option<&Answers>, judging: Judging, seconds: f64) -> MetricRecord {
+pub fn record(groups: &[Scored], answers: Option<&Answers>, judging: Judging, seconds: f64) -> MetricRecord {
     let Judging { correct_at, failure } = judging;
     let mut record = MetricRecord::default();
     let k = groups.first().map_or(0, |group| group.completions.len());
@@ -121,7 +120,7 @@ pub fn record(groups: &[RolloutGroup], answers: Option<&Answers>, judging: Judgi
         PASS.set(&mut record, j, &correct.iter().map(|&c| pass_at_k(k, c, j)).collect::<Vec<f64>>());
     }
     if let Some(answers) = answers {
-        let voted = |(group, answers): (&RolloutGroup, &Vec<Option<String>>)| {
+        let voted = |(group, answers): (&Scored, &Vec<Option<String>>)| {
             count_correct(&group.completions, correct_at)?;
             let first = majority(answers).map(|first| &group.completions[first]);
             Some(f64::from(u8::from(first.is_some_and(|c| is_correct(c, correct_at) == Some(true)))))
@@ -138,9 +137,9 @@ pub fn record(groups: &[RolloutGroup], answers: Option<&Answers>, judging: Judgi
         let failed = completions().filter(|c| c.rewards.get(index).is_some_and(RewardOutcome::has_failed));
         record.count(metrics::EVAL_REWARDS_FAILED.of(name), failed.count() as u64);
     }
-    let tokens: u64 = completions().map(|c| c.token_ids.len() as u64).sum();
-    let cut = |c: &Completion| f64::from(u8::from(c.finish_reason == FinishReason::Length));
-    record.set(metrics::EVAL_COMPLETIONS_MEAN_LENGTH, mean(completions().map(|c| c.token_ids.len() as f64)));
+    let tokens: u64 = completions().map(|c| c.episode.sampled() as u64).sum();
+    let cut = |c: &Completion| f64::from(u8::from(c.episode.is_truncated()));
+    record.set(metrics::EVAL_COMPLETIONS_MEAN_LENGTH, mean(completions().map(|c| c.episode.sampled() as f64)));
     record.set(metrics::EVAL_COMPLETIONS_CLIPPED_RATIO, mean(completions().map(cut)));
     record.count(metrics::EVAL_NUM_TOKENS, tokens);
     record.set(metrics::EVAL_SECONDS, seconds);
@@ -150,7 +149,7 @@ pub fn record(groups: &[RolloutGroup], answers: Option<&Answers>, judging: Judgi
 
 /// The share of a prompt's completions that are correct; `None` if one of them has no score.
 #[must_use]
-pub fn accuracy(group: &RolloutGroup, correct_at: f64) -> Option<f64> {
+pub fn accuracy(group: &Scored, correct_at: f64) -> Option<f64> {
     Some(count_correct(&group.completions, correct_at)? as f64 / group.completions.len() as f64)
 }
 
@@ -187,7 +186,7 @@ fn mean_and_error(values: impl Iterator<Item = f64> + Clone) -> (f64, f64) {
 
 #[cfg(test)]
 mod tests {
-    use shared::{GroupId, Step, metrics::Key, testing};
+    use shared::{FinishReason, Group, metrics::Key, testing};
 
     use super::*;
 
@@ -209,14 +208,13 @@ mod tests {
 
     use RewardOutcome::{Failed, NotApplicable, Score};
 
-    fn group(index: u32, completions: Vec<(Vec<RewardOutcome>, usize, FinishReason)>) -> RolloutGroup {
+    fn group(position: u64, completions: Vec<(Vec<RewardOutcome>, usize, FinishReason)>) -> Scored {
         let completions = completions.into_iter().zip(0..).map(|((rewards, tokens, finish_reason), sample)| {
-            Completion { finish_reason, rewards, ..testing::completion(sample, vec![0; tokens]) }
+            let episode = testing::episode(vec![0; tokens], &[(0, 0)], finish_reason);
+            Completion { episode, rewards, ..testing::completion(sample, Vec::new()) }
         });
-        RolloutGroup {
-            reward_names: vec![("correctness".into(), 0.5), ("format".into(), 1.0)],
-            ..testing::group(GroupId { step: Step(3), index }, completions.collect())
-        }
+        let reward_names = vec![("correctness".into(), 0.5), ("format".into(), 1.0)];
+        Group { reward_names, ..testing::group(position, completions.collect()) }.into()
     }
 
     #[test]

@@ -1,11 +1,12 @@
 //! The sampler: continuous batching over ONNX Runtime. Prompts go in, scored groups of completions come out.
 //!
 //! Read in this order: [`data`] (rows to token ids), [`engine`] (token ids to completions), [`sampling`] (logits to a
-//! token), [`reward`] (completions to scores), [`assembly`] (sequences to scored groups), [`evaluation`] (groups to
-//! metrics), [`pair`] (the half of the training pair that runs in this process). [`commands`] holds one file per
-//! subcommand, [`trace`] records a timeline of all of it. The arithmetic of the engine's own kernels is the crate
-//! `rollout-kernels`, reward functions are `rollout-rewards`, and samplers on other hosts `rollout-fleet`, which is
-//! built on this crate. This crate never links libtorch.
+//! token), [`generate`] (the seam before the engine, and the loop over it), [`reward`] (completions to scores),
+//! [`assembly`] (sequences to scored groups), [`evaluation`] (groups to metrics), [`pair`] (the half of the training
+//! pair that runs in this process). [`commands`] holds one file per subcommand, [`trace`] records a timeline of all of
+//! it. The arithmetic of the engine's own kernels is the crate `rollout-kernels`, reward functions are
+//! `rollout-rewards`, and samplers on other hosts `rollout-fleet`, which is built on this crate. This crate never links
+//! libtorch.
 
 // What is told may find nobody who reads it: see `shared::command_line`.
 #![warn(clippy::print_stderr)]
@@ -15,7 +16,7 @@ pub mod commands;
 pub mod data;
 pub mod engine;
 pub mod evaluation;
-pub mod generator;
+pub mod generate;
 pub mod pair;
 pub mod reward;
 pub mod sampling;

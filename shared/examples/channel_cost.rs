@@ -16,7 +16,8 @@ use std::{
 
 use serde_json::{Value, json};
 use shared::{
-    Completion, GroupId, PromptId, RewardOutcome, RolloutGroup, RunDir, TokenLogprob,
+    Completion, Episode, FinishReason, Group, GroupId, Placed, PolicyVersion, PromptId, RewardOutcome, RunDir,
+    TokenLogprob,
     channel::{
         LearnerEnd, LearnerStatus, RunId, SamplerEnd, frame,
         iox::{IoxLearner, IoxSampler},
@@ -79,7 +80,7 @@ fn measure(completions: usize, tokens: usize) -> Outcome<Value> {
     let encoded = frame::encode(&group);
     let mut buffer = Vec::new();
     let encode = time_of(|| frame::encode_into(black_box(&group), RunId::NONE, &mut buffer));
-    let decode = time_of(|| drop(black_box(frame::decode::<RolloutGroup>(black_box(&encoded)))));
+    let decode = time_of(|| drop(black_box(frame::decode::<Placed>(black_box(&encoded)))));
     let copy = time_of(|| buffer.copy_from_slice(black_box(&encoded)));
     let megabytes = bytes as f64 / 1e6;
     Ok(json!({
@@ -98,8 +99,8 @@ fn measure(completions: usize, tokens: usize) -> Outcome<Value> {
 }
 
 /// Sends the group with the time of sending in place of the prompt's id.
-fn send(channel: &mut IoxSampler, group: &mut RolloutGroup) -> Outcome<()> {
-    group.prompt_id = PromptId(nanos());
+fn send(channel: &mut IoxSampler, group: &mut Placed) -> Outcome<()> {
+    group.scored.group.prompt_id = PromptId(nanos());
     Ok(channel.send_group(group, Instant::now() + PATIENCE)?)
 }
 
@@ -119,26 +120,28 @@ fn receiver(run_dir: &Path, count: usize) -> Outcome<()> {
     Ok(())
 }
 
-fn make_group(completions: usize, tokens: usize) -> RolloutGroup {
+fn make_group(completions: usize, tokens: usize) -> Placed {
     let mut stream = Stream::new(&[1]);
     let mut completion = |sample| {
         let token_ids: Vec<u32> = (0..tokens).map(|_| stream.below(150_000) as u32).collect();
         let mut logprob = || stream.next_f64().ln() as f32;
         let logprobs = (0..tokens).map(|_| TokenLogprob { logprob: logprob(), ..TokenLogprob::default() });
+        let versions = vec![(0, PolicyVersion(0))];
         Completion {
-            logprobs: logprobs.collect(),
+            episode: Episode::of_one_turn(token_ids, logprobs.collect(), versions, FinishReason::Stop),
             text: "word ".repeat(tokens * 4 / 5),
             rewards: vec![RewardOutcome::Score(1.0)],
-            ..testing::completion(sample, token_ids)
+            ..testing::completion(sample, Vec::new())
         }
     };
-    RolloutGroup {
+    let group = Group {
         prompt_ids: vec![1; 100],
         prompt_text: "x".repeat(400),
         reward_names: vec![("correctness".into(), 1.0)],
         generation_seconds: 1.0,
-        ..testing::group(GroupId::default(), (0..completions as u32).map(&mut completion).collect())
-    }
+        ..testing::group(0, (0..completions as u32).map(&mut completion).collect())
+    };
+    testing::placed(GroupId::default(), group)
 }
 
 /// Seconds of one call, the fastest of many.

@@ -1,61 +1,19 @@
 //! The group: one prompt with its completions, as it crosses from sampler to learner.
+//!
+//! It goes through three states, each a type of its own: [`Group`], which is being filled; [`Scored`], which is whole;
+//! and [`Placed`], which has its place in the run.
 
 mod contrast;
 mod failure;
+mod states;
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{GroupId, PolicyVersion, PromptId};
+use crate::episode::{Episode, FinishReason};
 
 pub use contrast::Contrast;
 pub use failure::RewardFailure;
-
-/// Why a completion ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum FinishReason {
-    /// An end-of-sequence token (included once at the end of `token_ids`) or a stop string.
-    Stop,
-    /// `max_completion_length` or the model's maximum length was reached.
-    Length,
-    /// Given up: the run ended, or the engine refused the sequence. Never trained on.
-    Aborted,
-}
-
-impl FinishReason {
-    /// The word used in JSONL outputs: `stop`, `length` or `aborted`.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Stop => "stop",
-            Self::Length => "length",
-            Self::Aborted => "aborted",
-        }
-    }
-}
-
-/// What the engine knows of one sampled token's probability. All natural logarithms.
-#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
-pub struct TokenLogprob {
-    /// Under the full distribution at temperature 1, before any penalty.
-    pub logprob: f32,
-    /// Under the full (untruncated) distribution at the sampling temperature, after the repetition penalty.
-    /// Equal to `logprob` at temperature 1 without a penalty; 0 where it does not apply (greedy).
-    pub logprob_at_temperature: f32,
-    /// Log of the probability mass that truncation kept; the token's log-prob under the distribution it was drawn from is
-    /// `logprob_at_temperature - log_kept_mass`. 0 without truncation.
-    pub log_kept_mass: f32,
-    /// Number of tokens that truncation kept; 0 without truncation.
-    pub kept_count: u32,
-}
-
-impl TokenLogprob {
-    /// Log-prob under the very distribution that the token was drawn from.
-    #[must_use]
-    pub fn sampling_logprob(&self) -> f32 {
-        self.logprob_at_temperature - self.log_kept_mass
-    }
-}
+pub use states::{Dropped, Group, Placed, Scored};
 
 /// What a process reward said about one step of a completion.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -124,90 +82,37 @@ pub enum Provenance {
     MadeAgain,
 }
 
-/// One sampled continuation of a prompt.
+/// One continuation of a prompt.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Completion {
     /// Index within the group, from 0; one of the keys of the completion's randomness.
     pub sample: u32,
-    /// Sampled tokens, the end-of-sequence token included once if there is one. Never re-tokenised.
-    pub token_ids: Vec<u32>,
-    /// One entry per token.
-    pub logprobs: Vec<TokenLogprob>,
-    /// Runs of weight versions: `(first token index, version)`, ascending; the first entry starts at token 0.
-    pub versions: Vec<(u32, PolicyVersion)>,
-    /// Decoded text without special tokens.
+    /// Its tokens: those that were sampled, and what was given to the policy between them.
+    pub episode: Episode,
+    /// Decoded text of all its tokens, without special tokens.
     pub text: String,
-    /// Why it ended.
-    pub finish_reason: FinishReason,
-    /// One outcome per reward function, in the order of [`RolloutGroup::reward_names`].
+    /// One outcome per reward function, in the order of [`Group::reward_names`].
     pub rewards: Vec<RewardOutcome>,
     /// Whether a checkpoint has kept it.
     pub provenance: Provenance,
-}
-
-/// A group that dynamic sampling replaced, because its completions all earn the same or its weights were too old.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct DroppedGroup {
-    /// Row of the dataset.
-    pub prompt_id: PromptId,
-    /// The epoch of the dataset that the prompt was drawn in, from 0.
-    pub epoch: u32,
-    /// The prompt as text, for people.
-    pub prompt_text: String,
-    /// Its completions, for the records.
-    pub completions: Vec<Completion>,
-    /// What its completions earned (weighted) on average; `None` when no function had a score.
-    pub reward: Option<f64>,
-    /// Completion tokens that were sampled for it.
-    pub tokens: u64,
-    /// Whether it was older than `max_staleness` allows by the time a batch had room for it.
-    pub stale: bool,
 }
 
 impl Completion {
     /// Whether it counts at all: complete and not empty.
     #[must_use]
     pub fn is_usable(&self) -> bool {
-        self.finish_reason != FinishReason::Aborted && !self.token_ids.is_empty()
+        self.finish_reason() != FinishReason::Aborted && !self.token_ids().is_empty()
     }
-}
 
-/// One prompt with all its completions: the unit that crosses the channel.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct RolloutGroup {
-    /// Place in the run.
-    pub id: GroupId,
-    /// Row of the dataset.
-    pub prompt_id: PromptId,
-    /// The epoch of the dataset that the prompt was drawn in, from 0; the third key of its randomness.
-    pub epoch: u32,
-    /// The prompt's tokens as the model saw them.
-    pub prompt_ids: Vec<u32>,
-    /// The prompt as text (template applied), for people.
-    pub prompt_text: String,
-    /// `num_generations` completions.
-    pub completions: Vec<Completion>,
-    /// Names of the reward functions, with their weights.
-    pub reward_names: Vec<(String, f64)>,
-    /// The oldest weight version that any token of the group was sampled from.
-    pub policy_version: PolicyVersion,
-    /// Number of dataset positions used up once this group is consumed, those of `dropped` included: where a restarted
-    /// sampler goes on.
-    pub cursor: u64,
-    /// Groups that dynamic sampling made between the group before and this one and did not use.
-    pub dropped: Vec<DroppedGroup>,
-    /// Whether dynamic sampling put it into the batch although its completions all earn the same, because the step's
-    /// budget of attempts was spent.
-    pub filler: bool,
-    /// Seconds from admission to the last token.
-    pub generation_seconds: f64,
-}
-
-impl RolloutGroup {
-    /// Dataset position at which the group, with everything that was dropped on the way to it, begins: the `cursor` of
-    /// the group before.
+    /// All tokens, sampled and given.
     #[must_use]
-    pub fn begin(&self) -> u64 {
-        self.cursor.saturating_sub(1 + self.dropped.len() as u64)
+    pub fn token_ids(&self) -> &[u32] {
+        self.episode.token_ids()
+    }
+
+    /// Why it ended.
+    #[must_use]
+    pub fn finish_reason(&self) -> FinishReason {
+        self.episode.finish_reason()
     }
 }

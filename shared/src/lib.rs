@@ -11,7 +11,8 @@
 //! | subject | modules |
 //! |---|---|
 //! | what a run is told | [`config`], `declare`, [`methods`], [`compute`], [`sampling`], [`session`], [`torchrun`] |
-//! | what passes between processes | [`ids`], [`group`], [`channel`], [`endpoint`], [`heartbeat`], [`signals`], [`exit`] |
+//! | what is generated | [`ids`], [`episode`], [`group`] |
+//! | what passes between processes | [`channel`], [`endpoint`], [`heartbeat`], [`signals`], [`exit`] |
 //! | models and versions | [`model_config`], [`model_dir`], [`manifest`], [`canaries`], [`versions`] |
 //! | files of a run | [`run_dir`], [`atomic`], [`checkpoints`], [`resume`], [`journal`], [`records`], [`output_dir`] |
 //! | what a run says of itself | [`metrics`], [`notices`], [`ledger`], [`prompts`], [`workers`] |
@@ -29,6 +30,7 @@ pub mod config;
 mod declare;
 pub mod disk_room;
 pub mod endpoint;
+pub mod episode;
 pub mod exit;
 pub mod group;
 pub mod heartbeat;
@@ -63,9 +65,9 @@ pub mod workers;
 
 pub use canaries::Canaries;
 pub use compute::Dtype;
+pub use episode::{Episode, FinishReason, Segment, TokenLogprob, Why};
 pub use group::{
-    Completion, Contrast, DroppedGroup, FinishReason, Provenance, RewardOutcome, RolloutGroup, StepScore, TokenLogprob,
-    weighted_sum,
+    Completion, Contrast, Dropped, Group, Placed, Provenance, RewardOutcome, Scored, StepScore, weighted_sum,
 };
 pub use ids::{GroupId, PolicyVersion, PromptId, Step};
 pub use ledger::{LedgerGroup, LedgerState};

@@ -1,38 +1,77 @@
-//! Groups as small as the channel carries them, for tests, examples and benchmarks of all crates. Whatever a case is about
-//! is said by struct update: `RolloutGroup { cursor: 5, ..group(id, completions) }`.
+//! Groups as small as the channel carries them, for tests, examples and benchmarks of all crates. Whatever a case is
+//! about is said by struct update: `Group { epoch: 5, ..group(position, completions) }`.
 
-use crate::{Completion, FinishReason, GroupId, PolicyVersion, PromptId, Provenance, RolloutGroup, TokenLogprob};
+use crate::{
+    Completion, Episode, FinishReason, Group, GroupId, Placed, PolicyVersion, PromptId, Provenance, Segment,
+    TokenLogprob,
+};
 
-/// A group of version 0 with a prompt of one token and no reward functions, at the begin of the dataset.
+/// A group with a prompt of one token and no reward functions.
 #[must_use]
-pub fn group(id: GroupId, completions: Vec<Completion>) -> RolloutGroup {
-    RolloutGroup {
-        id,
+pub fn group(position: u64, completions: Vec<Completion>) -> Group {
+    Group {
+        position,
         prompt_id: PromptId(0),
         epoch: 0,
         prompt_ids: vec![1],
         prompt_text: String::new(),
         completions,
         reward_names: Vec::new(),
-        policy_version: PolicyVersion(0),
-        cursor: 1,
-        dropped: Vec::new(),
-        filler: false,
         generation_seconds: 0.0,
     }
 }
 
-/// A completion of version 0 that has ended by itself. Its tokens were certain (log-prob 0), and nobody has scored it.
+/// A whole group in its place, with nothing dropped on the way to it.
+#[must_use]
+pub fn placed(id: GroupId, group: Group) -> Placed {
+    Placed { id, scored: group.into(), dropped: Vec::new(), filler: false }
+}
+
+/// A completion of one turn and of version 0 that has ended by itself. Its tokens were certain (log-prob 0), and nobody
+/// has scored it.
 #[must_use]
 pub fn completion(sample: u32, token_ids: Vec<u32>) -> Completion {
-    Completion {
-        sample,
-        logprobs: vec![TokenLogprob::default(); token_ids.len()],
-        versions: vec![(0, PolicyVersion(0))],
-        text: String::new(),
-        finish_reason: FinishReason::Stop,
-        rewards: Vec::new(),
-        provenance: Provenance::New,
-        token_ids,
-    }
+    let episode = episode(token_ids, &[(0, 0)], FinishReason::Stop);
+    Completion { sample, episode, text: String::new(), rewards: Vec::new(), provenance: Provenance::New }
+}
+
+/// One turn with these runs of versions, whose tokens were certain.
+#[must_use]
+pub fn episode(token_ids: Vec<u32>, versions: &[(u32, u64)], finish: FinishReason) -> Episode {
+    let versions = versions.iter().map(|&(first, version)| (first, PolicyVersion(version))).collect();
+    let logprobs = vec![TokenLogprob::default(); token_ids.len()];
+    Episode::of_one_turn(token_ids, logprobs, versions, finish)
+}
+
+/// The turn of a completion that has one, to be changed.
+#[derive(Debug, Clone)]
+pub struct Turn {
+    /// Its tokens.
+    pub token_ids: Vec<u32>,
+    /// One for each.
+    pub logprobs: Vec<TokenLogprob>,
+    /// Runs of versions.
+    pub versions: Vec<(u32, PolicyVersion)>,
+    /// Why it ended.
+    pub finish_reason: FinishReason,
+}
+
+/// Changes the turn of a completion of one turn.
+///
+/// # Panics
+/// When the completion has another number of segments.
+pub fn change(completion: &mut Completion, change: impl FnOnce(&mut Turn)) {
+    let mut segments = completion.episode.segments();
+    let (Some(Segment::Sampled { ids, logprobs, versions, finish }), None) = (segments.next(), segments.next()) else {
+        panic!("{:?} is not of one turn", completion.episode);
+    };
+    let mut turn = Turn {
+        token_ids: ids.to_vec(),
+        logprobs: logprobs.to_vec(),
+        versions: versions.to_vec(),
+        finish_reason: finish,
+    };
+    drop(segments);
+    change(&mut turn);
+    completion.episode = Episode::of_one_turn(turn.token_ids, turn.logprobs, turn.versions, turn.finish_reason);
 }

@@ -43,8 +43,9 @@ pub fn some(
 
 fn shown(mut record: TokenRecord, tokenizer: Option<&TextTokenizer>) -> Tokens {
     let left_out = record.tokens.len().saturating_sub(MOST);
-    let TokenRecord { tokens, sampler, learner, entropy, advantages, weights, .. } = &mut record;
+    let TokenRecord { tokens, owner, sampler, learner, entropy, advantages, weights, .. } = &mut record;
     tokens.truncate(MOST);
+    owner.truncate(MOST);
     [sampler, learner, entropy, advantages, weights].into_iter().for_each(|values| values.truncate(MOST));
     Tokens { pieces: tokenizer.map(|tokenizer| tokenizer.pieces(&record.tokens)), left_out, record }
 }

@@ -12,7 +12,7 @@ use std::{
 };
 
 use shared::{
-    RolloutGroup,
+    Placed,
     channel::{
         ChannelError, LearnerEnd, LearnerStatus, SamplerEnd, SamplerStatus,
         frame::{self, Message},
@@ -57,7 +57,7 @@ pub struct MemorySampler {
 }
 
 impl SamplerEnd for MemorySampler {
-    fn send_group(&mut self, group: &RolloutGroup, deadline: Instant) -> Result<(), ChannelError> {
+    fn send_group(&mut self, group: &Placed, deadline: Instant) -> Result<(), ChannelError> {
         let start = Instant::now();
         let mut bytes = frame::encode(group);
         loop {
@@ -91,7 +91,7 @@ pub struct MemoryLearner {
 }
 
 impl LearnerEnd for MemoryLearner {
-    fn receive_group(&mut self, timeout: Duration) -> Result<Option<RolloutGroup>, ChannelError> {
+    fn receive_group(&mut self, timeout: Duration) -> Result<Option<Placed>, ChannelError> {
         match self.groups.recv_timeout(timeout) {
             Ok(bytes) => Ok(Some(frame::decode(&bytes)?)),
             Err(RecvTimeoutError::Timeout) => Ok(None),
@@ -119,8 +119,8 @@ mod tests {
 
     use super::*;
 
-    fn group(index: u32) -> RolloutGroup {
-        testing::group(GroupId { step: Step(0), index }, Vec::new())
+    fn group(index: u32) -> Placed {
+        testing::placed(GroupId { step: Step(0), index }, testing::group(0, Vec::new()))
     }
 
     #[test]

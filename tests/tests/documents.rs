@@ -245,6 +245,38 @@ fn the_page_of_faults_names_tests_that_exist() {
     }
 }
 
+/// The section of the page is all that has to be known: no other production file names these options.
+#[test]
+fn an_option_of_the_engine_has_the_places_that_the_page_lists() {
+    const OF_ENGINE: [&str; 3] = ["rollout_prefill_batch", "rollout_candidates", "rollout_cuda_graphs"];
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let page = document("docs/extending.md");
+    let section =
+        page.split("\n## ").find(|section| section.starts_with("An option\n")).expect("the section of options");
+    let links = section.split("](../").skip(1).map(|link| link.split(')').next().unwrap_or_default());
+    let listed: BTreeSet<&str> = links.collect();
+    let mut naming = BTreeSet::new();
+    for file in
+        ["shared", "rollout", "learner", "exporters", "src"].iter().flat_map(|folder| sources(&root.join(folder)))
+    {
+        let path = file.strip_prefix(&root).unwrap().display().to_string();
+        if path.contains("/tests/") || path.ends_with("tests.rs") {
+            continue;
+        }
+        let text = fs::read_to_string(&file).unwrap();
+        let production = text.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
+        if OF_ENGINE.iter().any(|option| production.contains(option)) {
+            naming.insert(path);
+        }
+    }
+    // What one option means for another is said of both.
+    let found: BTreeSet<&str> =
+        naming.iter().map(String::as_str).filter(|path| !path.starts_with("shared/src/config/validate/")).collect();
+    assert_eq!(found, listed, "files that name an option of the engine, and those that docs/extending.md lists");
+    let validates = naming.iter().filter(|path| path.starts_with("shared/src/config/validate/")).count();
+    assert!(validates <= 1, "{naming:?}");
+}
+
 /// The Rust files below a folder.
 fn sources(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());

@@ -13,7 +13,7 @@ use harness::{
     training::json_lines,
 };
 use serde_json::Value;
-use shared::{RolloutGroup, channel::in_flight::read_groups, run_dir::IN_FLIGHT_FILE};
+use shared::{Group, channel::in_flight::read_groups, run_dir::IN_FLIGHT_FILE};
 
 const RESUMED: [&str; 2] = ["--resume_from_checkpoint", "latest"];
 const GENERATIONS: usize = 4;
@@ -63,7 +63,7 @@ fn slow_bench() -> Bench {
 }
 
 /// What a checkpoint has.
-fn in_flight(bench: &Bench, step: u64) -> Vec<RolloutGroup> {
+fn in_flight(bench: &Bench, step: u64) -> Vec<Group> {
     read_groups(&bench.path(&format!("run/checkpoint-{step}/{IN_FLIGHT_FILE}"))).unwrap_or_default()
 }
 
@@ -89,7 +89,7 @@ fn what_was_in_flight_when_everything_died_is_not_sampled_again() {
     let step = newest_checkpoint(&bench);
     let mut kept = BTreeMap::new();
     for group in in_flight(&bench, step) {
-        kept.extend(group.completions.into_iter().map(|c| ((group.cursor - 1, u64::from(c.sample)), c.text)));
+        kept.extend(group.completions.into_iter().map(|c| ((group.position, u64::from(c.sample)), c.text)));
     }
     let _ = cli::finish(bench.command("run", &RESUMED)).success();
     bench.assert_balanced("run", 8, GENERATIONS);
@@ -121,8 +121,8 @@ fn what_is_in_flight_when_a_run_is_ended_is_in_its_ledger_and_other_options_leav
     let left = in_flight(&bench, newest_checkpoint(&bench));
     assert!(!left.is_empty());
     for group in left {
-        let found = known.iter().filter(|position| **position == group.cursor - 1).count();
-        assert_eq!(found, 1, "{} in {known:?}", group.cursor - 1);
+        let found = known.iter().filter(|position| **position == group.position).count();
+        assert_eq!(found, 1, "{} in {known:?}", group.position);
     }
     let hotter = [&RESUMED[..], &["--temperature", "1.5"]].concat();
     let _ = cli::finish(bench.command("run", &hotter)).success();

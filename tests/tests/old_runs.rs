@@ -7,7 +7,7 @@ use std::{
 
 use harness::{cli, training::json_lines};
 use serde_json::Value;
-use shared::{channel::in_flight::read_groups, run_dir::IN_FLIGHT_FILE};
+use shared::{Group, Placed, channel::in_flight::read_groups, run_dir::IN_FLIGHT_FILE};
 
 /// The runs as the earlier build left them.
 fn fixtures() -> PathBuf {
@@ -86,12 +86,12 @@ fn asynchronous_runs_of_an_earlier_build_go_on() {
 #[test]
 fn groups_that_an_earlier_build_kept_are_read() {
     for name in ["sync", "lora", "async", "fleet"] {
-        let kept = read_groups(&fixtures().join(name).join("batches/step-4/groups.frames")).unwrap();
+        let kept = read_groups::<Placed>(&fixtures().join(name).join("batches/step-4/groups.frames")).unwrap();
         assert_eq!(kept.iter().map(|group| group.completions.len()).collect::<Vec<_>>(), [4, 4], "{name}");
-        assert!(kept.iter().flat_map(|group| &group.completions).all(|one| !one.token_ids.is_empty()), "{name}");
+        assert!(kept.iter().flat_map(|group| &group.completions).all(|one| !one.token_ids().is_empty()), "{name}");
     }
     for name in ["async", "fleet"] {
-        let kept = read_groups(&fixtures().join(name).join("checkpoint-4").join(IN_FLIGHT_FILE)).unwrap();
+        let kept = read_groups::<Group>(&fixtures().join(name).join("checkpoint-4").join(IN_FLIGHT_FILE)).unwrap();
         assert!(!kept.is_empty(), "{name}");
     }
 }

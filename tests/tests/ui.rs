@@ -506,6 +506,47 @@ fn everything_is_legible_at_every_size_and_in_both_schemes() {
 }
 
 #[test]
+fn given_tokens_are_muted_and_have_no_figures() {
+    const TEST: &str = "given_tokens_are_muted_and_have_no_figures";
+    let Some(mut browser) = Browser::start() else { return skipped(TEST, "no Chromium") };
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("run");
+    made_up_run(&run, 3, |_, _| "a completion".into());
+    let record = |sample: u64, owner: Option<Value>| {
+        let mut record = json!({
+            "group": 0, "sample": sample, "tokens": [1, 2, 3], "versions": [[0, 2]], "sampler": [-1.0, null, -1.0],
+            "learner": [-1.5, null, -1.0], "entropy": [0.5, null, 0.5], "advantages": [1.0, null, 1.0], "weights": [],
+            "marks": {},
+        });
+        owner.map(|owner| record.as_object_mut().unwrap().insert("owner".into(), owner));
+        format!("{record}\n")
+    };
+    let records = record(0, Some(json!([1, 0, 1]))) + &record(1, None);
+    fs::write(run.join("completions/tokens-3.jsonl"), records).unwrap();
+    let ui = Ui::of(dir.path());
+    browser.window(1440, 900, false);
+    browser.open(&ui.address);
+    browser.wait_for("document.querySelectorAll('.legend').length > 3");
+    browser.click("nav a[href='#completions']");
+    browser.wait_for("document.querySelectorAll('button.sample').length === 4");
+    let class = "[...document.querySelectorAll('dialog .token')].map((token) => token.classList.contains('given'))";
+    let open = |browser: &mut Browser, sample: u64| {
+        let is_it = format!("(one) => one.querySelector('.id').textContent === '0.{sample}'");
+        let _ = browser.eval(&format!("[...document.querySelectorAll('button.sample')].find({is_it}).click()"));
+        browser.wait_for("document.querySelectorAll('dialog .token').length === 3");
+    };
+    open(&mut browser, 0);
+    assert_eq!(browser.eval(class), json!([false, true, false]));
+    browser.click("dialog .token:nth-of-type(2)");
+    browser.wait_for("document.querySelector('.readout').textContent.endsWith('given to the policy, not sampled')");
+    browser.press("Escape");
+    browser.wait_for("!document.querySelector('dialog')");
+    open(&mut browser, 1);
+    assert_eq!(browser.eval(class), json!([false, false, false]));
+    assert_eq!(browser.complaints(), [""; 0]);
+}
+
+#[test]
 fn hostile_texts_stay_texts() {
     const TEST: &str = "hostile_texts_stay_texts";
     let Some(mut browser) = Browser::start() else { return skipped(TEST, "no Chromium") };

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod conformity;
 mod docs;
 mod fuzz;
 mod gpu_proof;
@@ -87,6 +88,8 @@ enum Command {
     /// Set up, build, and train the demo's task for an hour, asynchronously and with chaos: what it takes must not
     /// grow.
     Soak(soak::SoakArgs),
+    /// Set up, build, and compare with torch, transformers, TRL, PEFT and ONNX Runtime in Python (5 GB, once).
+    Conformity(conformity::Args),
     /// Write `docs/configuration.md` and `docs/losses.md` from the options and methods in the code.
     Docs,
     /// Try everything that is parsed with bytes that nobody meant, guided by coverage (libFuzzer, on stable Rust).
@@ -122,6 +125,7 @@ fn run(command: Command) -> Result<()> {
         Command::Bench { model } => bench::run_matrix(&host, model),
         Command::Methods { only } => methods::run(&host, only.as_deref()),
         Command::Soak(args) => soak::soak(&host, &args),
+        Command::Conformity(args) => conformity::run(&host, &args),
         Command::Docs => docs::write(&host),
         Command::Fuzz(args) => fuzz::fuzz(&host, &args),
         Command::Tidy => tidy::check(&host.root),

@@ -1,5 +1,7 @@
 //! From what a generation batch earned to the advantage of every token.
 
+use std::borrow::Cow;
+
 use shared::{
     RewardOutcome,
     config::{
@@ -24,21 +26,21 @@ use crate::ragged::Ragged;
 pub struct Sample<'a> {
     /// Names its group.
     pub group: usize,
-    /// Completion tokens.
+    /// Sampled tokens.
     pub tokens: usize,
     /// Whether it counts at all; a completion that does not is in no baseline and has advantage 0.
     pub valid: bool,
     /// Whether its tokens are part of the loss, and so of whitening.
     pub trained: bool,
-    /// What each reward function said.
-    pub outcomes: &'a [RewardOutcome],
+    /// What each reward function said. The end of a step is an index among the sampled tokens.
+    pub outcomes: Cow<'a, [RewardOutcome]>,
     /// Weight of each reward function.
     pub weights: Vec<f64>,
 }
 
 impl Sample<'_> {
     fn scores(&self, failure: RewardFailure) -> Vec<Option<f64>> {
-        failure.settle(self.outcomes).iter().map(|outcome| outcome.score().filter(|_| self.valid)).collect()
+        failure.settle(&self.outcomes).iter().map(|outcome| outcome.score().filter(|_| self.valid)).collect()
     }
 
     fn reward(&self, failure: RewardFailure) -> Option<f64> {
@@ -48,7 +50,7 @@ impl Sample<'_> {
     /// Steps of one reward function as (last token, reward); a score of the whole completion is one step that ends with
     /// it.
     fn steps(&self, function: usize, failure: RewardFailure) -> Vec<(usize, f64)> {
-        match failure.settle(self.outcomes).get(function) {
+        match failure.settle(&self.outcomes).get(function) {
             Some(RewardOutcome::Score(score)) if self.valid => vec![(self.tokens.saturating_sub(1), *score)],
             Some(RewardOutcome::Steps(steps)) if self.valid => {
                 steps.iter().map(|step| (step.end as usize, step.score)).collect()

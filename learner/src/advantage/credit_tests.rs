@@ -19,7 +19,7 @@ fn samples(outcomes: &[[RewardOutcome; 1]]) -> Vec<Sample<'_>> {
             tokens: 1 + i,
             valid: true,
             trained: true,
-            outcomes,
+            outcomes: outcomes.into(),
             weights: vec![1.0],
         })
         .collect()
@@ -89,7 +89,7 @@ fn a_completion_without_a_reward_changes_nothing_for_the_others() {
     for estimator in all {
         let without = samples(&clean);
         let mut with = samples(&clean);
-        with.push(Sample { group: 0, tokens: 2, outcomes: &failed, ..without[0].clone() });
+        with.push(Sample { group: 0, tokens: 2, outcomes: (&failed).into(), ..without[0].clone() });
         with.push(Sample { group: 0, tokens: 2, valid: false, trained: false, ..without[2].clone() });
         let (a, b) =
             (credit(&options(estimator), &without, None, None), credit(&options(estimator), &with, None, None));
@@ -112,7 +112,7 @@ fn a_completion_with_a_failed_function_is_as_if_it_had_not_been_sampled() {
         [Failed("no result within 10 s".into()), Score(0.2)],
     ];
     fn sample(outcomes: &[RewardOutcome; 2]) -> Sample<'_> {
-        Sample { group: 0, tokens: 2, valid: true, trained: true, outcomes, weights: vec![1.0, 0.5] }
+        Sample { group: 0, tokens: 2, valid: true, trained: true, outcomes: outcomes.into(), weights: vec![1.0, 0.5] }
     }
     let all: Vec<Sample<'_>> = outcomes.iter().map(sample).collect();
     for (estimator, aggregation) in [
@@ -155,7 +155,7 @@ fn the_penalty_lowers_the_reward_of_a_sequence_by_its_sum() {
         .map(|(score, penalties)| [RewardOutcome::Score(score - penalties.iter().sum::<f64>())])
         .collect();
     let replaced: Vec<Sample<'_>> =
-        samples.iter().zip(&lowered).map(|(s, outcomes)| Sample { outcomes, ..s.clone() }).collect();
+        samples.iter().zip(&lowered).map(|(s, outcomes)| Sample { outcomes: outcomes.into(), ..s.clone() }).collect();
     for estimator in [Estimator::Grpo, Estimator::Rloo, Estimator::Opo, Estimator::Gpg, Estimator::GrpoPassk] {
         let found = credit(&options(estimator), &samples, Some(&penalties), None);
         assert_eq!(found, credit(&options(estimator), &replaced, None, None), "{estimator:?}");

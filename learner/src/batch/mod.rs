@@ -7,7 +7,7 @@ mod share;
 
 use std::{collections::HashMap, ops::Range, sync::Arc};
 
-use shared::config::TrainConfig;
+use shared::{Episode, config::TrainConfig};
 use tch::{Device, Tensor};
 
 use crate::{error::LearnerError, ragged::Ragged, support::Support};
@@ -25,43 +25,74 @@ pub(crate) fn token_budget(config: &TrainConfig) -> Result<usize, LearnerError> 
 }
 
 /// A prompt with its completion, as token ids.
+///
+/// Of the completion, the policy has sampled some tokens, and others were given to it. Given tokens are context: they
+/// are fed as far as a sampled token follows, and nothing is asked about them.
 #[derive(Debug, Clone, Copy)]
 pub struct Sequence<'a> {
     /// The prompt; at least one token, since the first completion token is predicted from its last.
     pub prompt: &'a [u32],
     /// The completion.
     pub completion: &'a [u32],
+    /// Whose its tokens are; absent where all were sampled.
+    episode: Option<&'a Episode>,
 }
 
 impl<'a> Sequence<'a> {
+    /// A sequence of whose completion every token was sampled.
+    #[must_use]
+    pub fn new(prompt: &'a [u32], completion: &'a [u32]) -> Self {
+        Self { prompt, completion, episode: None }
+    }
+
+    /// A prompt with what was generated after it.
+    #[must_use]
+    pub fn of(prompt: &'a [u32], episode: &'a Episode) -> Self {
+        Self { prompt, completion: episode.token_ids(), episode: Some(episode) }
+    }
+
     /// Tokens of prompt and completion.
     #[must_use]
     pub fn length(&self) -> usize {
         self.prompt.len() + self.completion.len()
     }
 
-    /// Completion tokens that are fed: the last one predicts nothing.
+    /// Number of sampled tokens.
+    #[must_use]
+    pub fn sampled(&self) -> usize {
+        self.sampled_spans().map(|span| span.len()).sum()
+    }
+
+    /// Where the sampled tokens lie in the completion, in order.
+    fn sampled_spans(&self) -> impl Iterator<Item = Range<usize>> + use<'a> {
+        let whole = self.episode.is_none().then_some(0..self.completion.len());
+        whole.into_iter().chain(self.episode.into_iter().flat_map(Episode::sampled_spans))
+    }
+
+    /// Completion tokens that are fed: those before the last sampled one, which itself predicts nothing.
     fn fed(&self) -> &'a [u32] {
-        &self.completion[..self.completion.len().saturating_sub(1)]
+        let end = self.sampled_spans().filter(|span| !span.is_empty()).last().map_or(0, |span| span.end);
+        &self.completion[..end.saturating_sub(1)]
     }
 }
 
 /// Sequences that go through the model together. Where neighbours have the same prompt, it goes through once.
 ///
-/// Completion tokens are numbered consecutively, row after row; `N` is their count.
+/// Sampled completion tokens are numbered consecutively, row after row; `N` is their count. So whatever is computed
+/// from a micro-batch knows nothing of given tokens.
 #[derive(Debug)]
 pub struct MicroBatch {
     /// Index of each row in the list of sequences that the batch was made from.
     pub rows: Vec<usize>,
-    /// Numbers of each row's completion tokens.
+    /// Numbers of each row's sampled tokens.
     pub tokens: Vec<Range<usize>>,
     /// Inputs.
     pub packed: Packed,
-    /// For each completion token, the place in the inputs that predicts it, `[N]`.
+    /// For each sampled token, the place in the inputs that predicts it, `[N]`.
     pub positions_N: Tensor,
-    /// Completion token ids, `[N]`.
+    /// Ids of the sampled tokens, `[N]`.
     pub targets_N: Tensor,
-    /// Support of each completion token's distribution; absent without truncation.
+    /// Support of each sampled token's distribution; absent without truncation.
     pub supports: Option<Vec<Arc<Support>>>,
 }
 
@@ -75,21 +106,23 @@ impl MicroBatch {
             if let [row] = group {
                 // One text is cheaper than a stem with one branch.
                 let start = packer.stem(prompt.iter().chain(sequences[*row].fed())) + prompt.len() as i64 - 1;
-                positions.extend(start..start + sequences[*row].completion.len() as i64);
+                positions.extend(sequences[*row].sampled_spans().flatten().map(|token| start + token as i64));
                 continue;
             }
             let last = packer.stem(prompt) + prompt.len() as i64 - 1;
             for &row in group {
-                let fed = sequences[row].fed();
-                let start = packer.branch(fed);
-                positions.extend((!sequences[row].completion.is_empty()).then_some(last));
-                positions.extend(start..start + fed.len() as i64);
+                let start = packer.branch(sequences[row].fed());
+                // The first token follows the stem, each other one a token of the branch.
+                let before = |token: usize| if token == 0 { last } else { start + token as i64 - 1 };
+                positions.extend(sequences[row].sampled_spans().flatten().map(before));
             }
         }
-        let targets = rows.iter().flat_map(|&row| sequences[row].completion).map(|&id| i64::from(id));
+        let sampled =
+            |&row: &usize| sequences[row].sampled_spans().flat_map(move |span| &sequences[row].completion[span]);
+        let targets = rows.iter().flat_map(sampled).map(|&id| i64::from(id));
         let tokens = rows.iter().scan(0, |end, &row| {
             let start = *end;
-            *end += sequences[row].completion.len();
+            *end += sequences[row].sampled();
             Some(start..*end)
         });
         Self {
@@ -116,10 +149,10 @@ impl MicroBatch {
     }
 }
 
-/// The rows that have a completion, those with the same prompt together, in the order in which they first come.
+/// The rows that have a sampled token, those with the same prompt together, in the order in which they first come.
 fn by_prompt(sequences: &[Sequence<'_>], rows: &[usize]) -> Vec<Vec<usize>> {
     let (mut groups, mut known) = (Vec::<Vec<usize>>::new(), HashMap::new());
-    for &row in rows.iter().filter(|&&row| !sequences[row].completion.is_empty()) {
+    for &row in rows.iter().filter(|&&row| sequences[row].sampled() > 0) {
         let group = *known.entry(sequences[row].prompt).or_insert(groups.len());
         groups.resize_with(groups.len().max(group + 1), Vec::new);
         groups[group].push(row);
@@ -136,7 +169,7 @@ fn by_prompt(sequences: &[Sequence<'_>], rows: &[usize]) -> Vec<Vec<usize>> {
 pub fn split(sequences: &[Sequence<'_>], rows: &[usize], budget: usize) -> Vec<Vec<usize>> {
     let mut passes = Passes::new(budget);
     for group in &mut by_prompt(sequences, rows) {
-        group.sort_by_key(|&row| (std::cmp::Reverse(sequences[row].completion.len()), row));
+        group.sort_by_key(|&row| (std::cmp::Reverse(sequences[row].fed().len()), row));
         let prompt = sequences[group[0]].prompt.len();
         let whole = prompt + group.iter().map(|&row| sequences[row].fed().len()).sum::<usize>();
         if whole <= budget && !passes.fits(whole) {
@@ -202,6 +235,9 @@ impl Passes {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+    use shared::{FinishReason, Segment, TokenLogprob, Why};
+
     use super::*;
 
     fn ids(x: &Tensor) -> Vec<i64> {
@@ -220,7 +256,7 @@ mod tests {
         let sequences: Vec<Sequence<'_>> = completions
             .iter()
             .enumerate()
-            .map(|(i, completion)| Sequence { prompt: &prompts[i * 5 % 3], completion })
+            .map(|(i, completion)| Sequence::new(&prompts[i * 5 % 3], completion))
             .collect();
         let rows: Vec<usize> = (0..40).collect();
         for budget in [1, 30, 64, 200, 10_000] {
@@ -242,7 +278,7 @@ mod tests {
     fn a_group_that_fits_is_not_torn() {
         let (short, long) = ([1u32, 2], [3u32; 7]);
         let completion = [5u32; 4];
-        let of = |prompt| Sequence { prompt, completion: &completion };
+        let of = |prompt| Sequence::new(prompt, &completion);
         let sequences = [of(&short[..]), of(&long[..]), of(&short[..]), of(&long[..])];
         assert_eq!(split(&sequences, &[0, 1, 2, 3], 14), [[0, 2], [1, 3]]);
         assert_eq!(split(&sequences, &[0, 1, 2, 3], 12), [vec![0, 2], vec![1], vec![3]]);
@@ -251,10 +287,10 @@ mod tests {
     #[test]
     fn targets_are_predicted_from_the_position_before_and_a_prompt_goes_through_once() {
         let sequences = [
-            Sequence { prompt: &[10, 11], completion: &[20, 21, 22] },
-            Sequence { prompt: &[12], completion: &[30] },
-            Sequence { prompt: &[10, 11], completion: &[40, 41] },
-            Sequence { prompt: &[10, 11], completion: &[50] },
+            Sequence::new(&[10, 11], &[20, 21, 22]),
+            Sequence::new(&[12], &[30]),
+            Sequence::new(&[10, 11], &[40, 41]),
+            Sequence::new(&[10, 11], &[50]),
         ];
         let batch = MicroBatch::new(&sequences, &[0, 2, 3, 1], Device::Cpu);
         assert_eq!(ids(&batch.packed.ids_T), [10, 11, 20, 21, 40, 12]);
@@ -267,5 +303,107 @@ mod tests {
         let alone = MicroBatch::new(&sequences, &[0], Device::Cpu);
         assert_eq!(alone.packed.trees, [tree(0, 4, &[])]);
         assert_eq!(ids(&alone.positions_N), [1, 2, 3]);
+    }
+
+    /// An episode of runs of tokens, each sampled or given.
+    fn episode(runs: &[(bool, Vec<u32>)]) -> Episode {
+        let mut episode = Episode::default();
+        for (sampled, ids) in runs {
+            let logprobs = vec![TokenLogprob::default(); ids.len()];
+            episode.push(if *sampled {
+                Segment::Sampled { ids, logprobs: &logprobs, versions: &[], finish: FinishReason::Stop }
+            } else {
+                Segment::Given { ids, why: Why::Reply }
+            });
+        }
+        episode
+    }
+
+    /// What a batch was before there were owners: positions without a gap.
+    fn contiguous(prompts: &[Vec<u32>], completions: &[Vec<u32>], rows: &[usize]) -> (Packed, Vec<i64>, Vec<i64>) {
+        let (mut packer, mut positions) = (Packer::default(), Vec::new());
+        let fed = |row: usize| &completions[row][..completions[row].len().saturating_sub(1)];
+        for group in rows.chunk_by(|&a, &b| prompts[a] == prompts[b]) {
+            let prompt = &prompts[group[0]];
+            if let [row] = group {
+                let start = packer.stem(prompt.iter().chain(fed(*row))) + prompt.len() as i64 - 1;
+                positions.extend(start..start + completions[*row].len() as i64);
+                continue;
+            }
+            let last = packer.stem(prompt) + prompt.len() as i64 - 1;
+            for &row in group {
+                let start = packer.branch(fed(row));
+                positions.extend((!completions[row].is_empty()).then_some(last));
+                positions.extend(start..start + fed(row).len() as i64);
+            }
+        }
+        let targets = rows.iter().flat_map(|&row| &completions[row]).map(|&id| i64::from(id));
+        (packer.finish(Device::Cpu), positions, targets.collect())
+    }
+
+    fn runs() -> impl Strategy<Value = Vec<(bool, Vec<u32>)>> {
+        prop::collection::vec((any::<bool>(), prop::collection::vec(0..99u32, 0..4)), 0..6)
+    }
+
+    proptest! {
+        #[test]
+        fn completions_of_one_turn_are_packed_as_if_nobody_owned_tokens(
+            prompts in prop::collection::vec(prop::collection::vec(0..3u32, 1..3), 1..6),
+            completions in prop::collection::vec(prop::collection::vec(0..99u32, 0..5), 6),
+            budget in 1..40usize,
+        ) {
+            let episodes: Vec<Episode> = completions.iter().map(|ids| episode(&[(true, ids.clone())])).collect();
+            let pairs = || prompts.iter().zip(&completions);
+            let plain: Vec<Sequence<'_>> = pairs().map(|(prompt, ids)| Sequence::new(prompt, ids)).collect();
+            let owned: Vec<Sequence<'_>> = prompts.iter().zip(&episodes).map(|(p, e)| Sequence::of(p, e)).collect();
+            let rows: Vec<usize> = (0..prompts.len()).collect();
+            let passes = split(&owned, &rows, budget);
+            prop_assert_eq!(&passes, &split(&plain, &rows, budget));
+            for rows in passes {
+                let (packed, positions, targets) = contiguous(&prompts, &completions, &rows);
+                for sequences in [&plain, &owned] {
+                    let batch = MicroBatch::new(sequences, &rows, Device::Cpu);
+                    prop_assert_eq!(ids(&batch.packed.ids_T), ids(&packed.ids_T));
+                    prop_assert_eq!(&batch.packed.places, &packed.places);
+                    prop_assert_eq!(&batch.packed.trees, &packed.trees);
+                    prop_assert_eq!(ids(&batch.positions_N), &positions[..]);
+                    prop_assert_eq!(ids(&batch.targets_N), &targets[..]);
+                }
+            }
+        }
+
+        /// Each sampled token is predicted from the token before it, which stands where its text has it.
+        #[test]
+        fn given_tokens_are_fed_and_nothing_is_asked_about_them(
+            prompts in prop::collection::vec(prop::collection::vec(0..3u32, 1..3), 1..6),
+            all in prop::collection::vec(runs(), 6),
+            budget in 1..60usize,
+        ) {
+            let episodes: Vec<Episode> = all.iter().map(|runs| episode(runs)).collect();
+            let sequences: Vec<Sequence<'_>> =
+                prompts.iter().zip(&episodes).map(|(prompt, episode)| Sequence::of(prompt, episode)).collect();
+            let rows: Vec<usize> = (0..prompts.len()).collect();
+            let mut asked = vec![0; prompts.len()];
+            for rows in split(&sequences, &rows, budget) {
+                let batch = MicroBatch::new(&sequences, &rows, Device::Cpu);
+                let (positions, targets) = (ids(&batch.positions_N), ids(&batch.targets_N));
+                let fed = ids(&batch.packed.ids_T);
+                for (&row, tokens) in rows.iter().zip(&batch.tokens) {
+                    let text: Vec<u32> = prompts[row].iter().chain(episodes[row].token_ids()).copied().collect();
+                    let sampled = episodes[row].owner_mask().zip(prompts[row].len()..).filter(|(owned, _)| *owned);
+                    let places: Vec<usize> = sampled.map(|(_, place)| place).collect();
+                    prop_assert_eq!(places.len(), tokens.len());
+                    for (place, number) in places.into_iter().zip(tokens.clone()) {
+                        let at = positions[number] as usize;
+                        prop_assert_eq!(targets[number], i64::from(text[place]));
+                        prop_assert_eq!(batch.packed.places[at], place as i64 - 1);
+                        prop_assert_eq!(fed[at], i64::from(text[place - 1]));
+                        asked[row] += 1;
+                    }
+                }
+            }
+            let sampled: Vec<usize> = sequences.iter().map(Sequence::sampled).collect();
+            prop_assert_eq!(asked, sampled, "each once");
+        }
     }
 }

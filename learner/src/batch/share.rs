@@ -36,8 +36,7 @@ mod tests {
         let prompts = [[1_u32; 4], [2; 4], [3; 4], [4; 4]];
         let completions: [&[u32]; 4] = [&[7; 40], &[7; 11], &[7; 21], &[7; 8]];
         // Two completions of each prompt, and not side by side.
-        let sequences: Vec<Sequence<'_>> =
-            (0..8).map(|i| Sequence { prompt: &prompts[i % 4], completion: completions[i % 4] }).collect();
+        let sequences: Vec<Sequence<'_>> = (0..8).map(|i| Sequence::new(&prompts[i % 4], completions[i % 4])).collect();
         let rows = [6, 0, 1, 5, 2, 3, 7, 4];
         assert_eq!(share(&sequences, &rows, 0, 1), rows);
         assert_eq!(share(&sequences, &rows, 0, 2), [0, 4], "the longest group is as long as the others together");

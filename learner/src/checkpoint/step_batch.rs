@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use shared::{
-    ModelDir, RolloutGroup, RunDir, atomic,
+    ModelDir, Placed, RunDir, atomic,
     channel::in_flight::{read_groups, write_groups},
 };
 
@@ -22,7 +22,7 @@ pub fn save_step_batch(
     model: &ModelDir,
     trainer: &Trainer,
     state: &TrainerState,
-    groups: &[RolloutGroup],
+    groups: &[Placed],
 ) -> Result<(), LearnerError> {
     atomic::write_dir(&run_dir.step_batch(state.step + 1), |dir| {
         fill(dir, model, trainer, state)?;
@@ -35,7 +35,7 @@ pub fn save_step_batch(
 ///
 /// # Errors
 /// A missing, damaged or foreign file, by name.
-pub fn read_step_batch(dir: &Path) -> Result<Vec<RolloutGroup>, LearnerError> {
+pub fn read_step_batch(dir: &Path) -> Result<Vec<Placed>, LearnerError> {
     let path = dir.join(GROUPS_FILE);
     let groups = read_groups(&path).map_err(|e| LearnerError::content(&path, e.to_string()))?;
     if groups.is_empty() {

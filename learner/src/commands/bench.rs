@@ -9,7 +9,7 @@ use std::{path::PathBuf, sync::Arc, time::Instant};
 
 use serde_json::json;
 use shared::{
-    Completion, FinishReason, GroupId, ModelConfig, PolicyVersion, RewardOutcome, RolloutGroup,
+    Completion, FinishReason, Group, GroupId, ModelConfig, Placed, PolicyVersion, RewardOutcome,
     config::{ImportanceSamplingMode, TrainConfig},
     memory_plan::{LearnerSizes, Workload},
     rng, testing,
@@ -108,7 +108,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let mut seconds = Vec::new();
     let mut phases: Vec<StepMetrics> = Vec::new();
     for step in 0..=args.steps {
-        let groups: Vec<RolloutGroup> = (0..args.num_prompts)
+        let groups: Vec<Placed> = (0..args.num_prompts)
             .map(|prompt| synthetic_group(args, model.config().vocab_size, [step, prompt]))
             .collect();
         let batch = StepBatch::new(&groups, &config, PolicyVersion(0));
@@ -192,22 +192,20 @@ fn work(config: &ModelConfig, args: &Args) -> f64 {
 }
 
 /// Random tokens with random rewards.
-fn synthetic_group(args: &Args, vocabulary: usize, [step, prompt]: [u32; 2]) -> RolloutGroup {
+fn synthetic_group(args: &Args, vocabulary: usize, [step, prompt]: [u32; 2]) -> Placed {
     let mut stream = rng::Stream::new(&[u64::from(step), u64::from(prompt)]);
     let mut tokens = |count: u32| (0..count).map(|_| stream.below(vocabulary as u64) as u32).collect::<Vec<u32>>();
     let prompt_ids = tokens(args.prompt_length);
     let completions = (0..args.num_generations)
         .map(|sample| Completion {
-            finish_reason: FinishReason::Length,
+            episode: testing::episode(tokens(args.completion_length), &[(0, 0)], FinishReason::Length),
             rewards: vec![RewardOutcome::Score(rng::uniform(&[u64::from(step), u64::from(prompt), u64::from(sample)]))],
-            ..testing::completion(sample, tokens(args.completion_length))
+            ..testing::completion(sample, Vec::new())
         })
         .collect();
-    RolloutGroup {
-        prompt_ids,
-        reward_names: vec![("random".into(), 1.0)],
-        ..testing::group(GroupId { index: prompt, ..GroupId::default() }, completions)
-    }
+    let reward_names = vec![("random".into(), 1.0)];
+    let group = Group { prompt_ids, reward_names, ..testing::group(u64::from(prompt), completions) };
+    testing::placed(GroupId { index: prompt, ..GroupId::default() }, group)
 }
 
 fn median(mut values: Vec<f64>) -> f64 {

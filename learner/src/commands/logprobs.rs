@@ -53,8 +53,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let vocabulary = model.config().vocab_size;
     let mut rows = text::rows(&args.input, |fields| read_row(fields, vocabulary).map_err(|e| format!("{e:#}")))?;
     let start = Instant::now();
-    let sequences: Vec<Sequence<'_>> =
-        rows.iter().map(|row| Sequence { prompt: &row.prompt, completion: &row.completion }).collect();
+    let sequences: Vec<Sequence<'_>> = rows.iter().map(|row| Sequence::new(&row.prompt, &row.completion)).collect();
     let all: Vec<usize> = (0..rows.len()).collect();
     let longest = sequences.iter().map(|s| s.prompt.len() + s.completion.len()).max().unwrap_or(1);
     let (sizes, work) = (LearnerSizes::evaluated(model.config()), Workload::apart(longest, rows.len()));

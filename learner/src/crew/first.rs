@@ -15,7 +15,7 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use shared::{RolloutGroup, RunDir, channel::frame, config::TrainConfig, torchrun::Torchrun};
+use shared::{Placed, RunDir, channel::frame, config::TrainConfig, torchrun::Torchrun};
 
 use super::{content::agree_on_model, meeting::gather};
 use crate::{
@@ -146,7 +146,7 @@ impl Crew {
     ///
     /// # Errors
     /// A rank that is gone.
-    pub fn train(&mut self, step: u64, groups: &[RolloutGroup]) -> Result<(), LearnerError> {
+    pub fn train(&mut self, step: u64, groups: &[Placed]) -> Result<(), LearnerError> {
         let mut message = line(&Order::Step { step, groups: groups.len() });
         for group in groups {
             let frame = frame::encode(group);

@@ -10,7 +10,7 @@ use std::{
 };
 
 use shared::{
-    ModelDir, PolicyVersion, RolloutGroup,
+    ModelDir, Placed, PolicyVersion,
     channel::frame,
     config::layers::{self, Overrides},
     torchrun::Torchrun,
@@ -141,7 +141,7 @@ pub fn show_life() -> io::Result<()> {
     thread::Builder::new().name("life".into()).spawn(show).map(drop)
 }
 
-fn read_group(message: &mut &[u8]) -> Result<RolloutGroup, LearnerError> {
+fn read_group(message: &mut &[u8]) -> Result<Placed, LearnerError> {
     let broken = |e: &dyn std::fmt::Display| LearnerError::Peer(format!("a group from the first rank is damaged: {e}"));
     let mut length = [0; 8];
     message.read_exact(&mut length).map_err(|e| broken(&e))?;

@@ -1,4 +1,4 @@
-//! PPO's critic: a value for the state before each completion token, trained beside the policy on the same minibatches.
+//! PPO's critic: a value for the state before each sampled token, trained beside the policy on the same minibatches.
 
 mod stats;
 mod value_loss;
@@ -97,11 +97,11 @@ impl Critic {
         &mut self.trained
     }
 
-    /// Value of the state before each completion token of the given rows: a row for each sequence, empty for those that
+    /// Value of the state before each sampled token of the given rows: a row for each sequence, empty for those that
     /// were not asked for.
     pub fn values(&self, sequences: &[Sequence<'_>], rows: &[usize]) -> Result<Ragged<f64>, LearnerError> {
         let mut lengths = vec![0; sequences.len()];
-        rows.iter().for_each(|&row| lengths[row] = sequences[row].completion.len());
+        rows.iter().for_each(|&row| lengths[row] = sequences[row].sampled());
         let mut found = Ragged::filled(0.0, lengths);
         let own = share(sequences, rows, self.ranks.rank(), self.ranks.count());
         for rows in split(sequences, &own, self.budget) {
@@ -121,7 +121,7 @@ impl Critic {
         returns: &Ragged<f64>,
         stats: &mut CriticStats,
     ) -> Result<(), LearnerError> {
-        let lengths: Vec<usize> = rows.iter().map(|&row| sequences[row].completion.len()).collect();
+        let lengths: Vec<usize> = rows.iter().map(|&row| sequences[row].sampled()).collect();
         if lengths.iter().all(|&length| length == 0) {
             stats.learning_rate = self.trained.skip();
             return Ok(());

@@ -6,7 +6,7 @@ use std::{
 };
 
 use shared::{
-    PolicyVersion, RolloutGroup, Step,
+    Placed, PolicyVersion, Step,
     channel::STATUS_INTERVAL,
     config::TrainConfig,
     heartbeat::{self, Phase},
@@ -30,7 +30,7 @@ pub struct Collector {
     remakes_differ: bool,
     /// Versions that a roll-back has given up: those after the first and up to the second.
     given_up: Option<(PolicyVersion, PolicyVersion)>,
-    waiting: BTreeMap<Step, BTreeMap<u32, RolloutGroup>>,
+    waiting: BTreeMap<Step, BTreeMap<u32, Placed>>,
 }
 
 impl Collector {
@@ -52,7 +52,7 @@ impl Collector {
     /// the sampler makes those groups again.
     pub fn give_up(&mut self, versions: Option<(PolicyVersion, PolicyVersion)>) {
         self.given_up = versions;
-        let given_up = |group: &RolloutGroup| is_of(group, versions);
+        let given_up = |group: &Placed| is_of(group, versions);
         self.waiting.values_mut().for_each(|groups| groups.retain(|_, group| !given_up(group)));
     }
 
@@ -68,7 +68,7 @@ impl Collector {
         link: &Link,
         stop: &AtomicBool,
         meanwhile: &mut dyn FnMut() -> Result<(), LearnerError>,
-    ) -> Result<Option<Vec<RolloutGroup>>, LearnerError> {
+    ) -> Result<Option<Vec<Placed>>, LearnerError> {
         meanwhile()?;
         self.waiting.retain(|&s, _| s >= step);
         loop {
@@ -94,7 +94,7 @@ impl Collector {
         link: &Link,
         stop: &AtomicBool,
         meanwhile: &mut dyn FnMut() -> Result<(), LearnerError>,
-    ) -> Result<Option<RolloutGroup>, LearnerError> {
+    ) -> Result<Option<Placed>, LearnerError> {
         while !stop.load(Ordering::Relaxed) {
             heartbeat::beat(Phase::Wait);
             meanwhile()?;
@@ -113,25 +113,24 @@ impl Collector {
                 break;
             }
             arrived.indices.push(*index);
-            arrived.next_cursor = group.cursor;
+            arrived.next_cursor = group.cursor();
         }
         arrived
     }
 
     /// Groups that have arrived for steps that are not made.
-    pub fn left(&self) -> impl Iterator<Item = &RolloutGroup> {
+    pub fn left(&self) -> impl Iterator<Item = &Placed> {
         self.waiting.values().flat_map(BTreeMap::values)
     }
 
-    fn admit(&mut self, group: RolloutGroup, step: Step, arrived: &Arrived) -> Result<(), LearnerError> {
+    fn admit(&mut self, group: Placed, step: Step, arrived: &Arrived) -> Result<(), LearnerError> {
         self.check(&group)?;
         let id = group.id;
         if id.step < step {
             tracing::debug!(group = %id, "a group of a step that is done came again");
             return Ok(());
         }
-        let tokens = group.completions.iter().flat_map(|completion| &completion.versions);
-        let newest = tokens.map(|(_, version)| *version).fold(group.policy_version, PolicyVersion::max);
+        let newest = group.newest().unwrap_or_default().max(group.policy_version);
         if self.remakes_differ && newest.0 > step.0 {
             tracing::debug!(group = %id, "a group of v{newest}, which was lost, is left out; the sampler makes it again");
             return Ok(());
@@ -147,7 +146,7 @@ impl Collector {
         Ok(())
     }
 
-    fn check(&self, group: &RolloutGroup) -> Result<(), LearnerError> {
+    fn check(&self, group: &Placed) -> Result<(), LearnerError> {
         let fail = |problem: String| Err(LearnerError::Peer(format!("the sampler sent group {}: {problem}", group.id)));
         if group.id.index >= self.groups_per_step {
             return fail(format!("its index must be below {}", self.groups_per_step));
@@ -162,18 +161,19 @@ impl Collector {
             return fail("it comes from dynamic sampling, which is off".into());
         }
         for completion in &group.completions {
-            if completion.logprobs.len() != completion.token_ids.len() {
+            let episode = &completion.episode;
+            if !episode.is_sound() {
                 return fail(format!(
                     "completion {} has {} tokens and {} log-probs",
                     completion.sample,
-                    completion.token_ids.len(),
-                    completion.logprobs.len()
+                    episode.token_ids().len().saturating_sub(episode.given()),
+                    episode.sampled()
                 ));
             }
             if completion.rewards.len() != group.reward_names.len() {
                 return fail(format!("completion {} lacks rewards", completion.sample));
             }
-            let all = group.prompt_ids.iter().chain(&completion.token_ids);
+            let all = group.prompt_ids.iter().chain(episode.token_ids());
             if let Some(token) = all.into_iter().find(|&&token| token >= self.vocabulary) {
                 return fail(format!("token {token} is outside the vocabulary of {}", self.vocabulary));
             }
@@ -183,10 +183,13 @@ impl Collector {
 }
 
 /// Whether any token of a group was sampled from the versions after the first and up to the second.
-fn is_of(group: &RolloutGroup, versions: Option<(PolicyVersion, PolicyVersion)>) -> bool {
+fn is_of(group: &Placed, versions: Option<(PolicyVersion, PolicyVersion)>) -> bool {
     let Some((after, through)) = versions else { return false };
-    let tokens = group.completions.iter().flat_map(|completion| &completion.versions).map(|(_, version)| *version);
-    tokens.chain([group.policy_version]).any(|version| version > after && version <= through)
+    let tokens = group.completions.iter().flat_map(|completion| completion.episode.versions());
+    tokens
+        .map(|(_, version)| version)
+        .chain([group.policy_version])
+        .any(|version| version > after && version <= through)
 }
 
 /// What counts of a step's groups.
@@ -200,19 +203,17 @@ struct Arrived {
 
 #[cfg(test)]
 mod tests {
-    use shared::{Completion, GroupId, testing};
+    use shared::{Completion, FinishReason, GroupId, testing};
 
     use super::*;
 
-    fn group(step: u64, versions: &[(u32, u64)]) -> RolloutGroup {
+    fn group(step: u64, versions: &[(u32, u64)]) -> Placed {
         let completion = |sample| Completion {
-            versions: versions.iter().map(|&(token, version)| (token, PolicyVersion(version))).collect(),
-            ..testing::completion(sample, vec![1; 4])
+            episode: testing::episode(vec![1; 4], versions, FinishReason::Stop),
+            ..testing::completion(sample, Vec::new())
         };
-        RolloutGroup {
-            policy_version: PolicyVersion(versions[0].1),
-            ..testing::group(GroupId { step: Step(step), index: 0 }, (0..2).map(completion).collect())
-        }
+        let group = testing::group(0, (0..2).map(completion).collect());
+        testing::placed(GroupId { step: Step(step), index: 0 }, group)
     }
 
     /// A version that the learner has not made (again) comes from before its restart.

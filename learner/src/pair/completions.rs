@@ -29,7 +29,15 @@ struct Record<'a> {
     advantage: Option<f64>,
     finish_reason: FinishReason,
     version: u64,
+    /// Sampled tokens.
     tokens: usize,
+    /// Tokens that were given between its turns, where there were any.
+    #[serde(skip_serializing_if = "is_none")]
+    given_tokens: usize,
+}
+
+fn is_none(tokens: &usize) -> bool {
+    *tokens == 0
 }
 
 /// A line for each completion of a step: those of the batch, then those of the groups that were dropped on the way to it. `groups` is
@@ -53,7 +61,7 @@ pub fn text(
     let mut i = 0;
     for rows in batch.by_group() {
         let group = rows[0].group;
-        let Some(known) = at(group.cursor - 1) else { continue };
+        let Some(known) = at(group.position) else { continue };
         for (row, &state) in rows.iter().zip(&known.states) {
             let place = Place { step, known, prompt: &group.prompt_text, rewards: &group.reward_names };
             let advantage = mean(&advantages[i]);
@@ -104,9 +112,10 @@ impl<'a> Place<'a> {
             rewards: outcomes.map(|((name, _), outcome)| (name.clone(), outcome.score().into())).collect(),
             reward,
             advantage,
-            finish_reason: completion.finish_reason,
-            version: completion.versions.first().map_or(version, |(_, version)| *version).0,
-            tokens: completion.token_ids.len(),
+            finish_reason: completion.finish_reason(),
+            version: completion.episode.versions().next().map_or(version, |(_, version)| version).0,
+            tokens: completion.episode.sampled(),
+            given_tokens: completion.episode.given(),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The account of dynamic sampling: what was made for a step, and what became of it.
 
 use shared::{
-    DroppedGroup, RolloutGroup,
+    Dropped, Placed,
     config::TrainConfig,
     metrics::{self, MetricRecord},
 };
@@ -19,14 +19,15 @@ pub fn record(batch: &StepBatch<'_>, config: &TrainConfig, step: u64) -> MetricR
     if !config.dynamic_sampling {
         return record;
     }
-    let groups: Vec<&RolloutGroup> = batch.groups().collect();
+    let groups: Vec<&Placed> = batch.groups().collect();
     let dropped = || groups.iter().flat_map(|group| &group.dropped);
-    let count = |flag: fn(&&DroppedGroup) -> bool| dropped().filter(flag).count() as u64;
+    let count = |flag: fn(&&Dropped) -> bool| dropped().filter(flag).count() as u64;
     let begin = groups.first().map_or(0, |group| group.begin());
     let generated = batch.cursor() - begin;
     let filler = groups.iter().filter(|group| group.filler).count() as u64;
-    let tokens: u64 = dropped().map(|group| group.tokens).sum();
-    let rewards: Vec<f64> = dropped().filter(|group| !group.stale).filter_map(|group| group.reward).collect();
+    let tokens: u64 = dropped().map(|group| group.sampled_tokens()).sum();
+    let unused = dropped().filter(|group| !group.stale);
+    let rewards: Vec<f64> = unused.filter_map(|group| group.mean_reward(config.reward_failure)).collect();
     record.count(metrics::DYNAMIC_SAMPLING_GENERATED, generated);
     record.count(metrics::DYNAMIC_SAMPLING_USED, groups.len() as u64);
     record.count(metrics::DYNAMIC_SAMPLING_CARRIED, batch.staleness.iter().filter(|age| **age > 0).count() as u64);
@@ -49,29 +50,31 @@ pub fn record(batch: &StepBatch<'_>, config: &TrainConfig, step: u64) -> MetricR
 
 #[cfg(test)]
 mod tests {
-    use shared::{Completion, GroupId, PolicyVersion, PromptId, RewardOutcome, Step, metrics::MetricRecord, testing};
+    use shared::{
+        Completion, FinishReason, Group, GroupId, PolicyVersion, RewardOutcome, Step, metrics::MetricRecord, testing,
+    };
 
     use super::*;
 
-    fn group(index: u32, cursor: u64, version: u64, filler: bool, dropped: Vec<DroppedGroup>) -> RolloutGroup {
+    fn group(index: u32, cursor: u64, version: u64, filler: bool, dropped: Vec<Dropped>) -> Placed {
         let completion = |sample| Completion {
-            versions: vec![(0, PolicyVersion(version))],
+            episode: testing::episode(vec![1], &[(0, version)], FinishReason::Stop),
             rewards: vec![RewardOutcome::Score(f64::from(sample))],
-            ..testing::completion(sample, vec![1])
+            ..testing::completion(sample, Vec::new())
         };
-        RolloutGroup {
-            reward_names: vec![("a".into(), 1.0)],
-            policy_version: PolicyVersion(version),
-            cursor,
-            dropped,
-            filler,
-            ..testing::group(GroupId { step: Step(4), index }, (0..2).map(completion).collect())
-        }
+        let scored = named(testing::group(cursor - 1, (0..2).map(completion).collect())).into();
+        Placed { id: GroupId { step: Step(4), index }, scored, dropped, filler }
     }
 
-    fn dropped(reward: Option<f64>, stale: bool) -> DroppedGroup {
-        let (prompt_text, completions) = (String::new(), Vec::new());
-        DroppedGroup { prompt_id: PromptId(1), epoch: 0, prompt_text, completions, reward, tokens: 10, stale }
+    fn named(group: Group) -> Group {
+        Group { reward_names: vec![("a".into(), 1.0)], ..group }
+    }
+
+    /// One of ten tokens.
+    fn dropped(reward: Option<f64>, stale: bool) -> Dropped {
+        let rewards = vec![reward.map_or(RewardOutcome::NotApplicable, RewardOutcome::Score)];
+        let completion = Completion { rewards, ..testing::completion(0, vec![1; 10]) };
+        Dropped { scored: named(testing::group(0, vec![completion])).into(), stale }
     }
 
     fn config(dynamic_sampling: bool) -> TrainConfig {

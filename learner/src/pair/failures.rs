@@ -1,6 +1,6 @@
 //! Reward functions that fail: which they are, how often and why.
 
-use shared::{RewardOutcome, RolloutGroup};
+use shared::{Placed, RewardOutcome};
 
 /// Most letters of a reason that are shown; a traceback is in the sampler's log as a whole.
 const SHOWN: usize = 300;
@@ -28,7 +28,7 @@ impl Failures {
 
 /// The functions that failed on any completion of a step, in the order in which they are configured.
 #[must_use]
-pub fn of(groups: &[RolloutGroup]) -> Vec<Failures> {
+pub fn of(groups: &[Placed]) -> Vec<Failures> {
     let names = groups.first().map_or(&[][..], |group| &group.reward_names);
     let outcomes = |function: usize| {
         let completions = groups.iter().flat_map(|group| &group.completions);
@@ -59,19 +59,18 @@ fn one_line(reason: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use shared::{Completion, GroupId, testing};
+    use shared::{Completion, Group, GroupId, testing};
 
     use super::*;
 
-    fn group(rewards: &[[RewardOutcome; 2]]) -> RolloutGroup {
+    fn group(rewards: &[[RewardOutcome; 2]]) -> Placed {
         let completion = |(rewards, sample): (&[RewardOutcome; 2], u32)| Completion {
             rewards: rewards.to_vec(),
             ..testing::completion(sample, vec![1])
         };
-        RolloutGroup {
-            reward_names: vec![("judge".into(), 1.0), ("format".into(), 1.0)],
-            ..testing::group(GroupId::default(), rewards.iter().zip(0..).map(completion).collect())
-        }
+        let reward_names = vec![("judge".into(), 1.0), ("format".into(), 1.0)];
+        let group = Group { reward_names, ..testing::group(0, rewards.iter().zip(0..).map(completion).collect()) };
+        testing::placed(GroupId::default(), group)
     }
 
     #[test]

@@ -139,7 +139,7 @@ mod tests {
         LearnerStatus, SamplerEnd, SamplerStatus,
         in_flight::{read_groups, write_groups},
     };
-    use shared::{GroupId, RolloutGroup, testing};
+    use shared::{Group, testing};
 
     use super::*;
 
@@ -164,7 +164,7 @@ mod tests {
         let checkpoint = run_dir.checkpoint(8);
         fs::create_dir(&checkpoint).unwrap();
         assert!(!fits(&run_dir, &checkpoint, &saved, &config, &origin), "there is nothing");
-        write_groups(&checkpoint.join(IN_FLIGHT_FILE), []).unwrap();
+        write_groups::<Group>(&checkpoint.join(IN_FLIGHT_FILE), []).unwrap();
         assert!(fits(&run_dir, &checkpoint, &saved, &config, &origin));
         assert!(!fits(&run_dir, &checkpoint, &saved, &config, &Origin::default()));
         assert!(!fits(&RunDir::new("elsewhere"), &checkpoint, &saved, &config, &origin), "of another run");
@@ -181,8 +181,8 @@ mod tests {
         let (mut sampler, end) = memory::pair(1);
         let status = LearnerStatus { incarnation: 3, step: Step(7), ..LearnerStatus::default() };
         let link = Link::start(end, status, 1, Duration::from_secs(60));
-        let groups = [testing::group(GroupId::default(), vec![testing::completion(0, vec![1])])];
-        let hash = |groups: &[RolloutGroup]| write_groups(&run_dir.in_flight(), groups).unwrap();
+        let groups = [testing::group(0, vec![testing::completion(0, vec![1])])];
+        let hash = |groups: &[Group]| write_groups(&run_dir.in_flight(), groups).unwrap();
         for (learner, step, changed, taken) in
             [(3, 7, false, true), (3, 6, false, false), (2, 7, false, false), (3, 7, true, false)]
         {
@@ -203,7 +203,7 @@ mod tests {
             let path = checkpoint.join(IN_FLIGHT_FILE);
             assert_eq!(path.exists(), taken);
             if taken {
-                assert_eq!(read_groups(&path).unwrap(), groups);
+                assert_eq!(read_groups::<Group>(&path).unwrap(), groups);
                 fs::remove_file(&path).unwrap();
             }
             assert!(request.since.elapsed() < PATIENCE, "a sampler that is silent is not waited for so long");

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use shared::{
-    Completion, DroppedGroup, LedgerGroup, LedgerState, Provenance, RewardOutcome, RolloutGroup,
+    Completion, Dropped, Group, LedgerGroup, LedgerState, Placed, Provenance, RewardOutcome,
     ledger::{Completions, LedgerEvent, LedgerLine},
     metrics::{self, MetricRecord},
 };
@@ -29,19 +29,19 @@ pub fn groups(batch: &StepBatch<'_>, fates: &Fates, step: u64) -> Vec<LedgerGrou
 #[must_use]
 pub fn left(
     collector: &Collector,
-    at_sampler: &[RolloutGroup],
+    at_sampler: &[Group],
     (step, cursor): (u64, u64),
     num_generations: usize,
 ) -> Vec<LedgerGroup> {
     let in_flight = vec![LedgerState::InFlight; num_generations];
-    let arrived = |group: &RolloutGroup| placed(group, group.id.step.0 + 1, in_flight.clone());
+    let arrived = |group: &Placed| placed(group, group.id.step.0 + 1, in_flight.clone());
     let mut left: Vec<LedgerGroup> = collector.left().flat_map(arrived).collect();
     let known: BTreeSet<u64> = left.iter().map(|group| group.position).collect();
-    let more = at_sampler.iter().filter(|group| group.cursor > cursor && !known.contains(&(group.cursor - 1)));
+    let more = at_sampler.iter().filter(|group| group.position >= cursor && !known.contains(&group.position));
     left.extend(more.map(|group| LedgerGroup {
         step,
         group: None,
-        position: group.cursor - 1,
+        position: group.position,
         prompt_id: group.prompt_id.0,
         epoch: group.epoch,
         states: in_flight.clone(),
@@ -52,9 +52,9 @@ pub fn left(
 
 /// How the completions of a group, and of those that were dropped on the way to it, came through a death of the sampler, where
 /// there was one.
-pub fn survivals(group: &RolloutGroup, step: u64) -> impl Iterator<Item = LedgerLine> {
+pub fn survivals(group: &Placed, step: u64) -> impl Iterator<Item = LedgerLine> {
     let dropped = (group.begin()..).zip(&group.dropped).map(|(at, dropped)| (at, None, &dropped.completions));
-    let all = dropped.chain([(group.cursor - 1, Some(group.id.index), &group.completions)]);
+    let all = dropped.chain([(group.position, Some(group.id.index), &group.completions)]);
     all.flat_map(move |(position, group, completions)| {
         let of = |provenance| {
             let has = |completion: &&Completion| completion.provenance == provenance;
@@ -68,12 +68,12 @@ pub fn survivals(group: &RolloutGroup, step: u64) -> impl Iterator<Item = Ledger
 }
 
 /// A group behind those that were dropped on the way to it.
-fn placed(group: &RolloutGroup, step: u64, states: Vec<LedgerState>) -> Vec<LedgerGroup> {
+fn placed(group: &Placed, step: u64, states: Vec<LedgerState>) -> Vec<LedgerGroup> {
     let mut found = dropped(group, step);
     found.push(LedgerGroup {
         step,
         group: Some(group.id.index),
-        position: group.cursor - 1,
+        position: group.position,
         prompt_id: group.prompt_id.0,
         epoch: group.epoch,
         states,
@@ -82,8 +82,8 @@ fn placed(group: &RolloutGroup, step: u64, states: Vec<LedgerState>) -> Vec<Ledg
     found
 }
 
-fn dropped(group: &RolloutGroup, step: u64) -> Vec<LedgerGroup> {
-    let of = |(position, dropped): (u64, &DroppedGroup)| LedgerGroup {
+fn dropped(group: &Placed, step: u64) -> Vec<LedgerGroup> {
+    let of = |(position, dropped): (u64, &Dropped)| LedgerGroup {
         step,
         group: None,
         position,

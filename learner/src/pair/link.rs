@@ -12,7 +12,7 @@ use std::{
 
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use shared::{
-    RolloutGroup,
+    Placed,
     channel::{ChannelError, LearnerEnd, LearnerStatus, STATUS_INTERVAL, SamplerStatus, Silence},
     heartbeat,
 };
@@ -56,7 +56,7 @@ struct Shared {
 #[derive(Debug)]
 pub struct Link {
     shared: Arc<Shared>,
-    groups: Receiver<RolloutGroup>,
+    groups: Receiver<Placed>,
     thread: Option<JoinHandle<()>>,
     peer_timeout: Duration,
 }
@@ -122,7 +122,7 @@ impl Link {
     ///
     /// # Errors
     /// A failed channel, or a sampler that has been silent for longer than the peer timeout.
-    pub fn receive(&self, wait: Duration) -> Result<Option<RolloutGroup>, LearnerError> {
+    pub fn receive(&self, wait: Duration) -> Result<Option<Placed>, LearnerError> {
         match self.groups.recv_timeout(wait) {
             Ok(group) => Ok(Some(group)),
             Err(RecvTimeoutError::Timeout) => {
@@ -176,7 +176,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 struct Worker<E> {
     end: E,
     shared: Arc<Shared>,
-    groups: Sender<RolloutGroup>,
+    groups: Sender<Placed>,
     silence: Silence,
     next_status: Instant,
     /// Statuses sent so far.
@@ -249,8 +249,8 @@ mod tests {
     struct Failing(u32);
 
     impl LearnerEnd for Failing {
-        fn receive_group(&mut self, _: Duration) -> Result<Option<RolloutGroup>, ChannelError> {
-            Ok(Some(testing::group(GroupId::default(), Vec::new())))
+        fn receive_group(&mut self, _: Duration) -> Result<Option<Placed>, ChannelError> {
+            Ok(Some(testing::placed(GroupId::default(), testing::group(0, Vec::new()))))
         }
 
         fn publish_status(&mut self, _: &LearnerStatus) -> Result<(), ChannelError> {

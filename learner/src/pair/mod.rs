@@ -38,7 +38,7 @@ use std::{
 };
 
 use shared::{
-    ModelDir, PolicyVersion, RolloutGroup, RunDir, Step, atomic,
+    ModelDir, Placed, PolicyVersion, RunDir, Step, atomic,
     channel::{LearnerEnd, LearnerStatus, RunId, SamplerStatus, incarnation},
     checkpoints::{self, Depth},
     config::{RewardsOn, TrainConfig},
@@ -413,7 +413,7 @@ impl<'a> Run<'a> {
         self.state.cursor = batch.cursor();
         self.state.carried = self.trainer.carried();
         self.state.guard = self.guard.state.clone();
-        let tokens = |row: &crate::step::Row<'_>| row.group.prompt_ids.len() + row.completion.token_ids.len();
+        let tokens = |row: &crate::step::Row<'_>| row.group.prompt_ids.len() + row.completion.token_ids().len();
         self.state.num_tokens += batch.valid().map(tokens).sum::<usize>() as u64;
     }
 
@@ -450,7 +450,7 @@ impl<'a> Run<'a> {
         let step = self.state.step;
         let began = Instant::now();
         let groups = ledger::groups(batch, &trained.metrics.fates, step);
-        let used_up = batch.groups().next().map_or(0, RolloutGroup::begin)..batch.cursor();
+        let used_up = batch.groups().next().map_or(0, Placed::begin)..batch.cursor();
         check_balance(&groups, used_up, self.config.num_generations as usize)
             .map_err(|problem| LearnerError::Peer(format!("the ledger of step {step} does not balance: {problem}")))?;
         let mut written = JOURNAL_BYTES_A_STEP;

@@ -2,9 +2,12 @@
 
 use std::{fs, io};
 
-use shared::{RunDir, TokenLogprob, atomic, ledger::TokenRecord};
+use shared::{Episode, RunDir, TokenLogprob, atomic, ledger::TokenRecord};
 
-use crate::step::{StepBatch, StepInputs, TokenNotes};
+use crate::{
+    ragged::Ragged,
+    step::{StepBatch, StepInputs, TokenNotes},
+};
 
 /// Writes the tokens of a step and removes those of steps before the newest `kept`.
 ///
@@ -25,17 +28,23 @@ pub fn write(run_dir: &RunDir, step: u64, kept: u64, text: &[u8]) -> io::Result<
 pub fn text(batch: &StepBatch<'_>, inputs: &StepInputs, notes: &TokenNotes) -> io::Result<Vec<u8>> {
     let mut text = Vec::new();
     for (index, row) in batch.rows.iter().enumerate() {
-        let marked = |marks: &crate::ragged::Ragged<bool>| -> Vec<u32> {
-            marks[index].iter().zip(0..).filter(|(marked, _)| **marked).map(|(_, at)| at).collect()
+        let episode = &row.completion.episode;
+        let marked = |marks: &Ragged<bool>| -> Vec<u32> {
+            sampled_places(episode).zip(&marks[index]).filter(|(_, marked)| **marked).map(|(at, _)| at).collect()
         };
-        let float = |values: &[f64]| values.iter().map(|&value| value as f32).collect::<Vec<f32>>();
-        let weights = inputs.importance.as_ref().map(|importance| float(&importance.rows[index]));
+        let float = |values: &[f64]| among_given(episode, values.iter().map(|&value| value as f32).collect());
+        let weights = inputs.importance.as_ref().map(|importance| match &importance.rows[index] {
+            // Of the completion.
+            [weight] if importance.per_sequence => vec![*weight as f32],
+            weights => float(weights),
+        });
         let record = TokenRecord {
             group: row.group.id.index,
             sample: row.completion.sample,
-            tokens: row.completion.token_ids.clone(),
-            versions: row.completion.versions.iter().map(|&(first, version)| (first, version.0)).collect(),
-            sampler: row.completion.logprobs.iter().map(TokenLogprob::sampling_logprob).collect(),
+            tokens: episode.token_ids().to_vec(),
+            owner: if episode.given() == 0 { Vec::new() } else { episode.owner_mask().map(u8::from).collect() },
+            versions: episode.versions().map(|(first, version)| (first, version.0)).collect(),
+            sampler: among_given(episode, episode.logprobs().map(TokenLogprob::sampling_logprob).collect()),
             learner: float(&inputs.old_logprobs[index]),
             entropy: float(&notes.entropies[index]),
             advantages: float(&inputs.advantages[index]),
@@ -46,4 +55,18 @@ pub fn text(batch: &StepBatch<'_>, inputs: &StepInputs, notes: &TokenNotes) -> i
         text.push(b'\n');
     }
     Ok(text)
+}
+
+/// Where the sampled tokens stand among all tokens.
+fn sampled_places(episode: &Episode) -> impl Iterator<Item = u32> {
+    episode.owner_mask().zip(0..).filter(|(sampled, _)| *sampled).map(|(_, at)| at)
+}
+
+/// Values of the sampled tokens with NaN for the given ones between them; of a row that nothing is known of, nothing.
+fn among_given(episode: &Episode, sampled: Vec<f32>) -> Vec<f32> {
+    if sampled.is_empty() || episode.given() == 0 {
+        return sampled;
+    }
+    let mut sampled = sampled.into_iter();
+    episode.owner_mask().map(|owned| if owned { sampled.next().unwrap_or(f32::NAN) } else { f32::NAN }).collect()
 }

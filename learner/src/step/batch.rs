@@ -1,6 +1,11 @@
 //! The generation batch of a step: completions in prompt order, with what the reward functions said of them.
+//!
+//! Here the owner mask is applied, once for all. Whatever has a value for each token of a completion has one for each
+//! sampled token, and all counts of tokens are of sampled ones.
 
-use shared::{Completion, FinishReason, PolicyVersion, RolloutGroup, config::TrainConfig};
+use std::borrow::Cow;
+
+use shared::{Completion, Placed, PolicyVersion, RewardOutcome, StepScore, config::TrainConfig};
 
 use crate::{
     advantage::{CreditOptions, RewardSummary, Sample},
@@ -11,14 +16,14 @@ use crate::{
 #[derive(Debug, Clone, Copy)]
 pub struct Row<'a> {
     /// The group it belongs to.
-    pub group: &'a RolloutGroup,
+    pub group: &'a Placed,
     /// The completion.
     pub completion: &'a Completion,
     /// Whether it counts at all: not aborted and not stale.
     pub valid: bool,
     /// Whether a reward function that failed takes it out of baseline and loss (`reward_failure` exclude).
     pub excluded: bool,
-    /// Whether its tokens are part of the loss.
+    /// Whether its sampled tokens are part of the loss.
     pub trained: bool,
 }
 
@@ -26,18 +31,24 @@ impl<'a> Row<'a> {
     /// Prompt and completion as token ids.
     #[must_use]
     pub fn sequence(&self) -> Sequence<'a> {
-        Sequence { prompt: &self.group.prompt_ids, completion: &self.completion.token_ids }
+        Sequence::of(&self.group.prompt_ids, &self.completion.episode)
+    }
+
+    /// Number of sampled tokens: what the losses have a value for.
+    #[must_use]
+    pub fn tokens(&self) -> usize {
+        self.completion.episode.sampled()
     }
 
     /// Number of tokens in the loss.
     #[must_use]
     pub fn trained_tokens(&self) -> usize {
-        if self.trained { self.completion.token_ids.len() } else { 0 }
+        if self.trained { self.tokens() } else { 0 }
     }
 
-    /// Log-prob of each token under the distribution that it was drawn from.
+    /// Log-prob of each sampled token under the distribution that it was drawn from.
     pub fn sampling_logprobs(&self) -> impl Iterator<Item = f64> + use<'a> {
-        self.completion.logprobs.iter().map(|token| f64::from(token.sampling_logprob()))
+        self.completion.episode.logprobs().map(|token| f64::from(token.sampling_logprob()))
     }
 }
 
@@ -61,13 +72,13 @@ impl<'a> StepBatch<'a> {
     /// out of baseline and loss, as are aborted completions and those on which a reward function failed; truncated ones
     /// leave the loss with `mask_truncated_completions` but stay in the baseline.
     #[must_use]
-    pub fn new(groups: &'a [RolloutGroup], config: &TrainConfig, version: PolicyVersion) -> Self {
+    pub fn new(groups: &'a [Placed], config: &TrainConfig, version: PolicyVersion) -> Self {
         let staleness: Vec<u64> = groups.iter().map(|group| version.0.saturating_sub(group.policy_version.0)).collect();
         let mut rows = Vec::new();
         for (group, &age) in groups.iter().zip(&staleness) {
             for completion in &group.completions {
                 let valid = completion.is_usable() && age <= config.max_staleness;
-                let cut = config.mask_truncated_completions && completion.finish_reason == FinishReason::Length;
+                let cut = config.mask_truncated_completions && completion.episode.is_truncated();
                 let excluded = config.reward_failure.excludes(&completion.rewards);
                 rows.push(Row { group, completion, valid, excluded, trained: valid && !excluded && !cut });
             }
@@ -94,7 +105,7 @@ impl<'a> StepBatch<'a> {
     }
 
     /// The groups, in prompt order.
-    pub fn groups(&self) -> impl Iterator<Item = &'a RolloutGroup> {
+    pub fn groups(&self) -> impl Iterator<Item = &'a Placed> {
         self.by_group().map(|rows| rows[0].group)
     }
 
@@ -112,7 +123,7 @@ impl<'a> StepBatch<'a> {
     /// Dataset position after this batch.
     #[must_use]
     pub fn cursor(&self) -> u64 {
-        self.rows.iter().map(|row| row.group.cursor).max().unwrap_or(0)
+        self.rows.iter().map(|row| row.group.cursor()).max().unwrap_or(0)
     }
 }
 
@@ -124,12 +135,32 @@ fn samples<'a>(rows: &[Row<'a>]) -> Vec<Sample<'a>> {
             group += usize::from(i > 0 && !std::ptr::eq(rows[i - 1].group, row.group));
             Sample {
                 group,
-                tokens: row.completion.token_ids.len(),
+                tokens: row.tokens(),
                 valid: row.valid,
                 trained: row.trained,
-                outcomes: &row.completion.rewards,
+                outcomes: outcomes(row.completion),
                 weights: row.group.reward_names.iter().map(|(_, weight)| *weight).collect(),
             }
         })
         .collect()
+}
+
+/// What the reward functions said, with steps that end with sampled tokens: reward functions count given tokens too.
+///
+/// A step that ends within given tokens ends with the sampled one before. One that is over before the policy's first
+/// token is not of its making and is left out.
+fn outcomes(completion: &Completion) -> Cow<'_, [RewardOutcome]> {
+    let episode = &completion.episode;
+    if episode.given() == 0 {
+        return Cow::Borrowed(&completion.rewards);
+    }
+    let step = |step: &StepScore| {
+        let end = episode.sampled_before(step.end as usize + 1).checked_sub(1)?;
+        Some(StepScore { end: end as u32, ..*step })
+    };
+    let outcome = |outcome: &RewardOutcome| match outcome {
+        RewardOutcome::Steps(steps) => RewardOutcome::Steps(steps.iter().filter_map(step).collect()),
+        other => other.clone(),
+    };
+    completion.rewards.iter().map(outcome).collect()
 }

@@ -19,7 +19,7 @@ use crate::{
 /// What a model says about completions: a row for each sequence, empty for those that were not asked for.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Evaluation {
-    /// Log-prob of each token.
+    /// Log-prob of each sampled token.
     pub logprobs: Ragged<f64>,
     /// Entropy of each token's distribution, in nats.
     pub entropies: Ragged<f64>,
@@ -97,10 +97,10 @@ impl Forward<'_> {
         supports
     }
 
-    /// Completion tokens of the given rows; 0 for the others.
+    /// Sampled tokens of the given rows; 0 for the others.
     fn lengths(&self, rows: &[usize]) -> Vec<usize> {
         let mut lengths = vec![0; self.sequences.len()];
-        rows.iter().for_each(|&row| lengths[row] = self.sequences[row].completion.len());
+        rows.iter().for_each(|&row| lengths[row] = self.sequences[row].sampled());
         lengths
     }
 }

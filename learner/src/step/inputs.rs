@@ -1,4 +1,4 @@
-//! What the losses of a step read: a value for each completion token of the batch.
+//! What the losses of a step read: a value for each sampled token of the batch.
 
 use super::{Row, StepBatch};
 use crate::{
@@ -31,8 +31,8 @@ pub struct StepInputs {
 impl StepInputs {
     /// Inputs of which only what batch and configuration say is known; the rest has no rows, or zeros.
     pub(super) fn new(batch: &StepBatch<'_>, weights: &RowWeights, correction: Option<Correction>) -> Self {
-        let tokens = |row: &Row<'_>| row.completion.token_ids.len();
-        let known = |row: &Row<'_>| if row.valid { tokens(row) } else { 0 };
+        let tokens = Row::tokens;
+        let known = |row: &Row<'_>| if row.valid { row.tokens() } else { 0 };
         let old_logprobs = Ragged::filled(0.0, batch.rows.iter().map(known));
         let spread = |values: &[f64]| {
             let rows = batch.rows.iter().zip(values);

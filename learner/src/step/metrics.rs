@@ -37,7 +37,7 @@ pub fn record(batch: &StepBatch<'_>, inputs: &StepInputs, stats: &StepMetrics) -
         .set(metrics::SAMPLE_STALENESS_MEAN, batch.staleness.iter().sum::<u64>() as f64 / batch.staleness.len() as f64);
     record.count(metrics::SAMPLE_STALENESS_MAX, batch.staleness.iter().copied().max().unwrap_or(0));
     record.count(metrics::SAMPLE_DROPPED_STALE, batch.stale as u64);
-    let aborted = batch.rows.iter().filter(|r| r.completion.finish_reason == FinishReason::Aborted).count();
+    let aborted = batch.rows.iter().filter(|r| r.completion.finish_reason() == FinishReason::Aborted).count();
     record.count(metrics::SAMPLE_ABORTED, aborted as u64);
     record.count(metrics::SAMPLE_REWARD_FAILED, batch.valid().filter(|row| row.excluded).count() as u64);
     let times = &stats.times;
@@ -83,8 +83,8 @@ const TERMINATED_LENGTH: [&Metric; 3] = [
 
 fn lengths(batch: &StepBatch<'_>, record: &mut MetricRecord) {
     let of = |keep: &dyn Fn(FinishReason) -> bool| -> Vec<f64> {
-        let rows = batch.valid().filter(|row| keep(row.completion.finish_reason));
-        rows.map(|row| row.completion.token_ids.len() as f64).collect()
+        let rows = batch.valid().filter(|row| keep(row.completion.finish_reason()));
+        rows.map(|row| row.tokens() as f64).collect()
     };
     let (all, terminated) = (of(&|_| true), of(&|reason| reason == FinishReason::Stop));
     for (values, [mean, min, max]) in [(&all, LENGTH), (&terminated, TERMINATED_LENGTH)] {
@@ -111,7 +111,7 @@ fn mismatch(batch: &StepBatch<'_>, inputs: &StepInputs, stats: &StepMetrics, rec
 /// Tokens of whose distribution sampler and learner have supports of different sizes.
 fn support_mismatch(batch: &StepBatch<'_>, support_sizes: &Ragged<u32>) -> u64 {
     let differing = |(row, sizes): (&Row<'_>, &[u32])| {
-        row.completion.logprobs.iter().zip(sizes).filter(|(token, size)| token.kept_count != **size).count()
+        row.completion.episode.logprobs().zip(sizes).filter(|(token, size)| token.kept_count != **size).count()
     };
     batch.rows.iter().zip(support_sizes.rows()).map(differing).sum::<usize>() as u64
 }

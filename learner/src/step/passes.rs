@@ -75,8 +75,9 @@ impl Pass<'_> {
         rows: &[usize],
     ) -> Result<Totals, LearnerError> {
         let valid = rows.iter().copied().filter(|&r| self.batch.rows[r].valid);
-        let (training, idle): (Vec<usize>, Vec<usize>) =
-            valid.partition(|&r| self.batch.rows[r].trained && self.objective.trains(&self.inputs.advantages[r]));
+        let (training, idle): (Vec<usize>, Vec<usize>) = valid.partition(|&r| {
+            self.batch.rows[r].trained_tokens() > 0 && self.objective.trains(&self.inputs.advantages[r])
+        });
         let mut totals = Totals::default();
         if self.objective.scope() == Scope::Minibatch {
             self.by_minibatch(policy, gradients, rows, &training, &mut totals)?;
@@ -132,7 +133,7 @@ impl Pass<'_> {
             return Ok(found);
         }
         totals.sum(ranks)?;
-        let tokens = |row: usize| self.forward.sequences[row].completion.len();
+        let tokens = |row: usize| self.forward.sequences[row].sampled();
         let rows: Vec<usize> = rows.iter().copied().filter(|&row| tokens(row) > 0).collect();
         let mut lengths = vec![0; self.batch.rows.len()];
         rows.iter().for_each(|&row| lengths[row] = tokens(row));

@@ -249,9 +249,8 @@ impl Trainer {
     ) -> Result<TrainedStep, LearnerError> {
         let (config, updates) = (Arc::clone(&self.config), self.plan(batch, step));
         let mut inputs = StepInputs::new(batch, &self.weights(batch, &updates), self.correction);
-        let mut metrics = StepMetrics::default();
-        let tokens = |row: &Row<'_>| row.completion.token_ids.len();
-        metrics.notes = (config.token_records > 0).then(|| TokenNotes::new(batch.rows.iter().map(tokens)));
+        let notes = (config.token_records > 0).then(|| TokenNotes::new(batch.rows.iter().map(Row::tokens)));
+        let mut metrics = StepMetrics { notes, ..StepMetrics::default() };
         let forward = self.forward(batch, &mut metrics);
         inputs.ref_logprobs = self.ref_logprobs(batch, &forward, &mut metrics)?;
         let trains_policy = self.credit.trains_policy(step);

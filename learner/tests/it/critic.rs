@@ -13,10 +13,10 @@ use learner::{
 };
 use serde_json::Value;
 use shared::{
-    Head, ModelDir, PolicyVersion, RewardOutcome, RolloutGroup, RunDir,
+    Head, ModelDir, Placed, PolicyVersion, RewardOutcome, RunDir,
     channel::RunId,
     config::{AdvantageEstimator, KlController, KlEstimator, LossAggregation, TrainConfig},
-    metrics,
+    metrics, testing,
 };
 use tch::{Device, Kind, Tensor};
 
@@ -80,7 +80,7 @@ fn trainer(config: &TrainConfig, kind: Kind) -> Trainer {
     trainer
 }
 
-fn step(trainer: &mut Trainer, config: &TrainConfig, groups: &[RolloutGroup], number: u64) -> TrainedStep {
+fn step(trainer: &mut Trainer, config: &TrainConfig, groups: &[Placed], number: u64) -> TrainedStep {
     trainer.step(&StepBatch::new(groups, config, groups[0].policy_version), number).unwrap()
 }
 
@@ -155,7 +155,9 @@ fn a_completion_without_a_reward_teaches_the_critic_nothing() {
     let mut groups = support::groups(&config, 3);
     groups[0].completions[1].rewards = vec![RewardOutcome::Failed("no".into()); 2];
     let mut other = groups.clone();
-    other[0].completions[1].token_ids.iter_mut().for_each(|token| *token = (*token + 1) % 512);
+    testing::change(&mut other[0].completions[1], |turn| {
+        turn.token_ids.iter_mut().for_each(|token| *token = (*token + 1) % 512);
+    });
     let after = [groups, other].map(|groups| {
         let mut trainer = trainer(&config, Kind::Double);
         step(&mut trainer, &config, &groups, 0);

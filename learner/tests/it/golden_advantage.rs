@@ -95,7 +95,7 @@ fn golden_advantages_outcome() {
                 tokens: 1 + i % 3,
                 valid: true,
                 trained: true,
-                outcomes,
+                outcomes: outcomes.into(),
                 weights: numbers(&params["reward_weights"]),
             })
             .collect();
@@ -181,7 +181,7 @@ fn golden_advantages_verl() {
                 tokens: lengths[i],
                 valid: true,
                 trained: true,
-                outcomes: &outcomes[i],
+                outcomes: (&outcomes[i]).into(),
                 weights: vec![1.0],
             })
             .collect();

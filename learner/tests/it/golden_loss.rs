@@ -20,6 +20,29 @@ const TOLERANCE: f64 = 1e-9;
 /// Metrics were averaged in float32.
 const METRIC_TOLERANCE: f64 = 1e-6;
 
+/// The parameters of TRL's cases.
+pub const TRL_PARAMS: [&str; 19] = [
+    "loss_type",
+    "importance_sampling_level",
+    "epsilon_low",
+    "epsilon_high",
+    "delta",
+    "beta",
+    "use_bias_correction_kl",
+    "sapo_temperature_pos",
+    "sapo_temperature_neg",
+    "vespo_k_pos",
+    "vespo_lambda_pos",
+    "vespo_k_neg",
+    "vespo_lambda_neg",
+    "steps_per_generation",
+    "gradient_accumulation_steps",
+    "top_entropy_quantile",
+    "off_policy_mask_threshold",
+    "use_importance_ratio",
+    "entropy_coef",
+];
+
 /// The tokens of a case, flat and without padding.
 struct Case<'a> {
     name: &'a str,
@@ -128,7 +151,8 @@ fn trl_config(params: &Value, inputs: &Value) -> TrainConfig {
     }
 }
 
-fn trl_case(case: &Value) {
+/// A case of TRL's loss, whose mask may have holes.
+pub fn trl_case(case: &Value) {
     let (params, inputs, expected) = (&case["params"], &case["inputs"], &case["expected"]);
     let config = trl_config(params, inputs);
     let accumulation = number(&params["gradient_accumulation_steps"]);
@@ -189,27 +213,6 @@ fn trl_case(case: &Value) {
 
 #[test]
 fn golden_trl_policy_loss() {
-    let params = [
-        "loss_type",
-        "importance_sampling_level",
-        "epsilon_low",
-        "epsilon_high",
-        "delta",
-        "beta",
-        "use_bias_correction_kl",
-        "sapo_temperature_pos",
-        "sapo_temperature_neg",
-        "vespo_k_pos",
-        "vespo_lambda_pos",
-        "vespo_k_neg",
-        "vespo_lambda_neg",
-        "steps_per_generation",
-        "gradient_accumulation_steps",
-        "top_entropy_quantile",
-        "off_policy_mask_threshold",
-        "use_importance_ratio",
-        "entropy_coef",
-    ];
     let inputs = [
         "logps",
         "old_logps",
@@ -233,7 +236,7 @@ fn golden_trl_policy_loss() {
         "off_policy_mask?",
         "entropy_mask?",
     ];
-    for case in harness::golden::cases("trl_policy_loss.json", "policy_loss", &params, &inputs, &expected) {
+    for case in harness::golden::cases("trl_policy_loss.json", "policy_loss", &TRL_PARAMS, &inputs, &expected) {
         trl_case(&case);
     }
 }

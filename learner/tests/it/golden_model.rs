@@ -123,7 +123,7 @@ fn logprobs(
     budget: usize,
 ) -> (Vec<Vec<f64>>, Vec<Vec<f64>>) {
     let sequences: Vec<Sequence<'_>> =
-        prompts.iter().zip(completions).map(|(prompt, completion)| Sequence { prompt, completion }).collect();
+        prompts.iter().zip(completions).map(|(prompt, completion)| Sequence::new(prompt, completion)).collect();
     let rows: Vec<usize> = (0..sequences.len()).collect();
     let (mut logps, mut entropies) = (vec![Vec::new(); rows.len()], vec![Vec::new(); rows.len()]);
     for rows in split(&sequences, &rows, budget) {
@@ -178,7 +178,7 @@ fn train(case: &Value, budget: usize, kind: Kind, tolerance: f64) {
     let (_, decoder) = open(case, kind);
     let (prompts, completions) = (all_ids(&inputs["prompt_ids"]), all_ids(&inputs["completion_ids"]));
     let sequences: Vec<Sequence<'_>> =
-        prompts.iter().zip(&completions).map(|(prompt, completion)| Sequence { prompt, completion }).collect();
+        prompts.iter().zip(&completions).map(|(prompt, completion)| Sequence::new(prompt, completion)).collect();
     let rows: Vec<usize> = (0..sequences.len()).collect();
     let old: Vec<Vec<f64>> = inputs["old_logps_values"].as_array().unwrap().iter().map(numbers).collect();
     let advantages = numbers(&inputs["advantages"]);

@@ -8,7 +8,7 @@ use learner::{
 };
 use serde_json::Value;
 use shared::{
-    FinishReason, GroupId, PolicyVersion, RewardOutcome, RolloutGroup, Step,
+    FinishReason, Group, GroupId, Placed, PolicyVersion, RewardOutcome, Step,
     config::{ScaleRewards, TrainConfig},
     testing,
 };
@@ -28,7 +28,7 @@ struct Case {
     rows: usize,
     /// Places of each row's trained tokens within its width.
     places: Vec<Vec<usize>>,
-    groups: Vec<RolloutGroup>,
+    groups: Vec<Placed>,
 }
 
 fn whole(value: &Value) -> usize {
@@ -99,18 +99,20 @@ impl Case {
 }
 
 /// Groups of completions, each given by its tokens, whether it was cut off, and its reward.
-fn groups(rows: &[(usize, bool, f64)], num_generations: usize) -> Vec<RolloutGroup> {
+fn groups(rows: &[(usize, bool, f64)], num_generations: usize) -> Vec<Placed> {
     let completion = |(sample, &(tokens, truncated, reward)): (usize, &(usize, bool, f64))| shared::Completion {
-        finish_reason: if truncated { FinishReason::Length } else { FinishReason::Stop },
+        episode: testing::episode(
+            vec![1; tokens],
+            &[(0, 0)],
+            if truncated { FinishReason::Length } else { FinishReason::Stop },
+        ),
         rewards: vec![RewardOutcome::Score(reward)],
-        ..testing::completion(sample as u32, vec![1; tokens])
+        ..testing::completion(sample as u32, Vec::new())
     };
-    let group = |(index, rows): (usize, &[(usize, bool, f64)])| RolloutGroup {
-        reward_names: vec![("reward".into(), 1.0)],
-        ..testing::group(
-            GroupId { step: Step(0), index: index as u32 },
-            rows.iter().enumerate().map(completion).collect(),
-        )
+    let group = |(index, rows): (usize, &[(usize, bool, f64)])| {
+        let group = testing::group(0, rows.iter().enumerate().map(completion).collect());
+        let group = Group { reward_names: vec![("reward".into(), 1.0)], ..group };
+        testing::placed(GroupId { step: Step(0), index: index as u32 }, group)
     };
     rows.chunks(num_generations).enumerate().map(group).collect()
 }

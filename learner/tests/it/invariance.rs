@@ -9,7 +9,7 @@ use learner::{
 };
 use proptest::prelude::*;
 use shared::{
-    ModelDir, PolicyVersion, RolloutGroup,
+    ModelDir, Placed, PolicyVersion,
     config::{
         Choice,
         ImportanceSamplingLevel::{self, Sequence, Token},
@@ -17,6 +17,7 @@ use shared::{
         LossType::{self, Bnpo},
         TrainConfig,
     },
+    testing,
 };
 use tch::{Kind, Tensor};
 
@@ -29,7 +30,7 @@ pub fn config() -> TrainConfig {
 }
 
 /// A trainer after one step, with the figures of the step.
-pub fn step(config: &TrainConfig, groups: &[RolloutGroup], kind: Kind) -> (Trainer, TrainedStep) {
+pub fn step(config: &TrainConfig, groups: &[Placed], kind: Kind) -> (Trainer, TrainedStep) {
     let mut trainer = trainer(config, kind);
     let stats = trainer.step(&StepBatch::new(groups, config, PolicyVersion(3)), 3).unwrap();
     (trainer, stats)
@@ -85,19 +86,23 @@ pub fn distance_of(parameters: &Parameters, a_flat: &Tensor, b_flat: &Tensor, fl
 }
 
 /// Groups whose sampling log-probs lie around those of the model, so that ratios to them are of a usual size.
-pub fn groups(config: &TrainConfig, seed: u64) -> Vec<RolloutGroup> {
+pub fn groups(config: &TrainConfig, seed: u64) -> Vec<Placed> {
     let mut groups = support::groups(config, seed);
-    let sequences: Vec<_> =
-        groups.iter().flat_map(|g| g.completions.iter().map(|c| (g.prompt_ids.clone(), c.token_ids.clone()))).collect();
+    let sequences: Vec<_> = groups
+        .iter()
+        .flat_map(|g| g.completions.iter().map(|c| (g.prompt_ids.clone(), c.token_ids().to_vec())))
+        .collect();
     let model = load(&ModelDir::open(&config.model).unwrap(), LoadOptions::default()).unwrap();
     let sequences: Vec<_> =
-        sequences.iter().map(|(prompt, completion)| learner::batch::Sequence { prompt, completion }).collect();
+        sequences.iter().map(|(prompt, completion)| learner::batch::Sequence::new(prompt, completion)).collect();
     let rows: Vec<usize> = (0..sequences.len()).collect();
     let found = learner::step::evaluate(&model, &sequences, &rows, 1.0, 4096, tch::Device::Cpu).unwrap();
     for (i, completion) in groups.iter_mut().flat_map(|g| &mut g.completions).enumerate() {
-        for (t, (token, own)) in completion.logprobs.iter_mut().zip(&found.logprobs[i]).enumerate() {
-            token.logprob_at_temperature = *own as f32 + 0.3 * ((i * 7 + t * 3) as f32).sin();
-        }
+        testing::change(completion, |turn| {
+            for (t, (token, own)) in turn.logprobs.iter_mut().zip(&found.logprobs[i]).enumerate() {
+                token.logprob_at_temperature = *own as f32 + 0.3 * ((i * 7 + t * 3) as f32).sin();
+            }
+        });
     }
     groups
 }

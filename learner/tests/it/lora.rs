@@ -32,7 +32,7 @@ fn sequences() -> Vec<(Vec<u32>, Vec<u32>)> {
 /// Log-probs, and gradients of their sum weighted by turns.
 fn differentiate(model: &Decoder) -> (Vec<f64>, Tensor) {
     let owned = sequences();
-    let sequences: Vec<_> = owned.iter().map(|(prompt, completion)| Sequence { prompt, completion }).collect();
+    let sequences: Vec<_> = owned.iter().map(|(prompt, completion)| Sequence::new(prompt, completion)).collect();
     let batch = MicroBatch::new(&sequences, &[0, 1, 2], Device::Cpu);
     let (mut gradients, mut logprobs) = (model.weights().trained().gradients(), Vec::new());
     model.differentiate(&batch, 0.9, Span::Token, &mut gradients, &mut |run, stats| {
@@ -93,7 +93,7 @@ fn training_moves_the_adapter_alone_and_begins_as_the_model() {
     let plain = load(&model, LoadOptions { trainable: false, ..LoadOptions::default() }).unwrap();
     let (mut trainer, _) = open_trainer(&config, &model, None, Device::Cpu).unwrap();
     let owned = sequences();
-    let sequences: Vec<_> = owned.iter().map(|(prompt, completion)| Sequence { prompt, completion }).collect();
+    let sequences: Vec<_> = owned.iter().map(|(prompt, completion)| Sequence::new(prompt, completion)).collect();
     let logprobs = |model: &Decoder| evaluate(model, &sequences, &[0, 1, 2], 1.0, 64, Device::Cpu).unwrap().logprobs;
     let begin = logprobs(&plain);
     assert_eq!(logprobs(trainer.policy().model()), begin, "B is 0");

@@ -5,10 +5,12 @@
 
 mod cli;
 mod critic;
+mod given;
 mod golden_advantage;
 mod golden_head;
 mod golden_kl_bias;
 mod golden_loss;
+mod golden_masked;
 mod golden_model;
 mod golden_normaliser;
 mod golden_objective;

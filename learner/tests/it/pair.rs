@@ -486,7 +486,7 @@ fn canaries_are_what_the_learner_says_of_a_version() {
         let canaries = |version| Canaries::read(&run_dir.version(PolicyVersion(version))).unwrap().unwrap();
         let longest = (0..3).map(|index| support::group(&config, 0, index, 0));
         let longest = longest.map(|group| {
-            let completions = group.completions.iter().map(|completion| completion.token_ids.len());
+            let completions = group.completions.iter().map(|completion| completion.token_ids().len());
             group.prompt_ids.len() + completions.max().unwrap()
         });
         assert_eq!(canaries(0).token_ids.len(), 9);
@@ -497,7 +497,7 @@ fn canaries_are_what_the_learner_says_of_a_version() {
         let (trainer, _) = open_trainer(&config, &model, Some(&run_dir.checkpoint(6)), Device::Cpu).unwrap();
         let (policy, last) = (trainer.policy().model(), canaries(6));
         let (prompt, completion) = last.token_ids.split_at(last.token_ids.len() - last.scored());
-        let sequence = [Sequence { prompt, completion }];
+        let sequence = [Sequence::new(prompt, completion)];
         let found = evaluate(policy, &sequence, &[0], 1.0, 64, Device::Cpu).unwrap();
         assert_eq!(found.logprobs[0], last.logprobs);
         let norms =

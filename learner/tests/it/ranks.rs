@@ -19,7 +19,7 @@ use learner::{
 };
 use proptest::prelude::*;
 use shared::{
-    ModelDir, PolicyVersion, RolloutGroup,
+    ModelDir, Placed, PolicyVersion,
     config::{AdvantageEstimator, Choice, LossType, TrainConfig},
     metrics,
 };
@@ -120,7 +120,7 @@ fn on_ranks<T: Send>(count: usize, deed: impl Fn(Arc<dyn Ranks>) -> T + Sync) ->
 }
 
 /// One step by several ranks.
-fn by_ranks(count: usize, config: &TrainConfig, groups: &[RolloutGroup], kind: Kind) -> Vec<(Trainer, TrainedStep)> {
+fn by_ranks(count: usize, config: &TrainConfig, groups: &[Placed], kind: Kind) -> Vec<(Trainer, TrainedStep)> {
     on_ranks(count, |ranks| {
         let mut trainer = trainer_among(config, kind, &Among { ranks, shards: config.shard_optimizer });
         let stats = trainer.step(&StepBatch::new(groups, config, PolicyVersion(3)), 3).unwrap();

@@ -8,13 +8,13 @@ use learner::{
     step::{Fate, StepBatch, TrainedStep, Trainer, record},
 };
 use shared::{
-    FinishReason, ModelDir, PolicyVersion, RewardOutcome, RolloutGroup,
+    FinishReason, ModelDir, Placed, PolicyVersion, RewardOutcome,
     config::{LossType, RewardFailure, TrainConfig},
     methods::{
         loss::{CLIP_HIGH, CLIP_REGION, PG_CLIP},
         metric::OFF_POLICY,
     },
-    metrics,
+    metrics, testing,
 };
 use tch::{Kind, Tensor};
 use tempfile::TempDir;
@@ -26,7 +26,7 @@ fn config() -> TrainConfig {
 }
 
 /// One step in float64; the weights afterwards, as one vector, and the figures.
-fn step(config: &TrainConfig, groups: &[RolloutGroup]) -> (Tensor, TrainedStep) {
+fn step(config: &TrainConfig, groups: &[Placed]) -> (Tensor, TrainedStep) {
     tch::set_num_threads(1);
     let model = ModelDir::open(&config.model).unwrap();
     let options = LoadOptions { kind: Kind::Double, ..LoadOptions::default() };
@@ -47,16 +47,17 @@ fn aborted_and_stale_completions_are_never_trained_on() {
     let groups = support::groups(&config, 3);
     let mut aborted = groups.clone();
     for completion in &mut aborted[0].completions {
-        completion.finish_reason = FinishReason::Aborted;
+        testing::change(completion, |turn| turn.finish_reason = FinishReason::Aborted);
     }
     let mut stale = groups.clone();
     stale[0].policy_version = PolicyVersion(1);
     // Whatever those completions say must not matter.
-    let poison = |groups: &mut Vec<RolloutGroup>| {
+    let poison = |groups: &mut Vec<Placed>| {
         for completion in &mut groups[0].completions {
-            completion.token_ids = vec![7; 3];
-            completion.logprobs.truncate(3);
-            completion.logprobs.resize(3, Default::default());
+            testing::change(completion, |turn| {
+                turn.token_ids = vec![7; 3];
+                turn.logprobs.resize(3, Default::default());
+            });
             completion.rewards = vec![RewardOutcome::Score(1e9), RewardOutcome::Score(-1e9)];
         }
     };
@@ -82,8 +83,10 @@ fn a_completion_on_which_a_reward_failed_is_never_trained_on() {
         let (clean, _) = step(&config, &groups);
         let mut poisoned = groups.clone();
         let completion = &mut poisoned[1].completions[2];
-        completion.token_ids = vec![7; 5];
-        completion.logprobs = vec![completion.logprobs[0]; 5];
+        testing::change(completion, |turn| {
+            turn.token_ids = vec![7; 5];
+            turn.logprobs = vec![turn.logprobs[0]; 5];
+        });
         completion.rewards[1] = RewardOutcome::Score(-1e9);
         // The length of a row that is only looked at may change how others are packed, and so the last bits of a sum.
         assert!(largest_difference(&clean, &step(&config, &poisoned).0) < 1e-12, "{loss_type:?}");
@@ -91,7 +94,7 @@ fn a_completion_on_which_a_reward_failed_is_never_trained_on() {
         assert!(batch.rows[6].valid && batch.rows[6].excluded && !batch.rows[6].trained);
         assert_eq!(batch.rewards.rewards[6], None);
         let mut aborted = groups.clone();
-        aborted[1].completions[2].finish_reason = FinishReason::Aborted;
+        testing::change(&mut aborted[1].completions[2], |turn| turn.finish_reason = FinishReason::Aborted);
         assert!(largest_difference(&clean, &step(&config, &aborted).0) < 1e-12, "{loss_type:?}");
         // As if it had not been sampled.
         let one_update =
@@ -158,7 +161,8 @@ fn truncated_completions_leave_the_loss_but_stay_in_the_baseline() {
     groups.truncate(1);
     config.generation_batch_size = Some(4);
     for (i, completion) in groups[0].completions.iter_mut().enumerate() {
-        completion.finish_reason = if i == 0 { FinishReason::Length } else { FinishReason::Stop };
+        let finish = if i == 0 { FinishReason::Length } else { FinishReason::Stop };
+        testing::change(completion, |turn| turn.finish_reason = finish);
         completion.rewards = vec![RewardOutcome::Score(i as f64), RewardOutcome::NotApplicable];
     }
     let batch = StepBatch::new(&groups, &config, PolicyVersion(3));
@@ -169,14 +173,16 @@ fn truncated_completions_leave_the_loss_but_stay_in_the_baseline() {
     assert!(advantages.rows().enumerate().all(|(i, a)| (a[0] - expected(i)).abs() < 1e-12), "{advantages:?}");
 
     let mut other = groups.clone();
-    other[0].completions[0].token_ids.iter_mut().for_each(|token| *token = (*token + 1) % 512);
+    testing::change(&mut other[0].completions[0], |turn| {
+        turn.token_ids.iter_mut().for_each(|token| *token = (*token + 1) % 512);
+    });
     assert_eq!(largest_difference(&step(&config, &groups).0, &step(&config, &other).0), 0.0);
     let all = TrainConfig { mask_truncated_completions: false, ..config.clone() };
     assert!(largest_difference(&step(&config, &groups).0, &step(&all, &groups).0) > 0.0);
 }
 
 /// One update on everything, without a correction for the mismatch: its loss and its gradient.
-fn of_one_update(config: &TrainConfig, groups: &[RolloutGroup]) -> (f64, Tensor) {
+fn of_one_update(config: &TrainConfig, groups: &[Placed]) -> (f64, Tensor) {
     let config = TrainConfig {
         warmup_steps: 0,
         num_iterations: 1,
@@ -200,7 +206,8 @@ fn masked_tokens_are_in_no_divisor() {
     let masking = TrainConfig { mask_truncated_completions: true, epsilon_high: Some(0.2), ..config() };
     let mut groups = support::groups(&masking, 3);
     for (i, completion) in groups.iter_mut().flat_map(|group| &mut group.completions).enumerate() {
-        completion.finish_reason = if i % 3 == 0 { FinishReason::Length } else { FinishReason::Stop };
+        let finish = if i % 3 == 0 { FinishReason::Length } else { FinishReason::Stop };
+        testing::change(completion, |turn| turn.finish_reason = finish);
     }
     let of = |loss_type, mask_truncated_completions| {
         of_one_update(&TrainConfig { loss_type, mask_truncated_completions, ..masking.clone() }, &groups)
@@ -212,7 +219,7 @@ fn masked_tokens_are_in_no_divisor() {
     assert!((of(LossType::Dapo, false).0 - wanted).abs() > 1e-3, "nothing was masked");
     let tokens = |kept: &dyn Fn(usize) -> bool| -> usize {
         let all = groups.iter().flat_map(|group| &group.completions).enumerate();
-        all.filter(|(i, _)| kept(*i)).map(|(_, completion)| completion.token_ids.len()).sum()
+        all.filter(|(i, _)| kept(*i)).map(|(_, completion)| completion.token_ids().len()).sum()
     };
     assert_eq!(StepBatch::new(&groups, &masking, PolicyVersion(3)).trained_tokens(), tokens(&|i| i % 3 != 0));
     let all = TrainConfig { mask_truncated_completions: false, ..masking };
@@ -297,9 +304,11 @@ fn a_minibatch_with_a_large_ratio_is_left_out() {
     let (_, stats) = step(&config, &groups);
     let mut set_ratios = |ratio: &dyn Fn(usize) -> f64| {
         for (row, completion) in groups.iter_mut().flat_map(|group| &mut group.completions).enumerate() {
-            for (token, old) in completion.logprobs.iter_mut().zip(&stats.inputs.old_logprobs[row]) {
-                token.logprob_at_temperature = (old - ratio(row).ln()) as f32;
-            }
+            testing::change(completion, |turn| {
+                for (token, old) in turn.logprobs.iter_mut().zip(&stats.inputs.old_logprobs[row]) {
+                    token.logprob_at_temperature = (old - ratio(row).ln()) as f32;
+                }
+            });
         }
         step(&config, &groups).1.metrics
     };
@@ -332,9 +341,11 @@ fn completions_of_an_older_policy_are_masked_in_a_single_pass() {
     // What the tokens have lost since they were drawn; NaN = the sampler did not say.
     let mut masked = |lost: f64| {
         for (row, completion) in groups.iter_mut().flat_map(|group| &mut group.completions).enumerate() {
-            for (token, old) in completion.logprobs.iter_mut().zip(&known.inputs.old_logprobs[row]) {
-                token.logprob_at_temperature = (old + lost) as f32;
-            }
+            testing::change(completion, |turn| {
+                for (token, old) in turn.logprobs.iter_mut().zip(&known.inputs.old_logprobs[row]) {
+                    token.logprob_at_temperature = (old + lost) as f32;
+                }
+            });
         }
         let (weights, stats) = step(&config, &groups);
         (weights, stats.metrics.measures.mean(OFF_POLICY).unwrap())
@@ -390,7 +401,7 @@ fn the_adaptive_entropy_coefficient_is_led_by_every_completion() {
         entropy_target: 100.0,
         ..config()
     };
-    let run = |config: &TrainConfig, groups: &[RolloutGroup]| {
+    let run = |config: &TrainConfig, groups: &[Placed]| {
         let policy = load(&ModelDir::open(&config.model).unwrap(), LoadOptions::default()).unwrap();
         let mut trainer = Trainer::new(config, policy, None).unwrap();
         let stats = trainer.step(&StepBatch::new(groups, config, PolicyVersion(3)), 3).unwrap();
@@ -493,13 +504,15 @@ fn clip_fractions_count_completions_without_contrast() {
             let score = if contrast { row as f64 } else { 1.0 };
             completion.rewards = vec![RewardOutcome::Score(score), RewardOutcome::NotApplicable];
             // Ratios of 2 to the sampler: clipped where the advantage is above 0.
-            for (token, old) in completion.logprobs.iter_mut().zip(&stats.inputs.old_logprobs[row]) {
-                token.logprob_at_temperature = (old - 2f64.ln()) as f32;
-            }
+            testing::change(completion, |turn| {
+                for (token, old) in turn.logprobs.iter_mut().zip(&stats.inputs.old_logprobs[row]) {
+                    token.logprob_at_temperature = (old - 2f64.ln()) as f32;
+                }
+            });
         }
         let tokens = |rows: &[usize]| -> f64 {
             let all: Vec<_> = groups.iter().flat_map(|group| &group.completions).collect();
-            rows.iter().map(|&row| all[row].token_ids.len() as f64).sum()
+            rows.iter().map(|&row| all[row].token_ids().len() as f64).sum()
         };
         let expected = tokens(&[2, 3]) / tokens(&(0..12).collect::<Vec<_>>());
         let found =

@@ -8,7 +8,7 @@ use learner::{
 };
 use serde_json::{Value, json};
 use shared::{
-    FinishReason, ModelDir, PolicyVersion, RewardOutcome, RolloutGroup, TokenLogprob,
+    Episode, FinishReason, ModelDir, Placed, PolicyVersion, RewardOutcome, TokenLogprob,
     config::{ScaleRewards, TrainConfig},
 };
 
@@ -40,7 +40,7 @@ fn generate(model: &Path, folder: &Path, config: &TrainConfig) -> Vec<Value> {
 }
 
 /// The groups that would have crossed the channel; the reward is a completion's number.
-fn groups(rows: &[Value], config: &TrainConfig) -> Vec<RolloutGroup> {
+fn groups(rows: &[Value], config: &TrainConfig) -> Vec<Placed> {
     let list = |row: &Value, key: &str| -> Vec<f64> {
         row[key].as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect()
     };
@@ -49,22 +49,22 @@ fn groups(rows: &[Value], config: &TrainConfig) -> Vec<RolloutGroup> {
     for (group, rows) in groups.iter_mut().zip(rows.chunks(config.num_generations as usize)) {
         group.prompt_ids = ids(&rows[0], "prompt_ids");
         for (i, (completion, row)) in group.completions.iter_mut().zip(rows).enumerate() {
-            completion.token_ids = ids(row, "token_ids");
             let counts = ids(row, "kept_counts");
             let token = |(logprob, kept_count): (f64, u32)| TokenLogprob {
                 logprob_at_temperature: logprob as f32,
                 kept_count,
                 ..TokenLogprob::default()
             };
-            completion.logprobs = list(row, "sampling_logprobs").into_iter().zip(counts).map(token).collect();
-            completion.finish_reason = FinishReason::Stop;
+            let logprobs = list(row, "sampling_logprobs").into_iter().zip(counts).map(token).collect();
+            let versions = vec![(0, PolicyVersion(0))];
+            completion.episode = Episode::of_one_turn(ids(row, "token_ids"), logprobs, versions, FinishReason::Stop);
             completion.rewards = vec![RewardOutcome::Score(i as f64), RewardOutcome::NotApplicable];
         }
     }
     groups
 }
 
-fn step(config: &TrainConfig, groups: &[RolloutGroup]) -> TrainedStep {
+fn step(config: &TrainConfig, groups: &[Placed]) -> TrainedStep {
     tch::set_num_threads(1);
     let model = ModelDir::open(&config.model).unwrap();
     let mut trainer = Trainer::new(config, load(&model, LoadOptions::default()).unwrap(), None).unwrap();
@@ -96,8 +96,8 @@ fn ratios_to_a_truncating_sampler_are_one() {
         let (mut differing, mut distances) = (0u32, Vec::new());
         for (row, completion) in groups.iter().flat_map(|group| &group.completions).enumerate() {
             let sizes = &stats.metrics.support_sizes.as_ref().unwrap()[row];
-            assert_eq!(sizes.len(), completion.token_ids.len());
-            for (t, token) in completion.logprobs.iter().enumerate() {
+            assert_eq!(sizes.len(), completion.token_ids().len());
+            for (t, token) in completion.episode.logprobs().enumerate() {
                 if sizes[t] == token.kept_count {
                     distances.push((stats.inputs.old_logprobs[row][t] - f64::from(token.sampling_logprob())).abs());
                 } else {

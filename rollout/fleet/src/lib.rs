@@ -1,7 +1,7 @@
 //! Samplers on other hosts, for a run with `listen`: the coordinator beside the learner, and the workers.
 //!
 //! The step loop, the plan, the dataset and the rewards of a run are those of the crate `rollout`. What differs is the
-//! [`Generator`](rollout::generator::Generator) behind them: the [`coordinator`] leases what the plan has begun
+//! [`Generate`](rollout::generate::Generate) behind them: the [`coordinator`] leases what the plan has begun
 //! to workers and gives back what they have made. A completion depends on weights, seed, prompt, sample and sampling
 //! parameters alone, so it does not matter who makes it, how often, or when.
 //!

@@ -10,7 +10,7 @@ use rollout::{
     data::{PromptRow, Tokenizer},
     reward,
 };
-use rollout_rewards::RewardPool;
+use rollout_rewards::{RewardCompletion, RewardPool};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use shared::{
@@ -111,8 +111,10 @@ impl Scorer {
             all.sort_unstable_by_key(|made| made.sample);
             let texts: Vec<String> =
                 all.iter().map(|made| self.tokenizer.decode(&made.token_ids)).collect::<Result<_, _>>()?;
-            let seen = texts.iter().zip(all.iter());
-            let seen = seen.map(|(text, made)| (text.as_str(), made.token_ids.as_slice(), made.finish_reason));
+            let seen = texts
+                .into_iter()
+                .zip(all.iter())
+                .map(|(text, made)| RewardCompletion::of_one_turn(text, made.token_ids.clone(), made.finish_reason));
             self.pool.submit(*tag, row.reward_input(seen));
         }
         Ok(None)

@@ -114,6 +114,22 @@ impl Pages {
     pub(super) fn data(&mut self) -> &mut [f32] {
         &mut self.data
     }
+
+    /// Writes what one page holds, in every layer and head, over another one.
+    ///
+    /// # Panics
+    /// When there is no such page.
+    pub fn copy(&mut self, from: u32, to: u32) {
+        let PageShape { layers, kv_heads, pages, .. } = self.shape;
+        let (from, to) = (from as usize, to as usize);
+        assert!(from < pages && to < pages, "a page outside the pool");
+        for (layer, head) in (0..layers).flat_map(|layer| (0..kv_heads).map(move |head| (layer, head))) {
+            for piece in Piece::ALL {
+                let (first, len) = (self.shape.offset(layer, head, piece), self.shape.piece_len(piece));
+                self.data.copy_within(first + from * len..first + (from + 1) * len, first + to * len);
+            }
+        }
+    }
 }
 
 /// Pages that a sequence is given side by side, as long as there are enough of them. Memory is faster in long
@@ -123,7 +139,8 @@ const RUN: usize = 4;
 /// Which pages are free.
 #[derive(Debug)]
 pub struct FreePages {
-    free: Vec<bool>,
+    /// How many hold each page; 0 = it is free.
+    holders: Vec<u32>,
     count: usize,
     /// First pages of the runs that are free. The last of them was given back last, and is the likeliest to be in a
     /// cache.
@@ -134,7 +151,7 @@ impl FreePages {
     /// All of `pages` pages.
     #[must_use]
     pub fn new(pages: usize) -> Self {
-        Self { free: vec![true; pages], count: pages, runs: (0..pages as u32).step_by(RUN).rev().collect() }
+        Self { holders: vec![0; pages], count: pages, runs: (0..pages as u32).step_by(RUN).rev().collect() }
     }
 
     /// Gives a sequence pages until it has `count`, or `None` when they run out.
@@ -149,31 +166,42 @@ impl FreePages {
     /// A page for a sequence whose last one is `last`: its neighbour if that is free.
     fn take(&mut self, last: Option<u32>) -> Option<u32> {
         let page = self.neighbour(last).or_else(|| self.runs.pop()).or_else(|| self.any())?;
-        self.free[page as usize] = false;
+        self.holders[page as usize] = 1;
         self.count -= 1;
         Some(page)
     }
 
     fn neighbour(&self, last: Option<u32>) -> Option<u32> {
         let next = last? as usize + 1;
-        (!next.is_multiple_of(RUN) && *self.free.get(next)?).then_some(next as u32)
+        (!next.is_multiple_of(RUN) && *self.holders.get(next)? == 0).then_some(next as u32)
     }
 
     /// Where no run is left, what others have been given beside their pages.
     fn any(&self) -> Option<u32> {
-        self.free.iter().position(|&free| free).map(|page| page as u32)
+        self.holders.iter().position(|&holders| holders == 0).map(|page| page as u32)
     }
 
-    /// Gives pages back.
+    /// Gives pages that are held to one more holder, each of whom gives them back.
+    pub fn share(&mut self, pages: &[u32]) {
+        for &page in pages {
+            debug_assert!(self.holders[page as usize] > 0, "page {page} is free");
+            self.holders[page as usize] += 1;
+        }
+    }
+
+    /// Gives pages back; those that nobody else holds are free.
     pub fn give_back(&mut self, pages: &[u32]) {
         for &page in pages {
             let page = page as usize;
-            debug_assert!(!self.free[page], "page {page} is given back twice");
-            self.free[page] = true;
+            debug_assert!(self.holders[page] > 0, "page {page} is given back twice");
+            self.holders[page] -= 1;
+            if self.holders[page] > 0 {
+                continue;
+            }
             self.count += 1;
             let first = page / RUN * RUN;
-            let last = self.free.len().min(first + RUN);
-            if self.free[first..last].iter().all(|&free| free) {
+            let last = self.holders.len().min(first + RUN);
+            if self.holders[first..last].iter().all(|&holders| holders == 0) {
                 self.runs.push(first as u32);
             }
         }
@@ -225,6 +253,40 @@ mod tests {
             prop_assert_eq!(free.extend(&mut all, pages), Some(()));
             let after_neighbour = |(i, &page): (usize, &u32)| (page as usize).is_multiple_of(RUN) || all[i - 1] + 1 == page;
             prop_assert!(all.iter().enumerate().all(after_neighbour), "runs are whole again");
+        }
+    }
+
+    #[test]
+    fn a_page_is_free_when_all_who_hold_it_have_given_it_back() {
+        let mut free = FreePages::new(8);
+        let (mut first, mut second) = (Vec::new(), Vec::new());
+        free.extend(&mut first, 3).unwrap();
+        free.share(&first[..2]);
+        second.extend(&first[..2]);
+        free.extend(&mut second, 3).unwrap();
+        assert_eq!((first.as_slice(), second.as_slice(), free.count()), (&[0, 1, 2][..], &[0, 1, 3][..], 4));
+        free.give_back(&first);
+        assert_eq!(free.count(), 5, "the other one still has two of them");
+        free.give_back(&second);
+        assert_eq!((free.count(), free.take(None)), (8, Some(0)));
+    }
+
+    #[test]
+    fn a_copy_of_a_page_is_that_page_in_every_layer_and_head() {
+        for format in [KvFormat::Fp32, KvFormat::Int8] {
+            let mut pages = Pages::new(PageShape { layers: 2, kv_heads: 3, head_dim: 8, pages: 5, format }).unwrap();
+            (0..).zip(pages.data().iter_mut()).for_each(|(i, word)| *word = i as f32);
+            let before = pages.data().to_vec();
+            pages.copy(1, 4);
+            let shape = pages.shape();
+            let mut expected = before.clone();
+            for piece in Piece::ALL {
+                for (layer, head) in [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)] {
+                    let (first, len) = (shape.offset(layer, head, piece), shape.piece_len(piece));
+                    expected[first + 4 * len..first + 5 * len].copy_from_slice(&before[first + len..first + 2 * len]);
+                }
+            }
+            assert!(pages.data() == expected && expected != before);
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::tile::Tiling;
+use super::{pages::PAGE, tile::Tiling};
 
 /// Rows (sequences times query heads) that one task multiplies with a prefix.
 const BLOCK_ROWS: usize = 24;
@@ -16,7 +16,7 @@ pub struct Span {
     pub prefix_pages: Range<usize>,
     /// Positions of the prefix.
     pub prefix_len: usize,
-    /// Pages of its own, with room for the new tokens.
+    /// Pages of its own, with room for the new tokens. Those that are full may be others' too.
     pub own_pages: Range<usize>,
     /// Positions of its own that are in the cache already.
     pub own_len: usize,
@@ -84,7 +84,7 @@ impl Spans {
     /// Cuts the tokens into blocks for heads in groups of `group`; to be called after the last [`Spans::push`].
     ///
     /// # Panics
-    /// When a page that a sequence writes to belongs to another one too: they are computed at the same time.
+    /// When a page that a sequence writes to is another one's too: they are computed at the same time.
     pub fn cut(&mut self, group: usize) {
         self.require_pages_of_their_own();
         let most = (BLOCK_ROWS / group).max(1);
@@ -109,10 +109,12 @@ impl Spans {
         let Self { all, pages, written, .. } = self;
         written.clear();
         written.resize(pages.iter().max().map_or(0, |&page| page as usize + 1), false);
-        for &page in all.iter().flat_map(|span| &pages[span.own_pages.clone()]) {
+        let own = |span: &Span| pages[span.own_pages.clone()].split_at(span.own_len / PAGE);
+        for &page in all.iter().flat_map(|span| own(span).1) {
             assert!(!std::mem::replace(&mut written[page as usize], true), "two sequences write to page {page}");
         }
-        for &page in all.iter().flat_map(|span| &pages[span.prefix_pages.clone()]) {
+        let read = |span: &Span| pages[span.prefix_pages.clone()].iter().chain(own(span).0);
+        for &page in all.iter().flat_map(read) {
             assert!(!written[page as usize], "page {page} of a prefix is written to");
         }
     }
@@ -128,6 +130,23 @@ mod tests {
         let mut spans = Spans::default();
         spans.push(&[], 0, &[7], 0, 1);
         spans.push(&[], 0, &[6, 7], 17, 1);
+        spans.cut(1);
+    }
+
+    #[test]
+    fn full_pages_have_several_readers() {
+        let mut spans = Spans::default();
+        spans.push(&[1], 9, &[6, 7], 16, 1);
+        spans.push(&[1], 9, &[6, 8], 20, 2);
+        spans.cut(1);
+    }
+
+    #[test]
+    #[should_panic(expected = "page 6 of a prefix is written to")]
+    fn a_full_page_of_one_has_no_other_writer() {
+        let mut spans = Spans::default();
+        spans.push(&[1], 9, &[6, 7], 16, 1);
+        spans.push(&[1], 9, &[6], 15, 1);
         spans.cut(1);
     }
 

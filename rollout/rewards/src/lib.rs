@@ -26,10 +26,10 @@ pub mod steps;
 mod testing;
 mod written;
 
-use std::{sync::Arc, time::Instant};
+use std::{ops::Range, sync::Arc, time::Instant};
 
 use serde_json::{Map, Value};
-use shared::{FinishReason, RewardOutcome};
+use shared::{Completion, FinishReason, RewardOutcome};
 
 pub use answers::Answers;
 pub use function::{RewardError, RewardFunction};
@@ -84,10 +84,46 @@ impl RewardInput {
 pub struct RewardCompletion {
     /// The prefill of the answer, if the prompt has one, and the decoded completion without special tokens.
     pub text: String,
-    /// The sampled tokens.
+    /// Its tokens, those that were given to the policy between its turns included.
     pub token_ids: Vec<u32>,
+    /// Where among them those lie that the policy did not sample; none where it had one turn.
+    pub given: Vec<Range<usize>>,
     /// Why the completion ended.
     pub finish_reason: FinishReason,
+}
+
+impl RewardCompletion {
+    /// One of one turn.
+    #[must_use]
+    pub fn of_one_turn(text: impl Into<String>, token_ids: Vec<u32>, finish_reason: FinishReason) -> Self {
+        Self { text: text.into(), token_ids, given: Vec::new(), finish_reason }
+    }
+
+    /// Number of tokens that the policy sampled: what rules on length go by.
+    #[must_use]
+    pub fn length(&self) -> usize {
+        self.token_ids.len().saturating_sub(self.given.iter().map(Range::len).sum())
+    }
+
+    /// The tokens that the policy sampled, turn by turn; what is empty is left out.
+    pub fn turns(&self) -> impl Iterator<Item = &[u32]> {
+        let starts = std::iter::once(0).chain(self.given.iter().map(|span| span.end));
+        let ends = self.given.iter().map(|span| span.start).chain([self.token_ids.len()]);
+        let spans = starts.zip(ends).filter_map(|(start, end)| self.token_ids.get(start..end));
+        spans.filter(|turn| !turn.is_empty())
+    }
+}
+
+impl From<&Completion> for RewardCompletion {
+    /// Of an episode in which tokens and log-probs fit together.
+    fn from(completion: &Completion) -> Self {
+        Self {
+            text: completion.text.clone(),
+            token_ids: completion.token_ids().to_vec(),
+            given: completion.episode.given_spans().collect(),
+            finish_reason: completion.finish_reason(),
+        }
+    }
 }
 
 /// What a function needs to see at once, and so what the deadline holds for and what a failure costs.

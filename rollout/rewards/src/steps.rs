@@ -71,7 +71,7 @@ mod tests {
         let mut token_ids = ByteTokenizer::encode(sampled);
         token_ids.push(SILENT);
         let text = format!("{prefill}{sampled}");
-        let completion = RewardCompletion { text: text.clone(), token_ids, finish_reason: FinishReason::Stop };
+        let completion = RewardCompletion::of_one_turn(text.clone(), token_ids, FinishReason::Stop);
         let input = RewardInput {
             tokenizer: Some(std::sync::Arc::new(ByteTokenizer)),
             prefill: prefill.len(),

@@ -9,11 +9,8 @@ use crate::{PolicyTokenizer, RewardCompletion};
 
 /// Completions of one token per byte that ended by themselves.
 pub fn completions(texts: &[&str]) -> Vec<RewardCompletion> {
-    let completion = |text: &&str| RewardCompletion {
-        text: (*text).to_owned(),
-        token_ids: ByteTokenizer::encode(text),
-        finish_reason: FinishReason::Stop,
-    };
+    let completion =
+        |text: &&str| RewardCompletion::of_one_turn(*text, ByteTokenizer::encode(text), FinishReason::Stop);
     texts.iter().map(completion).collect()
 }
 

@@ -9,7 +9,7 @@ use anyhow::{Context, ensure};
 use exporters::Checkpoint;
 use serde::Serialize;
 use shared::{
-    ModelDir, RolloutGroup, RunDir, SamplingParams, atomic,
+    ModelDir, RunDir, SamplingParams, Scored, atomic,
     checkpoints::{self, Depth},
 };
 use shared_hub::locate_model;
@@ -78,7 +78,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     // Whatever is wrong with B is said before A has answered everything.
     let opened = |name, at: &Path| opened(at, args).with_context(|| format!("{name} ({})", at.display()));
     let models = [opened("A", &a_at)?, opened("B", &b_at)?];
-    let answers = |(at, model): (&Path, &ModelDir), seed: u64| -> anyhow::Result<Vec<RolloutGroup>> {
+    let answers = |(at, model): (&Path, &ModelDir), seed: u64| -> anyhow::Result<Vec<Scored>> {
         shared::tell!("completing the prompts with {}", at.display());
         let sampling = SamplingParams { seed, ..sampling.clone() };
         let functions = args.generation.rewards.functions()?;
@@ -166,9 +166,9 @@ fn opened(path: &Path, args: &Args) -> anyhow::Result<ModelDir> {
 }
 
 /// The groups of the prompts that both models have answered: one may have left a prompt out for its length.
-fn both(a: Vec<RolloutGroup>, b: Vec<RolloutGroup>) -> (Vec<RolloutGroup>, Vec<RolloutGroup>) {
+fn both(a: Vec<Scored>, b: Vec<Scored>) -> (Vec<Scored>, Vec<Scored>) {
     let mut b = b.into_iter().peekable();
-    let of_both = |a: RolloutGroup| {
+    let of_both = |a: Scored| {
         while b.next_if(|group| group.prompt_id < a.prompt_id).is_some() {}
         Some((b.next_if(|group| group.prompt_id == a.prompt_id)?, a))
     };
@@ -191,21 +191,21 @@ fn sentence(name: &str, difference: &Difference) -> String {
 
 #[cfg(test)]
 mod tests {
-    use shared::{GroupId, PromptId, Step, testing};
+    use shared::{Group, PromptId, testing};
 
     use super::*;
 
     #[test]
     fn prompts_that_one_model_has_left_out_are_left_out() {
-        let groups = |ids: &[u64]| -> Vec<RolloutGroup> {
-            let group = |(prompt_id, index)| RolloutGroup {
-                prompt_id: PromptId(prompt_id),
-                ..testing::group(GroupId { step: Step(0), index }, vec![testing::completion(0, vec![1])])
+        let groups = |ids: &[u64]| -> Vec<Scored> {
+            let group = |(prompt_id, position)| {
+                let group = testing::group(position, vec![testing::completion(0, vec![1])]);
+                Group { prompt_id: PromptId(prompt_id), ..group }.into()
             };
             ids.iter().copied().zip(0..).map(group).collect()
         };
         let (a, b) = both(groups(&[1, 2, 4, 7]), groups(&[0, 2, 3, 4, 9]));
-        let ids = |groups: &[RolloutGroup]| groups.iter().map(|group| group.prompt_id.0).collect::<Vec<_>>();
+        let ids = |groups: &[Scored]| groups.iter().map(|group| group.prompt_id.0).collect::<Vec<_>>();
         assert_eq!((ids(&a), ids(&b)), (vec![2, 4], vec![2, 4]));
     }
 

@@ -3,6 +3,7 @@
 use std::{
     collections::HashSet,
     fs, iter,
+    ops::ControlFlow,
     path::{Path, PathBuf},
     time::Instant,
 };
@@ -11,8 +12,8 @@ use anyhow::{Context, ensure};
 use rollout_rewards::RewardFunction;
 use serde_json::{Map, Value, json};
 use shared::{
-    GroupId, ModelDir, PolicyVersion, RolloutGroup, SamplingParams, Step, command_line::tell_warnings,
-    manifest::WeightManifest, pace::Waiting,
+    ModelDir, PolicyVersion, SamplingParams, Scored, command_line::tell_warnings, manifest::WeightManifest,
+    pace::Waiting,
 };
 
 use super::{
@@ -24,8 +25,9 @@ use super::{
 use crate::{
     assembly::{Assembly, Scoring},
     data::{Dataset, Tokenizer},
-    engine::{Engine, EngineOptions, WeightSource},
+    engine::{Engine, EngineOptions, Output, WeightSource},
     evaluation,
+    generate::{self, Generate},
     trace::{self, Event},
 };
 
@@ -34,7 +36,7 @@ pub struct Completed {
     /// The prompts.
     pub dataset: Dataset,
     /// One group per row, in order.
-    pub groups: Vec<RolloutGroup>,
+    pub groups: Vec<Scored>,
     /// Sampled tokens.
     pub tokens: u64,
     /// Seconds of generation, those of interrupted sessions included; export and start of the engine are not counted.
@@ -183,29 +185,28 @@ impl Generation {
     /// Generates, and scores beside it.
     fn complete(
         self,
-        engine: &mut Engine,
+        generator: &mut dyn Generate,
         tokenizer: Tokenizer,
         scoring: Option<Scoring>,
-        kept: Option<(Journal, Vec<RolloutGroup>)>,
+        kept: Option<(Journal, Vec<Scored>)>,
     ) -> anyhow::Result<Completed> {
         let (mut journal, mut groups) = kept.map_or((None, Vec::new()), |(journal, groups)| (Some(journal), groups));
-        let done: HashSet<GroupId> = groups.iter().map(|group| group.id).collect();
+        let done: HashSet<u64> = groups.iter().map(|group| group.position).collect();
         let rows = self.dataset.rows();
         let mut assembly = Assembly::new(tokenizer, self.sampling.clone(), self.num_generations, scoring);
-        for (row, index) in rows.iter().zip(0..) {
-            let id = GroupId { step: Step(0), index };
-            if done.contains(&id) {
+        for (row, position) in rows.iter().zip(0..) {
+            if done.contains(&position) {
                 continue;
             }
-            engine
-                .add_group(assembly.begin(id, row, 0, 0))
+            generator
+                .begin(assembly.begin(row, 0, position).into())
                 .with_context(|| format!("{}: prompt {}", self.dataset.name(), row.prompt_id))?;
         }
         let begin = Instant::now();
         let mut progress = Progress::new((rows.len() - done.len()) * self.num_generations as usize, rows.len());
-        let accuracy = |group: &RolloutGroup| evaluation::accuracy(group, self.correct_at?);
+        let accuracy = |group: &Scored| evaluation::accuracy(group, self.correct_at?);
         groups.iter().for_each(|group| progress.prompt(accuracy(group)));
-        let mut take = |progress: &mut Progress, group: RolloutGroup| -> anyhow::Result<()> {
+        let mut take = |progress: &mut Progress, group: Scored| -> anyhow::Result<()> {
             progress.prompt(accuracy(&group));
             if let Some(journal) = &mut journal {
                 journal.append(&group, begin.elapsed().as_secs_f64())?;
@@ -213,14 +214,15 @@ impl Generation {
             groups.push(group);
             Ok(())
         };
-        while !engine.is_idle() {
-            for sequence in engine.step()? {
+        generate::finish(generator, |_, outputs| {
+            for sequence in outputs.into_iter().filter_map(Output::ended) {
                 progress.completed(sequence.token_ids.len());
                 assembly.add(sequence, Vec::new())?;
             }
             progress.tick();
             iter::from_fn(|| assembly.finished()).try_for_each(|group| take(&mut progress, group))?;
-        }
+            Ok(ControlFlow::Continue(()))
+        })?;
         let generated = progress.seconds();
         while let Some(group) = assembly.wait() {
             take(&mut progress, group)?;
@@ -229,8 +231,44 @@ impl Generation {
         let tokens = progress.finish();
         let seconds = generated + journal.as_ref().map_or(0.0, Journal::seconds);
         ensure!(groups.len() == rows.len(), "the engine stopped with {} groups missing", rows.len() - groups.len());
-        groups.sort_unstable_by_key(|group| group.id);
+        groups.sort_unstable_by_key(|group| group.position);
         trace::span(begin, Instant::now(), Event::Generate { tokens });
         Ok(Completed { dataset: self.dataset, groups, tokens, seconds, journal })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        data::{PromptOptions, testing::byte_tokenizer},
+        generate::testing::Scripted,
+    };
+
+    /// No engine is needed: `generate`, `eval` and `compare` know a generator by its trait.
+    #[test]
+    fn a_dataset_is_completed_by_whatever_generates() {
+        let (folder, tokenizer) = (tempfile::tempdir().unwrap(), byte_tokenizer(None));
+        let path = folder.path().join("prompts.jsonl");
+        fs::write(&path, "{\"prompt\": \"ab\"}\n{\"prompt\": \"abcd\"}\n{\"prompt\": \"a\"}\n").unwrap();
+        let dataset = Dataset::load(&[path], ("train", None), &tokenizer, &PromptOptions::default()).unwrap();
+        let sampling = SamplingParams { max_completion_length: 5, ..SamplingParams::default() };
+        let generation = Generation { dataset, sampling, is_asked: false, num_generations: 3, correct_at: None };
+        let mut generator = Scripted::new(2, |prompt, sample| vec![70 + sample; prompt.len() + sample as usize]);
+        let completed = generation.complete(&mut generator, tokenizer.clone(), None, None).unwrap();
+        assert!(generator.is_idle());
+        assert_eq!(completed.groups.len(), 3);
+        let mut tokens = 0;
+        for (group, row) in completed.groups.iter().zip(completed.dataset.rows()) {
+            assert_eq!((group.prompt_id, &group.prompt_ids[..]), (row.prompt_id, &row.prompt_ids[..]));
+            for (completion, sample) in group.completions.iter().zip(0..) {
+                let length = (row.prompt_ids.len() + sample as usize).min(5);
+                assert_eq!((completion.sample, completion.token_ids()), (sample, &vec![70 + sample; length][..]));
+                assert_eq!(completion.text, tokenizer.decode(completion.token_ids()).unwrap());
+                tokens += length as u64;
+            }
+            assert_eq!(group.completions.len(), 3);
+        }
+        assert_eq!(completed.tokens, tokens);
     }
 }

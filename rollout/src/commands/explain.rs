@@ -250,7 +250,8 @@ fn completion(text: &mut String, row: &Map<String, Value>) {
         let _ = writeln!(text, "reward error: {}", OneLine(&error));
     }
     let finish = row.get("finish_reason").and_then(Value::as_str).unwrap_or_default();
-    let _ = writeln!(text, "advantage: {}; {} tokens, ended by {finish}", shown("advantage"), shown("tokens"));
+    let given = row.get("given_tokens").map_or(String::new(), |tokens| format!(" and {tokens} given"));
+    let _ = writeln!(text, "advantage: {}; {} tokens{given}, ended by {finish}", shown("advantage"), shown("tokens"));
     for (title, key) in [("prompt", "prompt"), ("completion", "completion")] {
         let _ = writeln!(text, "\n{title}:");
         for line in row.get(key).and_then(Value::as_str).unwrap_or_default().lines() {
@@ -273,6 +274,11 @@ fn tokens(text: &mut String, record: &TokenRecord, tokenizer: Option<&Tokenizer>
     );
     for (at, &token) in record.tokens.iter().enumerate() {
         let piece = tokenizer.and_then(|tokenizer| tokenizer.decode(&[token]).ok()).unwrap_or_default();
+        let shown = format!("{token} {}", OneLine(format!("{piece:?}")));
+        if record.is_given(at) {
+            let _ = writeln!(text, "{at:>5}  {shown:<18} given to the policy, not sampled");
+            continue;
+        }
         let of = |values: &[f32]| values.get(at).copied().unwrap_or(f32::NAN);
         let (sampler, learner) = (of(&record.sampler), of(&record.learner));
         let weight = if record.weights.len() == 1 { record.weights[0] } else { of(&record.weights) };
@@ -283,7 +289,6 @@ fn tokens(text: &mut String, record: &TokenRecord, tokenizer: Option<&Tokenizer>
             .map(|(key, _)| key.as_str())
             .collect();
         let done = what_the_loss_did(state, of(&record.advantages), weight, &marks);
-        let shown = format!("{token} {}", OneLine(format!("{piece:?}")));
         let _ = writeln!(
             text,
             "{at:>5}  {shown:<18} {sampler:>8.4}  {learner:>9.4}  {:>10.1e}  {:>7.3}  {:>9.4}  {weight:>7.4}  {done}",
@@ -365,5 +370,32 @@ mod tests {
         };
         assert_eq!(said(&group), [Some("made again"), None, Some("carried over")]);
         assert_eq!(said(&LedgerGroup { position: 11, ..group }), [None; 3]);
+    }
+
+    #[test]
+    fn a_given_token_is_shown_as_such_and_has_no_figures() {
+        let record = TokenRecord {
+            group: 0,
+            sample: 0,
+            tokens: vec![5, 6, 7],
+            owner: vec![1, 0, 1],
+            versions: vec![(0, 3), (2, 4)],
+            sampler: vec![-1.5, f32::NAN, -0.5],
+            learner: vec![-1.5, f32::NAN, -0.5],
+            entropy: Vec::new(),
+            advantages: vec![1.0, f32::NAN, 1.0],
+            weights: Vec::new(),
+            marks: std::collections::BTreeMap::new(),
+        };
+        let shown = |record: &TokenRecord| {
+            let mut text = String::new();
+            tokens(&mut text, record, None, LedgerState::Trained);
+            text.lines().skip(4).map(|line| line.trim_end().to_owned()).collect::<Vec<_>>()
+        };
+        let lines = shown(&record);
+        assert_eq!(lines[1], "    1  6 \"\"               given to the policy, not sampled");
+        assert!(lines[0].contains("-1.5000") && lines[2].ends_with("pushed up"), "{lines:?}");
+        let all_sampled = shown(&TokenRecord { owner: Vec::new(), ..record });
+        assert!(all_sampled.iter().all(|line| !line.contains("given")) && all_sampled[2] == lines[2]);
     }
 }

@@ -207,27 +207,28 @@ impl BatchingFlags {
         if let Some(wanted) = self.max_model_len.filter(|&n| n > model_limit) {
             bail!("--max-model-len {wanted} is beyond the model's limit of {model_limit} (max_position_embeddings)");
         }
+        let max_num_seqs = self.max_num_seqs.unwrap_or_else(|| sequences.clamp(1, DEFAULT_MAX_NUM_SEQS));
+        let max_model_len = self.max_model_len.unwrap_or_else(|| tokens.min(model_limit));
+        // These subcommands have the machine to themselves and keep their weights.
+        let (threads, spinning) = (self.threads()?, true);
+        Ok(EngineOptions { threads, spinning, ..EngineOptions::computing(&self.config(), max_num_seqs, max_model_len) })
+    }
+
+    /// The configuration that says the same, as far as a run has these options under the same meaning.
+    pub fn config(&self) -> TrainConfig {
         let defaults = defaults();
-        Ok(EngineOptions {
-            device: self.device,
-            kernels: self.kernels.unwrap_or(defaults.rollout_kernels),
+        TrainConfig {
+            rollout_device: self.device,
+            rollout_kernels: self.kernels.unwrap_or(defaults.rollout_kernels),
             rollout_dtype: self.rollout_dtype,
             kv_dtype: self.kv_dtype,
-            threads: self.threads()?,
-            max_num_seqs: self.max_num_seqs.unwrap_or_else(|| sequences.clamp(1, DEFAULT_MAX_NUM_SEQS)),
             max_num_batched_tokens: self.max_num_batched_tokens.unwrap_or(defaults.max_num_batched_tokens),
             speculative_tokens: self.speculative_tokens,
-            prefill_batch: self.prefill_batch,
-            max_model_len: self.max_model_len.unwrap_or_else(|| tokens.min(model_limit)),
-            candidates: self.candidates,
-            cuda_graphs: self.cuda_graphs,
-            // These subcommands have the machine to themselves and keep their weights.
-            spinning: true,
-            hot_swap: false,
-            conformity_gate: true,
-            kept: 0,
-            memory: None,
-        })
+            rollout_prefill_batch: self.prefill_batch,
+            rollout_candidates: self.candidates,
+            rollout_cuda_graphs: self.cuda_graphs,
+            ..defaults
+        }
     }
 
     /// Fits `max_num_seqs` to the memory if the user did not set it.

@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context, bail, ensure};
 use serde_json::{Map, Value};
 use shared::{
-    RolloutGroup, atomic,
+    Scored, atomic,
     channel::{
         RunId,
         frame::{self, HEADER_LEN},
@@ -67,7 +67,7 @@ impl Journal {
     ///
     /// # Errors
     /// Another evaluation, by what differs; another process at it; any error of the file system.
-    pub fn open(output: &Path, identity: &Map<String, Value>) -> anyhow::Result<(Self, Vec<RolloutGroup>)> {
+    pub fn open(output: &Path, identity: &Map<String, Value>) -> anyhow::Result<(Self, Vec<Scored>)> {
         let path = beside(output);
         let file = File::options().read(true).write(true).create(true).truncate(false).open(&path);
         let opened = file.with_context(|| path.display().to_string())?;
@@ -81,7 +81,7 @@ impl Journal {
         Ok((journal, groups))
     }
 
-    fn take_up(&mut self, identity: &Map<String, Value>) -> anyhow::Result<Vec<RolloutGroup>> {
+    fn take_up(&mut self, identity: &Map<String, Value>) -> anyhow::Result<Vec<Scored>> {
         let bytes = fs::read(&self.path)?;
         let line = bytes.iter().position(|&byte| byte == b'\n').map(|end| bytes.split_at(end + 1));
         let Some((line, mut rest)) = line else {
@@ -122,7 +122,7 @@ impl Journal {
     ///
     /// # Errors
     /// Any error of the file system, with the path.
-    pub fn append(&mut self, group: &RolloutGroup, seconds: f64) -> anyhow::Result<()> {
+    pub fn append(&mut self, group: &Scored, seconds: f64) -> anyhow::Result<()> {
         frame::encode_into(group, RunId::NONE, &mut self.buffer);
         self.buffer.splice(..0, (self.seconds + seconds).to_le_bytes());
         self.file.write_all(&self.buffer).with_context(|| self.path.display().to_string())
@@ -138,12 +138,12 @@ impl Journal {
 }
 
 /// The first entry and what follows it; none where that is torn.
-fn entry(bytes: &[u8]) -> Option<(f64, RolloutGroup, &[u8])> {
+fn entry(bytes: &[u8]) -> Option<(f64, Scored, &[u8])> {
     let (seconds, rest) = bytes.split_first_chunk::<SECONDS>()?;
     let body = u64::from_le_bytes(rest.get(8..16)?.try_into().ok()?);
     let length = usize::try_from(body).ok()?.checked_add(HEADER_LEN)?;
     let (frame, rest) = rest.split_at_checked(length)?;
-    Some((f64::from_le_bytes(*seconds), frame::decode(frame).ok()?, rest))
+    Some((f64::from_le_bytes(*seconds), frame::decode_kept(frame).ok()?, rest))
 }
 
 /// The first thing that two evaluations do not have in common: `seed: 5, now 6`.
@@ -157,7 +157,7 @@ fn difference(before: &Map<String, Value>, now: &Map<String, Value>) -> Option<S
 #[cfg(test)]
 mod tests {
     use serde_json::json;
-    use shared::{GroupId, Step, testing};
+    use shared::testing;
 
     use super::*;
 
@@ -165,8 +165,8 @@ mod tests {
         json!({ "model": "a1", "seed": seed }).as_object().unwrap().clone()
     }
 
-    fn group(index: u32) -> RolloutGroup {
-        testing::group(GroupId { step: Step(0), index }, vec![testing::completion(0, vec![index; 9])])
+    fn group(index: u32) -> Scored {
+        testing::group(index.into(), vec![testing::completion(0, vec![index; 9])]).into()
     }
 
     #[test]

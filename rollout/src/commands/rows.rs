@@ -8,11 +8,11 @@ use std::{
 
 use anyhow::{Context, ensure};
 use serde_json::{Map, Value, json};
-use shared::{Completion, RewardOutcome, RolloutGroup, TokenLogprob, atomic, config::RewardFailure};
+use shared::{Completion, Episode, RewardOutcome, Scored, TokenLogprob, atomic, config::RewardFailure};
 
 /// One line per reward function that failed somewhere: how often, and why the first time.
 #[must_use]
-pub fn failures(groups: &[RolloutGroup]) -> Vec<String> {
+pub fn failures(groups: &[Scored]) -> Vec<String> {
     let names = groups.first().map(|group| group.reward_names.as_slice()).unwrap_or_default();
     let completions = || groups.iter().flat_map(|group| &group.completions);
     let of_function = |(index, (name, _)): (usize, &(String, f64))| {
@@ -58,7 +58,7 @@ pub fn check_output(written: &Path, read_flag: &str, read: &Path) -> anyhow::Res
 ///
 /// # Errors
 /// Any error of the file system.
-pub fn write(path: &Path, groups: &[RolloutGroup]) -> anyhow::Result<()> {
+pub fn write(path: &Path, groups: &[Scored]) -> anyhow::Result<()> {
     atomic::write_output_with(path, |file| {
         for group in groups {
             for completion in &group.completions {
@@ -72,22 +72,27 @@ pub fn write(path: &Path, groups: &[RolloutGroup]) -> anyhow::Result<()> {
 }
 
 /// One completion. `logprobs` are those of the full distribution at temperature 1; with truncated sampling there are
-/// also those under the distribution that the tokens were drawn from, and the sizes of its support.
-fn row(group: &RolloutGroup, completion: &Completion) -> Value {
-    let logprobs: Vec<f32> = completion.logprobs.iter().map(|l| l.logprob).collect();
+/// also those under the distribution that the tokens were drawn from, and the sizes of its support. Where tokens were
+/// given, `owner` has 1 for each that was sampled and 0 for the others, of which nothing else is known.
+fn row(group: &Scored, completion: &Completion) -> Value {
+    let episode = &completion.episode;
+    let logprobs = of_sampled(episode, |token| token.logprob.into());
     let mut row = json!({
         "prompt_id": group.prompt_id,
         "sample": completion.sample,
         "prompt": group.prompt_text,
         "prompt_ids": group.prompt_ids,
-        "token_ids": completion.token_ids,
+        "token_ids": completion.token_ids(),
         "text": completion.text,
-        "finish_reason": completion.finish_reason.as_str(),
+        "finish_reason": completion.finish_reason().as_str(),
         "logprobs": logprobs,
     });
-    if completion.logprobs.iter().any(|l| l.kept_count > 0) {
-        row["sampling_logprobs"] = completion.logprobs.iter().map(TokenLogprob::sampling_logprob).collect();
-        row["kept_counts"] = completion.logprobs.iter().map(|l| l.kept_count).collect();
+    if episode.logprobs().any(|l| l.kept_count > 0) {
+        row["sampling_logprobs"] = of_sampled(episode, |token| token.sampling_logprob().into());
+        row["kept_counts"] = of_sampled(episode, |token| token.kept_count.into());
+    }
+    if episode.given() > 0 {
+        row["owner"] = episode.owner_mask().map(u8::from).collect();
     }
     if group.reward_names.is_empty() {
         return row;
@@ -114,4 +119,30 @@ fn row(group: &RolloutGroup, completion: &Completion) -> Value {
         row[key] = by_function.into();
     }
     row
+}
+
+/// What is known of each sampled token; null for given ones.
+fn of_sampled(episode: &Episode, of: impl Fn(&TokenLogprob) -> Value) -> Value {
+    let mut logprobs = episode.logprobs();
+    episode.owner_mask().map(|sampled| if sampled { logprobs.next().map(&of) } else { None }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use shared::{Segment, Why, testing};
+
+    use super::*;
+
+    #[test]
+    fn given_tokens_are_named_and_have_no_log_probs() {
+        let mut two_turns = testing::completion(0, vec![5, 6]);
+        let one_turn = two_turns.clone();
+        two_turns.episode.push(Segment::Given { ids: &[7], why: Why::Reply });
+        let group = Scored::from(testing::group(0, Vec::new()));
+        let plain = row(&group, &one_turn);
+        assert_eq!((&plain["logprobs"], plain.get("owner")), (&json!([0.0, 0.0]), None));
+        let found = row(&group, &two_turns);
+        assert_eq!(found["token_ids"], json!([5, 6, 7]));
+        assert_eq!((&found["logprobs"], &found["owner"]), (&json!([0.0, 0.0, null]), &json!([1, 1, 0])));
+    }
 }

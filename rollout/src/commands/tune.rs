@@ -101,7 +101,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let mut search = Search::new(&model, dtype, &task, options, begin + budget)?;
     let (usual, best) = search.run(&args.batching)?;
     let halves = Halves::measure(args, &task, &search, best.setting)?;
-    let proposal = Proposal::new(&search, &task, [&usual, &best], begin.elapsed()).with_learner(halves.as_ref());
+    let proposal = Proposal::new(&search, &task, &args.batching, [&usual, &best], begin.elapsed());
+    let proposal = proposal.with_learner(halves.as_ref());
     shared::tell!("{}", proposal.table().trim_end());
     if let Some(words) = halves.as_ref().and_then(Halves::bf16) {
         shared::tell!("{words}");

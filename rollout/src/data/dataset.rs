@@ -13,7 +13,7 @@ use rayon::prelude::*;
 use rollout_rewards::{RewardCompletion, RewardInput};
 use serde_json::{Map, Value};
 use shared::{
-    FinishReason, PromptId,
+    PromptId,
     prompts::{LongPrompts, NAMED},
 };
 use shared_data::{Columns, DataError, Row, Selection};
@@ -106,12 +106,9 @@ pub struct PromptRow {
 }
 
 impl PromptRow {
-    /// What the reward functions get to see of this prompt's completions, given as (decoded text, tokens, reason of the
-    /// end). As in TRL, a prefill is counted to the completion, not to the prompt.
-    pub fn reward_input<'a>(
-        &self,
-        completions: impl IntoIterator<Item = (&'a str, &'a [u32], FinishReason)>,
-    ) -> RewardInput {
+    /// What the reward functions get to see of this prompt's completions, given with their decoded
+    /// texts. As in TRL, a prefill is counted to the completion, not to the prompt.
+    pub fn reward_input(&self, completions: impl IntoIterator<Item = RewardCompletion>) -> RewardInput {
         let prompt = self.prompt_text.strip_suffix(self.prefill.as_str()).unwrap_or(&self.prompt_text);
         RewardInput {
             prompt: prompt.into(),
@@ -123,10 +120,9 @@ impl PromptRow {
             columns: self.columns.clone(),
             completions: completions
                 .into_iter()
-                .map(|(text, token_ids, finish_reason)| RewardCompletion {
-                    text: format!("{}{text}", self.prefill),
-                    token_ids: token_ids.to_vec(),
-                    finish_reason,
+                .map(|completion| RewardCompletion {
+                    text: format!("{}{}", self.prefill, completion.text),
+                    ..completion
                 })
                 .collect(),
         }

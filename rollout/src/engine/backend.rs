@@ -26,6 +26,8 @@ pub(super) struct Abilities {
     pub prefill: PrefillLimits,
     /// Whether a prompt can be computed in pieces.
     pub pieces: bool,
+    /// Whether it can hold keys and values of sequences that have ended: [`Backend::hold`].
+    pub keeps: bool,
 }
 
 /// Prompts of one call of [`Backend::prefill`].
@@ -47,6 +49,21 @@ impl<'a> Prompts<'a> {
     }
 }
 
+/// A prompt that goes on from a state.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Continued<'a> {
+    /// All its tokens.
+    pub tokens: &'a [u32],
+    /// How many of them were the prompt that it began with.
+    pub prompt: usize,
+    /// Where the keys and values of the state are held: those of all its tokens but the newest.
+    pub held: Option<u64>,
+    /// How many tokens the calls before have computed, beside those that are held.
+    pub computed: usize,
+    /// Most further tokens.
+    pub most: usize,
+}
+
 /// What a call took, as far as the backend knows.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct Cost {
@@ -60,6 +77,19 @@ pub(super) struct Cost {
     pub kv_bytes_read: u64,
     /// Whether the call was recorded as a CUDA graph, or replayed.
     pub captured: bool,
+}
+
+impl Cost {
+    /// That of two calls.
+    pub fn with(self, other: Self) -> Self {
+        Self {
+            linear: self.linear + other.linear,
+            head: self.head + other.head,
+            attention: self.attention + other.attention,
+            kv_bytes_read: self.kv_bytes_read + other.kv_bytes_read,
+            captured: self.captured || other.captured,
+        }
+    }
 }
 
 /// A loaded model with the keys and values of its sequences. Sequences sit in slots, and a decode step runs on the slots
@@ -103,6 +133,24 @@ pub(super) trait Backend {
     /// The sequence of a slot has ended.
     fn release(&mut self, slot: usize);
 
+    /// Nothing will start from a prompt of the last [`Backend::prefill`] or [`Backend::go_on`] any more, or from the
+    /// first one, of which a part was computed.
+    fn give_up(&mut self, _prompt: usize) {}
+
+    /// The sequence of a slot has ended, and its first `used` positions are held under a number.
+    fn hold(&mut self, _slot: usize, _used: usize, _number: u64) {
+        unreachable!("a backend that keeps nothing is not asked to");
+    }
+
+    /// What is held under a number is not wanted any more.
+    fn drop_held(&mut self, _number: u64) {}
+
+    /// As [`Backend::prefill`] of one prompt, of which the beginning may be held. What it began with is computed by
+    /// itself, and the rest after it, as it was when the state came to be: so the same bits come of it, held or not.
+    fn go_on(&mut self, of: Continued<'_>, _logits: ArrayViewMut2<'_, f32>) -> Result<Cost, EngineError> {
+        unreachable!("a backend that keeps nothing computes all {} tokens as a prompt", of.tokens.len());
+    }
+
     /// Bytes of keys and values in use.
     fn kv_bytes_in_use(&self) -> u64;
 
@@ -119,7 +167,7 @@ pub(super) trait Backend {
     /// What loads and probes another version, to be run on a side thread.
     fn load(&mut self, source: WeightSource, config: ModelConfig, manifest: WeightManifest) -> LoadJob;
 
-    /// Takes into use what the last [`Backend::load`] has loaded. Prompts are to be computed anew.
+    /// Takes into use what the last [`Backend::load`] has loaded. Prompts are to be computed anew, and nothing is held.
     fn install(&mut self);
 }
 

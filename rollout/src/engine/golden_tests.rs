@@ -3,10 +3,7 @@
 use exporters::{ExportOptions, export};
 use ndarray::Array2;
 use serde_json::Value;
-use shared::{
-    ModelDir, PolicyVersion, SamplingParams,
-    config::{Device, KvDtype, RolloutDtype},
-};
+use shared::{ModelDir, PolicyVersion, SamplingParams};
 
 use super::{
     EngineOptions, Kernels, WeightSource,
@@ -49,25 +46,7 @@ impl Graph {
         let dir = folder.path().join("export");
         export(model, &dir, &ExportOptions::default()).unwrap();
         let source = WeightSource { dir, version: PolicyVersion(0) };
-        let options = EngineOptions {
-            device: Device::Cpu,
-            kernels,
-            rollout_dtype: RolloutDtype::Auto,
-            kv_dtype: KvDtype::Auto,
-            threads: 1,
-            max_num_seqs: 1,
-            max_num_batched_tokens: POSITIONS,
-            speculative_tokens: 0,
-            prefill_batch: 1,
-            max_model_len: POSITIONS,
-            candidates: 0,
-            cuda_graphs: false,
-            spinning: false,
-            hot_swap: false,
-            conformity_gate: true,
-            kept: 0,
-            memory: None,
-        };
+        let options = EngineOptions { kernels, max_num_batched_tokens: POSITIONS, ..EngineOptions::new(1, POSITIONS) };
         let manifest = read_manifest(&source, model.config()).unwrap();
         let backend = open(&source, model.config(), &manifest, &options).unwrap();
         assert_eq!(backend.abilities().kernels, kernels);

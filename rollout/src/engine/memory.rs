@@ -44,6 +44,7 @@ pub fn sizes(dtype: Dtype, options: &EngineOptions) -> SamplerSizes {
         rows: options.rows(),
         max_num_batched_tokens: options.max_num_batched_tokens,
         prefill_batch: options.prefill_batch,
+        kept_states: options.kept_states,
         logits_copies: SamplerSizes::logits_copies(options.candidates, options.cuda_graphs),
         hot_swap: options.hot_swap,
         kept: options.kept,
@@ -145,25 +146,7 @@ mod tests {
     }
 
     fn options(max_num_seqs: usize) -> EngineOptions {
-        EngineOptions {
-            device: Device::Cpu,
-            kernels: Kernels::Stock,
-            rollout_dtype: RolloutDtype::Auto,
-            kv_dtype: KvDtype::Auto,
-            threads: 1,
-            max_num_seqs,
-            max_num_batched_tokens: 256,
-            speculative_tokens: 0,
-            prefill_batch: 1,
-            max_model_len: 128,
-            candidates: 0,
-            cuda_graphs: false,
-            spinning: false,
-            hot_swap: false,
-            conformity_gate: true,
-            kept: 0,
-            memory: None,
-        }
+        EngineOptions { kernels: Kernels::Stock, max_num_batched_tokens: 256, ..EngineOptions::new(max_num_seqs, 128) }
     }
 
     #[test]

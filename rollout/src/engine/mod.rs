@@ -1,7 +1,7 @@
 //! Continuous batching over ONNX Runtime: token ids in, sampled completions out.
 //!
 //! An [`Engine`] owns one version of the weights, the keys and values of its sequences, and a queue of groups. Each
-//! [`Engine::step`] admits waiting samples to free slots, prefilling each prompt once for its whole group, and decodes
+//! [`Engine::advance`] admits waiting samples to free slots, prefilling each prompt once for its whole group, and decodes
 //! one token for every running sequence, or several where drafts come true. What a completion becomes depends on the
 //! weights and on its own key (seed, epoch, prompt id, sample) alone: not on the slots, on its neighbours or on the
 //! threads.
@@ -14,6 +14,7 @@
 //! |---|---|
 //! | [`step`] | the engine and its loop |
 //! | `scheduler`, `sequence` | which sample sits in which slot; a completion in the making |
+//! | `state` | what a completion leaves to go on from |
 //! | `check`, `error` | what is refused; what can go wrong |
 //! | `draft`, `history` | tokens that are computed ahead on trial; what a group has written so far |
 //! | `backend`, `open` | what computes logits; which of the next three does |
@@ -43,6 +44,7 @@ pub mod runtime;
 mod scheduler;
 mod sequence;
 mod session;
+mod state;
 pub mod step;
 mod stock;
 mod storage;
@@ -55,8 +57,11 @@ pub use gate::{distance_of, examine, tolerance_between};
 pub use memory::{auto_max_num_seqs, available_memory, machine, plan_memory, sizes};
 pub use profile::Profile;
 pub(crate) use session::{SessionOptions, load};
+pub use state::State;
 pub use step::Engine;
-pub use types::{EngineOptions, FinishedSequence, GroupRequest, Kernels, StopCriterion, SwapReport, WeightSource};
+pub use types::{
+    EngineOptions, FinishedSequence, GroupRequest, Kernels, Output, Request, StopCriterion, SwapReport, WeightSource,
+};
 
 #[cfg(test)]
 mod golden_tests;

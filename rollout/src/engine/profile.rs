@@ -23,7 +23,7 @@ pub struct Profile {
     pub kv_copy: Duration,
     /// Drawing tokens.
     pub sampling: Duration,
-    /// Everything else inside [`Engine::step`](super::Engine::step): bookkeeping, stop checks.
+    /// Everything else inside [`Engine::advance`](super::Engine::advance): bookkeeping, stop checks.
     pub scheduling: Duration,
     /// Prompt tokens prefilled.
     pub prefill_tokens: u64,

@@ -6,11 +6,12 @@
 //! finished sequence leaves a hole that the next sample fills; holes that stay are closed by moving the last sequence,
 //! so that decoding always runs on the slots `0..n`.
 
-use std::{collections::VecDeque, ops::Range, sync::Arc, time::Instant};
+use std::{collections::VecDeque, sync::Arc, time::Instant};
 
 use super::{
     history::SharedHistory,
-    sequence::{Limits, Sequence},
+    sequence::{Limits, Sequence, Wish},
+    state::{Past, State},
     types::{FinishedSequence, GroupRequest},
 };
 use shared::FinishReason;
@@ -18,19 +19,63 @@ use shared::FinishReason;
 /// A group with samples that have not started.
 struct WaitingGroup {
     request: Arc<GroupRequest>,
+    extra: Extra,
     arrived: Instant,
-    /// How many samples have started.
-    started: usize,
+    /// Samples that have not started.
+    left: VecDeque<u32>,
+    /// The prefix slot that holds its prompt.
+    prefix: Option<usize>,
     /// When its prompt, or the first piece of it, began to be computed.
     admitted: Option<Instant>,
     history: Option<SharedHistory>,
 }
 
+/// What is asked of a group beside its completions.
+#[derive(Debug, Default)]
+pub(super) struct Extra {
+    /// Tokens as they come.
+    pub stream: bool,
+    /// States to go on from.
+    pub keep: bool,
+    /// How its prompt came to be, where it is not that of [`Past::of`].
+    pub past: Option<Past>,
+    /// What it goes on from.
+    pub from: Option<State>,
+    /// Tokens of its prompt whose keys and values are held for that state.
+    pub cached: usize,
+}
+
 impl WaitingGroup {
     /// How many have not started.
     fn samples(&self) -> usize {
-        self.request.samples.len() - self.started
+        self.left.len()
     }
+
+    /// Tokens of its prompt that are to be computed.
+    fn tokens(&self) -> usize {
+        self.request.prompt_ids.len() - self.extra.cached
+    }
+
+    /// One of its samples.
+    fn sequence(&self, sample: u32, limits: &Limits) -> Sequence {
+        let past = self.extra.past.unwrap_or_else(|| Past::of(&self.request));
+        let wish = Wish { stream: self.extra.stream, keep: self.extra.keep, past };
+        let admitted = self.admitted.unwrap_or_else(Instant::now);
+        Sequence::new(&self.request, sample, [self.arrived, admitted], limits, self.history.as_ref()).with(wish)
+    }
+}
+
+/// What ends when somebody does not want it any more.
+#[derive(Default)]
+pub(super) struct Cancelled {
+    /// Completions, with what there is of them.
+    pub sequences: Vec<FinishedSequence>,
+    /// Their slots, of those that ran.
+    pub slots: Vec<usize>,
+    /// Prefix slots that nothing will start from any more.
+    pub prefixes: Vec<usize>,
+    /// The first waiting group is gone, of whose prompt a piece may have been computed.
+    pub first: bool,
 }
 
 /// What one call computes of waiting prompts.
@@ -51,9 +96,8 @@ pub(super) struct Scheduler {
     /// Index = slot; holes only between a finish and [`Scheduler::compact`].
     slots: Vec<Option<Sequence>>,
     occupied: usize,
+    /// Those whose prompts are in prefix slots come first.
     waiting: VecDeque<WaitingGroup>,
-    /// The prefix slots that hold prompts: of the first waiting group and those behind it.
-    prefixes: Range<usize>,
     /// Whether nothing may start.
     closed: bool,
 }
@@ -63,9 +107,12 @@ impl Scheduler {
         Self { capacity, ..Self::default() }
     }
 
-    pub fn push(&mut self, request: GroupRequest, history: Option<SharedHistory>) {
-        let (request, arrived) = (Arc::new(request), Instant::now());
-        self.waiting.push_back(WaitingGroup { request, arrived, started: 0, admitted: None, history });
+    /// Queues a group; returns where to write what is asked of it beside its completions.
+    pub fn push(&mut self, request: GroupRequest, history: Option<SharedHistory>) -> &mut Extra {
+        let (left, prefix, extra) = (request.samples.iter().copied().collect(), None, Extra::default());
+        let (request, arrived, admitted) = (Arc::new(request), Instant::now(), None);
+        self.waiting.push_back(WaitingGroup { request, extra, arrived, left, prefix, admitted, history });
+        &mut self.waiting.back_mut().expect("it was just added").extra
     }
 
     pub fn running(&self) -> usize {
@@ -85,7 +132,7 @@ impl Scheduler {
     /// first alone is longer than that, or none is wanted.
     pub fn prompts_to_prefill(&self, limits: PrefillLimits, budget: usize) -> usize {
         let mut free = self.capacity - self.occupied;
-        if self.closed || !self.prefixes.is_empty() {
+        if self.closed || self.next_prefix().is_some() {
             return 0;
         }
         let mut count = 0;
@@ -94,15 +141,23 @@ impl Scheduler {
             if free == 0 || tokens > budget || (count > 0 && tokens > limits.together) {
                 break;
             }
+            // What goes on from a state is computed by itself.
+            let is_alone = group.extra.from.is_some();
+            if is_alone && count > 0 {
+                break;
+            }
             count += 1;
             free = free.saturating_sub(group.samples());
+            if is_alone {
+                break;
+            }
         }
         count
     }
 
     /// Tokens that a call over the first `count` prompts computes.
     pub fn tokens_to_prefill(&self, limits: PrefillLimits, count: usize) -> usize {
-        let lengths = self.prompts(count).map(<[u32]>::len);
+        let lengths = self.waiting.iter().take(count).map(WaitingGroup::tokens);
         if limits.padded { count * lengths.max().unwrap_or(0) } else { lengths.sum() }
     }
 
@@ -119,32 +174,45 @@ impl Scheduler {
         }
     }
 
-    /// Those prompts are in the prefix slots from the first on now.
-    pub fn prefixes_are_ready(&mut self, count: usize) {
-        self.prefixes = 0..count;
+    /// What the first waiting group goes on from, and how many tokens of its prompt are held for that.
+    pub fn next_from(&self) -> Option<(&State, usize)> {
+        let extra = &self.waiting.front()?.extra;
+        Some((extra.from.as_ref()?, extra.cached))
     }
 
-    /// What is in the prefix slots was computed with weights that are no longer in use.
+    /// Those prompts are in the prefix slots from the first on now.
+    pub fn prefixes_are_ready(&mut self, count: usize) {
+        for (prefix, group) in self.waiting.iter_mut().take(count).enumerate() {
+            group.prefix = Some(prefix);
+            // Its keys and values are the prompt's as well now.
+            group.extra.from.iter_mut().for_each(State::let_go);
+        }
+    }
+
+    /// What is in the prefix slots, and what is held for states, was computed with weights that are no longer in use.
     pub fn forget_prefixes(&mut self) {
-        self.prefixes = 0..0;
+        for group in &mut self.waiting {
+            (group.prefix, group.extra.cached) = (None, 0);
+        }
+    }
+
+    /// The prefix slot of the next prompt.
+    fn next_prefix(&self) -> Option<usize> {
+        self.waiting.front()?.prefix
     }
 
     /// Puts the next sample into a free slot, if its prompt is ready and there is one; returns the slot and the prefix slot
     /// of its prompt.
     pub fn start_next(&mut self, limits: &Limits) -> Option<(usize, usize)> {
-        if self.closed || self.prefixes.is_empty() || self.occupied == self.capacity {
+        if self.closed || self.occupied == self.capacity {
             return None;
         }
-        let prefix = self.prefixes.start;
+        let prefix = self.next_prefix()?;
         let group = self.waiting.front_mut()?;
-        let admitted = group.admitted.expect("a prefilled group was admitted");
-        let times = [group.arrived, admitted];
-        let sample = group.request.samples[group.started];
-        let sequence = Sequence::new(&group.request, sample, times, limits, group.history.as_ref());
-        group.started += 1;
+        let sample = group.left.pop_front().expect("a group without samples does not wait");
+        let sequence = group.sequence(sample, limits);
         if group.samples() == 0 {
             self.waiting.pop_front();
-            self.prefixes.start += 1;
         }
         let slot = self.slots.iter().position(Option::is_none).unwrap_or(self.slots.len());
         if slot == self.slots.len() {
@@ -199,19 +267,41 @@ impl Scheduler {
         &mut self.slots
     }
 
+    /// Ends a completion of the groups with a tag, or all.
+    pub fn cancel(&mut self, tag: u64, sample: Option<u32>, limits: &Limits) -> Cancelled {
+        let mut cancelled = Cancelled::default();
+        for (slot, place) in self.slots.iter_mut().enumerate() {
+            if let Some(sequence) = place.take_if(|sequence| sequence.is(tag, sample)) {
+                cancelled.slots.push(slot);
+                cancelled.sequences.push(sequence.finish(FinishReason::Aborted));
+            }
+        }
+        self.occupied -= cancelled.slots.len();
+        for group in self.waiting.iter_mut().filter(|group| group.request.tag == tag) {
+            let is_wanted = |index: &u32| sample.is_some_and(|sample| sample != *index);
+            let (left, ended): (VecDeque<u32>, VecDeque<u32>) = group.left.iter().partition(|index| is_wanted(index));
+            group.left = left;
+            let ended = ended.into_iter().map(|sample| group.sequence(sample, limits).finish(FinishReason::Aborted));
+            cancelled.sequences.extend(ended);
+        }
+        cancelled.first = self.waiting.front().is_some_and(|group| group.left.is_empty());
+        self.waiting.retain(|group| {
+            let is_over = group.left.is_empty();
+            cancelled.prefixes.extend(group.prefix.filter(|_| is_over));
+            !is_over
+        });
+        cancelled
+    }
+
     /// Ends everything that runs or waits.
     pub fn abort_all(&mut self, limits: &Limits) -> Vec<FinishedSequence> {
         let running = self.slots.drain(..).flatten();
         let mut aborted: Vec<_> = running.map(|sequence| sequence.finish(FinishReason::Aborted)).collect();
         for group in self.waiting.drain(..) {
-            let admitted = group.admitted.unwrap_or_else(Instant::now);
-            for &sample in &group.request.samples[group.started..] {
-                let sequence = Sequence::new(&group.request, sample, [group.arrived, admitted], limits, None);
-                aborted.push(sequence.finish(FinishReason::Aborted));
-            }
+            let ended = group.left.iter().map(|&sample| group.sequence(sample, limits));
+            aborted.extend(ended.map(|sequence| sequence.finish(FinishReason::Aborted)));
         }
         self.occupied = 0;
-        self.forget_prefixes();
         aborted
     }
 }
@@ -343,6 +433,28 @@ mod tests {
         assert_eq!(scheduler.prompts_to_prefill(padded(1), 2), 1);
         assert_eq!(scheduler.abort_all(&limits()).len(), 2);
         assert_eq!((scheduler.running(), scheduler.waiting()), (0, 0));
+    }
+
+    #[test]
+    fn what_is_cancelled_leaves_slots_queue_and_prefix_slots() {
+        let mut scheduler = Scheduler::new(3);
+        for (tag, samples) in [(0, 2), (1, 3), (2, 1), (3, 1)] {
+            scheduler.push(request(tag, samples), None);
+        }
+        scheduler.admit(3);
+        scheduler.prefixes_are_ready(3);
+        let started: Vec<_> = std::iter::from_fn(|| scheduler.start_next(&limits())).collect();
+        assert_eq!(started, [(0, 0), (1, 0), (2, 1)]);
+        let mut cancel = |tag, sample| {
+            let Cancelled { sequences, slots, prefixes, first } = scheduler.cancel(tag, sample, &limits());
+            (sequences.iter().map(|sequence| sequence.sample).collect::<Vec<_>>(), slots, prefixes, first)
+        };
+        assert_eq!(cancel(1, Some(2)), (vec![2], vec![], vec![], false), "another of its samples waits");
+        assert_eq!(cancel(1, None), (vec![0, 1], vec![2], vec![1], true));
+        assert_eq!(cancel(3, None), (vec![0], vec![], vec![], false), "its prompt was not computed");
+        assert_eq!(cancel(7, None), (vec![], vec![], vec![], false));
+        assert_eq!((scheduler.running(), scheduler.waiting()), (2, 1));
+        assert_eq!(scheduler.start_next(&limits()), Some((2, 2)), "the next prompt is where it was");
     }
 
     proptest! {

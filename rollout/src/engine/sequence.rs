@@ -7,7 +7,8 @@ use shared::{FinishReason, PolicyVersion, SamplingParams, TokenLogprob, rng};
 use super::{
     EngineError,
     history::SharedHistory,
-    types::{FinishedSequence, GroupRequest, StopCriterion},
+    state::{Past, State},
+    types::{FinishedSequence, GroupRequest, Output, StopCriterion},
 };
 use crate::sampling::{Draw, RowError, Scratch, SeenTokens, sample_row};
 
@@ -29,6 +30,17 @@ pub(super) struct Limits {
     pub max_model_len: usize,
 }
 
+/// What is wanted of a completion beside its tokens.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Wish {
+    /// Its tokens as they come.
+    pub stream: bool,
+    /// A state to go on from.
+    pub keep: bool,
+    /// How its prompt came to be.
+    pub past: Past,
+}
+
 /// A completion in a slot.
 pub(super) struct Sequence {
     request: Arc<GroupRequest>,
@@ -42,6 +54,9 @@ pub(super) struct Sequence {
     stop_criterion: Option<Box<dyn StopCriterion>>,
     /// With speculative decoding, what the group has written.
     history: Option<SharedHistory>,
+    wish: Wish,
+    /// Keys and values were computed with several versions of the weights.
+    is_mixed: bool,
     arrived: Instant,
     admitted: Instant,
     first_token: Option<Instant>,
@@ -75,12 +90,46 @@ impl Sequence {
             seen,
             stop_criterion: request.stop_criterion.as_ref().map(|make| make()),
             history: history.cloned(),
+            wish: Wish { stream: false, keep: false, past: Past::of(request) },
+            is_mixed: false,
             arrived,
             admitted,
             first_token: None,
             drawn: None,
             request: Arc::clone(request),
         }
+    }
+
+    /// With what is wanted of it beside its tokens.
+    pub fn with(self, wish: Wish) -> Self {
+        Self { wish, ..self }
+    }
+
+    /// Whether it is this completion of a group, or one of all.
+    pub fn is(&self, tag: u64, sample: Option<u32>) -> bool {
+        self.request.tag == tag && sample.is_none_or(|sample| sample == self.sample)
+    }
+
+    /// The newest token, if they are wanted as they come.
+    pub fn streamed(&self) -> Option<Output> {
+        let id = self.newest().filter(|_| self.wish.stream)?;
+        let logprob = *self.logprobs.last().expect("a token has its log-probs");
+        Some(Output::Token { tag: self.request.tag, sample: self.sample, id, logprob })
+    }
+
+    /// What it leaves to go on from, if that is wanted.
+    pub fn state(&self) -> Option<State> {
+        self.wish.keep.then(|| State::after(&self.request, self.wish.past, &self.token_ids))
+    }
+
+    /// Other weights are in use from now on.
+    pub fn mix(&mut self) {
+        self.is_mixed = true;
+    }
+
+    /// Whether its keys and values are those that the weights in use would compute.
+    pub fn is_pure(&self) -> bool {
+        !self.is_mixed
     }
 
     /// What the group has written, with speculative decoding.

@@ -141,10 +141,7 @@ mod tests {
     use std::{sync::mpsc, thread, time::Duration};
 
     use exporters::{ExportOptions, export};
-    use shared::{
-        ModelDir, PolicyVersion,
-        config::{KvDtype, RolloutDtype},
-    };
+    use shared::{ModelDir, PolicyVersion};
 
     use super::*;
     use crate::engine::{Engine, EngineOptions, Kernels};
@@ -156,25 +153,7 @@ mod tests {
         let weights = WeightSource { dir: folder.path().join("v0"), version: PolicyVersion(0) };
         export(&model, &weights.dir, &ExportOptions::default()).unwrap();
         for kernels in [Kernels::Packed, Kernels::Stock] {
-            let options = EngineOptions {
-                device: Device::Cpu,
-                kernels,
-                rollout_dtype: RolloutDtype::Auto,
-                kv_dtype: KvDtype::Auto,
-                threads: 1,
-                max_num_seqs: 1,
-                max_num_batched_tokens: 16,
-                speculative_tokens: 0,
-                prefill_batch: 1,
-                max_model_len: 32,
-                candidates: 0,
-                cuda_graphs: false,
-                spinning: false,
-                hot_swap: false,
-                conformity_gate: true,
-                kept: 0,
-                memory: None,
-            };
+            let options = EngineOptions { kernels, max_num_batched_tokens: 16, ..EngineOptions::new(1, 32) };
             let (made, is_made) = mpsc::channel();
             let being_made = BEING_MADE.lock().unwrap();
             thread::scope(|scope| {

@@ -6,7 +6,7 @@ use shared::{Dtype, ModelConfig, ModelDir, PolicyVersion};
 
 use super::{
     EngineError,
-    backend::{Abilities, Backend, Prompts, draw_on_host},
+    backend::{Abilities, Backend, Continued, Prompts, draw_on_host},
     check::{check_options, positions_of},
     draft::{Drafter, Drafts},
     gate,
@@ -15,12 +15,13 @@ use super::{
     open::open,
     profile::{Profile, Stopwatch},
     runtime,
-    scheduler::{PrefillLimits, Scheduler},
-    sequence::{DecodeRow, Limits},
+    scheduler::{Extra, PrefillLimits, Scheduler},
+    sequence::{DecodeRow, Limits, Sequence},
     session::{dtype_of, read_manifest},
+    state::{HeldStates, State},
     storage::{LogitsBuffer, logits_buffer, rows_of},
     swap::{PendingSwap, manifest_of},
-    types::{EngineOptions, FinishedSequence, GroupRequest, Kernels, SwapReport, WeightSource},
+    types::{EngineOptions, FinishedSequence, Kernels, Output, Request, SwapReport, WeightSource},
 };
 use crate::{
     sampling::SamplingThreads,
@@ -46,8 +47,9 @@ pub struct Engine {
     logits: LogitsBuffer,
     /// `[prompts of a call, vocab]`: what follows the prompts that samples start from.
     prefix_logits: LogitsBuffer,
-    /// Tokens of the next prompt that were computed already.
+    /// Tokens of the next prompt that were computed already, beside those that are held for what it goes on from.
     prefilled: usize,
+    held: HeldStates,
     pending: Option<PendingSwap>,
     profile: Profile,
 }
@@ -89,6 +91,7 @@ impl Engine {
             logits: logits_buffer(options.rows() * config.vocab_size, options.device)?,
             prefix_logits: logits_buffer(abilities.prefill.prompts * config.vocab_size, options.device)?,
             prefilled: 0,
+            held: HeldStates::default(),
             pending: None,
             profile: Profile::default(),
             backend,
@@ -104,7 +107,15 @@ impl Engine {
     /// # Errors
     /// When the prompt is empty, leaves no room for a token or holds an id outside the vocabulary, or the numbers of
     /// the request make no sense.
-    pub fn add_group(&mut self, request: GroupRequest) -> Result<(), EngineError> {
+    pub fn begin(&mut self, request: Request) -> Result<(), EngineError> {
+        self.sweep();
+        let Request { from, stream, keep, .. } = &request;
+        let past = Some(request.past());
+        let from = from.clone().filter(|_| self.abilities.keeps);
+        let cached = from.as_ref().filter(|state| state.held().is_some_and(|number| self.held.has(number)));
+        let cached = cached.map_or(0, |state| state.ids().len() - 1);
+        let extra = Extra { stream: *stream, keep: *keep, past, from, cached };
+        let request = request.whole();
         let prompt = request.prompt_id.0;
         let refuse = |message: String| Err(EngineError::Request { prompt, message });
         let length = request.prompt_ids.len();
@@ -130,27 +141,28 @@ impl Engine {
             return refuse(message);
         }
         let history = self.drafter.as_ref().map(|_| History::shared(&request.prompt_ids));
-        self.scheduler.push(request, history);
+        *self.scheduler.push(request, history) = extra;
         Ok(())
     }
 
     /// One step: waiting samples start in free slots (their prompts are prefilled first, up to
     /// `max_num_batched_tokens` prompt tokens; a longer prompt in pieces while sequences run, or as a whole with the stock
-    /// kernels), then every running sequence gets one more token. Returns the sequences that ended.
+    /// kernels), then every running sequence gets one more token.
     ///
     /// # Errors
     /// When ONNX Runtime fails or logits are not finite. The engine is then of no further use.
-    pub fn step(&mut self) -> Result<Vec<FinishedSequence>, EngineError> {
+    pub fn advance(&mut self) -> Result<Vec<Output>, EngineError> {
         let mut watch = Stopwatch::start();
-        let mut finished = Vec::new();
-        self.admit(&mut watch, &mut finished)?;
+        self.sweep();
+        let mut outputs = Vec::new();
+        self.admit(&mut watch, &mut outputs)?;
         if self.scheduler.running() > 0 {
-            self.decode(&mut watch, &mut finished)?;
+            self.decode(&mut watch, &mut outputs)?;
         }
         self.profile.scheduling += watch.lap();
         let kv_bytes = self.backend.kv_bytes_in_use();
         watch.all_laps(Event::Step { running: self.running(), waiting: self.waiting(), kv_bytes });
-        Ok(finished)
+        Ok(outputs)
     }
 
     /// Whether nothing runs and nothing waits.
@@ -199,6 +211,42 @@ impl Engine {
         }
         self.prefilled = 0;
         self.scheduler.abort_all(&self.limits)
+    }
+
+    /// Ends one completion of the groups with a tag, or all of them, with [`shared::FinishReason::Aborted`] and their
+    /// tokens so far. Slots and memory are free at once; nothing else changes.
+    pub fn cancel(&mut self, tag: u64, sample: Option<u32>) -> Vec<FinishedSequence> {
+        let cancelled = self.scheduler.cancel(tag, sample, &self.limits);
+        cancelled.slots.iter().for_each(|&slot| self.backend.release(slot));
+        cancelled.prefixes.iter().for_each(|&prompt| self.backend.give_up(prompt));
+        if cancelled.first && self.prefilled > 0 {
+            self.prefilled = 0;
+            self.backend.give_up(0);
+        }
+        self.sweep();
+        cancelled.sequences
+    }
+
+    /// States whose keys and values are held.
+    #[must_use]
+    pub fn held_states(&mut self) -> usize {
+        self.sweep();
+        self.held.len()
+    }
+
+    /// Bytes of keys and values in use, those that are held for states included.
+    #[must_use]
+    pub fn kv_bytes_in_use(&mut self) -> u64 {
+        self.sweep();
+        self.backend.kv_bytes_in_use()
+    }
+
+    /// Frees what was held for states that nobody has any more.
+    fn sweep(&mut self) {
+        if self.held.len() > 0 {
+            let Self { held, backend, .. } = self;
+            held.sweep(|number| backend.drop_held(number));
+        }
     }
 
     /// Log-probs (temperature 1, without penalties) of a completion after a prompt, whoever has made it. What runs goes on after.
@@ -280,7 +328,9 @@ impl Engine {
         let gate = pending.join()?;
         self.backend.install();
         self.version = version;
+        self.held.clear();
         self.scheduler.forget_prefixes();
+        self.scheduler.slots().iter_mut().flatten().for_each(Sequence::mix);
         self.prefilled = 0;
         trace::span(stalled, Instant::now(), Event::SwapWeights { version: version.0 });
         let report = SwapReport {
@@ -293,11 +343,11 @@ impl Engine {
         Ok(Some(report))
     }
 
-    fn admit(&mut self, watch: &mut Stopwatch, finished: &mut Vec<FinishedSequence>) -> Result<(), EngineError> {
+    fn admit(&mut self, watch: &mut Stopwatch, outputs: &mut Vec<Output>) -> Result<(), EngineError> {
         let whole = self.options.max_num_batched_tokens;
         let mut budget = whole;
         loop {
-            self.start_samples(watch, finished)?;
+            self.start_samples(watch, outputs)?;
             let limits = self.abilities.prefill;
             let mut prompts = self.scheduler.prompts_to_prefill(limits, budget);
             if prompts == 0 && budget == whole {
@@ -324,10 +374,19 @@ impl Engine {
         self.profile.scheduling += watch.lap();
         let waiting: Vec<&[u32]> = self.scheduler.prompts(prompts).collect();
         let computed = self.prefilled;
-        let left = waiting.iter().map(|prompt| prompt.len()).sum::<usize>() - computed;
+        let from = self.scheduler.next_from();
+        let cached = from.map_or(0, |(_, cached)| cached);
+        let left = waiting.iter().map(|prompt| prompt.len()).sum::<usize>() - cached - computed;
         let (tokens, complete) = if left > most { (most, 0) } else { (left, prompts) };
         let logits = rows_of(&mut self.prefix_logits, complete, self.config.vocab_size);
-        let cost = self.backend.prefill(Prompts { tokens: &waiting, computed, most }, logits)?;
+        let cost = match from {
+            None => self.backend.prefill(Prompts { tokens: &waiting, computed, most }, logits)?,
+            Some((state, _)) => {
+                let held = state.held().filter(|_| cached > 0);
+                let of = Continued { tokens: waiting[0], prompt: state.past().prompt, held, computed, most };
+                self.backend.go_on(of, logits)?
+            }
+        };
         self.profile.add_nodes(cost);
         self.profile.prefill += watch.lap_of(Event::Prefill { tokens });
         self.profile.prefills += complete as u64;
@@ -338,11 +397,7 @@ impl Engine {
     }
 
     /// Starts samples of the prompts in prefix slots until they have none left or the slots are full.
-    fn start_samples(
-        &mut self,
-        watch: &mut Stopwatch,
-        finished: &mut Vec<FinishedSequence>,
-    ) -> Result<(), EngineError> {
+    fn start_samples(&mut self, watch: &mut Stopwatch, outputs: &mut Vec<Output>) -> Result<(), EngineError> {
         let vocab = self.config.vocab_size;
         loop {
             self.profile.scheduling += watch.lap();
@@ -365,12 +420,12 @@ impl Engine {
             draw_on_host(self.scheduler.slots(), &prompt_of, logits.view(), &mut self.sampling);
             self.profile.sampling += watch.lap_of(Event::Sample { rows: started.len() });
             for (slot, _) in started {
-                self.accept(slot, finished)?;
+                self.accept(slot, outputs)?;
             }
         }
     }
 
-    fn decode(&mut self, watch: &mut Stopwatch, finished: &mut Vec<FinishedSequence>) -> Result<(), EngineError> {
+    fn decode(&mut self, watch: &mut Stopwatch, outputs: &mut Vec<Output>) -> Result<(), EngineError> {
         self.profile.scheduling += watch.lap();
         let backend = &mut self.backend;
         self.scheduler.compact(|from, to, used| backend.moved(from, to, used))?;
@@ -400,16 +455,11 @@ impl Engine {
         self.profile.add_nodes(cost);
         self.profile.graph_steps += u64::from(cost.captured);
         self.profile.add_kv(positions, cost.kv_bytes_read, self.backend.kv_bytes_in_use());
-        self.draw(rows, watch, finished)
+        self.draw(rows, watch, outputs)
     }
 
     /// Draws from the logits of a step: once for every sequence, and again for those whose draw was their next draft.
-    fn draw(
-        &mut self,
-        rows: usize,
-        watch: &mut Stopwatch,
-        finished: &mut Vec<FinishedSequence>,
-    ) -> Result<(), EngineError> {
+    fn draw(&mut self, rows: usize, watch: &mut Stopwatch, outputs: &mut Vec<Output>) -> Result<(), EngineError> {
         // Slots whose next token can be drawn from the logits there are.
         let mut live = vec![true; rows];
         for round in 0.. {
@@ -421,7 +471,7 @@ impl Engine {
             let drawn = live.iter().filter(|&&live| live).count();
             self.profile.sampling += watch.lap_of(Event::Sample { rows: drawn });
             for (slot, live) in live.iter_mut().enumerate().filter(|(_, live)| **live) {
-                let newest = self.accept(slot, finished)?;
+                let newest = self.accept(slot, outputs)?;
                 *live = newest.is_some() && newest == self.drafts.of(slot).get(round).copied();
                 self.profile.accepted_tokens += u64::from(*live);
                 self.profile.decode_tokens += u64::from(*live);
@@ -434,17 +484,36 @@ impl Engine {
     }
 
     /// Takes the token that a sequence has drawn; returns it if the sequence goes on.
-    fn accept(&mut self, slot: usize, finished: &mut Vec<FinishedSequence>) -> Result<Option<u32>, EngineError> {
+    fn accept(&mut self, slot: usize, outputs: &mut Vec<Output>) -> Result<Option<u32>, EngineError> {
         let sequence = self.scheduler.sequence(slot);
         let ended = sequence.accept(self.version, &self.limits)?;
         if let Some(drafter) = &mut self.drafter {
             drafter.learn(sequence);
         }
+        outputs.extend(sequence.streamed());
         if let Some(reason) = ended {
-            finished.push(self.scheduler.release(slot).finish(reason));
-            self.backend.release(slot);
+            let sequence = self.scheduler.release(slot);
+            let state = self.leave(slot, &sequence);
+            outputs.push(Output::Ended { sequence: sequence.finish(reason), state });
             return Ok(None);
         }
         Ok(self.scheduler.sequence(slot).newest())
+    }
+
+    /// Frees the slot of a sequence that has ended. Its keys and values are held where it leaves a state, as long as
+    /// there is room for more of them and the weights in use have computed all.
+    fn leave(&mut self, slot: usize, sequence: &Sequence) -> Option<State> {
+        let Some(state) = sequence.state() else {
+            self.backend.release(slot);
+            return None;
+        };
+        self.sweep();
+        if !self.abilities.keeps || !sequence.is_pure() || self.held.len() >= self.options.kept_states {
+            self.backend.release(slot);
+            return Some(state);
+        }
+        let held = self.held.add();
+        self.backend.hold(slot, sequence.cached(), *held);
+        Some(state.with(Some(held)))
     }
 }

@@ -8,7 +8,10 @@ use shared::{
     FinishReason, ModelConfig, PolicyVersion, PromptId, SamplingParams, TokenLogprob,
     config::{Device, KvDtype, RolloutDtype, TrainConfig},
     memory_plan::kept_numbers,
+    rng,
 };
+
+use super::state::{Past, State};
 
 /// Sizes and resources of an engine.
 #[derive(Debug, Clone)]
@@ -56,36 +59,59 @@ pub struct EngineOptions {
     pub kept: u64,
     /// Bytes that it may take, where somebody has planned it; otherwise it looks at what is free.
     pub memory: Option<u64>,
+    /// States whose keys and values are held at once, each of which takes the memory of one more sequence (with
+    /// [`Kernels::Packed`]). What goes on from other states is computed anew, to the same bits.
+    pub kept_states: usize,
 }
 
 /// Rows of a step beyond which no drafts are added to the newest tokens of the sequences.
 const DRAFT_ROWS: usize = 32;
 
 impl EngineOptions {
-    /// What a run's options say, for sequences of at most `max_model_len` tokens. Without `max_num_seqs`, as many at once as a step
-    /// has completions, whatever the memory.
+    /// What a run does without being told, on one thread and for weights that stay.
     #[must_use]
-    pub fn of(config: &TrainConfig, model: &ModelConfig, max_model_len: usize) -> Self {
-        let cores = thread::available_parallelism().map_or(1, usize::from);
+    pub fn new(max_num_seqs: usize, max_model_len: usize) -> Self {
+        Self::computing(&TrainConfig::default(), max_num_seqs, max_model_len)
+    }
+
+    /// As a configuration says, on one thread and for weights that stay.
+    #[must_use]
+    pub fn computing(config: &TrainConfig, max_num_seqs: usize, max_model_len: usize) -> Self {
         Self {
             device: config.rollout_device,
             kernels: config.rollout_kernels,
             rollout_dtype: config.rollout_dtype,
             kv_dtype: config.kv_dtype,
-            threads: config.threads(cores).0,
-            max_num_seqs: config.max_num_seqs.unwrap_or(config.completions_per_step() as usize),
+            threads: 1,
+            max_num_seqs,
             max_num_batched_tokens: config.max_num_batched_tokens,
             prefill_batch: config.rollout_prefill_batch,
             max_model_len,
             speculative_tokens: config.speculative_tokens,
             candidates: config.rollout_candidates,
             cuda_graphs: config.rollout_cuda_graphs,
+            spinning: false,
+            hot_swap: false,
+            conformity_gate: config.conformity_gate,
+            kept: 0,
+            memory: None,
+            kept_states: 0,
+        }
+    }
+
+    /// What a run's options say, for sequences of at most `max_model_len` tokens. Without `max_num_seqs`, as many at once as a step
+    /// has completions, whatever the memory.
+    #[must_use]
+    pub fn of(config: &TrainConfig, model: &ModelConfig, max_model_len: usize) -> Self {
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        let max_num_seqs = config.max_num_seqs.unwrap_or(config.completions_per_step() as usize);
+        Self {
+            threads: config.threads(cores).0,
             // In a synchronous run the learner waits while the sampler works, and the cores are free.
             spinning: config.max_staleness == 0,
             hot_swap: true,
-            conformity_gate: config.conformity_gate,
             kept: kept_numbers(config, model),
-            memory: None,
+            ..Self::computing(config, max_num_seqs, max_model_len)
         }
     }
 
@@ -115,9 +141,9 @@ impl EngineOptions {
         self.max_num_seqs.max(drafted.min(DRAFT_ROWS))
     }
 
-    /// Places in the KV cache: those of the running sequences, and of the prompts that samples are started from.
+    /// Places in the KV cache: those of the running sequences, of the prompts that samples are started from, and of states.
     pub(super) fn slots(&self) -> usize {
-        self.max_num_seqs.saturating_add(self.prefill_batch)
+        self.max_num_seqs.saturating_add(self.prefill_batch).saturating_add(self.kept_states)
     }
 }
 
@@ -146,6 +172,92 @@ pub struct GroupRequest {
     pub lengths: Option<Arc<[u32]>>,
     /// Makes a criterion for each completion; absent without stop strings.
     pub stop_criterion: Option<Arc<dyn Fn() -> Box<dyn StopCriterion> + Send + Sync>>,
+}
+
+/// What a generator is asked for.
+#[derive(Clone)]
+pub struct Request {
+    /// The prompt and its completions; after a state, the ids that come next, of which there may be none.
+    pub group: GroupRequest,
+    /// What the prompt goes on from. Tokens are drawn by numbers of their own, so prompt, epoch and sample may be those
+    /// of the completion before; several requests after one state need different samples.
+    pub from: Option<State>,
+    /// Whether tokens are wanted as they come.
+    pub stream: bool,
+    /// Whether completions leave states to go on from.
+    pub keep: bool,
+}
+
+impl From<GroupRequest> for Request {
+    /// Whole completions of a prompt, and nothing else.
+    fn from(group: GroupRequest) -> Self {
+        Self { group, from: None, stream: false, keep: false }
+    }
+}
+
+impl Request {
+    /// The same as a group with the whole context for a prompt.
+    #[must_use]
+    pub fn whole(&self) -> GroupRequest {
+        let Some(state) = &self.from else { return self.group.clone() };
+        let seed = rng::hash(&[self.group.sampling.seed, state.past().drawn]);
+        GroupRequest {
+            prompt_ids: [state.ids(), &self.group.prompt_ids].concat().into(),
+            sampling: Arc::new(SamplingParams { seed, ..(*self.group.sampling).clone() }),
+            ..self.group.clone()
+        }
+    }
+
+    /// What comes of a completion that somebody has made as a whole.
+    #[must_use]
+    pub fn outputs(&self, sequence: FinishedSequence) -> Vec<Output> {
+        let (tag, sample) = (sequence.tag, sequence.sample);
+        let tokens = sequence.token_ids.iter().zip(&sequence.logprobs).filter(|_| self.stream);
+        let mut outputs: Vec<Output> =
+            tokens.map(|(&id, &logprob)| Output::Token { tag, sample, id, logprob }).collect();
+        let state = self.keep.then(|| State::after(&self.whole(), self.past(), &sequence.token_ids));
+        outputs.push(Output::Ended { sequence, state });
+        outputs
+    }
+
+    /// How the prompt of [`Request::whole`] came to be.
+    pub(crate) fn past(&self) -> Past {
+        self.from.as_ref().map_or_else(|| Past::of(&self.group), State::past)
+    }
+}
+
+/// What comes of a step.
+#[derive(Debug, Clone)]
+pub enum Output {
+    /// A token of a completion, of a request that wants them as they come.
+    Token {
+        /// The group's tag.
+        tag: u64,
+        /// Index within the group.
+        sample: u32,
+        /// The token.
+        id: u32,
+        /// Its log-probs.
+        logprob: TokenLogprob,
+    },
+    /// A completion has ended.
+    Ended {
+        /// The completion.
+        sequence: FinishedSequence,
+        /// What it leaves to go on from, where that is wanted.
+        state: Option<State>,
+    },
+}
+
+impl Output {
+    /// The completion that has ended with it.
+    #[must_use]
+    pub fn ended(self) -> Option<FinishedSequence> {
+        match self {
+            Self::Token { .. } => None,
+            Self::Ended { sequence, .. } => Some(sequence),
+        }
+    }
 }
 
 /// A completion that has ended.

@@ -1,7 +1,7 @@
 //! Whether one model does better than another on the same prompts, or only had luck.
 
 use serde::Serialize;
-use shared::RolloutGroup;
+use shared::Scored;
 use statrs::distribution::ContinuousCDF;
 
 use super::{
@@ -79,14 +79,14 @@ pub fn compare(pairs: &[(f64, f64)]) -> Option<Difference> {
 
 /// The share of right completions of each prompt, where all of both models could be scored.
 #[must_use]
-pub fn accuracies(a: &[RolloutGroup], b: &[RolloutGroup], judging: Judging) -> Vec<(f64, f64)> {
+pub fn accuracies(a: &[Scored], b: &[Scored], judging: Judging) -> Vec<(f64, f64)> {
     pairs(a, b, |group| accuracy(group, judging.correct_at))
 }
 
 /// The mean reward of each prompt, where each model has a completion with one.
 #[must_use]
-pub fn rewards(a: &[RolloutGroup], b: &[RolloutGroup], judging: Judging) -> Vec<(f64, f64)> {
-    let reward = |group: &RolloutGroup| {
+pub fn rewards(a: &[Scored], b: &[Scored], judging: Judging) -> Vec<(f64, f64)> {
+    let reward = |group: &Scored| {
         let weights = || group.reward_names.iter().map(|(_, weight)| *weight);
         let mean = mean(group.completions.iter().filter_map(|c| judging.failure.reward(&c.rewards, weights())));
         mean.is_finite().then_some(mean)
@@ -94,7 +94,7 @@ pub fn rewards(a: &[RolloutGroup], b: &[RolloutGroup], judging: Judging) -> Vec<
     pairs(a, b, reward)
 }
 
-fn pairs(a: &[RolloutGroup], b: &[RolloutGroup], figure: impl Fn(&RolloutGroup) -> Option<f64>) -> Vec<(f64, f64)> {
+fn pairs(a: &[Scored], b: &[Scored], figure: impl Fn(&Scored) -> Option<f64>) -> Vec<(f64, f64)> {
     a.iter().zip(b).filter_map(|(a, b)| Some((figure(a)?, figure(b)?))).collect()
 }
 

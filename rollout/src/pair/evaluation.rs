@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::Context;
 use shared::{
-    GroupId, PolicyVersion, RewardOutcome, RolloutGroup, RunDir, Step,
+    PolicyVersion, RewardOutcome, RunDir, Scored,
     metrics::{self, Metric, MetricRecord, MetricsFile},
 };
 
@@ -16,7 +16,7 @@ use crate::{
     data::Dataset,
     engine::FinishedSequence,
     evaluation::{self, Judging},
-    generator::Generator,
+    generate::PairGenerator,
 };
 
 /// Evaluates every so many versions and appends the metrics to `eval.jsonl`.
@@ -35,7 +35,7 @@ pub struct Evaluation {
 struct Round {
     version: PolicyVersion,
     next_row: usize,
-    done: Vec<RolloutGroup>,
+    done: Vec<Scored>,
     begun: Instant,
     /// The learner has lost the version meanwhile.
     lost: bool,
@@ -85,26 +85,25 @@ impl Evaluation {
         self.round.is_some()
     }
 
-    /// Begins the evaluation of the version that the (idle) engine holds.
+    /// Begins the evaluation of the version that the (idle) generator holds.
     pub fn begin(&mut self, version: PolicyVersion) {
         let done = Vec::with_capacity(self.dataset.len());
         self.round = Some(Round { version, next_row: 0, done, begun: Instant::now(), lost: false });
     }
 
-    /// Gives the engine prompts as long as it has room for them.
+    /// Gives the generator prompts as long as it has room for them.
     ///
     /// # Errors
-    /// When the engine refuses one.
-    pub fn feed(&mut self, engine: &mut dyn Generator) -> anyhow::Result<()> {
+    /// When it refuses one.
+    pub fn feed(&mut self, generator: &mut dyn PairGenerator) -> anyhow::Result<()> {
         let Some(round) = &mut self.round else {
             return Ok(());
         };
-        while engine.running() + engine.waiting() < engine.places() {
+        while generator.running() + generator.waiting() < generator.capacity() {
             let Some(row) = self.dataset.rows().get(round.next_row) else {
                 break;
             };
-            let id = GroupId { step: Step(round.version.0), index: round.next_row as u32 };
-            engine.add_group(self.assembly.begin(id, row, 0, 0), Some(row))?;
+            generator.begin_row(self.assembly.begin(row, 0, round.next_row as u64).into(), row)?;
             round.next_row += 1;
         }
         Ok(())
@@ -131,7 +130,7 @@ impl Evaluation {
             return Ok(());
         }
         let mut round = self.round.take().expect("it was just looked at");
-        round.done.sort_unstable_by_key(|group| group.id);
+        round.done.sort_unstable_by_key(|group| group.position);
         let mut record = MetricRecord::default();
         record.count(metrics::STEP, round.version.0);
         // With one greedy completion for each prompt there is no vote to count.

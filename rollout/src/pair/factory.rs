@@ -1,7 +1,7 @@
 //! What makes the generator of a run: an engine in this process, or whatever another program gives the pair in its
 //! place.
 //!
-//! The pair knows a [`Generator`] only by its trait, and a factory likewise. Samplers on other hosts come with a
+//! The pair knows a [`PairGenerator`] only by its trait, and a factory likewise. Samplers on other hosts come with a
 //! factory of their own from the package `rollout-fleet`, so that nothing of them is compiled here.
 
 use std::{path::Path, sync::atomic::AtomicBool};
@@ -16,8 +16,8 @@ use super::link::Link;
 use crate::{
     data::Tokenizer,
     engine::{Engine, EngineOptions, WeightSource, auto_max_num_seqs, available_memory, machine},
-    generator::{
-        Generator,
+    generate::{
+        PairGenerator,
         follower::{is_about, refusal},
     },
 };
@@ -37,7 +37,7 @@ pub trait GeneratorFactory {
     ///
     /// # Errors
     /// What is wrong with the run, the machine, or the first version.
-    fn generator(&self, run: RunParts<'_>) -> anyhow::Result<Option<Box<dyn Generator>>>;
+    fn generator(&self, run: RunParts<'_>) -> anyhow::Result<Option<Box<dyn PairGenerator>>>;
 }
 
 /// What there is of a run when its generator is made.
@@ -75,7 +75,7 @@ impl GeneratorFactory for LocalEngine {
     }
 
     /// Waits for another version where the first one is refused.
-    fn generator(&self, run: RunParts<'_>) -> anyhow::Result<Option<Box<dyn Generator>>> {
+    fn generator(&self, run: RunParts<'_>) -> anyhow::Result<Option<Box<dyn PairGenerator>>> {
         loop {
             let error = match engine(&run, run.learner.version) {
                 Ok(engine) => return Ok(Some(Box::new(engine))),

@@ -11,7 +11,7 @@ use std::{
 };
 
 use shared::{
-    Completion, PolicyVersion, Provenance, RolloutGroup, RunDir, Step,
+    Completion, Group, PolicyVersion, Provenance, RunDir, Step,
     channel::{
         InFlight, LearnerStatus,
         in_flight::{read_groups, write_groups},
@@ -19,10 +19,7 @@ use shared::{
     run_dir::IN_FLIGHT_FILE,
 };
 
-use super::{
-    link::Link,
-    plan::{newest_of, size},
-};
+use super::{link::Link, plan::size};
 use crate::data::PromptRow;
 
 /// Memory of the groups that are written for a checkpoint. What does not fit is sampled again if the run goes on from there.
@@ -51,7 +48,7 @@ impl Keeper {
     }
 
     /// Begins to write what is in flight now.
-    pub fn write(&mut self, learner: &LearnerStatus, groups: Vec<RolloutGroup>) {
+    pub fn write(&mut self, learner: &LearnerStatus, groups: Vec<Group>) {
         let (learner, step) = (learner.incarnation, learner.step);
         self.asked = Some((learner, step));
         let path = self.run_dir.in_flight();
@@ -81,8 +78,8 @@ impl Keeper {
 }
 
 /// In the order of their prompts, as many as have room.
-fn first_that_fit(mut groups: Vec<RolloutGroup>, bytes: usize) -> Vec<RolloutGroup> {
-    groups.sort_unstable_by_key(|group| group.cursor);
+fn first_that_fit(mut groups: Vec<Group>, bytes: usize) -> Vec<Group> {
+    groups.sort_unstable_by_key(|group| group.position);
     let mut room = bytes;
     let fit = groups.iter().take_while(|group| {
         let rest = room.checked_sub(size(group));
@@ -100,7 +97,7 @@ fn first_that_fit(mut groups: Vec<RolloutGroup>, bytes: usize) -> Vec<RolloutGro
 /// What was in flight when the checkpoint was written that the learner has gone on from, by position.
 #[derive(Debug, Default)]
 pub struct Kept {
-    groups: BTreeMap<u64, RolloutGroup>,
+    groups: BTreeMap<u64, Group>,
 }
 
 impl Kept {
@@ -130,7 +127,7 @@ impl Kept {
     }
 
     /// What is sound of some groups: of versions that the learner has, and complete in itself.
-    pub(super) fn new(groups: Vec<RolloutGroup>, learner: &LearnerStatus, num_generations: u32) -> Self {
+    pub(super) fn new(groups: Vec<Group>, learner: &LearnerStatus, num_generations: u32) -> Self {
         let newest = PolicyVersion(learner.durable_step.0);
         let given_up = |version: PolicyVersion| {
             learner.given_up.is_some_and(|(after, through)| version > after && version <= through)
@@ -139,16 +136,15 @@ impl Kept {
         for mut group in groups {
             let mut samples = BTreeSet::new();
             group.completions.retain(|completion| {
+                let episode = &completion.episode;
                 completion.sample < num_generations
-                    && !completion.versions.is_empty()
-                    && completion.logprobs.len() == completion.token_ids.len()
-                    && completion.versions.iter().all(|(_, version)| *version <= newest && !given_up(*version))
+                    && episode.oldest().is_some()
+                    && episode.is_sound()
+                    && episode.versions().all(|(_, version)| version <= newest && !given_up(version))
                     && samples.insert(completion.sample)
             });
             group.completions.iter_mut().for_each(|completion| completion.provenance = Provenance::CarriedOver);
-            if let Some(position) = group.cursor.checked_sub(1) {
-                kept.insert(position, group);
-            }
+            kept.insert(group.position, group);
         }
         Self { groups: kept }
     }
@@ -156,16 +152,15 @@ impl Kept {
     /// The versions after `newest` are lost, and what was sampled from them.
     pub fn forget(&mut self, newest: PolicyVersion) {
         for group in self.groups.values_mut() {
-            group.completions.retain(|completion| newest_of(completion) <= newest);
+            group.completions.retain(|completion| completion.episode.newest() <= Some(newest));
         }
     }
 
     /// What is kept of a position that is begun now, as far as its weights are `oldest` or newer.
-    pub fn take(&mut self, position: u64, oldest: PolicyVersion) -> Option<RolloutGroup> {
+    pub fn take(&mut self, position: u64, oldest: PolicyVersion) -> Option<Group> {
         let mut group = self.groups.remove(&position)?;
-        group.completions.retain(|completion| oldest_of(completion) >= oldest);
+        group.completions.retain(|completion| completion.episode.oldest() >= Some(oldest));
         group.completions.sort_unstable_by_key(|completion| completion.sample);
-        group.policy_version = group.completions.iter().map(oldest_of).min().unwrap_or_default();
         Some(group)
     }
 
@@ -175,28 +170,24 @@ impl Kept {
     }
 
     /// What has not been taken.
-    pub fn groups(&self) -> impl Iterator<Item = &RolloutGroup> {
+    pub fn groups(&self) -> impl Iterator<Item = &Group> {
         self.groups.values()
     }
 }
 
 /// Whether a group is of the prompt that its position has now.
 #[must_use]
-pub fn is_of(group: &RolloutGroup, row: &PromptRow, epoch: u32) -> bool {
+pub fn is_of(group: &Group, row: &PromptRow, epoch: u32) -> bool {
     (group.prompt_id, group.epoch, &group.prompt_text) == (row.prompt_id, epoch, &row.prompt_text)
 }
 
 /// Whether nothing of a group is missing, rewards included.
 #[must_use]
-pub fn is_whole(group: &RolloutGroup, num_generations: u32) -> bool {
+pub fn is_whole(group: &Group, num_generations: u32) -> bool {
     let scored = |completion: &Completion| completion.rewards.len() == group.reward_names.len();
     group.completions.len() == num_generations as usize
         && !group.reward_names.is_empty()
         && group.completions.iter().all(scored)
-}
-
-fn oldest_of(completion: &Completion) -> PolicyVersion {
-    completion.versions.iter().map(|(_, version)| *version).min().unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -205,23 +196,21 @@ mod tests {
 
     use harness::memory;
     use shared::{
-        RewardOutcome,
+        Episode, FinishReason, RewardOutcome, Scored,
         channel::{LearnerEnd, RunId, SamplerStatus},
         testing,
     };
 
     use super::*;
-    use crate::pair::plan::UNPLACED;
 
     /// A completion that was sampled from these versions.
     fn completion(sample: u32, versions: &[u64]) -> Completion {
-        let runs = (0..).zip(versions).map(|(token, version)| (token, PolicyVersion(*version)));
-        Completion { versions: runs.collect(), ..testing::completion(sample, vec![1; versions.len()]) }
+        let runs: Vec<(u32, u64)> = (0..).zip(versions.iter().copied()).collect();
+        let episode = testing::episode(vec![1; versions.len()], &runs, FinishReason::Stop);
+        Completion { episode, ..testing::completion(sample, Vec::new()) }
     }
 
-    fn group(position: u64, completions: Vec<Completion>) -> RolloutGroup {
-        RolloutGroup { cursor: position + 1, ..testing::group(UNPLACED, completions) }
-    }
+    use testing::group;
 
     fn learner() -> LearnerStatus {
         LearnerStatus {
@@ -233,13 +222,14 @@ mod tests {
         }
     }
 
-    fn samples(group: &RolloutGroup) -> Vec<u32> {
+    fn samples(group: &Group) -> Vec<u32> {
         group.completions.iter().map(|completion| completion.sample).collect()
     }
 
     #[test]
     fn what_is_unsound_lost_or_given_up_is_not_taken_up() {
-        let crooked = Completion { logprobs: Vec::new(), ..completion(3, &[8]) };
+        let episode = Episode::of_one_turn(vec![1], Vec::new(), vec![(0, PolicyVersion(8))], FinishReason::Stop);
+        let crooked = Completion { episode, ..completion(3, &[8]) };
         let groups = vec![
             group(4, vec![completion(1, &[8]), completion(0, &[6, 7])]),
             group(
@@ -251,7 +241,8 @@ mod tests {
         let status = LearnerStatus { given_up: Some((PolicyVersion(4), PolicyVersion(5))), ..learner() };
         let mut kept = Kept::new(groups, &status, 4);
         let whole = kept.take(4, PolicyVersion(6)).unwrap();
-        assert_eq!((samples(&whole), whole.policy_version), (vec![0, 1], PolicyVersion(6)));
+        assert_eq!(samples(&whole), [0, 1]);
+        assert_eq!(Scored::from(whole.clone()).policy_version, PolicyVersion(6));
         assert!(whole.completions.iter().all(|completion| completion.provenance == Provenance::CarriedOver));
         assert!(kept.take(4, PolicyVersion(6)).is_none(), "once");
         assert_eq!(kept.groups().map(samples).collect::<Vec<_>>(), [vec![1], vec![1]]);
@@ -267,9 +258,9 @@ mod tests {
     fn a_group_is_whole_with_all_its_rewards() {
         let scored = |sample| Completion { rewards: vec![RewardOutcome::NotApplicable], ..completion(sample, &[1]) };
         let names = vec![("a".to_owned(), 1.0)];
-        let whole = RolloutGroup { reward_names: names.clone(), ..group(0, vec![scored(0), scored(1)]) };
+        let whole = Group { reward_names: names.clone(), ..group(0, vec![scored(0), scored(1)]) };
         assert!(is_whole(&whole, 2) && !is_whole(&whole, 3));
-        let unscored = RolloutGroup { reward_names: names, ..group(0, vec![scored(0), completion(1, &[1])]) };
+        let unscored = Group { reward_names: names, ..group(0, vec![scored(0), completion(1, &[1])]) };
         assert!(!is_whole(&unscored, 2) && !is_whole(&group(0, vec![completion(0, &[1])]), 1));
     }
 
@@ -296,8 +287,7 @@ mod tests {
     fn what_has_no_room_is_that_of_later_prompts() {
         let groups = || [7, 2, 5].map(|position| group(position, vec![completion(0, &[1; 9])])).to_vec();
         let one = size(&groups()[0]);
-        let positions =
-            |bytes| first_that_fit(groups(), bytes).iter().map(|group| group.cursor - 1).collect::<Vec<_>>();
+        let positions = |bytes| first_that_fit(groups(), bytes).iter().map(|group| group.position).collect::<Vec<_>>();
         assert_eq!(positions(3 * one), [2, 5, 7]);
         assert_eq!(positions(3 * one - 1), [2, 5]);
         assert_eq!(positions(0), [0; 0]);

@@ -15,7 +15,7 @@ use std::{
 use anyhow::Context;
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
 use shared::{
-    GroupId, RolloutGroup, RunDir,
+    GroupId, Placed, RunDir,
     channel::{ChannelError, LearnerStatus, RunId, STATUS_INTERVAL, SamplerEnd, SamplerStatus, Silence},
     heartbeat::{self, Phase},
 };
@@ -43,7 +43,7 @@ pub enum LinkEvent {
 /// The step loop's handle on the thread; dropping it ends the thread and leaves the channel.
 #[derive(Debug)]
 pub struct Link {
-    groups: Sender<Arc<RolloutGroup>>,
+    groups: Sender<Arc<Placed>>,
     stop: Arc<AtomicBool>,
     events: Receiver<LinkEvent>,
     status: Arc<Mutex<SamplerStatus>>,
@@ -123,7 +123,7 @@ impl Link {
     }
 
     /// Gives the thread a group to send.
-    pub fn send(&self, group: Arc<RolloutGroup>) {
+    pub fn send(&self, group: Arc<Placed>) {
         // A thread that has ended has said why in its last event.
         let _ = self.groups.send(group);
     }
@@ -167,7 +167,7 @@ struct Worker<E> {
     stop: Arc<AtomicBool>,
     own: Arc<Mutex<SamplerStatus>>,
     news: Arc<AtomicBool>,
-    to_send: Receiver<Arc<RolloutGroup>>,
+    to_send: Receiver<Arc<Placed>>,
     report: Sender<LinkEvent>,
     timeout: Duration,
     run_dir: RunDir,
@@ -175,7 +175,7 @@ struct Worker<E> {
     learner: Option<LearnerStatus>,
     silence: Silence,
     next_status: Instant,
-    in_hand: Option<Arc<RolloutGroup>>,
+    in_hand: Option<Arc<Placed>>,
     /// Statuses sent so far.
     spoken: u64,
 }
@@ -256,8 +256,8 @@ mod tests {
 
     use super::*;
 
-    fn group(index: u32) -> Arc<RolloutGroup> {
-        Arc::new(testing::group(GroupId { step: Step(0), index }, Vec::new()))
+    fn group(index: u32) -> Arc<Placed> {
+        Arc::new(testing::placed(GroupId { step: Step(0), index }, testing::group(0, Vec::new())))
     }
 
     const LONG: Duration = Duration::from_secs(10);

@@ -9,13 +9,10 @@ mod candidates;
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use shared::{Completion, DroppedGroup, GroupId, PolicyVersion, PromptId, RolloutGroup, Step, channel::LearnerStatus};
+use shared::{Group, GroupId, Placed, PolicyVersion, PromptId, Scored, Step, channel::LearnerStatus};
 
 pub use candidates::DynamicSampling;
 use candidates::{Candidates, Place};
-
-/// The id of a group until the plan gives it its place.
-pub const UNPLACED: GroupId = GroupId { step: Step(u64::MAX), index: u32::MAX };
 
 /// Sizes that a plan works with.
 #[derive(Debug, Clone, Copy)]
@@ -45,10 +42,10 @@ enum Progress {
     Sent,
 }
 
-/// A group that has its place in the run.
+/// A group that has its place in the run, and how far it is.
 #[derive(Debug)]
-struct Placed {
-    group: Arc<RolloutGroup>,
+struct Held {
+    group: Arc<Placed>,
     progress: Progress,
 }
 
@@ -58,7 +55,7 @@ pub struct Plan {
     options: PlanOptions,
     learner: Option<LearnerStatus>,
     candidates: Candidates,
-    placed: BTreeMap<GroupId, Placed>,
+    placed: BTreeMap<GroupId, Held>,
     /// Bytes of all groups that are placed.
     kept_bytes: usize,
 }
@@ -119,10 +116,10 @@ impl Plan {
             place.id.index = *last;
             place = place.after(status.next_cursor, size);
         }
-        while let Some(Placed { group, .. }) = self.placed.get(&place.id)
+        while let Some(Held { group, .. }) = self.placed.get(&place.id)
             && group.begin() == place.cursor
         {
-            place = place.after(group.cursor, size);
+            place = place.after(group.cursor(), size);
         }
         place
     }
@@ -130,8 +127,8 @@ impl Plan {
     /// Gives candidates their places as far as they are known.
     fn place(&mut self) {
         while let Some(group) = self.candidates.place() {
-            self.kept_bytes += size(&group);
-            self.placed.insert(group.id, Placed { group: Arc::new(group), progress: Progress::Unsent });
+            self.kept_bytes += size_placed(&group);
+            self.placed.insert(group.id, Held { group: Arc::new(group), progress: Progress::Unsent });
         }
         self.fit();
     }
@@ -154,7 +151,7 @@ impl Plan {
 
     /// A group in work is complete. Its id is given to it when all before it are known, and with it what was dropped on
     /// the way to it.
-    pub fn finish(&mut self, group: RolloutGroup) {
+    pub fn finish(&mut self, group: Scored) {
         self.candidates.finish(group);
         self.place();
     }
@@ -163,10 +160,10 @@ impl Plan {
     ///
     /// Groups go in order of their ids. One made from weights that the learner does not have (again) waits until it has
     /// them.
-    pub fn send(&mut self) -> Option<Arc<RolloutGroup>> {
+    pub fn send(&mut self) -> Option<Arc<Placed>> {
         let status = self.learner.as_ref()?;
         let waiting = self.placed.range_mut(GroupId { step: status.step, index: 0 }..).map(|(_, placed)| placed);
-        let known = |placed: &&mut Placed| placed.group.policy_version <= status.version;
+        let known = |placed: &&mut Held| placed.group.policy_version <= status.version;
         let next = waiting.filter(known).find(|placed| placed.progress == Progress::Unsent)?;
         next.progress = Progress::Sending;
         Some(next.group.clone())
@@ -188,18 +185,20 @@ impl Plan {
         let Some(status) = &self.learner else {
             return 0;
         };
-        let waits =
-            |placed: &Placed| placed.progress != Progress::Sent && placed.group.policy_version <= status.version;
+        let waits = |placed: &Held| placed.progress != Progress::Sent && placed.group.policy_version <= status.version;
         let first = GroupId { step: status.step, index: 0 };
         self.placed.range(first..).filter(|(_, placed)| waits(placed)).count()
     }
 
-    /// Groups that the learner has not trained on, with a place or without, and those that were dropped on the way to them: each
-    /// as it was before it had a place.
-    pub fn untrained(&self) -> impl Iterator<Item = RolloutGroup> {
+    /// Groups that the learner has not trained on, with a place or without, and those that were dropped on the way to
+    /// them.
+    pub fn untrained(&self) -> impl Iterator<Item = &Group> {
         let first = GroupId { step: self.learner.as_ref().map_or(Step(0), |status| status.step), index: 0 };
-        let placed = self.placed.range(first..).flat_map(|(_, placed)| unplaced(&placed.group));
-        placed.chain(self.candidates.finished().cloned())
+        let placed = self.placed.range(first..).flat_map(|(_, placed)| {
+            let dropped = placed.group.dropped.iter().map(|dropped| &dropped.scored.group);
+            dropped.chain([&placed.group.scored.group])
+        });
+        placed.chain(self.candidates.finished().map(|scored| &scored.group))
     }
 
     /// The oldest version that a group of the learner's step may be of.
@@ -219,11 +218,11 @@ impl Plan {
     /// has its place behind it.
     pub fn discard(&mut self, prompts: &[(PromptId, u32)]) {
         let Some(status) = self.learner.clone() else { return };
-        let is_of = |group: &RolloutGroup| prompts.contains(&(group.prompt_id, group.epoch));
+        let is_of = |group: &Scored| prompts.contains(&(group.prompt_id, group.epoch));
         let kept_bytes = &mut self.kept_bytes;
         self.placed.retain(|_, placed| {
             let goes = placed.progress == Progress::Unsent && is_of(&placed.group);
-            *kept_bytes -= if goes { size(&placed.group) } else { 0 };
+            *kept_bytes -= if goes { size_placed(&placed.group) } else { 0 };
             !goes
         });
         self.candidates.discard(is_of);
@@ -237,11 +236,11 @@ impl Plan {
         self.place();
     }
 
-    fn release(&mut self, goes: impl Fn(&RolloutGroup) -> bool) {
+    fn release(&mut self, goes: impl Fn(&Placed) -> bool) {
         let kept_bytes = &mut self.kept_bytes;
         self.placed.retain(|_, placed| {
             let goes = goes(&placed.group);
-            *kept_bytes -= if goes { size(&placed.group) } else { 0 };
+            *kept_bytes -= if goes { size_placed(&placed.group) } else { 0 };
             !goes
         });
     }
@@ -263,51 +262,21 @@ impl Plan {
 }
 
 /// Whether any of a group's tokens were sampled from weights after `newest`.
-fn newer_than(group: &RolloutGroup, newest: PolicyVersion) -> bool {
-    group.policy_version > newest || group.completions.iter().any(|completion| newest_of(completion) > newest)
+fn newer_than(group: &Scored, newest: PolicyVersion) -> bool {
+    group.policy_version.max(group.newest().unwrap_or_default()) > newest
 }
 
-/// The newest version that any token of a completion was sampled from.
-pub(super) fn newest_of(completion: &Completion) -> PolicyVersion {
-    completion.versions.iter().map(|(_, version)| *version).max().unwrap_or_default()
-}
-
-/// A group and those that were dropped on the way to it, as if nothing were known of its place.
-fn unplaced(group: &RolloutGroup) -> Vec<RolloutGroup> {
-    let of = |(position, dropped): (u64, &DroppedGroup)| RolloutGroup {
-        id: UNPLACED,
-        prompt_id: dropped.prompt_id,
-        epoch: dropped.epoch,
-        prompt_ids: Vec::new(),
-        prompt_text: dropped.prompt_text.clone(),
-        completions: dropped.completions.clone(),
-        reward_names: group.reward_names.clone(),
-        policy_version: PolicyVersion::default(),
-        cursor: position + 1,
-        dropped: Vec::new(),
-        filler: false,
-        generation_seconds: 0.0,
-    };
-    let mut all: Vec<RolloutGroup> = (group.begin()..).zip(&group.dropped).map(of).collect();
-    all.push(RolloutGroup { id: UNPLACED, dropped: Vec::new(), filler: false, ..group.clone() });
-    all
+/// Memory of a group in its place, with what was dropped on the way to it, near enough for a budget.
+fn size_placed(placed: &Placed) -> usize {
+    let dropped = placed.dropped.iter().map(|dropped| size(dropped));
+    size_of_val(placed) - size_of::<Group>() + size(placed) + dropped.sum::<usize>()
 }
 
 /// Memory of a group, near enough for a budget.
-pub(super) fn size(group: &RolloutGroup) -> usize {
-    let dropped = group.dropped.iter().flat_map(|dropped| &dropped.completions);
-    let completions: usize = group
-        .completions
-        .iter()
-        .chain(dropped)
-        .map(|c| {
-            size_of_val(c)
-                + c.text.len()
-                + size_of_val(c.token_ids.as_slice())
-                + size_of_val(c.logprobs.as_slice())
-                + size_of_val(c.rewards.as_slice())
-        })
-        .sum();
+pub(super) fn size(group: &Group) -> usize {
+    let of_completion =
+        |c: &shared::Completion| size_of_val(c) + c.text.len() + c.episode.bytes() + size_of_val(c.rewards.as_slice());
+    let completions: usize = group.completions.iter().map(of_completion).sum();
     size_of_val(group) + group.prompt_text.len() + size_of_val(group.prompt_ids.as_slice()) + completions
 }
 

@@ -33,7 +33,7 @@ use crate::{
     data::{Dataset, DatasetError, PromptOptions, Tokenizer},
     engine::{EngineOptions, positions_of},
     evaluation::Judging,
-    generator::follower::WeightFollower,
+    generate::{PairGenerator, follower::WeightFollower},
     reward, trace,
 };
 
@@ -72,12 +72,14 @@ pub fn run(run_dir: &RunDir, given: Option<RunId>, factory: &dyn GeneratorFactor
     if config.rollout_trace {
         trace::start();
     }
-    let Some(mut step_loop) = inputs.step_loop(run_dir, &config, &model, (link, first), stop, factory)? else {
+    let Some((mut step_loop, mut generator)) =
+        inputs.step_loop(run_dir, &config, &model, (link, first), stop, factory)?
+    else {
         return Ok(Ended::BySignal);
     };
-    let result = step_loop.run();
+    let result = step_loop.run(&mut *generator);
     if matches!(result, Ok(Ended::RunOver)) {
-        step_loop.engine.close();
+        generator.close();
     }
     trace::write(&run_dir.trace()).context("trace of the sampler")?;
     result
@@ -133,7 +135,7 @@ impl Inputs {
         (link, mut first): (Link, LearnerStatus),
         stop: Arc<AtomicBool>,
         factory: &dyn GeneratorFactory,
-    ) -> anyhow::Result<Option<StepLoop>> {
+    ) -> anyhow::Result<Option<(StepLoop, Box<dyn PairGenerator>)>> {
         let swap = if config.max_staleness == 0 { WeightSwap::Drain } else { config.weight_swap };
         let weights = WeightFollower::new(run_dir.clone(), swap);
         let manifest = WeightManifest::read(&weights.source(first.version).dir)?;
@@ -149,7 +151,7 @@ impl Inputs {
             link: &link,
             stop: &stop,
         };
-        let Some(engine) = factory.generator(parts)? else { return Ok(None) };
+        let Some(generator) = factory.generator(parts)? else { return Ok(None) };
         link.update(|status| {
             status.version = first.version;
             status.oldest_in_use = first.version;
@@ -168,7 +170,7 @@ impl Inputs {
         });
         let kept = Kept::open(run_dir, &first, config.num_generations);
         plan.observe(first);
-        Ok(Some(StepLoop {
+        let step_loop = StepLoop {
             plan,
             kept,
             keeper: Keeper::new(run_dir.clone()),
@@ -177,11 +179,11 @@ impl Inputs {
             assembly: self.assembly(config, config.sampling(), config.num_generations)?,
             evaluation,
             dataset: self.dataset,
-            engine,
             weights,
             link,
             stop,
-        }))
+        };
+        Ok(Some((step_loop, generator)))
     }
 
     fn order(&self, config: &TrainConfig) -> anyhow::Result<PromptOrder> {

@@ -1,4 +1,4 @@
-//! The step loop: listens to the learner, follows its weights, keeps the engine full, and hands groups over.
+//! The step loop: listens to the learner, follows its weights, keeps the generator full, and hands groups over.
 
 use std::{
     sync::{
@@ -11,7 +11,7 @@ use std::{
 use anyhow::Context;
 use crossbeam::channel::Select;
 use shared::{
-    PolicyVersion, RewardOutcome, RolloutGroup,
+    Group, PolicyVersion,
     channel::LearnerStatus,
     heartbeat::{self, Phase},
 };
@@ -21,13 +21,13 @@ use super::{
     in_flight::{Keeper, Kept, is_of, is_whole},
     link::{Link, LinkEvent, silent},
     order::PromptOrder,
-    plan::{Plan, UNPLACED, newest_of},
+    plan::Plan,
 };
 use crate::{
     assembly::Assembly,
     data::Dataset,
-    engine::FinishedSequence,
-    generator::{Generator, follower::WeightFollower},
+    engine::Output,
+    generate::{Next, PairGenerator, Work, drive, follower::WeightFollower},
     trace::{self, Event},
 };
 
@@ -63,9 +63,7 @@ pub struct StepLoop {
     pub keeper: Keeper,
     /// Evaluation between the steps, if it is wanted.
     pub evaluation: Option<Evaluation>,
-    /// What samples.
-    pub engine: Box<dyn Generator>,
-    /// Keeps the engine on the learner's version.
+    /// Keeps the generator on the learner's version.
     pub weights: WeightFollower,
     /// The way to the learner.
     pub link: Link,
@@ -78,26 +76,11 @@ impl StepLoop {
     ///
     /// # Errors
     /// When the learner is silent for too long, the channel or the engine fails, or a version cannot be loaded.
-    pub fn run(&mut self) -> anyhow::Result<Ended> {
-        loop {
-            if self.stop.load(Ordering::Relaxed) {
-                tracing::info!("ended by a signal");
-                return Ok(Ended::BySignal);
-            }
-            self.listen()?;
-            if self.over() {
-                tracing::info!("the run is over");
-                return Ok(Ended::RunOver);
-            }
-            self.collect()?;
-            self.hand_over();
-            self.follow()?;
-            self.feed()?;
-            self.work()?;
-        }
+    pub fn run(&mut self, generator: &mut dyn PairGenerator) -> anyhow::Result<Ended> {
+        drive(generator, self)
     }
 
-    fn listen(&mut self) -> anyhow::Result<()> {
+    fn listen(&mut self, generator: &dyn PairGenerator) -> anyhow::Result<()> {
         for event in self.link.events().try_iter() {
             match event {
                 LinkEvent::Status(status) => {
@@ -105,7 +88,7 @@ impl StepLoop {
                     // The learner was restarted and makes the versions after this one anew, with other weights, or has given
                     // them up. What was measured of the latter stays true.
                     if let Some(newest) = self.plan.observe(status) {
-                        self.weights.forget(&*self.engine, newest);
+                        self.weights.forget(generator, newest);
                         self.kept.forget(newest);
                         self.evaluation.as_mut().map_or(Ok(()), |evaluation| evaluation.forget(durable))?;
                     }
@@ -127,14 +110,14 @@ impl StepLoop {
 
     /// Everything that the learner has not trained on: groups that wait for their step or their place, and the finished
     /// completions of those in the making.
-    fn in_flight(&self) -> Vec<RolloutGroup> {
+    fn in_flight(&self) -> Vec<Group> {
         let in_the_making = self.assembly.in_the_making().filter_map(|group| {
-            let newest = self.plan.counts(group.cursor - 1)?;
+            let newest = self.plan.counts(group.position)?;
             let mut group = group.clone();
-            group.completions.retain(|completion| newest_of(completion) <= newest);
+            group.completions.retain(|completion| completion.episode.newest() <= Some(newest));
             Some(group)
         });
-        self.plan.untrained().chain(in_the_making).chain(self.kept.groups().cloned()).collect()
+        self.plan.untrained().cloned().chain(in_the_making).chain(self.kept.groups().cloned()).collect()
     }
 
     fn learner(&self) -> &LearnerStatus {
@@ -161,11 +144,11 @@ impl StepLoop {
         self.evaluation.as_ref().is_some_and(Evaluation::active)
     }
 
-    fn collect(&mut self) -> anyhow::Result<()> {
+    fn collect(&mut self, generator: &mut dyn PairGenerator) -> anyhow::Result<()> {
         while let Some(group) = self.assembly.finished() {
             self.plan.finish(group);
         }
-        let distrusted = self.engine.distrusted();
+        let distrusted = generator.distrusted();
         if !distrusted.is_empty() {
             self.plan.discard(&distrusted);
         }
@@ -175,26 +158,26 @@ impl StepLoop {
         }
     }
 
-    fn hand_over(&mut self) {
+    fn hand_over(&mut self, generator: &mut dyn PairGenerator) {
         while self.link.has_room() {
             let Some(group) = self.plan.send() else {
                 return;
             };
-            self.engine.handed_over(&group);
-            let fleet = self.engine.fleet();
+            generator.handed_over(&group);
+            let fleet = generator.fleet();
             self.link.update(|status| status.fleet = fleet);
             self.link.send(group);
         }
     }
 
-    fn follow(&mut self) -> anyhow::Result<()> {
+    fn follow(&mut self, generator: &mut dyn PairGenerator) -> anyhow::Result<()> {
         // With the last version no group is made, so without an evaluation it is not loaded.
         if self.evaluating() || (self.complete() && !self.evaluation_due()) {
             return Ok(());
         }
         let learner = self.plan.learner().expect("the loop starts with the learner's first status");
         let finished = learner.finished;
-        match self.weights.follow(&mut *self.engine, learner, self.link.status()) {
+        match self.weights.follow(generator, learner, self.link.status()) {
             Err(error) if finished => {
                 tracing::warn!("the last version is not evaluated: {error:#}");
                 self.evaluation = None;
@@ -204,96 +187,61 @@ impl StepLoop {
         }
     }
 
-    /// Keeps the engine full: with the prompts of an evaluation when one is due, else with the plan's groups.
-    fn feed(&mut self) -> anyhow::Result<()> {
-        if !self.weights.takes_groups(&*self.engine) {
+    /// Keeps the generator full: with the prompts of an evaluation when one is due, else with the plan's groups.
+    fn fill(&mut self, generator: &mut dyn PairGenerator) -> anyhow::Result<()> {
+        if !self.weights.takes_groups(generator) {
             return Ok(());
         }
-        let version = self.engine.version();
+        let version = generator.version();
         let newest = version == self.learner().version;
         if let Some(evaluation) = &mut self.evaluation {
             if !evaluation.active() && newest && evaluation.due(version) {
                 // Groups that were begun are finished first.
-                if !self.engine.is_idle() || !self.assembly.is_empty() {
+                if !generator.is_idle() || !self.assembly.is_empty() {
                     return Ok(());
                 }
                 evaluation.begin(version);
             }
             if evaluation.active() {
-                return evaluation.feed(&mut *self.engine);
+                return evaluation.feed(generator);
             }
         }
-        self.feed_groups()
+        self.begin_groups(generator)
     }
 
-    fn feed_groups(&mut self) -> anyhow::Result<()> {
+    fn begin_groups(&mut self, generator: &mut dyn PairGenerator) -> anyhow::Result<()> {
         // One group in waiting is enough to fill the slots of a step.
-        let full = self.engine.places() + self.num_generations as usize;
-        while self.engine.running() + self.engine.waiting() < full {
-            let Some(position) = self.plan.admit(self.engine.version()) else {
+        let full = generator.capacity() + self.num_generations as usize;
+        while generator.running() + generator.waiting() < full {
+            let Some(position) = self.plan.admit(generator.version()) else {
                 return Ok(());
             };
-            self.begin(position)?;
+            self.begin(generator, position)?;
         }
         Ok(())
     }
 
     /// Begins the group of a position, or goes on with what is kept of it.
-    fn begin(&mut self, position: u64) -> anyhow::Result<()> {
+    fn begin(&mut self, generator: &mut dyn PairGenerator, position: u64) -> anyhow::Result<()> {
         let (epoch, row) = self.order.at(position);
         let row = &self.dataset.rows()[row];
         let request = match self.kept.take(position, self.plan.oldest()).filter(|kept| is_of(kept, row, epoch)) {
             None => {
-                let request = self.assembly.begin(UNPLACED, row, epoch, position + 1);
-                return Ok(self.engine.add_group(request, Some(row))?);
+                let request = self.assembly.begin(row, epoch, position);
+                return Ok(generator.begin_row(request.into(), row)?);
             }
             Some(kept) if is_whole(&kept, self.num_generations) => {
-                self.plan.finish(RolloutGroup { prompt_ids: row.prompt_ids.to_vec(), ..kept });
+                self.plan.finish(Group { prompt_ids: row.prompt_ids.to_vec(), ..kept }.into());
                 None
             }
-            Some(kept) => self.assembly.go_on(UNPLACED, row, epoch, position + 1, kept.completions),
+            Some(kept) => self.assembly.go_on(row, epoch, position, kept.completions),
         };
-        request.map_or(Ok(()), |request| Ok(self.engine.add_group(request, None)?))
+        request.map_or(Ok(()), |request| Ok(generator.begin(request.into())?))
     }
 
-    /// One step of the engine, or a wait when it has nothing to do.
-    fn work(&mut self) -> anyhow::Result<()> {
-        let begin = Instant::now();
-        let can_start = self.engine.waiting() > 0 && self.weights.lets_start(&*self.engine);
-        if self.engine.running() == 0 && !can_start {
-            self.link.update(|status| status.waiting = true);
-            self.wait();
-            trace::span(begin, Instant::now(), Event::Wait);
-            let idle = begin.elapsed().as_micros() as u64;
-            self.link.update(|status| status.idle_micros += idle);
-            return Ok(());
-        }
-        let here = self.engine.is_here();
-        self.link.update(|status| status.waiting = !here);
-        let finished = self.engine.step()?;
-        heartbeat::beat(Phase::Step);
-        let tokens: usize = finished.iter().map(|(sequence, _)| sequence.token_ids.len()).sum();
-        for (sequence, rewards) in finished {
-            self.take(sequence, rewards)?;
-        }
-        let busy = begin.elapsed().as_micros() as u64;
-        self.link.update(|status| {
-            status.busy_micros += busy;
-            status.generated_tokens += tokens as u64;
-        });
-        Ok(())
-    }
-
-    fn take(&mut self, sequence: FinishedSequence, rewards: Vec<RewardOutcome>) -> anyhow::Result<()> {
-        match &mut self.evaluation {
-            Some(evaluation) if evaluation.active() => evaluation.add(sequence, rewards),
-            _ => self.assembly.add(sequence, rewards),
-        }
-    }
-
-    fn wait(&self) {
+    fn wait(&self, generator: &dyn PairGenerator) {
         let scoring = self.assembly.scoring() > 0 || self.evaluating();
-        if scoring || !self.engine.is_here() {
+        if scoring || !generator.is_here() {
             // Rewards have a deadline of their own, and a worker may come at any time.
             heartbeat::beat(Phase::Step);
         } else if self.weights.pending() {
@@ -306,5 +254,63 @@ impl StepLoop {
         let mut select = Select::new();
         select.recv(self.link.events());
         let _ = select.ready_timeout(wait);
+    }
+}
+
+impl<'g> Work<dyn PairGenerator + 'g> for StepLoop {
+    type End = Ended;
+
+    fn feed(&mut self, generator: &mut (dyn PairGenerator + 'g)) -> anyhow::Result<Next<Ended>> {
+        if self.stop.load(Ordering::Relaxed) {
+            tracing::info!("ended by a signal");
+            return Ok(Next::End(Ended::BySignal));
+        }
+        self.listen(generator)?;
+        if self.over() {
+            tracing::info!("the run is over");
+            return Ok(Next::End(Ended::RunOver));
+        }
+        self.collect(generator)?;
+        self.hand_over(generator);
+        self.follow(generator)?;
+        self.fill(generator)?;
+        let can_start = generator.waiting() > 0 && self.weights.lets_start(generator);
+        let is_idle = generator.running() == 0 && !can_start;
+        let waiting = is_idle || !generator.is_here();
+        self.link.update(|status| status.waiting = waiting);
+        Ok(if is_idle { Next::Idle } else { Next::Advance })
+    }
+
+    fn take(
+        &mut self,
+        generator: &mut (dyn PairGenerator + 'g),
+        outputs: Vec<Output>,
+        begun: Instant,
+    ) -> anyhow::Result<()> {
+        heartbeat::beat(Phase::Step);
+        let mut tokens = 0;
+        for sequence in outputs.into_iter().filter_map(Output::ended) {
+            tokens += sequence.token_ids.len() as u64;
+            let rewards = generator.take_rewards(&sequence);
+            match &mut self.evaluation {
+                Some(evaluation) if evaluation.active() => evaluation.add(sequence, rewards)?,
+                _ => self.assembly.add(sequence, rewards)?,
+            }
+        }
+        let busy = begun.elapsed().as_micros() as u64;
+        self.link.update(|status| {
+            status.busy_micros += busy;
+            status.generated_tokens += tokens;
+        });
+        Ok(())
+    }
+
+    fn idle(&mut self, generator: &mut (dyn PairGenerator + 'g)) -> anyhow::Result<()> {
+        let begun = Instant::now();
+        self.wait(generator);
+        trace::span(begun, Instant::now(), Event::Wait);
+        let idle = begun.elapsed().as_micros() as u64;
+        self.link.update(|status| status.idle_micros += idle);
+        Ok(())
     }
 }

@@ -3,18 +3,23 @@
 
 use std::{
     collections::BTreeMap,
+    ops::ControlFlow,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, bail};
 use exporters::ensure_export;
-use rollout_rewards::rehearsal::{Sample, Trial};
-use shared::{Completion, GroupId, ModelDir, PolicyVersion, Step, config::TrainConfig, pace::Waiting};
+use rollout_rewards::{
+    RewardCompletion,
+    rehearsal::{Sample, Trial},
+};
+use shared::{Completion, ModelDir, PolicyVersion, config::TrainConfig, pace::Waiting};
 
 use crate::{
     assembly::Assembly,
     data::{PromptRow, Tokenizer},
-    engine::{Engine, EngineOptions, WeightSource, auto_max_num_seqs, available_memory, export_options},
+    engine::{Engine, EngineOptions, Output, WeightSource, auto_max_num_seqs, available_memory, export_options},
+    generate::{self, Generate},
 };
 
 /// Completions that are asked for at least, in whole groups of [`ROWS`] rows at most.
@@ -48,7 +53,7 @@ pub fn trials(
         bail!("no completion was finished within {} s", ENOUGH.as_secs());
     }
     let trial = |(row, completions): (u64, Vec<Completion>)| {
-        let seen = completions.iter().map(|c| (c.text.as_str(), c.token_ids.as_slice(), c.finish_reason));
+        let seen = completions.iter().map(RewardCompletion::from);
         Trial { input: rows[row as usize].reward_input(seen), samples: vec![Sample::Model; completions.len()] }
     };
     Ok(completions.into_iter().map(trial).collect())
@@ -67,22 +72,23 @@ fn engine(config: &TrainConfig, model: &ModelDir, max_model_len: usize, sequence
 
 /// The completions that are finished in time, by the index of their row.
 fn sample(
-    engine: &mut Engine,
+    generator: &mut dyn Generate,
     rows: &[&PromptRow],
     config: &TrainConfig,
     tokenizer: &Tokenizer,
 ) -> anyhow::Result<BTreeMap<u64, Vec<Completion>>> {
     let mut assembly = Assembly::new(tokenizer.clone(), config.sampling(), config.num_generations, None);
-    for (row, index) in rows.iter().zip(0..) {
-        engine.add_group(assembly.begin(GroupId { step: Step(0), index }, row, 0, 0))?;
+    for (row, position) in rows.iter().zip(0..) {
+        generator.begin(assembly.begin(row, 0, position).into())?;
     }
     let begin = Instant::now();
-    while !engine.is_idle() && begin.elapsed() < ENOUGH {
-        for sequence in engine.step()? {
+    generate::finish(generator, |_, outputs| {
+        for sequence in outputs.into_iter().filter_map(Output::ended) {
             assembly.add(sequence, Vec::new())?;
         }
-    }
+        Ok(if begin.elapsed() < ENOUGH { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
+    })?;
     let mut groups: Vec<_> = assembly.in_the_making().cloned().collect();
     groups.retain(|group| !group.completions.is_empty());
-    Ok(groups.into_iter().map(|group| (group.id.index.into(), group.completions)).collect())
+    Ok(groups.into_iter().map(|group| (group.position, group.completions)).collect())
 }

@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 use anyhow::Context;
 use rollout_rewards::{
-    RewardInput,
+    RewardCompletion, RewardInput,
     rehearsal::{Sample, Trial},
     rules::{answer::expected_answer, tags},
 };
@@ -75,23 +75,22 @@ impl Writer<'_> {
             Sample::Overlong => ENDLESS.repeat(self.longest.div_ceil(8)),
             Sample::Right => right.clone().unwrap_or_default(),
         };
-        let written: Vec<(String, Vec<u32>, FinishReason)> = samples
+        let written: Vec<RewardCompletion> = samples
             .iter()
             .map(|sample| self.write(*sample, &text(sample)))
             .collect::<anyhow::Result<_>>()
             .context("sample completions")?;
-        let seen = written.iter().map(|(text, ids, finish)| (text.as_str(), ids.as_slice(), *finish));
-        Ok(Trial { input: row.reward_input(seen), samples })
+        Ok(Trial { input: row.reward_input(written), samples })
     }
 
-    fn write(&self, sample: Sample, text: &str) -> anyhow::Result<(String, Vec<u32>, FinishReason)> {
+    fn write(&self, sample: Sample, text: &str) -> anyhow::Result<RewardCompletion> {
         let mut ids = self.tokenizer.encode(text, false)?;
         if sample == Sample::Overlong {
             ids.truncate(self.longest);
-            return Ok((self.tokenizer.decode(&ids)?, ids, FinishReason::Length));
+            return Ok(RewardCompletion::of_one_turn(self.tokenizer.decode(&ids)?, ids, FinishReason::Length));
         }
         ids.extend(self.end);
-        Ok((text.to_owned(), ids, FinishReason::Stop))
+        Ok(RewardCompletion::of_one_turn(text, ids, FinishReason::Stop))
     }
 }
 
@@ -157,7 +156,7 @@ mod tests {
         let function = registry().function(rule).unwrap();
         let right = |index| {
             let text = right_answer(&row, index).unwrap();
-            let completion = RewardCompletion { text, token_ids: vec![1], finish_reason: FinishReason::Stop };
+            let completion = RewardCompletion::of_one_turn(text, vec![1], FinishReason::Stop);
             let input = RewardInput { completions: vec![completion], ..row.clone() };
             matches!(function.reward().score(&input)[0], RewardOutcome::Score(score) if score >= 1.0)
         };

@@ -3,7 +3,7 @@
 /// Something that takes time. Numbers are those of the moment when it ended.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Event {
-    /// One call of [`Engine::step`](crate::engine::Engine::step), which contains the next four.
+    /// One call of [`Engine::advance`](crate::engine::Engine::advance), which contains the next four.
     Step {
         /// Sequences in slots.
         running: usize,

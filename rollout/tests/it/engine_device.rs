@@ -11,11 +11,8 @@ use std::{
 };
 
 use exporters::{Checkpoint, ExportOptions, export, write_version};
-use rollout::engine::{Engine, EngineOptions, GroupRequest, Kernels, WeightSource};
-use shared::{
-    ModelDir, PolicyVersion, PromptId, SamplingParams,
-    config::{Device, KvDtype, RolloutDtype},
-};
+use rollout::engine::{Engine, EngineOptions, GroupRequest, Output, Request, WeightSource};
+use shared::{ModelDir, PolicyVersion, PromptId, SamplingParams, config::Device};
 
 fn device(test: &str) -> Option<Device> {
     match std::env::var("TANDEM_TEST_DEVICE").as_deref() {
@@ -37,22 +34,12 @@ fn alone() -> MutexGuard<'static, ()> {
 fn options(device: Device, max_num_seqs: usize) -> EngineOptions {
     EngineOptions {
         device,
-        kernels: Kernels::Packed,
-        rollout_dtype: RolloutDtype::Auto,
-        kv_dtype: KvDtype::Auto,
         threads: 2,
-        max_num_seqs,
         max_num_batched_tokens: 256,
-        speculative_tokens: 0,
         prefill_batch: if device == Device::Cpu { 1 } else { 8 },
-        max_model_len: 96,
         candidates: if device == Device::Cpu { 0 } else { 8192 },
-        cuda_graphs: false,
-        spinning: false,
         hot_swap: true,
-        conformity_gate: true,
-        kept: 0,
-        memory: None,
+        ..EngineOptions::new(max_num_seqs, 96)
     }
 }
 
@@ -75,7 +62,7 @@ fn greedy(engine: &mut Engine) -> Completions {
     for tag in 0..6u64 {
         let prompt: Vec<u32> = (0..3 + 5 * tag as u32).map(|i| 3 + (97 * i + 31 * tag as u32) % 500).collect();
         engine
-            .add_group(GroupRequest {
+            .begin(Request::from(GroupRequest {
                 tag,
                 prompt_id: PromptId(tag),
                 epoch: 0,
@@ -84,12 +71,12 @@ fn greedy(engine: &mut Engine) -> Completions {
                 sampling: Arc::new(sampling.clone()),
                 lengths: Some(Arc::from([24, 5, 17, 9])),
                 stop_criterion: None,
-            })
+            }))
             .unwrap();
     }
     let mut finished = BTreeMap::new();
     while !engine.is_idle() {
-        for sequence in engine.step().unwrap() {
+        for sequence in engine.advance().unwrap().into_iter().filter_map(Output::ended) {
             let logprobs = sequence.logprobs.iter().map(|l| l.logprob).collect();
             finished.insert((sequence.tag, sequence.sample), (sequence.token_ids, logprobs));
         }

@@ -75,7 +75,7 @@ fn outcomes(spec: &str, input: RewardInput) -> Vec<RewardOutcome> {
 }
 
 fn completion(text: &str, token_ids: &[u32]) -> RewardCompletion {
-    RewardCompletion { text: text.into(), token_ids: token_ids.to_vec(), finish_reason: FinishReason::Stop }
+    RewardCompletion::of_one_turn(text, token_ids.to_vec(), FinishReason::Stop)
 }
 
 fn score(outcome: &RewardOutcome) -> f64 {

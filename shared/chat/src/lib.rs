@@ -144,8 +144,10 @@ impl ChatTemplate {
     }
 
     fn add(&mut self, name: &'static str, source: &str) -> Result<(), TemplateError> {
+        // Jinja2 reads every kind of line break in a template as "\n". Those of messages stay as they are.
+        let source = source.replace("\r\n", "\n").replace('\r', "\n");
         let source =
-            nesting::bounded(&without_generation_tags(source), &self.syntax).map_err(TemplateError::Compile)?;
+            nesting::bounded(&without_generation_tags(&source), &self.syntax).map_err(TemplateError::Compile)?;
         let environment = Arc::get_mut(&mut self.environment).expect("nothing is rendered before all is compiled");
         let compile = || guarded(WHAT, MOST_MEMORY, || environment.add_template_owned(name, source));
         on_large_stack(compile)

@@ -32,6 +32,14 @@ fn blocks_are_trimmed_as_transformers_trims_them() {
 }
 
 #[test]
+fn line_breaks_of_a_template_are_read_as_jinja2_reads_them() {
+    let source = "{{ bos_token }}\r\n{% for m in messages %}\r\n  {{ m.content }}\rb{{ 'x\r\ny' }}{{ '\\r' }}\r\n\
+                  {% endfor %}\r\n\r\n";
+    // jinja2 3.1 gives the same: those of messages, and those that are written as `\r`, stay.
+    assert_eq!(prompt(source, &[("user", "1\r\n2")]).unwrap(), "<s>\n  1\r\n2\nbx\ny\r\n");
+}
+
+#[test]
 fn the_extensions_of_transformers_are_there() {
     let source = "{% for m in messages %}{% if loop.index0 > 1 %}{% break %}{% endif %}\
                   {% if m.role == 'system' %}{% continue %}{% endif %}\

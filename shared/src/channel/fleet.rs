@@ -18,7 +18,8 @@ use serde::{Deserialize, Serialize};
 use super::{ChannelError, Refusal};
 use crate::{
     compute::{Device, Kernels, KvDtype, RolloutDtype},
-    group::{FinishReason, RewardOutcome, TokenLogprob},
+    episode::{FinishReason, TokenLogprob},
+    group::RewardOutcome,
     ids::{PolicyVersion, PromptId},
     sampling::SamplingParams,
 };

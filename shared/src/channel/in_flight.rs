@@ -1,7 +1,8 @@
 //! Groups in a file: frames of the channel, each behind its length.
 //!
-//! In a checkpoint of a run with `max_staleness`, such a file holds what was in flight at the sampler: groups that the learner had
-//! not trained on, with or without a place in the run, and groups in the making with the completions that were finished.
+//! In a checkpoint of a run with `max_staleness`, such a file holds what was in flight at the sampler: groups that the
+//! learner had not trained on, by their positions, each with the completions that were finished. A kept step has its
+//! groups with their places.
 
 use std::{
     io::{self, Write},
@@ -10,9 +11,9 @@ use std::{
 
 use super::{
     RunId,
-    frame::{self, FrameError},
+    frame::{self, FrameError, Kept},
 };
-use crate::{atomic, group::RolloutGroup};
+use crate::atomic;
 
 /// Largest file that is read as a whole. What is written is far smaller.
 const MOST_BYTES: u64 = 4 << 30;
@@ -41,7 +42,7 @@ pub enum GroupsError {
 ///
 /// # Errors
 /// Any error of the file system.
-pub fn write_groups<'a>(path: &Path, groups: impl IntoIterator<Item = &'a RolloutGroup>) -> io::Result<[u8; 32]> {
+pub fn write_groups<'a, M: Kept + 'a>(path: &Path, groups: impl IntoIterator<Item = &'a M>) -> io::Result<[u8; 32]> {
     let (mut hasher, mut frame) = (blake3::Hasher::new(), Vec::new());
     atomic::write_with(path, |file| {
         for group in groups {
@@ -60,7 +61,7 @@ pub fn write_groups<'a>(path: &Path, groups: impl IntoIterator<Item = &'a Rollou
 ///
 /// # Errors
 /// What is wrong with it.
-pub fn read_groups(path: &Path) -> Result<Vec<RolloutGroup>, GroupsError> {
+pub fn read_groups<M: Kept>(path: &Path) -> Result<Vec<M>, GroupsError> {
     let length = path.metadata()?.len();
     if length > MOST_BYTES {
         return Err(GroupsError::TooLarge(length));
@@ -81,7 +82,7 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::{GroupId, Step, run_dir::IN_FLIGHT_FILE, testing};
+    use crate::{Group, run_dir::IN_FLIGHT_FILE, testing};
 
     #[test]
     fn groups_come_back_and_a_damaged_file_is_none() {
@@ -89,26 +90,26 @@ mod tests {
         let path = dir.path().join(IN_FLIGHT_FILE);
         let group = |index: u32| {
             let completions = (0..index).map(|sample| testing::completion(sample, vec![1; 9])).collect();
-            testing::group(GroupId { step: Step(3), index }, completions)
+            testing::group(index.into(), completions)
         };
-        let groups: Vec<_> = (0..4).map(group).collect();
+        let groups: Vec<Group> = (0..4).map(group).collect();
         let hash = write_groups(&path, &groups).unwrap();
         let bytes = fs::read(&path).unwrap();
         assert_eq!(hash, *blake3::hash(&bytes).as_bytes());
-        assert_eq!(read_groups(&path).unwrap(), groups);
+        assert_eq!(read_groups::<Group>(&path).unwrap(), groups);
         for at in [0, 4, 7, 8, 20, 100, bytes.len() - 1] {
             let mut damaged = bytes.clone();
             damaged[at] ^= 0x80;
             fs::write(&path, damaged).unwrap();
-            assert!(read_groups(&path).is_err(), "a bit of byte {at} is another");
+            assert!(read_groups::<Group>(&path).is_err(), "a bit of byte {at} is another");
             fs::write(&path, &bytes[..at]).unwrap();
-            assert!(read_groups(&path).is_err() || at == 0, "cut behind {at} bytes");
+            assert!(read_groups::<Group>(&path).is_err() || at == 0, "cut behind {at} bytes");
         }
-        write_groups(&path, []).unwrap();
-        assert_eq!(read_groups(&path).unwrap(), []);
+        write_groups::<Group>(&path, []).unwrap();
+        assert_eq!(read_groups::<Group>(&path).unwrap(), []);
         fs::File::create(&path).unwrap().set_len(MOST_BYTES + 1).unwrap();
-        assert!(matches!(read_groups(&path).unwrap_err(), GroupsError::TooLarge(_)));
+        assert!(matches!(read_groups::<Group>(&path).unwrap_err(), GroupsError::TooLarge(_)));
         fs::remove_file(&path).unwrap();
-        assert!(matches!(read_groups(&path).unwrap_err(), GroupsError::Io(_)));
+        assert!(matches!(read_groups::<Group>(&path).unwrap_err(), GroupsError::Io(_)));
     }
 }

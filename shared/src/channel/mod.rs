@@ -30,7 +30,7 @@ pub use silence::Silence;
 
 use crate::{
     atomic,
-    group::RolloutGroup,
+    group::Placed,
     ids::{PolicyVersion, Step},
     rng,
     run_dir::RunDir,
@@ -222,7 +222,7 @@ pub trait SamplerEnd: Send {
     ///
     /// # Errors
     /// [`ChannelError::Timeout`] at the deadline.
-    fn send_group(&mut self, group: &RolloutGroup, deadline: Instant) -> Result<(), ChannelError>;
+    fn send_group(&mut self, group: &Placed, deadline: Instant) -> Result<(), ChannelError>;
 
     /// Repeats the sampler's status. Never waits.
     ///
@@ -243,7 +243,7 @@ pub trait LearnerEnd: Send {
     ///
     /// # Errors
     /// When the transport fails or the frame is damaged.
-    fn receive_group(&mut self, timeout: Duration) -> Result<Option<RolloutGroup>, ChannelError>;
+    fn receive_group(&mut self, timeout: Duration) -> Result<Option<Placed>, ChannelError>;
 
     /// Repeats the learner's status. Never waits.
     ///

@@ -11,9 +11,10 @@
 //! Behind type and default stand, in any order, the words that [`OptionSpec`] has: what it means that an `Option` is
 //! absent (`absent`), where the option comes from (`trl`, `source`), other spellings (`also`), which numbers it may be
 //! (`at_least`, `above`, `at_most`, `below`, `or_infinite`, `because`), which other option has the share of all steps
-//! that a number of steps below 1 is (`share`), and whether a run may be resumed with another value (`keeps_results`).
-//! A `PathBuf` and each of `Paths` is relative to the file that it is given in; with `on_hub`, it may be a name on the
-//! Hugging Face Hub. To add an option is to add such lines. From them come:
+//! that a number of steps below 1 is (`share`), whether a run may be resumed with another value (`keeps_results`), and
+//! whether only the stock kernels take other values than the default (`needs_stock`). A `PathBuf` and each of `Paths` is
+//! relative to the file that it is given in; with `on_hub`, it may be a name on the Hugging Face Hub. To add an option
+//! is to add such lines. From them come:
 //!
 //! - the field of [`TrainConfig`] and its default;
 //! - the key of `run.toml` and the flag of the command line, with their errors and suggestions ([`layers`]);

@@ -2,8 +2,17 @@
 
 use std::sync::LazyLock;
 
-use super::TrainConfig;
+use serde_json::Value;
+
+use super::{OPTIONS, TrainConfig};
 use crate::declare::{Bounds, OptionValue, ValueKind};
+
+/// The defaults by their keys.
+static DEFAULTS: LazyLock<Value> = LazyLock::new(|| values(&TrainConfig::default()));
+
+fn values(config: &TrainConfig) -> Value {
+    serde_json::to_value(config).expect("a configuration is serialisable")
+}
 
 /// An option of a run. The methods that return one are the words of a declaration, behind type and default.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -30,6 +39,8 @@ pub struct OptionSpec {
     pub on_hub: bool,
     /// For a number of steps: the option that a number below 1 is a value of, a share of all steps.
     pub share: Option<&'static str>,
+    /// Whether another value than the default needs the stock kernels.
+    pub needs_stock: bool,
 }
 
 /// Which tool an option and its name come from.
@@ -58,6 +69,7 @@ impl OptionSpec {
             changes_results: true,
             on_hub: false,
             share: None,
+            needs_stock: false,
         }
     }
 
@@ -139,6 +151,12 @@ impl OptionSpec {
         self
     }
 
+    /// Only the stock kernels take another value than the default.
+    pub(super) const fn needs_stock(mut self) -> Self {
+        self.needs_stock = true;
+        self
+    }
+
     /// The option that has the share of all steps which a number is, if it is one.
     #[must_use]
     pub fn share_of(&self, number: f64) -> Option<&'static str> {
@@ -148,11 +166,9 @@ impl OptionSpec {
     /// The default, if it has one: text without quotes, lists as in TOML. Options that every run must give have none.
     #[must_use]
     pub fn default_text(&self) -> Option<String> {
-        static DEFAULTS: LazyLock<serde_json::Value> =
-            LazyLock::new(|| serde_json::to_value(TrainConfig::default()).expect("a configuration is serialisable"));
         match &DEFAULTS[self.key] {
-            serde_json::Value::Null => None,
-            serde_json::Value::String(text) => Some(text.clone()).filter(|text| !text.is_empty()),
+            Value::Null => None,
+            Value::String(text) => Some(text.clone()).filter(|text| !text.is_empty()),
             value => Some(value.to_string()),
         }
     }
@@ -163,6 +179,19 @@ impl OptionSpec {
     /// `must be`, the bounds, and what was given.
     pub fn check<T: OptionValue>(&self, value: &T) -> Result<(), String> {
         value.outside(&self.bounds).map_or(Ok(()), |found| Err(format!("must be {}, got {found}", self.bounds)))
+    }
+}
+
+impl TrainConfig {
+    /// The options whose values are not the defaults, with the values.
+    #[must_use]
+    pub fn given(&self) -> Vec<(&'static OptionSpec, Value)> {
+        let mut values = values(self);
+        let given = |option: &'static OptionSpec| {
+            let value = values[option.key].take();
+            (value != DEFAULTS[option.key]).then_some((option, value))
+        };
+        OPTIONS.iter().filter_map(given).collect()
     }
 }
 

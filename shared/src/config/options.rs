@@ -480,12 +480,12 @@ options! {
         /// Prompts prefilled in one call, padded to the longest: fewer calls, which should pay on devices, but a place
         /// in the KV cache for each, and on the CPU log-probs whose last digits depend on which prompts met. With the
         /// stock kernels; not yet run on a GPU.
-        rollout_prefill_batch: usize = 1, at_least(1.0);
+        rollout_prefill_batch: usize = 1, at_least(1.0), needs_stock;
         /// Logits of a row that are fetched from the device to draw a token, which needs a few blocks of them; a row
         /// whose distribution needs more (a flat one with `top_p`) is fetched whole. More covers flatter ones, fewer
         /// fetch less; the completions are the same. 0 fetches everything always. With the stock kernels; not yet run
         /// on a GPU, where 8192 is worth a try.
-        rollout_candidates: usize = 0;
+        rollout_candidates: usize = 0, needs_stock;
         /// Record decode steps as CUDA graphs and replay them: saves the launches of small models and few sequences,
         /// costs padding to the next of a few batch sizes, attention laid out for `max_model_len`, and a moment for
         /// each size at its first use with each version of the weights. With `rollout_device` cuda; not yet run on a

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::{DroppedGroup, RewardFailure, RewardOutcome, RolloutGroup, weighted_sum};
+use super::{Group, RewardFailure, RewardOutcome, weighted_sum};
 
 /// A standard deviation up to this counts as 0: numpy's `isclose`, as in TRL's `frac_reward_zero_std`.
 const ZERO_STD: f64 = 1e-8;
@@ -31,7 +31,7 @@ pub enum Contrast {
 /// Scores are sums of decimal fractions: 4 x 0.2 may fall short of 0.8 by a rounding.
 const ROUNDING: f64 = 1e-9;
 
-impl RolloutGroup {
+impl Group {
     /// Whether the group teaches something by the given test. Aborted and empty completions and those that `failure`
     /// excludes are left out, as they are from the baseline.
     #[must_use]
@@ -54,20 +54,12 @@ impl RolloutGroup {
         }
     }
 
-    /// The record of this group as one that was not used.
+    /// What its completions earn (weighted) on average; `None` when no function had a score.
     #[must_use]
-    pub fn as_dropped(&self, stale: bool, failure: RewardFailure) -> DroppedGroup {
+    pub fn mean_reward(&self, failure: RewardFailure) -> Option<f64> {
         let rewards = self.weighted_rewards(failure);
         let mean = rewards.iter().sum::<f64>() / rewards.len() as f64;
-        DroppedGroup {
-            prompt_id: self.prompt_id,
-            epoch: self.epoch,
-            prompt_text: self.prompt_text.clone(),
-            completions: self.completions.clone(),
-            reward: (!rewards.is_empty()).then_some(mean),
-            tokens: self.completions.iter().map(|completion| completion.token_ids.len() as u64).sum(),
-            stale,
-        }
+        (!rewards.is_empty()).then_some(mean)
     }
 
     /// What the functions said of the usable completions, as it counts.
@@ -107,19 +99,18 @@ fn differ(values: &[f64]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Completion, FinishReason, GroupId, PromptId, StepScore, testing};
+    use crate::{Completion, Dropped, Episode, FinishReason, PromptId, StepScore, testing};
 
-    fn group(rewards: Vec<Vec<RewardOutcome>>) -> RolloutGroup {
+    fn group(rewards: Vec<Vec<RewardOutcome>>) -> Group {
         let of = |(rewards, sample)| Completion { rewards, ..testing::completion(sample, vec![1, 2]) };
-        RolloutGroup {
+        Group {
             prompt_id: PromptId(3),
             reward_names: vec![("a".into(), 1.0), ("b".into(), 2.0)],
-            cursor: 5,
-            ..testing::group(GroupId::default(), rewards.into_iter().zip(0..).map(of).collect())
+            ..testing::group(4, rewards.into_iter().zip(0..).map(of).collect())
         }
     }
 
-    fn scores(rows: &[[f64; 2]]) -> RolloutGroup {
+    fn scores(rows: &[[f64; 2]]) -> Group {
         group(rows.iter().map(|row| row.map(RewardOutcome::Score).to_vec()).collect())
     }
 
@@ -164,10 +155,10 @@ mod tests {
     fn what_is_left_out_of_the_baseline_makes_no_contrast() {
         use RewardOutcome::{NotApplicable, Score};
         let mut two = scores(&[[1.0, 0.0], [0.0, 0.0]]);
-        two.completions[1].finish_reason = FinishReason::Aborted;
+        two.completions[1].episode = testing::episode(vec![1, 2], &[(0, 0)], FinishReason::Aborted);
         assert!(!two.has_contrast(Contrast::Total, RewardFailure::Exclude));
         let mut two = scores(&[[1.0, 0.0], [0.0, 0.0]]);
-        two.completions[0].token_ids.clear();
+        two.completions[0].episode = Episode::default();
         assert!(!two.has_contrast(Contrast::Total, RewardFailure::Exclude));
         let one_scored = group(vec![vec![Score(1.0), NotApplicable], vec![NotApplicable, NotApplicable]]);
         assert!(!one_scored.has_contrast(Contrast::Total, RewardFailure::Exclude));
@@ -189,8 +180,8 @@ mod tests {
             assert!(group.has_contrast(contrast, RewardFailure::Zero), "{contrast:?}");
         }
         assert!(group.has_contrast(Contrast::Total, RewardFailure::SkipFunction));
-        assert_eq!(group.as_dropped(false, RewardFailure::Exclude).reward, Some(3.0));
-        assert_eq!(group.as_dropped(false, RewardFailure::Zero).reward, Some(8.0 / 3.0));
+        assert_eq!(group.mean_reward(RewardFailure::Exclude), Some(3.0));
+        assert_eq!(group.mean_reward(RewardFailure::Zero), Some(8.0 / 3.0));
     }
 
     #[test]
@@ -209,12 +200,14 @@ mod tests {
 
     #[test]
     fn a_dropped_group_leaves_its_reward_and_its_tokens() {
-        let figures = |dropped: &DroppedGroup| (dropped.prompt_id, dropped.reward, dropped.tokens, dropped.stale);
+        let rule = RewardFailure::Exclude;
+        let figures =
+            |dropped: &Dropped| (dropped.prompt_id, dropped.mean_reward(rule), dropped.sampled_tokens(), dropped.stale);
         let group_of_two = scores(&[[1.0, 0.5], [1.0, 0.5]]);
-        let found = group_of_two.as_dropped(false, RewardFailure::Exclude);
+        let found = Dropped { scored: group_of_two.clone().into(), stale: false };
         assert_eq!(figures(&found), (PromptId(3), Some(2.0), 4, false));
         assert_eq!(found.completions, group_of_two.completions, "it reaches the learner whole");
-        let silent = group(vec![vec![RewardOutcome::NotApplicable; 2]]).as_dropped(true, RewardFailure::Exclude);
-        assert_eq!(figures(&silent), (PromptId(3), None, 2, true));
+        let silent = group(vec![vec![RewardOutcome::NotApplicable; 2]]);
+        assert_eq!(figures(&Dropped { scored: silent.into(), stale: true }), (PromptId(3), None, 2, true));
     }
 }

@@ -4,16 +4,19 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// A completion: a line of `completions/tokens-N.jsonl`. Lists have one number for each token, or none at all where it was in no
-/// pass of the learner.
+/// A completion: a line of `completions/tokens-N.jsonl`. Lists have one number for each token, or none at all where it
+/// was in no pass of the learner. Given tokens have null.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TokenRecord {
     /// Index of the group within the step's batch.
     pub group: u32,
     /// Index of the completion within its group.
     pub sample: u32,
-    /// The tokens.
+    /// The tokens, sampled and given.
     pub tokens: Vec<u32>,
+    /// The owner mask: 1 for each token that was sampled, 0 for one that was given; left out where all were sampled.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub owner: Vec<u8>,
     /// Runs of versions of the weights: (first token, version).
     pub versions: Vec<(u32, u64)>,
     /// Log-probs under the distribution that the sampler drew from.
@@ -33,6 +36,14 @@ pub struct TokenRecord {
     pub weights: Vec<f32>,
     /// Tokens that were clipped or masked in any pass, by the metric that counts them.
     pub marks: BTreeMap<String, Vec<u32>>,
+}
+
+impl TokenRecord {
+    /// Whether a token was given to the policy.
+    #[must_use]
+    pub fn is_given(&self, token: usize) -> bool {
+        self.owner.get(token) == Some(&0)
+    }
 }
 
 /// JSON has no NaN.

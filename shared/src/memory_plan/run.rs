@@ -358,6 +358,7 @@ fn sampler_sizes(config: &TrainConfig, model: &ModelConfig, work: &Workload, seq
         rows: sequences,
         max_num_batched_tokens: config.max_num_batched_tokens,
         prefill_batch: config.rollout_prefill_batch,
+        kept_states: 0,
         logits_copies: SamplerSizes::logits_copies(config.rollout_candidates, config.rollout_cuda_graphs),
         hot_swap: true,
         kept: kept_numbers(config, model),

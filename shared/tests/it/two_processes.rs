@@ -11,13 +11,13 @@ use std::{
 };
 
 use shared::{
-    Completion, FinishReason, GroupId, PolicyVersion, RolloutGroup, RunDir, Step, TokenLogprob, atomic,
+    Completion, Episode, FinishReason, GroupId, Placed, PolicyVersion, RunDir, Step, TokenLogprob, atomic,
     channel::{
         ChannelError, LearnerEnd, LearnerStatus, RunId, STATUS_INTERVAL, SamplerEnd, SamplerStatus, incarnation,
         iox::{self, IoxLearner, IoxSampler},
     },
     rng::Stream,
-    testing::{completion, group},
+    testing::{completion, group, placed},
 };
 
 const STEPS: u64 = 200;
@@ -29,7 +29,7 @@ const ROLE: &str = "TANDEM_TEST_ROLE";
 const RUN_DIR: &str = "TANDEM_TEST_RUN_DIR";
 
 /// Groups differ in content and, by a factor of 100, in size, all derived from the id.
-fn make_group(id: GroupId) -> RolloutGroup {
+fn make_group(id: GroupId) -> Placed {
     let mut stream = Stream::new(&[id.step.0, u64::from(id.index)]);
     let tokens = 20 + stream.below(2000) as usize;
     let token_ids: Vec<u32> = (0..tokens).map(|_| stream.next_u64() as u32).collect();
@@ -37,14 +37,13 @@ fn make_group(id: GroupId) -> RolloutGroup {
         .iter()
         .map(|&t| TokenLogprob { logprob: t as f32, kept_count: t, ..TokenLogprob::default() })
         .collect();
+    let versions = vec![(0, PolicyVersion(id.step.0))];
     let completion = Completion {
-        logprobs,
-        versions: vec![(0, PolicyVersion(id.step.0))],
+        episode: Episode::of_one_turn(token_ids, logprobs, versions, FinishReason::Length),
         text: "x".repeat(tokens),
-        finish_reason: FinishReason::Length,
-        ..completion(0, token_ids)
+        ..completion(0, Vec::new())
     };
-    RolloutGroup { policy_version: PolicyVersion(id.step.0), ..group(id, vec![completion]) }
+    placed(id, group(0, vec![completion]))
 }
 
 /// What the learner has put on disk: one file per step, whole or absent.
@@ -88,7 +87,7 @@ fn sampler(run_dir: &RunDir) {
 
 fn learner(run_dir: &RunDir) {
     let mut channel = IoxLearner::open(run_dir, RunId::NONE).unwrap();
-    let mut arrived: BTreeMap<GroupId, RolloutGroup> = BTreeMap::new();
+    let mut arrived: BTreeMap<GroupId, Placed> = BTreeMap::new();
     let mut status = LearnerStatus { incarnation: incarnation(), ..LearnerStatus::default() };
     let (mut last_sign, mut last_group) = (Instant::now(), Instant::now());
     loop {
@@ -116,7 +115,7 @@ fn learner(run_dir: &RunDir) {
         let complete = arrived.keys().filter(|id| id.step.0 == durable).count() == GROUPS_PER_STEP as usize;
         if complete && !status.finished {
             let rest = arrived.split_off(&GroupId { step: Step(durable + 1), index: 0 });
-            let line = |g: &RolloutGroup| {
+            let line = |g: &Placed| {
                 assert_eq!(g, &make_group(g.id), "a group was altered on its way");
                 format!("{}\n", g.id)
             };

@@ -46,6 +46,7 @@ const Samples = (() => {
       ...Object.entries(row.rewards ?? {}).map(([name, value]) => [name, Format.number(value)]),
       ['advantage', Format.number(row.advantage)],
       ['tokens', String(row.tokens ?? '–')],
+      ...(row.given_tokens ? [['given tokens', String(row.given_tokens)]] : []),
       ['ended by', row.finish_reason ?? '–'],
       ['version', String(row.version ?? '–')],
       ['state', stateOf(row) || '–'],

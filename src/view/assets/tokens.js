@@ -40,6 +40,9 @@ const Tokens = (() => {
     return largest;
   };
 
+  // Without an owner mask the policy has sampled them all.
+  const isGiven = (tokens, index) => tokens.owner?.[index] === 0;
+
   const versionOf = (tokens, index) => tokens.versions.findLast(([first]) => first <= index)?.[1];
 
   const view = (tokens) => {
@@ -50,7 +53,8 @@ const Tokens = (() => {
       const piece = tokens.pieces?.[index];
       // Special tokens and parts of characters have no text.
       const text = piece ? Format.visible(piece).replaceAll('\n', '⏎\n') : `⟨${id}⟩`;
-      return el('span', { class: 'token', tabIndex: index === 0 ? 0 : -1, text });
+      const owner = isGiven(tokens, index) ? 'token given' : 'token';
+      return el('span', { class: owner, tabIndex: index === 0 ? 0 : -1, text });
     });
     const places = new Map(spans.map((span, index) => [span, index]));
     const placeOf = (element) => places.get(element) ?? -1;
@@ -60,8 +64,13 @@ const Tokens = (() => {
       spans[chosen ?? 0].tabIndex = -1;
       spans[index].tabIndex = 0;
       chosen = index;
+      const name = `token ${index + 1} of ${tokens.tokens.length + tokens.left_out}: id ${tokens.tokens[index]}`;
+      if (isGiven(tokens, index)) {
+        readout.textContent = `${name} · given to the policy, not sampled`;
+        return;
+      }
       const facts = [
-        `token ${index + 1} of ${tokens.tokens.length + tokens.left_out}: id ${tokens.tokens[index]}`,
+        name,
         `sampler ${Format.number(tokens.sampler[index])}`, `learner ${Format.number(tokens.learner[index])}`,
         `difference ${Format.number(figures.difference[index])}`, `entropy ${Format.number(tokens.entropy[index])}`,
         `advantage ${Format.number(tokens.advantages[index])}`,

@@ -9,7 +9,7 @@ use harness::tiny_model::ModelFolder;
 use prost::Message as _;
 use rollout_rounded::{Index, RoundedError, round, unpack};
 use shared::{
-    ModelDir, PolicyVersion, PromptId, RolloutGroup, SamplingParams, WeightManifest,
+    Group, ModelDir, Placed, PolicyVersion, PromptId, SamplingParams, Scored, Segment, WeightManifest, Why,
     channel::{
         LearnerStatus, SamplerStatus,
         fleet::{Difference, Edition, Lease, Made, Orders, Report, RunFacts},
@@ -24,9 +24,11 @@ use shared_store::{CHUNK_BYTES, Index as StoreIndex, IndexedFile};
 
 /// The first byte chooses the kind of message, the rest is a body.
 pub fn frame_seeds() -> Vec<Vec<u8>> {
-    let completion = testing::completion(0, vec![5, 6, 7]);
-    let group = testing::group(shared::GroupId { step: shared::Step(3), index: 1 }, vec![completion]);
-    let group = RolloutGroup { prompt_text: "2+2=".into(), reward_names: vec![("format".into(), 1.0)], ..group };
+    let mut completion = testing::completion(0, vec![5, 6, 7]);
+    completion.episode.push(Segment::Given { ids: &[8, 9], why: Why::Reply });
+    let group = testing::group(0, vec![completion]);
+    let group = Group { prompt_text: "2+2=".into(), reward_names: vec![("format".into(), 1.0)], ..group };
+    let group = testing::placed(shared::GroupId { step: shared::Step(3), index: 1 }, group);
     let body = |kind: u8, frame: Vec<u8>| [&[kind], &frame[HEADER_LEN..]].concat();
     let group = frame::encode(&group);
     let small = |kind: u8| [&[kind][..], &[1; 40]].concat();
@@ -39,10 +41,13 @@ pub fn frame_seeds() -> Vec<Vec<u8>> {
 pub fn frame(bytes: &[u8]) {
     let Some((kind, body)) = bytes.split_first() else { return };
     match kind % 4 {
-        0 => check::<RolloutGroup>(&framed(Kind::Group, body)),
-        1 => check::<LearnerStatus>(&framed(Kind::LearnerStatus, body)),
-        2 => check::<SamplerStatus>(&framed(Kind::SamplerStatus, body)),
-        _ => check::<RolloutGroup>(body),
+        0 => {
+            check_kept::<Placed>(&framed(FRAME_VERSION, Kind::Placed, body));
+            check_kept::<Scored>(&framed(BEFORE, Kind::Placed, body));
+        }
+        1 => check::<LearnerStatus>(&framed(FRAME_VERSION, Kind::LearnerStatus, body)),
+        2 => check::<SamplerStatus>(&framed(FRAME_VERSION, Kind::SamplerStatus, body)),
+        _ => check_kept::<Group>(body),
     }
 }
 
@@ -61,10 +66,10 @@ pub fn fleet_seeds() -> Vec<Vec<u8>> {
     let made = Made {
         lease: 1,
         sample: 2,
-        token_ids: completion.token_ids,
-        logprobs: completion.logprobs,
-        versions: completion.versions,
-        finish_reason: completion.finish_reason,
+        token_ids: completion.token_ids().to_vec(),
+        logprobs: completion.episode.logprobs().copied().collect(),
+        versions: completion.episode.versions().collect(),
+        finish_reason: completion.finish_reason(),
         seconds: 0.75,
         rewards: completion.rewards,
     };
@@ -103,8 +108,8 @@ pub fn fleet_seeds() -> Vec<Vec<u8>> {
 pub fn fleet(bytes: &[u8]) {
     let Some((kind, body)) = bytes.split_first() else { return };
     match kind % 4 {
-        0 => check::<Report>(&framed(Kind::Report, body)),
-        1 => check::<Orders>(&framed(Kind::Orders, body)),
+        0 => check::<Report>(&framed(FRAME_VERSION, Kind::Report, body)),
+        1 => check::<Orders>(&framed(FRAME_VERSION, Kind::Orders, body)),
         2 => check::<Report>(body),
         _ => check::<Orders>(body),
     }
@@ -124,18 +129,40 @@ pub fn endpoint_seeds() -> Vec<Vec<u8>> {
 }
 
 fn check<M: frame::Message>(bytes: &[u8]) {
-    if let Ok(message) = frame::decode::<M>(bytes) {
+    check_read(frame::decode::<M>(bytes).ok());
+}
+
+/// As [`check`], for what files hold, also of older builds. No episode that is read makes its reader panic.
+fn check_kept<M: frame::Kept>(bytes: &[u8]) {
+    check_read(frame::decode_kept::<M>(bytes).ok());
+    if let Ok(group) = frame::decode_kept::<Group>(bytes) {
+        for episode in group.completions.iter().map(|completion| &completion.episode) {
+            let lengths = episode.segments().map(|segment| match segment {
+                Segment::Sampled { ids, .. } | Segment::Given { ids, .. } => ids.len(),
+            });
+            assert!(lengths.sum::<usize>() <= episode.token_ids().len());
+            let _ = (episode.versions().count(), episode.is_sound(), episode.sampled_before(usize::MAX));
+        }
+    }
+}
+
+fn check_read<M: frame::Message>(message: Option<M>) {
+    if let Some(message) = message {
         let written = frame::encode(&message);
         let again: M = frame::decode(&written).expect("what was written is read");
         assert_eq!(frame::encode(&again), written);
     }
 }
 
+/// A version of frames whose groups have another layout.
+const BEFORE: u16 = 9;
+
 /// A frame whose header is right.
-fn framed(kind: Kind, body: &[u8]) -> Vec<u8> {
-    let length = body.len() as u64;
-    let start =
-        [&MAGIC[..], &FRAME_VERSION.to_le_bytes(), &(kind as u16).to_le_bytes(), &length.to_le_bytes()].concat();
+fn framed(version: u16, kind: Kind, body: &[u8]) -> Vec<u8> {
+    let (length, run) = (body.len() as u64, 0u64);
+    let kind = kind as u16;
+    let start = [&MAGIC[..], &version.to_le_bytes(), &kind.to_le_bytes(), &length.to_le_bytes(), &run.to_le_bytes()];
+    let start = start.concat();
     let sum = blake3::hash(&[&start, body].concat());
     [&start, &sum.as_bytes()[..8], body].concat()
 }

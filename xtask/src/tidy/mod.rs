@@ -5,6 +5,7 @@ mod golden;
 mod length;
 mod machine;
 mod methods;
+mod one_loop;
 mod sources;
 mod unfinished;
 mod unsafe_code;
@@ -27,6 +28,7 @@ const RULES: &[Rule] = &[
     golden::check,
     unsafe_code::check,
     circles::check,
+    one_loop::check,
 ];
 
 /// Checks what belongs to the source tree at `root`.

@@ -10,7 +10,8 @@ use std::{
 
 use harness::memory::MemorySampler;
 use shared::{
-    Completion, FinishReason, GroupId, PolicyVersion, PromptId, RewardOutcome, RolloutGroup, Step, TokenLogprob,
+    Completion, Episode, FinishReason, Group, GroupId, Placed, PolicyVersion, PromptId, RewardOutcome, Step,
+    TokenLogprob,
     channel::{InFlight, LearnerStatus, Refusal, SamplerEnd, SamplerStatus},
     config::{LrSchedulerType, TrainConfig},
     rng::Stream,
@@ -50,7 +51,7 @@ pub fn config(dataset: PathBuf) -> TrainConfig {
 }
 
 /// A group that depends on its place alone.
-pub fn group(config: &TrainConfig, step: u64, index: u32, version: u64) -> RolloutGroup {
+pub fn group(config: &TrainConfig, step: u64, index: u32, version: u64) -> Placed {
     let mut stream = Stream::new(&[step, u64::from(index)]);
     let mut tokens = |least: u64, most: u64| -> Vec<u32> {
         let count = least + stream.below(most - least + 1);
@@ -62,38 +63,35 @@ pub fn group(config: &TrainConfig, step: u64, index: u32, version: u64) -> Rollo
             let token_ids = tokens(1, u64::from(config.max_completion_length));
             let full = token_ids.len() == config.max_completion_length as usize;
             let draw = f64::from(token_ids[0]) / VOCABULARY as f64;
+            let logprob = TokenLogprob { logprob: -6.0, logprob_at_temperature: -6.0, ..Default::default() };
+            let (logprobs, versions) = (vec![logprob; token_ids.len()], vec![(0, PolicyVersion(version))]);
+            let finish = if full { FinishReason::Length } else { FinishReason::Stop };
             Completion {
-                logprobs: vec![
-                    TokenLogprob { logprob: -6.0, logprob_at_temperature: -6.0, ..Default::default() };
-                    token_ids.len()
-                ],
-                versions: vec![(0, PolicyVersion(version))],
+                episode: Episode::of_one_turn(token_ids, logprobs, versions, finish),
                 text: format!("completion {sample}"),
-                finish_reason: if full { FinishReason::Length } else { FinishReason::Stop },
                 rewards: vec![
                     RewardOutcome::Score(draw),
                     if draw > 0.8 { RewardOutcome::NotApplicable } else { RewardOutcome::Score(1.0) },
                 ],
-                ..testing::completion(sample, token_ids)
+                ..testing::completion(sample, Vec::new())
             }
         })
         .collect();
     let groups = u64::from(config.groups_per_step());
     let position = step * groups + u64::from(index);
-    RolloutGroup {
+    let group = Group {
         prompt_id: PromptId(position % 10),
         epoch: (position / 10) as u32,
         prompt_ids,
         prompt_text: "a prompt".into(),
         reward_names: vec![("a".into(), 1.0), ("b".into(), 0.5)],
-        policy_version: PolicyVersion(version),
-        cursor: position + 1,
-        ..testing::group(GroupId { step: Step(step), index }, completions)
-    }
+        ..testing::group(position, completions)
+    };
+    testing::placed(GroupId { step: Step(step), index }, group)
 }
 
 /// The groups of a step, made with the version that a synchronous run has then.
-pub fn groups(config: &TrainConfig, step: u64) -> Vec<RolloutGroup> {
+pub fn groups(config: &TrainConfig, step: u64) -> Vec<Placed> {
     (0..config.groups_per_step()).map(|index| group(config, step, index, step)).collect()
 }
 
@@ -164,8 +162,12 @@ fn send(end: &mut MemorySampler, config: &TrainConfig, step: u64, manners: Manne
         rewards.for_each(|rewards| rewards[0] = RewardOutcome::Failed("Traceback:\n  NameError".into()));
     }
     if manners.strange.is_some_and(|(first, end)| (first..end).contains(&step)) {
-        let tokens = list.iter_mut().flat_map(|group| &mut group.completions).flat_map(|c| &mut c.logprobs);
-        tokens.for_each(|token| (token.logprob, token.logprob_at_temperature) = (-12.0, -12.0));
+        for completion in list.iter_mut().flat_map(|group| &mut group.completions) {
+            testing::change(completion, |turn| {
+                let tokens = turn.logprobs.iter_mut();
+                tokens.for_each(|token| (token.logprob, token.logprob_at_temperature) = (-12.0, -12.0));
+            });
+        }
     }
     if manners.speechless {
         for group in &mut list {

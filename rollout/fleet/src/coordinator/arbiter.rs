@@ -2,13 +2,15 @@
 //! decide, on a side thread and from the weights that workers have, and goes afterwards.
 
 use std::{
+    ops::ControlFlow,
     path::PathBuf,
     thread::{self, JoinHandle},
 };
 
 use rollout::{
     data::Tokenizer,
-    engine::{Engine, EngineOptions, WeightSource, distance_of},
+    engine::{Engine, EngineOptions, Output, WeightSource, distance_of},
+    generate::{self, Generate},
 };
 use shared::{
     ModelDir, RunDir,
@@ -166,15 +168,16 @@ fn open(options: &ArbiterOptions, edition: &Edition) -> anyhow::Result<Engine> {
     Ok(Engine::new(source, &options.model, options.engine.clone())?)
 }
 
-fn make(options: &ArbiterOptions, engine: &mut Engine, check: &Check) -> Result<Vec<Made>, String> {
+fn make(options: &ArbiterOptions, generator: &mut dyn Generate, check: &Check) -> Result<Vec<Made>, String> {
     let mut request = check.request.clone();
     request.stop_criterion = options.tokenizer.stop_criterion(&request.sampling.stop);
     request.tag = 0;
-    engine.add_group(request).map_err(|e| e.to_string())?;
+    generator.begin(request.into()).map_err(|e| e.to_string())?;
     let mut made = Vec::new();
-    while !engine.is_idle() {
-        let finished = engine.step().map_err(|e| e.to_string())?;
-        made.extend(finished.into_iter().map(|sequence| messages::made(0, sequence)));
-    }
+    let finished = generate::finish(generator, |_, outputs| {
+        made.extend(outputs.into_iter().filter_map(Output::ended).map(|sequence| messages::made(0, sequence)));
+        Ok(ControlFlow::Continue(()))
+    });
+    finished.map_err(|e| e.to_string())?;
     Ok(made)
 }

@@ -6,7 +6,7 @@ use anyhow::Context;
 use rollout::{
     data::Tokenizer,
     engine::EngineOptions,
-    generator::Generator,
+    generate::PairGenerator,
     pair::factory::{GeneratorFactory, RunParts},
 };
 use shared::{
@@ -41,7 +41,7 @@ impl GeneratorFactory for FleetFactory {
         config.listen.as_ref().map(drop).context("`listen` is missing")
     }
 
-    fn generator(&self, run: RunParts<'_>) -> anyhow::Result<Option<Box<dyn Generator>>> {
+    fn generator(&self, run: RunParts<'_>) -> anyhow::Result<Option<Box<dyn PairGenerator>>> {
         let fleet = open(run.run_dir, run.config, run.model, run.tokenizer, run.options)?;
         Ok(Some(Box::new(fleet)))
     }

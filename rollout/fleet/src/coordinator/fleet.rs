@@ -1,6 +1,7 @@
 //! Workers as the generator of a run.
 
 use std::{
+    collections::HashMap,
     sync::{Arc, PoisonError, atomic::Ordering},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
@@ -8,11 +9,11 @@ use std::{
 
 use rollout::{
     data::PromptRow,
-    engine::{EngineError, FinishedSequence, GroupRequest, SwapReport, WeightSource},
-    generator::Generator,
+    engine::{EngineError, FinishedSequence, Output, Request, SwapReport, WeightSource},
+    generate::{Generate, PairGenerator},
 };
 use shared::{
-    PolicyVersion, PromptId, RewardOutcome, RolloutGroup, RunDir,
+    Placed, PolicyVersion, PromptId, RewardOutcome, RunDir,
     channel::{
         FleetStatus,
         fleet::{CALL_INTERVAL, CoordinatorEnd, Edition},
@@ -32,7 +33,7 @@ use crate::{
 
 /// The version of a coordinator that has announced none.
 const NONE: PolicyVersion = PolicyVersion(u64::MAX);
-/// How long [`Fleet::step`] waits for completions.
+/// How long [`Generate::advance`] of a [`Fleet`] waits for completions.
 const STEP: Duration = Duration::from_millis(5);
 
 /// Workers, as what samples for the step loop.
@@ -43,6 +44,10 @@ pub struct Fleet {
     /// Workers are to score what they make.
     workers_score: bool,
     version: PolicyVersion,
+    /// Of the completions that came last, what workers have said of them.
+    rewards: HashMap<(u64, u32), Vec<RewardOutcome>>,
+    /// Requests of which more than completions is asked, by their tag, with how many completions are to come.
+    asked: HashMap<u64, (Request, usize)>,
     pending: Option<Pending>,
     /// The version that the store has lost, on its way again.
     repair: Option<OnItsWay>,
@@ -78,10 +83,41 @@ impl Fleet {
             arbiter,
             workers_score,
             version: NONE,
+            rewards: HashMap::new(),
+            asked: HashMap::new(),
             pending: None,
             repair: None,
             thread: Some(thread),
         })
+    }
+
+    /// A request for workers; `row` is the row that they score it by.
+    fn add(&mut self, request: Request, row: Option<String>) {
+        let group = request.whole();
+        if request.stream || request.keep {
+            self.asked.insert(group.tag, (request, group.samples.len()));
+        }
+        self.shared.scheduler().add(group, self.version, row);
+        self.shared.wake_workers();
+    }
+
+    /// What comes of a completion.
+    fn outputs(&mut self, sequence: FinishedSequence) -> Vec<Output> {
+        let tag = sequence.tag;
+        let Some((request, _)) = self.asked.get(&tag) else { return vec![Output::Ended { sequence, state: None }] };
+        let outputs = request.outputs(sequence);
+        self.has_come(tag);
+        outputs
+    }
+
+    /// One of the completions with a tag is there, or not wanted any more.
+    fn has_come(&mut self, tag: u64) {
+        if let Some((_, left)) = self.asked.get_mut(&tag) {
+            *left -= 1;
+            if *left == 0 {
+                self.asked.remove(&tag);
+            }
+        }
     }
 
     /// Tells workers of a version that is in the store.
@@ -154,12 +190,12 @@ impl Fleet {
     }
 }
 
-impl Generator for Fleet {
+impl Generate for Fleet {
     fn version(&self) -> PolicyVersion {
         self.version
     }
 
-    fn places(&self) -> usize {
+    fn capacity(&self) -> usize {
         self.shared.scheduler().places()
     }
 
@@ -171,14 +207,12 @@ impl Generator for Fleet {
         self.shared.scheduler().waiting()
     }
 
-    fn add_group(&mut self, request: GroupRequest, row: Option<&PromptRow>) -> Result<(), EngineError> {
-        let row = row.filter(|_| self.workers_score).map(scores::text_of);
-        self.shared.scheduler().add(request, self.version, row);
-        self.shared.wake_workers();
+    fn begin(&mut self, request: Request) -> Result<(), EngineError> {
+        self.add(request, None);
         Ok(())
     }
 
-    fn step(&mut self) -> Result<Vec<(FinishedSequence, Vec<RewardOutcome>)>, EngineError> {
+    fn advance(&mut self) -> Result<Vec<Output>, EngineError> {
         self.arbitrate();
         self.mend_store()?;
         if self.thread.as_ref().is_none_or(JoinHandle::is_finished) {
@@ -190,7 +224,21 @@ impl Generator for Fleet {
             scheduler = self.shared.arrived.wait_timeout(scheduler, STEP).unwrap_or_else(PoisonError::into_inner).0;
             finished = scheduler.take_finished();
         }
-        Ok(finished)
+        drop(scheduler);
+        self.rewards.clear();
+        let mut outputs = Vec::new();
+        for (sequence, rewards) in finished {
+            self.rewards.insert((sequence.tag, sequence.sample), rewards);
+            outputs.extend(self.outputs(sequence));
+        }
+        Ok(outputs)
+    }
+
+    fn cancel(&mut self, tag: u64, sample: Option<u32>) -> Vec<FinishedSequence> {
+        let cancelled = self.shared.scheduler().cancel(tag, sample);
+        cancelled.iter().for_each(|sequence| self.has_come(sequence.tag));
+        self.shared.wake_workers();
+        cancelled
     }
 
     fn begin_swap(&mut self, weights: WeightSource) -> Result<(), EngineError> {
@@ -238,6 +286,17 @@ impl Generator for Fleet {
 
     /// Each worker finishes what it has begun before it changes weights, where it is to.
     fn set_admission(&mut self, _: bool) {}
+}
+
+impl PairGenerator for Fleet {
+    fn begin_row(&mut self, request: Request, row: &PromptRow) -> Result<(), EngineError> {
+        self.add(request, Some(row).filter(|_| self.workers_score).map(scores::text_of));
+        Ok(())
+    }
+
+    fn take_rewards(&mut self, sequence: &FinishedSequence) -> Vec<RewardOutcome> {
+        self.rewards.remove(&(sequence.tag, sequence.sample)).unwrap_or_default()
+    }
 
     fn is_here(&self) -> bool {
         false
@@ -261,7 +320,7 @@ impl Generator for Fleet {
         }
     }
 
-    fn handed_over(&mut self, group: &RolloutGroup) {
+    fn handed_over(&mut self, group: &Placed) {
         self.shared.scheduler().handed_over(group.prompt_id, group.epoch, group.id.step.0);
     }
 

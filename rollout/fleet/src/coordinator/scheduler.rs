@@ -21,7 +21,7 @@ use std::{
 
 use rollout::engine::{FinishedSequence, GroupRequest};
 use shared::{
-    PolicyVersion, PromptId, RewardOutcome,
+    FinishReason, PolicyVersion, PromptId, RewardOutcome,
     channel::fleet::{Edition, KernelClass, Made, Orders, Report, RunFacts},
 };
 
@@ -161,6 +161,34 @@ impl Scheduler {
         let open: BTreeSet<u32> = request.samples.iter().copied().collect();
         self.waiting.extend(open.iter().map(|&sample| (number, sample)));
         self.requests.insert(number, Request { request, version, open, row });
+    }
+
+    /// One completion of the requests with a tag, or all, are not wanted any more; what a worker makes of them all the same
+    /// is passed over. Returns those of them that nobody has made.
+    pub fn cancel(&mut self, tag: u64, sample: Option<u32>) -> Vec<FinishedSequence> {
+        let of_tag = self.requests.iter().filter(|(_, request)| request.request.tag == tag);
+        let numbers: Vec<u64> = of_tag.map(|(number, _)| *number).collect();
+        let mut cancelled = Vec::new();
+        for number in numbers {
+            let open = &mut self.requests.get_mut(&number).expect("it was just looked at").open;
+            let ended: Vec<u32> = open.extract_if(.., |index| sample.is_none_or(|sample| sample == *index)).collect();
+            for index in ended {
+                self.waiting.remove(&(number, index));
+                cancelled.push(FinishedSequence {
+                    tag,
+                    sample: index,
+                    token_ids: Vec::new(),
+                    logprobs: Vec::new(),
+                    versions: Vec::new(),
+                    finish_reason: FinishReason::Aborted,
+                    queue_seconds: 0.0,
+                    ttft_seconds: 0.0,
+                    total_seconds: 0.0,
+                });
+            }
+            self.retire(number);
+        }
+        cancelled
     }
 
     /// Workers are to sample from this edition from now on.

@@ -1,7 +1,7 @@
 //! A worker: samples for a run on another host. It knows no dataset, no rewards and no plan; everything it needs comes
 //! with the coordinator's answers and from where the run has its weights, so it may come and go at any time.
 //!
-//! A worker runs the engine, and follows the versions with the same [`follower`](rollout::generator::follower) as the
+//! A worker runs the engine, and follows the versions with the same [`follower`](rollout::generate::follower) as the
 //! sampler of a pair.
 
 mod client;

@@ -14,8 +14,8 @@ use std::{
 use anyhow::{Context, bail};
 use rollout::{
     data::Tokenizer,
-    engine::{Engine, EngineOptions, GroupRequest, WeightSource, auto_max_num_seqs, available_memory},
-    generator::follower::WeightFollower,
+    engine::{Engine, EngineOptions, GroupRequest, Output, WeightSource, auto_max_num_seqs, available_memory},
+    generate::{self, Work, drive, follower::WeightFollower},
 };
 use shared::{
     ModelDir, PolicyVersion, RunDir,
@@ -55,7 +55,7 @@ pub(super) fn work(
         }
         let facts = first.facts.clone().expect("they were waited for");
         let next = match Session::open(client, scratch, options, stop, facts, first)? {
-            Opened::Session(mut session) => session.run()?,
+            Opened::Session(mut session, mut engine) => drive(&mut *engine, &mut *session)?,
             Opened::Next(next) => next,
         };
         match next {
@@ -67,7 +67,7 @@ pub(super) fn work(
 
 /// A session, or what comes instead of it.
 enum Opened<'a> {
-    Session(Box<Session<'a>>),
+    Session(Box<Session<'a>>, Box<Engine>),
     Next(Next),
 }
 
@@ -109,7 +109,6 @@ struct Session<'a> {
     /// The coordinator that its leases are of.
     coordinator: u64,
     tokenizer: Tokenizer,
-    engine: Engine,
     /// Scores what is made, where the run wants that.
     scorer: Option<Scorer>,
     weights: WeightFollower,
@@ -125,6 +124,8 @@ struct Session<'a> {
     waiting: VecDeque<Lease>,
     /// Completions still to be made of those that have.
     started: BTreeMap<u64, usize>,
+    /// Tokens that were decoded before the step at hand.
+    decoded: u64,
 }
 
 impl<'a> Session<'a> {
@@ -204,7 +205,7 @@ impl<'a> Session<'a> {
                 let weights = WeightFollower::new(scratch.run_dir().clone(), swap);
                 let status = Mutex::new(SamplerStatus::default());
                 let started = BTreeMap::new();
-                return Ok(Opened::Session(Box::new(Self {
+                let session = Box::new(Self {
                     client,
                     scratch,
                     options,
@@ -212,7 +213,6 @@ impl<'a> Session<'a> {
                     facts,
                     coordinator,
                     tokenizer,
-                    engine,
                     scorer: scorer.take(),
                     weights,
                     status,
@@ -222,7 +222,9 @@ impl<'a> Session<'a> {
                     wanted_since,
                     waiting: VecDeque::new(),
                     started,
-                })));
+                    decoded: 0,
+                });
+                return Ok(Opened::Session(session, Box::new(engine)));
             }
             tell_unfetched(client, &fetcher);
             if let Some(next) = client.orders(SHORT)? {
@@ -241,41 +243,13 @@ impl<'a> Session<'a> {
         }
     }
 
-    fn run(&mut self) -> anyhow::Result<Next> {
-        loop {
-            if self.stop.load(Ordering::Relaxed) {
-                return Ok(Next::Left(Left::BySignal));
-            }
-            let idle = self.engine.is_idle();
-            let busy = self.weights.pending() || self.fetcher.here() != self.wanted.as_ref() || self.scoring() > 0;
-            let wait = match (idle, busy) {
-                (true, false) => IDLE,
-                (true, true) => SHORT,
-                (false, _) => Duration::ZERO,
-            };
-            let begun = Instant::now();
-            if let Some(orders) = self.client.orders(wait)?
-                && let Some(next) = self.obey(orders)?
-            {
-                return Ok(next);
-            }
-            if idle {
-                self.client.update(|report| report.work.idle_s += begun.elapsed().as_secs_f64());
-            }
-            self.follow()?;
-            self.begin()?;
-            self.step()?;
-            self.send_scored();
-        }
-    }
-
     /// Leases whose completions are being scored.
     fn scoring(&self) -> u32 {
         self.scorer.as_ref().map_or(0, Scorer::scoring)
     }
 
     /// Takes orders; something comes after this session where they say so.
-    fn obey(&mut self, orders: Orders) -> anyhow::Result<Option<Next>> {
+    fn obey(&mut self, engine: &mut Engine, orders: Orders) -> anyhow::Result<Option<Next>> {
         refuse(&orders)?;
         if orders.finished {
             tracing::info!("the run is over");
@@ -283,12 +257,12 @@ impl<'a> Session<'a> {
         }
         if orders.coordinator != self.coordinator {
             if orders.facts.as_ref() != Some(&self.facts) {
-                self.engine.abort_all();
+                engine.abort_all();
                 return Ok(orders.facts.is_some().then(|| Next::OtherRun(Box::new(orders))));
             }
             tracing::info!("the coordinator has begun anew");
             self.coordinator = orders.coordinator;
-            self.engine.abort_all();
+            engine.abort_all();
             self.waiting.clear();
             self.started.clear();
             self.scorer.iter_mut().for_each(|scorer| scorer.retain(&[]));
@@ -304,9 +278,9 @@ impl<'a> Session<'a> {
         self.waiting.retain(|lease| orders.leases.contains(&lease.id));
         self.started.retain(|id, _| orders.leases.contains(id));
         self.scorer.iter_mut().for_each(|scorer| scorer.retain(&orders.leases));
-        if self.started.is_empty() && !self.engine.is_idle() {
+        if self.started.is_empty() && !engine.is_idle() {
             // Everything that runs has been given to others.
-            self.engine.abort_all();
+            engine.abort_all();
         }
         let known = self.held();
         self.waiting.extend(orders.granted.into_iter().filter(|lease| !known.contains(&lease.id)));
@@ -343,25 +317,25 @@ impl<'a> Session<'a> {
     }
 
     /// Fetches the wanted edition, and goes over to it.
-    fn follow(&mut self) -> anyhow::Result<()> {
+    fn follow(&mut self, engine: &mut Engine) -> anyhow::Result<()> {
         if let Some(here) = self.fetcher.look(self.wanted.as_ref(), Some(&self.in_use), self.weights.pending())? {
             self.client.update(|report| {
                 report.work.fetched_bytes += here.came.bytes;
                 report.work.fetch_s += here.came.seconds;
             });
-            if here.edition.version == self.engine.version() && here.edition.blake3 != self.in_use.blake3 {
+            if here.edition.version == engine.version() && here.edition.blake3 != self.in_use.blake3 {
                 // Made again, with other weights.
                 let before = PolicyVersion(here.edition.version.0.saturating_sub(1));
-                self.weights.forget(&self.engine, before);
+                self.weights.forget(engine, before);
             }
         }
         tell_unfetched(self.client, &self.fetcher);
         let Some(here) = self.fetcher.here().cloned().filter(|here| *here != self.in_use) else { return Ok(()) };
         let learner =
             LearnerStatus { version: here.version, publication: here.publication, ..LearnerStatus::default() };
-        self.weights.follow(&mut self.engine, &learner, &self.status)?;
+        self.weights.follow(engine, &learner, &self.status)?;
         let refusal = self.status.lock().expect("no holder of the lock panics").refusal.clone();
-        let settled = self.engine.version() == here.version && self.weights.is_settled();
+        let settled = engine.version() == here.version && self.weights.is_settled();
         if settled {
             self.in_use = here.clone();
             keep_only(self.scratch.run_dir(), &[here.version]);
@@ -383,8 +357,8 @@ impl<'a> Session<'a> {
     }
 
     /// Starts leases that the weights in use are for.
-    fn begin(&mut self) -> anyhow::Result<()> {
-        if !self.weights.takes_groups(&self.engine) {
+    fn begin(&mut self, engine: &mut Engine) -> anyhow::Result<()> {
+        if !self.weights.takes_groups(engine) {
             return Ok(());
         }
         let (able, later): (VecDeque<Lease>, VecDeque<Lease>) =
@@ -393,7 +367,7 @@ impl<'a> Session<'a> {
         for lease in able {
             self.started.insert(lease.id, lease.samples.len());
             self.scorer.iter_mut().try_for_each(|scorer| scorer.begin(&lease))?;
-            self.engine.add_group(GroupRequest {
+            let group = GroupRequest {
                 tag: lease.id,
                 prompt_id: lease.prompt_id,
                 epoch: lease.epoch,
@@ -402,20 +376,54 @@ impl<'a> Session<'a> {
                 stop_criterion: self.tokenizer.stop_criterion(&lease.sampling.stop),
                 sampling: lease.sampling.into(),
                 lengths: None,
-            })?;
+            };
+            engine.begin(group.into())?;
         }
         Ok(())
     }
 
-    /// One step of the engine.
-    fn step(&mut self) -> anyhow::Result<()> {
-        let can_start = self.engine.waiting() > 0 && self.weights.lets_start(&self.engine);
-        if self.engine.running() == 0 && !can_start {
-            return Ok(());
+    /// Waits as long as a worker of the wanted rate would have worked.
+    fn hold_back(&self, begun: Instant, tokens: u64) {
+        if let Some(rate) = self.options.tokens_per_second {
+            let whole = Duration::from_secs_f64(tokens as f64 / rate);
+            thread::sleep(whole.saturating_sub(begun.elapsed()));
         }
-        let (begun, before) = (Instant::now(), self.engine.profile().decode_tokens);
-        let finished = self.engine.step()?;
-        let tokens = self.engine.profile().decode_tokens - before + finished.len() as u64;
+    }
+}
+
+impl Work<Engine> for Session<'_> {
+    type End = Next;
+
+    fn feed(&mut self, engine: &mut Engine) -> anyhow::Result<generate::Next<Next>> {
+        if self.stop.load(Ordering::Relaxed) {
+            return Ok(generate::Next::End(Next::Left(Left::BySignal)));
+        }
+        let idle = engine.is_idle();
+        let busy = self.weights.pending() || self.fetcher.here() != self.wanted.as_ref() || self.scoring() > 0;
+        let wait = match (idle, busy) {
+            (true, false) => IDLE,
+            (true, true) => SHORT,
+            (false, _) => Duration::ZERO,
+        };
+        let begun = Instant::now();
+        if let Some(orders) = self.client.orders(wait)?
+            && let Some(next) = self.obey(engine, orders)?
+        {
+            return Ok(generate::Next::End(next));
+        }
+        if idle {
+            self.client.update(|report| report.work.idle_s += begun.elapsed().as_secs_f64());
+        }
+        self.follow(engine)?;
+        self.begin(engine)?;
+        self.decoded = engine.profile().decode_tokens;
+        let can_start = engine.waiting() > 0 && self.weights.lets_start(engine);
+        Ok(if engine.running() == 0 && !can_start { generate::Next::Idle } else { generate::Next::Advance })
+    }
+
+    fn take(&mut self, engine: &mut Engine, outputs: Vec<Output>, begun: Instant) -> anyhow::Result<()> {
+        let finished: Vec<_> = outputs.into_iter().filter_map(Output::ended).collect();
+        let tokens = engine.profile().decode_tokens - self.decoded + finished.len() as u64;
         self.hold_back(begun, tokens);
         let mut sent = Vec::new();
         for sequence in finished {
@@ -447,15 +455,14 @@ impl<'a> Session<'a> {
         } else {
             self.client.update(change)
         }
+        self.send_scored();
         Ok(())
     }
 
-    /// Waits as long as a worker of the wanted rate would have worked.
-    fn hold_back(&self, begun: Instant, tokens: u64) {
-        if let Some(rate) = self.options.tokens_per_second {
-            let whole = Duration::from_secs_f64(tokens as f64 / rate);
-            thread::sleep(whole.saturating_sub(begun.elapsed()));
-        }
+    /// What waits is the next look at orders.
+    fn idle(&mut self, _: &mut Engine) -> anyhow::Result<()> {
+        self.send_scored();
+        Ok(())
     }
 }
 

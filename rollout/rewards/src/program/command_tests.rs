@@ -108,11 +108,7 @@ fn the_request_has_prompt_completions_and_columns() {
     let spec = program(&format!("printf \"%s\\n\" \"$line\" > {}; echo [0]", seen.display()));
     let mut pool = pool_of(&writing_to(folder.path()), &[spec], 10.0);
     let columns = serde_json::json!({"answer": "4"}).as_object().unwrap().clone();
-    let completion = |text: &str| RewardCompletion {
-        text: text.into(),
-        token_ids: vec![5, 6],
-        finish_reason: shared::FinishReason::Length,
-    };
+    let completion = |text: &str| RewardCompletion::of_one_turn(text, vec![5, 6], shared::FinishReason::Length);
     let completions = vec![completion("2+2\n\"=\" 4 \\")];
     pool.submit(0, RewardInput { prompt: "é?".into(), columns: columns.into(), completions, ..RewardInput::default() });
     assert_eq!(pool.recv().unwrap().outcomes, [[RewardOutcome::Score(0.0)]]);

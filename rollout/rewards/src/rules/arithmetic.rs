@@ -192,8 +192,8 @@ mod tests {
     fn steps_end_at_their_last_token() {
         let text = "é: 1+1=2\nnothing here\n2+2=5";
         let token_ids = ByteTokenizer::encode(text);
-        let completion = RewardCompletion { text: text.into(), token_ids, finish_reason: FinishReason::Stop };
-        let none = RewardCompletion { text: "x".into(), token_ids: vec![87], finish_reason: FinishReason::Stop };
+        let completion = RewardCompletion::of_one_turn(text, token_ids, FinishReason::Stop);
+        let none = RewardCompletion::of_one_turn("x", vec![87], FinishReason::Stop);
         let input = RewardInput {
             tokenizer: Some(Arc::new(ByteTokenizer)),
             completions: vec![completion, none],

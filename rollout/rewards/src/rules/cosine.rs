@@ -50,7 +50,7 @@ pub(super) fn build(parameters: &Parameters) -> Built {
     let correct_at = scale.min_value_correct.min(scale.max_value_correct);
     judged(correct_at, ANSWER_COLUMNS, answer::vote, move |text, completion, expected| {
         let accuracy = answer::accuracy(text, expected)?;
-        Some(scale.reward(accuracy == 1.0, completion.token_ids.len()))
+        Some(scale.reward(accuracy == 1.0, completion.length()))
     })
 }
 

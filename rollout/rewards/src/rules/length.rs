@@ -36,7 +36,7 @@ pub(super) fn build_soft_overlong(parameters: &Parameters) -> Built {
     if cache > max {
         return Err(format!("`soft_punish_cache` {cache} is larger than `max_completion_len` {max}"));
     }
-    of_completion(0.0, move |completion| soft_overlong(completion.token_ids.len(), max, cache))
+    of_completion(0.0, move |completion| soft_overlong(completion.length(), max, cache))
 }
 
 /// The length reward of Kimi k1.5 (section 2.3.3), for every completion: `0.5 - (len - min) / (max - min)` over the
@@ -45,7 +45,7 @@ pub struct Relative;
 
 impl Reward for Relative {
     fn score(&self, input: &RewardInput) -> Vec<RewardOutcome> {
-        let lengths: Vec<usize> = input.completions.iter().map(|c| c.token_ids.len()).collect();
+        let lengths: Vec<usize> = input.completions.iter().map(RewardCompletion::length).collect();
         let shortest = lengths.iter().min().copied().unwrap_or(0);
         let range = lengths.iter().max().copied().unwrap_or(0) - shortest;
         let score = |length: usize| if range == 0 { 0.0 } else { 0.5 - (length - shortest) as f64 / range as f64 };
@@ -96,11 +96,7 @@ mod tests {
 
     #[test]
     fn relative_lengths_are_ranked_within_the_group() {
-        let completion = |n: usize| RewardCompletion {
-            text: String::new(),
-            token_ids: vec![0; n],
-            finish_reason: FinishReason::Stop,
-        };
+        let completion = |n: usize| RewardCompletion::of_one_turn("", vec![0; n], FinishReason::Stop);
         let scores = |lengths: &[usize]| -> Vec<f64> {
             let completions = lengths.iter().map(|&n| completion(n)).collect();
             let input = RewardInput { completions, ..RewardInput::default() };

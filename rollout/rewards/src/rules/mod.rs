@@ -211,7 +211,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         parameters: &[Parameter { name: "target", default: None, about: "the wanted number of tokens" }],
         build: |p| {
             let target = positive(p, "target")?;
-            of_completion(0.0, move |c| length::near(c.token_ids.len(), target))
+            of_completion(0.0, move |c| length::near(c.length(), target))
         },
     },
     Entry {

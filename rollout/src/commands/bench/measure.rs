@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    ops::ControlFlow,
     time::{Duration, Instant},
 };
 
@@ -9,7 +10,8 @@ use shared::FinishReason;
 
 use super::{super::progress::rate, processor::processor_seconds, workload::Workload};
 use crate::{
-    engine::{Engine, Profile, SwapReport, WeightSource},
+    engine::{Engine, Output, Profile, SwapReport, WeightSource},
+    generate,
     trace::{self, Event},
 };
 
@@ -38,12 +40,13 @@ impl Measurement {
         let (start, busy) = (Instant::now(), processor_seconds());
         workload.submit(engine)?;
         let mut finished = Vec::with_capacity(workload.sequences());
-        while !engine.is_idle() {
-            finished.extend(engine.step()?);
+        generate::finish(engine, |engine, outputs| {
+            finished.extend(outputs.into_iter().filter_map(Output::ended));
             if start.elapsed() > limit {
                 finished.extend(engine.abort_all());
             }
-        }
+            Ok(ControlFlow::Continue(()))
+        })?;
         let seconds = start.elapsed().as_secs_f64();
         let cores = (processor_seconds() - busy) / seconds;
         let generated_tokens = finished.iter().map(|s| s.token_ids.len() as u64).sum();
@@ -106,9 +109,7 @@ pub(super) fn swap(
             }
         };
         workload.submit_one_token(engine)?;
-        while !engine.is_idle() {
-            engine.step()?;
-        }
+        generate::finish(engine, |_, _| Ok(ControlFlow::Continue(())))?;
         anyhow::Ok((report, begin.elapsed().as_secs_f64()))
     };
     once()?;

@@ -1,11 +1,14 @@
 //! What is generated.
 
-use std::{fs, path::Path, sync::Arc};
+use std::{fs, ops::ControlFlow, path::Path, sync::Arc};
 
 use anyhow::{Context, ensure};
 use shared::{ModelConfig, PromptId, SamplingParams, rng::Stream};
 
-use crate::engine::{Engine, GroupRequest};
+use crate::{
+    engine::GroupRequest,
+    generate::{self, Generate},
+};
 
 /// Ids below this are often special tokens.
 const FIRST_ORDINARY_TOKEN: usize = 300;
@@ -32,29 +35,26 @@ impl Workload {
     }
 
     /// Queues everything.
-    pub fn submit(&self, engine: &mut Engine) -> anyhow::Result<()> {
-        self.submit_with(engine, &self.lengths)
+    pub fn submit(&self, generator: &mut dyn Generate) -> anyhow::Result<()> {
+        self.submit_with(generator, &self.lengths)
     }
 
     /// Runs everything for a few tokens, so that pages are mapped and threads awake.
-    pub fn warm_up(&self, engine: &mut Engine) -> anyhow::Result<()> {
+    pub fn warm_up(&self, generator: &mut dyn Generate) -> anyhow::Result<()> {
         const TOKENS: u32 = 3;
         let short: Vec<u32> = self.lengths.iter().map(|&n| n.min(TOKENS)).collect();
-        self.submit_with(engine, &short)?;
-        while !engine.is_idle() {
-            engine.step()?;
-        }
-        Ok(())
+        self.submit_with(generator, &short)?;
+        generate::finish(generator, |_, _| Ok(ControlFlow::Continue(())))
     }
 
     /// Queues one token after the first prompt.
-    pub fn submit_one_token(&self, engine: &mut Engine) -> anyhow::Result<()> {
-        Ok(engine.add_group(self.group(0, &[1]))?)
+    pub fn submit_one_token(&self, generator: &mut dyn Generate) -> anyhow::Result<()> {
+        Ok(generator.begin(self.group(0, &[1]).into())?)
     }
 
-    fn submit_with(&self, engine: &mut Engine, lengths: &[u32]) -> anyhow::Result<()> {
+    fn submit_with(&self, generator: &mut dyn Generate, lengths: &[u32]) -> anyhow::Result<()> {
         for (prompt, lengths) in lengths.chunks(self.num_generations as usize).enumerate() {
-            engine.add_group(self.group(prompt, lengths))?;
+            generator.begin(self.group(prompt, lengths).into())?;
         }
         Ok(())
     }

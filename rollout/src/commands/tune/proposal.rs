@@ -4,12 +4,10 @@ use std::{fmt::Write, path::Path, time::Duration};
 
 use anyhow::Context;
 use serde_json::{Value, json};
-use shared::{
-    atomic,
-    config::{Device, KvDtype, RolloutDtype},
-};
+use shared::{atomic, config::TrainConfig};
 
 use super::{
+    super::flags::BatchingFlags,
     learner::Halves,
     search::{Search, Trial},
     work::Task,
@@ -23,6 +21,8 @@ pub(super) const TITLE: &str = "# Proposed by `tandem tune`";
 pub(super) struct Proposal<'a> {
     search: &'a Search<'a>,
     task: &'a Task,
+    /// What the flags say.
+    asked: TrainConfig,
     usual: &'a Trial,
     best: &'a Trial,
     halves: Option<&'a Halves>,
@@ -31,8 +31,14 @@ pub(super) struct Proposal<'a> {
 
 impl<'a> Proposal<'a> {
     /// `usual` and `best` as the search has measured them.
-    pub fn new(search: &'a Search<'a>, task: &'a Task, [usual, best]: [&'a Trial; 2], took: Duration) -> Self {
-        Self { search, task, usual, best, halves: None, seconds: took.as_secs_f64() }
+    pub fn new(
+        search: &'a Search<'a>,
+        task: &'a Task,
+        asked: &BatchingFlags,
+        [usual, best]: [&'a Trial; 2],
+        took: Duration,
+    ) -> Self {
+        Self { search, task, asked: asked.config(), usual, best, halves: None, seconds: took.as_secs_f64() }
     }
 
     /// With what was found out about the learner.
@@ -147,20 +153,9 @@ impl<'a> Proposal<'a> {
 
     /// What the user asked for beside what was tuned: option and value, as in TOML.
     fn given(&self) -> Vec<(&'static str, String)> {
-        let options = self.options();
-        let choice = |value: &dyn std::fmt::Display| format!("\"{value}\"");
-        [
-            ("rollout_device", choice(&options.device), options.device != Device::Cpu),
-            ("rollout_dtype", choice(&options.rollout_dtype), options.rollout_dtype != RolloutDtype::Auto),
-            ("kv_dtype", choice(&options.kv_dtype), options.kv_dtype != KvDtype::Auto),
-            ("speculative_tokens", options.speculative_tokens.to_string(), options.speculative_tokens > 0),
-            ("rollout_prefill_batch", options.prefill_batch.to_string(), options.prefill_batch > 1),
-            ("rollout_candidates", options.candidates.to_string(), options.candidates > 0),
-            ("rollout_cuda_graphs", true.to_string(), options.cuda_graphs),
-        ]
-        .into_iter()
-        .filter_map(|(option, value, given)| given.then_some((option, value)))
-        .collect()
+        const TUNED: &[&str] = &["rollout_kernels", "max_num_batched_tokens"];
+        let given = self.asked.given().into_iter().filter(|(option, _)| !TUNED.contains(&option.key));
+        given.map(|(option, value)| (option.key, value.to_string())).collect()
     }
 
     /// Writes the file in one visible step.

@@ -3,6 +3,7 @@
 use std::{fs, path::Path};
 
 use serde_json::json;
+use shared::FinishReason;
 
 use super::*;
 use crate::data::testing::{BOS, byte_tokenizer};
@@ -58,7 +59,7 @@ fn countdown_rows_give_tinyzeros_task() {
     assert!(chat.prompt_text.starts_with("<|user|>Using the numbers [1, 2, 3]"));
     assert!(chat.prompt_text.ends_with("<|assistant|>Let me solve this step by step.\n<think>"));
     for row in [plain, chat] {
-        let input = row.reward_input([("1</think>", [7u32].as_slice(), FinishReason::Stop)]);
+        let input = row.reward_input([RewardCompletion::of_one_turn("1</think>", vec![7], FinishReason::Stop)]);
         assert_eq!(input.completions[0].text, "Let me solve this step by step.\n<think>1</think>");
         assert!(!input.prompt.contains("Let me solve"));
         assert_eq!(format!("{}{}", input.prompt, row.prefill), row.prompt_text);

@@ -1,16 +1,17 @@
 //! Sequences in slots, over shared pages.
 
 use std::{
+    collections::HashMap,
     sync::Arc,
     thread::{self, JoinHandle},
     time::Duration,
 };
 
-use ndarray::ArrayViewMut2;
+use ndarray::{ArrayViewMut2, s};
 use rollout_kernels::{
     buffer::LargeBuffer,
     element::Format,
-    pages::{FreePages, PageShape},
+    pages::{FreePages, PAGE, PageShape},
     simd::{Isa, MAX_BYTE_PRODUCTS},
 };
 use shared::{ModelConfig, WeightManifest, config::KvDtype, memory_plan::PACKED_PREFILL};
@@ -18,7 +19,7 @@ use shared::{ModelConfig, WeightManifest, config::KvDtype, memory_plan::PACKED_P
 use super::{
     super::{
         EngineError, EngineOptions, WeightSource,
-        backend::{Abilities, Backend, Cost, EachRow, Prompts},
+        backend::{Abilities, Backend, Continued, Cost, EachRow, Prompts},
         draft::Drafts,
         gate::{Examined, Gate, Rounding},
         scheduler::PrefillLimits,
@@ -44,6 +45,27 @@ struct Prefix {
     len: usize,
 }
 
+/// What samples start from: a prefix, and what comes after it where they go on from a state.
+struct Prompt {
+    prefix: Arc<Prefix>,
+    own: Vec<u32>,
+    /// Positions in its own pages.
+    own_len: usize,
+}
+
+impl Prompt {
+    /// Positions that are there.
+    fn len(&self) -> usize {
+        self.prefix.len + self.own_len
+    }
+}
+
+impl From<Prefix> for Prompt {
+    fn from(prefix: Prefix) -> Self {
+        Self { prefix: Arc::new(prefix), own: Vec::new(), own_len: 0 }
+    }
+}
+
 /// A running sequence: a prompt and pages of its own.
 struct Slot {
     prefix: Arc<Prefix>,
@@ -65,9 +87,11 @@ pub(in super::super) struct PackedBackend {
     session: PackedSession,
     slots: Vec<Option<Slot>>,
     /// The prompts that samples are started from; those that have started all of theirs are gone.
-    prefixes: Vec<Option<Arc<Prefix>>>,
+    prompts: Vec<Option<Prompt>>,
     /// The prompt that will be next, of which a part has been computed.
-    coming: Option<Prefix>,
+    coming: Option<Prompt>,
+    /// What is held of sequences that have ended, by its number.
+    held: HashMap<u64, Prompt>,
     free: FreePages,
     options: PackedOptions,
     /// The next version.
@@ -119,8 +143,9 @@ impl PackedBackend {
         Ok(Self {
             session: PackedSession::new(Arc::new(weights), config, options)?,
             slots: Vec::new(),
-            prefixes: Vec::new(),
+            prompts: Vec::new(),
             coming: None,
+            held: HashMap::new(),
             free: FreePages::new(options.pages.pages),
             options,
             loaded: Shelf::default(),
@@ -130,13 +155,41 @@ impl PackedBackend {
     }
 
     /// Gives the prompts up, complete or not; sequences that were started from them keep them.
-    fn forget_prefixes(&mut self) {
-        for prefix in self.prefixes.drain(..).flatten() {
-            give_back_prefix(&mut self.free, prefix);
+    fn forget_prompts(&mut self) {
+        for prompt in self.prompts.drain(..).flatten().chain(self.coming.take()) {
+            give_back(&mut self.free, prompt);
         }
-        if let Some(coming) = self.coming.take() {
-            self.free.give_back(&coming.pages);
+    }
+
+    /// The pages of a prompt's own for somebody else who goes on from there: full ones are shared, the last one is copied.
+    fn fork(&mut self, own: &[u32], own_len: usize) -> Vec<u32> {
+        let full = own_len / PAGE;
+        let mut pages = own[..full].to_vec();
+        self.free.share(&pages);
+        if !own_len.is_multiple_of(PAGE) {
+            extend(&mut self.free, &mut pages, full + 1);
+            self.session.copy_page(own[full], pages[full]);
         }
+        pages
+    }
+
+    /// Where a prompt that goes on from a state begins.
+    fn begin(&mut self, of: Continued<'_>) -> Prompt {
+        let mut prompt = match of.held.and_then(|number| self.held.remove_entry(&number)) {
+            Some((number, held)) => {
+                let (prefix, own_len) = (Arc::clone(&held.prefix), held.own_len);
+                let own = self.fork(&held.own, own_len);
+                self.held.insert(number, held);
+                Prompt { prefix, own, own_len }
+            }
+            None => {
+                let mut pages = Vec::new();
+                extend(&mut self.free, &mut pages, PageShape::pages_for(of.prompt));
+                Prefix { pages, len: 0 }.into()
+            }
+        };
+        extend(&mut self.free, &mut prompt.own, PageShape::pages_for(of.tokens.len() - of.prompt));
+        prompt
     }
 
     /// What the last call took: pages of a shared prompt were read once.
@@ -157,15 +210,19 @@ impl Backend for PackedBackend {
             instruction_set: Isa::detect().name(self.options.format),
             prefill: PREFILL,
             pieces: true,
+            keeps: true,
         }
     }
 
     fn prefill(&mut self, prompts: Prompts<'_>, logits: ArrayViewMut2<'_, f32>) -> Result<Cost, EngineError> {
         let Prompts { tokens, computed, most } = prompts;
         if computed == 0 {
-            self.forget_prefixes();
+            self.forget_prompts();
         }
-        let mut coming = self.coming.take();
+        let mut coming = self
+            .coming
+            .take()
+            .map(|coming| Arc::into_inner(coming.prefix).expect("nothing starts from a piece of a prompt"));
         assert_eq!(
             coming.as_ref().map_or(0, |prefix| prefix.len),
             computed,
@@ -193,9 +250,9 @@ impl Backend for PackedBackend {
         for (mut prefix, tokens, complete) in pieces {
             prefix.len += tokens;
             if complete {
-                self.prefixes.push(Some(Arc::new(prefix)));
+                self.prompts.push(Some(prefix.into()));
             } else {
-                self.coming = Some(prefix);
+                self.coming = Some(prefix.into());
             }
         }
         result.map(|()| self.cost())
@@ -203,15 +260,17 @@ impl Backend for PackedBackend {
 
     /// Prompts before this one go: the pool has room for one prompt beyond those of the sequences.
     fn start(&mut self, slot: usize, prompt: usize) -> Result<(), EngineError> {
-        for prefix in self.prefixes[..prompt].iter_mut().filter_map(Option::take) {
-            give_back_prefix(&mut self.free, prefix);
+        for before in self.prompts[..prompt].iter_mut().filter_map(Option::take) {
+            give_back(&mut self.free, before);
         }
-        let prefix = Arc::clone(self.prefixes[prompt].as_ref().expect("samples start prompt by prompt"));
+        let of = self.prompts[prompt].take().expect("samples start prompt by prompt");
+        let (prefix, computed) = (Arc::clone(&of.prefix), of.len());
+        let own = self.fork(&of.own, of.own_len);
+        self.prompts[prompt] = Some(of);
         if self.slots.len() <= slot {
             self.slots.resize_with(slot + 1, || None);
         }
-        let computed = prefix.len;
-        self.slots[slot] = Some(Slot { prefix, own: Vec::new(), computed });
+        self.slots[slot] = Some(Slot { prefix, own, computed });
         Ok(())
     }
 
@@ -261,8 +320,68 @@ impl Backend for PackedBackend {
 
     fn release(&mut self, slot: usize) {
         let Slot { prefix, own, .. } = self.slots[slot].take().expect("the slot is occupied");
-        self.free.give_back(&own);
-        give_back_prefix(&mut self.free, prefix);
+        give_back(&mut self.free, Prompt { prefix, own, own_len: 0 });
+    }
+
+    fn give_up(&mut self, prompt: usize) {
+        let coming = self.coming.take_if(|_| prompt == 0);
+        let complete = self.prompts.get_mut(prompt).and_then(Option::take);
+        for prompt in coming.into_iter().chain(complete) {
+            give_back(&mut self.free, prompt);
+        }
+    }
+
+    fn hold(&mut self, slot: usize, used: usize, number: u64) {
+        let slot = self.slots[slot].take().expect("the slot is occupied");
+        let own_len = slot.own_len(used);
+        let Slot { prefix, mut own, .. } = slot;
+        // Drafts may have taken more.
+        self.free.give_back(&own.split_off(PageShape::pages_for(own_len)));
+        self.held.insert(number, Prompt { prefix, own, own_len });
+    }
+
+    fn drop_held(&mut self, number: u64) {
+        if let Some(held) = self.held.remove(&number) {
+            give_back(&mut self.free, held);
+        }
+    }
+
+    fn go_on(&mut self, of: Continued<'_>, mut logits: ArrayViewMut2<'_, f32>) -> Result<Cost, EngineError> {
+        if of.computed == 0 {
+            self.forget_prompts();
+        }
+        let mut prompt = self.coming.take().unwrap_or_else(|| self.begin(of));
+        let (mut cost, mut left) = (Cost::default(), of.most);
+        while left > 0 && prompt.len() < of.tokens.len() {
+            let done = prompt.len();
+            let end = if done < of.prompt { of.prompt } else { of.tokens.len() };
+            let piece = &of.tokens[done..end.min(done.saturating_add(left))];
+            let ids: Vec<i64> = piece.iter().map(|&token| i64::from(token)).collect();
+            let is_last = done + piece.len() == of.tokens.len();
+            let rows = logits.slice_mut(s![..usize::from(is_last), ..]);
+            let Prompt { prefix, own, own_len } = &mut prompt;
+            self.session.run(&ids, rows, |spans, last| {
+                if done < of.prompt {
+                    spans.push(&[], 0, &prefix.pages, prefix.len, piece.len());
+                } else {
+                    spans.push(&prefix.pages, prefix.len, own, *own_len, piece.len());
+                }
+                last.extend(is_last.then_some(piece.len() - 1));
+            })?;
+            if done < of.prompt {
+                Arc::get_mut(prefix).expect("nothing starts from a piece of a prompt").len += piece.len();
+            } else {
+                *own_len += piece.len();
+            }
+            cost = cost.with(self.cost());
+            left -= piece.len();
+        }
+        if prompt.len() == of.tokens.len() {
+            self.prompts.push(Some(prompt));
+        } else {
+            self.coming = Some(prompt);
+        }
+        Ok(cost)
     }
 
     /// Those of the pages that are taken.
@@ -294,7 +413,10 @@ impl Backend for PackedBackend {
     fn install(&mut self) {
         let before = self.session.exchange(Arc::new(self.loaded.take()));
         self.spare = Arc::into_inner(before).map(|weights| Spare::Old(weights.into_memory()));
-        self.forget_prefixes();
+        self.forget_prompts();
+        for (_, held) in self.held.drain() {
+            give_back(&mut self.free, held);
+        }
     }
 }
 
@@ -376,7 +498,9 @@ fn extend(free: &mut FreePages, pages: &mut Vec<u32>, count: usize) {
     free.extend(pages, count).expect("the pool holds every slot at full length");
 }
 
-fn give_back_prefix(free: &mut FreePages, prefix: Arc<Prefix>) {
+/// Gives back what a prompt or a sequence holds; a prefix when nobody else has it.
+fn give_back(free: &mut FreePages, Prompt { prefix, own, .. }: Prompt) {
+    free.give_back(&own);
     if let Some(prefix) = Arc::into_inner(prefix) {
         free.give_back(&prefix.pages);
     }
@@ -387,35 +511,14 @@ mod tests {
     use exporters::{ExportOptions, VersionDir, export, norm};
     use ndarray::{Array2, ArrayViewMut2, s};
     use rollout_kernels::pages::PAGE;
-    use shared::{
-        Canaries, Dtype, ModelDir, PolicyVersion,
-        config::{Device, RolloutDtype},
-    };
+    use shared::{Canaries, Dtype, ModelDir, PolicyVersion, config::RolloutDtype};
 
     use super::*;
     use crate::engine::session::read_manifest;
 
     /// Places for 17 sequences of up to 64 tokens.
     fn options() -> EngineOptions {
-        EngineOptions {
-            device: Device::Cpu,
-            kernels: Kernels::Packed,
-            rollout_dtype: RolloutDtype::Auto,
-            kv_dtype: KvDtype::Auto,
-            threads: 1,
-            max_num_seqs: 16,
-            max_num_batched_tokens: 64,
-            speculative_tokens: 0,
-            prefill_batch: 1,
-            max_model_len: 64,
-            candidates: 0,
-            cuda_graphs: false,
-            spinning: false,
-            hot_swap: false,
-            conformity_gate: true,
-            kept: 0,
-            memory: None,
-        }
+        EngineOptions { max_num_batched_tokens: 64, ..EngineOptions::new(16, 64) }
     }
 
     /// A tiny model with its export, in a folder that goes with it.

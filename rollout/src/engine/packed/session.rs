@@ -111,6 +111,11 @@ impl PackedSession {
         }
     }
 
+    /// Copies a page of keys and values over another one.
+    pub fn copy_page(&mut self, from: u32, to: u32) {
+        operators::lock(&self.state).pages.copy(from, to);
+    }
+
     /// Pages of keys and values that the last run looked at: its own, and those of a prompt once for its neighbours.
     pub fn pages_read(&self) -> usize {
         operators::lock(&self.state).spans.pages().len()

@@ -123,6 +123,7 @@ impl Backend for StockBackend {
             instruction_set: "onnxruntime",
             prefill: PrefillLimits { prompts: self.prefill_batch, together: usize::MAX, padded: true },
             pieces: false,
+            keeps: false,
         }
     }
 

@@ -12,7 +12,7 @@
 
 use std::{collections::BTreeMap, ops::Range};
 
-use shared::{Contrast, GroupId, PolicyVersion, RolloutGroup, Step, config::RewardFailure};
+use shared::{Contrast, Dropped, GroupId, Placed, PolicyVersion, Scored, Step, config::RewardFailure};
 
 use super::newer_than;
 
@@ -59,7 +59,7 @@ enum Candidate {
     /// lost since then.
     InWork(PolicyVersion),
     /// Finished. It is worth training on if it is usable, that is, has contrast.
-    Finished { group: RolloutGroup, usable: bool },
+    Finished { group: Scored, usable: bool },
 }
 
 /// Newest version whose tokens count: every one, until the learner loses some.
@@ -103,7 +103,7 @@ impl Candidates {
     }
 
     /// Forgets finished groups: they are begun again.
-    pub(super) fn discard(&mut self, goes: impl Fn(&RolloutGroup) -> bool) {
+    pub(super) fn discard(&mut self, goes: impl Fn(&Scored) -> bool) {
         self.pool.retain(|_, candidate| match candidate {
             Candidate::InWork(_) => true,
             Candidate::Finished { group, .. } => !goes(group),
@@ -111,7 +111,7 @@ impl Candidates {
     }
 
     /// Groups without a place that are finished.
-    pub(super) fn finished(&self) -> impl Iterator<Item = &RolloutGroup> {
+    pub(super) fn finished(&self) -> impl Iterator<Item = &Scored> {
         self.pool.range(self.next.cursor..).filter_map(|(_, candidate)| match candidate {
             Candidate::Finished { group, .. } => Some(group),
             Candidate::InWork(_) => None,
@@ -159,7 +159,7 @@ impl Candidates {
         self.pool.range(positions).filter(|(_, candidate)| takes(candidate)).count() as u64
     }
 
-    fn too_old(&self, group: &RolloutGroup) -> bool {
+    fn too_old(&self, group: &Scored) -> bool {
         group.policy_version.0 + self.max_staleness < self.next.id.step.0
     }
 
@@ -183,8 +183,8 @@ impl Candidates {
     }
 
     /// The group of a position is complete.
-    pub(super) fn finish(&mut self, group: RolloutGroup) {
-        let position = group.cursor - 1;
+    pub(super) fn finish(&mut self, group: Scored) {
+        let position = group.position;
         let Some(Candidate::InWork(newest)) = self.pool.remove(&position) else {
             return;
         };
@@ -195,16 +195,15 @@ impl Candidates {
         self.pool.insert(position, Candidate::Finished { group, usable });
     }
 
-    /// The next group that can be given its place, with its id, its cursor and what was dropped on the way to it.
-    pub(super) fn place(&mut self) -> Option<RolloutGroup> {
-        let failure = self.sampling.map_or(RewardFailure::Exclude, |sampling| sampling.failure);
+    /// The next group that can be given its place, with what was dropped on the way to it.
+    pub(super) fn place(&mut self) -> Option<Placed> {
         let mut dropped = Vec::new();
         let mut position = self.next.cursor;
         loop {
             let Some(Candidate::Finished { group, usable }) = self.pool.get(&position) else { return None };
             let stale = self.too_old(group);
             if (stale || !usable) && self.can_pass(position) {
-                dropped.push(group.as_dropped(stale, failure));
+                dropped.push(Dropped { scored: group.clone(), stale });
                 position += 1;
             } else if stale {
                 // The step needs this position: it is made again, of newer weights.
@@ -215,8 +214,8 @@ impl Candidates {
             }
         }
         let Some(Candidate::Finished { group, usable }) = self.pool.remove(&position) else { return None };
-        let group = RolloutGroup { id: self.next.id, cursor: position + 1, dropped, filler: !usable, ..group };
-        self.go_on_from(self.next.after(group.cursor, self.groups_per_step));
+        let group = Placed { id: self.next.id, scored: group, dropped, filler: !usable };
+        self.go_on_from(self.next.after(group.cursor(), self.groups_per_step));
         Some(group)
     }
 
@@ -227,6 +226,6 @@ impl Candidates {
 }
 
 /// Whether a group was made of weights that the learner has fallen back behind. It is made again.
-fn too_new(group: &RolloutGroup, place: Place) -> bool {
+fn too_new(group: &Scored, place: Place) -> bool {
     group.policy_version.0 > place.id.step.0
 }

@@ -1,6 +1,6 @@
 //! The plan without dynamic sampling, case by case; [`super::world_tests`] has every order of events.
 
-use shared::{PromptId, testing};
+use shared::{FinishReason, PromptId, testing};
 
 use super::*;
 
@@ -24,14 +24,10 @@ fn id(step: u64, index: u32) -> GroupId {
     GroupId { step: Step(step), index }
 }
 
-fn group(position: u64, version: u64) -> RolloutGroup {
-    RolloutGroup {
-        prompt_id: PromptId(position),
-        prompt_ids: vec![1; 100],
-        policy_version: PolicyVersion(version),
-        cursor: position + 1,
-        ..testing::group(id(0, 0), Vec::new())
-    }
+fn group(position: u64, version: u64) -> Scored {
+    let prompt_ids = vec![1; 100];
+    let group = Group { prompt_id: PromptId(position), prompt_ids, ..testing::group(position, Vec::new()) };
+    Scored { group, policy_version: PolicyVersion(version) }
 }
 
 /// Without staleness, remade versions are the old ones to the last bit; with it they are not, and what was made with the
@@ -58,10 +54,8 @@ fn groups_of_versions_that_the_learner_has_lost_are_made_again() {
     plan.sent(sending.id);
     // What is in work turns out to be of the lost version when it is finished, in part or altogether.
     let mut mixed = group(partly, 4);
-    mixed.completions = vec![shared::Completion {
-        versions: vec![(0, PolicyVersion(4)), (1, PolicyVersion(5))],
-        ..testing::completion(0, vec![1; 2])
-    }];
+    let episode = testing::episode(vec![1; 2], &[(0, 4), (1, 5)], FinishReason::Stop);
+    mixed.group.completions = vec![shared::Completion { episode, ..testing::completion(0, Vec::new()) }];
     plan.finish(mixed);
     plan.finish(group(whole, 5));
     assert_eq!(make_all(&mut plan, 4), [id(5, 1)]);
@@ -160,7 +154,8 @@ fn groups_ahead_of_the_step_wait_for_a_slow_learner() {
 
 #[test]
 fn what_was_trained_on_is_dropped_when_memory_runs_out_and_nothing_else() {
-    let one = size(&group(0, 0));
+    let scored = group(0, 0);
+    let one = size_placed(&Placed { id: id(0, 0), scored, dropped: Vec::new(), filler: false });
     let mut plan = Plan::new(PlanOptions { kept_bytes: one * 3, ..OPTIONS });
     for step in 0..4 {
         plan.observe(status(1, step, 0));

@@ -2,7 +2,9 @@
 //! whoever dies, a synchronous run goes on with the same groups.
 
 use proptest::prelude::*;
-use shared::{Completion, Contrast, PromptId, Provenance, RewardOutcome, config::RewardFailure, rng, testing};
+use shared::{
+    Completion, Contrast, FinishReason, PromptId, Provenance, RewardOutcome, config::RewardFailure, rng, testing,
+};
 
 use super::*;
 use crate::pair::in_flight::{Kept, is_whole};
@@ -45,23 +47,21 @@ impl Prompts {
         rng::hash(&[self.seed, position, version]) % 100 >= self.flat
     }
 
-    pub(super) fn group(self, position: u64, version: u64) -> RolloutGroup {
+    pub(super) fn group(self, position: u64, version: u64) -> Scored {
         let usable = self.usable(position, version);
         let completion = |sample: u32| Completion {
-            versions: vec![(0, PolicyVersion(version))],
+            episode: testing::episode(vec![1; 5], &[(0, version)], FinishReason::Stop),
             text: version.to_string(),
             rewards: vec![RewardOutcome::Score(if usable { f64::from(sample) } else { 0.5 })],
-            ..testing::completion(sample, vec![1; 5])
+            ..testing::completion(sample, Vec::new())
         };
-        let id = GroupId { step: Step(0), index: 0 };
-        RolloutGroup {
+        let group = Group {
             prompt_id: PromptId(position),
             prompt_ids: vec![1; 20],
             reward_names: vec![("a".into(), 1.0)],
-            policy_version: PolicyVersion(version),
-            cursor: position + 1,
-            ..testing::group(id, (0..GENERATIONS).map(completion).collect())
-        }
+            ..testing::group(position, (0..GENERATIONS).map(completion).collect())
+        };
+        group.into()
     }
 
     /// The batch of a step as it is defined: prompt after prompt, each with the version of the step.
@@ -97,8 +97,8 @@ pub(super) struct Taken {
     pub dropped: Vec<u64>,
 }
 
-impl From<&RolloutGroup> for Taken {
-    fn from(group: &RolloutGroup) -> Self {
+impl From<&Placed> for Taken {
+    fn from(group: &Placed) -> Self {
         Self {
             position: group.prompt_id.0,
             filler: group.filler,
@@ -119,15 +119,13 @@ pub(super) struct Making {
 
 impl Making {
     /// The group, with the completions that were kept and as many others as are said.
-    fn group(&self, prompts: Prompts, others: usize) -> RolloutGroup {
-        let mut group = prompts.group(self.position, self.version);
+    fn group(&self, prompts: Prompts, others: usize) -> Group {
+        let mut group = prompts.group(self.position, self.version).group;
         group.completions.iter_mut().for_each(|completion| completion.text = self.tag.to_string());
         group.completions.retain(|completion| self.kept.iter().all(|kept| kept.sample != completion.sample));
         group.completions.truncate(others);
         group.completions.extend(self.kept.iter().cloned());
         group.completions.sort_by_key(|completion| completion.sample);
-        let versions = group.completions.iter().flat_map(|completion| &completion.versions);
-        group.policy_version = versions.map(|(_, version)| *version).min().unwrap_or(PolicyVersion(self.version));
         group
     }
 }
@@ -147,10 +145,10 @@ pub(super) struct World {
     /// What was in flight and has not been taken up.
     kept: Kept,
     /// What the newest checkpoint has.
-    saved: Option<Vec<RolloutGroup>>,
-    sending: Option<Arc<RolloutGroup>>,
-    queue: Vec<RolloutGroup>,
-    pub arrived: BTreeMap<GroupId, RolloutGroup>,
+    saved: Option<Vec<Group>>,
+    sending: Option<Arc<Placed>>,
+    queue: Vec<Placed>,
+    pub arrived: BTreeMap<GroupId, Placed>,
     pub learner: LearnerStatus,
     /// The loaded weights are to be replaced before anything is begun.
     outdated: bool,
@@ -195,14 +193,14 @@ impl World {
         }
     }
 
-    fn chain(&self) -> Vec<&RolloutGroup> {
+    fn chain(&self) -> Vec<&Placed> {
         let mut cursor = self.learner.cursor;
         let mut chain = Vec::new();
         for (index, (_, group)) in (0..).zip(self.arrived.range(GroupId { step: self.learner.step, index: 0 }..)) {
             if group.id != (GroupId { step: self.learner.step, index }) || group.begin() != cursor {
                 break;
             }
-            cursor = group.cursor;
+            cursor = group.cursor();
             chain.push(group);
         }
         chain
@@ -212,7 +210,7 @@ impl World {
         let chain = self.chain();
         LearnerStatus {
             received: chain.iter().map(|group| group.id.index).collect(),
-            next_cursor: chain.last().map_or(self.learner.cursor, |group| group.cursor),
+            next_cursor: chain.last().map_or(self.learner.cursor, |group| group.cursor()),
             ..self.learner.clone()
         }
     }
@@ -251,7 +249,7 @@ impl World {
         assert!(self.in_work.iter().all(|other| other.position != position), "made twice at once");
         self.begun += 1;
         match self.kept.take(position, self.plan.oldest()) {
-            Some(kept) if is_whole(&kept, GENERATIONS) => self.plan.finish(kept),
+            Some(kept) if is_whole(&kept, GENERATIONS) => self.plan.finish(kept.into()),
             kept => {
                 let kept = kept.map(|kept| kept.completions).unwrap_or_default();
                 self.in_work.push(Making { position, version: self.loaded, tag: self.loaded_tag, kept });
@@ -262,22 +260,22 @@ impl World {
     fn complete(&mut self, which: usize) {
         if !self.in_work.is_empty() {
             let making = self.in_work.remove(which % self.in_work.len());
-            self.plan.finish(making.group(self.prompts, GENERATIONS as usize));
+            self.plan.finish(making.group(self.prompts, GENERATIONS as usize).into());
         }
     }
 
     /// What the step loop writes for a checkpoint: of groups in the making, one completion is finished.
-    fn in_flight(&mut self) -> Vec<RolloutGroup> {
+    fn in_flight(&mut self) -> Vec<Group> {
         self.kept.release(self.learner.cursor);
         let in_the_making = self.in_work.iter().filter_map(|making| {
             let newest = self.plan.counts(making.position)?;
             let mut group = making.group(self.prompts, 1);
-            group.completions.retain(|completion| newest_of(completion) <= newest);
+            group.completions.retain(|completion| completion.episode.newest() <= Some(newest));
             Some(group)
         });
         let kept = self.kept.groups().cloned();
-        let all: Vec<RolloutGroup> = self.plan.untrained().chain(in_the_making).chain(kept).collect();
-        let mut positions: Vec<u64> = all.iter().map(|group| group.cursor).collect();
+        let all: Vec<Group> = self.plan.untrained().cloned().chain(in_the_making).chain(kept).collect();
+        let mut positions: Vec<u64> = all.iter().map(|group| group.position).collect();
         positions.sort_unstable();
         assert!(positions.windows(2).all(|pair| pair[0] < pair[1]), "a position is there twice");
         all
@@ -314,7 +312,7 @@ impl World {
             self.observe();
         }
         let step = self.learner.step;
-        let chain: Vec<RolloutGroup> = self.chain().into_iter().cloned().collect();
+        let chain: Vec<Placed> = self.chain().into_iter().cloned().collect();
         if self.learner.finished || chain.len() < self.options.groups_per_step as usize {
             return;
         }
@@ -322,14 +320,14 @@ impl World {
             let age = step.0.checked_sub(group.policy_version.0).expect("no version is newer than its step");
             assert!(age <= self.options.max_staleness, "stale group trained on");
             for completion in group.completions.iter().filter(|_| self.options.max_staleness > 0) {
-                let tag = self.tags[newest_of(completion).0 as usize];
+                let tag = self.tags[completion.episode.newest().unwrap().0 as usize];
                 assert_eq!(completion.text, tag.to_string(), "made with lost weights");
                 self.carried_over += u64::from(completion.provenance == Provenance::CarriedOver);
             }
             assert_eq!(group.completions.len(), GENERATIONS as usize);
             assert_eq!(group.filler, !group.has_contrast(Contrast::Total, RewardFailure::Exclude));
         }
-        let cursor = chain.last().unwrap().cursor;
+        let cursor = chain.last().unwrap().cursor();
         if self.deaths == 0 {
             let budget = u64::from(self.options.groups_per_step) * attempts(self.options);
             assert!(cursor - self.learner.cursor <= budget, "budget");
@@ -459,7 +457,7 @@ proptest! {
                 }
             }
         }
-        let saved: Vec<RolloutGroup> = world.saved.clone().unwrap();
+        let saved: Vec<Group> = world.saved.clone().unwrap();
         world.kill_both();
         while world.learner.step.0 < 4 {
             for event in [12, 13, 0, 4, 7, 9, 7, 9, 11] {
@@ -467,7 +465,10 @@ proptest! {
             }
         }
         let is_useful =
-            |group: &&RolloutGroup| group.cursor <= world.cursors[4] && group.policy_version.0 + max_staleness >= 4;
+            |group: &&Group| {
+            let oldest = group.completions.iter().filter_map(|completion| completion.episode.oldest()).min();
+            group.position < world.cursors[4] && oldest.unwrap_or_default().0 + max_staleness >= 4
+        };
         let useful: u64 = saved.iter().filter(is_useful).map(|group| group.completions.len() as u64).sum();
         prop_assert!(dynamic || world.carried_over >= useful, "{} of {useful}", world.carried_over);
         let all = (world.cursors[4] - world.cursors[2]) * u64::from(GENERATIONS);

@@ -7,7 +7,7 @@ use rollout::engine::{Engine, EngineOptions, Kernels, WeightSource};
 use shared::{Dtype, ModelDir, PolicyVersion, rng::Stream};
 
 use super::support::{
-    MODES, Outcome, exported, finish, golden_model, greedy, group, options, outcome, wait_swap, write,
+    MODES, Outcome, Steps, exported, finish, golden_model, greedy, group, options, outcome, wait_swap, write,
 };
 
 const ALL: [&str; 7] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];

@@ -9,7 +9,7 @@ use shared::{
 };
 
 use super::support::{
-    MODES, exported, finish, golden_model, greedy, group, mixed_groups, options, outcome, trained, wait_swap,
+    MODES, Steps, exported, finish, golden_model, greedy, group, mixed_groups, options, outcome, trained, wait_swap,
 };
 
 #[test]

@@ -9,7 +9,7 @@ use shared::{
     config::{Device, KvDtype, RolloutDtype},
 };
 
-use super::support::{Nth, exported, finish, golden_model, greedy, group, options};
+use super::support::{Nth, Steps, exported, finish, golden_model, greedy, group, options};
 
 #[test]
 fn end_of_sequence_tokens_and_stop_criteria_end_completions() {

@@ -3,9 +3,11 @@
 mod adapters;
 mod batching;
 mod bounds;
+mod cancel;
 mod gate;
 mod reference;
 mod rounded;
+mod states;
 mod support;
 mod swaps;
 mod ways;

@@ -7,7 +7,7 @@ use shared::{
     config::{KvDtype, RolloutDtype},
 };
 
-use super::support::{exported, finish, greedy, group, options};
+use super::support::{Steps, exported, finish, greedy, group, options};
 
 fn ids(value: &Value) -> Vec<u32> {
     value.as_array().expect("an array").iter().map(|v| v.as_u64().expect("an id") as u32).collect()

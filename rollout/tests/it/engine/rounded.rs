@@ -9,7 +9,7 @@ use shared::{PolicyVersion, config::RolloutDtype, rng::Stream};
 
 use super::{
     gate::Bench,
-    support::{Outcome, finish, mixed_groups, options, outcome, wait_swap, write},
+    support::{Outcome, Steps, finish, mixed_groups, options, outcome, wait_swap, write},
 };
 
 const DTYPES: [RolloutDtype; 4] = [RolloutDtype::Auto, RolloutDtype::Bf16x3, RolloutDtype::Bf16, RolloutDtype::Int8];

@@ -4,33 +4,33 @@ use std::{path::Path, sync::Arc, thread, time::Duration};
 
 use exporters::{Checkpoint, ExportOptions, export, write_version};
 use rollout::engine::{
-    Engine, EngineError, EngineOptions, FinishedSequence, GroupRequest, Kernels, StopCriterion, SwapReport,
+    Engine, EngineError, EngineOptions, FinishedSequence, GroupRequest, Kernels, Output, StopCriterion, SwapReport,
     WeightSource,
 };
 use shared::{
     FinishReason, ModelDir, PolicyVersion, PromptId, SamplingParams, TokenLogprob,
-    config::{Device, KvDtype, RolloutDtype},
+    config::{KvDtype, RolloutDtype},
 };
 
 pub fn options(max_num_seqs: usize, threads: usize) -> EngineOptions {
-    EngineOptions {
-        device: Device::Cpu,
-        kernels: Kernels::Packed,
-        rollout_dtype: RolloutDtype::Auto,
-        kv_dtype: KvDtype::Auto,
-        threads,
-        max_num_seqs,
-        max_num_batched_tokens: 64,
-        speculative_tokens: 0,
-        prefill_batch: 1,
-        max_model_len: 96,
-        candidates: 0,
-        cuda_graphs: false,
-        spinning: false,
-        hot_swap: false,
-        conformity_gate: true,
-        kept: 0,
-        memory: None,
+    EngineOptions { threads, max_num_batched_tokens: 64, ..EngineOptions::new(max_num_seqs, 96) }
+}
+
+/// What tests of whole groups need of an engine.
+pub trait Steps {
+    fn add_group(&mut self, group: GroupRequest) -> Result<(), EngineError>;
+
+    /// The sequences that end in a step.
+    fn step(&mut self) -> Result<Vec<FinishedSequence>, EngineError>;
+}
+
+impl Steps for Engine {
+    fn add_group(&mut self, group: GroupRequest) -> Result<(), EngineError> {
+        self.begin(group.into())
+    }
+
+    fn step(&mut self) -> Result<Vec<FinishedSequence>, EngineError> {
+        Ok(self.advance()?.into_iter().filter_map(Output::ended).collect())
     }
 }
 

@@ -5,7 +5,7 @@ use rollout::engine::{Engine, EngineError, EngineOptions, WeightSource};
 use shared::{ModelDir, PolicyVersion};
 
 use super::support::{
-    MODES, exported, finish, golden_model, greedy, group, options, outcome, trained, wait_swap, write,
+    MODES, Steps, exported, finish, golden_model, greedy, group, options, outcome, trained, wait_swap, write,
 };
 
 #[test]

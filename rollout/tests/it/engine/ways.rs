@@ -8,7 +8,9 @@ use shared::{
     config::{KvDtype, RolloutDtype},
 };
 
-use super::support::{Nth, exported, finish, golden_model, group, mixed_groups, options, outcome, trained, wait_swap};
+use super::support::{
+    Nth, Steps, exported, finish, golden_model, group, mixed_groups, options, outcome, trained, wait_swap,
+};
 
 #[test]
 fn candidates_give_the_completions_of_full_logits() {

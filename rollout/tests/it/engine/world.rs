@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use rollout::engine::{Engine, EngineOptions, GroupRequest, StopCriterion, WeightSource};
 use shared::{FinishReason, ModelDir, SamplingParams};
 
-use super::support::{Nth, Outcome, exported, finish, golden_model, group, options, outcome, wait_swap, write};
+use super::support::{Nth, Outcome, Steps, exported, finish, golden_model, group, options, outcome, wait_swap, write};
 
 /// A model, and its weights under two numbers.
 struct World {

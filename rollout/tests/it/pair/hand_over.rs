@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use shared::{RolloutGroup, channel::LearnerEnd, config::WeightSwap};
+use shared::{Placed, channel::LearnerEnd, config::WeightSwap};
 
 use super::support::{Run, STUCK, assert_same, synchronous_run};
 
@@ -17,7 +17,7 @@ fn a_synchronous_run_is_the_same_whatever_the_batch_size_and_whoever_is_killed()
     assert_eq!(plain.len(), 15);
     for (id, group) in &plain {
         assert_eq!(group.policy_version.0, id.step.0);
-        assert!(group.completions.iter().all(|c| c.versions == [(0, group.policy_version)]));
+        assert!(group.completions.iter().all(|c| c.episode.versions().eq([(0, group.policy_version)])));
     }
     let texts: BTreeSet<&str> = plain.values().flat_map(|g| &g.completions).map(|c| c.text.as_str()).collect();
     assert!(texts.len() > 30, "completions differ between prompts, samples and versions");
@@ -91,7 +91,7 @@ fn groups_ahead_of_the_learner_stay_within_the_staleness_bound() {
         let ahead = groups.values().filter(|g| g.policy_version.0 < g.id.step.0).count();
         assert!(ahead > 0, "nothing was made ahead");
         if weight_swap == WeightSwap::Drain {
-            let whole = |g: &RolloutGroup| g.completions.iter().all(|c| c.versions.len() == 1);
+            let whole = |g: &Placed| g.completions.iter().all(|c| c.episode.versions().count() == 1);
             assert!(groups.values().all(whole), "a sequence finishes on the weights it began with");
         }
     }

@@ -13,7 +13,7 @@ use std::{
 use exporters::{Checkpoint, ExportOptions, export, write_version};
 use harness::tiny_model::{self, Qwen2};
 use shared::{
-    Dtype, GroupId, ModelDir, PolicyVersion, RolloutGroup, RunDir, Step,
+    Dtype, GroupId, ModelDir, Placed, PolicyVersion, RunDir, Step,
     channel::{
         LearnerEnd, LearnerStatus, RunId,
         iox::{self, IoxLearner},
@@ -198,7 +198,7 @@ pub struct Learner<'a> {
     run: &'a Run,
     pub end: IoxLearner,
     pub status: LearnerStatus,
-    pub groups: BTreeMap<GroupId, RolloutGroup>,
+    pub groups: BTreeMap<GroupId, Placed>,
     pub repeats: usize,
 }
 
@@ -242,16 +242,16 @@ impl Learner<'_> {
         }
     }
 
-    fn take(&mut self, group: RolloutGroup) {
+    fn take(&mut self, group: Placed) {
         let config = &self.run.config;
         let position = group.id.step.0 * u64::from(config.groups_per_step()) + u64::from(group.id.index);
-        assert_eq!(group.cursor, position + 1);
+        assert_eq!(group.position, position);
         assert_eq!(group.completions.len(), config.num_generations as usize);
         for (index, completion) in group.completions.iter().enumerate() {
             assert_eq!(completion.sample as usize, index);
-            assert_eq!(completion.token_ids.len(), completion.logprobs.len());
+            assert!(completion.episode.is_sound());
             assert_eq!(completion.rewards.len(), config.reward_funcs.len());
-            let oldest = completion.versions.iter().map(|(_, version)| *version).min().unwrap();
+            let oldest = completion.episode.oldest().unwrap();
             assert!(group.policy_version <= oldest);
         }
         let stale = group.id.step.0.checked_sub(group.policy_version.0).expect("no version is newer than its step");
@@ -276,7 +276,7 @@ impl Learner<'_> {
     }
 
     /// Says that the run is over until the sampler has ended.
-    pub fn dismiss(mut self, sampler: Sampler) -> BTreeMap<GroupId, RolloutGroup> {
+    pub fn dismiss(mut self, sampler: Sampler) -> BTreeMap<GroupId, Placed> {
         assert!(self.status.finished);
         let ended = thread::spawn(move || sampler.end_well());
         while !ended.is_finished() {
@@ -289,16 +289,18 @@ impl Learner<'_> {
 }
 
 /// A group as it must come out of every run: without the time it took.
-fn without_times(group: &RolloutGroup) -> RolloutGroup {
-    RolloutGroup { generation_seconds: 0.0, ..group.clone() }
+fn without_times(group: &Placed) -> Placed {
+    let mut group = group.clone();
+    group.scored.group.generation_seconds = 0.0;
+    group
 }
 
-pub fn assert_same(one: &BTreeMap<GroupId, RolloutGroup>, other: &BTreeMap<GroupId, RolloutGroup>) {
-    let plain = |groups: &BTreeMap<GroupId, RolloutGroup>| groups.values().map(without_times).collect::<Vec<_>>();
+pub fn assert_same(one: &BTreeMap<GroupId, Placed>, other: &BTreeMap<GroupId, Placed>) {
+    let plain = |groups: &BTreeMap<GroupId, Placed>| groups.values().map(without_times).collect::<Vec<_>>();
     assert_eq!(plain(one), plain(other));
 }
 
-pub fn synchronous_run(adjust: impl FnOnce(&mut TrainConfig)) -> BTreeMap<GroupId, RolloutGroup> {
+pub fn synchronous_run(adjust: impl FnOnce(&mut TrainConfig)) -> BTreeMap<GroupId, Placed> {
     let run = Run::new(adjust);
     let sampler = run.sampler();
     let mut learner = run.learner(1, 0);

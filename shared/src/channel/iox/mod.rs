@@ -26,7 +26,7 @@ pub use domain::{abandoned, files, remove_leftovers};
 use topic::{Inbox, Outbox, Topic};
 
 use super::{ChannelError, LearnerEnd, LearnerStatus, RunId, SamplerEnd, SamplerStatus};
-use crate::{group::RolloutGroup, run_dir::RunDir};
+use crate::{group::Placed, run_dir::RunDir};
 
 /// Groups that the channel holds when the learner does not take them.
 pub const CAPACITY: usize = 4;
@@ -95,7 +95,7 @@ impl IoxSampler {
 }
 
 impl SamplerEnd for IoxSampler {
-    fn send_group(&mut self, group: &RolloutGroup, deadline: Instant) -> Result<(), ChannelError> {
+    fn send_group(&mut self, group: &Placed, deadline: Instant) -> Result<(), ChannelError> {
         let start = Instant::now();
         self.groups.fill(group);
         let sent = attempt_until(deadline, || {
@@ -148,7 +148,7 @@ impl IoxLearner {
 }
 
 impl LearnerEnd for IoxLearner {
-    fn receive_group(&mut self, timeout: Duration) -> Result<Option<RolloutGroup>, ChannelError> {
+    fn receive_group(&mut self, timeout: Duration) -> Result<Option<Placed>, ChannelError> {
         attempt_until(Instant::now() + timeout, || self.groups.next())
     }
 
@@ -169,13 +169,14 @@ mod tests {
 
     use super::*;
     use crate::{
+        group::Group,
         ids::{GroupId, Step},
         testing,
     };
 
-    fn group(index: u32, tokens: usize) -> RolloutGroup {
-        let id = GroupId { step: Step(1), index };
-        RolloutGroup { prompt_ids: vec![7; tokens], ..testing::group(id, Vec::new()) }
+    fn group(index: u32, tokens: usize) -> Placed {
+        let group = Group { prompt_ids: vec![7; tokens], ..testing::group(0, Vec::new()) };
+        testing::placed(GroupId { step: Step(1), index }, group)
     }
 
     fn soon() -> Instant {

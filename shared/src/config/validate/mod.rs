@@ -205,12 +205,12 @@ impl TrainConfig {
             "`rollout_cuda_graphs` needs `rollout_device` cuda"
         );
         let stock = self.rollout_device != Device::Cpu || self.rollout_kernels == Kernels::Stock;
-        for (key, set) in [
-            ("rollout_prefill_batch", self.rollout_prefill_batch > 1),
-            ("rollout_candidates", self.rollout_candidates > 0),
-        ] {
-            ensure!(stock || !set, "`{key}` needs `rollout_device` cuda or `rollout_kernels` stock");
-        }
+        let unfit = self.given().into_iter().find(|(option, _)| option.needs_stock && !stock);
+        ensure!(
+            unfit.is_none(),
+            "`{}` needs `rollout_device` cuda or `rollout_kernels` stock",
+            unfit.map_or("", |(option, _)| option.key)
+        );
         ensure!(
             self.rollout_dtype == RolloutDtype::Auto || self.rollout_device == Device::Cpu,
             "`rollout_dtype` int8, bf16 and bf16x3 are for `rollout_device` cpu: on CUDA the sampler computes in fp16"

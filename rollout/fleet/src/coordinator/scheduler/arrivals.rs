@@ -96,7 +96,7 @@ impl Scheduler {
     }
 
     /// Of a request, leases go of which nothing is wanted any more, and it does when all of it is there.
-    fn retire(&mut self, id: u64) {
+    pub(super) fn retire(&mut self, id: u64) {
         let open = &self.requests[&id].open;
         let is_of_use =
             |lease: &Lease| lease.check.is_some() || lease.request != id || !lease.samples.is_disjoint(open);

@@ -212,6 +212,39 @@ fn what_a_lost_or_stuck_worker_had_is_given_to_others_and_its_late_completions_c
 }
 
 #[test]
+fn what_is_cancelled_is_leased_to_nobody_and_passed_over_when_it_comes() {
+    let mut scheduler = scheduler(0.0);
+    let now = Instant::now();
+    scheduler.announce(edition(0));
+    let mut fake = Fake::new(1);
+    fake.call(&mut scheduler, now, true);
+    fake.call(&mut scheduler, now, true);
+    (0..3).for_each(|tag| scheduler.add(request(tag, 2), PolicyVersion(0), None));
+    fake.call(&mut scheduler, now, true);
+    assert_eq!((scheduler.waiting(), scheduler.running()), (0, 6));
+    fake.work();
+    let cancelled = |scheduler: &mut Scheduler, tag, sample| -> Vec<u32> {
+        let cancelled = scheduler.cancel(tag, sample);
+        assert!(cancelled.iter().all(|sequence| sequence.finish_reason == FinishReason::Aborted));
+        cancelled.iter().map(|sequence| sequence.sample).collect()
+    };
+    assert_eq!(cancelled(&mut scheduler, 0, Some(0)), [0], "it is made, but has not come");
+    assert_eq!(cancelled(&mut scheduler, 1, None), [0, 1]);
+    assert_eq!(cancelled(&mut scheduler, 1, None), [0; 0], "once");
+    scheduler.add(request(3, 1), PolicyVersion(0), None);
+    assert_eq!(cancelled(&mut scheduler, 3, None), [0], "what waits as well");
+    let orders = fake.call(&mut scheduler, now, true);
+    assert_eq!((orders.leases.len(), scheduler.running()), (2, 3));
+    for _ in 0..3 {
+        fake.work();
+        fake.call(&mut scheduler, now, true);
+    }
+    let finished = scheduler.take_finished();
+    assert_eq!(finished.iter().map(|(made, _)| (made.tag, made.sample)).collect::<Vec<_>>(), [(0, 1), (2, 0), (2, 1)]);
+    assert_eq!((scheduler.waiting(), scheduler.running()), (0, 0));
+}
+
+#[test]
 fn what_was_made_of_a_version_that_the_learner_has_lost_is_no_lie() {
     let mut scheduler = scheduler(0.0);
     let now = Instant::now();

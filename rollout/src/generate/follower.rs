@@ -12,7 +12,7 @@ use shared::{
     config::WeightSwap,
 };
 
-use super::Generator;
+use super::Generate;
 use crate::engine::{EngineError, SwapReport, WeightSource};
 
 /// A folder that was just being replaced (by a restarted learner) is whole again at once; anything else is no accident.
@@ -72,7 +72,7 @@ impl WeightFollower {
     /// When the version cannot be loaded, after several attempts, or is refused after the learner's end.
     pub fn follow(
         &mut self,
-        engine: &mut dyn Generator,
+        engine: &mut dyn Generate,
         learner: &LearnerStatus,
         status: &Mutex<SamplerStatus>,
     ) -> anyhow::Result<()> {
@@ -114,20 +114,20 @@ impl WeightFollower {
 
     /// The learner was restarted and makes the versions after `newest` anew: one of them that is loaded, or about to be,
     /// is replaced even by a version of the same number.
-    pub fn forget(&mut self, engine: &dyn Generator, newest: PolicyVersion) {
+    pub fn forget(&mut self, engine: &dyn Generate, newest: PolicyVersion) {
         self.lost |= self.pending.unwrap_or(newest).max(engine.version()) > newest;
     }
 
     /// Whether new groups may be given to the engine: not before a swap that waits for the running ones, and not while what
     /// it has is lost.
     #[must_use]
-    pub fn takes_groups(&self, engine: &dyn Generator) -> bool {
+    pub fn takes_groups(&self, engine: &dyn Generate) -> bool {
         !self.lost && self.pending.is_none_or(|pending| self.swap == WeightSwap::Continue && pending > engine.version())
     }
 
     /// Whether sequences that wait in the engine may start.
     #[must_use]
-    pub fn lets_start(&self, engine: &dyn Generator) -> bool {
+    pub fn lets_start(&self, engine: &dyn Generate) -> bool {
         self.pending.is_none_or(|pending| self.swap == WeightSwap::Continue || pending < engine.version())
     }
 
@@ -145,7 +145,7 @@ impl WeightFollower {
 
     fn begin(
         &mut self,
-        engine: &mut dyn Generator,
+        engine: &mut dyn Generate,
         learner: &LearnerStatus,
         status: &Mutex<SamplerStatus>,
     ) -> anyhow::Result<()> {
@@ -161,14 +161,14 @@ impl WeightFollower {
         Ok(())
     }
 
-    fn may_swap(&self, engine: &dyn Generator, pending: PolicyVersion) -> bool {
+    fn may_swap(&self, engine: &dyn Generate, pending: PolicyVersion) -> bool {
         if pending < engine.version() {
             return engine.is_idle();
         }
         self.swap == WeightSwap::Continue || engine.running() == 0
     }
 
-    fn finish(&mut self, engine: &mut dyn Generator, status: &Mutex<SamplerStatus>) -> anyhow::Result<()> {
+    fn finish(&mut self, engine: &mut dyn Generate, status: &Mutex<SamplerStatus>) -> anyhow::Result<()> {
         let swapped = engine.try_swap().map_err(|error| match error {
             EngineError::Unsent { .. } => error.into(),
             other => anyhow::Error::new(other).context("the new session is of no use"),

@@ -1,0 +1,53 @@
+//! What a pair asks of a generator beyond [`Generate`]: where workers generate, it has to know of them.
+
+use shared::{Placed, PromptId, RewardOutcome, channel::FleetStatus};
+
+use super::Generate;
+use crate::{
+    data::PromptRow,
+    engine::{Engine, EngineError, FinishedSequence, Request},
+};
+
+/// A generator as a pair has it. What is said here of workers is the answer of a generator without any.
+pub trait PairGenerator: Generate {
+    /// As [`Generate::begin`], of a request for all completions of `row`, which may then come back scored.
+    ///
+    /// # Errors
+    /// A request that it refuses.
+    fn begin_row(&mut self, request: Request, row: &PromptRow) -> Result<(), EngineError> {
+        let _ = row;
+        self.begin(request)
+    }
+
+    /// What reward functions have said of a sequence that the last [`Generate::advance`] returned, where they were
+    /// asked beside the generator.
+    fn take_rewards(&mut self, sequence: &FinishedSequence) -> Vec<RewardOutcome> {
+        let _ = sequence;
+        Vec::new()
+    }
+
+    /// Whether it computes on this host.
+    fn is_here(&self) -> bool {
+        true
+    }
+
+    /// What workers are and have done, where there are any.
+    fn fleet(&self) -> Option<FleetStatus> {
+        None
+    }
+
+    /// The run is over.
+    fn close(&mut self) {}
+
+    /// A group of its sequences is on its way to the learner.
+    fn handed_over(&mut self, group: &Placed) {
+        let _ = group;
+    }
+
+    /// Prompts, by row and epoch, of which what was made is not to be trusted any more; each once.
+    fn distrusted(&mut self) -> Vec<(PromptId, u32)> {
+        Vec::new()
+    }
+}
+
+impl PairGenerator for Engine {}

@@ -1,0 +1,132 @@
+//! A generator without a model: it writes what a script says.
+
+use std::collections::VecDeque;
+
+use shared::{FinishReason, PolicyVersion, TokenLogprob};
+
+use super::{Generate, PairGenerator};
+use crate::engine::{EngineError, FinishedSequence, GroupRequest, Output, Request, SwapReport, WeightSource};
+
+/// What it writes after a prompt, by the prompt and the index of the completion.
+pub type Script = fn(&[u32], u32) -> Vec<u32>;
+
+/// Writes one token of every running sequence in a step, `capacity` sequences at a time.
+pub struct Scripted {
+    script: Script,
+    capacity: usize,
+    version: PolicyVersion,
+    pending: Option<PolicyVersion>,
+    waiting: VecDeque<Line>,
+    running: Vec<Line>,
+    closed: bool,
+    /// Steps so far.
+    pub steps: usize,
+}
+
+/// A sequence, and what is still to be written of it.
+struct Line {
+    sequence: FinishedSequence,
+    rest: VecDeque<u32>,
+}
+
+impl Scripted {
+    /// With room for `capacity` sequences.
+    pub fn new(capacity: usize, script: Script) -> Self {
+        let (waiting, running) = (VecDeque::new(), Vec::new());
+        Self { script, capacity, version: PolicyVersion(0), pending: None, waiting, running, closed: false, steps: 0 }
+    }
+
+    fn line(&self, group: &GroupRequest, sample: u32) -> Line {
+        let most = group.sampling.max_completion_length as usize;
+        let sequence = FinishedSequence {
+            tag: group.tag,
+            sample,
+            token_ids: Vec::new(),
+            logprobs: Vec::new(),
+            versions: Vec::new(),
+            finish_reason: FinishReason::Stop,
+            queue_seconds: 0.0,
+            ttft_seconds: 0.0,
+            total_seconds: 0.0,
+        };
+        Line { sequence, rest: (self.script)(&group.prompt_ids, sample).into_iter().take(most).collect() }
+    }
+}
+
+impl Generate for Scripted {
+    fn version(&self) -> PolicyVersion {
+        self.version
+    }
+
+    fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    fn running(&self) -> usize {
+        self.running.len()
+    }
+
+    fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    fn begin(&mut self, request: Request) -> Result<(), EngineError> {
+        let lines: Vec<Line> = request.group.samples.iter().map(|&sample| self.line(&request.group, sample)).collect();
+        self.waiting.extend(lines);
+        Ok(())
+    }
+
+    fn advance(&mut self) -> Result<Vec<Output>, EngineError> {
+        self.steps += 1;
+        while !self.closed && self.running.len() < self.capacity {
+            let Some(line) = self.waiting.pop_front() else { break };
+            self.running.push(line);
+        }
+        let version = self.version;
+        let mut outputs = Vec::new();
+        for line in &mut self.running {
+            let Line { sequence, rest } = line;
+            let id = rest.pop_front().expect("a script has a token for every sequence");
+            if sequence.versions.last().is_none_or(|(_, last)| *last != version) {
+                sequence.versions.push((sequence.token_ids.len() as u32, version));
+            }
+            sequence.token_ids.push(id);
+            sequence.logprobs.push(TokenLogprob { logprob: -1.0, ..TokenLogprob::default() });
+        }
+        for line in self.running.extract_if(.., |line| line.rest.is_empty()) {
+            outputs.push(Output::Ended { sequence: line.sequence, state: None });
+        }
+        Ok(outputs)
+    }
+
+    fn cancel(&mut self, tag: u64, sample: Option<u32>) -> Vec<FinishedSequence> {
+        let is_it =
+            |line: &mut Line| line.sequence.tag == tag && sample.is_none_or(|sample| sample == line.sequence.sample);
+        let mut cancelled: Vec<Line> = self.running.extract_if(.., is_it).collect();
+        let (ended, waiting): (VecDeque<Line>, VecDeque<Line>) = self
+            .waiting
+            .drain(..)
+            .partition(|line| line.sequence.tag == tag && sample.is_none_or(|s| s == line.sequence.sample));
+        self.waiting = waiting;
+        cancelled.extend(ended);
+        let aborted = |line: Line| FinishedSequence { finish_reason: FinishReason::Aborted, ..line.sequence };
+        cancelled.into_iter().map(aborted).collect()
+    }
+
+    fn begin_swap(&mut self, weights: WeightSource) -> Result<(), EngineError> {
+        self.pending = Some(weights.version);
+        Ok(())
+    }
+
+    fn try_swap(&mut self) -> Result<Option<SwapReport>, EngineError> {
+        let Some(version) = self.pending.take() else { return Ok(None) };
+        self.version = version;
+        Ok(Some(SwapReport { version, seconds: 0.0, stall_seconds: 0.0, gate_seconds: 0.0 }))
+    }
+
+    fn set_admission(&mut self, admit: bool) {
+        self.closed = !admit;
+    }
+}
+
+impl PairGenerator for Scripted {}

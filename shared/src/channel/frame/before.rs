@@ -1,0 +1,137 @@
+//! Groups as the frames of versions 8 and 9 have them, which files of older builds hold: one struct for all states of a
+//! group, whose completions are one turn.
+
+use serde::Deserialize;
+
+use crate::{
+    episode::{Episode, FinishReason, TokenLogprob},
+    group::{Completion, Dropped, Group, Placed, Provenance, RewardOutcome, Scored},
+    ids::{GroupId, PolicyVersion, PromptId},
+};
+
+/// A group in any state.
+#[derive(Debug, Deserialize)]
+pub struct RolloutGroup {
+    id: GroupId,
+    prompt_id: PromptId,
+    epoch: u32,
+    prompt_ids: Vec<u32>,
+    prompt_text: String,
+    completions: Vec<OneTurn>,
+    reward_names: Vec<(String, f64)>,
+    policy_version: PolicyVersion,
+    cursor: u64,
+    dropped: Vec<DroppedGroup>,
+    filler: bool,
+    generation_seconds: f64,
+}
+
+#[derive(Debug, Deserialize)]
+struct OneTurn {
+    sample: u32,
+    token_ids: Vec<u32>,
+    logprobs: Vec<TokenLogprob>,
+    versions: Vec<(u32, PolicyVersion)>,
+    text: String,
+    finish_reason: FinishReason,
+    rewards: Vec<RewardOutcome>,
+    provenance: Provenance,
+}
+
+/// Its mean reward and the number of its tokens follow from the completions.
+#[derive(Debug, Deserialize)]
+struct DroppedGroup {
+    prompt_id: PromptId,
+    epoch: u32,
+    prompt_text: String,
+    completions: Vec<OneTurn>,
+    _reward: Option<f64>,
+    _tokens: u64,
+    stale: bool,
+}
+
+impl From<OneTurn> for Completion {
+    fn from(turn: OneTurn) -> Self {
+        Self {
+            sample: turn.sample,
+            episode: Episode::of_one_turn(turn.token_ids, turn.logprobs, turn.versions, turn.finish_reason),
+            text: turn.text,
+            rewards: turn.rewards,
+            provenance: turn.provenance,
+        }
+    }
+}
+
+fn all(turns: Vec<OneTurn>) -> Vec<Completion> {
+    turns.into_iter().map(Completion::from).collect()
+}
+
+impl From<RolloutGroup> for Group {
+    fn from(before: RolloutGroup) -> Self {
+        Self {
+            // An evaluation had no positions, and counted its rows in the id.
+            position: before.cursor.checked_sub(1).unwrap_or_else(|| before.id.index.into()),
+            prompt_id: before.prompt_id,
+            epoch: before.epoch,
+            prompt_ids: before.prompt_ids,
+            prompt_text: before.prompt_text,
+            completions: all(before.completions),
+            reward_names: before.reward_names,
+            generation_seconds: before.generation_seconds,
+        }
+    }
+}
+
+impl From<RolloutGroup> for Scored {
+    fn from(before: RolloutGroup) -> Self {
+        Self { policy_version: before.policy_version, group: before.into() }
+    }
+}
+
+impl From<RolloutGroup> for Placed {
+    fn from(mut before: RolloutGroup) -> Self {
+        let dropped = std::mem::take(&mut before.dropped);
+        let (id, filler) = (before.id, before.filler);
+        let scored = Scored::from(before);
+        let begin = scored.position.saturating_sub(dropped.len() as u64);
+        let of = |(position, dropped): (u64, DroppedGroup)| Dropped {
+            scored: Scored::from(Group {
+                position,
+                prompt_id: dropped.prompt_id,
+                epoch: dropped.epoch,
+                prompt_ids: Vec::new(),
+                prompt_text: dropped.prompt_text,
+                completions: all(dropped.completions),
+                reward_names: scored.reward_names.clone(),
+                generation_seconds: 0.0,
+            }),
+            stale: dropped.stale,
+        };
+        Self { id, dropped: (begin..).zip(dropped).map(of).collect(), filler, scored }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::Step;
+
+    #[test]
+    fn a_group_of_an_evaluation_has_the_position_of_its_row() {
+        let before = |cursor| RolloutGroup {
+            id: GroupId { step: Step(0), index: 5 },
+            prompt_id: PromptId(9),
+            epoch: 0,
+            prompt_ids: vec![1],
+            prompt_text: String::new(),
+            completions: Vec::new(),
+            reward_names: Vec::new(),
+            policy_version: PolicyVersion(0),
+            cursor,
+            dropped: Vec::new(),
+            filler: false,
+            generation_seconds: 0.0,
+        };
+        assert_eq!([0, 3].map(|cursor| Scored::from(before(cursor)).position), [5, 2]);
+    }
+}

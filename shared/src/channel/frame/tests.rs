@@ -1,0 +1,475 @@
+//! Bytes of every message, and what becomes of damage.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::{
+    channel::{
+        FleetStatus, InFlight, Refusal,
+        fleet::{Difference, Edition, KernelClass, Lease, Made, RunFacts, Unfetched, Work},
+    },
+    compute::{Device, Kernels, KvDtype, RolloutDtype},
+    episode::{Episode, FinishReason, Segment, TokenLogprob, Why},
+    group::{Completion, Dropped, Provenance, RewardOutcome, StepScore},
+    ids::{GroupId, PolicyVersion, PromptId, Step},
+    sampling::SamplingParams,
+};
+
+/// A group as versions 8 and 9 know it: of one turn.
+fn one_turn() -> Placed {
+    let logprobs = vec![
+        TokenLogprob { logprob: -0.5, logprob_at_temperature: -0.25, log_kept_mass: -0.125, kept_count: 3 },
+        TokenLogprob::default(),
+    ];
+    let versions = vec![(0, PolicyVersion(299)), (1, PolicyVersion(300))];
+    let completion = Completion {
+        sample: 0,
+        episode: Episode::of_one_turn(vec![19, 151_645], logprobs, versions, FinishReason::Stop),
+        text: "4".into(),
+        rewards: vec![
+            RewardOutcome::Score(2.0),
+            RewardOutcome::NotApplicable,
+            RewardOutcome::Failed("timeout".into()),
+            RewardOutcome::Steps(vec![StepScore { end: 1, score: 0.5 }]),
+        ],
+        provenance: Provenance::CarriedOver,
+    };
+    let group = Group {
+        position: 2402,
+        prompt_id: PromptId(7),
+        epoch: 1,
+        prompt_ids: vec![1, 151_643],
+        prompt_text: "2+2=".into(),
+        completions: vec![completion],
+        reward_names: vec![("correctness".into(), 1.0), ("format".into(), 0.5), ("length".into(), 1.0)],
+        generation_seconds: 0.75,
+    };
+    let dropped = Group {
+        position: 2401,
+        prompt_id: PromptId(8),
+        prompt_ids: Vec::new(),
+        prompt_text: "3+3=".into(),
+        completions: Vec::new(),
+        generation_seconds: 0.0,
+        ..group.clone()
+    };
+    Placed {
+        id: GroupId { step: Step(300), index: 2 },
+        scored: group.into(),
+        dropped: vec![Dropped { scored: dropped.into(), stale: false }],
+        filler: true,
+    }
+}
+
+/// The same with a reply and a second turn.
+fn sample_group() -> Placed {
+    let mut placed = one_turn();
+    let episode = &mut placed.scored.group.completions[0].episode;
+    episode.push(Segment::Given { ids: &[7, 8, 300], why: Why::Reply });
+    episode.push(Segment::Given { ids: &[9], why: Why::Template });
+    let (logprobs, versions) = ([TokenLogprob::default()], [(0, PolicyVersion(301))]);
+    episode.push(Segment::Sampled {
+        ids: &[5],
+        logprobs: &logprobs,
+        versions: &versions,
+        finish: FinishReason::Length,
+    });
+    placed
+}
+
+fn edition() -> Edition {
+    let difference = Difference { from: PolicyVersion(4), from_blake3: [6; 32], blake3: [8; 32] };
+    let (blake3, differences) = ([7; 32], vec![difference]);
+    Edition { version: PolicyVersion(5), publication: 1, blake3, base: None, rounded: true, differences }
+}
+
+fn sample_report() -> Report {
+    Report {
+        worker: 0x0123_4567_89ab_cdef,
+        name: "a".into(),
+        build: "0.1.0".into(),
+        clock: 0.5,
+        coordinator: 9,
+        class: Some(KernelClass {
+            device: Device::Cuda,
+            kernels: Kernels::Stock,
+            rollout_dtype: RolloutDtype::Bf16,
+            kv_dtype: KvDtype::Int8,
+        }),
+        max_num_seqs: 300,
+        edition: Some(edition()),
+        held: vec![1, 200],
+        made: vec![Made {
+            lease: 1,
+            sample: 2,
+            token_ids: vec![19, 151_645],
+            logprobs: vec![TokenLogprob::default(); 2],
+            versions: vec![(0, PolicyVersion(5))],
+            finish_reason: FinishReason::Length,
+            seconds: 0.75,
+            rewards: vec![RewardOutcome::Score(0.5), RewardOutcome::NotApplicable],
+        }],
+        refusal: Some(Refusal { version: PolicyVersion(6), publication: 1, reason: "no".into() }),
+        unfetched: Some(Unfetched { publication: 2, is_damage: true, reason: "cut".into() }),
+        problem: Some("full".into()),
+        work: Work {
+            tokens: 12_345,
+            scored: 300,
+            scoring: 2,
+            busy_s: 1.0,
+            idle_s: 2.0,
+            fetched_bytes: 300,
+            fetch_s: 0.5,
+            swap_s: 0.25,
+        },
+    }
+}
+
+fn sample_orders() -> Orders {
+    Orders {
+        coordinator: 9,
+        facts: Some(RunFacts {
+            config: "a = 1".into(),
+            model: [3; 32],
+            max_model_len: 300,
+            store: "s".into(),
+            run_dir: Some("r".into()),
+        }),
+        edition: Some(edition()),
+        leases: vec![1, 200],
+        granted: vec![Lease {
+            id: 200,
+            version: PolicyVersion(5),
+            prompt_id: PromptId(7),
+            epoch: 1,
+            prompt_ids: vec![1, 151_643],
+            samples: vec![0, 3],
+            sampling: SamplingParams::default(),
+            row: Some("{}".into()),
+        }],
+        refused: Some("no".into()),
+        finished: true,
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+#[test]
+fn golden_bytes_of_every_message() {
+    let learner = LearnerStatus {
+        incarnation: 0x0123_4567_89ab_cdef,
+        version: PolicyVersion(5),
+        publication: 1,
+        step: Step(5),
+        cursor: 40,
+        durable_step: Step(4),
+        received: vec![0, 200],
+        next_cursor: 42,
+        total_steps: 1000,
+        given_up: Some((PolicyVersion(2), PolicyVersion(4))),
+        saving: true,
+        in_flight: true,
+        finished: true,
+    };
+    let sampler = SamplerStatus {
+        incarnation: 9,
+        version: PolicyVersion(5),
+        oldest_in_use: PolicyVersion(4),
+        swap_micros: 1_000_000,
+        swap_stall_micros: 300,
+        gate_micros: 200,
+        refusal: Some(Refusal { version: PolicyVersion(6), publication: 1, reason: "no".into() }),
+        generated_tokens: 12_345,
+        busy_micros: 7,
+        idle_micros: 8,
+        waiting: true,
+        in_flight: Some(InFlight { learner: 300, step: Step(5), blake3: Some([7; 32]) }),
+        fleet: Some(FleetStatus {
+            workers: 2,
+            tokens_per_s: 900,
+            staleness: 1,
+            expired: 3,
+            twice: 4,
+            verified: 5,
+            disputed: 6,
+            stored_bytes: 1 << 32,
+            fetched_bytes: 1 << 33,
+            alone_micros: 300,
+        }),
+    };
+    let frames = [encode(&sample_group()), encode(&learner), encode(&sampler)];
+    assert_eq!(frames.map(|frame| hex(&frame)), [GROUP, LEARNER, SAMPLER]);
+    assert_eq!([encode(&sample_report()), encode(&sample_orders())].map(|frame| hex(&frame)), [REPORT, ORDERS]);
+    // In files.
+    let scored = sample_group().scored;
+    assert_eq!([encode(&scored), encode(&scored.group)].map(|frame| hex(&frame)), [SCORED, KEPT]);
+}
+
+/// [`one_turn`] as version 8 wrote it.
+const GROUP_OF_8: &str = "\
+    544e444d08000100b0000000000000003a7953955b0d8ce0ac020207010201dba00904322b323d01000213dda00\
+    902000000bf000080be000000be03000000000000000000000000000200ab0201ac0201340004000000000000000\
+    04002030774696d656f7574010101000000000000e03f01030b636f72726563746e657373000000000000f03f066\
+    66f726d6174000000000000e03f066c656e677468000000000000f03fab02e31201080104332b333d00010000000\
+    00000f03fac020001000000000000e83f";
+/// And as version 9 did.
+const GROUP_OF_9: &str = "\
+    544e444d09000100b0000000000000000000000000000000481056e20d7516e3ac020207010201dba00904322b323d01\
+    000213dda00902000000bf000080be000000be03000000000000000000000000000200ab0201ac020134000400000000\
+    000000004002030774696d656f7574010101000000000000e03f01030b636f72726563746e657373000000000000f03f\
+    06666f726d6174000000000000e03f066c656e677468000000000000f03fab02e31201080104332b333d000100000000\
+    0000f03fac020001000000000000e83f";
+const GROUP: &str = "\
+    544e444d0a000100060100000000000000000000000000007c904f870ac9f9b9ac0202e21207010201dba00904322b32\
+    3d01000713dda0090708ac020905040002000000bf000080be000000be03000000000000000000000000000200ab0201\
+    ac02000103000101010001000000000000000000000000000100ad020101340400000000000000004002030774696d65\
+    6f7574010101000000000000e03f01030b636f72726563746e657373000000000000f03f06666f726d61740000000000\
+    00e03f066c656e677468000000000000f03f000000000000e83fab0201e11208010004332b333d00030b636f72726563\
+    746e657373000000000000f03f06666f726d6174000000000000e03f066c656e677468000000000000f03f0000000000\
+    000000000001";
+const SCORED: &str = "\
+    544e444d0a000700b9000000000000000000000000000000ba85157222faf7ebe21207010201dba00904322b323d0100\
+    0713dda0090708ac020905040002000000bf000080be000000be03000000000000000000000000000200ab0201ac0200\
+    0103000101010001000000000000000000000000000100ad020101340400000000000000004002030774696d656f7574\
+    010101000000000000e03f01030b636f72726563746e657373000000000000f03f06666f726d6174000000000000e03f\
+    066c656e677468000000000000f03f000000000000e83fab02";
+const KEPT: &str = "\
+    544e444d0a000600b700000000000000000000000000000051fe34e314de4de1e21207010201dba00904322b323d0100\
+    0713dda0090708ac020905040002000000bf000080be000000be03000000000000000000000000000200ab0201ac0200\
+    0103000101010001000000000000000000000000000100ad020101340400000000000000004002030774696d656f7574\
+    010101000000000000e03f01030b636f72726563746e657373000000000000f03f06666f726d6174000000000000e03f\
+    066c656e677468000000000000f03f000000000000e83f";
+const LEARNER: &str = "\
+    544e444d0a0002001b000000000000000000000000000000ec8eca457e5bbe1bef9bafcdf8acd1910105010528040200\
+    c8012ae807010204010101";
+const SAMPLER: &str = "\
+    544e444d0a0003004f0000000000000000000000000000004a7d2bc7780a721d090504c0843dac02c801010601026e6f\
+    b96007080101ac0205010707070707070707070707070707070707070707070707070707070707070707010284070103\
+    04050680808080108080808020ac02";
+
+const REPORT: &str = "\
+    544e444d0a0004001101000000000000000000000000000084aa3207bea3225fef9bafcdf8acd19101016105302e312e\
+    30000000000000e03f090104637564610573746f636b046266313604696e7438ac020105010707070707070707070707\
+    070707070707070707070707070707070707070707000101040606060606060606060606060606060606060606060606\
+    06060606060606060608080808080808080808080808080808080808080808080808080808080808080201c801010102\
+    0213dda00902000000000000000000000000000000000000000000000000000001000501000000000000e83f02000000\
+    00000000e03f02010601026e6f01020103637574010466756c6cb960ac0202000000000000f03f0000000000000040ac\
+    02000000000000e03f000000000000d03f";
+const ORDERS: &str = "\
+    544e444d0a000500c4000000000000000000000000000000abfbf666eba341ee09010561203d20310303030303030303\
+    030303030303030303030303030303030303030303030303ac0201730101720105010707070707070707070707070707\
+    070707070707070707070707070707070707000101040606060606060606060606060606060606060606060606060606\
+    06060606060608080808080808080808080808080808080808080808080808080808080808080201c80101c801050701\
+    0201dba0090200030000803f000000803f000000803f800400002a01027b7d01026e6f01";
+
+#[test]
+fn each_kind_of_damage_has_its_own_error() {
+    let good = encode(&sample_group());
+    let with = |at: usize, byte: u8| {
+        let mut bad = good.clone();
+        bad[at] = byte;
+        decode::<Placed>(&bad).unwrap_err()
+    };
+    assert_eq!(with(0, b'X'), FrameError::Magic { found: *b"XNDM" });
+    assert_eq!(with(4, 8), FrameError::Version { found: 8 });
+    assert_eq!(with(4, 9), FrameError::Version { found: 9 });
+    assert_eq!(with(6, 2), FrameError::Kind { found: 2, expected: Kind::Placed });
+    assert!(matches!(with(8, good[8].wrapping_add(1)), FrameError::Length { .. }));
+    assert_eq!(with(16, !good[16]), FrameError::Checksum, "the id of another run");
+    assert_eq!(with(CHECKED, !good[CHECKED]), FrameError::Checksum);
+    assert_eq!(with(HEADER_LEN, !good[HEADER_LEN]), FrameError::Checksum);
+    assert_eq!(decode::<Placed>(&good[..10]).unwrap_err(), FrameError::TooShort { length: 10 });
+    assert!(matches!(decode::<Placed>(&good[..good.len() - 1]), Err(FrameError::Length { .. })));
+    assert!(matches!(decode::<LearnerStatus>(&good), Err(FrameError::Kind { found: 1, .. })));
+}
+
+#[test]
+fn a_frame_says_which_run_it_is_of() {
+    let mut frame = Vec::new();
+    let run = RunId::from_number(0x0123_4567_89ab_cdef);
+    encode_into(&SamplerStatus::default(), run, &mut frame);
+    assert_eq!(run_of(&frame), Some(run));
+    assert_eq!(run_of(&encode(&SamplerStatus::default())), Some(RunId::NONE));
+    assert_eq!(run_of(&frame[..HEADER_LEN - 1]), None);
+    assert_eq!(decode::<SamplerStatus>(&frame).unwrap(), SamplerStatus::default());
+}
+
+/// As checkpoints of older builds have them: the golden bytes of those, with their headers.
+#[test]
+fn a_frame_of_the_version_before_is_read_from_a_file_and_not_from_the_channel() {
+    for (kept, version, checked) in [(GROUP_OF_8, 8, CHECKED_OF_8), (GROUP_OF_9, 9, CHECKED)] {
+        let kept = bytes(kept);
+        assert_eq!(decode_kept::<Placed>(&kept).unwrap(), one_turn());
+        assert_eq!(decode_kept::<Scored>(&kept).unwrap(), one_turn().scored);
+        assert_eq!(decode_kept::<Group>(&kept).unwrap(), one_turn().scored.group);
+        assert_eq!(decode::<Placed>(&kept).unwrap_err(), FrameError::Version { found: version });
+        for at in [4, 8, checked, checked + CHECKSUM, kept.len() - 1] {
+            let mut damaged = kept.clone();
+            damaged[at] ^= 0x40;
+            assert!(decode_kept::<Placed>(&damaged).is_err(), "a bit of byte {at} is another");
+        }
+        for length in [0, 16, checked + CHECKSUM - 1, checked + CHECKSUM, kept.len() - 1] {
+            assert!(decode_kept::<Placed>(&kept[..length]).is_err(), "{length} bytes");
+        }
+    }
+    let now = sample_group();
+    assert_eq!(decode_kept::<Placed>(&encode(&now)).unwrap(), now);
+    assert!(decode_kept::<Group>(&encode(&now)).is_err(), "kinds are not taken for each other");
+}
+
+fn bytes(hex: &str) -> Vec<u8> {
+    let digits: Vec<char> = hex.chars().collect();
+    digits.chunks(2).map(|pair| u8::from_str_radix(&pair.iter().collect::<String>(), 16).unwrap()).collect()
+}
+
+#[test]
+fn a_body_that_is_no_message_is_refused_in_spite_of_its_checksum() {
+    let mut frame = encode(&SamplerStatus::default());
+    frame.push(0);
+    let body = (frame.len() - HEADER_LEN) as u64;
+    frame[8..16].copy_from_slice(&body.to_le_bytes());
+    let sum = checksum(&frame, CHECKED);
+    frame[CHECKED..HEADER_LEN].copy_from_slice(&sum);
+    assert_eq!(decode::<SamplerStatus>(&frame).unwrap_err(), FrameError::Body("1 bytes are left over".into()));
+}
+
+fn logprob() -> impl Strategy<Value = TokenLogprob> {
+    (any::<f32>(), any::<f32>(), any::<f32>(), any::<u32>()).prop_map(
+        |(logprob, logprob_at_temperature, log_kept_mass, kept_count)| TokenLogprob {
+            logprob,
+            logprob_at_temperature,
+            log_kept_mass,
+            kept_count,
+        },
+    )
+}
+
+fn outcome() -> impl Strategy<Value = RewardOutcome> {
+    prop_oneof![
+        any::<f64>().prop_map(RewardOutcome::Score),
+        prop::collection::vec(any::<(u32, f64)>(), 0..4).prop_map(|steps| {
+            RewardOutcome::Steps(steps.into_iter().map(|(end, score)| StepScore { end, score }).collect())
+        }),
+        Just(RewardOutcome::NotApplicable),
+        any::<String>().prop_map(RewardOutcome::Failed),
+    ]
+}
+
+fn finish() -> impl Strategy<Value = FinishReason> {
+    prop_oneof![Just(FinishReason::Stop), Just(FinishReason::Length), Just(FinishReason::Aborted)]
+}
+
+/// Segments in any order, some of them empty.
+fn episode() -> impl Strategy<Value = Episode> {
+    let turn = (
+        prop::collection::vec((any::<u32>(), logprob()), 0..40),
+        prop::collection::vec(any::<(u32, u64)>(), 0..4),
+        finish(),
+    );
+    let given = (prop::collection::vec(any::<u32>(), 0..9), prop_oneof![Just(Why::Reply), Just(Why::Template)]);
+    prop::collection::vec(prop_oneof![turn.prop_map(Ok), given.prop_map(Err)], 0..4).prop_map(|segments| {
+        let mut episode = Episode::default();
+        for segment in segments {
+            match segment {
+                Ok((tokens, versions, finish)) => {
+                    let (ids, logprobs): (Vec<_>, Vec<_>) = tokens.into_iter().unzip();
+                    let versions: Vec<_> = versions.into_iter().map(|(i, v)| (i, PolicyVersion(v))).collect();
+                    episode.push(Segment::Sampled { ids: &ids, logprobs: &logprobs, versions: &versions, finish });
+                }
+                Err((ids, why)) => episode.push(Segment::Given { ids: &ids, why }),
+            }
+        }
+        episode
+    })
+}
+
+fn completion() -> impl Strategy<Value = Completion> {
+    (
+        any::<u32>(),
+        episode(),
+        any::<String>(),
+        prop::collection::vec(outcome(), 0..4),
+        prop_oneof![Just(Provenance::New), Just(Provenance::CarriedOver), Just(Provenance::MadeAgain)],
+    )
+        .prop_map(|(sample, episode, text, rewards, provenance)| Completion {
+            sample,
+            episode,
+            text,
+            rewards,
+            provenance,
+        })
+}
+
+fn scored() -> impl Strategy<Value = Scored> {
+    (
+        any::<(u64, u64, u32, u64, f64)>(),
+        prop::collection::vec(any::<u32>(), 0..20),
+        any::<String>(),
+        prop::collection::vec(completion(), 0..4),
+        prop::collection::vec(any::<(String, f64)>(), 0..3),
+    )
+        .prop_map(|(numbers, prompt_ids, prompt_text, completions, reward_names)| {
+            let (position, prompt_id, epoch, policy_version, generation_seconds) = numbers;
+            let prompt_id = PromptId(prompt_id);
+            Scored {
+                group: Group {
+                    position,
+                    prompt_id,
+                    epoch,
+                    prompt_ids,
+                    prompt_text,
+                    completions,
+                    reward_names,
+                    generation_seconds,
+                },
+                policy_version: PolicyVersion(policy_version),
+            }
+        })
+}
+
+fn group() -> impl Strategy<Value = Placed> {
+    let dropped = (scored(), any::<bool>()).prop_map(|(scored, stale)| Dropped { scored, stale });
+    (any::<(u64, u32)>(), scored(), prop::collection::vec(dropped, 0..3), any::<bool>()).prop_map(
+        |((step, index), scored, dropped, filler)| Placed {
+            id: GroupId { step: Step(step), index },
+            scored,
+            dropped,
+            filler,
+        },
+    )
+}
+
+proptest! {
+    #[test]
+    fn a_group_comes_back_bit_for_bit(group in group()) {
+        let frame = encode(&group);
+        let back: Placed = decode(&frame).unwrap();
+        // Encoded again, since NaN is not equal to itself.
+        prop_assert_eq!(encode(&back), frame);
+    }
+
+    #[test]
+    fn a_flipped_bit_never_goes_unnoticed(group in group(), at in any::<prop::sample::Index>(), bit in 0..8u8) {
+        let mut frame = encode(&group);
+        let at = at.index(frame.len());
+        frame[at] ^= 1 << bit;
+        prop_assert!(decode::<Placed>(&frame).is_err());
+    }
+
+    #[test]
+    fn a_flipped_bit_of_a_call_or_an_answer_never_goes_unnoticed(at in any::<prop::sample::Index>(), bit in 0..8u8) {
+        let (mut report, mut orders) = (encode(&sample_report()), encode(&sample_orders()));
+        for frame in [&mut report, &mut orders] {
+            let at = at.index(frame.len());
+            frame[at] ^= 1 << bit;
+        }
+        prop_assert!(decode::<Report>(&report).is_err() && decode::<Orders>(&orders).is_err());
+    }
+
+    #[test]
+    fn bytes_of_any_content_are_refused_and_not_fatal(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        prop_assert!(decode::<Placed>(&bytes).is_err());
+    }
+}

@@ -1,0 +1,64 @@
+"""`tandem sft` and TRL's SFTTrainer: the same rows, three updates, and what both models then say of the rows."""
+
+import json
+
+import datasets
+import peers
+import torch
+import trl
+from support import FAMILIES, WORK, answer, largest, model, tandem, worst, write_rows
+
+STEPS, RATE = 3, 1e-3
+
+
+def rows():
+    """Rows of several lengths. All of them make an update, so their order does not matter."""
+    generator = torch.Generator().manual_seed(1)
+    draw = lambda count: torch.randint(3, 512, (count,), generator=generator).tolist()
+    return [{"prompt_ids": draw(p), "completion_ids": draw(c)} for p, c in [(3, 5), (9, 2), (1, 12), (14, 1)]]
+
+
+def by_trl(place, given):
+    """The trained model, and the loss of its last update."""
+    table = datasets.Dataset.from_list([
+        {"input_ids": row["prompt_ids"] + row["completion_ids"],
+         "completion_mask": [0] * len(row["prompt_ids"]) + [1] * len(row["completion_ids"])}
+        for row in given
+    ])
+    settings = trl.SFTConfig(
+        output_dir=str(WORK / f"{place.name}-trl"), max_steps=STEPS, per_device_train_batch_size=len(given),
+        learning_rate=RATE, lr_scheduler_type="constant", weight_decay=0.0, max_grad_norm=1.0, logging_steps=1,
+        completion_only_loss=True, gradient_checkpointing=False, bf16=False, use_cpu=True, save_strategy="no",
+        report_to=[], disable_tqdm=True, optim="adamw_torch", max_length=None,
+    )
+    trainer = trl.SFTTrainer(
+        peers.opened(place), args=settings, train_dataset=table,
+        processing_class=peers.tokenizer(place),
+    )
+    trainer.train()
+    losses = [record["loss"] for record in trainer.state.log_history if "loss" in record]
+    assert len(losses) == STEPS, losses
+    return trainer.model.eval(), losses[-1]
+
+
+if __name__ == "__main__":
+    given = rows()
+    logprobs, losses = [], []
+    for family in FAMILIES:
+        base = model(family)
+        theirs, loss = by_trl(base, given)
+        out = WORK / f"{family}-sft"
+        told = tandem(
+            "sft", "--model", base, "--data", write_rows(WORK / "rows.jsonl", given), "--output", out,
+            "--max-steps", STEPS, "--batch-size", len(given), "--learning-rate", RATE,
+            "--lr-scheduler-type", "constant", "--threads", 1,
+        )
+        losses.append(abs(json.loads(told.splitlines()[-1])["loss"] - loss))
+        said = lambda network: [
+            value for row in given for value in peers.logprobs(network, row["prompt_ids"], row["completion_ids"])
+        ]
+        found, expected = said(peers.opened(out)), said(theirs)
+        moved = largest(zip(expected, said(peers.opened(base)), strict=True))
+        assert moved > 0.1, f"{family}: updates that change nothing say nothing: {moved}"
+        logprobs.append(largest(zip(found, expected, strict=True)))
+    answer(f"{len(FAMILIES)} families, {STEPS} updates", loss=worst(losses), logprob=worst(logprobs))

@@ -1,0 +1,120 @@
+//! `docs/conformity.md`: the last recorded results.
+
+use std::{fmt::Write as _, fs};
+
+use anyhow::{Context, Result, ensure};
+
+use super::{
+    answer::{Outcome, Verdict, number},
+    checks::CHECKS,
+    environment::Environment,
+};
+use crate::host::Host;
+
+/// Where the page is, from the root of the workspace.
+pub const PATH: &str = "docs/conformity.md";
+
+/// Flags of /proc/cpuinfo that kernels of the two sides choose by, so that results may differ in their last digits.
+const FLAGS: &[&str] = &[
+    "avx2",
+    "fma",
+    "avx512f",
+    "avx_vnni",
+    "avx512_vnni",
+    "avx512_bf16",
+    "avx512_fp16",
+    "amx_int8",
+    "amx_bf16",
+    "amx_tile",
+];
+
+/// When and where checks were made.
+#[derive(Debug)]
+pub struct Circumstances {
+    /// Day, in UTC.
+    pub date: String,
+    /// What git says of the commit; empty outside of a checkout.
+    pub commit: String,
+    /// The processor's flags that matter.
+    pub processor: String,
+    /// Python and packages.
+    pub versions: Vec<String>,
+}
+
+impl Circumstances {
+    /// Those of now.
+    ///
+    /// # Errors
+    /// When the date or a version cannot be had.
+    pub fn of(host: &Host, environment: &Environment) -> Result<Self> {
+        let date = said(host, "date", &["--utc", "+%-d %B %Y"]).context("the date cannot be had")?;
+        let commit = said(host, "git", &["describe", "--always", "--abbrev=7", "--exclude=*"]).unwrap_or_default();
+        let mut versions = vec![environment.version(host)?];
+        versions.extend(environment.packages());
+        Ok(Self { date, commit, processor: flags(&fs::read_to_string("/proc/cpuinfo").unwrap_or_default()), versions })
+    }
+}
+
+/// What a program prints in English.
+fn said(host: &Host, program: &str, args: &[&str]) -> Result<String> {
+    let output = host.command(program).args(args).env("LC_ALL", "C").output().with_context(|| program.to_owned())?;
+    ensure!(output.status.success(), "`{program}` fails with {}", output.status);
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+/// Those of [`FLAGS`] that the first processor has.
+pub fn flags(cpuinfo: &str) -> String {
+    let line = cpuinfo.lines().find(|line| line.starts_with("flags")).unwrap_or_default();
+    let has = |flag: &&&str| line.split_whitespace().any(|word| word == **flag);
+    FLAGS.iter().filter(has).copied().collect::<Vec<_>>().join(", ")
+}
+
+/// The page.
+pub fn page(circumstances: &Circumstances, outcomes: &[Outcome]) -> String {
+    let Circumstances { date, commit, processor, versions } = circumstances;
+    let commit = if commit.is_empty() { String::new() } else { format!(", at commit {commit}") };
+    let processor = if processor.is_empty() { "none of those that kernels choose by" } else { processor };
+    let mut page = format!(
+        "# Conformity with other programs\n\n\
+         <!-- Written by `cargo xtask conformity --record`. Do not edit. -->\n\n\
+         Last made on {date}{commit}.\n\n\
+         Each check runs another program as it is released, and compares what it computes with what Tandem computes, \
+         or\nwith the golden figures that Tandem's tests compare with. A figure is 0 where both agree; a check passes \
+         when each\nof its figures is within its bound. What this machine lacks is skipped, and the row says so.\n\n\
+         | | |\n|---|---|\n\
+         | programs | {} |\n\
+         | processor | {processor} |\n\n\
+         | check | compared with | cases | figure | value | bound | verdict |\n\
+         |---|---|---|---|---|---|---|\n",
+        versions.join(", "),
+    );
+    for outcome in outcomes {
+        page.push_str(&rows(outcome));
+    }
+    page.push_str("\n## What is compared\n\n| check | what |\n|---|---|\n");
+    for check in CHECKS {
+        let _ = writeln!(page, "| `{}` | {} |", check.name, check.about);
+    }
+    page
+}
+
+/// A row for each figure of a check.
+fn rows(outcome: &Outcome) -> String {
+    let (check, cases) = (outcome.check, &outcome.cases);
+    let mut rows = String::new();
+    for (index, figure) in check.figures.iter().enumerate() {
+        let value = outcome.values.get(index).map_or("–".to_owned(), |value| number(*value));
+        let verdict = match &outcome.verdict {
+            Verdict::Passed => "passed".to_owned(),
+            Verdict::Failed(reason) => format!("**failed**: {}", reason.replace('|', "\\|")),
+            Verdict::Skipped(reason) => format!("skipped: {}", reason.replace('|', "\\|")),
+        };
+        let bound = number(Some(figure.bound));
+        let _ = writeln!(
+            rows,
+            "| `{}` | {} | {cases} | {} | {value} | {bound} | {verdict} |",
+            check.name, check.rival, figure.about
+        );
+    }
+    rows
+}
