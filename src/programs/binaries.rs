@@ -82,7 +82,7 @@ mod tests {
     fn a_missing_program_is_built_by_the_command_that_the_error_names() {
         let missing = |name| find_in(Path::new("/nowhere"), name).unwrap_err().to_string();
         assert!(missing("rollout").ends_with("build it with `cargo build --release`"), "{}", missing("rollout"));
-        let fleet = "build it with `cargo build --release --package rollout-fleet`";
+        let fleet = "build it with `cargo build --release --workspace --bin rollout-fleet`";
         assert!(missing(FLEET).ends_with(fleet), "{}", missing(FLEET));
     }
 }

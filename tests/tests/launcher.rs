@@ -157,7 +157,7 @@ fn where_the_program_of_the_fleet_is_missing_nothing_begins_and_the_way_to_it_is
     };
     let said = doctor(&stage);
     assert!(said.trim_start().starts_with("`rollout-fleet` is not built, "), "{said}");
-    assert!(said.contains("-> cargo build --release --package rollout-fleet\n"), "{said}");
+    assert!(said.contains("-> cargo build --release --workspace --bin rollout-fleet\n"), "{said}");
     stage.script("rollout-fleet", "exit 1");
     assert!(doctor(&stage).trim_start().starts_with("rollout-fleet is beside tandem\n"));
 }

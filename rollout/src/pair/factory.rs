@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// How whoever misses samplers on other hosts comes by them.
-pub const FLEET_BUILD: &str = "`cargo build --release --package rollout-fleet` builds it";
+pub const FLEET_BUILD: &str = "`cargo build --release --workspace --bin rollout-fleet` builds it";
 
 /// Makes the generator of a run.
 pub trait GeneratorFactory {
