@@ -25,8 +25,8 @@ pub fn fleet(asked_for_by: &str) -> Result<PathBuf> {
 
 /// The command line that builds a program, with all that are built by default where it is one of them.
 pub fn build_of(name: &str) -> String {
-    let package = if name == FLEET { format!(" --package {FLEET}") } else { String::new() };
-    format!("cargo build --release{package}")
+    let more = if name == FLEET { format!(" --workspace --bin {FLEET}") } else { String::new() };
+    format!("cargo build --release{more}")
 }
 
 /// A command for one of the programs. The kernel ends it should this process die; since it watches the thread rather

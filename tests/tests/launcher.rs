@@ -138,7 +138,7 @@ fn where_the_program_of_the_fleet_is_missing_nothing_begins_and_the_way_to_it_is
     let missing = |asked_for_by: &str| {
         format!(
             "{asked_for_by}: `rollout-fleet` is not beside `tandem` in {}: build it with `cargo build --release \
-             --package rollout-fleet`",
+             --workspace --bin rollout-fleet`",
             stage.dir.path().display()
         )
     };
