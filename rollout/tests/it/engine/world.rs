@@ -1,5 +1,5 @@
-//! Random arrivals, lengths, stops, pauses, new versions and aborts: whatever happens around it, a completion is the
-//! one that its prompt has alone, it comes once, and every page comes back.
+//! Random arrivals, lengths, stops, pauses, new versions, cancels, forks and aborts: whatever happens around it, a
+//! completion is the one that its prompt has alone, it comes once, and every page comes back.
 
 use std::{
     collections::BTreeMap,
@@ -8,7 +8,9 @@ use std::{
 
 use exporters::Checkpoint;
 use proptest::prelude::*;
-use rollout::engine::{Engine, EngineOptions, GroupRequest, StopCriterion, WeightSource};
+use rollout::engine::{
+    Engine, EngineOptions, FinishedSequence, GroupRequest, Output, Request, State, StopCriterion, WeightSource,
+};
 use shared::{FinishReason, ModelDir, SamplingParams};
 
 use super::support::{Nth, Outcome, Steps, exported, finish, golden_model, group, options, outcome, wait_swap, write};
@@ -39,6 +41,20 @@ enum Event {
         stop: Option<u32>,
     },
     Steps(usize),
+    /// A group goes on from one of the states that there are: which, further ids, completions, and their longest.
+    Fork {
+        state: usize,
+        more: usize,
+        samples: u32,
+        most: u32,
+    },
+    /// Nobody wants one of the groups any more, or a completion of it.
+    Cancel {
+        group: usize,
+        sample: Option<u32>,
+    },
+    /// A state is dropped.
+    Drop(usize),
     Swap,
     Admission(bool),
     Abort,
@@ -46,7 +62,12 @@ enum Event {
 
 fn event() -> impl Strategy<Value = Event> {
     let group = (1_usize..70, 1_u32..7, 1_u32..26, prop::option::of(1_u32..20));
+    let fork = (any::<usize>(), 0_usize..20, 1_u32..4, 1_u32..12);
+    let cancel = (any::<usize>(), prop::option::of(0_u32..7));
     prop_oneof![
+        4 => fork.prop_map(|(state, more, samples, most)| Event::Fork { state, more, samples, most }),
+        2 => cancel.prop_map(|(group, sample)| Event::Cancel { group, sample }),
+        1 => any::<usize>().prop_map(Event::Drop),
         6 => group.prop_map(|(prompt, samples, most, stop)| Event::Group { prompt, samples, most, stop }),
         8 => (1_usize..12).prop_map(Event::Steps),
         2 => Just(Event::Swap),
@@ -68,13 +89,45 @@ fn request(tag: u64, prompt: usize, samples: u32, most: u32, stop: Option<u32>) 
 }
 
 /// What becomes of groups one after the other.
-fn alone(groups: &[GroupRequest]) -> BTreeMap<(u64, u32), Outcome> {
+fn alone(groups: &[Request]) -> BTreeMap<(u64, u32), Outcome> {
     let mut engine = Engine::new(WORLD.versions[0].clone(), &WORLD.model, options(8, 1)).unwrap();
-    let of_group = |group: &GroupRequest| {
-        engine.add_group(group.clone()).unwrap();
+    let of_group = |group: &Request| {
+        engine.begin(Request { keep: false, ..group.clone() }).unwrap();
         finish(&mut engine)
     };
     groups.iter().flat_map(of_group).map(outcome).collect()
+}
+
+/// What has come of an engine.
+#[derive(Default)]
+struct Seen {
+    streamed: BTreeMap<(u64, u32), Vec<u32>>,
+    ended: Vec<FinishedSequence>,
+    states: Vec<State>,
+}
+
+impl Seen {
+    fn advance(&mut self, engine: &mut Engine) {
+        for output in engine.advance().unwrap() {
+            match output {
+                Output::Token { tag, sample, id, .. } => self.streamed.entry((tag, sample)).or_default().push(id),
+                Output::Ended { sequence, state } => {
+                    let is_streamed = sequence.tag.is_multiple_of(3);
+                    assert_eq!(state.is_some(), sequence.tag.is_multiple_of(2));
+                    let came = self.streamed.remove(&(sequence.tag, sequence.sample));
+                    assert_eq!(came, is_streamed.then(|| sequence.token_ids.clone()));
+                    self.states.extend(state);
+                    self.ended.push(sequence);
+                }
+            }
+        }
+    }
+}
+
+/// Some groups stream, and some leave states.
+fn wanted(group: GroupRequest, from: Option<State>) -> Request {
+    let (stream, keep) = (group.tag.is_multiple_of(3), group.tag.is_multiple_of(2));
+    Request { group, from, stream, keep }
 }
 
 proptest! {
@@ -84,37 +137,64 @@ proptest! {
         slots in 1_usize..7,
         batched in 8_usize..80,
         drafts in 0_usize..4,
+        kept_states in 0_usize..5,
         events in prop::collection::vec(event(), 1..40),
     ) {
         let own = EngineOptions {
             max_num_batched_tokens: batched,
             speculative_tokens: drafts,
+            kept_states,
             hot_swap: true,
             ..options(slots, 1)
         };
         let mut engine = Engine::new(WORLD.versions[0].clone(), &WORLD.model, own).unwrap();
-        let (mut groups, mut ended, mut aborted) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut groups, mut seen, mut aborted) = (Vec::new(), Seen::default(), Vec::new());
         for event in events {
             match event {
                 Event::Group { prompt, samples, most, stop } => {
-                    let group = request(groups.len() as u64, prompt, samples, most, stop);
-                    engine.add_group(group.clone()).unwrap();
+                    let group = wanted(request(groups.len() as u64, prompt, samples, most, stop), None);
+                    engine.begin(group.clone()).unwrap();
                     groups.push(group);
                 }
-                Event::Steps(steps) => (0..steps).for_each(|_| ended.extend(engine.step().unwrap())),
+                Event::Fork { state, more, samples, most } if !seen.states.is_empty() => {
+                    let from = &seen.states[state % seen.states.len()];
+                    let group = request(groups.len() as u64, more, samples, most, None);
+                    if from.ids().len() + more < engine.options().max_model_len {
+                        let group = wanted(group, Some(from.clone()));
+                        engine.begin(group.clone()).unwrap();
+                        groups.push(group);
+                    }
+                }
+                Event::Cancel { group, sample } if !groups.is_empty() => {
+                    let cancelled = engine.cancel((group % groups.len()) as u64, sample);
+                    cancelled.iter().for_each(|gone| drop(seen.streamed.remove(&(gone.tag, gone.sample))));
+                    aborted.extend(cancelled);
+                }
+                Event::Drop(state) if !seen.states.is_empty() => {
+                    let state = state % seen.states.len();
+                    seen.states.swap_remove(state);
+                }
+                Event::Fork { .. } | Event::Cancel { .. } | Event::Drop(_) => (),
+                Event::Steps(steps) => (0..steps).for_each(|_| seen.advance(&mut engine)),
                 Event::Swap => {
                     let other = WORLD.versions.iter().find(|version| version.version != engine.version()).unwrap();
                     engine.begin_swap(other.clone()).unwrap();
-                    ended.extend(engine.step().unwrap());
+                    seen.advance(&mut engine);
                     wait_swap(&mut engine).unwrap();
                 }
                 Event::Admission(admit) => engine.set_admission(admit),
-                Event::Abort => aborted.extend(engine.abort_all()),
+                Event::Abort => {
+                    aborted.extend(engine.abort_all());
+                    seen.streamed.clear();
+                }
             }
-            prop_assert!(engine.running() <= slots);
+            prop_assert!(engine.running() <= slots && engine.held_states() <= kept_states);
         }
         engine.set_admission(true);
-        ended.extend(finish(&mut engine));
+        while !engine.is_idle() {
+            seen.advance(&mut engine);
+        }
+        let Seen { ended, states, .. } = seen;
 
         let expected = alone(&groups);
         prop_assert_eq!(ended.len() + aborted.len(), expected.len());
@@ -132,10 +212,20 @@ proptest! {
             prop_assert!(seen.insert(id, ()).is_none());
         }
 
+        drop((states, groups));
+        prop_assert_eq!(engine.held_states(), 0);
         // A pool that has lost a page has not enough for this.
         for tag in 0..3 {
             engine.add_group(request(1000 + tag, 70, slots as u32, 25, None)).unwrap();
         }
         finish(&mut engine);
+        let mut fresh = Engine::new(engine_weights(&engine), &WORLD.model, options(slots, 1)).unwrap();
+        fresh.add_group(request(1002, 70, 1, 1, None)).unwrap();
+        finish(&mut fresh);
+        prop_assert_eq!(engine.kv_bytes_in_use(), fresh.kv_bytes_in_use(), "of one prompt");
     }
+}
+
+fn engine_weights(engine: &Engine) -> WeightSource {
+    WORLD.versions.iter().find(|version| version.version == engine.version()).unwrap().clone()
 }
