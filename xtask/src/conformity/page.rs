@@ -48,7 +48,8 @@ impl Circumstances {
     /// When the date or a version cannot be had.
     pub fn of(host: &Host, environment: &Environment) -> Result<Self> {
         let date = said(host, "date", &["--utc", "+%-d %B %Y"]).context("the date cannot be had")?;
-        let commit = said(host, "git", &["describe", "--always", "--abbrev=7", "--exclude=*"]).unwrap_or_default();
+        let commit =
+            said(host, "git", &["describe", "--always", "--dirty", "--abbrev=7", "--exclude=*"]).unwrap_or_default();
         let mut versions = vec![environment.version(host)?];
         versions.extend(environment.packages());
         Ok(Self { date, commit, processor: flags(&fs::read_to_string("/proc/cpuinfo").unwrap_or_default()), versions })
