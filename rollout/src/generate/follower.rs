@@ -20,6 +20,23 @@ const ATTEMPTS: u32 = 5;
 /// Pause before a swap that failed is tried again.
 const RETRY: Duration = Duration::from_millis(500);
 
+/// What a generator is to have: a version, as it was published.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Publication {
+    /// The version.
+    pub version: PolicyVersion,
+    /// Which publication it is: a version that was refused is published again, with another number.
+    pub number: u64,
+    /// Whether nothing is published after it: a refusal is then an error.
+    pub is_last: bool,
+}
+
+impl From<&LearnerStatus> for Publication {
+    fn from(learner: &LearnerStatus) -> Self {
+        Self { version: learner.version, number: learner.publication, is_last: learner.finished }
+    }
+}
+
 /// Follows the learner's version. The new session is built beside generation; when it takes over depends on what runs:
 ///
 /// - with [`WeightSwap::Drain`], running sequences finish first and waiting ones start after the swap;
@@ -73,18 +90,18 @@ impl WeightFollower {
     pub fn follow(
         &mut self,
         engine: &mut dyn Generate,
-        learner: &LearnerStatus,
+        wanted: Publication,
         status: &Mutex<SamplerStatus>,
     ) -> anyhow::Result<()> {
-        let target = learner.version;
-        let refused = self.refused.as_ref().filter(|refused| self.pending.is_none() && is_about(refused, learner));
+        let target = wanted.version;
+        let refused = self.refused.as_ref().filter(|refused| self.pending.is_none() && is_about(refused, wanted));
         if let Some(refused) = refused {
-            ensure!(!learner.finished, "weights v{target} are refused: {}", refused.reason);
+            ensure!(!wanted.is_last, "weights v{target} are refused: {}", refused.reason);
             return Ok(());
         }
         let result = match self.pending {
             None if target == engine.version() && !self.lost || Instant::now() < self.not_before => return Ok(()),
-            None => self.begin(engine, learner, status),
+            None => self.begin(engine, wanted, status),
             Some(pending) if self.may_swap(engine, pending) => self.finish(engine, status),
             Some(_) => return Ok(()),
         };
@@ -146,11 +163,11 @@ impl WeightFollower {
     fn begin(
         &mut self,
         engine: &mut dyn Generate,
-        learner: &LearnerStatus,
+        wanted: Publication,
         status: &Mutex<SamplerStatus>,
     ) -> anyhow::Result<()> {
-        let target = learner.version;
-        self.publication = learner.publication;
+        let target = wanted.version;
+        self.publication = wanted.number;
         self.replaces_lost = std::mem::take(&mut self.lost);
         own(status).oldest_in_use = target.min(engine.version());
         engine.begin_swap(self.source(target))?;
@@ -205,8 +222,8 @@ fn is_final(error: &anyhow::Error) -> bool {
 }
 
 /// Whether a refusal is about what the learner has published last.
-pub(crate) fn is_about(refusal: &Refusal, learner: &LearnerStatus) -> bool {
-    (refusal.version, refusal.publication) == (learner.version, learner.publication)
+pub(crate) fn is_about(refusal: &Refusal, wanted: Publication) -> bool {
+    (refusal.version, refusal.publication) == (wanted.version, wanted.number)
 }
 
 fn own(status: &Mutex<SamplerStatus>) -> MutexGuard<'_, SamplerStatus> {

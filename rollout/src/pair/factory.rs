@@ -83,7 +83,7 @@ impl GeneratorFactory for LocalEngine {
             };
             let refusal = refusal(&error, run.learner.version, run.learner.publication).ok_or(error)?;
             run.link.update(|status| status.refusal = Some(refusal.clone()));
-            match run.link.next_status(run.stop, |learner| !is_about(&refusal, learner))? {
+            match run.link.next_status(run.stop, |learner| !is_about(&refusal, learner.into()))? {
                 Some(learner) => *run.learner = learner,
                 None => return Ok(None),
             }

@@ -177,7 +177,7 @@ impl StepLoop {
         }
         let learner = self.plan.learner().expect("the loop starts with the learner's first status");
         let finished = learner.finished;
-        match self.weights.follow(generator, learner, self.link.status()) {
+        match self.weights.follow(generator, learner.into(), self.link.status()) {
             Err(error) if finished => {
                 tracing::warn!("the last version is not evaluated: {error:#}");
                 self.evaluation = None;

@@ -15,12 +15,15 @@ use anyhow::{Context, bail};
 use rollout::{
     data::Tokenizer,
     engine::{Engine, EngineOptions, GroupRequest, Output, WeightSource, auto_max_num_seqs, available_memory},
-    generate::{self, Work, drive, follower::WeightFollower},
+    generate::{
+        self, Work, drive,
+        follower::{Publication, WeightFollower},
+    },
 };
 use shared::{
     ModelDir, PolicyVersion, RunDir,
     channel::{
-        LearnerStatus, SamplerStatus,
+        SamplerStatus,
         fleet::{Edition, Lease, Orders, RunFacts},
     },
     config::{RewardsOn, TrainConfig, WeightSwap, layers},
@@ -331,9 +334,8 @@ impl<'a> Session<'a> {
         }
         tell_unfetched(self.client, &self.fetcher);
         let Some(here) = self.fetcher.here().cloned().filter(|here| *here != self.in_use) else { return Ok(()) };
-        let learner =
-            LearnerStatus { version: here.version, publication: here.publication, ..LearnerStatus::default() };
-        self.weights.follow(engine, &learner, &self.status)?;
+        let wanted = Publication { version: here.version, number: here.publication, is_last: false };
+        self.weights.follow(engine, wanted, &self.status)?;
         let refusal = self.status.lock().expect("no holder of the lock panics").refusal.clone();
         let settled = engine.version() == here.version && self.weights.is_settled();
         if settled {
