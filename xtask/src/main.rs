@@ -11,6 +11,7 @@ mod docs;
 mod fuzz;
 mod gpu_proof;
 mod host;
+mod lanes;
 mod methods;
 mod model;
 mod prerequisites;

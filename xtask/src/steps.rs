@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use crate::{host::Host, prerequisites, setup, tidy};
+use crate::{host::Host, lanes, prerequisites, setup, tidy};
 
 /// The programs of a run on one host.
 const PROGRAMS: [&str; 3] = ["tandem", "rollout", "learner"];
@@ -41,9 +41,7 @@ pub fn test(host: &Host) -> Result<()> {
         steps.time("clippy", || run(cargo(&clippy)))?;
         steps.time("build", || run(cargo(&["build", "--release", "--workspace", "--locked"])))?;
         fs::write(&skipped, "").with_context(|| format!("cannot write {}", skipped.display()))?;
-        let mut test = cargo(&["test", "--release", "--workspace", "--locked", "--no-fail-fast"]);
-        test.env(SKIPPED, &skipped);
-        let result = steps.time("tests", || run(test));
+        let result = steps.time("tests", || lanes::run(host, (SKIPPED, &skipped)));
         print_skipped(&skipped)?;
         result
     })();
