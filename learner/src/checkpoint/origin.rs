@@ -33,16 +33,16 @@ impl Origin {
         Self {
             model: model_files(config).and_then(|files| hash(&files)),
             dataset: dataset_files(config).and_then(|files| hash(&files)),
-            programs: hash(&programs()),
+            programs: hash(&programs(config)),
             reward_files: hash(&reward_files(config)),
         }
     }
 }
 
-/// This program and, where it is beside it, the sampler.
-fn programs() -> Vec<PathBuf> {
+/// This program and, where it is beside it, the sampler of the run, which is another program with workers.
+fn programs(config: &TrainConfig) -> Vec<PathBuf> {
     let Ok(own) = env::current_exe() else { return Vec::new() };
-    let sampler = own.with_file_name("rollout");
+    let sampler = own.with_file_name(if config.listen.is_some() { "rollout-fleet" } else { "rollout" });
     [own].into_iter().chain(sampler.is_file().then_some(sampler)).collect()
 }
 

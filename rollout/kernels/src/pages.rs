@@ -265,7 +265,7 @@ mod tests {
         free.share(&first[..2]);
         second.extend(&first[..2]);
         free.extend(&mut second, 3).unwrap();
-        assert_eq!((first.as_slice(), second.as_slice(), free.count()), (&[0, 1, 2][..], &[0, 1, 3][..], 4));
+        assert_eq!((first.as_slice(), second.as_slice(), free.count()), (&[0, 1, 2][..], &[0, 1, 4][..], 4));
         free.give_back(&first);
         assert_eq!(free.count(), 5, "the other one still has two of them");
         free.give_back(&second);
