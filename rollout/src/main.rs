@@ -3,13 +3,12 @@
 // What is told may find nobody who reads it: see `shared::command_line`.
 #![warn(clippy::print_stderr)]
 
-use std::{ffi::OsString, process::ExitCode};
+use std::process::ExitCode;
 
-use anyhow::anyhow;
 use clap::{Parser, Subcommand};
 use rollout::{
     commands::{bench, check, check_rewards, compare, end, eval, explain, generate, rewards, run, tune},
-    pair::{LocalEngine, factory::FLEET_BUILD},
+    pair::LocalEngine,
 };
 use rollout_rewards::contain;
 use shared::{command_line, logging, native};
@@ -58,16 +57,6 @@ enum Command {
     /// Each function sees a few rows of the dataset with completions that are empty, plain, overlong and, where the row
     /// has an answer, right. `tandem train` does the same before it starts, and refuses what cannot work.
     CheckRewards(check_rewards::Args),
-    /// Sample for a run on another host: a command of `rollout-fleet`, which is a program of its own.
-    #[command(hide = true, disable_help_flag = true)]
-    Worker(Elsewhere),
-}
-
-/// The words of a command that another program has.
-#[derive(Debug, clap::Args)]
-struct Elsewhere {
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-    _words: Vec<OsString>,
 }
 
 /// Counts what parsers of foreign files take.
@@ -101,7 +90,6 @@ fn main() -> ExitCode {
         Command::Explain(args) => explain::run(&args).map(done),
         Command::Rewards(args) => rewards::run(&args).map(done),
         Command::CheckRewards(args) => check_rewards::run(&args),
-        Command::Worker(_) => Err(anyhow!("`rollout worker`: a worker is `rollout-fleet worker`; {FLEET_BUILD}")),
     };
     end(result)
 }

@@ -169,10 +169,19 @@ impl Episode {
         })
     }
 
-    /// Whether each sampled token has a log-prob and each log-prob a token.
+    /// Whether each sampled token has a log-prob and a version, and each log-prob a token.
     #[must_use]
     pub fn is_sound(&self) -> bool {
-        self.sampled() + self.given() == self.ids.len()
+        let has_versions = |part: &Part| match part {
+            Part::Sampled { logprobs, versions, .. } => {
+                let begins = versions.first().is_some_and(|(first, _)| *first == 0);
+                let ascends = versions.windows(2).all(|pair| pair[0].0 < pair[1].0);
+                let within = versions.iter().all(|(first, _)| (*first as usize) < logprobs.len());
+                logprobs.is_empty() || begins && ascends && within
+            }
+            Part::Given { .. } => true,
+        };
+        self.sampled() + self.given() == self.ids.len() && self.parts.iter().all(has_versions)
     }
 
     /// All tokens, sampled and given.

@@ -75,3 +75,28 @@ pub fn change(completion: &mut Completion, change: impl FnOnce(&mut Turn)) {
     change(&mut turn);
     completion.episode = Episode::of_one_turn(turn.token_ids, turn.logprobs, turn.versions, turn.finish_reason);
 }
+
+/// A group in its place as frame version 8 has it, as hexadecimal digits.
+pub const GROUP_OF_8: &str = "\
+    544e444d08000100b0000000000000003a7953955b0d8ce0ac020207010201dba00904322b323d01000213dda00\
+    902000000bf000080be000000be03000000000000000000000000000200ab0201ac0201340004000000000000000\
+    04002030774696d656f7574010101000000000000e03f01030b636f72726563746e657373000000000000f03f066\
+    66f726d6174000000000000e03f066c656e677468000000000000f03fab02e31201080104332b333d00010000000\
+    00000f03fac020001000000000000e83f";
+/// The same of version 9.
+pub const GROUP_OF_9: &str = "\
+    544e444d09000100b0000000000000000000000000000000481056e20d7516e3ac020207010201dba00904322b323d01\
+    000213dda00902000000bf000080be000000be03000000000000000000000000000200ab0201ac020134000400000000\
+    000000004002030774696d656f7574010101000000000000e03f01030b636f72726563746e657373000000000000f03f\
+    06666f726d6174000000000000e03f066c656e677468000000000000f03fab02e31201080104332b333d000100000000\
+    0000f03fac020001000000000000e83f";
+
+/// The bytes of hexadecimal digits.
+///
+/// # Panics
+/// When there are other characters.
+#[must_use]
+pub fn bytes(hex: &str) -> Vec<u8> {
+    let digits: Vec<char> = hex.chars().collect();
+    digits.chunks(2).map(|pair| u8::from_str_radix(&pair.iter().collect::<String>(), 16).unwrap()).collect()
+}

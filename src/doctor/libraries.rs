@@ -26,7 +26,7 @@ fn programs() -> Finding {
     if missing.is_empty() {
         Finding::ok("programs", "rollout and learner are beside tandem")
     } else {
-        Finding::fail("programs", format!("not beside tandem: {}", missing.join(", ")), binaries::build_of("rollout"))
+        Finding::fail("programs", format!("not beside tandem: {}", missing.join(", ")), binaries::build_of(&missing))
     }
 }
 
@@ -39,7 +39,7 @@ fn fleet() -> Finding {
             level: Level::Ok,
             subject,
             detail: format!("`{FLEET}` is not built, which only `listen` and `tandem worker` need"),
-            remedy: Some(binaries::build_of(FLEET)),
+            remedy: Some(binaries::build_of(&[FLEET])),
         },
     }
 }
@@ -94,7 +94,7 @@ fn libtorch() -> Finding {
     let subject = "libtorch";
     let remedy = "cargo xtask setup, or let LIBTORCH name a libtorch and build again";
     let Ok(learner) = binaries::find("learner") else {
-        return Finding::fail(subject, "cannot be looked for without the learner", "cargo build --release");
+        return Finding::fail(subject, "cannot be looked for without the learner", binaries::build_of(&["learner"]));
     };
     let path = match loaded_library(&learner, "libtorch_cpu.so") {
         Ok(Some(path)) => path,

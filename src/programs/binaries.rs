@@ -23,10 +23,11 @@ pub fn fleet(asked_for_by: &str) -> Result<PathBuf> {
     find(FLEET).with_context(|| asked_for_by.to_owned())
 }
 
-/// The command line that builds a program, with all that are built by default where it is one of them.
-pub fn build_of(name: &str) -> String {
-    let more = if name == FLEET { format!(" --workspace --bin {FLEET}") } else { String::new() };
-    format!("cargo build --release{more}")
+/// The command line that builds these programs out of the whole workspace: dependencies then have the features of all
+/// builds, and none of them is compiled twice.
+pub fn build_of(names: &[&str]) -> String {
+    let bins: String = names.iter().map(|name| format!(" --bin {name}")).collect();
+    format!("cargo build --release --workspace{bins}")
 }
 
 /// A command for one of the programs. The kernel ends it should this process die; since it watches the thread rather
@@ -60,7 +61,7 @@ fn end_with_parent(parent: u32) -> io::Result<()> {
 fn find_in(folder: &Path, name: &str) -> Result<PathBuf> {
     let path = folder.join(name);
     if !path.is_file() {
-        bail!("`{name}` is not beside `tandem` in {}: build it with `{}`", folder.display(), build_of(name));
+        bail!("`{name}` is not beside `tandem` in {}: build it with `{}`", folder.display(), build_of(&[name]));
     }
     Ok(path)
 }
@@ -81,8 +82,11 @@ mod tests {
     #[test]
     fn a_missing_program_is_built_by_the_command_that_the_error_names() {
         let missing = |name| find_in(Path::new("/nowhere"), name).unwrap_err().to_string();
-        assert!(missing("rollout").ends_with("build it with `cargo build --release`"), "{}", missing("rollout"));
-        let fleet = "build it with `cargo build --release --workspace --bin rollout-fleet`";
-        assert!(missing(FLEET).ends_with(fleet), "{}", missing(FLEET));
+        for name in ["rollout", "learner", FLEET] {
+            let build = format!("build it with `cargo build --release --workspace --bin {name}`");
+            assert!(missing(name).ends_with(&build), "{}", missing(name));
+        }
+        let both = "cargo build --release --workspace --bin rollout --bin learner";
+        assert_eq!(build_of(&["rollout", "learner"]), both);
     }
 }

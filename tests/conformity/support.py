@@ -1,8 +1,8 @@
 """What the conformity checks share: places, Tandem's programs, small models, figures.
 
 `cargo xtask conformity` runs a check in an environment with CONFORMITY_PROGRAMS (the folder of Tandem's programs) and
-CONFORMITY_WORK (an empty folder). The last line that a check prints is its answer: figures by name, or why it cannot
-be made here. The bounds are in xtask, beside the list of the checks.
+CONFORMITY_WORK (an empty folder). The last line that a check prints is its answer: figures by name. The bounds are in
+xtask, beside the list of the checks.
 """
 
 import json
@@ -31,12 +31,6 @@ def answer(cases, **figures):
     """
     finite = {name: value if math.isfinite(value) else None for name, value in figures.items()}
     print(json.dumps({"cases": cases, "figures": finite}))
-
-
-def skip(reason):
-    """The answer of a check that cannot be made on this machine."""
-    print(json.dumps({"skipped": reason}))
-    sys.exit(0)
 
 
 def golden(name):

@@ -377,22 +377,30 @@ fn compose_takes_its_file() {
     let _ = cli::finish(command).success();
 }
 
-/// The image has what it is said to have, and is built as README says.
+/// The image has the programs of runs with and without workers; these are built for it, and nothing else is.
 #[test]
 fn the_image_is_made_of_files_that_are_there() {
+    const PROGRAMS: [&str; 4] = ["tandem", "rollout", "learner", "rollout-fleet"];
     let dockerfile = text("deploy/Dockerfile");
-    assert!(dockerfile.contains("\nRUN cargo xtask setup && cargo build --release --workspace\n"));
+    let bins = PROGRAMS.map(|program| format!(" --bin {program}")).concat();
+    let build = format!("\nRUN cargo xtask setup && cargo build --release --workspace{bins}\n");
+    assert!(dockerfile.contains(&build), "{build}");
+    let mut copied = Vec::new();
     for line in dockerfile.lines().filter_map(|line| line.strip_prefix("COPY ")) {
         let paths: Vec<&str> = line.split_whitespace().collect();
         let (_, sources) = paths.split_last().unwrap();
         for source in sources.iter().filter(|source| !source.starts_with("--")) {
             match source.strip_prefix("/tandem/target/release/") {
-                Some(program) => assert!(harness::binary(program).is_file(), "{program}"),
+                Some(program) => {
+                    assert!(harness::binary(program).is_file(), "{program}");
+                    copied.push(program);
+                }
                 None if source.starts_with("/tandem/.native/") => (),
                 None => assert!(root().join(source).exists(), "{source}"),
             }
         }
     }
+    assert_eq!(copied, PROGRAMS);
 }
 
 /// The commands of the `console` blocks of a document.

@@ -41,7 +41,8 @@ const LENGTHS: [&str; 4] = ["--prompt-length", "64", "--completion-length", "64"
 /// Groups of a generation batch and their size.
 const GROUPS: [&str; 4] = ["--num-prompts", "4", "--num-generations", "8"];
 
-/// Builds everything and prints what `rollout bench` and `learner bench` find out about one model or the built-in ones.
+/// Builds the programs and prints what `rollout bench` and `learner bench` find out about one model or the built-in
+/// ones.
 ///
 /// # Errors
 /// When set-up, build or a measurement fails.

@@ -2,15 +2,17 @@
 //!
 //! Some tests wait for most of their time: for deadlines, restarts and timeouts of programs that they stop or cut off.
 //! The others compute. Cargo runs one test binary after the other, so cores would idle while the former wait. Each lane
-//! is a `cargo test` of its own with some of the targets, all of which are built before.
+//! is a `cargo test` of its own with some of the targets. All of them are built first, so that no lane compiles while
+//! the other one runs.
 
 use std::{
     fs::{self, File},
     path::Path,
-    process::Command,
+    process::{Command, ExitStatus, Stdio},
+    thread,
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use crate::host::Host;
@@ -34,7 +36,7 @@ const WAITING: &[&str] = &[
 /// Runs all tests. Those of the first lane print as they run; what the second one has printed follows.
 ///
 /// # Errors
-/// When a test fails, or cargo cannot be run.
+/// When tests do not build, lanes fail (the error names all that do), or cargo cannot be run.
 pub fn run(host: &Host, variable: (&str, &Path)) -> Result<()> {
     let (computing, waiting) = lanes(&targets(host)?);
     let path = host.target.join("waiting-tests.txt");
@@ -44,26 +46,42 @@ pub fn run(host: &Host, variable: (&str, &Path)) -> Result<()> {
         command.args(words).env(variable.0, variable.1);
         command
     };
-    let output = File::create(&path).with_context(|| format!("cannot write {}", path.display()))?;
-    let mut second = command(&waiting);
-    second.stdout(output.try_clone()?).stderr(output);
-    let mut second = second.spawn().context("cannot start cargo")?;
-    let first = command(&computing).status();
-    let second = second.wait()?;
-    eprint!("{}", fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?);
-    let doc_tests = command(&["--doc".to_owned()]).status();
-    for (lane, status) in [("computing", first?), ("waiting", second), ("in documentation", doc_tests?)] {
-        if !status.success() {
-            bail!("tests failed ({lane}): {status}");
+    let built = command(&["--no-run".to_owned()]).status().context("cannot start cargo")?;
+    ensure!(built.success(), "tests do not build: {built}");
+    // The status of a lane that has failed.
+    let failure = |words: &[String], output: Option<File>| -> Result<Option<ExitStatus>> {
+        // Without a target, cargo would take all of them.
+        if words.is_empty() {
+            return Ok(None);
         }
-    }
+        let mut command = command(words);
+        if let Some(output) = output {
+            command.stdout(output.try_clone()?).stderr(output);
+        }
+        let status = command.status().context("cannot start cargo")?;
+        Ok((!status.success()).then_some(status))
+    };
+    let output = File::create(&path).with_context(|| format!("cannot write {}", path.display()))?;
+    let (first, second) = thread::scope(|scope| {
+        let second = scope.spawn(|| failure(&waiting, Some(output)));
+        (failure(&computing, None), second.join().expect("waiting for cargo does not panic"))
+    });
+    let said = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    eprint!("{}", String::from_utf8_lossy(&said));
+    let of_documentation = failure(&["--doc".to_owned()], None);
+    let lanes = [("computing", first?), ("waiting", second?), ("in documentation", of_documentation?)];
+    let failed = lanes.iter().filter_map(|(lane, failure)| failure.map(|status| format!("{lane}: {status}")));
+    let failed: Vec<String> = failed.collect();
+    ensure!(failed.is_empty(), "tests failed ({})", failed.join("; "));
     Ok(())
 }
 
 /// The targets with tests, as cargo's options select them.
 fn targets(host: &Host) -> Result<Vec<(String, String)>> {
     let mut metadata: Command = host.cargo();
-    let output = metadata.args(["metadata", "--no-deps", "--format-version", "1", "--locked"]).output()?;
+    metadata.args(["metadata", "--no-deps", "--format-version", "1", "--locked"]).stderr(Stdio::inherit());
+    let output = metadata.output().context("cannot start cargo")?;
+    ensure!(output.status.success(), "`cargo metadata` failed with {}", output.status);
     let metadata: Value = serde_json::from_slice(&output.stdout).context("what `cargo metadata` says")?;
     let packages = metadata["packages"].as_array().into_iter().flatten();
     let all = packages.flat_map(|package| package["targets"].as_array().into_iter().flatten());
@@ -93,11 +111,14 @@ mod tests {
     fn every_target_is_in_one_lane() {
         let targets = targets(&Host::current().unwrap()).unwrap();
         let (computing, waiting) = lanes(&targets);
+        for kind in ["--lib", "--bins"] {
+            assert!(computing.iter().any(|word| word == kind), "{computing:?}");
+        }
         let named = |lane: &[String]| lane.iter().filter(|word| !word.starts_with("--")).count();
         assert_eq!(named(&waiting), WAITING.len(), "each waiting target is there: {waiting:?}");
         let selected = targets.iter().filter(|(kind, _)| ["test", "example"].contains(&kind.as_str())).count();
         assert_eq!(named(&computing) + named(&waiting), selected);
         let others: Vec<_> = targets.iter().filter(|(kind, _)| !["test", "example"].contains(&kind.as_str())).collect();
-        assert!(others.iter().all(|(kind, _)| ["lib", "bin", "custom-build"].contains(&kind.as_str())), "{others:?}");
+        assert!(others.iter().all(|(kind, _)| ["lib", "bin"].contains(&kind.as_str())), "{others:?}");
     }
 }

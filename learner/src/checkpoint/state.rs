@@ -24,7 +24,7 @@ pub struct TrainerState {
     pub total_steps: u64,
     /// Dataset positions used up.
     pub cursor: u64,
-    /// Prompt and completion tokens seen. TRL `num_tokens`.
+    /// Tokens of prompts and sampled tokens seen. TRL `num_tokens`.
     pub num_tokens: u64,
     /// What the trainer carries from step to step.
     #[serde(flatten)]

@@ -70,11 +70,11 @@ pub fn text(
         }
     }
     for group in batch.groups() {
-        for (position, dropped) in (group.begin()..).zip(&group.dropped) {
-            let Some(known) = at(position) else { continue };
+        for dropped in &group.dropped {
+            let Some(known) = at(dropped.position) else { continue };
             for (completion, &state) in dropped.completions.iter().zip(&known.states) {
                 let place = Place { step, known, prompt: &dropped.prompt_text, rewards: &group.reward_names };
-                line(&place.record(completion, state, None, None, group.policy_version))?;
+                line(&place.record(completion, state, None, None, dropped.policy_version))?;
             }
         }
     }

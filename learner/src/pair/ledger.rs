@@ -53,7 +53,7 @@ pub fn left(
 /// How the completions of a group, and of those that were dropped on the way to it, came through a death of the
 /// sampler, where there was one.
 pub fn survivals(group: &Placed, step: u64) -> impl Iterator<Item = LedgerLine> {
-    let dropped = (group.begin()..).zip(&group.dropped).map(|(at, dropped)| (at, None, &dropped.completions));
+    let dropped = group.dropped.iter().map(|dropped| (dropped.position, None, &dropped.completions));
     let all = dropped.chain([(group.position, Some(group.id.index), &group.completions)]);
     all.flat_map(move |(position, group, completions)| {
         let of = |provenance| {
@@ -83,10 +83,10 @@ fn placed(group: &Placed, step: u64, states: Vec<LedgerState>) -> Vec<LedgerGrou
 }
 
 fn dropped(group: &Placed, step: u64) -> Vec<LedgerGroup> {
-    let of = |(position, dropped): (u64, &Dropped)| LedgerGroup {
+    let of = |dropped: &Dropped| LedgerGroup {
         step,
         group: None,
-        position,
+        position: dropped.position,
         prompt_id: dropped.prompt_id.0,
         epoch: dropped.epoch,
         states: vec![
@@ -95,7 +95,7 @@ fn dropped(group: &Placed, step: u64) -> Vec<LedgerGroup> {
         ],
         filler: false,
     };
-    (group.begin()..).zip(&group.dropped).map(of).collect()
+    group.dropped.iter().map(of).collect()
 }
 
 fn state_of(row: &Row<'_>, index: usize, batch: &StepBatch<'_>, fates: &Fates) -> LedgerState {

@@ -414,7 +414,7 @@ impl<'a> Run<'a> {
         self.state.cursor = batch.cursor();
         self.state.carried = self.trainer.carried();
         self.state.guard = self.guard.state.clone();
-        let tokens = |row: &crate::step::Row<'_>| row.group.prompt_ids.len() + row.completion.token_ids().len();
+        let tokens = |row: &crate::step::Row<'_>| row.group.prompt_ids.len() + row.completion.episode.sampled();
         self.state.num_tokens += batch.valid().map(tokens).sum::<usize>() as u64;
     }
 

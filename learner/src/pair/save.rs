@@ -55,7 +55,11 @@ impl Run<'_> {
     pub(super) fn record_left(&mut self, collector: &Collector) -> Result<(), LearnerError> {
         let is_last = self.in_flight && self.durable == self.state.step;
         let path = self.run_dir.checkpoint(self.durable).join(IN_FLIGHT_FILE);
-        let at_sampler = if is_last { read_groups(&path).unwrap_or_default() } else { Vec::new() };
+        let read = |path: &Path| {
+            let problem = |error| tracing::warn!("{} {error}: the ledger lacks what was in flight", path.display());
+            read_groups(path).map_err(problem).unwrap_or_default()
+        };
+        let at_sampler = if is_last { read(&path) } else { Vec::new() };
         let from = (self.state.step + 1, self.state.cursor);
         let left = ledger::left(collector, &at_sampler, from, self.config.num_generations as usize);
         let lines: Vec<LedgerLine> = left.into_iter().map(LedgerLine::Group).collect();

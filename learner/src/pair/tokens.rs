@@ -70,3 +70,31 @@ fn among_given(episode: &Episode, sampled: Vec<f32>) -> Vec<f32> {
     let mut sampled = sampled.into_iter();
     episode.owner_mask().map(|owned| if owned { sampled.next().unwrap_or(f32::NAN) } else { f32::NAN }).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use shared::{FinishReason, PolicyVersion, Segment, Why};
+
+    use super::*;
+
+    #[test]
+    fn values_of_sampled_tokens_stand_at_their_places_among_given_ones() {
+        let mut episode = Episode::default();
+        let turn = |ids: &'static [u32]| Segment::Sampled {
+            ids,
+            logprobs: &[TokenLogprob { logprob: 0.0, logprob_at_temperature: -0.5, log_kept_mass: 0.0, kept_count: 0 };
+                2],
+            versions: &[(0, PolicyVersion(1))],
+            finish: FinishReason::Stop,
+        };
+        episode.push(turn(&[1, 2]));
+        episode.push(Segment::Given { ids: &[3, 4, 5], why: Why::Reply });
+        episode.push(turn(&[6, 7]));
+        assert_eq!(sampled_places(&episode).collect::<Vec<_>>(), [0, 1, 5, 6]);
+        let shown = format!("{:?}", among_given(&episode, vec![0.1, 0.2, 0.3, 0.4]));
+        assert_eq!(shown, "[0.1, 0.2, NaN, NaN, NaN, 0.3, 0.4]");
+        assert_eq!(among_given(&episode, Vec::new()), [0.0; 0], "nothing is known");
+        let one_turn = Episode::of_one_turn(vec![1], vec![TokenLogprob::default()], Vec::new(), FinishReason::Stop);
+        assert_eq!(among_given(&one_turn, vec![0.5]), [0.5]);
+    }
+}

@@ -153,9 +153,9 @@ fn in_the_warm_up_only_the_critic_learns() {
 fn a_completion_without_a_reward_teaches_the_critic_nothing() {
     let config = config();
     let mut groups = support::groups(&config, 3);
-    groups[0].completions[1].rewards = vec![RewardOutcome::Failed("no".into()); 2];
+    groups[0].scored.group.completions[1].rewards = vec![RewardOutcome::Failed("no".into()); 2];
     let mut other = groups.clone();
-    testing::change(&mut other[0].completions[1], |turn| {
+    testing::change(&mut other[0].scored.group.completions[1], |turn| {
         turn.token_ids.iter_mut().for_each(|token| *token = (*token + 1) % 512);
     });
     let after = [groups, other].map(|groups| {

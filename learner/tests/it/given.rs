@@ -73,7 +73,7 @@ fn episode(shape: &[(bool, usize)], seed: usize) -> Episode {
 /// The groups of a step, with completions of these shapes and rewards that differ.
 fn groups(config: &TrainConfig, shapes: &[Shape]) -> Vec<Placed> {
     let mut groups = support::groups(config, VERSION.0);
-    let completions = groups.iter_mut().flat_map(|group| &mut group.completions);
+    let completions = groups.iter_mut().flat_map(|group| &mut group.scored.group.completions);
     for (seed, (completion, shape)) in completions.zip(shapes).enumerate() {
         completion.episode = episode(shape, seed);
         completion.rewards = vec![RewardOutcome::Score((seed * seed % 7) as f64), RewardOutcome::NotApplicable];
@@ -175,12 +175,18 @@ proptest! {
         loss_type in 0..<LossType as Choice>::ALL.len(),
         level in 0..<ImportanceSamplingLevel as Choice>::ALL.len(),
         mode in 0..<ImportanceSamplingMode as Choice>::ALL.len(),
-        extra in 0..5usize,
+        estimator in 0..<AdvantageEstimator as Choice>::ALL.len(),
+        extra in 0..6usize,
     ) {
         let mut config = TrainConfig {
             loss_type: <LossType as Choice>::ALL[loss_type],
             importance_sampling_level: <ImportanceSamplingLevel as Choice>::ALL[level],
             importance_sampling_mode: <ImportanceSamplingMode as Choice>::ALL[mode],
+            advantage_estimator: match <AdvantageEstimator as Choice>::ALL[estimator] {
+                // It takes a critic.
+                AdvantageEstimator::Gae => AdvantageEstimator::Grpo,
+                other => other,
+            },
             importance_sampling_correction: true,
             num_iterations: 2,
             token_records: 1,
@@ -191,6 +197,7 @@ proptest! {
             1 => config.entropy_coef = 0.01,
             2 => config.top_entropy_quantile = 0.5,
             3 => config.off_policy_mask_threshold = Some(0.1),
+            4 => (config.beta, config.use_kl_in_reward) = (0.1, true),
             _ => config.top_k = 40,
         }
         let one = groups(&config, &shapes);
@@ -217,13 +224,13 @@ fn a_step_ends_where_the_reward_function_says_among_all_tokens() {
         vec![RewardOutcome::Steps(steps.collect()), RewardOutcome::NotApplicable]
     };
     // Before the first sampled token; with one; within the reply; and at the end.
-    groups[0].completions[0].rewards = steps(&[(1, 9.0), (3, 1.0), (7, 0.0), (10, 4.0)]);
+    groups[0].scored.group.completions[0].rewards = steps(&[(1, 9.0), (3, 1.0), (7, 0.0), (10, 4.0)]);
     let one_turn = |groups: &[Placed]| {
         let mut groups = groups.to_vec();
-        for (seed, completion) in groups.iter_mut().flat_map(|group| &mut group.completions).enumerate() {
+        for (seed, completion) in groups.iter_mut().flat_map(|group| &mut group.scored.group.completions).enumerate() {
             completion.episode = episode(&[(true, 5)], seed);
         }
-        groups[0].completions[0].rewards = steps(&[(1, 1.0), (2, 0.0), (4, 4.0)]);
+        groups[0].scored.group.completions[0].rewards = steps(&[(1, 1.0), (2, 0.0), (4, 4.0)]);
         groups
     };
     let plain = one_turn(&groups);
@@ -242,7 +249,7 @@ fn a_truncated_episode_leaves_the_loss_with_all_its_segments() {
         versions: &[(0, VERSION)],
         finish: FinishReason::Length,
     };
-    groups[0].completions[2].episode.push(cut);
+    groups[0].scored.group.completions[2].episode.push(cut);
     let batch = StepBatch::new(&groups, &config, VERSION);
     let trained = |row: &Row<'_>| row.trained_tokens();
     let mut expected = [3; 12];

@@ -98,7 +98,7 @@ pub fn groups(config: &TrainConfig, seed: u64) -> Vec<Placed> {
         sequences.iter().map(|(prompt, completion)| learner::batch::Sequence::new(prompt, completion)).collect();
     let rows: Vec<usize> = (0..sequences.len()).collect();
     let found = learner::step::evaluate(&model, &sequences, &rows, 1.0, 4096, tch::Device::Cpu).unwrap();
-    for (i, completion) in groups.iter_mut().flat_map(|g| &mut g.completions).enumerate() {
+    for (i, completion) in groups.iter_mut().flat_map(|g| &mut g.scored.group.completions).enumerate() {
         testing::change(completion, |turn| {
             for (t, (token, own)) in turn.logprobs.iter_mut().zip(&found.logprobs[i]).enumerate() {
                 token.logprob_at_temperature = *own as f32 + 0.3 * ((i * 7 + t * 3) as f32).sin();

@@ -46,14 +46,14 @@ fn aborted_and_stale_completions_are_never_trained_on() {
     let config = TrainConfig { warmup_steps: 0, max_staleness: 1, ..config() };
     let groups = support::groups(&config, 3);
     let mut aborted = groups.clone();
-    for completion in &mut aborted[0].completions {
+    for completion in &mut aborted[0].scored.group.completions {
         testing::change(completion, |turn| turn.finish_reason = FinishReason::Aborted);
     }
     let mut stale = groups.clone();
-    stale[0].policy_version = PolicyVersion(1);
+    stale[0].scored.policy_version = PolicyVersion(1);
     // Whatever those completions say must not matter.
     let poison = |groups: &mut Vec<Placed>| {
-        for completion in &mut groups[0].completions {
+        for completion in &mut groups[0].scored.group.completions {
             testing::change(completion, |turn| {
                 turn.token_ids = vec![7; 3];
                 turn.logprobs.resize(3, Default::default());
@@ -78,11 +78,11 @@ fn a_completion_on_which_a_reward_failed_is_never_trained_on() {
     for loss_type in [LossType::Dapo, LossType::Grpo] {
         let config = TrainConfig { warmup_steps: 0, beta: 0.1, loss_type, ..config() };
         let mut groups = support::groups(&config, 3);
-        groups[1].completions[2].rewards =
+        groups[1].scored.group.completions[2].rewards =
             vec![RewardOutcome::Failed("no result within 10 s".into()), RewardOutcome::Score(0.7)];
         let (clean, _) = step(&config, &groups);
         let mut poisoned = groups.clone();
-        let completion = &mut poisoned[1].completions[2];
+        let completion = &mut poisoned[1].scored.group.completions[2];
         testing::change(completion, |turn| {
             turn.token_ids = vec![7; 5];
             turn.logprobs = vec![turn.logprobs[0]; 5];
@@ -94,13 +94,13 @@ fn a_completion_on_which_a_reward_failed_is_never_trained_on() {
         assert!(batch.rows[6].valid && batch.rows[6].excluded && !batch.rows[6].trained);
         assert_eq!(batch.rewards.rewards[6], None);
         let mut aborted = groups.clone();
-        testing::change(&mut aborted[1].completions[2], |turn| turn.finish_reason = FinishReason::Aborted);
+        testing::change(&mut aborted[1].scored.group.completions[2], |turn| turn.finish_reason = FinishReason::Aborted);
         assert!(largest_difference(&clean, &step(&config, &aborted).0) < 1e-12, "{loss_type:?}");
         // As if it had not been sampled.
         let one_update =
             TrainConfig { per_device_train_batch_size: 12, gradient_accumulation_steps: 1, ..config.clone() };
         let mut gone = groups.clone();
-        gone[1].completions.remove(2);
+        gone[1].scored.group.completions.remove(2);
         let difference = largest_difference(&step(&one_update, &groups).0, &step(&one_update, &gone).0);
         assert!(difference < 1e-12, "{loss_type:?}: {difference}");
         let zero = TrainConfig { reward_failure: RewardFailure::Zero, ..config.clone() };
@@ -162,7 +162,7 @@ fn truncated_completions_leave_the_loss_but_stay_in_the_baseline() {
     let mut groups = support::groups(&config, 3);
     groups.truncate(1);
     config.generation_batch_size = Some(4);
-    for (i, completion) in groups[0].completions.iter_mut().enumerate() {
+    for (i, completion) in groups[0].scored.group.completions.iter_mut().enumerate() {
         let finish = if i == 0 { FinishReason::Length } else { FinishReason::Stop };
         testing::change(completion, |turn| turn.finish_reason = finish);
         completion.rewards = vec![RewardOutcome::Score(i as f64), RewardOutcome::NotApplicable];
@@ -175,7 +175,7 @@ fn truncated_completions_leave_the_loss_but_stay_in_the_baseline() {
     assert!(advantages.rows().enumerate().all(|(i, a)| (a[0] - expected(i)).abs() < 1e-12), "{advantages:?}");
 
     let mut other = groups.clone();
-    testing::change(&mut other[0].completions[0], |turn| {
+    testing::change(&mut other[0].scored.group.completions[0], |turn| {
         turn.token_ids.iter_mut().for_each(|token| *token = (*token + 1) % 512);
     });
     assert_eq!(largest_difference(&step(&config, &groups).0, &step(&config, &other).0), 0.0);
@@ -207,7 +207,7 @@ fn of_one_update(config: &TrainConfig, groups: &[Placed]) -> (f64, Tensor) {
 fn masked_tokens_are_in_no_divisor() {
     let masking = TrainConfig { mask_truncated_completions: true, epsilon_high: Some(0.2), ..config() };
     let mut groups = support::groups(&masking, 3);
-    for (i, completion) in groups.iter_mut().flat_map(|group| &mut group.completions).enumerate() {
+    for (i, completion) in groups.iter_mut().flat_map(|group| &mut group.scored.group.completions).enumerate() {
         let finish = if i % 3 == 0 { FinishReason::Length } else { FinishReason::Stop };
         testing::change(completion, |turn| turn.finish_reason = finish);
     }
@@ -305,7 +305,7 @@ fn a_minibatch_with_a_large_ratio_is_left_out() {
     let mut groups = support::groups(&config, 3);
     let (_, stats) = step(&config, &groups);
     let mut set_ratios = |ratio: &dyn Fn(usize) -> f64| {
-        for (row, completion) in groups.iter_mut().flat_map(|group| &mut group.completions).enumerate() {
+        for (row, completion) in groups.iter_mut().flat_map(|group| &mut group.scored.group.completions).enumerate() {
             testing::change(completion, |turn| {
                 for (token, old) in turn.logprobs.iter_mut().zip(&stats.inputs.old_logprobs[row]) {
                     token.logprob_at_temperature = (old - ratio(row).ln()) as f32;
@@ -342,7 +342,7 @@ fn completions_of_an_older_policy_are_masked_in_a_single_pass() {
     let negative = counted().filter(|&&advantage| advantage < 0.0).count() as f64 / counted().count() as f64;
     // What the tokens have lost since they were drawn; NaN = the sampler did not say.
     let mut masked = |lost: f64| {
-        for (row, completion) in groups.iter_mut().flat_map(|group| &mut group.completions).enumerate() {
+        for (row, completion) in groups.iter_mut().flat_map(|group| &mut group.scored.group.completions).enumerate() {
             testing::change(completion, |turn| {
                 for (token, old) in turn.logprobs.iter_mut().zip(&known.inputs.old_logprobs[row]) {
                     token.logprob_at_temperature = (old + lost) as f32;
@@ -412,7 +412,7 @@ fn the_adaptive_entropy_coefficient_is_led_by_every_completion() {
         (stats, state["last_entropy"].as_f64().unwrap())
     };
     let mut groups = support::groups(&config, 3);
-    for completion in groups.iter_mut().skip(1).flat_map(|group| &mut group.completions) {
+    for completion in groups.iter_mut().skip(1).flat_map(|group| &mut group.scored.group.completions) {
         completion.rewards = vec![RewardOutcome::Score(1.0), RewardOutcome::NotApplicable];
     }
     let (with, entropy) = run(&config, &groups);
@@ -421,7 +421,7 @@ fn the_adaptive_entropy_coefficient_is_led_by_every_completion() {
     assert!((entropy - unaided).abs() < 1e-5, "{entropy} with the bonus, {unaided} without");
     assert!((with.metrics.entropy.get() - without.metrics.entropy.get()).abs() < 1e-5);
 
-    groups[0].completions = groups[1].completions.clone();
+    groups[0].scored.group.completions = groups[1].completions.clone();
     assert_eq!(run(&config, &groups).0.metrics.entropy_coef, Some(0.04), "no contrast at all");
 }
 
@@ -502,7 +502,7 @@ fn clip_fractions_count_completions_without_contrast() {
         };
         let mut groups = support::groups(&config, 3);
         let (_, stats) = step(&config, &groups);
-        for (row, completion) in groups.iter_mut().flat_map(|group| &mut group.completions).enumerate() {
+        for (row, completion) in groups.iter_mut().flat_map(|group| &mut group.scored.group.completions).enumerate() {
             let contrast = row < 4;
             let score = if contrast { row as f64 } else { 1.0 };
             completion.rewards = vec![RewardOutcome::Score(score), RewardOutcome::NotApplicable];
@@ -529,7 +529,7 @@ fn clip_fractions_count_completions_without_contrast() {
 fn the_entropy_bonus_raises_the_entropy() {
     let config = TrainConfig { warmup_steps: 0, num_iterations: 1, learning_rate: 1e-3, ..config() };
     let mut groups = support::groups(&config, 3);
-    for completion in groups.iter_mut().flat_map(|group| &mut group.completions) {
+    for completion in groups.iter_mut().flat_map(|group| &mut group.scored.group.completions) {
         completion.rewards = vec![RewardOutcome::Score(1.0), RewardOutcome::NotApplicable];
     }
     let entropies = |entropy_coef: f64| {

@@ -47,8 +47,8 @@ fn groups(rows: &[Value], config: &TrainConfig) -> Vec<Placed> {
     let ids = |row: &Value, key: &str| -> Vec<u32> { list(row, key).iter().map(|&id| id as u32).collect() };
     let mut groups = support::groups(config, 0);
     for (group, rows) in groups.iter_mut().zip(rows.chunks(config.num_generations as usize)) {
-        group.prompt_ids = ids(&rows[0], "prompt_ids");
-        for (i, (completion, row)) in group.completions.iter_mut().zip(rows).enumerate() {
+        group.scored.group.prompt_ids = ids(&rows[0], "prompt_ids");
+        for (i, (completion, row)) in group.scored.group.completions.iter_mut().zip(rows).enumerate() {
             let counts = ids(row, "kept_counts");
             let token = |(logprob, kept_count): (f64, u32)| TokenLogprob {
                 logprob_at_temperature: logprob as f32,

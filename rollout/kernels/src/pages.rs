@@ -182,18 +182,24 @@ impl FreePages {
     }
 
     /// Gives pages that are held to one more holder, each of whom gives them back.
+    ///
+    /// # Panics
+    /// When one of them is free.
     pub fn share(&mut self, pages: &[u32]) {
         for &page in pages {
-            debug_assert!(self.holders[page as usize] > 0, "page {page} is free");
+            assert!(self.holders[page as usize] > 0, "page {page} is free: another sequence would write over it");
             self.holders[page as usize] += 1;
         }
     }
 
     /// Gives pages back; those that nobody else holds are free.
+    ///
+    /// # Panics
+    /// When one of them is free already.
     pub fn give_back(&mut self, pages: &[u32]) {
         for &page in pages {
             let page = page as usize;
-            debug_assert!(self.holders[page] > 0, "page {page} is given back twice");
+            assert!(self.holders[page] > 0, "page {page} is given back twice: two sequences would be given it");
             self.holders[page] -= 1;
             if self.holders[page] > 0 {
                 continue;

@@ -9,6 +9,7 @@
 use std::{
     collections::{HashMap, VecDeque},
     mem,
+    ops::Range,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
     thread::JoinHandle,
@@ -19,7 +20,7 @@ use crossbeam::channel::{Receiver, Sender, at, never, select, unbounded};
 use rayon::{ThreadPool, ThreadPoolBuildError, ThreadPoolBuilder};
 use shared::{RewardOutcome, StepScore};
 
-use super::{RewardFunction, RewardInput, Scope, failed};
+use super::{RewardCompletion, RewardFunction, RewardInput, Scope, failed};
 
 /// A function with this many calls that never came back is not called again until one of them does.
 const MAX_LOST_CALLS: usize = 8;
@@ -135,7 +136,7 @@ struct Running {
     function: usize,
     first: usize,
     /// Tokens of each completion.
-    tokens: Vec<usize>,
+    tokens: Vec<Tokens>,
     given_up_at: Option<Instant>,
 }
 
@@ -245,7 +246,7 @@ impl Dispatcher {
                 group: item.group,
                 function: item.function,
                 first: item.first,
-                tokens: item.input.completions.iter().map(|c| c.token_ids.len()).collect(),
+                tokens: item.input.completions.iter().map(Tokens::from).collect(),
                 given_up_at: given_up_at(Instant::now().checked_add(deadline)),
             };
             self.running.insert(id, running);
@@ -297,7 +298,7 @@ impl Dispatcher {
         };
         let group = self.open.get_mut(&item.group).expect("a group stays open until its last item");
         for (offset, outcome) in outcomes.into_iter().enumerate() {
-            group.outcomes[item.first + offset][item.function] = checked(outcome, item.tokens[offset]);
+            group.outcomes[item.first + offset][item.function] = checked(outcome, &item.tokens[offset]);
         }
         group.missing -= 1;
         self.close_if_complete(item.group);
@@ -369,14 +370,45 @@ fn call(function: &RewardFunction, item: &Item, observe: fn(Call)) -> Result<Vec
     })
 }
 
-/// The outcome, or a failure where it is none: scores must be finite, steps in order and within the completion.
-pub(crate) fn checked(outcome: RewardOutcome, tokens: usize) -> RewardOutcome {
-    let wrong = match &outcome {
-        RewardOutcome::Score(score) if !score.is_finite() => Some(format!("returned {score}")),
-        RewardOutcome::Steps(steps) => wrong_steps(steps, tokens),
-        _ => None,
-    };
-    wrong.map_or(outcome, RewardOutcome::Failed)
+/// The tokens of a completion, as far as steps are compared with them.
+#[derive(Debug, Clone)]
+pub(crate) struct Tokens {
+    count: usize,
+    given: Vec<Range<usize>>,
+}
+
+impl From<&RewardCompletion> for Tokens {
+    fn from(completion: &RewardCompletion) -> Self {
+        Self { count: completion.token_ids.len(), given: completion.given.clone() }
+    }
+}
+
+impl Tokens {
+    /// Whether the policy has sampled any of these.
+    fn has_sampled(&self, span: Range<usize>) -> bool {
+        let within = |given: &Range<usize>| given.end.min(span.end).saturating_sub(given.start.max(span.start));
+        self.given.iter().map(within).sum::<usize>() < span.len()
+    }
+}
+
+/// The outcome, or a failure where it is none: scores must be finite, steps in order and within the completion. A step
+/// of given tokens alone is not of the policy's making and left out.
+pub(crate) fn checked(outcome: RewardOutcome, tokens: &Tokens) -> RewardOutcome {
+    match outcome {
+        RewardOutcome::Score(score) if !score.is_finite() => RewardOutcome::Failed(format!("returned {score}")),
+        RewardOutcome::Steps(mut steps) => match wrong_steps(&steps, tokens.count) {
+            Some(wrong) => RewardOutcome::Failed(wrong),
+            None => {
+                let mut start = 0;
+                steps.retain(|step| {
+                    let end = step.end as usize + 1;
+                    tokens.has_sampled(mem::replace(&mut start, end)..end)
+                });
+                RewardOutcome::Steps(steps)
+            }
+        },
+        other => other,
+    }
 }
 
 fn wrong_steps(steps: &[StepScore], tokens: usize) -> Option<String> {

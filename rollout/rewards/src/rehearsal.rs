@@ -170,9 +170,8 @@ fn observe(trial: &Trial, outcomes: Vec<RewardOutcome>) -> Vec<Observed> {
     let mut outcomes = outcomes.into_iter();
     let completions = trial.samples.iter().zip(&trial.input.completions);
     let each = |(&sample, completion): (&Sample, &crate::RewardCompletion)| {
-        let tokens = completion.token_ids.len();
         let outcome = wrong.clone().or_else(|| outcomes.next()).unwrap_or(RewardOutcome::NotApplicable);
-        Observed { sample, tokens, outcome: checked(outcome, tokens) }
+        Observed { sample, tokens: completion.length(), outcome: checked(outcome, &completion.into()) }
     };
     completions.map(each).collect()
 }

@@ -15,7 +15,7 @@ use shared::{
     Scored, atomic,
     channel::{
         RunId,
-        frame::{self, HEADER_LEN},
+        frame::{self, FrameError},
     },
 };
 
@@ -100,9 +100,16 @@ impl Journal {
             );
         }
         let mut groups = Vec::new();
-        while let Some((seconds, group, tail)) = entry(rest) {
+        while let Some((seconds, frame, tail)) = entry(rest) {
+            match frame::decode_kept(frame) {
+                Ok(group) => groups.push(group),
+                Err(error @ FrameError::Version { .. }) => {
+                    bail!("{error}; go on with the build that wrote it, or remove the file to begin anew")
+                }
+                // The last entry is there in full length, and not all of its bytes have reached the disk.
+                Err(_) => break,
+            }
             self.seconds = seconds;
-            groups.push(group);
             rest = tail;
         }
         if !rest.is_empty() {
@@ -138,13 +145,11 @@ impl Journal {
     }
 }
 
-/// The first entry and what follows it; none where that is torn.
-fn entry(bytes: &[u8]) -> Option<(f64, Scored, &[u8])> {
+/// Seconds and frame of the first entry, and what follows it; none where its bytes are not all there.
+fn entry(bytes: &[u8]) -> Option<(f64, &[u8], &[u8])> {
     let (seconds, rest) = bytes.split_first_chunk::<SECONDS>()?;
-    let body = u64::from_le_bytes(rest.get(8..16)?.try_into().ok()?);
-    let length = usize::try_from(body).ok()?.checked_add(HEADER_LEN)?;
-    let (frame, rest) = rest.split_at_checked(length)?;
-    Some((f64::from_le_bytes(*seconds), frame::decode_kept(frame).ok()?, rest))
+    let (frame, rest) = rest.split_at_checked(frame::length_of(rest)?)?;
+    Some((f64::from_le_bytes(*seconds), frame, rest))
 }
 
 /// The first thing that two evaluations do not have in common: `seed: 5, now 6`.
@@ -198,6 +203,27 @@ mod tests {
             drop(Journal::open(&output, &identity(2)).unwrap());
             assert_eq!(Journal::open(&output, &identity(2)).unwrap().1, [], "cut within the first line");
         }
+    }
+
+    #[test]
+    fn entries_of_older_builds_are_read_and_those_of_newer_ones_are_refused_and_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let output = dir.path().join("out.jsonl");
+        drop(Journal::open(&output, &identity(1)).unwrap());
+        let line = fs::read(beside(&output)).unwrap();
+        let entries = |frame: &[u8]| [&line[..], &1.0_f64.to_le_bytes(), frame, &2.5_f64.to_le_bytes(), frame].concat();
+        for frame in [testing::GROUP_OF_8, testing::GROUP_OF_9] {
+            fs::write(beside(&output), entries(&testing::bytes(frame))).unwrap();
+            let (journal, groups) = Journal::open(&output, &identity(1)).unwrap();
+            assert_eq!((groups.len(), groups[1].prompt_id.0, journal.seconds()), (2, 7, 2.5));
+        }
+        let mut newer = frame::encode(&group(0));
+        newer[4..6].copy_from_slice(&(frame::FRAME_VERSION + 1).to_le_bytes());
+        let there = entries(&newer);
+        fs::write(beside(&output), &there).unwrap();
+        let refused = format!("{:#}", Journal::open(&output, &identity(1)).err().unwrap());
+        assert!(refused.contains("frame version 11") && refused.contains("remove the file"), "{refused}");
+        assert_eq!(fs::read(beside(&output)).unwrap(), there, "nothing is cut off");
     }
 
     #[test]

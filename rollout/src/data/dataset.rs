@@ -120,9 +120,9 @@ impl PromptRow {
             columns: self.columns.clone(),
             completions: completions
                 .into_iter()
-                .map(|completion| RewardCompletion {
-                    text: format!("{}{}", self.prefill, completion.text),
-                    ..completion
+                .map(|mut completion| {
+                    completion.text.insert_str(0, &self.prefill);
+                    completion
                 })
                 .collect(),
         }

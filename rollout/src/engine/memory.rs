@@ -193,6 +193,16 @@ mod tests {
     }
 
     #[test]
+    fn a_kept_state_takes_the_memory_of_a_sequence_and_none_where_none_is_held() {
+        let with = |kernels, kept_states| {
+            let options = EngineOptions { kernels, kept_states, ..options(7) };
+            planned(&config(true), Dtype::Fp32, &options).kv_cache
+        };
+        assert_eq!(with(Kernels::Packed, 3), with(Kernels::Packed, 0) / 8 * 11);
+        assert_eq!(with(Kernels::Stock, 3), with(Kernels::Stock, 0));
+    }
+
+    #[test]
     fn what_does_not_fit_is_refused_with_figures() {
         let error = plan_memory(&config(true), Dtype::Fp32, &options(64), 1 << 20).unwrap_err().to_string();
         for part in ["KV cache 4.1 MiB", "of 1.0 MiB that may be used", "max_num_seqs (64)", "max_model_len (128)"] {

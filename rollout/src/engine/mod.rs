@@ -49,6 +49,8 @@ pub mod step;
 mod stock;
 mod storage;
 mod swap;
+#[cfg(test)]
+pub(crate) mod testing;
 pub mod types;
 
 pub(crate) use check::{export_options, positions_of};

@@ -310,23 +310,10 @@ impl Scheduler {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use shared::{PolicyVersion, PromptId, SamplingParams};
+    use shared::PolicyVersion;
     use std::collections::BTreeSet;
 
-    use crate::sampling::Scratch;
-
-    fn request(tag: u64, samples: u32) -> GroupRequest {
-        GroupRequest {
-            tag,
-            prompt_id: PromptId(tag),
-            epoch: 0,
-            prompt_ids: Arc::from([1, 2]),
-            samples: (0..samples).collect(),
-            sampling: Arc::new(SamplingParams::default()),
-            lengths: None,
-            stop_criterion: None,
-        }
-    }
+    use crate::{engine::testing::group, sampling::Scratch};
 
     fn limits() -> Limits {
         Limits { eos_token_ids: Vec::new(), max_model_len: 1000 }
@@ -351,8 +338,8 @@ mod tests {
     #[test]
     fn a_group_larger_than_the_slots_keeps_its_prefix_until_the_last_sample() {
         let mut scheduler = Scheduler::new(1);
-        scheduler.push(request(0, 3), None);
-        scheduler.push(request(1, 1), None);
+        scheduler.push(group(0, 3), None);
+        scheduler.push(group(1, 1), None);
         for _ in 0..3 {
             if scheduler.prompts_to_prefill(padded(1), 2) == 1 {
                 scheduler.admit(1);
@@ -373,7 +360,7 @@ mod tests {
         let mut scheduler = Scheduler::new(6);
         for (tag, (samples, length)) in [(2, 5), (3, 2), (4, 7), (1, 1)].into_iter().enumerate() {
             let prompt_ids = vec![1; length].into();
-            scheduler.push(GroupRequest { prompt_ids, ..request(tag as u64, samples) }, None);
+            scheduler.push(GroupRequest { prompt_ids, ..group(tag as u64, samples) }, None);
         }
         assert_eq!(scheduler.prompts_to_prefill(padded(8), 100), 3, "the third group begins in the last free slot");
         assert_eq!(scheduler.prompts_to_prefill(padded(2), 100), 2);
@@ -409,7 +396,7 @@ mod tests {
     #[test]
     fn only_the_samples_that_are_wanted_start() {
         let mut scheduler = Scheduler::new(4);
-        scheduler.push(GroupRequest { samples: Arc::from([1, 4]), ..request(0, 0) }, None);
+        scheduler.push(GroupRequest { samples: Arc::from([1, 4]), ..group(0, 0) }, None);
         assert_eq!(scheduler.waiting(), 2);
         scheduler.admit(1);
         scheduler.prefixes_are_ready(1);
@@ -421,7 +408,7 @@ mod tests {
     #[test]
     fn nothing_starts_while_admission_is_off_and_a_forgotten_prefix_is_prefilled_again() {
         let mut scheduler = Scheduler::new(4);
-        scheduler.push(request(0, 2), None);
+        scheduler.push(group(0, 2), None);
         scheduler.set_admission(false);
         assert_eq!(scheduler.prompts_to_prefill(padded(1), 2), 0);
         scheduler.set_admission(true);
@@ -439,7 +426,7 @@ mod tests {
     fn what_is_cancelled_leaves_slots_queue_and_prefix_slots() {
         let mut scheduler = Scheduler::new(3);
         for (tag, samples) in [(0, 2), (1, 3), (2, 1), (3, 1)] {
-            scheduler.push(request(tag, samples), None);
+            scheduler.push(group(tag, samples), None);
         }
         scheduler.admit(3);
         scheduler.prefixes_are_ready(3);
@@ -470,7 +457,7 @@ mod tests {
             let mut scheduler = Scheduler::new(capacity);
             let mut expected = BTreeSet::new();
             for (tag, &n) in groups.iter().enumerate() {
-                scheduler.push(request(tag as u64, n), None);
+                scheduler.push(group(tag as u64, n), None);
                 expected.extend((0..n).map(|s| (tag as u64, s)));
             }
             let mut cache = vec![None; capacity];

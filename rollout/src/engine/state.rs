@@ -116,24 +116,12 @@ impl HeldStates {
 
 #[cfg(test)]
 mod tests {
-    use shared::{PromptId, SamplingParams};
-
-    use super::*;
+    use super::{super::testing::group, *};
 
     #[test]
     fn what_is_held_goes_with_the_last_fork() {
-        let group = GroupRequest {
-            tag: 0,
-            prompt_id: PromptId(0),
-            epoch: 0,
-            prompt_ids: Arc::from([1, 2]),
-            samples: Arc::from([0]),
-            sampling: Arc::new(SamplingParams::default()),
-            lengths: None,
-            stop_criterion: None,
-        };
         let mut held = HeldStates::default();
-        let state = State::after(&group, Past { prompt: 1, drawn: 4 }, &[7, 8, 9]);
+        let state = State::after(&group(0, 1), Past { prompt: 1, drawn: 4 }, &[7, 8, 9]);
         assert_eq!((state.ids(), state.past()), (&[1, 2, 7, 8, 9][..], Past { prompt: 1, drawn: 7 }));
         let state = state.with(Some(held.add()));
         let (number, fork) = (state.held().unwrap(), state.clone());

@@ -144,10 +144,9 @@ impl EngineOptions {
         self.max_num_seqs.max(drafted.min(DRAFT_ROWS))
     }
 
-    /// Places in the KV cache: those of the running sequences, of the prompts that samples are started from, and of
-    /// states.
+    /// Places in the KV cache: those of the running sequences, and of the prompts that samples are started from.
     pub(super) fn slots(&self) -> usize {
-        self.max_num_seqs.saturating_add(self.prefill_batch).saturating_add(self.kept_states)
+        self.max_num_seqs.saturating_add(self.prefill_batch)
     }
 }
 
@@ -213,14 +212,15 @@ impl Request {
         }
     }
 
-    /// What comes of a completion that somebody has made as a whole.
+    /// What comes of a completion that somebody has made as a whole. `whole` is [`Request::whole`], which is built once
+    /// for all completions of a request.
     #[must_use]
-    pub fn outputs(&self, sequence: FinishedSequence) -> Vec<Output> {
+    pub fn outputs(&self, whole: &GroupRequest, sequence: FinishedSequence) -> Vec<Output> {
         let (tag, sample) = (sequence.tag, sequence.sample);
         let tokens = sequence.token_ids.iter().zip(&sequence.logprobs).filter(|_| self.stream);
         let mut outputs: Vec<Output> =
             tokens.map(|(&id, &logprob)| Output::Token { tag, sample, id, logprob }).collect();
-        let state = self.keep.then(|| State::after(&self.whole(), self.past(), &sequence.token_ids));
+        let state = self.keep.then(|| State::after(whole, self.past(), &sequence.token_ids));
         outputs.push(Output::Ended { sequence, state });
         outputs
     }
@@ -309,4 +309,63 @@ pub struct SwapReport {
     pub stall_seconds: f64,
     /// Seconds that the conformity gate took.
     pub gate_seconds: f64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::testing::group, *};
+
+    /// A completion with other log-probs for each token.
+    fn made(tag: u64, sample: u32, token_ids: &[u32]) -> FinishedSequence {
+        let logprob = |&id: &u32| TokenLogprob { logprob: -(id as f32), ..TokenLogprob::default() };
+        FinishedSequence {
+            tag,
+            sample,
+            token_ids: token_ids.to_vec(),
+            logprobs: token_ids.iter().map(logprob).collect(),
+            versions: vec![(0, PolicyVersion(0))],
+            finish_reason: FinishReason::Stop,
+            queue_seconds: 0.0,
+            ttft_seconds: 0.0,
+            total_seconds: 0.0,
+        }
+    }
+
+    #[test]
+    fn of_a_whole_completion_come_its_tokens_and_then_its_end() {
+        for (stream, keep) in [(false, false), (true, false), (false, true), (true, true)] {
+            let what = format!("stream {stream}, keep {keep}");
+            let request = Request { stream, keep, ..group(3, 2).into() };
+            let mut outputs = request.outputs(&request.whole(), made(3, 1, &[7, 9, 8]));
+            let Some(Output::Ended { sequence, state }) = outputs.pop() else { panic!("{what}: the end is the last") };
+            let token = |output: Output| match output {
+                Output::Token { tag, sample, id, logprob } => (tag, sample, id, logprob.logprob),
+                Output::Ended { .. } => panic!("{what}: it ends once"),
+            };
+            let tokens: Vec<_> = outputs.into_iter().map(token).collect();
+            let expected = if stream { vec![(3, 1, 7, -7.0), (3, 1, 9, -9.0), (3, 1, 8, -8.0)] } else { Vec::new() };
+            assert_eq!(tokens, expected, "{what}");
+            assert_eq!((sequence.tag, sequence.sample, sequence.token_ids), (3, 1, vec![7, 9, 8]), "{what}");
+            assert_eq!(sequence.logprobs.len(), 3, "{what}");
+            assert_eq!(state.map(|state| state.ids().to_vec()), keep.then(|| vec![1, 2, 7, 9, 8]), "{what}");
+        }
+    }
+
+    #[test]
+    fn what_goes_on_from_a_state_leaves_one_with_all_that_came_before() {
+        let leave = |request: &Request, token_ids: &[u32]| {
+            let tag = request.group.tag;
+            match request.outputs(&request.whole(), made(tag, 0, token_ids)).pop() {
+                Some(Output::Ended { state: Some(state), .. }) => state,
+                _ => panic!("it leaves a state"),
+            }
+        };
+        let first = leave(&Request { keep: true, ..group(0, 1).into() }, &[7, 9, 8]);
+        let next = Request { from: Some(first), keep: true, ..group(1, 1).into() };
+        assert_eq!(next.whole().prompt_ids[..], [1, 2, 7, 9, 8, 1, 2]);
+        assert_ne!(next.whole().sampling.seed, next.group.sampling.seed, "tokens are drawn by numbers of their own");
+        let last = leave(&next, &[5]);
+        assert_eq!(last.ids(), [1, 2, 7, 9, 8, 1, 2, 5]);
+        assert_eq!(last.past(), Past { prompt: 2, drawn: 4 });
+    }
 }

@@ -98,25 +98,8 @@ where
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
-    use shared::{PromptId, SamplingParams};
-
     use super::{super::testing::Scripted, *};
-    use crate::engine::GroupRequest;
-
-    fn group(tag: u64, samples: u32) -> GroupRequest {
-        GroupRequest {
-            tag,
-            prompt_id: PromptId(tag),
-            epoch: 0,
-            prompt_ids: Arc::from([1, 2]),
-            samples: (0..samples).collect(),
-            sampling: Arc::new(SamplingParams::default()),
-            lengths: None,
-            stop_criterion: None,
-        }
-    }
+    use crate::engine::testing::group;
 
     /// Begins two groups, one after the other, waits twice between them, and keeps a record.
     #[derive(Default)]
@@ -144,8 +127,8 @@ mod tests {
             Ok(Next::Advance)
         }
 
-        fn take(&mut self, _: &mut Scripted, outputs: Vec<Output>, begun: Instant) -> anyhow::Result<()> {
-            assert!(begun <= Instant::now());
+        fn take(&mut self, generator: &mut Scripted, outputs: Vec<Output>, begun: Instant) -> anyhow::Result<()> {
+            assert!(generator.advanced.is_some_and(|advanced| begun <= advanced), "that is when the step was begun");
             let ended = outputs.into_iter().filter_map(Output::ended);
             let ended: Vec<_> = ended.map(|sequence| (sequence.tag, sequence.sample, sequence.token_ids)).collect();
             self.record.push(format!("{ended:?}"));

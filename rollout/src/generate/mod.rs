@@ -50,7 +50,8 @@ pub trait Generate {
     fn advance(&mut self) -> Result<Vec<Output>, EngineError>;
 
     /// Ends one completion of the requests with a tag, or all of them: what is still to come of them is not wanted.
-    /// Returns them as [`Aborted`](shared::FinishReason::Aborted), with the tokens that there are.
+    /// Returns them as [`Aborted`](shared::FinishReason::Aborted), with the tokens that there are; those that were made
+    /// elsewhere and that [`Generate::advance`] has not told of yet as they are.
     fn cancel(&mut self, tag: u64, sample: Option<u32>) -> Vec<FinishedSequence>;
 
     /// Begins to load new weights.

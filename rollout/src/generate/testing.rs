@@ -1,6 +1,6 @@
 //! A generator without a model: it writes what a script says.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, time::Instant};
 
 use shared::{FinishReason, PolicyVersion, TokenLogprob};
 
@@ -21,6 +21,8 @@ pub struct Scripted {
     closed: bool,
     /// Steps so far.
     pub steps: usize,
+    /// When the last of them began.
+    pub advanced: Option<Instant>,
 }
 
 /// A sequence, and what is still to be written of it.
@@ -33,7 +35,17 @@ impl Scripted {
     /// With room for `capacity` sequences.
     pub fn new(capacity: usize, script: Script) -> Self {
         let (waiting, running) = (VecDeque::new(), Vec::new());
-        Self { script, capacity, version: PolicyVersion(0), pending: None, waiting, running, closed: false, steps: 0 }
+        Self {
+            script,
+            capacity,
+            version: PolicyVersion(0),
+            pending: None,
+            waiting,
+            running,
+            closed: false,
+            steps: 0,
+            advanced: None,
+        }
     }
 
     fn line(&self, group: &GroupRequest, sample: u32) -> Line {
@@ -77,6 +89,7 @@ impl Generate for Scripted {
     }
 
     fn advance(&mut self) -> Result<Vec<Output>, EngineError> {
+        self.advanced = Some(Instant::now());
         self.steps += 1;
         while !self.closed && self.running.len() < self.capacity {
             let Some(line) = self.waiting.pop_front() else { break };

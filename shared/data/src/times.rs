@@ -19,12 +19,6 @@ pub type Value<'a> = Box<dyn Fn(usize, &mut Vec<u8>) + 'a>;
 /// # Errors
 /// When it has a time zone by name.
 pub fn text(array: &dyn Array) -> Result<Option<Value<'_>>, ArrowError> {
-    let Some(value) = text_of_some(array)? else { return Ok(None) };
-    // Of nulls, a dictionary's alone get here.
-    Ok(Some(Box::new(move |index, out| if array.is_null(index) { quoted("", out) } else { value(index, out) })))
-}
-
-fn text_of_some(array: &dyn Array) -> Result<Option<Value<'_>>, ArrowError> {
     let seconds = |unit: &TimeUnit| *unit == TimeUnit::Second;
     Ok(Some(match array.data_type() {
         DataType::Date32 => shown::<Date32Type, _>(array, |days| Some(convert::date32_to_datetime(days)?.date())),

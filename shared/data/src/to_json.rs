@@ -1,4 +1,5 @@
-//! Columns of Arrow as lines of JSON, with the bytes that the crate `arrow-json` gives.
+//! Columns of Arrow as lines of JSON, with the bytes that the crate `arrow-json` gives. Only nulls among
+//! the values of a dictionary differ: that crate takes them for values, and here they are null.
 //!
 //! That crate reads JSON as well, and brings casts and comparisons of all types along: a tenth of what the build of a
 //! program takes, for what stands here.
@@ -127,11 +128,11 @@ fn column(array: &dyn Array) -> Result<Column<'_>, ArrowError> {
             let named = fields.iter().zip(array.columns()).map(|(field, array)| (field.name().as_str(), &**array));
             Column { nulls: nulls.cloned(), value: object(named)? }
         }
-        // A value is null only where the key or the run is.
+        // Null is a row without a key, and also one whose key stands for a null.
         DataType::Dictionary(_, _) => downcast_dictionary_array! {
             array => {
                 let values = column(array.values().as_ref())?;
-                Column::new(nulls, move |index, out| (values.value)(array.key(index).unwrap_or_default(), out))
+                Column::new(nulls, move |index, out| values.write(array.key(index).unwrap_or_default(), out))
             },
             _ => unreachable!("it is a dictionary"),
         },
@@ -174,10 +175,7 @@ fn decimal<T: ArrowPrimitiveType<Native: DecimalNativeType>>(array: &dyn Array, 
     let values = array.as_primitive::<T>();
     Column::new(array.nulls(), move |index, out| {
         let mut text = String::new();
-        // Of nulls, a dictionary's alone get here.
-        if values.is_valid(index) {
-            write_decimal(&mut text, values.value(index), scale).expect("memory takes it");
-        }
+        write_decimal(&mut text, values.value(index), scale).expect("memory takes it");
         out.extend(text.as_bytes());
     })
 }
@@ -258,10 +256,10 @@ mod tests {
     use std::sync::Arc;
 
     use arrow_array::{
-        ArrayRef, BinaryViewArray, BooleanArray, Decimal128Array, Decimal256Array, DictionaryArray, FixedSizeListArray,
-        Float32Array, Float64Array, Int8Array, Int16Array, Int32Array, Int64Array, LargeListArray, ListArray,
-        ListViewArray, MapArray, NullArray, RunArray, StringArray, StringViewArray, StructArray, UInt64Array,
-        UnionArray,
+        ArrayRef, BinaryViewArray, BooleanArray, Date32Array, Decimal128Array, Decimal256Array, DictionaryArray,
+        FixedSizeListArray, Float32Array, Float64Array, Int8Array, Int16Array, Int32Array, Int64Array, LargeListArray,
+        ListArray, ListViewArray, MapArray, NullArray, RunArray, StringArray, StringViewArray, StructArray,
+        UInt64Array, UnionArray,
     };
     use arrow_buffer::{OffsetBuffer, i256};
     use arrow_schema::{Field, Fields, UnionFields};
@@ -331,6 +329,15 @@ mod tests {
         let words: ArrayRef = Arc::new(StringArray::from(vec!["a", "b"]));
         let keys = Int16Array::from(vec![Some(1), None, Some(0)]);
         assert_eq!(values(DictionaryArray::new(keys, words.clone())), [r#""b""#, "null", r#""a""#]);
+        let decimals = Decimal128Array::from(vec![None, Some(7)]).with_precision_and_scale(38, 1).unwrap();
+        let days = Date32Array::from(vec![None, Some(0)]);
+        let texts = StringArray::from(vec![None, Some("a")]);
+        let all: [(ArrayRef, &str); 3] =
+            [(Arc::new(decimals), "0.7"), (Arc::new(days), r#""1970-01-01""#), (Arc::new(texts), r#""a""#)];
+        for (looked_up, second) in all {
+            let keys = Int16Array::from(vec![Some(0), Some(1), None]);
+            assert_eq!(values(DictionaryArray::new(keys, looked_up)), ["null", second, "null"]);
+        }
         let runs = RunArray::try_new(&Int32Array::from(vec![2, 3]), &words).unwrap();
         assert_eq!(values(runs), [r#""a""#, r#""a""#, r#""b""#]);
     }

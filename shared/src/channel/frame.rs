@@ -202,6 +202,16 @@ pub fn decode_kept<M: Kept>(frame: &[u8]) -> Result<M, FrameError> {
     }
 }
 
+/// Bytes of the frame that these bytes begin with, by its header: one of this or of an older build. Nothing where they
+/// begin with no such header.
+#[must_use]
+pub fn length_of(bytes: &[u8]) -> Option<usize> {
+    let version = version_of(bytes).ok()?;
+    let before = BEFORE.iter().find(|(before, _)| *before == version);
+    let checked = before.map_or(CHECKED, |(_, checked)| *checked);
+    usize::try_from(u64::from_le_bytes(field(bytes, 8))).ok()?.checked_add(checked + CHECKSUM)
+}
+
 fn version_of(frame: &[u8]) -> Result<u16, FrameError> {
     // No version has a shorter header.
     if frame.len() < CHECKED_OF_8 + CHECKSUM {

@@ -1,6 +1,6 @@
 //! The states of a group: being filled, whole, and with a place in the run.
 
-use std::ops::{Deref, DerefMut};
+use std::ops::Deref;
 
 use serde::{Deserialize, Serialize};
 
@@ -71,12 +71,6 @@ impl Deref for Scored {
     }
 }
 
-impl DerefMut for Scored {
-    fn deref_mut(&mut self) -> &mut Group {
-        &mut self.group
-    }
-}
-
 /// A whole group that dynamic sampling did not use.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Dropped {
@@ -129,11 +123,5 @@ impl Deref for Placed {
 
     fn deref(&self) -> &Scored {
         &self.scored
-    }
-}
-
-impl DerefMut for Placed {
-    fn deref_mut(&mut self) -> &mut Scored {
-        &mut self.scored
     }
 }

@@ -35,7 +35,7 @@ pub struct SamplerSizes {
     pub max_num_batched_tokens: usize,
     /// Prompts prefilled in one call (stock kernels).
     pub prefill_batch: usize,
-    /// States whose keys and values are held for sequences that go on from them.
+    /// States whose keys and values are held for sequences that go on from them (packed kernels).
     pub kept_states: usize,
     /// Rows of logits that are held for each one that is drawn from.
     pub logits_copies: usize,
@@ -114,7 +114,8 @@ impl SamplerSizes {
             (self.prefill_batch, padded)
         };
         // Numbers that no memory holds must not wrap to ones that fit.
-        let slots = self.max_num_seqs.saturating_add(self.prefill_batch).saturating_add(self.kept_states) as u64;
+        let kept_states = if self.packed() { self.kept_states } else { 0 };
+        let slots = self.max_num_seqs.saturating_add(self.prefill_batch).saturating_add(kept_states) as u64;
         let row = (model.vocab_size * size_of::<f32>() * self.logits_copies) as u64;
         let tokens = self.max_model_len.max(self.rows).max(together) as u64;
         SamplerPlan {

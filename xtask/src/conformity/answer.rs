@@ -27,22 +27,16 @@ pub enum Verdict {
     Passed,
     /// One is not, or there is no answer; why.
     Failed(String),
-    /// This machine lacks something; what.
-    Skipped(String),
 }
 
 impl Outcome {
     /// Reads the answer of a script that has ended.
     pub fn of(check: &'static Check, output: &Output) -> Self {
-        let answer = answer(output).and_then(|answer| match answer["skipped"].as_str() {
-            Some(reason) => Ok(Self::without_figures(check, Verdict::Skipped(reason.to_owned()))),
-            None => Self::with_figures(check, &answer),
-        });
-        answer.unwrap_or_else(|error| Self::without_figures(check, Verdict::Failed(format!("{error:#}"))))
-    }
-
-    fn without_figures(check: &'static Check, verdict: Verdict) -> Self {
-        Self { check, cases: String::new(), values: Vec::new(), verdict }
+        let outcome = answer(output).and_then(|answer| Self::with_figures(check, &answer));
+        outcome.unwrap_or_else(|error| {
+            let verdict = Verdict::Failed(format!("{error:#}"));
+            Self { check, cases: String::new(), values: Vec::new(), verdict }
+        })
     }
 
     fn with_figures(check: &'static Check, answer: &Value) -> Result<Self> {
@@ -77,7 +71,6 @@ impl Outcome {
         match &self.verdict {
             Verdict::Passed => format!("{name}: passed: {}{}", self.cases, figures.collect::<String>()),
             Verdict::Failed(reason) => format!("{name}: FAILED: {reason}{}", figures.collect::<String>()),
-            Verdict::Skipped(reason) => format!("{name}: skipped: {reason}"),
         }
     }
 }

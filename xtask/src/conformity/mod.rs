@@ -29,6 +29,9 @@ use self::{
 };
 use crate::{host::Host, steps};
 
+/// Folder of what the checks write, beside the environment.
+const WORK: &str = "work";
+
 /// Arguments of `cargo xtask conformity`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -61,6 +64,9 @@ pub fn run(host: &Host, args: &Args) -> Result<()> {
     lock.lock().with_context(|| place.display().to_string())?;
 
     let environment = Environment::open(host, &place)?;
+    // Before the checks: the page tells of the commit that they are made of, and what cannot be found out ends the
+    // command at its beginning.
+    let circumstances = args.record.then(|| page::Circumstances::of(host, &environment)).transpose()?;
     let mut outcomes = Vec::new();
     for check in chosen {
         let begun = Instant::now();
@@ -68,19 +74,19 @@ pub fn run(host: &Host, args: &Args) -> Result<()> {
         eprintln!("{} ({} s)", outcome.line(), begun.elapsed().as_secs());
         outcomes.push(outcome);
     }
-    if args.record {
+    if let Some(circumstances) = circumstances {
         let path = host.root.join(page::PATH);
-        let page = page::page(&page::Circumstances::of(host, &environment)?, &outcomes);
+        let page = page::page(&circumstances, &outcomes);
         fs::write(&path, page).with_context(|| path.display().to_string())?;
         eprintln!("{} is written", page::PATH);
     }
-    judge(&outcomes)
+    judge(&outcomes, &place.join(WORK))
 }
 
 /// Runs the script of a check in an empty folder of its own.
 fn make(host: &Host, environment: &Environment, place: &Path, check: &'static Check) -> Result<Outcome> {
     eprintln!("==> {}", check.name);
-    let work = place.join("work").join(check.name);
+    let work = place.join(WORK).join(check.name);
     if work.exists() {
         fs::remove_dir_all(&work).with_context(|| work.display().to_string())?;
     }
@@ -98,15 +104,13 @@ fn make(host: &Host, environment: &Environment, place: &Path, check: &'static Ch
     Ok(outcome)
 }
 
-/// The result of the command.
-fn judge(outcomes: &[Outcome]) -> Result<()> {
+/// The result of the command, whose checks have written into folders of `work`.
+fn judge(outcomes: &[Outcome], work: &Path) -> Result<()> {
     let failed: Vec<&str> =
         outcomes.iter().filter(|o| matches!(o.verdict, Verdict::Failed(_))).map(|o| o.check.name).collect();
-    let skipped = outcomes.iter().filter(|o| matches!(o.verdict, Verdict::Skipped(_))).count();
-    let passed = outcomes.len() - failed.len() - skipped;
-    eprintln!("{passed} passed, {} failed, {skipped} skipped", failed.len());
+    eprintln!("{} passed, {} failed", outcomes.len() - failed.len(), failed.len());
     if !failed.is_empty() {
-        bail!("{} failed; what they wrote is in target/conformity/work", failed.join(", "));
+        bail!("{} failed; what they wrote is in {}", failed.join(", "), work.display());
     }
     Ok(())
 }

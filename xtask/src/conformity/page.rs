@@ -81,7 +81,7 @@ pub fn page(circumstances: &Circumstances, outcomes: &[Outcome]) -> String {
          Last made on {date}{commit}.\n\n\
          Each check runs another program as it is released, and compares what it computes with what Tandem computes, \
          or\nwith the golden figures that Tandem's tests compare with. A figure is 0 where both agree; a check passes \
-         when each\nof its figures is within its bound. What this machine lacks is skipped, and the row says so.\n\n\
+         when each\nof its figures is within its bound.\n\n\
          | | |\n|---|---|\n\
          | programs | {} |\n\
          | processor | {processor} |\n\n\
@@ -108,7 +108,6 @@ fn rows(outcome: &Outcome) -> String {
         let verdict = match &outcome.verdict {
             Verdict::Passed => "passed".to_owned(),
             Verdict::Failed(reason) => format!("**failed**: {}", reason.replace('|', "\\|")),
-            Verdict::Skipped(reason) => format!("skipped: {}", reason.replace('|', "\\|")),
         };
         let bound = number(Some(figure.bound));
         let _ = writeln!(

@@ -61,15 +61,15 @@ fn figures_within_their_bounds_pass_and_others_do_not() {
 }
 
 #[test]
-fn what_is_no_answer_fails_and_a_skip_is_a_skip() {
+fn what_is_no_answer_fails() {
     let failure = |outcome: Outcome| match outcome.verdict {
         Verdict::Failed(reason) => reason,
-        other => panic!("{other:?}"),
+        other @ Verdict::Passed => panic!("{other:?}"),
     };
     let crashed = failure(ended(1, "", "Traceback\nValueError: no such thing\n"));
     assert_eq!(crashed, "the script ended with exit status: 1: ValueError: no such thing");
     assert!(
-        failure(ended(1, r#"{"skipped": "no"}"#, "")).contains("exit status: 1"),
+        failure(ended(1, r#"{"cases": "1", "figures": {"logprob": 0, "greedy": 0}}"#, "")).contains("exit status: 1"),
         "an answer before the end is none"
     );
     assert!(failure(ended(0, "", "")).contains("`` is no answer"));
@@ -78,19 +78,16 @@ fn what_is_no_answer_fails_and_a_skip_is_a_skip() {
     assert!(figures("\"logprob\": 0").contains("no figure `greedy`"));
     assert!(figures("\"logprob\": 0, \"greedy\": 0, \"more\": 0").contains("a figure `more`"));
     assert!(figures("\"logprob\": \"0\", \"greedy\": 0").contains("`logprob` is \"0\""));
-    let skipped = ended(0, r#"{"skipped": "no tokenizer"}"#, "");
-    assert_eq!(
-        (skipped.line().as_str(), &skipped.verdict),
-        ("some-check: skipped: no tokenizer", &Verdict::Skipped("no tokenizer".into()))
-    );
+    assert!(failure(ended(0, r#"{"skipped": "no tokenizer"}"#, "")).contains("has no figures"), "no check is left out");
 }
 
 #[test]
-fn one_failure_fails_the_command_and_a_skip_does_not() {
+fn one_failure_fails_the_command_which_names_the_folder() {
     let passed = || ended(0, r#"{"cases": "1", "figures": {"logprob": 0, "greedy": 0}}"#, "");
-    judge(&[passed(), ended(0, r#"{"skipped": "no"}"#, "")]).unwrap();
-    let error = judge(&[passed(), ended(1, "", "")]).unwrap_err().to_string();
-    assert!(error.starts_with("some-check failed; "), "{error}");
+    let work = Path::new("/build/conformity/work");
+    judge(&[passed(), passed()], work).unwrap();
+    let error = judge(&[passed(), ended(1, "", "")], work).unwrap_err().to_string();
+    assert_eq!(error, "some-check failed; what they wrote is in /build/conformity/work");
 }
 
 #[test]
@@ -160,7 +157,7 @@ fn table<'a>(text: &'a str, heading: &str) -> Vec<Vec<&'a str>> {
 }
 
 #[test]
-fn the_page_has_a_row_for_each_figure_and_says_what_failed_and_what_was_skipped() {
+fn the_page_has_a_row_for_each_figure_and_says_what_failed() {
     let circumstances = page::Circumstances {
         date: "1 May 2026".into(),
         commit: "abcdef0".into(),
@@ -168,7 +165,7 @@ fn the_page_has_a_row_for_each_figure_and_says_what_failed_and_what_was_skipped(
         versions: vec!["Python 3.12".into(), "torch 2.11.0".into()],
     };
     let passed = ended(0, r#"{"cases": "3 rows", "figures": {"logprob": 2.5e-6, "greedy": 0}}"#, "");
-    let text = page::page(&circumstances, &[passed, ended(1, "", "a | b"), ended(0, r#"{"skipped": "no"}"#, "")]);
+    let text = page::page(&circumstances, &[passed, ended(1, "", "a | b")]);
     for line in [
         "Last made on 1 May 2026, at commit abcdef0.",
         "| programs | Python 3.12, torch 2.11.0 |",
@@ -177,7 +174,6 @@ fn the_page_has_a_row_for_each_figure_and_says_what_failed_and_what_was_skipped(
         "| `some-check` | a program | 3 rows | tokens that differ | 0 | 0 | passed |",
         "| `some-check` | a program |  | tokens that differ | – | 0 | \
          **failed**: the script ended with exit status: 1: a \\| b |",
-        "| `some-check` | a program |  | largest difference | – | 1e-4 | skipped: no |",
     ] {
         assert!(text.lines().any(|found| found == line), "{line}\n{text}");
     }

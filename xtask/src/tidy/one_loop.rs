@@ -1,15 +1,36 @@
 //! One loop drives whatever generates: elsewhere a step would pass by what a step needs, and cancelling, streaming and
 //! new weights would be written again.
 
-use super::sources::{Sources, code};
+use super::sources::{Source, Sources, code};
 
-/// The loop, and the engine's answer to its call.
-const ALLOWED: &[&str] = &["rollout/src/generate/drive.rs", "rollout/src/generate/mod.rs"];
+/// The loop.
+const LOOP: &str = "rollout/src/generate/drive.rs";
+/// Where the engine answers the loop's call with a method of its own.
+const SEAM: &str = "rollout/src/generate/mod.rs";
+/// How it does so.
+const ANSWER: (&str, &str) = ("Self::", "advance(self)");
 
 pub fn check(sources: &Sources) -> Vec<String> {
-    let of_sampler = sources.rust().filter(|source| source.path.starts_with("rollout/"));
-    let found = of_sampler.filter(|source| !is_test(&source.path) && !ALLOWED.contains(&source.path.as_str()));
-    found.flat_map(|source| calls(&source.path, &source.text)).collect()
+    let of_sampler = sources.rust().filter(|source| source.path.starts_with("rollout/") && !is_test(&source.path));
+    of_sampler.flat_map(|source| if source.path == LOOP { blind(source) } else { second_loops(source) }).collect()
+}
+
+/// A rule that does not see the one loop would not see a second one either.
+fn blind(drive: &Source) -> Vec<String> {
+    let sees = !calls(&code(&drive.text)).is_empty();
+    let finding = "no call of a generator's step is found in the loop: this rule looks for another name";
+    if sees { Vec::new() } else { vec![format!("{LOOP}:1: {finding}")] }
+}
+
+/// Calls outside of the loop.
+fn second_loops(source: &Source) -> Vec<String> {
+    let code = code(&source.text);
+    let is_answer = |at: usize| code[..at].ends_with(ANSWER.0) && code[at..].starts_with(ANSWER.1);
+    let mut found = calls(&code);
+    found.retain(|&at| source.path != SEAM || !is_answer(at));
+    let line = |at: usize| code[..at].matches('\n').count() + 1;
+    let finding = |at| format!("{}:{}: a generator is driven by {LOOP} only; be its `Work`", source.path, line(at));
+    found.into_iter().map(finding).collect()
 }
 
 fn is_test(path: &str) -> bool {
@@ -17,16 +38,9 @@ fn is_test(path: &str) -> bool {
 }
 
 /// Places where a generator is asked for a step.
-fn calls(shown: &str, text: &str) -> Vec<String> {
-    let code = code(text);
-    let of_generator = |at: usize| code[..at].ends_with(['.', ':']);
-    let found = code.match_indices("advance(").filter(|&(at, _)| of_generator(at));
-    let line = |at: usize| code[..at].matches('\n').count() + 1;
-    found
-        .map(|(at, _)| {
-            format!("{shown}:{}: a generator is driven by rollout/src/generate/drive.rs only; be its `Work`", line(at))
-        })
-        .collect()
+fn calls(code: &str) -> Vec<usize> {
+    let of_generator = |at: &usize| code[..*at].ends_with(['.', ':']);
+    code.match_indices("advance(").map(|(at, _)| at).filter(of_generator).collect()
 }
 
 #[cfg(test)]
@@ -46,5 +60,25 @@ mod tests {
         }
         let harmless = "//! Docs.\nfn advance() {}\n#[cfg(test)]\nmod tests {\n    fn a() { engine.advance(); }\n}\n";
         assert_eq!(check(&one("rollout/src/engine/step.rs", harmless)), none);
+    }
+
+    #[test]
+    fn a_loop_without_a_call_that_the_rule_knows_is_found() {
+        let text = "//! Docs. `generator.advance()` is below.\nfn drive() {\n    generator.step();\n}\n";
+        let findings = check(&one(LOOP, text));
+        assert_eq!(findings.len(), 1, "{findings:?}");
+        assert!(findings[0].starts_with("rollout/src/generate/drive.rs:1: no call "), "{findings:?}");
+    }
+
+    #[test]
+    fn the_engine_may_answer_in_one_place_and_drive_nothing_there() {
+        let text = "//! Docs.\nfn advance(&mut self) {\n    Self::advance(self)\n}\n";
+        assert_eq!(check(&one(SEAM, text)), Vec::<String>::new());
+        assert_eq!(check(&one("rollout/src/generate/pair.rs", text)).len(), 1, "anywhere else it is a call");
+        for call in ["self.engine.advance()", "Engine::advance(self)", "Self::advance(self.engine)"] {
+            let findings = check(&one(SEAM, &text.replace("Self::advance(self)", call)));
+            assert_eq!(findings.len(), 1, "{call}");
+            assert!(findings[0].starts_with("rollout/src/generate/mod.rs:3: "), "{findings:?}");
+        }
     }
 }

@@ -7,19 +7,26 @@ const MAX_WIDTH: usize = 120;
 
 /// Head of a page that a program writes: nobody breaks its lines.
 const GENERATED: &str = "Do not edit. -->";
+/// First lines of a page that count as its head: a page may mention these words further below.
+const HEAD: usize = 5;
 
 pub fn check(sources: &Sources) -> Vec<String> {
-    let of_people = sources.texts.iter().filter(|source| !source.text.contains(GENERATED));
-    let lines_to_read = of_people.filter_map(|source| {
-        let is_code = source.path.ends_with(".rs");
-        (is_code || source.path.ends_with(".md")).then(|| wide_lines(source, if is_code { raw_text } else { block }))
-    });
-    lines_to_read.flatten().collect()
+    let read = sources.texts.iter().filter(|source| source.path.ends_with(".rs") || is_prose(source));
+    read.filter(|source| !is_generated(source)).flat_map(wide_lines).collect()
 }
 
-/// Lines that are too wide, but for tables, links and data. `data` says by which characters data ends that a line
-/// begins.
-fn wide_lines(source: &Source, data: fn(&str) -> Option<&'static str>) -> Vec<String> {
+fn is_prose(source: &Source) -> bool {
+    source.path.ends_with(".md")
+}
+
+fn is_generated(source: &Source) -> bool {
+    is_prose(source) && source.text.lines().take(HEAD).any(|line| line.contains(GENERATED))
+}
+
+/// Lines that are too wide, but for tables, links and data.
+fn wide_lines(source: &Source) -> Vec<String> {
+    // Says by which characters data ends that a line begins.
+    let data: fn(&str) -> Option<&'static str> = if is_prose(source) { block } else { raw_text };
     let mut until: Option<&str> = None;
     let mut found = Vec::new();
     for (line, number) in source.text.lines().zip(1..) {
@@ -29,7 +36,7 @@ fn wide_lines(source: &Source, data: fn(&str) -> Option<&'static str>) -> Vec<St
             None => data(line),
         };
         let is_data = was_data || until.is_some() || line.contains("r#\"") || line.contains(" r\"");
-        if line.chars().count() > MAX_WIDTH && !is_data && !is_table_or_link(line) {
+        if line.chars().count() > MAX_WIDTH && !is_data && !is_table_or_link(line, is_prose(source)) {
             let path = &source.path;
             found.push(format!("{path}:{number}: a line of more than {MAX_WIDTH} characters"));
         }
@@ -51,10 +58,17 @@ fn block(line: &str) -> Option<&'static str> {
     line.trim_start().starts_with("```").then_some("```")
 }
 
-/// Rows of tables cannot be broken, nor can the address of a link.
-fn is_table_or_link(line: &str) -> bool {
-    let text = line.trim_start().trim_start_matches(['/', '!']).trim_start();
-    text.starts_with('|') || text.contains("](") || text.contains("://")
+/// Rows of tables cannot be broken, in Markdown and in comments, nor can a link that fits on no line of this
+/// indentation.
+fn is_table_or_link(line: &str, is_prose: bool) -> bool {
+    let indented = line.trim_start();
+    let is_comment = !is_prose && indented.starts_with("//");
+    let text = if is_comment { indented.trim_start_matches(['/', '!']).trim_start() } else { indented };
+    let begin = line.chars().count() - text.chars().count();
+    let is_link = |word: &str| word.contains("](") || word.contains("://");
+    let fits = |word: &str| begin + word.chars().count() <= MAX_WIDTH;
+    ((is_prose || is_comment) && text.starts_with('|'))
+        || text.split_whitespace().any(|word| is_link(word) && !fits(word))
 }
 
 #[cfg(test)]
@@ -68,12 +82,14 @@ mod tests {
         assert_eq!(found, ["a.rs:2: a line of more than 120 characters"]);
         assert_eq!(check(&one("a.md", &wide)).len(), 1);
         let fitting = "é".repeat(MAX_WIDTH);
+        let address = format!("https://example.org/{}", "a".repeat(MAX_WIDTH - 20));
         for (path, text) in [
             ("a.rs", format!("//! | {wide} |\n")),
             ("a.rs", format!("let a = r#\"\n{wide}\n\"#;\n")),
             ("a.rs", format!("// {}\n", &fitting[..2 * (MAX_WIDTH - 3)])),
+            ("a.rs", format!("    // {address}\n")),
             ("a.md", format!("| {wide} |\n")),
-            ("a.md", format!("[{wide}](b.md)\n")),
+            ("a.md", format!("  [name]({address})\n")),
             ("a.md", format!("```python\n{wide}\n```\n")),
             ("a.rs", format!("let a = r\"(\n{wide}\n)\";\n")),
             ("a.md", format!("<!-- Written by a program. Do not edit. -->\n{wide}")),
@@ -83,5 +99,28 @@ mod tests {
         }
         let after = format!("let a = r#\"\nx\n\"#;\n// {wide}\n");
         assert_eq!(check(&one("a.rs", &after)), ["a.rs:4: a line of more than 120 characters"]);
+    }
+
+    #[test]
+    fn what_only_looks_like_a_table_a_link_or_a_page_of_a_program_is_found() {
+        let wide = "word ".repeat(25);
+        // These fit on a line of their own, in a comment with its marker before them.
+        let address = |width: usize| format!("https://example.org/{}", "a".repeat(width - 20));
+        for (path, text) in [
+            ("a.md", format!("{wide}[prose with a short link](b.md)")),
+            ("a.md", format!("[{wide}](b.md)")),
+            ("a.md", format!("see {}", address(MAX_WIDTH))),
+            ("a.rs", format!("//! {wide}(https://example.org)")),
+            ("a.rs", format!("// see {}", address(MAX_WIDTH - 3))),
+            ("a.rs", format!("    | {wide}")),
+            ("a.rs", format!("// Do not edit. -->\n// {wide}")),
+            ("a.md", format!("1\n2\n3\n4\n5\n<!-- Do not edit. -->\n{wide}")),
+        ] {
+            let last = text.lines().count();
+            let expected = format!("{path}:{last}: a line of more than 120 characters");
+            assert_eq!(check(&one(path, &text)), [expected], "{text}");
+        }
+        let text = format!("// see {}", address(MAX_WIDTH - 2));
+        assert_eq!(check(&one("a.rs", &text)), Vec::<String>::new(), "it does not fit after the marker either");
     }
 }

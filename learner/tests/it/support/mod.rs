@@ -158,12 +158,14 @@ pub fn sampler(mut end: MemorySampler, config: TrainConfig, manners: Manners) ->
 fn send(end: &mut MemorySampler, config: &TrainConfig, step: u64, manners: Manners) {
     let mut list = groups(config, step);
     if manners.fails_from.is_some_and(|first| step >= first) {
-        let rewards =
-            list.iter_mut().flat_map(|group| &mut group.completions).map(|completion| &mut completion.rewards);
+        let rewards = list
+            .iter_mut()
+            .flat_map(|group| &mut group.scored.group.completions)
+            .map(|completion| &mut completion.rewards);
         rewards.for_each(|rewards| rewards[0] = RewardOutcome::Failed("Traceback:\n  NameError".into()));
     }
     if manners.strange.is_some_and(|(first, end)| (first..end).contains(&step)) {
-        for completion in list.iter_mut().flat_map(|group| &mut group.completions) {
+        for completion in list.iter_mut().flat_map(|group| &mut group.scored.group.completions) {
             testing::change(completion, |turn| {
                 let tokens = turn.logprobs.iter_mut();
                 tokens.for_each(|token| (token.logprob, token.logprob_at_temperature) = (-12.0, -12.0));
@@ -172,8 +174,8 @@ fn send(end: &mut MemorySampler, config: &TrainConfig, step: u64, manners: Manne
     }
     if manners.speechless {
         for group in &mut list {
-            group.completions[0].rewards.fill(RewardOutcome::NotApplicable);
-            group.completions[1].rewards[0] = RewardOutcome::Failed("of the test's own making".into());
+            group.scored.group.completions[0].rewards.fill(RewardOutcome::NotApplicable);
+            group.scored.group.completions[1].rewards[0] = RewardOutcome::Failed("of the test's own making".into());
         }
     }
     if manners.untidy {

@@ -164,14 +164,18 @@ impl Scheduler {
     }
 
     /// One completion of the requests with a tag, or all, are not wanted any more; what a worker makes of them all the
-    /// same is passed over. Returns those of them that nobody has made.
+    /// same is passed over. Returns those of them that nobody has made, and as they are those that have come and were
+    /// not taken with [`Scheduler::take_finished`].
     pub fn cancel(&mut self, tag: u64, sample: Option<u32>) -> Vec<FinishedSequence> {
         let of_tag = self.requests.iter().filter(|(_, request)| request.request.tag == tag);
         let numbers: Vec<u64> = of_tag.map(|(number, _)| *number).collect();
-        let mut cancelled = Vec::new();
+        let is_it = |index: u32| sample.is_none_or(|sample| sample == index);
+        // They would come as ended although they were cancelled.
+        let come = self.finished.extract_if(.., |(made, _)| made.tag == tag && is_it(made.sample));
+        let mut cancelled: Vec<FinishedSequence> = come.map(|(made, _)| made).collect();
         for number in numbers {
             let open = &mut self.requests.get_mut(&number).expect("it was just looked at").open;
-            let ended: Vec<u32> = open.extract_if(.., |index| sample.is_none_or(|sample| sample == *index)).collect();
+            let ended: Vec<u32> = open.extract_if(.., |index| is_it(*index)).collect();
             for index in ended {
                 self.waiting.remove(&(number, index));
                 cancelled.push(FinishedSequence {
@@ -356,4 +360,4 @@ impl Scheduler {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

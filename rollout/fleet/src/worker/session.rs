@@ -279,12 +279,15 @@ impl<'a> Session<'a> {
             (self.wanted, self.wanted_since) = (orders.edition.clone(), Instant::now());
         }
         self.waiting.retain(|lease| orders.leases.contains(&lease.id));
-        self.started.retain(|id, _| orders.leases.contains(id));
+        self.started.retain(|id, _| {
+            let is_wanted = orders.leases.contains(id);
+            if !is_wanted {
+                // It has been given to others, or nobody wants it any more: its places are for what is wanted.
+                engine.cancel(*id, None);
+            }
+            is_wanted
+        });
         self.scorer.iter_mut().for_each(|scorer| scorer.retain(&orders.leases));
-        if self.started.is_empty() && !engine.is_idle() {
-            // Everything that runs has been given to others.
-            engine.abort_all();
-        }
         let known = self.held();
         self.waiting.extend(orders.granted.into_iter().filter(|lease| !known.contains(&lease.id)));
         self.tell_held();

@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use shared::FinishReason;
+
 use super::*;
 use crate::{Reward, testing};
 
@@ -258,4 +260,23 @@ fn a_pool_with_hanging_calls_can_be_dropped() {
     let started = Instant::now();
     drop(pool);
     assert!(started.elapsed() < Duration::from_secs(10));
+}
+
+#[test]
+fn a_step_of_given_tokens_alone_is_nobodys() {
+    let steps = |ends: &[u32]| ends.iter().map(|&end| StepScore { end, score: f64::from(end) }).collect::<Vec<_>>();
+    let of = |given: &[Range<usize>], ends: &[u32]| {
+        let one_turn = RewardCompletion::of_one_turn("x", vec![5; 10], FinishReason::Stop);
+        let completion = RewardCompletion { given: given.to_vec(), ..one_turn };
+        match checked(RewardOutcome::Steps(steps(ends)), &Tokens::from(&completion)) {
+            RewardOutcome::Steps(left) => left,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(of(&[], &[1, 4, 9]), steps(&[1, 4, 9]));
+    // Tokens 0 and 1, 4 to 6 and 9 were given.
+    let given = [0..2, 4..7, 9..10];
+    assert_eq!(of(&given, &[1, 3, 5, 6, 8, 9]), steps(&[3, 8]), "steps that lie within given tokens");
+    assert_eq!(of(&given, &[2, 6, 9]), steps(&[2, 6, 9]), "each has a sampled token");
+    assert_eq!(of(&[0..4, 4..10], &[4, 9]), []);
 }

@@ -269,7 +269,10 @@ fn rollout() -> Result<PathBuf, String> {
         return Ok("/proc/self/exe".into());
     }
     let beside = own.ancestors().skip(1).take(2).map(|folder| folder.join("rollout")).find(|path| path.is_file());
-    beside.ok_or_else(|| format!("`rollout` is not beside {}; build it with `cargo build --release`", own.display()))
+    beside.ok_or_else(|| {
+        let build = "cargo build --release --workspace --bin rollout";
+        format!("`rollout` is not beside {}: build it with `{build}`", own.display())
+    })
 }
 
 /// Whether there is a program of that name, which is looked up as the shell does.

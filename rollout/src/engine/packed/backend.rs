@@ -134,7 +134,12 @@ impl PackedBackend {
         remark_on_speed(Isa::detect(), engine);
         let options = PackedOptions {
             session: SessionOptions::of(engine),
-            pages: page_shape(config, engine.slots(), engine.max_model_len, engine.kv_format()),
+            pages: page_shape(
+                config,
+                engine.slots().saturating_add(engine.kept_states),
+                engine.max_model_len,
+                engine.kv_format(),
+            ),
             format: engine.format(),
         };
         let gate = Gate::of(engine);
@@ -351,6 +356,12 @@ impl Backend for PackedBackend {
         if of.computed == 0 {
             self.forget_prompts();
         }
+        let held = of.held.and_then(|number| self.held.get(&number)).map_or(0, Prompt::len);
+        assert_eq!(
+            self.coming.as_ref().map_or(held, Prompt::len),
+            held + of.computed,
+            "the prompt is the one that was begun"
+        );
         let mut prompt = self.coming.take().unwrap_or_else(|| self.begin(of));
         let (mut cost, mut left) = (Cost::default(), of.most);
         while left > 0 && prompt.len() < of.tokens.len() {

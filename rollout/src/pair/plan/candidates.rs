@@ -197,13 +197,11 @@ impl Candidates {
 
     /// The next group that can be given its place, with what was dropped on the way to it.
     pub(super) fn place(&mut self) -> Option<Placed> {
-        let mut dropped = Vec::new();
         let mut position = self.next.cursor;
         loop {
             let Some(Candidate::Finished { group, usable }) = self.pool.get(&position) else { return None };
             let stale = self.too_old(group);
             if (stale || !usable) && self.can_pass(position) {
-                dropped.push(Dropped { scored: group.clone(), stale });
                 position += 1;
             } else if stale {
                 // The step needs this position: it is made again, of newer weights.
@@ -211,6 +209,12 @@ impl Candidates {
                 return None;
             } else {
                 break;
+            }
+        }
+        let mut dropped = Vec::new();
+        for passed in self.next.cursor..position {
+            if let Some(Candidate::Finished { group, .. }) = self.pool.remove(&passed) {
+                dropped.push(Dropped { stale: self.too_old(&group), scored: group });
             }
         }
         let Some(Candidate::Finished { group, usable }) = self.pool.remove(&position) else { return None };

@@ -11,6 +11,7 @@ use crate::{
 
 /// A group in any state.
 #[derive(Debug, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize, Clone))]
 pub struct RolloutGroup {
     id: GroupId,
     prompt_id: PromptId,
@@ -27,6 +28,7 @@ pub struct RolloutGroup {
 }
 
 #[derive(Debug, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize, Clone))]
 struct OneTurn {
     sample: u32,
     token_ids: Vec<u32>,
@@ -40,6 +42,7 @@ struct OneTurn {
 
 /// Its mean reward and the number of its tokens follow from the completions.
 #[derive(Debug, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize, Clone))]
 struct DroppedGroup {
     prompt_id: PromptId,
     epoch: u32,
@@ -116,9 +119,8 @@ mod tests {
     use super::*;
     use crate::ids::Step;
 
-    #[test]
-    fn a_group_of_an_evaluation_has_the_position_of_its_row() {
-        let before = |cursor| RolloutGroup {
+    fn group(cursor: u64) -> RolloutGroup {
+        RolloutGroup {
             id: GroupId { step: Step(0), index: 5 },
             prompt_id: PromptId(9),
             epoch: 0,
@@ -131,7 +133,49 @@ mod tests {
             dropped: Vec::new(),
             filler: false,
             generation_seconds: 0.0,
+        }
+    }
+
+    #[test]
+    fn a_group_of_an_evaluation_has_the_position_of_its_row() {
+        assert_eq!([0, 3].map(|cursor| Scored::from(group(cursor)).position), [5, 2]);
+    }
+
+    #[test]
+    fn what_was_dropped_keeps_its_completions_and_has_the_positions_before_the_group() {
+        let turn = |sample, version| OneTurn {
+            sample,
+            token_ids: vec![sample, 7],
+            logprobs: vec![TokenLogprob::default(); 2],
+            versions: vec![(0, PolicyVersion(version))],
+            text: format!("of {sample}"),
+            finish_reason: FinishReason::Length,
+            rewards: vec![RewardOutcome::Score(0.5)],
+            provenance: Provenance::MadeAgain,
         };
-        assert_eq!([0, 3].map(|cursor| Scored::from(before(cursor)).position), [5, 2]);
+        let dropped = |prompt: u64, completions| DroppedGroup {
+            prompt_id: PromptId(prompt),
+            epoch: 2,
+            prompt_text: "p".into(),
+            completions,
+            _reward: Some(0.5),
+            _tokens: 4,
+            stale: prompt == 1,
+        };
+        let before = RolloutGroup {
+            dropped: vec![dropped(1, vec![turn(0, 3), turn(1, 4)]), dropped(2, vec![turn(0, 5)])],
+            completions: vec![turn(0, 6)],
+            ..group(9)
+        };
+        let bytes = postcard::to_stdvec(&before).unwrap();
+        let placed = Placed::from(postcard::from_bytes::<RolloutGroup>(&bytes).unwrap());
+        assert_eq!((placed.position, placed.begin(), placed.completions.len()), (8, 6, 1));
+        let found =
+            |dropped: &Dropped| (dropped.position, dropped.prompt_id.0, dropped.policy_version.0, dropped.stale);
+        assert_eq!(placed.dropped.iter().map(found).collect::<Vec<_>>(), [(6, 1, 3, true), (7, 2, 5, false)]);
+        let second = &placed.dropped[0].completions[1];
+        assert_eq!((second.sample, second.token_ids(), &*second.text), (1, &[1, 7][..], "of 1"));
+        assert_eq!((second.finish_reason(), second.provenance), (FinishReason::Length, Provenance::MadeAgain));
+        assert_eq!(second.rewards, [RewardOutcome::Score(0.5)]);
     }
 }

@@ -13,6 +13,7 @@ use crate::{
     group::{Completion, Dropped, Provenance, RewardOutcome, StepScore},
     ids::{GroupId, PolicyVersion, PromptId, Step},
     sampling::SamplingParams,
+    testing::{GROUP_OF_8, GROUP_OF_9, bytes},
 };
 
 /// A group as versions 8 and 9 know it: of one turn.
@@ -207,20 +208,6 @@ fn golden_bytes_of_every_message() {
     assert_eq!([encode(&scored), encode(&scored.group)].map(|frame| hex(&frame)), [SCORED, KEPT]);
 }
 
-/// [`one_turn`] as version 8 wrote it.
-const GROUP_OF_8: &str = "\
-    544e444d08000100b0000000000000003a7953955b0d8ce0ac020207010201dba00904322b323d01000213dda00\
-    902000000bf000080be000000be03000000000000000000000000000200ab0201ac0201340004000000000000000\
-    04002030774696d656f7574010101000000000000e03f01030b636f72726563746e657373000000000000f03f066\
-    66f726d6174000000000000e03f066c656e677468000000000000f03fab02e31201080104332b333d00010000000\
-    00000f03fac020001000000000000e83f";
-/// And as version 9 did.
-const GROUP_OF_9: &str = "\
-    544e444d09000100b0000000000000000000000000000000481056e20d7516e3ac020207010201dba00904322b323d01\
-    000213dda00902000000bf000080be000000be03000000000000000000000000000200ab0201ac020134000400000000\
-    000000004002030774696d656f7574010101000000000000e03f01030b636f72726563746e657373000000000000f03f\
-    06666f726d6174000000000000e03f066c656e677468000000000000f03fab02e31201080104332b333d000100000000\
-    0000f03fac020001000000000000e83f";
 const GROUP: &str = "\
     544e444d0a000100060100000000000000000000000000007c904f870ac9f9b9ac0202e21207010201dba00904322b32\
     3d01000713dda0090708ac020905040002000000bf000080be000000be03000000000000000000000000000200ab0201\
@@ -263,6 +250,16 @@ const ORDERS: &str = "\
     070707070707070707070707070707070707000101040606060606060606060606060606060606060606060606060606\
     06060606060608080808080808080808080808080808080808080808080808080808080808080201c80101c801050701\
     0201dba0090200030000803f000000803f000000803f800400002a01027b7d01026e6f01";
+
+#[test]
+fn a_header_says_where_its_frame_ends_also_that_of_an_older_build() {
+    for frame in [encode(&sample_group()), bytes(GROUP_OF_8), bytes(GROUP_OF_9)] {
+        let followed = [&frame[..], b"more"].concat();
+        assert_eq!(length_of(&followed), Some(frame.len()));
+        assert_eq!(length_of(&frame[1..]), None);
+        assert_eq!(length_of(&frame[..20]), None);
+    }
+}
 
 #[test]
 fn each_kind_of_damage_has_its_own_error() {
@@ -317,11 +314,6 @@ fn a_frame_of_the_version_before_is_read_from_a_file_and_not_from_the_channel() 
     let now = sample_group();
     assert_eq!(decode_kept::<Placed>(&encode(&now)).unwrap(), now);
     assert!(decode_kept::<Group>(&encode(&now)).is_err(), "kinds are not taken for each other");
-}
-
-fn bytes(hex: &str) -> Vec<u8> {
-    let digits: Vec<char> = hex.chars().collect();
-    digits.chunks(2).map(|pair| u8::from_str_radix(&pair.iter().collect::<String>(), 16).unwrap()).collect()
 }
 
 #[test]

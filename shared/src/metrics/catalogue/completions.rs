@@ -37,7 +37,7 @@ section! {
     /// Well below `max_completion_length`: the limit could be lower at no loss.
     metric COMPLETIONS_MAX_TERMINATED_LENGTH = "completions/max_terminated_length" { unit: Tokens, source: "TRL" }
 
-    /// Tokens of all completions of the step.
+    /// Sampled tokens of all completions of the step.
     ///
     /// With `step_time` it makes the throughput that the progress line and the report show.
     metric COMPLETIONS_NUM_TOKENS = "completions/num_tokens" { unit: Tokens, source: "Tandem" }

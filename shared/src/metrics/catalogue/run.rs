@@ -21,7 +21,8 @@ section! {
     /// Far above 1 with a falling `eval_accuracy` and a rising `reward`: the run learns its prompts by heart.
     metric EPOCH = "epoch" { unit: Number, source: "TRL" }
 
-    /// Tokens of prompts and completions that were trained on so far; a prompt counts once per completion.
+    /// Tokens of prompts, and sampled tokens of completions, that were trained on so far; a prompt counts once per
+    /// completion.
     ///
     /// Grows by about the same number in each step.
     metric NUM_TOKENS = "num_tokens" { unit: Tokens, source: "TRL" }

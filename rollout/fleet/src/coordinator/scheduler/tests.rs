@@ -30,7 +30,7 @@ fn class() -> KernelClass {
     }
 }
 
-fn scheduler(share: f64) -> Scheduler {
+pub fn scheduler(share: f64) -> Scheduler {
     Scheduler::new(SchedulerOptions {
         coordinator: COORDINATOR,
         facts: RunFacts {
@@ -49,13 +49,13 @@ fn scheduler(share: f64) -> Scheduler {
     })
 }
 
-fn edition(version: u64) -> Edition {
+pub fn edition(version: u64) -> Edition {
     let (rounded, differences) = (false, Vec::new());
     let blake3 = [version as u8; 32];
     Edition { version: PolicyVersion(version), publication: version, blake3, base: None, rounded, differences }
 }
 
-fn request(tag: u64, samples: u32) -> GroupRequest {
+pub fn request(tag: u64, samples: u32) -> GroupRequest {
     GroupRequest {
         tag,
         prompt_id: PromptId(tag),
@@ -69,7 +69,7 @@ fn request(tag: u64, samples: u32) -> GroupRequest {
 }
 
 /// What every honest worker makes of a sample.
-fn completion(lease: u64, prompt: PromptId, sample: u32, version: PolicyVersion) -> Made {
+pub fn completion(lease: u64, prompt: PromptId, sample: u32, version: PolicyVersion) -> Made {
     let drawn = rng::hash(&[prompt.0, sample.into(), version.0]);
     let token_ids: Vec<u32> =
         (0..1 + drawn % 8).map(|at| (rng::hash(&[drawn, at]) % u64::from(VOCAB)) as u32).collect();
@@ -86,15 +86,15 @@ fn completion(lease: u64, prompt: PromptId, sample: u32, version: PolicyVersion)
 }
 
 /// A worker as the scheduler sees it.
-struct Fake {
+pub struct Fake {
     report: Report,
-    held: BTreeMap<u64, LeaseMessage>,
+    pub held: BTreeMap<u64, LeaseMessage>,
     done: BTreeSet<(u64, u32)>,
     lies: bool,
 }
 
 impl Fake {
-    fn new(number: u64) -> Self {
+    pub fn new(number: u64) -> Self {
         let report = Report {
             worker: number,
             name: format!("w{number}"),
@@ -107,7 +107,7 @@ impl Fake {
     }
 
     /// Calls; `answered` is whether the answer arrives.
-    fn call(&mut self, scheduler: &mut Scheduler, now: Instant, answered: bool) -> Orders {
+    pub fn call(&mut self, scheduler: &mut Scheduler, now: Instant, answered: bool) -> Orders {
         self.report.held = self.held.keys().copied().collect();
         let orders = scheduler.call(&self.report, now);
         if answered {
@@ -126,7 +126,7 @@ impl Fake {
     }
 
     /// Makes the next completion of what it holds.
-    fn work(&mut self) {
+    pub fn work(&mut self) {
         let Some((&id, lease)) = self.held.iter().next() else { return };
         let version = self.report.edition.as_ref().expect("leases come with an edition").version;
         let sample = lease.samples.iter().copied().find(|&sample| !self.done.contains(&(id, sample)));
@@ -242,6 +242,29 @@ fn what_is_cancelled_is_leased_to_nobody_and_passed_over_when_it_comes() {
     let finished = scheduler.take_finished();
     assert_eq!(finished.iter().map(|(made, _)| (made.tag, made.sample)).collect::<Vec<_>>(), [(0, 1), (2, 0), (2, 1)]);
     assert_eq!((scheduler.waiting(), scheduler.running()), (0, 0));
+}
+
+#[test]
+fn what_has_come_and_was_not_taken_is_cancelled_as_it_is() {
+    let (mut scheduler, mut fakes, now) = two_with_a_lease_each();
+    (0..2).for_each(|_| fakes[0].work());
+    fakes[1].work();
+    fakes.iter_mut().for_each(|fake| drop(fake.call(&mut scheduler, now, true)));
+    assert_eq!((scheduler.running(), scheduler.leased()), (4, 1), "three have come");
+    let cancel = |scheduler: &mut Scheduler, tag, sample| -> Vec<(u32, FinishReason, Vec<u32>)> {
+        let cancelled = scheduler.cancel(tag, sample);
+        cancelled.into_iter().map(|made| (made.sample, made.finish_reason, made.token_ids)).collect()
+    };
+    let come = |tag, sample| {
+        let made = completion(0, PromptId(tag), sample, PolicyVersion(0));
+        (sample, made.finish_reason, made.token_ids)
+    };
+    assert_eq!(cancel(&mut scheduler, 0, Some(1)), [come(0, 1)]);
+    assert!(cancel(&mut scheduler, 0, Some(1)).is_empty(), "once");
+    assert_eq!(cancel(&mut scheduler, 1, None), [come(1, 0), (1, FinishReason::Aborted, Vec::new())]);
+    assert_eq!((scheduler.running(), scheduler.leases.len(), scheduler.requests.len()), (1, 0, 0));
+    let finished = scheduler.take_finished();
+    assert_eq!(finished.iter().map(|(made, _)| (made.tag, made.sample)).collect::<Vec<_>>(), [(0, 0)]);
 }
 
 #[test]
