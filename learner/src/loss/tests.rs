@@ -73,7 +73,7 @@ fn on_policy_without_old_logprobs_is_the_same_as_with_them() {
     assert_eq!(of(None), of(Some(&logprobs)));
 }
 
-/// Only the side on which the advantage pushes is clipped, and clip-higher moves that bound alone.
+/// A ratio is clipped in the direction of its advantage only, and clip-higher moves the upper bound alone.
 #[test]
 fn clipping_is_one_sided() {
     let symmetric = TrainConfig::default();
@@ -161,7 +161,7 @@ fn gradients_are_finite_differences() {
     }
 }
 
-/// A loss counts what its description says, no more and no less, and looks as far as that says: the loss of a run of
+/// A loss counts exactly the metrics of its description, and sees no further than its scope: the loss of a run of
 /// tokens, or of completions, is the same alone as among others.
 #[test]
 fn every_loss_is_as_it_is_described() {
