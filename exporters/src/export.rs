@@ -96,7 +96,7 @@ pub(crate) fn write_export(
     Ok(manifest.expect("a folder that was written has a manifest"))
 }
 
-/// What `config.json` allows and the graph does not.
+/// Refuses settings that `config.json` allows and the graph does not.
 pub(crate) fn refuse_unsupported(config: &ModelConfig, options: &ExportOptions) -> Result<(), ExportError> {
     let unsupported =
         |key: &str, value: String, hint: String| Err(ExportError::Unsupported { key: key.into(), value, hint });
