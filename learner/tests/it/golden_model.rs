@@ -24,7 +24,7 @@ use crate::support::figures::numbers;
 const LOGIT_TOLERANCE: f64 = 1e-4;
 const LOSS_TOLERANCE: f64 = 1e-5;
 const NORM_TOLERANCE: f64 = 2e-5;
-/// What one weight of a model may exceed.
+/// Tolerance that at most one weight of a model may exceed.
 const USUAL_WEIGHT_TOLERANCE: f64 = 5e-6;
 
 fn ids(value: &Value) -> Vec<u32> {

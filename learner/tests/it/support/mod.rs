@@ -102,12 +102,12 @@ pub struct Manners {
     pub untidy: bool,
     /// Maps this version for ever.
     pub pinned: Option<u64>,
-    /// Refuses this version until it was published again so many times.
+    /// Refuses this version until it was published again this many times.
     pub refuses: Option<(u64, u64)>,
     /// From this step on, the first reward function fails on everything.
     pub fails_from: Option<u64>,
-    /// No reward function has anything to say of the first completion of a group, and the first one fails on the
-    /// second.
+    /// Every reward function abstains on the first completion of a group, and the first function fails on the second
+    /// completion.
     pub speechless: bool,
     /// In the steps from the first to before the second, the log-probs are far from the learner's.
     pub strange: Option<(u64, u64)>,
