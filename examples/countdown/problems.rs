@@ -23,7 +23,7 @@ const NUMBERS: [(u64, usize); 3] = [(1, 2), (2, 3), (2, 4)];
 /// Share of steps that multiply, and of those that divide, where the numbers allow it.
 const RARE: f64 = 0.08;
 
-/// Numbers and what they should be combined to.
+/// Numbers, and the target that they should be combined to.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Problem {
     target: u32,
@@ -105,7 +105,7 @@ fn operation(a: u32, b: u32, random: &mut Stream) -> (char, u32) {
     }
 }
 
-/// Makes problems that are not held out, an endless number of them.
+/// Makes an endless number of problems that are not held out.
 pub struct Maker<'a> {
     held_out: HashSet<Problem>,
     random: &'a mut Stream,

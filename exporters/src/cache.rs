@@ -1,4 +1,4 @@
-//! Exports kept for the next start, keyed by what they were made of.
+//! Exports kept for the next start, keyed by the content that they were made of.
 
 use std::{
     env, fs,

@@ -21,7 +21,7 @@ pub struct ExportOptions {
     /// Element type of weights, activations and KV cache: fp32 or fp16. Logits are fp32 in both cases.
     pub dtype: Dtype,
     /// Rows of the rotary tables, i.e. the longest sequence (prompt and completion) the graph can run; at most the
-    /// model's `max_position_embeddings`. None: the lesser of that and [`DEFAULT_MAX_POSITIONS`].
+    /// model's `max_position_embeddings`. None: the lesser of this limit and [`DEFAULT_MAX_POSITIONS`].
     pub max_positions: Option<usize>,
 }
 

@@ -10,7 +10,7 @@ use shared::{
 
 use crate::{Checkpoint, ExportError, TensorSource, VersionDir, tensor_file};
 
-/// The file that says what the model is.
+/// The file of the model's configuration.
 const CONFIG: &str = "config.json";
 
 /// Writes the folder `out`: the parameters that `read` gives as `model.safetensors` (fp32, Hugging Face names, sorted

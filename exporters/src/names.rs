@@ -61,8 +61,8 @@ const LAYOUTS: [(&str, &str); 9] = [
     ("flat_param", "these are FSDP's flat parameters: save the full state dictionary"),
 ];
 
-/// Says what is wrong with the names of a model's weights, if the names are what is wrong. A wrapped name is shown with
-/// the missing one of the `asked` names that it should be; otherwise, the layout of the `found` names is named.
+/// Says what is wrong with the names of a model's weights, if the names are at fault. A wrapped name is shown with the
+/// missing one of the `asked` names that it should be; otherwise, the layout of the `found` names is named.
 pub(crate) fn foreign<'a>(
     found: impl Iterator<Item = &'a str>,
     asked: impl Iterator<Item = &'a str>,

@@ -198,7 +198,7 @@ impl VersionDir {
         self.adapter.as_ref()
     }
 
-    /// Checks that the parameters as they are stored are those that `read` gives, bit for bit.
+    /// Checks that the stored parameters are those that `read` gives, bit for bit.
     ///
     /// # Errors
     /// The first that is not, by name, or an error of `read`.

@@ -268,7 +268,7 @@ mod tests {
         Guard::new(&TrainConfig { guard, ..TrainConfig::default() }, GuardState::default()).unwrap()
     }
 
-    /// The verdicts on steps of which one metric has these values, and the steps that a notice was given in.
+    /// The verdicts on steps in which one metric has these values, and the steps in which a notice was given.
     fn verdicts(entry: &str, metric: &'static metrics::Metric, values: &[f64]) -> (Vec<Verdict>, Vec<u64>, Guard) {
         let mut guard = guard(&[entry]);
         let (mut found, mut told) = (Vec::new(), Vec::new());

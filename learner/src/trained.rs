@@ -226,7 +226,7 @@ impl<M: Trainable> Trained<M> {
         rate
     }
 
-    /// Supervised training: `updates` updates in a row, of which none may be left out. `pass` is told how many are
+    /// Supervised training: `updates` updates in a row, none of which may be left out. `pass` is told how many are
     /// done. `report` is called every few seconds and after the last one. Returns the losses.
     ///
     /// # Errors

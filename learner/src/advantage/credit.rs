@@ -69,7 +69,7 @@ pub struct CreditOptions {
     pub scale: ScaleRewards,
     /// How several reward functions are combined.
     pub aggregation: MultiObjectiveAggregation,
-    /// How a completion counts on which a reward function failed.
+    /// How a completion with a failed reward function counts.
     pub failure: RewardFailure,
     /// Added to standard deviations.
     pub eps: f64,

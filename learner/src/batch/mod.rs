@@ -27,7 +27,7 @@ pub(crate) fn token_budget(config: &TrainConfig) -> Result<usize, LearnerError> 
 /// A prompt with its completion, as token ids.
 ///
 /// The policy has sampled some tokens of the completion, and others were given to it. Given tokens are context: they
-/// are fed if a sampled token follows, and nothing is computed about them.
+/// are fed if a sampled token follows, and have no log-probs.
 #[derive(Debug, Clone, Copy)]
 pub struct Sequence<'a> {
     /// The prompt; at least one token, since the first completion token is predicted from its last.

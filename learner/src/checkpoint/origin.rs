@@ -1,4 +1,4 @@
-//! Hashes of the files that a run is made of. They show a resumed run that another file has taken the place of one.
+//! Hashes of the files that a run is made of. They show a resumed run that one of these files was replaced.
 
 use std::{
     env,

@@ -1,4 +1,4 @@
-//! Where a run is, beside its models.
+//! The state of a run beside its models.
 
 use std::path::Path;
 

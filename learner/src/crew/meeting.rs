@@ -63,7 +63,7 @@ enum Answer {
 pub(super) struct Welcome {
     /// Name of the meeting.
     pub prefix: String,
-    /// How many ranks there are.
+    /// Number of ranks.
     pub count: usize,
     /// Threads of each rank: their number decides how sums are rounded.
     pub threads: usize,

@@ -11,7 +11,7 @@ use tch::{Device, Tensor};
 
 use super::{LossGradient, Objective, Rows, Tokens};
 
-/// One row of tokens, of which every token weighs the same.
+/// One row of tokens that all weigh the same.
 fn tokens(old: Option<&[f64]>, reference: Option<&[f64]>, advantages: &[f64]) -> Tokens {
     let n = advantages.len();
     let mean = vec![1.0 / n as f64; n];
@@ -120,7 +120,7 @@ fn early_stopping_leaves_everything_out() {
 }
 
 /// PPO eq. 8 of one token: the ratio times the advantage, minus β times an estimate of KL[π_old, π] from a sample of
-/// π_old, whose expectation is the divergence and whose gradient vanishes where the two agree.
+/// π_old. The expectation of the estimate is the divergence, and its gradient vanishes where the two policies agree.
 #[test]
 fn the_penalty_on_the_distance_from_the_old_policy() {
     let config =

@@ -1,4 +1,4 @@
-//! What an objective needs to know about tokens.
+//! The inputs of an objective: a run of tokens.
 
 use std::ops::Range;
 

@@ -2,9 +2,9 @@
 //! `[tokens, vocabulary]` tensor larger than a budget.
 //!
 //! The softmax's derivative is known in closed form (one-hot minus probability), so the head's backward pass is written
-//! out: a chunk of tokens is projected, its log-probs are handed to the loss, and the gradient that comes back is
-//! turned into those of hidden states and weight in place, before the next chunk is touched. Nothing is computed twice,
-//! and all chunks use the same two buffers: memory that is new to a process costs more time than the softmax.
+//! out. A chunk of tokens is projected, and its log-probs go to the loss. The gradient that comes back becomes the
+//! gradients of hidden states and weight, in place, before the next chunk is touched. Nothing is computed twice, and
+//! all chunks use the same two buffers: memory that is new to a process costs more time than the softmax.
 
 use std::{ops::Range, sync::Arc};
 

@@ -19,7 +19,7 @@ const INITIALIZER_RANGE: f64 = 0.02;
 #[derive(Debug, Clone, Copy)]
 pub struct LoadOptions {
     /// Element type that the layers compute in; stored values are converted. A model that is trained in bfloat16 has a
-    /// float32 copy of what is trained.
+    /// float32 copy of its trained weights.
     pub kind: Kind,
     /// Device of the weights.
     pub device: Device,

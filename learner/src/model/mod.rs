@@ -217,7 +217,7 @@ fn head_name(config: &ModelConfig) -> &'static str {
     if config.tie_word_embeddings { EMBEDDING } else { UNTIED_HEAD }
 }
 
-/// What the head needs to know about a micro-batch's completion tokens.
+/// The head's targets for a micro-batch's completion tokens.
 fn targets(batch: &MicroBatch, temperature: f64) -> Targets<'_> {
     Targets { ids_N: &batch.targets_N, temperature, supports: batch.supports.as_deref() }
 }

@@ -27,8 +27,8 @@ struct Layer {
     mlp: Mlp,
 }
 
-/// What a layer keeps of a forward pass. Normed inputs and the MLP's inner product are computed again: they are as
-/// large as what is kept, and cost next to nothing beside the matrix products.
+/// The part of a forward pass that a layer keeps. Normed inputs and the MLP's inner product are computed again: they
+/// are as large as the kept tensors, and cost next to nothing beside the matrix products.
 #[derive(Debug)]
 struct LayerTape {
     /// The layer's input, `[T, H]`.

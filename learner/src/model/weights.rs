@@ -9,7 +9,7 @@ use super::{
 };
 
 /// The parameters of a model. Training moves all of them, or an adapter beside them. Where passes compute in bfloat16,
-/// it moves a float32 copy of what it trains, which is rounded after each update.
+/// training moves a float32 copy, which is rounded after each update.
 #[derive(Debug)]
 pub struct Weights {
     base: Parameters,

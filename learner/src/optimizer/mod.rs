@@ -90,8 +90,8 @@ impl AdamW {
     }
 
     /// Clips the gradients, whose global norm is `grad_norm`, a finite number, and updates its part of the parameters.
-    /// That part of the gradients is used up. Returns whether parameters and state are finite: a rate that is far too
-    /// high overflows.
+    /// It overwrites that part of the gradients. Returns whether parameters and state are finite: a rate that is far
+    /// too high overflows.
     pub fn update(&mut self, parameters: &Parameters, gradients: &Gradients, grad_norm: f64, rate: f64) -> bool {
         let limit = self.options.max_grad_norm;
         let clip = if limit > 0.0 { (limit / (grad_norm + CLIP_EPSILON)).min(1.0) } else { 1.0 };

@@ -35,7 +35,7 @@ struct Entry {
     elements: Range<i64>,
 }
 
-/// All of them, in the order of the file: by name, as safetensors' own writer has them.
+/// All entries, in the order of the file: by name, as safetensors' own writer has them.
 fn entries(parameters: &Parameters) -> Vec<Entry> {
     let of = |squares: bool| {
         parameters.places().map(move |(name, shape, elements)| Entry {

@@ -62,7 +62,7 @@ pub trait Ranks: fmt::Debug + Send + Sync {
     /// As [`Ranks::sum`].
     fn sum_at(&self, values: &Tensor, owner: usize) -> Result<(), LearnerError>;
 
-    /// Gives all ranks what `owner` has in a contiguous tensor.
+    /// Gives all ranks `owner`'s values of a contiguous tensor.
     ///
     /// # Errors
     /// As [`Ranks::sum`].

@@ -40,7 +40,7 @@ impl Watch {
         self.is_on.load(Ordering::Relaxed)
     }
 
-    /// What became of the rank that was missing first.
+    /// The report on the rank that was missing first.
     #[must_use]
     pub fn missing(&self) -> Option<String> {
         self.missing.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -75,7 +75,7 @@ impl Watch {
     }
 }
 
-/// A rank's signs of life in a store that all see. It looks for those of the others as well.
+/// A rank's signs of life in a store that all see. It looks for the signs of the others as well.
 #[derive(Debug)]
 pub struct Signs {
     watch: Arc<Watch>,
@@ -106,7 +106,8 @@ impl Heard {
 }
 
 impl Signs {
-    /// Begins to give signs under `prefix`, which all ranks of one meeting share, and to look for those of the others.
+    /// Begins to give signs under `prefix`, which all ranks of one meeting share, and to look for the signs of the
+    /// others.
     ///
     /// # Errors
     /// A store that is gone; a thread that cannot be started.
@@ -157,7 +158,7 @@ fn gone(prefix: &str, rank: usize) -> String {
     format!("{prefix}/gone/{rank}")
 }
 
-/// Gives signs and looks for those of the others, until it is over.
+/// Gives signs and looks for the signs of the others, until it is over.
 fn exchange(
     store: &TorchStore,
     prefix: &str,
@@ -195,7 +196,7 @@ fn look_at_clock(heard: &Heard, own: usize, watch: &Watch, over: &AtomicBool) {
         let silent =
             |rank: usize, seconds: u64| format!("rank {rank} of the learner has given no sign of life for {seconds} s");
         let late = |&(rank, of): &(usize, &AtomicU64)| rank != own && heard.silence(of).is_some();
-        // Without the store no rank is heard, so rank 0, which keeps it, is the missing one.
+        // Without the store no rank is heard, so rank 0, on whose host it lies, is named.
         let missing = match heard.silence(&heard.store) {
             Some(seconds) => Some(silent(0, seconds)),
             None => heard

@@ -145,7 +145,7 @@ impl<'a> Epoch<'a> {
         self.fresh + self.replayed()
     }
 
-    /// Indexes of a pass in a seeded random order; those of old pairs follow those of fresh ones.
+    /// Indexes of a pass in a seeded random order. Old pairs are numbered after the fresh ones.
     fn order(&self, number: u64) -> Vec<usize> {
         let seed = self.options.seed;
         let drawn = rng::permutation(self.history, &[seed, HISTORY_KEY, number]);

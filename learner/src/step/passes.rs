@@ -343,7 +343,7 @@ impl Pass<'_> {
         weights.is_some_and(|weights| !weights.is_empty() && weights.iter().all(|&weight| weight == 0.0))
     }
 
-    /// What the objective needs to know about the tokens of the given rows.
+    /// The objective's inputs for the tokens of the given rows.
     fn tokens(&self, rows: &[usize], device: Device) -> Tokens {
         let inputs = &*self.inputs;
         let column = |values: &Ragged<f64>| Tokens::column(&values.gather(rows), device);

@@ -28,7 +28,7 @@ pub struct StepMetrics {
     pub credit: MetricRecord,
     /// Entropies along the first pass over each completion.
     pub entropy: Mean,
-    /// What the losses of all passes count: ratio, clipping, KL and more.
+    /// Metrics that the losses of all passes count: ratio, clipping, KL and more.
     pub measures: LossMetrics,
     /// KL per token from the policy at the beginning of the step to the policy at its end, and the weight of the
     /// penalty on this distance; absent without a penalty.

@@ -1,4 +1,4 @@
-//! The policy under training, and what one step does with it.
+//! The policy under training, and its training step.
 
 use std::{
     sync::Arc,

@@ -42,7 +42,8 @@ fn shape() -> impl Strategy<Value = Shape> {
     prop::collection::vec((any::<bool>(), 0..5usize), 0..6)
 }
 
-/// A shape for each completion of a step. One is all given, one ends with what was given, and one begins with it.
+/// A shape for each completion of a step. One has given tokens only, one ends with given tokens, and one begins with
+/// them.
 fn shapes() -> impl Strategy<Value = Vec<Shape>> {
     prop::collection::vec(shape(), 12).prop_map(|mut shapes| {
         shapes[1] = vec![(false, 3)];

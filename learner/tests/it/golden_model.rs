@@ -159,8 +159,8 @@ fn golden_model_completion_logprobs() {
 }
 
 /// Three AdamW steps; every memory split must lead to the same figures. AdamW divides a gradient by its own size, so
-/// that the rounding of the smallest ones shows in the weights: float64 is held to less than float32, in which the
-/// golden figures were computed.
+/// the rounding of the smallest gradients shows in the weights. The tolerance is smaller in float64 than in float32, in
+/// which the golden figures were computed.
 #[test]
 fn golden_model_training() {
     for case in cases() {

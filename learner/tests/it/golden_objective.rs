@@ -73,7 +73,7 @@ fn golden_loss_aggregation() {
         let tokens = all.iter().sum::<usize>() as f64;
         let normaliser =
             Normaliser { accumulation: 1.0, share: 1.0, generation_tokens: tokens, max_completion_length: width };
-        // verl multiplies the loss of each worker by their number, which the mean of their gradients takes back; the
+        // verl multiplies the loss of each worker by the number of workers, and takes the mean of their gradients. The
         // gradients of our ranks are added up.
         let workers = given("dp_size").unwrap_or(1.0);
         let weights: Vec<f64> = update_weights(&config, &std::iter::once(all).collect(), &normaliser)

@@ -268,8 +268,7 @@ fn gradient_checkpointing_changes_no_bit() {
     }
 }
 
-/// Layers in bfloat16: the gradient is that of float32 but for rounding, and what the passes read is the float32 copy
-/// rounded.
+/// Layers in bfloat16: the gradient is that of float32 but for rounding, and the passes read the rounded float32 copy.
 #[test]
 fn in_bfloat16_a_float32_copy_is_trained() {
     let config = TrainConfig { num_iterations: 1, gradient_accumulation_steps: 4, ..config() };

@@ -77,7 +77,7 @@ fn what_the_guard_leaves_out_or_gives_up_is_not_trained() {
     assert_eq!(of("roll_back"), [Trained, RolledBack, StepSkipped, Trained]);
 }
 
-/// The completions of a step as `completions/step-N.jsonl` tells of them.
+/// The completions of a step as `completions/step-N.jsonl` records them.
 fn completions(run_dir: &RunDir, step: u64) -> Vec<Value> {
     let text = fs::read_to_string(run_dir.step_completions(step)).unwrap();
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()

@@ -128,7 +128,7 @@ fn by_ranks(count: usize, config: &TrainConfig, groups: &[Placed], kind: Kind) -
     })
 }
 
-/// The gradient, of which each rank may have its own part alone.
+/// The gradient. With shards, each rank has its own part alone.
 fn gradient(ranks: &[(Trainer, TrainedStep)], config: &TrainConfig) -> Tensor {
     if !config.shard_optimizer {
         return ranks[0].0.policy().gradients().flat().copy();

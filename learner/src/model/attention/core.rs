@@ -13,10 +13,10 @@ use super::{
 };
 use crate::batch::Tree;
 
-/// How a layer's queries look at keys.
+/// Window and scale of a layer's attention.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sight {
-    /// Keys that a query sees at most, its own and those right before it.
+    /// Most keys that a query sees: its own and the keys right before it.
     pub(super) window: Option<i64>,
     /// Factor of the scores.
     pub(super) scale: f64,
@@ -126,8 +126,8 @@ impl Piece {
         pieces
     }
 
-    /// Attention to the stem: of all branches at once or, with a window, of the beginning of each branch, from which
-    /// the end of the stem is in sight.
+    /// Attention to the stem. Without a window, all branches attend to it at once. With a window, only the beginning of
+    /// each branch sees the end of the stem.
     fn of_stem(tree: &Tree, window: Option<i64>) -> Vec<Self> {
         let (stem, branches) = (Block::text(tree.start, tree.stem), tree.branches.iter().sum());
         let mut start = tree.start + tree.stem;

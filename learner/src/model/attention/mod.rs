@@ -29,7 +29,7 @@ pub(super) struct Attention {
     head_dim: i64,
 }
 
-/// What [`Attention::backward`] needs of a forward pass.
+/// The part of a forward pass that [`Attention::backward`] needs.
 #[derive(Debug)]
 pub(super) struct AttentionTape {
     /// Queries, keys and values side by side, `[T, q + 2 kv, head_dim]`; rotated if the layer rotates and its heads are

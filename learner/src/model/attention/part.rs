@@ -1,4 +1,4 @@
-//! Attention of some queries to some keys, and its derivative where the keys are only a part of what was attended to.
+//! Attention of some queries to some keys, and its derivative where these keys are only a part of the attended ones.
 //!
 //! libtorch's flash attention on the CPU, products of whole matrices elsewhere: its flash kernels for GPUs take no
 //! float32.
@@ -10,9 +10,9 @@ use tch::{Device, Kind, Tensor};
 pub(super) enum Mask {
     /// All.
     None,
-    /// Those up to its own place.
+    /// The keys up to its own place.
     Causal,
-    /// Those up to its own place, at most `window` of them. The first query is `shift` places behind the first key.
+    /// The last `window` keys up to its own place. The first query is `shift` places behind the first key.
     Window { shift: i64, window: i64 },
 }
 

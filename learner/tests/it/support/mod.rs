@@ -98,7 +98,7 @@ pub fn groups(config: &TrainConfig, step: u64) -> Vec<Placed> {
 /// How the sampler in the thread behaves.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Manners {
-    /// Sends every group twice, last one first, and those of the next step ahead of time.
+    /// Sends every group twice, the last one first, and the groups of the next step ahead of time.
     pub untidy: bool,
     /// Maps this version for ever.
     pub pinned: Option<u64>,
@@ -113,7 +113,8 @@ pub struct Manners {
     pub strange: Option<(u64, u64)>,
 }
 
-/// A sampler that sends what the learner's status asks for until the run is finished; returns the last status.
+/// A sampler that sends the groups that the learner's status asks for until the run is finished; returns the last
+/// status.
 pub fn sampler(mut end: MemorySampler, config: TrainConfig, manners: Manners) -> JoinHandle<LearnerStatus> {
     thread::spawn(move || {
         let mut newest = LearnerStatus::default();
