@@ -156,7 +156,7 @@ impl Folder {
         atomic::write(&self.path(name), text.as_bytes()).with_context(|| name.to_owned())
     }
 
-    /// What `tandem eval` prints of a model.
+    /// The JSON object that `tandem eval` prints about a model.
     fn evaluate(&self, model: &str) -> Result<Value> {
         tandem(&[
             "eval",
@@ -204,7 +204,7 @@ fn grpo(place: &Folder, args: &Args) -> Result<Value> {
     if run.checkpoints().is_ok_and(|steps| !steps.is_empty()) {
         words.push("--resume_from_checkpoint=latest".into());
     } else if run.root().exists() {
-        // It was interrupted before there was anything to go on from.
+        // The run was interrupted before its first checkpoint.
         let lock = File::options().write(true).open(run.lock());
         ensure!(lock.is_ok_and(|lock| lock.try_lock().is_ok()), "somebody is at work in {}", run.root().display());
         fs::remove_dir_all(run.root()).with_context(|| run.root().display().to_string())?;

@@ -2,8 +2,8 @@
 //!
 //! A problem is made from its solution: numbers are combined at random until one is left, which is the target if it
 //! lies in `1..=100`. More than half of the examples of the warm start are an equation and nothing else. The others are
-//! what somebody without a plan would write: attempts that lead elsewhere, then the one that leads there, and its
-//! equation.
+//! what somebody without a plan would write: attempts with other results, then the attempt that reaches the target, and
+//! its equation.
 
 use std::{collections::HashSet, fmt::Write};
 
@@ -16,14 +16,14 @@ const LARGEST: u32 = 999;
 /// Share of the examples that are an equation and nothing else. A model that imitates them mostly guesses; GRPO finds
 /// out which of the two pays.
 const GUESSED: f64 = 0.6;
-/// How often another example has no, one, two and three attempts that lead elsewhere, in tenths.
+/// Share of the other examples that begin with no, one, two and three attempts with other results, in tenths.
 const ATTEMPTS_BEFORE: [u64; 4] = [4, 3, 2, 1];
-/// How often a problem has two, three and four numbers, in fifths: as in the held-out problems.
+/// Share of the problems that have two, three and four numbers, in fifths: as in the held-out problems.
 const NUMBERS: [(u64, usize); 3] = [(1, 2), (2, 3), (2, 4)];
 /// Share of steps that multiply, and of those that divide, where the numbers allow it.
 const RARE: f64 = 0.08;
 
-/// Numbers and what they should be combined to.
+/// Numbers, and the target that they should be combined to.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Problem {
     target: u32,
@@ -40,7 +40,7 @@ impl Problem {
         Ok(Self { target, nums: nums.context("`nums` is no list of numbers")? })
     }
 
-    /// What the model is given.
+    /// The model's input.
     pub fn prompt(&self) -> String {
         let nums: Vec<String> = self.nums.iter().map(u32::to_string).collect();
         format!("{}:{}\n", self.target, nums.join(","))
@@ -51,7 +51,7 @@ impl Problem {
         json!({ "prompt": self.prompt(), "nums": self.nums, "target": self.target })
     }
 
-    /// The same for all orders of the numbers.
+    /// The problem with its numbers sorted: the same for all their orders.
     fn sorted(&self) -> Self {
         let mut same = self.clone();
         same.nums.sort_unstable();
@@ -105,7 +105,7 @@ fn operation(a: u32, b: u32, random: &mut Stream) -> (char, u32) {
     }
 }
 
-/// Makes problems that are not held out, an endless number of them.
+/// Makes an endless number of problems that are not held out.
 pub struct Maker<'a> {
     held_out: HashSet<Problem>,
     random: &'a mut Stream,

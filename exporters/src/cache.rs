@@ -1,4 +1,4 @@
-//! Exports kept for the next start, keyed by what they were made of.
+//! Exports kept for the next start, keyed by the content that they were made of.
 
 use std::{
     env, fs,
@@ -72,13 +72,13 @@ pub fn ensure_export_in(cache: &Path, model: &ModelDir, options: &ExportOptions)
     }
 }
 
-/// Bytes that an export is to find: twice what its weights take, for the run that goes on with it.
+/// Free bytes that an export needs: twice the size of its weights, for the run that goes on with it.
 fn room(model: &ModelDir, options: &ExportOptions) -> u64 {
     2 * model.config().parameter_count() * options.dtype.size() as u64
 }
 
-/// As [`ensure_export`], where what is there may be damaged: an export of the cache whose tensors are not those that
-/// were exported is made again.
+/// As [`ensure_export`], for an export that may be damaged: an export of the cache whose tensors have changed since is
+/// made again.
 ///
 /// # Errors
 /// As [`ensure_export`], or a damaged export in the model directory, with the names of its tensors.
@@ -104,7 +104,8 @@ fn has_export(dir: &Path) -> bool {
 
 /// Why the export inside a model directory is not used.
 enum Unfit {
-    /// It is a sound one for something else: another device, longer sequences, or passes in bfloat16. Another is made.
+    /// It is sound, but for something else: another device, longer sequences, or passes in bfloat16. A new export is
+    /// made.
     Other(ExportError),
     /// It is damaged, or not of this model.
     Wrong(ExportError),
@@ -128,7 +129,7 @@ fn check_own_export(model: &ModelDir, options: &ExportOptions) -> Result<(), Unf
     if let Some(other) = tensors.iter().find(|t| t.dtype != options.dtype) {
         return Err(Unfit::Other(error(format!("the export is {}, not {}", other.dtype, options.dtype))));
     }
-    // ONNX Runtime is given no graph of a stranger: its parser and its kernels trust what they read.
+    // ONNX Runtime gets no graph of another program: its parser and its kernels trust the graph.
     if *export.graph() != *decoder_graph(model.config(), tensors, options.dtype).encode_to_vec() {
         let message =
             format!("the export's {MODEL_FILE} is not the graph that this program writes; export the model again");
@@ -149,7 +150,7 @@ fn check_own_export(model: &ModelDir, options: &ExportOptions) -> Result<(), Unf
         if *values::encode(&tensor.name, &values, tensor.dtype)? == *export.bytes(tensor) {
             continue;
         }
-        // As checkpoints of runs in bfloat16 once were.
+        // Exports in checkpoints of runs in bfloat16 once had rounded values.
         values::round_to_bf16(&mut values);
         if *values::encode(&tensor.name, &values, tensor.dtype)? != *export.bytes(tensor) {
             return Err(error(format!("the export's {} is not that of the safetensors", tensor.name)).into());
@@ -181,7 +182,8 @@ fn key(model: &ModelDir, checkpoint: &Checkpoint, options: &ExportOptions) -> Re
     Ok(hasher.finalize().to_hex()[..32].to_string())
 }
 
-/// The folder for what can be made again: `TANDEM_CACHE_DIR`, else `$XDG_CACHE_HOME/tandem`, else `~/.cache/tandem`.
+/// The folder for files that can be made again: `TANDEM_CACHE_DIR`, else `$XDG_CACHE_HOME/tandem`, else
+/// `~/.cache/tandem`.
 ///
 /// # Errors
 /// When none of the three variables is set.

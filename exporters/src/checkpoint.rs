@@ -29,9 +29,9 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Maps the weights and checks that they are exactly the parameters of the configuration. A stored
-    /// `lm_head.weight` of a tied model is passed over when it equals the embedding, and so are the rotary
-    /// `inv_freq` buffers of old checkpoints. An adapter is added to what is read.
+    /// Maps the weights and checks that they are exactly the parameters of the configuration. A stored `lm_head.weight`
+    /// of a tied model is passed over when it equals the embedding, and so are the rotary `inv_freq` buffers of old
+    /// checkpoints. An adapter is added to the values that are read.
     ///
     /// # Errors
     /// No weights, a broken file (by name), an element type other than fp32, fp16 or bf16, or a parameter that is
@@ -89,7 +89,7 @@ impl Checkpoint {
         Ok(false)
     }
 
-    /// The adapter that is added to what is read.
+    /// The adapter that is added to the values that are read.
     #[must_use]
     pub fn adapter(&self) -> Option<&Adapter> {
         self.adapter.as_ref()
@@ -141,8 +141,8 @@ impl Checkpoint {
         }
     }
 
-    /// That the names are those of transformers. A configuration with more layers than tensors is no matter of names,
-    /// and nothing is made for each of its layers.
+    /// Checks that the names are those of transformers. A configuration with more layers than tensors is not a matter
+    /// of names, and no names are made for all of its layers.
     fn check_names(&self, config: &ModelConfig, dir: &Path) -> Result<(), ExportError> {
         let parameters =
             ModelConfig { num_hidden_layers: config.num_hidden_layers.min(self.tensors.len()), ..config.clone() };
@@ -154,7 +154,8 @@ impl Checkpoint {
         }
     }
 
-    /// Weights that memory does not hold are not gone through: whoever loads them is refused with the figures.
+    /// Checks that all values are finite. Weights that do not fit into memory are not checked: loading them is refused
+    /// with the figures.
     fn check_finite(&self, dir: &Path) -> Result<(), ExportError> {
         let bytes: u64 = self.tensors.values().map(|(_, tensor)| tensor.bytes.len() as u64).sum();
         if memory::available().is_ok_and(|available| bytes > available) {
@@ -167,7 +168,7 @@ impl Checkpoint {
         finite::first_not_finite(tensors).map_or(Ok(()), |message| Err(ExportError::content(dir, message)))
     }
 
-    /// Before anything is made for each layer: that the weights have as many.
+    /// Checks that the weights have as many layers as the configuration, before anything is made for each layer.
     fn check_layers(&self, config: &ModelConfig, dir: &Path) -> Result<(), ExportError> {
         let layer = |name: &String| name.strip_prefix("model.layers.")?.split('.').next()?.parse::<usize>().ok();
         let layers = self.tensors.keys().filter_map(layer).max().map_or(0, |last| last.saturating_add(1));

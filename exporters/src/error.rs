@@ -36,7 +36,7 @@ pub enum ExportError {
     Tensor {
         /// The Hugging Face parameter name.
         name: String,
-        /// What the caller's source said.
+        /// The error of the caller's source.
         source: SourceError,
     },
     /// A tensor of the export that a version is made of has changed since it was written.

@@ -21,7 +21,7 @@ pub struct ExportOptions {
     /// Element type of weights, activations and KV cache: fp32 or fp16. Logits are fp32 in both cases.
     pub dtype: Dtype,
     /// Rows of the rotary tables, i.e. the longest sequence (prompt and completion) the graph can run; at most the
-    /// model's `max_position_embeddings`. None: the lesser of that and [`DEFAULT_MAX_POSITIONS`].
+    /// model's `max_position_embeddings`. None: the lesser of this limit and [`DEFAULT_MAX_POSITIONS`].
     pub max_positions: Option<usize>,
 }
 
@@ -96,7 +96,7 @@ pub(crate) fn write_export(
     Ok(manifest.expect("a folder that was written has a manifest"))
 }
 
-/// What `config.json` allows and the graph does not.
+/// Refuses settings that `config.json` allows and the graph does not.
 pub(crate) fn refuse_unsupported(config: &ModelConfig, options: &ExportOptions) -> Result<(), ExportError> {
     let unsupported =
         |key: &str, value: String, hint: String| Err(ExportError::Unsupported { key: key.into(), value, hint });

@@ -5,7 +5,7 @@ use shared::Dtype;
 
 use crate::values;
 
-/// Bytes that one core looks at at once.
+/// Bytes that one core checks at once.
 const PIECE: usize = 1 << 18;
 
 /// What is to be done about such weights.
@@ -15,16 +15,16 @@ const WAY_OUT: &str = "such weights are of training that diverged, or of float16
 /// The values of one tensor that are not finite.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct NotFinite {
-    /// How many.
+    /// The number of these values.
     count: usize,
-    /// Number of the first, row-major.
+    /// The place of the first one, row-major.
     first: usize,
-    /// The first.
+    /// The first one.
     value: f32,
 }
 
 impl NotFinite {
-    /// What is found in the little-endian bytes of a tensor, on all cores and without a copy.
+    /// Looks for such values in the little-endian bytes of a tensor, on all cores and without a copy.
     pub fn of(bytes: &[u8], dtype: Dtype) -> Option<Self> {
         let pieces = bytes.par_chunks(PIECE).enumerate().filter_map(|(piece, bytes)| {
             let count = count(bytes, dtype);
@@ -37,7 +37,8 @@ impl NotFinite {
         Some(Self { count, first: begin / dtype.size() + at, value: values[at] })
     }
 
-    /// In words, of a tensor with its shape; `others` is the number of further tensors with such values.
+    /// Describes them in words, for a tensor with its shape; `others` is the number of further tensors with such
+    /// values.
     pub fn words(&self, name: &str, shape: &[usize], others: usize) -> String {
         let total: usize = shape.iter().product();
         let others = match others {
@@ -54,7 +55,7 @@ impl NotFinite {
     }
 }
 
-/// The first tensor by name, in words, whose values are not all finite.
+/// Describes in words the first tensor, by name, whose values are not all finite.
 pub(crate) fn first_not_finite<'a>(
     tensors: impl Iterator<Item = (&'a str, &'a [u8], Dtype, &'a [usize])>,
 ) -> Option<String> {
@@ -64,7 +65,7 @@ pub(crate) fn first_not_finite<'a>(
     found.first().map(|(name, shape, what)| what.words(name, shape, found.len() - 1))
 }
 
-/// How many values have all bits of their exponent set.
+/// Number of values that are not finite: they have all bits of their exponent set.
 fn count(bytes: &[u8], dtype: Dtype) -> usize {
     let of_two = |exponent: u16| {
         let is_one = |bytes: &[u8; 2]| u16::from(u16::from_le_bytes(*bytes) & exponent == exponent);

@@ -10,7 +10,7 @@ use shared::{
 
 use crate::{Checkpoint, ExportError, TensorSource, VersionDir, tensor_file};
 
-/// The file that says what the model is.
+/// The file of the model's configuration.
 const CONFIG: &str = "config.json";
 
 /// Writes the folder `out`: the parameters that `read` gives as `model.safetensors` (fp32, Hugging Face names, sorted
@@ -33,7 +33,7 @@ pub fn write_hf_scorer(model: &ModelDir, out: &Path, read: TensorSource<'_, '_>)
     atomic::write_dir(out, |dir| fill_hf_scorer(model, dir, read))
 }
 
-/// As [`write_hf`], into a folder that is there: one part of a larger [`atomic::write_dir`], such as a checkpoint.
+/// As [`write_hf`], into an existing folder: one part of a larger [`atomic::write_dir`], such as a checkpoint.
 ///
 /// # Errors
 /// As [`write_hf`]; the folder may then have some of the files.
@@ -57,9 +57,9 @@ pub fn fill_hf_scorer(model: &ModelDir, dir: &Path, read: TensorSource<'_, '_>) 
     })
 }
 
-/// Copies what an adapter needs beside its two files to be used by itself, into a folder that is there: tokenizer, chat
-/// template and `generation_config.json` of `model`, as TRL has them in the checkpoints of an adapter. `config.json` is
-/// that of the base.
+/// Copies the files that an adapter needs beside its own two to be used by itself, into an existing folder: tokenizer,
+/// chat template and `generation_config.json` of `model`, as in TRL's checkpoints of adapters. `config.json` stays with
+/// the base.
 ///
 /// # Errors
 /// A file that cannot be read or written.
@@ -80,7 +80,7 @@ fn copy_companions(model: &ModelDir, dir: &Path, rewrite: impl Fn(&mut Value) ->
 }
 
 /// Copies the companions and the chat templates. `make` is given the name, path and content of each companion, and
-/// gives what is written, if anything is.
+/// returns the content to write, if there is any.
 fn copy(
     model: &ModelDir,
     dir: &Path,
@@ -96,8 +96,8 @@ fn copy(
     write_templates(model, dir)
 }
 
-/// Writes the chat templates that are no companions: those that took the place of the model's, or else those that it
-/// has in a folder of their own.
+/// Writes the chat templates that are no companions: the templates that replace the model's, or else those in the
+/// model's folder of templates.
 ///
 /// # Errors
 /// A template that cannot be read or written.

@@ -36,7 +36,7 @@ pub(crate) fn data_length(tensors: &[TensorEntry]) -> u64 {
 pub(crate) enum Values<'a> {
     /// To be stored in the tensor's type.
     Floats(Cow<'a, [f32]>),
-    /// Stored so already, with the hash that the tensor's entry says.
+    /// In the tensor's type already, with the hash of the tensor's entry.
     Stored(&'a [u8]),
 }
 
@@ -44,11 +44,11 @@ pub(crate) enum Values<'a> {
 const CHUNK: usize = 4 << 20;
 
 /// Writes `weights.data`, whose tensors `give` passes on one by one, and returns their entries with their hashes.
-/// Hashing, on all cores, and writing overlap; values that are stored as they are go to the file from where they lie.
+/// Hashing, on all cores, and writing overlap; values that need no conversion are written without a copy.
 ///
 /// # Errors
-/// No room on the file system (found before anything is written), any other error of it, an error of `give`, or stored
-/// bytes that are no longer those of their entry.
+/// No room on the file system (found before anything is written), any other error of the file system, an error of
+/// `give`, or stored bytes that are no longer those of their entry.
 pub(crate) fn write_data<'a>(
     path: &Path,
     tensors: &[TensorEntry],

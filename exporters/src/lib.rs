@@ -7,8 +7,8 @@
 //!
 //! The bytes of an export depend on the model and the options alone. A model with a key that the graph cannot express
 //! is refused, with that key and its value. Exports are kept in a cache, keyed by the content that they were made of.
-//! [`Checkpoint`] and [`VersionDir`] add a LoRA adapter to the weights of its base as these are read, so nothing behind
-//! them knows of adapters.
+//! [`Checkpoint`] and [`VersionDir`] add a LoRA adapter to the weights of its base as these are read, so their users
+//! need to know nothing of adapters.
 
 mod cache;
 mod checkpoint;

@@ -2,8 +2,8 @@
 
 use std::collections::{HashMap, HashSet};
 
-/// What stands in names besides those of transformers, who writes it, and how such weights are saved without it. The
-/// first that a name has is told of.
+/// Parts that wrappers put into the names of transformers, with their origin and the way to save such weights without
+/// them. Only the first part that a name has is reported.
 const WRAPPERS: [(&str, &str); 9] = [
     (
         "base_layer.",
@@ -32,7 +32,7 @@ const WRAPPERS: [(&str, &str); 9] = [
     ("pretrained_model.", "is of TRL's model with a value head: save `model.pretrained_model` by `save_pretrained`"),
 ];
 
-/// Parts of names by which other layouts are known, whose they are, and what converts them.
+/// Parts of names by which other layouts are known, with the origin of the layout and its converter.
 const LAYOUTS: [(&str, &str); 9] = [
     (
         ".attention.wq.",
@@ -61,8 +61,8 @@ const LAYOUTS: [(&str, &str); 9] = [
     ("flat_param", "these are FSDP's flat parameters: save the full state dictionary"),
 ];
 
-/// What is wrong with the names of a model's weights, if it is their names: one of those that are `found` as it is and
-/// as it should be, of those that are `asked` for and missing; or the layout that they are of.
+/// Says what is wrong with the names of a model's weights, if the names are at fault. A wrapped name is shown with the
+/// missing one of the `asked` names that it should be; otherwise, the layout of the `found` names is named.
 pub(crate) fn foreign<'a>(
     found: impl Iterator<Item = &'a str>,
     asked: impl Iterator<Item = &'a str>,
@@ -71,7 +71,7 @@ pub(crate) fn foreign<'a>(
     names.wrapped().or_else(|| names.of_another_layout())
 }
 
-/// As [`foreign`], by a wrapper alone: an adapter may have other layers than those that are asked for, which is no
+/// As [`foreign`], for wrappers alone: an adapter may have other layers than the `asked` ones, which is not another
 /// layout.
 pub(crate) fn wrapped<'a>(
     found: impl Iterator<Item = &'a str>,
@@ -80,18 +80,18 @@ pub(crate) fn wrapped<'a>(
     Names::of(found, asked)?.wrapped()
 }
 
-/// Names of weights in which some are missing and others are not known.
+/// Names of weights, of which some are missing and others unknown.
 struct Names<'a> {
-    /// Those that are found and not asked for, sorted.
+    /// Names that are found and not asked for, sorted.
     unknown: Vec<&'a str>,
-    /// Those that are asked for and not found, sorted.
+    /// Names that are asked for and not found, sorted.
     missing: Vec<&'a str>,
-    /// Nothing that is asked for is found.
+    /// Whether no name that is asked for is found.
     none_is_known: bool,
 }
 
 impl<'a> Names<'a> {
-    /// Nothing where everything that is asked for is found, or nothing else.
+    /// Absent if every name that is asked for is found, or no other name is.
     fn of(found: impl Iterator<Item = &'a str>, asked: impl Iterator<Item = &'a str>) -> Option<Self> {
         let found: HashSet<&str> = found.collect();
         let asked: HashSet<&str> = asked.collect();
@@ -133,15 +133,15 @@ fn bare(name: &str) -> String {
     bare.split_off(1)
 }
 
-/// The name that a tensor should have, of those that are `missing`, by their bare ones: without wrappers, without what
-/// stands before the model, or with `model.`.
+/// The `missing` name that a tensor should have. `missing` maps bare names to full ones. They match without wrappers,
+/// without a prefix before the model, or with `model.`.
 fn meant<'a>(name: &str, missing: &HashMap<String, &'a str>) -> Option<&'a str> {
     let bare = bare(name);
     let mut ends = std::iter::once(&*bare).chain(bare.match_indices('.').map(|(at, _)| &bare[at + 1..]));
     ends.find_map(|end| missing.get(end).or_else(|| missing.get(&format!("model.{end}"))).copied())
 }
 
-/// Whose the difference between two names is, and the way out.
+/// The origin of the difference between two names, and the way out.
 fn reason(name: &str, meant: &str) -> String {
     let is_in = |part: &str| name.starts_with(part) || name.contains(&format!(".{part}"));
     if let Some((part, words)) = WRAPPERS.iter().find(|(part, _)| is_in(part) && !meant.contains(part)) {
@@ -179,7 +179,7 @@ mod tests {
         foreign(names.iter().map(String::as_str), ASKED.into_iter())
     }
 
-    /// Names that are made of those that are asked for.
+    /// Names that are made from those that are asked for.
     fn renamed(rename: impl Fn(&str) -> String) -> Vec<String> {
         ASKED.into_iter().map(rename).collect()
     }

@@ -1,4 +1,4 @@
-//! safetensors files, read where they lie and written tensor by tensor.
+//! safetensors files, read in place and written tensor by tensor.
 
 use std::{
     collections::HashMap,
@@ -127,7 +127,7 @@ pub(crate) fn write_f32(
     require_written(path, tensors.iter().map(|(name, _)| name.as_str()).zip(hashes))
 }
 
-/// Opens a file again that was to have tensors with these hashes.
+/// Opens a written file again and checks that its tensors have these hashes.
 fn require_written<'a>(path: &Path, meant: impl Iterator<Item = (&'a str, String)>) -> Result<(), ExportError> {
     let file = TensorFile::open(path.to_owned())?;
     let written: HashMap<_, _> = file.tensors()?.into_iter().collect();
@@ -157,7 +157,7 @@ fn header(tensors: &[(String, Vec<usize>)], entries: impl IntoIterator<Item = (S
     let entries: HashMap<String, String> = entries.into_iter().chain([format]).collect();
     let metadata = Metadata::new(Some(entries), tensors).expect("the tensors follow one another without a gap");
     let mut header = serde_json::to_value(&metadata).expect("a header is always valid JSON");
-    // The entries come in any order, and the same content must be the same bytes.
+    // The entries of the map come in any order, but the same content must give the same bytes.
     header["__metadata__"].as_object_mut().map(serde_json::Map::sort_keys);
     let mut json = header.to_string().into_bytes();
     json.resize(json.len().next_multiple_of(size_of::<u64>()), b' ');

@@ -1,4 +1,4 @@
-//! Elements of tensors: who gives their values, and stored bytes to fp32 and back.
+//! Elements of tensors: the source of their values, and stored bytes to fp32 and back.
 
 use std::{borrow::Cow, fmt::Debug};
 
@@ -9,7 +9,7 @@ use shared::Dtype;
 
 use crate::{ExportError, SourceError};
 
-/// Gives the fp32 values of a parameter by its Hugging Face name, row-major: where they lie, or a copy.
+/// Gives the fp32 values of a parameter by its Hugging Face name, row-major: borrowed, or as a copy.
 pub type TensorSource<'r, 'v> = &'r mut dyn FnMut(&str) -> Result<Cow<'v, [f32]>, SourceError>;
 
 /// The values of little-endian bytes; every value of every stored type is exact in fp32.
@@ -21,7 +21,7 @@ pub(crate) fn decode(bytes: &[u8], dtype: Dtype) -> Vec<f32> {
     }
 }
 
-/// Calls `with` on the values of little-endian bytes; those that are fp32 and aligned are read where they lie.
+/// Calls `with` on the values of little-endian bytes; values that are fp32 and aligned are read in place.
 fn with_floats<T>(bytes: &[u8], dtype: Dtype, with: impl FnOnce(&[f32]) -> T) -> T {
     match bytemuck::try_cast_slice(bytes) {
         Ok(floats) if dtype == Dtype::Fp32 => with(floats),
@@ -29,7 +29,7 @@ fn with_floats<T>(bytes: &[u8], dtype: Dtype, with: impl FnOnce(&[f32]) -> T) ->
     }
 }
 
-/// What is written is memory as it is.
+/// Values are written as they lie in memory.
 const _: () = assert!(cfg!(target_endian = "little"), "stored tensors are little-endian, and so must be the machine");
 
 /// Little-endian bytes of values, rounded to the nearest (ties to even), on all cores.
@@ -48,7 +48,7 @@ pub(crate) fn encode<'a>(name: &str, values: &'a [f32], dtype: Dtype) -> Result<
     })
 }
 
-/// Rounds values to the nearest of bfloat16, as passes in it do with weights.
+/// Rounds values to the nearest of bfloat16, as passes in bfloat16 round weights.
 pub(crate) fn round_to_bf16(values: &mut [f32]) {
     values.par_iter_mut().for_each(|value| *value = bf16::from_f32(*value).to_f32());
 }

@@ -17,7 +17,7 @@ use crate::{
 
 /// Writes the folder `out` of a new version: the graph and constants of `base` (an export or an earlier version) with
 /// the parameters that `read` gives, asked for one by one in the manifest's order. `out` appears whole or not at all,
-/// but need not outlive a stop of the machine: nothing waits for the disk.
+/// but may be lost when the machine stops: nothing waits for the disk.
 ///
 /// # Errors
 /// An unusable `base`, an error of `read` or of the file system, or values that do not fit (by name).
@@ -35,8 +35,7 @@ pub fn write_version(
     Ok(manifest.expect("a folder that was written has a manifest"))
 }
 
-/// As [`write_version`], into a folder that is there: one part of a larger [`atomic::write_dir`], such as a
-/// checkpoint.
+/// As [`write_version`], into an existing folder: one part of a larger [`atomic::write_dir`], such as a checkpoint.
 ///
 /// # Errors
 /// As [`write_version`]; the folder may then have some of the files.
@@ -56,8 +55,8 @@ pub fn fill_version(
     })
 }
 
-/// Writes a version of which everything is known into a folder that is there: its graph and the tensors of a manifest,
-/// of which `read` gives the values one by one. The manifest that is returned has the hashes of what was written.
+/// Writes a version into an existing folder, given its graph and the tensors of a manifest, whose values `read` gives
+/// one by one. The returned manifest has the hashes of the written tensors.
 ///
 /// # Errors
 /// As [`write_version`]; the folder may then have some of the files.
@@ -74,7 +73,7 @@ pub fn fill_tensors(
     })
 }
 
-/// Writes the three files of a version into a folder that is not to be seen yet: the graph, the tensors, which `give`
+/// Writes the three files of a version into a folder that is not visible yet: the graph, the tensors, which `give`
 /// passes on one by one, and the manifest.
 pub(crate) fn fill<'a>(
     dir: &Path,
@@ -103,7 +102,7 @@ pub(crate) fn fill<'a>(
 /// A tensor as it is stored.
 #[derive(Debug)]
 pub struct Inspected<'a> {
-    /// What the manifest says of it.
+    /// Its entry in the manifest.
     pub entry: &'a TensorEntry,
     /// Whether its bytes are those the manifest was written for.
     pub intact: bool,
@@ -199,7 +198,7 @@ impl VersionDir {
         self.adapter.as_ref()
     }
 
-    /// Checks that the parameters as they are stored are those that `read` gives, bit for bit.
+    /// Checks that the stored parameters are those that `read` gives, bit for bit.
     ///
     /// # Errors
     /// The first that is not, by name, or an error of `read`.
@@ -223,7 +222,7 @@ impl VersionDir {
         })
     }
 
-    /// The values of one of its tensors where they lie, if they are fp32; without what an adapter adds to them.
+    /// The stored values of one of its tensors, in place, if they are fp32; without what an adapter adds to them.
     #[must_use]
     pub fn floats(&self, tensor: &TensorEntry) -> Option<&[f32]> {
         let floats = bytemuck::try_cast_slice(self.bytes(tensor)).ok();

@@ -21,12 +21,12 @@ struct ShardIndex {
     weight_map: BTreeMap<String, String>,
 }
 
-/// The weight files of a directory, and the one of each tensor where they are shards; as transformers does, one file
+/// The weight files of a directory and, if they are shards, the file of each tensor. As in transformers, a single file
 /// goes before shards.
 ///
 /// # Errors
-/// No weights, with what lies there instead and the way out; an index that is none, or that names what is not beside
-/// it.
+/// No weights, with what lies there instead and the way out; an index that cannot be read, or that names files which
+/// are not beside it.
 pub(crate) fn weight_files(dir: &Path) -> Result<(Vec<PathBuf>, BTreeMap<String, String>), ExportError> {
     let (single, index) = (dir.join(SINGLE), dir.join(INDEX));
     if single.is_file() {
@@ -69,7 +69,7 @@ pub(crate) fn weight_files(dir: &Path) -> Result<(Vec<PathBuf>, BTreeMap<String,
     Ok((shards.into_iter().map(|name| dir.join(name)).collect(), weight_map))
 }
 
-/// Names of what is in a directory, sorted.
+/// Names of the entries of a directory, sorted.
 fn names(dir: &Path) -> Vec<String> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let mut names: Vec<String> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
@@ -77,7 +77,7 @@ fn names(dir: &Path) -> Vec<String> {
     names
 }
 
-/// By which names other weights are known, and how they become safetensors.
+/// How weights of another format are known by their file names, and how they become safetensors.
 type Known = (fn(&str) -> bool, &'static str);
 
 const KNOWN: [Known; 11] = [
@@ -155,7 +155,7 @@ fn is_shard(name: &str) -> bool {
 /// Folders of a checkpoint of another trainer in which a model directory may lie.
 const INNER: [&str; 6] = ["huggingface", "actor/huggingface", "actor", "policy/weights", "hf", "hf_model"];
 
-/// What lies in the place of weights, in words, and the way out.
+/// Says what lies in the place of weights, and the way out.
 fn instead(dir: &Path, names: &[String]) -> String {
     let has_weights = |folder: &Path| folder.join(SINGLE).is_file() || folder.join(INDEX).is_file();
     let inner = INNER.iter().map(|inner| dir.join(inner)).find(|folder| has_weights(folder));

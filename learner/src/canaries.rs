@@ -1,4 +1,5 @@
-//! The canaries of a version: what the learner says of a few tokens, for a sampler that is about to draw from it.
+//! The canaries of a version: the learner's log-probs of a few tokens, which a sampler checks before it draws from the
+//! version.
 
 use shared::{Canaries, Dtype, PolicyVersion, rng::Stream};
 use tch::Kind;
@@ -12,8 +13,8 @@ use crate::{
 
 /// Tokens that are scored.
 const SCORED: usize = 8;
-/// Every so many versions a whole sequence goes through the model, whose last tokens are scored: it reaches far into
-/// the tables of positions. The others are [`SCORED`] tokens and one before them.
+/// Every so many versions, the canaries are a whole sequence, whose last tokens are scored: it reaches far into the
+/// tables of positions. Otherwise they are [`SCORED`] tokens and one before them.
 const WHOLE_EVERY: u64 = 100;
 /// Distinguishes canaries from other uses of the seed.
 const KEY: u64 = 0x6361_6e61;
@@ -38,10 +39,10 @@ pub fn drawn(seed: u64, version: PolicyVersion, vocabulary: usize) -> Vec<u32> {
     (0..=SCORED).map(|_| stream.below(vocabulary as u64) as u32).collect()
 }
 
-/// What `policy`, whose parameters are `host` as well, says of some tokens, two at least.
+/// The canaries of `policy` for some tokens, two at least. `host` has the policy's parameters.
 ///
 /// # Errors
-/// When libtorch cannot copy values, or what the model says is no number.
+/// When libtorch cannot copy values, or a log-prob is not finite.
 pub fn measure(
     policy: &Decoder,
     host: &HostParameters<'_>,
@@ -64,7 +65,7 @@ pub fn measure(
     })
 }
 
-/// Finite weights may be so large that what they compute is not.
+/// Finite weights may be so large that the log-probs are not finite.
 fn require_finite(version: PolicyVersion, logprobs: &[f64]) -> Result<(), LearnerError> {
     if logprobs.iter().all(|logprob| logprob.is_finite()) {
         return Ok(());

@@ -30,16 +30,16 @@ impl Conversations {
     /// Messages as a text.
     ///
     /// # Errors
-    /// No template, or what it says about the messages.
+    /// No template, or the template's own error about the messages.
     pub fn text(&self, messages: &[Value], variables: &Values) -> Result<String, String> {
         self.render(messages, false, variables)
     }
 
-    /// A prompt, which ends with the opening of the assistant's turn, and what follows it in the text of `prompt` and
-    /// `completion` together: the completion with whatever the template puts behind it.
+    /// Two texts: the prompt, which ends with the opening of the assistant's turn, and the rest of the text of `prompt`
+    /// and `completion` together. The rest is the completion with whatever the template puts behind it.
     ///
     /// # Errors
-    /// As [`Self::text`]; a template that writes the prompt otherwise where a completion follows, so that the model
+    /// As [`Self::text`]; a template that writes the prompt differently where a completion follows, so that the model
     /// would be trained on a text that it never sees.
     pub fn prompt_and_completion(
         &self,
@@ -71,10 +71,11 @@ impl Conversations {
     }
 }
 
-/// Characters that are shown of what is lost.
+/// Characters that are shown of a lost message.
 const SHOWN: usize = 60;
 
-/// Role and words of a message that the chat template has passed over; those of the assistant may leave out thoughts.
+/// Role and words of a message that the chat template has passed over. Messages of the assistant do not count, because
+/// templates leave out thoughts.
 #[must_use]
 pub fn lost(messages: &[Value], rendered: &str) -> Option<String> {
     let message = &messages[shared_chat::lost(messages, rendered)?];
@@ -82,15 +83,15 @@ pub fn lost(messages: &[Value], rendered: &str) -> Option<String> {
     Some(format!("of role `{}`: {text:?}", message["role"].as_str().unwrap_or_default()))
 }
 
-/// A column as a text or messages; nothing where the row does not have it.
+/// A column as a text or messages; absent if the row does not have it.
 ///
 /// # Errors
-/// What is neither.
+/// A value that is neither.
 pub fn content(key: &str, value: Option<Value>) -> Result<Option<Content>, String> {
     value.map(|value| shared_data::messages(key, value)).transpose()
 }
 
-/// What a row gives its chat template beside messages.
+/// The variables that a row gives its chat template beside messages.
 ///
 /// # Errors
 /// A text that should be JSON and is not.

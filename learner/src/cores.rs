@@ -1,8 +1,8 @@
 //! The learner's threads: its own share of the cores and, while the sampler waits, the sampler's too.
 //!
-//! libtorch's number of threads belongs to the process, and so does this. It changes between two forward passes only.
-//! Sums may be rounded otherwise with other threads, which is why nothing is borrowed in a synchronous run, where both
-//! halves have all cores in turn and a run repeats byte for byte.
+//! libtorch has one number of threads for the whole process, and so has this module. The number changes between two
+//! forward passes only. Sums may be rounded differently with another number of threads. So a synchronous run borrows
+//! none: both halves have all cores in turn, and the run repeats byte for byte.
 
 use std::{
     sync::atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -22,7 +22,7 @@ pub fn set_threads(threads: Option<usize>) -> usize {
     threads
 }
 
-/// From now on as many threads of a sampler on the same cores are used while it waits.
+/// From now on, the learner uses this many threads of a sampler on the same cores while that sampler waits.
 pub fn borrow_from_sampler(threads: usize) {
     BORROWED.store(threads, Ordering::Relaxed);
 }

@@ -10,26 +10,26 @@ use crate::error::LearnerError;
 /// libtorch's CUDA half. The binary links the CPU half alone, so that it starts where there is no CUDA.
 const CUDA_LIBRARY: &CStr = c"libtorch_cuda.so";
 
-/// Which one a process is of a learner's ranks on its host. Each has a GPU of its own.
+/// The place of a process among a learner's ranks on its host. Each rank has a GPU of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RankHere {
     /// All ranks are on this host, and the first one starts the others.
     Of {
-        /// Which one it is.
+        /// The number of the rank.
         rank: usize,
-        /// How many there are.
+        /// Number of ranks.
         count: usize,
     },
-    /// Others have started it, and this is its LOCAL_RANK. How many they have started here says nothing of the GPUs:
-    /// each may see its own alone.
+    /// Others have started the rank, and this is its LOCAL_RANK. The number of ranks that they have started here says
+    /// nothing about the GPUs: each rank may see its own GPU alone.
     Told(usize),
 }
 
 impl RankHere {
-    /// The only one.
+    /// The only rank.
     pub const ALONE: Self = Self::Of { rank: 0, count: 1 };
 
-    /// The first rank of a run's learner, by what it is told.
+    /// The first rank of a run's learner; `told` are torchrun's variables, if there are any.
     #[must_use]
     pub fn first(config: &TrainConfig, told: Option<&Torchrun>) -> Self {
         match told {
@@ -38,10 +38,10 @@ impl RankHere {
         }
     }
 
-    /// Its GPU among those that CUDA shows it, as CUDA_VISIBLE_DEVICES has it.
+    /// The rank's GPU among those that CUDA shows, numbered as in CUDA_VISIBLE_DEVICES.
     fn gpu(self, visible: usize) -> Result<usize, LearnerError> {
         let (rank, needed) = match self {
-            // Whichever asks: the first one finds out before it has started the others.
+            // Every rank needs a GPU: so the first rank finds out before it has started the others.
             Self::Of { rank, count } => (rank, count),
             Self::Told(rank) => (rank, rank.saturating_add(1)),
         };
@@ -121,19 +121,19 @@ fn load_globally(library: &CStr) -> Result<(), String> {
 /// Variables by which a user tells libgomp how its threads wait; any of them is respected.
 const WAIT_VARIABLES: [&str; 3] = ["OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"];
 
-/// Memory that tensors are made of stays with the process when they are gone: activations of 10 MB each would else be
-/// given back to the system after every use, and every page of them be asked for again.
+/// The memory of tensors stays with the process when the tensors are gone. Otherwise the process would give activations
+/// of 10 MB each back to the system after every use, and ask for each of their pages again.
 const ALLOCATOR: (&str, &str) =
     ("GLIBC_TUNABLES", "glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=4294967296");
 
 /// Gives libtorch the environment that it computes best in, by starting this program again: libgomp and the allocator
-/// read theirs before `main`. What the user has set stays.
+/// read their variables before `main`. Variables that the user has set stay.
 ///
-/// libgomp's threads are to spin for some ten microseconds while they wait, then to sleep. Their default is to spin on.
-/// A learner that shares its cores with the sampler, or with anything else, then spends most of its time waiting for a
-/// thread whose core another one is spinning on: training on two busy cores was measured to be three times as fast
-/// without. To sleep at once is no better there, and on idle cores it makes a step of a small model a sixth longer,
-/// since an operation's threads are woken again and again.
+/// libgomp's threads spin for some ten microseconds while they wait, and then sleep. By default they spin on. A learner
+/// that shares its cores with the sampler, or with anything else, then spends most of its time waiting for a thread
+/// whose core another thread spins on: without endless spinning, training on two busy cores was measured to be three
+/// times as fast. Sleeping at once is no better there, and on idle cores it makes a step of a small model a sixth
+/// longer, since an operation's threads are woken again and again.
 ///
 /// # Errors
 /// When the program cannot be started again. Returns only with an error, or when there is nothing to do.
@@ -147,8 +147,8 @@ pub fn prepare_environment() -> std::io::Result<()> {
     Err(Command::new(env::current_exe()?).args(env::args_os().skip(1)).envs(wanted).exec())
 }
 
-/// Waits until a device has done what it was given, so that a clock that is read next has it in. On the CPU, operations
-/// are done when they return.
+/// Waits until a device has finished its work, so that a clock that is read next includes the work. On the CPU,
+/// operations are done when they return.
 pub fn wait_for(device: Device) {
     if let Device::Cuda(index) = device {
         Cuda::synchronize(index as i64);
@@ -197,7 +197,7 @@ mod tests {
 
     #[test]
     fn fewer_gpus_than_ranks_are_an_error_with_the_way_out() {
-        // Before it starts one that would have none.
+        // The first rank is refused before it starts one that would have no GPU.
         let first = refusal(RankHere::Of { rank: 0, count: 2 }, 1);
         assert!(
             first.contains("`learner_ranks` 2 this host shows 1") && first.contains("`learner_device` cpu"),

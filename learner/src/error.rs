@@ -1,8 +1,7 @@
 //! What can go wrong in the learner.
 //!
-//! libtorch may refuse any operation, for want of memory above all. Whatever computes then returns
-//! [`LearnerError::Torch`] or panics as [`crate::refusal`] says, and names under `# Errors` only what can go wrong
-//! besides.
+//! libtorch may refuse any operation, for want of memory above all. A function that computes then returns
+//! [`LearnerError::Torch`] or panics as [`crate::refusal`] says. Its `# Errors` name only further errors.
 
 use std::io;
 
@@ -45,13 +44,14 @@ pub enum LearnerError {
     /// `guard` ends the run. Starting again would lead to the same step.
     #[error("{0}")]
     Guard(String),
-    /// What is published is not what was trained, again and again.
+    /// The published weights are not the trained ones, again and again.
     #[error("{0}")]
     Conformity(String),
-    /// The model computes what is no number. Starting again would lead to the same step.
+    /// The model computes values that are not finite. Starting again would lead to the same step.
     #[error("{0}")]
     Diverged(String),
-    /// libtorch refused an operation. Most of its refusals are panics, of which [`crate::refusal`] makes the same.
+    /// libtorch refused an operation. Most of its refusals are panics, which [`crate::refusal`] reports in the same
+    /// way.
     #[error("{}", crate::refusal::one_line(.0))]
     Torch(String),
     /// Reading or writing a model failed.
@@ -63,7 +63,7 @@ pub enum LearnerError {
     /// The model's tokenizer cannot be used.
     #[error(transparent)]
     Tokenizer(#[from] shared_tokenizer::OpenError),
-    /// The checkpoint is none of the run's.
+    /// The checkpoint does not belong to the run.
     #[error(transparent)]
     Resume(#[from] shared::resume::ResumeError),
     /// A dataset cannot be used.

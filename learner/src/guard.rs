@@ -1,8 +1,9 @@
-//! What is done when a run is in trouble: the entries of `guard`, looked at before the weights are moved.
+//! Actions when a run is in trouble: the entries of `guard`, checked before the weights move.
 //!
-//! A sign that is there for as many steps as its entry asks for has its action done once, and again only after it was
-//! gone for as many: below half of the threshold, so that a figure which lingers about it does nothing over and over.
-//! Steps are left out for as long as the sign is there.
+//! A sign that shows for as many steps as its entry asks for triggers its action once. It can trigger again only after
+//! it was gone for as many steps. Gone means clearly past the threshold (below half of it, or above twice of it if low
+//! figures are the sign), so a figure that lingers around the threshold does not trigger over and over. Steps are left
+//! out for as long as the sign shows.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -18,15 +19,15 @@ use crate::{
     step::{Before, record},
 };
 
-/// Gradient norms that the median is of.
+/// Number of gradient norms that the median is taken over.
 const NORMS: usize = 32;
-/// Gradient norms without which a median says nothing.
+/// Fewest gradient norms that a median is taken over.
 const FEWEST_NORMS: usize = 8;
 
 /// What the guard carries from step to step; part of a checkpoint.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct GuardState {
-    /// Signs that are there, or were lately.
+    /// Signs that show now, or did lately.
     #[serde(default)]
     signs: BTreeMap<String, SignState>,
     /// Gradient norms of the last steps, oldest first.
@@ -47,8 +48,8 @@ pub struct GuardState {
 }
 
 impl GuardState {
-    /// Takes note of a roll-back that gives up the versions after the first and up to the second. Signs are looked for
-    /// anew: the weights are others.
+    /// Takes note of a roll-back that gives up the versions after the first and up to the second. All signs start anew,
+    /// because the weights are others.
     pub fn gone_back(&mut self, after: u64, through: u64) {
         self.signs.clear();
         self.roll_backs += 1;
@@ -58,11 +59,11 @@ impl GuardState {
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 struct SignState {
-    /// Steps in a row in which it was there.
+    /// Steps in a row in which the sign showed.
     there: u64,
-    /// Steps in a row in which it was clearly not.
+    /// Steps in a row in which the sign was clearly gone.
     gone: u64,
-    /// Its action has been done, and it has not been gone for long enough since.
+    /// The action has been done, and the sign has not been gone for long enough since.
     acted: bool,
 }
 
@@ -76,9 +77,9 @@ pub enum Verdict {
     LowerLearningRate,
     /// The updates were left out.
     SkipStep,
-    /// They were, and the run goes back.
+    /// The updates were left out, and the run goes back.
     RollBack,
-    /// They were, and the run ends.
+    /// The updates were left out, and the run ends.
     Stop,
 }
 
@@ -89,7 +90,7 @@ pub struct Guard {
     /// What goes into the next checkpoint.
     pub state: GuardState,
     verdict: Verdict,
-    /// What is told of the step, each with what follows from it.
+    /// Notices about the step, each with the verdict that follows from it.
     notices: Vec<(Verdict, Notice)>,
 }
 
@@ -118,7 +119,8 @@ impl Guard {
         self.verdict < Verdict::SkipStep
     }
 
-    /// What is to be done about the step that was looked at, and what is told of it: what leads to the most comes last.
+    /// The verdict on the step that was checked, and the notices about it. The notice with the gravest verdict comes
+    /// last.
     pub fn take(&mut self) -> (Verdict, Vec<Notice>) {
         let verdict = std::mem::take(&mut self.verdict);
         self.state.skipped_steps += u64::from(verdict >= Verdict::SkipStep);
@@ -126,8 +128,8 @@ impl Guard {
         (verdict, self.notices.drain(..).map(|(_, notice)| notice).collect())
     }
 
-    /// The weights, or the state of the optimiser, are no finite numbers after a step: neither may be kept, whatever
-    /// the entries say.
+    /// To be called when the weights, or the state of the optimiser, are not finite after a step: neither may be kept,
+    /// whatever the entries say.
     pub fn condemn(&mut self, step: u64) -> (Verdict, Notice) {
         let stops = |rule: &GuardRule| rule.sign == GuardSign::NonFinite && rule.action == GuardAction::Stop;
         let verdict = if self.rules.iter().any(stops) { Verdict::Stop } else { Verdict::RollBack };
@@ -136,7 +138,7 @@ impl Guard {
         (verdict, Notice::new(NoticeKind::Guard, step, text, remedy(GuardSign::NonFinite)))
     }
 
-    /// Whether no sign is there that anything would be done about: what is saved now is worth going back to.
+    /// Whether no sign shows whose action is more than a warning. A checkpoint made now is then worth going back to.
     #[must_use]
     pub fn is_calm(&self) -> bool {
         let matters = |rule: &&GuardRule| rule.action != GuardAction::Warn;
@@ -144,8 +146,8 @@ impl Guard {
         self.rules.iter().filter(matters).map(state).all(|sign| sign.there == 0 && !sign.acted)
     }
 
-    /// What the guard has done so far, where it has done anything. `rate_factor` is what learning rates are multiplied
-    /// with.
+    /// Records what the guard has done so far, if it has done anything. `rate_factor` is the factor of the learning
+    /// rates.
     pub fn record(&self, rate_factor: f64, line: &mut MetricRecord) {
         if self.state.skipped_steps > 0 {
             line.count(metrics::GUARD_SKIPPED_STEPS, self.state.skipped_steps);
@@ -266,7 +268,7 @@ mod tests {
         Guard::new(&TrainConfig { guard, ..TrainConfig::default() }, GuardState::default()).unwrap()
     }
 
-    /// The verdicts on steps of which one metric has these values, and the steps that a notice was given in.
+    /// The verdicts on steps in which one metric has these values, and the steps in which a notice was given.
     fn verdicts(entry: &str, metric: &'static metrics::Metric, values: &[f64]) -> (Vec<Verdict>, Vec<u64>, Guard) {
         let mut guard = guard(&[entry]);
         let (mut found, mut told) = (Vec::new(), Vec::new());

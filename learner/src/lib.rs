@@ -2,9 +2,9 @@
 //!
 //! [`model`] is the decoder, [`batch`] what one forward pass holds, [`advantage`] and [`loss`] the algorithm,
 //! [`optimizer`] and [`schedule`] the update of a [`trained`] model; [`step`] joins them into a training step.
-//! [`publish`] and [`checkpoint`] write what others read, [`guard`] is what is done when a run is in trouble, [`pair`]
-//! is the learner's half of the pair, [`commands`] the command line. [`critic`] is PPO's value model; [`sft`] and
-//! [`reward_model`] train without a sampler. [`ranks`] is what several learners tell each other.
+//! [`publish`] and [`checkpoint`] write what others read, [`guard`] acts when a run is in trouble, [`pair`] is the
+//! learner's half of the pair, [`commands`] the command line. [`critic`] is PPO's value model; [`sft`] and
+//! [`reward_model`] train without a sampler. [`ranks`] connects the processes of one learner.
 //!
 //! Past [`advantage`] and [`loss`] nothing knows which method is being trained. Nothing here loads ONNX Runtime.
 //!
@@ -13,7 +13,7 @@
 
 // Tensor names end in their dimensions: B rows, S positions, N completion tokens, H hidden, V vocabulary.
 #![allow(non_snake_case)]
-// What is told may find nobody who reads it: see `shared::command_line`.
+// Whoever reads stderr may be gone: see `shared::command_line`.
 #![warn(clippy::print_stderr)]
 
 pub mod advantage;

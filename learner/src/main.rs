@@ -1,6 +1,6 @@
 //! `learner`: the training half of the pair, and what can be done with a policy on its own.
 
-// What is told may find nobody who reads it: see `shared::command_line`.
+// Whoever reads stderr may be gone: see `shared::command_line`.
 #![warn(clippy::print_stderr)]
 
 use std::process::ExitCode;
@@ -45,7 +45,7 @@ enum Command {
     Init(init::Args),
 }
 
-/// Counts what parsers of foreign files take.
+/// Counts the memory that parsers of foreign files take.
 #[global_allocator]
 static MEMORY: Metered = Metered;
 

@@ -1,8 +1,8 @@
 //! The mismatch between sampler and learner, and its correction.
 //!
-//! Two runtimes (and with staleness two versions) give one token different probabilities. What the sampler drew is
-//! therefore weighed by the ratio of the learner's probability to the sampler's, within bounds (truncated or masked
-//! importance sampling; TRL `vllm_importance_sampling_*`, verl `rollout_is`).
+//! Two runtimes (and with staleness two versions) give one token different probabilities. Sampled tokens are therefore
+//! weighed by the ratio of the learner's probability to the sampler's, within bounds (truncated or masked importance
+//! sampling; TRL `vllm_importance_sampling_*`, verl `rollout_is`).
 
 #![deny(clippy::wildcard_enum_match_arm)]
 
@@ -32,8 +32,8 @@ pub struct Correction {
 }
 
 impl Correction {
-    /// The correction that a configuration asks for. None without a decoupled objective, whose ratio already is that
-    /// to the sampler.
+    /// The correction that a configuration asks for. None without a decoupled objective: the loss then takes its ratio
+    /// to the sampler already.
     #[must_use]
     pub fn from_config(config: &TrainConfig) -> Option<Self> {
         let batch_normalize = config.importance_sampling_batch_normalize;
@@ -63,7 +63,7 @@ impl Correction {
         };
         let mut weights = Weights { per_sequence, rows: log_ratios.rows().map(of_row).collect() };
         if self.batch_normalize {
-            // Where every weight is masked, verl leaves them as they are too.
+            // If every weight is masked, the weights stay as they are, as in verl.
             let mean = Some(weights.mean(log_ratios)).filter(|&mean| mean > EPSILON).unwrap_or(1.0);
             weights.rows.values_mut().iter_mut().for_each(|weight| *weight /= mean);
         }
@@ -88,21 +88,21 @@ impl Correction {
 /// Importance weights of rows.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Weights {
-    /// Whether each row has exactly one.
+    /// Whether each row has exactly one weight.
     pub per_sequence: bool,
     /// One per token, or one per row.
     pub rows: Ragged<f64>,
 }
 
 impl Weights {
-    /// A weight of 1 for everything in rows of the given lengths, of which empty ones have none.
+    /// Weights of 1 for rows of the given lengths; empty rows have none.
     #[must_use]
     pub fn ones(per_sequence: bool, lengths: impl Iterator<Item = usize>) -> Self {
         let weights = lengths.map(|length| if per_sequence { length.min(1) } else { length });
         Self { per_sequence, rows: Ragged::filled(1.0, weights) }
     }
 
-    /// The weight of each token of the given rows, of which `lengths` are the tokens.
+    /// The weight of each token of the given rows, whose numbers of tokens are `lengths`.
     #[must_use]
     pub fn gather(&self, rows: &[usize], lengths: &[usize]) -> Vec<f64> {
         if !self.per_sequence {
@@ -124,7 +124,7 @@ impl Weights {
         self.rows.rows().zip(rows.rows()).map(of_row).sum::<f64>() / rows.len() as f64
     }
 
-    /// What the metrics say about the weights.
+    /// Records the metrics of the weights.
     pub fn record(&self, record: &mut MetricRecord) {
         let all = self.rows.values();
         let count = all.len() as f64;
@@ -136,7 +136,7 @@ impl Weights {
             metrics::SAMPLING_IMPORTANCE_SAMPLING_RATIO_MAX,
             all.iter().copied().fold(f64::NEG_INFINITY, f64::max),
         );
-        // 1 / mean((w / mean w)²): the share of the batch that as many unweighted samples would be worth.
+        // 1 / mean((w / mean w)²): the number of unweighted samples that the batch is worth, as a share of the batch.
         record.set(metrics::ROLLOUT_CORR_ROLLOUT_IS_EFF_SAMPLE_SIZE, sum * sum / (count * squares));
         let masked = all.iter().filter(|&&weight| weight == 0.0).count() as f64 / count;
         let metric = if self.per_sequence {

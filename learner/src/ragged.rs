@@ -1,4 +1,4 @@
-//! Lists of different lengths in one flat buffer: what a batch of completions has for each of their tokens.
+//! Lists of different lengths in one flat buffer, such as a value for each token of a batch of completions.
 
 use std::ops::{Index, IndexMut, Range};
 
@@ -44,7 +44,7 @@ impl<T> Ragged<T> {
         &mut self.values
     }
 
-    /// Rows of the same lengths, made of each value.
+    /// Rows of the same lengths, with `of` applied to each value.
     #[must_use]
     pub fn map<U>(&self, of: impl FnMut(&T) -> U) -> Ragged<U> {
         Ragged { offsets: self.offsets.clone(), values: self.values.iter().map(of).collect() }
@@ -68,7 +68,7 @@ impl<T: Clone> Ragged<T> {
         rows.iter().flat_map(|&row| self[row].iter().cloned()).collect()
     }
 
-    /// The reverse of [`Self::gather`]: sets the given rows to what `values` holds of them, back to back.
+    /// The reverse of [`Self::gather`]: sets the given rows to `values`, which are back to back.
     ///
     /// # Panics
     /// When `values` has another length than the rows together.

@@ -1,4 +1,4 @@
-//! What libtorch refuses in the middle of a computation, as one line with the way out.
+//! Reports an operation that libtorch refuses in the middle of a computation, in one line with the way out.
 //!
 //! tch's operators do not return errors, they panic with libtorch's message: several lines, most of them of C++ frames.
 
@@ -14,7 +14,7 @@ pub fn catch(program: impl FnOnce() -> ExitCode) -> ExitCode {
     let main = thread::current().id();
     let usual = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
-        // Of a thread's panic nobody else would say a word.
+        // Nobody else would report the panic of another thread.
         if refusal(info.payload()).is_none() || thread::current().id() != main {
             usual(info);
         }
@@ -44,7 +44,7 @@ pub fn one_line(message: &str) -> String {
     format!("libtorch: {first}{way_out}")
 }
 
-/// What a panic says, where it is tch's `unwrap` of an error of libtorch.
+/// The message of a panic that is tch's `unwrap` of an error of libtorch.
 fn refusal(payload: &(dyn Any + Send)) -> Option<String> {
     let text = payload.downcast_ref::<String>()?;
     let (_, quoted) = text.split_once("`Err` value: Torch(\"")?;

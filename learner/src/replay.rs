@@ -11,7 +11,7 @@ use crate::{
     step::{StepBatch, record},
 };
 
-/// What came of a step.
+/// The result of a replayed step.
 #[derive(Debug)]
 pub struct Replayed {
     /// The metrics, as a run records them.
@@ -49,7 +49,7 @@ pub fn cosine(a: &Tensor, b: &Tensor) -> Option<f64> {
     (norms > 0.0).then(|| dot(a, b) / norms)
 }
 
-/// A short name for the very bits of a tensor.
+/// A short hash of a tensor's bits.
 ///
 /// # Errors
 /// When it cannot be copied to the host.

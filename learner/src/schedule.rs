@@ -15,7 +15,7 @@ pub struct Schedule {
     pub warmup: u64,
     /// Updates of the whole run.
     pub total: u64,
-    /// What the shape is told besides.
+    /// Further settings of the shape.
     pub settings: ScheduleSettings,
 }
 
@@ -55,8 +55,8 @@ impl Schedule {
         match self.kind {
             LrSchedulerType::Linear => (1.0 - after / length).max(0.0),
             LrSchedulerType::Cosine => match self.settings.num_cycles {
-                // The same curve as the other's with half a wave; its other last bits would change the bytes of earlier
-                // runs.
+                // The same curve as in the other arm with half a wave. The last bits of that arm differ, and would
+                // change the bytes of earlier runs.
                 None => (0.5 * (1.0 + (PI * after / length).cos())).max(0.0),
                 Some(_) => self.wave(after / length).max(0.0),
             },
@@ -84,7 +84,7 @@ impl Schedule {
         self.total.saturating_sub(self.warmup).max(1) as f64
     }
 
-    /// A cosine from 1, of as many waves as are asked for over a progress from 0 to 1.
+    /// A cosine from 1, with `num_cycles` waves while the progress goes from 0 to 1.
     fn wave(&self, progress: f64) -> f64 {
         0.5 * (1.0 + (PI * self.settings.num_cycles.unwrap_or(0.5) * 2.0 * progress).cos())
     }
@@ -132,7 +132,7 @@ impl Schedule {
             };
             return between(factor, least).max(0.0);
         }
-        // Below 0 where warm-up and decay are longer than the run, which then begins within the decay.
+        // Below 0 if warm-up and decay are longer than the run. The run then begins within the decay.
         let stable = settings.num_stable_steps.map_or(self.total as f64 - warmup - decay, |steps| steps as f64);
         let into = done - warmup - stable;
         if into < 0.0 {
@@ -151,7 +151,7 @@ impl Schedule {
     }
 }
 
-/// A factor from 0 to 1 moved to lie between the least one and 1.
+/// Moves a factor between 0 and 1 to lie between `least` and 1.
 fn between(factor: f64, least: f64) -> f64 {
     factor * (1.0 - least) + least
 }

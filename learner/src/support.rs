@@ -1,5 +1,5 @@
-//! Truncated sampling: the support of a token's distribution, which is what top-k, top-p and min-p keep of the
-//! vocabulary.
+//! Truncated sampling: the support of a token's distribution is the part of the vocabulary that top-k, top-p and min-p
+//! keep.
 //!
 //! Sampler and learner compute in different runtimes, so at the edge of the nucleus they may keep different tokens. The
 //! learner therefore decides once per token, on the policy that the step begins with, and takes every later log-prob of
@@ -22,7 +22,7 @@ pub struct Truncation {
 }
 
 impl Truncation {
-    /// That of a sampling distribution; nothing when it is not truncated.
+    /// The truncation of a sampling distribution; absent when it is not truncated.
     #[must_use]
     pub fn of(params: &SamplingParams) -> Option<Self> {
         params.truncated().then(|| Self {

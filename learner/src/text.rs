@@ -11,7 +11,7 @@ use shared_tokenizer::TextTokenizer;
 
 use crate::error::LearnerError;
 
-/// Every row of a dataset, as `read` makes it; of a folder with splits, those for training.
+/// Every row of a dataset, converted by `read`. A folder with splits gives its rows for training.
 ///
 /// # Errors
 /// A dataset that cannot be read, or the first unusable row, with its place and the reason.
@@ -38,7 +38,7 @@ pub fn rows<Fields: DeserializeOwned, Item>(
     table.rows.into_iter().map(item).collect()
 }
 
-/// How an error begins that says which columns a row does not have; those that it has are put behind it.
+/// Beginning of an error about columns that a row does not have. The columns that it has are appended.
 pub const MISSING: &str = "neither ";
 
 /// The split of rows to train on.

@@ -1,7 +1,7 @@
 //! A model under training: what every kind of training carries from one optimiser update to the next.
 //!
-//! Policy, critic, reward model and supervised warm start differ in the pass that gives a loss and its gradients. All
-//! else of an update is the same and is here.
+//! Policy, critic, reward model and supervised warm start differ in the pass that gives a loss and its gradients. The
+//! rest of an update is the same for all of them, and is here.
 
 use std::{ops::Range, path::Path, sync::Arc, time::Instant};
 
@@ -31,7 +31,7 @@ impl Default for Among {
 }
 
 impl Among {
-    /// How many have a part of the state of their own.
+    /// Number of ranks that have a part of the state of their own.
     fn shards(&self) -> usize {
         if self.shards { self.ranks.count() } else { 1 }
     }
@@ -46,7 +46,7 @@ pub struct Trained<M> {
     among: Among,
     schedule: Schedule,
     updates: u64,
-    /// What the rates of the schedule are multiplied with.
+    /// Factor of the schedule's rates.
     rate_factor: f64,
     /// Whether every update so far has left finite numbers behind.
     finite: bool,
@@ -61,7 +61,7 @@ pub struct Update {
     pub grad_norm: f64,
     /// The learning rate.
     pub learning_rate: f64,
-    /// Whether the model was moved by it; one whose loss or norm is not finite never is.
+    /// Whether it moved the model; an update whose loss or norm is not finite never does.
     pub applied: bool,
 }
 
@@ -110,7 +110,7 @@ impl<M: Trainable> Trained<M> {
         &self.model
     }
 
-    /// What the optimiser moves of it.
+    /// The model's parameters that the optimiser moves.
     pub fn parameters(&self) -> &Parameters {
         self.model.trained()
     }
@@ -122,8 +122,8 @@ impl<M: Trainable> Trained<M> {
         self.optimizer.own()
     }
 
-    /// What the last update has left of its gradients: AdamW multiplies them by its clipping and by √(1 − β₂) on the
-    /// way.
+    /// The gradients of the last update, as it has left them: AdamW multiplies them by its clipping and by √(1 − β₂) on
+    /// the way.
     pub fn gradients(&self) -> &Gradients {
         &self.gradients
     }
@@ -134,26 +134,26 @@ impl<M: Trainable> Trained<M> {
         self.updates
     }
 
-    /// What the rates of the schedule are multiplied with: 1, unless they were lowered.
+    /// Factor of the schedule's rates: 1, unless they were lowered.
     #[must_use]
     pub fn rate_factor(&self) -> f64 {
         self.rate_factor
     }
 
-    /// Has the rates of the schedule multiplied with this from now on.
+    /// Sets the factor of the schedule's rates from now on.
     pub fn set_rate_factor(&mut self, factor: f64) {
         self.rate_factor = factor;
     }
 
-    /// Whether every update so far has left finite numbers in weights and optimiser. Where one has not, they are of no
-    /// use.
+    /// Whether every update so far has left finite numbers in weights and optimiser. After an update that has not, they
+    /// are of no use.
     #[must_use]
     pub fn is_finite(&self) -> bool {
         self.finite
     }
 
-    /// One update. `pass` adds the gradients of a loss to buffers that are 0 and returns the loss. Of several ranks,
-    /// each adds those of its share, and all return the whole loss.
+    /// One update. `pass` adds the gradients of a loss to buffers that are 0 and returns the loss. With several ranks,
+    /// each `pass` adds the gradients of its share, and all return the whole loss.
     ///
     /// # Errors
     /// Those of `pass`; the update then counts for nothing. A rank that is gone.
@@ -182,7 +182,8 @@ impl<M: Trainable> Trained<M> {
         Ok(Update { loss, grad_norm, learning_rate, applied: false })
     }
 
-    /// Adds up the gradients of all ranks, each its own part if the state is shared out, and returns their global norm.
+    /// Sums the gradients over all ranks and returns their global norm. If the state is shared out, each rank sums its
+    /// own part.
     fn sum_gradients(&self) -> Result<f64, LearnerError> {
         let (ranks, flat) = (&*self.among.ranks, self.gradients.flat());
         if self.among.shards() > 1 {
@@ -192,7 +193,7 @@ impl<M: Trainable> Trained<M> {
             return Ok(squares[0].sqrt());
         }
         ranks::sum(ranks, flat)?;
-        // One number for all, whatever each rounds to.
+        // All ranks take the first one's number, however each rounds it.
         ranks.of_first(self.gradients.norm())
     }
 
@@ -225,7 +226,7 @@ impl<M: Trainable> Trained<M> {
         rate
     }
 
-    /// Supervised training: `updates` updates in a row, of which none may be left out. `pass` is told how many are
+    /// Supervised training: `updates` updates in a row, none of which may be left out. `pass` is told how many are
     /// done. `report` is called every few seconds and after the last one. Returns the losses.
     ///
     /// # Errors
@@ -308,7 +309,7 @@ mod tests {
     use super::*;
     use crate::model::{LoadOptions, Scorer, load_scorer};
 
-    /// A scorer of which each update adds a gradient of 1 to everything.
+    /// A scorer before its first update, with a linear schedule of two updates.
     fn trained() -> Trained<Scorer> {
         let model = ModelDir::open(harness::golden_dir().join("models/qwen2")).unwrap();
         let settings = ScheduleSettings::default();

@@ -210,7 +210,7 @@ pub struct TensorShapeProto {
 /// `TensorShapeProto.Dimension`: a number or a name.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct DimensionProto {
-    /// Which of both.
+    /// The number or the name.
     #[prost(oneof = "Dimension", tags = "1, 2")]
     pub value: Option<Dimension>,
 }

@@ -23,8 +23,8 @@ impl Adapter {
     /// Reads a PEFT directory for a base with these parameters.
     ///
     /// # Errors
-    /// What [`AdapterConfig::read`] refuses; a broken file; a tensor that is missing, unknown, of another shape, of
-    /// another element type than fp32, fp16 or bf16, or with values that are not finite (by name).
+    /// As [`AdapterConfig::read`]; a broken file; a tensor that is missing, unknown, of another shape, of another
+    /// element type than fp32, fp16 or bf16, or with values that are not finite (by name).
     pub fn open(dir: &Path, parameters: impl IntoIterator<Item = (String, Vec<usize>)>) -> Result<Self, ExportError> {
         let mut config = AdapterConfig::read(dir)?;
         let path = dir.join(ADAPTER_WEIGHTS_FILE);
@@ -87,7 +87,7 @@ impl Adapter {
         Ok(Some(adapter))
     }
 
-    /// What the adapter is.
+    /// The adapter's configuration.
     #[must_use]
     pub fn config(&self) -> &AdapterConfig {
         &self.config
@@ -107,13 +107,13 @@ impl Adapter {
         })
     }
 
-    /// Whether it adds anything: what training begins with adds 0.
+    /// Whether it adds anything: an adapter before its first update adds 0.
     #[must_use]
     pub fn is_trained(&self) -> bool {
         self.updates.values().any(|update| update.b().iter().any(|&b| b != 0.0))
     }
 
-    /// What is added to a parameter of the base, by its name; most have nothing.
+    /// The update of a parameter of the base, by its name; absent for most parameters.
     #[must_use]
     pub fn update(&self, parameter: &str) -> Option<&LowRank> {
         self.updates.get(parameter.strip_suffix(".weight")?)
@@ -122,7 +122,7 @@ impl Adapter {
     /// The values of a parameter of the base with the update added.
     ///
     /// # Panics
-    /// When a linear layer has not the size that the adapter was opened for.
+    /// When a linear layer has another size than the one that the adapter was opened for.
     #[must_use]
     pub fn merged(&self, parameter: &str, mut base: Vec<f32>) -> Vec<f32> {
         if let Some(update) = self.update(parameter) {
@@ -137,7 +137,7 @@ mod tests {
     use super::*;
     use crate::fill_adapter;
 
-    /// As PEFT's own loader says, which layers there are is a question of `target_modules`, not of the names' layout.
+    /// As in PEFT's own loader, missing layers are a matter of `target_modules`, not of another layout of names.
     #[test]
     fn an_adapter_of_other_layers_is_refused_with_the_tensor_that_is_missing() {
         let dir = tempfile::tempdir().unwrap();

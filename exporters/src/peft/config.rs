@@ -12,18 +12,18 @@ use shared::{
 
 use crate::ExportError;
 
-/// What PEFT puts before the names of the base's modules.
+/// PEFT's prefix of the names of the base's modules.
 const PREFIX: &str = "base_model.model.";
 
 /// Every linear layer of a decoder, which is what `lora_target_modules` means when it is empty.
 const ALL_LINEAR: [&str; 7] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
 
-/// The way out of everything that is not applied here.
+/// The way out of settings that are not applied here.
 pub(super) const MERGE: &str =
     "merge the adapter with PEFT and name the merged model: `model.merge_and_unload().save_pretrained(…)`";
 
-/// What a LoRA adapter is: PEFT's `LoraConfig`, as far as it is applied here. Every other key must have a value that
-/// changes nothing.
+/// The configuration of a LoRA adapter: PEFT's `LoraConfig`, as far as it is applied here. Every other key must have a
+/// value that changes nothing.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AdapterConfig {
     /// The base as its user named it: a folder, absolute or as seen from the adapter's.
@@ -93,7 +93,8 @@ impl AdapterConfig {
     /// Reads `adapter_config.json` of a folder.
     ///
     /// # Errors
-    /// A file that cannot be read or is not of PEFT, or a key that asks for what is not applied here, with its value.
+    /// A file that cannot be read or is not of PEFT, or a key that asks for something that is not applied here, with
+    /// its value.
     pub fn read(dir: &Path) -> Result<Self, ExportError> {
         let path = dir.join(ADAPTER_CONFIG_FILE);
         let refused = |message: String| ExportError::content(&path, message);
@@ -111,7 +112,7 @@ impl AdapterConfig {
         Ok(Self { base_model_name_or_path, base_blake3: None, r, lora_alpha, lora_dropout, target_modules, use_rslora })
     }
 
-    /// The file, with every key without which PEFT would take another value.
+    /// The content of the file, with every key whose value is not PEFT's default.
     pub(super) fn to_json(&self) -> Value {
         // PEFT declares a whole number.
         let whole = self.lora_alpha.fract() == 0.0 && self.lora_alpha.abs() < f64::from(u32::MAX);
@@ -134,7 +135,7 @@ impl AdapterConfig {
         })
     }
 
-    /// What the product of B and A is multiplied with: `lora_alpha / r`, rank-stabilised `lora_alpha / sqrt(r)`.
+    /// Factor of the product of B and A: `lora_alpha / r`, or rank-stabilised `lora_alpha / sqrt(r)`.
     #[must_use]
     pub fn scaling(&self) -> f64 {
         let r = self.r as f64;
@@ -166,8 +167,8 @@ impl AdapterConfig {
         Ok(all.iter().filter(|(module, _)| is_adapted(module)).cloned().collect())
     }
 
-    /// Names and shapes of the tensors in `adapter_model.safetensors`: of each of the [`modules`](Self::modules) A,
-    /// `[r, in]`, and B, `[out, r]`.
+    /// Names and shapes of the tensors in `adapter_model.safetensors`: A, `[r, in]`, and B, `[out, r]`, of each of the
+    /// [`modules`](Self::modules).
     ///
     /// # Errors
     /// As [`modules`](Self::modules).
@@ -189,14 +190,14 @@ impl AdapterConfig {
     }
 }
 
-/// The first key that asks for what is not applied here, with its value and what is supported. A key that nobody here
-/// has heard of may ask for anything.
+/// The first key that asks for something that is not applied here, with its value and what is supported. An unknown key
+/// may ask for anything.
 fn first_refused(json: &Value) -> Option<(&str, &Value, &'static str)> {
     let keys = json.as_object().into_iter().flatten().filter(|(_, value)| !is_neutral(value));
     keys.map(|(key, value)| (key.as_str(), value)).find_map(|(key, value)| {
         let text = value.as_str().unwrap_or_default();
         let (is_applied, hint) = match key {
-            // What is read, and what says nothing about the result.
+            // Keys that are read, and keys that do not change the result.
             "base_model_name_or_path" | "r" | "lora_alpha" | "lora_dropout" | "use_rslora" => return None,
             "inference_mode" | "peft_version" | "revision" | "auto_mapping" | "megatron_core" => return None,
             "qalora_group_size" | "ensure_weight_tying" | "layers_pattern" | "eva_config" => return None,
@@ -216,7 +217,7 @@ fn first_refused(json: &Value) -> Option<(&str, &Value, &'static str)> {
     })
 }
 
-/// Whether a key says that there is no such thing.
+/// Whether a value says that the key's feature is not used.
 fn is_neutral(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,

@@ -27,7 +27,7 @@ impl LowRank {
     }
 
     /// Adds the update to one row (`[in]`) of the weight. Each value takes its `r` products one after the other, each
-    /// with one rounding, so its bits depend on nothing beside it, nor on the instruction set.
+    /// with one rounding, so its bits depend neither on its neighbours nor on the instruction set.
     ///
     /// # Panics
     /// When there is no such row, or it has another length.

@@ -1,9 +1,9 @@
 //! LoRA adapters (Hu et al. 2021, arXiv:2106.09685) as PEFT directories: `adapter_config.json` and
 //! `adapter_model.safetensors`, with PEFT's names, shapes and meaning.
 //!
-//! [`AdapterConfig`] is what the first file says and which tensors follow from it, [`Adapter`] an opened directory, and
-//! [`LowRank`] what it adds to one linear layer. [`fill_adapter`] writes a directory, [`write_adapter_version`] one
-//! that is a policy version.
+//! [`AdapterConfig`] is the content of the first file, from which the tensors follow. [`Adapter`] is an opened
+//! directory, and [`LowRank`] its update of one linear layer. [`fill_adapter`] writes a directory,
+//! [`write_adapter_version`] a directory that is a policy version.
 
 mod adapter;
 mod config;

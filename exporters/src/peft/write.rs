@@ -28,7 +28,7 @@ pub fn write_adapter_version(
     Ok(manifest.expect("a folder that was written has a manifest"))
 }
 
-/// As [`write_adapter_version`], into a folder that is there: one part of a larger [`atomic::write_dir`], such as a
+/// As [`write_adapter_version`], into an existing folder: one part of a larger [`atomic::write_dir`], such as a
 /// checkpoint.
 ///
 /// # Errors
@@ -40,7 +40,7 @@ pub fn fill_adapter_version(
     config: &AdapterConfig,
     read: TensorSource<'_, '_>,
 ) -> Result<WeightManifest, ExportError> {
-    // As seen from anywhere: versions may be moved.
+    // An absolute path, because versions may be moved.
     let base = std::path::absolute(base)?;
     let export = WeightManifest::read(&base)?;
     fill_adapter(dir, config, export.parameters(), read)?;
@@ -50,8 +50,8 @@ pub fn fill_adapter_version(
     Ok(manifest)
 }
 
-/// Writes both files of an adapter into a folder that is there, one part of a larger [`atomic::write_dir`]. `read`
-/// gives the fp32 values of the [`tensors`](AdapterConfig::tensors) one by one, in their order, for a base with these
+/// Writes both files of an adapter into an existing folder, one part of a larger [`atomic::write_dir`]. `read` gives
+/// the fp32 values of the [`tensors`](AdapterConfig::tensors) one by one, in their order, for a base with these
 /// `parameters`.
 ///
 /// # Errors

@@ -211,7 +211,7 @@ fn a_version_that_is_an_adapter_reads_as_the_merged_model() {
     let shapes = shapes(&model, &config());
     let mut read = |name: &str| Ok(values(name, &shapes[name]).into());
     write_adapter_version(&path("base"), &path("v1"), PolicyVersion(1), &config(), &mut read).unwrap();
-    // Of an earlier version, the base is meant.
+    // For an earlier version, its base is taken.
     let manifest = write_adapter_version(&path("v1"), &path("v2"), PolicyVersion(2), &config(), &mut read).unwrap();
     assert_eq!((manifest.version, manifest.export_dir(&path("v2"))), (PolicyVersion(2), &*path("base")));
     assert_eq!((&manifest.data_blake3, &manifest.tensors), (&exported.data_blake3, &exported.tensors));

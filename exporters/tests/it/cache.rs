@@ -153,7 +153,7 @@ fn an_export_without_safetensors_is_used_or_refused_with_the_reason() {
     assert!(error.ends_with("the export is fp32, not fp16"), "{error}");
 }
 
-/// The manifest fits it, and so nothing else would tell.
+/// The manifest fits the foreign graph, so no other check would notice.
 #[test]
 fn a_foreign_graph_beside_the_weights_is_not_used() {
     let cache = tempfile::tempdir().unwrap();

@@ -198,7 +198,7 @@ fn a_pointer_in_the_place_of_a_file_is_told() {
     }
 }
 
-/// What opening a model is refused for, whichever file it is about.
+/// The error of opening a model, whichever file it is about.
 fn exporters_error(model: &TestModel) -> String {
     match ModelDir::open(model.path()) {
         Ok(dir) => Checkpoint::open(&dir).unwrap_err().to_string(),

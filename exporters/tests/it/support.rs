@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use shared::{ModelConfig, ModelDir};
 use tempfile::TempDir;
 
-/// A Hugging Face directory that goes with the test.
+/// A Hugging Face directory that is removed with the test.
 pub struct TestModel {
     pub dir: TempDir,
 }

@@ -1,4 +1,4 @@
-//! From what a generation batch earned to the advantage of every token.
+//! From the rewards of a generation batch to the advantage of every token.
 
 use std::borrow::Cow;
 
@@ -32,7 +32,7 @@ pub struct Sample<'a> {
     pub valid: bool,
     /// Whether its tokens are part of the loss, and so of whitening.
     pub trained: bool,
-    /// What each reward function said. The end of a step is an index among the sampled tokens.
+    /// Outcome of each reward function. The end of a step is an index among the sampled tokens.
     pub outcomes: Cow<'a, [RewardOutcome]>,
     /// Weight of each reward function.
     pub weights: Vec<f64>,
@@ -69,11 +69,11 @@ pub struct CreditOptions {
     pub scale: ScaleRewards,
     /// How several reward functions are combined.
     pub aggregation: MultiObjectiveAggregation,
-    /// What a function that failed does to a completion.
+    /// How a completion with a failed reward function counts.
     pub failure: RewardFailure,
     /// Added to standard deviations.
     pub eps: f64,
-    /// The rule for a completion without company, of grpo.
+    /// grpo's rule for the only scored completion of a group.
     pub lone: LoneAdvantage,
     /// Divisor of rewards of steps.
     pub deviation: StepDeviation,
@@ -81,7 +81,7 @@ pub struct CreditOptions {
     pub gamma: f64,
     /// λ of gae.
     pub lam: f64,
-    /// Normalise whatever comes out over the trained tokens. RLinf `normalize_advantages`.
+    /// Whether the advantages are normalised over the trained tokens in the end. RLinf `normalize_advantages`.
     pub normalize: bool,
 }
 
@@ -104,12 +104,12 @@ impl CreditOptions {
     }
 }
 
-/// What a generation batch earned, before the step looks at it.
+/// Rewards of a generation batch, before penalties, with their statistics.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RewardSummary {
-    /// Weighted reward of each completion; `None` when every function abstained, or where one that failed excludes it.
+    /// Weighted reward of each completion; `None` when every function abstained or a failed one excludes it.
     pub rewards: Vec<Option<f64>>,
-    /// Standard deviation that goes with each completion: the one it is scaled by, else that of its group. NaN where
+    /// Standard deviation for each completion: the divisor of its advantage, else the deviation of its group. NaN where
     /// there is none, and for rewards of steps.
     pub stds: Vec<f64>,
     /// Whether the rewards that a completion is compared with are all the same, so that it teaches nothing.
@@ -149,14 +149,14 @@ impl RewardSummary {
 pub struct Credit {
     /// One row per completion, one entry per token.
     pub advantages: Ragged<f64>,
-    /// What a value model should have said, laid out alike: for gae advantage plus value, for reinforce_plus_plus the
+    /// Targets of a value model, in the same layout: for gae advantage plus value, for reinforce_plus_plus the
     /// discounted reward to come, else the advantage.
     pub returns: Ragged<f64>,
 }
 
-/// Advantages of every token. `penalties` are taken off the tokens' rewards: token by token for gae and
+/// Advantages of every token. `penalties` are subtracted from the tokens' rewards: token by token for gae and
 /// reinforce_plus_plus, summed up for estimators that know only completions. `values` are those of the critic, which
-/// gae needs. Either may have nothing for a completion.
+/// gae needs. Rows of either may be empty.
 #[must_use]
 pub fn credit(
     options: &CreditOptions,
@@ -204,7 +204,7 @@ pub fn credit(
     Credit { advantages, returns }
 }
 
-/// A generation batch with everything that lowers or completes its rewards.
+/// A generation batch with its penalties and values.
 struct Batch<'a> {
     samples: &'a [Sample<'a>],
     rewards: Vec<Option<f64>>,
@@ -243,7 +243,7 @@ impl Batch<'_> {
         Some((0..tokens).map(|t| at(t) - self.penalty(row, t)).collect())
     }
 
-    /// `of` the token rewards of each completion; 0 for those without a reward.
+    /// Applies `of` to the token rewards of each completion; the tokens of a completion without a reward get 0.
     fn tokens(&self, of: &dyn Fn(usize, &[f64]) -> Vec<f64>) -> Ragged<f64> {
         let row = |row: usize| match self.token_rewards(row) {
             Some(rewards) => of(row, &rewards),
@@ -252,7 +252,7 @@ impl Batch<'_> {
         (0..self.samples.len()).map(row).collect()
     }
 
-    /// The same for each token of a completion.
+    /// Repeats each completion's value for each of its tokens.
     fn spread(&self, each: &[f64]) -> Ragged<f64> {
         self.samples.iter().zip(each).map(|(sample, &advantage)| vec![advantage; sample.tokens]).collect()
     }
@@ -262,7 +262,7 @@ impl Batch<'_> {
         self.samples.iter().zip(&self.rewards).map(|(sample, reward)| sample.trained && reward.is_some()).collect()
     }
 
-    /// A completion without a reward has nothing to learn from, wherever whitening may have shifted it.
+    /// Sets the advantages of completions without a reward back to 0, since whitening may have shifted them.
     fn clear_unrewarded(&self, advantages: &mut Ragged<f64>) {
         for (row, _) in self.rewards.iter().enumerate().filter(|(_, reward)| reward.is_none()) {
             advantages[row].fill(0.0);
@@ -309,7 +309,8 @@ fn process_advantages(options: &CreditOptions, samples: &[Sample<'_>]) -> Ragged
     sums
 }
 
-/// A group teaches nothing when the steps of every function that scored any are all rewarded alike.
+/// Whether a completion's group teaches nothing: each function that scored steps of the group gave all of them one
+/// reward.
 fn process_zero_std(samples: &[Sample<'_>], failure: RewardFailure) -> Vec<bool> {
     let mut zero = vec![false; samples.len()];
     for rows in groups_of(samples) {

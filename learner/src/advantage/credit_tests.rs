@@ -100,8 +100,8 @@ fn a_completion_without_a_reward_changes_nothing_for_the_others() {
     }
 }
 
-/// With a timeout of the first function, the second one's score alone says nothing: a right and well formed answer
-/// would count as a wrong one.
+/// When the first function times out, the second one's score alone is misleading: a right and well formed answer would
+/// count as a wrong one.
 #[test]
 fn a_completion_with_a_failed_function_is_as_if_it_had_not_been_sampled() {
     use RewardOutcome::{Failed, NotApplicable, Score};

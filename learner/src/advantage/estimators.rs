@@ -50,8 +50,8 @@ pub fn opo(rewards: &[Option<f64>], lengths: &[usize], groups: &[usize]) -> Vec<
 }
 
 /// Only the best completion of a group counts: its lead over the second best, divided by the group's standard deviation
-/// plus `eps`, or, not `scaled`, as it is (pass@k policy optimisation; verl `norm_adv_by_std_in_grpo`). A group with
-/// one scored completion has no second best: advantage 0.
+/// plus `eps` if `scaled` (pass@k policy optimisation; verl `norm_adv_by_std_in_grpo`). A group with one scored
+/// completion has no second best: advantage 0.
 #[must_use]
 pub fn grpo_passk(rewards: &[Option<f64>], groups: &[usize], scaled: bool, eps: f64) -> Vec<f64> {
     let mut advantages = vec![0.0; rewards.len()];

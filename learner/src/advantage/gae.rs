@@ -46,7 +46,8 @@ pub fn whiten(rows: &mut Ragged<f64>, counts: &[bool]) {
     rows.values_mut().iter_mut().for_each(|value| *value = (*value - mean) / scale);
 }
 
-/// As [`whiten`], with RLinf's moments (`masked_normalization`): the variance of n, and an ε added to its root.
+/// As [`whiten`], with RLinf's moments (`masked_normalization`): the variance divides by n, and ε is added to the
+/// standard deviation.
 pub fn normalise(rows: &mut Ragged<f64>, counts: &[bool]) {
     let tokens = counted(rows, counts);
     let count = tokens.len().max(1) as f64;

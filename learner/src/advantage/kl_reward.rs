@@ -10,7 +10,7 @@ const ERROR_LIMIT: f64 = 0.2;
 /// Penalties of a generation batch.
 #[derive(Debug, Clone, PartialEq)]
 pub struct KlPenalty {
-    /// What each token's reward is lowered by, one row per completion.
+    /// Amount subtracted from each token's reward, one row per completion.
     pub penalties: Ragged<f64>,
     /// KL estimate: mean over a completion's tokens, then over completions. NaN without any. verl
     /// `actor/reward_kl_penalty`.
@@ -33,7 +33,7 @@ pub struct KlController {
 }
 
 impl KlController {
-    /// The controller of a run that has the penalty in its rewards, `beta` to begin with.
+    /// The controller of a run with `use_kl_in_reward`. Its weight begins at `beta`.
     #[must_use]
     pub fn from_config(config: &TrainConfig) -> Option<Self> {
         (config.use_kl_in_reward && config.beta != 0.0).then_some(Self {

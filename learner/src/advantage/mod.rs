@@ -1,9 +1,9 @@
 //! Credit: rewards to the advantage of every token, as pure functions in float64.
 //!
-//! [`credit`] is the one entrance: [`CreditOptions`] name the method, [`Sample`]s say what each completion earned.
+//! [`credit`] is the one entrance: [`CreditOptions`] name the method, [`Sample`]s hold the rewards of each completion.
 //! Behind it, [`outcome`] holds TRL's group advantages, [`estimators`] those of verl for rewards of whole completions,
 //! [`process`] the ones for rewards of steps (DeepSeekMath), [`gae`] the recursions over tokens. [`kl_reward`] is the
-//! penalty that is taken off the rewards before.
+//! penalty that is subtracted from the rewards beforehand.
 
 #![deny(clippy::wildcard_enum_match_arm)]
 

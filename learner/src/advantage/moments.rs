@@ -3,14 +3,14 @@
 /// numpy's `isclose` to 0.
 const ZERO_STD: f64 = 1e-8;
 
-/// Mean and standard deviation of the numbers that are there.
+/// Mean and standard deviation of the values that are present.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Moments {
     /// NaN without any.
     pub mean: f64,
     /// With n − 1; NaN with fewer than two.
     pub std: f64,
-    /// How many there are.
+    /// Number of values.
     pub count: usize,
 }
 
@@ -35,7 +35,7 @@ impl Moments {
     }
 }
 
-/// Whether a standard deviation counts as 0; that of nothing does not.
+/// Whether a standard deviation counts as 0; NaN does not.
 pub(super) fn is_zero(std: f64) -> bool {
     std.abs() <= ZERO_STD
 }

@@ -9,13 +9,13 @@ use shared::{
 
 use super::moments::{Moments, members, pick};
 
-/// Advantages with what they were divided by.
+/// Advantages, with the standard deviations behind them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Normalised {
     /// One per completion; 0 where there is nothing to compare with.
     pub advantages: Vec<f64>,
-    /// Standard deviation that goes with each completion; NaN where there is none. With [`ScaleRewards::None`] it is
-    /// the group's, which nothing is divided by.
+    /// Standard deviation for each completion; NaN where there is none. With [`ScaleRewards::None`] it is the group's,
+    /// although nothing is divided by it.
     pub stds: Vec<f64>,
 }
 
@@ -55,7 +55,7 @@ pub fn grpo(
 }
 
 /// Each reward function normalised in its group, their weighted sum normalised over the batch (GDPO). TRL
-/// `normalize_then_sum`. `scores[i][k]` is what function k said about completion i.
+/// `normalize_then_sum`. `scores[i][k]` is function k's score of completion i.
 #[must_use]
 pub fn normalize_then_sum(scores: &[Vec<Option<f64>>], weights: &[f64], groups: &[usize], eps: f64) -> Normalised {
     let normalised: Vec<Vec<Option<f64>>> = (0..weights.len())

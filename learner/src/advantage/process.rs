@@ -6,7 +6,7 @@ use shared::config::StepDeviation;
 use super::moments::Moments;
 use crate::ragged::Ragged;
 
-/// Step rewards of a group after normalisation, and what became of them.
+/// Normalised step rewards of a group, and the advantages that follow from them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ProcessAdvantages {
     /// One row per completion, laid out as the steps.

@@ -1,4 +1,4 @@
-//! Sequences to micro-batches: what one forward pass holds.
+//! Packs sequences into micro-batches, one for each forward pass.
 //!
 //! Sequences lie end to end, without padding. Completions of one prompt lie behind one copy of it ([`Tree`]).
 
@@ -18,7 +18,7 @@ pub use share::share;
 /// Most tokens of one forward pass of a run.
 ///
 /// # Errors
-/// When the configuration leaves it open.
+/// When the configuration has no `micro_batch_tokens`.
 pub(crate) fn token_budget(config: &TrainConfig) -> Result<usize, LearnerError> {
     let missing = "`micro_batch_tokens` is missing; `tandem train` fills it in from model and memory";
     config.micro_batch_tokens.map(|tokens| tokens as usize).ok_or_else(|| LearnerError::Config(missing.into()))
@@ -26,26 +26,26 @@ pub(crate) fn token_budget(config: &TrainConfig) -> Result<usize, LearnerError> 
 
 /// A prompt with its completion, as token ids.
 ///
-/// Of the completion, the policy has sampled some tokens, and others were given to it. Given tokens are context: they
-/// are fed as far as a sampled token follows, and nothing is asked about them.
+/// The policy has sampled some tokens of the completion, and others were given to it. Given tokens are context: they
+/// are fed if a sampled token follows, and have no log-probs.
 #[derive(Debug, Clone, Copy)]
 pub struct Sequence<'a> {
     /// The prompt; at least one token, since the first completion token is predicted from its last.
     pub prompt: &'a [u32],
     /// The completion.
     pub completion: &'a [u32],
-    /// Whose its tokens are; absent where all were sampled.
+    /// Owners of the completion's tokens; absent where all were sampled.
     episode: Option<&'a Episode>,
 }
 
 impl<'a> Sequence<'a> {
-    /// A sequence of whose completion every token was sampled.
+    /// A sequence whose completion has sampled tokens only.
     #[must_use]
     pub fn new(prompt: &'a [u32], completion: &'a [u32]) -> Self {
         Self { prompt, completion, episode: None }
     }
 
-    /// A prompt with what was generated after it.
+    /// A prompt with the episode that follows it.
     #[must_use]
     pub fn of(prompt: &'a [u32], episode: &'a Episode) -> Self {
         Self { prompt, completion: episode.token_ids(), episode: Some(episode) }
@@ -76,10 +76,10 @@ impl<'a> Sequence<'a> {
     }
 }
 
-/// Sequences that go through the model together. Where neighbours have the same prompt, it goes through once.
+/// Sequences that go through the model together. A prompt that neighbours share goes through once.
 ///
-/// Sampled completion tokens are numbered consecutively, row after row; `N` is their count. So whatever is computed
-/// from a micro-batch knows nothing of given tokens.
+/// Sampled completion tokens are numbered consecutively, row after row; `N` is their count. So no computation on a
+/// micro-batch knows of given tokens.
 #[derive(Debug)]
 pub struct MicroBatch {
     /// Index of each row in the list of sequences that the batch was made from.
@@ -135,7 +135,7 @@ impl MicroBatch {
         }
     }
 
-    /// With distributions limited to the supports of its rows, which are indexed as `sequences` is.
+    /// Limits the distributions of each row to its supports. `supports` is indexed as `sequences`.
     #[must_use]
     pub fn with_supports(mut self, supports: Option<&Ragged<Arc<Support>>>) -> Self {
         self.supports = supports.map(|all| all.gather(&self.rows));
@@ -164,7 +164,7 @@ fn by_prompt(sequences: &[Sequence<'_>], rows: &[usize]) -> Vec<Vec<usize>> {
 ///
 /// Rows with the same prompt come together, and those that fit into one micro-batch stay in one, so that the prompt
 /// goes through once. Among them the longest come first, ties by index: attention takes runs of the same length at
-/// once. The split depends on nothing but lengths and which prompts are the same, and no gradient depends on the split.
+/// once. The split depends only on lengths and on which prompts are the same, and no gradient depends on the split.
 #[must_use]
 pub fn split(sequences: &[Sequence<'_>], rows: &[usize], budget: usize) -> Vec<Vec<usize>> {
     let mut passes = Passes::new(budget);
@@ -211,7 +211,7 @@ struct Passes {
 }
 
 impl Passes {
-    /// None, of which each is to hold at most `budget` positions.
+    /// No pass yet. Each will hold at most `budget` positions.
     fn new(budget: usize) -> Self {
         Self { found: Vec::new(), used: 0, budget }
     }
@@ -319,7 +319,7 @@ mod tests {
         episode
     }
 
-    /// What a batch was before there were owners: positions without a gap.
+    /// A batch as it was before tokens had owners: positions without gaps.
     fn contiguous(prompts: &[Vec<u32>], completions: &[Vec<u32>], rows: &[usize]) -> (Packed, Vec<i64>, Vec<i64>) {
         let (mut packer, mut positions) = (Packer::default(), Vec::new());
         let fed = |row: usize| &completions[row][..completions[row].len().saturating_sub(1)];
@@ -372,7 +372,7 @@ mod tests {
             }
         }
 
-        /// Each sampled token is predicted from the token before it, which stands where its text has it.
+        /// Each sampled token is predicted from the token before it, at that token's place in its text.
         #[test]
         fn given_tokens_are_fed_and_nothing_is_asked_about_them(
             prompts in prop::collection::vec(prop::collection::vec(0..3u32, 1..3), 1..6),

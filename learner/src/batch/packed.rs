@@ -14,7 +14,7 @@ pub struct Tree {
     pub branches: Vec<i64>,
 }
 
-/// What a transformer is given: texts without padding, of which some share their beginnings.
+/// Inputs of a transformer: texts without padding, some of which share their beginnings.
 #[derive(Debug)]
 pub struct Packed {
     /// Token ids, `[T]`.
@@ -34,14 +34,14 @@ pub struct Packer {
 }
 
 impl Packer {
-    /// A text of its own, not empty; returns where it begins.
+    /// Appends a new text, which must not be empty. Returns where it begins.
     pub fn stem<'a>(&mut self, ids: impl IntoIterator<Item = &'a u32>) -> i64 {
         let start = self.append(ids, 0);
         self.trees.push(Tree { start, stem: self.ids.len() as i64 - start, branches: Vec::new() });
         start
     }
 
-    /// A continuation of the last stem, which may be empty; returns where it begins.
+    /// Appends a continuation of the last stem, which may be empty. Returns where it begins.
     ///
     /// # Panics
     /// Before the first stem.
@@ -53,7 +53,7 @@ impl Packer {
         start
     }
 
-    /// The whole.
+    /// All texts, as inputs on `device`.
     #[must_use]
     pub fn finish(self, device: Device) -> Packed {
         Packed { ids_T: Tensor::from_slice(&self.ids).to_device(device), places: self.places, trees: self.trees }

@@ -1,4 +1,4 @@
-//! Which rank passes over what.
+//! The rows that each rank passes over.
 
 use std::cmp::Reverse;
 
@@ -7,8 +7,8 @@ use super::{Sequence, by_prompt};
 /// The rows that `rank` of `ranks` passes over, in the order of `rows`: whole groups, so that a prompt goes through
 /// once.
 ///
-/// The longest group goes first, each to the rank that has least; ties go to the first. So the first rank has rows
-/// whenever any rank has.
+/// Groups are given out from the longest to the shortest, each to the rank with the fewest tokens; ties go to the
+/// first. So the first rank has rows whenever any rank has.
 #[must_use]
 pub fn share(sequences: &[Sequence<'_>], rows: &[usize], rank: usize, ranks: usize) -> Vec<usize> {
     if ranks == 1 {

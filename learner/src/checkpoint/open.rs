@@ -25,15 +25,15 @@ use crate::{
 pub struct Found {
     /// The checkpoint; none for a run that begins.
     pub path: Option<PathBuf>,
-    /// Nothing but that it can be read says that the checkpoint is as it was written.
+    /// Whether no checksum vouches for the checkpoint, only that it can be read.
     pub unchecked: bool,
-    /// Newer ones that are damaged, with what is wrong with them.
+    /// Newer checkpoints that are damaged, with the damage of each.
     pub damaged: Vec<(u64, Damage)>,
 }
 
-/// Where a run goes on: the newest checkpoint of its own directory that is whole, else the one that
-/// `resume_from_checkpoint` names (`latest` means the former), else nowhere. Nothing is changed: [`set_aside`] is for
-/// the damaged ones.
+/// Finds where a run goes on: at the newest whole checkpoint of its own directory, else at the one that
+/// `resume_from_checkpoint` names (`latest` means the former), else at none. Damaged checkpoints stay as they are until
+/// [`set_aside`].
 ///
 /// # Errors
 /// A named checkpoint that does not exist, no checkpoint that is whole, or a directory that cannot be listed.
@@ -46,7 +46,7 @@ pub fn find(run_dir: &RunDir, wanted: Option<&str>) -> Result<Found, LearnerErro
     Ok(Found { path, unchecked: voucher == Voucher::Reading, damaged: found.damaged })
 }
 
-/// Sets damaged checkpoints aside, which is said in words.
+/// Sets damaged checkpoints aside. Returns a line about each.
 ///
 /// # Errors
 /// Any error of the file system.
@@ -86,8 +86,8 @@ pub fn open_trainer(
     open_rank(config, model, checkpoint, device, &Among::default())
 }
 
-/// As [`open_trainer`], as one of several ranks, all of which must call it. The first has the checkpoint, and gives the
-/// others what it is to hold; they need the model alone.
+/// As [`open_trainer`], as one of several ranks, all of which must call it. Only the first has the checkpoint. It gives
+/// the others its contents, and they need the model alone.
 ///
 /// # Errors
 /// As [`open_trainer`]; a rank that is gone.
@@ -123,14 +123,14 @@ pub fn open_rank(
             let found = path.map(ModelDir::open).transpose()?;
             model::load(found.as_ref().unwrap_or(model), options)
         };
-        // One that moves is mixed in the precision of what is trained.
+        // A reference that moves is mixed in the precision of the trained weights.
         let of_reference = LoadOptions { trainable: config.sync_ref_model, ..options };
         let reference = (config.beta != 0.0).then(|| open(moved.as_deref(), of_reference)).transpose()?;
         (open(checkpoint, options)?, reference)
     };
     let mut trainer = Trainer::among(config, policy, reference, among.clone())?;
     if config.advantage_estimator.spec().critic {
-        // A checkpoint of a run without one leaves the critic to begin anew.
+        // With a checkpoint of a run without a critic, the critic begins anew.
         let saved = checkpoint.map(|path| path.join(CRITIC_DIR)).filter(|dir| dir.is_dir());
         let critic = Critic::open(config, saved.as_deref(), model.config().vocab_size, options, among.clone())?;
         trainer.credit_mut().set_critic(critic);
@@ -153,14 +153,14 @@ fn follow_first(trainer: &mut Trainer, ranks: &dyn Ranks) -> Result<(), LearnerE
     trainer.credit_mut().critic_mut().map_or(Ok(()), |critic| critic.trained_mut().follow_first())
 }
 
-/// Gives all ranks the optimisers of the first one's checkpoint, if it has one, and what else is carried from step to
-/// step.
+/// Gives all ranks the optimisers of the first one's checkpoint, if it has one, and the rest of the state that is
+/// carried from step to step.
 fn restore(
     trainer: &mut Trainer,
     ranks: &dyn Ranks,
     saved: Option<(&Path, &TrainerState)>,
 ) -> Result<(), LearnerError> {
-    // A checkpoint of a run without a critic leaves it to begin anew.
+    // With a checkpoint of a run without a critic, the critic begins anew.
     let critic = saved.map(|(checkpoint, _)| checkpoint.join(CRITIC_DIR)).filter(|dir| dir.is_dir());
     let known = saved.map(|(_, state)| (state.carried, critic.is_some()));
     let known = serde_json::to_vec(&known).expect("numbers and names become JSON");

@@ -1,4 +1,4 @@
-//! What a run is made of besides its options, by which a resumed run sees that something else has taken its place.
+//! Hashes of the files that a run is made of. They show a resumed run that one of these files was replaced.
 
 use std::{
     env,
@@ -9,7 +9,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use shared::config::TrainConfig;
 
-/// Hashes of files outside the run directory; one that is absent is not known.
+/// Hashes of files outside the run directory; an absent hash is unknown.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Origin {
     /// Of the model that the run began with: its weights and configuration, tokenizer and chat template.
@@ -27,7 +27,7 @@ pub struct Origin {
 }
 
 impl Origin {
-    /// What a run is made of now.
+    /// The hashes as they are now.
     #[must_use]
     pub fn of(config: &TrainConfig) -> Self {
         Self {
@@ -39,14 +39,14 @@ impl Origin {
     }
 }
 
-/// This program and, where it is beside it, the sampler of the run, which is another program with workers.
+/// This program and, if it lies beside this one, the sampler of the run. A run with workers has another sampler.
 fn programs(config: &TrainConfig) -> Vec<PathBuf> {
     let Ok(own) = env::current_exe() else { return Vec::new() };
     let sampler = own.with_file_name(if config.listen.is_some() { "rollout-fleet" } else { "rollout" });
     [own].into_iter().chain(sampler.is_file().then_some(sampler)).collect()
 }
 
-/// The words of reward functions that are files: `command:run=python3 reward.py` names one, and `reward.py:f`.
+/// The words of reward functions that are files: both `command:run=python3 reward.py` and `reward.py:f` name one.
 fn reward_files(config: &TrainConfig) -> Vec<PathBuf> {
     let words =
         config.reward_funcs.iter().flat_map(|spec| spec.split(|c: char| c.is_whitespace() || matches!(c, ':' | '=')));
@@ -54,7 +54,7 @@ fn reward_files(config: &TrainConfig) -> Vec<PathBuf> {
     words.map(|word| folder.join(word)).filter(|path| path.is_file()).collect()
 }
 
-/// The hash of what files hold, one after the other; nothing where there is none, or one cannot be read.
+/// The hash of the names and contents of all files in order; absent without files, or if one cannot be read.
 fn hash(files: &[PathBuf]) -> Option<String> {
     let mut hasher = blake3::Hasher::new();
     for path in files {
@@ -65,13 +65,13 @@ fn hash(files: &[PathBuf]) -> Option<String> {
 
 fn add(hasher: &mut blake3::Hasher, path: &Path) -> Option<()> {
     hasher.update(path.file_name()?.as_encoded_bytes()).update(b"\0");
-    // Of a pipe or a device, nothing would ever be known.
+    // Reading a pipe or a device might never end.
     let file = File::open(path).ok().filter(|_| path.is_file())?;
     hasher.update_reader(file).ok().map(|_| ())
 }
 
-/// The files of a run's model that are read: weights, and texts on model and tokenizer, in the order of their names,
-/// and those of another chat template.
+/// The files of a run's model that are read, in the order of their names: weights, and texts on model and tokenizer.
+/// The files of another chat template follow.
 fn model_files(config: &TrainConfig) -> Option<Vec<PathBuf>> {
     let mut files = texts_and_weights(&config.model)?;
     match &config.chat_template {

@@ -14,8 +14,8 @@ use super::{CRITIC_DIR, OPTIMIZER_FILE, REFERENCE_DIR, STATE_FILE, TrainerState}
 use crate::{error::LearnerError, model::Decoder, publish::Publisher, step::Trainer};
 
 /// Writes `checkpoint-N` for the state's step, with the version of that number, and removes the oldest ones beyond
-/// `limit`, but for the one that the guard would go back to. `more` adds what others have for it, when everything else
-/// is written.
+/// `limit`, but for the one that the guard would go back to. `more` adds the files of others, when everything else is
+/// written.
 ///
 /// # Errors
 /// Any error of the file system; the checkpoint is then not there.
@@ -45,8 +45,8 @@ pub fn save(
     Ok(())
 }
 
-/// Makes `checkpoint-N` for the state's step of an earlier checkpoint: models and optimisers are that one's, and the
-/// state says where the run is.
+/// Makes `checkpoint-N` for the state's step from an earlier checkpoint. Models and optimisers are those of the earlier
+/// one, and the state says where the run is.
 ///
 /// # Errors
 /// A file that cannot be read or written; the checkpoint is then not there.
@@ -55,7 +55,7 @@ pub fn go_back(run_dir: &RunDir, earlier: &Path, state: TrainerState) -> Result<
     let state = TrainerState { carried, ..state };
     atomic::write_dir(&run_dir.checkpoint(state.step), |dir| {
         atomic::copy_files(earlier, dir)?;
-        // What was in flight then has been trained on since.
+        // Groups that were in flight then have been trained on since.
         atomic::remove_file(&dir.join(IN_FLIGHT_FILE))?;
         if let Ok(manifest) = WeightManifest::read(earlier) {
             let version = PolicyVersion(state.step);
@@ -89,7 +89,8 @@ pub fn fill(dir: &Path, model: &ModelDir, trainer: &Trainer, state: &TrainerStat
     write_state(dir, state)
 }
 
-/// What the other ranks do while the first one saves, if they have a part of the optimisers' state: they give it.
+/// Called by the other ranks while the first one saves: gives it this rank's part of the optimisers' state, if it has
+/// one.
 ///
 /// # Errors
 /// A rank that is gone.

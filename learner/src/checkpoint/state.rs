@@ -1,4 +1,4 @@
-//! Where a run is, beside its models.
+//! The state of a run beside its models.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use shared::config::TrainConfig;
 use super::{Origin, STATE_FILE};
 use crate::{error::LearnerError, guard::GuardState, step::Carried};
 
-/// Most bytes of it: a configuration and some counters.
+/// Most bytes of a state: a configuration and some counters.
 const MOST_BYTES: u64 = 64 << 20;
 /// Version of the format of [`STATE_FILE`].
 const STATE_FORMAT: u32 = 1;
@@ -34,7 +34,7 @@ pub struct TrainerState {
     /// What the guard carries from step to step.
     #[serde(default)]
     pub guard: GuardState,
-    /// What the run is made of besides.
+    /// Hashes of the files that the run is made of.
     #[serde(default)]
     pub origin: Origin,
 }
@@ -81,7 +81,7 @@ mod tests {
 
     use super::*;
 
-    /// Spoilt states, as the targets of `tests/fuzz` are.
+    /// The states are spoilt as the inputs of `tests/fuzz` are.
     #[test]
     fn a_state_is_read_as_it_was_written_or_refused_by_name() {
         let dir = tempfile::tempdir().unwrap();

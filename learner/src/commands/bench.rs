@@ -1,6 +1,6 @@
 //! `learner bench`: the speed of a training step on synthetic completions.
 //!
-//! Started by torchrun, or with its variables, it is one of several ranks, of which the first tells the figures.
+//! Started by torchrun, or with its variables, it is one of several ranks, and the first one reports the figures.
 
 mod gemm;
 mod sums;

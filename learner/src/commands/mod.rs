@@ -90,7 +90,7 @@ impl ComputeArgs {
         Ok(device)
     }
 
-    /// Most tokens of one forward pass: what is asked for, else what suits the model and the work.
+    /// Most tokens of one forward pass: the number that is asked for, else one that suits the model and the work.
     ///
     /// # Errors
     /// When the system does not tell how much memory there is.
@@ -108,8 +108,8 @@ fn word<T: DeserializeOwned>(text: &str) -> Result<T, String> {
     serde_json::from_value(text.into()).map_err(|e| e.to_string())
 }
 
-/// Refuses an output that the model cannot be written to, before hours of training: the folder of the model that is
-/// read, one with anything in it, which would be lost, and one that cannot be made.
+/// Refuses an output folder that the model cannot be written to, before hours of training: the folder of the model that
+/// is read, a folder with content, which would be lost, and a folder that cannot be made.
 fn check_output(output: &Path, model: &Path) -> anyhow::Result<()> {
     if let (Ok(output), Ok(model)) = (output.canonicalize(), model.canonicalize())
         && output == model
@@ -129,7 +129,7 @@ fn not_negative(flag: &str, value: f64) -> anyhow::Result<()> {
     check(flag, value, "a number of at least 0", value >= 0.0)
 }
 
-/// Refuses a number that is no share of something that something else is left of.
+/// Refuses a number that is not a share below the whole.
 fn below_one(flag: &str, value: f64) -> anyhow::Result<()> {
     check(flag, value, "at least 0 and below 1", (0.0..1.0).contains(&value))
 }

@@ -43,8 +43,8 @@ pub struct Args {
     pub meeting: Option<PathBuf>,
 }
 
-/// Trains with the first rank until that lets go, or is gone. The exit code says which, and whether it would be of use
-/// to come again.
+/// Trains with the first rank until the first rank lets this one go, or is gone. The exit code says which, and whether
+/// it would be of use to start this rank again.
 ///
 /// # Errors
 /// With context for the user.

@@ -41,7 +41,7 @@ pub struct Args {
     pub overrides: Vec<String>,
 }
 
-/// The metrics that are compared: what a method decides.
+/// The metrics that are compared: those that depend on the method.
 fn compared() -> impl Iterator<Item = &'static Metric> {
     let decided = [OPTIMISATION, POLICY].into_iter().flat_map(|section| section.metrics).copied();
     decided.chain([metrics::ROLLOUT_CORR_ROLLOUT_IS_EFF_SAMPLE_SIZE, metrics::FRAC_REWARD_ZERO_STD])

@@ -47,7 +47,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let device = device::open_of_rank(config.learner_device, here)?;
     let threads = cores::set_threads(Torchrun::threads_of_rank(&config));
     tracing::info!("learner on {device:?} with {threads} threads");
-    // Ranks that went on with other threads each would round differently, and move apart.
+    // Ranks with different numbers of threads would round differently, and move apart.
     if config.max_staleness > 0
         && config.learner_ranks == 1
         && [config.learner_device, config.rollout_device] == [config::Device::Cpu; 2]

@@ -1,4 +1,4 @@
-//! `learner score`: what a reward model says about given completions.
+//! `learner score`: a reward model's scores of given completions.
 
 use std::path::PathBuf;
 

@@ -6,11 +6,11 @@ use shared::config::TrainConfig;
 
 use crate::{error::LearnerError, ranks::Ranks};
 
-/// Compares what lies in the model directories; all ranks must call it. What a checkpoint holds of a model comes from
-/// the first rank in any case; what stays as it is (a reference, the base of an adapter) does not.
+/// Compares the model directories of the ranks; all ranks must call it. Weights that a checkpoint holds come from the
+/// first rank in any case; weights that never change (a reference, the base of an adapter) do not.
 ///
 /// # Errors
-/// On a rank with another model, what is wrong; on the others, which one that is.
+/// On a rank with another model, what is wrong; on the others, the number of that rank.
 pub(super) fn agree_on_model(ranks: &dyn Ranks, config: &TrainConfig) -> Result<(), LearnerError> {
     let folders = [Some(&config.model), config.critic_model.as_ref()];
     let found: Result<Vec<String>, String> = folders.into_iter().flatten().map(|folder| hash(folder)).collect();

@@ -1,5 +1,5 @@
-//! The further ranks of a run, as the first one has them: it starts them, or they come to it; it gives them each batch
-//! and says when it is over.
+//! The further ranks of a run, from the first one's side. It starts them, or they come to it. It gives them each batch,
+//! and tells them when the run is over.
 
 use std::{
     fs,
@@ -25,7 +25,7 @@ use crate::{
     trained::Among,
 };
 
-/// What the first rank asks of the others, as a line of JSON; the groups of a step follow it, a frame each.
+/// An order of the first rank to the others, as a line of JSON. The groups of a step follow it, a frame each.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Order {
@@ -33,28 +33,28 @@ pub(super) enum Order {
     Step {
         /// Steps done before it.
         step: u64,
-        /// How many follow.
+        /// Number of groups that follow.
         groups: usize,
     },
     /// As [`crate::step::Trainer::lower_learning_rate`].
     LowerLearningRate {
-        /// What the rate is multiplied with.
+        /// Factor of the rate.
         factor: f64,
     },
-    /// Their parts of a checkpoint.
+    /// The others give their parts of a checkpoint.
     Save,
-    /// The first rank begins anew, and they are to come again.
+    /// The first rank begins anew, and the others are to come again.
     Again,
     /// The run is over.
     End,
 }
 
-/// The further ranks, as the first one sees them. Those that it has started are ended when it is dropped.
+/// The further ranks, as the first one sees them. Dropping it ends the ranks that the first one has started.
 #[derive(Debug)]
 pub struct Crew {
     ranks: Arc<Gloo>,
     children: Children,
-    /// Signs of life of those that it has not started.
+    /// Signs of life of ranks that the first one has not started.
     _signs: Option<Signs>,
     _store: TorchStore,
 }
@@ -68,9 +68,9 @@ struct Children {
 }
 
 impl Crew {
-    /// Starts the ranks that `config` asks for besides the one that calls, which is the first of them, or waits for
-    /// them where torchrun's variables say that others start them; none if it is alone. All then open their models
-    /// (`checkpoint::open_rank`).
+    /// Called by the first rank: starts the further ranks that `config` asks for, or waits for them if torchrun's
+    /// variables say that others start them. There is no crew if the first rank is alone. All ranks then open their
+    /// models (`checkpoint::open_rank`).
     ///
     /// # Errors
     /// A rank that cannot be started, does not come, or has another model; when `stop` is set.
@@ -177,7 +177,7 @@ impl Crew {
     /// # Errors
     /// A rank that is gone.
     pub fn end(self, for_good: bool) -> Result<(), LearnerError> {
-        // That they end then is no news.
+        // From now on, nobody reports that they have ended.
         self.children.over.store(true, Ordering::Relaxed);
         self.tell(line(if for_good { &Order::End } else { &Order::Again }))
     }
@@ -217,7 +217,8 @@ impl Drop for Children {
     }
 }
 
-/// Ends a rank that is silent, and says so of one that has ended. It sends a byte a second through its standard output.
+/// Ends a rank that is silent, and reports a rank that has ended. A rank sends a byte a second through its standard
+/// output.
 fn attend(rank: usize, mut signs: ChildStdout, child: &Mutex<Child>, watch: &Watch, over: &AtomicBool) {
     let (begin, last, ended) = (Instant::now(), AtomicU64::new(0), AtomicBool::new(false));
     let name = |what: String| {

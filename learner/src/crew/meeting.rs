@@ -22,9 +22,9 @@ use crate::{
     ranks::{TorchStore, Watch, instructions},
 };
 
-/// How often somebody who waits looks.
+/// How often a rank that waits looks.
 const LOOK: Duration = Duration::from_millis(100);
-/// How often the first rank says whom it waits for.
+/// How often the first rank says which ranks it waits for.
 const REMINDER: Duration = Duration::from_secs(15);
 /// How long a rank waits before it tries again to reach the first one.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -32,15 +32,16 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// What a rank says of itself.
 #[derive(Debug, Serialize, Deserialize)]
 struct Hello {
-    /// A number that nobody else has.
+    /// A number that no other process has.
     nonce: u64,
     maker: Maker,
 }
 
-/// What makes a rank's figures. What every rank computes for itself, of the same sums, must have the same bits.
+/// What a rank's figures depend on. Figures that every rank computes for itself from the same sums must have the same
+/// bits.
 ///
-/// Ranks on GPUs need GPUs of one kind as well, which nobody compares: tch 0.24 has no name or compute capability of a
-/// device, and libtorch's headers have them only together with CUDA's own, which it does not ship.
+/// Ranks on GPUs need GPUs of one kind as well, but nobody compares these: tch 0.24 gives no name or compute capability
+/// of a device, and libtorch's headers for them need CUDA's own headers, which libtorch does not ship.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Maker {
     /// Version of the program.
@@ -49,7 +50,7 @@ struct Maker {
     instructions: String,
 }
 
-/// What the first rank answers.
+/// The first rank's answer.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Answer {
@@ -62,9 +63,9 @@ enum Answer {
 pub(super) struct Welcome {
     /// Name of the meeting.
     pub prefix: String,
-    /// How many ranks there are.
+    /// Number of ranks.
     pub count: usize,
-    /// Threads of each: sums are rounded by how many there are.
+    /// Threads of each rank: their number decides how sums are rounded.
     pub threads: usize,
     /// The configuration of the run, as the text of a file.
     pub config: String,
@@ -75,7 +76,7 @@ impl Maker {
         Self { build: env!("CARGO_PKG_VERSION").into(), instructions: instructions() }
     }
 
-    /// Why another one cannot be a rank beside this one.
+    /// Why another process cannot be a rank beside this one.
     fn objection(&self, other: &Self) -> Option<String> {
         if other.build != self.build {
             return Some(format!("is of version {}, and the first one of {}", other.build, self.build));
@@ -155,7 +156,7 @@ pub(super) fn gather(
     let prefix = format!("tandem/{:016x}", incarnation());
     let welcome = Welcome { prefix: prefix.clone(), count, threads, config: layers::to_toml(config) };
     for (rank, nonce) in (1..).zip(nonces) {
-        // What is left would be answered again when it is over.
+        // A hello that stays would be answered again in the next meeting.
         store.delete(&hello_of(rank))?;
         answer(store, nonce, &Answer::Welcome(welcome.clone()))?;
     }
@@ -178,7 +179,7 @@ pub(super) fn come(
     let begin = Instant::now();
     let left = || patience.saturating_sub(begin.elapsed());
     loop {
-        // A first rank that is gone takes its store along; another comes back with a new one.
+        // The store of a first rank ends with it, and the next first rank brings a new one.
         let why = match open(left()).and_then(|store| Ok((say_hello(&store, rank, left)?, store))) {
             Ok((Some(Answer::Welcome(welcome)), store)) => return Ok((store, welcome)),
             Ok((Some(Answer::Refusal(why)), _)) => {
@@ -232,7 +233,7 @@ mod tests {
         let gathered = |patience| gather(&store, &config(3), 5, patience, || Ok(()), &Watch::default());
         thread::scope(|scope| {
             let come = |rank| scope.spawn(move || come(rank, SOON, open).unwrap().1);
-            // One that died while it waited has left its hello.
+            // A rank that died while it waited has left its hello.
             let lost = Hello { nonce: 7, maker: Maker::own() };
             store.set(&hello_of(1), &serde_json::to_vec(&lost).unwrap()).unwrap();
             let second = come(2);

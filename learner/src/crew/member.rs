@@ -1,4 +1,4 @@
-//! A further rank: comes to the first one, and does what that says until it lets go.
+//! A further rank: comes to the first one, and follows its orders until it is let go.
 
 use std::{
     io::{self, BufRead, Read, Write},
@@ -33,7 +33,7 @@ const MOST_BYTES: u64 = 1 << 32;
 /// Where a rank finds the first one.
 #[derive(Debug, Clone)]
 pub enum Rendezvous {
-    /// It was started by it, on the same host.
+    /// The first rank has started this one, on the same host.
     Child {
         /// The file that they meet at.
         meeting: PathBuf,
@@ -45,7 +45,7 @@ pub enum Rendezvous {
 }
 
 impl Rendezvous {
-    /// Which one it is of the ranks on its host, where the learner has `count`.
+    /// Its number among the ranks on its host, if the learner has `count` ranks.
     fn here(&self, count: usize) -> RankHere {
         match self {
             Self::Child { rank, .. } => RankHere::Of { rank: *rank, count },
@@ -63,11 +63,11 @@ pub enum LetGo {
     Again,
 }
 
-/// A rank of a learner. `overrides` stand for what is elsewhere on this host, such as the model; `report` is called
-/// after every step.
+/// Serves as a rank of a learner. `overrides` are the options that differ on this host, such as the model's folder.
+/// `report` is called after every step.
 ///
 /// # Errors
-/// A first rank that does not come within `patience`; the same as of the first rank's steps; a rank that is gone.
+/// A first rank that does not come within `patience`; the errors of the first rank's steps; a rank that is gone.
 pub fn serve(
     place: &Rendezvous,
     overrides: &Overrides,
@@ -127,10 +127,10 @@ pub fn serve(
     served
 }
 
-/// Gives a sign of life every second, for as long as somebody takes it.
+/// Gives a sign of life every second. Once nobody reads it any more, the process ends.
 ///
 /// # Errors
-/// When there can be no thread.
+/// When no thread can be started.
 pub fn show_life() -> io::Result<()> {
     let show = || {
         while io::stdout().write_all(b".").and_then(|()| io::stdout().flush()).is_ok() {

@@ -26,7 +26,7 @@ use crate::{
 /// A value model with everything an update needs.
 #[derive(Debug)]
 pub struct Critic {
-    /// Where it started, also when it goes on from a checkpoint, which may be deleted meanwhile.
+    /// The model that it started from, even if it goes on from a checkpoint, which may be deleted meanwhile.
     source: ModelDir,
     trained: Trained<Scorer>,
     range: f64,
@@ -98,8 +98,8 @@ impl Critic {
         &mut self.trained
     }
 
-    /// Value of the state before each sampled token of the given rows: a row for each sequence, empty for those that
-    /// were not asked for.
+    /// Value of the state before each sampled token of the given rows: a row for each sequence, empty for sequences
+    /// outside `rows`.
     pub fn values(&self, sequences: &[Sequence<'_>], rows: &[usize]) -> Result<Ragged<f64>, LearnerError> {
         let mut lengths = vec![0; sequences.len()];
         rows.iter().for_each(|&row| lengths[row] = sequences[row].sampled());
@@ -113,7 +113,7 @@ impl Critic {
         Ok(found)
     }
 
-    /// One update on the given rows. `values` are those that the step began with, `returns` what should have been said.
+    /// One update on the given rows. `values` are those that the step began with, `returns` the targets.
     pub fn update(
         &mut self,
         sequences: &[Sequence<'_>],

@@ -1,11 +1,11 @@
-//! What the critic says about a step.
+//! The critic's metrics of a step.
 
 use shared::metrics::{self, MetricRecord};
 
 use super::value_loss::clip_fraction;
 use crate::advantage::Moments;
 
-/// Kept away from 0 in the explained variance, as in verl.
+/// Added to the variance of returns in the explained variance, as in verl.
 const EPSILON: f64 = 1e-5;
 
 /// Figures of the critic's updates in one step.
@@ -28,7 +28,7 @@ pub struct CriticStats {
 }
 
 impl CriticStats {
-    /// Adds them to a record.
+    /// Adds the figures to a record.
     pub fn record(&self, record: &mut MetricRecord) {
         let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
         record.set(metrics::LOSS_VALUE_AVG, mean(&self.losses));

@@ -22,7 +22,7 @@ pub fn value_loss(predictions: &[f64], values: &[f64], returns: &[f64], weights:
         let bounded = prediction.min(value + range).max(value - range);
         let (own, clipped) = ((prediction - target).powi(2), (bounded - target).powi(2));
         found.value += 0.5 * weight * own.max(clipped);
-        // Where the clipped loss is the larger one, the prediction is beyond the bound and does not move it.
+        // Where the clipped loss is the larger one, the prediction is beyond the bound and has gradient 0.
         found.gradients.push(if clipped > own { 0.0 } else { weight * (prediction - target) });
         found.clipped += usize::from(clipped > own);
     }

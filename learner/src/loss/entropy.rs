@@ -69,7 +69,7 @@ impl EntropyController {
         Self { coef: config.entropy_coef, last_entropy: None, adaptive }
     }
 
-    /// Whether there ever is a bonus.
+    /// Whether the run can have a bonus at all.
     #[must_use]
     pub fn enabled(&self) -> bool {
         self.coef != 0.0 || self.adaptive.is_some()
@@ -84,7 +84,7 @@ impl EntropyController {
         }
     }
 
-    /// What a checkpoint has to hold; nothing when the coefficient is constant.
+    /// The state for a checkpoint; absent when the coefficient is constant.
     #[must_use]
     pub fn state(&self) -> Option<EntropyState> {
         self.adaptive.map(|_| EntropyState { coef: self.coef, last_entropy: self.last_entropy })

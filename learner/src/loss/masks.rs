@@ -1,4 +1,4 @@
-//! What leaves a policy term: tokens of low entropy, and completions that the policy has moved away from.
+//! Masks of the policy term: they leave out tokens of low entropy, and completions that the policy has moved away from.
 
 use tch::{Kind, Tensor};
 
@@ -15,8 +15,8 @@ pub fn top_entropy(entropies_N: &Tensor, quantile: f64) -> Tensor {
 }
 
 /// 0 for tokens with a negative advantage in rows whose mean `−log_ratio` is above the threshold, `[N]` float64
-/// (DeepSeek-V3.2 eq. 9; TRL `off_policy_mask_threshold`). The ratio is that to the policy that sampled: both updates
-/// since then and the mismatch between sampler and learner count.
+/// (DeepSeek-V3.2 eq. 9; TRL `off_policy_mask_threshold`). The log-ratio is taken to the sampling policy, so both the
+/// updates since then and the mismatch between sampler and learner count.
 pub fn off_policy(log_ratio_N: &Tensor, advantages_N: &Tensor, rows: &Rows, threshold: f64) -> Tensor {
     let distance_N = rows.spread(&rows.mean(&log_ratio_N.neg()));
     advantages_N.ge(0.0).logical_or(&distance_N.le(threshold)).to_kind(Kind::Double)

@@ -31,12 +31,13 @@ impl Summary {
     }
 }
 
-/// What the losses of a step count, over all passes, by the key of the mean.
+/// Metrics that the losses of a step count, over all passes, by the key of the mean.
 #[derive(Debug, Clone, Default)]
 pub struct LossMetrics(BTreeMap<&'static str, Summary>);
 
 impl LossMetrics {
-    /// Adds one pass over one completion: a value per token, which counts once per token or, `per_sequence`, once.
+    /// Adds one pass over one completion, with a value per token. With `per_sequence`, the completion counts once
+    /// instead of once per token.
     pub fn add(&mut self, metric: LossMetric, values: &[f64], per_sequence: bool) {
         let summary = self.0.entry(metric.mean.key).or_insert_with(|| Summary::new(metric));
         let (sum, count) = (values.iter().sum::<f64>(), values.len() as f64);

@@ -4,8 +4,8 @@
 //! [`Objective::per_token`]: the policy term of the loss type ([`policy`], over the ratios of [`ratio`]), times the
 //! masks of [`masks`], times the correction for the mismatch between sampler and learner, plus the KL term. Each
 //! token's loss is then weighed as the [`reduction`] says and summed, and the entropy bonus is subtracted.
-//! [`Objective::differentiate`] is the only way in, for training as for tests. Everything is float64 on `[N]` tensors:
-//! next to a forward pass that costs nothing.
+//! [`Objective::differentiate`] is the only way in, for training as for tests. Everything is float64 on `[N]` tensors,
+//! which costs nothing next to a forward pass.
 
 #![deny(clippy::wildcard_enum_match_arm)]
 
@@ -41,11 +41,11 @@ use crate::{error::LearnerError, kl, model::TokenGradients};
 pub struct TokenLoss {
     /// Policy term with masks and importance weight, plus KL term, `[N]`.
     pub loss_N: Tensor,
-    /// 1 for tokens that the policy term and the entropy bonus are about, `[N]`; absent = all.
+    /// 1 for tokens that count in the policy term and the entropy bonus, `[N]`; absent = all.
     pub active_N: Option<Tensor>,
     /// The ratio that the method works with, `[N]`.
     pub ratio_N: Tensor,
-    /// What is worth counting, `[N]` each.
+    /// Values of the metrics, `[N]` each.
     pub metrics: Vec<(LossMetric, Tensor)>,
 }
 
@@ -58,11 +58,11 @@ pub struct LossGradient {
     pub policy_value: f64,
     /// Derivatives with respect to log-probs and entropies.
     pub gradients: TokenGradients,
-    /// Sum of the entropies of the tokens that the bonus is about, and their number.
+    /// Sum of the entropies in the bonus, and their number.
     pub active_entropy: (f64, f64),
-    /// Whether `early_stop_imp_ratio` left everything out.
+    /// Whether `early_stop_imp_ratio` set loss and gradients to 0.
     pub stopped: bool,
-    /// What is worth counting, `[N]` each.
+    /// Values of the metrics, `[N]` each.
     pub metrics: Vec<(LossMetric, Tensor)>,
 }
 
@@ -104,14 +104,15 @@ impl Objective {
         if self.old_policy_kl_coef != 0.0 {
             let current_N = logprobs_N.detach();
             let old_N = tokens.old_logprobs_N.as_ref().unwrap_or(&current_N);
-            // Of the old policy's samples, the divergence from it to the current one: r − 1 − log r.
+            // On samples of the old policy, r − 1 − log r estimates the divergence from the old policy to the current
+            // one.
             loss_N += kl::estimate(KlEstimator::K3, old_N, logprobs_N, self.spec.kl_bounded) * self.old_policy_kl_coef;
         }
         TokenLoss { loss_N, active_N, ratio_N: ratio_N.detach(), metrics }
     }
 
-    /// What the KL estimate of each token is multiplied with (`use_bias_correction_kl`); absent where that is 1.
-    /// `ratio_N` is the ratio of the policy term, which can be that of a whole completion.
+    /// Factor of each token's KL estimate (`use_bias_correction_kl`); absent where it is 1. `ratio_N` is the ratio of
+    /// the policy term, which can be that of a whole completion.
     fn kl_factor(&self, logprobs_N: &Tensor, ratio_N: &Tensor, tokens: &Tokens) -> Option<Tensor> {
         let of_token = || match (self.spec.ratio, self.level) {
             (Ratio::Chosen | Ratio::OfToken, ImportanceSamplingLevel::Token) => ratio_N.shallow_clone(),

@@ -14,13 +14,13 @@ pub struct Objective {
     pub config: Arc<TrainConfig>,
     /// The description of the loss.
     pub spec: &'static LossSpec,
-    /// What the ratio is taken over.
+    /// Whether a ratio is that of a token or of a completion.
     pub level: ImportanceSamplingLevel,
-    /// Weight of the entropy bonus, as it is now.
+    /// Current weight of the entropy bonus.
     pub entropy_coef: f64,
     /// Weight of the KL term in the loss; 0 = none.
     pub beta: f64,
-    /// Weight of the penalty on the distance from the old policy, as it is now; 0 = none.
+    /// Current weight of the penalty on the distance from the old policy; 0 = none.
     pub old_policy_kl_coef: f64,
 }
 
@@ -39,7 +39,7 @@ impl Objective {
         }
     }
 
-    /// How much has to be seen at once.
+    /// The tokens that the objective has to see at once.
     #[must_use]
     pub fn scope(&self) -> Scope {
         let masks = if self.config.top_entropy_quantile < 1.0 || self.config.early_stop_imp_ratio.is_some() {
@@ -52,7 +52,8 @@ impl Objective {
         self.spec.scope.max(self.level.scope()).max(masks)
     }
 
-    /// Whether a completion with these advantages can contribute to the gradient, its own or another's, at all.
+    /// Whether a completion with these advantages can contribute to the gradient, by its own loss or by that of
+    /// another.
     #[must_use]
     pub fn trains(&self, advantages: &[f64]) -> bool {
         self.beta != 0.0

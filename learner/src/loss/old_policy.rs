@@ -6,7 +6,7 @@ use shared::config::TrainConfig;
 /// How far from the target the divergence may be before the weight moves, as a factor (section 4).
 const TOLERANCE: f64 = 1.5;
 
-/// What the weight is then multiplied or divided by.
+/// Factor by which the weight is then multiplied or divided.
 const STEP: f64 = 2.0;
 
 /// The weight β of the penalty β KL[π_old, π] over the steps of a run.
@@ -14,7 +14,7 @@ const STEP: f64 = 2.0;
 pub struct OldPolicyPenalty {
     /// The weight.
     pub coef: f64,
-    /// KL per token that the weight is led to; a constant weight has none.
+    /// KL per token that the weight aims at; a constant weight has none.
     target: Option<f64>,
 }
 
@@ -26,7 +26,8 @@ impl OldPolicyPenalty {
         (coef > 0.0).then_some(Self { coef, target: config.old_policy_kl_target })
     }
 
-    /// Moves the weight after the updates of a step that have taken the policy this far, in nats per token.
+    /// Moves the weight after the updates of a step. `kl` is the distance that they have moved the policy, in nats per
+    /// token.
     pub fn observe(&mut self, kl: f64) {
         let Some(target) = self.target else { return };
         if kl < target / TOLERANCE {

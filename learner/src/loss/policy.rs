@@ -1,8 +1,8 @@
 //! Policy terms: the loss of each token before importance weights, KL and reduction.
 //!
-//! Each method is a small function of `[N]` tensors inside the autograd graph, and a line of [`policy_loss`] that gives
-//! it its options. Everything else about a method is in its description, [`shared::methods::loss`]. A term whose
-//! methods look at whole rows repeats the row's value at each of its tokens.
+//! Each method is a small function of `[N]` tensors inside the autograd graph, and a line of [`policy_loss`] that
+//! passes its options. Everything else about a method is in its description, [`shared::methods::loss`]. A method that
+//! looks at whole rows repeats a row's value at each of its tokens.
 
 use shared::{
     config::{LossType, TrainConfig},
@@ -16,14 +16,14 @@ use tch::{Kind, Tensor};
 
 use super::{Importance, Objective, Tokens, ratio, rows::Rows};
 
-/// What a policy term says about N tokens.
+/// The policy term of N tokens.
 #[derive(Debug)]
 pub struct PolicyLoss {
     /// Losses, `[N]`.
     pub loss_N: Tensor,
     /// The ratio that the method works with, `[N]`.
     pub ratio_N: Tensor,
-    /// What is worth counting, `[N]` each.
+    /// Values of the metrics, `[N]` each.
     pub metrics: Vec<(LossMetric, Tensor)>,
 }
 
@@ -95,7 +95,8 @@ fn sapo(ratio_N: &Tensor, advantages_N: &Tensor, positive: f64, negative: f64) -
 }
 
 /// `−φ·A·logprob` with the detached weight `φ = exp(λ + k·s − λ·e^s)`, where s is the log of the sequence's ratio to
-/// the old policy and on to the sampler (VESPO; TRL `get_gamma_weights`). k and λ go by the sign of the advantage.
+/// the old policy times its importance weight (VESPO; TRL `get_gamma_weights`). k and λ depend on the sign of the
+/// advantage.
 fn vespo(config: &TrainConfig, log_ratio_N: &Tensor, logprobs_N: &Tensor, tokens: &Tokens) -> Term {
     const BOUND: f64 = 20.0;
     let floor = 1e-8f64.ln();
@@ -112,7 +113,7 @@ fn vespo(config: &TrainConfig, log_ratio_N: &Tensor, logprobs_N: &Tensor, tokens
     (loss_N, vec![(PHI, phi_N)])
 }
 
-/// `max(−A·r, −A·clip(r, low, high))`, as verl counts it.
+/// `max(−A·r, −A·clip(r, low, high))`, with verl's clip fraction.
 fn clipped(ratio_N: &Tensor, advantages_N: &Tensor, low: f64, high: f64) -> Term {
     let plain_N = (ratio_N * advantages_N).neg();
     let clipped_N = (ratio_N.clamp(low, high) * advantages_N).neg();
@@ -120,8 +121,8 @@ fn clipped(ratio_N: &Tensor, advantages_N: &Tensor, low: f64, high: f64) -> Term
     (plain_N.maximum(&clipped_N), vec![metric])
 }
 
-/// verl's `vanilla`: the clipped surrogate, of which tokens with a negative advantage contribute at most `−A·c` (dual
-/// clip, Ye et al. 2020).
+/// verl's `vanilla`: the clipped surrogate, which is at most `−A·c` for tokens with a negative advantage (dual clip, Ye
+/// et al. 2020).
 fn dual_clip(ratio_N: &Tensor, advantages_N: &Tensor, low: f64, high: f64, c: f64) -> Term {
     let (loss_N, mut metrics) = clipped(ratio_N, advantages_N, low, high);
     let bound_N = advantages_N * -c;
@@ -131,8 +132,8 @@ fn dual_clip(ratio_N: &Tensor, advantages_N: &Tensor, low: f64, high: f64, c: f6
 }
 
 /// GMPO: minus the row's mean advantage times the geometric mean of its clipped ratios (verl `geo_mean`, whose means
-/// divide by the length plus 1e-8). A log-ratio is clipped to [−ε_low, ε_high], on the side on which the advantage
-/// pushes. Importance weights enter as their geometric mean.
+/// divide by the length plus 1e-8). A log-ratio is clipped to [−ε_low, ε_high], but only in the direction of its
+/// advantage. Importance weights enter as their geometric mean.
 fn geo_mean(log_ratio_N: &Tensor, tokens: &Tokens, epsilon_low: f64, epsilon_high: f64) -> Term {
     let Tokens { rows, advantages_N, .. } = tokens;
     let mean = |x_N: &Tensor| rows.sum(x_N) / (rows.lengths() + 1e-8);
@@ -150,7 +151,8 @@ fn geo_mean(log_ratio_N: &Tensor, tokens: &Tokens, epsilon_low: f64, epsilon_hig
 }
 
 impl Importance {
-    /// Log of each row's weight: of its tokens' product, or of its own. Each weight's log lies in [floor, ceiling].
+    /// Log of each row's weight: the row's own, or the product of its tokens' weights. The log of each weight is
+    /// clamped to [floor, ceiling].
     fn log_weight(&self, rows: &Rows, floor: f64, ceiling: f64) -> Tensor {
         let log_N = self.weights_N.log().clamp(floor, ceiling);
         if self.per_sequence { rows.mean(&log_N) } else { rows.sum(&log_N) }

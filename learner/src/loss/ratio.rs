@@ -17,7 +17,7 @@ pub fn log_ratio(logprobs_N: &Tensor, old_logprobs_N: Option<&Tensor>) -> Tensor
     }
 }
 
-/// The ratio of each token, or with the sequence level the geometric mean of its row's (GSPO eq. 7), `[N]`. `bound`
+/// The ratio of each token or, at sequence level, the geometric mean of its row's ratios (GSPO eq. 7), `[N]`. `bound`
 /// limits the log-ratio to ±bound.
 pub fn ratio(log_ratio_N: &Tensor, rows: &Rows, level: ImportanceSamplingLevel, bound: Option<f64>) -> Tensor {
     let log_N = match level {

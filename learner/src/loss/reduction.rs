@@ -1,8 +1,8 @@
-//! Reductions: what a token's loss weighs in the loss of an optimiser update.
+//! Reductions: the weight of a token's loss in the loss of an optimiser update.
 //!
-//! Every reduction gives one weight to all tokens of a completion, and the weight is made of figures of the minibatch,
-//! the update and the generation batch alone. The sum over tokens of weight × loss is then the loss, however the
-//! completions are spread over forward passes.
+//! Every reduction gives one weight to all tokens of a completion. The weight depends only on figures of the minibatch,
+//! the update and the generation batch. So the sum over tokens of weight × loss is the loss, however the completions
+//! are spread over forward passes.
 
 use shared::{
     config::{LossAggregation, TrainConfig},
@@ -14,13 +14,13 @@ use crate::{ragged::Ragged, verl::EPSILON};
 /// Figures that are the same for every completion of an update.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Normaliser {
-    /// Minibatches of the optimiser update (`gradient_accumulation_steps`; fewer in a last update of what is left).
+    /// Minibatches of the optimiser update (`gradient_accumulation_steps`; fewer in an incomplete last update).
     pub accumulation: f64,
     /// Share of the generation batch that the update sees (`gradient_accumulation_steps / steps_per_generation`; less
-    /// in a last update of what is left).
+    /// in an incomplete last update).
     pub share: f64,
-    /// Tokens of the generation batch that are in the loss (TRL `num_items_in_batch`): those of truncated completions
-    /// are not, where they are masked.
+    /// Tokens of the generation batch that are in the loss (TRL `num_items_in_batch`). Tokens of masked truncated
+    /// completions are not.
     pub generation_tokens: f64,
     /// `max_completion_length`.
     pub max_completion_length: f64,
@@ -31,8 +31,7 @@ pub struct Normaliser {
 pub struct RowWeights {
     /// Of a row's token losses.
     pub losses: Vec<f64>,
-    /// Of a row's entropies in the bonus: they make the mean over the tokens of each minibatch, and the mean of
-    /// those.
+    /// Of a row's entropies in the bonus, which is the mean over minibatches of the mean over their tokens.
     pub entropies: Vec<f64>,
 }
 
@@ -51,7 +50,8 @@ pub fn update_weights(config: &TrainConfig, minibatches: &Ragged<usize>, normali
         });
         let scales: Vec<f64> = scales.collect();
         let scale = |weights: &mut [f64]| weights.iter_mut().zip(&scales).for_each(|(weight, scale)| *weight *= scale);
-        // Where all tokens weigh the same already, lengths would count twice. The bonus is a mean of each minibatch.
+        // If all tokens weigh the same already, scaling would count lengths twice. The bonus is a mean per minibatch,
+        // so it is scaled always.
         if !reduction.is_token_mean() {
             scale(&mut losses);
         }
@@ -62,8 +62,8 @@ pub fn update_weights(config: &TrainConfig, minibatches: &Ragged<usize>, normali
 
 /// Weight of each completion's tokens, given the trained tokens of every completion of an update by minibatch.
 ///
-/// Source of all but verl's: TRL 1.16 `GRPOTrainer._compute_loss`, over one minibatch at a time. An empty row counts
-/// as 0 in the mean over completions.
+/// All but verl's reductions follow TRL 1.16 `GRPOTrainer._compute_loss`, over one minibatch at a time. An empty row
+/// counts as 0 in the mean over completions.
 #[must_use]
 pub fn loss_weights(
     reduction: Reduction,
@@ -90,7 +90,7 @@ pub fn loss_weights(
     }
 }
 
-/// The mean over rows of a value that is repeated at each of a row's tokens (GMPO). An empty row counts as 0.
+/// The mean over rows, where each token of a row repeats the row's value (GMPO). An empty row counts as 0.
 fn sequence_weights(lengths: &[usize]) -> Vec<f64> {
     lengths.iter().map(|&length| 1.0 / (lengths.len() as f64 * (length as f64).max(1.0))).collect()
 }
@@ -169,8 +169,8 @@ mod tests {
         }
     }
 
-    /// RLinf's DAPO page has both: its token mean is one of each micro-batch, of which the scale makes one of all. Ours
-    /// is one of all from the beginning.
+    /// RLinf's DAPO page sets both options: its token mean is over a micro-batch, and the scale turns it into a mean
+    /// over all tokens. Our token mean is over all tokens already.
     #[test]
     fn the_valid_token_scale_does_not_weigh_lengths_twice() {
         let token_mean = TrainConfig { loss_aggregation: Some(LossAggregation::TokenMean), ..TrainConfig::default() };

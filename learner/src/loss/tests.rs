@@ -11,7 +11,7 @@ use tch::{Device, Tensor};
 
 use super::{LossGradient, Objective, Rows, Tokens};
 
-/// One row of tokens, of which every token weighs the same.
+/// One row of tokens that all weigh the same.
 fn tokens(old: Option<&[f64]>, reference: Option<&[f64]>, advantages: &[f64]) -> Tokens {
     let n = advantages.len();
     let mean = vec![1.0 / n as f64; n];
@@ -73,7 +73,7 @@ fn on_policy_without_old_logprobs_is_the_same_as_with_them() {
     assert_eq!(of(None), of(Some(&logprobs)));
 }
 
-/// Only the side on which the advantage pushes is clipped, and clip-higher moves that bound alone.
+/// A ratio is clipped in the direction of its advantage only, and clip-higher moves the upper bound alone.
 #[test]
 fn clipping_is_one_sided() {
     let symmetric = TrainConfig::default();
@@ -120,7 +120,7 @@ fn early_stopping_leaves_everything_out() {
 }
 
 /// PPO eq. 8 of one token: the ratio times the advantage, minus β times an estimate of KL[π_old, π] from a sample of
-/// π_old, whose expectation is the divergence and whose gradient vanishes where the two agree.
+/// π_old. The expectation of the estimate is the divergence, and its gradient vanishes where the two policies agree.
 #[test]
 fn the_penalty_on_the_distance_from_the_old_policy() {
     let config =
@@ -161,7 +161,7 @@ fn gradients_are_finite_differences() {
     }
 }
 
-/// A loss counts what its description says, no more and no less, and looks as far as that says: the loss of a run of
+/// A loss counts exactly the metrics of its description, and sees no further than its scope: the loss of a run of
 /// tokens, or of completions, is the same alone as among others.
 #[test]
 fn every_loss_is_as_it_is_described() {

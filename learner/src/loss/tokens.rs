@@ -1,4 +1,4 @@
-//! What an objective needs to know about tokens.
+//! The inputs of an objective: a run of tokens.
 
 use std::ops::Range;
 
@@ -20,7 +20,7 @@ pub struct Importance {
 pub struct Tokens {
     /// Rows that they belong to.
     pub rows: Rows,
-    /// Log-probs under the policy that the ratio is taken against; absent = the current policy is that one.
+    /// Log-probs under the old policy, which the ratio is taken to; absent = the current policy is the old one.
     pub old_logprobs_N: Option<Tensor>,
     /// Log-probs under the distribution that the tokens were drawn from; absent = that of `old_logprobs_N`.
     pub sampling_logprobs_N: Option<Tensor>,
@@ -28,7 +28,7 @@ pub struct Tokens {
     pub ref_logprobs_N: Option<Tensor>,
     /// Advantages.
     pub advantages_N: Tensor,
-    /// Multiplies the policy term (VESPO and GMPO have it inside).
+    /// Factor of the policy term (VESPO and GMPO apply it inside their formulas).
     pub importance: Option<Importance>,
     /// Weights of the reduction.
     pub weights_N: Tensor,
@@ -37,7 +37,7 @@ pub struct Tokens {
 }
 
 impl Tokens {
-    /// The run with the given numbers.
+    /// The tokens with the given numbers.
     #[must_use]
     pub fn slice(&self, run: &Range<i64>) -> Self {
         let part = |x: &Tensor| x.narrow(0, run.start, run.end - run.start);

@@ -23,8 +23,8 @@ pub fn adapter_config(config: &TrainConfig, model: &ModelDir) -> Result<Option<A
     Ok(Some(adapter))
 }
 
-/// The adapter's parameters, in float32 at least: those `saved` in a directory, else as PEFT begins, with A uniform
-/// within ±1/√in and B 0, so that nothing is added yet. They depend on the seed alone.
+/// The adapter's parameters, in float32 at least: those `saved` in a directory, else as PEFT starts them, with A
+/// uniform within ±1/√in and B 0, so that the adapter adds nothing yet. They depend on the seed alone.
 ///
 /// # Errors
 /// A directory that cannot be read, or holds an adapter of another kind or for another base.

@@ -2,9 +2,9 @@
 //! `[tokens, vocabulary]` tensor larger than a budget.
 //!
 //! The softmax's derivative is known in closed form (one-hot minus probability), so the head's backward pass is written
-//! out: a chunk of tokens is projected, its log-probs are handed to the loss, and the gradient that comes back is
-//! turned into those of hidden states and weight in place, before the next chunk is touched. Nothing is computed twice,
-//! and all chunks use the same two buffers: memory that is new to a process costs more time than the softmax.
+//! out. A chunk of tokens is projected, and its log-probs go to the loss. The gradient that comes back becomes the
+//! gradients of hidden states and weight, in place, before the next chunk is touched. Nothing is computed twice, and
+//! all chunks use the same two buffers: memory that is new to a process costs more time than the softmax.
 
 use std::{ops::Range, sync::Arc};
 
@@ -14,7 +14,7 @@ use tch::Tensor;
 use super::kinds::wide;
 use crate::support::{self, Support, Truncation};
 
-/// What the policy says about a run of tokens.
+/// Log-probs and entropies of a run of tokens.
 #[derive(Debug)]
 pub struct TokenStats {
     /// Log-prob of each token under the policy at the temperature, `[N]`.
@@ -23,7 +23,7 @@ pub struct TokenStats {
     pub entropies_N: Tensor,
 }
 
-/// Derivatives of the loss with respect to what [`TokenStats`] holds.
+/// Derivatives of the loss with respect to [`TokenStats`].
 #[derive(Debug)]
 pub struct TokenGradients {
     /// With respect to the log-probs, `[N]`.
@@ -48,24 +48,24 @@ impl From<Tensor> for TokenGradients {
     }
 }
 
-/// How much a loss has to see before it can say what the gradients are.
+/// The tokens that a loss has to see at once to give their gradients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Span<'a> {
     /// A token.
     Token,
-    /// A completion, of which these are the numbers of the tokens, in order and without gaps. Chunks then end where
-    /// completions do; one that is longer than a chunk is projected twice.
+    /// A completion. The ranges are the token numbers of each completion, in order and without gaps. Chunks then end
+    /// where completions do; a completion that is longer than a chunk is projected twice.
     Completion(&'a [Range<usize>]),
 }
 
-/// Which token each hidden state predicts, and out of which distribution.
+/// Which token each hidden state predicts, and from which distribution.
 #[derive(Debug, Clone, Copy)]
 pub struct Targets<'a> {
     /// Token ids, `[N]`.
     pub ids_N: &'a Tensor,
     /// Divides the logits.
     pub temperature: f64,
-    /// What the distribution is limited to, one entry per token; absent = the whole vocabulary.
+    /// Support of each token's distribution; absent = the whole vocabulary.
     pub supports: Option<&'a [Arc<Support>]>,
 }
 
@@ -91,12 +91,12 @@ pub struct Head {
     chunk: i64,
     /// Tokens at once where nothing asks for more.
     usual: i64,
-    /// Two chunks, `[chunk, V]` each. Only what is used of them takes memory.
+    /// Two chunks, `[chunk, V]` each. Only their used parts take memory.
     buffers: [Tensor; 2],
 }
 
 impl Head {
-    /// A head with weight `[vocabulary, hidden]`, of which it keeps a wider copy where that is of half a word.
+    /// A head with weight `[vocabulary, hidden]`. It keeps a float32 copy of a 16-bit weight.
     #[must_use]
     pub fn new(weight_VH: &Tensor) -> Self {
         let weight_VH = wide(weight_VH);
@@ -105,7 +105,7 @@ impl Head {
         Self::with_chunks(&weight_VH, [usual, most].map(|tokens| tokens as i64))
     }
 
-    /// The weight has become this one.
+    /// Takes over the changed weight, if the head has a copy of its own.
     pub(super) fn follow(&self, weight_VH: &Tensor) {
         if weight_VH.kind() != self.weight_VH.kind() {
             self.weight_VH.shallow_clone().copy_(weight_VH);
@@ -122,7 +122,7 @@ impl Head {
         }
     }
 
-    /// With other numbers of tokens at once, usually and at most; results do not depend on them.
+    /// A head with other sizes of chunks, usual and largest. Results do not depend on them.
     #[must_use]
     pub fn with_chunks(weight_VH: &Tensor, [usual, chunk]: [i64; 2]) -> Self {
         let buffer = || Tensor::empty([chunk, weight_VH.size()[0]], (weight_VH.kind(), weight_VH.device()));
@@ -150,8 +150,8 @@ impl Head {
         TokenStats { logprobs_N: join(&logprobs, hidden_NH), entropies_N: join(&entropies, hidden_NH) }
     }
 
-    /// The tokens that truncated sampling keeps at each position; the position's own token always is. One entry per
-    /// token.
+    /// The tokens that truncated sampling keeps at each position; they always include the position's own token. One
+    /// entry per token.
     #[must_use]
     pub fn supports(&self, hidden_NH: &Tensor, targets: &Targets<'_>, truncation: &Truncation) -> Vec<Arc<Support>> {
         // Sorting takes several times the memory of the logits.
@@ -165,9 +165,9 @@ impl Head {
 
     /// Log-probs, entropies and gradients.
     ///
-    /// `gradient_of` receives the statistics of one run of tokens after the other, which `span` says the least of, and
-    /// returns the derivatives of the loss. The weight's gradient is added to `weight_gradient_VH`, if that is wanted;
-    /// the hidden states' gradient, `[N, hidden]`, is returned.
+    /// `gradient_of` receives the statistics of one run of tokens after the other, each at least as long as `span` asks
+    /// for, and returns the derivatives of the loss. The weight's gradient is added to `weight_gradient_VH`, if
+    /// present; the hidden states' gradient, `[N, hidden]`, is returned.
     pub fn differentiate(
         &self,
         hidden_NH: &Tensor,
@@ -197,7 +197,7 @@ impl Head {
         join(&gradients, hidden_NH)
     }
 
-    /// What `gradient_of` sees at once: as much as is usual, and at least what `span` asks for.
+    /// The runs that `gradient_of` sees at once: of the usual size, and at least as long as `span` asks for.
     fn runs(&self, tokens: i64, span: Span<'_>) -> Vec<Range<i64>> {
         let Span::Completion(completions) = span else {
             return chunks(0..tokens, self.usual).collect();

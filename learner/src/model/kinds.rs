@@ -1,4 +1,4 @@
-//! Element types: what half a word is too narrow for.
+//! Element types of the computations that 16 bits are too narrow for.
 
 use tch::{Kind, Tensor};
 

@@ -17,7 +17,7 @@ pub(super) struct Linear {
 }
 
 impl Linear {
-    /// The projection of a block with that name.
+    /// The projection `{block}.{name}`.
     pub(super) fn new(weights: &Weights, block: &str, name: &str) -> Self {
         Self::stacked(weights, block, name, &[name])
     }

@@ -19,9 +19,9 @@ const INITIALIZER_RANGE: f64 = 0.02;
 #[derive(Debug, Clone, Copy)]
 pub struct LoadOptions {
     /// Element type that the layers compute in; stored values are converted. A model that is trained in bfloat16 has a
-    /// float32 copy of what is trained.
+    /// float32 copy of its trained weights.
     pub kind: Kind,
-    /// Where they live.
+    /// Device of the weights.
     pub device: Device,
     /// Whether gradients will be asked for.
     pub trainable: bool,
@@ -36,7 +36,7 @@ impl Default for LoadOptions {
 }
 
 impl LoadOptions {
-    /// Of a model that is trained, with the options of a run.
+    /// Options for a model that is trained.
     #[must_use]
     pub fn training(device: Device, bf16: bool, gradient_checkpointing: bool) -> Self {
         let kind = if bf16 { Kind::BFloat16 } else { Kind::Float };
@@ -59,8 +59,8 @@ pub fn load(model: &ModelDir, options: LoadOptions) -> Result<Decoder, LearnerEr
     build(model.config(), options, &mut |name| Ok(checkpoint.read_f32(name)?))
 }
 
-/// Loads a scorer: that of a directory with a classification head, whose first label is the score, or the transformer
-/// of a language model under a head that starts at 0.
+/// Loads a scorer. A directory with a classification head gives its first label as the score. A language model gives
+/// its transformer, under a head that starts at 0.
 ///
 /// # Errors
 /// As [`load`].
@@ -113,7 +113,7 @@ pub fn initialise(model: &ModelDir, seed: u64, options: LoadOptions) -> Result<D
     })
 }
 
-/// Refuses what cannot fit before libtorch, which ends the process, is asked for it.
+/// Refuses a model that cannot fit into memory, before libtorch ends the process over it.
 fn check_memory(config: &ModelConfig, options: LoadOptions) -> Result<(), LearnerError> {
     if options.device != Device::Cpu {
         return Ok(());

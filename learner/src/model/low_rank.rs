@@ -9,9 +9,9 @@ use super::parameters::{Gradients, Leaf};
 /// `y += scaling · B (A x)`, where the projections that are stacked in `y` have factors of their own, or none.
 #[derive(Debug)]
 pub(super) struct LowRank {
-    /// A of each of them, one below the other: `[members · r, in]`.
+    /// The A factors of these projections, one below the other: `[members · r, in]`.
     first: Leaf,
-    /// The outputs of each, and its B, `[out, r]`.
+    /// The outputs and the B factor, `[out, r]`, of each of them.
     second: Vec<(Range<i64>, Leaf)>,
     scaling: f64,
 }

@@ -13,7 +13,7 @@ pub(super) struct Mlp {
     activation: Activation,
 }
 
-/// libtorch's name of GELU by way of the hyperbolic tangent.
+/// libtorch's name of the tanh approximation of GELU.
 const TANH: &str = "tanh";
 
 impl Mlp {
@@ -33,7 +33,7 @@ impl Mlp {
         self.gate_up.forward(x_TH)
     }
 
-    /// The block's result of gate and up, added to `onto`, `[T, hidden]`.
+    /// Adds the block's result for gate and up to `onto`, `[T, hidden]`.
     pub(super) fn output_onto(&self, onto: &Tensor, gate_up: &Tensor) -> Tensor {
         let halves = gate_up.chunk(2, -1);
         self.down.forward_onto(onto, &self.active(&halves[0]).g_mul_(&halves[1]))

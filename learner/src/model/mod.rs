@@ -5,9 +5,9 @@
 //! passes are written out, layer by layer, and add to flat gradients. The head computes log-probs and their gradients
 //! in chunks. Chunks end where completions do if a loss has to see a completion at once.
 //!
-//! [`Weights`] tells what passes read from what training moves. With `bf16`, training moves a float32 copy, which is
-//! rounded after each update. With `use_peft`, it moves an adapter beside a frozen base, and only the adapter has
-//! gradients. The reference policy of such a run is the base without the adapter.
+//! [`Weights`] separates the parameters that passes read from those that training moves. With `bf16`, training moves a
+//! float32 copy, which is rounded after each update. With `use_peft`, it moves an adapter beside a frozen base, and
+//! only the adapter has gradients. The reference policy of such a run is the base without the adapter.
 
 mod adapter;
 mod attention;
@@ -153,7 +153,7 @@ impl Decoder {
         self.trunk.weights()
     }
 
-    /// Where it is.
+    /// The device of its weights.
     #[must_use]
     pub fn device(&self) -> Device {
         self.weights().base().flat().device()
@@ -172,7 +172,8 @@ impl Decoder {
         self.head.evaluate(&hidden_NH, &targets(batch, temperature))
     }
 
-    /// What truncated sampling keeps at each completion token of a micro-batch, the token itself always included.
+    /// The tokens that truncated sampling keeps at each completion token of a micro-batch, always with the token
+    /// itself.
     #[must_use]
     pub fn supports(&self, batch: &MicroBatch, temperature: f64, truncation: &Truncation) -> Vec<Arc<Support>> {
         let hidden_NH = self.trunk.forward(&batch.packed, &batch.positions_N);
@@ -181,9 +182,9 @@ impl Decoder {
 
     /// Forward and backward pass of a micro-batch.
     ///
-    /// `gradient_of` is called for consecutive runs of completion tokens, as [`Head::differentiate`] says, with their
-    /// statistics and returns the derivatives of the loss. Parameter gradients are added to `gradients`. Returns where
-    /// the time went.
+    /// `gradient_of` receives the statistics of consecutive runs of completion tokens and returns the derivatives of
+    /// the loss, as in [`Head::differentiate`]. Parameter gradients are added to `gradients`. Returns the time of each
+    /// part.
     pub fn differentiate(
         &self,
         batch: &MicroBatch,
@@ -216,7 +217,7 @@ fn head_name(config: &ModelConfig) -> &'static str {
     if config.tie_word_embeddings { EMBEDDING } else { UNTIED_HEAD }
 }
 
-/// What the head needs to know about a micro-batch's completion tokens.
+/// The head's targets for a micro-batch's completion tokens.
 fn targets(batch: &MicroBatch, temperature: f64) -> Targets<'_> {
     Targets { ids_N: &batch.targets_N, temperature, supports: batch.supports.as_deref() }
 }

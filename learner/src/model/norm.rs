@@ -25,7 +25,7 @@ impl RmsNorm {
         Self { weight: weights.leaf(&format!("{name}.weight")), offset, eps: config.rms_norm_eps }
     }
 
-    /// What is multiplied with.
+    /// Factors of the normalised values.
     fn factors(&self) -> Tensor {
         let weight = &self.weight.values;
         if self.offset == 0.0 { weight.shallow_clone() } else { wide(weight) + self.offset }

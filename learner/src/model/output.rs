@@ -27,8 +27,8 @@ impl Output {
         }
     }
 
-    /// Adds the parameters' gradients, given the input and the gradient of the sum, and returns that of the input. What
-    /// a norm has read is computed once more, which is cheaper than to keep it.
+    /// Adds the parameters' gradients, given the input and the gradient of the sum, and returns that of the input. The
+    /// input of a norm is computed again, which is cheaper than keeping it.
     pub(super) fn backward(&self, x: &Tensor, dy: &Tensor, gradients: &mut Gradients) -> Tensor {
         match &self.norm {
             None => self.projection.backward(x, dy, gradients),

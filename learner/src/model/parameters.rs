@@ -2,8 +2,8 @@
 //!
 //! Every parameter is a slice of the flat buffer, so the optimiser, the norm and the clipping are a few operations on
 //! one long vector instead of several on each of hundreds of tensors. Projections that read the same input (q, k and v;
-//! gate and up) lie next to each other and are one *leaf*: one matrix product instead of three or
-//! two, while each keeps its Hugging Face name as a slice of rows.
+//! gate and up) lie next to each other and are one *leaf*: one matrix product instead of three or two. Each projection
+//! keeps its Hugging Face name as a slice of rows.
 
 use std::{collections::HashMap, ops::Range, sync::Arc};
 
@@ -13,7 +13,7 @@ use crate::{error::LearnerError, ranks::pieces};
 
 /// Leaves start at multiples of this many elements: 64 bytes of float32, which matrix products like.
 const ALIGNMENT: i64 = 16;
-/// Elements whose squares are added up in the precision that they have.
+/// Number of elements whose squares are summed in the elements' own precision.
 const NORM_BLOCK: i64 = 1 << 17;
 
 /// A Hugging Face parameter: a run of rows of a leaf.
@@ -111,7 +111,7 @@ fn leaf_name(name: &str) -> String {
 /// A tensor that a product takes as a whole: one or more parameters stacked along the first dimension.
 #[derive(Debug)]
 pub(super) struct Leaf {
-    /// The values, which are those of the flat buffer.
+    /// The values, as a view of the flat buffer.
     pub(super) values: Tensor,
     /// Its index in [`Gradients`]; absent = frozen.
     trained: Option<usize>,
@@ -208,7 +208,7 @@ impl Parameters {
         self.layout.slices.iter().map(|s| (s.name.as_str(), s.shape.as_slice()))
     }
 
-    /// As [`Self::named`], with the elements of a flat buffer that each has.
+    /// As [`Self::named`], with each parameter's range in a flat buffer.
     pub fn places(&self) -> impl Iterator<Item = (&str, &[i64], Range<i64>)> {
         self.layout.slices.iter().map(|s| (s.name.as_str(), s.shape.as_slice(), s.elements.clone()))
     }
@@ -236,8 +236,7 @@ impl Parameters {
         Ok(Vec::<f32>::try_from(&tensor)?)
     }
 
-    /// All values in this process's memory: where they lie, if they are float32 there, else one copy of the flat
-    /// buffer.
+    /// All values in this process's memory. The flat buffer is copied once, unless it is float32 there already.
     #[must_use]
     pub fn host(&self) -> HostParameters<'_> {
         let flat = self.flat.to_device(Device::Cpu).to_kind(Kind::Float);
@@ -273,7 +272,8 @@ impl HostParameters<'_> {
         let slice = self.layout.slice(name).ok_or_else(|| LearnerError::Parameter(name.to_owned()))?;
         let (start, end) = (slice.elements.start as usize, slice.elements.end as usize);
         // SAFETY: the tensor has one dimension, of `Kind::Float` and on the CPU, so its elements lie one after the
-        // other; it lives as long as what is lent, and updates, which change it, come between two uses of a model.
+        // other; it lives as long as the borrowed slice, and updates, which change it, come between two uses of a
+        // model.
         let all = unsafe { std::slice::from_raw_parts(self.flat.data_ptr().cast::<f32>(), self.flat.numel()) };
         Ok(&all[start..end])
     }

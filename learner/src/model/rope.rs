@@ -5,7 +5,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::kinds::wide;
 
-/// What the layers of one forward pass are rotated with.
+/// The rotations of one forward pass, one for each kind of rotary positions.
 #[derive(Debug)]
 pub(super) struct Rotations(Vec<(Rotary, Rotation)>);
 
@@ -16,7 +16,7 @@ impl Rotations {
         Self(config.rotaries().map(|rotary| (rotary, rotation(rotary))).collect())
     }
 
-    /// That of a layer; `None` for a layer that does not rotate.
+    /// The rotation of a layer; `None` for a layer that does not rotate.
     pub(super) fn of(&self, rotary: Option<Rotary>) -> Option<&Rotation> {
         self.0.iter().find(|(of, _)| Some(*of) == rotary).map(|(_, rotation)| rotation)
     }
@@ -54,7 +54,7 @@ impl Rotation {
         self.turn(x_TND, &self.sin);
     }
 
-    /// Undoes [`Self::rotate`], which is also its derivative's transpose: gradients go back through it.
+    /// Undoes [`Self::rotate`]. The inverse of a rotation is its transpose, so gradients go back through this method.
     pub(super) fn rotate_back(&self, x_TND: &Tensor) {
         self.turn(x_TND, &self.sin.neg());
     }

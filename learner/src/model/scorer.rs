@@ -23,13 +23,13 @@ pub struct Scorer {
 }
 
 impl Scorer {
-    /// The architecture with this head instead of its own.
+    /// The architecture with a scorer's head instead of its own.
     #[must_use]
     pub fn config_of(config: &ModelConfig) -> ModelConfig {
         ModelConfig { head: Head::Score { labels: 1 }, ..config.clone() }
     }
 
-    /// A scorer over weights of [`Self::config_of`] some architecture.
+    /// A scorer over the given weights. `config` comes from [`Self::config_of`].
     #[must_use]
     pub fn new(config: ModelConfig, weights: Weights, gradient_checkpointing: bool) -> Self {
         let head = weights.leaf(SCORE);

@@ -1,7 +1,7 @@
 //! The transformer below any head: embedding, layers and final norm, with its backward pass.
 //!
-//! The backward pass is written out. A layer's parameters get their gradients from products that add to the flat
-//! buffer, so that there is no second copy of them, and what a layer keeps of its forward pass is in sight.
+//! The backward pass is written out. The gradients of a layer's parameters come from products that add to the flat
+//! buffer, so they have no second copy. The code also shows what a layer keeps of its forward pass.
 
 use shared::ModelConfig;
 use tch::Tensor;
@@ -27,8 +27,8 @@ struct Layer {
     mlp: Mlp,
 }
 
-/// What a layer keeps of a forward pass. Normed inputs and the MLP's inner product are computed again: they are as
-/// large as what is kept, and cost next to nothing beside the matrix products.
+/// The part of a forward pass that a layer keeps. Normed inputs and the MLP's inner product are computed again: they
+/// are as large as the kept tensors, and cost next to nothing beside the matrix products.
 #[derive(Debug)]
 struct LayerTape {
     /// The layer's input, `[T, H]`.
@@ -51,7 +51,7 @@ impl Layer {
         self.mlp.output_onto(&tape.middle_TH, &tape.gate_up)
     }
 
-    /// Adds the parameters' gradients, given that of the output, and returns that of the input.
+    /// Adds the parameters' gradients, given the gradient of the output, and returns that of the input.
     fn backward(
         &self,
         tape: LayerTape,
@@ -157,7 +157,7 @@ impl Trunk {
         Tape { rotations, layers, selected_NH, hidden_NH }
     }
 
-    /// Adds the parameters' gradients, given that of the normed hidden states of the same tokens, `[N, H]`.
+    /// Adds the parameters' gradients, given the gradient of the normed hidden states of the same tokens, `[N, H]`.
     pub(super) fn backward(
         &self,
         batch: &Packed,
@@ -170,7 +170,7 @@ impl Trunk {
         let d_selected_NH = self.norm.backward(&selected_NH, gradient_NH, gradients);
         let shape = [batch.ids_T.size()[0], self.config.hidden_size as i64];
         let mut dx_TH = Tensor::zeros(shape, (d_selected_NH.kind(), d_selected_NH.device()));
-        // Texts with the same stem have the place of their first token's prediction in common.
+        // Branches of one stem predict their first tokens from one place, so the gradients of that place add up.
         let _ = dx_TH.index_add_(0, positions_N, &d_selected_NH);
         let mut dx_TH = dx_TH.to_kind(self.embedding.values.kind());
         for (layer, kept) in self.layers.iter().zip(layers).rev() {

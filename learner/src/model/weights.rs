@@ -1,4 +1,4 @@
-//! What a model computes with, and what of it training moves.
+//! The parameters that a model computes with, and those that training moves.
 
 use exporters::AdapterConfig;
 use tch::Kind;
@@ -9,7 +9,7 @@ use super::{
 };
 
 /// The parameters of a model. Training moves all of them, or an adapter beside them. Where passes compute in bfloat16,
-/// it moves a float32 copy of what it trains, which is rounded after each update.
+/// training moves a float32 copy, which is rounded after each update.
 #[derive(Debug)]
 pub struct Weights {
     base: Parameters,
@@ -25,7 +25,7 @@ struct Adapter {
 }
 
 impl Weights {
-    /// A model of which everything is trained, if anything is.
+    /// A model that is trained as a whole, if it is trained.
     #[must_use]
     pub fn new(base: Parameters) -> Self {
         Self { base, adapter: None, masters: None }
@@ -45,23 +45,23 @@ impl Weights {
         Self { base, adapter: Some(Adapter { config, parameters }), masters }
     }
 
-    /// What passes read of the model itself.
+    /// The model's own parameters, as passes read them.
     pub fn base(&self) -> &Parameters {
         &self.base
     }
 
-    /// The adapter: what it is, and what passes read of it.
+    /// The adapter's configuration, and its parameters as passes read them.
     #[must_use]
     pub fn adapter(&self) -> Option<(&AdapterConfig, &Parameters)> {
         self.adapter.as_ref().map(|adapter| (&adapter.config, &adapter.parameters))
     }
 
-    /// What an optimiser moves.
+    /// The parameters that an optimiser moves.
     pub fn trained(&self) -> &Parameters {
         self.masters.as_ref().unwrap_or(self.read())
     }
 
-    /// What passes read of what is trained.
+    /// The trained parameters, as passes read them.
     pub fn read(&self) -> &Parameters {
         self.adapter.as_ref().map_or(&self.base, |adapter| &adapter.parameters)
     }

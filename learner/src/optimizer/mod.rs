@@ -53,12 +53,12 @@ impl AdamWOptions {
     }
 }
 
-/// AdamW's state: first and second moments, laid out as the parameters, and the number of updates. It may be that of a
-/// part of the parameters alone.
+/// AdamW's state: first and second moments, laid out as the parameters, and the number of updates. It may cover only a
+/// part of the parameters.
 #[derive(Debug)]
 pub struct AdamW {
     options: AdamWOptions,
-    /// Ranks that share the state out.
+    /// Number of ranks that share the state.
     shards: usize,
     /// The elements that it moves.
     own: Range<i64>,
@@ -74,7 +74,7 @@ impl AdamW {
         Self::of_shard(parameters, options, 0, 1)
     }
 
-    /// A fresh state for the part of the parameters that is `rank`'s of `shards`.
+    /// A fresh state for `rank`'s part of the parameters, which `shards` ranks share.
     #[must_use]
     pub fn of_shard(parameters: &Parameters, options: AdamWOptions, rank: usize, shards: usize) -> Self {
         let flat = parameters.flat();
@@ -90,8 +90,8 @@ impl AdamW {
     }
 
     /// Clips the gradients, whose global norm is `grad_norm`, a finite number, and updates its part of the parameters.
-    /// That part of the gradients is used up. Returns whether parameters and state are finite: a rate that is far too
-    /// high overflows.
+    /// It overwrites that part of the gradients. Returns whether parameters and state are finite: a rate that is far
+    /// too high overflows.
     pub fn update(&mut self, parameters: &Parameters, gradients: &Gradients, grad_norm: f64, rate: f64) -> bool {
         let limit = self.options.max_grad_norm;
         let clip = if limit > 0.0 { (limit / (grad_norm + CLIP_EPSILON)).min(1.0) } else { 1.0 };
@@ -111,8 +111,9 @@ impl AdamW {
         })
     }
 
-    /// One block, whose moments begin at `start`; its first `decayed` elements belong to matrices. Returns a sum over
-    /// its squares, which is finite if they are; the block is in the cache still.
+    /// Updates one block, whose moments begin at `start` and whose first `decayed` elements belong to matrices. Returns
+    /// a sum of squares, which is finite if values and state are. It is taken here because the block is still in the
+    /// cache.
     fn update_block(&self, values: &Tensor, gradients: &Tensor, clip: f64, rate: f64, start: i64, decayed: i64) -> f64 {
         let AdamWOptions { betas: (beta1, beta2), eps, weight_decay, .. } = self.options;
         let (mut values, mut gradients) = (values.shallow_clone(), gradients.shallow_clone());
@@ -142,7 +143,7 @@ impl AdamW {
     }
 
     /// Writes the whole state to a file, as named tensors: `exp_avg.{parameter}`, `exp_avg_sq.{parameter}` and `step`.
-    /// All ranks must call it, of which the first has the file.
+    /// All ranks must call it; the first has the file.
     ///
     /// # Errors
     /// Any error of the file system; a rank that is gone.
@@ -150,7 +151,7 @@ impl AdamW {
         saved::save(self, parameters, ranks, file)
     }
 
-    /// Takes over a state that was saved, of which the first rank has the file; all must call it.
+    /// Takes over a saved state. All ranks must call it; the first has the file.
     ///
     /// # Errors
     /// A file that cannot be read, a tensor that is missing or has another shape, by name; a rank that is gone.

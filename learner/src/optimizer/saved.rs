@@ -1,5 +1,5 @@
-//! The file of an optimiser's state. It is written and read a block at a time, so that neither takes memory, and it is
-//! the same whichever ranks have what of it.
+//! The file of an optimiser's state. It is written and read a block at a time, which takes little memory. Its bytes do
+//! not depend on how ranks share the state.
 
 use std::{
     fs::File,
@@ -35,7 +35,7 @@ struct Entry {
     elements: Range<i64>,
 }
 
-/// All of them, in the order of the file: by name, as safetensors' own writer has them.
+/// All entries, in the order of the file: by name, as safetensors' own writer has them.
 fn entries(parameters: &Parameters) -> Vec<Entry> {
     let of = |squares: bool| {
         parameters.places().map(move |(name, shape, elements)| Entry {
@@ -109,7 +109,7 @@ impl AdamW {
         if squares { &self.exp_avg_sq } else { &self.exp_avg }
     }
 
-    /// What it has of some elements of a moment, on the host; values of no meaning where that is nothing.
+    /// Some elements of a moment, on the host. The values have no meaning if the elements are not this rank's.
     fn values_of(&self, squares: bool, part: &Range<i64>) -> Tensor {
         let (moment, size) = (self.moment(squares), part.end - part.start);
         if self.own.start <= part.start && part.end <= self.own.end {
@@ -118,7 +118,7 @@ impl AdamW {
         Tensor::empty([size], (moment.kind(), Device::Cpu))
     }
 
-    /// Takes over what is its own of some elements of a moment.
+    /// Takes over this rank's own among some elements of a moment.
     fn take(&mut self, squares: bool, part: &Range<i64>, values: &Tensor) {
         let (start, end) = (part.start.max(self.own.start), part.end.min(self.own.end));
         if start < end {
@@ -133,7 +133,7 @@ fn block(kind: Kind) -> i64 {
     BUCKET_BYTES / kind.elt_size_in_bytes() as i64
 }
 
-/// Which ranks have what of some elements of a flat buffer.
+/// The ranks that share some elements of a flat buffer, with the elements of each.
 fn owners(part: &Range<i64>, length: i64, count: usize) -> impl Iterator<Item = (usize, Range<i64>)> {
     let (start, end) = (part.start, part.end);
     let of = move |rank: usize| {
@@ -143,7 +143,7 @@ fn owners(part: &Range<i64>, length: i64, count: usize) -> impl Iterator<Item = 
     (0..count).map(of).filter(|(_, part)| part.start < part.end)
 }
 
-/// A new file, up to the first moment.
+/// Creates the file and writes all that comes before the first moment.
 fn create(path: &Path, entries: &[Entry], kind: Kind, step: u64) -> Result<BufWriter<File>, LearnerError> {
     let (number, size) = (size_of::<u64>(), kind.elt_size_in_bytes());
     let dtype = if kind == Kind::Double { Dtype::F64 } else { Dtype::F32 };
@@ -171,7 +171,7 @@ struct Saved {
     map: Mmap,
 }
 
-/// Its tensors, checked against what they are to be.
+/// Its tensors, checked against the entries that they must have.
 struct Tensors<'a> {
     step: u64,
     moments: Vec<TensorView<'a>>,

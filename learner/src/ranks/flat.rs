@@ -1,7 +1,8 @@
-//! What ranks do with flat buffers: a bucket at a time, in place.
+//! Collective operations on flat buffers: a bucket at a time, in place.
 //!
-//! A bucket bounds what a sum needs besides the buffer (of a GPU's, a copy on the host) and is progress that the
-//! launcher sees. Buckets follow from length and number of ranks alone, so sums repeat byte for byte.
+//! Buckets bound the memory that a sum needs besides the buffer (a copy on the host, if the buffer is on a GPU). Each
+//! bucket is progress that the launcher sees. Buckets follow from length and number of ranks alone, so sums repeat byte
+//! for byte.
 
 use std::ops::Range;
 
@@ -13,7 +14,7 @@ use crate::error::LearnerError;
 
 /// Bytes of a bucket, as in torch's data parallelism.
 pub const BUCKET_BYTES: i64 = 25 << 20;
-/// Shards begin at multiples of this many elements, as what they are cut from.
+/// Shards begin at multiples of this many elements, as the leaves of a flat buffer do.
 const ALIGNMENT: i64 = 16;
 
 /// The part of a flat buffer of that length that belongs to `rank` of `count`.
@@ -32,7 +33,7 @@ pub fn sum(ranks: &dyn Ranks, flat: &Tensor) -> Result<(), LearnerError> {
     in_buckets(ranks, flat, 0..flat.numel() as i64, |bucket| ranks.sum_tensor(bucket))
 }
 
-/// Gives each rank the sum over all ranks of its own shard; of the others it is left with nothing of use.
+/// Gives each rank the sum over all ranks of its own shard; the values of the other shards are then of no use.
 ///
 /// # Errors
 /// A rank that is gone or silent.
@@ -40,7 +41,7 @@ pub fn sum_shards(ranks: &dyn Ranks, flat: &Tensor) -> Result<(), LearnerError> 
     by_owner(ranks, flat, |bucket, owner| ranks.sum_at(bucket, owner))
 }
 
-/// Gives all ranks the shards of all.
+/// Gives every rank the shards of all ranks.
 ///
 /// # Errors
 /// A rank that is gone or silent.

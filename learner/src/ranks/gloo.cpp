@@ -57,17 +57,17 @@ void tandem_ranks_free(void* memory) { free(memory); }
 // The vector instructions that libtorch uses, to be freed with `tandem_ranks_free`.
 char* tandem_ranks_instructions() { return strdup(at::get_cpu_capability().c_str()); }
 
-// A file that all of one host see, and that does not exist before.
+// A store in a file that all ranks of one host see. The file must not exist before.
 char* tandem_store_file(const char* path, int64_t timeout_ms, Store** opened) {
   return guarded([&] {
-    // Without a number of users, none of them removes it.
+    // Without a number of users, no user removes the file.
     auto store = c10::make_intrusive<c10d::FileStore>(path, -1);
     store->setTimeout(milliseconds(timeout_ms));
     *opened = new Store{store};
   });
 }
 
-// `listener`: a socket that listens, where the store is to be kept here; negative: it is kept at `host` and `port`.
+// `listener`: a listening socket, if the store is kept here; negative if it is kept at `host` and `port`.
 char* tandem_store_tcp(const char* host, uint16_t port, int listener, int64_t timeout_ms, Store** opened) {
   return guarded([&] {
     c10d::TCPStoreOptions options;
@@ -89,7 +89,7 @@ char* tandem_store_set(Store* store, const char* key, const uint8_t* bytes, size
   return guarded([&] { store->store->set(key, std::vector<uint8_t>(bytes, bytes + length)); });
 }
 
-// What is there now, to be freed with `tandem_ranks_free`; null where nothing is.
+// The current value of a key, to be freed with `tandem_ranks_free`; null if there is none.
 char* tandem_store_look(Store* store, const char* key, uint8_t** bytes, size_t* length) {
   return guarded([&] {
     *bytes = nullptr;
@@ -109,9 +109,9 @@ char* tandem_store_delete(Store* store, const char* key) {
 
 void tandem_store_close(Store* store) { delete store; }
 
-// Joins the ranks that meet under `prefix`, which is used once. `interface`: its address is where the others reach this rank;
-// null: they do at `address`. `join_ms` is for them to come, `wait_ms` then for everything that they do together. `reachable`:
-// whether it failed, if it did, with this rank ready for the others.
+// Joins the ranks that meet under `prefix`, which is used once. The others reach this rank at the address of
+// `interface` or, if that is null, at `address`. `join_ms` is the deadline for the others to come, `wait_ms` that of
+// each collective operation. `reachable`: whether this rank was ready for the others, if joining failed.
 char* tandem_ranks_join(Store* store, const char* prefix, int rank, int count, const char* interface,
                         const char* address, int64_t join_ms, int64_t wait_ms, int* reachable, Group** joined) {
   return guarded([&] {
@@ -128,7 +128,8 @@ char* tandem_ranks_join(Store* store, const char* prefix, int rank, int count, c
   });
 }
 
-// What all ranks do together is begun here and waited for with `tandem_ranks_wait`. `tensor` is a `tch::Tensor`'s, on the CPU.
+// These functions begin a collective operation; `tandem_ranks_wait` waits for it. `tensor` is a `tch::Tensor`'s, on the
+// CPU.
 
 char* tandem_ranks_sum(Group* group, void* tensor) {
   return guarded([&] {
@@ -155,14 +156,14 @@ char* tandem_ranks_copy_of(Group* group, void* tensor, int owner) {
   });
 }
 
-// Waits so long; `done` says whether it was enough.
+// Waits for at most `ms`; `done` says whether the operation has ended.
 char* tandem_ranks_wait(Group* group, int64_t ms, int* done) {
   *done = 0;
   return guarded([&] {
     try {
       group->work->wait(milliseconds(ms));
     } catch (const std::exception&) {
-      // A wait that was too short is an exception as well. What was begun has memory of its own for as long as it goes on.
+      // A wait that was too short is an exception as well. An operation that goes on has memory of its own.
       if (!group->work->isCompleted()) return;
       if (auto failure = group->work->exception()) std::rethrow_exception(failure);
     }

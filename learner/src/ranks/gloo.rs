@@ -19,14 +19,14 @@ use super::{
 };
 use crate::error::LearnerError;
 
-/// How long ranks that were all there may take to connect to each other.
+/// How long ranks may take to connect to each other once all have come.
 pub(crate) const CONNECT: Duration = Duration::from_secs(60);
 /// The interface that ranks reach each other by, as in torch.
 const INTERFACE: &str = "GLOO_SOCKET_IFNAME";
-/// How long what all ranks do together may take: who is gone is found otherwise, and who waits for the next batch waits
-/// for the sampler.
+/// Deadline of a collective operation. It never passes, because signs of life show which rank is gone, and a rank that
+/// waits for the next batch waits for the sampler.
 const ENDLESS: Duration = Duration::from_secs(365 * 24 * 3600);
-/// How often a rank that waits for what all do looks whether another one is missing.
+/// How often a rank that waits in a collective operation looks whether another rank is missing.
 const LOOK: Duration = Duration::from_millis(100);
 /// How long a rank that finds another one gone waits for its name.
 const NAMED_WITHIN: Duration = Duration::from_secs(10);
@@ -67,7 +67,7 @@ pub struct Gloo {
 /// The process group, which may go from thread to thread, one at a time.
 struct Group {
     group: NonNull<c_void>,
-    /// Whether something that all do together was given up.
+    /// Whether a collective operation was given up.
     is_broken: bool,
 }
 
@@ -76,7 +76,7 @@ unsafe impl Send for Group {}
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // One that still waits for a rank would have this one wait as well. It ends with the process.
+        // A group that still waits for a rank would make this call wait as well. It ends with the process.
         if !self.is_broken {
             // SAFETY: it came from `tandem_ranks_join` and is given back once.
             unsafe { c::tandem_ranks_leave(self.group.as_ptr()) }
@@ -91,9 +91,9 @@ impl fmt::Debug for Gloo {
 }
 
 impl Gloo {
-    /// Joins the `count` ranks that meet under `prefix`, which is used once. `master` is where the first one is: ranks
-    /// reach this one at the address that leads there, or at that of the interface that GLOO_SOCKET_IFNAME names.
-    /// `watch` says whether one is missing.
+    /// Joins the `count` ranks that meet under `prefix`, which is used once. `master` is the first rank's host. The
+    /// others reach this rank at the address from which this host reaches `master`, or at the address of the interface
+    /// that GLOO_SOCKET_IFNAME names. `watch` says whether a rank is missing.
     ///
     /// # Errors
     /// Ranks that do not come before the deadline, or cannot be reached.
@@ -128,8 +128,8 @@ impl Gloo {
         };
         // SAFETY: it is this function's message.
         unsafe { outcome(message) }.map_err(|why| {
-            // One that could not open its device, say, has said so; one that died as the others joined has not. Where
-            // this rank has not come to the others, it is about none of them.
+            // A rank that could not open its device, say, has reported the failure; a rank that died as the others
+            // joined has not. If this rank was not yet reachable, the failure is its own.
             let patience = if reachable == 0 { Duration::ZERO } else { NAMED_WITHIN };
             let why = watch.missing_within(patience).unwrap_or(why);
             LearnerError::Peer(format!("rank {rank} could not join the {count} ranks: {why}"))
@@ -138,7 +138,7 @@ impl Gloo {
         Ok(Self { group: Mutex::new(Group { group, is_broken: false }), rank, count, watch })
     }
 
-    /// Has the process group do something with a contiguous tensor; with one of a device, by way of the host.
+    /// Runs a collective operation on a contiguous tensor. A tensor of a device goes by way of the host.
     fn together(
         &self,
         values: &Tensor,
@@ -147,7 +147,8 @@ impl Gloo {
         assert!(values.is_contiguous(), "what ranks share is contiguous");
         let host = values.to_device(Device::Cpu);
         let mut group = self.group.lock().unwrap_or_else(PoisonError::into_inner);
-        // Who was found missing stays so, or one that was stopped would go on as if it had not been left behind.
+        // A rank that was found missing stays missing. Otherwise a rank that was stopped would go on as if it had not
+        // been left behind.
         let done = self.watch.missing().map_or(Ok(()), Err).and_then(|()| {
             let message = deed(group.group.as_ptr(), host.as_ptr().cast_mut().cast());
             // SAFETY: `deed` is one of the functions of `gloo.cpp`, and this its message.
@@ -164,7 +165,7 @@ impl Gloo {
         Ok(())
     }
 
-    /// Waits for what was begun, as long as no rank is missing.
+    /// Waits for the operation that was begun, as long as no rank is missing.
     fn wait(&self, group: &Group) -> Result<(), String> {
         loop {
             let mut done = 0;
@@ -181,7 +182,8 @@ impl Gloo {
         }
     }
 
-    /// Who is missing; what Gloo says of a connection that broke is not known to be about anybody.
+    /// Says which rank is missing. Gloo's message about a broken connection, `why`, does not tell whose connection it
+    /// was.
     fn named(&self, why: &str) -> String {
         let unnamed = || format!("rank {} of {} could not go on with the others: {why}", self.rank, self.count);
         self.watch.missing_within(NAMED_WITHIN).unwrap_or_else(unnamed)
@@ -222,8 +224,7 @@ impl Ranks for Gloo {
     }
 }
 
-/// A rank of programs that need no more of each other than that all are started alike, by torchrun or with its
-/// variables.
+/// A rank of a program whose ranks need no meeting, because all are started alike: by torchrun or with its variables.
 #[derive(Debug)]
 pub struct Joined {
     /// The ranks.
@@ -233,7 +234,7 @@ pub struct Joined {
 }
 
 impl Joined {
-    /// Joins those that are told the same.
+    /// Joins the ranks that are told the same.
     ///
     /// # Errors
     /// Ranks that do not come within a minute.
@@ -247,7 +248,7 @@ impl Joined {
     }
 }
 
-/// The address of this host that leads to another one.
+/// The address from which this host reaches another one.
 fn own_address(master: &str) -> Result<String, LearnerError> {
     let found = UdpSocket::bind("0.0.0.0:0")
         .and_then(|socket| socket.connect((master, 1)).map(|()| socket))
@@ -256,7 +257,7 @@ fn own_address(master: &str) -> Result<String, LearnerError> {
             socket.connect((master, 1)).map(|()| socket)
         })
         .and_then(|socket| socket.local_addr());
-    // Nothing is sent: to connect chooses a route.
+    // Connecting sends nothing: it only chooses a route.
     let found = found.map_err(|e| LearnerError::Peer(format!("no way to the first rank's host {master}: {e}")))?;
     Ok(found.ip().to_string())
 }

@@ -1,18 +1,18 @@
 //! A learner of several ranks: each passes over its share of a step's completions, and all make the same update.
 //!
 //! Every rank has the whole model, the whole batch and the whole schedule. Only passes are shared out, by whole groups
-//! and balanced by tokens ([`crate::batch::share`]); what they find of a token, and the gradient, is added up over the
-//! ranks before anything reads it. So losses and their normalisers see all completions, as one learner would, and every
-//! rank goes on with the same bits.
+//! and balanced by tokens ([`crate::batch::share`]); their values for each token, and the gradient, are summed over the
+//! ranks before anything reads them. So losses and their normalisers see all completions, as one learner would, and
+//! every rank goes on with the same bits.
 //!
 //! With `shard_optimizer` each rank has the optimiser's moments of its own [`shard`] of the flat buffer alone. It gets
 //! the sum of that shard's gradient, moves that shard, and the others take the moved values from it.
 //!
-//! [`crate::crew`] has the orders that they follow, and how they meet.
+//! [`crate::crew`] has the orders that ranks follow, and the way in which they meet.
 //!
 //! Ranks find each other through torch's store ([`TorchStore`]). Ranks that others have started also show there that
-//! they live ([`Signs`]). Everything else goes through torch's process group ([`Gloo`]). On GPUs each rank has its own.
-//! libtorch does not ship all headers of Gloo, so `gloo.cpp` is compiled with stand-ins.
+//! they live ([`Signs`]). Everything else goes through torch's process group ([`Gloo`]). Each rank on a GPU has a GPU
+//! of its own. libtorch does not ship all headers of Gloo, so `gloo.cpp` is compiled with stand-ins.
 
 mod flat;
 mod gloo;
@@ -37,14 +37,14 @@ pub use store::TorchStore;
 
 /// The ranks of a learner, as one of them sees them. All must call the same methods in the same order.
 pub trait Ranks: fmt::Debug + Send + Sync {
-    /// Which one this is, from 0.
+    /// The number of this rank, from 0.
     fn rank(&self) -> usize;
 
-    /// How many there are.
+    /// Number of ranks.
     fn count(&self) -> usize;
 
-    /// Replaces each value by the sum of it over all ranks. The order of the addends hangs on nothing but the number of
-    /// ranks and values, so that every rank gets the same bits, today and tomorrow.
+    /// Replaces each value by its sum over all ranks. The order of the addends depends only on the numbers of ranks and
+    /// values, so every rank gets the same bits, in every run.
     ///
     /// # Errors
     /// A rank that is gone or silent.
@@ -56,13 +56,13 @@ pub trait Ranks: fmt::Debug + Send + Sync {
     /// As [`Ranks::sum`].
     fn sum_tensor(&self, values: &Tensor) -> Result<(), LearnerError>;
 
-    /// As [`Ranks::sum_tensor`], but only `owner` gets the sum; what the others are left with is of no use.
+    /// As [`Ranks::sum_tensor`], but only `owner` gets the sum; the values of the others are then of no use.
     ///
     /// # Errors
     /// As [`Ranks::sum`].
     fn sum_at(&self, values: &Tensor, owner: usize) -> Result<(), LearnerError>;
 
-    /// Gives all ranks what `owner` has in a contiguous tensor.
+    /// Gives all ranks `owner`'s values of a contiguous tensor.
     ///
     /// # Errors
     /// As [`Ranks::sum`].

@@ -5,12 +5,12 @@ use std::ffi::{CStr, CString, c_char, c_void};
 use crate::error::LearnerError;
 
 unsafe extern "C" {
-    /// Frees what such a function has given.
+    /// Frees memory that a function of `gloo.cpp` has given.
     pub(super) fn tandem_ranks_free(memory: *mut c_void);
     fn tandem_ranks_instructions() -> *mut c_char;
 }
 
-/// What a function of `gloo.cpp` says.
+/// The outcome of a function of `gloo.cpp`, from the message that it returned.
 ///
 /// # Safety
 /// `message` came from such a function and is given to nobody else.
@@ -31,7 +31,7 @@ pub(crate) fn instructions() -> String {
     unsafe { outcome(tandem_ranks_instructions()) }.err().unwrap_or_default()
 }
 
-/// A text as C has it.
+/// A text as a C string.
 pub(super) fn text(text: &str) -> Result<CString, LearnerError> {
     CString::new(text).map_err(|_| LearnerError::Config(format!("{text:?} is no name of a place: it has a zero byte")))
 }

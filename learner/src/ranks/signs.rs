@@ -1,6 +1,7 @@
 //! Signs of life: who is missing among the ranks.
 //!
-//! A rank that computes for a long time takes part in nothing, so each shows that it lives by a thread of its own.
+//! A rank that computes for a long time takes part in no collective operation, so a thread of its own shows that it
+//! lives.
 
 use std::{
     sync::{
@@ -16,7 +17,7 @@ use crate::error::LearnerError;
 
 /// How often a rank gives a sign of life.
 pub(crate) const SIGN: Duration = Duration::from_secs(1);
-/// A rank that has given none for so long is stopped, or gone.
+/// A rank that has given no sign of life for so long is stopped, or gone.
 pub(crate) const SILENCE: Duration = Duration::from_secs(8);
 
 /// Whether a rank is missing.
@@ -27,7 +28,7 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// One by which a rank that is missing is named within seconds. The default names none.
+    /// A watch that names a missing rank within seconds. The default watch names none.
     #[must_use]
     pub fn on() -> Arc<Self> {
         Arc::new(Self { is_on: true.into(), missing: Mutex::default() })
@@ -39,14 +40,14 @@ impl Watch {
         self.is_on.load(Ordering::Relaxed)
     }
 
-    /// What became of the rank that was missing first.
+    /// The report on the rank that was missing first.
     #[must_use]
     pub fn missing(&self) -> Option<String> {
         self.missing.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// [`Self::missing`], waited for: who finds a connection broken does so some seconds before it is known whose it
-    /// is.
+    /// Waits for [`Self::missing`]: a rank finds a connection broken some seconds before it is known whose connection
+    /// it was.
     #[must_use]
     pub(crate) fn missing_within(&self, patience: Duration) -> Option<String> {
         let begin = Instant::now();
@@ -59,7 +60,7 @@ impl Watch {
         }
     }
 
-    /// Says that a rank is missing. The first word stands.
+    /// Reports that a rank is missing. Only the first report counts.
     pub(crate) fn name(&self, what: String) {
         let mut missing = self.missing.lock().unwrap_or_else(PoisonError::into_inner);
         if missing.is_none() {
@@ -68,13 +69,13 @@ impl Watch {
         }
     }
 
-    /// From now on nobody is missing who is not there.
+    /// From now on, a rank that is gone is not missing.
     pub(crate) fn end(&self) {
         self.is_on.store(false, Ordering::Relaxed);
     }
 }
 
-/// A rank's signs of life in a store that all see, and its look at those of the others.
+/// A rank's signs of life in a store that all see. It looks for the signs of the others as well.
 #[derive(Debug)]
 pub struct Signs {
     watch: Arc<Watch>,
@@ -83,7 +84,7 @@ pub struct Signs {
     over: Arc<AtomicBool>,
 }
 
-/// When something was last heard, in milliseconds from the beginning.
+/// Times of the last signs, in milliseconds from the beginning.
 struct Heard {
     begin: Instant,
     /// Of the store, and so of the host that keeps it.
@@ -105,10 +106,11 @@ impl Heard {
 }
 
 impl Signs {
-    /// Begins to give signs under `prefix`, which all ranks of one meeting share, and to look for those of the others.
+    /// Begins to give signs under `prefix`, which all ranks of one meeting share, and to look for the signs of the
+    /// others.
     ///
     /// # Errors
-    /// A store that is gone; when there can be no thread.
+    /// A store that is gone; a thread that cannot be started.
     pub fn start(store: &TorchStore, prefix: &str, [rank, count]: [usize; 2]) -> Result<Self, LearnerError> {
         let signs = Self { watch: Watch::on(), prefix: prefix.into(), rank, over: Arc::default() };
         let heard = Arc::new(Heard {
@@ -132,7 +134,7 @@ impl Signs {
         Ok(signs)
     }
 
-    /// By which this rank knows who is missing.
+    /// The watch that names a missing rank to this one.
     #[must_use]
     pub fn watch(&self) -> Arc<Watch> {
         Arc::clone(&self.watch)
@@ -140,7 +142,7 @@ impl Signs {
 
     /// Tells the others why this rank ends, so that they need not wait for its silence.
     pub fn leave(&self, store: &TorchStore, why: &str) {
-        // Where the store is gone, they know.
+        // If the store is gone, the others know.
         let _ = store.set(&gone(&self.prefix, self.rank), why.as_bytes());
     }
 }
@@ -156,7 +158,7 @@ fn gone(prefix: &str, rank: usize) -> String {
     format!("{prefix}/gone/{rank}")
 }
 
-/// Gives signs and looks for those of the others, until it is over.
+/// Gives signs and looks for the signs of the others, until it is over.
 fn exchange(
     store: &TorchStore,
     prefix: &str,
@@ -194,7 +196,7 @@ fn look_at_clock(heard: &Heard, own: usize, watch: &Watch, over: &AtomicBool) {
         let silent =
             |rank: usize, seconds: u64| format!("rank {rank} of the learner has given no sign of life for {seconds} s");
         let late = |&(rank, of): &(usize, &AtomicU64)| rank != own && heard.silence(of).is_some();
-        // Without the store nothing is heard of anybody.
+        // Without the store no rank is heard, so rank 0, on whose host it lies, is named.
         let missing = match heard.silence(&heard.store) {
             Some(seconds) => Some(silent(0, seconds)),
             None => heard

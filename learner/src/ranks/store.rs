@@ -56,7 +56,7 @@ impl Drop for TorchStore {
 }
 
 impl TorchStore {
-    /// A file that all ranks of one host see. It must be a new one each time, and is left behind.
+    /// A store in a file that all ranks of one host see. The file must be a new one each time, and is left behind.
     ///
     /// # Errors
     /// A file that cannot be used.
@@ -66,7 +66,8 @@ impl TorchStore {
         Self::opened(|opened| unsafe { c::tandem_store_file(path.as_ptr(), patience.as_millis() as i64, opened) })
     }
 
-    /// Keeps a store that others reach at `host` and `port`: there alone, if that is an address of this host.
+    /// Keeps a store that others reach at `host` and `port`. It listens there alone if `host` is an address of this
+    /// host.
     ///
     /// # Errors
     /// A port that is in use.
@@ -75,7 +76,7 @@ impl TorchStore {
         let addresses: Vec<_> =
             addresses.map_err(|e| LearnerError::Peer(format!("MASTER_ADDR {host}: {e}")))?.collect();
         let listener = TcpListener::bind(&addresses[..]).or_else(|e| match e.kind() {
-            // A service's address, say, leads to this host and is none of its own.
+            // The address of a service, say, leads to this host but is none of the host's own.
             io::ErrorKind::AddrNotAvailable => TcpListener::bind(("0.0.0.0", port)),
             _ => Err(e),
         });
@@ -88,7 +89,7 @@ impl TorchStore {
     /// A store that is kept at `host` and `port`, as soon as there is one.
     ///
     /// # Errors
-    /// None within that time.
+    /// No store within `patience`.
     pub fn reach(host: &str, port: u16, patience: Duration) -> Result<Self, LearnerError> {
         Self::tcp(host, port, -1, patience)
     }
@@ -110,7 +111,8 @@ impl TorchStore {
         Self::opened(|opened| unsafe { c::tandem_store_again(self.0.as_ptr(), opened) })
     }
 
-    /// Gives a key a value. Others see it after whatever this one asks next.
+    /// Gives a key a value. The store does not answer: others see the value for certain after the next question on this
+    /// connection.
     ///
     /// # Errors
     /// A store that is gone.
@@ -139,7 +141,7 @@ impl TorchStore {
         Ok(Some(found))
     }
 
-    /// Takes a key's value away.
+    /// Removes a key.
     ///
     /// # Errors
     /// A store that is gone.
@@ -175,7 +177,7 @@ mod tests {
         assert_eq!(other.look("a").unwrap(), None);
         store.set("a", b"1").unwrap();
         store.set("b", b"").unwrap();
-        // Nobody answers to what is set; what is asked by the same connection comes after it.
+        // The store does not answer when a value is set; a question on the same connection comes after it.
         assert!(store.look("a").unwrap().is_some());
         assert_eq!((other.look("a").unwrap(), other.look("b").unwrap()), (Some(b"1".to_vec()), Some(Vec::new())));
         other.set("a", b"two").unwrap();

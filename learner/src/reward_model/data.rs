@@ -77,7 +77,7 @@ struct Given {
 
 /// The prompt of a row. Ids are taken as they are, whatever stands beside them.
 struct Prompt {
-    /// Nothing where there are ids.
+    /// Absent where there are ids.
     content: Option<Content>,
     ids: Option<Vec<u32>>,
     variables: Values,
@@ -106,8 +106,9 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// A reader for a model. Of rows with more than `max_length` tokens (at most, and without one, the model's limit),
-    /// the last are kept. Texts are tokenised without special tokens; messages are written by the chat template.
+    /// A reader for a model. A row with more than `max_length` tokens keeps its last ones; the model's limit bounds
+    /// `max_length`, and replaces an absent one. Texts are tokenised without special tokens; messages are written by
+    /// the chat template.
     ///
     /// # Errors
     /// A tokenizer or chat template that cannot be read.
@@ -144,8 +145,8 @@ impl Reader {
         })
     }
 
-    /// A completion behind its prompt. Messages stand in one conversation with those of the prompt, or are the whole of
-    /// it, as TRL's `RewardTrainer` takes them.
+    /// A completion behind its prompt. Its messages either go on from those of the prompt, or are the whole
+    /// conversation, as TRL's `RewardTrainer` takes them.
     fn behind(&self, prompt: &Prompt, given: Given) -> Result<Answer, String> {
         let Given { key, content, ids, ends } = given;
         let content = conversation::content(key, content.filter(|_| ids.is_none()))?;

@@ -37,7 +37,7 @@ pub struct Options {
     pub epochs: f64,
     /// Pairs per update.
     pub batch_size: usize,
-    /// Share of old pairs in what is trained on.
+    /// Share of old pairs among the pairs that are trained on.
     pub history_share: f64,
     /// Most positions of one forward pass; never changes a gradient.
     pub micro_batch_tokens: usize,
@@ -70,7 +70,7 @@ pub struct Summary {
     pub seconds: f64,
 }
 
-/// What a scorer says about pairs.
+/// Loss and accuracy of a scorer on pairs.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Ranking {
     /// Mean loss.
@@ -125,7 +125,7 @@ pub fn train(
     })
 }
 
-/// What is trained on in one pass: every fresh pair and a share of the old ones, drawn anew each time.
+/// The pairs of one pass: every fresh pair and a share of the old ones, drawn anew each time.
 #[derive(Debug, Clone, Copy)]
 struct Epoch<'a> {
     fresh: usize,
@@ -134,7 +134,7 @@ struct Epoch<'a> {
 }
 
 impl<'a> Epoch<'a> {
-    /// Old pairs of a pass, so that they are the wanted share of all, rounded; no more than there are.
+    /// Number of old pairs in a pass: the wanted share of all pairs, rounded, but no more than there are.
     fn replayed(&self) -> usize {
         let share = self.options.history_share;
         let wanted = (self.fresh as f64 * share / (1.0 - share)).round() as usize;
@@ -145,7 +145,7 @@ impl<'a> Epoch<'a> {
         self.fresh + self.replayed()
     }
 
-    /// Indexes of a pass in a seeded random order; those of old pairs follow those of fresh ones.
+    /// Indexes of a pass in a seeded random order. Old pairs are numbered after the fresh ones.
     fn order(&self, number: u64) -> Vec<usize> {
         let seed = self.options.seed;
         let drawn = rng::permutation(self.history, &[seed, HISTORY_KEY, number]);

@@ -16,7 +16,7 @@ use crate::{
 /// A tokenised row.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Example {
-    /// Prompt tokens; of a conversation that is trained on as a whole, the first token, which nothing predicts.
+    /// Prompt tokens. For a conversation that is trained on as a whole: its first token, which nothing predicts.
     pub prompt: Vec<u32>,
     /// Tokens behind them, which alone carry loss.
     pub completion: Vec<u32>,
@@ -35,7 +35,7 @@ struct Row {
     chat_template_kwargs: Option<Value>,
 }
 
-/// What rows are, and what of them is trained on; TRL's `SFTTrainer` does the same by default.
+/// The format of a row, which decides which of its tokens are trained on; TRL's `SFTTrainer` does the same by default.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ExampleFormat {
     /// Prompt and completion as texts or ids.
@@ -62,7 +62,7 @@ impl ExampleFormat {
     }
 }
 
-/// What is said of a row with messages as one of its two parts alone.
+/// Error about a row in which only one of the two parts is a list of messages.
 const ALIKE: &str = "`prompt` and `completion` must both be lists of messages, or both texts";
 
 /// Turns rows into examples.
@@ -92,7 +92,7 @@ impl Encoder {
         Ok(Self { text, conversations: Conversations::open(model)?, eos })
     }
 
-    /// Reads a dataset, and says what of its rows is trained on.
+    /// Reads a dataset, and reports which part of its rows is trained on.
     ///
     /// # Errors
     /// A dataset that cannot be read, or the first unusable row, with its place and the reason.
@@ -165,7 +165,8 @@ impl Encoder {
         Ok(Example { prompt, completion })
     }
 
-    /// What follows the rendered prompt in the tokens of both together. The template ends the turn.
+    /// An example whose completion is the tokens that follow the rendered prompt in the tokens of both together. The
+    /// template ends the turn.
     fn messages(&self, prompt: &[Value], completion: &[Value], variables: &Values) -> Result<Rendered, String> {
         let all = [prompt, completion].concat();
         let (prompt, completion) = self.conversations.prompt_and_completion(prompt, completion, variables)?;
@@ -173,13 +174,13 @@ impl Encoder {
         let ids = |text: &str, key| self.text.ids(None, Some(text.to_owned()), key, false);
         let mut whole = ids(&format!("{prompt}{completion}"), "completion")?;
         let prompt = ids(&prompt, "prompt")?;
-        // Where a token reaches over the end of the prompt, the model has to go on from the prompt's own tokens.
+        // If a token reaches over the end of the prompt, the model has to go on from the prompt's own tokens.
         let completion =
             if whole.starts_with(&prompt) { whole.split_off(prompt.len()) } else { ids(&completion, "completion")? };
         Ok((Example { prompt, completion }, lost))
     }
 
-    /// All of a conversation, but for the first token.
+    /// An example that trains on all tokens of a conversation but the first.
     fn conversation(&self, messages: &[Value], variables: &Values) -> Result<Rendered, String> {
         let text = self.conversations.text(messages, variables)?;
         let lost = conversation::lost(messages, &text);
@@ -203,7 +204,7 @@ struct Encoded {
     has_both: bool,
 }
 
-/// What is odd about rows that can be trained on, in words.
+/// Remarks about oddities of rows that can be trained on.
 fn remarks(rows: &[Encoded]) -> Vec<String> {
     let all = rows.len();
     let mut lost = rows.iter().filter_map(|row| row.lost.as_ref());
@@ -233,7 +234,7 @@ mod tests {
 
     use super::*;
 
-    /// What a file of these rows is warned of.
+    /// The warnings about a file of these rows.
     fn told(lines: &str, template: &str) -> Vec<String> {
         let dir = tempfile::tempdir().unwrap();
         SMALL.write(dir.path(), 5);
@@ -264,8 +265,8 @@ mod tests {
                           {% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}{{ tools | default('', true) \
                           }}";
 
-    /// What the rows of a file are trained on, as (prompt, completion); a token is a character, and `~` stands for the
-    /// end.
+    /// The examples of a file, as (prompt, completion). A token is a character, and `~` stands for the end of the
+    /// sequence.
     fn read(lines: &str, template: &str) -> Result<Vec<(String, String)>, String> {
         let dir = tempfile::tempdir().unwrap();
         SMALL.write(dir.path(), 5);

@@ -1,6 +1,6 @@
 //! Supervised warm start on prompt/completion pairs: cross-entropy of the completion tokens.
 //!
-//! GRPO cannot start from a model that never succeeds; a few minutes of this give it something to reinforce.
+//! GRPO cannot start from a model that never succeeds; a few minutes of a warm start give it something to reinforce.
 
 mod data;
 

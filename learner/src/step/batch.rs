@@ -1,7 +1,7 @@
-//! The generation batch of a step: completions in prompt order, with what the reward functions said of them.
+//! The generation batch of a step: completions in prompt order, with the outcomes of their reward functions.
 //!
-//! Here the owner mask is applied, once for all. Whatever has a value for each token of a completion has one for each
-//! sampled token, and all counts of tokens are of sampled ones.
+//! The owner mask is applied here, once for all. Everywhere else, values per token are values per sampled token, and
+//! counts of tokens are counts of sampled tokens.
 
 use std::borrow::Cow;
 
@@ -34,7 +34,7 @@ impl<'a> Row<'a> {
         Sequence::of(&self.group.prompt_ids, &self.completion.episode)
     }
 
-    /// Number of sampled tokens: what the losses have a value for.
+    /// Number of sampled tokens, for which the losses have values.
     #[must_use]
     pub fn tokens(&self) -> usize {
         self.completion.episode.sampled()
@@ -57,7 +57,7 @@ impl<'a> Row<'a> {
 pub struct StepBatch<'a> {
     /// Completions, group after group in prompt order, `num_generations` each.
     pub rows: Vec<Row<'a>>,
-    /// What the rows earned.
+    /// Rewards of the rows.
     pub rewards: RewardSummary,
     /// Versions that the learner is ahead of each group's policy.
     pub staleness: Vec<u64>,
@@ -145,10 +145,11 @@ fn samples<'a>(rows: &[Row<'a>]) -> Vec<Sample<'a>> {
         .collect()
 }
 
-/// What the reward functions said, with steps that end with sampled tokens: reward functions count given tokens too.
+/// Outcomes of the reward functions, with the ends of steps counted in sampled tokens: reward functions count given
+/// tokens too.
 ///
-/// A step that ends within given tokens ends with the sampled one before. One that is over before the policy's first
-/// token is not of its making and is left out.
+/// A step that ends within given tokens ends with the sampled token before them. A step that ends before the first
+/// sampled token is not the policy's work and is left out.
 fn outcomes(completion: &Completion) -> Cow<'_, [RewardOutcome]> {
     let episode = &completion.episode;
     if episode.given() == 0 {

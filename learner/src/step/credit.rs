@@ -14,7 +14,7 @@ use crate::{
     ragged::Ragged,
 };
 
-/// Turns what a batch earned into advantages, and trains the critic if there is one.
+/// Turns the rewards of a batch into advantages, and trains the critic if there is one.
 #[derive(Debug)]
 pub struct CreditAssigner {
     options: CreditOptions,
@@ -23,11 +23,11 @@ pub struct CreditAssigner {
     critic_warmup_steps: u64,
 }
 
-/// What the credit of one generation batch was made of.
+/// Parts and results of the credit of one generation batch.
 #[derive(Debug, Default)]
 pub struct Assignment {
     penalty: Option<KlPenalty>,
-    /// What the critic said when the step began; absent without one.
+    /// The critic's values when the step began; absent without a critic.
     values: Option<Ragged<f64>>,
     returns: Ragged<f64>,
     /// Rows that the critic learns from: trained, and with a reward.
@@ -69,7 +69,7 @@ impl CreditAssigner {
         self.critic.as_mut()
     }
 
-    /// Goes on from a checkpoint; the critic is restored by itself.
+    /// Goes on from a checkpoint; the critic is restored separately.
     pub(super) fn restore(&mut self, carried: &Carried) {
         if let (Some(controller), Some(coef)) = (&mut self.kl, carried.kl_coef) {
             controller.coef = coef;
@@ -88,7 +88,7 @@ impl CreditAssigner {
         self.critic.is_none() || done >= self.critic_warmup_steps
     }
 
-    /// Advantages of a batch. Rows without log-probs are empty.
+    /// Advantages of a batch. A row without log-probs is empty in `old_logprobs` and `ref_logprobs`.
     ///
     /// # Errors
     /// When gae has no critic.

@@ -16,7 +16,7 @@ use crate::{
     support::{Support, Truncation},
 };
 
-/// What a model says about completions: a row for each sequence, empty for those that were not asked for.
+/// A model's log-probs and entropies of completions: a row for each sequence, empty for those that were not asked for.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Evaluation {
     /// Log-prob of each sampled token.
@@ -49,9 +49,9 @@ pub struct Forward<'a> {
     pub temperature: f64,
     /// Most positions of one forward pass.
     pub budget: usize,
-    /// Where the model is.
+    /// Device of the model.
     pub device: Device,
-    /// Among whom the rows are shared out.
+    /// Ranks that share the rows.
     pub ranks: Arc<dyn Ranks>,
 }
 
@@ -86,8 +86,8 @@ impl Forward<'_> {
         Ok(Evaluation { logprobs, entropies })
     }
 
-    /// The supports of the given rows as `model` has them; other rows have none. Every rank finds those of all rows:
-    /// each update shares them out anew.
+    /// The supports of the given rows under `model`; other rows have none. Every rank computes them for all rows,
+    /// because each update shares the rows out anew.
     #[must_use]
     pub fn supports(&self, model: &Decoder, rows: &[usize], truncation: &Truncation) -> Ragged<Arc<Support>> {
         let mut supports = Ragged::filled(Arc::new(Support::new(&[], 0)), self.lengths(rows));

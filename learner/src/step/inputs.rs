@@ -10,26 +10,26 @@ use crate::{
 /// Inputs of the losses, with a row for each completion of the generation batch.
 #[derive(Debug)]
 pub struct StepInputs {
-    /// Log-probs under the policy that the step began with. They may become known as late as in the first pass over a
-    /// row; rows that do not count are empty.
+    /// Log-probs under the policy that the step began with. A row's may be unknown until the first pass over it; rows
+    /// that do not count are empty.
     pub old_logprobs: Ragged<f64>,
     /// Log-probs under the distribution that the tokens were drawn from; NaN where the sampler gave none.
     pub sampling_logprobs: Ragged<f64>,
-    /// Log-probs under the reference policy; rows that no KL estimate is about are empty.
+    /// Log-probs under the reference policy; rows without a KL estimate are empty.
     pub ref_logprobs: Ragged<f64>,
     /// Advantages.
     pub advantages: Ragged<f64>,
     /// Weights of the correction for the mismatch, known with the old log-probs.
     pub importance: Option<Weights>,
-    /// What a token's loss weighs in the loss of its update.
+    /// Weight of each token's loss in the loss of its update.
     pub(super) loss_weights: Ragged<f64>,
-    /// What its entropy weighs in the entropy bonus.
+    /// Weight of each token's entropy in the entropy bonus.
     pub(super) entropy_weights: Ragged<f64>,
     correction: Option<Correction>,
 }
 
 impl StepInputs {
-    /// Inputs of which only what batch and configuration say is known; the rest has no rows, or zeros.
+    /// Inputs as far as batch and configuration determine them; the rest has no rows, or zeros.
     pub(super) fn new(batch: &StepBatch<'_>, weights: &RowWeights, correction: Option<Correction>) -> Self {
         let tokens = Row::tokens;
         let known = |row: &Row<'_>| if row.valid { row.tokens() } else { 0 };
@@ -50,8 +50,8 @@ impl StepInputs {
         }
     }
 
-    /// Takes note of the log-probs that the given rows begin the step with, back to back. A correction that is relative
-    /// to the batch needs those of all rows at once.
+    /// Takes note of the old log-probs of the given rows, back to back. A correction that is relative to the batch
+    /// needs those of all rows at once.
     pub(super) fn remember(&mut self, rows: &[usize], logprobs: &[f64]) {
         self.old_logprobs.scatter(rows, logprobs);
         if let (Some(correction), Some(importance)) = (self.correction, &mut self.importance) {

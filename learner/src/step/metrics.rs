@@ -10,7 +10,7 @@ use shared::{
 use super::{Mismatch, Row, StepBatch, StepInputs, StepMetrics};
 use crate::{advantage::Moments, ragged::Ragged};
 
-/// Everything that batch and passes say about a step. Keys without a value (no terminated completion, no reward) are
+/// All metrics of a step, from its batch and its passes. Keys without a value (no terminated completion, no reward) are
 /// null.
 #[must_use]
 pub fn record(batch: &StepBatch<'_>, inputs: &StepInputs, stats: &StepMetrics) -> MetricRecord {
@@ -74,7 +74,7 @@ fn rewards(batch: &StepBatch<'_>, record: &mut MetricRecord) {
 const LENGTH: [&Metric; 3] =
     [metrics::COMPLETIONS_MEAN_LENGTH, metrics::COMPLETIONS_MIN_LENGTH, metrics::COMPLETIONS_MAX_LENGTH];
 
-/// The same of those that ended by themselves.
+/// The same for completions that ended by themselves.
 const TERMINATED_LENGTH: [&Metric; 3] = [
     metrics::COMPLETIONS_MEAN_TERMINATED_LENGTH,
     metrics::COMPLETIONS_MIN_TERMINATED_LENGTH,
@@ -108,7 +108,7 @@ fn mismatch(batch: &StepBatch<'_>, inputs: &StepInputs, stats: &StepMetrics, rec
     }
 }
 
-/// Tokens of whose distribution sampler and learner have supports of different sizes.
+/// Number of tokens whose supports differ in size between sampler and learner.
 fn support_mismatch(batch: &StepBatch<'_>, support_sizes: &Ragged<u32>) -> u64 {
     let differing = |(row, sizes): (&Row<'_>, &[u32])| {
         row.completion.episode.logprobs().zip(sizes).filter(|(token, size)| token.kept_count != **size).count()

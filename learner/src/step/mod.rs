@@ -1,12 +1,12 @@
 //! One training step: a generation batch, every optimiser update on it, one new policy version.
 //!
-//! [`StepBatch`] is what came from the sampler, [`StepInputs`] what the losses read of it, [`StepMetrics`] what is told
-//! of the step. [`Trainer`] goes from one to the other: [`CreditAssigner`] gives advantages, [`Forward`] log-probs, and
-//! a pass each the gradients of an update.
+//! [`StepBatch`] holds the sampler's groups, [`StepInputs`] the inputs of the losses, [`StepMetrics`] the report on the
+//! step. [`Trainer`] goes from the first to the last: [`CreditAssigner`] gives advantages, [`Forward`] gives log-probs,
+//! and one pass for each update gives its gradients.
 //!
 //! [`Objective`](crate::loss::Objective) says whether a method has to see a token, a completion or a minibatch at once,
 //! and `passes` shows it that much. A trainer may be one of several ranks ([`crate::ranks`]); every rank then makes the
-//! update that one would make.
+//! update that a single rank would make.
 
 mod batch;
 mod credit;

@@ -1,8 +1,8 @@
 //! Passes with gradients: one optimiser update at a time.
 //!
-//! A method that looks at one token or one completion at a time gets its gradients while a micro-batch is under way.
-//! One that looks at a whole minibatch gets them beforehand, from log-probs of a pass without gradients; the passes
-//! with gradients then only carry them out. Either way [`Objective::differentiate`] says what they are.
+//! A method that looks at one token or one completion at a time gets its gradients while a micro-batch is under way. A
+//! method that looks at a whole minibatch gets them beforehand, from log-probs of a pass without gradients; the passes
+//! with gradients then only propagate them. Either way, [`Objective::differentiate`] computes them.
 
 use std::ops::Range;
 
@@ -45,20 +45,20 @@ pub(super) struct Pass<'a> {
     pub(super) reads_old_logprobs: bool,
 }
 
-/// What an update adds up.
+/// Sums over the rows of an update.
 #[derive(Debug, Default)]
 pub(super) struct Totals {
     /// The loss.
     pub(super) loss: f64,
     /// The loss without the entropy bonus.
     pub(super) policy_loss: f64,
-    /// Entropies that the bonus is about.
+    /// Entropies in the bonus.
     pub(super) entropy: Mean,
-    /// What becomes of the rows, if the update is made.
+    /// Fates of the rows, if the update is made.
     pub(super) fates: Vec<(usize, Fate)>,
 }
 
-/// What the objective said about some rows, with all their tokens in order.
+/// Values of some rows under the objective, with all their tokens in order.
 #[derive(Default)]
 struct TokenValues {
     logprobs: Vec<f64>,
@@ -98,7 +98,7 @@ impl Pass<'_> {
         Ok(totals)
     }
 
-    /// Gradients on the way: the loss of a run of tokens is known when their log-probs are.
+    /// Takes gradients on the way: the loss of a run of tokens is known when their log-probs are.
     fn by_micro_batch(
         &mut self,
         policy: &Decoder,
@@ -106,7 +106,7 @@ impl Pass<'_> {
         micro: &MicroBatch,
         totals: &mut Totals,
     ) -> Result<TokenValues, LearnerError> {
-        // The weights of the correction go over whole rows of old log-probs, which here only just become known.
+        // The weights of the correction need the old log-probs of whole rows, which become known only in this pass.
         let weights_unknown = self.inputs.importance.is_some() && self.reads_old_logprobs;
         let whole = self.objective.scope() == Scope::Completion || weights_unknown;
         let span = if whole { Span::Completion(&micro.tokens) } else { Span::Token };
@@ -121,7 +121,8 @@ impl Pass<'_> {
         failure.map_or(Ok(values), Err)
     }
 
-    /// What all ranks have found of an update's rows, given what this one has; its totals become those of all.
+    /// The values of an update's rows from all ranks, given those of this rank. `totals` become the sums over all
+    /// ranks.
     fn of_all_ranks(
         &mut self,
         rows: &[usize],
@@ -152,7 +153,8 @@ impl Pass<'_> {
             entropies: spread(&mut |values| Some(values.entropies.clone()))?,
             metrics: Vec::new(),
         };
-        // Which metrics there are is known to who had rows, so to the first rank, whose records count.
+        // Only a rank with rows knows the metrics. The first rank has rows whenever any rank has, and its records
+        // count.
         let known: Vec<LossMetric> = found
             .first()
             .map_or_else(Vec::new, |(_, values)| values.metrics.iter().map(|(metric, _)| *metric).collect());
@@ -189,7 +191,7 @@ impl Pass<'_> {
         Ok(found.gradients)
     }
 
-    /// Gradients beforehand: every log-prob of the update is known before the first loss.
+    /// Takes gradients beforehand: every log-prob of the update is known before the first loss.
     fn by_minibatch(
         &mut self,
         policy: &Decoder,
@@ -236,7 +238,7 @@ impl Pass<'_> {
         if self.reads_old_logprobs {
             self.inputs.remember(rows, &logprobs);
         }
-        // Which tokens lie at the threshold of `top_entropy_quantile` must not hang on the last bits of an entropy.
+        // Which tokens lie at the threshold of `top_entropy_quantile` must not depend on the last bits of an entropy.
         let rounded = entropies.iter().map(|entropy| (entropy / ENTROPY_GRID).round() * ENTROPY_GRID);
         let entropies_N = Tensor::from_slice(&rounded.collect::<Vec<f64>>());
         let tokens = self.tokens(rows, Device::Cpu);
@@ -252,8 +254,8 @@ impl Pass<'_> {
         Ok(gradient)
     }
 
-    /// Rows whose gradient is exactly 0 or that are left out of the loss: they are only looked at, and only once unless
-    /// their entropies lead a coefficient.
+    /// Evaluates rows whose gradient is exactly 0 or that are left out of the loss. One pass without gradients is
+    /// enough, unless an adaptive coefficient follows their entropies.
     fn observe(&mut self, policy: &Decoder, rows: &[usize], totals: &mut Totals) -> Result<(), LearnerError> {
         let trained = || rows.iter().copied().filter(|&row| self.batch.rows[row].trained);
         if self.first || self.config.use_adaptive_entropy {
@@ -304,7 +306,7 @@ impl Pass<'_> {
         }
     }
 
-    /// What an update makes of the given rows: whether anything has left a token of theirs in the policy term.
+    /// Fates of the given rows in an update: a row is trained if any of its tokens is left in the policy term.
     fn fates(&self, rows: &[usize], values: &TokenValues) -> Vec<(usize, Fate)> {
         let of = |metric: LossMetric| values.metrics.iter().find(|(known, _)| known.mean.key == metric.mean.key);
         let (off_policy, low_entropy) = (of(OFF_POLICY), of(LOW_ENTROPY));
@@ -335,13 +337,13 @@ impl Pass<'_> {
         rows.iter().zip(&lengths).map(fate_of).collect()
     }
 
-    /// Whether the correction for the mismatch takes a row out.
+    /// Whether the correction for the mismatch gives all tokens of a row the weight 0.
     fn has_no_weight(&self, row: usize) -> bool {
         let weights = self.inputs.importance.as_ref().map(|importance| &importance.rows[row]);
         weights.is_some_and(|weights| !weights.is_empty() && weights.iter().all(|&weight| weight == 0.0))
     }
 
-    /// What the objective needs to know about the tokens of the given rows.
+    /// The objective's inputs for the tokens of the given rows.
     fn tokens(&self, rows: &[usize], device: Device) -> Tokens {
         let inputs = &*self.inputs;
         let column = |values: &Ragged<f64>| Tokens::column(&values.gather(rows), device);
@@ -371,7 +373,8 @@ impl Pass<'_> {
         }
     }
 
-    /// What `off_policy_mask_threshold` goes by: log-probs of the sampler, and of the learner where it gave none.
+    /// The log-probs that `off_policy_mask_threshold` compares with: the sampler's, or the learner's where the sampler
+    /// gave none.
     fn drawn_logprobs(&self, rows: &[usize], device: Device) -> Tensor {
         let (drawn, old) = (self.inputs.sampling_logprobs.gather(rows), self.inputs.old_logprobs.gather(rows));
         let known = |(&drawn, &old): (&f64, &f64)| if drawn.is_nan() { old } else { drawn };
@@ -402,7 +405,7 @@ impl TokenValues {
         if metrics.is_empty() {
             return Ok(());
         }
-        // One transfer for all.
+        // One transfer for all metrics.
         let columns: Vec<Tensor> = metrics.iter().map(|(_, values_N)| values_N.to_kind(tch::Kind::Double)).collect();
         let values = to_host(&Tensor::stack(&columns, 0).reshape([-1]))?;
         let tokens = values.len() / metrics.len();

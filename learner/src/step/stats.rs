@@ -1,4 +1,4 @@
-//! What is told of a step, on the host in float64.
+//! The report on a step, on the host in float64.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -13,7 +13,7 @@ use tch::Tensor;
 
 use crate::{kl::k3_value, loss::LossMetrics, model::PassTimes, ragged::Ragged};
 
-/// What is told of a training step.
+/// The report on a training step.
 #[derive(Debug, Default)]
 pub struct StepMetrics {
     /// Loss of each optimiser update.
@@ -24,14 +24,14 @@ pub struct StepMetrics {
     pub skipped_updates: u64,
     /// Rate of the last update.
     pub learning_rate: f64,
-    /// What KL penalty and critic say, with verl's keys.
+    /// Metrics of KL penalty and critic, with verl's keys.
     pub credit: MetricRecord,
     /// Entropies along the first pass over each completion.
     pub entropy: Mean,
-    /// What the losses of all passes count: ratio, clipping, KL and more.
+    /// Metrics that the losses of all passes count: ratio, clipping, KL and more.
     pub measures: LossMetrics,
-    /// KL per token from the policy that the step began with to the one that it ended with, and the weight that the
-    /// penalty on it had; absent without one.
+    /// KL per token from the policy at the beginning of the step to the policy at its end, and the weight of the
+    /// penalty on this distance; absent without a penalty.
     pub old_policy: Option<(f64, f64)>,
     /// Policy loss of each update, without the entropy bonus.
     pub policy_losses: Vec<f64>,
@@ -41,11 +41,11 @@ pub struct StepMetrics {
     pub entropy_coef: Option<f64>,
     /// Size of the support that each token was drawn from; absent without truncation.
     pub support_sizes: Option<Ragged<u32>>,
-    /// What happened to each token, where that is to be kept.
+    /// What happened to each token; absent if it is not kept.
     pub notes: Option<TokenNotes>,
     /// What became of the completions that may be trained on.
     pub fates: Fates,
-    /// Gradient of the first update, before clipping, where it is to be kept.
+    /// Gradient of the first update, before clipping; absent if it is not kept.
     pub first_gradient: Option<Tensor>,
     /// Where the time went.
     pub times: Times,
@@ -61,12 +61,12 @@ pub struct TokenNotes {
 }
 
 impl TokenNotes {
-    /// Notes of completions with these numbers of tokens, of which nothing is known yet.
+    /// Empty notes for completions with these numbers of tokens.
     pub fn new(lengths: impl IntoIterator<Item = usize>) -> Self {
         Self { entropies: Ragged::filled(f64::NAN, lengths), marks: BTreeMap::new() }
     }
 
-    /// Takes note of what a metric says of a completion's tokens, if it counts tokens that are clipped or masked.
+    /// Takes note of a metric's values for a completion's tokens, if the metric counts clipped or masked tokens.
     pub fn mark(&mut self, metric: &LossMetric, row: usize, values: &[f64]) {
         let masks = [OFF_POLICY, LOW_ENTROPY].map(|metric| metric.mean.key);
         if metric.without_gradient != Some(0.0) && !masks.contains(&metric.mean.key) {
@@ -88,7 +88,7 @@ pub enum Fate {
     OffPolicy,
     /// `off_policy_mask_threshold` left it out of the policy term.
     OffPolicyMasked,
-    /// `top_entropy_quantile` left out all tokens of it that nothing else had left out.
+    /// `top_entropy_quantile` left out all of its tokens that nothing else had left out.
     LowEntropy,
     /// `early_stop_imp_ratio` left out its minibatch.
     EarlyStopped,
@@ -125,9 +125,9 @@ pub struct Times {
     pub old_logprobs: Duration,
     /// Log-probs of the reference policy.
     pub ref_logprobs: Duration,
-    /// Forward and backward passes, with what lies between and beside them.
+    /// Forward and backward passes, with the work between and beside them.
     pub forward_backward: Duration,
-    /// Those alone, by part.
+    /// The passes alone, by part.
     pub passes: PassTimes,
     /// Clipping and AdamW.
     pub optimizer: Duration,

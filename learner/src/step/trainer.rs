@@ -1,4 +1,4 @@
-//! The policy under training, and what one step does with it.
+//! The policy under training, and its training step.
 
 use std::{
     sync::Arc,
@@ -37,30 +37,30 @@ use crate::{
 /// Distinguishes the shuffle of a step from other uses of the seed.
 const SHUFFLE_KEY: u64 = 0x7368_7566;
 
-/// A step on its way, when the gradients of an update are known and nothing has been moved by them.
+/// A step before one of its updates: the gradients of the update are known, and nothing has moved yet.
 #[derive(Debug)]
 pub struct Before<'a> {
     /// The batch.
     pub batch: &'a StepBatch<'a>,
-    /// What the losses read. The log-probs that the step began with are known of every row.
+    /// Inputs of the losses. The old log-probs of every row are known.
     pub inputs: &'a StepInputs,
-    /// What is told so far, loss and gradient norm of the update included.
+    /// The report so far, with loss and gradient norm of the update.
     pub metrics: &'a StepMetrics,
     /// Number of the update within the step, from 0.
     pub update: usize,
-    /// Whether loss and gradient are finite. An update whose are not is left out in any case.
+    /// Whether loss and gradient are finite. An update without finite ones is left out in any case.
     pub finite: bool,
 }
 
 /// Says whether an update may be made; if not, it and all further ones of the step are left out.
 pub type Gate<'g> = dyn FnMut(&Before<'_>) -> bool + 'g;
 
-/// What came of a step.
+/// The result of a step.
 #[derive(Debug)]
 pub struct TrainedStep {
-    /// What the losses read.
+    /// Inputs of the losses.
     pub inputs: StepInputs,
-    /// What is told of it.
+    /// The report on the step.
     pub metrics: StepMetrics,
 }
 
@@ -78,13 +78,13 @@ pub struct Carried {
     /// Weight of the penalty on the distance from the old policy, which may adapt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub old_policy_kl_coef: Option<f64>,
-    /// What the policy's learning rates are multiplied with, where they were lowered.
+    /// Factor of the policy's learning rates, if they were lowered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate_factor: Option<f64>,
 }
 
 impl Carried {
-    /// This at the place of the schedule that another one is at.
+    /// This state, at the place in the schedule of another one.
     #[must_use]
     pub fn at(self, place: &Self) -> Self {
         Self { updates: place.updates, rate_factor: place.rate_factor, ..self }
@@ -101,7 +101,7 @@ pub struct Trainer {
     correction: Option<Correction>,
     truncation: Option<Truncation>,
     policy: Trained<Decoder>,
-    /// The starting policy, frozen but for `sync_ref_model`; only there when there is a KL penalty.
+    /// The starting policy, frozen but for `sync_ref_model`; absent without a KL penalty.
     reference: Option<Decoder>,
     credit: CreditAssigner,
     keeps_gradient: bool,
@@ -123,7 +123,7 @@ impl Trainer {
     /// A trainer of `policy` for a run of `config.max_steps` steps.
     ///
     /// # Errors
-    /// When the configuration asks for what the learner cannot do, or has a KL term and no reference comes with it.
+    /// A configuration that asks for something the learner cannot do, or a KL term without a reference.
     pub fn new(config: &TrainConfig, policy: Decoder, reference: Option<Decoder>) -> Result<Self, LearnerError> {
         Self::among(config, policy, reference, Among::default())
     }
@@ -191,7 +191,7 @@ impl Trainer {
         &mut self.credit
     }
 
-    /// What a checkpoint holds of it besides models and optimisers.
+    /// The trainer's state in a checkpoint, besides models and optimisers.
     #[must_use]
     pub fn carried(&self) -> Carried {
         Carried {
@@ -214,7 +214,7 @@ impl Trainer {
         self.policy.set_rate_factor(self.policy.rate_factor() * factor);
     }
 
-    /// Goes on from a checkpoint; models and optimisers are restored by themselves.
+    /// Goes on from a checkpoint; models and optimisers are restored separately.
     pub fn restore(&mut self, carried: &Carried) {
         self.entropy.restore(carried.entropy);
         if let (Some(penalty), Some(coef)) = (&mut self.old_policy, carried.old_policy_kl_coef) {
@@ -224,7 +224,7 @@ impl Trainer {
         self.credit.restore(carried);
     }
 
-    /// Has the gradient of each step's first update left in [`StepMetrics::first_gradient`].
+    /// Keeps the gradient of each step's first update in [`StepMetrics::first_gradient`].
     pub fn keep_first_gradient(&mut self) {
         self.keeps_gradient = true;
     }
@@ -237,7 +237,7 @@ impl Trainer {
         self.step_if(batch, step, &mut |_| true)
     }
 
-    /// As [`Trainer::step`], as long as `gate` lets it. The gate is asked before each update of the policy.
+    /// As [`Trainer::step`], as long as `gate` allows updates. The gate is asked before each update of the policy.
     ///
     /// # Errors
     /// As [`Trainer::step`].
@@ -254,7 +254,8 @@ impl Trainer {
         let forward = self.forward(batch, &mut metrics);
         inputs.ref_logprobs = self.ref_logprobs(batch, &forward, &mut metrics)?;
         let trains_policy = self.credit.trains_policy(step);
-        // The first update's own pass gives the log-probs of its rows, unless they are needed before or it never comes.
+        // The first update's own pass gives the log-probs of its rows, unless they are needed earlier or the update
+        // never comes.
         let normalised = self.correction.is_some_and(|correction| correction.batch_normalize);
         let all_before = self.credit.needs_logprobs() || normalised || !trains_policy;
         let before = if all_before { &updates[..] } else { updates.get(1..).unwrap_or_default() };
@@ -339,7 +340,7 @@ impl Trainer {
         weights
     }
 
-    /// The sequences of a step; with truncated sampling, their supports under the policy as it is now.
+    /// The sequences of a step; with truncated sampling, their supports under the current policy.
     fn forward<'b>(&self, batch: &StepBatch<'b>, metrics: &mut StepMetrics) -> Forward<'b> {
         let mut forward = Forward {
             sequences: batch.rows.iter().map(Row::sequence).collect(),
@@ -379,7 +380,7 @@ impl Trainer {
         Ok(found.logprobs)
     }
 
-    /// Log-probs of the policy as it is now, for the rows of the given updates.
+    /// Log-probs of the current policy, for the rows of the given updates.
     fn old_logprobs(
         &self,
         batch: &StepBatch<'_>,
@@ -398,7 +399,8 @@ impl Trainer {
         Ok(())
     }
 
-    /// How far the updates of a step have taken the policy, where a penalty is on that; its weight follows.
+    /// Measures how far the updates of a step have moved the policy, if there is a penalty on this distance. The
+    /// penalty's weight follows.
     fn measure_distance(
         &mut self,
         batch: &StepBatch<'_>,
@@ -430,7 +432,7 @@ impl Trainer {
         reference.moved();
     }
 
-    /// One update of the policy, if `gate` lets it.
+    /// One update of the policy, if `gate` allows it.
     fn update(&mut self, mut pass: Pass<'_>, rows: &[usize], gate: &mut Gate<'_>) -> Result<Updated, LearnerError> {
         let (start, mut passed) = (Instant::now(), Duration::ZERO);
         let mut totals = Totals::default();

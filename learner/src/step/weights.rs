@@ -1,4 +1,4 @@
-//! What the tokens of a generation batch weigh in the losses of its updates.
+//! Weights of a generation batch's tokens in the losses of its updates.
 
 use shared::config::TrainConfig;
 
@@ -9,11 +9,12 @@ use crate::{
 };
 
 impl StepBatch<'_> {
-    /// Weights of an optimiser update, given its rows, of which `per_device_train_batch_size` each are a minibatch: one
-    /// for every row, in their order, 0 for those that do not count.
+    /// Weights of an optimiser update: one for each of its rows, in their order, 0 for rows that do not count. Each
+    /// `per_device_train_batch_size` rows are a minibatch.
     ///
-    /// What does not count, or has no reward, is as if it had not been sampled: it takes a place in its minibatch and
-    /// is in no divisor. An update of what is left has the share of the generation batch that its rows are, as in TRL.
+    /// A row that does not count, or is excluded, is as if it had not been sampled: it takes a place in its minibatch
+    /// and is in no divisor. The share of an incomplete last update is that of its rows in the generation batch, as in
+    /// TRL.
     #[must_use]
     pub fn weights(&self, config: &TrainConfig, update: &[usize]) -> RowWeights {
         let counted = |&&row: &&usize| self.rows[row].valid && !self.rows[row].excluded;

@@ -1,4 +1,4 @@
-//! Tokens that were given to the policy: no gradient is at them, and they have no share in any normaliser.
+//! Tokens that were given to the policy: they have no gradient and no share in any normaliser.
 
 use learner::{
     batch::{MicroBatch, Sequence},
@@ -42,7 +42,8 @@ fn shape() -> impl Strategy<Value = Shape> {
     prop::collection::vec((any::<bool>(), 0..5usize), 0..6)
 }
 
-/// A shape for each completion of a step. One is all given, one ends with what was given, and one begins with it.
+/// A shape for each completion of a step. One has given tokens only, one ends with given tokens, and one begins with
+/// them.
 fn shapes() -> impl Strategy<Value = Vec<Shape>> {
     prop::collection::vec(shape(), 12).prop_map(|mut shapes| {
         shapes[1] = vec![(false, 3)];
@@ -93,7 +94,7 @@ fn step(config: &TrainConfig, groups: &[Placed]) -> TrainedStep {
 }
 
 /// `∑ coefficient · ∇ log-prob` over the sampled tokens, and the log-probs. Each run of sampled tokens is a completion
-/// of its own here, and all that is before it a prompt: this way knows no owner mask.
+/// of its own here, and everything before it is its prompt, so no owner mask is needed.
 fn by_hand(config: &TrainConfig, batch: &StepBatch<'_>, coefficient: impl Fn(usize) -> f64) -> (Tensor, Vec<Vec<f64>>) {
     let options = LoadOptions { kind: Kind::Double, ..LoadOptions::default() };
     let policy = load(&ModelDir::open(&config.model).unwrap(), options).unwrap();
@@ -168,7 +169,7 @@ proptest! {
         prop_assert_eq!(metrics.get(metrics::COMPLETIONS_MIN_LENGTH), Some(0.0));
     }
 
-    /// Whatever the method, nothing becomes NaN, and tokens that nothing sampled follows change no bit.
+    /// Whatever the method, nothing becomes NaN, and given tokens behind the last sampled one change no bit.
     #[test]
     fn no_method_looks_at_given_tokens(
         shapes in shapes(),
@@ -183,7 +184,7 @@ proptest! {
             importance_sampling_level: <ImportanceSamplingLevel as Choice>::ALL[level],
             importance_sampling_mode: <ImportanceSamplingMode as Choice>::ALL[mode],
             advantage_estimator: match <AdvantageEstimator as Choice>::ALL[estimator] {
-                // It takes a critic.
+                // gae needs a critic.
                 AdvantageEstimator::Gae => AdvantageEstimator::Grpo,
                 other => other,
             },
@@ -207,7 +208,7 @@ proptest! {
         let gradient = found.metrics.first_gradient.unwrap();
         prop_assert_eq!(gradient.isfinite().all().int64_value(&[]), 1);
         prop_assert!(found.metrics.losses.iter().all(|loss| loss.is_finite()));
-        // Where a row was empty before, it now counts as a row.
+        // A row that was empty before now counts as a row.
         if shapes.iter().all(|shape| shape.iter().any(|(_, length)| *length > 0)) {
             prop_assert_eq!(gradient, again.metrics.first_gradient.unwrap());
         }

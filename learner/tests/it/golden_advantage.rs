@@ -200,7 +200,7 @@ fn golden_gae() {
         let (name, inputs, expected) = (&case["name"], &case["inputs"], &case["expected"]);
         let (gamma, lam) = (number(&case["params"]["gamma"]), number(&case["params"]["lam"]));
         let (mask, values) = (matrix(&inputs["mask"]), matrix(&inputs["values"]));
-        // Tokens that the mask leaves out are skipped by the recursion: it runs over those that are kept.
+        // The recursion skips tokens that the mask leaves out: it runs over the kept ones.
         let raw: Ragged<f64> = matrix(&inputs["token_rewards"])
             .iter()
             .zip(values.iter().zip(&mask))

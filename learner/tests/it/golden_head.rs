@@ -41,7 +41,7 @@ fn golden_logprob_entropy() {
     }
 }
 
-/// So many tokens as a completion of one and one of the rest.
+/// Splits this many tokens into a completion of one token and one of the rest.
 fn completions(tokens: usize) -> [Range<usize>; 2] {
     [0..1, 1..tokens]
 }

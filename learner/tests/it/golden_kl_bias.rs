@@ -48,8 +48,8 @@ fn through_softmax(gradients: &[f64], logprobs: &[f64]) -> Vec<f64> {
     gradients.iter().zip(logprobs).map(|(gradient, logprob)| gradient - logprob.exp() * sum).collect()
 }
 
-/// Every token that can come, or every sequence of two tokens: log-probs of the policy, the reference and the sampler,
-/// and how often it comes. Sequences are the rows of a grid, by their first token.
+/// Every possible token, or every sequence of two tokens, with its log-probs under policy, reference and sampler.
+/// Sequences are the rows of a grid, by their first token.
 struct World {
     level: ImportanceSamplingLevel,
     /// Tokens of a row.
@@ -57,7 +57,7 @@ struct World {
     policy: Vec<f64>,
     reference: Vec<f64>,
     sampler: Vec<f64>,
-    /// Of each row.
+    /// The sampler's probability of each row.
     shares: Vec<f64>,
     on_policy: bool,
 }
@@ -130,7 +130,7 @@ impl World {
     }
 }
 
-/// The configuration that a loss needs for the level of a case, where it leaves a choice.
+/// The configuration that a loss needs for the level of a case, if the loss leaves a choice.
 fn config(loss_type: LossType, estimator: KlEstimator, level: ImportanceSamplingLevel) -> TrainConfig {
     let chosen = loss_type.spec().ratio == Ratio::Chosen;
     TrainConfig {
@@ -218,8 +218,8 @@ fn golden_kl_bias_correction_of_trl() {
     }
 }
 
-/// In the reward the estimate is an advantage of the opposite sign, and the ratio that of the policy term. An estimator
-/// whose gradient is then not that of the divergence is told.
+/// In the reward the estimate is an advantage of the opposite sign, and the ratio that of the policy term. A
+/// configuration is warned of an estimator whose gradient is then not that of the divergence.
 #[test]
 fn golden_kl_in_the_reward() {
     for case in cases().iter().filter(|case| case["params"]["level"] == "token") {

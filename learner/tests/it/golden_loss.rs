@@ -89,7 +89,7 @@ impl<'a> Case<'a> {
         assert_close(&format!("{}: {what}", self.name), &found, &rows(expected, self.mask).concat(), TOLERANCE);
     }
 
-    /// What training would write of this one batch.
+    /// The metrics that training would write about this one batch.
     fn metrics(&self, objective: &Objective, found: &LossGradient) -> MetricRecord {
         let (mut metrics, mut record) = (LossMetrics::default(), MetricRecord::default());
         for (metric, values_N) in &found.metrics {
@@ -115,8 +115,8 @@ fn importance(inputs: &Value, key: &str, mask: &Value) -> Option<Importance> {
     })
 }
 
-/// VESPO's sum of logs in TRL goes over the padding as well, whose ratios are 1 in training but not in the cases: their
-/// product at each row's first token, 1 at the others.
+/// VESPO's sum of logs in TRL includes the padding, whose ratios are 1 in training but not in the cases. The result is
+/// the product of the padding's ratios at each row's first token, and 1 at the others.
 fn padding(ratios: &Value, mask: &Value) -> Tensor {
     let of_row = |(ratios, mask): (Vec<f64>, Vec<f64>)| {
         let product: f64 = ratios.iter().zip(&mask).skip(1).filter(|(_, m)| **m == 0.0).map(|(r, _)| r).product();
@@ -202,7 +202,7 @@ pub fn trl_case(case: &Value) {
         metrics.set(metrics::ENTROPY, entropy.get());
     }
     for (key, expected) in expected["metrics"].as_object().unwrap() {
-        // Without entropies in its inputs, a case says nothing about what their mean was made of.
+        // Without entropies in its inputs, a case does not say which entropies were averaged.
         if key == "entropy" && inputs.get("entropies").is_none() {
             continue;
         }
@@ -302,7 +302,7 @@ fn verl_case(case: &Value) {
     for (key, expected) in expected["metrics"].as_object().unwrap() {
         // TRL's name, where its definition is the same, goes before verl's.
         let trl = metrics.values().get("policy/clipfrac_avg").filter(|_| key == "actor/pg_clipfrac");
-        // What a method does not clip by, verl reports as 0.
+        // verl reports 0 for a kind of clipping that a method does not have.
         let found = trl.or(metrics.values().get(key)).map_or(0.0, number);
         assert!(key.starts_with("actor/"), "{name}: there is no metric {key}");
         assert_close(&format!("{name}: {key}"), &[found], &[number(expected)], METRIC_TOLERANCE);

@@ -13,7 +13,7 @@ const TOLERANCE: f64 = 1e-9;
 /// Metrics were averaged in float32.
 const METRIC_TOLERANCE: f64 = 1e-6;
 
-/// Completions of the given lengths, of whose tokens the mask says who wrote them.
+/// Completions of the given lengths. The mask says who wrote each of their tokens.
 fn episodes(inputs: &Value) -> Vec<Episode> {
     let of_row = |(owner, length): (Vec<f64>, f64)| {
         let mut episode = Episode::default();
@@ -30,7 +30,7 @@ fn episodes(inputs: &Value) -> Vec<Episode> {
     matrix(&inputs["owner"]).into_iter().zip(numbers(&inputs["completion_lengths"])).map(of_row).collect()
 }
 
-/// What the losses have a value for.
+/// 1 for each token that the losses have a value for.
 fn mask(episodes: &[Episode], width: usize) -> Value {
     let of_row = |episode: &Episode| {
         let mut row: Vec<u8> = episode.owner_mask().map(u8::from).collect();
@@ -86,7 +86,7 @@ fn golden_masked_loss() {
         assert_eq!(json!(episodes.iter().map(positions).collect::<Vec<_>>()), case["expected"]["loss_positions"]);
         let width = case["inputs"]["logps"][0].as_array().unwrap().len();
         case["inputs"]["mask"] = mask(&episodes, width);
-        // Of given tokens and padding TRL has a gradient too: none.
+        // TRL has a gradient for given tokens and padding too: it is 0.
         for (gradients, episode) in matrix(&case["expected"]["grad_logps"]).iter().zip(&episodes) {
             let owner = episode.owner_mask().chain(std::iter::repeat(false));
             assert!(gradients.iter().zip(owner).all(|(gradient, sampled)| sampled || *gradient == 0.0));

@@ -24,7 +24,7 @@ use crate::support::figures::numbers;
 const LOGIT_TOLERANCE: f64 = 1e-4;
 const LOSS_TOLERANCE: f64 = 1e-5;
 const NORM_TOLERANCE: f64 = 2e-5;
-/// What one weight of a model may exceed.
+/// Tolerance that at most one weight of a model may exceed.
 const USUAL_WEIGHT_TOLERANCE: f64 = 5e-6;
 
 fn ids(value: &Value) -> Vec<u32> {
@@ -159,8 +159,8 @@ fn golden_model_completion_logprobs() {
 }
 
 /// Three AdamW steps; every memory split must lead to the same figures. AdamW divides a gradient by its own size, so
-/// that the rounding of the smallest ones shows in the weights: float64 is held to less than float32, in which the
-/// golden figures were computed.
+/// the rounding of the smallest gradients shows in the weights. The tolerance is smaller in float64 than in float32, in
+/// which the golden figures were computed.
 #[test]
 fn golden_model_training() {
     for case in cases() {

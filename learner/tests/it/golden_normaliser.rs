@@ -1,5 +1,5 @@
-//! From a generation batch to what each of its rows weighs and to the gradient, against TRL's own walk over the same
-//! batch. Nothing that a divisor is made of is handed in: completions go in, as a sampler would send them.
+//! From a generation batch to the weight of each of its rows and to the gradient, against TRL's own pass over the same
+//! batch. The only inputs are completions, as a sampler would send them; no part of a divisor is handed in.
 
 use learner::{
     advantage::{CreditOptions, credit},
@@ -18,13 +18,14 @@ use crate::support::figures::{assert_close, matrix, number, numbers};
 
 const TOLERANCE: f64 = 1e-9;
 
-/// A case, with the completions of all of TRL's processes in one batch. A process of TRL's is no rank of ours, which
-/// all see the whole batch: it is as if its minibatches were further ones of the same update.
+/// A case, with the completions of all of TRL's processes in one batch. A process of TRL's is not a rank of ours,
+/// because each of our ranks sees the whole batch. Here the minibatches of the other processes are further minibatches
+/// of the same update.
 struct Case {
     name: String,
     config: TrainConfig,
     processes: usize,
-    /// Completions of the process that the figures are about. Those of the others follow.
+    /// Number of completions of the process that the figures are about. Those of the other processes follow.
     rows: usize,
     /// Places of each row's trained tokens within its width.
     places: Vec<Vec<usize>>,
@@ -56,7 +57,7 @@ impl Case {
             max_completion_length: whole(&params["max_completion_length"]) as u32,
             ..TrainConfig::default()
         };
-        // Tokens of the environment are none of a completion here: what is left of it are the model's own.
+        // Tokens of the environment do not belong to a completion here: only the model's own tokens are left.
         let environment = inputs.get("env_mask").map(matrix);
         let is_own = |row: usize, at: usize| environment.as_ref().is_none_or(|mask| mask[row][at] != 0.0);
         let places: Vec<Vec<usize>> = lengths
@@ -117,7 +118,8 @@ fn groups(rows: &[(usize, bool, f64)], num_generations: usize) -> Vec<Placed> {
     rows.chunks(num_generations).enumerate().map(group).collect()
 }
 
-/// Loss and derivatives of the own rows of an update, given what a token of each weighs; a place of the update each.
+/// Loss and derivatives of an update's rows of the one process. `rows` are row numbers with the weight of each row's
+/// tokens.
 fn differentiate(
     config: &TrainConfig,
     rows: &[(usize, f64)],

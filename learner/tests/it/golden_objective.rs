@@ -63,8 +63,8 @@ fn golden_loss_aggregation() {
             ..TrainConfig::default()
         };
         let lengths = lengths(&inputs["mask"]);
-        // Tokens and sequences that verl counts beside those of the case are with other workers: here, further rows of
-        // the update.
+        // Tokens and sequences that verl counts beside those of the case belong to other workers. Here they are further
+        // rows of the update.
         let mut all = lengths.clone();
         let (tokens, sequences) = (lengths.iter().sum::<usize>(), lengths.iter().filter(|&&length| length > 0).count());
         let more = |all: f64, own: usize| (all as usize).checked_sub(own).expect("a worker is one of all");
@@ -73,7 +73,7 @@ fn golden_loss_aggregation() {
         let tokens = all.iter().sum::<usize>() as f64;
         let normaliser =
             Normaliser { accumulation: 1.0, share: 1.0, generation_tokens: tokens, max_completion_length: width };
-        // verl multiplies the loss of each worker by their number, which the mean of their gradients takes back; the
+        // verl multiplies the loss of each worker by the number of workers, and takes the mean of their gradients. The
         // gradients of our ranks are added up.
         let workers = given("dp_size").unwrap_or(1.0);
         let weights: Vec<f64> = update_weights(&config, &std::iter::once(all).collect(), &normaliser)
@@ -166,8 +166,7 @@ fn golden_verl_rollout_is() {
     }
 }
 
-/// Where our default is not TRL's, as docs/from-trl.md says: what a step logs, and the choice that a run can be told
-/// apart without.
+/// Our defaults where they are not TRL's, as docs/from-trl.md says.
 fn differing_defaults() -> Value {
     json!({
         // Progress lines; the metrics of every step are on disk.
@@ -178,8 +177,8 @@ fn differing_defaults() -> Value {
         "max_steps": null,
         // Absent there and empty here: all weights are 1.
         "reward_weights": [],
-        // true there, where k3 is the only estimator; here what the estimator needs, for k3 the same but at the level
-        // of the sequence.
+        // true there, where k3 is the only estimator. Absent here: what the estimator needs, which for k3 is the same
+        // except at sequence level.
         "use_bias_correction_kl": null,
         // Slower, and no result depends on them; the table of docs/from-trl.md has both.
         "bf16": false,
@@ -193,7 +192,7 @@ fn differing_defaults() -> Value {
     })
 }
 
-/// Defaults of TRL's (1.16, with transformers 5 and its `ModelConfig`) of options that a run has too and the golden
+/// TRL's defaults (1.16, with transformers 5 and its `ModelConfig`) of options that a run has too and that the golden
 /// file does not list.
 fn further_defaults() -> Value {
     json!({
@@ -230,7 +229,7 @@ fn further_defaults() -> Value {
     })
 }
 
-/// The golden file has TRL's own defaults, those of the Trainer that it sets no others for included.
+/// The golden file has TRL's own defaults, and the Trainer's defaults that TRL does not change.
 #[test]
 fn golden_trl_defaults() {
     let golden = harness::golden("trl_1.16_defaults.json");

@@ -205,8 +205,8 @@ proptest! {
     #[test]
     fn the_memory_split_changes_nothing_in_single_precision(Options(config) in options(), budget in 1u32..120) {
         // One update: a second would begin with weights that rounding has moved apart. A threshold that a whole batch
-        // or completion crosses can lie within a rounding error of what is compared with it; double precision covers
-        // those.
+        // or completion crosses can lie within a rounding error of the figure that is compared with it; the test in
+        // double precision covers such options.
         let split = TrainConfig {
             top_entropy_quantile: 1.0,
             early_stop_imp_ratio: None,
@@ -268,8 +268,7 @@ fn gradient_checkpointing_changes_no_bit() {
     }
 }
 
-/// Layers in bfloat16: the gradient is that of float32 but for rounding, and what the passes read is the float32 copy
-/// rounded.
+/// Layers in bfloat16: the gradient is that of float32 but for rounding, and the passes read the rounded float32 copy.
 #[test]
 fn in_bfloat16_a_float32_copy_is_trained() {
     let config = TrainConfig { num_iterations: 1, gradient_accumulation_steps: 4, ..config() };

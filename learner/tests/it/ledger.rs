@@ -77,13 +77,14 @@ fn what_the_guard_leaves_out_or_gives_up_is_not_trained() {
     assert_eq!(of("roll_back"), [Trained, RolledBack, StepSkipped, Trained]);
 }
 
-/// The completions of a step as `completions/step-N.jsonl` tells of them.
+/// The completions of a step as `completions/step-N.jsonl` records them.
 fn completions(run_dir: &RunDir, step: u64) -> Vec<Value> {
     let text = fs::read_to_string(run_dir.step_completions(step)).unwrap();
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// Completions by their state, of the records, which must be those of the ledger and together all that were made.
+/// Numbers of completions by state, from the records. They must be those of the ledger, and add up to all completions
+/// that were made.
 fn counts(run_dir: &RunDir, step: u64) -> BTreeMap<String, usize> {
     let records = metrics::read(&run_dir.metrics()).unwrap();
     let of_records: BTreeMap<String, usize> = records[step as usize - 1]
@@ -170,7 +171,7 @@ fn minibatches_that_were_stopped_are_not_trained() {
     assert_eq!(counts(&run_dir, 3), of_states([(LedgerState::Trained, 12)]));
 }
 
-/// Of a pass over few tokens of high entropy, some completions have none.
+/// If a pass takes few tokens of high entropy, some completions have none of them.
 #[test]
 fn completions_without_a_token_of_high_entropy_are_not_trained() {
     let folder = Folder::new();

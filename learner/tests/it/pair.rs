@@ -117,8 +117,8 @@ fn more_positions_than_the_model_has_are_refused() {
     assert!(error.to_string().contains("`max_model_len` 300 is above the model's limit of 256"), "{error}");
 }
 
-/// Another start may take the directory after this one was let in: the id that it was let in by counts, not the one
-/// found there.
+/// Another start may take the directory after this one was let in. The id with which this one was let in counts, not
+/// the id that is found there.
 #[test]
 fn a_run_whose_directory_is_another_runs_by_now_makes_no_step() {
     let folder = Folder::new();
@@ -135,7 +135,7 @@ fn a_run_whose_directory_is_another_runs_by_now_makes_no_step() {
     assert_eq!(fs::read_to_string(run_dir.metrics()).unwrap(), "");
 }
 
-/// What every kind of model under training must be able to do.
+/// Stops a run and goes on with it, as every kind of model under training must allow.
 fn stop_and_go_on(change: impl Fn(&mut TrainConfig)) {
     let folder = Folder::new();
     let mut config = TrainConfig {
@@ -335,7 +335,7 @@ fn a_step_leaves_metrics_completions_versions_and_a_usable_checkpoint() {
     assert_eq!(export.canonicalize().unwrap(), checkpoint.canonicalize().unwrap());
 }
 
-/// Runs that have between them every option that a metric needs.
+/// Runs that together have every option that a metric needs.
 fn runs_of_every_method(usual: &TrainConfig) -> Vec<TrainConfig> {
     let of = |change: &dyn Fn(&mut TrainConfig)| {
         let mut config = usual.clone();
@@ -379,7 +379,7 @@ fn every_metric_is_recorded_by_the_runs_that_have_it_and_no_other_is_recorded() 
     for (index, config) in runs_of_every_method(&usual).iter().enumerate() {
         recorded.append(&mut record(&format!("method-{index}"), config));
     }
-    // Those of workers are recorded by runs that have some (`tests/tests/fleet.rs`).
+    // Metrics of workers are recorded by runs with workers (`tests/tests/fleet.rs`).
     for metric in of_training().filter(|metric| !metric.key.starts_with("fleet/")) {
         assert!(recorded.contains(metric.key), "no run records {}", metric.key);
     }
@@ -532,7 +532,7 @@ fn a_version_is_written_again_when_the_graph_has_changed() {
     assert_eq!([dtype_after(Dtype::Fp32), dtype_after(Dtype::Fp16)], [Dtype::Fp32, Dtype::Fp16]);
 }
 
-/// With rounded weights and with adapters too, of which a checkpoint has no export.
+/// This also holds with rounded weights, and with adapters, of which a checkpoint has no export.
 #[test]
 fn a_version_that_is_there_with_the_policys_values_is_not_written_again() {
     let folder = Folder::new();
@@ -561,8 +561,8 @@ fn a_version_that_is_there_with_the_policys_values_is_not_written_again() {
     }
 }
 
-/// Passes in bfloat16 compute with rounded weights, and training goes on from others: a checkpoint has the latter in
-/// both forms.
+/// Passes in bfloat16 compute with rounded weights, but training goes on from the unrounded ones: a checkpoint has the
+/// unrounded weights in both forms.
 #[test]
 fn the_export_of_a_checkpoint_is_that_of_its_safetensors_in_bfloat16_too() {
     let folder = Folder::new();

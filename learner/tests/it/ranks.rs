@@ -50,7 +50,7 @@ impl Threads {
         (0..count).map(|rank| Self { rank, count, table: Arc::clone(&table) }).collect()
     }
 
-    /// What every rank has.
+    /// The values of every rank.
     fn exchange(&self, values: Vec<f64>) -> Vec<Vec<f64>> {
         let length = values.len();
         self.table.values.lock().unwrap()[self.rank] = values;
@@ -97,7 +97,7 @@ impl Ranks for Threads {
     fn sum_at(&self, values: &Tensor, owner: usize) -> Result<(), LearnerError> {
         let mut found = host(values);
         self.sum(&mut found)?;
-        // Nobody may make use of what is left with the others.
+        // Nobody may use the values that the other ranks are left with.
         found.iter_mut().filter(|_| self.rank != owner).for_each(|value| *value = f64::NAN);
         put(values, &found);
         Ok(())
@@ -109,7 +109,7 @@ impl Ranks for Threads {
     }
 }
 
-/// Does something as each of several ranks.
+/// Runs `deed` as each of several ranks.
 fn on_ranks<T: Send>(count: usize, deed: impl Fn(Arc<dyn Ranks>) -> T + Sync) -> Vec<T> {
     thread::scope(|scope| {
         let deed = &deed;
@@ -128,7 +128,7 @@ fn by_ranks(count: usize, config: &TrainConfig, groups: &[Placed], kind: Kind) -
     })
 }
 
-/// The gradient, of which each rank may have its own part alone.
+/// The gradient. With shards, each rank has its own part alone.
 fn gradient(ranks: &[(Trainer, TrainedStep)], config: &TrainConfig) -> Tensor {
     if !config.shard_optimizer {
         return ranks[0].0.policy().gradients().flat().copy();
@@ -144,8 +144,8 @@ fn critic(trainer: &Trainer) -> Option<&Tensor> {
     trainer.credit().critic().map(|critic| critic.trained().parameters().flat())
 }
 
-/// All ranks have the same weights bit for bit, and those, the gradient and every figure of the record are those of one
-/// rank.
+/// All ranks have the same weights, bit for bit. These weights, the gradient and every figure of the record are those
+/// of one rank.
 fn compare(count: usize, config: &TrainConfig) {
     let groups = groups(config, config.seed);
     let (one, of_one) = step(config, &groups, Kind::Double);
@@ -177,7 +177,7 @@ fn compare(count: usize, config: &TrainConfig) {
     }
 }
 
-/// Two and four ranks, with and without shards. Of four at least one has nothing to do: there are three groups.
+/// Two and four ranks, with and without shards. With four, at least one has nothing to do: there are three groups.
 const WAYS: [(usize, bool); 4] = [(2, false), (2, true), (4, false), (4, true)];
 
 #[test]
@@ -244,7 +244,8 @@ fn ranks_make_the_gradient_of_one_in_single_precision() {
     compare(&once, Kind::BFloat16, 2e-2);
 }
 
-/// What ranks write together is what one writes, and what any number of them goes on from.
+/// A checkpoint that ranks write together is the one that a single rank writes, and any number of ranks goes on from
+/// it.
 #[test]
 fn a_checkpoint_of_shards_is_that_of_one_rank_and_of_no_number_of_ranks() {
     let config = TrainConfig {
@@ -282,8 +283,8 @@ fn a_checkpoint_of_shards_is_that_of_one_rank_and_of_no_number_of_ranks() {
         });
     };
     go_on(2, None, "two", true, [0, 2]);
-    // Two add up in either order, but a norm over shards rounds otherwise than one over tensors; nothing is clipped
-    // here.
+    // Two ranks get the same sum in either order, but a norm over shards rounds otherwise than one over tensors;
+    // nothing is clipped here.
     go_on(2, None, "whole", false, [0, 2]);
     let files = ["optimizer.safetensors", "critic/optimizer.safetensors", "model.safetensors"];
     let read = |name: &str| files.map(|file| fs::read(folder(name).join(file)).unwrap());
@@ -319,7 +320,7 @@ fn process_with(variables: &[(&str, &str)], rank: usize, count: usize, deed: &st
     command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// What several processes leave, which is the same in each.
+/// The result of several processes, which is the same in each.
 fn by_processes(count: usize, deed: &str) -> Vec<u8> {
     let dir = tempfile::tempdir().unwrap();
     let processes: Vec<Child> = (0..count).map(|rank| process(rank, count, deed, dir.path())).collect();
@@ -332,7 +333,7 @@ fn by_processes(count: usize, deed: &str) -> Vec<u8> {
     left(0)
 }
 
-/// What a process does that [`process`] started; nothing without one.
+/// The work of a process that [`process`] started. Otherwise there is nothing to do.
 #[test]
 fn one_of_several_processes() {
     let Ok(place) = env::var(PROCESS) else { return };
@@ -372,7 +373,7 @@ fn bytes(values: &Tensor) -> Vec<u8> {
     bytes
 }
 
-/// Sums of float32 of many sizes: below and above what Gloo cuts a ring into (1 MiB) and what a bucket is.
+/// Sums of float32 of many sizes: below and above the size of Gloo's segments of a ring (1 MiB) and of a bucket.
 fn sums(ranks: &Gloo) -> Vec<u8> {
     tch::set_num_threads(1);
     let (mut left, count) = (Vec::new(), ranks.count());
@@ -453,7 +454,7 @@ fn a_rank_without_the_interface_that_it_was_told_says_so_at_once() {
     assert!(begin.elapsed() < Duration::from_secs(8), "{:?}: {said}", begin.elapsed());
 }
 
-/// torchrun's agent keeps the store, and with it what ranks have left there that are gone.
+/// torchrun's agent keeps the store, and with it the keys of ranks that are gone.
 #[test]
 fn ranks_find_each_other_again_in_a_store_that_others_keep() {
     let bench = harness::bench::Bench::new(

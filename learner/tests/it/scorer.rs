@@ -131,7 +131,7 @@ fn failure(args: &[&str]) -> String {
     String::from_utf8(run.stderr).unwrap()
 }
 
-/// Pairs of which the better completion has the token 7 in it.
+/// Pairs whose better completion has the token 7 in it.
 fn write_pairs(path: &Path, seed: u64, count: usize) {
     let mut stream = Stream::new(&[seed]);
     let rows = (0..count).map(|_| {

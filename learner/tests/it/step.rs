@@ -71,8 +71,8 @@ fn aborted_and_stale_completions_are_never_trained_on() {
     }
 }
 
-/// Neither what the other functions say of it nor how long it is: it is in no baseline, no loss and no divisor. With a
-/// critic and a KL term there would be something to learn from completions without an advantage too.
+/// Neither its other rewards nor its length matter: it is in no baseline, no loss and no divisor. With a critic or a KL
+/// term, completions without an advantage have gradients too.
 #[test]
 fn a_completion_on_which_a_reward_failed_is_never_trained_on() {
     for loss_type in [LossType::Dapo, LossType::Grpo] {
@@ -201,8 +201,8 @@ fn of_one_update(config: &TrainConfig, groups: &[Placed]) -> (f64, Tensor) {
     (found.losses[0], found.first_gradient.unwrap())
 }
 
-/// The mean over the tokens of the generation batch is over those that the loss counts (TRL 1.16), so that it is the
-/// mean over the one minibatch that is the whole batch, and the same as if the others were not there.
+/// The mean over the tokens of the generation batch is over the tokens that the loss counts (TRL 1.16). So it is the
+/// mean over a minibatch that is the whole batch, and the same as without the masked completions.
 #[test]
 fn masked_tokens_are_in_no_divisor() {
     let masking = TrainConfig { mask_truncated_completions: true, epsilon_high: Some(0.2), ..config() };
@@ -228,8 +228,8 @@ fn masked_tokens_are_in_no_divisor() {
     assert_eq!(StepBatch::new(&groups, &all, PolicyVersion(3)).trained_tokens(), tokens(&|_| true));
 }
 
-/// A last update of what is left has the share of the batch that its rows are: 9 and 3 of 12 weigh 3/4 and 1/4 in the
-/// mean over the tokens of the batch (TRL), whose loss they then make together.
+/// An incomplete last update has its rows' share of the batch: 9 and 3 of 12 rows weigh 3/4 and 1/4 in the mean over
+/// the tokens of the batch (TRL), and together they make the loss of the batch.
 #[test]
 fn updates_of_different_sizes_have_the_shares_of_their_rows() {
     let uneven = TrainConfig {
@@ -340,7 +340,7 @@ fn completions_of_an_older_policy_are_masked_in_a_single_pass() {
     let (_, known) = step(&config, &groups);
     let counted = || known.inputs.advantages.values().iter().filter(|&&advantage| advantage != 0.0);
     let negative = counted().filter(|&&advantage| advantage < 0.0).count() as f64 / counted().count() as f64;
-    // What the tokens have lost since they were drawn; NaN = the sampler did not say.
+    // `lost` is the log-prob that the tokens have lost since they were drawn; NaN = the sampler gave none.
     let mut masked = |lost: f64| {
         for (row, completion) in groups.iter_mut().flat_map(|group| &mut group.scored.group.completions).enumerate() {
             testing::change(completion, |turn| {
@@ -389,9 +389,8 @@ fn the_reference_follows_the_policy() {
     assert!(largest_difference(&expected, &start) > 1e-3);
 }
 
-/// The entropy that leads the adaptive coefficient is that of all completions, whether a completion has a gradient or
-/// not: without any contrast the bonus comes all the same, and with some the coefficient does not choose what is
-/// measured.
+/// The adaptive coefficient follows the entropy of all completions, with or without a gradient. So the bonus comes even
+/// without any contrast, and the coefficient does not choose the entropies that are measured.
 #[test]
 fn the_adaptive_entropy_coefficient_is_led_by_every_completion() {
     let config = TrainConfig {

@@ -1,14 +1,15 @@
-//! What libtorch's matrix products reach at the shapes of a model: the measure of its forward and backward passes.
+//! The speed of libtorch's matrix products at the shapes of a model, with which its forward and backward passes are
+//! compared.
 
 use std::time::{Duration, Instant};
 
 use shared::{ModelConfig, memory_plan::head_chunk};
 use tch::{Device, Kind, Tensor};
 
-/// Each product is repeated for at least so long, and so often.
+/// Each product is repeated for at least this long, and this often.
 const SHORTEST: (Duration, u32) = (Duration::from_millis(100), 3);
 
-/// What a token costs.
+/// Cost of a token.
 #[derive(Default)]
 struct Total {
     seconds: f64,
@@ -22,8 +23,8 @@ impl Total {
     }
 }
 
-/// Floating-point operations per second of the products alone: of all linear layers on `tokens` rows and of the head on
-/// as many as it computes at once, forwards and for both gradients, each product counted as often as a step needs it.
+/// Floating-point operations per second of the products alone, forwards and for both gradients. Linear layers have
+/// `tokens` rows, and the head as many as it computes at once. Each product counts as often as a step needs it.
 /// `head_share` is the share of the tokens that the head sees.
 pub fn rate(config: &ModelConfig, tokens: i64, head_share: f64, kind: Kind, device: Device) -> f64 {
     let (hidden, inner) = (config.hidden_size, config.intermediate_size);

@@ -9,10 +9,10 @@ use crate::{
     ranks::{self, Ranks},
 };
 
-/// Sums that are measured each way, by turns.
+/// Number of sums that are measured each way, by turns.
 const ROUNDS: usize = 5;
 
-/// Gigabytes of a buffer of that size that are added up in a second, in buckets and at once: medians, absent for one
+/// Gigabytes per second at which the ranks sum a buffer of this size, in buckets and at once: medians, absent for one
 /// rank.
 pub fn rates(all: &dyn Ranks, flat: &Tensor) -> Result<[Option<f64>; 2], LearnerError> {
     if all.count() == 1 {

@@ -13,10 +13,10 @@ use super::{
 };
 use crate::batch::Tree;
 
-/// How a layer's queries look at keys.
+/// Window and scale of a layer's attention.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sight {
-    /// Keys that a query sees at most, its own and those right before it.
+    /// Most keys that a query sees: its own and the keys right before it.
     pub(super) window: Option<i64>,
     /// Factor of the scores.
     pub(super) scale: f64,
@@ -31,8 +31,7 @@ pub(super) struct Attended {
     lse_TN: Tensor,
 }
 
-/// Queries, keys and values, each `[T, heads, head_dim]` with fewer heads of keys and values where they are grouped, to
-/// mixed values.
+/// Mixes values. Queries, keys and values are `[T, heads, head_dim]` each; grouped keys and values have fewer heads.
 pub(super) fn attend(qkv: [&Tensor; 3], trees: &[Tree], sight: Sight) -> Attended {
     let q_TND = qkv[0];
     let out_TND = Tensor::empty(q_TND.size(), (q_TND.kind(), q_TND.device()));
@@ -55,7 +54,7 @@ pub(super) fn attend(qkv: [&Tensor; 3], trees: &[Tree], sight: Sight) -> Attende
     Attended { out_TND, lse_TN }
 }
 
-/// Gradients of queries, keys and values, written to `d_qkv`, given that of [`attend`]'s output.
+/// Writes the gradients of queries, keys and values to `d_qkv`, given the gradient of [`attend`]'s output.
 pub(super) fn attend_backward(
     qkv: [&Tensor; 3],
     attended: &Attended,
@@ -108,8 +107,8 @@ struct Piece {
 }
 
 impl Piece {
-    /// What looks at itself. In a window these are as many queries at a time as the window has places, with the keys
-    /// that any of them sees.
+    /// Attention of stem and branches to themselves. With a window, a piece has as many queries as the window has
+    /// places, and the keys that any of them sees.
     fn own(tree: &Tree, window: Option<i64>) -> Vec<Self> {
         let mut pieces = Vec::new();
         for block in Block::own(tree) {
@@ -127,8 +126,8 @@ impl Piece {
         pieces
     }
 
-    /// What looks at the stem: all branches at once, or of each the beginning from where the end of the stem is in the
-    /// window.
+    /// Attention to the stem. Without a window, all branches attend to it at once. With a window, only the beginning of
+    /// each branch sees the end of the stem.
     fn of_stem(tree: &Tree, window: Option<i64>) -> Vec<Self> {
         let (stem, branches) = (Block::text(tree.start, tree.stem), tree.branches.iter().sum());
         let mut start = tree.start + tree.stem;
@@ -150,7 +149,7 @@ impl Piece {
         pieces
     }
 
-    /// Of queries, keys and values.
+    /// The piece's places of queries, keys and values.
     fn view(&self, [queries, keys, values]: [&Tensor; 3]) -> [Tensor; 3] {
         [self.queries.view(queries), self.keys.view(keys), self.keys.view(values)]
     }
@@ -175,7 +174,7 @@ impl Block {
         Self::text(tree.start, tree.stem + tree.branches.iter().sum::<i64>())
     }
 
-    /// What attends to itself: the stem, and the branches by runs of the same length.
+    /// Blocks that attend to themselves: the stem, and runs of branches of the same length.
     fn own(tree: &Tree) -> Vec<Self> {
         let mut blocks = vec![Self::text(tree.start, tree.stem)];
         let mut start = tree.start + tree.stem;

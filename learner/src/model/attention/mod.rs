@@ -21,7 +21,7 @@ pub(super) struct Attention {
     output: Output,
     /// Norms on each head of q and k, in the families that have them.
     head_norms: Option<(RmsNorm, RmsNorm)>,
-    /// What rotates queries and keys.
+    /// Rotary positions of queries and keys; none in a layer that does not rotate.
     rotary: Option<Rotary>,
     sight: Sight,
     query_heads: i64,
@@ -29,11 +29,11 @@ pub(super) struct Attention {
     head_dim: i64,
 }
 
-/// What [`Attention::backward`] needs of a forward pass.
+/// The part of a forward pass that [`Attention::backward`] needs.
 #[derive(Debug)]
 pub(super) struct AttentionTape {
-    /// Queries, keys and values side by side, `[T, q + 2 kv, head_dim]`; rotated, where the layer rotates, unless the
-    /// heads are normed.
+    /// Queries, keys and values side by side, `[T, q + 2 kv, head_dim]`; rotated if the layer rotates and its heads are
+    /// not normed.
     qkv_TND: Tensor,
     /// Normed and rotated queries and keys, where the heads are normed.
     normed: Option<(Tensor, Tensor)>,
@@ -58,7 +58,7 @@ impl Attention {
         }
     }
 
-    /// `[T, hidden]`, added to `onto`, to the sum and what [`Self::backward`] needs.
+    /// Adds the attention of `x_TH`, `[T, hidden]`, to `onto`. Returns the sum, and the tape for [`Self::backward`].
     pub(super) fn forward_onto(
         &self,
         onto: &Tensor,

@@ -1,4 +1,4 @@
-//! Attention of some queries to some keys, and its derivative where the keys are only a part of what was attended to.
+//! Attention of some queries to some keys, and its derivative where these keys are only a part of the attended ones.
 //!
 //! libtorch's flash attention on the CPU, products of whole matrices elsewhere: its flash kernels for GPUs take no
 //! float32.
@@ -10,9 +10,9 @@ use tch::{Device, Kind, Tensor};
 pub(super) enum Mask {
     /// All.
     None,
-    /// Those up to its own place.
+    /// The keys up to its own place.
     Causal,
-    /// Those up to its own place, as many as the window has. The first query is `shift` places behind the first key.
+    /// The last `window` keys up to its own place. The first query is `shift` places behind the first key.
     Window { shift: i64, window: i64 },
 }
 
@@ -27,7 +27,8 @@ impl Mask {
         }
     }
 
-    /// What libtorch's own kernels take: whether they mask by themselves, and what is to be added to the scores.
+    /// Arguments of libtorch's own kernels: whether they mask by themselves, and the tensor that is added to the
+    /// scores.
     fn for_flash(self, queries: &Tensor, keys: &Tensor) -> (bool, Option<Tensor>) {
         if self == Self::Causal {
             return (true, None);
@@ -105,7 +106,7 @@ fn dense_backward([q, k, v]: &[Tensor; 3], [out, d_out, lse]: &[Tensor; 3], mask
     (d_scores.matmul(k), d_scores.mt().matmul(q), probabilities.mt().matmul(d_out))
 }
 
-/// `[B, S, heads, head_dim]` to `[B, heads, S, head_dim]`, a head of keys and values for each of queries.
+/// `[B, S, heads, head_dim]` to `[B, heads, S, head_dim]`, with a head of keys and values for each head of queries.
 fn by_head(qkv: &[Tensor; 3]) -> [Tensor; 3] {
     let heads = qkv[0].size()[2];
     [&qkv[0], &qkv[1], &qkv[2]].map(|x| {
@@ -134,8 +135,8 @@ fn shape(x: &Tensor) -> [i64; 4] {
 mod tests {
     use super::*;
 
-    /// What runs on a GPU gives what the CPU's kernels give, for keys that are all, keys that are a part, and windows;
-    /// the last one leaves whole blocks of keys unseen, as the CPU's kernels go through them.
+    /// The GPU's products agree with the CPU's kernels for all keys, for a part of the keys, and for windows. The last
+    /// window hides whole blocks of keys, in the block size of the CPU's kernels.
     #[test]
     fn whole_products_and_flash_attention_agree() {
         tch::manual_seed(7);

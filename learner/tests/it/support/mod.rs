@@ -98,22 +98,23 @@ pub fn groups(config: &TrainConfig, step: u64) -> Vec<Placed> {
 /// How the sampler in the thread behaves.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Manners {
-    /// Sends every group twice, last one first, and those of the next step ahead of time.
+    /// Sends every group twice, the last one first, and the groups of the next step ahead of time.
     pub untidy: bool,
     /// Maps this version for ever.
     pub pinned: Option<u64>,
-    /// Refuses this version until it was published again so many times.
+    /// Refuses this version until it was published again this many times.
     pub refuses: Option<(u64, u64)>,
     /// From this step on, the first reward function fails on everything.
     pub fails_from: Option<u64>,
-    /// No reward function has anything to say of the first completion of a group, and the first one fails on the
-    /// second.
+    /// Every reward function abstains on the first completion of a group, and the first function fails on the second
+    /// completion.
     pub speechless: bool,
     /// In the steps from the first to before the second, the log-probs are far from the learner's.
     pub strange: Option<(u64, u64)>,
 }
 
-/// A sampler that sends what the learner's status asks for until the run is finished; returns the last status.
+/// A sampler that sends the groups that the learner's status asks for until the run is finished; returns the last
+/// status.
 pub fn sampler(mut end: MemorySampler, config: TrainConfig, manners: Manners) -> JoinHandle<LearnerStatus> {
     thread::spawn(move || {
         let mut newest = LearnerStatus::default();
