@@ -1,4 +1,4 @@
-//! A reward function that was made, and what keeps one from being made or used.
+//! A reward function that was made, and the errors that keep one from being made or used.
 
 use std::{path::Path, sync::Arc};
 
@@ -53,7 +53,7 @@ pub enum RewardError {
         name: String,
         /// The columns, any of which would do.
         columns: Vec<&'static str>,
-        /// Those of the first row beside the prompt.
+        /// The other columns of the first row, without the prompt.
         found: Vec<String>,
         /// The dataset.
         path: String,
@@ -101,8 +101,8 @@ impl std::fmt::Debug for RewardFunction {
 }
 
 impl RewardFunction {
-    /// The text that it was asked for with; that of a function in Python has its name, also where only its file was
-    /// named.
+    /// The text with which it was asked for. For a function in Python, the text includes its name, also where only its
+    /// file was named.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -137,8 +137,8 @@ impl RewardFunction {
         })
     }
 
-    /// What the function cannot read in the columns in which it looks for the right answer, in words; none where every
-    /// row has an answer, and for functions that look for none.
+    /// Describes the values in its answer columns that the function cannot read. `None` where every row has an answer,
+    /// and for functions that look for none.
     pub fn unreadable<'a>(&self, rows: impl IntoIterator<Item = &'a Map<String, Value>>) -> Option<String> {
         let reads_answers = self.columns.iter().any(|column| ANSWER_COLUMNS.contains(column));
         reads_answers.then(|| answers::unreadable(self.columns, rows))?

@@ -134,7 +134,7 @@ fn the_network_is_refused_by_name_and_allowed_on_demand() {
     assert_fails(&python(folder.path(), &text, |_| {}), &["Network is down", "`reward_network`"]);
     assert_eq!(outcome(&python(folder.path(), &text, |bounds| bounds.network = true), "a"), ONE);
     assert!(listener.accept().is_ok());
-    // What libraries make of it.
+    // The same error as libraries report it.
     let wrapped = "import urllib.request\ntry:\n    urllib.request.urlopen('http://127.0.0.1:1/')\n\
                    except OSError as error:\n    raise RuntimeError('the judge does not answer') from error";
     assert_fails(

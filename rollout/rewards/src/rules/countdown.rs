@@ -66,12 +66,12 @@ pub(super) fn build(parameters: &Parameters) -> Built {
         }
         None => RewardOutcome::NotApplicable,
     };
-    // Many equations are right: that one is written oftener than another says nothing.
+    // Many equations are right, so it says nothing that one of them is written more often.
     Ok(Arc::new(Rule { score: rule, correct_at: score, extract: None }))
 }
 
-/// Prompt and completion as the rule wants them. A chat template with other markers than TinyZero's knew would make
-/// every answer worth 0, so then the completion alone is the answer, with a tag that the prompt opens.
+/// Prompt and completion in the form that the rule reads. With a chat template whose markers TinyZero does not know,
+/// every answer would be worth 0. Then the completion alone is the text, with a tag that the prompt opens.
 fn whole_text(prompt: &str, completion: &str) -> String {
     if MARKERS.iter().any(|marker| prompt.contains(marker)) {
         format!("{prompt}{completion}")
