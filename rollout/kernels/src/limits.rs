@@ -1,4 +1,4 @@
-//! What the kernels can do on this machine at most. It is measured, so that a step can be held against it.
+//! The most that the kernels can do on this machine. It is measured, so that a step can be compared with it.
 
 use std::{
     hint::black_box,

@@ -33,7 +33,7 @@ use super::{
 /// Widest head.
 pub const MAX_HEAD_DIM: usize = 512;
 
-/// What does not change from call to call.
+/// The part of a layer's attention that does not change from call to call.
 #[derive(Debug, Clone, Copy)]
 pub struct Attention<'a> {
     /// Query heads.
@@ -70,8 +70,8 @@ impl Attention<'_> {
         self.check(qkv, spans, shape, out);
         let call =
             Call { attention: *self, shape, spans, qkv, cache: Shared::new(pages.data()), out: Shared::new(out) };
-        // A block of whole sequences stores what it needs by itself. A piece of a sequence needs what other tasks have
-        // stored, so that is done before.
+        // A block of whole sequences stores its own keys and values. A piece of a sequence needs keys and values that
+        // other tasks store, so all are stored before.
         let apart = if spans.cuts_sequences() { store::tasks(spans) } else { 0 };
         let (to_store, to_attend) = (Claims::new(apart), Claims::new(spans.blocks.len() * shape.kv_heads));
         threads.run(&|| {

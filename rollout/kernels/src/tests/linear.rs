@@ -70,7 +70,7 @@ impl Layer {
         first
     }
 
-    /// What the product is made of, by a norm that the layer does not have from now on.
+    /// The input of the product: applies the norm, and takes it from the layer.
     fn take_norm(&mut self, x: &[f32]) -> Vec<f32> {
         match self.gamma.take() {
             Some(gamma) => x.chunks(self.shape.depth).flat_map(|row| normed(row, &gamma)).collect(),
@@ -185,7 +185,7 @@ proptest! {
         layer.shape.format = Format::Bf16x3;
         let x = normal(&mut stream, rows * depth);
         let out = layer.run_everywhere(&x, rows, seed as usize % rows);
-        // One half alone is a hundred times further off.
+        // With one half alone, the error is a hundred times larger.
         assert_close(&out, &layer.reference(&x, None), 1e-4);
     }
 
