@@ -7,12 +7,12 @@ use shared::{Dtype, ModelConfig, memory_plan::SamplerPlan};
 use super::{measure::Measurement, report};
 use crate::engine::{EngineOptions, Kernels, Profile, sizes};
 
-/// What one token costs, and what is held in memory for all.
+/// The cost of one token, and the memory that is held for all.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Work {
     /// Operations of the linear layers for one token, two per multiplication and addition.
     linear: f64,
-    /// Of the language-model head.
+    /// The same of the language-model head.
     head: f64,
     /// Bytes of weights that a step reads.
     weight_bytes: u64,
@@ -44,7 +44,7 @@ pub(super) struct Account {
     pub work: Work,
     pub max_num_seqs: usize,
     pub kernels: Kernels,
-    /// Of the processor; absent where something else computes.
+    /// Limits of the processor; `None` where something else computes.
     pub limits: Option<Limits>,
 }
 
