@@ -22,7 +22,7 @@ fn open(model: &ModelDir, kernels: Kernels) -> (tempfile::TempDir, impl Fn() -> 
     (folder, open)
 }
 
-/// Advances, and puts what has ended to the others.
+/// Advances, and adds the completions that have ended to `ended`.
 fn advance(engine: &mut Engine, ended: &mut BTreeMap<(u64, u32), Outcome>) {
     ended.extend(engine.step().unwrap().into_iter().map(outcome));
 }

@@ -88,7 +88,7 @@ fn request(tag: u64, prompt: usize, samples: u32, most: u32, stop: Option<u32>) 
     GroupRequest { stop_criterion, ..group(tag, &prompt, samples, sampling) }
 }
 
-/// What becomes of groups one after the other.
+/// The completions of groups that run one after the other.
 fn alone(groups: &[Request]) -> BTreeMap<(u64, u32), Outcome> {
     let mut engine = Engine::new(WORLD.versions[0].clone(), &WORLD.model, options(8, 1)).unwrap();
     let of_group = |group: &Request| {
@@ -98,7 +98,7 @@ fn alone(groups: &[Request]) -> BTreeMap<(u64, u32), Outcome> {
     groups.iter().flat_map(of_group).map(outcome).collect()
 }
 
-/// What has come of an engine.
+/// Everything that has come from an engine.
 #[derive(Default)]
 struct Seen {
     streamed: BTreeMap<(u64, u32), Vec<u32>>,

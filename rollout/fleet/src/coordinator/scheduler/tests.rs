@@ -68,7 +68,7 @@ pub fn request(tag: u64, samples: u32) -> GroupRequest {
     }
 }
 
-/// What every honest worker makes of a sample.
+/// The completion that every honest worker makes of a sample.
 pub fn completion(lease: u64, prompt: PromptId, sample: u32, version: PolicyVersion) -> Made {
     let drawn = rng::hash(&[prompt.0, sample.into(), version.0]);
     let token_ids: Vec<u32> =
@@ -450,7 +450,7 @@ fn completions_that_cannot_be_drop_their_worker() {
     }
 }
 
-/// Two workers, the second of which may lie, make some groups of which all are checked.
+/// Two workers, the second of which may lie, make some groups, all of which are checked.
 fn checked(lies: bool) -> (Scheduler, [Fake; 2]) {
     let mut scheduler = scheduler(1.0);
     let now = Instant::now();
