@@ -9,7 +9,7 @@ pub(super) const TILE_STEPS: usize = 16;
 /// Element type of packed weights.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Format {
-    /// As they are.
+    /// fp32, as they are.
     #[default]
     Fp32,
     /// Signed bytes with a scale per column, in quads of four steps of the depth: `panel[k / 4][column][k % 4]`. The
@@ -48,7 +48,7 @@ impl Format {
 /// Element type of keys and values.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum KvFormat {
-    /// As they are.
+    /// fp32, as they are.
     #[default]
     Fp32,
     /// Signed bytes with a scale for each position and head, taken from the numbers of that position and head alone
@@ -112,8 +112,8 @@ pub(super) fn from_bf16(x: u16) -> f32 {
 /// Largest byte.
 pub(super) const BYTE_MAX: f32 = 127.0;
 
-/// The factor that turns numbers up to `largest` into bytes. It is 0 where all numbers are zeros, where they are so
-/// small that it would be infinite, and where one is a NaN, which shows in the scale.
+/// The factor that turns numbers up to `largest` into bytes. It is 0 where no finite factor exists: for all zeros, for
+/// tiny numbers, and with a NaN, which shows in the scale.
 #[inline(always)]
 pub(super) fn to_bytes(largest: f32) -> f32 {
     let factor = BYTE_MAX / largest;

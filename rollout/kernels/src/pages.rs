@@ -80,9 +80,9 @@ impl PageShape {
 pub(super) enum Piece {
     Keys,
     Values,
-    /// Of bytes only.
+    /// Scales of the keys; with bytes only.
     KeyScales,
-    /// Of bytes only.
+    /// Scales of the values; with bytes only.
     ValueScales,
 }
 

@@ -9,7 +9,7 @@ use crossbeam::utils::CachePadded;
 
 use super::{simd::Isa, thread_pool::ThreadPool};
 
-/// What a kernel runs on.
+/// The resources of a kernel.
 pub struct Machine<'a> {
     /// The instruction set.
     pub isa: Isa,
@@ -51,7 +51,7 @@ impl Claims {
             let _counts = Counts(&self.done);
             task(i);
         }
-        // A thread that has claimed a task is at work on it and counts it however it ends, so this loop ends.
+        // A thread that has claimed a task counts it, however the task ends. So this loop ends.
         let mut spins = 0_u32;
         while self.done.load(Ordering::Acquire) < self.count {
             spins += 1;

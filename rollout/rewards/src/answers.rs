@@ -10,7 +10,7 @@ pub(crate) const ANSWER_COLUMNS: &[&str] = &["answer", "solution"];
 /// Keys under which mappings usually hold the answer. A message proposes the first that does.
 const KEYS: [&str; 5] = ["target", "answer", "value", "ground_truth", "solution"];
 
-/// What counts as right.
+/// The answers that count as right.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Answers {
     /// The right answers, at least one. An answer is right if it matches any of them.

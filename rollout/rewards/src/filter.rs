@@ -7,7 +7,7 @@ use super::{Registry, RewardFunction, registry::seems_to_judge};
 /// The value of `filter_groups_metric` that means the weighted sum of all functions.
 const SUM: &str = "reward";
 
-/// How it is decided whether a group teaches something. DAPO (arXiv:2503.14476, eq. 11) keeps a group when some of its
+/// The test of whether a group teaches something. DAPO (arXiv:2503.14476, eq. 11) keeps a group when some of its
 /// completions are right, but not all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FilterMetric {

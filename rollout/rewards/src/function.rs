@@ -18,7 +18,7 @@ pub enum RewardError {
         hint(.suggestion), .known.join(", ")
     )]
     Unknown {
-        /// What was asked for.
+        /// The name that was asked for.
         name: String,
         /// The nearest name.
         suggestion: Option<String>,
@@ -36,11 +36,11 @@ pub enum RewardError {
     /// A function in Python that cannot be loaded.
     #[error("reward function `{name}` cannot be loaded: {reason}")]
     Python {
-        /// What was asked for.
+        /// The name that was asked for.
         name: String,
         /// What is wrong, in one line.
         reason: String,
-        /// The end of the traceback, or what the interpreter said last.
+        /// The end of the traceback, or the last words of the interpreter.
         words: Vec<String>,
     },
     /// The dataset has no row that the function could score.
@@ -74,7 +74,7 @@ fn hint(suggestion: &Option<String>) -> String {
 }
 
 impl RewardError {
-    /// What the function's own program said last, if there is one.
+    /// The last words of the function's own program, if it has one.
     #[must_use]
     pub fn last_words(&self) -> &[String] {
         match self {

@@ -126,7 +126,8 @@ impl From<&Completion> for RewardCompletion {
     }
 }
 
-/// What a function needs to see in one call. The deadline holds for a call, and a failure costs its scores.
+/// The completions that a function needs to see in one call. The deadline holds for a call, and a failure costs its
+/// scores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scope {
     /// Each completion on its own.
@@ -149,12 +150,12 @@ pub trait Reward: Send + Sync {
         self.score(input)
     }
 
-    /// The last lines that the function's own program said, for whoever looks for the reason of a failure.
+    /// The last lines that the function's own program wrote, as a hint at the reason of a failure.
     fn last_words(&self) -> Vec<String> {
         Vec::new()
     }
 
-    /// What [`Reward::score`] is called with: one completion (the default) or the group.
+    /// The completions that [`Reward::score`] is called with: one (the default) or the group.
     fn scope(&self) -> Scope {
         Scope::Completion
     }

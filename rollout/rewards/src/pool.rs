@@ -130,7 +130,7 @@ struct Item {
     input: RewardInput,
 }
 
-/// What the dispatcher knows of an item that runs.
+/// The dispatcher's record of an item that runs.
 struct Running {
     group: u64,
     function: usize,
@@ -147,7 +147,7 @@ struct Open {
     missing: usize,
 }
 
-/// What a thread says of an item, which it names by number.
+/// A message of a thread about an item, which it names by number.
 enum Notice {
     /// The item has begun, and is given up at this time.
     Begun(u64, Option<Instant>),

@@ -21,7 +21,7 @@ use crate::{
 
 /// The functions that can be asked for.
 pub struct Registry {
-    /// What is known besides the functions of this crate.
+    /// The known functions besides those of this crate.
     further: &'static [Entry],
     host: RewardHost,
 }

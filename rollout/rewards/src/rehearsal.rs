@@ -9,7 +9,7 @@ use shared::{FinishReason, RewardOutcome};
 
 use crate::{RewardCompletion, RewardFunction, RewardInput, pool::checked, rules::tags};
 
-/// What a sample completion is like.
+/// The kind of a sample completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sample {
     /// Without text.
@@ -41,13 +41,13 @@ impl Sample {
 /// A row with sample completions, as many as groups will have.
 #[derive(Debug, Clone)]
 pub struct Trial {
-    /// What the functions get.
+    /// The input of the functions.
     pub input: RewardInput,
-    /// What each completion is like.
+    /// The kind of each completion.
     pub samples: Vec<Sample>,
 }
 
-/// What the run will ask of a function.
+/// The run's demands on a function.
 #[derive(Debug, Clone, Copy)]
 pub struct Demand {
     /// How long a call may take.
@@ -77,12 +77,12 @@ pub struct Rehearsed {
     pub length: Option<f64>,
     /// Why it cannot work.
     pub refusal: Option<String>,
-    /// What is odd about it.
+    /// Remarks on its oddities.
     pub warnings: Vec<String>,
     /// Whether completions of the model may show that it is not odd: a function may look for something that only they
     /// have.
     pub in_doubt: bool,
-    /// What its program said last, if it failed.
+    /// The last words of its program, if it failed.
     pub words: Vec<String>,
 }
 

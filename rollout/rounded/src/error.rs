@@ -17,12 +17,12 @@ pub enum RoundedError {
     /// A manifest cannot be used.
     #[error(transparent)]
     Manifest(#[from] ManifestError),
-    /// The version is no full set of fp32 weights: adapters, halves for devices and what is rounded already.
+    /// The version is no full set of fp32 weights: an adapter, half precision for devices, or rounded already.
     #[error("{path} {what}; it travels as it is")]
     AsItIs {
         /// Its folder.
         path: String,
-        /// What it is instead.
+        /// Its actual kind.
         what: &'static str,
     },
     /// A version whose tensors are not those that its manifest or the learner names.

@@ -28,9 +28,9 @@ pub const INDEX_FILE: &str = "rounded.json";
 /// Bytes of a version on its way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sizes {
-    /// Of all files of the directory.
+    /// Bytes of all files of the directory.
     pub packed: u64,
-    /// Of the weights of the unpacked version.
+    /// Bytes of the weights of the unpacked version.
     pub unpacked: u64,
 }
 

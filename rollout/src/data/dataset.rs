@@ -249,8 +249,8 @@ impl Dataset {
         self.rows.truncate(limit);
     }
 
-    /// Leaves out the prompts with `max_model_len` tokens or more, which leave no room for a completion, and counts
-    /// them and those that were shortened.
+    /// Leaves out the prompts with `max_model_len` tokens or more, which leave no room for a completion. Counts these
+    /// prompts and the shortened ones.
     ///
     /// # Errors
     /// [`DatasetError::NoRoom`] for a file or folder that would have no prompts left.

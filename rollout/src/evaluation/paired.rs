@@ -24,8 +24,8 @@ pub enum Verdict {
 
 /// Two models on the prompts that both have a figure for.
 ///
-/// A prompt is one observation: its figure is the mean over its completions. The differences of the two models' figures
-/// are averaged. As both answer the same prompts, the difficulty of the prompts drops out.
+/// A prompt is one observation: its figure is the mean over its completions. The differences between the two models'
+/// figures are averaged. Both models answer the same prompts, so the difficulty of the prompts drops out.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Difference {
     /// Prompts.

@@ -22,8 +22,8 @@ use shared::{
 use super::{link::Link, plan::size};
 use crate::data::PromptRow;
 
-/// Memory of the groups that are written for a checkpoint. What does not fit is sampled again if the run goes on from
-/// there.
+/// Memory of the groups that are written for a checkpoint. Groups that do not fit are sampled again if the run goes on
+/// from there.
 const MOST_BYTES: usize = 256 << 20;
 
 /// Answers the learner's requests, on a thread of its own.

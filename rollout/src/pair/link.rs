@@ -28,7 +28,7 @@ const QUIET: Duration = STATUS_INTERVAL.saturating_mul(4);
 /// Groups on their way to the thread, besides the one that it is sending.
 const QUEUE: usize = 1;
 
-/// What the thread reports, in the order in which it happened.
+/// The reports of the thread, in the order in which things happened.
 #[derive(Debug)]
 pub enum LinkEvent {
     /// The learner's status has changed.
@@ -89,7 +89,7 @@ impl Link {
         Ok(Self { groups, stop, events, status, news, thread: Some(thread) })
     }
 
-    /// What has happened since the last call.
+    /// The events since the last call.
     #[must_use]
     pub fn events(&self) -> &Receiver<LinkEvent> {
         &self.events

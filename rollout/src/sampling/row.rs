@@ -25,9 +25,9 @@ pub enum RowError {
     /// Finite logits that are not after division by the temperature or the penalty.
     #[error("temperature {temperature} and repetition_penalty {repetition_penalty} take the logits out of range")]
     Overflow {
-        /// Of the sampling parameters.
+        /// The temperature among the sampling parameters.
         temperature: f32,
-        /// Of the sampling parameters.
+        /// The repetition penalty among the sampling parameters.
         repetition_penalty: f32,
     },
 }

@@ -66,7 +66,7 @@ pub(super) struct Shown {
     pub track: usize,
     pub track_name: String,
     pub name: &'static str,
-    /// What the timeline shows of it when it is selected.
+    /// The figures that the timeline shows when the event is selected.
     pub arguments: Vec<(&'static str, u64)>,
     /// Values that are drawn as curves.
     pub counters: Vec<(&'static str, u64)>,

@@ -50,7 +50,7 @@ pub struct Checks {
     pub agreed: u64,
     /// Leases whose check found a difference.
     pub disputes: u64,
-    /// Why the engine beside the learner could not look at the last of them.
+    /// Why the engine beside the learner could not look at the last case.
     pub trouble: Option<String>,
 }
 

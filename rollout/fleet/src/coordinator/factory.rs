@@ -99,7 +99,7 @@ fn open(
         .context("thread that answers workers")
 }
 
-/// A place without the parts of it that may be secret.
+/// A place without its parts that may be secret.
 fn store_name(place: &str) -> &str {
     place.split('?').next().unwrap_or_default()
 }

@@ -57,7 +57,7 @@ pub struct Fleet {
 /// A request that asks for tokens as they come, or for kept states.
 struct Asked {
     request: Request,
-    /// The same with the whole context as its prompt. That is long, so it is not built anew for every completion.
+    /// The same with the whole context as its prompt, a long one that is not built anew for every completion.
     whole: GroupRequest,
     /// Completions that are to come.
     left: usize,

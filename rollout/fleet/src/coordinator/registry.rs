@@ -1,4 +1,4 @@
-//! What the coordinator knows of a worker.
+//! The coordinator's record of a worker.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -34,7 +34,7 @@ use super::{
 pub struct SchedulerOptions {
     /// Number of the coordinator.
     pub coordinator: u64,
-    /// What a worker has to know of the run.
+    /// The facts of the run that a worker has to know.
     pub facts: RunFacts,
     /// The kernels with which the run's figures are computed.
     pub class: KernelClass,
@@ -164,8 +164,8 @@ impl Scheduler {
     }
 
     /// Cancels one completion, or all, of the requests with a tag. Later completions of these samples are passed over.
-    /// Returns the cancelled completions: those that nobody has made, as aborted ones, and those that have come and
-    /// were not taken with [`Scheduler::take_finished`], as they are.
+    /// Returns the cancelled completions. Those that nobody has made are returned as aborted; those that have come and
+    /// were not taken with [`Scheduler::take_finished`] are returned as they are.
     pub fn cancel(&mut self, tag: u64, sample: Option<u32>) -> Vec<FinishedSequence> {
         let of_tag = self.requests.iter().filter(|(_, request)| request.request.tag == tag);
         let numbers: Vec<u64> = of_tag.map(|(number, _)| *number).collect();

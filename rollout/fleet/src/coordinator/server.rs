@@ -1,4 +1,4 @@
-//! The thread that answers workers, and what it and the step loop share.
+//! The thread that answers workers, and the state that it shares with the step loop.
 
 use std::{
     io,

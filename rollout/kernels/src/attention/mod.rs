@@ -1,9 +1,9 @@
 //! Grouped-query attention over a paged cache, with prompts shared by their completions.
 //!
 //! A sequence is a prefix followed by pages of its own. Other sequences may share the prefix, and nobody extends it any
-//! more. Its keys and values are read once for all query heads and sequences that attend to it, which are the rows of
-//! one product. Whether rows are multiplied together does not show in any of them. The two parts of a row's softmax are
-//! joined by their log-sum-exps.
+//! more. All query heads and sequences that attend to the prefix are the rows of one product, so its keys and values
+//! are read once. Whether rows are multiplied together does not show in any of them. The two parts of a row's softmax
+//! are joined by their log-sum-exps.
 //!
 //! A step of many sequences reads every key and value once and does little with it. So it is as fast as the memory, as
 //! long as something is always under way from there. [`prefetch`] asks for coming pages during products and

@@ -128,7 +128,7 @@ unsafe fn fold<S: Simd>(v: S::V, join: impl Fn(f32, f32) -> f32) -> f32 {
 
 /// Work written once for all instruction sets.
 pub(crate) trait Task {
-    /// What comes out.
+    /// The result.
     type Output;
     /// Does it. Implementations are `#[inline(always)]`, so that the code is compiled for the instruction set of the
     /// caller.

@@ -58,7 +58,7 @@ const NOT_STARTED: u8 = 127;
 /// Added to the number of a signal in an exit code, as in shells.
 const SIGNALLED: i32 = 128;
 
-/// What a program may do and take.
+/// The permissions and limits of a program.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Plan {
     /// The sampler's process id: everything ends with it.

@@ -32,7 +32,7 @@ const MORE_TASKS: u64 = 4096;
 /// Devices that programs write to as a matter of course.
 const DEVICES: [&str; 6] = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty"];
 
-/// The newest interface of Landlock that was tried. Of an older one, all that it has is used.
+/// The newest interface of Landlock that was tried. An older kernel applies the parts that it knows.
 const KNOWN: ABI = ABI::V6;
 
 /// Becomes the program of `words`.

@@ -163,7 +163,7 @@ pub(super) fn is_active(words: &str) {
     }
 }
 
-/// What the processes of a function may do and take.
+/// The permissions and limits of a function's processes.
 #[derive(Debug)]
 pub(super) struct Containment {
     plan: Plan,

@@ -291,8 +291,8 @@ fn what_is_not_its_own_cannot_be_changed_and_what_is_can() {
     assert_eq!((before.permissions(), before.modified().unwrap()), (after.permissions(), after.modified().unwrap()));
 }
 
-/// What a program can do to a file of the machine where the system has no namespaces. A command of `ioctl` that is
-/// refused reads as one that the file system does not know, whether or not it would know it.
+/// Attempts of a program to change a file of the machine, where the system has no namespaces. A refused command of
+/// `ioctl` reads as one that the file system does not know, whether or not it would know it.
 #[test]
 fn without_namespaces_flags_stay_and_shared_memory_is_not_opened() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! What a process writes to standard error.
+//! The lines that a process writes to standard error.
 
 use std::{
     io::{BufRead, BufReader, Read},

@@ -42,7 +42,7 @@ use words::LastWords;
 
 /// How a process is started.
 struct Invocation {
-    /// What it is called in messages.
+    /// Its name in messages.
     label: String,
     program: PathBuf,
     args: Vec<OsString>,
@@ -50,7 +50,7 @@ struct Invocation {
     dir: PathBuf,
     /// Whether its first line says that it is ready.
     greets: bool,
-    /// What it may do and take.
+    /// Its permissions and limits.
     containment: Containment,
 }
 

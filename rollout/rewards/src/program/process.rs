@@ -129,7 +129,7 @@ pub(super) struct Process {
     requests: Sender<Vec<u8>>,
     answers: Receiver<Result<String, String>>,
     log: JoinHandle<()>,
-    /// What it is called in messages.
+    /// Its name in messages.
     label: String,
     begun: Instant,
     /// The number of the last request.
@@ -142,7 +142,7 @@ pub(super) struct Process {
     says_more: bool,
     /// Answers that were thrown away.
     late: u64,
-    /// What it said when it was ready; none while it is not.
+    /// Its greeting; `None` until it is ready.
     greeting: Option<String>,
 }
 

@@ -1,4 +1,4 @@
-//! What a program said last.
+//! The last words of a program.
 
 use std::{
     collections::VecDeque,

@@ -55,7 +55,7 @@ fn part_of_expression(c: char) -> bool {
 fn holds(before: &str, after: &str) -> Option<bool> {
     let left = &before[before.trim_end_matches(part_of_expression).len()..];
     let right = &after[..after.len() - after.trim_start_matches(part_of_expression).len()];
-    // What is in parentheses after a number explains it.
+    // Parentheses after a number explain it.
     let right = right.strip_suffix('(').unwrap_or(right);
     let joined = |c: char| c.is_alphanumeric() || matches!(c, '_' | '%' | '^' | '!' | '\\' | '{' | '}' | '²' | '³');
     if left.len().max(right.len()) > MAX_SIDE {

@@ -11,8 +11,8 @@ use crate::{RewardCompletion, RewardInput};
 /// Where the answer begins in the whole text of prompt and completion.
 const MARKERS: [&str; 2] = ["Assistant:", "<|im_start|>assistant"];
 
-/// The equation of a whole text: what follows the first marker, of that only the last line, of that the last
-/// `<answer>…</answer>`, stripped. `None` if any of these is missing.
+/// The equation of a whole text: the last `<answer>…</answer>` in the last line of the text behind the first marker,
+/// stripped. `None` if any of these is missing.
 #[must_use]
 pub fn extract_equation(response: &str) -> Option<&str> {
     let (_, answer) = MARKERS.iter().find_map(|marker| response.split_once(marker))?;

@@ -395,7 +395,7 @@ mod tests {
         assert_eq!(score("think_format", "<think>\n\n</think>\n\n", "b"), 0.0);
     }
 
-    /// Of a list, any answer will do; a truth value is a word; a mapping is none.
+    /// Any answer of a list will do; a truth value is a word; a mapping is no answer.
     #[test]
     fn rules_read_what_datasets_call_an_answer() {
         let score = |spec: &str, answer: serde_json::Value, text: &str| {

@@ -76,7 +76,7 @@ impl Account {
     fn operations(&self) -> f64 {
         let decoded = self.profile().decode_rows();
         let rows = (self.profile().prefill_tokens + decoded) as f64;
-        // Of a prompt only the last row of logits is computed.
+        // Only the last row of logits of a prompt is computed.
         rows * self.work.linear + (self.profile().prefills + decoded) as f64 * self.work.head
     }
 
@@ -186,7 +186,7 @@ mod tests {
 
     #[test]
     fn operations_leave_out_the_look_up_of_the_embedding() {
-        // Of each layer: queries 64 × 64, keys and values 64 × 64, output 64 × 64, and three matrices of the MLP.
+        // Each layer: queries 64 × 64, keys and values 64 × 64, output 64 × 64, and three matrices of the MLP.
         let layers = 2.0 * 2.0 * (3.0 * 64.0 * 64.0 + 3.0 * 64.0 * 128.0);
         for tied in [true, false] {
             let work = Work::of(&config(tied), Dtype::Fp32, &options());

@@ -85,7 +85,7 @@ impl Measurement {
         rate(self.profile.prefill_tokens, self.profile.prefill.as_secs_f64())
     }
 
-    /// Of the decode steps as a whole, sampling included.
+    /// Tokens per second of the decode steps as a whole, sampling included.
     pub fn decode_tokens_per_s(&self) -> f64 {
         rate(self.profile.decode_tokens, self.seconds - self.profile.prefill.as_secs_f64())
     }

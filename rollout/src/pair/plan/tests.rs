@@ -52,7 +52,7 @@ fn groups_of_versions_that_the_learner_has_lost_are_made_again() {
     assert_eq!(plan.observe(status(2, 4, 4)), Some(PolicyVersion(4)));
     assert_eq!(send_all(&mut plan), [id(4, 0), id(4, 1), id(5, 0)], "those of version 4 are good");
     plan.sent(sending.id);
-    // What is in work turns out to be of the lost version when it is finished, in part or altogether.
+    // Work in progress turns out, when it is finished, to be of the lost version, in part or altogether.
     let mut mixed = group(partly, 4);
     let episode = testing::episode(vec![1; 2], &[(0, 4), (1, 5)], FinishReason::Stop);
     mixed.group.completions = vec![shared::Completion { episode, ..testing::completion(0, Vec::new()) }];

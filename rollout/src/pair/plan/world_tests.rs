@@ -89,7 +89,7 @@ fn attempts(options: PlanOptions) -> u64 {
     options.dynamic_sampling.map_or(1, |sampling| sampling.max_attempts.into())
 }
 
-/// What a batch says about one of its groups.
+/// A batch's record of one of its groups.
 #[derive(Debug, PartialEq)]
 pub(super) struct Taken {
     pub position: u64,
@@ -264,7 +264,7 @@ impl World {
         }
     }
 
-    /// What the step loop writes for a checkpoint: of groups in the making, one completion is finished.
+    /// The groups that the step loop writes for a checkpoint. Of groups in the making, one completion is finished.
     fn in_flight(&mut self) -> Vec<Group> {
         self.kept.release(self.learner.cursor);
         let in_the_making = self.in_work.iter().filter_map(|making| {

@@ -11,7 +11,7 @@ fn hot(max_completion_length: u32) -> SamplingParams {
     SamplingParams { ignore_eos: true, max_completion_length, ..SamplingParams::default() }
 }
 
-/// Of six slots, four are for completions that go on, and two of the three others run while the third waits.
+/// Four of the six slots are for completions that go on. Two of the three others run while the third waits.
 fn open(model: &ModelDir, kernels: Kernels) -> (tempfile::TempDir, impl Fn() -> Engine) {
     let folder = tempfile::tempdir().unwrap();
     let (weights, model) = (exported(model, folder.path()), model.clone());

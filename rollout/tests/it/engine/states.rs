@@ -96,7 +96,8 @@ fn what_goes_on_is_what_one_pass_over_all_tokens_says_whether_it_was_held_or_not
                 let states = found.iter().map(Left::len).sum::<usize>();
                 assert_eq!(engine.held_states(), if is_packed { states.min(kept) } else { 0 }, "{what}");
                 if kept == 64 && batched == 64 && is_packed {
-                    // Of 5 states in the second turn the newest token of each, and 9 more of 2; then 10 with 17 of 5.
+                    // Second turn: the newest token of each of 5 states, and 9 further ones of 2. Third turn: 10, and
+                    // 17 of 5.
                     let computed = (21 + 32) + (5 + 2 * 9) + (10 + 5 * 17);
                     assert_eq!(engine.profile().prefill_tokens, computed, "{what}");
                 }

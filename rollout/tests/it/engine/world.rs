@@ -1,5 +1,5 @@
-//! Random arrivals, lengths, stops, pauses, new versions, cancels, forks and aborts: whatever happens around it, a
-//! completion is the one that its prompt has alone, it comes once, and every page comes back.
+//! Random arrivals, lengths, stops, pauses, new versions, cancels, forks and aborts. Whatever happens around it, a
+//! completion is the same as without any neighbours, it comes once, and every page comes back.
 
 use std::{
     collections::BTreeMap,
@@ -30,7 +30,7 @@ static WORLD: LazyLock<World> = LazyLock::new(|| {
     World { _folder: folder, model, versions: [v0, v1] }
 });
 
-/// What happens next.
+/// The next event.
 #[derive(Debug, Clone)]
 enum Event {
     /// A group arrives: tokens of its prompt, completions, their longest, and the token at which each stops.

@@ -1,4 +1,4 @@
-//! What the sampler itself leaves in the run directory.
+//! The sampler's own records in the run directory.
 
 use std::collections::BTreeSet;
 

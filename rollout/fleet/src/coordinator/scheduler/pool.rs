@@ -16,7 +16,7 @@ use crate::{
     messages::class_in_words,
 };
 
-/// How long a worker whose connection is gone keeps what it was given: a link that is cut for a moment costs no work.
+/// How long a worker whose connection is gone keeps its leases: a link that is cut for a moment costs no work.
 const GRACE: Duration = Duration::from_secs(5);
 /// Most workers that are remembered. The oldest ones that are gone are forgotten first.
 const MOST_WORKERS: usize = 4096;
@@ -175,7 +175,7 @@ impl Scheduler {
         worker.drop_it(Standing::Dropped { reason, wrong });
     }
 
-    /// The announced edition, if a worker finds something else in its place, with what it finds.
+    /// The announced edition, if a worker finds something else in its place, and the worker's finding.
     #[must_use]
     pub fn damage(&self) -> Option<(Edition, String)> {
         let (_, reason) = self.finding_damage().into_iter().next()?;
@@ -192,7 +192,7 @@ impl Scheduler {
         }
     }
 
-    /// The workers that find something else in the place of the announced edition, with what they find.
+    /// The workers that find something else in the place of the announced edition, with their findings.
     fn finding_damage(&self) -> Vec<(u64, String)> {
         let Some(edition) = &self.edition else { return Vec::new() };
         let finding = self.workers.iter().filter_map(|(number, worker)| {
@@ -220,7 +220,7 @@ impl Scheduler {
         }
     }
 
-    /// The workers that refuse the announced edition, with what they say.
+    /// The workers that refuse the announced edition, with their reasons.
     fn refusing(&self) -> Vec<(u64, String)> {
         let Some(edition) = &self.edition else { return Vec::new() };
         let is_about =

@@ -1,4 +1,4 @@
-//! Schedulers with workers of a few lines: what is leased, lost, late, wrong and checked.
+//! Schedulers with workers of a few lines: leases that are given, lost, late, wrong and checked.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -125,7 +125,7 @@ impl Fake {
         orders
     }
 
-    /// Makes the next completion of what it holds.
+    /// Makes the next completion of the leases that it holds.
     pub fn work(&mut self) {
         let Some((&id, lease)) = self.held.iter().next() else { return };
         let version = self.report.edition.as_ref().expect("leases come with an edition").version;
@@ -333,7 +333,7 @@ fn what_a_slow_worker_is_late_with_is_made_by_one_without_anything_to_do_as_well
 #[test]
 fn of_a_lease_that_two_have_made_together_nothing_is_left() {
     let (mut scheduler, mut fakes, now) = two_with_a_lease_each();
-    // The second is done in two seconds, and is given what the first has not even begun.
+    // The second is done in two seconds, and is given samples that the first has not even begun.
     (0..2).for_each(|_| fakes[1].work());
     fakes[1].call(&mut scheduler, now + seconds(2), true);
     fakes[1].call(&mut scheduler, now + seconds(9), true);

@@ -94,11 +94,11 @@ impl Drop for Tiles {
     }
 }
 
-/// What a product of tiles reads and writes.
+/// The addresses and sizes of a product of tiles.
 #[derive(Clone, Copy)]
 pub(crate) struct TileProduct {
-    /// Tiles of the left side, one after the other; of [`TileSplits`] pairs of tiles. Those of a second block of rows
-    /// lie `second` bytes further on.
+    /// Tiles of the left side, one after the other; pairs of tiles for [`TileSplits`]. The tiles of a second block of
+    /// rows lie `second` bytes further on.
     pub left: *const f32,
     /// Bytes from the first block of rows to the second.
     pub second: usize,

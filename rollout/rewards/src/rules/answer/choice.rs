@@ -12,7 +12,7 @@ use super::looks;
 pub(super) struct Choice {
     /// Its letter.
     pub letter: char,
-    /// What stands behind the letter; empty for the letter alone.
+    /// The text behind the letter; empty for the letter alone.
     pub rest: String,
 }
 

@@ -12,7 +12,7 @@ use super::{
     value::Value,
 };
 
-/// What a comparison found.
+/// The result of a comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// The answers are the same.
@@ -142,8 +142,8 @@ static POINTS: LazyLock<Regex> =
 static LAKHS: LazyLock<Regex> =
     LazyLock::new(|| Regex::new(r"^[\s$+−-]*[1-9]\d?(?:,\d{2})+,\d{3}\b").expect("a valid pattern"));
 
-/// What an answer may say beside what it says in the usual way of writing: other commas and points, a dash for a minus,
-/// small letters for capitals.
+/// Other readings of an answer than the usual one: with other commas and points, a dash for a minus, small letters for
+/// capitals.
 fn readings(answer: &str) -> Vec<String> {
     let without = |mark: char, pattern: &Regex| {
         pattern.find(answer).map(|found| found.as_str().replace(mark, "") + &answer[found.end()..])

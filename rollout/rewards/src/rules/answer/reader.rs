@@ -33,7 +33,7 @@ pub(super) enum Answer {
     Named(String, Box<Answer>),
 }
 
-/// What an answer says.
+/// An answer with its name.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Reading {
     /// The name that it gives to its value: `x` in `x = 5`.

@@ -53,7 +53,7 @@ const UNITS: &[&[&str]] = &[
 /// Units that are written with the degree sign.
 const SCALES: [&str; 3] = ["C", "F", "K"];
 
-/// What follows a number.
+/// The percent sign and the unit that follow a number.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Suffix {
     /// A percent sign or the word.
