@@ -1,5 +1,5 @@
-//! Groups in the making: from the engine's sequences over text and rewards to a [`Scored`] group. There is no other
-//! way, for training, evaluation and `rollout generate` alike.
+//! Groups in the making: from the engine's sequences to text, rewards and a [`Scored`] group. Training, evaluation and
+//! `rollout generate` all assemble their groups here.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -17,7 +17,7 @@ use crate::{
 
 /// The functions that score completions.
 pub struct Scoring {
-    /// What runs them.
+    /// The pool that runs them.
     pub pool: RewardPool,
     /// Their names with their weights, in the pool's order.
     pub names: Vec<(String, f64)>,
@@ -31,7 +31,7 @@ pub struct Assembly {
     num_generations: u32,
     scoring: Option<Scoring>,
     open: HashMap<u64, Open>,
-    /// Complete groups that are not to be scored, or were already.
+    /// Complete groups that need no scoring, or no more of it.
     complete: VecDeque<u64>,
     next_tag: u64,
 }
@@ -39,7 +39,7 @@ pub struct Assembly {
 struct Open {
     group: Group,
     row: PromptRow,
-    /// Of the completions that are still to come.
+    /// The provenance of the completions that are still to come.
     provenance: Provenance,
 }
 
@@ -60,15 +60,15 @@ impl Assembly {
         }
     }
 
-    /// Begins a group of a prompt drawn in `epoch` that stands at `position` in the order of prompts. The request is
-    /// for the engine.
+    /// Begins a group of a prompt drawn in `epoch` that stands at `position` in the order of prompts. Returns the
+    /// request for the engine.
     pub fn begin(&mut self, row: &PromptRow, epoch: u32, position: u64) -> GroupRequest {
         let (tag, samples) = (self.open(row, epoch, position, Provenance::New), (0..self.num_generations).collect());
         self.request(tag, row, epoch, samples)
     }
 
-    /// As [`Assembly::begin`], of a group that was begun before and of which these completions are there, each once.
-    /// The request is for the others; none where all are there.
+    /// As [`Assembly::begin`], for a group that was begun before and already has these completions, each once. Returns
+    /// the request for the others; `None` where all are there.
     pub fn go_on(
         &mut self,
         row: &PromptRow,
@@ -115,8 +115,8 @@ impl Assembly {
         }
     }
 
-    /// Takes a sequence that has ended, with its rewards where somebody has scored it; the last one of a group sends
-    /// that to the reward functions unless all of it was.
+    /// Takes a sequence that has ended, with its rewards if it was scored elsewhere. With the last sequence, the group
+    /// goes to the reward functions, unless all its completions have rewards.
     ///
     /// # Errors
     /// When the tokens cannot be decoded.
@@ -169,8 +169,7 @@ impl Assembly {
         self.take(scored)
     }
 
-    /// As [`Assembly::finished`], but waits for groups that are being scored; none when there are no complete ones
-    /// left.
+    /// As [`Assembly::finished`], but waits for groups that are being scored. `None` when no complete group is left.
     pub fn wait(&mut self) -> Option<Scored> {
         let scored = self.scoring.as_mut().and_then(|scoring| scoring.pool.recv());
         self.take(scored)
@@ -188,7 +187,7 @@ impl Assembly {
         Some(group.into())
     }
 
-    /// Nothing is in the engine or being scored.
+    /// Whether nothing is in the engine or being scored.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.open.is_empty()

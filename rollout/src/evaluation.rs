@@ -1,4 +1,4 @@
-//! What an evaluation measures: one set of metrics, for `rollout eval` and for `eval.jsonl`.
+//! The metrics of an evaluation: one set, for `rollout eval` and for `eval.jsonl`.
 
 mod interval;
 pub mod paired;
@@ -22,7 +22,7 @@ pub type Answers = Vec<Vec<Option<String>>>;
 pub struct Judging {
     /// The first reward function's score from which a completion counts as correct.
     pub correct_at: f64,
-    /// What a reward function that failed does to a completion.
+    /// How a failed reward function affects the reward of a completion.
     pub failure: RewardFailure,
 }
 
@@ -41,15 +41,15 @@ fn pass_at_k(n: usize, correct: usize, k: usize) -> f64 {
 pub fn answers(function: &dyn Reward, rows: &[PromptRow], groups: &[Scored]) -> Option<Answers> {
     let extract = function.extract()?;
     let of_group = |(row, group): (&PromptRow, &Scored)| {
-        // As the function saw them when it scored.
+        // As the function saw the completions when it scored them.
         let input = row.reward_input(group.completions.iter().map(RewardCompletion::from));
         input.completions.iter().map(|c| extract(&tags::with_opened(&input.prompt, &c.text))).collect()
     };
     Some(rows.iter().zip(groups).map(of_group).collect())
 }
 
-/// The completion that speaks for most of a prompt's: the first one with the answer that most of them name; of answers
-/// that are named as often, the one that is named first.
+/// The completion that represents a prompt's majority: the first one with the most frequent answer. Of equally frequent
+/// answers, the one that is named first counts.
 fn majority(answers: &[Option<String>]) -> Option<usize> {
     let mut votes: HashMap<&str, (usize, usize)> = HashMap::new();
     for (index, answer) in answers.iter().enumerate() {
@@ -98,8 +98,8 @@ const MAJ: Figure = Figure {
     high: metrics::MAJ_CI95_HIGH,
 };
 
-/// What a model made of a dataset in `seconds`. `groups` are in the order of the prompts, so that the last digit does
-/// not depend on who was finished first, and so are `answers`, without which there is no maj@k.
+/// The metrics of a model on a dataset, evaluated in `seconds`. `groups` and `answers` are in the order of the prompts,
+/// so that the last digit does not depend on who was finished first. Without `answers` there is no maj@k.
 ///
 /// A prompt whose completions could not all be scored by the first function is left out of accuracy, avg@k, pass@k and
 /// maj@k; `eval_scored_prompts` counts the others.

@@ -21,8 +21,8 @@ impl LargeBuffer {
         Ok(Self(map))
     }
 
-    /// As [`LargeBuffer::new`], of which the system has provided every page: the first write to one takes longer than
-    /// many later ones (a gigabyte a second where a machine is virtual).
+    /// As [`LargeBuffer::new`], with every page already provided by the system: the first write to a page takes longer
+    /// than many later ones (a gigabyte a second where a machine is virtual).
     ///
     /// # Errors
     /// As [`LargeBuffer::new`].

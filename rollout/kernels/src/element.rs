@@ -1,6 +1,6 @@
-//! What weights, keys and values are stored as, and how numbers are rounded to that.
+//! The formats of weights, keys and values, and the rounding to them.
 
-/// Bytes in a word: four steps of what is summed over.
+/// Bytes in a word: four steps of the depth.
 pub(crate) const QUAD: usize = 4;
 
 /// Steps that tile registers take at once: pairs and quads are filled up with zeros to whole tiles.
@@ -9,18 +9,19 @@ pub(super) const TILE_STEPS: usize = 16;
 /// Element type of packed weights.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Format {
-    /// As they are.
+    /// fp32, as they are.
     #[default]
     Fp32,
     /// Signed bytes with a scale per column, in quads of four steps of the depth: `panel[k / 4][column][k % 4]`. The
     /// input is rounded to bytes row by row, so a row still depends on itself alone.
     Int8,
     /// bf16, in pairs of two steps of the depth: `panel[k / 2][column][k % 2]`. The input is rounded to bf16, sums are
-    /// fp32. What is below the smallest normal number counts as 0, also among the sums of AMX.
+    /// fp32. Numbers below the smallest normal one count as 0, also among the sums of AMX.
     Bf16,
-    /// Each number as the sum of two bf16, itself rounded and what that leaves: of sixteen pairs as of
-    /// [`Format::Bf16`], the large halves follow the small ones. Inputs likewise. All products but those of two small
-    /// halves are summed, in fp32, so a product of two numbers is off by some 2^-17 of itself.
+    /// Each number as the sum of two bf16: the number rounded (the large half), and the remainder rounded (the small
+    /// half). Pairs are as in [`Format::Bf16`]; of every sixteen pairs, the large halves follow the small ones. Inputs
+    /// likewise. All products but those of two small halves are summed, in fp32, so the relative error of a product is
+    /// some 2^-17.
     Bf16x3,
 }
 
@@ -47,7 +48,7 @@ impl Format {
 /// Element type of keys and values.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum KvFormat {
-    /// As they are.
+    /// fp32, as they are.
     #[default]
     Fp32,
     /// Signed bytes with a scale for each position and head, taken from the numbers of that position and head alone
@@ -66,7 +67,7 @@ impl KvFormat {
     }
 }
 
-/// Largest magnitude. What is not a number is the largest of all and so stays visible: it becomes the scale.
+/// Largest magnitude. A NaN is the largest of all and so stays visible: it becomes the scale.
 #[inline(always)]
 pub(super) fn largest(values: &[f32]) -> f32 {
     let mut largest = 0;
@@ -97,7 +98,7 @@ pub(super) fn to_bf16(x: f32) -> u16 {
 
 const SIGN: u32 = 1 << 31;
 
-/// What rounding to bf16 leaves, as bf16.
+/// The remainder of rounding to bf16, as bf16.
 #[inline(always)]
 pub(super) fn small_half(x: f32) -> u16 {
     to_bf16(x - from_bf16(to_bf16(x)))
@@ -111,8 +112,8 @@ pub(super) fn from_bf16(x: u16) -> f32 {
 /// Largest byte.
 pub(super) const BYTE_MAX: f32 = 127.0;
 
-/// What numbers up to `largest` are multiplied with to become bytes: 0 where there is no such factor, for all zeros,
-/// for numbers so small that it would be infinite, and where one is not a number, which shows in the scale.
+/// The factor that turns numbers up to `largest` into bytes. It is 0 where no finite factor exists: for all zeros, for
+/// tiny numbers, and with a NaN, which shows in the scale.
 #[inline(always)]
 pub(super) fn to_bytes(largest: f32) -> f32 {
     let factor = BYTE_MAX / largest;

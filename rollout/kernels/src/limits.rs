@@ -1,4 +1,4 @@
-//! What the kernels can do on this machine at most. It is measured, so that a step can be held against it.
+//! The most that the kernels can do on this machine. It is measured, so that a step can be compared with it.
 
 use std::{
     hint::black_box,
@@ -19,7 +19,7 @@ use super::{
 /// Products (depth, outputs, rows) at which the kernels are at their best: the right side stays in the second cache
 /// level, and the left one is used often.
 const PRODUCTS: [(usize, usize, usize); 2] = [(512, 2048, 240), (1024, 2048, 240)];
-/// How long each of them is repeated. The fastest time counts: what else runs on the machine only makes it slower.
+/// How long each of them is repeated. The fastest time counts: other programs on the machine only make it slower.
 const PATIENCE: Duration = Duration::from_millis(80);
 /// Words that are read for the bandwidth: more than twice what the caches of most machines hold.
 const SWEEP: usize = 64 << 20;

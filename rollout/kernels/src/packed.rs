@@ -32,7 +32,7 @@ pub struct PackedShape {
     pub outputs: usize,
     /// How the columns were made.
     pub columns: Columns,
-    /// What the panels hold.
+    /// The format of the panels.
     pub format: Format,
 }
 
@@ -42,9 +42,9 @@ pub type Change<'a> = dyn Fn(usize, &mut [f32]) + Sync + 'a;
 /// A weight as it is packed, `[out, depth]`.
 #[derive(Clone, Copy)]
 pub struct WeightRows<'a> {
-    /// What is stored.
+    /// The stored numbers.
     pub values: &'a [f32],
-    /// What rows are changed by before they are packed.
+    /// The change to each row before it is packed.
     pub change: Option<&'a Change<'a>>,
 }
 
@@ -54,12 +54,12 @@ impl<'a> From<&'a [f32]> for WeightRows<'a> {
     }
 }
 
-/// What belongs to the columns of packed bytes, in the order of the packed columns.
+/// Scales and sums of the columns of packed bytes, in the order of the packed columns.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Quantized {
-    /// What one step of a byte stands for.
+    /// The number that one step of a byte stands for.
     pub scales: Vec<f32>,
-    /// Sum of the bytes: inputs are stored with an offset.
+    /// Sum of the bytes, which takes the offset of the inputs out again.
     pub sums: Vec<i32>,
 }
 
@@ -104,8 +104,8 @@ impl PackedShape {
         }
     }
 
-    /// Where a column comes from: which of the weights, of so many `outputs` each, and which row of it. `None` beyond
-    /// the last output.
+    /// The place from which a column comes: the index of the weight, and the row in it. `outputs` has the rows of each
+    /// weight. `None` beyond the last output.
     fn row(&self, outputs: impl Iterator<Item = usize>, panel: usize, lane: usize) -> Option<(usize, usize)> {
         let (mut output, block) = self.source(panel, lane);
         if output >= self.outputs {
@@ -123,8 +123,8 @@ impl PackedShape {
         None
     }
 
-    /// Packs `weights`, each `[out, depth]`, into `panels` ([`PackedShape::words`] long); returns what belongs to them
-    /// if they are bytes.
+    /// Packs `weights`, each `[out, depth]`, into `panels` ([`PackedShape::words`] long). Returns scales and sums for
+    /// bytes.
     pub fn pack(&self, weights: &[WeightRows<'_>], panels: &mut [f32], threads: &ThreadPool) -> Option<Quantized> {
         assert_eq!(panels.len(), self.words(), "the panels have another size");
         assert!(
@@ -235,7 +235,7 @@ fn quantize_column(row: &[f32], lane: usize, out: &mut [i8]) -> (f32, i32) {
     let places = out[lane * QUAD..].chunks_mut(QUAD * PANEL);
     for (step, place) in places.enumerate() {
         for (i, byte) in place[..QUAD].iter_mut().enumerate() {
-            // What is not a number becomes any byte.
+            // A NaN becomes any byte.
             *byte = row.get(step * QUAD + i).map_or(0, |x| nearest(x * factor)) as i8;
             sum += i32::from(*byte);
         }

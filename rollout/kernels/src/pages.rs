@@ -5,8 +5,8 @@
 //!
 //! The keys of a page are transposed, `[head_dim][position]`, so that one query is multiplied with sixteen positions at
 //! once. The values are `[position][width]`, with the width of a head rounded up to whole blocks. Bytes lie in quads of
-//! what is summed over, keys as `[head_dim / 4][position][4]` and values as `[position / 4][width][4]`. Each position
-//! of bytes has one scale for its key and one for its value.
+//! the dimension that is summed over: keys as `[head_dim / 4][position][4]` and values as `[position / 4][width][4]`.
+//! Each position of bytes has one scale for its key and one for its value.
 
 use super::{
     buffer::LargeBuffer,
@@ -28,7 +28,7 @@ pub struct PageShape {
     pub head_dim: usize,
     /// Number of pages.
     pub pages: usize,
-    /// What keys and values are stored as.
+    /// The format of keys and values.
     pub format: KvFormat,
 }
 
@@ -75,14 +75,14 @@ impl PageShape {
     }
 }
 
-/// What a page holds of each layer and head.
+/// The pieces of a page, for each layer and head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Piece {
     Keys,
     Values,
-    /// Of bytes only.
+    /// Scales of the keys; with bytes only.
     KeyScales,
-    /// Of bytes only.
+    /// Scales of the values; with bytes only.
     ValueScales,
 }
 
@@ -115,7 +115,7 @@ impl Pages {
         &mut self.data
     }
 
-    /// Writes what one page holds, in every layer and head, over another one.
+    /// Copies one page over another one, in every layer and head.
     ///
     /// # Panics
     /// When there is no such page.
@@ -132,18 +132,17 @@ impl Pages {
     }
 }
 
-/// Pages that a sequence is given side by side, as long as there are enough of them. Memory is faster in long
+/// Neighbouring pages that a sequence is given, as long as there are enough of them. Memory is faster in long
 /// stretches.
 const RUN: usize = 4;
 
 /// Which pages are free.
 #[derive(Debug)]
 pub struct FreePages {
-    /// How many hold each page; 0 = it is free.
+    /// Number of holders of each page; 0 = it is free.
     holders: Vec<u32>,
     count: usize,
-    /// First pages of the runs that are free. The last of them was given back last, and is the likeliest to be in a
-    /// cache.
+    /// First pages of the runs that are free. The last of them was given back last, so it is most likely in a cache.
     runs: Vec<u32>,
 }
 
@@ -176,12 +175,12 @@ impl FreePages {
         (!next.is_multiple_of(RUN) && *self.holders.get(next)? == 0).then_some(next as u32)
     }
 
-    /// Where no run is left, what others have been given beside their pages.
+    /// Any free page, for when no run is left: such pages lie beside those of other sequences.
     fn any(&self) -> Option<u32> {
         self.holders.iter().position(|&holders| holders == 0).map(|page| page as u32)
     }
 
-    /// Gives pages that are held to one more holder, each of whom gives them back.
+    /// Gives pages that are held to one more holder. Each holder gives them back.
     ///
     /// # Panics
     /// When one of them is free.

@@ -9,13 +9,13 @@ use crossbeam::utils::CachePadded;
 
 use super::{simd::Isa, thread_pool::ThreadPool};
 
-/// What a kernel runs on.
+/// The resources of a kernel.
 pub struct Machine<'a> {
     /// The instruction set.
     pub isa: Isa,
     /// The threads.
     pub threads: &'a ThreadPool,
-    /// Memory of earlier calls.
+    /// Memory that calls reuse.
     pub scratch: &'a mut Vec<f32>,
 }
 
@@ -35,7 +35,7 @@ impl Claims {
 
     /// The next task.
     pub fn claim(&self) -> Option<usize> {
-        // A look first, so that threads that come again and again do not count without end.
+        // Looks first, so that threads that come again and again do not raise the count without end.
         if self.next.load(Ordering::Relaxed) >= self.count {
             return None;
         }
@@ -51,7 +51,7 @@ impl Claims {
             let _counts = Counts(&self.done);
             task(i);
         }
-        // Whoever has claimed a task is at work on it and counts it however it ends, so this ends.
+        // A thread that has claimed a task counts it, however the task ends. So this loop ends.
         let mut spins = 0_u32;
         while self.done.load(Ordering::Acquire) < self.count {
             spins += 1;

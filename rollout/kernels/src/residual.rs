@@ -1,4 +1,4 @@
-//! What a block adds to the residual stream, in the families that norm it before.
+//! The norm of a block's result before it is added to the residual stream, in the families that have one.
 
 use super::{
     linear::{Norm, rms_norm},

@@ -1,5 +1,5 @@
-//! Weights as a product takes them, outside its layout: in fewer bytes than fp32, and back to numbers that are packed
-//! to the same bits ([`PackedShape::pack`](super::packed::PackedShape::pack)).
+//! Weights in the formats of products, but outside their layout: in fewer bytes than fp32, and back to numbers that are
+//! packed to the same bits ([`PackedShape::pack`](super::packed::PackedShape::pack)).
 //!
 //! Every format but fp32 forgets most of a number when it is packed. What it keeps can be stored or sent in place of
 //! the number: for [`Format::Bf16`](super::element::Format::Bf16) sixteen bits, for
@@ -18,7 +18,7 @@ pub fn to_halves(values: &[f32], halves: &mut [u16]) {
     halves.iter_mut().zip(values).for_each(|(half, &x)| *half = to_bf16(x));
 }
 
-/// The numbers that bf16 stand for. They are rounded to the same again.
+/// The numbers that bf16 stand for. Rounding gives the same bf16 again.
 ///
 /// # Panics
 /// When the two differ in length.
@@ -27,10 +27,11 @@ pub fn from_halves(halves: &[u16], values: &mut [f32]) {
     values.iter_mut().zip(halves).for_each(|(x, &half)| *x = from_bf16(half));
 }
 
-/// A number that is the sum of the same two bf16 as `x`, with fewer bits.
+/// A number with fewer bits that splits into the same two bf16 as `x`.
 ///
-/// That is their sum, with few exceptions: where the small half was rounded to just half a step of the large one, the
-/// sum may lie as near to a neighbour, and where halves are next to nothing, they are not what they were made of.
+/// Mostly that is the sum of both. Where the small half was rounded to just half a step of the large one, the sum may
+/// lie as near to a neighbour. Tiny halves may not add up to the number that they were made from. In these cases it is
+/// `x`.
 #[must_use]
 pub fn shortened(x: f32) -> f32 {
     let halves = |x: f32| (to_bf16(x), small_half(x));
@@ -39,8 +40,8 @@ pub fn shortened(x: f32) -> f32 {
     if halves(sum) == (large, small) { sum } else { x }
 }
 
-/// Rounds a row to bytes and returns its largest magnitude, by which it is known what they stand for. None where bytes
-/// cannot stand for it: a row with something that is no finite number, or of numbers that are next to nothing.
+/// Rounds a row to bytes and returns its largest magnitude, which gives the scale of the bytes. `None` where bytes
+/// cannot stand for the row: where a number is not finite, or the numbers are next to nothing.
 ///
 /// # Panics
 /// When the two differ in length.
@@ -53,8 +54,8 @@ pub fn to_bytes_of_row(row: &[f32], bytes: &mut [i8]) -> Option<f32> {
 
 /// Numbers that are rounded to these bytes, with this largest magnitude among them.
 ///
-/// The scale of a row is made of its largest number, so that one must be there as it was: it is the byte of 127. Any
-/// other byte times its scale is within a few last bits of a whole number of steps, and so rounded to it.
+/// The scale of a row is computed from its largest number, so that number must come back exactly: it is the byte of
+/// 127. Any other byte times its scale is within a few last bits of a whole number of steps, and so is rounded to that.
 ///
 /// # Panics
 /// When the two differ in length.
@@ -91,7 +92,7 @@ mod tests {
         (panels.iter().map(|x| x.to_bits()).collect(), quantized)
     }
 
-    /// What becomes of rows on their way through fewer bytes.
+    /// Rounds rows to fewer bytes and back.
     fn through(rows: &[f32], format: Format) -> Option<Vec<f32>> {
         let mut back = vec![0.0; rows.len()];
         match format {

@@ -1,4 +1,4 @@
-//! Which sequences a call computes, and what is computed together.
+//! The sequences of a call, and which of them are computed together.
 
 use std::ops::Range;
 
@@ -16,7 +16,7 @@ pub struct Span {
     pub prefix_pages: Range<usize>,
     /// Positions of the prefix.
     pub prefix_len: usize,
-    /// Pages of its own, with room for the new tokens. Those that are full may be others' too.
+    /// Pages of its own, with room for the new tokens. Full pages may be shared with others.
     pub own_pages: Range<usize>,
     /// Positions of its own that are in the cache already.
     pub own_len: usize,
@@ -69,7 +69,7 @@ impl Spans {
         first..self.pages.len()
     }
 
-    /// Ids of the pages that the call looks at; those of a prefix once for its neighbours.
+    /// Ids of the pages that the call reads. Neighbours with the same prefix list its pages once.
     #[must_use]
     pub fn pages(&self) -> &[u32] {
         &self.pages
@@ -84,7 +84,7 @@ impl Spans {
     /// Cuts the tokens into blocks for heads in groups of `group`; to be called after the last [`Spans::push`].
     ///
     /// # Panics
-    /// When a page that a sequence writes to is another one's too: they are computed at the same time.
+    /// When a sequence writes to a page that another one has too: both are computed at the same time.
     pub fn cut(&mut self, group: usize) {
         self.require_pages_of_their_own();
         let most = (BLOCK_ROWS / group).max(1);

@@ -2,7 +2,7 @@
 //!
 //! A step is hundreds of operators of some ten to hundred microseconds, each of which wants all threads at once. So
 //! this pool has no queues and a single job at a time. Work is claimed task by task, and nobody waits for a thread that
-//! comes late: a core that another process holds costs its share and no more. Whoever comes while there is a job, from
+//! comes late: a core that another process holds costs its share and no more. A caller that comes during a job, from
 //! another thread or from within the job, works alone.
 
 use std::{
@@ -74,8 +74,8 @@ impl ThreadPool {
         if self.threads.is_empty() || self.shared.busy.swap(true, Ordering::Acquire) {
             return work();
         }
-        // The caller waits until a thread has left the job, so it must leave in any case; the caller passes the panic
-        // on.
+        // The caller waits until a thread has left the job, so the thread must leave it even after a panic. The caller
+        // passes the panic on.
         let panicked = AtomicBool::new(false);
         let job = || {
             if panic::catch_unwind(AssertUnwindSafe(work)).is_err() {
@@ -117,7 +117,7 @@ impl Drop for Closing<'_> {
 }
 
 impl Shared {
-    /// The life of a thread.
+    /// The main loop of a thread.
     fn serve(&self) {
         let mut last = 0;
         while let Some(number) = self.enter(last) {
@@ -175,7 +175,7 @@ impl Drop for ThreadPool {
         drop(self.shared.bell.0.lock().unwrap_or_else(PoisonError::into_inner));
         self.shared.bell.1.notify_all();
         for thread in self.threads.drain(..) {
-            // It has caught what panicked in it.
+            // The thread catches panics of its jobs.
             let _ = thread.join();
         }
     }
@@ -202,7 +202,7 @@ mod tests {
         }
     }
 
-    /// Runs `tasks` tasks on `threads`; what it gives back is how often each was done.
+    /// Runs `tasks` tasks on `threads`, and returns how often each was done.
     fn count(threads: &ThreadPool, tasks: usize) -> Vec<usize> {
         let counts: Vec<AtomicUsize> = (0..tasks).map(|_| AtomicUsize::new(0)).collect();
         let claims = Claims::new(tasks);

@@ -145,7 +145,7 @@ impl Tiling {
         Self::in_blocks(rows, most, 1)
     }
 
-    /// Of tiles of whole blocks of `block` rows, at most `most` blocks each.
+    /// Tiles of whole blocks of `block` rows, at most `most` blocks each.
     pub fn in_blocks(rows: usize, most: usize, block: usize) -> Self {
         let blocks = rows.div_ceil(block);
         let count = blocks.div_ceil(most);

@@ -1,28 +1,27 @@
-//! The right answers of a row, as datasets write them: one text or number, a truth value, or a list of which any will
-//! do.
+//! The right answers of a row, as datasets write them: a text, a number, a truth value, or a list of alternatives.
 
 use serde_json::{Map, Value};
 
 use crate::written;
 
-/// Columns with the right answer, by TRL's and by GSM8K's name.
+/// Columns with the right answer, as GSM8K and TRL name them.
 pub(crate) const ANSWER_COLUMNS: &[&str] = &["answer", "solution"];
 
-/// Keys of a mapping under which the answer is looked for first, to name a way out.
+/// Keys under which mappings usually hold the answer. A message proposes the first that does.
 const KEYS: [&str; 5] = ["target", "answer", "value", "ground_truth", "solution"];
 
-/// What counts as right.
+/// The answers that count as right.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Answers {
-    /// The right answers, any of which will do; at least one.
+    /// The right answers, at least one. An answer is right if it matches any of them.
     pub any_of: Vec<String>,
-    /// Whether they are spellings of one truth value, so that what is surely not one of them is wrong.
+    /// Whether they are spellings of one truth value. Then an answer is wrong if it surely is not one of them.
     pub truth: bool,
 }
 
 impl Answers {
-    /// Those of a column's value; none where that is a mapping, empty, or nothing. A list or a mapping may be written
-    /// as a text.
+    /// The answers in the value of a column. `None` for a mapping, an empty list and null. A text may hold a list or a
+    /// mapping.
     #[must_use]
     pub fn of(value: &Value) -> Option<Self> {
         let one = |text: String| Some(Self { any_of: vec![text], truth: false });
@@ -47,22 +46,22 @@ impl Answers {
         }
     }
 
-    /// The answer as a text of its own.
+    /// The first answer; empty without one.
     #[must_use]
     pub fn first(&self) -> &str {
         self.any_of.first().map_or("", String::as_str)
     }
 }
 
-/// A number without an exponent, since rules read digits.
+/// A number as text, without an exponent, since rules read digits.
 fn digits(number: &serde_json::Number) -> String {
     let text = number.to_string();
     let written = |value: f64| value.is_finite().then(|| value.to_string());
     if text.contains(['e', 'E']) { number.as_f64().and_then(written).unwrap_or(text) } else { text }
 }
 
-/// What rules cannot read in the columns of rows that answers are looked for in, in words; none where every row with
-/// such a column has an answer.
+/// Describes, for a message, the values in `columns` of `rows` from which rules can read no answer. `None` where they
+/// can read one from every row that has such a column. Nulls are reported only where all rows have nothing else.
 #[must_use]
 pub fn unreadable<'a>(columns: &[&str], rows: impl IntoIterator<Item = &'a Map<String, Value>>) -> Option<String> {
     let (mut all, mut nulls) = (0, 0);
@@ -115,7 +114,7 @@ fn kind(value: &Value) -> &'static str {
     }
 }
 
-/// What helps where a value has no answer.
+/// The advice for a column whose value has no answer.
 fn way_out(column: &str, value: &Value) -> String {
     let object = match value {
         Value::Object(object) => object,

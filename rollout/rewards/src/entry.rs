@@ -1,4 +1,4 @@
-//! What a reward function is before it is made: its name, its parameters, and how it is made of them.
+//! The declaration of a reward function: its name, its parameters, and how it is made from them.
 
 use std::{collections::BTreeMap, path::PathBuf, str::FromStr, sync::Arc};
 
@@ -23,8 +23,9 @@ pub struct Entry {
     pub name: &'static str,
     /// What it rewards, in one line.
     pub about: &'static str,
-    /// Columns of the dataset that say what is right; on a row with none of them it abstains. A function with such
-    /// columns judges answers, which is what dynamic sampling goes by; one without reads the completions alone.
+    /// Columns of the dataset that hold the right answer; on a row with none of them the function abstains. A function
+    /// with such columns judges answers, and dynamic sampling goes by it. A function without them reads the completions
+    /// alone.
     pub columns: &'static [&'static str],
     /// Its parameters.
     pub parameters: &'static [Parameter],

@@ -1,4 +1,4 @@
-//! What dynamic sampling goes by.
+//! The test by which dynamic sampling keeps a group.
 
 use shared::{Contrast, config::rewards::short_name};
 
@@ -7,26 +7,26 @@ use super::{Registry, RewardFunction, registry::seems_to_judge};
 /// The value of `filter_groups_metric` that means the weighted sum of all functions.
 const SUM: &str = "reward";
 
-/// What decides whether a group teaches something. DAPO (arXiv:2503.14476, eq. 11) keeps a group when some of its
+/// The test of whether a group teaches something. DAPO (arXiv:2503.14476, eq. 11) keeps a group when some of its
 /// completions are right, but not all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FilterMetric {
-    /// A function, by its index, that judges answers: some are right, and some are not.
+    /// A function that judges answers, by its index: some completions are right, and some are not.
     Judge(usize),
-    /// Another function: its scores differ.
+    /// Another function, by its index: its scores differ.
     Scores(usize),
-    /// A function in Python, by its index, whose name says that it judges answers. Which score means right is not
-    /// known, so its scores must differ, which is the same where it gives only two.
+    /// A function in Python whose name says that it judges answers, by its index. Which score means right is not known,
+    /// so its scores must differ. For a function with only two scores, that is the same test.
     SeemingJudge(usize),
-    /// The rewards, as advantages are made of them, differ.
+    /// The rewards from which advantages are computed differ.
     Sum,
 }
 
 impl FilterMetric {
     /// The metric that `filter_groups_metric` names among the reward functions. Without a name, it is the first
-    /// function that judges answers, else the first in Python whose name says so; the sum where none does, and where
-    /// rewards are given to steps (`of_sum`, the test of the rewards, says so): equal answers with different steps
-    /// teach something then.
+    /// function that judges answers, else the first in Python whose name says so, else the sum. Where rewards are given
+    /// to steps (as `of_sum`, the test of the rewards, says), it is the sum: equal answers with different steps teach
+    /// something then.
     ///
     /// # Errors
     /// When no function has that name.
@@ -52,7 +52,7 @@ impl FilterMetric {
         }
     }
 
-    /// The test of a group; `of_sum` is that of the rewards.
+    /// The test of a group by this metric; `of_sum` is the test of the rewards.
     #[must_use]
     pub fn contrast(self, functions: &[RewardFunction], of_sum: Contrast) -> Contrast {
         match self {

@@ -1,4 +1,4 @@
-//! A reward function that was made, and what keeps one from being made or used.
+//! A reward function that was made, and the errors that keep one from being made or used.
 
 use std::{path::Path, sync::Arc};
 
@@ -18,7 +18,7 @@ pub enum RewardError {
         hint(.suggestion), .known.join(", ")
     )]
     Unknown {
-        /// What was asked for.
+        /// The name that was asked for.
         name: String,
         /// The nearest name.
         suggestion: Option<String>,
@@ -36,11 +36,11 @@ pub enum RewardError {
     /// A function in Python that cannot be loaded.
     #[error("reward function `{name}` cannot be loaded: {reason}")]
     Python {
-        /// What was asked for.
+        /// The name that was asked for.
         name: String,
         /// What is wrong, in one line.
         reason: String,
-        /// The end of the traceback, or what the interpreter said last.
+        /// The end of the traceback, or the last words of the interpreter.
         words: Vec<String>,
     },
     /// The dataset has no row that the function could score.
@@ -53,7 +53,7 @@ pub enum RewardError {
         name: String,
         /// The columns, any of which would do.
         columns: Vec<&'static str>,
-        /// Those of the first row beside the prompt.
+        /// The other columns of the first row, without the prompt.
         found: Vec<String>,
         /// The dataset.
         path: String,
@@ -74,7 +74,7 @@ fn hint(suggestion: &Option<String>) -> String {
 }
 
 impl RewardError {
-    /// What the function's own program said last, if there is one.
+    /// The last words of the function's own program, if it has one.
     #[must_use]
     pub fn last_words(&self) -> &[String] {
         match self {
@@ -101,8 +101,8 @@ impl std::fmt::Debug for RewardFunction {
 }
 
 impl RewardFunction {
-    /// The text that it was asked for with; that of a function in Python has its name, also where only its file was
-    /// named.
+    /// The text with which it was asked for. For a function in Python, the text includes its name, also where only its
+    /// file was named.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -137,8 +137,8 @@ impl RewardFunction {
         })
     }
 
-    /// What the function cannot read in the columns in which it looks for the right answer, in words; none where every
-    /// row has an answer, and for functions that look for none.
+    /// Describes the values in its answer columns that the function cannot read. `None` where every row has an answer,
+    /// and for functions that look for none.
     pub fn unreadable<'a>(&self, rows: impl IntoIterator<Item = &'a Map<String, Value>>) -> Option<String> {
         let reads_answers = self.columns.iter().any(|column| ANSWER_COLUMNS.contains(column));
         reads_answers.then(|| answers::unreadable(self.columns, rows))?

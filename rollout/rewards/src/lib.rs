@@ -5,8 +5,8 @@
 //! [`RewardPool`] runs them beside generation, and [`filter`] is what dynamic sampling goes by. `docs/rewards.md`
 //! describes them for users.
 //!
-//! The crate needs no engine and no tokenizer: what computes a score with ONNX Runtime stands in `rollout`, as an
-//! [`Entry`](entry::Entry) that is added to the registry there.
+//! The crate needs no engine and no tokenizer. `rollout` adds the functions that compute a score with ONNX Runtime to
+//! the registry, each as an [`Entry`](entry::Entry).
 
 #![deny(unsafe_code)]
 
@@ -39,14 +39,14 @@ pub use registry::Registry;
 
 /// What rewards need to know of the policy's tokenizer.
 pub trait PolicyTokenizer: std::fmt::Debug + Send + Sync {
-    /// For each token, how many bytes of the decoded text there are once it was decoded; a character that was cut into
-    /// several tokens counts with the last of them.
+    /// For each token, the bytes of the text that is decoded up to its end. A character that was cut into several
+    /// tokens counts with the last of them.
     ///
     /// # Errors
     /// When the decoder of the tokenizer fails.
     fn token_ends(&self, ids: &[u32]) -> Result<Vec<usize>, String>;
 
-    /// Hash of what makes the tokens: tokenizers with the same hash make the same ones.
+    /// Hash of everything that decides on tokens: tokenizers with the same hash make the same tokens.
     fn content(&self) -> [u8; 32];
 }
 
@@ -86,26 +86,26 @@ pub struct RewardCompletion {
     pub text: String,
     /// Its tokens, those that were given to the policy between its turns included.
     pub token_ids: Vec<u32>,
-    /// Where among them those lie that the policy did not sample; none where it had one turn.
+    /// The ranges of tokens that the policy did not sample; empty where it had one turn.
     pub given: Vec<Range<usize>>,
     /// Why the completion ended.
     pub finish_reason: FinishReason,
 }
 
 impl RewardCompletion {
-    /// One of one turn.
+    /// A completion of one turn.
     #[must_use]
     pub fn of_one_turn(text: impl Into<String>, token_ids: Vec<u32>, finish_reason: FinishReason) -> Self {
         Self { text: text.into(), token_ids, given: Vec::new(), finish_reason }
     }
 
-    /// Number of tokens that the policy sampled: what rules on length go by.
+    /// Number of tokens that the policy sampled; rules on length go by it.
     #[must_use]
     pub fn length(&self) -> usize {
         self.token_ids.len().saturating_sub(self.given.iter().map(Range::len).sum())
     }
 
-    /// The tokens that the policy sampled, turn by turn; what is empty is left out.
+    /// The tokens that the policy sampled, turn by turn; empty turns are left out.
     pub fn turns(&self) -> impl Iterator<Item = &[u32]> {
         let starts = std::iter::once(0).chain(self.given.iter().map(|span| span.end));
         let ends = self.given.iter().map(|span| span.start).chain([self.token_ids.len()]);
@@ -115,7 +115,7 @@ impl RewardCompletion {
 }
 
 impl From<&Completion> for RewardCompletion {
-    /// Of an episode in which tokens and log-probs fit together.
+    /// Tokens and log-probs of the episode must fit together.
     fn from(completion: &Completion) -> Self {
         Self {
             text: completion.text.clone(),
@@ -126,7 +126,8 @@ impl From<&Completion> for RewardCompletion {
     }
 }
 
-/// What a function needs to see at once, and so what the deadline holds for and what a failure costs.
+/// The completions that a function needs to see in one call. The deadline holds for a call, and a failure costs its
+/// scores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scope {
     /// Each completion on its own.
@@ -143,18 +144,18 @@ pub trait Reward: Send + Sync {
     /// One outcome per completion of the input, in order.
     fn score(&self, input: &RewardInput) -> Vec<RewardOutcome>;
 
-    /// As [`Reward::score`], for the first call of a [`rehearsal`]: where a program may still be loading, that is
-    /// waited for, and one that does not answer is looked at more closely.
+    /// As [`Reward::score`], for the first call of a [`rehearsal`]. It waits for a program that may still be loading,
+    /// and examines a program that does not answer.
     fn score_first(&self, input: &RewardInput) -> Vec<RewardOutcome> {
         self.score(input)
     }
 
-    /// The last lines that the function's own program said, for whoever looks for the reason of a failure.
+    /// The last lines that the function's own program wrote, as a hint at the reason of a failure.
     fn last_words(&self) -> Vec<String> {
         Vec::new()
     }
 
-    /// What [`Reward::score`] is called with: one completion (the default) or the group.
+    /// The completions that [`Reward::score`] is called with: one (the default) or the group.
     fn scope(&self) -> Scope {
         Scope::Completion
     }
@@ -164,8 +165,8 @@ pub trait Reward: Send + Sync {
         usize::MAX
     }
 
-    /// What reads a completion's final answer off its text, for majority votes: the same answers come out as the same
-    /// text, however they are written. `None` for a function that compares no answers, or knows of many right ones.
+    /// Reads a completion's final answer off its text, for majority votes: equal answers come out as the same text,
+    /// however they are written. `None` for a function that compares no answers, or knows of many right ones.
     fn extract(&self) -> Option<&Extract> {
         None
     }

@@ -1,10 +1,10 @@
 //! Runs reward functions beside generation.
 //!
-//! A dispatcher thread takes groups from a channel, cuts them into items (one call of one function, see
-//! [`Scope`]) and keeps as many of them running on a rayon pool as it has threads. Each item has a deadline that counts
-//! from its start (or, should no thread take it up in that time, from when it was handed to them). A thread cannot be
-//! stopped from outside, so when an item overruns, it is given up, and a fresh pool takes the place of the one with the
-//! lost thread: items behind it are not held up. A function that keeps losing threads is no longer called.
+//! A dispatcher thread takes groups from a channel, cuts them into items (one call of one function, see [`Scope`]) and
+//! keeps as many of them running on a rayon pool as it has threads. The deadline of an item counts from its start (or
+//! from its hand-over to the threads, should none take it up within that time). A thread cannot be stopped from
+//! outside. So when an item overruns, it is given up, and a fresh pool replaces the one with the lost thread: later
+//! items are not held up. A function that keeps losing threads is no longer called.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -25,10 +25,10 @@ use super::{RewardCompletion, RewardFunction, RewardInput, Scope, failed};
 /// A function with this many calls that never came back is not called again until one of them does.
 const MAX_LOST_CALLS: usize = 8;
 
-/// What a call gets after its deadline to come back by itself, before its thread is given up.
+/// How long after its deadline a call may still come back, before its thread is given up.
 const GRACE: Duration = Duration::from_millis(100);
 
-/// One call of one function, for whoever keeps a timeline.
+/// One call of one function, for a timeline.
 #[derive(Debug, Clone, Copy)]
 pub struct Call {
     /// When it began.
@@ -130,7 +130,7 @@ struct Item {
     input: RewardInput,
 }
 
-/// What is left of an item while it runs.
+/// The dispatcher's record of an item that runs.
 struct Running {
     group: u64,
     function: usize,
@@ -147,11 +147,11 @@ struct Open {
     missing: usize,
 }
 
-/// What a thread says of an item, by its number.
+/// A message of a thread about an item, which it names by number.
 enum Notice {
-    /// It has begun, and is given up at this time.
+    /// The item has begun, and is given up at this time.
     Begun(u64, Option<Instant>),
-    /// Its outcomes, or why there are none.
+    /// The outcomes of the item, or the reason why there are none.
     Done(u64, Result<Vec<RewardOutcome>, String>),
 }
 
@@ -163,7 +163,7 @@ struct Dispatcher {
     pool: ThreadPool,
     queue: VecDeque<Item>,
     running: HashMap<u64, Running>,
-    /// Items that were given up, with their function, while their threads have not come back.
+    /// The functions of items that were given up and whose threads have not come back.
     lost: HashMap<u64, usize>,
     open: HashMap<u64, Open>,
     next: u64,
@@ -314,7 +314,7 @@ impl Dispatcher {
         }
     }
 
-    /// Gives up what is overdue at a time, for which this thread may have woken up late: first it hears what threads
+    /// Gives up the items that are overdue at `now`. This thread may have woken up late, so it first hears what threads
     /// have said since.
     fn give_up_overdue(&mut self, now: Instant) {
         while let Ok(notice) = self.notices.1.try_recv() {
@@ -391,8 +391,8 @@ impl Tokens {
     }
 }
 
-/// The outcome, or a failure where it is none: scores must be finite, steps in order and within the completion. A step
-/// of given tokens alone is not of the policy's making and left out.
+/// The outcome, or a failure where it is invalid: scores must be finite, steps in order and within the completion. A
+/// step of given tokens alone is left out, since the policy did not make it.
 pub(crate) fn checked(outcome: RewardOutcome, tokens: &Tokens) -> RewardOutcome {
     match outcome {
         RewardOutcome::Score(score) if !score.is_finite() => RewardOutcome::Failed(format!("returned {score}")),

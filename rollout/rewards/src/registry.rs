@@ -21,7 +21,7 @@ use crate::{
 
 /// The functions that can be asked for.
 pub struct Registry {
-    /// What is known besides the functions of this crate.
+    /// The known functions besides those of this crate.
     further: &'static [Entry],
     host: RewardHost,
 }
@@ -39,7 +39,7 @@ impl Registry {
         Self { further, host: TrainConfig::default().reward_host() }
     }
 
-    /// The same functions, in processes that are started in this way.
+    /// The same functions, in processes that `host` describes.
     #[must_use]
     pub fn on(&self, host: RewardHost) -> Self {
         Self { further: self.further, host }
@@ -75,15 +75,15 @@ impl Registry {
         made.into_iter().collect()
     }
 
-    /// What is known by the name in `name` or `name:key=value:…`; functions in Python are not.
+    /// The entry of the name in `name` or `name:key=value:…`. Functions in Python have none.
     #[must_use]
     pub fn entry(&self, spec: &str) -> Option<&'static Entry> {
         let name = spec.split(':').next().unwrap_or(spec);
         PythonFunction::parse(spec).is_none().then(|| self.find(name).ok())?
     }
 
-    /// Whether `name` or `name:key=value:…` says if a completion's answer is right: one that gets at least
-    /// [`Reward::correct_at`](crate::Reward::correct_at) is. Unknown functions do not.
+    /// Whether the function `name` or `name:key=value:…` judges answers: a completion that gets at least
+    /// [`Reward::correct_at`](crate::Reward::correct_at) is right. Unknown functions do not.
     #[must_use]
     pub fn judges(&self, spec: &str) -> bool {
         self.entry(spec).is_some_and(|entry| !entry.columns.is_empty())

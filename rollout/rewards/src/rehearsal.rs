@@ -1,7 +1,7 @@
 //! Reward functions on sample completions, before a run depends on them.
 //!
-//! What fails on every sample cannot work. What is odd, as a function that gives the same to everything, may be meant
-//! that way and is only remarked on.
+//! A function that fails on every sample cannot work. Something odd, such as the same score for everything, may be
+//! intended and is only remarked on.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use shared::{FinishReason, RewardOutcome};
 
 use crate::{RewardCompletion, RewardFunction, RewardInput, pool::checked, rules::tags};
 
-/// What a sample completion is like.
+/// The kind of a sample completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sample {
     /// Without text.
@@ -41,29 +41,29 @@ impl Sample {
 /// A row with sample completions, as many as groups will have.
 #[derive(Debug, Clone)]
 pub struct Trial {
-    /// What the functions get.
+    /// The input of the functions.
     pub input: RewardInput,
-    /// What each completion is like.
+    /// The kind of each completion.
     pub samples: Vec<Sample>,
 }
 
-/// What the run will ask of a function.
+/// The run's demands on a function.
 #[derive(Debug, Clone, Copy)]
 pub struct Demand {
-    /// What a call may take.
+    /// How long a call may take.
     pub timeout: Duration,
     /// Completions of a step.
     pub completions_per_step: usize,
 }
 
-/// How a function did.
+/// The result of a rehearsal of one function.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Rehearsed {
     /// Samples that it was asked about.
     pub samples: usize,
-    /// Those on which it failed.
+    /// Samples on which it failed.
     pub failed: usize,
-    /// Those about which it had nothing to say.
+    /// Samples on which it abstained.
     pub abstained: usize,
     /// Lowest and highest score.
     pub range: Option<(f64, f64)>,
@@ -77,22 +77,22 @@ pub struct Rehearsed {
     pub length: Option<f64>,
     /// Why it cannot work.
     pub refusal: Option<String>,
-    /// What is odd about it.
+    /// Remarks on its oddities.
     pub warnings: Vec<String>,
     /// Whether completions of the model may show that it is not odd: a function may look for something that only they
     /// have.
     pub in_doubt: bool,
-    /// What its program said last, if it failed.
+    /// The last words of its program, if it failed.
     pub words: Vec<String>,
 }
 
-/// A rehearsal that has taken this long asks no further group.
+/// After this long, a rehearsal asks no further group.
 const ENOUGH: Duration = Duration::from_secs(10);
 
 /// From this correlation on, a score goes by length.
 const GOES_BY_LENGTH: f64 = 0.9;
 
-/// From so many seconds for each step on, scoring is slow.
+/// From this many seconds for each step on, scoring is slow.
 const SLOW_STEP: f64 = 10.0;
 
 /// One completion with what a function said about it.
@@ -111,12 +111,12 @@ pub struct Rehearsal<'a> {
     times: Vec<f64>,
     /// Completions of a call.
     group: usize,
-    /// What there is to say of a tag that a prompt opens, once the function was asked about one; this is done once.
+    /// The remark on a tag that a prompt opens, once the function was tested with one. The test is made only once.
     opened_tag: Option<Option<String>>,
 }
 
 impl<'a> Rehearsal<'a> {
-    /// One that has been asked nothing yet.
+    /// A rehearsal without any calls yet.
     #[must_use]
     pub fn new(function: &'a RewardFunction, demand: Demand) -> Self {
         Self { function, demand, observed: Vec::new(), times: Vec::new(), group: 0, opened_tag: None }
@@ -146,7 +146,7 @@ impl<'a> Rehearsal<'a> {
         }
     }
 
-    /// How it did.
+    /// The result so far.
     #[must_use]
     pub fn found(&self) -> Rehearsed {
         let times = &self.times;
@@ -208,8 +208,8 @@ fn correlation(pairs: &[(f64, f64)]) -> Option<f64> {
     (scale > 0.0).then(|| sum(&|a, b| a * b) / scale)
 }
 
-/// Refuses what cannot work and remarks on what is odd. A rule that comes with the sampler is known to look at
-/// something; it is odd only where it judges answers and has seen right ones.
+/// Refuses a function that cannot work and remarks on what is odd. A rule of the sampler is known to look at something.
+/// It is odd only where it judges answers and has seen right ones.
 fn judge(found: &mut Rehearsed, observed: &[Observed], function: &RewardFunction) {
     let all = found.samples;
     let reason = observed.iter().find_map(|o| match &o.outcome {
@@ -256,12 +256,12 @@ fn judge(found: &mut Rehearsed, observed: &[Observed], function: &RewardFunction
     found.in_doubt = found.warnings.len() > before && saw(Sample::Model) == 0;
 }
 
-/// A completion behind a tag that its prompt has opened: of the reasoning, or of the answer.
+/// Completions behind a tag that the prompt has opened: one goes on with the reasoning, one with the answer.
 const BEHIND_REASONING: &str = "It follows from what is given.\n</think>\n</reasoning>\n<answer>\n2\n</answer>";
 const BEHIND_ANSWER: &str = "2\n</answer>";
 
-/// What there is to say where the prompt opens a tag that a function looks for in completions. A rule that comes with
-/// the sampler counts the tag to them, others see what was sampled alone.
+/// A remark where the prompt opens a tag that a function looks for in completions. Rules of the sampler count the tag
+/// as part of completions. Other functions see only the sampled text.
 fn opened_tag(function: &RewardFunction, tag: &str, trial: &Trial, demand: Demand) -> Option<String> {
     let name = tag.trim_end();
     let right = trial.samples.iter().zip(&trial.input.completions).find(|(sample, _)| **sample == Sample::Right);
@@ -269,7 +269,7 @@ fn opened_tag(function: &RewardFunction, tag: &str, trial: &Trial, demand: Deman
     let text = if name == "<answer>" { BEHIND_ANSWER } else { BEHIND_REASONING };
     let behind = RewardCompletion { text: text.into(), finish_reason: FinishReason::Stop, ..pattern.clone() };
     let probes: Vec<RewardCompletion> = right.map(|(_, right)| right.clone()).into_iter().chain([behind]).collect();
-    // Nothing where it fails.
+    // `None` where the function fails.
     let scores = |prompt: &str, tag: &str| -> Option<Vec<Option<f64>>> {
         let with_tag =
             |probe: &RewardCompletion| RewardCompletion { text: format!("{tag}{}", probe.text), ..probe.clone() };
@@ -296,7 +296,7 @@ fn opened_tag(function: &RewardFunction, tag: &str, trial: &Trial, demand: Deman
         .then(|| format!("counts `{name}`, which the chat template puts at the end of the prompt, to completions"))
 }
 
-/// What the samples that failed are like.
+/// The kinds of the samples that failed.
 fn kinds(observed: &[Observed]) -> String {
     let mut kinds: Vec<&str> = Vec::new();
     for o in observed.iter().filter(|o| o.outcome.has_failed()) {

@@ -1,4 +1,4 @@
-//! What a rehearsal makes of functions that work, cannot work, and are odd.
+//! Rehearsals of functions that work, cannot work, and are odd.
 
 use std::sync::{
     Arc,

@@ -1,7 +1,7 @@
 //! Steps of a completion, for process rewards (DeepSeekMath, section 4.1.3).
 //!
-//! A separator closes a step and belongs to it; the end of the completion closes the last one. What is blank is no step
-//! but part of the step before it.
+//! A separator closes a step and belongs to it; the end of the completion closes the last one. Blank text is no step of
+//! its own but part of the step before it.
 
 use std::ops::Range;
 
@@ -16,8 +16,8 @@ pub struct Step {
     pub end: u32,
 }
 
-/// The steps of a completion, each with the token that completes it. Steps that end within a prefill are not of the
-/// policy's making and left out; steps that end with the same token are one step.
+/// The steps of a completion, each with the token that completes it. Steps that end within a prefill are left out,
+/// since the policy did not make them. Steps that end with the same token are one step.
 ///
 /// # Errors
 /// When the tokenizer is not known or cannot decode the tokens.

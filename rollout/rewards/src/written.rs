@@ -1,7 +1,7 @@
 //! Lists and mappings that a dataset has as texts, as Python and JSON write them: `['4', '5']`, `{"target": 4}`.
 
 /// The elements of a text that is a list of texts and numbers, at least one of them in quotation marks: `[4, 5]` may be
-/// an interval, or an answer of its own. Nothing for every other text.
+/// an interval, or an answer of its own. `None` for every other text.
 pub fn list(text: &str) -> Option<Vec<String>> {
     let text = text.trim();
     // NumPy's, with or without the name of the type.
@@ -51,7 +51,7 @@ fn quotation(text: &str, mark: char) -> Option<(String, &str)> {
     None
 }
 
-/// The first key of a text that is a mapping; nothing where that is no text in quotation marks, and for every other
+/// The first key of a text that is a mapping. `None` where the key is no text in quotation marks, and for every other
 /// text.
 pub fn first_key(text: &str) -> Option<String> {
     let inner = text.trim().strip_prefix('{')?.strip_suffix('}')?.trim_start();

@@ -1,8 +1,8 @@
 //! Bytes and seconds of version directories on their way, each as a difference to the one before:
 //! `cargo run --release -p rollout-rounded --example deltas -- run/checkpoint-1 run/checkpoint-2 …`
 //!
-//! A line for each format and pair of versions. Seconds are those of a clock, and behind them those of the cores: on a
-//! machine that does other things as well, these tell more.
+//! A line for each format and pair of versions. It has the seconds of a clock and behind them those of the cores, which
+//! tell more on a machine that does other things as well.
 
 use std::{
     env, fs,
@@ -61,7 +61,7 @@ fn bytes_of(name: &str, packed: &Path) -> Result<u64, RoundedError> {
     Ok(of_name.flat_map(|(_, tensor)| &tensor.blocks).flat_map(|block| &block.1).map(|&length| u64::from(length)).sum())
 }
 
-/// What came of it, and the seconds of a clock and of the cores.
+/// The result of `work`, with the seconds of a clock and of the cores.
 fn timed<T>(work: impl FnOnce() -> Result<T, RoundedError>) -> Result<(T, [f64; 2]), RoundedError> {
     let (begun, used) = (Instant::now(), core_seconds());
     Ok((work()?, [begun.elapsed().as_secs_f64(), core_seconds() - used]))

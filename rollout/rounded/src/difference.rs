@@ -1,4 +1,4 @@
-//! From two rounded versions to what has changed between them.
+//! The difference between two rounded versions.
 
 use std::path::Path;
 
@@ -14,11 +14,12 @@ use super::{
 /// Blocks that are at hand at once, so that every core has some.
 const AT_ONCE: usize = 256;
 
-/// Makes of two whole rounded versions of a model, which [`round`](super::round) has written, a directory `out` that
-/// leads from the older to the newer one. Whatever is no smaller as a difference is there as it is in the newer one.
+/// Writes to `out` a directory that leads from the older to the newer of two whole rounded versions of a model, which
+/// [`round`](super::round) has written. A block that is no smaller as a difference is stored as it is in the newer
+/// version.
 ///
 /// # Errors
-/// Directories of different models or rounded differently; one that is no whole version or damaged; any error of the
+/// Directories of different models or rounded differently; one that is damaged or no whole version; any error of the
 /// file system.
 pub fn difference(newer: &Path, older: &Path, out: &Path) -> Result<Sizes, RoundedError> {
     let (newer, older) = (Packed::open_whole(newer)?, Packed::open_whole(older)?);
@@ -50,7 +51,7 @@ pub fn difference(newer: &Path, older: &Path, out: &Path) -> Result<Sizes, Round
     })
 }
 
-/// Begins the tensors up to one that has a block next; there may be some without any.
+/// Begins all tensors up to `end`, which has a block next. Some of them may have no blocks.
 fn begin(writer: &mut Writer, newer: &Packed, begun: &mut usize, end: usize) {
     for tensor in *begun..end {
         writer.begin(newer.index.tensors[tensor].form);
@@ -58,7 +59,7 @@ fn begin(writer: &mut Writer, newer: &Packed, begun: &mut usize, end: usize) {
     *begun = end.max(*begun);
 }
 
-/// Whether two manifests have the same tensors, by name, shape and place, rounded to the same.
+/// Whether two manifests have the same tensors, by name, shape and place, in the same rounded format.
 pub(crate) fn are_alike(a: &WeightManifest, b: &WeightManifest) -> bool {
     let tensors = |manifest: &WeightManifest| -> Vec<_> {
         manifest.tensors.iter().map(|t| (t.name.clone(), t.shape.clone(), t.dtype, t.offset)).collect()
@@ -66,7 +67,7 @@ pub(crate) fn are_alike(a: &WeightManifest, b: &WeightManifest) -> bool {
     a.rounded == b.rounded && tensors(a) == tensors(b)
 }
 
-/// A block as a difference, if that is less, or as it is.
+/// A block as a difference, if that is smaller, else as it is.
 fn change(newer: &Packed, older: &Packed, (tensor, block): (usize, usize)) -> Result<(bool, Stored), RoundedError> {
     let whole = newer.stored(tensor, block)?;
     let form = newer.index.tensors[tensor].form;

@@ -1,4 +1,4 @@
-//! What can be wrong with versions that are rounded.
+//! Errors of rounded versions.
 
 use std::{io, path::Path};
 
@@ -17,12 +17,12 @@ pub enum RoundedError {
     /// A manifest cannot be used.
     #[error(transparent)]
     Manifest(#[from] ManifestError),
-    /// The version is no full set of fp32 weights: adapters, halves for devices and what is rounded already.
+    /// The version is no full set of fp32 weights: an adapter, half precision for devices, or rounded already.
     #[error("{path} {what}; it travels as it is")]
     AsItIs {
         /// Its folder.
         path: String,
-        /// What it is instead.
+        /// Its actual kind.
         what: &'static str,
     },
     /// A version whose tensors are not those that its manifest or the learner names.
@@ -43,7 +43,7 @@ pub enum RoundedError {
         /// The one that can be read.
         known: u32,
     },
-    /// The index is none, or does not fit the manifest.
+    /// The index cannot be read, or does not fit the manifest.
     #[error("{path}: {message}")]
     Index {
         /// The index.
@@ -51,13 +51,13 @@ pub enum RoundedError {
         /// What is wrong.
         message: String,
     },
-    /// The difference is to another version than the one at hand. The whole version is of use, or a difference to the
-    /// latter.
+    /// The difference is to another version than the one at hand. Either the whole version helps, or a difference to
+    /// the version at hand.
     #[error("is a difference to the weights {needed}, not to {}", found.as_deref().unwrap_or("none"))]
     WrongBase {
         /// Hash of the version that the difference is to ([`data_blake3`](shared::WeightManifest::data_blake3)).
         needed: String,
-        /// That of the version at hand.
+        /// The hash of the version at hand.
         found: Option<String>,
     },
     /// Two versions are of different models, or rounded differently.

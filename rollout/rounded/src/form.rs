@@ -1,4 +1,4 @@
-//! What is kept of a tensor, and the numbers that stand for it again.
+//! How much is kept of a tensor, and the numbers that stand for it again.
 
 use std::ops::Range;
 
@@ -9,11 +9,11 @@ use shared::{TensorEntry, config::RolloutDtype};
 /// Numbers that are packed together: some for each core even of a small tensor, and enough for compression to pay.
 const BLOCK: usize = 1 << 17;
 
-/// What is kept of the numbers of a tensor.
+/// The form in which the numbers of a tensor are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Form {
-    /// All of them.
+    /// All numbers as they are.
     Whole,
     /// Numbers with the same sum of two bf16, most of which end in zeros.
     Short,
@@ -23,14 +23,14 @@ pub enum Form {
     Bytes,
 }
 
-/// Whether a tensor is used in no other way than as the weight of a linear layer. A head that is tied to the embedding
-/// has no tensor of its own.
+/// Whether a tensor is used as the weight of a linear layer only. A head that is tied to the embedding has no tensor of
+/// its own.
 fn is_linear(name: &str) -> bool {
     name == "lm_head.weight" || name.ends_with("_proj.weight")
 }
 
 impl Form {
-    /// What a sampler that computes in `dtype` keeps of a tensor.
+    /// The form in which a sampler that computes in `dtype` keeps a tensor.
     #[must_use]
     pub fn of(name: &str, dtype: RolloutDtype) -> Self {
         match dtype {
@@ -42,7 +42,8 @@ impl Form {
         }
     }
 
-    /// How so many rows lie once they are rounded: runs of words, each of a width in bytes and with their number.
+    /// The layout of so many rounded rows: runs of words, each with the width of a word in bytes and the number of
+    /// words.
     pub(crate) fn runs(self, rows: usize, depth: usize) -> impl Iterator<Item = (usize, usize)> {
         let (first, second) = match self {
             Self::Whole | Self::Short => ((4, rows * depth), None),
@@ -52,7 +53,7 @@ impl Form {
         [first].into_iter().chain(second)
     }
 
-    /// Rounds some rows. None where the form cannot stand for them.
+    /// Rounds some rows. `None` where the form cannot stand for them.
     pub(crate) fn round(self, values: &[f32], depth: usize) -> Option<Vec<u8>> {
         match self {
             Self::Whole => Some(bytemuck::cast_slice(values).to_vec()),
@@ -79,7 +80,7 @@ impl Form {
         }
     }
 
-    /// The numbers that stand for what is kept of some rows.
+    /// Writes the numbers that the rounded rows stand for.
     pub(crate) fn widen(self, rounded: &[u8], depth: usize, values: &mut [f32]) {
         match self {
             Self::Whole | Self::Short => bytemuck::cast_slice_mut(values).copy_from_slice(rounded),
@@ -98,7 +99,7 @@ impl Form {
     }
 }
 
-/// A tensor in rows, and these in blocks.
+/// A tensor as blocks of rows.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Grid {
     rows: usize,
@@ -109,10 +110,10 @@ pub(crate) struct Grid {
 }
 
 impl Grid {
-    /// That of a tensor whose entry fits its data.
+    /// The grid of a tensor whose entry fits its data.
     pub fn of(entry: &TensorEntry) -> Self {
         let elements = entry.length as usize / entry.dtype.size();
-        // What is no matrix has rows of one number.
+        // A tensor that is no matrix has rows of one number.
         let depth = entry.shape.get(1..).and_then(<[u64]>::last).map_or(1, |&n| n as usize).max(1);
         Self { rows: elements / depth, depth, block: (BLOCK / depth).max(1) }
     }

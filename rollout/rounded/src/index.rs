@@ -1,4 +1,4 @@
-//! What lies where in `rounded.bin`.
+//! The index of `rounded.bin`: which block of which tensor lies where.
 
 use std::{iter, path::Path};
 
@@ -14,7 +14,7 @@ use super::{
 pub const FORMAT: u32 = 1;
 /// Most bytes of an index: that of a model of 70 billion parameters has a fifth of that.
 const MOST_BYTES: u64 = 128 << 20;
-/// Offsets of tensors in the data of a version are multiples of it, and the next ones.
+/// The offset of a tensor in the data of a version is the next multiple of this number behind the tensor before.
 const PAGE: u64 = 4096;
 
 /// Description of `rounded.bin`, beside the manifest that the version has once it is unpacked.
@@ -24,8 +24,8 @@ pub struct Index {
     pub format: u32,
     /// [`data_blake3`](WeightManifest::data_blake3) of the version as the learner published it.
     pub of: String,
-    /// Where this is a difference: [`data_blake3`](WeightManifest::data_blake3) of the version, rounded likewise, that
-    /// it is to.
+    /// For a difference, [`data_blake3`](WeightManifest::data_blake3) of the version, rounded likewise, to which it is
+    /// one.
     pub base: Option<String>,
     /// In the order of the manifest.
     pub tensors: Vec<PackedTensor>,
@@ -34,14 +34,14 @@ pub struct Index {
 /// A tensor in `rounded.bin`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PackedTensor {
-    /// What is kept of it.
+    /// The form in which it is kept.
     pub form: Form,
     /// Its blocks, one after the other.
     pub blocks: Vec<Block>,
 }
 
-/// A block of a tensor: whether it is a difference, and how many bytes there are of each of its planes. A plane of none
-/// is all zeros, one with all of its bytes is as it is, any other is compressed with zstd.
+/// A block of a tensor: whether it is a difference, and the bytes of each of its planes. A plane of no bytes is all
+/// zeros, a plane with all its bytes is stored as it is, and any other is compressed with zstd.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Block(pub bool, pub Vec<u32>);
 
@@ -52,7 +52,7 @@ impl Block {
     }
 }
 
-/// All that is read of an index before it is known to be one of this format.
+/// The part of an index that is read before its format is known.
 #[derive(Deserialize)]
 struct AnyFormat {
     format: u32,
@@ -62,13 +62,13 @@ impl Index {
     /// Reads an index and checks it against the manifest beside it.
     ///
     /// # Errors
-    /// Another format, or what is no index of these tensors.
+    /// Another format, or a file that is no index of these tensors.
     pub fn read(path: &Path, manifest: &WeightManifest) -> Result<Self, RoundedError> {
         let text = shared_bounds::read(path, MOST_BYTES).map_err(named(path))?;
         Self::parse(&text, path, manifest)
     }
 
-    /// As [`Index::read`], of what the file at `path` holds.
+    /// As [`Index::read`], from the content of the file at `path`.
     ///
     /// # Errors
     /// As [`Index::read`].
@@ -84,8 +84,8 @@ impl Index {
         Ok(index)
     }
 
-    /// Whether every block has a place for each of its planes, and no more than that. Of what passes, nothing larger is
-    /// made than the tensors of the manifest.
+    /// Whether every block has a place for each of its planes, and no more than that. An index that passes makes nobody
+    /// allocate more than the tensors of the manifest.
     fn check(&self, manifest: &WeightManifest) -> Result<(), String> {
         if self.tensors.len() != manifest.tensors.len() {
             return Err(format!("has {} tensors, the manifest {}", self.tensors.len(), manifest.tensors.len()));

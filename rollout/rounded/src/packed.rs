@@ -28,22 +28,22 @@ pub const INDEX_FILE: &str = "rounded.json";
 /// Bytes of a version on its way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sizes {
-    /// Of all files of the directory.
+    /// Bytes of all files of the directory.
     pub packed: u64,
-    /// Of the weights of the version that comes of it.
+    /// Bytes of the weights of the unpacked version.
     pub unpacked: u64,
 }
 
-/// What lies beside the tensors.
+/// The files beside the tensors.
 pub(crate) struct Beside<'a> {
-    /// The manifest of the version that comes of it.
+    /// The manifest of the unpacked version.
     pub manifest: &'a WeightManifest,
     /// The graph, unless the base of a difference has it.
     pub graph: Option<&'a [u8]>,
     pub canaries: Option<&'a Canaries>,
 }
 
-/// Writes the tensors of a directory that is not to be seen yet.
+/// Writes the tensors of a directory that is not visible yet.
 pub(crate) struct Writer {
     path: PathBuf,
     file: File,
@@ -133,7 +133,7 @@ impl Packed {
         Ok(Self { dir: dir.to_path_buf(), manifest, index, file, places })
     }
 
-    /// That of a whole version.
+    /// Opens the directory of a whole version.
     pub fn open_whole(dir: &Path) -> Result<Self, RoundedError> {
         let packed = Self::open(dir)?;
         match packed.index.base {
@@ -155,7 +155,7 @@ impl Packed {
         Ok(Stored { lengths: of_index.1.clone(), data })
     }
 
-    /// What a stored block of a tensor was made of.
+    /// The bytes from which a stored block of a tensor was made.
     pub fn decode(&self, tensor: usize, block: usize, stored: &Stored) -> Result<Vec<u8>, RoundedError> {
         let grid = self.grid(tensor);
         let runs = self.index.tensors[tensor].form.runs(grid.rows_of(block), grid.depth);

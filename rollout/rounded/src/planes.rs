@@ -1,17 +1,18 @@
-//! How bytes of a block become fewer.
+//! Compression of the bytes of a block.
 //!
-//! Words are taken apart into planes: their first bytes, their second bytes, and so on. Signs and exponents, of which a
-//! tensor has few, so lie together, and the last bits, in which there is nothing to gain, do not stand between them.
+//! Words are taken apart into planes: their first bytes, their second bytes, and so on. So signs and exponents, of
+//! which a tensor has few different ones, lie together. The last bits, in which there is nothing to gain, do not stand
+//! between them.
 //!
 //! A difference is that of the words as whole numbers. Floats of one sign are in the order of their bits, so a small
-//! change is a small number, where an exclusive or would have every bit that was carried over. Its sign goes to the
-//! last bit, so that the higher planes are zeros either way.
+//! change is a small number; an exclusive or would have every bit of a carry. The sign of the difference goes to the
+//! last bit, so the higher planes of a small one are zeros either way.
 
 use std::cell::RefCell;
 
 use zstd::bulk::{Compressor, Decompressor};
 
-/// Level of zstd. Higher ones take more time and gain next to nothing, since planes have few repetitions to be found.
+/// Level of zstd. Higher ones take more time and gain next to nothing, since planes have few repetitions.
 const LEVEL: i32 = 1;
 
 thread_local! {
@@ -20,8 +21,8 @@ thread_local! {
     static DECOMPRESSOR: RefCell<Option<Decompressor<'static>>> = const { RefCell::new(None) };
 }
 
-/// A block as it is stored: the lengths of its planes, and these one after the other. A plane of length 0 is all zeros,
-/// one of its full length is as it is, any other is compressed.
+/// A block as it is stored: the lengths of its planes, and the planes one after the other. A plane of length 0 is all
+/// zeros, one of its full length is stored as it is, and any other is compressed.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Stored {
     pub lengths: Vec<u32>,
@@ -49,7 +50,7 @@ pub(crate) fn encode(words: &[u8], runs: impl Iterator<Item = (usize, usize)>) -
     Ok(stored)
 }
 
-/// The words of a block that was stored. None where there is something else, of whatever length.
+/// The words of a stored block. `None` where the data is no such block, whatever its length.
 pub(crate) fn decode(lengths: &[u32], data: &[u8], runs: impl Iterator<Item = (usize, usize)>) -> Option<Vec<u8>> {
     let (mut words, mut rest, mut lengths) = (Vec::new(), data, lengths.iter());
     for (width, count) in runs {
@@ -78,7 +79,7 @@ fn compress(plane: &[u8]) -> std::io::Result<Vec<u8>> {
     })
 }
 
-/// What was compressed, if it has that length.
+/// Decompresses a plane; `None` unless it has that length.
 fn decompress(plane: &[u8], length: usize) -> Option<Vec<u8>> {
     DECOMPRESSOR.with_borrow_mut(|decompressor| {
         if decompressor.is_none() {
@@ -89,7 +90,7 @@ fn decompress(plane: &[u8], length: usize) -> Option<Vec<u8>> {
     })
 }
 
-/// Defines, for words of one width, what makes a difference of two and what undoes it.
+/// Defines, for words of one width, a function that subtracts older words and one that adds them again.
 macro_rules! differences {
     ($subtract:ident, $add:ident, $unsigned:ty, $signed:ty) => {
         fn $subtract(words: &mut [u8], older: &[u8]) {
@@ -119,12 +120,12 @@ fn each<const N: usize>(words: &mut [u8], older: &[u8], with: impl Fn([u8; N], [
     words.as_chunks_mut::<N>().0.iter_mut().zip(older).for_each(|(word, &old)| *word = with(*word, old));
 }
 
-/// Makes of words their difference to older ones, run by run.
+/// Replaces words by their difference to older ones, run by run.
 pub(crate) fn subtract(words: &mut [u8], older: &[u8], runs: impl Iterator<Item = (usize, usize)>) {
     by_runs(words, older, runs, [subtract_bytes, subtract_halves, subtract_words]);
 }
 
-/// Makes of a difference the words again.
+/// Replaces a difference by the words again.
 pub(crate) fn add(words: &mut [u8], older: &[u8], runs: impl Iterator<Item = (usize, usize)>) {
     by_runs(words, older, runs, [add_bytes, add_halves, add_words]);
 }
@@ -200,7 +201,7 @@ mod tests {
     #[test]
     fn planes_are_nothing_where_they_are_zeros_and_as_they_are_where_nothing_is_gained() {
         let mut stream = shared::rng::Stream::new(&[1]);
-        // Of each word one random byte, two zeros and one of a few values.
+        // Each word has one random byte, two zeros and one byte of a few values.
         let words: Vec<u8> =
             (0..1000_u32).flat_map(|i| [stream.next_u64() as u8, 0, 0, 0x3d + (i % 7 == 0) as u8]).collect();
         let stored = encode(&words, [(4, 1000)].into_iter()).unwrap();

@@ -1,4 +1,4 @@
-//! From a version directory to what is left of it.
+//! Rounds a version directory.
 
 use std::path::Path;
 
@@ -13,12 +13,12 @@ use super::{
     planes::{self, Stored},
 };
 
-/// Makes of a version directory what samplers that compute in `dtype` need of it, whole, in the directory `out`. The
-/// bytes depend on the version and `dtype` alone. At most a few times the memory of the largest tensor is taken.
+/// Writes to `out` the part of a version directory that samplers computing in `dtype` need, as a whole version. The
+/// bytes depend on the version and `dtype` alone. This takes at most a few times the memory of the largest tensor.
 ///
 /// # Errors
-/// A version that is an adapter, not fp32, or rounded already; one that is not what its manifest says or, by the norms
-/// beside it, what the learner has; any error of the file system.
+/// A version that is an adapter, not fp32, or rounded already; one that differs from its manifest or, by the norms
+/// beside it, from the learner's parameters; any error of the file system.
 pub fn round(version_dir: &Path, dtype: RolloutDtype, out: &Path) -> Result<Sizes, RoundedError> {
     let version = VersionDir::open(version_dir)?;
     let manifest = version.manifest();
@@ -69,7 +69,7 @@ struct Tensor {
     form: Form,
     /// Hash and norm of its values.
     before: (String, f64),
-    /// Those of the values that stand for what is kept.
+    /// Hash and norm of the values that the rounded tensor stands for.
     after: (String, f64),
     blocks: Vec<Stored>,
 }

@@ -1,4 +1,4 @@
-//! From a packed directory to a version directory.
+//! Unpacks a packed directory into a version directory.
 
 use std::{io, path::Path};
 
@@ -11,12 +11,13 @@ use shared::{
 
 use super::{RoundedError, difference::are_alike, packed::Packed, planes};
 
-/// Makes of a packed directory a version directory, `out`: whole, or from the version directory `base` on, which this
-/// function has made before. At most a few times the memory of the largest tensor is taken.
+/// Turns a packed directory into the version directory `out`: on its own if it is whole, else on top of the version
+/// directory `base`, which this function has made before. This takes at most a few times the memory of the largest
+/// tensor.
 ///
 /// # Errors
-/// A difference to another version than `base` ([`RoundedError::WrongBase`]: the whole version is of use) or to one of
-/// another model; files that are damaged, cut or of another format; any error of the file system. There is no `out`
+/// A difference to another version than `base` ([`RoundedError::WrongBase`]: the whole version helps) or to one of
+/// another model; files that are damaged, cut or of another format; any error of the file system. `out` does not exist
 /// then.
 pub fn unpack(packed: &Path, base: Option<&Path>, out: &Path) -> Result<WeightManifest, RoundedError> {
     let packed = Packed::open(packed)?;
@@ -37,7 +38,8 @@ pub fn unpack(packed: &Path, base: Option<&Path>, out: &Path) -> Result<WeightMa
     Ok(packed.manifest)
 }
 
-/// A plane of zeros takes no bytes, so a tensor may be larger than what was received of it.
+/// Refuses a version that is larger than memory allows. A plane of zeros takes no bytes, so a tensor may be larger than
+/// the bytes that were received for it.
 fn require_memory(manifest: &WeightManifest) -> io::Result<()> {
     let largest = Size(manifest.tensors.iter().map(|tensor| tensor.length).max().unwrap_or(0));
     let free = Size(memory::available()?);
@@ -48,7 +50,7 @@ fn require_memory(manifest: &WeightManifest) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::OutOfMemory, message))
 }
 
-/// The version that a difference is to.
+/// Opens the version to which a difference is one.
 fn open_base(packed: &Packed, needed: &str, base: Option<&Path>) -> Result<VersionDir, RoundedError> {
     let wrong = |found| RoundedError::WrongBase { needed: needed.to_owned(), found };
     let dir = base.ok_or_else(|| wrong(None))?;

@@ -96,7 +96,7 @@ pub struct Args {
 /// With context for the user.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     if args.compare.is_some() || args.compare_binary.is_some() {
-        // What stands behind the name of the subcommand.
+        // The words after the name of the subcommand.
         return compare::run(args, &text(shared::command_line::words().into_iter().skip(2))?);
     }
     let model = ModelDir::open(locate_model(&args.model)?).context("--model")?;

@@ -49,12 +49,12 @@ pub struct Args {
     pub words: Vec<String>,
 }
 
-/// Runs the subcommand; what a run would be refused for is an error.
+/// Runs the subcommand. A reason to refuse a run is an error.
 ///
 /// # Errors
 /// A configuration, model or dataset that cannot be used, and a reward function that cannot work.
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    // Behind other words, it is one of them.
+    // Behind other words, `--json` is taken for one of them.
     let (flags, words): (Vec<String>, Vec<String>) = args.words.iter().cloned().partition(|word| word == "--json");
     let json = args.json || !flags.is_empty();
     let (file, options) = layers::file_and_options(&words);
@@ -77,7 +77,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     verdict(&checked, &config)
 }
 
-/// Ends at a signal with all processes of functions, which have groups of their own and may hang.
+/// Ends this program at a signal, with all processes of functions, which have groups of their own and may hang.
 pub(super) fn leave_nothing_behind() -> anyhow::Result<()> {
     let mut signals = Signals::new([SIGTERM, SIGINT]).context("signal handler")?;
     thread::spawn(move || {
@@ -89,13 +89,13 @@ pub(super) fn leave_nothing_behind() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A function with what was found about it; nothing where it was not tried.
+/// A function with the result of its rehearsal; `None` where it was not tried.
 struct Checked {
     entry: String,
     found: Option<Rehearsed>,
 }
 
-/// An entry of `reward_funcs` with its function; a reward model is left for the run itself.
+/// An entry of `reward_funcs` with its function; `None` for a reward model, which is left for the run itself.
 type Loaded = (String, Option<RewardFunction>);
 
 /// Loads the functions of a run.
@@ -123,11 +123,12 @@ fn load(config: &TrainConfig) -> anyhow::Result<Vec<Loaded>> {
     Ok(loaded)
 }
 
-/// Largest number of weights of a model that a run's start asks for completions; the subcommand of its own asks any.
+/// Largest number of weights of a model that is asked for completions at the start of a run. The subcommand itself asks
+/// a model of any size.
 const ASKED_BEFORE_A_RUN: u64 = 100_000_000;
 
-/// Tries the functions. `before_run`, where a run follows, which tells by itself what is odd about its prompts: a small
-/// model is then asked for completions only where there is a doubt.
+/// Tries the functions. With `before_run`, a run follows, which remarks on its prompts itself, and a small model is
+/// asked for completions only where there is a doubt.
 fn check(functions: Vec<Loaded>, config: &TrainConfig, before_run: bool) -> anyhow::Result<Vec<Checked>> {
     if !config.rehearse_rewards {
         return Ok(functions.into_iter().map(|(entry, _)| Checked { entry, found: None }).collect());
@@ -147,7 +148,7 @@ fn check(functions: Vec<Loaded>, config: &TrainConfig, before_run: bool) -> anyh
         completions_per_step: config.completions_per_step() as usize,
     };
     let check = |function: &RewardFunction| {
-        // Who starts a run says by itself what is waited for.
+        // The start of a run says by itself what it waits for.
         let _waiting = (!before_run).then(|| Waiting::new(format!("trying `{}`", short_name(function.name()))));
         let mut rehearsal = Rehearsal::new(function, demand);
         rehearsal.ask(&by_hand);
@@ -170,7 +171,7 @@ struct Prompts {
 }
 
 impl Prompts {
-    /// As many rows as the samples need, or more, until the functions can score some.
+    /// Loads as many rows as the samples need, or more, until the functions can score some.
     fn load(functions: &[Loaded], config: &TrainConfig, before_run: bool) -> anyhow::Result<Self> {
         let model = ModelDir::of_run(config).context("`model`")?;
         let tokenizer = Tokenizer::open_at(&model, config.template_now())?
@@ -195,7 +196,7 @@ impl Prompts {
     }
 }
 
-/// Says what is odd, and refuses what cannot work.
+/// Prints what is odd, and refuses functions that cannot work.
 fn verdict(checked: &[Checked], config: &TrainConfig) -> anyhow::Result<ExitCode> {
     let mut refusals = Vec::new();
     for Checked { entry, found } in checked {
@@ -219,7 +220,7 @@ fn verdict(checked: &[Checked], config: &TrainConfig) -> anyhow::Result<ExitCode
     Ok(ExitCode::SUCCESS)
 }
 
-/// What a program said last.
+/// Prints the last words of a program.
 fn quote(words: &[String]) {
     words.iter().for_each(|line| tell!("  {line}"));
 }

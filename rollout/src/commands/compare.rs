@@ -51,7 +51,7 @@ pub struct Args {
     pub generation: GenerationFlags,
 }
 
-/// What is printed.
+/// The result that is printed.
 #[derive(Debug, Serialize)]
 struct Answer {
     a: PathBuf,
@@ -60,9 +60,9 @@ struct Answer {
     temperature: f32,
     seed: u64,
     seed_b: u64,
-    /// Of the shares of right completions.
+    /// The difference between the shares of right completions.
     accuracy: Option<Difference>,
-    /// Of the mean rewards.
+    /// The difference between the mean rewards.
     reward: Option<Difference>,
 }
 
@@ -75,7 +75,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let judging = args.judging.judging(&args.generation)?;
     let seed_b = args.seed_b.unwrap_or(sampling.seed);
     let [a_at, b_at] = [located(&args.a)?, located(&args.b)?];
-    // Whatever is wrong with B is said before A has answered everything.
+    // Faults of B are found before A has answered everything.
     let opened = |name, at: &Path| opened(at, args).with_context(|| format!("{name} ({})", at.display()));
     let models = [opened("A", &a_at)?, opened("B", &b_at)?];
     let answers = |(at, model): (&Path, &ModelDir), seed: u64| -> anyhow::Result<Vec<Scored>> {
@@ -143,8 +143,8 @@ fn keep(path: &Path, answer: &serde_json::Value) -> io::Result<()> {
     added.map_err(atomic::named(path))
 }
 
-/// Where a model lies that is given by its folder or name; of a run, its newest checkpoint. Not the path of the opened
-/// model, which for an adapter is a merged copy elsewhere.
+/// The folder of a model that is given by its folder or name, and for a run the folder of its newest checkpoint. This
+/// is not the path of the opened model, which for an adapter is a merged copy elsewhere.
 fn located(path: &Path) -> anyhow::Result<PathBuf> {
     let run = RunDir::new(path);
     if !run.config().is_file() {

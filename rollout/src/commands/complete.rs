@@ -41,21 +41,21 @@ pub struct Completed {
     pub tokens: u64,
     /// Seconds of generation, those of interrupted sessions included; export and start of the engine are not counted.
     pub seconds: f64,
-    /// What has kept the groups, if that was asked for.
+    /// The journal that has kept the groups, if one was asked for.
     pub journal: Option<Journal>,
 }
 
-/// What is done with each prompt.
+/// The work that is done for each prompt.
 pub struct Task<'a> {
-    /// What scores the completions.
+    /// The functions that score the completions.
     pub functions: Vec<RewardFunction>,
     /// How tokens are drawn.
     pub sampling: SamplingParams,
-    /// Completions of each.
+    /// Completions of each prompt.
     pub num_generations: u32,
     /// The first function's score from which a completion counts as correct, where progress is to show their share.
     pub correct_at: Option<f64>,
-    /// The output beside which groups are kept as they are done; what is kept there is not made again.
+    /// The output beside which finished groups are kept. Groups that are kept there are not made again.
     pub keep: Option<&'a Path>,
 }
 
@@ -110,11 +110,11 @@ impl GenerationFlags {
     }
 }
 
-/// What is to be completed, and how.
+/// A dataset to complete, and how.
 struct Generation {
     dataset: Dataset,
     sampling: SamplingParams,
-    /// Somebody has asked for that many tokens of a completion.
+    /// Whether the user has asked for that many tokens of a completion.
     is_asked: bool,
     num_generations: u32,
     correct_at: Option<f64>,
@@ -140,7 +140,8 @@ impl Generation {
         Ok((Engine::new(source, model, options)?, dir))
     }
 
-    /// What the completions depend on, by name: two generations with the same make the same.
+    /// Everything that the completions depend on, by name: two generations with the same identity make the same
+    /// completions.
     fn identity(
         &self,
         model: &ModelDir,
@@ -153,7 +154,7 @@ impl Generation {
         for part in [&manifest.data_blake3, &manifest.model_blake3] {
             weights.update(part.as_bytes());
         }
-        // They say what ends a completion.
+        // These files say what ends a completion.
         for file in ["config.json", "generation_config.json"] {
             weights.update(&fs::read(model.path().join(file)).unwrap_or_default());
         }

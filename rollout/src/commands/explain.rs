@@ -30,7 +30,7 @@ pub struct Args {
     pub id: String,
 }
 
-/// What is asked for.
+/// The part of a run that is asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Id {
     Step(u64),
@@ -168,7 +168,7 @@ fn explain(
     Ok(())
 }
 
-/// How a completion came through a death of the sampler.
+/// How a completion survived a death of the sampler.
 fn survival(group: &LedgerGroup, sample: usize, lines: &[LedgerLine]) -> Option<&'static str> {
     lines.iter().find_map(|line| {
         let LedgerLine::Event { step, event } = line else { return None };
@@ -229,8 +229,8 @@ fn tokens_of(path: &Path, group: &LedgerGroup, sample: usize) -> anyhow::Result<
     Ok(records.into_iter().find(|record| record.group == index && record.sample as usize == sample))
 }
 
-/// The lines of a file of completions, which is always written as a whole; of those that are left out, their number is
-/// told.
+/// The lines of a file of completions, which is always written as a whole. The number of unreadable lines, which are
+/// left out, is told.
 fn whole_lines<T: Entry>(path: &Path) -> anyhow::Result<Vec<T>> {
     let (lines, skipped) = journal::read(path)?;
     let skipped = skipped.of_a_whole_file();
@@ -300,8 +300,8 @@ fn tokens(text: &mut String, record: &TokenRecord, tokenizer: Option<&Tokenizer>
     }
 }
 
-/// What the loss did to a token of a completion in this state. The weight is that of the correction for the mismatch,
-/// NaN without one; the marks are metrics that count the token as clipped or masked.
+/// The effect of the loss on a token of a completion in this state. The weight is that of the correction for the
+/// mismatch, NaN without one. The marks are metrics that count the token as clipped or masked.
 fn what_the_loss_did(state: LedgerState, advantage: f32, weight: f32, marks: &[&str]) -> String {
     let was_in_loss = matches!(state, LedgerState::Trained | LedgerState::RolledBack) && weight != 0.0;
     match marks {

@@ -1,5 +1,5 @@
-//! Flags that several subcommands share. Each has an environment twin `TANDEM_<FLAG>`; the flag wins. A flag that means
-//! what an option of a run means is described, and has its default, where that option is declared.
+//! Flags that several subcommands share. Each has an environment twin `TANDEM_<FLAG>`; the flag wins. A flag with the
+//! meaning of an option of a run takes its description and default from the declaration of that option.
 
 use std::{
     fmt::Display,
@@ -60,7 +60,7 @@ pub struct SamplingFlags {
 }
 
 impl SamplingFlags {
-    /// The sampling parameters; `temperature` is what holds without `--temperature`.
+    /// The sampling parameters; `temperature` holds without `--temperature`.
     ///
     /// # Errors
     /// A value out of range, by the name of its flag.
@@ -215,7 +215,7 @@ impl BatchingFlags {
         Ok(EngineOptions { threads, spinning, ..EngineOptions::computing(&self.config(), max_num_seqs, max_model_len) })
     }
 
-    /// The configuration that says the same, as far as a run has these options under the same meaning.
+    /// The same as a configuration, as far as a run has options with the same meaning.
     pub fn config(&self) -> TrainConfig {
         let defaults = defaults();
         TrainConfig {
@@ -245,12 +245,12 @@ impl BatchingFlags {
     }
 }
 
-/// What a run does without being told.
+/// The configuration of a run without any options.
 fn defaults() -> TrainConfig {
     TrainConfig::default()
 }
 
-/// What an option of a run does, for the flag that means the same.
+/// The help of an option of a run, for the flag with the same meaning.
 fn help(key: &str) -> String {
     let option = config::option(key).expect("the key of an option");
     option.doc.trim_end_matches('.').to_owned()
@@ -321,7 +321,8 @@ impl PromptFlags {
 }
 
 impl RowFlags {
-    /// The tokenizer of a model, which renders messages as the flags say; what is odd about it is told.
+    /// The tokenizer of a model, which renders messages as the flags say. Oddities of the model's tokens and templates
+    /// are told.
     ///
     /// # Errors
     /// A missing or broken file, by name.
@@ -440,7 +441,7 @@ impl RewardFlags {
         config.reward_host()
     }
 
-    /// What scores a dataset's completions, which the functions must be able to do; `None` without functions.
+    /// The pool that scores a dataset's completions, and its names and weights; `None` without functions.
     ///
     /// # Errors
     /// When a function needs a column that no row has, or threads cannot be started.

@@ -1,7 +1,8 @@
-//! What an evaluation has done, kept beside its output until that is whole, so that one that was interrupted goes on.
+//! The finished prompts of an evaluation, kept beside its output until the output is whole, so that an interrupted
+//! evaluation goes on.
 //!
-//! A line of JSON says which evaluation it is; behind it is an entry for each prompt that is done: how many seconds had
-//! gone by (eight bytes, little-endian), then the group as a frame of the channel, whose checksum shows what is torn.
+//! A line of JSON identifies the evaluation. Behind it is an entry for each finished prompt: the seconds that had gone
+//! by (eight bytes, little-endian), then the group as a frame of the channel, whose checksum shows a torn entry.
 
 use std::{
     fs::{self, File, TryLockError},
@@ -29,7 +30,7 @@ fn beside(output: &Path) -> PathBuf {
     name.into()
 }
 
-/// Refuses, before any work is done, what [`Journal::open`] would refuse whatever the evaluation is.
+/// Refuses, before any work is done, everything that [`Journal::open`] would refuse for any evaluation.
 ///
 /// # Errors
 /// With the flag, the path and the way out.
@@ -63,11 +64,12 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Begins one for `output`, or goes on with what is there of the same evaluation; returns also the groups that are
-    /// done. `identity` is what makes an evaluation the one that it is, by name.
+    /// Begins a journal for `output`, or goes on with the one of the same evaluation, and returns also the finished
+    /// groups of that one. `identity` has everything by which evaluations differ, by name.
     ///
     /// # Errors
-    /// Another evaluation, by what differs; another process at it; any error of the file system.
+    /// The journal of another evaluation, with the difference; another process that uses it; any error of the file
+    /// system.
     pub fn open(output: &Path, identity: &Map<String, Value>) -> anyhow::Result<(Self, Vec<Scored>)> {
         let path = beside(output);
         let file = File::options().read(true).write(true).create(true).truncate(false).open(&path);
@@ -106,7 +108,7 @@ impl Journal {
                 Err(error @ FrameError::Version { .. }) => {
                     bail!("{error}; go on with the build that wrote it, or remove the file to begin anew")
                 }
-                // The last entry is there in full length, and not all of its bytes have reached the disk.
+                // The last entry has its full length, but not all of its bytes have reached the disk.
                 Err(_) => break,
             }
             self.seconds = seconds;
@@ -126,7 +128,7 @@ impl Journal {
         self.seconds
     }
 
-    /// A prompt is done, `seconds` after this session's begin.
+    /// Appends a finished prompt, `seconds` after this session's begin.
     ///
     /// # Errors
     /// Any error of the file system, with the path.
@@ -136,7 +138,7 @@ impl Journal {
         self.file.write_all(&self.buffer).with_context(|| self.path.display().to_string())
     }
 
-    /// The output is whole.
+    /// Removes the journal, once the output is whole.
     ///
     /// # Errors
     /// Any error of the file system, with the path.
@@ -145,14 +147,14 @@ impl Journal {
     }
 }
 
-/// Seconds and frame of the first entry, and what follows it; none where its bytes are not all there.
+/// Seconds and frame of the first entry, and the bytes behind it; `None` where the entry is incomplete.
 fn entry(bytes: &[u8]) -> Option<(f64, &[u8], &[u8])> {
     let (seconds, rest) = bytes.split_first_chunk::<SECONDS>()?;
     let (frame, rest) = rest.split_at_checked(frame::length_of(rest)?)?;
     Some((f64::from_le_bytes(*seconds), frame, rest))
 }
 
-/// The first thing that two evaluations do not have in common: `seed: 5, now 6`.
+/// The first difference between two evaluations: `seed: 5, now 6`.
 fn difference(before: &Map<String, Value>, now: &Map<String, Value>) -> Option<String> {
     let absent = Value::Null;
     let of = |map: &Map<String, Value>, key: &str| map.get(key).unwrap_or(&absent).clone();

@@ -25,8 +25,7 @@ use anyhow::Context;
 use serde_json::Value;
 use shared::command_line;
 
-/// The end of a program whose subcommand has this result: no program of a reward function is left, and an error is
-/// told.
+/// Ends the programs of reward functions, tells an error, and returns the exit code for the result of a subcommand.
 #[must_use]
 pub fn end(result: anyhow::Result<ExitCode>) -> ExitCode {
     rollout_rewards::end_all();

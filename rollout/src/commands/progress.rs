@@ -15,11 +15,11 @@ pub struct Progress {
     done: usize,
     prompts: usize,
     prompts_done: usize,
-    /// Sum over the prompts that could be judged, and how many those are.
+    /// Sum over the prompts that could be judged, and their number.
     accuracy: (f64, usize),
     tokens: u64,
     started: Instant,
-    /// Of the lines where stderr is no terminal.
+    /// Paces the lines where stderr is no terminal.
     pace: Pace,
 }
 
@@ -47,7 +47,7 @@ impl Progress {
         }
     }
 
-    /// A completion of `tokens` tokens has ended.
+    /// Counts a completion of `tokens` tokens that has ended.
     pub fn completed(&mut self, tokens: usize) {
         self.done += 1;
         self.tokens += tokens as u64;
@@ -57,8 +57,8 @@ impl Progress {
         }
     }
 
-    /// All completions of a prompt are scored, also in a session before; `accuracy` is the share of right ones, if they
-    /// are judged.
+    /// Counts a prompt whose completions are all scored, also one of a session before. `accuracy` is the share of right
+    /// completions, if they are judged.
     pub fn prompt(&mut self, accuracy: Option<f64>) {
         self.prompts_done += 1;
         if let Some(accuracy) = accuracy {
@@ -75,7 +75,7 @@ impl Progress {
         format!("{}/{} prompts{accuracy}", self.prompts_done, self.prompts)
     }
 
-    /// Time has passed, whether or not a completion has ended.
+    /// Writes a line when it is time to, whether or not a completion has ended.
     pub fn tick(&mut self) {
         if self.bar.is_none() && self.pace.is_due() {
             let seconds = self.seconds();

@@ -10,7 +10,7 @@ use anyhow::{Context, ensure};
 use serde_json::{Map, Value, json};
 use shared::{Completion, Episode, RewardOutcome, Scored, TokenLogprob, atomic, config::RewardFailure};
 
-/// One line per reward function that failed somewhere: how often, and why the first time.
+/// One line per reward function that failed somewhere: how often, and the reason of the first failure.
 #[must_use]
 pub fn failures(groups: &[Scored]) -> Vec<String> {
     let names = groups.first().map(|group| group.reward_names.as_slice()).unwrap_or_default();
@@ -43,7 +43,7 @@ pub fn check_writable(flag: &str, path: &Path) -> anyhow::Result<()> {
         .with_context(|| format!("{flag} {}: cannot be written", path.display()))
 }
 
-/// As [`check_writable`], of `--output`; refuses also to write over what is read.
+/// As [`check_writable`], for `--output`. Refuses also to write over the file that is read.
 ///
 /// # Errors
 /// As [`check_writable`], and when both paths lead to one file.
@@ -98,7 +98,7 @@ fn row(group: &Scored, completion: &Completion) -> Value {
         return row;
     }
     let weights = group.reward_names.iter().map(|(_, weight)| *weight);
-    // One on which a function failed earns nothing, as in training by default.
+    // A completion on which a function failed earns nothing, as in training by default.
     row["reward"] = RewardFailure::Exclude.reward(&completion.rewards, weights).into();
     let named = group.reward_names.iter().map(|(name, _)| name).zip(&completion.rewards);
     let mut rewards = [("rewards", Map::new()), ("reward_steps", Map::new()), ("reward_errors", Map::new())];
@@ -121,7 +121,7 @@ fn row(group: &Scored, completion: &Completion) -> Value {
     row
 }
 
-/// What is known of each sampled token; null for given ones.
+/// A value for each sampled token; null for given ones.
 fn of_sampled(episode: &Episode, of: impl Fn(&TokenLogprob) -> Value) -> Value {
     let mut logprobs = episode.logprobs();
     episode.owner_mask().map(|sampled| if sampled { logprobs.next().map(&of) } else { None }).collect()

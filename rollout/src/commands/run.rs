@@ -18,7 +18,7 @@ pub struct Args {
     pub run_id: Option<RunId>,
 }
 
-/// Runs the subcommand with what samples there; the exit code tells the launcher whether the run is over.
+/// Runs the subcommand with the generator of `factory`. The exit code tells the launcher whether the run is over.
 ///
 /// # Errors
 /// With context for the user.

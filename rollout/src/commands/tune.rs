@@ -112,7 +112,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     print(&proposal.record())
 }
 
-/// Refuses to replace what is not a proposal of an earlier search: a `run.toml`, most likely.
+/// Refuses to replace a file that is not a proposal of an earlier search: a `run.toml`, most likely.
 fn require_own(output: &Path) -> anyhow::Result<()> {
     if !output.is_file() {
         return Ok(());

@@ -34,7 +34,7 @@ pub enum Prompt {
 pub struct Adapted {
     /// The prompt.
     pub prompt: Prompt,
-    /// What the rewards get to see.
+    /// The columns that rewards get to see.
     pub columns: Map<String, Value>,
 }
 
@@ -99,7 +99,7 @@ pub(super) fn turns(text: &str, prefill: &str) -> Vec<Value> {
     messages
 }
 
-/// verl keeps what is right beside how it is judged; the list of a single answer is that answer.
+/// verl keeps the right answer beside the way to judge it. The list of a single answer becomes that answer.
 fn adopt_ground_truth(row: &mut Map<String, Value>) {
     let truth = match &row["reward_model"]["ground_truth"] {
         Value::Array(answers) if answers.len() == 1 => answers[0].clone(),

@@ -24,11 +24,11 @@ use super::{
     prompt::prompt_row,
 };
 
-/// Steps that a chat template may take for a dataset, some seconds' worth, besides those for each row.
+/// Steps that a chat template may take for a whole dataset, some seconds' worth, besides those for each row.
 const STEPS: u64 = 100_000_000;
 /// Steps that it may take for each row on average: a conversation of a thousand messages takes ten thousand.
 const STEPS_OF_ROW: u64 = 50_000;
-/// Characters of a prompt that is an example.
+/// Characters that are shown of an example prompt.
 const SHOWN: usize = 80;
 
 /// A dataset that cannot be used.
@@ -71,12 +71,12 @@ pub enum DatasetError {
 /// How rows become prompts.
 #[derive(Debug, Clone, Default)]
 pub struct PromptOptions {
-    /// Put before the messages of every prompt as a system message, but for those that have one; a plain text prompt
-    /// becomes a user message then.
+    /// Put before the messages of every prompt as a system message, unless they have one. A plain text prompt then
+    /// becomes a user message.
     pub system_prompt: Option<String>,
     /// Keep at most this many tokens, from the end (TRL's `max_prompt_length`, left truncation). `None` = all.
     pub max_prompt_length: Option<u32>,
-    /// Where prompt and answer are, where rows do not call them so.
+    /// The columns of prompt and answer, where rows name them differently.
     pub columns: Columns,
 }
 
@@ -96,18 +96,18 @@ pub struct PromptRow {
     pub prefill: String,
     /// The row's own messages, where its prompt is a conversation: without the prefill and a system prompt of the run.
     pub messages: Option<Arc<[Value]>>,
-    /// By which other rows that ask the same are known, under another system prompt or with other blanks. None of rows
-    /// of tokens.
+    /// A hash that equals those of other rows with the same question, under another system prompt or with other blanks.
+    /// `None` for rows of tokens.
     pub question: Option<u64>,
     /// Every other column of the row.
     pub columns: Arc<Map<String, Value>>,
-    /// What made the tokens.
+    /// The tokenizer that made the tokens.
     pub tokenizer: Tokenizer,
 }
 
 impl PromptRow {
-    /// What the reward functions get to see of this prompt's completions, given with their decoded
-    /// texts. As in TRL, a prefill is counted to the completion, not to the prompt.
+    /// The input of the reward functions for completions of this prompt, given with their decoded texts. As in TRL, a
+    /// prefill is counted to the completion, not to the prompt.
     pub fn reward_input(&self, completions: impl IntoIterator<Item = RewardCompletion>) -> RewardInput {
         let prompt = self.prompt_text.strip_suffix(self.prefill.as_str()).unwrap_or(&self.prompt_text);
         RewardInput {
@@ -141,19 +141,19 @@ pub struct Dataset {
 #[derive(Debug, Clone)]
 struct Source {
     path: PathBuf,
-    /// The id after that of its last row.
+    /// The id after its last row.
     end: u64,
 }
 
 impl Dataset {
-    /// Reads and tokenises every row of files and folders, the `part` of those that have several.
+    /// Reads and tokenises every row of files and folders, or their `part` where they have several.
     ///
     /// A row has `prompt` (a text, or a list of messages with `role` and `content`), `prompt_ids` (token ids), GSM8K's
     /// `question` and `answer`, or countdown's `nums` and `target`; see [`adapters`]. The columns `tools` and
     /// `chat_template_kwargs` of a row with messages reach the chat template.
     ///
     /// # Errors
-    /// What cannot be read, or the first bad row, with its place and the reason.
+    /// A file that cannot be read, or the first bad row, with its place and the reason.
     pub fn load<'a>(
         paths: &[PathBuf],
         part: impl Into<Selection<'a>>,
@@ -163,7 +163,7 @@ impl Dataset {
         Self::load_first(paths, part, tokenizer, options, usize::MAX)
     }
 
-    /// As [`Dataset::load`], of the first `limit` rows; those behind are no prompts.
+    /// As [`Dataset::load`], for the first `limit` rows; later rows become no prompts.
     ///
     /// # Errors
     /// As [`Dataset::load`].
@@ -188,7 +188,8 @@ impl Dataset {
             let most = STEPS + rows as u64 * STEPS_OF_ROW;
             let before = steps(tokenizer);
             let slow = || steps(tokenizer) - before > most;
-            // The first bad row is named, whichever thread finds one first, and none behind it is looked at any more.
+            // The error names the first bad row, whichever thread finds one first. Rows behind it are not read any
+            // more.
             let bad = AtomicUsize::new(usize::MAX);
             let prompt = |(index, row): (usize, Row)| {
                 if index > bad.load(Ordering::Relaxed) || slow() {
@@ -217,13 +218,13 @@ impl Dataset {
         Ok(dataset)
     }
 
-    /// What is odd about its prompts, in words, with the numbers of rows.
+    /// Remarks on odd prompts, with the numbers of rows.
     #[must_use]
     pub fn remarks(&self, tokenizer: &Tokenizer, options: &PromptOptions) -> Vec<String> {
         self.odd.remarks(&self.name(), tokenizer, options)
     }
 
-    /// Says how many of its prompts `training` has as well, with an example: what is evaluated on them was trained on.
+    /// A remark on prompts that `training` has as well, with their number and an example: they were trained on.
     #[must_use]
     pub fn overlap(&self, training: &Self) -> Option<String> {
         let trained: HashSet<&[u32]> = training.rows.iter().map(|row| &*row.prompt_ids).collect();
@@ -248,11 +249,11 @@ impl Dataset {
         self.rows.truncate(limit);
     }
 
-    /// Leaves out the prompts with `max_model_len` tokens or more, which leave no room for a completion, and counts
-    /// them and those that were shortened.
+    /// Leaves out the prompts with `max_model_len` tokens or more, which leave no room for a completion. Counts these
+    /// prompts and the shortened ones.
     ///
     /// # Errors
-    /// [`DatasetError::NoRoom`] of a file or folder of which nothing would be left.
+    /// [`DatasetError::NoRoom`] for a file or folder that would have no prompts left.
     pub fn leave_out_long(&mut self, max_model_len: usize) -> Result<LongPrompts, DatasetError> {
         let rows = self.rows.len();
         let shortened = self.rows.iter().filter(|row| row.shortened).count() as u64;
@@ -288,7 +289,7 @@ impl Dataset {
         LongPrompts { crowded, max_completion_length: max_completion_length as u64, ..long }
     }
 
-    /// The files or folders, for whoever reads a message.
+    /// The files or folders, for messages.
     #[must_use]
     pub fn name(&self) -> String {
         let names: Vec<String> = self.sources.iter().map(|source| source.path.display().to_string()).collect();

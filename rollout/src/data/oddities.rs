@@ -1,4 +1,4 @@
-//! What is odd about the prompts of a dataset: allowed, and probably not meant.
+//! Oddities of the prompts of a dataset: allowed, and probably not meant.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,10 +7,10 @@ use shared_data::Values;
 
 use super::{PromptOptions, Tokenizer};
 
-/// Most characters of a row's words that are shown.
+/// Most characters that are shown of the words of a row.
 const SHOWN: usize = 60;
 
-/// What is odd about one prompt.
+/// The oddities of one prompt.
 #[derive(Debug, Clone, Default)]
 pub struct Oddities {
     /// A chat template has made it.
@@ -23,18 +23,18 @@ pub struct Oddities {
     pub two_beginnings: bool,
     /// Role and text of a message whose words are not in it.
     pub lost: Option<(String, String)>,
-    /// What it gives the chat template: `tools`, `tool_calls` of messages, and the row's own switches.
+    /// The variables that it gives the chat template: `tools`, `tool_calls` of messages, and the row's own switches.
     pub variables: BTreeSet<String>,
-    /// Columns for a chat template, beside a text that gets none.
+    /// Columns for a chat template, in a row whose text gets none.
     pub unused: Vec<&'static str>,
     place: String,
 }
 
-/// What messages have for tools, beside the column `tools`.
+/// The key under which messages call tools, beside the column `tools`.
 const CALLS: &str = "tool_calls";
 
 impl Oddities {
-    /// Notes what a prompt of messages gives the chat template.
+    /// Notes the variables that a prompt of messages gives the chat template.
     pub fn note_variables(&mut self, messages: &[Value], variables: &Values) {
         let is_given = |value: &Value| !value.is_null() && value.as_array().is_none_or(|items| !items.is_empty());
         let given = variables.iter().filter(|(_, value)| is_given(value)).map(|(name, _)| name.clone());
@@ -42,10 +42,10 @@ impl Oddities {
         self.variables = given.chain(calls).collect();
     }
 
-    /// Where the row is, for messages.
+    /// Adds the place of the row, for messages.
     #[must_use]
     pub fn at(self, place: &impl ToString) -> Self {
-        // Most rows have nothing to tell.
+        // Most rows have no oddity whose message names a place.
         let place = if self.lost.is_some() || self.two_beginnings { place.to_string() } else { String::new() };
         Self { place, ..self }
     }
@@ -59,11 +59,11 @@ pub struct OddPrompts {
     own_system_message: u64,
     two_beginnings: u64,
     lost: u64,
-    /// Prompts by what they give the chat template.
+    /// Numbers of prompts by the variables that they give the chat template.
     variables: BTreeMap<String, u64>,
-    /// Prompts without one, by columns for it.
+    /// Numbers of prompts without a chat template, by columns for one.
     unused: BTreeMap<&'static str, u64>,
-    /// Of the first row whose words are lost: its place, and the message's role and text.
+    /// The first row whose words are lost: its place, and the message's role and text.
     example: Option<(String, String, String)>,
 }
 
@@ -82,7 +82,7 @@ impl OddPrompts {
         }
     }
 
-    /// What there is to tell of them, a line each.
+    /// Remarks on the prompts, one a line.
     #[must_use]
     pub fn remarks(&self, dataset: &str, tokenizer: &Tokenizer, options: &PromptOptions) -> Vec<String> {
         let rows = self.rows;
@@ -120,7 +120,7 @@ impl OddPrompts {
         told
     }
 
-    /// What rows give a chat template that does not read it, and plain prompts that get none.
+    /// Remarks on variables that the chat template does not read, and on columns for one beside plain prompts.
     fn unread<'a>(&'a self, dataset: &'a str, tokenizer: &'a Tokenizer) -> impl Iterator<Item = String> + 'a {
         let rows = self.rows;
         let switches = tokenizer.template().filter(|_| !self.variables.is_empty()).map(|template| template.switches());

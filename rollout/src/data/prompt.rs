@@ -1,4 +1,4 @@
-//! From a row to a prompt: which messages, rendered how, as which tokens.
+//! From a row to a prompt: its messages, their rendering and their tokens.
 
 use std::{
     hash::{DefaultHasher, Hash, Hasher},
@@ -15,7 +15,7 @@ use super::{
     oddities::Oddities,
 };
 
-/// A row as a prompt, and what is odd about it.
+/// A row as a prompt, and its oddities.
 ///
 /// # Errors
 /// What is wrong with the row.
@@ -55,15 +55,16 @@ pub fn prompt_row(
     Ok((row, oddities))
 }
 
-/// The messages of a row that has some, as TRL's rewards see them; what begins the answer belongs to the completion.
+/// The messages of a row that has some, as TRL's rewards see them. The beginning of the answer belongs to the
+/// completion.
 fn conversation(row: &Map<String, Value>) -> Option<Arc<[Value]>> {
     let messages = row.get("prompt")?.as_array()?;
     let kept = messages.len() - usize::from(chat::prefill(messages).is_some());
     Some(messages[..kept].into())
 }
 
-/// A hash of what is asked, with single blanks: of a conversation all words of the user, since its last ones may be
-/// those of any other.
+/// A hash of the question, with single blanks. For a conversation it covers all words of the user, since the last ones
+/// may occur in any other conversation.
 fn question(prompt: &Prompt) -> Option<u64> {
     let words = match prompt {
         Prompt::Text { text, .. } => text.clone(),
@@ -95,7 +96,7 @@ fn with_system_prompt(prompt: Prompt, system_prompt: Option<&str>, oddities: &mu
     Ok(Prompt::Messages(messages))
 }
 
-/// The prompt's text, the end of it that is a prefill, and its tokens.
+/// The prompt's text, the prefill at its end, and its tokens.
 struct Rendered {
     text: String,
     prefill: String,
@@ -156,7 +157,7 @@ fn role(message: &Value) -> String {
     message["role"].as_str().unwrap_or_default().to_owned()
 }
 
-/// Renders messages. Where the template refuses them for the sake of the run's system prompt, the error says so.
+/// Renders messages. Where the template refuses them because of the run's system prompt, the error says so.
 fn render(
     messages: &[Value],
     columns: &Map<String, Value>,

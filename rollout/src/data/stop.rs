@@ -25,7 +25,7 @@ pub(super) struct TextStream {
 }
 
 impl TextStream {
-    /// At the start of a text.
+    /// A stream at the start of a text.
     pub(super) fn new(tokenizer: Tokenizer) -> Self {
         Self { tokenizer, window: Vec::new(), settled: 0, before: String::new(), pending: String::new() }
     }
@@ -33,7 +33,7 @@ impl TextStream {
     /// Takes a token; returns the text since the last settled piece, and whether it is settled with this token (it is
     /// not while it ends in the middle of a character).
     pub(super) fn push(&mut self, token: u32) -> (String, bool) {
-        // In the window, where it changes nothing, a long run of such tokens would be decoded again with every token.
+        // Such a token changes nothing in the window, and a long run of them would be decoded again with every token.
         if self.tokenizer.leaves_out(token) {
             return (self.pending.clone(), false);
         }

@@ -44,7 +44,7 @@ pub struct Tokenizer {
     template: Option<Arc<ChatTemplate>>,
     /// Variables that every rendering has.
     kwargs: Arc<Map<String, Value>>,
-    /// What is odd about tokens and templates of the model, in words.
+    /// Remarks on odd tokens and templates of the model.
     remarks: Arc<[String]>,
     /// Token ids that the model has an embedding for; the tokenizer may know more or fewer.
     model_vocab_size: usize,
@@ -57,7 +57,8 @@ impl PartialEq for Tokenizer {
 }
 
 impl PolicyTokenizer for Tokenizer {
-    /// Formally: the length of what the decoded prefix that ends with the token and the decoded whole have in common.
+    /// Formally: the length of the common prefix of two decoded texts, that of the tokens up to and including this one
+    /// and that of all tokens.
     fn token_ends(&self, ids: &[u32]) -> Result<Vec<usize>, String> {
         let text = self.decode(ids).map_err(|e| e.to_string())?;
         let mut stream = TextStream::new(self.clone());
@@ -105,7 +106,7 @@ impl Tokenizer {
         Self::open_at(model, None)
     }
 
-    /// As [`Tokenizer::open`], with a chat template that takes another moment than this one for now.
+    /// As [`Tokenizer::open`], with a chat template that takes `now` as the current time.
     ///
     /// # Errors
     /// As [`Tokenizer::open`].
@@ -133,7 +134,8 @@ impl Tokenizer {
         })
     }
 
-    /// With variables for the chat template (`chat_template_kwargs`). One that no template reads is remarked on.
+    /// Adds variables for the chat template (`chat_template_kwargs`). A variable that no template reads causes a
+    /// remark.
     #[must_use]
     pub fn with_template_kwargs(mut self, kwargs: Option<&JsonTable>) -> Self {
         let Some(kwargs) = kwargs.map(JsonTable::values).filter(|kwargs| !kwargs.is_empty()) else { return self };
@@ -156,7 +158,7 @@ impl Tokenizer {
         self
     }
 
-    /// What is odd about tokens and chat templates of the model, in words.
+    /// Remarks on odd tokens and chat templates of the model.
     #[must_use]
     pub fn remarks(&self) -> &[String] {
         &self.remarks
@@ -217,9 +219,9 @@ impl Tokenizer {
         self.template.as_deref()
     }
 
-    /// Renders messages for generation: ends with the opening of the assistant's turn or, if the last message is the
-    /// assistant's, with that message left open. `variables` are further template variables (`tools`, …), which go
-    /// before those that every rendering has.
+    /// Renders messages for generation. The text ends with the opening of the assistant's turn or, if the last message
+    /// is the assistant's, with that message left open. `variables` are further template variables (`tools`, …), which
+    /// take precedence over those of every rendering.
     ///
     /// # Errors
     /// Without a template, or when the template refuses the messages.
@@ -230,7 +232,7 @@ impl Tokenizer {
         Ok(template.render_prompt(messages, &all)?)
     }
 
-    /// What [`crate::engine::GroupRequest::stop_criterion`] wants: a factory of criteria for these stop strings, or
+    /// The value of [`crate::engine::GroupRequest::stop_criterion`]: a factory of criteria for these stop strings, or
     /// `None` when there are none.
     #[must_use]
     pub fn stop_criterion(&self, stop: &[String]) -> Option<StopCriterionFactory> {
@@ -243,7 +245,7 @@ impl Tokenizer {
     }
 }
 
-/// Bytes of the characters that two texts begin with alike.
+/// Bytes of the longest common prefix of two texts, in whole characters.
 fn common_prefix(a: &str, b: &str) -> usize {
     a.chars().zip(b.chars()).take_while(|(a, b)| a == b).map(|(a, _)| a.len_utf8()).sum()
 }

@@ -7,10 +7,10 @@ use super::{mean, mean_and_error};
 /// Share of intervals that hold the true value.
 pub(super) const CONFIDENCE: f64 = 0.95;
 
-/// The ends of the 95 % interval of a mean of shares, one of each prompt; NaN where there is too little to say one.
+/// The ends of the 95 % interval of a mean of shares, one for each prompt; NaN where there are too few prompts.
 ///
-/// Where each prompt is all or nothing, that is Wilson's, which holds near 0 and 1 too; else Student's t, with the
-/// prompt as the observation, since the completions of a prompt are alike.
+/// Where each share is 0 or 1, this is Wilson's interval, which holds near 0 and 1 too. Else it is Student's t, with
+/// the prompt as the observation, since the completions of a prompt are alike.
 pub(super) fn of_share(values: &[f64]) -> [f64; 2] {
     if values.iter().all(|value| [0.0, 1.0].contains(value)) {
         return wilson(mean(values.iter().copied()), values.len() as f64);
@@ -20,7 +20,7 @@ pub(super) fn of_share(values: &[f64]) -> [f64; 2] {
     [mean - half, mean + half].map(|end| end.clamp(0.0, 1.0))
 }
 
-/// Student's t for the mean of `count` values; none of fewer than two.
+/// Student's t for the mean of `count` values; `None` for fewer than two.
 pub(super) fn students_t(count: usize) -> Option<StudentsT> {
     StudentsT::new(0.0, 1.0, count.checked_sub(1)? as f64).ok()
 }
@@ -77,7 +77,7 @@ mod tests {
         for k in [1, 4] {
             let mut held = 0;
             for _ in 0..2_000 {
-                // Half of the prompts are hard, a chance of 0.1, half are easy, of 0.9.
+                // Half of the prompts are hard, with a chance of 0.1; half are easy, with a chance of 0.9.
                 let values: Vec<f64> = (0..100)
                     .map(|_| {
                         let chance = if random.next_f64() < 0.5 { 0.1 } else { 0.9 };

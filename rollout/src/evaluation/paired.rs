@@ -1,4 +1,4 @@
-//! Whether one model does better than another on the same prompts, or only had luck.
+//! Whether one model really does better than another on the same prompts, or by chance.
 
 use serde::Serialize;
 use shared::Scored;
@@ -10,22 +10,22 @@ use super::{
     mean, mean_and_error,
 };
 
-/// What the difference says.
+/// The verdict on a difference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// More than chance, and more of it.
+    /// Significantly better than the first model.
     Better,
-    /// More than chance, and less of it.
+    /// Significantly worse than the first model.
     Worse,
-    /// No more than chance.
+    /// No significant difference.
     NoDifference,
 }
 
 /// Two models on the prompts that both have a figure for.
 ///
-/// A prompt is one observation: its figure is the mean over its completions, and the difference of the two means is
-/// what is averaged. That the prompts are the same takes out how hard they are.
+/// A prompt is one observation: its figure is the mean over its completions. The differences between the two models'
+/// figures are averaged. Both models answer the same prompts, so the difficulty of the prompts drops out.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Difference {
     /// Prompts.
@@ -38,14 +38,14 @@ pub struct Difference {
     pub difference: f64,
     /// Lower and upper end of the 95 % interval of the difference: Student's t, paired by prompt.
     pub interval: [f64; 2],
-    /// The chance of a difference as large as this one between models that are as good: two-sided t-test, or where all
-    /// differences are the same a sign test.
+    /// The chance of a difference as large as this one between equally good models: by a two-sided t-test or, where all
+    /// differences are the same, by a sign test.
     pub p_value: f64,
-    /// What that says of the second model.
+    /// The verdict on the second model.
     pub verdict: Verdict,
 }
 
-/// Compares figures, one of each model for each prompt. Nothing where fewer than two prompts have both.
+/// Compares figures, one of each model for each prompt. `None` for fewer than two prompts.
 #[must_use]
 pub fn compare(pairs: &[(f64, f64)]) -> Option<Difference> {
     let differences = pairs.iter().map(|(a, b)| b - a);
@@ -57,8 +57,8 @@ pub fn compare(pairs: &[(f64, f64)]) -> Option<Difference> {
     let bound = if are_shares { 1.0 } else { f64::INFINITY };
     let p_value = match error {
         0.0 if difference == 0.0 => 1.0,
-        // All differences are the same, and say nothing of how they vary: at least all have one sign, as tossed coins
-        // may.
+        // All differences are the same, so they say nothing of their variance. The sign test remains: all have one
+        // sign, as tossed coins may.
         0.0 => 0.5_f64.powi(pairs.len() as i32 - 1),
         _ => 2.0 * freedom.sf((difference / error).abs()),
     };
@@ -78,13 +78,13 @@ pub fn compare(pairs: &[(f64, f64)]) -> Option<Difference> {
     })
 }
 
-/// The share of right completions of each prompt, where all of both models could be scored.
+/// The share of right completions of each prompt, for prompts whose completions could all be scored for both models.
 #[must_use]
 pub fn accuracies(a: &[Scored], b: &[Scored], judging: Judging) -> Vec<(f64, f64)> {
     pairs(a, b, |group| accuracy(group, judging.correct_at))
 }
 
-/// The mean reward of each prompt, where each model has a completion with one.
+/// The mean reward of each prompt for which both models have a completion with a reward.
 #[must_use]
 pub fn rewards(a: &[Scored], b: &[Scored], judging: Judging) -> Vec<(f64, f64)> {
     let reward = |group: &Scored| {

@@ -1,4 +1,4 @@
-//! What the sampler would refuse of a run, all of it, before there is a run.
+//! Everything that the sampler would refuse in a run, checked before there is a run.
 
 use std::{fmt::Display, path::PathBuf};
 
@@ -17,8 +17,8 @@ use crate::{
     reward,
 };
 
-/// Every reason why a run of this configuration would not start, in words. What the launcher sees by itself is left
-/// out: a model or a dataset that cannot be opened, and a dataset without rows.
+/// Every reason why a run of this configuration would not start, in words. The launcher itself finds some reasons,
+/// which are left out: a model or a dataset that cannot be opened, and a dataset without rows.
 #[must_use]
 pub fn problems(config: &TrainConfig) -> Vec<String> {
     let mut found = Problems::default();
@@ -62,12 +62,12 @@ pub fn problems(config: &TrainConfig) -> Vec<String> {
     found.0
 }
 
-/// What was found, in words.
+/// The problems that were found, in words.
 #[derive(Default)]
 struct Problems(Vec<String>);
 
 impl Problems {
-    /// What a check gives; the error of one that fails is kept, with the option that it is about.
+    /// The value of a check. If the check failed, its error is kept, with the option that it is about.
     fn take<T, E: Display>(&mut self, key: &str, result: Result<T, E>) -> Option<T> {
         result.map_err(|problem| self.0.push(format!("`{key}`: {problem}"))).ok()
     }

@@ -19,7 +19,7 @@ use crate::{
     generate::PairGenerator,
 };
 
-/// Evaluates every so many versions and appends the metrics to `eval.jsonl`.
+/// Evaluates a version every so many steps and appends the metrics to `eval.jsonl`.
 pub struct Evaluation {
     dataset: Dataset,
     assembly: Assembly,
@@ -37,13 +37,13 @@ struct Round {
     next_row: usize,
     done: Vec<Scored>,
     begun: Instant,
-    /// The learner has lost the version meanwhile.
+    /// Whether the learner has lost the version meanwhile.
     lost: bool,
 }
 
 impl Evaluation {
-    /// An evaluation every `every` of `total_steps` steps; what `eval.jsonl` already holds of versions up to `newest`
-    /// is not done again, later versions are forgotten.
+    /// An evaluation every `every` of `total_steps` steps. Versions up to `newest` that `eval.jsonl` already has are
+    /// not evaluated again, and later ones are forgotten.
     ///
     /// # Errors
     /// When the file cannot be read or written.
@@ -133,7 +133,7 @@ impl Evaluation {
         round.done.sort_unstable_by_key(|group| group.position);
         let mut record = MetricRecord::default();
         record.count(metrics::STEP, round.version.0);
-        // With one greedy completion for each prompt there is no vote to count.
+        // With one greedy completion for each prompt there are no votes to count.
         record.extend(evaluation::record(&round.done, None, self.judging, round.begun.elapsed().as_secs_f64()));
         if round.lost {
             tracing::info!("the evaluation of v{} is dropped: the learner has lost that version", round.version);
@@ -160,7 +160,7 @@ fn open(path: &Path, newest: PolicyVersion) -> anyhow::Result<(MetricsFile, Opti
     Ok((file, records.iter().filter_map(|r| r.get(metrics::STEP)).map(|step| step as u64).max()))
 }
 
-/// Whether a version is to be evaluated after the `last` one that was: it is the first, a multiple of the interval was
+/// Whether a version is to be evaluated, given the `last` one that was: it is the first, a multiple of the interval was
 /// reached since, or the run ends with it.
 fn due(last: Option<u64>, version: u64, every: u64, total_steps: u64) -> bool {
     last.is_none_or(|last| version > last && (version / every > last / every || version == total_steps))

@@ -1,4 +1,4 @@
-//! What makes the generator of a run: an engine in this process, or whatever another program gives the pair in its
+//! The factory of a run's generator, which is an engine in this process, or whatever another program supplies in its
 //! place.
 //!
 //! The pair knows a [`PairGenerator`] only by its trait, and a factory likewise. Samplers on other hosts come with a
@@ -22,27 +22,27 @@ use crate::{
     },
 };
 
-/// How whoever misses samplers on other hosts comes by them.
+/// How to get the program that serves samplers on other hosts, for messages.
 pub const FLEET_BUILD: &str = "`cargo build --release --workspace --bin rollout-fleet` builds it";
 
 /// Makes the generator of a run.
 pub trait GeneratorFactory {
-    /// Looks whether this configuration is one for it, before anything of the run is read.
+    /// Checks whether this configuration is one for this factory, before anything of the run is read.
     ///
     /// # Errors
-    /// One that another factory is for, with the option.
+    /// A configuration that another factory is for, with the option.
     fn check(&self, config: &TrainConfig) -> anyhow::Result<()>;
 
-    /// Makes the generator; nothing where a signal asked for the end before it was there.
+    /// Makes the generator; `None` where a signal asked for the end before it was ready.
     ///
     /// # Errors
     /// What is wrong with the run, the machine, or the first version.
     fn generator(&self, run: RunParts<'_>) -> anyhow::Result<Option<Box<dyn PairGenerator>>>;
 }
 
-/// What there is of a run when its generator is made.
+/// The parts of a run that exist when its generator is made.
 pub struct RunParts<'a> {
-    /// Where it lies.
+    /// The run directory.
     pub run_dir: &'a RunDir,
     /// Its resolved configuration.
     pub config: &'a TrainConfig,
@@ -50,10 +50,10 @@ pub struct RunParts<'a> {
     pub model: &'a ModelDir,
     /// The model's tokenizer.
     pub tokenizer: &'a Tokenizer,
-    /// Those of an engine beside the learner.
+    /// The options of an engine beside the learner.
     pub options: EngineOptions,
-    /// The newest status of the learner, whose version comes first. A factory that waits for another one leaves that
-    /// here.
+    /// The newest status of the learner, whose version comes first. A factory that waits for another status leaves that
+    /// one here.
     pub learner: &'a mut LearnerStatus,
     /// The way to the learner.
     pub link: &'a Link,

@@ -1,9 +1,9 @@
-//! What is in flight when the learner writes a checkpoint: written for that ([`Keeper`]), and taken up again by the
-//! sampler of a run that goes on from there ([`Kept`]).
+//! The groups in flight when the learner writes a checkpoint. [`Keeper`] writes them for the checkpoint. A sampler of a
+//! run that goes on from there takes them up again ([`Kept`]).
 //!
-//! It is kept by position, that is, by prompt, and without a place in the run. The plan begins positions as ever and
-//! gives them their places as ever; whatever is kept of a position that it begins need not be sampled. So nothing of
-//! what the plan holds true, `max_staleness` above all, depends on what a file says.
+//! Groups are kept by position, that is, by prompt, and without a place in the run. The plan begins positions and gives
+//! them their places as always. Completions that are kept of a position need not be sampled again. So no guarantee of
+//! the plan, `max_staleness` above all, depends on the content of a file.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,8 +22,8 @@ use shared::{
 use super::{link::Link, plan::size};
 use crate::data::PromptRow;
 
-/// Memory of the groups that are written for a checkpoint. What does not fit is sampled again if the run goes on from
-/// there.
+/// Memory of the groups that are written for a checkpoint. Groups that do not fit are sampled again if the run goes on
+/// from there.
 const MOST_BYTES: usize = 256 << 20;
 
 /// Answers the learner's requests, on a thread of its own.
@@ -36,19 +36,19 @@ pub struct Keeper {
 }
 
 impl Keeper {
-    /// One that writes into a run directory.
+    /// A keeper that writes into a run directory.
     #[must_use]
     pub fn new(run_dir: RunDir) -> Self {
         Self { run_dir, asked: None, writer: None }
     }
 
-    /// Whether the learner asks for what is in flight, and nobody has begun to write it.
+    /// Whether the learner asks for the groups in flight, and nobody has begun to write them.
     #[must_use]
     pub fn is_wanted(&self, learner: &LearnerStatus) -> bool {
         learner.saving && self.writer.is_none() && self.asked != Some((learner.incarnation, learner.step))
     }
 
-    /// Begins to write what is in flight now.
+    /// Begins to write the groups that are in flight now.
     pub fn write(&mut self, learner: &LearnerStatus, groups: Vec<Group>) {
         let (learner, step) = (learner.incarnation, learner.step);
         self.asked = Some((learner, step));
@@ -62,7 +62,7 @@ impl Keeper {
         self.writer = thread::Builder::new().name("in flight".into()).spawn(write).ok();
     }
 
-    /// Tells the learner when it is written.
+    /// Tells the learner when they are written.
     pub fn answer(&mut self, link: &Link) {
         if let Some(writer) = self.writer.take_if(|writer| writer.is_finished())
             && let Ok(answer) = writer.join()
@@ -78,7 +78,7 @@ impl Keeper {
     }
 }
 
-/// In the order of their prompts, as many as have room.
+/// The first groups in the order of their prompts, as many as have room.
 fn first_that_fit(mut groups: Vec<Group>, bytes: usize) -> Vec<Group> {
     groups.sort_unstable_by_key(|group| group.position);
     let mut room = bytes;
@@ -95,15 +95,15 @@ fn first_that_fit(mut groups: Vec<Group>, bytes: usize) -> Vec<Group> {
     groups
 }
 
-/// What was in flight when the checkpoint was written that the learner has gone on from, by position.
+/// The groups that were in flight at the checkpoint from which the learner has gone on, by position.
 #[derive(Debug, Default)]
 pub struct Kept {
     groups: BTreeMap<u64, Group>,
 }
 
 impl Kept {
-    /// What the learner's newest checkpoint has, if the learner says that it is of use. A file that cannot be read is
-    /// none.
+    /// The groups of the learner's newest checkpoint, if the learner says that they are of use. A file that cannot be
+    /// read counts as none.
     #[must_use]
     pub fn open(run_dir: &RunDir, learner: &LearnerStatus, num_generations: u32) -> Self {
         let step = learner.durable_step;
@@ -128,7 +128,7 @@ impl Kept {
         kept
     }
 
-    /// What is sound of some groups: of versions that the learner has, and complete in itself.
+    /// The sound completions of some groups: of versions that the learner has, and complete in themselves.
     pub(super) fn new(groups: Vec<Group>, learner: &LearnerStatus, num_generations: u32) -> Self {
         let newest = PolicyVersion(learner.durable_step.0);
         let given_up = |version: PolicyVersion| {
@@ -151,14 +151,14 @@ impl Kept {
         Self { groups: kept }
     }
 
-    /// The versions after `newest` are lost, and what was sampled from them.
+    /// Forgets completions that were sampled from versions after `newest`, which are lost.
     pub fn forget(&mut self, newest: PolicyVersion) {
         for group in self.groups.values_mut() {
             group.completions.retain(|completion| completion.episode.newest() <= Some(newest));
         }
     }
 
-    /// What is kept of a position that is begun now, as far as its weights are `oldest` or newer.
+    /// The completions that are kept of a position that is begun now, as far as their weights are `oldest` or newer.
     pub fn take(&mut self, position: u64, oldest: PolicyVersion) -> Option<Group> {
         let mut group = self.groups.remove(&position)?;
         group.completions.retain(|completion| completion.episode.oldest() >= Some(oldest));
@@ -166,12 +166,12 @@ impl Kept {
         Some(group)
     }
 
-    /// Positions before this one are used up.
+    /// Forgets positions before this one, which are used up.
     pub fn release(&mut self, cursor: u64) {
         self.groups = self.groups.split_off(&cursor);
     }
 
-    /// What has not been taken.
+    /// The groups that have not been taken.
     pub fn groups(&self) -> impl Iterator<Item = &Group> {
         self.groups.values()
     }

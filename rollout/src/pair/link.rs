@@ -1,7 +1,8 @@
 //! The thread that owns the sampler's end of the channel.
 //!
-//! It repeats the sampler's status and watches the learner's whatever the step loop is busy with, so that a long step
-//! or session build never looks like a dead process; and it waits for room in the channel in the step loop's place.
+//! Whatever the step loop is busy with, this thread repeats the sampler's status and watches the learner's. So a long
+//! step or session build never looks like a dead process. The thread also waits for room in the channel, in place of
+//! the step loop.
 
 use std::{
     sync::{
@@ -27,7 +28,7 @@ const QUIET: Duration = STATUS_INTERVAL.saturating_mul(4);
 /// Groups on their way to the thread, besides the one that it is sending.
 const QUEUE: usize = 1;
 
-/// What the thread reports, in the order in which it happened.
+/// The reports of the thread, in the order in which things happened.
 #[derive(Debug)]
 pub enum LinkEvent {
     /// The learner's status has changed.
@@ -47,7 +48,7 @@ pub struct Link {
     stop: Arc<AtomicBool>,
     events: Receiver<LinkEvent>,
     status: Arc<Mutex<SamplerStatus>>,
-    /// The status is to be sent at once.
+    /// Whether the status is to be sent at once.
     news: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -88,7 +89,7 @@ impl Link {
         Ok(Self { groups, stop, events, status, news, thread: Some(thread) })
     }
 
-    /// What has happened since the last call.
+    /// The events since the last call.
     #[must_use]
     pub fn events(&self) -> &Receiver<LinkEvent> {
         &self.events
@@ -139,7 +140,7 @@ impl Link {
         change(&mut self.status.lock().expect("no holder of the lock panics"));
     }
 
-    /// As [`Link::update`], for what the learner waits for.
+    /// As [`Link::update`], for a change that the learner waits for.
     pub fn announce(&self, change: impl FnOnce(&mut SamplerStatus)) {
         self.update(change);
         self.news.store(true, Ordering::Release);

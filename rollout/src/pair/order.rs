@@ -5,7 +5,7 @@ use shared::rng;
 /// Distinguishes the order within a source from the order of an epoch.
 const SOURCE_KEY: u64 = 0x736f_7572;
 
-/// What an epoch draws from one of several sources.
+/// The part of an epoch that is drawn from one of several sources.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Share {
     /// The first of the source's rows among all.
@@ -15,8 +15,8 @@ pub struct Share {
 }
 
 impl Share {
-    /// Shares of sources with so many rows each, in proportion to weights, of an epoch with as many prompts as all have
-    /// rows; `None` without weights.
+    /// The shares of sources in an epoch, in proportion to weights; `None` without weights. `sizes` has the number of
+    /// rows of each source, and an epoch has as many prompts as all sources have rows.
     ///
     /// # Errors
     /// The index of a source whose weight is too small for a single prompt.
@@ -39,7 +39,7 @@ impl Share {
         self.drawn
     }
 
-    /// The rows that an epoch draws, one after the other: it goes on in the source where the epoch before has ended,
+    /// The rows of the source that an epoch draws, one after the other. They go on where the epoch before has ended,
     /// and every row comes once before one comes again.
     fn rows_of(&self, epoch: u64, source: u64, seed: Option<u64>) -> Vec<usize> {
         let begin = epoch * self.drawn as u64;
@@ -57,8 +57,8 @@ impl Share {
     }
 }
 
-/// Whole numbers that add up to `total`, in proportion to weights: rounded down, and what is missing goes to those that
-/// lost most by it.
+/// Whole numbers that add up to `total`, in proportion to weights. They are rounded down, and the numbers that lost
+/// most by this share the rest.
 fn apportion(total: usize, weights: &[f64]) -> Vec<usize> {
     let sum: f64 = weights.iter().sum();
     let exact: Vec<f64> = weights.iter().map(|weight| weight / sum * total as f64).collect();
@@ -75,7 +75,7 @@ fn apportion(total: usize, weights: &[f64]) -> Vec<usize> {
 pub struct PromptOrder {
     /// Prompts of an epoch.
     length: usize,
-    /// What is drawn from each source; without shares, every row once.
+    /// The share of each source; without shares, every row is drawn once.
     shares: Vec<Share>,
     /// Seed of the shuffle; `None` = the order of the files, again and again.
     seed: Option<u64>,
@@ -117,7 +117,7 @@ impl PromptOrder {
         }
     }
 
-    /// The rows of an epoch before they are shuffled, those of the sources spread evenly.
+    /// The rows of an epoch before they are shuffled, with the rows of each source spread evenly.
     fn mixed(&self, epoch: u64) -> Vec<usize> {
         if self.shares.is_empty() {
             return (0..self.length).collect();

@@ -21,11 +21,11 @@ pub struct PlanOptions {
     pub groups_per_step: u32,
     /// How many versions older than its step a group's weights may be; 0 = exactly the step's version.
     pub max_staleness: u64,
-    /// Groups that have their place and may wait for the learner before no new ones are begun; how many wait for their
-    /// place, `max_staleness` bounds.
+    /// Placed groups that may wait for the learner before no new ones are begun. How many wait for a place,
+    /// `max_staleness` bounds.
     pub max_unsent: usize,
-    /// Bytes of groups that are kept although the learner has trained on them, for the case that it falls back to a
-    /// checkpoint. What does not fit is made again in that case.
+    /// Bytes of groups that are kept although the learner has trained on them, in case it falls back to a checkpoint.
+    /// Groups that do not fit are made again in that case.
     pub kept_bytes: usize,
     /// Which groups are replaced by those of further prompts; without it every group is usable.
     pub dynamic_sampling: Option<DynamicSampling>,
@@ -74,12 +74,12 @@ impl Plan {
         self.learner.as_ref()
     }
 
-    /// Takes the learner's newest status. After a restart of the learner every group that is not known to have reached
-    /// the new process is handed over again; groups of durable steps are dropped.
+    /// Takes the learner's newest status. After a restart of the learner, every group that is not known to have reached
+    /// the new process is handed over again. Groups of durable steps are dropped.
     ///
-    /// Returns the newest version that a restarted learner has kept, where those after it will be other weights when it
-    /// has made them again: a synchronous run repeats them to the last bit, one with `max_staleness` does not. A
-    /// roll-back keeps what is before the versions that it gives up.
+    /// Returns the newest version that a restarted learner has kept, where the versions after it will have other
+    /// weights when they are made again. A synchronous run repeats them to the last bit; a run with `max_staleness`
+    /// does not. After a roll-back, it is at most the version before those that were given up.
     pub fn observe(&mut self, status: LearnerStatus) -> Option<PolicyVersion> {
         let restarted = self.learner.as_ref().is_some_and(|old| old.incarnation != status.incarnation);
         let durable = status.durable_step;
@@ -107,8 +107,8 @@ impl Plan {
         newest
     }
 
-    /// The first place that has no group: behind what the learner has received and what follows on from it here. A
-    /// group's place depends on those before it, so placed groups that do not follow on are of no use.
+    /// The first place without a group: behind the groups that the learner has received and the placed ones that follow
+    /// on from them. A group's place depends on those before it, so placed groups that do not follow on are of no use.
     fn next_place(&self, status: &LearnerStatus) -> Place {
         let size = self.options.groups_per_step;
         let mut place = Place::first(status.step, status.cursor);
@@ -133,8 +133,8 @@ impl Plan {
         self.fit();
     }
 
-    /// The position of the next prompt, in the endless sequence of them, to begin a group of with weights of the given
-    /// version, if one may be begun. It counts as in work until [`Plan::finish`].
+    /// The position of the next prompt, in the endless sequence of prompts, if a group of it may be begun with weights
+    /// of the given version. The position counts as in work until [`Plan::finish`].
     pub fn admit(&mut self, version: PolicyVersion) -> Option<u64> {
         // Weights that the learner does not have come from before its restart: nothing new is made from them.
         let status = self.learner.as_ref().filter(|s| !s.finished && version <= s.version)?;
@@ -149,8 +149,8 @@ impl Plan {
         Some(position)
     }
 
-    /// A group in work is complete. Its id is given to it when all before it are known, and with it what was dropped on
-    /// the way to it.
+    /// Takes a complete group that was in work. The group gets its id when all groups before it are known, together
+    /// with the groups that were dropped on the way to it.
     pub fn finish(&mut self, group: Scored) {
         self.candidates.finish(group);
         self.place();
@@ -158,8 +158,8 @@ impl Plan {
 
     /// The next group to hand over; it counts as being sent until [`Plan::sent`].
     ///
-    /// Groups go in order of their ids. One made from weights that the learner does not have (again) waits until it has
-    /// them.
+    /// Groups go in order of their ids. A group from weights that the learner does not have, or does not have again
+    /// yet, waits until it has them.
     pub fn send(&mut self) -> Option<Arc<Placed>> {
         let status = self.learner.as_ref()?;
         let waiting = self.placed.range_mut(GroupId { step: status.step, index: 0 }..).map(|(_, placed)| placed);
@@ -190,8 +190,8 @@ impl Plan {
         self.placed.range(first..).filter(|(_, placed)| waits(placed)).count()
     }
 
-    /// Groups that the learner has not trained on, with a place or without, and those that were dropped on the way to
-    /// them.
+    /// Groups that the learner has not trained on, with a place or without, and the groups that were dropped on the way
+    /// to them.
     pub fn untrained(&self) -> impl Iterator<Item = &Group> {
         let first = GroupId { step: self.learner.as_ref().map_or(Step(0), |status| status.step), index: 0 };
         let placed = self.placed.range(first..).flat_map(|(_, placed)| {
@@ -201,21 +201,21 @@ impl Plan {
         placed.chain(self.candidates.finished().map(|scored| &scored.group))
     }
 
-    /// The oldest version that a group of the learner's step may be of.
+    /// The oldest version from which a group of the learner's step may be sampled.
     #[must_use]
     pub fn oldest(&self) -> PolicyVersion {
         let step = self.learner.as_ref().map_or(0, |status| status.step.0);
         PolicyVersion(step.saturating_sub(self.options.max_staleness))
     }
 
-    /// The newest version whose tokens count of a position that is in work and still needed.
+    /// For a position that is in work and still needed, the newest version whose tokens count.
     #[must_use]
     pub fn counts(&self, position: u64) -> Option<PolicyVersion> {
         self.candidates.counts(position)
     }
 
-    /// Forgets what is finished of these prompts, by row and epoch, and has not been handed over: it is made again, and
-    /// so is what has its place behind it.
+    /// Forgets finished groups of these prompts, by row and epoch, that have not been handed over. They are made again,
+    /// and so are groups with a place behind them.
     pub fn discard(&mut self, prompts: &[(PromptId, u32)]) {
         let Some(status) = self.learner.clone() else { return };
         let is_of = |group: &Scored| prompts.contains(&(group.prompt_id, group.epoch));
@@ -227,7 +227,7 @@ impl Plan {
         });
         self.candidates.discard(is_of);
         let next = self.next_place(&status);
-        // What is on its way already is not taken back.
+        // Groups that are on their way already are not taken back.
         let first =
             self.placed.range(next.id..).find(|(_, placed)| placed.progress == Progress::Unsent).map(|(id, _)| *id);
         self.release(|group| first.is_some_and(|first| group.id >= first));
@@ -266,7 +266,7 @@ fn newer_than(group: &Scored, newest: PolicyVersion) -> bool {
     group.policy_version.max(group.newest().unwrap_or_default()) > newest
 }
 
-/// Memory of a group in its place, with what was dropped on the way to it, near enough for a budget.
+/// Memory of a placed group, with the groups that were dropped on the way to it, near enough for a budget.
 fn size_placed(placed: &Placed) -> usize {
     let dropped = placed.dropped.iter().map(|dropped| size(dropped));
     size_of_val(placed) - size_of::<Group>() + size(placed) + dropped.sum::<usize>()

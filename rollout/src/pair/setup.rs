@@ -37,12 +37,12 @@ use crate::{
     reward, trace,
 };
 
-/// Memory for groups that were trained on and whose checkpoint is still to come. What does not fit is made again if the
-/// learner falls back.
+/// Memory for groups that were trained on and whose checkpoint is still to come. Groups that do not fit are made again
+/// if the learner falls back.
 const KEPT_BYTES: usize = 256 << 20;
 
-/// Runs the sampler of a run directory until the learner says that the run is over, or a signal asks for the end. The
-/// launcher has `given` it the id of the run, and `factory` makes what samples.
+/// Runs the sampler of a run directory until the learner says that the run is over, or a signal asks for the end.
+/// `given` is the id of the run that the launcher has given it, and `factory` makes the generator.
 ///
 /// # Errors
 /// With context for the user: a bad configuration, model or dataset, a silent learner, an engine or channel that fails.
@@ -85,7 +85,7 @@ pub fn run(run_dir: &RunDir, given: Option<RunId>, factory: &dyn GeneratorFactor
     result
 }
 
-/// What is read before the learner is asked for anything.
+/// Everything that is read before the learner is asked for anything.
 struct Inputs {
     tokenizer: Tokenizer,
     dataset: Dataset,
@@ -112,8 +112,7 @@ impl Inputs {
         Ok(Self { tokenizer, dataset, rewards, eval_dataset })
     }
 
-    /// Leaves out the prompts that fill `room`, and leaves word of it, and of what is odd about prompts, for the
-    /// launcher.
+    /// Leaves out the prompts that fill `room`. Reports them and the oddities of prompts to the launcher.
     fn leave_out_long(&mut self, run_dir: &RunDir, config: &TrainConfig, room: usize) -> anyhow::Result<()> {
         let look = |dataset: &mut Dataset, trained: Option<&Dataset>| {
             look_over(dataset, trained, &self.tokenizer, &self.rewards, config, room)
@@ -265,8 +264,8 @@ pub(crate) fn prompt_options(config: &TrainConfig) -> PromptOptions {
     }
 }
 
-/// Leaves out the prompts of a dataset that fill `room`, and says what there is to tell of the others and of their
-/// answers; `trained` are those of the training, where these are of the evaluation.
+/// Leaves out the prompts of a dataset that fill `room`, and returns remarks on the others and on their answers. With
+/// an evaluation dataset, `trained` are the prompts of the training.
 pub(super) fn look_over(
     dataset: &mut Dataset,
     trained: Option<&Dataset>,
@@ -285,19 +284,20 @@ pub(super) fn look_over(
     Ok(prompts)
 }
 
-/// What each source has of an epoch, where they have weights.
+/// The share of each source in an epoch, where sources have weights.
 pub(super) fn shares(dataset: &Dataset, config: &TrainConfig) -> Result<Option<Vec<Share>>, String> {
     let nothing =
         |index: usize| format!("{} gets no prompt of an epoch; give it more", config.dataset[index].display());
     Share::of(&dataset.sizes(), &config.dataset_weights).map_err(nothing)
 }
 
-/// What dynamic sampling goes by.
+/// The test by which dynamic sampling keeps a group.
 fn filter_metric(config: &TrainConfig) -> Result<FilterMetric, String> {
     FilterMetric::choose(config.filter_groups_metric.as_deref(), &config.reward_funcs, config.contrast())
 }
 
-/// Tokens that prompt and completion may have together, of a model with `limit` positions of which `rows` are exported.
+/// Tokens that prompt and completion may have together, for a model with `limit` positions of which `rows` are
+/// exported.
 pub(super) fn room(config: &TrainConfig, limit: usize, rows: usize) -> usize {
     config.max_model_len.unwrap_or(limit.min(rows))
 }
@@ -307,8 +307,8 @@ fn max_model_len(config: &TrainConfig, longest: usize, room: usize) -> usize {
     config.max_model_len.unwrap_or(room.min(longest + config.max_completion_length as usize))
 }
 
-/// What is said when completions of the longest prompt are cut although the model, with `limit` positions, has more
-/// room.
+/// The message for a run that cuts completions of the longest prompt although the model, with `limit` positions, has
+/// more room.
 fn cut_short(config: &TrainConfig, longest: usize, room: usize, limit: usize) -> Option<String> {
     let wanted = longest + config.max_completion_length as usize;
     (config.max_model_len.is_none() && room < wanted && room < limit).then(|| {

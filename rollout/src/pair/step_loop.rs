@@ -57,9 +57,10 @@ pub struct StepLoop {
     pub num_generations: u32,
     /// Groups in the making.
     pub assembly: Assembly,
-    /// What was in flight when the run went on from a checkpoint, as far as it has not been taken up.
+    /// The groups that were in flight at the checkpoint from which the run went on, as far as they have not been taken
+    /// up.
     pub kept: Kept,
-    /// Writes what is in flight for checkpoints.
+    /// Writes the groups in flight for checkpoints.
     pub keeper: Keeper,
     /// Evaluation between the steps, if it is wanted.
     pub evaluation: Option<Evaluation>,
@@ -85,8 +86,8 @@ impl StepLoop {
             match event {
                 LinkEvent::Status(status) => {
                     let durable = PolicyVersion(status.durable_step.0);
-                    // The learner was restarted and makes the versions after this one anew, with other weights, or has
-                    // given them up. What was measured of the latter stays true.
+                    // The learner was restarted. It makes the versions after this one anew, with other weights, or has
+                    // given them up. Measurements of versions that were given up stay true.
                     if let Some(newest) = self.plan.observe(status) {
                         self.weights.forget(generator, newest);
                         self.kept.forget(newest);
@@ -221,7 +222,7 @@ impl StepLoop {
         Ok(())
     }
 
-    /// Begins the group of a position, or goes on with what is kept of it.
+    /// Begins the group of a position, or goes on with the completions that are kept of it.
     fn begin(&mut self, generator: &mut dyn PairGenerator, position: u64) -> anyhow::Result<()> {
         let (epoch, row) = self.order.at(position);
         let row = &self.dataset.rows()[row];
@@ -245,7 +246,7 @@ impl StepLoop {
             // Rewards have a deadline of their own, and a worker may come at any time.
             heartbeat::beat(Phase::Step);
         } else if self.weights.pending() {
-            // The new session is made by another thread, of which nothing is seen until it is there.
+            // Another thread makes the new session, and shows no progress until it is ready.
             heartbeat::enter(Phase::Load);
         } else {
             heartbeat::beat(Phase::Wait);

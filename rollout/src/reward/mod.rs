@@ -26,12 +26,12 @@ pub fn registry() -> &'static Registry {
 /// Checks that each function can score at least one row of a dataset.
 ///
 /// # Errors
-/// The first one that cannot, with the columns that it needs.
+/// The first function that cannot, with the columns that it needs.
 pub fn check(functions: &[RewardFunction], dataset: &Dataset) -> Result<(), RewardError> {
     functions.iter().try_for_each(|function| function.check(dataset.name().as_ref(), dataset.columns()))
 }
 
-/// What functions cannot read in the answers of a dataset, a line for each.
+/// Descriptions of the answers of a dataset that functions cannot read, a line for each function.
 #[must_use]
 pub fn unreadable(functions: &[RewardFunction], dataset: &Dataset) -> Vec<String> {
     let line = |function: &RewardFunction| {

@@ -1,5 +1,5 @@
-//! Completions that the model itself makes of a few rows, for the rehearsal of reward functions: a function may look
-//! for something that no completion made by hand has.
+//! Completions that the model itself makes for a few rows, for the rehearsal of reward functions: a function may look
+//! for something that only such completions have.
 
 use std::{
     collections::BTreeMap,
@@ -22,7 +22,7 @@ use crate::{
     generate::{self, Generate},
 };
 
-/// Completions that are asked for at least, in whole groups of [`ROWS`] rows at most.
+/// Completions that are sampled at least, in whole groups of [`ROWS`] rows at most.
 const SAMPLES: usize = 16;
 const ROWS: usize = 4;
 
@@ -59,7 +59,7 @@ pub fn trials(
     Ok(completions.into_iter().map(trial).collect())
 }
 
-/// An engine for `sequences` completions at once, as far as memory allows.
+/// An engine for up to `sequences` completions at once, as memory allows.
 fn engine(config: &TrainConfig, model: &ModelDir, max_model_len: usize, sequences: usize) -> anyhow::Result<Engine> {
     let dtype = config.rollout_device.export_dtype();
     let dir = ensure_export(model, &export_options(dtype, max_model_len))?;

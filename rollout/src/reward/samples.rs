@@ -12,7 +12,7 @@ use shared::{FinishReason, ModelDir, config::TrainConfig};
 
 use crate::data::{PromptRow, Tokenizer};
 
-/// Rows that are tried at least, so that a column that differs from row to row is seen to.
+/// Rows that are tried at least, so that a column that differs from row to row is noticed.
 const ROWS: usize = 3;
 
 /// Samples that are made at least: each kind several times, however small the groups are.
@@ -21,13 +21,13 @@ const SAMPLES: usize = 12;
 const PLAIN: &str = "I am not sure, but I will try.";
 const ENDLESS: &str = "Let us think about it once more and go on with that. ";
 
-/// Rows that are needed.
+/// Number of rows that are needed.
 #[must_use]
 pub fn rows(config: &TrainConfig) -> usize {
     SAMPLES.div_ceil(config.num_generations as usize).max(ROWS)
 }
 
-/// A group of samples for each of as many rows as [`rows`] says, beginning again behind the last one.
+/// A group of samples for each of as many rows as [`rows`] says. After the last row, the first one follows again.
 ///
 /// # Errors
 /// When the tokenizer fails.
@@ -53,9 +53,9 @@ struct Writer<'a> {
     tokenizer: &'a Tokenizer,
     /// Tokens of the longest completion.
     longest: usize,
-    /// The token that ends one.
+    /// The token that ends a completion.
     end: Option<u32>,
-    /// Rows so far that have a right answer, each of which is written in the next form.
+    /// Number of rows with a right answer so far. Each is written in the next form.
     forms: Cell<usize>,
 }
 
@@ -103,8 +103,8 @@ fn behind_opened(prompt: &str, text: String) -> String {
     rest.map(|rest| rest.trim_start().to_owned()).unwrap_or(text)
 }
 
-/// A completion with the row's right answer, if the row has one, in one of the forms that are in use; which one goes by
-/// the number of such rows before. The answer is what rules read in the column, which may hold a whole solution.
+/// A completion with the row's right answer, if the row has one, in one of the usual forms, chosen by `index`. The
+/// answer is what rules read in the column, which may hold a whole solution.
 fn right_answer(row: &RewardInput, index: usize) -> Option<String> {
     let answers = ["answer", "solution"].map(|column| row.answers(&[column]));
     let whole = answers.iter().flatten().next()?.first().trim();
@@ -150,7 +150,7 @@ mod tests {
         assert_eq!(right_answer(&RewardInput::default(), 0), None);
     }
 
-    /// Whether a rule gives 1 to the right sample of one of the places.
+    /// Whether a rule gives 1 to the right sample in at least one form.
     fn is_found(rule: &str, columns: &serde_json::Value) -> bool {
         let row = RewardInput { columns: Arc::new(columns.as_object().unwrap().clone()), ..RewardInput::default() };
         let function = registry().function(rule).unwrap();

@@ -12,7 +12,7 @@ use super::{
 pub struct Draw {
     /// The token.
     pub token: u32,
-    /// What is known of its probability.
+    /// Its log-probs.
     pub logprob: TokenLogprob,
 }
 
@@ -25,9 +25,9 @@ pub enum RowError {
     /// Finite logits that are not after division by the temperature or the penalty.
     #[error("temperature {temperature} and repetition_penalty {repetition_penalty} take the logits out of range")]
     Overflow {
-        /// Of the sampling parameters.
+        /// The temperature among the sampling parameters.
         temperature: f32,
-        /// Of the sampling parameters.
+        /// The repetition penalty among the sampling parameters.
         repetition_penalty: f32,
     },
 }
@@ -85,7 +85,7 @@ impl SeenTokens {
     }
 }
 
-/// The distribution that one token is drawn from.
+/// The distribution from which one token is drawn.
 #[derive(Debug)]
 pub struct Distribution<'a> {
     /// The logits as the model gave them, with their maximum and the log of the sum of exp(l − max).
@@ -157,7 +157,7 @@ impl<'a> Distribution<'a> {
         draw_kept(kept, uniform * mass).map_or(self.argmax, |c| c.token)
     }
 
-    /// What is to be known of a token's probability.
+    /// The log-probs of a token.
     #[must_use]
     pub fn logprob(&self, token: u32) -> TokenLogprob {
         let (logits, max, log_total) = self.reference;
@@ -184,9 +184,9 @@ pub(crate) fn draw_kept(kept: &[Candidate], target: f64) -> Option<&Candidate> {
     drawn.or(kept.last())
 }
 
-/// What is to be known of a token's probability: `logprob` under the model itself, `distance` of its logit from the
-/// largest (both after the repetition penalty), `total` the sum of exp(distance / T) over the vocabulary, and the
-/// support with its part of that sum.
+/// The log-probs of a token, from `logprob` under the model itself, the `distance` of its logit from the largest (both
+/// after the repetition penalty), the `total` of exp(distance / T) over the vocabulary, and the support with its part
+/// of that sum.
 pub(crate) fn token_logprob(
     logprob: f32,
     distance: f64,

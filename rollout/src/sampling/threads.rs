@@ -25,8 +25,8 @@ impl SamplingThreads {
         Ok(Self { threads: pool, scratches: (0..threads).map(|_| Scratch::default()).collect() })
     }
 
-    /// Calls `sample(i, item, scratch)` for every item; `vocab` is the length of one row. Each item sees nothing but
-    /// itself, so the result does not depend on how they are spread over the threads.
+    /// Calls `sample(i, item, scratch)` for every item; `vocab` is the length of one row. Each item sees only itself,
+    /// so the result does not depend on how items are spread over the threads.
     pub fn for_each<T: Send>(
         &mut self,
         vocab: usize,

@@ -56,8 +56,8 @@ impl TruncateScratch {
         self.cut(params, row.logits.len(), row.max, row.total, 0.0).expect("without a slack every set is certain")
     }
 
-    /// The support among candidates (`[(token, logit)]`, in the order of the vocabulary) that hold all of it. `total`
-    /// is known up to the factors 1 ± `slack`; absent when the set depends on that.
+    /// The support among candidates (`[(token, logit)]`, in the order of the vocabulary) that contain all of it.
+    /// `total` is known up to the factors 1 ± `slack`; `None` when the set depends on that.
     pub(crate) fn keep_of(
         &mut self,
         candidates: impl Iterator<Item = (u32, f32)>,

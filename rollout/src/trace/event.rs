@@ -1,4 +1,4 @@
-//! What is recorded.
+//! The recorded events.
 
 /// Something that takes time. Numbers are those of the moment when it ended.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -14,19 +14,19 @@ pub enum Event {
     },
     /// The graph on prompts, or on a piece of one.
     Prefill {
-        /// How many of their tokens.
+        /// Number of their tokens.
         tokens: usize,
     },
     /// The graph on running sequences.
     Decode {
-        /// How many.
+        /// Number of sequences.
         rows: usize,
         /// Positions that they attend to, all together.
         positions: u64,
     },
     /// Drawing tokens.
     Sample {
-        /// How many.
+        /// Number of tokens.
         rows: usize,
     },
     /// Copies within the KV cache.
@@ -45,7 +45,7 @@ pub enum Event {
         /// The version.
         version: u64,
     },
-    /// The step loop stands still while it takes them into use.
+    /// The step loop stands still while it takes new weights into use.
     SwapWeights {
         /// The version.
         version: u64,
@@ -66,7 +66,7 @@ pub(super) struct Shown {
     pub track: usize,
     pub track_name: String,
     pub name: &'static str,
-    /// What the timeline shows of it when it is selected.
+    /// The figures that the timeline shows when the event is selected.
     pub arguments: Vec<(&'static str, u64)>,
     /// Values that are drawn as curves.
     pub counters: Vec<(&'static str, u64)>,

@@ -39,15 +39,15 @@ pub fn on() -> bool {
     RECORDING.get().is_some()
 }
 
-/// Something took from `begin` to `end`. What began before the recording is cut off at its start.
+/// Records that something took from `begin` to `end`. An event that began before the recording is cut off at its start.
 pub fn span(begin: Instant, end: Instant, event: Event) {
     if let Some(recording) = RECORDING.get() {
         recording.lock().unwrap_or_else(PoisonError::into_inner).push(begin, end, event);
     }
 }
 
-/// Writes what was recorded, in one visible step; nothing without a recording. Returns the number of events that were
-/// too many to be kept.
+/// Writes the recording, which becomes visible in one step; nothing without a recording. Returns the number of events
+/// that were dropped.
 ///
 /// # Errors
 /// When the file cannot be written, with its path.

@@ -180,7 +180,8 @@ fn a_missing_device_is_one_clear_line() {
     }
 }
 
-/// What a machine without a device leaves untested must be seen, also where the harness hides what passing tests print.
+/// The note on tests that were skipped without a device must be seen, also where the harness hides the output of
+/// passing tests.
 #[test]
 fn a_skipped_test_says_so() {
     let name = "a_device_takes_new_weights";

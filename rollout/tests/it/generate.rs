@@ -242,7 +242,7 @@ fn eval_prints_one_flat_object_that_agrees_with_its_rows() {
     assert_eq!(greedy(1), greedy(2));
 }
 
-/// Killed in the middle, twice, and with a torn end: what comes out is what comes out without.
+/// An evaluation that was killed in the middle, twice, and has a torn end gives the same result as one that was not.
 #[test]
 fn an_evaluation_that_was_killed_goes_on() {
     let prompts: Vec<Value> = (1..=400).map(|n| json!({"prompt": format!("{n} + {n} =")})).collect();

@@ -1,4 +1,4 @@
-//! What the help says of every flag: not only what it does, but what one pays for it.
+//! The help says of every flag not only what it does, but also what one pays for it.
 
 use clap::{Args, Command};
 use rollout::commands::{bench, compare, eval, generate, rewards, run, tune};

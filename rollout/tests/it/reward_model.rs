@@ -18,7 +18,7 @@ use rollout_rewards::{RewardCompletion, RewardInput};
 use serde_json::{Value, json};
 use shared::{FinishReason, ModelDir, RewardOutcome, StepScore};
 
-/// What `figures/reward_model.py` wrote.
+/// The figures that `figures/reward_model.py` wrote.
 fn figures() -> Value {
     serde_json::from_str(include_str!("figures/reward_model.json")).unwrap()
 }

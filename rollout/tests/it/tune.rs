@@ -118,7 +118,7 @@ fn speculation_is_tuned_without_naming_the_kernels() {
     assert!(!finished.stderr.contains("stock kernels"), "{}", finished.stderr);
 }
 
-/// What a run takes as well is proposed with the kernels that it was measured with.
+/// Options that a run takes as well are proposed with the kernels that they were measured with.
 #[test]
 fn levers_of_devices_are_proposed_as_they_were_given() {
     let place = Folder::new();

@@ -22,7 +22,7 @@ use crate::weights::{MODEL, prefix, sees_versions};
 const WITHIN: Duration = Duration::from_secs(10);
 /// Bytes that are read of the store.
 const BYTES: u64 = 8 << 20;
-/// A clock that is further off makes certificates seem too old or too new.
+/// Seconds by which the clocks may differ. With more, certificates seem too old or too new.
 const CLOCK_S: f64 = 60.0;
 
 /// Flags of `rollout-fleet reach`.
@@ -50,7 +50,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         "the run is version {build} and this program is {}; use one build",
         env!("CARGO_PKG_VERSION")
     );
-    // Without a name it is no worker, and is told of the run all the same.
+    // A caller without a name is no worker, and is told of the run all the same.
     let report = Report { build: build.to_owned(), clock: now(), ..Report::default() };
     let mut end = ZenohWorker::join(&options, incarnation(), WITHIN)?;
     let orders = end.exchange(&report, WITHIN).context("the coordinator answers no call")?;

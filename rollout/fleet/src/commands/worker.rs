@@ -44,10 +44,10 @@ pub struct JoinFlags {
 }
 
 impl JoinFlags {
-    /// What the transport is to be told.
+    /// The options of the transport.
     ///
     /// # Errors
-    /// An address that is none.
+    /// An invalid address.
     pub fn options(&self) -> anyhow::Result<JoinOptions> {
         Ok(JoinOptions {
             endpoint: self.join.parse().with_context(|| format!("--join {}", self.join))?,

@@ -1,5 +1,5 @@
-//! The engine beside the learner that decides whose completions are right. It is made when there is something to
-//! decide, on a side thread and from the weights that workers have, and goes afterwards.
+//! The engine beside the learner that decides whose completions are right. It exists only while there is something to
+//! decide. A side thread makes it, from the weights that workers have.
 
 use std::{
     ops::ControlFlow,
@@ -23,10 +23,10 @@ use crate::{
     weights::{self, GiveUp, Origin},
 };
 
-/// A case with what the arbiter has made of it, or why it has made nothing.
+/// A case with what the arbiter has found, or the reason why it has found nothing.
 pub type Decided = (Check, Result<Found, String>);
 
-/// What an arbiter works with.
+/// Everything that an arbiter works with.
 #[derive(Clone)]
 pub struct ArbiterOptions {
     /// Where weights are.
@@ -45,11 +45,11 @@ pub struct ArbiterOptions {
 pub struct Arbiter {
     options: ArbiterOptions,
     session: Option<JoinHandle<Outcome>>,
-    /// What was found of the edition that was looked at last, by its publication.
+    /// The finding about the edition that was looked at last, with its publication.
     opinion: Option<(u64, Result<(), String>)>,
 }
 
-/// What comes of a session.
+/// The result of a session.
 enum Outcome {
     Decided(Vec<Decided>),
     LookedAt(u64, Result<(), String>),
@@ -68,15 +68,15 @@ impl Arbiter {
         self.session.is_none()
     }
 
-    /// Begins with cases, which were sampled from `edition` or are too old.
+    /// Begins with cases. Those that were not sampled from `edition` are too old.
     pub fn take(&mut self, cases: Vec<Check>, edition: Option<Edition>) {
         if !cases.is_empty() {
             self.begin(move |options| Outcome::Decided(decide(options, cases, edition.as_ref())));
         }
     }
 
-    /// Begins to look at an edition as a worker does, unless it is at something else: its bytes, its norms and what it
-    /// says of the learner's tokens.
+    /// Begins to look at an edition as a worker does, unless it is busy: at its bytes, its norms and its log-probs of
+    /// the learner's tokens.
     pub fn look_at(&mut self, edition: Edition) {
         if self.is_free() {
             self.begin(move |options| {
@@ -86,7 +86,7 @@ impl Arbiter {
         }
     }
 
-    /// What is wrong with an edition, once it was looked at.
+    /// The finding about an edition, once it was looked at; an error says what is wrong with it.
     #[must_use]
     pub fn opinion(&self, edition: &Edition) -> Option<Result<(), String>> {
         self.opinion
@@ -103,7 +103,7 @@ impl Arbiter {
         }
     }
 
-    /// What it has decided since the last call.
+    /// The cases that it has decided since the last call.
     pub fn decided(&mut self) -> Vec<Decided> {
         let Some(session) = self.session.take_if(|session| session.is_finished()) else { return Vec::new() };
         match session.join() {
@@ -148,7 +148,7 @@ fn decide(options: &ArbiterOptions, cases: Vec<Check>, edition: Option<&Edition>
     decided
 }
 
-/// How far log-probs are from those of this engine, of the completion of which they are farthest.
+/// The largest distance between a completion's log-probs and those of this engine.
 fn apart(engine: &mut Engine, check: &Check) -> Result<f64, String> {
     let mut farthest = 0.0_f64;
     for made in check.made.iter().flat_map(|(_, made)| made) {
@@ -164,7 +164,7 @@ fn open(options: &ArbiterOptions, edition: &Edition) -> anyhow::Result<Engine> {
     let run_dir = RunDir::new(folder.path());
     weights::fetch(&options.origin, edition, None, &run_dir, &GiveUp::default())?;
     let source = WeightSource { dir: run_dir.version(edition.version), version: edition.version };
-    // Packed weights are in memory; what is mapped stays until it is let go of.
+    // Packed weights are in memory, and a mapped file stays until it is unmapped.
     Ok(Engine::new(source, &options.model, options.engine.clone())?)
 }
 

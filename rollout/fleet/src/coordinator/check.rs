@@ -1,8 +1,8 @@
 //! Trust, but check: a share of what workers make is made again by another worker, or beside the learner, and compared.
 //!
-//! Equal packed kernels give equal bits, so there is no tolerance. Two that differ are a case that the engine beside
-//! the learner decides, which samples from the same edition. Whoever computes otherwise cannot be compared token by
-//! token: that engine says how probable its tokens are, and what the worker has said of them must be near that.
+//! Equal packed kernels give equal bits, so there is no tolerance. Two workers that differ are a case, which the engine
+//! beside the learner decides by sampling from the same edition. A worker that computes otherwise cannot be compared
+//! token by token. That engine then computes the log-probs of its tokens, and the worker's own must be near them.
 
 use std::{
     collections::VecDeque,
@@ -12,60 +12,60 @@ use std::{
 use rollout::engine::GroupRequest;
 use shared::{PolicyVersion, channel::fleet::Made, rng};
 
-/// Checks that wait at most; more are not taken on.
+/// Most checks that wait; further ones are not taken on.
 const MOST_WAITING: usize = 64;
 
 /// Completions to be made again.
 #[derive(Clone)]
 pub struct Check {
-    /// What was asked for.
+    /// The request for them.
     pub request: GroupRequest,
-    /// The version that all of it was sampled from.
+    /// The version from which all of them were sampled.
     pub version: PolicyVersion,
-    /// Who has made what of it: one worker, or two that differ.
+    /// The completions that workers have made: of one worker, or of two that differ.
     pub made: Vec<(u64, Vec<Made>)>,
-    /// How far log-probs may be from those of the engine beside the learner, where that computes otherwise than the
-    /// worker.
+    /// How far log-probs may be from those of the engine beside the learner, where the worker computes otherwise than
+    /// that engine.
     pub tolerance: Option<f64>,
     /// Since when it waits.
     since: Instant,
 }
 
-/// What the engine beside the learner finds.
+/// The finding of the engine beside the learner.
 pub enum Found {
-    /// What it has made of it.
+    /// The completions that it has made itself.
     Made(Vec<Made>),
-    /// How far the worker's log-probs are from its own, at most.
+    /// The largest distance between the worker's log-probs and its own.
     Apart(f64),
     /// Nothing: the weights are not the newest any more.
     Late,
 }
 
-/// What has become of the checks.
+/// The checks and their results.
 pub struct Checks {
     share: f64,
     waiting: VecDeque<Check>,
     disputed: Vec<Check>,
     /// Leases that were made twice with the same result.
     pub agreed: u64,
-    /// Those that were not.
+    /// Leases whose check found a difference.
     pub disputes: u64,
-    /// Why the engine beside the learner could not look at the last of them.
+    /// Why the engine beside the learner could not look at the last case.
     pub trouble: Option<String>,
 }
 
-/// What a case has shown of a worker: its number, and what was wrong.
+/// A worker that a case has shown to be wrong: its number, and what was wrong.
 pub type Verdict = (u64, String);
 
 impl Checks {
-    /// Nothing to check yet; `share` of the leases will be.
+    /// No checks yet; `share` of the leases will be checked.
     #[must_use]
     pub fn new(share: f64) -> Self {
         Self { share, waiting: VecDeque::new(), disputed: Vec::new(), agreed: 0, disputes: 0, trouble: None }
     }
 
-    /// A worker has made a lease. Which are checked hangs on the prompt alone, and no worker knows it before. With
-    /// `tolerance`, it is one that computes otherwise than the run.
+    /// Takes a lease that a worker has made. The seed, the prompt, its epoch and the worker decide whether it is
+    /// checked, and nobody tells the worker. With `tolerance`, the worker computes otherwise than the run.
     pub(super) fn first(
         &mut self,
         request: &GroupRequest,
@@ -92,7 +92,7 @@ impl Checks {
         self.waiting.push_back(Check { request, version, made: vec![(worker, made)], tolerance, since: now });
     }
 
-    /// A check for a worker that has `version` in use and has not made it itself.
+    /// A check for a worker that has `version` in use and has not made these completions itself.
     pub(super) fn next_for(&mut self, worker: u64, version: Option<PolicyVersion>, now: Instant) -> Option<Check> {
         let is_for = |check: &Check| {
             check.tolerance.is_none()
@@ -105,7 +105,7 @@ impl Checks {
         Some(check)
     }
 
-    /// A second worker has made a lease again.
+    /// Takes a lease that a second worker has made again.
     pub(super) fn second(&mut self, mut check: Check, worker: u64, made: Vec<Made>, now: Instant) {
         if differs(&check.made[0].1, &made).is_none() {
             self.agreed += 1;
@@ -117,17 +117,17 @@ impl Checks {
         self.disputed.push(check);
     }
 
-    /// Nobody has made it again yet.
+    /// Puts back a check that nobody has made again yet.
     pub(super) fn again(&mut self, check: Check) {
         self.waiting.push_front(check);
     }
 
-    /// Workers go over to a version: nobody can make those of earlier ones again.
+    /// Drops checks of versions before this one: workers go over to it, so nobody can make them again.
     pub(super) fn forget_before(&mut self, version: PolicyVersion) {
         self.waiting.retain(|check| check.version >= version);
     }
 
-    /// What is to be decided beside the learner.
+    /// The cases to be decided beside the learner.
     pub(super) fn take_cases(&mut self, alone: bool, patience: Duration, now: Instant) -> Vec<Check> {
         let mut cases = std::mem::take(&mut self.disputed);
         let is_due = |check: &Check| alone || check.tolerance.is_some() || now.duration_since(check.since) > patience;
@@ -136,7 +136,7 @@ impl Checks {
         cases
     }
 
-    /// The engine beside the learner has looked at it too. Whoever differs is wrong.
+    /// Takes the finding of the engine beside the learner. A worker that differs from it is wrong.
     pub(super) fn decide(&mut self, check: &Check, verdict: Result<Found, String>) -> Vec<Verdict> {
         let prompt = check.request.prompt_id;
         let wrong: Vec<Verdict> = match (verdict, check.tolerance) {
@@ -185,7 +185,7 @@ fn sorted(made: &[Made]) -> Vec<&Made> {
     all
 }
 
-/// The first difference between what should be the same, in words.
+/// The first difference between completions that should be the same, in words.
 fn differs(one: &[Made], other: &[Made]) -> Option<String> {
     let (one, other) = (sorted(one), sorted(other));
     if one.len() != other.len() {

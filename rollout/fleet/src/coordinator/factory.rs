@@ -31,8 +31,7 @@ use crate::{
 /// Sequences that the engine beside the learner decodes at once.
 const CHECKED_AT_ONCE: usize = 8;
 
-/// Makes the generator of a run with workers. The first version is on its way to them once the step loop follows the
-/// learner.
+/// Makes the generator of a run with workers. The first version goes to them once the step loop follows the learner.
 #[derive(Debug, Clone, Copy)]
 pub struct FleetFactory;
 
@@ -47,8 +46,8 @@ impl GeneratorFactory for FleetFactory {
     }
 }
 
-/// Opens the coordinator of a run: leaves the model's files in the store and listens for workers. `options` are those
-/// of an engine beside the learner, which decides whose completions are right.
+/// Opens the coordinator of a run: puts the model's files into the store and listens for workers. `options` are those
+/// of the engine beside the learner, which decides whose completions are right.
 ///
 /// # Errors
 /// A store or an address that does not work, with the option.
@@ -100,7 +99,7 @@ fn open(
         .context("thread that answers workers")
 }
 
-/// A place without what may be secret in it.
+/// A place without its parts that may be secret.
 fn store_name(place: &str) -> &str {
     place.split('?').next().unwrap_or_default()
 }

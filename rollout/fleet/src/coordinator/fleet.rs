@@ -36,17 +36,17 @@ const NONE: PolicyVersion = PolicyVersion(u64::MAX);
 /// How long [`Generate::advance`] of a [`Fleet`] waits for completions.
 const STEP: Duration = Duration::from_millis(5);
 
-/// Workers, as what samples for the step loop.
+/// Workers as the generator of the step loop.
 pub struct Fleet {
     shared: Arc<Shared>,
     publisher: Publisher,
     arbiter: Arbiter,
-    /// Workers are to score what they make.
+    /// Whether workers score the completions that they make.
     workers_score: bool,
     version: PolicyVersion,
-    /// Of the completions that came last, what workers have said of those that they have scored.
+    /// The rewards of the completions that came last, where workers have scored them.
     rewards: HashMap<(u64, u32), Vec<RewardOutcome>>,
-    /// Requests of which more than completions is asked, by their tag.
+    /// Requests that ask for more than completions, by their tag.
     asked: HashMap<u64, Asked>,
     pending: Option<Pending>,
     /// The version that the store has lost, on its way again.
@@ -54,10 +54,10 @@ pub struct Fleet {
     thread: Option<JoinHandle<()>>,
 }
 
-/// A request of which more than completions is asked.
+/// A request that asks for tokens as they come, or for kept states.
 struct Asked {
     request: Request,
-    /// The same with the whole context for a prompt, which is long: it is not built for every completion.
+    /// The same with the whole context as its prompt, a long one that is not built anew for every completion.
     whole: GroupRequest,
     /// Completions that are to come.
     left: usize,
@@ -65,16 +65,16 @@ struct Asked {
 
 struct Pending {
     way: OnItsWay,
-    /// What workers were told of.
+    /// Whether workers were told of it.
     announced: bool,
 }
 
 impl Fleet {
-    /// Begins to answer calls at `end`. `listen` is where workers reach it, for people; `workers_score` has them score
-    /// what they make.
+    /// Begins to answer calls at `end`. `listen` is the address at which workers reach it, for messages. With
+    /// `workers_score`, workers score the completions that they make.
     ///
     /// # Errors
-    /// When there can be no thread.
+    /// When no thread can be started.
     pub fn start(
         end: impl CoordinatorEnd + 'static,
         scheduler: Scheduler,
@@ -100,7 +100,7 @@ impl Fleet {
         })
     }
 
-    /// A request for workers; `row` is the row that they score it by.
+    /// Adds a request for workers; `row` is the row by which they score it.
     fn add(&mut self, request: Request, row: Option<String>) {
         let group = request.whole();
         if request.stream || request.keep {
@@ -111,7 +111,7 @@ impl Fleet {
         self.shared.wake_workers();
     }
 
-    /// What comes of a completion.
+    /// The outputs for a completion.
     fn outputs(&mut self, sequence: FinishedSequence) -> Vec<Output> {
         let tag = sequence.tag;
         let Some(asked) = self.asked.get(&tag) else { return vec![Output::Ended { sequence, state: None }] };
@@ -120,7 +120,7 @@ impl Fleet {
         outputs
     }
 
-    /// One of the completions with a tag is there, or not wanted any more.
+    /// Counts a completion of a tag that has come, or that nobody wants any more.
     fn has_come(&mut self, tag: u64) {
         if let Some(asked) = self.asked.get_mut(&tag) {
             asked.left -= 1;
@@ -143,7 +143,7 @@ impl Fleet {
         self.shared.store_versions.store(self.publisher.versions() as u64, Ordering::Relaxed);
     }
 
-    /// Sends again what workers find damaged in the store.
+    /// Sends a version again that workers find damaged in the store.
     fn mend_store(&mut self) -> Result<(), EngineError> {
         if let Some(way) = &mut self.repair {
             let Some(result) = way.try_join() else { return Ok(()) };
@@ -167,7 +167,7 @@ impl Fleet {
         Ok(())
     }
 
-    /// What becomes of a version that workers refuse and none has in use: the engine beside the learner decides.
+    /// Handles a version that workers refuse and none has in use: the engine beside the learner decides.
     fn refused(&mut self, version: PolicyVersion, refusals: &[String]) -> Result<(), EngineError> {
         let Some(edition) = self.shared.scheduler().edition().cloned() else { return Ok(()) };
         match self.arbiter.opinion(&edition) {
@@ -184,7 +184,7 @@ impl Fleet {
         Ok(())
     }
 
-    /// Takes cases to the engine beside the learner, and what it has decided back.
+    /// Takes the decisions of the engine beside the learner, and gives it new cases.
     fn arbitrate(&mut self) {
         let decided = self.arbiter.decided();
         let mut scheduler = self.shared.scheduler();
@@ -296,7 +296,7 @@ impl Generate for Fleet {
         Ok(Some(SwapReport { version, seconds, stall_seconds: 0.0, gate_seconds: 0.0 }))
     }
 
-    /// Each worker finishes what it has begun before it changes weights, where it is to.
+    /// Does nothing: each worker finishes the completions that it has begun before it changes weights, where it has to.
     fn set_admission(&mut self, _: bool) {}
 }
 
@@ -320,7 +320,7 @@ impl PairGenerator for Fleet {
         Some(FleetStatus { stored_bytes, alone_micros: self.shared.alone_micros.load(Ordering::Relaxed), ..status })
     }
 
-    /// Sends the workers home, and waits for a moment until all have heard it.
+    /// Tells the workers that the run is over, and waits for a moment until all have heard it.
     fn close(&mut self) {
         self.shared.scheduler().close();
         self.shared.wake_workers();
@@ -420,12 +420,13 @@ mod tests {
     /// Tag, index and tokens.
     type Completion = (u64, u32, Vec<u32>);
 
-    /// What every honest worker makes of it.
+    /// The completion that every honest worker makes.
     fn made(tag: u64, sample: u32) -> Completion {
         (tag, sample, completion(0, PromptId(tag), sample, PolicyVersion(0)).token_ids)
     }
 
-    /// The completions of outputs, with the states that they leave, after their tokens have come where they are wanted.
+    /// The completions that have ended among outputs, with the states that they leave. Where `streamed`, their tokens
+    /// must have come before them.
     fn ended(outputs: Vec<Output>, streamed: impl Fn(u64) -> bool) -> Vec<(Completion, Option<Vec<u32>>)> {
         let (mut came, mut ended) = (Vec::new(), Vec::new());
         for output in outputs {

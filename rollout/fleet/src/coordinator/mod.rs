@@ -1,4 +1,4 @@
-//! The coordinator beside the learner: what samples for the step loop is workers on other hosts.
+//! The coordinator beside the learner: workers on other hosts sample for the step loop.
 //!
 //! | file | subject |
 //! |---|---|

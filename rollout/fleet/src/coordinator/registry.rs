@@ -1,4 +1,4 @@
-//! What the coordinator knows of a worker.
+//! The coordinator's record of a worker.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,24 +10,24 @@ use shared::{
     channel::fleet::{Edition, KernelClass, Report, Unfetched, Work},
 };
 
-/// Prompts that are remembered of a worker, the newest: those of which something may not be trained on yet.
+/// Prompts that are remembered of a worker: the newest ones, some of which may not be trained on yet.
 const REMEMBERED: usize = 1 << 16;
-/// How much of the past a worker's rate is of.
+/// Seconds of the past that a worker's rate covers.
 const RATE_MEMORY_S: f64 = 20.0;
 
 /// A row of the dataset in an epoch.
 pub type Prompt = (PromptId, u32);
 
-/// Whether something is wanted of a worker.
+/// Whether the coordinator takes completions of a worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Standing {
-    /// It is.
+    /// It does.
     Welcome,
-    /// It is not.
+    /// It does not.
     Dropped {
-        /// Why.
+        /// The reason.
         reason: String,
-        /// Whether what it made was wrong.
+        /// Whether the worker's completions were wrong.
         wrong: bool,
     },
 }
@@ -35,25 +35,25 @@ pub enum Standing {
 /// A worker that has called.
 #[derive(Debug)]
 pub struct Worker {
-    /// What people call it.
+    /// Its name, for people.
     pub name: String,
-    /// What it computes with, once it has begun to.
+    /// The kernels that it computes with, once it has begun to compute.
     pub class: Option<KernelClass>,
     /// When it joined.
     pub joined: Instant,
     /// When it last called.
     pub seen: Instant,
-    /// When it last got on with what it holds, or got something to get on with.
+    /// When it last made progress with its leases, or got leases after it had none.
     pub progress: Instant,
     /// Since when its connection is gone.
     pub gone_since: Option<Instant>,
-    /// It was stuck; until when it is given nothing.
+    /// The time until which it gets no leases, because it was stuck.
     pub rest_until: Option<Instant>,
-    /// What it has in use.
+    /// The edition that it has in use.
     pub edition: Option<Edition>,
     /// The edition that it refuses, by version and publication, with the reason.
     pub refusal: Option<(PolicyVersion, u64, String)>,
-    /// What does not come to it from the store.
+    /// The edition that it cannot get from the store.
     pub unfetched: Option<Unfetched>,
     /// Its counters.
     pub work: Work,
@@ -61,7 +61,7 @@ pub struct Worker {
     pub clock_off_s: f64,
     /// Completions that counted.
     pub completions: u64,
-    /// Completions that another was first with.
+    /// Completions that another worker made first.
     pub twice: u64,
     /// Leases that were taken back.
     pub expired: u64,
@@ -70,7 +70,7 @@ pub struct Worker {
     max_num_seqs: usize,
     rate: Option<f64>,
     standing: Standing,
-    /// Prompts of which it has made something, with the step that each was handed over for.
+    /// Prompts for which it has made something, with the step for which each was handed over.
     made: BTreeMap<Prompt, Option<u64>>,
     distrusted: BTreeSet<Prompt>,
 }
@@ -130,13 +130,13 @@ impl Worker {
         self.work = report.work;
     }
 
-    /// Whether something is wanted of it.
+    /// Whether the coordinator takes completions of it.
     #[must_use]
     pub fn is_welcome(&self) -> bool {
         self.standing == Standing::Welcome
     }
 
-    /// Why nothing is.
+    /// The reason why it was dropped.
     #[must_use]
     pub fn dropped(&self) -> Option<&str> {
         match &self.standing {
@@ -151,7 +151,7 @@ impl Worker {
         self.gone_since.is_some()
     }
 
-    /// Whether it could make something of the announced edition, or of the one before.
+    /// Whether it could sample from the announced edition, or from the one before.
     #[must_use]
     pub fn can_sample(&self, announced: &Option<Edition>) -> bool {
         self.is_welcome() && !self.is_gone() && self.max_num_seqs > 0 && self.edition.is_some() && announced.is_some()
@@ -190,7 +190,7 @@ impl Worker {
         self.rest_until = None;
     }
 
-    /// It has something to get on with.
+    /// Notes that it has leases to work on.
     pub(super) fn begins(&mut self, now: Instant) {
         self.progress = now;
     }
@@ -208,7 +208,7 @@ impl Worker {
         }
     }
 
-    /// Steps that were given something that it made, counted from 1.
+    /// Steps that were given some of its completions, counted from 1.
     pub(super) fn trained_steps(&self) -> Vec<String> {
         let steps: BTreeSet<u64> = self.made.values().filter_map(|step| *step).collect();
         steps.into_iter().map(|step| (step + 1).to_string()).collect()

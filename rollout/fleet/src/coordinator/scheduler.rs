@@ -1,8 +1,8 @@
 //! Who makes what: requests, leases and workers, without a transport or a clock.
 //!
-//! A request is a group that the plan has begun. Its samples wait until they are leased, and are *open* until somebody
-//! has made them: a lease may run out or be made by a worker that comes back late, and the first completion counts. So
-//! nothing that happens to a worker can lose a completion or count one twice.
+//! A request is a group that the plan has begun. Its samples wait until they are leased, and stay *open* until somebody
+//! has made them. A lease may run out, or a worker may come back late and make it all the same; the first completion
+//! counts. So nothing that happens to a worker can lose a completion or count one twice.
 //!
 //! | file | subject |
 //! |---|---|
@@ -30,39 +30,39 @@ use super::{
     registry::Worker,
 };
 
-/// What a scheduler works with.
+/// Everything that a scheduler works with.
 pub struct SchedulerOptions {
     /// Number of the coordinator.
     pub coordinator: u64,
-    /// What a worker has to know of the run.
+    /// The facts of the run that a worker has to know.
     pub facts: RunFacts,
-    /// What the run's figures are computed with.
+    /// The kernels with which the run's figures are computed.
     pub class: KernelClass,
     /// Whether workers of another class are welcome.
     pub accept_other_kernels: bool,
-    /// Without a new token for so long, a worker's leases are given to others.
+    /// After this long without a new token, a worker's leases are given to others.
     pub lease_timeout: Duration,
     /// Tokens of the model.
     pub vocab_size: usize,
     /// Reward functions of the run.
     pub rewards: usize,
-    /// What is made again, and what came of it.
+    /// The checks of leases that are made again, and their results.
     pub checks: Checks,
 }
 
 /// A group that is being made.
 struct Request {
     request: GroupRequest,
-    /// The oldest version that its tokens may be of.
+    /// The oldest version that its tokens may be sampled from.
     version: PolicyVersion,
     /// Samples that nobody has made.
     open: BTreeSet<u32>,
-    /// What reward functions see of it, where the worker that makes all of it is to score it.
+    /// The row that reward functions see, where a worker that makes all samples is to score them.
     row: Option<String>,
 }
 
 impl Request {
-    /// The row, for somebody who is asked for these samples: only all of them together are scored.
+    /// The row, for a worker that is asked for these samples: only all samples together are scored.
     fn row_for(&self, samples: &BTreeSet<u32>) -> Option<&String> {
         self.row.as_ref().filter(|_| samples.len() == self.request.samples.len())
     }
@@ -73,24 +73,24 @@ struct Lease {
     worker: u64,
     request: u64,
     samples: BTreeSet<u32>,
-    /// What the worker has made of it.
+    /// The completions that the worker has made.
     made: Vec<Made>,
-    /// Taken back: the worker is no longer asked for it. What it has made all the same counts.
+    /// Whether it was taken back: the worker is no longer asked for it, but its completions still count.
     withdrawn: bool,
     /// When it was given.
     given: Instant,
-    /// Another worker was asked for the same.
+    /// Whether another worker was asked for the same.
     doubled: bool,
-    /// It is made a second time, to be compared.
+    /// The check, where the lease is made a second time to be compared.
     check: Option<Check>,
 }
 
-/// What all workers have done together.
+/// The work of all workers together.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Totals {
     /// Leases that were taken back.
     pub expired: u64,
-    /// Completions that another was first with.
+    /// Completions that another worker made first.
     pub twice: u64,
     /// Bytes fetched from the store.
     pub fetched_bytes: u64,
@@ -108,7 +108,7 @@ impl Totals {
 pub struct Scheduler {
     options: SchedulerOptions,
     edition: Option<Edition>,
-    /// The newest version that was announced: a learner that was started again makes older ones anew.
+    /// The newest version that was announced. A learner that was restarted makes older ones anew.
     newest: PolicyVersion,
     requests: BTreeMap<u64, Request>,
     /// Samples to be leased, in the order of their requests.
@@ -120,9 +120,9 @@ pub struct Scheduler {
     finished: Vec<(FinishedSequence, Vec<RewardOutcome>)>,
     checks: Checks,
     next_number: u64,
-    /// Seconds from the moment in which a lease is given to its last completion.
+    /// The usual number of seconds from giving a lease to its last completion.
     usual_s: Option<f64>,
-    /// What workers have done that are not remembered any more.
+    /// The work of workers that are not remembered any more.
     forgotten: Totals,
     over: bool,
     /// Calls that could not be read.
@@ -155,7 +155,7 @@ impl Scheduler {
         }
     }
 
-    /// A group is wanted, of `version` or a later one; scored, where there is a row.
+    /// Adds a group that is wanted from `version` or a later one. Workers score it where there is a row.
     pub fn add(&mut self, request: GroupRequest, version: PolicyVersion, row: Option<String>) {
         let number = self.number();
         let open: BTreeSet<u32> = request.samples.iter().copied().collect();
@@ -163,14 +163,14 @@ impl Scheduler {
         self.requests.insert(number, Request { request, version, open, row });
     }
 
-    /// One completion of the requests with a tag, or all, are not wanted any more; what a worker makes of them all the
-    /// same is passed over. Returns those of them that nobody has made, and as they are those that have come and were
-    /// not taken with [`Scheduler::take_finished`].
+    /// Cancels one completion, or all, of the requests with a tag. Later completions of these samples are passed over.
+    /// Returns the cancelled completions. Those that nobody has made are returned as aborted; those that have come and
+    /// were not taken with [`Scheduler::take_finished`] are returned as they are.
     pub fn cancel(&mut self, tag: u64, sample: Option<u32>) -> Vec<FinishedSequence> {
         let of_tag = self.requests.iter().filter(|(_, request)| request.request.tag == tag);
         let numbers: Vec<u64> = of_tag.map(|(number, _)| *number).collect();
         let is_it = |index: u32| sample.is_none_or(|sample| sample == index);
-        // They would come as ended although they were cancelled.
+        // Otherwise they would come as ended although they were cancelled.
         let come = self.finished.extract_if(.., |(made, _)| made.tag == tag && is_it(made.sample));
         let mut cancelled: Vec<FinishedSequence> = come.map(|(made, _)| made).collect();
         for number in numbers {
@@ -195,14 +195,14 @@ impl Scheduler {
         cancelled
     }
 
-    /// Workers are to sample from this edition from now on.
+    /// Makes this the edition that workers are to sample from.
     pub fn announce(&mut self, edition: Edition) {
         self.checks.forget_before(edition.version);
         self.newest = self.newest.max(edition.version);
         self.edition = Some(edition);
     }
 
-    /// What workers are to sample from.
+    /// The edition that workers are to sample from.
     #[must_use]
     pub fn edition(&self) -> Option<&Edition> {
         self.edition.as_ref()
@@ -214,14 +214,14 @@ impl Scheduler {
         self.edition.is_some() && self.workers.values().any(|worker| worker.is_welcome() && worker.has(&self.edition))
     }
 
-    /// What workers sample from.
+    /// The editions that workers sample from.
     #[must_use]
     pub fn editions_in_use(&self) -> Vec<Edition> {
         let at_work = self.workers.values().filter(|worker| worker.is_welcome());
         at_work.filter_map(|worker| worker.edition.clone()).collect()
     }
 
-    /// The run is over: workers are sent home.
+    /// Ends the run: workers are told to end.
     pub fn close(&mut self) {
         self.over = true;
     }
@@ -260,7 +260,7 @@ impl Scheduler {
         self.workers.iter()
     }
 
-    /// What all workers have done, those included that are not remembered any more.
+    /// The work of all workers, including those that are not remembered any more.
     #[must_use]
     pub fn totals(&self) -> Totals {
         let mut totals = self.forgotten;
@@ -274,38 +274,39 @@ impl Scheduler {
         self.active(worker).count()
     }
 
-    /// Whether a worker could make something.
+    /// Whether any worker could sample.
     #[must_use]
     pub fn has_someone_at_work(&self) -> bool {
         self.workers.values().any(|worker| worker.can_sample(&self.edition))
     }
 
-    /// What was compared so far.
+    /// The checks and their results so far.
     #[must_use]
     pub fn checks(&self) -> &Checks {
         &self.checks
     }
 
-    /// Checks to be decided beside the learner: those that no other worker can make, and those of which two differ.
+    /// Checks to be decided beside the learner: those that no other worker can make, and those in which two workers
+    /// differ.
     pub fn take_cases(&mut self, now: Instant) -> Vec<Check> {
         let mut able = self.workers.values().filter(|worker| worker.can_sample(&self.edition));
         let alone = able.next().is_none() || able.next().is_none();
         self.checks.take_cases(alone, self.options.lease_timeout, now)
     }
 
-    /// What a case has turned out to be. Workers that were wrong are dropped.
+    /// Takes the finding about a case. Workers that were wrong are dropped.
     pub fn decide(&mut self, check: &Check, verdict: Result<Found, String>) {
         for (worker, reason) in self.checks.decide(check, verdict) {
             self.drop_worker(worker, reason, true);
         }
     }
 
-    /// Prompts of which a worker that was dropped for wrong completions has made something; each once.
+    /// Prompts for which a worker that was dropped for wrong completions has made something; each is returned once.
     pub fn take_distrusted(&mut self) -> Vec<(PromptId, u32)> {
         self.workers.values_mut().flat_map(Worker::take_distrusted).collect()
     }
 
-    /// A group of these prompts goes to the learner, for a step.
+    /// Notes that a group of this prompt goes to the learner, for a step.
     pub fn handed_over(&mut self, prompt: PromptId, epoch: u32, step: u64) {
         self.workers.values_mut().for_each(|worker| worker.handed_over((prompt, epoch), step));
     }
@@ -319,7 +320,7 @@ impl Scheduler {
             return Orders { coordinator, refused: Some(reason), finished, ..Orders::default() };
         }
         if report.name.is_empty() {
-            // It only wants to know whether it could be a worker.
+            // The caller only wants to know whether it could be a worker.
             let facts = Some(self.options.facts.clone());
             return Orders { coordinator, facts, edition: self.edition.clone(), finished, ..Orders::default() };
         }

@@ -1,4 +1,4 @@
-//! The thread that answers workers, and what it and the step loop share.
+//! The thread that answers workers, and the state that it shares with the step loop.
 
 use std::{
     io,
@@ -23,17 +23,17 @@ use crate::weights::Trouble;
 const POLL: Duration = Duration::from_millis(2);
 /// Time between two looks at deadlines.
 const TICK: Duration = Duration::from_millis(100);
-/// Time between two words on a run that nobody samples for.
+/// Time between two warnings that nobody samples.
 const ALONE: Duration = Duration::from_secs(60);
 
-/// What the step loop and the thread that answers share.
+/// The state that the step loop and the answering thread share.
 pub(super) struct Shared {
     scheduler: Mutex<Scheduler>,
-    /// Completions have come.
+    /// Signals that completions have come.
     pub(super) arrived: Condvar,
-    /// Workers are to be woken.
+    /// Whether workers are to be woken.
     news: AtomicBool,
-    /// The thread is to end.
+    /// Whether the thread is to end.
     pub(super) over: AtomicBool,
     /// Bytes sent to the store, for the table.
     pub(super) store_bytes: AtomicU64,
@@ -62,7 +62,7 @@ impl Shared {
         self.scheduler.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has workers call.
+    /// Wakes workers, so that they call.
     pub(super) fn wake_workers(&self) {
         self.news.store(true, Ordering::Release);
     }
@@ -74,17 +74,17 @@ pub(super) struct Server<E> {
     shared: Arc<Shared>,
     run_dir: RunDir,
     listen: String,
-    /// Since when nobody samples.
+    /// The time since which nobody samples.
     alone: Instant,
-    /// When that was last said.
+    /// When a warning last said so.
     told: Option<Instant>,
 }
 
 impl<E: CoordinatorEnd + 'static> Server<E> {
-    /// Begins to answer calls at `end`; `listen` is where workers reach it, for people.
+    /// Begins to answer calls at `end`. `listen` is the address at which workers reach it, for messages.
     ///
     /// # Errors
-    /// When there can be no thread.
+    /// When no thread can be started.
     pub(super) fn start(end: E, shared: Arc<Shared>, run_dir: RunDir, listen: String) -> io::Result<JoinHandle<()>> {
         let mut server = Self { end, shared, run_dir, listen, alone: Instant::now(), told: None };
         thread::Builder::new().name("coordinator".into()).spawn(move || server.run())
@@ -137,7 +137,7 @@ impl<E: CoordinatorEnd + 'static> Server<E> {
         }
     }
 
-    /// Writes the table, and says so when nobody samples.
+    /// Writes the table, and warns when nobody samples.
     fn write(&mut self, now: Instant) {
         let mut table = table::of(&self.shared.scheduler(), now);
         if table.at_work() > 0 {

@@ -13,7 +13,7 @@ use crate::messages::class_in_words;
 /// A worker that has not called for so long is shown as silent.
 const SILENT: Duration = Duration::from_secs(3);
 
-/// What the learner is told of the workers. Bytes in the store and time without workers are known elsewhere.
+/// The workers' status for the learner. Others fill in the bytes in the store and the time without workers.
 #[must_use]
 pub fn status(scheduler: &Scheduler, now: Instant) -> FleetStatus {
     let newest = scheduler.edition().map(|edition| edition.version.0);
@@ -27,7 +27,7 @@ pub fn status(scheduler: &Scheduler, now: Instant) -> FleetStatus {
         ..FleetStatus::default()
     };
     for (_, worker) in scheduler.workers() {
-        // How many leases it has is not told here.
+        // The number of its leases is not told here.
         if state(worker, 0, now).at_work() {
             status.workers += 1;
             status.tokens_per_s += worker.rate().unwrap_or(0.0) as u64;
@@ -91,7 +91,7 @@ fn row(scheduler: &Scheduler, number: u64, worker: &Worker, newest: Option<u64>,
     }
 }
 
-/// Versions that a worker is behind.
+/// How many versions a worker is behind.
 fn staleness(worker: &Worker, newest: Option<u64>) -> Option<u64> {
     newest.zip(worker.version()).map(|(newest, version)| newest.saturating_sub(version.0))
 }

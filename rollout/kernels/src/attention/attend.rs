@@ -1,4 +1,4 @@
-//! What the queries of a block attend to.
+//! The attention of the queries of a block.
 
 use std::{cell::RefCell, ops::Range};
 
@@ -78,7 +78,7 @@ impl<'a> Attend<'a> {
         unsafe {
             let mut next = self.claim::<S>(&mut ahead);
             while let Some(block) = next {
-                // Claimed one early, so that its pages are on their way.
+                // The next block is claimed early, so that its pages are on their way.
                 next = self.claim::<S>(&mut ahead);
                 let needed = block.words::<K>();
                 if buffer.len() < needed {
@@ -101,7 +101,7 @@ impl<'a> Attend<'a> {
             head,
             pieces: Piece::ALL.map(|piece| self.call.pieces(head, piece)),
         };
-        // Pieces of a sequence read what the piece before has just read.
+        // Pieces of a sequence need no prefetching: the piece before has just read the same pages.
         let spans = if self.store { block.spans() } else { &[] };
         // SAFETY: the caller vouches for the instruction set.
         unsafe {
@@ -130,7 +130,7 @@ impl<'a> BlockOfHead<'a> {
         HeadPages { shape: self.call.shape, pages, pieces: self.pieces }
     }
 
-    /// Pages of the prefix of the block's sequences, those of which a token of the block sees something.
+    /// The pages of the shared prefix that a token of the block sees.
     fn prefix(&self) -> Run<'a> {
         let span = &self.spans()[0];
         let seen = |token| self.call.first_seen(token);
@@ -138,7 +138,7 @@ impl<'a> BlockOfHead<'a> {
         self.pages(&span.prefix_pages, first.unwrap_or(0), span.prefix_len)
     }
 
-    /// A sequence's own pages as far as its tokens in the block see them, and these tokens.
+    /// A sequence's own pages that its tokens in the block see, and these tokens.
     fn own(&self, span: &Span) -> (Run<'a>, Range<usize>) {
         let tokens = span.tokens.start.max(self.tokens.start)..span.tokens.end.min(self.tokens.end);
         let positions = span.own_len + tokens.end - span.tokens.start;
@@ -146,7 +146,7 @@ impl<'a> BlockOfHead<'a> {
         (self.pages(&span.own_pages, first, positions), tokens)
     }
 
-    /// Those of some pages on which positions from `first` to `end` are.
+    /// The pages among `all` that hold positions from `first` to `end`.
     fn pages(&self, all: &Range<usize>, first: usize, end: usize) -> Run<'a> {
         let first = if first < end { first / PAGE } else { end.div_ceil(PAGE) };
         Run { pages: &self.call.spans.pages[all.clone()][first..end.div_ceil(PAGE)], start: first * PAGE }

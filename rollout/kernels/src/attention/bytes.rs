@@ -1,8 +1,8 @@
 //! Attention over keys and values in bytes.
 //!
 //! Turning bytes into floats would take longer than multiplying them. So queries and weights become whole numbers of
-//! sixteen bits, with a scale for each row. Both bytes of each are multiplied with those of keys and values in one
-//! pass. The sums are exact, and what is rounded depends on its row alone.
+//! sixteen bits, with a scale for each row. One pass multiplies both of their bytes with the bytes of keys and values.
+//! The sums are exact, and the rounding of a row depends on that row alone.
 //!
 //! Coming pages are asked for before each of these loops and not within, since the loops are short and fill the
 //! registers.
@@ -27,7 +27,7 @@ pub(super) struct Bytes<D>(PhantomData<D>);
 /// Four bytes of 1.
 const ONES: u32 = 0x0101_0101;
 
-/// What is added to queries, so that they are not negative.
+/// Added to queries, so that they are not negative.
 const OFFSET: i32 = 1 << 15;
 
 impl<D: Dot> Stored for Bytes<D> {
@@ -196,7 +196,7 @@ impl Split {
     #[inline(always)]
     unsafe fn write(self, x: &[f32], most: f32, offset: i32) {
         let largest = largest(x);
-        // As for bytes: nothing becomes infinite, and what is not a number shows in the scale.
+        // As for bytes: nothing becomes infinite, and a NaN shows in the scale.
         let factor = if (most / largest).is_finite() { most / largest } else { 0.0 };
         // SAFETY: the caller vouches for the row.
         unsafe {

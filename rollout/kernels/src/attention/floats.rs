@@ -1,4 +1,4 @@
-//! Attention over keys and values as they are.
+//! Attention over keys and values in fp32.
 
 use super::{
     super::{
@@ -100,13 +100,13 @@ impl Stored for Floats {
     }
 }
 
-/// Whether the sums of so many rows leave registers for more.
+/// Whether the sums of so many rows leave registers free.
 fn is_light<S: Simd>(rows: usize) -> bool {
     2 * rows <= S::ROWS
 }
 
-/// [`multiply`], asking for what comes on the way, or before where the sums fill the registers: they would leave them
-/// for what a round asks for.
+/// [`multiply`] with prefetching: on the way or, where the sums fill the registers, before. They would leave no
+/// registers for the requests of a round.
 #[inline(always)]
 unsafe fn multiply_and_ask<S: Simd, const R: usize, const N: usize>(
     depth: usize,

@@ -1,9 +1,9 @@
 //! Grouped-query attention over a paged cache, with prompts shared by their completions.
 //!
 //! A sequence is a prefix followed by pages of its own. Other sequences may share the prefix, and nobody extends it any
-//! more. Its keys and values are read once for all query heads and sequences that attend to it, which are the rows of
-//! one product. Whether rows are multiplied together does not show in any of them. The two parts of a row's softmax are
-//! joined by their log-sum-exps.
+//! more. All query heads and sequences that attend to the prefix are the rows of one product, so its keys and values
+//! are read once. Whether rows are multiplied together does not show in any of them. The two parts of a row's softmax
+//! are joined by their log-sum-exps.
 //!
 //! A step of many sequences reads every key and value once and does little with it. So it is as fast as the memory, as
 //! long as something is always under way from there. [`prefetch`] asks for coming pages during products and
@@ -33,7 +33,7 @@ use super::{
 /// Widest head.
 pub const MAX_HEAD_DIM: usize = 512;
 
-/// What does not change from call to call.
+/// The part of a layer's attention that does not change from call to call.
 #[derive(Debug, Clone, Copy)]
 pub struct Attention<'a> {
     /// Query heads.
@@ -70,8 +70,8 @@ impl Attention<'_> {
         self.check(qkv, spans, shape, out);
         let call =
             Call { attention: *self, shape, spans, qkv, cache: Shared::new(pages.data()), out: Shared::new(out) };
-        // A block of whole sequences stores what it needs by itself. A piece of a sequence needs what other tasks have
-        // stored, so that is done before.
+        // A block of whole sequences stores its own keys and values. A piece of a sequence needs keys and values that
+        // other tasks store, so all are stored before.
         let apart = if spans.cuts_sequences() { store::tasks(spans) } else { 0 };
         let (to_store, to_attend) = (Claims::new(apart), Claims::new(spans.blocks.len() * shape.kv_heads));
         threads.run(&|| {

@@ -1,4 +1,4 @@
-//! What rows attend to at a time: a prefix, or a sequence's own pages.
+//! The pages that rows attend to at a time: of a prefix, or a sequence's own.
 
 use super::{
     super::pages::{PageShape, Piece},

@@ -1,8 +1,8 @@
-//! Asking for keys and values before they are read.
+//! Prefetching of keys and values.
 //!
-//! A core has a dozen or so of the cache lines that it asks for on their way at the same time. The second cache level
-//! adds to them when it reads ahead, within each 4 KB of addresses that are gone through in order. So several such
-//! stretches are asked for at once, a few lines of each in turn.
+//! A core has only a dozen or so requested cache lines on their way at the same time. The second cache level adds to
+//! them when it reads ahead, within each 4 KB of addresses that are read in order. So several such stretches are
+//! requested at once, a few lines of each in turn.
 
 use super::{
     super::{
@@ -14,17 +14,17 @@ use super::{
     part::HeadPages,
 };
 
-/// Stretches that are asked for in turn.
+/// Stretches that are requested in turn.
 const SIDES: usize = 4;
 
 /// Lines of a stretch, at most: as far as the second cache level reads ahead.
 const STRETCH: usize = 64;
 
-/// Lines that may be asked for before the ones at hand: they wait in the second cache level.
+/// How many lines the requests may be ahead of the reads: these lines wait in the second cache level.
 const LEAD: usize = 1024;
 
-/// Lines of lead that the products need. More lead is built up while nothing is read. The next products use it up,
-/// since they ask for less than they read: memory is then as busy at one time as at the other.
+/// Lines of lead that the products need. The lead grows while nothing is read. The next products use it up, since they
+/// request fewer lines than they read: memory is then as busy at one time as at the other.
 const CLOSE: usize = 256;
 
 /// Neighbouring cache lines.
@@ -35,22 +35,22 @@ pub(super) struct Stretch {
     end: usize,
 }
 
-/// The keys and values that a thread's jobs read, in the order in which they do, and how far they have been asked for.
+/// The keys and values that a thread's jobs read, in the order of reading, and how far they have been requested.
 pub(super) struct Prefetcher {
     pub stretches: Vec<Stretch>,
-    /// First of the stretches that are being asked for.
+    /// First of the stretches that are being requested.
     next: usize,
-    /// What is left of these; a place that is empty repeats the first.
+    /// The rest of each of these stretches; an empty place repeats the first.
     sides: [*const f32; SIDES],
     count: usize,
-    /// Lines of each when it was turned to, and those left of it.
+    /// Lines of each when the prefetcher turned to them, and the lines that are left of each.
     opened: usize,
     left: usize,
-    /// Lines up to the end of the first.
+    /// Lines up to the end of the first of them.
     first_end: usize,
     /// Lines of all stretches.
     all: usize,
-    /// Lines that have been asked for, or read without.
+    /// Lines that have been requested, or read without a request.
     asked: usize,
     /// Lines that have been read.
     read: usize,
@@ -61,7 +61,7 @@ pub(super) struct Prefetcher {
 }
 
 impl Prefetcher {
-    /// Nothing to ask for yet; `stretches` are those of an earlier call, for their memory.
+    /// A prefetcher without stretches, in the memory of those of an earlier call.
     pub fn new(mut stretches: Vec<Stretch>, shape: PageShape) -> Self {
         stretches.clear();
         Self {
@@ -80,7 +80,7 @@ impl Prefetcher {
         }
     }
 
-    /// Adds a part behind all others: its keys, then its values. Asks for their scales, which are few.
+    /// Adds a part behind all others: its keys, then its values. Requests their scales, which are few.
     ///
     /// # Safety
     /// The instruction set of `S` must be available.
@@ -107,13 +107,13 @@ impl Prefetcher {
         }
     }
 
-    /// The keys, or the values, of `count` pages are not needed any more.
+    /// Notes that the keys, or the values, of `count` pages are not needed any more.
     pub fn pass(&mut self, count: usize) {
         self.passed += count * self.of_page;
     }
 
-    /// The keys, or the values, of `count` pages are being read, from the `index`th on that has not passed. Returns
-    /// what is to be asked for meanwhile, each side in `rounds` rounds.
+    /// Notes that the keys, or the values, of `count` pages are being read; `index` pages that have not passed lie
+    /// before them. Returns the lines to request meanwhile, each side in `rounds` rounds.
     #[inline(always)]
     pub fn reading(&mut self, index: usize, count: usize, rounds: usize) -> Coming {
         self.read = self.read.max(self.passed + (index + count) * self.of_page);
@@ -122,7 +122,7 @@ impl Prefetcher {
         self.coming(if close { lines + lines / 8 } else { lines - lines / 4 }, rounds)
     }
 
-    /// Nothing is being read. Returns at most `lines` lines that are to be asked for.
+    /// Returns at most `lines` lines to request while nothing is being read.
     #[inline(always)]
     pub fn idle(&mut self, lines: usize) -> Coming {
         self.coming(lines, 1)
@@ -149,7 +149,7 @@ impl Prefetcher {
         coming
     }
 
-    /// Leaves out what has been asked for or read, and turns to the stretches behind it.
+    /// Leaves out stretches that have been requested or read, and turns to those behind them.
     #[inline(always)]
     fn turn_to_next(&mut self) {
         for (stretch, side) in self.stretches[self.next..].iter_mut().zip(self.sides).take(self.count) {
@@ -176,7 +176,7 @@ impl Prefetcher {
     }
 }
 
-/// What is to be asked for while something else is done: in every round some lines of each side.
+/// Cache lines to request while something else is done: in every round some lines of each side.
 #[derive(Clone, Copy)]
 pub(super) struct Coming {
     from: [*const f32; SIDES],
@@ -184,7 +184,7 @@ pub(super) struct Coming {
     lines: usize,
     /// Rounds that are left.
     rounds: usize,
-    /// Lines of a side that were asked for.
+    /// Lines of a side that were requested.
     asked: usize,
 }
 
@@ -205,7 +205,7 @@ impl Ahead for Coming {
 }
 
 impl Coming {
-    /// Asks for the lines of all rounds that are left.
+    /// Requests the lines of all rounds that are left.
     ///
     /// # Safety
     /// The instruction set of `S` must be available.
@@ -247,7 +247,7 @@ mod tests {
         for pages in [1, 3, 4, 17, 57, 200] {
             let mut ahead = ahead(pages);
             let mut asked = Vec::new();
-            // Enough that nothing is read before it was asked for.
+            // Enough that nothing is read before it was requested.
             for _ in 0..20 {
                 note(&mut asked, ahead.idle(64));
             }

@@ -1,4 +1,4 @@
-//! The products of attention, queries with keys and weights with values, whatever keys and values are stored as.
+//! The products of attention, queries with keys and weights with values, for every format of keys and values.
 
 use std::ops::Range;
 
@@ -13,10 +13,10 @@ use super::{
     softmax::{Partial, exponentials},
 };
 
-/// Pages whose keys are multiplied with all rows before the next ones are.
+/// Pages whose keys are multiplied with all rows before those of the next pages.
 const CHUNK: usize = 4;
 
-/// What keys and values are stored as, and how rows are multiplied with them.
+/// The format of keys and values, and how rows are multiplied with them.
 pub(super) trait Stored {
     /// Rows of queries, or of weights, as they are multiplied.
     type Rows: Copy;
@@ -58,8 +58,8 @@ pub(super) trait Stored {
         ahead: &mut Prefetcher,
     );
 
-    /// `out[r] = Σ weights[r][position] * values[position]` for `R` rows and `N` blocks from `block` on. What lies
-    /// behind the first `positions` positions may be stale; it weighs nothing.
+    /// `out[r] = Σ weights[r][position] * values[position]` for `R` rows and `N` blocks from `block` on. Values behind
+    /// the first `positions` positions may be stale; their weight is 0.
     ///
     /// # Safety
     /// As for [`Stored::keys`].
@@ -79,7 +79,7 @@ pub(super) trait Stored {
     unsafe fn call<S: Simd, T: Task>(task: T) -> T::Output;
 }
 
-/// What rows are.
+/// The kind of rows.
 #[derive(Clone, Copy)]
 pub(super) enum Operand {
     Queries,
@@ -91,8 +91,8 @@ const fn least(a: usize, b: usize) -> usize {
     if a < b { a } else { b }
 }
 
-/// Scores, exponentials and weighted values of some rows over the positions of one part that each of them sees; the
-/// last row sees to the end. Of `buffer`, each row may use a word for every position, and [`Stored::words`] for its
+/// Computes scores, exponentials and weighted values of some rows, each over the positions of one part that it sees;
+/// the last row sees to the end. In `buffer`, each row may use a word for every position, and [`Stored::words`] for its
 /// query and for its weights.
 ///
 /// # Safety

@@ -43,13 +43,13 @@ impl<'a> Partial<'a> {
     }
 }
 
-/// Blocks of scores between two rounds of asking, and the cache lines of a round.
+/// Blocks of scores between two rounds of requests, and the cache lines of a round.
 const ROUND: usize = 8;
 const LINES: usize = 16;
 
-/// Turns a row of scores into weights of the values, `e^(score - largest)` times the scale of the value, and 0 outside
-/// of what is seen; returns the largest score and the sum of the exponentials. Where nothing is seen these are a score
-/// that loses against every other, and 0.
+/// Turns a row of scores into weights of the values: `e^(score - largest)` times the scale of the value, and 0 outside
+/// of `seen`. Returns the largest score and the sum of the exponentials. Where nothing is seen, these are negative
+/// infinity and 0.
 ///
 /// # Safety
 /// The instruction set of `S` must be available, and the values have scales if they are `scaled`.
@@ -87,7 +87,7 @@ pub(super) unsafe fn exponentials<S: Simd>(
                 ahead.idle(LINES).ask_rest::<S>();
             }
             let mut e = simd::exp::<S>(S::add(S::load(block.as_ptr()), shift));
-            // What lies before a window weighs no more than e^-87; what lies behind the end may be no number.
+            // Positions before a window weigh no more than e^-87. Those behind the end may hold NaNs.
             if i == last {
                 S::store(block.as_mut_ptr(), e);
                 block[seen.end - last * LANES..].fill(0.0);
@@ -106,7 +106,7 @@ pub(super) unsafe fn exponentials<S: Simd>(
     }
 }
 
-/// Turns the maxima of both parts of each row into the weights of their values; without a prefix, of those of its own.
+/// Turns the maxima of both parts of each row into the factors of their values. Without a prefix, there is one part.
 ///
 /// # Safety
 /// The instruction set of `S` must be available.

@@ -1,4 +1,4 @@
-//! What becomes of the sums: scales, bias, activation, residual.
+//! The way from sums to outputs: scales, bias, activation, residual.
 
 use super::{
     super::{

@@ -121,7 +121,7 @@ unsafe fn byte_tile<S: Simd, D: Dot, const R: usize>(
 unsafe fn half_tile<S: Simd, const R: usize>(job: &Panels<'_>, panel: usize, first: usize, mut ahead: Prefetch) {
     let shape = job.layer.shape;
     let round = shape.format.round();
-    // Which tile of a round on the left is multiplied with which on the right.
+    // Pairs of tiles of a round, one on the left and one on the right, that are multiplied.
     let products: &[(usize, usize)] =
         if shape.format == Format::Bf16x3 { &[(0, 0), (0, 1), (1, 1)] } else { &[(0, 0)] };
     // SAFETY: the panel and the tile lie within their buffers; the caller vouches for the instruction set.

@@ -20,8 +20,8 @@ pub(super) struct Layout {
     pub tiling: Tiling,
     /// Words of a row.
     words: usize,
-    /// Sixteen words of sixteen rows at a time, a block of rows after the other, as tile registers take them. Or
-    /// [`STRETCH`] words of all rows, row by row, before the next stretch of them.
+    /// Whether rows lie as tile registers take them: sixteen words of sixteen rows at a time, one block of rows after
+    /// the other. Else [`STRETCH`] words of all rows, row by row, lie before the next stretch of them.
     blocks: bool,
 }
 
@@ -49,7 +49,7 @@ impl Layout {
         first * self.words
     }
 
-    /// Where a row's stretch with this word begins, which must be its first.
+    /// Where the stretch of a row begins that has `word` as its first word.
     pub fn stretch(self, word: usize, row: usize) -> usize {
         debug_assert!(word.is_multiple_of(STRETCH), "a stretch begins at word {word}");
         word * self.tiling.rows() + row * STRETCH
@@ -108,10 +108,10 @@ impl Task for Pack<'_> {
     }
 }
 
-/// What bytes of the input are stored with for vector registers, where they are unsigned.
+/// Added to the bytes of the input for vector registers, where they are unsigned.
 pub(super) const OFFSET: i32 = 128;
 
-/// Scale of a row of bytes, and what its figures are multiplied with.
+/// Scale of a row of bytes, and the factor that turns its numbers into bytes.
 fn byte_scale(x: &[f32]) -> (f32, f32) {
     let largest = largest(x);
     (largest / BYTE_MAX, to_bytes(largest))

@@ -1,7 +1,7 @@
 //! One linear layer in one pass: norm of the input, product with packed weights, bias, gate, residual.
 //!
-//! `left` prepares the input, `lanes` multiplies in vector registers, `tiles` in those of AMX, and `finish` makes
-//! outputs of the sums. Of one format, both multiply to the same bits.
+//! `left` prepares the input, `lanes` multiplies in vector registers, `tiles` in those of AMX, and `finish` turns sums
+//! into outputs. For the same format, `lanes` and `tiles` give the same bits.
 
 mod finish;
 mod lanes;
@@ -31,7 +31,7 @@ pub struct Norm<'a> {
     pub epsilon: f32,
 }
 
-/// What becomes of a gate before it is multiplied.
+/// The function that a gate goes through before it is multiplied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Activation {
     /// `x / (1 + e^-x)`.
@@ -47,22 +47,22 @@ pub struct Linear<'a> {
     pub shape: PackedShape,
     /// The packed weights.
     pub panels: &'a [f32],
-    /// What belongs to packed bytes.
+    /// Scales and sums of packed bytes.
     pub quantized: Option<&'a Quantized>,
     /// In the order of the packed columns, padded ([`PackedShape::pack_bias`]).
     pub bias: Option<&'a [f32]>,
     /// Applied to the input.
     pub norm: Option<Norm<'a>>,
-    /// Of the gate, where the columns are gated.
+    /// The gate's activation, where the columns are gated.
     pub activation: Activation,
 }
 
-/// What a call reads.
+/// The input of a call.
 #[derive(Debug, Clone, Copy)]
 pub struct Input<'a> {
     /// `[tokens, depth]`.
     pub x: &'a [f32],
-    /// The rows of `x` that are wanted, in this order; all of them if absent.
+    /// The rows of `x` to compute, in this order; all of them if absent.
     pub rows: Option<&'a [usize]>,
     /// `[rows, outputs]`, added at the end.
     pub residual: Option<&'a [f32]>,
@@ -87,8 +87,8 @@ impl Linear<'_> {
             return;
         }
         let layout = Layout::new(self.shape, rows, isa);
-        // Not zeroed: every element is written before it is read. Rows that fill up a block of tiles are not, and
-        // nobody asks for what comes of them.
+        // Not zeroed: every element is written before it is read, but for rows that fill up a block of tiles. Nobody
+        // reads their results.
         let slack = ALIGNMENT / size_of::<f32>();
         if scratch.len() < layout.len() + slack {
             scratch.resize(layout.len() + slack, 0.0);
@@ -132,19 +132,19 @@ struct PanelTile {
     ahead: Prefetch,
 }
 
-/// What a thread multiplies: panel after panel as they are claimed, and each with all tiles.
+/// The work of a thread: panel after panel as they are claimed, and each with all tiles.
 struct PanelTiles<'a> {
     panels: &'a Panels<'a>,
     panel: Option<usize>,
     next: Option<usize>,
     tile: usize,
-    /// Cache lines of the next panel to ask for in one round, and words of it in one tile.
+    /// Cache lines of the next panel to request in one round, and words of it in one tile.
     lines: usize,
     share: usize,
 }
 
 impl<'a> PanelTiles<'a> {
-    /// The next panel is asked for every `round` steps.
+    /// Requests part of the next panel every `round` steps.
     fn new(panels: &'a Panels<'a>, round: usize) -> Self {
         // While a panel is multiplied, the next one is fetched in equal shares, one for each tile of rows.
         let lines = (round * PANEL / LINE).div_ceil(panels.layout.tiling.count());

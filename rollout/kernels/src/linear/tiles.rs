@@ -31,8 +31,8 @@ impl Task for OnTiles<'_> {
             let (shape, round) = (panels.layer.shape, panels.layer.shape.format.round());
             for PanelTile { panel, first, height, ahead } in PanelTiles::new(panels, round) {
                 let count = shape.steps() / round;
-                // Half of what comes next is asked for during the product and half while the sums become outputs, so
-                // that memory is never idle: it is what bounds few rows.
+                // Half of the next panel is requested during the product and half while the sums become outputs. So
+                // memory, which limits products of few rows, is never idle.
                 let lines = ahead.lines / 2;
                 let mut coming = Prefetch {
                     from: ahead.from.wrapping_add(lines * count * LINE),

@@ -68,7 +68,7 @@ pub(crate) trait ByteTask {
     unsafe fn run<S: Simd, D: Dot>(self);
 }
 
-/// A task on bytes with what multiplies them.
+/// A task on bytes, with the instruction set that multiplies them.
 pub(super) struct With<T, D>(pub T, pub D);
 
 impl<T: ByteTask, D: Dot> Task for With<T, D> {

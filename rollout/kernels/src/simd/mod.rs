@@ -98,7 +98,7 @@ pub(crate) unsafe fn exp<S: Simd>(x: S::V) -> S::V {
     const COEFFICIENTS: [f32; 7] = [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0];
     // SAFETY: the caller vouches for the instruction set.
     unsafe {
-        // What is not a number comes through: both give back their second operand then.
+        // A NaN comes through: both operations give back their second operand then.
         let x = S::max(S::splat(-87.0), S::min(S::splat(88.0), x));
         let n = S::round(S::mul(x, S::splat(std::f32::consts::LOG2_E)));
         let r = S::fma(n, S::splat(-LN2_HIGH), x);
@@ -128,7 +128,7 @@ unsafe fn fold<S: Simd>(v: S::V, join: impl Fn(f32, f32) -> f32) -> f32 {
 
 /// Work written once for all instruction sets.
 pub(crate) trait Task {
-    /// What comes out.
+    /// The result.
     type Output;
     /// Does it. Implementations are `#[inline(always)]`, so that the code is compiled for the instruction set of the
     /// caller.
@@ -216,7 +216,7 @@ impl Isa {
         }
     }
 
-    /// Whether products of bytes and of bf16 are those of tiles.
+    /// Whether products of bytes and of bf16 are computed in tiles.
     #[must_use]
     pub fn has_tiles(self) -> bool {
         self.0 == Set::Amx
@@ -239,7 +239,7 @@ impl Isa {
         self.0 == Set::Plain
     }
 
-    /// What it is called when it multiplies this format.
+    /// The name of the instruction set with which it multiplies this format.
     #[must_use]
     pub fn name(self, format: Format) -> &'static str {
         match (self.0, format) {

@@ -99,7 +99,7 @@ impl Model {
             .collect()
     }
 
-    /// What becomes of a key or a value in the cache.
+    /// A key or a value as the cache stores it.
     fn stored(&self, x: &[f32]) -> Vec<f32> {
         match self.format {
             KvFormat::Fp32 => x.to_vec(),
@@ -115,7 +115,7 @@ impl Model {
         }
     }
 
-    /// What the last position of `qkv` attends to.
+    /// The attention of the last position of `qkv`.
     fn reference(&self, qkv: &[Vec<f32>]) -> Vec<f64> {
         let Heads { heads, kv_heads, head_dim } = self.sizes;
         let last = qkv.len() - 1;

@@ -70,7 +70,7 @@ impl Layer {
         first
     }
 
-    /// What the product is made of, by a norm that the layer does not have from now on.
+    /// The input of the product: applies the norm, and takes it from the layer.
     fn take_norm(&mut self, x: &[f32]) -> Vec<f32> {
         match self.gamma.take() {
             Some(gamma) => x.chunks(self.shape.depth).flat_map(|row| normed(row, &gamma)).collect(),
@@ -185,7 +185,7 @@ proptest! {
         layer.shape.format = Format::Bf16x3;
         let x = normal(&mut stream, rows * depth);
         let out = layer.run_everywhere(&x, rows, seed as usize % rows);
-        // One half alone is a hundred times further off.
+        // With one half alone, the error is a hundred times larger.
         assert_close(&out, &layer.reference(&x, None), 1e-4);
     }
 
@@ -245,7 +245,7 @@ proptest! {
 
 #[test]
 fn tiles_are_used_where_the_machine_has_them() {
-    // Of many rows and columns, so that two blocks of rows, one, and a part of one come up.
+    // Many rows and columns, so that two blocks of rows, one block, and a part of one come up.
     let mut stream = Stream::new(&[7]);
     for (format, name) in [(Format::Int8, "amx-int8"), (Format::Bf16, "amx-bf16"), (Format::Bf16x3, "amx-bf16x3")] {
         let mut layer = Layer::random(&mut stream, 576, &[192], Columns::Joined, false, true);
@@ -261,7 +261,7 @@ fn tiles_are_used_where_the_machine_has_them() {
     }
 }
 
-/// Of three columns and three inputs, the second is too small for bytes and the third is not a number.
+/// Three columns and three inputs: the second is too small for bytes, and the third is a NaN.
 #[test]
 fn bytes_of_tiny_numbers_are_zeros_and_what_is_no_number_stays_visible() {
     let depth = 3;

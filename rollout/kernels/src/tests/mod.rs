@@ -34,7 +34,7 @@ fn assert_close(got: &[f32], expected: &[f64], tolerance: f64) {
     }
 }
 
-/// A row after its norm, with the bits that the kernels have: what lies between two bytes, or two halves, is rounded to
+/// A row after its norm, with the bits of the kernels: a number between two bytes, or two halves, is then rounded to
 /// the same one.
 fn normed(x: &[f32], gamma: &[f32]) -> Vec<f32> {
     struct Normed<'a>(&'a [f32], &'a [f32]);

@@ -28,16 +28,17 @@ use signal_hook::{
 
 use super::{NOT_STARTED, Plan, Stage, namespaces, refuse, start, succeeds, system, tree};
 
-/// How often it looks whether the sampler is still there, and the watcher how much is taken.
+/// How often the keeper looks whether the sampler lives, and the watcher how much the program takes.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// The priority that comes before all others.
 const FIRST: i32 = -20;
 
-/// Keeps the program of `words` until it ends or is no longer wanted.
+/// Runs the program of `words` below a watcher, until the program ends or the sampler no longer wants it.
 pub fn run(mut plan: Plan, words: &[OsString]) -> ExitCode {
     system::close_inherited();
-    // However many processes there will be, this one and the watcher get their turn; where that is allowed.
+    // However many processes the program starts, this one and the watcher get processor time (where the system allows
+    // the higher priority).
     let _ = setpriority_process(None, FIRST);
     plan.keeper = std::process::id();
     plan.in_namespace = succeeds(Stage::Probe, &plan, words) && namespaces::enter().is_ok();
@@ -63,7 +64,8 @@ fn keep(plan: &Plan, words: &[OsString]) -> ExitCode {
     };
     loop {
         if let Some(end) = reaped(watcher) {
-            // Without a namespace, which ends with its first process, nothing else ends what a killed watcher leaves.
+            // A PID namespace ends with its first process. Without one, nothing else ends the processes that a killed
+            // watcher leaves behind.
             if !plan.in_namespace {
                 tree::kill_all();
             }
@@ -71,7 +73,7 @@ fn keep(plan: &Plan, words: &[OsString]) -> ExitCode {
         }
         if unwanted() {
             if plan.in_namespace {
-                // With it ends the namespace.
+                // The watcher is the first process of the namespace: the kernel ends the others with it.
                 let _ = kill_process(watcher, Signal::KILL);
                 let _ = wait(WaitOptions::empty());
             } else {
@@ -83,7 +85,7 @@ fn keep(plan: &Plan, words: &[OsString]) -> ExitCode {
     }
 }
 
-/// Waits for whatever has ended, and tells how `child` did if it is among them.
+/// Reaps all children that have ended, and returns the status of `child` if it is one of them.
 pub fn reaped(child: Pid) -> Option<WaitStatus> {
     let mut end = None;
     while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
@@ -98,7 +100,7 @@ pub fn reaped(child: Pid) -> Option<WaitStatus> {
 pub struct Waker(UnixStream);
 
 impl Waker {
-    /// For these signals.
+    /// A sleep that these signals end.
     ///
     /// # Errors
     /// When there are no descriptors.

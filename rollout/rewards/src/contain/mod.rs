@@ -1,17 +1,18 @@
-//! Programs of reward functions, contained: what one may do and take, and that nothing of it outlives the sampler.
+//! Contains the programs of reward functions: bounds what a program may do and take, and ends all of it with the
+//! sampler.
 //!
 //! The sampler starts itself again as `rollout contain PLAN PROGRAM …`, and that starts the program:
 //!
-//! 1. The [`keeper`] closes every descriptor but the three streams, enters namespaces where it may, and ends with all
-//!    below it when the sampler wishes it or is gone, whatever became of that.
-//! 2. The [`watcher`] is the first process of the PID namespace, whose end the kernel makes the end of all others. It
+//! 1. The [`keeper`] closes every descriptor but the three streams and enters namespaces where it may. It ends itself
+//!    and all processes below it when the sampler asks for that or is gone, however the sampler ended.
+//! 2. The [`watcher`] is the first process of the PID namespace: when it ends, the kernel ends all others there. It
 //!    counts processes, threads, memory and disk. Without namespaces, watcher and keeper both gather orphans, and each
-//!    ends them all when the other is gone.
+//!    ends all of them when the other is gone.
 //! 3. The [`seal`] sets limits, Landlock and seccomp for itself, gives capabilities away and becomes the program.
 //!
-//! All of that happens in small processes with one thread, so that nothing needs to be done between fork and exec. What
-//! they have to say goes to standard error, in lines that begin with [`MARK`]. None of it is a wall against a program
-//! that wants to break out: the kernel's whole surface stays open to it.
+//! These are small processes with one thread, so nothing needs to be done between fork and exec. Their messages go to
+//! standard error, in lines that begin with [`MARK`]. The containment is no wall against a program that wants to break
+//! out: the kernel's whole surface stays open to it.
 //!
 //! Each of these processes can be tried by itself: `rollout contain` is a hidden command.
 
@@ -42,31 +43,31 @@ use rustix::{
 use serde::{Deserialize, Serialize};
 use shared::memory::Size;
 
-/// What lines begin with that come from here and not from the program.
+/// The beginning of lines that the containment writes and not the program.
 pub const MARK: &str = "tandem-contain: ";
 
-/// What a line says, behind [`MARK`], in which the program's containment is described.
+/// Follows [`MARK`] in the line that describes the program's containment.
 pub const ACTIVE: &str = "active: ";
 
-/// What a line says, behind [`MARK`], that tells why the program has ended.
+/// Follows [`MARK`] in a line that says why the program has ended.
 pub const ENDED: &str = "ended: ";
 
 /// The exit code where the program could not be started, as shells have it.
 const NOT_STARTED: u8 = 127;
 
-/// What an exit code is above the number of a signal, as shells have it.
+/// Added to the number of a signal in an exit code, as in shells.
 const SIGNALLED: i32 = 128;
 
-/// What a program may do and take.
+/// The permissions and limits of a program.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Plan {
-    /// The process with which everything ends.
+    /// The sampler's process id: everything ends with it.
     pub parent: u32,
     /// Whether it may use the network.
     pub network: bool,
     /// Where it may write, besides its own folder.
     pub writable: Vec<PathBuf>,
-    /// Its own folder, which goes with it.
+    /// Its own folder, which is removed when it ends.
     pub scratch: PathBuf,
     /// Most bytes of memory, of one process and of all together.
     pub memory: u64,
@@ -78,22 +79,22 @@ pub struct Plan {
     pub file_size: u64,
     /// Most bytes of all files of its own folder together.
     pub disk: u64,
-    /// The keeper, once there is one.
+    /// The keeper's process id, once there is one.
     pub keeper: u32,
-    /// Whether it has a PID namespace of its own, which the keeper finds out.
+    /// Whether it is in a PID namespace of its own, as the keeper finds out.
     pub in_namespace: bool,
-    /// Whether everything is mounted read-only there but what it may write to, which the watcher finds out.
+    /// Whether everything but its writable folders is mounted read-only, as the watcher finds out.
     pub read_only: bool,
-    /// The priority that it runs with, which those that contain it do not share.
+    /// Its nice value. The keeper and the watcher have a higher priority.
     pub nice: i32,
 }
 
-/// The steps on the way to the program, each a process or, as the last, the program's own.
+/// The steps on the way to the program. Each runs in a process; the last one becomes the program.
 #[derive(Debug, Clone, Copy)]
 enum Stage {
     Keep,
-    /// Finds out whether there may be namespaces, since who has tried in vain is left in half of them; and inside of
-    /// them, whether they can be furnished.
+    /// Finds out whether namespaces may be entered and furnished. A process that has tried in vain is left in half of
+    /// them, so the attempt has a process of its own.
     Probe,
     ProbeInside,
     Watch,
@@ -114,7 +115,7 @@ impl Stage {
     }
 }
 
-/// The command that starts a program in this way: `rollout` is the program that [`run_if_asked`] is in.
+/// The command that starts a program contained. `rollout` is the path of a program that calls [`run_if_asked`].
 ///
 /// # Errors
 /// A path that is no text.
@@ -139,7 +140,7 @@ fn stage<'a>(
     Ok(command)
 }
 
-/// Does what the command line asks for, if that is a program to be contained. To be called before anything else: the
+/// Runs the stage of containment that the command line names, if it names one. To be called before anything else: the
 /// process must have one thread and no descriptors of its own.
 #[must_use]
 pub fn run_if_asked() -> Option<ExitCode> {
@@ -154,7 +155,7 @@ pub fn run_if_asked() -> Option<ExitCode> {
     if words.is_empty() {
         return Some(refuse("there is no program to be started"));
     }
-    // Whoever kills samplers by their name shall not kill what cleans up behind them.
+    // A user who kills samplers by name must not kill the processes that clean up behind them.
     let _ = set_name(c"tandem-reward");
     Some(match stage {
         Stage::Keep => keeper::run(plan, &words),
@@ -166,8 +167,8 @@ pub fn run_if_asked() -> Option<ExitCode> {
     })
 }
 
-/// Starts a further stage, which has standard input and output from then on: that they are closed is to be seen by the
-/// one who has their other ends.
+/// Starts a further stage, which takes over standard input and output. This process drops its own copies, so that the
+/// other ends notice when the stage closes them.
 fn start(stage: Stage, plan: &Plan, words: &[OsString]) -> io::Result<Pid> {
     let child = next(stage, plan, words).spawn()?;
     let nothing = File::options().read(true).write(true).open("/dev/null")?;
@@ -176,7 +177,7 @@ fn start(stage: Stage, plan: &Plan, words: &[OsString]) -> io::Result<Pid> {
     Ok(Pid::from_child(&child))
 }
 
-/// The command of a further stage. The program is the one that runs, also where its file has been replaced since.
+/// The command of a further stage. It runs the executable of this process, also where the file has been replaced since.
 fn next(after: Stage, plan: &Plan, words: &[OsString]) -> Command {
     let words = words.iter().map(OsString::as_os_str);
     stage(Path::new("/proc/self/exe"), after, plan, words).expect("the plan came as text")
@@ -186,7 +187,7 @@ fn success(done: bool) -> ExitCode {
     if done { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Whether a stage of which nothing else is asked succeeds.
+/// Runs a stage and returns whether it succeeds.
 fn succeeds(stage: Stage, plan: &Plan, words: &[OsString]) -> bool {
     next(stage, plan, words).status().is_ok_and(|status| status.success())
 }
@@ -201,10 +202,10 @@ fn refuse(reason: &str) -> ExitCode {
     ExitCode::from(NOT_STARTED)
 }
 
-/// The exit code that stands for how a program ended, which is told where the code says too little.
+/// The exit code for the end of a program. Where the code says too little, a line to the sampler says more.
 fn exit_code(plan: &Plan, end: WaitStatus) -> u8 {
     let code = end.exit_status().unwrap_or_else(|| SIGNALLED + end.terminating_signal().unwrap_or_default());
-    // A shell says in its exit code which signal has ended what it ran.
+    // A shell puts the signal that ended its command into its own exit code.
     match code - SIGNALLED {
         libc::SIGXCPU => {
             say(ENDED, &format!("it had used the {} s of processor time that `reward_cpu` allows", plan.cpu))

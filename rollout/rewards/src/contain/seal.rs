@@ -1,4 +1,4 @@
-//! What a process sets for itself before it becomes the program: limits, Landlock, seccomp.
+//! The restrictions that a process sets for itself before it becomes the program: limits, Landlock, seccomp.
 
 use std::{
     ffi::OsString,
@@ -23,16 +23,16 @@ use shared::memory::Size;
 
 use super::{ACTIVE, Plan, refuse, say, shared_memory::SHARED_MEMORY, syscalls};
 
-/// Seconds of processor time beyond the limit after which the kernel no longer asks.
+/// Seconds of processor time between the soft limit, which sends a signal, and the hard one, which kills.
 const GRACE: u64 = 5;
 
-/// Processes and threads that there may be beyond those that there are when a program begins.
+/// Processes and threads that may be added to those of the machine at the start of a program.
 const MORE_TASKS: u64 = 4096;
 
 /// Devices that programs write to as a matter of course.
 const DEVICES: [&str; 6] = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty"];
 
-/// The kernel's interface that was tried; of an older one, as much as it has.
+/// The newest interface of Landlock that was tried. An older kernel applies the parts that it knows.
 const KNOWN: ABI = ABI::V6;
 
 /// Becomes the program of `words`.
@@ -41,21 +41,22 @@ pub fn run(plan: &Plan, words: &[OsString]) -> ExitCode {
         let _ = set_parent_process_death_signal(Some(Signal::KILL));
     }
     let _ = setpriority_process(None, plan.nice);
-    // A session of its own, to which the scheduler gives no more time than to the watcher's, however many it becomes.
+    // The scheduler divides time among sessions. So however many processes the program has, the watcher's session keeps
+    // its share.
     let _ = setsid();
-    // Where memory runs out, it goes before the sampler does.
+    // Where memory runs out, the kernel ends the program before the sampler.
     let _ = fs::write("/proc/self/oom_score_adj", "1000");
     say(ACTIVE, &seal(plan));
     let mut command = std::process::Command::new(&words[0]);
     if getuid().is_root() {
-        // It may give files to nobody, and need not try.
+        // As root, tar would give files to their owners, which the seal refuses.
         command.env("TAR_OPTIONS", "--no-same-owner");
     }
     let error = command.args(&words[1..]).exec();
     refuse(&format!("`{}` cannot be started: {error}", words[0].display()))
 }
 
-/// Seals this process, and says in words what holds and what could not be had.
+/// Seals this process. Returns in words which limits hold and which the system does not allow.
 fn seal(plan: &Plan) -> String {
     let mut active = Vec::new();
     let mut missing = Vec::new();
@@ -120,18 +121,18 @@ fn writable_words(plan: &Plan) -> String {
     all.join(" and ")
 }
 
-/// Memory is limited by what is private and can be written to, not by addresses: those are reserved by the gigabyte by
-/// interpreters that never touch them.
+/// Sets the limits of a process. Memory is limited by private writable pages and not by addresses: interpreters reserve
+/// gigabytes of addresses that they never touch.
 fn limit(plan: &Plan) -> rustix::io::Result<()> {
     set_limit(Resource::Data, plan.memory, plan.memory)?;
     set_limit(Resource::Cpu, plan.cpu, plan.cpu.saturating_add(GRACE))?;
     set_limit(Resource::Fsize, plan.file_size, plan.file_size)?;
     set_limit(Resource::Core, 0, 0)?;
-    // No priority above the one that it has, nor one of real time.
+    // No higher priority than now, and no real-time priority.
     set_limit(Resource::Nice, 0, 0)?;
     set_limit(Resource::Rtprio, 0, 0)?;
-    // It counts what the user has on the whole machine, and root's not at all. So it is no more than a second line
-    // behind the watcher, for whatever multiplies faster than that looks.
+    // This limit counts the user's processes on the whole machine, and does not count root's. So it is only a second
+    // line behind the watcher, for programs that multiply faster than the watcher looks.
     let all = tasks().saturating_add(MORE_TASKS);
     set_limit(Resource::Nproc, all, all)
 }
@@ -150,11 +151,11 @@ fn set_limit(resource: Resource, soft: u64, hard: u64) -> rustix::io::Result<()>
     setrlimit(resource, Rlimit { current: lower(now.current, soft), maximum: lower(now.maximum, hard) })
 }
 
-/// Root's, too: none can be had again by starting a program.
+/// Gives up all capabilities, also as root: starting a program brings none back.
 fn give_up_capabilities() -> rustix::io::Result<()> {
     set_no_new_privs(true)?;
     for capability in CapabilitySet::all().iter() {
-        // Who may not do this has none, and gets none.
+        // A process that may not do this has no capabilities and gets none.
         let _ = remove_capability_from_bounding_set(capability);
     }
     clear_ambient_capability_set()?;
@@ -162,13 +163,13 @@ fn give_up_capabilities() -> rustix::io::Result<()> {
     set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })
 }
 
-/// Reading and executing stay as they are, since nobody knows where an interpreter has its libraries; but without a
-/// namespace, the machine's shared memory, with the channel and the weights of the run in it, cannot be opened for
-/// reading either: who has it open can lock it. What writes is allowed beneath a few folders only, and so is sending
-/// signals to what is not its own.
+/// Bounds access to files by Landlock. Reading and executing stay as they are, since nobody knows where an interpreter
+/// has its libraries. Writing is allowed beneath a few folders only, and signals only to the program's own processes.
+/// Without a namespace, the machine's shared memory, with the channel and the weights of the run, cannot be opened for
+/// reading either: a process that has it open can lock it.
 fn files(plan: &Plan) -> Result<RulesetStatus, landlock::RulesetError> {
     let all = AccessFs::from_write(KNOWN);
-    // A device that it made would be the machine's.
+    // A device file made by the program would be a device of the machine.
     let writing = all & !(AccessFs::MakeBlock | AccessFs::MakeChar);
     let handled = if plan.in_namespace { all } else { all | AccessFs::ReadFile };
     let ruleset = Ruleset::default().handle_access(handled)?.scope(Scope::Signal)?;
@@ -181,23 +182,23 @@ fn files(plan: &Plan) -> Result<RulesetStatus, landlock::RulesetError> {
     }
     let status = ruleset
         .add_rules(path_beneath_rules(folders, writing))?
-        // Without a namespace it is the machine's.
+        // Without a namespace, this folder is the machine's.
         .add_rules(path_beneath_rules(plan.in_namespace.then_some(SHARED_MEMORY), writing))?
         .add_rules(path_beneath_rules(DEVICES, writing))?
         .restrict_self()?;
     Ok(status.ruleset)
 }
 
-/// The folders and files that are all of the machine's but the one of shared memory.
+/// The folders and files that together hold everything on the machine but shared memory.
 fn all_but_shared_memory() -> Vec<PathBuf> {
     let shared = Path::new(SHARED_MEMORY);
     let mut found = Vec::new();
-    // From the root on, whatever a folder above it holds.
+    // In each folder above shared memory, the entries that do not lead to it.
     for folder in shared.ancestors().skip(1) {
         let entries = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
         found.extend(entries.filter(|path| !shared.starts_with(path)));
     }
-    // A link there would open it again.
+    // A link into shared memory would open it again.
     found.retain(|path| path.canonicalize().is_ok_and(|path| !shared.starts_with(&path) && !path.starts_with(shared)));
     found
 }

@@ -1,8 +1,8 @@
-//! Memory that is no process's own: what lies in memory files, in shared memory and in the temporary folder without a
-//! name.
+//! Memory that belongs to no process: memory files, shared memory, and nameless files of the temporary folder.
 //!
-//! The kernel counts it neither as data of a process nor, as long as it is not mapped, as resident. It is found by the
-//! descriptors and mappings that keep it alive, and each object counts once, whoever shares it.
+//! The kernel does not count such memory as data of a process, and counts it as resident only while it is mapped.
+//! Objects are found by the descriptors and mappings that keep them alive. Each counts once, however many processes
+//! share it.
 
 use std::{
     collections::HashSet,
@@ -17,16 +17,16 @@ use rustix::fs::{self, AtFlags, FileType, Mode, OFlags};
 /// Where POSIX shared memory lies.
 pub const SHARED_MEMORY: &str = "/dev/shm";
 
-/// What a link to an object of memory begins with.
+/// Beginnings of links that lead to objects of memory.
 const OBJECTS: [&str; 4] = ["/memfd:", "/dev/zero (deleted)", "/SYSV", SHARED_MEMORY];
 
-/// What the link of a file ends with that has no name any more.
+/// The end of the link to a file that has no name any more.
 const NAMELESS: &str = " (deleted)";
 
 /// Bytes of a block, as the system counts those of a file.
 const BLOCK: u64 = 512;
 
-/// What is kept alive by some processes.
+/// Memory and files that some processes keep alive.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Held {
     /// Bytes of memory.
@@ -35,7 +35,7 @@ pub struct Held {
     pub nameless: u64,
 }
 
-/// Adds up what the processes of these numbers hold. `own` is whether `/dev/shm` is theirs alone, so that all of it
+/// Adds up what the processes with these ids hold. `own` says that `/dev/shm` is theirs alone, so that all of it
 /// counts.
 pub fn held(processes: impl IntoIterator<Item = i32>, scratch: &Path, own: bool) -> Held {
     let device = |path: &Path| metadata(path).map(|found| found.dev()).ok();
@@ -78,8 +78,8 @@ impl Count {
         }
     }
 
-    /// What is mapped and has no descriptor any more. Only who may look into every process is told how much it is; else
-    /// what of it is resident counts with the process.
+    /// Counts mapped objects that have no descriptor any more. The kernel tells their sizes only to those who may look
+    /// into every process. For others, the resident part counts with the process.
     fn mappings(&mut self, process: &Path) {
         let maps = read_to_string(process.join("maps")).unwrap_or_default();
         for (range, _) in maps.lines().filter_map(mapping).filter(|(_, name)| is_memory(name)) {
@@ -115,12 +115,12 @@ fn mapping(line: &str) -> Option<(String, &str)> {
     Some((format!("{:x}-{:x}", number(from)?, number(to)?), name))
 }
 
-/// Levels of folders below each other that are counted, each with a descriptor that is open meanwhile. A path of as
-/// many names may be longer than any that the system takes; so each folder is opened from the one above it.
+/// Levels of nested folders that are counted, each with a descriptor that is open meanwhile. A path with so many names
+/// may be longer than the system takes, so each folder is opened from the one above it.
 const MOST_LEVELS: usize = 200;
 
-/// Files and bytes of a folder with all below it, as far as they are no more than these. What is deeper than
-/// [`MOST_LEVELS`] counts as more.
+/// Number of files and bytes in a folder and all below it. Counting ends once one of them is above `most`. Folders
+/// below [`MOST_LEVELS`] count as too many files.
 pub fn filled(folder: &Path, most: (u64, u64)) -> (u64, u64) {
     let mut count = (0, 0);
     if let Ok(folder) = fs::openat(fs::CWD, folder, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
@@ -154,7 +154,7 @@ fn fill(folder: &OwnedFd, levels: usize, most: (u64, u64), count: &mut (u64, u64
     }
 }
 
-/// A folder that a program has closed to everybody is opened again: it is the program's own, and so this process's.
+/// Opens a folder even where a program has closed it to everybody: it is the program's own, and so this process's.
 fn opened(folder: &OwnedFd, name: &CStr) -> Option<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let open = || fs::openat(folder, name, flags, Mode::empty());

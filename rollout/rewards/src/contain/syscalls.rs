@@ -1,4 +1,4 @@
-//! System calls that a program does not get (seccomp), beside what Landlock and the mounts keep from it.
+//! System calls that seccomp refuses to a program, beside what Landlock and the mounts forbid.
 
 use std::{collections::BTreeMap, env, error::Error};
 
@@ -9,7 +9,7 @@ use seccompiler::{
 
 use super::Plan;
 
-/// Calls that change what is not the program's: the clock, names of the machine, namespaces; and that watch every file.
+/// Calls that change what is not the program's (the clock, names of the machine, namespaces) or watch every file.
 const NEVER: [i64; 11] = [
     libc::SYS_clock_settime,
     libc::SYS_settimeofday,
@@ -24,7 +24,8 @@ const NEVER: [i64; 11] = [
     libc::SYS_userfaultfd,
 ];
 
-/// Memory that outlives a program or that no limit counts. Who would use it goes on without where it is not known.
+/// Calls for memory that outlives a program or that no limit counts. They are answered as unknown, since programs then
+/// go on without them.
 const UNKNOWN: [i64; 8] = [
     libc::SYS_shmget,
     libc::SYS_msgget,
@@ -33,11 +34,11 @@ const UNKNOWN: [i64; 8] = [
     libc::SYS_memfd_secret,
     libc::SYS_add_key,
     libc::SYS_keyctl,
-    // Its flags are in memory, where no filter sees them; the C library then calls the older one.
+    // Its flags are in memory, where no filter sees them. The C library then calls `clone`.
     libc::SYS_clone3,
 ];
 
-/// Namespaces that a call may make, in which a program would have every capability.
+/// Flags of calls that make namespaces, in which a program would have every capability.
 const NAMESPACES: [i32; 8] = [
     libc::CLONE_NEWUSER,
     libc::CLONE_NEWNS,
@@ -50,7 +51,7 @@ const NAMESPACES: [i32; 8] = [
 ];
 const NEW_TIME: i32 = 0x80;
 
-/// Calls that act on another process, by their first argument, which is 0 for the own one.
+/// Calls that act on the process in their first argument, where 0 means the caller.
 const OF_PROCESS: [i64; 6] = [
     libc::SYS_sched_setaffinity,
     libc::SYS_sched_setscheduler,
@@ -97,9 +98,9 @@ const MODES_AND_TIMES: [i64; 8] = [
     libc::SYS_utimensat,
 ];
 
-/// Calls of `ioctl` that change a file's flags, project, version or name of its file system, for which a descriptor to
-/// read is enough: `FS_IOC_SETFLAGS`, `FS_IOC_SETVERSION` (each for 64 and for 32 bits), ext4's own of it,
-/// `FS_IOC_FSSETXATTR`, `FS_IOC_SETFSLABEL`, `FS_IOC_SET_ENCRYPTION_POLICY`, `FS_IOC_ENABLE_VERITY`,
+/// Commands of `ioctl` that change a file's flags, project or version, or the label of its file system, and for which a
+/// descriptor to read is enough: `FS_IOC_SETFLAGS`, `FS_IOC_SETVERSION` (each for 64 and for 32 bits), ext4's own forms
+/// of the latter, `FS_IOC_FSSETXATTR`, `FS_IOC_SETFSLABEL`, `FS_IOC_SET_ENCRYPTION_POLICY`, `FS_IOC_ENABLE_VERITY`,
 /// `FAT_IOCTL_SET_ATTRIBUTES`; and btrfs's `SUBVOL_SETFLAGS`, `SNAP_CREATE`, `SUBVOL_CREATE`, `SNAP_DESTROY`.
 const FLAGS: [u64; 14] = [
     0x4008_6602,
@@ -120,20 +121,20 @@ const FLAGS: [u64; 14] = [
 /// The newer call for the same.
 const FILE_SETATTR: i64 = 469;
 
-/// `prctl` with which a process hides from those of its user.
+/// Command of `prctl` with which a process hides from the other processes of its user.
 const SET_DUMPABLE: u64 = 4;
 
-/// `which` of calls on priorities: all processes of a user.
+/// The value of `which` in calls on priorities that means all processes of a user.
 const PRIORITY_OF_USER: u64 = 2;
 const IO_PRIORITY_OF_USER: u64 = 3;
 
-/// A number of the other interface of the processor, which a filter sees as another call.
+/// The bit that marks a call of the x32 interface, which a filter sees as another call.
 const X32: i64 = 0x4000_0000;
 
 type Calls = Vec<(i64, Vec<SeccompRule>)>;
 type Done = Result<(), Box<dyn Error>>;
 
-/// Refuses what no program gets, and where there are no namespaces what would reach beyond them.
+/// Refuses the calls that no program gets and, without namespaces, those that would reach beyond the program.
 pub fn refuse_all(plan: &Plan) -> Done {
     let mut refused: Calls = NEVER.map(always).into();
     refused.push((libc::SYS_unshare, namespaces()?));
@@ -162,9 +163,9 @@ pub fn refuse_all(plan: &Plan) -> Done {
     Ok(())
 }
 
-/// Where nothing is mounted read-only, no filter can tell a file of the program from another one. So the owner and
-/// attributes of none can be changed, as programs know it from file systems that have neither; and changes of modes and
-/// times succeed without an effect, since copying and unpacking end where they fail.
+/// For a program without read-only mounts, where no filter can tell its own files from others. Changes of owners and
+/// attributes fail, as programs know it from file systems that have neither. Changes of modes and times succeed without
+/// an effect, since copying and unpacking end where they fail.
 fn no_changes_of_files() -> Done {
     answer(OWNERS.map(always).into(), libc::EPERM)?;
     answer(ATTRIBUTES.map(always).into(), libc::EOPNOTSUPP)?;
@@ -174,12 +175,12 @@ fn no_changes_of_files() -> Done {
     answer(MODES_AND_TIMES.map(always).into(), 0)
 }
 
-/// Sockets are for this machine's processes alone. What is refused reads as a network that is down, which no other
-/// error does.
+/// Refuses all sockets but those between processes of this machine. The error says that the network is down, which
+/// tells this refusal from every other error.
 pub fn no_network() -> Done {
     let others = vec![rule(&[other(0, libc::AF_UNIX.unsigned_abs().into())?])?];
     answer(vec![(libc::SYS_socket, others)], libc::ENETDOWN)?;
-    // It makes sockets without that call. Who would use it goes on without where it is not known.
+    // io_uring makes sockets without that call. Programs go on without io_uring where it is not known.
     answer(vec![always(libc::SYS_io_uring_setup)], libc::ENOSYS)
 }
 
@@ -204,7 +205,7 @@ fn of_kind(argument: u8, kind: u32) -> Result<SeccompCondition, seccompiler::Bac
     SeccompCondition::new(argument, SeccompCmpArgLen::Dword, mask, kind.into())
 }
 
-/// A rule for each flag of the first argument that makes a namespace.
+/// A rule for each flag in the first argument that makes a namespace.
 fn namespaces() -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
     let flag = |flag: i32| {
         let flag = u64::from(flag.unsigned_abs());

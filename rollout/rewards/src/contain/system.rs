@@ -5,7 +5,7 @@ use std::{ffi::CStr, fs, mem, os::fd::RawFd};
 
 use rustix::{io, thread::UnshareFlags};
 
-/// Closes every descriptor but those of the three streams, whoever left them open in a process that started this one.
+/// Closes every descriptor but the three streams, also those that a parent process left open.
 pub fn close_inherited() {
     let number = |entry: fs::DirEntry| entry.file_name().to_str()?.parse::<RawFd>().ok();
     let open: Vec<RawFd> = fs::read_dir("/proc/self/fd").into_iter().flatten().flatten().filter_map(number).collect();

@@ -8,26 +8,26 @@ use rustix::{
     process::{Pid, Signal, WaitOptions, getpid, kill_process, wait},
 };
 
-/// Passes in which processes are stopped; a new one in each would have to be born between two looks.
+/// Most passes that stop processes. Another pass is needed only if a process was born between two looks.
 const PASSES: usize = 1000;
 
-/// How long killed processes may take to be gone.
+/// Milliseconds that killed processes may take to be gone.
 const PATIENCE: u32 = 5000;
 
 pub struct Entry {
-    /// Its number.
+    /// The process id.
     pub pid: Pid,
     parent: i32,
     /// How many threads it has.
     pub threads: usize,
-    /// Bytes of memory, those that it shares with others included.
+    /// Resident bytes, memory that it shares with others included.
     memory: u64,
 }
 
-/// What a `/proc/*/stat` says.
+/// Reads the text of a `/proc/*/stat`.
 fn entry(stat: &str) -> Option<Entry> {
     let pid = stat.split(' ').next()?.parse().ok()?;
-    // The name before may have spaces and brackets.
+    // The name of the program may have spaces and brackets.
     let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split(' ').collect();
     let pages: u64 = fields.get(21)?.parse().ok()?;
     Some(Entry {
@@ -57,8 +57,8 @@ pub fn below() -> Vec<Entry> {
     }
 }
 
-/// Bytes of the page tables of these processes, which grow with addresses that are only looked at and are no memory of
-/// a process's own.
+/// Bytes of the page tables of these processes. They grow also with addresses that a process only reads, which are no
+/// memory of its own.
 pub fn page_tables(processes: &[Entry]) -> u64 {
     let of = |entry: &Entry| {
         let told = fs::read_to_string(format!("/proc/{}/status", entry.pid.as_raw_nonzero())).unwrap_or_default();
@@ -68,8 +68,9 @@ pub fn page_tables(processes: &[Entry]) -> u64 {
     processes.iter().map(of).sum()
 }
 
-/// Bytes of memory of these processes, each counted once, with `shared` bytes in objects that they hold. What processes
-/// share is told from what each has only where `most` would be exceeded otherwise, since that takes long.
+/// Bytes of memory of these processes, each counted once, with `shared` bytes in objects that they hold. An upper bound
+/// is enough where it is within `most`. Only beyond it, shared memory is told from each process's own, since that takes
+/// long.
 pub fn memory(processes: &[Entry], shared: u64, most: u64) -> u64 {
     let at_most = processes.iter().map(|entry| entry.memory).sum::<u64>() + shared;
     if at_most <= most {
@@ -77,11 +78,11 @@ pub fn memory(processes: &[Entry], shared: u64, most: u64) -> u64 {
     }
     let parts: Vec<(u64, u64)> = processes.iter().map(proportional).collect();
     let own: u64 = parts.iter().map(|(own, _)| own).sum();
-    // What is mapped of the objects is among them, unless nobody may look at them.
+    // Mapped parts of the objects are among the shared bytes, unless this process may not look at them.
     own + shared.max(parts.iter().map(|(_, shared)| shared).sum())
 }
 
-/// The memory of a process with its part of what it shares: that of objects in memory apart from all the rest.
+/// The proportional share of memory of a process, in bytes: all but objects in memory, and these alone.
 fn proportional(entry: &Entry) -> (u64, u64) {
     let told = fs::read_to_string(format!("/proc/{}/smaps_rollup", entry.pid.as_raw_nonzero())).unwrap_or_default();
     let bytes = |name: &str| {
@@ -94,9 +95,9 @@ fn proportional(entry: &Entry) -> (u64, u64) {
     (all.saturating_sub(shared), shared)
 }
 
-/// Kills all processes below this one, which gathers orphans, and waits until none is left.
+/// Kills all processes below this one and waits until none is left. This process must gather orphans.
 pub fn kill_all() {
-    // Those that are stopped start no more, so that even one that does nothing else comes to an end.
+    // Stopped processes start no more, so this ends even for a program that only starts processes.
     let mut stopped = HashSet::new();
     for _ in 0..PASSES {
         let new: Vec<Pid> = below().into_iter().map(|entry| entry.pid).filter(|pid| stopped.insert(*pid)).collect();

@@ -35,15 +35,14 @@ const KILLED: u8 = 137;
 /// Most files in the temporary folder.
 const MOST_FILES: u64 = 100_000;
 
-/// Threads for each core of the machine that there may be however few processes are allowed: libraries of numerics
-/// start so many in each process.
+/// Threads per core that are allowed however few processes are: numeric libraries start that many in each process.
 const THREADS_PER_CORE: usize = 4;
 
-/// A look that takes long comes again after so many times as long.
+/// After a slow measurement, the rest until the next one is this many times as long.
 const REST: u32 = 40;
 const LONGEST_REST: Duration = Duration::from_secs(5);
 
-/// As the first process of a PID namespace, with whose end the kernel ends all others of it.
+/// Runs as the first process of a PID namespace. When it ends, the kernel ends all other processes of the namespace.
 pub fn run_in_namespace(plan: &Plan, words: &[OsString]) -> ExitCode {
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
     let plan = match namespaces::furnish(plan) {
@@ -56,8 +55,8 @@ pub fn run_in_namespace(plan: &Plan, words: &[OsString]) -> ExitCode {
     }
 }
 
-/// Without a namespace: gathers orphans, and ends all of them with itself or when the keeper is gone. The keeper does
-/// the same when this process is gone, so that neither can be killed alone and leave something behind.
+/// Runs without a namespace: gathers orphans, and ends all of them when it ends or the keeper is gone. The keeper does
+/// the same when this process is gone. So neither can be killed alone and leave something behind.
 pub fn run_below_keeper(plan: &Plan, words: &[OsString]) -> ExitCode {
     let asked = Arc::new(AtomicBool::new(false));
     let waker = flag::register(SIGTERM, Arc::clone(&asked)).and_then(|_| Waker::new(&[SIGTERM, SIGCHLD]));
@@ -75,8 +74,8 @@ pub fn run_below_keeper(plan: &Plan, words: &[OsString]) -> ExitCode {
     code
 }
 
-/// Starts the program and watches until it ends, takes too much or is `unwanted`. What it leaves behind is for the
-/// caller.
+/// Starts the program and watches until it ends, takes too much or is `unwanted`. The caller ends what it leaves
+/// behind.
 fn watch(plan: &Plan, words: &[OsString], waker: &mut Waker, unwanted: impl Fn() -> bool) -> ExitCode {
     let program = match start(Stage::Seal, plan, words) {
         Ok(program) => program,
@@ -89,7 +88,7 @@ fn watch(plan: &Plan, words: &[OsString], waker: &mut Waker, unwanted: impl Fn()
         }
         let excess = meter.excess();
         if excess.is_some() || unwanted() {
-            // The group that it leads goes at once, since no fork escapes that.
+            // The process group that the program leads goes at once, since no fork escapes that.
             let _ = kill_process_group(program, Signal::KILL);
             excess.iter().for_each(|excess| say(ENDED, excess));
             return ExitCode::from(KILLED);
@@ -98,7 +97,7 @@ fn watch(plan: &Plan, words: &[OsString], waker: &mut Waker, unwanted: impl Fn()
     }
 }
 
-/// Measures what a program takes; what takes long is measured less often.
+/// Measures what a program takes. Slow measurements are made less often.
 struct Meter<'a> {
     plan: &'a Plan,
     threads: usize,
@@ -117,7 +116,7 @@ impl<'a> Meter<'a> {
         Self { plan, threads, held: Held::default(), tables: 0, next_held: now, next_filled: now }
     }
 
-    /// What of the plan is exceeded.
+    /// The limit of the plan that is exceeded, in words.
     fn excess(&mut self) -> Option<String> {
         let plan = self.plan;
         let found = tree::below();
@@ -137,7 +136,7 @@ impl<'a> Meter<'a> {
             *tables = tree::page_tables(&found);
         });
         let tables = self.tables;
-        // Every process has some, which count once there are more than processes of its size have.
+        // Every process has page tables. They count once they are more than processes of this size have.
         let tables = if tables > plan.memory / 8 { tables } else { 0 };
         if tree::memory(&found, self.held.memory, plan.memory).saturating_add(tables) > plan.memory {
             return Some(format!(
@@ -157,7 +156,7 @@ impl<'a> Meter<'a> {
     }
 }
 
-/// Measures, if it is time to; the next time comes after a rest that goes by how long it took.
+/// Measures, if it is time to. The rest until the next time depends on how long this one took.
 fn in_time(next: &mut Instant, measure: impl FnOnce()) {
     let begun = Instant::now();
     if begun >= *next {

@@ -116,7 +116,7 @@ fn what_is_no_number_is_a_failure_and_not_a_score() {
 /// Far more than any call takes here.
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// A dispatcher that the test turns by hand, so that no deadline passes by itself.
+/// A dispatcher that the test drives, so that no deadline passes by itself.
 struct ByHand {
     dispatcher: Dispatcher,
     scored: Receiver<ScoredGroup>,
@@ -140,7 +140,7 @@ impl ByHand {
         self.dispatcher.start_items();
     }
 
-    /// The deadline of everything that runs passes.
+    /// Lets the deadline of everything that runs pass.
     fn give_up(&mut self) {
         self.dispatcher.give_up_overdue(Instant::now() + 2 * HOUR);
         self.dispatcher.start_items();
@@ -226,7 +226,7 @@ fn a_function_that_keeps_hanging_is_not_called_for_ever() {
         pool.submit(tag, &["ab"; 10]);
     }
     while !pool.dispatcher.open.is_empty() {
-        // Everything that comes back has, then; what is left hangs.
+        // By the end of this loop, every call that comes back has done so; the others hang.
         while pool.dispatcher.running.values().any(|item| item.function == 1) {
             pool.hear();
         }

@@ -6,16 +6,16 @@ use shared::{RewardOutcome, StepScore};
 /// Longest piece of an answer that is quoted in a message.
 const QUOTED: usize = 60;
 
-/// Keys of an answer that says which request it is for.
+/// The key of an answer that says which request it is for.
 const ID: &str = "id";
 const SCORES: &str = "scores";
 
-/// What a line says.
+/// The content of a line.
 #[derive(Debug)]
 pub(super) struct Answer {
     /// One outcome per completion.
     pub outcomes: Vec<RewardOutcome>,
-    /// Where errors arose, as far as the line says it.
+    /// Tracebacks of errors, as far as the line has them.
     pub tracebacks: Vec<String>,
 }
 
@@ -40,7 +40,7 @@ pub(super) fn read(line: &str, completions: usize) -> Result<Answer, String> {
     Ok(Answer { outcomes: entries.iter().map(outcome).collect(), tracebacks: tracebacks.map(str::to_owned).collect() })
 }
 
-/// The number of the request that a line answers, where it says that: `{"id": 3, "scores": […]}`.
+/// The number of the request that a line answers, where the line says so: `{"id": 3, "scores": […]}`.
 pub(super) fn number(line: &str) -> Option<u64> {
     // Most lines are lists, which need not be read twice.
     let answer = line.trim_start().starts_with('{').then(|| parse(line).ok())??;
@@ -48,8 +48,8 @@ pub(super) fn number(line: &str) -> Option<u64> {
     answer.get(ID)?.as_u64()
 }
 
-/// Python writes what is no number as `NaN` and `Infinity`, which JSON does not know; read as texts, they fail where
-/// they stand and not the whole line.
+/// Python writes `NaN` and `Infinity`, which JSON does not know. Read as texts, they fail a single completion and not
+/// the whole line.
 fn parse(line: &str) -> Result<Value, String> {
     let lenient = || {
         let line = line.replace("NaN", "\"NaN\"").replace("-Infinity", "\"-inf\"").replace("Infinity", "\"inf\"");
@@ -109,7 +109,7 @@ pub(super) fn shortened(text: &str) -> String {
 mod tests {
     use super::*;
 
-    /// Spoilt lines, as the targets of `tests/fuzz` are.
+    /// Explores mutated lines, as the targets of `tests/fuzz` do.
     #[test]
     fn whatever_a_line_says_there_is_an_outcome_for_each_completion_or_a_reason() {
         assert_eq!(number(r#" {"id": 3, "scores": [NaN]}"#), Some(3));

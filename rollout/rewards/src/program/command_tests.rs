@@ -186,7 +186,7 @@ fn a_program_that_ended_is_started_again_and_one_out_of_step_replaced() {
     }
 }
 
-/// However late the second answer comes: at once, while the next request is on its way, or while that is answered.
+/// The second answer may come at once, while the next request is on its way, or while the process works on that.
 #[test]
 fn a_second_answer_is_never_a_score_of_the_next_group() {
     for pause in ["0", "0.0005", "0.002", "0.01", "0.1", "0.3"] {
@@ -198,7 +198,8 @@ fn a_second_answer_is_never_a_score_of_the_next_group() {
                     RewardOutcome::Failed(reason) => {
                         assert!(reason.contains("behind its answer") && reason.contains("`id`"), "{reason}");
                     }
-                    // Of a process's first request, or of its second where the line came before that was sent.
+                    // The answer to a process's first request, or to its second where the late line came before that
+                    // was sent.
                     score => assert!([1.0, 2.0].map(RewardOutcome::Score).contains(&score), "{pause}: {score:?}"),
                 }
             }
@@ -206,8 +207,8 @@ fn a_second_answer_is_never_a_score_of_the_next_group() {
     }
 }
 
-/// A program that answers rightly for a while and then says a second list some time behind each answer, in which it
-/// works on the next one.
+/// The program answers rightly for a while. Then it writes a second list some time after each answer, while it works on
+/// the next one.
 #[test]
 fn second_answers_that_come_while_the_next_one_is_made_are_no_scores() {
     for late in ["0.004", "0.02", "0.045", "0.07", "0.13"] {
@@ -223,7 +224,7 @@ fn second_answers_that_come_while_the_next_one_is_made_are_no_scores() {
                 (expected, wrong, failures) = (1.0, 0, failures + 1);
                 continue;
             }
-            // On a machine that is at work, a late line may be an answer until the next line is seen.
+            // On a busy machine, a late line may pass for an answer until the next line is seen.
             wrong += usize::from(outcomes != [RewardOutcome::Score(expected), RewardOutcome::Score(expected)]);
             assert!(wrong <= 1, "{late}: {outcomes:?} in the place of {expected}");
             expected += 1.0;
@@ -257,7 +258,7 @@ fn a_list_that_was_printed_before_anything_was_asked_is_no_answer() {
     }
 }
 
-/// Whoever answers with the number of the request may be late as often as it likes.
+/// A program that puts the request's number into its answers may be late as often as it likes.
 #[test]
 fn answers_with_the_number_of_their_request_are_told_from_late_ones() {
     let number = r#"n=${line#*\"id\"\:}; n=${n%%,*}; "#;
@@ -325,8 +326,7 @@ fn as_many_calls_run_at_once_as_there_are_processes() {
     assert_eq!(lines(&pids), 3);
 }
 
-/// The answer to a request that was answered wrongly may come behind the wrong one, and is no answer to the next
-/// request.
+/// After a wrong answer to a request, the right one may still come. It is no answer to the next request.
 #[test]
 fn a_program_that_answers_wrongly_is_not_asked_again() {
     let folder = tempfile::tempdir().unwrap();
@@ -341,7 +341,7 @@ fn a_program_that_answers_wrongly_is_not_asked_again() {
     assert_eq!(called(&function, input(&["a", "b"]), 60.0), [RewardOutcome::Score(1.0), RewardOutcome::Score(2.0)]);
 }
 
-/// The first call of a rehearsal, of programs that do not answer at once.
+/// The first call of a rehearsal, for programs that do not answer at once.
 #[test]
 fn a_program_that_does_not_flush_is_told_from_one_that_loads() {
     let first = |program: &str| {

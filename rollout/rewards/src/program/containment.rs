@@ -1,4 +1,4 @@
-//! What programs are contained in, and what they are told of it when they fail.
+//! The containment of programs, and what messages say of it when a program fails.
 
 use std::{
     env,
@@ -23,9 +23,9 @@ use tempfile::TempDir;
 
 use crate::contain::{self, Plan};
 
-/// Variables of the environment that programs get in any case, by their whole names: what merely begins like one of
-/// these may hold a secret. Interpreters find themselves and their libraries with them, and none of those listed holds
-/// one.
+/// Variables of the environment that every program gets, by their whole names: a variable that merely begins like one
+/// of them may hold a secret. Interpreters find themselves and their libraries with these variables, and none of them
+/// holds a secret.
 const USUAL: [&str; 69] = [
     "PATH",
     "HOME",
@@ -98,13 +98,13 @@ const USUAL: [&str; 69] = [
     "OPENBLAS_CORETYPE",
 ];
 
-/// Where a cache is kept that is read more than written, below the folder of caches.
+/// The folder of a cache that is read more than written, below the folder of caches.
 const HUB_CACHE: &str = "huggingface";
 
 /// How long the first process may take to say how it is contained.
 const FIRST_WORD: Duration = Duration::from_secs(2);
 
-/// Words of an error by which a refusal is known, in lower case.
+/// Words in the errors of programs that show which bound was in the way, in lower case.
 const NETWORK: [&str; 6] = [
     "network is down",
     "name resolution",
@@ -120,7 +120,7 @@ const FILE_SIZE: [&str; 2] = ["file too large", "efbig"];
 
 const MODULE: [&str; 1] = ["modulenotfounderror"];
 
-/// Words of an error behind which a variable of the environment is named: Python's, libraries', the shell's.
+/// Finds the variable of the environment that an error names: errors of Python, of libraries and of the shell.
 static VARIABLE: LazyLock<Regex> = LazyLock::new(|| {
     let name = r"([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)";
     let pattern = format!(
@@ -141,7 +141,7 @@ static ACTIVE: Mutex<Option<String>> = Mutex::new(None);
 /// Whether a process was started.
 static STARTED: AtomicBool = AtomicBool::new(false);
 
-/// How programs of reward functions are contained, in one line; none where none was started.
+/// How programs of reward functions are contained, in one line; `None` where no program was started.
 #[must_use]
 pub fn contained() -> Option<String> {
     let begun = Instant::now();
@@ -154,7 +154,7 @@ pub fn contained() -> Option<String> {
     }
 }
 
-/// Takes the words of a process about how it is contained; those of the first go to the log.
+/// Takes a process's description of its containment; the first one goes to the log.
 pub(super) fn is_active(words: &str) {
     let mut active = ACTIVE.lock().unwrap_or_else(PoisonError::into_inner);
     if active.is_none() {
@@ -163,7 +163,7 @@ pub(super) fn is_active(words: &str) {
     }
 }
 
-/// What the processes of a function may do and take.
+/// The permissions and limits of a function's processes.
 #[derive(Debug)]
 pub(super) struct Containment {
     plan: Plan,
@@ -171,7 +171,7 @@ pub(super) struct Containment {
 }
 
 impl Containment {
-    /// As the host says.
+    /// The containment that the host asks for.
     ///
     /// # Errors
     /// A folder that is not there.
@@ -203,7 +203,7 @@ impl Containment {
         Ok(Self { plan, environment: environment(&bounds.env, env::vars_os()) })
     }
 
-    /// The command that starts a program, and the folder that it may write to, which goes when it is dropped.
+    /// The command that starts a program, and the folder that the program may write to. Dropping the folder removes it.
     ///
     /// # Errors
     /// Why it cannot be started.
@@ -222,7 +222,8 @@ impl Containment {
         let mut command =
             contain::command(&rollout().map_err(fail)?, &plan, program.as_os_str(), args).map_err(fail)?;
         command.current_dir(dir).env_clear().envs(self.environment.iter().map(|(name, value)| (name, value)));
-        // Caches belong to what is thrown away, unless others are named; modules are not compiled to where they lie.
+        // Caches go into the temporary folder unless the user names others. Python writes no compiled modules beside
+        // sources.
         let folders = ["TMPDIR", "XDG_CACHE_HOME", "MPLCONFIGDIR"].map(|name| (name, scratch.path().as_os_str()));
         for (name, value) in folders.into_iter().chain([("PYTHONDONTWRITEBYTECODE", OsStr::new("1"))]) {
             if self.environment.iter().all(|(other, _)| other != name) {
@@ -233,7 +234,8 @@ impl Containment {
         Ok((command, scratch))
     }
 
-    /// A reason of failure, with what the containment may have had to do with it: `words` is where that shows.
+    /// A reason of failure, with the option of the containment that may have caused it. `words` is searched for the
+    /// cause.
     pub fn explained(&self, reason: String, words: &str) -> String {
         let variable = hidden_variable(words).map(str::to_owned);
         let words = words.to_lowercase();
@@ -261,11 +263,11 @@ impl Containment {
     }
 }
 
-/// The program that contains others: this one, or the one that was built with this one.
+/// The program that contains others: this one, or `rollout` of the same build.
 fn rollout() -> Result<PathBuf, String> {
     let own = env::current_exe().map_err(|e| e.to_string())?;
     if ["rollout", "rollout-fleet"].map(|name| Some(OsStr::new(name))).contains(&own.file_stem()) {
-        // Also where a new one has taken its place on the disk.
+        // This works also where a new file has replaced it on the disk.
         return Ok("/proc/self/exe".into());
     }
     let beside = own.ancestors().skip(1).take(2).map(|folder| folder.join("rollout")).find(|path| path.is_file());
@@ -303,7 +305,7 @@ fn environment(named: &[String], all: impl IntoIterator<Item = (OsString, OsStri
             kept.push((name, value));
         }
     }
-    // What was downloaded before stays to be read, though the folder of caches is another.
+    // Earlier downloads stay readable, though the folder of caches is another one.
     if let Some(caches) = caches.or(home).filter(|_| !kept.iter().any(|(name, _)| name == "HF_HOME")) {
         kept.push(("HF_HOME".into(), caches.join(HUB_CACHE).into()));
     }

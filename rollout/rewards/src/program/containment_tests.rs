@@ -134,7 +134,7 @@ fn the_network_is_refused_by_name_and_allowed_on_demand() {
     assert_fails(&python(folder.path(), &text, |_| {}), &["Network is down", "`reward_network`"]);
     assert_eq!(outcome(&python(folder.path(), &text, |bounds| bounds.network = true), "a"), ONE);
     assert!(listener.accept().is_ok());
-    // What libraries make of it.
+    // The same error as libraries report it.
     let wrapped = "import urllib.request\ntry:\n    urllib.request.urlopen('http://127.0.0.1:1/')\n\
                    except OSError as error:\n    raise RuntimeError('the judge does not answer') from error";
     assert_fails(
@@ -291,8 +291,8 @@ fn what_is_not_its_own_cannot_be_changed_and_what_is_can() {
     assert_eq!((before.permissions(), before.modified().unwrap()), (after.permissions(), after.modified().unwrap()));
 }
 
-/// What a program can do to a file of the machine where the system has no namespaces. A command of `ioctl` that is
-/// refused reads as one that the file system does not know, whether or not it would know it.
+/// Attempts of a program to change a file of the machine, where the system has no namespaces. A refused command of
+/// `ioctl` reads as one that the file system does not know, whether or not it would know it.
 #[test]
 fn without_namespaces_flags_stay_and_shared_memory_is_not_opened() {
     let folder = tempfile::tempdir().unwrap();

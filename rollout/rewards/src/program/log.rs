@@ -1,4 +1,4 @@
-//! What a process writes to standard error.
+//! The lines that a process writes to standard error.
 
 use std::{
     io::{BufRead, BufReader, Read},
@@ -19,16 +19,16 @@ const AT_ONCE: f64 = 256.0 * 1024.0;
 /// Bytes that it may write to the log in a second, for long.
 const PER_SECOND: f64 = 8.0 * 1024.0;
 
-/// How often it is said that something is left out.
+/// How often the log says that something is left out.
 const REMARK: Duration = Duration::from_secs(10);
 
-/// After each so many bytes that are left out, the reading pauses for [`PAUSE`]: who writes without end shall not take
-/// a core for it.
+/// After each so many bytes that are left out, the reading pauses for [`PAUSE`]: a program that writes without end must
+/// not take a core.
 const PIECE: usize = 64 << 10;
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// Brings to the log what a process says, text or not, as far as there is room for it. Why it was ended, if it was,
-/// goes to `verdict`.
+/// Writes what a process says to the log, text or not, as far as there is room. The reason why the process was ended,
+/// if it was, goes to `verdict`.
 pub(super) fn follow(stderr: impl Read, label: &str, words: &LastWords, verdict: &Arc<OnceLock<String>>) {
     let mut reader = BufReader::new(stderr);
     let mut room = Room::new(Instant::now());
@@ -60,7 +60,7 @@ pub(super) fn follow(stderr: impl Read, label: &str, words: &LastWords, verdict:
     }
 }
 
-/// Takes a line that is not the program's own.
+/// Takes a line of the containment.
 fn take(own: &str, verdict: &OnceLock<String>) {
     if let Some(words) = own.strip_prefix(ACTIVE) {
         containment::is_active(words);
@@ -69,13 +69,13 @@ fn take(own: &str, verdict: &OnceLock<String>) {
     }
 }
 
-/// The room that a process has in the log: it is used up by what is written and grows with time.
+/// The room that a process has in the log. Writing uses it up, and it grows with time.
 #[derive(Debug)]
 struct Room {
     bytes: f64,
     since: Instant,
     left_out: usize,
-    /// When that was last said.
+    /// When the log last said that something is left out.
     said: Option<Instant>,
 }
 
@@ -84,7 +84,7 @@ impl Room {
         Self { bytes: AT_ONCE, since: now, left_out: 0, said: None }
     }
 
-    /// Whether there is room for so many bytes, which are then used or counted as left out.
+    /// Whether there is room for so many bytes. They are then used up, else counted as left out.
     fn has(&mut self, bytes: usize, now: Instant) -> bool {
         self.bytes = (self.bytes + now.duration_since(self.since).as_secs_f64() * PER_SECOND).min(AT_ONCE);
         self.since = now;
@@ -97,7 +97,7 @@ impl Room {
         fits
     }
 
-    /// What was left out: at once where it is the first, then from time to time.
+    /// A remark on what was left out: the first one at once, then from time to time.
     fn remark(&mut self, now: Instant) -> Option<String> {
         let is_time = self.said.is_none_or(|said| now.duration_since(said) >= REMARK);
         let remark = is_time.then(|| self.left_out())??;
@@ -105,7 +105,7 @@ impl Room {
         Some(remark)
     }
 
-    /// What was left out since it was last said.
+    /// What was left out since the last remark, in words.
     fn left_out(&mut self) -> Option<String> {
         let bytes = std::mem::take(&mut self.left_out);
         (bytes > 0).then(|| format!("{bytes} bytes of what it wrote to standard error are left out here"))

@@ -1,12 +1,12 @@
 //! Rewards of other processes: [`command`] asks a program, [`python`] a function in Python, both in the same way.
 //!
 //! For every group a process gets one line `{"id": 1, "prompt": …, "completions": [{"text": …, "token_ids": […],
-//! "finish_reason": …}, …], "columns": {…}}`, with `messages` where the row's prompt is a conversation, and writes one
+//! "finish_reason": …}, …], "columns": {…}}`, with `messages` where the row's prompt is a conversation. It writes one
 //! line back: a list with, for each completion, a number (the score), `null` (it abstains), `[[end, score], …]` (scores
-//! of steps, each with the index of its last token) or `{"error": …}`; or `{"id": 1, "scores": […]}` with that list,
-//! which says what it answers. Anything else is a failure of that completion or, where the line is no such list, of the
-//! group. A process that misses the deadline is killed, one that ended is replaced. What it writes to stderr goes to
-//! the log.
+//! of steps, each with the index of its last token) or `{"error": …}`. The line may also be `{"id": 1, "scores": […]}`
+//! with that list, which names the request. Anything else is a failure of that completion or, where the line is no such
+//! list, of the group. A process that misses the deadline is killed, one that ended is replaced. What it writes to
+//! stderr goes to the log.
 //!
 //! A function in Python is such a program too. The user's interpreter runs `host.py`, which is compiled in; it imports
 //! the function and calls it.
@@ -42,22 +42,22 @@ use words::LastWords;
 
 /// How a process is started.
 struct Invocation {
-    /// What it is called in messages.
+    /// Its name in messages.
     label: String,
     program: PathBuf,
     args: Vec<OsString>,
     /// The working directory.
     dir: PathBuf,
-    /// Whether it says in a first line that it is ready.
+    /// Whether its first line says that it is ready.
     greets: bool,
-    /// What it may do and take.
+    /// Its permissions and limits.
     containment: Containment,
 }
 
-/// In a rehearsal, what a program that says nothing gets for its first answer before it is looked at more closely.
+/// In a rehearsal, how long a program that does not greet may take to answer before it is examined.
 const FIRST_ANSWER: Duration = Duration::from_secs(5);
 
-/// In a rehearsal, what a program that says nothing gets to load.
+/// In a rehearsal, how long a program that does not greet may take to load.
 const LOADING: Duration = Duration::from_secs(30);
 
 /// A reward function with its idle processes.
@@ -111,8 +111,8 @@ impl Program {
         None
     }
 
-    /// The answer to a group: from an idle process if there is one, else from a new one. A process that was idle may
-    /// have been about to end, so the group is then put to a new one.
+    /// The answer to a group: from an idle process if there is one, else from a new one. If the idle process turns out
+    /// to have ended, a new one gets the group.
     fn ask(&self, input: &RewardInput) -> Result<Answer, AskError> {
         if let Some(process) = self.take_idle() {
             match self.ask_process(process, input) {
@@ -136,7 +136,8 @@ impl Program {
         if self.says_more.load(Ordering::Relaxed) {
             process.watch();
         }
-        // Without an answer the process ends here; and with a wrong one, behind which the right one may follow.
+        // A process without an answer is dropped and ends. So is one with a wrong answer, since the right one may still
+        // follow.
         let line = process.ask(|id| request(id, input), input.deadline).inspect_err(|error| {
             if matches!(error, AskError::Surplus(_)) && !self.says_more.swap(true, Ordering::Relaxed) {
                 tracing::warn!("`{}` {error}", self.invocation.label);
@@ -163,13 +164,13 @@ impl Program {
         Ok(answer.outcomes.into_iter().map(explained).collect())
     }
 
-    /// A reason of failure, with the option that stood in the way where that shows in it or in what else was said.
+    /// A reason of failure, with the option that stood in the way, where the reason or `words` show that.
     fn explained(&self, reason: String, words: &[String]) -> String {
         let words = format!("{reason}\n{}", words.join("\n"));
         self.invocation.containment.explained(reason, &words)
     }
 
-    /// The same of an error. A process that ended may have said before what it ended of.
+    /// The same for an error. What a process said before it ended may name the cause.
     fn explained_error(&self, error: &AskError) -> String {
         let words = if matches!(error, AskError::Ended(_)) { self.words.lines() } else { Vec::new() };
         self.explained(error.to_string(), &words)
@@ -180,7 +181,7 @@ impl Program {
         outcomes.unwrap_or_else(|error| failed(self.explained_error(&error), input.completions.len()))
     }
 
-    /// As [`Self::settled`]; a failure for want of time says what there was of it.
+    /// As [`Self::settled`]; a failure for want of time also states the limit.
     fn settled_within(
         &self,
         limit: Option<String>,
@@ -196,8 +197,8 @@ impl Program {
         self.settled(outcomes, input).into_iter().map(explained).collect()
     }
 
-    /// Whether a process answers once its input has ended. One that did not answer in as much time before does not
-    /// flush.
+    /// Whether a process answers once its input has ended. A process that does, but did not answer in as much time
+    /// before, does not flush its output.
     fn answers_at_the_end_of_its_input(&self, input: &RewardInput) -> bool {
         let Ok(process) = self.start_process() else { return false };
         process.ask_last(&request(1, input), Instant::now().checked_add(FIRST_ANSWER)).is_ok()
@@ -247,12 +248,12 @@ impl Reward for Program {
     }
 }
 
-/// With one digit behind the point, where it is not 0.
+/// Seconds, rounded to one decimal.
 fn in_seconds(time: Duration) -> f64 {
     (time.as_secs_f64() * 10.0).round() / 10.0
 }
 
-/// Words of an error of Python that a missing column makes.
+/// Words in Python's errors for a missing column.
 const COLUMN_MISSING: [&str; 3] = ["required positional argument", "required keyword-only argument", "KeyError: "];
 
 /// A reason of failure, with the columns of the row where one may be missing.

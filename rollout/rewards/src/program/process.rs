@@ -23,7 +23,7 @@ use super::{
 /// Longest answer, in bytes.
 const MAX_LINE: u64 = 16 << 20;
 
-/// Answers that wait to be taken, beyond which a process waits that says what nobody asked for.
+/// Most answers that wait to be taken. A process that writes more of them has to wait.
 const MAX_ANSWERS: usize = 4;
 
 /// How long a keeper may take to end all that it keeps, before it is killed itself.
@@ -32,15 +32,15 @@ const TO_END: Duration = Duration::from_secs(6);
 /// How long a process that has closed its output may take to end, so that its exit status can be told.
 const LAST_MOMENT: Duration = Duration::from_millis(500);
 
-/// For how long a process that does not number its answers is watched for more than an answer: before its first
-/// request, after each of its first answers, and after each answer once the program has said too much.
+/// How long a process that does not number its answers is watched for a surplus line: before its first request, after
+/// each of its first answers, and after every answer once the program has said too much.
 const SETTLING: Duration = Duration::from_millis(250);
 const FIRST_ANSWERS: u64 = 3;
 
-/// How much longer than its slowest answer such a process is watched from each later request on.
+/// After later requests, such a process is watched for this much longer than its slowest answer took.
 const SETTLED: Duration = Duration::from_millis(3);
 
-/// By how much the time of a slow answer counts less with each answer behind it.
+/// The factor by which each later answer shrinks the time of the slowest one.
 const FORGETTING: f64 = 0.75;
 
 /// Why there is no answer.
@@ -90,7 +90,7 @@ pub(super) enum AskError {
     Line(String),
 }
 
-/// The keepers of all processes that have not been dropped, children that have not been waited for.
+/// The keepers of all processes that have not been dropped. They are children that have not been waited for.
 #[derive(Debug)]
 struct Keepers {
     all: Vec<Pid>,
@@ -104,22 +104,21 @@ fn keepers() -> MutexGuard<'static, Keepers> {
     KEEPERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Ends every process that is still there and lets no other begin; for the end of the program, which waits for no call
-/// that hangs.
+/// Ends every process and lets no other begin. The sampler calls this at its end and does not wait for calls that hang.
 pub fn end_all() {
     let mut keepers = keepers();
     keepers.closed = true;
     keepers.all.iter().copied().for_each(ask_to_end);
 }
 
-/// Has a keeper end all that it keeps, and itself. It fails only where it has ended.
+/// Asks a keeper to end all that it keeps, and itself. The signal fails only where the keeper has ended.
 fn ask_to_end(keeper: Pid) {
     let _ = kill_process(keeper, Signal::TERM);
 }
 
-/// A running process, with its keeper (see [`crate::contain`]), which is the child of this one. Its pipes are served by
-/// threads, so that neither a process that does not read nor one that does not write can block the caller. Dropping it
-/// ends it with all that it started, whether or not it has ended itself.
+/// A running process and its keeper (see [`crate::contain`]), which is the child of this process. Threads serve its
+/// pipes, so that neither a process that does not read nor one that does not write can block the caller. Dropping it
+/// ends it and all that it started, whether or not it has ended itself.
 #[derive(Debug)]
 pub(super) struct Process {
     child: Child,
@@ -130,26 +129,26 @@ pub(super) struct Process {
     requests: Sender<Vec<u8>>,
     answers: Receiver<Result<String, String>>,
     log: JoinHandle<()>,
-    /// What it is called in messages.
+    /// Its name in messages.
     label: String,
     begun: Instant,
     /// The number of the last request.
     asked: u64,
     /// Whether its answers have the numbers of their requests.
     numbers: bool,
-    /// What its slowest answer took, of those without a number: see [`FORGETTING`].
+    /// The time of its slowest answer without a number: see [`FORGETTING`].
     slowest: Duration,
     /// Whether the program said more than it was asked before.
     says_more: bool,
     /// Answers that were thrown away.
     late: u64,
-    /// What it said when it was ready; none while it is not.
+    /// Its greeting; `None` until it is ready.
     greeting: Option<String>,
 }
 
 impl Process {
-    /// Starts a contained command, with its folder, that is called `label` in messages. With `greets`, its first line
-    /// says that it is ready.
+    /// Starts a contained command with its folder. Messages call it `label`. With `greets`, its first line says that it
+    /// is ready.
     pub fn start(
         (mut command, scratch): (Command, TempDir),
         label: &str,
@@ -161,7 +160,7 @@ impl Process {
             return Err(format!("`{label}` is not started: the sampler is about to end"));
         }
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // A group of its own, which a signal from the terminal does not reach, and which can be killed as a whole.
+        // A process group of its own gets no signals from the terminal and can be killed as a whole.
         command.process_group(0);
         let mut child = command.spawn().map_err(|e| format!("`{label}` cannot be started: {e}"))?;
         keepers.all.push(Pid::from_child(&child));
@@ -194,7 +193,7 @@ impl Process {
         })
     }
 
-    /// Has every answer watched as the first ones are: the program has said more than it was asked.
+    /// Watches every later answer as closely as the first ones: the program has said more than it was asked.
     pub fn watch(&mut self) {
         self.says_more = true;
     }
@@ -204,13 +203,14 @@ impl Process {
         self.end().is_none()
     }
 
-    /// What it said since its last answer, which could be taken for the next one where answers have no numbers.
+    /// A line since its last answer, which nobody asked for. Where answers have no numbers, it could be taken for the
+    /// next one.
     pub fn unasked(&self) -> Option<AskError> {
         let asked = self.asked > 0 && !self.numbers && self.end().is_none();
         asked.then(|| self.surplus(Duration::ZERO)).flatten().map(AskError::Surplus)
     }
 
-    /// What it says when it is ready; waits for that. Lines before, which are not its own, are passed over.
+    /// Waits for what it says when it is ready. Other lines before that are passed over.
     pub fn greeting(&mut self, deadline: Option<Instant>) -> Result<String, AskError> {
         loop {
             if let Some(greeting) = &self.greeting {
@@ -226,7 +226,7 @@ impl Process {
         }
     }
 
-    /// How it ended, if it has. It is not waited for by that, so that its group can still be killed.
+    /// How it ended, if it has. This does not reap it, so that its group can still be killed.
     fn end(&self) -> Option<String> {
         let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         let end = waitid(WaitId::Pid(Pid::from_child(&self.child)), look).ok()??;
@@ -236,7 +236,7 @@ impl Process {
         })
     }
 
-    /// Writes the request of the next number and waits for the line that answers it.
+    /// Writes the next request and waits for the line that answers it. `request` makes the line for a number.
     pub fn ask(&mut self, request: impl Fn(u64) -> String, deadline: Option<Instant>) -> Result<String, AskError> {
         if self.asked == 0
             && !self.numbers
@@ -259,14 +259,14 @@ impl Process {
                     self.numbers = true;
                     return Ok(line);
                 }
-                // Whoever numbers answers numbers all of them.
+                // A program that numbers one answer numbers all of them.
                 number if number.is_some() || self.numbers => self.throw_away(number),
                 _ => break self.settled(line, begun),
             }
         }
     }
 
-    /// Counts an answer that is for no request, or for an earlier one; of the first, the log tells.
+    /// Counts an answer to no request or to an earlier one. The log tells of the first of these.
     fn throw_away(&mut self, number: Option<u64>) {
         self.late += 1;
         if self.late == 1 {
@@ -280,9 +280,9 @@ impl Process {
         }
     }
 
-    /// An answer without a number, if nothing comes behind it for a while: there would be no telling which of two is
-    /// whose. Where a late line was taken for the answer, the answer follows within the time that answers take. So an
-    /// answer that comes sooner than others did is kept back until that time is over.
+    /// Returns an answer without a number, if no line follows it for a while: of two lines, nobody could tell which is
+    /// the answer. If the first was a late line, the answer follows within the time that answers take. So a line that
+    /// comes sooner than other answers did is held back until that time is over.
     fn settled(&mut self, line: String, begun: Instant) -> Result<String, AskError> {
         let taken = begun.elapsed();
         let rest = self.slowest.saturating_sub(taken) + SETTLED;
@@ -294,13 +294,13 @@ impl Process {
         self.surplus(patience).map_or(Ok(line), |surplus| Err(AskError::Surplus(surplus)))
     }
 
-    /// What it says within some time without being asked, as far as a message has room for it.
+    /// A line that it writes within `patience` without being asked, shortened for a message.
     fn surplus(&self, patience: Duration) -> Option<String> {
         let line = self.answers.recv_timeout(patience).ok()?;
         Some(shortened(line.unwrap_or_else(|reason| reason).trim()))
     }
 
-    /// As [`Process::ask`], with the end of the input behind the line.
+    /// As [`Process::ask`], and closes the input after the line.
     pub fn ask_last(mut self, request: &str, deadline: Option<Instant>) -> Result<String, AskError> {
         let (last, _) = bounded(0);
         let requests = std::mem::replace(&mut self.requests, last);
@@ -348,7 +348,7 @@ impl Drop for Process {
             thread::sleep(Duration::from_millis(1));
         }
         let mut keepers = keepers();
-        // It fails only where nobody is left to be killed.
+        // It fails only where no process of the group is left.
         let _ = kill_process_group(own, Signal::KILL);
         keepers.all.retain(|&keeper| keeper != own);
         drop(keepers);

@@ -19,8 +19,8 @@ const HOST: &str = include_str!("host.py");
 /// How long a file may take to be imported.
 const IMPORT: Duration = Duration::from_secs(300);
 
-/// Imports the function that the entry `spec` names; what comes back is called by its place and its name, also where
-/// the entry names the place only.
+/// Imports the function that the entry `spec` names. The name of the result has the function's place and name, also
+/// where the entry has the place only.
 ///
 /// # Errors
 /// What is wrong, with the last words of the interpreter.
@@ -55,7 +55,8 @@ fn invocation(spec: &str, function: &PythonFunction, host: &RewardHost) -> Resul
     Ok(Invocation { label: spec.to_owned(), program, args, dir, greets: true, containment })
 }
 
-/// Waits for the first process to have imported the function, and returns its name; else why not, and the last words.
+/// Waits until the first process has imported the function. Returns the function's name, or the reason of the failure
+/// and the last words.
 fn imported(program: &Program) -> Result<String, (String, Vec<String>)> {
     let mut process = program.idle().remove(0);
     match process.greeting(Instant::now().checked_add(IMPORT)) {

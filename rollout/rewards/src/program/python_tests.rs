@@ -113,7 +113,7 @@ impl Folder {
         scores(&self.function(name), input, 60.0)
     }
 
-    /// Why a function cannot be loaded, and what the interpreter said.
+    /// The reason why a function cannot be loaded, and the words of the interpreter.
     fn refusal(&self, spec: &str) -> (String, String) {
         let error = self.load(spec).unwrap_err();
         let message = error.to_string();
@@ -285,7 +285,7 @@ fn processes_load_at_the_same_time_and_none_is_lost() {
     host.bounds.writable = vec![place.0.path().to_owned()];
     let function = Registry::default().on(host).function("slow.py:f").unwrap();
     for _ in 0..2 {
-        // That a process has said that it is ready is no reason to start another.
+        // A process that has said that it is ready is no reason to start another.
         std::thread::sleep(Duration::from_millis(300));
         let call = |_| {
             let function = function.clone();

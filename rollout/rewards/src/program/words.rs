@@ -1,4 +1,4 @@
-//! What a program said last.
+//! The last words of a program.
 
 use std::{
     collections::VecDeque,
@@ -8,8 +8,8 @@ use std::{
 /// Lines that are kept.
 const KEPT: usize = 20;
 
-/// What the processes of a function said last about a failure: the traceback that one sent, or else the last lines that
-/// they wrote to stderr.
+/// The last words of a function's processes about a failure: the traceback that one sent, or else the last lines on
+/// stderr.
 #[derive(Debug, Clone, Default)]
 pub(super) struct LastWords(Arc<Mutex<Words>>);
 

@@ -35,7 +35,7 @@ static NUMBER: LazyLock<Regex> =
 static FRACTION: LazyLock<Regex> =
     LazyLock::new(|| Regex::new(r"^(-?)\\frac\{?(-?[\d.]+)\}?\{?(-?[\d.]+)\}?$").expect("a valid pattern"));
 
-/// Signs that answers have or do not have: of money, shares and degrees.
+/// Signs that answers may have or lack: of money, shares and degrees.
 const SIGNS: [&str; 5] = ["$", "\\%", "%", "^\\circ", "^{\\circ}"];
 
 /// Where a solution says what its answer is, as MetaMath's do.
@@ -73,8 +73,8 @@ pub fn last_boxed(text: &str) -> Option<&str> {
     None
 }
 
-/// Whether what follows the command is its argument: in braces, or a number or command without. A sentence may only
-/// speak of the command.
+/// Whether the text behind the command is its argument: in braces, or a number or command without. A sentence may only
+/// mention the command.
 fn boxes(behind: &str) -> bool {
     let argument = behind.trim_start();
     let unsigned = argument.strip_prefix(['-', '+']).unwrap_or(argument);
@@ -143,7 +143,7 @@ pub fn numeric(completion: &str, expected: &str) -> f64 {
     f64::from(u8::from(value(&readable(&expected)).is_some() && last_found(completion).is_some_and(right)))
 }
 
-/// The answer that [`accuracy`] looks at, as [`canonical`] text.
+/// The answer that [`accuracy`] compares, as [`canonical`] text.
 #[must_use]
 pub fn vote(completion: &str) -> Option<String> {
     final_answer(completion).map(canonical)
@@ -161,8 +161,8 @@ pub fn vote_numeric(completion: &str) -> Option<String> {
     last_found(completion).map(last_of).and_then(vote_of_number)
 }
 
-/// The value of an answer that is a number or a plain fraction, else its text without what only changes how it looks.
-/// Answers of other forms that are equal may differ in it.
+/// The value of an answer that is a number or a plain fraction, else its text without mere looks. Equal answers of
+/// other forms may give different texts.
 fn canonical(answer: &str) -> String {
     let text = normalise(answer);
     vote_of_number(&text).or_else(|| value(&text).map(in_digits)).unwrap_or(text)
@@ -173,8 +173,8 @@ fn last_found(completion: &str) -> Option<&str> {
     NUMBER.find_iter(completion).last().map(|found| found.as_str())
 }
 
-/// The last number of what [`NUMBER`] finds: all of it, if its commas separate thousands, else what follows the last
-/// comma.
+/// The last number in a match of [`NUMBER`]: the whole match if its commas separate thousands, else the text after the
+/// last comma.
 fn last_of(found: &str) -> &str {
     if THOUSANDS.is_match(found) { found } else { found.rsplit(',').next().unwrap_or(found) }
 }
@@ -232,7 +232,7 @@ fn same_with_decimal_comma(text: &str, other: &str) -> bool {
     !other.contains(',') && decimal_comma(text).is_some_and(|text| same_as_written(&text, other))
 }
 
-/// A number of which [`value`] can say the value.
+/// A number in a form that [`value`] reads.
 fn readable(text: &str) -> String {
     decimal_comma(text).unwrap_or_else(|| text.to_owned())
 }

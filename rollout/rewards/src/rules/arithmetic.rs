@@ -24,9 +24,9 @@ const MAX_SIDE: usize = 200;
 ///
 /// An equation is `left = right` where both sides are numbers joined by `+ - * /` and parentheses, at least one of them
 /// with an operator. `×`, `·`, `x` between numbers, `÷`, `\times`, `\cdot`, `\div`, `−`, `$` and thousands separators
-/// are understood. In `a = b = c`, each `=` is an equation. Sides hold when they are equal; a right side that is a
-/// number with d decimals also when the left side rounds to it, within half a unit of the last decimal. An equation
-/// next to a letter or a percent sign is not looked at.
+/// are understood. In `a = b = c`, each `=` is an equation. An equation holds when its sides are equal. Where the right
+/// side is a number with d decimals, it also holds when the left side rounds to that, within half a unit of the last
+/// decimal. An equation next to a letter or a percent sign is not looked at.
 #[must_use]
 pub fn equations_hold(text: &str) -> Option<bool> {
     let text = plain(text);
@@ -55,7 +55,7 @@ fn part_of_expression(c: char) -> bool {
 fn holds(before: &str, after: &str) -> Option<bool> {
     let left = &before[before.trim_end_matches(part_of_expression).len()..];
     let right = &after[..after.len() - after.trim_start_matches(part_of_expression).len()];
-    // What is in parentheses after a number explains it.
+    // Parentheses after a number explain it.
     let right = right.strip_suffix('(').unwrap_or(right);
     let joined = |c: char| c.is_alphanumeric() || matches!(c, '_' | '%' | '^' | '!' | '\\' | '{' | '}' | '²' | '³');
     if left.len().max(right.len()) > MAX_SIDE {
@@ -73,7 +73,7 @@ fn holds(before: &str, after: &str) -> Option<bool> {
     }
     let left = left.trim().trim_start_matches(['.', ')']).trim();
     let right = right.trim().trim_end_matches([' ', '\t', '.']);
-    // An operator at the outer end has its other operand in what is no number.
+    // An operator at the outer end has its other operand in a text that is no number.
     let joins = left.starts_with(OPERATORS) && left[1..].starts_with(blank);
     if joins || right.ends_with(OPERATORS) || !(has_operator(left) || has_operator(right)) {
         return None;

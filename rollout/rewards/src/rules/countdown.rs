@@ -11,8 +11,8 @@ use crate::{RewardCompletion, RewardInput};
 /// Where the answer begins in the whole text of prompt and completion.
 const MARKERS: [&str; 2] = ["Assistant:", "<|im_start|>assistant"];
 
-/// The equation of a whole text: what follows the first marker, of that only the last line, of that the last
-/// `<answer>…</answer>`, stripped. `None` if any of these is missing.
+/// The equation of a whole text: the last `<answer>…</answer>` in the last line of the text behind the first marker,
+/// stripped. `None` if any of these is missing.
 #[must_use]
 pub fn extract_equation(response: &str) -> Option<&str> {
     let (_, answer) = MARKERS.iter().find_map(|marker| response.split_once(marker))?;
@@ -66,12 +66,12 @@ pub(super) fn build(parameters: &Parameters) -> Built {
         }
         None => RewardOutcome::NotApplicable,
     };
-    // Many equations are right: that one is written oftener than another says nothing.
+    // Many equations are right, so it says nothing that one of them is written more often.
     Ok(Arc::new(Rule { score: rule, correct_at: score, extract: None }))
 }
 
-/// Prompt and completion as the rule wants them. A chat template with other markers than TinyZero's knew would make
-/// every answer worth 0, so then the completion alone is the answer, with a tag that the prompt opens.
+/// Prompt and completion in the form that the rule reads. With a chat template whose markers TinyZero does not know,
+/// every answer would be worth 0. Then the completion alone is the text, with a tag that the prompt opens.
 fn whole_text(prompt: &str, completion: &str) -> String {
     if MARKERS.iter().any(|marker| prompt.contains(marker)) {
         format!("{prompt}{completion}")

@@ -1,8 +1,8 @@
 //! Arithmetic as Python evaluates it, for texts that nobody has checked.
 //!
-//! Whole numbers stay whole under `+ - * // **` and become floats under `/`; `**` binds to the right and tighter than
-//! a sign before it. Unlike `eval`, it always ends at once: whole numbers are bounded by 128 bits, nesting by
-//! 200 levels, and complex numbers do not exist. What is out of bounds has no value.
+//! Whole numbers stay whole under `+ - * // **` and become floats under `/`; `**` binds to the right and tighter than a
+//! sign before it. Unlike `eval`, it always ends at once: whole numbers are bounded by 128 bits, nesting by 200 levels,
+//! and complex numbers do not exist. An expression out of bounds has no value.
 
 /// Deepest nesting of parentheses and signs (CPython's tokenizer allows 200 parentheses).
 const MAX_DEPTH: usize = 200;

@@ -30,7 +30,7 @@ pub fn score(completion: &str, expected: &str) -> f64 {
     f64::from(u8::from(right))
 }
 
-/// The answer that [`score`] looks at: of two that it takes for the same, the same text.
+/// The answer that [`score`] looks at. Two answers that it takes for the same have the same text.
 #[must_use]
 pub fn vote(completion: &str) -> Option<String> {
     let given = given(completion)?;
@@ -48,7 +48,7 @@ fn first_word(given: &str) -> &str {
     given.split_whitespace().next().unwrap_or_default().trim_end_matches(',')
 }
 
-/// A text without the looks of Markdown and LaTeX, in which numbers may be set.
+/// A text without Markdown and LaTeX, in which numbers may be set.
 fn bare(text: &str) -> String {
     let text = text.trim().trim_matches('$');
     without_commands(&looks::bare(last_boxed(text).unwrap_or(text))).trim_end_matches(',').to_owned()

@@ -57,7 +57,7 @@ fn of_completion(correct_at: f64, rule: impl Fn(&RewardCompletion) -> f64 + Send
     Ok(Arc::new(Rule { score, correct_at, extract: None }))
 }
 
-/// A rule that looks for the tags `known` in the completion, one that the prompt opens included.
+/// A rule that looks for the tags `known` in the completion, with a tag that the prompt opens.
 fn of_tags(
     correct_at: f64,
     known: &'static [&'static str],
@@ -69,8 +69,8 @@ fn of_tags(
     Ok(Arc::new(Rule { score, correct_at, extract: None }))
 }
 
-/// A rule that compares the completion's answer, as `extract` finds it, with the row's: the first of the columns that
-/// the row has. It abstains when the row has none.
+/// A rule that compares the completion's answer, as `extract` finds it, with the row's answer, from the first of the
+/// columns that has one. It abstains when the row has none.
 fn of_answer(
     correct_at: f64,
     columns: &'static [&'static str],
@@ -80,8 +80,8 @@ fn of_answer(
     judged(correct_at, columns, extract, move |text, _, answer| Some(rule(text, answer)))
 }
 
-/// As [`of_answer`], with a rule that may abstain. It gets the text with a tag that the prompt opens, since the answer
-/// may stand behind that; the completion; and the row's answer.
+/// As [`of_answer`], with a rule that may abstain. The rule gets the text with a tag that the prompt opens, since the
+/// answer may stand behind the tag; the completion; and the row's answer.
 fn judged(
     correct_at: f64,
     columns: &'static [&'static str],
@@ -98,8 +98,8 @@ fn judged(
     Ok(Arc::new(Rule { score, correct_at, extract: Some(Box::new(extract)) }))
 }
 
-/// The score by the answers of which any will do: that of a right one, else none where one of them leaves it open, else
-/// the highest.
+/// The score by several alternative answers: the highest if it is that of a right one. Else `None` where the rule
+/// abstains on one of them (unless they spell a truth value), and otherwise the highest.
 fn best(correct_at: f64, answers: &Answers, rule: impl Fn(&str) -> Option<f64>) -> Option<f64> {
     let scores: Vec<Option<f64>> = answers.any_of.iter().map(|answer| rule(answer)).collect();
     let highest = scores.iter().flatten().copied().reduce(f64::max)?;
@@ -395,7 +395,7 @@ mod tests {
         assert_eq!(score("think_format", "<think>\n\n</think>\n\n", "b"), 0.0);
     }
 
-    /// Of a list, any answer will do; a truth value is a word; a mapping is none.
+    /// Any answer of a list will do; a truth value is a word; a mapping is no answer.
     #[test]
     fn rules_read_what_datasets_call_an_answer() {
         let score = |spec: &str, answer: serde_json::Value, text: &str| {
@@ -428,7 +428,7 @@ mod tests {
         assert_eq!(score("accuracy", json!(true), r"\boxed{perhaps}"), None);
     }
 
-    /// What earns as much as the row's answer has the vote of the row's answer.
+    /// A completion that earns as much as the row's answer votes as the row's answer does.
     #[test]
     fn a_vote_is_for_what_is_scored() {
         for (spec, answer, text) in [

@@ -16,7 +16,7 @@ static FORMAT: LazyLock<Regex> = LazyLock::new(|| {
     Regex::new(r"(?s)\A<think>\n.*?\n</think>\n<answer>\n.*?\n</answer>(?m:$)").expect("a valid pattern")
 });
 
-/// What begins a step of reasoning, in open-r1's view.
+/// The beginning of a step of reasoning, in open-r1's view.
 static STEP: LazyLock<Regex> = LazyLock::new(|| {
     Regex::new(r"(?:Step \d+:|\A\d+\.|\n-|\n\*|First,|Second,|Next,|Finally,)").expect("a valid pattern")
 });

@@ -65,7 +65,7 @@ mod tests {
         let two_turns = completion(vec![4..7, 7..8]);
         assert_eq!(two_turns.turns().collect::<Vec<_>>(), [&[1, 2, 1, 2][..], &[1, 2]]);
         assert_eq!((two_turns.length(), completion(Vec::new()).length()), (6, 10));
-        // Of 12, 21, 12 and 12.
+        // The n-grams are 12, 21, 12 and 12.
         assert_eq!(repetition_penalty(two_turns.turns(), 2, -1.0), -0.5);
         let all_given = completion(vec![0..4, 4..10]);
         assert_eq!((all_given.length(), repetition_penalty(all_given.turns(), 2, -1.0)), (0, 0.0));

@@ -70,7 +70,7 @@ pub fn correctness(completion: &str, answer: &str) -> f64 {
     if same == Some(true) { 1.5 } else { 0.0 }
 }
 
-/// The answer that [`correctness`] looks at: of two that it takes for the same, the same text.
+/// The answer that [`correctness`] looks at. Two answers that it takes for the same have the same text.
 #[must_use]
 pub fn vote(completion: &str) -> Option<String> {
     let answer = extract_answer(completion).filter(|answer| !answer.is_empty())?;

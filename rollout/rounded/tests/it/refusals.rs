@@ -1,4 +1,4 @@
-//! What is not to be rounded, and what is not what was packed.
+//! Versions that cannot be rounded, and packed directories that were changed.
 
 use std::{fs, path::Path};
 
@@ -103,7 +103,7 @@ fn a_difference_is_to_one_version_and_no_other() {
     let versions = packed();
     let hash = |name: &str| WeightManifest::read(&versions.path(name)).unwrap().data_blake3;
     unpack(&versions.path("change"), Some(&versions.path("base")), &versions.path("new")).unwrap();
-    // None, the version itself, the one that it leads to.
+    // No base, the version itself, and the version to which the difference leads.
     for base in [None, Some("v0"), Some("new")] {
         match versions.refused("change", base) {
             RoundedError::WrongBase { needed, found } => {
@@ -112,7 +112,7 @@ fn a_difference_is_to_one_version_and_no_other() {
             other => panic!("{other}"),
         }
     }
-    // What has the same hashes and other places.
+    // The same hash, but other tensors.
     let mut manifest = WeightManifest::read(&versions.path("base")).unwrap();
     manifest.tensors.last_mut().unwrap().name = "other".into();
     manifest.write(&versions.path("base")).unwrap();
@@ -149,7 +149,7 @@ fn differences_are_between_whole_versions_of_one_model() {
     assert!(!path("out").exists());
 }
 
-/// Every byte is of some tensor, and so is every error.
+/// Every byte belongs to some tensor, and the error for it names that tensor.
 #[test]
 fn damage_is_found_wherever_it_is_and_named() {
     let versions = packed();
@@ -196,7 +196,7 @@ fn an_index_of_another_format_is_no_damage() {
     assert!(error.contains("rounded.json: not an index"), "{error}");
 }
 
-/// None of these is believed far enough to ask for memory.
+/// No false index causes an allocation.
 #[test]
 fn an_index_that_lies_is_refused_before_anything_is_read() {
     type Lie = fn(&mut Index);
@@ -232,7 +232,7 @@ fn a_tensor_that_no_memory_holds_is_not_begun() {
     }
 }
 
-/// Somebody who writes a version on a rounded one gets a version like any other.
+/// A version that somebody writes on top of a rounded one is a version like any other.
 #[test]
 fn a_version_that_is_written_on_a_rounded_one_is_not_rounded() {
     let versions = packed();

@@ -10,7 +10,7 @@ use exporters::{ExportOptions, VersionDir, export, norm, write_version};
 use harness::tiny_model::{Qwen2, TINY};
 use shared::{Canaries, Dtype, ModelDir, PolicyVersion, config::RolloutDtype, rng::Stream};
 
-/// What samplers compute in.
+/// The formats in which samplers compute.
 pub const DTYPES: [RolloutDtype; 4] =
     [RolloutDtype::Auto, RolloutDtype::Bf16x3, RolloutDtype::Bf16, RolloutDtype::Int8];
 
@@ -46,7 +46,7 @@ impl Versions {
         self.folder.path().join(name)
     }
 
-    /// Writes a version with the values that `change` makes of those of the one before.
+    /// Writes a version whose values `change` makes from those of the version before.
     pub fn write(&self, version: u64, change: impl Fn(&str, &mut [f32])) {
         let before = VersionDir::open(&self.path(&format!("v{}", version - 1))).unwrap();
         let mut read = |name: &str| {
@@ -67,7 +67,7 @@ impl Versions {
         });
     }
 
-    /// Those of a learner that has what is in the folder; nobody scores them here.
+    /// The canaries of a learner that has the weights in the folder; nobody scores them here.
     fn write_canaries(&self, version: u64) {
         let dir = self.path(&format!("v{version}"));
         let stored = VersionDir::open(&dir).unwrap();

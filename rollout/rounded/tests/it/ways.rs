@@ -58,7 +58,7 @@ fn chain(model: &str, versions: &Versions) {
     }
 }
 
-/// Names, places and what is not rounded are as the learner published them, and norms go with the values.
+/// Names, places and unrounded tensors are as the learner published them, and norms go with the values.
 fn assert_as_published(what: &str, whole: &std::path::Path, original: &std::path::Path, dtype: RolloutDtype) {
     let (whole_version, version) = (VersionDir::open(whole).unwrap(), VersionDir::open(original).unwrap());
     let (canaries, published) = [whole, original].map(|dir| Canaries::read(dir).unwrap().unwrap()).into();
@@ -138,7 +138,7 @@ fn what_is_no_less_as_a_difference_goes_as_it_is() {
     }
 }
 
-/// A row that bytes cannot stand for, and the other way round.
+/// Version 1 has a row that bytes cannot stand for, and version 2 has none.
 #[test]
 fn a_tensor_that_cannot_be_rounded_stays_as_it_is() {
     let versions = Versions::of_random(WIDE);

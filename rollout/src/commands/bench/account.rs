@@ -7,12 +7,12 @@ use shared::{Dtype, ModelConfig, memory_plan::SamplerPlan};
 use super::{measure::Measurement, report};
 use crate::engine::{EngineOptions, Kernels, Profile, sizes};
 
-/// What one token costs, and what is held in memory for all.
+/// The cost of one token, and the memory that is held for all.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Work {
     /// Operations of the linear layers for one token, two per multiplication and addition.
     linear: f64,
-    /// Of the language-model head.
+    /// The same of the language-model head.
     head: f64,
     /// Bytes of weights that a step reads.
     weight_bytes: u64,
@@ -44,7 +44,7 @@ pub(super) struct Account {
     pub work: Work,
     pub max_num_seqs: usize,
     pub kernels: Kernels,
-    /// Of the processor; absent where something else computes.
+    /// Limits of the processor; `None` where something else computes.
     pub limits: Option<Limits>,
 }
 
@@ -76,7 +76,7 @@ impl Account {
     fn operations(&self) -> f64 {
         let decoded = self.profile().decode_rows();
         let rows = (self.profile().prefill_tokens + decoded) as f64;
-        // Of a prompt only the last row of logits is computed.
+        // Only the last row of logits of a prompt is computed.
         rows * self.work.linear + (self.profile().prefills + decoded) as f64 * self.work.head
     }
 
@@ -186,7 +186,7 @@ mod tests {
 
     #[test]
     fn operations_leave_out_the_look_up_of_the_embedding() {
-        // Of each layer: queries 64 × 64, keys and values 64 × 64, output 64 × 64, and three matrices of the MLP.
+        // Each layer: queries 64 × 64, keys and values 64 × 64, output 64 × 64, and three matrices of the MLP.
         let layers = 2.0 * 2.0 * (3.0 * 64.0 * 64.0 + 3.0 * 64.0 * 128.0);
         for tied in [true, false] {
             let work = Work::of(&config(tied), Dtype::Fp32, &options());

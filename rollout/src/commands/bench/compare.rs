@@ -1,5 +1,5 @@
 //! `--compare`, `--compare-binary`: two settings or two builds in turns (A B A B …), each time in a process of its own,
-//! so that neither finds the memory and the caches of the other, and both see the machine in the same moods.
+//! so that neither finds the memory and the caches of the other, and other load on the machine affects both alike.
 
 use std::{
     ffi::OsString,
@@ -14,7 +14,7 @@ use shared::command_line::with_dashes;
 
 use super::{super::print, Args, measure::median, text};
 
-/// What is shown of the records, and the unit's factor.
+/// The figures that are shown of the records: field, title and factor of the unit.
 const FIGURES: [(&str, &str, f64); 11] = [
     ("tokens_per_s", "tokens/s", 1.0),
     ("prefill_tokens_per_s", "prefill tokens/s", 1.0),
@@ -29,16 +29,16 @@ const FIGURES: [(&str, &str, f64); 11] = [
     ("cores", "cores busy", 1.0),
 ];
 
-/// Flags that are about the comparison and not about what is compared.
+/// Flags that are about the comparison and not about the compared sides.
 const OWN: [&str; 3] = ["--compare", "--compare-binary", "--repeat"];
-/// Flags after which there is not one record on stdout, or more than that.
+/// Flags with which stdout has no record, or more than one.
 const NOT_COMPARED: [&str; 4] = ["--sweep", "--trace", "--help", "--version"];
 
-/// One of the two.
+/// One side of the comparison.
 struct Side {
     name: &'static str,
     program: PathBuf,
-    /// How the program is called in the report: this one by its name, another one by its path.
+    /// The program's name in the report: the usual one for this program, the path for another.
     shown: PathBuf,
     words: Vec<String>,
     records: Vec<Map<String, Value>>,
@@ -114,7 +114,7 @@ fn figure(record: &Map<String, Value>, name: &str) -> Option<f64> {
     record.get(name)?.as_f64()
 }
 
-/// A as the command line says, B with what the comparison changes.
+/// The two sides: A as the command line says, B with the changes of the comparison.
 fn sides(args: &Args, words: &[String]) -> anyhow::Result<[Side; 2]> {
     let own = std::env::current_exe().context("the path of this program")?;
     // As the user called it: `tandem bench` becomes this program under the name of `tandem`.
@@ -157,7 +157,7 @@ fn sides(args: &Args, words: &[String]) -> anyhow::Result<[Side; 2]> {
 }
 
 /// The flags of a command line, each with its number of words. The value of a flag of the comparison may begin with
-/// dashes, that of another one does not.
+/// dashes; the value of another flag does not.
 fn flags(words: &[String]) -> Vec<(&str, usize)> {
     let mut list = Vec::new();
     let mut rest = words;
@@ -187,7 +187,7 @@ fn without(words: &[String], dropped: &[String]) -> Vec<String> {
 }
 
 impl Side {
-    /// What is run, as one would type it.
+    /// The command line, as one would type it.
     fn line(&self) -> String {
         let words = self.words.iter().map(String::as_str);
         // Words of a command line hold no zero bytes.

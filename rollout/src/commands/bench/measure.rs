@@ -1,4 +1,4 @@
-//! How long it took, and where the time went.
+//! The measurement of a repeat: how long it took, and where the time went.
 
 use std::{
     fs,
@@ -19,7 +19,7 @@ use crate::{
 #[derive(Debug, Clone)]
 pub(in crate::commands) struct Measurement {
     pub seconds: f64,
-    /// Of all repeats, ascending.
+    /// Seconds of all repeats, ascending.
     pub all_seconds: Vec<f64>,
     /// Cores that were busy with this process, on average: fewer than threads where others take their share.
     pub cores: f64,
@@ -34,7 +34,7 @@ pub(in crate::commands) struct Measurement {
 }
 
 impl Measurement {
-    /// Generates the whole workload once; what takes longer than `limit` is ended with what it has.
+    /// Generates the whole workload once. After `limit`, it ends with the tokens that there are.
     pub fn take(engine: &mut Engine, workload: &Workload, limit: Duration) -> anyhow::Result<Self> {
         engine.reset_profile();
         let (start, busy) = (Instant::now(), processor_seconds());
@@ -85,15 +85,15 @@ impl Measurement {
         rate(self.profile.prefill_tokens, self.profile.prefill.as_secs_f64())
     }
 
-    /// Of the decode steps as a whole, sampling included.
+    /// Tokens per second of the decode steps as a whole, sampling included.
     pub fn decode_tokens_per_s(&self) -> f64 {
         rate(self.profile.decode_tokens, self.seconds - self.profile.prefill.as_secs_f64())
     }
 }
 
-/// Takes the weights into use once more while nothing else runs; the first time, which makes memory for a second set,
+/// Takes the weights into use once more while nothing else runs. A first swap, which makes memory for a second set,
 /// does not count. Returns the report, and the seconds from the request to the first token of a prompt that waited for
-/// it.
+/// the swap.
 pub(super) fn swap(
     engine: &mut Engine,
     weights: &WeightSource,
@@ -103,7 +103,7 @@ pub(super) fn swap(
         let begin = Instant::now();
         engine.begin_swap(weights.clone())?;
         let report = loop {
-            // As training waits: looking for the version between two steps.
+            // Training waits in the same way: it looks for the version between two steps.
             std::thread::sleep(Duration::from_micros(100));
             if let Some(report) = engine.try_swap()? {
                 break report;
@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     impl Measurement {
-        /// A repeat of which no more is known.
+        /// A repeat of which only this is known.
         pub fn of(seconds: f64, profile: Profile) -> Self {
             let none = Vec::new;
             let (cores, generated_tokens, all_seconds) = (1.0, 10, vec![seconds]);

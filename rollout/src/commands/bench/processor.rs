@@ -1,4 +1,4 @@
-//! How much of the processor this process has had.
+//! The processor time of this process.
 
 use rustix::time::{ClockId, clock_gettime};
 

@@ -19,7 +19,7 @@ pub(super) const RATES: &str = "max_num_seqs   seconds  tokens/s  prefill t/s  d
 pub(super) const SHARES: &str = "max_num_seqs  linear %  lm head %  attention %  graph rest %  sampler %  scheduler %  \
                                  idle %  of GEMM peak %  of bandwidth %  KV used %";
 
-/// How fast it was.
+/// The line below [`RATES`].
 pub(super) fn rates(account: &Account) -> String {
     let m = &account.measurement;
     let ms = |values: &[f64], q: f64| 1e3 * quantile(values, q);
@@ -39,7 +39,7 @@ pub(super) fn rates(account: &Account) -> String {
     )
 }
 
-/// Where the time went.
+/// The line below [`SHARES`].
 pub(super) fn shares(account: &Account) -> String {
     let shares = account.shares();
     let share = |name: &str| shares.iter().find(|(n, _)| *n == name).and_then(|(_, share)| *share);

@@ -1,4 +1,4 @@
-//! What is generated.
+//! The work that is measured: prompts, and the lengths of their completions.
 
 use std::{fs, ops::ControlFlow, path::Path, sync::Arc};
 
@@ -74,7 +74,7 @@ impl Workload {
     }
 }
 
-/// Tokens of a completion where nobody says how many, behind a prompt of so many.
+/// Tokens of a completion after a prompt of `prompt` tokens, unless the user says otherwise.
 pub(in crate::commands) fn usual_length(prompt: u32, model: &ModelConfig) -> u32 {
     const USUAL: u32 = 128;
     let room = model.max_position_embeddings.saturating_sub(prompt as usize);

@@ -40,7 +40,7 @@ pub struct LearnerFlags {
     pub lora_r: Option<u32>,
 }
 
-/// What was found out about the learner.
+/// The measurements of the learner.
 pub(super) struct Halves {
     /// Seconds of a step of the learner on all cores.
     pub step: f64,
@@ -64,10 +64,10 @@ pub(super) struct Split {
 }
 
 impl Split {
-    /// `alone` is what the learner takes on all cores, which it has as soon as the sampler waits.
+    /// `alone` is the learner's time on all cores, which it has as soon as the sampler waits.
     fn new(threads: [usize; 2], generation: f64, learning: f64, alone: f64) -> Self {
         let left = (1.0 - generation / learning).max(0.0);
-        // Where all cores were slower than these, other programs had a part in it.
+        // Where all cores were slower than these, other programs took a part of them.
         let alone = alone.min(learning);
         let [rollout_threads, learner_threads] = threads;
         Self { rollout_threads, learner_threads, generation, learning, step: generation + left * alone }
@@ -156,7 +156,7 @@ struct Bench<'a> {
     task: &'a Task,
 }
 
-/// What is read of its record.
+/// The part of its record that is read.
 #[derive(Deserialize)]
 struct Record {
     fwd_bwd_s: f64,
@@ -164,7 +164,7 @@ struct Record {
 }
 
 impl Bench<'_> {
-    /// Seconds of a step: one group is measured, its passes count for as many as the step has.
+    /// Seconds of a step. One group is measured, and its passes stand for those of all groups of the step.
     fn step(&self, threads: usize, bf16: bool) -> anyhow::Result<f64> {
         let Args { num_prompts, num_generations, prompt, learner, .. } = self.args;
         let mean = |sum: u64, count: usize| sum.div_ceil(count as u64).max(1).to_string();

@@ -1,4 +1,4 @@
-//! What comes out: a table, a TOML file that `tandem train` understands, a record.
+//! The results of a search: a table, a TOML file that `tandem train` understands, a record.
 
 use std::{fmt::Write, path::Path, time::Duration};
 
@@ -21,7 +21,7 @@ pub(super) const TITLE: &str = "# Proposed by `tandem tune`";
 pub(super) struct Proposal<'a> {
     search: &'a Search<'a>,
     task: &'a Task,
-    /// What the flags say.
+    /// The settings that the flags ask for.
     asked: TrainConfig,
     usual: &'a Trial,
     best: &'a Trial,
@@ -41,7 +41,7 @@ impl<'a> Proposal<'a> {
         Self { search, task, asked: asked.config(), usual, best, halves: None, seconds: took.as_secs_f64() }
     }
 
-    /// With what was found out about the learner.
+    /// Adds the measurements of the learner.
     pub fn with_learner(self, halves: Option<&'a Halves>) -> Self {
         Self { halves, ..self }
     }
@@ -151,7 +151,7 @@ impl<'a> Proposal<'a> {
         text
     }
 
-    /// What the user asked for beside what was tuned: option and value, as in TOML.
+    /// Options that the user asked for beside the tuned ones: key and value, as in TOML.
     fn given(&self) -> Vec<(&'static str, String)> {
         const TUNED: &[&str] = &["rollout_kernels", "max_num_batched_tokens"];
         let given = self.asked.given().into_iter().filter(|(option, _)| !TUNED.contains(&option.key));
@@ -163,7 +163,7 @@ impl<'a> Proposal<'a> {
         atomic::write_output(path, self.toml().as_bytes()).context("--output")
     }
 
-    /// For programs.
+    /// The record for programs.
     pub fn record(&self) -> Value {
         let setting = self.best.setting;
         json!({

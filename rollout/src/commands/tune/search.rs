@@ -1,6 +1,6 @@
-//! One setting after the other: kernels and threads, then the number of sequences, then the budget of prefill; at last
-//! the best against the usual setting. Within a stage all candidates are measured in turns and equally often, so that a
-//! change of the machine's mood does not decide, and only within a stage are rates compared.
+//! Tries one setting after the other: kernels and threads, then the number of sequences, then the budget of prefill; at
+//! last the best against the usual setting. Within a stage all candidates are measured in turns and equally often, so
+//! that changing load on the machine does not decide, and only within a stage are rates compared.
 
 use std::{
     fmt,
@@ -27,11 +27,11 @@ use crate::engine::{Engine, EngineOptions, Kernels, WeightSource, auto_max_num_s
 
 /// Rounds over the candidates of a stage, time permitting.
 const ROUNDS: usize = 3;
-/// What is this near to the best counts as good as the best: differences below it are noise.
+/// A setting this near to the best counts as good as the best: smaller differences are noise.
 pub(super) const TIE: f64 = 0.98;
 /// Sequences at once in the first stage.
 const FIRST_SEQUENCES: usize = 32;
-/// The largest batch is compared with those down to this part of it.
+/// Batches down to this part of the largest one are tried.
 const SMALLEST_PART: usize = 16;
 /// Share of the time budget at which each stage ends.
 const STAGES: [f64; 4] = [0.25, 0.6, 0.75, 1.0];
@@ -40,7 +40,7 @@ const SINGLE: f64 = 0.1;
 /// A trial gets at least this long.
 const SHORTEST: Duration = Duration::from_millis(200);
 
-/// What is tried.
+/// A setting that is tried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Setting {
     pub kernels: Kernels,
@@ -59,7 +59,7 @@ impl fmt::Display for Setting {
     }
 }
 
-/// A setting and what was measured of it.
+/// A setting and its measurements.
 #[derive(Debug, Clone)]
 pub(super) struct Trial {
     pub setting: Setting,
@@ -110,8 +110,8 @@ impl<'a> Search<'a> {
         Ok(Self { model, weights, task, options, began: Instant::now(), ends, most, stages: Vec::new() })
     }
 
-    /// Tries everything that no flag fixes. Returns the usual setting, that is, without a proposal, and the best one,
-    /// as they were measured beside each other.
+    /// Tries everything that no flag fixes. Returns the usual setting, that is, the one without a proposal, and the
+    /// best one, as they were measured beside each other.
     pub fn run(&mut self, given: &BatchingFlags) -> anyhow::Result<(Trial, Trial)> {
         let usual = Setting {
             kernels: self.options.kernels,
@@ -156,7 +156,7 @@ impl<'a> Search<'a> {
         list
     }
 
-    /// Budgets of prefill, the usual one first; none to choose from where all prompts are within the least of them.
+    /// Budgets of prefill, the usual one first. It is the only one where all prompts together are within the smallest.
     fn budgets(&self, best: Setting, given: &BatchingFlags) -> Vec<Setting> {
         let mut list = vec![best];
         if given.max_num_batched_tokens.is_some() {
@@ -172,14 +172,14 @@ impl<'a> Search<'a> {
         list
     }
 
-    /// Measures the candidates, the one to beat first, and returns the first one that is as good as the best. Those for
-    /// which there was no time are no candidates; the first one always has a round.
+    /// Measures the candidates, the one to beat first, and returns the first one that is as good as the best.
+    /// Candidates for which there was no time drop out; the first one always has a round.
     fn stage(&mut self, name: &'static str, stage: usize, candidates: Vec<Setting>) -> anyhow::Result<Trial> {
         let total = self.ends.saturating_duration_since(self.began);
         let ends = self.began + total.mul_f64(STAGES[stage]);
         let mut trials: Vec<Trial> = candidates.into_iter().map(Trial::new).collect();
         let count = trials.len();
-        // What was measured before is not measured again for want of alternatives.
+        // Without alternatives, a setting that was measured before is not measured again.
         let known = self.stages.iter().flat_map(|(_, trials)| trials).rfind(|t| t.setting == trials[0].setting);
         if let (1, Some(known)) = (count, known) {
             return Ok(known.clone());
@@ -226,7 +226,7 @@ impl<'a> Search<'a> {
     }
 }
 
-/// Tokens per second of the whole step, as prefill and the rest went so far.
+/// Tokens per second of the whole step, if prefill and the rest go on as so far.
 fn projected_rate(measured: &Measurement, task: &Task) -> f64 {
     let prefill = measured.profile.prefill.as_secs_f64();
     let scale = |all: u64, done: u64| all as f64 / done.max(1) as f64;

@@ -1,4 +1,4 @@
-//! What is generated in every trial: a step of the run that is to be tuned.
+//! The work of every trial: a step of the run that is to be tuned.
 
 use std::sync::Arc;
 
@@ -125,7 +125,7 @@ fn lengths(args: &Args, sequences: usize) -> anyhow::Result<Vec<u32>> {
     Ok(draw(&found, sequences, args.seed))
 }
 
-/// As many lengths as wanted, each of those found as often as the others (give or take one), in a seeded order.
+/// As many lengths as wanted, each of the `found` ones as often as the others (give or take one), in a seeded order.
 fn draw(found: &[u32], wanted: usize, seed: u64) -> Vec<u32> {
     let mut stream = Stream::new(&[seed, wanted as u64]);
     let mut drawn = Vec::with_capacity(wanted);

@@ -1,9 +1,9 @@
 //! From positions in the endless order of prompts to places in the run.
 //!
-//! What is begun is a *candidate*: a position. Candidates get their place, (step, index), in order of their positions,
-//! each one once all before it are known. So a batch is the first `groups_per_step` usable groups in prompt order,
-//! whichever are finished first. A candidate is begun only when a place is left for it should everything in work turn
-//! out usable: each failure leads to one replacement, at once, and no usable group is left over.
+//! A position whose group was begun is a *candidate*. Candidates get their place, (step, index), in order of their
+//! positions, each one once all before it are known. So a batch is the first `groups_per_step` usable groups in prompt
+//! order, whichever are finished first. A candidate is begun only when a place is left for it should everything in work
+//! turn out usable: each failure leads to one replacement, at once, and no usable group is left over.
 //!
 //! With DAPO's dynamic sampling (arXiv:2503.14476, section 3.2), groups that teach nothing are replaced by groups of
 //! further prompts until the batch is full. A step may use up a budget of positions: such a group is passed over as
@@ -21,18 +21,18 @@ use super::newer_than;
 pub struct DynamicSampling {
     /// A step uses up at most this many times its groups in positions.
     pub max_attempts: u32,
-    /// What has to differ for a group to be usable.
+    /// The difference among its completions that makes a group usable.
     pub contrast: Contrast,
-    /// What a reward function that failed does to a completion.
+    /// How a failed reward function affects the reward of a completion.
     pub failure: RewardFailure,
 }
 
-/// Where the next group goes.
+/// The place of the next group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Place {
     /// Its place in the run.
     pub id: GroupId,
-    /// Position from which on nothing is given away yet.
+    /// The first position that is not given away.
     pub cursor: u64,
     /// Position at which the step of `id` begins.
     pub step_begin: u64,
@@ -81,17 +81,18 @@ impl Candidates {
         Self { sampling, groups_per_step, max_staleness, next, pool: BTreeMap::new() }
     }
 
-    /// Goes on from a place that the learner's status and the groups already placed lead to.
+    /// Goes on from a place that follows from the learner's status and the groups already placed.
     pub(super) fn go_on_from(&mut self, place: Place) {
         self.next = place;
         self.pool.retain(|position, candidate| match candidate {
-            // Also what is no longer needed, so that it is not begun a second time should the learner fall back.
+            // Positions that are no longer needed stay too, so that they are not begun a second time should the learner
+            // fall back.
             Candidate::InWork(_) => true,
             Candidate::Finished { group, .. } => *position >= place.cursor && !too_new(group, place),
         });
     }
 
-    /// The versions after `newest` are lost: what was made with them is made again.
+    /// Forgets groups that were made with versions after `newest`, which are lost: they are made again.
     pub(super) fn forget(&mut self, newest: PolicyVersion) {
         self.pool.retain(|_, candidate| match candidate {
             Candidate::InWork(counts) => {
@@ -118,7 +119,7 @@ impl Candidates {
         })
     }
 
-    /// The newest version whose tokens count of a position in work that is still needed.
+    /// For a position in work that is still needed, the newest version whose tokens count.
     pub(super) fn counts(&self, position: u64) -> Option<PolicyVersion> {
         match self.pool.get(&position)? {
             Candidate::InWork(newest) if position >= self.next.cursor => Some(*newest),
@@ -132,7 +133,7 @@ impl Candidates {
         let open = self.places(end);
         let mut before = self.taking_before(position);
         if position >= self.step_end() {
-            // What is left of the budget of this step fills it, one way or the other.
+            // The rest of this step's budget fills the step, one way or the other.
             let filled = self.places(self.next.id.step.next().min(end));
             before = before.max(filled + self.taking(self.step_end()..position));
         }
@@ -163,8 +164,8 @@ impl Candidates {
         group.policy_version.0 + self.max_staleness < self.next.id.step.0
     }
 
-    /// Position at which the budget of the step ends. Should a group that an earlier sampler has left at the learner
-    /// have used up too much of it, then as much is added as the step needs.
+    /// Position at which the budget of the step ends. A group that an earlier sampler has left at the learner may have
+    /// used up too much of the budget. Then as much is added as the step needs.
     fn step_end(&self) -> u64 {
         let Place { cursor, step_begin, .. } = self.next;
         let attempts = self.sampling.map_or(1, |sampling| sampling.max_attempts);
@@ -177,12 +178,12 @@ impl Candidates {
         u64::from(self.groups_per_step - self.next.id.index)
     }
 
-    /// A position is in work.
+    /// Puts a position into work.
     pub(super) fn begin(&mut self, position: u64) {
         self.pool.insert(position, Candidate::InWork(EVERY));
     }
 
-    /// The group of a position is complete.
+    /// Takes the complete group of a position.
     pub(super) fn finish(&mut self, group: Scored) {
         let position = group.position;
         let Some(Candidate::InWork(newest)) = self.pool.remove(&position) else {
@@ -195,7 +196,7 @@ impl Candidates {
         self.pool.insert(position, Candidate::Finished { group, usable });
     }
 
-    /// The next group that can be given its place, with what was dropped on the way to it.
+    /// The next group that can be given its place, with the groups that were dropped on the way to it.
     pub(super) fn place(&mut self) -> Option<Placed> {
         let mut position = self.next.cursor;
         loop {
@@ -229,7 +230,7 @@ impl Candidates {
     }
 }
 
-/// Whether a group was made of weights that the learner has fallen back behind. It is made again.
+/// Whether a group was made from weights that the learner no longer has after a fall-back. It is made again.
 fn too_new(group: &Scored, place: Place) -> bool {
     group.policy_version.0 > place.id.step.0
 }

@@ -30,8 +30,8 @@ fn group(position: u64, version: u64) -> Scored {
     Scored { group, policy_version: PolicyVersion(version) }
 }
 
-/// Without staleness, remade versions are the old ones to the last bit; with it they are not, and what was made with
-/// the lost ones is thrown away, wherever it is.
+/// Without staleness, remade versions equal the old ones to the last bit. With it they differ, and everything that was
+/// made with the lost ones is thrown away, wherever it is.
 #[test]
 fn groups_of_versions_that_the_learner_has_lost_are_made_again() {
     let mut plan = Plan::new(PlanOptions { max_staleness: 1, max_unsent: 9, ..OPTIONS });
@@ -52,7 +52,7 @@ fn groups_of_versions_that_the_learner_has_lost_are_made_again() {
     assert_eq!(plan.observe(status(2, 4, 4)), Some(PolicyVersion(4)));
     assert_eq!(send_all(&mut plan), [id(4, 0), id(4, 1), id(5, 0)], "those of version 4 are good");
     plan.sent(sending.id);
-    // What is in work turns out to be of the lost version when it is finished, in part or altogether.
+    // Work in progress turns out, when it is finished, to be of the lost version, in part or altogether.
     let mut mixed = group(partly, 4);
     let episode = testing::episode(vec![1; 2], &[(0, 4), (1, 5)], FinishReason::Stop);
     mixed.group.completions = vec![shared::Completion { episode, ..testing::completion(0, Vec::new()) }];
@@ -63,7 +63,7 @@ fn groups_of_versions_that_the_learner_has_lost_are_made_again() {
     assert_eq!(make_all(&mut plan, 5), [id(6, 0), id(6, 1)], "made again with the new version 5");
 }
 
-/// A roll-back after step 4 to the weights of version 2: what was sampled from versions 3 and 4 is made again.
+/// A roll-back after step 4 to the weights of version 2: groups that were sampled from versions 3 and 4 are made again.
 #[test]
 fn what_was_sampled_from_versions_that_were_given_up_is_made_again() {
     let mut plan = Plan::new(PlanOptions { max_staleness: 3, ..OPTIONS });

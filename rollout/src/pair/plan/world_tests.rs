@@ -38,7 +38,7 @@ fn plain(groups_per_step: u32, max_staleness: u64) -> PlanOptions {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Prompts {
     pub seed: u64,
-    /// Of 100.
+    /// How many of 100 are not usable.
     pub flat: u64,
 }
 
@@ -89,7 +89,7 @@ fn attempts(options: PlanOptions) -> u64 {
     options.dynamic_sampling.map_or(1, |sampling| sampling.max_attempts.into())
 }
 
-/// What a batch says about one of its groups.
+/// A batch's record of one of its groups.
 #[derive(Debug, PartialEq)]
 pub(super) struct Taken {
     pub position: u64,
@@ -111,14 +111,14 @@ impl From<&Placed> for Taken {
 pub(super) struct Making {
     pub position: u64,
     pub version: u64,
-    /// What that version really is.
+    /// The number of these very weights; see `World::tags`.
     tag: u64,
     /// Completions that were kept.
     kept: Vec<Completion>,
 }
 
 impl Making {
-    /// The group, with the completions that were kept and as many others as are said.
+    /// The group, with the completions that were kept and `others` further ones.
     fn group(&self, prompts: Prompts, others: usize) -> Group {
         let mut group = prompts.group(self.position, self.version).group;
         group.completions.iter_mut().for_each(|completion| completion.text = self.tag.to_string());
@@ -136,15 +136,15 @@ pub(super) struct World {
     prompts: Prompts,
     pub plan: Plan,
     pub loaded: u64,
-    /// What the loaded weights really are; see `tags`.
+    /// The number of the loaded weights; see `tags`.
     loaded_tag: u64,
     pub in_work: Vec<Making>,
     pub begun: u64,
     /// Completions that were carried over and trained on.
     carried_over: u64,
-    /// What was in flight and has not been taken up.
+    /// The groups that were in flight and have not been taken up.
     kept: Kept,
-    /// What the newest checkpoint has.
+    /// The groups in flight of the newest checkpoint.
     saved: Option<Vec<Group>>,
     sending: Option<Arc<Placed>>,
     queue: Vec<Placed>,
@@ -154,7 +154,7 @@ pub(super) struct World {
     outdated: bool,
     /// Versions made, lost ones included.
     made: u64,
-    /// A number for each version that the learner has: one that is made again is not what it was.
+    /// A number for the weights of each version that the learner has: a version that is made again gets another one.
     tags: Vec<u64>,
     /// Cursor at which each step began.
     cursors: Vec<u64>,
@@ -264,7 +264,7 @@ impl World {
         }
     }
 
-    /// What the step loop writes for a checkpoint: of groups in the making, one completion is finished.
+    /// The groups that the step loop writes for a checkpoint. Of groups in the making, one completion is finished.
     fn in_flight(&mut self) -> Vec<Group> {
         self.kept.release(self.learner.cursor);
         let in_the_making = self.in_work.iter().filter_map(|making| {
@@ -398,7 +398,7 @@ impl World {
         self.kill_sampler();
     }
 
-    /// Left in peace, the pair comes to its end.
+    /// Without further deaths, the pair comes to its end.
     pub(super) fn end(&mut self) -> bool {
         for _ in 0..4000 {
             if self.learner.finished {

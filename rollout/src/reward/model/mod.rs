@@ -30,7 +30,8 @@ use sequence::Sequence;
 struct ModelReward {
     network: Network,
     tokenizer: Tokenizer,
-    /// The text that closes a step, where every step is scored at its last token; else the whole completion is.
+    /// The text that closes a step, where every step is scored at its last token. `None` where the whole completion is
+    /// scored.
     separator: Option<String>,
     max_length: usize,
     /// Completions of a forward pass.
@@ -40,8 +41,8 @@ struct ModelReward {
 impl ModelReward {
     /// The tokens of a completion with the places to be scored.
     ///
-    /// With the policy's own tokenizer these are the very tokens that the policy saw and sampled; with another one, the
-    /// texts are tokenised.
+    /// With the policy's own tokenizer, these are exactly the tokens that the policy saw and sampled. With another one,
+    /// the texts are tokenised.
     fn sequence(&self, input: &RewardInput, completion: &RewardCompletion) -> Result<Sequence, String> {
         let of_completion = |separator: &String| steps::of_completion(input, completion, separator);
         let steps = self.separator.as_ref().map(of_completion).transpose()?;
@@ -62,7 +63,7 @@ impl ModelReward {
     }
 }
 
-/// The scores of a sequence's places, of which there is at least one.
+/// The outcome for a sequence with at least one place.
 fn outcome(sequence: &Sequence, scores: &[f32]) -> RewardOutcome {
     let step = |(&end, &score): (&u32, &f32)| StepScore { end, score: score.into() };
     match &sequence.steps {
@@ -131,7 +132,7 @@ pub(super) const ENTRY: Entry = Entry {
     build,
 };
 
-/// The directory of the model, which a run has fetched before; a command fetches it here.
+/// The directory of the model. A run has fetched it before; a command fetches it here.
 fn folder(parameters: &Parameters) -> Result<PathBuf, String> {
     match on_hub(&parameters.get::<String>("path")?, &parameters.host().dir) {
         Some(name) => shared_hub::locate_model(Path::new(&name)).map_err(|error| error.to_string()),
@@ -139,7 +140,7 @@ fn folder(parameters: &Parameters) -> Result<PathBuf, String> {
     }
 }
 
-/// Loads a model directory; the first time, that exports it. What is wrong is said in one line with the path.
+/// Loads a model directory, and exports it the first time. An error is one line with the path.
 fn build(parameters: &Parameters) -> Result<Arc<dyn Reward>, String> {
     let separator = match parameters.get::<String>("scope")?.as_str() {
         "outcome" => None,

@@ -89,8 +89,8 @@ impl Network {
     }
 }
 
-/// Holds what is locked, unless the deadline has passed by then: a call that was given up may have held it until now,
-/// and nobody waits for this one any more.
+/// Locks, unless the deadline has passed by then. A call that was given up may have held the lock until now, and nobody
+/// waits for this call any more.
 fn in_time<T>(locked: &Mutex<T>, deadline: Option<Instant>) -> Result<MutexGuard<'_, T>, String> {
     let guard = locked.lock().unwrap_or_else(PoisonError::into_inner);
     match deadline {

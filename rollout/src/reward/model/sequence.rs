@@ -1,4 +1,4 @@
-//! What a reward model reads of a completion.
+//! The tokens of a completion that a reward model reads.
 
 use rollout_rewards::{RewardCompletion, RewardInput, steps::Step};
 
@@ -10,7 +10,8 @@ pub(super) struct Sequence {
     pub ids: Vec<u32>,
     /// Indices in `ids`; none for an empty completion.
     pub places: Vec<usize>,
-    /// For each place, the last token of the step within the completion; absent when the whole is scored.
+    /// For each place, the last token of the step within the completion; `None` when the completion is scored as a
+    /// whole.
     pub steps: Option<Vec<u32>>,
 }
 

@@ -43,7 +43,7 @@ fn complete(engine: &mut Engine) -> Outcome {
     outcome(finish(engine).swap_remove(0)).1
 }
 
-/// What a whole version gives, an adapter gives to the last bit, whatever came before it.
+/// An adapter gives the same as a whole version, to the last bit, whatever came before it.
 fn check(model: &ModelDir, base: &WeightSource, folder: &Path, options: impl Fn() -> EngineOptions) {
     let open = |weights: &WeightSource| Engine::new(weights.clone(), model, options()).unwrap();
     let versions: Vec<(WeightSource, Outcome)> = [&ALL[..], &ALL[..], &["q_proj", "up_proj"], &["down_proj"]]

@@ -1,4 +1,4 @@
-//! Independence of the batch, of prompts computed beside, of pieces.
+//! Completions do not depend on the batch, on prompts that are computed beside them, or on pieces.
 
 use std::collections::BTreeMap;
 

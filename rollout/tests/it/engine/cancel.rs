@@ -11,7 +11,7 @@ fn hot(max_completion_length: u32) -> SamplingParams {
     SamplingParams { ignore_eos: true, max_completion_length, ..SamplingParams::default() }
 }
 
-/// Of six slots, four are for completions that go on, and two of the three others run while the third waits.
+/// Four of the six slots are for completions that go on. Two of the three others run while the third waits.
 fn open(model: &ModelDir, kernels: Kernels) -> (tempfile::TempDir, impl Fn() -> Engine) {
     let folder = tempfile::tempdir().unwrap();
     let (weights, model) = (exported(model, folder.path()), model.clone());
@@ -22,7 +22,7 @@ fn open(model: &ModelDir, kernels: Kernels) -> (tempfile::TempDir, impl Fn() -> 
     (folder, open)
 }
 
-/// Advances, and puts what has ended to the others.
+/// Advances, and adds the completions that have ended to `ended`.
 fn advance(engine: &mut Engine, ended: &mut BTreeMap<(u64, u32), Outcome>) {
     ended.extend(engine.step().unwrap().into_iter().map(outcome));
 }

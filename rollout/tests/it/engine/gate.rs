@@ -42,7 +42,7 @@ impl Bench {
         self.folder.path()
     }
 
-    /// Those of a version whose tensors are in its folder as the learner has them.
+    /// The canaries of a version whose tensors are in its folder as the learner has them.
     fn canaries(&self, version: u64, logprobs: &str) -> Canaries {
         let row = |value: &Value| value[2].as_array().unwrap().clone();
         let ids = |key: &str| row(&self.golden["inputs"][key]).into_iter().map(|id| id.as_u64().unwrap() as u32);
@@ -60,7 +60,7 @@ impl Bench {
         self.canaries(1, "completion_logps_after")
     }
 
-    /// Version 1 in a folder of its own, with the values that `read` makes of those that training has made.
+    /// Version 1 in a folder of its own, with values that `read` makes from the trained ones.
     fn tampered(&self, name: &str, read: impl Fn(&str, &VersionDir) -> Vec<f32>) -> WeightSource {
         let (dir, good) = (self.path().join(name), VersionDir::open(&self.v1.dir).unwrap());
         write_version(&self.v0.dir, &dir, PolicyVersion(1), &mut |name| Ok(read(name, &good).into())).unwrap();
@@ -86,8 +86,8 @@ impl Bench {
         Engine::new(weights.clone(), &self.model, options).map_err(|error| error.refusal().expect("a refusal"))
     }
 
-    /// Every way of computing the model refuses a version, at a swap and at the start, with words that all have `part`;
-    /// without the gate it is taken.
+    /// Every way of computing the model refuses a version, at a swap and at the start, with a message that has `part`.
+    /// Without the gate it is taken.
     fn assert_refused(&self, what: &str, weights: &WeightSource, part: &str) {
         for (kernels, rollout_dtype, kv_dtype) in MODES {
             let mode = |options: &mut EngineOptions| {
@@ -130,7 +130,7 @@ fn corrupt(dir: &Path, tensor: &str) {
     fs::write(dir.join(DATA_FILE), data).unwrap();
 }
 
-/// Makes a manifest that goes with what is in the folder, as if it had been written so.
+/// Writes a manifest that fits the files in the folder, as if they had been published like that.
 fn reseal(dir: &Path) {
     let mut manifest = WeightManifest::read(dir).unwrap();
     let data = fs::read(dir.join(DATA_FILE)).unwrap();
@@ -143,7 +143,7 @@ fn reseal(dir: &Path) {
     manifest.write(dir).unwrap();
 }
 
-/// The norms that the learner would have if its own values were the ones that were stored: only log-probs can tell.
+/// Writes the norms that the learner would have if its own values were the stored ones: only log-probs can tell.
 pub fn with_norms_of_what_is_stored(weights: &WeightSource) {
     let stored = VersionDir::open(&weights.dir).unwrap();
     let mut canaries = Canaries::read(&weights.dir).unwrap().unwrap();
@@ -187,7 +187,7 @@ fn a_corrupted_tensor_is_named() {
     let bad = bench.tampered("bad", |name, good| good.read_f32(name).unwrap());
     corrupt(&bad.dir, DOWN);
     bench.assert_refused("corrupted", &bad, &format!("bytes that are not those of the manifest: {DOWN}"));
-    // What was written wrong in the first place has the right hashes.
+    // Values that were written wrong in the first place have the right hashes.
     reseal(&bad.dir);
     bench.assert_refused("written wrong", &bad, &format!("not what the learner has, by the norms: {DOWN}"));
 }

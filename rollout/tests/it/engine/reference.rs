@@ -43,7 +43,7 @@ fn golden_greedy_through_the_engine() {
     }
 }
 
-/// What others have made is scored beside what runs, which goes on as if nothing had been.
+/// Completions that others have made are scored beside running sequences, which go on as if nothing had happened.
 #[test]
 fn golden_scores_of_completions_that_others_have_made() {
     let golden = harness::golden("model_numerics.json");

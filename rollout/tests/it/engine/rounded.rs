@@ -20,7 +20,7 @@ fn open(bench: &Bench, weights: &WeightSource, dtype: RolloutDtype) -> Engine {
         .unwrap_or_else(|error| panic!("{}: {error}", weights.dir.display()))
 }
 
-/// What an engine makes of some prompts.
+/// The completions that an engine makes of some prompts.
 fn completions(engine: &mut Engine) -> BTreeMap<(u64, u32), Outcome> {
     mixed_groups().into_iter().for_each(|group| engine.add_group(group).unwrap());
     finish(engine).into_iter().map(outcome).collect()
@@ -74,7 +74,7 @@ fn completions_are_those_of_the_version_itself() {
     }
 }
 
-/// The gate sees through what was rounded: canaries of a learner that has other weights do not pass.
+/// The gate sees through the rounding: canaries of a learner that has other weights do not pass.
 #[test]
 fn rounded_weights_that_are_not_the_learners_are_refused() {
     let bench = Bench::new("llama");

@@ -1,4 +1,4 @@
-//! Sequences that leave a state, and what goes on from there.
+//! Sequences that leave a state, and completions that go on from there.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use super::support::{
     MODES, Outcome, Steps, exported, finish, golden_model, group, options, outcome, trained, wait_swap,
 };
 
-/// What came of some requests: completions and their states.
+/// The results of some requests: completions and their states.
 type Left = BTreeMap<(u64, u32), (FinishedSequence, State)>;
 
 fn hot(max_completion_length: u32) -> SamplingParams {
@@ -28,7 +28,7 @@ fn first(tag: u64, prompt: u32, samples: u32, most: u32) -> Request {
     Request { keep: true, ..group(tag, &ids(prompt, tag as u32), samples, hot(most)).into() }
 }
 
-/// The same after a state.
+/// A request that goes on from a state.
 fn next(tag: u64, from: &State, more: u32, samples: u32, most: u32) -> Request {
     Request { from: Some(from.clone()), ..first(tag, more, samples, most) }
 }
@@ -96,7 +96,8 @@ fn what_goes_on_is_what_one_pass_over_all_tokens_says_whether_it_was_held_or_not
                 let states = found.iter().map(Left::len).sum::<usize>();
                 assert_eq!(engine.held_states(), if is_packed { states.min(kept) } else { 0 }, "{what}");
                 if kept == 64 && batched == 64 && is_packed {
-                    // Of 5 states in the second turn the newest token of each, and 9 more of 2; then 10 with 17 of 5.
+                    // Second turn: the newest token of each of 5 states, and 9 further ones of 2. Third turn: 10, and
+                    // 17 of 5.
                     let computed = (21 + 32) + (5 + 2 * 9) + (10 + 5 * 17);
                     assert_eq!(engine.profile().prefill_tokens, computed, "{what}");
                 }
@@ -156,7 +157,8 @@ fn held_pages_are_shared_by_forks_and_free_when_nobody_wants_them() {
     drop(begun);
     let forks = run(&mut engine, [next(2, &state, 3, 2, 2)]);
     assert_eq!(engine.held_states(), 3);
-    // Both forks have the full page in common, and a second one of their own; so has what they started from.
+    // Both forks have the full page in common, and a second one of their own; so has the completion that they started
+    // from.
     assert_eq!(engine.kv_bytes_in_use(), (5 + 3) * page);
     drop(state);
     assert_eq!((engine.held_states(), engine.kv_bytes_in_use()), (2, (5 + 2) * page));
@@ -183,7 +185,7 @@ fn after_a_swap_the_new_weights_compute_all_of_it() {
     let after = |tag| states.iter().zip(tag..).map(|(state, tag)| next(tag, state, 4, 2, 8)).collect::<Vec<_>>();
     let old = bits(&run(&mut engine, after(1)));
 
-    // One that waits when the weights change, beside one that runs then and is of both.
+    // One request waits when the weights change, beside one that runs then and is of both versions.
     engine.begin(first(5, 7, 1, 30)).unwrap();
     for _ in 0..4 {
         engine.advance().unwrap();

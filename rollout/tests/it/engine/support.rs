@@ -45,7 +45,7 @@ pub fn wait_swap(engine: &mut Engine) -> Result<SwapReport, EngineError> {
     panic!("no version comes within a minute");
 }
 
-/// What computes the model, in every way there is on the CPU.
+/// Every way to compute the model on the CPU.
 pub const MODES: [(Kernels, RolloutDtype, KvDtype); 6] = [
     (Kernels::Packed, RolloutDtype::Auto, KvDtype::Auto),
     (Kernels::Stock, RolloutDtype::Auto, KvDtype::Auto),

@@ -1,5 +1,5 @@
-//! Random arrivals, lengths, stops, pauses, new versions, cancels, forks and aborts: whatever happens around it, a
-//! completion is the one that its prompt has alone, it comes once, and every page comes back.
+//! Random arrivals, lengths, stops, pauses, new versions, cancels, forks and aborts. Whatever happens around it, a
+//! completion is the same as without any neighbours, it comes once, and every page comes back.
 
 use std::{
     collections::BTreeMap,
@@ -30,7 +30,7 @@ static WORLD: LazyLock<World> = LazyLock::new(|| {
     World { _folder: folder, model, versions: [v0, v1] }
 });
 
-/// What happens next.
+/// The next event.
 #[derive(Debug, Clone)]
 enum Event {
     /// A group arrives: tokens of its prompt, completions, their longest, and the token at which each stops.
@@ -88,7 +88,7 @@ fn request(tag: u64, prompt: usize, samples: u32, most: u32, stop: Option<u32>) 
     GroupRequest { stop_criterion, ..group(tag, &prompt, samples, sampling) }
 }
 
-/// What becomes of groups one after the other.
+/// The completions of groups that run one after the other.
 fn alone(groups: &[Request]) -> BTreeMap<(u64, u32), Outcome> {
     let mut engine = Engine::new(WORLD.versions[0].clone(), &WORLD.model, options(8, 1)).unwrap();
     let of_group = |group: &Request| {
@@ -98,7 +98,7 @@ fn alone(groups: &[Request]) -> BTreeMap<(u64, u32), Outcome> {
     groups.iter().flat_map(of_group).map(outcome).collect()
 }
 
-/// What has come of an engine.
+/// Everything that has come from an engine.
 #[derive(Default)]
 struct Seen {
     streamed: BTreeMap<(u64, u32), Vec<u32>>,

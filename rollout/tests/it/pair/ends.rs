@@ -31,8 +31,8 @@ fn a_silent_learner_is_an_error_and_a_signal_is_none() {
     assert_eq!(run.litter(), Vec::<PathBuf>::new());
 }
 
-/// A reward command that hangs, in a group of its own, is no reason to wait and must not stay behind; and the run is
-/// not its to hold.
+/// A reward command that hangs, in a group of its own, is no reason to wait and must not stay behind. It must not hold
+/// the lock of the run either.
 #[test]
 fn a_reward_command_ends_with_the_sampler_and_does_not_hold_the_run() {
     let scratch = tempfile::tempdir().unwrap();
@@ -95,7 +95,7 @@ fn the_last_version_is_not_loaded_when_nothing_is_made_with_it() {
     let mut learner = run.learner(1, 0);
     learner.train(4);
     learner.receive(3);
-    // It is not even there; the learner says later that the run is over.
+    // The version does not even exist; the learner says later that the run is over.
     learner.status.version = PolicyVersion(5);
     learner.status.step = Step(5);
     for _ in 0..20 {

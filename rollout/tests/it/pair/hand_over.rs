@@ -56,14 +56,14 @@ fn a_restarted_learner_gets_the_kept_groups_again() {
     drop(first.end);
     let mut second = run.learner(2, 1);
     second.train(5);
-    // The sampler may have had a group in its hand for whoever takes it, before it heard that this is another learner.
+    // Before it heard that this is another learner, the sampler may have held a group ready for whoever takes it.
     assert!(second.repeats <= 1, "{} groups came twice", second.repeats);
     let again = second.dismiss(sampler);
     assert!(again.len() == 12 && again.keys().all(|id| id.step.0 >= 1), "step 0 is durable");
     let kept: Vec<_> = groups.iter().filter(|(id, _)| id.step.0 >= 1).collect();
     assert!(kept.len() >= 8, "two steps, and two groups of the next one");
     for (id, group) in kept {
-        // With the very same time: it was kept, not made again.
+        // The time is the very same, so the group was kept and not made again.
         assert_eq!(again.get(id), Some(group));
     }
 }

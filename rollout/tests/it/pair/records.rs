@@ -1,4 +1,4 @@
-//! What the sampler itself leaves in the run directory.
+//! The sampler's own records in the run directory.
 
 use std::collections::BTreeSet;
 
@@ -23,7 +23,7 @@ fn versions_are_evaluated_once_the_last_one_included() {
     let records = metrics::read(&run.run_dir.eval()).unwrap();
     let steps: Vec<f64> = records.iter().map(|r| r.get(metrics::STEP).unwrap()).collect();
     assert_eq!(steps, [0.0, 2.0, 4.0, 6.0]);
-    // Every metric of evaluations that is not `rollout eval`'s alone, and nothing else.
+    // Every metric of evaluations but those of `rollout eval` alone, and nothing else.
     let recorded: BTreeSet<&str> = records[0]
         .values()
         .keys()

@@ -1,4 +1,5 @@
-//! Versions that are not what the learner published: nothing is drawn from them, and the run goes on once they are.
+//! Versions that are not what the learner published: nothing is drawn from them, and the run goes on once they are
+//! right.
 
 use std::{
     fs,
@@ -38,7 +39,7 @@ fn refusal(learner: &mut Learner<'_>) -> Refusal {
     }
 }
 
-/// Takes what comes for a moment.
+/// Takes messages and groups for a moment.
 fn listen(learner: &mut Learner<'_>) {
     for _ in 0..50 {
         learner.speak();

@@ -116,7 +116,7 @@ impl Run {
         }
     }
 
-    /// What the channel has on this machine for this run.
+    /// The channel's files of this run on this machine.
     pub fn litter(&self) -> Vec<PathBuf> {
         iox::files(&self.run_dir).unwrap()
     }

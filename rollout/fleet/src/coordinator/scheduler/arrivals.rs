@@ -1,4 +1,4 @@
-//! What workers send: looked at before it is believed, and counted once.
+//! The completions that workers send: examined before they are believed, and counted once.
 
 use std::{ops::RangeInclusive, time::Instant};
 
@@ -7,7 +7,7 @@ use shared::{PolicyVersion, RewardOutcome, channel::fleet::Made, config::Kernels
 
 use super::{Lease, Scheduler};
 
-/// Part of the usual time of a lease that the newest one is.
+/// Weight of the newest lease in the usual time of a lease.
 const NEWEST_SHARE: f64 = 0.1;
 
 impl Scheduler {
@@ -15,7 +15,7 @@ impl Scheduler {
     pub(super) fn take(&mut self, number: u64, made: &Made, now: Instant) {
         let worker = self.workers.get_mut(&number).expect("it was noted");
         let Some(lease) = self.leases.get_mut(&made.lease) else {
-            // Of a lease whose samples others have made meanwhile, or that was answered before.
+            // The lease is gone: others have made its samples meanwhile, or it was answered before.
             worker.twice += 1;
             return;
         };
@@ -53,7 +53,7 @@ impl Scheduler {
         }
     }
 
-    /// A sample is made, unless it was before.
+    /// Finishes a sample, unless it was finished before.
     fn finish(&mut self, number: u64, made: &Made) {
         let id = self.leases[&made.lease].request;
         let request = self.requests.get_mut(&id).expect("a lease has an open request");
@@ -77,7 +77,7 @@ impl Scheduler {
         self.finished.push((sequence, made.rewards.clone()));
     }
 
-    /// All of a lease is there: it is compared, or may be chosen to be checked.
+    /// Takes a complete lease: it is compared, or may be chosen for a check.
     fn complete(&mut self, id: u64, now: Instant) {
         let lease = self.leases.remove(&id).expect("it was just looked at");
         if let Some(check) = lease.check {
@@ -95,7 +95,7 @@ impl Scheduler {
         }
     }
 
-    /// Of a request, leases go of which nothing is wanted any more, and it does when all of it is there.
+    /// Drops the leases of a request of which nothing is wanted any more, and the request once all of it is there.
     pub(super) fn retire(&mut self, id: u64) {
         let open = &self.requests[&id].open;
         let is_of_use =
@@ -107,7 +107,7 @@ impl Scheduler {
     }
 }
 
-/// Whether a completion can be what a request asked for; all of it was sent by somebody else.
+/// Whether a completion can be one that a request asked for. It comes from another host, so nothing about it is sure.
 fn is_possible(
     made: &Made,
     request: &GroupRequest,
@@ -139,7 +139,7 @@ fn is_possible(
     Ok(())
 }
 
-/// Whether these can be what the reward functions of a run, `count` of them, have said of a completion, or nothing.
+/// Whether these can be the rewards of a completion by the `count` reward functions of a run; there may be none.
 fn are_rewards(rewards: &[RewardOutcome], count: usize) -> Result<(), String> {
     if !rewards.is_empty() && rewards.len() != count {
         return Err(format!("{} rewards of {count} functions", rewards.len()));

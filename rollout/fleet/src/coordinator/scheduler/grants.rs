@@ -1,4 +1,4 @@
-//! Who is given what.
+//! The leases that workers are given.
 
 use std::{collections::BTreeSet, time::Instant};
 
@@ -7,11 +7,11 @@ use shared::channel::fleet::Lease as LeaseMessage;
 use super::{Lease, Scheduler};
 use crate::coordinator::{check::Check, registry::Worker};
 
-/// A lease that takes so many times as long as leases usually do is given to a worker without anything to do as well.
+/// A lease that takes this many times the usual time is also given to a worker without anything to do.
 const LATE: u32 = 3;
 
 impl Scheduler {
-    /// A lease as its worker is told of it.
+    /// The message about a lease, for its worker.
     pub(super) fn message(&self, id: u64) -> Option<LeaseMessage> {
         let lease = self.leases.get(&id)?;
         let (request, version, row) = match &lease.check {
@@ -33,7 +33,7 @@ impl Scheduler {
         })
     }
 
-    /// Gives a worker what it can make: checks first, which are few, then its share of what waits, by its rate.
+    /// Gives a worker leases: checks first, which are few, then its share of the waiting samples, by its rate.
     pub(super) fn grant(&mut self, number: u64, now: Instant) {
         let worker = &self.workers[&number];
         if !worker.can_sample(&self.edition) || worker.rests(now) {
@@ -71,7 +71,7 @@ impl Scheduler {
         }
     }
 
-    /// Gives a worker that has nothing to do what another one is late with. Whoever is first with a completion counts.
+    /// Gives a worker without anything to do the lease that another one is late with. The first completion counts.
     fn double(&mut self, number: u64, room: usize, now: Instant) {
         let (Some(usual), Some(has)) = (self.usual_s, self.workers[&number].version()) else { return };
         let is_late = |lease: &&mut Lease| {
@@ -95,7 +95,7 @@ impl Scheduler {
         self.leases.insert(id, Lease { worker, request, samples, made, withdrawn, given, doubled, check });
     }
 
-    /// The part of all open samples that a worker should hold, so that all are done at the same time.
+    /// The part of all open samples that a worker should hold, so that all workers are done at the same time.
     fn quota(&self, number: u64, held: usize, now: Instant) -> usize {
         let open = self.waiting.len() + self.leased();
         let is_able = |worker: &&Worker| worker.can_sample(&self.edition) && !worker.rests(now);
@@ -105,7 +105,7 @@ impl Scheduler {
         let rate = |worker: &Worker| worker.rate().unwrap_or(mean).max(mean * 1e-3);
         let all: f64 = able.iter().map(|worker| rate(worker)).sum();
         let share = rate(&self.workers[&number]) / all.max(f64::MIN_POSITIVE);
-        // Whoever has nothing takes at least one, whatever the others' rates.
+        // A worker without leases takes at least one sample, whatever the others' rates.
         ((open as f64 * share).ceil() as usize).max(usize::from(held == 0))
     }
 }

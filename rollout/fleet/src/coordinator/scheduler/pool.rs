@@ -1,4 +1,4 @@
-//! Workers as they come, go, and turn out to be of no use.
+//! Workers as they come, go, and are dropped.
 
 use std::{
     collections::BTreeMap,
@@ -16,15 +16,15 @@ use crate::{
     messages::class_in_words,
 };
 
-/// How long a worker whose connection is gone keeps what it was given: a link that is cut for a moment costs no work.
+/// How long a worker whose connection is gone keeps its leases: a link that is cut for a moment costs no work.
 const GRACE: Duration = Duration::from_secs(5);
-/// Workers of which something is remembered. The oldest that are gone are forgotten first.
+/// Most workers that are remembered. The oldest ones that are gone are forgotten first.
 const MOST_WORKERS: usize = 4096;
-/// Reasons of refused calls that are counted each for itself.
+/// Reasons of refused calls that are counted separately.
 pub(super) const MOST_REASONS: usize = 16;
 
 impl Scheduler {
-    /// A call was refused before anybody here has seen it.
+    /// Counts a call that was refused before the scheduler saw it.
     pub fn refused(&mut self, reason: String) {
         self.refused_calls += 1;
         if self.refusals.len() < MOST_REASONS || self.refusals.contains_key(&reason) {
@@ -32,13 +32,13 @@ impl Scheduler {
         }
     }
 
-    /// Calls that were refused so, and how many of them for which reason.
+    /// Number of calls that were refused before the scheduler saw them, and their numbers by reason.
     #[must_use]
     pub fn refused_calls(&self) -> (u64, &BTreeMap<String, u64>) {
         (self.refused_calls, &self.refusals)
     }
 
-    /// Why nothing is wanted of a worker.
+    /// The reason why a worker is refused; `None` if it is not.
     pub(super) fn refuses(&self, report: &Report) -> Option<String> {
         if let Some(reason) = self.banned.get(&report.name) {
             let advice = "mend it and give it another --name";
@@ -57,7 +57,7 @@ impl Scheduler {
         ))
     }
 
-    /// Takes down that a worker is refused. Whoever only asks is no worker.
+    /// Notes that a worker is refused. A caller without a name only asks, and is no worker.
     pub(super) fn turn_away(&mut self, report: &Report, reason: &str, now: Instant) {
         if report.name.is_empty() {
             return;
@@ -74,7 +74,7 @@ impl Scheduler {
         }
     }
 
-    /// Takes down what a worker says of itself.
+    /// Notes what a worker reports of itself.
     pub(super) fn note(&mut self, report: &Report, now: Instant) {
         if !self.workers.contains_key(&report.worker) {
             self.make_room();
@@ -106,7 +106,7 @@ impl Scheduler {
         }
     }
 
-    /// Takes back what workers do not get on with, or that are gone with.
+    /// Takes back the leases of workers that make no progress or are gone.
     pub fn tick(&mut self, now: Instant) {
         let timeout = self.options.lease_timeout;
         let late = |(number, worker): (&u64, &Worker)| {
@@ -127,7 +127,7 @@ impl Scheduler {
         }
     }
 
-    /// The connection to a worker is gone.
+    /// Notes that the connection to a worker is gone.
     pub fn gone(&mut self, number: u64, now: Instant) {
         if let Some(worker) = self.workers.get_mut(&number) {
             worker.gone_since.get_or_insert(now);
@@ -137,7 +137,7 @@ impl Scheduler {
         }
     }
 
-    /// Takes back a worker's leases; how many there were.
+    /// Takes back a worker's leases, and returns their number.
     fn withdraw(&mut self, number: u64) -> usize {
         let ids: Vec<u64> = self.active(number).collect();
         for id in &ids {
@@ -154,11 +154,11 @@ impl Scheduler {
         ids.len()
     }
 
-    /// Wants nothing more of a worker. With `wrong`, nothing that it has made is trusted either.
+    /// Drops a worker. With `wrong`, nothing that it has made is trusted either.
     pub(super) fn drop_worker(&mut self, number: u64, reason: String, wrong: bool) {
         self.withdraw(number);
         if wrong {
-            // Nor what it may still send.
+            // Nor is anything that it may still send.
             self.leases.retain(|_, lease| lease.worker != number);
         }
         let Some(worker) = self.workers.get_mut(&number).filter(|worker| worker.dropped().is_none()) else { return };
@@ -175,15 +175,15 @@ impl Scheduler {
         worker.drop_it(Standing::Dropped { reason, wrong });
     }
 
-    /// The announced edition, if a worker finds something else in its place, with what it finds.
+    /// The announced edition, if a worker finds something else in its place, and the worker's finding.
     #[must_use]
     pub fn damage(&self) -> Option<(Edition, String)> {
         let (_, reason) = self.finding_damage().into_iter().next()?;
         Some((self.edition.clone()?, reason))
     }
 
-    /// Drops the workers that find something else in the place of the announced edition: it was sent to them again as
-    /// often as it is of use.
+    /// Drops the workers that find something else in the place of the announced edition: sending it again has not
+    /// helped.
     pub fn drop_finding_damage(&mut self) {
         for (number, reason) in self.finding_damage() {
             let why =
@@ -192,7 +192,7 @@ impl Scheduler {
         }
     }
 
-    /// The workers that find something else in the place of the announced edition, with what they find.
+    /// The workers that find something else in the place of the announced edition, with their findings.
     fn finding_damage(&self) -> Vec<(u64, String)> {
         let Some(edition) = &self.edition else { return Vec::new() };
         let finding = self.workers.iter().filter_map(|(number, worker)| {
@@ -203,8 +203,8 @@ impl Scheduler {
         finding.collect()
     }
 
-    /// Drops the workers that refuse the announced edition although another has it in use, and tells what they say
-    /// where nobody has.
+    /// Drops the workers that refuse the announced edition although another one has it in use. Where nobody has it in
+    /// use, returns their reasons.
     pub fn take_refusals(&mut self) -> Vec<String> {
         if !self.is_in_use() {
             return self.refusing().into_iter().map(|(_, reason)| reason).collect();
@@ -213,14 +213,14 @@ impl Scheduler {
         Vec::new()
     }
 
-    /// Drops the workers that refuse the announced edition, for this reason.
+    /// Drops the workers that refuse the announced edition; the reason begins with `why`.
     pub fn drop_refusing(&mut self, why: &str) {
         for (number, reason) in self.refusing() {
             self.drop_worker(number, format!("{why}: {reason}"), false);
         }
     }
 
-    /// The workers that refuse the announced edition, with what they say.
+    /// The workers that refuse the announced edition, with their reasons.
     fn refusing(&self) -> Vec<(u64, String)> {
         let Some(edition) = &self.edition else { return Vec::new() };
         let is_about =

@@ -1,4 +1,4 @@
-//! Schedulers with workers of a few lines: what is leased, lost, late, wrong and checked.
+//! Schedulers with workers of a few lines: leases that are given, lost, late, wrong and checked.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -68,7 +68,7 @@ pub fn request(tag: u64, samples: u32) -> GroupRequest {
     }
 }
 
-/// What every honest worker makes of a sample.
+/// The completion that every honest worker makes of a sample.
 pub fn completion(lease: u64, prompt: PromptId, sample: u32, version: PolicyVersion) -> Made {
     let drawn = rng::hash(&[prompt.0, sample.into(), version.0]);
     let token_ids: Vec<u32> =
@@ -125,7 +125,7 @@ impl Fake {
         orders
     }
 
-    /// Makes the next completion of what it holds.
+    /// Makes the next completion of the leases that it holds.
     pub fn work(&mut self) {
         let Some((&id, lease)) = self.held.iter().next() else { return };
         let version = self.report.edition.as_ref().expect("leases come with an edition").version;
@@ -333,7 +333,7 @@ fn what_a_slow_worker_is_late_with_is_made_by_one_without_anything_to_do_as_well
 #[test]
 fn of_a_lease_that_two_have_made_together_nothing_is_left() {
     let (mut scheduler, mut fakes, now) = two_with_a_lease_each();
-    // The second is done in two seconds, and is given what the first has not even begun.
+    // The second is done in two seconds, and is given samples that the first has not even begun.
     (0..2).for_each(|_| fakes[1].work());
     fakes[1].call(&mut scheduler, now + seconds(2), true);
     fakes[1].call(&mut scheduler, now + seconds(9), true);
@@ -450,7 +450,7 @@ fn completions_that_cannot_be_drop_their_worker() {
     }
 }
 
-/// Two workers, the second of which may lie, make some groups of which all are checked.
+/// Two workers, the second of which may lie, make some groups, all of which are checked.
 fn checked(lies: bool) -> (Scheduler, [Fake; 2]) {
     let mut scheduler = scheduler(1.0);
     let now = Instant::now();

@@ -32,7 +32,7 @@ fn has_instructions() -> bool {
     row_bytes == 64 && tiles == 8 && rows == 16
 }
 
-/// Whether the system keeps the tiles when it changes from one thread to another.
+/// Whether the system saves the tiles when it changes from one thread to another.
 fn keeps_registers() -> bool {
     const OSXSAVE: u32 = 1 << 27;
     const TILES: u64 = 1 << 17 | 1 << 18;
@@ -94,11 +94,11 @@ impl Drop for Tiles {
     }
 }
 
-/// What a product of tiles reads and writes.
+/// The addresses and sizes of a product of tiles.
 #[derive(Clone, Copy)]
 pub(crate) struct TileProduct {
-    /// Tiles of the left side, one after the other; of [`TileSplits`] pairs of tiles. Those of a second block of rows
-    /// lie `second` bytes further on.
+    /// Tiles of the left side, one after the other; pairs of tiles for [`TileSplits`]. The tiles of a second block of
+    /// rows lie `second` bytes further on.
     pub left: *const f32,
     /// Bytes from the first block of rows to the second.
     pub second: usize,
@@ -114,7 +114,7 @@ pub(crate) struct TileProduct {
     pub lines: usize,
 }
 
-/// What the elements of tiles are.
+/// The element type of tiles.
 pub(crate) trait TileDot {
     /// Multiplies one block of sixteen rows with two blocks of columns.
     ///
@@ -128,17 +128,17 @@ pub(crate) trait TileDot {
 /// Signed bytes, summed in 32-bit integers: exact.
 pub(crate) struct TileBytes;
 
-/// Pairs of bf16, summed in fp32. In one tile, each sum takes the first elements of all pairs and, apart from these,
-/// the second ones, each as a chain of fused multiply-adds from 0, and adds the sum of both.
+/// Pairs of bf16, summed in fp32. In one tile, the products of the first elements of all pairs form a chain of fused
+/// multiply-adds from 0, and those of the second elements another one. Each sum grows by the sum of both chains.
 pub(crate) struct TileHalves;
 
-/// Pairs of tiles of bf16: large and then small halves of the left side, small and then large ones of the right. Sums
-/// take, one after the other and each as [`TileHalves`] does, the products large by small, large by large, and small by
+/// Pairs of tiles of bf16: large and then small halves of the left side, small and then large ones of the right. Three
+/// products are added, one after the other and each as in [`TileHalves`]: large by small, large by large, and small by
 /// large.
 pub(crate) struct TileSplits;
 
-/// A loop along the depth: what comes before it, what it does in a step and how it goes on to the next, and what comes
-/// after it. Each step asks for some cache lines.
+/// A loop along the depth. The lists hold the instructions before it, those of a step, those that move on to the next
+/// step, and those after it. Each step prefetches some cache lines.
 macro_rules! tile_loop {
     (
         $product:ident, [$($before:literal),+], [$($step:expr),+ $(,)?], [$($next:expr),+], [$($after:literal),+]
@@ -178,8 +178,8 @@ macro_rules! tile_loop {
     };
 }
 
-/// A [`TileDot`] by what it does with the tiles of a step along the depth, for one and for two blocks of rows, and by
-/// the bytes of the left and of the right side that lie between two steps.
+/// Implements [`TileDot`]. Its arguments are the bytes between two steps along the depth, on the left and on the right
+/// side, and the instructions of a step for one and for two blocks of rows.
 macro_rules! tile_dot {
     ($name:ty, $left:literal, $right:literal, $one:tt, $two:tt) => {
         impl TileDot for $name {

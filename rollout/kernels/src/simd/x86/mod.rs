@@ -17,7 +17,7 @@ pub(super) struct Avx512;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Avx2;
 
-/// What this machine has, the widest first.
+/// The instruction sets that this machine has, the widest first.
 pub(super) fn available() -> impl Iterator<Item = Set> {
     let avx512 = is_x86_feature_detected!("avx512f");
     let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");

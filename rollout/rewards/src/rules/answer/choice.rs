@@ -1,4 +1,5 @@
-//! Choices of a question with several, as in `(C) 14`: a letter that stands for an answer, with or without that.
+//! Answers to multiple-choice questions, such as `(C) 14`: a letter that stands for an answer, with or without the
+//! answer.
 
 use std::sync::LazyLock;
 
@@ -11,7 +12,7 @@ use super::looks;
 pub(super) struct Choice {
     /// Its letter.
     pub letter: char,
-    /// What stands behind the letter; empty for the letter alone.
+    /// The text behind the letter; empty for the letter alone.
     pub rest: String,
 }
 
@@ -23,7 +24,7 @@ static MARKED: LazyLock<Regex> =
 static INTRODUCED: LazyLock<Regex> =
     LazyLock::new(|| Regex::new(r"^(?i:option|choice)\s+(?P<choice>\(?\s*[A-J]\b)").expect("a valid pattern"));
 
-/// What makes it doubtful that the letter is the choice: another letter, or words that take it back.
+/// Signs that the letter may not be the choice: another letter, or words that take it back.
 static DOUBT: LazyLock<Regex> = LazyLock::new(|| {
     let pattern = r"\b[A-J]\b|^(?:and|or|&)\b|(?i:\b(?:not|no|wrong|incorrect|false|neither|except|but|if)\b)";
     Regex::new(pattern).expect("a valid pattern")

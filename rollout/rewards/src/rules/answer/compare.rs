@@ -12,14 +12,14 @@ use super::{
     value::Value,
 };
 
-/// What a comparison found.
+/// The result of a comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// The answers are the same.
     Equal,
     /// They are surely not the same.
     Different,
-    /// One of them could not be read, or it depends on what is meant.
+    /// One of them could not be read, or the verdict depends on their intended meaning.
     Unsure,
 }
 
@@ -36,7 +36,7 @@ impl From<Option<bool>> for Verdict {
 }
 
 impl Verdict {
-    /// Of two parts: the same if both are, different if one is.
+    /// The verdict on two parts: the same if both are, different if one is.
     fn and(self, other: Self) -> Self {
         match (self, other) {
             (Different, _) | (_, Different) => Different,
@@ -45,7 +45,7 @@ impl Verdict {
         }
     }
 
-    /// If different, then unsure.
+    /// Turns different into unsure.
     fn at_best(self) -> Self {
         if self == Equal { Equal } else { Unsure }
     }
@@ -107,11 +107,11 @@ fn choices(given: &str, expected: &str) -> Option<Verdict> {
 /// A comma between two digits.
 static COMMA: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"(\d),(\d)").expect("a valid pattern"));
 
-/// Commas of which none stands before decimals.
+/// Several commas within one number, which are no decimal commas.
 static COMMAS: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"\d,\d+,\d").expect("a valid pattern"));
 
-/// The same answer with every comma between digits as a decimal point, and points before one gone; none without such a
-/// comma.
+/// The same answer with every comma between digits as a decimal point, and without a point for thousands before the
+/// first comma; `None` where no comma can be one.
 fn with_decimal_points(answer: &str) -> Option<String> {
     if COMMAS.is_match(answer) {
         return None;
@@ -142,8 +142,8 @@ static POINTS: LazyLock<Regex> =
 static LAKHS: LazyLock<Regex> =
     LazyLock::new(|| Regex::new(r"^[\s$+−-]*[1-9]\d?(?:,\d{2})+,\d{3}\b").expect("a valid pattern"));
 
-/// What an answer may say beside what it says in the usual way of writing: other commas and points, a dash for a minus,
-/// small letters for capitals.
+/// Other readings of an answer than the usual one: with other commas and points, a dash for a minus, small letters for
+/// capitals.
 fn readings(answer: &str) -> Vec<String> {
     let without = |mark: char, pattern: &Regex| {
         pattern.find(answer).map(|found| found.as_str().replace(mark, "") + &answer[found.end()..])
@@ -245,7 +245,7 @@ fn in_order(a: &[Answer], b: &[Answer]) -> Verdict {
     a.iter().zip(b).map(|(a, b)| answers(a, b)).fold(Equal, Verdict::and)
 }
 
-/// Lists, whose order does not matter where they hold the same quantities as often and no names say which is which.
+/// Lists. Their order does not matter where both hold the same quantities equally often and no names tell them apart.
 fn ordered(a: &[Answer], b: &[Answer]) -> Verdict {
     match in_order(a, b) {
         Equal => Equal,
@@ -322,7 +322,7 @@ fn quantities(a: &Quantity, b: &Quantity) -> Verdict {
     }
 }
 
-/// Compares the values; with a percent sign on one side only, as the number of percent and as the share.
+/// Compares the values. A percent sign on one side only may mean the number of percent or the share.
 fn values(a: &Quantity, b: &Quantity) -> Verdict {
     let plain = Verdict::from(a.value.same(&b.value));
     if a.suffix.percent == b.suffix.percent || plain == Equal {
@@ -354,11 +354,11 @@ fn maybe_unit(a: &Quantity, b: &Quantity) -> bool {
 
 /// Significant digits from which a decimal number may be what a program printed of a double.
 const DIGITS_OF_A_DOUBLE: usize = 15;
-/// Relative distance that a few operations on doubles make.
+/// Relative error of a few operations on doubles.
 const NOISE: f64 = 1e-14;
 
-/// Whether one is a decimal number with as many digits as a double has, and the other one differs by no more than the
-/// errors of a computation with doubles.
+/// Whether one is a decimal number with as many digits as a double has, and the other differs from it by no more than
+/// the errors of a computation with doubles.
 fn equal_as_doubles(a: &Quantity, b: &Quantity) -> bool {
     let printed = |q: &Quantity| q.decimals != Some(0) && q.digits >= DIGITS_OF_A_DOUBLE;
     let (true, Some(x), Some(y)) = (printed(a) || printed(b), a.value.as_f64(), b.value.as_f64()) else { return false };

@@ -1,4 +1,4 @@
-//! Inequalities of one letter, which are intervals.
+//! Inequalities in one letter, read as intervals.
 
 use super::{
     reader::{self, Answer},
@@ -14,8 +14,8 @@ struct Relation {
     closed: bool,
 }
 
-/// The letter of `x \ge 3`, `3 \le x < 5` or, of several joined by `or`, of all of them, and what it may be. Also of
-/// `\{x \mid x \ge 3\}`.
+/// The letter of an inequality and the values that it may have: of `x \ge 3`, of `3 \le x < 5`, of several that are
+/// joined by `or`, and of `\{x \mid x \ge 3\}`.
 pub(super) fn read(tokens: &[Token]) -> Option<(String, Answer)> {
     if let Some(inner) = reader::enclosed(tokens, |token| token.is_command("{"), |token| token.is_command("}")) {
         let [name, such_that, condition @ ..] = inner else { return None };

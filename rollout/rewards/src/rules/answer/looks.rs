@@ -1,4 +1,4 @@
-//! What changes how an answer looks and not what it is: commands of LaTeX, marks of Markdown, characters.
+//! Parts of an answer that change its looks and not its meaning: commands of LaTeX, marks of Markdown, characters.
 
 use std::{borrow::Cow, sync::LazyLock};
 
@@ -118,7 +118,7 @@ pub(super) const LOOKS: [&str; 66] = [
     "/",
 ];
 
-/// A command for text, a font or a frame with what it holds, where that holds no other one.
+/// A command for text, a font or a frame, with its content, where that holds no other such command.
 static AROUND: LazyLock<Regex> = LazyLock::new(|| {
     let names = [&TEXT[..], &FONTS].concat().join("|");
     Regex::new(&format!(r"\\(?:{names})\s*\{{([^{{}}]*)\}}")).expect("a valid pattern")
@@ -135,8 +135,8 @@ static ALONE: LazyLock<Regex> = LazyLock::new(|| {
 /// How deep commands for fonts are taken off.
 const FONTS_WITHIN_FONTS: usize = 3;
 
-/// A text without commands of LaTeX that change how it looks: what they hold stays. Rules need it that compare texts;
-/// the answer checker knows the same commands as tokens.
+/// A text without the LaTeX commands that change its looks; their content stays. Rules that compare texts need this.
+/// The answer checker knows the same commands as tokens.
 pub(in super::super) fn without_commands(text: &str) -> String {
     // Words stay apart, and digits that thin spaces group stay together.
     let alone = |found: &Captures<'_>| match found.get(1) {
@@ -161,11 +161,11 @@ pub(super) fn unlabelled(text: &str) -> &str {
     LABEL.find(text).map_or(text, |found| &text[found.end()..])
 }
 
-/// How many looks are taken off one after the other, so that a long answer of nothing else costs little.
+/// Layers of looks that are taken off. The bound keeps the cost of a long answer of nothing else low.
 const LOOKS_WITHIN_LOOKS: usize = 16;
 
-/// An answer without marks of Markdown, quotation marks and a full stop around it, its characters being those of ASCII
-/// where others only look different.
+/// An answer without Markdown marks, quotation marks and a full stop around it. Characters that only look different
+/// from those of ASCII become ASCII.
 pub(in super::super) fn bare(answer: &str) -> String {
     let plain: String = answer.chars().filter(|&c| !has_no_width(c)).map(in_ascii).collect();
     let mut text = unmarked(plain.trim());
@@ -219,7 +219,7 @@ fn in_ascii(c: char) -> char {
     }
 }
 
-/// The fraction that a character is.
+/// Numerator and denominator of a character that is a fraction.
 pub(super) fn fraction(c: char) -> Option<(&'static str, &'static str)> {
     Some(match c {
         '½' => ("1", "2"),
@@ -249,7 +249,7 @@ pub(super) fn raised(c: char) -> Option<char> {
     "⁰¹²³⁴⁵⁶⁷⁸⁹⁻".chars().zip("0123456789-".chars()).find(|(raised, _)| *raised == c).map(|(_, plain)| plain)
 }
 
-/// The zeros of `million` and its kin.
+/// How many zeros `million` and its kin stand for.
 pub(super) fn multiple(word: &str) -> Option<usize> {
     let words = [("hundred", 2), ("thousand", 3), ("million", 6), ("billion", 9), ("trillion", 12)];
     let word = word.to_lowercase();

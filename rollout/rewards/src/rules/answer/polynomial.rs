@@ -1,8 +1,9 @@
 //! Sums of products with rational coefficients: the normal form in which expressions are compared.
 //!
-//! A product is of letters, of one square root of a square-free whole number, and of the imaginary unit. π and e are
-//! letters. In this form no two different sums are equal for all values of the letters, and none is equal by accident:
-//! square roots of different square-free numbers are linearly independent over the rationals, and π is transcendental.
+//! The factors of a product are letters, one square root of a square-free whole number, and the imaginary unit. π and e
+//! are letters. In this form no two different sums are equal for all values of the letters, and none is equal by
+//! accident: square roots of different square-free numbers are linearly independent over the rationals, and π is
+//! transcendental.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +13,7 @@ use super::rational::{Rational, gcd};
 const MAX_TERMS: usize = 40;
 /// Largest power of a letter.
 const MAX_POWER: u32 = 40;
-/// Largest number under a root that is taken apart.
+/// Largest number under a root that is factored.
 const MAX_ROOT: i128 = 100_000_000;
 
 /// A product of letters, a root and the imaginary unit.
@@ -26,7 +27,7 @@ pub(super) struct Product {
 impl Product {
     const ONE: Self = Self { letters: BTreeMap::new(), root: 1, imaginary: false };
 
-    /// The product of two, and the rational factor that falls out of it.
+    /// The product of two products, and the rational factor that falls out of it.
     fn multiply(&self, other: &Self) -> Option<(Self, Rational)> {
         let mut letters = self.letters.clone();
         for (&letter, &power) in &other.letters {
@@ -153,7 +154,7 @@ fn square_free(n: i128) -> Option<(i128, i128)> {
     if n == 0 {
         return Some((0, 1));
     }
-    // A square of any size needs no factors.
+    // The root of a square, of any size, needs no factoring.
     let whole = (n as f64).sqrt() as i128;
     if let Some(root) = (whole - 1..=whole + 1).find(|&k| k.checked_mul(k) == Some(n)) {
         return Some((root, 1));

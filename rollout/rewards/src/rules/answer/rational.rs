@@ -1,6 +1,6 @@
 //! Exact rational numbers of bounded size.
 
-/// A fraction in lowest terms with a positive denominator. Operations that leave 128 bits have no result.
+/// A fraction in lowest terms with a positive denominator. An operation has no result where it leaves 128 bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Rational {
     top: i128,

@@ -33,7 +33,7 @@ pub(super) enum Answer {
     Named(String, Box<Answer>),
 }
 
-/// What an answer says.
+/// An answer with its name.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Reading {
     /// The name that it gives to its value: `x` in `x = 5`.
@@ -59,7 +59,7 @@ pub(super) struct Quantity {
     pub ends_in_letter: bool,
 }
 
-/// Reads an answer. A comma before it separates nothing.
+/// Reads an answer. A leading comma separates nothing.
 pub(super) fn read(tokens: &[Token]) -> Option<Reading> {
     let tokens = match tokens {
         [comma, rest @ ..] if is_comma(comma) => rest,
@@ -68,7 +68,7 @@ pub(super) fn read(tokens: &[Token]) -> Option<Reading> {
     if let Some((name, answer)) = inequality::read(tokens) {
         return Some(Reading { name: Some(name), answer, inequality: true });
     }
-    // Of `x = 1, y = 2`, each element has its own name.
+    // In `x = 1, y = 2`, each element has its own name.
     let parts = split(tokens, |token| is_comma(token) || is_and(token))?;
     let named = parts.iter().filter(|part| name(part).0.is_some()).count();
     let (name, tokens) = if named > 1 { (None, tokens) } else { name(tokens) };
@@ -221,7 +221,7 @@ pub(super) fn split(tokens: &[Token], separates: impl Fn(&Token) -> bool) -> Opt
     (depth == 0).then_some(parts)
 }
 
-/// What is between a first and a last token that belong together.
+/// The tokens between a matching first and last token.
 pub(super) fn enclosed(
     tokens: &[Token],
     open: impl Fn(&Token) -> bool,

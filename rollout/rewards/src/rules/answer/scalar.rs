@@ -4,15 +4,15 @@ use super::{polynomial::Polynomial, rational::Rational, tokens::Token, value::Va
 
 /// Deepest nesting.
 const MAX_DEPTH: usize = 24;
-/// What an expression may cost, counted in products of two terms.
+/// Most work for an expression, counted in products of two terms.
 const MAX_WORK: usize = 40_000;
-/// What taking a root apart costs.
+/// Work to factor the number under a root.
 const ROOT_WORK: usize = 4_000;
-/// Letters of which two or three side by side are a product.
+/// Letters that form a product where two or three stand side by side.
 const FACTORS: [char; 6] = ['a', 'b', 'c', 'x', 'y', 'z'];
 
-/// The value of the expression at the start of the tokens, and how many of them it takes. `None` for what is no
-/// expression, cannot be read in one way only, or goes beyond the bounds.
+/// The value of the expression at the start of the tokens, and how many of them it takes. `None` for tokens that are no
+/// expression, have several readings, or go beyond the bounds.
 pub(super) fn value(tokens: &[Token]) -> Option<(Value, usize)> {
     let mut parser = Parser { tokens, next: 0, depth: 0, work: 0 };
     let value = parser.over()?;
@@ -103,7 +103,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// Whether a factor follows that needs no sign of multiplication; `None` for a number, which needs one.
+    /// Whether a factor follows without a sign of multiplication; `None` for a number, which needs the sign.
     fn begins_factor(&self) -> Option<bool> {
         match self.peek() {
             Some(Token::Number { .. }) => None,
@@ -283,7 +283,7 @@ fn mixed(whole: &Value, top: &str, bottom: &str) -> Option<Value> {
     whole.add(&Value::rational(Rational::new(top, bottom)?))
 }
 
-/// The factors that a word stands for, if it is no word.
+/// The factors that the letters of a text stand for; `None` for a word.
 fn letters(word: &str) -> Option<Vec<Value>> {
     let letters: Vec<char> = word.chars().take(4).collect();
     let factor = |letter: char| match letter {

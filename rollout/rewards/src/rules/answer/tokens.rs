@@ -8,7 +8,7 @@ pub(super) const MAX_BYTES: usize = 400;
 /// A piece of an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Token {
-    /// Digits with at most one point; thousands separators are gone. `grouped` says that there were commas as such.
+    /// Digits with at most one point, without thousands separators. `grouped` says that these were commas or spaces.
     Number { text: String, grouped: bool },
     /// Letters that stand together.
     Word(String),
@@ -214,7 +214,7 @@ fn command(rest: &mut Rest<'_>, tokens: &mut Vec<Token>) -> Option<()> {
     Some(())
 }
 
-/// Digits that are arguments each on its own, as in `\frac12`.
+/// Digits each of which is an argument of its own, as in `\frac12`.
 fn digits(rest: &mut Rest<'_>, tokens: &mut Vec<Token>, most: usize) {
     for _ in 0..most {
         take(rest, char::is_whitespace);
@@ -245,7 +245,7 @@ fn argument(rest: &mut Rest<'_>) -> Option<String> {
     None
 }
 
-/// The content of `\text{…}` and its kin: one token where it has words alone, else as if it stood there by itself.
+/// The content of `\text{…}` and its kin: one token if it has only words, else the tokens of its content.
 fn text(content: &str, tokens: &mut Vec<Token>) -> Option<()> {
     let words = content.replace("\\ ", " ").replace("\\,", " ").replace('~', " ");
     let words = words.trim();

@@ -53,7 +53,7 @@ const UNITS: &[&[&str]] = &[
 /// Units that are written with the degree sign.
 const SCALES: [&str; 3] = ["C", "F", "K"];
 
-/// What follows a number.
+/// The percent sign and the unit that follow a number.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Suffix {
     /// A percent sign or the word.
@@ -62,8 +62,8 @@ pub(super) struct Suffix {
     pub unit: String,
 }
 
-/// Reads what follows a number; `None` when it is anything but a unit of the list, with powers and quotients, or a
-/// percent sign.
+/// Reads what follows a number: units of the list, with powers and quotients, or a percent sign. `None` for anything
+/// else.
 pub(super) fn suffix(tokens: &[Token]) -> Option<Suffix> {
     let mut suffix = Suffix::default();
     let mut parts: Vec<String> = Vec::new();

@@ -6,7 +6,7 @@ use super::{polynomial::Polynomial, rational::Rational};
 const MAX_EXPONENT: i128 = 40;
 /// Relative distance within which two rounded constants are equal.
 const EQUAL: f64 = 1e-9;
-/// Relative distance from which they are different. What is between cannot be told.
+/// Relative distance from which they are different. Between the two distances, nobody can tell.
 const DIFFERENT: f64 = 1e-6;
 
 /// The value of an expression.
@@ -97,7 +97,7 @@ impl Value {
         }
     }
 
-    /// The power. Of sums with letters, whole exponents only; of constants, others with rounding.
+    /// The power. Sums with letters take whole exponents only; constants take others too, with rounding.
     pub fn power(&self, exponent: &Self) -> Option<Self> {
         match exponent.as_rational().and_then(Rational::whole) {
             Some(n) if n.abs() <= MAX_EXPONENT => {
@@ -164,7 +164,7 @@ fn close(a: f64, b: f64) -> Option<bool> {
     }
 }
 
-/// The root of a whole number, if it is one too.
+/// The root of a whole number, if the root is whole too.
 fn whole_root(of: Rational, index: u32) -> Option<Rational> {
     let number = of.whole()?;
     if number < 0 && index.is_multiple_of(2) {
