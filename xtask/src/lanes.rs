@@ -1,9 +1,9 @@
 //! All tests of the workspace, in two lanes that run at the same time.
 //!
-//! Some tests wait for most of their time: for deadlines, restarts and timeouts of programs that they stop or cut off.
-//! The others compute. Cargo runs one test binary after the other, so cores would idle while the former wait. Each lane
-//! is a `cargo test` of its own with some of the targets. All of them are built first, so that no lane compiles while
-//! the other one runs.
+//! Tests of the programs together wait for much of their time: for deadlines, restarts and timeouts of programs that
+//! they stop or cut off. The others compute. Cargo runs one test binary after the other, so cores would idle while the
+//! former wait. Each lane is a `cargo test` of its own with some of the targets. All of them are built first, so that no
+//! lane compiles while the other one runs.
 
 use std::{
     fs::{self, File},
@@ -17,29 +17,19 @@ use serde_json::Value;
 
 use crate::host::Host;
 
-/// Targets whose tests wait for most of their time.
-const WAITING: &[&str] = &[
-    "errors",
-    "fleet",
-    "fleet_faults",
-    "fleet_lines",
-    "fleet_refused",
-    "fleet_store",
-    "hub",
-    "launcher",
-    "report_to",
-    "run_directory",
-    "supervision",
-    "torn",
-];
+/// The target whose tests run the programs together.
+const PROGRAMS: &str = "programs";
 
-/// Runs all tests. Those of the first lane print as they run; what the second one has printed follows.
+/// How many of its tests run at once on two cores: one more than cores, since about a third of their time is waiting.
+const PROGRAMS_THREADS: &str = "--test-threads=3";
+
+/// Runs all tests. Those of the programs together print as they run; the output of all others follows.
 ///
 /// # Errors
 /// When tests do not build, lanes fail (the error names all that do), or cargo cannot be run.
 pub fn run(host: &Host, variable: (&str, &Path)) -> Result<()> {
-    let (computing, waiting) = lanes(&targets(host)?);
-    let path = host.target.join("waiting-tests.txt");
+    let others = others(&targets(host)?);
+    let path = host.target.join("other-tests.txt");
     let command = |words: &[String]| {
         let mut command = host.cargo();
         command.args(["test", "--release", "--workspace", "--locked", "--no-fail-fast"]);
@@ -50,10 +40,6 @@ pub fn run(host: &Host, variable: (&str, &Path)) -> Result<()> {
     ensure!(built.success(), "tests do not build: {built}");
     // The status of a lane that has failed.
     let failure = |words: &[String], output: Option<File>| -> Result<Option<ExitStatus>> {
-        // Without a target, cargo would take all of them.
-        if words.is_empty() {
-            return Ok(None);
-        }
         let mut command = command(words);
         if let Some(output) = output {
             command.stdout(output.try_clone()?).stderr(output);
@@ -62,21 +48,22 @@ pub fn run(host: &Host, variable: (&str, &Path)) -> Result<()> {
         Ok((!status.success()).then_some(status))
     };
     let output = File::create(&path).with_context(|| format!("cannot write {}", path.display()))?;
+    let programs = ["--test", PROGRAMS, "--", PROGRAMS_THREADS].map(str::to_owned);
     let (first, second) = thread::scope(|scope| {
-        let second = scope.spawn(|| failure(&waiting, Some(output)));
-        (failure(&computing, None), second.join().expect("waiting for cargo does not panic"))
+        let second = scope.spawn(|| failure(&others, Some(output)));
+        (failure(&programs, None), second.join().expect("waiting for cargo does not panic"))
     });
     let said = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
     eprint!("{}", String::from_utf8_lossy(&said));
     let of_documentation = failure(&["--doc".to_owned()], None);
-    let lanes = [("computing", first?), ("waiting", second?), ("in documentation", of_documentation?)];
+    let lanes = [("of the programs", first?), ("of the crates", second?), ("in documentation", of_documentation?)];
     let failed = lanes.iter().filter_map(|(lane, failure)| failure.map(|status| format!("{lane}: {status}")));
     let failed: Vec<String> = failed.collect();
     ensure!(failed.is_empty(), "tests failed ({})", failed.join("; "));
     Ok(())
 }
 
-/// The targets with tests, as cargo's options select them.
+/// The targets with tests: kind and name.
 fn targets(host: &Host) -> Result<Vec<(String, String)>> {
     let mut metadata: Command = host.cargo();
     metadata.args(["metadata", "--no-deps", "--format-version", "1", "--locked"]).stderr(Stdio::inherit());
@@ -90,17 +77,15 @@ fn targets(host: &Host) -> Result<Vec<(String, String)>> {
     Ok(tested.filter_map(of).collect())
 }
 
-/// Options for both lanes: targets that compute, and [`WAITING`] ones.
-fn lanes(targets: &[(String, String)]) -> (Vec<String>, Vec<String>) {
-    let mut lanes = (vec!["--lib".to_owned(), "--bins".to_owned()], Vec::new());
+/// Cargo's options for all targets but [`PROGRAMS`].
+fn others(targets: &[(String, String)]) -> Vec<String> {
+    let mut options = vec!["--lib".to_owned(), "--bins".to_owned()];
     for (kind, name) in targets {
-        let is_waiting = kind == "test" && WAITING.contains(&name.as_str());
-        if ["test", "example"].contains(&kind.as_str()) {
-            let lane = if is_waiting { &mut lanes.1 } else { &mut lanes.0 };
-            lane.extend([format!("--{kind}"), name.clone()]);
+        if name != PROGRAMS && ["test", "example"].contains(&kind.as_str()) {
+            options.extend([format!("--{kind}"), name.clone()]);
         }
     }
-    lanes
+    options
 }
 
 #[cfg(test)]
@@ -110,15 +95,14 @@ mod tests {
     #[test]
     fn every_target_is_in_one_lane() {
         let targets = targets(&Host::current().unwrap()).unwrap();
-        let (computing, waiting) = lanes(&targets);
-        for kind in ["--lib", "--bins"] {
-            assert!(computing.iter().any(|word| word == kind), "{computing:?}");
+        let others = others(&targets);
+        for (kind, name) in &targets {
+            let is_selected = match kind.as_str() {
+                "lib" | "bin" => others.contains(&format!("--{kind}{}", if kind == "bin" { "s" } else { "" })),
+                _ => others.windows(2).any(|words| words[0] == format!("--{kind}") && words[1] == *name),
+            };
+            assert_eq!(is_selected, name != PROGRAMS, "{kind} {name}: {others:?}");
         }
-        let named = |lane: &[String]| lane.iter().filter(|word| !word.starts_with("--")).count();
-        assert_eq!(named(&waiting), WAITING.len(), "each waiting target is there: {waiting:?}");
-        let selected = targets.iter().filter(|(kind, _)| ["test", "example"].contains(&kind.as_str())).count();
-        assert_eq!(named(&computing) + named(&waiting), selected);
-        let others: Vec<_> = targets.iter().filter(|(kind, _)| !["test", "example"].contains(&kind.as_str())).collect();
-        assert!(others.iter().all(|(kind, _)| ["lib", "bin"].contains(&kind.as_str())), "{others:?}");
+        assert_eq!(targets.iter().filter(|(_, name)| name == PROGRAMS).count(), 1);
     }
 }

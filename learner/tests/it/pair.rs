@@ -379,7 +379,7 @@ fn every_metric_is_recorded_by_the_runs_that_have_it_and_no_other_is_recorded() 
     for (index, config) in runs_of_every_method(&usual).iter().enumerate() {
         recorded.append(&mut record(&format!("method-{index}"), config));
     }
-    // Metrics of workers are recorded by runs with workers (`tests/tests/fleet.rs`).
+    // Metrics of workers are recorded by runs with workers (`tests/tests/programs/fleet.rs`).
     for metric in of_training().filter(|metric| !metric.key.starts_with("fleet/")) {
         assert!(recorded.contains(metric.key), "no run records {}", metric.key);
     }

@@ -6,6 +6,7 @@ mod length;
 mod machine;
 mod methods;
 mod one_loop;
+mod orphans;
 mod sources;
 mod unfinished;
 mod unsafe_code;
@@ -30,6 +31,7 @@ const RULES: &[Rule] = &[
     unsafe_code::check,
     circles::check,
     one_loop::check,
+    orphans::check,
     width::check,
 ];
 

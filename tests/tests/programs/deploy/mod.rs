@@ -1,9 +1,7 @@
 //! `deploy/` and docs/fleet.md, as far as that is possible without a cluster: scripts are run with stand-ins for
 //! Slurm's commands, manifests are held against what their formats have, and every command line against the programs.
 
-#[path = "deploy/commands.rs"]
 mod commands;
-#[path = "deploy/shape.rs"]
 mod shape;
 
 use std::{

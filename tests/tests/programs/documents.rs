@@ -14,16 +14,16 @@ use shared::{
 
 // The programs that print the pages: their `main` is of no use here.
 #[expect(dead_code)]
-#[path = "../../shared/examples/configuration.rs"]
+#[path = "../../../shared/examples/configuration.rs"]
 mod configuration;
 #[expect(dead_code)]
-#[path = "../../shared/examples/losses.rs"]
+#[path = "../../../shared/examples/losses.rs"]
 mod losses;
 #[expect(dead_code)]
-#[path = "../../shared/examples/metrics.rs"]
+#[path = "../../../shared/examples/metrics.rs"]
 mod metrics;
 #[expect(dead_code)]
-#[path = "../../shared/examples/notices.rs"]
+#[path = "../../../shared/examples/notices.rs"]
 mod notices;
 
 fn document(name: &str) -> String {
