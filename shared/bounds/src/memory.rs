@@ -1,9 +1,8 @@
-//! What the parsing of one thing may take of memory.
+//! Bounds on the memory that parsing takes.
 //!
 //! A template of a hundred bytes can double a text forty times, and no interpreter of templates counts bytes. So the
-//! allocator counts: within [`within`], what a thread asks for is subtracted from an allowance. There is no way to
-//! refuse memory that code gets out of with an error, so the program ends with one, before the machine is out of
-//! memory.
+//! allocator counts: within [`within`], what a thread asks for is subtracted from an allowance. Code cannot leave a
+//! refused allocation with an error, so the program ends with one, before the machine is out of memory.
 
 use std::{
     alloc::{GlobalAlloc, Layout, System},
@@ -12,23 +11,23 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
-/// The allocator of the programs: the system's, with an account. It costs an addition for each allocation.
+/// The allocator of the programs: the system's, which also counts. It costs an addition for each allocation.
 #[derive(Debug)]
 pub struct Metered;
 
 thread_local! {
     /// Bytes that this thread may still take.
     static LEFT: Cell<i64> = const { Cell::new(i64::MAX) };
-    /// What it might take when that began.
+    /// Bytes that it might take when the present allowance began.
     static ALLOWED: Cell<i64> = const { Cell::new(0) };
-    /// Whose bytes are parsed; empty outside of [`within`].
+    /// The thing whose bytes are parsed; empty outside of [`within`].
     static WHAT: Cell<&'static str> = const { Cell::new("") };
 }
 
 /// Whether a program that exceeds an allowance aborts.
 static ABORTS: AtomicBool = AtomicBool::new(false);
 
-/// From now on, who exceeds an allowance aborts: a fuzzer catches that and keeps the input.
+/// From now on, a program that exceeds an allowance aborts: a fuzzer catches the abort and keeps the input.
 pub fn abort_on_excess() {
     ABORTS.store(true, Ordering::Relaxed);
 }
@@ -45,11 +44,11 @@ pub fn within<T>(what: &str, most: u64, work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// What is put back when an allowance ends, also by a panic.
+/// State that is put back when an allowance ends, also by a panic.
 struct Account {
     before: i64,
     allowed: i64,
-    /// What the one around it allows.
+    /// The allowance around this one.
     outer: i64,
     what: &'static str,
 }
@@ -63,7 +62,7 @@ impl Drop for Account {
     }
 }
 
-/// Books `bytes` that are asked for, or with a negative sign given back.
+/// Subtracts `bytes` that are asked for; a negative number is given back.
 fn book(bytes: i64) {
     // A thread that ends has no account any more.
     let _ = LEFT.try_with(|left| {

@@ -10,7 +10,7 @@ use std::{
 use crate::memory;
 
 thread_local! {
-    /// Whether a panic of this thread is told by whoever catches it.
+    /// Whether the code that catches a panic of this thread also reports it.
     static QUIET: Cell<bool> = const { Cell::new(false) };
 }
 

@@ -1,4 +1,4 @@
-//! What a file is written in, by its bytes.
+//! The format of a file, by its bytes.
 
 use std::path::Path;
 
@@ -20,7 +20,7 @@ pub enum Format {
     Parquet,
     /// Arrow IPC, the file format (Feather version 2).
     ArrowFile,
-    /// Arrow IPC, the stream format: what `datasets.save_to_disk` writes.
+    /// Arrow IPC, the stream format: written by `datasets.save_to_disk`.
     ArrowStream,
 }
 
@@ -38,10 +38,10 @@ impl Format {
         }
     }
 
-    /// What a file is: by its first `bytes`, or if they are text, by its name or its first line.
+    /// The format of a file, by its first `bytes`; for text, by its name or its first line.
     ///
     /// # Errors
-    /// [`DataError::Unread`], or that it is nothing known.
+    /// [`DataError::Unread`], or an unknown format.
     pub(crate) fn of(path: &Path, bytes: &[u8]) -> Result<Self, DataError> {
         if let Some((what, remedy)) = unread::recognise(path, bytes) {
             return Err(DataError::Unread { path: path.to_owned(), what, remedy });
