@@ -89,9 +89,9 @@ choices! {
 }
 
 impl Device {
-    /// The element type that the sampler's graph is exported in: single precision on the CPU, whose kernels have no
-    /// other; half precision elsewhere, because GroupQueryAttention on CUDA (ONNX Runtime 1.31) decodes wrongly in
-    /// single precision when the cache is extended in place.
+    /// The element type that the sampler's graph is exported in: single precision on the CPU, whose kernels support
+    /// nothing else; half precision elsewhere, because GroupQueryAttention on CUDA (ONNX Runtime 1.31) decodes wrongly
+    /// in single precision when the cache is extended in place.
     #[must_use]
     pub fn export_dtype(self) -> Dtype {
         match self {

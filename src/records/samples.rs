@@ -28,8 +28,8 @@ impl Entry for Sample {
     }
 }
 
-/// The completions of a file, none if it cannot be read; `None` while it is missing. `None` while it is not there.
-/// Lines that are no samples are left out.
+/// The completions of a file, none if it cannot be read; `None` while it is missing. Lines that are
+/// no samples are left out.
 pub fn read(path: &Path) -> Option<Vec<Sample>> {
     let bytes = match shared_bounds::read(path, MOST_BYTES) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return None,

@@ -13,8 +13,7 @@ use super::problems::Problems;
 pub struct Datasets {
     /// Rows to train on.
     pub rows: u64,
-    /// A line for each file or folder: its format, and the system whose rows it has; another line for each oddity.
-    /// another for each oddity.
+    /// A line for each file or folder: its format, and the system whose rows it has; another for each oddity.
     pub about: Vec<String>,
 }
 

@@ -88,7 +88,7 @@ impl DiskPlan {
         ))
     }
 
-    /// Who the free space is free for.
+    /// Words for `free`, which counts bytes that the run has already.
     fn whose(&self) -> &'static str {
         if self.own > 0 { "free or taken by the run already" } else { "free" }
     }

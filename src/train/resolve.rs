@@ -50,8 +50,8 @@ impl CommandLine {
         })
     }
 
-    /// The configuration that the words name. The loader leaves `latest` as it is, and takes any other checkpoint for a
-    /// path; in the file it is relative to the file's folder, as all paths there.
+    /// The configuration that the words name. The loader leaves a checkpoint as it stands, since it is a path or
+    /// `latest`; a path in the file then becomes relative to the file's folder, as all paths there.
     pub fn config(&self) -> Result<TrainConfig> {
         if let Some(file) = self.file.as_deref().filter(|file| import_config::is_foreign(file)) {
             return self.imported(file);

@@ -1,9 +1,9 @@
-//! The ledger of a run: what became of every prompt and every completion that was made for it. The learner writes it,
+//! The ledger of a run: the fate of every prompt and of every completion that was made for it. The learner writes it,
 //! step by step; `tandem explain` reads it.
 //!
-//! A place in the dataset's endless order of prompts, the *position*, is used up exactly once, by a group that is in a
-//! step's batch or by one that dynamic sampling made on the way to it and dropped. So the positions of a step follow
-//! on, without a gap, from those of the step before, and each completion of each has one state.
+//! Each *position* in the endless order of the dataset's prompts is used up exactly once: by a group in a step's batch,
+//! or by a group that dynamic sampling made before it and dropped. So the positions of a step follow those of the step
+//! before without a gap, and each completion has one state.
 
 mod file;
 mod tokens;
@@ -56,12 +56,12 @@ choices! {
     }
 }
 
-/// A group: a line of `ledger.jsonl`.
+/// A line of `ledger.jsonl` about a group.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LedgerGroup {
     /// Number of the step, counted from 1.
     pub step: u64,
-    /// Index within the step's batch; none for a group that was dropped on the way to it.
+    /// Index within the step's batch; none for a group that dynamic sampling dropped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<u32>,
     /// Its place in the endless order of prompts.
@@ -72,13 +72,13 @@ pub struct LedgerGroup {
     pub epoch: u32,
     /// State of each completion, by its index in the group.
     pub states: Vec<LedgerState>,
-    /// Dynamic sampling put it into the batch without contrast, since its attempts were spent.
+    /// Dynamic sampling put it into the batch without contrast, since its attempts were used up.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub filler: bool,
 }
 
 impl LedgerGroup {
-    /// Whether the run ended before the step that it would have been in.
+    /// Whether the run ended before the step that would have used it.
     #[must_use]
     pub fn is_in_flight(&self) -> bool {
         !self.states.is_empty() && self.states.iter().all(|state| *state == LedgerState::InFlight)
@@ -90,26 +90,27 @@ impl LedgerGroup {
 pub struct Completions {
     /// The group's place in the endless order of prompts.
     pub position: u64,
-    /// Its index within the step's batch, if it is in that.
+    /// Its index within the step's batch, if it is in the batch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<u32>,
-    /// Their indices in the group, ascending.
+    /// Indices of the completions in the group, ascending.
     pub samples: Vec<u32>,
 }
 
-/// Something that happened to steps.
+/// An event that concerns steps.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LedgerEvent {
-    /// A process went on from the checkpoint after `step`. Steps behind it that had been made were made again, under
-    /// the same ids.
+    /// A process resumed from the checkpoint after `step`. Later steps that had been made were made again, under the
+    /// same ids.
     Resumed,
-    /// The steps from this one to the event's gave way to an earlier checkpoint.
+    /// A roll-back gave up the steps from `from` to the event's.
     RolledBack {
         /// The first step whose result was given up.
         from: u64,
     },
-    /// Completions of a group of the step outlived both processes in the checkpoint that the run went on from.
+    /// Completions of a group of the step survived in the checkpoint that the run resumed from, when both processes
+    /// died.
     CarriedOver(Completions),
     /// Completions of a group of the step had been begun when that checkpoint was written, and were made again, under
     /// the same ids.
@@ -126,7 +127,7 @@ pub enum LedgerLine {
     Event {
         /// Completed steps.
         step: u64,
-        /// What happened.
+        /// The event.
         event: LedgerEvent,
     },
 }
@@ -142,11 +143,11 @@ impl LedgerLine {
     }
 }
 
-/// Checks that the groups of a step use up these positions, each once, and that each says of
-/// `num_generations` completions what became of them.
+/// Checks that the groups of a step use up these positions, each one once, and that each group has states for
+/// `num_generations` completions.
 ///
 /// # Errors
-/// What does not balance, in words.
+/// The discrepancy, in words.
 pub fn check_balance(groups: &[LedgerGroup], used_up: Range<u64>, num_generations: usize) -> Result<(), String> {
     let mut positions: Vec<u64> = groups.iter().map(|group| group.position).collect();
     positions.sort_unstable();
@@ -166,7 +167,7 @@ pub fn check_balance(groups: &[LedgerGroup], used_up: Range<u64>, num_generation
     }
 }
 
-/// The states of a group as they are after all events: what a roll-back gave up is no longer trained.
+/// The states of a group as they are after all events: completions given up by a roll-back are not trained any more.
 #[must_use]
 pub fn states_now(group: &LedgerGroup, lines: &[LedgerLine]) -> Vec<LedgerState> {
     let given_up = lines.iter().any(|line| match line {
