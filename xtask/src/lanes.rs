@@ -1,4 +1,4 @@
-//! All tests of the workspace, in two lanes that run at the same time.
+//! Runs all tests of the workspace in two lanes at the same time.
 //!
 //! Some tests wait for most of their time: for deadlines, restarts and timeouts of programs that they stop or cut off.
 //! The others compute. Cargo runs one test binary after the other, so cores would idle while the former wait. Each lane
@@ -33,10 +33,10 @@ const WAITING: &[&str] = &[
     "torn",
 ];
 
-/// Runs all tests. Those of the first lane print as they run; what the second one has printed follows.
+/// Runs all tests. The first lane prints while it runs; the output of the second one follows.
 ///
 /// # Errors
-/// When tests do not build, lanes fail (the error names all that do), or cargo cannot be run.
+/// When tests do not build, when lanes fail (the error names all that do), or when cargo cannot be run.
 pub fn run(host: &Host, variable: (&str, &Path)) -> Result<()> {
     let (computing, waiting) = lanes(&targets(host)?);
     let path = host.target.join("waiting-tests.txt");
@@ -48,9 +48,9 @@ pub fn run(host: &Host, variable: (&str, &Path)) -> Result<()> {
     };
     let built = command(&["--no-run".to_owned()]).status().context("cannot start cargo")?;
     ensure!(built.success(), "tests do not build: {built}");
-    // The status of a lane that has failed.
+    // The status of a lane, if it has failed.
     let failure = |words: &[String], output: Option<File>| -> Result<Option<ExitStatus>> {
-        // Without a target, cargo would take all of them.
+        // Without a target, cargo would run all of them.
         if words.is_empty() {
             return Ok(None);
         }
@@ -76,7 +76,7 @@ pub fn run(host: &Host, variable: (&str, &Path)) -> Result<()> {
     Ok(())
 }
 
-/// The targets with tests, as cargo's options select them.
+/// The targets that have tests, in the form of cargo's options.
 fn targets(host: &Host) -> Result<Vec<(String, String)>> {
     let mut metadata: Command = host.cargo();
     metadata.args(["metadata", "--no-deps", "--format-version", "1", "--locked"]).stderr(Stdio::inherit());
@@ -90,7 +90,7 @@ fn targets(host: &Host) -> Result<Vec<(String, String)>> {
     Ok(tested.filter_map(of).collect())
 }
 
-/// Options for both lanes: targets that compute, and [`WAITING`] ones.
+/// Options for both lanes: for targets that compute, and for the [`WAITING`] ones.
 fn lanes(targets: &[(String, String)]) -> (Vec<String>, Vec<String>) {
     let mut lanes = (vec!["--lib".to_owned(), "--bins".to_owned()], Vec::new());
     for (kind, name) in targets {
