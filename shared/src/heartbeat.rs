@@ -1,9 +1,10 @@
 //! Progress of a process of the pair, for the launcher: the phase of its main loop, a count of its moves, and the part
 //! of the phase that is done.
 //!
-//! Only the loop itself moves the count, when something is done: a micro-batch, a decode step, a file. That a thread
-//! lives shows no progress. The progress lies in memory of the launcher, as three lines of text, so that neither a full
-//! nor a slow disk can hold it up. A process that nobody watches (its own tests, a command beside a run) shows nothing.
+//! Only the loop itself moves the count, when something is done: a micro-batch, a decode step, a file. A thread that
+//! merely lives shows no progress. The progress lies in memory of the launcher, as three lines of text, so that neither
+//! a full nor a slow disk can hold it up. A process that nobody watches (its own tests, a command beside a run) shows
+//! nothing.
 
 use std::{
     env, fmt,

@@ -63,7 +63,7 @@ pub struct Waiting {
 }
 
 impl Waiting {
-    /// Begins to wait for `what`, as in `exporting the model`.
+    /// Begins to wait for `what`, for instance `exporting the model`.
     #[must_use]
     pub fn new(what: impl Into<String>) -> Self {
         let what = what.into();

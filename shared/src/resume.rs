@@ -111,8 +111,8 @@ impl fmt::Display for Change {
     }
 }
 
-/// Options that differ between the configuration of a checkpoint and `config` and change what is computed. An option
-/// that the checkpoint does not know counts as its default.
+/// Options that differ between the configuration of a checkpoint and `config`, and that change results. An option that
+/// the checkpoint does not know counts as its default.
 #[must_use]
 pub fn changed_options(saved: &Value, config: &TrainConfig) -> Vec<Change> {
     let value = |config| serde_json::to_value(config).expect("a configuration is serialisable");

@@ -28,7 +28,7 @@ const JSON: &str = "--json";
 pub struct Delegated {
     /// Its name, in the half as here.
     pub name: &'static str,
-    /// What it does: in the half's own words, for the list of commands.
+    /// Its purpose: in the half's own words, for the list of commands.
     pub about: &'static str,
     /// The program: a half, or the fleet's.
     program: &'static str,
@@ -100,8 +100,8 @@ impl Delegated {
         Err(command.exec()).with_context(|| format!("cannot start {}", program.display()))
     }
 
-    /// The configuration in a file of TRL, verl or RLinf, with the options behind it, for a command that takes what
-    /// `tandem train` takes.
+    /// The configuration in a file of TRL, verl or RLinf, with the options behind it, for a command with the arguments
+    /// of `tandem train`.
     fn translated(&self, words: &[OsString]) -> Result<Option<File>> {
         if self.name != "check-rewards" {
             return Ok(None);

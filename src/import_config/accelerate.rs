@@ -36,7 +36,7 @@ fn mixed_precision(value: &Value) -> Result<Value, Reason> {
     }
 }
 
-/// What a configuration that comes with TRL, known by its name, says of the result. All have bfloat16.
+/// Options that follow from a configuration that comes with TRL, known by its name. All have bfloat16.
 pub fn of_trl(name: &str) -> Option<Vec<Entry>> {
     let processes = match name {
         "single_gpu" => 1,

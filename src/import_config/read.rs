@@ -45,7 +45,7 @@ impl Entry {
     }
 }
 
-/// What a file holds.
+/// The content of a file.
 #[derive(Debug)]
 pub struct Contents {
     /// Its keys, in order.

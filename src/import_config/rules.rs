@@ -159,7 +159,7 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// What becomes of a key; none if there is no rule for it.
+    /// The rule for a key; none if there is no rule for it.
     pub fn find(&self, key: &str) -> Option<Rule> {
         let keys: &'static Keys = self.keys;
         let converted = self.converted.iter().find(|(name, ..)| *name == key);

@@ -335,7 +335,7 @@ fn an_unknown_system_is_refused() {
     assert!(message.contains("--from"), "{message}");
 }
 
-/// What RLinf decides for a micro-batch, such as to stop early, is decided for a minibatch here.
+/// RLinf's decisions for a micro-batch, such as to stop early, are made for a minibatch here.
 #[test]
 fn a_micro_batch_of_rlinf_is_a_minibatch() {
     for (sizes, expected) in [

@@ -2,7 +2,7 @@
 //!
 //! Values and spellings come from the declaration of the options; this file names the options that each tool is given.
 //! Two things are not in the declaration: the tools' own flags, and the decision of `tandem iterate` to sample
-//! comparisons as in training, but with a seed of their own and without a record.
+//! comparisons as in training, but with a seed of their own and without a trace.
 
 use std::path::Path;
 

@@ -84,7 +84,7 @@ impl Process {
         Ok(process)
     }
 
-    /// As [`Process::start`], with a command whose output is already directed; its log is counted from there on.
+    /// As [`Process::start`], with a command whose output is already directed; the whole log belongs to this child.
     pub fn spawn(mut command: Command, log: &Path) -> Result<Self> {
         command.stdin(Stdio::null()).process_group(0);
         let program = command.get_program().to_owned();

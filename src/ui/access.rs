@@ -1,8 +1,8 @@
 //! Who may read the page.
 //!
 //! On this machine alone, anybody who can connect. But a foreign page in the same browser must not read ours through a
-//! name that leads here (DNS rebinding), so only requests to this machine's own names are answered. From other
-//! machines, whoever has the token.
+//! name that leads here (DNS rebinding), so only requests to this machine's own names are answered. Other machines need
+//! the token.
 
 use std::{
     fs::{self, File},

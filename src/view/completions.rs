@@ -107,7 +107,7 @@ pub fn some(dir: &RunDir, step: u64, wanted: &[(u64, u64)]) -> io::Result<HashMa
     Ok(found.take(wanted.len()).collect())
 }
 
-/// One of them.
+/// A single completion.
 ///
 /// # Errors
 /// As [`of_step`].

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::{host::Host, steps::run};
 
-/// What rustc hands to LLVM: counters for every branch and the operands of comparisons, in the form that libFuzzer
+/// Arguments of rustc for LLVM: counters for every branch and the operands of comparisons, in the form that libFuzzer
 /// reads; overflows are panics.
 const FLAGS: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \

@@ -33,7 +33,7 @@ pub fn abort_on_excess() {
 }
 
 /// Runs `work` with an allowance of `most` bytes of memory beyond what this thread has. Where [`Metered`] is the
-/// allocator, more of it ends the program with an error that names `what`; elsewhere nothing is counted.
+/// allocator, exceeding the allowance ends the program with an error that names `what`; elsewhere nothing is counted.
 pub fn within<T>(what: &str, most: u64, work: impl FnOnce() -> T) -> T {
     // SAFETY: the reference is in a cell of this thread, and `Account` takes it out before `what` ends.
     let what: &'static str = unsafe { std::mem::transmute::<&str, &'static str>(what) };
@@ -86,7 +86,7 @@ fn exceeded(what: &str) -> ! {
     if ABORTS.load(Ordering::Relaxed) {
         std::process::abort();
     }
-    // SAFETY: ends the process without running what others have registered, as befits the middle of an allocation.
+    // SAFETY: ends the process without running exit handlers of others, since this is the middle of an allocation.
     unsafe { libc::_exit(1) }
 }
 

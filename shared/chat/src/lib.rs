@@ -49,7 +49,7 @@ pub enum TemplateError {
     Part {
         /// The message, from 0.
         index: usize,
-        /// What the part is called.
+        /// The kind of the part.
         kind: String,
     },
     /// The assistant's last message does not come out of the template as it went in.
@@ -336,7 +336,7 @@ fn strftime(now: OffsetDateTime, format: &str) -> Result<String, Error> {
     now.format(&items).map_err(|e| fail(&e))
 }
 
-/// What minijinja says, without its multi-line excerpt.
+/// minijinja's message, without its multi-line excerpt.
 fn message(error: &Error) -> String {
     let place = error.line().map(|line| format!(" (line {line} of the template)")).unwrap_or_default();
     let detail = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
@@ -351,7 +351,7 @@ fn endless(most: &str) -> String {
     )
 }
 
-/// What helps, where that is known.
+/// The remedy, if one is known.
 fn way_out(error: &Error, detail: &str) -> String {
     if error.kind() == ErrorKind::OutOfFuel {
         return format!(": {}", endless(&format!("{FUEL} steps")));

@@ -167,7 +167,7 @@ fn rsplit(text: &str, args: &[Value]) -> Result<Value, Error> {
     Ok(parts.into_iter().map(Value::from).collect())
 }
 
-/// The words of a text from its end on, at most so many, and what is before them.
+/// The last words of a text, at most `most`, and the text before them.
 fn split_at_spaces(text: &str, most: usize) -> Vec<&str> {
     let (mut parts, mut rest) = (Vec::new(), text.trim_end());
     while !rest.is_empty() {

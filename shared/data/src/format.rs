@@ -13,7 +13,7 @@ pub enum Format {
     JsonArray,
     /// A table of texts, the first line of which names the columns.
     Csv {
-        /// What separates cells.
+        /// The separator of cells.
         delimiter: u8,
     },
     /// Apache Parquet.
@@ -83,8 +83,8 @@ fn unknown(path: &Path) -> DataError {
     )
 }
 
-/// What separates the cells of the header: a tab, else a comma, else the semicolon of spreadsheets where the comma is
-/// the decimal point.
+/// The separator of the header's cells: a tab, else a comma, else the semicolon of spreadsheets where the comma is the
+/// decimal point.
 fn delimiter(bytes: &[u8]) -> Option<u8> {
     let header = bytes.split(|&byte| byte == b'\n').find(|line| !line.trim_ascii().is_empty())?;
     // Delimiters within quotes are part of a name.

@@ -87,7 +87,7 @@ fn behind(value: &Value) -> usize {
     }
 }
 
-/// What the system's allocator takes for so many bytes: a word of its own more, in multiples of 16, and 32 at least.
+/// Bytes that the system's allocator takes for a request: a word of its own more, in multiples of 16, and 32 at least.
 fn allocation(bytes: usize) -> usize {
     if bytes == 0 { 0 } else { (bytes + size_of::<usize>()).next_multiple_of(16).max(32) }
 }

@@ -60,8 +60,8 @@ fn connecting(error: &io::Error, within: Duration) -> String {
     }
 }
 
-/// Why a session did not open, given zenoh's words for it. What TLS has to say is asked for again, since those words do
-/// not have it.
+/// Why a session did not open, given zenoh's words for it. TLS is tried once more for its own reason, since zenoh's
+/// words do not contain it.
 pub(crate) fn why(options: &JoinOptions, words: &str, within: Duration) -> FleetError {
     if let Some(reason) = of_token(words, options.token_file.is_some()) {
         return FleetError::Token { endpoint: options.endpoint.clone(), reason };

@@ -34,7 +34,7 @@ pub struct Snapshot {
 /// Chooses the files to fetch among all files.
 type Choose<'a> = dyn Fn(&Fetch<'_>, &[String]) -> Result<Vec<String>, HubError> + 'a;
 
-/// Says what keeps a folder of the cache from being whole.
+/// Says why a folder of the cache is not whole.
 type Lacking<'a> = dyn Fn(&Path) -> Option<String> + 'a;
 
 impl Hub {

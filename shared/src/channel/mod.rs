@@ -106,7 +106,7 @@ struct Left {
     status: LearnerStatus,
 }
 
-/// A version that differs from what the learner published.
+/// A version whose content is not what the learner published.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refusal {
     /// The version.
@@ -128,8 +128,8 @@ pub struct InFlight {
     pub blake3: Option<[u8; 32]>,
 }
 
-/// State and figures of a run's workers, summed over all of them. Counters count from the start of the process that
-/// sends them.
+/// State and figures of a run's workers, all of them together. Counters count from the start of the process that sends
+/// them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FleetStatus {
     /// Workers that can make completions now.

@@ -113,7 +113,7 @@ impl Header {
     }
 }
 
-/// What the files of a checkpoint without a list say of each other: the hashes in the manifest are those of the model's
+/// Agreement between the files of a checkpoint without a list: the hashes in the manifest are those of the model's
 /// weights and of the export's.
 pub fn compare(dir: &Path) -> Result<(), Damage> {
     let required = if dir.join(ADAPTER_CONFIG_FILE).exists() { ADAPTER_CONFIG_FILE } else { "config.json" };

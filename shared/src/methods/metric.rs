@@ -27,8 +27,8 @@ pub struct LossMetric {
     /// Value of a completion without tokens, if the unit is a completion.
     pub of_empty: f64,
     /// Value of tokens without a gradient, when no advantage differs from 0; `None` leaves them out. Tokens whose ratio
-    /// is clipped in the direction of their advantage always have an advantage, so metrics of clipping have the value 0
-    /// there.
+    /// is clipped in the direction of their advantage have an advantage other than 0, so metrics of clipping have the
+    /// value 0 there.
     pub without_gradient: Option<f64>,
 }
 

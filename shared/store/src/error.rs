@@ -61,7 +61,7 @@ pub enum StoreError {
     Denied {
         /// The store.
         place: String,
-        /// What was being done.
+        /// The operation that failed.
         doing: Doing,
         /// The object.
         object: String,
@@ -110,7 +110,7 @@ pub enum StoreError {
     TimedOut {
         /// The store.
         place: String,
-        /// What was being done.
+        /// The operation that failed.
         doing: Doing,
         /// The object.
         object: String,
@@ -124,7 +124,7 @@ pub enum StoreError {
     Unreachable {
         /// The store.
         place: String,
-        /// What was being done.
+        /// The operation that failed.
         doing: Doing,
         /// The object.
         object: String,
@@ -142,7 +142,7 @@ pub enum StoreError {
     Other {
         /// The store.
         place: String,
-        /// What was being done.
+        /// The operation that failed.
         doing: Doing,
         /// The object.
         object: String,

@@ -21,7 +21,7 @@ use crate::{
 /// Tries for an object that does not arrive as it should.
 const ATTEMPTS: usize = 3;
 
-/// What a fetch did.
+/// The result of a fetch.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Fetched {
     /// Bytes that came from the store, without the index and without bytes that were on the disk already.
@@ -145,7 +145,7 @@ fn persistently<T>(mut attempt: impl FnMut() -> Result<T, StoreError>) -> Result
     attempt()
 }
 
-/// Whether a folder is what an index says: its files with their bytes, and no others.
+/// Whether a folder matches an index: its files with their bytes, and no others.
 fn is_whole(folder: &FilePath, index: &Index, watch: &dyn Watch) -> Result<bool, StoreError> {
     let Ok(entries) = fs::read_dir(folder) else { return Ok(false) };
     let lengths: Option<BTreeSet<_>> = entries

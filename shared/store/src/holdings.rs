@@ -48,7 +48,7 @@ impl Held {
 }
 
 impl Store {
-    /// What the store has, oldest first. Other objects in the store are ignored.
+    /// The published folders in the store, oldest first. Other objects in the store are ignored.
     ///
     /// # Errors
     /// [`StoreError`].

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use shared::model_dir::{NamedToken, NamedTokens};
 use tokenizers::{AddedToken, Tokenizer};
 
-/// What became of the tokens that the files beside a tokenizer name.
+/// Result of adding the tokens that the files beside a tokenizer name.
 #[derive(Debug, Default)]
 pub(super) struct Named {
     /// Ids that decoded text leaves out, though the tokenizer would not.

@@ -180,7 +180,7 @@ pub fn chosen(names: &[String]) -> Result<Vec<&'static Check>> {
     Ok(CHECKS.iter().filter(|check| names.is_empty() || names.iter().any(|name| name == check.name)).collect())
 }
 
-/// What `--list` prints: each check, the program that it compares with, and the subject.
+/// The output of `--list`: each check, the program that it compares with, and the subject.
 pub fn list() -> String {
     let line = |check: &Check| format!("{:<18}{:<34}{}\n", check.name, check.rival, check.about);
     CHECKS.iter().map(line).collect()

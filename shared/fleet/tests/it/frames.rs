@@ -1,4 +1,4 @@
-//! Calls that are not what a worker of this build sends.
+//! Calls that no worker of this build sends.
 
 use std::{sync::mpsc, time::Duration};
 

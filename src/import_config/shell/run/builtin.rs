@@ -1,4 +1,4 @@
-//! What the shell does itself: builtin commands, and scripts within scripts.
+//! What the shell runs itself: builtin commands, and scripts within scripts.
 
 use brush_parser::ast::Program;
 
