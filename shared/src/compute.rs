@@ -41,7 +41,7 @@ impl fmt::Display for Dtype {
 }
 
 choices! {
-    /// What the sampler's linear layers compute in.
+    /// Number format of products in the sampler's linear layers.
     RolloutDtype {
         /// The element type of the export: fp32 on the CPU, fp16 on CUDA.
         Auto = "auto",
@@ -57,7 +57,7 @@ choices! {
         Bf16x3 = "bf16x3",
     }
 
-    /// What the sampler stores keys and values as.
+    /// Number format in which the sampler stores keys and values.
     KvDtype {
         /// The element type of the export.
         Auto = "auto",
@@ -67,7 +67,7 @@ choices! {
         Int8 = "int8",
     }
 
-    /// What computes the sampler's model on the CPU.
+    /// Kernels that compute the sampler's model on the CPU.
     Kernels {
         /// This program's operators over packed weights and paged keys and values, for fp32 on the CPU; elsewhere as
         /// `stock`.

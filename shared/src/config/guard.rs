@@ -6,7 +6,7 @@ use super::TrainConfig;
 use crate::declare::{Choice, choices};
 
 choices! {
-    /// What the guard looks for, before the weights are moved.
+    /// Sign of trouble that the guard checks for before an update moves the weights.
     GuardSign {
         /// The loss or the gradient of an update is no finite number.
         NonFinite = "non_finite",
@@ -26,7 +26,7 @@ choices! {
         /// A reward function failed on more than a tenth of the completions.
         RewardFailures = "reward_failures",
     }
-    /// What the guard does, from the mildest to the strictest.
+    /// Action of the guard, from the mildest to the strictest.
     GuardAction {
         /// Says so.
         Warn = "warn",
@@ -34,8 +34,8 @@ choices! {
         LowerLearningRate = "lower_learning_rate",
         /// Leaves the updates of the step out: the next version has the weights of the one before.
         SkipStep = "skip_step",
-        /// Leaves the step out and goes back to the weights of the last healthy checkpoint; what the dataset has given
-        /// since then is not given again.
+        /// Leaves the step out and goes back to the weights of the last healthy checkpoint; prompts used since then are
+        /// not used again.
         RollBack = "roll_back",
         /// Ends the run with a checkpoint and an error.
         Stop = "stop",

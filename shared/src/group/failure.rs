@@ -6,7 +6,7 @@ use super::{RewardOutcome, weighted_sum};
 use crate::declare::choices;
 
 choices! {
-    /// What a reward function that failed on a completion does to it.
+    /// The effect of a failed reward function on a completion.
     RewardFailure {
         /// The completion has no reward: it is in no baseline, no loss and no contrast, as if it had not been sampled.
         Exclude = "exclude",

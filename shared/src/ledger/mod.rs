@@ -18,10 +18,10 @@ pub use file::{LedgerFile, events, read};
 pub use tokens::TokenRecord;
 
 choices! {
-    /// What became of a completion.
+    /// The fate of a completion.
     LedgerState {
-        /// It was in the loss of an update that was made. With an advantage of 0 it was in the divisor and pulled in no
-        /// direction.
+        /// It was in the loss of an update that was made. With an advantage of 0, it counted in the divisor and had no
+        /// policy gradient.
         Trained = "trained",
         /// It counted for the baseline of its group and was left out of the loss, since it was cut off
         /// (`mask_truncated_completions`).
@@ -33,25 +33,26 @@ choices! {
         /// All of its tokens were of low entropy: `top_entropy_quantile` left them out of the policy term of every
         /// pass.
         LowEntropy = "low_entropy",
-        /// `early_stop_imp_ratio` left out the minibatch that it was in, in every pass.
+        /// `early_stop_imp_ratio` left out its minibatch in every pass.
         EarlyStopped = "early_stopped",
         /// Only the critic learnt from it (`critic_warmup_steps`).
         CriticWarmup = "critic_warmup",
-        /// A reward function failed on it (`reward_failure` exclude), or those that did not fail had no score for it.
+        /// A reward function failed on it (`reward_failure` exclude), or the functions that did not fail had no score
+        /// for it.
         RewardFailed = "reward_failed",
-        /// Every reward function had nothing to say of it (TRL's None): it has no reward, and its advantage is 0.
+        /// Every reward function abstained (TRL's None): it has no reward, and its advantage is 0.
         Abstained = "abstained",
         /// Its group was sampled from weights that were older than `max_staleness` allows.
         Stale = "stale",
-        /// Dynamic sampling replaced its group, in which nothing says which completion is better.
+        /// Dynamic sampling replaced its group, which had no contrast.
         NoContrast = "no_contrast",
-        /// Every update that it was in was left out: by the guard, or because loss or gradient was not finite.
+        /// All of its updates were left out: by the guard, or because loss or gradient was not finite.
         StepSkipped = "step_skipped",
-        /// What it taught was given up by a roll-back.
+        /// It was trained, and a roll-back gave up the result.
         RolledBack = "rolled_back",
         /// The sampler gave it up.
         Aborted = "aborted",
-        /// It was made, or in the making, when the run ended before its step.
+        /// It was finished or begun when the run ended before its step.
         InFlight = "in_flight",
     }
 }

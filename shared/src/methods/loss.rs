@@ -43,7 +43,7 @@ choices! {
         Gpg = "gpg",
     }
 
-    /// What the importance ratio of policy to old policy is taken over. TRL `importance_sampling_level`.
+    /// Unit of the importance ratio of policy to old policy. TRL `importance_sampling_level`.
     ImportanceSamplingLevel {
         /// Each token has its own.
         Token = "token",

@@ -3,7 +3,7 @@
 use crate::declare::choices;
 
 choices! {
-    /// How token losses are reduced to one number, where that is not left to `loss_type`. verl `loss_agg_mode`.
+    /// How token losses are reduced to one number, unless `loss_type` decides it. verl `loss_agg_mode`.
     LossAggregation {
         /// Mean over all tokens of an optimiser update.
         TokenMean = "token-mean",

@@ -18,7 +18,7 @@ pub use length::model_length;
 pub use rate::learning_rate;
 
 choices! {
-    /// What a notice is about.
+    /// Kind of a notice.
     NoticeKind {
         /// `learning_rate` is far from what works for an adapter, or for a whole model of its size.
         LearningRate = "learning_rate",

@@ -242,7 +242,7 @@ mod tests {
         }
     }
 
-    /// A hash that was not changed with its version, or a placeholder, belongs to two files or to none.
+    /// A hash that was not changed with its version, or an invented one, belongs to two files or to none.
     #[test]
     fn every_hash_is_of_one_file() {
         let components = [CPU.libtorch, CPU.onnxruntime, CUDA.libtorch, CUDA.onnxruntime];
