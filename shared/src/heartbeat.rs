@@ -128,7 +128,7 @@ fn show(offset: u64, text: fmt::Arguments<'_>) {
     let mut line = [b' '; LINE];
     let _ = write!(&mut line[..LINE - 1], "{text}");
     line[LINE - 1] = b'\n';
-    // If memory of an existing page fails, there is no other way to report it.
+    // If writing to an existing page fails, there is no other way to report it.
     let _ = file.write_all_at(&line, offset);
 }
 

@@ -21,7 +21,7 @@ pub struct Bench {
 }
 
 impl Bench {
-    /// A folder with these lines as `run.toml` beside `model`;
+    /// A folder with these lines as `run.toml` beside `model`; its rows are in `prompts.jsonl`.
     ///
     /// # Panics
     /// When files cannot be written.

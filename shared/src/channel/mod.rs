@@ -59,7 +59,7 @@ pub struct LearnerStatus {
     pub cursor: u64,
     /// Every step before this one is in a checkpoint; its groups need not be kept any longer.
     pub durable_step: Step,
-    /// Indices of the groups of `step` that have arrived, ascending and without a gap.
+    /// Indices of the groups of `step` that have arrived, ascending, up to the first gap.
     pub received: Vec<u32>,
     /// Dataset position at which the first missing group begins.
     pub next_cursor: u64,
