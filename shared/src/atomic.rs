@@ -34,8 +34,8 @@ pub fn write_with<E: From<io::Error>>(
     replace(path, fill)
 }
 
-/// Writes a file that the user has named in one visible step. A link stays, and what it leads to is replaced; what is
-/// no file (a device, a pipe) is written to as it is.
+/// Writes a file that the user has named in one visible step. A link stays, and its target is replaced. A device or a
+/// pipe is written to as it is.
 ///
 /// # Errors
 /// As [`write()`].
@@ -98,7 +98,7 @@ pub fn append(path: &Path) -> io::Result<File> {
     shared_bounds::append(path).map_err(named(path))
 }
 
-/// Whether something is there that is neither a file nor a folder: a device or a pipe.
+/// Whether a path leads to something that is neither a file nor a folder: a device or a pipe.
 #[must_use]
 pub fn is_special(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|what| !what.is_file() && !what.is_dir())
@@ -137,7 +137,7 @@ fn fill_dir<E: From<io::Error>>(
             .and_then(|()| sync_parent(path))
             .map_err(|e| named(path)(e).into())
     });
-    // After an exchange this is the folder that was replaced.
+    // After an exchange, this is the replaced folder.
     let _ = fs::remove_dir_all(&temporary);
     result
 }
@@ -150,7 +150,7 @@ fn fill_dir<E: From<io::Error>>(
 pub fn place_dir(filled: &Path, path: &Path) -> io::Result<()> {
     let placed = sync_tree(filled).and_then(|()| put_in_place(filled, path)).and_then(|()| sync_parent(path));
     placed.map_err(named(path))?;
-    // After an exchange this is the folder that was replaced.
+    // After an exchange, this is the replaced folder.
     match fs::remove_dir_all(filled) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(named(filled)(e)),
         _ => Ok(()),
@@ -177,7 +177,7 @@ pub fn remove_file(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Checks that the file system of `path` has room for that many bytes.
+/// Checks that the file system of `path` has room for `bytes` bytes.
 ///
 /// # Errors
 /// [`io::ErrorKind::StorageFull`] with both figures when it has not.
@@ -199,21 +199,20 @@ pub fn require_space(path: &Path, bytes: u64) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::StorageFull, message))
 }
 
-/// Bytes that the file system of a folder still takes.
+/// Bytes that the file system of a folder can still take.
 ///
 /// # Errors
-/// When the folder is not there.
+/// When the folder is missing.
 pub fn free_space(folder: &Path) -> io::Result<u64> {
     let stat = rustix::fs::statvfs(folder).map_err(|e| named(folder)(e.into()))?;
-    // One without any blocks is without a bound.
+    // A file system that reports no blocks has no bound.
     Ok(if stat.f_blocks == 0 { u64::MAX } else { stat.f_bavail * stat.f_frsize })
 }
 
-/// Removes what killed processes left in a folder that any process may write in: temporary files and folders of
-/// processes that are no more.
+/// Removes temporary files and folders of dead processes from a folder that any process may write in.
 ///
 /// # Errors
-/// Any error of the file system; an entry that another process removes meanwhile is none.
+/// Any error of the file system; an entry that another process removes meanwhile is no error.
 pub fn remove_abandoned(dir: &Path) -> io::Result<()> {
     let ended = |process: u32| !Path::new("/proc").join(process.to_string()).exists();
     remove_if(dir, |name| writer_of(name).is_some_and(ended))
@@ -249,7 +248,7 @@ fn writer_of(name: &str) -> Option<u32> {
     name.strip_prefix(".tmp-")?.split('-').next()?.parse().ok()
 }
 
-/// Whether a file name is one of the temporary names of this module (left behind by a killed process).
+/// Whether a file name is one of this module's temporary names.
 #[must_use]
 pub fn is_temporary(name: &str) -> bool {
     name.starts_with(".tmp-")
@@ -265,8 +264,8 @@ fn temporary_beside(path: &Path) -> io::Result<PathBuf> {
     Ok(path.with_file_name(format!(".tmp-{}-{count}-{}", std::process::id(), name.to_string_lossy())))
 }
 
-/// Makes what has a temporary name beside `path`. One that is there, left by a process of the same number or laid there
-/// as a link, is nobody's to write through, so the next name is taken.
+/// Makes a file or folder with a temporary name beside `path`. If the name is taken, by a file of an earlier process
+/// with the same number or by a link, nothing is written through it, and the next name is tried.
 fn make_temporary<T>(path: &Path, make: impl Fn(&Path) -> io::Result<T>) -> io::Result<(PathBuf, T)> {
     loop {
         let temporary = temporary_beside(path)?;
@@ -304,15 +303,15 @@ fn sync_tree(dir: &Path) -> io::Result<()> {
     File::open(dir)?.sync_all()
 }
 
-/// Gives the folder `temporary` the name `path`. Where something has that name, both are exchanged in one step, so
-/// that at every instant one whole folder is there.
+/// Gives the folder `temporary` the name `path`. If the name is taken, both folders are exchanged in one step, so that
+/// one whole folder has the name at every instant.
 pub(crate) fn put_in_place(temporary: &Path, path: &Path) -> io::Result<()> {
     loop {
         let exchange = fs::symlink_metadata(path).is_ok();
         let flags = if exchange { RenameFlags::EXCHANGE } else { RenameFlags::NOREPLACE };
         match rustix::fs::renameat_with(CWD, temporary, CWD, path, flags) {
             Ok(()) => return Ok(()),
-            // Another writer was faster, or took the folder away: look again.
+            // Another writer was faster, or took the folder away: try again.
             Err(Errno::EXIST) if !exchange => {}
             Err(Errno::NOENT) if exchange && temporary.exists() => {}
             Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) if exchange => return swap_in_two_steps(temporary, path),
@@ -322,8 +321,8 @@ pub(crate) fn put_in_place(temporary: &Path, path: &Path) -> io::Result<()> {
     }
 }
 
-/// For file systems without an exchange: for an instant nothing has the name. What had it has it again when the other
-/// cannot take its place.
+/// For file systems without an exchange: for an instant nothing has the name. If the new folder cannot take it, the old
+/// one gets it back.
 fn swap_in_two_steps(temporary: &Path, path: &Path) -> io::Result<()> {
     let mut aside = temporary.as_os_str().to_owned();
     aside.push(".old");
@@ -360,7 +359,7 @@ pub fn copy_files(from: &Path, to: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Copies one file. What cannot be read is named by its own path, what cannot be written by that of the copy.
+/// Copies one file. Errors of reading name the original, errors of writing the copy.
 fn copy_file(from: &Path, to: &Path) -> io::Result<()> {
     let mut source = shared_bounds::open(from).map_err(named(from))?;
     let mut target = File::create_new(to).map_err(named(to))?;
@@ -371,7 +370,7 @@ fn copy_file(from: &Path, to: &Path) -> io::Result<()> {
     })
 }
 
-/// Puts the path before what the system says of an error.
+/// Puts the path before the system's words for an error.
 pub fn named(path: &Path) -> impl Fn(io::Error) -> io::Error {
     move |error| io::Error::new(error.kind(), format!("{}: {error}", path.display()))
 }
@@ -429,7 +428,7 @@ mod tests {
         assert_eq!(reader.join().unwrap(), b"through");
     }
 
-    /// In a folder of somebody else's making, a link may lead to a file of the user's, and a pipe never ends.
+    /// In a folder made by somebody else, a link may lead to a file of the user's, and a pipe never ends.
     #[test]
     fn what_stands_in_the_place_of_an_own_file_is_refused_by_name_and_left_alone() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! Canaries: what a version must say of a few tokens. They lie beside its manifest, and a sampler that takes the
-//! version into use scores them first.
+//! Canaries: log-probs that a version must give to a few tokens. They lie beside the manifest, and a sampler that takes
+//! the version into use computes them first.
 
 use std::{collections::BTreeMap, fs, io, path::Path};
 
@@ -15,18 +15,18 @@ pub const CANARIES_FILE: &str = "canaries.json";
 pub struct Canaries {
     /// The version that the learner meant to publish.
     pub version: PolicyVersion,
-    /// What the learner's passes compute in.
+    /// Element type in which the learner's passes compute.
     pub dtype: Dtype,
-    /// A sequence from its first position on.
+    /// Token ids of a sequence, from its first position.
     pub token_ids: Vec<u32>,
-    /// The learner's log-probs of the last of them, over the whole vocabulary and at temperature 1.
+    /// The learner's log-probs of the last tokens of the sequence, over the whole vocabulary and at temperature 1.
     pub logprobs: Vec<f64>,
-    /// The 2-norm of every parameter that is trained, as the learner has it.
+    /// The 2-norm of every trained parameter, as the learner computes it.
     pub norms: BTreeMap<String, f64>,
 }
 
 impl Canaries {
-    /// Writes them into a folder that is not to be seen yet.
+    /// Writes them into a folder that is not visible yet.
     ///
     /// # Errors
     /// Any error of the file system.
@@ -35,7 +35,7 @@ impl Canaries {
         fs::write(&path, serde_json::to_vec_pretty(self)?).map_err(named(&path))
     }
 
-    /// The canaries of a version, where it has any.
+    /// The canaries of a version, if it has any.
     ///
     /// # Errors
     /// A file that cannot be read, or (as [`io::ErrorKind::InvalidData`]) that holds no canaries.
@@ -52,14 +52,14 @@ impl Canaries {
         Ok(Some(canaries))
     }
 
-    /// Whether the learner's parameter of that name has this norm, within `slack`. The norms of equal values are equal
-    /// but for the last bits of their sum.
+    /// Whether the learner's parameter of that name has this norm, within `slack`. The norms of equal values differ in
+    /// the last bits of their sum at most.
     #[must_use]
     pub fn has(&self, name: &str, found: f64, slack: f64) -> bool {
         self.norms.get(name).is_some_and(|norm| (norm - found).abs() <= slack + 1e-12 * norm && found.is_finite())
     }
 
-    /// Tokens that have a log-prob.
+    /// Number of tokens that have a log-prob.
     #[must_use]
     pub fn scored(&self) -> usize {
         self.logprobs.len()

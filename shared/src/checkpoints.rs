@@ -18,7 +18,7 @@ use crate::{
 
 /// The list of a checkpoint's files.
 pub const CHECKSUMS_FILE: &str = "checksums.json";
-/// Most bytes of it.
+/// Most bytes of that list.
 const MOST_BYTES: u64 = 64 << 20;
 
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -33,36 +33,36 @@ struct Checksum {
     blake3: String,
 }
 
-/// How closely is looked.
+/// Thoroughness of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Depth {
-    /// At the files' lengths: no time.
+    /// Compares the lengths of the files: takes no time.
     Lengths,
-    /// At what they hold: as long as reading them takes.
+    /// Compares the contents: takes as long as reading them.
     Contents,
 }
 
-/// What is wrong with a checkpoint.
+/// A fault of a checkpoint.
 #[derive(Debug, thiserror::Error)]
 pub enum Damage {
-    /// A file is not there.
+    /// A file is missing.
     #[error("{0} is missing")]
     Missing(String),
-    /// A file is there that the list does not have.
+    /// A file is not in the list.
     #[error("{0} is not listed in {CHECKSUMS_FILE}: it was added since, or the list is not whole")]
     Unlisted(String),
     /// A link leads out of the run.
     #[error("it is a link to {0}, outside of the run")]
     Elsewhere(PathBuf),
-    /// A file is not what was written.
+    /// A file differs from what was written.
     #[error("{0} is not what was written (by its length or hash in {CHECKSUMS_FILE})")]
     Changed(String),
-    /// A file holds something else than it should.
+    /// A file has content that cannot be used.
     #[error("{file} {reason}")]
     Content {
         /// The file.
         file: String,
-        /// What is wrong with it.
+        /// The fault.
         reason: String,
     },
     /// A file cannot be read.
@@ -75,10 +75,10 @@ pub enum Damage {
     },
 }
 
-/// Writes the list of all files that are in a folder now, in place of one that is there.
+/// Writes the list of all files in a folder, in place of an earlier one.
 ///
 /// # Errors
-/// A file that cannot be read, or the list not written.
+/// A file that cannot be read, or a list that cannot be written.
 pub fn seal(dir: &Path) -> io::Result<()> {
     let mut list = Checksums::default();
     add(dir, "", &mut list)?;
@@ -109,20 +109,21 @@ fn hash(path: &Path) -> io::Result<String> {
     Ok(hasher.finalize().to_hex().to_string())
 }
 
-/// What vouches for a checkpoint that was found to be whole.
+/// The evidence that a checkpoint is whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Voucher {
     /// Its list of checksums.
     Checksums,
-    /// Nothing but that it can be read: it has no list, as those of an earlier version.
+    /// Its readability only: it has no list, as checkpoints of an earlier version.
     Reading,
 }
 
 /// Checks that a checkpoint is as it was written, by its list; with [`Depth::Contents`], also that its contents can be
-/// read. One without a list is of an earlier version, or has lost it; what can be known without is looked at.
+/// read. A checkpoint without a list is of an earlier version, or has lost it; it is checked as far as possible without
+/// one.
 ///
 /// # Errors
-/// The first file that is not.
+/// The first file that differs.
 pub fn check(dir: &Path, depth: Depth) -> Result<Voucher, Damage> {
     if !dir.join(STATE_FILE).is_file() {
         return Err(Damage::Missing(STATE_FILE.into()));
@@ -152,11 +153,11 @@ pub fn check(dir: &Path, depth: Depth) -> Result<Voucher, Damage> {
     Ok(Voucher::Checksums)
 }
 
-/// What of a checkpoint is read by its name, so that one that is not listed would be read unseen: by the ends of these.
+/// Ends of the names of files that are read by name, so that an unlisted one would be read unseen.
 const READ: [&str; 4] = ["json", "safetensors", "data", "jinja"];
 
-/// Checks that a list names files within the checkpoint, those without which it is none, and all that would be read of
-/// it.
+/// Checks that a list names only files within the checkpoint, all files that a checkpoint needs, and all files that
+/// would be read.
 fn complete(dir: &Path, list: &Checksums) -> Result<(), Damage> {
     let within =
         |name: &str| !name.is_empty() && Path::new(name).components().all(|part| matches!(part, Component::Normal(_)));
@@ -174,7 +175,7 @@ fn complete(dir: &Path, list: &Checksums) -> Result<(), Damage> {
         ["model", "adapter_model"].iter().any(|begin| name.starts_with(begin)) && name.ends_with(".safetensors")
     };
     let (model, config) = (list.files.keys().any(is_model), has("config.json") || has("adapter_config.json"));
-    // A list that has lost one of the two is not whole; one with neither is of no model.
+    // A list that lacks one of the two files is not whole; a list that lacks both belongs to no model.
     let needed =
         [(STATE_FILE, has(STATE_FILE)), ("config.json", config || !model), ("model.safetensors", model || !config)];
     match needed.into_iter().find(|(_, is_there)| !is_there) {
@@ -191,19 +192,19 @@ fn unreadable(file: &str) -> impl Fn(io::Error) -> Damage + use<> {
     }
 }
 
-/// The checkpoints of a run, from the newest on.
+/// The result of a search through the checkpoints of a run, from the newest back.
 #[derive(Debug)]
 pub struct Newest {
-    /// The newest one that is whole.
+    /// The newest checkpoint that is whole.
     pub step: Option<u64>,
-    /// What vouches for that one.
+    /// The evidence for it.
     pub voucher: Voucher,
-    /// Those after it, with what is wrong with them.
+    /// Later checkpoints, with their faults.
     pub damaged: Vec<(u64, Damage)>,
 }
 
-/// Looks for the newest checkpoint of a run that is whole. One without a list of checksums counts only if none before
-/// it has one: where others have it, it was lost.
+/// Searches a run for the newest checkpoint that is whole. A checkpoint without a list of checksums counts only if none
+/// before it has one: where others have lists, it has lost its own.
 ///
 /// # Errors
 /// When the run directory cannot be listed.
@@ -224,7 +225,7 @@ pub fn newest(run_dir: &RunDir, depth: Depth) -> io::Result<Newest> {
     Ok(Newest { step: unlisted.map(|(step, _)| step), voucher: Voucher::Reading, damaged })
 }
 
-/// The folder of a checkpoint, unless that is a link to another run's, or to what is no run's.
+/// The folder of a checkpoint, unless it is a link to another run's checkpoint, or to a folder of no run.
 fn of_run(run_dir: &RunDir, step: u64) -> Result<PathBuf, Damage> {
     let path = run_dir.checkpoint(step);
     if path.is_symlink()
@@ -240,7 +241,7 @@ impl Newest {
     /// The newest checkpoint that is whole, if there are any at all.
     ///
     /// # Errors
-    /// What is wrong with them where none is whole, with the way out.
+    /// The faults, if there are checkpoints and none is whole, with the way out.
     pub fn usable(&self, run_dir: &RunDir) -> Result<Option<u64>, String> {
         if self.step.is_some() || self.damaged.is_empty() {
             return Ok(self.step);
@@ -249,7 +250,7 @@ impl Newest {
         Err(format!("no checkpoint of {run} is whole: {}; begin a run in another `output_dir`", self.in_words()))
     }
 
-    /// What is wrong with the checkpoints that are passed over.
+    /// The faults of the checkpoints that are passed over.
     fn in_words(&self) -> String {
         let list: Vec<String> =
             self.damaged.iter().map(|(step, damage)| format!("checkpoint-{step} ({damage})")).collect();
@@ -257,8 +258,7 @@ impl Newest {
     }
 }
 
-/// Gives a damaged checkpoint a name by which nobody goes on from it, and returns that. It stays, for whoever wants to
-/// mend it.
+/// Gives a damaged checkpoint a name under which no run resumes from it, and returns the name. It stays, for repair.
 ///
 /// # Errors
 /// Any error of the file system.
@@ -321,7 +321,7 @@ mod tests {
         assert!(matches!(whole().unwrap_err(), Damage::Missing(file) if file == STATE_FILE));
     }
 
-    /// A list that is cut, written over or by somebody else, with the files as they were.
+    /// A list that is cut off, overwritten or foreign, beside intact files.
     #[test]
     fn a_list_names_what_is_there_and_nothing_else() {
         let edited = |edit: &dyn Fn(&mut serde_json::Map<String, serde_json::Value>)| {
@@ -385,7 +385,7 @@ mod tests {
         assert_eq!(newest(&run, Depth::Contents).unwrap().step, Some(2));
     }
 
-    /// As ext4 leaves files after a loss of power, with and without the list.
+    /// Files as ext4 leaves them after a loss of power, with and without the list.
     #[test]
     fn contents_that_cannot_be_read_are_damage_whatever_the_list_says() {
         for (file, text) in [

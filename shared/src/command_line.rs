@@ -1,4 +1,4 @@
-//! What all programs have in common at the terminal: how options are spelt, and how an error is told.
+//! What all programs have in common at the terminal: the spelling of options, and messages about errors.
 
 use std::{
     env,
@@ -15,8 +15,8 @@ pub fn words() -> Vec<OsString> {
     with_dashes(env::args_os())
 }
 
-/// Spells options with dashes: `--max_steps 3` is `--max-steps 3`, as keys of a configuration are options too. What
-/// stands after `=`, what is no option and what follows a bare `--` stays as it is.
+/// Spells options with dashes: `--max_steps 3` is `--max-steps 3`, as keys of a configuration are options too. Text
+/// behind `=`, words that are no options, and words behind a bare `--` stay as they are.
 pub fn with_dashes(words: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
     let mut only_values = false;
     let spell = |word: OsString| {
@@ -35,13 +35,13 @@ fn spell(word: &OsStr) -> Option<OsString> {
     Some(value.map_or_else(|| format!("--{name}"), |value| format!("--{name}={value}")).into())
 }
 
-/// Tells the user something, on stderr, with control characters escaped. Whoever reads along may be gone and the disk
-/// may be full: `eprintln!` would panic then, so words that nobody can read are dropped.
+/// Tells the user something, on stderr, with control characters escaped. The reader of the output may be gone and the
+/// disk may be full: `eprintln!` would panic then, so messages that cannot be written are dropped.
 pub fn tell(lines: impl Display) {
     let _ = writeln!(io::stderr(), "{}", Shown(lines));
 }
 
-/// Tells the user what is odd and ends nothing, a line each.
+/// Tells the user about oddities that end nothing, in a line each.
 pub fn tell_warnings(lines: impl IntoIterator<Item = impl Display>) {
     lines.into_iter().for_each(|line| tell(format_args!("warning: {line}")));
 }

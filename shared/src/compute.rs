@@ -41,7 +41,7 @@ impl fmt::Display for Dtype {
 }
 
 choices! {
-    /// What the sampler's linear layers compute in.
+    /// Number format of products in the sampler's linear layers.
     RolloutDtype {
         /// The element type of the export: fp32 on the CPU, fp16 on CUDA.
         Auto = "auto",
@@ -57,7 +57,7 @@ choices! {
         Bf16x3 = "bf16x3",
     }
 
-    /// What the sampler stores keys and values as.
+    /// Number format in which the sampler stores keys and values.
     KvDtype {
         /// The element type of the export.
         Auto = "auto",
@@ -67,7 +67,7 @@ choices! {
         Int8 = "int8",
     }
 
-    /// What computes the sampler's model on the CPU.
+    /// Kernels that compute the sampler's model on the CPU.
     Kernels {
         /// This program's operators over packed weights and paged keys and values, for fp32 on the CPU; elsewhere as
         /// `stock`.
@@ -89,9 +89,9 @@ choices! {
 }
 
 impl Device {
-    /// The element type that the sampler's graph is exported in: single precision on the CPU, whose kernels have no
-    /// other; half precision elsewhere, because GroupQueryAttention on CUDA (ONNX Runtime 1.31) decodes wrongly in
-    /// single precision when the cache is extended in place.
+    /// The element type that the sampler's graph is exported in: single precision on the CPU, whose kernels support
+    /// nothing else; half precision elsewhere, because GroupQueryAttention on CUDA (ONNX Runtime 1.31) decodes wrongly
+    /// in single precision when the cache is extended in place.
     #[must_use]
     pub fn export_dtype(self) -> Dtype {
         match self {

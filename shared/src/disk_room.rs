@@ -1,5 +1,5 @@
-//! Room on the disk of a run: nothing is removed while there is enough, nor where it would not be enough, and then what
-//! is oldest first.
+//! Room on the disk of a run. Nothing is removed while there is enough room, nor if removal could not make enough;
+//! otherwise the oldest files go first.
 
 mod records_limit;
 
@@ -20,16 +20,16 @@ pub use records_limit::{EVENTS_PREFIX, Gone, RecordsLimit};
 
 /// Newest steps whose completions stay.
 const COMPLETIONS: usize = 100;
-/// Newest kept steps, and newest checkpoints, that stay: the one before the last is there should the last be damaged.
+/// Newest kept steps, and newest checkpoints, that stay: two, so that a damaged last one has a predecessor.
 const STAYING: usize = 2;
-/// How long a folder of a cache stays that nobody uses.
+/// How long an unused folder of a cache stays.
 const UNUSED: Duration = Duration::from_secs(24 * 3600);
 /// Room for records and logs.
 const RECORDS: u64 = 16 << 20;
 
-/// Makes room for the next checkpoint of a run, and says what had to go: completions of steps, kept steps, and
-/// checkpoints, each from the oldest on, as far as needed. The checkpoint `healthy`, to which the guard would go back,
-/// stays.
+/// Makes room for the next checkpoint of a run, and names what was removed: completions of steps, kept steps, and
+/// checkpoints, each from the oldest on, as far as needed. The checkpoint `healthy`, to which the guard would roll
+/// back, stays.
 ///
 /// # Errors
 /// When a folder cannot be listed, or an entry cannot be removed.
@@ -71,8 +71,8 @@ fn make_with(
     Ok((!gone.is_empty()).then(|| gone.join(", ")))
 }
 
-/// Makes room for `needed` bytes in a cache: folders that nobody has begun to use for a day, and nobody holds, go, from
-/// the one that was used longest ago on, as far as needed. Returns those that went.
+/// Makes room for `needed` bytes in a cache: it removes folders that no process holds and none has begun to use for a
+/// day, the least recently used first, as far as needed. Returns the removed folders.
 ///
 /// # Errors
 /// As [`make`].
@@ -96,10 +96,10 @@ fn make_in_cache_with(cache: &Path, needed: u64, free: impl Fn() -> io::Result<u
     Ok(gone)
 }
 
-/// Keeps a folder of a cache for as long as this process lives, and notes that it is in use.
+/// Keeps a folder of a cache for as long as this process lives, and records that it is in use.
 pub fn hold(folder: &Path) {
     static HELD: Mutex<Vec<File>> = Mutex::new(Vec::new());
-    // In a cache that cannot be locked, or is somebody else's, nothing is removed either.
+    // In a cache that cannot be locked, or that belongs to somebody else, nothing is removed either.
     let Ok(file) = File::open(folder) else { return };
     let _ = file.set_modified(SystemTime::now());
     if file.try_lock_shared().is_ok() {
@@ -107,7 +107,7 @@ pub fn hold(folder: &Path) {
     }
 }
 
-/// What it is called, the steps whose may go, and where that of one is.
+/// Their name, the steps whose files may be removed, and the path for a step.
 type Candidates = (&'static str, Vec<u64>, fn(&RunDir, u64) -> PathBuf);
 
 fn candidates(run_dir: &RunDir, healthy: Option<u64>) -> io::Result<[Candidates; 3]> {
@@ -124,7 +124,7 @@ fn candidates(run_dir: &RunDir, healthy: Option<u64>) -> io::Result<[Candidates;
     ])
 }
 
-/// Bytes of a file, or of all files below a folder; 0 for what is gone.
+/// Bytes of a file, or of all files below a folder; 0 if it is gone.
 #[must_use]
 pub fn size(path: &Path) -> u64 {
     let Ok(metadata) = fs::symlink_metadata(path) else { return 0 };
@@ -162,7 +162,7 @@ mod tests {
         (dir, run)
     }
 
-    /// What goes when so many bytes are needed on a disk on which `disk` bytes are left with everything there.
+    /// The result when `needed` bytes are needed on a disk that has `disk` bytes left with all files present.
     fn make(run: &RunDir, needed: u64, disk: u64) -> Option<String> {
         make_beside(run, None, needed, disk)
     }

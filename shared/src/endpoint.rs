@@ -2,66 +2,66 @@
 
 use std::{fmt, net::IpAddr, str::FromStr};
 
-/// What carries the bytes.
+/// The transport of the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scheme {
-    /// As they are.
+    /// Unencrypted.
     Tcp,
-    /// Encrypted, to somebody with a certificate.
+    /// Encrypted, to a peer with a certificate.
     Tls,
 }
 
 /// A place on the network. It is written and read as `tcp/HOST:PORT`; an IPv6 address is in brackets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Endpoint {
-    /// What carries the bytes.
+    /// The transport of the bytes.
     pub scheme: Scheme,
     /// A name or an address, without brackets.
     pub host: String,
-    /// The port. A coordinator at port 0 takes one that is free.
+    /// The port. At port 0, a coordinator takes a free port.
     pub port: u16,
 }
 
-/// An endpoint that does not do, in the words of the option `listen` or the flag `--join`.
+/// An endpoint that cannot be used, in the words of the option `listen` or the flag `--join`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EndpointError {
-    /// It is not written as an endpoint is.
+    /// The text has not the form of an endpoint.
     #[error(
         "`{text}` is no endpoint: write tcp/HOST:PORT or tls/HOST:PORT, and an IPv6 address in brackets, as in \
          tcp/[::1]:7447"
     )]
     Syntax {
-        /// What was written.
+        /// The text.
         text: String,
     },
-    /// Whoever can reach it could take part.
+    /// Anybody who can reach it could take part.
     #[error(
         "`listen` {endpoint} is open to everyone who reaches it: give `token_file`, or `tls_client_ca` with tls/…, or \
          listen on this host alone (tcp/127.0.0.1:{})", endpoint.port
     )]
     Open {
-        /// Where.
+        /// The endpoint.
         endpoint: Endpoint,
     },
-    /// TLS without what it needs.
+    /// TLS without an option that it needs.
     #[error("`listen` {endpoint} needs `{missing}`: a file in PEM")]
     Incomplete {
-        /// Where.
+        /// The endpoint.
         endpoint: Endpoint,
-        /// The option.
+        /// The missing option.
         missing: &'static str,
     },
-    /// Something for TLS without TLS.
+    /// An option for TLS without TLS.
     #[error("`{option}` has no effect with `listen` {endpoint}: listen on tls/…, or remove it")]
     WithoutTls {
-        /// Where.
+        /// The endpoint.
         endpoint: Endpoint,
         /// The option.
         option: &'static str,
     },
 }
 
-/// What a coordinator is guarded by: which of the options are given.
+/// The protection of a coordinator: which of its options are given.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Guards {
     /// `token_file`.
@@ -75,7 +75,7 @@ pub struct Guards {
 }
 
 impl Endpoint {
-    /// Whether only this host reaches it. A name other than `localhost` may be anything.
+    /// Whether it can be reached from this host only. A name other than `localhost` may stand for any address.
     #[must_use]
     pub fn is_loopback(&self) -> bool {
         match self.host.parse::<IpAddr>() {
@@ -84,10 +84,10 @@ impl Endpoint {
         }
     }
 
-    /// Checks that a coordinator may listen here, being guarded by these.
+    /// Checks that a coordinator with this protection may listen here.
     ///
     /// # Errors
-    /// When everyone could take part, or when certificates and scheme do not fit each other.
+    /// When everybody could take part, or when certificates and scheme do not match.
     pub fn check(&self, guards: Guards) -> Result<(), EndpointError> {
         let endpoint = || self.clone();
         let options = [
@@ -130,7 +130,7 @@ fn parse(text: &str) -> Option<Endpoint> {
         _ => return None,
     };
     let (host, port) = place.rsplit_once(':')?;
-    // `parse` would take a sign, too.
+    // `parse` would accept a sign, too.
     let port = Some(port).filter(|port| port.bytes().all(|byte| byte.is_ascii_digit()))?.parse().ok()?;
     let host = match host.strip_prefix('[') {
         Some(rest) => rest.strip_suffix(']').filter(|address| matches!(address.parse(), Ok(IpAddr::V6(_))))?,

@@ -1,10 +1,10 @@
-//! The episode: what was generated after a prompt, token by token, and whose each token is.
+//! The episode: the tokens that were generated after a prompt, and the owner of each token.
 //!
 //! An episode is a list of [`Segment`]s. The policy samples some, and others are given to it: the reply of a tool or an
 //! environment, or what a chat template writes between two turns. One turn is the special case of one sampled segment.
 //!
 //! The **owner mask** says of each token whether it was sampled. It follows from the segments, as all counts do, and is
-//! stored nowhere. Only sampled tokens have log-probs and versions. Whatever trains on an episode, or measures its
+//! stored nowhere. Only sampled tokens have log-probs and versions. Code that trains on an episode, or measures its
 //! length, looks at sampled tokens alone. Given tokens are context.
 
 use std::ops::Range;
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::PolicyVersion;
 
-/// Why a turn of the policy ended, and with its last turn a completion.
+/// Why a turn of the policy ended, or the completion with its last turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FinishReason {
@@ -37,13 +37,13 @@ impl FinishReason {
     }
 }
 
-/// What the engine knows of one sampled token's probability. All natural logarithms.
+/// The engine's figures about the probability of one sampled token. All natural logarithms.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct TokenLogprob {
     /// Under the full distribution at temperature 1, before any penalty.
     pub logprob: f32,
-    /// Under the full (untruncated) distribution at the sampling temperature, after the repetition penalty.
-    /// Equal to `logprob` at temperature 1 without a penalty; 0 where it does not apply (greedy).
+    /// Under the full (untruncated) distribution at the sampling temperature, after the repetition penalty. Equal to
+    /// `logprob` at temperature 1 without a penalty; 0 for greedy sampling, where it does not apply.
     pub logprob_at_temperature: f32,
     /// Log of the probability mass that truncation kept; the token's log-prob under the distribution it was drawn from
     /// is `logprob_at_temperature - log_kept_mass`. 0 without truncation.
@@ -53,14 +53,14 @@ pub struct TokenLogprob {
 }
 
 impl TokenLogprob {
-    /// Log-prob under the very distribution that the token was drawn from.
+    /// Log-prob under the distribution that the token was drawn from.
     #[must_use]
     pub fn sampling_logprob(&self) -> f32 {
         self.logprob_at_temperature - self.log_kept_mass
     }
 }
 
-/// What tokens that the policy did not sample are.
+/// Origin of tokens that the policy did not sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Why {
@@ -70,12 +70,12 @@ pub enum Why {
     Template,
 }
 
-/// Tokens of one owner, in a row.
+/// Consecutive tokens of one owner.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Segment<'a> {
     /// A turn of the policy.
     Sampled {
-        /// The tokens as they were drawn, the end-of-sequence token included once if there is one. Never re-tokenised.
+        /// The tokens as they were drawn, including one end-of-sequence token if there is one. Never re-tokenised.
         ids: &'a [u32],
         /// One entry per token.
         logprobs: &'a [TokenLogprob],
@@ -88,12 +88,12 @@ pub enum Segment<'a> {
     Given {
         /// The tokens.
         ids: &'a [u32],
-        /// What they are.
+        /// Their origin.
         why: Why,
     },
 }
 
-/// A segment without its tokens, which the episode holds end to end. A sampled one has as many as it has log-probs.
+/// A segment without its tokens, which the episode holds end to end. A sampled one has as many tokens as log-probs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 enum Part {
     Sampled { logprobs: Vec<TokenLogprob>, versions: Vec<(u32, PolicyVersion)>, finish: FinishReason },
@@ -109,7 +109,7 @@ impl Part {
     }
 }
 
-/// What was generated after a prompt.
+/// The tokens that were generated after a prompt.
 ///
 /// The tokens lie end to end, so that reward functions and passes of a model read them without a copy.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -130,7 +130,7 @@ impl Episode {
         Self { ids, parts: vec![Part::Sampled { logprobs, versions, finish }] }
     }
 
-    /// Adds a further segment at the end.
+    /// Appends a segment.
     ///
     /// # Panics
     /// When a segment has more than `u32::MAX` tokens.
@@ -160,7 +160,7 @@ impl Episode {
         })
     }
 
-    /// Each part, with where its tokens lie.
+    /// Each part, with the range of its tokens.
     fn placed(&self) -> impl Iterator<Item = (Range<usize>, &Part)> {
         self.parts.iter().scan(0, |end: &mut usize, part| {
             let start = *end;
@@ -190,17 +190,17 @@ impl Episode {
         &self.ids
     }
 
-    /// Where the tokens of each sampled segment lie among all tokens, in order.
+    /// Ranges of the sampled segments among all tokens, in order.
     pub fn sampled_spans(&self) -> impl Iterator<Item = Range<usize>> {
         self.placed().filter(|(_, part)| matches!(part, Part::Sampled { .. })).map(|(span, _)| span)
     }
 
-    /// Where the tokens of each given segment lie among all tokens, in order.
+    /// Ranges of the given segments among all tokens, in order.
     pub fn given_spans(&self) -> impl Iterator<Item = Range<usize>> {
         self.placed().filter(|(_, part)| matches!(part, Part::Given { .. })).map(|(span, _)| span)
     }
 
-    /// The owner mask: of each token, whether the policy has sampled it.
+    /// The owner mask: for each token, whether the policy sampled it.
     pub fn owner_mask(&self) -> impl Iterator<Item = bool> {
         let of_part = |part: &Part| std::iter::repeat_n(matches!(part, Part::Sampled { .. }), part.tokens());
         self.parts.iter().flat_map(of_part)
@@ -229,7 +229,7 @@ impl Episode {
         self.parts.iter().flat_map(|part| if let Part::Sampled { logprobs, .. } = part { &logprobs[..] } else { &[] })
     }
 
-    /// Runs of weight versions: `(first token among all tokens, version)`.
+    /// Runs of weight versions: `(first token, counted over all tokens, version)`.
     pub fn versions(&self) -> impl Iterator<Item = (u32, PolicyVersion)> {
         self.placed().flat_map(|(span, part)| {
             let versions: &[_] = if let Part::Sampled { versions, .. } = part { versions } else { &[] };
@@ -249,20 +249,20 @@ impl Episode {
         self.versions().map(|(_, version)| version).max()
     }
 
-    /// Why the last turn ended, and the episode with it. One that has no turn was given up before.
+    /// Why the last turn ended, and the episode with it. An episode without a turn was given up before one ended.
     #[must_use]
     pub fn finish_reason(&self) -> FinishReason {
         let of_part = |part: &Part| if let Part::Sampled { finish, .. } = part { Some(*finish) } else { None };
         self.parts.iter().rev().find_map(of_part).unwrap_or(FinishReason::Aborted)
     }
 
-    /// Whether the last turn was cut at a bound: `mask_truncated_completions` then leaves out all segments.
+    /// Whether the last turn was cut off at a bound: `mask_truncated_completions` then leaves out all segments.
     #[must_use]
     pub fn is_truncated(&self) -> bool {
         self.finish_reason() == FinishReason::Length
     }
 
-    /// Memory of tokens and log-probs, near enough for a budget.
+    /// Memory of tokens and log-probs, close enough for a budget.
     #[must_use]
     pub fn bytes(&self) -> usize {
         size_of_val(self.ids.as_slice()) + self.sampled() * size_of::<TokenLogprob>()
@@ -277,7 +277,7 @@ mod tests {
         TokenLogprob { logprob, ..TokenLogprob::default() }
     }
 
-    /// Two turns with a reply between them and the opening of the second.
+    /// Two turns with a reply and the opening of the second turn between them.
     fn two_turns() -> Episode {
         let versions = vec![(0, PolicyVersion(4)), (1, PolicyVersion(5))];
         let mut episode =

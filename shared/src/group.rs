@@ -15,7 +15,7 @@ pub use contrast::Contrast;
 pub use failure::RewardFailure;
 pub use states::{Dropped, Group, Placed, Scored};
 
-/// What a process reward said about one step of a completion.
+/// A process reward's score for one step of a completion.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct StepScore {
     /// Index of the step's last token within the completion.
@@ -24,7 +24,7 @@ pub struct StepScore {
     pub score: f64,
 }
 
-/// What a reward function said about a completion.
+/// The result of a reward function for a completion.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum RewardOutcome {
     /// A finite score.
@@ -34,12 +34,12 @@ pub enum RewardOutcome {
     /// The function abstains: it is left out of the weighted sum (TRL's `None`).
     NotApplicable,
     /// The function failed, ran out of time or returned something that is no finite number; [`RewardFailure`] says what
-    /// that does to the completion. The reason is for people.
+    /// that does to the completion. The reason is meant for people.
     Failed(String),
 }
 
 impl RewardOutcome {
-    /// The score, if there is one; of steps, their mean.
+    /// The score, if there is one; for steps, their mean.
     #[must_use]
     pub fn score(&self) -> Option<f64> {
         match self {
@@ -57,8 +57,8 @@ impl RewardOutcome {
     }
 }
 
-/// The weighted sum of the scores, without the functions that have none (TRL's `nansum` over
-/// `rewards_per_func * reward_weights`). `None` when no function gave a score: such a completion cannot be ranked.
+/// The weighted sum of the scores, without the functions that have none (TRL's `nansum` over `rewards_per_func *
+/// reward_weights`). `None` if no function gave a score: such a completion cannot be ranked.
 ///
 /// `scores` and `weights` have one entry per function.
 #[must_use]
@@ -70,15 +70,15 @@ pub fn weighted_sum(
     scored.reduce(|sum, next| sum + next)
 }
 
-/// How a completion came through the last death of the sampler.
+/// How a completion survived the last death of the sampler.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Provenance {
-    /// Nothing of it was known before.
+    /// It was unknown before.
     #[default]
     New,
-    /// It was finished when the newest checkpoint was written, which has kept it.
+    /// It was finished, and the newest checkpoint holds it.
     CarriedOver,
-    /// It had been begun by then, or finished and has become too old, and was made again.
+    /// It was begun, or was finished and has become too old, and was made again.
     MadeAgain,
 }
 
@@ -87,18 +87,18 @@ pub enum Provenance {
 pub struct Completion {
     /// Index within the group, from 0; one of the keys of the completion's randomness.
     pub sample: u32,
-    /// Its tokens: those that were sampled, and what was given to the policy between them.
+    /// Its tokens: sampled tokens, and tokens that were given to the policy between them.
     pub episode: Episode,
     /// Decoded text of all its tokens, without special tokens.
     pub text: String,
     /// One outcome per reward function, in the order of [`Group::reward_names`].
     pub rewards: Vec<RewardOutcome>,
-    /// Whether a checkpoint has kept it.
+    /// How it came through the last death of the sampler.
     pub provenance: Provenance,
 }
 
 impl Completion {
-    /// Whether it counts at all: complete and not empty.
+    /// Whether it counts: complete and not empty.
     #[must_use]
     pub fn is_usable(&self) -> bool {
         self.finish_reason() != FinishReason::Aborted && !self.token_ids().is_empty()
@@ -110,7 +110,7 @@ impl Completion {
         self.episode.token_ids()
     }
 
-    /// Why it ended.
+    /// Why generation ended.
     #[must_use]
     pub fn finish_reason(&self) -> FinishReason {
         self.episode.finish_reason()

@@ -1,10 +1,10 @@
-//! How far the main loop of a process of the pair has come, for the launcher: what it is at, a count that it moves, and
-//! how much of that it has done.
+//! Progress of a process of the pair, for the launcher: the phase of its main loop, a count of its moves, and the part
+//! of the phase that is done.
 //!
-//! Only the loop itself moves the count, where something has been done: a micro-batch, a decode step, a file. A thread
-//! that merely lives says nothing. What is shown lies in memory of the launcher, as three lines of text, so that
-//! neither a full nor a slow disk can hold it up. A process that nobody watches (its own tests, a command beside a run)
-//! shows nothing.
+//! Only the loop itself moves the count, when something is done: a micro-batch, a decode step, a file. A thread that
+//! merely lives shows no progress. The progress lies in memory of the launcher, as three lines of text, so that neither
+//! a full nor a slow disk can hold it up. A process that nobody watches (its own tests, a command beside a run) shows
+//! nothing.
 
 use std::{
     env, fmt,
@@ -20,15 +20,15 @@ use std::{
 
 use crate::config::TrainConfig;
 
-/// Environment variable with the path of the file that a process shows its progress in.
+/// Environment variable with the path of the file to which a process writes its progress.
 pub const VARIABLE: &str = "TANDEM_HEARTBEAT";
 
 /// Bytes of each of the lines.
 pub const LINE: usize = 48;
-/// Lines that a process shows: its main loop, its channel, its part.
+/// Lines of the progress: its main loop, its channel, its part.
 pub const LINES: usize = 3;
 
-/// What a main loop is at. Each has a deadline of its own.
+/// Phase of a main loop. Each phase has a deadline of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Phase {
@@ -38,7 +38,7 @@ pub enum Phase {
     Step,
     /// Publishes a version, writes records or a checkpoint.
     Save,
-    /// Has nothing to do until the other process has done something.
+    /// Waits for the other process.
     Wait,
 }
 
@@ -67,10 +67,10 @@ static PHASE: AtomicU8 = AtomicU8::new(Phase::Load as u8);
 static COUNT: AtomicU64 = AtomicU64::new(0);
 static SHOWN: OnceLock<File> = OnceLock::new();
 
-/// Begins to show the progress to the launcher, if that asks for it.
+/// Begins to write progress, if the launcher asks for it.
 ///
 /// # Errors
-/// When the file that it named cannot be opened.
+/// When the launcher's file cannot be opened.
 pub fn start() -> io::Result<()> {
     if let Some(path) = env::var_os(VARIABLE).filter(|path| !path.is_empty()) {
         let file = File::options().write(true).open(&path);
@@ -80,43 +80,43 @@ pub fn start() -> io::Result<()> {
     Ok(())
 }
 
-/// Whether a launcher watches this process, and ends its peer should that be silent.
+/// Whether a launcher watches this process, and would end its peer if the peer falls silent.
 #[must_use]
 pub fn is_watched() -> bool {
     SHOWN.get().is_some()
 }
 
-/// The main loop has done something.
+/// Records that the main loop has done something.
 pub fn beat(phase: Phase) {
     PHASE.store(phase as u8, Ordering::Relaxed);
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
     show(0, format_args!("{phase} {count}"));
 }
 
-/// The main loop goes on to another phase; in the same one, it has not moved.
+/// The main loop enters a phase; if the phase is the same, this does not count as a move.
 pub fn enter(phase: Phase) {
     if PHASE.load(Ordering::Relaxed) != phase as u8 {
         beat(phase);
     }
 }
 
-/// The main loop has done a part of what it is at.
+/// Records that the main loop has done a part of its present phase.
 pub fn go_on() {
     beat(Phase::ALL[usize::from(PHASE.load(Ordering::Relaxed))]);
 }
 
-/// So much is done of what the main loop is at in a phase: of the groups of a step while it waits, of the completions
-/// of a pass over them while it trains.
+/// Records that `done` of `of` parts of a phase are done: groups of a step while the loop waits, completions of a pass
+/// over them while it trains.
 pub fn part(phase: Phase, done: usize, of: usize) {
     show(2 * LINE as u64, format_args!("part {phase} {done} {of}"));
 }
 
-/// The thread of the channel has looked at it; `count` moves with every look.
+/// Records that the channel's thread has looked at the channel; `count` moves with every look.
 pub fn beat_of_channel(count: u64) {
     show(LINE as u64, format_args!("channel {count}"));
 }
 
-/// What the main loop of this process is at, and how often it has moved.
+/// The phase of this process's main loop, and its count of moves.
 #[must_use]
 pub fn progress() -> Beat {
     let phase = Phase::ALL[usize::from(PHASE.load(Ordering::Relaxed))];
@@ -128,23 +128,23 @@ fn show(offset: u64, text: fmt::Arguments<'_>) {
     let mut line = [b' '; LINE];
     let _ = write!(&mut line[..LINE - 1], "{text}");
     line[LINE - 1] = b'\n';
-    // Without memory for a page that is there already, nothing could be said in another way either.
+    // If writing to an existing page fails, there is no other way to report it.
     let _ = file.write_all_at(&line, offset);
 }
 
-/// What a process last showed.
+/// The last progress that a process showed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Beat {
     /// Phase and count of the main loop.
     pub main: Option<(Phase, u64)>,
     /// Count of the thread that owns the channel, once there is one.
     pub channel: Option<u64>,
-    /// How much of how much is done, of what belongs to a phase.
+    /// How many parts of a phase are done, of how many.
     pub part: Option<(Phase, u64, u64)>,
 }
 
 impl Beat {
-    /// Reads what a process shows; what it is just writing may be missing.
+    /// Reads a process's progress; a line that is just being written may be missing.
     #[must_use]
     pub fn read(file: &File) -> Self {
         let mut bytes = [0; LINES * LINE];
@@ -166,7 +166,7 @@ impl Beat {
     }
 }
 
-/// How long a main loop may be in a phase without moving, and how long a process may be silent altogether.
+/// How long a main loop may stay in a phase without moving, and how long a process may be silent altogether.
 #[derive(Debug, Clone, Copy)]
 pub struct Deadlines {
     /// `load_timeout`.
@@ -180,7 +180,7 @@ pub struct Deadlines {
 }
 
 impl Deadlines {
-    /// Those of a run.
+    /// The deadlines of a run.
     #[must_use]
     pub fn of(config: &TrainConfig) -> Self {
         let [load, step, save, peer] =
@@ -189,7 +189,8 @@ impl Deadlines {
         Self { load, step, save, peer }
     }
 
-    /// The deadline of a phase and the option that sets it. Who waits looks up again and again, as if it worked.
+    /// The deadline of a phase and the option that sets it. A waiting process has the deadline of a step: it looks up
+    /// again and again, as if it worked.
     #[must_use]
     pub fn phase(&self, phase: Phase) -> (Duration, &'static str) {
         match phase {
@@ -199,8 +200,8 @@ impl Deadlines {
         }
     }
 
-    /// Silence after which a process gives its peer up. With a launcher that is the last resort: it ends the silent
-    /// one, and not the one that noticed, so it must come first.
+    /// Silence after which a process gives up its peer. With a launcher, this is the last resort: the launcher ends the
+    /// silent process, and not the one that noticed, so it must be first.
     #[must_use]
     pub fn silence_of_peer(&self) -> Duration {
         if is_watched() { self.peer + self.load + self.step + self.save } else { self.peer }
@@ -211,7 +212,7 @@ impl Deadlines {
 mod tests {
     use super::*;
 
-    /// The only test that shows anything: there is one heartbeat in a process.
+    /// The only test that writes progress: a process has one heartbeat.
     #[test]
     fn what_is_shown_is_what_is_read() {
         let dir = tempfile::tempdir().unwrap();

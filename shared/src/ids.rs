@@ -18,7 +18,7 @@ macro_rules! id {
         }
 
         impl $name {
-            /// The one after this.
+            /// The next one.
             #[must_use]
             pub fn next(self) -> Self {
                 Self(self.0 + 1)
@@ -43,8 +43,8 @@ id! {
 
 /// A group's place in the run: the step it was made for and its index within that step's generation batch.
 ///
-/// The pair (step, index) is decided by the dataset order alone (and with dynamic sampling by which groups are usable),
-/// so a group that is generated or sent twice has the same id, and the learner can drop the copy.
+/// The pair (step, index) follows from the dataset order alone; with dynamic sampling, also from which groups are
+/// usable. So a group that is generated or sent twice has the same id, and the learner can drop the copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 pub struct GroupId {
     /// The step whose generation batch the group belongs to.

@@ -1,8 +1,8 @@
-//! What both processes of the pair must agree on: identifiers, sampling parameters, the group that crosses the
-//! channel, the model directory, the run directory, the weight manifest, metrics and configuration.
+//! The parts that both processes of the pair must agree on: identifiers, sampling parameters, the group that crosses
+//! the channel, the model directory, the run directory, the weight manifest, metrics and configuration.
 //!
-//! This crate does no model mathematics and links neither ONNX Runtime nor libtorch, so either side (and the launcher,
-//! which needs no native library at all) can use it.
+//! This crate does no model mathematics and links neither ONNX Runtime nor libtorch, so both processes and the
+//! launcher, which needs no native library, can use it.
 //!
 //! [`RunDir`] names every file of a run. [`atomic`] writes a file whole or not at all, and through no link;
 //! [`atomic::write_output`] is for files that the user names. Journals and TensorBoard's events are exceptions: they

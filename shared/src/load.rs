@@ -1,19 +1,18 @@
-//! What else runs on this machine.
+//! Load by other programs on this machine.
 
 use std::{fs, num::NonZero, thread};
 
-/// Processes that want a core, for each that there is, from which on threads that wait for one another lose to a single
-/// one.
+/// Number of runnable processes per core from which on several threads that wait for one another are slower than one.
 const BUSY: f64 = 1.25;
 
-/// Whether so many threads that wait for one another are slower than one, since others want their cores.
+/// Whether `threads` threads that wait for one another are slower than one, because other programs want the cores.
 #[must_use]
 pub fn is_too_busy_for(threads: usize) -> bool {
     too_busy_for(threads, "").is_some()
 }
 
-/// What is to be said where so many threads, which wait for one another at every product, share their cores with
-/// others: they are then slower than one. `how` names what sets their number.
+/// A warning if `threads` threads, which wait for one another at every product, share their cores with other programs:
+/// they are then slower than one. `how` names the option that sets their number.
 #[must_use]
 pub fn too_busy_for(threads: usize, how: &str) -> Option<String> {
     let cores = thread::available_parallelism().map_or(1, NonZero::get);
@@ -22,7 +21,7 @@ pub fn too_busy_for(threads: usize, how: &str) -> Option<String> {
 }
 
 fn words(loadavg: &str, cores: usize, threads: usize, how: &str) -> Option<String> {
-    // The mean of the last minute.
+    // The mean over the last minute.
     let load: f64 = loadavg.split(' ').next()?.parse().ok()?;
     (threads > 1 && load > BUSY * cores as f64).then(|| {
         format!(

@@ -29,7 +29,7 @@ pub fn init_from(level: &str) {
 /// Which records are written.
 pub type RecordFilter = Box<dyn Filter<Registry> + Send + Sync>;
 
-/// Somebody besides the log who gets records, with a filter of its own.
+/// A receiver of records besides the log, with a filter of its own.
 pub type RecordLayer = Box<dyn Layer<Registry> + Send + Sync>;
 
 /// As [`init_from`], for a program that links a library whose records a level does not bound well enough. `bound` makes
@@ -40,7 +40,8 @@ pub fn init_with(level: &str, bound: impl FnOnce(EnvFilter, &str) -> RecordFilte
     let asked = if asked.is_empty() { level.into() } else { asked.to_string_lossy() };
     let (filter, remark) = filter(&asked);
     let lines = fmt::layer().with_writer(|| Lines(io::stderr())).with_ansi(false).with_target(false);
-    // A line that cannot be written, since the disk is full, would be complained about with `eprintln!`, which panics.
+    // If a line cannot be written, for instance to a full disk, the layer would complain with `eprintln!`, which
+    // panics.
     let lines = lines.log_internal_errors(false).with_filter(bound(filter, &asked)).boxed();
     let layers: Vec<RecordLayer> = [lines].into_iter().chain(others).collect();
     let _ = registry().with(layers).try_init();
@@ -49,8 +50,7 @@ pub fn init_with(level: &str, bound: impl FnOnce(EnvFilter, &str) -> RecordFilte
     }
 }
 
-/// Writes records, each of which arrives whole, as one line each: names of files and words of programs may hold
-/// anything.
+/// Writes each record as one line; each arrives whole. File names and words of programs in it may hold anything.
 struct Lines<W>(W);
 
 impl<W: Write> Write for Lines<W> {
@@ -65,7 +65,7 @@ impl<W: Write> Write for Lines<W> {
     }
 }
 
-/// The filter that is asked for, info without one; with a remark where it cannot be read.
+/// The requested filter, or info if there is none; with a remark if it cannot be read.
 fn filter(asked: &str) -> (EnvFilter, Option<String>) {
     let info = || EnvFilter::new("info");
     if asked.is_empty() {

@@ -1,5 +1,5 @@
-//! The weight manifest: what lies where in `weights.data`, so that a new version can be written without touching the
-//! graph.
+//! The weight manifest: the place of each tensor in `weights.data`, so that a new version can be written without
+//! touching the graph.
 
 use std::{
     fs,
@@ -25,12 +25,12 @@ pub const MANIFEST_FILE: &str = "manifest.json";
 const MOST_BYTES: u64 = 64 << 20;
 /// Version of the manifest's own format.
 pub const MANIFEST_FORMAT: u32 = 3;
-/// The same, of a version that is an adapter on an export: programs that know no adapters refuse it.
+/// Format of the manifest of an adapter on an export: programs that know no adapters refuse it.
 pub const ADAPTER_FORMAT: u32 = 4;
-/// The same, of a version whose weights were rounded to what a sampler computes in.
+/// Format of the manifest of a version whose weights were rounded to a sampler's number format.
 pub const ROUNDED_FORMAT: u32 = 5;
 
-/// What a tensor is to the learner.
+/// Role of a tensor in training.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TensorRole {
@@ -43,8 +43,8 @@ pub enum TensorRole {
 /// One tensor of `weights.data`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TensorEntry {
-    /// The Hugging Face parameter name for parameters; the initialiser's own name for constants. It is also the
-    /// initialiser's name in the graph.
+    /// The name of the Hugging Face parameter; for a constant, the initialiser's own name. It is also the name of the
+    /// initialiser in the graph.
     pub name: String,
     /// Parameter or constant.
     pub role: TensorRole,
@@ -60,7 +60,7 @@ pub struct TensorEntry {
     pub blake3: String,
 }
 
-/// What makes a version of an export.
+/// The adapter that turns an export into a version.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AdapterEntry {
     /// Folder of the export.
@@ -69,13 +69,13 @@ pub struct AdapterEntry {
     pub blake3: String,
 }
 
-/// Description of one version directory: of `model.onnx` and `weights.data` in it, or of those of an export elsewhere
-/// and an adapter (`adapter_config.json` and `adapter_model.safetensors`) that is to be added to them.
+/// Description of one version directory: `model.onnx` and `weights.data` in it, or those of an export elsewhere with an
+/// adapter to add (`adapter_config.json` and `adapter_model.safetensors`).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WeightManifest {
     /// [`MANIFEST_FORMAT`], with an adapter [`ADAPTER_FORMAT`], rounded [`ROUNDED_FORMAT`].
     pub format: u32,
-    /// The version these weights are; 0 for an export.
+    /// The version of the weights; 0 for an export.
     pub version: PolicyVersion,
     /// Length of `weights.data` in bytes.
     pub data_length: u64,
@@ -88,8 +88,8 @@ pub struct WeightManifest {
     /// The adapter; graph and data are then those of its base.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub adapter: Option<AdapterEntry>,
-    /// What the weights were rounded to: they are those of the version for a sampler that computes in it, and for no
-    /// other.
+    /// Number format to which the weights were rounded. They are then the version's weights for samplers that compute
+    /// in this format, and for no others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rounded: Option<RolloutDtype>,
 }
@@ -105,19 +105,19 @@ pub enum ManifestError {
     Content {
         /// The file.
         path: String,
-        /// What is wrong.
+        /// The fault.
         message: String,
     },
 }
 
-/// As text: the message holds all of it, and whoever prints a chain of causes would print it twice.
+/// As text: the message holds all of it, and code that prints a chain of causes would print it twice.
 impl From<std::io::Error> for ManifestError {
     fn from(error: std::io::Error) -> Self {
         Self::Io(error.to_string())
     }
 }
 
-/// blake3 over the hashes of tensors, in their order, in hex: no byte of the data is hashed twice.
+/// blake3 over the hashes of tensors, in their order, in hex: no byte of the data needs to be hashed twice.
 #[must_use]
 pub fn hash_of(tensors: &[TensorEntry]) -> String {
     let mut hasher = blake3::Hasher::new();
@@ -176,7 +176,7 @@ impl WeightManifest {
         Ok(manifest)
     }
 
-    /// The format that a manifest of this content has.
+    /// The format of a manifest with this content.
     fn own_format(&self) -> u32 {
         match (&self.adapter, self.rounded) {
             (Some(_), _) => ADAPTER_FORMAT,
@@ -185,26 +185,26 @@ impl WeightManifest {
         }
     }
 
-    /// The folder of graph and data: that of the manifest, `dir`, or the base of its adapter.
+    /// The folder of graph and data: that of the manifest, `dir`, or the base of the adapter.
     #[must_use]
     pub fn export_dir<'a>(&'a self, dir: &'a Path) -> &'a Path {
         self.adapter.as_ref().map_or(dir, |adapter| &adapter.base)
     }
 
-    /// This manifest for a version whose tensors are these, rounded for samplers that compute in `dtype`.
+    /// This manifest for a version with these tensors, rounded for samplers that compute in `dtype`.
     #[must_use]
     pub fn with_rounded(self, tensors: Vec<TensorEntry>, dtype: RolloutDtype) -> Self {
         Self { format: ROUNDED_FORMAT, data_blake3: hash_of(&tensors), tensors, rounded: Some(dtype), ..self }
     }
 
-    /// This manifest for a version that adds an adapter to its export, which lies in `dir`.
+    /// This manifest for a version that adds an adapter to the export in `dir`.
     #[must_use]
     pub fn with_adapter(self, dir: &Path, version: PolicyVersion, blake3: String) -> Self {
         let base = self.export_dir(dir).to_path_buf();
         Self { format: ADAPTER_FORMAT, version, adapter: Some(AdapterEntry { base, blake3 }), ..self }
     }
 
-    /// A reader may map any entry: each must lie inside the file, after the one before it, and have the length that
+    /// A reader may map any entry: each must lie inside the file, after the entry before it, and have the length that
     /// its shape and type give.
     fn check_entries(&self, path: &Path) -> Result<(), ManifestError> {
         let mut end = 0;
@@ -341,7 +341,7 @@ mod tests {
         let read = WeightManifest::read(&version).unwrap();
         assert_eq!((&read, read.format, read.version), (&adapter, ADAPTER_FORMAT, PolicyVersion(1)));
         assert_eq!((read.export_dir(&version), export.export_dir(&base)), (&*base, &*base));
-        // The base of a version that is made from another one is the export all the same.
+        // The base of a version that is derived from another version is the export all the same.
         assert_eq!(read.with_adapter(&version, PolicyVersion(2), String::new()).export_dir(&version), base);
 
         export.tensors[0].blake3 = "of another".into();

@@ -14,7 +14,7 @@ pub use kills::{Kills, Shortage};
 /// Where Linux shows shared memory, POSIX's included, as a folder of files.
 pub const SHARED_MEMORY: &str = "/dev/shm";
 
-/// Bytes that this process could ever have: the machine's memory, or the limit of its control group if that is less.
+/// Bytes that this process could get at most: the machine's memory, or the limit of its control group if that is less.
 ///
 /// # Errors
 /// When the system does not tell.
@@ -50,7 +50,7 @@ fn limit() -> Option<u64> {
     group.map(|group| group.total_memory).filter(|limit| *limit < system.total_memory())
 }
 
-/// The machine, and the tightest limit of the groups that this process is in.
+/// The machine, and the tightest limit of the control groups that this process is in.
 fn look() -> io::Result<(System, Option<CGroupLimits>)> {
     let unknown = |e: &dyn fmt::Display| io::Error::other(format!("cannot find out how much memory there is: {e}"));
     let memory = RefreshKind::nothing().with_memory(MemoryRefreshKind::nothing().with_ram());
@@ -66,7 +66,7 @@ fn look() -> io::Result<(System, Option<CGroupLimits>)> {
 pub struct Size(pub u64);
 
 impl Size {
-    /// Whether so little is shown as nothing.
+    /// Whether a number this small is displayed as nothing.
     #[must_use]
     pub fn is_shown_as_nothing(self) -> bool {
         self.to_string() == Self(0).to_string()

@@ -1,7 +1,7 @@
 //! The model's architecture, read from a Hugging Face `config.json`.
 //!
-//! Both layouts are understood: the hub's (`rope_theta`, `rope_scaling`) and transformers 5's (`rope_parameters`).
-//! Whatever would change the mathematics and is not supported is refused with its key and value, never ignored.
+//! Both layouts are understood: the hub's (`rope_theta`, `rope_scaling`) and transformers 5's (`rope_parameters`). A
+//! feature that would change the mathematics and is not supported is refused with its key and value, never ignored.
 
 mod layers;
 mod read;
@@ -26,9 +26,9 @@ pub enum Architecture {
     Qwen3,
     /// `SmolLM3ForCausalLM`: some layers without rotary positions.
     SmolLm3,
-    /// `Gemma3ForCausalLM`, the text model: windows with rotary positions of their own, norms on both sides of
-    /// attention and MLP and on each head of q and k, whose weights are stored less 1, scaled embeddings and a gate of
-    /// GELU.
+    /// `Gemma3ForCausalLM`, the text model: sliding windows with rotary frequencies of their own, norms on both sides
+    /// of attention and MLP and on each head of q and k, norm weights that are stored minus 1, scaled embeddings and a
+    /// GELU gate.
     Gemma3,
 }
 
@@ -38,11 +38,11 @@ pub enum Architecture {
 pub enum Activation {
     /// `x / (1 + e^-x)`.
     Silu,
-    /// GELU by way of the hyperbolic tangent (`gelu_pytorch_tanh`).
+    /// Tanh approximation of GELU (`gelu_pytorch_tanh`).
     GeluTanh,
 }
 
-/// What stands on top of the transformer.
+/// The head on top of the transformer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Default)]
 #[serde(rename_all = "snake_case")]
 pub enum Head {
@@ -68,13 +68,13 @@ pub struct ModelConfig {
     pub intermediate_size: usize,
     /// Number of layers.
     pub num_hidden_layers: usize,
-    /// The attention of every layer.
+    /// Kind of every layer's attention.
     pub layers: Vec<LayerKind>,
     /// Query heads.
     pub num_attention_heads: usize,
     /// Key/value heads; divides the query heads.
     pub num_key_value_heads: usize,
-    /// Factor of the scores of attention, `head_dim^-0.5` but for Gemma.
+    /// Factor on attention scores; `head_dim^-0.5` for all families except Gemma.
     pub attention_scale: f64,
     /// Width of a head; need not be `hidden_size / num_attention_heads`.
     pub head_dim: usize,
@@ -86,7 +86,7 @@ pub struct ModelConfig {
     pub rms_norm_eps: f64,
     /// Base of the rotary frequencies.
     pub rope_theta: f64,
-    /// Stretching of the rotary frequencies.
+    /// Scaling of the rotary frequencies.
     pub rope_scaling: Option<RopeScaling>,
     /// Base of the rotary frequencies in layers with [`Rotary::Local`], where there are any.
     pub rope_local_theta: Option<f64>,
@@ -98,7 +98,7 @@ pub struct ModelConfig {
     pub mlp_bias: bool,
     /// Whether the language-model head is the embedding.
     pub tie_word_embeddings: bool,
-    /// What stands on top.
+    /// The head on top.
     #[serde(default)]
     pub head: Head,
 }
@@ -106,25 +106,25 @@ pub struct ModelConfig {
 /// A `config.json` that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigJsonError {
-    /// Not JSON, or not an object.
+    /// The text is not JSON, or not an object.
     #[error("not a valid config.json: {0}")]
     Json(String),
-    /// A key that is needed is missing or has the wrong type.
+    /// A required key is missing or has the wrong type.
     #[error("config.json: `{key}` {problem}")]
     Key {
         /// The key.
         key: String,
-        /// What is wrong with it.
+        /// The fault.
         problem: String,
     },
-    /// A feature that would change the model's mathematics: such a model is refused.
+    /// An unsupported feature that would change the model's mathematics.
     #[error("config.json: `{key}` = {value} is not supported ({hint})")]
     Unsupported {
         /// The key.
         key: String,
         /// Its value.
         value: String,
-        /// What is supported.
+        /// The supported values.
         hint: String,
     },
 }
@@ -150,7 +150,7 @@ impl ModelConfig {
         matches!(self.architecture, Architecture::Qwen3 | Architecture::Gemma3)
     }
 
-    /// Whether the results of attention and MLP are normed before they are added to the residual stream.
+    /// Whether the outputs of attention and MLP are normed before they are added to the residual stream.
     #[must_use]
     pub fn output_norms(&self) -> bool {
         self.architecture == Architecture::Gemma3
@@ -162,13 +162,13 @@ impl ModelConfig {
         if self.output_norms() { "pre_feedforward_layernorm" } else { "post_attention_layernorm" }
     }
 
-    /// What is added to the stored weights of the norms.
+    /// The number added to the stored weights of norms.
     #[must_use]
     pub fn norm_offset(&self) -> f32 {
         if self.architecture == Architecture::Gemma3 { 1.0 } else { 0.0 }
     }
 
-    /// What embeddings are multiplied with on their way into the layers.
+    /// The factor on embeddings before the layers.
     #[must_use]
     pub fn embedding_scale(&self) -> Option<f64> {
         (self.architecture == Architecture::Gemma3).then(|| (self.hidden_size as f64).sqrt())
@@ -185,7 +185,7 @@ impl ModelConfig {
         [Rotary::Global].into_iter().chain(self.rope_local_theta.map(|_| Rotary::Local))
     }
 
-    /// Every parameter as (Hugging Face name, shape), in the model's order, that of the head last. With tied embeddings
+    /// Every parameter as (Hugging Face name, shape), in the model's order; the head's come last. With tied embeddings
     /// there is no `lm_head.weight`.
     #[must_use]
     pub fn parameters(&self) -> Vec<(String, Vec<usize>)> {

@@ -1,5 +1,5 @@
-//! A Hugging Face model directory: where its files are and what `generation_config.json` says. A LoRA adapter of PEFT
-//! is a model too, whose base is another directory.
+//! A Hugging Face model directory: the places of its files, and the content of `generation_config.json`. A LoRA adapter
+//! of PEFT is a model too, whose base is another directory.
 
 mod foreign;
 mod special;
@@ -22,13 +22,13 @@ use crate::{
 pub use special::{NamedToken, NamedTokens};
 pub use templates::{ChatTemplates, TEMPLATE_DIR, TEMPLATE_FILE};
 
-/// File name by which a folder is known as a LoRA adapter of PEFT.
+/// File that marks a folder as a LoRA adapter of PEFT.
 pub const ADAPTER_CONFIG_FILE: &str = "adapter_config.json";
 
-/// Most bytes of the JSON files and templates of a model directory, tokenizer and weights apart.
+/// Most bytes of a JSON file or template of a model directory, other than the tokenizer.
 pub const MOST_BYTES: u64 = 16 << 20;
 
-/// Most bytes of a `tokenizer.json`; the largest known ones have 35 million.
+/// Most bytes of a `tokenizer.json`; the largest known ones have 35 million bytes.
 pub const MOST_TOKENIZER_BYTES: u64 = 256 << 20;
 
 /// A model directory that cannot be used.
@@ -39,7 +39,7 @@ pub enum ModelDirError {
     File {
         /// The file.
         path: String,
-        /// What is wrong.
+        /// The fault.
         message: String,
     },
     /// `config.json` is not usable.
@@ -47,19 +47,19 @@ pub enum ModelDirError {
     Config {
         /// The directory.
         path: String,
-        /// What is wrong.
+        /// The fault.
         reason: ConfigJsonError,
     },
 }
 
-/// What the files of a model say about ends of sequences and other special ids.
+/// End-of-sequence ids and other special ids of a model, from its files.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GenerationConfig {
     /// Every id that ends a sequence, each once: the tokenizer's `eos_token`, then the `eos_token_id` of
-    /// `generation_config.json`, then that of `config.json`. transformers and vLLM stop at all that the first two name,
-    /// models that were trained further often have only one of the three right, and no token among them goes on a text.
+    /// `generation_config.json`, then that of `config.json`. transformers and vLLM stop at all ids that the first two
+    /// name. Fine-tuned models often have only one of the three right, and no text goes on after any of these tokens.
     pub eos_token_ids: Vec<u32>,
-    /// Texts that a file calls `eos_token` and that are no token of `tokenizer.json`: they end nothing.
+    /// Texts that a file calls `eos_token` but that are no token of `tokenizer.json`: they end nothing.
     pub eos_without_id: Vec<String>,
     /// Padding id, if there is one.
     pub pad_token_id: Option<u32>,
@@ -74,17 +74,17 @@ pub struct ModelDir {
     adapter: Option<PathBuf>,
     config: ModelConfig,
     generation: GenerationConfig,
-    /// What takes the place of its chat templates.
+    /// Templates that replace its own.
     templates: Option<ChatTemplates>,
 }
 
 impl ModelDir {
-    /// Opens a directory: reads `config.json` and `generation_config.json`; weights and tokenizer are not touched. With
-    /// an `adapter_config.json`, it is an adapter, and the base that it names is opened: a folder, absolute or as seen
-    /// from the adapter, one of the two folders above it (its run), or the working directory.
+    /// Opens a directory: reads `config.json` and `generation_config.json`; it does not touch weights and tokenizer.
+    /// With an `adapter_config.json`, it is an adapter, and the base that it names is opened: a folder with an absolute
+    /// path, or relative to the adapter, to one of the two folders above it (its run), or to the working directory.
     ///
     /// # Errors
-    /// A missing directory or file, or an unsupported model, by name.
+    /// A missing directory or file, or an unsupported model, with its name.
     pub fn open(path: impl Into<PathBuf>) -> Result<Self, ModelDirError> {
         let path = path.into();
         if path.join(ADAPTER_CONFIG_FILE).is_file() {
@@ -94,7 +94,7 @@ impl ModelDir {
         }
     }
 
-    /// Opens the model of a run, with the chat template that the run has for it.
+    /// Opens the model of a run, with the chat template that the run configures.
     ///
     /// # Errors
     /// As [`ModelDir::open`] and [`ModelDir::with_chat_template`].
@@ -102,7 +102,7 @@ impl ModelDir {
         Self::open(&config.model)?.with_chat_template(config.chat_template.as_deref())
     }
 
-    /// Opens an adapter on a base that is not looked for.
+    /// Opens an adapter on a given base, without a search.
     ///
     /// # Errors
     /// As [`ModelDir::open`], or a base that is an adapter itself.
@@ -117,9 +117,9 @@ impl ModelDir {
         Ok(model.with_end_of_tokenizer())
     }
 
-    /// Puts the tokens that the tokenizer's files call `eos_token` before the other ends of sequences.
+    /// Puts the tokens that the tokenizer's files call `eos_token` before the other end-of-sequence ids.
     fn with_end_of_tokenizer(mut self) -> Self {
-        // Whoever needs the tokenizer says what is wrong with its files; weights can be read without.
+        // Code that needs the tokenizer reports faults of its files; weights can be read without it.
         let named = NamedTokens::of(&self).unwrap_or_default();
         let of_file = special::ids_in(&self.file("tokenizer.json"), &named.eos);
         let mut ends = Vec::new();
@@ -178,19 +178,19 @@ impl ModelDir {
         Ok(Self { path, adapter: None, config, generation, templates: None })
     }
 
-    /// The directory; of an adapter, that of its base.
+    /// The directory; for an adapter, the base's.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The directory of the adapter that is added to the weights.
+    /// The directory of the adapter on the weights.
     #[must_use]
     pub fn adapter(&self) -> Option<&Path> {
         self.adapter.as_deref()
     }
 
-    /// A file that an adapter may have instead of its base.
+    /// A file of the adapter if it has it, else of its base.
     fn file(&self, name: &str) -> PathBuf {
         let own = self.adapter.as_ref().map(|dir| dir.join(name)).filter(|path| path.is_file());
         own.unwrap_or_else(|| self.path.join(name))
@@ -202,13 +202,13 @@ impl ModelDir {
         &self.config
     }
 
-    /// Ends of sequences and other special ids.
+    /// End-of-sequence ids and other special ids.
     #[must_use]
     pub fn generation(&self) -> &GenerationConfig {
         &self.generation
     }
 
-    /// Whether the directory holds safetensors weights, or an adapter to some.
+    /// Whether the directory holds safetensors weights, or is an adapter on some.
     #[must_use]
     pub fn has_weights(&self) -> bool {
         self.adapter.is_some()
@@ -244,7 +244,7 @@ impl ModelDir {
         if path.is_file() { parse(&read_text(&path)?, &path) } else { Ok(Value::Null) }
     }
 
-    /// What a run is told about the ends of completions, in words.
+    /// Remarks for the user on end-of-sequence tokens.
     #[must_use]
     pub fn remarks_on_ends(&self) -> Vec<String> {
         let GenerationConfig { eos_token_ids, eos_without_id, .. } = &self.generation;
@@ -266,7 +266,7 @@ impl ModelDir {
         remarks
     }
 
-    /// Files that make up the directory besides the weights and that a checkpoint takes along.
+    /// Files of the directory, other than weights, that a checkpoint takes along.
     #[must_use]
     pub fn companions(&self) -> Vec<PathBuf> {
         let others = [TEMPLATE_FILE, "chat_template.json", "tokenizer.model", "vocab.json", "merges.txt"];
@@ -274,14 +274,14 @@ impl ModelDir {
         names.map(|name| self.file(name)).filter(|path| path.is_file()).collect()
     }
 
-    /// Files that one reads who samples and renders no prompts, besides the weights.
+    /// Files that a sampler which renders no prompts needs, other than weights.
     #[must_use]
     pub fn sampler_files(&self) -> Vec<PathBuf> {
         SAMPLER_FILES.iter().map(|name| self.file(name)).filter(|path| path.is_file()).collect()
     }
 }
 
-/// Names of the files beside the weights that say what tokens are and which end a sequence.
+/// Names of files, other than weights, that describe the tokens and name those that end a sequence.
 const SAMPLER_FILES: [&str; 6] = [
     "config.json",
     "generation_config.json",
@@ -291,8 +291,8 @@ const SAMPLER_FILES: [&str; 6] = [
     "added_tokens.json",
 ];
 
-/// Refuses a directory in which a name leads elsewhere: what is read would be copied into checkpoints and shown in
-/// prompts, whatever it is. The Hub's cache links the files of a model to its folder of blobs, two above.
+/// Refuses a directory in which a link leads outside: any file read there would be copied into checkpoints and shown in
+/// prompts. The Hub's cache links a model's files to its folder of blobs, two levels up.
 fn refuse_links_out(dir: &Path) -> Result<(), ModelDirError> {
     let failed = |path: &Path, message: String| ModelDirError::File { path: path.display().to_string(), message };
     let unreadable = |e: std::io::Error| failed(dir, format!("cannot be read: {e}"));
@@ -331,7 +331,7 @@ fn base_of(adapter: &Path) -> Result<PathBuf, ModelDirError> {
     })
 }
 
-/// The token ids that a file states, a number or a list of numbers; none where it states none.
+/// The token ids that a file states, a number or a list of numbers; none if it states none.
 fn ids(json: &Value, path: &Path, key: &str) -> Result<Vec<u32>, ModelDirError> {
     let value = &json[key];
     let stated = if let Value::Array(list) = value { list.as_slice() } else { std::slice::from_ref(value) };
@@ -452,7 +452,7 @@ mod tests {
         let error = ModelDir::open(dir.path()).unwrap_err().to_string();
         assert!(error.contains("vocab.json: is a link to ") && error.contains("copy the file in its place"), "{error}");
 
-        // As the Hub's cache has it.
+        // The layout of the Hub's cache.
         let cache = tempfile::tempdir().unwrap();
         let (snapshot, blobs) = (cache.path().join("snapshots/abc"), cache.path().join("blobs"));
         fs::create_dir_all(&snapshot).unwrap();

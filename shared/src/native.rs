@@ -1,19 +1,18 @@
-//! Where the native libraries of the project are.
+//! Paths of the project's native libraries.
 
 use std::{
     env, fs, io,
     path::{Path, PathBuf},
 };
 
-/// Keeps ONNX Runtime from counting its users: set when the library is loaded, nothing is recorded below the home
-/// directory and no host is looked up. The switch of its interface comes too late, after the first event.
+/// Keeps ONNX Runtime from sending usage data: if it is set when the library is loaded, nothing is recorded below the
+/// home directory and no host is looked up. The switch in its interface comes too late, after the first event.
 const DISABLE_TELEMETRY: &str = "ORT_DISABLE_TELEMETRY";
 
 /// Turns ONNX Runtime's telemetry off, in this process and in those that it starts.
 ///
 /// # Safety
-/// No other thread may run, since C libraries read the environment without a lock: a program calls this before
-/// anything else.
+/// No other thread may run, since C libraries read the environment without a lock: call this before anything else.
 pub unsafe fn disable_telemetry() {
     // SAFETY: the caller is the only thread.
     unsafe { env::set_var(DISABLE_TELEMETRY, "1") };
@@ -25,7 +24,7 @@ pub fn telemetry_is_disabled() -> bool {
     env::var_os(DISABLE_TELEMETRY).is_some_and(|value| value == "1")
 }
 
-/// Names an ONNX Runtime library explicitly.
+/// The path of an ONNX Runtime library.
 pub const ONNXRUNTIME_VARIABLE: &str = "ORT_DYLIB_PATH";
 
 /// Where `cargo xtask setup` unpacks ONNX Runtime, below the root of the repository.
@@ -61,7 +60,7 @@ fn search(program: &Path) -> Option<PathBuf> {
     library_in(beside).or_else(|| beside.ancestors().find_map(|dir| library_in(&dir.join(SETUP_FOLDER))))
 }
 
-/// `libonnxruntime.so`, or the versioned name that Python wheels carry.
+/// `libonnxruntime.so`, or the versioned name in Python wheels.
 fn library_in(dir: &Path) -> Option<PathBuf> {
     let plain = dir.join(LIBRARY);
     if plain.is_file() {

@@ -1,4 +1,4 @@
-//! Whether a folder that the user names as an output can be written as a whole: it replaces what has its name.
+//! Checks an output folder that the user names: writing it replaces the folder that has its name.
 
 use std::{
     fs, io,
@@ -8,10 +8,10 @@ use std::{
 use rustix::fs::{Access, access};
 use thiserror::Error;
 
-/// Why a folder is not written.
+/// Why the folder cannot be written.
 #[derive(Debug, Error)]
 pub enum OutputDirError {
-    /// It holds something, which would be lost.
+    /// It is not empty, and its content would be lost.
     #[error(
         "{}: the folder {} (it has `{found}`); choose another folder, or move away what it holds",
         path.display(),
@@ -20,26 +20,26 @@ pub enum OutputDirError {
     Content {
         /// The folder.
         path: PathBuf,
-        /// What it has.
+        /// An entry in it.
         found: String,
-        /// Some content would have been replaced.
+        /// Whether some other content could have been replaced.
         replaceable: bool,
     },
-    /// It cannot be made or written.
+    /// It cannot be created or written.
     #[error("{}: {reason}", path.display())]
     Io {
-        /// The folder, or the one above it that is in the way.
+        /// The folder, or the one above it that causes the error.
         path: PathBuf,
         /// The reason.
         reason: io::Error,
     },
 }
 
-/// Checks that a folder is absent, or holds nothing but files of the `known` names, and can be written; touches
+/// Checks that a folder is absent, or holds nothing but files of the `known` names, and can be written; it changes
 /// nothing.
 ///
 /// # Errors
-/// What it holds, or what is in the way.
+/// Its content, or the obstacle.
 pub fn check(path: &Path, known: &[&str]) -> Result<(), OutputDirError> {
     let io = |path: &Path| {
         let path = path.to_owned();
@@ -59,7 +59,7 @@ pub fn check(path: &Path, known: &[&str]) -> Result<(), OutputDirError> {
         Err(e) if e.kind() == io::ErrorKind::NotFound => (),
         Err(e) => return Err(io(path)(e)),
     }
-    // The folder itself is renamed, so that the one above has to be writable.
+    // The folder is renamed as a whole, so the folder above it must be writable.
     let absolute = std::path::absolute(path).map_err(io(path))?;
     let above = absolute.ancestors().skip(1).find(|folder| folder.exists()).unwrap_or(Path::new("/"));
     access(above, Access::WRITE_OK | Access::EXEC_OK).map_err(|e| io(above)(e.into()))

@@ -1,4 +1,4 @@
-//! How often somebody who waits is told what for: soon and often at first, more seldom after a while.
+//! How often a program tells a waiting user what it is doing: soon and often at first, less often later.
 
 use std::{
     sync::mpsc::{self, RecvTimeoutError, Sender},
@@ -6,14 +6,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Time without a word in the first minutes: within five seconds of silence something is said.
+/// Time between two messages in the first minutes: there is one within five seconds of silence.
 const SOON: Duration = Duration::from_secs(4);
-/// How long these first minutes are.
+/// Length of the first minutes.
 const FIRST: Duration = Duration::from_secs(120);
-/// Time without a word after that: what takes hours is to fill no log.
+/// Time between two messages after that: work of hours must not fill a log.
 const LATER: Duration = Duration::from_secs(20);
 
-/// Says when something is to be said again.
+/// Tells when the next message is due.
 #[derive(Debug, Clone, Copy)]
 pub struct Pace {
     begun: Instant,
@@ -27,7 +27,7 @@ impl Default for Pace {
 }
 
 impl Pace {
-    /// Whether it is time; if so, from now on it counts as said.
+    /// Whether a message is due; if so, it counts as sent.
     pub fn is_due(&mut self) -> bool {
         let due = self.said.elapsed() >= self.silence();
         if due {
@@ -36,7 +36,7 @@ impl Pace {
         due
     }
 
-    /// Something else has been said.
+    /// Records that another message was sent.
     pub fn said(&mut self) {
         self.said = Instant::now();
     }
@@ -47,23 +47,23 @@ impl Pace {
         self.begun.elapsed().as_secs()
     }
 
-    /// How long nothing is said.
+    /// The present time between two messages.
     fn silence(&self) -> Duration {
         if self.begun.elapsed() < FIRST { SOON } else { LATER }
     }
 }
 
-/// Tells what is waited for, and for how long by now, until it is dropped: for work of which nothing else is heard.
-/// What is short is not told of.
+/// Reports what the program waits for, and for how long, until it is dropped: for work that shows no other progress.
+/// Short waits are not reported.
 #[derive(Debug)]
 pub struct Waiting {
-    /// Dropped first, which ends the thread.
+    /// Dropped first, to end the thread.
     end: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Waiting {
-    /// Begins to wait for `what`, as in `exporting the model`.
+    /// Begins to wait for `what`, for instance `exporting the model`.
     #[must_use]
     pub fn new(what: impl Into<String>) -> Self {
         let what = what.into();
@@ -86,7 +86,7 @@ impl Waiting {
 impl Drop for Waiting {
     fn drop(&mut self) {
         drop(self.end.take());
-        // A line that is being written is finished before anything else is said.
+        // A line that is being written is finished before anything else is printed.
         let _ = self.thread.take().map(JoinHandle::join);
     }
 }

@@ -1,4 +1,4 @@
-//! What becomes of prompts that are too long: the sampler counts them, the launcher says it.
+//! Prompts that are too long: the sampler counts them, the launcher reports them.
 
 use std::{fmt, io, path::Path};
 
@@ -6,17 +6,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::atomic;
 
-/// Most prompts that are named.
+/// Most prompts that are listed.
 pub const NAMED: usize = 10_000;
 /// Most bytes of the file.
 const MOST_BYTES: u64 = 64 << 20;
 
-/// Prompts of a dataset that the model does not get, or not whole.
+/// Prompts of a dataset that the model does not get, or gets shortened.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LongPrompts {
-    /// The files or folders.
+    /// The files or folders of the dataset.
     pub dataset: String,
-    /// All rows.
+    /// Number of rows.
     pub rows: u64,
     /// Rows that are left out because their prompt leaves no room for a completion.
     pub left_out: u64,
@@ -27,45 +27,45 @@ pub struct LongPrompts {
     pub max_model_len: u64,
     /// Rows whose prompt lost its beginning to `max_prompt_length`.
     pub shortened: u64,
-    /// What else there is to tell of the prompts, in words.
+    /// Further remarks on the prompts, in words.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub remarks: Vec<String>,
-    /// Rows whose prompt leaves room for fewer tokens than completions may have.
+    /// Rows whose prompt leaves room for fewer tokens than `max_completion_length`.
     #[serde(default)]
     pub crowded: u64,
-    /// Tokens that completions may have.
+    /// Most tokens of a completion.
     #[serde(default)]
     pub max_completion_length: u64,
 }
 
 impl LongPrompts {
-    /// Whether there are none.
+    /// Whether there is nothing to report.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.left_out == 0 && self.shortened == 0 && self.crowded == 0
     }
 
-    /// What there is to tell, a line each.
+    /// The report, in lines.
     #[must_use]
     pub fn lines(&self) -> Vec<String> {
         let long = (!self.is_empty()).then(|| self.to_string());
         long.into_iter().chain(self.remarks.iter().cloned()).collect()
     }
 
-    /// Writes those of several datasets, if there are any.
+    /// Writes the reports on several datasets, or removes the file if there is nothing to report.
     ///
     /// # Errors
     /// Any error of the file system.
     pub fn write(path: &Path, found: &[Self]) -> io::Result<()> {
         let told: Vec<&Self> = found.iter().filter(|prompts| !prompts.lines().is_empty()).collect();
         if told.is_empty() {
-            // Those of an earlier start are no longer true.
+            // The report of an earlier start no longer holds.
             return atomic::remove_file(path);
         }
         atomic::write(path, serde_json::to_string_pretty(&told)?.as_bytes())
     }
 
-    /// Reads them; a file that is not there has none.
+    /// Reads the reports; none if the file is missing.
     #[must_use]
     pub fn read(path: &Path) -> Vec<Self> {
         shared_bounds::read(path, MOST_BYTES)
@@ -75,7 +75,7 @@ impl LongPrompts {
     }
 }
 
-/// What is said about them, in a line.
+/// The report in one line.
 impl fmt::Display for LongPrompts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { dataset, rows, left_out, max_model_len, shortened, crowded, max_completion_length, .. } = self;

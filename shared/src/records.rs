@@ -1,4 +1,4 @@
-//! Whether the records of a run are whole, and in words what is not.
+//! Whether the records of a run are whole; if not, the faults in words.
 
 use std::{
     io,
@@ -13,8 +13,8 @@ use crate::{
     notices,
 };
 
-/// What is wrong with the metrics and the ledger of a run that has made `completed` steps, in words. A run that
-/// branched off begins with a later step than 1: the first that any of its journals has.
+/// The faults in the metrics and the ledger of a run that has made `completed` steps, in words. A run that branched off
+/// begins with a later step than 1: the first one in any of its journals.
 #[must_use]
 pub fn of_steps(metrics: &Found, ledger: &Found, logged: Option<u64>, completed: u64) -> Vec<String> {
     let firsts = [metrics.steps.first(), ledger.steps.first(), logged];
@@ -23,7 +23,7 @@ pub fn of_steps(metrics: &Found, ledger: &Found, logged: Option<u64>, completed:
     of(metrics, "metrics.jsonl").into_iter().chain(of(ledger, "ledger.jsonl")).collect()
 }
 
-/// Reads all journals of a run, and says in words what is wrong with them. Nothing is written.
+/// Reads all journals of a run, and returns their faults in words. It writes nothing.
 ///
 /// # Errors
 /// A file that cannot be read, by name.
@@ -31,7 +31,7 @@ pub fn examine(run_dir: &RunDir) -> io::Result<Vec<String>> {
     let (mut metrics, mut ledger) = (Found::default(), Found::default());
     metrics.skipped = journal::for_each::<MetricRecord>(&run_dir.metrics(), |record| metrics.steps.add(&record))?;
     ledger.skipped = journal::for_each::<LedgerLine>(&run_dir.ledger(), |line| match line {
-        // What was in flight when the run ended is of a step that was not made.
+        // Groups in flight when the run ended belong to a step that was not made.
         LedgerLine::Group(group) if !group.is_in_flight() => ledger.steps.note(group.step),
         _ => (),
     })?;

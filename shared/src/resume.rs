@@ -1,4 +1,4 @@
-//! What a checkpoint must have in common with the run that goes on from it, and what it has not.
+//! What a checkpoint must have in common with the run that resumes from it, and what may differ.
 
 mod foreign;
 
@@ -16,18 +16,19 @@ pub use foreign::foreign;
 
 /// Most bytes of [`STATE_FILE`]: a configuration and some counters.
 const MOST_STATE: u64 = 64 << 20;
-/// File of a checkpoint that says where the run is.
+/// File of a checkpoint with the state of the run.
 pub const STATE_FILE: &str = "trainer_state.json";
 
 /// A checkpoint that a run cannot go on from.
 #[derive(Debug, thiserror::Error)]
 pub enum ResumeError {
-    /// An adapter cannot go on as a model, nor a model as an adapter; or its parameters are others than the model's.
+    /// An adapter cannot resume as a whole model, nor a whole model as an adapter; or the parameters differ from the
+    /// model's.
     #[error("{path}: {message}")]
     Unfit {
         /// The checkpoint.
         path: String,
-        /// What does not fit, and the way out.
+        /// The mismatch, and the way out.
         message: String,
     },
     /// The checkpoint is no model directory.
@@ -35,11 +36,11 @@ pub enum ResumeError {
     ModelDir(#[from] ModelDirError),
 }
 
-/// Checks that a run of `model` can go on from a checkpoint: both are whole models, or adapters, with the same
+/// Checks that a run of `model` can resume from a checkpoint: both are whole models, or adapters, with the same
 /// parameters.
 ///
 /// # Errors
-/// What does not fit, with the way out.
+/// The mismatch, with the way out.
 pub fn check(config: &TrainConfig, model: &ModelDir, checkpoint: &Path) -> Result<(), ResumeError> {
     let unfit = |message: String| ResumeError::Unfit { path: checkpoint.display().to_string(), message };
     let is_adapter = checkpoint.join(ADAPTER_CONFIG_FILE).is_file();
@@ -79,7 +80,7 @@ pub fn check(config: &TrainConfig, model: &ModelDir, checkpoint: &Path) -> Resul
     )))
 }
 
-/// The configuration that a checkpoint was made with; nothing where it does not say.
+/// The configuration in a checkpoint; none if it has none.
 #[must_use]
 pub fn saved_config(checkpoint: &Path) -> Option<Value> {
     let state: Value =
@@ -87,14 +88,14 @@ pub fn saved_config(checkpoint: &Path) -> Option<Value> {
     state.get("config").cloned()
 }
 
-/// An option with another value than it had.
+/// An option whose value has changed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Change {
     /// The option.
     pub key: String,
-    /// What it was.
+    /// Its value before.
     pub before: Value,
-    /// What it is.
+    /// Its value now.
     pub now: Value,
 }
 
@@ -110,8 +111,8 @@ impl fmt::Display for Change {
     }
 }
 
-/// Options that differ between the configuration of a checkpoint and `config` and change what is computed. One that the
-/// checkpoint does not know yet had its default.
+/// Options that differ between the configuration of a checkpoint and `config`, and that change results. An option that
+/// the checkpoint does not know counts as its default.
 #[must_use]
 pub fn changed_options(saved: &Value, config: &TrainConfig) -> Vec<Change> {
     let value = |config| serde_json::to_value(config).expect("a configuration is serialisable");

@@ -1,4 +1,4 @@
-//! Counter-based randomness: a draw is a pure function of what it is for.
+//! Counter-based randomness: a random number is a pure function of its purpose.
 //!
 //! There is no generator state, so a completion does not depend on batch size, slot, thread count, order of arrival or
 //! restart, and any token can be drawn again on its own. The mixing function is SplitMix64's finaliser (Steele, Lea,
@@ -32,7 +32,7 @@ pub fn token_uniform(seed: u64, epoch: u32, prompt_id: u64, sample: u32, positio
     uniform(&[seed, u64::from(epoch), prompt_id, u64::from(sample), u64::from(position)])
 }
 
-/// A stream of draws for places that want a generator (weight initialisation, shuffling).
+/// A stream of draws for code that needs a generator (weight initialisation, shuffling).
 #[derive(Debug, Clone)]
 pub struct Stream {
     key: u64,
@@ -40,7 +40,7 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// A stream that depends on nothing but the keys.
+    /// A stream that depends on the keys alone.
     #[must_use]
     pub fn new(keys: &[u64]) -> Self {
         Self { key: hash(keys), counter: 0 }

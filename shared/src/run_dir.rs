@@ -1,4 +1,4 @@
-//! The run directory: one place that names every file of a run.
+//! The run directory: one type that names every file of a run.
 
 use std::{
     fs, io,
@@ -17,10 +17,10 @@ use crate::{
 /// File of a checkpoint with what was in flight at the sampler ([`crate::channel::in_flight`]).
 pub const IN_FLIGHT_FILE: &str = "in_flight.frames";
 
-/// Beginning of the names of those folders in shared memory that hold versions of a run.
+/// Prefix of folders in shared memory that hold versions of a run.
 pub(crate) const VERSIONS_PREFIX: &str = "tandem-weights-";
 
-/// Paths of a run; `output_dir` of the configuration.
+/// Paths of a run, below `output_dir` of the configuration.
 #[derive(Debug, Clone)]
 pub struct RunDir {
     root: PathBuf,
@@ -38,7 +38,7 @@ impl RunDir {
     /// # Errors
     /// When the directory cannot be written, with its path.
     pub fn create(&self) -> io::Result<()> {
-        // A link into shared memory that the last stop of the machine has emptied.
+        // A link into shared memory whose target a restart of the machine has removed.
         if self.weights().is_symlink() && !self.weights().exists() {
             fs::remove_file(self.weights()).map_err(named(&self.weights()))?;
         }
@@ -49,7 +49,7 @@ impl RunDir {
     }
 
     /// Refuses what stands in the place of a file or folder that the run will write: a link, a pipe, a device. In a
-    /// directory that somebody else has made, a link may lead to anything of the user's. The directory itself, and what
+    /// directory made by somebody else, a link may lead to any file of the user's. The directory itself, and what
     /// is above it, may be reached by links; `weights` may be a link to where versions lie ([`crate::versions`]).
     ///
     /// # Errors
@@ -112,7 +112,7 @@ impl RunDir {
         self.logs().join(format!("{process}.log"))
     }
 
-    /// Held by the launcher as long as it runs, so that two of them never share a run.
+    /// Held by the launcher as long as it runs, so that two launchers never share a run.
     #[must_use]
     pub fn lock(&self) -> PathBuf {
         self.root.join("run.lock")
@@ -136,13 +136,13 @@ impl RunDir {
         self.root.join("eval.jsonl")
     }
 
-    /// One JSON object for each time that `compare` looked at a model of the run.
+    /// One JSON object for each time that `compare` examined a model of the run.
     #[must_use]
     pub fn comparisons(&self) -> PathBuf {
         self.root.join("comparisons.jsonl")
     }
 
-    /// What the run says of itself where it does not learn, one JSON object per notice, written by the learner.
+    /// The run's notices, one JSON object per notice, written by the learner.
     #[must_use]
     pub fn notices(&self) -> PathBuf {
         self.root.join("notices.jsonl")
@@ -154,7 +154,7 @@ impl RunDir {
         self.root.join("ledger.jsonl")
     }
 
-    /// What the loss of a step did with every token, one JSON object per completion.
+    /// The loss's treatment of every token of a step, one JSON object per completion.
     #[must_use]
     pub fn step_tokens(&self, step: u64) -> PathBuf {
         self.completions().join(format!("tokens-{step}.jsonl"))
@@ -256,7 +256,7 @@ impl RunDir {
         self.root.join("batches")
     }
 
-    /// What a step was trained on and the state it began with; `step` counts from 1, as in the metrics.
+    /// The batch of a step and the state at its beginning; `step` counts from 1, as in the metrics.
     #[must_use]
     pub fn step_batch(&self, step: u64) -> PathBuf {
         self.batches().join(format!("step-{step}"))
@@ -270,8 +270,8 @@ impl RunDir {
         numbered(&self.batches(), |name| name.strip_prefix("step-").and_then(|n| n.parse().ok()))
     }
 
-    /// Written by the learner when every step of the run is done: its last status, for a sampler that comes too late to
-    /// hear it.
+    /// Written by the learner when every step of the run is done: its last status, for a sampler that starts too late
+    /// to hear it.
     #[must_use]
     pub fn finished(&self) -> PathBuf {
         self.root.join("finished.json")
@@ -289,13 +289,13 @@ impl RunDir {
         self.root.join("store")
     }
 
-    /// What a run has in the store of its workers.
+    /// The run's versions in the store of its workers.
     #[must_use]
     pub fn editions(&self) -> PathBuf {
         self.root.join("editions.json")
     }
 
-    /// Versions as workers fetch them, where they fetch them rounded.
+    /// Versions as workers fetch them, if they fetch rounded ones.
     #[must_use]
     pub fn rounded(&self) -> PathBuf {
         self.root.join("rounded")
@@ -313,7 +313,7 @@ impl RunDir {
         self.root.join("report.html")
     }
 
-    /// Takes back that the run is finished; for whoever goes on with it.
+    /// Removes the mark that the run is finished; for a process that resumes it.
     ///
     /// # Errors
     /// When the file cannot be removed.
@@ -321,7 +321,7 @@ impl RunDir {
         atomic::remove_file(&self.finished())
     }
 
-    /// Removes what a killed process left half-written; for whoever holds the run.
+    /// Removes half-written files of killed processes; for the process that holds the run.
     ///
     /// # Errors
     /// When a folder cannot be listed or an entry cannot be removed.
@@ -331,16 +331,16 @@ impl RunDir {
     }
 }
 
-/// Refuses a `weights` that is a link to anything but a folder of versions in shared memory, of this user.
+/// Refuses a `weights` that is a link, unless it leads to this user's folder of versions in shared memory.
 ///
 /// # Errors
-/// Where it leads, with the way out.
+/// Its target, with the way out.
 fn check_link(weights: &Path) -> io::Result<()> {
     let Ok(target) = fs::read_link(weights) else { return Ok(()) };
     let is_place = target.parent() == Some(Path::new(SHARED_MEMORY))
         && target.file_name().is_some_and(|name| name.to_string_lossy().starts_with(VERSIONS_PREFIX));
     let is_ours = match fs::symlink_metadata(&target) {
-        // What a stop of the machine has taken away harms nobody.
+        // A target that is gone with a restart of the machine does no harm.
         Err(e) if e.kind() == io::ErrorKind::NotFound => true,
         there => there.is_ok_and(|there| there.is_dir() && there.uid() == geteuid().as_raw()),
     };

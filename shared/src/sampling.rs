@@ -19,12 +19,12 @@ pub struct SamplingParams {
     /// Divide positive (multiply negative) logits of tokens already in prompt or completion. 1 = off.
     /// TRL `repetition_penalty`.
     pub repetition_penalty: f32,
-    /// At most this many tokens are generated. TRL `max_completion_length`.
+    /// Most tokens that are generated. TRL `max_completion_length`.
     pub max_completion_length: u32,
     /// Generation stops when the decoded completion contains one of these texts; the text is kept.
     #[serde(default)]
     pub stop: Vec<String>,
-    /// Go on past end-of-sequence tokens (for benchmarks).
+    /// Generation goes on past end-of-sequence tokens (for benchmarks).
     #[serde(default)]
     pub ignore_eos: bool,
     /// Seed of the counter-based randomness; see [`crate::rng`].
@@ -38,7 +38,8 @@ impl SamplingParams {
         self.temperature == 0.0
     }
 
-    /// Whether the distribution is cut (top-k, top-p or min-p), so that kept mass and kept count carry information.
+    /// Whether the distribution is truncated (top-k, top-p or min-p), so that kept mass and kept count carry
+    /// information.
     #[must_use]
     pub fn truncated(&self) -> bool {
         !self.greedy() && (self.top_k > 0 || self.top_p < 1.0 || self.min_p.is_some_and(|p| p > 0.0))

@@ -1,5 +1,5 @@
-//! What a launcher hands to the processes of one start of a run. Until that start has come to something, the run
-//! directory says what it said before: a start that fails leaves no trace of its options.
+//! The configuration that a launcher passes to the processes of one start of a run. Until that start has made a step,
+//! the run directory stays as it was: a start that fails leaves no trace of its options.
 
 use std::{env, fs, io, path::PathBuf};
 
@@ -15,12 +15,12 @@ pub const CONFIG_VARIABLE: &str = "TANDEM_CONFIG";
 /// The configuration of this start: the launcher's, else that of the run directory.
 ///
 /// # Errors
-/// A file that cannot be read, or is no configuration.
+/// A file that cannot be read, or that is no configuration.
 pub fn config(run_dir: &RunDir) -> Result<TrainConfig, ConfigError> {
     layers::load(Some(&handed_over().unwrap_or_else(|| run_dir.config())), &Vec::new())
 }
 
-/// Makes the configuration of this start that of the run, and takes back that the run is finished: for the learner,
+/// Makes the configuration of this start the run's, and removes the mark that the run is finished: for the learner,
 /// once its first step is made.
 ///
 /// # Errors

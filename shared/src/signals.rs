@@ -1,4 +1,4 @@
-//! Signals that ask a process of the pair for its end.
+//! Signals that ask a process of the pair to end.
 
 use std::{
     fs, io,
@@ -20,7 +20,8 @@ use crate::{
     tell,
 };
 
-/// The signals that ask for the end. A hangup that was ignored when the process was started stays so: `nohup` is meant.
+/// The signals that ask a process to end. A hangup that was ignored when the process was started stays ignored: the
+/// user wants `nohup`.
 #[must_use]
 pub fn of_the_end() -> Vec<i32> {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
@@ -34,9 +35,9 @@ fn caught(ignored: u64) -> Vec<i32> {
     [SIGTERM, SIGINT, SIGHUP].into_iter().filter(|&signal| signal != SIGHUP || !is_ignored(signal)).collect()
 }
 
-/// Catches the signals from now on; the flag is set when one came. A main loop that is blocked does not look at the
-/// flag, and a launcher that would end it may be gone: once asked, a process that makes no progress within its
-/// deadlines kills itself.
+/// Catches the signals from now on, and sets the flag when one comes. the flag is set when one came. A blocked main
+/// loop does not look at the flag, and the launcher that would end it may be gone: once asked to end, a process that
+/// makes no progress within its deadlines kills itself.
 ///
 /// # Errors
 /// When the system refuses.
@@ -46,10 +47,10 @@ pub fn listen(deadlines: Deadlines) -> io::Result<Arc<AtomicBool>> {
     for &signal in &signals {
         flag::register(signal, Arc::clone(&asked))?;
     }
-    // Where files may not become larger (`ulimit -f`), what cannot be written is then an error, which names the file.
+    // Where files may not grow (`ulimit -f`), a failed write is then an error that names the file.
     flag::register(SIGXFSZ, Arc::default())?;
     let mut signals = Signals::new(signals)?;
-    // Asked before it can be gone: whoever is orphaned has another parent.
+    // Read before the launcher can be gone: an orphaned process has another parent.
     let launcher = getppid();
     thread::Builder::new().name("signals".into()).spawn(move || {
         if signals.forever().next().is_some() {
@@ -59,8 +60,8 @@ pub fn listen(deadlines: Deadlines) -> io::Result<Arc<AtomicBool>> {
     Ok(asked)
 }
 
-/// Takes the signals that ask for the end, which a terminal sends to all its processes, and does nothing about them:
-/// the process that started this one is asked as well, and ends it.
+/// Catches the signals that ask a process to end, which a terminal sends to all its processes, and ignores them: the
+/// process that started this one gets them as well, and ends it.
 ///
 /// # Errors
 /// When the system refuses.
@@ -68,9 +69,9 @@ pub fn leave_to_others() -> io::Result<()> {
     of_the_end().into_iter().try_for_each(|signal| flag::register(signal, Arc::default()).map(drop))
 }
 
-/// How long one whose launcher is gone may make no progress, but for one that saves: nobody else would ever end it.
+/// How long a process whose launcher is gone may make no progress, unless it is saving: nobody else would ever end it.
 const ORPHANED: Duration = Duration::from_secs(30);
-/// The same of one that saves, whose disk may be slow: what it writes would be lost.
+/// The same for a process that is saving, whose disk may be slow: its data would be lost.
 const ORPHANED_SAVING: Duration = Duration::from_secs(300);
 
 /// How long a process that was asked to end may make no progress, and the reason.
@@ -120,7 +121,7 @@ mod tests {
     #[test]
     fn what_nohup_ignores_stays_ignored() {
         assert_eq!(caught(0), [SIGTERM, SIGINT, SIGHUP]);
-        // A shell has what it starts in the background ignore Ctrl-C, and yet it may be sent on purpose.
+        // Background jobs of a shell ignore Ctrl-C, and yet SIGINT may be sent to them on purpose.
         assert_eq!(caught(0b11), [SIGTERM, SIGINT]);
     }
 }

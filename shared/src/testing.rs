@@ -1,5 +1,5 @@
-//! Groups as small as the channel carries them, for tests, examples and benchmarks of all crates. Whatever a case is
-//! about is said by struct update: `Group { epoch: 5, ..group(position, completions) }`.
+//! Groups as small as the channel carries them, for tests, examples and benchmarks of all crates. A test sets the
+//! fields that it is about by struct update: `Group { epoch: 5, ..group(position, completions) }`.
 
 use crate::{
     Completion, Episode, FinishReason, Group, GroupId, Placed, PolicyVersion, PromptId, Provenance, Segment,
@@ -21,7 +21,7 @@ pub fn group(position: u64, completions: Vec<Completion>) -> Group {
     }
 }
 
-/// A whole group in its place, with nothing dropped on the way to it.
+/// A whole group with its place in the run, and no dropped groups.
 #[must_use]
 pub fn placed(id: GroupId, group: Group) -> Placed {
     Placed { id, scored: group.into(), dropped: Vec::new(), filler: false }
@@ -35,7 +35,7 @@ pub fn completion(sample: u32, token_ids: Vec<u32>) -> Completion {
     Completion { sample, episode, text: String::new(), rewards: Vec::new(), provenance: Provenance::New }
 }
 
-/// One turn with these runs of versions, whose tokens were certain.
+/// An episode of one turn with these runs of versions, whose tokens were certain.
 #[must_use]
 pub fn episode(token_ids: Vec<u32>, versions: &[(u32, u64)], finish: FinishReason) -> Episode {
     let versions = versions.iter().map(|&(first, version)| (first, PolicyVersion(version))).collect();
@@ -43,12 +43,12 @@ pub fn episode(token_ids: Vec<u32>, versions: &[(u32, u64)], finish: FinishReaso
     Episode::of_one_turn(token_ids, logprobs, versions, finish)
 }
 
-/// The turn of a completion that has one, to be changed.
+/// The fields of a completion's only turn, to be changed.
 #[derive(Debug, Clone)]
 pub struct Turn {
     /// Its tokens.
     pub token_ids: Vec<u32>,
-    /// One for each.
+    /// One entry for each token.
     pub logprobs: Vec<TokenLogprob>,
     /// Runs of versions.
     pub versions: Vec<(u32, PolicyVersion)>,
@@ -83,7 +83,7 @@ pub const GROUP_OF_8: &str = "\
     04002030774696d656f7574010101000000000000e03f01030b636f72726563746e657373000000000000f03f066\
     66f726d6174000000000000e03f066c656e677468000000000000f03fab02e31201080104332b333d00010000000\
     00000f03fac020001000000000000e83f";
-/// The same of version 9.
+/// The same in frame version 9.
 pub const GROUP_OF_9: &str = "\
     544e444d09000100b0000000000000000000000000000000481056e20d7516e3ac020207010201dba00904322b323d01\
     000213dda00902000000bf000080be000000be03000000000000000000000000000200ab0201ac020134000400000000\
@@ -91,10 +91,10 @@ pub const GROUP_OF_9: &str = "\
     06666f726d6174000000000000e03f066c656e677468000000000000f03fab02e31201080104332b333d000100000000\
     0000f03fac020001000000000000e83f";
 
-/// The bytes of hexadecimal digits.
+/// Decodes hexadecimal digits.
 ///
 /// # Panics
-/// When there are other characters.
+/// On any other character.
 #[must_use]
 pub fn bytes(hex: &str) -> Vec<u8> {
     let digits: Vec<char> = hex.chars().collect();

@@ -1,25 +1,25 @@
-//! torchrun's variables: by them whatever starts the ranks of a learner (torchrun, Slurm, Kubernetes, ssh) tells each
-//! which one it is and where the first one is.
+//! torchrun's variables. Tools that start the ranks of a learner (torchrun, Slurm, Kubernetes, ssh) use them to tell
+//! each rank its number and the address of the first rank.
 
 use std::env;
 
 use crate::config::TrainConfig;
 
-/// The word that torchrun's agent says yes with.
+/// The value with which torchrun's agent says yes.
 const YES: &str = "True";
 
-/// What one rank is told.
+/// The variables of one rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Torchrun {
-    /// `RANK`: which one it is, from 0.
+    /// `RANK`: its number, from 0.
     pub rank: usize,
-    /// `WORLD_SIZE`: how many there are.
+    /// `WORLD_SIZE`: the number of ranks.
     pub world_size: usize,
-    /// `LOCAL_RANK`: which one of those on its host; 0 where it is absent.
+    /// `LOCAL_RANK`: its number among the ranks of its host; 0 if absent.
     pub local_rank: usize,
-    /// `LOCAL_WORLD_SIZE`: how many there are on its host; 1 where it is absent.
+    /// `LOCAL_WORLD_SIZE`: the number of ranks on its host; 1 if absent.
     pub local_world_size: usize,
-    /// `MASTER_ADDR`: name or address of the first one's host.
+    /// `MASTER_ADDR`: name or address of the first rank's host.
     pub master_addr: String,
     /// `MASTER_PORT`: the port there.
     pub master_port: u16,
@@ -27,13 +27,13 @@ pub struct Torchrun {
     pub agent_listens: bool,
 }
 
-/// Variables that no rank can make anything of.
+/// Variables that make no sense.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct TorchrunError(String);
 
 impl Torchrun {
-    /// What this process is told; nothing where `WORLD_SIZE` is absent.
+    /// The variables of this process; none if `WORLD_SIZE` is absent.
     ///
     /// # Errors
     /// A variable that is missing or has no meaning, by name.
@@ -41,8 +41,7 @@ impl Torchrun {
         Self::read(|name| env::var(name).ok().filter(|value| !value.is_empty()))
     }
 
-    /// What the learner of a run is told, which is the first rank: nothing where it starts the others itself, or is
-    /// alone.
+    /// The variables of a run's learner, as the first rank; none if it starts the others itself, or is alone.
     ///
     /// # Errors
     /// As [`Self::from_env`]; another number of ranks than `learner_ranks`, another rank than the first.
@@ -60,7 +59,7 @@ impl Torchrun {
         told.map_or(config.learner_ranks, |told| u32::try_from(told.local_world_size).unwrap_or(config.learner_ranks))
     }
 
-    /// Threads of each of a run's ranks on this host; absent where the learner's are not known.
+    /// Threads of each of a run's ranks on this host; absent if the learner's threads are not known.
     #[must_use]
     pub fn threads_of_rank(config: &TrainConfig) -> Option<usize> {
         config.learner_threads.map(|threads| (threads / Self::ranks_here(config) as usize).max(1))

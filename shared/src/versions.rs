@@ -2,9 +2,9 @@
 //! publishing costs a copy, else on disk.
 //!
 //! `weights` in the run directory is then a link to a folder in shared memory. That folder lives as long as the
-//! processes of its run: the launcher locks it, and the processes that it starts inherit the lock. One that nobody
-//! holds was left by killed processes, and the next start removes it, whosever run it was; nothing is lost with it,
-//! since checkpoints are on disk, and the version that a run goes on from is made again.
+//! processes of its run: the launcher locks it, and the processes that it starts inherit the lock. A folder that no
+//! process holds was left by killed processes, and the next start removes it, whichever run it belonged to. Nothing is
+//! lost with it: checkpoints are on disk, and the version that a run resumes from is made again.
 
 use std::{
     fs::{self, DirBuilder, File},
@@ -23,18 +23,18 @@ use crate::{
     run_dir::VERSIONS_PREFIX,
 };
 
-/// The place of a run's versions. Dropping it removes them: what is to be kept is in checkpoints.
+/// The place of a run's versions. Dropping it removes them, since checkpoints hold everything that must stay.
 #[derive(Debug)]
 pub struct VersionPlace {
     run_dir: RunDir,
-    /// The folder in shared memory, if they lie there, and the lock on it.
+    /// The folder in shared memory, if versions lie there, and the lock on it.
     shared: Option<(PathBuf, File)>,
 }
 
 impl VersionPlace {
-    /// Makes the place of a run's versions, empty, for whoever holds the run: a folder in shared memory for which
-    /// `weights` is a link, or the folder of that name in the run directory. Removes what killed processes left, of
-    /// this run and of others.
+    /// Makes an empty place for a run's versions, for the process that holds the run: a folder in shared memory with
+    /// `weights` as a link to it, or the folder of that name in the run directory. Removes what killed processes left
+    /// behind, of this run and of others.
     ///
     /// # Errors
     /// Any error of the file system, with the path.
@@ -45,7 +45,7 @@ impl VersionPlace {
     fn open_in(folder: &Path, run_dir: &RunDir, in_shared_memory: bool) -> io::Result<Self> {
         let weights = run_dir.weights();
         if fs::symlink_metadata(&weights).is_ok() {
-            // Of a link, only the link: in a copied run directory it leads to what is another's.
+            // If it is a link, only the link is removed: in a copied run directory it leads to another run's folder.
             fs::remove_dir_all(&weights).map_err(named(&weights))?;
         }
         remove_abandoned(folder);
@@ -73,8 +73,8 @@ impl Drop for VersionPlace {
     }
 }
 
-/// Has a run go on with its versions on disk, where shared memory turned out to be too small. `write` writes the first
-/// one into the run directory that it is given; those before it go. Returns nothing when they are on disk already.
+/// Moves a run's versions to disk, when shared memory turned out to be too small. `write` writes the first one into the
+/// given run directory; the versions before it are removed. Returns none if they are on disk already.
 ///
 /// # Errors
 /// Any error of `write` or the file system.
@@ -84,7 +84,7 @@ pub fn move_to_disk<T, E: From<io::Error>>(
 ) -> Result<Option<T>, E> {
     let weights = run_dir.weights();
     let Ok(shared) = fs::read_link(&weights) else { return Ok(None) };
-    // A run directory within this one, whose folder of versions takes the place of the link.
+    // A run directory within this one; its folder of versions replaces the link.
     let aside = RunDir::new(run_dir.root().join(format!(".tmp-{}-versions", std::process::id())));
     fs::create_dir_all(aside.weights()).map_err(named(aside.root()))?;
     let written = write(&aside).and_then(|written| {
@@ -99,12 +99,12 @@ pub fn move_to_disk<T, E: From<io::Error>>(
     written
 }
 
-/// A new folder that nobody else removes.
+/// A new folder that no other process removes.
 fn make_folder(parent: &Path) -> io::Result<(PathBuf, File)> {
     loop {
         let path = parent.join(format!("{VERSIONS_PREFIX}{:016x}", incarnation()));
         DirBuilder::new().mode(0o700).create(&path).map_err(named(&path))?;
-        // Until it is locked, another start may take it for abandoned.
+        // Until it is locked, another start may consider it abandoned.
         let Ok(lock) = File::open(&path) else { continue };
         lock.lock().map_err(named(&path))?;
         if path.exists() {
@@ -121,7 +121,7 @@ pub fn abandoned() -> Vec<PathBuf> {
     unlocked(Path::new(SHARED_MEMORY))
 }
 
-/// Removes the folders of runs without a living process. What belongs to another user stays.
+/// Removes the folders of runs without a living process. Folders of other users stay.
 fn remove_abandoned(parent: &Path) {
     for path in unlocked(parent) {
         tracing::debug!("removing {}, left by killed processes", path.display());
@@ -167,7 +167,7 @@ mod tests {
             write(&run, 3).unwrap();
             assert_eq!(run.versions().unwrap(), [PolicyVersion(3)]);
             assert_eq!((run.weights().is_symlink(), entries(&shared)), (in_shared_memory, in_shared_memory.into()));
-            // As its processes do when they start.
+            // As a run's processes do when they start.
             run.create().unwrap();
             drop(place);
             assert!(fs::symlink_metadata(run.weights()).is_err() && entries(&shared) == 0);
@@ -191,7 +191,7 @@ mod tests {
         drop(other);
         assert_eq!(run.versions().unwrap(), [PolicyVersion(1)]);
 
-        // A process that is killed gives back its lock and nothing else.
+        // A killed process releases its lock and does nothing else.
         drop(place.shared.take());
         std::mem::forget(place);
         fs::create_dir(shared.join(format!("{VERSIONS_PREFIX}left"))).unwrap();

@@ -1,8 +1,8 @@
-//! The samplers on other hosts as people see them: the coordinator writes a table once a second, and
-//! launcher, page and report show it.
+//! The samplers on other hosts, for users: the coordinator writes a table once a second, and launcher, page and report
+//! show it.
 //!
-//! The table is about now, as a status is, and not a record: a coordinator that starts again begins a new one. What a
-//! run keeps of its fleet is in its metrics.
+//! The table describes the present, as a status does, and is no record: a coordinator that starts again begins a new
+//! one. What a run keeps of its fleet is in its metrics.
 
 use std::{
     collections::BTreeMap,
@@ -16,28 +16,28 @@ use crate::{atomic, run_dir::RunDir};
 
 /// How often the coordinator writes the table.
 pub const INTERVAL: Duration = Duration::from_secs(1);
-/// Workers that are not there any more, of which the table keeps the last.
+/// Workers that are gone and still in the table, the last ones.
 pub const REMEMBERED: usize = 50;
 
 /// Most bytes of a table that is read.
 const MOST_BYTES: u64 = 16 << 20;
-/// A table that is older than this is of a coordinator that does not write it any more.
+/// Age in seconds above which a table belongs to a coordinator that no longer writes it.
 const OLD: f64 = 15.0;
 
-/// How a worker is.
+/// State of a worker.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum WorkerState {
     /// Has called, and does not know the run yet.
     #[default]
     Joining,
-    /// Fetches the model or its first version, and builds what computes.
+    /// Fetches the model or its first version, and builds its engine.
     Loading,
     /// Makes completions.
     Sampling,
-    /// Could make some, and has no lease or not the version for one.
+    /// Could make completions, but has no lease, or not the version for one.
     Waiting,
-    /// Has not called for a while. What it was given is still its own.
+    /// Has not called for a while. It keeps its leases.
     Silent,
     /// Has left, or was silent for too long. It may come back.
     Gone,
@@ -46,37 +46,37 @@ pub enum WorkerState {
 }
 
 impl WorkerState {
-    /// Whether a worker is there and can make completions.
+    /// Whether it is connected and can make completions.
     #[must_use]
     pub fn at_work(self) -> bool {
         matches!(self, Self::Sampling | Self::Waiting)
     }
 
-    /// Whether a worker is there, or on its way.
+    /// Whether it is connected, or about to be.
     #[must_use]
     pub fn there(self) -> bool {
         !matches!(self, Self::Gone | Self::Dropped)
     }
 }
 
-/// A worker. Counters are those of the coordinator that writes the table, since its start.
+/// A worker. Counters count from the start of the coordinator that writes the table.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct WorkerRow {
     /// Its number ([`crate::channel::fleet::Report::worker`]) in sixteen hexadecimal digits: readers of JSON round such
     /// numbers.
     pub number: String,
-    /// What people call it.
+    /// Its name for people.
     pub name: String,
-    /// How it is.
+    /// Its state.
     pub state: WorkerState,
-    /// Why it was dropped or refused, or what it said when it left.
+    /// Why it was dropped or refused, or its last words when it left.
     pub reason: Option<String>,
     /// What it computes with ([`crate::channel::fleet::KernelClass`]), in words; empty before it does.
     pub class: String,
     /// The version that its new tokens are sampled from.
     pub version: Option<u64>,
-    /// How many versions that is behind the newest.
+    /// Number of versions that it is behind the newest.
     pub staleness: Option<u64>,
     /// Completion tokens that it has generated.
     pub tokens: u64,
@@ -86,28 +86,28 @@ pub struct WorkerRow {
     /// Share of its time that it spent generating.
     #[serde(deserialize_with = "or_zero")]
     pub busy_share: f64,
-    /// Leases that it has now.
+    /// Leases that it holds now.
     pub leases: u64,
-    /// Completions of it that count.
+    /// Its completions that count.
     pub completions: u64,
     /// Completions that it scored (`rewards_on`).
     #[serde(default)]
     pub scored: u64,
-    /// Completions that it made although another's came first.
+    /// Completions that it made although another worker had delivered them first.
     pub twice: u64,
-    /// Leases that were taken back because nothing came of them in time.
+    /// Leases that were taken back because they were not finished in time.
     pub expired: u64,
-    /// Calls of it that could not be taken, and editions that it refused.
+    /// Its calls that could not be read, and editions that it refused.
     pub failures: u64,
     /// Bytes that it fetched from the store.
     pub fetched_bytes: u64,
     /// Seconds that it spent fetching them.
     #[serde(deserialize_with = "or_zero")]
     pub fetch_s: f64,
-    /// Seconds that its last version took from being heard of to being in use.
+    /// Seconds from the announcement of its last version to the first use.
     #[serde(deserialize_with = "or_zero")]
     pub swap_s: f64,
-    /// Its clock minus the coordinator's, in seconds; the way of the call is part of it.
+    /// Its clock minus the coordinator's, in seconds; the travel time of the call is included.
     #[serde(deserialize_with = "or_zero")]
     pub clock_off_s: f64,
     /// Seconds since its last call.
@@ -118,14 +118,14 @@ pub struct WorkerRow {
     pub joined_s: f64,
 }
 
-/// All of them.
+/// The table of all workers.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct WorkersTable {
-    /// Seconds since 1970 when this was written, so that readers know an old table from a new one.
+    /// Seconds since 1970 when the table was written, so that readers can tell an old table from a new one.
     #[serde(deserialize_with = "or_zero")]
     pub written: f64,
-    /// Where workers join.
+    /// Where the coordinator listens.
     pub listen: String,
     /// Seconds for which no worker has been at work: since the last one, or since the coordinator began to listen. 0
     /// while one is.
@@ -133,19 +133,19 @@ pub struct WorkersTable {
     pub alone_s: f64,
     /// Those that are there, in the order in which they came, and the last [`REMEMBERED`] that are not.
     pub workers: Vec<WorkerRow>,
-    /// The newest version that workers were told of.
+    /// The newest version that was announced to workers.
     pub version: Option<u64>,
-    /// Prompts that were made again elsewhere and came out the same.
+    /// Prompts that were sampled again elsewhere with the same result.
     pub verified: u64,
-    /// Those that did not.
+    /// Prompts whose second result differed.
     pub disputed: u64,
-    /// Why the engine beside the learner could not look at the last of those that were to be.
+    /// Why the engine beside the learner could not check the last prompt that it should have checked.
     pub check_trouble: Option<String>,
-    /// Calls that could not be read or were of nobody known.
+    /// Calls that could not be read or came from nobody known.
     pub refused_calls: u64,
-    /// The same by reason, for the first few reasons.
+    /// Their numbers by reason, for the first few reasons.
     pub refusals: BTreeMap<String, u64>,
-    /// Why the newest version does not get into the store. It is tried again.
+    /// Why the newest version cannot be stored. The coordinator tries again.
     pub store_trouble: Option<String>,
     /// Bytes written to the store.
     pub store_bytes_out: u64,
@@ -178,7 +178,7 @@ impl WorkersTable {
         atomic::write_passing(&run_dir.workers(), &serde_json::to_vec(self)?)
     }
 
-    /// Reads it; none of a run without one.
+    /// Reads the table; none if the run has none.
     #[must_use]
     pub fn read(run_dir: &RunDir) -> Option<Self> {
         serde_json::from_slice(&shared_bounds::read(&run_dir.workers(), MOST_BYTES).ok()?).ok()
@@ -190,27 +190,27 @@ impl WorkersTable {
         (now() - self.written).max(0.0)
     }
 
-    /// Whether it says how things are now.
+    /// Whether it still describes the present.
     #[must_use]
     pub fn is_current(&self) -> bool {
         self.age() < OLD
     }
 
-    /// What whoever starts a worker writes, as far as the coordinator knows it.
+    /// The command that starts a worker, as far as the coordinator knows it.
     #[must_use]
     pub fn join(&self) -> String {
         join(&self.listen)
     }
 }
 
-/// The command that joins a run which listens there. An address of every interface is none that anybody reaches.
+/// The command that joins a run listening there. Nobody can connect to the address that stands for all interfaces.
 #[must_use]
 pub fn join(listen: &str) -> String {
     let reached = listen.replace("/0.0.0.0:", "/HOST:").replace("/[::]:", "/HOST:");
     format!("tandem worker --join {reached}")
 }
 
-/// A number; what JSON has no word for is written as `null`.
+/// A number; a value that JSON cannot express is written as `null`.
 fn or_zero<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     Ok(Option::deserialize(deserializer)?.unwrap_or(0.0))
 }

@@ -78,7 +78,7 @@ impl From<DtypeArg> for Dtype {
     }
 }
 
-/// Runs `tandem export`; what was written is said on stdout.
+/// Runs `tandem export`; a message on stdout names the files that it wrote.
 pub fn run(args: &Args) -> Result<ExitCode> {
     match (&args.command, &args.to_onnx) {
         (Some(Command::ToHf(args)), _) => to_hf(args)?,

@@ -1,6 +1,6 @@
-//! The commands that the two halves, and the program of the fleet, carry out. `tandem generate …` becomes `rollout
-//! generate …` in the same process, so that signals, exit code and output are those of the half, and its help and
-//! errors speak of `tandem generate`.
+//! The commands that the two halves and the fleet's program carry out. `tandem generate …` becomes `rollout generate …`
+//! in the same process, so that signals, exit code and output are those of the half, and its help and errors speak of
+//! `tandem generate`.
 
 use std::{
     convert::Infallible,
@@ -28,9 +28,9 @@ const JSON: &str = "--json";
 pub struct Delegated {
     /// Its name, in the half as here.
     pub name: &'static str,
-    /// What it does: the half's own words, for the list of commands.
+    /// Its purpose: in the half's own words, for the list of commands.
     pub about: &'static str,
-    /// The half, or the fleet.
+    /// The program: a half, or the fleet's.
     program: &'static str,
 }
 
@@ -46,7 +46,8 @@ const fn learner(name: &'static str, about: &'static str) -> Delegated {
     Delegated { name, about, program: "learner" }
 }
 
-/// All of them. `run` is missing, which only `tandem train` calls, and so is `learner bench`, whose name is taken.
+/// All of them. Two commands of the halves are missing: `run`, which only `tandem train` calls, and `learner bench`,
+/// whose name is taken.
 pub const COMMANDS: &[Delegated] = &[
     rollout("generate", "Complete the prompts of a JSONL file"),
     fleet("worker", "Sample for a run on another host"),
@@ -65,8 +66,8 @@ pub const COMMANDS: &[Delegated] = &[
     learner("init", "Write random weights into a model directory that has none"),
 ];
 
-/// The command that the words name, if a half carries it out, and what follows its name. The version is that of this
-/// program, which names the command as it was called.
+/// The command that the words name, if a half carries it out, and the words behind its name. The version is that of
+/// this program, and the command keeps the name by which it was called.
 pub fn delegated(words: &[OsString]) -> Option<(&'static Delegated, Vec<OsString>)> {
     let find = |name: &OsString| COMMANDS.iter().find(|command| name == command.name);
     match words {
@@ -78,11 +79,10 @@ pub fn delegated(words: &[OsString]) -> Option<(&'static Delegated, Vec<OsString
 }
 
 impl Delegated {
-    /// Becomes the half.
+    /// Becomes the half: replaces this process.
     ///
     /// # Errors
-    /// A file of another system that does not translate, or a half that is not beside this program or does not start;
-    /// otherwise this process goes on as the half.
+    /// A file of another system that cannot be translated, or a half that is not beside this program or does not start.
     pub fn become_half(&self, words: Vec<OsString>) -> Result<Infallible> {
         let program = match self.program {
             binaries::FLEET => binaries::fleet(&format!("`tandem {}`", self.name))?,
@@ -100,8 +100,8 @@ impl Delegated {
         Err(command.exec()).with_context(|| format!("cannot start {}", program.display()))
     }
 
-    /// The configuration in a file of TRL, verl or RLinf, with the options behind it, for a command that takes what
-    /// `tandem train` takes.
+    /// The configuration in a file of TRL, verl or RLinf, with the options behind it, for a command with the arguments
+    /// of `tandem train`.
     fn translated(&self, words: &[OsString]) -> Result<Option<File>> {
         if self.name != "check-rewards" {
             return Ok(None);
@@ -112,7 +112,7 @@ impl Delegated {
             return Ok(None);
         }
         let mut config = CommandLine::parse(&texts)?.config()?;
-        // The half would look for them beside the file that it reads.
+        // The half would look for relative paths beside the file that it reads.
         make_absolute(&mut config)?;
         let mut file = tempfile::tempfile().context("temporary file for the configuration")?;
         file.write_all(layers::to_toml(&config).as_bytes()).context("temporary file for the configuration")?;

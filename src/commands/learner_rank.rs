@@ -1,4 +1,4 @@
-//! `tandem learner-rank`: starts `learner rank`, and again when a rank of the learner is gone.
+//! `tandem learner-rank`: starts `learner rank`, and starts it again when a rank of the learner is gone.
 
 use std::{
     ffi::OsString,
@@ -19,7 +19,7 @@ use crate::programs::binaries;
 
 /// Exit code of a command line that cannot be read.
 const UNREADABLE: i32 = 2;
-/// How long it waits before it starts a rank again.
+/// Pause before a rank is started again.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Words of `tandem learner-rank`.
@@ -44,7 +44,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         let (status, steps) = once(&program, &args.flags)?;
         match status.code() {
             Some(0) => return Ok(ExitCode::SUCCESS),
-            // It has said why; so has clap, of flags that it does not know.
+            // The rank has said why; clap has, for flags that it does not know.
             Some(code) if code == i32::from(HOPELESS) || code == UNREADABLE => return Ok(ExitCode::FAILURE),
             Some(code) if code == i32::from(AGAIN) => {
                 failures = 0;

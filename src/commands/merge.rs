@@ -21,7 +21,7 @@ pub struct Args {
     base: Option<PathBuf>,
 }
 
-/// Runs `tandem merge`; what was written is said on stdout.
+/// Runs `tandem merge`; a message on stdout names the files that it wrote.
 pub fn run(args: &Args) -> Result<ExitCode> {
     let Args { adapter, out, base } = args;
     output_dir::check(out, &[]).context("OUT")?;

@@ -1,4 +1,4 @@
-//! Commands that are a file each; the longer ones have rooms of their own.
+//! Commands that take one file each; longer ones have folders of their own.
 
 pub mod export;
 pub mod halves;

@@ -60,7 +60,7 @@ struct Figures {
     report: String,
 }
 
-/// Runs the demo; the story is told on stderr, the last line on stdout is one JSON object.
+/// Runs the demo; progress goes to stderr, and the last line on stdout is one JSON object.
 pub fn run(args: &Args) -> Result<ExitCode> {
     let begin = Instant::now();
     let place = Folder::new(&args.output_dir)?;
@@ -102,7 +102,7 @@ fn say(line: &str) {
 /// The folder of the demo.
 struct Folder {
     root: PathBuf,
-    /// Held as long as the demo goes on.
+    /// Held for as long as the demo runs.
     _lock: fs::File,
 }
 
@@ -110,7 +110,7 @@ struct Folder {
 const MARK: &str = "tandem-demo";
 
 impl Folder {
-    /// Takes an empty folder, or that of an earlier demo, whose content is removed.
+    /// Takes an empty folder, or the folder of an earlier demo, whose content it removes.
     fn new(root: &Path) -> Result<Self> {
         let root = std::path::absolute(root)?;
         let shown = root.display().to_string();
@@ -166,7 +166,7 @@ fn warm_up(place: &Folder, seed: u64) -> Result<()> {
         .with("learning-rate", "2e-3")
         .with("lr-scheduler-type", LrSchedulerType::Cosine)
         .with("warmup-steps", 20);
-    // Rounding of another kind is no harm to a warm start, and waiting for ten times as long is.
+    // A warm start does not suffer from another kind of rounding, but it would from taking ten times as long.
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let words = match load::is_too_busy_for(threads) {
         true => {

@@ -1,4 +1,4 @@
-//! Additions of two-digit numbers with the digits' sums written out, and how they are shared out.
+//! Additions of two-digit numbers with the digits' sums written out, split into three sets.
 
 use std::fmt::Write;
 
@@ -13,7 +13,7 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// What the model is given.
+    /// The model's prompt.
     pub fn prompt(self) -> String {
         format!("{}+{}=", self.a, self.b)
     }
@@ -44,9 +44,9 @@ impl Problem {
         self.a % 10 + self.b % 10 >= 10
     }
 
-    /// How often the teacher forgets the carry: the more, the larger the units' sum is, so that the model learns one
-    /// sum after another to carry, rather than all at once. Were it always, GRPO would never see it done and could not
-    /// reward it.
+    /// How often the teacher forgets the carry: the larger the sum of the units, the more often, so that the model
+    /// learns one sum after another to carry, rather than all at once. With a teacher who always forgets, GRPO would
+    /// never sample a carry and could not reward it.
     fn forgotten(self) -> f64 {
         let above_ten = (self.a % 10 + self.b % 10).saturating_sub(10);
         0.55 + 0.04 * f64::from(above_ten)
@@ -66,7 +66,7 @@ pub struct Problems {
     warm_up: Vec<(Problem, String)>,
     /// Prompts of GRPO, few enough to come up several times, so that the report can show the same ones early and late.
     pub train: Vec<Problem>,
-    /// Never trained on, neither in the warm start nor by GRPO.
+    /// Problems that neither the warm start nor GRPO trains on.
     pub held_out: Vec<Problem>,
 }
 
@@ -78,7 +78,7 @@ const WARM_UP: usize = 3000;
 const TRAIN: usize = 1200;
 
 impl Problems {
-    /// Shares out all additions of two two-digit numbers; the same seed gives the same shares.
+    /// Splits all additions of two two-digit numbers; the same seed gives the same split.
     pub fn new(seed: u64) -> Self {
         let all: Vec<Problem> = rng::permutation(90 * 90, &[seed])
             .into_iter()

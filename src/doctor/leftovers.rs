@@ -1,4 +1,4 @@
-//! What runs left behind whose processes were all killed.
+//! Files and folders left behind by runs whose processes were all killed.
 
 use std::{
     collections::BTreeMap,
@@ -16,9 +16,9 @@ const REMEDY: &str = "`tandem doctor --remove-leftovers` removes them";
 /// A file or folder in shared memory or in the temporary folder that no living process uses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Leftover {
-    /// Where it is.
+    /// Its path.
     path: PathBuf,
-    /// What it takes.
+    /// Its size.
     bytes: u64,
 }
 
@@ -29,14 +29,14 @@ fn find() -> Vec<Leftover> {
 }
 
 impl Leftover {
-    /// Removes it; that it is gone is no error.
+    /// Removes it; a leftover that is gone already is no error.
     fn remove(&self) -> io::Result<()> {
         let removed = if self.path.is_dir() { fs::remove_dir_all(&self.path) } else { fs::remove_file(&self.path) };
         removed.or_else(|e| if e.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(e) })
     }
 }
 
-/// Looks for them, and removes them if that is asked for.
+/// Looks for leftovers, and removes them if `remove` is set.
 pub fn examine(remove: bool) -> Finding {
     let found = find();
     if found.is_empty() {
@@ -60,7 +60,7 @@ pub fn examine(remove: bool) -> Finding {
 
 fn describe(found: &[Leftover]) -> String {
     let bytes = Size(found.iter().map(|left| left.bytes).sum());
-    // A channel consists of a dozen files, whose names begin alike.
+    // A channel consists of a dozen files whose names begin with the same characters.
     let mut by_run: BTreeMap<PathBuf, Vec<&Path>> = BTreeMap::new();
     for left in found {
         let name = left.path.file_name().unwrap_or_default().to_string_lossy();

@@ -30,7 +30,7 @@ fn programs() -> Finding {
     }
 }
 
-/// A build without it is whole: runs on one host do without.
+/// A build without the fleet's program is complete: runs on one host do not need it.
 fn fleet() -> Finding {
     let subject = "workers";
     match binaries::find(FLEET) {
@@ -108,7 +108,7 @@ fn libtorch() -> Finding {
     }
 }
 
-/// Where the dynamic linker finds a library for a program; nothing when it does not.
+/// Where the dynamic linker finds a library for a program; none if it does not find it.
 fn loaded_library(program: &Path, library: &str) -> Result<Option<PathBuf>> {
     let output = Command::new(program)
         .env("LD_TRACE_LOADED_OBJECTS", "1")
@@ -125,7 +125,7 @@ fn resolved(trace: &str, library: &str) -> Option<PathBuf> {
     Path::new(path).is_absolute().then(|| PathBuf::from(path))
 }
 
-/// From the headers that a libtorch carries beside its libraries.
+/// From the headers that libtorch has beside its libraries.
 fn torch_version(library: &Path) -> Option<String> {
     let header = library.parent()?.parent()?.join("include/torch/headeronly/version.h");
     let text = fs::read_to_string(header).ok()?;

@@ -15,7 +15,7 @@ pub fn examine() -> Vec<Finding> {
     vec![processor(), memory(), shared_memory(Path::new("/dev/shm")), gpu(), disk(Path::new("."))]
 }
 
-/// Instruction sets that the numeric kernels use, in the order of their age: flag of /proc/cpuinfo and name.
+/// Instruction sets that the numeric kernels use, in the order of their age: the flag in /proc/cpuinfo, and the name.
 const FEATURES: [(&str, &str); 7] = [
     ("avx2", "avx2"),
     ("fma", "fma"),
@@ -68,7 +68,7 @@ fn describe_processor(name: &str, cores: usize, flags: &str, tiles: bool) -> Fin
     let found: Vec<&str> =
         found.map(|&(flag, name)| if flag == "amx_tile" && !tiles { "amx (not granted)" } else { name }).collect();
     let kinds = if found.is_empty() { "-".into() } else { found.join(" ") };
-    // The sampler's int8 and bf16 (`--rollout-dtype`) are what the choice matters to.
+    // The choice matters to the sampler's int8 and bf16 (`--rollout-dtype`).
     let products = match (has("amx_int8") && are_bf16_tiles(flags, tiles), has("avx512_vnni")) {
         (true, _) => "; int8 and bf16 rollouts on amx",
         (false, true) => "; int8 rollouts on avx512-vnni",
@@ -120,7 +120,7 @@ fn tempfile_in(dir: &Path) -> std::io::Result<()> {
     fs::remove_file(path)
 }
 
-/// What nvidia-smi says of each GPU; nothing where there is none.
+/// The output of nvidia-smi about each GPU; none if there is no GPU.
 fn nvidia_smi(fields: &str, format: &str) -> Option<String> {
     let query = Command::new("nvidia-smi")
         .args([format!("--query-gpu={fields}"), format!("--format={format}")])
@@ -131,8 +131,8 @@ fn nvidia_smi(fields: &str, format: &str) -> Option<String> {
     Some(String::from_utf8_lossy(&listed.stdout).trim().to_owned()).filter(|list| !list.is_empty())
 }
 
-/// Bytes of the first GPU's memory, which is the one that learner and sampler use; further ranks of a learner have
-/// others of its kind.
+/// Bytes of the first GPU's memory, which is the one that learner and sampler use; further ranks of a learner have GPUs
+/// of the same kind.
 pub fn gpu_memory() -> Option<u64> {
     let mib = nvidia_smi("memory.total", "csv,noheader,nounits")?.lines().next()?.trim().parse::<u64>().ok()?;
     Some(mib * MIB)

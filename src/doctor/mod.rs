@@ -1,4 +1,4 @@
-//! `tandem doctor`: is this machine fit for the pair, and if not, what helps.
+//! `tandem doctor`: checks whether this machine is fit for the pair, and names remedies.
 
 mod leftovers;
 mod libraries;
@@ -43,7 +43,7 @@ pub struct Args {
 }
 
 impl Args {
-    /// Flags of `rollout-fleet reach`, which asks.
+    /// Flags of `rollout-fleet reach`, which does the asking.
     fn of_reach(&self) -> Vec<&OsStr> {
         let flags = [
             ("--token-file", &self.token_file),
@@ -57,7 +57,7 @@ impl Args {
     }
 }
 
-/// What a check found.
+/// The result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Level {
     Ok,
@@ -107,7 +107,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let Some(join) = &args.join else { return Ok(verdict(&findings)) };
     let mut reach = Command::new(binaries::fleet("--join")?);
     let status = reach.args(["reach", "--join", join]).args(args.of_reach()).status().context("rollout-fleet reach")?;
-    // What else a pair would need, a worker does not.
+    // A worker needs nothing else that a pair needs.
     Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

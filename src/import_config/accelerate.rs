@@ -1,4 +1,4 @@
-//! accelerate's configuration, which says how a script is started.
+//! accelerate's configuration, which says how to start a script.
 
 use std::sync::LazyLock;
 
@@ -36,7 +36,7 @@ fn mixed_precision(value: &Value) -> Result<Value, Reason> {
     }
 }
 
-/// What a configuration that comes with TRL says of the result, by its name. All have bfloat16.
+/// Options that follow from a configuration that comes with TRL, known by its name. All have bfloat16.
 pub fn of_trl(name: &str) -> Option<Vec<Entry>> {
     let processes = match name {
         "single_gpu" => 1,
@@ -46,15 +46,15 @@ pub fn of_trl(name: &str) -> Option<Vec<Entry>> {
     Some(vec![Entry::new("mixed_precision", "bf16"), Entry::new("num_processes", processes)])
 }
 
-/// Keys that say how many processes there are in all, or on each machine.
+/// Keys that give the number of processes, in all or on each machine.
 const COUNTS: [(&str, bool); 3] = [("num_processes", true), ("nproc_per_node", false), ("num_gpus", false)];
 
-/// Whether a key says how many processes there are; a number that is not known is remarked on.
+/// Whether a key gives a number of processes; a remark is made if that number is not known.
 pub fn counts(key: &str) -> bool {
     COUNTS.iter().any(|(name, _)| *name == key) || ["nnodes", "num_nodes"].contains(&key)
 }
 
-/// How many processes learn, if that is said; or the key whose value is no number here.
+/// The number of learner processes, if it is given; or the key whose value is no number.
 ///
 /// # Errors
 /// That key.

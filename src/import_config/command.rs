@@ -1,4 +1,4 @@
-//! The command that starts a training, as keys and values: TRL's script or one like it with flags, verl's with
+//! The command that starts a training, as keys and values: a script of TRL or one like it with flags, or verl's with
 //! overrides.
 
 use std::{
@@ -19,8 +19,8 @@ use super::{
 
 /// The options of the one command of a script that trains with TRL; none if there is no such command.
 ///
-/// Those of the files that it names come first, then the launcher's and the script's own flags, which win. `script` is
-/// where the command was found.
+/// The options of the files that it names come first. The flags of the launcher and the script follow, and win.
+/// `script` is the file that has the command.
 ///
 /// # Errors
 /// More than one such command, words that are no options, or a file that cannot be read.
@@ -39,7 +39,7 @@ pub fn entries(commands: &[shell::Command], script: &Path) -> Result<Option<Vec<
     }
 }
 
-/// Refuses lines that are meant for a command above them and that a shell gives to none.
+/// Refuses lines that are meant for the command above them but that the shell takes for commands of their own.
 fn lost(commands: &[shell::Command]) -> Result<()> {
     let begins = |command: &&shell::Command| command.words.first().is_some_and(|word| word.starts_with("--"));
     match commands.iter().find(begins) {
@@ -55,8 +55,8 @@ fn lost(commands: &[shell::Command]) -> Result<()> {
 const BROKEN: &str =
     "the line above does not go on, since blanks stand behind its `\\`, or a comment is between the two";
 
-/// The overrides of the one command of a script that has some, or of a list of them, and what of it was not read; the
-/// last of several for a key wins, as in Hydra.
+/// The overrides of a script's one command with overrides, or of a list of overrides, and notes on words that were not
+/// read; the last of several for a key wins, as in Hydra.
 ///
 /// # Errors
 /// More than one such command, or words that are not known.
@@ -68,7 +68,8 @@ pub fn overrides(commands: &[shell::Command]) -> Result<(Vec<Entry>, Vec<String>
         bail!("holds {} commands with overrides (lines {}); keep one of them", runs.len(), several.join(", "));
     }
     let begins = |command: &&shell::Command| command.words.first().is_some_and(|word| dotted(word).is_some());
-    // Lines behind a run that begin so are meant for it, whatever a shell makes of a broken continuation.
+    // Lines behind a run that begin like overrides are meant for it, although the shell takes a broken continuation for
+    // its end.
     let lists: Vec<&shell::Command> = commands.iter().filter(begins).collect();
     let mut notes = Vec::new();
     if let Some(run) = runs.first() {
@@ -107,7 +108,7 @@ fn dotted(word: &str) -> Option<(&str, usize)> {
     (is_key && letters).then_some((key, written.len() + 1))
 }
 
-/// What is said of a script with a command that takes some of TRL's flags and more that are not.
+/// The error for a script with a command that takes some of TRL's flags and more that are not TRL's.
 pub fn unlike(commands: &[shell::Command]) -> Option<anyhow::Error> {
     let parsed: Vec<Command> = commands.iter().filter_map(Command::parse).collect();
     let near = parsed.iter().find(|command| command.known().0 > 0)?;
@@ -128,11 +129,11 @@ fn lines(commands: &[Command]) -> String {
 struct Command<'a> {
     /// Its line.
     line: usize,
-    /// What is started.
+    /// The kind of script that it starts.
     kind: Script,
-    /// Assignments in front of it.
+    /// Assignments in front of the command.
     environment: Vec<(&'a str, Word)>,
-    /// Words for what starts the script.
+    /// Words for the launcher of the script.
     launcher: &'a [Word],
     /// Words for the script.
     script: &'a [Word],
@@ -148,7 +149,7 @@ impl<'a> Command<'a> {
         Some(Self { line: command.line, kind, environment, launcher: &words[..before], script: &words[at + 1..] })
     }
 
-    /// How many of the script's flags are TRL's, and how many there are.
+    /// How many of the script's flags are TRL's, and how many flags it has.
     fn known(&self) -> (usize, usize) {
         let flags = self.script.iter().filter_map(|word| flag(word)).map(|(key, _)| key);
         let keys: Vec<String> = flags.collect();
@@ -169,11 +170,11 @@ impl<'a> Command<'a> {
         self.script.iter().any(|word| dotted(word).is_some())
     }
 
-    /// Words that choose files of a configuration, and words that are no overrides: a line on each, as anything may be
-    /// in those files.
+    /// Words that choose files of a configuration, and words that are no overrides: a line on each, since such files
+    /// may hold anything.
     fn base(&self) -> Vec<String> {
         const OPTIONS: [&str; 6] = ["--config-path", "--config-name", "--config-dir", "-cp", "-cn", "-cd"];
-        // What is there without being named.
+        // Names of the configurations that are used without being named.
         const USUAL: [&str; 2] = ["ppo_trainer", "ppo_megatron_trainer"];
         let compose = "what it sets is not known here; give the composed configuration (`--cfg job` prints it) as YAML";
         let mut notes = Vec::new();
@@ -226,7 +227,7 @@ impl<'a> Command<'a> {
     }
 }
 
-/// What is started.
+/// The kind of script that a command starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Script {
     /// `trl grpo`.
@@ -238,7 +239,7 @@ enum Script {
 }
 
 impl Script {
-    /// The script that a word names, which stands behind another one.
+    /// The script that a word names; `before` is the word before it.
     fn of(before: &str, word: &str) -> Option<Self> {
         let is_launcher = ["accelerate", "torch."].iter().any(|name| word.starts_with(name));
         match word {
@@ -250,14 +251,15 @@ impl Script {
     }
 }
 
-/// The key of a flag, and where its value begins if that stands beside it.
+/// The key of a flag, and the start of its value if that stands in the same word.
 fn flag(word: &str) -> Option<(String, Option<usize>)> {
     let name = word.strip_prefix("--")?;
     let (key, value) = name.split_once('=').map_or((name, None), |(key, _)| (key, Some(key.len() + 3)));
     Some((key.replace('-', "_"), value))
 }
 
-/// Flags with their values, as argparse reads them: a flag has as many as follow it, and none means true.
+/// Flags with their values, as argparse reads them: a flag takes all values that follow it, and without values it means
+/// true.
 fn flags<'a>(words: impl Iterator<Item = &'a Word>) -> Result<Vec<Entry>> {
     let mut entries: Vec<Entry> = Vec::new();
     let mut words = words.peekable();
@@ -294,13 +296,13 @@ fn switched(key: String) -> Entry {
     }
 }
 
-/// Adds entries, which win over those that are there.
+/// Adds entries; each replaces an entry of the same key.
 fn put(entries: &mut Vec<Entry>, more: Vec<Entry>) {
     entries.retain(|known| !more.iter().any(|other| other.key == known.key));
     entries.extend(more);
 }
 
-/// A file that a command names: from the working directory on, as the shell has it, or else beside the script.
+/// A file that a command names: relative to the working directory, as in the shell, or else beside the script.
 fn located(name: &str, script: &Path) -> PathBuf {
     let path = PathBuf::from(name);
     let beside = script.parent().map(|folder| folder.join(name)).filter(|beside| !path.exists() && beside.exists());

@@ -1,4 +1,4 @@
-//! Whose configuration it is.
+//! The system that a configuration is written for.
 
 use anyhow::{Result, bail};
 
@@ -44,10 +44,10 @@ impl Dialect {
         }
     }
 
-    /// Tells the dialect by its keys.
+    /// Detects the dialect by the keys.
     ///
     /// # Errors
-    /// When they are nobody's.
+    /// When no dialect has these keys.
     pub fn detect(entries: &[Entry]) -> Result<Self> {
         let has = |prefix: &str| entries.iter().any(|entry| entry.key.starts_with(prefix));
         if has("actor_rollout_ref.") || has("algorithm.adv_estimator") {

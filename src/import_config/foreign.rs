@@ -1,4 +1,4 @@
-//! Systems whose files and commands are known and not read: they are refused by name, with the way out.
+//! Systems whose files and commands are recognised but not read: they are refused by name, with the way out.
 
 use std::path::Path;
 
@@ -6,14 +6,14 @@ use anyhow::{Result, bail};
 
 use super::{read::Entry, shell};
 
-/// A system, and what its files and commands are told by.
+/// A system, and the signs of its files and commands.
 struct Trainer {
     name: &'static str,
     /// Beginnings of words of its commands.
     words: &'static [&'static str],
     /// Two words, one behind the other.
     pairs: &'static [(&'static str, &'static str)],
-    /// Beginnings of keys, which are all there in a file of its; any of the lists.
+    /// Beginnings of keys: a file is the system's if it has all of one of these lists.
     keys: &'static [&'static [&'static str]],
 }
 
@@ -184,10 +184,10 @@ fn not_read(name: &str) -> String {
     )
 }
 
-/// Refuses files that hold no configuration, or one of another system in a format that is not read at all.
+/// Refuses files without a configuration, and configurations of another system in a format that is not read at all.
 ///
 /// # Errors
-/// What it is, and the way out.
+/// The kind of file, and the way out.
 pub fn refuse_file(path: &Path, text: &str) -> Result<()> {
     let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or_default().to_ascii_lowercase();
     if extension == "ipynb" || (text.trim_start().starts_with('{') && text.contains("\"nbformat\"")) {
@@ -223,23 +223,23 @@ pub fn refuse_file(path: &Path, text: &str) -> Result<()> {
     Ok(())
 }
 
-/// What a line of Python imports.
+/// The module that a line of Python imports.
 fn imported(line: &str) -> Option<&str> {
     let line = line.trim_start();
     line.strip_prefix("import ").or_else(|| line.strip_prefix("from "))
 }
 
-/// Whether a module is that library, or in it.
+/// Whether a module is that library, or inside it.
 fn is_of(module: &str, library: &str) -> bool {
     let rest = module.trim_start().strip_prefix(library);
     rest.is_some_and(|rest| !rest.starts_with(|c: char| c.is_alphanumeric() || c == '_'))
 }
 
-/// What to do with a program.
+/// What to do with a program instead.
 const PROGRAM: &str = "write the arguments of its GRPOConfig as YAML (`learning_rate: 1e-6` …), which `tandem train \
     FILE.yaml` reads, or as run.toml, and name a reward function of its as my_rewards.py:my_function";
 
-/// Refuses the TOML of another system.
+/// Refuses TOML of another system.
 ///
 /// # Errors
 /// Its name, and the way out.
@@ -267,7 +267,7 @@ pub fn refuse_keys(entries: &[Entry]) -> Result<()> {
 }
 
 fn refuse(keys: &[String]) -> Result<()> {
-    // A key that ends in a point stands for all below it.
+    // A key that ends in a point stands for all keys below it.
     let has = |wanted: &str| {
         let below = wanted.ends_with(['.', '_']);
         keys.iter().any(|key| if below { key.starts_with(wanted) } else { key == wanted })
@@ -279,7 +279,7 @@ fn refuse(keys: &[String]) -> Result<()> {
 /// Refuses commands of another system.
 ///
 /// # Errors
-/// The line, its name, and the way out.
+/// The line, the system's name, and the way out.
 pub fn refuse_commands(commands: &[shell::Command]) -> Result<()> {
     for command in commands {
         let words: Vec<&str> = command.words.iter().map(|word| &**word).collect();
@@ -299,7 +299,7 @@ pub fn refuse_commands(commands: &[shell::Command]) -> Result<()> {
     refuse_others_of_trl(commands)
 }
 
-/// Commands and scripts of TRL that train otherwise than with GRPO, and what does the same here, if something does.
+/// Commands and scripts of TRL that train with other methods than GRPO, each with our counterpart if there is one.
 const OTHERS_OF_TRL: [(&str, &str); 13] = [
     ("sft", "`tandem sft` fine-tunes on pairs of prompt and completion"),
     ("reward", "`tandem reward-model` trains reward models"),
@@ -318,8 +318,8 @@ const OTHERS_OF_TRL: [(&str, &str); 13] = [
 
 const NOTHING_OF_THE_KIND: &str = "there is no method of this kind here";
 
-/// Refuses a script that trains with TRL and not with GRPO: its flags are TRL's too, and would be read as if they were
-/// meant for GRPO. One that trains further, as after a warm start, is read.
+/// Refuses a script that trains with TRL and not with GRPO: it takes TRL's flags too, which would be read as if they
+/// were meant for GRPO. A script that trains further, as after a warm start, is read.
 fn refuse_others_of_trl(commands: &[shell::Command]) -> Result<()> {
     let (others, rest): (Vec<_>, Vec<_>) =
         commands.iter().map(|command| (command, other_of_trl(command))).partition(|(_, other)| other.is_some());
@@ -332,7 +332,7 @@ fn refuse_others_of_trl(commands: &[shell::Command]) -> Result<()> {
     }
 }
 
-/// What of TRL a command runs, where that is not GRPO.
+/// The command or script of TRL that is run, if it does not train with GRPO.
 fn other_of_trl(command: &shell::Command) -> Option<&'static (&'static str, &'static str)> {
     let words: Vec<&str> = command.words.iter().map(|word| &**word).collect();
     let name = |word: &str| Path::new(word).file_name().map(|name| name.to_string_lossy().into_owned());

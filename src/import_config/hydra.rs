@@ -1,4 +1,4 @@
-//! Values of Hydra's overrides: lists and mappings as its grammar has them, which is not YAML's. `{a:b}` needs no blank
+//! Values of Hydra's overrides: lists and mappings in Hydra's grammar, which is not YAML's. `{a:b}` needs no blank
 //! there.
 
 use serde_json::{Map, Value};
@@ -8,7 +8,7 @@ use super::read;
 /// Most lists and mappings within each other.
 const DEEPEST: usize = 32;
 
-/// The value of an override: as Hydra reads lists and mappings, and as YAML reads the rest.
+/// The value of an override: lists and mappings as in Hydra, the rest as in YAML.
 pub fn value(text: &str) -> Value {
     let plain = || Value::String(text.to_owned());
     if text.trim_start().starts_with(['{', '[']) {
@@ -26,7 +26,7 @@ pub fn value(text: &str) -> Value {
     }
 }
 
-/// A text, and how far it was read.
+/// A text, and the position up to which it was read.
 struct Reader<'a> {
     text: &'a str,
     at: usize,
@@ -108,7 +108,7 @@ impl Reader<'_> {
         let mut escaped = false;
         for (index, letter) in self.rest().char_indices() {
             match letter {
-                // A backslash hides a quote, and is itself before other letters.
+                // A backslash escapes a quote; before other letters it stands for itself.
                 _ if escaped => {
                     if letter != quote && letter != '\\' {
                         out.push('\\');
@@ -127,7 +127,7 @@ impl Reader<'_> {
         None
     }
 
-    /// A text without quotes, up to one of these signs outside of `${…}`; an empty one is none.
+    /// A text without quotes, up to one of these characters outside of `${…}`; none if it is empty.
     fn plain(&mut self, ends: &[char]) -> Option<String> {
         let (mut inside, mut dollar, mut length) = (0_usize, false, self.rest().len());
         for (index, letter) in self.rest().char_indices() {

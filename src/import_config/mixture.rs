@@ -1,4 +1,4 @@
-//! `datasets` of TRL's scripts: several datasets, each as `load_dataset` would be asked for it.
+//! `datasets` of TRL's scripts: several datasets, each with the arguments of `load_dataset`.
 
 use std::path::Path;
 
@@ -7,7 +7,8 @@ use serde_json::Value;
 
 use super::rules::Options;
 
-/// One dataset, in TRL's words (`DatasetConfig`). `columns` chooses what rewards see, which is everything here.
+/// One dataset, in TRL's words (`DatasetConfig`). `columns` chooses the columns that rewards see; here they see all of
+/// them.
 #[derive(Debug, Deserialize)]
 struct DatasetEntry {
     path: String,
@@ -31,7 +32,7 @@ pub fn of_open_r1(mut list: Value) -> Value {
     list
 }
 
-/// Names that stand for a format, of which `data_files` says where it is.
+/// Names that stand for a format; `data_files` then names the files.
 const FORMATS: &[&str] = &["parquet", "json", "csv", "arrow"];
 
 const TRAIN: &str = "train";
@@ -74,12 +75,12 @@ impl DatasetEntry {
     }
 }
 
-/// The options that the list leads to; none where it cannot be said with options, which [`remarks`] explains.
+/// The options that the list leads to; none if options cannot express it, which [`remarks`] explains.
 pub fn options(list: &Value) -> Options {
     translated(list).map_or_else(|_| Options::new(), |(options, _)| options)
 }
 
-/// What is to be known of the list.
+/// Remarks on the list.
 pub fn remarks(list: &Value) -> Vec<String> {
     let refused = |reason| vec![format!("`datasets` is left out, name files or folders as `dataset`: {reason}")];
     translated(list).map_or_else(refused, |(_, remarks)| remarks)

@@ -47,7 +47,7 @@ pub struct Args {
     output: Option<PathBuf>,
 }
 
-/// Why a key of TRL's is no option of ours, if it is one that has no counterpart.
+/// Why a key of TRL's is no option of ours, if it has no counterpart.
 pub fn hint(key: &str) -> Option<&'static str> {
     match Dialect::Trl.rules().find(key) {
         Some(Rule::Hint(hint) | Rule::Refused(hint, _)) => Some(hint),
@@ -70,7 +70,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Refuses the TOML of another system, which `tandem train` takes for its own.
+/// Refuses TOML of another system, which `tandem train` would take for its own.
 ///
 /// # Errors
 /// Its name, and the way out.
@@ -78,7 +78,7 @@ pub fn refuse_toml(text: &str) -> Result<()> {
     foreign::refuse_toml(text)
 }
 
-/// Whether the name of a file says that it holds a configuration of another system.
+/// Whether the name of a file marks a configuration of another system.
 pub fn is_foreign(file: &Path) -> bool {
     let endings = ["yaml", "yml", "json", "sh", "bash", "py", "ipynb"];
     file.extension().is_some_and(|extension| endings.iter().any(|ending| extension.eq_ignore_ascii_case(ending)))
@@ -93,10 +93,10 @@ pub struct Imported {
 }
 
 impl Imported {
-    /// Reads a file; whose it is is told by its keys where that is not given.
+    /// Reads a file; without `from`, the keys tell whose file it is.
     ///
     /// # Errors
-    /// When it cannot be read or is nobody's.
+    /// When it cannot be read, or belongs to no system that is known.
     pub fn read(file: &Path, from: Option<Dialect>) -> Result<Self> {
         let name = || file.display().to_string();
         let Contents { entries, notes } = read::read(file).with_context(name)?;
@@ -106,7 +106,7 @@ impl Imported {
         Ok(Self { file: file.to_owned(), dialect, translation })
     }
 
-    /// The `run.toml`.
+    /// The text of `run.toml`.
     pub fn to_toml(&self) -> String {
         let (file, name) = (self.file.display(), self.dialect.name());
         let filled = self.translation.filled_in().join(", ");
@@ -114,10 +114,10 @@ impl Imported {
         format!("# From {file} of {name}.\n{defaults}{}", self.translation.to_toml())
     }
 
-    /// Refuses to go on without an option whose value was not taken over and is not given otherwise.
+    /// Refuses to go on without an option whose value was not taken over and is not given elsewhere.
     ///
     /// # Errors
-    /// With every such key and the reason.
+    /// Every such key, with the reason.
     pub fn require_all(&self, is_given: impl Fn(&str) -> bool) -> Result<()> {
         let Translation { left_out, refused, .. } = &self.translation;
         let missing = refused.iter().filter(|(_, option)| !is_given(option));
@@ -133,23 +133,23 @@ impl Imported {
         bail!("{}: {}", self.file.display(), list.join("; "))
     }
 
-    /// Every key, and what has become of it.
+    /// Every key, and its fate.
     pub fn account(&self) -> String {
         account(&self.translation, self.dialect)
     }
 
-    /// What stands in the way of training, and what there is to remark on it.
+    /// Obstacles to training, and remarks.
     fn doubts(&self) -> String {
         let config = &self.translation.config;
         let error = config.validate().err().map(|error| format!("before training: {error}"));
-        // Of its model nothing is known, so that only what does not depend on its size is said of the rate.
+        // The model is unknown, so only remarks on the rate that do not depend on its size are made.
         let rate = notices::learning_rate(config, 0).map(|notice| notice.to_string());
         let warnings = config.warnings().into_iter().chain(rate).map(|warning| format!("warning: {warning}"));
         error.into_iter().chain(warnings).map(|line| line + "\n").collect()
     }
 }
 
-/// Every key, and what has become of it.
+/// Every key, and its fate.
 fn account(translation: &Translation, dialect: Dialect) -> String {
     let mut text = String::new();
     let mut line = |words: String| writeln!(text, "{words}").expect("writing to a String");

@@ -1,4 +1,5 @@
-//! What changes prompts and the ends of completions: chat templates and their variables, texts that end a completion.
+//! Keys that change prompts and the ends of completions: chat templates and their variables, and texts that end a
+//! completion.
 
 use std::path::Path;
 
@@ -7,8 +8,8 @@ use shared::config::on_hub;
 
 use super::rules::{Options, Refusal, top_k};
 
-/// Values by their names, as the variables of a chat template, given as keys below one key, or as one value; a value
-/// that is null is none.
+/// Values by their names, as the variables of a chat template, given as keys below one key, or as one value; a null
+/// value counts as absent.
 pub fn named_values(given: Option<Value>, below: Option<Value>) -> Result<Option<Map<String, Value>>, String> {
     let mut variables = match given {
         None | Some(Value::Null) => Map::new(),
@@ -19,7 +20,7 @@ pub fn named_values(given: Option<Value>, below: Option<Value>) -> Result<Option
         },
         Some(_) => return Err("it must be a mapping of names to values".to_owned()),
     };
-    // Dotted names are mappings that were written out.
+    // Dotted names stand for nested mappings.
     for (name, value) in below.and_then(|below| below.as_object().cloned()).unwrap_or_default() {
         let mut place = &mut variables;
         let mut parts = name.split('.').peekable();
@@ -37,10 +38,10 @@ pub fn named_values(given: Option<Value>, below: Option<Value>) -> Result<Option
     Ok(Some(variables).filter(|variables| !variables.is_empty()))
 }
 
-/// A chat template: the path of one, or why a text is none.
+/// A chat template: the path of a template, or why a text cannot be taken.
 ///
 /// # Errors
-/// A template written out, with what to do with it.
+/// A template that is written out, with what to do about it.
 pub fn template(value: &Value) -> Result<Value, std::borrow::Cow<'static, str>> {
     match value.as_str() {
         Some(text) if text.contains(['{', '\n']) => {
@@ -73,7 +74,7 @@ const GENERATION: [(&str, &str); 9] = [
 /// Settings that change nothing here: training always samples, and one seed serves the whole run.
 const WITHOUT_EFFECT: [&str; 5] = ["do_sample", "seed", "use_cache", "n", "detokenize"];
 
-/// The options that settings of generation lead to, and those that no option stands for.
+/// The options that settings of generation lead to, and the settings without an option.
 pub fn generation(key: &str, given: &Map<String, Value>) -> (Options, Vec<Refusal>) {
     let (mut options, mut refusals) = (Options::new(), Vec::new());
     for (name, value) in given {

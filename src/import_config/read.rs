@@ -15,7 +15,7 @@ use super::{
 /// Most bytes of a configuration.
 const MOST_BYTES: u64 = 1 << 20;
 
-/// What is said of a file that holds none of what is read.
+/// The error for a file in which nothing readable is found.
 const NOTHING: &str =
     "must hold a mapping of options to values, a command of TRL, or overrides of the form a.b.c=value";
 
@@ -26,7 +26,7 @@ pub struct Entry {
     pub key: String,
     /// The value.
     pub value: Value,
-    /// What of the value is not known, where a script leaves it open.
+    /// The unknown part of the value, where a script leaves it open.
     pub unset: Option<Rc<Unset>>,
 }
 
@@ -36,7 +36,7 @@ impl Entry {
         Self { key: key.into(), value: value.into(), unset: None }
     }
 
-    /// A key with the value that a word of a script is, if all of that is known.
+    /// A key with a word of a script as its value; the value is converted if the whole word is known.
     pub fn of_word(key: String, word: &Word, value: impl Fn(&str) -> Value) -> Self {
         match word.unset() {
             Some(unset) => Self { key, value: Value::String(word.to_string()), unset: Some(Rc::clone(unset)) },
@@ -45,20 +45,20 @@ impl Entry {
     }
 }
 
-/// What a file holds.
+/// The content of a file.
 #[derive(Debug)]
 pub struct Contents {
     /// Its keys, in order.
     pub entries: Vec<Entry>,
-    /// Lines of a script that may change what the others mean, and were not followed.
+    /// Lines of a script that were not followed and may change the meaning of others.
     pub notes: Vec<String>,
 }
 
 /// Reads a file; mappings within mappings become dotted keys.
 ///
 /// # Errors
-/// When it cannot be read, is of a system that is known and not read, or is neither a mapping, nor a command of TRL,
-/// nor a list of overrides.
+/// When it cannot be read, belongs to a system that is refused, or is neither a mapping, nor a command of TRL, nor a
+/// list of overrides.
 pub fn read(path: &Path) -> Result<Contents> {
     let text = read_text(path, MOST_BYTES).context("cannot be read")?;
     foreign::refuse_file(path, &text)?;
@@ -75,7 +75,7 @@ pub fn read(path: &Path) -> Result<Contents> {
     Ok(Contents { entries: resolved(entries), ..source })
 }
 
-/// The command of a script, or the mapping that the file is instead.
+/// The command of a script, or the mapping if the file is one.
 fn script(text: &str, path: &Path, mapped: Result<Vec<Entry>>) -> Result<Contents> {
     let mapped = |error: Option<anyhow::Error>| match (mapped, error) {
         (Ok(entries), _) => Ok(Contents { entries, notes: Vec::new() }),
@@ -98,7 +98,7 @@ fn script(text: &str, path: &Path, mapped: Result<Vec<Entry>>) -> Result<Content
     Ok(Contents { entries, notes: [script.notes, notes].concat() })
 }
 
-/// Whether a file says that it is a script.
+/// Whether a file shows that it is a script.
 fn is_script(text: &str, path: &Path) -> bool {
     let named = path.extension().is_some_and(|extension| ["sh", "bash"].iter().any(|name| extension == *name));
     named || text.starts_with("#!")
@@ -107,7 +107,7 @@ fn is_script(text: &str, path: &Path) -> bool {
 /// Reads a file that holds a mapping.
 ///
 /// # Errors
-/// When it cannot be read or is none.
+/// When it cannot be read or is no mapping.
 pub fn file(path: &Path) -> Result<Vec<Entry>> {
     mapping(&read_text(path, MOST_BYTES).context("cannot be read")?)
 }
@@ -166,7 +166,7 @@ fn spread(entries: Vec<Entry>) -> Vec<Entry> {
     all
 }
 
-/// The value of a flag: a number, true or false, nothing, a list or a mapping as YAML has them, else the text.
+/// The value of a flag: a number, true or false, null, a list or a mapping as in YAML, else the text.
 pub fn scalar(word: &str) -> Value {
     let text = || Value::String(word.to_owned());
     match serde_saphyr::from_str(word) {
@@ -178,7 +178,7 @@ pub fn scalar(word: &str) -> Value {
     }
 }
 
-/// Replaces `${a.b.c}` by the value of that key.
+/// Replaces `${a.b.c}` with the value of that key.
 fn resolved(entries: Vec<Entry>) -> Vec<Entry> {
     let known = entries.clone();
     let lookup = |value: &Value| -> Option<Value> {
@@ -195,7 +195,7 @@ fn resolved(entries: Vec<Entry>) -> Vec<Entry> {
         found.or(default.filter(|_| !key.starts_with('.')))
     };
     let replaced = |entry: Entry| {
-        // A value that stands for another may itself stand for one.
+        // The value of a reference may be a reference again.
         let value = (0..8).try_fold(entry.value.clone(), |value, _| lookup(&value).ok_or(value));
         Entry { value: value.unwrap_or_else(|value| value), ..entry }
     };
@@ -240,7 +240,7 @@ mod tests {
         assert_eq!(found, [entry("a.b.c", json!(2)), entry("a.b.d.e", json!("g"))]);
     }
 
-    /// Spoilt files, as the targets of `tests/fuzz` are.
+    /// Damaged files, as in the targets of `tests/fuzz`.
     #[test]
     fn whatever_a_file_holds_its_keys_are_found_or_refused_in_one_line() {
         let dir = tempfile::tempdir().unwrap();

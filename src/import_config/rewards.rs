@@ -1,6 +1,6 @@
-//! Names of reward functions, which mean one thing in each registry: TRL's script has four, open-r1 and what was made
-//! of it have others of their own, and rules here have names of theirs. A name in a foreign file has the meaning that
-//! it has there.
+//! Names of reward functions, which each registry defines for itself: TRL's script has four, open-r1 and projects
+//! derived from it have others, and the rules here have names of their own. A name in a foreign file keeps its meaning
+//! there.
 
 use std::path::Path;
 
@@ -13,16 +13,16 @@ use super::rules::Lookup;
 /// A function with the meaning that a name has.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Function {
-    /// As `reward_funcs` has it here.
+    /// Its entry in `reward_funcs`.
     pub entry: String,
-    /// What is to be known of it.
+    /// A remark on it.
     pub remark: Option<String>,
 }
 
 /// The functions that a value of `reward_funcs` names.
 ///
 /// # Errors
-/// Every name that none of ours stands for, with the way out.
+/// Every name without a counterpart here, with the way out.
 pub fn functions(value: &Value, get: Lookup<'_>) -> Result<Vec<Function>, String> {
     let list = match value {
         Value::String(_) => std::slice::from_ref(value),
@@ -49,7 +49,7 @@ pub fn model(path: &str) -> String {
 
 fn of_name(name: &str, get: Lookup<'_>) -> Result<Function, String> {
     let plain = |entry: &str| Ok(Function { entry: entry.to_owned(), remark: None });
-    // Parameters, and programs, are written as nowhere else.
+    // Names with parameters, and programs, are written in our own way only.
     if name.contains(':') || PythonFunction::parse(name).is_some() {
         return plain(name);
     }
@@ -77,8 +77,8 @@ fn of_trl(name: &str) -> Function {
     Function { entry: format!("trl.rewards.{name}"), remark: Some(remark) }
 }
 
-/// A name of open-r1's registry, which its recipes and those of what was made of it use; with its parameters where
-/// these are keys of the recipe.
+/// A name of open-r1's registry, which its recipes and those of derived projects use; with its parameters, if keys of
+/// the recipe give them.
 fn of_open_r1(name: &str, get: Lookup<'_>) -> Option<Result<Function, String>> {
     let number = |key: &str, default: &str| {
         get(key).filter(|value| !value.is_null()).map_or(default.to_owned(), |v| v.to_string())
@@ -156,7 +156,7 @@ fn no_rule(name: &str) -> Option<String> {
     Some(format!("`{name}` has no rule of the same meaning: {why}. Name what is meant with --reward_funcs"))
 }
 
-/// A name that TRL does not have: a rule of this name, or nothing.
+/// A name that TRL does not have: a rule of this name, or an error.
 fn of_others(name: &str) -> Result<Function, String> {
     let bare = name.trim_end_matches("_reward");
     if Registry::default().entry(bare).is_none() {

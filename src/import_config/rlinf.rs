@@ -22,8 +22,8 @@ pub static RULES: Rules = Rules {
     launcher: None,
 };
 
-/// What RLinf does without being asked, and the values that its documentation gives to keys that its code has no
-/// default for (`megatron_actor_worker.py`: the KL term is added as it is).
+/// RLinf's defaults, and for keys without a default in its code the values from its documentation
+/// (`megatron_actor_worker.py`: the KL term is added as it is).
 const IMPLIED: &[(&str, &str)] = &[
     ("loss_type", "grpo"),
     ("importance_sampling_correction", "false"),
@@ -64,7 +64,7 @@ fn combine(get: Lookup<'_>) -> Options {
     let update = number("actor.global_batch_size")
         .or_else(|| Some(batch? / number("algorithm.n_minibatches").filter(|n| *n > 0)?));
     if let Some(update) = update {
-        // Its early stop and its token scale look at a micro-batch each.
+        // RLinf's early stop and token scale each look at one micro-batch.
         let micro = number("actor.micro_batch_size").filter(|micro| update.checked_rem(*micro) == Some(0));
         let minibatch = micro.unwrap_or(update).max(1);
         set("per_device_train_batch_size", minibatch.into());
@@ -89,7 +89,7 @@ fn combine(get: Lookup<'_>) -> Options {
     options
 }
 
-/// Schedule and warm-up: those of Megatron, which stand by themselves, or those of FSDP among the optimiser's keys.
+/// Schedule and warm-up: Megatron's, which have a section of their own, or FSDP's among the keys of the optimiser.
 fn rate_schedule(get: Lookup<'_>) -> Result<Options, String> {
     let first = |keys: &[&str]| keys.iter().find_map(|key| get(&format!("actor.{key}")));
     let number = |keys: &[&str]| first(keys).and_then(|value| value.as_f64()).filter(|value| *value > 0.0);
@@ -103,7 +103,7 @@ fn rate_schedule(get: Lookup<'_>) -> Result<Options, String> {
         lr: number(&["optim.lr"]),
         decay_updates: number(&["lr_sched.lr_decay_iters", "optim.total_training_steps"]).map(|updates| updates as u64),
         warmup_steps: warmup_steps.unwrap_or(0.0) as u64,
-        // In Megatron the share goes before the number.
+        // In Megatron the share takes precedence over the number.
         warmup_share: warmup_share.unwrap_or(0.0),
     }
     .options()

@@ -1,4 +1,4 @@
-//! How a key of another system becomes an option.
+//! Rules that turn keys of other systems into options.
 
 use std::{borrow::Cow, collections::BTreeMap, sync::LazyLock};
 
@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use shared::config;
 
-/// What becomes of a key.
+/// The fate of a key.
 #[derive(Debug, Clone, Copy)]
 pub enum Rule {
     /// An option of the same meaning.
@@ -15,16 +15,16 @@ pub enum Rule {
     Convert(&'static str, Convert),
     /// Taken into account together with other keys, by [`Rules::combine`].
     Combined,
-    /// No option, and the reason or the way.
+    /// No option, with the reason or the way out.
     Hint(&'static str),
-    /// No option, and what it changes is not left out without a word: the run does not start with it, unless its value
-    /// is one of these, which change nothing.
+    /// No option, and leaving it out would change the training: the run does not start with it, unless its value is one
+    /// of these, which change nothing.
     Refused(&'static str, &'static [String]),
-    /// One of a part of the configuration that decides what is trained, and not known by itself.
+    /// An unknown key in a part of the configuration that decides what is trained.
     Doubtful,
 }
 
-/// What an option counts in another system and something else here.
+/// The unit of an option that counts one thing in another system and another thing here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Count {
     /// Optimiser updates there, generation batches here.
@@ -34,8 +34,8 @@ pub enum Count {
 }
 
 impl Count {
-    /// A number of theirs as one of ours, when a generation batch has so many updates; rounded up, so that a run is not
-    /// shorter than it was.
+    /// Converts their number to ours, for `updates_per_step` updates in a generation batch; rounded up, so that a run
+    /// is not shorter than it was.
     pub fn convert(self, theirs: u64, updates_per_step: u64) -> u64 {
         match self {
             Self::Updates => theirs.div_ceil(updates_per_step),
@@ -43,7 +43,7 @@ impl Count {
         }
     }
 
-    /// What is counted there, and what is here.
+    /// The unit there, and the unit here.
     pub fn words(self) -> [&'static str; 2] {
         let words = ["optimiser updates", "generation batches"];
         match self {
@@ -65,18 +65,18 @@ pub type Reason = Cow<'static, str>;
 /// How a value is written here, or why it cannot be taken over.
 pub type Convert = fn(&Value) -> Result<Value, Reason>;
 
-/// A key of theirs whose value cannot be taken over, with the option that would make up for it (none where no one
-/// does), and why.
+/// A key of theirs whose value cannot be taken over, the option that would make up for it (empty if there is none), and
+/// the reason.
 pub type Refusal = (String, String, String);
 
 /// A key whose value is written differently, with its option.
 pub type Converted = (&'static str, &'static str, Convert);
 
-/// Keys for which a name says it all. One that ends in `*` stands for all that begin so.
+/// Keys whose fate depends on their name alone. A name that ends in `*` stands for all keys that begin so.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Keys {
-    /// Keys of which [`Rules::combine`] makes options.
+    /// Keys that [`Rules::combine`] turns into options.
     combined: Vec<String>,
     /// Options of the same meaning, by their keys.
     options: BTreeMap<String, String>,
@@ -84,9 +84,9 @@ pub struct Keys {
     hints: Vec<Hint>,
     /// Keys that are no option and change prompts, rewards or weights.
     refused: Vec<Hint>,
-    /// Parts of the configuration of which a key that is not known may change what is trained.
+    /// Parts of the configuration in which an unknown key may change what is trained.
     doubtful: Vec<String>,
-    /// The options that make up for keys among those looked at together, where one does.
+    /// The options that make up for combined keys, where there is one.
     given_as: BTreeMap<String, String>,
 }
 
@@ -95,7 +95,7 @@ pub struct Keys {
 struct Hint {
     words: String,
     keys: Vec<String>,
-    /// Values of a refused key that ask for nothing, besides those that are nothing.
+    /// Values of a refused key that change nothing, in addition to empty ones.
     #[serde(default)]
     unless: Vec<String>,
 }
@@ -106,7 +106,7 @@ impl Keys {
         toml::from_str(file).expect("the file of a dialect is valid, as a test sees")
     }
 
-    /// What is said of a key that is no option, by the longest of the keys that stand for it.
+    /// The rule for a key that is no option, from the longest name that stands for the key.
     fn hint(&'static self, key: &str) -> Option<Rule> {
         let of = |hints: &'static [Hint], rule: fn(&'static Hint) -> Rule| {
             hints.iter().flat_map(move |hint| hint.keys.iter().map(move |name| (name, rule(hint))))
@@ -114,19 +114,19 @@ impl Keys {
         let said = of(&self.hints, |hint| Rule::Hint(&hint.words))
             .chain(of(&self.refused, |hint| Rule::Refused(&hint.words, &hint.unless)))
             .chain(self.doubtful.iter().map(|name| (name, Rule::Doubtful)));
-        // What is said of the end of a key says more than what is said of its beginning.
+        // A name for the end of a key says more than a name for its beginning.
         let weight = |name: &str| (name.starts_with('*') || !name.ends_with('*'), name.len());
         said.filter(|(name, _)| stands(name, key)).max_by_key(|(name, _)| weight(name)).map(|(_, rule)| rule)
     }
 
-    /// The option that makes up for a key among those looked at together.
+    /// The option that makes up for a combined key.
     pub fn given_as(&self, key: &str) -> &str {
         self.given_as.get(key).map_or("", String::as_str)
     }
 }
 
-/// Whether a name stands for a key: one that ends in `*` for all that begin so, one that begins with it for all that
-/// end so.
+/// Whether a name stands for a key: a name that ends in `*` stands for all keys that begin so, a name that begins with
+/// `*` for all that end so.
 fn stands(name: &str, key: &str) -> bool {
     match (name.strip_suffix('*'), name.strip_prefix('*')) {
         (Some(begin), _) => key.starts_with(begin),
@@ -135,31 +135,31 @@ fn stands(name: &str, key: &str) -> bool {
     }
 }
 
-/// The dictionary of a dialect.
+/// The rules of a dialect.
 #[derive(Clone, Copy)]
 pub struct Rules {
-    /// The keys of its file.
+    /// The keys in its file.
     pub keys: &'static LazyLock<Keys>,
     /// Keys whose values are written differently.
     pub converted: &'static [Converted],
     /// Whether our own keys and their other spellings are understood too.
     pub ours: bool,
-    /// Options that stand for defaults that differ from ours, for keys that are not given.
+    /// Options for keys that are not given, where the dialect's default differs from ours.
     pub implied: &'static [(&'static str, &'static str)],
-    /// Options that are counted in something else there.
+    /// Options with another unit there.
     pub counts: &'static [(&'static str, Count)],
     /// Options that follow from several keys.
     pub combine: fn(Lookup<'_>) -> Options,
-    /// What is to be known of values that were taken over.
+    /// Remarks on values that were taken over.
     pub remarks: fn(Lookup<'_>) -> Vec<String>,
-    /// Values among those looked at together that cannot be taken over.
+    /// Values of combined keys that cannot be taken over.
     pub refusals: fn(Lookup<'_>) -> Vec<Refusal>,
-    /// The dictionary of what starts it.
+    /// The rules of its launcher.
     pub launcher: Option<&'static Rules>,
 }
 
 impl Rules {
-    /// What becomes of a key; nothing is known of it when there is no rule.
+    /// The rule for a key; none if there is no rule for it.
     pub fn find(&self, key: &str) -> Option<Rule> {
         let keys: &'static Keys = self.keys;
         let converted = self.converted.iter().find(|(name, ..)| *name == key);
@@ -172,7 +172,7 @@ impl Rules {
     }
 }
 
-/// A path, of which a list may name one.
+/// A path; a list may hold one.
 pub fn one_path(value: &Value) -> Result<Value, Reason> {
     match value {
         Value::Array(list) if list.len() == 1 => one_path(&list[0]),
@@ -181,7 +181,7 @@ pub fn one_path(value: &Value) -> Result<Value, Reason> {
     }
 }
 
-/// As [`one_path`], of an option that takes several.
+/// As [`one_path`], for an option that takes several.
 pub fn paths(value: &Value) -> Result<Value, Reason> {
     match value {
         Value::Array(list) => list.iter().map(one_path).collect(),
@@ -194,12 +194,12 @@ pub fn texts(value: &Value) -> Result<Value, Reason> {
     Ok(if value.is_string() { vec![value.clone()].into() } else { value.clone() })
 }
 
-/// A number of steps, of which -1 means no limit.
+/// A number of steps; -1 means no limit.
 pub fn limit(value: &Value) -> Result<Value, Reason> {
     Ok(if value.as_f64().is_some_and(|n| n <= 0.0) { Value::Null } else { value.clone() })
 }
 
-/// `top_k`, which is off with -1 or with more tokens than any vocabulary has.
+/// `top_k`; -1, or more tokens than any vocabulary has, turns it off.
 pub fn top_k(value: &Value) -> Result<Value, Reason> {
     let off = value.as_f64().is_none_or(|k| k <= 0.0 || k >= 1e6);
     Ok(if off { 0.into() } else { value.clone() })

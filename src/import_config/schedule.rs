@@ -1,19 +1,19 @@
-//! Schedules of the learning rate that are told as Megatron tells them, which verl and RLinf do.
+//! Schedules of the learning rate in Megatron's terms, which verl and RLinf use.
 
 use serde_json::{Value, json};
 
 use super::rules::Options;
 
-/// What is told of a schedule.
+/// The given values of a schedule.
 #[derive(Debug, Default)]
 pub struct Told {
     /// `constant`, `linear`, `cosine` …
     pub style: Option<String>,
-    /// Rate at which it ends.
+    /// Rate at the end of the schedule.
     pub min_lr: f64,
-    /// The highest rate, if it is told.
+    /// The highest rate, if it is given.
     pub lr: Option<f64>,
-    /// Updates after which it has ended, where that is not the end of the run.
+    /// Updates after which the schedule ends, if not at the end of the run.
     pub decay_updates: Option<u64>,
     /// Updates of the warm-up.
     pub warmup_steps: u64,
@@ -25,7 +25,7 @@ impl Told {
     /// The options of the schedule.
     ///
     /// # Errors
-    /// Why it is none of ours, and what to do.
+    /// Why it is none of our schedules, and what to do.
     pub fn options(&self) -> Result<Options, String> {
         let mut options = Options::new();
         let mut set = |key: &str, value: Value| options.push((key.to_owned(), value));
@@ -68,7 +68,7 @@ impl Told {
         }
         let of_decay = self.decay_updates.filter(|_| self.warmup_share > 0.0);
         match of_decay {
-            // The first update after a begun one is the first with the whole rate.
+            // A begun update counts as one of warm-up, so the next update is the first at the full rate.
             Some(updates) => set("warmup_steps", ((self.warmup_share * updates as f64).ceil() as u64).into()),
             None if self.warmup_share > 0.0 => set("warmup_ratio", self.warmup_share.into()),
             None if self.warmup_steps > 0 => set("warmup_steps", self.warmup_steps.into()),

@@ -30,7 +30,7 @@ fn import_file(path: &Path) -> (Dialect, Translation) {
         let named = translation.mapped.iter().chain(&translation.left_out).any(|(from, _)| from == key);
         assert!(named || translation.combined.contains(key), "{key} is dropped in silence");
     }
-    // What is written is what was understood.
+    // The written file holds the configuration that was understood.
     let read_back = layers::parse(&toml, Path::new("run.toml"), &Vec::new()).unwrap();
     assert!(translate::as_given(read_back, &Vec::new()) == translation.config, "{toml}");
     (dialect, translation)
@@ -100,8 +100,8 @@ fn a_config_of_trl() {
     assert!(!toml.contains("max_steps") && toml.contains("\ntemperature = 0.9\n"), "{toml}");
 }
 
-/// The Trainer counts optimiser updates. With two passes over each of 4 updates, 8 of them are one of our steps; 100
-/// are 12.5 of them.
+/// The Trainer counts optimiser updates. With two passes over each of 4 updates, one of our steps has 8 of them, so 100
+/// are 12.5 steps.
 #[test]
 fn steps_of_trl_are_optimiser_updates() {
     let text = "per_device_train_batch_size: 4\ngradient_accumulation_steps: 2\nsteps_per_generation: 8\n\
@@ -243,7 +243,7 @@ rollout:
   tensor_parallel_size: 1
 ";
 
-/// verl's default mode reaches GSPO since 0.9.1; what its recipes say wins.
+/// verl's default mode has reached GSPO since 0.9.1; a mode that its recipes give wins.
 #[test]
 fn the_mode_of_verl_is_that_of_its_gspo() {
     let of = |more: &str| {
@@ -335,7 +335,7 @@ fn an_unknown_system_is_refused() {
     assert!(message.contains("--from"), "{message}");
 }
 
-/// What RLinf decides for a micro-batch, such as to stop early, is decided for a minibatch here.
+/// RLinf's decisions for a micro-batch, such as to stop early, are made for a minibatch here.
 #[test]
 fn a_micro_batch_of_rlinf_is_a_minibatch() {
     for (sizes, expected) in [
@@ -528,7 +528,7 @@ fn a_function_of_verl_is_left_out_with_the_way() {
     assert!(reason.contains("solution_str") && reason.contains("docs/importing.md"), "{reason}");
 }
 
-/// As a configuration of TRL 1.16 is written with transformers 5.
+/// Written as in TRL 1.16 with transformers 5.
 #[test]
 fn shares_of_steps_are_taken_over() {
     let (_, found) =

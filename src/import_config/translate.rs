@@ -10,23 +10,23 @@ use super::{
     rules::{Count, Options, Rule, Rules},
 };
 
-/// What has become of a foreign configuration.
+/// The result of translating a foreign configuration.
 #[derive(Debug)]
 pub struct Translation {
     /// Our defaults with everything that was taken over.
     pub config: TrainConfig,
-    /// Options that were taken over, as (foreign key, option); a key that stands for its dialect's default is empty.
+    /// Options that were taken over, as (foreign key, option); the key is empty for a default of the dialect.
     pub mapped: Vec<(String, String)>,
-    /// Keys that were looked at together: what they lead to is among `mapped` as [`TOGETHER`].
+    /// Keys that were combined: their options are in `mapped` as [`TOGETHER`].
     pub combined: Vec<String>,
-    /// Options that count something else here.
+    /// Options that have another unit here.
     pub recounted: Vec<Recounted>,
-    /// Keys without a counterpart, with the reason or the way.
+    /// Keys without a counterpart, with the reason or the way out.
     pub left_out: Vec<(String, String)>,
-    /// Those among `left_out` that have a counterpart, as (foreign key, option): only their values cannot be taken
+    /// The keys in `left_out` that have a counterpart, as (foreign key, option): only their values cannot be taken
     /// over.
     pub refused: Vec<(String, String)>,
-    /// What is to be known of what was taken over.
+    /// Remarks on the values that were taken over.
     pub remarks: Vec<String>,
 }
 
@@ -35,7 +35,7 @@ pub struct Translation {
 pub struct Recounted {
     /// The option.
     pub option: &'static str,
-    /// What it counts there and here.
+    /// Its unit there and here.
     pub count: Count,
     /// The number there.
     pub theirs: u64,
@@ -50,7 +50,7 @@ const UNKNOWN: &str = "not known";
 
 const DOUBTFUL: &str = "not known, and may change the training";
 
-/// Translates every key; what our own loader refuses is left out with its reason.
+/// Translates every key; values that our own loader refuses are left out with its reason.
 pub fn translate(entries: &[Entry], rules: Rules) -> Translation {
     let mut translation = Translation {
         config: TrainConfig::default(),
@@ -104,7 +104,7 @@ pub fn translate(entries: &[Entry], rules: Rules) -> Translation {
                 .filter_map(|entry| Some((entry.key.strip_prefix(begin)?.to_owned(), entry.value.clone())));
             Value::Object(found.collect())
         });
-        // Null is not given, so that the default stands.
+        // Null counts as not given, so the default stands.
         let given = |entry: &&Entry| entry.key == key && !entry.value.is_null();
         below.or_else(|| entries.iter().find(given).map(|entry| entry.value.clone()))
     };
@@ -117,13 +117,13 @@ pub fn translate(entries: &[Entry], rules: Rules) -> Translation {
     }
     let options: Options = (rules.combine)(&get);
     for (option, value) in options {
-        // A value that a script leaves open is refused by its own key.
+        // A value that a script leaves open is refused under its own key.
         if !entries.iter().any(|entry| entry.unset.is_some() && entry.value == value) {
             translation.take(&mut overrides, TOGETHER, &option, &value);
         }
     }
     let load = |overrides: &_| layers::load(None, overrides).expect("each option was accepted by itself");
-    // A default of the dialect that the method does not read is not worth a line.
+    // A default of the dialect that the method does not read needs no line.
     let unused = load(&overrides).options_without_effect();
     translation.mapped.retain(|(from, option)| !from.is_empty() || !unused.contains(&option.as_str()));
     overrides.retain(|(option, _)| translation.mapped.iter().any(|(_, taken)| taken == option));
@@ -132,7 +132,7 @@ pub fn translate(entries: &[Entry], rules: Rules) -> Translation {
     translation
 }
 
-/// With paths as they were given: whether one is a name on the Hub is seen where it is trained.
+/// With paths as they were given: only the start of training decides whether one is a name on the Hub.
 pub fn as_given(mut config: TrainConfig, overrides: &layers::Overrides) -> TrainConfig {
     for path in config.paths_mut() {
         let marked = path.display().to_string();
@@ -147,8 +147,8 @@ pub fn as_given(mut config: TrainConfig, overrides: &layers::Overrides) -> Train
 impl Translation {
     fn take(&mut self, overrides: &mut layers::Overrides, key: &str, option: &str, value: &Value) {
         let Some(text) = text(value) else {
-            // Nothing is not given: what another key gives stands, and so does a default of theirs, unless being absent
-            // is a value.
+            // An absent value counts as not given: the value of another key stands, and so does a default of theirs,
+            // unless being absent is a value of the option.
             let given = self.mapped.iter().any(|(from, known)| !from.is_empty() && known == option);
             if !given && may_be_absent(option) {
                 overrides.retain(|(known, _)| known != option);
@@ -179,7 +179,7 @@ impl Translation {
         }
     }
 
-    /// Keeps account of a key that leads to no option by itself.
+    /// Records the fate of a key that leads to no option by itself.
     fn say(&mut self, key: &str, rule: Rule) {
         match rule {
             Rule::Combined => self.combined.push(key.to_owned()),
@@ -194,8 +194,8 @@ impl Translation {
         self.leave_out(key, reason);
     }
 
-    /// Converts what counts something else here, where an update and a generation batch are not the same. A default of
-    /// theirs that is ours too becomes another number as well, and is filled in.
+    /// Converts options with another unit here, if an update and a generation batch are not the same. A default of
+    /// theirs that is also ours becomes another number as well, and is filled in.
     fn recount(&mut self, overrides: &mut layers::Overrides, counts: &[(&'static str, Count)]) {
         let config = layers::load(None, overrides).expect("each option was accepted by itself");
         let per_step = config.updates_per_step();
@@ -231,9 +231,9 @@ impl Translation {
         self.left_out.push((key.to_owned(), reason.to_owned()));
     }
 
-    /// The taken over options as `run.toml`, in the order in which they are declared.
+    /// The options that were taken over, as `run.toml`, in the order of their declaration.
     pub fn to_toml(&self) -> String {
-        // From the text, in which single precision has the digits that it was given with.
+        // Read from the text, in which single precision has the digits that the user gave.
         let values: Table = layers::to_toml(&self.config).parse().expect("a configuration is valid TOML");
         let taken = |key: &&str| self.mapped.iter().any(|(_, option)| option == key);
         let line = |key: &str| Some(Table::from_iter([(key.to_owned(), values.get(key)?.clone())]).to_string());
@@ -241,7 +241,7 @@ impl Translation {
     }
 }
 
-/// Whether a value asks for nothing.
+/// Whether a value asks for nothing: null, false, or empty.
 fn is_nothing(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,
@@ -268,7 +268,7 @@ fn may_be_absent(option: &str) -> bool {
     defaults[option].is_null()
 }
 
-/// A value as it is written on our command line; none when it is absent.
+/// A value as on our command line; none if it is absent.
 fn text(value: &Value) -> Option<String> {
     match value {
         Value::Null => None,

@@ -9,7 +9,7 @@ use super::{
     rules::{Converted, Count, Keys, Lookup, Options, Reason, Refusal, Rules, limit, top_k},
 };
 
-/// TRL's keys are ours, but for these; and the defaults are the same where they change what is trained.
+/// TRL's keys are ours, except for these, and its defaults are ours where they change what is trained.
 pub static RULES: Rules = Rules {
     keys: &KEYS,
     converted: CONVERTED,
@@ -58,7 +58,7 @@ fn resume(value: &Value) -> Result<Value, Reason> {
     })
 }
 
-/// What the batch, the rewards and the data follow from.
+/// Options that follow from several keys about the batch, the rewards and the data.
 fn combine(get: Lookup<'_>) -> Options {
     let mut options = Options::new();
     if let Some(processes) = accelerate::processes(get).ok().flatten().filter(|processes| *processes > 1) {
@@ -89,7 +89,7 @@ fn functions(get: Lookup<'_>) -> Result<Vec<rewards::Function>, String> {
     Ok(functions)
 }
 
-/// Options that are tables, whose keys come one by one.
+/// Options that are tables, whose keys are given one by one.
 const TABLES: [&str; 2] = ["chat_template_kwargs", "lr_scheduler_kwargs"];
 
 fn generation(get: Lookup<'_>) -> serde_json::Map<String, Value> {
@@ -145,7 +145,7 @@ fn remarks(get: Lookup<'_>) -> Vec<String> {
     list
 }
 
-/// Several datasets: TRL's list, or open-r1's, which has other words for the same.
+/// Several datasets: TRL's list, or open-r1's, which names the same things otherwise.
 fn datasets(get: Lookup<'_>) -> Option<Value> {
     get("datasets").or_else(|| Some(mixture::of_open_r1(get("dataset_mixture.datasets")?)))
 }

@@ -39,10 +39,10 @@ const IMPLIED: &[(&str, &str)] = &[
     ("num_train_epochs", "30"),
 ];
 
-/// Prompts of a generation batch and of an update, where that is not said.
+/// Prompts of a generation batch and of an update, where the configuration does not give them.
 const BATCH: [(&str, u64); 2] = [("data.train_batch_size", 1024), ("actor_rollout_ref.actor.ppo_mini_batch_size", 256)];
 
-/// Completions of a prompt; 1 where that is not said.
+/// Completions of a prompt; 1 where the configuration does not give them.
 const N: &str = "actor_rollout_ref.rollout.n";
 
 static KEYS: LazyLock<Keys> = LazyLock::new(|| Keys::parse(include_str!("verl.toml")));
@@ -99,7 +99,7 @@ fn combine(get: Lookup<'_>) -> Options {
         set("kl_estimator", actor("kl_loss_type").unwrap_or_else(|| "low_var_kl".into()));
         set("use_bias_correction_kl", false.into());
     }
-    // Its default reaches GSPO too since 0.9.1; ours is that of the paper.
+    // verl's default has reached GSPO too since 0.9.1; our default is that of the paper.
     if actor("policy_loss.loss_mode").is_some_and(|loss| loss == "gspo") && actor("loss_agg_mode").is_none() {
         set("loss_aggregation", "token-mean".into());
     }
@@ -153,7 +153,7 @@ fn combine(get: Lookup<'_>) -> Options {
     options
 }
 
-/// Whether it is a configuration of verl at all, whose defaults count.
+/// Whether it is a configuration of verl at all; only then do its defaults count.
 fn is_verl(get: Lookup<'_>) -> bool {
     let has = |below: &str| get(below).is_some_and(|keys| keys.as_object().is_some_and(|keys| !keys.is_empty()));
     has("actor_rollout_ref.*") || has("algorithm.*")
@@ -166,19 +166,19 @@ fn batches(get: Lookup<'_>) -> [Option<u64>; 2] {
         None => is_verl(get).then_some(default),
         Some(prompts) => prompts.as_u64(),
     });
-    // An update of the usual size is none of more than the batch.
+    // An update of the default size has at most the prompts of the batch.
     let update =
         if get(BATCH[1].0).is_none() { update.zip(batch).map(|(update, batch)| update.min(batch)) } else { update };
     [batch, update].map(|prompts| prompts?.checked_mul(n?).filter(|size| *size > 0))
 }
 
-/// The name of the schedule; the older key goes before.
+/// The name of the schedule; the older key takes precedence.
 fn style(get: Lookup<'_>) -> Option<String> {
     let named = |key: &str| get(&format!("actor_rollout_ref.actor.optim.{key}"))?.as_str().map(str::to_owned);
     named("warmup_style").or_else(|| named("lr_scheduler_type"))
 }
 
-/// Schedule and warm-up: those of FSDP, or those of Megatron. A constant rate has a warm-up there.
+/// Schedule and warm-up: FSDP's, or Megatron's. In verl, a constant rate has a warm-up.
 fn rate_schedule(get: Lookup<'_>) -> Result<Options, String> {
     let optim = |key: &str| get(&format!("actor_rollout_ref.actor.optim.{key}"));
     let number = |key: &str| optim(key).and_then(|value| value.as_f64()).filter(|value| *value > 0.0);
@@ -208,14 +208,14 @@ fn rate_schedule(get: Lookup<'_>) -> Result<Options, String> {
 struct Adapter {
     rank: Value,
     alpha: Value,
-    /// The layers, none for all; nothing where they cannot be said.
+    /// The layers, none for all; an outer none if they cannot be expressed.
     modules: Option<Vec<Value>>,
     /// The key of the layers.
     key: &'static str,
 }
 
 impl Adapter {
-    /// The adapter, if there is one: of FSDP, or of Megatron.
+    /// The adapter, if there is one: FSDP's, or Megatron's.
     fn of(get: Lookup<'_>) -> Option<Self> {
         const PLACES: [[&str; 3]; 2] = [
             [
@@ -235,7 +235,7 @@ impl Adapter {
             let modules = match get(key) {
                 None => Some(Vec::new()),
                 Some(Value::String(name)) if name == "all-linear" => Some(Vec::new()),
-                // Megatron's names: these four are all there are.
+                // Megatron's names: there are only these four.
                 Some(Value::Array(names))
                     if names.iter().any(|name| name.as_str().is_some_and(|name| name.contains("linear_"))) =>
                 {
@@ -259,10 +259,11 @@ fn template_variables(get: Lookup<'_>) -> Result<Option<serde_json::Map<String, 
     prompts::named_values(get("data.apply_chat_template_kwargs"), get("data.apply_chat_template_kwargs.*"))
 }
 
-/// Stands for verl's own function of the row's `data_source`: such a file is to be written, as docs/importing.md shows.
+/// Stands for verl's own function of the row's `data_source`: the user must write such a file, as docs/importing.md
+/// shows.
 const OWN_FUNCTION: &str = "verl_reward.py:score";
 
-/// Where the bounds of DAPO's punishment of long completions stand, in every version.
+/// Keys for the bounds of DAPO's penalty on long completions, in all versions.
 const OVERLONG: [&str; 4] = [
     "reward_model.overlong_buffer",
     "reward_model.reward_kwargs.overlong_buffer_cfg",
@@ -270,7 +271,7 @@ const OVERLONG: [&str; 4] = [
     "reward.reward_manager.overlong_buffer",
 ];
 
-/// Tokens and weight of DAPO's punishment of long completions, if it is on.
+/// Tokens and weight of DAPO's penalty on long completions, if it is on.
 fn overlong(get: Lookup<'_>) -> Option<(u64, u64, f64)> {
     let place = OVERLONG.iter().find(|place| get(&format!("{place}.enable")) == Some(true.into()))?;
     let longest =
@@ -281,7 +282,7 @@ fn overlong(get: Lookup<'_>) -> Option<(u64, u64, f64)> {
     Some((longest, buffer, factor))
 }
 
-/// Functions and weights, where the configuration says something of them: a reward model, DAPO's punishment.
+/// Functions and weights, if the configuration has any: a reward model, and DAPO's penalty.
 fn reward(get: Lookup<'_>) -> Option<(Vec<String>, Vec<f64>)> {
     let model = ["reward_model.model.path", "reward.reward_model.model_path"].iter().find_map(|key| get(key));
     let on = ["reward_model.enable", "reward.reward_model.enable"].iter().any(|key| get(key) == Some(true.into()));
@@ -455,7 +456,7 @@ fn refusals(get: Lookup<'_>) -> Vec<Refusal> {
     list
 }
 
-/// Not every loss has verl's name: its `cispo` clips on both sides, unlike TRL's.
+/// Names of losses that mean something else in verl: its `cispo` clips on both sides, unlike TRL's.
 fn loss_mode(value: &Value) -> Result<Value, Reason> {
     let loss = value.as_str().and_then(LossType::of_verl);
     Ok(loss.and_then(|loss| serde_json::to_value(loss).ok()).unwrap_or_else(|| value.clone()))
@@ -468,7 +469,7 @@ fn attempts(value: &Value) -> Result<Value, Reason> {
     Err("without a limit, hopeless prompts would be tried for ever; the default limit stays".into())
 }
 
-/// verl compares the standard deviation of what is named; `acc` is whether answers are right, which is our default.
+/// verl looks at the standard deviation of the named metric; `acc` is whether answers are right, which is our default.
 fn filter_metric(value: &Value) -> Result<Value, Reason> {
     match value.as_str() {
         Some("acc") => Ok(Value::Null),

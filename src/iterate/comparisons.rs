@@ -15,7 +15,7 @@ const PROMPTS_KEY: u64 = 0x6974_6572;
 /// Most bytes of a file of comparisons.
 const MOST_BYTES: u64 = 64 << 30;
 
-/// Lines of a JSONL file that hold anything.
+/// Lines of a JSONL file that are not blank.
 pub fn lines(path: &Path) -> Result<Vec<String>> {
     let text = shared_bounds::read_text(path, MOST_BYTES).with_context(|| path.display().to_string())?;
     Ok(text.lines().filter(|line| !line.trim().is_empty()).map(str::to_owned).collect())
@@ -27,8 +27,8 @@ pub fn write(path: &Path, lines: &[String]) -> Result<()> {
     atomic::write_with(path, |file| put(file)).with_context(|| path.display().to_string())
 }
 
-/// Rows of the datasets whose completions are compared in a round, as JSON lines: a seeded choice, another one each
-/// round.
+/// Rows of the datasets whose completions are compared in a round, as JSON lines: a seeded choice, which differs
+/// between rounds.
 pub fn choose_prompts(config: &TrainConfig, count: usize, round: u32) -> Result<Vec<String>> {
     let mut rows = Vec::new();
     for path in config.dataset.iter() {
@@ -39,7 +39,7 @@ pub fn choose_prompts(config: &TrainConfig, count: usize, round: u32) -> Result<
     order.into_iter().take(count).map(line).collect()
 }
 
-/// What sampled completions say: the pairs, and the mean reward of all.
+/// The judge's scores of sampled completions: the pairs, and the mean reward of all.
 #[derive(Debug, PartialEq)]
 pub struct Judged {
     /// JSONL rows of `learner reward-model`.
@@ -63,7 +63,7 @@ pub fn judge(samples: &Path) -> Result<Judged> {
 }
 
 fn pair(group: &[(&Value, f64)]) -> Option<String> {
-    // The first of equals on both sides, so that a pair does not depend on the order of a sort.
+    // Among equals, the first one on both sides, so that a pair does not depend on the order of a sort.
     let best = group.iter().reduce(|a, b| if b.1 > a.1 { b } else { a })?;
     let worst = group.iter().reduce(|a, b| if b.1 < a.1 { b } else { a })?;
     (best.1 > worst.1).then(|| {
@@ -76,7 +76,8 @@ fn pair(group: &[(&Value, f64)]) -> Option<String> {
     })
 }
 
-/// The part of given comparisons that belongs to a round: all rounds get the same number, and together all of them.
+/// The part of given comparisons that belongs to a round: all rounds get the same number of comparisons, and together
+/// they get all of them.
 pub fn share(pairs: &[String], round: u32, rounds: u32) -> Result<Vec<String>> {
     let bound = |n: u32| pairs.len() * n as usize / rounds as usize;
     let part = &pairs[bound(round - 1)..bound(round)];

@@ -1,9 +1,9 @@
 //! `tandem iterate`: iterative GRPO as in DeepSeekMath (algorithm 1). Every round trains the reward model further, on
-//! fresh comparisons of the policy's completions mixed with a replay of old ones, makes the policy the new reference,
+//! fresh comparisons of the policy's completions and a replay of old ones. It then makes the policy the new reference,
 //! and trains the policy on the new reward model.
 //!
-//! A round is a folder with a `tandem train` run in it. What a round has finished is not done again, so the command can
-//! be repeated after an interruption.
+//! A round is a folder with a `tandem train` run in it. Finished parts of a round are not done again, so the command
+//! can be repeated after an interruption.
 
 mod comparisons;
 mod words;
@@ -62,13 +62,14 @@ pub struct Args {
     overrides: Vec<String>,
 }
 
-/// What a finished round leaves behind.
+/// The results of a finished round.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Round {
     round: u32,
     /// Judge's mean reward of the policy's completions before the round.
     judged: Option<f64>,
-    /// Fresh comparisons; what the reward model trained on in all its passes, and how much of that was replayed.
+    /// Fresh comparisons; all comparisons that the reward model trained on in all its passes, and the replayed ones
+    /// among them.
     pairs: u64,
     trained: u64,
     replayed: u64,
@@ -78,7 +79,7 @@ struct Round {
     /// Mean reward of the first and the last steps, the reward model's part included.
     reward_first: Option<f64>,
     reward_last: Option<f64>,
-    /// Where the round ends, and the next begins, its reference included.
+    /// The policy at the end of the round, with which the next round and its reference begin.
     policy: PathBuf,
     reward_model: PathBuf,
 }
@@ -95,11 +96,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         );
     }
     let root = std::path::absolute(&config.output_dir)?;
-    // Rounds that are gone on with keep the commits that the first one had.
+    // Resumed rounds keep the commits of the first one.
     let first = layers::load(Some(&RunDir::new(root.join("round-1/run")).config()), &Vec::new()).ok();
     train::locate(&mut config, first.as_ref())?.iter().for_each(output::tell);
     fs::create_dir_all(&root).with_context(|| format!("`output_dir` {}", root.display()))?;
-    // A second one would write the same comparisons and reward models.
+    // A second process would write the same comparisons and reward models.
     let _lock = train::hold(&root.join("iterate.lock"), &root, Duration::ZERO)?;
     let start = args.reward_model.clone().unwrap_or_else(|| config.model.clone());
     let mut job = Job { args, root, policy: config.model.clone(), reward_model: std::path::absolute(start)?, config };
@@ -132,7 +133,7 @@ impl Job<'_> {
         self.root.join(format!("round-{round}")).join(name)
     }
 
-    /// One round; nothing when it was interrupted.
+    /// One round; none if it was interrupted.
     fn round(&self, round: u32) -> Result<Option<Round>> {
         signals::check()?;
         let record = self.path(round, "round.json");
@@ -176,7 +177,7 @@ impl Job<'_> {
         Ok(Some(done))
     }
 
-    /// Completions of the policy as it is before a round, judged; nothing when the comparisons come from a file.
+    /// Completions of the policy as it is before a round, judged; none if the comparisons come from a file.
     fn sample(&self, round: u32) -> Result<Option<Judged>> {
         let Some(judge) = &self.args.judge else {
             return Ok(None);
@@ -193,7 +194,7 @@ impl Job<'_> {
         comparisons::judge(&samples).map(Some)
     }
 
-    /// The reward model of a round, trained further from that of the round before; the figures of its training.
+    /// The reward model of a round, trained further from that of the round before; returns the figures of its training.
     fn reward_model(&self, round: u32, fresh: &[String]) -> Result<serde_json::Value> {
         let (output, figures) = (self.path(round, "reward-model"), self.path(round, "reward-model.json"));
         let pairs = self.path(round, "pairs.jsonl");
@@ -218,7 +219,7 @@ impl Job<'_> {
     }
 
     /// The policy's training in a round. The learner takes the run's starting model as reference, which here is the
-    /// policy that the last round ended with.
+    /// policy at the end of the last round.
     fn training(&self, round: u32) -> Result<TrainConfig> {
         let mut config = self.config.clone();
         config.model.clone_from(&self.policy);

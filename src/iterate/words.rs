@@ -1,8 +1,8 @@
 //! Command lines of the two tools that a round calls.
 //!
-//! Values and spellings come from the declaration of the options; which options a tool is given is said here, by name.
-//! The declaration does not know it: the flags are the tools' own, and that comparisons are sampled as in training, but
-//! with a seed of their own and without trace, is a decision of `tandem iterate`.
+//! Values and spellings come from the declaration of the options; this file names the options that each tool is given.
+//! Two things are not in the declaration: the tools' own flags, and the decision of `tandem iterate` to sample
+//! comparisons as in training, but with a seed of their own and without a trace.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use shared::config::TrainConfig;
 
 use crate::programs::tool::Words;
 
-/// Keeps the draws of the comparisons apart from those of the training steps.
+/// Keeps the random numbers of the comparisons apart from those of the training steps.
 const SEEDS_OF_A_ROUND: u64 = 1_000_003;
 
 /// Options that `rollout generate` has under the same name.
@@ -48,7 +48,7 @@ const OF_SAMPLING: [&str; 31] = [
     "speculative_tokens",
 ];
 
-/// `rollout generate`: what the policy says to the prompts whose completions are compared, as it would in training.
+/// `rollout generate`: samples the policy's completions that are compared, as in training.
 pub fn of_sampling(
     config: &TrainConfig,
     policy: &Path,

@@ -18,12 +18,12 @@ pub fn find(name: &str) -> Result<PathBuf> {
     find_in(own.parent().unwrap_or(Path::new(".")), name)
 }
 
-/// As [`find`], of [`FLEET`]; where it is missing, the error names the option or the command that asks for it.
+/// As [`find`], of [`FLEET`]; if it is missing, the error names the option or the command that needs it.
 pub fn fleet(asked_for_by: &str) -> Result<PathBuf> {
     find(FLEET).with_context(|| asked_for_by.to_owned())
 }
 
-/// The command line that builds these programs out of the whole workspace: dependencies then have the features of all
+/// The command line that builds these programs from the whole workspace: dependencies then have the features of all
 /// builds, and none of them is compiled twice.
 pub fn build_of(names: &[&str]) -> String {
     let bins: String = names.iter().map(|name| format!(" --bin {name}")).collect();

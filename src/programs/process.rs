@@ -29,10 +29,10 @@ use super::{
     pulse::{Pulse, Verdict},
 };
 
-/// How long a killed process may take to be gone: one that waits for a device is not, until that answers.
+/// How long a killed process may take to be gone: a process that waits for a device ends only when the device answers.
 const AFTER_KILL: Duration = Duration::from_secs(10);
 
-/// What to start, and where its output goes.
+/// The program to start, and the file for its output.
 #[derive(Debug, Clone)]
 pub struct Spec {
     /// Name of the half and its log: `learner` or `rollout`.
@@ -45,12 +45,12 @@ pub struct Spec {
     pub env: Vec<(&'static str, String)>,
     /// Standard output and error are appended here.
     pub log: PathBuf,
-    /// What makes it take less memory, for the user.
+    /// The option that makes it take less memory, for messages.
     pub smaller: &'static str,
 }
 
 impl Spec {
-    /// What it is to the user, who has not started it by its name.
+    /// Its name for the user, who has not started it by its own name.
     pub fn who(&self) -> &'static str {
         if self.name == "rollout" { "the sampler" } else { "the learner" }
     }
@@ -61,7 +61,7 @@ impl Spec {
 pub struct Process {
     child: Child,
     log: PathBuf,
-    /// That log, wherever it is by now.
+    /// The open log, wherever the file has been moved.
     own_log: Option<File>,
     log_start: u64,
     started: Instant,
@@ -84,7 +84,7 @@ impl Process {
         Ok(process)
     }
 
-    /// As [`Process::start`], with a command whose output is already directed; its log begins with it.
+    /// As [`Process::start`], with a command whose output is already directed; the whole log belongs to this child.
     pub fn spawn(mut command: Command, log: &Path) -> Result<Self> {
         command.stdin(Stdio::null()).process_group(0);
         let program = command.get_program().to_owned();
@@ -107,23 +107,23 @@ impl Process {
         self.started.elapsed()
     }
 
-    /// Whether it still gets on; to be asked many times a second.
+    /// Whether it still makes progress; call it many times a second.
     pub fn look(&mut self, deadlines: &Deadlines) -> Verdict {
         let process = self.child.id();
         self.pulse.as_mut().map_or(Verdict::Fine, |pulse| pulse.look(process, deadlines))
     }
 
-    /// What it last showed.
+    /// Its last heartbeat.
     pub fn beat(&self) -> Beat {
         self.pulse.as_ref().map_or_else(Beat::default, Pulse::beat)
     }
 
-    /// How long it has had nothing to do but wait for the other process.
+    /// How long it has been waiting for the other process.
     pub fn waiting(&self) -> Duration {
         self.pulse.as_ref().map_or(Duration::ZERO, Pulse::waiting)
     }
 
-    /// Asks the child to end in order; one that is stopped goes on to do so.
+    /// Asks the child to end in order; a stopped child is continued, so that it can.
     pub fn terminate(&mut self) {
         self.signal(|child| kill_process(child, Signal::TERM).and_then(|()| kill_process(child, Signal::CONT)));
     }
@@ -133,13 +133,13 @@ impl Process {
         self.signal(|child| kill_process(child, Signal::STOP));
     }
 
-    /// Lets a child that is stopped go on.
+    /// Lets a stopped child continue.
     pub fn go_on(&mut self) {
         self.signal(|child| kill_process(child, Signal::CONT));
     }
 
-    /// Sets how large the files may become that the child writes from now on; returns what the limit was before.
-    /// Nothing where the child has ended.
+    /// Limits the size of files that the child writes from now on; returns the limit before. None if the child has
+    /// ended.
     pub fn limit_files(&self, limit: Rlimit) -> Option<Rlimit> {
         prlimit(Some(Pid::from_child(&self.child)), Resource::Fsize, limit).ok()
     }
@@ -169,17 +169,17 @@ impl Process {
         lines[lines.len().saturating_sub(count)..].iter().map(|line| (*line).to_owned()).collect()
     }
 
-    /// Where its log is, which may have been moved away with the run's folder.
+    /// The path of its log, which may have moved with the run's folder.
     pub fn log(&self) -> PathBuf {
         self.moved_log().and_then(|log| log.read_link().ok()).unwrap_or_else(|| self.log.clone())
     }
 
-    /// Whether its log is not where it was begun: the folder is another run's by now, or gone.
+    /// Whether its log is not where it was begun: another run has the folder by now, or the folder is gone.
     pub fn is_moved(&self) -> bool {
         self.moved_log().is_some()
     }
 
-    /// What leads to its log, where that is not in its place any more.
+    /// A path to its open log, if the log has been moved.
     fn moved_log(&self) -> Option<PathBuf> {
         let own = self.own_log.as_ref()?;
         let (there, here) = (self.log.metadata().ok(), own.metadata().ok()?);
@@ -191,7 +191,7 @@ impl Process {
         const WINDOW: u64 = 16 * 1024;
         let mut file = shared_bounds::open(&self.moved_log().unwrap_or_else(|| self.log.clone()))?;
         let length = file.metadata()?.len();
-        // A log that was turned over begins anew.
+        // A log that was rotated begins anew.
         let start = if length < self.log_start { 0 } else { self.log_start };
         file.seek(SeekFrom::Start(start.max(length.saturating_sub(WINDOW))))?;
         let mut bytes = Vec::new();

@@ -1,4 +1,4 @@
-//! Whether a process of the pair gets on: what its main loop shows, and what the system says of it.
+//! Whether a process of the pair makes progress, by the heartbeat of its main loop and its state in the system.
 
 use std::{
     fs::{self, File},
@@ -14,25 +14,25 @@ use shared::{
     heartbeat::{Beat, Deadlines, LINE, LINES, Phase},
 };
 
-/// Silence after which it is looked whether a process is stopped.
+/// Silence after which the code checks whether a process is stopped.
 const NOTABLE: Duration = Duration::from_millis(500);
-/// A stopped process is named after this time.
+/// Time after which a stopped process is reported.
 const STOPPED: Duration = Duration::from_secs(2);
-/// One that makes no progress is named after this time, unless it has already been silent for about as long.
+/// Time after which a process without progress is reported, unless it has already been silent for about as long.
 const SLOW: Duration = Duration::from_secs(10);
 
-/// What there is to do about a process.
+/// What to do about a process.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Nothing.
     Fine,
-    /// To tell the user what it does.
+    /// Tell the user about it.
     Tell(String),
-    /// To end it, for this reason.
+    /// End it, for this reason.
     End(String),
 }
 
-/// One process as it is seen from here.
+/// The state of one process.
 #[derive(Debug)]
 pub struct Pulse {
     /// Memory that the process writes its progress to.
@@ -42,9 +42,9 @@ pub struct Pulse {
     channel: Silence,
     waiting: Silence,
     stopped: Silence,
-    /// The longest silence that came to an end by itself.
+    /// The longest silence that ended by itself.
     longest: Duration,
-    /// Its silence has been told of.
+    /// Whether its silence has been reported.
     told: bool,
 }
 
@@ -54,7 +54,7 @@ impl Pulse {
         let what = "memory for the progress of a process";
         // Without the flag that closes it, the process inherits it.
         let shown = File::from(memfd_create("tandem-heartbeat", MemfdFlags::empty()).context(what)?);
-        // From here on there is a page, so that writing does not fail.
+        // From here on the memory has a page, so that writing does not fail.
         fs::write(path(&shown), [b' '; LINES * LINE]).context(what)?;
         let [main, channel, waiting, stopped] = [(); 4].map(|()| Silence::default());
         Ok(Self { shown, beat: Beat::default(), main, channel, waiting, stopped, longest: Duration::ZERO, told: false })
@@ -65,35 +65,35 @@ impl Pulse {
         path(&self.shown)
     }
 
-    /// What it last showed.
+    /// Its last heartbeat.
     pub fn beat(&self) -> Beat {
         self.beat
     }
 
-    /// How long it has had nothing to do but wait for the other one.
+    /// How long it has been waiting for the other process.
     pub fn waiting(&self) -> Duration {
         self.waiting.length()
     }
 
-    /// One look at the process of this number, to be repeated many times a second.
+    /// One look at the process of this number; call it many times a second.
     pub fn look(&mut self, process: u32, deadlines: &Deadlines) -> Verdict {
         let now = Beat::read(&self.shown);
         let before = std::mem::replace(&mut self.beat, now);
         let (moved, silence_before) = (now.main != before.main, self.main.length());
         let notable = silence_before >= NOTABLE || !self.stopped.length().is_zero();
         let stopped = notable && !moved && is_stopped(process);
-        // Who is stopped can do nothing, so that this time is not counted against what it was at.
+        // A stopped process can do nothing, so this time does not count against its phase.
         self.stopped.note(!stopped);
         self.main.note(moved || stopped);
         self.channel.note(stopped || now.channel.is_none() || now.channel != before.channel);
-        // A stopped process may have been told what it waited for, and the other one now waits for it.
+        // A stopped process may have received what it waited for, and the other process now waits for it.
         self.waiting.note(stopped || now.main.is_none_or(|(phase, _)| phase != Phase::Wait));
         if stopped {
             let what = format!("is stopped (by SIGSTOP; `kill -CONT {process}` lets it go on)");
             return self.judge(&what, self.stopped.length(), STOPPED, (deadlines.peer, "peer_timeout"));
         }
         if self.channel.length() >= deadlines.peer {
-            // Its main loop may well turn: it waits for what the channel never brings.
+            // Its main loop may well turn: it waits for messages that the channel never brings.
             return self.judge(
                 "has a channel that does nothing",
                 self.channel.length(),
@@ -148,7 +148,7 @@ fn path(shown: &File) -> PathBuf {
 /// Whether a signal, or a debugger, has stopped a process.
 fn is_stopped(process: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
-    // The name stands in brackets and may hold some itself.
+    // The name stands in brackets and may contain brackets.
     stat.rsplit_once(") ").is_some_and(|(_, fields)| fields.starts_with(['T', 't']))
 }
 
@@ -167,7 +167,7 @@ mod tests {
         Deadlines { load: LONG, step: LONG, save: SHORT, peer: LONG }
     }
 
-    /// Looks until something is to be done.
+    /// Looks until there is something to do.
     fn wait(pulse: &mut Pulse, process: u32, deadlines: &Deadlines) -> Verdict {
         let begin = Instant::now();
         loop {

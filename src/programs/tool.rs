@@ -33,11 +33,11 @@ impl Words {
         self
     }
 
-    /// Adds a flag with what an option of the run is: once for each value of a list, and not at all for one that is
+    /// Adds a flag with the value of a run's option: once for each item of a list, and not at all if the option is
     /// absent.
     pub fn with_option(self, config: &TrainConfig, flag: &str, key: &str) -> Self {
         let key = config::option(key).expect("the key of an option").key;
-        // From the text, in which single precision has the digits that it was given with.
+        // Read from the text, in which single precision has the digits that the user gave.
         let mut values: Table = layers::to_toml(config).parse().expect("a configuration is valid TOML");
         let values = match values.remove(key) {
             Some(toml::Value::Array(list)) => list,
@@ -51,10 +51,10 @@ impl Words {
     }
 }
 
-/// Runs `name` with the given words and returns what it wrote on stdout; its log goes to a file.
+/// Runs `name` with the given words and returns its stdout; its log goes to a file.
 ///
 /// # Errors
-/// When the program fails, with its own error line, or the user asks for the end, which ends the program too.
+/// When the program fails, with its own error line, or the user asks for the end, which also ends the program.
 pub fn run(name: &str, words: &Words, log: &Path) -> Result<String> {
     let file = shared::atomic::append(log)?;
     file.set_len(0).with_context(|| log.display().to_string())?;
@@ -95,8 +95,8 @@ pub fn run(name: &str, words: &Words, log: &Path) -> Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// What a program has said last of how far it is: the words of the last line of its log that has a number of a number
-/// in it.
+/// A program's last report of its progress: the end of the last line of its log that has a figure such as `3/700`, from
+/// that figure on.
 fn latest(log: &Path) -> Option<String> {
     let text = fs::read_to_string(log).ok()?;
     let is_figure = |word: &str| {
@@ -106,7 +106,7 @@ fn latest(log: &Path) -> Option<String> {
     let words = |line: &str| {
         let all: Vec<&str> = line.split_whitespace().collect();
         let at = all.iter().position(|word| is_figure(word))?;
-        // `step 3/700` has its name before it, and what stands before that is of the log.
+        // `step 3/700` is kept with its name; the words before belong to the log.
         let from = at.saturating_sub(usize::from(at > 0 && all[at - 1] == "step"));
         Some(all[from..].join(" "))
     };
@@ -116,7 +116,7 @@ fn latest(log: &Path) -> Option<String> {
 /// As [`run`], for programs whose last line is a JSON document.
 ///
 /// # Errors
-/// When the program fails or ends with anything else.
+/// When the program fails or its output does not end with a JSON document.
 pub fn answer(name: &str, words: &Words, log: &Path) -> Result<Value> {
     let text = run(name, words, log)?;
     let last = text.trim_end().lines().last().unwrap_or_default();
@@ -124,7 +124,7 @@ pub fn answer(name: &str, words: &Words, log: &Path) -> Result<Value> {
         .with_context(|| format!("{name} {} did not end with JSON, but with `{last}`", words.0[0]))
 }
 
-/// A number of such an answer.
+/// A number in such an answer.
 ///
 /// # Errors
 /// When it is missing.

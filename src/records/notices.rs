@@ -1,4 +1,4 @@
-//! Shows what the learner has noticed, each notice once.
+//! Shows the learner's notices, each one once.
 
 use std::{fs, os::unix::fs::MetadataExt, path::PathBuf};
 
@@ -8,26 +8,26 @@ use shared::notices::{self, Notice};
 #[derive(Debug)]
 pub struct Board {
     path: PathBuf,
-    /// What tells a file from the one that replaced it.
+    /// The file's identity, to tell it from one that replaced it.
     seen: Option<(u64, u64, i64)>,
     told: Vec<Notice>,
 }
 
 impl Board {
-    /// Follows a file that need not exist yet. What it holds by now has been shown by an earlier session.
+    /// Follows a file that need not exist yet. An earlier session has shown the notices that it holds by now.
     pub fn new(path: PathBuf) -> Self {
         let mut board = Self { path, seen: None, told: Vec::new() };
         board.news();
         board
     }
 
-    /// What was not there before. A restarted learner finds again what it has lost, which is no news.
+    /// Notices that were not there before. A restarted learner makes some again that it had lost; they are no news.
     pub fn news(&mut self) -> Vec<Notice> {
         let now = fs::metadata(&self.path).ok().map(|file| (file.ino(), file.len(), file.mtime_nsec()));
         if now == self.seen {
             return Vec::new();
         }
-        // A file that cannot be read at this moment is looked at again.
+        // A file that cannot be read now is read at the next look.
         let Ok(found) = notices::read(&self.path) else {
             return Vec::new();
         };

@@ -7,7 +7,7 @@ use shared::journal::{self, Entry};
 
 /// Longest file of completions that is read.
 const MOST_BYTES: u64 = 256 << 20;
-/// Steps for which completions are waited for: they are written beside the next step.
+/// Steps for which completions are waited for: the learner writes them during the next step.
 pub const MOST_AWAITED: u64 = 4;
 
 /// One line, as far as TensorBoard's events and the terminal need it.
@@ -15,9 +15,9 @@ pub const MOST_AWAITED: u64 = 4;
 pub struct Sample {
     pub prompt: String,
     pub completion: String,
-    /// What each reward function gave.
+    /// The score of each reward function.
     pub rewards: BTreeMap<String, Option<f64>>,
-    /// Weighted sum of these.
+    /// Weighted sum of the scores.
     pub reward: Option<f64>,
     pub tokens: f64,
 }
@@ -28,8 +28,8 @@ impl Entry for Sample {
     }
 }
 
-/// The completions of a file, none of one that cannot be read; `None` while it is not there. Lines that are no samples
-/// are left out.
+/// The completions of a file, none if it cannot be read; `None` while it is missing. Lines that are
+/// no samples are left out.
 pub fn read(path: &Path) -> Option<Vec<Sample>> {
     let bytes = match shared_bounds::read(path, MOST_BYTES) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
@@ -38,7 +38,7 @@ pub fn read(path: &Path) -> Option<Vec<Sample>> {
     Some(journal::parse(&bytes).0)
 }
 
-/// Those with a reward, the best first.
+/// Completions with a reward, the best first.
 pub fn ranked(samples: &[Sample]) -> Vec<&Sample> {
     let mut ranked: Vec<&Sample> = samples.iter().filter(|sample| sample.reward.is_some()).collect();
     ranked.sort_by(|a, b| b.reward.partial_cmp(&a.reward).unwrap_or(Ordering::Equal));

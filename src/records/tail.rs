@@ -9,9 +9,9 @@ use std::{
 
 use shared::metrics::{MetricRecord, STEP};
 
-/// Newest records that are kept: more than any line on the terminal is about.
+/// Newest records that are kept: more than any line on the terminal refers to.
 pub const KEPT: usize = 64;
-/// Bytes at the end of a file from which those records are read: a run that goes on may have a long past.
+/// Bytes at the end of a file from which those records are read: a resumed run may have a long past.
 const WINDOW: u64 = 1 << 20;
 
 /// Completed steps by a record.
@@ -41,7 +41,7 @@ impl Tail {
         Self { window: WINDOW / 16, ..Self::new(path) }
     }
 
-    /// Reads what was added. A file that cannot be read at this moment adds nothing.
+    /// Reads what was added. A file that cannot be read now adds nothing.
     pub fn poll(&mut self) {
         let Ok(metadata) = fs::metadata(&self.path) else {
             return;

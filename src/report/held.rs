@@ -1,4 +1,4 @@
-//! What a report holds of a run: its figures whole, and samples of its completions.
+//! The content of a report: the figures of a run, all of them, and samples of its completions.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ use crate::view::{
 
 /// Steps whose completions are held: the first, the last, and some between.
 const STEPS: usize = 6;
-/// Groups of each.
+/// Groups of each of these steps.
 const GROUPS: usize = 8;
 /// Completions of each step whose tokens are held too.
 const OPENED: usize = 8;
@@ -28,12 +28,12 @@ const OPENED: usize = 8;
 #[derive(Debug, Serialize)]
 pub struct Held {
     charts: Vec<Chart>,
-    /// One, in the shape in which the page knows several.
+    /// The one run, in the form in which the page knows several.
     runs: [Run; 1],
 }
 
 impl Held {
-    /// What the run is called.
+    /// The name of the run.
     pub fn name(&self) -> &str {
         &self.runs[0].overview.name
     }

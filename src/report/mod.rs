@@ -1,4 +1,4 @@
-//! `tandem report`: the page of `tandem ui` about one run, as one file that needs nothing else.
+//! `tandem report`: the page of `tandem ui` for one run, in a single file that needs nothing else.
 //!
 //! The page is drawn by its scripts, so that live page and report share one implementation. In a browser without
 //! JavaScript it says that it needs them.
@@ -77,7 +77,7 @@ mod tests {
         dir
     }
 
-    /// What the page's scripts read.
+    /// The data for the page's scripts.
     fn held(dir: &RunDir) -> (String, Value) {
         let html = fs::read_to_string(write(dir).unwrap()).unwrap();
         let (_, rest) = html.split_once("<script type=\"application/json\" id=\"tandem-data\">").unwrap();

@@ -8,12 +8,11 @@ use crate::view::assets::{SCRIPTS, STYLES};
 
 /// The whole report as one HTML text.
 ///
-/// Its scripts and styles are the only ones that a browser takes, whatever the data hold: they are known by their
-/// hashes.
+/// A browser runs its own scripts and styles only, whatever the data hold: their hashes identify them.
 pub fn render(data: &Held) -> String {
     let scripts = SCRIPTS.map(|asset| asset.text).concat();
     let styles = STYLES.map(|asset| asset.text).concat();
-    // Inside of a script element `<` could end it.
+    // `<` could end a script element.
     let json = serde_json::to_string(data).expect("it is valid JSON").replace('<', "\\u003c");
     let hash = |text: &str| BASE64_STANDARD.encode(Sha256::digest(text));
     let (script, style) = (hash(&scripts), hash(&styles));
@@ -33,7 +32,7 @@ pub fn render(data: &Held) -> String {
     )
 }
 
-/// Text that is no markup.
+/// Escapes text, so that it is no markup.
 fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }

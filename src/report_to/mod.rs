@@ -1,7 +1,7 @@
-//! `report_to`: tells trackers of experiments what a run measures.
+//! `report_to`: sends a run's metrics to experiment trackers.
 //!
-//! The trackers' packages are in Python, and so is what speaks to them: a program of its own beside the run, which
-//! follows the files that the run writes anyhow. The run does not wait for it, and goes on without it if it fails.
+//! The trackers' packages are in Python, and so is the program that talks to them: it runs beside the pair and follows
+//! the files that the run writes anyway. The run does not wait for it, and goes on without it if it fails.
 
 use std::{
     fs,
@@ -22,10 +22,10 @@ use crate::terminal::output;
 const FOLLOW: &str = include_str!("follow.py");
 /// Name of its log.
 const LOG: &str = "report_to";
-/// How long a tracker may take to begin, and to end: it may speak to a server.
+/// How long a tracker may take to begin, and to end: it may talk to a server.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The program beside the run. It ends when its standard input does, so also when the launcher is killed.
+/// The program beside the run. It ends when its standard input closes, so also when the launcher is killed.
 #[derive(Debug)]
 pub struct Reporter {
     child: Child,
@@ -34,7 +34,7 @@ pub struct Reporter {
 }
 
 impl Reporter {
-    /// Starts what the configuration asks for, and waits until its trackers have begun.
+    /// Starts the trackers that the configuration names, and waits until they have begun.
     ///
     /// # Errors
     /// A tracker that cannot begin: its package is missing, or it has no key.
@@ -51,7 +51,7 @@ impl Reporter {
         let mut command = Command::new(python);
         command.args(["-c", FOLLOW]).arg(run.root()).arg(name).args(trackers);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log);
-        // Ctrl-C is for the launcher: the last figures are still to be told then.
+        // Ctrl-C is for the launcher: the last figures still have to be sent then.
         command.process_group(0);
         let started = command.spawn();
         let mut child = started.with_context(|| {
@@ -77,7 +77,7 @@ impl Reporter {
         Ok(self)
     }
 
-    /// Waits until everything was told.
+    /// Waits until everything has been sent.
     pub fn finish(mut self) {
         drop(self.stdin.take());
         let begin = Instant::now();

@@ -22,7 +22,7 @@ pub struct EventFile {
 }
 
 impl EventFile {
-    /// Begins a file of which TensorBoard takes the steps from `first` on, in place of what earlier files say of these.
+    /// Begins a file whose steps from `first` on replace those of earlier files in TensorBoard.
     ///
     /// # Errors
     /// Any error of the file system.
@@ -33,7 +33,7 @@ impl EventFile {
         let newest = files(folder)?.last().and_then(|path| began(path)).unwrap_or(0);
         let seconds = (now() as u64).max(newest + 1);
         let path = folder.join(format!("{PREFIX}{seconds:010}.{host}.{process}"));
-        // A new one, so never through a link.
+        // The file is new, so never a link.
         let file = OpenOptions::new().append(true).create_new(true).open(&path).map_err(named(&path))?;
         let mut file = Self { path, file, written: 0 };
         file.write(&Event { file_version: Some(FILE_VERSION.into()), ..Event::default() })?;
@@ -41,7 +41,7 @@ impl EventFile {
         Ok(file)
     }
 
-    /// Takes back everything from a step on.
+    /// Voids everything from a step on.
     ///
     /// # Errors
     /// Any error of the file system.
@@ -69,7 +69,7 @@ impl EventFile {
         self.file.write_all(&record).map_err(named(&self.path))
     }
 
-    /// Bytes that were written to it.
+    /// Bytes in the file.
     pub fn written(&self) -> u64 {
         self.written
     }
@@ -92,7 +92,7 @@ pub fn files(folder: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Whole events of a file, one at a time; what follows a torn or damaged one is left out.
+/// Whole events of a file, one at a time; the rest behind a torn or damaged event is left out.
 ///
 /// # Errors
 /// When the file cannot be opened.
@@ -119,7 +119,7 @@ fn checksum(bytes: &[u8]) -> [u8; 4] {
     crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8).to_le_bytes()
 }
 
-/// Seconds since 1970 in the name of a file.
+/// Seconds since 1970, from the name of a file.
 fn began(path: &Path) -> Option<u64> {
     path.file_name()?.to_str()?.strip_prefix(PREFIX)?.split('.').next()?.parse().ok()
 }
@@ -165,7 +165,7 @@ mod tests {
 
     #[test]
     fn checksums_are_tensorflows() {
-        // Of the length 24, as in every file that begins with "brain.Event:2" and a time.
+        // The length 24, with which every file begins that starts with "brain.Event:2" and a time.
         assert_eq!(checksum(&24_u64.to_le_bytes()), [0xa3, 0x7f, 0x4b, 0x22]);
     }
 }

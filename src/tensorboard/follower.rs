@@ -21,11 +21,11 @@ use crate::records::{
 const TRAIN: &str = "train/";
 /// Names of an evaluation's metrics begin with this instead of `eval_`, as TRL's do.
 const EVAL: &str = "eval/";
-/// Names of what is made of completions begin with this.
+/// Names of values computed from completions begin with this.
 const COMPLETIONS: &str = "completions/";
 /// Steps of which texts are shown, over a whole run.
 const STEPS_WITH_TEXTS: u64 = 100;
-/// Files that a bound is spread over, so that the oldest can go.
+/// Files that share a bound, so that the oldest can be removed.
 const FILES: u64 = 4;
 /// Most characters of a prompt or a completion.
 const MOST_TEXT: usize = 4_000;
@@ -34,25 +34,24 @@ const MOST_TEXT: usize = 4_000;
 #[derive(Debug)]
 pub struct Follower {
     run: RunDir,
-    /// Made with the first event, so that a start that comes to nothing leaves none.
+    /// Opened with the first event, so that a start that fails leaves no file.
     file: Option<EventFile>,
     /// Bytes that all files may take.
     limit: Option<u64>,
-    /// Of these and earlier ones there are events.
+    /// Steps up to this one have events.
     step: u64,
-    /// The newest records that there are events of.
+    /// The newest records that have events.
     shown: VecDeque<MetricRecord>,
-    /// The same of evaluations, of which that of step 0 is one.
+    /// The same for evaluations, which may include step 0.
     evaluated: Option<u64>,
     /// Steps whose completions are not there yet.
     awaited: VecDeque<u64>,
-    /// Between two steps with texts.
+    /// Steps from one step with texts to the next.
     every: u64,
 }
 
 impl Follower {
-    /// Follows a run that has made `steps` steps and is to make `total`. What the last launcher has missed, since it
-    /// was killed, is made up for.
+    /// Follows a run that has made `steps` of its `total` steps. Adds the events that a killed launcher did not write.
     ///
     /// # Errors
     /// Any error of the file system.
@@ -81,7 +80,7 @@ impl Follower {
         let step = step.min(steps);
         let evaluated = evaluated.map(|known| known.min(step));
         let every = total.div_ceil(STEPS_WITH_TEXTS).max(1);
-        // The records that the last launcher has shown: the learner may cut some of them off before the first look.
+        // Records that the last launcher has seen: the learner may cut some of them off before the first look.
         let mut tail = Tail::new(run.metrics());
         tail.poll();
         let shown = tail.records().iter().filter(|record| step_of(record) <= step).cloned().collect();
@@ -89,12 +88,12 @@ impl Follower {
         Ok(Self { run, file: None, limit: None, step, shown, evaluated, awaited, every })
     }
 
-    /// Has the oldest files go where all of them take more than so many bytes.
+    /// Removes the oldest files when all of them take more than so many bytes.
     pub fn with_limit(self, limit: Option<u64>) -> Self {
         Self { limit, ..self }
     }
 
-    /// Adds values of a step, to a new file if the last one has its share of the bound.
+    /// Adds values of a step, to a new file if the present one has its share of the bound.
     fn add(&mut self, step: u64, values: Vec<Value>) -> io::Result<()> {
         if values.is_empty() {
             return Ok(());
@@ -114,7 +113,7 @@ impl Follower {
         let files = file::files(self.run.root())?;
         let size = |path: &PathBuf| fs::symlink_metadata(path).map_or(0, |file| file.len());
         let mut total: u64 = files.iter().map(size).sum();
-        // Another one is about to be begun.
+        // Room for the file that is about to begin.
         let most = self.limit.map_or(u64::MAX, |limit| limit - limit / FILES);
         for path in files {
             if total <= most {
@@ -126,10 +125,10 @@ impl Follower {
         Ok(())
     }
 
-    /// Writes what is new. `newest` are the newest records of the steps, `evaluations` those of evaluations.
+    /// Writes the new events. `newest` are the newest records of the steps, `evaluations` those of evaluations.
     ///
     /// # Errors
-    /// Any error of the file system; the file may then end in half an event, and nothing is to be added to it.
+    /// Any error of the file system; the file may then end in half an event, and nothing may be added to it.
     pub fn poll(&mut self, newest: &[MetricRecord], evaluations: &[MetricRecord]) -> io::Result<()> {
         let kept = self.kept(newest);
         if kept < self.step {
@@ -153,8 +152,8 @@ impl Follower {
         self.add_evaluations(evaluations)
     }
 
-    /// The last step whose events still hold: a learner that is restarted from a checkpoint, or from the beginning,
-    /// cuts records off, and may have made others of the same steps by now.
+    /// The last step whose events still hold: a learner that restarts from a checkpoint or from the beginning cuts
+    /// records off, and may already have made other records of the same steps.
     fn kept(&self, newest: &[MetricRecord]) -> u64 {
         let is_new = |record: &&MetricRecord| !self.shown.iter().any(|shown| shown == *record);
         let made_again = newest.iter().find(is_new).map(|record| step_of(record).saturating_sub(1));
@@ -162,7 +161,7 @@ impl Follower {
         made_again.unwrap_or(last).min(self.step)
     }
 
-    /// Adds a step, unless that has been done.
+    /// Adds a step, unless it has been added.
     fn add_step(&mut self, record: &MetricRecord) -> io::Result<()> {
         let step = step_of(record);
         if step > self.step {
@@ -233,12 +232,12 @@ fn distributions(samples: &[Sample], with_texts: bool) -> Vec<Value> {
     values
 }
 
-/// A completion as Markdown, which takes nothing in it for markup.
+/// A completion as Markdown, with its own text escaped.
 fn markdown(which: &str, sample: &Sample) -> String {
     let verbatim = |text: &str| -> String {
         let shown: String = text.chars().take(MOST_TEXT).collect();
         let more = if shown.len() < text.len() { " […]" } else { "" };
-        // Every kind of line's end is one here, or what is behind it would not be indented.
+        // Every kind of line break counts here, or the line behind it would not be indented.
         let lines =
             shown.split(['\n', '\r', '\u{b}', '\u{c}', '\u{1c}', '\u{1d}', '\u{1e}', '\u{85}', '\u{2028}', '\u{2029}']);
         lines.map(|line| format!("    {line}\n")).collect::<String>().trim_end().to_owned() + more
@@ -285,7 +284,7 @@ mod tests {
             Follower::new(self.dir.clone(), steps, 100).unwrap()
         }
 
-        /// Step and name of what TensorBoard keeps, in its order.
+        /// Step and name of each value that TensorBoard keeps, in its order.
         fn kept(&self) -> Vec<(i64, String)> {
             let mut kept: Vec<(i64, String)> = Vec::new();
             for path in file::files(Path::new(self.folder.path())).unwrap() {
@@ -337,7 +336,7 @@ mod tests {
         assert!(run.steps("train/kl").is_empty() && run.steps("train/step").is_empty());
     }
 
-    /// The records are cut off and made again before they are looked at: the events are those of the newest ones.
+    /// The records are cut off and made again before they are looked at: the events show the newest records.
     #[test]
     fn steps_that_were_made_again_between_two_looks_are_shown_as_they_are_now() {
         let run = Run::new();
@@ -396,7 +395,7 @@ mod tests {
         assert_eq!(run.steps("train/reward"), numbers(1..=5));
         let events = file::read(&file::files(run.dir.root()).unwrap()[0]).unwrap();
         assert_eq!(events.filter(|event| event.session_log.is_some()).count(), 3);
-        // A launcher that goes on from a checkpoint.
+        // A launcher that resumes from a checkpoint.
         drop(follower);
         let mut follower = run.follow(3);
         follower.poll(&records(1..=4), &[]).unwrap();

@@ -1,11 +1,11 @@
-//! How numbers are distributed.
+//! The distribution of numbers.
 
 use super::proto::Histogram;
 
 /// Buckets of equal width: as many as TensorBoard shows.
 const BUCKETS: usize = 30;
 
-/// The distribution of numbers; nothing of none. What is not finite is left out.
+/// The distribution of numbers; none without any. Numbers that are not finite are left out.
 pub fn of(values: impl IntoIterator<Item = f64>) -> Option<Histogram> {
     let values: Vec<f64> = values.into_iter().filter(|value| value.is_finite()).collect();
     let min = values.iter().copied().reduce(f64::min)?;

@@ -1,6 +1,6 @@
-//! TensorBoard's event files of a run, which lie beside `metrics.jsonl`: what `tensorboard --logdir` shows.
+//! TensorBoard's event files of a run, which lie beside `metrics.jsonl`: they are shown by `tensorboard --logdir`.
 //!
-//! The launcher makes them of the records. Where it cannot write them, it says so once, and the run goes on.
+//! The launcher makes them from the records. If it cannot write them, it says so once, and the run goes on.
 
 mod file;
 mod follower;

@@ -1,18 +1,18 @@
-//! The part of TensorFlow's protocol buffers that event files are made of (tensorflow/core/util/event.proto and
+//! The protocol buffers of TensorFlow that event files consist of (tensorflow/core/util/event.proto and
 //! tensorflow/core/framework/{summary,tensor}.proto).
 
 use prost::Message;
 
 /// Version of the format, in the first event of a file.
 pub const FILE_VERSION: &str = "brain.Event:2";
-/// `SessionLog.SessionStatus.START`: events of this step and later ones that were written before are void.
+/// `SessionLog.SessionStatus.START`: earlier events of this step and later ones are void.
 pub const START: i32 = 1;
 /// `DataType.DT_STRING`.
 const DT_STRING: i32 = 7;
 /// Name of the plug-in that shows texts.
 const TEXT: &str = "text";
 
-/// Something that was written at a moment.
+/// An event, with the moment at which it was written.
 #[derive(Clone, PartialEq, Message)]
 pub struct Event {
     /// Seconds since 1970.
@@ -62,12 +62,12 @@ impl Value {
         Self { tag, simple_value: Some(value as f32), ..Self::default() }
     }
 
-    /// How numbers are distributed.
+    /// A distribution of numbers.
     pub fn histogram(tag: String, histogram: Histogram) -> Self {
         Self { tag, histo: Some(histogram), ..Self::default() }
     }
 
-    /// Texts in Markdown, which are shown one below the other.
+    /// Texts in Markdown, shown one below the other.
     pub fn texts(tag: String, texts: Vec<String>) -> Self {
         let shape = Shape { dim: vec![Dim { size: texts.len() as i64 }] };
         let string_val = texts.into_iter().map(String::into_bytes).collect();

@@ -1,4 +1,4 @@
-//! `tandem --help`: the commands by what one wants to do.
+//! `tandem --help`: the commands, grouped by purpose.
 
 use std::fmt::Write as _;
 

@@ -1,4 +1,4 @@
-//! What passes between the launcher and its user: words to the terminal, and signals from there.
+//! Communication between the launcher and its user: output to the terminal, and signals from it.
 
 pub mod help;
 pub mod output;

@@ -1,6 +1,6 @@
-//! What the launcher tells its user and what it answers. Whoever reads along may be gone before the run is over: Ctrl-C
-//! ends the `tee` of `tandem train run.toml 2>&1 | tee log` too. `eprintln!` and `println!` panic then, and unwinding
-//! would kill the pair, so words that nobody can read are dropped.
+//! The launcher's messages to the user, and its results. The reader of the output may be gone before the run is over:
+//! Ctrl-C ends the `tee` of `tandem train run.toml 2>&1 | tee log` too. `eprintln!` and `println!` panic then, and
+//! unwinding would kill the pair, so output without a reader is dropped.
 
 use std::{
     fmt::Display,

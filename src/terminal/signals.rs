@@ -1,5 +1,5 @@
 //! Signals that ask for the end. They are caught once for the whole process: a caught signal never ends the process by
-//! itself again, so whatever runs has to look here.
+//! itself again, so all code that runs long must look here.
 
 use std::{
     fmt,
@@ -13,9 +13,9 @@ use anyhow::{Context, Result};
 use shared::signals::of_the_end;
 use signal_hook::{flag, low_level::signal_name};
 
-/// Signals that came since they were last looked at.
+/// Signals that came since the last look.
 static CAUGHT: OnceLock<Vec<(i32, Arc<AtomicBool>)>> = OnceLock::new();
-/// The first one of all; 0 before it.
+/// The first signal of all; 0 before it.
 static FIRST: AtomicI32 = AtomicI32::new(0);
 
 /// Catches the signals from now on.
@@ -33,7 +33,7 @@ pub fn listen() -> Result<()> {
     Ok(())
 }
 
-/// Requests to end since the last call. Of one signal there is one request at a time.
+/// Requests to end since the last call. Several signals of one kind count as one request until they are looked at.
 pub fn requests() -> usize {
     let pending = CAUGHT.get().into_iter().flatten().filter(|(_, pending)| pending.swap(false, Ordering::Relaxed));
     let note = |(signal, _): &(i32, _)| {
@@ -45,7 +45,7 @@ pub fn requests() -> usize {
 /// Whether to go on.
 ///
 /// # Errors
-/// When the end was ever asked for.
+/// When a signal has ever asked for the end.
 pub fn check() -> Result<(), Interrupted> {
     requests();
     match FIRST.load(Ordering::Relaxed) {

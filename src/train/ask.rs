@@ -1,4 +1,4 @@
-//! The sampler's program, asked about a configuration before there is a run.
+//! Asks the sampler's program about a configuration before the run exists.
 
 use std::{
     io::{Read, Write},
@@ -24,11 +24,11 @@ use crate::{
 
 const POLL: Duration = Duration::from_millis(5);
 
-/// Runs a command of `rollout` that reads a configuration from stdin and answers with JSON on stdout. What it says on
-/// stderr is told, and `purpose` where it takes long.
+/// Runs a command of `rollout` that reads a configuration from stdin and answers with JSON on stdout. Its messages on
+/// stderr are shown to the user, and `purpose` if it takes long.
 ///
 /// # Errors
-/// The command's own, an answer that is none, or a wish to end.
+/// The command's own error, an answer that is none, or a signal.
 pub fn ask<T: DeserializeOwned>(words: &[&str], config: &TrainConfig, purpose: &str) -> Result<T> {
     signals::check()?;
     let mut command = binaries::command(&binaries::find("rollout")?);
@@ -37,7 +37,7 @@ pub fn ask<T: DeserializeOwned>(words: &[&str], config: &TrainConfig, purpose: &
     let mut child = command.spawn().context("cannot start rollout")?;
     let mut stdin = child.stdin.take().expect("stdin is a pipe");
     let (stdout, stderr) = (read(child.stdout.take()), read(child.stderr.take()));
-    // One that has ended says itself why.
+    // A program that has ended says itself why.
     let _ = stdin.write_all(layers::to_toml(config).as_bytes());
     drop(stdin);
     let status = wait(&mut child, purpose)?;
@@ -53,7 +53,7 @@ pub fn ask<T: DeserializeOwned>(words: &[&str], config: &TrainConfig, purpose: &
 fn read(pipe: Option<impl Read + Send + 'static>) -> JoinHandle<String> {
     thread::spawn(move || {
         let mut bytes = Vec::new();
-        // What was read until an error stands.
+        // Bytes that were read before an error count.
         let _ = pipe.map(|mut pipe| pipe.read_to_end(&mut bytes));
         String::from_utf8_lossy(&bytes).into_owned()
     })
@@ -66,7 +66,7 @@ fn wait(child: &mut Child, purpose: &str) -> Result<ExitStatus> {
             return Ok(status);
         }
         if let Err(interrupted) = signals::check() {
-            // It ends the processes of reward functions as well.
+            // SIGTERM also ends the processes of its reward functions.
             let _ = kill_process(Pid::from_child(child), Signal::TERM);
             let _ = child.wait();
             return Err(interrupted.into());
@@ -78,7 +78,7 @@ fn wait(child: &mut Child, purpose: &str) -> Result<ExitStatus> {
     }
 }
 
-/// Tells what a program said, but for its error, which is returned.
+/// Shows a program's messages to the user, except for its error, which is returned.
 fn relay(stderr: &str) -> Option<String> {
     let mut error = None;
     for line in stderr.lines() {

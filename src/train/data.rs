@@ -1,4 +1,4 @@
-//! The datasets of a run, read before anything starts: what is wrong with them is said at once.
+//! The datasets of a run, read before anything starts: the user hears of their faults at once.
 
 use std::path::Path;
 
@@ -13,12 +13,12 @@ use super::problems::Problems;
 pub struct Datasets {
     /// Rows to train on.
     pub rows: u64,
-    /// A line for each file or folder: what it is, and whose rows it has; another for each oddity.
+    /// A line for each file or folder: its format, and the system whose rows it has; another for each oddity.
     pub about: Vec<String>,
 }
 
 impl Datasets {
-    /// Reads everything that the configuration names; what cannot be read is a problem.
+    /// Reads everything that the configuration names; files that cannot be read become problems.
     pub fn read(config: &TrainConfig, problems: &mut Problems) -> Self {
         let columns = Columns { prompt: config.prompt_column.clone(), answer: config.answer_column.clone() };
         let mut datasets = Self { rows: 0, about: Vec::new() };
@@ -32,8 +32,8 @@ impl Datasets {
         datasets
     }
 
-    /// Reads one and returns the number of its rows; an empty path is the business of who looks at the options, and a
-    /// name that is still one stands beside what is wrong with them.
+    /// Reads one and returns the number of its rows; the check of the options deals with an empty path, and a name that
+    /// is still unresolved has its own problem already.
     fn add(&mut self, option: &str, path: &Path, part: Selection<'_>, columns: &Columns) -> Result<u64> {
         if path.as_os_str().is_empty() || hub_name(path).is_some() {
             return Ok(0);

@@ -1,4 +1,4 @@
-//! The run directory before the pair starts: whose it is, and where the run goes on.
+//! The run directory before the pair starts: who uses it, and where the run goes on.
 
 use std::{
     ffi::OsStr,
@@ -35,17 +35,17 @@ use crate::{
 pub struct OwnedRun {
     /// The paths.
     pub dir: RunDir,
-    /// The id of the run as this launcher has begun it or gone on with it.
+    /// The id that this launcher has given the run.
     pub id: RunId,
-    /// What the processes of this start are handed.
+    /// The options that the processes of this start receive.
     pub session: Session,
-    /// The id that the start before had, of a run that is gone on with.
+    /// The id in the start before, for a resumed run.
     id_before: Option<RunId>,
     _lock: File,
 }
 
 impl OwnedRun {
-    /// Leaves a run that is gone on with as it was: no step of this start was made.
+    /// Leaves a resumed run as it was before this start, which made no step.
     pub fn give_up(&self) {
         if let Some(Err(error)) = self.id_before.map(|id| id.leave(&self.dir)) {
             output::tell(format_args!("warning: the id of the run could not be left as it was: {error}"));
@@ -53,16 +53,16 @@ impl OwnedRun {
     }
 }
 
-/// Creates (or takes up again) the run directory of a resolved configuration. A run that is gone on with stays what it
-/// was until its first step is made ([`shared::session`]); a new one has its `config.toml` from now on.
+/// Creates (or takes up again) the run directory of a resolved configuration. A resumed run stays as it was until its
+/// first step is made ([`shared::session`]); a new run gets its `config.toml` at once.
 pub fn prepare(config: &TrainConfig) -> Result<OwnedRun> {
     let dir = RunDir::new(&config.output_dir);
-    // What is refused stays untouched.
+    // A refused run stays untouched.
     dir.check_places().context("`output_dir` cannot be used")?;
     start_of(config, &dir)?;
     dir.create().context("`output_dir` cannot be used")?;
     let lock = lock(&dir)?;
-    // While the lock was waited for, its last holder may have made a step or a checkpoint.
+    // During the wait for the lock, its last holder may have made a step or a checkpoint.
     let start = start_if_free(config, &dir)?;
     dir.remove_litter()?;
     // The run directory itself says where to go on; a restarted learner must not go back to the first start.
@@ -84,8 +84,8 @@ pub fn prepare(config: &TrainConfig) -> Result<OwnedRun> {
     Ok(OwnedRun { dir, id, session: Session::new(&text)?, id_before, _lock: lock })
 }
 
-/// Gives the run a new id, by which its two processes know each other and nobody else: those of the start before may
-/// still be dying. What they left in shared memory is found by the old one.
+/// Gives the run a new id, by which its two processes recognise each other and nobody else: processes of the start
+/// before may still be dying. Their shared memory is found by the old id.
 fn begin(dir: &RunDir) -> Result<RunId> {
     if let Err(error) = remove_leftovers(dir) {
         output::tell(format_args!("warning: an earlier start of this run may have left shared memory behind: {error}"));
@@ -95,11 +95,11 @@ fn begin(dir: &RunDir) -> Result<RunId> {
     Ok(id)
 }
 
-/// Checks that the run directory can be used, and that a checkpoint to go on from is one of `model`, and gives that
-/// checkpoint; touches nothing.
+/// Checks that the run directory can be used, and that the checkpoint to resume from belongs to `model`; returns that
+/// checkpoint. It changes nothing.
 ///
 /// # Errors
-/// What is in the way.
+/// The obstacle.
 pub fn check(config: &TrainConfig, model: Option<&ModelDir>) -> Result<Option<PathBuf>> {
     if config.output_dir.as_os_str().is_empty() {
         return Ok(None);
@@ -121,12 +121,12 @@ pub fn step_of(checkpoint: &Path) -> Option<u64> {
     checkpoint.file_name()?.to_str()?.strip_prefix("checkpoint-")?.parse().ok()
 }
 
-/// That a look at checkpoints, which reads all of them, is told of while it lasts.
+/// Reports that checkpoints are being checked, which reads all of their bytes.
 fn looking() -> Waiting {
     Waiting::new("looking at the checkpoints")
 }
 
-/// The checkpoint that a run goes on from, if it does: the newest whose contents are as they were written.
+/// The checkpoint to resume from, if there is one: the newest whose contents are as they were written.
 fn checkpoint(config: &TrainConfig) -> Result<Option<PathBuf>> {
     let dir = RunDir::new(&config.output_dir);
     let start = start_of(config, &dir)?;
@@ -163,8 +163,8 @@ enum Start {
     Branch(PathBuf, u64),
 }
 
-/// How a run starts. Where it cannot, that somebody is at work in its directory is the reason, whatever else is in the
-/// way.
+/// How a run starts. If it cannot start and another process is at work in its directory, that process is the reason
+/// given, whatever other obstacles there are.
 fn start_of(config: &TrainConfig, dir: &RunDir) -> Result<Start> {
     start_if_free(config, dir).map_err(|error| at_work(&dir.lock(), dir.root()).map_or(error, |words| anyhow!(words)))
 }
@@ -216,7 +216,7 @@ fn start_if_free(config: &TrainConfig, dir: &RunDir) -> Result<Start> {
         return Ok(Start::Branch(path, step));
     }
     let is_whole = |later: &&u64| checkpoints::check(&dir.checkpoint(**later), Depth::Contents).is_ok();
-    // Of later ones that are damaged, nothing would be gone on from: the learner sets them aside.
+    // Later checkpoints that are all damaged cannot be resumed from: the learner sets them aside.
     let mut later = checkpoints.iter().rev().take_while(|later| **later > step).peekable();
     if later.peek().is_some() {
         let _waiting = looking();
@@ -231,17 +231,17 @@ fn start_if_free(config: &TrainConfig, dir: &RunDir) -> Result<Start> {
     Ok(Start::Resume)
 }
 
-/// Most things that are named of those in a folder.
+/// Most files of a folder that a message names.
 const NAMED: usize = 5;
 
-/// ` (runs/a has checkpoint-2, checkpoint-4)`; the newest of many.
+/// ` (runs/a has checkpoint-2, checkpoint-4)`; the newest ones, if there are many.
 fn those_of(checkpoints: &[u64], root: &Path) -> String {
     let newest = &checkpoints[checkpoints.len().saturating_sub(NAMED)..];
     let names: Vec<String> = newest.iter().map(|step| format!("checkpoint-{step}")).collect();
     if names.is_empty() { String::new() } else { format!(" ({} has {})", root.display(), names.join(", ")) }
 }
 
-/// `notes.txt, data and 3 more`: what lies in a folder.
+/// `notes.txt, data and 3 more`: the content of a folder.
 fn content(root: &Path) -> String {
     let entries = fs::read_dir(root).into_iter().flatten().flatten();
     let mut names: Vec<String> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
@@ -251,19 +251,19 @@ fn content(root: &Path) -> String {
     names.join(", ") + &if more > 0 { format!(" and {more} more") } else { String::new() }
 }
 
-/// Names the trainer whose checkpoint it is, where it is another one.
+/// Refuses a checkpoint of another trainer, with that trainer's name.
 fn refuse_foreign(checkpoint: &Path) -> Result<()> {
     resume::foreign(checkpoint).map_or(Ok(()), |words| Err(anyhow!("`resume_from_checkpoint`: {words}")))
 }
 
-/// Whether the directory is free for a new run: absent, empty, or left by one that ended before its first step (for
-/// instance because of an unknown reward function).
+/// Whether the directory is free for a new run: it is absent, empty, or left by a run that ended before its first step
+/// (for instance because of an unknown reward function).
 pub fn is_unused(dir: &RunDir) -> Result<bool> {
     let no_step = !fs::metadata(dir.metrics()).is_ok_and(|file| file.len() > 0);
     Ok(is_empty(dir.root())? || (dir.lock().exists() && no_step && dir.checkpoints()?.is_empty()))
 }
 
-/// Removes what a run that never made a step left behind.
+/// Removes the files of a run that never made a step.
 fn clear(dir: &RunDir) -> Result<()> {
     for folder in [dir.weights(), dir.logs(), dir.completions()] {
         fs::remove_dir_all(&folder).with_context(|| folder.display().to_string())?;
@@ -281,7 +281,7 @@ fn clear(dir: &RunDir) -> Result<()> {
     dir.create().context("`output_dir` cannot be used")
 }
 
-/// Removes a file that need not be there.
+/// Removes a file that may be missing.
 fn remove_file(path: &Path) -> Result<()> {
     match fs::remove_file(path) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e).with_context(|| path.display().to_string()),
@@ -307,10 +307,10 @@ fn lock(dir: &RunDir) -> Result<File> {
     hold(&dir.lock(), dir.root(), LOCK_PATIENCE)
 }
 
-/// Takes a file of a folder as the sign that this process, and what it starts, is at work in it.
+/// Locks a file of a folder, to mark that this process and its children are at work in the folder.
 ///
 /// # Errors
-/// That another process is, by its number; a file that cannot be written.
+/// The number of another process that is at work there; a file that cannot be written.
 pub fn hold(path: &Path, folder: &Path, patience: Duration) -> Result<File> {
     let file = atomic::append(path).context("`output_dir` cannot be written")?;
     let begin = Instant::now();
@@ -328,7 +328,7 @@ pub fn hold(path: &Path, folder: &Path, patience: Duration) -> Result<File> {
     Ok(file)
 }
 
-/// Who is at work in a folder, with the ways out; nothing where nobody is.
+/// Who is at work in a folder, with the ways out; none if nobody is.
 fn at_work(lock: &Path, folder: &Path) -> Option<String> {
     let file = shared_bounds::open(lock).ok()?;
     matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)).then(|| in_words(lock, folder))
@@ -349,12 +349,12 @@ fn in_words(lock: &Path, folder: &Path) -> String {
 #[derive(Debug, PartialEq, Eq)]
 struct Holder {
     id: u32,
-    /// Seconds since it was started.
+    /// Seconds since its start.
     age: u64,
 }
 
-/// The processes that have a file open, the oldest first. Whoever took a lock may have ended and left it to its
-/// children, so the system's list of locks does not say this.
+/// The processes that have a file open, the oldest first. The process that took a lock may have ended and left it to
+/// its children, so the system's list of locks is no help.
 fn holders(path: &Path) -> Vec<Holder> {
     let Ok(path) = fs::canonicalize(path) else { return Vec::new() };
     let entries = |folder: &Path| fs::read_dir(folder).into_iter().flatten().flatten();
@@ -370,7 +370,7 @@ fn holders(path: &Path) -> Vec<Holder> {
     found
 }
 
-/// Seconds since a process was started; 0 where the system does not tell.
+/// Seconds since a process was started; 0 if the system does not tell.
 fn age(process: u32) -> u64 {
     let id = sysinfo::Pid::from_u32(process);
     let Ok(mut system) = sysinfo::System::new_with_specifics(sysinfo::RefreshKind::nothing()) else { return 0 };
@@ -401,8 +401,8 @@ pub fn remove(dir: &RunDir) -> Result<()> {
     fs::remove_dir_all(dir.root()).with_context(|| dir.root().display().to_string())
 }
 
-/// Whether an earlier run in this directory can be gone on with. What is left of one without a checkpoint is removed,
-/// once nobody is at work in it: a learner that outlived its launcher still writes a checkpoint.
+/// Whether an earlier run in this directory can be resumed. The remains of a run without a checkpoint are removed once
+/// nobody is at work in it: a learner that outlived its launcher still writes a checkpoint.
 ///
 /// # Errors
 /// When the processes of the run do not end, or the directory cannot be removed.

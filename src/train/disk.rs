@@ -1,4 +1,4 @@
-//! What a run will take of the disk.
+//! Disk space that a run will take.
 
 use std::{fmt, fs, io, path::Path};
 
@@ -19,21 +19,21 @@ const LOGS: u64 = 2 * 4 * (16 << 20);
 /// Bytes of a run on disk, at most.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DiskPlan {
-    /// One checkpoint: model, export, and the state of the optimisers.
+    /// One checkpoint: model, export, and the optimiser states.
     checkpoint: u64,
-    /// Checkpoints that are there at once.
+    /// Checkpoints that exist at the same time.
     checkpoints: u64,
-    /// One step that `save_step_batches` keeps.
+    /// One step of `save_step_batches`.
     batch: u64,
-    /// Steps that it keeps.
+    /// Steps that `save_step_batches` keeps.
     batches: u64,
     /// Published versions, unless they lie in shared memory.
     versions: u64,
-    /// Completions, journals and events; none without a bound.
+    /// Completions, journals and events; none if they are not bounded.
     records: Option<u64>,
-    /// What the file system has, with what the run has of it already.
+    /// Bytes that are free on the file system, with those that the run has already.
     free: Option<u64>,
-    /// What the run has already.
+    /// Bytes that the run has already.
     own: u64,
 }
 
@@ -52,7 +52,7 @@ impl DiskPlan {
             critic.filter(|_| config.advantage_estimator.spec().critic).map_or(0, ModelConfig::parameter_count);
         let state = FLOAT * (trained * (1 + MOMENTS) + moved_reference + critic * (1 + MOMENTS));
         let steps = config.max_steps.unwrap_or(0);
-        // The last step has one in any case, and the oldest goes when the newest is there.
+        // The last step always has one, and the oldest is removed only when the newest is complete.
         let made = steps.div_ceil(config.save_steps.max(1));
         let checkpoints = config.save_total_limit.map_or(made, |limit| made.min(u64::from(limit) + 1));
         let own = size(&config.output_dir);
@@ -69,14 +69,14 @@ impl DiskPlan {
         }
     }
 
-    /// All of it, records without a bound not counted.
+    /// All of it, without records that are not bounded.
     fn total(&self) -> u64 {
         let [checkpoints, batches] =
             [(self.checkpoint, self.checkpoints), (self.batch, self.batches)].map(|(bytes, n)| bytes.saturating_mul(n));
         [checkpoints, batches, self.versions, self.records.unwrap_or(0), LOGS].into_iter().fold(0, u64::saturating_add)
     }
 
-    /// That it is more than there is, with the ways out.
+    /// A warning that it is more than the free space, with the ways out.
     pub fn warning(&self) -> Option<String> {
         let free = self.free.filter(|free| self.total() > *free)?;
         Some(format!(
@@ -88,13 +88,13 @@ impl DiskPlan {
         ))
     }
 
-    /// Of whom what is free is free.
+    /// Words for `free`, which counts bytes that the run has already.
     fn whose(&self) -> &'static str {
         if self.own > 0 { "free or taken by the run already" } else { "free" }
     }
 }
 
-/// Bytes of the files below a folder, without what links lead to; 0 for what is not there.
+/// Bytes of the files below a folder, links not followed; 0 if it does not exist.
 fn size(folder: &Path) -> u64 {
     let of = |entry: fs::DirEntry| match entry.metadata() {
         Ok(metadata) if metadata.is_dir() => size(&entry.path()),
@@ -176,7 +176,7 @@ mod tests {
         assert_eq!(plan(&adapter, true).0.checkpoint, 3 * 4 * numbers + 4 * numbers);
     }
 
-    /// A run that goes on writes over what it has: its checkpoints make room for the next ones.
+    /// A resumed run writes over its files: its checkpoints make room for the next ones.
     #[test]
     fn what_a_run_has_already_is_room_for_it() {
         let dir = tempfile::tempdir().unwrap();

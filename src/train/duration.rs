@@ -1,4 +1,4 @@
-//! How long a run will take, by its size: what can be said before the first step.
+//! How long a run will take, estimated from its size before the first step.
 
 use std::{fmt, ops::Range};
 
@@ -7,24 +7,23 @@ use shared::{
     config::{Device, TrainConfig},
 };
 
-/// Operations per second that a core may do in products of matrices, by what it can do at once: little of it in small
-/// or narrow products, much in large ones.
+/// Operations per second of a core in matrix products, by its instruction set: low in small or narrow products, high in
+/// large ones.
 const CORE_WIDE: Range<f64> = 20e9..50e9;
 const CORE_NARROW: Range<f64> = 4e9..12e9;
 /// The same of a GPU.
 const GPU: Range<f64> = 4e13..3e14;
-/// Decoding reads all weights for a few tokens each: it has so much of the rate of large products.
+/// Decoding reads all weights for a few tokens each: it reaches this share of the rate of large products.
 const DECODING: Range<f64> = 0.2..0.5;
 /// Share of `max_completion_length` that completions have on average.
 const LENGTH: Range<f64> = 0.3..1.0;
-/// Tokens of a prompt, where `max_prompt_length` does not say how many at most.
+/// Tokens of a prompt, where `max_prompt_length` does not bound them.
 const PROMPT: Range<f64> = 10.0..128.0;
-/// Seconds of a step, and of each token's turn of the sampler, that no product takes.
+/// Seconds outside of products, for a step and for each of the sampler's decode steps.
 const STEP: Range<f64> = 5e-3..0.05;
 const TURN: Range<f64> = 2e-4..2e-3;
 
-/// Seconds that a run takes, at least and at most as far as can be told. Reward functions and evaluations are not in
-/// it.
+/// Seconds that a run takes, as a lower and an upper estimate. Reward functions and evaluations are not counted.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Estimate {
     steps: u64,
@@ -32,7 +31,7 @@ pub struct Estimate {
 }
 
 impl Estimate {
-    /// Of the steps that are left of a run after `done`, on this machine.
+    /// The estimate for the steps of a run after `done`, on this machine.
     pub fn new(config: &TrainConfig, model: &ModelConfig, done: u64) -> Self {
         #[cfg(target_arch = "x86_64")]
         let wide = std::arch::is_x86_feature_detected!("avx2");
@@ -51,7 +50,7 @@ impl Estimate {
     }
 }
 
-/// Seconds of a step under such assumptions.
+/// Seconds of a step under these assumptions.
 fn step(
     config: &TrainConfig,
     model: &ModelConfig,
@@ -61,7 +60,7 @@ fn step(
     let completion = (length * f64::from(config.max_completion_length)).min(limit).max(1.0);
     let prompt = prompt.min(config.max_prompt_length.map_or(limit, f64::from)).min(limit - completion).max(1.0);
     let sequences = f64::from(config.completions_per_step());
-    // A prompt is read once for its group.
+    // A prompt is computed once for its group.
     let sampled = sequences * completion + f64::from(config.groups_per_step()) * prompt;
     let trained = sequences * (completion + prompt);
     let parameters = model.parameter_count() as f64;
@@ -70,12 +69,12 @@ fn step(
         _ => gpu,
     };
     let sampling = 2.0 * parameters * sampled / (decoding * rate(config.rollout_device, config.rollout_threads));
-    // Forwards and backwards over each update's rows, and forwards for the log-probs of the reference.
+    // Forward and backward passes over each update's rows, and forward passes for the reference log-probs.
     let updates = f64::from(config.num_iterations);
     let passes = 6.0 * updates + if config.beta == 0.0 { 0.0 } else { 2.0 };
     let learning = passes * parameters * trained / rate(config.learner_device, config.learner_threads);
     let beside = overhead + turn * completion;
-    // With groups of older versions both halves work at once.
+    // With groups of older versions, both halves work at the same time.
     if config.max_staleness > 0 { sampling.max(learning) + beside } else { sampling + learning + beside }
 }
 

@@ -6,8 +6,8 @@ use shared_hub::{Hub, Settings};
 
 use crate::terminal::{output, signals};
 
-/// Downloads what a configuration names, puts the folders in the place of the names, and says so in a line for each.
-/// Commits stay as the resolved configuration `before` has them. Nothing is asked for while the options are wrong.
+/// Downloads the names of a configuration, replaces them by folders, and reports each in a line. Commits in the
+/// resolved configuration `before` are kept. Nothing is asked of the Hub while the options are wrong.
 ///
 /// # Errors
 /// A name that cannot be used, with its option.

@@ -1,7 +1,7 @@
 //! `tandem train`: from `run.toml` to a finished run with its report.
 //!
-//! Everything that keeps a run from starting is listed at once ([`Problems`]). A run that has learned nothing has an
-//! exit code of its own ([`NothingLearned`]).
+//! All obstacles to a start are listed at once ([`Problems`]). A run that has learned nothing has an exit code of its
+//! own ([`NothingLearned`]).
 
 mod ask;
 mod data;
@@ -93,18 +93,17 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     })
 }
 
-/// The exit code of a run that was asked to end: 128 + the signal. When the learner alone got one, it is taken for
+/// The exit code of a run that was asked to end: 128 + the signal. If only the learner got a signal, it counts as
 /// Ctrl-C.
 pub fn interrupted() -> ExitCode {
     const CTRL_C: u8 = 130;
     ExitCode::from(signals::check().err().map_or(CTRL_C, Interrupted::exit_code))
 }
 
-/// What would be run, and in comments what it is trained on, what it takes of the memory and what there is to remark on
-/// it.
+/// The configuration that would run, with comments on its data, its memory and remarks.
 ///
 /// # Errors
-/// Everything that training would be refused for.
+/// All reasons for which training would be refused.
 fn dry_run(mut config: TrainConfig) -> Result<String> {
     check_fleet(&config)?;
     let before = resolve::before(&config);
@@ -116,7 +115,7 @@ fn dry_run(mut config: TrainConfig) -> Result<String> {
         problems.extend(sampler_check::problems(&config)?);
     }
     problems.check()?;
-    // The sampler has looked at the policy's.
+    // The sampler has checked the policy's weights.
     resolve::check_critic(&config)?;
     let Resolved { mut config, plan, disk, data, checkpoint } =
         resolved.expect("what could not be resolved is a problem");
@@ -132,18 +131,18 @@ fn dry_run(mut config: TrainConfig) -> Result<String> {
     Ok(layers::to_toml(&config) + "\n" + &data + &plan + &time + &remarks)
 }
 
-/// Refuses a run with workers where the program for it was not built, before anything is fetched or made.
+/// Refuses a run with workers if the program for it was not built, before anything is downloaded or created.
 fn check_fleet(config: &TrainConfig) -> Result<()> {
     if config.listen.is_some() { sampler(config).map(drop) } else { Ok(()) }
 }
 
-/// How long the steps that are left behind a checkpoint will take.
+/// How long the steps after a checkpoint will take.
 fn estimate(config: &TrainConfig, from: Option<&Path>) -> Result<Estimate> {
     let model = ModelDir::open(&config.model).context("`model`")?;
     Ok(Estimate::new(config, model.config(), from.and_then(directory::step_of).unwrap_or(0)))
 }
 
-/// What dynamic sampling goes by, in words; the reward functions have their names.
+/// The criterion of dynamic sampling, in words; by now the reward functions have their names.
 fn filter(config: &TrainConfig) -> Result<Option<String>> {
     if !config.dynamic_sampling {
         return Ok(None);
@@ -154,10 +153,10 @@ fn filter(config: &TrainConfig) -> Result<Option<String>> {
     Ok(Some(format!("dynamic sampling keeps {}", metric.describe(&config.reward_funcs))))
 }
 
-/// From so many weights on, products are most of a step.
+/// From so many weights on, products take most of a step.
 const LARGE: u64 = 50_000_000;
 
-/// What a run is told before it starts: [`TrainConfig::warnings`], and what this machine could do better.
+/// Hints before the start of a run: [`TrainConfig::warnings`], and what this machine could do better.
 fn hints(config: &TrainConfig) -> Vec<String> {
     let mut list = config.warnings();
     list.extend(ModelDir::open(&config.model).map(|model| model.remarks_on_ends()).unwrap_or_default());
@@ -173,8 +172,8 @@ fn hints(config: &TrainConfig) -> Vec<String> {
     list
 }
 
-/// What is allowed and probably not meant of a run that goes on from a checkpoint, if there is one. While a run goes
-/// on, the notices of the learner say what is not in [`hints`].
+/// Remarks on a run that goes on from a checkpoint: settings that are allowed but probably not meant. During a run, the
+/// learner's notices cover what is not in [`hints`].
 fn remarks(config: &TrainConfig, from: Option<&Path>) -> Vec<String> {
     let mut list = hints(config);
     let model = ModelDir::open(&config.model).ok();
@@ -198,7 +197,7 @@ fn every_key(defaults: &TrainConfig) -> String {
     OPTIONS.iter().map(line).collect()
 }
 
-/// What `--help` says of the options: in a sentence each what it does, and its default.
+/// The options in `--help`: for each one a sentence, and its default.
 fn every_option() -> StyledStr {
     let flag = |option: &OptionSpec| {
         let does = option.doc.split(". ").next().unwrap_or_default().trim_end_matches('.');
@@ -227,7 +226,7 @@ pub struct Trained {
     pub records: Vec<MetricRecord>,
     /// Its directory.
     pub dir: RunDir,
-    /// That it made all of its steps and learned nothing, if so.
+    /// The error of a run that made all of its steps and learned nothing.
     nothing: Option<NothingLearned>,
 }
 
@@ -235,7 +234,7 @@ impl Trained {
     /// Refuses a run of which no update had a gradient.
     ///
     /// # Errors
-    /// With the reason.
+    /// The reason.
     pub fn has_learned(&self) -> Result<(), NothingLearned> {
         self.nothing.clone().map_or(Ok(()), Err)
     }
@@ -254,7 +253,7 @@ pub struct Summary {
     pub seconds: f64,
     /// Completion tokens of this session's steps per second of their time.
     pub tokens_per_s: Option<f64>,
-    /// Where the report is.
+    /// The path of the report.
     pub report: String,
 }
 
@@ -307,20 +306,20 @@ fn train_with(mut config: TrainConfig, chaos: Option<Chaos>) -> Result<Trained> 
         watch.say(&format!("warning: killed processes may have left shared memory behind: {error}"));
     }
     drop(versions);
-    // Its last words may say why it ended.
+    // Its last lines may say why it ended.
     watch.finish();
     reporter.into_iter().for_each(Reporter::finish);
     if outcome.is_err() && watch.steps() == first_step {
         run.give_up();
     }
     let outcome = outcome?;
-    // A start that came to nothing leaves the run as it was.
+    // A start that made no step leaves the run as it was.
     let begun = outcome == Outcome::Finished || watch.steps() > first_step || !dir.report().exists();
     concluded(&config, dir, outcome, (begin.elapsed().as_secs_f64(), first_step), begun)
 }
 
-/// What there is of a run at its end: its records and, where this start has added to them, its report written anew.
-/// `seconds` is how long the pair was at work, and `first_step` what was made before it.
+/// The state of a run at its end: its records and, where this start has added to them, its report written anew.
+/// `seconds` is the time that the pair worked, and `first_step` the number of steps before it.
 fn concluded(
     config: &TrainConfig,
     dir: RunDir,
@@ -355,7 +354,7 @@ fn is_done(config: &TrainConfig, dir: &RunDir, checkpoint: Option<&Path>) -> Opt
     (config.max_steps.is_some_and(|total| total <= step) && !config.evaluates()).then_some(step)
 }
 
-/// Where the run's versions lie: in shared memory, or on disk with the reason why.
+/// The place of the run's versions: shared memory, or the disk with the reason.
 fn place_of_versions(config: &TrainConfig, plan: &RunPlan, dir: &RunDir) -> Result<VersionPlace> {
     let shared = plan.versions_in_shared_memory();
     if !shared && config.version_storage == VersionStorage::Auto {
@@ -367,7 +366,7 @@ fn place_of_versions(config: &TrainConfig, plan: &RunPlan, dir: &RunDir) -> Resu
     VersionPlace::open(dir, shared).context("place of the published versions")
 }
 
-/// The sampler's program: another one where workers sample.
+/// The sampler's program: another one if workers sample.
 fn sampler(config: &TrainConfig) -> Result<PathBuf> {
     if config.listen.is_some() { binaries::fleet("`listen`") } else { binaries::find("rollout") }
 }

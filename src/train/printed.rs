@@ -7,16 +7,16 @@ use unicode_width::UnicodeWidthChar;
 use super::progress::short;
 use crate::records::samples::{self, MOST_AWAITED, Sample};
 
-/// Columns of the narrowest terminal that a line is to fit.
+/// Columns of the narrowest terminal that a line must fit.
 const COLUMNS: usize = 80;
-/// Columns left of prompt and completion, for what they are.
+/// Columns to the left of prompt and completion, for their labels.
 const MARGIN: usize = 12;
 /// Lines of a prompt that are shown, from its end: the beginning is often the same for all.
 const PROMPT_LINES: usize = 3;
-/// Lines of a completion that are shown of its beginning, and as many of its end.
+/// Lines of a completion that are shown from its beginning, and as many from its end.
 const COMPLETION_LINES: usize = 3;
 
-/// Finds out which steps have completions to print, and waits for those.
+/// Finds the steps whose completions should be printed, and waits for the completions.
 #[derive(Debug)]
 pub struct Printed {
     run: RunDir,
@@ -24,14 +24,14 @@ pub struct Printed {
     count: usize,
     every: u64,
     total: u64,
-    /// Steps up to this one have been printed, or are not to be.
+    /// Steps up to this one have been printed, or will not be.
     known: u64,
     /// The newest step to print, whose completions may not be written yet.
     due: Option<u64>,
 }
 
 impl Printed {
-    /// Nothing is printed of the `steps` steps that have been made.
+    /// For a run that has made `steps` steps, of which none is printed.
     pub fn new(config: &TrainConfig, run: RunDir, steps: u64) -> Self {
         Self {
             run,
@@ -43,7 +43,7 @@ impl Printed {
         }
     }
 
-    /// What to print now that `steps` steps are made.
+    /// The text to print now that `steps` steps are made.
     pub fn poll(&mut self, steps: u64) -> Option<String> {
         // After a restart from an earlier checkpoint, steps are made and printed again.
         self.known = self.known.min(steps);
@@ -100,7 +100,7 @@ fn excerpt(text: &str, columns: usize, first: usize, last: usize) -> Vec<String>
     for line in Shown(text.trim_end()).to_string().replace('\t', "    ").split('\n') {
         let (mut row, mut width) = (String::new(), 0);
         for c in line.chars() {
-            // What has no width of its own counts as well, or one line could hold any number of accents.
+            // Characters without width count as well, or one line could hold any number of accents.
             let wide = c.width().unwrap_or(1).max(1);
             if width + wide > columns {
                 lines.push(std::mem::take(&mut row));

@@ -1,15 +1,15 @@
-//! What keeps a run from starting: all of it, and not the first thing only.
+//! Problems that keep a run from starting: all of them, not only the first.
 
 use std::{error, fmt, fmt::Display};
 
 use anyhow::Error;
 
-/// Whatever was found wrong, in the order in which it was looked for.
+/// The problems, in the order in which they were found.
 #[derive(Debug, Default)]
 pub struct Problems(Vec<Error>);
 
 impl Problems {
-    /// Adds one, or all that were found elsewhere.
+    /// Adds one problem, or all that another check found.
     pub fn add(&mut self, problem: impl Into<Error>) {
         match problem.into().downcast::<Self>() {
             Ok(several) => self.0.extend(several.0),
@@ -17,20 +17,20 @@ impl Problems {
         }
     }
 
-    /// The value of a check that succeeded; the error of another is added.
+    /// The value of a check that succeeded; the error of a failed check is added.
     pub fn take<T>(&mut self, result: Result<T, impl Into<Error>>) -> Option<T> {
         result.map_err(|problem| self.add(problem)).ok()
     }
 
-    /// Nothing where nothing is wrong.
+    /// Succeeds if there are no problems.
     ///
     /// # Errors
-    /// All that was added.
+    /// All problems.
     pub fn check(self) -> Result<(), Self> {
         if self.0.is_empty() { Ok(()) } else { Err(self) }
     }
 
-    /// The problems in words, where there are several: a list for the terminal, above the line that counts them.
+    /// The problems in words, if there are several: a list for the terminal, above the line that counts them.
     pub fn list(&self) -> Option<Vec<String>> {
         (self.0.len() > 1).then(|| self.0.iter().map(|problem| format!("{problem:#}")).collect())
     }

@@ -1,4 +1,4 @@
-//! What the user sees while the pair works: a bar on a terminal, plain lines elsewhere.
+//! The progress that the user sees: a bar on a terminal, plain lines elsewhere.
 
 use std::{
     fmt,
@@ -38,7 +38,7 @@ use crate::{
 /// Follows the metrics and shows them.
 pub struct Progress {
     tail: Tail,
-    /// As long as it can be written.
+    /// None after it could not be written.
     tensorboard: Option<Follower>,
     board: Board,
     completions: Printed,
@@ -46,31 +46,31 @@ pub struct Progress {
     total: u64,
     every: u64,
     shown: u64,
-    /// When something is to be said about the steps, where there is no bar.
+    /// When to report the steps, where there is no bar.
     pace: Pace,
-    /// What the two halves are at, in words.
+    /// The present work of the two halves, in words.
     work: String,
     evaluations: Tail,
-    /// Evaluations up to this step have been told.
+    /// Evaluations up to this step have been reported.
     evaluated: Option<u64>,
-    /// Processes that had been killed for lack of memory when that was last asked.
+    /// Number of processes killed for lack of memory at the last check.
     memory_kills: Kills,
-    /// Where the sampler tells of prompts that are too long, until that is said.
+    /// The sampler's file about prompts that are too long, until they have been reported.
     long_prompts: Option<PathBuf>,
-    /// What an earlier start has left there, which is no news.
+    /// The content of that file from an earlier start, which is no news.
     known_long_prompts: Vec<LongPrompts>,
-    /// Both halves work at once, so that it matters how long each waits.
+    /// Whether both halves work at once, so that the waiting time of each one matters.
     overlaps: bool,
     /// Completions of a step.
     per_step: u64,
-    /// Of a run that samples with workers.
+    /// The workers of a run that samples with workers.
     workers: Option<Workers>,
     dir: RunDir,
     id: RunId,
 }
 
 impl Progress {
-    /// Looks at what the run directory already holds.
+    /// Reads what the run directory already holds.
     pub fn new(config: &TrainConfig, OwnedRun { dir, id, .. }: &OwnedRun) -> Self {
         let mut tail = Tail::new(dir.metrics());
         tail.poll();
@@ -115,22 +115,22 @@ impl Progress {
         self.tail.steps()
     }
 
-    /// One line on what begins: a new run, or one that goes on from the checkpoint of a step, behind which there may be
-    /// records of steps that are made again.
+    /// One line on the start: a new run, or one that resumes from the checkpoint of a step; the records may go beyond
+    /// that step, and those steps are made again.
     pub fn announce(&mut self, config: &TrainConfig, from: Option<u64>) {
         self.say(&announcement(config, from));
     }
 
-    /// The run goes on: everything that events are made of is in its records.
+    /// The run goes on: its records hold everything from which events are made.
     fn tell_of_lost_events(&mut self, error: &io::Error) {
         self.say(&format!(
             "warning: TensorBoard's events beside metrics.jsonl are not written any more, the run goes on: {error}"
         ));
     }
 
-    /// Says once which prompts the model does not get.
+    /// Reports once the prompts that the model does not get.
     fn tell_of_long_prompts(&mut self) {
-        // The sampler has looked at the prompts of this start when it begins its first completion.
+        // When the sampler begins its first completion, it has checked the prompts of this start.
         let known = |path: &mut PathBuf| path.exists() && LongPrompts::read(path) != self.known_long_prompts;
         let Some(path) = self.long_prompts.take_if(known) else { return };
         LongPrompts::read(&path)
@@ -151,7 +151,7 @@ impl Progress {
         }
     }
 
-    /// What was measured since the last look; a run that goes on says again what it measures again.
+    /// Reports new evaluations; a resumed run reports those again that it makes again.
     fn tell_of_evaluations(&mut self) {
         let steps = self.evaluations.steps();
         self.evaluated =
@@ -171,7 +171,7 @@ impl Progress {
             return;
         }
         self.pace.said();
-        // After a restart from an earlier checkpoint the steps go back, and are shown again as they are made again.
+        // After a restart from an earlier checkpoint, the steps go back, and are shown again when they are made again.
         self.shown = self.shown.min(steps);
         let from = records.partition_point(|r| r.get(metrics::STEP).is_some_and(|s| s as u64 <= self.shown));
         let lines: Vec<String> = (from..records.len())
@@ -276,10 +276,10 @@ fn announcement(config: &TrainConfig, from: Option<u64>) -> String {
 
 fn bar(total: u64, done: u64) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
-    // What does not fit into the line is cut off.
+    // The part that does not fit into the line is cut off.
     let style = ProgressStyle::with_template("{bar:12.cyan/blue} {pos}/{len}  {elapsed}{left}  {wide_msg}")
         .expect("the template is valid")
-        // Before a step is made nobody knows how long one takes.
+        // Before the first step, nobody knows how long a step takes.
         .with_key("left", move |state: &ProgressState, text: &mut dyn fmt::Write| {
             if state.pos() > done {
                 let _ = write!(text, " < {:#}", HumanDuration(state.eta()));
@@ -293,14 +293,14 @@ fn bar(total: u64, done: u64) -> ProgressBar {
     bar
 }
 
-/// What a step is at: who waits says how much there is of what it waits for.
+/// The present work of a step: a half that waits reports how much has arrived of what it waits for.
 fn work(learner: Beat, sampler: Beat, per_step: u64) -> String {
     let part = |what: &str| match (learner.part, learner.main) {
         (Some((of_phase, done, of)), Some((phase, _))) if phase == of_phase => format!(" {done}/{of} {what}"),
         _ => String::new(),
     };
     match (learner.main.map(|(phase, _)| phase), sampler.main.map(|(phase, _)| phase)) {
-        // A pass may leave out those without contrast, or be that of one of several updates.
+        // A pass may leave out completions without contrast, or belong to one of several updates.
         (Some(Phase::Step), _) => match learner.part {
             Some((_, _, of)) if of < per_step => format!("training{}", part("completions of a pass")),
             _ => format!("training{}", part("completions")),
@@ -344,7 +344,7 @@ fn plain_line(records: &[MetricRecord], total: u64, overlaps: bool) -> String {
     format!("step {step}/{total}  {}{}", figures(records, overlaps).join("  "), eta.unwrap_or_default())
 }
 
-/// The newest figures in a fixed order; those that a run does not have are left out.
+/// The newest figures in a fixed order; figures that a run does not have are left out.
 fn figures(records: &[MetricRecord], overlaps: bool) -> Vec<String> {
     let Some(record) = records.last() else {
         return Vec::new();
@@ -371,14 +371,14 @@ fn figures(records: &[MetricRecord], overlaps: bool) -> Vec<String> {
     parts
 }
 
-/// Columns beside the bar of so many steps on this terminal.
+/// Columns that the bar of a run with `total` steps leaves free on this terminal.
 fn room(total: u64) -> usize {
-    // The bar, the steps twice, the time taken and the time left, and what stands between them.
+    // The bar, the steps twice, the time taken and the time left, and the characters between them.
     let taken = 12 + 1 + 2 * total.to_string().len() + 1 + 2 + 4 + 8 + 2;
     usize::from(Term::stderr().size().1).saturating_sub(taken)
 }
 
-/// As many parts as fit into so many columns, from the first on: none is cut in its middle.
+/// As many parts as fit into so many columns, from the first on; no part is cut.
 fn fitting(parts: Vec<String>, columns: usize) -> String {
     let mut line = String::new();
     for part in parts.into_iter().filter(|part| !part.is_empty()) {

@@ -1,4 +1,4 @@
-//! The reward functions on sample completions, before anything else is started.
+//! Tries the reward functions on sample completions, before anything else is started.
 
 use anyhow::Result;
 use serde_json::Value;
@@ -6,11 +6,11 @@ use shared::config::TrainConfig;
 
 use super::ask::ask;
 
-/// Has `rollout check-rewards` try the functions of a run: what is odd about them is told, and what cannot work is
-/// refused. An entry that names only the file of a Python function gets the function's name, which metrics go by.
+/// Has `rollout check-rewards` try the functions of a run: oddities are reported, and functions that cannot work are
+/// refused. An entry that names only the file of a Python function gets the function's name, which metrics use.
 ///
 /// # Errors
-/// A function that cannot work, a dataset or tokenizer that cannot be used, or a wish to end.
+/// A function that cannot work, a dataset or tokenizer that cannot be used, or a signal.
 pub fn rehearse(config: &mut TrainConfig) -> Result<()> {
     let purpose = "trying the reward functions on sample completions (`rehearse_rewards`)";
     let answer: Value = ask(&["check-rewards", "--json", "--before-run", "/dev/stdin"], config, purpose)?;

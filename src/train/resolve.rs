@@ -1,4 +1,4 @@
-//! From the words of the command line to a configuration with nothing left open.
+//! From the words of the command line to a configuration in which everything is set.
 
 use std::path::{Path, PathBuf};
 
@@ -26,9 +26,9 @@ use crate::{
 pub struct CommandLine {
     /// `run.toml`, if one is named.
     pub file: Option<PathBuf>,
-    /// Whether only the resolved configuration is wanted.
+    /// Whether to print the resolved configuration only.
     pub dry_run: bool,
-    /// Faults on purpose, with `--chaos`.
+    /// Deliberate faults, with `--chaos`.
     pub chaos: Option<Chaos>,
     /// `--key value` pairs.
     pub overrides: layers::Overrides,
@@ -50,8 +50,8 @@ impl CommandLine {
         })
     }
 
-    /// The configuration that the words name. A checkpoint is a path unless it is `latest`, so that the loader leaves
-    /// it as it stands; in the file it is relative to the file's folder, as all paths there.
+    /// The configuration that the words name. The loader leaves a checkpoint as it stands, since it is a path or
+    /// `latest`; a path in the file then becomes relative to the file's folder, as all paths there.
     pub fn config(&self) -> Result<TrainConfig> {
         if let Some(file) = self.file.as_deref().filter(|file| import_config::is_foreign(file)) {
             return self.imported(file);
@@ -86,7 +86,7 @@ impl CommandLine {
     }
 
     /// The configuration of another system, as `tandem import-config` translates it, with an account of it. Its paths
-    /// stay relative to the working directory, as they are there.
+    /// stay relative to the working directory, as in that system.
     fn imported(&self, file: &Path) -> Result<TrainConfig> {
         let imported = Imported::read(file, None)?;
         output::tell(imported.account().trim_end());
@@ -95,7 +95,7 @@ impl CommandLine {
     }
 }
 
-/// Explains TRL's `--max_steps -1`, which stands for an absent one.
+/// Explains TRL's `--max_steps -1`, which means an absent value.
 fn without_steps(overrides: layers::Overrides) -> Result<layers::Overrides> {
     if overrides.iter().any(|(key, value)| key == "max_steps" && value.trim() == "-1") {
         bail!(
@@ -108,8 +108,8 @@ fn without_steps(overrides: layers::Overrides) -> Result<layers::Overrides> {
 /// Words for the newest checkpoint; the second one is TRL's.
 const NEWEST: [&str; 3] = ["latest", "true", "True"];
 
-/// Takes a checkpoint that is named without its folder, as `checkpoint-50` or `50`, for one of the run's own, where it
-/// is no path by itself.
+/// Completes a checkpoint that is named without its folder, as `checkpoint-50` or `50`, to one of the run's own, unless
+/// it is a path by itself.
 fn find_checkpoint(config: &mut TrainConfig) {
     let Some(wanted) = &mut config.resume_from_checkpoint else { return };
     if NEWEST.contains(&wanted.as_str()) {
@@ -125,7 +125,8 @@ fn find_checkpoint(config: &mut TrainConfig) {
     }
 }
 
-/// Names that are options of our other commands or of other programs, and no single option stands for, with what does.
+/// Names of options of our other commands or of other programs that have no single counterpart here, with their
+/// replacement.
 const NO_OPTIONS: [(&str, &str); 5] = [
     ("threads", "a run has `rollout_threads` and `learner_threads`"),
     ("max_new_tokens", "did you mean `max_completion_length`?"),
@@ -137,10 +138,10 @@ const NO_OPTIONS: [(&str, &str); 5] = [
     ("overwrite_output_dir", "no run is overwritten: choose another `output_dir`, or move the old one away"),
 ];
 
-/// Endings of files of rows.
+/// Extensions of files of rows.
 const ROWS: [&str; 7] = ["csv", "tsv", "jsonl", "ndjson", "parquet", "arrow", "txt"];
 
-/// Says why an option of TRL's is unknown here, where there is more to say than that.
+/// Says why an option of TRL's is unknown here, if a reason is known.
 pub fn explained(error: ConfigError) -> anyhow::Error {
     match error {
         ConfigError::Several(list) => {
@@ -159,26 +160,26 @@ pub fn explained(error: ConfigError) -> anyhow::Error {
     }
 }
 
-/// A configuration with nothing left open.
+/// A configuration in which everything is set.
 #[derive(Debug)]
 pub struct Resolved {
     /// The configuration.
     pub config: TrainConfig,
-    /// What it takes of the memory.
+    /// Memory that the run takes.
     pub plan: RunPlan,
-    /// What it takes of the disk.
+    /// Disk space that the run takes.
     pub disk: DiskPlan,
     /// A line for each dataset.
     pub data: Vec<String>,
-    /// The checkpoint that the run goes on from, if it does.
+    /// The checkpoint that the run resumes from, if it does.
     pub checkpoint: Option<PathBuf>,
 }
 
-/// Fills in what depends on data and machine (steps, threads, the learner's token budget), makes paths absolute and
-/// checks that what the configuration names is there, fits together and fits into memory.
+/// Fills in values that depend on data and machine (steps, threads, the learner's token budget) and makes paths
+/// absolute. Checks that the named files exist, fit together and fit into memory.
 ///
 /// # Errors
-/// Everything that is wrong.
+/// All faults.
 pub fn resolve(mut config: TrainConfig) -> Result<Resolved> {
     let mut problems = Problems::default();
     problems.extend(config.problems());
@@ -215,7 +216,7 @@ pub fn resolve(mut config: TrainConfig) -> Result<Resolved> {
     Ok(Resolved { config, plan, disk, data: datasets.about, checkpoint })
 }
 
-/// Makes the paths of a configuration, as far as they are given, independent of the working directory.
+/// Makes the paths in a configuration independent of the working directory.
 ///
 /// # Errors
 /// When there is no working directory.
@@ -241,7 +242,7 @@ fn models(config: &TrainConfig) -> Result<(Option<ModelDir>, Option<ModelDir>)> 
     Ok((Some(model), critic))
 }
 
-/// Refuses weights that nothing can be trained from, of policy and critic: their names, shapes and values.
+/// Refuses weights of policy or critic from which nothing can be trained: their names, shapes and values are checked.
 ///
 /// # Errors
 /// As [`Checkpoint::open`], with the option.
@@ -250,7 +251,7 @@ pub fn check_weights(config: &TrainConfig) -> Result<()> {
     check_critic(config)
 }
 
-/// As [`check_weights`], of the critic alone: what the sampler has looked at need not be read again.
+/// As [`check_weights`], for the critic alone: weights that the sampler has checked need not be read again.
 ///
 /// # Errors
 /// As [`check_weights`].
@@ -273,7 +274,7 @@ pub fn before(config: &TrainConfig) -> Option<TrainConfig> {
     layers::load(Some(&RunDir::new(run).config()), &Vec::new()).ok()
 }
 
-/// Takes an option with its value out of the words, `--name value` or `--name=value`.
+/// Takes an option with its value, `--name value` or `--name=value`, out of the words.
 fn take(words: &mut Vec<String>, name: &str) -> Result<Option<String>> {
     let is_it = |word: &String| word.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('='));
     let Some(at) = words.iter().position(is_it) else { return Ok(None) };
@@ -356,14 +357,14 @@ mod tests {
     #[test]
     fn steps_and_threads_are_filled_in() {
         let dir = tempfile::tempdir().unwrap();
-        // 2 prompts, 8 completions = 2 groups a step, 3 epochs.
+        // 2 prompts and 8 completions make 2 groups a step, for 3 epochs.
         let resolved = resolve(config(dir.path())).unwrap().config;
         assert_eq!(resolved.max_steps, Some(3));
         assert!(resolved.rollout_threads.is_some() && resolved.learner_threads.is_some());
         assert!(!resolved.output_dir.exists(), "resolving must not touch the disk");
     }
 
-    /// Another budget would round sums differently, so a change of its default must not reach a run that goes on.
+    /// Another budget would round sums differently, so a change of its default must not reach a resumed run.
     #[test]
     fn the_token_budget_is_filled_in_and_a_resumed_run_keeps_its_own() {
         let dir = tempfile::tempdir().unwrap();
@@ -394,8 +395,8 @@ mod tests {
         }
     }
 
-    /// A path that both processes read from the run directory's config.toml means the same there only if it is
-    /// absolute.
+    /// Both processes read the path from config.toml in the run directory, where only an absolute path has the same
+    /// meaning.
     #[test]
     fn every_option_that_is_a_path_is_made_absolute() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! What the processes of one start of a run are handed: its options, in memory of the launcher.
+//! The options of one start of a run, which its processes read from memory of the launcher.
 
 use std::{fs, fs::File, os::fd::AsRawFd, path::PathBuf};
 
@@ -13,7 +13,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// With the text of a configuration.
+    /// A start with the text of a configuration.
     ///
     /// # Errors
     /// When there is no memory for it.
@@ -25,7 +25,7 @@ impl Session {
         Ok(session)
     }
 
-    /// Where a process finds the configuration as long as this one lives.
+    /// The path of the configuration for other processes, valid as long as this process lives.
     pub fn path(&self) -> PathBuf {
         format!("/proc/{}/fd/{}", std::process::id(), self.config.as_raw_fd()).into()
     }

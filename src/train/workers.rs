@@ -1,4 +1,5 @@
-//! What the launcher says of the workers of a run: how many are at work, that there are none, and who was dropped.
+//! The launcher's messages about the workers of a run: how many are at work, that there are none, and which ones were
+//! dropped.
 
 use std::{collections::BTreeSet, time::Instant};
 
@@ -11,32 +12,32 @@ use shared::{
 /// Seconds without a worker after which a run says so.
 const PATIENCE: f64 = 60.0;
 
-/// Reasons for refused calls that are told: a stranger can have any number of them.
+/// Reasons for refused calls that are told: strangers can cause any number of them.
 const MOST_REASONS: usize = 16;
 
 /// Follows the table that the coordinator writes.
 #[derive(Debug)]
 pub struct Workers {
     dir: RunDir,
-    /// The command that starts one.
+    /// The command that starts a worker.
     join: String,
     looked: Option<Instant>,
-    /// What the coordinator says now; nothing before it does.
+    /// The coordinator's table; none before it writes one.
     table: Option<WorkersTable>,
-    /// That nobody is there was said, and not yet that somebody is.
+    /// Whether the absence of workers was reported, and not yet their return.
     alone: bool,
-    /// Who was told of as dropped, by number and reason.
+    /// Dropped workers that were reported, by number and reason.
     dropped: BTreeSet<(String, String)>,
-    /// Reasons that were told of for which calls are refused.
+    /// Reasons for refused calls that were reported.
     refusals: BTreeSet<String>,
-    /// That the store takes nothing was said, and not yet that it does: the version that it had then.
+    /// Set after a failure of the store was reported, until the store works again: the version that it had then.
     store_fails: Option<Option<u64>>,
-    /// That completions are not checked was said.
+    /// Whether it was reported that completions are not checked.
     checks_fail: bool,
 }
 
 impl Workers {
-    /// Follows those of a run that samples with workers.
+    /// Follows the workers of a run that samples with workers.
     pub fn of(config: &TrainConfig, dir: &RunDir) -> Option<Self> {
         let join = workers::join(config.listen.as_deref()?);
         let (dropped, refusals) = (BTreeSet::new(), BTreeSet::new());
@@ -53,7 +54,7 @@ impl Workers {
         })
     }
 
-    /// Looks, at most as often as there is something new, and says what has to be said once.
+    /// Reads the table, at most as often as it is written, and returns messages that are due; each comes once.
     pub fn news(&mut self) -> Vec<String> {
         if self.looked.is_some_and(|at| at.elapsed() < workers::INTERVAL) {
             return Vec::new();
@@ -62,7 +63,7 @@ impl Workers {
         self.look(WorkersTable::read(&self.dir).filter(WorkersTable::is_current))
     }
 
-    /// As [`Workers::news`], whenever that was asked for last: what the coordinator has left.
+    /// As [`Workers::news`], whenever that was called last: for the coordinator's final table.
     pub fn last_news(&mut self) -> Vec<String> {
         self.looked = None;
         self.news()
@@ -96,7 +97,7 @@ impl Workers {
                 self.store_fails = Some(table.version);
                 news.push(format!("notice: weights do not get into the store, and are tried again: {trouble}"));
             }
-            // A coordinator that starts again has not tried yet.
+            // A restarted coordinator has not tried the store yet.
             (None, Some(version)) if table.version.is_some() && table.version != version => {
                 self.store_fails = None;
                 news.push("weights get into the store again".to_owned());
@@ -119,7 +120,8 @@ impl Workers {
         news
     }
 
-    /// What a step is at, with who is at it. `waits`: the learner has nothing to do until there are groups.
+    /// The present work of a step, with the number of workers. `waits`: the learner has nothing to do until there are
+    /// groups.
     pub fn words(&self, work: String, waits: bool) -> String {
         let Some(table) = &self.table else { return work };
         let coming =

@@ -1,8 +1,8 @@
-//! Who may see the page.
+//! Who may read the page.
 //!
-//! On this machine alone, whoever can connect; but a page of somebody else's, open in the same browser, must not read
-//! ours through a name of its own that leads here (DNS rebinding), so only names of this machine are answered to.
-//! Beyond it, whoever has the token.
+//! On this machine alone, anybody who can connect. But a foreign page in the same browser must not read ours through a
+//! name that leads here (DNS rebinding), so only requests to this machine's own names are answered. Other machines need
+//! the token.
 
 use std::{
     fs::{self, File},
@@ -12,10 +12,10 @@ use std::{
 
 use axum::http::{HeaderMap, Uri, header};
 
-/// Name of the parameter of the first address.
+/// Name of the parameter in the first address.
 const TOKEN: &str = "token";
 
-/// What a request must have.
+/// The requirements for a request.
 #[derive(Debug)]
 pub struct Access {
     host: IpAddr,
@@ -23,21 +23,21 @@ pub struct Access {
     token: Option<String>,
 }
 
-/// What a request has.
+/// The judgement on a request.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It is answered.
+    /// It may be answered.
     Allowed,
-    /// It has the token in its address, which is to become a cookie.
+    /// Its address has the token, which becomes a cookie now.
     Welcome,
-    /// It calls this machine by a name that is not its own.
+    /// It calls this machine by a foreign name.
     WrongHost,
     /// It has no token, or a wrong one.
     NoToken,
 }
 
 impl Access {
-    /// A token is asked for where others than this machine can connect.
+    /// A token is required if other machines can connect.
     ///
     /// # Errors
     /// When the system has no random numbers.
@@ -45,11 +45,11 @@ impl Access {
         Ok(Self { host, port, token: if host.is_loopback() { None } else { Some(random()?) } })
     }
 
-    /// The address to open, token included.
+    /// The address to open, with the token.
     pub fn address(&self) -> String {
         let port = self.port;
         let host = match self.host {
-            // Of all addresses none can be opened; others know the machine by its name.
+            // The address that stands for all cannot be opened; other machines know this one by its name.
             host if host.is_unspecified() => fs::read_to_string("/proc/sys/kernel/hostname")
                 .map_or_else(|_| "localhost".to_owned(), |name| name.trim().to_owned()),
             IpAddr::V6(host) => format!("[{host}]"),
@@ -61,13 +61,13 @@ impl Access {
         }
     }
 
-    /// The cookie of whoever has the token.
+    /// The cookie that proves the token.
     pub fn cookie(&self) -> Option<String> {
         let token = self.token.as_ref()?;
         Some(format!("{}={token}; HttpOnly; SameSite=Strict; Path=/", self.cookie_name()))
     }
 
-    /// A browser sends the cookies of a machine to all of its ports, so pages of several need names of their own.
+    /// A browser sends the cookies of a machine to all of its ports, so pages on several ports need different names.
     fn cookie_name(&self) -> String {
         format!("tandem-{}", self.port)
     }
@@ -103,7 +103,7 @@ fn is_this_machine(host: &str) -> bool {
     name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
-/// Takes as long wherever the two differ.
+/// Takes the same time wherever the two differ.
 fn equal(a: &str, b: &str) -> bool {
     a.len() == b.len() && a.bytes().zip(b.bytes()).fold(0, |difference, (a, b)| difference | (a ^ b)) == 0
 }

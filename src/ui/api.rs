@@ -1,4 +1,4 @@
-//! What the page asks for.
+//! Answers to the page's requests.
 
 use std::{
     io,
@@ -58,7 +58,7 @@ pub fn routes() -> Router<Arc<Shared>> {
         .route("/runs/{id}/search", get(find))
 }
 
-/// What cannot be answered, in words for the page.
+/// A request that cannot be answered, in words for the page.
 enum Failure {
     NotFound(&'static str),
     Io(io::Error),
@@ -82,7 +82,7 @@ impl IntoResponse for Failure {
 
 type Answer<T> = Result<Json<T>, Failure>;
 
-/// Reads files beside the server's own thread.
+/// Reads files on a thread apart from the server's own.
 async fn of_run<T: Serialize + Send + 'static>(
     shared: Arc<Shared>,
     id: usize,
@@ -98,14 +98,14 @@ async fn runs(State(shared): State<Arc<Shared>>) -> Answer<Vec<Overview>> {
     Ok(Json(look.await.map_err(io::Error::other)?))
 }
 
-/// What the page has already.
+/// The part that the page has already.
 #[derive(Deserialize)]
 struct Known {
     #[serde(default)]
     steps: usize,
     #[serde(default)]
     evaluations: usize,
-    /// The generations that these are of.
+    /// The generation of that part.
     generation: Option<u64>,
 }
 

@@ -1,4 +1,4 @@
-//! Connections to the page: few at once, and none that keeps its place without asking for anything.
+//! Connections to the page: a small number at once, and none keeps its place without requests.
 
 use std::{
     collections::VecDeque,
@@ -23,24 +23,24 @@ use tokio::{
     time::sleep,
 };
 
-/// Most connections at once. A browser needs six, and one for the events of each page that is open.
+/// Most connections at once. A browser needs six, and one more for the events of each open page.
 const MOST: usize = 64;
 
-/// Descriptors that are left to everything else where a process may have few.
+/// Descriptors reserved for everything else, where a process may have few.
 const OTHERS: u64 = 40;
 
-/// How long a request may take to arrive, and a connection may be open without one.
+/// How long a request may take to arrive, and how long a connection may be open without one.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Pause where the system gives no connection.
+/// Pause after the system refuses a connection.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// A connection as far as its requests show.
+/// A connection, as far as its requests are concerned.
 #[derive(Debug, Clone, Default)]
 pub struct Connection(Arc<AtomicBool>);
 
 impl Connection {
-    /// Takes note that a whole request has come.
+    /// Notes that a whole request has come.
     pub fn has_asked(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
@@ -50,8 +50,8 @@ impl Connection {
     }
 }
 
-/// Answers with `app` for ever. Where all places are taken, the oldest connection without a request makes room, else
-/// the oldest: the page stays within reach, whoever else holds connections open, and a browser comes back by itself.
+/// Answers with `app` for ever. When all places are taken, the oldest connection without a request gives way, else the
+/// oldest: the page stays within reach, whoever else holds connections open, and a browser reconnects by itself.
 pub async fn serve(listener: TcpListener, app: Router, patience: Duration) -> Infallible {
     let most = most(getrlimit(Resource::Nofile).current);
     let mut open: VecDeque<(Connection, AbortHandle)> = VecDeque::new();
@@ -71,14 +71,14 @@ pub async fn serve(listener: TcpListener, app: Router, patience: Duration) -> In
     }
 }
 
-/// The answers to one connection, which may end as it likes.
+/// Answers one connection; its errors are ignored.
 async fn answer(stream: TcpStream, app: Router, patience: Duration) {
     let mut server = auto::Builder::new(TokioExecutor::new()).http1_only();
     server.http1().timer(TokioTimer::new()).header_read_timeout(patience);
     let _ = server.serve_connection(TokioIo::new(stream), TowerToHyperService::new(app)).await;
 }
 
-/// Connections that there may be where a process may have so many descriptors.
+/// Connections allowed in a process that may have so many descriptors.
 fn most(descriptors: Option<u64>) -> usize {
     let room = descriptors.map_or(MOST as u64, |all| all.saturating_sub(OTHERS));
     usize::try_from(room).unwrap_or(MOST).clamp(4, MOST)
@@ -142,7 +142,7 @@ mod tests {
         let mut streams = [half(address), net::TcpStream::connect(address).unwrap(), half(address)];
         let mut idle = net::TcpStream::connect(address).unwrap();
         assert!(ask(&mut idle).contains("here"));
-        // A byte now and then is no whole request either.
+        // A byte now and then is not a whole request either.
         let mut slow = streams[2].try_clone().unwrap();
         thread::spawn(move || {
             while slow.write_all(b"x").is_ok() {
@@ -160,10 +160,10 @@ mod tests {
         let held: Vec<net::TcpStream> = (0..300).map(|_| half(address)).collect();
         let mut stream = net::TcpStream::connect(address).unwrap();
         assert!(ask(&mut stream).contains("here"));
-        // The oldest ones have made room.
+        // The oldest connections gave way.
         let mut held = held;
         assert!(ends_within(&mut held[0], Duration::from_secs(10)));
-        // One that has asked stays as long as there are others.
+        // A connection that has sent a request stays as long as there are others.
         let _more: Vec<net::TcpStream> = (0..100).map(|_| half(address)).collect();
         assert!(ask(&mut stream).contains("here"));
     }

@@ -1,4 +1,4 @@
-//! Tells the page what has changed, as server-sent events.
+//! Tells the page of changes, as server-sent events.
 
 use std::{convert::Infallible, fs, os::unix::fs::MetadataExt, path::PathBuf, sync::Arc, time::Duration};
 
@@ -12,13 +12,13 @@ use shared::RunDir;
 
 use super::server::Shared;
 
-/// How often files are looked at while a page is open. A look is a few calls of the system for each run.
+/// How often files are checked while a page is open. A check takes a few system calls for each run.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// Files of a run that are looked at.
+/// Files of a run that are checked.
 const WATCHED: usize = 7;
 
-/// What is looked at, by the name of its part of the page.
+/// The files that are checked, by the name of the part of the page.
 fn watched(dir: &RunDir) -> [(&'static str, PathBuf); WATCHED] {
     [
         ("curves", dir.metrics()),
@@ -31,21 +31,21 @@ fn watched(dir: &RunDir) -> [(&'static str, PathBuf); WATCHED] {
     ]
 }
 
-/// What tells a file from what it becomes.
+/// A file's state, to tell it from a later one.
 type Stamp = Option<(u64, u64, i64, i64)>;
 
 fn stamp(path: PathBuf) -> Stamp {
     fs::metadata(path).ok().map(|file| (file.ino(), file.len(), file.mtime(), file.mtime_nsec()))
 }
 
-/// Looked at beside the server's own thread: a disk may not answer. None when the server ends.
+/// Checked on a thread apart from the server's own: a disk may not answer. None when the server ends.
 async fn stamps(shared: &Shared) -> Vec<[Stamp; WATCHED]> {
     let runs = shared.runs();
     let look = move || runs.iter().map(|run| watched(&run.dir).map(|(_, path)| stamp(path))).collect();
     tokio::task::spawn_blocking(look).await.unwrap_or_default()
 }
 
-/// A stream of `{"run": 0, "parts": ["curves", "steps"]}`. It ends when the page goes.
+/// A stream of `{"run": 0, "parts": ["curves", "steps"]}`. It ends when the page is closed.
 pub async fn stream(State(shared): State<Arc<Shared>>) -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
     let seen = stamps(&shared).await;
     let events = stream::unfold((shared, seen, Vec::new()), async |(shared, mut seen, mut ready)| {

@@ -1,7 +1,7 @@
-//! `tandem ui`: a page about one or several runs that follows them as they go on.
+//! `tandem ui`: a page about one or several runs, which follows them live.
 //!
-//! The page is served from the binary alone and reads the files that a run writes anyhow, so the pair neither knows of
-//! it nor waits for it.
+//! The binary alone serves the page. It reads the files that a run writes anyway, so the pair neither knows of the page
+//! nor waits for it.
 
 mod access;
 mod api;

@@ -1,4 +1,4 @@
-//! The server: what every answer has in common.
+//! The server: the parts that all answers share.
 
 use std::{
     net::TcpListener,
@@ -26,15 +26,15 @@ use super::{
 };
 use crate::view::{assets, curves::Curves, found, tokens};
 
-/// What all requests share.
+/// State that all requests share.
 pub struct Shared {
     roots: Vec<PathBuf>,
     access: Access,
-    /// Runs by their numbers in addresses, which never change: a run that appears is added at the end.
+    /// Runs, by their numbers in addresses. Numbers never change: a new run is added at the end.
     runs: Mutex<Vec<Arc<Run>>>,
 }
 
-/// A run and the figures of it that have been read.
+/// A run, and those of its figures that have been read.
 pub struct Run {
     pub dir: RunDir,
     pub steps: Mutex<Curves>,
@@ -49,7 +49,7 @@ impl Run {
         Self { dir, steps: Mutex::new(steps), evaluations: Mutex::new(evaluations), tokenizer: Mutex::default() }
     }
 
-    /// The tokenizer of its model. It is read once, or again where it was not there.
+    /// The tokenizer of its model. It is read once; if it was missing, it is tried again.
     pub fn tokenizer(&self) -> Option<Arc<TextTokenizer>> {
         let mut known = self.tokenizer.lock().unwrap_or_else(PoisonError::into_inner);
         if known.is_none() {
@@ -67,7 +67,7 @@ impl Shared {
         shared
     }
 
-    /// Finds runs that have come since.
+    /// Finds runs that are new.
     pub fn look(&self) -> Vec<Arc<Run>> {
         let found: Vec<PathBuf> = self.roots.iter().flat_map(|root| found::runs(root)).collect();
         let mut runs = self.runs.lock().unwrap_or_else(PoisonError::into_inner);
@@ -79,7 +79,7 @@ impl Shared {
         runs.clone()
     }
 
-    /// The runs that are known.
+    /// The known runs.
     pub fn runs(&self) -> Vec<Arc<Run>> {
         self.runs.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -106,7 +106,7 @@ pub fn serve(listener: TcpListener, shared: Shared) -> Result<()> {
             stopped = stop() => stopped.context("cannot wait for an interrupt"),
         }
     });
-    // A file that is being read, on a disk that no longer answers perhaps, is not waited for.
+    // The server does not wait for a file that is being read, perhaps on a disk that no longer answers.
     runtime.shutdown_background();
     served
 }
@@ -150,7 +150,7 @@ async fn guard(State(shared): State<Arc<Shared>>, request: Request, next: Next) 
     let mut response = match shared.access.judge(request.uri(), request.headers()) {
         Verdict::Allowed => next.run(request).await,
         Verdict::Welcome => {
-            // The token leaves the address, so that it is in no history and no screenshot.
+            // The token leaves the address, so that no history and no screenshot has it.
             let mut response = (StatusCode::SEE_OTHER, [(header::LOCATION, "/")]).into_response();
             let cookie = shared.access.cookie().and_then(|cookie| HeaderValue::from_str(&cookie).ok());
             response.headers_mut().extend(cookie.map(|cookie| (header::SET_COOKIE, cookie)));

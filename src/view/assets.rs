@@ -34,7 +34,7 @@ pub const SCRIPTS: [Asset; 11] = assets! {
     SCRIPT "app.js" "app.js"
 };
 
-/// Style sheets, the later ones over the earlier.
+/// Style sheets; later ones override earlier ones.
 pub const STYLES: [Asset; 2] = assets! {
     STYLE "uPlot.css" "uplot/uPlot.min.css"
     STYLE "style.css" "style.css"

@@ -22,11 +22,11 @@ struct Curve {
     /// Key of the metric; a family's has a part in braces.
     key: &'static str,
     label: &'static str,
-    /// It is in the records of evaluations.
+    /// Whether records of evaluations have it.
     evaluated: bool,
 }
 
-/// Every chart, in the order in which they are shown.
+/// Every chart, in the order of the page.
 pub fn charts() -> Vec<Chart> {
     CHARTS.iter().map(|declared| chart(declared)).collect()
 }

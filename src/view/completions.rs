@@ -18,16 +18,16 @@ const LISTED: usize = 1_500;
 /// Characters of a text that is opened. A browser is slow with more.
 const OPENED: usize = 1_000_000;
 
-/// A group: a prompt and what was made of it.
+/// A group: a prompt with its completions.
 #[derive(Debug, Serialize)]
 pub struct Group {
-    /// Index within the batch; none for a group that was dropped on the way to it.
+    /// Index within the batch; none for a group that was dropped before it reached the batch.
     group: Option<u64>,
     /// Its place in the order of prompts.
     position: u64,
     prompt_id: u64,
     prompt: String,
-    /// Its completions: lines of `completions/step-N.jsonl` without what they have in common.
+    /// Its completions: lines of `completions/step-N.jsonl` without the fields that they share.
     samples: Vec<Map<String, Value>>,
 }
 
@@ -35,9 +35,9 @@ pub struct Group {
 #[derive(Debug, Serialize)]
 pub struct Step {
     step: u64,
-    /// Whether there are figures of their tokens.
+    /// Whether there are figures for their tokens.
     tokens: bool,
-    /// Lines of the file that are left out, in words.
+    /// Lines of the file that were left out, in words.
     #[serde(skip_serializing_if = "Option::is_none")]
     damage: Option<String>,
     groups: Vec<Group>,
@@ -107,7 +107,7 @@ pub fn some(dir: &RunDir, step: u64, wanted: &[(u64, u64)]) -> io::Result<HashMa
     Ok(found.take(wanted.len()).collect())
 }
 
-/// One of them.
+/// A single completion.
 ///
 /// # Errors
 /// As [`of_step`].
@@ -125,12 +125,12 @@ pub(super) fn sample(row: &Map<String, Value>) -> u64 {
     row.get("sample").and_then(Value::as_u64).unwrap_or_default()
 }
 
-/// Lines of a file that are whole; others are left out, since a page must not fail because of one.
+/// Lines of a file that are whole; other lines are left out, since one of them must not break a page.
 pub(super) fn rows(text: &[u8]) -> impl Iterator<Item = Map<String, Value>> {
     journal::parse(text).0.into_iter()
 }
 
-/// A file that need not be there.
+/// A file that may be missing.
 pub(super) fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
     match shared_bounds::read(path, MOST_BYTES) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -138,7 +138,7 @@ pub(super) fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
     }
 }
 
-/// What a roll-back gave up is no longer trained, which only the ledger knows.
+/// Marks completions that a roll-back gave up: they are not trained on any more, which only the ledger knows.
 fn mark(row: &mut Map<String, Value>, given_up: bool) {
     if given_up && row.get("state").is_some_and(|state| state == "trained") {
         row.insert("state".into(), "rolled_back".into());
@@ -167,7 +167,7 @@ fn shorten(row: &mut Map<String, Value>, most: usize) {
     }
 }
 
-/// The beginning of a text that is longer.
+/// The beginning of a text that is longer than `most`; none for others.
 fn cut(text: &str, most: usize) -> Option<String> {
     text.char_indices().nth(most).map(|(end, _)| text[..end].to_owned())
 }

@@ -1,4 +1,4 @@
-//! The figures of a run by column, read once and followed as they grow.
+//! The figures of a run by column, read once and then followed.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -13,7 +13,7 @@ use std::{
 use serde::{Serialize, Serializer, ser::SerializeSeq};
 use shared::metrics::{self, MetricRecord, catalogue};
 
-/// One value for each record. Six digits are more than a screen shows, and half the memory.
+/// One value for each record. Six digits are more than a screen shows, and take half the memory.
 #[derive(Debug, Clone, Default)]
 pub struct Column(Vec<f32>);
 
@@ -39,18 +39,18 @@ pub struct Excerpt {
     pub from: usize,
     /// Completed steps of each.
     pub step: Vec<u64>,
-    /// The other metrics, those that a chart or a lane shows; each as long as `step`.
+    /// The other metrics that a chart or a lane shows; each column is as long as `step`.
     pub columns: BTreeMap<String, Column>,
 }
 
-/// The figures of a run, or what is new of them.
+/// The figures of a run, or the new ones among them.
 #[derive(Debug, Serialize)]
 pub struct Figures {
-    /// Changes when what was told before is no longer true.
+    /// Changes when earlier figures no longer hold.
     pub generation: u64,
-    /// Of the steps.
+    /// Figures of the steps.
     pub steps: Excerpt,
-    /// Of the evaluations.
+    /// Figures of the evaluations.
     pub evaluations: Excerpt,
 }
 
@@ -60,9 +60,9 @@ pub struct Curves {
     path: PathBuf,
     inode: u64,
     offset: u64,
-    /// The last line that was read. A new file may have the number of one that is gone, so it must still be there.
+    /// The last line that was read. A new file may have the inode of a deleted one, so the line must still be there.
     last: Vec<u8>,
-    /// How often the file was replaced by one that does not go on from it.
+    /// How often the file was replaced by one that does not continue it.
     generation: u64,
     step: Vec<u64>,
     columns: BTreeMap<String, Vec<f32>>,
@@ -87,7 +87,7 @@ impl Curves {
             file => file?,
         };
         let metadata = file.metadata()?;
-        // A learner that starts again writes the file anew, without the steps that it will make again.
+        // A restarted learner writes the file anew, without the steps that it will make again.
         if metadata.ino() != self.inode || metadata.len() < self.offset || !self.goes_on(&mut file)? {
             let Self { path, generation, .. } = self;
             let generation = *generation + u64::from(self.inode != 0);
@@ -107,7 +107,7 @@ impl Curves {
         Ok(())
     }
 
-    /// Whether a file has what was read last, where it was.
+    /// Whether a file still has the last line that was read, in its place.
     fn goes_on(&self, file: &mut File) -> io::Result<bool> {
         let mut there = vec![0; self.last.len()];
         file.seek(SeekFrom::Start(self.offset - self.last.len() as u64))?;
@@ -139,7 +139,7 @@ impl Curves {
         self.generation
     }
 
-    /// What follows after `known` records.
+    /// The records behind the first `known` ones.
     pub fn part(&self, known: usize) -> Excerpt {
         let from = known.min(self.step.len());
         let rest = |column: &Vec<f32>| {
@@ -152,15 +152,15 @@ impl Curves {
     }
 }
 
-/// Differs between processes, so that a page which outlives the server takes nothing of the next one's for the rest of
-/// what it has.
+/// Differs between processes, so that a page that outlives the server does not take the next server's figures for the
+/// continuation of its own.
 fn first_generation() -> u64 {
     static FIRST: LazyLock<u64> =
         LazyLock::new(|| SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64);
     *FIRST
 }
 
-/// Metrics that lanes and tiles are made of, beside those of the charts.
+/// Metrics for lanes and tiles, in addition to those of the charts.
 const ALSO: [&metrics::Metric; 8] = [
     metrics::TOTAL_STEPS,
     metrics::STEP_TIME,
@@ -174,7 +174,7 @@ const ALSO: [&metrics::Metric; 8] = [
 
 fn is_shown(key: &str) -> bool {
     let charted = |metric: &&'static metrics::Metric| metric.chart.is_some() && metric.name_in(key).is_some();
-    // The errors of evaluations are drawn about their curves.
+    // The errors of evaluations are drawn around their curves.
     let error = metrics::AVG_STDERR.metric();
     ALSO.into_iter().any(|metric| metric.key == key)
         || error.name_in(key).is_some()
@@ -248,7 +248,7 @@ mod tests {
         let mut curves = Curves::new(path.clone());
         curves.refresh().unwrap();
         let first = curves.generation();
-        // Written over, so that its number stays.
+        // Overwritten, so that the inode stays.
         fs::write(&path, "{\"step\":1}\n{\"step\":3}\n{\"step\":4}\n").unwrap();
         curves.refresh().unwrap();
         assert_ne!(curves.generation(), first);

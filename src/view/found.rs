@@ -7,9 +7,9 @@ use std::{
 
 use shared::RunDir;
 
-/// Folders below the one that is named.
+/// Levels of folders below the named one.
 const DEPTH: usize = 4;
-/// Most runs that are listed of one folder; the newest.
+/// Most runs of one folder that are listed; the newest ones.
 pub const MOST: usize = 100;
 
 /// Whether a folder is that of a run.

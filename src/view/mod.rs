@@ -1,7 +1,6 @@
-//! What a run looks like, as JSON: for the live page of `tandem ui` and for the report, which are made of the same
-//! parts.
+//! A run as JSON, for the live page of `tandem ui` and for the report, which are made of the same parts.
 //!
-//! [`assets`] holds the page: plain scripts around uPlot, without a build step. `tandem ui` serves it and tells it what
+//! [`assets`] holds the page: plain scripts around uPlot, without a build step. `tandem ui` serves it and announces
 //! changes. The report is one file with the same scripts and the data beside them.
 
 pub mod assets;

@@ -38,7 +38,7 @@ impl Entry for Sample {
     }
 }
 
-/// A row of the table: a prompt, and what became of it.
+/// A row of the table: a prompt with its two completions.
 #[derive(Debug, Serialize)]
 pub struct Pair {
     /// Before training, or nearly.
@@ -49,7 +49,7 @@ pub struct Pair {
 
 /// Rows of the table.
 const ROWS: usize = 8;
-/// Files looked at from either end in search of the same prompts.
+/// Files that are searched from either end for the same prompts.
 const FILES: usize = 12;
 
 /// Completions before and after; empty when the run has not logged at least two steps.
@@ -69,7 +69,7 @@ pub fn pairs(dir: &RunDir) -> io::Result<Vec<Pair>> {
     Ok(match_up(load(&steps[..reach])?, load(&newest_first)?))
 }
 
-/// Pairs of the same prompt first; then the earliest with the latest that are left.
+/// Pairs of the same prompt first; then the earliest with the latest of the rest.
 fn match_up(early: Vec<Sample>, late: Vec<Sample>) -> Vec<Pair> {
     let mut by_prompt: HashMap<u64, Sample> = HashMap::new();
     for sample in late.iter().rev() {
@@ -91,7 +91,7 @@ fn match_up(early: Vec<Sample>, late: Vec<Sample>) -> Vec<Pair> {
     pairs
 }
 
-/// Lines that are no samples are left out: a report must not fail because of one of them.
+/// Lines that are no samples are left out: one of them must not break a report.
 fn read(path: &Path, step: u64) -> io::Result<Vec<Sample>> {
     let bytes = completions::read(path)?.unwrap_or_default();
     Ok(journal::parse::<Sample>(&bytes).0.into_iter().map(|sample| Sample { step, ..sample }).collect())

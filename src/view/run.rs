@@ -1,4 +1,4 @@
-//! What a run is and how it fares.
+//! A run's identity and its state.
 
 use std::{
     fs::{self, File},
@@ -21,22 +21,22 @@ use shared::{
 
 use crate::records::tail::Tail;
 
-/// How long after its last sign of life a run counts as running, where the system does not tell.
+/// How long after its last sign of life a run counts as running, if the system does not tell.
 const FRESH: Duration = Duration::from_secs(60);
 
-/// What is shown of a run before its figures.
+/// The summary of a run, above its figures.
 #[derive(Debug, Serialize)]
 pub struct Overview {
     /// See [`name_of`].
     pub name: String,
-    /// The whole path.
+    /// Its whole path.
     pub path: String,
     model: Option<String>,
     dataset: Option<String>,
     state: State,
     /// Completed steps.
     steps: u64,
-    /// Steps that it is to make.
+    /// Steps that it will make.
     total_steps: Option<f64>,
 }
 
@@ -50,7 +50,7 @@ enum State {
 }
 
 impl Overview {
-    /// Looks at a run.
+    /// Reads the summary of a run.
     pub fn of(dir: &RunDir) -> Self {
         let config = config(dir).ok().flatten();
         let mut tail = Tail::of_the_last(dir.metrics());
@@ -89,7 +89,7 @@ fn state(dir: &RunDir) -> State {
     }
 }
 
-/// Whether a process holds a lock on a file. Asked without taking the lock, which a launcher may want at this moment.
+/// Whether a process holds a lock on a file. It does not take the lock, which a launcher may want at this moment.
 fn is_locked(path: &Path) -> bool {
     let (Ok(file), Ok(locks)) = (fs::metadata(path), File::open("/proc/locks")) else { return false };
     let (major, minor) = (rustix::fs::major(file.dev()), rustix::fs::minor(file.dev()));
@@ -97,7 +97,7 @@ fn is_locked(path: &Path) -> bool {
     BufReader::new(locks).lines().map_while(Result::ok).any(|line| line.contains(&id))
 }
 
-/// The last two parts of a run's path: enough to know it by.
+/// The last two parts of a run's path: enough to recognise the run.
 pub fn name_of(dir: &RunDir) -> String {
     short_path(&std::path::absolute(dir.root()).unwrap_or_else(|_| dir.root().to_owned()))
 }
@@ -118,7 +118,7 @@ pub struct Setting {
     key: String,
     /// As in `config.toml`.
     value: String,
-    /// It is not the default.
+    /// Whether it is not the default.
     chosen: bool,
 }
 
@@ -131,7 +131,7 @@ pub struct Settings {
     problem: Option<String>,
 }
 
-/// The options of a run. That they cannot be read, those of another version perhaps, hides nothing else of it.
+/// The options of a run. Options that cannot be read, perhaps those of another version, hide nothing else of the run.
 pub fn settings(dir: &RunDir) -> Settings {
     let config = match config(dir) {
         Ok(Some(config)) => config,
@@ -141,22 +141,22 @@ pub fn settings(dir: &RunDir) -> Settings {
     let table = |config: &TrainConfig| toml::from_str::<toml::Table>(&layers::to_toml(config)).unwrap_or_default();
     let defaults = table(&TrainConfig::default());
     let setting = |(key, value): (String, toml::Value)| {
-        // The folder is another for every run, and says nothing of how it was made.
+        // The folder differs for every run, and says nothing of how the run was made.
         let chosen = key != "output_dir" && defaults.get(&key) != Some(&value);
         Setting { key, value: value.to_string(), chosen }
     };
     Settings { options: table(&config).into_iter().map(setting).collect(), problem: None }
 }
 
-/// What a run says of itself.
+/// The notices of a run.
 #[derive(Debug, Serialize)]
 pub struct Notices {
     notices: Vec<Notice>,
-    /// That all steps were in vain, if the run has ended so.
+    /// The message that all steps were in vain, if the run has ended so.
     in_vain: Option<String>,
 }
 
-/// What a run says of itself.
+/// The notices of a run.
 ///
 /// # Errors
 /// Files that cannot be read.
@@ -174,7 +174,7 @@ pub fn notices(dir: &RunDir) -> io::Result<Notices> {
     Ok(Notices { notices, in_vain: nothing.map(|nothing| nothing.to_string()) })
 }
 
-/// That records are damaged or missing, of which the run itself has not told yet.
+/// A notice of damaged or missing records that the run itself has not reported yet.
 fn damage(dir: &RunDir, notices: &[Notice]) -> io::Result<Option<Notice>> {
     let told: Vec<&str> = notices.iter().filter(|n| n.kind == NoticeKind::RecordsDamaged).map(|n| &*n.text).collect();
     let mut found = records::examine(dir)?;
@@ -184,8 +184,8 @@ fn damage(dir: &RunDir, notices: &[Notice]) -> io::Result<Option<Notice>> {
     Ok((!found.is_empty()).then(|| Notice::new(NoticeKind::RecordsDamaged, 0, text, remedy)))
 }
 
-/// Whether a notice says what is wrong with a journal, `metrics.jsonl: step 1 is missing`. A resume that has told of
-/// damaged lines and of missing steps has written the file without the lines, so that the steps alone are found again.
+/// Whether a notice reports this fault of a journal, `metrics.jsonl: step 1 is missing`. A resume that reported damaged
+/// lines and missing steps has written the file without those lines, so only the missing steps are found again.
 fn says(text: &str, what: &str) -> bool {
     let Some((name, words)) = what.split_once(": ") else { return text.contains(what) };
     text.split("; ").any(|part| {
@@ -194,7 +194,7 @@ fn says(text: &str, what: &str) -> bool {
     })
 }
 
-/// What `compare` has said of models of the run, the newest first.
+/// The results of `compare` for models of the run, the newest first.
 ///
 /// # Errors
 /// A file that cannot be read.
@@ -229,7 +229,7 @@ mod tests {
         );
     }
 
-    /// After a resume that has told of it, what is still not there is no news.
+    /// After a resume that reported missing records, their absence is no news.
     #[test]
     fn what_a_run_has_told_of_its_records_is_not_told_again() {
         let root = tempfile::tempdir().unwrap();

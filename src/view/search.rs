@@ -1,4 +1,4 @@
-//! Finds a text in the completions of a run.
+//! Searches the completions of a run for a text.
 
 use std::{
     io,
@@ -13,33 +13,33 @@ use super::completions::{position, read, rows, sample};
 
 /// Most hits.
 const MOST: usize = 200;
-/// How long is searched.
+/// How long a search may take.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Characters about a hit.
+/// Characters around a hit.
 const AROUND: usize = 60;
 
-/// A completion whose text or prompt has it.
+/// A completion with the text in it or in its prompt.
 #[derive(Debug, Serialize)]
 struct Hit {
     step: u64,
     position: u64,
     sample: u64,
     reward: Option<f64>,
-    /// The text about the hit.
+    /// The text around the hit.
     excerpt: String,
 }
 
-/// What was found, in the newest steps first.
+/// The hits, the newest steps first.
 #[derive(Debug, Serialize)]
 pub struct Found {
     hits: Vec<Hit>,
     /// The oldest step that was searched.
     down_to: Option<u64>,
-    /// Older steps were not searched, for there are enough hits or it took too long.
+    /// Whether older steps were not searched, because there are enough hits or it took too long.
     more: bool,
 }
 
-/// Searches prompts and completions, without regard to case.
+/// Searches prompts and completions, ignoring case.
 ///
 /// # Errors
 /// Any error of the file system.
@@ -52,7 +52,7 @@ pub fn search(dir: &RunDir, text: &str) -> io::Result<Found> {
             break;
         }
         found.down_to = Some(step);
-        // It may be removed at this moment.
+        // The file may be removed at this moment.
         let Some(bytes) = read(&dir.step_completions(step))? else { continue };
         for row in rows(&bytes) {
             let Some(position) = position(&row) else { continue };
@@ -68,7 +68,7 @@ pub fn search(dir: &RunDir, text: &str) -> io::Result<Found> {
     Ok(found)
 }
 
-/// What is about the first place that has the text.
+/// The text around the first place that matches.
 fn excerpt(text: &str, wanted: &str) -> Option<String> {
     let lower = text.to_lowercase();
     let at = lower[..lower.find(wanted)?].chars().count();

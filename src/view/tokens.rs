@@ -1,4 +1,4 @@
-//! The tokens of a completion, with what both halves say of each.
+//! The tokens of a completion, with both halves' figures for each one.
 
 use std::{collections::HashMap, io};
 
@@ -8,22 +8,22 @@ use shared_tokenizer::TextTokenizer;
 
 use super::completions;
 
-/// Most tokens that are shown of a completion. A browser is slow with more.
+/// Most tokens of a completion that are shown. A browser is slow with more.
 const MOST: usize = 20_000;
 
 /// A completion's tokens.
 #[derive(Debug, Serialize)]
 pub struct Tokens {
-    /// Text of each; empty where it has none of its own, as of special tokens. None without a tokenizer.
+    /// Text of each; empty where it has none of its own, as for special tokens. None without a tokenizer.
     pieces: Option<Vec<String>>,
-    /// Tokens that are left out at the end.
+    /// Tokens at the end that are left out.
     left_out: usize,
     #[serde(flatten)]
     record: TokenRecord,
 }
 
-/// The tokens of some completions of a step, by their group's index within the batch and their sample; those that the
-/// run keeps.
+/// The tokens of some completions of a step, by their group's index within the batch and their sample; as far as the
+/// run keeps them.
 ///
 /// # Errors
 /// Any error of the file system but that the file is not there.

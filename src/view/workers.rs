@@ -3,18 +3,18 @@
 use serde::Serialize;
 use shared::{RunDir, workers::WorkersTable};
 
-/// The table that the coordinator wrote last, and what a reader wants to know besides.
+/// The coordinator's last table, with additions for readers.
 #[derive(Debug, Serialize)]
 pub struct Workers {
     #[serde(flatten)]
     table: WorkersTable,
-    /// It says how things are now.
+    /// Whether it still describes the present.
     current: bool,
-    /// What whoever starts a worker writes.
+    /// The command that starts a worker.
     join: String,
 }
 
-/// The workers of a run; none of a run without a table of them.
+/// The workers of a run; none if the run has no such table.
 pub fn of(dir: &RunDir) -> Option<Workers> {
     let table = WorkersTable::read(dir)?;
     Some(Workers { current: table.is_current(), join: table.join(), table })

@@ -15,13 +15,13 @@ use crate::{
     training::json_lines,
 };
 
-/// A model, prompts and a configuration, in a folder that goes with it.
+/// A model, prompts and a configuration, in a temporary folder.
 pub struct Bench {
     dir: tempfile::TempDir,
 }
 
 impl Bench {
-    /// With `run.toml` of these lines beside `model`; its rows are in `prompts.jsonl`.
+    /// A folder with these lines as `run.toml` beside `model`; its rows are in `prompts.jsonl`.
     ///
     /// # Panics
     /// When files cannot be written.
@@ -47,7 +47,7 @@ impl Bench {
         self.dir.path().join(name)
     }
 
-    /// What makes a run, with more options than those of the configuration.
+    /// The command for a run, with options in addition to those of the configuration.
     #[must_use]
     pub fn command(&self, run: &str, more: &[&str]) -> Command {
         let mut command = Command::new(binary("tandem"));
@@ -56,7 +56,7 @@ impl Bench {
         command
     }
 
-    /// Begins a run, whose launcher writes what it says to `stderr`.
+    /// Begins a run, with the launcher's messages in `stderr`.
     ///
     /// # Panics
     /// When it cannot be started.
@@ -65,7 +65,7 @@ impl Bench {
         self.start_command(self.command(run, more), "stderr")
     }
 
-    /// Begins what a command does, with what it says in a file.
+    /// Begins a command, with its output in a file.
     ///
     /// # Panics
     /// When it cannot be started.
@@ -76,10 +76,11 @@ impl Bench {
         Running(command.spawn().expect("tandem can be started"))
     }
 
-    /// Checks that every prompt was used up once, every group and every step of four groups made once, in `last` steps.
+    /// Checks that in `last` steps every prompt was used up once, and every group and every step of four groups was
+    /// made once.
     ///
     /// # Panics
-    /// When that is not so.
+    /// If that is not so.
     pub fn assert_balanced(&self, run: &str, last: u64, generations: usize) {
         let lines = json_lines(&self.path(run).join("ledger.jsonl"));
         let number = |group: &Value, key: &str| group[key].as_u64().expect("the ledger has numbers");
@@ -102,18 +103,18 @@ impl Bench {
     }
 }
 
-/// Lines of the ledger that are groups, but for those that were in flight when the run ended.
+/// Lines of the ledger about groups, without groups that were in flight when the run ended.
 pub fn groups(lines: &[Value]) -> impl Iterator<Item = &Value> {
     lines
         .iter()
         .filter(|line| line["states"].as_array().is_some_and(|states| states.iter().all(|state| state != "in_flight")))
 }
 
-/// A run that a failing test does not leave behind.
+/// A run that ends with its value, also when a test fails.
 pub struct Running(Child);
 
 impl Running {
-    /// Of a launcher that was started otherwise.
+    /// A run whose launcher was started in another way.
     #[must_use]
     pub fn of(launcher: Child) -> Self {
         Self(launcher)
@@ -141,7 +142,7 @@ impl Drop for Running {
         }
         let halves =
             ["learner", "rollout", "rollout-fleet"].map(|program| processes::children(self.0.id(), program)).concat();
-        // Whatever has gone in between needs no end.
+        // If it has ended meanwhile, there is nothing to kill.
         let _ = self.0.kill();
         let _ = self.0.wait();
         let _ =

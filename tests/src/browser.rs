@@ -1,5 +1,5 @@
-//! Chromium, driven through its DevTools protocol: what a page shows, and what it does when it is clicked, touched or
-//! typed at.
+//! Chromium, driven through its DevTools protocol: tests see what a page shows, and how it reacts to clicks, touches
+//! and keys.
 
 use std::{
     env, fs,
@@ -22,12 +22,12 @@ pub struct Browser {
     socket: WebSocket<TcpStream>,
     session: String,
     sent: u64,
-    /// Exceptions, errors on the console, and what the page's own policy forbids.
+    /// Exceptions, errors on the console, and violations of the page's own policy.
     complaints: Vec<String>,
     _profile: tempfile::TempDir,
 }
 
-/// `TANDEM_CHROMIUM`, or a browser of the path.
+/// `TANDEM_CHROMIUM`, or a browser on the search path.
 fn program() -> Option<PathBuf> {
     let known = ["chromium", "chromium-browser", "google-chrome", "google-chrome-stable"];
     let paths = env::var_os("PATH").unwrap_or_default();
@@ -37,7 +37,7 @@ fn program() -> Option<PathBuf> {
 }
 
 impl Browser {
-    /// Starts a browser; none where there is none.
+    /// Starts a browser; none if there is none.
     ///
     /// # Panics
     /// When there is one that does not start.
@@ -104,14 +104,14 @@ impl Browser {
         self.wait_for("document.documentElement?.dataset.ready === 'yes'");
     }
 
-    /// The size of the window, with a finger or a mouse.
+    /// Sets the size of the window, and whether it is used by finger or mouse.
     pub fn window(&mut self, width: u32, height: u32, touch: bool) {
         let size = json!({ "width": width, "height": height, "deviceScaleFactor": 1, "mobile": touch });
         let _ = self.call("Emulation.setDeviceMetricsOverride", size);
         let _ = self.call("Emulation.setTouchEmulationEnabled", json!({ "enabled": touch }));
     }
 
-    /// Light or dark.
+    /// Sets the dark or the light theme.
     pub fn dark(&mut self, dark: bool) {
         let scheme = json!({ "name": "prefers-color-scheme", "value": if dark { "dark" } else { "light" } });
         let _ = self.call("Emulation.setEmulatedMedia", json!({ "features": [scheme] }));
@@ -140,14 +140,14 @@ impl Browser {
         }
     }
 
-    /// Gives the first element that a selector finds the focus, as soon as it can take it: what is hidden cannot, and
+    /// Gives the first element that a selector finds the focus, as soon as it can take it: hidden elements cannot, and
     /// charts are hidden until they are drawn.
     pub fn focus(&mut self, selector: &str) {
         let element = format!("document.querySelector({})", json!(selector));
         self.wait_for(&format!("({element}?.focus(), {element} && document.activeElement === {element})"));
     }
 
-    /// Where the middle of the first element that a selector finds is, after it was brought into view.
+    /// Scrolls the first element that a selector finds into view, and returns where its middle is.
     fn middle(&mut self, selector: &str) -> (f64, f64) {
         self.wait_for(&format!("document.querySelector({})", json!(selector)));
         let at = self.eval(&format!(
@@ -173,7 +173,7 @@ impl Browser {
         self.mouse("mouseReleased", at, "left");
     }
 
-    /// Moves the mouse over an element, to the middle and so many pixels to the right of it.
+    /// Moves the mouse over an element, `right` pixels to the right of its middle.
     pub fn hover(&mut self, selector: &str, right: f64) {
         let (x, y) = self.middle(selector);
         self.mouse("mouseMoved", (x + right - 1.0, y), "none");
@@ -223,12 +223,12 @@ impl Browser {
         );
     }
 
-    /// Types into what has the focus.
+    /// Types into the element that has the focus.
     pub fn type_text(&mut self, text: &str) {
         let _ = self.call("Input.insertText", json!({ "text": text }));
     }
 
-    /// What the page has complained about since the last time.
+    /// Complaints of the page since the last call.
     pub fn complaints(&mut self) -> Vec<String> {
         std::mem::take(&mut self.complaints)
     }
@@ -241,7 +241,7 @@ impl Drop for Browser {
     }
 }
 
-/// Where the browser listens: a port, and the path of its socket.
+/// The browser's address: a port, and the path of its socket.
 fn address(file: &Path) -> (u16, String) {
     let begin = Instant::now();
     loop {

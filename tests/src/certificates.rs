@@ -1,4 +1,4 @@
-//! Authorities that sign certificates, in folders that go with them.
+//! Certificate authorities, in temporary folders.
 
 use std::{
     fs,
@@ -10,25 +10,25 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, 
 use tempfile::TempDir;
 use time::{Duration, OffsetDateTime};
 
-/// From yesterday until tomorrow.
+/// Valid from yesterday until tomorrow.
 pub const TODAY: [i64; 2] = [-1, 1];
-/// Until yesterday.
+/// Valid until yesterday.
 pub const EXPIRED: [i64; 2] = [-2, -1];
 
 /// Tells authorities apart.
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 
-/// Who signs.
+/// An authority that signs certificates.
 pub struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
     dir: TempDir,
 }
 
 impl Authority {
-    /// One that nobody else knows.
+    /// An authority that nobody else knows.
     ///
     /// # Panics
-    /// When it cannot be made.
+    /// When it cannot be created.
     #[must_use]
     pub fn new() -> Self {
         let mut params = CertificateParams::new(Vec::new()).expect("no names are good names");
@@ -47,10 +47,11 @@ impl Authority {
         self.dir.path().join("ca.pem")
     }
 
-    /// Signs a certificate for a name, valid from and until so many days from now; certificate and key.
+    /// Signs a certificate for a name. `days` is its validity, from and until, counted from now. Returns certificate
+    /// and key.
     ///
     /// # Panics
-    /// When the name is none.
+    /// When the name is not valid.
     #[must_use]
     pub fn sign(&self, name: &str, days: [i64; 2]) -> (PathBuf, PathBuf) {
         let mut params = CertificateParams::new(vec![name.to_owned()]).expect("a name");

@@ -75,17 +75,17 @@ impl Finished {
     /// Itself, if it succeeded.
     ///
     /// # Panics
-    /// With what it printed, if it failed.
+    /// With its output, if it failed.
     #[must_use]
     pub fn success(self) -> Self {
         assert!(self.status.success(), "{} ended with {}\n{}\n{}", self.line, self.status, self.stdout, self.stderr);
         self
     }
 
-    /// The one line with which it refused to work.
+    /// The one error line of a program that refused to work.
     ///
     /// # Panics
-    /// When it succeeded, crashed, or said anything else than exactly one line beginning with `error:` in the end.
+    /// When it succeeded or crashed, or when the end of its output is not exactly one line beginning with `error:`.
     #[must_use]
     pub fn refusal(&self) -> &str {
         let shown = || format!("{} ended with {}\n{}\n{}", self.line, self.status, self.stdout, self.stderr);

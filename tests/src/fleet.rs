@@ -21,15 +21,15 @@ use crate::{
 
 /// How long a run, or a step of one, may take.
 const PATIENCE: Duration = Duration::from_secs(240);
-/// How long a worker may take to go home.
+/// How long a worker may take to end after its run.
 const HOME: Duration = Duration::from_secs(20);
 
-/// Where runs of one configuration are made, and a place where workers join.
+/// A folder for runs of one configuration, and an address for their workers.
 pub struct FleetBench {
     bench: bench::Bench,
-    /// What `--listen` and `--join` are told.
+    /// The value of `--listen` and `--join`.
     pub listen: String,
-    /// Of the store, for run and workers.
+    /// Variables for the store, for run and workers.
     pub variables: Vec<(String, String)>,
 }
 
@@ -41,11 +41,11 @@ impl Deref for FleetBench {
     }
 }
 
-/// A worker that a failing test does not leave behind.
+/// A worker that ends with its value, also when a test fails.
 pub struct Worker(Child);
 
 impl Worker {
-    /// Its process.
+    /// Its process id.
     #[must_use]
     pub fn id(&self) -> u32 {
         self.0.id()
@@ -54,7 +54,7 @@ impl Worker {
     /// How it has ended, if it has.
     ///
     /// # Panics
-    /// When that cannot be found out.
+    /// When the system does not tell.
     pub fn ended(&mut self) -> Option<ExitStatus> {
         self.0.try_wait().expect("a child can be asked")
     }
@@ -67,10 +67,10 @@ impl Drop for Worker {
     }
 }
 
-/// Whether somebody has said all of this.
+/// Checks that an output contains all of these texts.
 ///
 /// # Panics
-/// When not.
+/// If it does not.
 #[track_caller]
 pub fn assert_says(said: &str, all: &[&str]) {
     for words in all {
@@ -135,7 +135,7 @@ impl FleetBench {
         self.worker_at(&self.listen, name, &[])
     }
 
-    /// Starts a worker that joins elsewhere, through a proxy perhaps. What it says is added to `NAME.log`.
+    /// Starts a worker that joins at another address, for instance a proxy. Its output is appended to `NAME.log`.
     ///
     /// # Panics
     /// When it cannot be started.
@@ -172,29 +172,29 @@ impl FleetBench {
         self.path(&format!("{name}.log"))
     }
 
-    /// What a worker has said.
+    /// Output of a worker.
     #[must_use]
     pub fn worker_said(&self, name: &str) -> String {
         fs::read_to_string(self.log_of(name)).unwrap_or_default()
     }
 
-    /// What the launcher of the last run has said.
+    /// Output of the last run's launcher.
     #[must_use]
     pub fn run_said(&self) -> String {
         fs::read_to_string(self.path("stderr")).unwrap_or_default()
     }
 
-    /// The line with which a worker of further flags ends that is not taken, or cannot go on.
+    /// The last line of a worker with these additional flags that is refused or cannot go on.
     ///
     /// # Panics
-    /// When it stays, ends well, or ends without a word.
+    /// When it keeps running, ends well, or ends without a message.
     #[must_use]
     pub fn refused(&self, name: &str, more: &[&str]) -> String {
         let mut worker = self.worker_at(&self.listen, name, more);
         self.fails(name, &mut worker)
     }
 
-    /// The line with which a worker ends that cannot go on.
+    /// The last line of a worker that cannot go on.
     ///
     /// # Panics
     /// As [`FleetBench::refused`].
@@ -207,7 +207,7 @@ impl FleetBench {
         last.strip_prefix("error: ").unwrap_or_else(|| panic!("{name} ends without an error: {said}")).to_owned()
     }
 
-    /// Waits until the sampler's half of a run has said something.
+    /// Waits until the run's sampler has written this.
     ///
     /// # Panics
     /// When it does not.
@@ -215,7 +215,7 @@ impl FleetBench {
         self.says(words, || fs::read_to_string(self.path(run).join("logs/rollout.log")).unwrap_or_default());
     }
 
-    /// Waits until the launcher of the last run has said something.
+    /// Waits until the launcher of the last run has written this.
     ///
     /// # Panics
     /// When it does not.
@@ -223,7 +223,7 @@ impl FleetBench {
         self.says(words, || self.run_said());
     }
 
-    /// Waits until a worker has said something.
+    /// Waits until a worker has written this.
     ///
     /// # Panics
     /// When it does not.
@@ -239,7 +239,7 @@ impl FleetBench {
         }
     }
 
-    /// The run ends well, and so does every worker.
+    /// Waits for the run and every worker to end well.
     ///
     /// # Panics
     /// When they do not.
@@ -253,11 +253,11 @@ impl FleetBench {
         }
     }
 
-    /// The weights after the last step, or what was learned of them; every step must be on record exactly once, in
+    /// The weights after the last step, or the adapter of a run with one; every step must be on record exactly once, in
     /// order.
     ///
     /// # Panics
-    /// When that is not so.
+    /// If that is not so.
     #[must_use]
     pub fn result(&self, run: &str, steps: u64) -> Vec<u8> {
         let records = json_lines(&self.path(run).join("metrics.jsonl"));
@@ -269,7 +269,7 @@ impl FleetBench {
         fs::read(file).expect("they can be read")
     }
 
-    /// Waits until so many steps are on record.
+    /// Waits until the metrics have so many steps.
     ///
     /// # Panics
     /// When that takes too long.
@@ -282,7 +282,7 @@ impl FleetBench {
         }
     }
 
-    /// The weights that one pair makes.
+    /// The weights that a run without workers makes.
     ///
     /// # Panics
     /// When it makes none.
@@ -303,10 +303,10 @@ impl FleetBench {
         serde_json::from_slice(&text).expect("the table is JSON")
     }
 
-    /// What the sampler's half of a run has said.
+    /// Output of the run's sampler.
     ///
     /// # Panics
-    /// When it has said nothing.
+    /// When there is none.
     #[must_use]
     pub fn coordinator_said(&self, run: &str) -> String {
         fs::read_to_string(self.path(run).join("logs/rollout.log")).expect("the run has a log")

@@ -1,6 +1,6 @@
-//! Random bytes against a parser, for as long as a test may take: seeds, and seeds that were spoilt in many ways.
+//! Random bytes for a parser, for as long as a test may take: seeds, and seeds that are damaged in many ways.
 //!
-//! This knows nothing of what the parser does with them. With coverage, `cargo xtask fuzz` goes deeper.
+//! This module measures no coverage. With coverage, `cargo xtask fuzz` goes deeper.
 
 use std::{
     env, fs,
@@ -14,21 +14,21 @@ use shared::rng::Stream;
 /// Environment variable: seconds for each parser.
 pub const SECONDS: &str = "TANDEM_FUZZ_SECONDS";
 
-/// Environment variable: which inputs are tried. They are always the same without it: who changes something else is not
-/// to be held up by what others have overlooked.
+/// Environment variable: the seed of the random numbers. Without it, the inputs are always the same: a change elsewhere
+/// must not fail because of an old fault in a parser.
 pub const SEED: &str = "TANDEM_FUZZ_SEED";
 
-/// Without [`SECONDS`].
+/// Seconds without [`SECONDS`].
 const DEFAULT_SECONDS: f64 = 10.0;
-/// Longest time for one input, on a machine that does other things as well.
+/// Longest time for one input, on a machine that is busy with other work.
 const SLOWEST: Duration = Duration::from_secs(10);
-/// Memory for one input, asked for and maybe not touched.
+/// Memory that one input may ask for, even if it is not touched.
 pub const MOST_MEMORY: u64 = 8 << 30;
-/// Longest input that grows.
+/// Most bytes of an input that grows.
 const LONGEST: usize = 1 << 16;
 
-/// Runs `parse` on the seeds and on what becomes of them. An input that makes it panic, takes too long, or takes too
-/// much memory (where [`Metered`](shared_bounds::Metered) is the allocator) is kept in a file that the message names.
+/// Runs `parse` on the seeds and on damaged seeds. An input that makes it panic, takes too long, or takes too much
+/// memory (where [`Metered`](shared_bounds::Metered) is the allocator) is kept in a file that the message names.
 ///
 /// # Panics
 /// When such an input is found.
@@ -46,7 +46,7 @@ pub fn explore(name: &str, seeds: &[Vec<u8>], parse: impl Fn(&[u8])) {
     input.forget();
 }
 
-/// The input that is being parsed, in a file: a parser may end the process.
+/// The input that is being parsed, kept in a file: a parser may end the process.
 struct Input {
     path: PathBuf,
 }
@@ -81,7 +81,7 @@ fn spoilt(seeds: &[Vec<u8>], random: &mut Stream) -> Vec<u8> {
     bytes
 }
 
-/// Numbers and signs at which parsers stumble.
+/// Numbers and characters at which parsers fail.
 const WORDS: [&[u8]; 22] = [
     b"0",
     b"-1",
@@ -117,7 +117,7 @@ fn spoil(bytes: &mut Vec<u8>, seeds: &[Vec<u8>], random: &mut Stream) {
         3 if at < end => bytes[at] = random.next_u64() as u8,
         4 => drop(bytes.splice(at..end, WORDS[below(WORDS.len(), random)].iter().copied())),
         5 => drop(bytes.splice(at..at, WORDS[below(WORDS.len(), random)].iter().copied())),
-        // A piece of this or another one, maybe many times.
+        // A piece of this seed or of another one, possibly many times.
         6 => {
             let other = &seeds[below(seeds.len(), random)];
             let from = below(other.len() + 1, random);

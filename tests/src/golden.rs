@@ -7,8 +7,8 @@ use serde_json::Value;
 /// The cases of a golden file. A key whose name here ends in `?` may be absent.
 ///
 /// # Panics
-/// When the file is missing, is of another kind or empty, or when a case lacks a key or carries one that the test does
-/// not look at: a figure that nobody checks is a test that does not test.
+/// When the file is missing, is of another kind or empty, or when a case lacks a key or has one that the test does not
+/// read: a figure that nobody checks proves nothing.
 #[must_use]
 pub fn cases(file: &str, kind: &str, params: &[&str], inputs: &[&str], expected: &[&str]) -> Vec<Value> {
     let golden = crate::golden(file);

@@ -1,4 +1,4 @@
-//! A server that speaks the protocol of the Hugging Face Hub as far as downloads need it, and fails as it is told to.
+//! A server with as much of the Hugging Face Hub's protocol as downloads need, and with faults on demand.
 
 use std::{
     collections::HashMap,
@@ -13,36 +13,36 @@ use serde_json::{Value, json};
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
 
-/// Files from here on are in large-file storage, from which they are fetched through a redirection.
+/// Files of at least so many bytes are in large-file storage, from which they are fetched through a redirect.
 const LARGE: usize = 1000;
 
 /// A Hub on this machine.
 #[derive(Debug)]
 pub struct Hub {
-    /// What `HF_ENDPOINT` is to be.
+    /// The value for `HF_ENDPOINT`.
     pub endpoint: String,
     state: Arc<Mutex<State>>,
 }
 
-/// What a Hub does otherwise than it should.
+/// Faults of a Hub.
 #[derive(Debug, Clone, Default)]
 pub struct Faults {
-    /// Closes the connection after so many bytes of a body that has more, this often.
+    /// Closes the connection after so many bytes of a longer body, so many times.
     pub cut: Option<(usize, u32)>,
-    /// Says nothing more after so many bytes of a body that has more.
+    /// Falls silent after so many bytes of a longer body.
     pub silent: Option<usize>,
-    /// Sends other bytes than the hash is of.
+    /// Sends other bytes than those of the hash.
     pub wrong: bool,
-    /// Answers only those who have this token.
+    /// Answers only requests with this token.
     pub token: Option<&'static str>,
-    /// Asks for terms to be accepted before it hands out a file.
+    /// Wants terms to be accepted before it sends a file.
     pub gated: bool,
     /// Lists files as so many bytes longer than they are.
     pub longer: u64,
-    /// Answers nobody.
+    /// Answers no request.
     pub down: bool,
-    /// Answers every request, for a file or not, with a redirect to there, with the path in the place of `{path}`; one
-    /// with the query `there` is answered as ever.
+    /// Answers every request, for a file or not, with a redirect to this address, in which `{path}` stands for the
+    /// path; a request with the query `there` is answered as usual.
     pub redirect: Option<String>,
 }
 
@@ -52,7 +52,7 @@ struct State {
     repositories: HashMap<String, Vec<Commit>>,
     faults: Faults,
     requests: Vec<String>,
-    /// The tokens that came with them, if any.
+    /// The tokens of the requests, if any.
     tokens: Vec<Option<String>>,
 }
 
@@ -73,7 +73,7 @@ impl Hub {
         Self::on("127.0.0.1")
     }
 
-    /// One at another address of this machine.
+    /// A Hub at another address of this machine.
     ///
     /// # Panics
     /// When this machine does not have it.
@@ -86,7 +86,7 @@ impl Hub {
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let (state, endpoint) = (Arc::clone(&shared), own.clone());
-                // A client that went away is its own business.
+                // An error because the client went away does not matter.
                 thread::spawn(move || drop(answer(stream, &state, &endpoint)));
             }
         });
@@ -97,7 +97,8 @@ impl Hub {
         self.state.lock().expect("no thread panics with it")
     }
 
-    /// Makes the files the newest commit of a repository (`models/owner/name`, `datasets/owner/name`), and returns it.
+    /// Makes the files the newest commit of a repository (`models/owner/name`, `datasets/owner/name`), and returns the
+    /// commit.
     #[must_use]
     pub fn commit<B: Into<Vec<u8>>>(&self, repository: &str, files: impl IntoIterator<Item = (String, B)>) -> String {
         let files: Vec<(String, Vec<u8>)> = files.into_iter().map(|(name, bytes)| (name, bytes.into())).collect();
@@ -108,18 +109,18 @@ impl Hub {
         id
     }
 
-    /// From now on, these faults and no others.
+    /// Sets the faults; earlier ones end.
     pub fn faults(&self, faults: Faults) {
         self.state().faults = faults;
     }
 
-    /// The tokens that came with requests since the last call, in the order in which they came.
+    /// The tokens of the requests since the last call, in order.
     #[must_use]
     pub fn tokens(&self) -> Vec<Option<String>> {
         std::mem::take(&mut self.state().tokens)
     }
 
-    /// What was asked for since the last call: method, path and range, in the order in which it came.
+    /// The requests since the last call: method, path and range, in order.
     #[must_use]
     pub fn requests(&self) -> Vec<String> {
         std::mem::take(&mut self.state().requests)
@@ -135,7 +136,7 @@ fn git(bytes: &[u8]) -> String {
     hex(&Sha1::digest([head.as_bytes(), bytes].concat()))
 }
 
-/// A request, as far as it matters.
+/// The parts of a request that matter here.
 struct Request {
     path: String,
     range: Option<usize>,
@@ -255,7 +256,7 @@ fn head(stream: &mut TcpStream, status: &str, headers: &[(&str, &str)]) -> std::
     write!(stream, "HTTP/1.1 {status}\r\nConnection: close\r\n{headers}{length}\r\n")
 }
 
-/// Sends what is asked for of a file, or what the faults make of it.
+/// Sends the requested part of a file, or what the faults make of it.
 fn body(
     mut stream: TcpStream,
     mut state: MutexGuard<'_, State>,

@@ -1,5 +1,5 @@
-//! Support for tests: where the golden figures, the optional data folder and the built binaries are, how to run a
-//! binary, spoilt inputs, a model made on the spot, and a channel within one process.
+//! Support for tests: paths of the golden figures, of the optional data folder and of the built binaries; running a
+//! binary; damaged inputs, a model made on the spot, and a channel within one process.
 //!
 //! The tests of the package run the built binaries through their command lines. Its folder `golden` has reference
 //! figures, which its README explains.
@@ -36,11 +36,11 @@ pub fn golden_dir() -> PathBuf {
         .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("golden"), PathBuf::from)
 }
 
-/// Figures that this project makes itself: a set of golden figures may lack them, and has the rest.
+/// Figures that this project makes itself: golden figures from elsewhere may lack them.
 const OWN: [&str; 2] = ["adapter.json", "schedules.json"];
 
-/// The folder of golden figures that has `file` and what belongs to it: that of this package, where `TANDEM_GOLDEN_DIR`
-/// lacks a file that this project makes itself.
+/// The folder of golden figures with `file` and its companions: this package's, if `TANDEM_GOLDEN_DIR` lacks a file
+/// that this project makes itself.
 #[must_use]
 pub fn golden_dir_of(file: &str) -> PathBuf {
     let dir = golden_dir();
@@ -76,7 +76,7 @@ pub fn golden(file: &str) -> serde_json::Value {
 /// that the named test is skipped.
 ///
 /// # Panics
-/// Without it, when `TANDEM_REQUIRE_DATA` is set.
+/// When it is missing and `TANDEM_REQUIRE_DATA` is set.
 #[must_use]
 pub fn data_dir(test: &str) -> Option<PathBuf> {
     let found = std::env::var_os("TANDEM_DATA_DIR").map(PathBuf::from).filter(|p| p.is_dir());
@@ -88,7 +88,8 @@ pub fn data_dir(test: &str) -> Option<PathBuf> {
     found
 }
 
-/// Says in one visible line that a test is skipped, and why: a tool or a right is missing that a machine can have.
+/// Prints one visible line with the name of a skipped test and the reason: the machine lacks a tool or a right that it
+/// could have.
 ///
 /// # Panics
 /// When `TANDEM_REQUIRE_TOOLS` is set, as in continuous integration, which installs every such tool.
@@ -98,13 +99,13 @@ pub fn skipped(test: &str, reason: &str) {
     without_hardware(test, reason);
 }
 
-/// As [`skipped`], where no continuous integration has what is missing: a GPU, a Docker engine.
+/// As [`skipped`], for things that no continuous integration has: a GPU, a Docker engine.
 ///
 /// # Panics
 /// When the file that `TANDEM_SKIPPED_FILE` names cannot be written: `cargo xtask test` takes its list from there.
 pub fn without_hardware(test: &str, reason: &str) {
     let line = format!("SKIPPED {test}: {reason}\n");
-    // Not `eprintln!`, whose output the test harness keeps to itself when a test passes.
+    // Not `eprintln!`, whose output the test harness hides when a test passes.
     let _ = std::io::stderr().write_all(line.as_bytes());
     if let Some(path) = std::env::var_os("TANDEM_SKIPPED_FILE") {
         let file = File::options().append(true).create(true).open(&path);

@@ -1,5 +1,5 @@
-//! Hosts as network namespaces of this machine, each at the end of a line of its own: what the kernel's own TCP makes
-//! of a narrow line that loses packets and is pulled out.
+//! Hosts as network namespaces of this machine, each behind a link of its own: tests see how the kernel's own TCP
+//! handles a slow link that loses packets and is unplugged.
 
 use std::{
     fs,
@@ -12,21 +12,21 @@ use std::{
 /// How long the kernel may take to make a namespace.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A network namespace with one line to this one. It goes with its value, and with the test that has made it.
+/// A network namespace with one link to this one. It ends with its value, and with the process of the test.
 pub struct Host {
     /// Keeps the namespace as long as its input is open.
     holder: Child,
-    /// The near end of the line.
+    /// The near end of the link.
     device: String,
     /// Address of this machine at the near end. Other hosts reach it as well.
     pub here: Ipv4Addr,
 }
 
 impl Host {
-    /// The host of this number, from 0, or nothing where namespaces and lines cannot be made.
+    /// The host of this number, from 0; none if namespaces and links cannot be created.
     ///
     /// # Panics
-    /// When there is a line and it cannot be set up.
+    /// When the link exists but cannot be set up.
     #[must_use]
     pub fn new(number: u8) -> Option<Self> {
         let holder = Command::new("unshare").args(["--net", "cat"]).stdin(Stdio::piped()).stdout(Stdio::null()).spawn();
@@ -36,7 +36,7 @@ impl Host {
         let (device, process, there) = (&host.device, host.holder.id().to_string(), format!("10.77.{number}.2/24"));
         let here = host.here.to_string();
         run("ip", &["link", "add", device, "type", "veth", "peer", "name", "line", "netns", &process])?;
-        // What goes wrong from here on is no reason to leave a test out.
+        // Errors from here on are no reason to skip a test.
         run("ip", &["address", "add", &format!("{here}/24"), "dev", device]).expect("the address is free");
         run("ip", &["link", "set", device, "up"]).expect("the near end is there");
         host.run(&["ip", "address", "add", &there, "dev", "line"]).expect("the far end has no address");
@@ -45,7 +45,7 @@ impl Host {
         Some(host)
     }
 
-    /// Whether the namespace is there.
+    /// Whether the process has a namespace of its own.
     fn is_apart(&self) -> bool {
         let namespace = |process: &str| fs::read_link(format!("/proc/{process}/ns/net")).ok();
         let (own, begun) = (namespace("self"), Instant::now());
@@ -59,7 +59,7 @@ impl Host {
         false
     }
 
-    /// What runs a program on this host, to be given it with its arguments.
+    /// A command that runs a program on this host; add the program and its arguments.
     #[must_use]
     pub fn command(&self) -> Command {
         let mut command = Command::new("nsenter");
@@ -72,8 +72,8 @@ impl Host {
         is_well(command.args(line))
     }
 
-    /// Makes the line narrow: so many kbit go each way in a second, and of what does not fit into a few packets of
-    /// queue the rest is lost.
+    /// Limits the rate of the link: `kbit_per_s` in each direction, with a queue of a few packets. Packets that do not
+    /// fit are lost.
     ///
     /// # Panics
     /// When the kernel has no token buckets.
@@ -85,10 +85,10 @@ impl Host {
         assert!(near.is_some() && far.is_some(), "no token bucket for {}", self.device);
     }
 
-    /// Packets that did not fit so far, on their way to the host.
+    /// Packets for the host that were lost because they did not fit.
     ///
     /// # Panics
-    /// When that cannot be found out.
+    /// When the system does not tell.
     #[must_use]
     pub fn lost(&self) -> u64 {
         let told =
@@ -98,7 +98,7 @@ impl Host {
         dropped.and_then(|count| count.parse().ok()).unwrap_or_else(|| panic!("no count: {told}"))
     }
 
-    /// Pulls the line out for a while: nobody is told, and what is on the way is lost.
+    /// Unplugs the link for a while: nobody is notified, and packets on the way are lost.
     ///
     /// # Panics
     /// When that does not work.
@@ -107,7 +107,7 @@ impl Host {
         set(&["link", "set", "line", "down"]);
         thread::sleep(time);
         set(&["link", "set", "line", "up"]);
-        // It has gone with the line.
+        // The route has gone with the link.
         set(&["route", "add", "default", "via", &self.here.to_string()]);
     }
 }

@@ -1,6 +1,6 @@
 //! The two ends of the channel, joined by the memory of one process: for tests of either half of the pair.
 //!
-//! Messages cross as frames, exactly as between processes. An end that is dropped looks like a process that has died.
+//! Messages cross as frames, exactly as between processes. To its peer, a dropped end looks like a dead process.
 
 use std::{
     sync::{
@@ -33,7 +33,7 @@ pub fn pair(capacity: usize) -> (MemorySampler, MemoryLearner) {
     )
 }
 
-/// A place for the newest frame of a kind.
+/// Place for the newest frame of a kind.
 #[derive(Debug, Clone, Default)]
 struct Latest(Arc<Mutex<Option<Vec<u8>>>>);
 
@@ -96,7 +96,7 @@ impl LearnerEnd for MemoryLearner {
             Ok(bytes) => Ok(Some(frame::decode(&bytes)?)),
             Err(RecvTimeoutError::Timeout) => Ok(None),
             Err(RecvTimeoutError::Disconnected) => {
-                // A dead sampler is told by its silence alone; until then the wait takes as long as it was asked to.
+                // Only its silence shows that a sampler is dead; until then, the wait takes as long as was asked.
                 thread::sleep(timeout);
                 Ok(None)
             }

@@ -1,4 +1,4 @@
-//! Running processes: by what stands in their command lines, or by whose children they are.
+//! Running processes: found by their command lines, or by their parents.
 
 use std::{
     fs,
@@ -8,11 +8,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long processes may take to begin or to be gone.
+/// How long processes may take to begin or to end.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The numbers of processes that have a path in their command lines, which begin with `program`. In that of a program
-/// of a reward function it also stands for those that contain it, whose command lines begin otherwise.
+/// Ids of the processes whose command lines begin with `program` and contain a path. For a reward function's program,
+/// this finds the program itself and not the processes that contain it, whose command lines begin otherwise.
 #[must_use]
 pub fn with(program: &str, path: &Path) -> Vec<u32> {
     let path = path.as_os_str().as_encoded_bytes();
@@ -24,7 +24,7 @@ pub fn with(program: &str, path: &Path) -> Vec<u32> {
     fs::read_dir("/proc").into_iter().flatten().flatten().filter_map(number).collect()
 }
 
-/// Waits until there are as many of these processes.
+/// Waits until there are `count` such processes.
 ///
 /// # Panics
 /// When that takes too long.
@@ -36,7 +36,7 @@ pub fn wait_for(count: usize, program: &str, path: &Path) {
     }
 }
 
-/// Process ids of the children of a process whose program has this name.
+/// Process ids of a process's children that run a program of this name.
 ///
 /// # Panics
 /// When the system does not list its processes.
@@ -57,7 +57,7 @@ pub fn children(parent: u32, program: &str) -> Vec<u32> {
 /// Sends a signal, by its name without SIG, to a process.
 ///
 /// # Panics
-/// When it is gone.
+/// When the process is gone.
 pub fn signal(pid: u32, name: &str) {
     let sent = Command::new("kill").arg(format!("-{name}")).arg(pid.to_string()).status();
     assert!(sent.expect("there is a program `kill`").success(), "process {pid} is gone");

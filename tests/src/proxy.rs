@@ -1,5 +1,5 @@
-//! A way between two processes that can be made long, narrow or broken: a TCP proxy on this machine. The kernel of test
-//! machines has no delays of its own.
+//! A TCP proxy on this machine, whose connection can be made slow, narrow or broken. The kernel of test machines cannot
+//! delay packets.
 
 use std::{
     io::{self, Read, Write},
@@ -13,23 +13,23 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Most bytes that are passed on at a time.
+/// Most bytes that are forwarded at a time.
 const PIECE: usize = 16 << 10;
-/// Most pieces of a direction that are on the way.
+/// Most pieces of one direction that are on the way.
 const ON_THE_WAY: usize = 2048;
-/// How often somebody who waits looks whether it is over.
+/// How often waiting code checks whether the wait is over.
 const LOOK: Duration = Duration::from_millis(2);
 
-/// What the way is like, in each direction.
+/// Properties of the way in each direction.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Way {
-    /// How long a byte takes.
+    /// Delay of a byte.
     pub delay: Duration,
-    /// How many bytes go in a second, on each connection.
+    /// Bytes per second on each connection.
     pub bytes_per_s: Option<u64>,
 }
 
-/// The proxy. Dropped, it cuts what goes through it and is gone.
+/// The proxy. When it is dropped, it cuts its connections and ends.
 #[derive(Debug)]
 pub struct Proxy {
     address: SocketAddr,
@@ -41,18 +41,18 @@ pub struct Proxy {
 struct State {
     target: SocketAddr,
     way: Mutex<Way>,
-    /// Nothing passes, and nobody is told.
+    /// Nothing passes, and no end is notified.
     hole: AtomicBool,
-    /// New connections are cut until then.
+    /// New connections are cut until this moment.
     closed_until: Mutex<Option<Instant>>,
-    /// Both ends of what goes through it.
+    /// Both ends of each connection.
     connections: Mutex<Vec<[TcpStream; 2]>>,
     passed: AtomicU64,
     over: AtomicBool,
 }
 
 impl Proxy {
-    /// A way to this address, without any fault, from a free port of loopback.
+    /// A proxy for this address, without any fault, on a free port of loopback.
     ///
     /// # Panics
     /// When this machine has no loopback.
@@ -74,13 +74,13 @@ impl Proxy {
         Self { address, state, accepts: Some(accepts) }
     }
 
-    /// Where it is entered.
+    /// The address of the proxy.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Makes the way like this, for everything that enters it from now on.
+    /// Sets the properties of the way for all bytes from now on.
     pub fn set(&self, way: Way) {
         *held(&self.state.way) = way;
     }
@@ -90,13 +90,13 @@ impl Proxy {
         self.state.cut();
     }
 
-    /// Cuts all connections, and those that are made within this time.
+    /// Cuts all connections, and new ones for this time.
     pub fn cut_for(&self, time: Duration) {
         *held(&self.state.closed_until) = Some(Instant::now() + time);
         self.state.cut();
     }
 
-    /// While it is a hole, nothing passes and no end is told. What was on the way arrives afterwards.
+    /// While it is a hole, nothing passes and no end is notified. Bytes that were on the way arrive afterwards.
     pub fn hole(&self, is: bool) {
         self.state.hole.store(is, Relaxed);
     }
@@ -142,7 +142,7 @@ fn accept(listener: &TcpListener, state: &Arc<State>) {
             return;
         }
         if !state.is_closed() {
-            // An end that went away is its own business.
+            // An error because an end went away does not matter.
             drop(connect(near, state));
         }
     }
@@ -159,7 +159,7 @@ fn connect(near: TcpStream, state: &Arc<State>) -> io::Result<()> {
     Ok(())
 }
 
-/// Passes on what comes from one end to the other, until either is closed.
+/// Forwards bytes from one end to the other, until either is closed.
 fn pass(from: TcpStream, to: TcpStream, state: &Arc<State>) {
     let (sender, receiver) = mpsc::sync_channel(ON_THE_WAY);
     let (near, far) = (Arc::clone(state), Arc::clone(state));
@@ -167,12 +167,12 @@ fn pass(from: TcpStream, to: TcpStream, state: &Arc<State>) {
     thread::spawn(move || leave(to, &receiver, &far));
 }
 
-/// Bytes, and when they are to arrive.
+/// Bytes, and the time at which they must arrive.
 type Piece = (Instant, Vec<u8>);
 
 fn enter(mut from: TcpStream, sender: &SyncSender<Piece>, state: &State) {
     let mut bytes = vec![0; PIECE];
-    // When the last byte that has entered is through the narrowest place.
+    // When the last byte so far is through the bottleneck.
     let mut free = Instant::now();
     while let Ok(count @ 1..) = from.read(&mut bytes) {
         let way = *held(&state.way);
@@ -183,7 +183,7 @@ fn enter(mut from: TcpStream, sender: &SyncSender<Piece>, state: &State) {
         if sender.send((free + way.delay, bytes[..count].to_vec())).is_err() {
             return;
         }
-        // Whoever fills a narrow way finds it full.
+        // A sender that fills a narrow way has to wait.
         thread::sleep(free.saturating_duration_since(Instant::now()));
     }
 }
@@ -206,7 +206,7 @@ fn leave(mut to: TcpStream, receiver: &Receiver<Piece>, state: &State) {
 mod tests {
     use super::*;
 
-    /// Sends back what it is sent.
+    /// A server that sends everything back.
     fn echo() -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -224,7 +224,7 @@ mod tests {
         stream
     }
 
-    /// How long it takes until so many bytes are back.
+    /// Time until so many bytes are back.
     fn round(stream: &mut TcpStream, bytes: usize) -> io::Result<Duration> {
         let start = Instant::now();
         let mut to = stream.try_clone()?;

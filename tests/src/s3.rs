@@ -1,4 +1,4 @@
-//! A real server of objects in the process, which speaks as S3 does: s3s over a folder.
+//! A real object server in this process, with the protocol of S3: s3s over a folder.
 
 use std::{
     future::Future,
@@ -25,9 +25,9 @@ use s3s_fs::FileSystem;
 use tempfile::TempDir;
 use tokio::{net::TcpListener, runtime::Runtime};
 
-/// Name of whom it answers.
+/// Access key of the known user.
 pub const KEY: &str = "key";
-/// The word that proves it.
+/// Secret key of the known user.
 pub const SECRET: &str = "opensesame";
 
 /// A server with an empty bucket `bucket`. It ends with its value.
@@ -40,7 +40,7 @@ pub struct Server {
     _runtime: Runtime,
 }
 
-/// Whether who is known may do something: not what takes room where there is none.
+/// Access of the known user; operations that take space are refused while the server is full.
 struct Room(Arc<AtomicBool>);
 
 impl S3Access for Room {
@@ -63,7 +63,7 @@ impl S3Access for Room {
         Box::pin(async move {
             let Some(code) = refusal else { return Ok(()) };
             let mut error = S3Error::with_message(code, "the bucket takes no more");
-            // As storage clusters answer. Clients do not ask again and again, as they do after errors of a server.
+            // As storage clusters answer. Clients do not retry, as they do after server errors.
             error.set_status_code(403.try_into().expect("it is a status"));
             Err(error)
         })
@@ -71,7 +71,7 @@ impl S3Access for Room {
 }
 
 impl Server {
-    /// One that knows whom it answers.
+    /// A server for the known user only.
     ///
     /// # Panics
     /// When it cannot be started.
@@ -89,7 +89,7 @@ impl Server {
         Self::start_in(folder(), true, address)
     }
 
-    /// One that answers everybody, as a web server does.
+    /// A server for everybody, such as a web server.
     ///
     /// # Panics
     /// When it cannot be started.
@@ -98,7 +98,7 @@ impl Server {
         Self::start_in(folder(), false, Ipv4Addr::LOCALHOST)
     }
 
-    /// One whose objects are files in a folder.
+    /// A server whose objects are files in a folder.
     ///
     /// # Panics
     /// When it cannot be started.
@@ -129,7 +129,7 @@ impl Server {
         Self { address, root, full, _dir: dir, _runtime: runtime }
     }
 
-    /// Whether there is no room in it, for those whom it knows.
+    /// Sets whether the known user finds the server full.
     pub fn fill(&self, full: bool) {
         self.full.store(full, Relaxed);
     }
@@ -140,14 +140,14 @@ impl Server {
         self.root.join("bucket")
     }
 
-    /// Variables of somebody who may do everything, and reaches the server at that address.
+    /// Variables of a user who may do everything, with the server at that address.
     #[must_use]
     pub fn variables(&self, address: SocketAddr) -> Vec<(String, String)> {
         variables(address, SECRET)
     }
 }
 
-/// Variables of somebody who knows that word.
+/// Variables of a user with this secret key.
 #[must_use]
 pub fn variables(address: SocketAddr, secret: &str) -> Vec<(String, String)> {
     let endpoint = format!("http://{address}");

@@ -1,23 +1,23 @@
-//! Reading the timelines that `--trace` writes, as strictly as a viewer would like them.
+//! Reads the timelines of `--trace` as strictly as a viewer would like them.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
 use serde_json::Value;
 
-/// Something that took time.
+/// An interval of time.
 #[derive(Debug, Clone)]
 pub struct Span {
-    /// What is written on it.
+    /// Its label.
     pub name: String,
     /// Nanoseconds since the start of the recording.
     pub begin: u64,
-    /// Likewise.
+    /// In the same unit.
     pub end: u64,
     /// Its arguments.
     pub args: Value,
 }
 
-/// A timeline whose spans were found to nest on each track and to be in order.
+/// A timeline whose spans are in order and nest on each track.
 #[derive(Debug)]
 pub struct Timeline {
     tracks: BTreeMap<String, Vec<Span>>,
@@ -62,7 +62,7 @@ impl Timeline {
         timeline
     }
 
-    /// The spans of a track; none if it is not there.
+    /// The spans of a track; none if there is no such track.
     #[must_use]
     pub fn track(&self, name: &str) -> &[Span] {
         self.tracks.get(name).map_or(&[], Vec::as_slice)
@@ -96,7 +96,7 @@ fn nanoseconds(microseconds: &Value) -> u64 {
     (microseconds.as_f64().unwrap_or_else(|| panic!("{microseconds} is no time")) * 1e3).round() as u64
 }
 
-/// Of two spans of a track, one follows or contains the other.
+/// Checks that of any two spans of a track, one follows or contains the other.
 fn assert_nested(track: &str, spans: &[Span]) {
     let mut open: Vec<u64> = Vec::new();
     for span in spans {

@@ -25,7 +25,7 @@ pub struct Qwen2 {
     pub num_key_value_heads: usize,
 }
 
-/// The smallest model that has everything: a layer and two heads over [`CHARACTERS`].
+/// The smallest model with every kind of part: a layer and two heads over [`CHARACTERS`].
 pub const TINY: Qwen2 = Qwen2 {
     vocab_size: CHARACTERS,
     hidden_size: 32,
@@ -42,7 +42,7 @@ pub struct ModelFolder {
 }
 
 impl ModelFolder {
-    /// A new folder, which goes with this.
+    /// A new folder, which is removed with this value.
     #[must_use]
     #[expect(clippy::new_without_default, reason = "it makes a folder")]
     pub fn new() -> Self {
@@ -51,7 +51,7 @@ impl ModelFolder {
         place
     }
 
-    /// What is called so in it.
+    /// The path of a file in it.
     #[must_use]
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)

@@ -33,10 +33,10 @@ pub fn train(dir: &Path, name: &str, config: &str) -> Training {
     Training { metrics: json_lines(&run.join("metrics.jsonl")), run }
 }
 
-/// As [`train`], for a run of which nothing can be learned.
+/// As [`train`], for a run from which nothing can be learned.
 ///
 /// # Panics
-/// When the run ends in any other way than saying so.
+/// When the run ends in any other way than with that error.
 #[must_use]
 pub fn train_in_vain(dir: &Path, name: &str, config: &str) -> Training {
     let (run, finished) = start(dir, name, config);

@@ -1,4 +1,4 @@
-//! `cargo xtask bench`: sampler and learner measured on a few models made on the spot.
+//! `cargo xtask bench`: measures sampler and learner on a few models made on the spot.
 
 use std::{
     fs,
@@ -36,12 +36,12 @@ const MODELS: [Model; 2] = [
 
 /// Sequences decoded at once, for `rollout bench --sweep`.
 const BATCH_SIZES: &str = "1,8,32";
-/// Tokens of a prompt and of a completion, for both.
+/// Tokens of a prompt and of a completion, for both measurements.
 const LENGTHS: [&str; 4] = ["--prompt-length", "64", "--completion-length", "64"];
 /// Groups of a generation batch and their size.
 const GROUPS: [&str; 4] = ["--num-prompts", "4", "--num-generations", "8"];
 
-/// Builds the programs and prints what `rollout bench` and `learner bench` find out about one model or the built-in
+/// Builds the programs and prints the results of `rollout bench` and `learner bench` for one model or the built-in
 /// ones.
 ///
 /// # Errors
@@ -65,7 +65,7 @@ fn measure(host: &Host, model: &Path) -> Result<()> {
     run(learner)
 }
 
-/// The directory of a built-in model, made if it is not there yet.
+/// The directory of a built-in model, created if it is missing.
 fn prepare(host: &Host, model: &Model) -> Result<PathBuf> {
     let dir = host.target.join("bench").join(model.name);
     if !dir.join("model.safetensors").is_file() {

@@ -1,4 +1,4 @@
-//! `cargo xtask docs`: the pages that are made from the code.
+//! `cargo xtask docs`: pages that are generated from the code.
 
 use std::fs;
 

@@ -6,12 +6,12 @@ use anyhow::{Context, Result, bail};
 
 use crate::{host::Host, steps::run};
 
-/// What rustc hands to LLVM: counters for every branch and the operands of comparisons, as libFuzzer reads them;
-/// overflows are panics.
+/// Arguments of rustc for LLVM: counters for every branch and the operands of comparisons, in the form that libFuzzer
+/// reads; overflows are panics.
 const FLAGS: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares -Cdebug-assertions -Ccodegen-units=4 --cfg fuzzing";
-/// With it named, build scripts and macros are built without these flags.
+/// If the target is given, build scripts and macros are built without these flags.
 const TRIPLE: &str = "x86_64-unknown-linux-gnu";
 
 /// Words of `cargo xtask fuzz`.
@@ -27,7 +27,7 @@ pub struct Args {
 /// Builds the targets in a folder of their own and runs them.
 ///
 /// # Errors
-/// When the build fails or a target finds something; what it found is then in a file that libFuzzer names.
+/// When the build fails or a target finds an input; libFuzzer names the file of that input.
 pub fn fuzz(host: &Host, args: &Args) -> Result<()> {
     let folder = host.root.join("target/fuzz");
     let mut build = host.cargo();
@@ -49,7 +49,8 @@ pub fn fuzz(host: &Host, args: &Args) -> Result<()> {
         let mut target = Command::new(&program);
         target.env("TANDEM_FUZZ_TARGET", name).env("TANDEM_FUZZ_CORPUS", &corpus).arg(&corpus);
         target.arg(format!("-max_total_time={}", args.seconds));
-        // What takes ten seconds with counters in every branch is too slow without, and seldom on a busy machine.
+        // An input that takes 20 s with counters in every branch is too slow without them; a busy machine is rarely the
+        // cause.
         target.args([
             "-timeout=20",
             "-rss_limit_mb=6144",

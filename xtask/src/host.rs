@@ -1,4 +1,4 @@
-//! What the commands take from their surroundings, gathered in one value so that tests can hand in another.
+//! Surroundings of the commands, in one value so that tests can replace them.
 
 use std::{
     env,
@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context, Result};
 
-/// The machine and the checkout a command works on.
+/// The machine and the checkout that a command works on.
 #[derive(Debug, Clone)]
 pub struct Host {
     /// Root of the workspace.
@@ -20,7 +20,7 @@ pub struct Host {
     pub path: OsString,
     /// Operating system and processor, as Rust names them.
     pub platform: (&'static str, &'static str),
-    /// C++ compiler the `cc` crate will use.
+    /// C++ compiler that the `cc` crate will use.
     pub cxx: OsString,
     /// A libtorch of the user's own (`LIBTORCH`).
     pub own_libtorch: Option<PathBuf>,
@@ -37,7 +37,7 @@ impl Host {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("xtask lies in the workspace")?.to_path_buf();
         let exe = env::current_exe().context("the running program has no path")?;
         let target = exe.ancestors().nth(2).context("run this through `cargo xtask`")?.to_path_buf();
-        // `.cargo/config.toml` sets LIBTORCH to the folder that set-up fills: that one is not the user's.
+        // `.cargo/config.toml` sets LIBTORCH to the folder that set-up fills: that folder is not the user's.
         let ours = root.join(".native/libtorch");
         Ok(Self {
             own_libtorch: variable("LIBTORCH").filter(|path| *path != ours),
@@ -55,25 +55,25 @@ impl Host {
         self.root.join(".native")
     }
 
-    /// A binary of the workspace, as `cargo build --release` leaves it.
+    /// A binary of the workspace, where `cargo build --release` puts it.
     pub fn binary(&self, name: &str) -> PathBuf {
         self.target.join("release").join(name)
     }
 
-    /// A command that is looked up on this host's path and starts in the workspace root.
+    /// A command that is looked up on this host's search path and starts in the workspace root.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new(program);
         command.env("PATH", &self.path).current_dir(&self.root);
         if self.own_onnxruntime.is_none() && !self.target.starts_with(&self.root) {
-            // Binaries look for ONNX Runtime in the folders above them, which a build folder elsewhere does not have.
+            // Binaries look for ONNX Runtime in the folders above them. A build folder in another place has none there.
             command.env("ORT_DYLIB_PATH", self.native().join("onnxruntime/libonnxruntime.so"));
         }
         command
     }
 
-    /// Cargo, the same one that runs this program, with the environment that it would have from a shell: build scripts
-    /// that look at what cargo tells of this package would run again, and everything above them be compiled again,
-    /// whenever it is called the other way.
+    /// Cargo, the same one that runs this program, with the environment that a shell would give it: otherwise build
+    /// scripts that read cargo's variables about this package would run again, and all their dependents be compiled
+    /// again, at each change between the two.
     pub fn cargo(&self) -> Command {
         let mut cargo = self.command(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
         let of_package = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
@@ -101,8 +101,8 @@ pub mod fake {
 
     use super::Host;
 
-    /// Has another process write the script: a file that this one had open for writing could not be run as long as a
-    /// child that another test forks in the meantime holds a copy of the descriptor.
+    /// Lets another process write the script: if this process had the file open for writing, a child forked meanwhile
+    /// by another test could hold a copy of the descriptor, and the file could not be run.
     fn write_script(path: &Path, script: &str) {
         let mut shell = Command::new("/bin/sh");
         shell.args(["-c", "cat > \"$0\" && chmod +x \"$0\""]).arg(path).stdin(Stdio::piped());
@@ -111,7 +111,7 @@ pub mod fake {
         assert!(shell.wait().unwrap().success());
     }
 
-    /// A host in `dir` with the given `(program, script)` pairs as its whole path.
+    /// A host in `dir` whose search path has just the given `(program, script)` pairs.
     pub fn host(dir: &Path, programs: &[(&str, &str)]) -> Host {
         let bin = dir.join("bin");
         fs::create_dir_all(&bin).unwrap();

@@ -1,7 +1,7 @@
 //! `cargo xtask`: the project's developer commands.
 //!
-//! The crate depends on nothing native and on few crates, so it builds in seconds on a fresh clone and can say what is
-//! missing before anything long begins.
+//! The crate depends on nothing native and on few crates. So it builds in seconds on a fresh clone, and can report
+//! missing programs before anything long begins.
 
 #![forbid(unsafe_code)]
 
@@ -111,7 +111,7 @@ fn main() -> ExitCode {
 
 fn run(command: Command) -> Result<()> {
     let host = Host::current()?;
-    // That one is for machines without Rust.
+    // That command is for machines without Rust.
     if !matches!(command, Command::GpuProofRun(_)) {
         prerequisites::check(&host)?;
     }

@@ -1,4 +1,4 @@
-//! `cargo xtask methods`: the demo's task trained with every method from the same warm start, and the table of it in
+//! `cargo xtask methods`: trains the demo's task with every method from the same warm start, and writes the table in
 //! `docs/methods.md`.
 
 use std::{
@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use crate::{host::Host, steps::build};
 
-/// A method: the options that make it.
+/// A method: the options that configure it.
 #[derive(Debug, Clone)]
 struct Method {
     name: String,
@@ -22,8 +22,8 @@ struct Method {
     options: Vec<String>,
 }
 
-/// What every run has in common: two updates on each generation batch and two passes over it, so that ratios move away
-/// from 1 and every method has something to clip or weigh.
+/// Options that all runs share: two updates on each generation batch and two passes over it, so that ratios move away
+/// from 1 and every method has something to clip or to weight.
 const COMMON: &[&str] = &[
     "--generation_batch_size=128",
     "--per_device_train_batch_size=64",
@@ -37,7 +37,7 @@ const COMMON: &[&str] = &[
     "--logging_steps=1000",
 ];
 
-/// Methods beyond a loss or an estimator of advantages: name, description, options.
+/// Methods other than a loss or an advantage estimator: name, description, options.
 const OTHERS: &[(&str, &str, &[&str])] = &[
     ("GRPO, KL k3", "penalty of 0.04 × k3 in the loss", &["--loss_type=grpo", "--beta=0.04"]),
     (
@@ -54,7 +54,7 @@ const OTHERS: &[(&str, &str, &[&str])] = &[
     ("int8 keys and values", "completions of rounded attention, importance correction", &["--kv_dtype=int8"]),
 ];
 
-/// Every loss and estimator with the options that its description recommends, and then the others.
+/// Every loss and estimator with the options that its description recommends, followed by the others.
 fn methods(host: &Host) -> Result<Vec<Method>> {
     let mut command = host.cargo();
     command.args(["run", "--quiet", "--release", "--locked", "--package", "shared", "--example", "losses", "recipes"]);
@@ -74,8 +74,8 @@ fn methods(host: &Host) -> Result<Vec<Method>> {
 }
 
 const SEEDS: [u64; 3] = [1, 2, 3];
-/// Columns, each with the metrics that may fill it: methods count in different ways what they clip. The keys are spelt
-/// out since this crate builds before any other; a test holds them against the catalogue of metrics.
+/// Columns, each with the metrics that may fill it: methods have different metrics for clipping. The keys are spelt out
+/// since this crate builds before any other; a test compares them with the catalogue of metrics.
 const COLUMNS: [(&str, &[&str]); 4] = [
     ("entropy", &["entropy"]),
     ("length", &["completions/mean_length"]),
@@ -83,13 +83,13 @@ const COLUMNS: [(&str, &[&str]); 4] = [
     ("gradient", &["grad_norm"]),
 ];
 
-/// The share of problems solved, as `rollout eval` calls it.
+/// Metric of `rollout eval` for the share of solved problems.
 const ACCURACY: &str = "avg@1";
 
-/// What came of one run.
+/// The result of one run.
 struct Run {
     accuracy: f64,
-    /// First and last value of each column; none where the method has no such figure.
+    /// First and last value of each column; none if the method has no such metric.
     figures: Vec<Option<(f64, f64)>>,
     seconds: f64,
 }
@@ -124,7 +124,7 @@ pub fn run(host: &Host, only: Option<&str>) -> Result<()> {
     fs::write(&path, page).with_context(|| path.display().to_string())
 }
 
-/// The demo's warm start; returns its accuracy.
+/// Makes the demo's warm start; returns its accuracy.
 fn warm_up(host: &Host, dir: &Path) -> Result<f64> {
     let mut demo = host.command(host.binary("tandem"));
     demo.args(["demo", "--warm-up-only", "--output-dir"]).arg(dir);
@@ -176,7 +176,7 @@ fn records(path: &PathBuf) -> Result<Vec<Value>> {
     text.lines().map(|line| serde_json::from_str(line).with_context(|| path.display().to_string())).collect()
 }
 
-/// Means over the first and the last five records; none when no record has the metric.
+/// Means over the first and the last five records; none if no record has the metric.
 fn first_and_last(records: &[Value], key: &str) -> Option<(f64, f64)> {
     let mean = |part: &[Value]| {
         let values: Vec<f64> = part.iter().filter_map(|record| record[key].as_f64()).collect();
@@ -260,7 +260,7 @@ mod tests {
         }
         assert!(catalogue::find(ACCURACY).is_some());
         let (_, clipped) = COLUMNS.iter().find(|(name, _)| *name == "clipped").unwrap();
-        // Both sides together stand for these.
+        // A metric of both sides together stands for these.
         let sides = ["clip_ratio/low_mean", "clip_ratio/high_mean", "actor/pg_clipfrac_lower"];
         for metric in catalogue::all().filter(|m| m.chart.is_some_and(|(chart, _)| chart.title == "Clip ratio")) {
             let shown = clipped.contains(&metric.key) || sides.contains(&metric.key);

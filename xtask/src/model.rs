@@ -1,4 +1,4 @@
-//! Shapes of models whose weights are random: how fast a model runs does not depend on what it knows.
+//! Shapes of models whose weights are random: the speed of a model does not depend on its values.
 
 use serde_json::{Value, json};
 

@@ -16,11 +16,11 @@ use crate::{host::Host, lanes, prerequisites, setup, tidy};
 /// The programs of a run on one host.
 const PROGRAMS: [&str; 3] = ["tandem", "rollout", "learner"];
 
-/// Names the file that tests which are skipped write a line to, as `harness::without_hardware` does.
+/// Variable with the file to which skipped tests append a line, as in `harness::without_hardware`.
 const SKIPPED: &str = "TANDEM_SKIPPED_FILE";
 
 /// Formatting, house rules, lints, and all tests. One profile serves every step, so nothing is compiled twice for it.
-/// Tests that were skipped are named in the end, with the reason.
+/// Skipped tests are listed at the end, with the reason.
 ///
 /// # Errors
 /// With the name of the first step that fails.
@@ -49,7 +49,7 @@ pub fn test(host: &Host) -> Result<()> {
     result
 }
 
-/// Each test that was skipped, once: their lines stand far apart in the output of all tests.
+/// Each test that was skipped, once: in the output of all tests, their lines are far apart.
 fn print_skipped(file: &Path) -> Result<()> {
     let lines = fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
     let lines: BTreeSet<&str> = lines.lines().collect();
@@ -77,10 +77,10 @@ pub fn demo(host: &Host, args: &[OsString]) -> Result<()> {
     run(demo)
 }
 
-/// Builds the programs, and runs the one of a folder in `examples/`.
+/// Builds the programs, and runs the program in a folder of `examples/`.
 ///
 /// # Errors
-/// When there is no such program, or set-up, build or program fails.
+/// When there is no such program, or when set-up, build or program fails.
 pub fn example(host: &Host, name: &str, args: &[OsString]) -> Result<()> {
     let folder = host.root.join("examples").join(name);
     if !folder.join("main.rs").is_file() {
@@ -93,7 +93,7 @@ pub fn example(host: &Host, name: &str, args: &[OsString]) -> Result<()> {
     run(example)
 }
 
-/// Sets up, and builds the programs of a run.
+/// Runs set-up, and builds the programs of a run.
 ///
 /// # Errors
 /// When either fails.
@@ -102,11 +102,11 @@ pub fn build(host: &Host) -> Result<()> {
     run(programs(host, &[]))
 }
 
-/// The build of the programs of a run, and of what more targets ask for.
+/// The build command for the programs of a run and for further targets.
 ///
-/// Of the whole workspace, cargo takes the features that dependencies have there, and of its targets, it builds the
-/// named ones. With `--package`, dependencies would lack features that tests ask for, and `cargo xtask test` would
-/// compile them a second time.
+/// Dependencies get the features that they have in the whole workspace, and of its targets, only the named ones are
+/// built. With `--package`, dependencies would lack features that tests ask for, and `cargo xtask test` would compile
+/// them a second time.
 fn programs(host: &Host, more: &[&str]) -> Command {
     let mut build = host.cargo();
     build.args(["build", "--release", "--locked", "--workspace"]);
@@ -154,7 +154,7 @@ impl Steps {
 mod tests {
     use super::*;
 
-    /// The crates of a selection that `cargo tree` takes, a line each, in the given form.
+    /// The crates of a selection by `cargo tree`, a line each, in the given format.
     fn crates(selection: &[&str], format: &str) -> BTreeSet<String> {
         let host = Host::current().unwrap();
         let mut tree = host.cargo();
@@ -162,13 +162,13 @@ mod tests {
         let output = tree.output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let lines = String::from_utf8(output.stdout).unwrap();
-        // What stands elsewhere in full is marked.
+        // Crates whose dependencies are listed elsewhere are marked.
         lines.lines().map(|line| line.trim_end_matches(" (*)").to_owned()).filter(|line| !line.is_empty()).collect()
     }
 
-    /// Cargo compiles a crate once for each set of features that it has anywhere. Commands that follow one another must
-    /// therefore ask for the same: half an hour goes into what README has them do, and each crate with its dependents
-    /// counts.
+    /// Cargo compiles a crate once for each set of features that a command asks for. Successive commands must therefore
+    /// ask for the same sets: the commands in README take half an hour, and each crate that is compiled again takes its
+    /// dependents along.
     #[test]
     fn no_crate_is_compiled_again_for_tests() {
         let built = crates(&["--workspace", "--edges", "normal,build"], "{p} {f}");
@@ -181,7 +181,7 @@ mod tests {
         // `cargo xtask` itself is compiled with the features that the default members ask for.
         let by_default = crates(&["--edges", "normal,build"], "{p} {f}");
         let mut of_xtask = crates(&["--package", "xtask", "--edges", "normal,build"], "{p}");
-        // A crate that also runs in a build has two sets.
+        // A crate that also runs in builds has two sets.
         of_xtask.retain(|of| !by_default.intersection(&tested).any(|line| line.starts_with(&format!("{of} "))));
         assert!(
             of_xtask.is_empty(),

@@ -1,4 +1,4 @@
-//! Files that are files: what stands in the place of one, such as a pipe, a device or a link, is refused at once.
+//! Opening and reading of regular files. A pipe, a device or a link in the place of a file is refused at once.
 
 use std::{
     fs::{self, File, Metadata, OpenOptions},
@@ -7,12 +7,12 @@ use std::{
     path::Path,
 };
 
-/// Opens a file for reading, whatever its length. What is no file, such as a pipe or `/dev/zero`, may never end, and is
-/// not opened for longer than it takes to see that; only what was handed to the process itself, such as `/dev/stdin` or
-/// `<(...)` of a shell, may be a pipe.
+/// Opens a file for reading, whatever its length. A pipe or a device such as `/dev/zero` may never end, and is not kept
+/// open for longer than it takes to see its kind; only a path that was handed to the process itself, such as
+/// `/dev/stdin` or `<(...)` of a shell, may be a pipe.
 ///
 /// # Errors
-/// Those of the file system; that it is no file.
+/// Those of the file system; also a path that leads to no regular file.
 pub fn open(path: &Path) -> io::Result<File> {
     let handed_over = path == Path::new("/dev/stdin") || path.starts_with("/dev/fd");
     // Opening a device may do something, and a socket cannot be opened.
@@ -20,7 +20,7 @@ pub fn open(path: &Path) -> io::Result<File> {
     if !(before.is_dir() || handed_over && before.file_type().is_fifo()) {
         require_file(&before)?;
     }
-    // Without this, opening a pipe waits for whoever may write into it.
+    // Without this, opening a pipe waits for a writer.
     let flags = if handed_over { 0 } else { libc::O_NONBLOCK };
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path);
     let file = file.map_err(|error| in_words(error, path.metadata()))?;
@@ -32,8 +32,8 @@ pub fn open(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Opens a file of the program's own to append to it, and makes it where there is none. A link is not written through:
-/// in a folder that somebody else has made, it may lead to a file of the user's.
+/// Opens a file of the program's own to append to it, and makes the file if it is missing. The call follows no link: in
+/// a folder of somebody else's, a link may lead to a file of the user's.
 ///
 /// # Errors
 /// Those of the file system; a link, a pipe or anything else that is no file.
@@ -45,7 +45,8 @@ pub fn append(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Refuses what is not to be replaced by a file: anything that is there and is no file. A link is not followed.
+/// Refuses a path that must not be replaced by a file: anything that exists and is no regular file. Links are not
+/// followed.
 ///
 /// # Errors
 /// Those of the file system; a link, a pipe, a device or a folder.
@@ -57,7 +58,7 @@ pub fn require_replaceable(path: &Path) -> io::Result<()> {
     }
 }
 
-/// What stands in a place, where that is no file, in words that follow its name.
+/// What a path leads to, if it is no regular file, in words that follow its name.
 #[must_use]
 pub fn what_is_no_file(metadata: &Metadata) -> Option<&'static str> {
     let kind = metadata.file_type();
@@ -82,7 +83,7 @@ fn require_file(metadata: &Metadata) -> io::Result<()> {
     }
 }
 
-/// What the system says of a link, a pipe that nobody reads, a socket or a missing device, in words: those for what is
+/// The system's error about a link, a pipe without a reader, a socket or a missing device, in words that name what is
 /// `there`.
 fn in_words(error: io::Error, there: io::Result<Metadata>) -> io::Error {
     if !matches!(error.raw_os_error(), Some(libc::ELOOP | libc::ENXIO)) {
@@ -94,17 +95,17 @@ fn in_words(error: io::Error, there: io::Result<Metadata>) -> io::Error {
     }
 }
 
-/// Reads a file of at most `most` bytes; what is no file is not read, as [`open`] has it.
+/// Reads a file of at most `most` bytes. As with [`open`], it must be a regular file.
 ///
 /// # Errors
-/// Those of [`open`]; that it is longer.
+/// Those of [`open`]; a file that is longer.
 pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let file = open(path)?;
     let metadata = file.metadata()?;
     let mut bytes = Vec::new();
     if metadata.len() <= most {
         bytes.reserve_exact(metadata.len() as usize);
-        // It may be growing.
+        // The file may be growing.
         file.take(most + 1).read_to_end(&mut bytes)?;
     }
     if metadata.len().max(bytes.len() as u64) > most {
@@ -117,7 +118,7 @@ pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
 /// As [`read`], for text.
 ///
 /// # Errors
-/// As [`read`], or text that is not UTF-8.
+/// As [`read`]; also text that is not UTF-8.
 pub fn read_text(path: &Path, most: u64) -> io::Result<String> {
     String::from_utf8(read(path, most)?).map_err(|_| io::Error::new(ErrorKind::InvalidData, "is not UTF-8 text"))
 }

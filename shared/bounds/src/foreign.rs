@@ -1,6 +1,6 @@
-//! Files that are something else than their names say.
+//! Files whose content is not what their names say.
 
-/// What the beginning of a file is known by, and what it then is, with the way out.
+/// Beginnings of files, with the content that each one shows and the way out.
 const BEGINNINGS: [(&[u8], &str); 8] = [
     (
         b"version https://git-lfs.github.com/spec/",
@@ -18,7 +18,7 @@ const BEGINNINGS: [(&[u8], &str); 8] = [
     ),
 ];
 
-/// What a file is instead of what its name says, with the way out, where its beginning says so.
+/// The content that a file has instead of what its name says, with the way out, if its beginning shows that.
 #[must_use]
 pub fn foreign_content(content: &[u8]) -> Option<&'static str> {
     if content.is_empty() {

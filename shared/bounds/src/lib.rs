@@ -1,9 +1,8 @@
-//! What stands between the programs and bytes of strangers.
+//! Guards between the programs and the bytes of strangers.
 //!
-//! [`read`] reads a file that is one, up to a size; [`open`] and [`append`] open one, and nothing that stands in its
-//! place. [`guarded`] runs a parser of somebody else: its panics become errors, and what it may take of memory is
-//! bounded ([`Metered`]). [`Shown`] and [`OneLine`] write text of unknown origin so that it cannot move the cursor of a
-//! terminal or begin a line of its own.
+//! [`read`] reads a regular file up to a size; [`open`] and [`append`] open regular files only. [`guarded`] runs a
+//! parser of somebody else: its panics become errors, and its memory is bounded ([`Metered`]). [`Shown`] and
+//! [`OneLine`] write text of unknown origin so that it cannot move the cursor of a terminal or begin a line of its own.
 //!
 //! Code cannot go on without the memory that it asks for. So a template or tokenizer that exceeds its allowance ends
 //! the program, with one line. [`Metered`] is therefore the allocator of all three programs. Their error lines and

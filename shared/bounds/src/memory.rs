@@ -1,9 +1,8 @@
-//! What the parsing of one thing may take of memory.
+//! Bounds on the memory that parsing takes.
 //!
 //! A template of a hundred bytes can double a text forty times, and no interpreter of templates counts bytes. So the
-//! allocator counts: within [`within`], what a thread asks for is subtracted from an allowance. There is no way to
-//! refuse memory that code gets out of with an error, so the program ends with one, before the machine is out of
-//! memory.
+//! allocator counts: within [`within`], what a thread asks for is subtracted from an allowance. Code cannot leave a
+//! refused allocation with an error, so the program ends with one, before the machine is out of memory.
 
 use std::{
     alloc::{GlobalAlloc, Layout, System},
@@ -12,29 +11,29 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
-/// The allocator of the programs: the system's, with an account. It costs an addition for each allocation.
+/// The allocator of the programs: the system's, which also counts. It costs an addition for each allocation.
 #[derive(Debug)]
 pub struct Metered;
 
 thread_local! {
     /// Bytes that this thread may still take.
     static LEFT: Cell<i64> = const { Cell::new(i64::MAX) };
-    /// What it might take when that began.
+    /// Bytes that it might take when the present allowance began.
     static ALLOWED: Cell<i64> = const { Cell::new(0) };
-    /// Whose bytes are parsed; empty outside of [`within`].
+    /// The thing whose bytes are parsed; empty outside of [`within`].
     static WHAT: Cell<&'static str> = const { Cell::new("") };
 }
 
 /// Whether a program that exceeds an allowance aborts.
 static ABORTS: AtomicBool = AtomicBool::new(false);
 
-/// From now on, who exceeds an allowance aborts: a fuzzer catches that and keeps the input.
+/// From now on, a program that exceeds an allowance aborts: a fuzzer catches the abort and keeps the input.
 pub fn abort_on_excess() {
     ABORTS.store(true, Ordering::Relaxed);
 }
 
 /// Runs `work` with an allowance of `most` bytes of memory beyond what this thread has. Where [`Metered`] is the
-/// allocator, more of it ends the program with an error that names `what`; elsewhere nothing is counted.
+/// allocator, exceeding the allowance ends the program with an error that names `what`; elsewhere nothing is counted.
 pub fn within<T>(what: &str, most: u64, work: impl FnOnce() -> T) -> T {
     // SAFETY: the reference is in a cell of this thread, and `Account` takes it out before `what` ends.
     let what: &'static str = unsafe { std::mem::transmute::<&str, &'static str>(what) };
@@ -45,11 +44,11 @@ pub fn within<T>(what: &str, most: u64, work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// What is put back when an allowance ends, also by a panic.
+/// State that is put back when an allowance ends, also by a panic.
 struct Account {
     before: i64,
     allowed: i64,
-    /// What the one around it allows.
+    /// The allowance around this one.
     outer: i64,
     what: &'static str,
 }
@@ -63,7 +62,7 @@ impl Drop for Account {
     }
 }
 
-/// Books `bytes` that are asked for, or with a negative sign given back.
+/// Subtracts `bytes` that are asked for; a negative number is given back.
 fn book(bytes: i64) {
     // A thread that ends has no account any more.
     let _ = LEFT.try_with(|left| {
@@ -87,7 +86,7 @@ fn exceeded(what: &str) -> ! {
     if ABORTS.load(Ordering::Relaxed) {
         std::process::abort();
     }
-    // SAFETY: ends the process without running what others have registered, as befits the middle of an allocation.
+    // SAFETY: ends the process without running exit handlers of others, since this is the middle of an allocation.
     unsafe { libc::_exit(1) }
 }
 

@@ -10,19 +10,19 @@ use std::{
 use crate::memory;
 
 thread_local! {
-    /// Whether a panic of this thread is told by whoever catches it.
+    /// Whether the code that catches a panic of this thread also reports it.
     static QUIET: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Runs code of others on bytes of others: a panic becomes an error, which is not printed, and memory is bounded as by
-/// [`within`](crate::within). `what` is whose bytes they are, for instance a path.
+/// [`within`](crate::within). `what` names the source of the bytes, for instance by its path.
 ///
 /// # Errors
-/// What the panic says, on one line.
+/// The message of the panic, on one line.
 pub fn guarded<T>(what: &str, most: u64, parse: impl FnOnce() -> T) -> Result<T, String> {
     keep_quiet_where_asked();
     let before = QUIET.replace(true);
-    // What `parse` has half changed is dropped with it.
+    // A value that `parse` has half changed is dropped with it.
     let result = panic::catch_unwind(AssertUnwindSafe(|| memory::within(what, most, parse)));
     QUIET.set(before);
     result.map_err(|payload| format!("the parser gave up: {}", crate::OneLine(words(payload.as_ref()))))

@@ -2,11 +2,11 @@
 
 use std::fmt::{self, Display, Write};
 
-/// Writes what it holds with its control characters escaped, line breaks and tabs apart.
+/// Writes its content with control characters escaped, other than line breaks and tabs.
 #[derive(Debug, Clone, Copy)]
 pub struct Shown<T>(pub T);
 
-/// As [`Shown`], with line breaks escaped as well: what it holds is one line whatever it says.
+/// As [`Shown`], with line breaks escaped as well: the output is one line, whatever the content.
 #[derive(Debug, Clone, Copy)]
 pub struct OneLine<T>(pub T);
 
@@ -42,7 +42,7 @@ impl Write for Escaping<'_, '_> {
 }
 
 /// Control characters, the separators that some terminals and viewers break lines at, and those that turn the direction
-/// of writing: a name with these reads as another.
+/// of writing: a name with these characters reads as another name.
 fn is_control(c: char) -> bool {
     c.is_control() || matches!(c, '\u{2028}' | '\u{2029}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }

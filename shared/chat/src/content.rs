@@ -9,8 +9,8 @@ use crate::TemplateError;
 /// Kinds of parts that are text, as OpenAI's and vLLM's interfaces call them.
 const TEXT: [&str; 4] = ["text", "input_text", "output_text", "refusal"];
 
-/// The text of a message's content: as it is, or its parts, one on a line as vLLM joins them (`"\n".join(texts)`).
-/// Nothing where a part is no text, or there is no content.
+/// The text of a message's content: as it is, or its parts joined with line breaks as in vLLM (`"\n".join(texts)`).
+/// None if a part is no text, or if there is no content.
 #[must_use]
 pub fn text_of(content: &Value) -> Option<Cow<'_, str>> {
     match content {
@@ -30,8 +30,8 @@ fn part(part: &Value) -> Option<&str> {
     part.as_str().or_else(|| part["text"].as_str().or_else(|| part["refusal"].as_str()).filter(|_| is_text))
 }
 
-/// Whether a message has its content in parts: texts, or objects. A tool may also return a list of numbers, which is
-/// none of parts.
+/// Whether a message has its content in parts: texts, or objects. A tool may also return a list of numbers, which has
+/// no parts.
 pub fn has_parts(message: &Value) -> bool {
     let is_part = |part: &Value| part.is_string() || part.is_object();
     message["content"].as_array().is_some_and(|parts| parts.iter().all(is_part))
@@ -45,7 +45,7 @@ pub fn in_parts(messages: &[Value]) -> Result<Vec<Value>, TemplateError> {
     with_content(messages, |parts| Ok(parts.iter().map(|text| json!({"type": "text", "text": text})).collect()))
 }
 
-/// The messages with the parts of each joined to a text.
+/// The messages, with the parts of each one joined to a text.
 ///
 /// # Errors
 /// As [`in_parts`].
@@ -76,8 +76,8 @@ fn with_content(
     messages.iter().enumerate().map(changed).collect()
 }
 
-/// Whether a template has gone through the parts of messages: their texts are in what it made, one behind the other,
-/// and not as a list is printed.
+/// Whether a template has gone through the parts of messages: their texts stand in its output one behind the other, and
+/// not as a printed list.
 pub fn went_through(messages: &[Value], rendered: &str) -> bool {
     let parts = || messages.iter().filter_map(|message| message["content"].as_array()).flatten();
     let texts = || parts().filter_map(|part| part["text"].as_str());
@@ -90,8 +90,8 @@ pub fn went_through(messages: &[Value], rendered: &str) -> bool {
     !keys.iter().any(|key| rendered.contains(key) && !texts().any(|text| text.contains(key)))
 }
 
-/// The last message whose words are not in a rendered prompt. Those of the assistant do not count: templates leave out
-/// what was thought. Only letters and digits are compared, and not their case, since templates strip, indent and
+/// The last message whose words are not in a rendered prompt. Messages of the assistant do not count: templates leave
+/// out its reasoning. Only letters and digits are compared, without their case, since templates strip, indent and
 /// escape.
 #[must_use]
 pub fn lost(messages: &[Value], rendered: &str) -> Option<usize> {
@@ -112,7 +112,7 @@ fn is_in(text: &str, rendered: &str, whole: &str) -> bool {
     if found.is_empty() {
         return rendered.contains(text.trim());
     }
-    // As JSON, line breaks and quotation marks are escaped.
+    // In JSON, line breaks and quotation marks are escaped.
     whole.contains(&found) || whole.contains(&words(&Value::from(text).to_string()))
 }
 

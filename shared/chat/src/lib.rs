@@ -1,7 +1,7 @@
 //! Chat templates, rendered the way transformers' `apply_chat_template` renders them.
 //!
 //! minijinja runs the templates. This crate adds named templates, Python's methods, the switches of a template, and a
-//! look for words of messages that a template leaves out. The sampler renders prompts with it; `learner sft` and
+//! search for words of messages that a template leaves out. The sampler renders prompts with it; `learner sft` and
 //! `learner reward-model` render their rows with it.
 
 mod content;
@@ -49,7 +49,7 @@ pub enum TemplateError {
     Part {
         /// The message, from 0.
         index: usize,
-        /// What the part is called.
+        /// The kind of the part.
         kind: String,
     },
     /// The assistant's last message does not come out of the template as it went in.
@@ -57,36 +57,37 @@ pub enum TemplateError {
     LostPrefill,
 }
 
-/// Steps that a template may take for one prompt: a conversation of a thousand messages takes some ten thousand, and a
-/// loop that does not end is ended within a second.
+/// Steps that a template may take for one prompt: a conversation of a thousand messages takes some ten thousand, and an
+/// endless loop is ended within a second.
 pub const FUEL: u64 = 10_000_000;
 
-/// How long a template may take for one prompt, counted in looks: a step may sort a long list, and a prompt takes
-/// milliseconds. A machine that slept meanwhile has made one look.
+/// How long a template may take for one prompt, in [`LOOKS`] looks of this length: a single step may sort a long list,
+/// and a prompt takes milliseconds. A machine that slept meanwhile has used up one look only.
 const LOOK: Duration = Duration::from_millis(100);
 const LOOKS: u32 = 50;
 
-/// Steps that each millisecond beyond the first look counts for, where it had fewer: all prompts together are bounded
-/// by them.
+/// Steps that each millisecond beyond the first look counts as, if the template took fewer: they bound the time of all
+/// prompts together.
 const STEPS_OF_A_MILLISECOND: u64 = 2_000;
 
 /// Bytes of memory that a template may take for one prompt: steps can each double a text.
 const MOST_MEMORY: u64 = 1 << 30;
 
-/// Whose memory it is, for the message.
+/// The owner of that memory, for the message.
 const WHAT: &str = "the chat template of the model";
 
 /// Most spaces that JSON may be indented by.
 const MOST_INDENT: usize = 64;
 
-/// Bytes of the stack on which a template is compiled and rendered, taken as they are used: see [`nesting`].
+/// Bytes of the stack on which a template is compiled and rendered; the system maps them as they are used. See
+/// [`nesting`].
 const STACK: usize = 256 << 20;
 
 /// Name of the template of an environment.
 const NAME: &str = "chat";
-/// Name of the one for messages with tools, where that is another.
+/// Name of the template for messages with tools, if that is another one.
 const TOOL_USE: &str = "tool_use";
-/// What every template is given, and what it may call.
+/// Variables that every template is given, and functions that it may call.
 const GIVEN: [&str; 4] = ["messages", "add_generation_prompt", "raise_exception", "strftime_now"];
 /// Marks the end of the message to be continued while the template renders it (transformers does the same).
 const CONTINUE: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
@@ -94,7 +95,7 @@ const CONTINUE: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 /// A compiled chat template with the special tokens of its tokenizer.
 #[derive(Debug)]
 pub struct ChatTemplate {
-    /// Shared with renderings that are not waited for any more.
+    /// Shared with renderings that nobody waits for any more.
     environment: Arc<Environment<'static>>,
     syntax: SyntaxConfig,
     special_tokens: Map<String, Value>,
@@ -106,7 +107,7 @@ pub struct ChatTemplate {
 impl ChatTemplate {
     /// Compiles a template. `special_tokens` are texts that it knows by the names `bos_token`, `eos_token` and so on;
     /// `now` is what `strftime_now` shows, which must not change from prompt to prompt. [`of_model`](Self::of_model)
-    /// opens that of a model.
+    /// opens the template of a model.
     ///
     /// # Errors
     /// [`TemplateError::Compile`].
@@ -131,7 +132,7 @@ impl ChatTemplate {
         Ok(template)
     }
 
-    /// With another template for messages with tools, as transformers takes the one that is named `tool_use`.
+    /// Adds another template for messages with tools, as transformers takes the one that is named `tool_use`.
     ///
     /// # Errors
     /// [`TemplateError::Compile`].
@@ -144,7 +145,7 @@ impl ChatTemplate {
     }
 
     fn add(&mut self, name: &'static str, source: &str) -> Result<(), TemplateError> {
-        // Jinja2 reads every kind of line break in a template as "\n". Those of messages stay as they are.
+        // Jinja2 reads every kind of line break in a template as "\n". Line breaks of messages stay as they are.
         let source = source.replace("\r\n", "\n").replace('\r', "\n");
         let source =
             nesting::bounded(&without_generation_tags(&source), &self.syntax).map_err(TemplateError::Compile)?;
@@ -162,7 +163,7 @@ impl ChatTemplate {
         self.steps.load(Ordering::Relaxed)
     }
 
-    /// The variables that the template reads and that no caller gives by itself: its switches, such as
+    /// The variables that the template reads and that callers do not always give: its switches, such as
     /// `enable_thinking`.
     #[must_use]
     pub fn switches(&self) -> BTreeSet<String> {
@@ -185,11 +186,11 @@ impl ChatTemplate {
         self.environment.templates().any(|(_, template)| template.source().split(|c| !is_part(c)).any(|w| w == word))
     }
 
-    /// Renders a prompt to be completed. A last message of the assistant is left open (`continue_final_message`),
-    /// anything else is followed by the opening of the assistant's turn (`add_generation_prompt`).
+    /// Renders a prompt to be completed. A last message of the assistant is left open (`continue_final_message`). Any
+    /// other last message is followed by the opening of the assistant's turn (`add_generation_prompt`).
     ///
     /// # Errors
-    /// What the template says about the messages, or [`TemplateError::LostPrefill`].
+    /// The template's own error about the messages, or [`TemplateError::LostPrefill`].
     pub fn render_prompt(&self, messages: &[Value], variables: &Map<String, Value>) -> Result<String, TemplateError> {
         let Some(prefill) = prefill(messages) else {
             return self.render(messages, true, variables);
@@ -214,7 +215,7 @@ impl ChatTemplate {
     }
 
     /// Renders messages, with or without the opening of the assistant's turn at the end. Content in parts goes to the
-    /// template as it is if the template goes through it, and as one text if that is what the template wants.
+    /// template as it is if the template loops over parts, and as one text if the template wants a text.
     ///
     /// # Errors
     /// [`TemplateError::Render`], or [`TemplateError::Part`].
@@ -241,7 +242,7 @@ impl ChatTemplate {
         add_generation_prompt: bool,
         variables: &Map<String, Value>,
     ) -> Result<String, TemplateError> {
-        // transformers always passes these two, so templates test them for none, not for being defined.
+        // transformers always passes these two, so templates test whether they are none, not whether they are defined.
         let mut all: Map<String, Value> = [("tools", Value::Null), ("documents", Value::Null)]
             .map(|(key, value)| (key.to_owned(), value))
             .into_iter()
@@ -284,9 +285,9 @@ pub fn prefill(messages: &[Value]) -> Option<Cow<'_, str>> {
     if last["role"] == "assistant" { text_of(&last["content"]) } else { None }
 }
 
-/// A message without the keys that hold nothing, as transformers 5 hands it to templates: they ask whether a key is
-/// there, and messages of Parquet and Arrow have every key that any message has. What lies deeper stays, as it does
-/// there.
+/// A message without the keys that hold null, as transformers 5 hands it to templates: templates ask whether a key is
+/// there, and messages of Parquet and Arrow have every key that any message has. Nulls within its values stay, as in
+/// transformers.
 fn without_nulls(message: &Value) -> Value {
     match message {
         Value::Object(keys) => {
@@ -311,8 +312,8 @@ fn on_large_stack<T: Send>(work: impl FnOnce() -> T + Send) -> io::Result<T> {
     })
 }
 
-/// As [`on_large_stack`], for as long as a prompt may take. Nothing ends a thread; one that is not done by then is left
-/// to itself, until its steps are used up or the program ends.
+/// As [`on_large_stack`], for as long as a prompt may take. A thread cannot be ended from outside; one that is not done
+/// by then runs on until its steps are used up or the program ends.
 fn for_a_while<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> io::Result<Option<T>> {
     let (sender, receiver) = mpsc::channel();
     thread::Builder::new().stack_size(STACK).spawn(move || sender.send(work()))?;
@@ -335,14 +336,14 @@ fn strftime(now: OffsetDateTime, format: &str) -> Result<String, Error> {
     now.format(&items).map_err(|e| fail(&e))
 }
 
-/// What minijinja says, without its multi-line excerpt.
+/// minijinja's message, without its multi-line excerpt.
 fn message(error: &Error) -> String {
     let place = error.line().map(|line| format!(" (line {line} of the template)")).unwrap_or_default();
     let detail = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
     format!("{}{place}{}", OneLine(detail.as_str()), way_out(error, &detail))
 }
 
-/// That a prompt takes more than it may.
+/// The error of a prompt that takes more than it may.
 fn endless(most: &str) -> String {
     format!(
         "it takes more than {most} for one prompt; leave the row out, or give the run another template with \
@@ -350,7 +351,7 @@ fn endless(most: &str) -> String {
     )
 }
 
-/// What helps, where that is known.
+/// The remedy, if one is known.
 fn way_out(error: &Error, detail: &str) -> String {
     if error.kind() == ErrorKind::OutOfFuel {
         return format!(": {}", endless(&format!("{FUEL} steps")));

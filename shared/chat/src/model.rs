@@ -21,8 +21,8 @@ pub enum OpenError {
 
 impl ChatTemplate {
     /// The default template of a model, with its template for tools and the special tokens that any of its files names;
-    /// nothing where the model has no default template. Whoever trains and whoever samples opens it here, so that both
-    /// write the same prompts.
+    /// none if the model has no default template. Training and sampling both open it here, so that both write the same
+    /// prompts.
     ///
     /// # Errors
     /// A file that cannot be read, or a template that does not compile.

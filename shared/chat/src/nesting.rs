@@ -1,10 +1,11 @@
 //! How deep a template may nest values, and itself.
 //!
-//! minijinja compiles expressions, and prints, compares and drops values, by recursion, and its namespaces can be
-//! changed: one that holds itself, or a list that a loop puts into itself again and again, overflows the stack, which
-//! ends the process. Neither is of use in a chat template. So what is assigned, and what a namespace begins with, is
-//! looked at and copied, since a lazy value could still refer to something that changes. What one tag can nest is
-//! bounded by its length, and recursion by minijinja itself: the stack that templates have holds the product.
+//! minijinja compiles expressions by recursion, and prints, compares and drops values by recursion. Its namespaces can
+//! be changed: a namespace that holds itself, or a list that a loop puts into itself again and again, overflows the
+//! stack, which ends the process. Neither is of use in a chat template. So the values of assignments and the first
+//! values of namespaces are examined and copied, since a lazy value could still refer to something that changes. The
+//! length of a tag bounds how deep it can nest, and minijinja itself bounds recursion: the stack of templates has room
+//! for the product.
 
 use minijinja::{
     Environment, Error, ErrorKind, State, Value,
@@ -15,26 +16,26 @@ use minijinja::{
 
 /// Most lists and maps in each other.
 const MOST_NESTED: usize = 64;
-/// Values that all assignments of one rendering may look at together: a list that grows by a message at a time is
+/// Values that all assignments of one rendering may examine together: a list that grows by a message at a time is
 /// copied each time.
 const MOST_LOOKED_AT: usize = 10_000_000;
 
 /// Most words and signs between `{%` and `%}`, or `{{` and `}}`.
 const MOST_TOKENS: usize = 1_000;
-/// Most filters there.
+/// Most filters in a tag.
 const MOST_FILTERS: usize = 64;
 /// Most `elif` of a template, each of which is compiled within the one before.
 const MOST_ELIFS: usize = 500;
 
-/// Objects that are more than what they hold, by the ends of their types' names, which are private.
+/// Objects that are more than their items, by the ends of their types' names, which are private.
 const THEMSELVES: [&str; 4] = ["::GroupTuple", "::Loop", "::Macro", "::Module"];
 
-/// Filter of what is assigned to a variable.
+/// Filter for values that are assigned to a variable.
 const TO_VARIABLE: &str = "__to_variable";
-/// Filter of what is assigned to an attribute, which is one of a namespace.
+/// Filter for values that are assigned to an attribute, which is always one of a namespace.
 const TO_NAMESPACE: &str = "__to_namespace";
 
-/// Makes the filters known that [`bounded`] puts into a template, and has `namespace()` look at what it gets.
+/// Registers the filters that [`bounded`] puts into a template, and makes `namespace()` examine its arguments.
 pub fn add_to(environment: &mut Environment<'_>) {
     let namespace = environment.globals().find(|(name, _)| *name == "namespace").expect("a function of minijinja's").1;
     environment.add_function("namespace", move |state: &mut State, defaults: Option<Value>, named: Kwargs| {
@@ -52,8 +53,8 @@ pub fn add_to(environment: &mut Environment<'_>) {
     });
 }
 
-/// The template with a filter after each expression that is assigned. One that cannot be read stays as it is: compiling
-/// it says why.
+/// The template with a filter after each expression that is assigned. A template that cannot be parsed stays as it is:
+/// compiling it says why.
 ///
 /// # Errors
 /// A tag that is too long, or too many `elif`.
@@ -109,27 +110,27 @@ pub fn bounded(source: &str, syntax: &SyntaxConfig) -> Result<String, String> {
     Ok(result)
 }
 
-/// Where in a template a token is.
+/// Place of a token in a template.
 #[derive(Clone, Copy)]
 enum Position {
     /// Outside of `{% set %}`.
     Elsewhere,
     /// Behind `{%`.
     Begun,
-    /// Behind `set`; the filter for what was seen of the target.
+    /// Behind `set`; the filter that fits the target so far.
     Target(&'static str),
-    /// In the expression, or the filters of a block; the filter, and what goes before it.
+    /// In the expression, or the filters of a block; the filter, and the text that goes before it.
     Assigned(&'static str, &'static str),
 }
 
-/// What becomes of a namespace in a value.
+/// How a namespace within a value is treated.
 #[derive(Clone, Copy)]
 enum Namespaces {
     AreVariables,
     AreRefused,
 }
 
-/// Values looked at in this rendering.
+/// Values examined in this rendering.
 #[derive(Default)]
 struct LookedAt(usize);
 

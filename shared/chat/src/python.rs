@@ -1,4 +1,4 @@
-//! Methods and filters of Python and Jinja2 that minijinja and its contributions have not.
+//! Methods and filters of Python and Jinja2 that minijinja and minijinja-contrib lack.
 
 use std::sync::LazyLock;
 
@@ -9,7 +9,7 @@ use minijinja::{
 use minijinja_contrib::{filters, pycompat};
 use regex::Regex;
 
-/// Makes them known.
+/// Registers them.
 pub fn add_to(environment: &mut Environment<'_>) {
     environment.set_unknown_method_callback(unknown_method);
     environment.add_filter("wordcount", |text: &str| {
@@ -24,7 +24,7 @@ pub fn add_to(environment: &mut Environment<'_>) {
     environment.add_function("joiner", minijinja_contrib::globals::joiner);
 }
 
-/// Jinja's `truncate(length=255, killwords=False, end="...", leeway=5)`: minijinja's takes names alone.
+/// Jinja's `truncate(length=255, killwords=False, end="...", leeway=5)`: minijinja's takes named arguments alone.
 fn truncate(state: &mut State<'_, '_>, value: &Value, given: Rest<Value>, named: Kwargs) -> Result<Value, Error> {
     const NAMES: [&str; 4] = ["length", "killwords", "end", "leeway"];
     if given.len() > NAMES.len() {
@@ -50,7 +50,7 @@ fn unknown_method(state: &mut State<'_, '_>, value: &Value, method: &str, args: 
     }
 }
 
-/// A method of Python's `str`; nothing where it is none of these.
+/// A method of Python's `str`; none if it is no method that is known here.
 fn of_text(text: &str, method: &str, args: &[Value]) -> Option<Result<Value, Error>> {
     Some(match method {
         "removeprefix" => with_text(args, |prefix| text.strip_prefix(prefix).unwrap_or(text).into()),
@@ -132,7 +132,7 @@ fn swapped(c: char) -> Vec<char> {
     if c.is_uppercase() { c.to_lowercase().collect() } else { c.to_uppercase().collect() }
 }
 
-/// The characters that a text lacks to a width.
+/// The characters that a text lacks to be `width` long.
 fn padding(text: &str, width: usize, fill: char) -> Result<String, Error> {
     let missing = width.saturating_sub(text.chars().count());
     if missing > MOST_WIDTH {
@@ -154,7 +154,7 @@ fn center(text: &str, width: usize) -> Result<String, Error> {
     centred(text, width, ' ')
 }
 
-/// Python's `str.rsplit`: at white space without a separator.
+/// Python's `str.rsplit`: without a separator, at white space.
 fn rsplit(text: &str, args: &[Value]) -> Result<Value, Error> {
     let (separator, most): (Option<Option<&str>>, Option<i64>) = from_args(args)?;
     let most = most.and_then(|most| usize::try_from(most).ok()).unwrap_or(usize::MAX - 1);
@@ -167,7 +167,7 @@ fn rsplit(text: &str, args: &[Value]) -> Result<Value, Error> {
     Ok(parts.into_iter().map(Value::from).collect())
 }
 
-/// The words of a text from its end on, at most so many, and what is before them.
+/// The last words of a text, at most `most`, and the text before them.
 fn split_at_spaces(text: &str, most: usize) -> Vec<&str> {
     let (mut parts, mut rest) = (Vec::new(), text.trim_end());
     while !rest.is_empty() {

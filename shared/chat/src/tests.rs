@@ -1,4 +1,4 @@
-//! Chat templates against what transformers makes of them.
+//! Chat templates, compared with what transformers renders.
 
 use serde_json::json;
 
@@ -35,7 +35,7 @@ fn blocks_are_trimmed_as_transformers_trims_them() {
 fn line_breaks_of_a_template_are_read_as_jinja2_reads_them() {
     let source = "{{ bos_token }}\r\n{% for m in messages %}\r\n  {{ m.content }}\rb{{ 'x\r\ny' }}{{ '\\r' }}\r\n\
                   {% endfor %}\r\n\r\n";
-    // jinja2 3.1 gives the same: those of messages, and those that are written as `\r`, stay.
+    // jinja2 3.1 gives the same: line breaks of messages, and those that are written as `\r`, stay.
     assert_eq!(prompt(source, &[("user", "1\r\n2")]).unwrap(), "<s>\n  1\r\n2\nbx\ny\r\n");
 }
 
@@ -92,18 +92,17 @@ fn values_do_not_nest_without_end() {
     refused("{% set n = namespace(x=1) %}{{ namespace({'a': [n]}) }}", itself);
     refused(&format!("{{% set n = 1 %}}{}{{{{ n }}}}", "{% set n = namespace(x=[n]) %}".repeat(2)), itself);
     refused(&format!("{{% set a = [1] %}}{}{{{{ a }}}}", "{% set a = a | batch(1) %}".repeat(65)), deep);
-    // Within the bounds, each level of a loop that calls itself can add as many as a tag has.
+    // Within the bounds, each level of a recursive loop can nest as deep as one tag allows.
     let batches = "|batch(1)".repeat(64);
     refused(&format!("{{% for x in [[1]] recursive %}}{{{{ loop(x{batches}) }}}}{{% endfor %}}"), "recursion limit");
-    // What is lazy is taken as it is when it is assigned, and does not hold the namespace.
+    // A lazy value is taken as it is when it is assigned, and does not hold the namespace.
     for lazy in ["n | items", "n | items | reverse", "dict(n, z=3)", "n.items()", "n | chain({'z': 3})"] {
         let source = format!(
             "{set}{{% for i in range(9) %}}{{% set n.x = {lazy} %}}{{% endfor %}}{{{{ n.x | string | length > 9 }}}}"
         );
         assert_eq!(prompt(&source, &[("user", "a")]).unwrap(), "True", "{lazy}");
     }
-    // A macro that calls itself with what grows is ended by the bound of its depth, on a stack that holds what has
-    // grown.
+    // The bound on depth ends a macro that calls itself with a growing value, on a stack that has room for that value.
     let literal = format!("{}x{}", "[".repeat(40), "]".repeat(40));
     refused(
         &format!("{{% macro m(x) %}}{{{{ x }}}}{{{{ m({literal}) }}}}{{% endmacro %}}{{{{ m(1) }}}}"),
@@ -202,7 +201,7 @@ fn keys_of_messages_that_hold_nothing_are_not_there() {
     assert_eq!(text, "[user]hi-3True[tool]f3False");
 }
 
-/// What jinja2 3.1 and CPython 3.13 make of the same.
+/// Results of jinja2 3.1 and CPython 3.13 for the same templates.
 #[test]
 fn methods_and_filters_of_python_are_there() {
     for (source, expected) in [
@@ -244,7 +243,7 @@ fn methods_and_filters_of_python_are_there() {
     }
 }
 
-/// Qwen3's way with content: a text as it is, anything else is passed over.
+/// Qwen3's way with content: a text is kept, anything else is passed over.
 const TEXTS_ALONE: &str = "{% for m in messages %}{% if m.content is string %}{% set c = m.content %}{% else \
     %}{% set c = '' %}{% endif %}<{{ m.role }}>{{ c }}{% endfor %}";
 

@@ -12,14 +12,14 @@ const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// Most bytes of a file, packed and unpacked.
 const MOST_BYTES: u64 = 64 << 30;
-/// Bytes by which a format is told.
+/// Bytes from which a format is detected.
 const HEAD: usize = 64 << 10;
 /// Bytes that one byte may unpack to, in the long run: text shrinks to a tenth, and to a hundredth where rows repeat
 /// one another. A file that unpacks to a thousand times its length was made to fill memory.
 const MOST_RATIO: u64 = 500;
-/// What a file may unpack to however short it is.
+/// Bytes that a file may unpack to, however short it is.
 const SMALL: u64 = 16 << 20;
-/// The same for what is held unpacked, all of it at once.
+/// The same two bounds for content that is held unpacked, all at once.
 const MOST_HELD: (u64, u64) = (20, 1 << 30);
 
 /// A file, which can be read from its beginning several times.
@@ -48,12 +48,12 @@ impl Content {
         Ok(Self { path: path.to_owned(), raw, packing })
     }
 
-    /// Where it is.
+    /// Its path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What it is compressed with.
+    /// The name of its compression, if it has one.
     pub fn compression(&self) -> Option<&'static str> {
         self.packing.map(|packing| match packing {
             Packing::Gzip => "gzip",
@@ -61,7 +61,7 @@ impl Content {
         })
     }
 
-    /// What its rows may take of memory.
+    /// A meter of the memory that its rows take.
     pub fn meter(&self) -> Meter {
         Meter::new(&self.path, self.raw.len() as u64)
     }
@@ -91,8 +91,8 @@ impl Content {
         })
     }
 
-    /// All of its bytes. Of what is compressed, `most` bytes and no more than such a file holds; what is read of more
-    /// than that is one byte more.
+    /// All of its bytes. A compressed file gives at most `most` bytes, and an error where it holds more than such a
+    /// file may; one byte more than `most` shows that the file is longer.
     pub fn whole(&self, most: u64) -> Result<Vec<u8>, DataError> {
         let (ratio, small) = MOST_HELD;
         let held = if self.packing.is_some() { ratio * self.raw.len() as u64 + small } else { u64::MAX };
@@ -106,7 +106,7 @@ impl Content {
         Ok(bytes)
     }
 
-    /// As [`Self::whole`] without a bound of the caller's, and without a copy of what is not compressed.
+    /// As [`Self::whole`] without the caller's bound, and without a copy if the file is not compressed.
     pub fn into_whole(mut self) -> Result<Vec<u8>, DataError> {
         match self.packing {
             None if !self.raw.starts_with(BYTE_ORDER_MARK) => Ok(std::mem::take(&mut self.raw)),
@@ -128,7 +128,7 @@ fn buffered<'a>(reader: impl Read + 'a) -> Box<dyn BufRead + 'a> {
     Box::new(BufReader::with_capacity(HEAD, reader))
 }
 
-/// What a decoder makes of packed bytes, up to a bound.
+/// The output of a decoder, up to a bound.
 struct Limited<R> {
     decoder: R,
     packed: usize,
@@ -178,7 +178,7 @@ mod tests {
     fn packed_files_are_unpacked_and_a_byte_order_mark_goes() {
         let rows = [json!({"prompt": "a"}), json!({"prompt": "b"})];
         let zstd = zstd::encode_all(LINES, 0).unwrap();
-        // A file may be several that were packed one by one.
+        // Several files that were packed one by one may be joined to one.
         let two = [gzip(&LINES[..18]), gzip(&LINES[18..])].concat();
         for (bytes, about) in [
             (LINES.to_vec(), "JSON lines, 2 rows"),

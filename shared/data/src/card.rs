@@ -3,7 +3,7 @@
 use glob::{MatchOptions, Pattern};
 use serde::Deserialize;
 
-/// What stands between two lines of `---` at the head of a card, as far as rows are concerned.
+/// The part of a card's head, between two lines of `---`, that is about rows.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Head {
@@ -17,7 +17,7 @@ pub struct Configuration {
     /// Its name.
     #[serde(rename = "config_name")]
     pub name: String,
-    /// Whether it is meant where none is named.
+    /// Whether it is the one to take if none is named.
     pub default: bool,
     data_dir: Option<String>,
     data_files: Option<DataFiles>,
@@ -53,7 +53,7 @@ impl OneOrSeveral {
     }
 }
 
-/// The configurations that a card declares; none where it has no head, or one that says nothing of files.
+/// The configurations that a card declares; none if it has no head, or a head that says nothing of files.
 ///
 /// # Errors
 /// Why they cannot be read.
@@ -71,7 +71,7 @@ pub fn configurations(card: &str) -> Result<Vec<Configuration>, String> {
 }
 
 impl Configuration {
-    /// Splits by name, with the patterns of their files; nothing where names of files tell.
+    /// Splits by name, with the patterns of their files; none if the names of files tell.
     pub fn splits(&self) -> Option<Vec<(String, Vec<String>)>> {
         let within = |pattern: String| match &self.data_dir {
             Some(folder) => format!("{}/{pattern}", folder.trim_end_matches('/')),
@@ -89,13 +89,13 @@ impl Configuration {
         Some(splits.into_iter().map(|(split, patterns)| (split, list(patterns))).collect())
     }
 
-    /// The folder that its files are in, where only that is said.
+    /// The folder of its files, if the card names only that.
     pub fn folder(&self) -> Option<&str> {
         self.data_dir.as_deref().map(|folder| folder.trim_start_matches("./").trim_end_matches('/'))
     }
 }
 
-/// Whether a path within a dataset is meant by a pattern, in which `*` stays within a folder and `**` does not.
+/// Whether a pattern matches a path within a dataset. `*` stays within a folder, `**` does not.
 pub fn matches(pattern: &str, path: &str) -> bool {
     let options = MatchOptions { require_literal_separator: true, ..MatchOptions::new() };
     let pattern = pattern.trim_start_matches("./");

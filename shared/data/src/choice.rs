@@ -1,5 +1,5 @@
-//! Which files of a folder that is laid out as on the Hugging Face Hub are the split and configuration that is wanted.
-//! Names are all that is looked at, so that what is not wanted need not be downloaded.
+//! Chooses the files of a split and configuration in a folder that is laid out as on the Hugging Face Hub. It looks at
+//! names alone, so that no other file need be downloaded.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,7 +12,7 @@ use crate::{
     extension, split,
 };
 
-/// The file that says what is in a dataset.
+/// The file that describes a dataset.
 pub const CARD: &str = "README.md";
 
 /// Extensions of files with rows.
@@ -20,12 +20,12 @@ const ROWS: &[&str] = &["jsonl", "ndjson", "json", "csv", "tsv", "tab", "parquet
 /// JSON files that say something about rows and hold none.
 const ABOUT: &[&str] = &["dataset_info.json", "dataset_infos.json", "state.json", "dataset_dict.json"];
 
-/// Which rows of a dataset: a split of a configuration.
+/// Which rows of a dataset to take: a split of a configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Selection<'a> {
-    /// The split, where there are several.
+    /// The split, if there are several.
     pub split: &'a str,
-    /// The configuration, where there are several.
+    /// The configuration, if there are several.
     pub config: Option<&'a str>,
 }
 
@@ -43,8 +43,8 @@ impl<'a> From<&'a str> for Selection<'a> {
     }
 }
 
-/// The files of a part, and its split where there are several. `folder` is what errors name; `names` are the files in
-/// it, as seen from it, with `/` between folders; `card` is the text of its [`CARD`].
+/// The files of a part, and its split if there are several. `folder` is named in errors; `names` are the files in it,
+/// as seen from it, with `/` between folders; `card` is the text of its [`CARD`].
 ///
 /// # Errors
 /// No such split or configuration, or files that do not belong together.

@@ -18,13 +18,13 @@ use crate::{
     writable::{has_other_keys, in_utc},
 };
 
-/// `ARROW1` and what fills it up.
+/// `ARROW1` and its padding.
 const FILE_MARK: usize = 8;
 /// Bytes that one byte of a compressed column may unpack to: more than zstd makes of a column of zeros.
 const MOST_RATIO: u64 = 20_000;
-/// Rows that are made at a time.
+/// Rows that are converted at a time.
 const ROWS: usize = 1024;
-/// Columns that make prompts, completions and the answer that rewards look for: they are not left out.
+/// Columns of prompts, completions and the answer that rewards look for: they are not left out.
 const NEEDED: &[&str] = &[
     "prompt",
     "prompt_ids",
@@ -48,7 +48,7 @@ const NEEDED: &[&str] = &[
 
 type Batches<'a> = &'a mut dyn Iterator<Item = Result<RecordBatch, ArrowError>>;
 
-/// What a file is.
+/// The format of a file.
 #[derive(Clone, Copy)]
 enum Format {
     Parquet,
@@ -64,7 +64,7 @@ impl Format {
         }
     }
 
-    /// Python that writes a file anew in the plainest way.
+    /// Python code that writes a file anew in the plainest way.
     fn anew(self) -> &'static str {
         match self {
             Self::Parquet => "`pq.write_table(pq.read_table(file), file)`",
@@ -77,11 +77,11 @@ impl Format {
         }
     }
 
-    /// The error of the reader; most are of files that are not whole.
+    /// The error of the reader; most such errors come from truncated files.
     fn damaged(self, path: &Path) -> impl Fn(&dyn Display) -> DataError + '_ {
         move |error| {
             let error = error.to_string();
-            // What the libraries say of a file that is whole and uses what they have not.
+            // Words of the libraries about a whole file that uses a feature which they lack.
             let is_unread =
                 ["Disabled feature", "not supported", "nsupported", "NYI", "not yet implemented", "encrypt"]
                     .iter()
@@ -107,7 +107,7 @@ pub fn read_parquet(path: &Path, bytes: Bytes, meter: &mut Meter) -> Result<Pars
     columns.rows(Format::Parquet, &mut batches, meter)
 }
 
-/// Number of rows of a Parquet file, which says it.
+/// Number of rows of a Parquet file, from its footer.
 pub fn parquet_rows(path: &Path, bytes: Bytes) -> Result<u64, DataError> {
     let rows = open_parquet(path, bytes)?.metadata().file_metadata().num_rows();
     Ok(u64::try_from(rows).unwrap_or(0))
@@ -134,8 +134,8 @@ fn open_parquet(path: &Path, bytes: Bytes) -> Result<ParquetRecordBatchReaderBui
     }
 }
 
-/// Rows of Arrow's file format: a stream between a mark of eight bytes and a footer that says where its parts are. As a
-/// stream, it is read without asking for memory that a damaged footer names.
+/// Rows of Arrow's file format: a stream between a mark of eight bytes and a footer that says where its parts are. It
+/// is read as a stream, so no memory is asked for that only a damaged footer names.
 pub fn read_file(path: &Path, bytes: &[u8], meter: &mut Meter) -> Result<Parsed, DataError> {
     read_arrow(Format::ArrowFile, path, bytes.get(FILE_MARK..).unwrap_or_default(), meter)
 }
@@ -153,13 +153,13 @@ fn read_arrow(format: Format, path: &Path, bytes: &[u8], meter: &mut Meter) -> R
     Columns::new(path, &schema, Typed::columns(&schema, |_| false)).rows(format, &mut batches, meter)
 }
 
-/// Checks that no compressed column states a length that its bytes cannot have: that much memory would be asked for.
-/// What is damaged otherwise is left to the reader.
+/// Checks that no compressed column states a length that its bytes cannot have: the reader would ask for that much
+/// memory. Other damage is left to the reader.
 fn check_packed_lengths(mut stream: &[u8]) -> Result<(), String> {
-    // A marker, which very old files do without, and the length of the message.
+    // A marker, which very old files lack, and the length of the message.
     while let Some((length, rest)) = stream.strip_prefix(&[0xff; 4]).unwrap_or(stream).split_first_chunk() {
         let Some((message, body)) = rest.split_at_checked(u32::from_le_bytes(*length) as usize) else { break };
-        // A copy begins at an address that the parser can do with.
+        // A copy begins at an address that is aligned well enough for the parser.
         let message = message.to_vec();
         let Ok(message) = root_as_message(&message) else { break };
         let batch = message.header_as_record_batch().or(message.header_as_dictionary_batch().and_then(|d| d.data()));
@@ -212,7 +212,7 @@ impl<'a> Columns<'a> {
                 }
             }
         }
-        // A column may have shown what it is in a row that is not the first.
+        // A later row may show that a column must be left out.
         for row in &mut rows {
             self.left_out.iter().for_each(|one| drop(row.values.shift_remove(&one.column)));
         }
@@ -242,7 +242,7 @@ impl<'a> Columns<'a> {
         Ok(Row { values, place })
     }
 
-    /// Leaves a column out, unless prompts are made of it; `place` is that of the row that shows why.
+    /// Leaves a column out, unless prompts need it; `place` is the row that shows why.
     fn leave_out(&mut self, column: String, reason: String, place: Option<&Location>) -> Result<(), DataError> {
         if NEEDED.contains(&column.as_str()) {
             return Err(match place {
@@ -257,7 +257,7 @@ impl<'a> Columns<'a> {
         Ok(())
     }
 
-    /// The rows of a batch as JSON lines, without the columns that JSON has no words for.
+    /// The rows of a batch as JSON lines, without the columns that JSON cannot express.
     fn as_json(&mut self, batch: &RecordBatch) -> Result<Vec<u8>, DataError> {
         let written = |columns: &[usize]| in_utc(&batch.project(columns)?).and_then(|batch| to_json::lines(&batch));
         loop {
@@ -351,7 +351,7 @@ mod tests {
         assert!(found.starts_with("a.arrow: cannot be read as Arrow: "), "{found}");
     }
 
-    /// `load_dataset("json")` of datasets 5 makes columns of JSON where values have several types; the file without the
+    /// `load_dataset("json")` of datasets 5 makes JSON columns where values have several types; the file without the
     /// schema of Arrow has Parquet's own type alone.
     #[test]
     fn columns_of_json_are_what_they_hold() {
@@ -400,7 +400,7 @@ mod tests {
         );
     }
 
-    /// A file of one column of texts, made of `values`.
+    /// A file with one column of texts, `values`.
     fn file_of(name: &str, values: &[&[u8]], metadata: &[(&str, &str)]) -> Vec<u8> {
         let bytes = BinaryArray::from_iter_values(values);
         let texts = StringArray::try_from_binary(bytes.clone());
@@ -433,8 +433,7 @@ mod tests {
         assert_eq!(values(left), [json!({}), json!({})]);
     }
 
-    /// Rewards look for the one and prompts are made of the other: without them, rows would be trained on as if all was
-    /// well.
+    /// Rewards need the one column and prompts the other: without them, rows would be trained on as if all was well.
     #[test]
     fn a_column_of_prompts_or_answers_is_not_left_out() {
         for column in ["prompt", "messages", "conversations", "answer", "solution"] {

@@ -4,12 +4,12 @@ use serde_json::Value;
 
 use crate::{Values, json, messages};
 
-/// Where prompt and answer are, where rows do not call them so.
+/// Columns of prompt and answer, if rows call them otherwise.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Columns {
-    /// The column to be taken as `prompt`.
+    /// The column to take as `prompt`.
     pub prompt: Option<String>,
-    /// The column to be taken as `answer`. `a.b` is the field `b` of the column `a`.
+    /// The column to take as `answer`. `a.b` is the field `b` of the column `a`.
     pub answer: Option<String>,
 }
 
@@ -21,7 +21,7 @@ impl Columns {
     /// As [`Self::check`].
     pub fn apply(&self, row: &mut Values) -> Result<(), String> {
         self.check(row)?;
-        // All are found before any is written, since one may be called as another is to be.
+        // Both are found before either is written, since a column may already have the name that another one gets.
         let found: Vec<_> =
             self.named().filter_map(|(name, column, _)| Some((name.to_owned(), find(row, column)?.clone()))).collect();
         row.extend(found);
@@ -34,7 +34,7 @@ impl Columns {
     /// Whether a row has the columns.
     ///
     /// # Errors
-    /// The column that it does not have, with the option that names it, and the columns that there are.
+    /// The missing column, with the option that names it, and the columns that exist.
     pub fn check(&self, row: &Values) -> Result<(), String> {
         match self.named().find(|(_, column, _)| find(row, column).is_none()) {
             Some((_, column, option)) => Err(format!("has no column `{column}` (`{option}`), but {}", names(row))),
@@ -42,19 +42,19 @@ impl Columns {
         }
     }
 
-    /// What a row has as its prompt.
+    /// The prompt of a row.
     pub(crate) fn prompt_of<'a>(&self, row: &'a Values) -> Option<&'a Value> {
         find(row, self.prompt.as_deref().unwrap_or("prompt"))
     }
 
-    /// The columns that are named: what they stand for, their names, and the options that name them.
+    /// The columns that are named: their roles, their names, and the options that name them.
     fn named(&self) -> impl Iterator<Item = (&'static str, &str, &'static str)> {
         let all = [("prompt", &self.prompt, "prompt_column"), ("answer", &self.answer, "answer_column")];
         all.into_iter().filter_map(|(name, column, option)| Some((name, column.as_deref()?, option)))
     }
 }
 
-/// The columns of a row, for the one who reads an error.
+/// The columns of a row, for error messages.
 pub(crate) fn names(row: &Values) -> String {
     match row.is_empty() {
         true => "no column at all".to_owned(),
@@ -65,11 +65,11 @@ pub(crate) fn names(row: &Values) -> String {
 /// Characters of a text that are shown.
 const SHOWN: usize = 40;
 
-/// What a row gives its chat template beside the messages: `tools`, and the entries of `chat_template_kwargs`. Either
-/// may be written as a text of JSON, as TRL takes it. An empty text is nothing.
+/// The variables that a row gives its chat template beside the messages: `tools`, and the entries of
+/// `chat_template_kwargs`. Either may be a text of JSON, as in TRL. An empty text counts as absent.
 ///
 /// # Errors
-/// `tools` that are no list, since a template would go through the letters of a text, and `chat_template_kwargs` that
+/// `tools` that are no list, since a template would loop over the letters of a text, and `chat_template_kwargs` that
 /// are no object.
 pub fn template_variables(row: &Values) -> Result<Values, String> {
     let parsed = |key: &str| {

@@ -1,8 +1,7 @@
 //! CSV and TSV.
 //!
-//! Cells are texts, and an empty cell is nothing. Columns of which every cell is a number, a list or an object, as JSON
-//! writes them, are read as such, if nothing is lost: `72` becomes a number, `72.50`, `007` and `1,000` stay as they
-//! are.
+//! Cells are texts, and an empty cell is null. A column whose cells are all numbers, lists or objects in JSON is read
+//! as such if nothing is lost: `72` becomes a number, `72.50`, `007` and `1,000` stay texts.
 
 use std::{
     cell::Cell,
@@ -74,7 +73,7 @@ fn of_record(record: &StringRecord) -> usize {
     size_of::<StringRecord>() + 128 + record.as_slice().len() + record.len() * size_of::<usize>()
 }
 
-/// Bytes of a table, as long as no row of it is too long.
+/// Bytes of a table; an error as soon as a row is too long.
 struct OneRowAtATime<'a, R> {
     inner: R,
     read: u64,
@@ -111,7 +110,7 @@ fn is_typed(records: &[StringRecord], column: usize) -> bool {
     cells.peek().is_some() && cells.all(|cell| lossless(cell).is_some())
 }
 
-/// A number that is written back as it stands, a list or an object.
+/// A list, an object, or a number whose text JSON would write the same.
 fn lossless(cell: &str) -> Option<Value> {
     if !cell.starts_with(|c: char| matches!(c, '-' | '[' | '{') || c.is_ascii_digit()) {
         return None;

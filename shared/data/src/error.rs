@@ -23,7 +23,7 @@ pub enum DataError {
     Content {
         /// The file.
         path: PathBuf,
-        /// What is wrong, and the way out.
+        /// The fault, and the way out.
         reason: String,
     },
     /// A row is unusable.
@@ -31,7 +31,7 @@ pub enum DataError {
     Row {
         /// Where it is.
         place: Location,
-        /// What is wrong with it.
+        /// The fault.
         reason: String,
     },
     /// No rows.
@@ -40,7 +40,7 @@ pub enum DataError {
         /// The file or folder.
         path: PathBuf,
     },
-    /// A format that is known and not read.
+    /// A known format that is not read.
     #[error("{path}: is {what}, which is not read; {remedy}")]
     Unread {
         /// The file.
@@ -84,7 +84,7 @@ impl DataError {
 }
 
 impl Row {
-    /// The error that says what is wrong with it.
+    /// An error about this row.
     #[must_use]
     pub fn error(&self, reason: String) -> DataError {
         DataError::Row { place: self.place.clone(), reason }

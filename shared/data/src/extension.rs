@@ -1,8 +1,8 @@
-//! What the name of a file says of its format.
+//! The extension in the name of a file.
 
 use std::path::Path;
 
-/// What follows the last full stop of a name, behind which `.gz` or `.zst` may stand.
+/// The text behind the last full stop of a name, before a final `.gz` or `.zst`.
 pub fn of(path: &Path) -> String {
     let name = path.file_name().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
     let name = [".gz", ".zst"].iter().find_map(|packed| name.strip_suffix(packed)).unwrap_or(&name);

@@ -1,4 +1,4 @@
-//! Folders: what `save_to_disk` of Hugging Face's datasets writes, and files as on the Hub.
+//! Folders: as `save_to_disk` of Hugging Face's datasets writes them, or laid out as on the Hub.
 
 use std::{
     fs,
@@ -11,11 +11,11 @@ use shared_bounds::OneLine;
 
 use crate::{DataError, Selection, choice, split};
 
-/// Most bytes of a file that says what the others are.
+/// Most bytes of a file that describes the others.
 const MOST_BYTES: u64 = 16 << 20;
-/// Folders within folders.
+/// Most levels of folders.
 const MOST_DEPTH: usize = 16;
-/// Files in a folder and below.
+/// Most files in a folder and below.
 const MOST_FILES: usize = 100_000;
 
 /// The files of a dataset.
@@ -23,14 +23,14 @@ const MOST_FILES: usize = 100_000;
 pub struct Files {
     /// In the order in which they are read.
     pub paths: Vec<PathBuf>,
-    /// The split that they are, where the dataset has several.
+    /// Their split, if the dataset has several.
     pub split: Option<String>,
-    /// What wrote them, where a folder says so.
+    /// The library that wrote them, if the folder names it.
     pub kind: Option<&'static str>,
 }
 
 impl Files {
-    /// Those of a file, or of a part of a folder.
+    /// The files of a path: a file, or a part of a folder.
     pub fn of(path: &Path, part: Selection<'_>) -> Result<Self, DataError> {
         let metadata = path.metadata().map_err(DataError::file(path))?;
         match metadata.is_dir() {
@@ -40,7 +40,7 @@ impl Files {
     }
 }
 
-/// `state.json` of a dataset that was saved.
+/// `state.json` of a saved dataset.
 #[derive(Deserialize)]
 struct State {
     #[serde(rename = "_data_files")]
@@ -58,7 +58,7 @@ struct SavedSplits {
     splits: Vec<String>,
 }
 
-/// The files of a folder, those of one split if it has several.
+/// The files of a folder; those of one split if it has several.
 fn files(folder: &Path, part: Selection<'_>) -> Result<Files, DataError> {
     let wanted = part.split;
     if folder.join("dataset_dict.json").exists() {
@@ -83,7 +83,7 @@ fn files(folder: &Path, part: Selection<'_>) -> Result<Files, DataError> {
     Ok(Files { paths: paths.iter().map(|path| folder.join(path)).collect(), split, kind: None })
 }
 
-/// The text of a card, if there is one. It says which files are meant, so one that cannot be read is not passed over.
+/// The text of a card, if there is one. The card says which files count, so a card that cannot be read is an error.
 fn card(path: &Path) -> Result<Option<String>, DataError> {
     match shared_bounds::read_text(path, MOST_BYTES) {
         Ok(text) => Ok(Some(text)),
@@ -111,7 +111,7 @@ fn parsed<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T, DataError> {
 }
 
 /// The files in a folder and in the folders below it, as seen from it, in the order of their names; hidden ones are
-/// left out. Links may make a circle, in which there is no end of folders.
+/// left out. Links may form a circle, hence the bound on depth.
 fn below(folder: &Path, within: &str, depth: usize, found: &mut Vec<String>) -> Result<(), DataError> {
     let here = folder.join(within);
     let entries =
@@ -202,7 +202,7 @@ mod tests {
         );
     }
 
-    /// A pipe waits for whoever writes into it, a socket cannot be opened: wherever they lie, nothing waits for them.
+    /// A pipe waits for whoever writes into it, a socket cannot be opened: nothing waits for them, wherever they lie.
     #[test]
     fn what_is_no_file_in_a_folder_is_refused() {
         for name in ["train.jsonl", "README.md", "state.json", "dataset_dict.json"] {

@@ -1,4 +1,4 @@
-//! What a file is written in, by its bytes.
+//! The format of a file, by its bytes.
 
 use std::path::Path;
 
@@ -13,14 +13,14 @@ pub enum Format {
     JsonArray,
     /// A table of texts, the first line of which names the columns.
     Csv {
-        /// What separates cells.
+        /// The separator of cells.
         delimiter: u8,
     },
     /// Apache Parquet.
     Parquet,
     /// Arrow IPC, the file format (Feather version 2).
     ArrowFile,
-    /// Arrow IPC, the stream format: what `datasets.save_to_disk` writes.
+    /// Arrow IPC, the stream format: written by `datasets.save_to_disk`.
     ArrowStream,
 }
 
@@ -38,10 +38,10 @@ impl Format {
         }
     }
 
-    /// What a file is: by its first `bytes`, or if they are text, by its name or its first line.
+    /// The format of a file, by its first `bytes`; for text, by its name or its first line.
     ///
     /// # Errors
-    /// [`DataError::Unread`], or that it is nothing known.
+    /// [`DataError::Unread`], or an unknown format.
     pub(crate) fn of(path: &Path, bytes: &[u8]) -> Result<Self, DataError> {
         if let Some((what, remedy)) = unread::recognise(path, bytes) {
             return Err(DataError::Unread { path: path.to_owned(), what, remedy });
@@ -83,8 +83,8 @@ fn unknown(path: &Path) -> DataError {
     )
 }
 
-/// What separates the cells of the header: a tab, else a comma, else the semicolon of spreadsheets where the comma is
-/// the decimal point.
+/// The separator of the header's cells: a tab, else a comma, else the semicolon of spreadsheets where the comma is the
+/// decimal point.
 fn delimiter(bytes: &[u8]) -> Option<u8> {
     let header = bytes.split(|&byte| byte == b'\n').find(|line| !line.trim_ascii().is_empty())?;
     // Delimiters within quotes are part of a name.

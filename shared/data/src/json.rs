@@ -17,21 +17,22 @@ use crate::{
     wording,
 };
 
-/// Most bytes of a line, and of what is parsed as a whole for each row. A parsed row may take thirty times as much.
+/// Most bytes of a line, and of any text that is parsed as a whole for each row. A parsed row may take thirty times as
+/// much.
 pub const MOST_LINE: usize = 16 << 20;
 /// Most bytes of an array, which is parsed as a whole.
 const MOST_ARRAY: usize = 1 << 30;
 /// Bytes of lines that are parsed together.
 const BLOCK: u64 = 4 << 20;
 
-/// Lines that hold anything, with their numbers from 1.
+/// Lines that are not blank, with their numbers from 1.
 pub fn lines(bytes: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
     let lines = bytes.split(|&byte| byte == b'\n').enumerate();
     lines.filter(|(_, line)| !line.trim_ascii().is_empty()).map(|(index, line)| (index + 1, line))
 }
 
-/// Reads the next whole lines into `block`, or of a line that is too long for a row more than a row may have; nothing
-/// at the end.
+/// Reads the next whole lines into `block`. Of a line that is too long for a row, it reads just more than a row may
+/// have; nothing at the end.
 fn next_block(reader: &mut dyn BufRead, block: &mut Vec<u8>) -> io::Result<()> {
     block.clear();
     reader.take(BLOCK).read_to_end(block)?;
@@ -41,7 +42,7 @@ fn next_block(reader: &mut dyn BufRead, block: &mut Vec<u8>) -> io::Result<()> {
     Ok(())
 }
 
-/// Number of lines that hold anything.
+/// Number of lines that are not blank.
 pub fn count_lines(content: &Content) -> Result<u64, DataError> {
     let (mut reader, mut block, mut count) = (content.open()?, Vec::new(), 0);
     loop {
@@ -75,7 +76,7 @@ pub fn read_lines(content: &Content) -> Result<Vec<Row>, DataError> {
     }
 }
 
-/// The rows of some lines, `before` of which stand in the file before them.
+/// The rows of some lines; `before` lines of the file stand before them.
 fn read_block(
     path: &Path,
     block: &[u8],
@@ -114,7 +115,7 @@ fn parse_row(line: &[u8]) -> Result<Values, String> {
     }
 }
 
-/// What is said of a row that goes on for too long.
+/// The message about a row that is too long.
 pub fn too_long() -> String {
     format!("is longer than {MOST_LINE} bytes, the most that a row may have")
 }
@@ -127,13 +128,13 @@ pub fn parse(text: &[u8]) -> serde_json::Result<Value> {
     }
 }
 
-/// The error of a text that was parsed with quotation marks around some of its numbers, at the place that it has
-/// without them.
+/// The error of a text that was parsed with quotation marks around some numbers, with the place in the text without
+/// them.
 fn error_in(text: &[u8], of_quoted: serde_json::Error) -> serde_json::Error {
     serde_json::from_slice::<IgnoredAny>(text).err().unwrap_or(of_quoted)
 }
 
-/// As [`parse`], of numbers that a program has written with all their digits: those of fractions stay as well.
+/// As [`parse`], for numbers that a program has written with all their digits: fractions keep them as well.
 pub fn parse_decimals(text: &[u8]) -> serde_json::Result<Value> {
     let is_long = |word: &str| is_large(word) || digits(word) > MOST_DIGITS && word.parse::<f64>().is_ok();
     match with_large_numbers_quoted(text, is_long) {
@@ -142,25 +143,25 @@ pub fn parse_decimals(text: &[u8]) -> serde_json::Result<Value> {
     }
 }
 
-/// Digits that tell 64-bit numbers with a fraction apart.
+/// Digits that tell any two 64-bit floats apart.
 const MOST_DIGITS: usize = 17;
 
 /// Whether a word is a whole number that 64 bits do not hold.
 fn is_large(word: &str) -> bool {
     let digits = word.strip_prefix('-').unwrap_or(word);
-    // The number of nineteen digits may be one that does, and those that begin with 0 are none.
+    // A number of nineteen digits may fit, and a word that begins with 0 is no number.
     let is_whole = digits.len() >= 19 && !digits.starts_with('0') && digits.bytes().all(|byte| byte.is_ascii_digit());
     is_whole && word.parse::<i64>().is_err() && word.parse::<u64>().is_err()
 }
 
-/// Digits of a number that count, without those at its ends that are 0.
+/// Significant digits of a number, without zeros at its ends.
 fn digits(word: &str) -> usize {
     let plain = word.split(['e', 'E']).next().unwrap_or_default();
     let digits: String = plain.chars().filter(char::is_ascii_digit).collect();
     digits.trim_start_matches('0').trim_end_matches('0').len()
 }
 
-/// The text with quotation marks around the numbers that are meant; nothing where there are none.
+/// The text with quotation marks around the numbers for which `is_meant` holds; none if there are none.
 fn with_large_numbers_quoted(text: &[u8], is_meant: impl Fn(&str) -> bool) -> Option<Vec<u8>> {
     let mut quoted: Option<Vec<u8>> = None;
     let mut copied = 0;
@@ -321,7 +322,7 @@ mod tests {
         }
     }
 
-    /// What other libraries write into JSON and JSON does not have: the word, its place, and the way out.
+    /// Words that other libraries write into JSON though JSON lacks them: the word, its place, and the way out.
     #[test]
     fn what_is_no_json_is_named_in_the_words_of_its_writer() {
         for (text, words) in [
@@ -371,7 +372,7 @@ mod tests {
             values_of("a.csv", cells),
             [json!({"n": "123456789012345678901", "list": ["123456789012345678901"]})]
         );
-        // Places are those of the file, in which no quotation marks stand around the numbers.
+        // Places count in the file, which has no quotation marks around the numbers.
         for number in ["123456789012345678901", &"9".repeat(400)] {
             let column = 11 + number.len();
             let found = error_of("a.json", format!("[{{\"a\": {number}, \"b\" 1}}]").as_bytes());

@@ -1,12 +1,12 @@
-//! Datasets as their owners have them. [`read`] gives the rows of a file or folder as JSON objects, whatever it is
-//! written in, and [`count`] their number; [`Columns`] finds prompt and answer in columns of other names, and [`Shape`]
-//! says whose rows they are. What is read is the table of `docs/data.md`.
+//! Datasets as their owners have them. [`read`] gives the rows of a file or folder as JSON objects, whatever its
+//! format, and [`count`] gives their number; [`Columns`] finds prompt and answer in columns of other names, and
+//! [`Shape`] says which system's rows they are. `docs/data.md` has a table of all formats that are read.
 //!
-//! What a file is, its bytes say ([`Format`]); its name is asked only where they leave it open. Nothing is guessed
-//! about rows: a cell that might be a number and a text at once stays the text.
+//! The bytes of a file say its format ([`Format`]); its name is asked only where they leave it open. Nothing is guessed
+//! about rows: a cell that could be a number or a text stays the text.
 //!
 //! Sampler, learner and launcher read datasets through this crate. The launcher reads everything once before it starts
-//! anything. Which files of a folder are wanted is decided by their names alone. The crate knows nothing of models and
+//! anything. The names of a folder's files alone decide which of them are read. The crate knows nothing of models and
 //! tokens.
 
 mod bytes;

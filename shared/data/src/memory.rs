@@ -1,4 +1,4 @@
-//! What rows take of memory, counted while they are read.
+//! The memory that rows take, counted while they are read.
 
 use std::{
     mem::size_of,
@@ -11,12 +11,12 @@ use crate::{DataError, Row, Values};
 
 /// Bytes of memory that a byte of a file may take as rows, in the long run.
 pub const MOST_RATIO: u64 = 200;
-/// What the rows of a file may take however short it is.
+/// Bytes that the rows of a file may take, however short it is.
 const SMALL: u64 = 512 << 20;
-/// An entry of an object: what is in its list of entries.
+/// An entry of an object, as its list of entries holds it.
 const ENTRY: usize = size_of::<(usize, String, Value)>();
 
-/// What the rows of a file have taken and may take.
+/// Bytes that the rows of a file have taken, and the bound.
 #[derive(Debug)]
 pub struct Meter {
     path: PathBuf,
@@ -25,7 +25,7 @@ pub struct Meter {
 }
 
 impl Meter {
-    /// For a file of `length` bytes, as it lies on the disk.
+    /// For a file of `length` bytes on the disk.
     pub fn new(path: &Path, length: u64) -> Self {
         Self { path: path.to_owned(), length, taken: 0 }
     }
@@ -54,13 +54,13 @@ impl Meter {
     }
 }
 
-/// Bytes that a row takes, about. The list that it is in has up to twice as much room as it has rows.
+/// Bytes that a row takes, about. The list that holds it has up to twice as much room as it has rows.
 pub fn of_row(values: &Values) -> usize {
     2 * size_of::<Row>() + of_entries(values)
 }
 
-/// An object has a table of the places of its entries, which is a power of two and at most seven eighths full, and as
-/// much room for entries as the table has.
+/// An object has a table of the places of its entries. Its size is a power of two, at most seven eighths of it are in
+/// use, and there is as much room for entries.
 fn of_entries(values: &Values) -> usize {
     let (buckets, room) = match values.len() {
         0 => (0, 0),
@@ -75,7 +75,7 @@ fn of_entries(values: &Values) -> usize {
     own + allocation(room * ENTRY) + within
 }
 
-/// Bytes that a value takes beside itself.
+/// Bytes that a value takes on the heap.
 fn behind(value: &Value) -> usize {
     match value {
         Value::String(text) => allocation(text.capacity()),
@@ -87,7 +87,7 @@ fn behind(value: &Value) -> usize {
     }
 }
 
-/// What the system's allocator takes for so many bytes: with a word of its own, in multiples of 16 and 32 at least.
+/// Bytes that the system's allocator takes for a request: a word of its own more, in multiples of 16, and 32 at least.
 fn allocation(bytes: usize) -> usize {
     if bytes == 0 { 0 } else { (bytes + size_of::<usize>()).next_multiple_of(16).max(32) }
 }
@@ -118,7 +118,7 @@ mod tests {
         assert_eq!([0, 1, 24, 25].map(allocation), [0, 32, 32, 48]);
     }
 
-    /// Millions of rows from few bytes: what they take is counted as they are made, whatever they are written in.
+    /// Millions of rows from few bytes: their memory is counted while they are made, whatever their format.
     #[test]
     fn rows_that_would_fill_memory_are_refused_while_they_are_read() {
         let many = |begin: &str, row: &str, end: &str| {
@@ -139,7 +139,7 @@ mod tests {
         }
     }
 
-    /// A line without end is refused once it is longer than a row may be, not when all of it has been unpacked.
+    /// An endless line is refused as soon as it is longer than a row may be, not after all of it has been unpacked.
     #[test]
     fn a_line_that_does_not_end_is_refused_before_it_is_unpacked() {
         let blank = vec![b'a'; 1 << 20];

@@ -1,10 +1,10 @@
-//! Messages of a chat in the ways in which they are written down.
+//! Messages of a chat, in the forms in which datasets have them.
 
 use serde_json::{Map, Value};
 
 use crate::json;
 
-/// How messages are written, where that is not a list of objects with `role`.
+/// Form of messages that are no list of objects with `role`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Written {
     /// As objects with `from` and `value`.
@@ -13,12 +13,12 @@ pub enum Written {
     JsonText,
     /// As a text of Python, which is not read.
     PythonText,
-    /// As a text that begins like JSON and is none.
+    /// As a text that begins like JSON and is no JSON.
     BrokenJson,
 }
 
 impl Written {
-    /// How the messages of a column are written; nothing for a list as it should be, and for what is no list of
+    /// How the messages of a column are written; none for a list as it should be, and for a value that is no list of
     /// messages.
     pub fn of(value: &Value) -> Option<Self> {
         match value {
@@ -30,14 +30,14 @@ impl Written {
         }
     }
 
-    /// Whether messages are read that are written so.
+    /// Whether messages in this form are read.
     pub fn is_read(self) -> bool {
         matches!(self, Self::ShareGpt | Self::JsonText)
     }
 }
 
-/// Puts the messages of a column into the form of a list of `role` and `content`, if they are in another that is read;
-/// other values stay as they are.
+/// Turns the messages of a column into a list of `role` and `content`, if they are in another form that is read; other
+/// values stay as they are.
 pub fn settle(value: &mut Value) {
     match value {
         Value::Array(items) => items.iter_mut().for_each(settle_message),
@@ -58,7 +58,7 @@ fn settle_message(message: &mut Value) {
     if let Some(settled) = share_gpt(message) {
         *message = settled.into();
     }
-    // A part without the list around it.
+    // A single part without a list around it.
     if let Some(content) = message.get_mut("content")
         && content["type"].is_string()
         && content["text"].is_string()
@@ -67,7 +67,7 @@ fn settle_message(message: &mut Value) {
     }
 }
 
-/// What a prompt, a completion or a conversation is.
+/// The value of a prompt, a completion or a conversation.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Content {
     /// A text.
@@ -76,10 +76,10 @@ pub enum Content {
     Messages(Vec<Value>),
 }
 
-/// A column as a text or as messages, in whatever form they are written. `column` is what errors name.
+/// A column as a text or as messages, in whatever form they are. Errors name it `column`.
 ///
 /// # Errors
-/// What is neither a text nor a list of messages.
+/// A value that is neither a text nor a list of messages.
 pub fn messages(column: &str, mut value: Value) -> Result<Content, String> {
     settle(&mut value);
     match value {
@@ -113,9 +113,9 @@ fn no_role(found: &str) -> String {
     format!("is no object with a `role`, but {found}; a message is {{\"role\": \"user\", \"content\": \"...\"}}")
 }
 
-/// Roles of what tools return, which may be any value.
+/// Roles of results of tools, which may be any value.
 const TOOLS: [&str; 4] = ["tool", "function", "ipython", "tool_response"];
-/// Keys of which one makes a message of the assistant without a content.
+/// Keys that let a message of the assistant go without content: one of them is enough.
 const IN_PLACE: [&str; 5] = ["tool_calls", "function_call", "reasoning_content", "reasoning", "thinking"];
 
 /// Why a message has no content that a template can write.
@@ -141,7 +141,7 @@ fn no_content(message: &Value, keys: &Map<String, Value>) -> Option<String> {
     ))
 }
 
-/// Why a part says nothing. Objects of other kinds than `text` are refused where prompts are made.
+/// Why a part has no text. Objects of other kinds than `text` are refused where prompts are made.
 fn no_text((index, part): (usize, &Value)) -> Option<String> {
     match part {
         Value::String(_) => None,
@@ -175,10 +175,10 @@ fn is_message(value: &Value) -> bool {
     value["role"].is_string() && value.get("content").is_some() || share_gpt(value).is_some()
 }
 
-/// How often a text of JSON may be written as a text of JSON.
+/// How often JSON may be wrapped in a text of JSON.
 const MOST_TIMES: usize = 3;
 
-/// The messages that a text of JSON holds, if that is what it is; [`check`] says later if one of them is none.
+/// The messages in a text of JSON, if it holds messages; [`check`] later refuses items that are none.
 fn from_text(text: &str) -> Option<Vec<Value>> {
     let text = text.trim();
     if !(text.starts_with(['[', '{', '"']) && (text.contains("role") || text.contains("from"))) {

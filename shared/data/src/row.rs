@@ -1,17 +1,17 @@
-//! Rows with the places where they stand.
+//! Rows and their places in files.
 
 use std::{fmt, path::Path, sync::Arc};
 
 use crate::Values;
 
-/// Where a row stands.
+/// Place of a row.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Location {
     /// The file.
     pub path: Arc<Path>,
-    /// What is counted in it.
+    /// The unit that is counted in the file.
     pub unit: &'static str,
-    /// Which one, from 1.
+    /// Its number, from 1.
     pub number: usize,
 }
 
@@ -27,16 +27,16 @@ impl fmt::Display for Location {
 pub struct Row {
     /// Its columns.
     pub values: Values,
-    /// Where it stands.
+    /// Its place.
     pub place: Location,
 }
 
-/// A column that cannot be read as what rows hold, and that no prompt needs.
+/// A column that cannot be expressed in rows, and that no prompt needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeftOut {
     /// Its name.
     pub column: String,
-    /// What is in it, with the place: `holds bytes that are no text (rows.parquet, row 1)`.
+    /// Its content, with the place: `holds bytes that are no text (rows.parquet, row 1)`.
     pub reason: String,
 }
 

@@ -1,4 +1,4 @@
-//! Whose rows they are, by their columns.
+//! The system whose rows they are, by their columns.
 
 use serde_json::Value;
 
@@ -25,7 +25,7 @@ impl Shape {
     /// The shape of a row.
     ///
     /// # Errors
-    /// What a row must have, where it has nothing that is known.
+    /// The columns that a row must have, if it has no known shape.
     pub fn of(row: &Values) -> Result<Self, String> {
         let has = |key: &str| row.contains_key(key);
         let verl = || row.get("reward_model").is_some_and(|model| model.get("ground_truth").is_some());
@@ -45,7 +45,7 @@ impl Shape {
         }
     }
 
-    /// In words, with where the right answer is.
+    /// In words, with the place of the right answer.
     #[must_use]
     pub fn words(self) -> &'static str {
         match self {
@@ -60,7 +60,7 @@ impl Shape {
 }
 
 impl Table {
-    /// What the rows are: format, split, number and shape, in a line.
+    /// The rows in a line: format, split, number and shape.
     ///
     /// # Errors
     /// A first row of no known shape, or a row without a column of `columns`.
@@ -83,7 +83,7 @@ impl Table {
         Ok(format!("{}; {}{written}{}", self.about, shape.words(), self.of_other_kind(columns)))
     }
 
-    /// How many rows have messages where the first has a text, or the other way round, in words.
+    /// How many rows have messages where the first row has a text, or the other way round, in words.
     fn of_other_kind(&self, columns: &Columns) -> String {
         let has_messages = |row: &Row| -> Option<bool> {
             let ids = row.values.contains_key("prompt_ids");
@@ -96,7 +96,7 @@ impl Table {
         if others == 0 { String::new() } else { format!("; {others} of {} rows {what}", self.rows.len()) }
     }
 
-    /// What is odd about the rows though they can be used, a line for each oddity.
+    /// Oddities of rows that can still be used, a line for each one.
     #[must_use]
     pub fn warnings(&self, columns: &Columns) -> Vec<String> {
         let mut found: Vec<String> = self

@@ -2,14 +2,14 @@
 
 use std::path::Path;
 
-/// Words for a split in names, with the name that they mean.
+/// Words for a split in names, each with the split's name.
 const WORDS: &[(&str, &[&str])] = &[
     ("train", &["train", "training"]),
     ("validation", &["validation", "valid", "dev", "val"]),
     ("test", &["test", "testing", "eval", "evaluation"]),
 ];
 
-/// The split of a file, by its path below the dataset's folder: what stands before `-00000-of-00002`, else a word for a
+/// The split of a file, by its path below the dataset's folder: the text before `-00000-of-00002`, else a word for a
 /// split in its name or in that of a folder on the way, the nearest first.
 pub fn of(path: &Path) -> Option<String> {
     let stem = path.file_name()?.to_str()?.split('.').next()?;
@@ -33,7 +33,7 @@ fn before_shard(stem: &str) -> Option<&str> {
     (of == "of" && number(count) && number(index)).then_some(name)
 }
 
-/// The first shard that is not there of those that `name` says it is one of: `train-00000-of-00002` is one of two.
+/// The first missing shard of the set that `name` belongs to: `train-00000-of-00002` is one of two.
 pub fn missing_shard(name: &str, names: &[String]) -> Option<String> {
     let (folder, file) = name.rsplit_once('/').map_or(("", name), |(folder, file)| (&name[..=folder.len()], file));
     let (stem, ending) = file.split_once('.').unwrap_or((file, ""));

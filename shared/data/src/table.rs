@@ -1,4 +1,4 @@
-//! Datasets as tables: which files they are, and their rows, whatever these are written in.
+//! Datasets as tables: their files, and their rows, whatever the format.
 
 use std::{
     collections::HashSet,
@@ -18,15 +18,15 @@ use crate::{
     row::Parsed,
 };
 
-/// What the parser of a columnar file may take of memory beside its rows, however short the file is.
+/// Memory that the parser of a columnar file may take beside its rows, however short the file is.
 const SMALL: u64 = 1 << 30;
 
 /// The rows of a dataset, at least one.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Table {
-    /// The rows, in the order of the files and of what stands in them.
+    /// The rows, in the order of the files and of the rows in them.
     pub rows: Vec<Row>,
-    /// What they are written in and how many there are, in words: `Parquet, split train, 7473 rows`.
+    /// Format and number of rows, in words: `Parquet, split train, 7473 rows`.
     pub about: String,
     /// Columns of the files that the rows lack.
     pub left_out: Vec<LeftOut>,
@@ -40,10 +40,10 @@ pub fn files<'a>(path: &Path, part: impl Into<Selection<'a>>) -> Result<Vec<Path
     Files::of(path, part.into()).map(|files| files.paths)
 }
 
-/// Reads a dataset: a file, or a folder with files, of which the `part` is taken where it has several.
+/// Reads a dataset: a file, or a folder of files; `part` chooses one of several parts.
 ///
 /// # Errors
-/// What cannot be read, or the first bad row, with the way out.
+/// A file that cannot be read, or the first bad row, with the way out.
 pub fn read<'a>(path: &Path, part: impl Into<Selection<'a>>) -> Result<Table, DataError> {
     let files = Files::of(path, part.into())?;
     let (mut rows, mut left_out, mut written_in) = (Vec::new(), Vec::<LeftOut>::new(), String::new());
@@ -67,11 +67,10 @@ pub fn read<'a>(path: &Path, part: impl Into<Selection<'a>>) -> Result<Table, Da
     Ok(Table { rows, about, left_out })
 }
 
-/// Number of rows of a dataset, as [`read`] reads it, without looking at more of them than their format makes
-/// necessary.
+/// Number of rows of a dataset, as [`read`] reads it; looks at no more of the dataset than its format makes necessary.
 ///
 /// # Errors
-/// As [`read`], for what is looked at.
+/// As [`read`], for the part that is looked at.
 pub fn count<'a>(path: &Path, part: impl Into<Selection<'a>>) -> Result<u64, DataError> {
     let of_file = |file: &PathBuf| {
         let content = Content::read(file)?;
@@ -99,7 +98,7 @@ fn parse(format: Format, content: Content) -> Result<Parsed, DataError> {
     Ok(Parsed { rows, left_out: Vec::new() })
 }
 
-/// Reads what is parsed by code of others, some of which trusts what it reads.
+/// Runs parsers of others, some of which trust their input.
 fn columnar<T>(
     content: Content,
     read: impl FnOnce(Vec<u8>, &mut Meter) -> Result<T, DataError>,

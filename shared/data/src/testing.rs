@@ -1,4 +1,4 @@
-//! What the tests of several formats need.
+//! Support for the tests of several formats.
 
 use std::{fs, path::PathBuf};
 
@@ -6,12 +6,12 @@ use serde_json::Value;
 
 use crate::{Table, read};
 
-/// A file or folder that real libraries have written; README.md there says how.
+/// A file or folder written by the real libraries; README.md there says how.
 pub fn fixture(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
 }
 
-/// What is read of a file of this name and content; errors without its folder.
+/// The table of a file of this name and content; errors without its folder.
 pub fn read_bytes(name: &str, bytes: &[u8]) -> Result<Table, String> {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join(name), bytes).unwrap();

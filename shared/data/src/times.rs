@@ -17,7 +17,7 @@ pub type Value<'a> = Box<dyn Fn(usize, &mut Vec<u8>) + 'a>;
 /// How the values of a column of times are written, between quotation marks; nothing for other columns.
 ///
 /// # Errors
-/// When it has a time zone by name.
+/// A time zone that is given by name.
 pub fn text(array: &dyn Array) -> Result<Option<Value<'_>>, ArrowError> {
     let seconds = |unit: &TimeUnit| *unit == TimeUnit::Second;
     Ok(Some(match array.data_type() {
@@ -42,7 +42,7 @@ fn quoted(text: impl Display, out: &mut Vec<u8>) {
     write!(out, "\"{text}\"").expect("memory takes it");
 }
 
-/// What stands for a value that is out of all bounds.
+/// The text for a value that is out of all bounds.
 fn out_of_bounds(value: impl Display, to: &str, array: &dyn Array) -> String {
     let error = ArrowError::CastError(format!("Failed to convert {value} to {to} for {}", array.data_type()));
     format!("ERROR: {error}")
@@ -131,7 +131,7 @@ struct Interval {
     days: i32,
     /// In parts of a second.
     time: i64,
-    /// Digits of such a part.
+    /// Digits of such a fraction.
     digits: usize,
 }
 

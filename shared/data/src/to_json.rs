@@ -1,8 +1,8 @@
-//! Columns of Arrow as lines of JSON, with the bytes that the crate `arrow-json` gives. Only nulls among
-//! the values of a dictionary differ: that crate takes them for values, and here they are null.
+//! Columns of Arrow as lines of JSON, with the bytes that the crate `arrow-json` gives. The two differ for nulls among
+//! the values of a dictionary only: that crate takes them for values, and here they are null.
 //!
-//! That crate reads JSON as well, and brings casts and comparisons of all types along: a tenth of what the build of a
-//! program takes, for what stands here.
+//! That crate also reads JSON, and brings casts and comparisons of all types along, which take a tenth of the build of
+//! a program. This file takes their place.
 
 use std::io::Write;
 
@@ -44,7 +44,7 @@ impl<'a> Column<'a> {
 /// The rows of a batch, each an object on a line of its own; columns that are empty are null.
 ///
 /// # Errors
-/// When a column has a type that JSON has no words for.
+/// A column of a type that JSON cannot express.
 pub fn lines(batch: &RecordBatch) -> Result<Vec<u8>, ArrowError> {
     let schema = batch.schema();
     let fields = schema.fields().iter().zip(batch.columns());
@@ -128,7 +128,7 @@ fn column(array: &dyn Array) -> Result<Column<'_>, ArrowError> {
             let named = fields.iter().zip(array.columns()).map(|(field, array)| (field.name().as_str(), &**array));
             Column { nulls: nulls.cloned(), value: object(named)? }
         }
-        // Null is a row without a key, and also one whose key stands for a null.
+        // A row without a key is null, and so is a row whose key stands for a null.
         DataType::Dictionary(_, _) => downcast_dictionary_array! {
             array => {
                 let values = column(array.values().as_ref())?;
@@ -151,7 +151,7 @@ fn column(array: &dyn Array) -> Result<Column<'_>, ArrowError> {
     })
 }
 
-/// A value as JSON has it.
+/// A value as JSON.
 fn json<T: Serialize + ?Sized>(value: &T, out: &mut Vec<u8>) {
     serde_json::to_writer(out, value).expect("a number or a text is JSON, and memory takes it");
 }
@@ -170,7 +170,7 @@ fn float<T: ToLexical + Into<f64>>(value: T, out: &mut Vec<u8>) {
     }
 }
 
-/// Numbers with all their digits.
+/// Decimal numbers with all their digits.
 fn decimal<T: ArrowPrimitiveType<Native: DecimalNativeType>>(array: &dyn Array, scale: i8) -> Column<'_> {
     let values = array.as_primitive::<T>();
     Column::new(array.nulls(), move |index, out| {
@@ -231,7 +231,7 @@ fn map(array: &MapArray) -> Result<Column<'_>, ArrowError> {
         return Err(ArrowError::JsonError(format!("Only UTF8 keys supported by JSON MapArray Writer: got {kind:?}")));
     }
     let (keys, values) = (column(array.keys().as_ref())?, column(array.values().as_ref())?);
-    // The reader of Parquet makes arrays of maps unchecked.
+    // The reader of Parquet does not check arrays of maps that it makes.
     let has_nulls = |nulls: Option<&NullBuffer>| nulls.is_some_and(|nulls| nulls.null_count() > 0);
     for (place, nulls) in [("keys", keys.nulls.as_ref()), ("entries", array.entries().nulls())] {
         if has_nulls(nulls) {
@@ -266,7 +266,7 @@ mod tests {
 
     use super::*;
 
-    /// What is written of a column of the name `c`: the values, without the rows around them.
+    /// The JSON of a column of the name `c`: the values, without the rows around them.
     fn written(array: ArrayRef) -> Result<Vec<String>, String> {
         let batch = RecordBatch::try_from_iter_with_nullable([("c", array, true)]).unwrap();
         let text = String::from_utf8(lines(&batch).map_err(|error| error.to_string())?).unwrap();

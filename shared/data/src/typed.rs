@@ -1,7 +1,7 @@
-//! Columns whose type says more than what their values look like: JSON in texts, and texts in bytes.
+//! Columns whose type says more than their values show: JSON in texts, and texts in bytes.
 //!
-//! Arrow's writer of JSON gives the one as a text and the other in hexadecimal. [`Typed`] says where they are in a
-//! column, and turns what was written into what is meant.
+//! Arrow's writer of JSON writes the first as a text and the second in hexadecimal. [`Typed`] says where a column has
+//! them, and turns the written value into the intended one.
 
 use arrow_schema::{DataType, Field, Schema};
 use parquet::{
@@ -12,12 +12,12 @@ use serde_json::{Map, Value};
 
 use crate::json;
 
-/// Where Arrow keeps the name of an extension type, and that of JSON.
+/// Arrow's key for the name of an extension type, and the name for JSON.
 const EXTENSION: (&str, &str) = ("ARROW:extension:name", "arrow.json");
-/// Where Hugging Face's datasets keep their own types.
+/// Metadata key under which Hugging Face's datasets keep their own types.
 const FEATURES: &str = "huggingface";
 
-/// What the values of a column, or of a part of it, are beside what they are written as.
+/// The types that the values of a column, or of a part of it, have beyond their written form.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Typed {
     /// Nothing else.
@@ -29,7 +29,7 @@ pub enum Typed {
         /// The text is JSON.
         json: bool,
     },
-    /// A list of such.
+    /// A list of typed values.
     List(Box<Typed>),
     /// An object with any keys.
     Map(Box<Typed>),
@@ -42,7 +42,7 @@ pub enum Typed {
 pub enum Bytes {
     /// All of them are the text.
     Text,
-    /// There is a fixed number, of which the last may be zeros, as NumPy fills texts up.
+    /// Their number is fixed, and the last ones may be zeros, as NumPy pads texts.
     Padded,
 }
 
@@ -51,13 +51,13 @@ pub enum Bytes {
 pub enum Fault {
     /// Its bytes are no UTF-8 text.
     NoText,
-    /// Its text is no JSON, and why.
+    /// Its text is no JSON; the parser's reason.
     NoJson(String),
 }
 
 impl Typed {
-    /// The columns of a schema. `is_json` says of the n-th leaf, columns without a type of their own in the order of
-    /// the schema, whether something else than the schema calls it JSON.
+    /// The columns of a schema. `is_json` tells of the n-th leaf (columns without a type of their own, in the order of
+    /// the schema) whether something other than the schema calls it JSON.
     pub fn columns(schema: &Schema, is_json: impl Fn(usize) -> bool) -> Vec<Self> {
         let mut leaves = 0;
         let mut leaf = || {
@@ -119,7 +119,7 @@ impl Typed {
         matches!(self, Self::Text { json: true, .. })
     }
 
-    /// Takes over what a feature of datasets says: `Json` is JSON unless it is not to be decoded.
+    /// Takes over what a feature of datasets says: a `Json` feature is JSON unless it is not to be decoded.
     fn follow(&mut self, feature: &Value) {
         let kind = feature["_type"].as_str();
         match self {
@@ -130,7 +130,7 @@ impl Typed {
         }
     }
 
-    /// Whether values are what is written, so that [`apply`](Self::apply) changes nothing.
+    /// Whether written and intended values are the same, so that [`apply`](Self::apply) changes nothing.
     pub fn is_plain(&self) -> bool {
         match self {
             Self::Plain => true,
@@ -140,10 +140,10 @@ impl Typed {
         }
     }
 
-    /// Turns what is written into what is meant.
+    /// Turns a written value into the intended one.
     ///
     /// # Errors
-    /// The fault, and the path of the part that has it within the value.
+    /// The fault, and the path of the faulty part within the value.
     pub fn apply(&self, value: &mut Value) -> Result<(), (Fault, String)> {
         match (self, &mut *value) {
             (Self::Text { bytes, json }, Value::String(text)) => {
@@ -185,7 +185,7 @@ impl Bytes {
     }
 }
 
-/// Which leaves of a Parquet file are JSON by the file's own types, which other writers than Arrow's set as well.
+/// Leaves of a Parquet file that the file's own types call JSON; writers other than Arrow's set these types as well.
 pub fn json_leaves(schema: &SchemaDescriptor) -> Vec<bool> {
     let is_json = |column: &parquet::schema::types::ColumnDescPtr| {
         column.logical_type_ref() == Some(&LogicalType::Json) || column.converted_type() == ConvertedType::JSON

@@ -1,10 +1,10 @@
-//! Formats that datasets come in and that are not read: what they are, and what to do.
+//! Formats of datasets that are not read: their names, and what to do.
 
 use std::path::Path;
 
 use crate::extension;
 
-/// What a format is, and what to do about it.
+/// The name of a format, and what to do about it.
 type Unread = (&'static str, &'static str);
 
 const PICKLE: Unread = (
@@ -46,7 +46,7 @@ const BEGINNINGS: &[(&[u8], Unread)] = &[
     (b"<html", ("a web page", "download the file itself; on the Hugging Face hub the link has `/resolve/`")),
 ];
 
-/// The format of a file, if it is one that is known and not read.
+/// The format of a file, if it is a known one that is not read.
 pub fn recognise(path: &Path, bytes: &[u8]) -> Option<Unread> {
     let known = BEGINNINGS.iter().find(|(beginning, _)| bytes.starts_with(beginning));
     known.map(|&(_, unread)| unread).or_else(|| by_structure(path, bytes))
@@ -57,7 +57,7 @@ fn by_structure(path: &Path, bytes: &[u8]) -> Option<Unread> {
         [b'P', b'K', 3 | 5, 4 | 6, ..] => Some(zipped(path)),
         [0x80, 2..=5, ..] => Some(PICKLE),
         _ if bytes.get(257..262) == Some(b"ustar") => Some(TAR),
-        // The length of the header as eight bytes, then the header.
+        // Eight bytes with the length of the header, then the header.
         [_, _, _, _, 0, 0, 0, 0, b'{', ..] => Some((
             "a safetensors file",
             "it holds tensors, not rows; is this the model? a dataset is JSON lines, CSV or Parquet",
@@ -66,7 +66,7 @@ fn by_structure(path: &Path, bytes: &[u8]) -> Option<Unread> {
     }
 }
 
-/// What is a zip archive on the outside.
+/// Formats whose files are zip archives.
 fn zipped(path: &Path) -> Unread {
     match extension::of(path).as_str() {
         "xlsx" | "xlsm" | "ods" => ("a spreadsheet", AS_CSV),

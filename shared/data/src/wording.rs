@@ -1,4 +1,4 @@
-//! Words for what parsers of others refuse, with the way out.
+//! Words for the refusals of foreign parsers, with the way out.
 
 use serde_json::Value;
 
@@ -41,7 +41,7 @@ fn end_of_text(text: &[u8], start: usize) -> usize {
     at.min(text.len())
 }
 
-/// What is wrong with a text that is no JSON; `place` is where the parser stopped.
+/// The fault of a text that is no JSON; `place` is where the parser stopped.
 pub fn of_json(text: &[u8], error: &serde_json::Error, place: &str) -> String {
     let Ok(words) = str::from_utf8(text) else {
         return format!("is no UTF-8 text; save the file as UTF-8 ({place})");
@@ -86,8 +86,8 @@ fn foreign_word<'a>(text: &'a [u8], error: &serde_json::Error) -> Option<(&'a st
     Some((word, place))
 }
 
-/// Whether an object is no row but all of them: a table of pandas in one of the forms of `to_json`, columns as lists,
-/// or a list of rows under a name.
+/// Whether an object is not one row but holds all rows: a table of pandas in one of the forms of `to_json`, columns as
+/// lists, or a list of rows under a name.
 pub fn holds_everything(object: &Values) -> bool {
     let values = || object.values();
     let by_index = |value: &Value| value.as_object().is_some_and(|cells| cells.contains_key("0"));

@@ -1,4 +1,4 @@
-//! Columns as the writer of JSON takes them, and which it cannot take.
+//! Columns in the form that the writer of JSON takes, and columns that it cannot take.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use arrow_array::{
 };
 use arrow_schema::{ArrowError, DataType, TimeUnit};
 
-/// The time zone as an offset, which the writer knows.
+/// UTC as an offset, which the writer knows.
 const UTC: &str = "+00:00";
 
 /// A batch whose times with a time zone are in UTC: the writer knows no zones by name, such as the `UTC` of pandas. The

@@ -36,7 +36,8 @@ use crate::{
     refused, session,
 };
 
-/// Most answers that are being sent at a time. A worker that does not read holds one up, and not the others.
+/// Most answers that are being sent at a time. A worker that does not read its answer holds up that answer, and no
+/// other.
 const MOST_ANSWERS: usize = 256;
 
 /// The coordinator's end of a run's fleet. Dropped, it no longer listens.
@@ -48,7 +49,7 @@ pub struct ZenohCoordinator {
     calls: Option<Queryable<()>>,
     tokens: Option<Subscriber<()>>,
     session: Session,
-    /// For as long as the coordinator is there.
+    /// Kept for as long as the coordinator is there.
     _overhears: Arc<Listener>,
 }
 
@@ -56,7 +57,7 @@ impl ZenohCoordinator {
     /// Listens.
     ///
     /// # Errors
-    /// What is wrong with the options, or why it cannot listen there.
+    /// What is wrong with the options, or why the address cannot be listened on.
     pub fn open(options: &ListenOptions) -> Result<Self, FleetError> {
         let token = options.token()?;
         let options = ListenOptions { endpoint: free(&options.endpoint)?, ..options.clone() };
@@ -89,7 +90,7 @@ impl ZenohCoordinator {
         })
     }
 
-    /// Where it listens, with the port that it took.
+    /// The endpoint it listens on, with the port that it took.
     #[must_use]
     pub fn endpoint(&self) -> &Endpoint {
         &self.endpoint
@@ -134,7 +135,7 @@ impl CoordinatorEnd for ZenohCoordinator {
     }
 
     fn wake(&mut self) {
-        // A wake-up that nobody hears is one that is lost.
+        // A wake-up that nobody hears is lost.
         if let Some(wake_up) = &self.wake_up {
             drop(wake_up.put(Vec::new()).wait());
         }
@@ -144,13 +145,13 @@ impl CoordinatorEnd for ZenohCoordinator {
 impl Drop for ZenohCoordinator {
     fn drop(&mut self) {
         (self.wake_up, self.calls, self.tokens) = (None, None, None);
-        // What it cannot tell its workers they will see.
+        // Workers see for themselves what the coordinator cannot tell them any more.
         drop(self.session.close().wait());
         self.answers.wait(Duration::from_secs(1));
     }
 }
 
-/// An endpoint of which nobody has the port yet; a port that is free in place of 0.
+/// An endpoint with its port; port 0 is replaced by one that is free.
 fn free(endpoint: &Endpoint) -> Result<Endpoint, FleetError> {
     let failed = |error: io::Error| {
         let reason = match error.kind() {
@@ -168,7 +169,7 @@ fn free(endpoint: &Endpoint) -> Result<Endpoint, FleetError> {
     Ok(Endpoint { port: listener.local_addr().map_err(failed)?.port(), ..endpoint.clone() })
 }
 
-/// Takes a call as it arrives, on a thread of zenoh's that is not to be held up.
+/// Takes a call as it arrives, on a thread of zenoh's that must not be held up.
 fn take(queue: &Queue, answers: &Arc<Answers>, call: Query) {
     let bytes = length(&call);
     if bytes == 0 {
@@ -183,20 +184,20 @@ fn take(queue: &Queue, answers: &Arc<Answers>, call: Query) {
     }
 }
 
-/// Answers a call with what is wrong with it, and tells the coordinator.
+/// Answers a call with its fault, and tells the coordinator.
 fn refuse(queue: &Queue, answers: &Arc<Answers>, call: Query, reason: String) {
     queue.refuse(caller(&call), reason.clone());
     answers.run(move || drop(call.reply_err(reason).wait()));
 }
 
-/// Who calls, in its own words.
+/// The caller's name, in its own words.
 fn caller(call: &Query) -> String {
     let words = call.attachment().map(|words| words.to_bytes()).unwrap_or_default();
     let words: String = String::from_utf8_lossy(&words).chars().take(80).collect();
     if words.is_empty() { "a worker".into() } else { words }
 }
 
-/// The worker whose token of liveliness is gone.
+/// The worker whose liveliness token is gone.
 fn gone(sample: &Sample) -> Option<u64> {
     if sample.kind() != SampleKind::Delete {
         return None;
@@ -207,7 +208,7 @@ fn gone(sample: &Sample) -> Option<u64> {
 /// A call that waits for its answer.
 struct Waiting {
     report: Report,
-    /// Until it is answered.
+    /// None once it is answered.
     call: Option<Query>,
     answers: Arc<Answers>,
 }
@@ -232,7 +233,7 @@ impl Call for Waiting {
 impl Drop for Waiting {
     fn drop(&mut self) {
         if let Some(call) = self.call.take() {
-            // zenoh tells the worker, which may take as long as an answer.
+            // zenoh tells the worker that the query is over, which may take as long as an answer.
             self.answers.run(move || drop(call));
         }
     }
@@ -243,7 +244,7 @@ impl Drop for Waiting {
 struct Answers(AtomicUsize);
 
 impl Answers {
-    /// Does it, unless too many are being sent: then it is lost, as answers may be.
+    /// Runs `send`, unless too many answers are being sent: then this one is lost, as answers may be.
     fn run(self: &Arc<Self>, send: impl FnOnce() + Send + 'static) {
         let count = Count::of(self);
         if count.0.0.load(SeqCst) <= MOST_ANSWERS {
@@ -263,7 +264,7 @@ impl Answers {
     }
 }
 
-/// One of them, as long as it is there.
+/// One answer in the count, for as long as this value lives.
 struct Count(Arc<Answers>);
 
 impl Count {

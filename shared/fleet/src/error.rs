@@ -1,16 +1,16 @@
-//! Why coordinator and worker do not come together.
+//! Errors that keep coordinator and worker apart.
 
 use std::path::PathBuf;
 
 use shared::endpoint::{Endpoint, EndpointError, Scheme};
 
-/// A coordinator that does not open, or a worker that does not join. No message has a secret in it.
+/// A coordinator that does not open, or a worker that does not join. No message contains a secret.
 #[derive(Debug, thiserror::Error)]
 pub enum FleetError {
-    /// An endpoint that does not do.
+    /// An endpoint that cannot be used.
     #[error(transparent)]
     Endpoint(#[from] EndpointError),
-    /// A file that does not do.
+    /// A file that cannot be used.
     #[error("{option} {}: {reason}", path.display())]
     File {
         /// The option or flag that names it.
@@ -20,7 +20,7 @@ pub enum FleetError {
         /// What is wrong with it.
         reason: String,
     },
-    /// Flags that do not fit each other.
+    /// Flags that do not fit together.
     #[error("{0}")]
     Flags(String),
     /// The coordinator cannot listen.
@@ -63,15 +63,15 @@ pub enum FleetError {
     OwnCertificate {
         /// Where.
         endpoint: Endpoint,
-        /// What the coordinator does.
+        /// The coordinator's refusal.
         reason: String,
     },
-    /// The word that the coordinator knows is another one, or missing on one side.
+    /// The coordinator has another token, or one side has none.
     #[error("--join {endpoint}: the coordinator {reason}")]
     Token {
         /// Where.
         endpoint: Endpoint,
-        /// What the coordinator does.
+        /// The coordinator's refusal.
         reason: &'static str,
     },
     /// The coordinator has certificates, and the worker does not ask for them.
@@ -86,10 +86,10 @@ pub enum FleetError {
     NoCoordinator {
         /// Where.
         endpoint: Endpoint,
-        /// What was seen of it.
+        /// What the connection showed.
         reason: String,
     },
-    /// What zenoh says.
+    /// An error of zenoh's.
     #[error("{endpoint}: {reason}")]
     Zenoh {
         /// Where.
@@ -100,7 +100,7 @@ pub enum FleetError {
 }
 
 impl FleetError {
-    /// Whether it may be otherwise in a while although nobody does anything here: a coordinator that is not up yet.
+    /// Whether waiting may help although nobody does anything on this side: the coordinator may not be up yet.
     #[must_use]
     pub fn may_pass(&self) -> bool {
         matches!(self, Self::Name { .. } | Self::Nobody { .. } | Self::NoCoordinator { .. } | Self::Zenoh { .. })

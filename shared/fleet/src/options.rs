@@ -1,4 +1,4 @@
-//! What the two sides are told.
+//! Options of coordinator and worker.
 
 use std::path::PathBuf;
 
@@ -9,7 +9,7 @@ use shared::{
 
 use crate::{FleetError, tls, token::Token};
 
-/// How a coordinator listens: the options of a run that are about it.
+/// How a coordinator listens: those options of a run that are about it.
 #[derive(Debug, Clone)]
 pub struct ListenOptions {
     /// `listen`.
@@ -25,7 +25,7 @@ pub struct ListenOptions {
 }
 
 impl ListenOptions {
-    /// Those of a run; none where it has no coordinator.
+    /// The options of a run; none if the run has no coordinator.
     ///
     /// # Errors
     /// When `listen` is no endpoint.
@@ -40,8 +40,8 @@ impl ListenOptions {
         }))
     }
 
-    /// Checks everything that can be checked without listening: that not everyone may take part, that files are there
-    /// and are what they should be. Remarks on what works and will not for long.
+    /// Checks everything that can be checked without listening: that not everyone may take part, and that the files
+    /// exist and hold what they should. Warns of things that work now but will not for long.
     ///
     /// # Errors
     /// What is wrong.
@@ -49,7 +49,7 @@ impl ListenOptions {
         self.token().map(drop)
     }
 
-    /// As [`Self::check`]; the token, if there is one.
+    /// As [`Self::check`]; returns the token, if there is one.
     pub(crate) fn token(&self) -> Result<Option<Token>, FleetError> {
         self.endpoint.check(Guards {
             token: self.token_file.is_some(),
@@ -74,7 +74,8 @@ pub struct JoinOptions {
     pub endpoint: Endpoint,
     /// `--token-file`.
     pub token_file: Option<PathBuf>,
-    /// `--tls-ca`: who signed the coordinator's certificate; without it, one of the public authorities.
+    /// `--tls-ca`: the authority that signed the coordinator's certificate; without the flag, any public authority
+    /// counts.
     pub ca: Option<PathBuf>,
     /// `--tls-certificate`.
     pub certificate: Option<PathBuf>,
@@ -83,7 +84,7 @@ pub struct JoinOptions {
 }
 
 impl JoinOptions {
-    /// To this endpoint, without anything else.
+    /// Joins this endpoint, without token or certificates.
     ///
     /// # Errors
     /// When it is no endpoint.
@@ -99,7 +100,7 @@ impl JoinOptions {
         self.token().map(drop)
     }
 
-    /// As [`Self::check`]; the token, if there is one.
+    /// As [`Self::check`]; returns the token, if there is one.
     pub(crate) fn token(&self) -> Result<Option<Token>, FleetError> {
         let endpoint = &self.endpoint;
         let flags =

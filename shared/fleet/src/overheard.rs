@@ -1,10 +1,10 @@
-//! What zenoh says of itself. Its lines are written for those who know it, some hold secrets, and a stranger on the
-//! network can cause any number of them. So they are bounded. Refused connections, of which it speaks nowhere else, may
-//! be handed to those who can say what they mean ([`overhear`]).
+//! zenoh's own log. Its lines are written for those who know it, some hold secrets, and a stranger on the network can
+//! cause any number of them. So they are bounded. Its log alone tells of refused connections, so those lines may be
+//! handed to code that can explain them ([`overhear`]).
 //!
-//! Understanding its lines is a convenience, and holds for one version of zenoh, so the workspace pins that version and
-//! a program chooses ([`RefusedCalls`]). Nothing else hangs on it: who is let in is decided by zenoh, and a worker that
-//! is refused is told why.
+//! Understanding its lines is a convenience and holds for one version of zenoh. So the workspace pins that version, and
+//! each program chooses ([`RefusedCalls`]). Nothing else depends on the lines: zenoh decides who is let in, and a
+//! refused worker is told why.
 
 use std::{
     fmt,
@@ -24,33 +24,34 @@ use tracing_subscriber::{
     registry::LookupSpan,
 };
 
-/// Where it says what becomes of connections: the handshake (and, at the lowest level, with whom) and TLS before it.
+/// Where zenoh logs the fate of connections: in the handshake (and, at the lowest level, with the peer) and in TLS
+/// before it.
 const OVERHEARD: [(&str, LevelFilter); 2] =
     [("zenoh_transport::unicast::establishment::accept", LevelFilter::TRACE), ("zenoh_link_tls", LevelFilter::WARN)];
-/// Where it writes what no log is to have, from below these levels on: its configuration with the word in it, and what
-/// the word could be found from.
+/// Where zenoh logs secrets, at levels more verbose than these: its configuration, which holds the token, and data from
+/// which the token could be found.
 const SECRET: [(&str, Level); 2] =
     [("zenoh::api::session", Level::INFO), ("zenoh_transport::unicast::establishment", Level::DEBUG)];
-/// What is said in other words by those who open a session, and what is no news: that it gossips with nobody. Of these,
-/// what could be overheard is news to a program that does not.
+/// Lines that the code that opens a session says in other words, and lines that are no news: that zenoh gossips with
+/// nobody. Of these, the lines that could be overheard are news in a program that does not explain them.
 const KNOWN: [&str; 4] = [
     "zenoh_transport::unicast::establishment",
     "zenoh_link_tls",
     "zenoh::net::runtime::orchestrator",
     "zenoh::net::routing::hat",
 ];
-/// So many of its lines are written in [`SPELL`].
+/// Lines of zenoh's that are written in each [`SPELL`].
 const MOST_LINES: usize = 10;
 const SPELL: Duration = Duration::from_secs(60);
 
-/// How a program tells of connections that zenoh turned away before the coordinator heard of them.
+/// How a program reports connections that zenoh refused before the coordinator heard of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RefusedCalls {
-    /// By zenoh's own warnings, and the coordinator hears nothing of them: for workers, and for a zenoh whose lines are
-    /// not known.
+    /// By zenoh's own warnings, without the coordinator: for workers, and for a zenoh whose lines are not known.
     AsLogged,
     /// The coordinator hears who was refused and why, in words of ours
-    /// ([`CoordinatorEvent::Refused`](shared::channel::fleet::CoordinatorEvent::Refused)), which are made of zenoh's.
+    /// ([`CoordinatorEvent::Refused`](shared::channel::fleet::CoordinatorEvent::Refused)) that are derived from
+    /// zenoh's.
     Explained,
 }
 
@@ -64,13 +65,14 @@ pub fn init_logging(level: &str, refused: RefusedCalls) {
     );
 }
 
-/// Hears a record: its target and its message.
+/// Hears a log record: its target and its message.
 pub(crate) type Listener = dyn Fn(&str, &str) + Send + Sync;
 
 static LISTENERS: Mutex<Vec<Weak<Listener>>> = Mutex::new(Vec::new());
 
-/// Calls this with what zenoh says of connections that it accepts or refuses, for as long as somebody holds it. It is
-/// called on zenoh's threads, and only in a program whose log was set up for it ([`RefusedCalls::Explained`]).
+/// Calls `listener` with zenoh's lines about connections that it accepts or refuses, as long as somebody holds the
+/// listener. It is called on zenoh's threads, and only in a program whose log was set up for it
+/// ([`RefusedCalls::Explained`]).
 pub(crate) fn overhear(listener: &Arc<Listener>) {
     let mut listeners = LISTENERS.lock().unwrap_or_else(PoisonError::into_inner);
     listeners.retain(|listener| listener.strong_count() > 0);
@@ -86,7 +88,7 @@ struct Hear;
 
 impl<S: Subscriber> Layer<S> for Hear {
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
-        // Not held while they are called, so that they may do what they like.
+        // The lock is not held during the calls, so listeners may do anything.
         let listeners: Vec<_> = {
             let listeners = LISTENERS.lock().unwrap_or_else(PoisonError::into_inner);
             listeners.iter().filter_map(Weak::upgrade).collect()
@@ -110,8 +112,8 @@ impl Visit for Message {
     }
 }
 
-/// What of the records that `inner` lets pass is written. Whoever has named zenoh wants to see its lines. What is
-/// `explained` is not written in zenoh's words too.
+/// Which of the records that `inner` lets pass are written. A user who has named zenoh in the filter wants to see its
+/// lines. Records that are `explained` are not written in zenoh's words as well.
 fn bounded<S>(inner: impl Filter<S> + 'static, named: bool, explained: bool) -> impl Filter<S> {
     let lines = Mutex::new(Lines::default());
     inner.and(dynamic_filter_fn(move |of, _| {
@@ -125,7 +127,7 @@ fn bounded<S>(inner: impl Filter<S> + 'static, named: bool, explained: bool) -> 
     }))
 }
 
-/// Whether it is worth a line where nobody has asked for zenoh's.
+/// Whether a record is worth a line though the user has not asked for zenoh's.
 fn wanted(of: &Metadata<'_>, explained: bool) -> bool {
     let known = KNOWN.iter().any(|target| of.target().starts_with(target));
     let is_news = !explained && OVERHEARD.iter().any(|(target, _)| of.target().starts_with(target));
@@ -157,9 +159,9 @@ mod tests {
 
     use super::*;
 
-    /// What is written and what is overheard while `work` runs.
+    /// The log, and the lines that are overheard, while `work` runs.
     fn heard(asked: &str, refused: RefusedCalls, work: impl FnOnce()) -> (String, Vec<(String, String)>) {
-        // Whoever listens hears what others do.
+        // Listeners also hear sessions of other tests.
         static ALONE: Mutex<()> = Mutex::new(());
         let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let written = Arc::new(Mutex::new(Vec::new()));

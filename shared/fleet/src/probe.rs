@@ -1,4 +1,4 @@
-//! What is between a worker and a coordinator, stage by stage.
+//! Checks the way from a worker to a coordinator, stage by stage.
 
 use std::{
     fmt,
@@ -23,22 +23,22 @@ pub enum Stage {
     Connect,
     /// TLS, with the certificates of both sides.
     Certificates,
-    /// The token, and that it is a coordinator.
+    /// The token, and a coordinator at the other end.
     Join,
     /// An answer.
     Answer,
 }
 
-/// What was seen on the way to a coordinator. A stage that works has its figures; the first that does not is named.
+/// The result of a probe. A stage that works has its figures; the first stage that fails is named.
 #[derive(Debug, Default)]
 pub struct Probe {
     /// Addresses of the coordinator's name.
     pub resolved: Vec<SocketAddr>,
     /// The address that took the connection.
     pub address: Option<SocketAddr>,
-    /// Seconds until it did.
+    /// Seconds until it took the connection.
     pub tcp_connect_s: Option<f64>,
-    /// Seconds that TLS took, with the time that the coordinator has for refusing a certificate.
+    /// Seconds for TLS, including the time that the coordinator has for refusing a certificate.
     pub tls_handshake_s: Option<f64>,
     /// Seconds until the coordinator had let the worker in.
     pub join_s: Option<f64>,
@@ -46,19 +46,19 @@ pub struct Probe {
     pub round_trip_s: Option<f64>,
     /// Version of the coordinator's program.
     pub coordinator_build: Option<String>,
-    /// Version of its frames; workers of another one are refused.
+    /// Version of its frames; workers with another version are refused.
     pub coordinator_frames: Option<u16>,
     /// Seconds by which the coordinator's clock is ahead of this host's.
     pub clock_ahead_s: Option<f64>,
-    /// The stage that does not work, and why.
+    /// The stage that failed, and why.
     pub failed: Option<(Stage, FleetError)>,
 }
 
 /// How many questions are timed.
 const QUESTIONS: usize = 9;
 
-/// Goes to a coordinator as a worker does, and leaves again without having been one; each stage takes at most about so
-/// long.
+/// Goes to a coordinator as a worker does, and leaves again without having been a worker; each stage takes at most
+/// about `within`.
 #[must_use]
 pub fn probe(options: &JoinOptions, within: Duration) -> Probe {
     let mut probe = Probe::default();
@@ -95,7 +95,7 @@ fn go(probe: &mut Probe, options: &JoinOptions, within: Duration) -> Result<(), 
         let facts = ask(&session, within).ok_or_else(|| (Stage::Answer, silent()))?;
         let took = start.elapsed().as_secs_f64();
         times.push(took);
-        // It was told half-way.
+        // The coordinator read its clock half-way through the call.
         probe.clock_ahead_s = Some(facts.clock - (now() - took / 2.0));
         (probe.coordinator_build, probe.coordinator_frames) = (Some(facts.build), Some(facts.frames));
     }
@@ -104,7 +104,7 @@ fn go(probe: &mut Probe, options: &JoinOptions, within: Duration) -> Result<(), 
     Ok(())
 }
 
-/// Asks a coordinator what it is: a call without a frame.
+/// Asks a coordinator for its facts: a call without a frame.
 fn ask(session: &Session, within: Duration) -> Option<Facts> {
     let question = session.get(session::CALL).consolidation(ConsolidationMode::None).timeout(within);
     let answers = question.with(FifoChannel::new(1)).wait().ok()?;
@@ -112,7 +112,7 @@ fn ask(session: &Session, within: Duration) -> Option<Facts> {
     answer.result().ok()?.payload().try_to_string().ok()?.parse().ok()
 }
 
-/// What a coordinator says of itself to whoever asks and has been let in.
+/// What a coordinator tells anyone who has been let in.
 pub(crate) struct Facts {
     build: String,
     frames: u16,

@@ -1,5 +1,5 @@
-//! What has happened at a coordinator and waits to be looked at. Workers, and strangers, can make it happen as often as
-//! they like, so everything here is bounded.
+//! Events of a coordinator that wait to be handled. Workers, and strangers, can make it happen as often as they like,
+//! so everything here is bounded.
 
 use std::{
     collections::VecDeque,
@@ -11,20 +11,20 @@ use std::{
 use shared::channel::fleet::MOST_BYTES;
 use zenoh::query::Query;
 
-/// Most things that wait, and most bytes of calls that do.
+/// Most events that wait, and most bytes of calls among them.
 const MOST_EVENTS: usize = 4096;
 const MOST_WAITING: usize = 2 * MOST_BYTES;
-/// So many refusals are told in [`SPELL`]; the rest is counted.
+/// Refusals that are told in each [`SPELL`]; the rest is counted.
 const MOST_TOLD: usize = 16;
 const SPELL: Duration = Duration::from_secs(10);
 
-/// What has happened.
+/// An event.
 pub(crate) enum Event {
     /// A call, unread.
     Call(Query),
     /// A worker's connection is gone.
     Gone(u64),
-    /// Somebody was refused something.
+    /// Somebody was refused.
     Refused { from: String, reason: String },
 }
 
@@ -37,7 +37,7 @@ pub(crate) struct Queue {
 #[derive(Default)]
 struct State {
     events: VecDeque<Event>,
-    /// Of calls that wait.
+    /// Bytes of the calls that wait.
     bytes: usize,
     refusals: Refusals,
 }
@@ -48,7 +48,7 @@ pub(crate) fn length(call: &Query) -> usize {
 }
 
 impl Queue {
-    /// Takes a call, or gives it back where too many wait.
+    /// Takes a call, or gives it back if too many wait.
     pub(crate) fn call(&self, call: Query) -> Option<Query> {
         let mut state = self.state();
         let bytes = length(&call);
@@ -60,7 +60,8 @@ impl Queue {
         None
     }
 
-    /// Takes the end of a connection. One that does not fit is forgotten: silence says the same, later.
+    /// Takes the end of a connection. An event that does not fit is forgotten: the worker's silence says the same,
+    /// later.
     pub(crate) fn gone(&self, worker: u64) {
         let state = self.state();
         if state.events.len() < MOST_EVENTS {
@@ -77,7 +78,7 @@ impl Queue {
         }
     }
 
-    /// The next thing, waiting at most so long for it.
+    /// The next event, after a wait of at most `timeout`.
     pub(crate) fn next(&self, timeout: Duration) -> Option<Event> {
         let (mut state, _) = self
             .arrived
@@ -100,7 +101,7 @@ impl Queue {
     }
 }
 
-/// How many refusals were told of late.
+/// Number of refusals that were told lately.
 #[derive(Default)]
 struct Refusals {
     since: Option<Instant>,
@@ -109,7 +110,7 @@ struct Refusals {
 }
 
 impl Refusals {
-    /// Whether one is told, with the number of those that were not since the last.
+    /// Whether a refusal is told, with the number of untold ones since the last.
     fn admit(&mut self, now: Instant) -> Option<u64> {
         if self.since.is_none_or(|since| now - since >= SPELL) {
             (self.since, self.told) = (Some(now), 0);

@@ -1,4 +1,4 @@
-//! The way to a coordinator, a stage after the other, so that what is in the way can be named.
+//! The way to a coordinator in stages, so that an error can name the stage that fails.
 
 use std::{
     io::{self, ErrorKind, Read},
@@ -23,7 +23,7 @@ const COMPLAINT: Duration = Duration::from_secs(1);
 pub(crate) fn resolve(endpoint: &Endpoint, within: Duration) -> Result<Vec<SocketAddr>, FleetError> {
     let (host, port) = (endpoint.host.clone(), endpoint.port);
     let (sender, receiver) = mpsc::channel();
-    // The system's resolver has no deadline. Left alone, it ends by its own.
+    // The system's resolver has no deadline. The thread is left alone and ends with the resolver.
     thread::spawn(move || sender.send((host.as_str(), port).to_socket_addrs().map(Vec::from_iter)));
     let failed = |reason: String| FleetError::Name { endpoint: endpoint.clone(), reason };
     match receiver.recv_timeout(within) {
@@ -60,8 +60,8 @@ fn connecting(error: &io::Error, within: Duration) -> String {
     }
 }
 
-/// Why a session did not open, given zenoh's words for it. What TLS has to say is asked for again, since those words do
-/// not have it.
+/// Why a session did not open, given zenoh's words for it. TLS is tried once more for its own reason, since zenoh's
+/// words do not contain it.
 pub(crate) fn why(options: &JoinOptions, words: &str, within: Duration) -> FleetError {
     if let Some(reason) = of_token(words, options.token_file.is_some()) {
         return FleetError::Token { endpoint: options.endpoint.clone(), reason };
@@ -85,8 +85,8 @@ pub(crate) fn why(options: &JoinOptions, words: &str, within: Duration) -> Fleet
     }
 }
 
-/// What the words say of a token. Whoever has the wrong word is sent away at the second message, whoever has none at
-/// the first.
+/// What zenoh's words say of a token. A caller with the wrong token is refused at the second message, a caller without
+/// one at the first.
 fn of_token(words: &str, given: bool) -> Option<&'static str> {
     if given && words.contains("response to an OpenSyn") {
         return Some("does not accept the token: --token-file has another word than its `token_file`");
@@ -126,7 +126,7 @@ pub(crate) fn handshake(options: &JoinOptions, mut stream: TcpStream, within: Du
 }
 
 fn client(options: &JoinOptions) -> Result<ClientConfig, FleetError> {
-    // As zenoh does, which adds the former to the latter.
+    // As in zenoh, which adds the given authority to the public ones.
     let mut roots = RootCertStore::from_iter(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
     if let Some(ca) = &options.ca {
         roots.add_parsable_certificates(tls::certificates("--tls-ca", ca)?);
@@ -144,7 +144,7 @@ fn client(options: &JoinOptions) -> Result<ClientConfig, FleetError> {
     }
 }
 
-/// What a failed handshake means, where it is about certificates.
+/// The meaning of a failed handshake, if certificates are the cause.
 fn refusal(options: &JoinOptions, error: &io::Error) -> Option<FleetError> {
     let endpoint = options.endpoint.clone();
     match error.get_ref()?.downcast_ref::<rustls::Error>()? {
@@ -186,7 +186,7 @@ fn names(presented: &[String]) -> String {
     presented.iter().map(bare).collect::<Vec<_>>().join(", ")
 }
 
-/// What the coordinator says of this worker's certificate.
+/// What the coordinator's alert says of this worker's certificate.
 fn complaint(options: &JoinOptions, alert: AlertDescription) -> String {
     match alert {
         AlertDescription::CertificateRequired => {

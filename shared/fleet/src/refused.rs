@@ -1,5 +1,4 @@
-//! Connections that never came to be. zenoh tells the coordinator nothing of them, and says in its log what is
-//! understood here.
+//! Connections that never came to be. zenoh does not tell the coordinator of them; this module understands zenoh's log.
 
 use std::{
     collections::HashMap,
@@ -10,12 +9,12 @@ use tokio::task;
 
 use crate::{error::plain, overheard::Listener, queue::Queue};
 
-/// Whom nobody has named.
+/// Name of a caller that no line names.
 const SOMEBODY: &str = "somebody";
 /// Most handshakes that are followed at a time.
 const MOST: usize = 1024;
 
-/// Tells a coordinator's queue of what becomes of connections to its port.
+/// Tells a coordinator's queue of the fate of connections to its port.
 pub(crate) fn listener(queue: Arc<Queue>, port: u16, tls: bool) -> Arc<Listener> {
     let peers = Peers::default();
     Arc::new(move |target, message| {
@@ -38,8 +37,8 @@ pub(crate) fn listener(queue: Arc<Queue>, port: u16, tls: bool) -> Arc<Listener>
     })
 }
 
-/// The other end of each handshake with the coordinator, by the task of zenoh's that does it: a refused token is logged
-/// without it, by the task that has logged the message with the token in it.
+/// The other end of each handshake with the coordinator, by the zenoh task that runs it: the line about a refused token
+/// does not name the other end, but the same task has logged the message with the token.
 #[derive(Default)]
 struct Peers(Mutex<HashMap<task::Id, String>>);
 
@@ -48,13 +47,13 @@ impl Peers {
         let (Some(peer), Some(task)) = (peer, task::try_id()) else { return };
         let mut peers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if peers.len() >= MOST {
-            // Those that ended well are forgotten here.
+            // Handshakes that ended well are forgotten here.
             peers.clear();
         }
         peers.insert(task, peer);
     }
 
-    /// That of the present task.
+    /// The other end of the present task's handshake.
     fn take(&self) -> Option<String> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&task::try_id()?)
     }
@@ -77,7 +76,7 @@ fn of_link(message: &str) -> Option<Link> {
     Some(Link { port, peer: peer[..colon + 1 + digits].to_owned() })
 }
 
-/// What a record says of a handshake that failed. Whoever only looks whether there is anybody is not remarked on.
+/// What a record says of a handshake that failed. A connection that says nothing, such as a port scan, is not reported.
 fn of_handshake(message: &str) -> Option<&'static str> {
     let known = [
         ("Invalid password", "its token is not that of `token_file`"),
@@ -92,7 +91,7 @@ fn of_handshake(message: &str) -> Option<&'static str> {
     known.iter().find(|(sign, _)| message.contains(sign)).map(|(_, reason)| *reason)
 }
 
-/// What a warning says of a handshake of TLS that failed.
+/// What a warning says of a failed TLS handshake.
 fn of_tls(message: &str) -> Option<String> {
     let words = plain(message.split(". Hint:").next().unwrap_or_default());
     let known = [

@@ -1,4 +1,4 @@
-//! Sessions of zenoh: what each side may do, how it waits, and nothing besides.
+//! Sessions of zenoh: what each side may do, and how long it waits.
 
 use std::{
     os::fd::AsRawFd,
@@ -20,25 +20,25 @@ use crate::{
     token::{Token, USER},
 };
 
-/// Where calls go.
+/// Key expression of calls.
 pub(crate) const CALL: &str = "tandem/fleet/call";
-/// What wakes workers. Builds that speak with each other have these names in common, so they stay.
+/// Key expression of the wake-up for workers. Builds that talk to each other share these names, so the names stay.
 pub(crate) const WAKE_UP: &str = "tandem/fleet/bell";
-/// Below it, a token of liveliness for each worker.
+/// Workers have their liveliness tokens below this key.
 pub(crate) const WORKERS: &str = "tandem/fleet/worker";
 
 /// A connection without a sign of life is given up after this.
 pub(crate) const LEASE: Duration = Duration::from_secs(10);
-/// How long a message may take to be sent; then zenoh closes the connection. Less than [`LEASE`]: where a connection
-/// dies with a message half sent, zenoh's only thread for sending waits for whoever is at it, and every other
-/// connection with it.
+/// How long a message may take to be sent; after that, zenoh closes the connection. Less than [`LEASE`]: if a
+/// connection dies with a message half sent, zenoh's only thread for sending waits for that peer, and all other
+/// connections wait with it.
 const SLOWEST: Duration = Duration::from_secs(8);
-/// How long a worker rests between two tries to connect again: at first, and at most.
+/// How long a worker rests between two tries to connect again: the first, and the longest.
 const RETRY: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(2));
-/// Connections that have not said who they are: enough that a scan of the port, which says nothing, keeps no worker
-/// out.
+/// Connections that have not identified themselves: enough that a scan of the port, whose connections say nothing,
+/// keeps no worker out.
 const MOST_PENDING: usize = 1024;
-/// How often something is looked for that zenoh does not tell.
+/// How often the code polls for events that zenoh does not announce.
 pub(crate) const LOOK: Duration = Duration::from_millis(5);
 
 /// The session of a coordinator.
@@ -63,8 +63,8 @@ pub(crate) fn listen(options: &ListenOptions, token: Option<&Token>) -> Result<S
     open(config).map_err(failed)
 }
 
-/// The session of a worker, connected, and a way to ask the coordinator that has been seen there. Takes at most about
-/// so long, or twice that where something is wrong.
+/// The session of a worker, connected, and a querier for the coordinator that was seen there. Takes at most about
+/// `within`, or twice that when something is wrong.
 pub(crate) fn join(
     options: &JoinOptions,
     token: Option<&Token>,
@@ -72,8 +72,8 @@ pub(crate) fn join(
 ) -> Result<(Session, Querier<'static>), FleetError> {
     let deadline = Instant::now() + within;
     let addresses = reach::resolve(&options.endpoint, within)?;
-    // zenoh would say no more than that it has not worked. A coordinator with TLS rests after a connection that comes
-    // to nothing.
+    // zenoh would report a failure without a reason. A coordinator with TLS pauses after a failed connection, so TLS
+    // endpoints are not tried first.
     if options.endpoint.scheme == Scheme::Tcp {
         reach::connect(&options.endpoint, &addresses, within)?;
     }
@@ -114,7 +114,7 @@ fn joining(options: &JoinOptions, token: Option<&Token>, within: Duration) -> Va
     config
 }
 
-/// Waits until the coordinator says that it takes calls; whether it has.
+/// Waits until the coordinator announces that it takes calls; returns whether it has.
 pub(crate) fn wait_for_coordinator(querier: &Querier<'_>, deadline: Instant) -> bool {
     loop {
         if querier.matching_status().wait().is_ok_and(|status| status.matching()) {
@@ -127,8 +127,8 @@ pub(crate) fn wait_for_coordinator(querier: &Querier<'_>, deadline: Instant) -> 
     }
 }
 
-/// What both sides have in common. Both are peers: such do not pass on what others say, and a worker that does not get
-/// through is told why.
+/// Settings that both sides have in common. Both are peers: peers do not pass on what others say, and a worker that is
+/// refused is told why.
 fn common(endpoint: &Endpoint, open_timeout: Duration) -> Value {
     let protocol = match endpoint.scheme {
         Scheme::Tcp => "tcp",
@@ -164,7 +164,7 @@ fn common(endpoint: &Endpoint, open_timeout: Duration) -> Value {
     })
 }
 
-/// What workers may do and hear, at the coordinator's end of their connections.
+/// Rights of workers to send and to hear, at the coordinator's end of their connections.
 fn may() -> Value {
     let rules = [
         ("call", "ingress", json!(["query"]), CALL),
@@ -192,7 +192,7 @@ fn open(config: Value) -> Result<Session, String> {
     zenoh::open(config).wait().map_err(|e| plain(&e.to_string()))
 }
 
-/// Paths have been seen to be UTF-8.
+/// Paths were checked to be UTF-8.
 fn text(path: Option<&Path>) -> Option<&str> {
     path.and_then(Path::to_str)
 }

@@ -1,4 +1,4 @@
-//! Certificates and keys, looked at before zenoh sees them: it names neither the file nor what is wrong with it.
+//! Certificates and keys, looked at before zenoh sees them: zenoh's errors name neither the file nor its fault.
 
 use std::{
     path::Path,
@@ -29,8 +29,8 @@ pub(crate) fn certificates(option: &'static str, path: &Path) -> Result<Vec<Cert
     Ok(list)
 }
 
-/// As [`certificates`], once. Remarks on those that are not valid today: clocks differ, so the other side is the one to
-/// refuse them.
+/// As [`certificates`], once. Warns of certificates that are not valid today: clocks differ, so refusing them is left
+/// to the other side.
 pub(crate) fn check(option: &'static str, path: &Path) -> Result<Vec<CertificateDer<'static>>, FleetError> {
     let list = certificates(option, path)?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64);
@@ -61,7 +61,7 @@ pub(crate) fn key(option: &'static str, path: &Path) -> Result<PrivateKeyDer<'st
     })
 }
 
-/// Checks that a key is that of a certificate. Both come with the name of their option.
+/// Checks that a key is that of a certificate. Both arguments come with the name of their option.
 pub(crate) fn check_pair(certificate: (&'static str, &Path), key: (&'static str, &Path)) -> Result<(), FleetError> {
     let chain = check(certificate.0, certificate.1)?;
     let private = self::key(key.0, key.1)?;
@@ -77,7 +77,7 @@ pub(crate) fn check_pair(certificate: (&'static str, &Path), key: (&'static str,
 
 fn read(option: &'static str, path: &Path) -> Result<Vec<u8>, FleetError> {
     let wrong = |reason: String| FleetError::File { option, path: path.into(), reason };
-    // zenoh takes settings of a link as one text, in which these divide.
+    // zenoh takes the settings of a link as one text, in which these characters are separators.
     if path.to_str().is_none_or(|text| text.contains([';', '#', '?', '=', '|'])) {
         return Err(wrong("its path has one of ; # ? = | in it, or is no UTF-8; move it to another".into()));
     }

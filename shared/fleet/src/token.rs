@@ -1,4 +1,4 @@
-//! The word that coordinator and workers share.
+//! The secret token that coordinator and workers share.
 
 use std::{
     fmt, fs,
@@ -9,18 +9,18 @@ use std::{
 
 use crate::FleetError;
 
-/// zenoh wants a name with it.
+/// zenoh wants a user name with it.
 pub(crate) const USER: &str = "tandem";
-/// Longest word.
+/// Most bytes of a token.
 const MOST: u64 = 4096;
-/// Shorter ones can be found by trying.
+/// A shorter token can be guessed by trying.
 const SAFE: usize = 16;
 
-/// The word. Nothing shows it.
+/// The token. It is never shown.
 pub(crate) struct Token(String);
 
 impl Token {
-    /// Reads a file with a word on one line. Remarks on one that others can read, or guess.
+    /// Reads a file with a token on one line. Warns of a token that others can read or guess.
     pub(crate) fn read(option: &'static str, path: &Path) -> Result<Self, FleetError> {
         let wrong = |reason: String| FleetError::File { option, path: path.into(), reason };
         let text = shared_bounds::read_text(path, MOST).map_err(|e| wrong(e.to_string()))?;
@@ -46,13 +46,13 @@ impl Token {
         Ok(Self(word.to_owned()))
     }
 
-    /// For the configuration of a worker's session.
+    /// The token, for the configuration of a worker's session.
     pub(crate) fn word(&self) -> &str {
         &self.0
     }
 
-    /// The list of users and words that a coordinator's session reads when it is opened: a file without a name, which
-    /// only this process can read, and which goes with it.
+    /// The list of users and tokens that a coordinator's session reads when it is opened: an unnamed file that only
+    /// this process can read, and that ends with it.
     pub(crate) fn dictionary(&self) -> io::Result<fs::File> {
         let mut file = tempfile::tempfile()?;
         file.set_permissions(fs::Permissions::from_mode(0o600))?;

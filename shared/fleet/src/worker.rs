@@ -27,21 +27,21 @@ use crate::{
     token::Token,
 };
 
-/// How long one try to join may take, at least and at most, and how long a worker rests between two.
+/// Shortest and longest time for one try to join, and the rest between two tries.
 const TRY: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(10)];
 const REST: Duration = Duration::from_secs(1);
-/// How often a worker without a connection looks why, and how long that may take.
+/// How often a worker without a connection looks for the reason, and how long that may take.
 const LOOK_WHY: Duration = Duration::from_secs(5);
 const LOOKING: Duration = Duration::from_secs(2);
 
-/// A worker's end of a run's fleet. Dropped, it is gone from the coordinator.
+/// A worker's end of a run's fleet. When it is dropped, the coordinator sees the worker leave.
 pub struct ZenohWorker {
     options: JoinOptions,
     token: Option<Token>,
-    /// What it calls itself where its frames cannot be read.
+    /// The worker's name, for frames that cannot be read.
     caller: String,
     wake_up: Arc<WakeUp>,
-    /// Why there is no connection, and when that was looked at.
+    /// Why there is no connection, and when that was checked.
     why: Option<(Instant, String)>,
     querier: Option<Querier<'static>>,
     alive: Option<LivelinessToken>,
@@ -50,10 +50,10 @@ pub struct ZenohWorker {
 }
 
 impl ZenohWorker {
-    /// Joins the coordinator as the worker of this number, waiting at most so long for it to be there.
+    /// Joins the coordinator as worker number `worker`; waits up to `wait` for the coordinator to come up.
     ///
     /// # Errors
-    /// What is wrong, at once if waiting does not help.
+    /// The fault, at once if waiting does not help.
     pub fn join(options: &JoinOptions, worker: u64, wait: Duration) -> Result<Self, FleetError> {
         let token = options.token()?;
         let (session, querier) = connect(options, token.as_ref(), Instant::now() + wait)?;
@@ -76,10 +76,10 @@ impl ZenohWorker {
         })
     }
 
-    /// Whether the coordinator is there, waiting until then.
+    /// Whether the coordinator is there; waits for it until the deadline.
     fn reachable(&mut self, deadline: Instant) -> Result<(), ChannelError> {
         let Some(querier) = &self.querier else { return Err(ChannelError::Unreachable("the worker has left".into())) };
-        // It comes back within a moment where only the connection was cut.
+        // If only the connection was cut, the coordinator is back within a moment.
         let soon = deadline.min(Instant::now() + LOOKING);
         if wait_for_coordinator(querier, soon) {
             self.why = None;
@@ -100,7 +100,7 @@ impl ZenohWorker {
     }
 }
 
-/// Connects, again and again until the deadline where that may help.
+/// Connects; tries again until the deadline if that may help.
 fn connect(
     options: &JoinOptions,
     token: Option<&Token>,
@@ -136,8 +136,8 @@ impl WorkerEnd for ZenohWorker {
         let unanswered = || ChannelError::Timeout { peer: "coordinator", seconds: start.elapsed().as_secs_f64() };
         let failed = |error: &dyn Display| ChannelError::Unreachable(plain(&error.to_string()));
         let (sender, answers) = mpsc::channel();
-        // Waits until zenoh and the system have taken it all; then the answer has all of `timeout`. zenoh's own
-        // deadline is only to come after that.
+        // Waits until zenoh and the system have taken the whole message; from then on the answer has all of `timeout`.
+        // zenoh's own deadline must only come after that.
         self.session
             .get(session::CALL)
             .payload(frame)
@@ -152,7 +152,7 @@ impl WorkerEnd for ZenohWorker {
         match answer.result() {
             Ok(sample) => Ok(frame::decode(&sample.payload().to_bytes())?),
             Err(error) => match error.payload().try_to_string().unwrap_or_default().as_ref() {
-                // zenoh's own word for the end of its patience.
+                // zenoh's word for its own timeout.
                 "Timeout" => Err(unanswered()),
                 reason => Err(ChannelError::Refused(reason.to_owned())),
             },
@@ -171,7 +171,7 @@ impl Drop for ZenohWorker {
     }
 }
 
-/// Whether a wake-up has come since somebody looked.
+/// Whether a wake-up has come since the last look.
 #[derive(Default)]
 struct WakeUp {
     has_come: Mutex<bool>,

@@ -1,5 +1,5 @@
-//! One attempt at a file: what has arrived of it before is kept and added to, in the cache as Hugging Face's programs
-//! have it.
+//! One attempt to download a file. It keeps and completes the bytes of earlier attempts, in the layout of Hugging
+//! Face's cache.
 
 use std::{
     fs::{self, File, TryLockError},
@@ -21,7 +21,7 @@ use crate::{
     request::{Client, RequestError},
 };
 
-/// How often it is looked whether another process has done with the same file, and the time between two looks.
+/// How often to check whether another process has finished with the same file, and the time between two checks.
 const LOOKS: u32 = 5;
 const LOOK: Duration = Duration::from_secs(1);
 
@@ -31,16 +31,16 @@ const PIECE: usize = 64 << 10;
 /// Why a file is not there yet.
 #[derive(Debug, thiserror::Error)]
 pub enum AttemptError {
-    /// There was no answer, or one that leads nowhere.
+    /// No answer, or an answer that leads nowhere.
     #[error(transparent)]
     Request(#[from] RequestError),
-    /// Another status than one with content.
+    /// A status without content.
     #[error("status {0}")]
     Status(u16),
-    /// Of the connection or of the disk.
+    /// An error of the connection or of the disk.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// As much as the file has, or more, had arrived before.
+    /// Earlier attempts had left as many bytes as the file has, or more.
     #[error("nothing is left to be downloaded")]
     NothingLeft,
     /// Another process downloads it.
@@ -48,7 +48,7 @@ pub enum AttemptError {
     Taken,
 }
 
-/// Bytes of a file that have arrived, for whoever watches the attempt.
+/// Bytes of a file that have arrived, for the code that watches the attempt.
 #[derive(Debug, Clone, Default)]
 pub struct Arrived {
     all: Arc<AtomicU64>,
@@ -56,12 +56,12 @@ pub struct Arrived {
 }
 
 impl Arrived {
-    /// Those of earlier attempts included.
+    /// Bytes of all attempts.
     pub fn all(&self) -> u64 {
         self.all.load(Ordering::Relaxed)
     }
 
-    /// Those of this attempt.
+    /// Bytes of this attempt.
     pub fn fresh(&self) -> u64 {
         self.fresh.load(Ordering::Relaxed)
     }
@@ -79,21 +79,20 @@ impl Arrived {
 /// An attempt that has not begun.
 #[derive(Debug)]
 pub struct Attempt {
-    /// Who asks.
+    /// The client that asks.
     pub client: Client,
-    /// Where it goes.
+    /// Where the file goes.
     pub cache: Cache,
     /// The repository at its commit.
     pub repo: Repo,
     /// The file.
     pub file: RemoteFile,
-    /// Where it tells how far it is.
+    /// Where the attempt reports its progress.
     pub arrived: Arrived,
 }
 
 impl Attempt {
-    /// Downloads what is missing; returns the file's path at its commit. Whether its content is right is for the
-    /// caller.
+    /// Downloads the missing bytes; returns the file's path at its commit. Checking the content is left to the caller.
     ///
     /// # Errors
     /// See [`AttemptError`].
@@ -110,7 +109,7 @@ impl Attempt {
         Ok(pointer)
     }
 
-    /// Adds to what has arrived before until all of it is there.
+    /// Adds to the bytes that are there until the file is complete.
     fn complete(&self, part: &Path) -> Result<(), AttemptError> {
         let mut kept = File::options().append(true).create(true).open(part)?;
         let (mut before, size) = (kept.metadata()?.len(), self.file.size);
@@ -125,7 +124,7 @@ impl Attempt {
         let response = self.client.get(&path, &[("Range", &format!("bytes={before}-"))], None)?;
         match response.status().as_u16() {
             206 => {}
-            // It begins at the beginning, whatever was asked for.
+            // The content begins at the beginning, whatever range was asked for.
             200 => {
                 kept.set_len(0)?;
                 before = 0;
@@ -151,7 +150,7 @@ impl Attempt {
     }
 }
 
-/// A name as a part of an address: what would end the path there stands for itself.
+/// A name as a part of an address: characters that would end the path there are escaped.
 fn escaped(name: &str) -> String {
     name.replace('%', "%25").replace('?', "%3F").replace('#', "%23")
 }
@@ -171,13 +170,13 @@ fn lock(path: &Path) -> Result<File, AttemptError> {
     }
 }
 
-/// Has the name of a file, which has so many parts, lead to its content.
+/// Makes the name of a file, which has `parts` parts, a link to its content.
 fn point(pointer: &Path, content: &str, parts: usize) -> io::Result<()> {
     if pointer.exists() {
         return Ok(());
     }
     fs::create_dir_all(pointer.parent().unwrap_or(Path::new("/")))?;
-    // One that leads nowhere.
+    // A link that leads nowhere.
     if pointer.is_symlink() {
         fs::remove_file(pointer)?;
     }

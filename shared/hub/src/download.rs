@@ -1,4 +1,4 @@
-//! Downloads that go on where they were cut, end when nothing arrives, and are verified.
+//! Downloads that resume after a cut, end when nothing arrives, and are verified.
 
 use std::{
     fs, io,
@@ -20,16 +20,16 @@ use crate::{
 
 const POLL: Duration = Duration::from_millis(50);
 
-/// How often a download is begun again that comes no further than before.
+/// How often a download is tried again that gets no further than before.
 const ATTEMPTS: u32 = 3;
 
-/// Time between two of these.
+/// Time between two tries.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// How long another process may take that downloads the same file.
 const OTHERS: Duration = Duration::from_secs(3600);
 
-/// From so many bytes on, a download is worth a line where there is no bar.
+/// Downloads of at least so many bytes are announced in a line if there is no bar.
 const WORTH_TELLING: u64 = 10_000_000;
 
 /// Downloads of several files of a repository.
@@ -38,7 +38,7 @@ pub struct Download<'a> {
     client: &'a Client,
     repo: Repo,
     name: &'a str,
-    /// Where the files are when they are there.
+    /// The folder of the finished files.
     folder: &'a Path,
     bar: ProgressBar,
     before: u64,
@@ -86,7 +86,7 @@ impl<'a> Download<'a> {
         Ok(())
     }
 
-    /// Begins again where the connection was cut, as long as that helps.
+    /// Tries again after a cut connection, as long as that helps.
     fn persistently(&self, file: &RemoteFile) -> Result<PathBuf, HubError> {
         let (begin, mut vain, mut furthest) = (Instant::now(), 0, 0);
         loop {
@@ -106,7 +106,7 @@ impl<'a> Download<'a> {
                     }
                     continue;
                 }
-                // What had arrived before is longer than the file, or is all of it.
+                // The bytes on disk are longer than the file, or are all of it.
                 AttemptError::NothingLeft | AttemptError::Status(416) => self.forget(file),
                 AttemptError::Status(401 | 403) => return Err(gated(&self.hub.settings, &self.repo)),
                 AttemptError::Request(reason) if reason.is_for_good() => {
@@ -115,7 +115,7 @@ impl<'a> Download<'a> {
                 }
                 _ => {}
             }
-            // What is downloaded anew, after it was thrown away, is no progress until it is more than there was.
+            // Bytes downloaded anew, after old ones were thrown away, are no progress until there are more than before.
             vain = if arrived.fresh() > 0 && arrived.all() > furthest { 1 } else { vain + 1 };
             furthest = furthest.max(arrived.all());
             if vain == ATTEMPTS {
@@ -126,8 +126,7 @@ impl<'a> Download<'a> {
         }
     }
 
-    /// Downloads as long as something arrives, in a thread of its own: a connection that is silent cannot be asked to
-    /// end.
+    /// Downloads as long as bytes arrive, in a thread of its own: a connection that is silent cannot be asked to end.
     fn attempt(&self, file: &RemoteFile, arrived: &Arrived) -> Result<Result<PathBuf, AttemptError>, HubError> {
         let (sender, receiver) = mpsc::channel();
         let attempt = Attempt {
@@ -170,11 +169,11 @@ impl<'a> Download<'a> {
         Ok(())
     }
 
-    /// Throws away what has arrived of a file.
+    /// Throws away the bytes of a file that have arrived.
     fn forget(&self, file: &RemoteFile) {
         let blob =
             hf_hub::Cache::new(self.hub.settings.cache.clone()).repo(self.repo.clone()).blob_path(file.hash.text());
-        // What cannot be removed is found again by the next attempt.
+        // A file that cannot be removed is found again by the next attempt.
         let _ = fs::remove_file(Path::with_extension(&blob, "part"));
     }
 

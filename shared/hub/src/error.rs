@@ -7,7 +7,7 @@ use shared_data::DataError;
 /// A name on the Hub that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum HubError {
-    /// No answer, and nothing in the cache.
+    /// The Hub gives no answer, and the cache has nothing.
     #[error(
         "{name}: there is no such folder, and as a name on the Hub it cannot be asked for at {endpoint} ({reason}); \
          without a network, only what is in the cache {cache} can be taken"
@@ -22,16 +22,16 @@ pub enum HubError {
         /// The cache.
         cache: PathBuf,
     },
-    /// Offline, and not in the cache.
+    /// Offline, and the cache lacks something.
     #[error("{name}: {missing} not in the cache {cache}, and {variable} forbids to download; unset it once")]
     Offline {
         /// The name.
         name: String,
-        /// What is missing there, with its verb.
+        /// The missing thing, with its verb.
         missing: String,
         /// The cache.
         cache: PathBuf,
-        /// The variable.
+        /// The variable that forbids the network.
         variable: &'static str,
     },
     /// The Hub knows no such name, or does not say so to this user.
@@ -45,7 +45,7 @@ pub enum HubError {
         endpoint: String,
         /// `model` or `dataset`.
         kind: &'static str,
-        /// With or without which token.
+        /// Whom it is not shown to: a user with or without a token.
         to_whom: &'static str,
     },
     /// No such branch, tag or commit.
@@ -53,9 +53,9 @@ pub enum HubError {
     NoRevision {
         /// The name.
         name: String,
-        /// What was asked for.
+        /// The revision that was asked for.
         revision: String,
-        /// The option that has it.
+        /// The option that names it.
         option: &'static str,
     },
     /// The token is not accepted.
@@ -89,7 +89,7 @@ pub enum HubError {
         /// What the system said.
         reason: io::Error,
     },
-    /// Its owner asks for something first.
+    /// The owner lets only those have it who accepted terms.
     #[error(
         "{name}: its owner lets only those have it who accepted the terms: do so at {page}, and give a token in \
          HF_TOKEN"
@@ -112,7 +112,7 @@ pub enum HubError {
         /// The Hub's words.
         reason: String,
     },
-    /// An answer that is none.
+    /// An answer that cannot be read.
     #[error("{name}: {endpoint} does not answer as the Hub does: {reason}")]
     Answer {
         /// The name.
@@ -122,13 +122,13 @@ pub enum HubError {
         /// What is wrong with it.
         reason: String,
     },
-    /// A model whose weights are in no format that is read.
+    /// A model without weights in a format that is read.
     #[error("{name}: has no safetensors, and nothing else is read; its owner, or `transformers`, can convert it")]
     NoSafetensors {
         /// The name.
         name: String,
     },
-    /// A dataset without files that are wanted.
+    /// A dataset without the files that were asked for.
     #[error(transparent)]
     Data(#[from] DataError),
     /// A download ended too early, several times.
@@ -154,10 +154,10 @@ pub enum HubError {
         name: String,
         /// The file.
         file: String,
-        /// How long that was waited for.
+        /// How long nothing arrived.
         seconds: f64,
     },
-    /// What arrived is not what the Hub promised.
+    /// The content that arrived has another hash than the Hub gives.
     #[error(
         "{file} of {name}: what arrived has another hash than the Hub gives for it, so it was thrown away; try again"
     )]
@@ -167,7 +167,7 @@ pub enum HubError {
         /// The file.
         file: String,
     },
-    /// No room, or no permission.
+    /// The cache has no room, or gives no permission.
     #[error("{file} of {name}: cannot be kept in the cache {cache}: {reason} (HF_HOME names another place)")]
     Cache {
         /// The name.
@@ -179,7 +179,7 @@ pub enum HubError {
         /// What the system said.
         reason: io::Error,
     },
-    /// Someone wished to end.
+    /// The user ended the program.
     #[error("the download was interrupted; the same command goes on from there")]
     Interrupted,
 }
@@ -197,7 +197,7 @@ pub(crate) fn without_secrets(address: &str) -> String {
 }
 
 impl HubError {
-    /// Whether it says nothing of the name, but that the Hub does not answer as it should.
+    /// Whether the error says nothing of the name, but only that the Hub does not answer as it should.
     pub(crate) fn is_of_the_hub(&self) -> bool {
         match self {
             Self::Unreachable { .. } | Self::Answer { .. } => true,

@@ -1,4 +1,4 @@
-//! How the Hub is asked: with which settings, for how long, and who is told.
+//! The Hub as the programs ask it: settings, patience, and the receiver of messages.
 
 use crate::Settings;
 
@@ -11,13 +11,13 @@ pub struct Hub {
 }
 
 impl Hub {
-    /// A Hub that is waited for until `interrupted` says otherwise, and of which `tell` says what a user should know.
+    /// A Hub that is asked until `interrupted` returns true, and that tells the user through `tell`.
     #[must_use]
     pub fn new(settings: Settings, interrupted: fn() -> bool, tell: fn(&str)) -> Self {
         Self { settings, interrupted, tell }
     }
 
-    /// One of a command that ends at a signal by itself.
+    /// A Hub for a command that ends at a signal by itself.
     #[must_use]
     pub fn of_command() -> Self {
         Self::new(Settings::from_env(), || false, |line| shared::command_line::tell(line))

@@ -1,11 +1,11 @@
-//! Models and datasets by their names on the Hugging Face Hub: what is wanted of them is downloaded into the cache that
-//! Hugging Face's other programs use too, and its folder there takes the name's place.
+//! Models and datasets by their names on the Hugging Face Hub: the files that are needed are downloaded into the cache
+//! of Hugging Face's other programs, and the folder there replaces the name.
 //!
-//! [`locate`] does that for a whole configuration and [`Hub::model`] and [`Hub::dataset`] for one name. Names are told
-//! from paths in [`shared::config::on_hub`]; the environment variables that are heeded are those of [`Settings`].
-//! Downloads go on where they were cut, and what has arrived is compared with the hashes that the Hub gives.
+//! [`locate`] does that for a whole configuration and [`Hub::model`] and [`Hub::dataset`] for one name.
+//! [`shared::config::on_hub`] tells names from paths; [`Settings`] has the environment variables that count. Downloads
+//! resume after a cut, and arrived bytes are compared with the hashes that the Hub gives.
 //!
-//! Names are replaced before anything else sees a configuration.
+//! Names are replaced before any other code sees a configuration.
 
 mod attempt;
 mod download;

@@ -7,7 +7,7 @@ use shared_data::Selection;
 
 use crate::{Hub, HubError, Snapshot};
 
-/// Replaces the names in a configuration and returns a line for each. Those of a run that is resumed, whose resolved
+/// Replaces the names in a configuration and returns a line for each. Names of a resumed run, whose resolved
 /// configuration is `before`, keep their commits.
 ///
 /// # Errors
@@ -18,7 +18,7 @@ pub fn locate(
     hub: &Hub,
 ) -> Result<Vec<String>, (&'static str, HubError)> {
     let mut told = Vec::new();
-    // Where another revision is asked for than before, that is what is meant.
+    // If another revision is asked for than before, that revision counts.
     let (same_model, same_data) = before.map_or((false, false), |before| {
         (before.model_revision == config.model_revision, before.dataset_revision == config.dataset_revision)
     });
@@ -72,7 +72,7 @@ pub fn locate(
     Ok(told)
 }
 
-/// The branch that is meant where none is named.
+/// The branch to take if none is named.
 const MAIN: &str = "main";
 
 /// The commit of a name's folder in a cache, `…/models--owner--name/snapshots/commit`.
@@ -83,7 +83,7 @@ fn commit_of(path: &Path, dataset: bool, name: &str) -> Option<String> {
     (snapshots == "snapshots" && repository == folder).then(|| commit.to_owned())
 }
 
-/// The folder of a model that is named on a command line, whether by its path or by its name.
+/// The folder of a model that a command line names by path or by name.
 ///
 /// # Errors
 /// A name that cannot be used.
@@ -91,7 +91,7 @@ pub fn locate_model(path: &Path) -> Result<PathBuf, HubError> {
     of_command_line(path, |hub, name| hub.model(name, MAIN))
 }
 
-/// The path of a dataset that is named on a command line, whether by its path or by its name.
+/// The path of a dataset that a command line names by path or by name.
 ///
 /// # Errors
 /// A name that cannot be used.

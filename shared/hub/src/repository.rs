@@ -1,4 +1,4 @@
-//! What the Hub says of a repository: its commit, and its files with sizes and hashes.
+//! A repository as the Hub describes it: its commit, and its files with sizes and hashes.
 
 use std::{
     path::{Component, Path},
@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use crate::{HubError, Settings, request::Client, verify::Hash};
 
-/// How long the Hub may take to say what is in a repository.
+/// How long the Hub may take to list a repository.
 const ANSWER: Duration = Duration::from_secs(30);
 
 /// A model or a dataset, by name.
@@ -61,23 +61,23 @@ pub struct Repository {
 /// A file of a repository.
 #[derive(Debug, Clone)]
 pub struct RemoteFile {
-    /// Its path in it.
+    /// Its path in the repository.
     pub name: String,
     /// Bytes.
     pub size: u64,
-    /// What it holds.
+    /// The hash of its content.
     pub hash: Hash,
 }
 
 impl RemoteFile {
-    /// Whether a folder of the cache has it. Looked at through the links there, so that one whose content is gone
-    /// counts as missing.
+    /// Whether a folder of the cache has it. The check follows links, so a file whose content is gone counts as
+    /// missing.
     pub fn is_in(&self, folder: &Path) -> bool {
         folder.join(&self.name).metadata().is_ok_and(|data| data.len() == self.size)
     }
 }
 
-/// Whether a text is a hash in hexadecimal digits, which as the name of a file leads nowhere else.
+/// Whether a text is a hash in hexadecimal digits; as a file name, such a text leads nowhere else.
 pub fn is_hash(text: &str) -> bool {
     (40..=64).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
@@ -139,7 +139,7 @@ pub fn ask(
         return Err(bad(format!("its commit is `{}`", answer.sha)));
     }
     let file = |sibling: Sibling| {
-        // Names become paths in the cache.
+        // Names of files become paths in the cache.
         let inside = |part: Component<'_>| matches!(part, Component::Normal(_));
         if !Path::new(&sibling.rfilename).components().all(inside) {
             return Err(bad(format!("a file is called `{}`", sibling.rfilename)));
@@ -154,14 +154,14 @@ pub fn ask(
     Ok(Repository { commit: answer.sha, files })
 }
 
-/// The refusal of a repository whose owner asks for something first.
+/// The refusal of a repository whose owner asks users to accept terms.
 pub fn gated(settings: &Settings, repo: &Repo) -> HubError {
     let url = repo.url();
     let name = url.strip_prefix("datasets/").unwrap_or(&url).to_owned();
     HubError::Gated { name, page: format!("{}/{url}", settings.shown_endpoint()) }
 }
 
-/// Why the Hub refuses, by the status and the two headers that it gives with it.
+/// Why the Hub refuses, from the status and two headers of its answer.
 fn refusal(
     settings: &Settings,
     kind: RepositoryKind,
@@ -176,7 +176,7 @@ fn refusal(
         (404, "RevisionNotFound") => {
             HubError::NoRevision { name, revision: revision.to_owned(), option: kind.option() }
         }
-        // To who has no right to see it, the Hub says 401 of what is not there, too.
+        // The Hub also answers 401 for a missing repository if the user could not see it anyway.
         (404, _) | (401, "RepoNotFound") => HubError::NotFound { name, endpoint, kind: kind.word(), to_whom },
         (401, _) if settings.token.is_some() => {
             let reason = if reason.is_empty() { "status 401".to_owned() } else { reason };

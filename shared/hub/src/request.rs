@@ -1,4 +1,4 @@
-//! Requests to the Hub, and to where it redirects them: the token goes to the Hub's own scheme, host and port alone.
+//! Requests to the Hub, and to places it redirects to: the token goes to the Hub's own scheme, host and port alone.
 
 use std::time::Duration;
 
@@ -13,10 +13,10 @@ use url::Url;
 
 use crate::error::without_secrets;
 
-/// Redirects that are followed for one request, as browsers' and curl's users know it, only fewer: the Hub needs two.
+/// Redirects that are followed for one request. Browsers and curl follow more, and the Hub needs two.
 const MOST_REDIRECTS: usize = 10;
 
-/// Who asks, and with which token.
+/// A client of the Hub, with its token.
 #[derive(Debug, Clone)]
 pub struct Client {
     agent: Agent,
@@ -30,28 +30,28 @@ pub enum RequestError {
     /// Nothing was answered.
     #[error(transparent)]
     Http(#[from] Box<ureq::Error>),
-    /// What is asked for, or redirected to, is no address.
+    /// The address that is asked for or redirected to is no address.
     #[error("`{address}` is no address of the web: {reason}")]
     Address {
-        /// As it was given, without what may give access to it.
+        /// As it was given, without credentials.
         address: String,
-        /// What is wrong with it.
+        /// The fault.
         reason: String,
     },
     /// A redirect from an encrypted connection to one that is not.
     #[error("{from} redirects to {to}, which is not encrypted, and is not followed")]
     Unencrypted {
-        /// Where it comes from.
+        /// The address that redirects.
         from: String,
-        /// Where it leads.
+        /// The target of the redirect.
         to: String,
     },
     /// More redirects than any file needs.
     #[error("{address} redirects more than {MOST_REDIRECTS} times, at last to {last}")]
     Redirects {
-        /// What was asked for.
+        /// The first address.
         address: String,
-        /// Where the last one leads.
+        /// The target of the last redirect.
         last: String,
     },
 }
@@ -64,14 +64,14 @@ impl RequestError {
 }
 
 impl Client {
-    /// One that asks the Hub at `endpoint`.
+    /// A client of the Hub at `endpoint`.
     pub fn new(endpoint: &str, token: Option<String>) -> Self {
-        // Redirects are followed here: a library that does so by itself takes the token along to other ports.
+        // Redirects are followed here: a library that follows them takes the token along to other ports.
         let agent = Agent::config_builder().max_redirects(0).http_status_as_error(false).build().into();
         Self { agent, endpoint: endpoint.to_owned(), token }
     }
 
-    /// What an address of the Hub answers, whatever the status. `path` begins with a slash.
+    /// The answer of an address of the Hub, whatever the status. `path` begins with a slash.
     ///
     /// # Errors
     /// See [`RequestError`].
@@ -120,7 +120,7 @@ fn address(text: &str) -> Result<Url, RequestError> {
     }
 }
 
-/// Where an answer redirects to, if it does.
+/// The target of a redirect, if the answer is one.
 fn redirect(from: &Url, response: &Response<Body>) -> Result<Option<Url>, RequestError> {
     if !matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
         return Ok(None);
@@ -137,7 +137,7 @@ fn redirect(from: &Url, response: &Response<Body>) -> Result<Option<Url>, Reques
     Ok(Some(to))
 }
 
-/// An address in a message: without what may give access to it.
+/// An address in a message: without credentials.
 fn shown(url: &Url) -> String {
     let mut url = url.clone();
     url.set_query(None);

@@ -1,4 +1,4 @@
-//! What the environment says of the Hub: the variables of Hugging Face's own library.
+//! Settings of the Hub from the environment: the variables of Hugging Face's own library.
 
 use std::{
     env,
@@ -9,16 +9,16 @@ use std::{
 
 use crate::error::without_secrets;
 
-/// Where the Hub is, where its files are kept, and who asks.
+/// The Hub's address, the cache, and the user's token.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
     /// `HF_ENDPOINT`, without a slash at its end.
     pub endpoint: String,
     /// `HF_HUB_CACHE`, or `hub` in `HF_HOME`, or in `huggingface` of `XDG_CACHE_HOME` or `~/.cache`.
     pub cache: PathBuf,
-    /// `HF_TOKEN`, or what is in the file `HF_TOKEN_PATH`, or `token` in `HF_HOME`.
+    /// `HF_TOKEN`, or the content of the file `HF_TOKEN_PATH`, or of `token` in `HF_HOME`.
     pub token: Option<String>,
-    /// Why that file, which is there, cannot be read.
+    /// Why the token's file exists but cannot be read.
     pub unread: Option<String>,
     /// The variable that forbids the network: `HF_HUB_OFFLINE` or `TRANSFORMERS_OFFLINE`.
     pub offline: Option<&'static str>,
@@ -26,14 +26,14 @@ pub struct Settings {
     pub patience: Duration,
 }
 
-/// Most bytes of the file of a token.
+/// Most bytes of a token's file.
 const MOST_TOKEN: u64 = 1 << 16;
 
 /// More than the 10 s of Hugging Face's library, as here a timeout ends a download.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 impl Settings {
-    /// As the environment of this process has them.
+    /// The settings in the environment of this process.
     #[must_use]
     pub fn from_env() -> Self {
         Self::of(|name| env::var(name).ok())
@@ -68,7 +68,7 @@ impl Settings {
     }
 }
 
-/// The token of a file; or why it has none though it is there.
+/// The token of a file; or why there is none though the file exists.
 fn saved(file: &Path) -> (Option<String>, Option<String>) {
     match shared_bounds::read_text(file, MOST_TOKEN) {
         Ok(text) => (Some(text.trim().to_owned()), None),

@@ -1,4 +1,4 @@
-//! Names become folders in the cache.
+//! Replaces names by folders in the cache.
 
 use std::{
     io::ErrorKind::{IsADirectory, NotADirectory, NotFound},
@@ -16,7 +16,7 @@ use crate::{
     wanted,
 };
 
-/// Most bytes of the file that says which commit a revision is, and of a dataset's card.
+/// Most bytes of the file that names the commit of a revision, and of a dataset's card.
 const MOST_REF: u64 = 1 << 12;
 const MOST_CARD: u64 = 16 << 20;
 
@@ -27,14 +27,14 @@ pub struct Snapshot {
     pub path: PathBuf,
     /// The commit.
     pub commit: String,
-    /// Bytes that were downloaded for it just now.
+    /// Bytes that this call downloaded.
     pub downloaded: u64,
 }
 
-/// Chooses the files that are wanted of all that there are.
+/// Chooses the files to fetch among all files.
 type Choose<'a> = dyn Fn(&Fetch<'_>, &[String]) -> Result<Vec<String>, HubError> + 'a;
 
-/// Says what keeps a folder of the cache from being whole.
+/// Says why a folder of the cache is not whole.
 type Lacking<'a> = dyn Fn(&Path) -> Option<String> + 'a;
 
 impl Hub {
@@ -124,12 +124,12 @@ impl Cached<'_> {
         self.cache.repo(self.kind.repo(self.name, commit)).pointer_path(commit)
     }
 
-    /// The snapshot of a revision, without asking; or what is missing, with its verb.
+    /// The snapshot of a revision, without asking; or the missing thing, with its verb.
     fn snapshot(&self, revision: &str, lacking: &Lacking<'_>) -> Result<Result<Snapshot, String>, HubError> {
         let refs = self.folder("").join("../refs").join(revision);
         let commit = match shared_bounds::read_text(&refs, MOST_REF) {
             Ok(text) => text.trim().to_owned(),
-            // A commit has no such file, and not every revision may be one's name.
+            // A commit has no such file, and not every revision can be a file's name.
             Err(error) if matches!(error.kind(), NotFound | NotADirectory | IsADirectory) => revision.to_owned(),
             Err(reason) => return Err(HubError::Unreadable { name: self.name.to_owned(), file: refs, reason }),
         };
@@ -143,8 +143,7 @@ impl Cached<'_> {
         })
     }
 
-    /// Remembers which commit a branch or tag is, so that it is found without a network. That it could not be costs
-    /// nothing now.
+    /// Remembers the commit of a branch or tag, so that it is found without a network. A failure costs nothing now.
     fn note(&self, revision: &str, commit: &str) {
         if revision != commit {
             let _ = self.cache.repo(self.kind.repo(self.name, revision)).create_ref(commit);
@@ -176,7 +175,7 @@ impl Fetch<'_> {
         }
     }
 
-    /// Downloads what is not in the cache, and returns its bytes.
+    /// Downloads the files that the cache lacks, and returns their bytes.
     fn all(&self, names: &[String]) -> Result<u64, HubError> {
         let folder = self.cached.folder(&self.repository.commit);
         let missing: Vec<&RemoteFile> =

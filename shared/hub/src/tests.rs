@@ -9,7 +9,7 @@ use super::{Hub, HubError, Settings};
 const TOKEN: &str = "hf_secret";
 
 fn files() -> Vec<(String, Vec<u8>)> {
-    // The second one is in large-file storage.
+    // The second file is in large-file storage.
     let files =
         [("config.json", b"{}".to_vec()), ("model.safetensors", vec![7; 5000]), ("tokenizer.json", b"{}".to_vec())];
     files.map(|(name, bytes)| (name.to_owned(), bytes)).to_vec()
@@ -62,7 +62,7 @@ fn the_token_comes_along_to_another_path_of_the_hub() {
         let cache = tempfile::tempdir().unwrap();
         fetch(&hub, cache.path()).unwrap();
     }
-    // By way of another host, too.
+    // The same through another host.
     let other = server("127.0.0.2");
     other.faults(redirecting(&format!("{}{{path}}?there", hub.endpoint)));
     hub.faults(Faults { token: Some(TOKEN), ..redirecting(&format!("{}{{path}}", other.endpoint)) });
@@ -96,7 +96,7 @@ fn a_redirect_to_what_is_no_web_address_is_refused_in_words() {
     }
 }
 
-/// What arrives is thrown away and downloaded anew, and never comes further than the file is long.
+/// The content is thrown away and downloaded anew, and never gets beyond the length of the file.
 #[test]
 fn a_file_that_is_shorter_than_it_is_listed_ends_the_download() {
     for longer in [1, 1 << 50] {
@@ -110,7 +110,7 @@ fn a_file_that_is_shorter_than_it_is_listed_ends_the_download() {
     }
 }
 
-/// What stands in the place of a file of the cache may never end.
+/// A pipe or device in the place of a cached file may never end.
 #[test]
 fn what_is_no_file_in_the_cache_is_told_and_not_waited_for() {
     let hub = server("127.0.0.1");

@@ -1,4 +1,4 @@
-//! Hashes of what has arrived, as the Hub gives them.
+//! Hashes of downloaded files, in the forms that the Hub gives.
 
 use std::{
     fs::File,
@@ -9,17 +9,17 @@ use std::{
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
 
-/// What the Hub says that a file's content is.
+/// A content's hash, as the Hub gives it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Hash {
     /// SHA-256, of files in large-file storage.
     Sha256(String),
-    /// Git's name of the content, of all others.
+    /// Git's object id of the content, for all other files.
     Git(String),
 }
 
 impl Hash {
-    /// In hexadecimal digits, as the Hub names the content by it.
+    /// In hexadecimal digits, the Hub's name for the content.
     pub fn text(&self) -> &str {
         let (Self::Sha256(text) | Self::Git(text)) = self;
         text
@@ -28,7 +28,7 @@ impl Hash {
     /// Whether a file has that content.
     ///
     /// # Errors
-    /// When it cannot be read.
+    /// A file that cannot be read.
     pub fn is_of(&self, path: &Path) -> io::Result<bool> {
         let mut file = shared_bounds::open(path)?;
         let (found, wanted) = match self {
@@ -52,7 +52,7 @@ fn digest<D: Digest + Write>(mut hasher: D, file: &mut File) -> io::Result<Strin
 mod tests {
     use super::*;
 
-    /// Figures of `git hash-object` and `sha256sum`.
+    /// Results of `git hash-object` and `sha256sum`.
     #[test]
     fn hashes_are_those_of_git_and_sha256() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Which of a repository's files are wanted.
+//! Chooses the files of a repository that are needed.
 
 use std::{io::ErrorKind, path::Path};
 
@@ -6,14 +6,14 @@ use shared_data::{CARD, DataError, Selection};
 
 use crate::HubError;
 
-/// Weights in one file, and the table of those in several.
+/// Weights in one file, and the index of weights in several.
 const WHOLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
-/// Most bytes of the table.
+/// Most bytes of the index.
 const MOST_INDEX: u64 = 64 << 20;
 
-/// Files of a model: weights in safetensors, and the texts beside them that describe it and its tokenizer.
+/// Files of a model: weights in safetensors, and the text files that describe the model and its tokenizer.
 ///
 /// # Errors
 /// No safetensors.
@@ -31,7 +31,7 @@ pub fn of_model(name: &str, files: &[String]) -> Result<Vec<String>, HubError> {
     Ok(top().filter(|file| is_weights(file) || is_text(file)).cloned().collect())
 }
 
-/// What keeps a folder of the cache from being a whole model, if anything does.
+/// Why a folder of the cache is no whole model, if it is not.
 pub fn lacking_in_model(folder: &Path) -> Option<String> {
     let has = |file: &str| folder.join(file).is_file();
     if has("adapter_config.json") {
@@ -61,7 +61,7 @@ pub fn of_dataset(
     part: Selection<'_>,
 ) -> Result<Vec<String>, DataError> {
     let (mut wanted, _) = shared_data::choose(Path::new(name), files, card, part)?;
-    // With the card, the folder is read as it was chosen from.
+    // With the card, reading the folder chooses the same files.
     wanted.extend(files.iter().filter(|file| *file == CARD).cloned());
     Ok(wanted)
 }

@@ -34,7 +34,7 @@ pub const MAGIC: [u8; 4] = *b"TNDM";
 pub const FRAME_VERSION: u16 = 10;
 /// Bytes before the body.
 pub const HEADER_LEN: usize = 32;
-/// Bytes before the checksum: what it covers, besides the body.
+/// Bytes before the checksum: it covers them and the body.
 const CHECKED: usize = 24;
 /// Versions whose groups have the layout of [`before`], each with the bytes before its checksum.
 const BEFORE: [(u16, usize); 2] = [(8, CHECKED_OF_8), (9, CHECKED)];
@@ -64,7 +64,7 @@ pub enum Kind {
 
 /// A type that travels in a frame.
 pub trait Message: Serialize + DeserializeOwned {
-    /// What the header says it is.
+    /// The kind in the header of this type.
     const KIND: Kind;
 }
 
@@ -102,7 +102,7 @@ pub enum FrameError {
     /// Shorter than a header.
     #[error("{length} bytes are too few for a frame header of {HEADER_LEN}")]
     TooShort {
-        /// Bytes there are.
+        /// Length of the bytes.
         length: usize,
     },
     /// It does not begin with [`MAGIC`].
@@ -133,15 +133,15 @@ pub enum FrameError {
         /// Bytes after the header.
         found: u64,
     },
-    /// Header or body were altered.
+    /// The header or the body was altered.
     #[error("the checksum does not match: the frame is damaged")]
     Checksum,
-    /// The checksum is right and yet the body is no such message.
+    /// The checksum is right, but the body is no such message.
     #[error("the body is no valid message: {0}")]
     Body(String),
 }
 
-/// Encodes a message as one frame, of no run in particular: for files, and for calls that name their coordinator.
+/// Encodes a message as one frame without a run: for files, and for calls, which name their coordinator.
 #[must_use]
 pub fn encode<M: Message>(message: &M) -> Vec<u8> {
     let mut frame = Vec::new();
@@ -164,7 +164,7 @@ pub fn encode_into<M: Message>(message: &M, run: RunId, frame: &mut Vec<u8>) {
     frame[CHECKED..HEADER_LEN].copy_from_slice(&sum);
 }
 
-/// The run that a frame is of, as far as it says so; none of bytes that are no frame of this version.
+/// The run that a frame names; none for bytes that are no frame of this version.
 #[must_use]
 pub fn run_of(frame: &[u8]) -> Option<RunId> {
     let is_frame = frame.len() >= HEADER_LEN && field(frame, 0) == MAGIC;
@@ -184,7 +184,7 @@ pub fn decode<M: Message>(frame: &[u8]) -> Result<M, FrameError> {
     decode_behind(frame, CHECKED, M::KIND)
 }
 
-/// A message that files hold, also in the layout of older builds.
+/// A message that files hold, possibly in the layout of older builds.
 pub trait Kept: Message + From<before::RolloutGroup> {}
 
 impl<M: Message + From<before::RolloutGroup>> Kept for M {}
@@ -196,14 +196,14 @@ impl<M: Message + From<before::RolloutGroup>> Kept for M {}
 pub fn decode_kept<M: Kept>(frame: &[u8]) -> Result<M, FrameError> {
     let version = version_of(frame)?;
     match BEFORE.iter().find(|(before, _)| *before == version) {
-        // A group of any state had the kind that a placed one has now.
+        // In that layout, a group of any state had the kind that a placed one has now.
         Some((_, checked)) => decode_behind::<before::RolloutGroup>(frame, *checked, Kind::Placed).map(M::from),
         None => decode(frame),
     }
 }
 
-/// Bytes of the frame that these bytes begin with, by its header: one of this or of an older build. Nothing where they
-/// begin with no such header.
+/// Length in bytes of the frame at the beginning of `bytes`, by its header, which may be of this or of an older build.
+/// None if they begin with no such header.
 #[must_use]
 pub fn length_of(bytes: &[u8]) -> Option<usize> {
     let version = version_of(bytes).ok()?;
@@ -224,7 +224,7 @@ fn version_of(frame: &[u8]) -> Result<u16, FrameError> {
     Ok(u16::from_le_bytes(field(frame, 4)))
 }
 
-/// Decodes a frame whose checksum stands behind so many bytes, before the body.
+/// Decodes a frame with `checked` bytes before its checksum; the body follows the checksum.
 fn decode_behind<T: DeserializeOwned>(frame: &[u8], checked: usize, expected: Kind) -> Result<T, FrameError> {
     let Some(body) = frame.get(checked + CHECKSUM..) else {
         return Err(FrameError::TooShort { length: frame.len() });

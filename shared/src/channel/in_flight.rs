@@ -1,8 +1,8 @@
 //! Groups in a file: frames of the channel, each behind its length.
 //!
 //! In a checkpoint of a run with `max_staleness`, such a file holds what was in flight at the sampler: groups that the
-//! learner had not trained on, by their positions, each with the completions that were finished. A kept step has its
-//! groups with their places.
+//! learner had not trained on, by their positions, each one with its finished completions. A kept step holds its groups
+//! with their places.
 
 use std::{
     io::{self, Write},
@@ -15,7 +15,7 @@ use super::{
 };
 use crate::atomic;
 
-/// Largest file that is read as a whole. What is written is far smaller.
+/// Largest file that is read as a whole. Written files are far smaller.
 const MOST_BYTES: u64 = 4 << 30;
 
 /// Bytes before each frame: its length, little-endian.
@@ -24,13 +24,13 @@ const LENGTH: usize = 8;
 /// A file of groups that cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum GroupsError {
-    /// It is not there, or the system does not give it.
+    /// The file is missing, or the system does not give it.
     #[error("cannot be read: {0}")]
     Io(#[from] io::Error),
-    /// It is larger than any that was written.
+    /// The file is larger than any that is written.
     #[error("has {0} bytes, more than any such file")]
     TooLarge(u64),
-    /// It ends too early.
+    /// The file ends too early.
     #[error("ends within a group")]
     CutOff,
     /// A group is damaged, or of another version of this program.
@@ -60,7 +60,7 @@ pub fn write_groups<'a, M: Kept + 'a>(path: &Path, groups: impl IntoIterator<Ite
 /// Reads a file of [`write_groups`]; one of any content is safe to pass.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The fault of the file.
 pub fn read_groups<M: Kept>(path: &Path) -> Result<Vec<M>, GroupsError> {
     let length = path.metadata()?.len();
     if length > MOST_BYTES {

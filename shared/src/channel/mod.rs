@@ -36,14 +36,14 @@ use crate::{
     run_dir::RunDir,
 };
 
-/// A number that no other process of a run is likely to draw.
+/// A random number that no other process of a run is likely to draw.
 #[must_use]
 pub fn incarnation() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_nanos() as u64);
     rng::hash(&[now, std::process::id().into()])
 }
 
-/// What the learner tells the sampler, again and again.
+/// The learner's status, which it repeats to the sampler.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LearnerStatus {
     /// Random number drawn at process start, and at each roll-back: a change means that the learner goes on from a
@@ -51,34 +51,34 @@ pub struct LearnerStatus {
     pub incarnation: u64,
     /// Newest published version, complete on disk.
     pub version: PolicyVersion,
-    /// How often a version was published again because the sampler refused it.
+    /// Number of times that a version was published again because the sampler refused it.
     pub publication: u64,
-    /// The step being trained, or waited for: every earlier step is done.
+    /// The step that is being trained or waited for: every earlier step is done.
     pub step: Step,
     /// Dataset position at which `step` begins.
     pub cursor: u64,
     /// Every step before this one is in a checkpoint; its groups need not be kept any longer.
     pub durable_step: Step,
-    /// Indices of the groups of `step` that have arrived, ascending, as far as they follow one another without a gap.
+    /// Indices of the groups of `step` that have arrived, ascending, up to the first gap.
     pub received: Vec<u32>,
-    /// Dataset position at which the first group that has not arrived begins.
+    /// Dataset position at which the first missing group begins.
     pub next_cursor: u64,
     /// Number of steps of the whole run.
     pub total_steps: u64,
-    /// Versions that a roll-back has given up: those after the first and up to the second. What was sampled from them
-    /// counts for nothing.
+    /// Versions that a roll-back has given up, after the first and up to the second. Completions sampled from them do
+    /// not count.
     pub given_up: Option<(PolicyVersion, PolicyVersion)>,
     /// A checkpoint of `step` is being written: the sampler adds what it has in flight ([`in_flight`]).
     pub saving: bool,
-    /// The newest checkpoint has what was in flight at the sampler, and that still fits the run.
+    /// Whether the newest checkpoint holds what was in flight at the sampler, in a form that still fits the run.
     pub in_flight: bool,
-    /// The run is over: the sampler finishes.
+    /// The run is over: the sampler ends.
     pub finished: bool,
 }
 
 impl LearnerStatus {
-    /// Leaves the last status of a finished run on disk. The learner is soon gone, and a sampler that is just being
-    /// started, or started again, must not wait for it.
+    /// Leaves the last status of a finished run on disk. The learner will soon be gone, and a sampler that is starting
+    /// or restarting must not wait for it.
     ///
     /// # Errors
     /// When the file cannot be written.
@@ -106,29 +106,29 @@ struct Left {
     status: LearnerStatus,
 }
 
-/// A version that is not what the learner published.
+/// A version whose content is not what the learner published.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refusal {
     /// The version.
     pub version: PolicyVersion,
     /// Which of its publications ([`LearnerStatus::publication`]).
     pub publication: u64,
-    /// What was found.
+    /// The difference.
     pub reason: String,
 }
 
 /// The sampler's answer to [`LearnerStatus::saving`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InFlight {
-    /// The learner's incarnation that has asked.
+    /// The incarnation of the learner that asked.
     pub learner: u64,
     /// The step of the checkpoint.
     pub step: Step,
-    /// Hash of the file that was written for it; none where it could not be written.
+    /// Hash of the file that was written for it; none if it could not be written.
     pub blake3: Option<[u8; 32]>,
 }
 
-/// What the workers of a run are and have done, all of them together. Counters are those of the process that tells
+/// State and figures of a run's workers, all of them together. Counters count from the start of the process that sends
 /// them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FleetStatus {
@@ -138,23 +138,23 @@ pub struct FleetStatus {
     pub tokens_per_s: u64,
     /// The largest number of versions that one of them is behind the newest.
     pub staleness: u64,
-    /// Leases that were taken back because nothing came of them in time.
+    /// Leases that were taken back because they were not finished in time.
     pub expired: u64,
-    /// Completions that were made although another worker's came first.
+    /// Completions that were made although another worker had delivered them first.
     pub twice: u64,
-    /// Prompts that were made again elsewhere and came out the same.
+    /// Prompts that were sampled again elsewhere with the same result.
     pub verified: u64,
-    /// Those that did not.
+    /// Prompts whose second result differed.
     pub disputed: u64,
     /// Bytes written to the store.
     pub stored_bytes: u64,
-    /// Bytes that workers fetched from it.
+    /// Bytes that workers fetched from the store.
     pub fetched_bytes: u64,
-    /// Microseconds in which no worker was at work.
+    /// Microseconds during which no worker was at work.
     pub alone_micros: u64,
 }
 
-/// What the sampler tells the learner, again and again.
+/// The sampler's status, which it repeats to the learner.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SamplerStatus {
     /// Random number drawn at process start.
@@ -169,7 +169,7 @@ pub struct SamplerStatus {
     pub swap_stall_micros: u64,
     /// How long the conformity gate took for the version, in microseconds.
     pub gate_micros: u64,
-    /// The version that the sampler does not take into use, as long as that is so.
+    /// The version that the sampler refuses, as long as it does.
     pub refusal: Option<Refusal>,
     /// Completion tokens generated since the process started.
     pub generated_tokens: u64,
@@ -179,9 +179,9 @@ pub struct SamplerStatus {
     pub idle_micros: u64,
     /// Whether it waits right now, and needs none of its cores.
     pub waiting: bool,
-    /// The last checkpoint for which it has written what was in flight.
+    /// The last checkpoint for which it has written its completions in flight.
     pub in_flight: Option<InFlight>,
-    /// Its workers, where it samples with those.
+    /// Its workers, if it samples with workers.
     pub fleet: Option<FleetStatus>,
 }
 
@@ -193,7 +193,7 @@ pub enum ChannelError {
     Timeout {
         /// `sampler`, `learner` or `coordinator`.
         peer: &'static str,
-        /// How long it was tried.
+        /// How long the hand-over was tried.
         seconds: f64,
     },
     /// A frame is damaged or of another version of this program.
@@ -205,7 +205,7 @@ pub enum ChannelError {
     /// There is no connection to the coordinator.
     #[error("the coordinator cannot be reached: {0}")]
     Unreachable(String),
-    /// The coordinator says why it does not take a call, or a message is more than either side takes.
+    /// The coordinator's reason for refusing a call, or a message that is larger than either side takes.
     #[error("a call was refused: {0}")]
     Refused(String),
 }

@@ -1,12 +1,13 @@
-//! Which run a process belongs to.
+//! The identity of the run that a process belongs to.
 //!
 //! A path does not say that: a directory can be removed, moved away or be there twice, in two containers with one
 //! `/dev/shm`, while processes of the run that had it are still at work. So the launcher draws an id at each start,
 //! leaves it in the run directory and gives it to both processes. It is in the names of their shared memory, in every
-//! frame and in the word that the run is over; whatever has another one is of another run and is not heard.
+//! frame and in the word that the run is over; messages and files with another id belong to another run and are
+//! ignored.
 //!
-//! A process that is started again gets the id of its launcher, and so finds the half that is still there. A resumed
-//! run has a new id: the pair of the launcher before it may still be dying.
+//! A restarted process gets the id of its launcher, and so finds the half that is still there. A resumed run has a new
+//! id: the pair of the launcher before it may still be dying.
 
 use std::{fmt, io, num::ParseIntError, str::FromStr};
 
@@ -23,15 +24,15 @@ pub struct RunId(u64);
 /// A process that was started for another run than the one that has the directory now.
 #[derive(Debug, thiserror::Error)]
 pub enum RunIdError {
-    /// The id is not there to be read, or is none.
+    /// The id cannot be read, or is no id.
     #[error("{path}: {reason}; `tandem train` writes it")]
     File {
         /// The file.
         path: String,
-        /// What is wrong with it.
+        /// The fault.
         reason: String,
     },
-    /// The id is gone that was here at the start.
+    /// The id that was here at the start is gone.
     #[error(
         "{path} is missing, which `tandem train` wrote (id {own}): the folder was moved or emptied while this run was \
          at work; start that one again where it is now"
@@ -50,7 +51,7 @@ pub enum RunIdError {
     Other {
         /// The directory.
         dir: String,
-        /// The id that it has.
+        /// The id in the directory.
         found: RunId,
         /// The id of this process.
         own: RunId,
@@ -58,16 +59,16 @@ pub enum RunIdError {
 }
 
 impl RunId {
-    /// No run in particular: frames in files, and processes that no launcher has started.
+    /// No run: frames in files, and processes that no launcher has started.
     pub const NONE: Self = Self(0);
 
-    /// A new one.
+    /// Draws a new id.
     #[must_use]
     pub fn draw() -> Self {
         Self(incarnation().max(1))
     }
 
-    /// The one of this number.
+    /// The id with this number.
     #[must_use]
     pub fn from_number(number: u64) -> Self {
         Self(number)
@@ -79,7 +80,7 @@ impl RunId {
         self.0
     }
 
-    /// Leaves it in a run directory.
+    /// Writes it into a run directory.
     ///
     /// # Errors
     /// When the file cannot be written.
@@ -90,7 +91,7 @@ impl RunId {
     /// The one that is left in a run directory; [`RunId::NONE`] where no launcher has been.
     ///
     /// # Errors
-    /// A file that is no id.
+    /// A file that holds no id.
     pub fn of(run_dir: &RunDir) -> Result<Self, RunIdError> {
         let path = run_dir.run_id();
         let fail = |reason: String| RunIdError::File { path: path.display().to_string(), reason };
@@ -101,11 +102,11 @@ impl RunId {
         }
     }
 
-    /// The one that a process goes by which works in this directory: `given` by its launcher, and the directory's where
-    /// it was started by hand.
+    /// The id of a process that works in this directory: the one `given` by its launcher, or the directory's if it was
+    /// started by hand.
     ///
     /// # Errors
-    /// When the directory is another run's.
+    /// When the directory belongs to another run.
     pub fn join(run_dir: &RunDir, given: Option<Self>) -> Result<Self, RunIdError> {
         let found = Self::of(run_dir)?;
         match given {

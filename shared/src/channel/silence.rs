@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 /// Longest time between two looks that counts as time spent listening.
 const ATTENTION: Duration = Duration::from_secs(1);
 
-/// Time without a sign of life from the peer. It counts only as far as somebody listened: a process that was stopped
-/// itself, or a whole machine that was suspended, has heard nothing either and must not take that for the end of its
+/// Time without a sign of life from the peer. Only time in which this process listened counts: a process that was
+/// stopped itself, or a machine that was suspended, has heard nothing either and must not take that for the end of its
 /// peer.
 #[derive(Debug)]
 pub struct Silence {
@@ -27,7 +27,7 @@ impl Silence {
         self.length
     }
 
-    /// Takes note of one look at the channel, and of whether there was a sign of life.
+    /// Records one look at the channel, and whether there was a sign of life.
     pub fn note(&mut self, heard: bool) {
         let now = Instant::now();
         let listened = (now - self.looked).min(ATTENTION);

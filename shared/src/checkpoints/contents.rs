@@ -1,4 +1,4 @@
-//! Whether what a checkpoint holds can be read, and what can be known of it without its list of checksums.
+//! Checks that the contents of a checkpoint can be read, and what can be checked without its list of checksums.
 
 use std::{
     collections::HashMap,
@@ -24,8 +24,8 @@ const MOST_HEADER: u64 = 100_000_000;
 /// Weights of the policy.
 const WEIGHTS: &str = "model.safetensors";
 
-/// Looks at what nobody could go on from, were it damaged: every JSON file of these is JSON, every safetensors file has
-/// what its header says, and the model is one.
+/// Checks the files without which no run could resume: every JSON file holds JSON, every safetensors file has the
+/// length that its header gives, and the model can be opened.
 pub fn look(dir: &Path, files: impl IntoIterator<Item = PathBuf>) -> Result<(), Damage> {
     for path in files {
         match path.extension().and_then(|ending| ending.to_str()) {
@@ -44,7 +44,7 @@ pub fn look(dir: &Path, files: impl IntoIterator<Item = PathBuf>) -> Result<(), 
     Ok(())
 }
 
-/// Every file of a checkpoint without a list, by its path within that.
+/// Every file of a checkpoint without a list, by its path within the checkpoint.
 pub fn files(dir: &Path) -> Result<Vec<PathBuf>, Damage> {
     let (mut found, mut folders) = (Vec::new(), vec![PathBuf::new()]);
     while let Some(within) = folders.pop() {
@@ -113,8 +113,8 @@ impl Header {
     }
 }
 
-/// What the files of a checkpoint without a list say of each other: the weights that the manifest has the hashes of are
-/// those of the model and those of the export.
+/// Agreement between the files of a checkpoint without a list: the hashes in the manifest are those of the model's
+/// weights and of the export's.
 pub fn compare(dir: &Path) -> Result<(), Damage> {
     let required = if dir.join(ADAPTER_CONFIG_FILE).exists() { ADAPTER_CONFIG_FILE } else { "config.json" };
     if !dir.join(required).exists() {
@@ -146,7 +146,7 @@ pub fn compare(dir: &Path) -> Result<(), Damage> {
 }
 
 impl Header {
-    /// Where the same bytes as those of an entry of the manifest are to be.
+    /// Range of the bytes that must equal those of an entry of the manifest.
     fn range(&self, entry: &TensorEntry) -> Option<[u64; 2]> {
         let tensor =
             self.tensors.get(&entry.name).filter(|tensor| entry.dtype == Dtype::Fp32 && tensor.dtype == "F32")?;

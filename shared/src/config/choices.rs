@@ -13,8 +13,8 @@ choices! {
         Adaptive = "adaptive",
     }
 
-    /// Correction for the mismatch between sampler and learner: what the ratio `exp(old − sampling log-prob)` is taken
-    /// over, and what happens outside its bounds. TRL `vllm_importance_sampling_mode`.
+    /// Correction for the mismatch between sampler and learner: the unit of the ratio `exp(old − sampling log-prob)`,
+    /// and the treatment of ratios outside its bounds. TRL `vllm_importance_sampling_mode`.
     ImportanceSamplingMode {
         /// Each token's ratio, clamped to the bounds.
         TokenTruncate = "token_truncate",
@@ -26,7 +26,7 @@ choices! {
         SequenceMask = "sequence_mask",
     }
 
-    /// Advantage of a completion that nothing in its group can be compared with.
+    /// Advantage of a completion whose group has no other to compare it with.
     LoneAdvantage {
         /// 0 (TRL).
         Zero = "zero",
@@ -71,7 +71,7 @@ choices! {
         WarmupStableDecay = "warmup_stable_decay",
     }
 
-    /// What happens to running sequences when new weights arrive (only with `max_staleness` above 0).
+    /// Treatment of running sequences when new weights arrive (only with `max_staleness` above 0).
     WeightSwap {
         /// Running sequences finish on the weights they began with; new ones wait until the swap.
         Drain = "drain",
@@ -89,7 +89,7 @@ choices! {
         Workers = "workers",
     }
 
-    /// How versions of the weights lie in `weights_store`, for workers.
+    /// Form in which versions of the weights are stored in `weights_store`, for workers.
     StoreFormat {
         /// Not at all where `listen` is a loopback address and no `weights_store` is named: workers, which are on the
         /// learner's host, read them where it leaves them. Else `rounded` in a `weights_store` where that is possible,
@@ -103,7 +103,7 @@ choices! {
         Rounded = "rounded",
     }
 
-    /// Where published versions of the weights lie until the run ends. Checkpoints are on disk.
+    /// Place of the published versions of the weights until the run ends. Checkpoints are on disk.
     VersionStorage {
         /// In shared memory, where all that are needed at once fit into its free space and a quarter of the machine's
         /// memory; else on disk.

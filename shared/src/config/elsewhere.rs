@@ -1,7 +1,7 @@
-//! Names that other systems, and people, have for options. They are no other spellings: what they count or mean there
-//! may differ, so they are refused, with the option that is meant.
+//! Names that other systems, and people, use for options. They are no other spellings: their units or meanings may
+//! differ there, so they are refused, with the option that is probably meant.
 
-/// Names with the option that is meant, dashes as underscores.
+/// Names, each with the option that is probably meant; dashes are written as underscores.
 const NAMES: &[(&str, &str)] = &[
     ("lr", "learning_rate"),
     ("actor_lr", "learning_rate"),
@@ -111,7 +111,7 @@ const NAMES: &[(&str, &str)] = &[
     ("enable_thinking", "chat_template_kwargs"),
 ];
 
-/// The option that a name stands for elsewhere.
+/// The option that a name elsewhere stands for.
 pub(super) fn meant(spelling: &str) -> Option<&'static str> {
     let name = spelling.to_ascii_lowercase();
     NAMES.iter().find(|(theirs, _)| *theirs == name).map(|(_, option)| *option)

@@ -1,4 +1,4 @@
-//! What an entry of `guard` says: a sign that a run is in trouble, and what is done when it is seen.
+//! The entries of `guard`: each one names a sign of trouble and the action to take.
 //!
 //! An entry is `sign=action`, or `sign=action:above=NUMBER:steps=NUMBER`.
 
@@ -6,7 +6,7 @@ use super::TrainConfig;
 use crate::declare::{Choice, choices};
 
 choices! {
-    /// What the guard looks for, before the weights are moved.
+    /// Sign of trouble that the guard checks for before an update moves the weights.
     GuardSign {
         /// The loss or the gradient of an update is no finite number.
         NonFinite = "non_finite",
@@ -26,7 +26,7 @@ choices! {
         /// A reward function failed on more than a tenth of the completions.
         RewardFailures = "reward_failures",
     }
-    /// What the guard does, from the mildest to the strictest.
+    /// Action of the guard, from the mildest to the strictest.
     GuardAction {
         /// Says so.
         Warn = "warn",
@@ -34,8 +34,8 @@ choices! {
         LowerLearningRate = "lower_learning_rate",
         /// Leaves the updates of the step out: the next version has the weights of the one before.
         SkipStep = "skip_step",
-        /// Leaves the step out and goes back to the weights of the last healthy checkpoint; what the dataset has given
-        /// since then is not given again.
+        /// Leaves the step out and goes back to the weights of the last healthy checkpoint; prompts used since then are
+        /// not used again.
         RollBack = "roll_back",
         /// Ends the run with a checkpoint and an error.
         Stop = "stop",
@@ -43,7 +43,7 @@ choices! {
 }
 
 impl GuardSign {
-    /// What is looked at, in words, and whether it is a sign when it is low.
+    /// The figure of a sign, in words, and whether low values are the sign.
     #[must_use]
     pub fn figure(self) -> (&'static str, bool) {
         match self {
@@ -58,7 +58,7 @@ impl GuardSign {
         }
     }
 
-    /// Where it begins, if the entry does not say.
+    /// The threshold of a sign, if the entry gives none.
     fn usual_threshold(self, config: &TrainConfig) -> f64 {
         match self {
             Self::NonFinite => 0.0,
@@ -72,8 +72,8 @@ impl GuardSign {
         }
     }
 
-    /// Steps in a row that it has to last, if the entry does not say: one step is a few prompts, which may all be hard
-    /// by chance, but what a single update can destroy is not waited for.
+    /// Steps in a row for which a sign must last, if the entry gives none. A step has a few prompts, which may all be
+    /// hard by chance; but there is no wait for signs of damage that a single update can do.
     fn usual_steps(self) -> u64 {
         match self {
             Self::NonFinite | Self::Mismatch | Self::GradientSpike | Self::Kl | Self::RewardFailures => 1,
@@ -82,16 +82,16 @@ impl GuardSign {
     }
 }
 
-/// An entry of `guard`, with everything that it leaves open filled in.
+/// An entry of `guard`, with all open parts filled in.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct GuardRule {
-    /// What is looked for.
+    /// The sign.
     pub sign: GuardSign,
-    /// What is done.
+    /// The action.
     pub action: GuardAction,
     /// The sign is there above this figure; below it where [`GuardSign::figure`] says so.
     pub threshold: f64,
-    /// Steps in a row that it has to be there.
+    /// Steps in a row for which the sign must be there.
     pub steps: u64,
 }
 
@@ -126,11 +126,11 @@ impl GuardRule {
 }
 
 impl TrainConfig {
-    /// The entries of `guard`, and the one that every run has unless it says otherwise: updates that are not finite are
-    /// left out.
+    /// The entries of `guard`, and the rule that every run has unless an entry overrides it: updates that are not
+    /// finite are left out.
     ///
     /// # Errors
-    /// The first entry that is none, with what it may be.
+    /// The first invalid entry, with the valid forms.
     pub fn guard_rules(&self) -> Result<Vec<GuardRule>, String> {
         let mut rules = Vec::new();
         for entry in &self.guard {

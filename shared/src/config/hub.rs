@@ -2,15 +2,15 @@
 
 use std::path::{Component, Path};
 
-/// What a path begins with that stands for a name on the Hub, as in the paths of Hugging Face's own file system.
+/// Prefix of a path that stands for a name on the Hub, as in the paths of Hugging Face's own file system.
 const SCHEME: &str = "hf://";
 
-/// Ends of names that are files.
+/// Endings of names of files.
 const FILES: [&str; 12] =
     [".jsonl", ".ndjson", ".json", ".toml", ".yaml", ".yml", ".csv", ".tsv", ".parquet", ".arrow", ".gz", ".zst"];
 
-/// Folders that people keep models and data in: what begins with such a name is a path, whether it is there or not.
-/// With `hf://` it is a name all the same.
+/// Folders that people keep models and data in: a text that begins with such a name is a path, whether it exists or
+/// not. With `hf://` it is a name on the Hub all the same.
 const FOLDERS: [&str; 18] = [
     "checkpoint",
     "checkpoints",
@@ -33,8 +33,8 @@ const FOLDERS: [&str; 18] = [
 ];
 
 /// What is meant by a text where a model or a dataset is wanted: `hf://owner/name` if it is a name on the Hub, nothing
-/// if it is a path. Whatever is there wins, as does whatever may be a misspelt path: one below a folder that is there,
-/// or that has a name as folders of models and data have.
+/// if it is a path. An existing path wins, and so does a text that may be a misspelt path: one below a folder that
+/// exists, or below a folder with a usual name for models and data.
 #[must_use]
 pub fn on_hub(text: &str, folder: &Path) -> Option<String> {
     if let Some(name) = text.strip_prefix(SCHEME) {

@@ -12,7 +12,7 @@ use toml::{Table, Value};
 
 use super::{ConfigError, OPTIONS, OptionSpec, TrainConfig, ValueKind, elsewhere, hub, option, schedule, shares};
 
-/// Options of the command line in the order given: `(key, value)`, the keys in their own spelling of `run.toml`.
+/// Options of the command line in the order given: pairs of key and value, with keys spelt as in `run.toml`.
 pub type Overrides = Vec<(String, String)>;
 
 /// Most bytes of a file of options.
@@ -24,7 +24,7 @@ const COMMAND_LINE: &str = "command line";
 /// for underscores; a yes-or-no option without a value is `true`.
 ///
 /// # Errors
-/// A word that is no `--key`, an unknown key, or an option without its value.
+/// A word that is no `--key`, an unknown key, or an option without a value.
 pub fn parse_overrides(words: &[String]) -> Result<Overrides, ConfigError> {
     let (mut list, mut unknown) = (Overrides::new(), Vec::new());
     let mut words = words.iter().peekable();
@@ -54,8 +54,8 @@ pub fn parse_overrides(words: &[String]) -> Result<Overrides, ConfigError> {
     Ok(list)
 }
 
-/// Loads a run's configuration. Relative paths in the file are relative to the file's folder, those of the command line
-/// to the working directory. `none` takes an optional value back.
+/// Loads a run's configuration. Relative paths in the file start from the file's folder, those on the command line from
+/// the working directory. `none` removes an optional value.
 ///
 /// # Errors
 /// A [`ConfigError`] that names the file or option, in one line.
@@ -63,7 +63,7 @@ pub fn load(file: Option<&Path>, overrides: &Overrides) -> Result<TrainConfig, C
     merged(file.map_or_else(|| Ok(Table::new()), read_file)?, overrides)
 }
 
-/// Reads a configuration from the text of a file, with options that win over it.
+/// Reads a configuration from the text of a file; `overrides` win over it.
 ///
 /// # Errors
 /// As [`load`].
@@ -80,10 +80,10 @@ fn merged(mut values: Table, overrides: &Overrides) -> Result<TrainConfig, Confi
     Ok(shares::told_apart(values).try_into().expect("each value was accepted by itself"))
 }
 
-/// Checks one value as the command line would have it, in words that leave open where it stands.
+/// Checks one value in the form of the command line; the error does not say where it stands.
 ///
 /// # Errors
-/// What the option takes instead.
+/// The values that the option takes.
 pub fn check(key: &str, text: &str) -> Result<(), String> {
     let option = known(key, COMMAND_LINE).map_err(|error| error.to_string())?;
     let value = located(option, option.kind.parse(text), Path::new(""));
@@ -105,7 +105,7 @@ pub fn load_named(file: Option<&Path>, overrides: &Overrides) -> Result<TrainCon
     if config.reward_python.contains('/') {
         let folder = config.reward_dir.as_deref().or(folder).filter(|_| in_file("reward_python"));
         let python = folder.unwrap_or(Path::new("")).join(&config.reward_python);
-        // Whoever starts it may be at work in another folder.
+        // The programs that start it may work in another folder.
         config.reward_python = path::absolute(&python).unwrap_or(python).display().to_string();
     }
     if in_file("reward_funcs") && config.reward_dir.is_none() {
@@ -114,7 +114,7 @@ pub fn load_named(file: Option<&Path>, overrides: &Overrides) -> Result<TrainCon
     Ok(config)
 }
 
-/// Tells the configuration file of a command line, which comes first, from the options.
+/// Separates the configuration file of a command line, which comes first, from the options.
 #[must_use]
 pub fn file_and_options(words: &[String]) -> (Option<&Path>, &[String]) {
     match words.split_first() {
@@ -161,7 +161,7 @@ fn values_of(text: &str, path: &Path) -> Result<Table, ConfigError> {
     Ok(values)
 }
 
-/// Refuses with everything that was found, if that is anything.
+/// Fails with all problems, if there are any.
 fn all(mut problems: Vec<ConfigError>) -> Result<(), ConfigError> {
     match problems.len() {
         0 => Ok(()),
@@ -170,7 +170,7 @@ fn all(mut problems: Vec<ConfigError>) -> Result<(), ConfigError> {
     }
 }
 
-/// Puts a value in, if it is of its option's type; `none` takes an optional one back.
+/// Inserts a value, if it has its option's type; `none` removes an optional one.
 fn put(values: &mut Table, option: &OptionSpec, value: Value, given: &str, origin: &str) -> Result<(), ConfigError> {
     if option.absent.is_some() && is_none(&value) {
         values.remove(option.key);
@@ -182,7 +182,7 @@ fn put(values: &mut Table, option: &OptionSpec, value: Value, given: &str, origi
     Ok(())
 }
 
-/// A value that is of its option's type, or a share of steps where it takes one.
+/// A value of its option's type, or a share of steps if the option takes shares.
 fn accepted(option: &OptionSpec, value: Value, given: &str) -> Result<Value, String> {
     let value = shares::normal(option, value);
     let alone = Table::from_iter([(option.key.to_owned(), value)]);
@@ -201,7 +201,7 @@ fn accepted(option: &OptionSpec, value: Value, given: &str) -> Result<Value, Str
     Err(format!("must be {wanted}, got {given}{reason}"))
 }
 
-/// Whether a value is the word `none`, as a list of the command line has it too.
+/// Whether a value is the word `none`; on the command line it may stand in a list.
 fn is_none(value: &Value) -> bool {
     match value {
         Value::Array(list) => matches!(list.as_slice(), [only] if is_none(only)),
@@ -209,7 +209,7 @@ fn is_none(value: &Value) -> bool {
     }
 }
 
-/// How alike a key must be to be meant: one letter in four may be wrong.
+/// Least similarity of a key that is suggested: one letter in four may be wrong.
 const NEAR: f64 = 0.75;
 
 /// The option that a spelling stands for; an unknown one is refused with the nearest key.
@@ -224,8 +224,7 @@ fn known(spelling: &str, origin: &str) -> Result<&'static OptionSpec, ConfigErro
     })
 }
 
-/// The value, in which paths are seen from the folder in which they were given, and names on the Hub are marked as
-/// such.
+/// The value, with its paths relative to `folder` resolved, and with names on the Hub marked as such.
 fn located(option: &OptionSpec, value: Value, folder: &Path) -> Value {
     if !matches!(option.kind, ValueKind::Path | ValueKind::Paths) {
         return value;

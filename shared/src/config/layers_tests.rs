@@ -1,4 +1,4 @@
-//! File and command line: who wins, and what is refused.
+//! File and command line: which one wins, and what is refused.
 
 use std::{fs, path::PathBuf};
 
@@ -32,7 +32,7 @@ fn an_unknown_key_is_refused_with_the_nearest_one() {
     assert!(text.contains("`learning_rat`") && text.contains("did you mean `learning_rate`?"), "{text}");
     let text = message(from_file("# a run\nnum_generation = 4", &[]));
     assert!(text.contains("run.toml, line 2)") && text.contains("did you mean `num_generations`?"), "{text}");
-    // What is only a little alike is not meant.
+    // A key with little similarity is not suggested.
     for key in ["zzz", "push_to_hub", "use_vllm", "max_new_tokens"] {
         let text = message(from_line(&[&format!("--{key}"), "1"]));
         assert!(text.contains(&format!("unknown option `{key}`")) && !text.contains("did you mean"), "{text}");
@@ -247,12 +247,12 @@ fn a_share_of_steps_is_the_option_that_has_shares() {
         from_file("save_steps = 0.25\nwarmup_steps = 0.1\neval_steps = 0.5\nlogging_steps = 0.01\n", &[]).unwrap();
     assert_eq!((config.save_ratio, config.warmup_ratio, config.eval_ratio), (Some(0.25), 0.1, Some(0.5)));
     assert_eq!((config.warmup_steps, config.logging_ratio, config.evaluates()), (0, Some(0.01), true));
-    // As transformers: rounded up.
+    // As in transformers: rounded up.
     let mut resolved = TrainConfig { max_steps: Some(7), ..config.clone() };
     resolved.resolve_shares(7);
     assert_eq!((resolved.save_steps, resolved.eval_steps, resolved.logging_steps), (2, Some(4), 1));
     assert_eq!((resolved.save_ratio, resolved.eval_ratio, resolved.logging_ratio), (None, None, None));
-    // 1 and 1.0 are one step, and what is given later wins.
+    // 1 and 1.0 mean one step, and the later of two values wins.
     let (_, config) = from_file("save_steps = 1.0\nwarmup_steps = 0.1\n", &["--warmup_steps", "0"]).unwrap();
     assert_eq!((config.save_steps, config.save_ratio, config.warmup_steps, config.warmup_ratio), (1, None, 0, 0.0));
     let (_, config) = from_file("save_steps = 10\n", &["--save_steps", "0.5"]).unwrap();

@@ -63,7 +63,7 @@ use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
 use crate::Contrast;
 
-/// A configuration that makes no sense.
+/// A configuration that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
@@ -71,7 +71,7 @@ pub enum ConfigError {
     File {
         /// The file.
         path: String,
-        /// What is wrong.
+        /// The fault.
         message: String,
     },
     /// A key that does not exist.
@@ -85,7 +85,7 @@ pub enum ConfigError {
         /// The nearest known key.
         suggestion: Option<String>,
     },
-    /// Several of these, in the order of the file or of the command line.
+    /// Several errors, in the order of the file or of the command line.
     #[error("{}", in_words(.0))]
     Several(Vec<ConfigError>),
     /// A value that is out of range or does not fit another option.
@@ -101,7 +101,7 @@ fn in_words(problems: &[ConfigError]) -> String {
 /// The largest whole number that a configuration file can hold.
 const LARGEST: u64 = i64::MAX as u64;
 
-/// Bytes of GiB.
+/// Bytes of a number of GiB.
 fn bytes(gib: f64) -> u64 {
     (gib * f64::from(1 << 30)) as u64
 }
@@ -149,14 +149,13 @@ impl TrainConfig {
         })
     }
 
-    /// What chat templates take for now, where it is given as it should be: `template_date`, as RFC 3339 has moments.
+    /// The time that chat templates see, if it is given in the right form: `template_date`, in the form of RFC 3339.
     #[must_use]
     pub fn template_now(&self) -> Option<OffsetDateTime> {
         OffsetDateTime::parse(self.template_date.as_deref()?, &Rfc3339).ok()
     }
 
-    /// Writes down what chat templates take for now, so that it stays: as given, else as `before` had it, else this
-    /// moment.
+    /// Fixes the time that chat templates see: as it is given, else as in `before`, else this moment.
     pub fn fix_template_date(&mut self, before: Option<&Self>) {
         let now = || OffsetDateTime::now_utc().replace_nanosecond(0).ok()?.format(&Rfc3339).ok();
         self.template_date = self.template_date.take().or_else(|| before?.template_date.clone()).or_else(now);
@@ -174,7 +173,7 @@ impl TrainConfig {
         (&self.dataset_test_split, self.dataset_config.as_deref())
     }
 
-    /// What has to differ within a group for it to teach anything.
+    /// The difference within a group that is needed to learn from it.
     #[must_use]
     pub fn contrast(&self) -> Contrast {
         let several = self.multi_objective_aggregation.spec();
@@ -188,7 +187,7 @@ impl TrainConfig {
         rewards::names(&self.reward_funcs).into_iter().zip(weights).collect()
     }
 
-    /// How reward functions of other processes are started.
+    /// Settings for the processes of reward functions.
     #[must_use]
     pub fn reward_host(&self) -> RewardHost {
         RewardHost {
@@ -208,7 +207,8 @@ impl TrainConfig {
         }
     }
 
-    /// Estimator of the KL penalty: the one that is asked for, or the sources' own where the penalty goes.
+    /// Estimator of the KL penalty: the one that is configured, else the default of the method's source for the place
+    /// of the penalty.
     #[must_use]
     pub fn kl_estimator_in_use(&self) -> KlEstimator {
         self.kl_estimator.unwrap_or(if self.use_kl_in_reward { KlEstimator::K1 } else { KlEstimator::K3 })
@@ -217,7 +217,7 @@ impl TrainConfig {
     /// Threads of (sampler, learner) on a machine with `cores` cores.
     #[must_use]
     pub fn threads(&self, cores: usize) -> (usize, usize) {
-        // Workers on other hosts leave all cores to the learner.
+        // Workers on other hosts leave all cores of this one to the learner.
         let share = if self.max_staleness == 0 || self.listen.is_some() { cores } else { (cores / 2).max(1) };
         (self.rollout_threads.unwrap_or(share), self.learner_threads.unwrap_or(share))
     }

@@ -1,4 +1,4 @@
-//! What is said of an option where it is declared.
+//! The declaration of an option.
 
 use std::sync::LazyLock;
 
@@ -14,48 +14,48 @@ fn values(config: &TrainConfig) -> Value {
     serde_json::to_value(config).expect("a configuration is serialisable")
 }
 
-/// An option of a run. The methods that return one are the words of a declaration, behind type and default.
+/// An option of a run. The methods that return `Self` are the words of a declaration, behind type and default.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct OptionSpec {
     /// Its name: the key in `run.toml`, and the flag on the command line.
     pub key: &'static str,
     /// The section of the reference page.
     pub section: &'static str,
-    /// What it does, and what one pays for it.
+    /// What it does, and its cost.
     pub doc: &'static str,
-    /// The systems that have it too, with their names for it.
+    /// The systems that have it too, with the names that they give it.
     pub source: Origin,
     /// Its type.
     pub kind: ValueKind,
-    /// What it means that it is absent, if it may be.
+    /// The meaning of its absence, if it may be absent.
     pub absent: Option<&'static str>,
     /// Other spellings.
     pub aliases: &'static [&'static str],
-    /// The numbers that it may be.
+    /// The range of its numbers.
     pub bounds: Bounds,
-    /// Whether another value computes something else. Where it does not, a run may be resumed with another value.
+    /// Whether its value changes results. If not, a run may be resumed with another value.
     pub changes_results: bool,
     /// Whether it may be a name on the Hugging Face Hub instead of a path.
     pub on_hub: bool,
-    /// For a number of steps: the option that a number below 1 is a value of, a share of all steps.
+    /// For a number of steps: the option that takes a number below 1, a share of all steps.
     pub share: Option<&'static str>,
-    /// Whether another value than the default needs the stock kernels.
+    /// Whether any value except the default needs the stock kernels.
     pub needs_stock: bool,
 }
 
-/// Which tool an option and its name come from.
+/// The tool that an option and its name come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Origin {
-    /// From here.
+    /// This project.
     Own,
     /// TRL has it under the same name.
     Trl,
-    /// Systems with their names for it.
+    /// Systems, with their names for it.
     Named(&'static str),
 }
 
 impl OptionSpec {
-    /// An option of which nothing else is said.
+    /// An option with no more than this said about it.
     pub(super) const fn new<T: OptionValue>(key: &'static str, section: &'static str, doc: &'static str) -> Self {
         Self {
             key,
@@ -73,7 +73,7 @@ impl OptionSpec {
         }
     }
 
-    /// What it means that it is absent: for all that may be, and that are by default.
+    /// The meaning of its absence, for options that may be absent and are so by default.
     pub(super) const fn absent(mut self, meaning: &'static str) -> Self {
         self.absent = Some(meaning);
         self
@@ -97,37 +97,37 @@ impl OptionSpec {
         self
     }
 
-    /// Numbers from here on.
+    /// At least this number.
     pub(super) const fn at_least(mut self, low: f64) -> Self {
         self.bounds.low = Some((low, true));
         self
     }
 
-    /// Numbers above.
+    /// Above this number.
     pub(super) const fn above(mut self, low: f64) -> Self {
         self.bounds.low = Some((low, false));
         self
     }
 
-    /// Numbers up to here.
+    /// At most this number.
     pub(super) const fn at_most(mut self, high: f64) -> Self {
         self.bounds.high = Some((high, true));
         self
     }
 
-    /// Numbers below.
+    /// Below this number.
     pub(super) const fn below(mut self, high: f64) -> Self {
         self.bounds.high = Some((high, false));
         self
     }
 
-    /// Infinity too.
+    /// Infinity is allowed too.
     pub(super) const fn or_infinite(mut self) -> Self {
         self.bounds.infinite = true;
         self
     }
 
-    /// Unit or reason of the bounds, for the one who reads a refusal.
+    /// Unit of the bounds, or the reason for them, for messages.
     pub(super) const fn because(mut self, reason: &'static str) -> Self {
         self.bounds.because = Some(reason);
         self
@@ -145,25 +145,26 @@ impl OptionSpec {
         self
     }
 
-    /// Another value computes the same.
+    /// Its value does not change results.
     pub(super) const fn keeps_results(mut self) -> Self {
         self.changes_results = false;
         self
     }
 
-    /// Only the stock kernels take another value than the default.
+    /// Any value except the default needs the stock kernels.
     pub(super) const fn needs_stock(mut self) -> Self {
         self.needs_stock = true;
         self
     }
 
-    /// The option that has the share of all steps which a number is, if it is one.
+    /// The option for the share of all steps, if the number is such a share.
     #[must_use]
     pub fn share_of(&self, number: f64) -> Option<&'static str> {
         self.share.filter(|_| number > 0.0 && number < 1.0)
     }
 
-    /// The default, if it has one: text without quotes, lists as in TOML. Options that every run must give have none.
+    /// The default, if there is one: texts without quotes, lists as in TOML. Options that every run must give have
+    /// none.
     #[must_use]
     pub fn default_text(&self) -> Option<String> {
         match &DEFAULTS[self.key] {
@@ -176,14 +177,14 @@ impl OptionSpec {
     /// Refuses numbers outside the bounds, in words that follow the name of the option.
     ///
     /// # Errors
-    /// `must be`, the bounds, and what was given.
+    /// `must be`, the bounds, and the number that was given.
     pub fn check<T: OptionValue>(&self, value: &T) -> Result<(), String> {
         value.outside(&self.bounds).map_or(Ok(()), |found| Err(format!("must be {}, got {found}", self.bounds)))
     }
 }
 
 impl TrainConfig {
-    /// The options whose values are not the defaults, with the values.
+    /// The options with values other than the defaults, with these values.
     #[must_use]
     pub fn given(&self) -> Vec<(&'static OptionSpec, Value)> {
         let mut values = values(self);
@@ -201,7 +202,7 @@ macro_rules! options {
         $(#[doc = $doc:literal])+
         $key:ident: $type:ty = $default:expr $(, $word:ident $(($($said:tt)+))?)*;
     )+ } )+) => {
-        /// Everything a run can be told. Field names are the keys of `run.toml` and of the command line.
+        /// All options of a run. Field names are the keys of `run.toml` and of the command line.
         #[derive(Debug, Clone, PartialEq, ::serde::Serialize, ::serde::Deserialize)]
         #[serde(default, deny_unknown_fields)]
         pub struct TrainConfig { $($(
@@ -225,7 +226,7 @@ macro_rules! options {
         }
 
         impl TrainConfig {
-            /// The options that are paths, as far as they are given.
+            /// The paths in the options, where they are given.
             pub fn paths_mut(&mut self) -> impl Iterator<Item = &mut ::std::path::PathBuf> {
                 [$($($crate::declare::OptionValue::paths_mut(&mut self.$key)),+),+].into_iter().flatten()
             }

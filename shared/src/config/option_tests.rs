@@ -1,4 +1,4 @@
-//! What must hold of every option, taken from the table itself.
+//! Properties of every option, tested over the table itself.
 
 use std::{collections::HashSet, fs};
 
@@ -48,7 +48,7 @@ fn no_spelling_means_two_things() {
     }
 }
 
-/// Numbers on both sides of each end, in steps that the option's type can make.
+/// Numbers on both sides of each bound, as close to it as the option's type allows.
 #[test]
 fn every_bound_refuses_what_lies_beyond_it() {
     assert!(TrainConfig::default().out_of_bounds().is_empty());

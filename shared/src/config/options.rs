@@ -9,7 +9,7 @@ use super::{
     option::options,
 };
 
-/// Seconds of a year: a clock can add as many to its time, and no timeout needs more.
+/// Seconds of a year: a clock can add that many to its time, and no timeout needs more.
 const YEAR: f64 = 365.0 * 24.0 * 3600.0;
 
 options! {

@@ -1,30 +1,30 @@
-//! What an entry of `reward_funcs` names, as far as all programs have to agree on it.
+//! Entries of `reward_funcs`, as far as all programs must agree on them.
 //!
 //! An entry is `name`, or `name:key=value:key=value`; a colon within a value is written `\:`. A Python function is
-//! `file.py:function`, `file.py` if the file has only one, or `module.function` as TRL's command line has it.
+//! `file.py:function`, `file.py` if the file has only one function, or `module.function` as on TRL's command line.
 
 use std::path::{Path, PathBuf};
 
 /// A reward function in Python.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PythonFunction {
-    /// Where it is.
+    /// Place of the function.
     pub place: PythonPlace,
-    /// Its name; none where the file is expected to have one function only.
+    /// Its name; none if the file should have one function only.
     pub function: Option<String>,
 }
 
-/// Where a Python function is.
+/// Place of a Python function.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PythonPlace {
     /// In a file.
     File(PathBuf),
-    /// In a module, found as `import` finds it.
+    /// In a module that Python can import.
     Module(String),
 }
 
 impl PythonFunction {
-    /// The function that an entry names, if it is one in Python.
+    /// The Python function that an entry names, if it names one.
     #[must_use]
     pub fn parse(entry: &str) -> Option<Self> {
         let parts = parts(entry);
@@ -38,7 +38,7 @@ impl PythonFunction {
         dotted.then(|| Self { place: PythonPlace::Module(module.to_owned()), function: Some(function.to_owned()) })
     }
 
-    /// The name without its place; the file's where no function is named.
+    /// The name without its place; the file's name if no function is named.
     fn short_name(&self) -> String {
         self.function.clone().unwrap_or_else(|| self.place.stem())
     }
@@ -57,8 +57,8 @@ fn is_identifier(word: &str) -> bool {
     word.starts_with(|c: char| c.is_alphabetic() || c == '_') && word.chars().all(|c| c.is_alphanumeric() || c == '_')
 }
 
-/// The parts of an entry between colons; `\:` is a colon of a part, for which a character that no text has holds the
-/// place, and so is that of `hf://`.
+/// The parts of an entry between colons; `\:` stands for a colon within a part. While the entry is split, a character
+/// that no text has replaces it, and also the colon of `hf://`.
 #[must_use]
 pub fn parts(entry: &str) -> Vec<String> {
     entry.replace("\\:", "\0").replace("=hf://", "=hf\0//").split(':').map(|part| part.replace('\0', ":")).collect()
@@ -77,7 +77,7 @@ pub fn model_path(entry: &str, folder: &Path) -> Option<PathBuf> {
     Some(super::on_hub(path, folder).map_or_else(|| folder.join(path), PathBuf::from))
 }
 
-/// The same entry with its model elsewhere.
+/// The same entry with its model at another path.
 #[must_use]
 pub fn with_model_path(entry: &str, path: &Path) -> String {
     let part = |part: &String| {
@@ -94,8 +94,8 @@ pub fn short_name(entry: &str) -> String {
     PythonFunction::parse(entry).map_or_else(named, |python| python.short_name())
 }
 
-/// The entries as metrics call them: by their short names where that is enough to tell one from the others, else a
-/// Python function with its file or module, and in the last resort the whole entry.
+/// Names of the entries in metrics: the short name where it is unique, else a Python function with its file or module,
+/// and at last the whole entry.
 #[must_use]
 pub fn names(entries: &[String]) -> Vec<String> {
     let qualified = |entry: &String| match PythonFunction::parse(entry) {
@@ -112,29 +112,30 @@ pub fn names(entries: &[String]) -> Vec<String> {
     entries.iter().enumerate().map(name).collect()
 }
 
-/// How reward functions of other processes are started.
+/// Settings for the processes of reward functions.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RewardHost {
-    /// The folder that relative paths start from, and that programs are started in.
+    /// The folder in which programs are started, and from which relative paths start.
     pub dir: PathBuf,
-    /// The Python interpreter: a name that is looked up as the shell does, or a path.
+    /// The Python interpreter: a name that is looked up as by the shell, or a path.
     pub python: String,
     /// Processes of each function.
     pub processes: usize,
-    /// What each of them may do and take.
+    /// Limits of each process.
     pub bounds: RewardBounds,
 }
 
-/// What a process of a reward function may do and take, with all that it starts.
+/// Rights and limits of a process of a reward function, including all that it starts.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RewardBounds {
     /// Whether it may use the network.
     pub network: bool,
-    /// Variables of the environment that it gets besides the usual ones; with `*` at the end, all that begin so.
+    /// Variables of the environment that it gets in addition to the usual ones; a name that ends in `*` stands for all
+    /// variables that begin so.
     pub env: Vec<String>,
-    /// Where it may write, besides its own temporary folder.
+    /// Folders that it may write in, in addition to its own temporary folder.
     pub writable: Vec<PathBuf>,
-    /// Most bytes of memory; half of what there is where it is not given.
+    /// Most bytes of memory; half of the machine's memory if not given.
     pub memory: Option<u64>,
     /// Most seconds of processor time.
     pub cpu: u64,
@@ -147,13 +148,13 @@ pub struct RewardBounds {
 }
 
 impl RewardHost {
-    /// A path of an entry: as it stands, or from the folder on.
+    /// A path in an entry: absolute as it stands, else relative to the folder.
     #[must_use]
     pub fn path(&self, path: &Path) -> PathBuf {
         self.dir.join(path)
     }
 
-    /// The interpreter as it can be started from anywhere.
+    /// The interpreter in a form that can be started from any folder.
     #[must_use]
     pub fn interpreter(&self) -> PathBuf {
         if self.python.contains('/') { self.path(Path::new(&self.python)) } else { PathBuf::from(&self.python) }

@@ -1,10 +1,10 @@
 //! The sampling distribution of a run: parameters from its options, and the ranges of these options for parameters from
-//! elsewhere.
+//! other places.
 
 use super::{OptionValue, TrainConfig, option};
 use crate::sampling::SamplingParams;
 
-/// Those of a run that leaves its options as they are.
+/// The parameters of a run with default options.
 impl Default for SamplingParams {
     fn default() -> Self {
         TrainConfig::default().sampling()
@@ -30,7 +30,7 @@ impl TrainConfig {
 }
 
 impl SamplingParams {
-    /// Checks the ranges, which are those of the options of a run, but for a temperature of 0.
+    /// Checks the ranges. They are those of a run's options, except that a temperature of 0 is allowed.
     ///
     /// # Errors
     /// The first value outside its range, as a message that begins with the name of the option.

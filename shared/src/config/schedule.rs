@@ -16,7 +16,7 @@ pub enum RampShape {
     OneMinusSqrt,
 }
 
-/// What a schedule is told besides warm-up and length; what is not said is as transformers has it.
+/// Settings of a schedule in addition to warm-up and length; missing ones have the defaults of transformers.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct ScheduleSettings {
     /// Waves of a cosine, or restarts.
@@ -25,13 +25,13 @@ pub struct ScheduleSettings {
     pub lr_end: Option<f64>,
     /// Power of `polynomial`.
     pub power: Option<f64>,
-    /// Updates that `inverse_sqrt` is counted in.
+    /// Time scale of `inverse_sqrt`, in updates.
     pub timescale: Option<u64>,
     /// Smallest rate.
     pub min_lr: Option<f64>,
     /// Smallest rate as a share of the peak.
     pub min_lr_rate: Option<f64>,
-    /// Share of the peak that the warm-up of `cosine_warmup_with_min_lr` begins with.
+    /// Share of the peak at which the warm-up of `cosine_warmup_with_min_lr` begins.
     pub warmup_lr_rate: Option<f64>,
     /// Updates of the decay of `warmup_stable_decay`.
     pub num_decay_steps: Option<u64>,
@@ -39,9 +39,9 @@ pub struct ScheduleSettings {
     pub num_stable_steps: Option<u64>,
     /// Shape of the warm-up of `warmup_stable_decay`.
     pub warmup_type: Option<RampShape>,
-    /// Shape of its decay.
+    /// Shape of the decay of `warmup_stable_decay`.
     pub decay_type: Option<RampShape>,
-    /// Share of the peak at which it begins and ends.
+    /// Share of the peak at which `warmup_stable_decay` begins and ends.
     pub min_lr_ratio: Option<f64>,
 }
 
@@ -64,7 +64,7 @@ impl TrainConfig {
     /// The settings of the schedule.
     ///
     /// # Errors
-    /// One that the schedule does not have, that is missing or out of its range.
+    /// A setting that the schedule does not have, that is missing, or that is out of its range.
     pub fn schedule_settings(&self) -> Result<ScheduleSettings, ConfigError> {
         let kind = self.lr_scheduler_type;
         let given = self.lr_scheduler_kwargs.clone().unwrap_or_default();
@@ -102,7 +102,7 @@ fn settings(kind: LrSchedulerType, given: &JsonTable, peak: f64) -> Result<Sched
     check(kind, &settings, peak).map(|()| settings)
 }
 
-/// What must be given, and what does not go together.
+/// Checks required settings, and settings that exclude each other.
 fn check(kind: LrSchedulerType, settings: &ScheduleSettings, peak: f64) -> Result<(), String> {
     match kind {
         LrSchedulerType::CosineWithMinLr | LrSchedulerType::CosineWarmupWithMinLr => {
@@ -124,7 +124,7 @@ fn check(kind: LrSchedulerType, settings: &ScheduleSettings, peak: f64) -> Resul
     }
 }
 
-/// Where `polynomial` ends by default.
+/// Default rate at which `polynomial` ends.
 const POLYNOMIAL_END: f64 = 1e-7;
 
 impl ScheduleSettings {
@@ -135,7 +135,7 @@ impl ScheduleSettings {
     }
 }
 
-/// `num_cycles`: also of restarts it need not be whole, as in transformers.
+/// `num_cycles`: as in transformers, it need not be whole even for restarts.
 fn cycles(given: &JsonTable) -> Result<Option<f64>, String> {
     number(given, "num_cycles", |x| x > 0.0, "a number above 0")
 }
@@ -163,7 +163,7 @@ fn shape(given: &JsonTable, name: &str) -> Result<Option<RampShape>, String> {
     }
 }
 
-/// Why a schedule of transformers is none of ours, where it is known.
+/// Why a schedule of transformers is not supported here, if the reason is known.
 pub(super) fn not_here(word: &str) -> Option<&'static str> {
     match word {
         "reduce_lr_on_plateau" => Some(

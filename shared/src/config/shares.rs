@@ -1,11 +1,11 @@
-//! Numbers of steps that are shares of all steps, as transformers 5 has them: `save_steps = 0.25`.
+//! Numbers of steps that are given as shares of all steps, as in transformers 5: `save_steps = 0.25`.
 
 use toml::{Table, Value};
 
 use super::{OPTIONS, OptionSpec, TrainConfig};
 
-/// A value that an option has which takes shares: a share from 0 to below 1 as it stands, a whole number without its
-/// point. Other values stay as they are.
+/// The normal form of a value of an option that takes shares: a share from 0 to below 1 as it is, a whole number
+/// without a decimal point. Other values stay as they are.
 pub(super) fn normal(option: &OptionSpec, value: Value) -> Value {
     match value {
         Value::Float(number) if option.share.is_some() && number.fract() == 0.0 && number.abs() < 1e15 => {
@@ -15,12 +15,12 @@ pub(super) fn normal(option: &OptionSpec, value: Value) -> Value {
     }
 }
 
-/// The share that a value is, of an option which takes them.
+/// The share in a value, if its option takes shares and the value is one.
 pub(super) fn share(option: &OptionSpec, value: &Value) -> Option<f64> {
     value.as_float().filter(|number| option.share_of(*number).is_some())
 }
 
-/// Puts every share under the option that has it.
+/// Moves every share to the option for shares.
 pub(super) fn told_apart(mut values: Table) -> Table {
     for option in OPTIONS {
         let (Some(other), Some(value)) = (option.share, values.get(option.key)) else { continue };
@@ -33,7 +33,7 @@ pub(super) fn told_apart(mut values: Table) -> Table {
 }
 
 impl TrainConfig {
-    /// Replaces shares by numbers of steps, in a run of so many: `ceil(steps * share)`, as transformers does.
+    /// Replaces shares by numbers of steps, in a run of `steps` steps: `ceil(steps * share)`, as in transformers.
     /// `warmup_ratio` stays, since it counts updates.
     pub fn resolve_shares(&mut self, steps: u64) {
         let of = |share: f64| ((steps as f64 * share).ceil() as u64).max(1);

@@ -2,16 +2,16 @@
 
 use std::fmt;
 
-/// The numbers that an option may be: finite ones between two ends, each of which may be missing.
+/// The range of an option's numbers: finite numbers between two ends, either of which may be missing.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Bounds {
     /// The lower end, and whether it belongs to the range.
     pub low: Option<(f64, bool)>,
     /// The upper end, and whether it belongs to the range.
     pub high: Option<(f64, bool)>,
-    /// Whether infinity is a value too.
+    /// Whether infinity is allowed too.
     pub infinite: bool,
-    /// Unit or reason, for the one who reads a refusal.
+    /// Unit of the bounds, or the reason for them, for messages.
     pub because: Option<&'static str>,
 }
 
@@ -28,7 +28,7 @@ impl Bounds {
     }
 }
 
-/// The range behind "must be": `above 0`, `in [0, 1)`.
+/// The range, in words that follow "must be": `above 0`, `in [0, 1)`.
 impl fmt::Display for Bounds {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.low, self.high) {

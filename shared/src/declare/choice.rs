@@ -7,7 +7,7 @@ pub struct ChoiceSpec {
     pub word: &'static str,
     /// Other words for it.
     pub aliases: &'static [&'static str],
-    /// What it means.
+    /// Its meaning.
     pub doc: &'static str,
 }
 
@@ -18,10 +18,10 @@ pub trait Choice: Copy + Sized + 'static {
     /// Every value.
     const ALL: &'static [Self];
 
-    /// The value that a word, or another word for it, stands for.
+    /// The value of a word or of one of its aliases.
     ///
     /// # Errors
-    /// The words there are.
+    /// The words that exist.
     fn of_word(word: &str) -> Result<Self, UnknownChoice> {
         let known = Self::WORDS.iter().position(|value| value.word == word || value.aliases.contains(&word));
         known.map(|at| Self::ALL[at]).ok_or_else(|| UnknownChoice { given: word.to_owned(), known: Self::WORDS })
@@ -41,8 +41,8 @@ pub(super) fn words(values: &[ChoiceSpec]) -> String {
     values.iter().map(|value| value.word).collect::<Vec<_>>().join(", ")
 }
 
-/// Declares enumerations whose variants are words: `Variant = "word" | "another word for it",` below its meaning.
-/// `Display` and serde write the word; `FromStr` and serde read it and the others.
+/// Declares enumerations whose variants are words: `Variant = "word" | "another word for it",` below its doc comment.
+/// `Display` and serde write the word; `FromStr` and serde read the word and its aliases.
 macro_rules! choices {
     ($(
         $(#[doc = $about:literal])+

@@ -1,5 +1,5 @@
-//! What options are declared with: types, ranges of numbers, and choices. Methods and groups declare choices too, so
-//! this knows of no configuration.
+//! The parts of an option's declaration: types, ranges of numbers, and choices. Methods and groups declare choices too,
+//! so this module knows of no configuration.
 
 mod bounds;
 mod choice;

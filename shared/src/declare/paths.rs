@@ -8,7 +8,7 @@ use std::{
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// Paths, of which there mostly is one: a file has a text for one and a list for several.
+/// One or several paths, mostly one: a file has a text for one and a list for several.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Paths(Vec<PathBuf>);
 
@@ -32,7 +32,7 @@ impl FromIterator<PathBuf> for Paths {
     }
 }
 
-/// An empty path is none.
+/// An empty path counts as none.
 impl From<PathBuf> for Paths {
     fn from(path: PathBuf) -> Self {
         Some(path).filter(|path| !path.as_os_str().is_empty()).into_iter().collect()

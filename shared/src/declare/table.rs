@@ -5,8 +5,8 @@ use std::{collections::BTreeMap, fmt, str::FromStr};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 use serde_json::{Map, Value};
 
-/// Values by their names: a table in a file, the JSON of an object on the command line. Written, it is the text of that
-/// JSON with its names in order, since TOML has no `null`.
+/// Values by their names: a table in a file, a JSON object on the command line. It is written as the text of that JSON
+/// with its names in order, since TOML has no `null`.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct JsonTable(Map<String, Value>);
 
@@ -24,7 +24,7 @@ impl From<Map<String, Value>> for JsonTable {
     }
 }
 
-/// Reads the JSON of an object.
+/// Reads a JSON object.
 impl FromStr for JsonTable {
     type Err = String;
 

@@ -9,7 +9,7 @@ use super::{
     choice::{ChoiceSpec, words},
 };
 
-/// What the value of an option is.
+/// The type of an option's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ValueKind {
     /// True or false.
@@ -52,7 +52,7 @@ impl ValueKind {
         }
     }
 
-    /// What is said to somebody who gave something else.
+    /// The message for a value of another type.
     pub(crate) fn wanted(self) -> String {
         match self {
             Self::Flag => self.words().to_owned(),
@@ -63,8 +63,8 @@ impl ValueKind {
         }
     }
 
-    /// A word of the command line as the value that a file would have: a TOML value without quotes around texts. A list
-    /// is separated by commas, or written as in TOML. What is no such value stays a text.
+    /// Turns a word of the command line into the value that a file would have: a TOML value without quotes around
+    /// texts. A list is separated by commas, or written as in TOML. Words that are no such value stay texts.
     pub(crate) fn parse(self, text: &str) -> Value {
         let in_words = || Value::String(text.to_owned());
         let as_toml = |text: &str| format!("v = {text}").parse::<Table>().ok()?.remove("v");
@@ -72,7 +72,8 @@ impl ValueKind {
             Self::Flag => as_toml(&text.to_ascii_lowercase()).unwrap_or_else(in_words),
             Self::Whole | Self::Number => as_toml(text).unwrap_or_else(in_words),
             Self::Text | Self::Path | Self::Choice(_) => in_words(),
-            // JSON stays a text, which the option reads; what is no JSON may be a table as TOML writes it.
+            // A JSON object stays a text, which the option reads; a text that is no JSON may be a table in TOML's
+            // notation.
             Self::Table if text.parse::<JsonTable>().is_ok() => in_words(),
             Self::Table => as_toml(text).unwrap_or_else(in_words),
             Self::Texts | Self::Paths | Self::Numbers if text.trim_start().starts_with('[') => {
@@ -89,10 +90,10 @@ impl ValueKind {
 
 /// A type that an option may have.
 pub trait OptionValue {
-    /// What a value is.
+    /// The type of the value.
     const KIND: ValueKind;
 
-    /// The first number in it outside a range.
+    /// The first number in it that is outside a range.
     fn outside(&self, _bounds: &Bounds) -> Option<String> {
         None
     }

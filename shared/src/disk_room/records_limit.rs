@@ -1,6 +1,5 @@
-//! What the records of a run may take on disk, so that a long one does not grow without end: completions go first, from
-//! the oldest step on, then the oldest steps of the journals. Counts that go on from step to step are in each record,
-//! and stay.
+//! A bound on the records of a run on disk, for long runs: completions go first, from the oldest step on, then the
+//! oldest steps of the journals. Counts that accumulate from step to step are in each record, and stay.
 
 use std::{
     fs, io,
@@ -16,11 +15,11 @@ use crate::{
 
 /// Newest steps whose completions stay.
 const STAYING: usize = 2;
-/// The sizes are looked at after so many parts of the limit were written.
+/// The sizes are checked each time that this part of the limit was written.
 const LOOKS: u64 = 64;
-/// Journals give way if they take more than one of so many parts of the limit.
+/// Journals are shortened if they take more than this part of the limit.
 const SHARE: u64 = 4;
-/// What TensorBoard knows event files by.
+/// Prefix by which TensorBoard recognises event files.
 pub const EVENTS_PREFIX: &str = "events.out.tfevents.";
 
 /// Bounds the records of a run.
@@ -28,21 +27,21 @@ pub const EVENTS_PREFIX: &str = "events.out.tfevents.";
 pub struct RecordsLimit {
     /// Bytes; 0 = none.
     limit: u64,
-    /// Bytes that were written since the sizes were looked at.
+    /// Bytes written since the last check.
     written: u64,
 }
 
-/// What has to go.
+/// What has been or must be removed.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Gone {
     /// Steps whose completions were removed.
     pub completions: Option<RangeInclusive<u64>>,
-    /// The first step whose records may stay in the journals; older ones are to be cut off.
+    /// The first step whose records may stay in the journals; the caller cuts older ones off.
     pub records_before: Option<u64>,
 }
 
 impl RecordsLimit {
-    /// A bound of so many GiB; none with 0.
+    /// A bound of `gib` GiB; none if 0.
     #[must_use]
     pub fn new(gib: f64) -> Self {
         let limit = (gib * f64::from(1 << 30)) as u64;
@@ -55,14 +54,13 @@ impl RecordsLimit {
         Size(self.limit)
     }
 
-    /// The part of it that TensorBoard's events may take; none without a bound.
+    /// The part of the bound for TensorBoard's events; none without a bound.
     #[must_use]
     pub fn of_events(&self) -> Option<u64> {
         (self.limit > 0).then_some(self.limit / SHARE)
     }
 
-    /// Removes what is oldest where the records have outgrown the bound. `written` bytes were added since the last
-    /// call.
+    /// Removes the oldest records when they exceed the bound. `written` bytes were added since the last call.
     ///
     /// # Errors
     /// When a folder cannot be listed, or a file not removed.
@@ -78,7 +76,7 @@ impl RecordsLimit {
         if total <= self.limit {
             return Ok(Gone::default());
         }
-        // Some more goes than must, so that it does not go step by step.
+        // Removes more than necessary, so that removal is rare.
         let aim = self.limit - self.limit / LOOKS;
         let steps = run_dir.logged_steps()?;
         let mut gone = Gone::default();
@@ -100,7 +98,7 @@ impl RecordsLimit {
     }
 }
 
-/// The step in the middle of those that the metrics have.
+/// The middle one of the steps in the metrics.
 fn middle(run_dir: &RunDir) -> io::Result<Option<u64>> {
     let mut steps = crate::journal::Steps::default();
     crate::journal::for_each::<crate::metrics::MetricRecord>(&run_dir.metrics(), |record| steps.add(&record))?;
@@ -116,7 +114,7 @@ fn sizes(folder: &Path, wanted: impl Fn(&str) -> bool) -> io::Result<u64> {
     for entry in fs::read_dir(folder).map_err(named(folder))? {
         let entry = entry.map_err(named(folder))?;
         if wanted(&entry.file_name().to_string_lossy()) {
-            // It may be removed at this moment.
+            // The file may be removed at this moment.
             total += entry.metadata().map_or(0, |file| if file.is_file() { file.len() } else { 0 });
         }
     }

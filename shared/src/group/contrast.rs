@@ -1,13 +1,14 @@
-//! Whether a group teaches anything: the test by which dynamic sampling keeps it or replaces it.
+//! Whether a group has a learning signal: the test by which dynamic sampling keeps it or replaces it.
 
 use std::borrow::Cow;
 
 use super::{Group, RewardFailure, RewardOutcome, weighted_sum};
 
-/// A standard deviation up to this counts as 0: numpy's `isclose`, as in TRL's `frac_reward_zero_std`.
+/// A standard deviation up to this counts as 0: the tolerance of numpy's `isclose`, as in TRL's `frac_reward_zero_std`.
 const ZERO_STD: f64 = 1e-8;
 
-/// What has to differ within a group, depending on what it is judged by and on how advantages are made of its rewards.
+/// The values that must differ within a group for it to have a learning signal; they depend on the criterion and on the
+/// way from rewards to advantages.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Contrast {
     /// The completions' weighted rewards.
@@ -18,8 +19,8 @@ pub enum Contrast {
     Steps,
     /// The scores of one function, by its index.
     Function(usize),
-    /// Whether completions are right: some get at least `at` from a function, and some less (DAPO, arXiv:2503.14476,
-    /// eq. 11: 0 < number correct < G).
+    /// Whether completions are right: some score at least `at` in a function, and some score less (DAPO,
+    /// arXiv:2503.14476, eq. 11: 0 < number correct < G).
     Correct {
         /// Index of the function.
         function: usize,
@@ -28,12 +29,12 @@ pub enum Contrast {
     },
 }
 
-/// Scores are sums of decimal fractions: 4 x 0.2 may fall short of 0.8 by a rounding.
+/// Scores are sums of decimal fractions: a rounding error can put 4 x 0.2 below 0.8.
 const ROUNDING: f64 = 1e-9;
 
 impl Group {
-    /// Whether the group teaches something by the given test. Aborted and empty completions and those that `failure`
-    /// excludes are left out, as they are from the baseline.
+    /// Whether the group has a learning signal by the given test. Aborted and empty completions and those that
+    /// `failure` excludes are left out, as in the baseline.
     #[must_use]
     pub fn has_contrast(&self, contrast: Contrast, failure: RewardFailure) -> bool {
         let settled = self.settled(failure);
@@ -54,7 +55,7 @@ impl Group {
         }
     }
 
-    /// What its completions earn (weighted) on average; `None` when no function had a score.
+    /// Mean weighted reward of its completions; `None` if no function gave a score.
     #[must_use]
     pub fn mean_reward(&self, failure: RewardFailure) -> Option<f64> {
         let rewards = self.weighted_rewards(failure);
@@ -62,13 +63,13 @@ impl Group {
         (!rewards.is_empty()).then_some(mean)
     }
 
-    /// What the functions said of the usable completions, as it counts.
+    /// The functions' outcomes for the usable completions, after `failure` is applied.
     fn settled(&self, failure: RewardFailure) -> Vec<Cow<'_, [RewardOutcome]>> {
         let usable = self.completions.iter().filter(|completion| completion.is_usable());
         usable.map(|completion| failure.settle(&completion.rewards)).collect()
     }
 
-    /// What the usable completions earn that have a reward.
+    /// Weighted rewards of the usable completions that have one.
     fn weighted_rewards(&self, failure: RewardFailure) -> Vec<f64> {
         let weights = || self.reward_names.iter().map(|(_, weight)| *weight);
         let settled = self.settled(failure);
@@ -86,7 +87,7 @@ impl RewardOutcome {
     }
 }
 
-/// Whether the standard deviation (n − 1) is above 0; fewer than two numbers have none.
+/// Whether the standard deviation (n − 1) is above 0; fewer than two numbers have no standard deviation.
 fn differ(values: &[f64]) -> bool {
     if values.len() < 2 || values.iter().all(|&value| value == values[0]) {
         return false;
@@ -129,7 +130,7 @@ mod tests {
             usable.has_contrast(Contrast::Total, RewardFailure::Exclude)
                 && usable.has_contrast(Contrast::AnyFunction, RewardFailure::Exclude)
         );
-        // Rounding is no contrast.
+        // A rounding difference is no contrast.
         assert!(!scores(&[[0.1 + 0.2, 0.0], [0.3, 0.0]]).has_contrast(Contrast::Total, RewardFailure::Exclude));
     }
 
@@ -169,7 +170,7 @@ mod tests {
         );
     }
 
-    /// DAPO's contrast is one of rewards; a timeout that leaves the format's score alone is none.
+    /// DAPO's contrast is about rewards; a timeout that leaves only the score for the format makes none.
     #[test]
     fn a_failed_function_makes_no_contrast() {
         use RewardOutcome::{Failed, Score};

@@ -1,4 +1,4 @@
-//! What a reward function that failed does to a completion.
+//! The effect of a failed reward function on a completion.
 
 use std::borrow::Cow;
 
@@ -6,7 +6,7 @@ use super::{RewardOutcome, weighted_sum};
 use crate::declare::choices;
 
 choices! {
-    /// What a reward function that failed on a completion does to it.
+    /// The effect of a failed reward function on a completion.
     RewardFailure {
         /// The completion has no reward: it is in no baseline, no loss and no contrast, as if it had not been sampled.
         Exclude = "exclude",
@@ -19,13 +19,13 @@ choices! {
 }
 
 impl RewardFailure {
-    /// Whether a completion of which the functions said this has no reward because one of them failed.
+    /// Whether a completion with these outcomes has no reward because a function failed.
     #[must_use]
     pub fn excludes(self, outcomes: &[RewardOutcome]) -> bool {
         self == Self::Exclude && outcomes.iter().any(RewardOutcome::has_failed)
     }
 
-    /// What the functions said of one completion, as it counts: with this rule applied to those that failed.
+    /// The outcomes of one completion after this rule is applied to failed functions.
     #[must_use]
     pub fn settle(self, outcomes: &[RewardOutcome]) -> Cow<'_, [RewardOutcome]> {
         if !outcomes.iter().any(RewardOutcome::has_failed) {
@@ -51,7 +51,7 @@ mod tests {
     use super::*;
     use crate::group::StepScore;
 
-    /// Correct and well formed, against wrong and well formed: with a failure of the first function nothing is known.
+    /// Correct and well formed, against wrong and well formed: if the first function fails, nothing is known.
     #[test]
     fn a_failed_function_takes_the_reward_away_unless_it_is_told_otherwise() {
         use RewardOutcome::{Failed, NotApplicable, Score, Steps};
@@ -66,7 +66,7 @@ mod tests {
         let alone = [Failed("no".into()), NotApplicable, NotApplicable];
         assert_eq!(reward(RewardFailure::Zero, &alone), Some(0.0), "a score of 0 and not none at all");
         assert_eq!(reward(RewardFailure::SkipFunction, &alone), None);
-        // Abstaining is no failure, whatever the rule.
+        // Under every rule, abstaining is no failure.
         let abstains = [steps(), NotApplicable, Score(-1.0)];
         for rule in [RewardFailure::Exclude, RewardFailure::Zero, RewardFailure::SkipFunction] {
             assert_eq!(reward(rule, &abstains), Some(-1.5));

@@ -10,20 +10,20 @@ use crate::{
     ids::{GroupId, PolicyVersion, PromptId},
 };
 
-/// A prompt with those of its completions that are finished.
+/// A prompt with its finished completions.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Group {
-    /// Where the prompt stands in the endless order of prompts; in an evaluation, its row.
+    /// Position of the prompt in the endless order of prompts; in an evaluation, its row.
     pub position: u64,
     /// Row of the dataset.
     pub prompt_id: PromptId,
-    /// The epoch of the dataset that the prompt was drawn in, from 0; the third key of its randomness.
+    /// The epoch of the dataset that the prompt was drawn in, from 0; one of the keys of its randomness.
     pub epoch: u32,
     /// The prompt's tokens as the model saw them.
     pub prompt_ids: Vec<u32>,
     /// The prompt as text (template applied), for people.
     pub prompt_text: String,
-    /// Those that are finished, each once; of a whole group all `num_generations`, in order.
+    /// The finished completions, each once; a whole group has all `num_generations`, in order.
     pub completions: Vec<Completion>,
     /// Names of the reward functions, with their weights.
     pub reward_names: Vec<(String, f64)>,
@@ -45,7 +45,7 @@ impl Group {
     }
 }
 
-/// A group that is whole: every completion is there, with its rewards where there are reward functions.
+/// A group that is whole: every completion is there, with its rewards if the run has reward functions.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Scored {
     /// Prompt and completions.
@@ -55,7 +55,7 @@ pub struct Scored {
 }
 
 impl From<Group> for Scored {
-    /// Of a group whose completions are all there.
+    /// Takes a group with all completions.
     fn from(group: Group) -> Self {
         let episodes = group.completions.iter().map(|completion| &completion.episode);
         let policy_version = episodes.filter_map(Episode::oldest).min().unwrap_or_default();
@@ -76,7 +76,7 @@ impl Deref for Scored {
 pub struct Dropped {
     /// The group.
     pub scored: Scored,
-    /// Why: it was older than `max_staleness` allows by the time a batch had room for it. Otherwise it has no contrast.
+    /// Why: it was older than `max_staleness` allows when a batch had room for it. Otherwise it has no contrast.
     pub stale: bool,
 }
 
@@ -91,27 +91,27 @@ impl Deref for Dropped {
 /// A whole group with its place in the run: the unit that crosses the channel.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Placed {
-    /// Place in the run.
+    /// Its place in the run.
     pub id: GroupId,
     /// The group.
     pub scored: Scored,
-    /// Groups that dynamic sampling made between the group before and this one and did not use.
+    /// Groups that dynamic sampling made after the preceding group, and dropped.
     pub dropped: Vec<Dropped>,
     /// Whether dynamic sampling put it into the batch although its completions all earn the same, because the step's
-    /// budget of attempts was spent.
+    /// budget of attempts was used up.
     pub filler: bool,
 }
 
 impl Placed {
-    /// Number of dataset positions used up once this group is consumed, those of `dropped` included: where a restarted
-    /// sampler goes on.
+    /// Number of dataset positions used up once this group is consumed, including those of `dropped`: where a restarted
+    /// sampler continues.
     #[must_use]
     pub fn cursor(&self) -> u64 {
         self.position.saturating_add(1)
     }
 
-    /// Dataset position at which the group, with everything that was dropped on the way to it, begins: the cursor of
-    /// the group before.
+    /// Dataset position at which the group begins, including the groups dropped before it: the cursor of the preceding
+    /// group.
     #[must_use]
     pub fn begin(&self) -> u64 {
         self.position.saturating_sub(self.dropped.len() as u64)

@@ -1,5 +1,5 @@
-//! Journals: files of one JSON object per line, to which a run adds as it goes on. One reader for all of them: a line
-//! that is damaged, or of a kind that this version does not know, hides nothing else and is counted.
+//! Journals: files of one JSON object per line, to which a run adds as it goes on. There is one reader for all of them:
+//! a damaged line, or a line of an unknown kind, hides nothing else and is counted.
 
 mod steps;
 
@@ -16,16 +16,16 @@ use crate::atomic::{self, named};
 
 pub use steps::{Found, Steps};
 
-/// Longest line that is read; a longer one is damage, and is not held in memory.
+/// Longest line that is read; a longer one counts as damage, and is not held in memory.
 const MOST_LINE: usize = 256 << 20;
 
-/// What a line of a journal holds.
+/// The content of a line of a journal.
 pub trait Entry: DeserializeOwned {
-    /// The step that it belongs to, counted in completed steps. A line that names none is damaged.
+    /// The step that it belongs to, counted in completed steps. A line without a step is damaged.
     fn step(&self) -> Option<u64>;
 }
 
-/// A line as it stands, of journals that belong to one step each.
+/// A line without a type, for journals that belong to one step each.
 impl Entry for Map<String, Value> {
     fn step(&self) -> Option<u64> {
         self.get("step").map_or(Some(0), Value::as_u64)
@@ -37,20 +37,20 @@ impl Entry for Map<String, Value> {
 pub struct Skipped {
     /// Lines that are no entry of any kind.
     pub damaged: u64,
-    /// Whole lines of kinds that this version does not know.
+    /// Whole lines of unknown kinds.
     pub unknown: u64,
-    /// Whether the last line is cut short: its writer was killed, or is just writing.
+    /// Whether the last line is cut short: its writer was killed, or is writing at this moment.
     pub torn: bool,
 }
 
 impl Skipped {
-    /// Whether no line was left out, but for one that is just being written.
+    /// Whether no line was left out, except one that is being written.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.damaged == 0 && self.unknown == 0
     }
 
-    /// The entry of a line, else counts the line; `whole` says whether it has its end.
+    /// The entry of a line; other lines are counted; `whole` is false for a line without its end.
     fn entry<T: Entry>(&mut self, line: &[u8], whole: bool) -> Option<T> {
         match Line::of(line) {
             Line::Known(entry) => return Some(entry),
@@ -62,13 +62,13 @@ impl Skipped {
         None
     }
 
-    /// A line that is cut short is damage in a journal that is always written as a whole.
+    /// Counts a torn line as damage, for a journal that is always written as a whole.
     #[must_use]
     pub fn of_a_whole_file(self) -> Self {
         Self { damaged: self.damaged + u64::from(self.torn), torn: false, ..self }
     }
 
-    /// Both together.
+    /// The sum of both.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         let (damaged, unknown) = (self.damaged + other.damaged, self.unknown + other.unknown);
@@ -87,10 +87,10 @@ impl fmt::Display for Skipped {
     }
 }
 
-/// What a line is.
+/// The kind of a line.
 enum Line<T> {
     Known(T),
-    /// Of another version perhaps; the step that it names.
+    /// Possibly of another version; the step that it names.
     Unknown(Option<u64>),
     Damaged,
     Blank,
@@ -112,7 +112,7 @@ impl<T: Entry> Line<T> {
     }
 }
 
-/// Shows every entry of a journal, one at a time: a long run has a long past. A file that is not there has none.
+/// Shows every entry of a journal, one at a time: a long run has many. A missing file has none.
 ///
 /// # Errors
 /// Any error of the file system, with the path.
@@ -150,8 +150,8 @@ pub fn parse<T: Entry>(text: &[u8]) -> (Vec<T>, Skipped) {
     (entries, skipped)
 }
 
-/// Cuts a journal back to what belongs to the steps from `first` to `last`, and shows that: lines of other steps and
-/// damaged ones go, whole ones of unknown kinds stay. Afterwards there is a file, each of its lines with its end.
+/// Cuts a journal to the entries of the steps from `first` to `last`, and shows those: lines of other steps and damaged
+/// lines go, whole lines of unknown kinds stay. Afterwards the file exists, and each of its lines is complete.
 ///
 /// # Errors
 /// As [`for_each`]; a file that cannot be written.
@@ -194,7 +194,7 @@ pub fn keep<T: Entry>(path: &Path, first: u64, last: u64, mut show: impl FnMut(&
     Ok(skipped)
 }
 
-/// Shows every line without its end, and whether it had one. Of one that is too long, the beginning is shown.
+/// Shows every line without its end, and whether it had one. Of a line that is too long, only the beginning is shown.
 fn lines(mut text: impl BufRead, mut show: impl FnMut(&[u8], bool) -> io::Result<()>) -> io::Result<()> {
     let mut line = Vec::new();
     loop {
@@ -275,7 +275,7 @@ mod tests {
         let kept = fs::read_to_string(&path).unwrap();
         assert_eq!(kept, "{\"step\":1,\"kind\":\"a\"}\n{\"step\":3,\"kind\":\"of_tomorrow\"}\n");
         assert_eq!(keep::<Seen>(&path, 2, 9, |_| ()).unwrap(), Skipped { unknown: 1, ..Skipped::default() });
-        // Only its end is missing.
+        // Only the end of the line is missing.
         fs::write(&path, "{\"step\":1,\"kind\":\"a\"}").unwrap();
         assert_eq!(keep::<Seen>(&path, 0, 3, |_| ()).unwrap(), Skipped::default());
         assert_eq!(fs::read_to_string(&path).unwrap(), "{\"step\":1,\"kind\":\"a\"}\n");

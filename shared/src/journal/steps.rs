@@ -1,13 +1,13 @@
-//! Which steps a journal has, and in words which it lacks.
+//! The steps of a journal, and words for missing ones.
 
 use std::ops::RangeInclusive;
 
 use super::{Entry, Skipped};
 
-/// Gaps that are named; of more, their number.
+/// Most gaps that are named; further ones are counted.
 const NAMED: usize = 5;
 
-/// The steps that a journal has, as runs without a gap, in the order of its lines.
+/// The steps of a journal as ranges without a gap, in the order of its lines.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Steps(Vec<RangeInclusive<u64>>);
 
@@ -38,7 +38,7 @@ impl Steps {
         self.0.iter().map(|run| *run.end()).max()
     }
 
-    /// The steps of a range that are not there.
+    /// The steps of a range that are missing.
     #[must_use]
     pub fn missing(&self, wanted: RangeInclusive<u64>) -> Vec<RangeInclusive<u64>> {
         let mut runs = self.0.clone();
@@ -58,17 +58,17 @@ impl Steps {
     }
 }
 
-/// What was found in a journal.
+/// The lines and steps found in a journal.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Found {
     /// Lines that were left out.
     pub skipped: Skipped,
-    /// Steps of the others.
+    /// Steps of the other lines.
     pub steps: Steps,
 }
 
 impl Found {
-    /// `metrics.jsonl: 1 damaged line, steps 3 to 5 are missing`; nothing where nothing is wrong.
+    /// `metrics.jsonl: 1 damaged line, steps 3 to 5 are missing`; none if nothing is missing.
     #[must_use]
     pub fn in_words(&self, name: &str, wanted: RangeInclusive<u64>) -> Option<String> {
         let skipped = (!self.skipped.is_empty()).then(|| self.skipped.to_string());

@@ -1,4 +1,4 @@
-//! `ledger.jsonl`: lines that are only added to.
+//! `ledger.jsonl`, to which lines are only appended.
 
 use std::{
     fs::File,
@@ -26,9 +26,9 @@ impl Entry for LedgerLine {
 }
 
 impl LedgerFile {
-    /// Opens the file for a run that goes on after `completed_steps` steps, and says what was found. Lines of later
-    /// steps, damaged ones and a torn last one, left by a process that was killed, are cut off, since those steps are
-    /// made again; so are lines of steps before `first`. The steps that were found are those of groups.
+    /// Opens the file for a run that goes on after `completed_steps` steps, and returns what was found. It cuts off
+    /// lines of later steps, damaged lines and a torn last line that a killed process left, since those steps are made
+    /// again; it also removes lines of steps before `first`. The steps found are those of lines about groups.
     ///
     /// # Errors
     /// Any error of the file system, with the path.
@@ -71,7 +71,7 @@ pub fn read(path: &Path) -> io::Result<Vec<LedgerLine>> {
     journal::read(path).map(|(lines, _)| lines)
 }
 
-/// Shows every event, one at a time; none where there is no file. Groups, which are most of the lines, are not parsed.
+/// Shows every event, one at a time; none without a file. Groups, which are most of the lines, are not parsed.
 ///
 /// # Errors
 /// Any error of the file system.
@@ -93,7 +93,7 @@ pub fn events(path: &Path, mut show: impl FnMut(u64, LedgerEvent)) -> io::Result
     Ok(())
 }
 
-/// What a line has that is an event.
+/// The key that every line about an event has.
 const EVENT: &[u8] = b"\"event\"";
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
-//! The ledger of a run: what became of every prompt and every completion that was made for it. The learner writes it,
+//! The ledger of a run: the fate of every prompt and of every completion that was made for it. The learner writes it,
 //! step by step; `tandem explain` reads it.
 //!
-//! A place in the dataset's endless order of prompts, the *position*, is used up exactly once, by a group that is in a
-//! step's batch or by one that dynamic sampling made on the way to it and dropped. So the positions of a step follow
-//! on, without a gap, from those of the step before, and each completion of each has one state.
+//! Each *position* in the endless order of the dataset's prompts is used up exactly once: by a group in a step's batch,
+//! or by a group that dynamic sampling made before it and dropped. So the positions of a step follow those of the step
+//! before without a gap, and each completion has one state.
 
 mod file;
 mod tokens;
@@ -18,10 +18,10 @@ pub use file::{LedgerFile, events, read};
 pub use tokens::TokenRecord;
 
 choices! {
-    /// What became of a completion.
+    /// The fate of a completion.
     LedgerState {
-        /// It was in the loss of an update that was made. With an advantage of 0 it was in the divisor and pulled in no
-        /// direction.
+        /// It was in the loss of an update that was made. With an advantage of 0, it counted in the divisor and had no
+        /// policy gradient.
         Trained = "trained",
         /// It counted for the baseline of its group and was left out of the loss, since it was cut off
         /// (`mask_truncated_completions`).
@@ -33,35 +33,36 @@ choices! {
         /// All of its tokens were of low entropy: `top_entropy_quantile` left them out of the policy term of every
         /// pass.
         LowEntropy = "low_entropy",
-        /// `early_stop_imp_ratio` left out the minibatch that it was in, in every pass.
+        /// `early_stop_imp_ratio` left out its minibatch in every pass.
         EarlyStopped = "early_stopped",
         /// Only the critic learnt from it (`critic_warmup_steps`).
         CriticWarmup = "critic_warmup",
-        /// A reward function failed on it (`reward_failure` exclude), or those that did not fail had no score for it.
+        /// A reward function failed on it (`reward_failure` exclude), or the functions that did not fail had no score
+        /// for it.
         RewardFailed = "reward_failed",
-        /// Every reward function had nothing to say of it (TRL's None): it has no reward, and its advantage is 0.
+        /// Every reward function abstained (TRL's None): it has no reward, and its advantage is 0.
         Abstained = "abstained",
         /// Its group was sampled from weights that were older than `max_staleness` allows.
         Stale = "stale",
-        /// Dynamic sampling replaced its group, in which nothing says which completion is better.
+        /// Dynamic sampling replaced its group, which had no contrast.
         NoContrast = "no_contrast",
-        /// Every update that it was in was left out: by the guard, or because loss or gradient was not finite.
+        /// All of its updates were left out: by the guard, or because loss or gradient was not finite.
         StepSkipped = "step_skipped",
-        /// What it taught was given up by a roll-back.
+        /// It was trained, and a roll-back gave up the result.
         RolledBack = "rolled_back",
         /// The sampler gave it up.
         Aborted = "aborted",
-        /// It was made, or in the making, when the run ended before its step.
+        /// It was finished or begun when the run ended before its step.
         InFlight = "in_flight",
     }
 }
 
-/// A group: a line of `ledger.jsonl`.
+/// A line of `ledger.jsonl` about a group.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LedgerGroup {
     /// Number of the step, counted from 1.
     pub step: u64,
-    /// Index within the step's batch; none for a group that was dropped on the way to it.
+    /// Index within the step's batch; none for a group that dynamic sampling dropped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<u32>,
     /// Its place in the endless order of prompts.
@@ -72,13 +73,13 @@ pub struct LedgerGroup {
     pub epoch: u32,
     /// State of each completion, by its index in the group.
     pub states: Vec<LedgerState>,
-    /// Dynamic sampling put it into the batch without contrast, since its attempts were spent.
+    /// Dynamic sampling put it into the batch without contrast, since its attempts were used up.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub filler: bool,
 }
 
 impl LedgerGroup {
-    /// Whether the run ended before the step that it would have been in.
+    /// Whether the run ended before the step that would have used it.
     #[must_use]
     pub fn is_in_flight(&self) -> bool {
         !self.states.is_empty() && self.states.iter().all(|state| *state == LedgerState::InFlight)
@@ -90,26 +91,27 @@ impl LedgerGroup {
 pub struct Completions {
     /// The group's place in the endless order of prompts.
     pub position: u64,
-    /// Its index within the step's batch, if it is in that.
+    /// Its index within the step's batch, if it is in the batch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<u32>,
-    /// Their indices in the group, ascending.
+    /// Indices of the completions in the group, ascending.
     pub samples: Vec<u32>,
 }
 
-/// Something that happened to steps.
+/// An event that concerns steps.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LedgerEvent {
-    /// A process went on from the checkpoint after `step`. Steps behind it that had been made were made again, under
-    /// the same ids.
+    /// A process resumed from the checkpoint after `step`. Later steps that had been made were made again, under the
+    /// same ids.
     Resumed,
-    /// The steps from this one to the event's gave way to an earlier checkpoint.
+    /// A roll-back gave up the steps from `from` to the event's.
     RolledBack {
         /// The first step whose result was given up.
         from: u64,
     },
-    /// Completions of a group of the step outlived both processes in the checkpoint that the run went on from.
+    /// Completions of a group of the step survived in the checkpoint that the run resumed from, when both processes
+    /// died.
     CarriedOver(Completions),
     /// Completions of a group of the step had been begun when that checkpoint was written, and were made again, under
     /// the same ids.
@@ -126,7 +128,7 @@ pub enum LedgerLine {
     Event {
         /// Completed steps.
         step: u64,
-        /// What happened.
+        /// The event.
         event: LedgerEvent,
     },
 }
@@ -142,11 +144,11 @@ impl LedgerLine {
     }
 }
 
-/// Checks that the groups of a step use up these positions, each once, and that each says of
-/// `num_generations` completions what became of them.
+/// Checks that the groups of a step use up these positions, each one once, and that each group has states for
+/// `num_generations` completions.
 ///
 /// # Errors
-/// What does not balance, in words.
+/// The discrepancy, in words.
 pub fn check_balance(groups: &[LedgerGroup], used_up: Range<u64>, num_generations: usize) -> Result<(), String> {
     let mut positions: Vec<u64> = groups.iter().map(|group| group.position).collect();
     positions.sort_unstable();
@@ -166,7 +168,7 @@ pub fn check_balance(groups: &[LedgerGroup], used_up: Range<u64>, num_generation
     }
 }
 
-/// The states of a group as they are after all events: what a roll-back gave up is no longer trained.
+/// The states of a group as they are after all events: completions given up by a roll-back are not trained any more.
 #[must_use]
 pub fn states_now(group: &LedgerGroup, lines: &[LedgerLine]) -> Vec<LedgerState> {
     let given_up = lines.iter().any(|line| match line {

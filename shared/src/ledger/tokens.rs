@@ -1,4 +1,4 @@
-//! What the loss did with the tokens of a completion.
+//! The loss's treatment of a completion's tokens.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ pub struct TokenRecord {
     pub sample: u32,
     /// The tokens, sampled and given.
     pub tokens: Vec<u32>,
-    /// The owner mask: 1 for each token that was sampled, 0 for one that was given; left out where all were sampled.
+    /// The owner mask: 1 for each sampled token, 0 for each given one; left out if all were sampled.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub owner: Vec<u8>,
     /// Runs of versions of the weights: (first token, version).
@@ -22,10 +22,10 @@ pub struct TokenRecord {
     /// Log-probs under the distribution that the sampler drew from.
     #[serde(with = "nullable")]
     pub sampler: Vec<f32>,
-    /// Log-probs under the learner's policy as the step began.
+    /// Log-probs under the learner's policy at the beginning of the step.
     #[serde(with = "nullable")]
     pub learner: Vec<f32>,
-    /// Entropies of the learner's distributions, in nats; null of tokens outside the loss.
+    /// Entropies of the learner's distributions, in nats; null for tokens outside the loss.
     #[serde(with = "nullable")]
     pub entropy: Vec<f32>,
     /// Advantages.

@@ -10,12 +10,12 @@ use super::{Size, limit};
 /// Where Linux mounts control groups.
 const GROUPS: &str = "/sys/fs/cgroup";
 
-/// How many processes the kernel has killed for lack of memory so far.
+/// Number of processes that the kernel has killed for lack of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Kills {
-    /// Of the control group of this process; none where its counter cannot be read.
+    /// In the control group of this process; none if its counter cannot be read.
     group: Option<u64>,
-    /// Of the whole machine, since it was started.
+    /// On the whole machine, since it was started.
     machine: u64,
 }
 
@@ -38,7 +38,7 @@ impl fmt::Display for Shortage {
 }
 
 impl Kills {
-    /// The counters of now; 0 where the system does not tell.
+    /// The present counters; 0 if the system does not tell.
     #[must_use]
     pub fn now() -> Self {
         let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
@@ -46,14 +46,14 @@ impl Kills {
         Self { group: of_group(Path::new(GROUPS), &own), machine: machine.unwrap_or(0) }
     }
 
-    /// What a process may have been killed for since `before`, if any was.
+    /// Why the kernel may have killed a process since `before`, if it killed any.
     #[must_use]
     pub fn since(self, before: Self) -> Option<Shortage> {
         self.since_with(before, limit())
     }
 
     fn since_with(self, before: Self, limit: Option<u64>) -> Option<Shortage> {
-        // The machine's counter counts the processes of others too.
+        // The machine's counter includes other users' processes.
         let killed = match (self.group, before.group) {
             (Some(now), Some(before)) => now > before,
             _ => self.machine > before.machine,

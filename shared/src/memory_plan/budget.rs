@@ -1,8 +1,8 @@
-//! How many tokens go through the learner at once, where nobody says so.
+//! The number of tokens that go through the learner at once, if it is not configured.
 
 use crate::compute::Device;
 
-/// What the rows of one optimiser update look like to the learner.
+/// The rows of one optimiser update, from the learner's point of view.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Workload {
     /// Longest prompt, in tokens.
@@ -20,8 +20,9 @@ pub struct Workload {
 /// slower with a quarter.
 const TOLERANCE: f64 = 0.10;
 
-/// What a pass costs beside its tokens, as a number of tokens: weights are read and gradients are read and written once
-/// for each pass, operations are started, and products of few rows are slow. Measured on the CPU, assumed for a GPU.
+/// Cost of a pass beside that of its tokens, as a number of tokens: weights are read and gradients are read and written
+/// once for each pass, operations are started, and products of few rows are slow. Measured on the CPU, assumed for a
+/// GPU.
 fn cost_of_a_pass(device: Device) -> f64 {
     match device {
         Device::Cpu => 20.0,
@@ -30,25 +31,25 @@ fn cost_of_a_pass(device: Device) -> f64 {
 }
 
 impl Workload {
-    /// Tokens of a group: its prompt once.
+    /// Tokens of a group, counting its prompt once.
     fn whole(&self) -> u64 {
         self.prompt + self.group * self.completion
     }
 
-    /// Tokens of an update, which no pass can have more than.
+    /// Tokens of an update, the most that a pass can have.
     #[must_use]
     pub fn most(&self) -> u64 {
         self.rows.div_ceil(self.group.max(1)).saturating_mul(self.whole())
     }
 
-    /// Work on texts that have nothing in common, of at most `longest` tokens, in updates of `rows`.
+    /// Work on texts without common prompts, of at most `longest` tokens, in updates of `rows` rows.
     #[must_use]
     pub fn apart(longest: usize, rows: usize) -> Self {
         Self { prompt: 0, completion: longest as u64, group: 1, rows: rows as u64 }
     }
 
-    /// The smallest budget that is as fast as larger ones, lowered to what `affordable` tokens allow, but not below the
-    /// longest row, which goes alone.
+    /// The smallest budget that is as fast as larger ones. It is lowered to `affordable` tokens, but not below the
+    /// longest row, which then goes alone.
     #[must_use]
     pub fn budget(&self, device: Device, affordable: u64) -> u64 {
         let fast = |budget: &u64| self.cost(*budget, device) <= 1.0 + TOLERANCE;
@@ -57,7 +58,7 @@ impl Workload {
         found.unwrap_or(self.prompt + self.completion)
     }
 
-    /// Budgets without waste, ascending: some completions of a group, then whole groups, as many as an update has.
+    /// Budgets that waste nothing, ascending: some completions of a group, then whole groups, up to those of an update.
     fn budgets(&self) -> impl Iterator<Item = u64> {
         let (torn, whole) = (1..self.group.max(1), self.whole());
         let groups = 1..=self.rows.div_ceil(self.group.max(1)).max(1);
@@ -65,7 +66,8 @@ impl Workload {
         torn.chain(groups.map(move |groups| groups.saturating_mul(whole)))
     }
 
-    /// Time of an update, over that of one pass without end. A torn group's prompt is computed once for each part.
+    /// Time of an update, relative to a single pass without a limit. If a group is split, its prompt is computed once
+    /// for each part.
     fn cost(&self, budget: u64, device: Device) -> f64 {
         let in_part = (budget.saturating_sub(self.prompt) / self.completion.max(1)).clamp(1, self.group.max(1));
         let parts = self.group.max(1).div_ceil(in_part);
@@ -85,10 +87,10 @@ mod tests {
 
     #[test]
     fn a_budget_holds_whole_groups_where_their_prompts_are_long() {
-        // A short prompt may be computed twice, a long one may not.
+        // Computing a short prompt twice is acceptable, a long one not.
         assert_eq!(budget([64, 128, 8, 32], u64::MAX), 64 + 4 * 128);
         assert_eq!(budget([256, 128, 8, 32], u64::MAX), 256 + 8 * 128);
-        // Small groups go together, long completions one by one.
+        // Small groups are batched, long completions go one by one.
         assert_eq!(budget([50, 10, 5, 1000], u64::MAX), 200);
         assert_eq!(budget([64, 2048, 4, 8], u64::MAX), 2112);
         assert_eq!(budget([10, 10, 4, 8], u64::MAX), 100, "no larger than an update");

@@ -1,15 +1,15 @@
-//! What a learner holds.
+//! Memory of a learner.
 
 use super::Workload;
 use crate::{Head, ModelConfig, compute::Device};
 
 /// Largest `[tokens, vocabulary]` buffer of the language-model head, in bytes. A head has two.
 const HEAD_CHUNK_BYTES: u64 = 7 << 24;
-/// What is enough of them for products to be fast: this many bytes, or tokens if these take more.
+/// Size of such a buffer from which on products are fast: this many bytes, or this many tokens if they take more.
 const ENOUGH: (u64, u64) = (3 << 24, 256);
 
-/// Tokens that a head computes at once: those that are usual, and the most, for a completion that a loss has to see as
-/// a whole. `row` is the size of one token's logits in bytes.
+/// Tokens that a head computes at once: the usual number, and the most, for a completion that a loss must see as a
+/// whole. `row` is the size of one token's logits in bytes.
 #[must_use]
 pub fn head_chunk(row: u64) -> (u64, u64) {
     let most = (HEAD_CHUNK_BYTES / row).max(1);
@@ -18,34 +18,34 @@ pub fn head_chunk(row: u64) -> (u64, u64) {
 
 /// libtorch, its threads and this program, before any tensor.
 const BASELINE: u64 = 200 << 20;
-/// Activations take more room than they have numbers: glibc's allocator hardly ever fills a gap with an aligned tensor
-/// of the same size. Measured on models of 135M and 0.5B, with 300 to 2,200 tokens at once.
+/// Activations take more room than their numbers: glibc's allocator hardly ever fills a gap with an aligned tensor of
+/// the same size. Measured on models of 135M and 0.5B, with 300 to 2,200 tokens at once.
 const GAPS: f64 = 1.2;
 
-/// A model as a learner holds it.
+/// A learner, as far as its memory depends on it.
 #[derive(Debug, Clone, Copy)]
 pub struct LearnerSizes<'a> {
-    /// The policy, or whatever else the learner computes with.
+    /// The policy, or another model that the learner computes with.
     pub model: &'a ModelConfig,
     /// Whether it is trained; otherwise it is only evaluated.
     pub trained: bool,
-    /// Whether layers are computed in bfloat16, with float32 copies of what is trained.
+    /// Whether layers compute in bfloat16, with float32 copies of the trained weights.
     pub bf16: bool,
-    /// Whether layers are computed again on the way back.
+    /// Whether layers are computed again in the backward pass.
     pub gradient_checkpointing: bool,
-    /// Numbers of a low-rank adapter, where that alone is trained.
+    /// Numbers of a low-rank adapter, if only that is trained.
     pub adapter: Option<u64>,
-    /// Processes that share the optimiser's moments out.
+    /// Number of processes over which the optimiser's moments are sharded.
     pub shards: u64,
-    /// Whether a frozen copy of the policy stays beside it.
+    /// Whether it keeps a frozen copy of the policy.
     pub reference: bool,
-    /// A critic, trained along.
+    /// A critic that is trained as well.
     pub critic: Option<&'a ModelConfig>,
-    /// Tokens of the longest completion, if a loss may have to see it as a whole.
+    /// Tokens of the longest completion, if a loss must see it as a whole.
     pub completion: u64,
 }
 
-/// Bytes of a learner, by what they hold.
+/// Bytes of a learner, by purpose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LearnerPlan {
     /// Parameters.
@@ -58,7 +58,7 @@ pub struct LearnerPlan {
     pub reference: u64,
     /// Parameters, gradients and moments of the critic.
     pub critic: u64,
-    /// What the tokens of one forward and backward pass take.
+    /// The activations of one forward and backward pass.
     pub activations: u64,
     /// The buffers of the head.
     pub head: u64,
@@ -67,7 +67,7 @@ pub struct LearnerPlan {
 }
 
 impl<'a> LearnerSizes<'a> {
-    /// A model that is evaluated in float32.
+    /// A learner that only evaluates a model, in float32.
     #[must_use]
     pub fn evaluated(model: &'a ModelConfig) -> Self {
         let (bf16, gradient_checkpointing) = (false, false);
@@ -89,7 +89,7 @@ impl<'a> LearnerSizes<'a> {
     pub fn plan(&self, tokens: u64) -> LearnerPlan {
         let weights = |model: &ModelConfig| model.parameter_count() * self.number();
         let moved = |model: &ModelConfig| self.adapter.unwrap_or(model.parameter_count()) * FLOAT;
-        // A rounded copy beside what is trained.
+        // With bfloat16, a rounded copy of the trained weights is kept as well.
         let masters = |model: &ModelConfig| if self.bf16 { moved(model) } else { self.adapter.unwrap_or(0) * FLOAT };
         let trained = if self.trained { moved(self.model) } else { 0 };
         LearnerPlan {
@@ -108,14 +108,14 @@ impl<'a> LearnerSizes<'a> {
         }
     }
 
-    /// The token budget that suits `work`, lowered to what `room` bytes for all of the learner allow.
+    /// The token budget that suits `work`, lowered so that the whole learner fits into `room` bytes.
     #[must_use]
     pub fn budget(&self, device: Device, work: &Workload, room: u64) -> u64 {
         let fixed = LearnerPlan { activations: 0, ..self.plan(u64::MAX) }.total();
         work.budget(device, room.saturating_sub(fixed) / self.bytes_per_token())
     }
 
-    /// What a token of a pass takes, in bytes.
+    /// Bytes for each token of a pass.
     #[must_use]
     pub fn bytes_per_token(&self) -> u64 {
         let kept = |model: &ModelConfig| match (self.trained, self.gradient_checkpointing) {
@@ -139,7 +139,7 @@ impl<'a> LearnerSizes<'a> {
         2 * row * self.completion.clamp(usual, most).min(tokens.max(1))
     }
 
-    /// Each head computes in float32.
+    /// Heads compute in float32.
     fn wide_heads(&self) -> u64 {
         let heads = if self.reference && self.adapter.is_none() { 2 } else { 1 };
         let weight = (self.model.vocab_size * self.model.hidden_size) as u64 * FLOAT;
@@ -159,7 +159,7 @@ impl LearnerPlan {
         self.parts().iter().map(|(_, bytes)| *bytes).fold(0, u64::saturating_add)
     }
 
-    /// What is there, with its bytes.
+    /// The parts, with their bytes.
     #[must_use]
     pub fn parts(&self) -> [(&'static str, u64); 8] {
         [
@@ -177,9 +177,9 @@ impl LearnerPlan {
 
 const FLOAT: u64 = size_of::<f32>() as u64;
 
-/// Numbers that a layer keeps of each token until its backward pass: input, queries, keys and values, what attention
-/// mixed and the log-sum-exp of each head, the input of the MLP, gate and up. With normed heads, queries and keys
-/// twice.
+/// Numbers that a layer keeps for each token until its backward pass: input, queries, keys and values, the output of
+/// attention and the log-sum-exp of each head, the input of the MLP, gate and up. With normed heads, queries and keys
+/// count twice.
 fn kept(model: &ModelConfig) -> u64 {
     let [queries, keys] = heads(model);
     let normed = if model.head_norms() { queries + keys } else { 0 };
@@ -187,10 +187,10 @@ fn kept(model: &ModelConfig) -> u64 {
     attention + 2 * (model.hidden_size + model.intermediate_size) as u64
 }
 
-/// Numbers of each token that are alive at once in the widest place of a backward pass, beside what the layers keep:
-/// the gradients of a layer's two ends, the normed input, inner products of the MLP and their gradients; and the hidden
-/// states that the head reads, with their gradient. A norm of a block's result has that once more, its units and its
-/// gradient.
+/// Numbers for each token that are alive at once in the widest place of a backward pass, in addition to those that the
+/// layers keep: the gradients of a layer's input and output, the normed input, inner products of the MLP and their
+/// gradients; also the hidden states that the head reads, with their gradient. A norm on a block's result adds its
+/// input, the normalised input and a gradient.
 fn at_work(model: &ModelConfig) -> u64 {
     let wide = if model.output_norms() { 7 + 3 } else { 7 };
     (wide * model.hidden_size + 5 * model.intermediate_size) as u64

@@ -1,8 +1,8 @@
-//! What a run will take of the memory, before it takes any: arithmetic over the model and the options.
+//! The memory that a run will take, computed beforehand from the model and the options.
 //!
 //! The launcher prints [`RunPlan`] and refuses what does not fit. It has the learner's token budget from it, which
 //! decides how sums are rounded and so must follow from what a machine has and never from what is free just now. The
-//! sampler has its share of the memory from it, and fits the number of its sequences to that.
+//! sampler takes its share of the memory from the plan, and fits the number of its sequences to the share.
 
 mod budget;
 mod learner;

@@ -11,26 +11,26 @@ use crate::{
     torchrun::Torchrun,
 };
 
-/// Share of the memory that stays for the system and for what no plan knows.
+/// Share of the memory that is left to the system and to things that no plan counts.
 const SPARE: f64 = 0.05;
-/// Tokens of the longest prompt where nothing bounds it: only the sampler has the tokenizer.
+/// Tokens of the longest prompt, if no option bounds it: only the sampler has the tokenizer.
 const ASSUMED_PROMPT: u64 = 512;
 /// The sampler's program, tokenizer and runtime, and the launcher.
 const BASELINE: u64 = 300 << 20;
-/// What CUDA and its libraries take of the main memory in a process, and of the device's.
+/// What CUDA and its libraries take of main memory in a process, and of the device's memory.
 const CUDA_BASELINE: [u64; 2] = [3 << 30, 1 << 30];
 
-/// What there is.
+/// Memory of a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Machine {
     /// Bytes of main memory, or of the control group's limit.
     pub main: u64,
-    /// Bytes of the GPU's memory; absent where they are not known.
+    /// Bytes of the GPU's memory; absent if unknown.
     pub gpu: Option<u64>,
 }
 
 impl Machine {
-    /// This one, with what is known of its GPU.
+    /// This machine, with what is known of its GPU.
     ///
     /// # Errors
     /// When the system does not tell.
@@ -38,13 +38,13 @@ impl Machine {
         Ok(Self { main: memory::total()?, gpu })
     }
 
-    /// What a single process may take on a device.
+    /// Memory for a single process on a device.
     #[must_use]
     pub fn room(&self, device: Device) -> u64 {
         self.usable()[usize::from(device != Device::Cpu)]
     }
 
-    /// What a plan may take, of main memory and of the GPU's.
+    /// Memory for a plan: main memory, and the GPU's.
     fn usable(&self) -> [u64; 2] {
         [Some(self.main), self.gpu].map(|bytes| bytes.map_or(u64::MAX, |bytes| (bytes as f64 * (1.0 - SPARE)) as u64))
     }
@@ -58,7 +58,7 @@ pub struct DoesNotFit {
     way_out: String,
 }
 
-/// Bytes of a run.
+/// Memory plan of a run, in bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunPlan {
     /// Most tokens of one forward pass of the learner.
@@ -67,11 +67,11 @@ pub struct RunPlan {
     pub max_num_seqs: usize,
     machine: Machine,
     learner: LearnerPlan,
-    /// Processes of the learner on this host, each of which takes that.
+    /// Processes of the learner on this host, each of which takes the learner's plan.
     ranks: u64,
     sampler: SamplerPlan,
     versions: VersionRoom,
-    /// Whether they lie in shared memory.
+    /// Whether versions lie in shared memory.
     shared: bool,
     /// Whether learner and sampler compute on the GPU.
     on_gpu: [bool; 2],
@@ -79,8 +79,8 @@ pub struct RunPlan {
 
 impl RunPlan {
     /// The plan of a configuration for its models, with the learner's token budget and the sampler's number of
-    /// sequences chosen where they are left open. Versions may lie in shared memory with `shared`, and do if nothing
-    /// has to give way.
+    /// sequences chosen where they are left open. With `shared`, versions may lie in shared memory, and do if nothing
+    /// else has to shrink for them.
     ///
     /// # Errors
     /// [`DoesNotFit`], with the figures and the option that would make it fit.
@@ -120,7 +120,7 @@ impl RunPlan {
         let on_gpu = [config.learner_device, config.rollout_device].map(|device| device != Device::Cpu);
         let sizes = learner_sizes(config, model, critic);
         let wanted = config.max_num_seqs.unwrap_or(config.completions_per_step() as usize);
-        // The least that the sampler has to do with: a group at once.
+        // The sampler's minimum: a group at once.
         let least = config.max_num_seqs.unwrap_or(wanted.min(config.num_generations as usize));
         let plan = |tokens: u64, sequences: usize| Self {
             micro_batch_tokens: u32::try_from(tokens).unwrap_or(u32::MAX),
@@ -149,7 +149,7 @@ impl RunPlan {
                 rest.room(on_gpu[0]) / rest.ranks_together() + rest.learner.total(),
             )
         });
-        // What the learner leaves goes to the sampler.
+        // The sampler gets the memory that the learner leaves.
         let fits = |sequences: &usize| *sequences <= least || plan(tokens, *sequences).fits();
         let halves = std::iter::successors(Some(wanted), |n| Some((n / 2).max(least)));
         plan(tokens, halves.into_iter().find(fits).unwrap_or(least))
@@ -161,7 +161,7 @@ impl RunPlan {
         self.shared
     }
 
-    /// Bytes that the sampler's engine may take where it computes: all that is left by the learner and the versions.
+    /// Bytes that the sampler's engine may take where it computes: all that the learner and the versions leave.
     #[must_use]
     pub fn sampler_share(&self) -> u64 {
         self.room(self.on_gpu[1]).saturating_add(self.sampler.total())
@@ -171,20 +171,20 @@ impl RunPlan {
         self.needed().iter().zip(self.machine.usable()).all(|(needed, usable)| *needed <= usable)
     }
 
-    /// What is left, in main memory or in the GPU's.
+    /// Free memory: main memory, or the GPU's.
     fn room(&self, gpu: bool) -> u64 {
         let index = usize::from(gpu);
         self.machine.usable()[index].saturating_sub(self.needed()[index])
     }
 
-    /// What the sampler takes beside the versions, of which it maps two while one is taken into use.
+    /// Memory of the sampler beside the versions; it maps two of them during a swap.
     fn sampler_bytes(&self) -> u64 {
         let mapped = if self.shared { 2 * self.sampler.mapped_weights } else { 0 };
         self.sampler.total().saturating_sub(mapped)
     }
 
-    /// Ranks in one memory: each has a GPU of its own, and the plan is about the first one's, which the sampler uses
-    /// too.
+    /// Ranks that share one memory: on GPUs each rank has its own, and the plan is about the first one's, which the
+    /// sampler uses too.
     fn ranks_together(&self) -> u64 {
         if self.on_gpu[0] { 1 } else { self.ranks }
     }
@@ -193,7 +193,7 @@ impl RunPlan {
         self.learner.total().saturating_mul(self.ranks_together())
     }
 
-    /// Needed of main memory, and of the GPU's.
+    /// Memory needed: main memory, and the GPU's.
     fn needed(&self) -> [u64; 2] {
         let versions = if self.shared { self.versions.bytes() } else { 0 };
         let mut needed = [BASELINE.saturating_add(versions), 0];
@@ -201,7 +201,7 @@ impl RunPlan {
         for (on_gpu, (bytes, processes)) in self.on_gpu.into_iter().zip(halves) {
             needed[usize::from(on_gpu)] = needed[usize::from(on_gpu)].saturating_add(bytes);
             if on_gpu {
-                // Of the main memory each process takes that, of a GPU's the one that is there.
+                // Each process takes this from main memory, but from a GPU only the one on that GPU.
                 needed[0] = needed[0].saturating_add(CUDA_BASELINE[0].saturating_mul(processes));
                 needed[1] = needed[1].saturating_add(CUDA_BASELINE[1]);
             }
@@ -209,7 +209,7 @@ impl RunPlan {
         needed
     }
 
-    /// The plan in lines: what is needed of each memory, then each process.
+    /// The plan in lines: the needs of each memory, then each process.
     fn lines(&self) -> [String; 4] {
         let needed = self.needed();
         let mut first = format!("memory {} of {}", Size(needed[0]), Size(self.machine.main));
@@ -255,7 +255,7 @@ impl fmt::Display for RunPlan {
 
 type Change = fn(&mut TrainConfig);
 
-/// What makes a run smaller, the mildest first, as the user writes it.
+/// Options that make a run smaller, the mildest first, as the user writes them.
 const WAYS_OUT: [(&str, Change); 9] = [
     ("`shard_optimizer` true", |c| c.shard_optimizer = true),
     ("`learner_ranks` 1", |c| c.learner_ranks = 1),
@@ -268,7 +268,7 @@ const WAYS_OUT: [(&str, Change); 9] = [
     ("`rollout_dtype` int8", |c| c.rollout_dtype = RolloutDtype::Int8),
 ];
 
-/// What the rows of an update look like at most. They are drawn at random from the step's.
+/// The largest rows of an update. They are drawn at random from the rows of the step.
 fn workload(config: &TrainConfig, model: &ModelConfig) -> Workload {
     let completion = u64::from(config.max_completion_length);
     let limit = config.max_model_len.unwrap_or(model.max_position_embeddings) as u64;
@@ -299,15 +299,15 @@ fn learner_sizes<'a>(
     }
 }
 
-/// Numbers of the two factors beside each linear layer that has them.
+/// Numbers in the two factors beside each linear layer that has them.
 #[must_use]
 pub fn adapter_numbers(config: &TrainConfig, model: &ModelConfig) -> u64 {
     let widths = adapted(config, model).map(|(_, [outputs, inputs])| (outputs + inputs) as u64);
     widths.sum::<u64>() * u64::from(config.lora_r)
 }
 
-/// Numbers of the matrices that the sampler packs once for all versions of an adapter: those of products in which it
-/// changes nothing. Queries, keys and values are one product, gate and up another.
+/// Numbers in the matrices that the sampler packs once for all versions of an adapter: the products that the adapter
+/// leaves unchanged. Queries, keys and values form one product, gate and up another.
 #[must_use]
 pub fn kept_numbers(config: &TrainConfig, model: &ModelConfig) -> u64 {
     if !config.use_peft {
@@ -381,7 +381,7 @@ mod tests {
         .unwrap()
     }
 
-    /// README's run.
+    /// The run in the README.
     fn config() -> TrainConfig {
         TrainConfig {
             model: "model".into(),
@@ -401,7 +401,7 @@ mod tests {
     #[test]
     fn a_run_gets_the_fast_budget_where_there_is_memory_and_less_where_there_is_not() {
         let roomy = plan(&config(), 64 * GIB).unwrap();
-        // Two completions of each prompt come together in an update.
+        // Two completions of each prompt are together in an update.
         assert_eq!((roomy.micro_batch_tokens, roomy.max_num_seqs), (512 + 2 * 256, 64));
         assert_eq!(plan(&config(), 200 * GIB).unwrap().micro_batch_tokens, roomy.micro_batch_tokens);
         let tight = plan(&config(), 15 * GIB).unwrap();
@@ -508,7 +508,7 @@ mod tests {
                 found.learner_bytes() + found.sampler_bytes() + 2 * CUDA_BASELINE[1],
             ]
         );
-        // With one half there, the other's bytes are in main memory.
+        // With one half on the GPU, the other half's bytes are in main memory.
         for (learner, sampler) in [(Device::Cuda, Device::Cpu), (Device::Cpu, Device::Cuda)] {
             let one = TrainConfig { learner_device: learner, rollout_device: sampler, ..config() };
             let machine = Machine { main: 64 * GIB, gpu: Some(80 * GIB) };

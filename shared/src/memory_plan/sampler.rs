@@ -1,4 +1,4 @@
-//! What a sampler holds.
+//! Memory of a sampler.
 
 use crate::{
     ModelConfig,
@@ -7,23 +7,23 @@ use crate::{
 
 /// Positions of a page of keys and values (packed kernels).
 const PAGE: usize = 16;
-/// Pages beyond those of the longest sequence (packed kernels): prefix and completion each may leave one partly filled.
+/// Pages beyond those of the longest sequence (packed kernels): prefix and completion may each leave one partly filled.
 pub const PARTIAL_PAGES: usize = 2;
-/// Prompts that the packed kernels compute together at most, and their tokens.
+/// Most prompts, and most tokens, that the packed kernels compute together in a prefill.
 pub const PACKED_PREFILL: (usize, usize) = (8, 256);
 
-/// Sizes of a sampler, as far as memory depends on them.
+/// Properties of a sampler on which its memory depends.
 #[derive(Debug, Clone, Copy)]
 pub struct SamplerSizes {
     /// Element type of the weights on disk.
     pub dtype: Dtype,
-    /// Where the model runs.
+    /// Device of the model.
     pub device: Device,
-    /// What computes it.
+    /// Kernels that compute it.
     pub kernels: Kernels,
-    /// What linear layers compute in.
+    /// Number format of products in linear layers.
     pub rollout_dtype: RolloutDtype,
-    /// What keys and values are stored as.
+    /// Number format of stored keys and values.
     pub kv_dtype: KvDtype,
     /// Sequences decoded at once.
     pub max_num_seqs: usize,
@@ -35,43 +35,43 @@ pub struct SamplerSizes {
     pub max_num_batched_tokens: usize,
     /// Prompts prefilled in one call (stock kernels).
     pub prefill_batch: usize,
-    /// States whose keys and values are held for sequences that go on from them (packed kernels).
+    /// Kept states whose keys and values are held for sequences that continue them (packed kernels).
     pub kept_states: usize,
-    /// Rows of logits that are held for each one that is drawn from.
+    /// Rows of logits that are held for each row that is sampled from.
     pub logits_copies: usize,
-    /// Whether new weights will be swapped in.
+    /// Whether new weights can be swapped in.
     pub hot_swap: bool,
-    /// Numbers of the matrices that no version changes, where versions are adapters (packed kernels).
+    /// Numbers in matrices that no version changes, if versions are adapters (packed kernels).
     pub kept: u64,
 }
 
-/// Bytes of a sampler, by what they hold.
+/// Bytes of a sampler, by purpose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SamplerPlan {
-    /// Weights in the layout of the matrix kernels, or all of them in the memory of a device.
+    /// Weights in the layout of the matrix kernels; on a device, all weights.
     pub packed_weights: u64,
-    /// Weights read where they are in the mapped file: embedding and norms.
+    /// Weights that are read from the mapped file: embedding and norms.
     pub mapped_weights: u64,
-    /// A second set of packed and mapped weights, while new ones are taken into use; of an adapter, of what it changes.
+    /// A second set of packed and mapped weights during a swap; for adapters, of the changed matrices only.
     pub swap: u64,
-    /// Keys and values of every slot at full length. Packed kernels use less while prompts are shared: each is held
-    /// once.
+    /// Keys and values of every slot at full length. Packed kernels use less when sequences share prompts, since each
+    /// prompt is held once. each is held once.
     pub kv_cache: u64,
-    /// A row of logits for each row of a step and each prompt, or several.
+    /// One or several rows of logits, for each row of a step and each prompt.
     pub logits: u64,
     /// Activations of the largest call.
     pub activations: u64,
 }
 
 impl SamplerSizes {
-    /// Rows of logits for each that is drawn from: with candidates two more, for what is computed of them; with CUDA
+    /// Rows of logits for each row that is sampled from: with candidates two more, for intermediate results; with CUDA
     /// graphs one more at least, on the device.
     #[must_use]
     pub fn logits_copies(candidates: usize, cuda_graphs: bool) -> usize {
         if candidates > 0 { 3 } else { 1 + usize::from(cuda_graphs) }
     }
 
-    /// Whether the packed kernels compute.
+    /// Whether packed kernels are used.
     #[must_use]
     pub fn packed(&self) -> bool {
         self.kernels == Kernels::Packed && self.device == Device::Cpu && self.dtype == Dtype::Fp32
@@ -95,13 +95,13 @@ impl SamplerSizes {
         if self.device != Device::Cpu {
             (packed, mapped) = (model.parameter_count() * size, 0);
         }
-        // What rounds are the packed kernels, which begin with fp32.
+        // Only the packed kernels round, and they start from fp32.
         let rounded = |bytes: u64| match self.rollout_dtype {
             RolloutDtype::Auto | RolloutDtype::Bf16x3 => bytes,
             RolloutDtype::Bf16 => bytes / 2,
             RolloutDtype::Int8 => bytes / 4,
         };
-        // Versions that are adapters have the base's file in common, too.
+        // Versions that are adapters also share the base's file.
         let second = if self.kept > 0 && self.packed() {
             rounded(packed.saturating_sub(self.kept * size))
         } else {
@@ -113,7 +113,7 @@ impl SamplerSizes {
             let padded = self.prefill_batch.saturating_mul(self.max_model_len).min(self.max_num_batched_tokens);
             (self.prefill_batch, padded)
         };
-        // Numbers that no memory holds must not wrap to ones that fit.
+        // Numbers beyond any memory must not wrap around to ones that fit.
         let kept_states = if self.packed() { self.kept_states } else { 0 };
         let slots = self.max_num_seqs.saturating_add(self.prefill_batch).saturating_add(kept_states) as u64;
         let row = (model.vocab_size * size_of::<f32>() * self.logits_copies) as u64;
@@ -133,7 +133,7 @@ impl SamplerSizes {
     pub fn slot_bytes(&self, model: &ModelConfig) -> u64 {
         let width = model.head_dim;
         let (positions, bytes) = if self.packed() {
-            // Values in whole blocks, bytes in quads; each position of bytes has two scales.
+            // Values are stored in whole blocks, bytes in quads; each position of bytes has two scales.
             let position = match self.kv_dtype {
                 KvDtype::Auto => (width + width.next_multiple_of(PAGE)) * size_of::<f32>(),
                 KvDtype::Int8 => width.next_multiple_of(4) + width.next_multiple_of(PAGE) + 2 * size_of::<f32>(),
@@ -153,7 +153,7 @@ impl SamplerPlan {
         self.parts().iter().map(|(_, bytes)| *bytes).fold(0, u64::saturating_add)
     }
 
-    /// What is there, with its bytes.
+    /// The parts, with their bytes.
     #[must_use]
     pub fn parts(&self) -> [(&'static str, u64); 6] {
         [
@@ -167,7 +167,7 @@ impl SamplerPlan {
     }
 }
 
-/// Scalars of a token that are alive at once in the widest part of a layer: residual, norm, gate, up, their product, q,
+/// Scalars per token that are alive at once in the widest part of a layer: residual, norm, gate, up, their product, q,
 /// k, v.
 fn activations(model: &ModelConfig) -> u64 {
     let heads = model.num_attention_heads + 2 * model.num_key_value_heads;

@@ -1,4 +1,4 @@
-//! How much room the published versions of a run take, and whether shared memory has it.
+//! Memory of the published versions of a run, and whether shared memory has room for it.
 
 use std::{io, path::Path};
 
@@ -9,17 +9,17 @@ use crate::{
     memory::{self, SHARED_MEMORY},
 };
 
-/// Versions take at most one part in so many of the memory: it is needed for the models that compute.
+/// Versions take at most one part in so many of the memory: the models that compute need the rest.
 const SHARE: u64 = 4;
 /// Rows of the rotary tables of an export, unless the model or `max_model_len` says otherwise.
 const POSITIONS: usize = 32_768;
 
-/// How much room the versions of a run take.
+/// Memory of a run's versions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VersionRoom {
     /// Bytes of one version.
     pub version_bytes: u64,
-    /// Most versions that are there at once: the one that the sampler uses, those since, and the one being written.
+    /// Most versions at the same time: the one that the sampler uses, later ones, and the one being written.
     pub versions: u64,
 }
 
@@ -43,10 +43,10 @@ impl VersionRoom {
         self.version_bytes.saturating_mul(self.versions)
     }
 
-    /// Whether the versions lie in shared memory; the error says why not. They take from the machine's memory then.
+    /// Whether the versions lie in shared memory; the error says why not. There they take from the machine's memory.
     ///
     /// # Errors
-    /// What is in the way, for the user.
+    /// The obstacle, for the user.
     pub fn in_shared_memory(&self, storage: VersionStorage) -> Result<(), String> {
         self.fits(storage, Path::new(SHARED_MEMORY), memory::total())
     }

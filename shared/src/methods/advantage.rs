@@ -1,4 +1,4 @@
-//! Advantage estimators as data, and the ways to combine several rewards.
+//! Descriptions of advantage estimators, and of the ways to combine several rewards.
 
 use super::reduction::LossAggregation;
 use crate::{
@@ -50,7 +50,7 @@ choices! {
     }
 }
 
-/// What an estimator computes an advantage for.
+/// The unit for which an estimator computes an advantage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CreditUnit {
     /// A completion; its tokens share it.
@@ -61,47 +61,47 @@ pub enum CreditUnit {
     Token,
 }
 
-/// What there is to know of an advantage estimator besides its formula.
+/// Description of an advantage estimator, without its formula.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdvantageSpec {
     /// Its name in the literature.
     pub title: &'static str,
-    /// What distinguishes it, in a few words.
+    /// Its distinguishing feature, in a few words.
     pub about: &'static str,
     /// Paper, and the name in TRL or verl.
     pub source: &'static str,
-    /// What it computes an advantage for.
+    /// The unit for which it computes an advantage.
     pub unit: CreditUnit,
-    /// Added to standard deviations: 1e-4 in TRL, 1e-6 in verl.
+    /// Term added to standard deviations: 1e-4 in TRL, 1e-6 in verl.
     pub epsilon: f64,
-    /// Whether it whitens the advantages of a batch by itself.
+    /// Whether it whitens the advantages of a batch as part of its formula.
     pub whitens: bool,
     /// Whether it needs a critic.
     pub critic: bool,
-    /// What `scale_rewards` may be.
+    /// Allowed values of `scale_rewards`.
     pub scales: &'static [ScaleRewards],
-    /// What `multi_objective_aggregation` may be.
+    /// Allowed values of `multi_objective_aggregation`.
     pub aggregations: &'static [MultiObjectiveAggregation],
     /// Why the KL penalty cannot be subtracted from its rewards; `None` where it can.
     pub no_kl_in_reward: Option<&'static str>,
-    /// Why groups without contrast are not to be replaced; `None` where `dynamic_sampling` makes sense.
+    /// Why groups without contrast must not be replaced; `None` where `dynamic_sampling` makes sense.
     pub no_dynamic_sampling: Option<&'static str>,
-    /// Whether the baseline is the group's own, so that completions of a prompt which earn the same teach nothing.
+    /// Whether the baseline comes from the group, so that a group with equal rewards has no learning signal.
     pub baseline_of_group: bool,
-    /// What has to differ within a group for it to teach anything.
+    /// The values that must differ within a group for it to have a learning signal.
     pub contrast: Contrast,
-    /// Options that it reads; one that other estimators have and this one has not is without effect.
+    /// Options that it reads; an option of other estimators that is not listed here has no effect.
     pub options: &'static [&'static str],
-    /// Options that usually go with it.
+    /// Options that are usually set with it.
     pub recipe: &'static [&'static str],
 }
 
-/// What TRL adds to standard deviations.
+/// TRL's term in the denominator of standardised rewards.
 const TRL_EPSILON: f64 = 1e-4;
-/// What verl adds to standard deviations.
+/// verl's term in the denominator of standardised rewards.
 const VERL_EPSILON: f64 = 1e-6;
 
-/// Reward of a completion minus a baseline of its group, as most of verl's estimators have it.
+/// Reward of a completion minus a baseline from its group, as in most of verl's estimators.
 const GROUP_BASELINE: AdvantageSpec = AdvantageSpec {
     title: "",
     about: "",
@@ -121,7 +121,7 @@ const GROUP_BASELINE: AdvantageSpec = AdvantageSpec {
 };
 
 impl AdvantageEstimator {
-    /// Options of the critic, the first of those of its estimator.
+    /// Options of the critic; they are the first options of its estimator.
     pub const CRITIC_OPTIONS: &[&str] = Self::Gae.spec().options.split_at(4).0;
 
     /// The description of this estimator.
@@ -228,11 +228,11 @@ impl AdvantageEstimator {
     }
 }
 
-/// How the losses of the critic become one number, unless `loss_aggregation` says so (verl).
+/// Aggregation of the critic's losses, unless `loss_aggregation` is set (verl).
 pub const CRITIC_AGGREGATION: LossAggregation = LossAggregation::TokenMean;
 
 impl ScaleRewards {
-    /// Whether centred rewards are divided by anything.
+    /// Whether it divides centred rewards by a standard deviation.
     #[must_use]
     pub const fn divides(self) -> bool {
         match self {
@@ -242,14 +242,14 @@ impl ScaleRewards {
     }
 }
 
-/// What there is to know of a way to combine several rewards besides its formula.
+/// Description of a way to combine several rewards, without its formula.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MultiObjectiveSpec {
-    /// What `scale_rewards` may be.
+    /// Allowed values of `scale_rewards`.
     pub scales: &'static [ScaleRewards],
-    /// Whether a completion has one reward, which the KL penalty can be subtracted from.
+    /// Whether a completion has a single reward, from which the KL penalty can be subtracted.
     pub one_reward: bool,
-    /// What has to differ within a group, where that is not what the estimator says.
+    /// The values that must differ within a group, if not those of the estimator.
     pub contrast: Option<Contrast>,
 }
 

@@ -1,4 +1,4 @@
-//! KL estimators as data.
+//! Descriptions of KL estimators.
 
 use crate::declare::choices;
 
@@ -24,21 +24,21 @@ choices! {
     }
 }
 
-/// What the estimate of a token is multiplied with in the loss, so that its expected gradient over the tokens of the
-/// old policy is that of the divergence. `r` is the ratio of the policy's probability of the token to the old policy's.
+/// The factor on a token's estimate in the loss that makes its expected gradient over the tokens of the old policy that
+/// of the divergence. `r` is the ratio of the policy's probability of the token to the old policy's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KlCorrection {
-    /// r with its derivative.
+    /// r, with its derivative.
     Ratio {
-        /// What the gradient is without it.
+        /// The gradient without the factor.
         without: &'static str,
     },
-    /// The value of r without its derivative, which is 1 on policy.
+    /// The value of r without its derivative; it is 1 on policy.
     DetachedRatio {
-        /// What r with its derivative would make of the gradient.
+        /// The gradient that r with its derivative would give.
         differentiated: &'static str,
     },
-    /// Nothing, since no form of the estimate has the gradient of the divergence.
+    /// None, since no form of the estimate has the gradient of the divergence.
     Nothing,
 }
 
@@ -54,20 +54,20 @@ impl KlCorrection {
     }
 }
 
-/// What there is to know of a KL estimator besides its formula.
+/// Description of a KL estimator, without its formula.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KlSpec {
     /// The estimate with d = `ref_logprob − logprob`.
     pub formula: &'static str,
-    /// What it is multiplied with in the loss, unless `use_bias_correction_kl` says otherwise.
+    /// Its factor in the loss, unless `use_bias_correction_kl` says otherwise.
     pub correction: KlCorrection,
     /// Whether it has the gradient of the divergence when it is subtracted from the reward.
     pub right_in_reward: bool,
-    /// Where it comes from.
+    /// Its source.
     pub source: &'static str,
 }
 
-/// What the ratio with its derivative makes of an estimate whose own gradient is right.
+/// The correction of an estimate whose own gradient is right; the ratio with its derivative would spoil it.
 const OF_NO_DIVERGENCE: KlCorrection = KlCorrection::DetachedRatio { differentiated: "the gradient of no divergence" };
 
 impl KlEstimator {

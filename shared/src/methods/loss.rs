@@ -1,4 +1,4 @@
-//! Losses as data.
+//! Descriptions of losses.
 
 use super::{Counted, LossMetric, Reduction, reduction::LossAggregation};
 use crate::{
@@ -43,7 +43,7 @@ choices! {
         Gpg = "gpg",
     }
 
-    /// What the importance ratio of policy to old policy is taken over. TRL `importance_sampling_level`.
+    /// Unit of the importance ratio of policy to old policy. TRL `importance_sampling_level`.
     ImportanceSamplingLevel {
         /// Each token has its own.
         Token = "token",
@@ -52,7 +52,7 @@ choices! {
     }
 }
 
-/// How much a method has to see at once.
+/// The unit that a method must see at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Scope {
     /// Any run of tokens.
@@ -63,42 +63,42 @@ pub enum Scope {
     Minibatch,
 }
 
-/// What the importance ratio of a loss is taken over.
+/// The unit of a loss's importance ratio.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ratio {
-    /// `importance_sampling_level` says so.
+    /// `importance_sampling_level` chooses it.
     Chosen,
     /// Each token has its own, and `importance_sampling_level` sequence is refused.
     OfToken,
-    /// The loss makes one of the whole completion by itself, and `importance_sampling_level` sequence is refused.
+    /// The loss itself forms one for the whole completion, and `importance_sampling_level` sequence is refused.
     OfCompletion,
 }
 
-/// How the weights of the correction for the mismatch between sampler and learner enter.
+/// How a loss applies the weights that correct the mismatch between sampler and learner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ImportanceWeights {
     /// They multiply the loss of each token.
     Multiply,
-    /// The formula has them inside.
+    /// The formula applies them itself.
     Inside,
 }
 
-/// What there is to know of a loss besides its formula.
+/// Description of a loss, without its formula.
 #[derive(Debug, Clone, Copy)]
 pub struct LossSpec {
     /// Its name in the literature.
     pub title: &'static str,
-    /// What distinguishes it, in a few words.
+    /// Its distinguishing feature, in a few words.
     pub about: &'static str,
     /// Paper with its equation, and the name in TRL or verl.
     pub source: &'static str,
-    /// The least that it has to see at once; options may ask for more.
+    /// The least unit that it must see at once; options may ask for more.
     pub scope: Scope,
-    /// What its ratio is taken over.
+    /// The unit of its ratio.
     pub ratio: Ratio,
     /// Bound of a token's log-ratio on both sides: 20 in some of verl's losses.
     pub log_ratio_bound: Option<f64>,
-    /// How importance weights enter.
+    /// How importance weights are applied.
     pub importance: ImportanceWeights,
     /// Whether the k3 estimate of the KL term has verl's bounds.
     pub kl_bounded: bool,
@@ -106,15 +106,15 @@ pub struct LossSpec {
     pub reduction: Reduction,
     /// Whether `loss_aggregation` may name another reduction.
     pub reduction_can_change: bool,
-    /// What its formula counts besides ratio and KL. Every formula of the loss counts exactly these.
+    /// Metrics of its formula, in addition to those of ratio and KL. Every formula of the loss records exactly these.
     pub metrics: &'static [LossMetric],
-    /// Options that it reads; one that other losses have and this one has not is without effect.
+    /// Options that it reads; an option of other losses that is not listed here has no effect.
     pub options: &'static [&'static str],
     /// Options that must be given, each with the reason.
     pub required: &'static [(&'static str, &'static str)],
-    /// verl's name of the loss, where it is verl's.
+    /// verl's name for the loss, if verl has it.
     pub verl: Option<&'static str>,
-    /// Options that usually go with it.
+    /// Options that are usually set with it.
     pub recipe: &'static [&'static str],
 }
 
@@ -128,24 +128,24 @@ pub const CLIP_HIGH: LossMetric = LossMetric {
     largest: Some(metrics::CLIP_RATIO_HIGH_MAX),
     ..LossMetric::of_clipping(metrics::CLIP_RATIO_HIGH_MEAN, Counted::Ratio)
 };
-/// Either of the two.
+/// Either of the two above.
 pub const CLIP_REGION: LossMetric = LossMetric::of_clipping(metrics::CLIP_RATIO_REGION_MEAN, Counted::Ratio);
-/// Ratio above the cap of cispo with a positive advantage.
+/// Ratio above cispo's cap, with a positive advantage.
 pub const CISPO_CLIP: LossMetric = LossMetric::of_clipping(metrics::CISPO_CLIP_RATIO, Counted::Ratio);
 /// VESPO's weight of the completion; 1 for an empty one.
 pub const PHI: LossMetric =
     LossMetric { counted: Counted::Completion, of_empty: 1.0, ..LossMetric::of_tokens(metrics::VESPO_PHI_SEQ_MEAN) };
-/// The clipped loss is the larger one.
+/// The clipped loss is the larger of the two.
 pub const PG_CLIP: LossMetric = LossMetric::of_clipping(metrics::POLICY_CLIPFRAC_AVG, Counted::Token);
 /// Clipped by the second bound of dual clip, or outside the clip range with a negative advantage (geo_mean).
 pub const PG_CLIP_LOWER: LossMetric = LossMetric::of_clipping(metrics::ACTOR_PG_CLIPFRAC_LOWER, Counted::Token);
 /// Outside the clip range with a positive advantage.
 pub const OUTSIDE: LossMetric = LossMetric::of_clipping(metrics::ACTOR_PG_CLIPFRAC, Counted::Token);
-/// Outside the clip range whatever the advantage, so that nothing is known of tokens without a gradient.
+/// Outside the clip range whatever the advantage, so tokens without a gradient have no known value.
 pub const OUTSIDE_ANY: LossMetric = LossMetric::of_tokens(metrics::ACTOR_PG_CLIPFRAC);
 
-/// The clipped surrogate of TRL, whose loss types differ in the reduction. Others of TRL's losses have what they do not
-/// say otherwise from here.
+/// The clipped surrogate of TRL, whose loss types differ in the reduction. Other TRL losses inherit from it the fields
+/// that they do not set.
 const SURROGATE: LossSpec = LossSpec {
     title: "",
     about: "",
@@ -164,7 +164,7 @@ const SURROGATE: LossSpec = LossSpec {
     recipe: &[],
 };
 
-/// What most losses of verl have in common.
+/// Fields that most losses of verl share.
 const VERL: LossSpec = LossSpec {
     ratio: Ratio::OfToken,
     kl_bounded: true,
@@ -316,7 +316,7 @@ impl LossType {
         Self::ALL.iter().copied().filter(|loss| loss.spec().options.contains(&key)).collect()
     }
 
-    /// The loss that verl calls so.
+    /// The loss with this name in verl.
     #[must_use]
     pub fn of_verl(name: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|loss| loss.spec().verl == Some(name))
@@ -324,7 +324,7 @@ impl LossType {
 }
 
 impl ImportanceSamplingLevel {
-    /// How much a ratio on this level has to see at once.
+    /// The unit that a ratio on this level must see at once.
     #[must_use]
     pub const fn scope(self) -> Scope {
         match self {
@@ -335,7 +335,7 @@ impl ImportanceSamplingLevel {
 }
 
 impl Ratio {
-    /// The level of the ratio that a loss is given; another one than the chosen contradicts it.
+    /// The level of a loss's ratio; a loss with a fixed level contradicts another chosen one.
     #[must_use]
     pub const fn level(self, chosen: ImportanceSamplingLevel) -> ImportanceSamplingLevel {
         match self {

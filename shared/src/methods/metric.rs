@@ -1,44 +1,45 @@
-//! Metrics that are made of a value for every token of the loss.
+//! Metrics that are means over values of the loss's tokens.
 
 use crate::metrics::{self, Metric};
 
-/// What is counted once in the mean of a metric.
+/// The unit over which a metric's mean is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Counted {
     /// A token.
     Token,
     /// A completion, by the mean of its tokens.
     Completion,
-    /// Whatever has a ratio of its own: a token, or with `importance_sampling_level` sequence a completion.
+    /// The unit that has a ratio: a token, or with `importance_sampling_level` sequence a completion.
     Ratio,
 }
 
-/// A metric that a loss has a value of for every token.
+/// A metric for which a loss computes a value for every token.
 #[derive(Debug, Clone, Copy)]
 pub struct LossMetric {
     /// The mean over a step.
     pub mean: &'static Metric,
-    /// The smallest mean of a completion, where that is recorded.
+    /// The smallest mean of a completion, if it is recorded.
     pub smallest: Option<&'static Metric>,
-    /// The largest mean of a completion, where that is recorded.
+    /// The largest mean of a completion, if it is recorded.
     pub largest: Option<&'static Metric>,
-    /// What is counted once.
+    /// The unit of the mean.
     pub counted: Counted,
-    /// Value of a completion without tokens, where completions are counted.
+    /// Value of a completion without tokens, if the unit is a completion.
     pub of_empty: f64,
-    /// Value of tokens that have no gradient because no advantage differs from 0; `None` leaves them out. What is
-    /// clipped on the side on which an advantage pushes never is such a token, so its value there is 0.
+    /// Value of tokens without a gradient, when no advantage differs from 0; `None` leaves them out. Tokens whose ratio
+    /// is clipped in the direction of their advantage have an advantage other than 0, so metrics of clipping have the
+    /// value 0 there.
     pub without_gradient: Option<f64>,
 }
 
 impl LossMetric {
-    /// A mean over the tokens that have a gradient.
+    /// A mean over the tokens with a gradient.
     #[must_use]
     pub const fn of_tokens(mean: &'static Metric) -> Self {
         Self { mean, smallest: None, largest: None, counted: Counted::Token, of_empty: 0.0, without_gradient: None }
     }
 
-    /// The share of tokens that are clipped, of all tokens.
+    /// The share of clipped tokens among all tokens.
     #[must_use]
     pub const fn of_clipping(mean: &'static Metric, counted: Counted) -> Self {
         Self { counted, without_gradient: Some(0.0), ..Self::of_tokens(mean) }

@@ -30,7 +30,7 @@ mod tests {
         metrics,
     };
 
-    /// The catalogue says with which losses a metric is recorded; those are the ones that count it.
+    /// The catalogue says with which losses a metric is recorded; the code agrees: those losses count it.
     #[test]
     fn a_metric_names_the_losses_that_record_it() {
         for metric in metrics::POLICY.metrics {

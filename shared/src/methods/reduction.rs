@@ -1,9 +1,9 @@
-//! Reductions as data: how the losses of tokens become one number.
+//! Reductions as data: how token losses become one number.
 
 use crate::declare::choices;
 
 choices! {
-    /// How token losses are reduced to one number, where that is not left to `loss_type`. verl `loss_agg_mode`.
+    /// How token losses are reduced to one number, unless `loss_type` decides it. verl `loss_agg_mode`.
     LossAggregation {
         /// Mean over all tokens of an optimiser update.
         TokenMean = "token-mean",
@@ -18,7 +18,7 @@ choices! {
     }
 }
 
-/// What the loss of a token is divided by, where `loss_aggregation` does not say so.
+/// Denominator of token losses, unless `loss_aggregation` is set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reduction {
     /// Mean over the tokens of a completion, then over the completions of a minibatch (TRL `grpo`).
@@ -31,14 +31,15 @@ pub enum Reduction {
     CompletionSum,
     /// Sum over tokens divided by the tokens of the generation batch (TRL `dapo`).
     GenerationTokenMean,
-    /// Mean over the completions of an optimiser update of a value that each completion has once (verl `geo_mean`).
+    /// Mean over the completions of an optimiser update; each completion has one value (verl `geo_mean`).
     UpdateMean,
-    /// One of verl's, over an optimiser update.
+    /// One of verl's aggregations, over an optimiser update.
     Aggregation(LossAggregation),
 }
 
 impl Reduction {
-    /// Whether it is a mean over the tokens of an update or more: a minibatch weighs as many tokens as it has already.
+    /// Whether it is a mean over the tokens of an update or more: each minibatch is already weighted by its number of
+    /// tokens.
     #[must_use]
     pub fn is_token_mean(self) -> bool {
         match self {

@@ -1,13 +1,13 @@
-//! The charts of a report. Which metrics a chart shows is said where these are declared.
+//! The charts of a report. The declaration of a metric names its chart.
 
 /// A chart over the steps of a run.
 #[derive(Debug)]
 pub struct Chart {
-    /// Heading that it stands under.
+    /// Heading of its group.
     pub group: &'static str,
-    /// Its own heading, which no other chart has.
+    /// Its own heading, which is unique.
     pub title: &'static str,
-    /// One line on what is shown.
+    /// One line on its content.
     pub note: &'static str,
     /// Values are shown by their decimal logarithm.
     pub logarithmic: bool,
@@ -15,7 +15,7 @@ pub struct Chart {
     pub stacked: bool,
     /// Long curves get a moving average.
     pub smooth: bool,
-    /// It says nothing as long as all values are 0, and is left out.
+    /// Hidden as long as all values are 0.
     pub hidden_at_zero: bool,
 }
 
@@ -41,7 +41,7 @@ impl Chart {
     }
 }
 
-/// Declares charts: a constant for each, and the list of all in the order of the report.
+/// Declares charts: a constant for each one, and the list of all in the order of the report.
 macro_rules! charts {
     ($($name:ident = $chart:expr;)*) => {
         $(pub(super) const $name: &Chart = &$chart;)*

@@ -21,8 +21,8 @@ pub struct MetricsFile {
 
 impl MetricsFile {
     /// Opens the file for a run that goes on after `completed_steps` steps: records of later steps, damaged lines and a
-    /// torn last one, left by a process that was killed, are cut off. What is kept is on disk afterwards, as is the
-    /// file's name.
+    /// torn last line that a killed process left are cut off. Afterwards, the remaining records and the file's name are
+    /// on disk.
     ///
     /// # Errors
     /// Any error of the file system, with the path.
@@ -48,7 +48,7 @@ impl MetricsFile {
         self.file.write_all(&record.to_line()).map_err(named(&self.path))
     }
 
-    /// Waits until every record is on disk, so that nothing that is written afterwards outlives them in a power loss.
+    /// Waits until every record is on disk, so that nothing written later outlives them in a power loss.
     ///
     /// # Errors
     /// Any error of the file system.
@@ -103,7 +103,7 @@ mod tests {
         let mut file = MetricsFile::open(&dir.path().join("metrics.jsonl"), 0).unwrap();
         file.append(&record(1, 0.5)).unwrap();
         file.sync().unwrap();
-        // No disk is behind this one.
+        // This file is on no disk.
         let nothing = OpenOptions::new().append(true).open("/dev/null").unwrap();
         let nowhere = MetricsFile { path: "/dev/null".into(), file: nothing };
         let error = nowhere.sync().unwrap_err();

@@ -13,21 +13,21 @@ use super::Chart;
 pub struct Metric {
     /// Its name in the records. That of a [`Family`] has a part in braces.
     pub key: &'static str,
-    /// What is counted.
+    /// Its unit.
     pub unit: Unit,
-    /// What it means and, in the second paragraph, what is normal.
+    /// Its meaning and, in the second paragraph, normal values.
     pub text: &'static str,
     /// Where its name and definition come from: TRL, verl, prime-rl or Tandem.
     pub source: &'static str,
-    /// Which runs record it; none when all do.
+    /// Condition for recording it; none if all runs record it.
     pub when: Option<&'static str>,
     /// The chart of the report that shows it, and the name of its curve there.
     pub chart: Option<(&'static Chart, &'static str)>,
 }
 
 impl Metric {
-    /// The part of a key that the braces of a family's key stand for; empty for a metric of a fixed name. None when the
-    /// key is another metric's.
+    /// The part of a key that stands in place of the braces of a family's key; empty for a metric of a fixed name. None
+    /// if the key belongs to another metric.
     #[must_use]
     pub fn name_in<'k>(&self, key: &'k str) -> Option<&'k str> {
         match self.key.split_once(['{', '}']) {
@@ -40,13 +40,12 @@ impl Metric {
     }
 }
 
-/// Metrics that differ in one part of their name, which is known only when a run has begun: one per reward function,
-/// for instance.
+/// Metrics that differ in one part of their names, which is known only in a run: one per reward function, for instance.
 #[derive(Debug)]
 pub struct Family(pub(super) Metric);
 
 impl Family {
-    /// The key of one of them.
+    /// The key of a member.
     #[must_use]
     pub fn of(&self, name: impl fmt::Display) -> Key {
         let (before, rest) = self.0.key.split_once('{').expect("a family's key has a part in braces");
@@ -79,14 +78,14 @@ impl From<&'static Metric> for Key {
     }
 }
 
-/// What a metric counts.
+/// Unit of a metric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unit {
-    /// How many.
+    /// A number of things.
     Count,
     /// A number without a unit.
     Number,
-    /// Points as the reward functions give them.
+    /// Points of the reward functions.
     Points,
     /// A part of the whole, from 0 to 1.
     Share,
@@ -107,13 +106,13 @@ pub enum Unit {
 pub struct Section {
     /// Heading.
     pub title: &'static str,
-    /// What they have in common.
+    /// Introduction to the section's metrics.
     pub intro: &'static str,
     /// Its metrics, as they are declared.
     pub metrics: &'static [&'static Metric],
 }
 
-/// Declares the metrics of a section: a constant for each, and the list of all.
+/// Declares the metrics of a section: a constant for each one, and the list of all.
 ///
 /// ```text
 /// /// What it means.

@@ -14,7 +14,7 @@ pub struct MetricRecord {
 }
 
 impl MetricRecord {
-    /// Sets a number. A value that is no finite number is stored as `null`, since JSON has no word for it.
+    /// Sets a number. A value that is not finite is stored as `null`, since JSON cannot express it.
     pub fn set(&mut self, metric: impl Into<Key>, value: f64) -> &mut Self {
         self.insert(metric.into(), serde_json::Number::from_f64(value).map_or(Value::Null, Value::Number))
     }
@@ -29,7 +29,7 @@ impl MetricRecord {
         self
     }
 
-    /// The number that a metric has; nothing when there is none, or when it was not finite.
+    /// The value of a metric; none if it is missing or was not finite.
     #[must_use]
     pub fn get(&self, metric: impl Into<Key>) -> Option<f64> {
         self.values.get(metric.into().as_str()).and_then(Value::as_f64)
@@ -46,7 +46,7 @@ impl MetricRecord {
         &self.values
     }
 
-    /// The record that a line of the file holds; nothing when the line is torn or no JSON object.
+    /// The record on a line of the file; none if the line is torn or no JSON object.
     #[must_use]
     pub fn from_line(line: &[u8]) -> Option<Self> {
         match serde_json::from_slice(line) {
@@ -61,7 +61,7 @@ impl MetricRecord {
         line
     }
 
-    /// Takes over every entry of another record.
+    /// Adds every entry of another record.
     pub fn extend(&mut self, other: Self) {
         self.values.extend(other.values);
     }

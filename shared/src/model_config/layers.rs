@@ -1,23 +1,23 @@
-//! What the layers of a model differ in: the positions and the reach of their attention.
+//! Differences between the layers of a model: positions and reach of their attention.
 
 use serde::{Deserialize, Serialize};
 
-/// Which tables turn queries and keys.
+/// The tables that rotate queries and keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Rotary {
-    /// Those of `rope_theta` and its scaling.
+    /// The tables of `rope_theta` and its scaling.
     Global,
-    /// Those of `rope_local_theta`, without scaling.
+    /// The tables of `rope_local_theta`, without scaling.
     Local,
 }
 
 /// Self-attention of one layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct LayerKind {
-    /// Rotary positions; `None` is a layer without any.
+    /// Rotary positions; `None` for a layer without any.
     pub rotary: Option<Rotary>,
-    /// Sliding window: how many positions a query sees at most, its own and those right before it. `None` is all of
-    /// them.
+    /// Sliding window: most positions that a query attends to, its own and those right before it. `None` for all
+    /// positions.
     pub window: Option<usize>,
 }

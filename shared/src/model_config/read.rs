@@ -10,7 +10,7 @@ use super::{Architecture, ConfigJsonError, Head, ModelConfig};
 const SUPPORTED: &str = "supported: llama, qwen2, qwen3, smollm3, gemma3_text";
 const WHOLE_HEAD: &str = "rotary positions must cover the whole head";
 
-/// Keys of relatives of the families that mean another computation.
+/// Keys of related models that mean another computation.
 const REFUSED: [(&str, &str); 5] = [
     ("num_experts", DENSE),
     ("num_local_experts", DENSE),
@@ -33,14 +33,14 @@ pub(super) fn config(text: &str) -> Result<ModelConfig, ConfigJsonError> {
     Reader { section: "", fields: &map }.read()
 }
 
-/// Most layers of a model; the deepest that are published have some hundred.
+/// Most layers of a model; the deepest published ones have some hundred.
 const MOST_LAYERS: usize = 1024;
-/// Largest of all other sizes, so that no product of two overflows.
+/// Largest value of all other sizes, so that no product of two overflows.
 const MOST: u64 = 1 << 31;
 /// Most parameters: a thousand times those of the largest models.
 const MOST_PARAMETERS: u128 = 1 << 50;
 
-/// Families whose configurations leave out other things than those before them.
+/// Families whose configuration classes have newer defaults for missing keys.
 fn newer(architecture: Architecture) -> bool {
     matches!(architecture, Architecture::SmolLm3 | Architecture::Gemma3)
 }
@@ -124,7 +124,7 @@ impl Reader<'_> {
         }
     }
 
-    /// By the class name in `architectures`; without one, a language model.
+    /// The head, by the class name in `architectures`; without one, a language model.
     fn head(&self) -> Result<Head, ConfigJsonError> {
         let Some(value) = self.get("architectures") else {
             return Ok(Head::LanguageModel);
@@ -176,7 +176,7 @@ impl Reader<'_> {
         if newer(architecture) && missing { 4 } else { num_attention_heads }
     }
 
-    /// Factor of the scores of attention.
+    /// Factor on attention scores.
     fn attention_scale(&self, architecture: Architecture, head_dim: usize) -> Result<f64, ConfigJsonError> {
         let scalar = match architecture {
             Architecture::Gemma3 if self.get("query_pre_attn_scalar").is_some() => {
@@ -201,7 +201,7 @@ impl Reader<'_> {
         let hidden_size = self.required_size("hidden_size")?;
         let num_attention_heads = self.required_size("num_attention_heads")?;
         let num_hidden_layers = self.required_size("num_hidden_layers")?;
-        // Before anything is made for each of them.
+        // Checked before anything is allocated for each layer.
         if num_hidden_layers > MOST_LAYERS {
             let problem = format!("must be at most {MOST_LAYERS}, found {num_hidden_layers}");
             return Err(self.bad("num_hidden_layers", problem));
@@ -239,11 +239,11 @@ impl Reader<'_> {
             attention_output_bias: architecture != Architecture::Qwen2 && attention_bias,
             mlp_bias: [Architecture::Llama, Architecture::SmolLm3].contains(&architecture)
                 && self.flag("mlp_bias", false)?,
-            // PreTrainedConfig's default is true, and Llama and Qwen override it.
+            // The default of PreTrainedConfig is true; Llama and Qwen override it.
             tie_word_embeddings: self.flag("tie_word_embeddings", newer(architecture))?,
             head: self.head()?,
         };
-        // Without products that overflow: the matrices of a layer, and those around the layers.
+        // Computed so that no product overflows: the matrices of a layer, and those outside the layers.
         let [hidden, inner, heads, width, vocabulary] =
             [config.hidden_size, config.intermediate_size, num_attention_heads, head_dim, config.vocab_size]
                 .map(|size| size as u128);

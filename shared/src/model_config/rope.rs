@@ -6,21 +6,21 @@ use serde::{Deserialize, Serialize};
 
 use super::{ModelConfig, Rotary};
 
-/// How rotary frequencies are stretched for long contexts.
+/// Scaling of the rotary frequencies for long contexts.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub enum RopeScaling {
     /// `rope_type: linear`: every frequency is divided.
     Linear {
-        /// By this.
+        /// The divisor.
         factor: f64,
     },
     /// `rope_type: llama3` (transformers `_compute_llama3_parameters`).
     Llama3 {
-        /// Division of the lowest frequencies.
+        /// Divisor of the lowest frequencies.
         factor: f64,
-        /// Wavelengths above `original_max_position_embeddings / low_freq_factor` are stretched in full.
+        /// Wavelengths above `original_max_position_embeddings / low_freq_factor` are scaled in full.
         low_freq_factor: f64,
-        /// Wavelengths below `original_max_position_embeddings / high_freq_factor` are left alone.
+        /// Wavelengths below `original_max_position_embeddings / high_freq_factor` are unchanged.
         high_freq_factor: f64,
         /// Context length of the original training.
         original_max_position_embeddings: f64,
@@ -28,7 +28,7 @@ pub enum RopeScaling {
 }
 
 impl RopeScaling {
-    /// The frequency (radians per position) that takes the place of an unscaled one.
+    /// The scaled frequency for an unscaled one (radians per position).
     pub(super) fn apply(self, frequency: f64) -> f64 {
         let (factor, low_freq_factor, high_freq_factor, original_max_position_embeddings) = match self {
             Self::Linear { factor } => return frequency / factor,
@@ -49,7 +49,7 @@ impl RopeScaling {
 }
 
 impl ModelConfig {
-    /// Inverse rotary frequencies, `head_dim / 2` of them, scaling applied.
+    /// Inverse rotary frequencies, `head_dim / 2` of them, after scaling.
     ///
     /// Source: transformers `compute_default_rope_parameters`, `_compute_linear_scaling_rope_parameters` and
     /// `_compute_llama3_parameters`, evaluated in float64.

@@ -180,7 +180,7 @@ fn windows_are_where_the_family_has_them() {
         let said = json!({"sliding_window": 32, "layer_types": types});
         assert_eq!(slides(said), [window, full, full, window]);
     }
-    // SmolLM3's layers without rotary positions slide.
+    // SmolLM3's layers without rotary positions have a window.
     let smollm3 = json!({"model_type": "smollm3", "num_hidden_layers": 4, "use_sliding_window": true,
         "sliding_window": 32, "no_rope_layers": [1, 0, 1, 0, 1]});
     assert_eq!(windows(&smollm3), [None, Some(32), None, Some(32)]);
@@ -261,7 +261,7 @@ fn absent_keys_have_the_families_defaults() {
 
     let qwen2 = config_with(&json!({"model_type": "qwen2"})).unwrap();
     assert!(qwen2.qkv_bias && !qwen2.attention_output_bias && !qwen2.tie_word_embeddings);
-    // The window is unused unless `use_sliding_window`, which is false by default.
+    // Without `use_sliding_window`, which is false by default, the window is unused.
     assert_eq!(config_with(&json!({"model_type": "qwen2", "sliding_window": 4096})).unwrap(), qwen2);
 
     let smollm3 = config_with(&json!({"model_type": "smollm3", "num_hidden_layers": 5})).unwrap();
@@ -443,7 +443,7 @@ fn llama3_scaling_has_its_three_bands() {
             _ => assert!(wavelength > 8192.0 && ratio == 0.125, "{i}"),
         }
     }
-    // Halfway between the bands (in 8192 / wavelength, at 2.5) the mean of both ends is taken.
+    // Halfway between the bands (at 8192 / wavelength = 2.5), the result is the mean of both ends.
     let half = 2.5 * std::f64::consts::TAU / 8192.0;
     let scaling = config_with(&change).unwrap().rope_scaling.unwrap();
     assert!((scaling.apply(half) / half - (0.5 / 8.0 + 0.5)).abs() < 1e-12);

@@ -1,10 +1,10 @@
-//! Folders that are named as models and are none.
+//! Folders that are given as models and are none.
 
 use std::{fs, path::Path};
 
 use crate::RunDir;
 
-/// What a folder without `config.json` is instead, in words, and what to name.
+/// The kind of a folder without `config.json`, in words, and what to give instead.
 pub(super) fn instead_of_model(dir: &Path) -> String {
     let newest = RunDir::new(dir).checkpoints().ok().and_then(|steps| steps.last().copied());
     if let Some(step) = newest {

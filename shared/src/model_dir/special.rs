@@ -1,8 +1,8 @@
-//! The tokens that the files beside a tokenizer name: which are special, and which end a sequence.
+//! The tokens that the files beside a tokenizer name: special tokens, and tokens that end a sequence.
 //!
 //! transformers 5 (`PreTrainedTokenizerBase.__init__`) takes special tokens from every key of `tokenizer_config.json`
 //! that ends with `_token`, from `additional_special_tokens` and `extra_special_tokens`, and from
-//! `added_tokens_decoder`; versions before it wrote some of them into `special_tokens_map.json`. All of these are read,
+//! `added_tokens_decoder`; earlier versions wrote some of them into `special_tokens_map.json`. All of these are read,
 //! whichever version wrote the directory.
 
 use std::{collections::HashMap, io::BufReader, path::Path};
@@ -17,26 +17,26 @@ use super::{MOST_TOKENIZER_BYTES, ModelDir, ModelDirError};
 pub struct NamedToken {
     /// Its text.
     pub content: String,
-    /// Its id, where a file says it.
+    /// Its id, if a file gives it.
     pub id: Option<u32>,
-    /// Whether texts leave it out.
+    /// Whether decoded texts leave it out.
     pub special: bool,
-    /// Whether it must be a word of its own.
+    /// Whether it matches only as a whole word.
     pub single_word: bool,
-    /// Whether it takes the spaces before it.
+    /// Whether it absorbs the spaces before it.
     pub lstrip: bool,
-    /// Whether it takes the spaces behind it.
+    /// Whether it absorbs the spaces behind it.
     pub rstrip: bool,
-    /// Whether it is looked for in the normalised text.
+    /// Whether it is matched in the normalised text.
     pub normalized: bool,
 }
 
-/// What the files beside `tokenizer.json` say of tokens.
+/// Tokens in the files beside `tokenizer.json`.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct NamedTokens {
-    /// Every token, each once: those with an id first, by their ids.
+    /// Every token, each once: tokens with an id first, by their ids.
     pub tokens: Vec<NamedToken>,
-    /// The texts of `bos_token`, `eos_token` and so on, by these names: variables of chat templates.
+    /// The texts of `bos_token`, `eos_token` and so on, by these names: variables for chat templates.
     pub variables: Map<String, Value>,
     /// Every text that a file calls `eos_token`.
     pub eos: Vec<String>,
@@ -84,7 +84,7 @@ impl NamedTokens {
         found
     }
 
-    /// A list of tokens, or tokens by their names.
+    /// Adds a list of tokens, or tokens by their names.
     fn add_all(&mut self, tokens: &Value) {
         for token in tokens.as_array().into_iter().flatten() {
             self.add(token, None, true);
@@ -103,8 +103,8 @@ impl NamedTokens {
         self.add(token, None, true);
     }
 
-    /// Adds a token. It is special if any file says so. How it is matched is said where it is named first, and that is
-    /// `added_tokens_decoder` if the token is there: no other place says as much.
+    /// Adds a token. It is special if any file calls it special. Its first mention says how it is matched; that is
+    /// `added_tokens_decoder` if the token is there, which says most.
     fn add(&mut self, token: &Value, id: Option<u32>, special: bool) {
         let Some(content) = content(token).filter(|content| !content.is_empty()) else { return };
         let flag = |key: &str| token[key].as_bool();
@@ -130,8 +130,8 @@ fn content(token: &Value) -> Option<&str> {
     token.as_str().or_else(|| token["content"].as_str())
 }
 
-/// The ids that texts have in a `tokenizer.json`, in their order; nothing for one that is no token there. A file that
-/// is none has no tokens: whoever needs the tokenizer itself says what is wrong with it.
+/// The ids that texts have in a `tokenizer.json`, in their order; none for a text that is no token there. A file that
+/// is no tokenizer has no tokens: code that needs the tokenizer itself reports the fault.
 pub(super) fn ids_in(path: &Path, texts: &[String]) -> Vec<Option<u32>> {
     if texts.is_empty() {
         return Vec::new();
@@ -139,7 +139,7 @@ pub(super) fn ids_in(path: &Path, texts: &[String]) -> Vec<Option<u32>> {
     let added = parse::<WithAdded>(path).map(|file| file.added_tokens).unwrap_or_default();
     let mut ids: Vec<Option<u32>> =
         texts.iter().map(|text| added.iter().find(|token| token.content == *text).map(|token| token.id)).collect();
-    // Only few tokenizers have such a token in their vocabulary alone, which can be large.
+    // Few tokenizers have such a token in the vocabulary alone, which can be large.
     if ids.contains(&None) {
         let vocabulary = parse::<WithVocabulary>(path).map(|file| file.model.vocab).unwrap_or_default();
         let place = |text: &str| match &vocabulary {

@@ -10,23 +10,23 @@ use serde_json::Value;
 
 use super::{ModelDir, ModelDirError, parse, read_text};
 
-/// Name of the template that is meant where none is named.
+/// Name of the template to use if none is named.
 const DEFAULT: &str = "default";
 /// Name of the template for rows with tools (transformers' `get_chat_template`).
 const TOOL_USE: &str = "tool_use";
-/// Folder with further templates, a file for each (transformers' `CHAT_TEMPLATE_DIR`).
+/// Folder with further templates, one per file (transformers' `CHAT_TEMPLATE_DIR`).
 pub const TEMPLATE_DIR: &str = "additional_chat_templates";
 /// File of the template.
 pub const TEMPLATE_FILE: &str = "chat_template.jinja";
 /// Most further templates that are read.
 const MOST: usize = 64;
 
-/// Chat templates by their names; a model mostly has one, `default`.
+/// Chat templates by their names; most models have one, `default`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ChatTemplates(BTreeMap<String, String>);
 
 impl ChatTemplates {
-    /// The template in a file.
+    /// The template in a single file.
     ///
     /// # Errors
     /// A file that cannot be read.
@@ -35,8 +35,8 @@ impl ChatTemplates {
     }
 
     /// The templates in a folder; `file` finds a file of it. As in transformers: `chat_template.jinja` and the folder
-    /// of further templates go before the key of `tokenizer_config.json`, which is a text, a list of named templates,
-    /// or a table of them. `chat_template.json`, which older processors have, comes last.
+    /// of further templates take precedence over the key of `tokenizer_config.json`, which is a text, a list of named
+    /// templates, or a table of them. `chat_template.json` of older processors comes last.
     pub(super) fn of(file: &dyn Fn(&str) -> PathBuf) -> Result<Self, ModelDirError> {
         let mut found = further(&file(TEMPLATE_DIR))?;
         let own = file(TEMPLATE_FILE);
@@ -52,26 +52,26 @@ impl ChatTemplates {
         Ok(Self(found))
     }
 
-    /// What renders messages without tools.
+    /// The template for messages without tools.
     #[must_use]
     pub fn default(&self) -> Option<&str> {
         self.0.get(DEFAULT).map(String::as_str)
     }
 
-    /// What renders messages with tools, if it is another one.
+    /// The template for messages with tools, if it is another one.
     #[must_use]
     pub fn tool_use(&self) -> Option<&str> {
         self.0.get(TOOL_USE).map(String::as_str)
     }
 
-    /// The names, where none of the templates is the default.
+    /// The names of the templates, if none is the default.
     #[must_use]
     pub fn without_default(&self) -> Option<Vec<&str>> {
         let names = || self.0.keys().map(String::as_str).collect();
         (!self.0.is_empty() && self.default().is_none()).then(names)
     }
 
-    /// Files that hold these templates, as seen from a model directory.
+    /// Files for these templates, relative to a model directory.
     pub fn files(&self) -> impl Iterator<Item = (PathBuf, &str)> {
         self.0.iter().map(|(name, source)| {
             let further = || Path::new(TEMPLATE_DIR).join(format!("{name}.jinja"));
@@ -111,7 +111,7 @@ fn named(value: &Value) -> BTreeMap<String, String> {
 }
 
 impl ModelDir {
-    /// The chat templates of the model, or those that took their place.
+    /// The chat templates of the model, or their replacement.
     ///
     /// # Errors
     /// A file that exists and cannot be read.
@@ -122,7 +122,7 @@ impl ModelDir {
         }
     }
 
-    /// The templates that took the place of the model's.
+    /// The replacement for the model's templates.
     #[must_use]
     pub fn other_templates(&self) -> Option<&ChatTemplates> {
         self.templates.as_ref()
@@ -136,8 +136,8 @@ impl ModelDir {
         Ok(self.chat_templates()?.default().map(str::to_owned))
     }
 
-    /// The model with another chat template (`chat_template`): a file in Jinja, or a model directory whose templates
-    /// are taken.
+    /// The model with another chat template (`chat_template`): a Jinja file, or a model directory whose templates are
+    /// taken.
     ///
     /// # Errors
     /// A file or folder that cannot be read, or that has no template.

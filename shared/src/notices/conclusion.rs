@@ -1,4 +1,4 @@
-//! Whether a run has learned anything, told by its records.
+//! Whether a run has learned anything, from its records.
 
 use std::{error, fmt};
 
@@ -8,7 +8,7 @@ use crate::{
     metrics::{GRAD_NORM, MetricRecord, REWARD, SKIPPED_UPDATES, STEP},
 };
 
-/// Kinds of notices that say why there is no gradient, the one that says most first.
+/// Kinds of notices that explain a missing gradient, the most telling first.
 const REASONS: [NoticeKind; 5] = [
     NoticeKind::Guard,
     NoticeKind::SkippedUpdates,
@@ -17,16 +17,17 @@ const REASONS: [NoticeKind; 5] = [
     NoticeKind::RewardFailures,
 ];
 
-/// No update of a run had a gradient, or the policy collapsed and stayed so.
+/// No update of a run had a gradient, or the policy collapsed and did not recover.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NothingLearned {
     /// Steps of the run.
     pub steps: usize,
-    /// The notice that says why, if there is one.
+    /// The notice with the reason, if there is one.
     pub reason: Option<Notice>,
 }
 
-/// Steps whose mean reward says whether a run has recovered from a collapse: as many as it is found in.
+/// Number of last steps whose mean reward shows whether a run has recovered from a collapse: as many as a collapse is
+/// detected in.
 const LAST: usize = 3;
 
 impl error::Error for NothingLearned {}
@@ -49,16 +50,16 @@ impl fmt::Display for NothingLearned {
     }
 }
 
-/// Whether any update of a step had a gradient. A step of which that is not known counts as one that had: the critic's
-/// first steps have no update of the policy, and a mean over updates of which one was skipped is no number.
+/// Whether any update of a step had a gradient. A step counts as one with a gradient if this is unknown: the critic's
+/// first steps have no update of the policy, and a mean over updates is no number if one of them was skipped.
 #[must_use]
 pub fn had_gradient(record: &MetricRecord, config: &TrainConfig) -> bool {
     let skipped = record.get(SKIPPED_UPDATES).unwrap_or(0.0);
     skipped < config.updates_per_step() as f64 && record.get(GRAD_NORM).is_none_or(|norm| norm != 0.0)
 }
 
-/// That nothing was learned, and why; nothing where some step had a gradient and the reward is not gone, or where there
-/// is no step.
+/// The conclusion that nothing was learned, and why; none if a step had a gradient and the reward has not collapsed, or
+/// if there is no step.
 #[must_use]
 pub fn nothing_learned(records: &[MetricRecord], notices: &[Notice], config: &TrainConfig) -> Option<NothingLearned> {
     if let Some(collapse) = notices.iter().find(|notice| notice.kind == NoticeKind::Collapse)
@@ -73,13 +74,13 @@ pub fn nothing_learned(records: &[MetricRecord], notices: &[Notice], config: &Tr
     Some(NothingLearned { steps: records.len(), reason: reason.cloned() })
 }
 
-/// Whether the last steps have not climbed back half of the way from what a collapse has left to the best before it.
+/// Whether the last steps stay below the middle between the reward after a collapse and the best reward before it.
 fn has_stayed_below(records: &[MetricRecord], collapse: &Notice) -> bool {
     let rewards: Vec<(u64, f64)> =
         records.iter().filter_map(|record| Some((record.get(STEP)? as u64, record.get(REWARD)?))).collect();
-    // The collapse was found in the last of its steps.
+    // A collapse is reported in its last step.
     let end = rewards.partition_point(|(step, _)| *step <= collapse.step);
-    // A run of few steps has found it in fewer of them.
+    // In a run of few steps it is detected in fewer.
     let begin = end.saturating_sub(LAST).max(1).min(end);
     let mean = |steps: &[(u64, f64)]| {
         let count = steps.len() as f64;

@@ -13,12 +13,12 @@ use crate::{
     journal::{self, Entry, Skipped},
 };
 
-/// The notices of a run, on disk as in memory. They are few, so that the file is written anew, and whole, with each.
+/// The notices of a run, on disk and in memory. They are few, so each one rewrites the whole file.
 #[derive(Debug)]
 pub struct NoticesFile {
     path: PathBuf,
     notices: Vec<Notice>,
-    /// Of kinds that this version does not know, which stay as they are.
+    /// Notices of unknown kinds, which stay as they are.
     unknown: Vec<Map<String, Value>>,
 }
 
@@ -29,8 +29,8 @@ impl Entry for Notice {
 }
 
 impl NoticesFile {
-    /// Opens the file for a run that goes on after `completed_steps` steps: what was found in later steps will be found
-    /// again and is cut off.
+    /// Opens the file for a run that goes on after `completed_steps` steps: notices of later steps will be found again
+    /// and are cut off.
     ///
     /// # Errors
     /// Any error of the file system, with the path.
@@ -59,7 +59,7 @@ impl NoticesFile {
         Ok((file, skipped))
     }
 
-    /// Adds a notice, unless it repeats one that is there; whether it was added.
+    /// Adds a notice, unless it repeats an earlier one; returns whether it was added.
     ///
     /// # Errors
     /// Any error of the file system.
@@ -78,7 +78,7 @@ impl NoticesFile {
     }
 }
 
-/// Every notice of a file; none where there is no file.
+/// Every notice of a file; none without a file.
 ///
 /// # Errors
 /// Any error of the file system, with the path.

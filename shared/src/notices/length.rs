@@ -1,9 +1,9 @@
-//! Lengths that a model does not have.
+//! Sequence lengths beyond those of a model.
 
 use super::{Notice, NoticeKind};
 use crate::config::TrainConfig;
 
-/// A notice where prompt and completion may have fewer tokens together, in a model with so many positions, than the
+/// A notice if a model with `positions` positions allows fewer tokens of prompt and completion together than the
 /// options ask for.
 #[must_use]
 pub fn model_length(config: &TrainConfig, positions: usize) -> Option<Notice> {
@@ -14,7 +14,7 @@ pub fn model_length(config: &TrainConfig, positions: usize) -> Option<Notice> {
     let completion = config.max_completion_length as usize;
     let (asked, names) = match config.max_prompt_length {
         Some(prompt) => (prompt as usize + completion, "`max_prompt_length` and `max_completion_length` are"),
-        // A prompt has a token at least.
+        // A prompt has at least one token.
         None => (completion + 1, "a prompt and `max_completion_length` are at least"),
     };
     (asked > limit).then(|| {

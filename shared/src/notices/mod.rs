@@ -1,4 +1,4 @@
-//! What a run says of itself where it does not learn, or where its figures are easily misread: each notice once, with
+//! A run's notices about a lack of learning, and about figures that are easily misread: each one appears once, with
 //! what to do about it. The learner finds and writes them; terminal and report show them.
 
 mod conclusion;
@@ -18,7 +18,7 @@ pub use length::model_length;
 pub use rate::learning_rate;
 
 choices! {
-    /// What a notice is about.
+    /// Kind of a notice.
     NoticeKind {
         /// `learning_rate` is far from what works for an adapter, or for a whole model of its size.
         LearningRate = "learning_rate",
@@ -76,14 +76,14 @@ choices! {
 /// One notice: a line of `notices.jsonl`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Notice {
-    /// What it is about.
+    /// Its kind.
     pub kind: NoticeKind,
-    /// Completed steps when it was found; 0 for what is known before the first.
+    /// Completed steps when it was found; 0 for a fact that is known before the first step.
     pub step: u64,
-    /// The reward function, where it is about one.
+    /// The reward function, if it is about one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub subject: Option<String>,
-    /// What was found.
+    /// The finding.
     pub text: String,
     /// What to do about it.
     pub remedy: String,
@@ -96,15 +96,15 @@ impl Notice {
         Self { kind, step, subject: None, text: text.into(), remedy: remedy.into() }
     }
 
-    /// The same about one reward function.
+    /// The same notice about one reward function.
     #[must_use]
     pub fn about(self, subject: &str) -> Self {
         Self { subject: Some(subject.to_owned()), ..self }
     }
 
-    /// Whether both say the same of the same thing, so that one of them is enough. What has changed at a resume is news
-    /// at each of them, what the guard does, each refusal, and a disk that is short, each time, and a learning rate may
-    /// be too high first and then too low.
+    /// Whether both notices say the same of the same subject, so that one is enough. Some kinds are news each time:
+    /// changed options at each resume, actions of the guard, refusals, and a full disk; and a learning rate may first
+    /// be too high and then too low.
     #[must_use]
     pub fn repeats(&self, other: &Self) -> bool {
         use NoticeKind::{

@@ -1,24 +1,24 @@
-//! Learning rates that are far from what works.
+//! Learning rates far from usual ones.
 
 use super::{Notice, NoticeKind};
 use crate::config::TrainConfig;
 
-/// Rates below this are what runs without an adapter have (TRL's default is 1e-6).
+/// Rates below this are those of runs without an adapter (TRL's default is 1e-6).
 const LORA_LEAST: f64 = 5e-6;
-/// Above this, reinforcement learning of an adapter falls apart: recipes have 1e-5 to 1e-4, and up to 5e-4 is reported.
+/// Above this, reinforcement learning of an adapter falls apart: recipes use 1e-5 to 1e-4, and up to 5e-4 is reported.
 const LORA_MOST: f64 = 2e-3;
-/// Below this, an update of AdamW, which is about the rate, is lost in the rounding of float32 weights of usual size
-/// (1e-2).
+/// Below this, an update of AdamW, whose size is about the rate, is lost in the rounding of float32 weights of usual
+/// size (1e-2).
 const LEAST: f64 = 1e-9;
-/// Above this, reinforcement learning of a whole model falls apart: recipes have 1e-7 to 1e-5.
+/// Above this, reinforcement learning of a whole model falls apart: recipes use 1e-7 to 1e-5.
 const MOST: f64 = 1e-4;
-/// An update of AdamW moves each weight by about the rate, and those of a model are about 0.02 in size: above this, one
-/// update overwrites any model or adapter.
+/// An update of AdamW moves each weight by about the rate, and a model's weights are about 0.02 in size: above this,
+/// one update overwrites any model or adapter.
 const OVERWRITES: f64 = 2e-2;
-/// Models with fewer weights bear larger rates; 1e-3 is usual for some thousands of them.
+/// Models with fewer weights bear larger rates; 1e-3 is usual for models of some thousand.
 const SMALL_MODEL: u64 = 100_000_000;
 
-/// A notice on a rate that is far from what an adapter, or a whole model with so many weights, wants.
+/// A notice on a rate that is far from usual ones for an adapter, or for a whole model with `weights` weights.
 #[must_use]
 pub fn learning_rate(config: &TrainConfig, weights: u64) -> Option<Notice> {
     let (rate, small) = (config.learning_rate, weights < SMALL_MODEL);

@@ -1,4 +1,4 @@
-//! Checkpoints of other trainers, known by the files that they leave.
+//! Checkpoints of other trainers, recognised by their files.
 
 use std::{fs, path::Path};
 
@@ -6,16 +6,16 @@ use serde_json::{Map, Value};
 
 use super::{MOST_STATE, STATE_FILE};
 
-/// Who writes such checkpoints, and what of them is a model.
+/// A trainer, and its way to a model directory.
 struct Trainer {
     name: &'static str,
-    /// Whether a file or folder of this name is one of theirs.
+    /// Whether it writes files or folders of this name.
     knows: fn(&str) -> bool,
-    /// How a model directory is made of it, where it holds none.
+    /// How to make a model directory from its checkpoint, if the checkpoint holds none.
     exports: &'static str,
 }
 
-/// The more particular ones first: most build upon others.
+/// The more specific ones first: most trainers build on others.
 const TRAINERS: [Trainer; 8] = [
     Trainer {
         name: "verl",
@@ -70,7 +70,7 @@ const TRAINERS: [Trainer; 8] = [
     },
 ];
 
-/// A folder of Megatron's, for an iteration.
+/// Whether this is a folder of Megatron for an iteration.
 fn is_iteration(name: &str) -> bool {
     name.strip_prefix("iter_").is_some_and(|step| step.parse::<u64>().is_ok())
 }
@@ -78,8 +78,7 @@ fn is_iteration(name: &str) -> bool {
 /// Folders in a checkpoint where a model directory may lie.
 const INNER: [&str; 7] = ["", "huggingface", "actor/huggingface", "actor", "policy/weights", "hf", "hf_model"];
 
-/// What to do with the checkpoint of another trainer, in words that follow the name of the option; nothing if it is
-/// none.
+/// What to do with the checkpoint of another trainer, in words that follow the name of the option; none if it is none.
 #[must_use]
 pub fn foreign(checkpoint: &Path) -> Option<String> {
     if is_file_of_weights(checkpoint) {
@@ -96,7 +95,7 @@ pub fn foreign(checkpoint: &Path) -> Option<String> {
     }
     let own_name = checkpoint.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let of_state = names.iter().any(|name| name == STATE_FILE).then_some(&TRAINERS[4]);
-    // Its other file has the name of one of verl's.
+    // Another of Megatron's files has the name of one of verl's.
     let of_megatron = names.iter().any(|name| is_iteration(name)).then_some(&TRAINERS[3]);
     let of_files = TRAINERS.iter().find(|trainer| names.iter().any(|name| (trainer.knows)(name)));
     let of_name = own_name.strip_prefix("global_step_").map(|_| &TRAINERS[0]);
@@ -114,7 +113,7 @@ pub fn foreign(checkpoint: &Path) -> Option<String> {
     })
 }
 
-/// Whether a state is of this project, damaged as it may be: others' have `global_step` and `log_history`.
+/// Whether a state is of this project, even if damaged: states of others have `global_step` and `log_history`.
 fn is_own(checkpoint: &Path) -> bool {
     let Ok(text) = shared_bounds::read(&checkpoint.join(STATE_FILE), MOST_STATE) else { return true };
     let state: Map<String, Value> = serde_json::from_slice(&text).unwrap_or_default();
@@ -138,7 +137,7 @@ fn is_file_of_weights(path: &Path) -> bool {
 mod tests {
     use super::*;
 
-    /// A folder with empty files, and a state of transformers where one is asked for.
+    /// A folder with empty files, and with a state of transformers if `files` names one.
     fn folder(name: &str, files: &[&str]) -> (tempfile::TempDir, std::path::PathBuf) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(name);

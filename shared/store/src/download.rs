@@ -1,4 +1,4 @@
-//! The folder beside its place in which a fetch gathers what arrives, over several runs of a program if need be.
+//! The folder beside its target in which a fetch gathers its files, over several runs of a program if need be.
 
 use std::{
     fs::{self, File, TryLockError},
@@ -16,16 +16,16 @@ use crate::{
     store::PIECE_BYTES,
 };
 
-/// What is there of something that is fetched.
+/// The part of a fetch that has arrived.
 pub struct Download<'a> {
     folder: PathBuf,
     into: &'a Path,
-    /// Keeps others out as long as it is open, since the folder is locked through it.
+    /// Locks the folder against other fetches as long as it is open.
     _lock: File,
 }
 
 impl<'a> Download<'a> {
-    /// Makes the folder or takes up the one that is there; has every file of the index in it and nothing else.
+    /// Makes the folder, or takes up one that exists; then it has every file of the index and no other.
     pub fn open(into: &'a Path, index: &Index) -> Result<Self, StoreError> {
         let folder = part_of(into);
         fs::create_dir_all(&folder).map_err(|e| of_file(&folder, e))?;
@@ -61,14 +61,14 @@ impl<'a> Download<'a> {
         if options.metadata()?.len() > file.length { options.set_len(file.length) } else { Ok(()) }
     }
 
-    /// Has room for what is missing, as far as lengths tell.
+    /// Checks that the disk has room for the missing bytes, as far as file lengths tell.
     pub fn require_space(&self, index: &Index) -> Result<(), StoreError> {
         let there = |file: &IndexedFile| fs::metadata(self.folder.join(&file.name)).map_or(0, |what| what.len());
         let missing = index.files.iter().map(|file| file.length.saturating_sub(there(file))).sum();
         atomic::require_space(&self.folder, missing).map_err(on_disk)
     }
 
-    /// Whether a chunk is there.
+    /// Whether a chunk has arrived.
     pub fn has(&self, file: &IndexedFile, chunk: usize, buffer: &mut Vec<u8>) -> bool {
         has(&self.folder, file, chunk, buffer)
     }
@@ -83,7 +83,7 @@ impl<'a> Download<'a> {
         written.map_err(|e| of_file(&path, e))
     }
 
-    /// Gives the folder its place.
+    /// Moves the folder to its target.
     pub fn place(self) -> Result<(), StoreError> {
         atomic::place_dir(&self.folder, self.into).map_err(on_disk)
     }
@@ -94,7 +94,7 @@ pub fn has(folder: &Path, file: &IndexedFile, chunk: usize, buffer: &mut Vec<u8>
     let start = file.offset(chunk);
     let range = start..start + file.chunk_bytes(chunk) as u64;
     let read = File::open(folder.join(&file.name)).and_then(|f| {
-        // Most files that a fetch begins with are empty.
+        // Most files are empty when a fetch begins.
         if f.metadata()?.len() < range.end {
             Err(io::ErrorKind::UnexpectedEof.into())
         } else {
@@ -104,7 +104,7 @@ pub fn has(folder: &Path, file: &IndexedFile, chunk: usize, buffer: &mut Vec<u8>
     read.is_ok() && file.is_chunk(chunk, buffer)
 }
 
-/// Throws away what has arrived of something that is no longer wanted.
+/// Throws away the arrived part of a fetch that is no longer wanted.
 ///
 /// # Errors
 /// Any error of the file system, with the path.
@@ -126,7 +126,7 @@ fn lock(folder: &Path) -> Result<File, StoreError> {
     let opened = File::open(folder).map_err(|e| of_file(folder, e))?;
     match opened.try_lock() {
         Err(TryLockError::WouldBlock) => Err(StoreError::Busy { folder: folder.to_owned() }),
-        // A file system without locks is as good as one whose user sees to it.
+        // On a file system without locks, the user sees to it that nobody else fetches.
         Ok(()) | Err(TryLockError::Error(_)) => Ok(opened),
     }
 }

@@ -1,15 +1,15 @@
-//! What can go wrong between a folder and a store.
+//! Errors between a folder and a store.
 
 use std::{fmt, io, path::PathBuf};
 
-/// What was being done.
+/// The operation that failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Doing {
     /// Reading an object.
     Reading,
     /// Writing an object.
     Writing,
-    /// Asking what is there.
+    /// Listing objects.
     Listing,
     /// Removing an object.
     Removing,
@@ -26,16 +26,16 @@ impl fmt::Display for Doing {
     }
 }
 
-/// A store that cannot be used, or a thing in it. Places are named without credentials.
+/// A store, or an object in it, that cannot be used. Places are named without credentials.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// What was given is no place.
+    /// The text is no place of a store.
     #[error(
         "`{place}` cannot be used for weights: {reason}; give a folder, or s3://bucket/…, gs://bucket/…, \
          az://container/… or https://host/…"
     )]
     Address {
-        /// What was given.
+        /// The text.
         place: String,
         /// Why not.
         reason: String,
@@ -46,28 +46,28 @@ pub enum StoreError {
         /// The store.
         place: String,
     },
-    /// Nothing says who is asking.
+    /// There are no credentials.
     #[error("{place}: no credentials ({reason}); give them in {variables}")]
     NoCredentials {
         /// The store.
         place: String,
         /// What happened.
         reason: String,
-        /// Where they are given.
+        /// The variables that give them.
         variables: &'static str,
     },
-    /// The store refuses who is asking.
+    /// The store refuses the credentials.
     #[error("{place}: {doing} {object} is denied ({reason}); see that {variables} allow it")]
     Denied {
         /// The store.
         place: String,
-        /// What was being done.
+        /// The operation that failed.
         doing: Doing,
         /// The object.
         object: String,
         /// The store's words.
         reason: String,
-        /// Where credentials are given.
+        /// The variables that give credentials.
         variables: &'static str,
     },
     /// No such object.
@@ -80,14 +80,14 @@ pub enum StoreError {
         /// The object.
         object: String,
     },
-    /// What is there is not what was published.
+    /// An object is not as it was published.
     #[error("{place}: {object} is damaged: {what}; it has to be published again")]
     Corrupted {
         /// The store.
         place: String,
         /// The object.
         object: String,
-        /// In which way.
+        /// The difference.
         what: String,
     },
     /// No room in the store.
@@ -110,11 +110,11 @@ pub enum StoreError {
     TimedOut {
         /// The store.
         place: String,
-        /// What was being done.
+        /// The operation that failed.
         doing: Doing,
         /// The object.
         object: String,
-        /// What was waited for.
+        /// The event that did not come.
         reason: String,
     },
     /// No connection, or none that lasts.
@@ -124,14 +124,14 @@ pub enum StoreError {
     Unreachable {
         /// The store.
         place: String,
-        /// What was being done.
+        /// The operation that failed.
         doing: Doing,
         /// The object.
         object: String,
         /// What happened.
         reason: String,
     },
-    /// A web server.
+    /// A web server, which takes no writes.
     #[error("{place}: is only read; publish into the folder that the server shows, or into a store of objects")]
     ReadOnly {
         /// The store.
@@ -142,14 +142,14 @@ pub enum StoreError {
     Other {
         /// The store.
         place: String,
-        /// What was being done.
+        /// The operation that failed.
         doing: Doing,
         /// The object.
         object: String,
         /// The store's words.
         reason: String,
     },
-    /// What cannot be published.
+    /// A file or folder that cannot be published.
     #[error("{}: {reason}", path.display())]
     Unpublishable {
         /// The file or folder.
@@ -169,30 +169,30 @@ pub enum StoreError {
         /// The folder.
         folder: PathBuf,
     },
-    /// The one who watches wants no more.
+    /// The watcher wants the transfer to end.
     #[error("the transfer was given up; what has arrived is kept")]
     GaveUp,
 }
 
 impl StoreError {
-    /// Whether another try may end otherwise.
+    /// Whether another try may succeed.
     pub(crate) fn may_pass(&self) -> bool {
         matches!(self, Self::Corrupted { .. } | Self::Unreachable { .. } | Self::Other { .. })
     }
 }
 
-/// An error of a file of this host.
+/// An error about a file of this host.
 pub(crate) fn of_file(path: &std::path::Path, error: io::Error) -> StoreError {
     let named = io::Error::new(error.kind(), format!("{}: {error}", path.display()));
     on_disk(named)
 }
 
-/// An error of this host's disk whose message has the path.
+/// An error of this host's disk whose message contains the path.
 pub(crate) fn on_disk(error: io::Error) -> StoreError {
     if is_full(error.kind()) { StoreError::DiskFull(error) } else { StoreError::File(error) }
 }
 
-/// Whether there is no room, or none for a file as large.
+/// Whether the disk is full, or has no room for so large a file.
 pub(crate) fn is_full(kind: io::ErrorKind) -> bool {
     use io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
     matches!(kind, StorageFull | QuotaExceeded | FileTooLarge)

@@ -1,4 +1,4 @@
-//! Fetching what was published.
+//! Fetching a published folder.
 
 use std::{
     collections::BTreeSet,
@@ -18,13 +18,13 @@ use crate::{
     store::{About, TRANSFERS, index_path},
 };
 
-/// How often something is asked for that does not arrive as it should.
+/// Tries for an object that does not arrive as it should.
 const ATTEMPTS: usize = 3;
 
-/// What a fetch did.
+/// The result of a fetch.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Fetched {
-    /// Bytes that came from the store, those of the index apart; what was there already did not.
+    /// Bytes that came from the store, without the index and without bytes that were on the disk already.
     pub bytes: u64,
     /// Bytes of all files.
     pub total: u64,
@@ -44,13 +44,12 @@ struct Fetch<'a> {
 }
 
 impl Store {
-    /// Fetches what was published under a prefix and has this hash, and gives it the place `into` in one visible step:
-    /// a folder that was there is replaced. What arrives is gathered beside it, in `INTO.part`, and is not fetched
-    /// again by the next try, also of another process; [`crate::forget`] throws it away. If `into` is all that is
-    /// wanted already, nothing is done.
+    /// Fetches the folder with this prefix and hash, and moves it to `into` in one visible step: a folder that was
+    /// there is replaced. Arriving files are gathered beside it, in `INTO.part`; the next try, also of another process,
+    /// does not fetch them again; [`crate::forget`] throws it away. If `into` has the content already, nothing is done.
     ///
     /// # Errors
-    /// [`StoreError`]. What has arrived is kept then, and `into` is what it was.
+    /// [`StoreError`]. The arrived files are kept then, and `into` is unchanged.
     pub fn fetch(
         &self,
         prefix: &str,
@@ -78,7 +77,7 @@ impl Store {
         Ok(done(fetched_bytes(&fetch.fetched)))
     }
 
-    /// The index that has this hash.
+    /// The index with this hash.
     pub(crate) fn index(&self, folder: &Path, blake3: &[u8; 32], watch: &dyn Watch) -> Result<Index, StoreError> {
         let object = index_path(folder);
         let bytes = persistently(|| {
@@ -95,7 +94,7 @@ fn fetched_bytes(count: &AtomicU64) -> u64 {
 }
 
 impl Fetch<'_> {
-    /// Has a chunk: from the disk if it is there, else from the store.
+    /// Puts a chunk into the buffer: from the disk if it is there, else from the store.
     fn chunk(&self, file: &IndexedFile, chunk: usize, buffer: &mut Vec<u8>) -> Result<(), StoreError> {
         if self.watch.give_up() {
             return Err(StoreError::GaveUp);
@@ -115,7 +114,7 @@ impl Fetch<'_> {
         let start = file.offset(chunk);
         let range = start..start + file.chunk_bytes(chunk) as u64;
         let length = match self.store.read_range(&object, range, buffer, self.watch) {
-            // Stores have many words for a range behind the end.
+            // Stores have many words for a range beyond the end.
             Err(error @ StoreError::Other { .. }) => self.length(&object).filter(|n| *n != file.length).ok_or(error)?,
             other => other?,
         };
@@ -146,7 +145,7 @@ fn persistently<T>(mut attempt: impl FnMut() -> Result<T, StoreError>) -> Result
     attempt()
 }
 
-/// Whether a folder is what an index says: these files with these bytes, and no others.
+/// Whether a folder matches an index: its files with their bytes, and no others.
 fn is_whole(folder: &FilePath, index: &Index, watch: &dyn Watch) -> Result<bool, StoreError> {
     let Ok(entries) = fs::read_dir(folder) else { return Ok(false) };
     let lengths: Option<BTreeSet<_>> = entries

@@ -1,4 +1,4 @@
-//! What a store has, and what may go.
+//! The published folders of a store, and their removal.
 
 use std::{
     collections::BTreeMap,
@@ -17,19 +17,19 @@ use crate::{
     store::{About, index_path},
 };
 
-/// What has no index and did not grow for so long was left by somebody who is gone.
+/// A folder without an index that has not grown for so long was left by a publisher that is gone.
 const ABANDONED: Duration = Duration::from_secs(3600);
 
-/// Something that a store has.
+/// A published folder in a store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Held {
-    /// What it was published under.
+    /// Its prefix.
     pub prefix: String,
     /// The first eight digits of its hash.
     pub hash8: String,
     /// Bytes of its objects.
     pub bytes: u64,
-    /// Whether it has an index. What has none is not there for anybody else.
+    /// Whether it has an index. Without an index, it does not exist for others.
     pub whole: bool,
     /// When it was last written to, by the store's clock.
     pub modified: SystemTime,
@@ -48,7 +48,7 @@ impl Held {
 }
 
 impl Store {
-    /// What the store has, oldest first. Other objects beside it are nobody's business here.
+    /// The published folders in the store, oldest first. Other objects in the store are ignored.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -77,8 +77,8 @@ impl Store {
         Ok(held)
     }
 
-    /// Removes what was published under a prefix with this hash, its index first, so that nobody finds a part of it.
-    /// What is not there is none to remove.
+    /// Removes the folder with this prefix and hash, its index first, so that nobody finds a part of it. A missing
+    /// folder is no error.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -87,12 +87,12 @@ impl Store {
         self.remove_folder(&self.folder(prefix, blake3), watch)
     }
 
-    /// Of what was published under prefixes that begin like `family`, keeps the newest so many and those named (prefix
-    /// and hash); removes the others and returns them. What somebody did not finish publishing is removed once nothing
-    /// was added for an hour.
+    /// Of the folders whose prefixes begin like `family`, keeps the newest so many and those named (prefix and hash);
+    /// removes the others and returns them. An unfinished publication is removed once nothing was added to it for an
+    /// hour.
     ///
     /// # Errors
-    /// [`StoreError`]; some of them may be gone then.
+    /// [`StoreError`]; some of the folders may be gone then.
     pub fn keep(
         &self,
         family: &str,
@@ -132,7 +132,7 @@ impl Store {
             self.delete(&object.location, watch)?;
         }
         let Provider::Folder(root) = &self.place.kind else { return Ok(()) };
-        // With what killed publishers left there, which is not listed.
+        // Includes files that killed publishers left there, which are not listed.
         let path = root.join(folder.as_ref());
         match fs::remove_dir_all(&path) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => Err(of_file(&path, e)),
@@ -141,7 +141,7 @@ impl Store {
     }
 }
 
-/// Prefix and hash of a name that [`folder_of`] may have made.
+/// Prefix and hash in a name that [`folder_of`] may have made.
 fn named(folder: &str) -> Option<(&str, &str)> {
     let (prefix, hash8) = folder.rsplit_once('-')?;
     let is_hash = hash8.len() == 8 && hash8.bytes().all(|c| matches!(c, b'0'..=b'9' | b'a'..=b'f'));

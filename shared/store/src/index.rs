@@ -1,14 +1,14 @@
-//! The index of what is published: its files, their lengths, and the hash of every chunk.
+//! The index of a published folder: its files, their lengths, and the hash of every chunk.
 
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-/// Bytes of a chunk, the last one of a file apart.
+/// Bytes of a chunk; the last one of a file may be shorter.
 pub const CHUNK_BYTES: u64 = 8 << 20;
 /// Name of the index among the objects.
 pub const INDEX_FILE: &str = "index.json";
-/// Largest index that is read: one of some eight terabytes.
+/// Largest index that is read: one for some eight terabytes.
 pub(crate) const MOST_INDEX_BYTES: usize = 64 << 20;
 /// Most files of an index.
 const MOST_FILES: usize = 1024;
@@ -17,7 +17,7 @@ const LONGEST_NAME: usize = 200;
 /// Grows when the meaning of the fields changes.
 const FORMAT: u32 = 1;
 
-/// What is published.
+/// Index of a published folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Index {
     /// Its files.
@@ -49,10 +49,10 @@ struct WrittenFile {
 }
 
 impl Index {
-    /// Reads an index and checks that it holds together.
+    /// Reads an index and checks that it is consistent.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The fault.
     pub fn parse(bytes: &[u8]) -> Result<Self, String> {
         if bytes.len() > MOST_INDEX_BYTES {
             return Err(format!("it has {} bytes, and at most {MOST_INDEX_BYTES} are read", bytes.len()));
@@ -72,7 +72,7 @@ impl Index {
         Ok(Self { files })
     }
 
-    /// The bytes of its object.
+    /// The bytes of its object in the store.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         let files = self.files.iter().map(|file| WrittenFile {
@@ -90,7 +90,7 @@ impl Index {
         self.files.iter().map(|file| file.length).sum()
     }
 
-    /// Every chunk, as file and chunk.
+    /// Every chunk, as its file and its number in the file.
     pub(crate) fn chunks(&self) -> Vec<(&IndexedFile, usize)> {
         self.files.iter().flat_map(|file| (0..file.chunks.len()).map(move |chunk| (file, chunk))).collect()
     }
@@ -121,20 +121,20 @@ impl IndexedFile {
         (self.length - self.offset(chunk)).min(CHUNK_BYTES) as usize
     }
 
-    /// Whether these are the bytes of a chunk.
+    /// Whether the bytes are those of a chunk.
     pub(crate) fn is_chunk(&self, chunk: usize, bytes: &[u8]) -> bool {
         *blake3::hash(bytes).as_bytes() == self.chunks[chunk]
     }
 }
 
-/// Whether a name may be that of a file or prefix: letters, digits, `.`, `_` and `-`, and no `.` at the beginning. That
-/// is what every store and file system takes as it is, and nothing that leads elsewhere.
+/// Whether a name may be that of a file or prefix: letters, digits, `.`, `_` and `-`, and no `.` at the beginning.
+/// Every store and file system takes such a name as it is, and it leads nowhere else.
 pub(crate) fn plain(name: &str) -> bool {
     let taken = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'.' | b'_' | b'-');
     (1..=LONGEST_NAME).contains(&name.len()) && !name.starts_with('.') && name.bytes().all(taken)
 }
 
-/// Name of the folder of objects of what is published.
+/// Name of the folder that holds the objects of a publication.
 pub(crate) fn folder_of(prefix: &str, blake3: &[u8; 32]) -> String {
     format!("{prefix}-{}", &hex(blake3)[..8])
 }
@@ -160,7 +160,7 @@ mod tests {
         assert_eq!(Index::parse(&bytes).unwrap(), index);
         let (file, chunk) = index.chunks()[2];
         assert_eq!((file.offset(chunk), file.chunk_bytes(chunk)), (16 << 20, 1));
-        // Programs of different builds agree on what a hash stands for.
+        // Builds of the program must agree on the content that a hash stands for.
         let expected = "6ea5c0399f8410dac9972228eafcb30687bc6be0c2145574fd0f1135ecca67ff";
         assert_eq!(blake3::hash(&bytes).to_hex().as_str(), expected, "{}", String::from_utf8_lossy(&bytes));
     }

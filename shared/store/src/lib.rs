@@ -1,12 +1,12 @@
 //! Weights in a folder or a store of objects: published once, fetched by many.
 //!
-//! What is published is a flat folder. Its files become objects `PREFIX-HASH8/FILE`, and an [`Index`] beside them,
-//! written last, has their lengths and the hash of every chunk. The hash of the index stands for everything, so whoever
-//! has it from somebody they trust can fetch from a store that they do not trust. A thing without an index is not
-//! there.
+//! A publication is a flat folder. Its files become objects `PREFIX-HASH8/FILE`. An [`Index`] beside them, written
+//! last, has their lengths and the hash of every chunk. The hash of the index stands for the whole folder, so a reader
+//! that has it from a trusted source can fetch from a store that it does not trust. A folder without an index does not
+//! exist for readers.
 //!
-//! Everything waits for a bounded time only, and gives up when its [`Watch`] says so. The functions block; they are not
-//! for threads that run asynchronous code.
+//! All waits are bounded, and end when the [`Watch`] says so. The functions block; do not call them on threads that run
+//! asynchronous code.
 
 mod download;
 mod error;

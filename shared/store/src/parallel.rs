@@ -1,4 +1,4 @@
-//! Work shared out to a few threads.
+//! Work spread over a few threads.
 
 use std::{
     sync::{
@@ -8,11 +8,11 @@ use std::{
     thread,
 };
 
-/// Calls `work` for every number below `count`, in about their order, on so many threads; each has a buffer of its own,
-/// which keeps what the call before left in it.
+/// Calls `work` for every number below `count`, in about ascending order, on `threads` threads; each thread has one
+/// buffer, whose content the next call finds.
 ///
 /// # Errors
-/// The first error; what is not begun by then is left.
+/// The first error; numbers that are not begun by then are left out.
 pub fn in_parallel<E: Send>(
     threads: usize,
     count: usize,

@@ -1,4 +1,4 @@
-//! Whether a store can be used, and how fast it is.
+//! A trial of a store: whether it can be used, and how fast it is.
 
 use std::time::{Instant, SystemTime};
 
@@ -10,13 +10,13 @@ use crate::{
     store::index_path,
 };
 
-/// Largest object that is tried.
+/// Largest object that a trial writes.
 const MOST_BYTES: u64 = CHUNK_BYTES;
 
-/// What a trial found.
+/// The result of a trial.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Probe {
-    /// Bytes that were read, and written if any were. 0 where there was nothing to read.
+    /// Bytes that were read, and written if the trial wrote. 0 if there was nothing to read.
     pub bytes: u64,
     /// Seconds that writing them took, unless only reading was tried.
     pub write_s: Option<f64>,
@@ -25,16 +25,16 @@ pub struct Probe {
 }
 
 impl Store {
-    /// Writes, reads, compares and removes an object of so many bytes, 8 MiB at most.
+    /// Writes an object of `bytes` bytes, 8 MiB at most, reads it, compares it and removes it.
     ///
     /// # Errors
-    /// [`StoreError`] of the first of these that does not work.
+    /// [`StoreError`] of the first of these operations that fails.
     pub fn probe(&self, bytes: u64, watch: &dyn Watch) -> Result<Probe, StoreError> {
         self.writable()?;
         let name = name_of_trial();
         let object = self.place.root.clone().join(name.as_str());
         let mut content = vec![0; bytes.min(MOST_BYTES) as usize];
-        // Bytes that no compression on the way makes fewer.
+        // Bytes that no compression on the way can shrink.
         blake3::Hasher::new().update(name.as_bytes()).finalize_xof().fill(&mut content);
 
         let begin = Instant::now();
@@ -50,11 +50,11 @@ impl Store {
         Ok(Probe { bytes: content.len() as u64, write_s: Some(write_s), read_s })
     }
 
-    /// As [`Store::probe`] for somebody who may only read: reads at most so many bytes of something published, of which
-    /// prefix and hash are `known`, or else of the newest thing there.
+    /// As [`Store::probe`] for a user who may only read: reads at most `bytes` bytes of the publication with the
+    /// `known` prefix and hash, or else of the newest one.
     ///
     /// # Errors
-    /// [`StoreError`] of what does not work.
+    /// [`StoreError`] of the operation that fails.
     pub fn probe_reading(
         &self,
         known: Option<(&str, &[u8; 32])>,
@@ -81,7 +81,7 @@ impl Store {
         self.index(&folder, blake3, watch).map(|index| (folder, index))
     }
 
-    /// The newest thing there. Nobody has said what hash its index is to have.
+    /// The newest publication. Nobody has given the hash of its index.
     fn newest(&self, watch: &dyn Watch) -> Result<Option<(Path, Index)>, StoreError> {
         let Some(held) = self.list(watch)?.into_iter().rfind(|held| held.whole) else { return Ok(None) };
         let folder = self.place.root.clone().join(held.folder());
@@ -92,7 +92,7 @@ impl Store {
     }
 }
 
-/// A name that nobody else has; it begins unlike everything published.
+/// A name that nobody else has; no publication has a name that begins so.
 fn name_of_trial() -> String {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_nanos());
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();

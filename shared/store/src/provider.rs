@@ -1,4 +1,4 @@
-//! Where a store is: a folder, or the URL of a store of objects with options from the environment.
+//! The place of a store: a folder, or the URL of a store of objects with options from the environment.
 
 use std::{
     fs,
@@ -21,8 +21,7 @@ use reqwest::Url;
 
 use crate::StoreError;
 
-/// How long a request may take to connect, be without a sign of life, and take as a whole, unless variables say
-/// otherwise.
+/// Time limits of a request: to connect, without a sign of life, and as a whole. Variables may override them.
 const TIME_OUTS: [(ClientConfigKey, &str); 3] = [
     (ClientConfigKey::ConnectTimeout, "5 seconds"),
     (ClientConfigKey::ReadTimeout, "60 seconds"),
@@ -33,11 +32,11 @@ const TIME_OUTS: [(ClientConfigKey, &str); 3] = [
 pub struct OpenStore {
     /// Its objects.
     pub objects: Arc<dyn ObjectStore>,
-    /// Where in them the store begins.
+    /// The store's path among them.
     pub root: Path,
-    /// What kind of store it is.
+    /// Its kind.
     pub kind: Provider,
-    /// What people call it, without credentials.
+    /// Its name for people, without credentials.
     pub shown: String,
 }
 
@@ -46,18 +45,18 @@ pub struct OpenStore {
 pub enum Provider {
     /// A folder.
     Folder(PathBuf),
-    /// S3 and what speaks like it.
+    /// S3 and servers with its protocol.
     S3,
     /// Google Cloud Storage.
     Google,
     /// Azure Blob Storage.
     Azure,
-    /// A web server, which is only read.
+    /// A web server, for reading only.
     Http,
 }
 
 impl Provider {
-    /// Where credentials are given.
+    /// The variables that give credentials.
     pub fn credentials(&self) -> &'static str {
         match self {
             Self::S3 => "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
@@ -81,7 +80,7 @@ pub fn open(place: &str, variables: &[(String, String)]) -> Result<OpenStore, St
         let folder = url.to_file_path().map_err(|()| no_place(&shown, "it is no path of this host"))?;
         return open_folder(&shown, &folder);
     }
-    // Who was faster, in whatever part of the program, has installed one just as good.
+    // Another part of the program may have installed one first, and it does the same.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let (objects, kind) = open_remote(scheme, &url, variables).map_err(|reason| no_place(&shown, reason))?;
     Ok(OpenStore { objects, root, kind, shown })
@@ -93,7 +92,7 @@ fn open_folder(shown: &str, folder: &FilePath) -> Result<OpenStore, StoreError> 
     }
     fs::create_dir_all(folder).map_err(|e| no_place(shown, e))?;
     let folder = folder.canonicalize().map_err(|e| no_place(shown, e))?;
-    // What is told to be there must be there after a loss of power too: it is not sent a second time.
+    // Objects that were reported as written must survive a loss of power: nobody sends them a second time.
     let objects = LocalFileSystem::new_with_prefix(&folder).map_err(|e| no_place(shown, e))?.with_fsync(true);
     Ok(OpenStore {
         objects: Arc::new(objects),
@@ -147,7 +146,7 @@ fn open_remote(scheme: ObjectStoreScheme, url: &Url, variables: &[(String, Strin
     }
 }
 
-/// Options of a store from those variables whose names begin so, behind ours.
+/// Options of a store: ours, then those variables whose names have the prefix.
 fn options<K: FromStr>(
     variables: &[(String, String)],
     prefix: &str,
@@ -155,12 +154,12 @@ fn options<K: FromStr>(
 ) -> Vec<(K, String)> {
     let ours = TIME_OUTS.into_iter().map(|(key, value)| (client(key), value.to_owned()));
     let given = variables.iter().filter(|(name, _)| name.starts_with(prefix));
-    // A variable that is no option of the store is somebody else's.
+    // A variable that is no option of the store belongs to somebody else.
     let known = given.filter_map(|(name, value)| Some((name.to_ascii_lowercase().parse().ok()?, value.clone())));
     ours.chain(known).collect()
 }
 
-/// The client's own words for a server without TLS name no way out.
+/// The client's own error for a server without TLS names no way out.
 fn plain_http_is_meant(options: &[(AmazonS3ConfigKey, String)]) -> Result<(), String> {
     let of =
         |wanted: AmazonS3ConfigKey| options.iter().find(|(key, _)| *key == wanted).map(|(_, value)| value.as_str());
@@ -174,10 +173,10 @@ fn plain_http_is_meant(options: &[(AmazonS3ConfigKey, String)]) -> Result<(), St
     }
 }
 
-/// A URL without user, password, and what follows the path, where signatures are.
+/// A URL without user, password, and the part behind the path, where signatures stand.
 fn without_credentials(url: &Url) -> String {
     let mut url = url.clone();
-    // A container of Azure stands where others have a user.
+    // In a URL of Azure, the container stands where other URLs have a user.
     if !matches!(url.scheme(), "az" | "adl" | "azure" | "abfs" | "abfss") {
         let _ = url.set_username("");
     }

@@ -23,15 +23,15 @@ use crate::{
     watch::Briefly,
 };
 
-/// Most parts of an object, by S3.
+/// Most parts of an object, a limit of S3.
 const MOST_PARTS: u64 = 10_000;
 
-/// What a publication did.
+/// The result of a publication.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Published {
-    /// Hash of the index, which stands for everything: what [`Store::fetch`] is to be asked for.
+    /// Hash of the index, which stands for the whole folder and is the argument of [`Store::fetch`].
     pub blake3: [u8; 32],
-    /// Bytes that were sent, those of the index apart; what was there already was not.
+    /// Bytes that were sent, without the index and without bytes that the store had already.
     pub bytes: u64,
     /// Bytes of all files.
     pub total: u64,
@@ -39,7 +39,7 @@ pub struct Published {
     pub seconds: f64,
 }
 
-/// A publication that goes on.
+/// A publication under way.
 struct Publication<'a> {
     store: &'a Store,
     folder: Path,
@@ -51,21 +51,21 @@ struct Publication<'a> {
 /// The parts of an object that is being sent.
 struct Parts {
     upload: Box<dyn MultipartUpload>,
-    /// Where the next one begins.
+    /// Where the next part begins.
     next: u64,
 }
 
 impl Store {
-    /// Publishes the files of a folder; those whose names begin with a dot stay where they are. What the store has of
-    /// them already is not sent again.
+    /// Publishes the files of a folder; files whose names begin with a dot are left out. Bytes that the store has
+    /// already are not sent again.
     ///
     /// # Errors
-    /// [`StoreError`]; nothing is then published that was not before.
+    /// [`StoreError`]; nothing new is published then.
     pub fn publish(&self, prefix: &str, dir: &FilePath, watch: &dyn Watch) -> Result<Published, StoreError> {
         self.publish_files(prefix, &files_of(dir)?, watch)
     }
 
-    /// As [`Store::publish`], of files that may lie in several folders. They keep their names.
+    /// As [`Store::publish`], for files that may lie in several folders. They keep their names.
     ///
     /// # Errors
     /// As [`Store::publish`].
@@ -84,7 +84,7 @@ impl Store {
 }
 
 impl Publication<'_> {
-    /// Sends what is missing, the index last, and says how much that was.
+    /// Sends the missing objects, the index last, and returns the number of bytes.
     fn send(&self, index: &Index, files: &[PathBuf], bytes: Vec<u8>) -> Result<u64, StoreError> {
         let there = self.store.lengths(&self.folder, self.watch)?;
         let mut sent = Vec::new();
@@ -113,11 +113,11 @@ impl Publication<'_> {
         self.store.write_whole(&object, bytes, self.watch)
     }
 
-    /// Where there is no room, what was sent only takes more of it.
+    /// If there is no room, removes the sent objects, which only take more of it.
     fn clear(&self, error: &StoreError, sent: &[&IndexedFile]) {
         if matches!(error, StoreError::Full { .. }) {
             for file in sent {
-                // The error that is told is the first one.
+                // The first error is the one to report.
                 let _ = self.store.delete(&self.object(file), &Briefly::begin());
             }
         }
@@ -168,7 +168,7 @@ impl Publication<'_> {
         let complete = sent.and_then(|()| self.store.ask(about, self.watch, upload.complete()).map(drop));
         match complete {
             Ok(()) => Ok(()),
-            // The answer may be what was lost, and then a second request finds no upload.
+            // Only the answer may have been lost, and then a second request finds no upload.
             Err(_) if self.is_there(file) => Ok(()),
             Err(error) => {
                 let _ = self.store.ask(about, &Briefly::begin(), upload.abort());
@@ -185,7 +185,7 @@ impl Publication<'_> {
     }
 }
 
-/// Bytes of a part of an object: a chunk, or more of them where there would be too many parts.
+/// Bytes of a part of an object: a chunk, or several chunks if there would be too many parts otherwise.
 fn part_bytes(length: u64) -> u64 {
     length.div_ceil(MOST_PARTS).next_multiple_of(CHUNK_BYTES).max(CHUNK_BYTES)
 }
@@ -201,7 +201,7 @@ fn files_of(dir: &FilePath) -> Result<Vec<PathBuf>, StoreError> {
     Ok(paths)
 }
 
-/// The index of files, which must be ones of different plain names.
+/// The index of files, whose names must be plain and different.
 fn index_of(files: &[PathBuf], watch: &dyn Watch) -> Result<Index, StoreError> {
     let mut index = Index { files: files.iter().map(|path| unhashed(path)).collect::<Result<_, _>>()? };
     let mut names = BTreeSet::new();
@@ -224,7 +224,7 @@ fn index_of(files: &[PathBuf], watch: &dyn Watch) -> Result<Index, StoreError> {
     for (job, hash) in jobs.into_iter().zip(hashes) {
         index.files[job.0].chunks[job.1] = hash.into_inner().expect("every chunk was hashed");
     }
-    // What others would refuse is not sent.
+    // An index that readers would refuse is not sent.
     let first = files.first().map_or(FilePath::new(""), |path| path.parent().unwrap_or(path));
     Index::parse(&index.to_bytes())
         .map_err(|reason| unpublishable(first, &format!("its index would be refused: {reason}")))

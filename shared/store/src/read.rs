@@ -1,4 +1,4 @@
-//! Reading objects: whole, or a range of one.
+//! Reading of objects: whole, or a range of one.
 
 use std::{fs::File, io, ops::Range, os::unix::fs::FileExt as _, path::PathBuf};
 
@@ -7,26 +7,26 @@ use object_store::{GetOptions, GetRange, GetResultPayload, path::Path};
 
 use crate::{Doing, Store, StoreError, Watch, error::of_file, store::About};
 
-/// What a request for an object led to.
+/// The answer to a request for an object.
 enum Answer {
-    /// A file of this host, which is read by whoever asked.
+    /// A file of this host, which the caller reads.
     File(File, PathBuf, Range<u64>),
-    /// Bytes are in the buffer.
+    /// The bytes are in the buffer.
     Here,
-    /// There are more than was asked for.
+    /// The object has more bytes than allowed.
     TooMany,
 }
 
 impl Store {
-    /// Reads an object of at most so many bytes.
+    /// Reads an object of at most `most` bytes.
     pub(crate) fn read_whole(&self, object: &Path, most: usize, watch: &dyn Watch) -> Result<Vec<u8>, StoreError> {
         let mut bytes = Vec::new();
         self.read(object, None, &mut bytes, most, watch)?;
         Ok(bytes)
     }
 
-    /// Reads a range into a buffer, and returns the length of the whole object. There are fewer bytes if the object
-    /// ends before.
+    /// Reads a range into a buffer, and returns the length of the whole object. The buffer has fewer bytes if the
+    /// object ends before.
     pub(crate) fn read_range(
         &self,
         object: &Path,
@@ -78,9 +78,9 @@ impl Store {
     }
 }
 
-/// Reads a range of a file into a buffer, which has that size then.
+/// Reads a range of a file into a buffer, which then has the size of the range.
 pub fn read_at(file: &File, range: Range<u64>, buffer: &mut Vec<u8>) -> io::Result<()> {
-    // Not cleared: what is to be overwritten need not be zeros before.
+    // Not cleared: bytes that are overwritten anyway need not be zeros before.
     buffer.resize((range.end - range.start) as usize, 0);
     file.read_exact_at(buffer, range.start)
 }

@@ -1,4 +1,4 @@
-//! A store: its objects, and a runtime that they are asked in.
+//! A store: its objects, and a runtime for its requests.
 
 use std::{env, future::Future, time::Duration};
 
@@ -13,23 +13,23 @@ use crate::{
     understand::understand,
 };
 
-/// How long a request may take with all its tries.
+/// How long a request may take, all tries included.
 const DEADLINE: Duration = Duration::from_secs(300);
-/// Time between two looks at whether a transfer is still wanted.
+/// Time between two checks whether a transfer is still wanted.
 const POLL: Duration = Duration::from_millis(50);
-/// Bytes that are written at a time. Of more, ext4 takes so much memory at once that looking for it costs several times
+/// Bytes that are written at a time. For more, ext4 asks for so much memory at once that finding it costs several times
 /// the copy.
 pub const PIECE_BYTES: usize = 128 << 10;
 /// Transfers at a time; each holds one chunk.
 pub const TRANSFERS: usize = 8;
 
-/// Where weights lie for others.
+/// A store of weights for other processes.
 pub struct Store {
     pub(crate) place: OpenStore,
     runtime: Runtime,
 }
 
-/// What a request is about, for errors.
+/// The subject of a request, for errors.
 #[derive(Clone, Copy)]
 pub struct About<'a> {
     pub doing: Doing,
@@ -38,8 +38,8 @@ pub struct About<'a> {
 
 impl Store {
     /// Opens a store: a folder, which is made if it is missing, or a URL (`file://`, `s3://`, `gs://`, `az://`,
-    /// `http://`, `https://`). Options and credentials are those of the usual variables of the environment: `AWS_…`,
-    /// `GOOGLE_…`, `AZURE_…`. No store is asked anything yet.
+    /// `http://`, `https://`). Options and credentials come from the usual environment variables: `AWS_…`, `GOOGLE_…`,
+    /// `AZURE_…`. No request is sent yet.
     ///
     /// # Errors
     /// [`StoreError::Address`] with the reason.
@@ -47,7 +47,7 @@ impl Store {
         Self::open_with(place, env::vars_os().filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?))))
     }
 
-    /// As [`Store::open`], with other variables than those of the environment.
+    /// As [`Store::open`], with variables other than those of the environment.
     ///
     /// # Errors
     /// As [`Store::open`].
@@ -57,12 +57,12 @@ impl Store {
         let mut threads = Builder::new_multi_thread();
         threads.worker_threads(2).max_blocking_threads(TRANSFERS).thread_name("store").enable_all();
         let runtime = threads.build().map_err(no_runtime)?;
-        // Clients want to be made where they will run.
+        // Clients must be made inside the runtime that they will run in.
         let place = runtime.block_on(async { provider::open(place, &variables) })?;
         Ok(Self { place, runtime })
     }
 
-    /// What people call it, without credentials.
+    /// Its name for people, without credentials.
     #[must_use]
     pub fn place(&self) -> &str {
         &self.place.shown
@@ -72,7 +72,7 @@ impl Store {
         &*self.place.objects
     }
 
-    /// Where the objects of something published are. The prefix was checked.
+    /// Folder of the objects of a publication. The prefix has been checked.
     pub(crate) fn folder(&self, prefix: &str, blake3: &[u8; 32]) -> Path {
         self.place.root.clone().join(folder_of(prefix, blake3))
     }
@@ -86,7 +86,7 @@ impl Store {
         Err(StoreError::Unpublishable { path: prefix.into(), reason })
     }
 
-    /// Refuses to write where there is only reading.
+    /// Refuses to write to a store that can only be read.
     pub(crate) fn writable(&self) -> Result<(), StoreError> {
         match self.place.kind {
             Provider::Http => Err(StoreError::ReadOnly { place: self.place.shown.clone() }),
@@ -94,7 +94,7 @@ impl Store {
         }
     }
 
-    /// Waits for what is asked of the store, as long as there is time and it is wanted.
+    /// Waits for an answer of the store, until the deadline passes or the watcher gives up.
     pub(crate) fn ask<T>(
         &self,
         about: About<'_>,
@@ -124,7 +124,7 @@ impl Store {
         understand(&self.place, about.doing, about.object.as_ref(), error)
     }
 
-    /// An object that is not what it is to be.
+    /// The error of an object that is not as it should be.
     pub(crate) fn corrupted(&self, object: &Path, what: impl Into<String>) -> StoreError {
         StoreError::Corrupted { place: self.place.shown.clone(), object: object.to_string(), what: what.into() }
     }
@@ -135,7 +135,7 @@ impl Store {
         self.ask(About { doing: Doing::Writing, object }, watch, write).map(drop)
     }
 
-    /// Removes an object. One that is not there is none to remove.
+    /// Removes an object. A missing object is no error.
     pub(crate) fn delete(&self, object: &Path, watch: &dyn Watch) -> Result<(), StoreError> {
         match self.ask(About { doing: Doing::Removing, object }, watch, self.objects().delete(object)) {
             Err(StoreError::NotFound { .. }) => Ok(()),
@@ -144,18 +144,18 @@ impl Store {
     }
 }
 
-/// Where the index of what lies in a folder is.
+/// Path of the index in a folder.
 pub fn index_path(folder: &Path) -> Path {
     folder.clone().join(INDEX_FILE)
 }
 
-/// Bytes as stores take them, in pieces.
+/// Bytes in pieces, as stores take them.
 pub fn payload(bytes: Vec<u8>) -> PutPayload {
     let bytes = Bytes::from(bytes);
     (0..bytes.len()).step_by(PIECE_BYTES).map(|at| bytes.slice(at..bytes.len().min(at + PIECE_BYTES))).collect()
 }
 
-/// Comes back when nobody wants the answer any more.
+/// Returns when nobody wants the answer any more.
 async fn given_up(watch: &dyn Watch) {
     while !watch.give_up() {
         tokio::time::sleep(POLL).await;

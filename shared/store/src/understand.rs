@@ -1,4 +1,4 @@
-//! What an error of the object store means to somebody who has to do something about it.
+//! Errors of the object store in words that a user can act on.
 
 use std::{error::Error, io, iter::successors};
 
@@ -19,10 +19,10 @@ const FULL: [&str; 4] = ["status code: 507", "StorageFull", "QuotaExceeded", "No
 /// Signs that a store does not know who is asking.
 const DENIED: [&str; 5] =
     ["InvalidToken", "ExpiredToken", "AuthorizationHeaderMalformed", "status code: 401", "status code: 403"];
-/// Where clouds tell their own machines who they are: what is asked when nothing else says it.
+/// Addresses where clouds give machines their credentials: they are asked when no variable gives any.
 const METADATA: [&str; 4] = ["latest/api/token", "latest/meta-data", "computeMetadata", "metadata/identity"];
 
-/// The typed error of one of the object store.
+/// The typed error for an error of the object store.
 pub fn understand(place: &OpenStore, doing: Doing, object: &str, error: &object_store::Error) -> StoreError {
     use object_store::Error as E;
     let (all, reason) = (error.to_string(), reason(error));
@@ -72,7 +72,7 @@ fn find<E: Error + 'static>(error: &object_store::Error) -> Option<&E> {
     chain(error).find_map(|error| error.downcast_ref())
 }
 
-/// The innermost words, or those of an answer in XML.
+/// The innermost message, or the message in an answer in XML.
 fn reason(error: &object_store::Error) -> String {
     let innermost = chain(error).last().map(ToString::to_string).unwrap_or_default();
     let said = ["Code", "Message"].map(|tag| between(&innermost, tag));

@@ -1,19 +1,18 @@
-//! How somebody follows a transfer, and ends it.
+//! Progress and end of a transfer.
 
 use std::time::{Duration, Instant};
 
-/// How long tidying up may take.
+/// How long clean-up may take.
 const BRIEFLY: Duration = Duration::from_secs(5);
 
-/// Follows a transfer. `()` does nothing.
+/// Follows a transfer. `()` ignores it.
 pub trait Watch: Sync {
-    /// So many bytes of all are there. Called from several threads, so a call may tell less than the one before.
+    /// `done` bytes of `total` are there. Called from several threads, so a call may report less than the one before.
     fn progress(&self, done: u64, total: u64) {
         let _ = (done, total);
     }
 
-    /// Whether the transfer is to end, because a signal came or the thing is no longer wanted. Asked many times a
-    /// second.
+    /// Whether the transfer should end, because a signal came or nobody wants it any more. Asked many times a second.
     fn give_up(&self) -> bool {
         false
     }
@@ -21,11 +20,11 @@ pub trait Watch: Sync {
 
 impl Watch for () {}
 
-/// Gives up soon: for tidying up behind an error, which somebody waits to hear of.
+/// Gives up soon: for clean-up behind an error, which somebody waits to hear of.
 pub struct Briefly(Instant);
 
 impl Briefly {
-    /// From now on.
+    /// A watch that begins now.
     pub fn begin() -> Self {
         Self(Instant::now())
     }

@@ -1,9 +1,9 @@
-//! How many characters the steps of a normaliser or decoder can make of one.
+//! Bound on the characters that the steps of a normaliser or decoder make of one.
 //!
-//! The steps are looked at from the last to the first. Behind the last one, every character counts 1. Before a
-//! replacement, the first character of its pattern counts as much as all of the content does behind it, if that is
-//! more: each match has a first character of its own. So forty doublings of a letter are found out, and forty
-//! abbreviations that are written out are not taken for such.
+//! The steps are examined from the last to the first. Behind the last one, every character counts 1. Before a
+//! replacement, the first character of its pattern counts as much as the whole content counts behind it, if that is
+//! more: each match has a first character of its own. So forty doublings of a letter are found, and forty spelled-out
+//! abbreviations are not mistaken for them.
 
 use std::collections::HashMap;
 
@@ -38,9 +38,9 @@ pub fn check(bytes: &[u8]) -> Result<(), String> {
     Ok(())
 }
 
-/// What a character makes at most, by the steps behind some place.
+/// Most characters that the steps behind some place make of one character.
 struct Growth {
-    /// Any that is not in `of`.
+    /// For any character that is not in `of`.
     any: f64,
     of: HashMap<char, f64>,
 }
@@ -58,7 +58,7 @@ impl Growth {
         text.chars().map(|c| self.character(c)).sum()
     }
 
-    /// Goes back over a step, or over those of a sequence.
+    /// Goes back over one step, or over all steps of a sequence.
     fn before(&mut self, step: &Value, list: &str, normalises: bool) {
         if let Some(steps) = step.get(list).and_then(Value::as_array) {
             steps.iter().rev().for_each(|step| self.before(step, list, normalises));
@@ -73,7 +73,7 @@ impl Growth {
         }
     }
 
-    /// A step that may make so many characters of any.
+    /// A step that may make `times` characters of any.
     fn before_any(&mut self, times: f64) {
         *self = Self { any: times * self.most(), of: HashMap::new() };
     }
@@ -99,7 +99,7 @@ impl Growth {
     }
 }
 
-/// Whether a regular expression may match where there is no character. Of those that look around, it may be.
+/// Whether a regular expression may match where there is no character. One with look-around counts as if it did.
 fn matches_nothing(pattern: &Value) -> bool {
     let regex = pattern.get("Regex").and_then(Value::as_str).unwrap_or_default();
     regex_syntax::parse(regex).ok().and_then(|hir| hir.properties().minimum_len()).is_none_or(|length| length == 0)

@@ -1,8 +1,8 @@
-//! `tokenizer.json` behind a guard: the parser and what it makes of the file are of others, and so is the file.
+//! `tokenizer.json` behind a guard: others wrote the parser, and strangers the file.
 //!
-//! The `tokenizers` crate panics on some broken files, and a normaliser or decoder may make a long text of a short one.
-//! So the file has a bound ([`MOST_BYTES`]), what its replacements can make of one character has one ([`MOST_GROWTH`]),
-//! panics are errors, and what a call may take of memory is counted.
+//! The `tokenizers` crate panics on some broken files, and a normaliser or decoder may turn a short text into a long
+//! one. So the file's size is bounded ([`MOST_BYTES`]), and so is the number of characters that its replacements make
+//! of one ([`MOST_GROWTH`]). Panics become errors, and the memory of a call is counted.
 //!
 //! Sampler and learner both read tokenizers through this crate.
 
@@ -24,19 +24,19 @@ pub use growth::MOST_GROWTH;
 
 /// Most bytes of a `tokenizer.json`.
 pub const MOST_BYTES: u64 = MOST_TOKENIZER_BYTES;
-/// Most tokens, of a byte each, that a character is made of.
+/// Most tokens, of one byte each, that make up a character.
 const LONGEST_CHARACTER: usize = 4;
-/// Memory for parsing one, and for one text.
+/// Memory for parsing a tokenizer, and for a text.
 const MOST_MEMORY: u64 = 4 << 30;
 
 /// Text to token ids and back.
 #[derive(Debug, Clone)]
 pub struct TextTokenizer {
     inner: Tokenizer,
-    /// The file, for messages.
+    /// The path of the file, for messages.
     path: String,
     content: [u8; 32],
-    /// Ids that texts leave out because a file beside the tokenizer calls them special.
+    /// Ids that decoded text leaves out because a file beside the tokenizer calls them special.
     special: HashSet<u32>,
     remarks: Vec<String>,
 }
@@ -52,14 +52,14 @@ pub enum OpenError {
     File {
         /// The file.
         path: String,
-        /// What is wrong with it.
+        /// The fault.
         message: String,
     },
 }
 
 impl TextTokenizer {
-    /// Reads the tokenizer of a model. Tokens that only the files beside `tokenizer.json` name are tokens too, and what
-    /// any of the files calls special is.
+    /// Reads the tokenizer of a model. Tokens that only the files beside `tokenizer.json` name are tokens too, and a
+    /// token is special if any file calls it so.
     ///
     /// # Errors
     /// A missing or broken file, by name.
@@ -72,11 +72,11 @@ impl TextTokenizer {
         Ok(tokenizer)
     }
 
-    /// Makes tokens known that only the files beside `tokenizer.json` name, of a model with `rows` tokens.
+    /// Registers tokens that only the files beside `tokenizer.json` name, for a model with `rows` tokens.
     fn name(&mut self, tokens: &NamedTokens, rows: usize) -> Result<(), String> {
         let inner = &mut self.inner;
         let found = guarded(&self.path, MOST_MEMORY, || named::add(inner, tokens, rows))??;
-        // Tokenizers that make other tokens have another content.
+        // A tokenizer that makes other tokens has another content hash.
         if !found.added.is_empty() {
             let mut hasher = blake3::Hasher::new();
             hasher.update(&self.content);
@@ -90,22 +90,22 @@ impl TextTokenizer {
         Ok(())
     }
 
-    /// What is odd about the tokens that the files of the model name, in words.
+    /// Oddities of the tokens that the files of the model name, in words.
     #[must_use]
     pub fn remarks(&self) -> &[String] {
         &self.remarks
     }
 
-    /// Reads a `tokenizer.json`. Settings that were saved with it do not cut or fill texts behind the user's back.
+    /// Reads a `tokenizer.json`. Truncation and padding that were saved with it are turned off.
     ///
     /// # Errors
-    /// What is wrong with the file, without its name.
+    /// The fault of the file, without its name.
     pub fn open(path: &Path) -> Result<Self, String> {
         let bytes = shared_bounds::read(path, MOST_BYTES).map_err(|e| e.to_string())?;
         Self::parse(&bytes, path.display().to_string())
     }
 
-    /// As [`open`](Self::open), of the bytes of a file.
+    /// As [`open`](Self::open), for the bytes of a file.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -133,7 +133,7 @@ impl TextTokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// Tokens of a text, without special tokens around it, and where in the text they are.
+    /// Tokens of a text, without special tokens around it, and their places in the text.
     ///
     /// # Errors
     /// As [`encode`](Self::encode).
@@ -141,7 +141,7 @@ impl TextTokenizer {
         self.guarded(|| self.inner.encode(text, false))
     }
 
-    /// Text of token ids, special tokens left out.
+    /// Text of token ids, without special tokens.
     ///
     /// # Errors
     /// When the decoder fails.
@@ -155,18 +155,18 @@ impl TextTokenizer {
         self.guarded(|| self.inner.decode(&ids, true))
     }
 
-    /// What each token adds to the text of those before it; empty for special tokens, and for all but the last of
-    /// tokens that make one character together. A token that cannot be decoded adds nothing.
+    /// The text that each token adds to the tokens before it; empty for special tokens, and for all but the last of
+    /// several tokens that form one character. A token that cannot be decoded adds nothing.
     #[must_use]
     pub fn pieces(&self, ids: &[u32]) -> Vec<String> {
         let text = |ids: &[u32]| self.decode(ids).unwrap_or_default();
-        // Decoders treat the first token of a text differently, so each is decoded behind the one before it.
+        // Decoders treat the first token of a text differently, so each token is decoded behind the one before it.
         let (mut before, mut begin) = (0, 0);
         let mut pieces = Vec::with_capacity(ids.len());
         for end in 1..=ids.len() {
             let whole = text(&ids[before..end]);
             let piece = whole.strip_prefix(&text(&ids[before..begin])).unwrap_or(&whole);
-            // Half a character, unless nothing completes it.
+            // A part of a character, unless nothing completes it.
             if piece.ends_with(char::REPLACEMENT_CHARACTER) && end - begin < LONGEST_CHARACTER && end < ids.len() {
                 pieces.push(String::new());
                 continue;
@@ -230,8 +230,7 @@ mod tests {
         assert!(tokenizer.pieces(&[]).is_empty());
     }
 
-    /// A tokenizer of words in which `</s>` and `<t>` are added tokens that are not special, with what files beside it
-    /// say.
+    /// A word tokenizer in which `</s>` and `<t>` are added tokens that are not special, with the files beside it.
     fn named(config: &serde_json::Value, rows: usize) -> TextTokenizer {
         let added = |id: u32, content: &str| {
             format!(

@@ -5,20 +5,20 @@ use std::collections::HashSet;
 use shared::model_dir::{NamedToken, NamedTokens};
 use tokenizers::{AddedToken, Tokenizer};
 
-/// What became of the tokens that the files beside a tokenizer name.
+/// Result of adding the tokens that the files beside a tokenizer name.
 #[derive(Debug, Default)]
 pub(super) struct Named {
-    /// Ids that texts leave out, though the tokenizer would not.
+    /// Ids that decoded text leaves out, though the tokenizer would not.
     pub special: HashSet<u32>,
-    /// Tokens that the tokenizer had not marked as such in texts: they are told apart now.
+    /// Tokens that the tokenizer had not matched as whole tokens in texts: now it does.
     pub added: Vec<String>,
-    /// What is odd, in words.
+    /// Oddities, in words.
     pub remarks: Vec<String>,
 }
 
-/// Makes the named tokens known to a tokenizer, as transformers' `TokenizersBackend.__init__` does: one that is in the
-/// vocabulary is told apart in texts from now on, one that is special is left out of them. A token that is in no
-/// vocabulary becomes one where its id is known and the model has a row for it, `rows` being their number.
+/// Makes the named tokens known to a tokenizer, as transformers' `TokenizersBackend.__init__` does: a named token of
+/// the vocabulary is matched as a whole from now on, and decoded text leaves out special ones. A token outside the
+/// vocabulary is added if its id is known and the model, which has `rows` rows, has one for it.
 pub(super) fn add(inner: &mut Tokenizer, named: &NamedTokens, rows: usize) -> Result<Named, String> {
     let mut found = Named::default();
     for token in &named.tokens {
@@ -54,7 +54,7 @@ pub(super) fn add(inner: &mut Tokenizer, named: &NamedTokens, rows: usize) -> Re
     Ok(found)
 }
 
-/// The id that a further token gets, if that is what the files say.
+/// The id that a further token gets, if the files state that id.
 fn next(inner: &Tokenizer, stated: Option<u32>, rows: usize) -> Result<u32, String> {
     let stated = stated.ok_or("no file has an id for it; save the tokenizer again with transformers")?;
     let vocabulary = inner.get_vocab_size(false) as u32;

@@ -11,7 +11,7 @@ use super::{Word, run::Shell};
 const DEEPEST: usize = 16;
 
 impl Shell {
-    /// The value of an expression; none where it cannot be told.
+    /// The value of an expression; none if it is not known.
     pub fn arithmetic(&mut self, expression: &str) -> Option<i64> {
         let text = self.in_quotes(expression);
         if text.unset().is_some() || text.len() > 4096 {

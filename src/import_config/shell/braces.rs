@@ -4,10 +4,10 @@ use brush_parser::word::{self, BraceExpressionMember, BraceExpressionOrText};
 
 use super::options;
 
-/// Most words that braces make of one.
+/// Most words that braces expand to.
 const MOST_BRACES: usize = 1000;
 
-/// The words that `{a,b}` and `{1..3}` make of one; none where it has no such braces.
+/// The words that `{a,b}` and `{1..3}` expand to; none if the word has no such braces.
 pub fn braces(written: &str) -> Option<Vec<String>> {
     let has_some = written.contains('{') && (written.contains(',') || written.contains(".."));
     // The parser takes no numbers beyond 64 bits.
@@ -19,7 +19,7 @@ pub fn braces(written: &str) -> Option<Vec<String>> {
     parts.iter().any(|part| matches!(part, BraceExpressionOrText::Expr(_))).then(|| combinations(&parts))?
 }
 
-/// Every combination of what braces offer; none where there are too many.
+/// Every combination of the alternatives in braces; none if there are too many.
 fn combinations(parts: &[BraceExpressionOrText]) -> Option<Vec<String>> {
     let mut all = vec![String::new()];
     for part in parts {

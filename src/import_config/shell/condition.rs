@@ -4,7 +4,7 @@ use brush_parser::ast::{BinaryPredicate, ExtendedTestExpr, UnaryPredicate};
 
 use super::{Word, pattern, run::Shell};
 
-/// A word of a condition as text: a variable that nothing sets is empty, as in a shell that has none of that name.
+/// A word of a condition as text: a variable that nothing sets is empty, as in a shell without that variable.
 fn text(word: &Word) -> Option<&str> {
     match word.unset() {
         None => Some(word),
@@ -93,7 +93,7 @@ impl Shell {
                 self.depends_on(&right);
                 let (left, right) = (text(&left)?, text(&right)?);
                 let alike = || if quoted { left == right } else { pattern::matches(right, left) };
-                // Classes of letters are not understood.
+                // Character classes are not understood.
                 let clear = quoted || !right.contains('[');
                 match predicate {
                     BinaryPredicate::StringExactlyMatchesPattern if clear => Some(alike()),

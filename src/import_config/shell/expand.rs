@@ -1,4 +1,4 @@
-//! From a word as it is written to the words that the shell makes of it.
+//! Expands a written word to the words that the shell makes of it.
 
 use brush_parser::word::{
     self, Parameter, ParameterExpr, ParameterTestType, SpecialParameter, SubstringMatchKind, WordPiece,
@@ -12,15 +12,15 @@ use super::{
     run::{Shell, Variable},
 };
 
-/// Variables that every shell has; of the others, those that the script does not set are taken for absent.
+/// Variables that every shell has. Other variables that the script does not set count as unset.
 const ALWAYS_THERE: [&str; 10] =
     ["HOME", "PATH", "PWD", "OLDPWD", "USER", "LOGNAME", "HOSTNAME", "SHELL", "RANDOM", "SECONDS"];
 
-/// Words in the making.
+/// Words under construction.
 #[derive(Default)]
 struct Fields {
     done: Vec<Word>,
-    /// The word that has begun; an empty one between quotes is one too.
+    /// The word that has begun; an empty text between quotes begins one too.
     open: Option<Word>,
 }
 
@@ -33,7 +33,7 @@ impl Fields {
         self.done.extend(self.open.take());
     }
 
-    /// Adds what stood outside of quotes, where separators end words; not those of what is not known.
+    /// Adds text from outside of quotes, in which separators end words. Text that is not known is not split.
     fn split(&mut self, part: &Word, separators: &str) {
         if part.unset().is_some() {
             return self.push(part);
@@ -41,7 +41,7 @@ impl Fields {
         let mut rest = &**part;
         while let Some(at) = rest.find(|c: char| separators.contains(c)) {
             let letter = rest[at..].chars().next().unwrap_or(' ');
-            // Of blanks any number is one end, of other signs each is.
+            // Any number of blanks separates once; each other separator separates.
             if at > 0 || !letter.is_whitespace() {
                 self.push(&Word::known(&rest[..at]));
             }
@@ -69,22 +69,22 @@ impl Fields {
     }
 }
 
-/// What a parameter stands for.
+/// The value of a parameter.
 enum Value {
     One(Word),
-    /// All of an array, or all arguments, and whether they stay apart.
+    /// All elements of an array, or all arguments, and whether they stay separate words.
     All(Vec<Word>, bool),
     Absent,
 }
 
 impl Shell {
-    /// The words that the shell makes of one.
+    /// The words that the shell makes of a written word.
     pub fn words(&mut self, written: &str) -> Vec<Word> {
         let braced = braces(written).unwrap_or_else(|| vec![written.to_owned()]);
         braced.iter().flat_map(|written| self.fields(written)).collect()
     }
 
-    /// A word in a place where it stays one, as behind `NAME=`.
+    /// A word in a place where it is not split, as behind `NAME=`.
     pub fn in_one(&mut self, written: &str) -> Word {
         let mut fields = Fields::default();
         match word::parse(written, &options()) {
@@ -122,7 +122,7 @@ impl Shell {
             WordPiece::Text(text) | WordPiece::SingleQuotedText(text) => fields.push(&Word::known(text.as_str())),
             WordPiece::AnsiCQuotedText(text) => fields.push(&Word::known(ansi(text))),
             WordPiece::DoubleQuotedSequence(inner) | WordPiece::GettextDoubleQuotedSequence(inner) => {
-                // Quotes around nothing are a word, but not around an array of nothing.
+                // Quotes around nothing are a word; quotes around an empty array are none.
                 let only_all = matches!(inner.as_slice(), [one] if is_all(&one.piece));
                 if !only_all {
                     fields.push(&Word::default());
@@ -153,7 +153,7 @@ impl Shell {
         }
     }
 
-    /// What a command prints: of `echo` its words, else it is not known.
+    /// The output of a command: the words of `echo`; that of other commands is not known.
     fn printed(&mut self, command: &str) -> Word {
         let written = format!("$({command})");
         if let Some(program) =
@@ -165,7 +165,7 @@ impl Shell {
         self.unknown(&written, format!("`{}` is what a command prints", short(&written)))
     }
 
-    /// Adds a text: as one between quotes, else as the words that separators make of it.
+    /// Adds a text: as one word between quotes, else split at separators.
     fn add(&self, fields: &mut Fields, word: &Word, quoted: bool) {
         match self.separators() {
             _ if quoted => fields.push(word),
@@ -176,7 +176,7 @@ impl Shell {
         }
     }
 
-    /// Words as one, with the first separator between two.
+    /// Words joined to one, with the first separator between them.
     fn joined(&self, words: &[Word]) -> Word {
         match self.separators() {
             Some(separators) => with(words, separators.chars().next().map_or_else(String::new, String::from).as_str()),
@@ -228,7 +228,7 @@ impl Shell {
                     _ => Value::All(Vec::new(), true),
                 }
             }
-            // What a script is called with is nothing as a rule.
+            // A script usually has no arguments.
             ParameterExpr::Substring { parameter: Parameter::Special(_), indirect: false, .. }
                 if self.arguments.is_empty() =>
             {
@@ -381,12 +381,12 @@ impl Shell {
     }
 }
 
-/// Whether a change of case is meant for all letters.
+/// Whether a change of case applies to all letters.
 fn is_all_letters(pattern: &Option<String>) -> bool {
     pattern.as_deref().is_none_or(|pattern| pattern.is_empty() || pattern == "?")
 }
 
-/// Whether a parameter has a value as a default asks for it. One that is not known is one.
+/// Whether a parameter has a value in the sense of a default's test. A value that is not known counts as one.
 fn stands(value: &Value, test: &ParameterTestType) -> bool {
     let or_empty = matches!(test, ParameterTestType::UnsetOrNull);
     match value {
@@ -423,19 +423,19 @@ fn one_word(word: Word) -> Value {
     Value::One(word)
 }
 
-/// What to do about the folder of the user's.
+/// What to do about the user's home folder.
 const WAY_HOME: &str = "put HOME=FOLDER on the first line of the script, or write the path out";
 
 fn way(name: &str) -> String {
     if name == "HOME" { WAY_HOME.to_owned() } else { format!("put {name}=VALUE on the first line of the script") }
 }
 
-/// Words with a blank between two.
+/// Words with blanks between them.
 fn joined(words: &[Word]) -> Word {
     with(words, " ")
 }
 
-/// Words with a text between two.
+/// Words with a text between them.
 fn with(words: &[Word], between: &str) -> Word {
     let mut all = Word::default();
     for (index, word) in words.iter().enumerate() {
@@ -447,7 +447,7 @@ fn with(words: &[Word], between: &str) -> Word {
     all
 }
 
-/// The beginning of a text in one line.
+/// The beginning of a text, on one line.
 fn short(text: &str) -> String {
     let line: String = text.split_whitespace().collect::<Vec<_>>().join(" ");
     if line.chars().count() <= 60 { line } else { format!("{}…", line.chars().take(59).collect::<String>()) }

@@ -1,9 +1,9 @@
-//! A shell script as the commands that it runs, each as its words: brush-parser reads it, and what its variables,
-//! arrays, functions, loops and conditions come to is worked out here, as far as the script alone says it. Nothing is
-//! run, and no file is looked at.
+//! A shell script as the commands that it runs, each as its words: brush-parser parses it. This module works out
+//! variables, arrays, functions, loops and conditions, as far as the script alone determines them. Nothing is run, and
+//! no file is looked at.
 //!
-//! What the script does not say stays as it is written, with the line and the reason: a variable that it does not set,
-//! what a command prints, what it is called with, what is set under a condition that is not known.
+//! Text that the script does not determine stays as it is written, with the line and the reason: a variable that it
+//! does not set, the output of a command, its arguments, a value that is set under an unknown condition.
 
 mod arithmetic;
 mod braces;
@@ -24,14 +24,14 @@ const DEEPEST: usize = 64;
 /// Longest text of a variable or a word.
 const LONGEST: usize = 1 << 20;
 
-/// What of a word is not known.
+/// The unknown part of a word.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unset {
     /// The line of the script.
     line: usize,
-    /// What it is and why it is not known.
+    /// The expression, and why it is not known.
     what: String,
-    /// Whether it is a variable that nothing says to be set.
+    /// Whether it is a variable that nothing sets.
     absent: bool,
     /// The first variable that was set to it.
     of: Option<String>,
@@ -39,7 +39,7 @@ pub struct Unset {
 
 impl Unset {
     fn new(line: usize, what: String) -> Self {
-        // Messages have one line, and a script may have expressions of several.
+        // Messages have one line, and expressions of a script may have several.
         Self { line, what: what.replace(['\n', '\r'], " "), absent: false, of: None }
     }
 }
@@ -53,9 +53,9 @@ impl fmt::Display for Unset {
 /// A text of a script: a value of a variable, or a word.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Word {
-    /// The text; what is not known stands there as it is written.
+    /// The text; unknown parts stand there as they are written.
     text: String,
-    /// The first part of it that is not known.
+    /// The first unknown part.
     unset: Option<Rc<Unset>>,
 }
 
@@ -82,7 +82,7 @@ impl Word {
         Self { text: written.into(), unset: Some(Rc::new(unset)) }
     }
 
-    /// What of it is not known.
+    /// The unknown part, if there is one.
     pub fn unset(&self) -> Option<&Rc<Unset>> {
         self.unset.as_ref()
     }
@@ -93,7 +93,7 @@ impl Word {
         Some((name, Self { text: value.to_owned(), unset: self.unset.clone() }))
     }
 
-    /// The same as the value of a variable: what is not known is known by its name from there on.
+    /// The same as the value of a variable: from there on, messages name an unknown part by the variable.
     fn named(mut self, name: &str) -> Self {
         if let Some(unset) = self.unset.as_mut().filter(|unset| unset.of.is_none() && !unset.absent) {
             *unset = Rc::new(Unset { of: Some(name.to_owned()), ..(**unset).clone() });
@@ -101,7 +101,7 @@ impl Word {
         self
     }
 
-    /// What follows so many bytes of it.
+    /// The rest behind so many bytes.
     pub fn after(&self, bytes: usize) -> Self {
         Self { text: self.text[bytes..].to_owned(), unset: self.unset.clone() }
     }
@@ -132,12 +132,12 @@ pub struct Command {
     pub words: Vec<Word>,
 }
 
-/// What a script comes to.
+/// The result of following a script.
 #[derive(Debug, Default)]
 pub struct Script {
     /// The commands that it runs, in order.
     pub commands: Vec<Command>,
-    /// Lines that may change what the others mean, and were not followed.
+    /// Lines that were not followed and may change the meaning of others.
     pub notes: Vec<String>,
 }
 
@@ -160,7 +160,7 @@ fn options() -> ParserOptions {
 fn parse(text: &str) -> Result<Program> {
     let (mut depth, mut digits) = (0_usize, 0_usize);
     for byte in text.bytes() {
-        // The parser takes no such number for a descriptor.
+        // The parser cannot take such a large number for a descriptor.
         if matches!(byte, b'<' | b'>') && digits > 9 {
             bail!("has a redirection of no descriptor");
         }

@@ -1,9 +1,9 @@
 //! Patterns of file names: `*`, `?`, and every other letter for itself.
 
-/// Whether a text is as a pattern says. Classes of letters (`[a-z]`) are none here.
+/// Whether a text matches a pattern. Character classes (`[a-z]`) are not understood.
 pub fn matches(pattern: &str, text: &str) -> bool {
     let (pattern, text): (Vec<char>, Vec<char>) = (pattern.chars().collect(), text.chars().collect());
-    // The last star, and where in the text what follows it was tried.
+    // The last star, and the place in the text where the rest of the pattern was tried.
     let (mut at, mut here, mut star) = (0, 0, None);
     while here < text.len() {
         match pattern.get(at) {
@@ -26,8 +26,7 @@ pub fn matches(pattern: &str, text: &str) -> bool {
     pattern[at..].iter().all(|letter| *letter == '*')
 }
 
-/// What is left of a text without the part at one end that is as a pattern says: the longest such part, or the
-/// shortest.
+/// The rest of a text without the part at one end that matches a pattern: the longest such part, or the shortest.
 pub fn without<'a>(text: &'a str, pattern: &str, at_end: bool, longest: bool) -> &'a str {
     let mut cuts: Vec<usize> = text.char_indices().map(|(at, _)| at).chain([text.len()]).collect();
     // The parts from the shortest to the longest.

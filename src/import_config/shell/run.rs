@@ -1,4 +1,4 @@
-//! What a script's commands do to its variables, and which commands are left for others to run.
+//! Follows a script's commands: their effect on variables, and the commands that run other programs.
 
 mod builtin;
 
@@ -12,9 +12,9 @@ use brush_parser::ast::{
 
 use super::{Command, Script, Unset, Word, pattern};
 
-/// Commands after which a script is not followed any further.
+/// Number of commands after which a script is not followed any further.
 const MOST_COMMANDS: usize = 20_000;
-/// Most functions, loops and conditions within each other.
+/// Most functions, loops and conditions inside each other.
 const DEEPEST: usize = 50;
 
 /// A variable.
@@ -22,16 +22,16 @@ const DEEPEST: usize = 50;
 pub enum Variable {
     /// A text.
     Scalar(Word),
-    /// Several.
+    /// Several texts.
     Array(Vec<Word>),
 }
 
-/// How a command came out.
+/// The exit status of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Status {
     True,
     False,
-    /// Another program's, which is taken to do what it is there for.
+    /// Another program's, which is assumed to succeed.
     Assumed,
     Unknown,
 }
@@ -54,7 +54,7 @@ impl Status {
     }
 }
 
-/// What ends a list of commands before its end.
+/// Reasons to leave a list of commands before its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Leaving {
     Loop,
@@ -66,30 +66,30 @@ enum Leaving {
 #[derive(Default)]
 pub struct Shell {
     pub(super) variables: HashMap<String, Variable>,
-    /// What it, or the function that runs, is called with.
+    /// Arguments of the script, or of the function that runs.
     pub(super) arguments: Vec<Word>,
-    /// The line that is looked at.
+    /// The present line.
     pub(super) line: usize,
     functions: HashMap<String, Rc<FunctionBody>>,
     script: Script,
     leaving: Option<Leaving>,
     count: usize,
     depth: usize,
-    /// What the last condition that is not known depends on.
+    /// The unknown value that the last unknown condition depends on.
     cause: Option<Rc<Unset>>,
-    /// How often there was more than one way to go.
+    /// How often the script could take more than one way.
     forks: usize,
 }
 
 impl Shell {
-    /// Remembers what a condition depends on, where that is not known.
+    /// Remembers the unknown value that a condition depends on.
     pub(super) fn depends_on(&mut self, word: &Word) {
         if let Some(unset) = word.unset().filter(|unset| !unset.absent) {
             self.cause.get_or_insert_with(|| Rc::clone(unset));
         }
     }
 
-    /// What a shell splits words at and joins them with.
+    /// The characters at which the shell splits words; the first joins words.
     pub(super) fn separators(&self) -> Option<String> {
         match self.scalar("IFS") {
             None => Some(" \t\n".to_owned()),
@@ -108,12 +108,12 @@ impl Shell {
         }
     }
 
-    /// What it has come to.
+    /// The result.
     pub fn finish(self) -> Script {
         self.script
     }
 
-    /// The text of a variable, of an array its first.
+    /// The text of a variable; for an array, its first element.
     pub fn scalar(&self, name: &str) -> Option<Word> {
         match self.variables.get(name)? {
             Variable::Scalar(word) => Some(word.clone()),
@@ -121,7 +121,7 @@ impl Shell {
         }
     }
 
-    /// An element of an array, from its end with an index below 0.
+    /// An element of an array; an index below 0 counts from the end.
     pub fn element(&self, name: &str, index: i64) -> Option<Word> {
         match self.variables.get(name)? {
             Variable::Scalar(word) => (index == 0 || word.unset().is_some()).then(|| word.clone()),
@@ -142,7 +142,7 @@ impl Shell {
         self.variables.insert(name.to_owned(), Variable::Scalar(value.named(name)));
     }
 
-    /// Remarks on a line that may change what others mean.
+    /// Remarks on a line that may change the meaning of others.
     fn note(&mut self, what: &str) {
         let note = format!("line {}: {what}", self.line);
         if !self.script.notes.contains(&note) {
@@ -328,7 +328,7 @@ impl Shell {
         Status::True
     }
 
-    /// A loop on a condition, of which it is not known how often it goes round.
+    /// A loop on a condition, for an unknown number of rounds.
     fn repeated(&mut self, condition: &CompoundList, body: &CompoundList, until: bool) -> Status {
         let holds = self.list(condition);
         let goes_on = if until { holds.not() } else { holds };
@@ -338,8 +338,8 @@ impl Shell {
         Status::Unknown
     }
 
-    /// Follows each of some ways that a script may take. What they leave different is not known from there on. A way
-    /// that ends the script is none that trains.
+    /// Follows each of several ways that a script may take. A variable that differs between them is not known from
+    /// there on. A way that ends the script cannot be the one that trains.
     fn one_of(&mut self, ways: Vec<Branch<'_>>) {
         let (before, line, cause) = (self.variables.clone(), self.line, self.cause.take());
         self.forks += 1;
@@ -403,7 +403,7 @@ impl Shell {
         for item in items {
             match item {
                 CommandPrefixOrSuffixItem::Word(word) | CommandPrefixOrSuffixItem::AssignmentWord(_, word) => {
-                    // Where it begins, a continued line may have ended.
+                    // Where a word begins, a continued line may have ended.
                     self.line = word.location().map_or(self.line, |place| place.end.line);
                     words.extend(self.words(&word.value));
                 }
@@ -424,7 +424,7 @@ impl Shell {
         }
         let environment = prefix.iter().map(|assignment| self.in_front(assignment)).collect::<Vec<_>>();
         self.script.commands.push(Command { line, words: environment.into_iter().chain(words).collect() });
-        // Programs that are asked something, and not told to do something.
+        // Programs whose status answers a question.
         let asked = ["command", "which", "type", "hash", "grep", "pgrep", "nvidia-smi", "diff", "cmp"];
         if asked.contains(&name.as_str()) { Status::Unknown } else { Status::Assumed }
     }
@@ -434,7 +434,7 @@ impl Shell {
         let separators = self.variables.get("IFS").cloned();
         let status = self.compound(&body.0);
         self.arguments = before;
-        // It is set within functions as a rule, for one line of them.
+        // Scripts usually set it within functions, for one of their lines.
         match separators {
             Some(value) => drop(self.variables.insert("IFS".to_owned(), value)),
             None => drop(self.variables.remove("IFS")),

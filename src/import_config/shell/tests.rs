@@ -1,4 +1,4 @@
-//! Scripts, and what a shell makes of them.
+//! Scripts, and their commands as a shell would run them.
 
 use super::*;
 
@@ -7,7 +7,7 @@ fn commands(script: &str) -> Vec<Vec<String>> {
     script.commands.iter().map(|command| command.words.iter().map(ToString::to_string).collect()).collect()
 }
 
-/// What of a script is not known, in the order of the words.
+/// The unknown parts of a script, in the order of the words.
 fn told(script: &str) -> Vec<String> {
     let script = read(script).unwrap();
     let words = script.commands.iter().flat_map(|command| &command.words);
@@ -39,7 +39,7 @@ fn a_script_is_read_as_the_shell_reads_it() {
             &[&["a", "8192", "2731", "10", "1024", "7"]],
         ),
         ("N=4; ((N *= 2)); a $N $((N++)) $N", &[&["a", "8", "8", "9"]]),
-        // Declarations, and what is appended.
+        // Declarations, and appending.
         ("declare -r A=1; readonly B=2; local C=3; typeset -i D=4; export E\na $A$B$C$D", &[&["a", "1234"]]),
         ("A=x; A+=y; a $A", &[&["a", "xy"]]),
         (
@@ -47,7 +47,7 @@ fn a_script_is_read_as_the_shell_reads_it() {
             &[&["a", "b", "c d", "e=f", "c", "d", "3", "b c d e=f", "b"]],
         ),
         ("A=()\na \"${A[@]}\" \"$@\" b", &[&["a", "b"]]),
-        // Texts that are changed.
+        // Edited texts.
         (
             "P=/m/Qwen2.5-7B.tar\na ${P##*/} ${P%.*} ${P#/m/} ${P%%.*} ${#P} ${P:3:4} ${P/Qwen/Q}",
             &[&["a", "Qwen2.5-7B.tar", "/m/Qwen2.5-7B", "Qwen2.5-7B.tar", "/m/Qwen2", "17", "Qwen", "/m/Q2.5-7B.tar"]],

@@ -1,4 +1,4 @@
-//! What configurations of RLinf and TRL say: nothing of it changes in silence.
+//! Configurations of RLinf and TRL: no key changes its meaning without a remark.
 
 use super::*;
 

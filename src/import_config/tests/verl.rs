@@ -1,4 +1,4 @@
-//! What verl's configurations say and leave out: nothing of it changes in silence.
+//! verl's configurations and defaults: no key changes its meaning without a remark.
 
 use shared::config::{ImportanceSamplingMode, OPTIONS};
 
@@ -11,7 +11,7 @@ fn with(more: &str) -> Translation {
     import(&format!("{V} {more}\n")).1
 }
 
-/// The reason for which a key ends the start.
+/// Why a key keeps the run from starting.
 fn refusal(found: &Translation, key: &str) -> String {
     let refused = found.refused.iter().any(|(name, _)| name == key);
     assert!(refused, "{key}: {:?}", found.refused);
@@ -53,7 +53,7 @@ fn defaults_of_verl_count_where_nothing_is_given() {
     assert_eq!((found.config.generation_batch_size, found.config.per_device_train_batch_size), (Some(64), 64));
 }
 
-/// A constant rate of verl's has a warm-up, and that of transformers has none.
+/// A constant rate has a warm-up in verl, and none in transformers.
 #[test]
 fn a_warm_up_is_kept_with_every_schedule() {
     let of = |more: &str| {
@@ -191,7 +191,7 @@ fn a_key_that_is_not_known_and_may_matter_is_told() {
     assert!(!found.remarks.iter().any(|remark| remark.contains("new_trick")), "{:?}", found.remarks);
 }
 
-/// The parts that a composed configuration always has are all known.
+/// The parts that every composed configuration has are all known.
 #[test]
 fn a_composed_configuration_leaves_no_doubt() {
     let yaml = "\
@@ -276,7 +276,7 @@ fn a_fully_asynchronous_batch_is_refused_with_its_size() {
     assert!(found.config.generation_batch_size.is_none());
 }
 
-/// What a script leaves open is given on the command line, and nothing is counted with it in the meantime.
+/// The command line gives the value that a script leaves open, and nothing is computed from the open value meanwhile.
 #[test]
 fn an_option_makes_up_for_a_key_that_is_looked_at_with_others() {
     let (_, found) = import(

@@ -1,4 +1,4 @@
-//! A run directory as a new run, a second start, a resume and a branch find it.
+//! A run directory in the cases of a new run, a second start, a resume and a branch.
 
 use std::process::Command;
 
@@ -20,7 +20,7 @@ fn refusal(config: &TrainConfig) -> String {
     text
 }
 
-/// A checkpoint that is whole as far as anybody looks.
+/// A checkpoint that passes as whole in these tests.
 fn write_checkpoint(root: &Path, step: u64) -> PathBuf {
     let path = root.join(format!("checkpoint-{step}"));
     fs::create_dir_all(&path).unwrap();
@@ -67,7 +67,7 @@ fn a_directory_of_another_run_is_refused_unless_resuming() {
     }
 }
 
-/// With and without a checkpoint, and whatever is asked for, the run that is at work is the reason.
+/// Whatever is asked for, with or without a checkpoint, the error names the run that is at work.
 #[test]
 fn a_second_start_in_the_folder_of_a_live_run_says_that_it_lives() {
     let dir = tempfile::tempdir().unwrap();
@@ -233,7 +233,7 @@ fn a_named_checkpoint_is_resumed_or_branched_off_from() {
         fs::write(path.join("state.json"), "{}").unwrap();
         checkpoints::seal(&path).unwrap();
     }
-    // As checkpoints with a critic or a moved reference have them.
+    // Layout of checkpoints with a critic or a moved reference.
     fs::create_dir_all(root.join("checkpoint-5/critic/head")).unwrap();
     fs::write(root.join("checkpoint-5/critic/head/weights"), "w").unwrap();
     let five = root.join("checkpoint-5").display().to_string();

@@ -6,7 +6,7 @@ use shared_data::{Selection, choose, count, read};
 
 use crate::text;
 
-/// Names by which a file may be taken for another thing than its bytes say.
+/// Names that suggest another format than the bytes have.
 const NAMES: [&str; 4] = ["rows.jsonl", "rows.json", "rows.csv", "rows.parquet"];
 
 /// The first byte chooses the name.
@@ -38,7 +38,7 @@ pub fn dataset_seeds() -> Vec<Vec<u8>> {
     seeds
 }
 
-/// What is read is as many rows as are counted.
+/// As many rows are read as are counted.
 pub fn dataset(bytes: &[u8]) {
     let Some((name, bytes)) = bytes.split_first() else { return };
     let dir = tempfile::tempdir().expect("a temporary folder");
@@ -47,7 +47,7 @@ pub fn dataset(bytes: &[u8]) {
     if let Ok(table) = read(&path, "train") {
         assert!(!table.rows.is_empty());
         let counted = count(&path, "train").expect("what was read is counted");
-        // A Parquet file says it, rightly or not.
+        // A Parquet file states its number of rows, rightly or not.
         assert!(counted == table.rows.len() as u64 || table.about.starts_with("Parquet"), "{counted}: {}", table.about);
     }
 }
@@ -62,7 +62,7 @@ pub fn card_seeds() -> Vec<Vec<u8>> {
     .into()
 }
 
-/// Whatever a card says, only files that are there are chosen.
+/// Whatever a card says, only files that exist are chosen.
 pub fn card(bytes: &[u8]) {
     let names = ["a.jsonl", "b.jsonl", "sub/c-1.jsonl"].map(str::to_owned);
     if let Ok((chosen, _)) =

@@ -1,6 +1,6 @@
-//! Frames of the channel, weights, and what describes them. ONNX Runtime parses graphs in C++, and is given those of a
-//! model directory only if they are, byte for byte, what the exporter writes. So what is tried here is the manifest,
-//! and our own reading of a graph.
+//! Frames of the channel, weights, and the files that describe them. ONNX Runtime parses graphs in C++. It gets the
+//! graph of a model directory only if the graph is, byte for byte, what the exporter writes. So the targets here are
+//! the manifest, and our own reader of graphs.
 
 use std::{cell::OnceCell, fs, path::Path};
 
@@ -32,12 +32,12 @@ pub fn frame_seeds() -> Vec<Vec<u8>> {
     let body = |kind: u8, frame: Vec<u8>| [&[kind], &frame[HEADER_LEN..]].concat();
     let group = frame::encode(&group);
     let small = |kind: u8| [&[kind][..], &[1; 40]].concat();
-    // As it arrives, too.
+    // Also in the form in which it arrives.
     vec![body(0, group.clone()), small(1), small(2), [&[3], &group[..]].concat()]
 }
 
-/// Bodies that get past the checksum, and whole frames. What is read is written again as something that is read as the
-/// same.
+/// Bodies that get past the checksum, and whole frames. A frame that is read and written again is read as the same
+/// message.
 pub fn frame(bytes: &[u8]) {
     let Some((kind, body)) = bytes.split_first() else { return };
     match kind % 4 {
@@ -51,7 +51,7 @@ pub fn frame(bytes: &[u8]) {
     }
 }
 
-/// As [`frame_seeds`], of calls and their answers.
+/// As [`frame_seeds`], for calls and their answers.
 pub fn fleet_seeds() -> Vec<Vec<u8>> {
     let difference = Difference { from: PolicyVersion(4), from_blake3: [6; 32], blake3: [8; 32] };
     let edition = Edition {
@@ -115,7 +115,7 @@ pub fn fleet(bytes: &[u8]) {
     }
 }
 
-/// An endpoint that is read is written as it was.
+/// An endpoint that is read is written unchanged.
 pub fn endpoint(bytes: &[u8]) {
     let Some(text) = crate::text(bytes) else { return };
     if let Ok(endpoint) = text.parse::<Endpoint>() {
@@ -132,7 +132,7 @@ fn check<M: frame::Message>(bytes: &[u8]) {
     check_read(frame::decode::<M>(bytes).ok());
 }
 
-/// As [`check`], for what files hold, also of older builds. No episode that is read makes its reader panic.
+/// As [`check`], for messages in files, also of older builds. No episode that is read makes its reader panic.
 fn check_kept<M: frame::Kept>(bytes: &[u8]) {
     check_read(frame::decode_kept::<M>(bytes).ok());
     if let Ok(group) = frame::decode_kept::<Group>(bytes) {
@@ -154,10 +154,10 @@ fn check_read<M: frame::Message>(message: Option<M>) {
     }
 }
 
-/// A version of frames whose groups have another layout.
+/// A version whose groups have another layout.
 const BEFORE: u16 = 9;
 
-/// A frame whose header is right.
+/// A frame with a right header.
 fn framed(version: u16, kind: Kind, body: &[u8]) -> Vec<u8> {
     let (length, run) = (body.len() as u64, 0u64);
     let kind = kind as u16;
@@ -196,7 +196,7 @@ pub fn manifest_seeds() -> Vec<Vec<u8>> {
     vec![file(&format!("export/{MANIFEST_FILE}"))]
 }
 
-/// What is accepted lies within the data.
+/// An accepted manifest stays within the data.
 pub fn manifest(bytes: &[u8]) {
     with_changed("export", MANIFEST_FILE, bytes, |dir| {
         if let Ok(manifest) = WeightManifest::read(dir) {
@@ -215,7 +215,7 @@ pub fn rounded_seeds() -> Vec<Vec<u8>> {
     (0..).zip(ROUNDED).map(seed).collect()
 }
 
-/// What is unpacked is what was packed, and an index that is read is written again as the same.
+/// Unpacking gives the packed bytes, and an index that is read is written again unchanged.
 pub fn rounded(bytes: &[u8]) {
     let Some((which, bytes)) = bytes.split_first() else { return };
     let name = ROUNDED[usize::from(*which) % ROUNDED.len()];
@@ -242,8 +242,7 @@ pub fn graph_seeds() -> Vec<Vec<u8>> {
     vec![file(&format!("export/{MODEL_FILE}"))]
 }
 
-/// A graph that the manifest does not know is refused, and what our own reader makes of it is written again as the
-/// same.
+/// A graph that the manifest does not know is refused, and a graph that our reader reads is written again unchanged.
 pub fn graph(bytes: &[u8]) {
     if let Ok(model) = ModelProto::decode(bytes) {
         let written = model.encode_to_vec();
@@ -260,7 +259,7 @@ pub fn safetensors_seeds() -> Vec<Vec<u8>> {
     vec![file("model/model.safetensors")]
 }
 
-/// What is accepted has every parameter of the model, in its size.
+/// An accepted file has every parameter of the model, in its size.
 pub fn safetensors(bytes: &[u8]) {
     with_changed("model", "model.safetensors", bytes, read_all);
 }
@@ -272,7 +271,7 @@ pub fn index_seeds() -> Vec<Vec<u8>> {
     vec![serde_json::json!({"metadata": {"total_size": 1}, "weight_map": map}).to_string().into_bytes()]
 }
 
-/// As [`safetensors`], of weights in shards.
+/// As [`safetensors`], for weights in shards.
 pub fn index(bytes: &[u8]) {
     with_changed("sharded", "model.safetensors.index.json", bytes, read_all);
 }
@@ -287,8 +286,8 @@ pub fn store_index_seeds() -> Vec<Vec<u8>> {
     vec![StoreIndex { files }.to_bytes()]
 }
 
-/// What is accepted names no file elsewhere, has a hash for every byte, and is written again as something that is read
-/// as the same.
+/// An accepted index names no file elsewhere, has a hash for every byte, and is read as the same after it is written
+/// again.
 pub fn store_index(bytes: &[u8]) {
     let Ok(index) = StoreIndex::parse(bytes) else { return };
     for file in &index.files {
@@ -311,13 +310,13 @@ fn read_all(dir: &Path) {
     }
 }
 
-/// Puts a file in the place of one of the folder, for as long as `work` takes.
+/// Puts `bytes` in the place of a file of the folder, as long as `work` runs.
 fn with_changed(folder: &str, name: &str, bytes: &[u8], work: impl FnOnce(&Path)) {
     in_place(|place| {
         let dir = place.path(folder);
         let path = dir.join(name);
         let before = fs::read(&path).ok();
-        // A new file each time: the old one may still be mapped.
+        // A new file each time: the old file may still be mapped.
         let _ = fs::remove_file(&path);
         fs::write(&path, bytes).expect("a writable folder");
         work(&dir);

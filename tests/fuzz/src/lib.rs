@@ -1,9 +1,10 @@
-//! A target for everything that is parsed: what reads it, what it must keep to besides not panicking, and seeds.
+//! A fuzz target for everything that is parsed: a parser, the conditions that it must keep besides not panicking, and
+//! seeds.
 //!
-//! `tests/targets.rs` runs each for ten seconds as part of the suite, with [`harness::fuzz`]; `cargo xtask fuzz` runs
-//! one for as long as is asked, with libFuzzer and coverage. An input that was once found lies in `found/`, in the
-//! folder of its target, and is tried first. Parsers that no other crate can call are tried in the same way by the
-//! tests beside them: answers of reward programs, foreign configurations, and the state of a trainer.
+//! `tests/targets.rs` runs each for ten seconds as part of the suite, with [`harness::fuzz`]; `cargo xtask fuzz` runs a
+//! single target for as long as the user asks, with libFuzzer and coverage. An input that once failed lies in `found/`,
+//! in the folder of its target, and is tried first. Tests beside the code do the same for parsers that no other crate
+//! can call: answers of reward programs, foreign configurations, and the state of a trainer.
 
 mod data;
 mod files;
@@ -12,14 +13,14 @@ mod words;
 
 use std::{fs, path::Path};
 
-/// Something that is parsed.
+/// A parser to try.
 #[derive(Debug)]
 pub struct Target {
     /// Its name.
     pub name: &'static str,
     /// Inputs to begin with.
     pub seeds: fn() -> Vec<Vec<u8>>,
-    /// Parses an input and checks what came of it.
+    /// Parses an input and checks the result.
     pub parse: fn(&[u8]),
 }
 
@@ -44,7 +45,7 @@ pub const TARGETS: [Target; 17] = [
     Target { name: "answers", seeds: words::answer_seeds, parse: words::answer },
 ];
 
-/// Inputs of a target: those that were once found, then its seeds.
+/// Inputs of a target: inputs that once failed, then its seeds.
 ///
 /// # Panics
 /// When a file of `found/` cannot be read.

@@ -1,6 +1,6 @@
-//! One target under libFuzzer, which takes the command line: see `cargo xtask fuzz`.
+//! Runs one target under libFuzzer, which takes the command line: see `cargo xtask fuzz`.
 
-// libFuzzer has its own.
+// libFuzzer has its own main function.
 #![no_main]
 
 use std::{env, fs, path::Path, process, sync::LazyLock};
@@ -17,7 +17,7 @@ static TARGET: LazyLock<&Target> = LazyLock::new(|| {
     shared_bounds::abort_on_excess();
     let name = env::var("TANDEM_FUZZ_TARGET").unwrap_or_default();
     TARGETS.iter().find(|target| target.name == name).unwrap_or_else(|| {
-        // Whoever names none asks for the names.
+        // Without a name, it lists the targets.
         TARGETS.iter().for_each(|target| println!("{}", target.name));
         process::exit(0)
     })

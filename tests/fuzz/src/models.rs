@@ -1,4 +1,4 @@
-//! What a model directory says beside its weights.
+//! Files of a model directory other than weights.
 
 use std::fs;
 
@@ -16,7 +16,7 @@ pub fn config_seeds() -> Vec<Vec<u8>> {
     golden_models().iter().map(|name| config(name).expect("a golden model")).collect()
 }
 
-/// What is accepted has parameters that can be counted and listed.
+/// The parameters of an accepted configuration can be counted and listed.
 pub fn config(bytes: &[u8]) {
     let Some(text) = text(bytes) else { return };
     if let Ok(config) = ModelConfig::from_json(text) {
@@ -25,7 +25,7 @@ pub fn config(bytes: &[u8]) {
     }
 }
 
-/// The files that a first byte chooses from.
+/// Files among which the first byte chooses.
 const FILES: [&str; 5] =
     ["generation_config.json", "tokenizer_config.json", "chat_template.jinja", ADAPTER_CONFIG_FILE, "config.json"];
 
@@ -40,7 +40,7 @@ pub fn directory_seeds() -> Vec<Vec<u8>> {
     seeds.iter().enumerate().map(|(index, text)| [&[index as u8], text.as_bytes()].concat()).collect()
 }
 
-/// Of a directory that is opened, nothing lies elsewhere.
+/// No file of a directory that is opened lies elsewhere.
 pub fn directory(bytes: &[u8]) {
     let Some((file, bytes)) = bytes.split_first() else { return };
     let dir = tempfile::tempdir().expect("a temporary folder");
@@ -102,7 +102,7 @@ pub fn tokenizer_seeds() -> Vec<Vec<u8>> {
     models.map(whole).into()
 }
 
-/// Whatever a tokenizer does, it says so by a result.
+/// A tokenizer reports every failure by a result.
 pub fn tokenizer(bytes: &[u8]) {
     let Ok(tokenizer) = TextTokenizer::parse(bytes, "tokenizer.json".into()) else { return };
     for text in ["", "a b, ab's 12 \u{fdfa} \u{1f600}", "<s>a\n\n  b</s>"] {
@@ -133,11 +133,11 @@ pub fn template_seeds() -> Vec<Vec<u8>> {
     .into()
 }
 
-/// What a template says is one line, whatever it is made of.
+/// An error of a template is one line, whatever it holds.
 pub fn template(bytes: &[u8]) {
     let Some(source) = text(bytes) else { return };
-    // Widths and factors that take gigabytes end the program, as they should (`shared_bounds::within`), and with it the
-    // search.
+    // Widths and factors that take gigabytes rightly end the program (`shared_bounds::within`), and would end the
+    // search with it.
     if source.as_bytes().windows(6).any(|window| window.iter().all(u8::is_ascii_digit)) {
         return;
     }

@@ -15,7 +15,7 @@ pub fn run_toml_seeds() -> Vec<Vec<u8>> {
     vec![all.into_bytes(), some.into(), b"beta = 0.1\r\nstop = ['''a''', \"\\u0041\"]".to_vec()]
 }
 
-/// What is read is written and read again as the same.
+/// A file that is read and written again is read as the same.
 pub fn run_toml(bytes: &[u8]) {
     let Some(text) = text(bytes) else { return };
     let path = Path::new("run.toml");
@@ -41,8 +41,7 @@ pub fn answer_seeds() -> Vec<Vec<u8>> {
     .into()
 }
 
-/// Two answers, a line each, for every rule that reads what a model has written. An answer is never another than
-/// itself.
+/// Two answers of a model, a line each, for every rule that reads answers. An answer always equals itself.
 pub fn answer(bytes: &[u8]) {
     let Some(text) = text(bytes) else { return };
     let (given, expected) = text.split_once('\n').unwrap_or((text, "0.5"));

@@ -1,4 +1,4 @@
-//! What a script answers, and what follows from it.
+//! The answer of a script, and the verdict on it.
 
 use std::process::Output;
 
@@ -7,14 +7,14 @@ use serde_json::Value;
 
 use super::checks::{Check, Figure};
 
-/// What came of a check.
+/// The result of a check.
 #[derive(Debug)]
 pub struct Outcome {
     /// The check.
     pub check: &'static Check,
-    /// What was looked at, in the words of the script; empty without an answer.
+    /// The cases that were compared, in the words of the script; empty without an answer.
     pub cases: String,
-    /// Its figures, in the order of the list, where all were measured. One that is not a number is none.
+    /// Its figures, in the order of the list; empty unless all were measured. A figure that is no number is none.
     pub values: Vec<Option<f64>>,
     /// Whether it passed.
     pub verdict: Verdict,
@@ -25,12 +25,12 @@ pub struct Outcome {
 pub enum Verdict {
     /// Every figure is within its bound.
     Passed,
-    /// One is not, or there is no answer; why.
+    /// A figure is not, or there is no answer; the reason.
     Failed(String),
 }
 
 impl Outcome {
-    /// Reads the answer of a script that has ended.
+    /// Reads the answer of a finished script.
     pub fn of(check: &'static Check, output: &Output) -> Self {
         let outcome = answer(output).and_then(|answer| Self::with_figures(check, &answer));
         outcome.unwrap_or_else(|error| {
@@ -61,7 +61,7 @@ impl Outcome {
         Ok(Self { check, cases: cases.to_owned(), values, verdict })
     }
 
-    /// Everything in a line.
+    /// The whole outcome in a line.
     pub fn line(&self) -> String {
         let figures = self.check.figures.iter().zip(&self.values);
         let figures = figures.map(|(figure, value)| {
@@ -75,7 +75,7 @@ impl Outcome {
     }
 }
 
-/// What is not a number is within no bound.
+/// A figure that is no number is within no bound.
 fn is_within(value: Option<f64>, bound: f64) -> bool {
     value.is_some_and(|value| (0.0..=bound).contains(&value))
 }
@@ -90,7 +90,7 @@ pub fn number(value: Option<f64>) -> String {
     }
 }
 
-/// The JSON on the last line of a script that ended well.
+/// The JSON on the last line of a script that succeeded.
 fn answer(output: &Output) -> Result<Value> {
     let last = |bytes: &[u8]| {
         let text = String::from_utf8_lossy(bytes);

@@ -7,22 +7,22 @@ use anyhow::{Result, bail};
 pub struct Check {
     /// Its name on the command line and on the page.
     pub name: &'static str,
-    /// The program, and which part of it.
+    /// The other program, and the part of it that is compared.
     pub rival: &'static str,
-    /// What is compared.
+    /// The subject of the comparison.
     pub about: &'static str,
-    /// What its script says, and how large that may be.
+    /// Figures that its script reports, each with a bound.
     pub figures: &'static [Figure],
 }
 
-/// A number that is 0 where two programs agree.
+/// A number that is 0 if both programs agree.
 #[derive(Debug)]
 pub struct Figure {
     /// Its key in the answer of the script.
     pub key: &'static str,
-    /// What it is.
+    /// Its meaning.
     pub about: &'static str,
-    /// The largest that passes.
+    /// The largest value that passes.
     pub bound: f64,
 }
 
@@ -37,11 +37,11 @@ const fn figure(key: &'static str, about: &'static str, bound: f64) -> Figure {
     Figure { key, about, bound }
 }
 
-/// All checks, in the order in which they are made.
+/// All checks, in the order in which they run.
 ///
 /// Log-probs of two float32 programs may differ by 1e-4, as between sampler and learner of a run; after updates by
-/// twice that, since AdamW turns the rounding of a gradient near 0 into a share of the learning rate. Golden figures
-/// that are made anew have the bounds that tests/golden/README.md states: 1e-9 for float64, 1e-5 for float32, 1e-6 for
+/// twice that, since AdamW turns the rounding error of a gradient near 0 into a share of the learning rate. For golden
+/// figures that are recomputed, the bounds of tests/golden/README.md hold: 1e-9 for float64, 1e-5 for float32, 1e-6 for
 /// metrics, and for weights after three steps of AdamW 1e-6.
 pub const CHECKS: &[Check] = &[
     Check {
@@ -168,10 +168,10 @@ pub const CHECKS: &[Check] = &[
     },
 ];
 
-/// The checks of these names, in the order of the list; all without names.
+/// The checks of these names, in the order of the list; all if no names are given.
 ///
 /// # Errors
-/// When a name is no check.
+/// When there is no check of a name.
 pub fn chosen(names: &[String]) -> Result<Vec<&'static Check>> {
     if let Some(unknown) = names.iter().find(|name| CHECKS.iter().all(|check| check.name != name.as_str())) {
         let known: Vec<&str> = CHECKS.iter().map(|check| check.name).collect();
@@ -180,7 +180,7 @@ pub fn chosen(names: &[String]) -> Result<Vec<&'static Check>> {
     Ok(CHECKS.iter().filter(|check| names.is_empty() || names.iter().any(|name| name == check.name)).collect())
 }
 
-/// What `--list` prints: a check, the program that it compares with, and what.
+/// The output of `--list`: each check, the program that it compares with, and the subject.
 pub fn list() -> String {
     let line = |check: &Check| format!("{:<18}{:<34}{}\n", check.name, check.rival, check.about);
     CHECKS.iter().map(line).collect()

@@ -1,4 +1,4 @@
-//! The Python environment with the programs that Tandem is compared with.
+//! The Python environment of the programs with which Tandem is compared.
 
 use std::{
     fs,
@@ -12,10 +12,10 @@ use crate::{host::Host, steps};
 
 /// The packages, with exact versions, from the root of the workspace.
 const REQUIREMENTS: &str = "tests/conformity/requirements.txt";
-/// A copy of the packages' list, written when all of them are installed.
+/// A copy of the list of packages, written after all of them are installed.
 const STAMP: &str = "installed.txt";
 
-/// An environment that has everything.
+/// An environment with all packages.
 #[derive(Debug)]
 pub struct Environment {
     folder: PathBuf,
@@ -23,10 +23,10 @@ pub struct Environment {
 }
 
 impl Environment {
-    /// Opens the environment in `place`; makes it first where there is none with these packages.
+    /// Opens the environment in `place`; creates it first if it is missing or has other packages.
     ///
     /// # Errors
-    /// When python3 cannot make one, or pip cannot have a package.
+    /// When python3 cannot create one, or pip cannot install a package.
     pub fn open(host: &Host, place: &Path) -> Result<Self> {
         let list = host.root.join(REQUIREMENTS);
         let requirements = fs::read_to_string(&list).with_context(|| list.display().to_string())?;
@@ -53,7 +53,7 @@ impl Environment {
         Ok(environment)
     }
 
-    /// Its Python, which asks no network and uses no GPU.
+    /// Its Python, without network and GPU.
     pub fn python(&self, host: &Host) -> Command {
         let mut python = host.command(self.folder.join("bin/python"));
         for (name, value) in [
@@ -79,7 +79,7 @@ impl Environment {
     /// Version of Python itself.
     ///
     /// # Errors
-    /// When it cannot be asked.
+    /// When Python does not answer.
     pub fn version(&self, host: &Host) -> Result<String> {
         let asked =
             self.python(host).arg("--version").output().context("cannot start the Python of the environment")?;

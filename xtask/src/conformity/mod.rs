@@ -1,12 +1,12 @@
-//! `cargo xtask conformity`: Tandem against the programs that it wants to agree with, as they are released.
+//! `cargo xtask conformity`: compares Tandem with released versions of the programs that it should agree with.
 //!
-//! The tests compare with golden figures, which such programs have made once. Here the programs themselves run: torch,
-//! transformers, TRL, PEFT and ONNX Runtime in a Python environment of 5 GB. Hence no part of `cargo xtask test` is
-//! among the checks. Each check is a Python script in `tests/conformity`, which prints figures; the bounds are in
-//! [`checks`], where no script can loosen them.
+//! The tests compare with golden figures that such programs have computed once. Here the programs themselves run:
+//! torch, transformers, TRL, PEFT and ONNX Runtime in a Python environment of 5 GB. So `cargo xtask test` runs none of
+//! the checks. Each check is a Python script in `tests/conformity`, which prints figures; the bounds are in [`checks`],
+//! which no script can change.
 //!
-//! Results are written to `docs/conformity.md` when `--record` asks for it, and not after each run: the page is a
-//! statement about a commit, and who tries a check does not want to change it. A failure is recorded like a success.
+//! Results are written to `docs/conformity.md` only with `--record`: the page is a statement about a commit, and trying
+//! a check should not change it. A failure is recorded like a success.
 
 mod answer;
 mod checks;
@@ -29,7 +29,7 @@ use self::{
 };
 use crate::{host::Host, steps};
 
-/// Folder of what the checks write, beside the environment.
+/// Folder of the checks' files, beside the environment.
 const WORK: &str = "work";
 
 /// Arguments of `cargo xtask conformity`.
@@ -45,10 +45,11 @@ pub struct Args {
     record: bool,
 }
 
-/// Makes the checks.
+/// Runs the checks.
 ///
 /// # Errors
-/// When a name is no check, the environment cannot be made, or a check fails; the last after all were made.
+/// When a name is no check, the environment cannot be made, or a check fails; a failed check is reported after all have
+/// run.
 pub fn run(host: &Host, args: &Args) -> Result<()> {
     if args.list {
         print!("{}", checks::list());
@@ -58,14 +59,14 @@ pub fn run(host: &Host, args: &Args) -> Result<()> {
     steps::build(host)?;
     let place = host.target.join("conformity");
     fs::create_dir_all(&place).with_context(|| place.display().to_string())?;
-    // Another run would empty the folders that this one works in.
+    // Another run would clear the folders in which this one works.
     let lock = place.join(".lock");
     let lock = File::create(&lock).with_context(|| lock.display().to_string())?;
     lock.lock().with_context(|| place.display().to_string())?;
 
     let environment = Environment::open(host, &place)?;
-    // Before the checks: the page tells of the commit that they are made of, and what cannot be found out ends the
-    // command at its beginning.
+    // Read before the checks: the page describes the commit that they run on, and missing facts should end the command
+    // at its beginning.
     let circumstances = args.record.then(|| page::Circumstances::of(host, &environment)).transpose()?;
     let mut outcomes = Vec::new();
     for check in chosen {
@@ -97,14 +98,14 @@ fn make(host: &Host, environment: &Environment, place: &Path, check: &'static Ch
     let output = script.stdin(Stdio::null()).output().context("cannot start the Python of the environment")?;
     fs::write(work.join("stderr"), &output.stderr).with_context(|| work.display().to_string())?;
     let outcome = Outcome::of(check, &output);
-    // What a failure was made of is kept.
+    // The files of a failed check are kept.
     if !matches!(outcome.verdict, Verdict::Failed(_)) {
         fs::remove_dir_all(&work).with_context(|| work.display().to_string())?;
     }
     Ok(outcome)
 }
 
-/// The result of the command, whose checks have written into folders of `work`.
+/// The result of the command; its checks have written into folders of `work`.
 fn judge(outcomes: &[Outcome], work: &Path) -> Result<()> {
     let failed: Vec<&str> =
         outcomes.iter().filter(|o| matches!(o.verdict, Verdict::Failed(_))).map(|o| o.check.name).collect();

@@ -14,7 +14,7 @@ use crate::host::Host;
 /// Where the page is, from the root of the workspace.
 pub const PATH: &str = "docs/conformity.md";
 
-/// Flags of /proc/cpuinfo that kernels of the two sides choose by, so that results may differ in their last digits.
+/// Flags of /proc/cpuinfo by which kernels of the two programs are chosen, so results may differ in their last digits.
 const FLAGS: &[&str] = &[
     "avx2",
     "fma",
@@ -28,12 +28,12 @@ const FLAGS: &[&str] = &[
     "amx_tile",
 ];
 
-/// When and where checks were made.
+/// When and where the checks ran.
 #[derive(Debug)]
 pub struct Circumstances {
     /// Day, in UTC.
     pub date: String,
-    /// What git says of the commit; empty outside of a checkout.
+    /// git's description of the commit; empty outside of a checkout.
     pub commit: String,
     /// The processor's flags that matter.
     pub processor: String,
@@ -42,10 +42,10 @@ pub struct Circumstances {
 }
 
 impl Circumstances {
-    /// Those of now.
+    /// The present circumstances.
     ///
     /// # Errors
-    /// When the date or a version cannot be had.
+    /// When the date or a version cannot be read.
     pub fn of(host: &Host, environment: &Environment) -> Result<Self> {
         let date = said(host, "date", &["--utc", "+%-d %B %Y"]).context("the date cannot be had")?;
         let commit =
@@ -56,14 +56,14 @@ impl Circumstances {
     }
 }
 
-/// What a program prints in English.
+/// Output of a program, in English.
 fn said(host: &Host, program: &str, args: &[&str]) -> Result<String> {
     let output = host.command(program).args(args).env("LC_ALL", "C").output().with_context(|| program.to_owned())?;
     ensure!(output.status.success(), "`{program}` fails with {}", output.status);
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-/// Those of [`FLAGS`] that the first processor has.
+/// The flags among [`FLAGS`] that the first processor has.
 pub fn flags(cpuinfo: &str) -> String {
     let line = cpuinfo.lines().find(|line| line.starts_with("flags")).unwrap_or_default();
     let has = |flag: &&&str| line.split_whitespace().any(|word| word == **flag);

@@ -124,7 +124,7 @@ fn every_check_has_a_script_and_every_script_a_check() {
     }
 }
 
-/// The recorded page is about the checks that there are, with their bounds: whoever changes one makes and records them.
+/// The recorded page has the present checks, with their bounds: a change to one has to be run and recorded.
 #[test]
 fn the_recorded_page_names_every_check_with_its_bounds_and_no_other() {
     let text = fs::read_to_string(root().join(page::PATH)).unwrap();
@@ -186,7 +186,7 @@ fn flags_are_whole_words_of_the_first_processor() {
     assert_eq!(page::flags(""), "");
 }
 
-/// With a python3 that makes an environment whose python notes how it was called.
+/// The host's python3 makes an environment whose python notes its calls.
 #[test]
 fn the_environment_is_made_once_for_a_list_of_packages() {
     let dir = tempfile::tempdir().unwrap();
@@ -207,7 +207,7 @@ fn the_environment_is_made_once_for_a_list_of_packages() {
         assert_eq!(installed(), expected);
         assert_eq!(environment.packages()[0], "a 1");
     }
-    // One that cannot be made leaves none that counts.
+    // A failed attempt leaves no environment that counts.
     fs::write(&list, "a==2\n").unwrap();
     let without = fake::host(dir.path(), &[("python3", "exit 1")]);
     let error = format!("{:#}", Environment::open(&without, &place).unwrap_err());

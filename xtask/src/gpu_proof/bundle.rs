@@ -15,7 +15,7 @@ use crate::{
     steps::{build, run},
 };
 
-/// The bundle may not be larger, in bytes.
+/// Largest bundle, in bytes.
 const LARGEST: u64 = 60_000_000;
 
 /// Flags of `cargo xtask gpu-proof`.
@@ -33,7 +33,7 @@ pub struct BundleArgs {
     piece: u64,
 }
 
-/// Builds, packs, and says how to go on.
+/// Builds and packs, and prints the next steps.
 ///
 /// # Errors
 /// When a build fails, a program is missing, or the bundle is too large.
@@ -56,7 +56,7 @@ pub fn pack(host: &Host, args: &BundleArgs) -> Result<()> {
     Ok(())
 }
 
-/// The program with the tests of `rollout` against its public interface.
+/// The test program of `rollout`'s public interface.
 fn engine_tests(host: &Host) -> Result<PathBuf> {
     let mut test = host.cargo();
     test.args(["test", "--release", "--workspace", "--locked", "--test", "it", "--no-run", "--message-format=json"]);
@@ -67,7 +67,7 @@ fn engine_tests(host: &Host) -> Result<PathBuf> {
         .context("cargo did not say where the engine tests of `rollout` are")
 }
 
-/// The program of the target `it` of a package, in what cargo says of a build.
+/// The program of the target `it` of a package, from cargo's messages about a build.
 fn built(messages: &str, manifest: &Path) -> Option<PathBuf> {
     messages.lines().find_map(|line| {
         let message: Value = serde_json::from_str(line).ok()?;
@@ -99,14 +99,14 @@ fn pack_bundle(host: &Host, programs: &[(&str, PathBuf)], tests: &Path, out: &Pa
     Ok(bundle)
 }
 
-/// A tar that compresses what is in a folder.
+/// A tar command that compresses the content of a folder.
 fn tar(host: &Host, folder: &Path) -> Command {
     let mut tar = host.command("tar");
     tar.args(["--create", "--gzip", "--owner=0", "--group=0", "--directory"]).arg(folder);
     tar
 }
 
-/// Fetches the provider and packs it in pieces of so many MiB.
+/// Fetches the provider and packs it in pieces of `piece` MiB.
 fn pack_libraries(host: &Host, out: &Path, piece: u64) -> Result<()> {
     setup::fetch(host, &CUDA_PROVIDER, out)?;
     for entry in fs::read_dir(out).with_context(|| out.display().to_string())? {

@@ -1,4 +1,4 @@
-//! The machine that the proof runs on: where its libraries are, and how much memory of its GPU is taken.
+//! The machine that the proof runs on: the paths of its libraries, and the memory in use on its GPU.
 
 use std::{
     env,
@@ -15,37 +15,37 @@ use serde_json::{Value, json};
 
 use super::plan::{Device, Program};
 
-/// Torch's folder, and everything that shared libraries of CUDA are in beside it.
+/// Torch's folder and version; the shared libraries of CUDA are beside that folder.
 const FIND_TORCH: &str = "import torch; print(torch.__path__[0]); print(torch.__version__)";
 const RIVALS: &str = include_str!("rivals.py");
 
-/// What the user says of where things are.
+/// Paths that the user gives.
 #[derive(Debug)]
 pub struct Places {
     /// The folder of the bundle.
     pub bundle: PathBuf,
     /// Where models, runs and logs go.
     pub work: PathBuf,
-    /// A python, which may have torch and transformers.
+    /// A Python interpreter, which may have torch and transformers.
     pub python: PathBuf,
-    /// A libtorch instead of the python's.
+    /// A libtorch to use instead of that of Python's torch.
     pub libtorch: Option<PathBuf>,
-    /// A libonnxruntime.so instead of the one beside the bundle.
+    /// A libonnxruntime.so to use instead of the one beside the bundle.
     pub onnxruntime: Option<PathBuf>,
 }
 
-/// Where everything is.
+/// Paths of all files, after the search.
 #[derive(Debug)]
 pub struct Machine {
     bundle: PathBuf,
     work: PathBuf,
     python: PathBuf,
-    /// What the programs of the bundle find their libraries with.
+    /// Variables by which the programs of the bundle find their libraries.
     environment: Vec<(&'static str, OsString)>,
 }
 
 impl Machine {
-    /// Looks around.
+    /// Searches for the libraries.
     ///
     /// # Errors
     /// When a library is not found, with what to do about it.
@@ -104,7 +104,7 @@ impl Machine {
             Program::EngineTests => "engine-tests",
             Program::Rivals => {
                 let mut command = Command::new(&self.python);
-                // The libraries of the bundle are not for the python, which has its own.
+                // The libraries of the bundle are not meant for Python, which has its own.
                 command.arg(self.work.join("rivals.py")).env("HF_HUB_OFFLINE", "1");
                 return command;
             }
@@ -114,7 +114,7 @@ impl Machine {
         command
     }
 
-    /// What it is, for the head of the table.
+    /// Facts about the machine, for the head of the table.
     pub fn describe(&self) -> Value {
         let gpu =
             Command::new("nvidia-smi").args(["--query-gpu=name,driver_version", "--format=csv,noheader"]).output();
@@ -149,12 +149,12 @@ fn cuda_folders(torch: &Path) -> Vec<PathBuf> {
     folders
 }
 
-/// Watches the memory that is taken on the GPU, all processes together.
+/// Watches the memory in use on the GPU, over all processes.
 #[derive(Debug)]
 pub struct MemoryWatch(Option<(Child, JoinHandle<Option<u64>>)>);
 
 impl MemoryWatch {
-    /// Begins; without a GPU there is nothing to watch.
+    /// Begins to watch; without a GPU there is nothing to watch.
     pub fn start(device: Device) -> Self {
         let mut command = Command::new("nvidia-smi");
         command.args(["--query-gpu=memory.used", "--format=csv,noheader,nounits", "--loop-ms=100"]);
@@ -167,10 +167,10 @@ impl MemoryWatch {
         }))
     }
 
-    /// Ends, with the most bytes that were taken.
+    /// Ends, and returns the largest number of bytes in use.
     pub fn stop(self) -> Option<u64> {
         let (mut child, peak) = self.0?;
-        // It may be gone already.
+        // The process may be gone already.
         let _ = child.kill();
         let _ = child.wait();
         peak.join().ok().flatten().map(|mebibytes| mebibytes << 20)

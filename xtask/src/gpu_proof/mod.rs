@@ -1,4 +1,4 @@
-//! `cargo xtask gpu-proof`: what this project says of a GPU, measured on a machine that has one and nothing else.
+//! `cargo xtask gpu-proof`: measures this project's claims about GPUs on a machine that has a GPU and nothing else.
 //!
 //! | file | what it does |
 //! |---|---|
@@ -11,8 +11,8 @@
 //! | `results` | `results.jsonl`, a line for each result as soon as it is there |
 //! | `table` | what they say, for BENCHMARKS.md, and which defaults they would change |
 //!
-//! `rivals.py` is what the figures are held against: transformers' `generate`, a training step in plain torch, and the
-//! limits of the device as torch reaches them.
+//! `rivals.py` measures the figures for comparison: transformers' `generate`, a training step in plain torch, and the
+//! limits of the device as far as torch reaches them.
 
 mod bundle;
 mod machine;

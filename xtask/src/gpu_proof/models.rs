@@ -1,5 +1,5 @@
-//! Models in published shapes, or tiny ones, with what else their measurements read. Weights are random: how fast a
-//! model runs does not depend on what it knows.
+//! Models in published shapes, or tiny ones, with the other files that their measurements read. Weights are random: the
+//! speed of a model does not depend on its values.
 
 use std::{
     fs,
@@ -33,7 +33,7 @@ pub const LARGE: Model = Model {
     vocab_size: 151_936,
 };
 
-/// In the place of both where there is no GPU.
+/// Replaces both where there is no GPU.
 pub const TINY: Model = Model {
     name: "tiny",
     hidden_size: 64,
@@ -51,7 +51,7 @@ impl Model {
     }
 
     /// A word for every id, with a full stop in it: random completions then have sentences, and `sentence_share` of a
-    /// word differs from one to the next.
+    /// word differs between them.
     fn tokenizer(&self) -> Value {
         let word = |id: u32| if id == 0 { "<eos>".into() } else { format!("{}.{id}", ["dog", "cat"][id as usize % 2]) };
         let vocab: Map<String, Value> = (0..self.vocab_size).map(|id| (word(id), id.into())).collect();
@@ -64,9 +64,9 @@ impl Model {
         })
     }
 
-    /// Rows of random prompts, and of completions to them for whoever reads such.
+    /// Rows of random prompts, with completions for programs that read them.
     fn rows(&self, count: u64, prompt: u64, completion: u64) -> String {
-        // SplitMix64 over the position: any spread will do, if it is the same everywhere.
+        // SplitMix64 over the position: any distribution will do, if it is the same everywhere.
         let id = |row: u64, at: u64| {
             let mut z = (row << 32 | at).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
             z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -78,8 +78,8 @@ impl Model {
         (0..count).map(|index| format!("{}\n", row(index))).collect()
     }
 
-    /// Writes what stands before the weights: configuration, tokenizer, 64 rows for training (`prompts.jsonl`) and 8
-    /// with completions (`completions.jsonl`).
+    /// Writes the files other than weights: configuration, tokenizer, 64 rows for training (`prompts.jsonl`) and 8 with
+    /// completions (`completions.jsonl`).
     ///
     /// # Errors
     /// When a file cannot be written.

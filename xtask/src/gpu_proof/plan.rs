@@ -1,4 +1,4 @@
-//! What is measured: the most valuable first, each under a limit of time.
+//! The measurements: the most valuable first, each with a time limit.
 
 use std::{
     path::{Path, PathBuf},
@@ -18,7 +18,7 @@ pub enum Device {
 }
 
 impl Device {
-    /// As the programs spell it.
+    /// The name in the programs' options.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Cuda => "cuda",
@@ -27,7 +27,7 @@ impl Device {
     }
 }
 
-/// A part by its name, and the seconds that its measurements may take together.
+/// Name of a part, and the seconds that its measurements may take together.
 pub type Part = (&'static str, u64);
 
 const TESTS: Part = ("engine tests", 120);
@@ -42,14 +42,14 @@ pub const PARTS: [Part; 7] = [TESTS, AGREEMENT, LIMITS, ROLLOUT, LEARNER, PUBLIS
 
 /// Sequences at once.
 pub const BATCH_SIZES: [u32; 3] = [16, 64, 256];
-/// The sampler's levers on a GPU: name, and the flags that pull it.
+/// The sampler's optional features on a GPU: name, and the flags that turn it on.
 pub const LEVERS: [(&str, &[&str]); 4] = [
     ("cuda-graphs", &["--cuda-graphs"]),
     ("candidates", &["--candidates", "8192"]),
     ("prefill-batch", &["--prefill-batch", "8"]),
     ("all levers", &["--cuda-graphs", "--candidates", "8192", "--prefill-batch", "8"]),
 ];
-/// What a learner's step is measured with: name, flags, and whether the rival is measured with the same.
+/// The settings with which a learner's step is measured: name, flags, and whether the rival is measured with them too.
 pub const STEPS: [(&str, &[&str], bool); 6] = [
     ("fp32", &[], true),
     ("bf16", &["--bf16"], true),
@@ -61,7 +61,7 @@ pub const STEPS: [(&str, &[&str], bool); 6] = [
 /// The learner's models on a GPU.
 pub const STEP_MODELS: [Model; 2] = [LARGE, SMALL];
 
-/// A program of the bundle, or the rivals'.
+/// A program of the bundle, or the script of the rivals.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Program {
     /// `rollout`.
@@ -70,20 +70,20 @@ pub enum Program {
     Learner,
     /// `tandem`.
     Tandem,
-    /// The tests of `rollout` against its public interface.
+    /// The tests of `rollout`'s public interface.
     EngineTests,
     /// `rivals.py`.
     Rivals,
 }
 
-/// Where the figures of a measurement are.
+/// Source of a measurement's figures.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Figures {
-    /// In the last line that the last command prints, an object of JSON.
+    /// The last line of the last command, a JSON object.
     LastLine,
-    /// In what the harness of tests prints.
+    /// The output of the test harness.
     Tests,
-    /// In the `metrics.jsonl` of this run, as far as it came.
+    /// The `metrics.jsonl` of this run, as far as it got.
     Steps(PathBuf),
 }
 
@@ -95,17 +95,17 @@ pub type Words = (Program, Vec<String>);
 pub struct Measurement {
     /// The part that it belongs to.
     pub part: Part,
-    /// Its name among all.
+    /// Its name, which is unique.
     pub name: String,
-    /// Longest time, making its model included.
+    /// Time limit, including the time to make its model.
     pub limit: Duration,
-    /// The model that it needs, with weights if so.
+    /// The model that it needs, and whether with weights.
     pub model: Option<(Model, bool)>,
-    /// Run in this order.
+    /// Commands, run in this order.
     pub commands: Vec<Words>,
-    /// Where its figures are.
+    /// Source of its figures.
     pub figures: Figures,
-    /// Why it cannot be done on this device.
+    /// Why it cannot run on this device.
     pub left_out: Option<&'static str>,
 }
 
@@ -121,7 +121,7 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// Those of a device.
+    /// The sizes for a device.
     pub const fn of(device: Device) -> Self {
         match device {
             Device::Cuda => Self { prompt: 128, completion: 128, steps: 20 },
@@ -130,7 +130,7 @@ impl Sizes {
     }
 }
 
-/// Plans everything for a device, with models and runs below `work`.
+/// Plans all measurements for a device, with models and runs below `work`.
 pub fn plan(device: Device, work: &Path) -> Vec<Measurement> {
     Planner { device, work, sizes: Sizes::of(device) }.all()
 }
@@ -171,7 +171,7 @@ impl Planner<'_> {
         }
     }
 
-    /// The model of this size, or the one in its place.
+    /// The model of this size, or its replacement.
     fn model(&self, model: Model) -> Model {
         if self.device == Device::Cuda { model } else { TINY }
     }
@@ -194,7 +194,7 @@ impl Planner<'_> {
         }
     }
 
-    /// What one side says of tokens, and what the learner says of the same ones on the CPU.
+    /// Log-probs of one program, compared with the learner's for the same tokens on the CPU.
     fn agreement(&self) -> Vec<Measurement> {
         let model = self.path(SMALL, "");
         let [given, sampled, scored, again] =
@@ -225,7 +225,7 @@ impl Planner<'_> {
             .collect()
     }
 
-    /// On the CPU, the kernels that the levers work with.
+    /// On the CPU, the kernels that support the optional features.
     fn kernels(&self) -> &'static [&'static str] {
         if self.device == Device::Cuda { &[] } else { &["--kernels", "stock"] }
     }
@@ -330,7 +330,7 @@ impl Planner<'_> {
     }
 }
 
-/// Name of a comparison of log-probs: of the learner, the sampler, or the sampler with a lever.
+/// Name of a comparison of log-probs: for the learner, the sampler, or the sampler with an optional feature.
 pub fn agreement_name(what: &str) -> String {
     format!("log-probs {what}")
 }

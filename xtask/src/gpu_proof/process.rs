@@ -1,4 +1,4 @@
-//! One program under a limit of time.
+//! Runs one program with a time limit.
 
 use std::{
     fs::{self, File},
@@ -12,9 +12,9 @@ use std::{
 use anyhow::{Context, Result};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// What `rivals.py` exits with where something it needs is not installed.
+/// Exit code of `rivals.py` when something it needs is not installed.
 const MISSING: i32 = 77;
-/// For a program that is told to end, before it is killed.
+/// Time from the request to end until a program is killed.
 const GRACE: Duration = Duration::from_secs(10);
 
 /// How a program ended.
@@ -22,18 +22,18 @@ const GRACE: Duration = Duration::from_secs(10);
 pub enum End {
     /// With success.
     Success,
-    /// Without, and why.
+    /// With an error, and the reason.
     Failure(String),
-    /// It lacks something, and what.
+    /// It lacks a package, which is named.
     Missing(String),
-    /// It was told to end, since its time was over.
+    /// It was told to end, since its time was up.
     TimeOver,
 }
 
-/// Runs a program with its output in `log` and `log` with `.err`, for at most so long.
+/// Runs a program with its output in `log` and its errors in `log` with `.err`, for at most `limit`.
 ///
 /// # Errors
-/// When it cannot be started, or its output not be kept.
+/// When it cannot be started, or its output cannot be kept.
 pub fn run(mut command: Command, log: &Path, limit: Duration) -> Result<End> {
     let errors = log.with_extension("err");
     let create = |path: &Path| File::create(path).with_context(|| path.display().to_string());
@@ -70,7 +70,7 @@ fn end(child: &mut Child) -> Result<()> {
     Ok(())
 }
 
-/// The line that says what was wrong.
+/// The error line of the program.
 fn complaint(errors: &str, status: ExitStatus) -> String {
     let lines = || errors.lines().map(str::trim).filter(|line| !line.is_empty());
     let line = lines().rfind(|line| line.starts_with("error: ")).or_else(|| lines().next_back());

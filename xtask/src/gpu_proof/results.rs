@@ -1,4 +1,4 @@
-//! `results.jsonl`: a line for each measurement, as soon as it is over.
+//! `results.jsonl`: a line for each finished measurement.
 
 use std::{
     fs::{self, File},
@@ -14,11 +14,11 @@ use serde_json::{Map, Value, json};
 pub enum Outcome {
     /// With figures.
     Done,
-    /// Its time was over; the figures are of what it did until then.
+    /// Its time was up; the figures cover its work until then.
     Cut,
     /// Without figures.
     Failed,
-    /// A rival that the machine does not have.
+    /// The machine does not have the rival.
     Missing,
     /// Not tried.
     LeftOut,
@@ -42,7 +42,7 @@ impl Outcome {
 pub struct Results(Map<String, Value>);
 
 impl Results {
-    /// Reads a file, which may not be there yet. What a broken-off write left at its end is removed.
+    /// Reads a file, which may be missing. A half-written last line is removed.
     ///
     /// # Errors
     /// When it cannot be read, or a line is no result.
@@ -68,7 +68,7 @@ impl Results {
     /// Adds a result, to the file first.
     ///
     /// # Errors
-    /// When the file does not take it.
+    /// When the file cannot be written.
     pub fn add(&mut self, path: &Path, result: Value) -> Result<()> {
         let mut file =
             File::options().create(true).append(true).open(path).with_context(|| path.display().to_string())?;
@@ -84,7 +84,7 @@ impl Results {
         self.0.get(name)
     }
 
-    /// A figure of a measurement that has some.
+    /// A figure of a measurement, if it has figures.
     pub fn figure(&self, name: &str, key: &str) -> Option<f64> {
         self.get(name)?["figures"][key].as_f64()
     }
@@ -94,7 +94,7 @@ impl Results {
         self.get(name).is_some_and(|result| result["outcome"] == outcome.name())
     }
 
-    /// All results, in the order in which they came.
+    /// All results, in the order of the file.
     pub fn iter(&self) -> impl Iterator<Item = &Value> {
         self.0.values()
     }

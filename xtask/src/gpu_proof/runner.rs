@@ -1,4 +1,4 @@
-//! `xtask gpu-proof-run`: runs what has no result yet, and writes each result as soon as it is there.
+//! `xtask gpu-proof-run`: runs the measurements without a result, and writes each result as soon as it exists.
 
 use std::{
     env, fs,
@@ -18,9 +18,9 @@ use super::{
 };
 use crate::model::Model;
 
-/// Most of what a failed program printed, and of what it said of errors, that is kept with its result, in bytes.
+/// Most bytes of a failed program's output, and of its errors, that are kept with its result.
 const SAID: usize = 2000;
-/// The measurement that says what the machine is.
+/// The measurement that describes the machine.
 const MACHINE: &str = "machine";
 
 /// Flags of `xtask gpu-proof-run`.
@@ -58,7 +58,7 @@ pub struct RunArgs {
     retry: bool,
 }
 
-/// Runs, and writes the table of everything that is there by now.
+/// Runs the measurements, and writes the table of all results so far.
 ///
 /// # Errors
 /// When a library is missing or the results cannot be written. A measurement that fails is a result.
@@ -125,7 +125,7 @@ struct Proof<'a> {
 }
 
 impl Proof<'_> {
-    /// One result, whatever happens.
+    /// One result, also of a failure.
     fn measure(&self, measurement: &Measurement, limit: Duration) -> Result<Value> {
         let (part, seconds) = measurement.part;
         let left_out = |reason: &str| without_figures(part, &measurement.name, Outcome::LeftOut, reason);
@@ -141,7 +141,7 @@ impl Proof<'_> {
         let memory = watch.stop();
         let figures = figures(&measurement.figures, &log);
         if let Figures::Steps(run) = &measurement.figures {
-            // The next one needs its room.
+            // The next measurement needs the disk space.
             let _ = fs::remove_dir_all(run);
         }
         let (outcome, reason) = match (end, &figures) {
@@ -168,7 +168,8 @@ impl Proof<'_> {
         }))
     }
 
-    /// Makes the model if need be and runs the commands until one fails; how that ended, and what the last one printed.
+    /// Makes the model if need be and runs the commands until one fails; returns how the last one ended, and its
+    /// output.
     fn run(&self, measurement: &Measurement, deadline: Instant) -> Result<(End, PathBuf)> {
         let log = |index: usize| {
             let name = format!("{}-{index}.out", measurement.name.replace(' ', "-"));
@@ -188,7 +189,7 @@ impl Proof<'_> {
         Ok((End::Success, log(commands.len() - 1)))
     }
 
-    /// Writes what a model consists of, and says what makes its weights if they are not there.
+    /// Writes the files of a model, and returns the command that makes its weights if they are missing.
     fn make(&self, model: Model, weights: bool) -> Result<Option<(Program, Vec<String>)>> {
         let Sizes { prompt, completion, .. } = Sizes::of(self.device);
         model.write(self.work, u64::from(prompt), u64::from(completion))?;
@@ -198,7 +199,7 @@ impl Proof<'_> {
     }
 }
 
-/// The figures of a measurement, where there are any.
+/// The figures of a measurement, if it has any.
 fn figures(from: &Figures, log: &Path) -> Option<Value> {
     match from {
         Figures::LastLine => last_object(&fs::read_to_string(log).ok()?),
@@ -211,7 +212,7 @@ fn last_object(printed: &str) -> Option<Value> {
     serde_json::from_str::<Value>(printed.lines().next_back()?).ok().filter(Value::is_object)
 }
 
-/// How many tests passed, failed, and said that they did nothing.
+/// How many tests passed, failed, and reported that they were skipped.
 fn tests(printed: &str, errors: &str) -> Option<Value> {
     let summary = printed.lines().rfind(|line| line.starts_with("test result: "))?;
     let count = |word: &str| -> Option<u64> {
@@ -221,7 +222,7 @@ fn tests(printed: &str, errors: &str) -> Option<Value> {
     Some(json!({"passed": count("passed")?, "failed": count("failed")?, "skipped": skipped}))
 }
 
-/// Which tests failed, where they are tests.
+/// The failed tests, if the measurement consists of tests.
 fn failed_tests(from: &Figures, log: &Path) -> Option<String> {
     let printed = (*from == Figures::Tests).then(|| fs::read_to_string(log).ok())??;
     let name = |line: &str| Some(line.strip_prefix("test ")?.strip_suffix(" ... FAILED")?.to_owned());
@@ -231,7 +232,7 @@ fn failed_tests(from: &Figures, log: &Path) -> Option<String> {
 
 /// Medians over the steps after the second.
 fn steps(metrics: &str) -> Option<Value> {
-    // The last line of a run that was ended may be torn.
+    // The last line of an interrupted run may be torn.
     let records: Vec<Value> = metrics.lines().map_while(|line| serde_json::from_str(line).ok()).collect();
     let measured = records.get(2..).filter(|rest| !rest.is_empty())?;
     let median = |key: &str| {
@@ -269,7 +270,7 @@ fn tail(path: &Path) -> String {
 }
 
 const _: () = {
-    // No call of eight minutes is too short for a part, and all of them are over in 25.
+    // A call of eight minutes has time for any part, and all parts together take at most 25 minutes.
     let (mut index, mut all) = (0, 0);
     while index < PARTS.len() {
         assert!(PARTS[index].1 <= 8 * 60);

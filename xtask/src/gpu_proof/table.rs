@@ -1,4 +1,4 @@
-//! What the results say, in Markdown for BENCHMARKS.md, and which defaults they would change.
+//! The results in Markdown for BENCHMARKS.md, and the defaults that they would change.
 
 use std::fmt::Write as _;
 
@@ -9,11 +9,11 @@ use super::{
     results::{Outcome, Results},
 };
 
-/// A lever becomes a default if it gains so much somewhere …
+/// An optional feature becomes a default if it gains this factor somewhere …
 const GAIN: f64 = 1.05;
-/// … and loses no more than this anywhere.
+/// … and nowhere falls below this factor.
 const LOSS: f64 = 0.98;
-/// bf16 becomes a default if every model gains so much.
+/// bf16 becomes a default if every model gains this factor.
 const BF16_GAIN: f64 = 1.2;
 
 /// The page.
@@ -107,7 +107,7 @@ fn learner(results: &Results) -> String {
             let seconds = |name: &str| results.figure(name, "step_s");
             let rate = results.figure(&own, "gflops").map(|rate| 1e9 * rate);
             let passes = |name: &str| results.figure(name, "fwd_bwd_s");
-            // What is needed is the same for both.
+            // The passes that are needed are the same for both.
             let of_rival = passes(&own).zip(passes(&rival)).zip(rate).map(|((own, rival), rate)| rate * own / rival);
             let _ = writeln!(
                 text,
@@ -171,7 +171,7 @@ fn pair(results: &Results) -> String {
     text
 }
 
-/// What the table says nothing of, by name.
+/// Measurements that are not in the table, by name.
 fn without_result(results: &Results) -> String {
     let open = |result: &&Value| result.get("outcome").is_some_and(|outcome| outcome != Outcome::Done.name());
     let lines: String = results
@@ -185,10 +185,10 @@ fn without_result(results: &Results) -> String {
     if lines.is_empty() { String::new() } else { format!("Not measured in full:\n\n{lines}") }
 }
 
-/// Whether an option would get another default, and why.
+/// Whether an option should get another default, and why.
 struct Verdict {
     option: &'static str,
-    /// `None` where something needed was not measured.
+    /// `None` if a result that is needed is missing.
     flips: Option<bool>,
     because: String,
 }
@@ -253,7 +253,7 @@ fn of_lever(results: &Results, option: &'static str, lever: &str) -> Verdict {
         .collect();
     let tests_pass = results.figure("engine tests", "failed") == Some(0.0);
     let [plain, pulled] = ["sampler", lever].map(|name| difference(results, name));
-    // Half precision rounds either way; a wrong block or slot is off by far more.
+    // Half precision rounds either way; a wrong block or slot gives a far larger difference.
     let agrees = plain.zip(pulled).is_some_and(|(plain, pulled)| pulled <= 2.0 * plain + 1e-3);
     let (flips, because) = match gains {
         None => (None, "not measured with all numbers of sequences".into()),
@@ -278,7 +278,7 @@ fn ratio(above: Option<f64>, below: Option<f64>) -> Option<f64> {
     above.zip(below).filter(|&(_, below)| below > 0.0).map(|(above, below)| above / below)
 }
 
-/// With thousands set apart.
+/// With separators between thousands.
 fn number(value: Option<f64>, decimals: usize) -> String {
     let Some(value) = value else { return "-".into() };
     let text = format!("{value:.decimals$}");
@@ -293,7 +293,7 @@ fn number(value: Option<f64>, decimals: usize) -> String {
     grouped + rest
 }
 
-/// With two digits that count, however small.
+/// With two significant digits, however small.
 fn small(value: Option<f64>) -> String {
     match value {
         Some(value) if value != 0.0 && value.abs() < 0.01 => format!("{value:.1e}"),

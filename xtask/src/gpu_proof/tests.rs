@@ -1,4 +1,4 @@
-//! The proof as a whole: its plan, runs of it with programs made of shell, and what recorded results say.
+//! The proof as a whole: its plan, runs of it with shell scripts as programs, and the table of recorded results.
 
 use std::{
     collections::HashSet,
@@ -53,8 +53,8 @@ impl Fake {
         self.0.path().join(name)
     }
 
-    /// A program that notes each call. Another process writes it: a file that this one had open for writing could not
-    /// be run as long as a child that another test forks in the meantime holds a copy of the descriptor.
+    /// Writes a program that notes each call. Another process writes it: if this process had it open for writing, a
+    /// child forked meanwhile by another test could hold a copy of the descriptor, and the file could not be run.
     fn program(&self, name: &str, script: &str) {
         let script = format!("#!/bin/sh\necho {name} >> {}\n{script}\n", self.path("calls").display());
         let written = Command::new("/bin/sh")
@@ -123,7 +123,7 @@ fn what_has_a_result_is_not_run_again() {
     assert_eq!(fake.calls(), calls + missing, "what is missing is looked for again");
     assert!(results.is("learner 1.5B fp32 torch", Outcome::Missing));
 
-    // The machine went away while a result was written.
+    // The machine failed while a result was written.
     let path = fake.path("out/results.jsonl");
     let text = fs::read_to_string(&path).unwrap();
     let begun = text.lines().position(|line| line.contains(r#""name":"learner 1.5B lora""#)).unwrap();
@@ -147,7 +147,7 @@ fn a_part_has_an_end() {
     assert_eq!(results.get("learner 0.5B fp32").unwrap()["reason"], format!("the {seconds} s of the part are over"));
 }
 
-/// Results as a GPU might give them: `levers` times the tokens per second with each lever.
+/// Results as a GPU might give them: each optional feature multiplies the tokens per second by its factor in `levers`.
 fn recorded(levers: [f64; 4]) -> Results {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("results.jsonl");
@@ -205,7 +205,7 @@ fn recorded_results_make_a_table() {
     }
     assert!(!page.contains("Not measured in full"), "{page}");
 
-    // A lever that gains and is not known to be right stays off.
+    // A feature that gains but is not known to be right stays off.
     let path = tempfile::NamedTempFile::new().unwrap();
     let mut add = |name: &str, figures: Value| {
         results.add(path.path(), json!({"name": name, "outcome": "done", "figures": figures})).unwrap();

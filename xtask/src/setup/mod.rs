@@ -1,10 +1,11 @@
-//! `cargo xtask setup`: libtorch and ONNX Runtime in `.native/`, from wheels of the Python package index.
+//! `cargo xtask setup`: installs libtorch and ONNX Runtime in `.native/`, from wheels of the Python package index.
 //!
-//! A component's folder is prepared beside its place, stamped last and renamed, so a folder with the right stamp is
-//! whole. The download and the unpacking hold a lock, so two set-ups at once do no harm.
+//! A component's folder is prepared beside its place, then stamped, then renamed. So a folder with the right stamp is
+//! whole. Downloading and unpacking hold a lock, so two set-ups at the same time do no harm.
 //!
 //! The wheel of torch on the package index is the CUDA build. On the CPU, its `libtorch_cpu.so` needs two small
-//! libraries of CUDA, and nothing opens `libtorch_cuda.so`. Without the rest the folder has 0.5 GB and not 4.
+//! libraries of CUDA, and nothing opens `libtorch_cuda.so`. Without the other libraries the folder has 0.5 GB instead
+//! of 4 GB.
 
 mod pins;
 mod pip;
@@ -21,10 +22,10 @@ pub use self::pins::CUDA_PROVIDER;
 use self::pins::{CPU, CUDA, Component};
 use crate::{host::Host, prerequisites};
 
-/// Brings `.native/` up to date; with everything in place it only reads two small files.
+/// Brings `.native/` up to date; if everything is in place, it only reads two small files.
 ///
 /// # Errors
-/// In one line that says what is wrong and what to do; `.native/` then holds nothing half-done under a final name.
+/// One line that says what is wrong and what to do; `.native/` then holds no half-finished folder under its final name.
 pub fn run(host: &Host, cuda: bool) -> Result<()> {
     check_own_libraries(host)?;
     if missing(host, cuda).is_empty() {
@@ -36,7 +37,7 @@ pub fn run(host: &Host, cuda: bool) -> Result<()> {
     fs::create_dir_all(&native).with_context(|| format!("cannot create {}", native.display()))?;
     let _lock = lock(&native)?;
     unpack::remove_litter(&native)?;
-    // Another set-up may have done the work while this one waited for the lock.
+    // Another set-up may have done the work during the wait for the lock.
     for component in missing(host, cuda) {
         fetch(host, &component, &native).with_context(|| format!("set-up of {} failed", component.name))?;
         eprintln!("{} is set up in {}", component.name, native.join(component.name).display());
@@ -44,7 +45,7 @@ pub fn run(host: &Host, cuda: bool) -> Result<()> {
     Ok(())
 }
 
-/// Components that are neither the user's own nor in place. Without `cuda`, the CUDA build will do as well.
+/// Components that are neither the user's own nor in place. Without `cuda`, the CUDA build is acceptable as well.
 fn missing(host: &Host, cuda: bool) -> Vec<Component> {
     let wanted = if cuda { CUDA } else { CPU };
     let mut missing = Vec::new();
@@ -64,7 +65,7 @@ fn is_in_place(host: &Host, accepted: &[Component]) -> bool {
     })
 }
 
-/// What a component is made of; a change of any pin, rule or link makes it another one.
+/// The sources of a component; a change of any pin, rule or link makes another stamp.
 fn stamp(component: &Component) -> String {
     let mut stamp = pip::requirements(component.wheels);
     for rule in component.wheels.iter().flat_map(|wheel| wheel.take) {
@@ -79,13 +80,14 @@ fn stamp(component: &Component) -> String {
 /// Downloads the wheels of a component and unpacks it in the folder `native`.
 ///
 /// # Errors
-/// When a wheel cannot be had or lacks a file, or the disk is full.
+/// When a wheel cannot be downloaded or lacks a file, or when the disk is full.
 pub fn fetch(host: &Host, component: &Component, native: &Path) -> Result<()> {
     let downloads = unpack::temporary(native, "downloads");
     fs::create_dir_all(&downloads).with_context(|| format!("cannot create {}", downloads.display()))?;
     let result = pip::download(host, component.wheels, &downloads)
         .and_then(|wheels| unpack::install(component, &wheels, &stamp(component), native));
-    // After a failure as after a success: the litter is large. The first error matters more than one from here.
+    // After a failure as after a success: the temporary files are large. The first error matters more than one in this
+    // clean-up.
     let removed = unpack::remove_litter(native);
     result.and(removed)
 }

@@ -1,8 +1,8 @@
-//! The wheels that carry the native libraries: exact versions, hashes, and which of their files are taken.
+//! The wheels that carry the native libraries: exact versions, hashes, and the files that are taken from them.
 
 use std::fmt;
 
-/// A wheel of the Python package index, and what is taken from it.
+/// A wheel of the Python package index, and the files that are taken from it.
 #[derive(Debug, Clone, Copy)]
 pub struct Wheel {
     /// Project name as wheel file names spell it.
@@ -71,7 +71,8 @@ pub struct Set {
     pub onnxruntime: Component,
 }
 
-/// Platform tags of the wheels below: pip compares tags literally and knows no "or older" when it is told a platform.
+/// Platform tags of the wheels below: pip compares tags literally, and for a given platform it does not accept older
+/// ones.
 pub const PLATFORMS: &[&str] = &[
     "manylinux_2_28_x86_64",
     "manylinux_2_27_x86_64",
@@ -104,8 +105,8 @@ const TORCH: Wheel = Wheel {
     ],
 };
 
-/// The wheel on PyPI is the CUDA build. On the CPU its `libtorch_cpu.so` needs only two small libraries of CUDA, and
-/// nothing ever opens `libtorch_cuda.so`, so gigabytes of dependencies stay where they are.
+/// The wheel on PyPI is the CUDA build. On the CPU, its `libtorch_cpu.so` needs only two small libraries of CUDA, and
+/// nothing ever opens `libtorch_cuda.so`, so gigabytes of dependencies can be left out.
 pub const CPU: Set = Set {
     libtorch: Component {
         name: "libtorch",
@@ -145,8 +146,8 @@ const fn nvidia(project: &'static str, version: &'static str, sha256: &'static s
     Wheel { project, version, sha256, take: &[Take::Libraries { below: "nvidia/", into: "lib" }] }
 }
 
-/// The full CUDA 13 build: torch 2.11.0 with the native dependencies that its metadata pins (its Python-only
-/// dependencies and Triton are of no use to libtorch), all libraries in one folder, where each finds the others.
+/// The full CUDA 13 build: torch 2.11.0 with the native dependencies that its metadata pins, all libraries in one
+/// folder, where each finds the others. Its Python-only dependencies and Triton are of no use to libtorch.
 pub const CUDA: Set = Set {
     libtorch: Component {
         name: "libtorch",
@@ -241,8 +242,7 @@ mod tests {
         }
     }
 
-    /// A hash that was left behind by a change of version, or stands in for one that nobody looked up, is of two files
-    /// or of none.
+    /// A hash that was not changed with its version, or an invented one, belongs to two files or to none.
     #[test]
     fn every_hash_is_of_one_file() {
         let components = [CPU.libtorch, CPU.onnxruntime, CUDA.libtorch, CUDA.onnxruntime];
@@ -258,7 +258,7 @@ mod tests {
         assert_eq!(files.len(), known.len(), "a wheel of one version has one hash");
     }
 
-    /// What is taken of a wheel is named after its version, so that neither is changed without the other.
+    /// The names of files taken from a wheel contain its version, so neither is changed without the other.
     #[test]
     fn libraries_are_those_of_the_version() {
         for component in [CPU.onnxruntime, CUDA.onnxruntime] {

@@ -20,7 +20,7 @@ pub fn requirements(wheels: &[Wheel]) -> String {
 /// Downloads wheels into a folder; pip checks every hash. Returns their paths in the same order.
 ///
 /// # Errors
-/// When pip fails: a hash that differs, no network, a full disk, in words that say what to do.
+/// When pip fails: a wrong hash, no network, a full disk; in words that say what to do.
 pub fn download(host: &Host, wheels: &[Wheel], into: &Path) -> Result<Vec<PathBuf>> {
     let list = into.join("requirements.txt");
     fs::write(&list, requirements(wheels)).with_context(|| list.display().to_string())?;
@@ -30,7 +30,7 @@ pub fn download(host: &Host, wheels: &[Wheel], into: &Path) -> Result<Vec<PathBu
     wheels.iter().map(|wheel| find(wheel, into)).collect()
 }
 
-/// The wheels are for CPython 3.12 whatever python3 is here: only their libraries are used.
+/// The wheels are for CPython 3.12, whatever the version of python3: only their libraries are used.
 fn command(host: &Host, requirements: &Path, into: &Path) -> Command {
     let mut pip = host.command("python3");
     pip.args(["-m", "pip", "download", "--disable-pip-version-check", "--no-input"]);
@@ -43,7 +43,7 @@ fn command(host: &Host, requirements: &Path, into: &Path) -> Command {
     pip
 }
 
-/// Runs pip with its progress on our standard error and its complaints both there and in the result.
+/// Runs pip with its progress on our stderr; its errors go there and into the result.
 fn run(mut pip: Command) -> Result<()> {
     let child = pip.stdin(Stdio::null()).stdout(std::io::stderr()).stderr(Stdio::piped()).spawn();
     let mut child = child.context("cannot start python3")?;
@@ -62,7 +62,7 @@ fn run(mut pip: Command) -> Result<()> {
     bail!("{}, or set LIBTORCH and ORT_DYLIB_PATH to libraries of your own", explain(&complaints))
 }
 
-/// What a failed download means, and what to do about it.
+/// The meaning of a failed download, and what to do about it.
 fn explain(complaints: &str) -> String {
     if complaints.contains("DO NOT MATCH THE HASHES") {
         return "a downloaded file does not have the expected sha256, so it was changed or damaged on the way: \

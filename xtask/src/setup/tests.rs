@@ -1,4 +1,4 @@
-//! Set-up as a whole: against a python3 made of shell, and against the real pip with a wheel made here.
+//! Set-up as a whole: against a python3 that is a shell script, and against the real pip with a wheel made here.
 
 use std::{fs, io::Write, path::PathBuf};
 
@@ -100,7 +100,7 @@ fn a_wheel_without_a_wanted_file_is_refused() {
     assert!(visible(&host.native()).is_empty());
 }
 
-/// The host of this test run with pip cut off from every index.
+/// The host of this test run, with pip cut off from every index.
 fn offline_host(dir: &Path, index: &Path) -> Host {
     let path = std::env::var("PATH").unwrap();
     let script = format!(

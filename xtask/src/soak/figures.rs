@@ -1,4 +1,4 @@
-//! What a run takes of the machine, as the system tells.
+//! Resources that a run takes of the machine, as the system reports them.
 
 use std::{
     fmt::Write,
@@ -9,14 +9,14 @@ use std::{
 
 use anyhow::{Context, Result};
 
-/// One look at a run.
+/// One measurement of a run.
 #[derive(Debug, Clone, Default)]
 pub struct Figures {
     /// Seconds since the beginning.
     pub seconds: f64,
-    /// Steps that are made.
+    /// Completed steps.
     pub steps: u64,
-    /// Of launcher, learner and sampler. A process that is just being started counts as none.
+    /// Launcher, learner and sampler. A process that is being started counts as empty.
     processes: [Process; 3],
     segments: usize,
     kept_bytes: u64,
@@ -30,21 +30,21 @@ struct Process {
     threads: usize,
 }
 
-/// A figure that is drawn and judged.
+/// A figure that is plotted and judged.
 pub struct Series {
-    /// What it is.
+    /// Its name.
     pub name: &'static str,
-    /// Of the values.
+    /// Unit of its values.
     pub unit: &'static str,
-    /// Growth that is none.
+    /// Growth that is tolerated.
     pub slack: f64,
-    /// The value at a look.
+    /// Its value in a measurement.
     pub value: fn(&Figures) -> f64,
 }
 
 const MIB: f64 = 1_048_576.0;
 
-/// What must not grow.
+/// Figures that must not grow.
 pub const SERIES: [Series; 9] = [
     Series { name: "memory of the launcher", unit: "MiB", slack: 2.0, value: |f| f.processes[0].resident as f64 / MIB },
     Series { name: "memory of the learner", unit: "MiB", slack: 8.0, value: |f| f.processes[1].resident as f64 / MIB },
@@ -63,7 +63,7 @@ pub const SERIES: [Series; 9] = [
 ];
 
 impl Figures {
-    /// Looks at the launcher with this number, at its children and at the run's folder.
+    /// Measures the launcher with this process id, its children and the run's folder.
     pub fn of(launcher: u32, run: &Path, since: Duration) -> Self {
         let children = children(launcher);
         let named = |name: &str| children.iter().copied().find(|child| command_of(*child) == name);
@@ -110,13 +110,13 @@ fn children(parent: u32) -> Vec<u32> {
     listed.split_whitespace().filter_map(|number| number.parse().ok()).collect()
 }
 
-/// Entries of this project in shared memory, whichever run they are of.
+/// Entries of this project in shared memory, of any run.
 pub fn segments() -> usize {
     let entries = fs::read_dir("/dev/shm").into_iter().flatten().flatten();
     entries.filter(|entry| entry.file_name().to_string_lossy().starts_with("tandem")).count()
 }
 
-/// All files below a folder with their lengths; what goes in between is left out.
+/// All files below a folder with their lengths; files that are removed meanwhile are left out.
 fn files(folder: &Path) -> Vec<(PathBuf, u64)> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
@@ -129,7 +129,7 @@ fn files(folder: &Path) -> Vec<(PathBuf, u64)> {
     found
 }
 
-/// Writes all looks as a table.
+/// Writes all measurements as a table.
 ///
 /// # Errors
 /// Any error of the file system.

@@ -1,5 +1,5 @@
-//! `cargo xtask soak`: the demo's task, asynchronously and under faults, for as long as is asked; what it takes must
-//! not grow.
+//! `cargo xtask soak`: trains the demo's task asynchronously and under faults, for as long as the user asks; its
+//! resources must not grow.
 
 mod figures;
 mod plot;
@@ -22,11 +22,11 @@ use crate::{
 };
 use figures::{Figures, SERIES};
 
-/// Faults per step, besides the kills of the launcher.
+/// Faults per step, in addition to the kills of the launcher.
 const CHAOS: &str = "seed=1,kill=0.01,stop=0.002,disk=0.002";
-/// Between two looks.
+/// Time between two measurements.
 const INTERVAL: Duration = Duration::from_secs(5);
-/// A launcher is killed after so many looks, and its run resumed.
+/// The launcher is killed after so many measurements, and its run is resumed.
 const LOOKS_OF_A_LIFE: usize = 60;
 /// How long the pair may take to end in order.
 const FAREWELL: Duration = Duration::from_secs(60);
@@ -42,10 +42,10 @@ pub struct SoakArgs {
     out: PathBuf,
 }
 
-/// Trains under faults, and draws and judges what it took.
+/// Trains under faults, then plots and judges the measurements.
 ///
 /// # Errors
-/// A run that ends by itself or cannot be resumed, something that has grown, or something that is left behind.
+/// A run that ends by itself or cannot be resumed, a figure that has grown, or leftovers.
 pub fn soak(host: &Host, args: &SoakArgs) -> Result<()> {
     build(host)?;
     let out = host.root.join(&args.out);
@@ -82,7 +82,7 @@ pub fn soak(host: &Host, args: &SoakArgs) -> Result<()> {
     judge(&seen)
 }
 
-/// Starts a launcher whose words are added to a file.
+/// Starts a launcher whose output is appended to a file.
 fn start(host: &Host, out: &Path, resumes: bool) -> Result<Child> {
     let file = || File::options().create(true).append(true).open(out.join("stderr"));
     let mut command = host.command(host.binary("tandem"));
@@ -118,7 +118,7 @@ fn end(launcher: &mut Child, out: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Compares the last third with the third before it: the first one is that of a run that has still to reach its size.
+/// Compares the last third with the second: in the first, the run has not yet reached its full size.
 fn judge(seen: &[Figures]) -> Result<()> {
     let third = seen.len() / 3;
     ensure!(third > 0, "too short to be judged");

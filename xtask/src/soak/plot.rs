@@ -1,4 +1,4 @@
-//! One small chart for each figure, over the minutes.
+//! Plots one small chart for each figure, over minutes.
 
 use std::fmt::Write;
 
@@ -10,7 +10,7 @@ const COLUMNS: usize = 3;
 /// Room for the name above a chart, and between charts.
 const MARGIN: f64 = 24.0;
 
-/// All looks as a picture of its own.
+/// All measurements as an SVG image.
 pub fn draw(seen: &[Figures]) -> String {
     let rows = SERIES.len().div_ceil(COLUMNS);
     let (width, height) = (COLUMNS as f64 * (WIDTH + MARGIN), rows as f64 * (HEIGHT + 2.0 * MARGIN));

@@ -1,13 +1,13 @@
-//! The rooms of a crate form no circle: whoever reads one reads the rooms below it, and never comes back.
+//! The rooms of a crate form no circle: a reader of one room continues with the rooms below it, and never comes back.
 //!
-//! A room is a file or a folder directly under `src/`. It uses another one where its production code has a path from
-//! `crate::` on, or a name that `lib.rs` hands on from there.
+//! A room is a file or a folder directly under `src/`. A room uses another one if its production code has a path that
+//! starts with `crate::`, or a name that `lib.rs` re-exports from there.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use super::sources::{Source, Sources, code};
 
-/// For each room the rooms that it uses, and a place of each use.
+/// For each room, the rooms that it uses, with a place of each use.
 type Uses<'a> = BTreeMap<&'a str, BTreeMap<&'a str, String>>;
 
 pub fn check(sources: &Sources) -> Vec<String> {
@@ -21,7 +21,7 @@ pub fn check(sources: &Sources) -> Vec<String> {
     crates.into_iter().flat_map(|folder| circles(&uses(sources, folder))).collect()
 }
 
-/// Who uses whom in the crate whose sources lie in `folder`.
+/// The uses between rooms of the crate whose sources are in `folder`.
 fn uses<'a>(sources: &'a Sources, folder: &str) -> Uses<'a> {
     let inside = |source: &'a Source| Some((room(source.path.strip_prefix(folder)?)?, source));
     let files: Vec<(&str, &Source)> = sources.rust().filter_map(inside).collect();
@@ -47,7 +47,7 @@ fn uses<'a>(sources: &'a Sources, folder: &str) -> Uses<'a> {
     uses
 }
 
-/// The room of a file, by its path below `src/`; none for the crate's own head.
+/// The room of a file, by its path below `src/`; none for the crate's root file.
 fn room(path: &str) -> Option<&str> {
     match path.split_once('/') {
         Some((folder, _)) => Some(folder),
@@ -59,7 +59,7 @@ fn is_test(path: &str) -> bool {
     path.ends_with("tests.rs") || path.contains("/tests/")
 }
 
-/// Names that the head of a library hands on, each with its room.
+/// Names that the root file of a library re-exports, each with its room.
 fn handed_on_by(code: &str) -> BTreeMap<String, String> {
     let mut rooms = BTreeMap::new();
     for statement in code.split("pub use ").skip(1) {
@@ -72,7 +72,7 @@ fn handed_on_by(code: &str) -> BTreeMap<String, String> {
     rooms
 }
 
-/// The names that come next in a path: one, or those of a tree of `use`.
+/// The next names in a path: one name, or those of a `use` tree.
 fn first_names(path: &str) -> Vec<String> {
     let Some(tree) = path.strip_prefix('{') else {
         return path.split(|c: char| !is_name(c)).take(1).map(str::to_owned).collect();
@@ -98,7 +98,7 @@ fn is_name(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
 
-/// The shortest circle of each room that stands in one, each circle once.
+/// The shortest circle through each room, each circle once.
 fn circles(uses: &Uses) -> Vec<String> {
     let (mut findings, mut told): (Vec<String>, Vec<&str>) = (Vec::new(), Vec::new());
     for room in uses.keys().copied() {

@@ -1,4 +1,4 @@
-//! Every file of golden figures is read by a test that says so in its name.
+//! Every file of golden figures is read by a test whose name says so.
 
 use super::sources::Sources;
 

@@ -1,4 +1,4 @@
-//! Files of readable length that say what they are about.
+//! Files have a readable length and begin with their subject.
 
 use super::sources::Sources;
 

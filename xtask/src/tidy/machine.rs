@@ -1,8 +1,7 @@
 //! No paths of one particular machine.
 //!
-//! Two kinds are found: those below somebody's home directory, and those that lead to something on the machine that
-//! runs the check and are not part of the layout that Linux systems share. Examples such as `/nowhere/run` lead nowhere
-//! and pass.
+//! Two kinds are found: paths below a home directory, and paths that exist on the machine that runs the check but are
+//! not part of the usual layout of Linux. Examples such as `/nowhere/run` lead nowhere and pass.
 
 use std::path::Path;
 
@@ -35,8 +34,8 @@ fn is_of_one_machine(path: &str, exists: impl Fn(&Path) -> bool) -> bool {
     HOMES.contains(&top) || !SHARED_BY_ALL.contains(&top) && exists(Path::new(&format!("/{top}/{next}")))
 }
 
-/// The absolute paths in a line: a slash that continues neither a word nor another path, and what follows. Two slashes
-/// begin the host of an address.
+/// The absolute paths in a line: a slash that continues neither a word nor another path, and the text behind it. Two
+/// slashes begin the host of an address.
 fn absolute(line: &str) -> impl Iterator<Item = &str> {
     let part_of_path = |c: char| c.is_alphanumeric() || "_.-+/".contains(c);
     let goes_on = move |c: char| part_of_path(c) || "$}])*><".contains(c);

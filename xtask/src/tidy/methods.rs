@@ -1,5 +1,5 @@
-//! Nobody asks which method is configured but the descriptions in `shared/src/methods` and the formulas of the learner:
-//! elsewhere a forgotten method would silently be trained as another one.
+//! Only the descriptions in `shared/src/methods` and the learner's formulas may ask which method is configured:
+//! elsewhere, a forgotten method would silently be trained as another one.
 
 use super::sources::{Sources, code};
 
@@ -30,7 +30,7 @@ pub fn check(sources: &Sources) -> Vec<String> {
     sources.rust().flat_map(|source| comparisons(&source.path, &source.text)).collect()
 }
 
-/// Places in a source file where a method is told from others, one line each.
+/// Places in a source file that distinguish methods, one line each.
 fn comparisons(shown: &str, text: &str) -> Vec<String> {
     let is_test = shown.starts_with("tests/") || shown.contains("/tests/") || shown.ends_with("tests.rs");
     if is_test || ALLOWED.iter().any(|place| shown.starts_with(place)) {
@@ -75,7 +75,7 @@ fn compares(code: &str, at: usize, end: usize) -> bool {
     let place = |c: char| c.is_alphanumeric() || "_.&*?".contains(c);
     let before = code[..at].trim_end_matches(place).trim_end();
     let after = code[end..].trim_start();
-    // What is asked of its description is no comparison.
+    // A call on its description is no comparison.
     let is_field = code[..at].ends_with('.') && !after.starts_with('.');
     is_field
         && (after.starts_with("==")

@@ -18,7 +18,7 @@ use anyhow::{Result, bail};
 
 use sources::Sources;
 
-/// A rule: looks at the sources and returns what breaks it, a line each, beginning with file and line number.
+/// A rule: takes the sources and returns the violations, a line each, beginning with file and line number.
 type Rule = fn(&Sources) -> Vec<String>;
 
 /// All rules.
@@ -35,7 +35,7 @@ const RULES: &[Rule] = &[
     width::check,
 ];
 
-/// Checks what belongs to the source tree at `root`.
+/// Checks the files of the source tree at `root`.
 ///
 /// # Errors
 /// With all findings, one per line.

@@ -1,13 +1,13 @@
-//! One loop drives whatever generates: elsewhere a step would pass by what a step needs, and cancelling, streaming and
-//! new weights would be written again.
+//! A single loop drives all generators: a second one would miss what a step needs, and would implement cancelling,
+//! streaming and new weights again.
 
 use super::sources::{Source, Sources, code};
 
-/// The loop.
+/// The file with the loop.
 const LOOP: &str = "rollout/src/generate/drive.rs";
-/// Where the engine answers the loop's call with a method of its own.
+/// The file in which the engine implements the loop's call by its own method.
 const SEAM: &str = "rollout/src/generate/mod.rs";
-/// How it does so.
+/// The form of that call.
 const ANSWER: (&str, &str) = ("Self::", "advance(self)");
 
 pub fn check(sources: &Sources) -> Vec<String> {
@@ -15,7 +15,7 @@ pub fn check(sources: &Sources) -> Vec<String> {
     of_sampler.flat_map(|source| if source.path == LOOP { blind(source) } else { second_loops(source) }).collect()
 }
 
-/// A rule that does not see the one loop would not see a second one either.
+/// A finding if this rule does not see the one loop, since it would not see a second one either.
 fn blind(drive: &Source) -> Vec<String> {
     let sees = !calls(&code(&drive.text)).is_empty();
     let finding = "no call of a generator's step is found in the loop: this rule looks for another name";
@@ -37,7 +37,7 @@ fn is_test(path: &str) -> bool {
     path.contains("/tests/") || path.ends_with("tests.rs") || path.ends_with("testing.rs")
 }
 
-/// Places where a generator is asked for a step.
+/// Places where a step of a generator is called.
 fn calls(code: &str) -> Vec<usize> {
     let of_generator = |at: &usize| code[..*at].ends_with(['.', ':']);
     code.match_indices("advance(").map(|(at, _)| at).filter(of_generator).collect()

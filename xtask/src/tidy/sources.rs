@@ -1,4 +1,4 @@
-//! The files that belong to the project, as opposed to what building and training leaves between them.
+//! The files of the project, without the outputs of builds and runs beside them.
 
 use std::{
     fs,
@@ -8,12 +8,12 @@ use std::{
 
 use anyhow::{Context, Result};
 
-/// Folders of an archive of the sources, which git does not know, that do not belong to it.
+/// Output folders, for an archive of the sources that git does not know.
 const OUTPUTS: &[&str] = &["target", ".git", ".native", ".device", "runs"];
 
 /// A file of text.
 pub struct Source {
-    /// Relative to the root.
+    /// Path relative to the root.
     pub path: String,
     pub text: String,
 }
@@ -22,12 +22,13 @@ pub struct Source {
 pub struct Sources {
     /// Their paths, relative to the root.
     pub paths: Vec<String>,
-    /// Those that people write: Rust, TOML, Markdown, shell.
+    /// Files that people write: Rust, TOML, Markdown, shell.
     pub texts: Vec<Source>,
 }
 
 impl Sources {
-    /// What git tracks below `root`; all but [`OUTPUTS`] where `root` is no checkout or git cannot be asked.
+    /// The files that git tracks below `root`; if `root` is no checkout or git cannot be run, all files outside of
+    /// [`OUTPUTS`].
     ///
     /// # Errors
     /// When a file cannot be read.
@@ -37,7 +38,7 @@ impl Sources {
             None => below(root)?,
         };
         let mut sources = Self { paths: Vec::new(), texts: Vec::new() };
-        // A file that was deleted and is still in the index has nothing to be checked.
+        // A file that was deleted and is still in the index cannot be checked.
         for path in found.into_iter().filter(|path| path.is_file()) {
             let relative = path.strip_prefix(root).unwrap_or(&path).display().to_string();
             if is_written_by_people(&relative) {
@@ -84,7 +85,7 @@ fn below(dir: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Production code of a file: without comments, texts and the tests at its end. Lines stay where they are.
+/// Production code of a file: without comments, strings and the tests at its end. Line numbers stay the same.
 pub fn code(text: &str) -> String {
     let tests = text.match_indices("#[cfg(test)]\n").map(|(at, _)| at).find(|&at| {
         let item = text[at..].lines().nth(1).unwrap_or_default();
@@ -121,7 +122,7 @@ pub mod testing {
 mod tests {
     use super::*;
 
-    /// The tree as it is after `cargo xtask demo`, with a file that is the user's own and a binary one.
+    /// The tree after `cargo xtask demo`, with a file of the user's own and a binary file.
     fn tree() -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         for path in
@@ -136,7 +137,7 @@ mod tests {
 
     fn git(root: &Path, args: &[&str]) {
         let mut git = Command::new("git");
-        // Set by git itself where a hook runs the tests.
+        // git sets these when a hook runs the tests.
         for variable in ["GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"] {
             git.env_remove(variable);
         }

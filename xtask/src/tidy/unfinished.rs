@@ -2,7 +2,7 @@
 
 use super::sources::Sources;
 
-/// Words that mark unfinished work. They are put together here so that this file passes its own check.
+/// Words that mark unfinished work. They are assembled here so that this file passes its own check.
 const WORDS: &[&str] = &[
     concat!("todo", "!("),
     concat!("unimplemented", "!("),

@@ -1,8 +1,8 @@
-//! `unsafe` stands in files that are named here, each with the reason why it needs it.
+//! `unsafe` is allowed only in the files listed here, each with the reason.
 
 use super::sources::{Source, Sources};
 
-/// Files, or folders that end with `/`, and why code without `unsafe` cannot do what they do.
+/// Files, or folders that end with `/`, and why their task needs `unsafe`.
 const ALLOWED: &[(&str, &str)] = &[
     ("exporters/src/peft/low_rank.rs", "compiles a loop for the vectors that the processor has"),
     ("exporters/src/tensor_file.rs", "maps weights: nobody may change the file meanwhile"),
@@ -41,7 +41,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ("rollout/tests/it/pair/", "sends signals and passes a lock on"),
 ];
 
-/// What `unsafe` looks like in code. Put together here so that this file passes its own check.
+/// The keyword. It is assembled here so that this file passes its own check.
 const WORD: &str = concat!("uns", "afe");
 
 pub fn check(sources: &Sources) -> Vec<String> {
@@ -54,7 +54,7 @@ pub fn check(sources: &Sources) -> Vec<String> {
             format!("{}:{line}: `{WORD}` in a file that xtask/src/tidy/unsafe_code.rs does not list", source.path)
         })
         .collect();
-    // Only where the file exists is an entry to be used: the tests of the other rules have sources of their own.
+    // An entry must be used only if its file exists: the tests of the other rules have sources of their own.
     let stale = ALLOWED.iter().filter(|(entry, _)| {
         sources.rust().any(|source| covers(entry, &source.path))
             && !uses.iter().any(|(source, _)| covers(entry, &source.path))
@@ -63,7 +63,7 @@ pub fn check(sources: &Sources) -> Vec<String> {
     findings
 }
 
-/// The first line of code, from 1, with the keyword.
+/// The first line of code, from 1, that has the keyword.
 fn first_use(text: &str) -> Option<usize> {
     let is_part = |c: char| c.is_alphanumeric() || c == '_';
     let has_word = |line: &str| {

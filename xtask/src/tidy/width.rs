@@ -2,10 +2,10 @@
 
 use super::sources::{Source, Sources};
 
-/// Longest line, in characters: rustfmt's `max_width`, which does not hold for comments and texts.
+/// Longest line, in characters: rustfmt's `max_width`, which rustfmt does not apply to comments and strings.
 const MAX_WIDTH: usize = 120;
 
-/// Head of a page that a program writes: nobody breaks its lines.
+/// Head of a page that a program writes: its lines need no breaks.
 const GENERATED: &str = "Do not edit. -->";
 /// First lines of a page that count as its head: a page may mention these words further below.
 const HEAD: usize = 5;
@@ -23,9 +23,9 @@ fn is_generated(source: &Source) -> bool {
     is_prose(source) && source.text.lines().take(HEAD).any(|line| line.contains(GENERATED))
 }
 
-/// Lines that are too wide, but for tables, links and data.
+/// Lines that are too wide, except tables, links and data.
 fn wide_lines(source: &Source) -> Vec<String> {
-    // Says by which characters data ends that a line begins.
+    // Which characters end the data that a line begins.
     let data: fn(&str) -> Option<&'static str> = if is_prose(source) { block } else { raw_text };
     let mut until: Option<&str> = None;
     let mut found = Vec::new();
@@ -44,7 +44,8 @@ fn wide_lines(source: &Source) -> Vec<String> {
     found
 }
 
-/// Raw texts are data, often a line of JSON, and stay as they are. The end of one that goes on after a line of Rust.
+/// Raw strings are data, often a line of JSON, and stay as they are. Returns the end of a raw string that goes on after
+/// a line of Rust.
 fn raw_text(line: &str) -> Option<&'static str> {
     let open = |(begin, end): (&str, &'static str)| {
         let (_, rest) = line.split_once(begin)?;
@@ -58,7 +59,7 @@ fn block(line: &str) -> Option<&'static str> {
     line.trim_start().starts_with("```").then_some("```")
 }
 
-/// Rows of tables cannot be broken, in Markdown and in comments, nor can a link that fits on no line of this
+/// Rows of tables cannot be broken, in Markdown and in comments. Neither can a link that fits on no line of this
 /// indentation.
 fn is_table_or_link(line: &str, is_prose: bool) -> bool {
     let indented = line.trim_start();
@@ -104,7 +105,7 @@ mod tests {
     #[test]
     fn what_only_looks_like_a_table_a_link_or_a_page_of_a_program_is_found() {
         let wide = "word ".repeat(25);
-        // These fit on a line of their own, in a comment with its marker before them.
+        // Such an address fits on a line of its own, in a comment with its marker before it.
         let address = |width: usize| format!("https://example.org/{}", "a".repeat(width - 20));
         for (path, text) in [
             ("a.md", format!("{wide}[prose with a short link](b.md)")),

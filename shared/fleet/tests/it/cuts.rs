@@ -78,7 +78,7 @@ fn a_worker_that_does_not_read_holds_up_nobody() {
         Orders { coordinator: COORDINATOR, leases: vec![report.worker], facts: Some(facts), ..Orders::default() }
     });
     let proxy = Proxy::to(coordinator.address);
-    // Narrow, so that the answer is on the way when it becomes a hole.
+    // A narrow link, so that the answer is still on the way when the link goes dead.
     let mut stuck = join(&at(proxy.address()), 1).unwrap();
     let mut other = coordinator.join(2);
     call(&mut other, 2);

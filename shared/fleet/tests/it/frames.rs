@@ -1,4 +1,4 @@
-//! Calls that are not what a worker of this build sends.
+//! Calls that no worker of this build sends.
 
 use std::{sync::mpsc, time::Duration};
 
@@ -10,7 +10,7 @@ use zenoh::{Config, Session, Wait, handlers::FifoChannel};
 
 use crate::support::{COORDINATOR, PATIENCE, Serving, call, loopback, report};
 
-/// Somebody who speaks zenoh.
+/// A client that speaks zenoh and is no worker.
 fn stranger(coordinator: &Serving) -> Session {
     let config = serde_json::json!({
         "mode": "client",

@@ -20,9 +20,9 @@ use shared::channel::{
 use shared_fleet::{FleetError, JoinOptions, ListenOptions, RefusedCalls, ZenohCoordinator, ZenohWorker, init_logging};
 use tempfile::TempDir;
 
-/// Longer than anything that works takes.
+/// Longer than anything takes that works.
 pub const PATIENCE: Duration = Duration::from_secs(30);
-/// What a coordinator of these tests calls itself.
+/// The coordinator's number in these tests.
 pub const COORDINATOR: u64 = 7;
 
 pub fn listen(endpoint: &str) -> ListenOptions {
@@ -40,12 +40,12 @@ pub fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// How a worker joins a coordinator that is reached there.
+/// How a worker joins a coordinator at this address.
 pub fn at(address: SocketAddr) -> JoinOptions {
     JoinOptions::to(&format!("tcp/{address}")).unwrap()
 }
 
-/// A folder with a file that has a word in it.
+/// A folder with a file that holds a token.
 pub fn token_file(word: &str) -> (TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("token");
@@ -105,12 +105,12 @@ impl Serving {
         join(&self.join_options(), worker).unwrap()
     }
 
-    /// What it was told besides calls.
+    /// Events other than calls.
     pub fn told(&self) -> Vec<String> {
         self.told.lock().unwrap().clone()
     }
 
-    /// Waits until it is told something of which this holds.
+    /// Waits until an event comes for which `holds` is true.
     pub fn wait_for(&self, what: &str, holds: impl Fn(&str) -> bool) -> String {
         wait_for(what, || self.told().into_iter().find(|words| holds(words)))
     }
@@ -134,8 +134,8 @@ impl Drop for Serving {
 /// The variable that says that a test has a process of its own.
 const ALONE: &str = "TANDEM_TEST_ALONE";
 
-/// Runs a test in a process of its own, of which something is counted or which logs otherwise. Whether this is that
-/// process.
+/// Runs a test in a process of its own, for tests that count things or log in another way. Returns whether this process
+/// is that one.
 pub fn alone(test: &str) -> bool {
     if env::var_os(ALONE).is_some() {
         return true;
@@ -157,7 +157,7 @@ pub fn report(worker: u64) -> Report {
     Report { worker, name: format!("worker {worker}"), ..Report::default() }
 }
 
-/// A call that is to be answered.
+/// A call that must be answered.
 pub fn call(end: &mut ZenohWorker, worker: u64) {
     let orders = end.exchange(&report(worker), PATIENCE).unwrap();
     assert_eq!((orders.coordinator, orders.leases), (COORDINATOR, vec![worker]));

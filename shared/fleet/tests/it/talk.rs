@@ -1,4 +1,4 @@
-//! What coordinator and workers say to each other where nothing is wrong.
+//! Talk between coordinator and workers when nothing is wrong.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! What coordinator and workers leave behind.
+//! What remains when coordinator and workers have gone.
 
 use std::{
     env, fs, thread,
@@ -31,7 +31,7 @@ fn nothing_is_left_behind() {
     }
     let places = ["/proc/self/task", "/proc/self/fd", env::temp_dir().to_str().unwrap()].map(str::to_owned);
     let counts = || places.each_ref().map(|place| count(place));
-    // The first makes zenoh's own threads, which stay with the process.
+    // The first cycle starts zenoh's own threads, which stay with the process.
     let before = counts();
     cycle();
     let first = counts();
@@ -40,18 +40,18 @@ fn nothing_is_left_behind() {
     for _ in 0..12 {
         cycle();
     }
-    // Threads of zenoh's that have nothing to do stay for a while, so a few more are none that are left.
+    // Idle threads of zenoh's stay for a while, so a few more than before are no leak.
     let most = [first[0] + 6, first[1]];
     let deadline = Instant::now() + PATIENCE;
     while counts().iter().zip(most).any(|(&now, most)| now > most) {
         assert!(Instant::now() < deadline, "{first:?} became {:?}", counts());
         thread::sleep(Duration::from_millis(10));
     }
-    // Others may have temporary files, and no name is one of ours: the list for zenoh has none.
+    // Other processes may have temporary files, and none of ours has a name: zenoh's list of users is an unnamed file.
     println!("in the end: {:?}", counts());
 }
 
-/// Not a bound, but a figure that is printed: what a call takes, and what a session costs.
+/// Prints figures and checks no bound: the cost of a call and of a session.
 #[test]
 fn what_it_costs() {
     if !alone("tidy::what_it_costs") {

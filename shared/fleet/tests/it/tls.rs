@@ -21,7 +21,7 @@ fn trusting(coordinator: &Serving, authority: &Authority) -> JoinOptions {
     JoinOptions { ca: Some(authority.ca()), ..JoinOptions::to(&format!("tls/{}", coordinator.address)).unwrap() }
 }
 
-/// Why a worker does not get in; the probe says the same, at this stage.
+/// Why a worker is refused; the probe says the same, at this stage.
 fn refused(options: &JoinOptions, stage: Stage) -> String {
     let error = join(options, 1).err().expect("it does not get in").to_string();
     let (at, seen) = probe(options, PATIENCE).failed.expect("it does not get in");

@@ -1,4 +1,4 @@
-//! Places where there is no coordinator, tokens that are wrong, and ports that are taken.
+//! Addresses without a coordinator, wrong tokens, and ports that are taken.
 
 use std::{
     io::{Read, Write},
@@ -13,7 +13,7 @@ use shared_fleet::{
 
 use crate::support::{PATIENCE, Serving, alone, at, call, free_port, join, listen, loopback, token_file};
 
-/// Why a worker does not get in, and at which stage of a probe.
+/// Why a worker is refused, and at which stage of a probe.
 fn refused(options: &JoinOptions) -> (Stage, String) {
     let error = ZenohWorker::join(options, 1, Duration::from_millis(1500)).map(drop).unwrap_err().to_string();
     let (stage, seen) = probe(options, Duration::from_millis(1500)).failed.expect("it does not get in");
@@ -111,7 +111,7 @@ fn who_gets_in_does_not_hang_on_the_reading_of_zenohs_log() {
     if !alone("wrong::who_gets_in_does_not_hang_on_the_reading_of_zenohs_log") {
         return;
     }
-    // The first of them counts.
+    // Only the first call counts.
     init_logging("info", RefusedCalls::AsLogged);
     let (_dir, word) = token_file("the word of the coordinator");
     let (_dir, other) = token_file("the word of somebody else");

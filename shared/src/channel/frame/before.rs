@@ -1,5 +1,5 @@
-//! Groups as the frames of versions 8 and 9 have them, which files of older builds hold: one struct for all states of a
-//! group, whose completions are one turn.
+//! Groups in the layout of frame versions 8 and 9, which files of older builds hold: one struct for all states of a
+//! group, whose completions have one turn.
 
 use serde::Deserialize;
 
@@ -72,7 +72,7 @@ fn all(turns: Vec<OneTurn>) -> Vec<Completion> {
 impl From<RolloutGroup> for Group {
     fn from(before: RolloutGroup) -> Self {
         Self {
-            // An evaluation had no positions, and counted its rows in the id.
+            // A group of an evaluation had no position, and its id counted rows.
             position: before.cursor.checked_sub(1).unwrap_or_else(|| before.id.index.into()),
             prompt_id: before.prompt_id,
             epoch: before.epoch,

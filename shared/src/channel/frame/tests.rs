@@ -1,4 +1,4 @@
-//! Bytes of every message, and what becomes of damage.
+//! The bytes of every message, and the handling of damage.
 
 use proptest::prelude::*;
 
@@ -16,7 +16,7 @@ use crate::{
     testing::{GROUP_OF_8, GROUP_OF_9, bytes},
 };
 
-/// A group as versions 8 and 9 know it: of one turn.
+/// A group that versions 8 and 9 can express: with one turn.
 fn one_turn() -> Placed {
     let logprobs = vec![
         TokenLogprob { logprob: -0.5, logprob_at_temperature: -0.25, log_kept_mass: -0.125, kept_count: 3 },
@@ -203,7 +203,7 @@ fn golden_bytes_of_every_message() {
     let frames = [encode(&sample_group()), encode(&learner), encode(&sampler)];
     assert_eq!(frames.map(|frame| hex(&frame)), [GROUP, LEARNER, SAMPLER]);
     assert_eq!([encode(&sample_report()), encode(&sample_orders())].map(|frame| hex(&frame)), [REPORT, ORDERS]);
-    // In files.
+    // Messages in files.
     let scored = sample_group().scored;
     assert_eq!([encode(&scored), encode(&scored.group)].map(|frame| hex(&frame)), [SCORED, KEPT]);
 }
@@ -293,7 +293,7 @@ fn a_frame_says_which_run_it_is_of() {
     assert_eq!(decode::<SamplerStatus>(&frame).unwrap(), SamplerStatus::default());
 }
 
-/// As checkpoints of older builds have them: the golden bytes of those, with their headers.
+/// As in checkpoints of older builds: their golden bytes, with their headers.
 #[test]
 fn a_frame_of_the_version_before_is_read_from_a_file_and_not_from_the_channel() {
     for (kept, version, checked) in [(GROUP_OF_8, 8, CHECKED_OF_8), (GROUP_OF_9, 9, CHECKED)] {
@@ -438,7 +438,7 @@ proptest! {
     fn a_group_comes_back_bit_for_bit(group in group()) {
         let frame = encode(&group);
         let back: Placed = decode(&frame).unwrap();
-        // Encoded again, since NaN is not equal to itself.
+        // The encodings are compared, since NaN is not equal to itself.
         prop_assert_eq!(encode(&back), frame);
     }
 

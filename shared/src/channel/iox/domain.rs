@@ -1,4 +1,4 @@
-//! A run's own corner of iceoryx2: names that no other run uses, and the removal of what dead processes left there.
+//! A run's own corner of iceoryx2: names that no other run uses, and the removal of leftovers of dead processes.
 
 use std::{
     collections::BTreeSet,
@@ -26,19 +26,19 @@ use crate::{
     run_dir::RunDir,
 };
 
-/// Where iceoryx2's folders of a run lie. Not `TMPDIR`: both processes must find the same place.
+/// Folder of a run's iceoryx2 folders. Not `TMPDIR`: both processes must find the same place.
 const TEMPORARY: &str = "/tmp";
-/// What the names of all these begin with, before a part of a hash of so many letters.
+/// Prefix of their names, before `HASH` letters of a hash.
 const PREFIX: &str = "tandem_";
 const HASH: usize = 16;
-/// How long a process may take from making its first file to being known as alive.
+/// How long a process may take from creating its first file to being known as alive.
 const START: Duration = Duration::from_secs(60);
-/// How long a new process waits for a predecessor of its role that is just ending.
+/// How long a new process waits for a predecessor of its role that is about to end.
 const TAKE_OVER: Duration = Duration::from_secs(5);
-/// How long a process waits for another one that is just entering or leaving.
+/// How long a process waits for another one that is entering or leaving.
 const LOCK_PATIENCE: Duration = Duration::from_secs(60);
 
-/// Membership in a run's domain; the last member that leaves takes the folders along.
+/// Membership in a run's domain; the last member to leave removes the folders.
 #[derive(Debug)]
 pub(super) struct Domain {
     node: Option<Node<Service>>,
@@ -49,7 +49,8 @@ pub(super) struct Domain {
 pub(super) type Lock = File;
 
 impl Domain {
-    /// Enters as `role`, after clearing away what dead processes left. The lock is to be held until all ports exist.
+    /// Enters as `role`, after removing leftovers of dead processes. The caller must hold the lock until all ports
+    /// exist.
     pub fn enter(run_dir: &RunDir, run: RunId, role: &str) -> Result<(Self, Lock), ChannelError> {
         set_log_level(LogLevel::Fatal);
         let place = Namespace::of(run_dir, run)?;
@@ -62,7 +63,7 @@ impl Domain {
                 place.wipe();
             }
             let Some(member) = members.iter().find(|member| member.role == role) else { break lock };
-            // The predecessor may be on its way out, for which it needs the lock.
+            // The predecessor may be about to leave, for which it needs the lock.
             drop(lock);
             if Instant::now() >= deadline {
                 return Err(ChannelError::Transport(member.at_work_in(&place.run_dir)));
@@ -84,17 +85,17 @@ impl Domain {
         self.node.as_ref().expect("the node lives until the domain is dropped")
     }
 
-    /// The run that it is of.
+    /// The run of the domain.
     pub fn run(&self) -> RunId {
         self.place.run
     }
 
-    /// What the names of its segments begin with.
+    /// Prefix of the names of its segments.
     pub fn prefix(&self) -> &str {
         &self.place.prefix
     }
 
-    /// Clears away what processes left that died since.
+    /// Removes leftovers of processes that have died since.
     pub fn clear_dead(&self) {
         remove_unsized(&self.place.prefix);
         self.node().try_cleanup_dead_nodes();
@@ -104,7 +105,7 @@ impl Domain {
 impl Drop for Domain {
     fn drop(&mut self) {
         let lock = self.place.lock();
-        // Whoever removed the directory has left nobody who could enter: another run there has another domain.
+        // If the run directory was removed, nobody can enter any more: another run there has another domain.
         if lock.is_err() && self.place.run_dir.exists() {
             return;
         }
@@ -116,7 +117,7 @@ impl Drop for Domain {
 }
 
 /// The files and folders that the channel of a run has outside the run directory, in shared memory and in the temporary
-/// folder: none when no process of the run is alive and the last one ended in order.
+/// folder: none if no process of the run is alive and the last one ended in order.
 ///
 /// # Errors
 /// When the run directory does not exist.
@@ -128,7 +129,7 @@ pub fn files(run_dir: &RunDir) -> Result<Vec<PathBuf>, ChannelError> {
 /// process of the run is alive.
 ///
 /// # Errors
-/// When the run directory does not exist or the state of the run's processes cannot be told.
+/// When the run directory does not exist, or when the state of the run's processes is unknown.
 pub fn remove_leftovers(run_dir: &RunDir) -> Result<(), ChannelError> {
     set_log_level(LogLevel::Fatal);
     let place = Namespace::of(run_dir, known(run_dir)?)?;
@@ -139,13 +140,13 @@ pub fn remove_leftovers(run_dir: &RunDir) -> Result<(), ChannelError> {
     Ok(())
 }
 
-/// The id that a run directory has.
+/// The id in a run directory.
 fn known(run_dir: &RunDir) -> Result<RunId, ChannelError> {
     RunId::of(run_dir).map_err(|error| ChannelError::Transport(error.to_string()))
 }
 
-/// What dead runs of this user have left in shared memory and in the temporary folder. What was written a moment ago
-/// may be of a run that is just being started.
+/// Leftovers of this user's dead runs in shared memory and in the temporary folder. Files written a moment ago may
+/// belong to a run that is starting.
 #[must_use]
 pub fn abandoned() -> Vec<PathBuf> {
     set_log_level(LogLevel::Fatal);
@@ -170,8 +171,8 @@ fn is_ours_and_old(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|metadata| metadata.uid() == own && old(&metadata))
 }
 
-/// Where a run's files lie: everything carries a hash of the run directory's true path and of the run's id, since
-/// another run may have had the path, or has the same one in another container.
+/// The place of a run's files: all names carry a hash of the run directory's true path and the run's id, since another
+/// run may have had the path, or has the same path in another container.
 #[derive(Debug)]
 struct Namespace {
     run_dir: PathBuf,
@@ -213,15 +214,14 @@ impl Namespace {
                     let held = format!("another process has held it for {:.0} s", LOCK_PATIENCE.as_secs_f64());
                     return Err(transport("lock the run directory")(held));
                 }
-                // File systems without locks: the worst case is that two processes which start at once disturb each
-                // other.
+                // File systems without locks: at worst, two processes that start at the same time disturb each other.
                 Err(TryLockError::Error(e)) if e.kind() == io::ErrorKind::Unsupported => return Ok(folder),
                 Err(TryLockError::Error(e)) => return Err(transport("lock the run directory")(e)),
             }
         }
     }
 
-    /// Everything that the domain has on this machine.
+    /// All files of the domain on this machine.
     fn files(&self) -> Vec<PathBuf> {
         segments(&self.prefix).into_iter().chain(self.root.exists().then(|| self.root.clone())).collect()
     }
@@ -237,12 +237,12 @@ impl Namespace {
 /// A living process of a domain.
 struct Member {
     role: String,
-    /// Its number, which iceoryx2 cannot always tell.
+    /// Its process id, which iceoryx2 does not always know.
     process: Option<u32>,
 }
 
 impl Member {
-    /// Why nobody else may take its place.
+    /// The error for another process that wants its place.
     fn at_work_in(&self, run_dir: &Path) -> String {
         let (role, place) = (&self.role, run_dir.display());
         match self.process {

@@ -1,16 +1,17 @@
 //! The channel between the two processes of one machine: iceoryx2 publish-subscribe over POSIX shared memory.
 //!
 //! Three topics of byte slices, each with at most one publisher and one subscriber, so that a message can never reach a
-//! dead receiver in place of a living one: a restarted process first clears its predecessor away and then takes the
-//! place. Groups are bounded and never overwritten; of the statuses only the newest is kept.
+//! dead receiver in place of a living one: a restarted process first clears away its predecessor and then takes the
+//! place. Groups are bounded and never overwritten; of the statuses, only the newest is kept.
 //!
 //! iceoryx2's own blocking send waits without a deadline and counts "no receiver" as success. So a send here never
-//! blocks inside iceoryx2: it is tried, with short sleeps, until a receiver has taken the frame or the deadline passes.
+//! blocks inside iceoryx2: it is tried again, with short sleeps, until a receiver has taken the frame or the deadline
+//! passes.
 //!
 //! The channels of crossbeam are no alternative: they carry values between threads and cannot cross an address space.
 //!
 //! `room` takes every page of shared memory before a frame is written there. Published versions need no such care: they
-//! are written and not mapped, so a full memory is an error there, and they go to disk.
+//! are written and not mapped, so full memory is an error there, and they go to disk.
 
 mod domain;
 mod room;
@@ -42,7 +43,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(2);
 /// How often a send that finds no receiver looks for dead processes to clear away.
 const CLEANUP_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Tries again and again until something comes of it or the deadline passes.
+/// Tries again until there is a result or the deadline passes.
 fn attempt_until<T>(
     deadline: Instant,
     mut attempt: impl FnMut() -> Result<Option<T>, ChannelError>,
@@ -66,7 +67,7 @@ pub struct IoxSampler {
     own: Outbox,
     peer: Inbox,
     last_cleanup: Instant,
-    // Last: it removes the folders that the fields above leave empty.
+    // The last field: it removes the folders that the fields above leave empty.
     domain: Domain,
 }
 
@@ -125,7 +126,7 @@ pub struct IoxLearner {
     groups: Inbox,
     peer: Inbox,
     own: Outbox,
-    // Last: it removes the folders that the fields above leave empty.
+    // The last field: it removes the folders that the fields above leave empty.
     _domain: Domain,
 }
 
@@ -136,8 +137,8 @@ impl IoxLearner {
     /// When shared memory cannot be used, or another learner of this run is alive.
     pub fn open(run_dir: &RunDir, run: RunId) -> Result<Self, ChannelError> {
         let (domain, _lock) = Domain::enter(run_dir, run, "learner")?;
-        // The place for groups is taken before any status can be sent: whoever sees a status of this process can be
-        // sure that groups reach it and not its predecessor.
+        // The place for groups is taken before any status can be sent: a sampler that sees a status of this process can
+        // be sure that groups reach it and not its predecessor.
         Ok(Self {
             groups: Inbox::open(&domain, &GROUPS)?,
             peer: Inbox::open(&domain, &SAMPLER_STATUS)?,

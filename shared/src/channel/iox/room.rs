@@ -1,6 +1,6 @@
-//! Room in shared memory. A file there may be larger than what is left of the memory: the system notices when a page is
-//! touched that it cannot give, and ends the process with SIGBUS. So there is asked beforehand whether there is room,
-//! and the pages are taken before anything is written to them.
+//! Room in shared memory. A file there may be larger than the memory that is left: the system notices only when a
+//! process touches a page that it cannot give, and ends the process with SIGBUS. So the room is checked beforehand, and
+//! the pages are taken before anything is written to them.
 
 use std::{
     cell::Cell,
@@ -22,7 +22,7 @@ use crate::{
     memory::{SHARED_MEMORY, Size},
 };
 
-/// What the ports of a topic and the connection between two of them take at most, besides the frames.
+/// Most bytes of a topic's ports and the connection between two of them, without the frames.
 const FIXED: u64 = 1 << 20;
 /// How long a living process may need from creating a segment to giving it a size; normally microseconds.
 const SIZING: Duration = Duration::from_millis(100);
@@ -33,8 +33,8 @@ pub(super) fn segments(prefix: &str) -> Vec<PathBuf> {
     entries.filter(|e| e.file_name().to_string_lossy().starts_with(prefix)).map(|e| e.path()).collect()
 }
 
-/// Removes segments without a size, and says whether there were some: their creator was killed, or the system refused
-/// it the size. iceoryx2 0.10 waits for that size without a time limit, at the other end and where it clears away a
+/// Removes segments without a size, and returns whether there were any: their creator was killed, or the system refused
+/// it the size. iceoryx2 0.10 waits for that size without a time limit, both at the other end and when it clears away a
 /// dead process.
 pub(super) fn remove_unsized(prefix: &str) -> bool {
     let unsized_segments = || {
@@ -59,20 +59,20 @@ pub(super) fn remove_unsized(prefix: &str) -> bool {
 #[derive(Debug)]
 pub(super) struct Room {
     prefix: String,
-    /// Ports at the other end, and the longest frame, that there is room for.
+    /// Number of ports at the other end, and length of the longest frame, for which there is room.
     taken: Cell<(usize, usize)>,
 }
 
 impl Room {
-    /// Asks for the room of a port that is about to be made, with `frames` of `length` bytes.
+    /// Checks the room for a port that is about to be made, with `frames` frames of `length` bytes.
     pub fn new(prefix: &str, frames: usize, length: usize) -> Result<Self, ChannelError> {
         require(FIXED + bytes(frames, length))?;
         Ok(Self { prefix: prefix.to_owned(), taken: Cell::new((0, length)) })
     }
 
-    /// Has `work` make use of a port with so many `peers` at the other end, for a frame of `length` bytes. If either is
-    /// more than before, segments are made or grow: there must be room for them, and it is taken before anybody writes
-    /// there.
+    /// Lets `work` use a port with `peers` ports at the other end, for a frame of `length` bytes. If either number is
+    /// larger than before, segments are made or grow: the room for them is checked, and their pages are taken before
+    /// anybody writes there.
     pub fn with<T>(
         &self,
         peers: usize,
@@ -92,8 +92,8 @@ impl Room {
         Ok(done)
     }
 
-    /// Takes the pages of all segments of the run, none of which may be without a size: iceoryx2 makes a port without
-    /// its connection then, and never tries again.
+    /// Takes the pages of all segments of the run. None of them may be without a size: iceoryx2 would make a port
+    /// without its connection, and never try again.
     pub fn take(&self) -> Result<(), ChannelError> {
         if remove_unsized(&self.prefix) {
             return Err(ChannelError::Transport(format!(
@@ -102,13 +102,13 @@ impl Room {
             )));
         }
         for path in segments(&self.prefix) {
-            // One that is gone meanwhile needs none.
+            // A segment that was removed meanwhile needs no room.
             let Ok(file) = File::options().read(true).write(true).open(&path) else { continue };
             let Ok(metadata) = file.metadata() else { continue };
             if metadata.blocks() * 512 >= metadata.len() {
                 continue;
             }
-            // Where the system cannot do this, the question beforehand has to be enough.
+            // Where the system cannot allocate pages, the check beforehand must suffice.
             let taken = fallocate(&file, FallocateFlags::empty(), 0, metadata.len());
             if let Err(Errno::NOSPC | Errno::NOMEM) = taken {
                 return Err(full(metadata.len()));
@@ -118,7 +118,7 @@ impl Room {
     }
 }
 
-/// A segment has a place for every frame that waits, is lent or is being written, in sizes of powers of two.
+/// A segment has a place for every frame that waits, is lent or is being written; sizes are powers of two.
 fn bytes(frames: usize, length: usize) -> u64 {
     (frames as u64 + 4) * (length as u64).next_power_of_two()
 }

@@ -18,7 +18,7 @@ use crate::channel::{
     frame::{self, Message},
 };
 
-/// What a topic is like.
+/// Properties of a topic.
 #[derive(Debug)]
 pub(super) struct Topic {
     /// Name of the service within the run's domain.
@@ -82,7 +82,7 @@ impl Outbox {
         Ok(Self { publisher, service, topic, room, run: domain.run(), frame: Vec::new() })
     }
 
-    /// Has frames be of this run from now on.
+    /// From now on, frames belong to this run.
     #[cfg(test)]
     pub fn be_of(&mut self, run: RunId) {
         self.run = run;
@@ -101,8 +101,8 @@ impl Outbox {
             return Ok(false);
         }
         let sample = self.room.with(subscribers, (self.topic.capacity, frame.len()), || {
-            // A subscriber that is just coming or going: sending says so. A connection that could not be made is not
-            // tried again.
+            // A subscriber that is just coming or going makes the update fail; sending reports that. A failed
+            // connection is not tried again.
             if self.publisher.update_connections().is_err() {
                 self.room.take()?;
             }
@@ -110,7 +110,7 @@ impl Outbox {
         })?;
         match sample.write_from_slice(frame).send() {
             Ok(recipients) => Ok(recipients > 0),
-            // The subscriber is just coming or going; its place is looked at again with the next attempt.
+            // The subscriber is just coming or going; the next attempt checks its place again.
             Err(SendError::ConnectionError(_)) => Ok(false),
             Err(e) => Err(self.topic.failed("send on", e)),
         }
@@ -125,7 +125,7 @@ pub(super) struct Inbox {
     topic: &'static Topic,
     room: Room,
     run: RunId,
-    /// Frames of other runs, which were passed over.
+    /// Frames of other runs that were passed over.
     foreign: Cell<u64>,
 }
 
@@ -138,7 +138,7 @@ impl Inbox {
         Ok(Self { subscriber, service, topic, room, run: domain.run(), foreign: Cell::new(0) })
     }
 
-    /// The oldest message of this run that waits.
+    /// The oldest waiting message of this run.
     pub fn next<M: Message>(&self) -> Result<Option<M>, ChannelError> {
         loop {
             let publishers = self.service.dynamic_config().number_of_publishers();
@@ -151,7 +151,7 @@ impl Inbox {
         }
     }
 
-    /// Counts a frame of another run; of the first, the log tells.
+    /// Counts a frame of another run; the first one is logged.
     fn pass_over(&self, other: RunId) {
         if self.foreign.replace(self.foreign.get() + 1) == 0 {
             tracing::warn!(
@@ -168,7 +168,7 @@ impl Inbox {
         self.foreign.get()
     }
 
-    /// The newest message that waits; older ones are passed over.
+    /// The newest waiting message; older ones are passed over.
     pub fn newest<M: Message>(&self) -> Result<Option<M>, ChannelError> {
         let mut newest = None;
         while let Some(message) = self.next()? {

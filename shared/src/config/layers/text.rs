@@ -1,4 +1,4 @@
-//! The text of a `run.toml` as keys and values with their lines, and what is said of a text that is something else.
+//! The text of a `run.toml` as keys and values with their lines, and errors for a text that is no TOML.
 
 use std::{io, path::Path};
 
@@ -10,7 +10,7 @@ use crate::config::option;
 pub struct Line {
     /// Number of the line, from 1.
     pub number: usize,
-    /// The key as it is spelt there.
+    /// The key as it is spelt in the file.
     pub key: String,
     /// Its value.
     pub value: Value,
@@ -19,7 +19,7 @@ pub struct Line {
 /// The keys of a text, in its order.
 ///
 /// # Errors
-/// What is wrong, with the line, and what helps.
+/// The fault with its line, and a remedy.
 pub fn parse(text: &str, path: &Path) -> Result<Vec<Line>, String> {
     let text = with_flags_of_python(text);
     let mut values: Table = text.parse().map_err(|error| refusal(&text, path, &error))?;
@@ -32,7 +32,7 @@ pub fn parse(text: &str, path: &Path) -> Result<Vec<Line>, String> {
     Ok(lines)
 }
 
-/// What is said of a file that cannot be read.
+/// The error for a file that cannot be read.
 pub fn unreadable(path: &Path, error: &io::Error) -> String {
     let is_toml = path.extension().is_some_and(|extension| extension == "toml");
     if error.kind() == io::ErrorKind::NotFound && !is_toml && path.is_relative() && path.components().count() == 2 {
@@ -48,8 +48,8 @@ pub fn unreadable(path: &Path, error: &io::Error) -> String {
     format!("cannot be read: {error}")
 }
 
-/// Python's `True` and `False` as TOML writes them. Only lines that TOML refuses are looked at, so nothing within a
-/// text changes.
+/// Replaces Python's `True` and `False` by TOML's spelling. Only lines that TOML refuses are changed, so nothing within
+/// a text changes.
 fn with_flags_of_python(text: &str) -> String {
     let mut text = text.to_owned();
     while let Err(error) = text.parse::<Table>() {
@@ -65,7 +65,7 @@ fn with_flags_of_python(text: &str) -> String {
     text
 }
 
-/// Why a text is no TOML, with its line, or what it is instead.
+/// Why a text is no TOML, with the line, or the format that it has instead.
 fn refusal(text: &str, path: &Path, error: &toml::de::Error) -> String {
     let number = error.span().map_or(0, |span| text[..span.start].matches('\n').count());
     let line = text.lines().nth(number).unwrap_or_default().trim();

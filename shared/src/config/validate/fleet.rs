@@ -23,7 +23,7 @@ impl TrainConfig {
         Ok(())
     }
 
-    /// Whether versions lie rounded in the store.
+    /// Whether versions are rounded in the store.
     #[must_use]
     pub fn stores_rounded(&self) -> bool {
         match self.store_format {
@@ -33,7 +33,7 @@ impl TrainConfig {
         }
     }
 
-    /// Whether workers, which are on the host of the run, read versions where the learner leaves them.
+    /// Whether workers run on the host of the run and read versions where the learner leaves them.
     #[must_use]
     pub fn versions_stay(&self) -> bool {
         let endpoint = self.listen.as_deref().and_then(|listen| listen.parse::<Endpoint>().ok());
@@ -41,7 +41,7 @@ impl TrainConfig {
         is_here && self.weights_store.is_none() && self.store_format == StoreFormat::Auto
     }
 
-    /// Whether every worker computes in what versions would be rounded to.
+    /// Whether every worker computes in the format that versions would be rounded to.
     fn can_round(&self) -> bool {
         self.rollout_device == Device::Cpu && self.rollout_kernels == Kernels::Packed && !self.accept_other_kernels
     }

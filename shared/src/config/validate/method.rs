@@ -137,7 +137,7 @@ impl TrainConfig {
         Ok(())
     }
 
-    /// The ratio with its derivative belongs to k1 and k3.
+    /// Correction by the ratio with its derivative is defined for k1 and k3.
     fn check_bias_correction(&self) -> Result<(), ConfigError> {
         let name = self.kl_estimator_in_use();
         let (makes, way_out) = match name.spec().correction {

@@ -1,6 +1,6 @@
 //! Combinations of options: what is refused, and in [`warnings`] what is only remarked on.
 
-/// Refuses a configuration of which something does not hold, in the words of `format!`.
+/// Refuses a configuration that violates a condition, in the words of `format!`.
 macro_rules! ensure {
     ($holds:expr, $($message:tt)+) => {
         let holds: bool = $holds;
@@ -22,9 +22,10 @@ use std::{fmt::Display, path::Path};
 use super::{ConfigError, Device, Kernels, KvDtype, RolloutDtype, TrainConfig};
 use crate::ModelConfig;
 
-/// What `report_to` can name.
+/// Trackers that `report_to` can name.
 const TRACKERS: [&str; 2] = ["wandb", "trackio"];
-/// What it may name too, as TRL's does, and what asks for nothing: event files for TensorBoard are always there.
+/// Other words that `report_to` may have, as TRL's, which change nothing: event files for TensorBoard are always
+/// written.
 const WITHOUT_TRACKERS: [&str; 2] = ["none", "tensorboard"];
 
 impl TrainConfig {
@@ -36,8 +37,8 @@ impl TrainConfig {
         self.problems().into_iter().next().map_or(Ok(()), Err)
     }
 
-    /// Everything that is wrong: options that are missing or out of their bounds and, where none is, of each subject
-    /// the first combination that makes no sense.
+    /// All faults: options that are missing or out of their bounds. If there are none, the first invalid combination in
+    /// each subject.
     #[must_use]
     pub fn problems(&self) -> Vec<ConfigError> {
         let mut list = self.missing();
@@ -64,7 +65,7 @@ impl TrainConfig {
         checks.iter().filter_map(|check| check(self).err()).collect()
     }
 
-    /// Checks what an option says of the model against the model.
+    /// Checks options that concern the model against the model.
     ///
     /// # Errors
     /// A [`ConfigError::Value`] that names the option.
@@ -104,7 +105,7 @@ impl TrainConfig {
         }
     }
 
-    /// The trackers of `report_to` for which something has to be done.
+    /// The trackers in `report_to` that have to be started.
     pub fn trackers(&self) -> impl Iterator<Item = &str> {
         self.report_to.iter().map(String::as_str).filter(|name| TRACKERS.contains(name))
     }
@@ -143,7 +144,7 @@ impl TrainConfig {
         Ok(())
     }
 
-    /// Options that every run must give, or that another one asks for.
+    /// Options that every run must give, or that another option requires.
     fn missing(&self) -> Vec<ConfigError> {
         let (weights, functions) = (self.reward_weights.len(), self.reward_funcs.len());
         let (shares, datasets) = (self.dataset_weights.len(), self.dataset.len());

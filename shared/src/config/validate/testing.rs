@@ -2,7 +2,7 @@
 
 use crate::config::TrainConfig;
 
-/// The defaults with what every run must name.
+/// The defaults, with the options that every run must give.
 pub(super) fn valid() -> TrainConfig {
     TrainConfig {
         model: "model".into(),
@@ -18,13 +18,13 @@ fn changed(change: impl FnOnce(&mut TrainConfig)) -> TrainConfig {
     config
 }
 
-/// A change after which the configuration is refused in one line with these words.
+/// Checks that the configuration is refused after a change, in one line with these words.
 pub(super) fn refused(words: &str, change: impl FnOnce(&mut TrainConfig)) {
     let message = changed(change).validate().expect_err(words).to_string();
     assert!(message.contains(words) && !message.contains('\n'), "{words}: {message}");
 }
 
-/// A change after which it is still valid.
+/// Checks that the configuration is still valid after a change.
 pub(super) fn accepted(change: impl FnOnce(&mut TrainConfig)) {
     changed(change).validate().unwrap();
 }

@@ -1,4 +1,4 @@
-//! Settings that work and are probably not meant.
+//! Settings that work but are probably not meant.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use crate::config::{
 use crate::methods::{KlCorrection, Ratio, Reduction};
 
 impl TrainConfig {
-    /// Remarks on settings that are allowed and probably not meant, one line each; for the launcher to show.
+    /// Remarks on settings that are allowed but probably not meant, one line each; for the launcher to show.
     #[must_use]
     pub fn warnings(&self) -> Vec<String> {
         let mut list = Vec::new();
@@ -104,7 +104,7 @@ impl TrainConfig {
         list
     }
 
-    /// Where the KL penalty has not the gradient of the divergence.
+    /// A remark if the KL penalty does not have the gradient of the divergence.
     fn kl_remark(&self) -> Option<String> {
         let (name, spec) = (self.kl_estimator_in_use(), self.kl_estimator_in_use().spec());
         if self.beta == 0.0 {
@@ -141,7 +141,7 @@ impl TrainConfig {
         }
     }
 
-    /// Options of other losses and advantage estimators that are not at their defaults.
+    /// Options of other losses and advantage estimators that are set to values other than their defaults.
     #[must_use]
     pub fn options_without_effect(&self) -> Vec<&'static str> {
         let of_losses = LossType::ALL.iter().flat_map(|loss| loss.spec().options);
@@ -151,7 +151,7 @@ impl TrainConfig {
         keys.into_iter().filter(|key| !own.contains(key) && self.is_set(key)).collect()
     }
 
-    /// Whether sampler and learner compute the same numbers but for rounding in float32: with the same weights, in
+    /// Whether sampler and learner compute the same numbers, except for rounding in float32: with the same weights, in
     /// float32, on the same device.
     #[must_use]
     pub fn computes_alike(&self) -> bool {
@@ -159,14 +159,14 @@ impl TrainConfig {
         one_version && self.rounding().is_none() && !self.bf16 && self.learner_device == Device::Cpu
     }
 
-    /// The largest `mismatch_kl` that number formats and staleness explain. Rounding in float32 makes some 1e-12;
-    /// rounded formats and a few versions of staleness up to some 1e-2.
+    /// The largest `mismatch_kl` that number formats and staleness explain. Rounding in float32 gives some 1e-12;
+    /// rounded formats and a few versions of staleness give up to some 1e-2.
     #[must_use]
     pub fn mismatch_explained(&self) -> f64 {
         if self.computes_alike() { 1e-5 } else { 0.1 }
     }
 
-    /// What makes the sampler compute in other precision than the learner, if anything does.
+    /// The option that makes the sampler compute in another precision than the learner, if there is one.
     fn rounding(&self) -> Option<&'static str> {
         match (self.rollout_device, self.rollout_dtype, self.kv_dtype) {
             (Device::Cuda | Device::Tensorrt, _, _) => Some("`rollout_device` (fp16)"),
@@ -176,7 +176,7 @@ impl TrainConfig {
         }
     }
 
-    /// Whether completions are weighed by a ratio of all their tokens.
+    /// Whether completions are weighted by a ratio over all their tokens.
     fn corrects_sequences(&self) -> bool {
         use ImportanceSamplingMode::{SequenceMask, SequenceTruncate};
         self.importance_sampling_correction

@@ -1,4 +1,4 @@
-//! What completions looked like.
+//! Lengths, ends and other properties of completions.
 
 use crate::metrics::metric::section;
 

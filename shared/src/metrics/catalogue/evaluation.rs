@@ -1,4 +1,4 @@
-//! What evaluations measure.
+//! Metrics of evaluations.
 
 use crate::metrics::metric::section;
 

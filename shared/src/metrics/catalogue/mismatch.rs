@@ -1,4 +1,4 @@
-//! How far sampler and learner are apart.
+//! The difference between sampler and learner.
 
 use crate::metrics::metric::section;
 

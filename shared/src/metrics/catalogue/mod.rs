@@ -29,13 +29,13 @@ pub use time::*;
 
 use super::{Metric, Section};
 
-/// What the optimiser did.
+/// Metrics of the optimiser.
 pub const OPTIMISATION: &Section = optimisation::SECTION;
 
-/// What the losses count.
+/// Metrics of the losses.
 pub const POLICY: &Section = policy::SECTION;
 
-/// What the two evaluations measure, in `eval.jsonl` and of `rollout eval`.
+/// Metrics of the two evaluations: `eval.jsonl`, and `rollout eval`.
 pub const EVALUATION: &Section = evaluation::SECTION;
 
 /// All sections, in the order of the page.

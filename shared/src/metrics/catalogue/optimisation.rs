@@ -1,4 +1,4 @@
-//! What the optimiser did.
+//! Metrics of the optimiser.
 
 use crate::metrics::metric::section;
 

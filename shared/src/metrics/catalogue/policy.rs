@@ -1,4 +1,4 @@
-//! What the losses count.
+//! Metrics of the losses.
 
 use crate::metrics::metric::section;
 

@@ -1,4 +1,4 @@
-//! What completions earned.
+//! Rewards of completions.
 
 use crate::metrics::metric::section;
 

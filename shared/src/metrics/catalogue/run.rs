@@ -1,4 +1,4 @@
-//! Where a run is.
+//! Progress of a run.
 
 use crate::metrics::metric::section;
 

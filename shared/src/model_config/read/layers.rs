@@ -10,13 +10,13 @@ use super::{
 const FULL: &str = "full_attention";
 const SLIDING: &str = "sliding_attention";
 
-/// transformers' `sliding_window` of a Qwen or Gemma configuration that does not say.
+/// transformers' default of `sliding_window` for Qwen and Gemma.
 const WINDOW: usize = 4096;
-/// Its `max_window_layers` of Qwen.
+/// transformers' default of `max_window_layers` for Qwen.
 const QWEN_FULL_LAYERS: usize = 28;
-/// Its `sliding_window_pattern` of Gemma: every sixth layer sees everything.
+/// transformers' default of `sliding_window_pattern` for Gemma: every sixth layer attends to all positions.
 const PATTERN: usize = 6;
-/// Its `no_rope_layer_interval`: every fourth layer goes without.
+/// transformers' default of `no_rope_layer_interval`: every fourth layer has no rotary positions.
 const NO_ROPE_INTERVAL: usize = 4;
 
 impl Reader<'_> {
@@ -42,7 +42,7 @@ impl Reader<'_> {
             self.expect("use_sliding_window", |v| v == &Value::Bool(false), hint)?;
             self.expect("sliding_window", |_| false, hint)?;
         }
-        // Configurations carry a window that `use_sliding_window`, false by default, leaves unused.
+        // Some configurations have a window that `use_sliding_window`, false by default, leaves unused.
         if architecture != Architecture::Gemma3 && !self.flag("use_sliding_window", false)? {
             return Ok(None);
         }
@@ -54,7 +54,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Which layers slide, as `layer_types` lists them.
+    /// Which layers have a window, from the list in `layer_types`.
     fn layer_types(&self, types: &Value, count: usize, window: Option<usize>) -> Result<Vec<bool>, ConfigJsonError> {
         let slides = |v: &Value| match v.as_str() {
             Some(FULL) => Some(false),
@@ -76,7 +76,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Which layers slide where `layer_types` is not there.
+    /// Which layers have a window, if `layer_types` is missing.
     fn sliding_layers(
         &self,
         architecture: Architecture,
@@ -98,7 +98,7 @@ impl Reader<'_> {
         })
     }
 
-    /// The positions of every layer.
+    /// The rotary positions of every layer.
     fn rotary(&self, architecture: Architecture, count: usize) -> Result<Vec<Option<Rotary>>, ConfigJsonError> {
         let global = Some(Rotary::Global);
         if architecture != Architecture::SmolLm3 {
@@ -108,7 +108,7 @@ impl Reader<'_> {
             let interval = self.size("no_rope_layer_interval")?.unwrap_or(NO_ROPE_INTERVAL);
             return Ok((1..=count).map(|layer| global.filter(|_| !layer.is_multiple_of(interval))).collect());
         };
-        // 1 is a layer with rotary positions, whatever the key's name says.
+        // 1 means a layer with rotary positions, whatever the key's name suggests.
         let has = |v: &Value| match v.as_u64() {
             Some(0) => Some(None),
             Some(1) => Some(global),

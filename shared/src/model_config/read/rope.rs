@@ -7,7 +7,7 @@ use super::{
     Reader, WHOLE_HEAD,
 };
 
-/// Gemma's section for layers that see everything, and that for layers with a window.
+/// Gemma's section for layers with full attention, and its section for layers with a window.
 const FULL: &str = "rope_parameters.full_attention";
 const SLIDING: &str = "rope_parameters.sliding_attention";
 
@@ -15,7 +15,8 @@ const SLIDING: &str = "rope_parameters.sliding_attention";
 type Rope = (f64, Option<RopeScaling>);
 
 impl Reader<'_> {
-    /// Base and scaling, and with Gemma the base of the layers with a window. What is missing is as in transformers.
+    /// Base and scaling, and with Gemma the base of the layers with a window. Missing values have the defaults of
+    /// transformers.
     pub(super) fn ropes(&self, architecture: Architecture) -> Result<(Rope, Option<f64>), ConfigJsonError> {
         match architecture {
             Architecture::Gemma3 => self.ropes_by_type(),
@@ -24,8 +25,8 @@ impl Reader<'_> {
         }
     }
 
-    /// Gemma's: a section for each type of layer, or `rope_theta` and `rope_scaling` for one and `rope_local_base_freq`
-    /// for the other.
+    /// Gemma's: a section for each type of layer, or `rope_theta` and `rope_scaling` for full attention and
+    /// `rope_local_base_freq` for windows.
     fn ropes_by_type(&self) -> Result<(Rope, Option<f64>), ConfigJsonError> {
         let sections = self.object("rope_parameters")?;
         if let Some(key) = sections.keys().find(|key| !["full_attention", "sliding_attention"].contains(&key.as_str()))
@@ -45,7 +46,7 @@ impl Reader<'_> {
         Ok((rope, Some(local)))
     }
 
-    /// A section; one that is missing is empty.
+    /// A section; a missing one counts as empty.
     fn object(&self, key: &str) -> Result<Map<String, Value>, ConfigJsonError> {
         match self.get(key) {
             None => Ok(Map::new()),
@@ -60,7 +61,7 @@ impl Reader<'_> {
         self.rope_of(&Reader { section, fields: &fields }, "rope_theta", default_theta)
     }
 
-    /// Base and scaling of a section; without a base in it, that of `key` at the top level, or the default.
+    /// Base and scaling of a section; if it has no base, the base is that of `key` at the top level, or the default.
     fn rope_of(&self, section: &Reader<'_>, key: &str, default_theta: f64) -> Result<Rope, ConfigJsonError> {
         section.expect("partial_rotary_factor", |v| v.as_f64() == Some(1.0), WHOLE_HEAD)?;
         let theta = match section.number("rope_theta")? {
@@ -73,7 +74,7 @@ impl Reader<'_> {
         Ok((theta, self.scaling(section)?))
     }
 
-    /// As in transformers' `convert_rope_params_to_dict`, a `rope_scaling` that says something goes first.
+    /// As in transformers' `convert_rope_params_to_dict`, a non-empty `rope_scaling` takes precedence.
     fn rope_section(&self) -> &'static str {
         let empty = |v: &Value| v.as_object().is_some_and(Map::is_empty);
         let scaling = self.get("rope_scaling").is_some_and(|v| !empty(v));
@@ -98,21 +99,21 @@ impl Reader<'_> {
         }
     }
 
-    /// What there is instead of a scaling that is not applied. Sequences within the length of the original training
-    /// need none where the scaling was added for longer ones.
+    /// What to do about a scaling that is not supported. If the scaling was added for longer sequences, sequences
+    /// within the original context length need none.
     fn way_out_of_scaling(&self, name: &Value, rope: &Reader<'_>) -> String {
         const SUPPORTED: &str = "supported rope types: default, linear, llama3";
         const ORIGINAL: &str = "original_max_position_embeddings";
         let stated = |reader: &Reader<'_>| reader.get(ORIGINAL).and_then(Value::as_u64);
         let original = stated(rope).or_else(|| stated(self));
-        // As in transformers, `dynamic` begins where the model's own length ends.
+        // As in transformers, `dynamic` starts at the end of the model's own length.
         let original = match name.as_str() {
             Some("dynamic") => original.or_else(|| self.get("max_position_embeddings").and_then(Value::as_u64)),
             _ => original,
         };
         let length = original.map_or_else(|| format!("`{ORIGINAL}` tokens"), |n| format!("{n} tokens"));
         let limit = original.map_or_else(|| "that number".to_owned(), |n| n.to_string());
-        // The other section has the base too.
+        // The other section also has the base.
         let without = if rope.section == "rope_scaling" {
             "remove `rope_scaling`".to_owned()
         } else {
@@ -134,8 +135,8 @@ impl Reader<'_> {
         }
     }
 
-    /// The original context length is looked for where transformers' `standardize_rope_params` does: at the top
-    /// level, in the section, and last in `max_position_embeddings`.
+    /// The original context length is looked for where transformers' `standardize_rope_params` does: at the top level,
+    /// in the section, and last in `max_position_embeddings`.
     fn llama3(&self, rope: &Reader<'_>) -> Result<RopeScaling, ConfigJsonError> {
         const ORIGINAL: &str = "original_max_position_embeddings";
         let original = match self.size(ORIGINAL)? {

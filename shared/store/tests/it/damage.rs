@@ -1,4 +1,4 @@
-//! Stores whose objects are not what was published.
+//! Stores whose objects are not as they were published.
 
 use std::fs;
 
@@ -38,7 +38,7 @@ fn a_damaged_object_is_named_and_changes_nothing() {
             assert_eq!(fs::read(into.join("old")).unwrap(), b"old");
             fs::write(&object, whole).unwrap();
         }
-        // Once it is right again, only what is missing is fetched.
+        // After the repair, only the missing bytes are fetched.
         let fetched = place.store.fetch("v1", &published.blake3, &into, &()).unwrap();
         assert!(fetched.bytes < fetched.total, "{fetched:?}");
         assert_same(&into, &dir);
@@ -59,7 +59,7 @@ fn a_missing_object_is_named_and_published_again() {
             assert_eq!(place.store.publish("v1", &dir, &()).unwrap().bytes, length);
             shared_store::forget(&into).unwrap();
         }
-        // An index that is another one is written again; so is an object that is too short.
+        // An index with another content is written again; so is an object that is too short.
         fs::write(place.object("v1", &published.blake3, "manifest.json"), "short").unwrap();
         let index = place.object("v1", &published.blake3, "index.json");
         let length = fs::read(&index).unwrap().len();

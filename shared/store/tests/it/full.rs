@@ -10,14 +10,14 @@ use shared_store::{Store, StoreError};
 
 use crate::{assert_same, version};
 
-/// Names the folder of a child in which there is little room.
+/// Variable that names the folder with little room, for a child process.
 const LITTLE_ROOM: &str = "STORE_TEST_LITTLE_ROOM";
 /// A file system with room for two chunks of three.
 const MOUNT: &str = "mount -t tmpfs -o size=16m tmpfs \"$0\" && exec \"$@\"";
-/// No file of more than one chunk; what would be a signal is an error.
+/// No file of more than one chunk; the signal for a larger one becomes an error.
 const LIMIT: &str = "trap '' XFSZ && ulimit -f 18000 && exec \"$0\" \"$@\"";
 
-/// The same test in a child that has a small file system in a folder.
+/// Runs the same test in a child process whose folder is a small file system.
 fn within_a_small_file_system(folder: &Path, test: &str) -> Option<bool> {
     let inside = |program: &Path, arguments: &[&str]| {
         let mut command = Command::new("unshare");
@@ -28,21 +28,23 @@ fn within_a_small_file_system(folder: &Path, test: &str) -> Option<bool> {
     inside(Path::new("true"), &[]).then(|| inside(&own, &[test, "--exact", "--nocapture"]))
 }
 
-/// The same test in a child that may not write large files: the error is another one, and it is the same to us.
+/// Runs the same test in a child process that may not write large files: its error is another one, with the same
+/// meaning here.
 fn with_small_files(folder: &Path, test: &str) -> bool {
     let mut command = Command::new("sh");
     command.args(["-c", LIMIT]).arg(std::env::current_exe().unwrap()).args([test, "--exact", "--nocapture"]);
     command.env(LITTLE_ROOM, folder).status().unwrap().success()
 }
 
-/// What the child finds in the folder with little room: `source` is a published folder, `large` a store with room.
+/// The test in the child process, in the folder with little room: `source` is a published folder, `large` a store with
+/// room.
 fn tried(little: &Path) {
     let dir = little.parent().unwrap();
     let source = dir.join("version-1");
     let large = Store::open(&dir.join("large").display().to_string()).unwrap();
     let published = blake3::Hash::from_hex(fs::read_to_string(dir.join("hash")).unwrap()).unwrap();
 
-    // The store is full. What was there stays, and what was sent in vain takes no room.
+    // The store is full. Earlier objects stay, and objects that were sent in vain take no room.
     let store = Store::open(&little.join("store").display().to_string()).unwrap();
     let small = dir.join("small");
     let kept = store.publish("v0", &small, &()).unwrap();

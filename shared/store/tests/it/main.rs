@@ -1,4 +1,4 @@
-//! A store through its public functions: a folder, a real server that speaks as S3 does, and what goes wrong on the
+//! A store through its public functions: on a folder, on a real server with the protocol of S3, and with faults on the
 //! way.
 
 mod damage;
@@ -17,14 +17,14 @@ use harness::s3::Server;
 use shared_store::{CHUNK_BYTES, Store, StoreError, Watch};
 use tempfile::TempDir;
 
-/// Bytes of a file that has three chunks.
+/// Bytes of a file with three chunks.
 const THREE_CHUNKS: usize = 2 * CHUNK_BYTES as usize + 12_345;
 
-/// A store, and where its objects are as files.
+/// A store, and the folder with its objects as files.
 struct TestStore {
     store: Store,
     objects: PathBuf,
-    /// Ends with the test.
+    /// The server ends with the test.
     _server: Option<Server>,
     dir: TempDir,
 }
@@ -43,7 +43,7 @@ impl TestStore {
         Self { store, objects: server.bucket().join("runs/one"), _server: Some(server), dir }
     }
 
-    /// Both kinds.
+    /// A store of both kinds.
     fn both() -> [Self; 2] {
         [Self::folder(), Self::s3()]
     }
@@ -53,7 +53,7 @@ impl TestStore {
         self.dir.path().join(name)
     }
 
-    /// The file that is an object of what was published.
+    /// The file that is an object of a publication.
     fn object(&self, prefix: &str, blake3: &[u8; 32], name: &str) -> PathBuf {
         let hash8 = &blake3::Hash::from_bytes(*blake3).to_hex()[..8];
         self.objects.join(format!("{prefix}-{hash8}")).join(name)
@@ -67,7 +67,7 @@ fn bytes(seed: u64, length: usize) -> Vec<u8> {
     bytes
 }
 
-/// A folder like that of a version.
+/// A folder with the files of a version.
 fn version(dir: &Path, seed: u64) -> PathBuf {
     let folder = dir.join(format!("version-{seed}"));
     fs::create_dir(&folder).unwrap();
@@ -93,7 +93,7 @@ fn assert_same(one: &Path, other: &Path) {
     assert_eq!(files(one), files(other), "{} and {}", one.display(), other.display());
 }
 
-/// Gives up once so many bytes are there, and knows how many were.
+/// Gives up once so many bytes are there, and records how many there were.
 struct Until {
     most: u64,
     seen: AtomicU64,

@@ -1,4 +1,4 @@
-//! A connection to a server that counts, and is cut or silent as it is told to.
+//! A proxy of a server that counts bytes, cuts connections, changes bits, or falls silent.
 
 use std::{
     io::{Read, Write},
@@ -10,7 +10,7 @@ use std::{
     thread,
 };
 
-/// In front of a server.
+/// A proxy in front of a server.
 pub struct Proxy {
     pub address: SocketAddr,
     state: Arc<State>,
@@ -22,13 +22,13 @@ struct State {
     down: AtomicU64,
     /// Bytes to the server.
     up: AtomicU64,
-    /// A connection is cut when so many bytes came from the server on it.
+    /// Bytes from the server after which a connection is cut.
     cut_after: AtomicU64,
-    /// Connections that are cut before it is over.
+    /// Connections that are still to be cut.
     cuts: AtomicU64,
-    /// Times that a bit is changed on its way from the server, as late as a connection is cut.
+    /// Bits that are still to be changed on the way from the server, each after as many bytes as a cut.
     flips: AtomicU64,
-    /// Nothing passes any more.
+    /// Whether nothing passes any more.
     silent: AtomicBool,
 }
 
@@ -54,13 +54,13 @@ impl Proxy {
         Self { address, state }
     }
 
-    /// Cuts so many connections, each when so many bytes came from the server on it.
+    /// Cuts `times` connections, each after `after` bytes from the server.
     pub fn cut(&self, after: u64, times: u64) {
         self.state.cut_after.store(after, Ordering::SeqCst);
         self.state.cuts.store(times, Ordering::SeqCst);
     }
 
-    /// Changes a bit so many times, each when so many bytes came from the server on a connection.
+    /// Changes `times` bits, each after `after` bytes from the server on a connection.
     pub fn flip(&self, after: u64, times: u64) {
         self.state.cut_after.store(after, Ordering::SeqCst);
         self.state.flips.store(times, Ordering::SeqCst);

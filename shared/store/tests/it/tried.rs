@@ -1,4 +1,4 @@
-//! What is to work, on a folder and on a server.
+//! Publishing and fetching, on a folder and on a server.
 
 use std::{fs, thread};
 
@@ -26,7 +26,7 @@ fn what_is_published_is_fetched_and_neither_is_done_twice() {
         assert_eq!(fs::read_dir(place.path("deeper")).unwrap().count(), 1, "nothing is left beside it");
         assert_eq!(place.store.fetch("v000001", &published.blake3, &into, &()).unwrap().bytes, 0);
 
-        // What else has the name gives way.
+        // Another folder at the target is replaced.
         fs::write(into.join("weights.data"), "other").unwrap();
         fs::write(into.join("more"), "").unwrap();
         assert_eq!(place.store.fetch("v000001", &published.blake3, &into, &()).unwrap().bytes, total);
@@ -73,7 +73,7 @@ fn a_fetch_goes_on_where_it_was_given_up() {
     let watch = Until::new(8 * CHUNK_BYTES);
     let error = open().fetch("v1", &published.blake3, &into, &watch).unwrap_err();
     assert!(matches!(error, StoreError::GaveUp) && !into.exists(), "{error}");
-    // What lies there from elsewhere, or was damaged meanwhile, is seen.
+    // Foreign and damaged files there are noticed.
     let part = dir.path().join("v1.part");
     fs::write(part.join("stranger"), "").unwrap();
     fs::create_dir(part.join("folder")).unwrap();
@@ -101,7 +101,7 @@ fn a_fetch_goes_on_where_it_was_given_up() {
     assert_eq!(open().fetch("v1", &published.blake3, &into, &()).unwrap().bytes, CHUNK_BYTES);
     assert_same(&into, &source);
 
-    // A link that lies there is not written through.
+    // A link in the place of a file is not written through.
     fs::rename(&into, &part).unwrap();
     fs::rename(part.join("weights.data"), dir.path().join("elsewhere")).unwrap();
     fs::write(dir.path().join("elsewhere"), "kept").unwrap();
@@ -123,7 +123,7 @@ fn connections_that_are_cut_cost_what_was_under_way() {
     let proxy = Proxy::start(server.address);
     let store = Store::open_with("s3://bucket/x", server.variables(proxy.address)).unwrap();
     let source = version(dir.path(), 1);
-    // Answers to parts are short: cut as soon as one comes.
+    // Answers to parts are short: the proxy cuts the connection as soon as one comes.
     proxy.cut(1, 4);
     let published = store.publish("v1", &source, &()).unwrap();
     assert_eq!(proxy.cuts_left(), 0);
@@ -183,7 +183,7 @@ fn a_publication_goes_on_with_what_is_missing() {
         let dir = version(&place.path(""), 1);
         let published = place.store.publish("v1", &dir, &()).unwrap();
         let object = |name| place.object("v1", &published.blake3, name);
-        // As one that was killed leaves it.
+        // The state after a publisher was killed.
         fs::remove_file(object("index.json")).unwrap();
         fs::remove_file(object("manifest.json")).unwrap();
         assert!(matches!(
@@ -196,7 +196,7 @@ fn a_publication_goes_on_with_what_is_missing() {
         place.store.fetch("v1", &published.blake3, &place.path("into"), &()).unwrap();
         assert_same(&place.path("into"), &dir);
 
-        // Given up in the middle, it leaves nothing that looks whole.
+        // A publication that was given up half-way leaves nothing that looks whole.
         let other = version(&place.path(""), 2);
         let error = place.store.publish("v2", &other, &Until::new(CHUNK_BYTES)).unwrap_err();
         assert!(matches!(error, StoreError::GaveUp), "{error}");
@@ -223,7 +223,7 @@ fn the_newest_and_the_named_are_kept() {
         }
         fs::create_dir(place.objects.join("checkpoint-1")).unwrap();
         fs::write(place.objects.join("checkpoint-1/notes"), "").unwrap();
-        // One that is being published, and one that nobody will finish.
+        // A publication under way, and an abandoned one.
         for (n, age) in [(1, 10), (2, 4000)] {
             let object = place.objects.join(format!("v00000{n}-0000000{n}/weights.data"));
             fs::create_dir_all(object.parent().unwrap()).unwrap();

@@ -1,4 +1,4 @@
-//! What is said when a store cannot be used.
+//! Messages about stores that cannot be used.
 
 use std::{
     io::{Read, Write},
@@ -12,7 +12,7 @@ use shared_store::{Doing, Store, StoreError};
 
 use crate::{Until, assert_says, proxy::Proxy, version};
 
-/// A server that says the same to everybody.
+/// A server that gives the same answer to everybody.
 fn says(status: &'static str, body: &'static str) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -102,7 +102,7 @@ fn a_real_server_refuses_strangers_and_knows_no_other_bucket() {
     assert!(matches!(error, StoreError::NoBucket { .. }), "{error:?}");
 }
 
-/// Where nobody listens.
+/// An address without a listener.
 fn nobody() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
 }
@@ -125,7 +125,7 @@ fn a_store_that_is_silent_is_called_so() {
 
 #[test]
 fn somebody_without_credentials_is_told_where_they_go() {
-    // Where clouds tell their machines who they are, which must not be asked in earnest here.
+    // The address where clouds give machines their credentials; the real one must not be asked here.
     let variables = [("AWS_METADATA_ENDPOINT".to_owned(), format!("http://{}", nobody()))];
     let error = Store::open_with("s3://bucket/x", variables).unwrap().probe(10, &()).unwrap_err();
     assert!(matches!(error, StoreError::NoCredentials { .. }), "{error:?}");

@@ -1,4 +1,4 @@
-//! What the shell does itself: commands of its own, and scripts within scripts.
+//! What the shell runs itself: builtin commands, and scripts within scripts.
 
 use brush_parser::ast::Program;
 
@@ -8,7 +8,7 @@ use super::{
 };
 
 impl Shell {
-    /// What commands print if all of them are `echo`; they change nothing here.
+    /// The output of commands that are all `echo`; they change nothing here.
     pub(in crate::import_config::shell) fn printed_by(&mut self, program: &Program) -> Option<Word> {
         let mut inner = Self {
             variables: self.variables.clone(),
@@ -43,18 +43,18 @@ impl Shell {
         Some(Word::known(lines.join("\n").trim_end_matches('\n')))
     }
 
-    /// What `bash -c TEXT` runs, whatever stands in front of it; none if there is no such word.
+    /// Follows `bash -c TEXT`, whatever stands in front of it; none if the words have no such command.
     pub(super) fn of_another_shell(&mut self, words: &[Word]) -> Option<Status> {
         let is_shell = |word: &Word| ["bash", "sh", "zsh"].contains(&word.rsplit('/').next().unwrap_or_default());
         let is_flag = |word: &Word| word.starts_with('-') && !word.starts_with("--") && word.ends_with('c');
         let at = words.windows(3).position(|three| is_shell(&three[0]) && is_flag(&three[1]))?;
         let status = self.eval("bash -c", &words[at + 2..=at + 2]);
-        // What ends it ends no more than it.
+        // An `exit` in it ends that shell only.
         self.leaving = None;
         Some(status)
     }
 
-    /// What the shell does itself; none if a name is a program's.
+    /// Runs a builtin of the shell; none if the name is another program's.
     pub(super) fn builtin(&mut self, name: &str, arguments: &[Word]) -> Option<Status> {
         Some(match name {
             ":" | "true" => Status::True,
@@ -121,7 +121,7 @@ impl Shell {
         let line = self.line;
         let from = self.script.commands.len();
         self.program(&program);
-        // Its lines are not those of the script.
+        // Its line numbers are not those of the script.
         self.script.commands[from..].iter_mut().for_each(|command| command.line = line);
         self.line = line;
         Status::Assumed
