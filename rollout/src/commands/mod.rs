@@ -23,17 +23,14 @@ use std::{
 
 use anyhow::Context;
 use serde_json::Value;
-use shared::command_line;
+use shared::{command_line, exit};
 
 /// The end of a program whose subcommand has this result: no program of a reward function is left, and an error is
 /// told.
 #[must_use]
 pub fn end(result: anyhow::Result<ExitCode>) -> ExitCode {
     rollout_rewards::end_all();
-    result.unwrap_or_else(|error| {
-        command_line::tell_error(&error);
-        ExitCode::FAILURE
-    })
+    result.unwrap_or_else(|error| command_line::fail(error, exit::ERROR))
 }
 
 /// The result of a subcommand: one line of JSON on stdout.
