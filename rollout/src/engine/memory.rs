@@ -101,6 +101,21 @@ pub fn plan_memory(
     Err(EngineError::Memory(format!("does not fit into memory: {against}; {way_out}")))
 }
 
+impl EngineOptions {
+    /// Fits `max_num_seqs` to the memory where nobody has given a number of sequences: to the largest up to what the
+    /// options say that the memory has room for.
+    ///
+    /// # Errors
+    /// As [`available_memory`]; when there is too little memory for one sequence.
+    pub fn fit(&mut self, given: Option<usize>, config: &ModelConfig, dtype: Dtype) -> Result<(), EngineError> {
+        if given.is_none() {
+            let available = available_memory(self)?;
+            self.max_num_seqs = auto_max_num_seqs(config, dtype, self, self.max_num_seqs, available)?;
+        }
+        Ok(())
+    }
+}
+
 /// The largest `max_num_seqs` up to `wanted` whose plan fits; the other options stay as they are.
 ///
 /// # Errors

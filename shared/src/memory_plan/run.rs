@@ -119,7 +119,7 @@ impl RunPlan {
         let versions = VersionRoom::of(config, model);
         let on_gpu = [config.learner_device, config.rollout_device].map(|device| device != Device::Cpu);
         let sizes = learner_sizes(config, model, critic);
-        let wanted = config.max_num_seqs.unwrap_or(config.completions_per_step() as usize);
+        let wanted = config.sequences_wanted();
         // The least that the sampler has to do with: a group at once.
         let least = config.max_num_seqs.unwrap_or(wanted.min(config.num_generations as usize));
         let plan = |tokens: u64, sequences: usize| Self {
