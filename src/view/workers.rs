@@ -5,7 +5,7 @@ use shared::{RunDir, workers::WorkersTable};
 
 /// The table that the coordinator wrote last, and what a reader wants to know besides.
 #[derive(Debug, Serialize)]
-pub struct Workers {
+pub struct WorkersView {
     #[serde(flatten)]
     table: WorkersTable,
     /// It says how things are now.
@@ -15,9 +15,9 @@ pub struct Workers {
 }
 
 /// The workers of a run; none of a run without a table of them.
-pub fn of(dir: &RunDir) -> Option<Workers> {
+pub fn of(dir: &RunDir) -> Option<WorkersView> {
     let table = WorkersTable::read(dir)?;
-    Some(Workers { current: table.is_current(), join: table.join(), table })
+    Some(WorkersView { current: table.is_current(), join: table.join(), table })
 }
 
 #[cfg(test)]
