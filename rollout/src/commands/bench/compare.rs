@@ -29,7 +29,7 @@ const FIGURES: [(&str, &str, f64); 11] = [
     ("cores", "cores busy", 1.0),
 ];
 
-/// Flags that are about the comparison and not about what is found.
+/// Flags that are about the comparison and not about what is compared.
 const OWN: [&str; 3] = ["--compare", "--compare-binary", "--repeat"];
 /// Flags after which there is not one record on stdout, or more than that.
 const NOT_COMPARED: [&str; 4] = ["--sweep", "--trace", "--help", "--version"];
