@@ -8,9 +8,8 @@ use shared::heartbeat::{Beat, Deadlines};
 use super::{
     Limits, Watch,
     chaos::Deed,
-    death::{Death, SHOWN_LINES},
     faults::Faults,
-    restarts::Restarts,
+    restarts::{Death, Restarts, SHOWN_LINES},
 };
 use crate::programs::{Process, Spec, Verdict};
 

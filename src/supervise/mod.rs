@@ -14,7 +14,6 @@
 //! harm to what is on disk.
 
 mod chaos;
-mod death;
 mod farewell;
 mod faults;
 mod logs;
@@ -34,10 +33,10 @@ use shared::{
 
 pub use chaos::Chaos;
 use chaos::Mischief;
-use death::ended_by_signal;
 use farewell::Farewell;
 use logs::Logs;
 use member::Member;
+use restarts::ended_by_signal;
 
 use crate::programs::Spec;
 
