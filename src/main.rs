@@ -25,7 +25,10 @@ use anyhow::Result;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use commands::{export, halves, learner_rank, merge};
-use shared::{exit::NOTHING_LEARNED, notices::NothingLearned};
+use shared::{
+    exit::{ERROR, NOTHING_LEARNED},
+    notices::NothingLearned,
+};
 use shared_bounds::{Metered, OneLine};
 use terminal::{
     help, output,
@@ -100,8 +103,8 @@ fn main() -> ExitCode {
         for problem in error.downcast_ref().and_then(train::Problems::list).iter().flatten() {
             output::tell(format_args!("- {}", OneLine(problem)));
         }
-        shared::command_line::tell_error(&error);
-        if error.is::<NothingLearned>() { ExitCode::from(NOTHING_LEARNED) } else { ExitCode::FAILURE }
+        let code = if error.is::<NothingLearned>() { NOTHING_LEARNED } else { ERROR };
+        shared::command_line::fail(error, code)
     })
 }
 

@@ -90,6 +90,12 @@ impl From<tch::TchError> for LearnerError {
 }
 
 impl LearnerError {
+    /// Whether it would come again, so that starting again is of no use.
+    #[must_use]
+    pub fn is_hopeless(&self) -> bool {
+        matches!(self, Self::Reward(_) | Self::Guard(_) | Self::Conformity(_) | Self::Diverged(_) | Self::Run(_))
+    }
+
     /// A [`Self::Content`].
     pub(crate) fn content(path: &std::path::Path, message: impl Into<String>) -> Self {
         Self::Content { path: path.display().to_string(), message: message.into() }

@@ -10,7 +10,11 @@ use learner::{
     commands::{bench, init, logprobs, rank, replay, reward_model, run, score, sft},
     error::LearnerError,
 };
-use shared::{command_line, exit::HOPELESS, logging};
+use shared::{
+    command_line,
+    exit::{ERROR, HOPELESS},
+    logging,
+};
 use shared_bounds::Metered;
 
 /// Trains language models over libtorch.
@@ -71,20 +75,8 @@ fn program() -> ExitCode {
         Command::Bench(args) => bench::run(&args).map(done),
         Command::Init(args) => init::run(&args).map(done),
     };
-    match result {
-        Ok(code) => code,
-        Err(error) => {
-            command_line::tell_error(&error);
-            match error.downcast_ref() {
-                Some(
-                    LearnerError::Reward(_)
-                    | LearnerError::Guard(_)
-                    | LearnerError::Conformity(_)
-                    | LearnerError::Diverged(_)
-                    | LearnerError::Run(_),
-                ) => ExitCode::from(HOPELESS),
-                _ => ExitCode::FAILURE,
-            }
-        }
-    }
+    result.unwrap_or_else(|error| {
+        let hopeless = error.downcast_ref().is_some_and(LearnerError::is_hopeless);
+        command_line::fail(error, if hopeless { HOPELESS } else { ERROR })
+    })
 }

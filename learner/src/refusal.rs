@@ -9,6 +9,8 @@ use std::{
     thread,
 };
 
+use shared::{command_line, exit};
+
 /// Runs the program. A panic of tch ends it with a line that begins with `error: `, any other panic as ever.
 pub fn catch(program: impl FnOnce() -> ExitCode) -> ExitCode {
     let main = thread::current().id();
@@ -20,10 +22,7 @@ pub fn catch(program: impl FnOnce() -> ExitCode) -> ExitCode {
         }
     }));
     panic::catch_unwind(AssertUnwindSafe(program)).unwrap_or_else(|payload| match refusal(payload.as_ref()) {
-        Some(message) => {
-            shared::command_line::tell_error(message);
-            ExitCode::FAILURE
-        }
+        Some(message) => command_line::fail(message, exit::ERROR),
         None => panic::resume_unwind(payload),
     })
 }

@@ -5,6 +5,7 @@ use std::{
     ffi::{OsStr, OsString},
     fmt::Display,
     io::{self, Write},
+    process::ExitCode,
 };
 
 use shared_bounds::{OneLine, Shown};
@@ -49,6 +50,12 @@ pub fn tell_warnings(lines: impl IntoIterator<Item = impl Display>) {
 /// Tells the user why the program ends: one line, whatever the error quotes.
 pub fn tell_error(error: impl Display) {
     let _ = writeln!(io::stderr(), "error: {:#}", OneLine(error));
+}
+
+/// Tells the user why the program ends, as [`tell_error`] does, and ends it with one of the codes in [`crate::exit`].
+pub fn fail(error: impl Display, code: u8) -> ExitCode {
+    tell_error(error);
+    ExitCode::from(code)
 }
 
 /// [`tell`](crate::command_line::tell) with the arguments of `format!`, in place of `eprintln!`.

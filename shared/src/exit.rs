@@ -3,6 +3,9 @@
 //! [`ENDED_BY_SIGNAL`] and [`HOPELESS`] are those of the two processes, as the launcher reads them, [`HOPELESS`] and
 //! [`AGAIN`] those of a rank of the learner, as `tandem learner-rank` does.
 
+/// An error, which was told.
+pub const ERROR: u8 = 1;
+
 /// SIGTERM or SIGINT came and the process ended in order: 128 + SIGTERM, as in shells.
 pub const ENDED_BY_SIGNAL: u8 = 143;
 

@@ -14,7 +14,7 @@ use crate::view::{
     pairs::{self, Pair},
     run::{self, Notices, Overview, Settings},
     tokens,
-    workers::{self, Workers},
+    workers::{self, WorkersView},
 };
 
 /// Steps whose completions are held: the first, the last, and some between.
@@ -45,7 +45,7 @@ struct Run {
     curves: Figures,
     notices: Notices,
     comparisons: Vec<Value>,
-    workers: Option<Workers>,
+    workers: Option<WorkersView>,
     settings: Settings,
     pairs: Vec<Pair>,
     steps: BTreeMap<u64, Step>,

@@ -42,6 +42,14 @@ pub enum Deed {
     FillDisk(Victim, Duration),
 }
 
+impl Deed {
+    /// To whom it is done.
+    pub fn victim(self) -> Victim {
+        let (Self::Kill(victim) | Self::Stop(victim, _) | Self::FillDisk(victim, _)) = self;
+        victim
+    }
+}
+
 impl Victim {
     /// Whether the process of this name is meant.
     pub fn is(self, name: &str) -> bool {
@@ -101,6 +109,30 @@ impl Chaos {
             below += share;
             (drawn < below).then_some(deed)
         })
+    }
+}
+
+/// The deeds of a session, each of which is done once.
+#[derive(Debug)]
+pub struct Mischief {
+    chaos: Option<Chaos>,
+    /// The last step after which everything is done.
+    done_until: u64,
+}
+
+impl Mischief {
+    /// Of a session that begins when so many steps are complete.
+    pub fn new(chaos: Option<Chaos>, steps: u64) -> Self {
+        Self { chaos, done_until: steps }
+    }
+
+    /// The next deed when so many steps are complete, with the step that it comes after.
+    pub fn due(&mut self, steps: u64) -> Option<(u64, Deed)> {
+        let chaos = self.chaos?;
+        let mut new = self.done_until + 1..=steps;
+        let found = new.find_map(|step| Some((step, chaos.after(step)?)));
+        self.done_until = found.map_or(self.done_until.max(steps), |(step, _)| step);
+        found
     }
 }
 

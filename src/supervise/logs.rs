@@ -8,17 +8,41 @@ use std::{
 
 use shared::atomic::{self, named};
 
+use super::Watch;
+
 /// Bytes of a log after which it is turned over.
 const FULL: u64 = 16 << 20;
 /// Older parts that are kept, `learner.log.1` being the newest.
 const KEPT: u32 = 3;
+
+/// The logs of the pair during a session.
+#[derive(Debug, Default)]
+pub struct Logs {
+    /// That one cannot be kept has been told of.
+    told: bool,
+}
+
+impl Logs {
+    /// Turns over those of these logs that are full. What cannot be kept is told of once.
+    pub fn turn_over(&mut self, logs: [&Path; 2], watch: &mut dyn Watch) {
+        for log in logs {
+            let lost = match turn_over(log) {
+                Ok(lost) => lost.then(|| "its older lines are lost, since they could not be copied".to_owned()),
+                Err(error) => Some(error.to_string()),
+            };
+            if let Some(what) = lost.filter(|_| !std::mem::replace(&mut self.told, true)) {
+                watch.say(&format!("warning: {}: {what}", log.display()));
+            }
+        }
+    }
+}
 
 /// Turns a log over if it is full. Returns whether it was and could not be copied, since the disk is full as well: what
 /// stood there is then lost.
 ///
 /// # Errors
 /// When the log cannot be cut.
-pub fn turn_over(log: &Path) -> io::Result<bool> {
+fn turn_over(log: &Path) -> io::Result<bool> {
     turn_over_at(log, FULL)
 }
 

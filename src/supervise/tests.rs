@@ -7,6 +7,7 @@ use std::{
 };
 
 use super::*;
+use crate::programs::Process;
 
 /// A scripted outside: progress is a file, interrupts come when a file appears.
 struct Scripted {

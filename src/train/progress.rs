@@ -23,7 +23,7 @@ use shared::{
 use shared_bounds::Shown;
 use unicode_width::UnicodeWidthStr;
 
-use super::{directory::OwnedRun, printed::Printed, steps_in_words, workers::Workers};
+use super::{directory::OwnedRun, printed::Printed, steps_in_words, workers::WorkersFollower};
 use crate::{
     records::{
         notices::Board,
@@ -64,7 +64,7 @@ pub struct Progress {
     /// Completions of a step.
     per_step: u64,
     /// The workers of a run that samples with workers.
-    workers: Option<Workers>,
+    workers: Option<WorkersFollower>,
     dir: RunDir,
     id: RunId,
 }
@@ -98,7 +98,7 @@ impl Progress {
             known_long_prompts: LongPrompts::read(&dir.prompts()),
             overlaps: config.max_staleness > 0,
             per_step: config.completions_per_step().into(),
-            workers: Workers::of(config, dir),
+            workers: WorkersFollower::of(config, dir),
             dir: dir.clone(),
             id: *id,
         };
@@ -142,7 +142,7 @@ impl Progress {
     /// Leaves the display in its last state.
     pub fn finish(&mut self) {
         self.tick();
-        for news in self.workers.as_mut().map(Workers::last_news).unwrap_or_default() {
+        for news in self.workers.as_mut().map(WorkersFollower::last_news).unwrap_or_default() {
             self.say(&news);
         }
         if let Some(bar) = &self.bar {
@@ -207,7 +207,7 @@ impl Watch for Progress {
         for notice in self.board.news() {
             self.say(&format!("notice: {notice}"));
         }
-        for news in self.workers.as_mut().map(Workers::news).unwrap_or_default() {
+        for news in self.workers.as_mut().map(WorkersFollower::news).unwrap_or_default() {
             self.say(&news);
         }
         if let Some(bar) = &self.bar {

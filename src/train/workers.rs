@@ -17,7 +17,7 @@ const MOST_REASONS: usize = 16;
 
 /// Follows the table that the coordinator writes.
 #[derive(Debug)]
-pub struct Workers {
+pub struct WorkersFollower {
     dir: RunDir,
     /// The command that starts a worker.
     join: String,
@@ -36,7 +36,7 @@ pub struct Workers {
     checks_fail: bool,
 }
 
-impl Workers {
+impl WorkersFollower {
     /// Follows the workers of a run that samples with workers.
     pub fn of(config: &TrainConfig, dir: &RunDir) -> Option<Self> {
         let join = workers::join(config.listen.as_deref()?);
@@ -63,7 +63,7 @@ impl Workers {
         self.look(WorkersTable::read(&self.dir).filter(WorkersTable::is_current))
     }
 
-    /// As [`Workers::news`], whenever that was called last: for the coordinator's final table.
+    /// As [`WorkersFollower::news`], whenever that was called last: for the coordinator's final table.
     pub fn last_news(&mut self) -> Vec<String> {
         self.looked = None;
         self.news()
@@ -145,9 +145,9 @@ mod tests {
 
     use super::*;
 
-    fn workers(dir: &RunDir) -> Workers {
+    fn workers(dir: &RunDir) -> WorkersFollower {
         let config = TrainConfig { listen: Some("tls/0.0.0.0:7447".into()), ..TrainConfig::default() };
-        Workers::of(&config, dir).unwrap()
+        WorkersFollower::of(&config, dir).unwrap()
     }
 
     fn table(states: &[WorkerState], alone_s: f64) -> WorkersTable {
@@ -228,7 +228,7 @@ mod tests {
     fn the_table_is_read_from_the_run_while_somebody_writes_it() {
         let root = tempfile::tempdir().unwrap();
         let dir = RunDir::new(root.path());
-        assert!(Workers::of(&TrainConfig::default(), &dir).is_none());
+        assert!(WorkersFollower::of(&TrainConfig::default(), &dir).is_none());
         let old = WorkersTable { written: workers::now() - 3600.0, ..table(&[], 100.0) };
         old.write(&dir).unwrap();
         let mut follower = workers(&dir);

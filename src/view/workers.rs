@@ -5,7 +5,7 @@ use shared::{RunDir, workers::WorkersTable};
 
 /// The coordinator's last table, with additions for readers.
 #[derive(Debug, Serialize)]
-pub struct Workers {
+pub struct WorkersView {
     #[serde(flatten)]
     table: WorkersTable,
     /// Whether it still describes the present.
@@ -15,9 +15,9 @@ pub struct Workers {
 }
 
 /// The workers of a run; none if the run has no such table.
-pub fn of(dir: &RunDir) -> Option<Workers> {
+pub fn of(dir: &RunDir) -> Option<WorkersView> {
     let table = WorkersTable::read(dir)?;
-    Some(Workers { current: table.is_current(), join: table.join(), table })
+    Some(WorkersView { current: table.is_current(), join: table.join(), table })
 }
 
 #[cfg(test)]

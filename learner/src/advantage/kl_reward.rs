@@ -1,6 +1,6 @@
 //! The KL penalty that PPO takes off each token's reward, and the controller of its weight.
 
-use shared::config::{KlController as Kind, KlEstimator, TrainConfig};
+use shared::config::{self, KlEstimator, TrainConfig};
 
 use crate::{kl, ragged::Ragged};
 
@@ -27,7 +27,7 @@ pub struct KlController {
     /// Current weight.
     pub coef: f64,
     estimator: KlEstimator,
-    kind: Kind,
+    kind: config::KlController,
     target: f64,
     horizon: f64,
 }
@@ -66,7 +66,7 @@ impl KlController {
     /// Moves the weight after a batch of `completions` whose mean KL was `kl`; a fixed one stays. verl
     /// `AdaptiveKLController.update`.
     pub fn update(&mut self, kl: f64, completions: usize) {
-        if self.kind == Kind::Adaptive && kl.is_finite() {
+        if self.kind == config::KlController::Adaptive && kl.is_finite() {
             let error = (kl / self.target - 1.0).clamp(-ERROR_LIMIT, ERROR_LIMIT);
             self.coef *= 1.0 + error * completions as f64 / self.horizon;
         }

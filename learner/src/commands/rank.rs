@@ -85,8 +85,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
 
 /// Says why it would be of no use to start the rank again.
 fn hopeless(error: anyhow::Error) -> ExitCode {
-    command_line::tell_error(&error);
-    ExitCode::from(HOPELESS)
+    command_line::fail(error, HOPELESS)
 }
 
 /// What torchrun's variables say of this rank.

@@ -63,9 +63,9 @@ pub fn text(
         let group = rows[0].group;
         let Some(known) = at(group.position) else { continue };
         for (row, &state) in rows.iter().zip(&known.states) {
-            let place = Place { step, known, prompt: &group.prompt_text, rewards: &group.reward_names };
+            let context = GroupContext { step, known, prompt: &group.prompt_text, rewards: &group.reward_names };
             let advantage = mean(&advantages[i]);
-            line(&place.record(row.completion, state, batch.rewards.rewards[i], advantage, group.policy_version))?;
+            line(&context.record(row.completion, state, batch.rewards.rewards[i], advantage, group.policy_version))?;
             i += 1;
         }
     }
@@ -73,8 +73,8 @@ pub fn text(
         for dropped in &group.dropped {
             let Some(known) = at(dropped.position) else { continue };
             for (completion, &state) in dropped.completions.iter().zip(&known.states) {
-                let place = Place { step, known, prompt: &dropped.prompt_text, rewards: &group.reward_names };
-                line(&place.record(completion, state, None, None, dropped.policy_version))?;
+                let context = GroupContext { step, known, prompt: &dropped.prompt_text, rewards: &group.reward_names };
+                line(&context.record(completion, state, None, None, dropped.policy_version))?;
             }
         }
     }
@@ -82,14 +82,14 @@ pub fn text(
 }
 
 /// What the completions of a group have in common.
-struct Place<'a> {
+struct GroupContext<'a> {
     step: u64,
     known: &'a LedgerGroup,
     prompt: &'a str,
     rewards: &'a [(String, f64)],
 }
 
-impl<'a> Place<'a> {
+impl<'a> GroupContext<'a> {
     fn record(
         &self,
         completion: &'a Completion,

@@ -1,6 +1,11 @@
 //! Reward functions that fail: which they are, how often and why.
 
-use shared::{Placed, RewardOutcome};
+use shared::{
+    Placed, RewardOutcome, RunDir,
+    config::{RewardsOn, TrainConfig},
+};
+
+use crate::error::LearnerError;
 
 /// Most letters of a reason that are shown; a traceback is in the sampler's log as a whole.
 const SHOWN: usize = 300;
@@ -23,6 +28,28 @@ impl Failures {
     #[must_use]
     pub fn everywhere(&self) -> bool {
         self.failed == self.asked
+    }
+
+    /// Says in the log of a step that it has failed.
+    pub fn warn(&self, step: u64) {
+        let Self { name, failed, asked, reason } = self;
+        tracing::warn!(
+            "step {step}: reward function `{name}` failed on {failed} of {asked} completions, the last: {reason}"
+        );
+    }
+
+    /// Why a run ends with a step in which it has failed on everything.
+    #[must_use]
+    pub fn error(&self, step: u64, config: &TrainConfig, run_dir: &RunDir) -> LearnerError {
+        let Self { name, asked, reason, .. } = self;
+        let log = match config.rewards_on {
+            RewardsOn::Run => run_dir.log("rollout").display().to_string(),
+            RewardsOn::Workers => "the log of the worker that called it".to_owned(),
+        };
+        LearnerError::Reward(format!(
+            "reward function `{name}` failed on all {asked} completions of step {step}, the last: {reason}; what it \
+             printed is in {log}; correct it, or set `reward_failure_stops` to false to train without it"
+        ))
     }
 }
 

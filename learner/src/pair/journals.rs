@@ -1,8 +1,9 @@
 //! The journals of a run, and when a start of it makes them its own.
 
 use shared::{
-    RunDir,
+    ModelConfig, RunDir,
     checkpoints::Damage,
+    config::TrainConfig,
     disk_room::{Gone, RecordsLimit},
     journal,
     ledger::{LedgerEvent, LedgerFile, LedgerLine},
@@ -11,18 +12,24 @@ use shared::{
     records, session,
 };
 
-use super::{
-    Run,
-    notices::{self, Notices},
-};
+use super::notices::{self, Notices, Seen};
 use crate::{checkpoint, error::LearnerError};
 
-/// `metrics.jsonl`, `ledger.jsonl` and `notices.jsonl`, and what they may take together with the completions.
-pub struct Journals {
-    pub metrics: MetricsFile,
-    pub ledger: LedgerFile,
-    pub notices: Notices,
-    limit: RecordsLimit,
+/// `metrics.jsonl`, `ledger.jsonl` and `notices.jsonl`.
+///
+/// Until a start that goes on from a checkpoint has made its first step, it leaves the run as it was, so that one that
+/// fails has changed nothing. With the first line that is written, what is behind the checkpoint is cut off, as it is
+/// made again.
+pub struct Journals<'a> {
+    run_dir: &'a RunDir,
+    config: &'a TrainConfig,
+    /// Steps that are done when the run begins or goes on.
+    step: u64,
+    /// What is told of the configuration then.
+    remarks: Vec<Notice>,
+    /// What is told then of a run that goes on.
+    resumed: Option<Resumed>,
+    files: Option<Files>,
 }
 
 /// What a run that goes on from a checkpoint has to say of it, once its first step is made.
@@ -33,29 +40,119 @@ pub struct Resumed {
     pub damaged: Vec<(u64, Damage)>,
 }
 
-impl Run<'_> {
-    /// The journals. Until a start that goes on from a checkpoint has made its first step, it leaves the run as it was,
-    /// so that one that fails has changed nothing; then what is behind the checkpoint is cut off, as it is made again.
+/// The files, once they are this start's, and what they may take together with the completions.
+struct Files {
+    metrics: MetricsFile,
+    ledger: LedgerFile,
+    notices: Notices,
+    limit: RecordsLimit,
+}
+
+impl<'a> Journals<'a> {
+    /// Those of a run of `model` that begins or goes on after so many steps, and touches none of them yet.
+    pub fn new(
+        run_dir: &'a RunDir,
+        config: &'a TrainConfig,
+        model: &ModelConfig,
+        step: u64,
+        resumed: Option<Resumed>,
+    ) -> Self {
+        let rate = shared::notices::learning_rate(config, model.parameter_count());
+        let length = shared::notices::model_length(config, model.max_position_embeddings);
+        Self { run_dir, config, step, remarks: rate.into_iter().chain(length).collect(), resumed, files: None }
+    }
+
+    /// Whether they are this start's.
+    pub fn are_taken_over(&self) -> bool {
+        self.files.is_some()
+    }
+
+    /// Makes them this start's, unless they are.
     ///
     /// # Errors
     /// A file that cannot be read or written.
-    pub(super) fn journals(&mut self) -> Result<&mut Journals, LearnerError> {
-        if self.journals.is_none() {
-            let opened = self.take_over()?;
-            self.journals = Some(opened);
-        }
-        Ok(self.journals.as_mut().expect("they were just opened"))
+    pub fn take_over(&mut self) -> Result<(), LearnerError> {
+        self.files().map(drop)
     }
 
-    fn take_over(&mut self) -> Result<Journals, LearnerError> {
-        let (run_dir, config, step) = (self.run_dir, self.config, self.state.step);
+    /// Tells what is new of these notices.
+    ///
+    /// # Errors
+    /// A file that cannot be read or written.
+    pub fn tell(&mut self, notices: impl IntoIterator<Item = Notice>) -> Result<(), LearnerError> {
+        self.files()?.notices.tell(notices)
+    }
+
+    /// Looks at a step for signs that the run does not learn, and tells what is new.
+    ///
+    /// # Errors
+    /// A file that cannot be read or written.
+    pub fn look(&mut self, seen: &Seen<'_>) -> Result<(), LearnerError> {
+        self.files()?.notices.look(seen)
+    }
+
+    /// Adds lines to the ledger.
+    ///
+    /// # Errors
+    /// A file that cannot be read or written.
+    pub fn append(&mut self, lines: &[LedgerLine]) -> Result<(), LearnerError> {
+        Ok(self.files()?.ledger.append(lines)?)
+    }
+
+    /// Adds the metrics of a step.
+    ///
+    /// # Errors
+    /// A file that cannot be read or written.
+    pub fn append_metrics(&mut self, line: &MetricRecord) -> Result<(), LearnerError> {
+        Ok(self.files()?.metrics.append(line)?)
+    }
+
+    /// Waits until metrics and ledger are on disk.
+    ///
+    /// # Errors
+    /// A file that cannot be read or written.
+    pub fn sync(&mut self) -> Result<(), LearnerError> {
+        let files = self.files()?;
+        files.metrics.sync()?;
+        Ok(files.ledger.sync()?)
+    }
+
+    /// Has the oldest records go where they have outgrown `records_size_limit` with what was `written` of a step, and
+    /// says so the first time. `completed` is the number of steps completed with it.
+    ///
+    /// # Errors
+    /// A file that cannot be read or written.
+    pub fn bound(&mut self, written: u64, completed: u64) -> Result<(), LearnerError> {
+        let run_dir = self.run_dir;
+        let files = self.files()?;
+        let Gone { completions, records_before } = files.limit.keep(run_dir, written)?;
+        let limit = files.limit.size();
+        if let Some(first) = records_before {
+            files.cut_before(run_dir, first, completed)?;
+        }
+        let records = records_before.map(|first| format!("records of the steps before {first}"));
+        let completions = completions.map(|gone| format!("completions of step {} to {}", gone.start(), gone.end()));
+        for (subject, what) in [("completions", completions), ("records", records)] {
+            files.notices.tell(what.map(|what| notices::records_removed(completed, limit, subject, &what)))?;
+        }
+        Ok(())
+    }
+
+    fn files(&mut self) -> Result<&mut Files, LearnerError> {
+        if self.files.is_none() {
+            self.files = Some(self.open()?);
+        }
+        Ok(self.files.as_mut().expect("they were just opened"))
+    }
+
+    fn open(&mut self) -> Result<Files, LearnerError> {
+        let (run_dir, config, step) = (self.run_dir, self.config, self.step);
         session::take_over(run_dir)?;
         let (metrics, of_metrics) = MetricsFile::open_and_look(&run_dir.metrics(), 0, step)?;
         run_dir.remove_completions_after(step)?;
         let (mut notices, of_notices) = Notices::open(&run_dir.notices(), config, step)?;
         journal::for_each::<MetricRecord>(&run_dir.metrics(), |record| notices.recall(config, &record))?;
-        notices.tell(shared::notices::learning_rate(config, self.model.config().parameter_count()))?;
-        notices.tell(shared::notices::model_length(config, self.model.config().max_position_embeddings))?;
+        notices.tell(std::mem::take(&mut self.remarks))?;
         let (mut ledger, of_ledger) = LedgerFile::open_and_look(&run_dir.ledger(), 0, step)?;
         if let Some(resumed) = self.resumed.take() {
             ledger.append(&[LedgerLine::Event { step, event: LedgerEvent::Resumed }])?;
@@ -68,28 +165,11 @@ impl Run<'_> {
             notices.tell(notices::records_damaged(step, &found))?;
         }
         let limit = RecordsLimit::new(config.records_size_limit);
-        Ok(Journals { metrics, ledger, notices, limit })
-    }
-
-    /// Has the oldest records go where they have outgrown `records_size_limit`, and says so the first time.
-    pub(super) fn bound_records(&mut self, written: u64) -> Result<(), LearnerError> {
-        let (run_dir, step) = (self.run_dir, self.state.step);
-        let journals = self.journals()?;
-        let Gone { completions, records_before } = journals.limit.keep(run_dir, written)?;
-        let limit = journals.limit.size();
-        if let Some(first) = records_before {
-            journals.cut_before(run_dir, first, step)?;
-        }
-        let records = records_before.map(|first| format!("records of the steps before {first}"));
-        let completions = completions.map(|gone| format!("completions of step {} to {}", gone.start(), gone.end()));
-        for (subject, what) in [("completions", completions), ("records", records)] {
-            journals.notices.tell(what.map(|what| notices::records_removed(step, limit, subject, &what)))?;
-        }
-        Ok(())
+        Ok(Files { metrics, ledger, notices, limit })
     }
 }
 
-impl Journals {
+impl Files {
     /// The ledger is cut before the metrics, by which what is missing from either is known.
     fn cut_before(&mut self, run_dir: &RunDir, first: u64, completed: u64) -> Result<(), LearnerError> {
         self.ledger = LedgerFile::open_and_look(&run_dir.ledger(), first, completed)?.0;

@@ -9,7 +9,7 @@ use shared::{
 };
 
 use super::Collector;
-use crate::step::{Fate, Fates, Row, StepBatch};
+use crate::step::{BatchRow, Fate, Fates, StepBatch};
 
 /// The groups of a batch and those that were dropped on the way to it. `step` is the number of the step.
 #[must_use]
@@ -17,7 +17,7 @@ pub fn groups(batch: &StepBatch<'_>, fates: &Fates, step: u64) -> Vec<LedgerGrou
     let mut found = Vec::new();
     let mut first = 0;
     for rows in batch.by_group() {
-        let state = |(index, row): (usize, &Row<'_>)| state_of(row, first + index, batch, fates);
+        let state = |(index, row): (usize, &BatchRow<'_>)| state_of(row, first + index, batch, fates);
         found.extend(placed(rows[0].group, step, rows.iter().enumerate().map(state).collect()));
         first += rows.len();
     }
@@ -98,7 +98,7 @@ fn dropped(group: &Placed, step: u64) -> Vec<LedgerGroup> {
     group.dropped.iter().map(of).collect()
 }
 
-fn state_of(row: &Row<'_>, index: usize, batch: &StepBatch<'_>, fates: &Fates) -> LedgerState {
+fn state_of(row: &BatchRow<'_>, index: usize, batch: &StepBatch<'_>, fates: &Fates) -> LedgerState {
     let failed = || row.completion.rewards.iter().any(RewardOutcome::has_failed);
     let has_reward = batch.rewards.rewards[index].is_some();
     if !row.completion.is_usable() {

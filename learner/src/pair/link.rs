@@ -14,6 +14,7 @@ use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use shared::{
     Placed,
     channel::{ChannelError, LearnerEnd, LearnerStatus, STATUS_INTERVAL, SamplerStatus, Silence},
+    config::TrainConfig,
     heartbeat,
 };
 
@@ -22,11 +23,21 @@ use crate::{cores, error::LearnerError};
 /// How often the thread looks for groups: the latency of a group.
 const POLL: Duration = Duration::from_millis(1);
 
+/// Most groups that wait for the trainer in its own memory; more wait in the channel.
+const MAX_QUEUED: u64 = 1 << 16;
+
 /// How long the end of the run is announced to a sampler that keeps talking.
 const FAREWELL: Duration = Duration::from_secs(1);
 
 /// Silence after which a sampler that was told of the end counts as gone.
 const QUIET: Duration = Duration::from_millis(500);
+
+/// Groups that wait for the trainer: as many as the sampler may be ahead, so that it is held back by `max_staleness`
+/// before it is by the channel. The queue's memory is taken at once, which is why there is a bound.
+pub fn capacity(config: &TrainConfig) -> usize {
+    let steps = config.max_staleness.saturating_add(1);
+    u64::from(config.groups_per_step()).saturating_mul(steps).min(MAX_QUEUED) as usize
+}
 
 /// The status that is repeated.
 #[derive(Debug)]
@@ -261,6 +272,18 @@ mod tests {
 
         fn sampler_status(&mut self) -> Result<Option<SamplerStatus>, ChannelError> {
             Ok(None)
+        }
+    }
+
+    #[test]
+    fn the_queue_holds_what_the_sampler_may_be_ahead_within_bounds() {
+        let of = |batch, max_staleness| {
+            let config = TrainConfig { generation_batch_size: Some(batch), max_staleness, ..TrainConfig::default() };
+            capacity(&config)
+        };
+        assert_eq!((of(64, 0), of(64, 3)), (8, 32));
+        for (batch, max_staleness) in [(64, 1_000_000), (u32::MAX, 0), (u32::MAX, u64::MAX)] {
+            assert_eq!(of(batch, max_staleness), MAX_QUEUED as usize);
         }
     }
 

@@ -14,7 +14,7 @@ use crate::{
 
 /// A completion in its place within the generation batch.
 #[derive(Debug, Clone, Copy)]
-pub struct Row<'a> {
+pub struct BatchRow<'a> {
     /// The group it belongs to.
     pub group: &'a Placed,
     /// The completion.
@@ -27,7 +27,7 @@ pub struct Row<'a> {
     pub trained: bool,
 }
 
-impl<'a> Row<'a> {
+impl<'a> BatchRow<'a> {
     /// Prompt and completion as token ids.
     #[must_use]
     pub fn sequence(&self) -> Sequence<'a> {
@@ -56,7 +56,7 @@ impl<'a> Row<'a> {
 #[derive(Debug)]
 pub struct StepBatch<'a> {
     /// Completions, group after group in prompt order, `num_generations` each.
-    pub rows: Vec<Row<'a>>,
+    pub rows: Vec<BatchRow<'a>>,
     /// Rewards of the rows.
     pub rewards: RewardSummary,
     /// Versions that the learner is ahead of each group's policy.
@@ -80,7 +80,7 @@ impl<'a> StepBatch<'a> {
                 let valid = completion.is_usable() && age <= config.max_staleness;
                 let cut = config.mask_truncated_completions && completion.episode.is_truncated();
                 let excluded = config.reward_failure.excludes(&completion.rewards);
-                rows.push(Row { group, completion, valid, excluded, trained: valid && !excluded && !cut });
+                rows.push(BatchRow { group, completion, valid, excluded, trained: valid && !excluded && !cut });
             }
         }
         let stale = groups
@@ -100,7 +100,7 @@ impl<'a> StepBatch<'a> {
     }
 
     /// The rows of each group, in prompt order.
-    pub fn by_group(&self) -> impl Iterator<Item = &[Row<'a>]> {
+    pub fn by_group(&self) -> impl Iterator<Item = &[BatchRow<'a>]> {
         self.rows.chunk_by(|a, b| std::ptr::eq(a.group, b.group))
     }
 
@@ -110,14 +110,14 @@ impl<'a> StepBatch<'a> {
     }
 
     /// Valid rows.
-    pub fn valid(&self) -> impl Iterator<Item = &Row<'a>> {
+    pub fn valid(&self) -> impl Iterator<Item = &BatchRow<'a>> {
         self.rows.iter().filter(|row| row.valid)
     }
 
     /// Tokens in the loss (TRL `num_items_in_batch`, which 1.16 counts after `mask_truncated_completions`).
     #[must_use]
     pub fn trained_tokens(&self) -> usize {
-        self.rows.iter().map(Row::trained_tokens).sum()
+        self.rows.iter().map(BatchRow::trained_tokens).sum()
     }
 
     /// Dataset position after this batch.
@@ -127,7 +127,7 @@ impl<'a> StepBatch<'a> {
     }
 }
 
-fn samples<'a>(rows: &[Row<'a>]) -> Vec<Sample<'a>> {
+fn samples<'a>(rows: &[BatchRow<'a>]) -> Vec<Sample<'a>> {
     let mut group = 0;
     rows.iter()
         .enumerate()

@@ -1,6 +1,6 @@
 //! What the losses of a step read: a value for each sampled token of the batch.
 
-use super::{Row, StepBatch};
+use super::{BatchRow, StepBatch};
 use crate::{
     loss::reduction::RowWeights,
     mismatch::{Correction, Weights},
@@ -31,15 +31,15 @@ pub struct StepInputs {
 impl StepInputs {
     /// Inputs as far as batch and configuration determine them; the rest has no rows, or zeros.
     pub(super) fn new(batch: &StepBatch<'_>, weights: &RowWeights, correction: Option<Correction>) -> Self {
-        let tokens = Row::tokens;
-        let known = |row: &Row<'_>| if row.valid { row.tokens() } else { 0 };
+        let tokens = BatchRow::tokens;
+        let known = |row: &BatchRow<'_>| if row.valid { row.tokens() } else { 0 };
         let old_logprobs = Ragged::filled(0.0, batch.rows.iter().map(known));
         let spread = |values: &[f64]| {
             let rows = batch.rows.iter().zip(values);
             rows.map(|(row, &value)| std::iter::repeat_n(value, tokens(row))).collect()
         };
         Self {
-            sampling_logprobs: batch.rows.iter().map(Row::sampling_logprobs).collect(),
+            sampling_logprobs: batch.rows.iter().map(BatchRow::sampling_logprobs).collect(),
             ref_logprobs: Ragged::default(),
             advantages: Ragged::default(),
             importance: correction.map(|correction| Weights::ones(correction.per_sequence(), old_logprobs.lengths())),

@@ -7,7 +7,7 @@ use shared::{
     metrics::{self, Metric, MetricRecord},
 };
 
-use super::{Mismatch, Row, StepBatch, StepInputs, StepMetrics};
+use super::{BatchRow, Mismatch, StepBatch, StepInputs, StepMetrics};
 use crate::{advantage::Moments, ragged::Ragged};
 
 /// All metrics of a step, from its batch and its passes. Keys without a value (no terminated completion, no reward) are
@@ -110,7 +110,7 @@ fn mismatch(batch: &StepBatch<'_>, inputs: &StepInputs, stats: &StepMetrics, rec
 
 /// Number of tokens whose supports differ in size between sampler and learner.
 fn support_mismatch(batch: &StepBatch<'_>, support_sizes: &Ragged<u32>) -> u64 {
-    let differing = |(row, sizes): (&Row<'_>, &[u32])| {
+    let differing = |(row, sizes): (&BatchRow<'_>, &[u32])| {
         row.completion.episode.logprobs().zip(sizes).filter(|(token, size)| token.kept_count != **size).count()
     };
     batch.rows.iter().zip(support_sizes.rows()).map(differing).sum::<usize>() as u64

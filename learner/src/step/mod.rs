@@ -18,10 +18,10 @@ mod stats;
 mod trainer;
 mod weights;
 
-pub use batch::{Row, StepBatch};
+pub use batch::{BatchRow, StepBatch};
 pub use credit::{Assignment, CreditAssigner};
 pub use forward::{Evaluation, Forward, evaluate};
 pub use inputs::StepInputs;
 pub use metrics::record;
 pub use stats::{Fate, Fates, Mean, Mismatch, StepMetrics, Times, TokenNotes};
-pub use trainer::{Before, Carried, Gate, TrainedStep, Trainer};
+pub use trainer::{Allows, Before, Carried, TrainedStep, Trainer};

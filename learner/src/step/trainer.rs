@@ -10,7 +10,7 @@ use shared::{config::TrainConfig, rng};
 use tch::Device;
 
 use super::{
-    CreditAssigner, Fate, Forward, Mean, Row, StepBatch, StepInputs, StepMetrics, TokenNotes,
+    BatchRow, CreditAssigner, Fate, Forward, Mean, StepBatch, StepInputs, StepMetrics, TokenNotes,
     passes::{Pass, Totals},
 };
 use crate::{
@@ -53,7 +53,7 @@ pub struct Before<'a> {
 }
 
 /// Says whether an update may be made; if not, it and all further ones of the step are left out.
-pub type Gate<'g> = dyn FnMut(&Before<'_>) -> bool + 'g;
+pub type Allows<'a> = dyn FnMut(&Before<'_>) -> bool + 'a;
 
 /// The result of a step.
 #[derive(Debug)]
@@ -128,8 +128,8 @@ impl Trainer {
         Self::among(config, policy, reference, Among::default())
     }
 
-    /// A trainer that is one rank of several, all of which must be given the same batches. The first rank's gate
-    /// decides for all, and its metrics are those of the step.
+    /// A trainer that is one rank of several, all of which must be given the same batches. What the first rank
+    /// allows decides for all, and its metrics are those of the step.
     ///
     /// # Errors
     /// As [`Trainer::new`].
@@ -237,7 +237,7 @@ impl Trainer {
         self.step_if(batch, step, &mut |_| true)
     }
 
-    /// As [`Trainer::step`], as long as `gate` allows updates. The gate is asked before each update of the policy.
+    /// As [`Trainer::step`], as long as `allows` permits updates. It is asked before each update of the policy.
     ///
     /// # Errors
     /// As [`Trainer::step`].
@@ -245,11 +245,11 @@ impl Trainer {
         &mut self,
         batch: &StepBatch<'_>,
         step: u64,
-        gate: &mut Gate<'_>,
+        allows: &mut Allows<'_>,
     ) -> Result<TrainedStep, LearnerError> {
         let (config, updates) = (Arc::clone(&self.config), self.plan(batch, step));
         let mut inputs = StepInputs::new(batch, &self.weights(batch, &updates), self.correction);
-        let notes = (config.token_records > 0).then(|| TokenNotes::new(batch.rows.iter().map(Row::tokens)));
+        let notes = (config.token_records > 0).then(|| TokenNotes::new(batch.rows.iter().map(BatchRow::tokens)));
         let mut metrics = StepMetrics { notes, ..StepMetrics::default() };
         let forward = self.forward(batch, &mut metrics);
         inputs.ref_logprobs = self.ref_logprobs(batch, &forward, &mut metrics)?;
@@ -295,7 +295,7 @@ impl Trainer {
                         on_policy,
                         reads_old_logprobs: on_policy && !all_before,
                     };
-                    let update = self.update(pass, rows, gate)?;
+                    let update = self.update(pass, rows, allows)?;
                     goes_on = update.goes_on;
                     moved |= update.applied;
                 } else {
@@ -343,7 +343,7 @@ impl Trainer {
     /// The sequences of a step; with truncated sampling, their supports under the current policy.
     fn forward<'b>(&self, batch: &StepBatch<'b>, metrics: &mut StepMetrics) -> Forward<'b> {
         let mut forward = Forward {
-            sequences: batch.rows.iter().map(Row::sequence).collect(),
+            sequences: batch.rows.iter().map(BatchRow::sequence).collect(),
             supports: None,
             temperature: f64::from(self.config.temperature),
             budget: self.budget,
@@ -373,7 +373,7 @@ impl Trainer {
         let start = Instant::now();
         // In the reward, the penalty is part of the baseline, to which completions outside the loss belong as well.
         let all = self.credit.needs_logprobs();
-        let wanted = |row: &Row<'_>| row.trained || all && row.valid;
+        let wanted = |row: &BatchRow<'_>| row.trained || all && row.valid;
         let rows: Vec<usize> = (0..batch.rows.len()).filter(|&r| wanted(&batch.rows[r])).collect();
         let found = forward.evaluate(reference, &rows)?;
         metrics.times.ref_logprobs = start.elapsed();
@@ -432,8 +432,8 @@ impl Trainer {
         reference.moved();
     }
 
-    /// One update of the policy, if `gate` allows it.
-    fn update(&mut self, mut pass: Pass<'_>, rows: &[usize], gate: &mut Gate<'_>) -> Result<Updated, LearnerError> {
+    /// One update of the policy, if `allows` permits it.
+    fn update(&mut self, mut pass: Pass<'_>, rows: &[usize], allows: &mut Allows<'_>) -> Result<Updated, LearnerError> {
         let (start, mut passed) = (Instant::now(), Duration::ZERO);
         let mut totals = Totals::default();
         let mut update = self.policy.differentiate(|policy, gradients| {
@@ -453,7 +453,7 @@ impl Trainer {
         metrics.grad_norms.push(update.grad_norm);
         let finite = update.grad_norm.is_finite();
         let asked = Instant::now();
-        let goes_on = gate(&Before { batch, inputs, metrics, update: number, finite });
+        let goes_on = allows(&Before { batch, inputs, metrics, update: number, finite });
         let goes_on = self.ranks.of_first(f64::from(u8::from(goes_on)))? != 0.0;
         let asked = asked.elapsed();
         if goes_on {

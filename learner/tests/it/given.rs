@@ -3,7 +3,7 @@
 use learner::{
     batch::{MicroBatch, Sequence},
     model::{LoadOptions, Span, load},
-    step::{Row, StepBatch, TrainedStep, Trainer, record},
+    step::{BatchRow, StepBatch, TrainedStep, Trainer, record},
 };
 use proptest::prelude::*;
 use shared::{
@@ -140,7 +140,7 @@ proptest! {
         let config = TrainConfig { loss_type, micro_batch_tokens: Some(if tight { 1 } else { 4096 }), ..config() };
         let groups = groups(&config, &shapes);
         let batch = StepBatch::new(&groups, &config, VERSION);
-        let owned = |row: &Row<'_>| row.completion.episode.owner_mask().filter(|&sampled| sampled).count();
+        let owned = |row: &BatchRow<'_>| row.completion.episode.owner_mask().filter(|&sampled| sampled).count();
         let sampled: Vec<usize> = batch.rows.iter().map(owned).collect();
         let all: usize = sampled.iter().sum();
         prop_assert!(batch.rows.iter().all(|row| row.trained), "a row that is all given counts as a row");
@@ -252,7 +252,7 @@ fn a_truncated_episode_leaves_the_loss_with_all_its_segments() {
     };
     groups[0].scored.group.completions[2].episode.push(cut);
     let batch = StepBatch::new(&groups, &config, VERSION);
-    let trained = |row: &Row<'_>| row.trained_tokens();
+    let trained = |row: &BatchRow<'_>| row.trained_tokens();
     let mut expected = [3; 12];
     expected[2] = 0;
     assert_eq!(batch.rows.iter().map(trained).collect::<Vec<_>>(), expected);

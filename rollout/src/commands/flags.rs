@@ -29,7 +29,7 @@ use super::rows::check_writable;
 use crate::{
     assembly::Scoring,
     data::{Dataset, PromptOptions, Tokenizer},
-    engine::{EngineOptions, Kernels, auto_max_num_seqs, available_memory},
+    engine::{EngineOptions, Kernels},
     reward, trace,
 };
 
@@ -237,11 +237,7 @@ impl BatchingFlags {
     /// # Errors
     /// When there is too little memory for one sequence.
     pub fn fit(&self, options: &mut EngineOptions, model: &ModelDir, dtype: Dtype) -> anyhow::Result<()> {
-        if self.max_num_seqs.is_none() {
-            let available = available_memory(options)?;
-            options.max_num_seqs = auto_max_num_seqs(model.config(), dtype, options, options.max_num_seqs, available)?;
-        }
-        Ok(())
+        Ok(options.fit(self.max_num_seqs, model.config(), dtype)?)
     }
 }
 

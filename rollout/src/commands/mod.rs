@@ -23,16 +23,13 @@ use std::{
 
 use anyhow::Context;
 use serde_json::Value;
-use shared::command_line;
+use shared::{command_line, exit};
 
 /// Ends the programs of reward functions, tells an error, and returns the exit code for the result of a subcommand.
 #[must_use]
 pub fn end(result: anyhow::Result<ExitCode>) -> ExitCode {
     rollout_rewards::end_all();
-    result.unwrap_or_else(|error| {
-        command_line::tell_error(&error);
-        ExitCode::FAILURE
-    })
+    result.unwrap_or_else(|error| command_line::fail(error, exit::ERROR))
 }
 
 /// The result of a subcommand: one line of JSON on stdout.

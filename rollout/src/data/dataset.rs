@@ -132,14 +132,14 @@ impl PromptRow {
 /// Prompts of one or several files and folders, in the order of their rows.
 #[derive(Debug, Clone)]
 pub struct Dataset {
-    sources: Vec<Source>,
+    sources: Vec<RowSource>,
     rows: Vec<PromptRow>,
     odd: OddPrompts,
 }
 
 /// A file or folder, and where its rows end.
 #[derive(Debug, Clone)]
-struct Source {
+struct RowSource {
     path: PathBuf,
     /// The id after its last row.
     end: u64,
@@ -213,7 +213,7 @@ impl Dataset {
                 dataset.odd.count(oddities);
                 dataset.rows.push(prompt);
             }
-            dataset.sources.push(Source { path: path.clone(), end: dataset.rows.len() as u64 });
+            dataset.sources.push(RowSource { path: path.clone(), end: dataset.rows.len() as u64 });
         }
         Ok(dataset)
     }

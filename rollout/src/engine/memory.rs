@@ -101,6 +101,21 @@ pub fn plan_memory(
     Err(EngineError::Memory(format!("does not fit into memory: {against}; {way_out}")))
 }
 
+impl EngineOptions {
+    /// Fits `max_num_seqs` to the memory where nobody has given a number of sequences: to the largest up to what the
+    /// options say that the memory has room for.
+    ///
+    /// # Errors
+    /// As [`available_memory`]; when there is too little memory for one sequence.
+    pub fn fit(&mut self, given: Option<usize>, config: &ModelConfig, dtype: Dtype) -> Result<(), EngineError> {
+        if given.is_none() {
+            let available = available_memory(self)?;
+            self.max_num_seqs = auto_max_num_seqs(config, dtype, self, self.max_num_seqs, available)?;
+        }
+        Ok(())
+    }
+}
+
 /// The largest `max_num_seqs` up to `wanted` whose plan fits; the other options stay as they are.
 ///
 /// # Errors
@@ -127,7 +142,7 @@ pub fn auto_max_num_seqs(
 #[cfg(test)]
 mod tests {
     use rollout_kernels::element::KvFormat;
-    use shared::config::{KvDtype, RolloutDtype};
+    use shared::config::{KvDtype, RolloutDtype, TrainConfig};
 
     use super::*;
     use crate::engine::{Kernels, packed::page_shape};
@@ -174,6 +189,31 @@ mod tests {
             assert_eq!(planned(&config, Dtype::Fp32, &batched).kv_cache, plan.kv_cache / 8 * 11);
             let swapping = EngineOptions { hot_swap: true, ..options(7) };
             assert_eq!(planned(&config, Dtype::Fp32, &swapping).swap, all + both);
+        }
+    }
+
+    /// The launcher plans with options alone, before there is an engine.
+    #[test]
+    fn a_run_is_planned_with_the_sizes_that_its_engine_has() {
+        let usual = TrainConfig { max_num_seqs: Some(7), use_peft: true, ..TrainConfig::default() };
+        let rounded = TrainConfig {
+            rollout_dtype: RolloutDtype::Int8,
+            kv_dtype: KvDtype::Int8,
+            use_peft: false,
+            ..usual.clone()
+        };
+        let stock = TrainConfig {
+            rollout_kernels: Kernels::Stock,
+            rollout_prefill_batch: 3,
+            rollout_candidates: 64,
+            max_num_batched_tokens: 512,
+            ..rounded.clone()
+        };
+        let graphs = TrainConfig { rollout_candidates: 0, rollout_cuda_graphs: true, ..stock.clone() };
+        for run in [usual, rounded, stock, graphs] {
+            let model = config(false);
+            let of_engine = planned(&model, run.rollout_device.export_dtype(), &EngineOptions::of(&run, &model, 128));
+            assert_eq!(SamplerSizes::of(&run, &model, 7, 128).plan(&model), of_engine, "{run:?}");
         }
     }
 

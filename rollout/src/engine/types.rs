@@ -103,18 +103,17 @@ impl EngineOptions {
     }
 
     /// What a run's options say, for sequences of at most `max_model_len` tokens. Without `max_num_seqs`, as many at
-    /// once as a step has completions, whatever the memory.
+    /// once as a step has completions; [`EngineOptions::fit`] then lowers that to what the memory has room for.
     #[must_use]
     pub fn of(config: &TrainConfig, model: &ModelConfig, max_model_len: usize) -> Self {
         let cores = thread::available_parallelism().map_or(1, usize::from);
-        let max_num_seqs = config.max_num_seqs.unwrap_or(config.completions_per_step() as usize);
         Self {
             threads: config.threads(cores).0,
             // In a synchronous run the learner waits while the sampler works, and the cores are free.
             spinning: config.max_staleness == 0,
             hot_swap: true,
             kept: kept_numbers(config, model),
-            ..Self::computing(config, max_num_seqs, max_model_len)
+            ..Self::computing(config, config.sequences_wanted(), max_model_len)
         }
     }
 

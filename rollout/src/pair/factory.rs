@@ -15,7 +15,7 @@ use shared::{
 use super::link::Link;
 use crate::{
     data::Tokenizer,
-    engine::{Engine, EngineOptions, WeightSource, auto_max_num_seqs, available_memory, machine},
+    engine::{Engine, EngineOptions, WeightSource, machine},
     generate::{
         PairGenerator,
         follower::{is_about, refusal},
@@ -102,10 +102,7 @@ fn engine(run: &RunParts<'_>, version: PolicyVersion) -> anyhow::Result<Engine> 
     let shared = source.dir.parent().is_some_and(Path::is_symlink);
     let plan = RunPlan::new(config, model.config(), critic, machine(options.device)?, shared)?;
     options.memory = Some(plan.sampler_share());
-    if config.max_num_seqs.is_none() {
-        options.max_num_seqs =
-            auto_max_num_seqs(model.config(), dtype, &options, options.max_num_seqs, available_memory(&options)?)?;
-    }
+    options.fit(config.max_num_seqs, model.config(), dtype)?;
     Ok(Engine::new(source, model, options)?)
 }
 

@@ -18,7 +18,7 @@ use shared::{Completion, ModelDir, PolicyVersion, config::TrainConfig, pace::Wai
 use crate::{
     assembly::Assembly,
     data::{PromptRow, Tokenizer},
-    engine::{Engine, EngineOptions, Output, WeightSource, auto_max_num_seqs, available_memory, export_options},
+    engine::{Engine, EngineOptions, Output, WeightSource, export_options},
     generate::{self, Generate},
 };
 
@@ -65,8 +65,7 @@ fn engine(config: &TrainConfig, model: &ModelDir, max_model_len: usize, sequence
     let dir = ensure_export(model, &export_options(dtype, max_model_len))?;
     let of_run = EngineOptions::of(config, model.config(), max_model_len);
     let mut options = EngineOptions { max_num_seqs: sequences, spinning: true, hot_swap: false, kept: 0, ..of_run };
-    let available = available_memory(&options)?;
-    options.max_num_seqs = auto_max_num_seqs(model.config(), dtype, &options, sequences, available)?;
+    options.fit(None, model.config(), dtype)?;
     Ok(Engine::new(WeightSource { dir, version: PolicyVersion(0) }, model, options)?)
 }
 

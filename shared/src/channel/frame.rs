@@ -45,7 +45,7 @@ const CHECKSUM: usize = 8;
 /// The kinds of message, as they stand in the header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u16)]
-pub enum Kind {
+pub enum MessageKind {
     /// A [`Placed`] group.
     Placed = 1,
     /// A [`LearnerStatus`].
@@ -65,35 +65,35 @@ pub enum Kind {
 /// A type that travels in a frame.
 pub trait Message: Serialize + DeserializeOwned {
     /// The kind in the header of this type.
-    const KIND: Kind;
+    const KIND: MessageKind;
 }
 
 impl Message for Placed {
-    const KIND: Kind = Kind::Placed;
+    const KIND: MessageKind = MessageKind::Placed;
 }
 
 impl Message for Group {
-    const KIND: Kind = Kind::Group;
+    const KIND: MessageKind = MessageKind::Group;
 }
 
 impl Message for Scored {
-    const KIND: Kind = Kind::Scored;
+    const KIND: MessageKind = MessageKind::Scored;
 }
 
 impl Message for LearnerStatus {
-    const KIND: Kind = Kind::LearnerStatus;
+    const KIND: MessageKind = MessageKind::LearnerStatus;
 }
 
 impl Message for SamplerStatus {
-    const KIND: Kind = Kind::SamplerStatus;
+    const KIND: MessageKind = MessageKind::SamplerStatus;
 }
 
 impl Message for Report {
-    const KIND: Kind = Kind::Report;
+    const KIND: MessageKind = MessageKind::Report;
 }
 
 impl Message for Orders {
-    const KIND: Kind = Kind::Orders;
+    const KIND: MessageKind = MessageKind::Orders;
 }
 
 /// A frame that cannot be read.
@@ -123,7 +123,7 @@ pub enum FrameError {
         /// The kind found.
         found: u16,
         /// The kind of the topic.
-        expected: Kind,
+        expected: MessageKind,
     },
     /// The body is not as long as the header says.
     #[error("the header states a body of {stated} bytes, there are {found}")]
@@ -197,7 +197,7 @@ pub fn decode_kept<M: Kept>(frame: &[u8]) -> Result<M, FrameError> {
     let version = version_of(frame)?;
     match BEFORE.iter().find(|(before, _)| *before == version) {
         // In that layout, a group of any state had the kind that a placed one has now.
-        Some((_, checked)) => decode_behind::<before::RolloutGroup>(frame, *checked, Kind::Placed).map(M::from),
+        Some((_, checked)) => decode_behind::<before::RolloutGroup>(frame, *checked, MessageKind::Placed).map(M::from),
         None => decode(frame),
     }
 }
@@ -225,7 +225,7 @@ fn version_of(frame: &[u8]) -> Result<u16, FrameError> {
 }
 
 /// Decodes a frame with `checked` bytes before its checksum; the body follows the checksum.
-fn decode_behind<T: DeserializeOwned>(frame: &[u8], checked: usize, expected: Kind) -> Result<T, FrameError> {
+fn decode_behind<T: DeserializeOwned>(frame: &[u8], checked: usize, expected: MessageKind) -> Result<T, FrameError> {
     let Some(body) = frame.get(checked + CHECKSUM..) else {
         return Err(FrameError::TooShort { length: frame.len() });
     };

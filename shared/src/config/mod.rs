@@ -127,6 +127,12 @@ impl TrainConfig {
         self.groups_per_step().saturating_mul(self.num_generations)
     }
 
+    /// Sequences that the sampler decodes at once where memory has room for them: `max_num_seqs`, else a whole step.
+    #[must_use]
+    pub fn sequences_wanted(&self) -> usize {
+        self.max_num_seqs.unwrap_or(self.completions_per_step() as usize)
+    }
+
     /// Optimiser updates per step.
     #[must_use]
     pub fn updates_per_step(&self) -> u64 {

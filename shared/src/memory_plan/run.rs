@@ -119,7 +119,8 @@ impl RunPlan {
         let versions = VersionRoom::of(config, model);
         let on_gpu = [config.learner_device, config.rollout_device].map(|device| device != Device::Cpu);
         let sizes = learner_sizes(config, model, critic);
-        let wanted = config.max_num_seqs.unwrap_or(config.completions_per_step() as usize);
+        let positions = config.max_model_len.unwrap_or((work.prompt + work.completion) as usize);
+        let wanted = config.sequences_wanted();
         // The sampler's minimum: a group at once.
         let least = config.max_num_seqs.unwrap_or(wanted.min(config.num_generations as usize));
         let plan = |tokens: u64, sequences: usize| Self {
@@ -128,7 +129,7 @@ impl RunPlan {
             machine,
             learner: sizes.plan(tokens.min(work.most())),
             ranks: u64::from(Torchrun::ranks_here(config)),
-            sampler: sampler_sizes(config, model, &work, sequences).plan(model),
+            sampler: SamplerSizes::of(config, model, sequences, positions).plan(model),
             versions,
             shared,
             on_gpu,
@@ -343,26 +344,6 @@ fn adapted(config: &TrainConfig, model: &ModelConfig) -> impl Iterator<Item = (S
         (name.contains("layers") && is_target(&name)).then_some((name, shape))
     };
     model.parameters().into_iter().filter_map(shape)
-}
-
-fn sampler_sizes(config: &TrainConfig, model: &ModelConfig, work: &Workload, sequences: usize) -> SamplerSizes {
-    let positions = config.max_model_len.unwrap_or((work.prompt + work.completion) as usize);
-    SamplerSizes {
-        dtype: config.rollout_device.export_dtype(),
-        device: config.rollout_device,
-        kernels: config.rollout_kernels,
-        rollout_dtype: config.rollout_dtype,
-        kv_dtype: config.kv_dtype,
-        max_num_seqs: sequences,
-        max_model_len: positions,
-        rows: sequences,
-        max_num_batched_tokens: config.max_num_batched_tokens,
-        prefill_batch: config.rollout_prefill_batch,
-        kept_states: 0,
-        logits_copies: SamplerSizes::logits_copies(config.rollout_candidates, config.rollout_cuda_graphs),
-        hot_swap: true,
-        kept: kept_numbers(config, model),
-    }
 }
 
 #[cfg(test)]

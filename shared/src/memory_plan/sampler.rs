@@ -1,8 +1,10 @@
 //! Memory of a sampler.
 
+use super::kept_numbers;
 use crate::{
     ModelConfig,
     compute::{Device, Dtype, Kernels, KvDtype, RolloutDtype},
+    config::TrainConfig,
 };
 
 /// Positions of a page of keys and values (packed kernels).
@@ -64,6 +66,28 @@ pub struct SamplerPlan {
 }
 
 impl SamplerSizes {
+    /// Those of a run's engine, as its options say: `rollout::engine::sizes` has the same of the engine itself. Rows of
+    /// drafts are not counted.
+    #[must_use]
+    pub fn of(config: &TrainConfig, model: &ModelConfig, max_num_seqs: usize, max_model_len: usize) -> Self {
+        Self {
+            dtype: config.rollout_device.export_dtype(),
+            device: config.rollout_device,
+            kernels: config.rollout_kernels,
+            rollout_dtype: config.rollout_dtype,
+            kv_dtype: config.kv_dtype,
+            max_num_seqs,
+            max_model_len,
+            rows: max_num_seqs,
+            max_num_batched_tokens: config.max_num_batched_tokens,
+            prefill_batch: config.rollout_prefill_batch,
+            kept_states: 0,
+            logits_copies: Self::logits_copies(config.rollout_candidates, config.rollout_cuda_graphs),
+            hot_swap: true,
+            kept: kept_numbers(config, model),
+        }
+    }
+
     /// Rows of logits for each row that is sampled from: with candidates two more, for intermediate results; with CUDA
     /// graphs one more at least, on the device.
     #[must_use]

@@ -13,7 +13,7 @@ use shared::{
     channel::{
         LearnerStatus, SamplerStatus,
         fleet::{Difference, Edition, Lease, Made, Orders, Report, RunFacts},
-        frame::{self, FRAME_VERSION, HEADER_LEN, Kind, MAGIC},
+        frame::{self, FRAME_VERSION, HEADER_LEN, MAGIC, MessageKind},
     },
     config::RolloutDtype,
     endpoint::Endpoint,
@@ -42,11 +42,11 @@ pub fn frame(bytes: &[u8]) {
     let Some((kind, body)) = bytes.split_first() else { return };
     match kind % 4 {
         0 => {
-            check_kept::<Placed>(&framed(FRAME_VERSION, Kind::Placed, body));
-            check_kept::<Scored>(&framed(BEFORE, Kind::Placed, body));
+            check_kept::<Placed>(&framed(FRAME_VERSION, MessageKind::Placed, body));
+            check_kept::<Scored>(&framed(BEFORE, MessageKind::Placed, body));
         }
-        1 => check::<LearnerStatus>(&framed(FRAME_VERSION, Kind::LearnerStatus, body)),
-        2 => check::<SamplerStatus>(&framed(FRAME_VERSION, Kind::SamplerStatus, body)),
+        1 => check::<LearnerStatus>(&framed(FRAME_VERSION, MessageKind::LearnerStatus, body)),
+        2 => check::<SamplerStatus>(&framed(FRAME_VERSION, MessageKind::SamplerStatus, body)),
         _ => check_kept::<Group>(body),
     }
 }
@@ -108,8 +108,8 @@ pub fn fleet_seeds() -> Vec<Vec<u8>> {
 pub fn fleet(bytes: &[u8]) {
     let Some((kind, body)) = bytes.split_first() else { return };
     match kind % 4 {
-        0 => check::<Report>(&framed(FRAME_VERSION, Kind::Report, body)),
-        1 => check::<Orders>(&framed(FRAME_VERSION, Kind::Orders, body)),
+        0 => check::<Report>(&framed(FRAME_VERSION, MessageKind::Report, body)),
+        1 => check::<Orders>(&framed(FRAME_VERSION, MessageKind::Orders, body)),
         2 => check::<Report>(body),
         _ => check::<Orders>(body),
     }
@@ -158,7 +158,7 @@ fn check_read<M: frame::Message>(message: Option<M>) {
 const BEFORE: u16 = 9;
 
 /// A frame with a right header.
-fn framed(version: u16, kind: Kind, body: &[u8]) -> Vec<u8> {
+fn framed(version: u16, kind: MessageKind, body: &[u8]) -> Vec<u8> {
     let (length, run) = (body.len() as u64, 0u64);
     let kind = kind as u16;
     let start = [&MAGIC[..], &version.to_le_bytes(), &kind.to_le_bytes(), &length.to_le_bytes(), &run.to_le_bytes()];

@@ -28,17 +28,17 @@ impl Device {
 }
 
 /// Name of a part, and the seconds that its measurements may take together.
-pub type Part = (&'static str, u64);
+pub type ProofPart = (&'static str, u64);
 
-const TESTS: Part = ("engine tests", 120);
-const AGREEMENT: Part = ("log-probs", 170);
-const LIMITS: Part = ("limits", 40);
-const ROLLOUT: Part = ("rollout", 400);
-const LEARNER: Part = ("learner", 400);
-const PUBLISH: Part = ("publish", 130);
-const PAIR: Part = ("pair", 240);
+const TESTS: ProofPart = ("engine tests", 120);
+const AGREEMENT: ProofPart = ("log-probs", 170);
+const LIMITS: ProofPart = ("limits", 40);
+const ROLLOUT: ProofPart = ("rollout", 400);
+const LEARNER: ProofPart = ("learner", 400);
+const PUBLISH: ProofPart = ("publish", 130);
+const PAIR: ProofPart = ("pair", 240);
 /// All of them, in their order.
-pub const PARTS: [Part; 7] = [TESTS, AGREEMENT, LIMITS, ROLLOUT, LEARNER, PUBLISH, PAIR];
+pub const PARTS: [ProofPart; 7] = [TESTS, AGREEMENT, LIMITS, ROLLOUT, LEARNER, PUBLISH, PAIR];
 
 /// Sequences at once.
 pub const BATCH_SIZES: [u32; 3] = [16, 64, 256];
@@ -94,7 +94,7 @@ pub type Words = (Program, Vec<String>);
 #[derive(Debug, Clone)]
 pub struct Measurement {
     /// The part that it belongs to.
-    pub part: Part,
+    pub part: ProofPart,
     /// Its name, which is unique.
     pub name: String,
     /// Time limit, including the time to make its model.
@@ -159,7 +159,7 @@ impl Planner<'_> {
         all
     }
 
-    fn of(&self, part: Part, name: &str, seconds: u64) -> Measurement {
+    fn of(&self, part: ProofPart, name: &str, seconds: u64) -> Measurement {
         Measurement {
             part,
             name: name.to_owned(),
@@ -234,7 +234,7 @@ impl Planner<'_> {
         (self.device == Device::Cpu && flags.contains(&"--cuda-graphs")).then_some("CUDA graphs need device cuda")
     }
 
-    fn sampler(&self, part: Part, name: &str, size: u32, flags: &[&str]) -> Measurement {
+    fn sampler(&self, part: ProofPart, name: &str, size: u32, flags: &[&str]) -> Measurement {
         let [prompts, size] = [size / 8, size].map(|n| n.to_string());
         let [prompt, completion] = [self.sizes.prompt, self.sizes.completion].map(|n| n.to_string());
         let model = self.path(LARGE, "");
@@ -309,7 +309,7 @@ impl Planner<'_> {
     }
 
     /// A run of the pair.
-    fn training(&self, part: Part, name: &str, seconds: u64, options: &[&str]) -> Measurement {
+    fn training(&self, part: ProofPart, name: &str, seconds: u64, options: &[&str]) -> Measurement {
         let run = self.work.join("runs").join(name.replace(' ', "-"));
         let [model, prompts, dir] =
             [self.path(LARGE, ""), self.path(LARGE, "prompts.jsonl"), run.display().to_string()];

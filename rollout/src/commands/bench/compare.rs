@@ -67,18 +67,21 @@ pub(super) fn run(args: &Args, words: &[String]) -> anyhow::Result<()> {
     shared::tell!("{:<19} {:>12} {:>12} {:>8}   per round", "median", "A", "B", "B / A");
     let mut summary = Map::new();
     for (name, label, factor) in FIGURES {
-        let Some(row) = Row::new(name, a, b) else { continue };
+        let Some(found) = Compared::new(name, a, b) else { continue };
         shared::tell!(
             "{label:<19} {:>12.2} {:>12.2} {:>8.3}   {:.3} to {:.3}",
-            row.a * factor,
-            row.b * factor,
-            row.ratio,
-            row.lowest,
-            row.highest
+            found.a * factor,
+            found.b * factor,
+            found.ratio,
+            found.lowest,
+            found.highest
         );
         summary.insert(
             name.into(),
-            json!({"a": row.a, "b": row.b, "ratio": row.ratio, "ratio_min": row.lowest, "ratio_max": row.highest}),
+            json!({
+                "a": found.a, "b": found.b,
+                "ratio": found.ratio, "ratio_min": found.lowest, "ratio_max": found.highest,
+            }),
         );
     }
     print(&json!({"rounds": args.repeat, "a": a.line(), "b": b.line(), "figures": summary}))
@@ -86,7 +89,7 @@ pub(super) fn run(args: &Args, words: &[String]) -> anyhow::Result<()> {
 
 /// Medians of a figure, and B over A in each round.
 #[derive(Debug, PartialEq)]
-struct Row {
+struct Compared {
     a: f64,
     b: f64,
     /// Median of the ratios.
@@ -95,7 +98,7 @@ struct Row {
     highest: f64,
 }
 
-impl Row {
+impl Compared {
     /// `None` where a side does not know the figure, or A's is 0.
     fn new(name: &str, a: &Side, b: &Side) -> Option<Self> {
         let all = |side: &Side| side.records.iter().map(|r| figure(r, name)).collect::<Option<Vec<f64>>>();
@@ -253,9 +256,9 @@ mod tests {
     #[test]
     fn ratios_are_taken_round_by_round() {
         let (a, b) = (side("A", &[100.0, 50.0, 80.0]), side("B", &[110.0, 60.0, 80.0]));
-        let row = Row::new("tokens_per_s", &a, &b).unwrap();
-        assert_eq!((row.a, row.b, row.ratio, row.lowest, row.highest), (80.0, 80.0, 1.1, 1.0, 1.2));
-        assert_eq!(Row::new("cores", &a, &b), None);
+        let found = Compared::new("tokens_per_s", &a, &b).unwrap();
+        assert_eq!((found.a, found.b, found.ratio, found.lowest, found.highest), (80.0, 80.0, 1.1, 1.0, 1.2));
+        assert_eq!(Compared::new("cores", &a, &b), None);
         assert_eq!(median(&[1.0, 4.0]), Some(2.5));
         assert_eq!(median(&[]), None);
     }

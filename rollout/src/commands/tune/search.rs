@@ -23,7 +23,7 @@ use super::{
     },
     work::Task,
 };
-use crate::engine::{Engine, EngineOptions, Kernels, WeightSource, auto_max_num_seqs, available_memory};
+use crate::engine::{Engine, EngineOptions, Kernels, WeightSource};
 
 /// Rounds over the candidates of a stage, time permitting.
 const ROUNDS: usize = 3;
@@ -104,8 +104,9 @@ impl<'a> Search<'a> {
         options: EngineOptions,
         ends: Instant,
     ) -> anyhow::Result<Self> {
-        let available = available_memory(&options)?;
-        let most = auto_max_num_seqs(model.config(), dtype, &options, task.workload.sequences(), available)?;
+        let mut largest = EngineOptions { max_num_seqs: task.workload.sequences(), ..options.clone() };
+        largest.fit(None, model.config(), dtype)?;
+        let most = largest.max_num_seqs;
         let weights = WeightSource { dir: export(model, dtype, options.max_model_len)?, version: PolicyVersion(0) };
         Ok(Self { model, weights, task, options, began: Instant::now(), ends, most, stages: Vec::new() })
     }

@@ -31,11 +31,12 @@ struct LinearWeights {
 /// Some of the products of a version, packed.
 struct Panels {
     memory: LargeBuffer,
-    /// Where those are that are here, by their number.
-    places: Vec<Option<Place>>,
+    /// Those that are here, by their number.
+    packed: Vec<Option<PackedProduct>>,
 }
 
-struct Place {
+/// A product within that memory, and what it is rounded to.
+struct PackedProduct {
     panels: Range<usize>,
     quantized: Option<Quantized>,
 }
@@ -175,8 +176,8 @@ impl PackedWeights {
     /// Spoils the scales of a product of int8.
     #[cfg(test)]
     pub fn scale_for_test(&mut self, product: usize, factor: f32) {
-        let place = self.own.places[product].as_mut().unwrap();
-        place.quantized.as_mut().unwrap().scales.iter_mut().for_each(|scale| *scale *= factor);
+        let product = self.own.packed[product].as_mut().unwrap();
+        product.quantized.as_mut().unwrap().scales.iter_mut().for_each(|scale| *scale *= factor);
     }
 
     /// What the next version may have in common with this one.
@@ -255,7 +256,7 @@ impl PackedWeights {
 
 impl Panels {
     fn get(&self, index: usize) -> Option<(&[f32], Option<&Quantized>)> {
-        let Place { panels, quantized } = self.places[index].as_ref()?;
+        let PackedProduct { panels, quantized } = self.packed[index].as_ref()?;
         Some((&self.memory[panels.clone()], quantized.as_ref()))
     }
 }
@@ -280,7 +281,7 @@ impl Packing<'_> {
 
     /// Whether these are, of the same base, all that the adapter leaves as it is.
     fn leaves(&self, kept: &Kept) -> bool {
-        let is_kept = kept.panels.places.iter().map(Option::is_some);
+        let is_kept = kept.panels.packed.iter().map(Option::is_some);
         kept.base == self.stored.manifest.data_blake3 && self.products.iter().map(|p| !self.is_own(p)).eq(is_kept)
     }
 
@@ -292,15 +293,15 @@ impl Packing<'_> {
             None => LargeBuffer::new(words).map_err(|e| format!("no memory for the packed weights: {e}"))?,
         };
         let mut end = 0;
-        let places = self.products.iter().map(|product| {
+        let packed = self.products.iter().map(|product| {
             wanted(product).then(|| {
                 let panels = end..end + product.shape.words();
                 end = panels.end;
-                Place { quantized: self.pack_one(product, &mut memory[panels.clone()]), panels }
+                PackedProduct { quantized: self.pack_one(product, &mut memory[panels.clone()]), panels }
             })
         });
-        let places = places.collect();
-        Ok(Panels { memory, places })
+        let packed = packed.collect();
+        Ok(Panels { memory, packed })
     }
 
     fn pack_one(&self, Product { names, shape, .. }: &Product, panels: &mut [f32]) -> Option<Quantized> {
@@ -491,7 +492,7 @@ mod tests {
         let first = load(&path("a"), model.config(), Provided::default());
         let kept = first.kept().unwrap();
         // Of two layers with four products each, and the head, those with queries are changed.
-        assert_eq!(kept.panels.places.iter().map(Option::is_some).filter(|is_kept| !is_kept).count(), 2);
+        assert_eq!(kept.panels.packed.iter().map(Option::is_some).filter(|is_kept| !is_kept).count(), 2);
         for (name, same) in [("b", true), ("c", false), ("d", false)] {
             let next =
                 load(&path(name), model.config(), Provided { kept: Some(Arc::clone(&kept)), ..Provided::default() });

@@ -272,7 +272,7 @@ fn each_kind_of_damage_has_its_own_error() {
     assert_eq!(with(0, b'X'), FrameError::Magic { found: *b"XNDM" });
     assert_eq!(with(4, 8), FrameError::Version { found: 8 });
     assert_eq!(with(4, 9), FrameError::Version { found: 9 });
-    assert_eq!(with(6, 2), FrameError::Kind { found: 2, expected: Kind::Placed });
+    assert_eq!(with(6, 2), FrameError::Kind { found: 2, expected: MessageKind::Placed });
     assert!(matches!(with(8, good[8].wrapping_add(1)), FrameError::Length { .. }));
     assert_eq!(with(16, !good[16]), FrameError::Checksum, "the id of another run");
     assert_eq!(with(CHECKED, !good[CHECKED]), FrameError::Checksum);

@@ -1,12 +1,38 @@
-//! What the sampler says of its workers, for the records.
+//! What the sampler has done between two records.
 
 use shared::{
     channel::{FleetStatus, SamplerStatus},
     metrics::{self, MetricRecord},
 };
 
-/// What they are, and what they did since the last record; nothing where there are none.
-pub fn record(before: &SamplerStatus, now: &SamplerStatus, line: &mut MetricRecord) {
+/// The sampler's counters at the last record.
+#[derive(Debug, Default)]
+pub struct SamplerCounters(SamplerStatus);
+
+impl SamplerCounters {
+    /// Adds what the sampler and its workers did since the last record. A process that was started in between has
+    /// counted from zero.
+    pub fn record(&mut self, now: SamplerStatus, line: &mut MetricRecord) {
+        let Self(last) = self;
+        let zero = SamplerStatus::default();
+        let before = if last.incarnation == now.incarnation { &*last } else { &zero };
+        let since = |pick: fn(&SamplerStatus) -> u64| pick(&now).saturating_sub(pick(before)) as f64;
+        let busy = since(|s| s.busy_micros) / 1e6;
+        line.set(metrics::ROLLOUT_SWAP_S, now.swap_micros as f64 / 1e6);
+        line.set(metrics::ROLLOUT_GATE_S, now.gate_micros as f64 / 1e6);
+        line.set(metrics::ROLLOUT_SWAP_STALL_S, now.swap_stall_micros as f64 / 1e6);
+        let idle = since(|s| s.idle_micros) / 1e6;
+        line.set(metrics::ROLLOUT_BUSY_S, busy);
+        line.set(metrics::ROLLOUT_IDLE_S, idle);
+        line.set(metrics::ROLLOUT_IDLE_SHARE, idle / (busy + idle));
+        line.set(metrics::ROLLOUT_TOKENS_PER_S, since(|s| s.generated_tokens) / busy);
+        record_fleet(last, &now, line);
+        *last = now;
+    }
+}
+
+/// What the workers are, and what they did since the last record; nothing where there are none.
+fn record_fleet(before: &SamplerStatus, now: &SamplerStatus, line: &mut MetricRecord) {
     let Some(fleet) = now.fleet else { return };
     let before = before.fleet.filter(|_| before.incarnation == now.incarnation).unwrap_or_default();
     let since = |pick: fn(&FleetStatus) -> u64| pick(&fleet).saturating_sub(pick(&before));
@@ -33,7 +59,7 @@ mod tests {
         let status = |incarnation, fleet| SamplerStatus { incarnation, fleet, ..SamplerStatus::default() };
         let recorded = |before: &SamplerStatus, now: &SamplerStatus| {
             let mut line = MetricRecord::default();
-            record(before, now, &mut line);
+            record_fleet(before, now, &mut line);
             line
         };
         let (before, now) = (status(1, Some(fleet(3, 4))), status(1, Some(fleet(5, 2))));
