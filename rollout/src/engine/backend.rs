@@ -2,18 +2,13 @@
 
 use std::time::Duration;
 
-use ndarray::{ArrayView2, ArrayViewMut2};
+use ndarray::ArrayViewMut2;
 use shared::{ModelConfig, WeightManifest};
 
 use super::{
-    EngineError, WeightSource,
-    draft::Drafts,
-    scheduler::PrefillLimits,
-    sequence::{DecodeRow, Sequence},
-    swap::LoadJob,
-    types::Kernels,
+    EngineError, WeightSource, device::lever::Levers, draft::Drafts, scheduler::PrefillLimits, sequence::DecodeRow,
+    swap::LoadJob, types::Kernels,
 };
-use crate::sampling::SamplingThreads;
 
 /// What a backend is and what it takes.
 #[derive(Debug, Clone, Copy)]
@@ -75,8 +70,6 @@ pub(super) struct Cost {
     pub attention: Duration,
     /// Bytes of keys and values that were read.
     pub kv_bytes_read: u64,
-    /// Whether the call was recorded as a CUDA graph, or replayed.
-    pub captured: bool,
 }
 
 impl Cost {
@@ -87,7 +80,6 @@ impl Cost {
             head: self.head + other.head,
             attention: self.attention + other.attention,
             kv_bytes_read: self.kv_bytes_read + other.kv_bytes_read,
-            captured: self.captured || other.captured,
         }
     }
 }
@@ -117,18 +109,6 @@ pub(super) trait Backend {
         drafts: &Drafts,
         logits: ArrayViewMut2<'_, f32>,
     ) -> Result<Cost, EngineError>;
-
-    /// Draws a token for the sequence of each slot for which `row_of` names a row of `logits`: those of the decode step
-    /// before. Returns for how many a whole row of logits was looked at.
-    fn draw(
-        &mut self,
-        slots: &mut [Option<Sequence>],
-        row_of: &(dyn Fn(usize) -> Option<usize> + Sync),
-        logits: ArrayViewMut2<'_, f32>,
-        threads: &mut SamplingThreads,
-    ) -> Result<usize, EngineError> {
-        Ok(draw_on_host(slots, row_of, logits.view(), threads))
-    }
 
     /// The sequence of a slot has ended.
     fn release(&mut self, slot: usize);
@@ -169,22 +149,12 @@ pub(super) trait Backend {
 
     /// Takes into use what the last [`Backend::load`] has loaded. Prompts are to be computed anew, and nothing is held.
     fn install(&mut self);
+
+    /// What decode steps do in another way, on devices and on request.
+    fn levers(&mut self) -> Option<&mut Levers> {
+        None
+    }
 }
 
 /// What is done with a row of logits.
 pub(super) type EachRow<'a> = &'a mut dyn FnMut(&[f32]);
-
-/// [`Backend::draw`] from logits in main memory.
-pub(super) fn draw_on_host(
-    slots: &mut [Option<Sequence>],
-    row_of: &(dyn Fn(usize) -> Option<usize> + Sync),
-    logits: ArrayView2<'_, f32>,
-    threads: &mut SamplingThreads,
-) -> usize {
-    threads.for_each(logits.ncols(), slots, |slot, sequence, scratch| {
-        if let (Some(sequence), Some(row)) = (sequence, row_of(slot)) {
-            sequence.draw(logits.row(row).to_slice().expect("a row of logits is contiguous"), scratch);
-        }
-    });
-    (0..slots.len()).filter(|&slot| row_of(slot).is_some()).count()
-}

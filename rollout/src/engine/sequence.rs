@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Instant};
 
+use ndarray::ArrayView2;
 use shared::{FinishReason, PolicyVersion, SamplingParams, TokenLogprob, rng};
 
 use super::{
@@ -10,7 +11,7 @@ use super::{
     state::{Past, State},
     types::{FinishedSequence, GroupRequest, Output, StopCriterion},
 };
-use crate::sampling::{Draw, RowError, Scratch, SeenTokens, sample_row};
+use crate::sampling::{Draw, RowError, SamplingThreads, Scratch, SeenTokens, sample_row};
 
 /// One row of a decode step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -236,6 +237,20 @@ impl Sequence {
             total_seconds: since(Instant::now()),
         }
     }
+}
+
+/// Draws a token for the sequence of each slot for which `row_of` names a row of `logits`.
+pub(super) fn draw(
+    slots: &mut [Option<Sequence>],
+    row_of: &(dyn Fn(usize) -> Option<usize> + Sync),
+    logits: ArrayView2<'_, f32>,
+    threads: &mut SamplingThreads,
+) {
+    threads.for_each(logits.ncols(), slots, |slot, sequence, scratch| {
+        if let (Some(sequence), Some(row)) = (sequence, row_of(slot)) {
+            sequence.draw(logits.row(row).to_slice().expect("a row of logits is contiguous"), scratch);
+        }
+    });
 }
 
 #[cfg(test)]

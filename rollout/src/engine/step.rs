@@ -6,7 +6,7 @@ use shared::{Dtype, ModelConfig, ModelDir, PolicyVersion};
 
 use super::{
     EngineError,
-    backend::{Abilities, Backend, Continued, Prompts, draw_on_host},
+    backend::{Abilities, Backend, Continued, Prompts},
     check::{check_options, positions_of},
     draft::{Drafter, Drafts},
     gate,
@@ -16,7 +16,7 @@ use super::{
     profile::{Profile, Stopwatch},
     runtime,
     scheduler::{Extra, PrefillLimits, Scheduler},
-    sequence::{DecodeRow, Limits, Sequence},
+    sequence::{self, DecodeRow, Limits, Sequence},
     session::{dtype_of, read_manifest},
     state::{HeldStates, State},
     storage::{LogitsBuffer, logits_buffer, rows_of},
@@ -418,7 +418,7 @@ impl Engine {
                 Some(started[index].1)
             };
             let logits = rows_of(&mut self.prefix_logits, self.abilities.prefill.prompts, vocab);
-            draw_on_host(self.scheduler.slots(), &prompt_of, logits.view(), &mut self.sampling);
+            sequence::draw(self.scheduler.slots(), &prompt_of, logits.view(), &mut self.sampling);
             self.profile.sampling += watch.lap_of(Event::Sample { rows: started.len() });
             for (slot, _) in started {
                 self.accept(slot, outputs)?;
@@ -454,9 +454,12 @@ impl Engine {
         self.profile.decode_tokens += rows as u64;
         self.profile.drafted_tokens += self.drafts.len() as u64;
         self.profile.add_nodes(cost);
-        self.profile.graph_steps += u64::from(cost.captured);
         self.profile.add_kv(positions, cost.kv_bytes_read, self.backend.kv_bytes_in_use());
-        self.draw(rows, watch, outputs)
+        self.draw(rows, watch, outputs)?;
+        if let Some(levers) = self.backend.levers() {
+            levers.count(&mut self.profile);
+        }
+        Ok(())
     }
 
     /// Draws from the logits of a step: once for every sequence, and again for those whose draw was their next draft.
@@ -466,10 +469,16 @@ impl Engine {
         for round in 0.. {
             let drafts = &self.drafts;
             let row_of = |slot: usize| live[slot].then(|| drafts.first_row(slot) + round);
-            let logits = rows_of(&mut self.logits, rows + drafts.len(), self.config.vocab_size);
-            let whole_rows = self.backend.draw(self.scheduler.slots(), &row_of, logits, &mut self.sampling)?;
-            self.profile.whole_rows += whole_rows as u64;
-            let drawn = live.iter().filter(|&&live| live).count();
+            let mut logits = rows_of(&mut self.logits, rows + drafts.len(), self.config.vocab_size);
+            let (slots, drawn) = (self.scheduler.slots(), live.iter().filter(|&&live| live).count());
+            let is_drawn = match self.backend.levers() {
+                Some(levers) => levers.draw(slots, logits.view_mut(), &mut self.sampling)?,
+                None => false,
+            };
+            if !is_drawn {
+                sequence::draw(slots, &row_of, logits.view(), &mut self.sampling);
+                self.profile.whole_rows += drawn as u64;
+            }
             self.profile.sampling += watch.lap_of(Event::Sample { rows: drawn });
             for (slot, live) in live.iter_mut().enumerate().filter(|(_, live)| **live) {
                 let newest = self.accept(slot, outputs)?;
