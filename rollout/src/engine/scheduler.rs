@@ -9,6 +9,7 @@
 use std::{collections::VecDeque, sync::Arc, time::Instant};
 
 use super::{
+    backend::Prefill,
     history::SharedHistory,
     sequence::{Limits, Sequence, Wish},
     state::{Past, State},
@@ -54,6 +55,13 @@ impl WaitingGroup {
     /// Tokens of its prompt that are to be computed.
     fn tokens(&self) -> usize {
         self.request.prompt_ids.len() - self.extra.cached
+    }
+
+    /// Its prompt, of which nothing was computed beside what is held.
+    fn prefill(&self) -> Prefill<'_> {
+        let whole = Prefill::whole(&self.request.prompt_ids);
+        let Some(state) = &self.extra.from else { return whole };
+        Prefill { prompt: state.past().prompt, held: state.held().filter(|_| self.extra.cached > 0), ..whole }
     }
 
     /// One of its samples.
@@ -141,16 +149,8 @@ impl Scheduler {
             if free == 0 || tokens > budget || (count > 0 && tokens > limits.together) {
                 break;
             }
-            // What goes on from a state is computed by itself.
-            let is_alone = group.extra.from.is_some();
-            if is_alone && count > 0 {
-                break;
-            }
             count += 1;
             free = free.saturating_sub(group.samples());
-            if is_alone {
-                break;
-            }
         }
         count
     }
@@ -161,9 +161,14 @@ impl Scheduler {
         if limits.padded { count * lengths.max().unwrap_or(0) } else { lengths.sum() }
     }
 
+    /// Tokens of the first `count` prompts that are to be computed.
+    pub fn tokens(&self, count: usize) -> usize {
+        self.waiting.iter().take(count).map(WaitingGroup::tokens).sum()
+    }
+
     /// The prompts of the first `count` waiting groups.
-    pub fn prompts(&self, count: usize) -> impl Iterator<Item = &[u32]> + Clone {
-        self.waiting.iter().take(count).map(|group| &*group.request.prompt_ids)
+    pub fn prompts(&self, count: usize) -> impl Iterator<Item = Prefill<'_>> {
+        self.waiting.iter().take(count).map(WaitingGroup::prefill)
     }
 
     /// The prompts of the first `count` waiting groups are computed from now on.
@@ -172,12 +177,6 @@ impl Scheduler {
         for group in self.waiting.iter_mut().take(count) {
             group.admitted.get_or_insert(now);
         }
-    }
-
-    /// What the first waiting group goes on from, and how many tokens of its prompt are held for that.
-    pub fn next_from(&self) -> Option<(&State, usize)> {
-        let extra = &self.waiting.front()?.extra;
-        Some((extra.from.as_ref()?, extra.cached))
     }
 
     /// Those prompts are in the prefix slots from the first on now.
@@ -374,7 +373,7 @@ mod tests {
             "one alone may be longer"
         );
         assert_eq!(scheduler.prompts_to_prefill(padded(8), 4), 0);
-        assert_eq!(scheduler.prompts(3).map(<[u32]>::len).collect::<Vec<_>>(), [5, 2, 7]);
+        assert_eq!(scheduler.prompts(3).map(|prompt| prompt.tokens.len()).collect::<Vec<_>>(), [5, 2, 7]);
         scheduler.admit(3);
         scheduler.prefixes_are_ready(3);
         let started: Vec<_> = std::iter::from_fn(|| scheduler.start_next(&limits())).collect();

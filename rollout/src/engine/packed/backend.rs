@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use ndarray::{ArrayViewMut2, s};
+use ndarray::ArrayViewMut2;
 use rollout_kernels::{
     buffer::LargeBuffer,
     element::Format,
@@ -19,7 +19,7 @@ use shared::{ModelConfig, WeightManifest, config::KvDtype, memory_plan::PACKED_P
 use super::{
     super::{
         EngineError, EngineOptions, WeightSource,
-        backend::{Abilities, Backend, Continued, Cost, EachRow, Prompts},
+        backend::{Abilities, Backend, Cost, EachRow, Paged, Prefill},
         draft::Drafts,
         gate::{Examined, Gate, Rounding},
         scheduler::PrefillLimits,
@@ -60,10 +60,12 @@ impl Prompt {
     }
 }
 
-impl From<Prefix> for Prompt {
-    fn from(prefix: Prefix) -> Self {
-        Self { prefix: Arc::new(prefix), own: Vec::new(), own_len: 0 }
-    }
+/// A prompt that a call computes.
+struct Begun<'a> {
+    of: Prefill<'a>,
+    prompt: Prompt,
+    /// How many of its tokens are there after the call.
+    end: usize,
 }
 
 /// A running sequence: a prompt and pages of its own.
@@ -179,8 +181,14 @@ impl PackedBackend {
         pages
     }
 
-    /// Where a prompt that goes on from a state begins.
-    fn begin(&mut self, of: Continued<'_>) -> Prompt {
+    /// What there is of a prompt before a call: what is held, and what was computed in pieces.
+    fn begin(&mut self, of: Prefill<'_>) -> Prompt {
+        if of.computed > 0 {
+            let begun = self.coming.take().expect("a prompt of which a piece was computed");
+            let held = of.held.and_then(|number| self.held.get(&number)).map_or(0, Prompt::len);
+            assert_eq!(begun.len(), held + of.computed, "the first prompt is the one that was begun");
+            return begun;
+        }
         let mut prompt = match of.held.and_then(|number| self.held.remove_entry(&number)) {
             Some((number, held)) => {
                 let (prefix, own_len) = (Arc::clone(&held.prefix), held.own_len);
@@ -191,11 +199,80 @@ impl PackedBackend {
             None => {
                 let mut pages = Vec::new();
                 extend(&mut self.free, &mut pages, PageShape::pages_for(of.prompt));
-                Prefix { pages, len: 0 }.into()
+                Prompt { prefix: Arc::new(Prefix { pages, len: 0 }), own: Vec::new(), own_len: 0 }
             }
         };
         extend(&mut self.free, &mut prompt.own, PageShape::pages_for(of.tokens.len() - of.prompt));
         prompt
+    }
+
+    /// Computes at most `most` further tokens of each prompt. `logits` receives what follows those that are complete
+    /// then.
+    fn compute(
+        &mut self,
+        prompts: &[Prefill<'_>],
+        most: usize,
+        logits: ArrayViewMut2<'_, f32>,
+    ) -> Result<(Vec<Prompt>, Cost), EngineError> {
+        if prompts.iter().all(|of| of.computed == 0) {
+            self.forget_prompts();
+        }
+        let mut begun = Vec::with_capacity(prompts.len());
+        for &of in prompts {
+            let prompt = self.begin(of);
+            begun.push(Begun { of, end: of.tokens.len().min(prompt.len().saturating_add(most)), prompt });
+        }
+        // What a state began with is computed by itself, and the rest after it, as it was when the state came to be: so
+        // the same bits come of it, held or not.
+        let none = no_logits(self.session.vocab);
+        let first = self.pass(
+            &mut begun,
+            |Begun { of, end, .. }| if of.prompt < of.tokens.len() { of.prompt.min(*end) } else { 0 },
+            none,
+        )?;
+        let rest = self.pass(&mut begun, |begun| begun.end, logits)?;
+        Ok((begun.into_iter().map(|begun| begun.prompt).collect(), first.with(rest)))
+    }
+
+    /// Computes prompts as far as `until` says, all of them in one pass.
+    fn pass(
+        &mut self,
+        prompts: &mut [Begun<'_>],
+        until: impl Fn(&Begun<'_>) -> usize,
+        logits: ArrayViewMut2<'_, f32>,
+    ) -> Result<Cost, EngineError> {
+        let tokens = |begun: &Begun<'_>| until(begun).saturating_sub(begun.prompt.len());
+        let mut ids = Vec::new();
+        for begun in &*prompts {
+            let piece = &begun.of.tokens[begun.prompt.len()..][..tokens(begun)];
+            ids.extend(piece.iter().map(|&token| i64::from(token)));
+        }
+        if ids.is_empty() {
+            return Ok(Cost::default());
+        }
+        self.session.run(&ids, logits, |spans, last| {
+            for begun in prompts.iter().filter(|&begun| tokens(begun) > 0) {
+                let (Begun { of, prompt, .. }, tokens) = (begun, tokens(begun));
+                let Prompt { prefix, own, own_len } = prompt;
+                if prefix.len < of.prompt {
+                    spans.push(&[], 0, &prefix.pages, prefix.len, tokens);
+                } else {
+                    spans.push(&prefix.pages, prefix.len, own, *own_len, tokens);
+                }
+                // Nobody asks what follows a piece: the head of the model is not computed.
+                last.extend((prompt.len() + tokens == of.tokens.len()).then(|| spans.tokens() - 1));
+            }
+        })?;
+        for begun in prompts.iter_mut() {
+            let tokens = tokens(begun);
+            let Begun { of, prompt: Prompt { prefix, own_len, .. }, .. } = begun;
+            if prefix.len == of.prompt {
+                *own_len += tokens;
+            } else if tokens > 0 {
+                Arc::get_mut(prefix).expect("nothing starts from a piece of a prompt").len += tokens;
+            }
+        }
+        Ok(self.cost())
     }
 
     /// What the last call took: pages of a shared prompt were read once.
@@ -215,53 +292,13 @@ impl Backend for PackedBackend {
             kernels: Kernels::Packed,
             instruction_set: Isa::detect().name(self.options.format),
             prefill: PREFILL,
-            pieces: true,
-            keeps: true,
         }
     }
 
-    fn prefill(&mut self, prompts: Prompts<'_>, logits: ArrayViewMut2<'_, f32>) -> Result<Cost, EngineError> {
-        let Prompts { tokens, computed, most } = prompts;
-        if computed == 0 {
-            self.forget_prompts();
-        }
-        let mut coming = self
-            .coming
-            .take()
-            .map(|coming| Arc::into_inner(coming.prefix).expect("nothing starts from a piece of a prompt"));
-        assert_eq!(
-            coming.as_ref().map_or(0, |prefix| prefix.len),
-            computed,
-            "the first prompt is the one that was begun"
-        );
-        let (mut ids, mut pieces) = (Vec::new(), Vec::new());
-        for prompt in tokens {
-            let prefix = coming.take().unwrap_or_else(|| {
-                let mut pages = Vec::new();
-                extend(&mut self.free, &mut pages, PageShape::pages_for(prompt.len()));
-                Prefix { pages, len: 0 }
-            });
-            let piece = &prompt[prefix.len..prompt.len().min(prefix.len.saturating_add(most))];
-            ids.extend(piece.iter().map(|&t| i64::from(t)));
-            let complete = prefix.len + piece.len() == prompt.len();
-            pieces.push((prefix, piece.len(), complete));
-        }
-        let result = self.session.run(&ids, logits, |spans, last| {
-            for (prefix, tokens, complete) in &pieces {
-                spans.push(&[], 0, &prefix.pages, prefix.len, *tokens);
-                // Nobody asks what follows a piece: the head of the model is not computed.
-                last.extend(complete.then(|| spans.tokens() - 1));
-            }
-        });
-        for (mut prefix, tokens, complete) in pieces {
-            prefix.len += tokens;
-            if complete {
-                self.prompts.push(Some(prefix.into()));
-            } else {
-                self.coming = Some(prefix.into());
-            }
-        }
-        result.map(|()| self.cost())
+    fn prefill(&mut self, prompts: &[Prefill<'_>], logits: ArrayViewMut2<'_, f32>) -> Result<Cost, EngineError> {
+        let (prompts, cost) = self.compute(prompts, usize::MAX, logits)?;
+        self.prompts.extend(prompts.into_iter().map(Some));
+        Ok(cost)
     }
 
     /// Prompts before this one go: the pool has room for one prompt beyond those of the sequences.
@@ -329,73 +366,6 @@ impl Backend for PackedBackend {
         give_back(&mut self.free, Prompt { prefix, own, own_len: 0 });
     }
 
-    fn give_up(&mut self, prompt: usize) {
-        let coming = self.coming.take_if(|_| prompt == 0);
-        let complete = self.prompts.get_mut(prompt).and_then(Option::take);
-        for prompt in coming.into_iter().chain(complete) {
-            give_back(&mut self.free, prompt);
-        }
-    }
-
-    fn hold(&mut self, slot: usize, used: usize, number: u64) {
-        let slot = self.slots[slot].take().expect("the slot is occupied");
-        let own_len = slot.own_len(used);
-        let Slot { prefix, mut own, .. } = slot;
-        // Drafts may have taken more.
-        self.free.give_back(&own.split_off(PageShape::pages_for(own_len)));
-        self.held.insert(number, Prompt { prefix, own, own_len });
-    }
-
-    fn drop_held(&mut self, number: u64) {
-        if let Some(held) = self.held.remove(&number) {
-            give_back(&mut self.free, held);
-        }
-    }
-
-    fn go_on(&mut self, of: Continued<'_>, mut logits: ArrayViewMut2<'_, f32>) -> Result<Cost, EngineError> {
-        if of.computed == 0 {
-            self.forget_prompts();
-        }
-        let held = of.held.and_then(|number| self.held.get(&number)).map_or(0, Prompt::len);
-        assert_eq!(
-            self.coming.as_ref().map_or(held, Prompt::len),
-            held + of.computed,
-            "the prompt is the one that was begun"
-        );
-        let mut prompt = self.coming.take().unwrap_or_else(|| self.begin(of));
-        let (mut cost, mut left) = (Cost::default(), of.most);
-        while left > 0 && prompt.len() < of.tokens.len() {
-            let done = prompt.len();
-            let end = if done < of.prompt { of.prompt } else { of.tokens.len() };
-            let piece = &of.tokens[done..end.min(done.saturating_add(left))];
-            let ids: Vec<i64> = piece.iter().map(|&token| i64::from(token)).collect();
-            let is_last = done + piece.len() == of.tokens.len();
-            let rows = logits.slice_mut(s![..usize::from(is_last), ..]);
-            let Prompt { prefix, own, own_len } = &mut prompt;
-            self.session.run(&ids, rows, |spans, last| {
-                if done < of.prompt {
-                    spans.push(&[], 0, &prefix.pages, prefix.len, piece.len());
-                } else {
-                    spans.push(&prefix.pages, prefix.len, own, *own_len, piece.len());
-                }
-                last.extend(is_last.then_some(piece.len() - 1));
-            })?;
-            if done < of.prompt {
-                Arc::get_mut(prefix).expect("nothing starts from a piece of a prompt").len += piece.len();
-            } else {
-                *own_len += piece.len();
-            }
-            cost = cost.with(self.cost());
-            left -= piece.len();
-        }
-        if prompt.len() == of.tokens.len() {
-            self.prompts.push(Some(prompt));
-        } else {
-            self.coming = Some(prompt);
-        }
-        Ok(cost)
-    }
-
     /// Those of the pages that are taken.
     fn kv_bytes_in_use(&self) -> u64 {
         self.bytes_of(self.options.pages.pages - self.free.count())
@@ -427,6 +397,41 @@ impl Backend for PackedBackend {
         self.spare = Arc::into_inner(before).map(|weights| Spare::Old(weights.into_memory()));
         self.forget_prompts();
         for (_, held) in self.held.drain() {
+            give_back(&mut self.free, held);
+        }
+    }
+
+    fn paged(&mut self) -> Option<&mut dyn Paged> {
+        Some(self)
+    }
+}
+
+impl Paged for PackedBackend {
+    fn prefill_piece(&mut self, prompt: Prefill<'_>, tokens: usize) -> Result<Cost, EngineError> {
+        let (prompts, cost) = self.compute(&[prompt], tokens, no_logits(self.session.vocab))?;
+        self.coming = prompts.into_iter().next();
+        Ok(cost)
+    }
+
+    fn give_up(&mut self, prompt: usize) {
+        let coming = self.coming.take_if(|_| prompt == 0);
+        let complete = self.prompts.get_mut(prompt).and_then(Option::take);
+        for prompt in coming.into_iter().chain(complete) {
+            give_back(&mut self.free, prompt);
+        }
+    }
+
+    fn hold(&mut self, slot: usize, used: usize, number: u64) {
+        let slot = self.slots[slot].take().expect("the slot is occupied");
+        let own_len = slot.own_len(used);
+        let Slot { prefix, mut own, .. } = slot;
+        // Drafts may have taken more.
+        self.free.give_back(&own.split_off(PageShape::pages_for(own_len)));
+        self.held.insert(number, Prompt { prefix, own, own_len });
+    }
+
+    fn drop_held(&mut self, number: u64) {
+        if let Some(held) = self.held.remove(&number) {
             give_back(&mut self.free, held);
         }
     }
@@ -505,6 +510,11 @@ fn remark_on_speed(isa: Isa, options: &EngineOptions) {
     }
 }
 
+/// Where logits go of which there are none.
+fn no_logits(vocab: usize) -> ArrayViewMut2<'static, f32> {
+    ArrayViewMut2::from_shape((0, vocab), &mut []).expect("no rows take no memory")
+}
+
 /// Gives a sequence of the pool `count` pages.
 fn extend(free: &mut FreePages, pages: &mut Vec<u32>, count: usize) {
     free.extend(pages, count).expect("the pool holds every slot at full length");
@@ -521,7 +531,7 @@ fn give_back(free: &mut FreePages, Prompt { prefix, own, .. }: Prompt) {
 #[cfg(test)]
 mod tests {
     use exporters::{ExportOptions, VersionDir, export, norm};
-    use ndarray::{Array2, ArrayViewMut2, s};
+    use ndarray::{Array2, s};
     use rollout_kernels::pages::PAGE;
     use shared::{Canaries, Dtype, ModelDir, PolicyVersion, config::RolloutDtype};
 
@@ -607,15 +617,15 @@ mod tests {
         let all = backend.free.count();
         let vocab = model.config().vocab_size;
         let mut logits = Array2::zeros((16, vocab));
-        let none = || ArrayViewMut2::from_shape((0, vocab), &mut []).unwrap();
         // The second one comes with it, in pages of its own, and goes with the next call.
-        backend.prefill(Prompts::whole(&[&[7; 40], &[5; 9]]), logits.slice_mut(s![..2, ..])).unwrap();
+        let prompts = [Prefill::whole(&[7; 40]), Prefill::whole(&[5; 9])];
+        backend.prefill(&prompts, logits.slice_mut(s![..2, ..])).unwrap();
         assert_eq!(all - backend.free.count(), 3 + 1, "40 positions in pages of 16, and 9");
         let first = logits.row(0).to_owned();
         backend.start(0, 1).unwrap();
         assert_eq!(all - backend.free.count(), 1, "nothing will start from the first prompt any more");
         backend.release(0);
-        backend.prefill(Prompts::whole(&[&[7; 40]]), logits.slice_mut(s![..1, ..])).unwrap();
+        backend.prefill(&prompts[..1], logits.slice_mut(s![..1, ..])).unwrap();
         assert_eq!(first, logits.row(0), "a prompt beside it changes no bit");
         (0..16).for_each(|slot| backend.start(slot, 0).unwrap());
         assert_eq!(all - backend.free.count(), 3);
@@ -630,20 +640,49 @@ mod tests {
         // The group's rows are equal, since they hold the same tokens.
         assert!(logits.rows().into_iter().all(|row| row == logits.row(0) && row.iter().all(|x| x.is_finite())));
 
-        let piece = |computed| Prompts { tokens: &[&[8; 16]], computed, most: 10 };
-        backend.prefill(piece(0), none()).unwrap();
+        let prompt = Prefill::whole(&[8; 16]);
+        backend.prefill_piece(prompt, 10).unwrap();
         assert_eq!(all - backend.free.count(), 3 + 32 + 1, "sequences keep the prompt they were started from");
         let rows = [DecodeRow { token: 9, position: 57 }; 16];
         let cost = backend.decode(&rows, &Drafts::default(), logits.view_mut()).unwrap();
         assert_eq!(backend.kv_bytes_in_use() - cost.kv_bytes_read, backend.bytes_of(1), "nobody reads a piece");
-        backend.prefill(piece(10), logits.slice_mut(s![..1, ..])).unwrap();
+        backend.prefill(&[Prefill { computed: 10, ..prompt }], logits.slice_mut(s![..1, ..])).unwrap();
         backend.release(3);
         backend.moved(15, 3, 58).unwrap();
         (0..15).for_each(|slot| backend.release(slot));
         assert_eq!(all - backend.free.count(), 1);
         // A piece that nobody goes on with is given up by the next call, and so is a prompt that has no samples left.
-        backend.prefill(piece(0), none()).unwrap();
-        backend.prefill(piece(0), none()).unwrap();
+        backend.prefill_piece(prompt, 10).unwrap();
+        backend.prefill_piece(prompt, 10).unwrap();
+        assert_eq!(all - backend.free.count(), 1);
+    }
+
+    #[test]
+    fn prompts_that_go_on_are_computed_together_as_each_is_by_itself() {
+        let (_folder, model, source, manifest) = exported();
+        let options = EngineOptions { kept_states: 2, ..options() };
+        let mut backend = PackedBackend::open(&source, model.config(), &manifest, &options).unwrap();
+        let all = backend.free.count();
+        let mut logits = Array2::zeros((4, model.config().vocab_size));
+        // Two states after one prompt, each with a further token whose keys and values are held.
+        backend.prefill(&[Prefill::whole(&[7; 20])], logits.slice_mut(s![..1, ..])).unwrap();
+        (0..2).for_each(|slot| backend.start(slot, 0).unwrap());
+        let rows = [3, 4].map(|token| DecodeRow { token, position: 20 });
+        backend.decode(&rows, &Drafts::default(), logits.slice_mut(s![..2, ..])).unwrap();
+        (0..2).for_each(|slot| backend.hold(slot, 21, slot as u64));
+        // The newest token of each, and a reply.
+        let tokens = [3, 4].map(|token| [&[7; 20][..], &[token, 9], &[5; 6]].concat());
+        let after = |state: usize, held| Prefill { prompt: 20, held, ..Prefill::whole(&tokens[state]) };
+        let prompts = [after(0, Some(0)), Prefill::whole(&[8; 5]), after(1, Some(1)), after(0, None)];
+        backend.prefill(&prompts, logits.view_mut()).unwrap();
+        let together = logits.clone();
+        assert_eq!(together.row(0), together.row(3), "held or not");
+        for (prompt, together) in prompts.iter().zip(together.rows()) {
+            backend.prefill(&[*prompt], logits.slice_mut(s![..1, ..])).unwrap();
+            assert_eq!(logits.row(0), together);
+        }
+        (0..2).for_each(|number| backend.drop_held(number));
+        backend.prefill(&[Prefill::whole(&[8; 5])], logits.slice_mut(s![..1, ..])).unwrap();
         assert_eq!(all - backend.free.count(), 1);
     }
 }

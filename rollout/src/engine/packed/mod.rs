@@ -27,8 +27,8 @@
 //!
 //! # How prompts, drafts and adapters are computed
 //!
-//! Short prompts are computed together, without padding. A prompt longer than `max_num_batched_tokens` is computed in
-//! pieces, one a step, while sequences run. Drafts are further rows of a step.
+//! Short prompts are computed together, without padding, and so is what comes after states. A prompt longer than
+//! `max_num_batched_tokens` is computed in pieces, one a step, while sequences run. Drafts are further rows of a step.
 //!
 //! A version that is an adapter is added to the mapped weights of its base: row by row, in fp32, on the way into the
 //! packed layout. Products that no adapter changes, the head among them, are packed once for all versions

@@ -30,7 +30,7 @@ use self::{
 };
 use super::{
     EngineError, EngineOptions, WeightSource,
-    backend::{Abilities, Backend, Cost, EachRow, Prompts},
+    backend::{Abilities, Backend, Cost, EachRow, Prefill},
     device::lever::{DecodeStep, Levers},
     draft::Drafts,
     gate::{Gate, Rounding},
@@ -110,14 +110,11 @@ impl Backend for StockBackend {
             kernels: Kernels::Stock,
             instruction_set: "onnxruntime",
             prefill: PrefillLimits { prompts: self.prefill_batch, together: usize::MAX, padded: true },
-            pieces: false,
-            keeps: false,
         }
     }
 
-    fn prefill(&mut self, prompts: Prompts<'_>, logits: ArrayViewMut2<'_, f32>) -> Result<Cost, EngineError> {
-        debug_assert_eq!((prompts.computed, prompts.most), (0, usize::MAX), "the published graph takes whole prompts");
-        let tokens = prompts.tokens.iter().copied();
+    fn prefill(&mut self, prompts: &[Prefill<'_>], logits: ArrayViewMut2<'_, f32>) -> Result<Cost, EngineError> {
+        let tokens = prompts.iter().map(|prompt| prompt.tokens);
         self.batch.set_prefill(tokens.clone());
         self.prefix_lens.clear();
         self.prefix_lens.extend(tokens.map(<[u32]>::len));
