@@ -105,8 +105,7 @@ impl Engine {
     /// Queues a group; its samples start as slots become free.
     ///
     /// # Errors
-    /// When the prompt is empty, leaves no room for a token or holds an id outside the vocabulary, or the numbers of
-    /// the request make no sense.
+    /// Those of [`Request::check`].
     pub fn begin(&mut self, request: Request) -> Result<(), EngineError> {
         self.sweep();
         let Request { from, stream, keep, .. } = &request;
@@ -115,31 +114,7 @@ impl Engine {
         let cached = from.as_ref().filter(|state| state.held().is_some_and(|number| self.held.has(number)));
         let cached = cached.map_or(0, |state| state.ids().len() - 1);
         let extra = Extra { stream: *stream, keep: *keep, past, from, cached };
-        let request = request.whole();
-        let prompt = request.prompt_id.0;
-        let refuse = |message: String| Err(EngineError::Request { prompt, message });
-        let length = request.prompt_ids.len();
-        if length == 0 {
-            return refuse("the prompt has no tokens".into());
-        }
-        if length >= self.options.max_model_len {
-            let limit = self.options.max_model_len;
-            return refuse(format!("{length} tokens leave no room for a completion within max_model_len ({limit})"));
-        }
-        if let Some(id) = request.prompt_ids.iter().find(|&&id| id as usize >= self.config.vocab_size) {
-            return refuse(format!("token {id} is not in the vocabulary of {} tokens", self.config.vocab_size));
-        }
-        let Some(&last) = request.samples.last() else {
-            return refuse("at least one completion must be wanted".into());
-        };
-        if let Some(lengths) = &request.lengths
-            && (lengths.len() <= last as usize || lengths.contains(&0))
-        {
-            return refuse("lengths must be one positive number per completion".into());
-        }
-        if let Err(message) = request.sampling.validate() {
-            return refuse(message);
-        }
+        let request = request.check(self.config.vocab_size, self.options.max_model_len)?;
         let history = self.drafter.as_ref().map(|_| History::shared(&request.prompt_ids));
         *self.scheduler.push(request, history) = extra;
         Ok(())

@@ -100,15 +100,17 @@ impl Fleet {
         })
     }
 
-    /// A request for workers; `row` is the row that they score it by.
-    fn add(&mut self, request: Request, row: Option<String>) {
-        let group = request.whole();
+    /// A request for workers; `row` is the row that they score it by. What their engines would refuse is refused here.
+    fn add(&mut self, request: Request, row: Option<String>) -> Result<(), EngineError> {
+        let (vocab_size, max_model_len) = self.shared.scheduler().bounds();
+        let group = request.check(vocab_size, max_model_len)?;
         if request.stream || request.keep {
             let (whole, left) = (group.clone(), group.samples.len());
             self.asked.insert(group.tag, Asked { request, whole, left });
         }
         self.shared.scheduler().add(group, self.version, row);
         self.shared.wake_workers();
+        Ok(())
     }
 
     /// What comes of a completion.
@@ -218,8 +220,7 @@ impl Generate for Fleet {
     }
 
     fn begin(&mut self, request: Request) -> Result<(), EngineError> {
-        self.add(request, None);
-        Ok(())
+        self.add(request, None)
     }
 
     fn advance(&mut self) -> Result<Vec<Output>, EngineError> {
@@ -302,8 +303,7 @@ impl Generate for Fleet {
 
 impl PairGenerator for Fleet {
     fn begin_row(&mut self, request: Request, row: &PromptRow) -> Result<(), EngineError> {
-        self.add(request, Some(row).filter(|_| self.workers_score).map(scores::text_of));
-        Ok(())
+        self.add(request, Some(row).filter(|_| self.workers_score).map(scores::text_of))
     }
 
     fn take_rewards(&mut self, sequence: &FinishedSequence) -> Vec<RewardOutcome> {
@@ -357,7 +357,7 @@ mod tests {
     use harness::tiny_model::{self, SMALL};
     use rollout::{data::Tokenizer, engine::EngineOptions};
     use shared::{
-        FinishReason, ModelDir,
+        FinishReason, ModelDir, SamplingParams,
         channel::{ChannelError, fleet::CoordinatorEvent},
         config::TrainConfig,
     };
@@ -461,6 +461,27 @@ mod tests {
         worker.call(&mut fleet.shared.scheduler(), now, true);
         assert_eq!(ended(fleet.advance().unwrap(), |tag| tag == 0), [(made(1, 0), None)], "nothing more was asked");
         assert!(fleet.rewards.is_empty(), "nobody has scored anything");
+    }
+
+    #[test]
+    fn what_engines_refuse_is_refused_before_workers_hear_of_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut fleet, mut worker, now) = with_a_worker(folder.path());
+        let prompt = |ids: &[u32]| GroupRequest { prompt_ids: ids.into(), ..request(7, 1) };
+        let sampling = SamplingParams { top_p: 0.0, ..SamplingParams::default() };
+        for (refused, part) in [
+            (prompt(&[]), "no tokens"),
+            (prompt(&[1; 64]), "max_model_len (64)"),
+            (prompt(&[1, 50]), "token 50"),
+            (request(7, 0), "at least one completion"),
+            (GroupRequest { lengths: Some(Arc::from([3, 0])), ..request(7, 2) }, "lengths"),
+            (GroupRequest { sampling: sampling.into(), ..request(7, 1) }, "top_p"),
+        ] {
+            let error = fleet.begin(Request { stream: true, ..refused.into() }).unwrap_err().to_string();
+            assert!(error.starts_with("prompt 7: ") && error.contains(part), "{error}");
+        }
+        worker.call(&mut fleet.shared.scheduler(), now, true);
+        assert!(fleet.is_idle() && fleet.asked.is_empty() && worker.held.is_empty());
     }
 
     #[test]
