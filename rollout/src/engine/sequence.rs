@@ -9,7 +9,7 @@ use super::{
     EngineError,
     history::SharedHistory,
     state::{Past, State},
-    types::{FinishedSequence, GroupRequest, Output, StopCriterion},
+    types::{FinishedSequence, GroupRequest, Output, Request, StopCriterion},
 };
 use crate::sampling::{Draw, RowError, SamplingThreads, Scratch, SeenTokens, sample_row};
 
@@ -42,6 +42,13 @@ pub(super) struct Wish {
     pub past: Past,
 }
 
+impl Wish {
+    /// What a request says of each of its completions.
+    pub fn of(request: &Request) -> Self {
+        Self { stream: request.stream, keep: request.keep, past: request.past() }
+    }
+}
+
 /// A completion in a slot.
 pub(super) struct Sequence {
     request: Arc<GroupRequest>,
@@ -69,6 +76,7 @@ impl Sequence {
     /// nothing is drafted for it.
     pub fn new(
         request: &Arc<GroupRequest>,
+        wish: Wish,
         sample: u32,
         [arrived, admitted]: [Instant; 2],
         limits: &Limits,
@@ -91,7 +99,7 @@ impl Sequence {
             seen,
             stop_criterion: request.stop_criterion.as_ref().map(|make| make()),
             history: history.cloned(),
-            wish: Wish { stream: false, keep: false, past: Past::of(request) },
+            wish,
             is_mixed: false,
             arrived,
             admitted,
@@ -99,11 +107,6 @@ impl Sequence {
             drawn: None,
             request: Arc::clone(request),
         }
-    }
-
-    /// With what is wanted of it beside its tokens.
-    pub fn with(self, wish: Wish) -> Self {
-        Self { wish, ..self }
     }
 
     /// Whether it is this completion of a group, or one of all.
@@ -290,7 +293,8 @@ mod tests {
     /// Runs a sequence over logits whose arg-max at position `t` is `t`.
     fn run(request: GroupRequest, max_model_len: usize) -> (Vec<u32>, FinishReason) {
         let limits = Limits { eos_token_ids: vec![4, 9], max_model_len };
-        let mut sequence = Sequence::new(&Arc::new(request), 1, [Instant::now(); 2], &limits, None);
+        let wish = Wish::of(&request.clone().into());
+        let mut sequence = Sequence::new(&Arc::new(request), wish, 1, [Instant::now(); 2], &limits, None);
         for t in 0.. {
             let mut logits = vec![0.0; 64];
             logits[t] = 1.0;

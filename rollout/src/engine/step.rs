@@ -15,8 +15,8 @@ use super::{
     open::open,
     profile::{Profile, Stopwatch},
     runtime,
-    scheduler::{Extra, PrefillLimits, Scheduler},
-    sequence::{self, DecodeRow, Limits, Sequence},
+    scheduler::{PrefillLimits, Scheduler},
+    sequence::{self, DecodeRow, Limits, Sequence, Wish},
     session::{dtype_of, read_manifest},
     state::{HeldStates, State},
     storage::{LogitsBuffer, logits_buffer, rows_of},
@@ -108,15 +108,15 @@ impl Engine {
     /// Those of [`Request::check`].
     pub fn begin(&mut self, request: Request) -> Result<(), EngineError> {
         self.sweep();
-        let Request { from, stream, keep, .. } = &request;
-        let past = Some(request.past());
-        let from = from.clone().filter(|_| self.backend.paged().is_some());
-        let cached = from.as_ref().filter(|state| state.held().is_some_and(|number| self.held.has(number)));
-        let cached = cached.map_or(0, |state| state.ids().len() - 1);
-        let extra = Extra { stream: *stream, keep: *keep, past, from, cached };
-        let request = request.check(self.config.vocab_size, self.options.max_model_len)?;
-        let history = self.drafter.as_ref().map(|_| History::shared(&request.prompt_ids));
-        *self.scheduler.push(request, history) = extra;
+        let group = request.check(self.config.vocab_size, self.options.max_model_len)?;
+        let wish = Wish::of(&request);
+        let from = request.from.filter(|_| self.backend.paged().is_some()).map(|state| {
+            let is_held = state.held().is_some_and(|number| self.held.has(number));
+            let cached = if is_held { state.ids().len() - 1 } else { 0 };
+            (state, cached)
+        });
+        let history = self.drafter.as_ref().map(|_| History::shared(&group.prompt_ids));
+        self.scheduler.push(group, wish, from, history);
         Ok(())
     }
 
