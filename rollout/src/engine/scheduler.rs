@@ -102,15 +102,15 @@ impl Scheduler {
         Self { capacity, ..Self::default() }
     }
 
-    /// Queues a group. Where it goes on from a state, that comes with the number of tokens that are held for it.
+    /// Queues a group. Where it goes on from a state, keys and values of its first `cached` tokens are held.
     pub fn push(
         &mut self,
         request: GroupRequest,
         wish: Wish,
-        from: Option<(State, usize)>,
+        from: Option<State>,
+        cached: usize,
         history: Option<SharedHistory>,
     ) {
-        let (from, cached) = from.map_or((None, 0), |(state, cached)| (Some(state), cached));
         let (left, arrived) = (request.samples.iter().copied().collect(), Instant::now());
         let (request, prefix, admitted) = (Arc::new(request), None, None);
         self.waiting.push_back(WaitingGroup { request, wish, from, cached, arrived, left, prefix, admitted, history });
@@ -311,7 +311,7 @@ mod tests {
         /// A group of which nothing but its completions is wanted.
         fn push_group(&mut self, group: GroupRequest) {
             let wish = Wish::of(&group.clone().into());
-            self.push(group, wish, None, None);
+            self.push(group, wish, None, 0, None);
         }
     }
 

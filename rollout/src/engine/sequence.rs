@@ -123,7 +123,8 @@ impl Sequence {
 
     /// What it leaves to go on from, if that is wanted.
     pub fn state(&self) -> Option<State> {
-        self.wish.keep.then(|| State::after(&self.request, self.wish.past, &self.token_ids))
+        let state = || State::after(&self.request, self.wish.past, &self.token_ids).with_history(self.history.clone());
+        self.wish.keep.then(state)
     }
 
     /// Other weights are in use from now on.

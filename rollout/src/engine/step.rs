@@ -110,13 +110,11 @@ impl Engine {
         self.sweep();
         let group = request.check(self.config.vocab_size, self.options.max_model_len)?;
         let wish = Wish::of(&request);
-        let from = request.from.filter(|_| self.backend.paged().is_some()).map(|state| {
-            let is_held = state.held().is_some_and(|number| self.held.has(number));
-            let cached = if is_held { state.ids().len() - 1 } else { 0 };
-            (state, cached)
-        });
-        let history = self.drafter.as_ref().map(|_| History::shared(&group.prompt_ids));
-        self.scheduler.push(group, wish, from, history);
+        let known = || request.from.as_ref().and_then(State::history);
+        let history = self.drafter.as_ref().map(|_| History::shared(&group.prompt_ids, known()));
+        let from = request.from.filter(|_| self.backend.paged().is_some());
+        let cached = from.as_ref().map_or(0, |state| self.held.tokens_of(state));
+        self.scheduler.push(group, wish, from, cached, history);
         Ok(())
     }
 
