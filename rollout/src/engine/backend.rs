@@ -126,12 +126,12 @@ pub(super) trait Backend {
 
 /// A backend whose keys and values lie in pages, which prompts, sequences and states share.
 pub(super) trait Paged {
-    /// Computes so many further tokens of the first prompt of the next [`Backend::prefill`], which is longer. Where none
-    /// was computed before, the prompts of the last call are given up.
+    /// Computes so many further tokens of the first prompt of the next [`Backend::prefill`], which is longer. Where
+    /// none was computed before, the prompts of the last call are given up.
     fn prefill_piece(&mut self, prompt: Prefill<'_>, tokens: usize) -> Result<Cost, EngineError>;
 
-    /// Nothing will start from a prompt of the last [`Backend::prefill`] any more, or from the first of the next one, of
-    /// which a piece was computed.
+    /// Nothing will start from a prompt of the last [`Backend::prefill`] any more, or from the first of the next one,
+    /// of which a piece was computed.
     fn give_up(&mut self, prompt: usize);
 
     /// The sequence of a slot has ended, and its first `used` positions are held under a number.

@@ -1,8 +1,8 @@
 //! Levers: what a device may do in a decode step in another way than the published graph does by itself.
 //!
-//! A lever is meant to make decode steps faster, and no GPU has judged one yet. So each stands in a folder of its own and
-//! is off unless an option asks for it. All of them hang on the stock backend by one trait, [`Lever`], and share the
-//! memory that logits are written to. To drop a lever, delete its folder and its lines in [`Levers::wanted`].
+//! A lever is meant to make decode steps faster, and no GPU has judged one yet. So each stands in a folder of its own
+//! and is off unless an option asks for it. All of them hang on the stock backend by one trait, [`Lever`], and share
+//! the memory that logits are written to. To drop a lever, delete its folder and its lines in [`Levers::wanted`].
 
 use ndarray::ArrayViewMut2;
 use shared::ModelConfig;

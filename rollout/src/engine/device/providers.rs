@@ -33,8 +33,8 @@ pub(in crate::engine) fn for_model(
     })
 }
 
-/// Those for a small graph beside a model. On devices, CUDA runs it: TensorRT would take longer to build it than it ever
-/// runs.
+/// Those for a small graph beside a model. On devices, CUDA runs it: TensorRT would take longer to build it than it
+/// ever runs.
 pub(in crate::engine) fn for_small_graph(device: Device) -> Vec<ExecutionProviderDispatch> {
     if device == Device::Cpu { Vec::new() } else { vec![cuda(false)] }
 }

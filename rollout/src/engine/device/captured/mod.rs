@@ -77,8 +77,8 @@ impl CapturedSteps {
 }
 
 impl Lever for CapturedSteps {
-    /// A step runs here if its size is recorded already, or may be recorded now. A replay that gives other logits than a
-    /// run is an error.
+    /// A step runs here if its size is recorded already, or may be recorded now. A replay that gives other logits than
+    /// a run is an error.
     fn run(&mut self, step: &mut DecodeStep<'_>, logits: &mut Storage) -> Result<bool, EngineError> {
         let DecodeStep { session, batch, kv, is_loading } = step;
         let Self { sizes, inputs, vocab, steps } = self;
