@@ -6,8 +6,7 @@ use ndarray::ArrayViewMut2;
 use shared::{ModelConfig, WeightManifest};
 
 use super::{
-    EngineError, WeightSource, device::lever::Levers, draft::Drafts, scheduler::PrefillLimits, sequence::DecodeRow,
-    swap::LoadJob, types::Kernels,
+    EngineError, WeightSource, device::lever::Levers, draft::Drafts, sequence::DecodeRow, swap::LoadJob, types::Kernels,
 };
 
 /// What a backend is and what it takes.
@@ -19,6 +18,17 @@ pub(super) struct Abilities {
     pub instruction_set: &'static str,
     /// What one call of [`Backend::prefill`] takes.
     pub prefill: PrefillLimits,
+}
+
+/// What one call of [`Backend::prefill`] takes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct PrefillLimits {
+    /// Most prompts.
+    pub prompts: usize,
+    /// Most tokens of more than one prompt.
+    pub together: usize,
+    /// Whether all take as many tokens as the longest.
+    pub padded: bool,
 }
 
 /// A prompt of one call of [`Backend::prefill`].

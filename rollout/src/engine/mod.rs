@@ -17,7 +17,7 @@
 //! | `state` | what a completion leaves to go on from |
 //! | `check`, `error` | what is refused; what can go wrong |
 //! | `draft`, `history` | tokens that are computed ahead on trial; what a group has written so far |
-//! | `backend`, `open` | what computes logits; which of the next three does |
+//! | `backend`, `open` | what computes logits; which of the next two does |
 //! | `packed` | the rewritten graph over [`rollout_kernels`] |
 //! | `stock` | the published graph, on any device |
 //! | `device` | what only a device needs: its memory, execution providers, levers of decode steps |

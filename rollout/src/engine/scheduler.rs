@@ -9,7 +9,7 @@
 use std::{collections::VecDeque, sync::Arc, time::Instant};
 
 use super::{
-    backend::Prefill,
+    backend::{Prefill, PrefillLimits},
     history::SharedHistory,
     sequence::{Limits, Sequence, Wish},
     state::State,
@@ -71,17 +71,6 @@ pub(super) struct Cancelled {
     pub prefixes: Vec<usize>,
     /// The first waiting group is gone, of whose prompt a piece may have been computed.
     pub first: bool,
-}
-
-/// What one call computes of waiting prompts.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct PrefillLimits {
-    /// Most prompts.
-    pub prompts: usize,
-    /// Most tokens of more than one prompt.
-    pub together: usize,
-    /// Whether all take as many tokens as the longest.
-    pub padded: bool,
 }
 
 /// The queue and the slots.
@@ -391,6 +380,20 @@ mod tests {
         let started: Vec<_> = std::iter::from_fn(|| scheduler.start_next(&limits())).collect();
         assert_eq!(started, [(0, 2), (1, 2), (2, 2)]);
         assert_eq!(scheduler.prompts_to_prefill(padded(8), 100), 1);
+    }
+
+    #[test]
+    fn what_goes_on_from_states_is_prefilled_together_and_counts_without_what_is_held() {
+        let (wish, mut scheduler) = (Wish::of(&group(9, 1).into()), Scheduler::new(4));
+        let state = State::after(&group(9, 1), wish.past, &[5; 7]);
+        let long = || GroupRequest { prompt_ids: [1; 12].into(), ..group(9, 1) };
+        (0..2).for_each(|_| scheduler.push(long(), wish, Some(state.clone()), 8, None));
+        scheduler.push_group(group(2, 1));
+        let limits = PrefillLimits { prompts: 8, together: 10, padded: false };
+        assert_eq!((scheduler.prompts_to_prefill(limits, 10), scheduler.tokens(3)), (3, 4 + 4 + 2));
+        assert!(scheduler.prompts(3).map(|of| (of.tokens.len(), of.prompt)).eq([(12, 2), (12, 2), (2, 2)]));
+        scheduler.forget_prefixes();
+        assert_eq!((scheduler.prompts_to_prefill(limits, 20), scheduler.tokens(3)), (1, 12 + 12 + 2));
     }
 
     #[test]

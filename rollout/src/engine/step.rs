@@ -6,7 +6,7 @@ use shared::{Dtype, ModelConfig, ModelDir, PolicyVersion};
 
 use super::{
     EngineError,
-    backend::{Abilities, Backend, Prefill},
+    backend::{Abilities, Backend, Prefill, PrefillLimits},
     check::{check_options, positions_of},
     draft::{Drafter, Drafts},
     gate,
@@ -15,7 +15,7 @@ use super::{
     open::open,
     profile::{Profile, Stopwatch},
     runtime,
-    scheduler::{PrefillLimits, Scheduler},
+    scheduler::Scheduler,
     sequence::{self, DecodeRow, Limits, Sequence, Wish},
     session::{dtype_of, read_manifest},
     state::{HeldStates, State},

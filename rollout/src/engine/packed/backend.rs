@@ -18,10 +18,9 @@ use shared::{ModelConfig, WeightManifest, memory_plan::PACKED_PREFILL};
 use super::{
     super::{
         EngineError, EngineOptions, WeightSource,
-        backend::{Abilities, Backend, Cost, EachRow, Paged, Prefill},
+        backend::{Abilities, Backend, Cost, EachRow, Paged, Prefill, PrefillLimits},
         draft::Drafts,
         gate::{Examined, Gate, Rounding},
-        scheduler::PrefillLimits,
         sequence::DecodeRow,
         session::{SessionOptions, dtype_of},
         swap::{LoadJob, Shelf},

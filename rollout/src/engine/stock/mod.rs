@@ -30,11 +30,10 @@ use self::{
 };
 use super::{
     EngineError, EngineOptions, WeightSource,
-    backend::{Abilities, Backend, Cost, EachRow, Prefill},
+    backend::{Abilities, Backend, Cost, EachRow, Prefill, PrefillLimits},
     device::lever::{DecodeStep, Levers},
     draft::Drafts,
     gate::{Gate, Rounding},
-    scheduler::PrefillLimits,
     sequence::DecodeRow,
     session::{SessionOptions, dtype_of},
     storage::FloatMemory,
