@@ -2,18 +2,12 @@
 
 use std::time::Duration;
 
-use ndarray::{ArrayView2, ArrayViewMut2};
+use ndarray::ArrayViewMut2;
 use shared::{ModelConfig, WeightManifest};
 
 use super::{
-    EngineError, WeightSource,
-    draft::Drafts,
-    scheduler::PrefillLimits,
-    sequence::{DecodeRow, Sequence},
-    swap::LoadJob,
-    types::Kernels,
+    EngineError, WeightSource, device::lever::Levers, draft::Drafts, sequence::DecodeRow, swap::LoadJob, types::Kernels,
 };
-use crate::sampling::SamplingThreads;
 
 /// What a backend is and what it takes.
 #[derive(Debug, Clone, Copy)]
@@ -24,44 +18,37 @@ pub(super) struct Abilities {
     pub instruction_set: &'static str,
     /// What one call of [`Backend::prefill`] takes.
     pub prefill: PrefillLimits,
-    /// Whether a prompt can be computed in pieces.
-    pub pieces: bool,
-    /// Whether it can hold keys and values of sequences that have ended: [`Backend::hold`].
-    pub keeps: bool,
 }
 
-/// Prompts of one call of [`Backend::prefill`].
+/// What one call of [`Backend::prefill`] takes.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Prompts<'a> {
-    /// All their tokens, prompt by prompt.
-    pub tokens: &'a [&'a [u32]],
-    /// How many tokens of the first prompt the calls before have computed. At 0, whatever they left is given up.
-    pub computed: usize,
-    /// Most further tokens of each prompt.
-    pub most: usize,
+pub(super) struct PrefillLimits {
+    /// Most prompts.
+    pub prompts: usize,
+    /// Most tokens of more than one prompt.
+    pub together: usize,
+    /// Whether all take as many tokens as the longest.
+    pub padded: bool,
 }
 
-impl<'a> Prompts<'a> {
-    /// Whole prompts from their first token on.
-    #[cfg(test)]
-    pub fn whole(tokens: &'a [&'a [u32]]) -> Self {
-        Self { tokens, computed: 0, most: usize::MAX }
-    }
-}
-
-/// A prompt that goes on from a state.
+/// A prompt of one call of [`Backend::prefill`].
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Continued<'a> {
+pub(super) struct Prefill<'a> {
     /// All its tokens.
     pub tokens: &'a [u32],
-    /// How many of them were the prompt that it began with.
+    /// How many of them were the prompt that it began with: fewer where it goes on from a state.
     pub prompt: usize,
-    /// Where the keys and values of the state are held: those of all its tokens but the newest.
+    /// Where the keys and values of that state are held: those of all its tokens but the newest.
     pub held: Option<u64>,
-    /// How many tokens the calls before have computed, beside those that are held.
+    /// How many tokens [`Paged::prefill_piece`] has computed, beside those that are held.
     pub computed: usize,
-    /// Most further tokens.
-    pub most: usize,
+}
+
+impl<'a> Prefill<'a> {
+    /// A whole prompt from its first token on.
+    pub fn whole(tokens: &'a [u32]) -> Self {
+        Self { tokens, prompt: tokens.len(), held: None, computed: 0 }
+    }
 }
 
 /// What a call took, as far as the backend knows.
@@ -75,8 +62,6 @@ pub(super) struct Cost {
     pub attention: Duration,
     /// Bytes of keys and values that were read.
     pub kv_bytes_read: u64,
-    /// Whether the call was recorded as a CUDA graph, or replayed.
-    pub captured: bool,
 }
 
 impl Cost {
@@ -87,7 +72,6 @@ impl Cost {
             head: self.head + other.head,
             attention: self.attention + other.attention,
             kv_bytes_read: self.kv_bytes_read + other.kv_bytes_read,
-            captured: self.captured || other.captured,
         }
     }
 }
@@ -98,12 +82,11 @@ pub(super) trait Backend {
     /// What it is and what it takes; the same for its whole life.
     fn abilities(&self) -> Abilities;
 
-    /// Puts prompts where samples start from. `logits` (`[prompts that are complete then, vocab]`) receives what
-    /// follows those.
-    fn prefill(&mut self, prompts: Prompts<'_>, logits: ArrayViewMut2<'_, f32>) -> Result<Cost, EngineError>;
+    /// Puts prompts where samples start from. `logits` (`[prompts, vocab]`) receives what follows them.
+    fn prefill(&mut self, prompts: &[Prefill<'_>], logits: ArrayViewMut2<'_, f32>) -> Result<Cost, EngineError>;
 
-    /// Starts a sequence in a slot, after one of the prompts that the last [`Backend::prefill`] completed. Samples
-    /// start prompt by prompt: none will start from an earlier one.
+    /// Starts a sequence in a slot, after one of the prompts of the last [`Backend::prefill`]. Samples start prompt by
+    /// prompt: none will start from an earlier one.
     fn start(&mut self, slot: usize, prompt: usize) -> Result<(), EngineError>;
 
     /// The sequence of one slot, with `used` positions in the cache, is in another one now.
@@ -118,38 +101,8 @@ pub(super) trait Backend {
         logits: ArrayViewMut2<'_, f32>,
     ) -> Result<Cost, EngineError>;
 
-    /// Draws a token for the sequence of each slot for which `row_of` names a row of `logits`: those of the decode step
-    /// before. Returns for how many a whole row of logits was looked at.
-    fn draw(
-        &mut self,
-        slots: &mut [Option<Sequence>],
-        row_of: &(dyn Fn(usize) -> Option<usize> + Sync),
-        logits: ArrayViewMut2<'_, f32>,
-        threads: &mut SamplingThreads,
-    ) -> Result<usize, EngineError> {
-        Ok(draw_on_host(slots, row_of, logits.view(), threads))
-    }
-
     /// The sequence of a slot has ended.
     fn release(&mut self, slot: usize);
-
-    /// Nothing will start from a prompt of the last [`Backend::prefill`] or [`Backend::go_on`] any more, or from the
-    /// first one, of which a part was computed.
-    fn give_up(&mut self, _prompt: usize) {}
-
-    /// The sequence of a slot has ended, and its first `used` positions are held under a number.
-    fn hold(&mut self, _slot: usize, _used: usize, _number: u64) {
-        unreachable!("a backend that keeps nothing is not asked to");
-    }
-
-    /// What is held under a number is not wanted any more.
-    fn drop_held(&mut self, _number: u64) {}
-
-    /// As [`Backend::prefill`] of one prompt, of which the beginning may be held. What it began with is computed by
-    /// itself, and the rest after it, as it was when the state came to be: so the same bits come of it, held or not.
-    fn go_on(&mut self, of: Continued<'_>, _logits: ArrayViewMut2<'_, f32>) -> Result<Cost, EngineError> {
-        unreachable!("a backend that keeps nothing computes all {} tokens as a prompt", of.tokens.len());
-    }
 
     /// Bytes of keys and values in use.
     fn kv_bytes_in_use(&self) -> u64;
@@ -169,22 +122,34 @@ pub(super) trait Backend {
 
     /// Takes into use what the last [`Backend::load`] has loaded. Prompts are to be computed anew, and nothing is held.
     fn install(&mut self);
+
+    /// What it can do where keys and values lie in pages.
+    fn paged(&mut self) -> Option<&mut dyn Paged> {
+        None
+    }
+
+    /// What decode steps do in another way, on devices and on request.
+    fn levers(&mut self) -> Option<&mut Levers> {
+        None
+    }
+}
+
+/// A backend whose keys and values lie in pages, which prompts, sequences and states share.
+pub(super) trait Paged {
+    /// Computes so many further tokens of the first prompt of the next [`Backend::prefill`], which is longer. Where
+    /// none was computed before, the prompts of the last call are given up.
+    fn prefill_piece(&mut self, prompt: Prefill<'_>, tokens: usize) -> Result<Cost, EngineError>;
+
+    /// Nothing will start from a prompt of the last [`Backend::prefill`] any more, or from the first of the next one,
+    /// of which a piece was computed.
+    fn give_up(&mut self, prompt: usize);
+
+    /// The sequence of a slot has ended, and its first `used` positions are held under a number.
+    fn hold(&mut self, slot: usize, used: usize, number: u64);
+
+    /// What is held under a number is not wanted any more.
+    fn drop_held(&mut self, number: u64);
 }
 
 /// What is done with a row of logits.
 pub(super) type EachRow<'a> = &'a mut dyn FnMut(&[f32]);
-
-/// [`Backend::draw`] from logits in main memory.
-pub(super) fn draw_on_host(
-    slots: &mut [Option<Sequence>],
-    row_of: &(dyn Fn(usize) -> Option<usize> + Sync),
-    logits: ArrayView2<'_, f32>,
-    threads: &mut SamplingThreads,
-) -> usize {
-    threads.for_each(logits.ncols(), slots, |slot, sequence, scratch| {
-        if let (Some(sequence), Some(row)) = (sequence, row_of(slot)) {
-            sequence.draw(logits.row(row).to_slice().expect("a row of logits is contiguous"), scratch);
-        }
-    });
-    (0..slots.len()).filter(|&slot| row_of(slot).is_some()).count()
-}

@@ -7,8 +7,8 @@
 //!
 //! The contract that keeps this sound: a [`Bindings`] value keeps no borrow of the memory it was given. Whoever calls
 //! [`Bindings::bind_input`] or [`Bindings::bind_output`] promises that the memory outlives every [`Bindings::run`] that
-//! comes before the name is bound anew. The callers are [`super::session`], [`super::packed`]'s session and
-//! [`super::candidates`].
+//! comes before the name is bound anew. The callers are the sessions of [`super::stock`] and [`super::packed`], and the
+//! small graphs of [`super::device`].
 
 use std::{
     ffi::{CStr, c_void},

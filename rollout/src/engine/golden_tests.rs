@@ -7,7 +7,7 @@ use shared::{ModelDir, PolicyVersion, SamplingParams};
 
 use super::{
     EngineOptions, Kernels, WeightSource,
-    backend::{Backend, Prompts},
+    backend::{Backend, Prefill},
     draft::Drafts,
     open::open,
     sequence::DecodeRow,
@@ -59,7 +59,7 @@ impl Graph {
             self.backend.release(0);
         }
         let mut logits = Array2::from_elem((1, self.vocab), f32::NAN);
-        self.backend.prefill(Prompts::whole(&[prompt]), logits.view_mut()).unwrap();
+        self.backend.prefill(&[Prefill::whole(prompt)], logits.view_mut()).unwrap();
         self.backend.start(0, 0).unwrap();
         logits.into_flat().to_vec()
     }

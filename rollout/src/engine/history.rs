@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, PoisonError},
 };
 
 /// What the completions of a group have in common.
@@ -27,7 +27,7 @@ pub(super) struct Guess {
 }
 
 /// What followed a context: the token with a majority, if there is one (Boyer and Moore's vote).
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 struct Next {
     token: u32,
     votes: u16,
@@ -35,17 +35,20 @@ struct Next {
 }
 
 /// The contexts of a prompt and its completions so far.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, PartialEq)]
 pub(super) struct History(HashMap<u64, Next>);
 
 impl History {
-    /// That of a prompt, for all its completions.
-    pub fn shared(prompt: &[u32]) -> SharedHistory {
-        let mut history = Self::default();
-        for end in 1..prompt.len() {
+    /// That of a prompt, for all its completions. Where `known` says so, a history has its first tokens already: the
+    /// next turn of a conversation adds what is new and does not begin again. Forks of a conversation have one history.
+    pub fn shared(prompt: &[u32], known: Option<(SharedHistory, usize)>) -> SharedHistory {
+        let (shared, known) = known.unwrap_or_default();
+        let mut history = shared.lock().unwrap_or_else(PoisonError::into_inner);
+        for end in known.max(1)..prompt.len() {
             history.add(&prompt[end.saturating_sub(LONGEST)..end], prompt[end]);
         }
-        Arc::new(Mutex::new(history))
+        drop(history);
+        shared
     }
 
     /// `token` came after `context` (of which the last [`LONGEST`] tokens count).
@@ -88,7 +91,7 @@ mod tests {
 
     #[test]
     fn the_longest_known_context_decides_and_the_majority_within_it() {
-        let history = History::shared(&[1, 2, 3, 7, 2, 3, 8, 1, 2, 3]);
+        let history = History::shared(&[1, 2, 3, 7, 2, 3, 8, 1, 2, 3], None);
         let mut history = Arc::into_inner(history).unwrap().into_inner().unwrap();
         let guess = |history: &History, context: &[u32]| history.guess(context).map(|g| (g.token, g.context));
         assert_eq!(guess(&history, &[1, 2, 3]), Some((7, 3)));
@@ -102,5 +105,19 @@ mod tests {
         }
         let settled = history.guess(&[6, 2, 3]).unwrap();
         assert_eq!(settled, Guess { token: 8, context: 2, votes: 3, seen: 5 });
+    }
+
+    #[test]
+    fn the_next_turn_adds_what_is_new_alone() {
+        let all: Vec<u32> = (0..40).map(|i| i * i % 7).collect();
+        for turns in [[1, 2], [5, 5], [0, 40], [17, 31]] {
+            let mut history = None;
+            for end in turns.into_iter().chain([40]) {
+                let known = history.take();
+                history = Some((History::shared(&all[..end], known), end));
+            }
+            let (turns, _) = history.unwrap();
+            assert_eq!(*turns.lock().unwrap(), *History::shared(&all, None).lock().unwrap());
+        }
     }
 }

@@ -17,10 +17,10 @@
 //! | `state` | what a completion leaves to go on from |
 //! | `check`, `error` | what is refused; what can go wrong |
 //! | `draft`, `history` | tokens that are computed ahead on trial; what a group has written so far |
-//! | `backend`, `open` | what computes logits; which of the next three does |
+//! | `backend`, `open` | what computes logits; which of the next two does |
 //! | `packed` | the rewritten graph over [`rollout_kernels`] |
 //! | `stock` | the published graph, on any device |
-//! | `device` | what only a device needs: its memory, logits that stay there, CUDA graphs, TensorRT |
+//! | `device` | what only a device needs: its memory, execution providers, levers of decode steps |
 //! | `storage` | memory that graphs read and write |
 //! | `session`, `binding`, [`runtime`] | making sessions; the unsafe layer over ONNX Runtime; finding the library |
 //! | `swap`, `gate` | taking new weights into use; whether they are what the learner published |

@@ -4,7 +4,6 @@
 //! |---|---|---|
 //! | [`packed`] | the published graph rewritten to a few operators of [`rollout_kernels`] | fp32 exports on the CPU |
 //! | [`stock`](super::stock) | the published graph as it is | any device |
-//! | [`device`] | the same, with logits or launches of decode steps kept on the device | devices, on request |
 
 use shared::{
     ModelConfig, WeightManifest,
@@ -14,7 +13,6 @@ use shared::{
 use super::{
     EngineError, EngineOptions, WeightSource,
     backend::Backend,
-    device::{self, DeviceBackend},
     gate::Gate,
     memory::sizes,
     packed::{self, PackedBackend},
@@ -46,9 +44,5 @@ pub(super) fn open(
         let message = format!("{option} needs the packed kernels, which take fp32 exports on the CPU");
         return Err(EngineError::Options(message));
     }
-    let stock = StockBackend::open(source, config, manifest, options)?;
-    if device::wanted(options) {
-        return Ok(Box::new(DeviceBackend::new(stock, config, options)?));
-    }
-    Ok(Box::new(stock))
+    Ok(Box::new(StockBackend::open(source, config, manifest, options)?))
 }

@@ -9,9 +9,10 @@
 use std::{collections::VecDeque, sync::Arc, time::Instant};
 
 use super::{
+    backend::{Prefill, PrefillLimits},
     history::SharedHistory,
     sequence::{Limits, Sequence, Wish},
-    state::{Past, State},
+    state::State,
     types::{FinishedSequence, GroupRequest},
 };
 use shared::FinishReason;
@@ -19,7 +20,11 @@ use shared::FinishReason;
 /// A group with samples that have not started.
 struct WaitingGroup {
     request: Arc<GroupRequest>,
-    extra: Extra,
+    wish: Wish,
+    /// What it goes on from.
+    from: Option<State>,
+    /// Tokens of its prompt whose keys and values are held for that state.
+    cached: usize,
     arrived: Instant,
     /// Samples that have not started.
     left: VecDeque<u32>,
@@ -30,21 +35,6 @@ struct WaitingGroup {
     history: Option<SharedHistory>,
 }
 
-/// What is asked of a group beside its completions.
-#[derive(Debug, Default)]
-pub(super) struct Extra {
-    /// Tokens as they come.
-    pub stream: bool,
-    /// States to go on from.
-    pub keep: bool,
-    /// How its prompt came to be, where it is not that of [`Past::of`].
-    pub past: Option<Past>,
-    /// What it goes on from.
-    pub from: Option<State>,
-    /// Tokens of its prompt whose keys and values are held for that state.
-    pub cached: usize,
-}
-
 impl WaitingGroup {
     /// How many have not started.
     fn samples(&self) -> usize {
@@ -53,15 +43,20 @@ impl WaitingGroup {
 
     /// Tokens of its prompt that are to be computed.
     fn tokens(&self) -> usize {
-        self.request.prompt_ids.len() - self.extra.cached
+        self.request.prompt_ids.len() - self.cached
+    }
+
+    /// Its prompt, of which nothing was computed beside what is held.
+    fn prefill(&self) -> Prefill<'_> {
+        let whole = Prefill::whole(&self.request.prompt_ids);
+        let Some(state) = &self.from else { return whole };
+        Prefill { prompt: state.past().prompt, held: state.held().filter(|_| self.cached > 0), ..whole }
     }
 
     /// One of its samples.
     fn sequence(&self, sample: u32, limits: &Limits) -> Sequence {
-        let past = self.extra.past.unwrap_or_else(|| Past::of(&self.request));
-        let wish = Wish { stream: self.extra.stream, keep: self.extra.keep, past };
-        let admitted = self.admitted.unwrap_or_else(Instant::now);
-        Sequence::new(&self.request, sample, [self.arrived, admitted], limits, self.history.as_ref()).with(wish)
+        let times = [self.arrived, self.admitted.unwrap_or_else(Instant::now)];
+        Sequence::new(&self.request, self.wish, sample, times, limits, self.history.as_ref())
     }
 }
 
@@ -76,17 +71,6 @@ pub(super) struct Cancelled {
     pub prefixes: Vec<usize>,
     /// The first waiting group is gone, of whose prompt a piece may have been computed.
     pub first: bool,
-}
-
-/// What one call computes of waiting prompts.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct PrefillLimits {
-    /// Most prompts.
-    pub prompts: usize,
-    /// Most tokens of more than one prompt.
-    pub together: usize,
-    /// Whether all take as many tokens as the longest.
-    pub padded: bool,
 }
 
 /// The queue and the slots.
@@ -107,12 +91,18 @@ impl Scheduler {
         Self { capacity, ..Self::default() }
     }
 
-    /// Queues a group; returns where to write what is asked of it beside its completions.
-    pub fn push(&mut self, request: GroupRequest, history: Option<SharedHistory>) -> &mut Extra {
-        let (left, prefix, extra) = (request.samples.iter().copied().collect(), None, Extra::default());
-        let (request, arrived, admitted) = (Arc::new(request), Instant::now(), None);
-        self.waiting.push_back(WaitingGroup { request, extra, arrived, left, prefix, admitted, history });
-        &mut self.waiting.back_mut().expect("it was just added").extra
+    /// Queues a group. Where it goes on from a state, keys and values of its first `cached` tokens are held.
+    pub fn push(
+        &mut self,
+        request: GroupRequest,
+        wish: Wish,
+        from: Option<State>,
+        cached: usize,
+        history: Option<SharedHistory>,
+    ) {
+        let (left, arrived) = (request.samples.iter().copied().collect(), Instant::now());
+        let (request, prefix, admitted) = (Arc::new(request), None, None);
+        self.waiting.push_back(WaitingGroup { request, wish, from, cached, arrived, left, prefix, admitted, history });
     }
 
     pub fn running(&self) -> usize {
@@ -141,16 +131,8 @@ impl Scheduler {
             if free == 0 || tokens > budget || (count > 0 && tokens > limits.together) {
                 break;
             }
-            // What goes on from a state is computed by itself.
-            let is_alone = group.extra.from.is_some();
-            if is_alone && count > 0 {
-                break;
-            }
             count += 1;
             free = free.saturating_sub(group.samples());
-            if is_alone {
-                break;
-            }
         }
         count
     }
@@ -161,9 +143,14 @@ impl Scheduler {
         if limits.padded { count * lengths.max().unwrap_or(0) } else { lengths.sum() }
     }
 
+    /// Tokens of the first `count` prompts that are to be computed.
+    pub fn tokens(&self, count: usize) -> usize {
+        self.waiting.iter().take(count).map(WaitingGroup::tokens).sum()
+    }
+
     /// The prompts of the first `count` waiting groups.
-    pub fn prompts(&self, count: usize) -> impl Iterator<Item = &[u32]> + Clone {
-        self.waiting.iter().take(count).map(|group| &*group.request.prompt_ids)
+    pub fn prompts(&self, count: usize) -> impl Iterator<Item = Prefill<'_>> {
+        self.waiting.iter().take(count).map(WaitingGroup::prefill)
     }
 
     /// The prompts of the first `count` waiting groups are computed from now on.
@@ -174,25 +161,19 @@ impl Scheduler {
         }
     }
 
-    /// What the first waiting group goes on from, and how many tokens of its prompt are held for that.
-    pub fn next_from(&self) -> Option<(&State, usize)> {
-        let extra = &self.waiting.front()?.extra;
-        Some((extra.from.as_ref()?, extra.cached))
-    }
-
     /// Those prompts are in the prefix slots from the first on now.
     pub fn prefixes_are_ready(&mut self, count: usize) {
         for (prefix, group) in self.waiting.iter_mut().take(count).enumerate() {
             group.prefix = Some(prefix);
             // Its keys and values are the prompt's as well now.
-            group.extra.from.iter_mut().for_each(State::let_go);
+            group.from.iter_mut().for_each(State::let_go);
         }
     }
 
     /// What is in the prefix slots, and what is held for states, was computed with weights that are no longer in use.
     pub fn forget_prefixes(&mut self) {
         for group in &mut self.waiting {
-            (group.prefix, group.extra.cached) = (None, 0);
+            (group.prefix, group.cached) = (None, 0);
         }
     }
 
@@ -315,6 +296,14 @@ mod tests {
 
     use crate::{engine::testing::group, sampling::Scratch};
 
+    impl Scheduler {
+        /// A group of which nothing but its completions is wanted.
+        fn push_group(&mut self, group: GroupRequest) {
+            let wish = Wish::of(&group.clone().into());
+            self.push(group, wish, None, 0, None);
+        }
+    }
+
     fn limits() -> Limits {
         Limits { eos_token_ids: Vec::new(), max_model_len: 1000 }
     }
@@ -338,8 +327,8 @@ mod tests {
     #[test]
     fn a_group_larger_than_the_slots_keeps_its_prefix_until_the_last_sample() {
         let mut scheduler = Scheduler::new(1);
-        scheduler.push(group(0, 3), None);
-        scheduler.push(group(1, 1), None);
+        scheduler.push_group(group(0, 3));
+        scheduler.push_group(group(1, 1));
         for _ in 0..3 {
             if scheduler.prompts_to_prefill(padded(1), 2) == 1 {
                 scheduler.admit(1);
@@ -360,7 +349,7 @@ mod tests {
         let mut scheduler = Scheduler::new(6);
         for (tag, (samples, length)) in [(2, 5), (3, 2), (4, 7), (1, 1)].into_iter().enumerate() {
             let prompt_ids = vec![1; length].into();
-            scheduler.push(GroupRequest { prompt_ids, ..group(tag as u64, samples) }, None);
+            scheduler.push_group(GroupRequest { prompt_ids, ..group(tag as u64, samples) });
         }
         assert_eq!(scheduler.prompts_to_prefill(padded(8), 100), 3, "the third group begins in the last free slot");
         assert_eq!(scheduler.prompts_to_prefill(padded(2), 100), 2);
@@ -374,7 +363,7 @@ mod tests {
             "one alone may be longer"
         );
         assert_eq!(scheduler.prompts_to_prefill(padded(8), 4), 0);
-        assert_eq!(scheduler.prompts(3).map(<[u32]>::len).collect::<Vec<_>>(), [5, 2, 7]);
+        assert_eq!(scheduler.prompts(3).map(|prompt| prompt.tokens.len()).collect::<Vec<_>>(), [5, 2, 7]);
         scheduler.admit(3);
         scheduler.prefixes_are_ready(3);
         let started: Vec<_> = std::iter::from_fn(|| scheduler.start_next(&limits())).collect();
@@ -394,9 +383,23 @@ mod tests {
     }
 
     #[test]
+    fn what_goes_on_from_states_is_prefilled_together_and_counts_without_what_is_held() {
+        let (wish, mut scheduler) = (Wish::of(&group(9, 1).into()), Scheduler::new(4));
+        let state = State::after(&group(9, 1), wish.past, &[5; 7]);
+        let long = || GroupRequest { prompt_ids: [1; 12].into(), ..group(9, 1) };
+        (0..2).for_each(|_| scheduler.push(long(), wish, Some(state.clone()), 8, None));
+        scheduler.push_group(group(2, 1));
+        let limits = PrefillLimits { prompts: 8, together: 10, padded: false };
+        assert_eq!((scheduler.prompts_to_prefill(limits, 10), scheduler.tokens(3)), (3, 4 + 4 + 2));
+        assert!(scheduler.prompts(3).map(|of| (of.tokens.len(), of.prompt)).eq([(12, 2), (12, 2), (2, 2)]));
+        scheduler.forget_prefixes();
+        assert_eq!((scheduler.prompts_to_prefill(limits, 20), scheduler.tokens(3)), (1, 12 + 12 + 2));
+    }
+
+    #[test]
     fn only_the_samples_that_are_wanted_start() {
         let mut scheduler = Scheduler::new(4);
-        scheduler.push(GroupRequest { samples: Arc::from([1, 4]), ..group(0, 0) }, None);
+        scheduler.push_group(GroupRequest { samples: Arc::from([1, 4]), ..group(0, 0) });
         assert_eq!(scheduler.waiting(), 2);
         scheduler.admit(1);
         scheduler.prefixes_are_ready(1);
@@ -408,7 +411,7 @@ mod tests {
     #[test]
     fn nothing_starts_while_admission_is_off_and_a_forgotten_prefix_is_prefilled_again() {
         let mut scheduler = Scheduler::new(4);
-        scheduler.push(group(0, 2), None);
+        scheduler.push_group(group(0, 2));
         scheduler.set_admission(false);
         assert_eq!(scheduler.prompts_to_prefill(padded(1), 2), 0);
         scheduler.set_admission(true);
@@ -426,7 +429,7 @@ mod tests {
     fn what_is_cancelled_leaves_slots_queue_and_prefix_slots() {
         let mut scheduler = Scheduler::new(3);
         for (tag, samples) in [(0, 2), (1, 3), (2, 1), (3, 1)] {
-            scheduler.push(group(tag, samples), None);
+            scheduler.push_group(group(tag, samples));
         }
         scheduler.admit(3);
         scheduler.prefixes_are_ready(3);
@@ -457,7 +460,7 @@ mod tests {
             let mut scheduler = Scheduler::new(capacity);
             let mut expected = BTreeSet::new();
             for (tag, &n) in groups.iter().enumerate() {
-                scheduler.push(group(tag as u64, n), None);
+                scheduler.push_group(group(tag as u64, n));
                 expected.extend((0..n).map(|s| (tag as u64, s)));
             }
             let mut cache = vec![None; capacity];

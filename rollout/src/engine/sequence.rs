@@ -2,15 +2,16 @@
 
 use std::{sync::Arc, time::Instant};
 
+use ndarray::ArrayView2;
 use shared::{FinishReason, PolicyVersion, SamplingParams, TokenLogprob, rng};
 
 use super::{
     EngineError,
     history::SharedHistory,
     state::{Past, State},
-    types::{FinishedSequence, GroupRequest, Output, StopCriterion},
+    types::{FinishedSequence, GroupRequest, Output, Request, StopCriterion},
 };
-use crate::sampling::{Draw, RowError, Scratch, SeenTokens, sample_row};
+use crate::sampling::{Draw, RowError, SamplingThreads, Scratch, SeenTokens, sample_row};
 
 /// One row of a decode step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,6 +42,13 @@ pub(super) struct Wish {
     pub past: Past,
 }
 
+impl Wish {
+    /// What a request says of each of its completions.
+    pub fn of(request: &Request) -> Self {
+        Self { stream: request.stream, keep: request.keep, past: request.past() }
+    }
+}
+
 /// A completion in a slot.
 pub(super) struct Sequence {
     request: Arc<GroupRequest>,
@@ -68,6 +76,7 @@ impl Sequence {
     /// nothing is drafted for it.
     pub fn new(
         request: &Arc<GroupRequest>,
+        wish: Wish,
         sample: u32,
         [arrived, admitted]: [Instant; 2],
         limits: &Limits,
@@ -90,7 +99,7 @@ impl Sequence {
             seen,
             stop_criterion: request.stop_criterion.as_ref().map(|make| make()),
             history: history.cloned(),
-            wish: Wish { stream: false, keep: false, past: Past::of(request) },
+            wish,
             is_mixed: false,
             arrived,
             admitted,
@@ -98,11 +107,6 @@ impl Sequence {
             drawn: None,
             request: Arc::clone(request),
         }
-    }
-
-    /// With what is wanted of it beside its tokens.
-    pub fn with(self, wish: Wish) -> Self {
-        Self { wish, ..self }
     }
 
     /// Whether it is this completion of a group, or one of all.
@@ -119,7 +123,8 @@ impl Sequence {
 
     /// What it leaves to go on from, if that is wanted.
     pub fn state(&self) -> Option<State> {
-        self.wish.keep.then(|| State::after(&self.request, self.wish.past, &self.token_ids))
+        let state = || State::after(&self.request, self.wish.past, &self.token_ids).with_history(self.history.clone());
+        self.wish.keep.then(state)
     }
 
     /// Other weights are in use from now on.
@@ -238,6 +243,20 @@ impl Sequence {
     }
 }
 
+/// Draws a token for the sequence of each slot for which `row_of` names a row of `logits`.
+pub(super) fn draw(
+    slots: &mut [Option<Sequence>],
+    row_of: &(dyn Fn(usize) -> Option<usize> + Sync),
+    logits: ArrayView2<'_, f32>,
+    threads: &mut SamplingThreads,
+) {
+    threads.for_each(logits.ncols(), slots, |slot, sequence, scratch| {
+        if let (Some(sequence), Some(row)) = (sequence, row_of(slot)) {
+            sequence.draw(logits.row(row).to_slice().expect("a row of logits is contiguous"), scratch);
+        }
+    });
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -275,7 +294,8 @@ mod tests {
     /// Runs a sequence over logits whose arg-max at position `t` is `t`.
     fn run(request: GroupRequest, max_model_len: usize) -> (Vec<u32>, FinishReason) {
         let limits = Limits { eos_token_ids: vec![4, 9], max_model_len };
-        let mut sequence = Sequence::new(&Arc::new(request), 1, [Instant::now(); 2], &limits, None);
+        let wish = Wish::of(&request.clone().into());
+        let mut sequence = Sequence::new(&Arc::new(request), wish, 1, [Instant::now(); 2], &limits, None);
         for t in 0.. {
             let mut logits = vec![0.0; 64];
             logits[t] = 1.0;

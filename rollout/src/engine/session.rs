@@ -7,7 +7,6 @@ use std::{
 
 use ort::{
     environment::Environment,
-    ep,
     session::{
         Session,
         builder::{GraphOptimizationLevel, SessionBuilder},
@@ -16,7 +15,7 @@ use ort::{
 };
 use shared::{Dtype, Head, ModelConfig, WeightManifest, config::Device};
 
-use super::{EngineError, EngineOptions, WeightSource, device::tensorrt, runtime};
+use super::{EngineError, EngineOptions, WeightSource, device::providers, runtime};
 
 /// How long an idle thread of the graph spins before it sleeps. That covers the gap from one operator to the next;
 /// ONNX Runtime's own duration is longer by far and makes a step several times slower as soon as another process wants
@@ -82,26 +81,16 @@ pub(crate) fn load(
     weights: Option<&str>,
     merged: Vec<(String, DynTensor)>,
 ) -> ort::Result<Session> {
-    let providers = match options.device {
-        Device::Cpu => vec![],
-        Device::Cuda => vec![cuda().with_cuda_graph(options.cuda_graphs).build().error_on_failure()],
-        Device::Tensorrt => {
-            let tensorrt = tensorrt::provider(weights.filter(|_| !options.hot_swap));
-            vec![tensorrt.map_err(|e| ort::Error::new(e.to_string()))?, cuda().build().error_on_failure()]
-        }
-    };
-    let mut builder = builder(options)?.with_execution_providers(providers)?;
+    let mut builder = builder(options)?.with_execution_providers(providers::for_model(options, weights)?)?;
     for (name, tensor) in merged {
         builder = builder.with_external_initializer(name, tensor.into_dyn())?;
     }
     alone(|| builder.commit_from_file(path))
 }
 
-/// A session for a small graph in memory, beside one for a model. On devices, CUDA runs it: TensorRT would take longer
-/// to build it than it ever runs.
+/// A session for a small graph in memory, beside one for a model.
 pub(super) fn load_small(graph: &[u8], options: SessionOptions) -> ort::Result<Session> {
-    let cuda = (options.device != Device::Cpu).then(|| cuda().build().error_on_failure());
-    let mut builder = builder(options)?.with_execution_providers(cuda.as_slice())?;
+    let mut builder = builder(options)?.with_execution_providers(providers::for_small_graph(options.device))?;
     alone(|| builder.commit_from_memory(graph))
 }
 
@@ -113,10 +102,6 @@ static BEING_MADE: Mutex<()> = Mutex::new(());
 pub(super) fn alone(make: impl FnOnce() -> ort::Result<Session>) -> ort::Result<Session> {
     let _made = BEING_MADE.lock().unwrap_or_else(PoisonError::into_inner);
     make()
-}
-
-fn cuda() -> ep::CUDA {
-    ep::CUDA::default().with_device_id(0).with_tf32(false)
 }
 
 /// ONNX Runtime, of which nothing may be used before.

@@ -8,7 +8,7 @@ use std::{
     },
 };
 
-use super::types::GroupRequest;
+use super::{history::SharedHistory, types::GroupRequest};
 
 /// How a context came to be; further tokens are computed and drawn accordingly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,6 +35,8 @@ pub struct State {
     ids: Arc<[u32]>,
     past: Past,
     held: Option<Held>,
+    /// With speculative decoding, what its group has written, which holds all of `ids`.
+    history: Option<SharedHistory>,
 }
 
 /// Keys and values that an engine holds; the number is theirs alone, in all engines of the process.
@@ -44,12 +46,22 @@ impl State {
     /// After `group`, whose prompt has this past, was completed with `token_ids`.
     pub(crate) fn after(group: &GroupRequest, past: Past, token_ids: &[u32]) -> Self {
         let ids = [&group.prompt_ids, token_ids].concat().into();
-        Self { ids, past: Past { drawn: past.drawn + token_ids.len() as u64, ..past }, held: None }
+        Self { ids, past: Past { drawn: past.drawn + token_ids.len() as u64, ..past }, held: None, history: None }
     }
 
     /// With keys and values that are held.
     pub(super) fn with(self, held: Option<Held>) -> Self {
         Self { held, ..self }
+    }
+
+    /// With what its group has written.
+    pub(super) fn with_history(self, history: Option<SharedHistory>) -> Self {
+        Self { history, ..self }
+    }
+
+    /// What its group has written, and how many ids of a context that begins with this state that knows already.
+    pub(super) fn history(&self) -> Option<(SharedHistory, usize)> {
+        Some((self.history.clone()?, self.ids.len()))
     }
 
     /// Everything so far, the prompt included.
@@ -84,9 +96,10 @@ impl HeldStates {
         self.0.len()
     }
 
-    /// Whether keys and values are held under a number.
-    pub fn has(&self, number: u64) -> bool {
-        self.0.contains_key(&number)
+    /// Tokens of a state whose keys and values are held: all but the newest, or none.
+    pub fn tokens_of(&self, state: &State) -> usize {
+        let held = state.held().filter(|number| self.0.contains_key(number));
+        held.map_or(0, |_| state.ids.len() - 1)
     }
 
     /// A number for further ones.
@@ -127,7 +140,7 @@ mod tests {
         let (number, fork) = (state.held().unwrap(), state.clone());
         drop(state);
         held.sweep(|_| panic!("a fork is left"));
-        assert!(held.has(number));
+        assert_eq!(held.tokens_of(&fork), 4);
         drop(fork);
         let mut freed = Vec::new();
         held.sweep(|number| freed.push(number));

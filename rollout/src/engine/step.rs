@@ -6,7 +6,7 @@ use shared::{Dtype, ModelConfig, ModelDir, PolicyVersion};
 
 use super::{
     EngineError,
-    backend::{Abilities, Backend, Continued, Prompts, draw_on_host},
+    backend::{Abilities, Backend, Prefill, PrefillLimits},
     check::{check_options, positions_of},
     draft::{Drafter, Drafts},
     gate,
@@ -15,8 +15,8 @@ use super::{
     open::open,
     profile::{Profile, Stopwatch},
     runtime,
-    scheduler::{Extra, PrefillLimits, Scheduler},
-    sequence::{DecodeRow, Limits, Sequence},
+    scheduler::Scheduler,
+    sequence::{self, DecodeRow, Limits, Sequence, Wish},
     session::{dtype_of, read_manifest},
     state::{HeldStates, State},
     storage::{LogitsBuffer, logits_buffer, rows_of},
@@ -105,43 +105,16 @@ impl Engine {
     /// Queues a group; its samples start as slots become free.
     ///
     /// # Errors
-    /// When the prompt is empty, leaves no room for a token or holds an id outside the vocabulary, or the numbers of
-    /// the request make no sense.
+    /// Those of [`Request::check`].
     pub fn begin(&mut self, request: Request) -> Result<(), EngineError> {
         self.sweep();
-        let Request { from, stream, keep, .. } = &request;
-        let past = Some(request.past());
-        let from = from.clone().filter(|_| self.abilities.keeps);
-        let cached = from.as_ref().filter(|state| state.held().is_some_and(|number| self.held.has(number)));
-        let cached = cached.map_or(0, |state| state.ids().len() - 1);
-        let extra = Extra { stream: *stream, keep: *keep, past, from, cached };
-        let request = request.whole();
-        let prompt = request.prompt_id.0;
-        let refuse = |message: String| Err(EngineError::Request { prompt, message });
-        let length = request.prompt_ids.len();
-        if length == 0 {
-            return refuse("the prompt has no tokens".into());
-        }
-        if length >= self.options.max_model_len {
-            let limit = self.options.max_model_len;
-            return refuse(format!("{length} tokens leave no room for a completion within max_model_len ({limit})"));
-        }
-        if let Some(id) = request.prompt_ids.iter().find(|&&id| id as usize >= self.config.vocab_size) {
-            return refuse(format!("token {id} is not in the vocabulary of {} tokens", self.config.vocab_size));
-        }
-        let Some(&last) = request.samples.last() else {
-            return refuse("at least one completion must be wanted".into());
-        };
-        if let Some(lengths) = &request.lengths
-            && (lengths.len() <= last as usize || lengths.contains(&0))
-        {
-            return refuse("lengths must be one positive number per completion".into());
-        }
-        if let Err(message) = request.sampling.validate() {
-            return refuse(message);
-        }
-        let history = self.drafter.as_ref().map(|_| History::shared(&request.prompt_ids));
-        *self.scheduler.push(request, history) = extra;
+        let group = request.check(self.config.vocab_size, self.options.max_model_len)?;
+        let wish = Wish::of(&request);
+        let known = || request.from.as_ref().and_then(State::history);
+        let history = self.drafter.as_ref().map(|_| History::shared(&group.prompt_ids, known()));
+        let from = request.from.filter(|_| self.backend.paged().is_some());
+        let cached = from.as_ref().map_or(0, |state| self.held.tokens_of(state));
+        self.scheduler.push(group, wish, from, cached, history);
         Ok(())
     }
 
@@ -218,10 +191,12 @@ impl Engine {
     pub fn cancel(&mut self, tag: u64, sample: Option<u32>) -> Vec<FinishedSequence> {
         let cancelled = self.scheduler.cancel(tag, sample, &self.limits);
         cancelled.slots.iter().for_each(|&slot| self.backend.release(slot));
-        cancelled.prefixes.iter().for_each(|&prompt| self.backend.give_up(prompt));
-        if cancelled.first && self.prefilled > 0 {
-            self.prefilled = 0;
-            self.backend.give_up(0);
+        if let Some(paged) = self.backend.paged() {
+            cancelled.prefixes.iter().for_each(|&prompt| paged.give_up(prompt));
+            if cancelled.first && self.prefilled > 0 {
+                self.prefilled = 0;
+                paged.give_up(0);
+            }
         }
         self.sweep();
         cancelled.sequences
@@ -243,9 +218,8 @@ impl Engine {
 
     /// Frees what was held for states that nobody has any more.
     fn sweep(&mut self) {
-        if self.held.len() > 0 {
-            let Self { held, backend, .. } = self;
-            held.sweep(|number| backend.drop_held(number));
+        if let Some(paged) = self.backend.paged() {
+            self.held.sweep(|number| paged.drop_held(number));
         }
     }
 
@@ -354,45 +328,39 @@ impl Engine {
             if prompts == 0 && budget == whole {
                 // The next one is longer than that. Where it cannot be cut, it goes through as a whole.
                 prompts = self.scheduler.prompts_to_prefill(PrefillLimits { prompts: 1, ..limits }, usize::MAX);
-                let running = prompts == 1 && self.scheduler.running() > 0;
-                let left = || self.scheduler.tokens_to_prefill(limits, 1) - self.prefilled;
-                if running && self.abilities.pieces && left() > whole {
-                    return self.prefill(1, whole, watch);
+                let is_cut = self.scheduler.running() > 0 && self.backend.paged().is_some();
+                if prompts == 1 && is_cut && self.scheduler.tokens(1) - self.prefilled > whole {
+                    return self.prefill(1, Some(whole), watch);
                 }
             }
             if prompts == 0 {
                 return Ok(());
             }
             budget = budget.saturating_sub(self.scheduler.tokens_to_prefill(limits, prompts) - self.prefilled);
-            self.prefill(prompts, usize::MAX, watch)?;
+            self.prefill(prompts, None, watch)?;
         }
     }
 
-    /// Computes at most `most` further tokens of each of the prompts of the first waiting groups: all that is left of
-    /// them, or a piece of the first alone.
-    fn prefill(&mut self, prompts: usize, most: usize, watch: &mut Stopwatch) -> Result<(), EngineError> {
+    /// Computes all that is left of the prompts of the first waiting groups, or a piece of so many tokens of the first
+    /// alone.
+    fn prefill(&mut self, prompts: usize, piece: Option<usize>, watch: &mut Stopwatch) -> Result<(), EngineError> {
         self.scheduler.admit(prompts);
         self.profile.scheduling += watch.lap();
-        let waiting: Vec<&[u32]> = self.scheduler.prompts(prompts).collect();
-        let computed = self.prefilled;
-        let from = self.scheduler.next_from();
-        let cached = from.map_or(0, |(_, cached)| cached);
-        let left = waiting.iter().map(|prompt| prompt.len()).sum::<usize>() - cached - computed;
-        let (tokens, complete) = if left > most { (most, 0) } else { (left, prompts) };
-        let logits = rows_of(&mut self.prefix_logits, complete, self.config.vocab_size);
-        let cost = match from {
-            None => self.backend.prefill(Prompts { tokens: &waiting, computed, most }, logits)?,
-            Some((state, _)) => {
-                let held = state.held().filter(|_| cached > 0);
-                let of = Continued { tokens: waiting[0], prompt: state.past().prompt, held, computed, most };
-                self.backend.go_on(of, logits)?
+        let mut waiting: Vec<Prefill<'_>> = self.scheduler.prompts(prompts).collect();
+        waiting[0].computed = self.prefilled;
+        let left = self.scheduler.tokens(prompts) - self.prefilled;
+        let (tokens, complete, cost) = match (piece, self.backend.paged()) {
+            (Some(piece), Some(paged)) => (piece, 0, paged.prefill_piece(waiting[0], piece)?),
+            _ => {
+                let logits = rows_of(&mut self.prefix_logits, prompts, self.config.vocab_size);
+                (left, prompts, self.backend.prefill(&waiting, logits)?)
             }
         };
         self.profile.add_nodes(cost);
         self.profile.prefill += watch.lap_of(Event::Prefill { tokens });
         self.profile.prefills += complete as u64;
         self.profile.prefill_tokens += tokens as u64;
-        self.prefilled = if complete == 0 { computed + tokens } else { 0 };
+        self.prefilled = if complete == 0 { self.prefilled + tokens } else { 0 };
         self.scheduler.prefixes_are_ready(complete);
         Ok(())
     }
@@ -418,7 +386,7 @@ impl Engine {
                 Some(started[index].1)
             };
             let logits = rows_of(&mut self.prefix_logits, self.abilities.prefill.prompts, vocab);
-            draw_on_host(self.scheduler.slots(), &prompt_of, logits.view(), &mut self.sampling);
+            sequence::draw(self.scheduler.slots(), &prompt_of, logits.view(), &mut self.sampling);
             self.profile.sampling += watch.lap_of(Event::Sample { rows: started.len() });
             for (slot, _) in started {
                 self.accept(slot, outputs)?;
@@ -454,9 +422,12 @@ impl Engine {
         self.profile.decode_tokens += rows as u64;
         self.profile.drafted_tokens += self.drafts.len() as u64;
         self.profile.add_nodes(cost);
-        self.profile.graph_steps += u64::from(cost.captured);
         self.profile.add_kv(positions, cost.kv_bytes_read, self.backend.kv_bytes_in_use());
-        self.draw(rows, watch, outputs)
+        self.draw(rows, watch, outputs)?;
+        if let Some(levers) = self.backend.levers() {
+            levers.count(&mut self.profile);
+        }
+        Ok(())
     }
 
     /// Draws from the logits of a step: once for every sequence, and again for those whose draw was their next draft.
@@ -466,10 +437,16 @@ impl Engine {
         for round in 0.. {
             let drafts = &self.drafts;
             let row_of = |slot: usize| live[slot].then(|| drafts.first_row(slot) + round);
-            let logits = rows_of(&mut self.logits, rows + drafts.len(), self.config.vocab_size);
-            let whole_rows = self.backend.draw(self.scheduler.slots(), &row_of, logits, &mut self.sampling)?;
-            self.profile.whole_rows += whole_rows as u64;
-            let drawn = live.iter().filter(|&&live| live).count();
+            let mut logits = rows_of(&mut self.logits, rows + drafts.len(), self.config.vocab_size);
+            let (slots, drawn) = (self.scheduler.slots(), live.iter().filter(|&&live| live).count());
+            let is_drawn = match self.backend.levers() {
+                Some(levers) => levers.draw(slots, logits.view_mut(), &mut self.sampling)?,
+                None => false,
+            };
+            if !is_drawn {
+                sequence::draw(slots, &row_of, logits.view(), &mut self.sampling);
+                self.profile.whole_rows += drawn as u64;
+            }
             self.profile.sampling += watch.lap_of(Event::Sample { rows: drawn });
             for (slot, live) in live.iter_mut().enumerate().filter(|(_, live)| **live) {
                 let newest = self.accept(slot, outputs)?;
@@ -509,12 +486,13 @@ impl Engine {
             return None;
         };
         self.sweep();
-        if !self.abilities.keeps || !sequence.is_pure() || self.held.len() >= self.options.kept_states {
+        let is_held = sequence.is_pure() && self.held.len() < self.options.kept_states;
+        let Some(paged) = self.backend.paged().filter(|_| is_held) else {
             self.backend.release(slot);
             return Some(state);
-        }
+        };
         let held = self.held.add();
-        self.backend.hold(slot, sequence.cached(), *held);
+        paged.hold(slot, sequence.cached(), *held);
         Some(state.with(Some(held)))
     }
 }

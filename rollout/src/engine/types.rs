@@ -11,7 +11,10 @@ use shared::{
     rng,
 };
 
-use super::state::{Past, State};
+use super::{
+    EngineError,
+    state::{Past, State},
+};
 
 /// Sizes and resources of an engine.
 #[derive(Debug, Clone)]
@@ -211,6 +214,41 @@ impl Request {
         }
     }
 
+    /// [`Request::whole`], if a model of `vocab_size` tokens can complete it within `max_model_len`. Whoever generates
+    /// takes nothing else.
+    ///
+    /// # Errors
+    /// When the prompt is empty, leaves no room for a token or holds an id outside the vocabulary, or the numbers of
+    /// the request make no sense.
+    pub fn check(&self, vocab_size: usize, max_model_len: usize) -> Result<GroupRequest, EngineError> {
+        let whole = self.whole();
+        let prompt = whole.prompt_id.0;
+        let refuse = |message: String| Err(EngineError::Request { prompt, message });
+        let length = whole.prompt_ids.len();
+        if length == 0 {
+            return refuse("the prompt has no tokens".into());
+        }
+        if length >= max_model_len {
+            let room = format!("{length} tokens leave no room for a completion within max_model_len ({max_model_len})");
+            return refuse(room);
+        }
+        if let Some(id) = whole.prompt_ids.iter().find(|&&id| id as usize >= vocab_size) {
+            return refuse(format!("token {id} is not in the vocabulary of {vocab_size} tokens"));
+        }
+        let Some(&last) = whole.samples.last() else {
+            return refuse("at least one completion must be wanted".into());
+        };
+        if let Some(lengths) = &whole.lengths
+            && (lengths.len() <= last as usize || lengths.contains(&0))
+        {
+            return refuse("lengths must be one positive number per completion".into());
+        }
+        match whole.sampling.validate() {
+            Ok(()) => Ok(whole),
+            Err(message) => refuse(message),
+        }
+    }
+
     /// What comes of a completion that somebody has made as a whole. `whole` is [`Request::whole`], which is built once
     /// for all completions of a request.
     #[must_use]
@@ -348,6 +386,32 @@ mod tests {
             assert_eq!(sequence.logprobs.len(), 3, "{what}");
             assert_eq!(state.map(|state| state.ids().to_vec()), keep.then(|| vec![1, 2, 7, 9, 8]), "{what}");
         }
+    }
+
+    #[test]
+    fn what_cannot_be_completed_is_refused_by_the_name_of_its_prompt() {
+        let check = |group: GroupRequest| Request::from(group).check(50, 8).map_err(|error| error.to_string());
+        assert_eq!(check(group(7, 2)).unwrap().prompt_ids[..], [1, 2]);
+        assert_eq!(check(GroupRequest { prompt_ids: [49; 7].into(), ..group(7, 1) }).unwrap().samples[..], [0]);
+        let prompt = |ids: &[u32]| GroupRequest { prompt_ids: ids.into(), ..group(7, 1) };
+        let lengths = |lengths: &[u32]| GroupRequest { lengths: Some(lengths.into()), ..group(7, 2) };
+        let sampling = SamplingParams { top_p: 0.0, ..SamplingParams::default() };
+        for (refused, part) in [
+            (prompt(&[]), "the prompt has no tokens"),
+            (prompt(&[1; 8]), "8 tokens leave no room for a completion within max_model_len (8)"),
+            (prompt(&[1, 50]), "token 50 is not in the vocabulary of 50 tokens"),
+            (group(7, 0), "at least one completion must be wanted"),
+            (lengths(&[3]), "lengths must be one positive number per completion"),
+            (lengths(&[3, 0]), "lengths must be one positive number per completion"),
+            (GroupRequest { sampling: sampling.into(), ..group(7, 1) }, "top_p"),
+        ] {
+            let error = check(refused).map(drop).unwrap_err();
+            assert!(error.starts_with("prompt 7: ") && error.contains(part), "{error}");
+        }
+        // Of a prompt after a state the whole context counts.
+        let state = State::after(&group(0, 1), Past { prompt: 2, drawn: 0 }, &[3; 4]);
+        let error = Request { from: Some(state), ..group(7, 1).into() }.check(50, 8).map(drop).unwrap_err();
+        assert!(error.to_string().contains("8 tokens leave no room"), "{error}");
     }
 
     #[test]

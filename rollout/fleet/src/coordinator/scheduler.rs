@@ -155,6 +155,12 @@ impl Scheduler {
         }
     }
 
+    /// Tokens of the model, and the greatest length of a prompt with its completion.
+    #[must_use]
+    pub fn bounds(&self) -> (usize, usize) {
+        (self.options.vocab_size, self.options.facts.max_model_len as usize)
+    }
+
     /// Adds a group that is wanted from `version` or a later one. Workers score it where there is a row.
     pub fn add(&mut self, request: GroupRequest, version: PolicyVersion, row: Option<String>) {
         let number = self.number();

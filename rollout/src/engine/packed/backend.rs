@@ -7,28 +7,26 @@ use std::{
     time::Duration,
 };
 
-use ndarray::{ArrayViewMut2, s};
+use ndarray::ArrayViewMut2;
 use rollout_kernels::{
     buffer::LargeBuffer,
-    element::Format,
     pages::{FreePages, PAGE, PageShape},
-    simd::{Isa, MAX_BYTE_PRODUCTS},
+    simd::Isa,
 };
-use shared::{ModelConfig, WeightManifest, config::KvDtype, memory_plan::PACKED_PREFILL};
+use shared::{ModelConfig, WeightManifest, memory_plan::PACKED_PREFILL};
 
 use super::{
     super::{
         EngineError, EngineOptions, WeightSource,
-        backend::{Abilities, Backend, Continued, Cost, EachRow, Prompts},
+        backend::{Abilities, Backend, Cost, EachRow, Paged, Prefill, PrefillLimits},
         draft::Drafts,
         gate::{Examined, Gate, Rounding},
-        scheduler::PrefillLimits,
         sequence::DecodeRow,
         session::{SessionOptions, dtype_of},
         swap::{LoadJob, Shelf},
         types::Kernels,
     },
-    page_shape,
+    check, page_shape, remark_on_speed,
     session::{PackedOptions, PackedSession},
     supports,
     weights::{PackedWeights, Provided},
@@ -60,10 +58,12 @@ impl Prompt {
     }
 }
 
-impl From<Prefix> for Prompt {
-    fn from(prefix: Prefix) -> Self {
-        Self { prefix: Arc::new(prefix), own: Vec::new(), own_len: 0 }
-    }
+/// A prompt that a call computes.
+struct Begun<'a> {
+    of: Prefill<'a>,
+    prompt: Prompt,
+    /// How many of its tokens are there after the call.
+    end: usize,
 }
 
 /// A running sequence: a prompt and pages of its own.
@@ -179,8 +179,14 @@ impl PackedBackend {
         pages
     }
 
-    /// Where a prompt that goes on from a state begins.
-    fn begin(&mut self, of: Continued<'_>) -> Prompt {
+    /// What there is of a prompt before a call: what is held, and what was computed in pieces.
+    fn begin(&mut self, of: Prefill<'_>) -> Prompt {
+        if of.computed > 0 {
+            let begun = self.coming.take().expect("a prompt of which a piece was computed");
+            let held = of.held.and_then(|number| self.held.get(&number)).map_or(0, Prompt::len);
+            assert_eq!(begun.len(), held + of.computed, "the first prompt is the one that was begun");
+            return begun;
+        }
         let mut prompt = match of.held.and_then(|number| self.held.remove_entry(&number)) {
             Some((number, held)) => {
                 let (prefix, own_len) = (Arc::clone(&held.prefix), held.own_len);
@@ -191,11 +197,80 @@ impl PackedBackend {
             None => {
                 let mut pages = Vec::new();
                 extend(&mut self.free, &mut pages, PageShape::pages_for(of.prompt));
-                Prefix { pages, len: 0 }.into()
+                Prompt { prefix: Arc::new(Prefix { pages, len: 0 }), own: Vec::new(), own_len: 0 }
             }
         };
         extend(&mut self.free, &mut prompt.own, PageShape::pages_for(of.tokens.len() - of.prompt));
         prompt
+    }
+
+    /// Computes at most `most` further tokens of each prompt. `logits` receives what follows those that are complete
+    /// then.
+    fn compute(
+        &mut self,
+        prompts: &[Prefill<'_>],
+        most: usize,
+        logits: ArrayViewMut2<'_, f32>,
+    ) -> Result<(Vec<Prompt>, Cost), EngineError> {
+        if prompts.iter().all(|of| of.computed == 0) {
+            self.forget_prompts();
+        }
+        let mut begun = Vec::with_capacity(prompts.len());
+        for &of in prompts {
+            let prompt = self.begin(of);
+            begun.push(Begun { of, end: of.tokens.len().min(prompt.len().saturating_add(most)), prompt });
+        }
+        // What a state began with is computed by itself, and the rest after it, as it was when the state came to be: so
+        // the same bits come of it, held or not.
+        let none = no_logits(self.session.vocab);
+        let first = self.pass(
+            &mut begun,
+            |Begun { of, end, .. }| if of.prompt < of.tokens.len() { of.prompt.min(*end) } else { 0 },
+            none,
+        )?;
+        let rest = self.pass(&mut begun, |begun| begun.end, logits)?;
+        Ok((begun.into_iter().map(|begun| begun.prompt).collect(), first.with(rest)))
+    }
+
+    /// Computes prompts as far as `until` says, all of them in one pass.
+    fn pass(
+        &mut self,
+        prompts: &mut [Begun<'_>],
+        until: impl Fn(&Begun<'_>) -> usize,
+        logits: ArrayViewMut2<'_, f32>,
+    ) -> Result<Cost, EngineError> {
+        let tokens = |begun: &Begun<'_>| until(begun).saturating_sub(begun.prompt.len());
+        let mut ids = Vec::new();
+        for begun in &*prompts {
+            let piece = &begun.of.tokens[begun.prompt.len()..][..tokens(begun)];
+            ids.extend(piece.iter().map(|&token| i64::from(token)));
+        }
+        if ids.is_empty() {
+            return Ok(Cost::default());
+        }
+        self.session.run(&ids, logits, |spans, last| {
+            for begun in prompts.iter().filter(|&begun| tokens(begun) > 0) {
+                let (Begun { of, prompt, .. }, tokens) = (begun, tokens(begun));
+                let Prompt { prefix, own, own_len } = prompt;
+                if prefix.len < of.prompt {
+                    spans.push(&[], 0, &prefix.pages, prefix.len, tokens);
+                } else {
+                    spans.push(&prefix.pages, prefix.len, own, *own_len, tokens);
+                }
+                // Nobody asks what follows a piece: the head of the model is not computed.
+                last.extend((prompt.len() + tokens == of.tokens.len()).then(|| spans.tokens() - 1));
+            }
+        })?;
+        for begun in prompts.iter_mut() {
+            let tokens = tokens(begun);
+            let Begun { of, prompt: Prompt { prefix, own_len, .. }, .. } = begun;
+            if prefix.len == of.prompt {
+                *own_len += tokens;
+            } else if tokens > 0 {
+                Arc::get_mut(prefix).expect("nothing starts from a piece of a prompt").len += tokens;
+            }
+        }
+        Ok(self.cost())
     }
 
     /// What the last call took: pages of a shared prompt were read once.
@@ -215,53 +290,13 @@ impl Backend for PackedBackend {
             kernels: Kernels::Packed,
             instruction_set: Isa::detect().name(self.options.format),
             prefill: PREFILL,
-            pieces: true,
-            keeps: true,
         }
     }
 
-    fn prefill(&mut self, prompts: Prompts<'_>, logits: ArrayViewMut2<'_, f32>) -> Result<Cost, EngineError> {
-        let Prompts { tokens, computed, most } = prompts;
-        if computed == 0 {
-            self.forget_prompts();
-        }
-        let mut coming = self
-            .coming
-            .take()
-            .map(|coming| Arc::into_inner(coming.prefix).expect("nothing starts from a piece of a prompt"));
-        assert_eq!(
-            coming.as_ref().map_or(0, |prefix| prefix.len),
-            computed,
-            "the first prompt is the one that was begun"
-        );
-        let (mut ids, mut pieces) = (Vec::new(), Vec::new());
-        for prompt in tokens {
-            let prefix = coming.take().unwrap_or_else(|| {
-                let mut pages = Vec::new();
-                extend(&mut self.free, &mut pages, PageShape::pages_for(prompt.len()));
-                Prefix { pages, len: 0 }
-            });
-            let piece = &prompt[prefix.len..prompt.len().min(prefix.len.saturating_add(most))];
-            ids.extend(piece.iter().map(|&t| i64::from(t)));
-            let complete = prefix.len + piece.len() == prompt.len();
-            pieces.push((prefix, piece.len(), complete));
-        }
-        let result = self.session.run(&ids, logits, |spans, last| {
-            for (prefix, tokens, complete) in &pieces {
-                spans.push(&[], 0, &prefix.pages, prefix.len, *tokens);
-                // Nobody asks what follows a piece: the head of the model is not computed.
-                last.extend(complete.then(|| spans.tokens() - 1));
-            }
-        });
-        for (mut prefix, tokens, complete) in pieces {
-            prefix.len += tokens;
-            if complete {
-                self.prompts.push(Some(prefix.into()));
-            } else {
-                self.coming = Some(prefix.into());
-            }
-        }
-        result.map(|()| self.cost())
+    fn prefill(&mut self, prompts: &[Prefill<'_>], logits: ArrayViewMut2<'_, f32>) -> Result<Cost, EngineError> {
+        let (prompts, cost) = self.compute(prompts, usize::MAX, logits)?;
+        self.prompts.extend(prompts.into_iter().map(Some));
+        Ok(cost)
     }
 
     /// Prompts before this one go: the pool has room for one prompt beyond those of the sequences.
@@ -329,73 +364,6 @@ impl Backend for PackedBackend {
         give_back(&mut self.free, Prompt { prefix, own, own_len: 0 });
     }
 
-    fn give_up(&mut self, prompt: usize) {
-        let coming = self.coming.take_if(|_| prompt == 0);
-        let complete = self.prompts.get_mut(prompt).and_then(Option::take);
-        for prompt in coming.into_iter().chain(complete) {
-            give_back(&mut self.free, prompt);
-        }
-    }
-
-    fn hold(&mut self, slot: usize, used: usize, number: u64) {
-        let slot = self.slots[slot].take().expect("the slot is occupied");
-        let own_len = slot.own_len(used);
-        let Slot { prefix, mut own, .. } = slot;
-        // Drafts may have taken more.
-        self.free.give_back(&own.split_off(PageShape::pages_for(own_len)));
-        self.held.insert(number, Prompt { prefix, own, own_len });
-    }
-
-    fn drop_held(&mut self, number: u64) {
-        if let Some(held) = self.held.remove(&number) {
-            give_back(&mut self.free, held);
-        }
-    }
-
-    fn go_on(&mut self, of: Continued<'_>, mut logits: ArrayViewMut2<'_, f32>) -> Result<Cost, EngineError> {
-        if of.computed == 0 {
-            self.forget_prompts();
-        }
-        let held = of.held.and_then(|number| self.held.get(&number)).map_or(0, Prompt::len);
-        assert_eq!(
-            self.coming.as_ref().map_or(held, Prompt::len),
-            held + of.computed,
-            "the prompt is the one that was begun"
-        );
-        let mut prompt = self.coming.take().unwrap_or_else(|| self.begin(of));
-        let (mut cost, mut left) = (Cost::default(), of.most);
-        while left > 0 && prompt.len() < of.tokens.len() {
-            let done = prompt.len();
-            let end = if done < of.prompt { of.prompt } else { of.tokens.len() };
-            let piece = &of.tokens[done..end.min(done.saturating_add(left))];
-            let ids: Vec<i64> = piece.iter().map(|&token| i64::from(token)).collect();
-            let is_last = done + piece.len() == of.tokens.len();
-            let rows = logits.slice_mut(s![..usize::from(is_last), ..]);
-            let Prompt { prefix, own, own_len } = &mut prompt;
-            self.session.run(&ids, rows, |spans, last| {
-                if done < of.prompt {
-                    spans.push(&[], 0, &prefix.pages, prefix.len, piece.len());
-                } else {
-                    spans.push(&prefix.pages, prefix.len, own, *own_len, piece.len());
-                }
-                last.extend(is_last.then_some(piece.len() - 1));
-            })?;
-            if done < of.prompt {
-                Arc::get_mut(prefix).expect("nothing starts from a piece of a prompt").len += piece.len();
-            } else {
-                *own_len += piece.len();
-            }
-            cost = cost.with(self.cost());
-            left -= piece.len();
-        }
-        if prompt.len() == of.tokens.len() {
-            self.prompts.push(Some(prompt));
-        } else {
-            self.coming = Some(prompt);
-        }
-        Ok(cost)
-    }
-
     /// Those of the pages that are taken.
     fn kv_bytes_in_use(&self) -> u64 {
         self.bytes_of(self.options.pages.pages - self.free.count())
@@ -427,6 +395,41 @@ impl Backend for PackedBackend {
         self.spare = Arc::into_inner(before).map(|weights| Spare::Old(weights.into_memory()));
         self.forget_prompts();
         for (_, held) in self.held.drain() {
+            give_back(&mut self.free, held);
+        }
+    }
+
+    fn paged(&mut self) -> Option<&mut dyn Paged> {
+        Some(self)
+    }
+}
+
+impl Paged for PackedBackend {
+    fn prefill_piece(&mut self, prompt: Prefill<'_>, tokens: usize) -> Result<Cost, EngineError> {
+        let (prompts, cost) = self.compute(&[prompt], tokens, no_logits(self.session.vocab))?;
+        self.coming = prompts.into_iter().next();
+        Ok(cost)
+    }
+
+    fn give_up(&mut self, prompt: usize) {
+        let coming = self.coming.take_if(|_| prompt == 0);
+        let complete = self.prompts.get_mut(prompt).and_then(Option::take);
+        for prompt in coming.into_iter().chain(complete) {
+            give_back(&mut self.free, prompt);
+        }
+    }
+
+    fn hold(&mut self, slot: usize, used: usize, number: u64) {
+        let slot = self.slots[slot].take().expect("the slot is occupied");
+        let own_len = slot.own_len(used);
+        let Slot { prefix, mut own, .. } = slot;
+        // Drafts may have taken more.
+        self.free.give_back(&own.split_off(PageShape::pages_for(own_len)));
+        self.held.insert(number, Prompt { prefix, own, own_len });
+    }
+
+    fn drop_held(&mut self, number: u64) {
+        if let Some(held) = self.held.remove(&number) {
             give_back(&mut self.free, held);
         }
     }
@@ -468,41 +471,9 @@ fn pass(
     examined.pass(config.vocab_size, rounding, |tokens, scored, each| session.score(tokens, scored, each))
 }
 
-/// The packed kernels batch prompts by themselves, and their logits are in main memory.
-fn check(options: &EngineOptions) -> Result<(), EngineError> {
-    let refused = [
-        ("candidates", options.candidates > 0),
-        ("prefill_batch above 1", options.prefill_batch > 1),
-        ("cuda_graphs", options.cuda_graphs),
-    ];
-    if let Some((name, _)) = refused.iter().find(|(_, on)| *on) {
-        return Err(EngineError::Options(format!("{name} needs the stock kernels (--kernels stock)")));
-    }
-    if options.kv_dtype == KvDtype::Int8 && options.max_model_len > MAX_BYTE_PRODUCTS {
-        let message = format!("kv_dtype int8 takes a max_model_len of at most {MAX_BYTE_PRODUCTS}; auto takes more");
-        return Err(EngineError::Options(message));
-    }
-    Ok(())
-}
-
-/// Logs which choices may be slower than others on this processor.
-fn remark_on_speed(isa: Isa, options: &EngineOptions) {
-    if isa.is_plain() {
-        tracing::warn!(
-            "this processor has none of the instruction sets of the packed kernels (AVX2 with FMA, AVX-512): --kernels \
-             stock (`rollout_kernels`) should be faster"
-        );
-        return;
-    }
-    let format = options.format();
-    if (format == Format::Int8 || options.kv_dtype == KvDtype::Int8) && !isa.has_byte_products() {
-        tracing::warn!("this processor has no VNNI: int8 saves memory, and may not be faster than fp32");
-    }
-    if matches!(format, Format::Bf16 | Format::Bf16x3) && !isa.has_tiles() {
-        tracing::warn!(
-            "this processor has no AMX: bf16 saves memory, and neither it nor bf16x3 need be faster than fp32"
-        );
-    }
+/// Where logits go of which there are none.
+fn no_logits(vocab: usize) -> ArrayViewMut2<'static, f32> {
+    ArrayViewMut2::from_shape((0, vocab), &mut []).expect("no rows take no memory")
 }
 
 /// Gives a sequence of the pool `count` pages.
@@ -519,131 +490,4 @@ fn give_back(free: &mut FreePages, Prompt { prefix, own, .. }: Prompt) {
 }
 
 #[cfg(test)]
-mod tests {
-    use exporters::{ExportOptions, VersionDir, export, norm};
-    use ndarray::{Array2, ArrayViewMut2, s};
-    use rollout_kernels::pages::PAGE;
-    use shared::{Canaries, Dtype, ModelDir, PolicyVersion, config::RolloutDtype};
-
-    use super::*;
-    use crate::engine::session::read_manifest;
-
-    /// Places for 17 sequences of up to 64 tokens.
-    fn options() -> EngineOptions {
-        EngineOptions { max_num_batched_tokens: 64, ..EngineOptions::new(16, 64) }
-    }
-
-    /// A tiny model with its export, in a folder that goes with it.
-    fn exported() -> (tempfile::TempDir, ModelDir, WeightSource, WeightManifest) {
-        let model = ModelDir::open(harness::golden_dir().join("models/llama")).unwrap();
-        let folder = tempfile::tempdir().unwrap();
-        let source = WeightSource { dir: folder.path().join("v0"), version: PolicyVersion(0) };
-        export(&model, &source.dir, &ExportOptions::default()).unwrap();
-        let manifest = read_manifest(&source, model.config()).unwrap();
-        (folder, model, source, manifest)
-    }
-
-    /// Nothing on disk is wrong, so nothing but log-probs can show it.
-    #[test]
-    fn a_wrong_scale_of_int8_is_refused() {
-        let (_folder, model, source, manifest) = exported();
-        let engine = EngineOptions { rollout_dtype: RolloutDtype::Int8, ..options() };
-        let golden = &harness::golden("model_numerics.json")["cases"][0];
-        assert_eq!(golden["name"], "llama");
-        let row = |value: &serde_json::Value| value[2].as_array().unwrap().clone();
-        let ids = |key: &str| row(&golden["inputs"][key]).into_iter().map(|id| id.as_u64().unwrap() as u32);
-        let stored = VersionDir::open(&source.dir).unwrap();
-        let norm_of = |name: String| (name.clone(), norm(&stored.read_f32(&name).unwrap()));
-        let canaries = Canaries {
-            version: PolicyVersion(0),
-            dtype: Dtype::Fp32,
-            token_ids: ids("prompt_ids").chain(ids("completion_ids")).collect(),
-            logprobs: row(&golden["expected"]["completion_logps"]).iter().map(|l| l.as_f64().unwrap()).collect(),
-            norms: manifest.parameters().map(|(name, _)| norm_of(name)).collect(),
-        };
-        canaries.write(&source.dir).unwrap();
-        let options = PackedOptions {
-            session: SessionOptions::of(&engine),
-            pages: page_shape(model.config(), 1, PAGE, engine.kv_format()),
-            format: engine.format(),
-        };
-        let gate = Gate::of(&engine);
-        let passes = |spoil: &dyn Fn(&mut PackedWeights)| {
-            let mut weights =
-                PackedWeights::load(&source, model.config(), &manifest, Format::Int8, Provided::default(), 1).unwrap();
-            spoil(&mut weights);
-            let examined = gate.examine(&source, &manifest).unwrap();
-            pass(examined, Arc::new(weights), model.config(), &manifest, options)
-        };
-        passes(&|_| ()).unwrap();
-        for product in [0, 3, 8] {
-            let error = passes(&|weights| weights.scale_for_test(product, 4.0)).expect_err(&product.to_string());
-            assert!(error.refusal().is_some_and(|reason| reason.contains("packing")), "{product}: {error}");
-        }
-    }
-
-    /// Versions of another size would be packed into new memory.
-    #[test]
-    fn the_first_swap_finds_the_memory_that_it_needs() {
-        let (_folder, model, source, manifest) = exported();
-        let open = |hot_swap| {
-            let options = EngineOptions { hot_swap, ..options() };
-            PackedBackend::open(&source, model.config(), &manifest, &options).unwrap()
-        };
-        assert!(open(false).spare.is_none(), "without swaps, none is kept");
-        let mut swapping = open(true);
-        let spare = swapping.spare.take().and_then(Spare::get).unwrap();
-        let place = spare.as_ptr();
-        swapping.spare = Some(Spare::Old(spare));
-        swapping.load(source.clone(), model.config().clone(), manifest.clone())().unwrap();
-        let loaded = swapping.loaded.take();
-        assert_eq!(loaded.into_memory().as_ptr(), place);
-    }
-
-    #[test]
-    fn a_prompt_is_held_once_for_its_completions_and_every_page_comes_back() {
-        let (_folder, model, source, manifest) = exported();
-        let mut backend = PackedBackend::open(&source, model.config(), &manifest, &options()).unwrap();
-        let all = backend.free.count();
-        let vocab = model.config().vocab_size;
-        let mut logits = Array2::zeros((16, vocab));
-        let none = || ArrayViewMut2::from_shape((0, vocab), &mut []).unwrap();
-        // The second one comes with it, in pages of its own, and goes with the next call.
-        backend.prefill(Prompts::whole(&[&[7; 40], &[5; 9]]), logits.slice_mut(s![..2, ..])).unwrap();
-        assert_eq!(all - backend.free.count(), 3 + 1, "40 positions in pages of 16, and 9");
-        let first = logits.row(0).to_owned();
-        backend.start(0, 1).unwrap();
-        assert_eq!(all - backend.free.count(), 1, "nothing will start from the first prompt any more");
-        backend.release(0);
-        backend.prefill(Prompts::whole(&[&[7; 40]]), logits.slice_mut(s![..1, ..])).unwrap();
-        assert_eq!(first, logits.row(0), "a prompt beside it changes no bit");
-        (0..16).for_each(|slot| backend.start(slot, 0).unwrap());
-        assert_eq!(all - backend.free.count(), 3);
-        let position = 2 * model.config().num_hidden_layers * model.config().num_key_value_heads * 4;
-        assert_eq!(backend.kv_bytes_in_use(), (3 * PAGE * position * model.config().head_dim) as u64);
-        for step in 0..17 {
-            let rows = [DecodeRow { token: 9, position: 40 + step }; 16];
-            let cost = backend.decode(&rows, &Drafts::default(), logits.view_mut()).unwrap();
-            assert_eq!(all - backend.free.count(), 3 + 16 * (1 + step / PAGE));
-            assert_eq!(cost.kv_bytes_read, backend.kv_bytes_in_use(), "every page is read once");
-        }
-        // The group's rows are equal, since they hold the same tokens.
-        assert!(logits.rows().into_iter().all(|row| row == logits.row(0) && row.iter().all(|x| x.is_finite())));
-
-        let piece = |computed| Prompts { tokens: &[&[8; 16]], computed, most: 10 };
-        backend.prefill(piece(0), none()).unwrap();
-        assert_eq!(all - backend.free.count(), 3 + 32 + 1, "sequences keep the prompt they were started from");
-        let rows = [DecodeRow { token: 9, position: 57 }; 16];
-        let cost = backend.decode(&rows, &Drafts::default(), logits.view_mut()).unwrap();
-        assert_eq!(backend.kv_bytes_in_use() - cost.kv_bytes_read, backend.bytes_of(1), "nobody reads a piece");
-        backend.prefill(piece(10), logits.slice_mut(s![..1, ..])).unwrap();
-        backend.release(3);
-        backend.moved(15, 3, 58).unwrap();
-        (0..15).for_each(|slot| backend.release(slot));
-        assert_eq!(all - backend.free.count(), 1);
-        // A piece that nobody goes on with is given up by the next call, and so is a prompt that has no samples left.
-        backend.prefill(piece(0), none()).unwrap();
-        backend.prefill(piece(0), none()).unwrap();
-        assert_eq!(all - backend.free.count(), 1);
-    }
-}
+mod tests;

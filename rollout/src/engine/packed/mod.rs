@@ -27,8 +27,8 @@
 //!
 //! # How prompts, drafts and adapters are computed
 //!
-//! Short prompts are computed together, without padding. A prompt longer than `max_num_batched_tokens` is computed in
-//! pieces, one a step, while sequences run. Drafts are further rows of a step.
+//! Short prompts are computed together, without padding, and so is what comes after states. A prompt longer than
+//! `max_num_batched_tokens` is computed in pieces, one a step, while sequences run. Drafts are further rows of a step.
 //!
 //! A version that is an adapter is added to the mapped weights of its base: row by row, in fp32, on the way into the
 //! packed layout. Products that no adapter changes, the head among them, are packed once for all versions
@@ -44,10 +44,15 @@ pub(super) use backend::PackedBackend;
 
 use std::time::Duration;
 
-use rollout_kernels::{element::KvFormat, pages::PageShape, thread_pool::ThreadPool};
-use shared::{ModelConfig, WeightManifest, memory_plan::PARTIAL_PAGES};
+use rollout_kernels::{
+    element::{Format, KvFormat},
+    pages::PageShape,
+    simd::{Isa, MAX_BYTE_PRODUCTS},
+    thread_pool::ThreadPool,
+};
+use shared::{ModelConfig, WeightManifest, config::KvDtype, memory_plan::PARTIAL_PAGES};
 
-use super::{EngineError, WeightSource};
+use super::{EngineError, EngineOptions, WeightSource};
 
 /// Sizes of the pool of pages: every slot may hold a sequence of its own of the greatest length.
 pub(super) fn page_shape(config: &ModelConfig, slots: usize, positions: usize, format: KvFormat) -> PageShape {
@@ -72,4 +77,41 @@ pub(super) fn supports(
     manifest: &WeightManifest,
 ) -> Result<bool, EngineError> {
     Ok(graph::is_known(source, config, manifest)? && config.head_dim <= rollout_kernels::attention::MAX_HEAD_DIM)
+}
+
+/// The packed kernels batch prompts by themselves, and their logits are in main memory.
+fn check(options: &EngineOptions) -> Result<(), EngineError> {
+    let refused = [
+        ("candidates", options.candidates > 0),
+        ("prefill_batch above 1", options.prefill_batch > 1),
+        ("cuda_graphs", options.cuda_graphs),
+    ];
+    if let Some((name, _)) = refused.iter().find(|(_, on)| *on) {
+        return Err(EngineError::Options(format!("{name} needs the stock kernels (--kernels stock)")));
+    }
+    if options.kv_dtype == KvDtype::Int8 && options.max_model_len > MAX_BYTE_PRODUCTS {
+        let message = format!("kv_dtype int8 takes a max_model_len of at most {MAX_BYTE_PRODUCTS}; auto takes more");
+        return Err(EngineError::Options(message));
+    }
+    Ok(())
+}
+
+/// Logs which choices may be slower than others on this processor.
+fn remark_on_speed(isa: Isa, options: &EngineOptions) {
+    if isa.is_plain() {
+        tracing::warn!(
+            "this processor has none of the instruction sets of the packed kernels (AVX2 with FMA, AVX-512): --kernels \
+             stock (`rollout_kernels`) should be faster"
+        );
+        return;
+    }
+    let format = options.format();
+    if (format == Format::Int8 || options.kv_dtype == KvDtype::Int8) && !isa.has_byte_products() {
+        tracing::warn!("this processor has no VNNI: int8 saves memory, and may not be faster than fp32");
+    }
+    if matches!(format, Format::Bf16 | Format::Bf16x3) && !isa.has_tiles() {
+        tracing::warn!(
+            "this processor has no AMX: bf16 saves memory, and neither it nor bf16x3 need be faster than fp32"
+        );
+    }
 }

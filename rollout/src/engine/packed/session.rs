@@ -46,7 +46,7 @@ pub(in super::super) struct PackedSession {
     session: Session,
     bindings: Bindings,
     state: SharedState,
-    vocab: usize,
+    pub vocab: usize,
     /// Query heads of a key/value head.
     group: usize,
 }

@@ -7,6 +7,8 @@
 //! computes several prompts, padded on the right. Of a version that is an adapter, the session gets merged tensors in
 //! place of those in the file, with the bits of the merged model.
 //!
+//! On devices, [`Levers`] may do something else with decode steps.
+//!
 //! Calls keep to the shapes for which ONNX Runtime's results were measured to be the same to the last bit in any batch:
 //! weights are prepacked, a decode step has one position for each sequence, and no sequence is prefilled again in the
 //! middle.
@@ -28,10 +30,10 @@ use self::{
 };
 use super::{
     EngineError, EngineOptions, WeightSource,
-    backend::{Abilities, Backend, Cost, EachRow, Prompts},
+    backend::{Abilities, Backend, Cost, EachRow, Prefill, PrefillLimits},
+    device::lever::{DecodeStep, Levers},
     draft::Drafts,
     gate::{Gate, Rounding},
-    scheduler::PrefillLimits,
     sequence::DecodeRow,
     session::{SessionOptions, dtype_of},
     storage::FloatMemory,
@@ -42,9 +44,10 @@ use super::{
 /// A session with the keys and values of its sequences. Slots `0..max_num_seqs` of the cache run; those after them hold
 /// the prompts that samples start from.
 pub(super) struct StockBackend {
-    pub(super) session: GraphSession,
-    pub(super) kv: KvCache,
-    pub(super) batch: Batch,
+    session: GraphSession,
+    kv: KvCache,
+    batch: Batch,
+    levers: Option<Levers>,
     options: SessionOptions,
     first_prefix_slot: usize,
     prefill_batch: usize,
@@ -83,6 +86,7 @@ impl StockBackend {
             session: load(&gate, source, config, manifest, session)?.0,
             kv: KvCache::new(shape, options.device)?,
             batch: Batch::default(),
+            levers: Levers::wanted(config, options)?,
             options: session,
             first_prefix_slot: options.max_num_seqs,
             prefill_batch: options.prefill_batch,
@@ -93,25 +97,8 @@ impl StockBackend {
         })
     }
 
-    /// Whether another version is being loaded, or waits to be installed.
-    pub fn is_loading(&self) -> bool {
-        self.coming.is_awaited()
-    }
-
-    /// Takes the loaded version into use and returns the one before.
-    pub fn exchange(&mut self) -> GraphSession {
-        std::mem::replace(&mut self.session, self.coming.take())
-    }
-
-    /// Runs a decode step on `logits`, wherever they are.
-    pub fn decode_to(&mut self, rows: &[DecodeRow], logits: FloatMemory<'_>) -> Result<Cost, EngineError> {
-        self.batch.set_decode(rows.iter().copied());
-        self.session.run(&self.batch.inputs(), &mut self.kv, 0, logits, None)?;
-        Ok(self.cost())
-    }
-
     /// What the last call took. Nothing is shared, so it read all that is in use.
-    pub fn cost(&self) -> Cost {
+    fn cost(&self) -> Cost {
         Cost { kv_bytes_read: self.kv_bytes_in_use(), ..Cost::default() }
     }
 }
@@ -122,14 +109,11 @@ impl Backend for StockBackend {
             kernels: Kernels::Stock,
             instruction_set: "onnxruntime",
             prefill: PrefillLimits { prompts: self.prefill_batch, together: usize::MAX, padded: true },
-            pieces: false,
-            keeps: false,
         }
     }
 
-    fn prefill(&mut self, prompts: Prompts<'_>, logits: ArrayViewMut2<'_, f32>) -> Result<Cost, EngineError> {
-        debug_assert_eq!((prompts.computed, prompts.most), (0, usize::MAX), "the published graph takes whole prompts");
-        let tokens = prompts.tokens.iter().copied();
+    fn prefill(&mut self, prompts: &[Prefill<'_>], logits: ArrayViewMut2<'_, f32>) -> Result<Cost, EngineError> {
+        let tokens = prompts.iter().map(|prompt| prompt.tokens);
         self.batch.set_prefill(tokens.clone());
         self.prefix_lens.clear();
         self.prefix_lens.extend(tokens.map(<[u32]>::len));
@@ -153,7 +137,14 @@ impl Backend for StockBackend {
         logits: ArrayViewMut2<'_, f32>,
     ) -> Result<Cost, EngineError> {
         debug_assert_eq!(drafts.len(), 0, "the published graph gives logits of last tokens only");
-        self.decode_to(rows, FloatMemory::of(logits))
+        let is_loading = self.coming.is_awaited();
+        let Self { session, kv, batch, levers, .. } = self;
+        batch.set_decode(rows.iter().copied());
+        match levers {
+            None => session.run(&batch.inputs(), kv, 0, FloatMemory::of(logits), None)?,
+            Some(levers) => levers.run(DecodeStep { session, batch, kv, is_loading }, logits)?,
+        }
+        Ok(self.cost())
     }
 
     fn release(&mut self, _: usize) {}
@@ -179,7 +170,15 @@ impl Backend for StockBackend {
     }
 
     fn install(&mut self) {
-        let before = self.exchange();
-        self.retired.push(before);
+        let before = std::mem::replace(&mut self.session, self.coming.take());
+        if self.levers.as_mut().is_some_and(Levers::weights_changed) {
+            drop(before);
+        } else {
+            self.retired.push(before);
+        }
+    }
+
+    fn levers(&mut self) -> Option<&mut Levers> {
+        self.levers.as_mut()
     }
 }

@@ -26,9 +26,10 @@ use prost::Message;
 use shared::config::Device;
 
 use self::blocks::{BlockPlan, Summary};
+use super::lever::Lever;
 use crate::{
     engine::{
-        EngineError,
+        EngineError, Profile,
         binding::{Bindings, TensorMemory},
         sequence::Sequence,
         session::{SessionOptions, load_small},
@@ -78,8 +79,6 @@ impl SmallGraph {
 pub(in crate::engine) struct Candidates {
     summarise: SmallGraph,
     gather: SmallGraph,
-    /// `[max_num_seqs, vocab]`.
-    logits: Storage,
     /// Logits of a block, and blocks of a row.
     width: usize,
     blocks: usize,
@@ -98,6 +97,8 @@ pub(in crate::engine) struct Candidates {
     fetched: LogitsBuffer,
     /// Where the blocks of each row begin in `wanted`; one more than rows.
     starts: Vec<usize>,
+    /// Tokens drawn from whole rows since that was asked last.
+    whole_rows: u64,
 }
 
 /// Logits of a block for a vocabulary: its largest divisor within bounds, if it has one.
@@ -119,7 +120,6 @@ impl Candidates {
         Ok(Some(Self {
             summarise: SmallGraph::new(&summarise_graph(blocks, width), options)?,
             gather: SmallGraph::new(&gather_graph(width), options)?,
-            logits: Storage::new(rows * vocab * size_of::<f32>(), device)?,
             width,
             blocks,
             limit,
@@ -131,6 +131,7 @@ impl Candidates {
             wanted: Vec::with_capacity(rows),
             fetched: buffer(rows * limit.min(vocab))?,
             starts: Vec::with_capacity(rows + 1),
+            whole_rows: 0,
         }))
     }
 
@@ -138,38 +139,11 @@ impl Candidates {
         self.blocks * self.width
     }
 
-    /// Where the model is to write the logits of `rows` rows.
-    pub fn logits(&mut self, rows: usize) -> Result<FloatMemory<'_>, EngineError> {
-        self.logits.settle()?;
-        let length = rows * self.vocab();
-        Ok(self.logits.floats(length))
-    }
-
-    /// All of that memory.
-    pub fn on_device(&mut self) -> &mut Storage {
-        &mut self.logits
-    }
-
-    /// Draws the next token of the sequence of every slot from the logits that the model wrote, one row for each. Rows
-    /// that are needed whole are fetched to their places in `whole` (`[rows, vocab]`); returns how many.
-    pub fn draw(
-        &mut self,
-        slots: &mut [Option<Sequence>],
-        whole: ArrayViewMut2<'_, f32>,
-        threads: &mut SamplingThreads,
-    ) -> Result<usize, EngineError> {
-        let own_temperatures = self.summarise(slots)?;
-        self.plan(slots, own_temperatures, threads);
-        self.fetch(slots.len())?;
-        self.draw_from_blocks(slots, threads);
-        self.draw_from_rows(slots, whole.into_slice().expect("arrays of logits are contiguous"), threads)
-    }
-
     /// Fills maxima and sums; whether there are sums at temperatures other than 1.
-    fn summarise(&mut self, slots: &[Option<Sequence>]) -> Result<bool, EngineError> {
+    fn summarise(&mut self, logits: &mut Storage, slots: &[Option<Sequence>]) -> Result<bool, EngineError> {
         self.inverse_temperatures.clear();
         self.inverse_temperatures.resize(slots.len(), 1.0);
-        self.sum_blocks(slots.len(), false)?;
+        self.sum_blocks(logits, slots.len(), false)?;
         let mut own = false;
         for (inverse, sequence) in self.inverse_temperatures.iter_mut().zip(slots) {
             let (params, _) = sequence_of(sequence).next_draw();
@@ -179,17 +153,17 @@ impl Candidates {
             }
         }
         if own {
-            self.sum_blocks(slots.len(), true)?;
+            self.sum_blocks(logits, slots.len(), true)?;
         }
         Ok(own)
     }
 
-    fn sum_blocks(&mut self, rows: usize, own_temperatures: bool) -> Result<(), EngineError> {
+    fn sum_blocks(&mut self, logits: &mut Storage, rows: usize, own_temperatures: bool) -> Result<(), EngineError> {
         let Self { blocks, width, .. } = *self;
         let sums = if own_temperatures { &mut self.scaled } else { &mut self.sums };
         self.summarise.run(
             &[
-                (c"logits", self.logits.floats(rows * blocks * width).tensor(&[rows, blocks, width])),
+                (c"logits", logits.floats(rows * blocks * width).tensor(&[rows, blocks, width])),
                 (c"inverse_temperature", FloatMemory::new(&mut self.inverse_temperatures).tensor(&[rows, 1, 1])),
             ],
             &[
@@ -221,7 +195,7 @@ impl Candidates {
     }
 
     /// Fetches the blocks that the plans ask for.
-    fn fetch(&mut self, rows: usize) -> Result<(), EngineError> {
+    fn fetch(&mut self, logits: &mut Storage, rows: usize) -> Result<(), EngineError> {
         let Self { wanted, starts, plans, blocks, width, .. } = self;
         wanted.clear();
         starts.clear();
@@ -237,7 +211,7 @@ impl Candidates {
         let (n, all) = (wanted.len(), rows * *blocks);
         let which = TensorMemory::new(wanted.as_mut_ptr().cast(), &[n], TensorElementType::Int64, false);
         self.gather.run(
-            &[(c"blocks", self.logits.floats(all * *width).tensor(&[all, *width])), (c"wanted", which)],
+            &[(c"blocks", logits.floats(all * *width).tensor(&[all, *width])), (c"wanted", which)],
             &[(c"taken", FloatMemory::new(&mut self.fetched[..n * *width]).tensor(&[n, *width]))],
         )
     }
@@ -263,16 +237,17 @@ impl Candidates {
     /// Draws what is left from whole rows, neighbours fetched together.
     fn draw_from_rows(
         &mut self,
+        logits: &mut Storage,
         slots: &mut [Option<Sequence>],
         whole: &mut [f32],
         threads: &mut SamplingThreads,
-    ) -> Result<usize, EngineError> {
+    ) -> Result<(), EngineError> {
         let vocab = self.vocab();
         let (mut row, mut count) = (0, 0);
         while row < slots.len() {
             let run = slots[row..].iter().take_while(|s| !sequence_of(s).is_drawn()).count();
             if run > 0 {
-                self.logits.read(row * vocab, &mut whole[row * vocab..(row + run) * vocab])?;
+                logits.read(row * vocab, &mut whole[row * vocab..(row + run) * vocab])?;
             }
             count += run;
             row += run + 1;
@@ -285,7 +260,32 @@ impl Candidates {
                 }
             });
         }
-        Ok(count)
+        self.whole_rows += count as u64;
+        Ok(())
+    }
+}
+
+impl Lever for Candidates {
+    fn draws(&self) -> bool {
+        true
+    }
+
+    fn draw(
+        &mut self,
+        logits: &mut Storage,
+        slots: &mut [Option<Sequence>],
+        whole: ArrayViewMut2<'_, f32>,
+        threads: &mut SamplingThreads,
+    ) -> Result<(), EngineError> {
+        let own_temperatures = self.summarise(logits, slots)?;
+        self.plan(slots, own_temperatures, threads);
+        self.fetch(logits, slots.len())?;
+        self.draw_from_blocks(slots, threads);
+        self.draw_from_rows(logits, slots, whole.into_slice().expect("arrays of logits are contiguous"), threads)
+    }
+
+    fn count(&mut self, profile: &mut Profile) {
+        profile.whole_rows += std::mem::take(&mut self.whole_rows);
     }
 }
 
@@ -356,9 +356,10 @@ mod tests {
         let mut candidates = Candidates::new(rows, vocab, 1024, options).unwrap().unwrap();
         let mut stream = Stream::new(&[4]);
         let values: Vec<f32> = (0..rows * vocab).map(|_| (stream.next_normal() * 4.0) as f32).collect();
-        candidates.logits.write(bytemuck::cast_slice(&values)).unwrap();
+        let mut logits = Storage::new(size_of_val(values.as_slice()), Device::Cpu).unwrap();
+        logits.write(bytemuck::cast_slice(&values)).unwrap();
         candidates.inverse_temperatures = vec![1.0, 0.5, 2.0];
-        candidates.sum_blocks(rows, true).unwrap();
+        candidates.sum_blocks(&mut logits, rows, true).unwrap();
         let (width, blocks) = (candidates.width, candidates.blocks);
         for (row, &scale) in [1.0, 0.5, 2.0].iter().enumerate() {
             let logits = &values[row * vocab..(row + 1) * vocab];

@@ -16,15 +16,13 @@
 
 use std::thread::{self, ThreadId};
 
-use ndarray::ArrayViewMut2;
 use ort::session::RunOptions;
 use shared::config::Device;
 
-use super::candidates::Candidates;
+use super::lever::{DecodeStep, Lever};
 use crate::engine::{
-    EngineError,
+    EngineError, Profile,
     stock::{
-        StockBackend,
         batch::{Batch, Inputs},
         graph::run_options,
     },
@@ -56,20 +54,14 @@ impl Size {
 pub(in crate::engine) struct CapturedSteps {
     sizes: Vec<Size>,
     inputs: FixedInputs,
-    /// `[max_num_seqs, vocab]`, for engines without [`Candidates`].
-    logits: Option<Storage>,
     vocab: usize,
+    /// Steps that ran here since that was asked last.
+    steps: u64,
 }
 
 impl CapturedSteps {
-    /// For up to `max_num_seqs` rows over slots of `positions` positions; `own_logits` unless there are [`Candidates`].
-    pub fn new(
-        max_num_seqs: usize,
-        positions: usize,
-        vocab: usize,
-        own_logits: bool,
-        device: Device,
-    ) -> Result<Self, EngineError> {
+    /// For up to `max_num_seqs` rows over slots of `positions` positions.
+    pub fn new(max_num_seqs: usize, positions: usize, vocab: usize, device: Device) -> Result<Self, EngineError> {
         let size = |(index, rows): (usize, usize)| {
             let graph =
                 run_options(Some(index as u32 + 1)).map_err(EngineError::runtime("cannot name a CUDA graph"))?;
@@ -78,72 +70,58 @@ impl CapturedSteps {
         Ok(Self {
             sizes: sizes(max_num_seqs).into_iter().enumerate().map(size).collect::<Result<_, EngineError>>()?,
             inputs: FixedInputs::new(max_num_seqs, positions, device)?,
-            logits: own_logits.then(|| Storage::new(max_num_seqs * vocab * size_of::<f32>(), device)).transpose()?,
             vocab,
+            steps: 0,
         })
     }
+}
 
-    /// Other weights are in use: what was recorded is gone.
-    pub fn forget(&mut self) {
-        for size in &mut self.sizes {
-            (size.recorded, size.checked) = (None, false);
-        }
-    }
-
-    /// Whether a step of `rows` rows can run here: it is recorded already, or may be now.
-    pub fn takes(&self, rows: usize, may_record: bool) -> bool {
-        may_record || self.sizes[self.size_of(rows)].is_recorded()
-    }
-
-    fn size_of(&self, rows: usize) -> usize {
-        self.sizes.partition_point(|size| size.rows < rows)
-    }
-
-    /// Runs the decode batch of `stock` on the slots from 0 on. The logits stay with the `candidates`; without them
-    /// they come to `logits` (`[rows, vocab]`).
-    ///
-    /// # Errors
-    /// Also when a replay gives other logits than a run.
-    pub fn run(
-        &mut self,
-        stock: &mut StockBackend,
-        candidates: Option<&mut Candidates>,
-        logits: ArrayViewMut2<'_, f32>,
-    ) -> Result<(), EngineError> {
-        let StockBackend { session, batch, kv, .. } = stock;
-        let wanted = batch.rows * self.vocab;
-        let index = self.size_of(batch.rows);
-        let Self { sizes, inputs, logits: own_logits, vocab } = self;
+impl Lever for CapturedSteps {
+    /// A step runs here if its size is recorded already, or may be recorded now. A replay that gives other logits than
+    /// a run is an error.
+    fn run(&mut self, step: &mut DecodeStep<'_>, logits: &mut Storage) -> Result<bool, EngineError> {
+        let DecodeStep { session, batch, kv, is_loading } = step;
+        let Self { sizes, inputs, vocab, steps } = self;
+        let index = sizes.partition_point(|size| size.rows < batch.rows);
         let size = &mut sizes[index];
-        let (on_device, stays) = match candidates {
-            Some(candidates) => (candidates.on_device(), true),
-            None => (own_logits.as_mut().expect("made without candidates"), false),
-        };
-        on_device.settle()?;
+        if *is_loading && !size.is_recorded() {
+            return Ok(false);
+        }
+        let wanted = batch.rows * *vocab;
         batch.pad(size.rows);
         inputs.set(batch)?;
         let inputs = inputs.inputs(size.rows);
         let computed = size.rows * *vocab;
-        session.run(&inputs, kv, 0, on_device.floats(computed), Some(&size.graph))?;
+        session.run(&inputs, kv, 0, logits.floats(computed), Some(&size.graph))?;
         // The first run under an id records and computes; the second is the first that only replays, on other inputs.
         if !size.is_recorded() {
             (size.recorded, size.checked) = (Some(thread::current().id()), false);
         } else if !size.checked {
-            let read = |on_device: &mut Storage| -> Result<Vec<f32>, EngineError> {
+            let read = |logits: &mut Storage| -> Result<Vec<f32>, EngineError> {
                 let mut values = vec![0.0; wanted];
-                on_device.read(0, &mut values)?;
+                logits.read(0, &mut values)?;
                 Ok(values)
             };
-            let replayed = read(on_device)?;
+            let replayed = read(logits)?;
             // A run on the same inputs writes the same keys and values to the same places once more.
-            session.run(&inputs, kv, 0, on_device.floats(computed), None)?;
-            require_equal(&replayed, &read(on_device)?, size.rows)?;
+            session.run(&inputs, kv, 0, logits.floats(computed), None)?;
+            require_equal(&replayed, &read(logits)?, size.rows)?;
             size.checked = true;
         }
-        if !stays {
-            on_device.read(0, logits.into_slice().expect("arrays of logits are contiguous"))?;
+        *steps += 1;
+        Ok(true)
+    }
+
+    /// What was recorded is gone. Old weights that another thread freed would break off what this one records next.
+    fn weights_changed(&mut self) -> bool {
+        for size in &mut self.sizes {
+            (size.recorded, size.checked) = (None, false);
         }
-        Ok(())
+        true
+    }
+
+    fn count(&mut self, profile: &mut Profile) {
+        profile.graph_steps += std::mem::take(&mut self.steps);
     }
 }
 

@@ -1,4 +1,4 @@
-//! What the TensorRT provider is set to.
+//! The execution providers of ONNX Runtime that sessions on a device are made with.
 //!
 //! TensorRT compiles its part of a graph, weights included, when a session is made; that takes minutes. Two caches
 //! shorten it. Timings of kernels hold for any weights of any model on one kind of GPU, so they are always kept. A
@@ -6,14 +6,42 @@
 //! kept in a folder for each content of weights, and only where the weights stay as they are, not in training.
 
 use std::{
+    fmt::Display,
     fs,
     path::{Path, PathBuf},
 };
 
 use exporters::cache_dir;
-use ort::ep::{ExecutionProviderDispatch, TensorRT};
+use ort::ep::{CUDA, ExecutionProviderDispatch, TensorRT};
+use shared::config::Device;
 
-use crate::engine::EngineError;
+use crate::engine::session::SessionOptions;
+
+/// Those for a model, the first one that takes a node before the others. `weights` is the hash of what its graph was
+/// exported from, if it is known.
+///
+/// # Errors
+/// When there is no folder for the caches of TensorRT.
+pub(in crate::engine) fn for_model(
+    options: SessionOptions,
+    weights: Option<&str>,
+) -> ort::Result<Vec<ExecutionProviderDispatch>> {
+    Ok(match options.device {
+        Device::Cpu => Vec::new(),
+        Device::Cuda => vec![cuda(options.cuda_graphs)],
+        Device::Tensorrt => vec![tensorrt(weights.filter(|_| !options.hot_swap))?, cuda(false)],
+    })
+}
+
+/// Those for a small graph beside a model. On devices, CUDA runs it: TensorRT would take longer to build it than it
+/// ever runs.
+pub(in crate::engine) fn for_small_graph(device: Device) -> Vec<ExecutionProviderDispatch> {
+    if device == Device::Cpu { Vec::new() } else { vec![cuda(false)] }
+}
+
+fn cuda(graphs: bool) -> ExecutionProviderDispatch {
+    CUDA::default().with_device_id(0).with_tf32(false).with_cuda_graph(graphs).build().error_on_failure()
+}
 
 /// Digits of the hash in the name of a folder of engines.
 const DIGITS: usize = 32;
@@ -33,12 +61,9 @@ impl Caches {
     }
 }
 
-/// The provider. `weights` is the hash of weights whose engines are worth keeping.
-///
-/// # Errors
-/// When there is no folder for the caches.
-pub(in crate::engine) fn provider(weights: Option<&str>) -> Result<ExecutionProviderDispatch, EngineError> {
-    let failed = |e: &dyn std::fmt::Display| EngineError::Library(format!("no folder for the caches of TensorRT: {e}"));
+/// TensorRT. `weights` is the hash of weights whose engines are worth keeping.
+fn tensorrt(weights: Option<&str>) -> ort::Result<ExecutionProviderDispatch> {
+    let failed = |e: &dyn Display| ort::Error::new(format!("no folder for the caches of TensorRT: {e}"));
     let cache = cache_dir().map_err(|e| failed(&e))?;
     let caches = Caches::create(&cache, weights).map_err(|e| failed(&e))?;
     let mut provider = TensorRT::default()
