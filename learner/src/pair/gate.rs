@@ -2,14 +2,14 @@
 
 use exporters::cache_dir;
 use shared::{
-    PolicyVersion,
+    PolicyVersion, WeightSender,
     channel::Refusal,
     config::TrainConfig,
     notices::{Notice, NoticeKind},
 };
 
 use super::{Link, Run};
-use crate::{canaries, error::LearnerError, step::StepBatch};
+use crate::{canaries, error::LearnerError, publish::NewVersion, step::StepBatch};
 
 /// What is remembered between versions.
 #[derive(Debug)]
@@ -95,7 +95,8 @@ impl Run<'_> {
         }
         self.publisher.renew_base()?;
         self.newest = PolicyVersion(self.state.step);
-        self.publisher.publish(self.newest, self.trainer.policy().model(), self.gate.token_ids())?;
+        let (policy, canaries) = (self.trainer.policy().model(), self.gate.token_ids());
+        self.publisher.publish(NewVersion { version: self.newest, policy, canaries })?;
         link.announce(|status| {
             status.version = self.newest;
             status.publication += 1;

@@ -38,7 +38,7 @@ use std::{
 };
 
 use shared::{
-    ModelDir, Placed, PolicyVersion, RunDir, Step, atomic,
+    ModelDir, Placed, PolicyVersion, RunDir, Step, WeightSender, atomic,
     channel::{LearnerEnd, LearnerStatus, RunId, SamplerStatus, incarnation},
     checkpoints::{self, Depth},
     config::{RewardsOn, TrainConfig},
@@ -62,7 +62,7 @@ use crate::{
     crew::Crew,
     error::LearnerError,
     guard::{Guard, Verdict},
-    publish::{Publisher, export_options},
+    publish::{NewVersion, Publisher, export_options},
     step::{Before, StepBatch, TrainedStep, Trainer, record},
 };
 
@@ -425,11 +425,12 @@ impl<'a> Run<'a> {
         let (step, mut gate) = (self.state.step, Duration::ZERO);
         if is_published(step, self.state.total_steps, self.config) {
             if let Some(sampler) = link.sampler() {
-                self.publisher.prune(self.newest, sampler.oldest_in_use)?;
+                self.publisher.let_go(self.newest, &[sampler.oldest_in_use])?;
             }
             self.newest = PolicyVersion(step);
             self.gate.choose(batch);
-            gate = self.publisher.publish(self.newest, self.trainer.policy().model(), self.gate.token_ids())?.gate;
+            let (policy, canaries) = (self.trainer.policy().model(), self.gate.token_ids());
+            gate = self.publisher.publish(NewVersion { version: self.newest, policy, canaries })?.gate;
         }
         link.announce(|status| {
             status.version = self.newest;
