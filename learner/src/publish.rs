@@ -1,4 +1,5 @@
-//! Weight versions: written whole into their own folder, never over a file that a sampler may have mapped.
+//! Weight versions: written whole into their own folder, never over a file that a sampler may have mapped. The folder
+//! lies in the run directory or in shared memory ([`shared::versions`]).
 
 use std::{
     collections::BTreeMap,
@@ -9,7 +10,7 @@ use std::{
 
 use exporters::{DEFAULT_MAX_POSITIONS, ExportError, ExportOptions, VersionDir, ensure_export, renew_export};
 use shared::{
-    Canaries, Dtype, ModelConfig, ModelDir, PolicyVersion, RunDir, TensorRole, WeightManifest, atomic,
+    Canaries, Dtype, ModelConfig, ModelDir, PolicyVersion, RunDir, TensorRole, WeightManifest, WeightSender, atomic,
     config::TrainConfig, versions,
 };
 
@@ -60,6 +61,17 @@ struct Written {
     norms: BTreeMap<String, f64>,
 }
 
+/// What a version is published from.
+#[derive(Debug, Clone, Copy)]
+pub struct NewVersion<'a> {
+    /// Which version it becomes.
+    pub version: PolicyVersion,
+    /// The policy after the steps of that version.
+    pub policy: &'a Decoder,
+    /// Tokens of its canaries; none with the gate off.
+    pub canaries: Option<&'a [u32]>,
+}
+
 /// A version that was published.
 #[derive(Debug)]
 pub struct Published {
@@ -77,41 +89,6 @@ impl Publisher {
     pub fn new(run_dir: RunDir, model: ModelDir, options: ExportOptions) -> Result<Self, LearnerError> {
         let base = ensure_export(&model, &options)?;
         Ok(Self { run_dir, model, options, base, last: None })
-    }
-
-    /// Writes a version, with canaries of the given tokens; it appears under its name only when it is whole. Where
-    /// shared memory is full, the versions of the run go to disk from then on.
-    ///
-    /// # Errors
-    /// Any error of the file system, values that are no finite numbers, or stored values that are still those of the
-    /// version before although the learner's have changed.
-    pub fn publish(
-        &mut self,
-        version: PolicyVersion,
-        policy: &Decoder,
-        canaries: Option<&[u32]>,
-    ) -> Result<Published, LearnerError> {
-        let host = policy.weights().read().host();
-        let begun = Instant::now();
-        let canaries = canaries.map(|ids| canaries::measure(policy, &host, version, ids)).transpose()?;
-        let gate = begun.elapsed();
-        let manifest = match self.write(version, policy, &host, canaries.as_ref()) {
-            Err(LearnerError::Export(error @ ExportError::Damaged { .. })) => {
-                tracing::warn!("{}: {error}", self.base.display());
-                self.renew_base()?;
-                self.write(version, policy, &host, canaries.as_ref())?
-            }
-            written => written?,
-        };
-        if let Some(Canaries { norms, .. }) = canaries {
-            let hash = manifest.adapter.as_ref().map_or(&manifest.data_blake3, |adapter| &adapter.blake3).clone();
-            let now = Written { version, hash, norms };
-            if manifest.adapter.is_some() || self.options.dtype == Dtype::Fp32 {
-                now.require_news(self.last.as_ref())?;
-            }
-            self.last = Some(now);
-        }
-        Ok(Published { manifest, gate })
     }
 
     /// Makes the export anew, if it is no longer what was exported.
@@ -196,19 +173,56 @@ impl Publisher {
         let has_canaries = || Canaries::read(&dir).is_ok_and(|found| found.is_some_and(|c| c.version == version));
         let whole = VersionDir::open(&dir).is_ok_and(|there| holds(&there, &base, policy));
         if !whole || canaries.is_some() && !has_canaries() {
-            self.publish(version, policy, canaries)?;
+            self.publish(NewVersion { version, policy, canaries })?;
         }
         Ok(())
     }
+}
 
-    /// Removes versions that are older than the newest, `current`, and than `oldest_in_use`, the oldest that the
-    /// sampler still maps.
+impl WeightSender for Publisher {
+    type Weights<'a> = NewVersion<'a>;
+    type Version = PolicyVersion;
+    type Published = Published;
+    type Error = LearnerError;
+
+    /// Writes a version, with canaries of the given tokens; it appears under its name only when it is whole. Where
+    /// shared memory is full, the versions of the run go to disk from then on.
+    ///
+    /// # Errors
+    /// Any error of the file system, values that are no finite numbers, or stored values that are still those of the
+    /// version before although the learner's have changed.
+    fn publish(&mut self, new: NewVersion<'_>) -> Result<Published, LearnerError> {
+        let NewVersion { version, policy, canaries } = new;
+        let host = policy.weights().read().host();
+        let begun = Instant::now();
+        let canaries = canaries.map(|ids| canaries::measure(policy, &host, version, ids)).transpose()?;
+        let gate = begun.elapsed();
+        let manifest = match self.write(version, policy, &host, canaries.as_ref()) {
+            Err(LearnerError::Export(error @ ExportError::Damaged { .. })) => {
+                tracing::warn!("{}: {error}", self.base.display());
+                self.renew_base()?;
+                self.write(version, policy, &host, canaries.as_ref())?
+            }
+            written => written?,
+        };
+        if let Some(Canaries { norms, .. }) = canaries {
+            let hash = manifest.adapter.as_ref().map_or(&manifest.data_blake3, |adapter| &adapter.blake3).clone();
+            let now = Written { version, hash, norms };
+            if manifest.adapter.is_some() || self.options.dtype == Dtype::Fp32 {
+                now.require_news(self.last.as_ref())?;
+            }
+            self.last = Some(now);
+        }
+        Ok(Published { manifest, gate })
+    }
+
+    /// Removes versions that are older than the newest one and than all that the sampler still maps.
     ///
     /// # Errors
     /// Any error of the file system.
-    pub fn prune(&self, current: PolicyVersion, oldest_in_use: PolicyVersion) -> Result<(), LearnerError> {
-        let unused = |version: &PolicyVersion| *version < oldest_in_use.min(current);
-        for version in self.run_dir.versions()?.into_iter().filter(unused) {
+    fn let_go(&mut self, newest: PolicyVersion, in_use: &[PolicyVersion]) -> Result<(), LearnerError> {
+        let oldest = in_use.iter().fold(newest, |oldest, version| oldest.min(*version));
+        for version in self.run_dir.versions()?.into_iter().filter(|version| *version < oldest) {
             atomic::remove_dir(&self.run_dir.version(version))?;
         }
         Ok(())

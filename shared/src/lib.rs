@@ -13,7 +13,7 @@
 //! | what a run is told | [`config`], `declare`, [`methods`], [`compute`], [`sampling`], [`session`], [`torchrun`] |
 //! | what is generated | [`ids`], [`episode`], [`group`] |
 //! | what passes between processes | [`channel`], [`endpoint`], [`heartbeat`], [`signals`], [`exit`] |
-//! | models and versions | [`model_config`], [`model_dir`], [`manifest`], [`canaries`], [`versions`] |
+//! | models and versions | [`model_config`], [`model_dir`], [`manifest`], [`canaries`], [`versions`], [`weights`] |
 //! | files of a run | [`run_dir`], [`atomic`], [`checkpoints`], [`resume`], [`journal`], [`records`], [`output_dir`] |
 //! | what a run says of itself | [`metrics`], [`notices`], [`ledger`], [`prompts`], [`workers`] |
 //! | the machine | [`memory`], [`memory_plan`], [`disk_room`], [`load`], [`native`] |
@@ -61,6 +61,7 @@ pub mod signals;
 pub mod testing;
 pub mod torchrun;
 pub mod versions;
+pub mod weights;
 pub mod workers;
 
 pub use canaries::Canaries;
@@ -76,3 +77,4 @@ pub use model_config::{Activation, Architecture, Head, LayerKind, ModelConfig, R
 pub use model_dir::{GenerationConfig, ModelDir};
 pub use run_dir::RunDir;
 pub use sampling::SamplingParams;
+pub use weights::{WeightReceiver, WeightSender};

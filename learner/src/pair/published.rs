@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use shared::{ModelDir, PolicyVersion, RunDir, channel::SamplerStatus, config::TrainConfig};
+use shared::{ModelDir, PolicyVersion, RunDir, WeightSender, channel::SamplerStatus, config::TrainConfig};
 
 use crate::{
     canaries,
     error::LearnerError,
     model::Decoder,
-    publish::{Publisher, export_options},
+    publish::{NewVersion, Publisher, export_options},
     step::StepBatch,
 };
 
@@ -67,11 +67,11 @@ impl PublishedVersions {
         sampler: Option<&SamplerStatus>,
     ) -> Result<Duration, LearnerError> {
         if let Some(sampler) = sampler {
-            self.publisher.prune(self.newest, sampler.oldest_in_use)?;
+            self.publisher.let_go(self.newest, &[sampler.oldest_in_use])?;
         }
         self.newest = version;
         self.choose_canaries(batch);
-        Ok(self.publisher.publish(version, policy, self.canaries.as_deref())?.gate)
+        Ok(self.publisher.publish(NewVersion { version, policy, canaries: self.canaries.as_deref() })?.gate)
     }
 
     /// Publishes in the place of a version that was refused what the steps since have made of it, with the export
@@ -82,7 +82,7 @@ impl PublishedVersions {
     pub fn publish_again(&mut self, version: PolicyVersion, policy: &Decoder) -> Result<(), LearnerError> {
         self.publisher.renew_base()?;
         self.newest = version;
-        self.publisher.publish(version, policy, self.canaries.as_deref()).map(drop)
+        self.publisher.publish(NewVersion { version, policy, canaries: self.canaries.as_deref() }).map(drop)
     }
 
     fn choose_canaries(&mut self, batch: &StepBatch<'_>) {

@@ -20,11 +20,11 @@ use learner::{
     checkpoint::open_trainer,
     model::{LoadOptions, load},
     pair::{Outcome, run},
-    publish::Publisher,
+    publish::{NewVersion, Publisher},
     step::evaluate,
 };
 use shared::{
-    Canaries, Dtype, ModelDir, PolicyVersion, RunDir, WeightManifest,
+    Canaries, Dtype, ModelDir, PolicyVersion, RunDir, WeightManifest, WeightSender,
     channel::{LearnerStatus, RunId},
     config::{AdvantageEstimator, Choice, ImportanceSamplingMode, LossType, TrainConfig},
     metrics::{self, catalogue},
@@ -524,7 +524,7 @@ fn a_version_is_written_again_when_the_graph_has_changed() {
     let publisher = |dtype: Dtype| {
         Publisher::new(run_dir.clone(), model.clone(), ExportOptions { dtype, ..ExportOptions::default() }).unwrap()
     };
-    publisher(Dtype::Fp32).publish(version, &policy, None).unwrap();
+    publisher(Dtype::Fp32).publish(NewVersion { version, policy: &policy, canaries: None }).unwrap();
     let dtype_after = |dtype: Dtype| {
         publisher(dtype).rewind(version, &policy, None).unwrap();
         WeightManifest::read(&run_dir.version(version)).unwrap().tensor("model.embed_tokens.weight").unwrap().dtype

@@ -120,7 +120,7 @@ impl EngineOptions {
 ///
 /// # Errors
 /// When not even one sequence fits, with the figures.
-pub fn auto_max_num_seqs(
+fn auto_max_num_seqs(
     config: &ModelConfig,
     dtype: Dtype,
     options: &EngineOptions,

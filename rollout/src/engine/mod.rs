@@ -56,7 +56,7 @@ pub mod types;
 pub(crate) use check::{export_options, positions_of};
 pub use error::EngineError;
 pub use gate::{distance_of, examine, tolerance_between};
-pub use memory::{auto_max_num_seqs, available_memory, machine, plan_memory, sizes};
+pub use memory::{available_memory, machine, plan_memory, sizes};
 pub use profile::Profile;
 pub(crate) use session::{SessionOptions, load};
 pub use state::State;

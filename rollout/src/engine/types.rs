@@ -1,14 +1,17 @@
 //! What goes into the engine and what comes out. The engine sees token ids only.
 
-use std::{path::PathBuf, sync::Arc, thread};
+use std::{sync::Arc, thread};
 
 use rollout_kernels::element::{Format, KvFormat};
-pub use shared::config::Kernels;
 use shared::{
     FinishReason, ModelConfig, PolicyVersion, PromptId, SamplingParams, TokenLogprob,
     config::{Device, KvDtype, RolloutDtype, TrainConfig},
     memory_plan::kept_numbers,
     rng,
+};
+pub use shared::{
+    config::Kernels,
+    weights::{SwapReport, WeightSource},
 };
 
 use super::{
@@ -324,28 +327,6 @@ pub struct FinishedSequence {
     pub ttft_seconds: f64,
     /// Seconds from admission of the group to the last token.
     pub total_seconds: f64,
-}
-
-/// A version of the weights on disk: a folder with `model.onnx`, `weights.data` and `manifest.json`.
-#[derive(Debug, Clone)]
-pub struct WeightSource {
-    /// The folder.
-    pub dir: PathBuf,
-    /// The version it holds.
-    pub version: PolicyVersion,
-}
-
-/// How a swap of weights went.
-#[derive(Debug, Clone, Copy)]
-pub struct SwapReport {
-    /// The version now in use.
-    pub version: PolicyVersion,
-    /// Seconds from the request until the version was in use.
-    pub seconds: f64,
-    /// Seconds that the step loop stood still.
-    pub stall_seconds: f64,
-    /// Seconds that the conformity gate took.
-    pub gate_seconds: f64,
 }
 
 #[cfg(test)]

@@ -1,50 +1,31 @@
-//! Keeping the engine on the version that the learner has.
+//! Keeping the engine on the newest version that a receiver offers.
 
-use std::{
-    sync::{Mutex, MutexGuard},
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use anyhow::ensure;
 use shared::{
-    PolicyVersion, RunDir,
-    channel::{LearnerStatus, Refusal, SamplerStatus},
-    config::WeightSwap,
+    PolicyVersion, WeightReceiver,
+    channel::Refusal,
+    config::{TrainConfig, WeightSwap},
+    weights::Publication,
 };
 
 use super::Generate;
-use crate::engine::{EngineError, SwapReport, WeightSource};
+use crate::engine::{EngineError, SwapReport};
 
 /// A folder that was just being replaced (by a restarted learner) is whole again at once; anything else is no accident.
 const ATTEMPTS: u32 = 5;
 /// Pause before a swap that failed is tried again.
 const RETRY: Duration = Duration::from_millis(500);
 
-/// What a generator is to have: a version, as it was published.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Publication {
-    /// The version.
-    pub version: PolicyVersion,
-    /// Which publication it is: a version that was refused is published again, with another number.
-    pub number: u64,
-    /// Whether nothing is published after it: a refusal is then an error.
-    pub is_last: bool,
-}
-
-impl From<&LearnerStatus> for Publication {
-    fn from(learner: &LearnerStatus) -> Self {
-        Self { version: learner.version, number: learner.publication, is_last: learner.finished }
-    }
-}
-
-/// Follows the learner's version. The new session is built beside generation; when it takes over depends on what runs:
+/// Follows the learner's version, by whatever [`WeightReceiver`] brings it. The new session is built beside generation;
+/// when it takes over depends on what runs:
 ///
 /// - with [`WeightSwap::Drain`], running sequences finish first and waiting ones start after the swap;
 /// - with [`WeightSwap::Continue`], it takes over between two decode steps;
 /// - a version that goes *down* (the learner was restarted from a checkpoint) waits until everything that was begun has
 ///   finished, since a group's staleness was checked when it was begun.
 pub struct WeightFollower {
-    run_dir: RunDir,
     swap: WeightSwap,
     pending: Option<PolicyVersion>,
     /// Which publication that is, or was.
@@ -60,11 +41,10 @@ pub struct WeightFollower {
 }
 
 impl WeightFollower {
-    /// A follower of the versions in a run directory.
+    /// A follower that lets a new version take over in this way.
     #[must_use]
-    pub fn new(run_dir: RunDir, swap: WeightSwap) -> Self {
+    pub fn new(swap: WeightSwap) -> Self {
         Self {
-            run_dir,
             swap,
             pending: None,
             publication: 0,
@@ -76,33 +56,34 @@ impl WeightFollower {
         }
     }
 
-    /// Where a version is.
+    /// A follower for a run with this configuration.
     #[must_use]
-    pub fn source(&self, version: PolicyVersion) -> WeightSource {
-        WeightSource { dir: self.run_dir.version(version), version }
+    pub fn of(config: &TrainConfig) -> Self {
+        Self::new(if config.max_staleness == 0 { WeightSwap::Drain } else { config.weight_swap })
     }
 
     /// One look at where things stand, without waiting: begins a swap, or makes it when it may be made. A version that
-    /// is refused is tried again when the learner has published it again.
+    /// is refused is tried again when it was published again.
     ///
     /// # Errors
-    /// When the version cannot be loaded, after several attempts, or is refused after the learner's end.
-    pub fn follow(
-        &mut self,
-        engine: &mut dyn Generate,
-        wanted: Publication,
-        status: &Mutex<SamplerStatus>,
-    ) -> anyhow::Result<()> {
-        let target = wanted.version;
-        let refused = self.refused.as_ref().filter(|refused| self.pending.is_none() && is_about(refused, wanted));
+    /// When the receiver is of no further use, or the version cannot be loaded, after several attempts, or is refused
+    /// and nothing is published after it.
+    pub fn follow<R>(&mut self, engine: &mut dyn Generate, receiver: &mut R) -> anyhow::Result<()>
+    where
+        R: WeightReceiver<Error: Into<anyhow::Error>> + ?Sized,
+    {
+        let Some(wanted) = receiver.newest().map_err(Into::<anyhow::Error>::into)? else { return Ok(()) };
+        let target = wanted.source.version;
+        self.lost |= wanted.replaces && self.pending != Some(target);
+        let refused = self.refused.as_ref().filter(|refused| self.pending.is_none() && wanted.is_refused_by(refused));
         if let Some(refused) = refused {
             ensure!(!wanted.is_last, "weights v{target} are refused: {}", refused.reason);
             return Ok(());
         }
         let result = match self.pending {
             None if target == engine.version() && !self.lost || Instant::now() < self.not_before => return Ok(()),
-            None => self.begin(engine, wanted, status),
-            Some(pending) if self.may_swap(engine, pending) => self.finish(engine, status),
+            None => self.begin(engine, wanted, receiver),
+            Some(pending) if self.may_swap(engine, pending) => self.finish(engine, receiver),
             Some(_) => return Ok(()),
         };
         let Err(error) = result else {
@@ -114,9 +95,10 @@ impl WeightFollower {
         if let Some(refusal) = refusal(&error, version, self.publication) {
             self.failures = 0;
             self.refused = Some(refusal.clone());
-            own(status).refusal = Some(refusal);
+            receiver.refused(refusal);
             return Ok(());
         }
+        receiver.failed();
         if is_final(&error) {
             return Err(error);
         }
@@ -148,29 +130,21 @@ impl WeightFollower {
         self.pending.is_none_or(|pending| self.swap == WeightSwap::Continue || pending < engine.version())
     }
 
-    /// Whether the engine has what it was to have.
-    #[must_use]
-    pub fn is_settled(&self) -> bool {
-        self.pending.is_none() && !self.lost
-    }
-
     /// Whether a session is in the making.
     #[must_use]
     pub fn pending(&self) -> bool {
         self.pending.is_some()
     }
 
-    fn begin(
-        &mut self,
-        engine: &mut dyn Generate,
-        wanted: Publication,
-        status: &Mutex<SamplerStatus>,
-    ) -> anyhow::Result<()> {
-        let target = wanted.version;
+    fn begin<R>(&mut self, engine: &mut dyn Generate, wanted: Publication, receiver: &mut R) -> anyhow::Result<()>
+    where
+        R: WeightReceiver + ?Sized,
+    {
+        let target = wanted.source.version;
         self.publication = wanted.number;
         self.replaces_lost = std::mem::take(&mut self.lost);
-        own(status).oldest_in_use = target.min(engine.version());
-        engine.begin_swap(self.source(target))?;
+        receiver.taking(&wanted, engine.version());
+        engine.begin_swap(wanted.source)?;
         if self.swap == WeightSwap::Drain && target > engine.version() {
             engine.set_admission(false);
         }
@@ -185,7 +159,10 @@ impl WeightFollower {
         self.swap == WeightSwap::Continue || engine.running() == 0
     }
 
-    fn finish(&mut self, engine: &mut dyn Generate, status: &Mutex<SamplerStatus>) -> anyhow::Result<()> {
+    fn finish<R>(&mut self, engine: &mut dyn Generate, receiver: &mut R) -> anyhow::Result<()>
+    where
+        R: WeightReceiver + ?Sized,
+    {
         let swapped = engine.try_swap().map_err(|error| match error {
             EngineError::Unsent { .. } => error.into(),
             other => anyhow::Error::new(other).context("the new session is of no use"),
@@ -198,13 +175,7 @@ impl WeightFollower {
         let SwapReport { version, seconds, stall_seconds, gate_seconds } = report;
         let (stall, gate) = (stall_seconds * 1e3, gate_seconds * 1e3);
         tracing::info!("weights v{version} in use after {seconds:.3} s, gate {gate:.1} ms, stall {stall:.1} ms");
-        let mut status = own(status);
-        status.version = version;
-        status.oldest_in_use = version;
-        status.swap_micros = micros(seconds);
-        status.swap_stall_micros = micros(stall_seconds);
-        status.gate_micros = micros(gate_seconds);
-        status.refusal = None;
+        receiver.taken(&report);
         Ok(())
     }
 }
@@ -221,15 +192,149 @@ fn is_final(error: &anyhow::Error) -> bool {
     matches!(error.downcast_ref(), Some(EngineError::Unsent { .. }))
 }
 
-/// Whether a refusal is about what the learner has published last.
-pub(crate) fn is_about(refusal: &Refusal, wanted: Publication) -> bool {
-    (refusal.version, refusal.publication) == (wanted.version, wanted.number)
-}
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
 
-fn own(status: &Mutex<SamplerStatus>) -> MutexGuard<'_, SamplerStatus> {
-    status.lock().expect("no holder of the lock panics")
-}
+    use shared::{WeightSender, weights::WeightSource};
 
-fn micros(seconds: f64) -> u64 {
-    (seconds * 1e6) as u64
+    use super::{super::testing::Scripted, *};
+
+    /// Versions in the memory of a test: there is no folder, and nobody looks into one.
+    #[derive(Default)]
+    struct InMemory {
+        newest: Option<Publication>,
+        kept: Vec<PolicyVersion>,
+        said: Vec<Said>,
+    }
+
+    /// What a receiver was told, by the numbers of versions.
+    #[derive(Debug, PartialEq)]
+    enum Said {
+        Taking { version: u64, in_use: u64 },
+        Taken(u64),
+        Refused { version: u64, publication: u64 },
+        Failed,
+    }
+
+    impl WeightSender for InMemory {
+        type Weights<'a> = Publication;
+        type Version = PolicyVersion;
+        type Published = ();
+        type Error = Infallible;
+
+        fn publish(&mut self, publication: Publication) -> Result<(), Infallible> {
+            self.kept.push(publication.source.version);
+            self.newest = Some(publication);
+            Ok(())
+        }
+
+        fn let_go(&mut self, newest: PolicyVersion, in_use: &[PolicyVersion]) -> Result<(), Infallible> {
+            self.kept.retain(|version| *version >= newest || in_use.contains(version));
+            Ok(())
+        }
+    }
+
+    impl WeightReceiver for InMemory {
+        type Error = Infallible;
+
+        fn newest(&mut self) -> Result<Option<Publication>, Infallible> {
+            Ok(self.newest.clone())
+        }
+
+        fn taking(&mut self, publication: &Publication, in_use: PolicyVersion) {
+            self.said.push(Said::Taking { version: publication.source.version.0, in_use: in_use.0 });
+        }
+
+        fn taken(&mut self, report: &SwapReport) {
+            self.newest.iter_mut().for_each(|newest| newest.replaces = false);
+            self.said.push(Said::Taken(report.version.0));
+        }
+
+        fn refused(&mut self, refusal: Refusal) {
+            self.said.push(Said::Refused { version: refusal.version.0, publication: refusal.publication });
+        }
+
+        fn failed(&mut self) {
+            self.said.push(Said::Failed);
+        }
+    }
+
+    fn publication(version: u64, number: u64) -> Publication {
+        let source = WeightSource { dir: "/nowhere".into(), version: PolicyVersion(version) };
+        Publication { source, number, is_last: false, replaces: false }
+    }
+
+    /// An engine with version 0, its follower, and a transport that has published nothing else.
+    fn parts(swap: WeightSwap) -> (Scripted, WeightFollower, InMemory) {
+        let mut weights = InMemory::default();
+        weights.publish(publication(0, 0)).unwrap();
+        (Scripted::new(1, |_, _| vec![7]), WeightFollower::new(swap), weights)
+    }
+
+    #[test]
+    fn a_version_is_taken_from_whatever_offers_it_and_the_one_before_is_let_go_of() {
+        let (mut engine, mut follower, mut weights) = parts(WeightSwap::Drain);
+        follower.follow(&mut engine, &mut InMemory::default()).unwrap();
+        follower.follow(&mut engine, &mut weights).unwrap();
+        assert!(weights.said.is_empty() && !follower.pending(), "it has what is offered");
+        weights.publish(publication(1, 0)).unwrap();
+        follower.follow(&mut engine, &mut weights).unwrap();
+        assert_eq!(weights.said, [Said::Taking { version: 1, in_use: 0 }]);
+        assert!(follower.pending() && !follower.takes_groups(&engine));
+        weights.let_go(PolicyVersion(1), &[engine.version()]).unwrap();
+        assert_eq!(weights.kept, [0, 1].map(PolicyVersion), "version 0 is in use until the swap");
+        follower.follow(&mut engine, &mut weights).unwrap();
+        assert_eq!(weights.said[1..], [Said::Taken(1)]);
+        assert!(engine.version() == PolicyVersion(1) && !follower.pending() && follower.takes_groups(&engine));
+        weights.let_go(PolicyVersion(1), &[engine.version()]).unwrap();
+        assert_eq!(weights.kept, [PolicyVersion(1)]);
+    }
+
+    #[test]
+    fn a_version_that_is_refused_is_taken_when_it_was_published_again() {
+        let (mut engine, mut follower, mut weights) = parts(WeightSwap::Continue);
+        weights.publish(publication(1, 4)).unwrap();
+        let version = PolicyVersion(1);
+        engine.trouble = Some(EngineError::Refused { version, reason: "a hash".into() });
+        (0..4).for_each(|_| follower.follow(&mut engine, &mut weights).unwrap());
+        let refused = [Said::Taking { version: 1, in_use: 0 }, Said::Refused { version: 1, publication: 4 }];
+        assert_eq!(weights.said, refused, "it is tried once");
+        assert_eq!(engine.version(), PolicyVersion(0));
+        weights.publish(publication(1, 5)).unwrap();
+        (0..2).for_each(|_| follower.follow(&mut engine, &mut weights).unwrap());
+        assert_eq!(weights.said[2..], [Said::Taking { version: 1, in_use: 0 }, Said::Taken(1)]);
+
+        weights.publish(Publication { is_last: true, ..publication(2, 5) }).unwrap();
+        let version = PolicyVersion(2);
+        engine.trouble = Some(EngineError::Refused { version, reason: "a norm".into() });
+        (0..2).for_each(|_| follower.follow(&mut engine, &mut weights).unwrap());
+        let error = follower.follow(&mut engine, &mut weights).unwrap_err().to_string();
+        assert_eq!(error, "weights v2 are refused: a norm", "nobody publishes it again");
+    }
+
+    #[test]
+    fn a_version_that_was_made_again_is_taken_although_its_number_is_in_use() {
+        let (mut engine, mut follower, mut weights) = parts(WeightSwap::Continue);
+        weights.publish(Publication { replaces: true, ..publication(0, 1) }).unwrap();
+        follower.follow(&mut engine, &mut weights).unwrap();
+        assert!(!follower.takes_groups(&engine), "what it has is lost");
+        (0..3).for_each(|_| follower.follow(&mut engine, &mut weights).unwrap());
+        assert_eq!(weights.said, [Said::Taking { version: 0, in_use: 0 }, Said::Taken(0)]);
+        assert!(follower.takes_groups(&engine));
+    }
+
+    #[test]
+    fn a_version_that_cannot_be_loaded_is_given_back_and_another_one_is_taken_in_its_place() {
+        let (mut engine, mut follower, mut weights) = parts(WeightSwap::Continue);
+        weights.publish(publication(1, 0)).unwrap();
+        let version = PolicyVersion(1);
+        engine.trouble = Some(EngineError::Swap { version, message: "the folder is gone".into() });
+        (0..2).for_each(|_| follower.follow(&mut engine, &mut weights).unwrap());
+        assert_eq!(weights.said, [Said::Taking { version: 1, in_use: 0 }, Said::Failed]);
+        weights.publish(publication(2, 0)).unwrap();
+        std::thread::sleep(RETRY);
+        (0..2).for_each(|_| follower.follow(&mut engine, &mut weights).unwrap());
+        assert_eq!(weights.said[2..], [Said::Taking { version: 2, in_use: 0 }, Said::Taken(2)]);
+    }
 }

@@ -19,6 +19,8 @@ pub struct Scripted {
     waiting: VecDeque<Line>,
     running: Vec<Line>,
     closed: bool,
+    /// What comes of the next swap in place of the version.
+    pub trouble: Option<EngineError>,
     /// Steps so far.
     pub steps: usize,
     /// When the last of them began.
@@ -43,6 +45,7 @@ impl Scripted {
             waiting,
             running,
             closed: false,
+            trouble: None,
             steps: 0,
             advanced: None,
         }
@@ -133,6 +136,9 @@ impl Generate for Scripted {
 
     fn try_swap(&mut self) -> Result<Option<SwapReport>, EngineError> {
         let Some(version) = self.pending.take() else { return Ok(None) };
+        if let Some(error) = self.trouble.take() {
+            return Err(error);
+        }
         self.version = version;
         Ok(Some(SwapReport { version, seconds: 0.0, stall_seconds: 0.0, gate_seconds: 0.0 }))
     }

@@ -8,18 +8,15 @@ use std::{path::Path, sync::atomic::AtomicBool};
 
 use anyhow::{Context, ensure};
 use shared::{
-    Dtype, ModelDir, PolicyVersion, RunDir, TensorRole, WeightManifest, channel::LearnerStatus, config::TrainConfig,
+    Dtype, ModelDir, RunDir, TensorRole, WeightManifest, WeightReceiver, channel::LearnerStatus, config::TrainConfig,
     memory_plan::RunPlan,
 };
 
-use super::link::Link;
+use super::{link::Link, weights::DirectoryReceiver};
 use crate::{
     data::Tokenizer,
     engine::{Engine, EngineOptions, WeightSource, machine},
-    generate::{
-        PairGenerator,
-        follower::{is_about, refusal},
-    },
+    generate::{PairGenerator, follower::refusal},
 };
 
 /// How to get the program that serves samplers on other hosts, for messages.
@@ -55,6 +52,8 @@ pub struct RunParts<'a> {
     /// The newest status of the learner, whose version comes first. A factory that waits for another status leaves that
     /// one here.
     pub learner: &'a mut LearnerStatus,
+    /// Knows where that version lies, and is told of another status and of a refusal.
+    pub receiver: &'a mut DirectoryReceiver,
     /// The way to the learner.
     pub link: &'a Link,
     /// Set by a signal: the end is asked for.
@@ -77,23 +76,30 @@ impl GeneratorFactory for LocalEngine {
     /// Waits for another version where the first one is refused.
     fn generator(&self, run: RunParts<'_>) -> anyhow::Result<Option<Box<dyn PairGenerator>>> {
         loop {
-            let error = match engine(&run, run.learner.version) {
+            let first = run.receiver.published().clone();
+            let version = first.source.version;
+            let error = match engine(&run, first.source) {
                 Ok(engine) => return Ok(Some(Box::new(engine))),
                 Err(error) => error,
             };
-            let refusal = refusal(&error, run.learner.version, run.learner.publication).ok_or(error)?;
-            run.link.update(|status| status.refusal = Some(refusal.clone()));
-            match run.link.next_status(run.stop, |learner| !is_about(&refusal, learner.into()))? {
-                Some(learner) => *run.learner = learner,
+            let refusal = refusal(&error, version, first.number).ok_or(error)?;
+            run.receiver.refused(refusal.clone());
+            let is_another = |learner: &LearnerStatus| {
+                (learner.version, learner.publication) != (refusal.version, refusal.publication)
+            };
+            match run.link.next_status(run.stop, is_another)? {
+                Some(learner) => {
+                    run.receiver.hear(&learner);
+                    *run.learner = learner;
+                }
                 None => return Ok(None),
             }
         }
     }
 }
 
-fn engine(run: &RunParts<'_>, version: PolicyVersion) -> anyhow::Result<Engine> {
+fn engine(run: &RunParts<'_>, source: WeightSource) -> anyhow::Result<Engine> {
     let RunParts { config, model, .. } = run;
-    let source = WeightSource { dir: run.run_dir.version(version), version };
     let manifest = WeightManifest::read(&source.dir)?;
     let dtype = dtype(&manifest);
     let mut options = run.options.clone();

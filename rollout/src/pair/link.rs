@@ -131,8 +131,8 @@ impl Link {
 
     /// The status that is repeated to the learner.
     #[must_use]
-    pub fn status(&self) -> &Mutex<SamplerStatus> {
-        &self.status
+    pub fn status(&self) -> Arc<Mutex<SamplerStatus>> {
+        Arc::clone(&self.status)
     }
 
     /// Changes the status that is repeated to the learner.

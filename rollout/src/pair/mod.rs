@@ -3,10 +3,10 @@
 //! [`setup`] builds everything from a run directory, and [`step_loop`] then repeats the steps. It works on [`plan`]
 //! (which group is made and handed over next), [`order`] (which prompt that is), [`assembly`](crate::assembly) (from
 //! sequences to scored groups), [`generate`](crate::generate) (the engine here, or workers elsewhere, on the learner's
-//! versions), [`factory`] (which makes the generator of a run), [`evaluation`] (between the steps), [`in_flight`] (what
-//! a checkpoint keeps) and [`link`] (the thread that owns the channel). [`check`] finds what would be refused. All
-//! state that must survive this process is the learner's status and the files of the run directory: a sampler that is
-//! killed starts anew from there.
+//! versions), [`weights`] (where those versions come from), [`factory`] (which makes the generator of a run),
+//! [`evaluation`] (between the steps), [`in_flight`] (what a checkpoint keeps) and [`link`] (the thread that owns the
+//! channel). [`check`] finds what would be refused. All state that must survive this process is the learner's status
+//! and the files of the run directory: a sampler that is killed starts anew from there.
 //!
 //! A synchronous run makes lost versions again as they were. With `max_staleness` they come out differently, so
 //! whatever was sampled from a lost version is thrown away, wherever it is.
@@ -26,6 +26,7 @@ pub mod order;
 pub mod plan;
 pub mod setup;
 pub mod step_loop;
+pub mod weights;
 
 pub use factory::{GeneratorFactory, LocalEngine};
 pub use setup::run;

@@ -10,12 +10,13 @@ use std::{
 use anyhow::{Context, anyhow};
 use rollout_rewards::{RewardFunction, filter::FilterMetric};
 use shared::{
-    ModelDir, PolicyVersion, RunDir, SamplingParams, WeightManifest,
+    ModelDir, PolicyVersion, RunDir, SamplingParams, WeightManifest, WeightReceiver,
     channel::{LearnerStatus, RunId, SamplerStatus, incarnation, iox::IoxSampler},
-    config::{TrainConfig, WeightSwap},
+    config::TrainConfig,
     heartbeat::{self, Deadlines, Phase},
     prompts::LongPrompts,
     session, signals,
+    weights::SwapReport,
 };
 use shared_data::Columns;
 
@@ -27,6 +28,7 @@ use super::{
     order::{PromptOrder, Share},
     plan::{DynamicSampling, Plan, PlanOptions},
     step_loop::{Ended, StepLoop},
+    weights::DirectoryReceiver,
 };
 use crate::{
     assembly::{Assembly, Scoring},
@@ -136,9 +138,8 @@ impl Inputs {
         stop: Arc<AtomicBool>,
         factory: &dyn GeneratorFactory,
     ) -> anyhow::Result<Option<(StepLoop, Box<dyn PairGenerator>)>> {
-        let swap = if config.max_staleness == 0 { WeightSwap::Drain } else { config.weight_swap };
-        let weights = WeightFollower::new(run_dir.clone(), swap);
-        let manifest = WeightManifest::read(&weights.source(first.version).dir)?;
+        let mut receiver = DirectoryReceiver::new(run_dir.clone(), &first, link.status());
+        let manifest = WeightManifest::read(&receiver.published().source.dir)?;
         let room = room(config, model.config().max_position_embeddings, positions_of(&manifest, model.config()));
         self.leave_out_long(run_dir, config, room)?;
         let parts = RunParts {
@@ -148,15 +149,12 @@ impl Inputs {
             tokenizer: &self.tokenizer,
             options: self.engine_options(config, model, room),
             learner: &mut first,
+            receiver: &mut receiver,
             link: &link,
             stop: &stop,
         };
         let Some(generator) = factory.generator(parts)? else { return Ok(None) };
-        link.update(|status| {
-            status.version = first.version;
-            status.oldest_in_use = first.version;
-            status.refusal = None;
-        });
+        receiver.taken(&SwapReport::of_first(first.version));
         tracing::info!("groups kept for a restart of the learner: at most {} MiB", KEPT_BYTES >> 20);
         // A synchronous run makes lost versions again as they were.
         let newest = if config.max_staleness == 0 { PolicyVersion(u64::MAX) } else { first.version };
@@ -179,7 +177,8 @@ impl Inputs {
             assembly: self.assembly(config, config.sampling(), config.num_generations)?,
             evaluation,
             dataset: self.dataset,
-            weights,
+            weights: WeightFollower::of(config),
+            receiver,
             link,
             stop,
         };

@@ -22,6 +22,7 @@ use super::{
     link::{Link, LinkEvent, silent},
     order::PromptOrder,
     plan::Plan,
+    weights::DirectoryReceiver,
 };
 use crate::{
     assembly::Assembly,
@@ -66,6 +67,8 @@ pub struct StepLoop {
     pub evaluation: Option<Evaluation>,
     /// Keeps the generator on the learner's version.
     pub weights: WeightFollower,
+    /// Where that version comes from.
+    pub receiver: DirectoryReceiver,
     /// The way to the learner.
     pub link: Link,
     /// Set by a signal: the loop ends.
@@ -85,6 +88,7 @@ impl StepLoop {
         for event in self.link.events().try_iter() {
             match event {
                 LinkEvent::Status(status) => {
+                    self.receiver.hear(&status);
                     let durable = PolicyVersion(status.durable_step.0);
                     // The learner was restarted. It makes the versions after this one anew, with other weights, or has
                     // given them up. Measurements of versions that were given up stay true.
@@ -176,10 +180,8 @@ impl StepLoop {
         if self.evaluating() || (self.complete() && !self.evaluation_due()) {
             return Ok(());
         }
-        let learner = self.plan.learner().expect("the loop starts with the learner's first status");
-        let finished = learner.finished;
-        match self.weights.follow(generator, learner.into(), self.link.status()) {
-            Err(error) if finished => {
+        match self.weights.follow(generator, &mut self.receiver) {
+            Err(error) if self.learner().finished => {
                 tracing::warn!("the last version is not evaluated: {error:#}");
                 self.evaluation = None;
                 Ok(())

@@ -13,7 +13,7 @@ use rollout::{
     generate::{Generate, PairGenerator},
 };
 use shared::{
-    Placed, PolicyVersion, PromptId, RewardOutcome, RunDir,
+    Placed, PolicyVersion, PromptId, RewardOutcome, RunDir, WeightSender,
     channel::{
         FleetStatus,
         fleet::{CALL_INTERVAL, CoordinatorEnd, Edition},
@@ -28,7 +28,7 @@ use super::{
 };
 use crate::{
     scores,
-    weights::{OnItsWay, Publisher},
+    weights::{OnItsWay, Publisher, Received},
 };
 
 /// The version of a coordinator that has announced none.
@@ -141,7 +141,9 @@ impl Fleet {
             scheduler.editions_in_use()
         };
         self.shared.wake_workers();
-        self.publisher.keep(edition, &in_use);
+        if let Err(error) = self.publisher.let_go(edition, &in_use) {
+            tracing::warn!("{error}");
+        }
         self.shared.store_bytes.store(self.publisher.bytes(), Ordering::Relaxed);
         self.shared.store_versions.store(self.publisher.versions() as u64, Ordering::Relaxed);
     }
@@ -259,7 +261,7 @@ impl Generate for Fleet {
         let version = weights.version;
         self.repair = None;
         let in_use = self.shared.scheduler().editions_in_use();
-        let begun = self.publisher.begin(weights, in_use);
+        let begun = self.publisher.publish(Received { source: weights, in_use });
         let way = begun.map_err(|e| EngineError::Swap { version, message: format!("no thread to publish it: {e}") })?;
         self.pending = Some(Pending { way, announced: false });
         Ok(())

@@ -1,6 +1,9 @@
 //! Versions on their way into the store, and out of it. On one host there is no way to go: workers read what the
 //! learner has left.
 //!
+//! [`Publisher`] is the [`WeightSender`](shared::WeightSender) of this transport. Its
+//! [`WeightReceiver`](shared::WeightReceiver) lies with the [`worker`](crate::worker) and has `fetch` do the work.
+//!
 //! | file | subject |
 //! |---|---|
 //! | `publisher` | the coordinator's side: rounds, compares, sends, sends again what was damaged, and removes |
@@ -25,7 +28,7 @@ use shared::{PolicyVersion, RunDir};
 use shared_store::{Store, Watch};
 
 pub(super) use fetch::{Came, FetchError, Have, fetch, look_in_place};
-pub use publisher::{OnItsWay, Publisher, Sending, Trouble};
+pub use publisher::{OnItsWay, Publisher, Received, Sending, Trouble};
 
 /// What the store calls the export that adapters are added to.
 const BASE: &str = "base";

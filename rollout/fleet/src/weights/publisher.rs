@@ -15,7 +15,8 @@ use crossbeam::channel::{Receiver, TryRecvError, bounded};
 use rollout::engine::{self, EngineError, WeightSource};
 use rollout_rounded::{RoundedError, difference, round};
 use shared::{
-    ModelConfig, RunDir, WeightManifest,
+    ModelConfig, RunDir, WeightManifest, WeightSender,
+    atomic::named,
     channel::fleet::{Difference, Edition},
     config::RolloutDtype,
     manifest::MANIFEST_FILE,
@@ -61,6 +62,14 @@ pub struct Publisher {
     over: GiveUp,
 }
 
+/// What an edition is published from.
+pub struct Received {
+    /// The version, as the learner has left it.
+    pub source: WeightSource,
+    /// What workers have in use: a shorter way is published from each of these.
+    pub in_use: Vec<Edition>,
+}
+
 /// What is in the way of a version, for as long as it is.
 #[derive(Clone, Default)]
 pub struct Trouble(Arc<Mutex<Option<String>>>);
@@ -99,15 +108,6 @@ impl Publisher {
         Ok(Self { sending: Arc::new(sending), publications: 0, record, most_kept, bytes, trouble, newest: None, over })
     }
 
-    /// Begins to check and to publish a version, on a side thread, with the way to it from what workers have in use.
-    ///
-    /// # Errors
-    /// When there can be no thread.
-    pub fn begin(&mut self, source: WeightSource, in_use: Vec<Edition>) -> io::Result<OnItsWay> {
-        self.newest = Some((source.clone(), 0));
-        self.send(source, in_use, None)
-    }
-
     /// Begins to publish the newest version once more, of which the store has something else by now. Nothing if that
     /// has been of no use several times.
     ///
@@ -141,26 +141,6 @@ impl Publisher {
         Ok(OnItsWay { source, begun, result, thread: Some(thread) })
     }
 
-    /// An edition was announced: of those in the store, the oldest go, as far as no worker of `in_use` samples from
-    /// them, and all that an earlier coordinator has left there if versions are not sent any more.
-    pub fn keep(&mut self, edition: Edition, in_use: &[Edition]) {
-        let most = match self.sending.versions_stay {
-            true if self.versions() == 0 => return,
-            true => 0,
-            false => {
-                self.record.note(edition);
-                self.most_kept + 1
-            }
-        };
-        while let Some(gone) = self.record.take_oldest(most, in_use) {
-            self.sending.remove(&gone);
-            remove(&self.sending.rounded_at(&gone));
-        }
-        if let Err(error) = self.record.write() {
-            tracing::warn!("{}: {error}", self.record.path().display());
-        }
-    }
-
     /// Versions that the store has.
     #[must_use]
     pub fn versions(&self) -> usize {
@@ -177,6 +157,43 @@ impl Publisher {
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
+    }
+}
+
+impl WeightSender for Publisher {
+    type Weights<'a> = Received;
+    type Version = Edition;
+    type Published = OnItsWay;
+    type Error = io::Error;
+
+    /// Begins to check and to publish a version, on a side thread, with the way to it from what workers have in use.
+    ///
+    /// # Errors
+    /// When there can be no thread.
+    fn publish(&mut self, Received { source, in_use }: Received) -> io::Result<OnItsWay> {
+        self.newest = Some((source.clone(), 0));
+        self.send(source, in_use, None)
+    }
+
+    /// An edition was announced: of those in the store, the oldest go, as far as no worker of `in_use` samples from
+    /// them, and all that an earlier coordinator has left there if versions are not sent any more.
+    ///
+    /// # Errors
+    /// When the next coordinator cannot be told what the store has.
+    fn let_go(&mut self, newest: Edition, in_use: &[Edition]) -> io::Result<()> {
+        let most = match self.sending.versions_stay {
+            true if self.versions() == 0 => return Ok(()),
+            true => 0,
+            false => {
+                self.record.note(newest);
+                self.most_kept + 1
+            }
+        };
+        while let Some(gone) = self.record.take_oldest(most, in_use) {
+            self.sending.remove(&gone);
+            remove(&self.sending.rounded_at(&gone));
+        }
+        self.record.write().map_err(named(self.record.path()))
     }
 }
 

@@ -34,14 +34,6 @@ struct UnderWay {
     thread: JoinHandle<Result<Came, FetchError>>,
 }
 
-/// An edition that has come.
-pub struct Here {
-    /// Which.
-    pub edition: Edition,
-    /// What that took.
-    pub came: Came,
-}
-
 impl Fetcher {
     /// A fetcher that puts versions where `run_dir` has them.
     #[must_use]
@@ -73,7 +65,8 @@ impl Fetcher {
     }
 
     /// One look: begins to fetch `wanted` if it is not here, by the difference to `in_use` if there is one, or takes
-    /// note of what has come. `busy` tells of a version that is being read and must not be replaced.
+    /// note of what has come, and says what that took. `busy` tells of a version that is being read and must not be
+    /// replaced.
     ///
     /// # Errors
     /// When there can be no thread, and when there is no room for it on this host.
@@ -82,7 +75,7 @@ impl Fetcher {
         wanted: Option<&Edition>,
         in_use: Option<&Edition>,
         busy: bool,
-    ) -> anyhow::Result<Option<Here>> {
+    ) -> anyhow::Result<Option<Came>> {
         if let Some(under_way) = &self.under_way
             && Some(&under_way.edition) != wanted
         {
@@ -93,15 +86,15 @@ impl Fetcher {
         {
             match thread.join() {
                 Ok(Ok(came)) => {
-                    self.here = Some(edition.clone());
                     let publication = edition.publication;
+                    self.here = Some(edition);
                     let told = |reason| Unfetched {
                         publication,
                         is_damage: false,
                         reason: format!("fetched whole: {reason}"),
                     };
                     self.unfetched = came.detour.clone().map(told);
-                    return Ok(Some(Here { edition, came }));
+                    return Ok(Some(came));
                 }
                 // What keeps others from working on this host as well is not tried again and again.
                 Ok(Err(error)) if error.is_full() => {
@@ -126,7 +119,7 @@ impl Fetcher {
             // Published again with the same bytes.
             debug_assert_eq!(here.version, wanted.version);
             self.here = Some(wanted.clone());
-            return Ok(Some(Here { edition: wanted.clone(), came: Came::default() }));
+            return Ok(Some(Came::default()));
         }
         let have = in_use.map(|in_use| Have { edition: in_use.clone(), dir: self.run_dir.version(in_use.version) });
         self.begin(wanted.clone(), have).map(|()| None)

@@ -3,9 +3,18 @@
 //!
 //! A worker runs the engine, and follows the versions with the same [`follower`](rollout::generate::follower) as the
 //! sampler of a pair.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `client` | the thread that calls the coordinator |
+//! | `session` | what is done for one coordinator: opening, the loop, leases and their answers |
+//! | `receiver` | the editions that it is to sample from, as a [`WeightReceiver`](shared::WeightReceiver) |
+//! | `fetcher` | the thread that fetches them |
+//! | `scratch` | where they are put |
 
 mod client;
 mod fetcher;
+mod receiver;
 mod scratch;
 mod session;
 
