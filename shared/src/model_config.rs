@@ -14,6 +14,8 @@ use serde::{Deserialize, Serialize};
 pub use layers::{LayerKind, Rotary};
 pub use rope::RopeScaling;
 
+use crate::config::{ConfigError, TrainConfig};
+
 /// The model family, by `model_type`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -238,5 +240,21 @@ impl ModelConfig {
     #[must_use]
     pub fn parameter_count(&self) -> u64 {
         self.parameters().iter().map(|(_, shape)| shape.iter().product::<usize>() as u64).sum()
+    }
+}
+
+impl TrainConfig {
+    /// Checks options that concern the model against the model.
+    ///
+    /// # Errors
+    /// A [`ConfigError::Value`] that names the option.
+    pub fn check_model(&self, model: &ModelConfig) -> Result<(), ConfigError> {
+        let limit = model.max_position_embeddings;
+        match self.max_model_len.filter(|&asked| asked > limit) {
+            Some(asked) => {
+                Err(ConfigError::Value(format!("`max_model_len` {asked} is above the model's limit of {limit}")))
+            }
+            None => Ok(()),
+        }
     }
 }

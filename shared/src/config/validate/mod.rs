@@ -20,7 +20,6 @@ mod warnings;
 use std::{fmt::Display, path::Path};
 
 use super::{ConfigError, Device, Kernels, KvDtype, RolloutDtype, TrainConfig};
-use crate::ModelConfig;
 
 /// Trackers that `report_to` can name.
 const TRACKERS: [&str; 2] = ["wandb", "trackio"];
@@ -63,20 +62,6 @@ impl TrainConfig {
             Self::check_fleet,
         ];
         checks.iter().filter_map(|check| check(self).err()).collect()
-    }
-
-    /// Checks options that concern the model against the model.
-    ///
-    /// # Errors
-    /// A [`ConfigError::Value`] that names the option.
-    pub fn check_model(&self, model: &ModelConfig) -> Result<(), ConfigError> {
-        let limit = model.max_position_embeddings;
-        match self.max_model_len.filter(|&asked| asked > limit) {
-            Some(asked) => {
-                Err(ConfigError::Value(format!("`max_model_len` {asked} is above the model's limit of {limit}")))
-            }
-            None => Ok(()),
-        }
     }
 
     /// Whether an option has another value than its default.
