@@ -26,8 +26,8 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use commands::{export, halves, learner_rank, merge};
 use shared::{
-    exit::{ERROR, NOTHING_LEARNED},
-    notices::NothingLearned,
+    process::exit::{ERROR, NOTHING_LEARNED},
+    run::notices::NothingLearned,
 };
 use shared_bounds::{Metered, OneLine};
 use terminal::{
@@ -94,7 +94,7 @@ static MEMORY: Metered = Metered;
 
 fn main() -> ExitCode {
     // SAFETY: this is the first thing that the process does, so it has no other thread.
-    unsafe { shared::native::disable_telemetry() };
+    unsafe { shared::system::native::disable_telemetry() };
     program().unwrap_or_else(|error| {
         if let Some(interrupted) = error.downcast_ref::<Interrupted>() {
             output::tell(interrupted);
@@ -104,7 +104,7 @@ fn main() -> ExitCode {
             output::tell(format_args!("- {}", OneLine(problem)));
         }
         let code = if error.is::<NothingLearned>() { NOTHING_LEARNED } else { ERROR };
-        shared::command_line::fail(error, code)
+        shared::process::command_line::fail(error, code)
     })
 }
 
@@ -150,7 +150,7 @@ fn run(command: Command) -> Result<ExitCode> {
 /// sees it.
 fn spelt(words: Vec<OsString>) -> Vec<OsString> {
     if words.get(1).is_none_or(|command| command != "train") {
-        return shared::command_line::with_dashes(words);
+        return shared::process::command_line::with_dashes(words);
     }
     let asks = words.iter().skip(2).any(|word| word == "--help" || word == "-h");
     if asks { [&words[..2], &["--help".into()]].concat() } else { words }

@@ -17,7 +17,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
 use problems::{Maker, Problem};
 use serde_json::{Value, json};
-use shared::{RunDir, atomic, rng::Stream};
+use shared::{RunDir, files::atomic, generation::rng::Stream};
 
 /// Five million parameters; the tokenizer is made in [`tokenizer`].
 const MODEL: [(&str, &str); 3] = [

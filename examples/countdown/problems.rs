@@ -9,7 +9,7 @@ use std::{collections::HashSet, fmt::Write};
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
-use shared::rng::Stream;
+use shared::generation::rng::Stream;
 
 /// Largest number that an attempt may pass through.
 const LARGEST: u32 = 999;

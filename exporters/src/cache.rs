@@ -7,8 +7,10 @@ use std::{
 
 use prost::Message as _;
 use shared::{
-    ModelDir, TensorRole, atomic, disk_room,
-    manifest::{MANIFEST_FILE, MODEL_FILE},
+    ModelDir, TensorRole,
+    files::atomic,
+    model::manifest::{MANIFEST_FILE, MODEL_FILE},
+    run::disk_room,
 };
 
 use crate::{

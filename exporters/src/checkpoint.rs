@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use shared::{ModelConfig, ModelDir, memory, model_dir::ADAPTER_CONFIG_FILE};
+use shared::{ModelConfig, ModelDir, model::model_dir::ADAPTER_CONFIG_FILE, system::memory};
 
 use crate::{
     Adapter, ExportError, finite, names,

@@ -2,7 +2,7 @@
 
 use std::{io, path::Path};
 
-use shared::{manifest::ManifestError, model_dir::ModelDirError};
+use shared::model::{manifest::ManifestError, model_dir::ModelDirError};
 
 /// An error of a caller's tensor source.
 pub type SourceError = Box<dyn std::error::Error + Send + Sync>;

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use prost::Message;
-use shared::{Dtype, ModelConfig, ModelDir, PolicyVersion, TensorEntry, TensorRole, WeightManifest, atomic};
+use shared::{Dtype, ModelConfig, ModelDir, PolicyVersion, TensorEntry, TensorRole, WeightManifest, files::atomic};
 
 use crate::{
     Checkpoint, ExportError, VersionDir,

@@ -4,8 +4,9 @@ use std::{ffi::OsStr, fs, path::Path};
 
 use serde_json::{Value, json};
 use shared::{
-    Architecture, Head, ModelConfig, ModelDir, atomic,
-    model_dir::{ModelDirError, TEMPLATE_DIR},
+    Architecture, Head, ModelConfig, ModelDir,
+    files::atomic,
+    model::model_dir::{ModelDirError, TEMPLATE_DIR},
 };
 
 use crate::{Checkpoint, ExportError, TensorSource, VersionDir, tensor_file};

@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, fs::File, io::Write, path::Path};
 
-use shared::{Dtype, ModelConfig, TensorEntry, TensorRole, atomic};
+use shared::{Dtype, ModelConfig, TensorEntry, TensorRole, files::atomic};
 
 use crate::{ExportError, onnx::decoder::rotary_names, values};
 

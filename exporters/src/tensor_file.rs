@@ -12,7 +12,7 @@ use safetensors::{
     SafeTensors,
     tensor::{Metadata, TensorInfo},
 };
-use shared::{Dtype, atomic};
+use shared::{Dtype, files::atomic};
 
 use crate::{ExportError, TensorSource, values};
 
@@ -87,8 +87,8 @@ impl TensorFile {
 pub(crate) fn map(path: &Path) -> Result<Mmap, ExportError> {
     let file = shared_bounds::open(path).map_err(|e| ExportError::io(path, e))?;
     // SAFETY: the mapping is read-only and goes out as shared slices only. Files of weights are written once and
-    // replaced by renaming, never in place (`shared::atomic`); truncation by a stranger would end the process with
-    // SIGBUS.
+    // replaced by renaming, never in place (`shared::files::atomic`); truncation by a stranger would end the process
+    // with SIGBUS.
     unsafe { Mmap::map(&file) }.map_err(|e| ExportError::io(path, e))
 }
 

@@ -5,8 +5,9 @@ use std::{fs, path::Path};
 use memmap2::Mmap;
 use rayon::prelude::*;
 use shared::{
-    Dtype, PolicyVersion, TensorEntry, TensorRole, WeightManifest, atomic,
-    manifest::{DATA_FILE, MANIFEST_FORMAT, MODEL_FILE, hash_of},
+    Dtype, PolicyVersion, TensorEntry, TensorRole, WeightManifest,
+    files::atomic,
+    model::manifest::{DATA_FILE, MANIFEST_FORMAT, MODEL_FILE, hash_of},
 };
 
 use crate::{

@@ -7,7 +7,7 @@ use std::{
 };
 
 use serde::Deserialize;
-use shared::model_dir::MOST_BYTES;
+use shared::model::model_dir::MOST_BYTES;
 
 use crate::ExportError;
 

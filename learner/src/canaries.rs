@@ -1,7 +1,7 @@
 //! The canaries of a version: the learner's log-probs of a few tokens, which a sampler checks before it draws from the
 //! version.
 
-use shared::{Canaries, Dtype, PolicyVersion, rng::Stream};
+use shared::{Canaries, Dtype, PolicyVersion, generation::rng::Stream};
 use tch::Kind;
 
 use crate::{

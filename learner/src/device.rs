@@ -2,7 +2,7 @@
 
 use std::{env, ffi::CStr, os::unix::process::CommandExt, path::Path, process::Command};
 
-use shared::{config::TrainConfig, torchrun::Torchrun};
+use shared::config::{TrainConfig, torchrun::Torchrun};
 use tch::{Cuda, Device};
 
 use crate::error::LearnerError;

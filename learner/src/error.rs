@@ -59,13 +59,13 @@ pub enum LearnerError {
     Export(#[from] exporters::ExportError),
     /// The model directory cannot be used.
     #[error(transparent)]
-    ModelDir(#[from] shared::model_dir::ModelDirError),
+    ModelDir(#[from] shared::model::model_dir::ModelDirError),
     /// The model's tokenizer cannot be used.
     #[error(transparent)]
     Tokenizer(#[from] shared_tokenizer::OpenError),
     /// The checkpoint does not belong to the run.
     #[error(transparent)]
-    Resume(#[from] shared::resume::ResumeError),
+    Resume(#[from] shared::run::resume::ResumeError),
     /// A dataset cannot be used.
     #[error(transparent)]
     Data(#[from] shared_data::DataError),

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use shared::{
     config::{GuardAction, GuardRule, GuardSign, TrainConfig},
     metrics::{self, MetricRecord},
-    notices::{Notice, NoticeKind},
+    run::notices::{Notice, NoticeKind},
 };
 
 use crate::{

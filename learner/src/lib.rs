@@ -13,7 +13,7 @@
 
 // Tensor names end in their dimensions: B rows, S positions, N completion tokens, H hidden, V vocabulary.
 #![allow(non_snake_case)]
-// Whoever reads stderr may be gone: see `shared::command_line`.
+// Whoever reads stderr may be gone: see `shared::process::command_line`.
 #![warn(clippy::print_stderr)]
 
 pub mod advantage;

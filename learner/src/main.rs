@@ -1,6 +1,6 @@
 //! `learner`: the training half of the pair, and what can be done with a policy on its own.
 
-// Whoever reads stderr may be gone: see `shared::command_line`.
+// Whoever reads stderr may be gone: see `shared::process::command_line`.
 #![warn(clippy::print_stderr)]
 
 use std::process::ExitCode;
@@ -10,7 +10,7 @@ use learner::{
     commands::{bench, init, logprobs, rank, replay, reward_model, run, score, sft},
     error::LearnerError,
 };
-use shared::{
+use shared::process::{
     command_line,
     exit::{ERROR, HOPELESS},
     logging,

@@ -1,5 +1,5 @@
 //! Weight versions: written whole into their own folder, never over a file that a sampler may have mapped. The folder
-//! lies in the run directory or in shared memory ([`shared::versions`]).
+//! lies in the run directory or in shared memory ([`shared::run::versions`]).
 
 use std::{
     collections::BTreeMap,
@@ -10,8 +10,8 @@ use std::{
 
 use exporters::{DEFAULT_MAX_POSITIONS, ExportError, ExportOptions, VersionDir, ensure_export, renew_export};
 use shared::{
-    Canaries, Dtype, ModelConfig, ModelDir, PolicyVersion, RunDir, TensorRole, WeightManifest, WeightSender, atomic,
-    config::TrainConfig, versions,
+    Canaries, Dtype, ModelConfig, ModelDir, PolicyVersion, RunDir, TensorRole, WeightManifest, WeightSender,
+    config::TrainConfig, files::atomic, run::versions,
 };
 
 use crate::{

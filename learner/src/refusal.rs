@@ -9,7 +9,7 @@ use std::{
     thread,
 };
 
-use shared::{command_line, exit};
+use shared::process::{command_line, exit};
 
 /// Runs the program. A panic of tch ends it with a line that begins with `error: `, any other panic as ever.
 pub fn catch(program: impl FnOnce() -> ExitCode) -> ExitCode {

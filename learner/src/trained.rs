@@ -5,7 +5,7 @@
 
 use std::{ops::Range, path::Path, sync::Arc, time::Instant};
 
-use shared::pace::Pace;
+use shared::process::pace::Pace;
 
 use crate::{
     error::LearnerError,

@@ -186,7 +186,7 @@ fn mean_and_error(values: impl Iterator<Item = f64> + Clone) -> (f64, f64) {
 
 #[cfg(test)]
 mod tests {
-    use shared::{FinishReason, Group, metrics::Key, testing};
+    use shared::{FinishReason, Group, generation::testing, metrics::Key};
 
     use super::*;
 

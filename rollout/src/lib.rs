@@ -8,7 +8,7 @@
 //! `rollout-rewards`, and samplers on other hosts `rollout-fleet`, which is built on this crate. This crate never links
 //! libtorch.
 
-// A message may find nobody who reads it: see `shared::command_line`.
+// A message may find nobody who reads it: see `shared::process::command_line`.
 #![warn(clippy::print_stderr)]
 
 pub mod assembly;

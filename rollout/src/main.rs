@@ -1,6 +1,6 @@
 //! `rollout`: the sampler of the pair, and generation on its own.
 
-// What is told may find nobody who reads it: see `shared::command_line`.
+// What is told may find nobody who reads it: see `shared::process::command_line`.
 #![warn(clippy::print_stderr)]
 
 use std::process::ExitCode;
@@ -11,7 +11,10 @@ use rollout::{
     pair::LocalEngine,
 };
 use rollout_rewards::contain;
-use shared::{command_line, logging, native};
+use shared::{
+    process::{command_line, logging},
+    system::native,
+};
 use shared_bounds::Metered;
 
 /// Samples groups of completions from a language model over ONNX Runtime.

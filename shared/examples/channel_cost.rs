@@ -22,8 +22,7 @@ use shared::{
         LearnerEnd, LearnerStatus, RunId, SamplerEnd, frame,
         iox::{IoxLearner, IoxSampler},
     },
-    rng::Stream,
-    testing,
+    generation::{rng::Stream, testing},
 };
 
 type Outcome<T> = Result<T, Box<dyn Error>>;

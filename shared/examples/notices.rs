@@ -1,11 +1,11 @@
 //! Prints `docs/notices.md`, the page of all notices; `cargo xtask docs` writes it.
 
-use shared::{config::Choice, exit, notices::NoticeKind};
+use shared::{config::Choice, process::exit, run::notices::NoticeKind};
 
 const HEAD: &str = "\
 # Notices
 
-<!-- Written by `cargo xtask docs` from shared/src/notices. Do not edit. -->
+<!-- Written by `cargo xtask docs` from shared/src/run/notices. Do not edit. -->
 
 While a run goes on, the learner looks after each step for signs that it does not learn, and for what is easily taken \
 for one.

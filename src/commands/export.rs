@@ -7,8 +7,8 @@ use clap::{Subcommand, ValueEnum};
 use exporters::ExportOptions;
 use shared::{
     Dtype, ModelDir,
-    manifest::{DATA_FILE, MANIFEST_FILE, MODEL_FILE},
-    output_dir,
+    files::output_dir,
+    model::manifest::{DATA_FILE, MANIFEST_FILE, MODEL_FILE},
 };
 use shared_hub::locate_model;
 

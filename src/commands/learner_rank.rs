@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use shared::{
-    exit::{AGAIN, HOPELESS},
+    process::exit::{AGAIN, HOPELESS},
     tell,
 };
 

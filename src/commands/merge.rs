@@ -3,7 +3,7 @@
 use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::{Context, Result, ensure};
-use shared::{ModelDir, output_dir};
+use shared::{ModelDir, files::output_dir};
 
 use crate::terminal::output;
 

@@ -14,9 +14,11 @@ use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use serde_json::json;
 use shared::{
-    RunDir, atomic,
+    RunDir,
     config::{LrSchedulerType, TrainConfig, layers},
-    load, metrics,
+    files::atomic,
+    metrics,
+    system::load,
 };
 
 use crate::{

@@ -3,7 +3,7 @@
 
 use std::{io, path::Path};
 
-use shared::atomic;
+use shared::files::atomic;
 
 const FILES: [(&str, &str); 4] = [
     ("config.json", include_str!("model/config.json")),

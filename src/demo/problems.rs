@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use serde_json::json;
-use shared::rng;
+use shared::generation::rng;
 
 /// `a + b` with two digits each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

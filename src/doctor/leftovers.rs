@@ -6,7 +6,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use shared::{channel::iox, disk_room, memory::Size, versions};
+use shared::{
+    channel::iox,
+    run::{disk_room, versions},
+    system::memory::Size,
+};
 
 use super::Finding;
 

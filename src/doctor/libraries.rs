@@ -46,7 +46,7 @@ fn fleet() -> Finding {
 
 fn onnxruntime() -> Finding {
     let subject = "onnxruntime";
-    let path = match shared::native::onnxruntime() {
+    let path = match shared::system::native::onnxruntime() {
         Ok(path) => path,
         Err(error) => return Finding::fail(subject, error.to_string(), "cargo xtask setup"),
     };

@@ -83,7 +83,7 @@ fn describe_processor(name: &str, cores: usize, flags: &str, tiles: bool) -> Fin
 
 fn memory() -> Finding {
     // A container's limit counts, not the machine's memory.
-    match (shared::memory::total(), shared::memory::available()) {
+    match (shared::system::memory::total(), shared::system::memory::available()) {
         (Ok(total), Ok(available)) => describe_memory(total, available),
         _ => Finding::warn("memory", "its size is not known", "check it with free"),
     }
@@ -221,7 +221,7 @@ mod tests {
     #[test]
     fn the_memory_is_as_much_as_the_processes_count_on() {
         let shown: f64 = memory().detail.split(' ').next().unwrap().parse().unwrap();
-        let counted_on = shared::memory::available().unwrap() as f64 / GIB as f64;
+        let counted_on = shared::system::memory::available().unwrap() as f64 / GIB as f64;
         assert!((shown - counted_on).abs() < 0.5, "{shown} GiB shown, {counted_on} GiB counted on");
     }
 

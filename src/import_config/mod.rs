@@ -25,7 +25,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use shared::{atomic, notices};
+use shared::{files::atomic, run::notices};
 
 use crate::terminal::output;
 use dialect::Dialect;

@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
-use shared::{atomic, config::TrainConfig, rng};
+use shared::{config::TrainConfig, files::atomic, generation::rng};
 
 /// Distinguishes the choice of prompts from other uses of the seed.
 const PROMPTS_KEY: u64 = 0x6974_6572;

@@ -14,8 +14,9 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use shared::{
-    RunDir, atomic,
+    RunDir,
     config::{TrainConfig, layers},
+    files::atomic,
 };
 
 use crate::{

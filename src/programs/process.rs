@@ -20,8 +20,8 @@ use anyhow::{Context, Result};
 use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, kill_process_group, prlimit};
 
 use shared::{
-    atomic,
-    heartbeat::{self, Beat, Deadlines},
+    files::atomic,
+    process::heartbeat::{self, Beat, Deadlines},
 };
 
 use super::{

@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use rustix::fs::{MemfdFlags, memfd_create};
 use shared::{
     channel::Silence,
-    heartbeat::{Beat, Deadlines, LINE, LINES, Phase},
+    process::heartbeat::{Beat, Deadlines, LINE, LINES, Phase},
 };
 
 /// Silence after which the code checks whether a process is stopped.
@@ -60,7 +60,7 @@ impl Pulse {
         Ok(Self { shown, beat: Beat::default(), main, channel, waiting, stopped, longest: Duration::ZERO, told: false })
     }
 
-    /// Where the process finds the memory, for [`shared::heartbeat::VARIABLE`].
+    /// Where the process finds the memory, for [`shared::process::heartbeat::VARIABLE`].
     pub fn path(&self) -> PathBuf {
         path(&self.shown)
     }

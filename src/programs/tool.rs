@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use shared::{
     config::{self, TrainConfig, layers},
-    pace::Pace,
+    process::pace::Pace,
 };
 use toml::Table;
 
@@ -56,7 +56,7 @@ impl Words {
 /// # Errors
 /// When the program fails, with its own error line, or the user asks for the end, which also ends the program.
 pub fn run(name: &str, words: &Words, log: &Path) -> Result<String> {
-    let file = shared::atomic::append(log)?;
+    let file = shared::files::atomic::append(log)?;
     file.set_len(0).with_context(|| log.display().to_string())?;
     signals::check()?;
     let mut command = binaries::command(&binaries::find(name)?);

@@ -2,7 +2,7 @@
 
 use std::{fs, os::unix::fs::MetadataExt, path::PathBuf};
 
-use shared::notices::{self, Notice};
+use shared::run::notices::{self, Notice};
 
 /// Follows `notices.jsonl`, which the learner writes anew with each notice.
 #[derive(Debug)]
@@ -41,7 +41,7 @@ impl Board {
 
 #[cfg(test)]
 mod tests {
-    use shared::notices::{NoticeKind, NoticesFile};
+    use shared::run::notices::{NoticeKind, NoticesFile};
 
     use super::*;
 

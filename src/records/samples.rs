@@ -3,7 +3,7 @@
 use std::{cmp::Ordering, collections::BTreeMap, io, path::Path};
 
 use serde::Deserialize;
-use shared::journal::{self, Entry};
+use shared::files::journal::{self, Entry};
 
 /// Longest file of completions that is read.
 const MOST_BYTES: u64 = 256 << 20;

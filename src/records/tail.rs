@@ -102,7 +102,7 @@ mod tests {
         tail.poll();
         assert_eq!((tail.steps(), tail.records().len()), (3, 3));
 
-        shared::atomic::write(&path, b"{\"step\":1}\n").unwrap();
+        shared::files::atomic::write(&path, b"{\"step\":1}\n").unwrap();
         tail.poll();
         assert_eq!((tail.steps(), tail.records().len()), (1, 1));
     }

@@ -9,7 +9,7 @@ mod page;
 use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::{Result, bail};
-use shared::{RunDir, atomic};
+use shared::{RunDir, files::atomic};
 
 use crate::{terminal::output, view::found};
 
@@ -44,7 +44,7 @@ mod tests {
     use serde_json::Value;
     use shared::{
         config::layers,
-        notices::{Notice, NoticeKind, NoticesFile},
+        run::notices::{Notice, NoticeKind, NoticesFile},
     };
 
     use super::*;

@@ -44,7 +44,7 @@ impl Reporter {
             return Ok(None);
         }
         let path = run.log(LOG);
-        let log = shared::atomic::append(&path)?;
+        let log = shared::files::atomic::append(&path)?;
         log.set_len(0).with_context(|| path.display().to_string())?;
         let name = config.run_name.clone().unwrap_or_else(|| crate::view::run::name_of(run));
         let python = &config.reward_python;

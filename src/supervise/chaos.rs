@@ -4,7 +4,7 @@
 use std::{str::FromStr, time::Duration};
 
 use anyhow::{Context, Error, Result, bail, ensure};
-use shared::rng::uniform;
+use shared::generation::rng::uniform;
 
 /// Keys of the draws.
 const DEED: u64 = 1;

@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use shared::atomic::{self, named};
+use shared::files::atomic::{self, named};
 
 use super::Watch;
 

@@ -3,7 +3,7 @@
 use std::{process::ExitStatus, time::Duration};
 
 use anyhow::{Result, bail};
-use shared::heartbeat::{Beat, Deadlines};
+use shared::process::heartbeat::{Beat, Deadlines};
 
 use super::{
     Limits, Watch,

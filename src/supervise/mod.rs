@@ -6,10 +6,10 @@
 //! which has nothing to lose. Time in which the launcher itself was stopped does not count.
 //!
 //! A process that crashed is started again, up to `max_restarts` times. One that refuses its configuration, or says
-//! that its error would come again ([`HOPELESS`](shared::exit::HOPELESS)), is not. A process that SIGTERM or SIGINT
-//! ended says so by its exit code: a sampler is then started again, and a learner has ended the run in order. A process
-//! that was asked to end and is stuck kills itself by the same deadlines, so nothing outlives a killed launcher for
-//! ever.
+//! that its error would come again ([`HOPELESS`](shared::process::exit::HOPELESS)), is not. A process that SIGTERM or
+//! SIGINT ended says so by its exit code: a sampler is then started again, and a learner has ended the run in order. A
+//! process that was asked to end and is stuck kills itself by the same deadlines, so nothing outlives a killed launcher
+//! for ever.
 //!
 //! The launcher learns everything from files of the run directory and from the heartbeats. So it can be killed without
 //! harm to what is on disk.
@@ -28,8 +28,8 @@ use std::{os::unix::process::ExitStatusExt, process::ExitStatus, time::Duration}
 use anyhow::{Error, Result, bail};
 use shared::{
     config::TrainConfig,
-    heartbeat::{Beat, Deadlines},
-    memory::Shortage,
+    process::heartbeat::{Beat, Deadlines},
+    system::memory::Shortage,
 };
 
 pub use chaos::Chaos;

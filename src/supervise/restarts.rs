@@ -3,7 +3,7 @@
 use std::{os::unix::process::ExitStatusExt, process::ExitStatus, time::Duration};
 
 use anyhow::{Result, bail};
-use shared::exit::{ENDED_BY_SIGNAL, HOPELESS};
+use shared::process::exit::{ENDED_BY_SIGNAL, HOPELESS};
 
 use super::{Limits, Watch};
 use crate::programs::describe;

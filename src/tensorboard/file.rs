@@ -9,7 +9,7 @@ use std::{
 };
 
 use prost::Message;
-use shared::{atomic::named, disk_room::EVENTS_PREFIX as PREFIX};
+use shared::{files::atomic::named, run::disk_room::EVENTS_PREFIX as PREFIX};
 
 use super::proto::{Event, FILE_VERSION, START, SessionLog, Summary, Value};
 

@@ -3,7 +3,8 @@
 use std::{collections::VecDeque, fs, io, path::PathBuf};
 
 use shared::{
-    RunDir, atomic, journal,
+    RunDir,
+    files::{atomic, journal},
     metrics::{MetricRecord, STEP},
 };
 

@@ -7,7 +7,7 @@ use std::{
     io::{ErrorKind, Write},
 };
 
-pub use shared::command_line::tell;
+pub use shared::process::command_line::tell;
 
 /// A line of the result, on stdout. Colours in it are for terminals, unless `NO_COLOR` is set.
 pub fn print(line: impl Display) {

@@ -10,7 +10,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use shared::signals::of_the_end;
+use shared::process::signals::of_the_end;
 use signal_hook::{flag, low_level::signal_name};
 
 /// Signals that came since the last look.

@@ -13,8 +13,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde::de::DeserializeOwned;
 use shared::{
     config::{TrainConfig, layers},
-    logging::LOG_VARIABLE,
-    pace::Pace,
+    process::{logging::LOG_VARIABLE, pace::Pace},
 };
 
 use crate::{

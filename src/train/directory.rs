@@ -16,12 +16,15 @@ use rustix::{
     io::{FdFlags, fcntl_setfd},
 };
 use shared::{
-    ModelDir, RunDir, atomic,
+    ModelDir, RunDir,
     channel::{RunId, iox::remove_leftovers},
-    checkpoints::{self, Depth},
     config::{TrainConfig, layers},
-    pace::Waiting,
-    resume,
+    files::atomic,
+    process::pace::Waiting,
+    run::{
+        checkpoints::{self, Depth},
+        resume,
+    },
 };
 
 use super::session::Session;
@@ -54,7 +57,7 @@ impl OwnedRun {
 }
 
 /// Creates (or takes up again) the run directory of a resolved configuration. A resumed run stays as it was until its
-/// first step is made ([`shared::session`]); a new run gets its `config.toml` at once.
+/// first step is made ([`shared::process::session`]); a new run gets its `config.toml` at once.
 pub fn prepare(config: &TrainConfig) -> Result<OwnedRun> {
     let dir = RunDir::new(&config.output_dir);
     // A refused run stays untouched.

@@ -3,10 +3,11 @@
 use std::{fmt, fs, io, path::Path};
 
 use shared::{
-    ModelConfig, atomic,
+    ModelConfig,
     config::TrainConfig,
-    memory::Size,
-    memory_plan::{VersionRoom, adapter_numbers},
+    files::atomic,
+    run::memory_plan::{VersionRoom, adapter_numbers},
+    system::memory::Size,
 };
 
 /// Bytes of a stored number.

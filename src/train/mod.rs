@@ -33,12 +33,14 @@ use shared::{
     ModelDir, RunDir,
     channel::iox::remove_leftovers,
     config::{Device, OPTIONS, OptionSpec, TrainConfig, VersionStorage, layers},
-    load,
-    memory_plan::{RunPlan, VersionRoom},
     metrics::{self, MetricRecord},
-    notices::{self, NothingLearned},
-    resume,
-    versions::VersionPlace,
+    run::{
+        memory_plan::{RunPlan, VersionRoom},
+        notices::{self, NothingLearned},
+        resume,
+        versions::VersionPlace,
+    },
+    system::load,
 };
 
 use crate::{

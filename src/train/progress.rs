@@ -13,12 +13,13 @@ use shared::{
     RunDir,
     channel::{LearnerStatus, RunId},
     config::TrainConfig,
-    disk_room::RecordsLimit,
-    heartbeat::{Beat, Phase},
-    memory::{Kills, Shortage},
     metrics::{self, MetricRecord},
-    pace::Pace,
-    prompts::LongPrompts,
+    process::{
+        heartbeat::{Beat, Phase},
+        pace::Pace,
+    },
+    run::{disk_room::RecordsLimit, prompts::LongPrompts},
+    system::memory::{Kills, Shortage},
 };
 use shared_bounds::Shown;
 use unicode_width::UnicodeWidthStr;

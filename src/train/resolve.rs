@@ -6,10 +6,9 @@ use anyhow::{Context, Result, anyhow, bail};
 use exporters::{AdapterConfig, Checkpoint};
 use shared::{
     ModelDir, RunDir,
-    config::{ConfigError, Device, TrainConfig, hub_name, layers},
-    memory_plan::{Machine, RunPlan, VersionRoom},
-    pace::Waiting,
-    torchrun::Torchrun,
+    config::{ConfigError, Device, TrainConfig, hub_name, layers, torchrun::Torchrun},
+    process::pace::Waiting,
+    run::memory_plan::{Machine, RunPlan, VersionRoom},
 };
 use shared_bounds::read_text;
 

@@ -4,7 +4,7 @@ use std::{fs, fs::File, os::fd::AsRawFd, path::PathBuf};
 
 use anyhow::{Context, Result};
 use rustix::fs::{MemfdFlags, memfd_create};
-use shared::session;
+use shared::process::session;
 
 /// One start of a run.
 #[derive(Debug)]

@@ -6,7 +6,7 @@ use std::{collections::BTreeSet, time::Instant};
 use shared::{
     RunDir,
     config::TrainConfig,
-    workers::{self, WorkerState, WorkersTable},
+    run::workers::{self, WorkerState, WorkersTable},
 };
 
 /// Seconds without a worker after which a run says so.
@@ -141,7 +141,7 @@ fn counted(workers: usize) -> String {
 
 #[cfg(test)]
 mod tests {
-    use shared::workers::WorkerRow;
+    use shared::run::workers::WorkerRow;
 
     use super::*;
 

@@ -6,9 +6,8 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 use shared::{
     RunDir,
-    atomic::named,
-    journal,
-    ledger::{self, LedgerEvent},
+    files::{atomic::named, journal},
+    run::ledger::{self, LedgerEvent},
 };
 
 /// Most bytes of the completions of a step that are read.

@@ -234,7 +234,7 @@ mod tests {
         curves.refresh().unwrap();
         let first = curves.generation();
         assert_eq!(curves.part(0).step, [1, 2]);
-        shared::atomic::write(&path, b"{\"step\":1}\n").unwrap();
+        shared::files::atomic::write(&path, b"{\"step\":1}\n").unwrap();
         curves.refresh().unwrap();
         assert_ne!(curves.generation(), first);
         assert_eq!(curves.part(0).step, [1]);

@@ -9,7 +9,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use shared::{
     RunDir,
-    journal::{self, Entry},
+    files::journal::{self, Entry},
 };
 
 use super::completions;

@@ -13,10 +13,12 @@ use serde_json::{Map, Value};
 use shared::{
     RunDir,
     config::{ConfigError, TrainConfig, layers},
-    journal,
+    files::journal,
     metrics::{self, TOTAL_STEPS},
-    notices::{self, Notice, NoticeKind},
-    records,
+    run::{
+        notices::{self, Notice, NoticeKind},
+        records,
+    },
 };
 
 use crate::records::tail::Tail;

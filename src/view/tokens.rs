@@ -3,7 +3,7 @@
 use std::{collections::HashMap, io};
 
 use serde::Serialize;
-use shared::{ModelDir, RunDir, config::layers, journal, ledger::TokenRecord};
+use shared::{ModelDir, RunDir, config::layers, files::journal, run::ledger::TokenRecord};
 use shared_tokenizer::TextTokenizer;
 
 use super::completions;

@@ -1,7 +1,7 @@
 //! The samplers of a run on other hosts.
 
 use serde::Serialize;
-use shared::{RunDir, workers::WorkersTable};
+use shared::{RunDir, run::workers::WorkersTable};
 
 /// The coordinator's last table, with additions for readers.
 #[derive(Debug, Serialize)]
@@ -22,7 +22,7 @@ pub fn of(dir: &RunDir) -> Option<WorkersView> {
 
 #[cfg(test)]
 mod tests {
-    use shared::workers::{WorkerRow, now};
+    use shared::run::workers::{WorkerRow, now};
 
     use super::*;
 

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use shared::rng::Stream;
+use shared::generation::rng::Stream;
 
 /// Environment variable: seconds for each parser.
 pub const SECONDS: &str = "TANDEM_FUZZ_SECONDS";

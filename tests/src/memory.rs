@@ -115,7 +115,7 @@ impl LearnerEnd for MemoryLearner {
 
 #[cfg(test)]
 mod tests {
-    use shared::{GroupId, Step, testing};
+    use shared::{GroupId, Step, generation::testing};
 
     use super::*;
 

@@ -1,6 +1,6 @@
 //! A small builder of ONNX graphs: values are known by their names, every node is named like its first output.
 
-use shared::{Dtype, TensorEntry, manifest::DATA_FILE};
+use shared::{Dtype, TensorEntry, model::manifest::DATA_FILE};
 
 use super::proto::{
     AttributeProto, AttributeType, DataLocation, DataType, Dimension, DimensionProto, GraphProto, ModelProto,

@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, path::Path};
 
-use shared::{WeightManifest, model_dir::ADAPTER_CONFIG_FILE};
+use shared::{WeightManifest, model::model_dir::ADAPTER_CONFIG_FILE};
 
 use super::{ADAPTER_WEIGHTS_FILE, AdapterConfig, BASE_KEY, LowRank, config::MERGE};
 use crate::{

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use shared::{
     ModelDir,
     config::TrainConfig,
-    model_dir::{ADAPTER_CONFIG_FILE, MOST_BYTES},
+    model::model_dir::{ADAPTER_CONFIG_FILE, MOST_BYTES},
 };
 
 use crate::ExportError;

@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     fn numbers(count: usize, seed: u64) -> Vec<f32> {
-        let mut stream = shared::rng::Stream::new(&[seed]);
+        let mut stream = shared::generation::rng::Stream::new(&[seed]);
         (0..count).map(|_| stream.next_normal() as f32).collect()
     }
 

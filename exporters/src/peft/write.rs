@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use shared::{PolicyVersion, WeightManifest, atomic, model_dir::ADAPTER_CONFIG_FILE};
+use shared::{PolicyVersion, WeightManifest, files::atomic, model::model_dir::ADAPTER_CONFIG_FILE};
 
 use super::{ADAPTER_WEIGHTS_FILE, AdapterConfig, BASE_KEY};
 use crate::{ExportError, TensorSource, tensor_file};

@@ -60,7 +60,7 @@ fn the_manifest_says_what_lies_where() {
     assert!(manifest.is_of(&model.config()));
 
     let data = fs::read(out.join("weights.data")).unwrap();
-    assert_eq!(manifest.data_blake3, shared::manifest::hash_of(&manifest.tensors));
+    assert_eq!(manifest.data_blake3, shared::model::manifest::hash_of(&manifest.tensors));
     assert_eq!(manifest.model_blake3, blake3::hash(&fs::read(out.join("model.onnx")).unwrap()).to_hex().as_str());
     let (cos, sin) = model.config().rotary_tables(Rotary::Global, 64);
     for tensor in &manifest.tensors {

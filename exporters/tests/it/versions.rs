@@ -8,7 +8,7 @@ use exporters::{
 };
 use safetensors::{Dtype, SafeTensors};
 use serde_json::{Value, json};
-use shared::{ModelDir, PolicyVersion, TensorEntry, WeightManifest, atomic, model_dir::TEMPLATE_DIR};
+use shared::{ModelDir, PolicyVersion, TensorEntry, WeightManifest, files::atomic, model::model_dir::TEMPLATE_DIR};
 
 use crate::support::{TestModel, files, values};
 

@@ -4,9 +4,11 @@ use std::path::{Path, PathBuf};
 
 use shared::{
     ModelDir, RunDir,
-    checkpoints::{self, Damage, Depth, Voucher},
     config::TrainConfig,
-    resume,
+    run::{
+        checkpoints::{self, Damage, Depth, Voucher},
+        resume,
+    },
 };
 use tch::Device;
 

@@ -5,9 +5,11 @@ use std::{fs, path::Path};
 use exporters::ExportError;
 use shared::{
     ModelDir, PolicyVersion, RunDir, WeightManifest,
-    atomic::{self, named},
-    checkpoints,
-    run_dir::IN_FLIGHT_FILE,
+    files::{
+        atomic::{self, named},
+        run_dir::IN_FLIGHT_FILE,
+    },
+    run::checkpoints,
 };
 
 use super::{CRITIC_DIR, OPTIMIZER_FILE, REFERENCE_DIR, STATE_FILE, TrainerState};

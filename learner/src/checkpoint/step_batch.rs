@@ -3,8 +3,9 @@
 use std::path::Path;
 
 use shared::{
-    ModelDir, Placed, RunDir, atomic,
+    ModelDir, Placed, RunDir,
     channel::in_flight::{read_groups, write_groups},
+    files::atomic,
 };
 
 use super::{TrainerState, save::fill};

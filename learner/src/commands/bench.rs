@@ -10,10 +10,9 @@ use std::{path::PathBuf, sync::Arc, time::Instant};
 use serde_json::json;
 use shared::{
     Completion, FinishReason, Group, GroupId, ModelConfig, Placed, PolicyVersion, RewardOutcome,
-    config::{ImportanceSamplingMode, TrainConfig},
-    memory_plan::{LearnerSizes, Workload},
-    rng, testing,
-    torchrun::Torchrun,
+    config::{ImportanceSamplingMode, TrainConfig, torchrun::Torchrun},
+    generation::{rng, testing},
+    run::memory_plan::{LearnerSizes, Workload},
 };
 
 use tch::Kind;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 use safetensors::{Dtype, tensor::TensorView};
-use shared::{ModelDir, atomic};
+use shared::{ModelDir, files::atomic};
 
 use crate::model::{self, LoadOptions};
 

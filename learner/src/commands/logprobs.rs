@@ -5,8 +5,8 @@ use std::{path::PathBuf, time::Instant};
 use anyhow::{anyhow, bail};
 use serde_json::{Map, Value, json};
 use shared::{
-    atomic,
-    memory_plan::{LearnerSizes, Workload},
+    files::atomic,
+    run::memory_plan::{LearnerSizes, Workload},
 };
 
 use super::{ComputeArgs, above_zero, load_or_initialise};

@@ -17,8 +17,8 @@ use serde::de::DeserializeOwned;
 use shared::{
     ModelConfig, ModelDir,
     config::TrainConfig,
-    memory_plan::{LearnerSizes, Machine, Workload},
-    output_dir,
+    files::output_dir,
+    run::memory_plan::{LearnerSizes, Machine, Workload},
 };
 use shared_hub::locate_model;
 use tch::Device;
@@ -84,7 +84,7 @@ impl ComputeArgs {
     pub fn open_of_rank(&self, here: RankHere) -> anyhow::Result<Device> {
         let device = device::open_of_rank(self.device, here)?;
         let threads = cores::set_threads(self.threads);
-        if let (Device::Cpu, Some(words)) = (device, shared::load::too_busy_for(threads, "--threads 1")) {
+        if let (Device::Cpu, Some(words)) = (device, shared::system::load::too_busy_for(threads, "--threads 1")) {
             shared::tell!("warning: {words}");
         }
         Ok(device)

@@ -10,11 +10,12 @@ use std::{
 use anyhow::{Context, bail};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use shared::{
-    command_line,
-    config::layers::Overrides,
-    exit::{AGAIN, HOPELESS},
-    signals,
-    torchrun::Torchrun,
+    config::{layers::Overrides, torchrun::Torchrun},
+    process::{
+        command_line,
+        exit::{AGAIN, HOPELESS},
+        signals,
+    },
 };
 
 use super::above_zero;

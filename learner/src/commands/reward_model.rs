@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::Context;
 use shared::{
     ModelDir,
-    memory_plan::{LearnerSizes, Workload},
+    run::memory_plan::{LearnerSizes, Workload},
 };
 use shared_hub::locate_model;
 

@@ -6,11 +6,12 @@ use anyhow::Context;
 use shared::{
     RunDir,
     channel::{RunId, iox::IoxLearner},
-    config,
-    exit::ENDED_BY_SIGNAL,
-    heartbeat::{self, Deadlines},
-    session, signals,
-    torchrun::Torchrun,
+    config::{self, torchrun::Torchrun},
+    process::{
+        exit::ENDED_BY_SIGNAL,
+        heartbeat::{self, Deadlines},
+        session, signals,
+    },
 };
 
 use crate::{

@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use anyhow::Context;
 use serde_json::json;
 use shared::{
-    ModelDir, atomic,
-    memory_plan::{LearnerSizes, Workload},
+    ModelDir,
+    files::atomic,
+    run::memory_plan::{LearnerSizes, Workload},
 };
 use shared_hub::locate_model;
 

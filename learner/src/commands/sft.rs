@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context, bail, ensure};
 use shared::{
     config::{JsonTable, LrSchedulerType, TrainConfig},
-    memory_plan::Workload,
+    run::memory_plan::Workload,
 };
 
 use super::{ComputeArgs, TrainingArgs, above_zero, below_one, check_output, load_or_initialise, not_negative};

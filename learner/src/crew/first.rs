@@ -15,7 +15,11 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use shared::{Placed, RunDir, channel::frame, config::TrainConfig, torchrun::Torchrun};
+use shared::{
+    Placed, RunDir,
+    channel::frame,
+    config::{TrainConfig, torchrun::Torchrun},
+};
 
 use super::{content::agree_on_model, meeting::gather};
 use crate::{
@@ -192,7 +196,7 @@ impl Children {
         let mut command = Command::new(std::env::current_exe()?);
         command.args(["rank", "--rank", &rank.to_string()]).arg("--meeting").arg(&self.meeting);
         // Only the first rank shows its progress to the launcher.
-        command.env_remove(shared::heartbeat::VARIABLE);
+        command.env_remove(shared::process::heartbeat::VARIABLE);
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
         let signs = child.stdout.take().ok_or_else(|| std::io::Error::other("it has no standard output"))?;
         let child = Arc::new(Mutex::new(child));

@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 use shared::{
     channel::incarnation,
     config::{TrainConfig, layers},
-    heartbeat::{self, Phase},
-    rng,
+    generation::rng,
+    process::heartbeat::{self, Phase},
 };
 
 use crate::{

@@ -12,8 +12,10 @@ use std::{
 use shared::{
     ModelDir, Placed, PolicyVersion,
     channel::frame,
-    config::layers::{self, Overrides},
-    torchrun::Torchrun,
+    config::{
+        layers::{self, Overrides},
+        torchrun::Torchrun,
+    },
 };
 
 use super::{content::agree_on_model, first::Order, meeting::come};

@@ -3,7 +3,7 @@
 use std::{collections::HashMap, path::Path};
 
 use exporters::{Adapter, AdapterConfig, Checkpoint};
-use shared::{ModelDir, config::TrainConfig, rng};
+use shared::{ModelDir, config::TrainConfig, generation::rng};
 
 use super::{LoadOptions, Parameters, kinds::wide_kind};
 use crate::error::LearnerError;

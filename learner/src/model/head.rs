@@ -8,7 +8,7 @@
 
 use std::{ops::Range, sync::Arc};
 
-use shared::memory_plan::head_chunk;
+use shared::run::memory_plan::head_chunk;
 use tch::Tensor;
 
 use super::kinds::wide;

@@ -3,9 +3,9 @@
 use exporters::Checkpoint;
 use shared::{
     Head, ModelConfig, ModelDir,
-    memory::{self, Size},
-    memory_plan::LearnerSizes,
-    rng,
+    generation::rng,
+    run::memory_plan::LearnerSizes,
+    system::memory::{self, Size},
 };
 use tch::{Device, Kind};
 

@@ -13,7 +13,7 @@ use safetensors::{
     Dtype, SafeTensors,
     tensor::{Metadata, TensorInfo, TensorView},
 };
-use shared::atomic::named;
+use shared::files::atomic::named;
 use tch::{Device, Kind, Tensor};
 
 use super::AdamW;

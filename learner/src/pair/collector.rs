@@ -9,7 +9,7 @@ use shared::{
     Placed, PolicyVersion, Step,
     channel::STATUS_INTERVAL,
     config::TrainConfig,
-    heartbeat::{self, Phase},
+    process::heartbeat::{self, Phase},
 };
 
 use super::link::Link;
@@ -205,7 +205,7 @@ struct Arrived {
 
 #[cfg(test)]
 mod tests {
-    use shared::{Completion, FinishReason, GroupId, testing};
+    use shared::{Completion, FinishReason, GroupId, generation::testing};
 
     use super::*;
 

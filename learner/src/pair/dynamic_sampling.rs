@@ -51,7 +51,8 @@ pub fn record(batch: &StepBatch<'_>, config: &TrainConfig, step: u64) -> MetricR
 #[cfg(test)]
 mod tests {
     use shared::{
-        Completion, FinishReason, Group, GroupId, PolicyVersion, RewardOutcome, Step, metrics::MetricRecord, testing,
+        Completion, FinishReason, Group, GroupId, PolicyVersion, RewardOutcome, Step, generation::testing,
+        metrics::MetricRecord,
     };
 
     use super::*;

@@ -86,7 +86,7 @@ fn one_line(reason: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use shared::{Completion, Group, GroupId, testing};
+    use shared::{Completion, Group, GroupId, generation::testing};
 
     use super::*;
 

@@ -8,11 +8,11 @@ use std::{
 };
 
 use shared::{
-    RunDir, Step, atomic,
+    RunDir, Step,
     channel::InFlight,
     config::{TrainConfig, option},
-    resume::changed_options,
-    run_dir::IN_FLIGHT_FILE,
+    files::{atomic, run_dir::IN_FLIGHT_FILE},
+    run::resume::changed_options,
 };
 
 use super::Link;
@@ -140,7 +140,7 @@ mod tests {
         LearnerStatus, SamplerEnd, SamplerStatus,
         in_flight::{read_groups, write_groups},
     };
-    use shared::{Group, testing};
+    use shared::{Group, generation::testing};
 
     use super::*;
 

@@ -2,14 +2,17 @@
 
 use shared::{
     ModelConfig, RunDir,
-    checkpoints::Damage,
     config::TrainConfig,
-    disk_room::{Gone, RecordsLimit},
-    journal,
-    ledger::{LedgerEvent, LedgerFile, LedgerLine},
+    files::journal,
     metrics::{MetricRecord, MetricsFile},
-    notices::Notice,
-    records, session,
+    process::session,
+    run::{
+        checkpoints::Damage,
+        disk_room::{Gone, RecordsLimit},
+        ledger::{LedgerEvent, LedgerFile, LedgerLine},
+        notices::Notice,
+        records,
+    },
 };
 
 use super::notices::{self, Notices, Seen};
@@ -57,8 +60,8 @@ impl<'a> Journals<'a> {
         step: u64,
         resumed: Option<Resumed>,
     ) -> Self {
-        let rate = shared::notices::learning_rate(config, model.parameter_count());
-        let length = shared::notices::model_length(config, model.max_position_embeddings);
+        let rate = shared::run::notices::learning_rate(config, model.parameter_count());
+        let length = shared::run::notices::model_length(config, model.max_position_embeddings);
         Self { run_dir, config, step, remarks: rate.into_iter().chain(length).collect(), resumed, files: None }
     }
 

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use shared::{
     Completion, Dropped, Group, LedgerGroup, LedgerState, Placed, Provenance, RewardOutcome,
-    ledger::{Completions, LedgerEvent, LedgerLine},
     metrics::{self, MetricRecord},
+    run::ledger::{Completions, LedgerEvent, LedgerLine},
 };
 
 use super::Collector;

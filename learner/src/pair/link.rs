@@ -15,7 +15,7 @@ use shared::{
     Placed,
     channel::{ChannelError, LearnerEnd, LearnerStatus, STATUS_INTERVAL, SamplerStatus, Silence},
     config::TrainConfig,
-    heartbeat,
+    process::heartbeat,
 };
 
 use crate::{cores, error::LearnerError};
@@ -253,7 +253,7 @@ impl<E: LearnerEnd> Worker<E> {
 #[cfg(test)]
 mod tests {
     use harness::memory;
-    use shared::{GroupId, channel::SamplerEnd, testing};
+    use shared::{GroupId, channel::SamplerEnd, generation::testing};
 
     use super::*;
 

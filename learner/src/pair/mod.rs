@@ -38,10 +38,11 @@ mod writer;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use shared::{
-    RunDir, atomic,
+    RunDir,
     channel::{LearnerEnd, LearnerStatus, RunId},
     config::TrainConfig,
-    heartbeat::Deadlines,
+    files::atomic,
+    process::heartbeat::Deadlines,
 };
 use tch::Device;
 

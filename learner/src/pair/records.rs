@@ -3,10 +3,11 @@
 use std::time::{Duration, Instant};
 
 use shared::{
-    LedgerGroup, ModelConfig, Placed, RunDir, atomic,
+    LedgerGroup, ModelConfig, Placed, RunDir,
     config::TrainConfig,
-    ledger::{LedgerEvent, LedgerLine, check_balance},
+    files::atomic,
     metrics::{self, Metric, MetricRecord},
+    run::ledger::{LedgerEvent, LedgerLine, check_balance},
 };
 
 use super::{

@@ -3,7 +3,7 @@
 use exporters::cache_dir;
 use shared::{
     channel::{LearnerStatus, Refusal},
-    notices::{Notice, NoticeKind},
+    run::notices::{Notice, NoticeKind},
 };
 
 use crate::error::LearnerError;

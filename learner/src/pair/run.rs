@@ -9,11 +9,13 @@ use std::{
 use shared::{
     ModelDir, PolicyVersion, RunDir, Step,
     channel::{LearnerStatus, RunId, in_flight::read_groups, incarnation},
-    checkpoints::{self, Depth},
     config::TrainConfig,
-    heartbeat::{self, Phase},
-    ledger::LedgerLine,
-    run_dir::IN_FLIGHT_FILE,
+    files::run_dir::IN_FLIGHT_FILE,
+    process::heartbeat::{self, Phase},
+    run::{
+        checkpoints::{self, Depth},
+        ledger::LedgerLine,
+    },
 };
 use tch::Device;
 

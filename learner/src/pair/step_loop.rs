@@ -8,8 +8,8 @@ use std::{
 use shared::{
     Placed, Step,
     channel::RunId,
-    disk_room,
-    heartbeat::{self, Phase},
+    process::heartbeat::{self, Phase},
+    run::disk_room,
 };
 
 use super::{

@@ -2,7 +2,7 @@
 
 use std::{fs, io};
 
-use shared::{Episode, RunDir, TokenLogprob, atomic, ledger::TokenRecord};
+use shared::{Episode, RunDir, TokenLogprob, files::atomic, run::ledger::TokenRecord};
 
 use crate::{
     ragged::Ragged,

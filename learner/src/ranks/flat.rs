@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use shared::heartbeat;
+use shared::process::heartbeat;
 use tch::Tensor;
 
 use super::Ranks;

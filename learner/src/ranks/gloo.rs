@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use shared::torchrun::Torchrun;
+use shared::config::torchrun::Torchrun;
 use tch::{Device, Tensor};
 
 use super::{

@@ -10,7 +10,7 @@ mod data;
 use std::time::Instant;
 
 use serde::Serialize;
-use shared::rng;
+use shared::generation::rng;
 
 pub use batch::{AnswerBatch, split_pairs};
 pub use data::{Answer, Level, Pair, Reader};

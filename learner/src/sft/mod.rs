@@ -7,7 +7,7 @@ mod data;
 use std::time::Instant;
 
 use serde::Serialize;
-use shared::rng;
+use shared::generation::rng;
 use tch::{Device, Kind, Tensor};
 
 pub use data::{Encoder, Example};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use shared::heartbeat::{self, Phase};
+use shared::process::heartbeat::{self, Phase};
 use tch::Device;
 
 use crate::{

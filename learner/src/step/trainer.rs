@@ -6,7 +6,7 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use shared::{config::TrainConfig, rng};
+use shared::{config::TrainConfig, generation::rng};
 use tch::Device;
 
 use super::{

@@ -16,7 +16,8 @@ use shared::{
     Head, ModelDir, Placed, PolicyVersion, RewardOutcome, RunDir,
     channel::RunId,
     config::{AdvantageEstimator, KlController, KlEstimator, LossAggregation, TrainConfig},
-    metrics, testing,
+    generation::testing,
+    metrics,
 };
 use tch::{Device, Kind, Tensor};
 

@@ -10,7 +10,7 @@ use serde_json::Value;
 use shared::{
     FinishReason, Group, GroupId, Placed, PolicyVersion, RewardOutcome, Step,
     config::{ScaleRewards, TrainConfig},
-    testing,
+    generation::testing,
 };
 use tch::{Device, Tensor};
 

@@ -9,7 +9,7 @@ use shared::{
     channel::RunId,
     config::TrainConfig,
     metrics::{self, MetricRecord},
-    notices::{self, NoticeKind},
+    run::notices::{self, NoticeKind},
 };
 use tch::Device;
 

@@ -17,7 +17,7 @@ use shared::{
         LossType::{self, Bnpo},
         TrainConfig,
     },
-    testing,
+    generation::testing,
 };
 use tch::{Kind, Tensor};
 

@@ -6,8 +6,8 @@ use serde_json::Value;
 use shared::{
     LedgerGroup, LedgerState, RunDir,
     config::{RewardFailure, TrainConfig},
-    ledger::{self, LedgerEvent, LedgerLine, TokenRecord, states_now},
     metrics,
+    run::ledger::{self, LedgerEvent, LedgerLine, TokenRecord, states_now},
 };
 
 use crate::{

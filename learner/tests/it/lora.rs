@@ -117,7 +117,7 @@ fn the_checkpoint_of_an_adapter_has_the_tokenizer_of_its_base() {
     // A copy whose files are known by their content.
     let folder = tempfile::tempdir().unwrap();
     let base = folder.path().join("base");
-    shared::atomic::write_dir(&base, |dir| shared::atomic::copy_files(&support::model(), dir)).unwrap();
+    shared::files::atomic::write_dir(&base, |dir| shared::files::atomic::copy_files(&support::model(), dir)).unwrap();
     let companions = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"];
     for name in companions {
         std::fs::write(base.join(name), format!("{{\"this is\": \"{name}\"}}")).unwrap();

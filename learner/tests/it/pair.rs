@@ -28,7 +28,7 @@ use shared::{
     channel::{LearnerStatus, RunId},
     config::{AdvantageEstimator, Choice, ImportanceSamplingMode, LossType, TrainConfig},
     metrics::{self, catalogue},
-    notices::{self, Notice, NoticeKind, NoticesFile},
+    run::notices::{self, Notice, NoticeKind, NoticesFile},
 };
 use tch::Device;
 

@@ -10,7 +10,7 @@ use learner::{
     reward_model::{Answer, Pair, loss_and_gradients, rank, score},
 };
 use serde_json::{Value, json};
-use shared::{Head, ModelDir, rng::Stream};
+use shared::{Head, ModelDir, generation::rng::Stream};
 use tch::{Kind, Tensor};
 
 const SCORE: &str = "score.weight";

@@ -10,11 +10,12 @@ use learner::{
 use shared::{
     FinishReason, ModelDir, Placed, PolicyVersion, RewardOutcome,
     config::{LossType, RewardFailure, TrainConfig},
+    generation::testing,
     methods::{
         loss::{CLIP_HIGH, CLIP_REGION, PG_CLIP},
         metric::OFF_POLICY,
     },
-    metrics, testing,
+    metrics,
 };
 use tch::{Kind, Tensor};
 use tempfile::TempDir;

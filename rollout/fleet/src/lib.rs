@@ -24,7 +24,7 @@
 //! is `shared-store`. The package is no default member of the workspace: transport and store bring more than a hundred
 //! crates, and a run on one host has no use for them.
 
-// What is told may find nobody who reads it: see `shared::command_line`.
+// What is told may find nobody who reads it: see `shared::process::command_line`.
 #![warn(clippy::print_stderr)]
 
 pub mod commands;

@@ -1,6 +1,6 @@
 //! `rollout-fleet`: the sampler of a run with workers, and the workers.
 
-// What is told may find nobody who reads it: see `shared::command_line`.
+// What is told may find nobody who reads it: see `shared::process::command_line`.
 #![warn(clippy::print_stderr)]
 
 use std::process::ExitCode;
@@ -12,7 +12,7 @@ use rollout_fleet::{
     coordinator::FleetFactory,
 };
 use rollout_rewards::contain;
-use shared::{command_line, native};
+use shared::{process::command_line, system::native};
 use shared_bounds::Metered;
 use shared_fleet::{RefusedCalls, init_logging};
 

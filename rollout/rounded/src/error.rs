@@ -3,7 +3,7 @@
 use std::{io, path::Path};
 
 use exporters::ExportError;
-use shared::manifest::ManifestError;
+use shared::model::manifest::ManifestError;
 
 /// A version that cannot be rounded, packed or unpacked.
 #[derive(Debug, thiserror::Error)]

@@ -3,7 +3,7 @@
 use std::{iter, path::Path};
 
 use serde::{Deserialize, Serialize};
-use shared::{Dtype, TensorEntry, WeightManifest, atomic::named};
+use shared::{Dtype, TensorEntry, WeightManifest, files::atomic::named};
 
 use super::{
     RoundedError,

@@ -9,8 +9,8 @@ use std::{
 
 use shared::{
     Canaries, WeightManifest,
-    atomic::{self, named},
-    manifest::MODEL_FILE,
+    files::atomic::{self, named},
+    model::manifest::MODEL_FILE,
 };
 
 use super::{

@@ -200,7 +200,7 @@ mod tests {
 
     #[test]
     fn planes_are_nothing_where_they_are_zeros_and_as_they_are_where_nothing_is_gained() {
-        let mut stream = shared::rng::Stream::new(&[1]);
+        let mut stream = shared::generation::rng::Stream::new(&[1]);
         // Each word has one random byte, two zeros and one byte of a few values.
         let words: Vec<u8> =
             (0..1000_u32).flat_map(|i| [stream.next_u64() as u8, 0, 0, 0x3d + (i % 7 == 0) as u8]).collect();

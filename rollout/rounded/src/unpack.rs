@@ -5,8 +5,9 @@ use std::{io, path::Path};
 use exporters::{ExportError, VersionDir, fill_tensors};
 use rayon::prelude::*;
 use shared::{
-    Canaries, TensorEntry, WeightManifest, atomic,
-    memory::{self, Size},
+    Canaries, TensorEntry, WeightManifest,
+    files::atomic,
+    system::memory::{self, Size},
 };
 
 use super::{RoundedError, difference::are_alike, packed::Packed, planes};

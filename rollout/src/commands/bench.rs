@@ -13,7 +13,7 @@ use anyhow::{Context, ensure};
 use exporters::ensure_export;
 use rollout_kernels::limits::Limits;
 use serde_json::{Map, Value};
-use shared::{Dtype, ModelDir, PolicyVersion, config::Device, pace::Waiting};
+use shared::{Dtype, ModelDir, PolicyVersion, config::Device, process::pace::Waiting};
 use shared_hub::locate_model;
 
 use self::{
@@ -97,7 +97,7 @@ pub struct Args {
 pub fn run(args: &Args) -> anyhow::Result<()> {
     if args.compare.is_some() || args.compare_binary.is_some() {
         // The words after the name of the subcommand.
-        return compare::run(args, &text(shared::command_line::words().into_iter().skip(2))?);
+        return compare::run(args, &text(shared::process::command_line::words().into_iter().skip(2))?);
     }
     let model = ModelDir::open(locate_model(&args.model)?).context("--model")?;
     let workload = args.workload(&model)?;

@@ -17,9 +17,8 @@ use rollout_rewards::{
 use serde_json::{Value, json};
 use shared::{
     ModelDir,
-    command_line::tell_warnings,
     config::{RewardHost, TrainConfig, layers, rewards::short_name},
-    pace::Waiting,
+    process::{command_line::tell_warnings, pace::Waiting},
     tell,
 };
 use shared_hub::Hub;

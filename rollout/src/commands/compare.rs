@@ -9,8 +9,9 @@ use anyhow::{Context, ensure};
 use exporters::Checkpoint;
 use serde::Serialize;
 use shared::{
-    ModelDir, RunDir, SamplingParams, Scored, atomic,
-    checkpoints::{self, Depth},
+    ModelDir, RunDir, SamplingParams, Scored,
+    files::atomic,
+    run::checkpoints::{self, Depth},
 };
 use shared_hub::locate_model;
 
@@ -191,7 +192,7 @@ fn sentence(name: &str, difference: &Difference) -> String {
 
 #[cfg(test)]
 mod tests {
-    use shared::{Group, PromptId, testing};
+    use shared::{Group, PromptId, generation::testing};
 
     use super::*;
 

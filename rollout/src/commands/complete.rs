@@ -12,8 +12,9 @@ use anyhow::{Context, ensure};
 use rollout_rewards::RewardFunction;
 use serde_json::{Map, Value, json};
 use shared::{
-    ModelDir, PolicyVersion, SamplingParams, Scored, command_line::tell_warnings, manifest::WeightManifest,
-    pace::Waiting,
+    ModelDir, PolicyVersion, SamplingParams, Scored,
+    model::manifest::WeightManifest,
+    process::{command_line::tell_warnings, pace::Waiting},
 };
 
 use super::{

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, ensure};
 use serde_json::{Map, Value};
-use shared::{SamplingParams, atomic, config::RewardFailure, metrics};
+use shared::{SamplingParams, config::RewardFailure, files::atomic, metrics};
 
 use super::{
     complete::{GenerationFlags, Task},

@@ -11,8 +11,8 @@ use serde_json::{Map, Value};
 use shared::{
     LedgerGroup, LedgerState, ModelDir, RunDir,
     config::layers,
-    journal::{self, Entry},
-    ledger::{LedgerEvent, LedgerLine, TokenRecord, states_now},
+    files::journal::{self, Entry},
+    run::ledger::{LedgerEvent, LedgerLine, TokenRecord, states_now},
 };
 use shared_bounds::OneLine;
 
@@ -314,7 +314,7 @@ fn what_the_loss_did(state: LedgerState, advantage: f32, weight: f32, marks: &[&
 
 #[cfg(test)]
 mod tests {
-    use shared::ledger::Completions;
+    use shared::run::ledger::Completions;
 
     use super::*;
 

@@ -17,10 +17,10 @@ use clap::{
 use rollout_rewards::RewardFunction;
 use shared::{
     Dtype, ModelDir, SamplingParams,
-    command_line::tell_warnings,
     config::{
         self, Choice, ChoiceSpec, Device, JsonTable, KvDtype, OptionValue, RewardHost, RolloutDtype, TrainConfig,
     },
+    process::command_line::tell_warnings,
 };
 use shared_data::{Columns, Selection};
 use shared_hub::{locate_dataset, locate_model};

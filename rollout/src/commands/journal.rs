@@ -13,11 +13,12 @@ use std::{
 use anyhow::{Context, bail, ensure};
 use serde_json::{Map, Value};
 use shared::{
-    Scored, atomic,
+    Scored,
     channel::{
         RunId,
         frame::{self, FrameError},
     },
+    files::atomic,
 };
 
 /// Bytes of the seconds before each frame.
@@ -165,7 +166,7 @@ fn difference(before: &Map<String, Value>, now: &Map<String, Value>) -> Option<S
 #[cfg(test)]
 mod tests {
     use serde_json::json;
-    use shared::testing;
+    use shared::generation::testing;
 
     use super::*;
 

@@ -23,7 +23,7 @@ use std::{
 
 use anyhow::Context;
 use serde_json::Value;
-use shared::{command_line, exit};
+use shared::process::{command_line, exit};
 
 /// Ends the programs of reward functions, tells an error, and returns the exit code for the result of a subcommand.
 #[must_use]

@@ -6,7 +6,7 @@ use std::{
 };
 
 use indicatif::{ProgressBar, ProgressStyle};
-use shared::pace::Pace;
+use shared::process::pace::Pace;
 
 /// Counts completions, prompts and tokens.
 pub struct Progress {

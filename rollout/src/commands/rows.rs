@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context, ensure};
 use serde_json::{Map, Value, json};
-use shared::{Completion, Episode, RewardOutcome, Scored, TokenLogprob, atomic, config::RewardFailure};
+use shared::{Completion, Episode, RewardOutcome, Scored, TokenLogprob, config::RewardFailure, files::atomic};
 
 /// One line per reward function that failed somewhere: how often, and the reason of the first failure.
 #[must_use]
@@ -129,7 +129,7 @@ fn of_sampled(episode: &Episode, of: impl Fn(&TokenLogprob) -> Value) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use shared::{Segment, Why, testing};
+    use shared::{Segment, Why, generation::testing};
 
     use super::*;
 

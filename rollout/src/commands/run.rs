@@ -3,7 +3,7 @@
 use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::ensure;
-use shared::{RunDir, channel::RunId, exit::ENDED_BY_SIGNAL};
+use shared::{RunDir, channel::RunId, process::exit::ENDED_BY_SIGNAL};
 
 use crate::pair::{self, Ended, GeneratorFactory};
 

@@ -14,7 +14,7 @@ use rollout_rewards::{RewardCompletion, RewardInput};
 use serde_json::{Map, Value};
 use shared::{
     PromptId,
-    prompts::{LongPrompts, NAMED},
+    run::prompts::{LongPrompts, NAMED},
 };
 use shared_data::{Columns, DataError, Row, Selection};
 

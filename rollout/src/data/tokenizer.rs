@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use rollout_rewards::PolicyTokenizer;
 use serde_json::{Map, Value};
-use shared::{ModelDir, config::JsonTable, model_dir::ModelDirError};
+use shared::{ModelDir, config::JsonTable, model::model_dir::ModelDirError};
 use shared_chat::{ChatTemplate, TemplateError};
 use shared_tokenizer::{OpenError, TextTokenizer};
 use time::OffsetDateTime;

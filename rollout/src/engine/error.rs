@@ -1,6 +1,6 @@
 //! What can go wrong in the engine.
 
-use shared::{PolicyVersion, manifest::ManifestError};
+use shared::{PolicyVersion, model::manifest::ManifestError};
 
 use crate::sampling::RowError;
 

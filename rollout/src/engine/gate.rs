@@ -19,7 +19,7 @@ use shared::{
     Canaries, Dtype, ModelConfig, PolicyVersion, TensorRole, WeightManifest,
     channel::fleet::KernelClass,
     config::{Kernels, KvDtype, RolloutDtype},
-    manifest::{AdapterEntry, ManifestError},
+    model::manifest::{AdapterEntry, ManifestError},
 };
 
 use super::{

@@ -5,8 +5,8 @@ use std::fmt;
 use shared::{
     Dtype, ModelConfig,
     config::Device,
-    memory::{self, Size},
-    memory_plan::{Machine, SamplerPlan, SamplerSizes},
+    run::memory_plan::{Machine, SamplerPlan, SamplerSizes},
+    system::memory::{self, Size},
 };
 
 use super::{

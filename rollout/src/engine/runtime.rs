@@ -6,7 +6,7 @@ use std::{
 };
 
 use ort::environment::Environment;
-use shared::native;
+use shared::system::native;
 
 use super::EngineError;
 

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Instant};
 
 use ndarray::ArrayView2;
-use shared::{FinishReason, PolicyVersion, SamplingParams, TokenLogprob, rng};
+use shared::{FinishReason, PolicyVersion, SamplingParams, TokenLogprob, generation::rng};
 
 use super::{
     EngineError,

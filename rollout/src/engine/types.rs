@@ -6,12 +6,12 @@ use rollout_kernels::element::{Format, KvFormat};
 use shared::{
     FinishReason, ModelConfig, PolicyVersion, PromptId, SamplingParams, TokenLogprob,
     config::{Device, KvDtype, RolloutDtype, TrainConfig},
-    memory_plan::kept_numbers,
-    rng,
+    generation::rng,
+    run::memory_plan::kept_numbers,
 };
 pub use shared::{
+    channel::weights::{SwapReport, WeightSource},
     config::Kernels,
-    weights::{SwapReport, WeightSource},
 };
 
 use super::{

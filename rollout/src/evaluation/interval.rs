@@ -41,7 +41,7 @@ fn wilson(share: f64, count: f64) -> [f64; 2] {
 
 #[cfg(test)]
 mod tests {
-    use shared::rng::Stream;
+    use shared::generation::rng::Stream;
 
     use super::*;
 

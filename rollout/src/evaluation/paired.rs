@@ -101,7 +101,7 @@ fn pairs(a: &[Scored], b: &[Scored], figure: impl Fn(&Scored) -> Option<f64>) ->
 
 #[cfg(test)]
 mod tests {
-    use shared::rng::Stream;
+    use shared::generation::rng::Stream;
 
     use super::*;
 

@@ -5,9 +5,8 @@ use std::time::{Duration, Instant};
 use anyhow::ensure;
 use shared::{
     PolicyVersion, WeightReceiver,
-    channel::Refusal,
+    channel::{Refusal, weights::Publication},
     config::{TrainConfig, WeightSwap},
-    weights::Publication,
 };
 
 use super::Generate;
@@ -196,7 +195,7 @@ fn is_final(error: &anyhow::Error) -> bool {
 mod tests {
     use std::convert::Infallible;
 
-    use shared::{WeightSender, weights::WeightSource};
+    use shared::{WeightSender, channel::weights::WeightSource};
 
     use super::{super::testing::Scripted, *};
 

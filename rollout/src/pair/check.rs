@@ -6,9 +6,9 @@ use exporters::Checkpoint;
 use rollout_rewards::RewardFunction;
 use shared::{
     ModelDir,
-    command_line::tell_warnings,
     config::{RewardHost, TrainConfig},
-    prompts::LongPrompts,
+    process::command_line::tell_warnings,
+    run::prompts::LongPrompts,
 };
 
 use super::setup;

@@ -9,7 +9,7 @@ use std::{path::Path, sync::atomic::AtomicBool};
 use anyhow::{Context, ensure};
 use shared::{
     Dtype, ModelDir, RunDir, TensorRole, WeightManifest, WeightReceiver, channel::LearnerStatus, config::TrainConfig,
-    memory_plan::RunPlan,
+    run::memory_plan::RunPlan,
 };
 
 use super::{link::Link, weights::DirectoryReceiver};

@@ -16,7 +16,7 @@ use shared::{
         InFlight, LearnerStatus,
         in_flight::{read_groups, write_groups},
     },
-    run_dir::IN_FLIGHT_FILE,
+    files::run_dir::IN_FLIGHT_FILE,
 };
 
 use super::{link::Link, plan::size};
@@ -200,7 +200,7 @@ mod tests {
     use shared::{
         Episode, FinishReason, RewardOutcome, Scored,
         channel::{LearnerEnd, RunId, SamplerStatus},
-        testing,
+        generation::testing,
     };
 
     use super::*;

@@ -18,7 +18,7 @@ use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded}
 use shared::{
     GroupId, Placed, RunDir,
     channel::{ChannelError, LearnerStatus, RunId, STATUS_INTERVAL, SamplerEnd, SamplerStatus, Silence},
-    heartbeat::{self, Phase},
+    process::heartbeat::{self, Phase},
 };
 
 /// How often the thread looks for a new status of the learner: the latency of a new version in synchronous mode.
@@ -253,7 +253,7 @@ impl<E: SamplerEnd> Worker<E> {
 #[cfg(test)]
 mod tests {
     use harness::memory::{self, MemorySampler};
-    use shared::{Step, channel::LearnerEnd, testing};
+    use shared::{Step, channel::LearnerEnd, generation::testing};
 
     use super::*;
 

@@ -1,6 +1,6 @@
 //! The endless sequence of prompts: every position of it is a row of the dataset, the same on every machine.
 
-use shared::rng;
+use shared::generation::rng;
 
 /// Distinguishes the order within a source from the order of an epoch.
 const SOURCE_KEY: u64 = 0x736f_7572;

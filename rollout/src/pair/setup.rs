@@ -11,12 +11,13 @@ use anyhow::{Context, anyhow};
 use rollout_rewards::{RewardFunction, filter::FilterMetric};
 use shared::{
     ModelDir, PolicyVersion, RunDir, SamplingParams, WeightManifest, WeightReceiver,
-    channel::{LearnerStatus, RunId, SamplerStatus, incarnation, iox::IoxSampler},
+    channel::{LearnerStatus, RunId, SamplerStatus, incarnation, iox::IoxSampler, weights::SwapReport},
     config::TrainConfig,
-    heartbeat::{self, Deadlines, Phase},
-    prompts::LongPrompts,
-    session, signals,
-    weights::SwapReport,
+    process::{
+        heartbeat::{self, Deadlines, Phase},
+        session, signals,
+    },
+    run::prompts::LongPrompts,
 };
 use shared_data::Columns;
 

@@ -13,7 +13,7 @@ use crossbeam::channel::Select;
 use shared::{
     Group, PolicyVersion,
     channel::LearnerStatus,
-    heartbeat::{self, Phase},
+    process::heartbeat::{self, Phase},
 };
 
 use super::{

@@ -7,8 +7,10 @@ use std::{
 
 use shared::{
     PolicyVersion, RunDir, WeightReceiver,
-    channel::{LearnerStatus, Refusal, SamplerStatus},
-    weights::{Publication, SwapReport, WeightSource},
+    channel::{
+        LearnerStatus, Refusal, SamplerStatus,
+        weights::{Publication, SwapReport, WeightSource},
+    },
 };
 
 /// Receives from the run directory: nothing is fetched, because a version is whole as soon as the learner's status

@@ -13,7 +13,7 @@ use rollout_rewards::{
     RewardCompletion,
     rehearsal::{Sample, Trial},
 };
-use shared::{Completion, ModelDir, PolicyVersion, config::TrainConfig, pace::Waiting};
+use shared::{Completion, ModelDir, PolicyVersion, config::TrainConfig, process::pace::Waiting};
 
 use crate::{
     assembly::Assembly,

@@ -2,9 +2,9 @@
 //!
 //! The distribution is transformers': repetition penalty, temperature, top-k (ties with the k-th kept), top-p, min-p,
 //! The distribution is transformers': repetition penalty, temperature, top-k (ties with the k-th kept), top-p, min-p,
-//! in this order. The randomness is a number given from outside ([`shared::rng::token_uniform`]), turned into a token
-//! by inversion of the cumulative distribution in the order of the vocabulary. There is no generator state, and rows
-//! are independent, so a token depends on its logits, its history and its key alone.
+//! in this order. The randomness is a number given from outside ([`shared::generation::rng::token_uniform`]), turned
+//! into a token by inversion of the cumulative distribution in the order of the vocabulary. There is no generator
+//! state, and rows are independent, so a token depends on its logits, its history and its key alone.
 //!
 //! [`stats`] holds the passes over the vocabulary, [`truncate`] their support, [`row`] the sampling of one row, and
 //! [`threads`] that of many rows at once.

@@ -256,7 +256,7 @@ fn invert(row: &[f32], max: f32, scale: f32, sums: &[f64], target: f64) -> u32 {
 mod tests {
     use super::*;
     use serde_json::Value;
-    use shared::rng;
+    use shared::generation::rng;
 
     fn floats(value: &Value) -> Vec<f64> {
         value

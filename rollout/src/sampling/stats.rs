@@ -141,7 +141,7 @@ fn exp_sum_of(block: &[f32], max: f32, scale: f32) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use shared::rng::Stream;
+    use shared::generation::rng::Stream;
 
     fn random_row(n: usize, spread: f64) -> Vec<f32> {
         let mut stream = Stream::new(&[n as u64]);

@@ -191,7 +191,7 @@ fn nucleus(candidates: &mut [Candidate], target: f64) -> usize {
 mod tests {
     use super::*;
     use crate::sampling::stats::{block_exp_sums, block_maxima};
-    use shared::rng::Stream;
+    use shared::generation::rng::Stream;
 
     fn kept(logits: &[f32], params: &SamplingParams) -> Vec<u32> {
         let (mut maxima, mut sums) = (Vec::new(), Vec::new());

@@ -56,6 +56,6 @@ pub fn write(path: &Path) -> io::Result<u64> {
         return Ok(0);
     };
     let recording = recording.lock().unwrap_or_else(PoisonError::into_inner);
-    shared::atomic::write_with(path, |file| json::write(&recording, file))?;
+    shared::files::atomic::write_with(path, |file| json::write(&recording, file))?;
     Ok(recording.dropped())
 }

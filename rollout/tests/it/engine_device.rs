@@ -165,7 +165,7 @@ fn a_device_takes_new_weights() {
 
 #[test]
 fn a_missing_device_is_one_clear_line() {
-    let folder = shared::native::onnxruntime().unwrap().canonicalize().unwrap();
+    let folder = shared::system::native::onnxruntime().unwrap().canonicalize().unwrap();
     if folder.with_file_name("libonnxruntime_providers_cuda.so").exists() {
         harness::without_hardware("a_missing_device_is_one_clear_line", "this ONNX Runtime has the CUDA provider");
         return;

@@ -2,7 +2,7 @@
 
 use shared::{
     ModelDir,
-    model_dir::{ModelDirError, NamedTokens},
+    model::model_dir::{ModelDirError, NamedTokens},
 };
 use time::OffsetDateTime;
 

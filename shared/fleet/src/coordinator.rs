@@ -17,7 +17,7 @@ use shared::{
         fleet::{Call, CoordinatorEnd, CoordinatorEvent, MOST_BYTES, Orders, Report},
         frame,
     },
-    endpoint::{Endpoint, Scheme},
+    config::endpoint::{Endpoint, Scheme},
 };
 use zenoh::{
     Session, Wait,

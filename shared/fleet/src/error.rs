@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use shared::endpoint::{Endpoint, EndpointError, Scheme};
+use shared::config::endpoint::{Endpoint, EndpointError, Scheme};
 
 /// A coordinator that does not open, or a worker that does not join. No message contains a secret.
 #[derive(Debug, thiserror::Error)]

@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use shared::{
-    config::TrainConfig,
+use shared::config::{
+    TrainConfig,
     endpoint::{Endpoint, EndpointError, Guards, Scheme},
 };
 

@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use shared::logging;
+use shared::process::logging;
 use tracing::{
     Event, Level, Metadata, Subscriber,
     field::{Field, Visit},

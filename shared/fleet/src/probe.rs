@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use shared::{channel::frame::FRAME_VERSION, endpoint::Scheme};
+use shared::{channel::frame::FRAME_VERSION, config::endpoint::Scheme};
 use zenoh::{Session, Wait, handlers::FifoChannel, query::ConsolidationMode};
 
 use crate::{FleetError, JoinOptions, reach, session};

@@ -12,7 +12,7 @@ use rustls::{
     AlertDescription, CertificateError, ClientConfig, ClientConnection, RootCertStore, Stream, crypto::ring,
     pki_types::ServerName,
 };
-use shared::endpoint::{Endpoint, Scheme};
+use shared::config::endpoint::{Endpoint, Scheme};
 
 use crate::{FleetError, JoinOptions, tls};
 

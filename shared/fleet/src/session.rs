@@ -9,7 +9,7 @@ use std::{
 use serde_json::{Value, json};
 use shared::{
     channel::fleet::MOST_BYTES,
-    endpoint::{Endpoint, Scheme},
+    config::endpoint::{Endpoint, Scheme},
 };
 use zenoh::{Config, Session, Wait, query::Querier};
 

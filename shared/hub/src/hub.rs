@@ -20,6 +20,6 @@ impl Hub {
     /// A Hub for a command that ends at a signal by itself.
     #[must_use]
     pub fn of_command() -> Self {
-        Self::new(Settings::from_env(), || false, |line| shared::command_line::tell(line))
+        Self::new(Settings::from_env(), || false, |line| shared::process::command_line::tell(line))
     }
 }

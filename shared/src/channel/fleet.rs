@@ -17,11 +17,13 @@ use serde::{Deserialize, Serialize};
 
 use super::{ChannelError, Refusal};
 use crate::{
-    compute::{Device, Kernels, KvDtype, RolloutDtype},
-    episode::{FinishReason, TokenLogprob},
-    group::RewardOutcome,
-    ids::{PolicyVersion, PromptId},
-    sampling::SamplingParams,
+    generation::{
+        episode::{FinishReason, TokenLogprob},
+        group::RewardOutcome,
+        ids::{PolicyVersion, PromptId},
+        sampling::SamplingParams,
+    },
+    system::compute::{Device, Kernels, KvDtype, RolloutDtype},
 };
 
 /// How often a worker calls although nothing has happened.

@@ -26,7 +26,7 @@ use super::{
     LearnerStatus, RunId, SamplerStatus,
     fleet::{Orders, Report},
 };
-use crate::group::{Group, Placed, Scored};
+use crate::generation::group::{Group, Placed, Scored};
 
 /// First bytes of every frame.
 pub const MAGIC: [u8; 4] = *b"TNDM";

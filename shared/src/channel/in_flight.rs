@@ -13,7 +13,7 @@ use super::{
     RunId,
     frame::{self, FrameError, Kept},
 };
-use crate::atomic;
+use crate::files::atomic;
 
 /// Largest file that is read as a whole. Written files are far smaller.
 const MOST_BYTES: u64 = 4 << 30;
@@ -82,7 +82,7 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::{Group, run_dir::IN_FLIGHT_FILE, testing};
+    use crate::{Group, files::run_dir::IN_FLIGHT_FILE, generation::testing};
 
     #[test]
     fn groups_come_back_and_a_damaged_file_is_none() {

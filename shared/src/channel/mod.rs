@@ -17,6 +17,7 @@ pub mod in_flight;
 pub mod iox;
 mod run_id;
 mod silence;
+pub mod weights;
 
 use std::{
     io,
@@ -29,11 +30,12 @@ pub use run_id::{RunId, RunIdError};
 pub use silence::Silence;
 
 use crate::{
-    atomic,
-    group::Placed,
-    ids::{PolicyVersion, Step},
-    rng,
-    run_dir::RunDir,
+    files::{atomic, run_dir::RunDir},
+    generation::{
+        group::Placed,
+        ids::{PolicyVersion, Step},
+        rng,
+    },
 };
 
 /// A random number that no other process of a run is likely to draw.

@@ -12,7 +12,7 @@
 use std::{fmt, io, num::ParseIntError, str::FromStr};
 
 use super::incarnation;
-use crate::{atomic, run_dir::RunDir};
+use crate::files::{atomic, run_dir::RunDir};
 
 /// Most bytes of the file.
 const MOST_BYTES: u64 = 100;

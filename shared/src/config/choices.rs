@@ -1,6 +1,6 @@
 //! The options with a closed list of values: each value with its word in `run.toml`, other words for it, and its
-//! meaning. Methods are in [`crate::methods`], devices and element types in [`crate::compute`], and the rule for
-//! rewards that failed in [`crate::group`].
+//! meaning. Methods are in [`crate::methods`], devices and element types in [`crate::system::compute`], and the rule
+//! for rewards that failed in [`crate::generation::group`].
 
 use crate::declare::choices;
 

@@ -1,7 +1,8 @@
 //! The configuration of a run: `run.toml`, with TRL's names and defaults.
 //!
 //! **An option is declared once**, in `options.rs`, and a value of a choice once, in `choices.rs` or, where others go
-//! by it, in [`crate::methods`], [`crate::compute`] and [`crate::group`]. An option looks like this:
+//! by it, in [`crate::methods`], [`crate::system::compute`] and [`crate::generation::group`]. An option looks like
+//! this:
 //!
 //! ```text
 //! /// Clip range below (and above, without `epsilon_high`).
@@ -22,9 +23,13 @@
 //! - the page `docs/configuration.md` ([`reference`]), `tandem train --help`, and the help of the flags of `rollout`
 //!   that mean the same;
 //! - what `tandem import-config` knows of TRL's keys, and what a resumed run may change.
+//!
+//! The other settings of a run are the address of a coordinator ([`endpoint`]) and the variables of [`torchrun`], which
+//! tell a learner its rank.
 
 mod choices;
 mod elsewhere;
+pub mod endpoint;
 mod guard;
 mod hub;
 pub mod layers;
@@ -34,6 +39,7 @@ pub mod rewards;
 mod sampling;
 mod schedule;
 mod shares;
+pub mod torchrun;
 mod validate;
 
 pub use choices::{
@@ -47,15 +53,15 @@ pub use options::{OPTIONS, TrainConfig};
 pub use rewards::{RewardBounds, RewardHost};
 pub use schedule::{RampShape, ScheduleSettings};
 
-pub use crate::compute::{Device, Kernels, KvDtype, RolloutDtype};
 pub use crate::declare::{Bounds, Choice, ChoiceSpec, JsonTable, OptionValue, Paths, UnknownChoice, ValueKind};
-pub use crate::group::RewardFailure;
+pub use crate::generation::group::RewardFailure;
 pub use crate::methods::{
     advantage::{AdvantageEstimator, MultiObjectiveAggregation, ScaleRewards},
     kl::KlEstimator,
     loss::{ImportanceSamplingLevel, LossType},
     reduction::LossAggregation,
 };
+pub use crate::system::compute::{Device, Kernels, KvDtype, RolloutDtype};
 
 use std::iter;
 

@@ -2,7 +2,7 @@
 //! other places.
 
 use super::{OptionValue, TrainConfig, option};
-use crate::sampling::SamplingParams;
+use crate::generation::sampling::SamplingParams;
 
 /// The parameters of a run with default options.
 impl Default for SamplingParams {

@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::MetricRecord;
-use crate::{
+use crate::files::{
     atomic::{self, named},
     journal::{self, Found, Steps},
 };

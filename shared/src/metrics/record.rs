@@ -4,7 +4,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::{Family, Key, STEP};
-use crate::journal::Entry;
+use crate::files::journal::Entry;
 
 /// The values of declared metrics, in the order in which they were set.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]

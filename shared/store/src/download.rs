@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use shared::atomic;
+use shared::files::atomic;
 
 use crate::{
     Index, IndexedFile, StoreError,

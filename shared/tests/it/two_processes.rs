@@ -11,13 +11,16 @@ use std::{
 };
 
 use shared::{
-    Completion, Episode, FinishReason, GroupId, Placed, PolicyVersion, RunDir, Step, TokenLogprob, atomic,
+    Completion, Episode, FinishReason, GroupId, Placed, PolicyVersion, RunDir, Step, TokenLogprob,
     channel::{
         ChannelError, LearnerEnd, LearnerStatus, RunId, STATUS_INTERVAL, SamplerEnd, SamplerStatus, incarnation,
         iox::{self, IoxLearner, IoxSampler},
     },
-    rng::Stream,
-    testing::{completion, group, placed},
+    files::atomic,
+    generation::{
+        rng::Stream,
+        testing::{completion, group, placed},
+    },
 };
 
 const STEPS: u64 = 200;

@@ -15,7 +15,7 @@ use std::{borrow::Cow, collections::HashSet, path::Path};
 
 use shared::{
     ModelDir,
-    model_dir::{MOST_TOKENIZER_BYTES, ModelDirError, NamedTokens},
+    model::model_dir::{MOST_TOKENIZER_BYTES, ModelDirError, NamedTokens},
 };
 use shared_bounds::guarded;
 use tokenizers::{Encoding, Tokenizer};

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use shared::model_dir::{NamedToken, NamedTokens};
+use shared::model::model_dir::{NamedToken, NamedTokens};
 use tokenizers::{AddedToken, Tokenizer};
 
 /// Result of adding the tokens that the files beside a tokenizer name.

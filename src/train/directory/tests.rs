@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use shared::disk_room::EVENTS_PREFIX;
+use shared::run::disk_room::EVENTS_PREFIX;
 
 use super::*;
 

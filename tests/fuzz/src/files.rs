@@ -15,10 +15,9 @@ use shared::{
         fleet::{Difference, Edition, Lease, Made, Orders, Report, RunFacts},
         frame::{self, FRAME_VERSION, HEADER_LEN, MAGIC, MessageKind},
     },
-    config::RolloutDtype,
-    endpoint::Endpoint,
-    manifest::{DATA_FILE, MANIFEST_FILE, MODEL_FILE},
-    testing,
+    config::{RolloutDtype, endpoint::Endpoint},
+    generation::testing,
+    model::manifest::{DATA_FILE, MANIFEST_FILE, MODEL_FILE},
 };
 use shared_store::{CHUNK_BYTES, Index as StoreIndex, IndexedFile};
 

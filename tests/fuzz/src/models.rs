@@ -5,7 +5,7 @@ use std::fs;
 use harness::{golden_dir, golden_models, tiny_model};
 use rollout::data::ChatTemplate;
 use serde_json::{Map, json};
-use shared::{ModelConfig, ModelDir, model_dir::ADAPTER_CONFIG_FILE};
+use shared::{ModelConfig, ModelDir, model::model_dir::ADAPTER_CONFIG_FILE};
 use shared_tokenizer::TextTokenizer;
 use time::OffsetDateTime;
 

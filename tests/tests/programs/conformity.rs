@@ -16,7 +16,7 @@ use harness::{
     processes::{children, signal},
     training::json_lines,
 };
-use shared::{PolicyVersion, RunDir, WeightManifest, manifest::DATA_FILE};
+use shared::{PolicyVersion, RunDir, WeightManifest, model::manifest::DATA_FILE};
 
 const STEPS: u64 = 30;
 const TENSOR: &str = "model.layers.0.mlp.down_proj.weight";

@@ -13,7 +13,7 @@ use harness::{
     proxy::{Proxy, Way},
     training::json_lines,
 };
-use shared::rng;
+use shared::generation::rng;
 
 const FAULTS: u64 = 30;
 /// Steps between two faults.

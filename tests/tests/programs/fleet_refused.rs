@@ -17,7 +17,7 @@ use harness::{
 };
 use shared::{
     channel::fleet::{Report, WorkerEnd},
-    rng,
+    generation::rng,
 };
 use shared_fleet::{JoinOptions, ZenohWorker};
 

@@ -13,7 +13,7 @@ use harness::{
     training::json_lines,
 };
 use serde_json::Value;
-use shared::{Group, channel::in_flight::read_groups, run_dir::IN_FLIGHT_FILE};
+use shared::{Group, channel::in_flight::read_groups, files::run_dir::IN_FLIGHT_FILE};
 
 const RESUMED: [&str; 2] = ["--resume_from_checkpoint", "latest"];
 const GENERATIONS: usize = 4;

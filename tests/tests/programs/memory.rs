@@ -7,7 +7,7 @@ use harness::{
     tiny_model::{self, ModelFolder, Qwen2},
 };
 use serde_json::Value;
-use shared::{ModelConfig, memory_plan::LearnerSizes};
+use shared::{ModelConfig, run::memory_plan::LearnerSizes};
 
 /// 35 million parameters: enough for the weights and activations to outweigh libtorch itself.
 const MODEL: Qwen2 = Qwen2 {

@@ -7,7 +7,7 @@ use std::{
 
 use harness::{cli, training::json_lines};
 use serde_json::Value;
-use shared::{Group, Placed, channel::in_flight::read_groups, run_dir::IN_FLIGHT_FILE};
+use shared::{Group, Placed, channel::in_flight::read_groups, files::run_dir::IN_FLIGHT_FILE};
 
 /// The runs as the earlier build left them.
 fn fixtures() -> PathBuf {

@@ -21,7 +21,7 @@ use harness::{
     training::json_lines,
 };
 use serde_json::json;
-use shared::exit::NOTHING_LEARNED;
+use shared::process::exit::NOTHING_LEARNED;
 
 /// Settings of README's run, and what they are here.
 const SHORTER: &[(&str, &str)] = &[("max_steps", "3"), ("save_steps", "2"), ("max_completion_length", "16")];

@@ -318,7 +318,7 @@ fn a_blocked_learner_is_named_and_ended_and_not_the_sampler() {
     command.env("LD_PRELOAD", bench.path("slow.so")).env("SLOW_PROCESS", bench.path("slow"));
     let mut run = bench.start_command(command, "stderr");
     bench.wait_for_step("blocked", 1);
-    shared::atomic::write(&bench.path("slow"), children(run.id(), "learner")[0].to_string().as_bytes()).unwrap();
+    shared::files::atomic::write(&bench.path("slow"), children(run.id(), "learner")[0].to_string().as_bytes()).unwrap();
     bench.wait_for_words("and is ended", Duration::from_secs(60));
     assert!(run.wait().unwrap().success(), "{}", bench.said());
     let said = bench.said();

@@ -15,7 +15,7 @@ use harness::{
     cli::{self, Finished},
     skipped,
 };
-use shared::{RunDir, WeightManifest, checkpoints};
+use shared::{RunDir, WeightManifest, run::checkpoints};
 
 const STEPS: u64 = 2;
 const BIN: &str = "target/release";

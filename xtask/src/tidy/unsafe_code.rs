@@ -32,7 +32,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ("rollout/src/main.rs", "changes the environment before there are threads"),
     ("rollout/src/sampling/stats.rs", "compiles a pass for each instruction set"),
     ("shared/bounds/src/memory.rs", "is an allocator"),
-    ("shared/src/native.rs", "changes the environment, which C libraries read without a lock"),
+    ("shared/src/system/native.rs", "changes the environment, which C libraries read without a lock"),
     ("src/programs/binaries.rs", "makes a child end with its parent, between fork and exec"),
     ("src/doctor/libraries.rs", "asks ONNX Runtime for its version through its C interface"),
     ("src/doctor/machine.rs", "asks the system what it has"),

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use shared::{ModelConfig, memory_plan::head_chunk};
+use shared::{ModelConfig, run::memory_plan::head_chunk};
 use tch::{Device, Kind, Tensor};
 
 /// Each product is repeated for at least this long, and this often.

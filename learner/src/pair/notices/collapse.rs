@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use shared::{
     config::TrainConfig,
     metrics,
-    notices::{Notice, NoticeKind},
+    run::notices::{Notice, NoticeKind},
 };
 
 use super::{Detector, Seen, streak::steps};

@@ -3,7 +3,7 @@
 use shared::{
     config::TrainConfig,
     metrics,
-    notices::{Notice, NoticeKind, had_gradient},
+    run::notices::{Notice, NoticeKind, had_gradient},
 };
 
 use super::{Detector, Seen, streak::Streak};

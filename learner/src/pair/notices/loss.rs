@@ -2,7 +2,7 @@
 
 use shared::{
     metrics,
-    notices::{Notice, NoticeKind},
+    run::notices::{Notice, NoticeKind},
 };
 
 use super::{Detector, Seen};

@@ -3,7 +3,7 @@
 use shared::{
     config::TrainConfig,
     metrics,
-    notices::{Notice, NoticeKind},
+    run::notices::{Notice, NoticeKind},
 };
 
 use super::{Detector, Seen, streak::Streak};

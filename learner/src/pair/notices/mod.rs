@@ -20,9 +20,9 @@ use std::path::Path;
 
 use shared::{
     config::TrainConfig,
-    journal::Skipped,
+    files::journal::Skipped,
     metrics::{self, MetricRecord},
-    notices::{Notice, NoticesFile},
+    run::notices::{Notice, NoticesFile},
 };
 
 use super::failures::Failures;
@@ -126,7 +126,7 @@ impl Notices {
 
 #[cfg(test)]
 mod tests {
-    use shared::notices::{self, NoticeKind};
+    use shared::run::notices::{self, NoticeKind};
 
     use super::{testing::step, *};
 

@@ -1,11 +1,13 @@
 //! What has changed since the checkpoint that a run goes on from.
 
 use shared::{
-    checkpoints::CHECKSUMS_FILE,
     config::TrainConfig,
-    memory::Size,
-    notices::{Notice, NoticeKind},
-    resume::changed_options,
+    run::{
+        checkpoints::CHECKSUMS_FILE,
+        notices::{Notice, NoticeKind},
+        resume::changed_options,
+    },
+    system::memory::Size,
 };
 
 use crate::checkpoint::{Origin, TrainerState};

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use shared::{
     metrics,
-    notices::{Notice, NoticeKind},
+    run::notices::{Notice, NoticeKind},
 };
 
 use super::{Detector, Seen, streak::steps};

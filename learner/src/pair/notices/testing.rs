@@ -3,7 +3,7 @@
 use shared::{
     config::TrainConfig,
     metrics::{self, MetricRecord},
-    notices::Notice,
+    run::notices::Notice,
 };
 
 use super::{Detector, Seen};

@@ -14,8 +14,7 @@ use shared::{
     TokenLogprob,
     channel::{InFlight, LearnerStatus, Refusal, SamplerEnd, SamplerStatus},
     config::{LrSchedulerType, TrainConfig},
-    rng::Stream,
-    testing,
+    generation::{rng::Stream, testing},
 };
 
 /// Tokens of the golden models.

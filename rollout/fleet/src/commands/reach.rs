@@ -10,7 +10,7 @@ use shared::{
         frame::FRAME_VERSION,
         incarnation,
     },
-    workers::now,
+    run::workers::now,
 };
 use shared_fleet::{Probe, ZenohWorker, probe};
 use shared_store::Store;

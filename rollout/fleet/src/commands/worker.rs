@@ -12,9 +12,7 @@ use rollout::engine::Kernels;
 use shared::{
     channel::incarnation,
     config::{Device, TrainConfig},
-    exit::ENDED_BY_SIGNAL,
-    heartbeat::Deadlines,
-    signals,
+    process::{exit::ENDED_BY_SIGNAL, heartbeat::Deadlines, signals},
 };
 use shared_fleet::{JoinOptions, ZenohWorker};
 

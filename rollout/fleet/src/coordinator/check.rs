@@ -10,7 +10,7 @@ use std::{
 };
 
 use rollout::engine::GroupRequest;
-use shared::{PolicyVersion, channel::fleet::Made, rng};
+use shared::{PolicyVersion, channel::fleet::Made, generation::rng};
 
 /// Most checks that wait; further ones are not taken on.
 const MOST_WAITING: usize = 64;

@@ -117,7 +117,7 @@ impl Worker {
             self.rate = Some(self.rate.map_or(rate, |before| before + weight * (rate - before)));
         }
         self.seen = now;
-        self.clock_off_s = report.clock - shared::workers::now();
+        self.clock_off_s = report.clock - shared::run::workers::now();
         self.class = report.class;
         self.max_num_seqs = report.max_num_seqs as usize;
         self.edition.clone_from(&report.edition);

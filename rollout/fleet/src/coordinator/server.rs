@@ -13,7 +13,7 @@ use std::{
 use shared::{
     RunDir,
     channel::fleet::{CoordinatorEnd, CoordinatorEvent},
-    workers,
+    run::workers,
 };
 
 use super::{scheduler::Scheduler, table};

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use shared::{
     channel::FleetStatus,
-    workers::{WorkerRow, WorkerState, WorkersTable, now as clock},
+    run::workers::{WorkerRow, WorkerState, WorkersTable, now as clock},
 };
 
 use super::{registry::Worker, scheduler::Scheduler};

@@ -10,9 +10,9 @@ use exporters::ExportError;
 use rollout_rounded::{RoundedError, unpack};
 use shared::{
     RunDir, WeightManifest,
-    atomic::{self, named},
     channel::fleet::{Difference, Edition},
-    manifest::MANIFEST_FILE,
+    files::atomic::{self, named},
+    model::manifest::MANIFEST_FILE,
 };
 use shared_store::{Fetched, Store, StoreError, Watch};
 

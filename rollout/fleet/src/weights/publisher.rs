@@ -16,10 +16,10 @@ use rollout::engine::{self, EngineError, WeightSource};
 use rollout_rounded::{RoundedError, difference, round};
 use shared::{
     ModelConfig, RunDir, WeightManifest, WeightSender,
-    atomic::named,
     channel::fleet::{Difference, Edition},
     config::RolloutDtype,
-    manifest::MANIFEST_FILE,
+    files::atomic::named,
+    model::manifest::MANIFEST_FILE,
 };
 use shared_store::{Published, Store, StoreError, Watch};
 

@@ -8,8 +8,8 @@ use std::{
 };
 
 use shared::{
-    atomic::{self, named},
     channel::fleet::Edition,
+    files::atomic::{self, named},
 };
 
 /// Editions that the store has, oldest first.

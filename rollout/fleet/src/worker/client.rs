@@ -12,7 +12,7 @@ use std::{
 use anyhow::Context;
 use shared::{
     channel::fleet::{CALL_BYTES, CALL_INTERVAL, Lease, Made, Orders, Report, WorkerEnd},
-    workers,
+    run::workers,
 };
 
 use super::WorkerOptions;

@@ -151,7 +151,7 @@ impl Drop for Fetcher {
 mod tests {
     use std::fs;
 
-    use shared::{PolicyVersion, manifest::MANIFEST_FILE};
+    use shared::{PolicyVersion, model::manifest::MANIFEST_FILE};
 
     use super::*;
 

@@ -4,8 +4,11 @@ use std::time::Instant;
 
 use shared::{
     PolicyVersion, RunDir, WeightReceiver,
-    channel::{Refusal, fleet::Edition},
-    weights::{Publication, SwapReport, WeightSource},
+    channel::{
+        Refusal,
+        fleet::Edition,
+        weights::{Publication, SwapReport, WeightSource},
+    },
 };
 
 use super::{Client, fetcher::Fetcher};
@@ -152,7 +155,7 @@ mod tests {
             ChannelError,
             fleet::{Orders, Report, WorkerEnd},
         },
-        manifest::MANIFEST_FILE,
+        model::manifest::MANIFEST_FILE,
     };
 
     use super::{super::WorkerOptions, *};

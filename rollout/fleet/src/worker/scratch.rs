@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::Context;
-use shared::{RunDir, atomic::named};
+use shared::{RunDir, files::atomic::named};
 
 /// Workers that may share a cache.
 const MOST: usize = 1000;

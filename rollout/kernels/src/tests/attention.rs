@@ -1,7 +1,7 @@
 //! Attention over pages that sequences share, in every format that keys and values may have.
 
 use proptest::prelude::*;
-use shared::rng::Stream;
+use shared::generation::rng::Stream;
 
 use super::{
     super::{

@@ -1,7 +1,7 @@
 //! Linear layers, in every format that their weights may have.
 
 use proptest::prelude::*;
-use shared::rng::Stream;
+use shared::generation::rng::Stream;
 
 use super::{
     super::{

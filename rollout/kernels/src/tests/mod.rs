@@ -5,7 +5,7 @@ mod linear;
 
 use std::time::Duration;
 
-use shared::rng::Stream;
+use shared::generation::rng::Stream;
 
 use super::{
     linear::{Norm, rms_norm},

@@ -41,7 +41,7 @@ use rustix::{
     thread::set_name,
 };
 use serde::{Deserialize, Serialize};
-use shared::memory::Size;
+use shared::system::memory::Size;
 
 /// The beginning of lines that the containment writes and not the program.
 pub const MARK: &str = "tandem-contain: ";

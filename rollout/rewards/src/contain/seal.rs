@@ -19,7 +19,7 @@ use rustix::{
         set_capabilities, set_no_new_privs,
     },
 };
-use shared::memory::Size;
+use shared::system::memory::Size;
 
 use super::{ACTIVE, Plan, refuse, say, shared_memory::SHARED_MEMORY, syscalls};
 

@@ -15,7 +15,7 @@ use std::{
 use rustix::process::{
     Signal, getpid, getppid, kill_process_group, set_child_subreaper, set_parent_process_death_signal,
 };
-use shared::memory::Size;
+use shared::system::memory::Size;
 use signal_hook::{
     consts::{SIGCHLD, SIGTERM},
     flag,

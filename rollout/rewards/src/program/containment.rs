@@ -17,7 +17,7 @@ use regex::Regex;
 use rustix::process::getpriority_process;
 use shared::{
     config::RewardHost,
-    memory::{self, Size},
+    system::memory::{self, Size},
 };
 use tempfile::TempDir;
 

@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 use exporters::{AdapterConfig, ExportOptions, export, fill_version, write_adapter_version};
 use rollout_rounded::{DATA_FILE, INDEX_FILE, Index, RoundedError, difference, index::Block, round, unpack};
-use shared::{Canaries, Dtype, ModelDir, PolicyVersion, WeightManifest, config::RolloutDtype, manifest};
+use shared::{Canaries, Dtype, ModelDir, PolicyVersion, WeightManifest, config::RolloutDtype, model::manifest};
 
 use super::support::{Versions, WIDE};
 

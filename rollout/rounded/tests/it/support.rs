@@ -8,7 +8,7 @@ use std::{
 
 use exporters::{ExportOptions, VersionDir, export, norm, write_version};
 use harness::tiny_model::{Qwen2, TINY};
-use shared::{Canaries, Dtype, ModelDir, PolicyVersion, config::RolloutDtype, rng::Stream};
+use shared::{Canaries, Dtype, ModelDir, PolicyVersion, config::RolloutDtype, generation::rng::Stream};
 
 /// The formats in which samplers compute.
 pub const DTYPES: [RolloutDtype; 4] =

@@ -2,7 +2,7 @@
 
 use exporters::VersionDir;
 use rollout_rounded::{Form, INDEX_FILE, Index, difference, round, unpack};
-use shared::{Canaries, WeightManifest, config::RolloutDtype, rng::Stream};
+use shared::{Canaries, WeightManifest, config::RolloutDtype, generation::rng::Stream};
 
 use super::support::{DTYPES, Versions, WIDE, files};
 

@@ -2,7 +2,7 @@
 
 use rollout_kernels::limits::Limits;
 use serde_json::{Map, Value, json};
-use shared::{Dtype, ModelConfig, memory_plan::SamplerPlan};
+use shared::{Dtype, ModelConfig, run::memory_plan::SamplerPlan};
 
 use super::{measure::Measurement, report};
 use crate::engine::{EngineOptions, Kernels, Profile, sizes};

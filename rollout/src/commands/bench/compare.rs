@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context, bail, ensure};
 use clap::Args as _;
 use serde_json::{Map, Value, json};
-use shared::command_line::with_dashes;
+use shared::process::command_line::with_dashes;
 
 use super::{super::print, Args, measure::median, text};
 

@@ -3,7 +3,7 @@
 use std::{fs, ops::ControlFlow, path::Path, sync::Arc};
 
 use anyhow::{Context, ensure};
-use shared::{ModelConfig, PromptId, SamplingParams, rng::Stream};
+use shared::{ModelConfig, PromptId, SamplingParams, generation::rng::Stream};
 
 use crate::{
     engine::GroupRequest,

@@ -4,7 +4,7 @@ use std::{fmt::Write, path::Path, time::Duration};
 
 use anyhow::Context;
 use serde_json::{Value, json};
-use shared::{atomic, config::TrainConfig};
+use shared::{config::TrainConfig, files::atomic};
 
 use super::{
     super::flags::BatchingFlags,

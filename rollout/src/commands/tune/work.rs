@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::{Context, bail, ensure};
-use shared::{ModelDir, rng::Stream};
+use shared::{ModelDir, generation::rng::Stream};
 
 use super::{
     super::{

@@ -13,7 +13,7 @@ pub(super) mod cuda;
 pub(super) mod lever;
 pub(super) mod providers;
 
-use shared::{config::Device, native::ONNXRUNTIME_VARIABLE};
+use shared::{config::Device, system::native::ONNXRUNTIME_VARIABLE};
 
 use super::{EngineError, runtime::library_path};
 

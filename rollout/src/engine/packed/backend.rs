@@ -13,7 +13,7 @@ use rollout_kernels::{
     pages::{FreePages, PAGE, PageShape},
     simd::Isa,
 };
-use shared::{ModelConfig, WeightManifest, memory_plan::PACKED_PREFILL};
+use shared::{ModelConfig, WeightManifest, run::memory_plan::PACKED_PREFILL};
 
 use super::{
     super::{

@@ -6,7 +6,7 @@ use exporters::onnx::{
     proto::{DataType, ModelProto, OperatorSetIdProto},
 };
 use prost::Message;
-use shared::{ModelConfig, WeightManifest, manifest::MODEL_FILE};
+use shared::{ModelConfig, WeightManifest, model::manifest::MODEL_FILE};
 
 use super::super::{EngineError, WeightSource, session::dtype_of};
 

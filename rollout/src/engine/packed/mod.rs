@@ -50,7 +50,7 @@ use rollout_kernels::{
     simd::{Isa, MAX_BYTE_PRODUCTS},
     thread_pool::ThreadPool,
 };
-use shared::{ModelConfig, WeightManifest, config::KvDtype, memory_plan::PARTIAL_PAGES};
+use shared::{ModelConfig, WeightManifest, config::KvDtype, run::memory_plan::PARTIAL_PAGES};
 
 use super::{EngineError, EngineOptions, WeightSource};
 

@@ -11,7 +11,7 @@ use rollout_kernels::{
     packed::{Columns, PackedShape, Quantized, WeightRows},
     thread_pool::ThreadPool,
 };
-use shared::{LayerKind, ModelConfig, Rotary, WeightManifest, manifest::DATA_FILE};
+use shared::{LayerKind, ModelConfig, Rotary, WeightManifest, model::manifest::DATA_FILE};
 
 use super::{
     super::{EngineError, WeightSource},

@@ -11,7 +11,7 @@ use ort::{
     session::{RunOptions, Session},
     value::{DynTensor, PrimitiveTensorElementType, Tensor, TensorElementType},
 };
-use shared::{Dtype, ModelConfig, config::Device, manifest::MODEL_FILE};
+use shared::{Dtype, ModelConfig, config::Device, model::manifest::MODEL_FILE};
 
 use super::{
     batch::{Batch, Inputs},

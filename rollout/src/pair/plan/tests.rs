@@ -1,6 +1,6 @@
 //! The plan without dynamic sampling, case by case; [`super::world_tests`] has every order of events.
 
-use shared::{FinishReason, PromptId, testing};
+use shared::{FinishReason, PromptId, generation::testing};
 
 use super::*;
 

@@ -3,7 +3,9 @@
 
 use proptest::prelude::*;
 use shared::{
-    Completion, Contrast, FinishReason, PromptId, Provenance, RewardOutcome, config::RewardFailure, rng, testing,
+    Completion, Contrast, FinishReason, PromptId, Provenance, RewardOutcome,
+    config::RewardFailure,
+    generation::{rng, testing},
 };
 
 use super::*;

@@ -10,7 +10,7 @@ use std::{
 use exporters::{ExportOptions, ensure_export, reads_positions};
 use ndarray::{Array1, Array2, Axis, arr0};
 use ort::{session::Session, value::Tensor};
-use shared::{Head, ModelDir, config::Device, manifest::MODEL_FILE};
+use shared::{Head, ModelDir, config::Device, model::manifest::MODEL_FILE};
 
 use super::sequence::Sequence;
 use crate::engine::{self, SessionOptions, runtime};

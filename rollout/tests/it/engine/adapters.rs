@@ -4,7 +4,7 @@ use std::path::Path;
 
 use exporters::{AdapterConfig, ExportOptions, VersionDir, export, write_adapter_version};
 use rollout::engine::{Engine, EngineOptions, Kernels, WeightSource};
-use shared::{Dtype, ModelDir, PolicyVersion, rng::Stream};
+use shared::{Dtype, ModelDir, PolicyVersion, generation::rng::Stream};
 
 use super::support::{
     MODES, Outcome, Steps, exported, finish, golden_model, greedy, group, options, outcome, wait_swap, write,

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use shared::{
     Canaries, Dtype, ModelDir, PolicyVersion, WeightManifest,
     config::{KvDtype, RolloutDtype},
-    manifest::{DATA_FILE, MODEL_FILE, hash_of},
+    model::manifest::{DATA_FILE, MODEL_FILE, hash_of},
 };
 
 use super::support::{MODES, exported, golden_model, options, trained, wait_swap, write};

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, path::PathBuf};
 use exporters::VersionDir;
 use rollout::engine::{Engine, EngineOptions, Kernels, WeightSource};
 use rollout_rounded::{difference, round, unpack};
-use shared::{PolicyVersion, config::RolloutDtype, rng::Stream};
+use shared::{PolicyVersion, config::RolloutDtype, generation::rng::Stream};
 
 use super::{
     gate::Bench,

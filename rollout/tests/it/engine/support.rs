@@ -134,7 +134,7 @@ pub fn mixed_groups() -> Vec<GroupRequest> {
         SamplingParams { repetition_penalty: 1.2, max_completion_length: 11, ..base.clone() },
         SamplingParams { temperature: 0.0, ..base },
     ];
-    let mut stream = shared::rng::Stream::new(&[11]);
+    let mut stream = shared::generation::rng::Stream::new(&[11]);
     (0..12u64)
         .map(|tag| {
             let length = [1, 2, 3, 5, 8, 13, 21, 30, 17, 16, 4, 33][tag as usize];

@@ -9,7 +9,7 @@ use std::{
 use shared::{
     PolicyVersion, WeightManifest,
     channel::{LearnerEnd, Refusal},
-    manifest::DATA_FILE,
+    model::manifest::DATA_FILE,
 };
 
 use super::support::{Learner, Run, STUCK, assert_same, synchronous_run};

@@ -19,7 +19,7 @@ use shared::{
         iox::{self, IoxLearner},
     },
     config::{TrainConfig, layers},
-    exit::ENDED_BY_SIGNAL,
+    process::exit::ENDED_BY_SIGNAL,
 };
 
 pub const STUCK: Duration = Duration::from_secs(60);

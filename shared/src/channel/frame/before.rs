@@ -3,7 +3,7 @@
 
 use serde::Deserialize;
 
-use crate::{
+use crate::generation::{
     episode::{Episode, FinishReason, TokenLogprob},
     group::{Completion, Dropped, Group, Placed, Provenance, RewardOutcome, Scored},
     ids::{GroupId, PolicyVersion, PromptId},
@@ -117,7 +117,7 @@ impl From<RolloutGroup> for Placed {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::Step;
+    use crate::generation::ids::Step;
 
     fn group(cursor: u64) -> RolloutGroup {
         RolloutGroup {

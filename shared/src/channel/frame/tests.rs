@@ -8,12 +8,14 @@ use crate::{
         FleetStatus, InFlight, Refusal,
         fleet::{Difference, Edition, KernelClass, Lease, Made, RunFacts, Unfetched, Work},
     },
-    compute::{Device, Kernels, KvDtype, RolloutDtype},
-    episode::{Episode, FinishReason, Segment, TokenLogprob, Why},
-    group::{Completion, Dropped, Provenance, RewardOutcome, StepScore},
-    ids::{GroupId, PolicyVersion, PromptId, Step},
-    sampling::SamplingParams,
-    testing::{GROUP_OF_8, GROUP_OF_9, bytes},
+    generation::{
+        episode::{Episode, FinishReason, Segment, TokenLogprob, Why},
+        group::{Completion, Dropped, Provenance, RewardOutcome, StepScore},
+        ids::{GroupId, PolicyVersion, PromptId, Step},
+        sampling::SamplingParams,
+        testing::{GROUP_OF_8, GROUP_OF_9, bytes},
+    },
+    system::compute::{Device, Kernels, KvDtype, RolloutDtype},
 };
 
 /// A group that versions 8 and 9 can express: with one turn.

@@ -23,7 +23,7 @@ use iceoryx2::{
 use super::room::{remove_unsized, segments};
 use crate::{
     channel::{ChannelError, RunId},
-    run_dir::RunDir,
+    files::run_dir::RunDir,
 };
 
 /// Folder of a run's iceoryx2 folders. Not `TMPDIR`: both processes must find the same place.

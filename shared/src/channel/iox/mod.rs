@@ -27,7 +27,7 @@ pub use domain::{abandoned, files, remove_leftovers};
 use topic::{Inbox, Outbox, Topic};
 
 use super::{ChannelError, LearnerEnd, LearnerStatus, RunId, SamplerEnd, SamplerStatus};
-use crate::{group::Placed, run_dir::RunDir};
+use crate::{files::run_dir::RunDir, generation::group::Placed};
 
 /// Groups that the channel holds when the learner does not take them.
 pub const CAPACITY: usize = 4;
@@ -169,7 +169,7 @@ mod tests {
     use std::{os::unix::fs::MetadataExt, path::PathBuf};
 
     use super::*;
-    use crate::{
+    use crate::generation::{
         group::Group,
         ids::{GroupId, Step},
         testing,

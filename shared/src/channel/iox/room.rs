@@ -17,9 +17,9 @@ use rustix::{
 };
 
 use crate::{
-    atomic,
     channel::ChannelError,
-    memory::{SHARED_MEMORY, Size},
+    files::atomic,
+    system::memory::{SHARED_MEMORY, Size},
 };
 
 /// Most bytes of a topic's ports and the connection between two of them, without the frames.

@@ -1,7 +1,7 @@
 //! Samplers on other hosts.
 
-use crate::{
-    config::{ConfigError, Device, Kernels, StoreFormat, TrainConfig},
+use crate::config::{
+    ConfigError, Device, Kernels, StoreFormat, TrainConfig,
     endpoint::{Endpoint, Guards},
 };
 

@@ -15,7 +15,7 @@ use std::{
 
 use harness::{binary, browser::Browser};
 use serde_json::{Value, json};
-use shared::workers::WorkersTable;
+use shared::run::workers::WorkersTable;
 
 /// `tandem ui`, which ends with the test.
 struct Ui {
@@ -99,7 +99,8 @@ fn made_up_run(dir: &Path, steps: u64, text: impl Fn(u64, u64) -> String) {
 /// The table of a coordinator that has just written it.
 fn workers(rows: &[Value]) -> WorkersTable {
     let table = json!({
-        "written": shared::workers::now(), "listen": "tls/0.0.0.0:7447", "version": 7, "verified": 12, "disputed": 1,
+        "written": shared::run::workers::now(),
+        "listen": "tls/0.0.0.0:7447", "version": 7, "verified": 12, "disputed": 1,
         "refused_calls": 2, "store_bytes_out": 4_200_000_000_u64, "workers": rows,
     });
     serde_json::from_value(table).unwrap()

@@ -4,7 +4,7 @@ use std::{fs, io::Write, path::Path};
 
 use harness::{browser::Browser, cli, skipped};
 use serde_json::{Value, json};
-use shared::{RunDir, workers::WorkersTable};
+use shared::{RunDir, run::workers::WorkersTable};
 
 use super::{TEXT, Ui, made_up_run, workers};
 

@@ -13,7 +13,7 @@ use shared::{
         fleet::{Lease as LeaseMessage, Unfetched, Work},
     },
     config::{Device, Kernels, KvDtype, RolloutDtype},
-    rng,
+    generation::rng,
 };
 
 use super::{pool::MOST_REASONS, *};

@@ -19,9 +19,11 @@ use rollout::{
 };
 use shared::{
     ModelDir, RunDir, WeightReceiver,
-    channel::fleet::{Orders, RunFacts},
+    channel::{
+        fleet::{Orders, RunFacts},
+        weights::SwapReport,
+    },
     config::{RewardsOn, TrainConfig, layers},
-    weights::SwapReport,
 };
 use shared_store::{Store, StoreError};
 
@@ -120,7 +122,7 @@ pub(super) fn open(host: Host<'_>, facts: RunFacts, orders: Orders) -> anyhow::R
 /// The configuration of the run, with what this host computes with and where it has reward functions.
 fn config_of(facts: &RunFacts, host: Host<'_>) -> anyhow::Result<TrainConfig> {
     let path = host.scratch.run_dir().config();
-    shared::atomic::write(&path, facts.config.as_bytes())?;
+    shared::files::atomic::write(&path, facts.config.as_bytes())?;
     let config = layers::load(Some(&path), &Vec::new()).context("the configuration of the run")?;
     Ok(TrainConfig {
         rollout_kernels: host.options.kernels.unwrap_or(config.rollout_kernels),

@@ -228,7 +228,7 @@ impl BlockPlan {
 
 #[cfg(test)]
 mod tests {
-    use shared::rng::Stream;
+    use shared::generation::rng::Stream;
 
     use super::*;
     use crate::sampling::{SeenTokens, sample_row};

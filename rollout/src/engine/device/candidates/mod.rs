@@ -337,7 +337,7 @@ fn with_opset(mut model: ModelProto) -> ModelProto {
 mod tests {
     use super::*;
     use crate::sampling::stats::{block_exp_sums, block_maxima};
-    use shared::rng::Stream;
+    use shared::generation::rng::Stream;
 
     #[test]
     fn blocks_divide_the_vocabulary() {

@@ -1,0 +1,202 @@
+//! Memory of a learner.
+
+use super::Workload;
+use crate::{Head, ModelConfig, system::compute::Device};
+
+/// Largest `[tokens, vocabulary]` buffer of the language-model head, in bytes. A head has two.
+const HEAD_CHUNK_BYTES: u64 = 7 << 24;
+/// Size of such a buffer from which on products are fast: this many bytes, or this many tokens if they take more.
+const ENOUGH: (u64, u64) = (3 << 24, 256);
+
+/// Tokens that a head computes at once: the usual number, and the most, for a completion that a loss must see as a
+/// whole. `row` is the size of one token's logits in bytes.
+#[must_use]
+pub fn head_chunk(row: u64) -> (u64, u64) {
+    let most = (HEAD_CHUNK_BYTES / row).max(1);
+    ((ENOUGH.0 / row).max(ENOUGH.1).min(most), most)
+}
+
+/// libtorch, its threads and this program, before any tensor.
+const BASELINE: u64 = 200 << 20;
+/// Activations take more room than their numbers: glibc's allocator hardly ever fills a gap with an aligned tensor of
+/// the same size. Measured on models of 135M and 0.5B, with 300 to 2,200 tokens at once.
+const GAPS: f64 = 1.2;
+
+/// A learner, as far as its memory depends on it.
+#[derive(Debug, Clone, Copy)]
+pub struct LearnerSizes<'a> {
+    /// The policy, or another model that the learner computes with.
+    pub model: &'a ModelConfig,
+    /// Whether it is trained; otherwise it is only evaluated.
+    pub trained: bool,
+    /// Whether layers compute in bfloat16, with float32 copies of the trained weights.
+    pub bf16: bool,
+    /// Whether layers are computed again in the backward pass.
+    pub gradient_checkpointing: bool,
+    /// Numbers of a low-rank adapter, if only that is trained.
+    pub adapter: Option<u64>,
+    /// Number of processes over which the optimiser's moments are sharded.
+    pub shards: u64,
+    /// Whether it keeps a frozen copy of the policy.
+    pub reference: bool,
+    /// A critic that is trained as well.
+    pub critic: Option<&'a ModelConfig>,
+    /// Tokens of the longest completion, if a loss must see it as a whole.
+    pub completion: u64,
+}
+
+/// Bytes of a learner, by purpose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LearnerPlan {
+    /// Parameters.
+    pub weights: u64,
+    /// Their gradients.
+    pub gradients: u64,
+    /// AdamW's two moments.
+    pub optimizer: u64,
+    /// Parameters of the reference policy.
+    pub reference: u64,
+    /// Parameters, gradients and moments of the critic.
+    pub critic: u64,
+    /// The activations of one forward and backward pass.
+    pub activations: u64,
+    /// The buffers of the head.
+    pub head: u64,
+    /// libtorch and the program.
+    pub baseline: u64,
+}
+
+impl<'a> LearnerSizes<'a> {
+    /// A learner that only evaluates a model, in float32.
+    #[must_use]
+    pub fn evaluated(model: &'a ModelConfig) -> Self {
+        let (bf16, gradient_checkpointing) = (false, false);
+        Self {
+            model,
+            trained: false,
+            bf16,
+            gradient_checkpointing,
+            adapter: None,
+            shards: 1,
+            reference: false,
+            critic: None,
+            completion: 0,
+        }
+    }
+
+    /// The plan with passes of at most `tokens` tokens.
+    #[must_use]
+    pub fn plan(&self, tokens: u64) -> LearnerPlan {
+        let weights = |model: &ModelConfig| model.parameter_count() * self.number();
+        let moved = |model: &ModelConfig| self.adapter.unwrap_or(model.parameter_count()) * FLOAT;
+        // With bfloat16, a rounded copy of the trained weights is kept as well.
+        let masters = |model: &ModelConfig| if self.bf16 { moved(model) } else { self.adapter.unwrap_or(0) * FLOAT };
+        let trained = if self.trained { moved(self.model) } else { 0 };
+        LearnerPlan {
+            weights: weights(self.model) + if self.trained { masters(self.model) } else { 0 },
+            gradients: trained,
+            optimizer: (2 * trained).div_ceil(self.shards),
+            reference: if self.reference && self.adapter.is_none() { weights(self.model) } else { 0 },
+            critic: self.critic.map_or(0, |critic| {
+                let all = critic.parameter_count();
+                let moments = (2 * all * FLOAT).div_ceil(self.shards);
+                all * self.number() + moments + all * FLOAT * (1 + u64::from(self.bf16))
+            }),
+            activations: self.bytes_per_token().saturating_mul(tokens),
+            head: self.head_buffers(tokens) + self.wide_heads(),
+            baseline: BASELINE,
+        }
+    }
+
+    /// The token budget that suits `work`, lowered so that the whole learner fits into `room` bytes.
+    #[must_use]
+    pub fn budget(&self, device: Device, work: &Workload, room: u64) -> u64 {
+        let fixed = LearnerPlan { activations: 0, ..self.plan(u64::MAX) }.total();
+        work.budget(device, room.saturating_sub(fixed) / self.bytes_per_token())
+    }
+
+    /// Bytes for each token of a pass.
+    #[must_use]
+    pub fn bytes_per_token(&self) -> u64 {
+        let kept = |model: &ModelConfig| match (self.trained, self.gradient_checkpointing) {
+            (false, _) => 0,
+            (true, false) => model.num_hidden_layers as u64 * kept(model),
+            (true, true) => (model.num_hidden_layers * model.hidden_size) as u64 + kept(model),
+        };
+        let bytes = |model| self.number() * kept(model) + FLOAT * at_work(model);
+        let policy = bytes(self.model);
+        let bytes = self.critic.map_or(policy, |critic| policy.max(bytes(critic)));
+        (bytes as f64 * GAPS) as u64
+    }
+
+    /// The two buffers, as far as they are used.
+    fn head_buffers(&self, tokens: u64) -> u64 {
+        if self.model.head != Head::LanguageModel {
+            return 0;
+        }
+        let row = self.model.vocab_size as u64 * FLOAT;
+        let (usual, most) = head_chunk(row);
+        2 * row * self.completion.clamp(usual, most).min(tokens.max(1))
+    }
+
+    /// Heads compute in float32.
+    fn wide_heads(&self) -> u64 {
+        let heads = if self.reference && self.adapter.is_none() { 2 } else { 1 };
+        let weight = (self.model.vocab_size * self.model.hidden_size) as u64 * FLOAT;
+        if self.bf16 && self.model.head == Head::LanguageModel { heads * weight } else { 0 }
+    }
+
+    /// Bytes of a number in the layers.
+    fn number(&self) -> u64 {
+        if self.bf16 { FLOAT / 2 } else { FLOAT }
+    }
+}
+
+impl LearnerPlan {
+    /// All of it.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.parts().iter().map(|(_, bytes)| *bytes).fold(0, u64::saturating_add)
+    }
+
+    /// The parts, with their bytes.
+    #[must_use]
+    pub fn parts(&self) -> [(&'static str, u64); 8] {
+        [
+            ("weights", self.weights),
+            ("gradients", self.gradients),
+            ("AdamW", self.optimizer),
+            ("reference", self.reference),
+            ("critic", self.critic),
+            ("activations", self.activations),
+            ("head", self.head),
+            ("libtorch", self.baseline),
+        ]
+    }
+}
+
+const FLOAT: u64 = size_of::<f32>() as u64;
+
+/// Numbers that a layer keeps for each token until its backward pass: input, queries, keys and values, the output of
+/// attention and the log-sum-exp of each head, the input of the MLP, gate and up. With normed heads, queries and keys
+/// count twice.
+fn kept(model: &ModelConfig) -> u64 {
+    let [queries, keys] = heads(model);
+    let normed = if model.head_norms() { queries + keys } else { 0 };
+    let attention = queries + 2 * keys + queries + model.num_attention_heads as u64 + normed;
+    attention + 2 * (model.hidden_size + model.intermediate_size) as u64
+}
+
+/// Numbers for each token that are alive at once in the widest place of a backward pass, in addition to those that the
+/// layers keep: the gradients of a layer's input and output, the normed input, inner products of the MLP and their
+/// gradients; also the hidden states that the head reads, with their gradient. A norm on a block's result adds its
+/// input, the normalised input and a gradient.
+fn at_work(model: &ModelConfig) -> u64 {
+    let wide = if model.output_norms() { 7 + 3 } else { 7 };
+    (wide * model.hidden_size + 5 * model.intermediate_size) as u64
+}
+
+/// Widths of all queries and of all keys of a token.
+fn heads(model: &ModelConfig) -> [u64; 2] {
+    [model.num_attention_heads, model.num_key_value_heads].map(|heads| (heads * model.head_dim) as u64)
+}
