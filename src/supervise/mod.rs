@@ -17,6 +17,7 @@
 mod chaos;
 mod farewell;
 mod faults;
+mod kills;
 mod logs;
 mod member;
 mod restarts;
@@ -29,12 +30,12 @@ use anyhow::{Error, Result, bail};
 use shared::{
     config::TrainConfig,
     process::heartbeat::{Beat, Deadlines},
-    system::memory::Shortage,
 };
 
 pub use chaos::Chaos;
 use chaos::Mischief;
 use farewell::Farewell;
+pub use kills::{Kills, Shortage};
 use logs::Logs;
 use member::Member;
 use restarts::ended_by_signal;

@@ -19,7 +19,6 @@ use shared::{
         pace::Pace,
     },
     run::{disk_room::RecordsLimit, prompts::LongPrompts},
-    system::memory::{Kills, Shortage},
 };
 use shared_bounds::Shown;
 use unicode_width::UnicodeWidthStr;
@@ -31,7 +30,7 @@ use crate::{
         summary,
         tail::{Tail, step_of},
     },
-    supervise::Watch,
+    supervise::{Kills, Shortage, Watch},
     tensorboard::Follower,
     terminal::{output, signals},
 };

@@ -1,15 +1,11 @@
 //! Main memory.
 
-mod kills;
-
 use std::{fmt, io};
 
 use sysinfo::{
     CGroupLimits, MemoryRefreshKind, Process, ProcessRefreshKind, ProcessesToUpdate, RefreshKind, System,
     get_current_pid,
 };
-
-pub use kills::{Kills, Shortage};
 
 /// Where Linux shows shared memory, POSIX's included, as a folder of files.
 pub const SHARED_MEMORY: &str = "/dev/shm";
@@ -45,7 +41,8 @@ pub fn available() -> io::Result<u64> {
 }
 
 /// The tightest limit of the control groups that this process is in, in bytes, if there is one.
-fn limit() -> Option<u64> {
+#[must_use]
+pub fn limit() -> Option<u64> {
     let (system, group) = look().ok()?;
     group.map(|group| group.total_memory).filter(|limit| *limit < system.total_memory())
 }

@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{Size, limit};
+use shared::system::memory::{Size, limit};
 
 /// Where Linux mounts control groups.
 const GROUPS: &str = "/sys/fs/cgroup";
