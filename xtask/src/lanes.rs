@@ -2,13 +2,14 @@
 //!
 //! Tests of the programs together wait for much of their time: for deadlines, restarts and timeouts of programs that
 //! they stop or cut off. The others compute. Cargo runs one test binary after the other, so cores would idle while the
-//! former wait. Each lane is a `cargo test` of its own with some of the targets. All of them are built first, so that no
-//! lane compiles while the other one runs.
+//! former wait. Each lane runs `cargo test` with some of the targets. All of them are built first, so that no lane
+//! compiles while the other one runs.
 
 use std::{
+    ffi::OsStr,
     fs::{self, File},
     path::Path,
-    process::{Command, ExitStatus, Stdio},
+    process::{Command, Stdio},
     thread,
 };
 
@@ -26,41 +27,52 @@ const PROGRAMS_THREADS: &str = "--test-threads=3";
 /// Runs all tests. Those of the programs together print as they run; the output of all others follows.
 ///
 /// # Errors
-/// When tests do not build, lanes fail (the error names all that do), or cargo cannot be run.
+/// When tests do not build, some fail (the error names their commands), or cargo cannot be run.
 pub fn run(host: &Host, variable: (&str, &Path)) -> Result<()> {
-    let others = others(&targets(host)?);
-    let path = host.target.join("other-tests.txt");
+    let programs = ["--release", "--test", PROGRAMS].map(str::to_owned).to_vec();
+    // Unit tests are most of the code that only tests compile: without optimisation, and with checks of arithmetic.
+    let units = ["--profile", "bench", "--lib", "--bins"].map(str::to_owned).to_vec();
+    let interfaces = others(&targets(host)?);
+    let documentation = ["--release", "--doc"].map(str::to_owned).to_vec();
     let command = |words: &[String]| {
         let mut command = host.cargo();
-        command.args(["test", "--release", "--workspace", "--locked", "--no-fail-fast"]);
-        command.args(words).env(variable.0, variable.1);
+        command.args(["test", "--workspace", "--locked", "--no-fail-fast"]).args(words).env(variable.0, variable.1);
         command
     };
-    let built = command(&["--no-run".to_owned()]).status().context("cannot start cargo")?;
-    ensure!(built.success(), "tests do not build: {built}");
-    // The status of a lane that has failed.
-    let failure = |words: &[String], output: Option<File>| -> Result<Option<ExitStatus>> {
-        let mut command = command(words);
-        if let Some(output) = output {
-            command.stdout(output.try_clone()?).stderr(output);
-        }
-        let status = command.status().context("cannot start cargo")?;
-        Ok((!status.success()).then_some(status))
-    };
+    for words in [&units, &interfaces, &programs] {
+        let built = command(words).arg("--no-run").status().context("cannot start cargo")?;
+        ensure!(built.success(), "tests do not build: {built}");
+    }
+
+    let path = host.target.join("other-tests.txt");
     let output = File::create(&path).with_context(|| format!("cannot write {}", path.display()))?;
-    let programs = ["--test", PROGRAMS, "--", PROGRAMS_THREADS].map(str::to_owned);
+    let beside = || -> Result<Vec<String>> {
+        let mut failures = Vec::new();
+        for words in [&units, &interfaces] {
+            let mut command = command(words);
+            command.stdout(output.try_clone()?).stderr(output.try_clone()?);
+            failures.extend(failure(&mut command)?);
+        }
+        Ok(failures)
+    };
     let (first, second) = thread::scope(|scope| {
-        let second = scope.spawn(|| failure(&others, Some(output)));
-        (failure(&programs, None), second.join().expect("waiting for cargo does not panic"))
+        let second = scope.spawn(beside);
+        let first = failure(command(&programs).args(["--", PROGRAMS_THREADS]));
+        (first, second.join().expect("waiting for cargo does not panic"))
     });
     let said = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
     eprint!("{}", String::from_utf8_lossy(&said));
-    let of_documentation = failure(&["--doc".to_owned()], None);
-    let lanes = [("of the programs", first?), ("of the crates", second?), ("in documentation", of_documentation?)];
-    let failed = lanes.iter().filter_map(|(lane, failure)| failure.map(|status| format!("{lane}: {status}")));
-    let failed: Vec<String> = failed.collect();
-    ensure!(failed.is_empty(), "tests failed ({})", failed.join("; "));
+    let third = failure(&mut command(&documentation))?;
+    let failures: Vec<String> = first?.into_iter().chain(second?).chain(third).collect();
+    ensure!(failures.is_empty(), "tests failed ({})", failures.join("; "));
     Ok(())
+}
+
+/// Runs a command to its end; its words and its status where it fails.
+fn failure(command: &mut Command) -> Result<Option<String>> {
+    let status = command.status().context("cannot start cargo")?;
+    let words: Vec<_> = command.get_args().map(OsStr::to_string_lossy).collect();
+    Ok((!status.success()).then(|| format!("cargo {}: {status}", words.join(" "))))
 }
 
 /// The targets with tests: kind and name.
@@ -77,11 +89,12 @@ fn targets(host: &Host) -> Result<Vec<(String, String)>> {
     Ok(tested.filter_map(of).collect())
 }
 
-/// Cargo's options for all targets but [`PROGRAMS`].
+/// Cargo's options for tests of public interfaces, and of examples: all targets but libraries, programs, and
+/// [`PROGRAMS`].
 fn others(targets: &[(String, String)]) -> Vec<String> {
-    let mut options = vec!["--lib".to_owned(), "--bins".to_owned()];
+    let mut options = vec!["--release".to_owned()];
     for (kind, name) in targets {
-        if name != PROGRAMS && ["test", "example"].contains(&kind.as_str()) {
+        if name != PROGRAMS && !["lib", "bin"].contains(&kind.as_str()) {
             options.extend([format!("--{kind}"), name.clone()]);
         }
     }
@@ -97,11 +110,10 @@ mod tests {
         let targets = targets(&Host::current().unwrap()).unwrap();
         let others = others(&targets);
         for (kind, name) in &targets {
-            let is_selected = match kind.as_str() {
-                "lib" | "bin" => others.contains(&format!("--{kind}{}", if kind == "bin" { "s" } else { "" })),
-                _ => others.windows(2).any(|words| words[0] == format!("--{kind}") && words[1] == *name),
-            };
-            assert_eq!(is_selected, name != PROGRAMS, "{kind} {name}: {others:?}");
+            let is_selected = others.windows(2).any(|words| words[0] == format!("--{kind}") && words[1] == *name);
+            let by_kind = ["lib", "bin"].contains(&kind.as_str());
+            assert_eq!(is_selected, !by_kind && name != PROGRAMS, "{kind} {name}: {others:?}");
+            assert!(by_kind || ["test", "example"].contains(&kind.as_str()), "{kind} {name}");
         }
         assert_eq!(targets.iter().filter(|(_, name)| name == PROGRAMS).count(), 1);
     }

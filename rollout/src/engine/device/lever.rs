@@ -121,7 +121,12 @@ impl Levers {
 
     /// As [`Lever::weights_changed`], of all.
     pub fn weights_changed(&mut self) -> bool {
-        self.all.iter_mut().fold(false, |frees, lever| lever.weights_changed() || frees)
+        let mut frees = false;
+        // Every lever has to know, so none is skipped once another has answered.
+        for lever in &mut self.all {
+            frees |= lever.weights_changed();
+        }
+        frees
     }
 
     /// As [`Lever::count`], of all.
