@@ -100,8 +100,8 @@ impl Fleet {
         })
     }
 
-    /// Adds a request for workers; `row` is the row by which they score it. Requests that their engines would refuse are
-    /// refused here.
+    /// Adds a request for workers; `row` is the row by which they score it. A request that their engines would refuse
+    /// is refused here.
     fn add(&mut self, request: Request, row: Option<String>) -> Result<(), EngineError> {
         let (vocab_size, max_model_len) = self.shared.scheduler().bounds();
         let group = request.check(vocab_size, max_model_len)?;
