@@ -254,12 +254,17 @@ mod tests {
              x.py \"${ARGS[@]}\"\n",
             "python3 -m verl.trainer.main_ppo a.b=grpo +data.files=\"['a b.parquet']\" x.y=$HOME/z q.r='\"s t\"' $@\n",
         ];
-        harness::fuzz::explore("import_config", &seeds.map(|seed| seed.as_bytes().to_vec()), |bytes| {
-            fs::write(&path, bytes).unwrap();
-            if let Err(error) = read(&path) {
-                assert!(!error.to_string().contains('\n'), "{error:?}");
-            }
-        });
+        let explore = move || {
+            harness::fuzz::explore("import_config", &seeds.map(|seed| seed.as_bytes().to_vec()), |bytes| {
+                fs::write(&path, bytes).unwrap();
+                if let Err(error) = read(&path) {
+                    assert!(!error.to_string().contains('\n'), "{error:?}");
+                }
+            });
+        };
+        // The stack of a main thread, on which the launcher reads: without optimisation, the nesting that is allowed
+        // takes more than a test's thread has.
+        std::thread::Builder::new().stack_size(8 << 20).spawn(explore).unwrap().join().unwrap();
     }
 
     #[test]

@@ -73,8 +73,9 @@ impl Bench {
         wait(&|| newest().0 >= 2);
         let sampler = children(launcher, "rollout")[0];
         for attempt in 1.. {
-            // Somewhere in the time that the learner takes for its part of the step.
-            thread::sleep(Duration::from_millis(25) * attempt);
+            // Somewhere in the time that the learner takes for its part of the step. That hangs on the load of the
+            // machine, and each attempt takes a step or more of the run.
+            thread::sleep(Duration::from_millis(10).mul_f64(1.4_f64.powi(attempt)));
             let before = newest();
             signal(sampler, "STOP");
             // It publishes now, unless it is without the groups that it needs.
