@@ -21,9 +21,6 @@ use crate::host::Host;
 /// The target whose tests run the programs together.
 const PROGRAMS: &str = "programs";
 
-/// How many of its tests run at once on two cores: one more than cores, since about a third of their time is waiting.
-const PROGRAMS_THREADS: &str = "--test-threads=3";
-
 /// Threads of learners sleep where they would spin between two operations: with several runs on the same cores, each
 /// would spin in the way of another's work. A run by itself is faster with threads that spin.
 const WAIT_POLICY: (&str, &str) = ("OMP_WAIT_POLICY", "PASSIVE");
@@ -62,7 +59,7 @@ pub fn run(host: &Host, variable: (&str, &Path)) -> Result<()> {
     let (first, second) = thread::scope(|scope| {
         let second = scope.spawn(beside);
         let mut command = command(&programs);
-        command.args(["--", PROGRAMS_THREADS]).env(WAIT_POLICY.0, WAIT_POLICY.1);
+        command.env(WAIT_POLICY.0, WAIT_POLICY.1);
         let first = failure(&mut command);
         (first, second.join().expect("waiting for cargo does not panic"))
     });

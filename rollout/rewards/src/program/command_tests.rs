@@ -211,9 +211,10 @@ fn a_second_answer_is_never_a_score_of_the_next_group() {
 /// the next one.
 #[test]
 fn second_answers_that_come_while_the_next_one_is_made_are_no_scores() {
-    for late in ["0.004", "0.02", "0.045", "0.07", "0.13"] {
+    // Long enough that a busy machine does not put the lines into another order.
+    for late in ["0.012", "0.06", "0.135", "0.21", "0.39"] {
         let run = format!(
-            "n=$((n + 1)); sleep 0.05; echo [$n, $n]; if [ $n -gt 4 ]; then (sleep {late}; echo [99, 99]) & fi"
+            "n=$((n + 1)); sleep 0.15; echo [$n, $n]; if [ $n -gt 4 ]; then (sleep {late}; echo [99, 99]) & fi"
         );
         let mut pool = pool(&[program(&run), "finished".into()], 10.0);
         let (mut expected, mut wrong, mut failures) = (1.0, 0, 0);
