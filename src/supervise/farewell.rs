@@ -14,7 +14,7 @@ pub struct Farewell<'a> {
     sampler: &'a mut Member,
     limits: &'a Limits,
     watch: &'a mut dyn Watch,
-    /// The user has asked for the end before, and need not be waited for.
+    /// The user has asked for the end before, and need not wait long.
     asked_before: bool,
     begin: Instant,
     patience: Duration,

@@ -18,7 +18,7 @@ use crate::programs::{Process, Spec, Verdict};
 pub struct Member {
     /// What is started, and where its output goes.
     pub spec: Spec,
-    /// The present life, or the last one until it is known that no other follows.
+    /// The present process, or the last one until it is let go.
     process: Option<Process>,
     restarts: Restarts,
     /// Why the process was ended from here, or ended as it should not.
@@ -92,7 +92,7 @@ impl Member {
         self.process.as_mut().map_or(Ok(None), Process::poll)
     }
 
-    /// Whether no life follows the last one.
+    /// Whether the last process was let go, and none was started since.
     pub fn is_gone(&self) -> bool {
         self.process.is_none()
     }

@@ -18,7 +18,7 @@ pub struct Death {
     pub who: &'static str,
     /// How it ended.
     pub status: ExitStatus,
-    /// Why it was killed from here, if it was.
+    /// Why the process was ended from here, or ended as it should not.
     pub ended_for: Option<String>,
     /// What it wrote last.
     pub lines: Vec<String>,

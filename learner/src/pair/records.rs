@@ -185,7 +185,7 @@ impl<'a> Records<'a> {
         line
     }
 
-    /// Notes that a run which has made so many steps goes back, and makes the steps after the first so many anew.
+    /// Notes that a run that has made `step` steps gives up those after step `after`, and waits until that is on disk.
     ///
     /// # Errors
     /// Any error of the file system.

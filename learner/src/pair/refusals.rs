@@ -51,7 +51,7 @@ impl Refused {
 
     /// Whether the version that was refused is the one that is announced.
     pub fn is_of(&self, status: &LearnerStatus) -> bool {
-        (status.version, status.publication) == (self.refusal.version, self.refusal.publication)
+        self.refusal.is_of(status.version, status.publication)
     }
 
     /// What is told of it after so many steps.

@@ -8,7 +8,7 @@ use std::{
 
 use shared::{
     ModelDir, PolicyVersion, RunDir, Step,
-    channel::{LearnerStatus, RunId, in_flight::read_groups, incarnation},
+    channel::{LearnerStatus, RunId, in_flight::read_groups},
     config::TrainConfig,
     files::run_dir::IN_FLIGHT_FILE,
     process::heartbeat::{self, Phase},
@@ -125,7 +125,6 @@ impl<'a> Run<'a> {
         let given_up = self.state.guard.given_up.filter(matters).map(versions);
         collector.give_up(given_up);
         LearnerStatus {
-            incarnation: incarnation(),
             version: self.versions.newest(),
             step: Step(self.state.step),
             cursor: self.state.cursor,
@@ -134,7 +133,7 @@ impl<'a> Run<'a> {
             next_cursor: self.state.cursor,
             given_up,
             in_flight: self.durable.in_flight,
-            ..LearnerStatus::default()
+            ..LearnerStatus::begun()
         }
     }
 

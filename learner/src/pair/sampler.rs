@@ -57,18 +57,27 @@ mod tests {
         let fleet =
             |expired, workers| FleetStatus { workers, expired, alone_micros: 500_000, ..FleetStatus::default() };
         let status = |incarnation, fleet| SamplerStatus { incarnation, fleet, ..SamplerStatus::default() };
-        let recorded = |before: &SamplerStatus, now: &SamplerStatus| {
+        let mut counters = SamplerCounters::default();
+        let mut record = |now: SamplerStatus| {
             let mut line = MetricRecord::default();
-            record_fleet(before, now, &mut line);
+            counters.record(now, &mut line);
             line
         };
-        let (before, now) = (status(1, Some(fleet(3, 4))), status(1, Some(fleet(5, 2))));
-        let line = recorded(&before, &now);
-        assert_eq!(line.get(metrics::FLEET_LEASES_EXPIRED), Some(2.0));
+        let busy = |seconds: u64, status| SamplerStatus { busy_micros: seconds * 1_000_000, ..status };
+        let _ = record(busy(2, status(1, Some(fleet(3, 4)))));
+        let line = record(busy(5, status(1, Some(fleet(5, 2)))));
+        assert_eq!(
+            (line.get(metrics::ROLLOUT_BUSY_S), line.get(metrics::FLEET_LEASES_EXPIRED)),
+            (Some(3.0), Some(2.0))
+        );
         assert_eq!((line.get(metrics::FLEET_WORKERS), line.get(metrics::FLEET_ALONE_S)), (Some(2.0), Some(0.0)));
-        let line = recorded(&before, &status(2, now.fleet));
-        assert_eq!(line.get(metrics::FLEET_LEASES_EXPIRED), Some(5.0), "another process counts from zero");
+        // Another process counts from zero.
+        let line = record(busy(6, status(2, Some(fleet(7, 2)))));
+        assert_eq!(
+            (line.get(metrics::ROLLOUT_BUSY_S), line.get(metrics::FLEET_LEASES_EXPIRED)),
+            (Some(6.0), Some(7.0))
+        );
         assert_eq!(line.get(metrics::FLEET_ALONE_S), Some(0.5));
-        assert!(recorded(&before, &status(1, None)).values().is_empty());
+        assert_eq!(record(status(2, None)).get(metrics::FLEET_LEASES_EXPIRED), None);
     }
 }

@@ -113,8 +113,11 @@ mod tests {
         for turns in [[1, 2], [5, 5], [0, 40], [17, 31]] {
             let mut history = None;
             for end in turns.into_iter().chain([40]) {
-                let known = history.take();
-                history = Some((History::shared(&all[..end], known), end));
+                let before = history.take();
+                let same = before.as_ref().map(|(before, _)| Arc::clone(before));
+                let turn = History::shared(&all[..end], before);
+                assert!(same.is_none_or(|same| Arc::ptr_eq(&same, &turn)), "a turn goes on with the history it has");
+                history = Some((turn, end));
             }
             let (turns, _) = history.unwrap();
             assert_eq!(*turns.lock().unwrap(), *History::shared(&all, None).lock().unwrap());

@@ -35,7 +35,8 @@ pub struct State {
     ids: Arc<[u32]>,
     past: Past,
     held: Option<Held>,
-    /// With speculative decoding, what its group has written, which holds all of `ids`.
+    /// With speculative decoding, what its group has written, which holds all of `ids`. It lives as long as one of its
+    /// states and has up to four entries a token, which no plan of memory counts.
     history: Option<SharedHistory>,
 }
 

@@ -69,7 +69,7 @@ impl WeightFollower {
     /// and nothing is published after it.
     pub fn follow<R>(&mut self, engine: &mut dyn Generate, receiver: &mut R) -> anyhow::Result<()>
     where
-        R: WeightReceiver<Error: Into<anyhow::Error>> + ?Sized,
+        R: WeightReceiver<Error: Into<anyhow::Error>>,
     {
         let Some(wanted) = receiver.newest().map_err(Into::<anyhow::Error>::into)? else { return Ok(()) };
         let target = wanted.source.version;
@@ -137,7 +137,7 @@ impl WeightFollower {
 
     fn begin<R>(&mut self, engine: &mut dyn Generate, wanted: Publication, receiver: &mut R) -> anyhow::Result<()>
     where
-        R: WeightReceiver + ?Sized,
+        R: WeightReceiver,
     {
         let target = wanted.source.version;
         self.publication = wanted.number;
@@ -160,7 +160,7 @@ impl WeightFollower {
 
     fn finish<R>(&mut self, engine: &mut dyn Generate, receiver: &mut R) -> anyhow::Result<()>
     where
-        R: WeightReceiver + ?Sized,
+        R: WeightReceiver,
     {
         let swapped = engine.try_swap().map_err(|error| match error {
             EngineError::Unsent { .. } => error.into(),
@@ -195,7 +195,7 @@ fn is_final(error: &anyhow::Error) -> bool {
 mod tests {
     use std::convert::Infallible;
 
-    use shared::{WeightSender, channel::weights::WeightSource};
+    use shared::channel::weights::WeightSource;
 
     use super::{super::testing::Scripted, *};
 
@@ -203,7 +203,6 @@ mod tests {
     #[derive(Default)]
     struct InMemory {
         newest: Option<Publication>,
-        kept: Vec<PolicyVersion>,
         said: Vec<Said>,
     }
 
@@ -216,21 +215,9 @@ mod tests {
         Failed,
     }
 
-    impl WeightSender for InMemory {
-        type Weights<'a> = Publication;
-        type Version = PolicyVersion;
-        type Published = ();
-        type Error = Infallible;
-
-        fn publish(&mut self, publication: Publication) -> Result<(), Infallible> {
-            self.kept.push(publication.source.version);
+    impl InMemory {
+        fn publish(&mut self, publication: Publication) {
             self.newest = Some(publication);
-            Ok(())
-        }
-
-        fn let_go(&mut self, newest: PolicyVersion, in_use: &[PolicyVersion]) -> Result<(), Infallible> {
-            self.kept.retain(|version| *version >= newest || in_use.contains(version));
-            Ok(())
         }
     }
 
@@ -267,44 +254,41 @@ mod tests {
     /// An engine with version 0, its follower, and a transport that has published nothing else.
     fn parts(swap: WeightSwap) -> (Scripted, WeightFollower, InMemory) {
         let mut weights = InMemory::default();
-        weights.publish(publication(0, 0)).unwrap();
+        weights.publish(publication(0, 0));
         (Scripted::new(1, |_, _| vec![7]), WeightFollower::new(swap), weights)
     }
 
     #[test]
-    fn a_version_is_taken_from_whatever_offers_it_and_the_one_before_is_let_go_of() {
+    fn a_version_is_taken_from_whatever_offers_it() {
         let (mut engine, mut follower, mut weights) = parts(WeightSwap::Drain);
         follower.follow(&mut engine, &mut InMemory::default()).unwrap();
         follower.follow(&mut engine, &mut weights).unwrap();
         assert!(weights.said.is_empty() && !follower.pending(), "it has what is offered");
-        weights.publish(publication(1, 0)).unwrap();
+        weights.publish(publication(1, 0));
         follower.follow(&mut engine, &mut weights).unwrap();
         assert_eq!(weights.said, [Said::Taking { version: 1, in_use: 0 }]);
         assert!(follower.pending() && !follower.takes_groups(&engine));
-        weights.let_go(PolicyVersion(1), &[engine.version()]).unwrap();
-        assert_eq!(weights.kept, [0, 1].map(PolicyVersion), "version 0 is in use until the swap");
+        assert_eq!(engine.version(), PolicyVersion(0), "until the swap");
         follower.follow(&mut engine, &mut weights).unwrap();
         assert_eq!(weights.said[1..], [Said::Taken(1)]);
         assert!(engine.version() == PolicyVersion(1) && !follower.pending() && follower.takes_groups(&engine));
-        weights.let_go(PolicyVersion(1), &[engine.version()]).unwrap();
-        assert_eq!(weights.kept, [PolicyVersion(1)]);
     }
 
     #[test]
     fn a_version_that_is_refused_is_taken_when_it_was_published_again() {
         let (mut engine, mut follower, mut weights) = parts(WeightSwap::Continue);
-        weights.publish(publication(1, 4)).unwrap();
+        weights.publish(publication(1, 4));
         let version = PolicyVersion(1);
         engine.trouble = Some(EngineError::Refused { version, reason: "a hash".into() });
         (0..4).for_each(|_| follower.follow(&mut engine, &mut weights).unwrap());
         let refused = [Said::Taking { version: 1, in_use: 0 }, Said::Refused { version: 1, publication: 4 }];
         assert_eq!(weights.said, refused, "it is tried once");
         assert_eq!(engine.version(), PolicyVersion(0));
-        weights.publish(publication(1, 5)).unwrap();
+        weights.publish(publication(1, 5));
         (0..2).for_each(|_| follower.follow(&mut engine, &mut weights).unwrap());
         assert_eq!(weights.said[2..], [Said::Taking { version: 1, in_use: 0 }, Said::Taken(1)]);
 
-        weights.publish(Publication { is_last: true, ..publication(2, 5) }).unwrap();
+        weights.publish(Publication { is_last: true, ..publication(2, 5) });
         let version = PolicyVersion(2);
         engine.trouble = Some(EngineError::Refused { version, reason: "a norm".into() });
         (0..2).for_each(|_| follower.follow(&mut engine, &mut weights).unwrap());
@@ -315,7 +299,7 @@ mod tests {
     #[test]
     fn a_version_that_was_made_again_is_taken_although_its_number_is_in_use() {
         let (mut engine, mut follower, mut weights) = parts(WeightSwap::Continue);
-        weights.publish(Publication { replaces: true, ..publication(0, 1) }).unwrap();
+        weights.publish(Publication { replaces: true, ..publication(0, 1) });
         follower.follow(&mut engine, &mut weights).unwrap();
         assert!(!follower.takes_groups(&engine), "what it has is lost");
         (0..3).for_each(|_| follower.follow(&mut engine, &mut weights).unwrap());
@@ -326,12 +310,12 @@ mod tests {
     #[test]
     fn a_version_that_cannot_be_loaded_is_given_back_and_another_one_is_taken_in_its_place() {
         let (mut engine, mut follower, mut weights) = parts(WeightSwap::Continue);
-        weights.publish(publication(1, 0)).unwrap();
+        weights.publish(publication(1, 0));
         let version = PolicyVersion(1);
         engine.trouble = Some(EngineError::Swap { version, message: "the folder is gone".into() });
         (0..2).for_each(|_| follower.follow(&mut engine, &mut weights).unwrap());
         assert_eq!(weights.said, [Said::Taking { version: 1, in_use: 0 }, Said::Failed]);
-        weights.publish(publication(2, 0)).unwrap();
+        weights.publish(publication(2, 0));
         std::thread::sleep(RETRY);
         (0..2).for_each(|_| follower.follow(&mut engine, &mut weights).unwrap());
         assert_eq!(weights.said[2..], [Said::Taking { version: 2, in_use: 0 }, Said::Taken(2)]);

@@ -84,9 +84,7 @@ impl GeneratorFactory for LocalEngine {
             };
             let refusal = refusal(&error, version, first.number).ok_or(error)?;
             run.receiver.refused(refusal.clone());
-            let is_another = |learner: &LearnerStatus| {
-                (learner.version, learner.publication) != (refusal.version, refusal.publication)
-            };
+            let is_another = |learner: &LearnerStatus| !refusal.is_of(learner.version, learner.publication);
             match run.link.next_status(run.stop, is_another)? {
                 Some(learner) => {
                     run.receiver.hear(&learner);

@@ -52,6 +52,14 @@ pub struct Edition {
     pub differences: Vec<Difference>,
 }
 
+impl Edition {
+    /// Whether it is a publication of the same bytes.
+    #[must_use]
+    pub fn has_bytes_of(&self, other: &Self) -> bool {
+        (self.blake3, self.base) == (other.blake3, other.base)
+    }
+}
+
 /// The difference between two editions, as it lies in the store.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Difference {
@@ -240,7 +248,7 @@ pub trait CoordinatorEnd: Send {
     /// When the transport does not work. A message that cannot be read is not an error of the coordinator's.
     fn next(&mut self, timeout: Duration) -> Result<Option<CoordinatorEvent>, ChannelError>;
 
-    /// Makes every worker call.
+    /// Makes every worker call. Never waits.
     fn wake(&mut self);
 }
 

@@ -53,7 +53,8 @@ pub struct LearnerStatus {
     pub incarnation: u64,
     /// Newest published version, complete on disk.
     pub version: PolicyVersion,
-    /// Number of times that a version was published again because the sampler refused it.
+    /// The publication that `version` is of: drawn with `incarnation`, and one more whenever a version is published again
+    /// because the sampler refused it.
     pub publication: u64,
     /// The step that is being trained or waited for: every earlier step is done.
     pub step: Step,
@@ -79,6 +80,14 @@ pub struct LearnerStatus {
 }
 
 impl LearnerStatus {
+    /// The status of a process that begins, or of a run that goes back. Its numbers are those of no other beginning: a
+    /// refusal that the sampler remembers from before is about none of its publications.
+    #[must_use]
+    pub fn begun() -> Self {
+        let incarnation = incarnation();
+        Self { incarnation, publication: incarnation >> 1, ..Self::default() }
+    }
+
     /// Leaves the last status of a finished run on disk. The learner will soon be gone, and a sampler that is starting
     /// or restarting must not wait for it.
     ///
@@ -117,6 +126,14 @@ pub struct Refusal {
     pub publication: u64,
     /// The difference.
     pub reason: String,
+}
+
+impl Refusal {
+    /// Whether it is about this publication of a version.
+    #[must_use]
+    pub fn is_of(&self, version: PolicyVersion, publication: u64) -> bool {
+        (self.version, self.publication) == (version, publication)
+    }
 }
 
 /// The sampler's answer to [`LearnerStatus::saving`].
@@ -263,3 +280,17 @@ pub trait LearnerEnd: Send {
 
 /// How often each side repeats its status.
 pub const STATUS_INTERVAL: Duration = Duration::from_millis(50);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_is_about_no_publication_of_another_start() {
+        let (first, second) = (LearnerStatus::begun(), LearnerStatus::begun());
+        assert_ne!(first.incarnation, second.incarnation);
+        let refusal = Refusal { version: first.version, publication: first.publication, reason: "a hash".into() };
+        assert!(refusal.is_of(first.version, first.publication));
+        assert!(!refusal.is_of(second.version, second.publication));
+    }
+}

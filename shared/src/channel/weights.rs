@@ -49,7 +49,7 @@ impl Publication {
     /// Whether a refusal is about this publication, and not about an earlier one of the version.
     #[must_use]
     pub fn is_refused_by(&self, refusal: &Refusal) -> bool {
-        (refusal.version, refusal.publication) == (self.source.version, self.number)
+        refusal.is_of(self.source.version, self.number)
     }
 }
 

@@ -47,15 +47,10 @@ pub fn tell_warnings(lines: impl IntoIterator<Item = impl Display>) {
     lines.into_iter().for_each(|line| tell(format_args!("warning: {line}")));
 }
 
-/// Tells the user why the program ends: one line, whatever the error quotes.
-pub fn tell_error(error: impl Display) {
-    let _ = writeln!(io::stderr(), "error: {:#}", OneLine(error));
-}
-
-/// Tells the user why the program ends, as [`tell_error`] does, and ends it with one of the codes in
+/// Tells the user why the program ends, in one line, whatever the error quotes, and ends it with one of the codes in
 /// [`crate::process::exit`].
 pub fn fail(error: impl Display, code: u8) -> ExitCode {
-    tell_error(error);
+    let _ = writeln!(io::stderr(), "error: {:#}", OneLine(error));
     ExitCode::from(code)
 }
 

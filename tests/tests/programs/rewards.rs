@@ -105,9 +105,8 @@ const BROKEN_PROGRAMS: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// How long a start may take that ends with a refusal, on a busy machine, but for what a program takes that does not
-/// flush.
-const AT_ONCE: Duration = Duration::from_secs(10);
+/// How long a start may take that ends with a refusal, but for what a program takes that does not flush.
+const AT_ONCE: Duration = Duration::from_secs(5);
 
 fn assert_refused(finished: &Finished, words: &[&str], bench: &Bench) {
     let _ = finished.refusal();

@@ -16,7 +16,10 @@ use rollout::engine::{self, EngineError, WeightSource};
 use rollout_rounded::{RoundedError, difference, round};
 use shared::{
     ModelConfig, RunDir, WeightManifest, WeightSender,
-    channel::fleet::{Difference, Edition},
+    channel::{
+        fleet::{Difference, Edition},
+        incarnation,
+    },
     config::RolloutDtype,
     files::atomic::named,
     model::manifest::MANIFEST_FILE,
@@ -105,7 +108,9 @@ impl Publisher {
     pub fn open(sending: Sending, run_dir: &RunDir, most_kept: usize) -> io::Result<Self> {
         let record = Record::open(run_dir.editions())?;
         let (bytes, trouble, over) = (Arc::default(), Trouble::default(), GiveUp::default());
-        Ok(Self { sending: Arc::new(sending), publications: 0, record, most_kept, bytes, trouble, newest: None, over })
+        // No number of a coordinator before this one comes again: workers remember what they refused.
+        let publications = incarnation() >> 1;
+        Ok(Self { sending: Arc::new(sending), publications, record, most_kept, bytes, trouble, newest: None, over })
     }
 
     /// Begins to publish the newest version once more, of which the store has something else by now. Nothing if that

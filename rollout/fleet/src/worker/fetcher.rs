@@ -115,7 +115,7 @@ impl Fetcher {
         if self.under_way.is_some() || busy || Instant::now() < self.not_before {
             return Ok(None);
         }
-        if let Some(here) = self.here.as_ref().filter(|here| here.blake3 == wanted.blake3 && here.base == wanted.base) {
+        if let Some(here) = self.here.as_ref().filter(|here| here.has_bytes_of(wanted)) {
             // Published again with the same bytes.
             debug_assert_eq!(here.version, wanted.version);
             self.here = Some(wanted.clone());
@@ -148,24 +148,27 @@ impl Drop for Fetcher {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::fs;
 
     use shared::{PolicyVersion, model::manifest::MANIFEST_FILE};
 
     use super::*;
 
+    /// The edition of a version whose folder in the run has this manifest and nothing else.
+    pub fn published(run: &RunDir, version: PolicyVersion, publication: u64, manifest: &str) -> Edition {
+        fs::create_dir_all(run.version(version)).unwrap();
+        fs::write(run.version(version).join(MANIFEST_FILE), manifest).unwrap();
+        let (blake3, differences) = (blake3::hash(manifest.as_bytes()).into(), Vec::new());
+        Edition { version, publication, blake3, base: None, rounded: false, differences }
+    }
+
     #[test]
     fn a_version_that_the_learner_has_replaced_is_lost_and_fetched_again() {
         let (run, scratch) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let (learner, own) = (RunDir::new(run.path()), RunDir::new(scratch.path()));
         let version = PolicyVersion(1);
-        let publish = |publication, manifest: &str| {
-            fs::create_dir_all(learner.version(version)).unwrap();
-            fs::write(learner.version(version).join(MANIFEST_FILE), manifest).unwrap();
-            let (blake3, differences) = (blake3::hash(manifest.as_bytes()).into(), Vec::new());
-            Edition { version, publication, blake3, base: None, rounded: false, differences }
-        };
+        let publish = |publication, manifest: &str| published(&learner, version, publication, manifest);
         let mut fetcher = Fetcher::new(Origin::Learner(learner.clone()), own.clone());
         let come = |fetcher: &mut Fetcher, edition: &Edition| {
             while fetcher.look(Some(edition), None, false).unwrap().is_none() {

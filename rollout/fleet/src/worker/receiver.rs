@@ -62,12 +62,6 @@ impl<'a> EditionReceiver<'a> {
         self.fetcher.here() != self.wanted.as_ref()
     }
 
-    /// The version that is sampled from, once one is.
-    #[must_use]
-    pub fn in_use(&self) -> Option<PolicyVersion> {
-        self.in_use.as_ref().map(|edition| edition.version)
-    }
-
     /// Whether the edition that was offered is not here any more; it is then fetched again.
     pub fn has_lost(&mut self) -> bool {
         self.fetcher.here().cloned().is_some_and(|here| self.fetcher.has_lost(&here))
@@ -76,9 +70,9 @@ impl<'a> EditionReceiver<'a> {
     /// New tokens are sampled from this edition now, and the one before is not needed any more.
     fn goes_over_to(&mut self, edition: Edition) {
         if self.in_use.replace(edition.clone()).is_some() {
-            // Another one may have come while this one was being loaded.
-            let kept: Vec<PolicyVersion> =
-                self.fetcher.here().into_iter().chain([&edition]).map(|edition| edition.version).collect();
+            // Another one may have come while this one was being loaded, or be on its way.
+            let others = self.fetcher.here().into_iter().chain(&self.wanted);
+            let kept: Vec<PolicyVersion> = others.chain([&edition]).map(|edition| edition.version).collect();
             keep_only(&self.run_dir, &kept);
         }
         let (refusal, swap_s) = (self.refusal.clone(), self.wanted_since.elapsed().as_secs_f64());
@@ -109,9 +103,9 @@ impl WeightReceiver for EditionReceiver<'_> {
         });
         let Some(here) = self.fetcher.here().cloned() else { return Ok(None) };
         let of_number = self.in_use.as_ref().filter(|used| used.version == here.version);
-        let replaces = of_number.is_some_and(|used| used.blake3 != here.blake3);
+        let replaces = of_number.is_some_and(|used| !used.has_bytes_of(&here));
         // The same bytes, published once more: there is nothing to load.
-        let is_there = of_number.is_some_and(|used| used.blake3 == here.blake3 && *used != here);
+        let is_there = of_number.is_some_and(|used| used.has_bytes_of(&here) && *used != here);
         if is_there && self.taking.is_none() {
             self.goes_over_to(here.clone());
         }
@@ -144,21 +138,20 @@ impl WeightReceiver for EditionReceiver<'_> {
 #[cfg(test)]
 mod tests {
     use std::{
-        fs,
         sync::{Arc, Mutex},
         thread,
         time::Duration,
     };
 
-    use shared::{
-        channel::{
-            ChannelError,
-            fleet::{Orders, Report, WorkerEnd},
-        },
-        model::manifest::MANIFEST_FILE,
+    use shared::channel::{
+        ChannelError,
+        fleet::{Orders, Report, WorkerEnd},
     };
 
-    use super::{super::WorkerOptions, *};
+    use super::{
+        super::{WorkerOptions, fetcher::tests::published},
+        *,
+    };
 
     /// A coordinator that listens and wants nothing.
     struct Listener(Arc<Mutex<Report>>);
@@ -204,12 +197,8 @@ mod tests {
         let (run, scratch) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let (learner, own) = (RunDir::new(run.path()), RunDir::new(scratch.path()));
         let version = PolicyVersion(1);
-        let publish = |publication, manifest: &str| {
-            fs::create_dir_all(learner.version(version)).unwrap();
-            fs::write(learner.version(version).join(MANIFEST_FILE), manifest).unwrap();
-            let (blake3, differences) = (blake3::hash(manifest.as_bytes()).into(), Vec::new());
-            Edition { version, publication, blake3, base: None, rounded: false, differences }
-        };
+        let publish = |publication, manifest: &str| published(&learner, version, publication, manifest);
+        let is_here = |version| own.version(version).exists();
         let options = WorkerOptions {
             name: "of the test".into(),
             store: None,
@@ -231,9 +220,9 @@ mod tests {
             EditionReceiver::new(&client, Origin::Learner(learner.clone()), own.clone(), Some(first.clone()));
         let publication = offered(&mut weights, &first);
         assert_eq!(publication.source, WeightSource { dir: own.version(version), version });
-        assert!(!publication.replaces && weights.in_use().is_none());
+        assert!(!publication.replaces && weights.in_use.is_none());
         weights.taken(&swap);
-        assert_eq!(weights.in_use(), Some(version));
+        assert_eq!(weights.in_use.as_ref(), Some(&first));
         heard(&report, |report| report.edition.as_ref() == Some(&first));
 
         let again = publish(2, "one");
@@ -254,5 +243,16 @@ mod tests {
         weights.taken(&swap);
         heard(&report, |report| report.refusal.is_none() && report.edition.as_ref() == Some(&other));
         assert!(!offered(&mut weights, &other).replaces, "it is in use");
+
+        // Published once more while the second version is being loaded: what was begun is what is in use then.
+        let second = published(&learner, PolicyVersion(2), 4, "three");
+        weights.want(Some(second.clone()));
+        let publication = offered(&mut weights, &second);
+        weights.taking(&publication, version);
+        assert!(is_here(version), "it is sampled from until the swap");
+        weights.fetcher.look(Some(&Edition { publication: 5, ..second.clone() }), None, false).unwrap();
+        weights.taken(&SwapReport::of_first(PolicyVersion(2)));
+        assert_eq!(weights.in_use, Some(second));
+        assert!(is_here(PolicyVersion(2)) && !is_here(version), "nothing reads the first version any more");
     }
 }

@@ -259,6 +259,17 @@ fn a_list_that_was_printed_before_anything_was_asked_is_no_answer() {
     }
 }
 
+/// However slowly a program starts: the line that is no answer is named, and not the answer behind it.
+#[test]
+fn a_line_that_is_no_answer_is_named_whenever_the_program_prints_it() {
+    for begin in ["", "sleep 0.5;"] {
+        let run = format!("command:run={begin} echo loaded; while read -r line; do echo [1, 2]; done");
+        let mut pool = pool(&[run, "finished".into()], 10.0);
+        let RewardOutcome::Failed(reason) = &scored(&mut pool)[0] else { panic!("{begin}") };
+        assert!(reason.contains("wrote `loaded` to its standard output before it was asked"), "{begin}: {reason}");
+    }
+}
+
 /// A program that puts the request's number into its answers may be late as often as it likes.
 #[test]
 fn answers_with_the_number_of_their_request_are_told_from_late_ones() {

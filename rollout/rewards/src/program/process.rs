@@ -291,7 +291,14 @@ impl Process {
         if self.asked > 1 {
             self.slowest = taken.max(self.slowest.mul_f64(FORGETTING));
         }
-        self.surplus(patience).map_or(Ok(line), |surplus| Err(AskError::Surplus(surplus)))
+        match self.surplus(patience) {
+            None => Ok(line),
+            // A program that starts slowly has the first request before it prints what it prints at its start.
+            Some(_) if self.asked == 1 && serde_json::from_str::<Value>(&line).is_err() => {
+                Err(AskError::Unasked(shortened(line.trim())))
+            }
+            Some(surplus) => Err(AskError::Surplus(surplus)),
+        }
     }
 
     /// A line that it writes within `patience` without being asked, shortened for a message.

@@ -57,7 +57,7 @@ pub struct SamplerPlan {
     /// A second set of packed and mapped weights during a swap; for adapters, of the changed matrices only.
     pub swap: u64,
     /// Keys and values of every slot at full length. Packed kernels use less when sequences share prompts, since each
-    /// prompt is held once. each is held once.
+    /// prompt is held once.
     pub kv_cache: u64,
     /// One or several rows of logits, for each row of a step and each prompt.
     pub logits: u64,

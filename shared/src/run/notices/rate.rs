@@ -15,7 +15,7 @@ const MOST: f64 = 1e-4;
 /// An update of AdamW moves each weight by about the rate, and a model's weights are about 0.02 in size: above this,
 /// one update overwrites any model or adapter.
 const OVERWRITES: f64 = 2e-2;
-/// Models with fewer weights bear larger rates; 1e-3 is usual for models of some thousand.
+/// Models with fewer weights bear larger rates; 1e-3 is usual for models of some thousand weights.
 const SMALL_MODEL: u64 = 100_000_000;
 
 /// A notice on a rate that is far from usual ones for an adapter, or for a whole model with `weights` weights.

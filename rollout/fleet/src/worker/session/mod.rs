@@ -115,10 +115,10 @@ impl Session<'_> {
 
     /// Starts leases that the weights in use are for.
     fn begin(&mut self, engine: &mut Engine) -> anyhow::Result<()> {
-        match self.receiver.in_use() {
-            Some(in_use) if self.weights.takes_groups(engine) => self.leases.begin(engine, in_use),
-            _ => Ok(()),
+        if self.weights.takes_groups(engine) {
+            self.leases.begin(engine, engine.version())?;
         }
+        Ok(())
     }
 
     /// Waits as long as a worker of the wanted rate would have worked.
