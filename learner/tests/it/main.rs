@@ -3,6 +3,7 @@
 // Tensor names end in their dimensions, as in the library.
 #![allow(non_snake_case)]
 
+mod checkpoint_state;
 mod cli;
 mod critic;
 mod given;

@@ -53,8 +53,8 @@ pub struct LearnerStatus {
     pub incarnation: u64,
     /// Newest published version, complete on disk.
     pub version: PolicyVersion,
-    /// The publication that `version` is of: drawn with `incarnation`, and one more whenever a version is published again
-    /// because the sampler refused it.
+    /// The publication that `version` is of: drawn with `incarnation`, and one more whenever a version is published
+    /// again because the sampler refused it.
     pub publication: u64,
     /// The step that is being trained or waited for: every earlier step is done.
     pub step: Step,

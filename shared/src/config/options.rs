@@ -324,21 +324,21 @@ options! {
         kl_estimator: Option<KlEstimator> = None,
             absent("k3 in the loss, as in DeepSeekMath and TRL; k1 with `use_kl_in_reward`, which is PPO's"),
             source("verl `kl_loss_type`, RLinf `kl_penalty_type`"), also(&["kl_loss_type", "kl_penalty_type"]);
-        /// Multiply the KL estimate in the loss by the importance ratio, so that its gradient is that of the divergence
-        /// after several updates too. Absent, each estimator is multiplied with what that takes: k1 and k3 with the
-        /// ratio of the token, k2, mse, k1+ and k3+ with its value alone (1 on policy), abs with nothing, as no form of
-        /// it has that gradient. The ratio is then that of the token with `importance_sampling_level` sequence too.
-        /// `true` is TRL's form, for k1 and k3 only: the ratio that the policy term has, of the sequence at that level.
-        /// `false` adds the estimate as it is, as verl and RLinf do.
-        use_bias_correction_kl: Option<bool> = None, absent("what the estimator needs"), trl;
+        /// Multiply the KL estimate in the loss by the importance ratio. Its gradient is then that of the divergence,
+        /// also after several updates. Absent, the factor depends on the estimator: the token's ratio for k1 and k3,
+        /// the value of that ratio without its gradient for k2, mse, k1+ and k3+, and none for abs, of which no form
+        /// has that gradient. `importance_sampling_level` does not matter then. `true` is TRL's form, for k1 and k3
+        /// only: the factor is the ratio of the policy term, of the sequence where that level is `sequence`. `false`
+        /// adds the estimate as it is, as verl and RLinf do.
+        use_bias_correction_kl: Option<bool> = None, absent("the factor of the estimator"), trl;
         /// Subtract the penalty from each token's reward (PPO) instead of adding it to the loss (GRPO).
         use_kl_in_reward: bool = false, source("verl `use_kl_in_reward`");
         /// Weight of a penalty in the loss on the KL divergence from the policy that the step began with, of π from
         /// π_old (PPO-penalty); 0 = none. It holds back what clipping does not, and needs no reference model. Without
         /// effect in a step of one optimiser update.
         old_policy_kl_coef: f64 = 0.0, source("Schulman et al. 2017, PPO, eq. 8"), at_least(0.0);
-        /// KL per token of a step that the weight of this penalty is led to: it is halved after a step that stays below
-        /// 2/3 of it, and doubled after one that goes beyond 3/2.
+        /// The KL per token that `old_policy_kl_coef` aims at: the coefficient is halved after a step whose KL is below
+        /// 2/3 of this target, and doubled after one whose KL is above 3/2 of it.
         old_policy_kl_target: Option<f64> = None, absent("the weight is constant"),
             source("Schulman et al. 2017, PPO, section 4, d_targ"), above(0.0);
         /// How the penalty in the reward is weighted over time.
@@ -418,9 +418,9 @@ options! {
         /// How many versions behind the learner a group may have been sampled. 0 = synchronous and reproducible; larger
         /// values let generation and learning overlap.
         max_staleness: u64 = 0, at_most(1e6);
-        /// Steps between published versions of the weights: more save the sampler changes of weights and let it fall
-        /// behind by as many, for which `max_staleness` must be at least one less. The last version is published in any
-        /// case, and so are those that `eval_steps` asks for.
+        /// Steps between published versions of the weights. With more steps the sampler changes its weights less often
+        /// and falls behind by up to as many steps, so `max_staleness` must be at least this number less one. The last
+        /// version is always published, and so is every version that `eval_steps` evaluates.
         publish_every: u64 = 1, at_least(1.0);
         /// Where published versions lie. They go when the run ends; checkpoints stay and hold the same.
         version_storage: VersionStorage = VersionStorage::Auto, keeps_results;
@@ -477,9 +477,9 @@ options! {
         /// completions of its group; 0 = off. Saves steps while few sequences run, costs the work of wrong guesses and
         /// changes no completion.
         speculative_tokens: usize = 0, source("vLLM `num_speculative_tokens`"), keeps_results;
-        /// Prompts prefilled in one call, padded to the longest: fewer calls, which should pay on devices, but a place
-        /// in the KV cache for each, and on the CPU log-probs whose last digits depend on which prompts met. With the
-        /// stock kernels; not yet run on a GPU.
+        /// Prompts prefilled in one call, padded to the longest. More prompts make fewer calls, which should pay on
+        /// devices. Each takes a place in the KV cache, and on the CPU the last digits of its log-probs depend on the
+        /// other prompts of its call. With the stock kernels; not yet run on a GPU.
         rollout_prefill_batch: usize = 1, at_least(1.0), needs_stock;
         /// Logits of a row that are fetched from the device to draw a token, which needs a few blocks of them; a row
         /// whose distribution needs more (a flat one with `top_p`) is fetched whole. More covers flatter ones, fewer
@@ -544,16 +544,16 @@ options! {
         /// Where reward functions run: slow ones, those that execute programs or ask a model, are spread over many
         /// hosts on `workers`.
         rewards_on: RewardsOn = RewardsOn::Run, keeps_results;
-        /// Share of the prompts that a second worker, or this host, makes again. A worker whose tokens or log-probs
-        /// differ is dropped, and what it made and nobody has trained on is made again. More finds a wrong worker
-        /// sooner.
+        /// Share of the prompts that a second worker, or this host, completes again. A worker whose tokens or log-probs
+        /// differ is dropped, and its completions that no step has used are made again. A larger share finds a wrong
+        /// worker sooner.
         verify_share: f64 = 0.01, at_least(0.0), at_most(1.0), keeps_results;
-        /// Seconds without a new token after which what a worker was given is given to others: fewer lose less to a
-        /// worker that is stuck, more spare work that is only slow.
+        /// Seconds without a new token after which the prompts of a worker are given to others. A small number loses
+        /// less time to a stuck worker, a large one wastes less work of a slow worker.
         lease_timeout: f64 = 60.0, above(0.0), at_most(YEAR), because("seconds, at most a year"), keeps_results;
-        /// Accept workers whose figures have other last bits than the packed kernels' on a CPU: a GPU, the stock
-        /// kernels. A run is then no longer repeated byte for byte, and `mismatch_kl` is what it is between the two
-        /// sides.
+        /// Accept workers whose log-probs differ in their last bits from those of the packed kernels on a CPU, because
+        /// they use a GPU or the stock kernels. A run then no longer repeats byte for byte, and `mismatch_kl` also
+        /// contains this difference.
         accept_other_kernels: bool = false;
     }
 

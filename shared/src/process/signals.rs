@@ -35,9 +35,9 @@ fn caught(ignored: u64) -> Vec<i32> {
     [SIGTERM, SIGINT, SIGHUP].into_iter().filter(|&signal| signal != SIGHUP || !is_ignored(signal)).collect()
 }
 
-/// Catches the signals from now on, and sets the flag when one comes. A blocked main loop does not look at the flag, and
-/// the launcher that would end it may be gone: once asked to end, a process that makes no progress within its deadlines
-/// kills itself.
+/// Catches the signals from now on, and sets the flag when one comes. A blocked main loop does not look at the flag,
+/// and the launcher that would end it may be gone: once asked to end, a process that makes no progress within its
+/// deadlines kills itself.
 ///
 /// # Errors
 /// When the system refuses.

@@ -213,25 +213,34 @@ fn a_second_answer_is_never_a_score_of_the_next_group() {
 fn second_answers_that_come_while_the_next_one_is_made_are_no_scores() {
     // Long enough that a busy machine does not put the lines into another order.
     for late in ["0.012", "0.06", "0.135", "0.21", "0.39"] {
-        let run = format!(
-            "n=$((n + 1)); sleep 0.15; echo [$n, $n]; if [ $n -gt 4 ]; then (sleep {late}; echo [99, 99]) & fi"
-        );
-        let mut pool = pool(&[program(&run), "finished".into()], 10.0);
-        let (mut expected, mut wrong, mut failures) = (1.0, 0, 0);
-        for _ in 0..14 {
-            let outcomes = scored(&mut pool);
-            if let RewardOutcome::Failed(reason) = &outcomes[0] {
-                assert!(reason.contains("behind its answer") && reason.contains("`id`"), "{reason}");
-                (expected, wrong, failures) = (1.0, 0, failures + 1);
-                continue;
-            }
-            // On a busy machine, a late line may pass for an answer until the next line is seen.
-            wrong += usize::from(outcomes != [RewardOutcome::Score(expected), RewardOutcome::Score(expected)]);
-            assert!(wrong <= 1, "{late}: {outcomes:?} in the place of {expected}");
-            expected += 1.0;
-        }
-        assert!(failures > 0, "{late}");
+        // An answer that a busy machine holds up for milliseconds looks like a late one, so a case has three tries.
+        let tries: Vec<String> = (0..3).map_while(|_| second_answers(late).err()).collect();
+        assert!(tries.len() < 3, "{late}: {tries:?}");
     }
+}
+
+/// A run of that program, whose second lists come `late` seconds after the answers; the error says what was taken for a
+/// score.
+fn second_answers(late: &str) -> Result<(), String> {
+    let run =
+        format!("n=$((n + 1)); sleep 0.15; echo [$n, $n]; if [ $n -gt 4 ]; then (sleep {late}; echo [99, 99]) & fi");
+    let mut pool = pool(&[program(&run), "finished".into()], 10.0);
+    let (mut expected, mut wrong, mut failures) = (1.0, 0, 0);
+    for _ in 0..14 {
+        let outcomes = scored(&mut pool);
+        if let RewardOutcome::Failed(reason) = &outcomes[0] {
+            assert!(reason.contains("behind its answer") && reason.contains("`id`"), "{reason}");
+            (expected, wrong, failures) = (1.0, 0, failures + 1);
+            continue;
+        }
+        // A late line may pass for an answer until the next line is seen.
+        wrong += usize::from(outcomes != [RewardOutcome::Score(expected), RewardOutcome::Score(expected)]);
+        if wrong > 1 {
+            return Err(format!("{outcomes:?} in the place of {expected}"));
+        }
+        expected += 1.0;
+    }
+    if failures == 0 { Err("no second list was noticed".into()) } else { Ok(()) }
 }
 
 /// Scores that take unequal times are those of their groups.

@@ -56,8 +56,8 @@ section! {
     /// says so); near 0 in steps that `publish_every` leaves out.
     metric PERF_PUBLISH_S = "perf/publish_s" { unit: Seconds, source: "Tandem", chart: STEP_TIME "publishing" }
 
-    /// What of publishing the learner spends on the conformity gate: a pass over a few tokens, and the norms of the
-    /// parameters.
+    /// The learner's time for the conformity gate, a part of its time for publishing: a pass over a few tokens, and the
+    /// norms of the parameters.
     ///
     /// Below 1 % of the step, more where completions are short and in the first step; 0 without `conformity_gate`, and
     /// in steps that `publish_every` leaves out.
@@ -74,12 +74,12 @@ section! {
     /// Some milliseconds for small models, proportional to their size.
     metric ROLLOUT_SWAP_S = "rollout/swap_s" { unit: Seconds, source: "Tandem", chart: SWAP "swap" }
 
-    /// What of that was the conformity gate: hashes and norms of the tensors, and a pass over a few tokens.
+    /// The conformity gate's part of `rollout/swap_s`: hashes and norms of the tensors, and a pass over a few tokens.
     ///
     /// About 1 % of the step, more where completions are short; 0 without `conformity_gate`.
     metric ROLLOUT_GATE_S = "rollout/gate_s" { unit: Seconds, source: "Tandem" }
 
-    /// How long the sampler's loop stood still for that.
+    /// Seconds for which the change of weights held up the sampler's loop.
     ///
     /// Below a millisecond: weights are loaded beside the loop.
     metric ROLLOUT_SWAP_STALL_S = "rollout/swap_stall_s" { unit: Seconds, source: "Tandem", chart: SWAP "standstill" }

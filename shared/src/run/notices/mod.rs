@@ -32,7 +32,7 @@ choices! {
         CodeChanged = "code_changed",
         /// A checkpoint was not as it was written, so the run goes on from an older one.
         CheckpointDamaged = "checkpoint_damaged",
-        /// A checkpoint has no list of checksums, so the run goes on from what nothing says to be as it was written.
+        /// The checkpoint from which the run goes on has lost its list of checksums, so damage to it is not noticed.
         CheckpointUnchecked = "checkpoint_unchecked",
         /// Records of the run are damaged or missing: lines or steps of its journals. Charts and detectors go on
         /// without them.
