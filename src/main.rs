@@ -8,6 +8,7 @@ mod demo;
 mod doctor;
 mod import_config;
 mod iterate;
+mod new;
 mod programs;
 mod records;
 mod report;
@@ -24,7 +25,7 @@ use std::{convert::Infallible, env, ffi::OsString, process::ExitCode};
 use anyhow::Result;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use commands::{export, halves, learner_rank, merge};
+use commands::{completions, export, halves, learner_rank, man, merge, schema};
 use shared::{
     process::exit::{ERROR, NOTHING_LEARNED},
     run::notices::NothingLearned,
@@ -45,6 +46,12 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Write a run.toml to begin with.
+    ///
+    /// The file has model, dataset and reward functions that are given, and as comments the options that are changed
+    /// first, with their meanings and defaults, the columns of the dataset and how prompts are made of it. Everything
+    /// that is named is looked at before the file is written; names on the Hub are not downloaded.
+    New(new::Args),
     /// Train a model with GRPO or another method.
     ///
     /// Starts sampler and learner, restarts what dies, shows the progress and writes the report.
@@ -78,6 +85,22 @@ enum Command {
     ///
     /// Lists what has no counterpart.
     ImportConfig(import_config::Args),
+    /// Print the JSON schema of run.toml, for editors.
+    ///
+    /// Draft 7, with types, bounds, defaults and meanings of all options. Write it to a file beside run.toml (`tandem
+    /// schema > run.schema.json`) and begin run.toml with the line `#:schema ./run.schema.json`: editors with Taplo
+    /// (Even Better TOML) then complete and check the options.
+    Schema(schema::Args),
+    /// Print what a shell completes: bash, zsh or fish.
+    ///
+    /// All commands, flags of our own commands, and all options of `tandem train` with their values. For bash, put
+    /// `source <(tandem completions bash)` into ~/.bashrc. For zsh, write it as _tandem into a folder of `fpath`. For
+    /// fish, write it to ~/.config/fish/completions/tandem.fish.
+    Completions(completions::Args),
+    /// Write manual pages of tandem and its commands.
+    ///
+    /// One for each of our own commands; that of `tandem train` has all options.
+    Man(man::Args),
     /// Be a further rank of a run's learner.
     ///
     /// For a learner of several ranks on several hosts: torchrun, Slurm, Kubernetes or ssh start it with torchrun's
@@ -118,21 +141,31 @@ fn program() -> Result<ExitCode> {
     run(Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit()).command)
 }
 
+/// Our own commands, `tandem train` with all of its options: for shells and manual pages.
+fn own_commands() -> clap::Command {
+    Cli::command().mut_subcommand("train", |train| train::described(&train))
+}
+
+/// The commands that the halves carry out, by name alone.
+fn of_halves() -> impl Iterator<Item = clap::Command> {
+    halves::COMMANDS.iter().map(|command| clap::Command::new(command.name).about(command.about))
+}
+
 /// What clap knows: our own commands and, for help and for the nearest name of a misspelt one, those of the halves.
 fn command_line() -> clap::Command {
-    let of_halves = halves::COMMANDS.iter().map(|command| clap::Command::new(command.name).about(command.about));
     let named = |command: clap::Command| {
         let name = format!("tandem {}", command.get_name());
         command.display_name(name)
     };
-    help::grouped(Cli::command().subcommands(of_halves).mut_subcommands(named))
+    help::grouped(Cli::command().subcommands(of_halves()).mut_subcommands(named))
 }
 
 fn run(command: Command) -> Result<ExitCode> {
-    if matches!(command, Command::Train(_) | Command::Iterate(_) | Command::Demo(_)) {
+    if matches!(command, Command::New(_) | Command::Train(_) | Command::Iterate(_) | Command::Demo(_)) {
         signals::listen()?;
     }
     match command {
+        Command::New(args) => new::run(&args),
         Command::Train(args) => train::run(&args),
         Command::Iterate(args) => iterate::run(&args),
         Command::Demo(args) => demo::run(&args),
@@ -141,6 +174,9 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Export(args) => export::run(&args),
         Command::Merge(args) => merge::run(&args),
         Command::ImportConfig(args) => import_config::run(&args),
+        Command::Schema(args) => schema::run(&args),
+        Command::Completions(args) => completions::run(&args),
+        Command::Man(args) => man::run(&args),
         Command::LearnerRank(args) => learner_rank::run(&args),
         Command::Doctor(args) => doctor::run(&args),
     }

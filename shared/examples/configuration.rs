@@ -21,6 +21,12 @@ make no sense are refused with the reason.
 Names and defaults are TRL's where TRL has the option, else verl's or RLinf's. `tandem train` takes a
 configuration of any of these as it is ([importing.md](importing.md)).
 
+Editors complete and check `run.toml` by its JSON schema ([run.schema.json](run.schema.json)): `tandem schema > \
+run.schema.json`
+writes it, and the first line `#:schema ./run.schema.json` of `run.toml` names it to Taplo (in VS Code: Even Better \
+TOML). The
+schema knows each option by itself; `tandem train run.toml --dry-run` also checks what fits together.
+
 How much the sampler and the learner log is no option but an environment variable: `TANDEM_LOG` takes a filter as of
 Rust's `tracing`, for instance `debug`, `warn` or `rollout::engine=trace`; without it, it is `info`.
 ";

@@ -28,7 +28,7 @@ pub struct Args {
     /// How often in a row it comes back without having made a step.
     #[arg(long, default_value_t = 3)]
     max_restarts: u32,
-    /// Flags of `learner rank`: --model, --critic-model, --patience.
+    /// Flags of the rank itself: --model, --critic-model, --patience.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "FLAGS")]
     flags: Vec<OsString>,
 }

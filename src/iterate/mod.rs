@@ -43,7 +43,7 @@ pub struct Args {
     /// Reward function that ranks the completions which are compared
     #[arg(long, value_name = "NAME", required_unless_present = "pairs", conflicts_with = "pairs")]
     judge: Option<String>,
-    /// Comparisons instead of a judge: JSONL as for `learner reward-model`, shared out over the rounds
+    /// Comparisons instead of a judge: JSONL as for `tandem reward-model`, shared out over the rounds
     #[arg(long, value_name = "FILE")]
     pairs: Option<PathBuf>,
     /// Prompts whose completions are compared in a round; each gives at most one comparison

@@ -6,12 +6,13 @@ use clap::Command;
 
 /// Headings and the commands below them, each command once.
 const GROUPS: &[(&str, &[&str])] = &[
-    ("Train", &["train", "iterate", "sft", "reward-model", "demo"]),
+    ("Train", &["new", "train", "iterate", "sft", "reward-model", "demo"]),
     ("On other hosts", &["worker", "learner-rank"]),
     ("Sample and score", &["generate", "eval", "compare", "rewards", "check-rewards", "score", "logprobs"]),
     ("Look at a run", &["ui", "report", "explain", "replay"]),
-    ("Models and configurations", &["export", "merge", "init", "import-config"]),
+    ("Models and configurations", &["export", "merge", "init", "import-config", "schema"]),
     ("Machine and speed", &["doctor", "bench", "tune"]),
+    ("Shell", &["completions", "man"]),
 ];
 
 /// The same command line, whose help lists the commands in groups.

@@ -9,6 +9,7 @@ mod directory;
 mod disk;
 mod duration;
 mod hub;
+mod options;
 mod printed;
 mod problems;
 mod progress;
@@ -26,7 +27,6 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow};
-use clap::builder::StyledStr;
 use rollout_rewards::filter::FilterMetric;
 use serde::Serialize;
 use shared::{
@@ -60,7 +60,9 @@ use directory::OwnedRun;
 pub use directory::{goes_on, hold, remove};
 use duration::Estimate;
 pub use hub::locate;
+pub use options::described;
 pub use problems::Problems;
+pub use rehearsal::rehearse;
 use resolve::Resolved;
 pub use resolve::{CommandLine, explained, make_absolute};
 
@@ -68,7 +70,7 @@ pub use resolve::{CommandLine, explained, make_absolute};
 #[derive(Debug, clap::Args)]
 #[command(
     override_usage = "tandem train [RUN.toml] [--key value]... [--dry-run]",
-    after_help = every_option()
+    after_help = options::every_option()
 )]
 pub struct Args {
     /// The configuration file, then options. A .yaml, .json or .sh file of TRL, verl or RLinf is translated on the way
@@ -197,25 +199,6 @@ fn every_key(defaults: &TrainConfig) -> String {
         given.map_or_else(absent, |line| format!("{line}\n"))
     };
     OPTIONS.iter().map(line).collect()
-}
-
-/// The options in `--help`: for each one a sentence, and its default.
-fn every_option() -> StyledStr {
-    let flag = |option: &OptionSpec| {
-        let does = option.doc.split(". ").next().unwrap_or_default().trim_end_matches('.');
-        let default = option.default_text().filter(|text| text != "[]").or(option.absent.map(str::to_owned));
-        let default = default.map_or_else(String::new, |default| format!(" [default: {default}]"));
-        let flag = clap::Arg::new(option.key).long(option.key).value_name(option.kind.words());
-        flag.help(format!("{does}{default}")).help_heading(option.section)
-    };
-    let template = "Every key of run.toml is an option, written with underscores or dashes; options win over the \
-        file.\n\
-                    --dry-run makes every check, prints the resolved configuration and does nothing else.\n\
-                    --chaos seed=7,kill=0.02,stop=0.01,disk=0.01 brings faults on purpose (docs/runs.md).\n\
-                    docs/configuration.md describes the options in full.\n\n{all-args}";
-    let mut options = clap::Command::new("options").disable_help_flag(true).help_template(template);
-    options = options.args(OPTIONS.iter().map(flag));
-    options.render_help()
 }
 
 /// A run that has ended.
@@ -407,45 +390,6 @@ fn farewell(outcome: Outcome, has_learned: bool, summary: &Summary, dir: &RunDir
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_help_has_every_option_with_its_default() {
-        let help = every_option().to_string();
-        let defaults: toml::Table = layers::to_toml(&TrainConfig::default()).parse().unwrap();
-        // Up to the next option, in one line whatever the width.
-        let said = |key: &str| {
-            let (_, rest) = help.split_once(&format!("--{key} <")).unwrap_or_else(|| panic!("{key}: {help}"));
-            let end = rest.find("\n      --").unwrap_or(rest.len());
-            rest[..end].split_whitespace().collect::<Vec<_>>().join(" ")
-        };
-        for option in OPTIONS {
-            let text = said(option.key);
-            let begin: Vec<&str> = option.doc.split_whitespace().take(3).collect();
-            let begin = begin.join(" ");
-            assert!(text.contains(begin.trim_end_matches('.')), "{}: {text}", option.key);
-            let shown = match defaults.get(option.key) {
-                None => option.absent.map(str::to_owned),
-                Some(toml::Value::Array(list)) if list.is_empty() => option.absent.map(str::to_owned),
-                Some(toml::Value::String(text)) => Some(text.clone()),
-                Some(toml::Value::Float(number)) => Some(number.to_string()),
-                Some(value) => Some(value.to_string()),
-            };
-            let number = |text: &str| text.trim_matches('"').parse::<f64>().ok();
-            let (_, default) = text.rsplit_once("[default: ").unwrap_or_default();
-            let default = default.split_once(']').map_or("", |(default, _)| default);
-            let same = |shown: &str| default == shown || number(default).is_some_and(|n| Some(n) == number(shown));
-            assert!(shown.as_deref().is_none_or(same), "{}: `{default}` is not {shown:?}: {text}", option.key);
-        }
-        for text in [
-            "\nGeneration:\n",
-            "--dataset <path or list of paths>",
-            "Hugging Face model",
-            "[default: 8]",
-            "[default: off]",
-        ] {
-            assert!(help.contains(text), "{text}: {help}");
-        }
-    }
 
     #[test]
     fn every_key_is_shown_with_its_default() {

@@ -14,6 +14,7 @@ pub mod fleet;
 pub mod fuzz;
 pub mod golden;
 pub mod hub;
+pub mod json_schema;
 pub mod line;
 pub mod memory;
 pub mod processes;

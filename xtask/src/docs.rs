@@ -7,11 +7,12 @@ use anyhow::{Context, Result, bail};
 use crate::host::Host;
 
 /// The examples of `shared` that print a page, and where it is kept, relative to the root.
-const PAGES: [(&str, &str); 4] = [
+const PAGES: [(&str, &str); 5] = [
     ("configuration", "docs/configuration.md"),
     ("losses", "docs/losses.md"),
     ("metrics", "docs/metrics.md"),
     ("notices", "docs/notices.md"),
+    ("schema", "docs/run.schema.json"),
 ];
 
 /// Writes the pages.

@@ -20,8 +20,8 @@
 //! - the field of [`TrainConfig`] and its default;
 //! - the key of `run.toml` and the flag of the command line, with their errors and suggestions ([`layers`]);
 //! - the bounds that [`TrainConfig::validate`] checks before it looks at combinations, which are in `validate/`;
-//! - the page `docs/configuration.md` ([`reference`]), `tandem train --help`, and the help of the flags of `rollout`
-//!   that mean the same;
+//! - the page `docs/configuration.md`, the [`schema`] for editors, `tandem train --help`, its manual page and what
+//!   shells complete, and the help of the flags of `rollout` that mean the same;
 //! - what `tandem import-config` knows of TRL's keys, and what a resumed run may change.
 //!
 //! The other settings of a run are the address of a coordinator ([`endpoint`]) and the variables of [`torchrun`], which
@@ -38,6 +38,7 @@ mod options;
 pub mod rewards;
 mod sampling;
 mod schedule;
+pub mod schema;
 mod shares;
 pub mod torchrun;
 mod validate;

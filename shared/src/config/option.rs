@@ -163,15 +163,23 @@ impl OptionSpec {
         self.share.filter(|_| number > 0.0 && number < 1.0)
     }
 
+    /// The first sentence of its meaning, without its full stop.
+    #[must_use]
+    pub fn summary(&self) -> &'static str {
+        self.doc.split(". ").next().unwrap_or_default().trim_end_matches('.')
+    }
+
+    /// The default as a file has it, if there is one. Options that every run must give have none.
+    #[must_use]
+    pub fn default_value(&self) -> Option<&'static Value> {
+        Some(&DEFAULTS[self.key]).filter(|value| !value.is_null() && value.as_str() != Some(""))
+    }
+
     /// The default, if there is one: texts without quotes, lists as in TOML. Options that every run must give have
     /// none.
     #[must_use]
     pub fn default_text(&self) -> Option<String> {
-        match &DEFAULTS[self.key] {
-            Value::Null => None,
-            Value::String(text) => Some(text.clone()).filter(|text| !text.is_empty()),
-            value => Some(value.to_string()),
-        }
+        self.default_value().map(|value| value.as_str().map_or_else(|| value.to_string(), str::to_owned))
     }
 
     /// Refuses numbers outside the bounds, in words that follow the name of the option.

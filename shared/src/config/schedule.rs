@@ -1,7 +1,7 @@
 //! `lr_scheduler_kwargs`: the settings of each schedule, with the names and the rules of `transformers.optimization`
 //! (5.24).
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{ConfigError, JsonTable, LrSchedulerType, TrainConfig};
 
@@ -58,6 +58,29 @@ fn names(kind: LrSchedulerType) -> &'static [&'static str] {
             &["num_decay_steps", "num_stable_steps", "warmup_type", "decay_type", "min_lr_ratio", "num_cycles"]
         }
     }
+}
+
+/// The settings of all schedules with the values that [`settings`] takes, as properties of a JSON schema.
+pub(super) fn schema_of_settings() -> Value {
+    let rate = json!({ "type": "number", "minimum": 0 });
+    let share = json!({ "type": "number", "minimum": 0, "maximum": 1 });
+    let above_0 = json!({ "type": "number", "exclusiveMinimum": 0 });
+    let updates = |least: u64| json!({ "type": "integer", "minimum": least });
+    let shape = json!({ "enum": ["linear", "cosine", "1-sqrt"] });
+    json!({
+        "num_cycles": above_0,
+        "lr_end": rate,
+        "power": above_0,
+        "timescale": updates(1),
+        "min_lr": rate,
+        "min_lr_rate": share,
+        "warmup_lr_rate": share,
+        "num_decay_steps": updates(0),
+        "num_stable_steps": updates(0),
+        "warmup_type": shape,
+        "decay_type": shape,
+        "min_lr_ratio": share,
+    })
 }
 
 impl TrainConfig {
@@ -180,9 +203,8 @@ pub(super) fn not_here(word: &str) -> Option<&'static str> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
+    use crate::config::Choice;
 
     fn of(kind: LrSchedulerType, given: Value) -> Result<ScheduleSettings, String> {
         let config = TrainConfig {
@@ -201,6 +223,43 @@ mod tests {
         let found = found.unwrap();
         assert_eq!((found.num_decay_steps, found.decay_type), (Some(5), Some(RampShape::OneMinusSqrt)));
         assert_eq!(of(LrSchedulerType::Linear, json!({})), Ok(ScheduleSettings::default()));
+    }
+
+    /// Each setting takes a value here where the schema says so: values on both sides of every bound.
+    #[test]
+    fn the_schema_of_the_settings_is_what_is_read() {
+        let schema = json!({ "additionalProperties": false, "properties": schema_of_settings() });
+        let mut settings: Vec<&str> = Vec::new();
+        for kind in LrSchedulerType::ALL {
+            for name in names(*kind) {
+                for value in
+                    [json!(-1), json!(0), json!(5e-7), json!(0.5), json!(1), json!(2), json!("cosine"), json!("x")]
+                {
+                    let given = json!({ *name: value });
+                    let others = match *kind {
+                        LrSchedulerType::CosineWithMinLr | LrSchedulerType::CosineWarmupWithMinLr
+                            if !name.starts_with("min_lr") =>
+                        {
+                            json!({ "min_lr": 0 })
+                        }
+                        LrSchedulerType::WarmupStableDecay if *name != "num_decay_steps" => {
+                            json!({ "num_decay_steps": 1 })
+                        }
+                        _ => json!({}),
+                    };
+                    let all = others.as_object().unwrap().iter().chain(given.as_object().unwrap());
+                    let all: Value = all.map(|(name, value)| (name.clone(), value.clone())).collect();
+                    // Two rates may not be above the peak, which no schema knows.
+                    let read = of(*kind, all).is_ok();
+                    let above_peak = ["lr_end", "min_lr"].contains(name) && value.as_f64() > Some(1e-6);
+                    let valid = harness::json_schema::check(&schema, &given).is_ok() && !above_peak;
+                    assert_eq!(read, valid, "{kind}: {given}");
+                }
+                settings.push(*name);
+            }
+        }
+        let declared = schema["properties"].as_object().unwrap();
+        assert!(declared.keys().all(|name| settings.contains(&name.as_str())), "a setting that no schedule has");
     }
 
     #[test]

@@ -6,9 +6,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use harness::cli;
+use harness::{cli, json_schema};
 use shared::{
-    config::{AdvantageEstimator, Choice, LossType, OPTIONS, TrainConfig, layers, option},
+    config::{AdvantageEstimator, Choice, LossType, OPTIONS, TrainConfig, layers, option, schema},
     metrics::catalogue,
 };
 
@@ -55,6 +55,40 @@ fn the_configuration_of_the_readme_is_accepted() {
 fn the_page_of_options_is_what_the_code_says() {
     let stale = document("docs/configuration.md") != configuration::page();
     assert!(!stale, "docs/configuration.md is stale: run `cargo xtask docs` and commit the page");
+}
+
+#[test]
+fn the_schema_is_what_the_code_says() {
+    let printed = cli::run("tandem", ["schema"]).success().stdout;
+    assert_eq!(printed, schema::text());
+    let stale = document("docs/run.schema.json") != printed;
+    assert!(!stale, "docs/run.schema.json is stale: run `cargo xtask docs` and commit the schema");
+}
+
+/// Every configuration in the repository: of the examples, of runs of earlier builds, and in the documents.
+#[test]
+fn every_configuration_is_valid_under_the_schema() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut texts = Vec::new();
+    for folder in ["examples", "tests/fixtures"].iter().map(|folder| root.join(folder)) {
+        let found =
+            files(&folder).into_iter().filter(|path| path.ends_with("run.toml") || path.ends_with("config.toml"));
+        texts.extend(found.map(|path| (path.display().to_string(), fs::read_to_string(&path).unwrap())));
+    }
+    let of_files = texts.len();
+    let pages = fs::read_dir(root.join("docs")).unwrap().map(|entry| entry.unwrap().path());
+    for path in pages.filter(|path| path.extension().is_some_and(|end| end == "md")).chain([root.join("README.md")]) {
+        let text = fs::read_to_string(&path).unwrap();
+        let blocks = text.split("```toml\n").skip(1).map(|rest| rest.split("```").next().unwrap().to_owned());
+        texts.extend(blocks.map(|block| (path.display().to_string(), block)));
+    }
+    assert!(of_files >= 7 && texts.len() >= of_files + 10, "{of_files} files and {} in all", texts.len());
+    let schema = schema::schema();
+    for (place, text) in texts {
+        let values: toml::Table = text.parse().unwrap_or_else(|error| panic!("{place}: {error}"));
+        let valid = json_schema::check(&schema, &serde_json::to_value(values).unwrap());
+        valid.unwrap_or_else(|error| panic!("{place}: {error}: {text}"));
+    }
 }
 
 #[test]
@@ -279,12 +313,16 @@ fn an_option_of_the_engine_has_the_places_that_the_page_lists() {
 
 /// The Rust files below a folder.
 fn sources(folder: &Path) -> Vec<PathBuf> {
+    files(folder).into_iter().filter(|path| path.extension().is_some_and(|end| end == "rs")).collect()
+}
+
+/// The files below a folder.
+fn files(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     entries
         .flat_map(|path| match path.is_dir() {
-            true => sources(&path),
+            true => files(&path),
             false => vec![path],
         })
-        .filter(|path| path.extension().is_some_and(|end| end == "rs"))
         .collect()
 }

@@ -1,0 +1,126 @@
+//! A check of values against a JSON schema, for the keywords that this project's schemas have.
+
+use serde_json::Value;
+
+/// Whether a value is valid under a schema; the error says where it is not, and why.
+///
+/// # Errors
+/// The first fault.
+///
+/// # Panics
+/// At a keyword that is not known here: it would be passed over.
+pub fn check(schema: &Value, value: &Value) -> Result<(), String> {
+    check_part(schema, schema, value, "")
+}
+
+fn check_part(root: &Value, schema: &Value, value: &Value, place: &str) -> Result<(), String> {
+    let fail = |wanted: String| Err(format!("{place}: {value} is not {wanted}"));
+    for (keyword, said) in schema.as_object().expect("a schema is an object") {
+        let number = |fits: fn(f64, f64) -> bool| match (value.as_f64(), said.as_f64()) {
+            (Some(value), Some(bound)) => fits(value, bound),
+            (_, bound) => bound.is_some(),
+        };
+        let fits = match keyword.as_str() {
+            "$schema" | "title" | "description" | "default" => true,
+            "$ref" => {
+                let pointer = said.as_str().and_then(|text| text.strip_prefix('#')).expect("a place in the schema");
+                let other = root.pointer(pointer).unwrap_or_else(|| panic!("{pointer} is not in the schema"));
+                return check_part(root, other, value, place);
+            }
+            "type" => is_of(value, said.as_str().expect("the name of a type")),
+            "const" => value == said,
+            "enum" => list(said).contains(value),
+            "anyOf" => list(said).iter().any(|schema| check_part(root, schema, value, place).is_ok()),
+            "minimum" => number(|value, bound| value >= bound),
+            "exclusiveMinimum" => number(|value, bound| value > bound),
+            "maximum" => number(|value, bound| value <= bound),
+            "exclusiveMaximum" => number(|value, bound| value < bound),
+            "items" => {
+                for (i, item) in value.as_array().into_iter().flatten().enumerate() {
+                    check_part(root, said, item, &format!("{place}[{i}]"))?;
+                }
+                true
+            }
+            "properties" => {
+                for (name, member) in value.as_object().into_iter().flatten() {
+                    let declared = said.get(name);
+                    declared
+                        .map_or(Ok(()), |declared| check_part(root, declared, member, &format!("{place}/{name}")))?;
+                }
+                true
+            }
+            "additionalProperties" => {
+                assert_eq!(*said, Value::Bool(false), "{place}: only `false` is known");
+                let declared = |name: &str| schema["properties"].get(name).is_some();
+                let mut names = value.as_object().into_iter().flatten().map(|(name, _)| name);
+                if let Some(unknown) = names.find(|name| !declared(name)) {
+                    return Err(format!("{place}/{unknown} is unknown"));
+                }
+                true
+            }
+            other => panic!("{place}: the keyword `{other}` is not known"),
+        };
+        if !fits {
+            return fail(format!("as its `{keyword}` {said} says"));
+        }
+    }
+    Ok(())
+}
+
+fn list(said: &Value) -> &[Value] {
+    said.as_array().expect("the keyword has a list")
+}
+
+fn is_of(value: &Value, kind: &str) -> bool {
+    match kind {
+        "null" => value.is_null(),
+        "boolean" => value.is_boolean(),
+        "integer" => value.as_f64().is_some_and(|number| number.fract() == 0.0),
+        "number" => value.is_number(),
+        "string" => value.is_string(),
+        "array" => value.is_array(),
+        "object" => value.is_object(),
+        other => panic!("`{other}` is no type of JSON"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn every_keyword_refuses_what_it_should() {
+        let schema = json!({
+            "type": "object",
+            "additionalProperties": false,
+            "properties": {
+                "count": { "type": "integer", "minimum": 1, "maximum": 3 },
+                "share": { "type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1 },
+                "word": { "enum": ["a", "b"] },
+                "other": { "$ref": "#/properties/word" },
+                "list": { "anyOf": [{ "const": "none" }, { "type": "array", "items": { "type": "boolean" } }] },
+            },
+        });
+        for (value, valid) in [
+            (json!({ "count": 1, "share": 0.5, "word": "b", "other": "a", "list": [true] }), true),
+            (json!({ "count": 3, "list": "none" }), true),
+            (json!({ "count": 0 }), false),
+            (json!({ "count": 4 }), false),
+            (json!({ "count": 1.5 }), false),
+            (json!({ "share": 0 }), false),
+            (json!({ "share": 1 }), false),
+            (json!({ "share": "0.5" }), false),
+            (json!({ "word": "c" }), false),
+            (json!({ "other": "c" }), false),
+            (json!({ "list": "some" }), false),
+            (json!({ "list": [1] }), false),
+            (json!({ "wrd": "a" }), false),
+            (json!([]), false),
+        ] {
+            assert_eq!(check(&schema, &value).is_ok(), valid, "{value}");
+        }
+        assert_eq!(check(&schema, &json!({ "wrd": 1 })), Err("/wrd is unknown".to_owned()));
+    }
+}
