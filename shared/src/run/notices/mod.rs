@@ -105,8 +105,8 @@ impl Notice {
     }
 
     /// Whether both notices say the same of the same subject, so that one is enough. Some kinds are news each time:
-    /// changed options at each resume, actions of the guard, refusals, a full disk, and an early end; and a learning rate may first
-    /// be too high and then too low.
+    /// changed options at each resume, actions of the guard, refusals, a full disk, and an early end; and a learning
+    /// rate may first be too high and then too low.
     #[must_use]
     pub fn repeats(&self, other: &Self) -> bool {
         use NoticeKind::{
