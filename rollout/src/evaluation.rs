@@ -186,7 +186,7 @@ fn mean_and_error(values: impl Iterator<Item = f64> + Clone) -> (f64, f64) {
 
 #[cfg(test)]
 mod tests {
-    use shared::{FinishReason, Group, generation::testing, metrics::Key};
+    use shared::{FinishReason, Group, config::TrainConfig, generation::testing, metrics::Key};
 
     use super::*;
 
@@ -227,6 +227,19 @@ mod tests {
         assert_eq!(found(&["", "2", "1", "1", "2"]), Some(1));
         assert_eq!(found(&["", "", "", "3"]), Some(3), "who names nothing has no vote");
         assert_eq!(found(&["", ""]), None);
+    }
+
+    /// What `metric_for_best_model` may name.
+    #[test]
+    fn an_evaluation_of_a_run_records_the_metrics_that_are_expected_of_it() {
+        let config =
+            TrainConfig { reward_funcs: vec!["correctness".into(), "format".into()], ..TrainConfig::default() };
+        let groups = [group(0, vec![(vec![Score(2.0), Score(1.0)], 3, FinishReason::Stop)])];
+        let record = record(&groups, None, Judging { correct_at: 1.5, failure: RewardFailure::Exclude }, 2.0);
+        let mut expected = config.evaluation_metrics();
+        let mut found: Vec<String> = record.values().keys().cloned().collect();
+        [&mut expected, &mut found].into_iter().for_each(|names| names.sort());
+        assert_eq!(found, expected);
     }
 
     #[test]

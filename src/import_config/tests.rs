@@ -124,6 +124,18 @@ fn steps_of_trl_are_optimiser_updates() {
 }
 
 #[test]
+fn the_best_model_of_trl_is_the_best_checkpoint() {
+    let (_, found) = import(
+        "eval_strategy: steps\neval_steps: 4\nsave_steps: 8\nmetric_for_best_model: eval_reward\n\
+         greater_is_better: true\nload_best_model_at_end: true\nsave_total_limit: 1\n",
+    );
+    let config = &found.config;
+    assert_eq!((config.metric_for_best_model.as_deref(), config.greater_is_better), (Some("eval_reward"), Some(true)));
+    assert!(config.load_best_model_at_end);
+    assert_eq!((config.eval_steps, config.save_steps, config.save_total_limit), (Some(4), 8, Some(1)));
+}
+
+#[test]
 fn values_that_mean_nothing_here_are_left_out_with_the_reason() {
     let (_, found) = import("learning_rate: fast\nloss_type: other\nreward_funcs: 3\nseed: 3\n");
     assert!(reason(&found, "learning_rate").contains("`learning_rate`"));

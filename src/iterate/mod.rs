@@ -171,7 +171,7 @@ impl Job<'_> {
             accuracy_after: number("accuracy_after")?,
             reward_first: trained.summary.reward_first,
             reward_last: trained.summary.reward_last,
-            policy: trained.dir.checkpoint(trained.summary.steps),
+            policy: trained.model(),
             reward_model: self.path(round, "reward-model"),
         };
         atomic::write(&record, serde_json::to_string_pretty(&done)?.as_bytes())?;

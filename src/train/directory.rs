@@ -273,6 +273,7 @@ fn clear(dir: &RunDir) -> Result<()> {
     }
     remove_file(&dir.metrics())?;
     remove_file(&dir.eval())?;
+    remove_file(&dir.best())?;
     remove_file(&dir.notices())?;
     remove_file(&dir.ledger())?;
     remove_file(&dir.prompts())?;

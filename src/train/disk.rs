@@ -53,9 +53,11 @@ impl DiskPlan {
             critic.filter(|_| config.advantage_estimator.spec().critic).map_or(0, ModelConfig::parameter_count);
         let state = FLOAT * (trained * (1 + MOMENTS) + moved_reference + critic * (1 + MOMENTS));
         let steps = config.max_steps.unwrap_or(0);
-        // The last step always has one, and the oldest is removed only when the newest is complete.
+        // The last step always has one, and the oldest is removed only when the newest is complete. The best one stays
+        // beside the newest.
         let made = steps.div_ceil(config.save_steps.max(1));
-        let checkpoints = config.save_total_limit.map_or(made, |limit| made.min(u64::from(limit) + 1));
+        let least = if config.metric_for_best_model.is_some() { 2 } else { 1 };
+        let checkpoints = config.save_total_limit.map_or(made, |limit| made.min(u64::from(limit.max(least)) + 1));
         let own = size(&config.output_dir);
         let records = (config.records_size_limit * f64::from(1 << 30)) as u64;
         Self {
@@ -161,6 +163,8 @@ mod tests {
         assert_eq!((one.checkpoint, one.checkpoints), (3 * weights + export, 2), "the next is written before one goes");
         assert_eq!((one.versions, one.records, one.batches), (0, Some(1 << 30), 0));
         assert!(one.free.is_some_and(|free| free > 0));
+        let best = TrainConfig { metric_for_best_model: Some("eval_reward".into()), ..config.clone() };
+        assert_eq!(plan(&best, true).0.checkpoints, 3, "the best one stays too");
         let all =
             TrainConfig { save_total_limit: None, save_step_batches: true, records_size_limit: 0.0, ..config.clone() };
         let (all, _) = plan(&all, false);

@@ -35,6 +35,7 @@ use shared::{
     config::{Device, OPTIONS, OptionSpec, TrainConfig, VersionStorage, layers},
     metrics::{self, MetricRecord},
     run::{
+        best::Best,
         memory_plan::{RunPlan, VersionRoom},
         notices::{self, NothingLearned},
         resume,
@@ -124,6 +125,7 @@ fn dry_run(mut config: TrainConfig) -> Result<String> {
     let Resolved { mut config, plan, disk, data, checkpoint } =
         resolved.expect("what could not be resolved is a problem");
     rehearsal::rehearse(&mut config)?;
+    config.validate()?;
     filter(&config)?;
     let comment = |line: &str| format!("# {}\n", line.trim_start());
     let data: String = located.iter().chain(&data).map(|line| comment(line)).collect();
@@ -216,6 +218,11 @@ pub struct Trained {
 }
 
 impl Trained {
+    /// The checkpoint that is the run's model: the best one with `load_best_model_at_end`, else the last one.
+    pub fn model(&self) -> PathBuf {
+        self.dir.chosen_checkpoint().unwrap_or_else(|| self.dir.checkpoint(self.summary.steps))
+    }
+
     /// Refuses a run of which no update had a gradient.
     ///
     /// # Errors
@@ -240,6 +247,12 @@ pub struct Summary {
     pub tokens_per_s: Option<f64>,
     /// The path of the report.
     pub report: String,
+    /// The best checkpoint, with `metric_for_best_model`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub best: Option<Best>,
+    /// The path of the run's model, with `load_best_model_at_end`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub model: Option<PathBuf>,
 }
 
 /// Resolves the configuration, runs the pair to its end and writes the report.
@@ -263,6 +276,8 @@ fn train_with(mut config: TrainConfig, chaos: Option<Chaos>) -> Result<Trained> 
     output::tell(estimate(&config, checkpoint.as_deref())?);
     resolve::check_weights(&config)?;
     rehearsal::rehearse(&mut config)?;
+    // By now the reward functions have their names, and so have the metrics of evaluations.
+    config.validate()?;
     filter(&config)?.iter().for_each(output::tell);
     for hint in hints(&config) {
         output::tell(format_args!("warning: {hint}"));
@@ -323,12 +338,14 @@ fn concluded(
         seconds,
         tokens_per_s: summary::tokens_per_second(&records, first_step),
         report: report.display().to_string(),
+        best: config.metric_for_best_model.as_ref().map(|_| Best::of(&dir)).transpose()?.flatten(),
+        model: Some(dir.model()).filter(|model| config.load_best_model_at_end && model.is_dir()),
     };
     let nothing = match outcome {
         Outcome::Finished => notices::nothing_learned(&records, &notices::read(&dir.notices())?, config),
         Outcome::Interrupted | Outcome::Killed => None,
     };
-    output::tell(farewell(outcome, nothing.is_none(), &summary, &dir));
+    output::tell(farewell(outcome, nothing.is_none(), config.max_steps, &summary, &dir));
     Ok(Trained { outcome, summary, records, dir, nothing })
 }
 
@@ -368,12 +385,17 @@ fn steps_in_words(steps: u64) -> String {
     format!("{steps} step{}", if steps == 1 { "" } else { "s" })
 }
 
-fn farewell(outcome: Outcome, has_learned: bool, summary: &Summary, dir: &RunDir) -> String {
+fn farewell(outcome: Outcome, has_learned: bool, total: Option<u64>, summary: &Summary, dir: &RunDir) -> String {
     let resume = "tandem train with the same options and --resume_from_checkpoint latest goes on";
     let newest = dir.checkpoints().ok().and_then(|list| list.last().copied());
+    let best = summary.best.as_ref().map(|best| format!("; the best is {best}")).unwrap_or_default();
+    let report = format!("report: {}", summary.report);
     match (outcome, newest) {
-        (Outcome::Finished, _) if !has_learned => format!("report: {}", summary.report),
-        (Outcome::Finished, _) => format!("finished {}; report: {}", steps_in_words(summary.steps), summary.report),
+        (Outcome::Finished, _) if !has_learned => report,
+        (Outcome::Finished, _) => match total.filter(|total| summary.steps < *total) {
+            Some(total) => format!("ended early, after {} of {}{best}; {report}", summary.steps, steps_in_words(total)),
+            None => format!("finished {}{best}; {report}", steps_in_words(summary.steps)),
+        },
         (Outcome::Interrupted, Some(step)) => format!("stopped in order at checkpoint-{step}; {resume}"),
         (Outcome::Killed, Some(step)) => format!("killed; the newest checkpoint is checkpoint-{step}; {resume}"),
         (_, None) if directory::is_unused(dir).unwrap_or(false) => {

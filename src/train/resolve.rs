@@ -197,6 +197,8 @@ pub fn resolve(mut config: TrainConfig) -> Result<Resolved> {
     let steps = config.total_steps(datasets.rows);
     config.max_steps = Some(steps);
     config.resolve_shares(steps);
+    // Some checks need numbers of steps in the place of shares.
+    config.validate()?;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let (rollout, learner) = config.threads(cores);
     config.rollout_threads = Some(rollout);

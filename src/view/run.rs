@@ -16,6 +16,7 @@ use shared::{
     files::journal,
     metrics::{self, TOTAL_STEPS},
     run::{
+        best::Best,
         notices::{self, Notice, NoticeKind},
         records,
     },
@@ -40,6 +41,9 @@ pub struct Overview {
     steps: u64,
     /// Steps that it will make.
     total_steps: Option<f64>,
+    /// Its best checkpoint by the evaluations, in words.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    best: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -66,6 +70,7 @@ impl Overview {
             state: state(dir),
             steps: tail.steps(),
             total_steps: tail.records().last().and_then(|record| record.get(TOTAL_STEPS)),
+            best: Best::of(dir).ok().flatten().map(|best| best.to_string()),
         }
     }
 }

@@ -9,7 +9,7 @@ mod step_batch;
 
 pub use open::{Found, find, find_first, open_rank, open_trainer, set_aside};
 pub use origin::Origin;
-pub use save::{fill, go_back, help_to_save, save};
+pub use save::{Retention, fill, go_back, help_to_save, save};
 pub use shared::run::resume::STATE_FILE;
 pub use state::TrainerState;
 pub use step_batch::{read_step_batch, save_step_batch};

@@ -15,9 +15,32 @@ use shared::{
 use super::{CRITIC_DIR, OPTIMIZER_FILE, REFERENCE_DIR, STATE_FILE, TrainerState};
 use crate::{error::LearnerError, model::Decoder, publish::Publisher, step::Trainer};
 
-/// Writes `checkpoint-N` for the state's step, with the version of that number, and removes the oldest ones beyond
-/// `limit`, but for the one that the guard would go back to. `more` adds the files of others, when everything else is
-/// written.
+/// Which checkpoints stay when a new one is there.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Retention {
+    /// `save_total_limit`.
+    pub limit: Option<u32>,
+    /// The best one by the evaluations, which counts for the limit and stays beside the newest in any case.
+    pub best: Option<u64>,
+}
+
+impl Retention {
+    /// The oldest ones beyond the limit, of those that are there.
+    fn surplus(self, steps: &[u64]) -> Vec<u64> {
+        let Some(limit) = self.limit else { return Vec::new() };
+        let mut others = steps.to_vec();
+        others.retain(|step| Some(*step) != self.best);
+        let stay = match limit.max(1) as usize {
+            limit if others.len() == steps.len() => limit,
+            limit => (limit - 1).max(usize::from(steps.last() == others.last())),
+        };
+        others.truncate(others.len().saturating_sub(stay));
+        others
+    }
+}
+
+/// Writes `checkpoint-N` for the state's step, with the version of that number, and removes those that do not stay, but
+/// for the one that the guard would go back to. `more` adds the files of others, when everything else is written.
 ///
 /// # Errors
 /// Any error of the file system; the checkpoint is then not there.
@@ -27,7 +50,7 @@ pub fn save(
     publisher: &Publisher,
     trainer: &Trainer,
     state: &TrainerState,
-    limit: Option<u32>,
+    retention: Retention,
     more: impl FnOnce(&Path) -> Result<(), LearnerError>,
 ) -> Result<(), LearnerError> {
     atomic::write_dir(&run_dir.checkpoint(state.step), |dir| {
@@ -36,13 +59,9 @@ pub fn save(
         more(dir)?;
         Ok::<_, LearnerError>(checkpoints::seal(dir)?)
     })?;
-    let Some(limit) = limit else {
-        return Ok(());
-    };
-    let steps = run_dir.checkpoints()?;
-    let surplus = steps.len().saturating_sub(limit.max(1) as usize);
-    for step in steps[..surplus].iter().filter(|step| state.guard.healthy != Some(**step)) {
-        atomic::remove_dir(&run_dir.checkpoint(*step))?;
+    let surplus = retention.surplus(&run_dir.checkpoints()?);
+    for step in surplus.into_iter().filter(|step| state.guard.healthy != Some(*step)) {
+        atomic::remove_dir(&run_dir.checkpoint(step))?;
     }
     Ok(())
 }
@@ -126,6 +145,19 @@ mod tests {
     use shared::config::TrainConfig;
 
     use super::*;
+
+    #[test]
+    fn the_newest_checkpoints_stay_and_the_best_one_in_the_place_of_an_old_one() {
+        let gone = |limit, best, steps: &[u64]| Retention { limit, best }.surplus(steps);
+        assert!(gone(None, None, &[1, 2, 3]).is_empty());
+        assert_eq!(gone(Some(2), None, &[1, 2, 3]), [1]);
+        assert_eq!(gone(Some(0), None, &[1, 2, 3]), [1, 2], "the newest stays");
+        assert_eq!(gone(Some(2), Some(1), &[1, 2, 3]), [2]);
+        assert_eq!(gone(Some(3), Some(1), &[1, 2, 3, 4]), [2]);
+        assert_eq!(gone(Some(1), Some(2), &[1, 2, 3]), [1], "the best and the newest");
+        assert_eq!(gone(Some(1), Some(3), &[1, 2, 3]), [1, 2], "the best is the newest");
+        assert_eq!(gone(Some(2), Some(9), &[1, 2, 3]), [1], "the best is not there");
+    }
 
     #[test]
     fn a_roll_back_does_not_bring_back_what_was_in_flight() {

@@ -88,6 +88,32 @@ impl Collector {
         }
     }
 
+    /// Takes in groups for the step at hand and later ones until `ready`, without making a batch; false when `stop` was
+    /// set first.
+    ///
+    /// # Errors
+    /// As [`Collector::collect`], and an error of `ready`.
+    pub fn hold(
+        &mut self,
+        (step, cursor): (Step, u64),
+        link: &Link,
+        stop: &AtomicBool,
+        ready: &mut dyn FnMut() -> Result<bool, LearnerError>,
+    ) -> Result<bool, LearnerError> {
+        while !ready()? {
+            if stop.load(Ordering::Relaxed) {
+                return Ok(false);
+            }
+            heartbeat::beat(Phase::Wait);
+            heartbeat::part(Phase::Wait, 0, self.groups_per_step as usize);
+            if let Some(group) = link.receive(STATUS_INTERVAL)? {
+                let arrived = self.arrived(step, cursor);
+                self.admit(group, step, &arrived)?;
+            }
+        }
+        Ok(true)
+    }
+
     /// The next group; none when `stop` was set first.
     fn wait(
         &self,

@@ -13,6 +13,8 @@
 //! The guard looks at a step between its gradients and the optimiser. A roll-back writes a checkpoint of the present
 //! step with the weights of an earlier one, without anything in flight, and goes on from that as after a restart.
 //!
+//! With `metric_for_best_model`, the learner waits for the result of each evaluation before it makes the next step.
+//!
 //! A version that the sampler refuses is published again while the learner waits for groups. The gate is no part of the
 //! training: no checkpoint holds anything of it.
 
@@ -20,6 +22,7 @@ mod collector;
 mod completions;
 mod distributed;
 mod dynamic_sampling;
+mod evaluations;
 mod failures;
 mod in_flight;
 mod journals;
@@ -56,13 +59,14 @@ use crate::error::LearnerError;
 /// How a run ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// Every step is done.
+    /// Every step is done, or evaluations do not improve any more (`early_stopping_patience`).
     Finished,
     /// It was asked to stop; the last completed step is in a checkpoint.
     Stopped,
 }
 
-/// Trains until the last step, or until `stop` is set: the run with this id, as long as its directory has that.
+/// Trains until the last step or an early end, or until `stop` is set: the run with this id, as long as its directory
+/// has that.
 ///
 /// # Errors
 /// An unusable model, configuration or run directory; a sampler that breaks the contract or falls silent.
@@ -102,6 +106,7 @@ pub fn run(
         tracing::warn!("the run is over, and not all ranks have heard of it: {error}");
     }
     if outcome == Outcome::Finished {
+        run.choose_model()?;
         LearnerStatus { finished: true, ..link.status() }.leave(run_dir, id)?;
     }
     link.finish();

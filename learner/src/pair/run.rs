@@ -22,6 +22,7 @@ use tch::Device;
 use super::{
     Collector, Link,
     distributed::DistributedTrainer,
+    evaluations::Evaluations,
     in_flight::{self, Request},
     journals::Resumed,
     ledger, notices,
@@ -30,7 +31,7 @@ use super::{
     refusals::Refusals,
 };
 use crate::{
-    checkpoint::{self, Found, Origin, TrainerState},
+    checkpoint::{self, Found, Origin, Retention, TrainerState},
     crew::Crew,
     error::LearnerError,
     guard::Guard,
@@ -58,6 +59,8 @@ pub struct Run<'a> {
     durable: Durable,
     /// What it keeps of its steps.
     pub records: Records<'a>,
+    /// What its evaluations say.
+    pub evaluations: Evaluations<'a>,
 }
 
 /// What a restart goes on from.
@@ -97,6 +100,7 @@ impl<'a> Run<'a> {
         let guard = Guard::new(config, state.guard.clone())?;
         let in_flight = found.as_ref().is_some_and(|path| in_flight::fits(run_dir, path, &state, config, &origin));
         let state = TrainerState { config: TrainerState::start(config, state.total_steps).config, origin, ..state };
+        let evaluations = Evaluations::open(run_dir, config, state.step)?;
         let mut records = Records::open(run_dir, config, model.config(), state.step, resumed)?;
         // A run that begins has nothing to lose.
         if found.is_none() {
@@ -114,6 +118,7 @@ impl<'a> Run<'a> {
             durable: Durable { step: state.step, in_flight },
             state,
             records,
+            evaluations,
         })
     }
 
@@ -214,7 +219,7 @@ impl<'a> Run<'a> {
             self.state.guard.healthy = self.guard.state.healthy;
         }
         heartbeat::beat(Phase::Save);
-        let limit = self.config.save_total_limit;
+        let retention = Retention { limit: self.config.save_total_limit, best: self.evaluations.best() };
         // A synchronous run samples lost completions again as they were.
         let request = (self.config.max_staleness > 0).then(|| Request::make(self.run_dir, link)).transpose()?;
         self.records.sync()?;
@@ -225,7 +230,7 @@ impl<'a> Run<'a> {
         };
         self.trainer.ask_for_parts()?;
         let (publisher, trainer) = (self.versions.publisher(), self.trainer.first());
-        checkpoint::save(self.run_dir, &self.model, publisher, trainer, &self.state, limit, more)?;
+        checkpoint::save(self.run_dir, &self.model, publisher, trainer, &self.state, retention, more)?;
         self.durable = Durable { step: self.state.step, in_flight };
         link.announce(|status| {
             status.durable_step = Step(self.durable.step);
@@ -257,13 +262,46 @@ impl<'a> Run<'a> {
             let first = first.map(|(path, _)| path);
             let (trainer, _) = checkpoint::open_trainer(config, &model, first.as_deref(), device)?;
             state.carried = trainer.carried().at(&state.carried);
-            checkpoint::save(run_dir, &model, versions.publisher(), &trainer, &state, None, |_| Ok(()))?;
+            let all = Retention::default();
+            checkpoint::save(run_dir, &model, versions.publisher(), &trainer, &state, all, |_| Ok(()))?;
         }
         let mut run = Self::open((run_dir, id), config, device, stop)?;
         // The sampler has lived on, so its counters have.
         run.records.sampler = records.sampler;
         run.records.journals.take_over()?;
         Ok(run)
+    }
+
+    /// Takes in what the evaluation of the last step says; whether the run ends with that step.
+    ///
+    /// # Errors
+    /// Any error of the file system.
+    pub fn heed_evaluation(&mut self) -> Result<bool, LearnerError> {
+        let (step, total_steps) = (self.state.step, self.state.total_steps);
+        self.evaluations.judge(step)?;
+        // A start that has made no step leaves the run as it was.
+        if self.records.journals.are_taken_over() {
+            self.evaluations.record()?;
+        }
+        if self.is_complete() {
+            return Ok(true);
+        }
+        let Some(notice) = self.evaluations.stops(step, total_steps) else { return Ok(false) };
+        self.records.journals.tell([notice])?;
+        Ok(true)
+    }
+
+    /// Records the best checkpoint of a run that has ended, and makes it the run's model where that is asked for.
+    ///
+    /// # Errors
+    /// Any error of the file system.
+    pub fn choose_model(&mut self) -> Result<(), LearnerError> {
+        self.evaluations.judge(self.state.step)?;
+        self.evaluations.record()?;
+        if self.config.load_best_model_at_end {
+            self.evaluations.link_model(self.state.step);
+        }
+        Ok(())
     }
 
     /// Puts into the ledger what is in flight when the run ends.

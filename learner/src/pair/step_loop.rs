@@ -49,13 +49,20 @@ impl<'l, 'a> StepLoop<'l, 'a> {
         Self { run, collector, link, stop }
     }
 
-    /// Makes step after step, until the last one is made, the process is asked to end, or the guard wants to go back.
+    /// Makes step after step, until the last one is made, evaluations end the run early, the process is asked to end,
+    /// or the guard wants to go back.
     ///
     /// # Errors
     /// Whatever ends the run.
     pub fn make_steps(mut self) -> Result<Stretch, LearnerError> {
-        while !self.run.is_complete() {
+        loop {
             let start = Instant::now();
+            if !self.wait_for_evaluation()? {
+                return Ok(Stretch::Ended(Outcome::Stopped));
+            }
+            if self.run.heed_evaluation()? {
+                return Ok(Stretch::Ended(Outcome::Finished));
+            }
             let Some(groups) = self.collect()? else {
                 return Ok(Stretch::Ended(Outcome::Stopped));
             };
@@ -69,7 +76,20 @@ impl<'l, 'a> StepLoop<'l, 'a> {
                 return Ok(Stretch::Ended(Outcome::Stopped));
             }
         }
-        Ok(Stretch::Ended(Outcome::Finished))
+    }
+
+    /// Waits for the result of the evaluation that the run depends on, if it depends on one; false when the process is
+    /// asked to end first. Meanwhile, refusals of the newest version are answered.
+    fn wait_for_evaluation(&mut self) -> Result<bool, LearnerError> {
+        let (run, link) = (&mut *self.run, self.link);
+        let (step, cursor, is_last) = (run.state.step, run.state.cursor, run.is_complete());
+        self.collector.hold((Step(step), cursor), link, self.stop, &mut || {
+            if run.evaluations.is_known(step, is_last)? {
+                return Ok(true);
+            }
+            run.answer_refusal(link)?;
+            Ok(false)
+        })
     }
 
     /// The groups of the next step; none when the process is asked to end first. Meanwhile, refusals of the newest
@@ -170,8 +190,9 @@ impl<'l, 'a> StepLoop<'l, 'a> {
 
     /// Has files go that can be spared where the disk is short, which is told.
     fn make_disk_room(&mut self) -> Result<(), LearnerError> {
-        let Run { run_dir, guard, state, records, .. } = &mut *self.run;
-        let gone = disk_room::make(run_dir, guard.state.healthy)?;
+        let Run { run_dir, guard, state, records, evaluations, .. } = &mut *self.run;
+        let staying: Vec<u64> = [guard.state.healthy, evaluations.best()].into_iter().flatten().collect();
+        let gone = disk_room::make(run_dir, &staying)?;
         records.journals.tell(gone.map(|what| notices::disk_short(state.step, &what)))
     }
 

@@ -29,7 +29,7 @@ use crate::{
 /// Flags of `rollout compare`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// A model, a checkpoint, or a run, of which the newest checkpoint is taken
+    /// A model, a checkpoint, or a run, of which its `model` is taken, else the newest checkpoint
     #[arg(value_name = "A")]
     pub a: PathBuf,
     /// What is compared with it
@@ -144,12 +144,16 @@ fn keep(path: &Path, answer: &serde_json::Value) -> io::Result<()> {
     added.map_err(atomic::named(path))
 }
 
-/// The folder of a model that is given by its folder or name, and for a run the folder of its newest checkpoint. This
-/// is not the path of the opened model, which for an adapter is a merged copy elsewhere.
+/// The folder of a model that is given by its folder or name, and for a run the folder of the checkpoint that is its
+/// model, else of its newest one. This is not the path of the opened model, which for an adapter is a merged copy
+/// elsewhere.
 fn located(path: &Path) -> anyhow::Result<PathBuf> {
     let run = RunDir::new(path);
     if !run.config().is_file() {
         return Ok(locate_model(path)?);
+    }
+    if let Some(chosen) = run.chosen_checkpoint() {
+        return Ok(chosen);
     }
     let newest = checkpoints::newest(&run, Depth::Contents).with_context(|| path.display().to_string())?;
     let step = newest.usable(&run).map_err(anyhow::Error::msg)?;

@@ -157,8 +157,10 @@ impl Inputs {
         let Some(generator) = factory.generator(parts)? else { return Ok(None) };
         receiver.taken(&SwapReport::of_first(first.version));
         tracing::info!("groups kept for a restart of the learner: at most {} MiB", KEPT_BYTES >> 20);
-        // A synchronous run makes lost versions again as they were.
-        let newest = if config.max_staleness == 0 { PolicyVersion(u64::MAX) } else { first.version };
+        // A synchronous run makes lost versions again as they were, unless it is resumed with other options. Where
+        // results decide about checkpoints, versions that are made again are evaluated again.
+        let repeats = config.max_staleness == 0 && config.metric_for_best_model.is_none();
+        let newest = if repeats { PolicyVersion(u64::MAX) } else { first.version };
         let evaluation = self.evaluation(run_dir, config, first.total_steps, newest)?;
         let mut plan = Plan::new(PlanOptions {
             groups_per_step: config.groups_per_step(),

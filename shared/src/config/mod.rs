@@ -27,6 +27,7 @@
 //! The other settings of a run are the address of a coordinator ([`endpoint`]) and the variables of [`torchrun`], which
 //! tell a learner its rank.
 
+mod best_metric;
 mod choices;
 mod elsewhere;
 pub mod endpoint;
@@ -43,6 +44,7 @@ mod shares;
 pub mod torchrun;
 mod validate;
 
+pub use best_metric::BestMetric;
 pub use choices::{
     ImportanceSamplingMode, KlController, LoneAdvantage, LrSchedulerType, RewardsOn, StepDeviation, StoreFormat,
     VersionStorage, WeightSwap,

@@ -571,6 +571,27 @@ options! {
         eval_steps: Option<u64> = None, absent("no evaluation"), trl, at_least(1.0), share("eval_ratio"), keeps_results;
         /// Share of all steps between evaluations, rounded up to whole steps; wins over `eval_steps`.
         eval_ratio: Option<f64> = None, absent("`eval_steps`"), above(0.0), at_most(1.0), keeps_results;
+        /// The metric of the evaluations (`eval_steps`) by which checkpoints are compared: `eval_accuracy`,
+        /// `eval_reward`, `eval_rewards/NAME/mean` or another one of `eval.jsonl`; `eval_` may be left out.
+        /// `best.json` names the best checkpoint, which `save_total_limit` does not remove. After a step that is
+        /// evaluated, the learner waits for the result. The starting model, which has no checkpoint, does not count.
+        metric_for_best_model: Option<String> = None, absent("no checkpoint is the best one"), trl, keeps_results;
+        /// Whether larger values of `metric_for_best_model` are better. Metrics that may be better large or small, such
+        /// as lengths, need it.
+        greater_is_better: Option<bool> = None, absent("true for rewards and shares of right answers"), trl,
+            keeps_results;
+        /// Make the best checkpoint by `metric_for_best_model` the run's model: at the end of the run, `model` in
+        /// `output_dir` is a link to it. `save_steps` must be a multiple of `eval_steps`, so that every checkpoint is
+        /// evaluated. In TRL, the trainer loads its weights.
+        load_best_model_at_end: bool = false, trl, keeps_results;
+        /// End the run after this many evaluations in a row whose `metric_for_best_model` is not better than the best
+        /// one before. More ride out noise for longer.
+        early_stopping_patience: Option<u64> = None, absent("every step is made"),
+            source("transformers `EarlyStoppingCallback`"), at_least(1.0), keeps_results;
+        /// With `early_stopping_patience`: by more than this much an evaluation must be better than the best one before
+        /// it.
+        early_stopping_threshold: f64 = 0.0, source("transformers `EarlyStoppingCallback`"), at_least(0.0),
+            keeps_results;
         /// Steps between progress lines when not on a terminal, and between completions that are printed. A number
         /// below 1 is `logging_ratio`.
         logging_steps: u64 = 1, trl, at_least(1.0), share("logging_ratio"), keeps_results;

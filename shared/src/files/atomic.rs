@@ -3,6 +3,7 @@
 use std::{
     fs::{self, File},
     io::{self, Write},
+    os::unix::fs::symlink,
     path::{Path, PathBuf},
     sync::atomic::{AtomicU64, Ordering},
 };
@@ -155,6 +156,20 @@ pub fn place_dir(filled: &Path, path: &Path) -> io::Result<()> {
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(named(filled)(e)),
         _ => Ok(()),
     }
+}
+
+/// Makes a link to `target` under a temporary name and renames it into place. An existing link of that name is
+/// replaced, and so is a file.
+///
+/// # Errors
+/// Any error of the file system, with the path in its message; what had the name is then unchanged.
+pub fn link(path: &Path, target: &Path) -> io::Result<()> {
+    let (temporary, ()) = make_temporary(path, |temporary| symlink(target, temporary)).map_err(named(path))?;
+    let placed = fs::rename(&temporary, path).and_then(|()| sync_parent(path));
+    if placed.is_err() {
+        let _ = fs::remove_file(&temporary);
+    }
+    placed.map_err(named(path))
 }
 
 /// Removes a folder in one visible step: a reader finds it whole or not at all.

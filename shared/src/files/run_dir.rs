@@ -68,6 +68,7 @@ impl RunDir {
             self.prompts(),
             self.workers(),
             self.finished(),
+            self.best(),
             self.in_flight(),
             self.editions(),
             self.trace(),
@@ -277,6 +278,42 @@ impl RunDir {
         self.root.join("finished.json")
     }
 
+    /// The best checkpoint by the evaluations ([`crate::run::best`]), with `metric_for_best_model`; written by the
+    /// learner.
+    #[must_use]
+    pub fn best(&self) -> PathBuf {
+        self.root.join("best.json")
+    }
+
+    /// With `load_best_model_at_end`, a link to the checkpoint that is the run's model, once the run has ended.
+    #[must_use]
+    pub fn model(&self) -> PathBuf {
+        self.root.join("model")
+    }
+
+    /// The checkpoint that [`RunDir::model`] leads to, if the link is there and the checkpoint too.
+    #[must_use]
+    pub fn chosen_checkpoint(&self) -> Option<PathBuf> {
+        let target = fs::read_link(self.model()).ok()?;
+        let step = target.to_str()?.strip_prefix("checkpoint-")?.parse().ok()?;
+        Some(self.checkpoint(step)).filter(|checkpoint| checkpoint.is_dir())
+    }
+
+    /// Makes [`RunDir::model`] a link to the checkpoint of a step, in the place of an earlier link.
+    ///
+    /// # Errors
+    /// Something else than a link in its place, or any error of the file system, with the path.
+    pub fn link_model(&self, step: u64) -> io::Result<()> {
+        let (link, target) = (self.model(), format!("checkpoint-{step}"));
+        match fs::symlink_metadata(&link) {
+            Ok(there) if !there.is_symlink() => {
+                let message = format!("{}: is no link, and stays as it is; move it away", link.display());
+                Err(io::Error::new(io::ErrorKind::AlreadyExists, message))
+            }
+            _ => atomic::link(&link, Path::new(&target)),
+        }
+    }
+
     /// What the sampler has in flight, on its way into a checkpoint ([`crate::channel::in_flight`]).
     #[must_use]
     pub fn in_flight(&self) -> PathBuf {
@@ -313,11 +350,14 @@ impl RunDir {
         self.root.join("report.html")
     }
 
-    /// Removes the mark that the run is finished; for a process that resumes it.
+    /// Removes the mark that the run is finished, and the link to its model; for a process that resumes it.
     ///
     /// # Errors
-    /// When the file cannot be removed.
+    /// When a file cannot be removed.
     pub fn reopen(&self) -> io::Result<()> {
+        if self.model().is_symlink() {
+            atomic::remove_file(&self.model())?;
+        }
         atomic::remove_file(&self.finished())
     }
 
@@ -382,6 +422,26 @@ mod tests {
         fs::create_dir(run.weights().join(".tmp-1-v000101")).unwrap();
         assert_eq!(run.checkpoints().unwrap(), [9, 10, 100]);
         assert_eq!(run.versions().unwrap(), [9, 10, 100].map(PolicyVersion));
+    }
+
+    #[test]
+    fn the_link_to_the_model_moves_on_and_goes_with_the_mark_of_the_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let run = RunDir::new(dir.path());
+        for step in [4, 8] {
+            fs::create_dir(run.checkpoint(step)).unwrap();
+            run.link_model(step).unwrap();
+            assert_eq!(run.model().canonicalize().unwrap(), run.checkpoint(step).canonicalize().unwrap());
+            assert_eq!(run.chosen_checkpoint(), Some(run.checkpoint(step)));
+        }
+        fs::remove_dir(run.checkpoint(8)).unwrap();
+        assert_eq!(run.chosen_checkpoint(), None);
+        run.reopen().unwrap();
+        assert!(fs::symlink_metadata(run.model()).is_err());
+        fs::create_dir(run.model()).unwrap();
+        let error = run.link_model(8).unwrap_err().to_string();
+        run.reopen().unwrap();
+        assert!(error.contains("is no link") && run.model().is_dir(), "{error}");
     }
 
     #[test]

@@ -28,26 +28,25 @@ const UNUSED: Duration = Duration::from_secs(24 * 3600);
 const RECORDS: u64 = 16 << 20;
 
 /// Makes room for the next checkpoint of a run, and names what was removed: completions of steps, kept steps, and
-/// checkpoints, each from the oldest on, as far as needed. The checkpoint `healthy`, to which the guard would roll
-/// back, stays.
+/// checkpoints, each from the oldest on, as far as needed. The checkpoints `staying` stay.
 ///
 /// # Errors
 /// When a folder cannot be listed, or an entry cannot be removed.
-pub fn make(run_dir: &RunDir, healthy: Option<u64>) -> io::Result<Option<String>> {
+pub fn make(run_dir: &RunDir, staying: &[u64]) -> io::Result<Option<String>> {
     let newest = run_dir.checkpoints()?.last().map_or(0, |step| size(&run_dir.checkpoint(*step)));
-    make_with(run_dir, healthy, newest + RECORDS, || atomic::free_space(run_dir.root()))
+    make_with(run_dir, staying, newest + RECORDS, || atomic::free_space(run_dir.root()))
 }
 
 fn make_with(
     run_dir: &RunDir,
-    healthy: Option<u64>,
+    staying: &[u64],
     needed: u64,
     free: impl Fn() -> io::Result<u64>,
 ) -> io::Result<Option<String>> {
     if free()? >= needed {
         return Ok(None);
     }
-    let candidates = candidates(run_dir, healthy)?;
+    let candidates = candidates(run_dir, staying)?;
     let paths = candidates.iter().flat_map(|(_, steps, path)| steps.iter().map(|step| path(run_dir, *step)));
     if free()?.saturating_add(paths.map(|path| size(&path)).sum()) < needed {
         return Ok(None);
@@ -110,13 +109,13 @@ pub fn hold(folder: &Path) {
 /// Their name, the steps whose files may be removed, and the path for a step.
 type Candidates = (&'static str, Vec<u64>, fn(&RunDir, u64) -> PathBuf);
 
-fn candidates(run_dir: &RunDir, healthy: Option<u64>) -> io::Result<[Candidates; 3]> {
+fn candidates(run_dir: &RunDir, staying: &[u64]) -> io::Result<[Candidates; 3]> {
     let but_newest = |mut steps: Vec<u64>, staying: usize| {
         steps.truncate(steps.len().saturating_sub(staying));
         steps
     };
     let mut checkpoints = but_newest(run_dir.checkpoints()?, STAYING);
-    checkpoints.retain(|step| Some(*step) != healthy);
+    checkpoints.retain(|step| !staying.contains(step));
     Ok([
         ("completions of step", but_newest(run_dir.logged_steps()?, COMPLETIONS), RunDir::step_completions),
         ("kept step", but_newest(run_dir.step_batches()?, STAYING), RunDir::step_batch),
@@ -164,12 +163,12 @@ mod tests {
 
     /// The result when `needed` bytes are needed on a disk that has `disk` bytes left with all files present.
     fn make(run: &RunDir, needed: u64, disk: u64) -> Option<String> {
-        make_beside(run, None, needed, disk)
+        make_beside(run, &[], needed, disk)
     }
 
-    fn make_beside(run: &RunDir, healthy: Option<u64>, needed: u64, disk: u64) -> Option<String> {
+    fn make_beside(run: &RunDir, staying: &[u64], needed: u64, disk: u64) -> Option<String> {
         let all = size(run.root());
-        make_with(run, healthy, needed, || Ok(disk + all - size(run.root()))).unwrap()
+        make_with(run, staying, needed, || Ok(disk + all - size(run.root()))).unwrap()
     }
 
     #[test]
@@ -189,11 +188,8 @@ mod tests {
     #[test]
     fn the_checkpoint_that_the_guard_would_go_back_to_stays() {
         let (_dir, run) = run();
-        assert_eq!(
-            make_beside(&run, Some(5), 700, 500).as_deref(),
-            Some("completions of step 1 to 3, kept step 5 to 10")
-        );
-        assert_eq!(make_beside(&run, Some(5), 600, 500).as_deref(), Some("checkpoint 10"));
+        assert_eq!(make_beside(&run, &[5], 700, 500).as_deref(), Some("completions of step 1 to 3, kept step 5 to 10"));
+        assert_eq!(make_beside(&run, &[5], 600, 500).as_deref(), Some("checkpoint 10"));
         assert_eq!(run.checkpoints().unwrap(), [5, 15, 20]);
     }
 

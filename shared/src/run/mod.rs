@@ -1,6 +1,7 @@
-//! State and records of a run: ledger, notices and tables for people, checkpoints and resumption, the place of its
-//! versions, and its bounds of memory and disk.
+//! State and records of a run: ledger, notices and tables for people, checkpoints and resumption, the best
+//! checkpoint, the place of its versions, and its bounds of memory and disk.
 
+pub mod best;
 pub mod checkpoints;
 pub mod disk_room;
 pub mod ledger;

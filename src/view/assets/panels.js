@@ -19,7 +19,8 @@ const Panels = (() => {
       state.className = `state ${run.state}`;
       state.textContent = run.state;
       steps.textContent = `step ${Format.count(run.steps)}${total}`;
-      what.textContent = run.model ? Format.visible(`${run.model} on ${run.dataset}`) : '';
+      const best = run.best ? `, best: ${run.best}` : '';
+      what.textContent = run.model ? Format.visible(`${run.model} on ${run.dataset}${best}`) : '';
     };
     return { label, update };
   };

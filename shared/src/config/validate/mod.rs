@@ -10,6 +10,7 @@ macro_rules! ensure {
     };
 }
 
+mod best;
 mod fleet;
 mod method;
 mod mismatch;
@@ -58,6 +59,7 @@ impl TrainConfig {
             Self::check_adapter,
             Self::check_mismatch,
             Self::check_trackers,
+            Self::check_best,
             Self::check_schedule,
             Self::check_fleet,
         ];

@@ -80,6 +80,14 @@ impl TrainConfig {
             self.eval_dataset.is_some() && !self.evaluates(),
             "`eval_dataset` is not evaluated on: `eval_steps`, the steps between evaluations, is absent"
         );
+        let every = self.eval_steps.filter(|_| self.save_ratio.is_none() && self.metric_for_best_model.is_some());
+        warn_if!(
+            every.is_some_and(|every| self.save_steps != every),
+            "`metric_for_best_model` compares evaluations of steps that have a checkpoint: `save_steps` {} is not \
+             `eval_steps` {}, so some evaluations do not count",
+            self.save_steps,
+            every.unwrap_or_default()
+        );
         warn_if!(
             self.num_completions_to_print > 0 && !self.log_completions,
             "`num_completions_to_print` has no effect without `log_completions`, whose files it prints from"

@@ -6,9 +6,9 @@ use crate::RunDir;
 
 /// The kind of a folder without `config.json`, in words, and what to give instead.
 pub(super) fn instead_of_model(dir: &Path) -> String {
-    let newest = RunDir::new(dir).checkpoints().ok().and_then(|steps| steps.last().copied());
-    if let Some(step) = newest {
-        let checkpoint = RunDir::new(dir).checkpoint(step);
+    let run_dir = RunDir::new(dir);
+    let newest = run_dir.checkpoints().ok().and_then(|steps| steps.last().copied());
+    if let Some(checkpoint) = run_dir.chosen_checkpoint().or_else(|| newest.map(|step| run_dir.checkpoint(step))) {
         return format!(
             "is the directory of a run, not a model; name one of its checkpoints, such as {}",
             checkpoint.display()
@@ -64,6 +64,8 @@ mod tests {
             fs::create_dir(run.path().join(format!("checkpoint-{step}"))).unwrap();
         }
         assert!(instead_of_model(run.path()).ends_with("/checkpoint-20"));
+        RunDir::new(run.path()).link_model(5).unwrap();
+        assert!(instead_of_model(run.path()).ends_with("/checkpoint-5"));
         let begun = tempfile::tempdir().unwrap();
         for file in ["config.toml", "metrics.jsonl"] {
             fs::write(begun.path().join(file), "").unwrap();

@@ -68,6 +68,8 @@ choices! {
         Mismatch = "mismatch",
         /// The guard has seen a sign of trouble.
         Guard = "guard",
+        /// Evaluations do not improve any more, so the run ends before its last step (`early_stopping_patience`).
+        StoppedEarly = "stopped_early",
         /// The loss is near 0 in the first step that had a gradient, which is as it should be.
         LossNearZero = "loss_near_zero",
     }
@@ -103,19 +105,19 @@ impl Notice {
     }
 
     /// Whether both notices say the same of the same subject, so that one is enough. Some kinds are news each time:
-    /// changed options at each resume, actions of the guard, refusals, and a full disk; and a learning rate may first
-    /// be too high and then too low.
+    /// changed options at each resume, actions of the guard, refusals, a full disk, and an early end; and a learning
+    /// rate may first be too high and then too low.
     #[must_use]
     pub fn repeats(&self, other: &Self) -> bool {
         use NoticeKind::{
             CheckpointDamaged, CheckpointUnchecked, CodeChanged, DataChanged, DiskShort, Guard, LearningRate,
-            OptionsChanged, RecordsDamaged, VersionRefused,
+            OptionsChanged, RecordsDamaged, StoppedEarly, VersionRefused,
         };
         let at_resume = matches!(
             self.kind,
             OptionsChanged | DataChanged | CodeChanged | CheckpointDamaged | CheckpointUnchecked | RecordsDamaged
         );
-        let event = at_resume || matches!(self.kind, Guard | DiskShort | VersionRefused);
+        let event = at_resume || matches!(self.kind, Guard | DiskShort | VersionRefused | StoppedEarly);
         let by_its_words = event || self.kind == LearningRate;
         self.kind == other.kind
             && self.subject == other.subject
