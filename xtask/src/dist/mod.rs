@@ -56,6 +56,7 @@ pub fn run(host: &Host, args: &Args) -> Result<()> {
     if args.check {
         return check::run(host, &output);
     }
+    let time = time(host)?;
     setup::run(host, false)?;
     let metadata = content::metadata(host)?;
     let programs = content::programs(&metadata);
@@ -67,7 +68,7 @@ pub fn run(host: &Host, args: &Args) -> Result<()> {
     let scratch = output.join(".stripped");
     fs::create_dir_all(&scratch).with_context(|| scratch.display().to_string())?;
     let files = content::collect(host, &metadata, &programs, &scratch)?;
-    let made = pack(&files, time(host)?, &output)?;
+    let made = pack(&files, time, &output)?;
     fs::remove_dir_all(&scratch).with_context(|| scratch.display().to_string())?;
     for path in &made {
         let size = fs::metadata(path).with_context(|| path.display().to_string())?.len();
