@@ -15,21 +15,29 @@ fn main() {
     if env::var("CARGO_CFG_TARGET_OS").as_deref() != Ok("linux") {
         return;
     }
-    let native = env::var("LIBTORCH_LIB").or_else(|_| env::var("LIBTORCH"));
-    if let Ok(root) = native {
-        let lib = Path::new(&root).join("lib");
-        rpath(&lib.canonicalize().unwrap_or(lib).display().to_string());
+    for folder in search_path() {
+        println!("cargo::rustc-link-arg=-Wl,-rpath,{folder}");
     }
-    // A binary that was moved or copied still finds the set-up folder (target/<profile>/ lies two levels below the
-    // repository root) or a libtorch beside itself.
-    rpath("$ORIGIN/../../.native/libtorch/lib");
-    rpath("$ORIGIN/libtorch/lib");
     // RUNPATH, unlike RPATH, lets LD_LIBRARY_PATH name another libtorch (the CUDA build).
     println!("cargo::rustc-link-arg=-Wl,--enable-new-dtags");
 }
 
-fn rpath(dir: &str) {
-    println!("cargo::rustc-link-arg=-Wl,-rpath,{dir}");
+/// Folders in which the program looks for libtorch, first to last. A libtorch beside the program wins: a folder that
+/// was copied elsewhere then never depends on the place where it was built. The set-up folder is found from the program
+/// (target/<profile>/ lies two levels below the root of the repository), and only then by its path of today. A libtorch
+/// of the user's own comes before the set-up folder, since the program was built for it.
+fn search_path() -> Vec<String> {
+    let beside = "$ORIGIN/libtorch/lib".to_owned();
+    let set_up = "$ORIGIN/../../.native/libtorch/lib".to_owned();
+    let Ok(named) = env::var("LIBTORCH_LIB").or_else(|_| env::var("LIBTORCH")) else {
+        return vec![beside, set_up];
+    };
+    let absolute = |folder: PathBuf| folder.canonicalize().unwrap_or(folder);
+    let named = absolute(Path::new(&named).join("lib"));
+    let manifest = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").unwrap_or_default());
+    let is_set_up = named == absolute(manifest.join("../.native/libtorch/lib"));
+    let named = named.display().to_string();
+    if is_set_up { vec![beside, set_up, named] } else { vec![beside, named, set_up] }
 }
 
 /// Compiles `src/ranks/gloo.cpp` against libtorch's headers, and stand-ins for those of Gloo, which it does not ship.

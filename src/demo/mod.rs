@@ -194,6 +194,7 @@ fn accuracy(place: &Folder, model: &Path, when: &str) -> Result<f64> {
 
 /// The same configuration that `tandem train` would read from a file.
 fn configuration(place: &Folder, seed: u64, max_steps: u64) -> TrainConfig {
+    let defaults = TrainConfig::default();
     TrainConfig {
         model: place.path("warm"),
         dataset: place.path("data/train.jsonl").into(),
@@ -201,6 +202,8 @@ fn configuration(place: &Folder, seed: u64, max_steps: u64) -> TrainConfig {
         eval_steps: Some(20),
         output_dir: place.path("run"),
         reward_funcs: vec!["correctness".into(), "format".into()],
+        // For functions in Python that somebody adds to the file, which names every option.
+        reward_python: layers::named_interpreter().unwrap_or(defaults.reward_python.clone()),
         num_generations: 8,
         max_completion_length: MAX_COMPLETION_LENGTH,
         per_device_train_batch_size: 256,
@@ -212,7 +215,7 @@ fn configuration(place: &Folder, seed: u64, max_steps: u64) -> TrainConfig {
         save_total_limit: Some(2),
         logging_steps: 20,
         seed,
-        ..TrainConfig::default()
+        ..defaults
     }
 }
 

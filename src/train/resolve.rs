@@ -90,7 +90,9 @@ impl CommandLine {
         let imported = Imported::read(file, None)?;
         output::tell(imported.account().trim_end());
         imported.require_all(|option| self.overrides.iter().any(|(key, _)| key == option))?;
-        layers::parse(&imported.to_toml(), Path::new("run.toml"), &self.overrides).map_err(explained)
+        let mut overrides = self.overrides.clone();
+        layers::add_interpreter(layers::named_interpreter(), &mut overrides);
+        layers::parse(&imported.to_toml(), Path::new("run.toml"), &overrides).map_err(explained)
     }
 }
 

@@ -7,6 +7,7 @@
 
 mod bench;
 mod conformity;
+mod dist;
 mod docs;
 mod fuzz;
 mod gpu_proof;
@@ -91,6 +92,11 @@ enum Command {
     Soak(soak::SoakArgs),
     /// Set up, build, and compare with torch, transformers, TRL, PEFT and ONNX Runtime in Python (5 GB, once).
     Conformity(conformity::Args),
+    /// Set up, build, and pack programs and libraries for machines without Rust: an archive, a Python wheel, a
+    /// Dockerfile.
+    ///
+    /// The same commit and compiler make the same bytes. docs/install.md says what a user does with them.
+    Dist(dist::Args),
     /// Write `docs/configuration.md` and `docs/losses.md` from the options and methods in the code.
     Docs,
     /// Try everything that is parsed with bytes that nobody meant, guided by coverage (libFuzzer, on stable Rust).
@@ -127,6 +133,7 @@ fn run(command: Command) -> Result<()> {
         Command::Methods { only } => methods::run(&host, only.as_deref()),
         Command::Soak(args) => soak::soak(&host, &args),
         Command::Conformity(args) => conformity::run(&host, &args),
+        Command::Dist(args) => dist::run(&host, &args),
         Command::Docs => docs::write(&host),
         Command::Fuzz(args) => fuzz::fuzz(&host, &args),
         Command::Tidy => tidy::check(&host.root),

@@ -4,6 +4,7 @@ mod text;
 
 use std::{
     collections::HashSet,
+    env,
     path::{self, Path},
 };
 
@@ -93,13 +94,26 @@ pub fn check(key: &str, text: &str) -> Result<(), String> {
     accepted(option, value, text).map(drop)
 }
 
+/// The interpreter of reward functions in Python, where neither a file nor a command line names one (`reward_python`).
+pub const PYTHON_VARIABLE: &str = "TANDEM_REWARD_PYTHON";
+
 /// As [`load`], for what a user names: reward functions and the interpreter that the file names are found from its
-/// folder on, those of the command line from the working directory on.
+/// folder on, those of the command line and [`PYTHON_VARIABLE`] from the working directory on.
 ///
 /// # Errors
 /// As [`load`].
 pub fn load_named(file: Option<&Path>, overrides: &Overrides) -> Result<TrainConfig, ConfigError> {
-    let mut config = load(file, overrides)?;
+    load_in(named_interpreter(), file, overrides)
+}
+
+/// [`load_named`] where that is the value of [`PYTHON_VARIABLE`].
+fn load_in(python: Option<String>, file: Option<&Path>, overrides: &Overrides) -> Result<TrainConfig, ConfigError> {
+    let values = file.map_or_else(|| Ok(Table::new()), read_file)?;
+    let mut overrides = overrides.clone();
+    if !values.contains_key("reward_python") {
+        add_interpreter(python, &mut overrides);
+    }
+    let mut config = merged(values, &overrides)?;
     let in_file = |option: &str| !overrides.iter().any(|(key, _)| key == option);
     let folder = file.and_then(Path::parent).filter(|folder| !folder.as_os_str().is_empty());
     if config.reward_python.contains('/') {
@@ -112,6 +126,23 @@ pub fn load_named(file: Option<&Path>, overrides: &Overrides) -> Result<TrainCon
         config.reward_dir = folder.map(Path::to_owned);
     }
     Ok(config)
+}
+
+/// The interpreter that [`PYTHON_VARIABLE`] names, a path in full.
+#[must_use]
+pub fn named_interpreter() -> Option<String> {
+    let python = env::var(PYTHON_VARIABLE).ok().filter(|python| !python.is_empty())?;
+    let is_path = python.contains('/');
+    let full = path::absolute(&python).ok().filter(|_| is_path).map(|full| full.display().to_string());
+    Some(full.unwrap_or(python))
+}
+
+/// Adds an interpreter to options that name none.
+pub fn add_interpreter(python: Option<String>, overrides: &mut Overrides) {
+    let is_named = overrides.iter().any(|(key, _)| key == "reward_python");
+    if let Some(python) = python.filter(|_| !is_named) {
+        overrides.push(("reward_python".to_owned(), python));
+    }
 }
 
 /// Separates the configuration file of a command line, which comes first, from the options.

@@ -172,6 +172,24 @@ fn an_interpreter_is_found_from_the_folder_of_the_file_or_where_the_command_is_g
 }
 
 #[test]
+fn the_interpreter_of_the_environment_is_for_those_who_name_none() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("run.toml");
+    let found = |python: Option<&str>, line: &[&str]| {
+        let overrides = parse_overrides(&words(line)).unwrap();
+        load_in(python.map(str::to_owned), Some(&path), &overrides).unwrap().reward_python
+    };
+    fs::write(&path, "reward_funcs = [\"r.py:f\"]").unwrap();
+    assert_eq!(found(Some("/venv/bin/python"), &[]), "/venv/bin/python");
+    assert_eq!(found(Some("/venv/bin/python"), &["--reward_python", "python3.11"]), "python3.11");
+    assert_eq!(found(None, &[]), "python3");
+    let here = path::absolute("venv/bin/python").unwrap().display().to_string();
+    assert_eq!(found(Some("venv/bin/python"), &[]), here, "it is no path of the file");
+    fs::write(&path, "reward_python = \"python3.12\"").unwrap();
+    assert_eq!(found(Some("/venv/bin/python"), &[]), "python3.12");
+}
+
+#[test]
 fn none_takes_an_optional_value_back_and_is_a_value_elsewhere() {
     let (_, config) = from_file("max_steps = 5\neval_dataset = \"none\"", &["--max-steps", "none"]).unwrap();
     assert_eq!(config.max_steps, None);

@@ -89,6 +89,8 @@ options! {
         reward_dir: Option<PathBuf> = None,
             absent("the folder of the file that has `reward_funcs`, or the working directory"), keeps_results;
         /// Python interpreter for reward functions in Python: a name, or the path of one in a virtual environment.
+        /// Where no option names one, the variable `TANDEM_REWARD_PYTHON` does; the programs of the Python wheel set
+        /// it to their own interpreter.
         reward_python: String = "python3".into(), keeps_results;
         /// Processes of each Python function and of each program: so many groups are scored at once, which pays where
         /// scoring is slow or waits for a service, and each process takes its memory.

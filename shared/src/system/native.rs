@@ -27,12 +27,14 @@ pub fn telemetry_is_disabled() -> bool {
 /// The path of an ONNX Runtime library.
 pub const ONNXRUNTIME_VARIABLE: &str = "ORT_DYLIB_PATH";
 
+/// Folder of ONNX Runtime beside the programs.
+const FOLDER_BESIDE: &str = "onnxruntime";
 /// Where `cargo xtask setup` unpacks ONNX Runtime, below the root of the repository.
 const SETUP_FOLDER: &str = ".native/onnxruntime";
 const LIBRARY: &str = "libonnxruntime.so";
 
-/// The ONNX Runtime library: `ORT_DYLIB_PATH`, else beside this program, else in `.native/onnxruntime` of one of the
-/// folders above it.
+/// The ONNX Runtime library: `ORT_DYLIB_PATH`, else beside this program or in the folder `onnxruntime` there, else in
+/// `.native/onnxruntime` of one of the folders above it.
 ///
 /// # Errors
 /// When there is none, with the way out.
@@ -57,7 +59,9 @@ pub fn onnxruntime() -> io::Result<PathBuf> {
 
 fn search(program: &Path) -> Option<PathBuf> {
     let beside = program.parent()?;
-    library_in(beside).or_else(|| beside.ancestors().find_map(|dir| library_in(&dir.join(SETUP_FOLDER))))
+    library_in(beside)
+        .or_else(|| library_in(&beside.join(FOLDER_BESIDE)))
+        .or_else(|| beside.ancestors().find_map(|dir| library_in(&dir.join(SETUP_FOLDER))))
 }
 
 /// `libonnxruntime.so`, or the versioned name in Python wheels.
@@ -88,6 +92,11 @@ mod tests {
         fs::create_dir_all(&set_up).unwrap();
         fs::write(set_up.join("libonnxruntime.so.1.31.1"), "").unwrap();
         assert_eq!(search(&program), Some(set_up.join("libonnxruntime.so.1.31.1")));
+        let folder = program.with_file_name(FOLDER_BESIDE);
+        fs::create_dir(&folder).unwrap();
+        assert_eq!(search(&program), Some(set_up.join("libonnxruntime.so.1.31.1")), "the folder beside it is empty");
+        fs::write(folder.join("libonnxruntime.so.1.31.1"), "").unwrap();
+        assert_eq!(search(&program), Some(folder.join("libonnxruntime.so.1.31.1")));
         let beside = program.with_file_name(LIBRARY);
         fs::write(&beside, "").unwrap();
         assert_eq!(search(&program), Some(beside));

@@ -13,13 +13,13 @@ mod unpack;
 
 use std::{
     fs::{self, File},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use anyhow::{Context, Result, ensure};
 
 pub use self::pins::CUDA_PROVIDER;
-use self::pins::{CPU, CUDA, Component};
+use self::pins::{CPU, CUDA, Component, LICENCES};
 use crate::{host::Host, prerequisites};
 
 /// Brings `.native/` up to date; if everything is in place, it only reads two small files.
@@ -90,6 +90,29 @@ pub fn fetch(host: &Host, component: &Component, native: &Path) -> Result<()> {
     // clean-up.
     let removed = unpack::remove_litter(native);
     result.and(removed)
+}
+
+/// Makes sure that `.native/` holds the CPU builds of the pinned versions, which may be passed on, and fetches their
+/// licences if they are not there. Returns the folder of the licences: `libtorch`, `onnxruntime` and others in it.
+///
+/// # Errors
+/// When `.native/` holds other builds, or the licences cannot be downloaded.
+pub fn licences(host: &Host) -> Result<PathBuf> {
+    let native = host.native();
+    for component in [CPU.libtorch, CPU.onnxruntime] {
+        ensure!(
+            is_in_place(host, &[component]),
+            "{} does not hold the CPU build that set-up fetches: move the folder away, unset LIBTORCH and \
+             ORT_DYLIB_PATH, and run `cargo xtask setup`",
+            native.join(component.name).display()
+        );
+    }
+    if !is_in_place(host, &[LICENCES]) {
+        prerequisites::check_pip(host)?;
+        let _lock = lock(&native)?;
+        fetch(host, &LICENCES, &native).context("the licences of the libraries cannot be fetched")?;
+    }
+    Ok(native.join(LICENCES.name))
 }
 
 fn lock(native: &Path) -> Result<File> {

@@ -105,41 +105,58 @@ const TORCH: Wheel = Wheel {
     ],
 };
 
+const CUDA_RUNTIME: Wheel = Wheel {
+    project: "nvidia_cuda_runtime",
+    version: "13.0.96",
+    sha256: "7f82250d7782aa23b6cfe765ecc7db554bd3c2870c43f3d1821f1d18aebf0548",
+    take: &[file("nvidia/cu13/lib/libcudart.so.13", "lib")],
+};
+
+const CUPTI: Wheel = Wheel {
+    project: "nvidia_cuda_cupti",
+    version: "13.0.85",
+    sha256: "4eb01c08e859bf924d222250d2e8f8b8ff6d3db4721288cf35d14252a4d933c8",
+    take: &[file("nvidia/cu13/lib/libcupti.so.13", "lib")],
+};
+
+const ONNXRUNTIME: Wheel = Wheel {
+    project: "onnxruntime",
+    version: ORT_VERSION,
+    sha256: "1f3dea47f2f0e5117c2404cea7d21fd253ae7836a3bf167a501cdfbb2600d536",
+    take: &[
+        file("onnxruntime/capi/libonnxruntime.so.1.31.1", ""),
+        file("onnxruntime/capi/libonnxruntime_providers_shared.so", ""),
+    ],
+};
+
 /// The wheel on PyPI is the CUDA build. On the CPU, its `libtorch_cpu.so` needs only two small libraries of CUDA, and
 /// nothing ever opens `libtorch_cuda.so`, so gigabytes of dependencies can be left out.
 pub const CPU: Set = Set {
-    libtorch: Component {
-        name: "libtorch",
-        links: &[],
-        wheels: &[
-            TORCH,
-            Wheel {
-                project: "nvidia_cuda_runtime",
-                version: "13.0.96",
-                sha256: "7f82250d7782aa23b6cfe765ecc7db554bd3c2870c43f3d1821f1d18aebf0548",
-                take: &[file("nvidia/cu13/lib/libcudart.so.13", "lib")],
-            },
-            Wheel {
-                project: "nvidia_cuda_cupti",
-                version: "13.0.85",
-                sha256: "4eb01c08e859bf924d222250d2e8f8b8ff6d3db4721288cf35d14252a4d933c8",
-                take: &[file("nvidia/cu13/lib/libcupti.so.13", "lib")],
-            },
-        ],
-    },
-    onnxruntime: Component {
-        name: "onnxruntime",
-        links: ORT_LINKS,
-        wheels: &[Wheel {
-            project: "onnxruntime",
-            version: ORT_VERSION,
-            sha256: "1f3dea47f2f0e5117c2404cea7d21fd253ae7836a3bf167a501cdfbb2600d536",
+    libtorch: Component { name: "libtorch", links: &[], wheels: &[TORCH, CUDA_RUNTIME, CUPTI] },
+    onnxruntime: Component { name: "onnxruntime", links: ORT_LINKS, wheels: &[ONNXRUNTIME] },
+};
+
+const fn tree(from: &'static str, into: &'static str) -> Take {
+    Take::Tree { from, into }
+}
+
+/// Licences of the libraries of [`CPU`], for those who pass the libraries on. A component of its own: builds do not
+/// need it.
+pub const LICENCES: Component = Component {
+    name: "licences",
+    links: &[],
+    wheels: &[
+        Wheel { take: &[tree("torch-2.11.0.dist-info/licenses/", "libtorch")], ..TORCH },
+        Wheel { take: &[tree("nvidia_cuda_runtime-13.0.96.dist-info/licenses/", "cuda-runtime")], ..CUDA_RUNTIME },
+        Wheel { take: &[tree("nvidia_cuda_cupti-13.0.85.dist-info/licenses/", "cupti")], ..CUPTI },
+        Wheel {
             take: &[
-                file("onnxruntime/capi/libonnxruntime.so.1.31.1", ""),
-                file("onnxruntime/capi/libonnxruntime_providers_shared.so", ""),
+                file("onnxruntime/LICENSE", "onnxruntime"),
+                file("onnxruntime/ThirdPartyNotices.txt", "onnxruntime"),
             ],
-        }],
-    },
+            ..ONNXRUNTIME
+        },
+    ],
 };
 
 const fn nvidia(project: &'static str, version: &'static str, sha256: &'static str) -> Wheel {
@@ -256,6 +273,22 @@ mod tests {
         }
         let files: std::collections::HashSet<_> = known.values().collect();
         assert_eq!(files.len(), known.len(), "a wheel of one version has one hash");
+    }
+
+    #[test]
+    fn every_library_that_is_passed_on_has_a_licence_of_its_version() {
+        let packed: Vec<_> = CPU.libtorch.wheels.iter().chain(CPU.onnxruntime.wheels).collect();
+        assert_eq!(packed.len(), LICENCES.wheels.len());
+        for (wheel, licence) in packed.iter().zip(LICENCES.wheels) {
+            assert_eq!((wheel.project, wheel.sha256), (licence.project, licence.sha256));
+            let info = format!("{}-{}.dist-info/", wheel.project, wheel.version);
+            let is_of_it = |take: &Take| match take {
+                Take::Tree { from, .. } => from.starts_with(&info),
+                Take::File { from, .. } => from.starts_with("onnxruntime/"),
+                Take::Libraries { .. } => false,
+            };
+            assert!(licence.take.iter().all(is_of_it), "{:?}", licence.take);
+        }
     }
 
     /// The names of files taken from a wheel contain its version, so neither is changed without the other.
