@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use rollout::{
-    commands::{bench, check, check_rewards, compare, end, eval, explain, generate, rewards, run, tune},
+    commands::{bench, chat, check, check_rewards, compare, end, eval, explain, generate, rewards, run, tune},
     pair::LocalEngine,
 };
 use rollout_rewards::contain;
@@ -32,8 +32,15 @@ enum Command {
     /// What a run would be refused for (asked by `tandem train --dry-run`).
     #[command(hide = true)]
     Check(check::Args),
-    /// Complete the prompts of a JSONL file.
+    /// Complete prompts, given as texts or by a file.
+    ///
+    /// One completion is printed as it is made. Several are headed by lines that say which they are.
     Generate(generate::Args),
+    /// Talk with a model in the terminal.
+    ///
+    /// Each line is a message, and the answer is printed as it is made; lines may come from a pipe. `/help` lists the
+    /// commands of a conversation.
+    Chat(chat::Args),
     /// Measure generation: prefill, decode, latencies, time by phase.
     Bench(bench::Args),
     /// Find the batching flags that suit a model and this machine.
@@ -77,7 +84,7 @@ fn main() -> ExitCode {
     let level = match command {
         Command::CheckRewards(_) => "error",
         // They say by themselves what they are at.
-        Command::Generate(_) | Command::Eval(_) | Command::Compare(_) => "warn",
+        Command::Generate(_) | Command::Chat(_) | Command::Eval(_) | Command::Compare(_) => "warn",
         _ => "info",
     };
     logging::init_from(level);
@@ -86,6 +93,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(&args, &LocalEngine),
         Command::Check(args) => check::run(&args).map(done),
         Command::Generate(args) => generate::run(&args).map(done),
+        Command::Chat(args) => chat::run(&args).map(done),
         Command::Bench(args) => bench::run(&args).map(done),
         Command::Tune(args) => tune::run(&args).map(done),
         Command::Eval(args) => eval::run(&args).map(done),

@@ -49,7 +49,8 @@ const fn learner(name: &'static str, about: &'static str) -> Delegated {
 /// All of them. Two commands of the halves are missing: `run`, which only `tandem train` calls, and `learner bench`,
 /// whose name is taken.
 pub const COMMANDS: &[Delegated] = &[
-    rollout("generate", "Complete the prompts of a JSONL file"),
+    rollout("generate", "Complete prompts, given as texts or by a file"),
+    rollout("chat", "Talk with a model in the terminal"),
     fleet("worker", "Sample for a run on another host"),
     rollout("eval", "Score a model on a dataset: avg@k, pass@k and maj@k"),
     rollout("compare", "Say whether one model does better than another beyond chance"),

@@ -8,7 +8,8 @@ use clap::Command;
 const GROUPS: &[(&str, &[&str])] = &[
     ("Train", &["new", "train", "iterate", "sft", "reward-model", "demo"]),
     ("On other hosts", &["worker", "learner-rank"]),
-    ("Sample and score", &["generate", "eval", "compare", "rewards", "check-rewards", "score", "logprobs"]),
+    ("Ask a model", &["generate", "chat"]),
+    ("Score", &["eval", "compare", "rewards", "check-rewards", "score", "logprobs"]),
     ("Look at a run", &["ui", "report", "explain", "replay"]),
     ("Models and configurations", &["export", "merge", "init", "import-config", "schema"]),
     ("Machine and speed", &["doctor", "bench", "tune"]),

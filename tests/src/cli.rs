@@ -2,7 +2,7 @@
 
 use std::{
     ffi::OsStr,
-    io::Read,
+    io::{Read, Write},
     process::{Command, ExitStatus, Stdio},
     thread,
     time::{Duration, Instant},
@@ -40,10 +40,25 @@ pub fn run<A: AsRef<OsStr>>(binary: &str, args: impl IntoIterator<Item = A>) -> 
 /// # Panics
 /// When it cannot be started or exceeds the deadline.
 #[must_use]
-pub fn finish(mut command: Command) -> Finished {
+pub fn finish(command: Command) -> Finished {
+    finish_with(command, &[])
+}
+
+/// As [`finish`], with these bytes on stdin.
+///
+/// # Panics
+/// As [`finish`].
+#[must_use]
+pub fn finish_with(mut command: Command, input: &[u8]) -> Finished {
     let line = format!("{command:?}");
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let stdin = if input.is_empty() { Stdio::null() } else { Stdio::piped() };
+    command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap_or_else(|e| panic!("{line}: {e}"));
+    if let Some(mut stdin) = child.stdin.take() {
+        let input = input.to_owned();
+        // A program that reads less than all is no fault.
+        thread::spawn(move || drop(stdin.write_all(&input)));
+    }
     let stdout = drain(child.stdout.take().expect("piped"));
     let stderr = drain(child.stderr.take().expect("piped"));
     let start = Instant::now();

@@ -8,18 +8,16 @@ use std::{
 use anyhow::{Context, ensure};
 use exporters::Checkpoint;
 use serde::Serialize;
-use shared::{
-    ModelDir, RunDir, SamplingParams, Scored,
-    files::atomic,
-    run::checkpoints::{self, Depth},
-};
-use shared_hub::locate_model;
+use shared::{RunDir, SamplingParams, Scored, files::atomic};
 
 use super::{
     complete::{GenerationFlags, Task},
     eval::JudgingFlags,
     flags::RowFlags,
-    print, rows,
+    model::NamedModel,
+    print,
+    prompts::Prompts,
+    rows,
 };
 use crate::{
     data::Tokenizer,
@@ -29,7 +27,7 @@ use crate::{
 /// Flags of `rollout compare`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// A model, a checkpoint, or a run, of which its `model` is taken, else the newest checkpoint
+    /// A model, a checkpoint, or a run, of which the best checkpoint is taken if it has recorded one, else the newest
     #[arg(value_name = "A")]
     pub a: PathBuf,
     /// What is compared with it
@@ -75,31 +73,31 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let sampling = args.judging.sampling(&args.generation)?;
     let judging = args.judging.judging(&args.generation)?;
     let seed_b = args.seed_b.unwrap_or(sampling.seed);
-    let [a_at, b_at] = [located(&args.a)?, located(&args.b)?];
     // Faults of B are found before A has answered everything.
     let opened = |name, at: &Path| opened(at, args).with_context(|| format!("{name} ({})", at.display()));
-    let models = [opened("A", &a_at)?, opened("B", &b_at)?];
-    let answers = |(at, model): (&Path, &ModelDir), seed: u64| -> anyhow::Result<Vec<Scored>> {
-        shared::tell!("completing the prompts with {}", at.display());
+    let models = [opened("A", &args.a)?, opened("B", &args.b)?];
+    let answers = |model: &NamedModel, seed: u64| -> anyhow::Result<Vec<Scored>> {
+        shared::tell!("completing the prompts with {}", model.folder().display());
         let sampling = SamplingParams { seed, ..sampling.clone() };
         let functions = args.generation.rewards.functions()?;
-        let place = (&*args.dataset, "test");
+        let prompts = Prompts::Dataset(&args.dataset, "test");
         let task = Task {
             functions,
             sampling,
             num_generations: args.judging.num_generations,
             correct_at: Some(judging.correct_at),
             keep: None,
+            watch: None,
         };
-        let completed = args.generation.complete(model, &args.rows, place, task)?;
+        let completed = args.generation.complete(model, &args.rows, &prompts, task)?;
         let failures = rows::failures(&completed.groups);
         failures.iter().for_each(|failure| shared::tell!("warning: {failure}"));
         Ok(completed.groups)
     };
-    let (a, b) = both(answers((&a_at, &models[0]), sampling.seed)?, answers((&b_at, &models[1]), seed_b)?);
+    let (a, b) = both(answers(&models[0], sampling.seed)?, answers(&models[1], seed_b)?);
     let answer = Answer {
-        a: a_at.clone(),
-        b: b_at.clone(),
+        a: models[0].folder().to_owned(),
+        b: models[1].folder().to_owned(),
         num_generations: args.judging.num_generations,
         temperature: sampling.temperature,
         seed: sampling.seed,
@@ -118,7 +116,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let mut answer = serde_json::to_value(answer)?;
     print(&answer)?;
     answer["sentences"] = sentences.into();
-    for run in runs_of([&a_at, &b_at]) {
+    for run in runs_of([models[0].folder(), models[1].folder()]) {
         let path = run.comparisons();
         if let Err(error) = keep(&path, &answer) {
             shared::tell!(
@@ -144,29 +142,11 @@ fn keep(path: &Path, answer: &serde_json::Value) -> io::Result<()> {
     added.map_err(atomic::named(path))
 }
 
-/// The folder of a model that is given by its folder or name, and for a run the folder of the checkpoint that is its
-/// model, else of its newest one. This is not the path of the opened model, which for an adapter is a merged copy
-/// elsewhere.
-fn located(path: &Path) -> anyhow::Result<PathBuf> {
-    let run = RunDir::new(path);
-    if !run.config().is_file() {
-        return Ok(locate_model(path)?);
-    }
-    if let Some(chosen) = run.chosen_checkpoint() {
-        return Ok(chosen);
-    }
-    let newest = checkpoints::newest(&run, Depth::Contents).with_context(|| path.display().to_string())?;
-    let step = newest.usable(&run).map_err(anyhow::Error::msg)?;
-    let step = step.with_context(|| format!("the run {} has no checkpoint yet", path.display()))?;
-    Ok(run.checkpoint(step))
-}
-
 /// A model whose tokenizer and weights can be used.
-fn opened(path: &Path, args: &Args) -> anyhow::Result<ModelDir> {
-    let model = ModelDir::open(path)?;
-    let model = model.with_chat_template(args.rows.chat_template.as_deref()).context("--chat-template")?;
-    Tokenizer::open(&model)?;
-    Checkpoint::open(&model)?;
+fn opened(named: &Path, args: &Args) -> anyhow::Result<NamedModel> {
+    let model = NamedModel::find(named)?.with_chat_template(args.rows.template.chat_template.as_deref())?;
+    Tokenizer::open(model.dir())?;
+    Checkpoint::open(model.dir())?;
     Ok(model)
 }
 

@@ -1,7 +1,7 @@
 //! Completing every prompt of a dataset: what `generate`, `eval` and `compare` have in common.
 
 use std::{
-    collections::HashSet,
+    collections::{HashMap, HashSet},
     fs, iter,
     ops::ControlFlow,
     path::{Path, PathBuf},
@@ -18,15 +18,16 @@ use shared::{
 };
 
 use super::{
-    bench::export,
     flags::{BatchingFlags, RewardFlags, RowFlags, SamplingFlags, TraceFlags},
     journal::Journal,
+    model::NamedModel,
     progress::Progress,
+    prompts::Prompts,
 };
 use crate::{
     assembly::{Assembly, Scoring},
-    data::{Dataset, Tokenizer},
-    engine::{Engine, EngineOptions, Output, WeightSource},
+    data::{Dataset, PromptRow, Tokenizer},
+    engine::{Engine, EngineOptions, Output, Request, WeightSource},
     evaluation,
     generate::{self, Generate},
     trace::{self, Event},
@@ -58,6 +59,39 @@ pub struct Task<'a> {
     pub correct_at: Option<f64>,
     /// The output beside which finished groups are kept. Groups that are kept there are not made again.
     pub keep: Option<&'a Path>,
+    /// Whoever sees completions as they are made.
+    pub watch: Option<&'a mut dyn Watch>,
+}
+
+/// Sees completions as they are made. A completion is known by the position of its prompt among those that are
+/// completed and by its index there.
+pub trait Watch {
+    /// These prompts will be completed.
+    fn begin(&mut self, rows: &[PromptRow], tokenizer: &Tokenizer);
+
+    /// Whether it wants tokens as they come.
+    fn streams(&self) -> bool;
+
+    /// Whether progress may be shown on stderr meanwhile.
+    fn leaves_room(&self) -> bool;
+
+    /// The next token of a completion, where tokens are wanted.
+    ///
+    /// # Errors
+    /// What ends the generation.
+    fn token(&mut self, position: u64, sample: u32, id: u32) -> anyhow::Result<()>;
+
+    /// A completion has ended.
+    ///
+    /// # Errors
+    /// What ends the generation.
+    fn ended(&mut self, position: u64, sample: u32) -> anyhow::Result<()>;
+
+    /// All completions of a prompt are there, and scored.
+    ///
+    /// # Errors
+    /// What ends the generation.
+    fn group(&mut self, group: &Scored) -> anyhow::Result<()>;
 }
 
 /// Flags of the commands that complete a dataset.
@@ -78,24 +112,23 @@ pub struct GenerationFlags {
 }
 
 impl GenerationFlags {
-    /// Completes every prompt of a dataset (its path, and the split without --split) and has the functions score the
-    /// completions.
+    /// Completes every prompt and has the functions score the completions.
     ///
     /// # Errors
     /// A model, tokenizer or dataset that cannot be used, flags out of range, too little memory, what the engine
     /// reports.
     pub fn complete(
         &self,
-        model: &ModelDir,
+        model: &NamedModel,
         rows: &RowFlags,
-        (dataset, split): (&Path, &str),
-        Task { functions, sampling, num_generations, correct_at, keep }: Task<'_>,
+        prompts: &Prompts<'_>,
+        Task { functions, sampling, num_generations, correct_at, keep, watch }: Task<'_>,
     ) -> anyhow::Result<Completed> {
         let waiting = Waiting::new("reading tokenizer and dataset");
-        let tokenizer = rows.tokenizer(model)?;
-        let dataset = rows.dataset(dataset, split, &tokenizer)?;
+        let tokenizer = rows.tokenizer(model.dir())?;
+        let dataset = rows.dataset(prompts, &tokenizer)?;
         drop(waiting);
-        tell_warnings(model.remarks_on_ends());
+        tell_warnings(model.dir().remarks_on_ends());
         let scoring = self.rewards.scoring(functions, &dataset, self.batching.threads()?)?;
         let is_asked = self.sampling.max_completion_length.is_some();
         let mut generation = Generation { dataset, sampling, is_asked, num_generations, correct_at };
@@ -103,9 +136,9 @@ impl GenerationFlags {
         let (mut engine, export) = generation.engine(model, &self.batching)?;
         let kept = keep.map(|output| {
             let rewards = scoring.as_ref().map(|scoring| scoring.names.as_slice()).unwrap_or_default();
-            Journal::open(output, &generation.identity(model, &export, engine.options(), rewards)?)
+            Journal::open(output, &generation.identity(model.dir(), &export, engine.options(), rewards)?)
         });
-        let completed = generation.complete(&mut engine, tokenizer, scoring, kept.transpose()?)?;
+        let completed = generation.complete(&mut engine, tokenizer, scoring, kept.transpose()?, watch)?;
         self.trace.write()?;
         Ok(completed)
     }
@@ -123,10 +156,10 @@ struct Generation {
 
 impl Generation {
     /// Exports the model if need be and starts an engine that fits.
-    fn engine(&mut self, model: &ModelDir, batching: &BatchingFlags) -> anyhow::Result<(Engine, PathBuf)> {
+    fn engine(&mut self, model: &NamedModel, batching: &BatchingFlags) -> anyhow::Result<(Engine, PathBuf)> {
         let sequences = self.dataset.len() * self.num_generations as usize;
         let longest = self.dataset.longest_prompt() + self.sampling.max_completion_length as usize;
-        let mut options = batching.engine_options(sequences, longest, model.config().max_position_embeddings)?;
+        let mut options = batching.engine_options(sequences, longest, model.limit()?)?;
         let mut long = self.dataset.leave_out_long(options.max_model_len)?;
         if self.is_asked {
             let wanted = self.sampling.max_completion_length as usize;
@@ -134,11 +167,11 @@ impl Generation {
         }
         tell_warnings((!long.is_empty()).then_some(long));
         let dtype = options.device.export_dtype();
-        batching.fit(&mut options, model, dtype)?;
-        let dir = export(model, dtype, options.max_model_len)?;
+        batching.fit(&mut options, model.dir(), dtype)?;
+        let dir = model.export(dtype, options.max_model_len)?;
         let source = WeightSource { dir: dir.clone(), version: PolicyVersion(0) };
         let _waiting = Waiting::new("loading the model");
-        Ok((Engine::new(source, model, options)?, dir))
+        Ok((Engine::new(source, model.dir(), options)?, dir))
     }
 
     /// Everything that the completions depend on, by name: two generations with the same identity make the same
@@ -193,43 +226,67 @@ impl Generation {
         tokenizer: Tokenizer,
         scoring: Option<Scoring>,
         kept: Option<(Journal, Vec<Scored>)>,
+        mut watch: Option<&mut dyn Watch>,
     ) -> anyhow::Result<Completed> {
         let (mut journal, mut groups) = kept.map_or((None, Vec::new()), |(journal, groups)| (Some(journal), groups));
         let done: HashSet<u64> = groups.iter().map(|group| group.position).collect();
         let rows = self.dataset.rows();
+        if let Some(watch) = &mut watch {
+            watch.begin(rows, &tokenizer);
+        }
+        let stream = watch.as_ref().is_some_and(|watch| watch.streams());
+        let is_shown = watch.as_ref().is_none_or(|watch| watch.leaves_room());
         let mut assembly = Assembly::new(tokenizer, self.sampling.clone(), self.num_generations, scoring);
+        let mut positions = HashMap::new();
         for (row, position) in rows.iter().zip(0..) {
             if done.contains(&position) {
                 continue;
             }
+            let group = assembly.begin(row, 0, position);
+            positions.insert(group.tag, position);
             generator
-                .begin(assembly.begin(row, 0, position).into())
+                .begin(Request { stream, ..group.into() })
                 .with_context(|| format!("{}: prompt {}", self.dataset.name(), row.prompt_id))?;
         }
         let begin = Instant::now();
-        let mut progress = Progress::new((rows.len() - done.len()) * self.num_generations as usize, rows.len());
+        let mut progress =
+            Progress::new((rows.len() - done.len()) * self.num_generations as usize, rows.len(), is_shown);
         let accuracy = |group: &Scored| evaluation::accuracy(group, self.correct_at?);
         groups.iter().for_each(|group| progress.prompt(accuracy(group)));
-        let mut take = |progress: &mut Progress, group: Scored| -> anyhow::Result<()> {
+        let mut take = |progress: &mut Progress, watch: &mut Option<&mut dyn Watch>, group: Scored| {
             progress.prompt(accuracy(&group));
+            if let Some(watch) = watch {
+                watch.group(&group)?;
+            }
             if let Some(journal) = &mut journal {
                 journal.append(&group, begin.elapsed().as_secs_f64())?;
             }
             groups.push(group);
-            Ok(())
+            anyhow::Ok(())
         };
         generate::finish(generator, |_, outputs| {
-            for sequence in outputs.into_iter().filter_map(Output::ended) {
-                progress.completed(sequence.token_ids.len());
-                assembly.add(sequence, Vec::new())?;
+            for output in outputs {
+                match (output, &mut watch) {
+                    (Output::Token { tag, sample, id, .. }, Some(watch)) => {
+                        watch.token(positions[&tag], sample, id)?;
+                    }
+                    (Output::Token { .. }, None) => {}
+                    (Output::Ended { sequence, .. }, watch) => {
+                        if let Some(watch) = watch {
+                            watch.ended(positions[&sequence.tag], sequence.sample)?;
+                        }
+                        progress.completed(sequence.token_ids.len());
+                        assembly.add(sequence, Vec::new())?;
+                    }
+                }
             }
             progress.tick();
-            iter::from_fn(|| assembly.finished()).try_for_each(|group| take(&mut progress, group))?;
+            iter::from_fn(|| assembly.finished()).try_for_each(|group| take(&mut progress, &mut watch, group))?;
             Ok(ControlFlow::Continue(()))
         })?;
         let generated = progress.seconds();
         while let Some(group) = assembly.wait() {
-            take(&mut progress, group)?;
+            take(&mut progress, &mut watch, group)?;
             progress.tick();
         }
         let tokens = progress.finish();
@@ -259,7 +316,7 @@ mod tests {
         let sampling = SamplingParams { max_completion_length: 5, ..SamplingParams::default() };
         let generation = Generation { dataset, sampling, is_asked: false, num_generations: 3, correct_at: None };
         let mut generator = Scripted::new(2, |prompt, sample| vec![70 + sample; prompt.len() + sample as usize]);
-        let completed = generation.complete(&mut generator, tokenizer.clone(), None, None).unwrap();
+        let completed = generation.complete(&mut generator, tokenizer.clone(), None, None, None).unwrap();
         assert!(generator.is_idle());
         assert_eq!(completed.groups.len(), 3);
         let mut tokens = 0;

@@ -10,7 +10,9 @@ use super::{
     complete::{GenerationFlags, Task},
     flags::PromptFlags,
     journal::{self, Journal},
-    print, rows,
+    print,
+    prompts::Prompts,
+    rows,
 };
 use crate::evaluation::{self, Judging};
 
@@ -100,13 +102,14 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let completed = args.generation.complete(
         &model,
         &args.prompt.rows,
-        (&args.dataset, "test"),
+        &Prompts::Dataset(&args.dataset, "test"),
         Task {
             functions,
             sampling,
             num_generations: args.judging.num_generations,
             correct_at: Some(judging.correct_at),
             keep: args.output.as_deref().filter(|output| !atomic::is_special(output)),
+            watch: None,
         },
     )?;
     if let Some(output) = &args.output {

@@ -23,9 +23,9 @@ use shared::{
     process::command_line::tell_warnings,
 };
 use shared_data::{Columns, Selection};
-use shared_hub::{locate_dataset, locate_model};
+use shared_hub::locate_dataset;
 
-use super::rows::check_writable;
+use super::{model::NamedModel, prompts::Prompts, rows::check_writable};
 use crate::{
     assembly::Scoring,
     data::{Dataset, PromptOptions, Tokenizer},
@@ -271,7 +271,8 @@ fn choice<T: Choice + Send + Sync>() -> impl TypedValueParser<Value = T> {
 /// The model and how prompts are made for it.
 #[derive(Debug, Clone, clap::Args)]
 pub struct PromptFlags {
-    /// Hugging Face model directory (config.json, model.safetensors, tokenizer.json)
+    /// The model: a Hugging Face directory, a checkpoint or an adapter; a run, of which the newest checkpoint is taken;
+    /// a published version in a run's `weights`; or a name on the Hub
     #[arg(long, env = "TANDEM_MODEL", value_name = "DIR")]
     pub model: PathBuf,
     /// How prompts are made.
@@ -279,15 +280,23 @@ pub struct PromptFlags {
     pub rows: RowFlags,
 }
 
-/// How prompts are made of rows.
+/// How messages are rendered.
 #[derive(Debug, Clone, clap::Args)]
-pub struct RowFlags {
+pub struct TemplateFlags {
     #[arg(long, env = "TANDEM_SYSTEM_PROMPT", value_name = "TEXT", help = help("system_prompt"))]
     pub(super) system_prompt: Option<String>,
     #[arg(long, env = "TANDEM_CHAT_TEMPLATE", value_name = "FILE", help = help("chat_template"))]
     pub(super) chat_template: Option<PathBuf>,
     #[arg(long, env = "TANDEM_CHAT_TEMPLATE_KWARGS", value_name = "JSON", help = help("chat_template_kwargs"))]
     pub(super) chat_template_kwargs: Option<JsonTable>,
+}
+
+/// How prompts are made of rows.
+#[derive(Debug, Clone, clap::Args)]
+pub struct RowFlags {
+    /// How messages are rendered.
+    #[command(flatten)]
+    pub(super) template: TemplateFlags,
     #[arg(long, env = "TANDEM_MAX_PROMPT_LENGTH", value_name = "N",
           value_parser = clap::value_parser!(u32).range(1..), help = help("max_prompt_length"))]
     pub(super) max_prompt_length: Option<u32>,
@@ -306,17 +315,36 @@ pub struct RowFlags {
 }
 
 impl PromptFlags {
-    /// Opens the model directory.
+    /// Finds the model, and says which one was chosen in a run.
     ///
     /// # Errors
     /// With the path.
-    pub fn model(&self) -> anyhow::Result<ModelDir> {
-        let model = ModelDir::open(locate_model(&self.model)?).context("--model")?;
-        model.with_chat_template(self.rows.chat_template.as_deref()).context("--chat-template")
+    pub fn model(&self) -> anyhow::Result<NamedModel> {
+        self.rows.template.model(&self.model)
     }
 }
 
-impl RowFlags {
+impl TemplateFlags {
+    /// Finds the model that `--model` names, with the template of the flags, and says which one was chosen in a run.
+    ///
+    /// # Errors
+    /// With the path.
+    pub fn model(&self, named: &Path) -> anyhow::Result<NamedModel> {
+        let model = NamedModel::find(named).context("--model")?;
+        model.tell_choice();
+        model.with_chat_template(self.chat_template.as_deref())
+    }
+
+    /// Says that a model was trained with a system prompt, where none is given: it would answer otherwise than in
+    /// training.
+    pub fn tell_of_system_prompt(&self, model: &NamedModel) {
+        if self.system_prompt.is_none()
+            && let Some(trained) = model.trained_system_prompt()
+        {
+            shared::tell!("the model was trained with a system prompt, which --system-prompt gives: {trained:?}");
+        }
+    }
+
     /// The tokenizer of a model, which renders messages as the flags say. Oddities of the model's tokens and templates
     /// are told.
     ///
@@ -327,21 +355,35 @@ impl RowFlags {
         tell_warnings(tokenizer.remarks().iter().map(|remark| as_flags(remark)));
         Ok(tokenizer)
     }
+}
 
-    /// Reads prompts, those of `split` unless --split names another one.
+impl RowFlags {
+    /// As [`TemplateFlags::tokenizer`].
+    ///
+    /// # Errors
+    /// As [`TemplateFlags::tokenizer`].
+    pub fn tokenizer(&self, model: &ModelDir) -> anyhow::Result<Tokenizer> {
+        self.template.tokenizer(model)
+    }
+
+    /// Reads prompts.
     ///
     /// # Errors
     /// With the path, and with the place of a bad row.
-    pub fn dataset(&self, path: &Path, split: &str, tokenizer: &Tokenizer) -> anyhow::Result<Dataset> {
+    pub fn dataset(&self, prompts: &Prompts<'_>, tokenizer: &Tokenizer) -> anyhow::Result<Dataset> {
         let options = PromptOptions {
-            system_prompt: self.system_prompt.clone(),
+            system_prompt: self.template.system_prompt.clone(),
             max_prompt_length: self.max_prompt_length,
             columns: Columns { prompt: self.prompt_column.clone(), answer: self.answer_column.clone() },
         };
-        let split = self.split.as_deref().unwrap_or(split);
-        let part = Selection { split, config: self.dataset_config.as_deref() };
-        let path = locate_dataset(path, part)?;
-        let mut dataset = Dataset::load(&[path], part, tokenizer, &options)?;
+        let mut dataset = match prompts {
+            Prompts::Dataset(path, split) => {
+                let split = self.split.as_deref().unwrap_or(split);
+                let part = Selection { split, config: self.dataset_config.as_deref() };
+                Dataset::load(&[locate_dataset(path, part)?], part, tokenizer, &options)?
+            }
+            Prompts::Given(given) => Dataset::of_table(given.name(), given.table(tokenizer)?, tokenizer, &options)?,
+        };
         tell_warnings(dataset.remarks(tokenizer, &options).iter().map(|remark| as_flags(remark)));
         if let Some(limit) = self.limit {
             dataset.truncate(usize::try_from(limit).unwrap_or(usize::MAX));

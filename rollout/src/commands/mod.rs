@@ -1,6 +1,7 @@
 //! One file per subcommand: its flags (a clap `Args`) and a `run` function. The rest is what several of them share.
 
 pub mod bench;
+pub mod chat;
 pub mod check;
 pub mod check_rewards;
 pub mod compare;
@@ -10,7 +11,10 @@ pub mod explain;
 pub mod flags;
 pub mod generate;
 mod journal;
+pub mod model;
+mod printed;
 mod progress;
+mod prompts;
 pub mod rewards;
 mod rows;
 pub mod run;

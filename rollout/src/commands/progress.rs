@@ -10,6 +10,7 @@ use shared::process::pace::Pace;
 
 /// Counts completions, prompts and tokens.
 pub struct Progress {
+    is_shown: bool,
     bar: Option<ProgressBar>,
     total: usize,
     done: usize,
@@ -24,10 +25,11 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Starts the clock for the `total` completions that are still to be made, of `prompts` in all.
-    pub fn new(total: usize, prompts: usize) -> Self {
+    /// Starts the clock for the `total` completions that are still to be made, of `prompts` in all. Nothing is shown
+    /// where something else is written to the terminal.
+    pub fn new(total: usize, prompts: usize, is_shown: bool) -> Self {
         let started = Instant::now();
-        let bar = std::io::stderr().is_terminal().then(|| {
+        let bar = (is_shown && std::io::stderr().is_terminal()).then(|| {
             let style = "{bar:40} {pos}/{len} completions, {msg}, {elapsed} elapsed, {eta} left";
             let style = ProgressStyle::with_template(style).expect("a valid template");
             let bar = ProgressBar::new(total as u64).with_style(style).with_message("no completion yet");
@@ -35,6 +37,7 @@ impl Progress {
             bar
         });
         Self {
+            is_shown,
             bar,
             total,
             done: 0,
@@ -77,7 +80,7 @@ impl Progress {
 
     /// Writes a line when it is time to, whether or not a completion has ended.
     pub fn tick(&mut self) {
-        if self.bar.is_none() && self.pace.is_due() {
+        if self.is_shown && self.bar.is_none() && self.pace.is_due() {
             let seconds = self.seconds();
             let left = match self.done {
                 0 => String::new(),
@@ -113,7 +116,7 @@ mod tests {
 
     #[test]
     fn accuracy_is_of_prompts_that_could_be_judged() {
-        let mut progress = Progress::new(40, 10);
+        let mut progress = Progress::new(40, 10, false);
         assert_eq!(progress.prompts_so_far(), "0/10 prompts");
         [Some(1.0), None, Some(0.25)].into_iter().for_each(|accuracy| progress.prompt(accuracy));
         assert_eq!(progress.prompts_so_far(), "3/10 prompts, accuracy 0.625 so far");

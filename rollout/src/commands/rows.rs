@@ -59,16 +59,20 @@ pub fn check_output(written: &Path, read_flag: &str, read: &Path) -> anyhow::Res
 /// # Errors
 /// Any error of the file system.
 pub fn write(path: &Path, groups: &[Scored]) -> anyhow::Result<()> {
-    atomic::write_output_with(path, |file| {
-        for group in groups {
-            for completion in &group.completions {
-                serde_json::to_writer(&mut *file, &row(group, completion)).map_err(io::Error::from)?;
-                file.write_all(b"\n")?;
-            }
-        }
-        Ok::<_, io::Error>(())
-    })
-    .context("--output")
+    atomic::write_output_with(path, |file| groups.iter().try_for_each(|group| write_group(file, group)))
+        .context("--output")
+}
+
+/// Writes the rows of a group.
+///
+/// # Errors
+/// Those of the writer.
+pub fn write_group(to: &mut (impl Write + ?Sized), group: &Scored) -> io::Result<()> {
+    for completion in &group.completions {
+        serde_json::to_writer(&mut *to, &row(group, completion))?;
+        to.write_all(b"\n")?;
+    }
+    Ok(())
 }
 
 /// One completion. `logprobs` are those of the full distribution at temperature 1; with truncated sampling there are

@@ -94,13 +94,14 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     check_writable("--output", &args.output)?;
     require_own(&args.output)?;
     let model = args.prompt.model()?;
-    let task = Task::new(args, &model)?;
+    let model = model.dir();
+    let task = Task::new(args, model)?;
     let dtype: Dtype = args.batching.device.export_dtype();
-    let options = task.options(&args.batching, &model)?;
+    let options = task.options(&args.batching, model)?;
     let budget = Duration::from_secs_f64(args.time_budget);
-    let mut search = Search::new(&model, dtype, &task, options, begin + budget)?;
+    let mut search = Search::new(model, dtype, &task, options, begin + budget)?;
     let (usual, best) = search.run(&args.batching)?;
-    let halves = Halves::measure(args, &task, &search, best.setting)?;
+    let halves = Halves::measure(args, model, &task, &search, best.setting)?;
     let proposal = Proposal::new(&search, &task, &args.batching, [&usual, &best], begin.elapsed());
     let proposal = proposal.with_learner(halves.as_ref());
     shared::tell!("{}", proposal.table().trim_end());

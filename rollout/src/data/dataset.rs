@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashSet,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -16,7 +16,7 @@ use shared::{
     PromptId,
     run::prompts::{LongPrompts, NAMED},
 };
-use shared_data::{Columns, DataError, Row, Selection};
+use shared_data::{Columns, DataError, Row, Selection, Table};
 
 use super::{
     ChatTemplate, Tokenizer,
@@ -183,39 +183,66 @@ impl Dataset {
                 tracing::warn!("{}: {warning}", path.display());
             }
             table.rows.truncate(limit - dataset.rows.len());
-            let first = dataset.rows.len() as u64;
-            let rows = table.rows.len();
-            let most = STEPS + rows as u64 * STEPS_OF_ROW;
-            let before = steps(tokenizer);
-            let slow = || steps(tokenizer) - before > most;
-            // The error names the first bad row, whichever thread finds one first. Rows behind it are not read any
-            // more.
-            let bad = AtomicUsize::new(usize::MAX);
-            let prompt = |(index, row): (usize, Row)| {
-                if index > bad.load(Ordering::Relaxed) || slow() {
-                    return None;
-                }
-                let Row { values, place } = row;
-                let prompt = prompt_row(PromptId(first + index as u64), values, tokenizer, options);
-                if prompt.is_err() {
-                    bad.fetch_min(index, Ordering::Relaxed);
-                }
-                let prompt = prompt.map(|(prompt, oddities)| (prompt, oddities.at(&place)));
-                Some(prompt.map_err(|reason| DataError::Row { place, reason }))
-            };
-            let prompts: Vec<Option<Result<(PromptRow, Oddities), DataError>>> =
-                table.rows.into_par_iter().enumerate().map(prompt).collect();
-            if slow() && bad.into_inner() == usize::MAX {
-                return Err(DatasetError::SlowTemplate { path: path.clone(), rows, most });
-            }
-            for prompt in prompts.into_iter().flatten() {
-                let (prompt, oddities) = prompt?;
-                dataset.odd.count(oddities);
-                dataset.rows.push(prompt);
-            }
-            dataset.sources.push(RowSource { path: path.clone(), end: dataset.rows.len() as u64 });
+            dataset.add(path, table, tokenizer, options)?;
         }
         Ok(dataset)
+    }
+
+    /// As [`Dataset::load`], of rows that are in no file; `name` stands for one in messages.
+    ///
+    /// # Errors
+    /// As [`Dataset::load`].
+    pub fn of_table(
+        name: &str,
+        table: Table,
+        tokenizer: &Tokenizer,
+        options: &PromptOptions,
+    ) -> Result<Self, DatasetError> {
+        let mut dataset = Self { sources: Vec::new(), rows: Vec::new(), odd: OddPrompts::default() };
+        table.describe(&options.columns)?;
+        dataset.add(Path::new(name), table, tokenizer, options)?;
+        Ok(dataset)
+    }
+
+    /// Adds the rows of a file or folder.
+    fn add(
+        &mut self,
+        path: &Path,
+        table: Table,
+        tokenizer: &Tokenizer,
+        options: &PromptOptions,
+    ) -> Result<(), DatasetError> {
+        let first = self.rows.len() as u64;
+        let rows = table.rows.len();
+        let most = STEPS + rows as u64 * STEPS_OF_ROW;
+        let before = steps(tokenizer);
+        let slow = || steps(tokenizer) - before > most;
+        // The error names the first bad row, whichever thread finds one first. Rows behind it are not read any more.
+        let bad = AtomicUsize::new(usize::MAX);
+        let prompt = |(index, row): (usize, Row)| {
+            if index > bad.load(Ordering::Relaxed) || slow() {
+                return None;
+            }
+            let Row { values, place } = row;
+            let prompt = prompt_row(PromptId(first + index as u64), values, tokenizer, options);
+            if prompt.is_err() {
+                bad.fetch_min(index, Ordering::Relaxed);
+            }
+            let prompt = prompt.map(|(prompt, oddities)| (prompt, oddities.at(&place)));
+            Some(prompt.map_err(|reason| DataError::Row { place, reason }))
+        };
+        let prompts: Vec<Option<Result<(PromptRow, Oddities), DataError>>> =
+            table.rows.into_par_iter().enumerate().map(prompt).collect();
+        if slow() && bad.into_inner() == usize::MAX {
+            return Err(DatasetError::SlowTemplate { path: path.to_owned(), rows, most });
+        }
+        for prompt in prompts.into_iter().flatten() {
+            let (prompt, oddities) = prompt?;
+            self.odd.count(oddities);
+            self.rows.push(prompt);
+        }
+        self.sources.push(RowSource { path: path.to_owned(), end: self.rows.len() as u64 });
+        Ok(())
     }
 
     /// Remarks on odd prompts, with the numbers of rows.

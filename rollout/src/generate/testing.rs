@@ -30,6 +30,7 @@ pub struct Scripted {
 /// A sequence, and what is still to be written of it.
 struct Line {
     sequence: FinishedSequence,
+    stream: bool,
     rest: VecDeque<u32>,
 }
 
@@ -51,7 +52,7 @@ impl Scripted {
         }
     }
 
-    fn line(&self, group: &GroupRequest, sample: u32) -> Line {
+    fn line(&self, group: &GroupRequest, sample: u32, stream: bool) -> Line {
         let most = group.sampling.max_completion_length as usize;
         let sequence = FinishedSequence {
             tag: group.tag,
@@ -64,7 +65,7 @@ impl Scripted {
             ttft_seconds: 0.0,
             total_seconds: 0.0,
         };
-        Line { sequence, rest: (self.script)(&group.prompt_ids, sample).into_iter().take(most).collect() }
+        Line { sequence, stream, rest: (self.script)(&group.prompt_ids, sample).into_iter().take(most).collect() }
     }
 }
 
@@ -86,7 +87,8 @@ impl Generate for Scripted {
     }
 
     fn begin(&mut self, request: Request) -> Result<(), EngineError> {
-        let lines: Vec<Line> = request.group.samples.iter().map(|&sample| self.line(&request.group, sample)).collect();
+        let samples = request.group.samples.iter();
+        let lines: Vec<Line> = samples.map(|&sample| self.line(&request.group, sample, request.stream)).collect();
         self.waiting.extend(lines);
         Ok(())
     }
@@ -101,13 +103,17 @@ impl Generate for Scripted {
         let version = self.version;
         let mut outputs = Vec::new();
         for line in &mut self.running {
-            let Line { sequence, rest } = line;
+            let Line { sequence, stream, rest } = line;
             let id = rest.pop_front().expect("a script has a token for every sequence");
             if sequence.versions.last().is_none_or(|(_, last)| *last != version) {
                 sequence.versions.push((sequence.token_ids.len() as u32, version));
             }
             sequence.token_ids.push(id);
-            sequence.logprobs.push(TokenLogprob { logprob: -1.0, ..TokenLogprob::default() });
+            let logprob = TokenLogprob { logprob: -1.0, ..TokenLogprob::default() };
+            sequence.logprobs.push(logprob);
+            if *stream {
+                outputs.push(Output::Token { tag: sequence.tag, sample: sequence.sample, id, logprob });
+            }
         }
         for line in self.running.extract_if(.., |line| line.rest.is_empty()) {
             outputs.push(Output::Ended { sequence: line.sequence, state: None });

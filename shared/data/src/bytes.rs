@@ -39,13 +39,17 @@ enum Packing {
 impl Content {
     /// Reads a file.
     pub fn read(path: &Path) -> Result<Self, DataError> {
-        let raw = shared_bounds::read(path, MOST_BYTES).map_err(DataError::file(path))?;
+        Ok(Self::of(path, shared_bounds::read(path, MOST_BYTES).map_err(DataError::file(path))?))
+    }
+
+    /// Bytes that are in no file; `path` stands for one in messages.
+    pub fn of(path: &Path, raw: Vec<u8>) -> Self {
         let packing = match raw.as_slice() {
             [0x1f, 0x8b, ..] => Some(Packing::Gzip),
             [0x28, 0xb5, 0x2f, 0xfd, ..] => Some(Packing::Zstd),
             _ => None,
         };
-        Ok(Self { path: path.to_owned(), raw, packing })
+        Self { path: path.to_owned(), raw, packing }
     }
 
     /// Its path.

@@ -42,7 +42,7 @@ pub use format::Format;
 pub use messages::{Content, messages};
 pub use row::{LeftOut, Location, Row};
 pub use shape::Shape;
-pub use table::{Table, count, files, read};
+pub use table::{Table, count, files, json_lines, read};
 
 /// A row: its columns by name, in their order.
 pub type Values = serde_json::Map<String, serde_json::Value>;

@@ -67,6 +67,20 @@ pub fn read<'a>(path: &Path, part: impl Into<Selection<'a>>) -> Result<Table, Da
     Ok(Table { rows, about, left_out })
 }
 
+/// Reads rows of JSON lines that are in no file; `name` stands for one in messages.
+///
+/// # Errors
+/// The first bad row, or none at all.
+pub fn json_lines(name: &str, bytes: Vec<u8>) -> Result<Table, DataError> {
+    let content = Content::of(Path::new(name), bytes);
+    let rows = json::read_lines(&content)?;
+    if rows.is_empty() {
+        return Err(DataError::Empty { path: name.into() });
+    }
+    let about = format!("{}, {} rows", Format::JsonLines.name(), rows.len());
+    Ok(Table { rows, about, left_out: Vec::new() })
+}
+
 /// Number of rows of a dataset, as [`read`] reads it; looks at no more of the dataset than its format makes necessary.
 ///
 /// # Errors

@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context, bail, ensure};
 use serde::Deserialize;
-use shared::config::Device;
+use shared::{ModelDir, config::Device};
 
 use super::{
     Args,
@@ -102,12 +102,18 @@ impl LearnerFlags {
 
 impl Halves {
     /// Measures what the flags ask for.
-    pub fn measure(args: &Args, task: &Task, search: &Search<'_>, best: Setting) -> anyhow::Result<Option<Self>> {
+    pub fn measure(
+        args: &Args,
+        model: &ModelDir,
+        task: &Task,
+        search: &Search<'_>,
+        best: Setting,
+    ) -> anyhow::Result<Option<Self>> {
         let flags = &args.learner;
         if !flags.with_learner {
             return Ok(None);
         }
-        let bench = Bench { args, task };
+        let bench = Bench { args, model, task };
         let all = std::thread::available_parallelism().map_or(1, usize::from);
         let step = bench.step(all, flags.bf16)?;
         let bf16_step = if flags.bf16 { None } else { Some(bench.step(all, true)?) };
@@ -153,6 +159,7 @@ fn candidates(cores: usize) -> Vec<usize> {
 /// `learner bench`, beside this program.
 struct Bench<'a> {
     args: &'a Args,
+    model: &'a ModelDir,
     task: &'a Task,
 }
 
@@ -166,7 +173,7 @@ struct Record {
 impl Bench<'_> {
     /// Seconds of a step. One group is measured, and its passes stand for those of all groups of the step.
     fn step(&self, threads: usize, bf16: bool) -> anyhow::Result<f64> {
-        let Args { num_prompts, num_generations, prompt, learner, .. } = self.args;
+        let Args { num_prompts, num_generations, learner, .. } = self.args;
         let mean = |sum: u64, count: usize| sum.div_ceil(count as u64).max(1).to_string();
         let prompt_length = mean(self.task.prompt_tokens(), self.task.workload.prompts.len());
         let completion_length = mean(self.task.completion_tokens(), self.task.workload.lengths.len());
@@ -183,7 +190,9 @@ impl Bench<'_> {
             &num_generations.to_string(),
         ]);
         command.args(["--prompt-length", &prompt_length, "--completion-length", &completion_length]);
-        command.args(["--threads", &threads.to_string(), "--model"]).arg(&prompt.model);
+        command
+            .args(["--threads", &threads.to_string(), "--model"])
+            .arg(self.model.adapter().unwrap_or(self.model.path()));
         command.args(bf16.then_some("--bf16"));
         command.args(learner.gradient_checkpointing.then_some("--gradient-checkpointing"));
         command.args(learner.lora_r.map(|r| format!("--lora-r={r}")));

@@ -9,6 +9,7 @@ use super::{
     super::{
         bench::workload::{Workload, completions, lengths_of, random_prompts},
         flags::BatchingFlags,
+        prompts::Prompts,
     },
     Args,
 };
@@ -107,7 +108,8 @@ fn prompts(args: &Args, model: &ModelDir) -> anyhow::Result<(Vec<Arc<[u32]>>, us
         let length = args.prompt_length as usize;
         return Ok((random_prompts(wanted, length, model.config().vocab_size, args.seed), length));
     };
-    let dataset = args.prompt.rows.dataset(path, "train", &args.prompt.rows.tokenizer(model)?).context("--dataset")?;
+    let tokenizer = args.prompt.rows.tokenizer(model)?;
+    let dataset = args.prompt.rows.dataset(&Prompts::Dataset(path, "train"), &tokenizer).context("--dataset")?;
     let rows = dataset.rows();
     // A small dataset is gone through again, as a run does.
     let at = |i: usize| if rows.len() < wanted { i % rows.len() } else { i * rows.len() / wanted };

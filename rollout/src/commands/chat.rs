@@ -1,0 +1,91 @@
+//! `rollout chat`: a conversation with a model in the terminal.
+
+mod conversation;
+mod lines;
+mod talk;
+
+use std::{
+    io::{self, IsTerminal},
+    path::PathBuf,
+    sync::{Arc, atomic::AtomicBool},
+};
+
+use anyhow::{Context, ensure};
+use shared::{
+    PolicyVersion, SamplingParams,
+    process::{command_line::tell_warnings, pace::Waiting},
+};
+use signal_hook::{consts::SIGINT, flag};
+
+use self::{conversation::Conversation, lines::Lines, talk::Talk};
+use super::{
+    flags::{BatchingFlags, SamplingFlags, TemplateFlags},
+    printed::{Out, ReaderGone},
+};
+use crate::{
+    engine::{Engine, EngineOptions, WeightSource},
+    generate,
+};
+
+/// Tokens of the whole conversation where --max-model-len does not say: their keys and values take memory.
+const USUAL_LENGTH: usize = 4096;
+/// States whose keys and values are held: that of the turn before, and that which the turn leaves.
+const KEPT_STATES: usize = 2;
+
+/// Flags of `rollout chat`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The model: a Hugging Face directory, a checkpoint or an adapter; a run, of which the newest checkpoint is taken;
+    /// a published version in a run's `weights`; or a name on the Hub
+    #[arg(long, env = "TANDEM_MODEL", value_name = "DIR")]
+    pub model: PathBuf,
+    /// How messages are rendered.
+    #[command(flatten)]
+    pub template: TemplateFlags,
+    /// How tokens are drawn.
+    #[command(flatten)]
+    pub sampling: SamplingFlags,
+    /// Sizes and resources.
+    #[command(flatten)]
+    pub batching: BatchingFlags,
+}
+
+/// Runs the subcommand.
+///
+/// # Errors
+/// With context for the user.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let sampling = args.sampling.params(SamplingParams::default().temperature)?;
+    let model = args.template.model(&args.model)?;
+    let tokenizer = args.template.tokenizer(model.dir())?;
+    ensure!(
+        tokenizer.template().is_some(),
+        "--model {}: has no chat template, so it knows no turns; name one with --chat-template, or complete a text \
+         with `tandem generate --prompt TEXT`",
+        args.model.display()
+    );
+    tell_warnings(model.dir().remarks_on_ends());
+    args.template.tell_of_system_prompt(&model);
+    let limit = model.limit()?;
+    let options = args.batching.engine_options(1, USUAL_LENGTH, limit)?;
+    let mut options = EngineOptions { kept_states: KEPT_STATES, ..options };
+    let dtype = options.device.export_dtype();
+    args.batching.fit(&mut options, model.dir(), dtype)?;
+    let room = options.max_model_len;
+    let weights = WeightSource { dir: model.export(dtype, room)?, version: PolicyVersion(0) };
+    let waiting = Waiting::new("loading the model");
+    let mut engine = Engine::new(weights, model.dir(), options)?;
+    drop(waiting);
+    // Until here, Ctrl-C ends the program.
+    let interrupted = Arc::new(AtomicBool::new(false));
+    flag::register(SIGINT, interrupted.clone()).context("Ctrl-C")?;
+    let conversation = Conversation::new(tokenizer, args.template.system_prompt.clone());
+    let lines = Lines::of(io::stdin()).context("a thread for stdin")?;
+    let out = Out::new(io::stdout(), io::stdout().is_terminal());
+    let is_terminal = io::stdin().is_terminal();
+    let mut talk = Talk::new(conversation, lines, out, sampling, room, limit, interrupted, is_terminal);
+    match generate::drive(&mut engine, &mut talk) {
+        Err(error) if error.is::<ReaderGone>() => Ok(()),
+        ended => ended,
+    }
+}
