@@ -339,12 +339,16 @@ fn concluded(
         tokens_per_s: summary::tokens_per_second(&records, first_step),
         report: report.display().to_string(),
         best: config.metric_for_best_model.as_ref().map(|_| Best::of(&dir)).transpose()?.flatten(),
-        model: Some(dir.model()).filter(|model| config.load_best_model_at_end && model.is_dir()),
+        model: dir.chosen_checkpoint().filter(|_| config.load_best_model_at_end).map(|_| dir.model()),
     };
     let nothing = match outcome {
         Outcome::Finished => notices::nothing_learned(&records, &notices::read(&dir.notices())?, config),
         Outcome::Interrupted | Outcome::Killed => None,
     };
+    if outcome == Outcome::Finished && config.load_best_model_at_end && summary.model.is_none() {
+        let log = dir.log("learner");
+        output::tell(format_args!("warning: there is no link to the run's model; {} says why", log.display()));
+    }
     output::tell(farewell(outcome, nothing.is_none(), config.max_steps, &summary, &dir));
     Ok(Trained { outcome, summary, records, dir, nothing })
 }
