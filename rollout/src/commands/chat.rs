@@ -35,8 +35,8 @@ const KEPT_STATES: usize = 2;
 /// Flags of `rollout chat`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The model: a Hugging Face directory, a checkpoint or an adapter; a run, of which the newest checkpoint is taken;
-    /// a published version in a run's `weights`; or a name on the Hub
+    /// The model: a Hugging Face directory, a checkpoint or an adapter; a run, of which the best checkpoint is taken if
+    /// it has recorded one, else the newest; a published version in a run's `weights`; or a name on the Hub
     #[arg(long, env = "TANDEM_MODEL", value_name = "DIR")]
     pub model: PathBuf,
     /// How messages are rendered.

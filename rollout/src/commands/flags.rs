@@ -271,8 +271,8 @@ fn choice<T: Choice + Send + Sync>() -> impl TypedValueParser<Value = T> {
 /// The model and how prompts are made for it.
 #[derive(Debug, Clone, clap::Args)]
 pub struct PromptFlags {
-    /// The model: a Hugging Face directory, a checkpoint or an adapter; a run, of which the newest checkpoint is taken;
-    /// a published version in a run's `weights`; or a name on the Hub
+    /// The model: a Hugging Face directory, a checkpoint or an adapter; a run, of which the best checkpoint is taken if
+    /// it has recorded one, else the newest; a published version in a run's `weights`; or a name on the Hub
     #[arg(long, env = "TANDEM_MODEL", value_name = "DIR")]
     pub model: PathBuf,
     /// How prompts are made.
