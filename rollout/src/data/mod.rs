@@ -1,11 +1,12 @@
 //! From rows of text to token ids and back.
 //!
 //! [`Dataset`] holds the rows that `shared-data` reads, [`adapters`] turns known row shapes (GSM8K, countdown) into
-//! prompts, [`ChatTemplate`] renders messages the way transformers does, [`Tokenizer`] encodes and decodes, and
-//! [`stop`] watches a growing completion for stop strings.
+//! prompts, [`ChatTemplate`] renders messages the way transformers does, [`Tokenizer`] encodes and decodes,
+//! [`Detokenizer`] decodes a completion as it grows, and [`stop`] watches it for stop strings.
 
 pub mod adapters;
 mod dataset;
+mod detokenizer;
 mod oddities;
 mod prompt;
 pub mod stop;
@@ -14,5 +15,6 @@ pub(crate) mod testing;
 mod tokenizer;
 
 pub use dataset::{Dataset, DatasetError, PromptOptions, PromptRow};
+pub use detokenizer::Detokenizer;
 pub use shared_chat::{ChatTemplate, TemplateError};
 pub use tokenizer::{TextToken, Tokenizer, TokenizerError};

@@ -2,59 +2,11 @@
 
 use std::sync::Arc;
 
-use super::Tokenizer;
+use super::{Tokenizer, detokenizer::TextStream};
 use crate::engine::types::StopCriterion;
 
 /// Makes a stop criterion for each completion of a group.
 pub type StopCriterionFactory = Arc<dyn Fn() -> Box<dyn StopCriterion> + Send + Sync>;
-
-/// Decodes a growing sequence of tokens piece by piece, without decoding it from the start each time.
-///
-/// Two windows of tokens are decoded, one with and one without the new tokens, and the texts compared: decoders treat
-/// the start of a sequence specially (a leading space falls away), so a token cannot be decoded on its own.
-pub(super) struct TextStream {
-    tokenizer: Tokenizer,
-    /// Tokens of the last settled piece and everything after it.
-    window: Vec<u32>,
-    /// How many tokens of the window are settled.
-    settled: usize,
-    /// Their text.
-    before: String,
-    /// The text after that.
-    pending: String,
-}
-
-impl TextStream {
-    /// A stream at the start of a text.
-    pub(super) fn new(tokenizer: Tokenizer) -> Self {
-        Self { tokenizer, window: Vec::new(), settled: 0, before: String::new(), pending: String::new() }
-    }
-
-    /// Takes a token; returns the text since the last settled piece, and whether it is settled with this token (it is
-    /// not while it ends in the middle of a character).
-    pub(super) fn push(&mut self, token: u32) -> (String, bool) {
-        // Such a token changes nothing in the window, and a long run of them would be decoded again with every token.
-        if self.tokenizer.leaves_out(token) {
-            return (self.pending.clone(), false);
-        }
-        self.window.push(token);
-        let all = self.decode();
-        let text = all.get(self.before.len()..).unwrap_or_default().to_owned();
-        let whole = !all.ends_with(char::REPLACEMENT_CHARACTER) && !text.is_empty();
-        self.pending = if whole { String::new() } else { text.clone() };
-        if whole {
-            self.window.drain(..self.settled);
-            self.settled = self.window.len();
-            self.before = self.decode();
-        }
-        (text, whole)
-    }
-
-    fn decode(&self) -> String {
-        // A token that cannot be decoded contributes no text, so it completes no stop string.
-        self.tokenizer.decode(&self.window).unwrap_or_default()
-    }
-}
 
 /// Watches one completion.
 pub struct StopStrings {
@@ -95,7 +47,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::data::testing::{BOS, byte_tokenizer};
+    use crate::data::testing::byte_tokenizer;
 
     /// Number of tokens after which the watch ends the completion.
     fn stops_after(tokenizer: &Tokenizer, ids: &[u32], stop: &[&str]) -> Option<usize> {
@@ -135,24 +87,6 @@ mod tests {
         let tokenizer = byte_tokenizer(None);
         assert!(tokenizer.stop_criterion(&[]).is_none());
         assert!(tokenizer.stop_criterion(&[String::new()]).is_none());
-    }
-
-    #[test]
-    fn tokens_without_text_do_not_pile_up() {
-        let mut stream = TextStream::new(byte_tokenizer(None));
-        let bytes = byte_tokenizer(None).encode("é!", false).unwrap();
-        // Known to the model and not to the tokenizer, and special.
-        let silent = [300, BOS];
-        assert_eq!(stream.push(bytes[0]), ("\u{fffd}".into(), false));
-        for token in silent.repeat(50) {
-            assert_eq!(stream.push(token), ("\u{fffd}".into(), false));
-        }
-        assert_eq!(stream.push(bytes[1]), ("é".into(), true));
-        for token in silent.repeat(50) {
-            assert_eq!(stream.push(token), (String::new(), false));
-        }
-        assert_eq!(stream.window.len(), 2);
-        assert_eq!(stream.push(bytes[2]), ("!".into(), true));
     }
 
     proptest! {

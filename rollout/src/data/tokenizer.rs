@@ -9,7 +9,10 @@ use shared_chat::{ChatTemplate, TemplateError};
 use shared_tokenizer::{OpenError, TextTokenizer};
 use time::OffsetDateTime;
 
-use super::stop::{StopCriterionFactory, StopStrings, TextStream};
+use super::{
+    detokenizer::TextStream,
+    stop::{StopCriterionFactory, StopStrings},
+};
 
 /// A tokenizer that cannot be loaded, or a text that it cannot handle.
 #[derive(Debug, thiserror::Error)]
