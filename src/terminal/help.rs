@@ -8,7 +8,7 @@ use clap::Command;
 const GROUPS: &[(&str, &[&str])] = &[
     ("Train", &["train", "iterate", "sft", "reward-model", "demo"]),
     ("On other hosts", &["worker", "learner-rank"]),
-    ("Sample and score", &["generate", "eval", "compare", "rewards", "check-rewards", "score", "logprobs"]),
+    ("Sample and score", &["generate", "serve", "eval", "compare", "rewards", "check-rewards", "score", "logprobs"]),
     ("Look at a run", &["ui", "report", "explain", "replay"]),
     ("Models and configurations", &["export", "merge", "init", "import-config"]),
     ("Machine and speed", &["doctor", "bench", "tune"]),

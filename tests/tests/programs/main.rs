@@ -33,6 +33,7 @@ mod report_to;
 mod reproducible;
 mod rewards;
 mod run_directory;
+mod serve;
 mod starts;
 mod supervision;
 mod survives;
