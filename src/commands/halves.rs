@@ -1,6 +1,6 @@
-//! The commands that the two halves and the fleet's program carry out. `tandem generate …` becomes `rollout generate …`
-//! in the same process, so that signals, exit code and output are those of the half, and its help and errors speak of
-//! `tandem generate`.
+//! The commands that the two halves, the fleet's program and the endpoint's carry out. `tandem generate …` becomes
+//! `rollout generate …` in the same process, so that signals, exit code and output are those of the half, and its help
+//! and errors speak of `tandem generate`.
 
 use std::{
     convert::Infallible,
@@ -30,7 +30,7 @@ pub struct Delegated {
     pub name: &'static str,
     /// Its purpose: in the half's own words, for the list of commands.
     pub about: &'static str,
-    /// The program: a half, or the fleet's.
+    /// The program: a half, the fleet's or the endpoint's.
     program: &'static str,
 }
 
@@ -40,6 +40,10 @@ const fn rollout(name: &'static str, about: &'static str) -> Delegated {
 
 const fn fleet(name: &'static str, about: &'static str) -> Delegated {
     Delegated { name, about, program: binaries::FLEET }
+}
+
+const fn endpoint(name: &'static str, about: &'static str) -> Delegated {
+    Delegated { name, about, program: binaries::SERVE }
 }
 
 const fn learner(name: &'static str, about: &'static str) -> Delegated {
@@ -52,6 +56,7 @@ pub const COMMANDS: &[Delegated] = &[
     rollout("generate", "Complete prompts, given as texts or by a file"),
     rollout("chat", "Talk with a model in the terminal"),
     fleet("worker", "Sample for a run on another host"),
+    endpoint("serve", "Answer requests over HTTP in OpenAI's forms"),
     rollout("eval", "Score a model on a dataset: avg@k, pass@k and maj@k"),
     rollout("compare", "Say whether one model does better than another beyond chance"),
     rollout("explain", "What became of a completion of a run, and why"),
@@ -86,7 +91,9 @@ impl Delegated {
     /// A file of another system that cannot be translated, or a half that is not beside this program or does not start.
     pub fn become_half(&self, words: Vec<OsString>) -> Result<Infallible> {
         let program = match self.program {
-            binaries::FLEET => binaries::fleet(&format!("`tandem {}`", self.name))?,
+            program @ (binaries::FLEET | binaries::SERVE) => {
+                binaries::find_for(program, &format!("`tandem {}`", self.name))?
+            }
             program => binaries::find(program)?,
         };
         let mut command = Command::new(&program);

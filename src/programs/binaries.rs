@@ -12,6 +12,9 @@ use anyhow::{Context, Result, bail};
 /// The sampler of runs with workers, and the workers: a package of its own, which the default build leaves out.
 pub const FLEET: &str = "rollout-fleet";
 
+/// The endpoint: a package of its own, which the default build leaves out.
+pub const SERVE: &str = "rollout-serve";
+
 /// Path of a program in the folder of the running executable.
 pub fn find(name: &str) -> Result<PathBuf> {
     let own = env::current_exe().context("cannot find the running executable")?;
@@ -20,7 +23,12 @@ pub fn find(name: &str) -> Result<PathBuf> {
 
 /// As [`find`], of [`FLEET`]; if it is missing, the error names the option or the command that needs it.
 pub fn fleet(asked_for_by: &str) -> Result<PathBuf> {
-    find(FLEET).with_context(|| asked_for_by.to_owned())
+    find_for(FLEET, asked_for_by)
+}
+
+/// As [`find`], of a program that the default build leaves out; if it is missing, the error names what needs it.
+pub fn find_for(name: &str, asked_for_by: &str) -> Result<PathBuf> {
+    find(name).with_context(|| asked_for_by.to_owned())
 }
 
 /// The command line that builds these programs from the whole workspace: dependencies then have the features of all
@@ -82,7 +90,7 @@ mod tests {
     #[test]
     fn a_missing_program_is_built_by_the_command_that_the_error_names() {
         let missing = |name| find_in(Path::new("/nowhere"), name).unwrap_err().to_string();
-        for name in ["rollout", "learner", FLEET] {
+        for name in ["rollout", "learner", FLEET, SERVE] {
             let build = format!("build it with `cargo build --release --workspace --bin {name}`");
             assert!(missing(name).ends_with(&build), "{}", missing(name));
         }

@@ -8,7 +8,7 @@ use clap::Command;
 const GROUPS: &[(&str, &[&str])] = &[
     ("Train", &["new", "train", "iterate", "sft", "reward-model", "demo"]),
     ("On other hosts", &["worker", "learner-rank"]),
-    ("Ask a model", &["generate", "chat"]),
+    ("Ask a model", &["generate", "chat", "serve"]),
     ("Score", &["eval", "compare", "rewards", "check-rewards", "score", "logprobs"]),
     ("Look at a run", &["ui", "report", "explain", "replay"]),
     ("Models and configurations", &["export", "merge", "init", "import-config", "schema"]),

@@ -4,13 +4,10 @@
 //! name that leads here (DNS rebinding), so only requests to this machine's own names are answered. Other machines need
 //! the token.
 
-use std::{
-    fs::{self, File},
-    io::{self, Read},
-    net::IpAddr,
-};
+use std::{fs, io, net::IpAddr};
 
 use axum::http::{HeaderMap, Uri, header};
+use shared_http::{equal, is_this_machine, random};
 
 /// Name of the parameter in the first address.
 const TOKEN: &str = "token";
@@ -92,26 +89,6 @@ impl Access {
             Verdict::NoToken
         }
     }
-}
-
-fn is_this_machine(host: &str) -> bool {
-    let name = match host.rsplit_once(':') {
-        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
-        _ => host,
-    };
-    let name = name.trim_start_matches('[').trim_end_matches(']');
-    name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
-}
-
-/// Takes the same time wherever the two differ.
-fn equal(a: &str, b: &str) -> bool {
-    a.len() == b.len() && a.bytes().zip(b.bytes()).fold(0, |difference, (a, b)| difference | (a ^ b)) == 0
-}
-
-fn random() -> io::Result<String> {
-    let mut bytes = [0; 16];
-    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 #[cfg(test)]

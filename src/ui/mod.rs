@@ -5,7 +5,6 @@
 
 mod access;
 mod api;
-mod connections;
 mod events;
 mod server;
 

@@ -4,6 +4,7 @@ use std::{
     net::TcpListener,
     path::PathBuf,
     sync::{Arc, Mutex, PoisonError},
+    time::Duration,
 };
 
 use anyhow::{Context, Result};
@@ -16,15 +17,20 @@ use axum::{
     routing::get,
 };
 use shared::RunDir;
+use shared_http::{Connection, Connections};
 use shared_tokenizer::TextTokenizer;
 
 use super::{
     access::{Access, Verdict},
-    api,
-    connections::{self, Connection, PATIENCE},
-    events,
+    api, events,
 };
 use crate::view::{assets, curves::Curves, found, tokens};
+
+/// Most connections at once. A browser needs six, and one more for the events of each open page.
+const MOST: usize = 64;
+
+/// How long a request may take to arrive, and how long a connection may be open without one.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// State that all requests share.
 pub struct Shared {
@@ -101,8 +107,9 @@ pub fn serve(listener: TcpListener, shared: Shared) -> Result<()> {
     let app = router(Arc::new(shared));
     let served = runtime.block_on(async {
         let listener = tokio::net::TcpListener::from_std(listener)?;
+        let mut connections = Connections::new(MOST, PATIENCE);
         tokio::select! {
-            never = connections::serve(listener, app, PATIENCE) => match never {},
+            never = connections.accept(&listener, &app) => match never {},
             stopped = stop() => stopped.context("cannot wait for an interrupt"),
         }
     });

@@ -158,7 +158,10 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 /// The folder of the exported model, whose graph takes `max_model_len` positions.
-pub(super) fn export(model: &ModelDir, dtype: Dtype, max_model_len: usize) -> anyhow::Result<PathBuf> {
+///
+/// # Errors
+/// A model that cannot be exported, or a folder that cannot be written.
+pub fn export(model: &ModelDir, dtype: Dtype, max_model_len: usize) -> anyhow::Result<PathBuf> {
     let _waiting = Waiting::new("exporting the model, once");
     ensure_export(model, &export_options(dtype, max_model_len))
         .with_context(|| format!("the model {}", model.path().display()))

@@ -83,7 +83,8 @@ impl SamplingFlags {
 }
 
 /// A remark on options, by the names of flags.
-fn as_flags(remark: &str) -> String {
+#[must_use]
+pub fn as_flags(remark: &str) -> String {
     ["chat_template_kwargs", "chat_template", "system_prompt"]
         .iter()
         .fold(remark.to_owned(), |text, key| text.replace(&format!("`{key}`"), &format!("--{}", key.replace('_', "-"))))

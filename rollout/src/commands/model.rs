@@ -33,7 +33,8 @@ pub struct NamedModel {
 
 impl NamedModel {
     /// Finds a model by the path of its directory, its name on the Hub, or the folder of a run or of a version in it.
-    /// Of a run, the best checkpoint is taken if it has recorded one, else the newest one, else its last published version.
+    /// Of a run, the best checkpoint is taken if it has recorded one, else the newest one, else its last published
+    /// version.
     ///
     /// # Errors
     /// With the path or name, and the way out.
@@ -118,8 +119,8 @@ fn run_at(path: &Path) -> Option<RunDir> {
     (run.config().is_file() && !is_model).then_some(run)
 }
 
-/// The best checkpoint of a run if it has recorded one, else the newest that is whole, else the last version that it has
-/// published; and which of them it is.
+/// The best checkpoint of a run if it has recorded one, else the newest that is whole, else the last version that it
+/// has published; and which of them it is.
 fn chosen_of(run: &RunDir) -> anyhow::Result<(PathBuf, String)> {
     let shown = run.root().display();
     if let Some(best) = Best::of(run)? {

@@ -26,6 +26,7 @@ use super::{
     EngineError, EngineOptions, WeightSource,
     backend::EachRow,
     session::{read_manifest, require_finite},
+    types::GivenLogprob,
 };
 use crate::sampling::stats::{block_exp_sums, block_maxima};
 
@@ -275,11 +276,24 @@ pub(super) fn logprobs(
     tokens: &[u32],
     score: impl FnOnce(EachRow<'_>) -> Result<(), EngineError>,
 ) -> Result<Vec<f64>, EngineError> {
+    Ok(given_logprobs(tokens, score)?.into_iter().map(|given| given.logprob).collect())
+}
+
+/// As [`logprobs`], each with the likeliest token in the same place.
+pub(super) fn given_logprobs(
+    tokens: &[u32],
+    score: impl FnOnce(EachRow<'_>) -> Result<(), EngineError>,
+) -> Result<Vec<GivenLogprob>, EngineError> {
     let (mut maxima, mut sums, mut found) = (Vec::new(), Vec::new(), Vec::with_capacity(tokens.len()));
     score(&mut |row| {
         let max = block_maxima(row, &mut maxima);
         let token = row[tokens[found.len()] as usize];
-        found.push(f64::from(token - max) - block_exp_sums(row, max, 1.0, &mut sums).ln());
+        let log_sum = block_exp_sums(row, max, 1.0, &mut sums).ln();
+        found.push(GivenLogprob {
+            logprob: f64::from(token - max) - log_sum,
+            likeliest: row.iter().position(|&logit| logit == max).unwrap_or(0) as u32,
+            likeliest_logprob: -log_sum,
+        });
     })?;
     assert_eq!(found.len(), tokens.len(), "a row of logits for each token");
     Ok(found)

@@ -62,7 +62,8 @@ pub(crate) use session::{SessionOptions, load};
 pub use state::State;
 pub use step::Engine;
 pub use types::{
-    EngineOptions, FinishedSequence, GroupRequest, Kernels, Output, Request, StopCriterion, SwapReport, WeightSource,
+    EngineOptions, FinishedSequence, GivenLogprob, GroupRequest, Kernels, Output, Request, StopCriterion, SwapReport,
+    WeightSource,
 };
 
 #[cfg(test)]

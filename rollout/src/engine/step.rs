@@ -21,7 +21,7 @@ use super::{
     state::{HeldStates, State},
     storage::{LogitsBuffer, logits_buffer, rows_of},
     swap::{PendingSwap, manifest_of},
-    types::{EngineOptions, FinishedSequence, Kernels, Output, Request, SwapReport, WeightSource},
+    types::{EngineOptions, FinishedSequence, GivenLogprob, Kernels, Output, Request, SwapReport, WeightSource},
 };
 use crate::{
     sampling::SamplingThreads,
@@ -229,6 +229,19 @@ impl Engine {
     /// # Errors
     /// Tokens outside the vocabulary, or none; those of the graph.
     pub fn score(&mut self, prompt_ids: &[u32], completion_ids: &[u32]) -> Result<Vec<f64>, EngineError> {
+        let given = self.given_logprobs(prompt_ids, completion_ids)?;
+        Ok(given.into_iter().map(|given| given.logprob).collect())
+    }
+
+    /// As [`Engine::score`], each with the likeliest token in the same place.
+    ///
+    /// # Errors
+    /// As [`Engine::score`].
+    pub fn given_logprobs(
+        &mut self,
+        prompt_ids: &[u32],
+        completion_ids: &[u32],
+    ) -> Result<Vec<GivenLogprob>, EngineError> {
         let vocab = self.config.vocab_size;
         let tokens = [prompt_ids, completion_ids].concat();
         if prompt_ids.is_empty() || completion_ids.is_empty() || tokens.iter().any(|&token| token as usize >= vocab) {
@@ -237,7 +250,7 @@ impl Engine {
             ));
         }
         let (backend, config) = (&mut self.backend, &self.config);
-        gate::logprobs(completion_ids, |each| backend.score(config, &tokens, completion_ids.len(), each))
+        gate::given_logprobs(completion_ids, |each| backend.score(config, &tokens, completion_ids.len(), each))
     }
 
     /// Time and work so far.

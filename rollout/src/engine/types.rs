@@ -305,6 +305,17 @@ impl Output {
     }
 }
 
+/// The log-prob of a token that was given, under the full distribution at temperature 1.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct GivenLogprob {
+    /// Of the token.
+    pub logprob: f64,
+    /// The token that would have been likeliest in its place; of several, the one with the lowest id.
+    pub likeliest: u32,
+    /// The log-prob of that one.
+    pub likeliest_logprob: f64,
+}
+
 /// A completion that has ended.
 #[derive(Debug, Clone)]
 pub struct FinishedSequence {

@@ -4,7 +4,7 @@
 //! `tests/targets.rs` runs each for ten seconds as part of the suite, with [`harness::fuzz`]; `cargo xtask fuzz` runs a
 //! single target for as long as the user asks, with libFuzzer and coverage. An input that once failed lies in `found/`,
 //! in the folder of its target, and is tried first. Tests beside the code do the same for parsers that no other crate
-//! can call: answers of reward programs, foreign configurations, and the state of a trainer.
+//! can call: answers of reward programs, foreign configurations, requests over HTTP, and the state of a trainer.
 
 mod data;
 mod files;

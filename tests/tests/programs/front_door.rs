@@ -20,9 +20,10 @@ fn listed(program: &str) -> Vec<(String, String)> {
 }
 
 /// What `tandem` does not have of a half, since it means something else there or is nobody's to call.
-const OWN: [(&str, &[&str]); 3] = [
+const OWN: [(&str, &[&str]); 4] = [
     ("rollout", &["help", "run"]),
     ("rollout-fleet", &["help", "run"]),
+    ("rollout-serve", &["help"]),
     ("learner", &["bench", "help", "rank", "run"]),
 ];
 

@@ -149,6 +149,8 @@ fn where_the_program_of_the_fleet_is_missing_nothing_begins_and_the_way_to_it_is
     assert!(!stage.path("run").exists());
     assert_eq!(tandem(&["worker", "--join", "tcp/127.0.0.1:7447"]), missing("`tandem worker`"));
     assert_eq!(tandem(&["doctor", "--join", "tcp/127.0.0.1:7447"]), missing("--join"));
+    let serve = missing("`tandem serve`").replace("rollout-fleet", "rollout-serve");
+    assert_eq!(tandem(&["serve", "--model", "model"]), serve);
     let doctor = |stage: &Stage| {
         let mut command = Command::new(stage.path("tandem"));
         command.arg("doctor");

@@ -36,6 +36,7 @@ mod report_to;
 mod reproducible;
 mod rewards;
 mod run_directory;
+mod serve;
 mod shell;
 mod starts;
 mod supervision;

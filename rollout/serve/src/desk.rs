@@ -1,0 +1,321 @@
+//! Between HTTP and the engine: requests go to the thread that drives the engine, and tokens come back.
+//!
+//! A [`Service`] is one of many handles on the side of HTTP. The [`Desk`] is the loop's `Work`, on the engine's thread.
+//! It begins what was asked for, cancels what nobody waits for any more, and sends on what each step has made. It never
+//! waits for anybody: commands are taken as they lie, and the channel of a request has room for all of its tokens.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, unbounded};
+use rollout::{
+    engine::{Engine, EngineError, FinishedSequence, GivenLogprob, GroupRequest, Output, Request},
+    generate::{Generate, Next, Work},
+};
+use shared::TokenLogprob;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::{error::ApiError, metrics::Metrics};
+
+/// Longest wait for a command while nothing runs.
+const IDLE: Duration = Duration::from_millis(200);
+
+/// A generator that also knows log-probs of tokens that it did not draw.
+pub trait Score: Generate {
+    /// Log-probs of all tokens but the first, each after those before it. Everything else waits meanwhile.
+    ///
+    /// # Errors
+    /// Those of the engine.
+    fn score(&mut self, ids: &[u32]) -> Result<Vec<GivenLogprob>, EngineError>;
+}
+
+impl Score for Engine {
+    fn score(&mut self, ids: &[u32]) -> Result<Vec<GivenLogprob>, EngineError> {
+        if ids.len() < 2 { Ok(Vec::new()) } else { self.given_logprobs(&ids[..1], &ids[1..]) }
+    }
+}
+
+/// What comes of a prompt.
+#[derive(Debug)]
+pub enum Event {
+    /// A token of a completion, for a request that streams.
+    Token {
+        /// Index of the completion.
+        sample: u32,
+        /// The token.
+        id: u32,
+        /// Its log-probs.
+        logprob: TokenLogprob,
+    },
+    /// A completion has ended.
+    Ended(FinishedSequence),
+    /// The engine does not take the prompt.
+    Refused(String),
+}
+
+/// Tokens with their log-probs, or what went wrong.
+type Scores = Result<Vec<GivenLogprob>, String>;
+
+enum Command {
+    Begin { groups: Vec<GroupRequest>, stream: bool, place: Arc<Place>, events: mpsc::UnboundedSender<(u64, Event)> },
+    Score(Given),
+    Cancel(u64),
+    Stop,
+}
+
+/// Tokens that are to be scored.
+struct Given {
+    ids: Arc<[u32]>,
+    place: Arc<Place>,
+    reply: oneshot::Sender<Scores>,
+}
+
+/// A place in the queue, which is free again when it is dropped: with the first token of the request's last prompt.
+#[derive(Debug)]
+pub struct Place {
+    waiting: Arc<AtomicUsize>,
+    since: Instant,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.waiting.fetch_sub(1, Relaxed);
+    }
+}
+
+/// A handle for requests.
+#[derive(Debug, Clone)]
+pub struct Service {
+    commands: Sender<Command>,
+    waiting: Arc<AtomicUsize>,
+    next_tag: Arc<AtomicU64>,
+    queue: usize,
+}
+
+/// Makes both sides; at most `queue` requests wait for their first token.
+#[must_use]
+pub fn open(queue: usize, metrics: Arc<Metrics>) -> (Service, Desk) {
+    let (sender, commands) = unbounded();
+    let service = Service { commands: sender, waiting: Arc::default(), next_tag: Arc::default(), queue };
+    (service, Desk { commands, open: HashMap::new(), scores: VecDeque::new(), stopped: false, metrics })
+}
+
+impl Service {
+    /// A place in the queue.
+    ///
+    /// # Errors
+    /// When it is full.
+    pub fn enter(&self) -> Result<Arc<Place>, ApiError> {
+        let waiting = Arc::clone(&self.waiting);
+        if waiting.fetch_add(1, Relaxed) < self.queue {
+            return Ok(Arc::new(Place { waiting, since: Instant::now() }));
+        }
+        waiting.fetch_sub(1, Relaxed);
+        Err(ApiError::full(self.queue))
+    }
+
+    /// Asks for completions of these prompts, whose tags are set here.
+    #[must_use]
+    pub fn begin(&self, place: Arc<Place>, mut groups: Vec<GroupRequest>, stream: bool) -> Ticket {
+        let count = groups.len() as u64;
+        let first = self.next_tag.fetch_add(count, Relaxed);
+        groups.iter_mut().zip(first..).for_each(|(group, tag)| group.tag = tag);
+        let left = groups.iter().map(|group| group.samples.len()).collect();
+        let (sender, events) = mpsc::unbounded_channel();
+        // Without an engine nobody takes it: then there is no event either.
+        let _ = self.commands.send(Command::Begin { groups, stream, place, events: sender });
+        Ticket { tags: first..first + count, left, events, commands: self.commands.clone() }
+    }
+
+    /// Log-probs of all tokens but the first.
+    ///
+    /// # Errors
+    /// Those of the engine, or that there is none any more.
+    pub async fn score(&self, place: Arc<Place>, ids: Arc<[u32]>) -> Result<Vec<GivenLogprob>, ApiError> {
+        let (reply, answer) = oneshot::channel();
+        let _ = self.commands.send(Command::Score(Given { ids, place, reply }));
+        answer.await.map_err(|_| ApiError::engine_gone())?.map_err(ApiError::internal)
+    }
+
+    /// Ends the loop, and with it all that runs.
+    pub fn stop(&self) {
+        let _ = self.commands.send(Command::Stop);
+    }
+}
+
+/// A request in the engine. When it is dropped before its end, what is left of it is cancelled.
+#[derive(Debug)]
+pub struct Ticket {
+    tags: Range<u64>,
+    /// Completions of each prompt that have not ended.
+    left: Vec<usize>,
+    events: mpsc::UnboundedReceiver<(u64, Event)>,
+    commands: Sender<Command>,
+}
+
+impl Ticket {
+    /// The next event, with the index of its prompt; none after the last one.
+    ///
+    /// # Errors
+    /// A prompt that the engine refuses, or an engine that has ended.
+    pub async fn next(&mut self) -> Result<Option<(usize, Event)>, ApiError> {
+        if self.left.iter().all(|left| *left == 0) {
+            return Ok(None);
+        }
+        let Some((tag, event)) = self.events.recv().await else { return Err(ApiError::engine_gone()) };
+        let prompt = (tag - self.tags.start) as usize;
+        match event {
+            Event::Ended(_) => self.left[prompt] -= 1,
+            Event::Refused(message) => {
+                self.left[prompt] = 0;
+                return Err(ApiError::field("prompt", message));
+            }
+            Event::Token { .. } => (),
+        }
+        Ok(Some((prompt, event)))
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        for (tag, _) in self.tags.clone().zip(&self.left).filter(|(_, left)| **left > 0) {
+            let _ = self.commands.send(Command::Cancel(tag));
+        }
+    }
+}
+
+/// A prompt in the engine.
+struct Prompt {
+    events: mpsc::UnboundedSender<(u64, Event)>,
+    stream: bool,
+    /// Completions that have not ended.
+    left: usize,
+    /// Until its first token.
+    place: Option<Arc<Place>>,
+}
+
+/// What is done with the engine between two of its steps.
+pub struct Desk {
+    commands: Receiver<Command>,
+    open: HashMap<u64, Prompt>,
+    scores: VecDeque<Given>,
+    stopped: bool,
+    metrics: Arc<Metrics>,
+}
+
+impl Desk {
+    fn obey<G: Score + ?Sized>(&mut self, command: Command, generator: &mut G) {
+        match command {
+            Command::Begin { groups, stream, place, events } => {
+                for group in groups {
+                    self.begin(group, stream, &place, events.clone(), generator);
+                }
+            }
+            Command::Score(given) => self.scores.push_back(given),
+            Command::Cancel(tag) => self.cancel(tag, generator),
+            Command::Stop => self.stopped = true,
+        }
+    }
+
+    fn begin<G: Generate + ?Sized>(
+        &mut self,
+        group: GroupRequest,
+        stream: bool,
+        place: &Arc<Place>,
+        events: mpsc::UnboundedSender<(u64, Event)>,
+        generator: &mut G,
+    ) {
+        let (tag, left, tokens) = (group.tag, group.samples.len(), group.prompt_ids.len());
+        // Tokens as they come also say when the first one came.
+        if let Err(error) = generator.begin(Request { stream: true, ..group.into() }) {
+            let _ = events.send((tag, Event::Refused(error.to_string())));
+            return;
+        }
+        self.metrics.prompt_tokens.fetch_add(tokens as u64, Relaxed);
+        self.open.insert(tag, Prompt { events, stream, left, place: Some(Arc::clone(place)) });
+    }
+
+    fn cancel<G: Generate + ?Sized>(&mut self, tag: u64, generator: &mut G) {
+        if self.open.remove(&tag).is_some() {
+            self.metrics.cancelled.fetch_add(generator.cancel(tag, None).len() as u64, Relaxed);
+        }
+    }
+
+    /// One of the sequences that wait for their log-probs; the others come after further steps of what runs.
+    fn score<G: Score + ?Sized>(&mut self, generator: &mut G) {
+        let Some(Given { ids, place, reply }) = self.scores.pop_front() else { return };
+        // Nobody may be waiting for it any more.
+        if !reply.is_closed() {
+            let _ = reply.send(generator.score(&ids).map_err(|error| error.to_string()));
+            self.metrics.prompt_tokens.fetch_add(ids.len() as u64, Relaxed);
+        }
+        drop(place);
+    }
+
+    fn hand_on(&mut self, output: Output) {
+        let (tag, event, ends) = match output {
+            Output::Token { tag, sample, id, logprob } => (tag, Event::Token { sample, id, logprob }, false),
+            Output::Ended { sequence, .. } => (sequence.tag, Event::Ended(sequence), true),
+        };
+        let Some(prompt) = self.open.get_mut(&tag) else { return };
+        if let Some(place) = prompt.place.take() {
+            self.metrics.first_token(place.since.elapsed());
+        }
+        if !ends {
+            self.metrics.generation_tokens.fetch_add(1, Relaxed);
+        }
+        if ends || prompt.stream {
+            // Whoever is gone has sent a command to cancel.
+            let _ = prompt.events.send((tag, event));
+        }
+        prompt.left -= usize::from(ends);
+        if prompt.left == 0 {
+            self.open.remove(&tag);
+        }
+    }
+}
+
+impl<G: Score + ?Sized> Work<G> for Desk {
+    type End = ();
+
+    fn feed(&mut self, generator: &mut G) -> anyhow::Result<Next<()>> {
+        while !self.stopped {
+            match self.commands.try_recv() {
+                Ok(command) => self.obey(command, generator),
+                Err(TryRecvError::Empty) => break,
+                Err(TryRecvError::Disconnected) => self.stopped = true,
+            }
+        }
+        if self.stopped {
+            return Ok(Next::End(()));
+        }
+        self.score(generator);
+        self.metrics.running.store(generator.running(), Relaxed);
+        self.metrics.waiting.store(generator.waiting(), Relaxed);
+        Ok(if generator.is_idle() { Next::Idle } else { Next::Advance })
+    }
+
+    fn take(&mut self, _: &mut G, outputs: Vec<Output>, _: Instant) -> anyhow::Result<()> {
+        outputs.into_iter().for_each(|output| self.hand_on(output));
+        Ok(())
+    }
+
+    fn idle(&mut self, generator: &mut G) -> anyhow::Result<()> {
+        if self.stopped || !self.scores.is_empty() {
+            return Ok(());
+        }
+        match self.commands.recv_timeout(IDLE) {
+            Ok(command) => self.obey(command, generator),
+            Err(RecvTimeoutError::Timeout) => (),
+            Err(RecvTimeoutError::Disconnected) => self.stopped = true,
+        }
+        Ok(())
+    }
+}

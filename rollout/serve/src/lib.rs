@@ -1,0 +1,31 @@
+//! An endpoint over HTTP in OpenAI's forms, for the engine of the sampler: `tandem serve`.
+//!
+//! One thread drives the engine, by the one loop of `rollout::generate`. Requests are tasks of tokio. A request reads
+//! its body (`request`), hands token ids to the [`desk`], which is the loop's `Work`, and gets tokens back over a
+//! channel of its own. So a client that reads slowly, or not at all, holds up nobody. The desk adds no scheduler:
+//! batching is the engine's own. The engine sees token ids only; texts are made in [`answer`].
+//!
+//! | room | subject |
+//! |---|---|
+//! | [`error`] | refusals, in OpenAI's form |
+//! | [`metrics`] | what `/metrics` says |
+//! | `request` | fields of a body, each taken, ignored or refused by name |
+//! | [`desk`] | requests to the engine, tokens from it |
+//! | [`answer`] | tokens to choices and chunks |
+//! | [`routes`] | one file per kind of route |
+//! | [`server`] | sockets and signals |
+//! | [`command`] | the flags of `rollout-serve serve` |
+
+// What is told may find nobody who reads it: see `shared::process::command_line`.
+#![warn(clippy::print_stderr)]
+
+pub mod answer;
+pub mod command;
+pub mod desk;
+pub mod error;
+pub mod metrics;
+mod request;
+pub mod routes;
+pub mod server;
+#[cfg(test)]
+mod testing;

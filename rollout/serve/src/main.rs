@@ -1,0 +1,50 @@
+//! `rollout-serve`: an endpoint over HTTP for a model.
+
+// What is told may find nobody who reads it: see `shared::process::command_line`.
+#![warn(clippy::print_stderr)]
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use rollout::commands::end;
+use rollout_serve::command;
+use shared::{
+    process::{command_line, logging},
+    system::native,
+};
+use shared_bounds::Metered;
+
+/// Answers requests over HTTP with a model.
+#[derive(Debug, Parser)]
+#[command(version, propagate_version = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Answer requests over HTTP in OpenAI's forms.
+    ///
+    /// Clients of OpenAI's API work with it: completions, chats, log-probs, streams. docs/serving.md lists the routes,
+    /// and the fields that are taken, ignored and refused.
+    Serve(command::Args),
+}
+
+/// Counts what parsers of foreign files take.
+#[global_allocator]
+static MEMORY: Metered = Metered;
+
+fn main() -> ExitCode {
+    // SAFETY: nothing before has started a thread.
+    unsafe { native::disable_telemetry() };
+    let flags = Cli::command().mut_subcommand("serve", |serve| {
+        serve
+            .mut_arg("max_model_len", |flag| flag.help(command::max_model_len_help()))
+            .mut_arg("max_num_seqs", |flag| flag.help(command::max_num_seqs_help()))
+    });
+    let matches = flags.get_matches_from(command_line::words());
+    let Command::Serve(args) = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit()).command;
+    logging::init_from("warn");
+    end(command::run(&args))
+}

@@ -1,0 +1,113 @@
+//! The body of `POST /v1/chat/completions`.
+
+use std::sync::Arc;
+
+use rollout::data::Tokenizer;
+use serde_json::{Map, Value};
+
+use super::{
+    Fields, Streaming, check_model,
+    completion::check_ids,
+    sampling::{Sampling, max_tokens, room},
+};
+use crate::error::ApiError;
+
+/// What is asked for.
+#[derive(Debug)]
+pub struct Chat {
+    /// The conversation as the template writes it, in tokens.
+    pub ids: Arc<[u32]>,
+    /// Tokens that may follow.
+    pub max_tokens: u32,
+    /// How tokens are drawn.
+    pub sampling: Sampling,
+    /// In which way the answer comes.
+    pub streaming: Streaming,
+    /// Whether log-probs of the drawn tokens come along.
+    pub logprobs: bool,
+    /// Whether token ids come along.
+    pub return_token_ids: bool,
+    /// Whether tokens in log-probs are named by their ids.
+    pub tokens_as_ids: bool,
+}
+
+impl Chat {
+    /// Reads a body.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn read(body: &[u8], served: &str, tokenizer: &Tokenizer, max_model_len: usize) -> Result<Self, ApiError> {
+        let mut fields = Fields::parse(body)?;
+        check_model(&mut fields, served)?;
+        let sampling = Sampling::take(&mut fields)?;
+        let streaming = Streaming::take(&mut fields)?;
+        let logprobs = fields.take("logprobs")?.unwrap_or(false);
+        if fields.take::<u32>("top_logprobs")?.is_some_and(|count| count > 0) {
+            let message = "`top_logprobs` above 0 is not supported: the engine knows the drawn token's log-prob alone";
+            return Err(ApiError::field("top_logprobs", message));
+        }
+        let wanted = max_tokens(&mut fields, &["max_completion_tokens", "max_tokens"], 1)?;
+        let return_token_ids = fields.take("return_token_ids")?.unwrap_or(false);
+        let tokens_as_ids = fields.take("return_tokens_as_token_ids")?.unwrap_or(return_token_ids);
+        refuse_unless(&mut fields, "tool_choice", &["auto", "none"])?;
+        refuse_unless(&mut fields, "function_call", &["auto", "none"])?;
+        let ids = conversation(&mut fields, tokenizer)?;
+        fields.end()?;
+        check_ids("messages", &ids, tokenizer.model_vocab_size())?;
+        let max_tokens = room("messages", ids.len(), wanted, max_model_len)?;
+        let ids = ids.into();
+        Ok(Self { ids, max_tokens, sampling, streaming, logprobs, return_token_ids, tokens_as_ids })
+    }
+}
+
+/// Refuses a field with another value: a call that must come would need constrained decoding.
+fn refuse_unless(fields: &mut Fields, name: &str, words: &[&str]) -> Result<(), ApiError> {
+    match fields.take::<Value>(name)? {
+        Some(value) if !words.iter().any(|word| value == *word) => {
+            Err(ApiError::field(name, format!("`{name}` takes {} only", words.join(" and "))))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Takes messages and what else the template reads, and returns the tokens of the conversation.
+///
+/// # Errors
+/// Messages that are none, or that the template refuses; a model without a template.
+pub fn conversation(fields: &mut Fields, tokenizer: &Tokenizer) -> Result<Vec<u32>, ApiError> {
+    let mut messages: Vec<Map<String, Value>> = fields.require("messages")?;
+    if messages.is_empty() || messages.iter().any(|message| !message.get("role").is_some_and(Value::is_string)) {
+        return Err(ApiError::field("messages", "`messages` must be objects with a `role`, at least one"));
+    }
+    messages.iter_mut().for_each(read_arguments);
+    let is_open = messages.last().is_some_and(|last| last["role"] == "assistant");
+    if fields.take::<bool>("continue_final_message")?.is_some_and(|wanted| wanted != is_open) {
+        let message = "`continue_final_message` is true where the last message is the assistant's, and else false";
+        return Err(ApiError::field("continue_final_message", message));
+    }
+    if fields.take::<bool>("add_generation_prompt")?.is_some_and(|wanted| wanted == is_open) {
+        let message = "`add_generation_prompt` is false where the last message is the assistant's, and else true";
+        return Err(ApiError::field("add_generation_prompt", message));
+    }
+    let mut variables: Map<String, Value> = fields.take("chat_template_kwargs")?.unwrap_or_default();
+    if let Some(tools) = fields.take::<Vec<Value>>("tools")?.filter(|tools| !tools.is_empty()) {
+        variables.insert("tools".into(), tools.into());
+    }
+    let messages: Vec<Value> = messages.into_iter().map(Value::Object).collect();
+    let refused = |error: rollout::data::TokenizerError| ApiError::field("messages", error.to_string());
+    let text = tokenizer.render(&messages, &variables).map_err(refused)?;
+    tokenizer.encode(&text, false).map_err(refused)
+}
+
+/// Clients write the arguments of a call as a text of JSON, and templates want the object.
+pub(super) fn read_arguments(message: &mut Map<String, Value>) {
+    let calls = message.get_mut("tool_calls").and_then(Value::as_array_mut);
+    for call in calls.into_iter().flatten() {
+        let arguments = call.get_mut("function").and_then(|function| function.get_mut("arguments"));
+        if let Some(arguments) = arguments
+            && let Some(Ok(object)) = arguments.as_str().map(serde_json::from_str::<Map<String, Value>>)
+        {
+            *arguments = object.into();
+        }
+    }
+}

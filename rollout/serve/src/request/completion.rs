@@ -1,0 +1,150 @@
+//! The body of `POST /v1/completions`.
+
+use std::sync::Arc;
+
+use rollout::data::Tokenizer;
+use serde_json::Value;
+
+use super::{
+    Fields, Streaming, check_model,
+    sampling::{Sampling, max_tokens, room},
+};
+use crate::error::ApiError;
+
+/// Most prompts of a request, and most completions of all of them.
+const MOST: usize = 2048;
+/// Tokens of a completion where nobody says, as OpenAI has it.
+const MAX_TOKENS: u32 = 16;
+
+/// A prompt, and how many tokens may follow it.
+#[derive(Debug, Clone)]
+pub struct Prompt {
+    /// Its text, where that goes before the completion (`echo`).
+    pub text: String,
+    /// Its tokens.
+    pub ids: Arc<[u32]>,
+    /// Tokens that may follow.
+    pub max_tokens: u32,
+}
+
+/// What is asked for.
+#[derive(Debug)]
+pub struct Completion {
+    /// The prompts.
+    pub prompts: Vec<Prompt>,
+    /// How tokens are drawn.
+    pub sampling: Sampling,
+    /// In which way the answer comes.
+    pub streaming: Streaming,
+    /// Log-probs of the drawn tokens, with so many alternatives.
+    pub logprobs: Option<u32>,
+    /// Whether the prompt goes before each completion.
+    pub echo: bool,
+    /// Whether token ids come along.
+    pub return_token_ids: bool,
+    /// Whether tokens in log-probs are named by their ids.
+    pub tokens_as_ids: bool,
+}
+
+impl Completion {
+    /// Reads a body.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn read(body: &[u8], served: &str, tokenizer: &Tokenizer, max_model_len: usize) -> Result<Self, ApiError> {
+        let mut fields = Fields::parse(body)?;
+        check_model(&mut fields, served)?;
+        let sampling = Sampling::take(&mut fields)?;
+        let streaming = Streaming::take(&mut fields)?;
+        let echo = fields.take("echo")?.unwrap_or(false);
+        let logprobs = fields.take("logprobs")?;
+        // Nothing is generated then: the answer is the prompt.
+        let max_tokens = max_tokens(&mut fields, &["max_tokens"], u32::from(!echo))?.unwrap_or(MAX_TOKENS);
+        if echo && streaming.stream {
+            return Err(ApiError::field("echo", "`echo` is not supported with `stream`"));
+        }
+        check_alternatives(logprobs, &sampling)?;
+        let special = fields.take("add_special_tokens")?.unwrap_or(true);
+        let return_token_ids = fields.take("return_token_ids")?.unwrap_or(false);
+        let tokens_as_ids = fields.take("return_tokens_as_token_ids")?.unwrap_or(return_token_ids);
+        let prompts = prompts(fields.require("prompt")?)?;
+        fields.end()?;
+        if prompts.is_empty() || prompts.len().saturating_mul(sampling.n as usize) > MOST {
+            return Err(ApiError::field("prompt", format!("a request takes 1 to {MOST} prompts, times `n`")));
+        }
+        let tokenise = |given: Given| -> Result<Prompt, ApiError> {
+            let (text, ids) = match given {
+                Given::Text(text) => {
+                    let ids = tokenizer.encode(&text, special).map_err(|e| ApiError::field("prompt", e.to_string()))?;
+                    (text, ids)
+                }
+                Given::Ids(ids) if echo => {
+                    let text = tokenizer.decode(&ids).map_err(|e| ApiError::field("prompt", e.to_string()))?;
+                    (text, ids)
+                }
+                Given::Ids(ids) => (String::new(), ids),
+            };
+            check_ids("prompt", &ids, tokenizer.model_vocab_size())?;
+            let max_tokens = room("prompt", ids.len(), Some(max_tokens), max_model_len)?;
+            Ok(Prompt { text, ids: ids.into(), max_tokens })
+        };
+        let prompts = prompts.into_iter().map(tokenise).collect::<Result<_, ApiError>>()?;
+        Ok(Self { prompts, sampling, streaming, logprobs, echo, return_token_ids, tokens_as_ids })
+    }
+}
+
+/// The engine knows the log-prob of the drawn token alone, which is the likeliest where nothing is left to chance.
+fn check_alternatives(logprobs: Option<u32>, sampling: &Sampling) -> Result<(), ApiError> {
+    match logprobs {
+        None | Some(0) => Ok(()),
+        Some(1) if sampling.takes_the_likeliest() => Ok(()),
+        Some(count) => Err(ApiError::field(
+            "logprobs",
+            format!(
+                "`logprobs`: {count} asks for the likeliest tokens, which are known for 1, `temperature` 0 and \
+                 `repetition_penalty` 1 only; 0 gives the log-prob of each drawn token"
+            ),
+        )),
+    }
+}
+
+/// A prompt as it is given.
+enum Given {
+    Text(String),
+    Ids(Vec<u32>),
+}
+
+/// A text, texts, ids, or lists of ids.
+fn prompts(value: Value) -> Result<Vec<Given>, ApiError> {
+    let invalid = || ApiError::field("prompt", "`prompt` must be a text, texts, token ids, or lists of token ids");
+    let ids = |value: Value| serde_json::from_value(value).map(Given::Ids).map_err(|_| invalid());
+    match value {
+        Value::String(text) => Ok(vec![Given::Text(text)]),
+        Value::Array(items) if items.iter().any(Value::is_number) => Ok(vec![ids(Value::Array(items))?]),
+        Value::Array(items) => items
+            .into_iter()
+            .map(|item| match item {
+                Value::String(text) => Ok(Given::Text(text)),
+                item => ids(item),
+            })
+            .collect(),
+        _ => Err(invalid()),
+    }
+}
+
+/// Refuses a prompt without tokens, or with tokens that the model does not have.
+///
+/// # Errors
+/// By the name of the field.
+pub fn check_ids(param: &str, ids: &[u32], vocab_size: usize) -> Result<(), ApiError> {
+    if ids.is_empty() {
+        return Err(ApiError::field(param, "the prompt has no tokens"));
+    }
+    match ids.iter().find(|&&id| id as usize >= vocab_size) {
+        None => Ok(()),
+        Some(id) => {
+            let message = format!("token {id} is not in the model's vocabulary of {vocab_size} tokens");
+            Err(ApiError::field(param, message))
+        }
+    }
+}

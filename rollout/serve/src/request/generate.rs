@@ -1,0 +1,47 @@
+//! The body of `POST /inference/v1/generate`: token ids in, token ids out.
+
+use std::sync::Arc;
+
+use super::{
+    Fields, check_model,
+    completion::check_ids,
+    sampling::{Sampling, max_tokens, room},
+};
+use crate::error::ApiError;
+
+/// What is asked for.
+#[derive(Debug)]
+pub struct Generation {
+    /// The prompt.
+    pub ids: Arc<[u32]>,
+    /// Tokens that may follow.
+    pub max_tokens: u32,
+    /// How tokens are drawn.
+    pub sampling: Sampling,
+    /// Whether log-probs of the drawn tokens come along.
+    pub logprobs: bool,
+}
+
+impl Generation {
+    /// Reads a body. Fields of `sampling_params` that are not known are ignored, as trainers send fields for servers of
+    /// several kinds.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn read(body: &[u8], served: &str, vocab_size: usize, max_model_len: usize) -> Result<Self, ApiError> {
+        let mut fields = Fields::parse(body)?;
+        check_model(&mut fields, served)?;
+        let ids: Vec<u32> = fields.require("token_ids")?;
+        let mut params = fields.fields("sampling_params")?;
+        if fields.take::<bool>("stream")?.unwrap_or(false) {
+            return Err(ApiError::field("stream", "`stream` is not supported by this route"));
+        }
+        fields.end()?;
+        let sampling = Sampling::take(&mut params)?;
+        let logprobs = params.take::<u32>("logprobs")?.is_some();
+        let wanted = max_tokens(&mut params, &["max_tokens"], 1)?;
+        check_ids("token_ids", &ids, vocab_size)?;
+        let max_tokens = room("token_ids", ids.len(), wanted, max_model_len)?;
+        Ok(Self { ids: ids.into(), max_tokens, sampling, logprobs })
+    }
+}

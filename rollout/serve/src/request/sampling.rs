@@ -1,0 +1,181 @@
+//! How tokens are drawn: OpenAI's fields and some of vLLM's.
+
+use std::sync::Arc;
+
+use rollout::{
+    data::Tokenizer,
+    engine::{GroupRequest, StopCriterion},
+};
+use serde::Deserialize;
+use shared::{PromptId, SamplingParams, generation::rng};
+
+use super::Fields;
+use crate::error::ApiError;
+
+/// Most completions of a prompt, as OpenAI has it.
+const MOST_CHOICES: u32 = 128;
+/// Most stop strings. Each is looked for with every token.
+const MOST_STOPS: usize = 16;
+
+/// How completions are made.
+#[derive(Debug, Clone)]
+pub struct Sampling {
+    /// Seed and length are set later.
+    pub params: SamplingParams,
+    /// Completions of each prompt.
+    pub n: u32,
+    /// The client's seed.
+    pub seed: Option<u64>,
+    /// Tokens that end a completion, beside those of the model.
+    pub stop_token_ids: Vec<u32>,
+}
+
+/// A value, or several.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "it must be a text or a list of texts")]
+enum OneOrMany<T> {
+    One(T),
+    Many(Vec<T>),
+}
+
+impl<T> OneOrMany<T> {
+    fn many(self) -> Vec<T> {
+        match self {
+            Self::One(one) => vec![one],
+            Self::Many(many) => many,
+        }
+    }
+}
+
+impl Sampling {
+    /// Takes the fields.
+    ///
+    /// # Errors
+    /// A value of another type, or out of range.
+    pub fn take(fields: &mut Fields) -> Result<Self, ApiError> {
+        let defaults = SamplingParams::default();
+        let stop = fields.take::<OneOrMany<String>>("stop")?.map(OneOrMany::many).unwrap_or_default();
+        if stop.len() > MOST_STOPS || stop.iter().any(String::is_empty) {
+            return Err(ApiError::field("stop", format!("`stop` takes up to {MOST_STOPS} texts, none of them empty")));
+        }
+        let n: u32 = fields.take("n")?.unwrap_or(1);
+        if !(1..=MOST_CHOICES).contains(&n) {
+            return Err(ApiError::field("n", format!("`n` must be 1 to {MOST_CHOICES}")));
+        }
+        if fields.take::<u32>("best_of")?.is_some_and(|best| best != n) {
+            return Err(ApiError::field("best_of", "`best_of` is not supported: every completion is returned"));
+        }
+        let top_k: i64 = fields.take("top_k")?.unwrap_or(0);
+        let params = SamplingParams {
+            temperature: fields.take("temperature")?.unwrap_or(1.0),
+            // vLLM writes -1 where nothing is cut off.
+            top_k: u32::try_from(top_k.max(0)).unwrap_or(u32::MAX),
+            top_p: fields.take("top_p")?.unwrap_or(1.0),
+            min_p: fields.take("min_p")?.filter(|min_p: &f32| *min_p != 0.0),
+            repetition_penalty: fields.take("repetition_penalty")?.unwrap_or(1.0),
+            stop,
+            ignore_eos: fields.take("ignore_eos")?.unwrap_or(false),
+            ..defaults
+        };
+        params.validate().map_err(|message| {
+            let name = message.split([' ', '`']).find(|word| !word.is_empty()).unwrap_or_default().to_owned();
+            ApiError::field(&name, message)
+        })?;
+        let stop_token_ids = fields.take("stop_token_ids")?.unwrap_or_default();
+        Ok(Self { params, n, seed: seed(fields)?, stop_token_ids })
+    }
+
+    /// Whether the token that is drawn is always the likeliest of the model's own distribution.
+    #[must_use]
+    pub fn takes_the_likeliest(&self) -> bool {
+        self.params.greedy() && self.params.repetition_penalty == 1.0
+    }
+
+    /// What is asked of the engine for a prompt. Tokens are drawn by seed, prompt and index of the completion, so the
+    /// same request with the same seed has the same answer, whatever else runs.
+    #[must_use]
+    pub fn group(&self, tokenizer: &Tokenizer, prompt: &Arc<[u32]>, max_tokens: u32, fresh_seed: u64) -> GroupRequest {
+        let keys: Vec<u64> = prompt.iter().map(|&id| id.into()).collect();
+        let params = SamplingParams {
+            max_completion_length: max_tokens,
+            seed: self.seed.unwrap_or(fresh_seed),
+            ..self.params.clone()
+        };
+        let texts = tokenizer.stop_criterion(&params.stop);
+        let tokens: Arc<[u32]> = self.stop_token_ids.as_slice().into();
+        let stop_criterion: Option<rollout::data::stop::StopCriterionFactory> = if tokens.is_empty() {
+            texts
+        } else {
+            Some(Arc::new(move || Box::new(Stop { tokens: tokens.clone(), texts: texts.as_ref().map(|make| make()) })))
+        };
+        GroupRequest {
+            tag: 0,
+            prompt_id: PromptId(rng::hash(&keys)),
+            epoch: 0,
+            prompt_ids: Arc::clone(prompt),
+            samples: (0..self.n).collect(),
+            sampling: Arc::new(params),
+            lengths: None,
+            stop_criterion,
+        }
+    }
+}
+
+/// Ends a completion at a token, or at a text.
+struct Stop {
+    tokens: Arc<[u32]>,
+    texts: Option<Box<dyn StopCriterion>>,
+}
+
+impl StopCriterion for Stop {
+    fn push(&mut self, token: u32) -> bool {
+        let in_text = self.texts.as_mut().is_some_and(|texts| texts.push(token));
+        in_text || self.tokens.contains(&token)
+    }
+}
+
+/// A seed may be any whole number of 64 bits.
+fn seed(fields: &mut Fields) -> Result<Option<u64>, ApiError> {
+    let Some(seed) = fields.take::<serde_json::Number>("seed")? else { return Ok(None) };
+    let bits = seed.as_u64().or_else(|| seed.as_i64().map(i64::cast_unsigned));
+    bits.map(Some).ok_or_else(|| ApiError::field("seed", "`seed` must be a whole number of 64 bits"))
+}
+
+/// The tokens that a completion of a prompt of `prompt` tokens may have: as many as are wanted, or all that the model
+/// has room for.
+///
+/// # Errors
+/// When the model has no room for them.
+pub fn room(param: &str, prompt: usize, wanted: Option<u32>, max_model_len: usize) -> Result<u32, ApiError> {
+    let room = u32::try_from(max_model_len.saturating_sub(prompt)).unwrap_or(u32::MAX);
+    let asked = match wanted {
+        // No token may be wanted at all, of a prompt that is scored alone.
+        Some(tokens) if tokens <= room && prompt <= max_model_len => return Ok(tokens),
+        None if room > 0 => return Ok(room),
+        Some(tokens) => format!("{tokens} of the completion"),
+        None => "at least one of the completion".to_owned(),
+    };
+    Err(ApiError::too_long(
+        param,
+        format!(
+            "this model's maximum context length is {max_model_len} tokens, and the request is for {prompt} tokens of \
+             the prompt and {asked}"
+        ),
+    ))
+}
+
+/// Takes the most tokens of a completion, from the first of these fields that is there.
+///
+/// # Errors
+/// A value that is no number, or below `least`.
+pub fn max_tokens(fields: &mut Fields, names: &[&str], least: u32) -> Result<Option<u32>, ApiError> {
+    let mut first = None;
+    for name in names {
+        let value: Option<u32> = fields.take(name)?;
+        if value.is_some_and(|value| value < least) {
+            return Err(ApiError::field(name, format!("`{name}` must be at least {least}")));
+        }
+        first = first.or(value);
+    }
+    Ok(first)
+}

@@ -1,0 +1,41 @@
+//! The bodies of `POST /tokenize` and `POST /detokenize`.
+
+use rollout::data::Tokenizer;
+
+use super::{Fields, chat::conversation, check_model};
+use crate::error::ApiError;
+
+/// The tokens of a prompt or of a conversation.
+///
+/// # Errors
+/// What is wrong with the body.
+pub fn tokenize(body: &[u8], served: &str, tokenizer: &Tokenizer) -> Result<Vec<u32>, ApiError> {
+    let mut fields = Fields::parse(body)?;
+    check_model(&mut fields, served)?;
+    let special: Option<bool> = fields.take("add_special_tokens")?;
+    let ids = match fields.take::<String>("prompt")? {
+        Some(prompt) => {
+            let ids = tokenizer.encode(&prompt, special.unwrap_or(true));
+            ids.map_err(|error| ApiError::field("prompt", error.to_string()))?
+        }
+        None if special == Some(true) => {
+            let message = "`add_special_tokens` is for a `prompt`: a chat template writes its own";
+            return Err(ApiError::field("add_special_tokens", message));
+        }
+        None => conversation(&mut fields, tokenizer)?,
+    };
+    fields.end()?;
+    Ok(ids)
+}
+
+/// The text of tokens.
+///
+/// # Errors
+/// What is wrong with the body.
+pub fn detokenize(body: &[u8], served: &str, tokenizer: &Tokenizer) -> Result<String, ApiError> {
+    let mut fields = Fields::parse(body)?;
+    check_model(&mut fields, served)?;
+    let ids: Vec<u32> = fields.require("tokens")?;
+    fields.end()?;
+    tokenizer.decode(&ids).map_err(|error| ApiError::field("tokens", error.to_string()))
+}

@@ -1,0 +1,197 @@
+//! From a request in the engine to its answer, whole or as a stream.
+
+use std::{collections::VecDeque, convert::Infallible, sync::Arc};
+
+use axum::{
+    Json,
+    response::{
+        IntoResponse, Response,
+        sse::{self, KeepAlive, Sse},
+    },
+};
+use futures_util::stream;
+use rollout::engine::{FinishedSequence, GivenLogprob};
+use serde_json::Value;
+use shared_http::Busy;
+use tokio::time::{Instant, timeout_at};
+
+use super::App;
+use crate::{
+    answer::{Choice, Done, Entry, Piece, Shape, Usage},
+    desk::{Event, Place, Ticket},
+    error::ApiError,
+    request::{completion::Prompt, sampling::Sampling},
+};
+
+/// The end of a stream, as OpenAI has it.
+const END: &str = "[DONE]";
+
+/// A request that was read.
+pub struct Asked {
+    /// How the answer is written.
+    pub shape: Shape,
+    /// The prompts.
+    pub prompts: Vec<Prompt>,
+    /// How tokens are drawn.
+    pub sampling: Sampling,
+    /// Whether the prompt goes before each completion.
+    pub echo: bool,
+}
+
+impl Asked {
+    /// Asks the engine, for prompts that completions are wanted of.
+    fn begin(&self, app: &App, place: Arc<Place>, stream: bool) -> Ticket {
+        let wanted = self.prompts.iter().filter(|prompt| prompt.max_tokens > 0);
+        let group =
+            |prompt: &Prompt| self.sampling.group(&app.tokenizer, &prompt.ids, prompt.max_tokens, app.fresh.next());
+        app.service.begin(place, wanted.map(group).collect(), stream)
+    }
+
+    fn choice(&self, app: &App) -> Choice {
+        let params = &self.sampling.params;
+        let choice = Choice::new(&app.tokenizer, &params.stop, params.greedy());
+        if self.shape.logprobs { choice.with_logprobs(self.shape.tokens_as_ids) } else { choice }
+    }
+
+    /// The whole answer.
+    ///
+    /// # Errors
+    /// A full queue, a prompt that the engine refuses, or an engine that has ended.
+    pub async fn whole(self, app: &App) -> Result<Response, ApiError> {
+        let place = app.service.enter()?;
+        let mut ticket = self.begin(app, Arc::clone(&place), false);
+        let mut given = Vec::new();
+        for prompt in self.prompts.iter().filter(|_| self.echo && self.shape.logprobs) {
+            given.push(app.service.score(Arc::clone(&place), Arc::clone(&prompt.ids)).await?);
+        }
+        drop(place);
+        let mut ended: Vec<Vec<FinishedSequence>> = self.prompts.iter().map(|_| Vec::new()).collect();
+        while let Some((prompt, event)) = ticket.next().await? {
+            if let Event::Ended(sequence) = event {
+                ended[prompt].push(sequence);
+            }
+        }
+        let mut usage = Usage::default();
+        let mut answered = Vec::new();
+        for (at, (prompt, mut sequences)) in self.prompts.iter().zip(ended).enumerate() {
+            usage.prompt += prompt.ids.len();
+            sequences.sort_unstable_by_key(|sequence| sequence.sample);
+            usage.completion += sequences.iter().map(|sequence| sequence.token_ids.len()).sum::<usize>();
+            let given = given.get(at).map(Vec::as_slice);
+            let choices = if prompt.max_tokens == 0 {
+                (0..self.sampling.n).map(|_| self.done(app, prompt, given, None)).collect()
+            } else {
+                sequences.into_iter().map(|sequence| self.done(app, prompt, given, Some(sequence))).collect()
+            };
+            answered.push((Arc::clone(&prompt.ids), choices));
+        }
+        Ok(Json(self.shape.whole(&answered, usage)).into_response())
+    }
+
+    /// A choice; without a sequence, of the prompt alone.
+    fn done(
+        &self,
+        app: &App,
+        prompt: &Prompt,
+        given: Option<&[GivenLogprob]>,
+        sequence: Option<FinishedSequence>,
+    ) -> Done {
+        let mut choice = self.choice(app);
+        let mut text = if self.echo { prompt.text.clone() } else { String::new() };
+        let mut entries: Vec<Entry> = given.map_or_else(Vec::new, |given| choice.prompt(&prompt.ids, given));
+        let Some(sequence) = sequence else {
+            return Done { text, ids: Vec::new(), entries, finish_reason: shared::FinishReason::Length };
+        };
+        for (&id, logprob) in sequence.token_ids.iter().zip(&sequence.logprobs) {
+            let piece = choice.push(id, logprob);
+            text.push_str(&piece.text);
+            entries.extend(piece.entry);
+        }
+        text.push_str(&choice.end());
+        Done { text, ids: sequence.token_ids, entries, finish_reason: sequence.finish_reason }
+    }
+
+    /// The answer as a stream of events. `busy` is kept until its end.
+    ///
+    /// # Errors
+    /// A full queue.
+    pub fn stream(self, app: Arc<App>, busy: Busy) -> Result<Response, ApiError> {
+        let ticket = self.begin(&app, app.service.enter()?, true);
+        let choices: Vec<Option<Choice>> =
+            self.prompts.iter().flat_map(|_| 0..self.sampling.n).map(|_| Some(self.choice(&app))).collect();
+        let n = self.sampling.n as usize;
+        let first =
+            choices.iter().enumerate().filter_map(|(index, _)| self.shape.first(index, &self.prompts[index / n].ids));
+        let ready = first.map(|chunk| chunk.to_string()).collect();
+        let prompt = self.prompts.iter().map(|prompt| prompt.ids.len()).sum();
+        let usage = Usage { prompt, completion: 0 };
+        let deadline = Instant::now() + app.limits.time;
+        let stream =
+            Stream { app, shape: self.shape, n, ticket, choices, ready, usage, deadline, is_over: false, _busy: busy };
+        let events =
+            stream::unfold(stream, async |mut stream| Some((Ok::<_, Infallible>(stream.next().await?), stream)));
+        Ok(Sse::new(events).keep_alive(KeepAlive::default()).into_response())
+    }
+}
+
+/// A stream of chunks.
+struct Stream {
+    app: Arc<App>,
+    shape: Shape,
+    /// Completions of each prompt.
+    n: usize,
+    ticket: Ticket,
+    /// Until they have ended.
+    choices: Vec<Option<Choice>>,
+    ready: VecDeque<String>,
+    usage: Usage,
+    deadline: Instant,
+    is_over: bool,
+    _busy: Busy,
+}
+
+impl Stream {
+    async fn next(&mut self) -> Option<sse::Event> {
+        loop {
+            if let Some(data) = self.ready.pop_front() {
+                return Some(sse::Event::default().data(data));
+            }
+            if self.is_over {
+                return None;
+            }
+            let event = timeout_at(self.deadline, self.ticket.next()).await;
+            match event.unwrap_or_else(|_| Err(self.app.too_late())) {
+                Ok(Some((prompt, event))) => self.take(prompt, event),
+                Ok(None) => {
+                    self.is_over = true;
+                    let usage = self.shape.usage(self.usage).map(|usage| usage.to_string());
+                    self.ready.extend(usage.into_iter().chain([END.to_owned()]));
+                }
+                Err(error) => {
+                    // The status has been sent: all that is left is to say so in the stream.
+                    self.is_over = true;
+                    self.ready.push_back(error.body().to_string());
+                }
+            }
+        }
+    }
+
+    fn take(&mut self, prompt: usize, event: Event) {
+        let chunk: Option<Value> = match event {
+            Event::Token { sample, id, logprob } => {
+                self.usage.completion += 1;
+                let index = prompt * self.n + sample as usize;
+                let piece = self.choices[index].as_mut().map(|choice| choice.push(id, &logprob));
+                piece.and_then(|piece| self.shape.next(index, &piece, None))
+            }
+            Event::Ended(sequence) => {
+                let index = prompt * self.n + sequence.sample as usize;
+                let text = self.choices[index].take().map(Choice::end).unwrap_or_default();
+                let piece = Piece { text, ..Piece::default() };
+                self.shape.next(index, &piece, Some(sequence.finish_reason))
+            }
+            Event::Refused(_) => None,
+        };
+        self.ready.extend(chunk.map(|chunk| chunk.to_string()));
+    }
+}

@@ -1,0 +1,44 @@
+//! `POST /v1/chat/completions`.
+
+use std::sync::Arc;
+
+use axum::{
+    Extension,
+    extract::{Request, State},
+    response::Response,
+};
+use shared_http::Connection;
+
+use super::{App, answering::Asked, now};
+use crate::{
+    answer::{Form, Shape},
+    error::ApiError,
+    request::{chat::Chat, completion::Prompt},
+};
+
+/// Answers the last message of a conversation.
+pub async fn answer(
+    State(app): State<Arc<App>>,
+    Extension(connection): Extension<Connection>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let read = app.read(request, |app, body| Chat::read(body, &app.model, &app.tokenizer, app.max_model_len)).await?;
+    let shape = Shape {
+        form: Form::Chat,
+        id: format!("chatcmpl-{:016x}", app.fresh.next()),
+        created: now(),
+        model: Arc::clone(&app.model),
+        logprobs: read.logprobs,
+        alternatives: false,
+        return_token_ids: read.return_token_ids,
+        tokens_as_ids: read.tokens_as_ids,
+        include_usage: read.streaming.include_usage,
+    };
+    let prompt = Prompt { text: String::new(), ids: read.ids, max_tokens: read.max_tokens };
+    let asked = Asked { shape, prompts: vec![prompt], sampling: read.sampling, echo: false };
+    if read.streaming.stream {
+        asked.stream(Arc::clone(&app), connection.busy())
+    } else {
+        app.in_time(asked.whole(&app)).await
+    }
+}

@@ -1,0 +1,44 @@
+//! `POST /v1/completions`.
+
+use std::sync::Arc;
+
+use axum::{
+    Extension,
+    extract::{Request, State},
+    response::Response,
+};
+use shared_http::Connection;
+
+use super::{App, answering::Asked, now};
+use crate::{
+    answer::{Form, Shape},
+    error::ApiError,
+    request::completion::Completion,
+};
+
+/// Completes prompts.
+pub async fn answer(
+    State(app): State<Arc<App>>,
+    Extension(connection): Extension<Connection>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let read = app.read(request, |app, body| Completion::read(body, &app.model, &app.tokenizer, app.max_model_len));
+    let read = read.await?;
+    let shape = Shape {
+        form: Form::Text,
+        id: format!("cmpl-{:016x}", app.fresh.next()),
+        created: now(),
+        model: Arc::clone(&app.model),
+        logprobs: read.logprobs.is_some(),
+        alternatives: read.logprobs.is_some_and(|count| count > 0),
+        return_token_ids: read.return_token_ids,
+        tokens_as_ids: read.tokens_as_ids,
+        include_usage: read.streaming.include_usage,
+    };
+    let asked = Asked { shape, prompts: read.prompts, sampling: read.sampling, echo: read.echo };
+    if read.streaming.stream {
+        asked.stream(Arc::clone(&app), connection.busy())
+    } else {
+        app.in_time(asked.whole(&app)).await
+    }
+}

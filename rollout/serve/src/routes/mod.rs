@@ -1,0 +1,235 @@
+//! The routes, and what is asked of every request before its route sees it.
+
+mod answering;
+mod chat;
+mod completions;
+mod generate;
+mod models;
+#[cfg(test)]
+mod tests;
+mod tokens;
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use axum::{
+    Router,
+    body::Bytes,
+    extract::{Request, State},
+    http::{HeaderMap, StatusCode, header},
+    middleware::{self, Next},
+    response::{IntoResponse, Response},
+    routing::{get, post},
+};
+use futures_util::StreamExt;
+use rollout::data::Tokenizer;
+use shared::generation::rng;
+use shared_http::{Connection, equal, is_this_machine};
+use tokio::time::timeout;
+
+use crate::{desk::Service, error::ApiError, metrics::Metrics};
+
+/// How long a body may take to arrive.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The routes of [`router`], by their names in `/metrics`.
+const ROUTES: [&str; 8] = [
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/models",
+    "/inference/v1/generate",
+    "/tokenize",
+    "/detokenize",
+    "/health",
+    "/metrics",
+];
+
+/// Bounds of a request.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Most bytes of a body.
+    pub body: usize,
+    /// Longest time for an answer.
+    pub time: Duration,
+}
+
+/// What all requests share.
+pub struct App {
+    /// The name of the model.
+    pub model: Arc<str>,
+    /// Its tokenizer.
+    pub tokenizer: Tokenizer,
+    /// Longest prompt plus completion.
+    pub max_model_len: usize,
+    /// The engine.
+    pub service: Service,
+    /// What has happened so far.
+    pub metrics: Arc<Metrics>,
+    /// What every request must bring along.
+    pub key: Option<String>,
+    /// Bounds of a request.
+    pub limits: Limits,
+    /// Seeds and names.
+    pub fresh: Fresh,
+}
+
+/// Seeds of requests without one, and names of answers: different ones in every process.
+#[derive(Debug)]
+pub struct Fresh {
+    key: u64,
+    count: AtomicU64,
+}
+
+impl Fresh {
+    /// From random numbers of the system.
+    ///
+    /// # Errors
+    /// When it has none.
+    pub fn new() -> std::io::Result<Self> {
+        let random = shared_http::random()?;
+        Ok(Self { key: rng::hash(&random.bytes().map(u64::from).collect::<Vec<_>>()), count: AtomicU64::new(0) })
+    }
+
+    /// The next one.
+    pub fn next(&self) -> u64 {
+        rng::hash(&[self.key, self.count.fetch_add(1, Relaxed)])
+    }
+}
+
+/// All routes.
+pub fn router(app: Arc<App>) -> Router {
+    Router::new()
+        .route("/v1/completions", post(completions::answer))
+        .route("/v1/chat/completions", post(chat::answer))
+        .route("/v1/models", get(models::list))
+        .route("/v1/models/{*name}", get(models::one))
+        .route("/inference/v1/generate", post(generate::answer))
+        .route("/tokenize", post(tokens::tokenize))
+        .route("/detokenize", post(tokens::detokenize))
+        .route("/health", get(StatusCode::OK))
+        .route("/metrics", get(metrics))
+        .fallback(async |request: Request| {
+            ApiError::new(StatusCode::NOT_FOUND, format!("there is no route {}", request.uri().path()))
+        })
+        .method_not_allowed_fallback(async |request: Request| {
+            let message = format!("{} is no method of {}", request.method(), request.uri().path());
+            ApiError::new(StatusCode::METHOD_NOT_ALLOWED, message)
+        })
+        .layer(middleware::from_fn_with_state(Arc::clone(&app), guard))
+        .with_state(app)
+}
+
+async fn metrics(State(app): State<Arc<App>>) -> Response {
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], app.metrics.page()).into_response()
+}
+
+/// The route of a path, as `/metrics` names it.
+fn route(path: &str) -> &'static str {
+    let of_model = path.starts_with("/v1/models/").then_some("/v1/models");
+    ROUTES.into_iter().find(|route| *route == path).or(of_model).unwrap_or("other")
+}
+
+/// Lets a request pass or not, and counts it.
+async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    let connection: Option<Connection> = request.extensions().get().cloned();
+    let _busy = connection.as_ref().map(|connection| {
+        connection.has_asked();
+        connection.busy()
+    });
+    let route = route(request.uri().path());
+    let response = match judge(app.key.as_deref(), route, request.headers()) {
+        Ok(()) => next.run(request).await,
+        Err(error) => error.into_response(),
+    };
+    app.metrics.answered(route, response.status().as_u16());
+    response
+}
+
+/// With a key, every request but that for the health must have it. Without one, only this machine can connect, and a
+/// foreign page in a browser here must not ask through a name that leads here (DNS rebinding).
+fn judge(key: Option<&str>, route: &str, headers: &HeaderMap) -> Result<(), ApiError> {
+    let header = |name| headers.get(name).and_then(|value: &header::HeaderValue| value.to_str().ok());
+    let Some(key) = key else {
+        let host = header("host").unwrap_or_default();
+        let message = "this endpoint answers to localhost and 127.0.0.1 only; --host with --api-key opens it to others";
+        return if is_this_machine(host) { Ok(()) } else { Err(ApiError::new(StatusCode::FORBIDDEN, message)) };
+    };
+    let bearer = header("authorization").and_then(|value| {
+        let (scheme, key) = value.split_once(' ')?;
+        scheme.eq_ignore_ascii_case("bearer").then(|| key.trim())
+    });
+    if route == "/health" || [bearer, header("x-api-key")].into_iter().flatten().any(|given| equal(given, key)) {
+        return Ok(());
+    }
+    let message = "the API key is missing or wrong; it goes into `Authorization: Bearer KEY`";
+    Err(ApiError { code: Some("invalid_api_key"), ..ApiError::new(StatusCode::UNAUTHORIZED, message) })
+}
+
+impl App {
+    /// The body of a request.
+    async fn body(&self, request: Request) -> Result<Bytes, ApiError> {
+        let kind = request.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+        // A foreign page cannot send this type without asking first.
+        if !kind.trim_start().to_ascii_lowercase().starts_with("application/json") {
+            let message = "the header `Content-Type` must be application/json";
+            return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
+        }
+        let length = request.headers().get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok());
+        if length.and_then(|length| length.parse().ok()).is_some_and(|length: usize| length > self.limits.body) {
+            return Err(self.too_big());
+        }
+        let late = || ApiError::new(StatusCode::REQUEST_TIMEOUT, format!("no whole body came within {PATIENCE:?}"));
+        timeout(PATIENCE, self.collect(request)).await.map_err(|_| late())?
+    }
+
+    async fn collect(&self, request: Request) -> Result<Bytes, ApiError> {
+        let mut pieces = request.into_body().into_data_stream();
+        let mut body = Vec::new();
+        while let Some(piece) = pieces.next().await {
+            let piece = piece.map_err(|error| {
+                ApiError::new(StatusCode::BAD_REQUEST, format!("the body did not arrive as a whole: {error}"))
+            })?;
+            if body.len() + piece.len() > self.limits.body {
+                return Err(self.too_big());
+            }
+            body.extend_from_slice(&piece);
+        }
+        Ok(body.into())
+    }
+
+    fn too_big(&self) -> ApiError {
+        let message = format!("the body has more than {} bytes (--max-body-size)", self.limits.body);
+        ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message)
+    }
+
+    /// Reads a body on a thread apart: a long text takes a while to tokenise.
+    async fn read<T: Send + 'static>(
+        self: &Arc<Self>,
+        request: Request,
+        read: impl FnOnce(&Self, &[u8]) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let body = self.body(request).await?;
+        let app = Arc::clone(self);
+        let read = tokio::task::spawn_blocking(move || read(&app, &body));
+        read.await.map_err(|error| ApiError::internal(format!("the request cannot be read: {error}")))?
+    }
+
+    /// Waits for an answer, though not longer than one may take.
+    async fn in_time<T>(&self, answer: impl Future<Output = Result<T, ApiError>>) -> Result<T, ApiError> {
+        timeout(self.limits.time, answer).await.map_err(|_| self.too_late())?
+    }
+
+    fn too_late(&self) -> ApiError {
+        ApiError::timeout(self.limits.time.as_secs_f64())
+    }
+}
+
+/// Seconds since 1970.
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
+}

@@ -1,0 +1,254 @@
+//! `tandem serve` with a model: what comes over HTTP is what `rollout generate` makes.
+
+use std::{
+    env, fs,
+    io::{BufRead, BufReader, Read, Write},
+    net::TcpStream,
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use harness::{
+    binary, cli, processes, skipped,
+    tiny_model::{ModelFolder, write_tokenizer},
+    training::json_lines,
+};
+use serde_json::{Value, json};
+
+/// A template as small as one can be.
+const TEMPLATE: &str = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}\
+                        {% if add_generation_prompt %}assistant: {% endif %}";
+
+/// `tandem serve`, which ends with the test.
+struct Serve {
+    child: Child,
+    port: u16,
+}
+
+impl Serve {
+    /// Serves `model` of the folder.
+    fn start(folder: &ModelFolder, flags: &[&str]) -> Self {
+        let mut command = Command::new(binary("tandem"));
+        command.args(["serve", "--port", "0", "--threads", "1", "--served-model-name", "tiny", "--model"]);
+        command.arg(folder.path("model")).args(flags).stdin(Stdio::null()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let (mut said, mut line) = (BufReader::new(child.stderr.take().unwrap()), String::new());
+        while !line.starts_with("serving tiny at http://127.0.0.1:") {
+            line.clear();
+            assert_ne!(said.read_line(&mut line).unwrap(), 0, "it ended before it served");
+        }
+        let port = line.split(['/', ':', ' ']).find_map(|part| part.parse().ok()).expect("the line has the port");
+        // What it says later must find a reader.
+        thread::spawn(move || _ = said.read_to_end(&mut Vec::new()));
+        Self { child, port }
+    }
+
+    fn send(&self, path: &str, body: &Value) -> TcpStream {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
+        let body = body.to_string();
+        write!(
+            stream,
+            "POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n\
+             Content-Length: {}\r\n\r\n{body}",
+            body.len()
+        )
+        .unwrap();
+        stream
+    }
+
+    fn post(&self, path: &str, body: &Value) -> Value {
+        let mut answer = String::new();
+        self.send(path, body).read_to_string(&mut answer).unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        assert!(head.starts_with("HTTP/1.1 200"), "{answer}");
+        serde_json::from_str(body).unwrap()
+    }
+
+    fn signal(&self, name: &str) {
+        processes::signal(self.child.id(), name);
+    }
+
+    fn ended(&mut self) -> ExitStatus {
+        let begun = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(begun.elapsed() < Duration::from_secs(60), "it does not end");
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+impl Drop for Serve {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn model() -> ModelFolder {
+    let folder = ModelFolder::new();
+    write_tokenizer(&folder.path("model"));
+    fs::write(folder.path("model/chat_template.jinja"), TEMPLATE).unwrap();
+    folder
+}
+
+/// The rows of `rollout generate` for these prompts.
+fn generated(folder: &ModelFolder, prompts: &[Value]) -> Vec<Value> {
+    let lines: String = prompts.iter().map(|prompt| format!("{}\n", json!({ "prompt": prompt }))).collect();
+    fs::write(folder.path("prompts.jsonl"), lines).unwrap();
+    let path = |name: &str| folder.path(name).display().to_string();
+    let (model, prompts, output) = (path("model"), path("prompts.jsonl"), path("output.jsonl"));
+    let flags = ["generate", "--model", &model, "--prompts", &prompts, "--output", &output];
+    let more = ["--temperature", "0", "--max-completion-length", "24", "--threads", "1"];
+    let _ = cli::run("rollout", flags.iter().chain(&more)).success();
+    json_lines(Path::new(&output))
+}
+
+#[test]
+fn greedy_completions_and_chats_are_those_of_generate() {
+    let folder = model();
+    let texts = [json!("one and two"), json!("Once upon a time"), json!("(x) = 7;")];
+    let chat = json!([{ "role": "user", "content": "hello" }]);
+    let rows = generated(&folder, &[&texts[..], std::slice::from_ref(&chat)].concat());
+    let serve = Serve::start(&folder, &[]);
+    let body = json!({ "model": "tiny", "prompt": texts, "max_tokens": 24, "temperature": 0, "logprobs": 1,
+        "return_token_ids": true });
+    let answer = serve.post("/v1/completions", &body);
+    let choices = answer["choices"].as_array().unwrap();
+    assert_eq!(choices.len(), 3);
+    for (choice, row) in choices.iter().zip(&rows) {
+        for (here, there) in [("text", "text"), ("token_ids", "token_ids"), ("finish_reason", "finish_reason")] {
+            assert_eq!(choice[here], row[there], "{choice} {row}");
+        }
+        assert_eq!(choice["prompt_token_ids"], row["prompt_ids"]);
+        assert_eq!(choice["logprobs"]["token_logprobs"], row["logprobs"]);
+    }
+    let body = json!({ "messages": chat, "max_tokens": 24, "temperature": 0, "return_token_ids": true });
+    let answer = serve.post("/v1/chat/completions", &body);
+    assert_eq!(answer["choices"][0]["message"]["content"], rows[3]["text"]);
+    assert_eq!(answer["prompt_token_ids"], rows[3]["prompt_ids"]);
+    // A prompt is scored as its tokens were when they were drawn.
+    let row = &rows[0];
+    let ids = [&row["prompt_ids"], &row["token_ids"]].map(|ids| ids.as_array().unwrap().clone()).concat();
+    let echo = json!({ "prompt": ids, "max_tokens": 0, "echo": true, "logprobs": 1, "temperature": 0 });
+    let scored = serve.post("/v1/completions", &echo)["choices"][0]["logprobs"].clone();
+    let figures = &scored["token_logprobs"].as_array().unwrap()[row["prompt_ids"].as_array().unwrap().len()..];
+    let drawn = row["logprobs"].as_array().unwrap();
+    assert!(figures.len() == drawn.len() && !drawn.is_empty());
+    for (figure, drawn) in figures.iter().zip(drawn) {
+        let apart = (figure.as_f64().unwrap() - drawn.as_f64().unwrap()).abs();
+        assert!(apart < 1e-4, "{figure} and {drawn}");
+    }
+}
+
+#[test]
+fn a_seed_repeats_its_answer_whatever_runs_beside_it() {
+    let folder = model();
+    let serve = Serve::start(&folder, &["--max-num-seqs", "4"]);
+    let body = json!({ "prompt": "once", "max_tokens": 40, "seed": 11, "n": 2, "return_token_ids": true });
+    let alone = serve.post("/v1/completions", &body)["choices"].clone();
+    assert_ne!(alone[0]["token_ids"], alone[1]["token_ids"], "completions of a prompt differ");
+    thread::scope(|scope| {
+        for number in 0..6 {
+            let other = json!({ "prompt": format!("other {number}"), "max_tokens": 60, "n": 3 });
+            let serve = &serve;
+            scope.spawn(move || serve.post("/v1/completions", &other));
+        }
+        for _ in 0..3 {
+            assert_eq!(serve.post("/v1/completions", &body)["choices"], alone);
+        }
+    });
+    let free = json!({ "prompt": "once", "max_tokens": 40, "return_token_ids": true });
+    let [first, second] = [(); 2].map(|()| serve.post("/v1/completions", &free)["choices"][0]["token_ids"].clone());
+    assert_ne!(first, second, "without a seed, each request has another one");
+}
+
+#[test]
+fn a_signal_lets_a_stream_end_and_a_second_one_does_not() {
+    let folder = model();
+    let body = |tokens: u32| json!({ "prompt": "once", "max_tokens": tokens, "stream": true, "ignore_eos": true, "temperature": 1 });
+    let begin = |serve: &Serve, tokens| {
+        let mut stream = serve.send("/v1/completions", &body(tokens));
+        stream.read_exact(&mut [0; 300]).unwrap();
+        stream
+    };
+    let mut serve = Serve::start(&folder, &[]);
+    let mut stream = begin(&serve, 1500);
+    serve.signal("TERM");
+    let mut rest = String::new();
+    stream.read_to_string(&mut rest).unwrap();
+    assert!(rest.contains("data: [DONE]"), "{rest}");
+    assert!(serve.ended().success());
+    let mut serve = Serve::start(&folder, &["--grace", "3600"]);
+    // Many at once, so that they take a while.
+    let streams: Vec<TcpStream> = (0..64).map(|_| begin(&serve, 1900)).collect();
+    serve.signal("INT");
+    thread::sleep(Duration::from_millis(200));
+    serve.signal("INT");
+    assert_eq!(serve.ended().code(), Some(143));
+    drop(streams);
+}
+
+#[test]
+fn flags_that_cannot_be_are_refused() {
+    let folder = model();
+    let model = folder.path("model").display().to_string();
+    let refused = |flags: &[&str]| {
+        let words = ["serve", "--model", &model, "--port", "0"];
+        cli::run("tandem", words.iter().chain(flags)).refusal().to_owned()
+    };
+    let open = refused(&["--host", "0.0.0.0"]);
+    assert_eq!(open, "error: --host 0.0.0.0 lets other machines in: set a key with --api-key or TANDEM_API_KEY");
+    let long = refused(&["--max-model-len", "4096"]);
+    assert!(long.contains("--max-model-len 4096 is beyond the model's limit of 2048"), "{long}");
+    assert!(refused(&["--api-key", "two words"]).contains("--api-key"));
+}
+
+/// A Python that has OpenAI's client.
+fn python() -> Option<PathBuf> {
+    let named = env::var_os("TANDEM_OPENAI_PYTHON").map_or_else(|| "python3".into(), PathBuf::from);
+    let mut import = Command::new(&named);
+    import.args(["-c", "import openai"]).stdout(Stdio::null()).stderr(Stdio::null());
+    import.status().is_ok_and(|status| status.success()).then_some(named)
+}
+
+const CLIENT: &str = r#"
+import json, sys, openai
+client = openai.OpenAI(base_url=f"http://127.0.0.1:{sys.argv[1]}/v1", api_key="none")
+ask = dict(model=client.models.list().data[0].id, messages=[{"role": "user", "content": "hello"}], max_tokens=24,
+           temperature=0)
+whole = client.chat.completions.create(**ask)
+pieces, usage = [], None
+for chunk in client.chat.completions.create(**ask, stream=True, stream_options={"include_usage": True}):
+    pieces += [choice.delta.content or "" for choice in chunk.choices]
+    usage = chunk.usage or usage
+texts = client.completions.create(model="tiny", prompt=["a", "b"], max_tokens=5, n=2)
+try:
+    client.chat.completions.create(**{**ask, "model": "other"})
+except openai.NotFoundError as error:
+    code = error.code
+try:
+    client.completions.create(model="tiny", prompt="a" * 5000)
+except openai.BadRequestError as error:
+    code += " " + error.code
+print(json.dumps([whole.choices[0].message.content, "".join(pieces), whole.usage.total_tokens, usage.total_tokens,
+                  len(texts.choices), code]))
+"#;
+
+#[test]
+fn openais_client_streams_a_chat() {
+    let Some(python) = python() else { return skipped("openais_client_streams_a_chat", "no Python here has openai") };
+    let serve = Serve::start(&model(), &[]);
+    let mut client = Command::new(python);
+    client.args(["-c", CLIENT, &serve.port.to_string()]);
+    let said: Value = serde_json::from_str(&cli::finish(client).success().stdout).unwrap();
+    assert!(!said[0].as_str().unwrap().is_empty());
+    assert_eq!(said[1], said[0], "the pieces are the whole");
+    assert_eq!(said[3], said[2]);
+    assert_eq!((&said[4], &said[5]), (&json!(4), &json!("model_not_found context_length_exceeded")));
+}
