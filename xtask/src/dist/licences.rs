@@ -33,8 +33,8 @@ pub fn page(metadata: &Value, programs: &[String]) -> Result<String> {
     let crates = crates(metadata, programs)?;
     let mut texts: BTreeMap<String, Vec<String>> = BTreeMap::new();
     let mut page = "Crates in the programs of Tandem, with the licences that they declare. Texts of these licences \
-                    follow, each once. A crate\nwithout a text has no file of it in its package; its repository has \
-                    one.\n\n"
+                    follow, each once.\nWhere \"no text\" stands, the package of the crate has no such file: see its \
+                    repository.\n\n"
         .to_owned();
     for Crate { name, version, licence, repository, folder } in &crates {
         let files = files(folder, folder).with_context(|| folder.display().to_string())?;
