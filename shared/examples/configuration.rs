@@ -9,23 +9,19 @@ const HEAD: &str = "\
 
 <!-- Written by `cargo xtask docs` from shared/src/config. Do not edit. -->
 
-Every option of a run, as a key of `run.toml` and as `--key value` on the command line of `tandem train`. The command \
-line
-wins over the file, the file over the defaults. In the file, relative paths are relative to the file's folder, also \
-those
-within `reward_funcs`; on the command line, to the working directory.
-`none` takes the value of an optional key back. An unknown key is refused with the nearest known one, and combinations \
-that
-make no sense are refused with the reason.
+Every option of a run, as a key of `run.toml` and as `--key value` on the command line of `tandem train`. The command
+line wins over the file, the file over the defaults. In the file, relative paths are relative to the file's folder, also
+those within `reward_funcs`; on the command line, to the working directory. `none` takes the value of an optional key
+back. An unknown key is refused with the nearest known one, and combinations that make no sense are refused with the
+reason.
 
 Names and defaults are TRL's where TRL has the option, else verl's or RLinf's. `tandem train` takes a
 configuration of any of these as it is ([importing.md](importing.md)).
 
-Editors complete and check `run.toml` by its JSON schema ([run.schema.json](run.schema.json)): `tandem schema > \
-run.schema.json`
-writes it, and the first line `#:schema ./run.schema.json` of `run.toml` names it to Taplo (in VS Code: Even Better \
-TOML). The
-schema knows each option by itself; `tandem train run.toml --dry-run` also checks what fits together.
+Editors complete and check `run.toml` by its JSON schema ([run.schema.json](run.schema.json)).
+`tandem schema > run.schema.json` writes the schema, and the first line `#:schema ./run.schema.json` of `run.toml` names
+it to Taplo (in VS Code: Even Better TOML). The schema knows each option by itself; `tandem train run.toml --dry-run`
+also checks combinations.
 
 How much the sampler and the learner log is no option but an environment variable: `TANDEM_LOG` takes a filter as of
 Rust's `tracing`, for instance `debug`, `warn` or `rollout::engine=trace`; without it, it is `info`.

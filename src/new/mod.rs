@@ -55,8 +55,12 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     if path.symlink_metadata().is_ok() && !args.force {
         bail!("{}: there is such a file; name another with --output, or replace it with --force", path.display());
     }
-    let mut config = args.config()?;
+    let (mut config, names_python) = args.config()?;
     let data = look(&mut config)?;
+    if !names_python {
+        // It may be that of the environment, where the run finds it too.
+        config.reward_python = TrainConfig::default().reward_python;
+    }
     located(&mut config, path)?;
     atomic::write_output(path, file::text(&config, path, &data).as_bytes())
         .with_context(|| path.display().to_string())?;
@@ -68,8 +72,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 }
 
 impl Args {
-    /// The configuration that the words name.
-    fn config(&self) -> Result<TrainConfig> {
+    /// The configuration that the words name, and whether they name an interpreter of reward functions.
+    fn config(&self) -> Result<(TrainConfig, bool)> {
         let list = |values: &[String]| Value::from(values.to_vec()).to_string();
         let named =
             [("model", self.model.clone()), ("dataset", list(&self.dataset)), ("reward_funcs", list(&self.reward))];
@@ -79,7 +83,7 @@ impl Args {
         let mut problems = Problems::default();
         problems.extend(config.problems());
         problems.check()?;
-        Ok(config)
+        Ok((config, overrides.iter().any(|(key, _)| key == "reward_python")))
     }
 }
 

@@ -78,6 +78,9 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     drop(waiting);
     // Until here, Ctrl-C ends the program.
     let interrupted = Arc::new(AtomicBool::new(false));
+    // It does so again if the one before is not heard yet: a long prefill, or a reader of stdout who does not read.
+    // This comes first, so that it sees the flag as the one before has left it.
+    flag::register_conditional_shutdown(SIGINT, 128 + SIGINT, interrupted.clone()).context("Ctrl-C")?;
     flag::register(SIGINT, interrupted.clone()).context("Ctrl-C")?;
     let conversation = Conversation::new(tokenizer, args.template.system_prompt.clone());
     let lines = Lines::of(io::stdin()).context("a thread for stdin")?;

@@ -3,7 +3,7 @@
 
 use std::path::{self, Path, PathBuf};
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use shared::{
     Dtype, ModelDir, PolicyVersion, RunDir, WeightManifest,
     config::layers,
@@ -17,6 +17,9 @@ use shared_hub::locate_model;
 
 use super::bench::export;
 use crate::engine::positions_of;
+
+/// How often a model is chosen in a run that goes on: the chosen one may be removed while it is read.
+const TRIES: usize = 3;
 
 /// A model that was found, with its weights.
 #[derive(Debug)]
@@ -34,15 +37,30 @@ pub struct NamedModel {
 impl NamedModel {
     /// Finds a model by the path of its directory, its name on the Hub, or the folder of a run or of a version in it.
     /// Of a run, the best checkpoint is taken if it has recorded one, else the newest one, else its last published
-    /// version.
+    /// version. A run that goes on may remove the chosen one while it is read; then another one is chosen.
     ///
     /// # Errors
     /// With the path or name, and the way out.
     pub fn find(named: &Path) -> anyhow::Result<Self> {
-        let (folder, choice) = match run_at(named) {
-            Some(run) => chosen_of(&run).map(|(folder, choice)| (folder, Some(choice)))?,
-            None => (locate_model(named)?, None),
+        let Some(run) = run_at(named) else {
+            return Self::open(locate_model(named)?, None);
         };
+        let listed = || (run.checkpoints().ok(), run.versions().ok());
+        for _ in 0..TRIES {
+            let before = listed();
+            match chosen_of(&run).and_then(|(folder, choice)| Self::open(folder, Some(choice))) {
+                Err(_) if listed() != before => {}
+                found => return found,
+            }
+        }
+        bail!(
+            "the run {} has moved on while its model was read, {TRIES} times; ask again, or name a checkpoint that it \
+             keeps",
+            named.display()
+        )
+    }
+
+    fn open(folder: PathBuf, choice: Option<String>) -> anyhow::Result<Self> {
         let (dir, is_version) = match run_of_version(&folder) {
             Some(run) => (model_of(&run)?, true),
             None => (ModelDir::open(&folder)?, false),
@@ -95,7 +113,8 @@ impl NamedModel {
     pub fn limit(&self) -> anyhow::Result<usize> {
         let config = self.dir.config();
         let of_graph = if self.is_version {
-            positions_of(&WeightManifest::read(&self.folder)?, config)
+            let manifest = WeightManifest::read(&self.folder).map_err(anyhow::Error::new);
+            positions_of(&self.read(manifest)?, config)
         } else {
             config.max_position_embeddings
         };
@@ -108,7 +127,21 @@ impl NamedModel {
     /// # Errors
     /// A model that cannot be exported, with its folder.
     pub fn export(&self, dtype: Dtype, max_model_len: usize) -> anyhow::Result<PathBuf> {
-        if self.is_version { Ok(self.folder.clone()) } else { export(&self.dir, dtype, max_model_len) }
+        if self.is_version {
+            return Ok(self.folder.clone());
+        }
+        self.read(export(&self.dir, dtype, max_model_len))
+    }
+
+    /// What was read of it; the error says so if its folder has gone since it was found.
+    fn read<T>(&self, result: anyhow::Result<T>) -> anyhow::Result<T> {
+        result.map_err(|error| match self.folder.is_dir() {
+            true => error,
+            false => error.context(format!(
+                "{} has been removed meanwhile, as a run that goes on removes older ones; name the run, or a newer one",
+                self.folder.display()
+            )),
+        })
     }
 }
 
@@ -119,13 +152,27 @@ fn run_at(path: &Path) -> Option<RunDir> {
     (run.config().is_file() && !is_model).then_some(run)
 }
 
-/// The best checkpoint of a run if it has recorded one, else the newest that is whole, else the last version that it
-/// has published; and which of them it is.
+/// The best checkpoint of a run if it has recorded one that is whole, else the newest that is whole, else the last
+/// version that it has published; and which of them it is.
 fn chosen_of(run: &RunDir) -> anyhow::Result<(PathBuf, String)> {
+    let not_best = match Best::of(run) {
+        Ok(None) => String::new(),
+        Ok(Some(best)) => match checkpoints::check(&run.checkpoint(best.step), Depth::Contents) {
+            Ok(_) => {
+                let choice = format!("its best checkpoint ({} {:.4})", best.metric, best.value);
+                return Ok((run.checkpoint(best.step), choice));
+            }
+            Err(damage) => format!("; its best one is not whole (checkpoint-{}: {damage})", best.step),
+        },
+        Err(error) => format!("; its best one is not known ({error})"),
+    };
+    let (folder, choice) = newest_of(run)?;
+    Ok((folder, choice + &not_best))
+}
+
+/// The newest checkpoint of a run that is whole, else the last version that it has published; and which of them it is.
+fn newest_of(run: &RunDir) -> anyhow::Result<(PathBuf, String)> {
     let shown = run.root().display();
-    if let Some(best) = Best::of(run)? {
-        return Ok((run.checkpoint(best.step), format!("its best checkpoint ({} {:.4})", best.metric, best.value)));
-    }
     let newest = checkpoints::newest(run, Depth::Contents).with_context(|| shown.to_string())?;
     if let Some(step) = newest.usable(run).map_err(anyhow::Error::msg)? {
         let choice = match newest.damaged.first() {
@@ -209,6 +256,46 @@ mod tests {
         fs::write(run.config(), config + "system_prompt = \"short\"\n").unwrap();
         assert_eq!(named.trained_system_prompt().as_deref(), Some("short"));
         assert_eq!(NamedModel::find(&llama()).unwrap().trained_system_prompt(), None);
+    }
+
+    #[test]
+    fn a_best_checkpoint_that_cannot_be_used_gives_way_to_the_newest_and_the_choice_says_why() {
+        let (dir, run) = run(&llama(), &[]);
+        for step in [2, 4] {
+            let checkpoint = run.checkpoint(step);
+            fs::create_dir(&checkpoint).unwrap();
+            fs::write(checkpoint.join("trainer_state.json"), "{}").unwrap();
+            harness::tiny_model::SMALL.write(&checkpoint, step);
+            checkpoints::seal(&checkpoint).unwrap();
+        }
+        let chosen = || {
+            let found = NamedModel::find(dir.path()).unwrap();
+            (found.folder, found.choice.unwrap())
+        };
+        let metric = "eval_accuracy".to_owned();
+        Best { step: 2, metric, value: 0.5, greater_is_better: true }.write(&run).unwrap();
+        assert_eq!(chosen(), (run.checkpoint(2), "its best checkpoint (eval_accuracy 0.5000)".to_owned()));
+        fs::write(run.checkpoint(2).join("model.safetensors"), "cut").unwrap();
+        let (folder, choice) = chosen();
+        assert_eq!(folder, run.checkpoint(4));
+        let words = "its newest checkpoint; its best one is not whole (checkpoint-2: model.safetensors is not what was";
+        assert!(choice.starts_with(words), "{choice}");
+        fs::write(run.best(), "{").unwrap();
+        let (folder, choice) = chosen();
+        assert_eq!(folder, run.checkpoint(4));
+        assert!(
+            choice.starts_with("its newest checkpoint; its best one is not known (") && choice.contains("best.json")
+        );
+    }
+
+    #[test]
+    fn a_model_that_has_gone_since_it_was_found_is_said_to_have_gone() {
+        let (dir, run) = run(&llama(), &["weights/v000002/manifest.json"]);
+        let model = NamedModel::find(dir.path()).unwrap();
+        assert!(!format!("{:#}", model.limit().unwrap_err()).contains("meanwhile"), "it is there, but is no manifest");
+        fs::remove_dir_all(run.weights()).unwrap();
+        let error = model.limit().unwrap_err().to_string();
+        assert!(error.contains("v000002 has been removed meanwhile"), "{error}");
     }
 
     #[test]

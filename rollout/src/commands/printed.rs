@@ -156,6 +156,8 @@ impl<W: Write> Watch for Texts<W> {
 /// Prints the rows of completions, in the order of prompts.
 pub struct Rows<W> {
     to: W,
+    /// Whether `to` is a terminal, where progress would stand between the rows.
+    is_terminal: bool,
     /// The position of the prompt whose rows come next.
     next: u64,
     /// Rows behind those, by the position of their prompt.
@@ -163,9 +165,9 @@ pub struct Rows<W> {
 }
 
 impl<W: Write> Rows<W> {
-    /// Into `to`.
-    pub fn new(to: W) -> Self {
-        Self { to, next: 0, waiting: BTreeMap::new() }
+    /// Into `to`, which may be a terminal.
+    pub fn new(to: W, is_terminal: bool) -> Self {
+        Self { to, is_terminal, next: 0, waiting: BTreeMap::new() }
     }
 }
 
@@ -177,7 +179,7 @@ impl<W: Write> Watch for Rows<W> {
     }
 
     fn leaves_room(&self) -> bool {
-        true
+        !self.is_terminal
     }
 
     fn token(&mut self, _: u64, _: u32, _: u32) -> anyhow::Result<()> {
@@ -272,7 +274,7 @@ mod tests {
 
     #[test]
     fn rows_are_in_the_order_of_their_prompts() {
-        let mut printed = Rows::new(Vec::new());
+        let mut printed = Rows::new(Vec::new(), false);
         for position in [1, 2, 0] {
             let completions = vec![testing::completion(0, vec![position as u32])];
             printed.group(&testing::group(position, completions).into()).unwrap();

@@ -215,7 +215,7 @@ fn put(values: &mut Table, option: &OptionSpec, value: Value, given: &str, origi
 
 /// A value of its option's type, or a share of steps if the option takes shares.
 fn accepted(option: &OptionSpec, value: Value, given: &str) -> Result<Value, String> {
-    let value = shares::normal(option, value);
+    let value = without_point(option, value);
     let alone = Table::from_iter([(option.key.to_owned(), value)]);
     if shares::share(option, &alone[option.key]).is_some() || alone.clone().try_into::<TrainConfig>().is_ok() {
         return Ok(alone[option.key].clone());
@@ -230,6 +230,21 @@ fn accepted(option: &OptionSpec, value: Value, given: &str) -> Result<Value, Str
     let schedule = if option.key == "lr_scheduler_type" { alone[option.key].as_str() } else { None };
     let reason = schedule.and_then(schedule::not_here).map(|reason| format!(": {reason}")).unwrap_or_default();
     Err(format!("must be {wanted}, got {given}{reason}"))
+}
+
+/// A whole number without its decimal point or exponent, where the option is one: `1e3` is 1000. Other values stay as
+/// they are.
+fn without_point(option: &OptionSpec, value: Value) -> Value {
+    /// Least whole number above those of TOML.
+    const ABOVE: f64 = 9_223_372_036_854_775_808.0;
+    match value {
+        Value::Float(number)
+            if option.kind == ValueKind::Whole && number.fract() == 0.0 && (-ABOVE..ABOVE).contains(&number) =>
+        {
+            Value::Integer(number as i64)
+        }
+        value => value,
+    }
 }
 
 /// Whether a value is the word `none`; on the command line it may stand in a list.

@@ -282,6 +282,12 @@ fn a_share_of_steps_is_the_option_that_has_shares() {
         assert!(text.contains("a whole number of steps, or a share of all steps below 1, got"), "{text}");
     }
     assert!(message(from_line(&["--max_steps", "0.5"])).contains("must be a whole number of at least 0"));
+    // Where nothing is a share, whole numbers are whole in any spelling too.
+    let (_, config) = from_file("num_generations = 8.0\n", &["--max_steps", "1e3"]).unwrap();
+    assert_eq!((config.num_generations, config.max_steps), (8, Some(1000)));
+    for number in ["5000000000", "5e9"] {
+        assert!(message(from_line(&["--num_generations", number])).contains("must be a smaller number"), "{number}");
+    }
 }
 
 #[test]

@@ -27,6 +27,8 @@ pub struct OptionSpec {
     pub source: Origin,
     /// Its type.
     pub kind: ValueKind,
+    /// The largest number of that type, for whole numbers.
+    pub most: Option<i64>,
     /// The meaning of its absence, if it may be absent.
     pub absent: Option<&'static str>,
     /// Other spellings.
@@ -63,6 +65,7 @@ impl OptionSpec {
             doc,
             source: Origin::Own,
             kind: T::KIND,
+            most: T::MOST,
             absent: None,
             aliases: &[],
             bounds: Bounds::FINITE,

@@ -74,8 +74,9 @@ fn of_kind(option: &OptionSpec) -> Value {
     match option.kind {
         ValueKind::Flag => json!({ "type": "boolean" }),
         ValueKind::Whole => {
-            let bounds = Bounds { low: option.bounds.low.or(Some((0.0, true))), ..option.bounds };
-            within("integer", &bounds)
+            let low = option.bounds.low.or(Some((0.0, true)));
+            let high = option.bounds.high.or(option.most.map(|most| (most as f64, true)));
+            within("integer", &Bounds { low, high, ..option.bounds })
         }
         ValueKind::Number => within("number", &option.bounds),
         ValueKind::Text | ValueKind::Path => json!({ "type": "string" }),
@@ -150,7 +151,8 @@ mod tests {
     /// Values of all types, and numbers on both sides of each bound, as TOML.
     fn samples(option: &OptionSpec) -> Vec<String> {
         let of_any = r#"true 0 1 2 -1 0.5 -0.5 1.5 inf "x" "none" [] ["x"] [0.5] [-1] [true] {a=1} {num_cycles="x"}"#;
-        let mut samples: Vec<String> = of_any.split(' ').map(str::to_owned).collect();
+        let of_widths = "2.0 -2.0 1e3 4294967295 5000000000 5e9 1e19";
+        let mut samples: Vec<String> = of_any.split(' ').chain(of_widths.split(' ')).map(str::to_owned).collect();
         let step = if option.kind == ValueKind::Whole { 1.0 } else { 1e-3 };
         for (end, _) in [option.bounds.low, option.bounds.high].into_iter().flatten() {
             samples.extend([end - step, end, end + step].map(|number| number.to_string()));

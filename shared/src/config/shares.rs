@@ -4,17 +4,6 @@ use toml::{Table, Value};
 
 use super::{OPTIONS, OptionSpec, TrainConfig};
 
-/// The normal form of a value of an option that takes shares: a share from 0 to below 1 as it is, a whole number
-/// without a decimal point. Other values stay as they are.
-pub(super) fn normal(option: &OptionSpec, value: Value) -> Value {
-    match value {
-        Value::Float(number) if option.share.is_some() && number.fract() == 0.0 && number.abs() < 1e15 => {
-            Value::Integer(number as i64)
-        }
-        value => value,
-    }
-}
-
 /// The share in a value, if its option takes shares and the value is one.
 pub(super) fn share(option: &OptionSpec, value: &Value) -> Option<f64> {
     value.as_float().filter(|number| option.share_of(*number).is_some())

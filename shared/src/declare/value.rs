@@ -92,6 +92,8 @@ impl ValueKind {
 pub trait OptionValue {
     /// The type of the value.
     const KIND: ValueKind;
+    /// The largest number of the type, for whole numbers. TOML has none above those of 64 bits with a sign.
+    const MOST: Option<i64> = None;
 
     /// The first number in it that is outside a range.
     fn outside(&self, _bounds: &Bounds) -> Option<String> {
@@ -109,9 +111,10 @@ impl OptionValue for bool {
 }
 
 macro_rules! numbers {
-    ($($type:ty: $kind:ident),+) => { $(
+    ($($type:ty: $kind:ident up to $most:expr),+) => { $(
         impl OptionValue for $type {
             const KIND: ValueKind = ValueKind::$kind;
+            const MOST: Option<i64> = $most;
 
             fn outside(&self, bounds: &Bounds) -> Option<String> {
                 (!bounds.contain(*self as f64)).then(|| self.to_string())
@@ -119,7 +122,13 @@ macro_rules! numbers {
         }
     )+ };
 }
-numbers!(u32: Whole, u64: Whole, usize: Whole, f32: Number, f64: Number);
+numbers!(
+    u32: Whole up to Some(u32::MAX as i64),
+    u64: Whole up to Some(i64::MAX),
+    usize: Whole up to Some(i64::MAX),
+    f32: Number up to None,
+    f64: Number up to None
+);
 
 impl OptionValue for String {
     const KIND: ValueKind = ValueKind::Text;
@@ -147,6 +156,7 @@ impl OptionValue for JsonTable {
 
 impl<T: OptionValue> OptionValue for Option<T> {
     const KIND: ValueKind = T::KIND;
+    const MOST: Option<i64> = T::MOST;
 
     fn outside(&self, bounds: &Bounds) -> Option<String> {
         self.as_ref()?.outside(bounds)

@@ -50,8 +50,8 @@ pub fn onnxruntime() -> io::Result<PathBuf> {
     let program = env::current_exe()?.canonicalize()?;
     search(&program).ok_or_else(|| {
         missing(format!(
-            "{LIBRARY} is neither beside {} nor in {SETUP_FOLDER} above it; run `cargo xtask setup`, or let \
-             {ONNXRUNTIME_VARIABLE} name the library",
+            "{LIBRARY} is neither beside {}, nor in the folder {FOLDER_BESIDE} there, nor in {SETUP_FOLDER} above it; \
+             run `cargo xtask setup`, or let {ONNXRUNTIME_VARIABLE} name the library",
             program.display()
         ))
     })

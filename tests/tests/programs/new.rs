@@ -66,6 +66,22 @@ fn paths_lead_to_the_same_files_from_the_folder_of_the_file() {
     assert!(run.stdout.contains(&format!("dataset = {:?}\n", sums.display().to_string())), "{}", run.stdout);
 }
 
+/// That of the environment may be another one when the run begins.
+#[test]
+fn an_interpreter_is_in_the_file_only_if_it_was_typed() {
+    let dir = folder();
+    for (more, expected) in
+        [("", None), (" -- --reward_python python3-typed", Some("reward_python = \"python3-typed\""))]
+    {
+        let line = format!("new --model model --dataset sums.jsonl --reward gsm8k --force{more}");
+        let mut command = Command::new(binary("tandem"));
+        command.args(line.split(' ')).current_dir(dir.path()).env("TANDEM_REWARD_PYTHON", "python3-of-environment");
+        let _ = cli::finish(command).success();
+        let text = fs::read_to_string(dir.path().join("run.toml")).unwrap();
+        assert_eq!(text.lines().find(|line| line.starts_with("reward_python")), expected, "{text}");
+    }
+}
+
 #[test]
 fn what_cannot_be_used_is_named_and_nothing_is_written() {
     let dir = folder();

@@ -84,7 +84,8 @@ fn archive_name() -> String {
     format!("tandem-{VERSION}-x86_64-linux")
 }
 
-/// Writes all packages into a folder. Returns their paths.
+/// Writes all packages into a folder. Returns their paths. Each is written beside its place first, and the hashes are
+/// there only while they are those of the packages, whenever the call is interrupted.
 fn pack(files: &Files, time: u64, output: &Path) -> Result<Vec<PathBuf>> {
     let name = archive_name();
     let in_archive: Vec<Entry> =
@@ -92,20 +93,36 @@ fn pack(files: &Files, time: u64, output: &Path) -> Result<Vec<PathBuf>> {
     let in_wheel = wheel::entries(&files.bin, &files.licences, VERSION, files.glibc);
     let archive = output.join(format!("{name}.tar.gz"));
     let wheel = output.join(wheel::file_name(VERSION, files.glibc));
+    let sums_file = output.join(SUMS);
+    if sums_file.exists() {
+        fs::remove_file(&sums_file).with_context(|| sums_file.display().to_string())?;
+    }
     // Compression takes most of the time.
     thread::scope(|scope| {
-        let other = scope.spawn(|| wheel::write(&in_wheel, VERSION, &wheel));
-        let result = archive::write(&in_archive, &name, time, &archive);
+        let other = scope.spawn(|| wheel::write(&in_wheel, VERSION, &beside(&wheel)));
+        let result = archive::write(&in_archive, &name, time, &beside(&archive));
         other.join().expect("packing does not panic").and(result)
     })?;
+    for package in [&archive, &wheel] {
+        fs::rename(beside(package), package).with_context(|| package.display().to_string())?;
+    }
     let dockerfile = output.join("Dockerfile");
     let text = include_str!("Dockerfile").replace("@ARCHIVE@", &name);
     fs::write(&dockerfile, text).with_context(|| dockerfile.display().to_string())?;
     let made = vec![archive, wheel, dockerfile];
     let sums = made.iter().map(|path| sum(path)).collect::<Result<String>>()?;
-    let path = output.join(SUMS);
-    fs::write(&path, sums).with_context(|| path.display().to_string())?;
+    let partial = beside(&sums_file);
+    fs::write(&partial, sums)
+        .and_then(|()| fs::rename(&partial, &sums_file))
+        .with_context(|| sums_file.display().to_string())?;
     Ok(made)
+}
+
+/// Where a file is written before it is whole.
+fn beside(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".partial");
+    name.into()
 }
 
 /// The line about a file in [`SUMS`].

@@ -58,6 +58,20 @@ fn the_sums_are_those_of_the_files() {
 }
 
 #[test]
+fn a_call_that_fails_leaves_no_hashes_and_whole_packages() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut files = files(dir.path(), false);
+    pack(&files, 0, dir.path()).unwrap();
+    let packages =
+        [dir.path().join(format!("{}.tar.gz", archive_name())), dir.path().join(wheel::file_name(VERSION, (2, 34)))];
+    let before = packages.each_ref().map(|path| fs::read(path).unwrap());
+    files.bin.push(Entry::file("bin/libz.so", dir.path().join("absent")));
+    pack(&files, 0, dir.path()).unwrap_err();
+    assert!(!dir.path().join(SUMS).exists());
+    assert_eq!(packages.map(|path| fs::read(path).unwrap()), before);
+}
+
+#[test]
 fn the_list_in_a_wheel_has_every_file_with_its_hash() {
     let dir = tempfile::tempdir().unwrap();
     pack(&files(dir.path(), false), 0, dir.path()).unwrap();

@@ -13,7 +13,7 @@ __version__ = "@VERSION@"
 
 
 def binary(name):
-    """The path of a program of this package: `tandem`, `rollout`, `learner`, `rollout-fleet`.
+    """The path of a program of this package: `tandem`, `rollout`, `learner`, `rollout-fleet`, `rollout-serve`.
 
     The commands of the package let reward functions run in the interpreter that has the package; a program that is
     started by its path takes `python3`, unless `reward_python` or the variable TANDEM_REWARD_PYTHON names another one.
