@@ -82,10 +82,10 @@ pub struct Args {
 #[command(next_help_heading = "Endpoint")]
 pub struct EndpointFlags {
     /// Address to listen at; beyond this machine, an API key is needed
-    #[arg(long, env = "TANDEM_HOST", value_name = "ADDRESS", default_value = "127.0.0.1")]
+    #[arg(long, env = "TANDEM_SERVE_HOST", value_name = "ADDRESS", default_value = "127.0.0.1")]
     pub host: IpAddr,
     /// Port; 0 takes any that is free
-    #[arg(long, env = "TANDEM_PORT", value_name = "N", default_value_t = 8000)]
+    #[arg(long, env = "TANDEM_SERVE_PORT", value_name = "N", default_value_t = 8000)]
     pub port: u16,
     /// Key that every request must have (`Authorization: Bearer KEY`). A flag is seen by all users of a machine, its
     /// environment variable is not

@@ -253,7 +253,8 @@ impl Desk {
         let Some(Given { ids, place, reply }) = self.scores.pop_front() else { return };
         // Nobody may be waiting for it any more.
         if !reply.is_closed() {
-            let _ = reply.send(generator.score(&ids).map_err(|error| error.to_string()));
+            let given = generator.score(&ids).map_err(|error| error.to_string());
+            let _ = reply.send(given.and_then(all_finite));
             self.metrics.prompt_tokens.fetch_add(ids.len() as u64, Relaxed);
         }
         drop(place);
@@ -280,6 +281,14 @@ impl Desk {
             self.open.remove(&tag);
         }
     }
+}
+
+/// Scores of a damaged model are no scores.
+fn all_finite(given: Vec<GivenLogprob>) -> Scores {
+    if given.iter().all(|given| given.logprob.is_finite() && given.likeliest_logprob.is_finite()) {
+        return Ok(given);
+    }
+    Err("the log-probs are not finite: the weights are damaged or too large for the number format".into())
 }
 
 impl<G: Score + ?Sized> Work<G> for Desk {

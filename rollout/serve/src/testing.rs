@@ -50,6 +50,7 @@ struct Parrot {
     /// Time that a step takes.
     pace: Duration,
     full_stop: u32,
+    question_mark: u32,
     waiting: VecDeque<Line>,
     running: Vec<Line>,
     seen: Arc<Mutex<Seen>>,
@@ -169,10 +170,10 @@ impl Generate for Parrot {
 }
 
 impl Score for Parrot {
-    /// Each token has a log-prob of its place, and its follower is likelier.
+    /// Each token has a log-prob of its place, and its follower is likelier. A question mark has none.
     fn score(&mut self, ids: &[u32]) -> Result<Vec<GivenLogprob>, EngineError> {
         let given = |(at, &id): (usize, &u32)| GivenLogprob {
-            logprob: -1.0 - at as f64,
+            logprob: if id == self.question_mark { f64::NAN } else { -1.0 - at as f64 },
             likeliest: id + 1,
             likeliest_logprob: -0.5,
         };
@@ -238,6 +239,7 @@ impl Endpoint {
             capacity: setup.capacity,
             pace: setup.pace,
             full_stop: tokenizer.encode(".", false).unwrap()[0],
+            question_mark: tokenizer.encode("?", false).unwrap()[0],
             waiting: VecDeque::new(),
             running: Vec::new(),
             seen: Arc::clone(&seen),

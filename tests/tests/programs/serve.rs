@@ -32,6 +32,8 @@ impl Serve {
     fn start(folder: &ModelFolder, flags: &[&str]) -> Self {
         let mut command = Command::new(binary("tandem"));
         command.args(["serve", "--port", "0", "--threads", "1", "--served-model-name", "tiny", "--model"]);
+        // Clusters set such names for services, and the batch scripts of runs for the learner.
+        command.envs([("TANDEM_HOST", "a-node"), ("TANDEM_PORT", "tcp://10.0.0.1:7447")]);
         command.arg(folder.path("model")).args(flags).stdin(Stdio::null()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let (mut said, mut line) = (BufReader::new(child.stderr.take().unwrap()), String::new());

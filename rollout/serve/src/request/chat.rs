@@ -39,7 +39,7 @@ impl Chat {
     pub fn read(body: &[u8], served: &str, tokenizer: &Tokenizer, max_model_len: usize) -> Result<Self, ApiError> {
         let mut fields = Fields::parse(body)?;
         check_model(&mut fields, served)?;
-        let sampling = Sampling::take(&mut fields)?;
+        let sampling = Sampling::take(&mut fields, tokenizer.model_vocab_size())?;
         let streaming = Streaming::take(&mut fields)?;
         let logprobs = fields.take("logprobs")?.unwrap_or(false);
         if fields.take::<u32>("top_logprobs")?.is_some_and(|count| count > 0) {

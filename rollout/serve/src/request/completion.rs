@@ -54,7 +54,7 @@ impl Completion {
     pub fn read(body: &[u8], served: &str, tokenizer: &Tokenizer, max_model_len: usize) -> Result<Self, ApiError> {
         let mut fields = Fields::parse(body)?;
         check_model(&mut fields, served)?;
-        let sampling = Sampling::take(&mut fields)?;
+        let sampling = Sampling::take(&mut fields, tokenizer.model_vocab_size())?;
         let streaming = Streaming::take(&mut fields)?;
         let echo = fields.take("echo")?.unwrap_or(false);
         let logprobs = fields.take("logprobs")?;

@@ -37,7 +37,7 @@ impl Generation {
             return Err(ApiError::field("stream", "`stream` is not supported by this route"));
         }
         fields.end()?;
-        let sampling = Sampling::take(&mut params)?;
+        let sampling = Sampling::take(&mut params, vocab_size)?;
         let logprobs = params.take::<u32>("logprobs")?.is_some();
         let wanted = max_tokens(&mut params, &["max_tokens"], 1)?;
         check_ids("token_ids", &ids, vocab_size)?;

@@ -1,6 +1,6 @@
 //! How tokens are drawn: OpenAI's fields and some of vLLM's.
 
-use std::sync::Arc;
+use std::{ops::RangeInclusive, sync::Arc};
 
 use rollout::{
     data::Tokenizer,
@@ -16,6 +16,13 @@ use crate::error::ApiError;
 const MOST_CHOICES: u32 = 128;
 /// Most stop strings. Each is looked for with every token.
 const MOST_STOPS: usize = 16;
+/// Most tokens that end a completion.
+const MOST_STOP_TOKENS: usize = 1024;
+/// Smallest temperature beside 0. Below it, and with penalties beyond theirs, finite logits may leave the range of
+/// numbers, and an engine that can draw no token ends.
+const LEAST_TEMPERATURE: f32 = 1e-3;
+/// Repetition penalties.
+const PENALTIES: RangeInclusive<f32> = 0.01..=100.0;
 
 /// How completions are made.
 #[derive(Debug, Clone)]
@@ -26,7 +33,7 @@ pub struct Sampling {
     pub n: u32,
     /// The client's seed.
     pub seed: Option<u64>,
-    /// Tokens that end a completion, beside those of the model.
+    /// Tokens that end a completion, beside those of the model; in order.
     pub stop_token_ids: Vec<u32>,
 }
 
@@ -48,11 +55,11 @@ impl<T> OneOrMany<T> {
 }
 
 impl Sampling {
-    /// Takes the fields.
+    /// Takes the fields of a request to a model with so many tokens.
     ///
     /// # Errors
     /// A value of another type, or out of range.
-    pub fn take(fields: &mut Fields) -> Result<Self, ApiError> {
+    pub fn take(fields: &mut Fields, vocab_size: usize) -> Result<Self, ApiError> {
         let defaults = SamplingParams::default();
         let stop = fields.take::<OneOrMany<String>>("stop")?.map(OneOrMany::many).unwrap_or_default();
         if stop.len() > MOST_STOPS || stop.iter().any(String::is_empty) {
@@ -81,7 +88,15 @@ impl Sampling {
             let name = message.split([' ', '`']).find(|word| !word.is_empty()).unwrap_or_default().to_owned();
             ApiError::field(&name, message)
         })?;
-        let stop_token_ids = fields.take("stop_token_ids")?.unwrap_or_default();
+        if !params.greedy() && params.temperature < LEAST_TEMPERATURE {
+            let message = format!("`temperature` must be 0 or at least {LEAST_TEMPERATURE}");
+            return Err(ApiError::field("temperature", message));
+        }
+        if !PENALTIES.contains(&params.repetition_penalty) {
+            let message = format!("`repetition_penalty` must be {} to {}", PENALTIES.start(), PENALTIES.end());
+            return Err(ApiError::field("repetition_penalty", message));
+        }
+        let stop_token_ids = stop_token_ids(fields, vocab_size)?;
         Ok(Self { params, n, seed: seed(fields)?, stop_token_ids })
     }
 
@@ -130,8 +145,19 @@ struct Stop {
 impl StopCriterion for Stop {
     fn push(&mut self, token: u32) -> bool {
         let in_text = self.texts.as_mut().is_some_and(|texts| texts.push(token));
-        in_text || self.tokens.contains(&token)
+        in_text || self.tokens.binary_search(&token).is_ok()
     }
+}
+
+/// Tokens that end a completion, in order: they are looked for with every token that is drawn.
+fn stop_token_ids(fields: &mut Fields, vocab_size: usize) -> Result<Vec<u32>, ApiError> {
+    let mut ids: Vec<u32> = fields.take("stop_token_ids")?.unwrap_or_default();
+    ids.sort_unstable();
+    if ids.len() > MOST_STOP_TOKENS || ids.last().is_some_and(|&id| id as usize >= vocab_size) {
+        let message = format!("`stop_token_ids` takes up to {MOST_STOP_TOKENS} of the model's {vocab_size} tokens");
+        return Err(ApiError::field("stop_token_ids", message));
+    }
+    Ok(ids)
 }
 
 /// A seed may be any whole number of 64 bits.

@@ -1,5 +1,6 @@
 //! Bodies of requests: what is taken, ignored and refused.
 
+use rollout::sampling::{Scratch, SeenTokens, sample_row};
 use serde_json::{Value, json};
 
 use super::{chat::Chat, completion::Completion, generate::Generation, tokens};
@@ -28,7 +29,7 @@ fn fields_are_taken_with_the_defaults_of_openai() {
     assert_eq!((params.temperature, params.top_p, params.top_k, params.min_p), (1.0, 1.0, 0, None));
     let all = json!({
         "model": "parrot", "max_tokens": 7, "temperature": 0.5, "top_p": 0.9, "top_k": 3, "min_p": 0.1, "n": 2,
-        "best_of": 2, "stop": "x", "seed": -1, "repetition_penalty": 1.5, "ignore_eos": true, "stop_token_ids": [4],
+        "best_of": 2, "stop": "x", "seed": -1, "repetition_penalty": 1.5, "ignore_eos": true, "stop_token_ids": [5, 4],
         "stream": true, "stream_options": { "include_usage": true }, "logprobs": 0, "return_token_ids": true,
     });
     let read = completion(&all).unwrap();
@@ -36,7 +37,7 @@ fn fields_are_taken_with_the_defaults_of_openai() {
     assert_eq!((read.prompts[0].max_tokens, read.sampling.n, read.sampling.seed), (7, 2, Some(u64::MAX)));
     assert_eq!((params.temperature, params.top_p, params.top_k, params.min_p), (0.5, 0.9, 3, Some(0.1)));
     assert_eq!((params.repetition_penalty, params.ignore_eos, &params.stop[..]), (1.5, true, &["x".to_owned()][..]));
-    assert_eq!(read.sampling.stop_token_ids, [4]);
+    assert_eq!(read.sampling.stop_token_ids, [4, 5]);
     assert!(read.streaming.include_usage && read.return_token_ids && read.tokens_as_ids);
     assert_eq!((read.logprobs, read.echo), (Some(0), false));
     let read = chat(&json!({ "max_tokens": 5, "max_completion_tokens": 6, "top_k": -1, "top_logprobs": 0 })).unwrap();
@@ -69,10 +70,14 @@ fn what_would_change_the_answer_is_refused_by_its_name_and_what_would_not_is_ign
         ("guided_json", json!({})),
         ("temperature", json!(-1)),
         ("temperature", json!("hot")),
+        ("temperature", json!(1e-40)),
+        ("temperature", json!(9e-4)),
         ("top_p", json!(0)),
         ("top_p", json!(1.5)),
         ("min_p", json!(2)),
         ("repetition_penalty", json!(0)),
+        ("repetition_penalty", json!(1e-40)),
+        ("repetition_penalty", json!(101)),
         ("n", json!(0)),
         ("n", json!(129)),
         ("max_tokens", json!(0)),
@@ -80,6 +85,8 @@ fn what_would_change_the_answer_is_refused_by_its_name_and_what_would_not_is_ign
         ("seed", json!(0.5)),
         ("stop", json!("")),
         ("stop", json!(vec!["a"; 17])),
+        ("stop_token_ids", json!(vec![4; 1025])),
+        ("stop_token_ids", json!([4, 100_000])),
         ("stream", json!("yes")),
         ("stream_options", json!({ "include_usage": true })),
         ("prompt", json!([])),
@@ -128,6 +135,22 @@ fn a_request_beyond_the_models_length_is_refused_and_one_that_reaches_it_is_not(
     assert!(scored(100).is_ok() && scored(101).is_err());
     let talk = |letters: usize| chat(&json!({ "messages": [{ "role": "user", "content": "a".repeat(letters) }] }));
     assert!(talk(80).is_ok() && talk(100).is_err());
+}
+
+/// The engine ends when it can draw no token, and it serves others too.
+#[test]
+fn tokens_can_be_drawn_at_the_bounds_of_all_parameters() {
+    let logits: Vec<f32> = (0..64).map(|at| if at % 2 == 0 { 1e3 } else { -1e3 }).collect();
+    let seen = SeenTokens::new(&[0, 1]);
+    for temperature in [0.0, 1e-3, 1e30] {
+        for repetition_penalty in [0.01, 1.0, 100.0] {
+            let body = json!({ "temperature": temperature, "repetition_penalty": repetition_penalty, "min_p": 0.5 });
+            let params = completion(&body).unwrap().sampling.params;
+            let drawn = sample_row(&logits, &params, &seen, 0.5, &mut Scratch::default());
+            let logprob = drawn.unwrap_or_else(|error| panic!("{body}: {error}")).logprob;
+            assert!(logprob.sampling_logprob().is_finite(), "{body}: {logprob:?}");
+        }
+    }
 }
 
 #[test]

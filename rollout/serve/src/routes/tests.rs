@@ -139,6 +139,8 @@ fn an_echo_has_the_log_probs_of_the_prompt_and_generates_nothing_if_asked_for_no
         assert_eq!(json["usage"]["completion_tokens"], 2 * tokens);
     }
     assert_eq!(endpoint.seen.lock().unwrap().begun.len(), 2, "the engine is asked only where a token is wanted");
+    let damaged = json!({ "prompt": "ab?", "max_tokens": 0, "echo": true, "logprobs": 1, "temperature": 0 });
+    assert_eq!(endpoint.post("/v1/completions", &damaged).refusal().0, 500, "a log-prob that is no number");
 }
 
 #[test]
