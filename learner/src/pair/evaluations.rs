@@ -6,14 +6,19 @@
 //! the result belong together whatever `max_staleness` is, and a decision falls at the same step in every repetition.
 //! A synchronous sampler makes no group of the next step before it has evaluated, so the wait takes nothing there.
 //!
-//! A learner that goes on from a checkpoint looks at results up to its own step. The sampler removes results of
-//! versions with other weights before it hands over the groups from which these versions are made again.
+//! A learner that goes on from a checkpoint judges results up to its own step. There may be results of later versions,
+//! which were lost with an earlier process. With `max_staleness`, such a version has other weights when it is made
+//! again, and the sampler removes its result once it has heard of the restart. Groups that were on their way may bring
+//! the learner to that version before. So a result that was there before its version was made does not count. Without
+//! `max_staleness`, the version is made again as it was, and its result counts. If the run was resumed with other
+//! options, the sampler is a new one: it removes such results before it hands over its first group.
 
 use std::{fs, time::SystemTime};
 
 use shared::{
     RunDir,
     config::TrainConfig,
+    files::atomic,
     metrics::{self, MetricRecord},
     run::{
         best::{Best, Selection},
@@ -30,13 +35,17 @@ pub struct Evaluations<'a> {
     selection: Option<Selection>,
     /// Steps between evaluations.
     every: u64,
-    /// What `eval.jsonl` held when it was read last.
+    /// Whether a version that is made again after a restart has other weights.
+    remakes_differ: bool,
+    /// What `eval.jsonl` held when it was read last, without `lost`.
     records: Vec<MetricRecord>,
     /// Length and time of the file then.
     read_at: Option<(u64, SystemTime)>,
+    /// Results of versions that an earlier process has made and lost.
+    lost: Vec<MetricRecord>,
     /// The best of the checkpoints that are there.
     best: Option<Best>,
-    /// Whether `best.json` says so.
+    /// Whether `best.json` says so, or is not there if there is none.
     is_recorded: bool,
 }
 
@@ -47,11 +56,20 @@ impl<'a> Evaluations<'a> {
     /// A metric that evaluations do not record; a file that cannot be read.
     pub fn open(run_dir: &'a RunDir, config: &TrainConfig, step: u64) -> Result<Self, LearnerError> {
         let selection = Selection::of(config).map_err(LearnerError::Config)?;
-        let every = config.eval_steps.unwrap_or(u64::MAX);
-        let mut opened =
-            Self { run_dir, selection, every, records: Vec::new(), read_at: None, best: None, is_recorded: true };
+        let mut opened = Self {
+            run_dir,
+            selection,
+            every: config.eval_steps.unwrap_or(u64::MAX),
+            remakes_differ: config.max_staleness > 0,
+            records: Vec::new(),
+            read_at: None,
+            lost: Vec::new(),
+            best: None,
+            // What an earlier start has recorded may be of other options.
+            is_recorded: false,
+        };
         if opened.selection.is_some() {
-            opened.read()?;
+            opened.read(step)?;
             opened.judge(step)?;
         }
         Ok(opened)
@@ -67,28 +85,34 @@ impl<'a> Evaluations<'a> {
     /// # Errors
     /// A file that cannot be read.
     pub fn is_known(&mut self, step: u64, is_last: bool) -> Result<bool, LearnerError> {
-        let is_evaluated = step > 0 && (is_last || step.is_multiple_of(self.every));
-        if self.selection.is_none() || !is_evaluated {
+        if self.selection.is_none() {
             return Ok(true);
         }
-        if !self.has(step) {
-            self.read()?;
-        }
-        Ok(self.has(step))
+        // Also after a step that is not evaluated: what is there before the next version is made is not of that one.
+        self.read(step)?;
+        let is_evaluated = step > 0 && (is_last || step.is_multiple_of(self.every));
+        Ok(!is_evaluated || self.has(step))
     }
 
     fn has(&self, step: u64) -> bool {
         self.records.iter().any(|record| record.get(metrics::STEP) == Some(step as f64))
     }
 
-    /// Reads `eval.jsonl`, if it has changed.
-    fn read(&mut self) -> Result<(), LearnerError> {
+    /// Reads `eval.jsonl`, if it has changed, with the version of this step as the newest that this process has made.
+    fn read(&mut self, step: u64) -> Result<(), LearnerError> {
         let path = self.run_dir.eval();
         // What is written between this look and the reading is read again.
         let now = fs::metadata(&path).ok().and_then(|file| Some((file.len(), file.modified().ok()?)));
-        if now != self.read_at {
-            self.records = metrics::read(&path)?;
-            self.read_at = now;
+        if now == self.read_at {
+            return Ok(());
+        }
+        self.records = metrics::read(&path)?;
+        self.read_at = now;
+        if self.remakes_differ {
+            let is_later = |record: &&MetricRecord| record.get(metrics::STEP) > Some(step as f64);
+            self.lost.extend(self.records.iter().filter(is_later).cloned());
+            // Two evaluations are never equal: each has its duration.
+            self.records.retain(|record| !self.lost.contains(record));
         }
         Ok(())
     }
@@ -105,16 +129,20 @@ impl<'a> Evaluations<'a> {
         Ok(())
     }
 
-    /// Has `best.json` name the best checkpoint, if it names another one.
+    /// Has `best.json` name the best checkpoint, if it names another one; without a best checkpoint it is removed.
     ///
     /// # Errors
     /// Any error of the file system.
     pub fn record(&mut self) -> Result<(), LearnerError> {
-        if !self.is_recorded
-            && let Some(best) = &self.best
-        {
-            best.write(self.run_dir)?;
-            tracing::info!("the best checkpoint is {best}");
+        if self.is_recorded {
+            return Ok(());
+        }
+        match &self.best {
+            Some(best) => {
+                best.write(self.run_dir)?;
+                tracing::info!("the best checkpoint is {best}");
+            }
+            None => atomic::remove_file(&self.run_dir.best())?,
         }
         self.is_recorded = true;
         Ok(())
@@ -179,6 +207,64 @@ mod tests {
         assert!(known(3, true));
         let without = TrainConfig { metric_for_best_model: None, early_stopping_patience: None, ..config() };
         assert!(Evaluations::open(&run, &without, 0).unwrap().is_known(4, true).unwrap());
+    }
+
+    /// Removes results of versions after `newest`, as the sampler does when it hears of a restart.
+    fn forget(run: &RunDir, newest: u64) {
+        drop(metrics::MetricsFile::open(&run.eval(), newest).unwrap());
+    }
+
+    #[test]
+    fn a_result_of_a_version_that_was_lost_does_not_count() {
+        let (_dir, run) = run(4);
+        for (step, reward) in [(2, 0.5), (4, 0.75)] {
+            evaluate(&run, step, reward);
+        }
+        let config = TrainConfig { max_staleness: 1, ..config() };
+        let mut evaluations = Evaluations::open(&run, &config, 2).unwrap();
+        // The last evaluation of the lost versions ends after the restart.
+        evaluate(&run, 6, 1.0);
+        assert!(evaluations.is_known(3, false).unwrap());
+        assert!(!evaluations.is_known(4, false).unwrap(), "the sampler has not heard of the restart");
+        forget(&run, 2);
+        assert!(!evaluations.is_known(4, false).unwrap());
+        evaluate(&run, 4, 0.25);
+        assert!(evaluations.is_known(4, false).unwrap());
+        evaluations.judge(4).unwrap();
+        assert_eq!((evaluations.best(), evaluations.stops(4, 9).is_some()), (Some(2), true));
+        assert!(!evaluations.is_known(6, false).unwrap());
+    }
+
+    #[test]
+    fn a_synchronous_learner_takes_a_result_of_a_lost_version_as_long_as_it_is_there() {
+        let (_dir, run) = run(4);
+        for (step, reward) in [(2, 0.5), (4, 0.75)] {
+            evaluate(&run, step, reward);
+        }
+        let mut evaluations = Evaluations::open(&run, &config(), 2).unwrap();
+        assert!(evaluations.is_known(4, false).unwrap(), "the version is made again as it was");
+        // A sampler that is new evaluates again: the options may be others.
+        forget(&run, 2);
+        assert!(!evaluations.is_known(4, false).unwrap());
+        evaluate(&run, 4, 0.25);
+        assert!(evaluations.is_known(4, false).unwrap());
+        evaluations.judge(4).unwrap();
+        assert_eq!(evaluations.best(), Some(2));
+    }
+
+    #[test]
+    fn a_record_that_the_options_no_longer_make_is_removed() {
+        let (_dir, run) = run(2);
+        evaluate(&run, 2, 0.5);
+        let without = TrainConfig { metric_for_best_model: None, early_stopping_patience: None, ..config() };
+        let no_value = TrainConfig { metric_for_best_model: Some("accuracy".into()), ..config() };
+        for other in [without, no_value] {
+            Evaluations::open(&run, &config(), 2).unwrap().record().unwrap();
+            let mut evaluations = Evaluations::open(&run, &other, 2).unwrap();
+            assert!(run.best().exists(), "a start that has made no step leaves the run as it was");
+            evaluations.record().unwrap();
+            assert!(!run.best().exists());
+        }
     }
 
     #[test]

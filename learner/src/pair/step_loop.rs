@@ -147,13 +147,14 @@ impl<'l, 'a> StepLoop<'l, 'a> {
     }
 
     /// Trains on the groups of a step, as far as the guard allows it. With its first step, a start makes the journals
-    /// of the run its own.
+    /// of the run its own, and `best.json`, before a checkpoint that the file named may be removed.
     fn train<'g>(&mut self, groups: &'g [Placed]) -> Result<(StepBatch<'g>, TrainedStep), LearnerError> {
-        let Run { config, trainer, guard, state, records, .. } = &mut *self.run;
+        let Run { config, trainer, guard, state, records, evaluations, .. } = &mut *self.run;
         let number = state.step + 1;
         let mut allows = |before: &Before<'_>| guard.allows(before, number);
         let trained = trainer.train(groups, state.step, config, &mut allows)?;
         records.journals.take_over()?;
+        evaluations.record()?;
         Ok(trained)
     }
 

@@ -8,19 +8,20 @@ use std::{
     time::{Duration, Instant},
 };
 
-use harness::{bench::Bench, cli, processes, training::json_lines};
+use harness::{bench::Bench, binary, cli, processes, training::json_lines};
 use serde_json::Value;
 
 const CONFIG: &str = "dataset = \"prompts.jsonl\"\neval_dataset = \"prompts.jsonl\"\nmax_steps = 12\nsave_steps = 2\n\
                       num_generations = 4\ngeneration_batch_size = 16\nper_device_train_batch_size = 16\n\
                       max_completion_length = 16\nlearning_rate = 1e-3\nmax_restarts = 4\n";
 
-/// The number of prompts never gets better: the first checkpoint is the best, and patience runs out at step 6.
+/// The reward makes completions shorter. With the longest ones as the best, the first checkpoint is the best one, and
+/// patience runs out at step 6.
 const EARLY: [&str; 12] = [
     "--eval_steps",
     "2",
     "--metric_for_best_model",
-    "eval_prompts",
+    METRIC,
     "--greater_is_better",
     "true",
     "--early_stopping_patience",
@@ -30,6 +31,7 @@ const EARLY: [&str; 12] = [
     "--load_best_model_at_end",
     "true",
 ];
+const METRIC: &str = "eval_completions/mean_length";
 const RESUME: [&str; 2] = ["--resume_from_checkpoint", "latest"];
 
 fn checkpoints(run: &Path) -> Vec<u64> {
@@ -48,19 +50,45 @@ fn evaluated(run: &Path) -> Vec<u64> {
     json_lines(&run.join("eval.jsonl")).iter().map(|record| record["step"].as_u64().unwrap()).collect()
 }
 
-/// Checks a run that has ended early after step 6.
-fn ended_early(run: &Path) {
+/// The evaluation of a step in `eval.jsonl`, after a check that a greedy `tandem eval` of the checkpoint of that step
+/// has the same figures.
+fn evaluation(bench: &Bench, run: &str, step: u64) -> Value {
+    let run = bench.path(run);
+    let mut eval = Command::new(binary("tandem"));
+    eval.current_dir(bench.path("")).env("TANDEM_CACHE_DIR", bench.path("cache"));
+    eval.args(["eval", "--dataset", "prompts.jsonl", "--reward-funcs", "length:target=6"]);
+    eval.args(["--max-completion-length", "16", "--model"]).arg(run.join(format!("checkpoint-{step}")));
+    let printed = cli::finish(eval).success().stdout;
+    let of_checkpoint: Value = serde_json::from_str(printed.trim_end().lines().last().unwrap()).unwrap();
+    let recorded = json_lines(&run.join("eval.jsonl")).into_iter().find(|record| record["step"] == step).unwrap();
+    for (name, value) in recorded.as_object().unwrap() {
+        if !["step", "eval_seconds", "eval_tokens_per_s"].contains(&name.as_str()) {
+            assert_eq!(of_checkpoint[name], *value, "{name} of {}, step {step}", run.display());
+        }
+    }
+    recorded
+}
+
+/// Checks a run that has ended early after step 6; the value of its best checkpoint.
+fn ended_early(bench: &Bench, name: &str) -> f64 {
+    let run = &bench.path(name);
     assert_eq!(json_lines(&run.join("metrics.jsonl")).len(), 6);
     assert_eq!(evaluated(run), [0, 2, 4, 6], "each version that has a checkpoint");
     assert_eq!(checkpoints(run), [2, 6], "the best and the newest");
     let best = json(&run.join("best.json"));
-    assert_eq!((best["step"].as_u64(), best["metric"].as_str()), (Some(2), Some("eval_prompts")));
+    assert_eq!((best["step"].as_u64(), best["metric"].as_str()), (Some(2), Some(METRIC)));
+    let [first, last] = [2, 6].map(|step| evaluation(bench, name, step));
+    assert!(first[METRIC].as_f64() > last[METRIC].as_f64(), "{first} and {last}: the figures tell weights apart");
+    assert_eq!(best["value"], first[METRIC]);
+    let value = first[METRIC].as_f64().unwrap();
     assert_eq!(fs::read_link(run.join("model")).unwrap(), Path::new("checkpoint-2"));
     assert!(run.join("model/config.json").exists() && run.join("finished.json").exists());
     let told: Vec<Value> = json_lines(&run.join("notices.jsonl"));
     let told: Vec<&Value> = told.iter().filter(|notice| notice["kind"] == "stopped_early").collect();
     assert_eq!(told.iter().map(|notice| notice["step"].as_u64().unwrap()).collect::<Vec<_>>(), [6]);
-    assert!(fs::read_to_string(run.join("report.html")).unwrap().contains("has not got better than 12.0000 (step 2)"));
+    let words = format!("has not got better than {value:.4} (step 2)");
+    assert!(fs::read_to_string(run.join("report.html")).unwrap().contains(&words), "{words}");
+    value
 }
 
 #[test]
@@ -69,12 +97,13 @@ fn a_run_whose_evaluations_do_not_improve_ends_early_and_keeps_its_best_checkpoi
     let _ = cli::finish(bench.command("plain", &[])).success();
     assert!(!bench.path("plain/best.json").exists());
     let finished = cli::finish(bench.command("early", &EARLY)).success();
-    ended_early(&bench.path("early"));
+    let value = ended_early(&bench, "early");
     for words in [
-        "`eval_prompts` has not got better than 12.0000 (step 2) in 2 evaluations, so the run ends after 6 of 12 steps",
-        "ended early, after 6 of 12 steps; the best is checkpoint-2 (eval_prompts 12.0000); report: ",
+        format!("`{METRIC}` has not got better than {value:.4} (step 2) in 2 evaluations, "),
+        "(step 2) in 2 evaluations, so the run ends after 6 of 12 steps".into(),
+        format!("ended early, after 6 of 12 steps; the best is checkpoint-2 ({METRIC} {value:.4}); report: "),
     ] {
-        assert!(finished.stderr.contains(words), "{words}: {}", finished.stderr);
+        assert!(finished.stderr.contains(&words), "{words}: {}", finished.stderr);
     }
     let summary: Value = serde_json::from_str(finished.stdout.trim_end().lines().last().unwrap()).unwrap();
     assert_eq!((summary["steps"].as_u64(), summary["best"]["step"].as_u64()), (Some(6), Some(2)));
@@ -91,6 +120,10 @@ fn a_run_whose_evaluations_do_not_improve_ends_early_and_keeps_its_best_checkpoi
     assert_eq!(checkpoints(&bench.path("early")), [2, 10]);
     assert!(weights("early", 10) == weights("plain", 10));
     assert_eq!(fs::read_link(bench.path("early/model")).unwrap(), Path::new("checkpoint-2"));
+    // Without the options it goes on to its end, and has no best checkpoint any more.
+    let _ = cli::finish(bench.command("early", &RESUME)).success();
+    assert!(weights("early", 12) == weights("plain", 12));
+    assert!(!bench.path("early/best.json").exists() && !bench.path("early/model").is_symlink());
 }
 
 #[test]
@@ -111,7 +144,7 @@ fn a_run_that_is_killed_and_resumed_ends_at_the_same_step_with_the_same_best() {
         // One that has ended by itself is none to kill.
         let _ = Command::new("kill").arg("-KILL").args(halves.iter().map(u32::to_string)).status();
         let _ = cli::finish(bench.command(&name, &[&EARLY[..], &RESUME].concat())).success();
-        ended_early(&run);
+        ended_early(&bench, &name);
     }
 }
 
@@ -121,7 +154,7 @@ fn an_asynchronous_run_ends_at_the_same_step() {
     let bench = Bench::new(CONFIG);
     let words = [&EARLY[..], &["--max_staleness", "2", "--weight_swap", "continue"]].concat();
     let _ = cli::finish(bench.command("async", &words)).success();
-    ended_early(&bench.path("async"));
+    ended_early(&bench, "async");
 }
 
 #[test]
@@ -139,6 +172,7 @@ fn the_best_checkpoint_is_that_of_the_best_evaluation_up_to_the_last() {
     }
     let best = json(&run.join("best.json"));
     assert_eq!((best["step"].as_u64().unwrap(), best["value"].as_f64().unwrap()), expected);
+    assert_eq!(evaluation(&bench, "run", expected.0)["eval_reward"], best["value"]);
     assert!(checkpoints(&run).contains(&expected.0) && checkpoints(&run).contains(&12), "{:?}", checkpoints(&run));
     assert!(!run.join("model").exists(), "it was not asked for");
     assert!(finished.stderr.contains("finished 12 steps; the best is checkpoint-"), "{}", finished.stderr);

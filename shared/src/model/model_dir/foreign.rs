@@ -4,7 +4,8 @@ use std::{fs, path::Path};
 
 use crate::RunDir;
 
-/// The kind of a folder without `config.json`, in words, and what to give instead.
+/// The kind of a folder without `config.json`, in words, and what to give instead. Of a run, that is the checkpoint
+/// that its `model` leads to, else its newest one; `best.json` belongs to the room `run`, which uses this one.
 pub(super) fn instead_of_model(dir: &Path) -> String {
     let run_dir = RunDir::new(dir);
     let newest = run_dir.checkpoints().ok().and_then(|steps| steps.last().copied());
