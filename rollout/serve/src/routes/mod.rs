@@ -35,7 +35,7 @@ use tokio::time::timeout;
 use crate::{desk::Service, error::ApiError, metrics::Metrics};
 
 /// How long a body may take to arrive.
-const PATIENCE: Duration = Duration::from_secs(30);
+const BODY_PATIENCE: Duration = Duration::from_secs(30);
 
 /// The routes of [`router`], by their names in `/metrics`.
 const ROUTES: [&str; 8] = [
@@ -183,8 +183,9 @@ impl App {
         if length.and_then(|length| length.parse().ok()).is_some_and(|length: usize| length > self.limits.body) {
             return Err(self.too_big());
         }
-        let late = || ApiError::new(StatusCode::REQUEST_TIMEOUT, format!("no whole body came within {PATIENCE:?}"));
-        timeout(PATIENCE, self.collect(request)).await.map_err(|_| late())?
+        let late =
+            || ApiError::new(StatusCode::REQUEST_TIMEOUT, format!("no whole body came within {BODY_PATIENCE:?}"));
+        timeout(BODY_PATIENCE, self.collect(request)).await.map_err(|_| late())?
     }
 
     async fn collect(&self, request: Request) -> Result<Bytes, ApiError> {
