@@ -25,6 +25,16 @@ pub struct Prompt {
     pub ids: Arc<[u32]>,
     /// Tokens that may follow.
     pub max_tokens: u32,
+    /// Whether a completion goes on with this text. If not, it is a text of its own, as the answer in a chat is.
+    pub goes_on: bool,
+}
+
+impl Prompt {
+    /// The tokens that a completion's text goes on after.
+    #[must_use]
+    pub fn before(&self) -> &[u32] {
+        if self.goes_on { &self.ids } else { &[] }
+    }
 }
 
 /// What is asked for.
@@ -59,7 +69,7 @@ impl Completion {
         let echo = fields.take("echo")?.unwrap_or(false);
         let logprobs = fields.take("logprobs")?;
         // Nothing is generated then: the answer is the prompt.
-        let max_tokens = max_tokens(&mut fields, &["max_tokens"], u32::from(!echo))?.unwrap_or(MAX_TOKENS);
+        let wanted = max_tokens(&mut fields, &["max_tokens"], u32::from(!echo))?;
         if echo && streaming.stream {
             return Err(ApiError::field("echo", "`echo` is not supported with `stream`"));
         }
@@ -85,8 +95,9 @@ impl Completion {
                 Given::Ids(ids) => (String::new(), ids),
             };
             check_ids("prompt", &ids, tokenizer.model_vocab_size())?;
-            let max_tokens = room("prompt", ids.len(), Some(max_tokens), max_model_len)?;
-            Ok(Prompt { text, ids: ids.into(), max_tokens })
+            let room = room("prompt", ids.len(), wanted, max_model_len)?;
+            let max_tokens = if wanted.is_none() { room.min(MAX_TOKENS) } else { room };
+            Ok(Prompt { text, ids: ids.into(), max_tokens, goes_on: true })
         };
         let prompts = prompts.into_iter().map(tokenise).collect::<Result<_, ApiError>>()?;
         Ok(Self { prompts, sampling, streaming, logprobs, echo, return_token_ids, tokens_as_ids })

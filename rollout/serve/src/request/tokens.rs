@@ -22,7 +22,7 @@ pub fn tokenize(body: &[u8], served: &str, tokenizer: &Tokenizer) -> Result<Vec<
             let message = "`add_special_tokens` is for a `prompt`: a chat template writes its own";
             return Err(ApiError::field("add_special_tokens", message));
         }
-        None => conversation(&mut fields, tokenizer)?,
+        None => conversation(&mut fields, tokenizer)?.0,
     };
     fields.end()?;
     Ok(ids)

@@ -1,6 +1,6 @@
 //! From a request in the engine to its answer, whole or as a stream.
 
-use std::{collections::VecDeque, convert::Infallible, sync::Arc};
+use std::{collections::VecDeque, convert::Infallible, iter, sync::Arc};
 
 use axum::{
     Json,
@@ -42,15 +42,16 @@ impl Asked {
     /// Asks the engine, for prompts that completions are wanted of.
     fn begin(&self, app: &App, place: Arc<Place>, stream: bool) -> Ticket {
         let wanted = self.prompts.iter().filter(|prompt| prompt.max_tokens > 0);
-        let group =
-            |prompt: &Prompt| self.sampling.group(&app.tokenizer, &prompt.ids, prompt.max_tokens, app.fresh.next());
+        let group = |prompt: &Prompt| self.sampling.group(&app.tokenizer, prompt, app.fresh.next());
         app.service.begin(place, wanted.map(group).collect(), stream)
     }
 
-    fn choice(&self, app: &App) -> Choice {
+    fn choice(&self, app: &App, prompt: &Prompt) -> Choice {
         let params = &self.sampling.params;
-        let choice = Choice::new(&app.tokenizer, &params.stop, params.greedy());
-        if self.shape.logprobs { choice.with_logprobs(self.shape.tokens_as_ids) } else { choice }
+        let choice = Choice::new(&app.tokenizer, prompt.before(), &params.stop, params.greedy());
+        // The tokens of an echo begin with those of the prompt.
+        let before = if self.echo { &[] } else { prompt.before() };
+        if self.shape.logprobs { choice.with_logprobs(before, self.shape.tokens_as_ids) } else { choice }
     }
 
     /// The whole answer.
@@ -96,7 +97,7 @@ impl Asked {
         given: Option<&[GivenLogprob]>,
         sequence: Option<FinishedSequence>,
     ) -> Done {
-        let mut choice = self.choice(app);
+        let mut choice = self.choice(app, prompt);
         let mut text = if self.echo { prompt.text.clone() } else { String::new() };
         let mut entries: Vec<Entry> = given.map_or_else(Vec::new, |given| choice.prompt(&prompt.ids, given));
         let Some(sequence) = sequence else {
@@ -117,9 +118,9 @@ impl Asked {
     /// A full queue.
     pub fn stream(self, app: Arc<App>, busy: Busy) -> Result<Response, ApiError> {
         let ticket = self.begin(&app, app.service.enter()?, true);
-        let choices: Vec<Option<Choice>> =
-            self.prompts.iter().flat_map(|_| 0..self.sampling.n).map(|_| Some(self.choice(&app))).collect();
         let n = self.sampling.n as usize;
+        let each = self.prompts.iter().flat_map(|prompt| iter::repeat_n(prompt, n));
+        let choices: Vec<Option<Choice>> = each.map(|prompt| Some(self.choice(&app, prompt))).collect();
         let first =
             choices.iter().enumerate().filter_map(|(index, _)| self.shape.first(index, &self.prompts[index / n].ids));
         let ready = first.map(|chunk| chunk.to_string()).collect();

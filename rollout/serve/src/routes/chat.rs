@@ -13,7 +13,7 @@ use super::{App, answering::Asked, now};
 use crate::{
     answer::{Form, Shape},
     error::ApiError,
-    request::{chat::Chat, completion::Prompt},
+    request::chat::Chat,
 };
 
 /// Answers the last message of a conversation.
@@ -34,8 +34,7 @@ pub async fn answer(
         tokens_as_ids: read.tokens_as_ids,
         include_usage: read.streaming.include_usage,
     };
-    let prompt = Prompt { text: String::new(), ids: read.ids, max_tokens: read.max_tokens };
-    let asked = Asked { shape, prompts: vec![prompt], sampling: read.sampling, echo: false };
+    let asked = Asked { shape, prompts: vec![read.prompt], sampling: read.sampling, echo: false };
     if read.streaming.stream {
         asked.stream(Arc::clone(&app), connection.busy())
     } else {

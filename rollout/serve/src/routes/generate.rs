@@ -19,11 +19,8 @@ pub async fn answer(State(app): State<Arc<App>>, request: Request) -> Result<Jso
     app.in_time(generate(&app, read)).await
 }
 
-async fn generate(
-    app: &App,
-    Generation { ids, max_tokens, sampling, logprobs }: Generation,
-) -> Result<Json<Value>, ApiError> {
-    let group = sampling.group(&app.tokenizer, &ids, max_tokens, app.fresh.next());
+async fn generate(app: &App, Generation { prompt, sampling, logprobs }: Generation) -> Result<Json<Value>, ApiError> {
+    let group = sampling.group(&app.tokenizer, &prompt, app.fresh.next());
     let mut ticket = app.service.begin(app.service.enter()?, vec![group], false);
     let mut ended = Vec::new();
     while let Some((_, event)) = ticket.next().await? {

@@ -7,7 +7,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+use rollout::data::Tokenizer;
 use serde_json::{Value, json};
+use shared::ModelDir;
 
 use crate::testing::{Answer, Endpoint, MAX_MODEL_LEN, Setup, tokenizer};
 
@@ -94,6 +96,32 @@ fn a_stop_string_and_what_follows_it_are_left_out() {
     assert_eq!(ask(json!({ "stop": ["never"] })).1, "length");
     let t = tokenizer().encode("t", false).unwrap();
     assert_eq!(ask(json!({ "stop_token_ids": t })), ("one t".into(), "stop".into()));
+}
+
+/// Where a token is a word with a space before it, that space falls away at the beginning of a text alone.
+#[test]
+fn a_completion_goes_on_with_the_text_of_its_prompt() {
+    let Some(data) = harness::data_dir("a_completion_goes_on_with_the_text_of_its_prompt") else { return };
+    let tokenizer = Tokenizer::open(&ModelDir::open(data.join("stories260K")).unwrap()).unwrap();
+    let tokens = tokenizer.encode("upon a time", false).unwrap().len();
+    let endpoint = Endpoint::with_tokenizer(Setup::default(), tokenizer);
+    let ask = |more: Value| {
+        let mut body = json!({ "prompt": "upon a time", "add_special_tokens": false, "max_tokens": tokens });
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        endpoint.post("/v1/completions", &body)
+    };
+    let texts = |choice: &Value| -> String {
+        choice["logprobs"]["tokens"].as_array().unwrap().iter().map(|token| token.as_str().unwrap()).collect()
+    };
+    let choice = &ask(json!({ "logprobs": 0 })).json()["choices"][0];
+    assert_eq!((&choice["text"], texts(choice)), (&json!(" upon a time"), " upon a time".into()));
+    let choice = &ask(json!({ "logprobs": 0, "echo": true })).json()["choices"][0];
+    assert_eq!((&choice["text"], texts(choice)), (&json!("upon a time upon a time"), "upon a time upon a time".into()));
+    let choice = &ask(json!({ "stop": " upon" })).json()["choices"][0];
+    assert_eq!((&choice["text"], &choice["finish_reason"]), (&json!(""), &json!("stop")));
+    let chunks = ask(json!({ "stream": true })).chunks();
+    let streamed: String = chunks.iter().map(|chunk| chunk["choices"][0]["text"].as_str().unwrap()).collect();
+    assert_eq!(streamed, " upon a time");
 }
 
 #[test]
@@ -222,6 +250,7 @@ fn whatever_cannot_be_answered_is_refused_in_openais_form() {
     assert_eq!(status("POST", "/v1/chat/completions", "{\"messages\": [{\"role\": 5}]}"), 400);
     assert_eq!(status("POST", "/v1/completions", "{\"prompt\": \"a\", \"model\": \"b\"}"), 404);
     assert_eq!(status("POST", "/v1/embeddings", "{}"), 404);
+    assert_eq!(status("GET", "/v1/models/%FF", ""), 404, "a name that is no text");
     assert_eq!(status("GET", "/v1/completions", ""), 405);
     assert_eq!(status("DELETE", "/v1/models", ""), 405);
     assert_eq!(status("POST", "/v1/completions", &format!("{{\"prompt\": \"{}\"}}", "a".repeat(1000))), 413);
