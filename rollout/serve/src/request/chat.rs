@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 
 use super::{
     Fields, Streaming, check_model,
-    completion::{Prompt, check_ids},
+    completion::{Prompt, check_ids, check_text},
     sampling::{Sampling, max_tokens, room},
 };
 use crate::error::ApiError;
@@ -47,8 +47,10 @@ impl Chat {
         let tokens_as_ids = fields.take("return_tokens_as_token_ids")?.unwrap_or(return_token_ids);
         refuse_unless(&mut fields, "tool_choice", &["auto", "none"])?;
         refuse_unless(&mut fields, "function_call", &["auto", "none"])?;
-        let (ids, goes_on) = conversation(&mut fields, tokenizer)?;
+        let (text, goes_on) = conversation(&mut fields, tokenizer)?;
         fields.end()?;
+        check_text("messages", &text, max_model_len)?;
+        let ids = tokenizer.encode(&text, false).map_err(|error| ApiError::field("messages", error.to_string()))?;
         check_ids("messages", &ids, tokenizer.model_vocab_size())?;
         let max_tokens = room("messages", ids.len(), wanted, max_model_len)?;
         let prompt = Prompt { text: String::new(), ids: ids.into(), max_tokens, goes_on };
@@ -66,12 +68,12 @@ fn refuse_unless(fields: &mut Fields, name: &str, words: &[&str]) -> Result<(), 
     }
 }
 
-/// Takes messages and what else the template reads. Returns the tokens of the conversation, and whether its last
-/// message is to be continued.
+/// Takes messages and what else the template reads. Returns the conversation as the template writes it, and whether its
+/// last message is to be continued.
 ///
 /// # Errors
 /// Messages that are none, or that the template refuses; a model without a template.
-pub fn conversation(fields: &mut Fields, tokenizer: &Tokenizer) -> Result<(Vec<u32>, bool), ApiError> {
+pub fn conversation(fields: &mut Fields, tokenizer: &Tokenizer) -> Result<(String, bool), ApiError> {
     let mut messages: Vec<Map<String, Value>> = fields.require("messages")?;
     if messages.is_empty() || messages.iter().any(|message| !message.get("role").is_some_and(Value::is_string)) {
         return Err(ApiError::field("messages", "`messages` must be objects with a `role`, at least one"));
@@ -93,9 +95,8 @@ pub fn conversation(fields: &mut Fields, tokenizer: &Tokenizer) -> Result<(Vec<u
     if let Some(tools) = fields.take::<Vec<Value>>("tools")?.filter(|tools| !tools.is_empty()) {
         variables.insert("tools".into(), tools.into());
     }
-    let refused = |error: rollout::data::TokenizerError| ApiError::field("messages", error.to_string());
-    let text = tokenizer.render(&messages, &variables).map_err(refused)?;
-    Ok((tokenizer.encode(&text, false).map_err(refused)?, is_open))
+    let text = tokenizer.render(&messages, &variables);
+    Ok((text.map_err(|error| ApiError::field("messages", error.to_string()))?, is_open))
 }
 
 /// Clients write the arguments of a call as a text of JSON, and templates want the object.

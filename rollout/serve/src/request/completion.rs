@@ -15,6 +15,9 @@ use crate::error::ApiError;
 const MOST: usize = 2048;
 /// Tokens of a completion where nobody says, as OpenAI has it.
 const MAX_TOKENS: u32 = 16;
+/// Bytes of a text for each token that the model has room for. A longer text is refused before time goes into its
+/// tokens.
+const BYTES_OF_TOKEN: usize = 32;
 
 /// A prompt, and how many tokens may follow it.
 #[derive(Debug, Clone)]
@@ -85,6 +88,7 @@ impl Completion {
         let tokenise = |given: Given| -> Result<Prompt, ApiError> {
             let (text, ids) = match given {
                 Given::Text(text) => {
+                    check_text("prompt", &text, max_model_len)?;
                     let ids = tokenizer.encode(&text, special).map_err(|e| ApiError::field("prompt", e.to_string()))?;
                     (text, ids)
                 }
@@ -141,6 +145,23 @@ fn prompts(value: Value) -> Result<Vec<Given>, ApiError> {
             .collect(),
         _ => Err(invalid()),
     }
+}
+
+/// Refuses a text that is far longer than the model takes.
+///
+/// # Errors
+/// By the name of the field.
+pub fn check_text(param: &str, text: &str, max_model_len: usize) -> Result<(), ApiError> {
+    let most = max_model_len.saturating_mul(BYTES_OF_TOKEN);
+    if text.len() <= most {
+        return Ok(());
+    }
+    let length = text.len();
+    let message = format!(
+        "this model's maximum context length is {max_model_len} tokens, and texts of more than {most} bytes are not \
+         tokenised for it; this one has {length} bytes"
+    );
+    Err(ApiError::too_long(param, message))
 }
 
 /// Refuses a prompt without tokens, or with tokens that the model does not have.

@@ -139,6 +139,16 @@ fn a_request_beyond_the_models_length_is_refused_and_one_that_reaches_it_is_not(
         assert_eq!((error.status.as_u16(), error.code), (400, Some("context_length_exceeded")), "{prompt} {tokens}");
         assert!(error.message.contains("maximum context length is 100 tokens"), "{}", error.message);
     }
+    // A text that is far longer is not even tokenised, unless that is all that is wanted.
+    let text = "a".repeat(32 * MAX_MODEL_LEN + 1);
+    let messages = json!([{ "role": "user", "content": text }]);
+    for error in [completion(&json!({ "prompt": text })).map(drop), chat(&json!({ "messages": messages })).map(drop)] {
+        let error = error.unwrap_err();
+        assert_eq!(error.code, Some("context_length_exceeded"));
+        assert!(error.message.contains("texts of more than 3200 bytes"), "{}", error.message);
+    }
+    let body = json!({ "prompt": text }).to_string();
+    assert!(tokens::tokenize(body.as_bytes(), "parrot", &tokenizer()).unwrap().len() > MAX_MODEL_LEN);
     // A prompt that is scored alone may be as long as the model is.
     let scored = |prompt: usize| completion(&json!({ "prompt": vec![5; prompt], "max_tokens": 0, "echo": true }));
     assert!(scored(100).is_ok() && scored(101).is_err());
