@@ -25,7 +25,7 @@ use tokio::sync::Notify;
 use crate::{
     desk::{self, Score},
     metrics::Metrics,
-    routes::{App, Fresh, Limits, router},
+    routes::{App, Fresh, Limits, router, workers},
     server::{self, Bounds},
 };
 
@@ -188,7 +188,7 @@ pub struct Setup {
     pub capacity: usize,
     /// Time of a step.
     pub pace: Duration,
-    /// Requests that may wait.
+    /// Prompts that may wait.
     pub queue: usize,
     /// Most bytes of a body.
     pub body: usize,
@@ -258,6 +258,7 @@ impl Endpoint {
             key: setup.key.map(str::to_owned),
             limits: Limits { body: setup.body, time: setup.time },
             fresh: Fresh::new().unwrap(),
+            workers: workers(),
         };
         let (app, over) = (router(Arc::new(app)), Arc::new(Notify::new()));
         let bounds = Bounds { connections: setup.connections, grace: setup.grace };
