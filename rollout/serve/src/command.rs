@@ -29,7 +29,7 @@ use tokio::sync::Notify;
 use crate::{
     desk,
     metrics::Metrics,
-    routes::{App, Fresh, Limits, router},
+    routes::{App, Fresh, Limits, router, workers},
     server::{self, Bounds},
 };
 
@@ -91,7 +91,7 @@ pub struct EndpointFlags {
     /// environment variable is not
     #[arg(long, env = "TANDEM_API_KEY", value_name = "KEY", hide_env_values = true)]
     pub api_key: Option<String>,
-    /// Requests that may wait for their first token; further ones are refused with status 429
+    /// Prompts that may wait for their first token; while so many do, requests are refused with status 429
     #[arg(long, env = "TANDEM_MAX_QUEUE", value_name = "N", default_value_t = 256,
           value_parser = clap::value_parser!(u32).range(1..))]
     pub max_queue: u32,
@@ -160,8 +160,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let limits =
         Limits { body: endpoint.max_body_size as usize, time: Duration::from_secs(endpoint.request_timeout.into()) };
     let fresh = Fresh::new().context("random numbers of the system")?;
-    let model = name.as_str().into();
-    let app = App { model, tokenizer, max_model_len, service: service.clone(), metrics, key, limits, fresh };
+    let (model, workers) = (name.as_str().into(), workers());
+    let app = App { model, tokenizer, max_model_len, service: service.clone(), metrics, key, limits, fresh, workers };
     let (app, over) = (router(Arc::new(app)), Arc::new(Notify::new()));
     let grace = Duration::from_secs(endpoint.grace.into());
     let bounds = Bounds { connections: endpoint.max_connections as usize, grace };

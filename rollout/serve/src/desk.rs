@@ -6,6 +6,7 @@
 
 use std::{
     collections::{HashMap, VecDeque},
+    iter,
     ops::Range,
     sync::{
         Arc,
@@ -64,7 +65,7 @@ pub enum Event {
 type Scores = Result<Vec<GivenLogprob>, String>;
 
 enum Command {
-    Begin { groups: Vec<GroupRequest>, stream: bool, place: Arc<Place>, events: mpsc::UnboundedSender<(u64, Event)> },
+    Begin { groups: Vec<(GroupRequest, Place)>, stream: bool, events: mpsc::UnboundedSender<(u64, Event)> },
     Score(Given),
     Cancel(u64),
     Stop,
@@ -73,11 +74,10 @@ enum Command {
 /// Tokens that are to be scored.
 struct Given {
     ids: Arc<[u32]>,
-    place: Arc<Place>,
     reply: oneshot::Sender<Scores>,
 }
 
-/// A place in the queue, which is free again when it is dropped: with the first token of the request's last prompt.
+/// A place in the queue for a prompt, which is free again when it is dropped: with the prompt's first token.
 #[derive(Debug)]
 pub struct Place {
     waiting: Arc<AtomicUsize>,
@@ -99,7 +99,7 @@ pub struct Service {
     queue: usize,
 }
 
-/// Makes both sides; at most `queue` requests wait for their first token.
+/// Makes both sides; no request is taken while `queue` prompts wait for their first token.
 #[must_use]
 pub fn open(queue: usize, metrics: Arc<Metrics>) -> (Service, Desk) {
     let (sender, commands) = unbounded();
@@ -108,39 +108,56 @@ pub fn open(queue: usize, metrics: Arc<Metrics>) -> (Service, Desk) {
 }
 
 impl Service {
-    /// A place in the queue.
+    /// A place in the queue for the first prompt of a request.
     ///
     /// # Errors
     /// When it is full.
-    pub fn enter(&self) -> Result<Arc<Place>, ApiError> {
-        let waiting = Arc::clone(&self.waiting);
-        if waiting.fetch_add(1, Relaxed) < self.queue {
-            return Ok(Arc::new(Place { waiting, since: Instant::now() }));
+    pub fn enter(&self) -> Result<Place, ApiError> {
+        if self.waiting.fetch_add(1, Relaxed) < self.queue {
+            return Ok(Place { waiting: Arc::clone(&self.waiting), since: Instant::now() });
         }
-        waiting.fetch_sub(1, Relaxed);
+        self.waiting.fetch_sub(1, Relaxed);
         Err(ApiError::full(self.queue))
     }
 
+    /// Places for all prompts of a request that has its first. Even a request of more prompts than the queue has places
+    /// is taken, while there is a place.
+    fn places(&self, first: Place, prompts: usize) -> Result<impl Iterator<Item = Place>, ApiError> {
+        let others = prompts.saturating_sub(1);
+        let since = first.since;
+        if others > 0 && self.waiting.fetch_add(others, Relaxed) > self.queue {
+            self.waiting.fetch_sub(others, Relaxed);
+            return Err(ApiError::full(self.queue));
+        }
+        let waiting = &self.waiting;
+        let another = move || Place { waiting: Arc::clone(waiting), since };
+        Ok(iter::once(first).chain(iter::repeat_with(another).take(others)))
+    }
+
     /// Asks for completions of these prompts, whose tags are set here.
-    #[must_use]
-    pub fn begin(&self, place: Arc<Place>, mut groups: Vec<GroupRequest>, stream: bool) -> Ticket {
+    ///
+    /// # Errors
+    /// When the queue has become full with requests of many prompts.
+    pub fn begin(&self, place: Place, mut groups: Vec<GroupRequest>, stream: bool) -> Result<Ticket, ApiError> {
+        let places = self.places(place, groups.len())?;
         let count = groups.len() as u64;
         let first = self.next_tag.fetch_add(count, Relaxed);
         groups.iter_mut().zip(first..).for_each(|(group, tag)| group.tag = tag);
         let left = groups.iter().map(|group| group.samples.len()).collect();
         let (sender, events) = mpsc::unbounded_channel();
         // Without an engine nobody takes it: then there is no event either.
-        let _ = self.commands.send(Command::Begin { groups, stream, place, events: sender });
-        Ticket { tags: first..first + count, left, events, commands: self.commands.clone() }
+        let groups = groups.into_iter().zip(places).collect();
+        let _ = self.commands.send(Command::Begin { groups, stream, events: sender });
+        Ok(Ticket { tags: first..first + count, left, events, commands: self.commands.clone() })
     }
 
     /// Log-probs of all tokens but the first.
     ///
     /// # Errors
     /// Those of the engine, or that there is none any more.
-    pub async fn score(&self, place: Arc<Place>, ids: Arc<[u32]>) -> Result<Vec<GivenLogprob>, ApiError> {
+    pub async fn score(&self, ids: Arc<[u32]>) -> Result<Vec<GivenLogprob>, ApiError> {
         let (reply, answer) = oneshot::channel();
-        let _ = self.commands.send(Command::Score(Given { ids, place, reply }));
+        let _ = self.commands.send(Command::Score(Given { ids, reply }));
         answer.await.map_err(|_| ApiError::engine_gone())?.map_err(ApiError::internal)
     }
 
@@ -198,7 +215,7 @@ struct Prompt {
     /// Completions that have not ended.
     left: usize,
     /// Until its first token.
-    place: Option<Arc<Place>>,
+    place: Option<Place>,
 }
 
 /// What is done with the engine between two of its steps.
@@ -213,9 +230,9 @@ pub struct Desk {
 impl Desk {
     fn obey<G: Score + ?Sized>(&mut self, command: Command, generator: &mut G) {
         match command {
-            Command::Begin { groups, stream, place, events } => {
-                for group in groups {
-                    self.begin(group, stream, &place, events.clone(), generator);
+            Command::Begin { groups, stream, events } => {
+                for (group, place) in groups {
+                    self.begin(group, stream, place, events.clone(), generator);
                 }
             }
             Command::Score(given) => self.scores.push_back(given),
@@ -228,7 +245,7 @@ impl Desk {
         &mut self,
         group: GroupRequest,
         stream: bool,
-        place: &Arc<Place>,
+        place: Place,
         events: mpsc::UnboundedSender<(u64, Event)>,
         generator: &mut G,
     ) {
@@ -239,7 +256,7 @@ impl Desk {
             return;
         }
         self.metrics.prompt_tokens.fetch_add(tokens as u64, Relaxed);
-        self.open.insert(tag, Prompt { events, stream, left, place: Some(Arc::clone(place)) });
+        self.open.insert(tag, Prompt { events, stream, left, place: Some(place) });
     }
 
     fn cancel<G: Generate + ?Sized>(&mut self, tag: u64, generator: &mut G) {
@@ -250,14 +267,12 @@ impl Desk {
 
     /// One of the sequences that wait for their log-probs; the others come after further steps of what runs.
     fn score<G: Score + ?Sized>(&mut self, generator: &mut G) {
-        let Some(Given { ids, place, reply }) = self.scores.pop_front() else { return };
         // Nobody may be waiting for it any more.
-        if !reply.is_closed() {
+        let waited_for = |given: &Given| !given.reply.is_closed();
+        if let Some(Given { ids, reply }) = iter::from_fn(|| self.scores.pop_front()).find(waited_for) {
             let given = generator.score(&ids).map_err(|error| error.to_string());
             let _ = reply.send(given.and_then(all_finite));
-            self.metrics.prompt_tokens.fetch_add(ids.len() as u64, Relaxed);
         }
-        drop(place);
     }
 
     fn hand_on(&mut self, output: Output) {

@@ -45,7 +45,7 @@ impl ApiError {
     /// The queue is full.
     #[must_use]
     pub fn full(queue: usize) -> Self {
-        let message = format!("{queue} requests are waiting already (--max-queue); try again later");
+        let message = format!("{queue} prompts are waiting already (--max-queue); try again later");
         Self { code: Some("queue_full"), ..Self::new(StatusCode::TOO_MANY_REQUESTS, message) }
     }
 

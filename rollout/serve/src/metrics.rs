@@ -18,7 +18,7 @@ const BUCKETS: [f64; 16] = [0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5,
 pub struct Metrics {
     /// Requests by route and status.
     requests: Mutex<BTreeMap<(&'static str, u16), u64>>,
-    /// Tokens of prompts that were begun.
+    /// Tokens of prompts that were begun or scored, each prompt once.
     pub prompt_tokens: AtomicU64,
     /// Tokens that were drawn.
     pub generation_tokens: AtomicU64,
@@ -72,9 +72,10 @@ impl Metrics {
             (format!("{{route=\"{route}\",status=\"{status}\"}}"), count.to_string())
         };
         let requests: Vec<_> = requests.iter().map(by).collect();
-        family("http_requests_total", "counter", "Requests answered, by route and status.", &requests);
+        let help = "Requests answered, by route and status. A stream has the status with which it began.";
+        family("http_requests_total", "counter", help, &requests);
         for (name, help, value) in [
-            ("prompt_tokens_total", "Tokens of prompts.", &self.prompt_tokens),
+            ("prompt_tokens_total", "Tokens of prompts that were begun or scored.", &self.prompt_tokens),
             ("generation_tokens_total", "Tokens drawn.", &self.generation_tokens),
             ("completions_cancelled_total", "Completions given up before their end.", &self.cancelled),
         ] {

@@ -12,7 +12,7 @@ use tokio::{
 };
 
 /// How long a request may take to arrive, and how long a connection may be open without one.
-const PATIENCE: Duration = Duration::from_secs(60);
+const HEAD_PATIENCE: Duration = Duration::from_secs(60);
 
 /// How a server ends, and how many it serves.
 #[derive(Debug, Clone, Copy)]
@@ -35,7 +35,7 @@ pub fn serve(listener: TcpListener, app: &Router, bounds: Bounds, over: &Arc<Not
     let served = runtime.block_on(async {
         let listener = tokio::net::TcpListener::from_std(listener)?;
         let mut signals = Signals::new().context("cannot wait for signals")?;
-        let mut connections = Connections::new(bounds.connections, PATIENCE);
+        let mut connections = Connections::new(bounds.connections, HEAD_PATIENCE);
         tokio::select! {
             never = connections.accept(&listener, app) => match never {},
             () = signals.next() => (),

@@ -25,7 +25,7 @@ use tokio::sync::Notify;
 use crate::{
     desk::{self, Score},
     metrics::Metrics,
-    routes::{App, Fresh, Limits, router},
+    routes::{App, Fresh, Limits, router, workers},
     server::{self, Bounds},
 };
 
@@ -188,7 +188,7 @@ pub struct Setup {
     pub capacity: usize,
     /// Time of a step.
     pub pace: Duration,
-    /// Requests that may wait.
+    /// Prompts that may wait.
     pub queue: usize,
     /// Most bytes of a body.
     pub body: usize,
@@ -230,16 +230,21 @@ pub struct Endpoint {
 impl Endpoint {
     /// Starts one.
     pub fn start(setup: Setup) -> Self {
+        Self::with_tokenizer(setup, tokenizer())
+    }
+
+    /// Starts one with another tokenizer.
+    pub fn with_tokenizer(setup: Setup, tokenizer: Tokenizer) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let (metrics, seen) = (Arc::new(Metrics::default()), Arc::<Mutex<Seen>>::default());
         let (service, mut desk) = desk::open(setup.queue, Arc::clone(&metrics));
-        let tokenizer = tokenizer();
+        let token = |text: &str| *tokenizer.encode(text, false).unwrap().last().unwrap();
         let mut parrot = Parrot {
             capacity: setup.capacity,
             pace: setup.pace,
-            full_stop: tokenizer.encode(".", false).unwrap()[0],
-            question_mark: tokenizer.encode("?", false).unwrap()[0],
+            full_stop: token("."),
+            question_mark: token("?"),
             waiting: VecDeque::new(),
             running: Vec::new(),
             seen: Arc::clone(&seen),
@@ -253,6 +258,7 @@ impl Endpoint {
             key: setup.key.map(str::to_owned),
             limits: Limits { body: setup.body, time: setup.time },
             fresh: Fresh::new().unwrap(),
+            workers: workers(),
         };
         let (app, over) = (router(Arc::new(app)), Arc::new(Notify::new()));
         let bounds = Bounds { connections: setup.connections, grace: setup.grace };

@@ -2,6 +2,9 @@
 
 use super::Tokenizer;
 
+/// Most tokens of a character: it has so many bytes.
+const LONGEST_CHARACTER: usize = 4;
+
 /// Gives the text of a completion in pieces, as its tokens come.
 ///
 /// A piece never ends within a character, and no piece has text of a stop string: what may be the beginning of one is
@@ -20,8 +23,15 @@ impl Detokenizer {
     /// For a completion that ends at any of these stop strings; empty ones count for nothing.
     #[must_use]
     pub fn new(tokenizer: &Tokenizer, stop: &[String]) -> Self {
+        Self::after(tokenizer, &[], stop)
+    }
+
+    /// As [`Detokenizer::new`], for a completion that goes on with the text of a prompt: a space at its beginning is part
+    /// of it, and falls away at the beginning of a text where tokens are words with a space before them (SentencePiece).
+    #[must_use]
+    pub fn after(tokenizer: &Tokenizer, prompt: &[u32], stop: &[String]) -> Self {
         let stop = stop.iter().filter(|stop| !stop.is_empty()).cloned().collect();
-        Self { stream: TextStream::new(tokenizer.clone()), stop, held: String::new(), stopped: false }
+        Self { stream: TextStream::after(tokenizer.clone(), prompt), stop, held: String::new(), stopped: false }
     }
 
     /// Takes the next token and returns the text that is certain with it, often none.
@@ -77,6 +87,18 @@ impl TextStream {
     /// A stream at the start of a text.
     pub(super) fn new(tokenizer: Tokenizer) -> Self {
         Self { tokenizer, window: Vec::new(), settled: 0, before: String::new(), pending: String::new() }
+    }
+
+    /// A stream that goes on after the text of these tokens. The last ones of them are enough: a decoder looks no
+    /// further back than the bytes of a character.
+    pub(super) fn after(tokenizer: Tokenizer, text: &[u32]) -> Self {
+        let with_text = text.iter().rev().copied().filter(|&id| !tokenizer.leaves_out(id));
+        let mut window: Vec<u32> = with_text.take(LONGEST_CHARACTER).collect();
+        window.reverse();
+        let mut stream = Self::new(tokenizer);
+        (stream.before, stream.settled) = (stream.decode(&window), window.len());
+        stream.window = window;
+        stream
     }
 
     /// Takes a token; returns the text since the last settled piece, and whether it is settled with this token (it is
@@ -163,6 +185,27 @@ mod tests {
         assert_eq!(of(&[])[..3], ["", "é", ""]);
         assert_eq!(of(&[]).concat(), "é\u{fffd} once upon");
         assert_eq!(of(&["ce up"]).concat(), "é\u{fffd} on");
+    }
+
+    /// A tokenizer of the SentencePiece kind drops the space at the start of a text, and only there.
+    #[test]
+    fn a_completion_goes_on_with_the_text_of_its_prompt() {
+        let Some(data) = harness::data_dir("a_completion_goes_on_with_the_text_of_its_prompt") else { return };
+        let model = shared::ModelDir::open(data.join("stories260K")).unwrap();
+        let tokenizer = Tokenizer::open(&model).unwrap();
+        let whole = "Once upon a time, there was a café.";
+        let ids = tokenizer.encode(whole, true).unwrap();
+        for at in 0..ids.len() {
+            let prompt = tokenizer.decode(&ids[..at]).unwrap();
+            // A prompt may end within a character.
+            let Some(rest) = whole.strip_prefix(&prompt) else { continue };
+            let mut text = Detokenizer::after(&tokenizer, &ids[..at], &[]);
+            let pieces: String = ids[at..].iter().map(|&id| text.push(id)).collect();
+            assert_eq!(pieces + &text.end(), rest, "{at}");
+        }
+        let [a, b] = ["one", "two"].map(|text| tokenizer.encode(text, false).unwrap());
+        let mut text = Detokenizer::after(&tokenizer, &a, &[" t".to_owned()]);
+        assert_eq!(b.iter().map(|&id| text.push(id)).collect::<String>(), "", "the stop string is in the text");
     }
 
     #[test]

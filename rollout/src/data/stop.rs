@@ -21,8 +21,14 @@ impl StopStrings {
     /// A criterion for the given texts, none of them empty.
     #[must_use]
     pub fn new(tokenizer: Tokenizer, stop: Arc<[String]>) -> Self {
+        Self::after(tokenizer, stop, &[])
+    }
+
+    /// As [`StopStrings::new`], for a completion that goes on with the text of a prompt.
+    #[must_use]
+    pub fn after(tokenizer: Tokenizer, stop: Arc<[String]>, prompt: &[u32]) -> Self {
         let keep = stop.iter().map(String::len).max().unwrap_or(0);
-        Self { stop, stream: TextStream::new(tokenizer), tail: String::new(), keep }
+        Self { stop, stream: TextStream::after(tokenizer, prompt), tail: String::new(), keep }
     }
 }
 

@@ -1,7 +1,6 @@
 //! From a row of logits to a token, on the host.
 //!
 //! The distribution is transformers': repetition penalty, temperature, top-k (ties with the k-th kept), top-p, min-p,
-//! The distribution is transformers': repetition penalty, temperature, top-k (ties with the k-th kept), top-p, min-p,
 //! in this order. The randomness is a number given from outside ([`shared::generation::rng::token_uniform`]), turned
 //! into a token by inversion of the cumulative distribution in the order of the vocabulary. There is no generator
 //! state, and rows are independent, so a token depends on its logits, its history and its key alone.

@@ -182,6 +182,9 @@ fn a_signal_lets_a_stream_end_and_a_second_one_does_not() {
     let mut serve = Serve::start(&folder, &[]);
     let mut stream = begin(&serve, 1500);
     serve.signal("TERM");
+    let mut lies_there = vec![0; 1 << 20];
+    let length = stream.peek(&mut lies_there).unwrap();
+    assert!(!String::from_utf8_lossy(&lies_there[..length]).contains("[DONE]"), "it still runs");
     let mut rest = String::new();
     stream.read_to_string(&mut rest).unwrap();
     assert!(rest.contains("data: [DONE]"), "{rest}");

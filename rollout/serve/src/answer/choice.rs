@@ -34,17 +34,17 @@ pub struct Choice {
 }
 
 impl Choice {
-    /// At the beginning of a completion that ends at one of these stop strings.
+    /// At the beginning of a completion that goes on after these tokens and ends at one of these stop strings.
     #[must_use]
-    pub fn new(tokenizer: &Tokenizer, stop: &[String], greedy: bool) -> Self {
-        let text = Detokenizer::new(tokenizer, stop);
+    pub fn new(tokenizer: &Tokenizer, before: &[u32], stop: &[String], greedy: bool) -> Self {
+        let text = Detokenizer::after(tokenizer, before, stop);
         Self { tokenizer: tokenizer.clone(), text, tokens: None, offset: 0, as_ids: false, greedy }
     }
 
-    /// With log-probs, in which tokens are named by their ids or by their texts.
+    /// With log-probs of tokens that go on after these, and that are named by their ids or by their texts.
     #[must_use]
-    pub fn with_logprobs(self, as_ids: bool) -> Self {
-        Self { tokens: Some(Detokenizer::new(&self.tokenizer, &[])), as_ids, ..self }
+    pub fn with_logprobs(self, before: &[u32], as_ids: bool) -> Self {
+        Self { tokens: Some(Detokenizer::after(&self.tokenizer, before, &[])), as_ids, ..self }
     }
 
     /// The log-probs of a prompt that goes before the completion. The first token has none.

@@ -1,13 +1,11 @@
 //! The body of `POST /v1/chat/completions`.
 
-use std::sync::Arc;
-
 use rollout::data::Tokenizer;
 use serde_json::{Map, Value};
 
 use super::{
     Fields, Streaming, check_model,
-    completion::check_ids,
+    completion::{Prompt, check_ids, check_text},
     sampling::{Sampling, max_tokens, room},
 };
 use crate::error::ApiError;
@@ -15,10 +13,8 @@ use crate::error::ApiError;
 /// What is asked for.
 #[derive(Debug)]
 pub struct Chat {
-    /// The conversation as the template writes it, in tokens.
-    pub ids: Arc<[u32]>,
-    /// Tokens that may follow.
-    pub max_tokens: u32,
+    /// The conversation as the template writes it.
+    pub prompt: Prompt,
     /// How tokens are drawn.
     pub sampling: Sampling,
     /// In which way the answer comes.
@@ -51,12 +47,14 @@ impl Chat {
         let tokens_as_ids = fields.take("return_tokens_as_token_ids")?.unwrap_or(return_token_ids);
         refuse_unless(&mut fields, "tool_choice", &["auto", "none"])?;
         refuse_unless(&mut fields, "function_call", &["auto", "none"])?;
-        let ids = conversation(&mut fields, tokenizer)?;
+        let (text, goes_on) = conversation(&mut fields, tokenizer)?;
         fields.end()?;
+        check_text("messages", &text, max_model_len)?;
+        let ids = tokenizer.encode(&text, false).map_err(|error| ApiError::field("messages", error.to_string()))?;
         check_ids("messages", &ids, tokenizer.model_vocab_size())?;
         let max_tokens = room("messages", ids.len(), wanted, max_model_len)?;
-        let ids = ids.into();
-        Ok(Self { ids, max_tokens, sampling, streaming, logprobs, return_token_ids, tokens_as_ids })
+        let prompt = Prompt { text: String::new(), ids: ids.into(), max_tokens, goes_on };
+        Ok(Self { prompt, sampling, streaming, logprobs, return_token_ids, tokens_as_ids })
     }
 }
 
@@ -70,33 +68,35 @@ fn refuse_unless(fields: &mut Fields, name: &str, words: &[&str]) -> Result<(), 
     }
 }
 
-/// Takes messages and what else the template reads, and returns the tokens of the conversation.
+/// Takes messages and what else the template reads. Returns the conversation as the template writes it, and whether its
+/// last message is to be continued.
 ///
 /// # Errors
 /// Messages that are none, or that the template refuses; a model without a template.
-pub fn conversation(fields: &mut Fields, tokenizer: &Tokenizer) -> Result<Vec<u32>, ApiError> {
+pub fn conversation(fields: &mut Fields, tokenizer: &Tokenizer) -> Result<(String, bool), ApiError> {
     let mut messages: Vec<Map<String, Value>> = fields.require("messages")?;
     if messages.is_empty() || messages.iter().any(|message| !message.get("role").is_some_and(Value::is_string)) {
         return Err(ApiError::field("messages", "`messages` must be objects with a `role`, at least one"));
     }
     messages.iter_mut().for_each(read_arguments);
-    let is_open = messages.last().is_some_and(|last| last["role"] == "assistant");
+    let messages: Vec<Value> = messages.into_iter().map(Value::Object).collect();
+    let is_open = shared_chat::prefill(&messages).is_some();
     if fields.take::<bool>("continue_final_message")?.is_some_and(|wanted| wanted != is_open) {
-        let message = "`continue_final_message` is true where the last message is the assistant's, and else false";
+        let message =
+            "`continue_final_message` is true where the last message is a text of the assistant's, and else false";
         return Err(ApiError::field("continue_final_message", message));
     }
     if fields.take::<bool>("add_generation_prompt")?.is_some_and(|wanted| wanted == is_open) {
-        let message = "`add_generation_prompt` is false where the last message is the assistant's, and else true";
+        let message =
+            "`add_generation_prompt` is false where the last message is a text of the assistant's, and else true";
         return Err(ApiError::field("add_generation_prompt", message));
     }
     let mut variables: Map<String, Value> = fields.take("chat_template_kwargs")?.unwrap_or_default();
     if let Some(tools) = fields.take::<Vec<Value>>("tools")?.filter(|tools| !tools.is_empty()) {
         variables.insert("tools".into(), tools.into());
     }
-    let messages: Vec<Value> = messages.into_iter().map(Value::Object).collect();
-    let refused = |error: rollout::data::TokenizerError| ApiError::field("messages", error.to_string());
-    let text = tokenizer.render(&messages, &variables).map_err(refused)?;
-    tokenizer.encode(&text, false).map_err(refused)
+    let text = tokenizer.render(&messages, &variables);
+    Ok((text.map_err(|error| ApiError::field("messages", error.to_string()))?, is_open))
 }
 
 /// Clients write the arguments of a call as a text of JSON, and templates want the object.

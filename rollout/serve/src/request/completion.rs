@@ -15,6 +15,9 @@ use crate::error::ApiError;
 const MOST: usize = 2048;
 /// Tokens of a completion where nobody says, as OpenAI has it.
 const MAX_TOKENS: u32 = 16;
+/// Bytes of a text for each token that the model has room for. A longer text is refused before time goes into its
+/// tokens.
+const BYTES_OF_TOKEN: usize = 32;
 
 /// A prompt, and how many tokens may follow it.
 #[derive(Debug, Clone)]
@@ -25,6 +28,16 @@ pub struct Prompt {
     pub ids: Arc<[u32]>,
     /// Tokens that may follow.
     pub max_tokens: u32,
+    /// Whether a completion goes on with this text. If not, it is a text of its own, as the answer in a chat is.
+    pub goes_on: bool,
+}
+
+impl Prompt {
+    /// The tokens that a completion's text goes on after.
+    #[must_use]
+    pub fn before(&self) -> &[u32] {
+        if self.goes_on { &self.ids } else { &[] }
+    }
 }
 
 /// What is asked for.
@@ -59,7 +72,7 @@ impl Completion {
         let echo = fields.take("echo")?.unwrap_or(false);
         let logprobs = fields.take("logprobs")?;
         // Nothing is generated then: the answer is the prompt.
-        let max_tokens = max_tokens(&mut fields, &["max_tokens"], u32::from(!echo))?.unwrap_or(MAX_TOKENS);
+        let wanted = max_tokens(&mut fields, &["max_tokens"], u32::from(!echo))?;
         if echo && streaming.stream {
             return Err(ApiError::field("echo", "`echo` is not supported with `stream`"));
         }
@@ -75,6 +88,7 @@ impl Completion {
         let tokenise = |given: Given| -> Result<Prompt, ApiError> {
             let (text, ids) = match given {
                 Given::Text(text) => {
+                    check_text("prompt", &text, max_model_len)?;
                     let ids = tokenizer.encode(&text, special).map_err(|e| ApiError::field("prompt", e.to_string()))?;
                     (text, ids)
                 }
@@ -85,8 +99,9 @@ impl Completion {
                 Given::Ids(ids) => (String::new(), ids),
             };
             check_ids("prompt", &ids, tokenizer.model_vocab_size())?;
-            let max_tokens = room("prompt", ids.len(), Some(max_tokens), max_model_len)?;
-            Ok(Prompt { text, ids: ids.into(), max_tokens })
+            let room = room("prompt", ids.len(), wanted, max_model_len)?;
+            let max_tokens = if wanted.is_none() { room.min(MAX_TOKENS) } else { room };
+            Ok(Prompt { text, ids: ids.into(), max_tokens, goes_on: true })
         };
         let prompts = prompts.into_iter().map(tokenise).collect::<Result<_, ApiError>>()?;
         Ok(Self { prompts, sampling, streaming, logprobs, echo, return_token_ids, tokens_as_ids })
@@ -130,6 +145,23 @@ fn prompts(value: Value) -> Result<Vec<Given>, ApiError> {
             .collect(),
         _ => Err(invalid()),
     }
+}
+
+/// Refuses a text that is far longer than the model takes.
+///
+/// # Errors
+/// By the name of the field.
+pub fn check_text(param: &str, text: &str, max_model_len: usize) -> Result<(), ApiError> {
+    let most = max_model_len.saturating_mul(BYTES_OF_TOKEN);
+    if text.len() <= most {
+        return Ok(());
+    }
+    let length = text.len();
+    let message = format!(
+        "this model's maximum context length is {max_model_len} tokens, and texts of more than {most} bytes are not \
+         tokenised for it; this one has {length} bytes"
+    );
+    Err(ApiError::too_long(param, message))
 }
 
 /// Refuses a prompt without tokens, or with tokens that the model does not have.

@@ -1,10 +1,8 @@
 //! The body of `POST /inference/v1/generate`: token ids in, token ids out.
 
-use std::sync::Arc;
-
 use super::{
     Fields, check_model,
-    completion::check_ids,
+    completion::{Prompt, check_ids},
     sampling::{Sampling, max_tokens, room},
 };
 use crate::error::ApiError;
@@ -13,9 +11,7 @@ use crate::error::ApiError;
 #[derive(Debug)]
 pub struct Generation {
     /// The prompt.
-    pub ids: Arc<[u32]>,
-    /// Tokens that may follow.
-    pub max_tokens: u32,
+    pub prompt: Prompt,
     /// How tokens are drawn.
     pub sampling: Sampling,
     /// Whether log-probs of the drawn tokens come along.
@@ -42,6 +38,7 @@ impl Generation {
         let wanted = max_tokens(&mut params, &["max_tokens"], 1)?;
         check_ids("token_ids", &ids, vocab_size)?;
         let max_tokens = room("token_ids", ids.len(), wanted, max_model_len)?;
-        Ok(Self { ids: ids.into(), max_tokens, sampling, logprobs })
+        let prompt = Prompt { text: String::new(), ids: ids.into(), max_tokens, goes_on: true };
+        Ok(Self { prompt, sampling, logprobs })
     }
 }

@@ -1,5 +1,6 @@
 //! The fields of a request's body. Each is taken, ignored because it changes no answer, or refused by its name: a
-//! client never gets an answer to another question than its own.
+//! client never gets an answer to another question than its own. (`sampling_params` of `/inference/v1/generate` alone
+//! may have fields that nobody reads.)
 
 pub mod chat;
 pub mod completion;
@@ -166,9 +167,12 @@ impl Streaming {
         }
         let mut options = fields.fields("stream_options")?;
         let include_usage = options.take("include_usage")?.unwrap_or(false);
-        // Noise against observers of the traffic, and counts in every piece.
+        // Noise against observers of the traffic.
         let _: Option<bool> = options.take("include_obfuscation")?;
-        let _: Option<bool> = options.take("continuous_usage_stats")?;
+        if options.take("continuous_usage_stats")? == Some(true) {
+            let message = "`continuous_usage_stats` is not supported: `include_usage` has the counts at the end";
+            return Err(ApiError::field("stream_options", message));
+        }
         options.end()?;
         Ok(Self { stream, include_usage })
     }

@@ -3,13 +3,16 @@
 use std::{ops::RangeInclusive, sync::Arc};
 
 use rollout::{
-    data::Tokenizer,
+    data::{
+        Tokenizer,
+        stop::{StopCriterionFactory, StopStrings},
+    },
     engine::{GroupRequest, StopCriterion},
 };
 use serde::Deserialize;
 use shared::{PromptId, SamplingParams, generation::rng};
 
-use super::Fields;
+use super::{Fields, completion::Prompt};
 use crate::error::ApiError;
 
 /// Most completions of a prompt, as OpenAI has it.
@@ -109,37 +112,44 @@ impl Sampling {
     /// What is asked of the engine for a prompt. Tokens are drawn by seed, prompt and index of the completion, so the
     /// same request with the same seed has the same answer, whatever else runs.
     #[must_use]
-    pub fn group(&self, tokenizer: &Tokenizer, prompt: &Arc<[u32]>, max_tokens: u32, fresh_seed: u64) -> GroupRequest {
-        let keys: Vec<u64> = prompt.iter().map(|&id| id.into()).collect();
+    pub fn group(&self, tokenizer: &Tokenizer, prompt: &Prompt, fresh_seed: u64) -> GroupRequest {
+        let keys: Vec<u64> = prompt.ids.iter().map(|&id| id.into()).collect();
         let params = SamplingParams {
-            max_completion_length: max_tokens,
+            max_completion_length: prompt.max_tokens,
             seed: self.seed.unwrap_or(fresh_seed),
             ..self.params.clone()
-        };
-        let texts = tokenizer.stop_criterion(&params.stop);
-        let tokens: Arc<[u32]> = self.stop_token_ids.as_slice().into();
-        let stop_criterion: Option<rollout::data::stop::StopCriterionFactory> = if tokens.is_empty() {
-            texts
-        } else {
-            Some(Arc::new(move || Box::new(Stop { tokens: tokens.clone(), texts: texts.as_ref().map(|make| make()) })))
         };
         GroupRequest {
             tag: 0,
             prompt_id: PromptId(rng::hash(&keys)),
             epoch: 0,
-            prompt_ids: Arc::clone(prompt),
+            prompt_ids: Arc::clone(&prompt.ids),
             samples: (0..self.n).collect(),
             sampling: Arc::new(params),
             lengths: None,
-            stop_criterion,
+            stop_criterion: self.stop(tokenizer, prompt),
         }
+    }
+
+    /// Looks for stop strings in the text that the client gets.
+    fn stop(&self, tokenizer: &Tokenizer, prompt: &Prompt) -> Option<StopCriterionFactory> {
+        let tokens: Arc<[u32]> = self.stop_token_ids.as_slice().into();
+        let texts: Arc<[String]> = self.params.stop.as_slice().into();
+        if tokens.is_empty() && texts.is_empty() {
+            return None;
+        }
+        let (tokenizer, prompt) = (tokenizer.clone(), prompt.clone());
+        Some(Arc::new(move || {
+            let watch = || StopStrings::after(tokenizer.clone(), Arc::clone(&texts), prompt.before());
+            Box::new(Stop { tokens: Arc::clone(&tokens), texts: (!texts.is_empty()).then(watch) })
+        }))
     }
 }
 
 /// Ends a completion at a token, or at a text.
 struct Stop {
     tokens: Arc<[u32]>,
-    texts: Option<Box<dyn StopCriterion>>,
+    texts: Option<StopStrings>,
 }
 
 impl StopCriterion for Stop {

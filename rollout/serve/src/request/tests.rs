@@ -41,9 +41,13 @@ fn fields_are_taken_with_the_defaults_of_openai() {
     assert!(read.streaming.include_usage && read.return_token_ids && read.tokens_as_ids);
     assert_eq!((read.logprobs, read.echo), (Some(0), false));
     let read = chat(&json!({ "max_tokens": 5, "max_completion_tokens": 6, "top_k": -1, "top_logprobs": 0 })).unwrap();
-    assert_eq!((read.max_tokens, read.sampling.params.top_k, read.logprobs), (6, 0, false));
+    assert_eq!((read.prompt.max_tokens, read.sampling.params.top_k, read.logprobs), (6, 0, false));
     let whole = chat(&json!({})).unwrap();
-    assert_eq!(whole.max_tokens as usize, MAX_MODEL_LEN - whole.ids.len(), "all that the model has room for");
+    assert_eq!(
+        whole.prompt.max_tokens as usize,
+        MAX_MODEL_LEN - whole.prompt.ids.len(),
+        "all that the model has room for"
+    );
 }
 
 #[test]
@@ -117,6 +121,9 @@ fn what_would_change_the_answer_is_refused_by_its_name_and_what_would_not_is_ign
     }
     let error = completion(&json!({ "echo": true, "stream": true })).map(drop).unwrap_err();
     assert_eq!(error.param.as_deref(), Some("echo"));
+    let counted = json!({ "stream": true, "stream_options": { "continuous_usage_stats": true } });
+    let error = completion(&counted).map(drop).unwrap_err();
+    assert_eq!(error.param.as_deref(), Some("stream_options"));
     let error = completion(&json!({ "model": "another" })).map(drop).unwrap_err();
     assert_eq!((error.status.as_u16(), error.code), (404, Some("model_not_found")));
 }
@@ -125,11 +132,23 @@ fn what_would_change_the_answer_is_refused_by_its_name_and_what_would_not_is_ign
 fn a_request_beyond_the_models_length_is_refused_and_one_that_reaches_it_is_not() {
     let long = |prompt: usize, tokens: u32| completion(&json!({ "prompt": vec![5; prompt], "max_tokens": tokens }));
     assert_eq!(long(90, 10).unwrap().prompts[0].max_tokens, 10);
+    let short = completion(&json!({ "prompt": vec![5; 95] })).unwrap();
+    assert_eq!(short.prompts[0].max_tokens, 5, "nobody has asked for sixteen");
     for (prompt, tokens) in [(90, 11), (100, 1), (101, 1), (5, 4_000_000_000)] {
         let error = long(prompt, tokens).map(drop).unwrap_err();
         assert_eq!((error.status.as_u16(), error.code), (400, Some("context_length_exceeded")), "{prompt} {tokens}");
         assert!(error.message.contains("maximum context length is 100 tokens"), "{}", error.message);
     }
+    // A text that is far longer is not even tokenised, unless that is all that is wanted.
+    let text = "a".repeat(32 * MAX_MODEL_LEN + 1);
+    let messages = json!([{ "role": "user", "content": text }]);
+    for error in [completion(&json!({ "prompt": text })).map(drop), chat(&json!({ "messages": messages })).map(drop)] {
+        let error = error.unwrap_err();
+        assert_eq!(error.code, Some("context_length_exceeded"));
+        assert!(error.message.contains("texts of more than 3200 bytes"), "{}", error.message);
+    }
+    let body = json!({ "prompt": text }).to_string();
+    assert!(tokens::tokenize(body.as_bytes(), "parrot", &tokenizer()).unwrap().len() > MAX_MODEL_LEN);
     // A prompt that is scored alone may be as long as the model is.
     let scored = |prompt: usize| completion(&json!({ "prompt": vec![5; prompt], "max_tokens": 0, "echo": true }));
     assert!(scored(100).is_ok() && scored(101).is_err());
@@ -156,12 +175,20 @@ fn tokens_can_be_drawn_at_the_bounds_of_all_parameters() {
 #[test]
 fn a_conversation_goes_through_the_template_with_tools_and_arguments_as_objects() {
     let tokenizer = tokenizer();
-    let text = |more: Value| tokenizer.decode(&chat(&more).unwrap().ids).unwrap();
+    let text = |more: Value| tokenizer.decode(&chat(&more).unwrap().prompt.ids).unwrap();
     assert_eq!(text(json!({})), "u:hi\na:");
     assert_eq!(text(json!({ "tools": [{ "name": "add" }] })), "u:hi\nadda:");
     assert_eq!(text(json!({ "chat_template_kwargs": { "tools": [{ "name": "sub" }] } })), "u:hi\nsuba:");
     let open = json!([{ "role": "user", "content": "hi" }, { "role": "assistant", "content": "he" }]);
     assert_eq!(text(json!({ "messages": open })), "u:hi\na:he", "an answer that has begun goes on");
+    assert!(chat(&json!({ "messages": open })).unwrap().prompt.goes_on);
+    assert!(!chat(&json!({})).unwrap().prompt.goes_on);
+    // A call without a text is whole, and an answer to it begins.
+    let called = json!([{ "role": "user", "content": "hi" },
+        { "role": "assistant", "content": null, "tool_calls": [{ "function": { "name": "f", "arguments": "{}" } }] }]);
+    assert_eq!(text(json!({ "messages": called, "add_generation_prompt": true })), "u:hi\na:\na:");
+    let error = chat(&json!({ "messages": called, "continue_final_message": true })).map(drop).unwrap_err();
+    assert_eq!(error.param.as_deref(), Some("continue_final_message"));
     let call =
         json!([{ "role": "assistant", "content": "x", "tool_calls": [{ "function": { "arguments": "{\"a\": 1}" } }] }]);
     let mut message = call[0].as_object().unwrap().clone();
@@ -201,18 +228,18 @@ fn any_body_is_read_or_refused() {
             for prompt in read.prompts {
                 assert!(prompt.ids.len() + prompt.max_tokens as usize <= MAX_MODEL_LEN);
                 if prompt.max_tokens > 0 {
-                    let group = read.sampling.group(&tokenizer, &prompt.ids, prompt.max_tokens, 1);
+                    let group = read.sampling.group(&tokenizer, &prompt, 1);
                     let vocab_size = tokenizer.model_vocab_size();
                     rollout::engine::Request::from(group).check(vocab_size, MAX_MODEL_LEN).unwrap();
                 }
             }
         }
         if let Ok(read) = Chat::read(body, "parrot", &tokenizer, MAX_MODEL_LEN) {
-            assert!(!read.ids.is_empty() && read.max_tokens > 0);
+            assert!(!read.prompt.ids.is_empty() && read.prompt.max_tokens > 0);
         }
         let vocab_size = tokenizer.model_vocab_size();
         if let Ok(read) = Generation::read(body, "parrot", vocab_size, MAX_MODEL_LEN) {
-            assert!(!read.ids.is_empty() && read.max_tokens > 0);
+            assert!(!read.prompt.ids.is_empty() && read.prompt.max_tokens > 0);
         }
         let _ = tokens::tokenize(body, "parrot", &tokenizer);
         let _ = tokens::detokenize(body, "parrot", &tokenizer);

@@ -22,7 +22,10 @@ pub fn tokenize(body: &[u8], served: &str, tokenizer: &Tokenizer) -> Result<Vec<
             let message = "`add_special_tokens` is for a `prompt`: a chat template writes its own";
             return Err(ApiError::field("add_special_tokens", message));
         }
-        None => conversation(&mut fields, tokenizer)?,
+        None => {
+            let (text, _) = conversation(&mut fields, tokenizer)?;
+            tokenizer.encode(&text, false).map_err(|error| ApiError::field("messages", error.to_string()))?
+        }
     };
     fields.end()?;
     Ok(ids)

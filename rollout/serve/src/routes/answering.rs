@@ -1,6 +1,11 @@
 //! From a request in the engine to its answer, whole or as a stream.
 
-use std::{collections::VecDeque, convert::Infallible, sync::Arc};
+use std::{
+    collections::VecDeque,
+    convert::Infallible,
+    iter,
+    sync::{Arc, atomic::Ordering::Relaxed},
+};
 
 use axum::{
     Json,
@@ -13,7 +18,10 @@ use futures_util::stream;
 use rollout::engine::{FinishedSequence, GivenLogprob};
 use serde_json::Value;
 use shared_http::Busy;
-use tokio::time::{Instant, timeout_at};
+use tokio::{
+    sync::mpsc,
+    time::{Instant, timeout_at},
+};
 
 use super::App;
 use crate::{
@@ -25,6 +33,8 @@ use crate::{
 
 /// The end of a stream, as OpenAI has it.
 const END: &str = "[DONE]";
+/// Chunks that are made before the client has read those before them; one of them is the last word.
+const AHEAD: usize = 64;
 
 /// A request that was read.
 pub struct Asked {
@@ -40,37 +50,45 @@ pub struct Asked {
 
 impl Asked {
     /// Asks the engine, for prompts that completions are wanted of.
-    fn begin(&self, app: &App, place: Arc<Place>, stream: bool) -> Ticket {
+    fn begin(&self, app: &App, place: Place, stream: bool) -> Result<Ticket, ApiError> {
         let wanted = self.prompts.iter().filter(|prompt| prompt.max_tokens > 0);
-        let group =
-            |prompt: &Prompt| self.sampling.group(&app.tokenizer, &prompt.ids, prompt.max_tokens, app.fresh.next());
+        let group = |prompt: &Prompt| self.sampling.group(&app.tokenizer, prompt, app.fresh.next());
         app.service.begin(place, wanted.map(group).collect(), stream)
     }
 
-    fn choice(&self, app: &App) -> Choice {
+    fn choice(&self, app: &App, prompt: &Prompt) -> Choice {
         let params = &self.sampling.params;
-        let choice = Choice::new(&app.tokenizer, &params.stop, params.greedy());
-        if self.shape.logprobs { choice.with_logprobs(self.shape.tokens_as_ids) } else { choice }
+        let choice = Choice::new(&app.tokenizer, prompt.before(), &params.stop, params.greedy());
+        // The tokens of an echo begin with those of the prompt.
+        let before = if self.echo { &[] } else { prompt.before() };
+        if self.shape.logprobs { choice.with_logprobs(before, self.shape.tokens_as_ids) } else { choice }
     }
 
     /// The whole answer.
     ///
     /// # Errors
     /// A full queue, a prompt that the engine refuses, or an engine that has ended.
-    pub async fn whole(self, app: &App) -> Result<Response, ApiError> {
-        let place = app.service.enter()?;
-        let mut ticket = self.begin(app, Arc::clone(&place), false);
+    pub async fn whole(self, app: &Arc<App>, place: Place) -> Result<Response, ApiError> {
         let mut given = Vec::new();
         for prompt in self.prompts.iter().filter(|_| self.echo && self.shape.logprobs) {
-            given.push(app.service.score(Arc::clone(&place), Arc::clone(&prompt.ids)).await?);
+            given.push(app.service.score(Arc::clone(&prompt.ids)).await?);
+            // A prompt that is to be completed is counted where that begins.
+            if prompt.max_tokens == 0 {
+                app.metrics.prompt_tokens.fetch_add(prompt.ids.len() as u64, Relaxed);
+            }
         }
-        drop(place);
+        let mut ticket = self.begin(app, place, false)?;
         let mut ended: Vec<Vec<FinishedSequence>> = self.prompts.iter().map(|_| Vec::new()).collect();
         while let Some((prompt, event)) = ticket.next().await? {
             if let Event::Ended(sequence) = event {
                 ended[prompt].push(sequence);
             }
         }
+        app.apart(move |app| Ok(self.answered(app, &given, ended))).await
+    }
+
+    /// The answer with all choices: those of each prompt in order.
+    fn answered(&self, app: &App, given: &[Vec<GivenLogprob>], ended: Vec<Vec<FinishedSequence>>) -> Response {
         let mut usage = Usage::default();
         let mut answered = Vec::new();
         for (at, (prompt, mut sequences)) in self.prompts.iter().zip(ended).enumerate() {
@@ -85,7 +103,7 @@ impl Asked {
             };
             answered.push((Arc::clone(&prompt.ids), choices));
         }
-        Ok(Json(self.shape.whole(&answered, usage)).into_response())
+        Json(self.shape.whole(&answered, usage)).into_response()
     }
 
     /// A choice; without a sequence, of the prompt alone.
@@ -96,7 +114,7 @@ impl Asked {
         given: Option<&[GivenLogprob]>,
         sequence: Option<FinishedSequence>,
     ) -> Done {
-        let mut choice = self.choice(app);
+        let mut choice = self.choice(app, prompt);
         let mut text = if self.echo { prompt.text.clone() } else { String::new() };
         let mut entries: Vec<Entry> = given.map_or_else(Vec::new, |given| choice.prompt(&prompt.ids, given));
         let Some(sequence) = sequence else {
@@ -111,25 +129,28 @@ impl Asked {
         Done { text, ids: sequence.token_ids, entries, finish_reason: sequence.finish_reason }
     }
 
-    /// The answer as a stream of events. `busy` is kept until its end.
+    /// The answer as a stream of events. `busy` is kept until its end, though not beyond the time for an answer.
     ///
     /// # Errors
     /// A full queue.
-    pub fn stream(self, app: Arc<App>, busy: Busy) -> Result<Response, ApiError> {
-        let ticket = self.begin(&app, app.service.enter()?, true);
-        let choices: Vec<Option<Choice>> =
-            self.prompts.iter().flat_map(|_| 0..self.sampling.n).map(|_| Some(self.choice(&app))).collect();
+    pub fn stream(self, app: Arc<App>, place: Place, busy: Busy) -> Result<Response, ApiError> {
+        let ticket = self.begin(&app, place, true)?;
         let n = self.sampling.n as usize;
+        let each = self.prompts.iter().flat_map(|prompt| iter::repeat_n(prompt, n));
+        let choices: Vec<Option<Choice>> = each.map(|prompt| Some(self.choice(&app, prompt))).collect();
         let first =
             choices.iter().enumerate().filter_map(|(index, _)| self.shape.first(index, &self.prompts[index / n].ids));
         let ready = first.map(|chunk| chunk.to_string()).collect();
         let prompt = self.prompts.iter().map(|prompt| prompt.ids.len()).sum();
         let usage = Usage { prompt, completion: 0 };
         let deadline = Instant::now() + app.limits.time;
-        let stream =
-            Stream { app, shape: self.shape, n, ticket, choices, ready, usage, deadline, is_over: false, _busy: busy };
-        let events =
-            stream::unfold(stream, async |mut stream| Some((Ok::<_, Infallible>(stream.next().await?), stream)));
+        let stream = Stream { app, shape: self.shape, n, ticket, choices, ready, usage, deadline, is_over: false };
+        let (sender, chunks) = mpsc::channel(AHEAD);
+        tokio::spawn(stream.run(sender, busy));
+        let events = stream::unfold(chunks, async |mut chunks| {
+            let chunk: String = chunks.recv().await.flatten()?;
+            Some((Ok::<_, Infallible>(sse::Event::default().data(chunk)), chunks))
+        });
         Ok(Sse::new(events).keep_alive(KeepAlive::default()).into_response())
     }
 }
@@ -147,17 +168,38 @@ struct Stream {
     usage: Usage,
     deadline: Instant,
     is_over: bool,
-    _busy: Busy,
 }
 
 impl Stream {
-    async fn next(&mut self) -> Option<sse::Event> {
+    /// Hands chunks on as the client reads them, and nothing at the end. A client that is gone, or that has not read
+    /// when its time is over, keeps neither its place in the engine nor its connection.
+    async fn run(mut self, chunks: mpsc::Sender<Option<String>>, busy: Busy) {
+        let Ok(last_word) = chunks.clone().reserve_owned().await else { return };
         loop {
-            if let Some(data) = self.ready.pop_front() {
-                return Some(sse::Event::default().data(data));
+            let chunk = tokio::select! {
+                chunk = self.next() => chunk,
+                () = chunks.closed() => return,
+            };
+            let is_end = chunk.is_none();
+            match timeout_at(self.deadline, chunks.send(chunk)).await {
+                Ok(Ok(())) if is_end => break,
+                Ok(Ok(())) => (),
+                Ok(Err(_)) => return,
+                Err(_) => {
+                    let late = (!is_end).then(|| self.app.too_late().body().to_string());
+                    last_word.send(late);
+                    return;
+                }
             }
-            if self.is_over {
-                return None;
+        }
+        let _ = timeout_at(self.deadline, chunks.closed()).await;
+        drop(busy);
+    }
+
+    async fn next(&mut self) -> Option<String> {
+        loop {
+            if self.is_over || !self.ready.is_empty() {
+                return self.ready.pop_front();
             }
             let event = timeout_at(self.deadline, self.ticket.next()).await;
             match event.unwrap_or_else(|_| Err(self.app.too_late())) {

@@ -13,7 +13,7 @@ use super::{App, answering::Asked, now};
 use crate::{
     answer::{Form, Shape},
     error::ApiError,
-    request::{chat::Chat, completion::Prompt},
+    request::chat::Chat,
 };
 
 /// Answers the last message of a conversation.
@@ -22,7 +22,8 @@ pub async fn answer(
     Extension(connection): Extension<Connection>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let read = app.read(request, |app, body| Chat::read(body, &app.model, &app.tokenizer, app.max_model_len)).await?;
+    let read = app.enter(request, |app, body| Chat::read(body, &app.model, &app.tokenizer, app.max_model_len));
+    let (place, read) = read.await?;
     let shape = Shape {
         form: Form::Chat,
         id: format!("chatcmpl-{:016x}", app.fresh.next()),
@@ -34,11 +35,10 @@ pub async fn answer(
         tokens_as_ids: read.tokens_as_ids,
         include_usage: read.streaming.include_usage,
     };
-    let prompt = Prompt { text: String::new(), ids: read.ids, max_tokens: read.max_tokens };
-    let asked = Asked { shape, prompts: vec![prompt], sampling: read.sampling, echo: false };
+    let asked = Asked { shape, prompts: vec![read.prompt], sampling: read.sampling, echo: false };
     if read.streaming.stream {
-        asked.stream(Arc::clone(&app), connection.busy())
+        asked.stream(Arc::clone(&app), place, connection.busy())
     } else {
-        app.in_time(asked.whole(&app)).await
+        app.in_time(asked.whole(&app, place)).await
     }
 }

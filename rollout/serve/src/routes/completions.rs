@@ -22,8 +22,8 @@ pub async fn answer(
     Extension(connection): Extension<Connection>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let read = app.read(request, |app, body| Completion::read(body, &app.model, &app.tokenizer, app.max_model_len));
-    let read = read.await?;
+    let read = app.enter(request, |app, body| Completion::read(body, &app.model, &app.tokenizer, app.max_model_len));
+    let (place, read) = read.await?;
     let shape = Shape {
         form: Form::Text,
         id: format!("cmpl-{:016x}", app.fresh.next()),
@@ -37,8 +37,8 @@ pub async fn answer(
     };
     let asked = Asked { shape, prompts: read.prompts, sampling: read.sampling, echo: read.echo };
     if read.streaming.stream {
-        asked.stream(Arc::clone(&app), connection.busy())
+        asked.stream(Arc::clone(&app), place, connection.busy())
     } else {
-        app.in_time(asked.whole(&app)).await
+        app.in_time(asked.whole(&app, place)).await
     }
 }

@@ -6,25 +6,31 @@ use axum::{
     Json,
     extract::{Request, State},
 };
+use rollout::engine::FinishedSequence;
 use serde_json::{Value, json};
 
 use super::App;
-use crate::{desk::Event, error::ApiError, request::generate::Generation};
+use crate::{
+    desk::{Event, Place},
+    error::ApiError,
+    request::generate::Generation,
+};
 
 /// Continues token ids.
 pub async fn answer(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
     let vocab_size = app.tokenizer.model_vocab_size();
-    let read = app.read(request, move |app, body| Generation::read(body, &app.model, vocab_size, app.max_model_len));
-    let read = read.await?;
-    app.in_time(generate(&app, read)).await
+    let read = app.enter(request, move |app, body| Generation::read(body, &app.model, vocab_size, app.max_model_len));
+    let (place, read) = read.await?;
+    app.in_time(generate(&app, place, read)).await
 }
 
 async fn generate(
-    app: &App,
-    Generation { ids, max_tokens, sampling, logprobs }: Generation,
+    app: &Arc<App>,
+    place: Place,
+    Generation { prompt, sampling, logprobs }: Generation,
 ) -> Result<Json<Value>, ApiError> {
-    let group = sampling.group(&app.tokenizer, &ids, max_tokens, app.fresh.next());
-    let mut ticket = app.service.begin(app.service.enter()?, vec![group], false);
+    let group = sampling.group(&app.tokenizer, &prompt, app.fresh.next());
+    let mut ticket = app.service.begin(place, vec![group], false)?;
     let mut ended = Vec::new();
     while let Some((_, event)) = ticket.next().await? {
         if let Event::Ended(sequence) = event {
@@ -33,6 +39,10 @@ async fn generate(
     }
     ended.sort_unstable_by_key(|sequence| sequence.sample);
     let greedy = sampling.params.greedy();
+    app.apart(move |app| Ok(answered(app, &ended, greedy, logprobs))).await
+}
+
+fn answered(app: &App, ended: &[FinishedSequence], greedy: bool, logprobs: bool) -> Json<Value> {
     let choices: Vec<Value> = ended
         .iter()
         .map(|sequence| {
@@ -50,5 +60,5 @@ async fn generate(
             })
         })
         .collect();
-    Ok(Json(json!({ "request_id": format!("gen-{:016x}", app.fresh.next()), "choices": choices })))
+    Json(json!({ "request_id": format!("gen-{:016x}", app.fresh.next()), "choices": choices }))
 }

@@ -10,10 +10,12 @@ mod tests;
 mod tokens;
 
 use std::{
+    num::NonZero,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
+    thread,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -30,12 +32,16 @@ use futures_util::StreamExt;
 use rollout::data::Tokenizer;
 use shared::generation::rng;
 use shared_http::{Connection, equal, is_this_machine};
-use tokio::time::timeout;
+use tokio::{sync::Semaphore, time::timeout};
 
-use crate::{desk::Service, error::ApiError, metrics::Metrics};
+use crate::{
+    desk::{Place, Service},
+    error::ApiError,
+    metrics::Metrics,
+};
 
 /// How long a body may take to arrive.
-const PATIENCE: Duration = Duration::from_secs(30);
+const BODY_PATIENCE: Duration = Duration::from_secs(30);
 
 /// The routes of [`router`], by their names in `/metrics`.
 const ROUTES: [&str; 8] = [
@@ -76,6 +82,14 @@ pub struct App {
     pub limits: Limits,
     /// Seeds and names.
     pub fresh: Fresh,
+    /// Permits for work on texts.
+    pub workers: Arc<Semaphore>,
+}
+
+/// A permit for each core.
+#[must_use]
+pub fn workers() -> Arc<Semaphore> {
+    Arc::new(Semaphore::new(thread::available_parallelism().map_or(2, NonZero::get)))
 }
 
 /// Seeds of requests without one, and names of answers: different ones in every process.
@@ -183,8 +197,9 @@ impl App {
         if length.and_then(|length| length.parse().ok()).is_some_and(|length: usize| length > self.limits.body) {
             return Err(self.too_big());
         }
-        let late = || ApiError::new(StatusCode::REQUEST_TIMEOUT, format!("no whole body came within {PATIENCE:?}"));
-        timeout(PATIENCE, self.collect(request)).await.map_err(|_| late())?
+        let late =
+            || ApiError::new(StatusCode::REQUEST_TIMEOUT, format!("no whole body came within {BODY_PATIENCE:?}"));
+        timeout(BODY_PATIENCE, self.collect(request)).await.map_err(|_| late())?
     }
 
     async fn collect(&self, request: Request) -> Result<Bytes, ApiError> {
@@ -207,16 +222,40 @@ impl App {
         ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message)
     }
 
-    /// Reads a body on a thread apart: a long text takes a while to tokenise.
+    /// Takes a place in the queue for a request, and reads its body.
+    async fn enter<T: Send + 'static>(
+        self: &Arc<Self>,
+        request: Request,
+        read: impl FnOnce(&Self, &[u8]) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<(Place, T), ApiError> {
+        let body = self.body(request).await?;
+        let place = self.service.enter()?;
+        Ok((place, self.in_time(self.apart(move |app| read(app, &body))).await?))
+    }
+
+    /// Reads the body of a request that nothing is asked of the engine for.
     async fn read<T: Send + 'static>(
         self: &Arc<Self>,
         request: Request,
         read: impl FnOnce(&Self, &[u8]) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
         let body = self.body(request).await?;
+        self.in_time(self.apart(move |app| read(app, &body))).await
+    }
+
+    /// Works on a thread apart: long texts take a while to tokenise, and to decode. There is a permit for each core, and
+    /// it is kept until the work is done, whether or not the client still waits.
+    async fn apart<T: Send + 'static>(
+        self: &Arc<Self>,
+        work: impl FnOnce(&Self) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let permit = Arc::clone(&self.workers).acquire_owned().await.expect("it is never closed");
         let app = Arc::clone(self);
-        let read = tokio::task::spawn_blocking(move || read(&app, &body));
-        read.await.map_err(|error| ApiError::internal(format!("the request cannot be read: {error}")))?
+        let worked = tokio::task::spawn_blocking(move || {
+            let _permit = permit;
+            work(&app)
+        });
+        worked.await.map_err(|error| ApiError::internal(format!("the request cannot be worked on: {error}")))?
     }
 
     /// Waits for an answer, though not longer than one may take.

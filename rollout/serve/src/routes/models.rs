@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use axum::{
     Json,
-    extract::{Path, State},
+    extract::{Path, State, rejection::PathRejection},
+    http::Uri,
 };
 use serde_json::{Value, json};
 
@@ -27,7 +28,12 @@ pub async fn list(State(app): State<Arc<App>>) -> Json<Value> {
     Json(json!({ "object": "list", "data": [model(&app)] }))
 }
 
-/// A model by its name.
-pub async fn one(State(app): State<Arc<App>>, Path(name): Path<String>) -> Result<Json<Value>, ApiError> {
+/// A model by its name. A path that is no text names none.
+pub async fn one(
+    State(app): State<Arc<App>>,
+    name: Result<Path<String>, PathRejection>,
+    uri: Uri,
+) -> Result<Json<Value>, ApiError> {
+    let name = name.map_or_else(|_| uri.path().trim_start_matches("/v1/models/").to_owned(), |Path(name)| name);
     if name == *app.model { Ok(Json(model(&app))) } else { Err(unknown_model(&name, &app.model)) }
 }

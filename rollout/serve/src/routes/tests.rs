@@ -7,7 +7,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+use rollout::data::Tokenizer;
 use serde_json::{Value, json};
+use shared::ModelDir;
 
 use crate::testing::{Answer, Endpoint, MAX_MODEL_LEN, Setup, tokenizer};
 
@@ -94,6 +96,32 @@ fn a_stop_string_and_what_follows_it_are_left_out() {
     assert_eq!(ask(json!({ "stop": ["never"] })).1, "length");
     let t = tokenizer().encode("t", false).unwrap();
     assert_eq!(ask(json!({ "stop_token_ids": t })), ("one t".into(), "stop".into()));
+}
+
+/// Where a token is a word with a space before it, that space falls away at the beginning of a text alone.
+#[test]
+fn a_completion_goes_on_with_the_text_of_its_prompt() {
+    let Some(data) = harness::data_dir("a_completion_goes_on_with_the_text_of_its_prompt") else { return };
+    let tokenizer = Tokenizer::open(&ModelDir::open(data.join("stories260K")).unwrap()).unwrap();
+    let tokens = tokenizer.encode("upon a time", false).unwrap().len();
+    let endpoint = Endpoint::with_tokenizer(Setup::default(), tokenizer);
+    let ask = |more: Value| {
+        let mut body = json!({ "prompt": "upon a time", "add_special_tokens": false, "max_tokens": tokens });
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        endpoint.post("/v1/completions", &body)
+    };
+    let texts = |choice: &Value| -> String {
+        choice["logprobs"]["tokens"].as_array().unwrap().iter().map(|token| token.as_str().unwrap()).collect()
+    };
+    let choice = &ask(json!({ "logprobs": 0 })).json()["choices"][0];
+    assert_eq!((&choice["text"], texts(choice)), (&json!(" upon a time"), " upon a time".into()));
+    let choice = &ask(json!({ "logprobs": 0, "echo": true })).json()["choices"][0];
+    assert_eq!((&choice["text"], texts(choice)), (&json!("upon a time upon a time"), "upon a time upon a time".into()));
+    let choice = &ask(json!({ "stop": " upon" })).json()["choices"][0];
+    assert_eq!((&choice["text"], &choice["finish_reason"]), (&json!(""), &json!("stop")));
+    let chunks = ask(json!({ "stream": true })).chunks();
+    let streamed: String = chunks.iter().map(|chunk| chunk["choices"][0]["text"].as_str().unwrap()).collect();
+    assert_eq!(streamed, " upon a time");
 }
 
 #[test]
@@ -222,6 +250,7 @@ fn whatever_cannot_be_answered_is_refused_in_openais_form() {
     assert_eq!(status("POST", "/v1/chat/completions", "{\"messages\": [{\"role\": 5}]}"), 400);
     assert_eq!(status("POST", "/v1/completions", "{\"prompt\": \"a\", \"model\": \"b\"}"), 404);
     assert_eq!(status("POST", "/v1/embeddings", "{}"), 404);
+    assert_eq!(status("GET", "/v1/models/%FF", ""), 404, "a name that is no text");
     assert_eq!(status("GET", "/v1/completions", ""), 405);
     assert_eq!(status("DELETE", "/v1/models", ""), 405);
     assert_eq!(status("POST", "/v1/completions", &format!("{{\"prompt\": \"{}\"}}", "a".repeat(1000))), 413);
@@ -284,13 +313,17 @@ fn a_client_that_is_gone_is_cancelled_whether_it_streams_waits_or_has_not_begun(
     assert_eq!(after.status, 200, "places are free again");
 }
 
+/// A body whose answer of some twenty megabytes is far more than sockets and buffers take.
+fn much() -> Value {
+    long(&json!({ "prompt": (["ab"; 4]), "stream": true, "n": 128, "logprobs": 0, "return_token_ids": true }))
+}
+
 #[test]
 fn a_client_that_does_not_read_holds_up_nobody() {
-    let endpoint = Endpoint::start(Setup { capacity: 200, ..Setup::default() });
-    // Far more than sockets and buffers take.
-    let body = long(&json!({ "stream": true, "n": 128, "logprobs": 0, "return_token_ids": true })).to_string();
+    let endpoint = Endpoint::start(Setup { capacity: 4096, ..Setup::default() });
+    let body = much().to_string();
     let silent = [(); 4].map(|()| endpoint.send("POST", "/v1/completions", "", &body));
-    endpoint.wait_until("they are begun", |seen| seen.begun.len() == 4);
+    endpoint.wait_until("they are begun", |seen| seen.begun.len() == 16);
     for _ in 0..20 {
         let answer = endpoint.post("/v1/completions", &json!({ "prompt": "ab", "max_tokens": 9 }));
         assert_eq!(answer.json()["choices"][0]["text"], "ababababa");
@@ -298,8 +331,33 @@ fn a_client_that_does_not_read_holds_up_nobody() {
     for stream in silent {
         let chunks = Answer::read(stream).chunks();
         let ended = chunks.iter().filter(|chunk| !chunk["choices"][0]["finish_reason"].is_null()).count();
-        assert_eq!(ended, 128, "and it gets everything when it reads at last");
+        assert_eq!(ended, 512, "and it gets everything when it reads at last");
     }
+}
+
+#[test]
+fn clients_that_do_not_read_keep_their_places_no_longer_than_their_time() {
+    let time = Duration::from_secs(3);
+    let endpoint = slow(Setup { connections: 2, capacity: 4096, time, ..Setup::default() });
+    let silent = [(); 2].map(|()| endpoint.send("POST", "/v1/completions", "", &much().to_string()));
+    endpoint.wait_until("they are begun", |seen| seen.begun.len() == 8);
+    let answer = endpoint.post("/v1/completions", &json!({ "prompt": "ab", "max_tokens": 1 }));
+    assert_eq!(answer.status, 200, "{answer:?}");
+    endpoint.wait_until("nothing is made for them any more", |seen| seen.cancelled.len() == 2 * 512);
+    drop(silent);
+}
+
+#[test]
+fn prompts_wait_in_the_queue_and_not_requests() {
+    let endpoint = slow(Setup { capacity: 1, queue: 2, ..Setup::default() });
+    let many = endpoint.send("POST", "/v1/completions", "", &long(&json!({ "prompt": (["ab"; 5]) })).to_string());
+    endpoint.wait_until("all are begun", |seen| seen.begun.len() == 5);
+    let full = endpoint.post("/v1/completions", &json!({ "prompt": "a" }));
+    assert_eq!(full.refusal(), (429, None, Some("queue_full".into())));
+    drop(many);
+    endpoint.wait_until("they are gone", |seen| seen.cancelled.len() == 5);
+    let more = endpoint.post("/v1/completions", &json!({ "prompt": (["a"; 3]), "max_tokens": 1 }));
+    assert_eq!(more.status, 200, "a request of more prompts than there are places: {more:?}");
 }
 
 #[test]
@@ -316,13 +374,17 @@ fn a_request_beyond_the_queue_is_told_to_try_again() {
     }
     let second = endpoint.send("POST", "/v1/completions", "", &body);
     endpoint.wait_until("it waits", |seen| seen.begun.len() == 2);
-    for body in [json!({ "prompt": "a" }), json!({ "prompt": "a", "stream": true })] {
+    // A body that makes no sense is not even read then.
+    for body in [json!({ "prompt": "a" }), json!({ "prompt": "a", "stream": true }), json!({ "prompt": 7 })] {
         let full = endpoint.post("/v1/completions", &body);
         assert_eq!(full.refusal(), (429, None, Some("queue_full".into())));
         assert!(full.head.contains("retry-after: 1"), "{full:?}");
     }
     drop((first, second));
     endpoint.wait_until("both are gone", |seen| seen.cancelled.len() == 2);
+    for _ in 0..2 {
+        assert_eq!(endpoint.post("/v1/completions", &json!({ "prompt": 7 })).status, 400, "it gives its place back");
+    }
     assert_eq!(endpoint.post("/v1/completions", &json!({ "prompt": "a.", "max_tokens": 3 })).status, 200);
 }
 
@@ -402,15 +464,20 @@ fn requests_and_tokens_are_counted() {
     let _ = endpoint.post("/v1/completions", &json!({ "prompt": "abc", "max_tokens": 4, "n": 2 }));
     let _ = endpoint.post("/v1/completions", &json!({}));
     let _ = endpoint.ask("GET", "/nowhere", "", "");
+    // Each prompt counts once, whether it is scored, completed or both, and one without log-probs does not.
+    for (prompt, tokens) in [("ab", 0), ("ab", 1), ("a?", 0)] {
+        let body = json!({ "prompt": prompt, "max_tokens": tokens, "echo": true, "logprobs": 0 });
+        let _ = endpoint.post("/v1/completions", &body);
+    }
     let page = endpoint.ask("GET", "/metrics", "", "").text;
     for line in [
-        "tandem_http_requests_total{route=\"/v1/completions\",status=\"200\"} 1\n",
+        "tandem_http_requests_total{route=\"/v1/completions\",status=\"200\"} 3\n",
         "tandem_http_requests_total{route=\"/v1/completions\",status=\"400\"} 1\n",
         "tandem_http_requests_total{route=\"other\",status=\"404\"} 1\n",
-        "tandem_prompt_tokens_total 3\n",
-        "tandem_generation_tokens_total 8\n",
+        "tandem_prompt_tokens_total 7\n",
+        "tandem_generation_tokens_total 9\n",
         "tandem_num_requests_waiting 0\n",
-        "tandem_time_to_first_token_seconds_count 1\n",
+        "tandem_time_to_first_token_seconds_count 2\n",
     ] {
         assert!(page.contains(line), "{line}: {page}");
     }
