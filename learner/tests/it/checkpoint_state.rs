@@ -1,5 +1,5 @@
-//! A damaged state of a checkpoint. It is tried here and not beside its code, because tests of interfaces are optimised:
-//! a parser of all options tries five times as many inputs.
+//! A damaged state of a checkpoint. It is tried here and not beside its code, because tests of interfaces are
+//! optimised: a parser of all options tries five times as many inputs.
 
 use std::fs;
 

@@ -26,8 +26,9 @@ impl Detokenizer {
         Self::after(tokenizer, &[], stop)
     }
 
-    /// As [`Detokenizer::new`], for a completion that goes on with the text of a prompt: a space at its beginning is part
-    /// of it, and falls away at the beginning of a text where tokens are words with a space before them (SentencePiece).
+    /// As [`Detokenizer::new`], for a completion that goes on with the text of a prompt. A space at its beginning then
+    /// stays; at the beginning of a text it falls away where tokens are words with a space before them
+    /// (SentencePiece).
     #[must_use]
     pub fn after(tokenizer: &Tokenizer, prompt: &[u32], stop: &[String]) -> Self {
         let stop = stop.iter().filter(|stop| !stop.is_empty()).cloned().collect();

@@ -243,8 +243,8 @@ impl App {
         self.in_time(self.apart(move |app| read(app, &body))).await
     }
 
-    /// Works on a thread apart: long texts take a while to tokenise, and to decode. There is a permit for each core, and
-    /// it is kept until the work is done, whether or not the client still waits.
+    /// Works on a thread apart: long texts take a while to tokenise, and to decode. There is a permit for each core,
+    /// and it is kept until the work is done, whether or not the client still waits.
     async fn apart<T: Send + 'static>(
         self: &Arc<Self>,
         work: impl FnOnce(&Self) -> Result<T, ApiError> + Send + 'static,

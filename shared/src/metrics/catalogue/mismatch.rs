@@ -52,8 +52,8 @@ section! {
         unit: Number, source: "TRL", when: "`importance_sampling_correction` and `decoupled_objective`"
     }
 
-    /// Effective sample size, as a share of the batch: this share of samples with equal weights would give a mean of the
-    /// same variance.
+    /// Effective sample size, as a share of the batch: this share of samples with equal weights would give a mean of
+    /// the same variance.
     ///
     /// Near 1. Below a half: a few completions decide the gradient; lower `max_staleness`, or sample in a wider format.
     metric ROLLOUT_CORR_ROLLOUT_IS_EFF_SAMPLE_SIZE = "rollout_corr/rollout_is_eff_sample_size" {
