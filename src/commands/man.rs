@@ -80,10 +80,13 @@ mod tests {
 
     use super::*;
 
-    /// A page as a reader sees it: dashes are written with a backslash.
+    /// A page as a reader sees it: dashes and apostrophes are written with a backslash.
     fn page(pages: &[Page], name: &str) -> String {
         let (_, text) = pages.iter().find(|(page, _)| page == name).unwrap_or_else(|| panic!("no page {name}"));
-        String::from_utf8(text.clone()).unwrap().replace("\\-", "-").replace("\\fB", "").replace("\\fR", "")
+        let text = String::from_utf8(text.clone()).unwrap();
+        [("\\-", "-"), ("\\*(Aq", "'"), ("\\fB", ""), ("\\fR", "")]
+            .iter()
+            .fold(text, |text, (from, to)| text.replace(from, to))
     }
 
     #[test]

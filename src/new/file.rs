@@ -39,8 +39,8 @@ const USUAL: &[&str] = &[
     "save_steps",
     "save_total_limit",
     "eval_steps",
-    "num_completions_to_print",
     "report_to",
+    "num_completions_to_print",
 ];
 
 /// Columns of a line of comment.

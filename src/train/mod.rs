@@ -125,7 +125,7 @@ fn dry_run(mut config: TrainConfig) -> Result<String> {
     let Resolved { mut config, plan, disk, data, checkpoint } =
         resolved.expect("what could not be resolved is a problem");
     rehearsal::rehearse(&mut config)?;
-    config.validate()?;
+    config.check_best()?;
     filter(&config)?;
     let comment = |line: &str| format!("# {}\n", line.trim_start());
     let data: String = located.iter().chain(&data).map(|line| comment(line)).collect();
@@ -277,7 +277,7 @@ fn train_with(mut config: TrainConfig, chaos: Option<Chaos>) -> Result<Trained> 
     resolve::check_weights(&config)?;
     rehearsal::rehearse(&mut config)?;
     // By now the reward functions have their names, and so have the metrics of evaluations.
-    config.validate()?;
+    config.check_best()?;
     filter(&config)?.iter().for_each(output::tell);
     for hint in hints(&config) {
         output::tell(format_args!("warning: {hint}"));

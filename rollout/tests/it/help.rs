@@ -1,10 +1,10 @@
 //! The help says of every flag not only what it does, but also what one pays for it.
 
 use clap::{Args, Command};
-use rollout::commands::{bench, compare, eval, generate, rewards, run, tune};
+use rollout::commands::{bench, chat, compare, eval, generate, rewards, run, tune};
 
 /// Flags that only say where something is or how it is to be read: there is nothing to weigh.
-const NOTHING_TO_WEIGH: [&str; 25] = [
+const NOTHING_TO_WEIGH: [&str; 27] = [
     "answer-column",
     "chat-template",
     "chat-template-kwargs",
@@ -13,11 +13,13 @@ const NOTHING_TO_WEIGH: [&str; 25] = [
     "dataset",
     "dataset-config",
     "help",
+    "json",
     "lengths-file",
     "model",
     "output",
     "prompt-column",
     "prompts",
+    "raw",
     "reward-funcs",
     "reward-env",
     "reward-python",
@@ -61,6 +63,7 @@ const COMPARING: [&str; 22] = [
 fn commands() -> Vec<Command> {
     vec![
         bench::Args::augment_args(Command::new("bench")),
+        chat::Args::augment_args(Command::new("chat")),
         compare::Args::augment_args(Command::new("compare")),
         eval::Args::augment_args(Command::new("eval")),
         generate::Args::augment_args(Command::new("generate")),

@@ -137,10 +137,14 @@ mod tests {
     use super::*;
     use crate::config::layers;
 
-    /// Whether the reader takes a line of a file, and the value is within its bounds.
+    /// Whether the reader takes a line of a file, and the value is within its bounds. What the arguments of a schedule
+    /// may be is checked with the schedule; which schedule needs some, no schema says.
     fn is_read(line: &str) -> bool {
         let read = layers::parse(line, Path::new("run.toml"), &Vec::new());
-        read.is_ok_and(|config| config.out_of_bounds().is_empty() && config.check_schedule().is_ok())
+        let checks_schedule = line.starts_with("lr_scheduler_kwargs");
+        read.is_ok_and(|config| {
+            config.out_of_bounds().is_empty() && (!checks_schedule || config.check_schedule().is_ok())
+        })
     }
 
     fn is_valid(schema: &Value, line: &str) -> bool {

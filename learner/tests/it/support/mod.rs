@@ -113,17 +113,20 @@ pub struct Manners {
 }
 
 /// A sampler that sends the groups that the learner's status asks for until the run is finished; returns the last
-/// status.
+/// status, whose publications are counted from the first one.
 pub fn sampler(mut end: MemorySampler, config: TrainConfig, manners: Manners) -> JoinHandle<LearnerStatus> {
     thread::spawn(move || {
         let mut newest = LearnerStatus::default();
+        let mut first_publication = None;
         let mut sent: Option<(u64, u64)> = None;
         let started = Instant::now();
         while !newest.finished && started.elapsed() < Duration::from_secs(300) {
             if let Some(status) = end.learner_status().unwrap() {
+                first_publication.get_or_insert(status.publication);
                 newest = status;
             }
-            let is_refused = |&(version, times): &(u64, u64)| newest.version.0 == version && newest.publication < times;
+            let again = newest.publication.wrapping_sub(first_publication.unwrap_or(newest.publication));
+            let is_refused = |&(version, times): &(u64, u64)| newest.version.0 == version && again < times;
             let refusal = manners.refuses.filter(is_refused).map(|_| Refusal {
                 version: newest.version,
                 publication: newest.publication,
@@ -151,6 +154,7 @@ pub fn sampler(mut end: MemorySampler, config: TrainConfig, manners: Manners) ->
             }
             thread::sleep(Duration::from_millis(2));
         }
+        newest.publication = newest.publication.wrapping_sub(first_publication.unwrap_or(newest.publication));
         newest
     })
 }

@@ -3,7 +3,12 @@
 use crate::config::{ConfigError, TrainConfig};
 
 impl TrainConfig {
-    pub(super) fn check_best(&self) -> Result<(), ConfigError> {
+    /// Checks the options of the best checkpoint. Metrics of evaluations are named after reward functions, and a
+    /// function in Python has its name only after a rehearsal: then this is to be called again.
+    ///
+    /// # Errors
+    /// A [`ConfigError::Value`] that names the option.
+    pub fn check_best(&self) -> Result<(), ConfigError> {
         let dependent = [
             ("greater_is_better", "metric_for_best_model"),
             ("load_best_model_at_end", "metric_for_best_model"),
