@@ -17,7 +17,7 @@ use axum::{
 use futures_util::stream;
 use rollout::engine::{FinishedSequence, GivenLogprob};
 use serde_json::Value;
-use shared_http::Busy;
+use shared_http::{Busy, Connection};
 use tokio::{
     sync::mpsc,
     time::{Instant, timeout_at},
@@ -64,11 +64,21 @@ impl Asked {
         if self.shape.logprobs { choice.with_logprobs(before, self.shape.tokens_as_ids) } else { choice }
     }
 
-    /// The whole answer.
+    /// The answer, whole or as a stream.
     ///
     /// # Errors
-    /// A full queue, a prompt that the engine refuses, or an engine that has ended.
-    pub async fn whole(self, app: &Arc<App>, place: Place) -> Result<Response, ApiError> {
+    /// A full queue, a prompt that the engine refuses, an engine that has ended, or an answer that takes too long.
+    pub async fn answer(
+        self,
+        app: Arc<App>,
+        place: Place,
+        connection: Connection,
+        streams: bool,
+    ) -> Result<Response, ApiError> {
+        if streams { self.stream(app, place, connection.busy()) } else { app.in_time(self.whole(&app, place)).await }
+    }
+
+    async fn whole(self, app: &Arc<App>, place: Place) -> Result<Response, ApiError> {
         let mut given = Vec::new();
         for prompt in self.prompts.iter().filter(|_| self.echo && self.shape.logprobs) {
             given.push(app.service.score(Arc::clone(&prompt.ids)).await?);
@@ -129,11 +139,8 @@ impl Asked {
         Done { text, ids: sequence.token_ids, entries, finish_reason: sequence.finish_reason }
     }
 
-    /// The answer as a stream of events. `busy` is kept until its end, though not beyond the time for an answer.
-    ///
-    /// # Errors
-    /// A full queue.
-    pub fn stream(self, app: Arc<App>, place: Place, busy: Busy) -> Result<Response, ApiError> {
+    /// `busy` is kept until the end of the stream, though not beyond the time for an answer.
+    fn stream(self, app: Arc<App>, place: Place, busy: Busy) -> Result<Response, ApiError> {
         let ticket = self.begin(&app, place, true)?;
         let n = self.sampling.n as usize;
         let each = self.prompts.iter().flat_map(|prompt| iter::repeat_n(prompt, n));

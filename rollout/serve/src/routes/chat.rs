@@ -36,9 +36,5 @@ pub async fn answer(
         include_usage: read.streaming.include_usage,
     };
     let asked = Asked { shape, prompts: vec![read.prompt], sampling: read.sampling, echo: false };
-    if read.streaming.stream {
-        asked.stream(Arc::clone(&app), place, connection.busy())
-    } else {
-        app.in_time(asked.whole(&app, place)).await
-    }
+    asked.answer(app, place, connection, read.streaming.stream).await
 }
