@@ -163,6 +163,15 @@ impl Assembly {
         self.open.values().map(|open| &open.group)
     }
 
+    /// Where the prompt of an open group stands in the order of prompts.
+    ///
+    /// # Panics
+    /// When no group with this tag is open.
+    #[must_use]
+    pub fn position(&self, tag: u64) -> u64 {
+        self.open[&tag].group.position
+    }
+
     /// A group that is complete, rewards included, if there is one.
     pub fn finished(&mut self) -> Option<Scored> {
         let scored = self.scoring.as_mut().and_then(|scoring| scoring.pool.try_recv());

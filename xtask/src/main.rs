@@ -95,7 +95,7 @@ enum Command {
     /// Set up, build, and pack programs and libraries for machines without Rust: an archive, a Python wheel, a
     /// Dockerfile.
     ///
-    /// The same commit and compiler make the same bytes. docs/install.md says what a user does with them.
+    /// The same work tree and compiler make the same bytes. docs/install.md says what a user does with them.
     Dist(dist::Args),
     /// Write `docs/configuration.md` and `docs/losses.md` from the options and methods in the code.
     Docs,

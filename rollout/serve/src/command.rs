@@ -2,7 +2,6 @@
 
 use std::{
     net::{IpAddr, SocketAddr, TcpListener},
-    path::PathBuf,
     process::ExitCode,
     sync::Arc,
     thread,
@@ -11,19 +10,10 @@ use std::{
 
 use anyhow::{Context, Result, anyhow, ensure};
 use rollout::{
-    commands::{
-        flags::{BatchingFlags, as_flags},
-        model::NamedModel,
-    },
-    data::Tokenizer,
-    engine::{Engine, WeightSource},
+    commands::flags::{BatchingFlags, ModelFlag, TemplateFlags},
     generate::drive,
 };
-use shared::{
-    PolicyVersion,
-    config::JsonTable,
-    process::{command_line::tell_warnings, pace::Waiting},
-};
+use shared::process::command_line::tell_warnings;
 use tokio::sync::Notify;
 
 use crate::{
@@ -56,19 +46,15 @@ pub fn max_num_seqs_help() -> &'static str {
 /// Flags of `rollout-serve serve`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The model: a Hugging Face directory, a checkpoint or an adapter; a run, of which the best checkpoint is taken if
-    /// it has recorded one, else the newest; a published version in a run's `weights`; or a name on the Hub
-    #[arg(long, env = "TANDEM_MODEL", value_name = "DIR")]
-    pub model: PathBuf,
+    /// The model.
+    #[command(flatten)]
+    pub named: ModelFlag,
     /// What the model is called in requests and answers [default: as --model is written]
     #[arg(long, env = "TANDEM_SERVED_MODEL_NAME", value_name = "NAME")]
     pub served_model_name: Option<String>,
-    /// File with a chat template, in place of the model's
-    #[arg(long, env = "TANDEM_CHAT_TEMPLATE", value_name = "FILE")]
-    pub chat_template: Option<PathBuf>,
-    /// Variables for the chat template; a request may add others
-    #[arg(long, env = "TANDEM_CHAT_TEMPLATE_KWARGS", value_name = "JSON")]
-    pub chat_template_kwargs: Option<JsonTable>,
+    /// How messages are rendered; a request may add variables.
+    #[command(flatten)]
+    pub template: TemplateFlags,
     /// The endpoint.
     #[command(flatten)]
     pub endpoint: EndpointFlags,
@@ -143,19 +129,17 @@ impl EndpointFlags {
 pub fn run(args: &Args) -> Result<ExitCode> {
     let endpoint = &args.endpoint;
     let key = endpoint.key()?;
-    let model = NamedModel::find(&args.model).context("--model")?;
-    model.tell_choice();
-    let model = model.with_chat_template(args.chat_template.as_deref())?;
-    let tokenizer = Tokenizer::open(model.dir())?.with_template_kwargs(args.chat_template_kwargs.as_ref());
-    tell_warnings(tokenizer.remarks().iter().map(|remark| as_flags(remark)));
+    let model = args.template.model(&args.named)?;
+    let tokenizer = args.template.tokenizer(model.dir())?;
     tell_warnings(model.dir().remarks_on_ends());
     // A port that is taken is told before the model is loaded.
     let listener = endpoint.listen()?;
-    let mut engine = engine(&model, &args.batching)?;
+    let options = args.batching.engine_options(usize::MAX, MAX_MODEL_LEN, model.limit()?)?;
+    let (mut engine, _) = args.batching.engine(&model, options)?;
 
     let metrics = Arc::new(Metrics::default());
     let (service, mut desk) = desk::open(endpoint.max_queue as usize, Arc::clone(&metrics));
-    let name = args.served_model_name.clone().unwrap_or_else(|| args.model.display().to_string());
+    let name = args.served_model_name.clone().unwrap_or_else(|| args.named.model.display().to_string());
     let max_model_len = engine.options().max_model_len;
     let limits =
         Limits { body: endpoint.max_body_size as usize, time: Duration::from_secs(endpoint.request_timeout.into()) };
@@ -183,14 +167,4 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let served = server.join().map_err(|_| anyhow!("the server has panicked"))?;
     driven.context("the engine has stopped")?;
     served.map(|()| ExitCode::SUCCESS)
-}
-
-/// Exports the model if need be and starts an engine.
-fn engine(model: &NamedModel, batching: &BatchingFlags) -> Result<Engine> {
-    let mut options = batching.engine_options(usize::MAX, MAX_MODEL_LEN, model.limit()?)?;
-    let dtype = options.device.export_dtype();
-    batching.fit(&mut options, model.dir(), dtype)?;
-    let dir = model.export(dtype, options.max_model_len)?;
-    let _waiting = Waiting::new("loading the model");
-    Ok(Engine::new(WeightSource { dir, version: PolicyVersion(0) }, model.dir(), options)?)
 }

@@ -6,26 +6,19 @@ mod talk;
 
 use std::{
     io::{self, IsTerminal},
-    path::PathBuf,
     sync::{Arc, atomic::AtomicBool},
 };
 
 use anyhow::{Context, ensure};
-use shared::{
-    PolicyVersion, SamplingParams,
-    process::{command_line::tell_warnings, pace::Waiting},
-};
+use shared::{SamplingParams, process::command_line::tell_warnings};
 use signal_hook::{consts::SIGINT, flag};
 
 use self::{conversation::Conversation, lines::Lines, talk::Talk};
 use super::{
-    flags::{BatchingFlags, SamplingFlags, TemplateFlags},
+    flags::{BatchingFlags, ModelFlag, SamplingFlags, SystemFlag, TemplateFlags},
     printed::{Out, ReaderGone},
 };
-use crate::{
-    engine::{Engine, EngineOptions, WeightSource},
-    generate,
-};
+use crate::{engine::EngineOptions, generate};
 
 /// Tokens of the whole conversation where --max-model-len does not say: their keys and values take memory.
 const USUAL_LENGTH: usize = 4096;
@@ -35,10 +28,12 @@ const KEPT_STATES: usize = 2;
 /// Flags of `rollout chat`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The model: a Hugging Face directory, a checkpoint or an adapter; a run, of which the best checkpoint is taken if
-    /// it has recorded one, else the newest; a published version in a run's `weights`; or a name on the Hub
-    #[arg(long, env = "TANDEM_MODEL", value_name = "DIR")]
-    pub model: PathBuf,
+    /// The model.
+    #[command(flatten)]
+    pub named: ModelFlag,
+    /// What the system says.
+    #[command(flatten)]
+    pub system: SystemFlag,
     /// How messages are rendered.
     #[command(flatten)]
     pub template: TemplateFlags,
@@ -56,33 +51,28 @@ pub struct Args {
 /// With context for the user.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let sampling = args.sampling.params(SamplingParams::default().temperature)?;
-    let model = args.template.model(&args.model)?;
+    let model = args.template.model(&args.named)?;
     let tokenizer = args.template.tokenizer(model.dir())?;
     ensure!(
         tokenizer.template().is_some(),
         "--model {}: has no chat template, so it knows no turns; name one with --chat-template, or complete a text \
          with `tandem generate --prompt TEXT`",
-        args.model.display()
+        args.named.model.display()
     );
     tell_warnings(model.dir().remarks_on_ends());
-    args.template.tell_of_system_prompt(&model);
+    args.system.tell_of_system_prompt(&model);
     let limit = model.limit()?;
     let options = args.batching.engine_options(1, USUAL_LENGTH, limit)?;
-    let mut options = EngineOptions { kept_states: KEPT_STATES, ..options };
-    let dtype = options.device.export_dtype();
-    args.batching.fit(&mut options, model.dir(), dtype)?;
-    let room = options.max_model_len;
-    let weights = WeightSource { dir: model.export(dtype, room)?, version: PolicyVersion(0) };
-    let waiting = Waiting::new("loading the model");
-    let mut engine = Engine::new(weights, model.dir(), options)?;
-    drop(waiting);
+    let options = EngineOptions { kept_states: KEPT_STATES, ..options };
+    let (mut engine, _) = args.batching.engine(&model, options)?;
+    let room = engine.options().max_model_len;
     // Until here, Ctrl-C ends the program.
     let interrupted = Arc::new(AtomicBool::new(false));
     // It does so again if the one before is not heard yet: a long prefill, or a reader of stdout who does not read.
     // This comes first, so that it sees the flag as the one before has left it.
     flag::register_conditional_shutdown(SIGINT, 128 + SIGINT, interrupted.clone()).context("Ctrl-C")?;
     flag::register(SIGINT, interrupted.clone()).context("Ctrl-C")?;
-    let conversation = Conversation::new(tokenizer, args.template.system_prompt.clone());
+    let conversation = Conversation::new(tokenizer, args.system.system_prompt.clone());
     let lines = Lines::of(io::stdin()).context("a thread for stdin")?;
     let out = Out::new(io::stdout(), io::stdout().is_terminal());
     let is_terminal = io::stdin().is_terminal();

@@ -144,7 +144,9 @@ fn keep(path: &Path, answer: &serde_json::Value) -> io::Result<()> {
 
 /// A model whose tokenizer and weights can be used.
 fn opened(named: &Path, args: &Args) -> anyhow::Result<NamedModel> {
-    let model = NamedModel::find(named)?.with_chat_template(args.rows.template.chat_template.as_deref())?;
+    let model = NamedModel::find(named)?;
+    model.tell_choice();
+    let model = model.with_chat_template(args.rows.template.chat_template.as_deref())?;
     Tokenizer::open(model.dir())?;
     Checkpoint::open(model.dir())?;
     Ok(model)

@@ -1,7 +1,7 @@
 //! Completing every prompt of a dataset: what `generate`, `eval` and `compare` have in common.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashSet,
     fs, iter,
     ops::ControlFlow,
     path::{Path, PathBuf},
@@ -12,7 +12,7 @@ use anyhow::{Context, ensure};
 use rollout_rewards::RewardFunction;
 use serde_json::{Map, Value, json};
 use shared::{
-    ModelDir, PolicyVersion, SamplingParams, Scored,
+    ModelDir, SamplingParams, Scored,
     model::manifest::WeightManifest,
     process::{command_line::tell_warnings, pace::Waiting},
 };
@@ -27,7 +27,7 @@ use super::{
 use crate::{
     assembly::{Assembly, Scoring},
     data::{Dataset, PromptRow, Tokenizer},
-    engine::{Engine, EngineOptions, Output, Request, WeightSource},
+    engine::{Engine, EngineOptions, Output, Request},
     evaluation,
     generate::{self, Generate},
     trace::{self, Event},
@@ -159,19 +159,14 @@ impl Generation {
     fn engine(&mut self, model: &NamedModel, batching: &BatchingFlags) -> anyhow::Result<(Engine, PathBuf)> {
         let sequences = self.dataset.len() * self.num_generations as usize;
         let longest = self.dataset.longest_prompt() + self.sampling.max_completion_length as usize;
-        let mut options = batching.engine_options(sequences, longest, model.limit()?)?;
+        let options = batching.engine_options(sequences, longest, model.limit()?)?;
         let mut long = self.dataset.leave_out_long(options.max_model_len)?;
         if self.is_asked {
             let wanted = self.sampling.max_completion_length as usize;
             long = self.dataset.count_crowded(long, options.max_model_len, wanted);
         }
         tell_warnings((!long.is_empty()).then_some(long));
-        let dtype = options.device.export_dtype();
-        batching.fit(&mut options, model.dir(), dtype)?;
-        let dir = model.export(dtype, options.max_model_len)?;
-        let source = WeightSource { dir: dir.clone(), version: PolicyVersion(0) };
-        let _waiting = Waiting::new("loading the model");
-        Ok((Engine::new(source, model.dir(), options)?, dir))
+        batching.engine(model, options)
     }
 
     /// Everything that the completions depend on, by name: two generations with the same identity make the same
@@ -237,15 +232,12 @@ impl Generation {
         let stream = watch.as_ref().is_some_and(|watch| watch.streams());
         let is_shown = watch.as_ref().is_none_or(|watch| watch.leaves_room());
         let mut assembly = Assembly::new(tokenizer, self.sampling.clone(), self.num_generations, scoring);
-        let mut positions = HashMap::new();
         for (row, position) in rows.iter().zip(0..) {
             if done.contains(&position) {
                 continue;
             }
-            let group = assembly.begin(row, 0, position);
-            positions.insert(group.tag, position);
             generator
-                .begin(Request { stream, ..group.into() })
+                .begin(Request { stream, ..assembly.begin(row, 0, position).into() })
                 .with_context(|| format!("{}: prompt {}", self.dataset.name(), row.prompt_id))?;
         }
         let begin = Instant::now();
@@ -268,12 +260,12 @@ impl Generation {
             for output in outputs {
                 match (output, &mut watch) {
                     (Output::Token { tag, sample, id, .. }, Some(watch)) => {
-                        watch.token(positions[&tag], sample, id)?;
+                        watch.token(assembly.position(tag), sample, id)?;
                     }
                     (Output::Token { .. }, None) => {}
                     (Output::Ended { sequence, .. }, watch) => {
                         if let Some(watch) = watch {
-                            watch.ended(positions[&sequence.tag], sequence.sample)?;
+                            watch.ended(assembly.position(sequence.tag), sequence.sample)?;
                         }
                         progress.completed(sequence.token_ids.len());
                         assembly.add(sequence, Vec::new())?;

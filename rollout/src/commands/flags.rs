@@ -1,13 +1,7 @@
 //! Flags that several subcommands share. Each has an environment twin `TANDEM_<FLAG>`; the flag wins. A flag with the
 //! meaning of an option of a run takes its description and default from the declaration of that option.
 
-use std::{
-    fmt::Display,
-    iter,
-    path::{Path, PathBuf},
-    str::FromStr,
-    time::Duration,
-};
+use std::{fmt::Display, iter, path::PathBuf, str::FromStr, time::Duration};
 
 use anyhow::{Context, bail, ensure};
 use clap::{
@@ -16,11 +10,11 @@ use clap::{
 };
 use rollout_rewards::RewardFunction;
 use shared::{
-    Dtype, ModelDir, SamplingParams,
+    Dtype, ModelDir, PolicyVersion, SamplingParams,
     config::{
         self, Choice, ChoiceSpec, Device, JsonTable, KvDtype, OptionValue, RewardHost, RolloutDtype, TrainConfig,
     },
-    process::command_line::tell_warnings,
+    process::{command_line::tell_warnings, pace::Waiting},
 };
 use shared_data::{Columns, Selection};
 use shared_hub::locate_dataset;
@@ -29,7 +23,7 @@ use super::{model::NamedModel, prompts::Prompts, rows::check_writable};
 use crate::{
     assembly::Scoring,
     data::{Dataset, PromptOptions, Tokenizer},
-    engine::{EngineOptions, Kernels},
+    engine::{Engine, EngineOptions, Kernels, WeightSource},
     reward, trace,
 };
 
@@ -84,7 +78,7 @@ impl SamplingFlags {
 
 /// A remark on options, by the names of flags.
 #[must_use]
-pub fn as_flags(remark: &str) -> String {
+fn as_flags(remark: &str) -> String {
     ["chat_template_kwargs", "chat_template", "system_prompt"]
         .iter()
         .fold(remark.to_owned(), |text, key| text.replace(&format!("`{key}`"), &format!("--{}", key.replace('_', "-"))))
@@ -240,6 +234,20 @@ impl BatchingFlags {
     pub fn fit(&self, options: &mut EngineOptions, model: &ModelDir, dtype: Dtype) -> anyhow::Result<()> {
         Ok(options.fit(self.max_num_seqs, model.config(), dtype)?)
     }
+
+    /// Fits the sizes to the memory, exports the model if need be, and starts an engine. Also returns the folder of its
+    /// graph and weights.
+    ///
+    /// # Errors
+    /// Too little memory, a model that cannot be exported, what the engine reports.
+    pub fn engine(&self, model: &NamedModel, mut options: EngineOptions) -> anyhow::Result<(Engine, PathBuf)> {
+        let dtype = options.device.export_dtype();
+        self.fit(&mut options, model.dir(), dtype)?;
+        let dir = model.export(dtype, options.max_model_len)?;
+        let weights = WeightSource { dir: dir.clone(), version: PolicyVersion(0) };
+        let _waiting = Waiting::new("loading the model");
+        Ok((Engine::new(weights, model.dir(), options)?, dir))
+    }
 }
 
 /// The configuration of a run without any options.
@@ -269,23 +277,36 @@ fn choice<T: Choice + Send + Sync>() -> impl TypedValueParser<Value = T> {
     PossibleValuesParser::new(T::WORDS.iter().map(value)).try_map(|word| T::of_word(&word))
 }
 
-/// The model and how prompts are made for it.
+/// The model that is asked.
 #[derive(Debug, Clone, clap::Args)]
-pub struct PromptFlags {
+pub struct ModelFlag {
     /// The model: a Hugging Face directory, a checkpoint or an adapter; a run, of which the best checkpoint is taken if
     /// it has recorded one, else the newest; a published version in a run's `weights`; or a name on the Hub
     #[arg(long, env = "TANDEM_MODEL", value_name = "DIR")]
     pub model: PathBuf,
+}
+
+/// The model and how prompts are made for it.
+#[derive(Debug, Clone, clap::Args)]
+pub struct PromptFlags {
+    /// The model.
+    #[command(flatten)]
+    pub named: ModelFlag,
     /// How prompts are made.
     #[command(flatten)]
     pub rows: RowFlags,
 }
 
+/// What the system says before a prompt.
+#[derive(Debug, Clone, clap::Args)]
+pub struct SystemFlag {
+    #[arg(long, env = "TANDEM_SYSTEM_PROMPT", value_name = "TEXT", help = help("system_prompt"))]
+    pub(super) system_prompt: Option<String>,
+}
+
 /// How messages are rendered.
 #[derive(Debug, Clone, clap::Args)]
 pub struct TemplateFlags {
-    #[arg(long, env = "TANDEM_SYSTEM_PROMPT", value_name = "TEXT", help = help("system_prompt"))]
-    pub(super) system_prompt: Option<String>,
     #[arg(long, env = "TANDEM_CHAT_TEMPLATE", value_name = "FILE", help = help("chat_template"))]
     pub(super) chat_template: Option<PathBuf>,
     #[arg(long, env = "TANDEM_CHAT_TEMPLATE_KWARGS", value_name = "JSON", help = help("chat_template_kwargs"))]
@@ -295,6 +316,9 @@ pub struct TemplateFlags {
 /// How prompts are made of rows.
 #[derive(Debug, Clone, clap::Args)]
 pub struct RowFlags {
+    /// What the system says.
+    #[command(flatten)]
+    pub(super) system: SystemFlag,
     /// How messages are rendered.
     #[command(flatten)]
     pub(super) template: TemplateFlags,
@@ -321,21 +345,11 @@ impl PromptFlags {
     /// # Errors
     /// With the path.
     pub fn model(&self) -> anyhow::Result<NamedModel> {
-        self.rows.template.model(&self.model)
+        self.rows.template.model(&self.named)
     }
 }
 
-impl TemplateFlags {
-    /// Finds the model that `--model` names, with the template of the flags, and says which one was chosen in a run.
-    ///
-    /// # Errors
-    /// With the path.
-    pub fn model(&self, named: &Path) -> anyhow::Result<NamedModel> {
-        let model = NamedModel::find(named).context("--model")?;
-        model.tell_choice();
-        model.with_chat_template(self.chat_template.as_deref())
-    }
-
+impl SystemFlag {
     /// Says that a model was trained with a system prompt, where none is given: it would answer otherwise than in
     /// training.
     pub fn tell_of_system_prompt(&self, model: &NamedModel) {
@@ -344,6 +358,18 @@ impl TemplateFlags {
         {
             shared::tell!("the model was trained with a system prompt, which --system-prompt gives: {trained:?}");
         }
+    }
+}
+
+impl TemplateFlags {
+    /// Finds the model that `--model` names, with the template of the flags, and says which one was chosen in a run.
+    ///
+    /// # Errors
+    /// With the path.
+    pub fn model(&self, named: &ModelFlag) -> anyhow::Result<NamedModel> {
+        let model = NamedModel::find(&named.model).context("--model")?;
+        model.tell_choice();
+        model.with_chat_template(self.chat_template.as_deref())
     }
 
     /// The tokenizer of a model, which renders messages as the flags say. Oddities of the model's tokens and templates
@@ -373,7 +399,7 @@ impl RowFlags {
     /// With the path, and with the place of a bad row.
     pub fn dataset(&self, prompts: &Prompts<'_>, tokenizer: &Tokenizer) -> anyhow::Result<Dataset> {
         let options = PromptOptions {
-            system_prompt: self.template.system_prompt.clone(),
+            system_prompt: self.system.system_prompt.clone(),
             max_prompt_length: self.max_prompt_length,
             columns: Columns { prompt: self.prompt_column.clone(), answer: self.answer_column.clone() },
         };

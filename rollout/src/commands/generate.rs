@@ -146,7 +146,7 @@ fn complete(args: &Args) -> anyhow::Result<()> {
     let prompts = args.asked.prompts(args.raw)?;
     let model = args.prompt.model()?;
     if !args.raw && !args.asked.prompt.is_empty() {
-        args.prompt.rows.template.tell_of_system_prompt(&model);
+        args.prompt.rows.system.tell_of_system_prompt(&model);
     }
     let is_terminal = io::stdout().is_terminal();
     let stdout = || Out::new(io::stdout(), is_terminal);
@@ -209,7 +209,7 @@ mod tests {
     }
 
     fn system_prompt(args: &Args) -> Option<&String> {
-        args.prompt.rows.template.system_prompt.as_ref()
+        args.prompt.rows.system.system_prompt.as_ref()
     }
 
     #[test]

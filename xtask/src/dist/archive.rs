@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File},
-    io::{self, BufWriter, Read, Write},
+    io::{self, BufReader, BufWriter, Write},
     path::{Path, PathBuf},
 };
 
@@ -63,27 +63,16 @@ impl Entry {
     pub fn copy(&self, target: &mut impl Write) -> Result<u64> {
         match &self.content {
             Content::File(path) => {
-                let mut file = File::open(path).with_context(|| path.display().to_string())?;
-                copy(&mut file, target).with_context(|| path.display().to_string())
+                let file = File::open(path).with_context(|| path.display().to_string())?;
+                // In large pieces: hundreds of megabytes pass here.
+                let mut file = BufReader::with_capacity(1 << 20, file);
+                io::copy(&mut file, target).with_context(|| path.display().to_string())
             }
             Content::Bytes(bytes) => {
                 target.write_all(bytes)?;
                 Ok(bytes.len() as u64)
             }
         }
-    }
-}
-
-/// In large pieces: hundreds of megabytes pass here.
-fn copy(from: &mut impl Read, target: &mut impl Write) -> io::Result<u64> {
-    let (mut piece, mut total) = (vec![0; 1 << 20], 0);
-    loop {
-        let length = from.read(&mut piece)?;
-        if length == 0 {
-            return Ok(total);
-        }
-        target.write_all(&piece[..length])?;
-        total += length as u64;
     }
 }
 

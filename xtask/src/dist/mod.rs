@@ -1,7 +1,8 @@
 //! `cargo xtask dist`: programs with their libraries, as an archive and as a Python wheel, for machines without Rust.
 //!
-//! Two calls for the same commit, with the same compiler, make the same bytes: entries are sorted, owners and times are
-//! fixed. Programs and libraries may need what Ubuntu 22.04 has and nothing newer, which their symbol versions show.
+//! Two calls in the same work tree, with the same compiler, make the same bytes: entries are sorted, owners and times
+//! are fixed. Programs and libraries may need what Ubuntu 22.04 has and nothing newer, which their symbol versions
+//! show.
 
 mod archive;
 mod check;

@@ -160,6 +160,7 @@ async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) -> Res
         Ok(()) => next.run(request).await,
         Err(error) => error.into_response(),
     };
+    debug_assert!(route != "other" || !response.status().is_success(), "a route that has no name in `ROUTES`");
     app.metrics.answered(route, response.status().as_u16());
     response
 }

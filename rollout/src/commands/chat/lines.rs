@@ -17,6 +17,8 @@ pub enum Line {
     Text(String),
     /// A line that cannot be used, with the reason.
     Bad(String),
+    /// Nothing can be read any more, with the reason.
+    Failed(String),
     /// There are no more.
     End,
 }
@@ -48,31 +50,28 @@ impl Lines {
 
 fn read(mut input: impl BufRead, to: &SyncSender<Line>) {
     for number in 1.. {
-        let mut bytes = Vec::new();
-        let line = match input.by_ref().take(MOST_BYTES).read_until(b'\n', &mut bytes) {
-            Ok(0) => return,
-            Ok(_) if bytes.len() as u64 == MOST_BYTES && bytes.last() != Some(&b'\n') => {
-                if input.skip_until(b'\n').is_err() {
-                    return;
-                }
-                Line::Bad(format!("line {number} of stdin has more than {MOST_BYTES} bytes and is passed over"))
-            }
-            Ok(_) => match String::from_utf8(bytes) {
-                Ok(text) => {
-                    let text = text.strip_suffix('\n').unwrap_or(&text);
-                    Line::Text(text.strip_suffix('\r').unwrap_or(text).to_owned())
-                }
-                Err(_) => Line::Bad(format!("line {number} of stdin is not UTF-8 and is passed over")),
-            },
-            Err(error) => {
-                let _ = to.send(Line::Bad(format!("stdin cannot be read any more: {error}")));
-                return;
-            }
-        };
-        if to.send(line).is_err() {
+        let line = next(&mut input, number).unwrap_or_else(|error| Line::Failed(error.to_string()));
+        let is_last = matches!(line, Line::Failed(_) | Line::End);
+        if to.send(line).is_err() || is_last {
             return;
         }
     }
+}
+
+fn next(input: &mut impl BufRead, number: u64) -> io::Result<Line> {
+    let mut bytes = Vec::new();
+    if input.by_ref().take(MOST_BYTES).read_until(b'\n', &mut bytes)? == 0 {
+        return Ok(Line::End);
+    }
+    if bytes.len() as u64 == MOST_BYTES && bytes.last() != Some(&b'\n') {
+        input.skip_until(b'\n')?;
+        return Ok(Line::Bad(format!("line {number} of stdin has more than {MOST_BYTES} bytes and is passed over")));
+    }
+    let Ok(text) = String::from_utf8(bytes) else {
+        return Ok(Line::Bad(format!("line {number} of stdin is not UTF-8 and is passed over")));
+    };
+    let text = text.strip_suffix('\n').unwrap_or(&text);
+    Ok(Line::Text(text.strip_suffix('\r').unwrap_or(text).to_owned()))
 }
 
 #[cfg(test)]
@@ -92,5 +91,31 @@ mod tests {
         assert_eq!(next(), Line::Bad("line 3 of stdin has more than 1048576 bytes and is passed over".into()));
         assert_eq!(next(), Line::Text("last".into()));
         assert_eq!((next(), next()), (Line::End, Line::End));
+    }
+
+    /// A reader that breaks after its text.
+    struct Breaks(Cursor<Vec<u8>>);
+
+    impl Read for Breaks {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            match self.0.read(buffer)? {
+                0 => Err(io::Error::other("the disk is gone")),
+                length => Ok(length),
+            }
+        }
+    }
+
+    #[test]
+    fn an_input_that_breaks_is_no_end() {
+        for (text, first) in [
+            ("one\n".to_owned(), Some(Line::Text("one".into()))),
+            // In the rest of a line that is passed over.
+            ("a".repeat(MOST_BYTES as usize + 1), None),
+        ] {
+            let lines = Lines::of(Breaks(Cursor::new(text.into_bytes()))).unwrap();
+            let next = || lines.next_within(Duration::from_secs(60)).unwrap();
+            first.into_iter().for_each(|line| assert_eq!(next(), line));
+            assert_eq!(next(), Line::Failed("the disk is gone".into()));
+        }
     }
 }

@@ -10,6 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use anyhow::bail;
 use shared::{FinishReason, PromptId, SamplingParams, tell};
 
 use super::{
@@ -114,26 +115,30 @@ impl<W: Write> Talk<W> {
     }
 
     /// Asks the question of a line, or does what a command says. Returns whether the talk is over.
-    fn hear<G: Generate + ?Sized>(&mut self, generator: &mut G, line: Line) -> bool {
+    ///
+    /// # Errors
+    /// When nothing can be read any more.
+    fn hear<G: Generate + ?Sized>(&mut self, generator: &mut G, line: Line) -> anyhow::Result<bool> {
         self.is_prompted = false;
         self.is_warned = false;
         let text = match line {
             Line::Text(text) => text,
             Line::Bad(reason) => {
                 tell!("{reason}");
-                return false;
+                return Ok(false);
             }
-            Line::End => return true,
+            Line::Failed(reason) => bail!("stdin cannot be read any more: {reason}"),
+            Line::End => return Ok(true),
         };
         match text.strip_prefix('/') {
             Some(command) => {
                 let (name, rest) = command.split_once(char::is_whitespace).unwrap_or((command, ""));
-                return self.obey(name, rest.trim());
+                return Ok(self.obey(name, rest.trim()));
             }
             None if text.trim().is_empty() => {}
             None => self.ask(generator, &text),
         }
-        false
+        Ok(false)
     }
 
     /// Carries out a command. Returns whether the talk is over.
@@ -262,7 +267,7 @@ impl<W: Write, G: Generate + ?Sized> Work<G> for Talk<W> {
             (self.is_warned, self.is_prompted) = (true, false);
         }
         if let Some(line) = self.line.take()
-            && self.hear(generator, line)
+            && self.hear(generator, line)?
         {
             return Ok(Next::End(()));
         }

@@ -14,7 +14,7 @@ use crate::{
     files::atomic::{self, named},
 };
 
-pub use selection::{Selection, Standing};
+pub use selection::Selection;
 
 /// Most bytes of `best.json`.
 const MOST_BYTES: u64 = 1 << 16;

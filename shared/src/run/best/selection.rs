@@ -20,11 +20,11 @@ pub struct Selection {
 
 /// What the evaluations up to a version say.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Standing {
+struct Standing {
     /// Version and value of the best evaluation, the earliest of equals.
-    pub best: Option<(u64, f64)>,
+    best: Option<(u64, f64)>,
     /// Evaluations in a row that were no improvement.
-    pub without_improvement: u64,
+    without_improvement: u64,
 }
 
 impl Selection {
@@ -58,8 +58,7 @@ impl Selection {
     /// What the evaluations up to a version say, as transformers' `EarlyStoppingCallback` counts: an evaluation is an
     /// improvement if it is better than the best before it by more than `early_stopping_threshold`. An evaluation
     /// without a value is none.
-    #[must_use]
-    pub fn standing(&self, evaluations: &[MetricRecord], through: u64) -> Standing {
+    fn standing(&self, evaluations: &[MetricRecord], through: u64) -> Standing {
         let mut standing = Standing::default();
         for (step, value) in self.values(evaluations, through) {
             let better = value.filter(|value| standing.best.is_none_or(|(_, best)| self.is_better(*value, best)));
