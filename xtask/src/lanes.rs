@@ -16,7 +16,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use crate::host::Host;
+use crate::{host::Host, lints};
 
 /// The target whose tests run the programs together.
 const PROGRAMS: &str = "programs";
@@ -31,13 +31,16 @@ const WAIT_POLICY: (&str, &str) = ("OMP_WAIT_POLICY", "PASSIVE");
 /// When tests do not build, some fail (the error names their commands), or cargo cannot be run.
 pub fn run(host: &Host, variable: (&str, &Path)) -> Result<()> {
     let programs = ["--release", "--test", PROGRAMS].map(str::to_owned).to_vec();
-    // Unit tests are most of the code that only tests compile: without optimisation, and with checks of arithmetic.
-    let units = ["--profile", "bench", "--lib", "--bins"].map(str::to_owned).to_vec();
+    let units = ["--profile", lints::PROFILE, "--lib", "--bins"].map(str::to_owned).to_vec();
     let interfaces = others(&targets(host)?);
     let documentation = ["--release", "--doc"].map(str::to_owned).to_vec();
     let command = |words: &[String]| {
         let mut command = host.cargo();
         command.args(["test", "--workspace", "--locked", "--no-fail-fast"]).args(words).env(variable.0, variable.1);
+        if *words == units {
+            // Else cargo would compile them once more.
+            lints::with_clippy(&mut command);
+        }
         command
     };
     for words in [&units, &interfaces, &programs] {

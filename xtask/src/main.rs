@@ -13,6 +13,7 @@ mod fuzz;
 mod gpu_proof;
 mod host;
 mod lanes;
+mod lints;
 mod methods;
 mod model;
 mod prerequisites;

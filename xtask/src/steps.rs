@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use crate::{host::Host, lanes, prerequisites, setup, tidy};
+use crate::{host::Host, lanes, lints, prerequisites, setup, tidy};
 
 /// The programs of a run on one host.
 const PROGRAMS: [&str; 3] = ["tandem", "rollout", "learner"];
@@ -37,8 +37,7 @@ pub fn test(host: &Host) -> Result<()> {
         steps.time("set-up", || setup::run(host, false))?;
         steps.time("format", || run(cargo(&["fmt", "--all", "--check"])))?;
         steps.time("house rules", || tidy::check(&host.root))?;
-        let clippy = ["clippy", "--release", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"];
-        steps.time("clippy", || run(cargo(&clippy)))?;
+        steps.time("lints", || run(lints::build(host, &["--all-targets"])))?;
         steps.time("build", || run(cargo(&["build", "--release", "--workspace", "--locked"])))?;
         fs::write(&skipped, "").with_context(|| format!("cannot write {}", skipped.display()))?;
         let result = steps.time("tests", || lanes::run(host, (SKIPPED, &skipped)));
