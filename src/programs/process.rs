@@ -150,9 +150,9 @@ impl Process {
         let _ = self.wait_for(AFTER_KILL);
     }
 
-    /// Waits for the end, first patiently, then after SIGTERM, then after SIGKILL.
-    pub fn end_within(&mut self, patience: Duration, after_term: Duration) -> Result<()> {
-        if self.wait_for(patience)?.is_some() {
+    /// Ends the child by SIGTERM, and by SIGKILL if it has not ended `after_term` later.
+    pub fn end(&mut self, after_term: Duration) -> Result<()> {
+        if self.poll()?.is_some() {
             return Ok(());
         }
         self.terminate();

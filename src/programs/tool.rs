@@ -76,7 +76,7 @@ pub fn run(name: &str, words: &Words, log: &Path) -> Result<String> {
             said = now.unwrap_or(said);
         }
         if let Err(interrupted) = signals::check() {
-            process.end_within(Duration::ZERO, AFTER_TERM)?;
+            process.end(AFTER_TERM)?;
             return Err(interrupted.into());
         }
         match process.poll()? {

@@ -118,7 +118,7 @@ impl Member {
 
     /// Asks the process to end in order, and kills it where it does not in time.
     pub fn end(&mut self, after_term: Duration) -> Result<()> {
-        self.process.as_mut().map_or(Ok(()), |process| process.end_within(Duration::ZERO, after_term))
+        self.process.as_mut().map_or(Ok(()), |process| process.end(after_term))
     }
 
     /// How the process died.
