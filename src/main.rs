@@ -14,6 +14,7 @@ mod records;
 mod report;
 mod report_to;
 mod supervise;
+mod sweep;
 mod tensorboard;
 mod terminal;
 mod train;
@@ -56,6 +57,12 @@ enum Command {
     ///
     /// Starts sampler and learner, restarts what dies, shows the progress and writes the report.
     Train(train::Args),
+    /// Train with each combination of values, and compare.
+    ///
+    /// Makes a run for each combination, one after another or several at once, and a table of the results. Runs that
+    /// differ in their seed alone are repetitions: settings are compared over their seeds with a paired t-test. The
+    /// same command goes on where it was interrupted, and a run that fails is a row of the table.
+    Sweep(sweep::Args),
     /// Train in rounds, each with a reward model trained further.
     ///
     /// The last policy of a round is the reference of the next (iterative GRPO).
@@ -161,12 +168,16 @@ fn command_line() -> clap::Command {
 }
 
 fn run(command: Command) -> Result<ExitCode> {
-    if matches!(command, Command::New(_) | Command::Train(_) | Command::Iterate(_) | Command::Demo(_)) {
+    if matches!(
+        command,
+        Command::New(_) | Command::Train(_) | Command::Sweep(_) | Command::Iterate(_) | Command::Demo(_)
+    ) {
         signals::listen()?;
     }
     match command {
         Command::New(args) => new::run(&args),
         Command::Train(args) => train::run(&args),
+        Command::Sweep(args) => sweep::run(&args),
         Command::Iterate(args) => iterate::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Ui(args) => ui::run(&args),
@@ -182,10 +193,10 @@ fn run(command: Command) -> Result<ExitCode> {
     }
 }
 
-/// The words as clap reads them. `train` sorts its options itself, so only a `--help` among them is moved to where clap
-/// sees it.
+/// The words as clap reads them. `train` and `sweep` sort their options themselves, so only a `--help` among them is
+/// moved to where clap sees it.
 fn spelt(words: Vec<OsString>) -> Vec<OsString> {
-    if words.get(1).is_none_or(|command| command != "train") {
+    if words.get(1).is_none_or(|command| command != "train" && command != "sweep") {
         return shared::process::command_line::with_dashes(words);
     }
     let asks = words.iter().skip(2).any(|word| word == "--help" || word == "-h");

@@ -1,6 +1,5 @@
 //! The metrics of an evaluation: one set, for `rollout eval` and for `eval.jsonl`.
 
-mod interval;
 pub mod paired;
 
 use std::collections::HashMap;
@@ -11,6 +10,7 @@ use shared::{
     config::RewardFailure,
     metrics::{self, Family, MetricRecord},
 };
+use shared_statistics::{interval, mean, mean_and_error};
 
 use crate::data::PromptRow;
 
@@ -168,20 +168,6 @@ fn powers_of_two_and(k: usize) -> Vec<usize> {
     let mut list: Vec<usize> = std::iter::successors(Some(1), |j| Some(j * 2)).take_while(|&j| j < k).collect();
     list.push(k);
     list
-}
-
-/// The mean, NaN (null in JSON) of nothing.
-fn mean(values: impl Iterator<Item = f64>) -> f64 {
-    let (sum, count) = values.fold((0.0, 0u64), |(sum, count), value| (sum + value, count + 1));
-    sum / count as f64
-}
-
-/// The mean and its standard error, one value for each prompt: the completions of a prompt are alike, and count as one
-/// observation. NaN where there are too few values.
-fn mean_and_error(values: impl Iterator<Item = f64> + Clone) -> (f64, f64) {
-    let mean = mean(values.clone());
-    let (squares, count) = values.fold((0.0, 0.0), |(sum, count), value| (sum + (value - mean).powi(2), count + 1.0));
-    (mean, (squares / (count - 1.0) / count).sqrt())
 }
 
 #[cfg(test)]

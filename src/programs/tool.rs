@@ -56,6 +56,16 @@ impl Words {
 /// # Errors
 /// When the program fails, with its own error line, or the user asks for the end, which also ends the program.
 pub fn run(name: &str, words: &Words, log: &Path) -> Result<String> {
+    let reported = run_reported(name, words, log, &format!("  {}", words.0[0]), AFTER_TERM);
+    reported.with_context(|| format!("{name} {}", words.0[0]))
+}
+
+/// As [`run`], with words that stand before each report of the progress, and with the time that the program may take to
+/// end once the user has asked for the end.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_reported(name: &str, words: &Words, log: &Path, label: &str, after_term: Duration) -> Result<String> {
     let file = shared::files::atomic::append(log)?;
     file.set_len(0).with_context(|| log.display().to_string())?;
     signals::check()?;
@@ -72,11 +82,11 @@ pub fn run(name: &str, words: &Words, log: &Path) -> Result<String> {
         if pace.is_due() {
             let now = latest(log).filter(|now| *now != said);
             let seconds = || format!("{} s by now", pace.seconds());
-            output::tell(format_args!("  {}: {}", words.0[0], now.clone().unwrap_or_else(seconds)));
+            output::tell(format_args!("{label}: {}", now.clone().unwrap_or_else(seconds)));
             said = now.unwrap_or(said);
         }
         if let Err(interrupted) = signals::check() {
-            process.end(AFTER_TERM)?;
+            process.end(after_term)?;
             return Err(interrupted.into());
         }
         match process.poll()? {
@@ -88,7 +98,7 @@ pub fn run(name: &str, words: &Words, log: &Path) -> Result<String> {
         let text = fs::read_to_string(log).unwrap_or_default();
         let reason = text.lines().rev().find_map(|line| line.strip_prefix("error: ")).map(str::to_owned);
         let reason = reason.unwrap_or_else(|| describe(status));
-        bail!("{name} {}: {reason} (log: {})", words.0[0], log.display());
+        bail!("{reason} (log: {})", log.display());
     }
     let bytes = stdout.join().expect("reading a pipe does not panic");
     let bytes = bytes.with_context(|| format!("the output of {name} cannot be read"))?;

@@ -6,7 +6,7 @@ use clap::Command;
 
 /// Headings and the commands below them, each command once.
 const GROUPS: &[(&str, &[&str])] = &[
-    ("Train", &["new", "train", "iterate", "sft", "reward-model", "demo"]),
+    ("Train", &["new", "train", "sweep", "iterate", "sft", "reward-model", "demo"]),
     ("On other hosts", &["worker", "learner-rank"]),
     ("Ask a model", &["generate", "chat", "serve"]),
     ("Score", &["eval", "compare", "rewards", "check-rewards", "score", "logprobs"]),

@@ -65,7 +65,7 @@ pub use options::described;
 pub use problems::Problems;
 pub use rehearsal::rehearse;
 use resolve::Resolved;
-pub use resolve::{CommandLine, explained, make_absolute};
+pub use resolve::{CommandLine, explained, make_absolute, take};
 
 /// Words of `tandem train`.
 #[derive(Debug, clap::Args)]
@@ -135,6 +135,19 @@ fn dry_run(mut config: TrainConfig) -> Result<String> {
     let remarks: String =
         remarks.iter().chain(&disk.warning()).map(|remark| comment(&format!("warning: {remark}"))).collect();
     Ok(layers::to_toml(&config) + "\n" + &data + &plan + &time + &remarks)
+}
+
+/// The configuration that would run and its memory, after all checks that need no process.
+///
+/// # Errors
+/// All reasons for which training would be refused.
+pub fn resolved_plan(mut config: TrainConfig) -> Result<(TrainConfig, RunPlan)> {
+    check_fleet(&config)?;
+    let before = resolve::before(&config);
+    hub::locate(&mut config, before.as_ref())?;
+    let Resolved { config, plan, .. } = resolve::resolve(config)?;
+    resolve::check_weights(&config)?;
+    Ok((config, plan))
 }
 
 /// Refuses a run with workers if the program for it was not built, before anything is downloaded or created.

@@ -128,7 +128,7 @@ fn find_checkpoint(config: &mut TrainConfig) {
 
 /// Names of options of our other commands or of other programs that have no single counterpart here, with their
 /// replacement.
-const NO_OPTIONS: [(&str, &str); 5] = [
+const NO_OPTIONS: [(&str, &str); 6] = [
     ("threads", "a run has `rollout_threads` and `learner_threads`"),
     ("max_new_tokens", "did you mean `max_completion_length`?"),
     (
@@ -136,6 +136,7 @@ const NO_OPTIONS: [(&str, &str); 5] = [
         "`rollout_device` and `learner_device` choose the GPU (cuda), `learner_ranks` takes several for the learner",
     ),
     ("device", "a run has `rollout_device` and `learner_device`"),
+    ("sweep", "the table is for `tandem sweep`, which makes a run for each combination of its values"),
     ("overwrite_output_dir", "no run is overwritten: choose another `output_dir`, or move the old one away"),
 ];
 
@@ -278,7 +279,7 @@ pub fn before(config: &TrainConfig) -> Option<TrainConfig> {
 }
 
 /// Takes an option with its value, `--name value` or `--name=value`, out of the words.
-fn take(words: &mut Vec<String>, name: &str) -> Result<Option<String>> {
+pub fn take(words: &mut Vec<String>, name: &str) -> Result<Option<String>> {
     let is_it = |word: &String| word.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('='));
     let Some(at) = words.iter().position(is_it) else { return Ok(None) };
     let word = words.remove(at);

@@ -2,13 +2,9 @@
 
 use serde::Serialize;
 use shared::Scored;
-use statrs::distribution::ContinuousCDF;
+use shared_statistics::{CONFIDENCE, Paired, mean, paired};
 
-use super::{
-    Judging, accuracy,
-    interval::{self, CONFIDENCE},
-    mean, mean_and_error,
-};
+use super::{Judging, accuracy};
 
 /// The verdict on a difference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -48,20 +44,11 @@ pub struct Difference {
 /// Compares figures, one of each model for each prompt. `None` for fewer than two prompts.
 #[must_use]
 pub fn compare(pairs: &[(f64, f64)]) -> Option<Difference> {
-    let differences = pairs.iter().map(|(a, b)| b - a);
-    let (difference, error) = mean_and_error(differences);
-    let freedom = interval::students_t(pairs.len())?;
-    let half = error * interval::reach(&freedom);
+    let differences: Vec<f64> = pairs.iter().map(|(a, b)| b - a).collect();
+    let Paired { difference, interval, p_value } = paired(&differences)?;
     // Shares cannot differ by more than 1.
     let are_shares = pairs.iter().all(|(a, b)| [a, b].iter().all(|figure| (0.0..=1.0).contains(*figure)));
     let bound = if are_shares { 1.0 } else { f64::INFINITY };
-    let p_value = match error {
-        0.0 if difference == 0.0 => 1.0,
-        // All differences are the same, so they say nothing of their variance. The sign test remains: all have one
-        // sign, as tossed coins may.
-        0.0 => 0.5_f64.powi(pairs.len() as i32 - 1),
-        _ => 2.0 * freedom.sf((difference / error).abs()),
-    };
     let verdict = match p_value <= 1.0 - CONFIDENCE {
         true if difference > 0.0 => Verdict::Better,
         true => Verdict::Worse,
@@ -72,7 +59,7 @@ pub fn compare(pairs: &[(f64, f64)]) -> Option<Difference> {
         a: mean(pairs.iter().map(|(a, _)| *a)),
         b: mean(pairs.iter().map(|(_, b)| *b)),
         difference,
-        interval: [difference - half, difference + half].map(|end| end.clamp(-bound, bound)),
+        interval: interval.map(|end| end.clamp(-bound, bound)),
         p_value,
         verdict,
     })

@@ -94,6 +94,26 @@ pub fn check(key: &str, text: &str) -> Result<(), String> {
     accepted(option, value, text).map(drop)
 }
 
+/// An option and its value in the form of the command line, of a value that stands in a file of `folder`: a path there
+/// is relative to the folder.
+///
+/// # Errors
+/// An unknown key, which `origin` places, and a value that the option does not take.
+pub fn in_words(
+    key: &str,
+    value: Value,
+    folder: &Path,
+    origin: &str,
+) -> Result<(&'static OptionSpec, String), ConfigError> {
+    let option = known(key, origin)?;
+    let text = match located(option, value, folder) {
+        Value::String(text) => text,
+        value => value.to_string(),
+    };
+    check(option.key, &text).map_err(|wrong| ConfigError::Value(format!("`{}` ({origin}) {wrong}", option.key)))?;
+    Ok((option, text))
+}
+
 /// The interpreter of reward functions in Python, where neither a file nor a command line names one (`reward_python`).
 pub const PYTHON_VARIABLE: &str = "TANDEM_REWARD_PYTHON";
 
@@ -106,9 +126,25 @@ pub fn load_named(file: Option<&Path>, overrides: &Overrides) -> Result<TrainCon
     load_in(named_interpreter(), file, overrides)
 }
 
+/// As [`load_named`], of a text that stands for the file.
+///
+/// # Errors
+/// As [`load`].
+pub fn parse_named(text: &str, file: &Path, overrides: &Overrides) -> Result<TrainConfig, ConfigError> {
+    named(named_interpreter(), values_of(text, file)?, Some(file), overrides)
+}
+
 /// [`load_named`] where that is the value of [`PYTHON_VARIABLE`].
 fn load_in(python: Option<String>, file: Option<&Path>, overrides: &Overrides) -> Result<TrainConfig, ConfigError> {
-    let values = file.map_or_else(|| Ok(Table::new()), read_file)?;
+    named(python, file.map_or_else(|| Ok(Table::new()), read_file)?, file, overrides)
+}
+
+fn named(
+    python: Option<String>,
+    values: Table,
+    file: Option<&Path>,
+    overrides: &Overrides,
+) -> Result<TrainConfig, ConfigError> {
     let mut overrides = overrides.clone();
     if !values.contains_key("reward_python") {
         add_interpreter(python, &mut overrides);

@@ -41,6 +41,7 @@ mod shell;
 mod starts;
 mod supervision;
 mod survives;
+mod sweep;
 mod tensorboard;
 mod torn;
 mod trl;

@@ -169,6 +169,13 @@ impl RunPlan {
         self.room(self.on_gpu[1]).saturating_add(self.sampler.total())
     }
 
+    /// How many runs with this plan fit into the machine at once.
+    #[must_use]
+    pub fn at_once(&self) -> u64 {
+        let shares = self.needed().into_iter().zip(self.machine.usable()).filter(|(needed, _)| *needed > 0);
+        shares.map(|(needed, usable)| usable / needed).min().unwrap_or(u64::MAX)
+    }
+
     fn fits(&self) -> bool {
         self.needed().iter().zip(self.machine.usable()).all(|(needed, usable)| *needed <= usable)
     }

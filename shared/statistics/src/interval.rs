@@ -1,33 +1,21 @@
 //! Intervals of shares.
 
-use statrs::distribution::{ContinuousCDF, Normal, StudentsT};
+use statrs::distribution::Normal;
 
-use super::{mean, mean_and_error};
-
-/// Share of intervals that hold the true value.
-pub(super) const CONFIDENCE: f64 = 0.95;
+use crate::{mean, mean_and_error, reach, students_t};
 
 /// The ends of the 95 % interval of a mean of shares, one for each prompt; NaN where there are too few prompts.
 ///
 /// Where each share is 0 or 1, this is Wilson's interval, which holds near 0 and 1 too. Else it is Student's t, with
 /// the prompt as the observation, since the completions of a prompt are alike.
-pub(super) fn of_share(values: &[f64]) -> [f64; 2] {
+#[must_use]
+pub fn of_share(values: &[f64]) -> [f64; 2] {
     if values.iter().all(|value| [0.0, 1.0].contains(value)) {
         return wilson(mean(values.iter().copied()), values.len() as f64);
     }
     let (mean, error) = mean_and_error(values.iter().copied());
     let half = students_t(values.len()).map_or(f64::NAN, |freedom| error * reach(&freedom));
     [mean - half, mean + half].map(|end| end.clamp(0.0, 1.0))
-}
-
-/// Student's t for the mean of `count` values; `None` for fewer than two.
-pub(super) fn students_t(count: usize) -> Option<StudentsT> {
-    StudentsT::new(0.0, 1.0, count.checked_sub(1)? as f64).ok()
-}
-
-/// How many standard errors an interval reaches to either side.
-pub(super) fn reach(distribution: &impl ContinuousCDF<f64, f64>) -> f64 {
-    distribution.inverse_cdf(0.5 + CONFIDENCE / 2.0)
 }
 
 /// Wilson's score interval (Wilson 1927) of `share` of `count` draws.
