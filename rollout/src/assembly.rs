@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::Context;
 use rollout_rewards::{RewardCompletion, RewardPool, ScoredGroup};
-use shared::{Completion, Episode, Group, Provenance, RewardOutcome, SamplingParams, Scored};
+use shared::{Completion, Episode, Group, Notes, Provenance, RewardOutcome, SamplingParams, Scored};
 
 use crate::{
     data::{PromptRow, Tokenizer, stop::StopCriterionFactory},
@@ -97,6 +97,7 @@ impl Assembly {
             completions: Vec::with_capacity(self.num_generations as usize),
             reward_names: self.scoring.as_ref().map(|scoring| scoring.names.clone()).unwrap_or_default(),
             generation_seconds: 0.0,
+            notes: Box::new(Notes::of_row(&row.columns)),
         };
         self.open.insert(tag, Open { group, row: row.clone(), provenance });
         tag
@@ -185,7 +186,7 @@ impl Assembly {
     }
 
     fn take(&mut self, scored: Option<ScoredGroup>) -> Option<Scored> {
-        let Some(ScoredGroup { tag, outcomes, .. }) = scored else {
+        let Some(ScoredGroup { tag, outcomes, logged }) = scored else {
             let tag = self.complete.pop_front()?;
             return self.open.remove(&tag).map(|open| open.group.into());
         };
@@ -193,6 +194,7 @@ impl Assembly {
         for (completion, outcomes) in group.completions.iter_mut().zip(outcomes) {
             completion.rewards = outcomes;
         }
+        group.notes.logged = logged;
         Some(group.into())
     }
 

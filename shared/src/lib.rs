@@ -39,7 +39,10 @@ pub use channel::weights::{WeightReceiver, WeightSender};
 pub use files::run_dir::RunDir;
 pub use generation::{
     episode::{Episode, FinishReason, Segment, TokenLogprob, Why},
-    group::{Completion, Contrast, Dropped, Group, Placed, Provenance, RewardOutcome, Scored, StepScore, weighted_sum},
+    group::{
+        Completion, Contrast, Dropped, Group, Logged, Note, Notes, Placed, Provenance, RewardOutcome, Scored,
+        StepScore, weighted_sum,
+    },
     ids::{GroupId, PolicyVersion, PromptId, Step},
     sampling::SamplingParams,
 };

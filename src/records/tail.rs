@@ -36,11 +36,6 @@ impl Tail {
         Self { path, inode: 0, offset: 0, window: WINDOW, records: Vec::new() }
     }
 
-    /// Only the last record, or the last few.
-    pub fn of_the_last(path: PathBuf) -> Self {
-        Self { window: WINDOW / 16, ..Self::new(path) }
-    }
-
     /// Reads what was added. A file that cannot be read now adds nothing.
     pub fn poll(&mut self) {
         let Ok(metadata) = fs::metadata(&self.path) else {

@@ -11,8 +11,9 @@ use crate::view::{
     catalogue::{self, Chart},
     completions::{self, Step},
     curves::{self, Figures},
+    overview::Overview,
     pairs::{self, Pair},
-    run::{self, Notices, Overview, Settings},
+    run::{self, Notices, Settings},
     tokens,
     workers::{self, WorkersView},
 };
@@ -62,6 +63,8 @@ pub fn of(dir: &RunDir) -> Result<Held> {
         generation: 0,
         steps: curves::read(&dir.metrics()).context("metrics.jsonl")?,
         evaluations: curves::read(&dir.eval()).context("eval.jsonl")?,
+        // A report is small; it holds what its charts show.
+        others: Vec::new(),
     };
     let (steps, samples) = samples(dir).context("completions")?;
     let run = Run {

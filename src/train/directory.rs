@@ -48,6 +48,11 @@ pub struct OwnedRun {
 }
 
 impl OwnedRun {
+    /// Whether the run began with this start.
+    pub fn is_new(&self) -> bool {
+        self.id_before.is_none()
+    }
+
     /// Leaves a resumed run as it was before this start, which made no step.
     pub fn give_up(&self) {
         if let Some(Err(error)) = self.id_before.map(|id| id.leave(&self.dir)) {
@@ -277,6 +282,7 @@ fn clear(dir: &RunDir) -> Result<()> {
     remove_file(&dir.notices())?;
     remove_file(&dir.ledger())?;
     remove_file(&dir.prompts())?;
+    remove_file(&dir.ended())?;
     dir.reopen()?;
     tensorboard::files(dir.root())
         .context("`output_dir` cannot be used")?

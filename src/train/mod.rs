@@ -36,6 +36,7 @@ use shared::{
     metrics::{self, MetricRecord},
     run::{
         best::Best,
+        ended::{Ended, How},
         memory_plan::{RunPlan, VersionRoom},
         notices::{self, NothingLearned},
         resume,
@@ -325,10 +326,30 @@ fn train_with(mut config: TrainConfig, chaos: Option<Chaos>) -> Result<Trained> 
     if outcome.is_err() && watch.steps() == first_step {
         run.give_up();
     }
+    if let Err(error) = &outcome
+        && (watch.steps() > first_step || run.is_new())
+    {
+        leave_word(&run, How::Failed, Some(&format!("{error:#}")));
+    }
     let outcome = outcome?;
     // A start that made no step leaves the run as it was.
     let begun = outcome == Outcome::Finished || watch.steps() > first_step || !dir.report().exists();
-    concluded(&config, dir, outcome, (begin.elapsed().as_secs_f64(), first_step), begun)
+    let trained = concluded(&config, dir, outcome, (begin.elapsed().as_secs_f64(), first_step), begun)?;
+    if begun {
+        match (outcome, trained.has_learned()) {
+            (Outcome::Finished, Ok(())) => leave_word(&run, How::Finished, None),
+            (Outcome::Finished, Err(nothing)) => leave_word(&run, How::LearnedNothing, Some(&nothing.to_string())),
+            (Outcome::Interrupted | Outcome::Killed, _) => leave_word(&run, How::Stopped, None),
+        }
+    }
+    Ok(trained)
+}
+
+/// Leaves word of how the run ended, for the page: a table of runs shows what an exit code said.
+fn leave_word(run: &OwnedRun, how: How, error: Option<&str>) {
+    if let Err(problem) = Ended::new(run.id, how, error).leave(&run.dir) {
+        output::tell(format_args!("warning: the run's page will not say how it ended: {problem}"));
+    }
 }
 
 /// The state of a run at its end: its records and, where this start has added to them, its report written anew.

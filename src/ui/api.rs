@@ -16,18 +16,16 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::server::{Run, Shared};
-use crate::view::{
-    catalogue, completions,
-    curves::Figures,
-    pairs,
-    run::{self, Overview},
-    search, tokens, workers,
-};
+use crate::view::{catalogue, completions, curves::Figures, overview::Overview, pairs, run, search, tokens, workers};
 
 pub fn routes() -> Router<Arc<Shared>> {
     Router::new()
         .route("/charts", get(async || Json(catalogue::charts())))
         .route("/runs", get(runs))
+        .route(
+            "/runs/{id}/overview",
+            get(async |State(shared), Path(id)| of_run(shared, id, |run| Ok(run.overview())).await),
+        )
         .route("/runs/{id}/curves", get(curves))
         .route(
             "/runs/{id}/notices",
@@ -94,7 +92,7 @@ async fn of_run<T: Serialize + Send + 'static>(
 }
 
 async fn runs(State(shared): State<Arc<Shared>>) -> Answer<Vec<Overview>> {
-    let look = tokio::task::spawn_blocking(move || shared.look().iter().map(|run| Overview::of(&run.dir)).collect());
+    let look = tokio::task::spawn_blocking(move || shared.look().iter().map(|run| run.overview()).collect());
     Ok(Json(look.await.map_err(io::Error::other)?))
 }
 
@@ -107,6 +105,8 @@ struct Known {
     evaluations: usize,
     /// The generation of that part.
     generation: Option<u64>,
+    /// Keys of metrics that it draws although no chart shows them, a JSON list.
+    also: Option<String>,
 }
 
 async fn curves(
@@ -122,8 +122,10 @@ async fn curves(
         let generation = steps.generation() + evaluations.generation();
         let goes_on = known.generation == Some(generation);
         let after = |count: usize| if goes_on { count } else { 0 };
-        let (steps, evaluations) = (steps.part(after(known.steps)), evaluations.part(after(known.evaluations)));
-        Ok(Figures { generation, steps, evaluations })
+        let also: Vec<String> = known.also.and_then(|also| serde_json::from_str(&also).ok()).unwrap_or_default();
+        let others = steps.others();
+        let steps = steps.part(after(known.steps), &also);
+        Ok(Figures { generation, steps, evaluations: evaluations.part(after(known.evaluations), &[]), others })
     })
     .await
 }

@@ -16,7 +16,7 @@ use super::server::Shared;
 const EVERY: Duration = Duration::from_secs(1);
 
 /// Files of a run that are checked.
-const WATCHED: usize = 7;
+const WATCHED: usize = 8;
 
 /// The files that are checked, by the name of the part of the page.
 fn watched(dir: &RunDir) -> [(&'static str, PathBuf); WATCHED] {
@@ -28,6 +28,7 @@ fn watched(dir: &RunDir) -> [(&'static str, PathBuf); WATCHED] {
         ("workers", dir.workers()),
         ("steps", dir.completions()),
         ("state", dir.finished()),
+        ("state", dir.ended()),
     ]
 }
 

@@ -24,7 +24,13 @@ use super::{
     access::{Access, Verdict},
     api, events,
 };
-use crate::view::{assets, curves::Curves, found, tokens};
+use crate::view::{
+    assets,
+    curves::Curves,
+    found,
+    overview::{Followed, Overview},
+    tokens,
+};
 
 /// Most connections at once. A browser needs six, and one more for the events of each open page.
 const MOST: usize = 64;
@@ -45,6 +51,8 @@ pub struct Run {
     pub dir: RunDir,
     pub steps: Mutex<Curves>,
     pub evaluations: Mutex<Curves>,
+    /// Its row of the table of runs.
+    row: Mutex<Followed>,
     tokenizer: Mutex<Option<Arc<TextTokenizer>>>,
 }
 
@@ -52,7 +60,14 @@ impl Run {
     fn new(path: PathBuf) -> Self {
         let dir = RunDir::new(path);
         let (steps, evaluations) = (Curves::new(dir.metrics()), Curves::new(dir.eval()));
-        Self { dir, steps: Mutex::new(steps), evaluations: Mutex::new(evaluations), tokenizer: Mutex::default() }
+        let row = Mutex::new(Followed::new(dir.clone()));
+        let (steps, evaluations) = (Mutex::new(steps), Mutex::new(evaluations));
+        Self { dir, steps, evaluations, row, tokenizer: Mutex::default() }
+    }
+
+    /// The run as it is now.
+    pub fn overview(&self) -> Overview {
+        self.row.lock().unwrap_or_else(PoisonError::into_inner).overview()
     }
 
     /// The tokenizer of its model. It is read once; if it was missing, it is tried again.

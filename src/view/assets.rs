@@ -20,7 +20,7 @@ macro_rules! assets {
 }
 
 /// Scripts, in the order in which they build on each other.
-pub const SCRIPTS: [Asset; 11] = assets! {
+pub const SCRIPTS: [Asset; 13] = assets! {
     SCRIPT "uPlot.js" "uplot/uPlot.iife.min.js"
     SCRIPT "dom.js" "dom.js"
     SCRIPT "format.js" "format.js"
@@ -30,6 +30,8 @@ pub const SCRIPTS: [Asset; 11] = assets! {
     SCRIPT "tokens.js" "tokens.js"
     SCRIPT "samples.js" "samples.js"
     SCRIPT "panels.js" "panels.js"
+    SCRIPT "runs.js" "runs.js"
+    SCRIPT "picker.js" "picker.js"
     SCRIPT "workers.js" "workers.js"
     SCRIPT "app.js" "app.js"
 };

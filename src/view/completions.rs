@@ -26,6 +26,8 @@ pub struct Group {
     position: u64,
     prompt_id: u64,
     prompt: String,
+    /// The other columns of its row; empty in runs of versions that did not keep them.
+    columns: Value,
     /// Its completions: lines of `completions/step-N.jsonl` without the fields that they share.
     samples: Vec<Map<String, Value>>,
 }
@@ -73,10 +75,11 @@ pub fn of_step(dir: &RunDir, step: u64) -> io::Result<Option<Step>> {
             let prompt = row.get("prompt").and_then(Value::as_str).unwrap_or_default();
             let prompt = cut(prompt, LISTED).unwrap_or_else(|| prompt.to_owned());
             let prompt_id = number("prompt_id").unwrap_or_default();
-            groups.push(Group { group: number("group"), position, prompt_id, prompt, samples: Vec::new() });
+            let columns = row.get("columns").cloned().unwrap_or_default();
+            groups.push(Group { group: number("group"), position, prompt_id, prompt, columns, samples: Vec::new() });
             groups.len() - 1
         });
-        for key in ["step", "group", "position", "prompt_id", "prompt"] {
+        for key in ["step", "group", "position", "prompt_id", "prompt", "columns"] {
             row.shift_remove(key);
         }
         mark(&mut row, given_up);
@@ -177,6 +180,11 @@ mod tests {
 
     use super::*;
 
+    fn with(mut row: Value, key: &str, value: Value) -> Value {
+        row[key] = value;
+        row
+    }
+
     fn run() -> (tempfile::TempDir, RunDir) {
         let root = tempfile::tempdir().unwrap();
         let dir = RunDir::new(root.path());
@@ -184,8 +192,10 @@ mod tests {
         let row = |group: Value, position: u64, sample: u64, text: &str| {
             let row = serde_json::json!({
                 "step": 4, "group": group, "position": position, "prompt_id": 7, "sample": sample, "state": "trained",
-                "prompt": "p", "completion": text, "reward": 0.5,
+                "prompt": "p", "completion": text, "reward": 0.5, "extra": {"guess": sample},
             });
+            // Runs of earlier versions have no columns.
+            let row = if position == 10 { with(row, "columns", serde_json::json!({"answer": 4})) } else { row };
             format!("{row}\n")
         };
         let long = "é".repeat(LISTED + 1);
@@ -206,6 +216,9 @@ mod tests {
         let whole = one(&dir, 4, 10, 1).unwrap().unwrap();
         assert_eq!(whole["completion"].as_str().unwrap().chars().count(), LISTED + 1);
         assert!(one(&dir, 4, 10, 2).unwrap().is_none());
+        assert_eq!((&step["groups"][0]["columns"]["answer"], &step["groups"][1]["columns"]), (&4.into(), &Value::Null));
+        assert_eq!((&long["extra"]["guess"], long.get("columns")), (&1.into(), None));
+        assert_eq!(whole["columns"]["answer"], 4);
         assert_eq!(step["damage"], "step-4.jsonl: 1 damaged line");
     }
 

@@ -1,10 +1,8 @@
 //! The figures of a run by column, read once and then followed.
 
 use std::{
-    collections::{BTreeMap, HashSet},
-    fs::File,
-    io::{self, BufRead, BufReader, Read, Seek, SeekFrom},
-    os::unix::fs::MetadataExt,
+    collections::BTreeMap,
+    io,
     path::{Path, PathBuf},
     sync::LazyLock,
     time::{SystemTime, UNIX_EPOCH},
@@ -12,6 +10,11 @@ use std::{
 
 use serde::{Serialize, Serializer, ser::SerializeSeq};
 use shared::metrics::{self, MetricRecord, catalogue};
+
+use super::lines::{Lines, News};
+
+/// Most metrics of a run that are held. A run logs some eighty, and one for each name that its reward functions log.
+const MOST_METRICS: usize = 1_000;
 
 /// One value for each record. Six digits are more than a screen shows, and take half the memory.
 #[derive(Debug, Clone, Default)]
@@ -52,29 +55,24 @@ pub struct Figures {
     pub steps: Excerpt,
     /// Figures of the evaluations.
     pub evaluations: Excerpt,
+    /// Metrics of the steps that no chart shows; a page asks for those that it draws.
+    pub others: Vec<String>,
 }
 
 /// A growing file of records, by column.
 #[derive(Debug)]
 pub struct Curves {
-    path: PathBuf,
-    inode: u64,
-    offset: u64,
-    /// The last line that was read. A new file may have the inode of a deleted one, so the line must still be there.
-    last: Vec<u8>,
-    /// How often the file was replaced by one that does not continue it.
+    lines: Lines,
+    /// Changes as the file is replaced by one that does not continue it.
     generation: u64,
     step: Vec<u64>,
     columns: BTreeMap<String, Vec<f32>>,
-    /// Metrics that nothing shows.
-    ignored: HashSet<String>,
 }
 
 impl Curves {
     /// Follows a file that need not exist yet.
     pub fn new(path: PathBuf) -> Self {
-        let (last, step, columns, ignored) = Default::default();
-        Self { path, inode: 0, offset: 0, last, generation: first_generation(), step, columns, ignored }
+        Self { lines: Lines::new(path), generation: first_generation(), step: Vec::new(), columns: BTreeMap::new() }
     }
 
     /// Reads what was added since.
@@ -82,56 +80,19 @@ impl Curves {
     /// # Errors
     /// Any error of the file system but that there is no file.
     pub fn refresh(&mut self) -> io::Result<()> {
-        let mut file = match shared_bounds::open(&self.path) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
-            file => file?,
-        };
-        let metadata = file.metadata()?;
-        // A restarted learner writes the file anew, without the steps that it will make again.
-        if metadata.ino() != self.inode || metadata.len() < self.offset || !self.goes_on(&mut file)? {
-            let Self { path, generation, .. } = self;
-            let generation = *generation + u64::from(self.inode != 0);
-            *self = Self { inode: metadata.ino(), generation, ..Self::new(std::mem::take(path)) };
-        }
-        file.seek(SeekFrom::Start(self.offset))?;
-        let mut lines = BufReader::with_capacity(1 << 16, file);
-        let mut line = Vec::new();
-        while lines.read_until(b'\n', &mut line)? > 0 && line.ends_with(b"\n") {
-            self.offset += line.len() as u64;
-            self.last.clone_from(&line);
-            if let Some(record) = MetricRecord::from_line(&line) {
-                self.add(&record);
+        let Self { lines, generation, step, columns } = self;
+        lines.refresh(|news| match news {
+            News::Anew => {
+                *generation += 1;
+                step.clear();
+                columns.clear();
             }
-            line.clear();
-        }
-        Ok(())
-    }
-
-    /// Whether a file still has the last line that was read, in its place.
-    fn goes_on(&self, file: &mut File) -> io::Result<bool> {
-        let mut there = vec![0; self.last.len()];
-        file.seek(SeekFrom::Start(self.offset - self.last.len() as u64))?;
-        file.read_exact(&mut there)?;
-        Ok(there == self.last)
-    }
-
-    fn add(&mut self, record: &MetricRecord) {
-        let known = self.step.len();
-        self.step.push(crate::records::tail::step_of(record));
-        for (key, value) in record.values() {
-            let Some(value) = value.as_f64() else { continue };
-            if let Some(column) = self.columns.get_mut(key) {
-                column.resize(known, f32::NAN);
-                column.push(value as f32);
-            } else if !self.ignored.contains(key) {
-                if is_shown(key) {
-                    let column = std::iter::repeat_n(f32::NAN, known).chain([value as f32]).collect();
-                    self.columns.insert(key.clone(), column);
-                } else {
-                    self.ignored.insert(key.clone());
+            News::Line(line) => {
+                if let Some(record) = MetricRecord::from_line(line) {
+                    add(step, columns, &record);
                 }
             }
-        }
+        })
     }
 
     /// How often the records were replaced by others; a part of another generation does not fit.
@@ -139,16 +100,37 @@ impl Curves {
         self.generation
     }
 
-    /// The records behind the first `known` ones.
-    pub fn part(&self, known: usize) -> Excerpt {
+    /// The records behind the first `known` ones: of the metrics that a chart or a lane shows, and of `also`.
+    pub fn part(&self, known: usize, also: &[String]) -> Excerpt {
         let from = known.min(self.step.len());
         let rest = |column: &Vec<f32>| {
             let missing = self.step.len() - column.len().max(from);
             let values = column.get(from..).unwrap_or_default().iter().copied();
             Column(values.chain(std::iter::repeat_n(f32::NAN, missing)).collect())
         };
-        let columns = self.columns.iter().map(|(key, column)| (key.clone(), rest(column))).collect();
+        let wanted = self.columns.iter().filter(|(key, _)| is_shown(key) || also.contains(key));
+        let columns = wanted.map(|(key, column)| (key.clone(), rest(column))).collect();
         Excerpt { from, step: self.step[from..].to_vec(), columns }
+    }
+
+    /// Metrics that no chart shows.
+    pub fn others(&self) -> Vec<String> {
+        self.columns.keys().filter(|key| !is_shown(key)).cloned().collect()
+    }
+}
+
+fn add(step: &mut Vec<u64>, columns: &mut BTreeMap<String, Vec<f32>>, record: &MetricRecord) {
+    let known = step.len();
+    step.push(crate::records::tail::step_of(record));
+    for (key, value) in record.values() {
+        let Some(value) = value.as_f64() else { continue };
+        if !columns.contains_key(key) && columns.len() < MOST_METRICS {
+            columns.insert(key.clone(), Vec::new());
+        }
+        if let Some(column) = columns.get_mut(key) {
+            column.resize(known, f32::NAN);
+            column.push(value as f32);
+        }
     }
 }
 
@@ -188,17 +170,20 @@ fn is_shown(key: &str) -> bool {
 pub fn read(path: &Path) -> io::Result<Excerpt> {
     let mut curves = Curves::new(path.to_owned());
     curves.refresh()?;
-    Ok(curves.part(0))
+    Ok(curves.part(0, &[]))
 }
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, io::Write};
+    use std::{
+        fs::{self, File},
+        io::Write,
+    };
 
     use super::*;
 
     fn json(curves: &Curves, known: usize) -> serde_json::Value {
-        serde_json::to_value(curves.part(known)).unwrap()
+        serde_json::to_value(curves.part(known, &[])).unwrap()
     }
 
     #[test]
@@ -223,6 +208,10 @@ mod tests {
         let expected = serde_json::json!({"from": 2, "step": [3], "columns": {"kl": [null], "reward": [1.0]}});
         assert_eq!(json(&curves, 2), expected);
         assert_eq!(json(&curves, 9)["step"], serde_json::json!([]));
+        // What no chart shows is sent to whoever asks for it.
+        assert_eq!(curves.others(), ["perf/guard_s"]);
+        let asked = serde_json::to_value(curves.part(0, &["perf/guard_s".into()])).unwrap();
+        assert_eq!(asked["columns"]["perf/guard_s"], serde_json::json!([1.0, null, null]));
     }
 
     #[test]
@@ -233,11 +222,11 @@ mod tests {
         let mut curves = Curves::new(path.clone());
         curves.refresh().unwrap();
         let first = curves.generation();
-        assert_eq!(curves.part(0).step, [1, 2]);
+        assert_eq!(curves.part(0, &[]).step, [1, 2]);
         shared::files::atomic::write(&path, b"{\"step\":1}\n").unwrap();
         curves.refresh().unwrap();
         assert_ne!(curves.generation(), first);
-        assert_eq!(curves.part(0).step, [1]);
+        assert_eq!(curves.part(0, &[]).step, [1]);
     }
 
     #[test]
@@ -252,6 +241,6 @@ mod tests {
         fs::write(&path, "{\"step\":1}\n{\"step\":3}\n{\"step\":4}\n").unwrap();
         curves.refresh().unwrap();
         assert_ne!(curves.generation(), first);
-        assert_eq!(curves.part(0).step, [1, 3, 4]);
+        assert_eq!(curves.part(0, &[]).step, [1, 3, 4]);
     }
 }

@@ -9,8 +9,8 @@ use shared::RunDir;
 
 /// Levels of folders below the named one.
 const DEPTH: usize = 4;
-/// Most runs of one folder that are listed; the newest ones.
-pub const MOST: usize = 100;
+/// Most runs of one folder that are listed; the newest ones. Each costs a page some system calls a second.
+pub const MOST: usize = 1_000;
 
 /// Whether a folder is that of a run.
 pub fn is_run(path: &Path) -> bool {

@@ -8,6 +8,8 @@ pub mod catalogue;
 pub mod completions;
 pub mod curves;
 pub mod found;
+mod lines;
+pub mod overview;
 pub mod pairs;
 pub mod run;
 pub mod search;

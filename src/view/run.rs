@@ -1,11 +1,8 @@
-//! A run's identity and its state.
+//! A run's options, its notices and the comparisons of its models.
 
 use std::{
-    fs::{self, File},
-    io::{self, BufRead, BufReader},
-    os::unix::fs::MetadataExt,
+    io,
     path::{Path, PathBuf},
-    time::Duration,
 };
 
 use serde::Serialize;
@@ -14,94 +11,17 @@ use shared::{
     RunDir,
     config::{ConfigError, TrainConfig, layers},
     files::journal,
-    metrics::{self, TOTAL_STEPS},
+    metrics,
     run::{
-        best::Best,
         notices::{self, Notice, NoticeKind},
         records,
     },
 };
 
-use crate::records::tail::Tail;
-
-/// How long after its last sign of life a run counts as running, if the system does not tell.
-const FRESH: Duration = Duration::from_secs(60);
-
-/// The summary of a run, above its figures.
-#[derive(Debug, Serialize)]
-pub struct Overview {
-    /// See [`name_of`].
-    pub name: String,
-    /// Its whole path.
-    pub path: String,
-    model: Option<String>,
-    dataset: Option<String>,
-    state: State,
-    /// Completed steps.
-    steps: u64,
-    /// Steps that it will make.
-    total_steps: Option<f64>,
-    /// Its best checkpoint by the evaluations, in words.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    best: Option<String>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-enum State {
-    Running,
-    Finished,
-    Stopped,
-    Removed,
-}
-
-impl Overview {
-    /// Reads the summary of a run.
-    pub fn of(dir: &RunDir) -> Self {
-        let config = config(dir).ok().flatten();
-        let mut tail = Tail::of_the_last(dir.metrics());
-        tail.poll();
-        let root = std::path::absolute(dir.root()).unwrap_or_else(|_| dir.root().to_owned());
-        Self {
-            name: name_of(dir),
-            path: root.display().to_string(),
-            model: config.as_ref().map(|c| short_path(&c.model)),
-            dataset: config.as_ref().map(|c| short_paths(&c.dataset)),
-            state: state(dir),
-            steps: tail.steps(),
-            total_steps: tail.records().last().and_then(|record| record.get(TOTAL_STEPS)),
-            best: Best::of(dir).ok().flatten().map(|best| best.to_string()),
-        }
-    }
-}
-
 /// The configuration of a run, if it has one.
-fn config(dir: &RunDir) -> Result<Option<TrainConfig>, ConfigError> {
+pub(super) fn config(dir: &RunDir) -> Result<Option<TrainConfig>, ConfigError> {
     let path = dir.config();
     path.is_file().then(|| layers::load(Some(&path), &Vec::new())).transpose()
-}
-
-fn state(dir: &RunDir) -> State {
-    let fresh = |path: PathBuf| {
-        fs::metadata(path).and_then(|file| file.modified()).is_ok_and(|at| at.elapsed().is_ok_and(|age| age < FRESH))
-    };
-    if !dir.root().is_dir() {
-        State::Removed
-    } else if dir.finished().exists() {
-        State::Finished
-    } else if is_locked(&dir.lock()) || fresh(dir.metrics()) {
-        State::Running
-    } else {
-        State::Stopped
-    }
-}
-
-/// Whether a process holds a lock on a file. It does not take the lock, which a launcher may want at this moment.
-fn is_locked(path: &Path) -> bool {
-    let (Ok(file), Ok(locks)) = (fs::metadata(path), File::open("/proc/locks")) else { return false };
-    let (major, minor) = (rustix::fs::major(file.dev()), rustix::fs::minor(file.dev()));
-    let id = format!(" {major:02x}:{minor:02x}:{} ", file.ino());
-    BufReader::new(locks).lines().map_while(Result::ok).any(|line| line.contains(&id))
 }
 
 /// The last two parts of a run's path: enough to recognise the run.
@@ -110,23 +30,23 @@ pub fn name_of(dir: &RunDir) -> String {
 }
 
 /// The last two parts of a path.
-fn short_path(path: &Path) -> String {
+pub(super) fn short_path(path: &Path) -> String {
     let parts: Vec<_> = path.components().rev().take(2).map(|c| c.as_os_str().to_string_lossy()).collect();
     parts.into_iter().rev().collect::<Vec<_>>().join("/")
 }
 
-fn short_paths(paths: &[PathBuf]) -> String {
+pub(super) fn short_paths(paths: &[PathBuf]) -> String {
     paths.iter().map(|path| short_path(path)).collect::<Vec<_>>().join(", ")
 }
 
 /// An option of a run.
 #[derive(Debug, Serialize)]
 pub struct Setting {
-    key: String,
+    pub(super) key: String,
     /// As in `config.toml`.
-    value: String,
+    pub(super) value: String,
     /// Whether it is not the default.
-    chosen: bool,
+    pub(super) chosen: bool,
 }
 
 /// The options of a run.
@@ -145,6 +65,11 @@ pub fn settings(dir: &RunDir) -> Settings {
         Ok(None) => return Settings { problem: Some("the run has no config.toml".into()), ..Default::default() },
         Err(error) => return Settings { problem: Some(format!("config.toml: {error}")), ..Default::default() },
     };
+    Settings { options: options(&config), problem: None }
+}
+
+/// All options of a configuration.
+pub(super) fn options(config: &TrainConfig) -> Vec<Setting> {
     let table = |config: &TrainConfig| toml::from_str::<toml::Table>(&layers::to_toml(config)).unwrap_or_default();
     let defaults = table(&TrainConfig::default());
     let setting = |(key, value): (String, toml::Value)| {
@@ -152,7 +77,7 @@ pub fn settings(dir: &RunDir) -> Settings {
         let chosen = key != "output_dir" && defaults.get(&key) != Some(&value);
         Setting { key, value: value.to_string(), chosen }
     };
-    Settings { options: table(&config).into_iter().map(setting).collect(), problem: None }
+    table(config).into_iter().map(setting).collect()
 }
 
 /// The notices of a run.
@@ -169,16 +94,22 @@ pub struct Notices {
 /// Files that cannot be read.
 pub fn notices(dir: &RunDir) -> io::Result<Notices> {
     let mut notices = notices::read(&dir.notices())?;
-    let config = config(dir).ok().flatten().filter(|_| dir.finished().exists());
-    let nothing = match config {
-        Some(config) if dir.metrics().is_file() => {
-            notices::nothing_learned(&metrics::read(&dir.metrics())?, &notices, &config)
-        }
-        _ => None,
-    };
+    let in_vain = in_vain(dir, &notices)?;
     let damage = damage(dir, &notices)?;
     notices.extend(damage);
-    Ok(Notices { notices, in_vain: nothing.map(|nothing| nothing.to_string()) })
+    Ok(Notices { notices, in_vain })
+}
+
+/// The message that all steps of a finished run were in vain, if they were.
+fn in_vain(dir: &RunDir, notices: &[Notice]) -> io::Result<Option<String>> {
+    let config = config(dir).ok().flatten().filter(|_| dir.finished().exists() && dir.metrics().is_file());
+    let Some(config) = config else { return Ok(None) };
+    Ok(notices::nothing_learned(&metrics::read(&dir.metrics())?, notices, &config).map(|nothing| nothing.to_string()))
+}
+
+/// Whether a finished run has learned nothing. One that cannot be read has no such judgement.
+pub(super) fn has_learned_nothing(dir: &RunDir) -> bool {
+    notices::read(&dir.notices()).and_then(|notices| in_vain(dir, &notices)).is_ok_and(|vain| vain.is_some())
 }
 
 /// A notice of damaged or missing records that the run itself has not reported yet.
@@ -213,28 +144,9 @@ pub fn comparisons(dir: &RunDir) -> io::Result<Vec<Value>> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::fs;
 
-    #[test]
-    fn a_run_is_running_while_its_lock_is_held_and_finished_when_it_says_so() {
-        let root = tempfile::tempdir().unwrap();
-        let dir = RunDir::new(root.path().join("runs/one"));
-        dir.create().unwrap();
-        fs::write(dir.config(), layers::to_toml(&TrainConfig { model: "/models/a/b".into(), ..Default::default() }))
-            .unwrap();
-        let lock = File::create(dir.lock()).unwrap();
-        assert_eq!(state(&dir), State::Stopped);
-        lock.lock().unwrap();
-        assert_eq!(state(&dir), State::Running);
-        lock.unlock().unwrap();
-        assert_eq!(state(&dir), State::Stopped);
-        fs::write(dir.finished(), "{}").unwrap();
-        let overview = Overview::of(&dir);
-        assert_eq!(
-            (overview.state, overview.name.as_str(), overview.model.as_deref()),
-            (State::Finished, "runs/one", Some("a/b"))
-        );
-    }
+    use super::*;
 
     /// After a resume that reported missing records, their absence is no news.
     #[test]

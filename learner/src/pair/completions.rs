@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 use serde_json::{Map, Value};
-use shared::{Completion, FinishReason, LedgerGroup, LedgerState, PolicyVersion, RewardOutcome};
+use shared::{Completion, FinishReason, Group, LedgerGroup, LedgerState, Note, Notes, PolicyVersion, RewardOutcome};
 
 use crate::{ragged::Ragged, step::StepBatch};
 
@@ -34,6 +34,12 @@ struct Record<'a> {
     /// Tokens that were given between its turns, where there were any.
     #[serde(skip_serializing_if = "is_none")]
     given_tokens: usize,
+    /// The other columns of the row, long values cut ([`Note`]).
+    #[serde(skip_serializing_if = "Map::is_empty")]
+    columns: Map<String, Value>,
+    /// What reward functions have logged of it beside their scores, as columns.
+    #[serde(skip_serializing_if = "Map::is_empty")]
+    extra: Map<String, Value>,
 }
 
 fn is_none(tokens: &usize) -> bool {
@@ -63,7 +69,7 @@ pub fn text(
         let group = rows[0].group;
         let Some(known) = at(group.position) else { continue };
         for (row, &state) in rows.iter().zip(&known.states) {
-            let context = GroupContext { step, known, prompt: &group.prompt_text, rewards: &group.reward_names };
+            let context = GroupContext::of(step, known, group);
             let advantage = mean(&advantages[i]);
             line(&context.record(row.completion, state, batch.rewards.rewards[i], advantage, group.policy_version))?;
             i += 1;
@@ -73,7 +79,7 @@ pub fn text(
         for dropped in &group.dropped {
             let Some(known) = at(dropped.position) else { continue };
             for (completion, &state) in dropped.completions.iter().zip(&known.states) {
-                let context = GroupContext { step, known, prompt: &dropped.prompt_text, rewards: &group.reward_names };
+                let context = GroupContext { rewards: &group.reward_names, ..GroupContext::of(step, known, dropped) };
                 line(&context.record(completion, state, None, None, dropped.policy_version))?;
             }
         }
@@ -87,9 +93,14 @@ struct GroupContext<'a> {
     known: &'a LedgerGroup,
     prompt: &'a str,
     rewards: &'a [(String, f64)],
+    notes: &'a Notes,
 }
 
 impl<'a> GroupContext<'a> {
+    fn of(step: u64, known: &'a LedgerGroup, group: &'a Group) -> Self {
+        Self { step, known, prompt: &group.prompt_text, rewards: &group.reward_names, notes: &group.notes }
+    }
+
     fn record(
         &self,
         completion: &'a Completion,
@@ -116,8 +127,15 @@ impl<'a> GroupContext<'a> {
             version: completion.episode.versions().next().map_or(version, |(_, version)| version).0,
             tokens: completion.episode.sampled(),
             given_tokens: completion.episode.given(),
+            columns: values(self.notes.columns.iter().map(|(name, note)| (name.as_str(), note))),
+            // A whole group has all of its completions, in order.
+            extra: values(self.notes.logged.extra_of(completion.sample as usize)),
         }
     }
+}
+
+fn values<'a>(notes: impl Iterator<Item = (&'a str, &'a Note)>) -> Map<String, Value> {
+    notes.map(|(name, note)| (name.to_owned(), note.value())).collect()
 }
 
 fn failure(((name, _), outcome): (&(String, f64), &RewardOutcome)) -> Option<(String, Value)> {

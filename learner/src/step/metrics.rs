@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use shared::{
-    FinishReason,
+    FinishReason, Logged,
     metrics::{self, Metric, MetricRecord},
 };
 
@@ -67,6 +67,9 @@ fn rewards(batch: &StepBatch<'_>, record: &mut MetricRecord) {
         record.set(metrics::REWARDS_MEAN.of(name), moments.mean).set(metrics::REWARDS_STD.of(name), moments.std);
         record.count(metrics::REWARDS_FAILED.of(name), failed);
         record.count(metrics::REWARDS_ABSTAINED.of(name), abstained);
+    }
+    for (name, mean) in Logged::means(batch.groups().map(|group| &group.notes.logged)) {
+        record.set(metrics::LOGGED.of(name), mean);
     }
 }
 

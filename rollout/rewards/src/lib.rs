@@ -29,7 +29,7 @@ mod written;
 use std::{ops::Range, sync::Arc, time::Instant};
 
 use serde_json::{Map, Value};
-use shared::{Completion, FinishReason, RewardOutcome};
+use shared::{Completion, FinishReason, Logged, RewardOutcome};
 
 pub use answers::Answers;
 pub use function::{RewardError, RewardFunction};
@@ -143,6 +143,11 @@ pub type Extract = dyn Fn(&str) -> Option<String> + Send + Sync;
 pub trait Reward: Send + Sync {
     /// One outcome per completion of the input, in order.
     fn score(&self, input: &RewardInput) -> Vec<RewardOutcome>;
+
+    /// As [`Reward::score`], with what the function logs beside its scores. Programs of the user's alone do.
+    fn score_and_log(&self, input: &RewardInput) -> (Vec<RewardOutcome>, Logged) {
+        (self.score(input), Logged::default())
+    }
 
     /// As [`Reward::score`], for the first call of a [`rehearsal`]. It waits for a program that may still be loading,
     /// and examines a program that does not answer.

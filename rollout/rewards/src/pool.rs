@@ -18,7 +18,7 @@ use std::{
 
 use crossbeam::channel::{Receiver, Sender, at, never, select, unbounded};
 use rayon::{ThreadPool, ThreadPoolBuildError, ThreadPoolBuilder};
-use shared::{RewardOutcome, StepScore};
+use shared::{Logged, RewardOutcome, StepScore};
 
 use super::{RewardCompletion, RewardFunction, RewardInput, Scope, failed};
 
@@ -50,6 +50,8 @@ pub struct ScoredGroup {
     pub tag: u64,
     /// One list per completion, with one outcome per function, in the order of the functions.
     pub outcomes: Vec<Vec<RewardOutcome>>,
+    /// What the functions have logged beside their scores.
+    pub logged: Logged,
 }
 
 /// Scores groups on threads of its own. Every group that is submitted comes back, whatever its functions do.
@@ -144,6 +146,8 @@ struct Running {
 struct Open {
     tag: u64,
     outcomes: Vec<Vec<RewardOutcome>>,
+    /// Of each function; together in their order, since calls end in any.
+    logged: Vec<Logged>,
     missing: usize,
 }
 
@@ -151,9 +155,12 @@ struct Open {
 enum Notice {
     /// The item has begun, and is given up at this time.
     Begun(u64, Option<Instant>),
-    /// The outcomes of the item, or the reason why there are none.
-    Done(u64, Result<Vec<RewardOutcome>, String>),
+    /// What the item has come to.
+    Done(u64, Answer),
 }
+
+/// The outcomes of a call with what it has logged, or the reason why there are none.
+type Answer = Result<(Vec<RewardOutcome>, Logged), String>;
 
 struct Dispatcher {
     functions: Arc<[RewardFunction]>,
@@ -231,7 +238,8 @@ impl Dispatcher {
         let empty = vec![RewardOutcome::NotApplicable; self.functions.len()];
         let outcomes = vec![empty; completions.len()];
         let missing = self.queue.len() - queued;
-        self.open.insert(group, Open { tag, outcomes, missing });
+        let logged = vec![Logged::default(); self.functions.len()];
+        self.open.insert(group, Open { tag, outcomes, logged, missing });
         self.close_if_complete(group);
     }
 
@@ -278,28 +286,30 @@ impl Dispatcher {
                     item.given_up_at = given_up_at;
                 }
             }
-            Notice::Done(id, outcomes) => self.finish_item(id, outcomes),
+            Notice::Done(id, answer) => self.finish_item(id, answer),
         }
     }
 
-    fn finish_item(&mut self, id: u64, outcomes: Result<Vec<RewardOutcome>, String>) {
+    fn finish_item(&mut self, id: u64, answer: Answer) {
         let Some(item) = self.running.remove(&id) else {
             // A call that was given up has come back after all; its thread ends with its pool.
             self.lost.remove(&id);
             return;
         };
         let completions = item.tokens.len();
-        let outcomes = match outcomes {
-            Ok(found) if found.len() == completions => found,
-            Ok(found) => {
-                failed(format!("returned {} outcomes for {completions} completions", found.len()), completions)
+        let (outcomes, logged) = match answer {
+            Ok((found, logged)) if found.len() == completions => (found, logged),
+            Ok((found, _)) => {
+                let reason = format!("returned {} outcomes for {completions} completions", found.len());
+                (failed(reason, completions), Logged::default())
             }
-            Err(reason) => failed(reason, completions),
+            Err(reason) => (failed(reason, completions), Logged::default()),
         };
         let group = self.open.get_mut(&item.group).expect("a group stays open until its last item");
         for (offset, outcome) in outcomes.into_iter().enumerate() {
             group.outcomes[item.first + offset][item.function] = checked(outcome, &item.tokens[offset]);
         }
+        group.logged[item.function].extend(logged);
         group.missing -= 1;
         self.close_if_complete(item.group);
     }
@@ -309,8 +319,10 @@ impl Dispatcher {
             return;
         }
         if let Some(open) = self.open.remove(&group) {
+            let mut logged = Logged::default();
+            open.logged.into_iter().for_each(|of_function| logged.extend(of_function));
             // The receiver is gone only when the whole pool is.
-            let _ = self.results.send(ScoredGroup { tag: open.tag, outcomes: open.outcomes });
+            let _ = self.results.send(ScoredGroup { tag: open.tag, outcomes: open.outcomes, logged });
         }
     }
 
@@ -357,13 +369,13 @@ fn thread_pool(threads: usize) -> Result<ThreadPool, ThreadPoolBuildError> {
     ThreadPoolBuilder::new().num_threads(threads).thread_name(|i| format!("reward-{i}")).build()
 }
 
-fn call(function: &RewardFunction, item: &Item, observe: fn(Call)) -> Result<Vec<RewardOutcome>, String> {
+fn call(function: &RewardFunction, item: &Item, observe: fn(Call)) -> Answer {
     let begin = Instant::now();
-    let outcomes = catch_unwind(AssertUnwindSafe(|| function.reward().score(&item.input)));
+    let answer = catch_unwind(AssertUnwindSafe(|| function.reward().score_and_log(&item.input)));
     let thread = rayon::current_thread_index().unwrap_or(0);
     let completions = item.input.completions.len();
     observe(Call { begin, end: Instant::now(), thread, function: item.function, completions });
-    outcomes.map_err(|panic| {
+    answer.map_err(|panic| {
         let text = panic.downcast_ref::<&str>().copied();
         let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
         format!("panicked: {}", text.unwrap_or("without a message"))

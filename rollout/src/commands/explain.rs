@@ -253,6 +253,11 @@ fn completion(text: &mut String, row: &Map<String, Value>) {
     let finish = row.get("finish_reason").and_then(Value::as_str).unwrap_or_default();
     let given = row.get("given_tokens").map_or(String::new(), |tokens| format!(" and {tokens} given"));
     let _ = writeln!(text, "advantage: {}; {} tokens{given}, ended by {finish}", shown("advantage"), shown("tokens"));
+    for (title, key) in [("row", "columns"), ("logged by reward functions", "extra")] {
+        for column in pairs(key) {
+            let _ = writeln!(text, "{title}: {}", OneLine(&column));
+        }
+    }
     for (title, key) in [("prompt", "prompt"), ("completion", "completion")] {
         let _ = writeln!(text, "\n{title}:");
         for line in row.get(key).and_then(Value::as_str).unwrap_or_default().lines() {

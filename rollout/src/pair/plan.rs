@@ -277,7 +277,11 @@ pub(super) fn size(group: &Group) -> usize {
     let of_completion =
         |c: &shared::Completion| size_of_val(c) + c.text.len() + c.episode.bytes() + size_of_val(c.rewards.as_slice());
     let completions: usize = group.completions.iter().map(of_completion).sum();
-    size_of_val(group) + group.prompt_text.len() + size_of_val(group.prompt_ids.as_slice()) + completions
+    size_of_val(group)
+        + group.prompt_text.len()
+        + size_of_val(group.prompt_ids.as_slice())
+        + completions
+        + group.notes.bytes()
 }
 
 #[cfg(test)]

@@ -12,13 +12,14 @@
 //! ```
 //!
 //! Both processes are built together, so there is one version and no negotiation: a frame of another version means that
-//! two builds are mixed, and is refused. Frames in files outlive a build: [`decode_kept`] also reads groups of versions
-//! 8 and 9, whose completions are one turn. The header of version 8 has no id of a run, and its checksum stands at
-//! offset 16.
+//! two builds are mixed, and is refused. Frames in files outlive a build: [`decode_kept`] also reads groups of version
+//! 10, which have no notes, and of versions 8 and 9, whose completions are one turn. The header of version 8 has no id
+//! of a run, and its checksum stands at offset 16.
 
 mod before;
 #[cfg(test)]
 mod tests;
+mod without_notes;
 
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -31,11 +32,13 @@ use crate::generation::group::{Group, Placed, Scored};
 /// First bytes of every frame.
 pub const MAGIC: [u8; 4] = *b"TNDM";
 /// Version of the header and of every message's layout. Any change of either must raise it; a test holds the bytes.
-pub const FRAME_VERSION: u16 = 10;
+pub const FRAME_VERSION: u16 = 11;
 /// Bytes before the body.
 pub const HEADER_LEN: usize = 32;
 /// Bytes before the checksum: it covers them and the body.
 const CHECKED: usize = 24;
+/// The version whose groups have the layout of [`without_notes`].
+const WITHOUT_NOTES: u16 = 10;
 /// Versions whose groups have the layout of [`before`], each with the bytes before its checksum.
 const BEFORE: [(u16, usize); 2] = [(8, CHECKED_OF_8), (9, CHECKED)];
 const CHECKED_OF_8: usize = 16;
@@ -185,9 +188,22 @@ pub fn decode<M: Message>(frame: &[u8]) -> Result<M, FrameError> {
 }
 
 /// A message that files hold, possibly in the layout of older builds.
-pub trait Kept: Message + From<before::RolloutGroup> {}
+pub trait Kept: Message + From<before::RolloutGroup> + From<Self::WithoutNotes> {
+    /// Its layout in frame version 10.
+    type WithoutNotes: DeserializeOwned;
+}
 
-impl<M: Message + From<before::RolloutGroup>> Kept for M {}
+impl Kept for Group {
+    type WithoutNotes = without_notes::Group;
+}
+
+impl Kept for Scored {
+    type WithoutNotes = without_notes::Scored;
+}
+
+impl Kept for Placed {
+    type WithoutNotes = without_notes::Placed;
+}
 
 /// As [`decode`], for a frame of a file, which may be of an older build.
 ///
@@ -198,6 +214,7 @@ pub fn decode_kept<M: Kept>(frame: &[u8]) -> Result<M, FrameError> {
     match BEFORE.iter().find(|(before, _)| *before == version) {
         // In that layout, a group of any state had the kind that a placed one has now.
         Some((_, checked)) => decode_behind::<before::RolloutGroup>(frame, *checked, MessageKind::Placed).map(M::from),
+        None if version == WITHOUT_NOTES => decode_behind::<M::WithoutNotes>(frame, CHECKED, M::KIND).map(M::from),
         None => decode(frame),
     }
 }

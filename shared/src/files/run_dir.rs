@@ -68,6 +68,7 @@ impl RunDir {
             self.prompts(),
             self.workers(),
             self.finished(),
+            self.ended(),
             self.best(),
             self.in_flight(),
             self.editions(),
@@ -276,6 +277,12 @@ impl RunDir {
     #[must_use]
     pub fn finished(&self) -> PathBuf {
         self.root.join("finished.json")
+    }
+
+    /// How the last start of the run ended ([`crate::run::ended`]), for people; written by the launcher.
+    #[must_use]
+    pub fn ended(&self) -> PathBuf {
+        self.root.join("ended.json")
     }
 
     /// The best checkpoint by the evaluations ([`crate::run::best`]), with `metric_for_best_model`; written by the

@@ -5,6 +5,7 @@
 
 mod contrast;
 mod failure;
+mod notes;
 mod states;
 
 use serde::{Deserialize, Serialize};
@@ -13,6 +14,7 @@ use crate::generation::episode::{Episode, FinishReason};
 
 pub use contrast::Contrast;
 pub use failure::RewardFailure;
+pub use notes::{Logged, Note, Notes};
 pub use states::{Dropped, Group, Placed, Scored};
 
 /// A process reward's score for one step of a completion.

@@ -18,6 +18,7 @@ pub fn group(position: u64, completions: Vec<Completion>) -> Group {
         completions,
         reward_names: Vec::new(),
         generation_seconds: 0.0,
+        notes: Box::default(),
     }
 }
 

@@ -59,6 +59,7 @@ const FLEET: &str = "Workers";
 charts! {
     REWARD = Chart::new(LEARNING, "Reward", "mean over the completions of a step");
     REWARD_BY_FUNCTION = Chart::new(LEARNING, "Reward by function", "mean score before weighting");
+    LOGGED = Chart::new(LEARNING, "Logged by reward functions", "mean of the values of a step");
     EVALUATION = Chart::new(LEARNING, "Evaluation", "share of right answers").not_smooth();
     LENGTH = Chart::new(LEARNING, "Completion length", "tokens");
     ENTROPY = Chart::new(LEARNING, "Entropy", "mean per token, in nats");

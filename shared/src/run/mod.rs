@@ -4,6 +4,7 @@
 pub mod best;
 pub mod checkpoints;
 pub mod disk_room;
+pub mod ended;
 pub mod ledger;
 pub mod memory_plan;
 pub mod notices;

@@ -4,7 +4,8 @@
   const { el, labelled, select } = Dom;
   const page = document.getElementById('page');
 
-  const state = { runs: [], selected: [], tab: 'curves' };
+  // `metrics` are drawn although no chart shows them.
+  const state = { runs: [], selected: [], tab: 'curves', metrics: [] };
   const view = {
     axis: 'step',
     smoothing: 0.6,
@@ -25,7 +26,7 @@
   };
 
   // The parts of the page. Those of the curves are made once and updated.
-  const runs = Panels.runs((id, yes) => choose(id, yes));
+  const runs = Runs.create((id, yes) => choose(yes ? [...state.selected, id] : state.selected.filter((one) => one !== id)), (ids) => choose(ids));
   const noRuns = el('p', { text: 'There is no run yet. This page shows it when it has made its first step.' });
   const live = el('span', { class: 'live' });
   const tiles = el('div');
@@ -33,6 +34,9 @@
   const workers = Workers.create();
   const lanes = el('div', { class: 'lanes' });
   const sections = el('div');
+  const picker = Picker.create((key) => setMetrics([...state.metrics, key]));
+  const pickedGrid = el('div', { class: 'grid' });
+  const picked = el('section', { class: 'charts empty' }, el('h2', { text: 'Other metrics' }), pickedGrid);
   const problem = el('p', { class: 'problem', role: 'alert', hidden: true });
   const reset = el('button', { type: 'button', text: 'Whole range', hidden: true, on: { click: () => view.zoom(null) } });
   const smoothing = el('input', { type: 'range', min: '0', max: '0.99', step: '0.01', value: String(view.smoothing), on: {
@@ -52,7 +56,7 @@
     labelled('Range', select([[0, 'all steps'], [1000, 'last 1,000'], [100, 'last 100'], [20, 'last 20']], 0, (last) => {
       view.last = Number(last);
       view.zoom(null);
-    })), reset, el('span', { class: 'soft drag', text: 'Drag over a chart to look closer.' }));
+    })), reset, picker.root, el('span', { class: 'soft drag', text: 'Drag over a chart to look closer.' }));
   // Runs are named by their paths: their numbers are those of one server.
   const samples = Samples.create((run, step) => {
     const place = `completions/${encodeURIComponent(run.path)}`;
@@ -60,7 +64,7 @@
   });
   const settings = Panels.settings();
   const tabs = {
-    curves: ['Curves', el('div', {}, tiles, notices, workers.root, controls, lanes, sections)],
+    curves: ['Curves', el('div', {}, tiles, notices, workers.root, controls, lanes, picked, sections)],
     completions: ['Completions', samples.root],
     configuration: ['Configuration', settings.root],
   };
@@ -122,6 +126,40 @@
     for (const { section } of grids.values()) watcher.observe(section);
   };
 
+  /** The charts of metrics that were asked for, each of which can be taken away. */
+  const drawPicked = () => {
+    for (const chart of charts.filter((one) => one.section === picked && !state.metrics.includes(one.key))) {
+      charts.splice(charts.indexOf(chart), 1);
+      near.delete(chart);
+      chart.figure.remove();
+    }
+    for (const key of state.metrics.filter((one) => !charts.some((chart) => chart.key === one))) {
+      const declared = { title: Format.visible(key), note: '', smooth: true, curves: [{ key, label: key, evaluated: false }] };
+      const chart = { ...Charts.create(declared, view), section: picked, key };
+      chart.figure.append(el('button', { type: 'button', class: 'away', text: 'Take away', 'aria-label': `Take away ${Format.visible(key)}`, on: {
+        click: () => setMetrics(state.metrics.filter((one) => one !== key)),
+      } }));
+      pickedGrid.append(chart.figure);
+      charts.push(chart);
+      near.add(chart);
+    }
+    tidy(picked);
+  };
+
+  const curvesHash = () => `curves${state.metrics.length > 0 ? `/${state.metrics.map(encodeURIComponent).join(',')}` : ''}`;
+
+  /** Draws these metrics in addition to the charts, and puts them into the address. */
+  const setMetrics = async (keys) => {
+    state.metrics.splice(0, Infinity, ...new Set(keys));
+    links[0].href = `#${curvesHash()}`;
+    if (state.tab === 'curves' && location.hash.slice(1) !== curvesHash()) history.replaceState(null, '', `#${curvesHash()}`);
+    // Runs that are chosen later are asked for them, too.
+    for (const run of state.runs) run.loaded &&= state.selected.includes(run.id);
+    await trying('metrics', () => Promise.all(shown().map((run) => run.figures.refresh())));
+    drawPicked();
+    drawCurves();
+  };
+
   const LANES = 4;
   const laneOf = new Map();
   const drawLanes = () => {
@@ -147,6 +185,7 @@
       notices.replaceChildren(Panels.notices(runs), Panels.comparisons(runs));
       workers.update(runs);
       drawLanes();
+      picker.update([...new Set(runs.flatMap((run) => run.figures.others))].filter((key) => !state.metrics.includes(key)).sort());
       for (const chart of charts) if (near.has(chart)) drawChart(chart);
       for (const { section } of charts) tidy(section);
     });
@@ -189,9 +228,9 @@
     parts.includes('comparisons') ? Source.comparisons(run.id).then((found) => { run.comparisons = found; }) : undefined,
   ]);
 
-  const choose = async (id, yes) => {
-    const next = yes ? [...state.selected, id] : state.selected.filter((one) => one !== id);
-    if (next.length > 0) state.selected = next.sort((a, b) => a - b);
+  /** Shows these runs and no others; at least one is always shown. */
+  const choose = async (ids) => {
+    if (ids.length > 0) state.selected = [...ids].sort((a, b) => a - b);
     await trying('choose', () => Promise.all(shown().filter((run) => !run.loaded).map(async (run) => {
       await load(run, EVERYTHING);
       run.loaded = true;
@@ -209,27 +248,31 @@
 
   /** Names that are as short as they can be while no two runs have the same one. */
   const distinguish = (runs) => {
-    const end = (run, parts) => run.path.split('/').slice(-parts).join('/');
-    for (const run of runs) {
-      const others = runs.filter((other) => other !== run);
-      let parts = 2;
-      while (parts < 12 && others.some((other) => end(other, parts) === end(run, parts))) parts += 1;
-      run.name = end(run, parts);
+    let open = runs;
+    for (let parts = 2; parts <= 12 && open.length > 0; parts += 1) {
+      const end = (run) => run.path.split('/').slice(-parts).join('/');
+      const count = new Map();
+      for (const run of runs) count.set(end(run), (count.get(end(run)) ?? 0) + 1);
+      for (const run of open) run.name = end(run);
+      open = open.filter((run) => count.get(run.name) > 1);
     }
   };
+
+  /** Takes over what is known of a run now. Its name is made here, and of one that was removed its beginning is still known. */
+  const adopt = (run, { name, started, ...rest }) => Object.assign(run, rest, { started: started ?? run.started });
 
   const listRuns = async () => {
     const found = await Source.runs();
     found.forEach((overview, id) => {
       const known = state.runs.find((run) => run.id === id);
-      if (known) Object.assign(known, overview);
-      else state.runs.push({ ...overview, id, index: 0, figures: new Figures(id) });
+      if (known) adopt(known, overview);
+      else state.runs.push(adopt({ id, index: 0, figures: new Figures(id, state.metrics) }, overview));
     });
     distinguish(state.runs);
     drawRuns();
     // The page begins with the run that its address names, or that goes on, else with the first.
     if (state.selected.length === 0 && state.runs.length > 0) {
-      await choose((named().run ?? state.runs.find((run) => run.state === 'running') ?? state.runs[0]).id, true);
+      await choose([(named().run ?? state.runs.find((run) => run.state === 'running') ?? state.runs[0]).id]);
     }
   };
 
@@ -241,8 +284,23 @@
       if (one === state.tab) links[at].setAttribute('aria-current', 'page');
       else links[at].removeAttribute('aria-current');
     });
+    if (state.tab === 'curves') {
+      const keys = keysOf(location.hash.split('/')[1]);
+      if (keys.length > 0 && keys.join() !== state.metrics.join()) await setMetrics(keys);
+      else if (location.hash.slice(1) !== '' && location.hash.slice(1) !== curvesHash()) history.replaceState(null, '', `#${curvesHash()}`);
+    }
     const { run } = named();
-    await (run && !state.selected.includes(run.id) ? choose(run.id, true) : draw());
+    await (run && !state.selected.includes(run.id) ? choose([...state.selected, run.id]) : draw());
+  };
+
+  /** The metrics that an address names. */
+  const keysOf = (part = '') => {
+    try {
+      return part.split(',').map(decodeURIComponent).filter(Boolean);
+    } catch {
+      // An address that was cut.
+      return [];
+    }
   };
 
   window.addEventListener('hashchange', route);
@@ -280,10 +338,9 @@
   const take = async (id, parts) => {
     const run = state.runs.find((one) => one.id === id);
     if (run && !state.selected.includes(id)) run.loaded = false;
-    if (!run?.loaded) return;
-    if (parts.includes('state')) await listRuns();
-    await load(run, parts);
-    run.steps = run.figures.steps.step.at(-1) ?? run.steps;
+    if (parts.includes('state') || !run) await listRuns();
+    else if (parts.includes('curves')) adopt(run, await Source.overview(id));
+    if (run?.loaded) await load(run, parts);
   };
   const showNews = async () => {
     const begin = performance.now();

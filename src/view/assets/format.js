@@ -34,6 +34,9 @@ const Format = (() => {
     return shorten(value.toExponential(2));
   };
 
+  /** A value whose sign says which way it goes. */
+  const signed = (value) => `${value > 0 ? '+' : ''}${number(value)}`;
+
   const count = (value) => Math.round(value).toLocaleString('en-US');
 
   const percent = (share) => `${number(100 * share)} %`;
@@ -50,6 +53,14 @@ const Format = (() => {
     if (whole < 60) return `${seconds.toFixed(1)} s`;
     if (whole < 3600) return `${Math.floor(whole / 60)} min ${two(whole % 60)} s`;
     return `${Math.floor(whole / 3600)} h ${two(Math.floor((whole % 3600) / 60))} min`;
+  };
+
+  /** A time in seconds since 1970, in the reader's time zone. */
+  const date = (seconds) => {
+    if (seconds === null || seconds === undefined) return '–';
+    const at = new Date(1000 * seconds);
+    const year = at.getFullYear() === new Date().getFullYear() ? {} : { year: 'numeric' };
+    return at.toLocaleString('en-GB', { day: 'numeric', month: 'short', ...year, hour: '2-digit', minute: '2-digit' });
   };
 
   /** Ticks of an axis of seconds. */
@@ -69,5 +80,5 @@ const Format = (() => {
     return code === 0x7f ? '\u2421' : `\u27e8${code.toString(16).toUpperCase().padStart(4, '0')}\u27e9`;
   });
 
-  return { ticks, number, count, percent, bytes, duration, clock, visible };
+  return { ticks, number, signed, count, percent, bytes, duration, date, clock, visible };
 })();

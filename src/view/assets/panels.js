@@ -1,46 +1,7 @@
 'use strict';
-// What stands about the curves: runs, figures, notices and options.
+// What stands about the curves: figures, notices and options.
 const Panels = (() => {
-  const { el, key } = Dom;
-
-  /** One run of the list. Its parts are made once, so that whoever is at its check box stays there. */
-  const runItem = (id, change) => {
-    const box = el('input', { type: 'checkbox', on: { change: () => change(id, box.checked) } });
-    const [look, name, state, steps, what] = ['look', 'name', 'state', 'soft', 'soft what'].map((kind) => el('span', { class: kind }));
-    name.dir = 'auto';
-    what.dir = 'auto';
-    const label = el('label', { class: 'run' }, box, look, name, state, steps, what);
-    const update = (run, selected) => {
-      const total = run.total_steps ? ` of ${Format.count(run.total_steps)}` : '';
-      box.checked = selected.includes(run.id);
-      label.title = Format.visible(run.path);
-      look.replaceChildren(...(selected.length > 1 && box.checked ? [key(Charts.color(run.index), Charts.dash(run.index))] : []));
-      name.textContent = Format.visible(run.name);
-      state.className = `state ${run.state}`;
-      state.textContent = run.state;
-      steps.textContent = `step ${Format.count(run.steps)}${total}`;
-      const best = run.best ? `, best: ${run.best}` : '';
-      what.textContent = run.model ? Format.visible(`${run.model} on ${run.dataset}${best}`) : '';
-    };
-    return { label, update };
-  };
-
-  /** The list of runs with their check boxes. */
-  const runs = (change) => {
-    const root = el('fieldset', { class: 'runs', hidden: true }, el('legend', { text: 'Runs' }));
-    const items = new Map();
-    const update = (all, selected) => {
-      root.hidden = all.length === 0;
-      for (const run of all) {
-        if (!items.has(run.id)) {
-          items.set(run.id, runItem(run.id, change));
-          root.append(items.get(run.id).label);
-        }
-        items.get(run.id).update(run, selected);
-      }
-    };
-    return { root, update };
-  };
+  const { el } = Dom;
 
   const mean = (values) => {
     const finite = values.filter((value) => value !== null && value !== undefined);
@@ -151,5 +112,5 @@ const Panels = (() => {
     return { root, update };
   };
 
-  return { runs, tiles, notices, comparisons, settings };
+  return { tiles, notices, comparisons, settings };
 })();

@@ -55,21 +55,67 @@ const Samples = (() => {
       el('div', {}, el('dt', { text: Format.visible(name), dir: 'auto' }), el('dd', { text: Format.visible(value) }))));
   };
 
-  const preview = (text) => {
+  // Columns that hold the right answer, the first of them that a row has.
+  const ANSWERS = ['answer', 'solution'];
+  const answerColumn = (columns) => ANSWERS.find((name) => columns?.[name] !== undefined && columns[name] !== null);
+  const textOf = (value) => (typeof value === 'string' ? value : JSON.stringify(value));
+
+  /** The right answer of a row in a line: of a worked solution, what stands behind its last `####`. */
+  const answerOf = (columns) => {
+    const name = answerColumn(columns);
+    if (name === undefined) return undefined;
+    const text = textOf(columns[name]);
+    const end = text.lastIndexOf('####');
+    return preview(end < 0 ? text : text.slice(end + 4).trim().split('\n')[0], 80);
+  };
+
+  /** Values by name, those that are short side by side, the others below each other. */
+  const values = (columns, without) => {
+    const entries = Object.entries(columns ?? {}).filter(([name]) => name !== without).map(([name, value]) => [name, textOf(value)]);
+    const short = entries.filter(([, text]) => text.length <= 60 && !text.includes('\n'));
+    const long = entries.filter((entry) => !short.includes(entry));
+    return [
+      ...(short.length > 0 ? [el('dl', { class: 'facts' }, ...short.map(([name, text]) =>
+        el('div', {}, el('dt', { text: Format.visible(name), dir: 'auto' }), el('dd', { text: Format.visible(text), dir: 'auto' }))))] : []),
+      ...long.map(([name, text]) => el('div', { class: 'value' }, el('b', { dir: 'auto', text: Format.visible(name) }), Tokens.textBlock(text))),
+    ];
+  };
+
+  /** The colour of a reward between the lowest and the highest of those that are listed. */
+  const scaleOf = (rewards) => {
+    const finite = rewards.filter((reward) => Number.isFinite(reward));
+    const [low, high] = [Math.min(...finite), Math.max(...finite)];
+    const of = (reward) => {
+      if (!Number.isFinite(reward) || high <= low) return '';
+      const share = (2 * (reward - low)) / (high - low) - 1;
+      return `color-mix(in srgb, var(${share < 0 ? '--low' : '--high'}) ${Math.round(45 * Math.abs(share))}%, transparent)`;
+    };
+    return { low, high, of };
+  };
+
+  const preview = (text, most = 240) => {
     const flatText = Format.visible(text.replaceAll('\n', ' ⏎ '));
-    return flatText.length > 240 ? `${flatText.slice(0, 240)}…` : flatText;
+    return flatText.length > most ? `${flatText.slice(0, most)}…` : flatText;
   };
 
   /** One line of the list; a button, so that keys and screen readers find it. */
-  const line = (one, open) => {
+  const line = (one, scale, open) => {
     const { row } = one;
+    const answer = answerOf(one.group.columns);
+    const reward = el('span', { class: 'reward', text: Format.number(row.reward), title: 'Reward' });
+    reward.style.backgroundColor = scale.of(row.reward);
     const marks = [row.finish_reason === 'length' ? 'truncated' : undefined, row.state === 'trained' ? undefined : stateOf(row)];
     return el('li', {}, el('button', { type: 'button', class: 'sample', on: { click: () => open(one) } },
       el('span', { class: 'id', text: nameOf(one) }),
-      el('span', { class: 'reward', text: Format.number(row.reward) }),
+      reward,
+      el('span', { class: 'advantage', title: 'Advantage', text: Format.signed(row.advantage) }),
       el('span', { class: 'words', dir: 'auto', text: preview(row.completion ?? '') || '(nothing)' }),
+      answer === undefined ? undefined : el('span', { class: 'answer', dir: 'auto', title: 'Right answer' }, el('i', { text: 'right: ' }), answer),
       el('span', { class: 'soft', text: [`${row.tokens ?? '–'} tokens`, ...marks.filter(Boolean)].join(' · ') })));
   };
+
+  /** What the figures at the beginning of a line are. */
+  const lineHead = () => el('li', { class: 'head', 'aria-hidden': 'true' }, ...['', 'reward', 'advantage', 'completion'].map((text) => el('span', { text })));
 
   const groupHead = (group) => el('li', { class: 'group' },
     el('b', { text: group.group === null ? `dropped group @${group.position}` : `group ${group.group}` }),
@@ -99,9 +145,20 @@ const Samples = (() => {
     const errors = Object.entries(row.reward_errors ?? {}).map(([name, error]) =>
       el('p', { class: 'problem', dir: 'auto', text: `${Format.visible(name)} failed: ${Format.visible(error)}` }));
     const section = (title, ...children) => el('section', {}, el('h3', { text: title }), ...children);
+    const listed = (title, parts) => (parts.length > 0 ? [section(title, ...parts)] : []);
+    const columns = row.columns ?? one.group.columns;
+    /** The completion, with the right answer beside it. */
+    const answered = ({ completion }, note) => {
+      const text = section('Completion', Tokens.textBlock(completion ?? ''), note);
+      const name = answerColumn(columns);
+      if (name === undefined) return text;
+      const answer = section('Right answer', Tokens.textBlock(textOf(columns[name])), el('p', { class: 'soft', text: `column ${name}` }));
+      return el('div', { class: 'sides answered' }, text, answer);
+    };
     body.replaceChildren(facts({ ...one, row }), ...errors, ...(problem ? [problem] : []),
       section('Prompt', Tokens.prompt(row.prompt ?? one.group.prompt), cut('prompt')),
-      section('Completion', Tokens.textBlock(row.completion ?? ''), cut('completion')),
+      answered(row, cut('completion')),
+      ...listed('Row of the dataset', values(columns, answerColumn(columns))), ...listed('Logged by reward functions', values(row.extra)),
       tokens ? Tokens.view(tokens) : el('p', { class: 'soft', text: 'The figures of its tokens are not kept (`token_records`).' }));
   };
 
@@ -130,6 +187,18 @@ const Samples = (() => {
   const create = (go) => {
     const list = el('ol', { class: 'samples card' });
     const status = el('output', { class: 'soft' });
+    const key = el('p', { class: 'soft scale', hidden: true });
+    /** Says what the colours of rewards are. */
+    const say = (where, { low, high, of }) => {
+      where.hidden = !(high > low);
+      if (where.hidden) return;
+      const end = (reward) => {
+        const mark = el('span', { class: 'reward', text: Format.number(reward) });
+        mark.style.backgroundColor = of(reward);
+        return mark;
+      };
+      where.replaceChildren('Rewards from ', end(low), ' to ', end(high));
+    };
     const pairs = el('div');
     const choice = { filter: 'all', sort: 'group', text: '' };
     let at = {};
@@ -156,21 +225,24 @@ const Samples = (() => {
       const damage = data.damage ? `; left out: ${data.damage}` : '';
       status.textContent = (kept.length === all.length ? `${Format.count(all.length)} completions in ${data.groups.length} groups`
         : `${Format.count(kept.length)} of ${Format.count(all.length)} completions${cut}`) + damage;
+      const scale = scaleOf(sorted.map(({ row }) => row.reward));
+      say(key, scale);
       let before;
-      growing(list, sorted.flatMap((one) => {
+      growing(list, [...(sorted.length > 0 ? [lineHead] : []), ...sorted.flatMap((one) => {
         const heading = choice.sort === 'group' && one.group !== before ? [() => groupHead(one.group)] : [];
         before = one.group;
-        return [...heading, () => line(one, (which) => open(at.run, data.step, which))];
-      }));
+        return [...heading, () => line(one, scale, (which) => open(at.run, data.step, which))];
+      })]);
     };
 
     const showHits = () => {
       const { hits: found, more, down_to: last } = hits;
+      key.hidden = true;
       status.textContent = `${found.length} completions of all steps have “${choice.text}”${more ? `; searched down to step ${last}` : ''}`;
       growing(list, found.map((hit) => () => el('li', {}, el('button', { type: 'button', class: 'sample', on: {
         click: () => open(at.run, hit.step, { group: { position: hit.position, group: null }, row: { sample: hit.sample } }),
       } },
-      el('span', { class: 'id', text: `${hit.step}` }), el('span', { class: 'reward', text: Format.number(hit.reward) }),
+      el('span', { class: 'id', text: `${hit.step}` }), el('span', { class: 'reward', text: Format.number(hit.reward) }), el('span', { class: 'advantage' }),
       el('span', { class: 'words', dir: 'auto', text: preview(hit.excerpt) }), el('span', { class: 'soft', text: `step ${hit.step}` })))));
     };
 
@@ -198,6 +270,7 @@ const Samples = (() => {
       } catch (error) {
         if (turn !== turns) return;
         data = undefined;
+        key.hidden = true;
         list.replaceChildren();
         status.textContent = error.message;
       }
@@ -235,7 +308,7 @@ const Samples = (() => {
       labelled('Show', select(FILTERS, choice.filter, chosen('filter'))), labelled('Sort by', select(SORTS, choice.sort, chosen('sort'))),
       labelled('Search', text),
       Source.search ? el('button', { type: 'button', text: 'In all steps', on: { click: () => choice.text && search() } }) : undefined);
-    const root = el('div', {}, controls, status, list, pairs);
+    const root = el('div', {}, controls, status, key, list, pairs);
 
     const showControls = () => {
       const index = steps.indexOf(at.step);
@@ -279,6 +352,7 @@ const Samples = (() => {
       showControls();
       if (next === undefined) {
         [data, hits] = [];
+        key.hidden = true;
         list.replaceChildren();
         status.textContent = 'No completions are kept yet (`log_completions`).';
       } else if (!same) await step(next);

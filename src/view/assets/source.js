@@ -27,8 +27,10 @@ const Source = (() => {
   const live = {
     charts: () => get('charts'),
     runs: () => get('runs'),
-    curves: (run, { steps, evaluations, generation }) =>
-      get(`runs/${run}/curves?steps=${steps}&evaluations=${evaluations}${generation === undefined ? '' : `&generation=${generation}`}`),
+    overview: (run) => get(`runs/${run}/overview`),
+    curves: (run, { steps, evaluations, generation, also }) =>
+      get(`runs/${run}/curves?steps=${steps}&evaluations=${evaluations}${generation === undefined ? '' : `&generation=${generation}`}`
+        + `${also.length === 0 ? '' : `&also=${encodeURIComponent(JSON.stringify(also))}`}`),
     notices: (run) => get(`runs/${run}/notices`),
     comparisons: (run) => get(`runs/${run}/comparisons`),
     workers: (run) => get(`runs/${run}/workers`),
@@ -110,8 +112,13 @@ class Table {
 }
 
 class Figures {
-  constructor(run) {
+  /** Of a run; `also` are the metrics that are drawn although no chart shows them, now and later. */
+  constructor(run, also) {
     this.run = run;
+    this.also = also;
+    this.known = '';
+    /** Metrics that no chart shows. */
+    this.others = [];
     this.steps = new Table();
     this.evaluations = new Table();
     this.times = [];
@@ -125,8 +132,13 @@ class Figures {
 
   async read() {
     const { steps, evaluations, generation } = this;
-    const news = await Source.curves(this.run, { steps: steps.step.length, evaluations: evaluations.step.length, generation });
+    const also = [...this.also];
+    // Of a metric that is asked for now, the earlier steps are missing, too.
+    const known = this.known === also.join() ? steps.step.length : 0;
+    const news = await Source.curves(this.run, { steps: known, evaluations: evaluations.step.length, generation, also });
+    this.known = also.join();
     this.generation = news.generation;
+    this.others = news.others;
     steps.add(news.steps);
     evaluations.add(news.evaluations);
     // Seconds of training up to the end of each step.

@@ -27,15 +27,25 @@ const Tokens = (() => {
   // Differences of a correct pair are tiny; of a wrong one they are not. So the scale is fixed where it means something.
   const LARGEST = { difference: 0.5, entropy: undefined, advantage: undefined, clipped: 1 };
 
+  // A smaller share of the scale is no colour that anybody sees.
+  const SEEN = 0.004;
+
+  /** How the tokens are coloured at first: by what tells something of them. Where sampler and learner agree, their difference does not. */
+  const firstWay = (figures) => {
+    const sizes = (way) => figures[way].filter((value) => Number.isFinite(value)).map(Math.abs);
+    if (sizes('difference').some((size) => size >= SEEN * LARGEST.difference)) return 'difference';
+    return ['entropy', 'advantage'].find((way) => sizes(way).some((size) => size > 0)) ?? 'difference';
+  };
+
   const colour = (spans, values, way) => {
     const finite = values.filter((value) => Number.isFinite(value)).map(Math.abs);
     const largest = LARGEST[way] ?? Math.max(1e-9, ...finite);
     spans.forEach((span, index) => {
       const value = values[index];
       const share = Number.isFinite(value) ? Math.min(Math.abs(value) / largest, 1) : 0;
-      span.style.backgroundColor = share < 0.004 ? '' : `color-mix(in srgb, var(${value < 0 ? '--low' : '--high'}) ${Math.round(12 + 58 * share)}%, transparent)`;
+      span.style.backgroundColor = share < SEEN ? '' : `color-mix(in srgb, var(${value < 0 ? '--low' : '--high'}) ${Math.round(12 + 58 * share)}%, transparent)`;
       // Not by colour alone: what is below zero has a line below it.
-      span.classList.toggle('below', share >= 0.004 && value < 0);
+      span.classList.toggle('below', share >= SEEN && value < 0);
     });
     return largest;
   };
@@ -98,11 +108,13 @@ const Tokens = (() => {
       scale.textContent = way === 'none' ? '' : way === 'clipped'
         ? (figures.clipped.includes(1) ? 'filled: clipped or masked' : 'no token was clipped or masked')
         : `full colour at ${Format.number(largest)} and above; underlined below zero`;
+      if (way !== 'difference' && way === first) scale.textContent = `sampler and learner agree; ${scale.textContent}`;
     };
-    paint('difference');
+    const first = firstWay(figures);
+    paint(first);
     const left = tokens.left_out > 0 ? el('p', { class: 'soft', text: `${Format.count(tokens.left_out)} more tokens are not shown.` }) : undefined;
     return el('section', {}, el('h3', { text: 'Tokens' }),
-      el('div', { class: 'controls' }, labelled('Colour by', select(WAYS, 'difference', paint)), scale), readout, text, left);
+      el('div', { class: 'controls' }, labelled('Colour by', select(WAYS, first, paint)), scale), readout, text, left);
   };
 
   // How chat templates of the known families mark turns.

@@ -43,6 +43,7 @@ pub fn frame(bytes: &[u8]) {
         0 => {
             check_kept::<Placed>(&framed(FRAME_VERSION, MessageKind::Placed, body));
             check_kept::<Scored>(&framed(BEFORE, MessageKind::Placed, body));
+            check_kept::<Placed>(&framed(WITHOUT_NOTES, MessageKind::Placed, body));
         }
         1 => check::<LearnerStatus>(&framed(FRAME_VERSION, MessageKind::LearnerStatus, body)),
         2 => check::<SamplerStatus>(&framed(FRAME_VERSION, MessageKind::SamplerStatus, body)),
@@ -155,6 +156,8 @@ fn check_read<M: frame::Message>(message: Option<M>) {
 
 /// A version whose groups have another layout.
 const BEFORE: u16 = 9;
+/// The version whose groups have no notes.
+const WITHOUT_NOTES: u16 = 10;
 
 /// A frame with a right header.
 fn framed(version: u16, kind: MessageKind, body: &[u8]) -> Vec<u8> {

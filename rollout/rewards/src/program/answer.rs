@@ -1,7 +1,7 @@
 //! The line that a process answers.
 
-use serde_json::Value;
-use shared::{RewardOutcome, StepScore};
+use serde_json::{Map, Value};
+use shared::{Logged, Note, RewardOutcome, StepScore};
 
 /// Longest piece of an answer that is quoted in a message.
 const QUOTED: usize = 60;
@@ -9,6 +9,9 @@ const QUOTED: usize = 60;
 /// The key of an answer that says which request it is for.
 const ID: &str = "id";
 const SCORES: &str = "scores";
+/// What is logged beside the scores, by the names of TRL's functions.
+const LOG_EXTRA: &str = "log_extra";
+const LOG_METRIC: &str = "log_metric";
 
 /// The content of a line.
 #[derive(Debug)]
@@ -17,6 +20,8 @@ pub(super) struct Answer {
     pub outcomes: Vec<RewardOutcome>,
     /// Tracebacks of errors, as far as the line has them.
     pub tracebacks: Vec<String>,
+    /// What is logged beside the outcomes.
+    pub logged: Logged,
 }
 
 /// Reads a line.
@@ -24,8 +29,10 @@ pub(super) struct Answer {
 /// # Errors
 /// A line that is no list with one entry per completion.
 pub(super) fn read(line: &str, completions: usize) -> Result<Answer, String> {
+    let mut logged = Logged::default();
     let answer = match parse(line)? {
         Value::Object(mut numbered) if numbered.contains_key(ID) && numbered.contains_key(SCORES) => {
+            logged = log_of(&numbered, completions);
             numbered.remove(SCORES).unwrap_or_default()
         }
         answer => answer,
@@ -36,8 +43,25 @@ pub(super) fn read(line: &str, completions: usize) -> Result<Answer, String> {
     if entries.len() != completions {
         return Err(format!("answered {} entries for {completions} completions", entries.len()));
     }
-    let tracebacks = entries.iter().filter_map(|entry| entry.get("traceback")?.as_str());
-    Ok(Answer { outcomes: entries.iter().map(outcome).collect(), tracebacks: tracebacks.map(str::to_owned).collect() })
+    let tracebacks = entries.iter().filter_map(|entry| entry.get("traceback")?.as_str()).map(str::to_owned).collect();
+    Ok(Answer { outcomes: entries.iter().map(outcome).collect(), tracebacks, logged })
+}
+
+/// `{"log_extra": {"column": [one value for each completion]}, "log_metric": {"metric": value, "other": [values]}}`.
+/// Anything else is passed over: a program that logs wrongly has its scores all the same.
+fn log_of(answer: &Map<String, Value>, completions: usize) -> Logged {
+    let mut logged = Logged::default();
+    let entries = |key: &str| answer.get(key).and_then(Value::as_object).into_iter().flatten();
+    for (column, values) in entries(LOG_EXTRA) {
+        if let Some(values) = values.as_array().filter(|values| values.len() == completions) {
+            logged.set_extra(column, values.iter().map(Note::of).collect());
+        }
+    }
+    for (metric, values) in entries(LOG_METRIC) {
+        let values = values.as_array().map_or(std::slice::from_ref(values), Vec::as_slice);
+        values.iter().filter_map(Value::as_f64).for_each(|value| logged.add_metric(metric, value));
+    }
+    logged
 }
 
 /// The number of the request that a line answers, where the line says so: `{"id": 3, "scores": […]}`.
@@ -119,11 +143,15 @@ mod tests {
             r#"[1.5, null, {"error": "no", "traceback": "line 1\nline 2"}]"#,
             "[NaN, -Infinity, Infinity]",
             "[[[0, 0.5], [3, 1e300]], [], [[4294967296, 1]]]",
+            r#"{"id": 1, "scores": [1, 2, 3], "log_extra": {"a": [1, "b", null]}, "log_metric": {"m": [0.5, NaN]}}"#,
             "Traceback (most recent call last):",
         ];
         harness::fuzz::explore("reward_answers", &lines.map(|line| line.as_bytes().to_vec()), |bytes| {
             match read(&String::from_utf8_lossy(bytes), 3) {
-                Ok(answer) => assert_eq!(answer.outcomes.len(), 3),
+                Ok(answer) => {
+                    assert_eq!(answer.outcomes.len(), 3);
+                    assert!(Logged::means([&answer.logged]).values().all(|mean| !mean.is_nan()));
+                }
                 // However long the line is.
                 Err(reason) => assert!(reason.len() < 1000, "{reason}"),
             }

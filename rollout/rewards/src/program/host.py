@@ -19,6 +19,9 @@ import traceback
 # Lines of a traceback that are passed on.
 MAX_LINES = 30
 
+# Characters of a value that a function logs. Tandem cuts it shorter; this keeps the answer below its own limit.
+MAX_LOGGED = 4096
+
 
 def own_descriptors():
     """Files for requests and answers; standard input is empty from here on, standard output is standard error."""
@@ -83,22 +86,31 @@ class Caller:
         self.loop = None
         self.named = parameters(function)
         self.shown = set()
+        self.log = Log(0)
 
     def scores(self, request):
-        """An entry for each completion: a number, None, or why there is none."""
+        """An entry for each completion: a number, None, or why there is none. `log` is what was logged meanwhile."""
         completions = request["completions"]
+        self.log = Log(len(completions))
         try:
             values = self.call(request, completions)
         except Refusal as error:
+            self.log = Log(len(completions))
             return [{"error": str(error)}] * len(completions)
         except BaseException as error:
             failed = self.failure(error)
         else:
             return [entry(value) for value in values]
+        # What a call has logged that raised goes with it.
+        self.log = Log(len(completions))
         if len(completions) == 1:
             return [failed]
         # Only those that raise by themselves are to fail.
-        one_by_one = [self.scores({**request, "completions": [one]})[0] for one in completions]
+        one_by_one, logs = [], []
+        for one in completions:
+            one_by_one += self.scores({**request, "completions": [one]})
+            logs.append(self.log)
+        self.log = Log.joined(logs)
         if "traceback" in failed:
             failures = [found for found in one_by_one if isinstance(found, dict)]
             if failures:
@@ -132,8 +144,7 @@ class Caller:
         arguments["prompts"] = copies(prompt, completions)
         arguments["completions"] = texts
         arguments["completion_ids"] = [completion["token_ids"] for completion in completions]
-        # What TRL offers for its own log is accepted and goes nowhere.
-        arguments.update(log_extra=ignore, log_metric=ignore)
+        arguments.update(log_extra=self.log.log_extra, log_metric=self.log.log_metric)
         return {name: value for name, value in arguments.items() if self.named is None or name in self.named}
 
     def failure(self, error):
@@ -146,8 +157,54 @@ class Caller:
         return found
 
 
-def ignore(*_, **__):
-    """Takes anything."""
+class Log:
+    """What a function logs beside its scores, as TRL's trainer takes it."""
+
+    def __init__(self, completions):
+        self.completions = completions
+        self.extra = {}
+        self.metrics = {}
+
+    def log_extra(self, column, values):
+        """Adds a column to the table of completions, with a value for each completion."""
+        values = [logged(value) for value in values]
+        if len(values) != self.completions:
+            raise ValueError(f"log_extra: {column!r} has {len(values)} values for {self.completions} completions")
+        self.extra[str(column)] = values
+
+    def log_metric(self, name, value):
+        """Adds a value to a metric of the step. One that is not finite is left out."""
+        value = float(value)
+        if math.isfinite(value):
+            self.metrics.setdefault(str(name), []).append(value)
+
+    def fields(self):
+        """Its part of the answer."""
+        return {"log_extra": self.extra, "log_metric": self.metrics}
+
+    @classmethod
+    def joined(cls, logs):
+        """The logs of single completions, in order, as one of all."""
+        joined = cls(sum(log.completions for log in logs))
+        for column in dict.fromkeys(column for log in logs for column in log.extra):
+            joined.extra[column] = [value for log in logs for value in log.extra.get(column, [None] * log.completions)]
+        for log in logs:
+            for name, values in log.metrics.items():
+                joined.metrics.setdefault(name, []).extend(values)
+        return joined
+
+
+def logged(value):
+    """A value as JSON has it: a text if JSON has none of its kind, or if it is long."""
+    for method in ("tolist", "item"):
+        if hasattr(value, method) and not isinstance(value, (str, bytes, int, float)):
+            value = getattr(value, method)()
+            break
+    try:
+        text = value if isinstance(value, str) else json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        value = text = str(value)
+    return value if len(text) <= MAX_LOGGED else text[:MAX_LOGGED]
 
 
 def parameters(function):
@@ -240,7 +297,7 @@ def main():
     for line in requests:
         request = json.loads(line)
         # With its number, so that nothing else can be taken for the answer.
-        answer({"id": request["id"], "scores": caller.scores(request)})
+        answer({"id": request["id"], "scores": caller.scores(request), **caller.log.fields()})
     return 0
 
 

@@ -4,9 +4,9 @@
 //! "finish_reason": …}, …], "columns": {…}}`, with `messages` where the row's prompt is a conversation. It writes one
 //! line back: a list with, for each completion, a number (the score), `null` (it abstains), `[[end, score], …]` (scores
 //! of steps, each with the index of its last token) or `{"error": …}`. The line may also be `{"id": 1, "scores": […]}`
-//! with that list, which names the request. Anything else is a failure of that completion or, where the line is no such
-//! list, of the group. A process that misses the deadline is killed, one that ended is replaced. What it writes to
-//! stderr goes to the log.
+//! with that list, which names the request, and may then have `log_extra` and `log_metric`. Anything else is a failure
+//! of that completion or, where the line is no such list, of the group. A process that misses the deadline is killed,
+//! one that ended is replaced. What it writes to stderr goes to the log.
 //!
 //! A function in Python is such a program too. The user's interpreter runs `host.py`, which is compiled in; it imports
 //! the function and calls it.
@@ -30,7 +30,7 @@ use std::{
 };
 
 use serde_json::json;
-use shared::RewardOutcome;
+use shared::{Logged, RewardOutcome};
 
 use super::{Reward, RewardInput, Scope, failed};
 use answer::Answer;
@@ -149,6 +149,11 @@ impl Program {
     }
 
     fn outcomes(&self, input: &RewardInput) -> Result<Vec<RewardOutcome>, AskError> {
+        self.answered(input).map(|(outcomes, _)| outcomes)
+    }
+
+    /// The outcomes, with what was logged beside them.
+    fn answered(&self, input: &RewardInput) -> Result<(Vec<RewardOutcome>, Logged), AskError> {
         let answer = self.ask(input).inspect_err(|_| self.words.set_traceback(None))?;
         for traceback in &answer.tracebacks {
             self.words.set_traceback(Some(traceback));
@@ -161,7 +166,7 @@ impl Program {
             }
             outcome => outcome,
         };
-        Ok(answer.outcomes.into_iter().map(explained).collect())
+        Ok((answer.outcomes.into_iter().map(explained).collect(), answer.logged))
     }
 
     /// A reason of failure, with the option that stood in the way, where the reason or `words` show that.
@@ -217,10 +222,17 @@ impl Program {
 
 impl Reward for Program {
     fn score(&self, input: &RewardInput) -> Vec<RewardOutcome> {
+        self.score_and_log(input).0
+    }
+
+    fn score_and_log(&self, input: &RewardInput) -> (Vec<RewardOutcome>, Logged) {
         let patience = input.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        let outcomes = self.outcomes(input);
+        let (outcomes, logged) = match self.answered(input) {
+            Ok((outcomes, logged)) => (Ok(outcomes), logged),
+            Err(error) => (Err(error), Logged::default()),
+        };
         let limit = patience.map(|patience| format!("a call has {} s (`reward_timeout`)", in_seconds(patience)));
-        self.settled_within(limit, outcomes, input)
+        (self.settled_within(limit, outcomes, input), logged)
     }
 
     fn score_first(&self, input: &RewardInput) -> Vec<RewardOutcome> {

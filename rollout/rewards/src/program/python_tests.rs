@@ -7,7 +7,7 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use shared::{RewardOutcome, config::RewardHost};
+use shared::{Logged, RewardOutcome, config::RewardHost};
 
 use crate::{Registry, RewardError, RewardFunction, RewardInput, testing};
 
@@ -74,6 +74,28 @@ def no_list(completions, **kwargs):
 
 def no_numbers(completions, **kwargs):
     return ["good", float("nan")]
+
+
+def logs(completions, log_extra, log_metric, **kwargs):
+    log_extra("length", [len(completion) for completion in completions])
+    log_extra("what", [{"text": completion, "set": {1}} for completion in completions])
+    log_metric("share", 0.25)
+    log_metric("share", 0.5)
+    log_metric("infinite", float("inf"))
+    return [0.0 for _ in completions]
+
+
+def logs_and_raises(completions, log_extra, log_metric, **kwargs):
+    log_extra("seen", completions)
+    log_metric("calls", len(completions))
+    if "b" in completions:
+        raise ValueError("no b")
+    return [1.0 for _ in completions]
+
+
+def logs_too_little(completions, log_extra, **kwargs):
+    log_extra("seen", ["only one"])
+    return [1.0 for _ in completions]
 
 
 def _private(completions):
@@ -160,6 +182,31 @@ fn functions_are_called_as_by_trl() {
     assert_eq!(place.scores("think_format_reward", chat(&["<think>x</think>", "x"])), numbers(&[1.0, 0.0]));
     let judged = place.scores("judged", two());
     assert_eq!(judged, [RewardOutcome::NotApplicable, RewardOutcome::Score(1.0)]);
+}
+
+#[test]
+fn what_a_function_logs_comes_with_its_scores() {
+    let place = Folder::new();
+    let logged = |name: &str| place.function(name).reward().score_and_log(&two());
+    let extra = |logged: &Logged, completion| -> Vec<(String, Value)> {
+        logged.extra_of(completion).map(|(name, note)| (name.to_owned(), note.value())).collect()
+    };
+    let (scores, log) = logged("logs");
+    assert_eq!(scores, numbers(&[0.0, 0.0]));
+    assert_eq!(Logged::means([&log]), [("share", 0.375)].into());
+    // What JSON has no kind for is a text.
+    let what = json!("{'text': 'b', 'set': {1}}");
+    assert_eq!(extra(&log, 1), [("length".to_owned(), json!(1)), ("what".to_owned(), what)]);
+
+    // Of calls that raised, nothing is kept.
+    let (scores, log) = logged("logs_and_raises");
+    assert!(scores[0] == RewardOutcome::Score(1.0) && scores[1].has_failed());
+    assert_eq!(Logged::means([&log]), [("calls", 1.0)].into());
+    assert_eq!(extra(&log, 0), [("seen".to_owned(), json!("a"))]);
+    assert_eq!(extra(&log, 1), [("seen".to_owned(), Value::Null)]);
+    // A list of another length fits completions that are scored alone.
+    let (scores, log) = logged("logs_too_little");
+    assert_eq!((scores, extra(&log, 1)), (numbers(&[1.0, 1.0]), vec![("seen".to_owned(), json!("only one"))]));
 }
 
 #[test]

@@ -81,6 +81,7 @@ impl From<RolloutGroup> for Group {
             completions: all(before.completions),
             reward_names: before.reward_names,
             generation_seconds: before.generation_seconds,
+            notes: Box::default(),
         }
     }
 }
@@ -107,6 +108,7 @@ impl From<RolloutGroup> for Placed {
                 completions: all(dropped.completions),
                 reward_names: scored.reward_names.clone(),
                 generation_seconds: 0.0,
+                notes: Box::default(),
             }),
             stale: dropped.stale,
         };

@@ -10,7 +10,7 @@ use crate::{
     },
     generation::{
         episode::{Episode, FinishReason, Segment, TokenLogprob, Why},
-        group::{Completion, Dropped, Provenance, RewardOutcome, StepScore},
+        group::{Completion, Dropped, Logged, Note, Notes, Provenance, RewardOutcome, StepScore},
         ids::{GroupId, PolicyVersion, PromptId, Step},
         sampling::SamplingParams,
         testing::{GROUP_OF_8, GROUP_OF_9, bytes},
@@ -46,6 +46,7 @@ fn one_turn() -> Placed {
         completions: vec![completion],
         reward_names: vec![("correctness".into(), 1.0), ("format".into(), 0.5), ("length".into(), 1.0)],
         generation_seconds: 0.75,
+        notes: Box::default(),
     };
     let dropped = Group {
         position: 2401,
@@ -64,8 +65,8 @@ fn one_turn() -> Placed {
     }
 }
 
-/// The same with a reply and a second turn.
-fn sample_group() -> Placed {
+/// The same with a reply and a second turn, as version 10 can express it.
+fn two_turns() -> Placed {
     let mut placed = one_turn();
     let episode = &mut placed.scored.group.completions[0].episode;
     episode.push(Segment::Given { ids: &[7, 8, 300], why: Why::Reply });
@@ -77,6 +78,16 @@ fn sample_group() -> Placed {
         versions: &versions,
         finish: FinishReason::Length,
     });
+    placed
+}
+
+/// The same with notes.
+fn sample_group() -> Placed {
+    let mut placed = two_turns();
+    let notes = &mut placed.scored.group.notes;
+    notes.columns = vec![("answer".into(), Note::of(&4.into()))];
+    notes.logged.set_extra("guess", vec![Note::of(&"4".into())]);
+    notes.logged.add_metric("right", 0.5);
     placed
 }
 
@@ -211,35 +222,37 @@ fn golden_bytes_of_every_message() {
 }
 
 const GROUP: &str = "\
-    544e444d0a000100060100000000000000000000000000007c904f870ac9f9b9ac0202e21207010201dba00904322b32\
+    544e444d0b0001002f0100000000000000000000000000001610d60bd0098c00ac0202e21207010201dba00904322b32\
     3d01000713dda0090708ac020905040002000000bf000080be000000be03000000000000000000000000000200ab0201\
     ac02000103000101010001000000000000000000000000000100ad020101340400000000000000004002030774696d65\
     6f7574010101000000000000e03f01030b636f72726563746e657373000000000000f03f06666f726d61740000000000\
-    00e03f066c656e677468000000000000f03f000000000000e83fab0201e11208010004332b333d00030b636f72726563\
-    746e657373000000000000f03f06666f726d6174000000000000e03f066c656e677468000000000000f03f0000000000\
-    000000000001";
+    00e03f066c656e677468000000000000f03f000000000000e83f0106616e737765720134010567756573730103223422\
+    01057269676874000000000000e03f01ab0201e11208010004332b333d00030b636f72726563746e6573730000000000\
+    00f03f06666f726d6174000000000000e03f066c656e677468000000000000f03f0000000000000000000000000001";
 const SCORED: &str = "\
-    544e444d0a000700b9000000000000000000000000000000ba85157222faf7ebe21207010201dba00904322b323d0100\
+    544e444d0b000700df000000000000000000000000000000f77c096cc79883fbe21207010201dba00904322b323d0100\
     0713dda0090708ac020905040002000000bf000080be000000be03000000000000000000000000000200ab0201ac0200\
     0103000101010001000000000000000000000000000100ad020101340400000000000000004002030774696d656f7574\
     010101000000000000e03f01030b636f72726563746e657373000000000000f03f06666f726d6174000000000000e03f\
-    066c656e677468000000000000f03f000000000000e83fab02";
+    066c656e677468000000000000f03f000000000000e83f0106616e737765720134010567756573730103223422010572\
+    69676874000000000000e03f01ab02";
 const KEPT: &str = "\
-    544e444d0a000600b700000000000000000000000000000051fe34e314de4de1e21207010201dba00904322b323d0100\
+    544e444d0b000600dd0000000000000000000000000000008c59021bc8f3e2c6e21207010201dba00904322b323d0100\
     0713dda0090708ac020905040002000000bf000080be000000be03000000000000000000000000000200ab0201ac0200\
     0103000101010001000000000000000000000000000100ad020101340400000000000000004002030774696d656f7574\
     010101000000000000e03f01030b636f72726563746e657373000000000000f03f06666f726d6174000000000000e03f\
-    066c656e677468000000000000f03f000000000000e83f";
+    066c656e677468000000000000f03f000000000000e83f0106616e737765720134010567756573730103223422010572\
+    69676874000000000000e03f01";
 const LEARNER: &str = "\
-    544e444d0a0002001b000000000000000000000000000000ec8eca457e5bbe1bef9bafcdf8acd1910105010528040200\
+    544e444d0b0002001b0000000000000000000000000000002aa59884a8eebea5ef9bafcdf8acd1910105010528040200\
     c8012ae807010204010101";
 const SAMPLER: &str = "\
-    544e444d0a0003004f0000000000000000000000000000004a7d2bc7780a721d090504c0843dac02c801010601026e6f\
+    544e444d0b0003004f000000000000000000000000000000e3bbdff701e09ce7090504c0843dac02c801010601026e6f\
     b96007080101ac0205010707070707070707070707070707070707070707070707070707070707070707010284070103\
     04050680808080108080808020ac02";
 
 const REPORT: &str = "\
-    544e444d0a0004001101000000000000000000000000000084aa3207bea3225fef9bafcdf8acd19101016105302e312e\
+    544e444d0b00040011010000000000000000000000000000bf7ee17f96238349ef9bafcdf8acd19101016105302e312e\
     30000000000000e03f090104637564610573746f636b046266313604696e7438ac020105010707070707070707070707\
     070707070707070707070707070707070707070707000101040606060606060606060606060606060606060606060606\
     06060606060606060608080808080808080808080808080808080808080808080808080808080808080201c801010102\
@@ -247,15 +260,37 @@ const REPORT: &str = "\
     00000000e03f02010601026e6f01020103637574010466756c6cb960ac0202000000000000f03f0000000000000040ac\
     02000000000000e03f000000000000d03f";
 const ORDERS: &str = "\
-    544e444d0a000500c4000000000000000000000000000000abfbf666eba341ee09010561203d20310303030303030303\
+    544e444d0b000500c4000000000000000000000000000000a3a87c77ecf4f97309010561203d20310303030303030303\
     030303030303030303030303030303030303030303030303ac0201730101720105010707070707070707070707070707\
     070707070707070707070707070707070707000101040606060606060606060606060606060606060606060606060606\
     06060606060608080808080808080808080808080808080808080808080808080808080808080201c80101c801050701\
     0201dba0090200030000803f000000803f000000803f800400002a01027b7d01026e6f01";
 
+/// Messages in files of version 10: those of [`two_turns`].
+const GROUP_OF_10: &str = "\
+    544e444d0a000100060100000000000000000000000000007c904f870ac9f9b9ac0202e21207010201dba00904322b32\
+    3d01000713dda0090708ac020905040002000000bf000080be000000be03000000000000000000000000000200ab0201\
+    ac02000103000101010001000000000000000000000000000100ad020101340400000000000000004002030774696d65\
+    6f7574010101000000000000e03f01030b636f72726563746e657373000000000000f03f06666f726d61740000000000\
+    00e03f066c656e677468000000000000f03f000000000000e83fab0201e11208010004332b333d00030b636f72726563\
+    746e657373000000000000f03f06666f726d6174000000000000e03f066c656e677468000000000000f03f0000000000\
+    000000000001";
+const SCORED_OF_10: &str = "\
+    544e444d0a000700b9000000000000000000000000000000ba85157222faf7ebe21207010201dba00904322b323d0100\
+    0713dda0090708ac020905040002000000bf000080be000000be03000000000000000000000000000200ab0201ac0200\
+    0103000101010001000000000000000000000000000100ad020101340400000000000000004002030774696d656f7574\
+    010101000000000000e03f01030b636f72726563746e657373000000000000f03f06666f726d6174000000000000e03f\
+    066c656e677468000000000000f03f000000000000e83fab02";
+const KEPT_OF_10: &str = "\
+    544e444d0a000600b700000000000000000000000000000051fe34e314de4de1e21207010201dba00904322b323d0100\
+    0713dda0090708ac020905040002000000bf000080be000000be03000000000000000000000000000200ab0201ac0200\
+    0103000101010001000000000000000000000000000100ad020101340400000000000000004002030774696d656f7574\
+    010101000000000000e03f01030b636f72726563746e657373000000000000f03f06666f726d6174000000000000e03f\
+    066c656e677468000000000000f03f000000000000e83f";
+
 #[test]
 fn a_header_says_where_its_frame_ends_also_that_of_an_older_build() {
-    for frame in [encode(&sample_group()), bytes(GROUP_OF_8), bytes(GROUP_OF_9)] {
+    for frame in [encode(&sample_group()), bytes(GROUP_OF_8), bytes(GROUP_OF_9), bytes(GROUP_OF_10)] {
         let followed = [&frame[..], b"more"].concat();
         assert_eq!(length_of(&followed), Some(frame.len()));
         assert_eq!(length_of(&frame[1..]), None);
@@ -274,6 +309,7 @@ fn each_kind_of_damage_has_its_own_error() {
     assert_eq!(with(0, b'X'), FrameError::Magic { found: *b"XNDM" });
     assert_eq!(with(4, 8), FrameError::Version { found: 8 });
     assert_eq!(with(4, 9), FrameError::Version { found: 9 });
+    assert_eq!(with(4, 10), FrameError::Version { found: 10 });
     assert_eq!(with(6, 2), FrameError::Kind { found: 2, expected: MessageKind::Placed });
     assert!(matches!(with(8, good[8].wrapping_add(1)), FrameError::Length { .. }));
     assert_eq!(with(16, !good[16]), FrameError::Checksum, "the id of another run");
@@ -313,6 +349,11 @@ fn a_frame_of_the_version_before_is_read_from_a_file_and_not_from_the_channel() 
             assert!(decode_kept::<Placed>(&kept[..length]).is_err(), "{length} bytes");
         }
     }
+    assert_eq!(decode_kept::<Placed>(&bytes(GROUP_OF_10)).unwrap(), two_turns());
+    assert_eq!(decode_kept::<Scored>(&bytes(SCORED_OF_10)).unwrap(), two_turns().scored);
+    assert_eq!(decode_kept::<Group>(&bytes(KEPT_OF_10)).unwrap(), two_turns().scored.group);
+    assert_eq!(decode::<Placed>(&bytes(GROUP_OF_10)).unwrap_err(), FrameError::Version { found: 10 });
+    assert!(decode_kept::<Scored>(&bytes(KEPT_OF_10)).is_err(), "kinds are not taken for each other");
     let now = sample_group();
     assert_eq!(decode_kept::<Placed>(&encode(&now)).unwrap(), now);
     assert!(decode_kept::<Group>(&encode(&now)).is_err(), "kinds are not taken for each other");
@@ -396,6 +437,19 @@ fn completion() -> impl Strategy<Value = Completion> {
         })
 }
 
+fn notes() -> impl Strategy<Value = Notes> {
+    let note = || any::<String>().prop_map(|text| Note::of(&text.into()));
+    let columns = prop::collection::vec((any::<String>(), note()), 0..3);
+    let extra = prop::collection::vec((any::<String>(), prop::collection::vec(note(), 0..3)), 0..3);
+    let metrics = prop::collection::vec(any::<(String, f64)>(), 0..3);
+    (columns, extra, metrics).prop_map(|(columns, extra, metrics)| {
+        let mut logged = Logged::default();
+        extra.into_iter().for_each(|(column, values)| logged.set_extra(&column, values));
+        metrics.into_iter().for_each(|(metric, value)| logged.add_metric(&metric, value));
+        Notes { columns, logged }
+    })
+}
+
 fn scored() -> impl Strategy<Value = Scored> {
     (
         any::<(u64, u64, u32, u64, f64)>(),
@@ -403,8 +457,9 @@ fn scored() -> impl Strategy<Value = Scored> {
         any::<String>(),
         prop::collection::vec(completion(), 0..4),
         prop::collection::vec(any::<(String, f64)>(), 0..3),
+        notes(),
     )
-        .prop_map(|(numbers, prompt_ids, prompt_text, completions, reward_names)| {
+        .prop_map(|(numbers, prompt_ids, prompt_text, completions, reward_names, notes)| {
             let (position, prompt_id, epoch, policy_version, generation_seconds) = numbers;
             let prompt_id = PromptId(prompt_id);
             Scored {
@@ -417,6 +472,7 @@ fn scored() -> impl Strategy<Value = Scored> {
                     completions,
                     reward_names,
                     generation_seconds,
+                    notes: Box::new(notes),
                 },
                 policy_version: PolicyVersion(policy_version),
             }

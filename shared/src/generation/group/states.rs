@@ -4,7 +4,7 @@ use std::ops::Deref;
 
 use serde::{Deserialize, Serialize};
 
-use super::Completion;
+use super::{Completion, Notes};
 use crate::generation::{
     episode::Episode,
     ids::{GroupId, PolicyVersion, PromptId},
@@ -29,6 +29,8 @@ pub struct Group {
     pub reward_names: Vec<(String, f64)>,
     /// Seconds from admission to the newest token.
     pub generation_seconds: f64,
+    /// What it carries for people.
+    pub notes: Box<Notes>,
 }
 
 impl Group {

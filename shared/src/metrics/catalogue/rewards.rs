@@ -44,4 +44,14 @@ section! {
     ///
     /// 0, unless the function is meant for a part of the prompts.
     family REWARDS_ABSTAINED = "rewards/{name}/abstained" { unit: Count, source: "Tandem" }
+
+    /// What reward functions log with `log_metric`: the mean of all values of the step.
+    ///
+    /// As the function means it. TRL records it without `logged/`, where it could hide a metric of the trainer.
+    family LOGGED = "logged/{name}" {
+        unit: Number,
+        source: "TRL `{name}`",
+        when: "a reward function that calls `log_metric`",
+        chart: LOGGED "{name}"
+    }
 }

@@ -1,7 +1,9 @@
 //! The page of `tandem ui` and the report, as a server and in a browser.
 
+mod columns;
 mod runs;
 mod server;
+mod table;
 mod texts;
 mod workers;
 

@@ -79,7 +79,7 @@ fn runs_are_chosen_filtered_and_sorted_by_mouse_finger_and_keys() {
     browser.window(1440, 900, false);
     browser.open(&ui.address);
     browser.click(".run:nth-of-type(2) input");
-    browser.wait_for("document.querySelectorAll('tbody tr').length === 2");
+    browser.wait_for("document.querySelectorAll('main tbody tr').length === 2");
     browser.wait_for("document.querySelector('.chart .legend').children.length >= 2");
     let legend = browser.eval(
         "[...document.querySelectorAll('.grid .chart .legend')].map((list) => \
@@ -145,7 +145,7 @@ fn runs_are_chosen_filtered_and_sorted_by_mouse_finger_and_keys() {
     choose(&mut browser, "Show", "all");
     choose(&mut browser, "Sort by", "reward");
     browser.wait_for(&format!("{first}.endsWith('sample 3')"));
-    browser.tap("input[type=search]");
+    browser.tap("input[placeholder='text in prompts and completions']");
     browser.type_text("step 7, sample 1");
     browser.wait_for(&format!("{shown} === 0"));
     browser.press("Enter");
@@ -194,7 +194,7 @@ fn links_last_and_nobody_is_disturbed() {
         let line = json!({"step": 31, "total_steps": 31, "reward": 0.5, "step_time": 1.0});
         fs::write(&metrics, format!("{}{line}\n", fs::read_to_string(&metrics).unwrap())).unwrap();
         let item = format!("document.querySelectorAll('.run')[{at}]");
-        browser.wait_for(&format!("{item}.innerText.includes('step 31') && {focus}[{at}]"));
+        browser.wait_for(&format!("{item}.innerText.includes('31 of 31') && {focus}[{at}]"));
         fs::remove_dir_all(&runs[0]).unwrap();
         browser.wait_for(&format!("{item}.querySelector('.state').textContent === 'removed'"));
         let (before, words) = (TEXT, "this page does not answer");

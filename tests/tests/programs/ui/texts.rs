@@ -72,7 +72,7 @@ fn everything_is_legible_at_every_size_and_in_both_schemes() {
             browser.dark(dark);
             browser.open(&ui.address);
             browser.eval("document.querySelectorAll('.runs input').forEach((box) => box.checked || box.click())");
-            browser.wait_for("document.querySelectorAll('tbody tr').length === 4");
+            browser.wait_for("document.querySelectorAll('main tbody tr').length === 4");
             browser.wait_for(&format!("{TEXT}.includes('accuracy: B is better, they say')"));
             assert_eq!(browser.eval(LEGIBLE), json!([]), "curves, {width} wide, dark {dark}");
             for part in ["completions", "configuration"] {
@@ -104,16 +104,16 @@ fn given_tokens_are_muted_and_have_no_figures() {
     let dir = tempfile::tempdir().unwrap();
     let run = dir.path().join("run");
     made_up_run(&run, 3, |_, _| "a completion".into());
-    let record = |sample: u64, owner: Option<Value>| {
+    let record = |sample: u64, learner: f64, owner: Option<Value>| {
         let mut record = json!({
             "group": 0, "sample": sample, "tokens": [1, 2, 3], "versions": [[0, 2]], "sampler": [-1.0, null, -1.0],
-            "learner": [-1.5, null, -1.0], "entropy": [0.5, null, 0.5], "advantages": [1.0, null, 1.0], "weights": [],
+            "learner": [learner, null, -1.0], "entropy": [0.5, null, 0.5], "advantages": [1.0, null, 1.0], "weights": [],
             "marks": {},
         });
         owner.map(|owner| record.as_object_mut().unwrap().insert("owner".into(), owner));
         format!("{record}\n")
     };
-    let records = record(0, Some(json!([1, 0, 1]))) + &record(1, None);
+    let records = record(0, -1.000_000_1, Some(json!([1, 0, 1]))) + &record(1, -1.5, None);
     fs::write(run.join("completions/tokens-3.jsonl"), records).unwrap();
     let ui = Ui::of(dir.path());
     browser.window(1440, 900, false);
@@ -131,10 +131,16 @@ fn given_tokens_are_muted_and_have_no_figures() {
     assert_eq!(browser.eval(class), json!([false, true, false]));
     browser.click("dialog .token:nth-of-type(2)");
     browser.wait_for("document.querySelector('.readout').textContent.endsWith('given to the policy, not sampled')");
+    let coloured = "[...document.querySelectorAll('dialog .token')]\
+                    .map((token) => token.style.backgroundColor !== '')";
+    assert_eq!(browser.eval("document.querySelector('dialog select').value"), "entropy", "the halves agree");
+    assert_eq!(browser.eval(coloured), json!([true, false, true]));
     browser.press("Escape");
     browser.wait_for("!document.querySelector('dialog')");
     open(&mut browser, 1);
     assert_eq!(browser.eval(class), json!([false, false, false]));
+    assert_eq!(browser.eval("document.querySelector('dialog select').value"), "difference");
+    assert_eq!(browser.eval(coloured), json!([true, false, false]));
     assert_eq!(browser.complaints(), [""; 0]);
 }
 
