@@ -17,6 +17,9 @@ pub(super) struct Answer {
     pub outcomes: Vec<RewardOutcome>,
     /// Tracebacks of errors, as far as the line has them.
     pub tracebacks: Vec<String>,
+    /// Whether the errors arose in the program. A program that asks another process passes on errors that no
+    /// containment can have caused: its entries have `"contained": false`.
+    pub contained: bool,
 }
 
 /// Reads a line.
@@ -37,7 +40,11 @@ pub(super) fn read(line: &str, completions: usize) -> Result<Answer, String> {
         return Err(format!("answered {} entries for {completions} completions", entries.len()));
     }
     let tracebacks = entries.iter().filter_map(|entry| entry.get("traceback")?.as_str());
-    Ok(Answer { outcomes: entries.iter().map(outcome).collect(), tracebacks: tracebacks.map(str::to_owned).collect() })
+    Ok(Answer {
+        outcomes: entries.iter().map(outcome).collect(),
+        tracebacks: tracebacks.map(str::to_owned).collect(),
+        contained: entries.iter().all(|entry| entry.get("contained") != Some(&Value::Bool(false))),
+    })
 }
 
 /// The number of the request that a line answers, where the line says so: `{"id": 3, "scores": […]}`.
