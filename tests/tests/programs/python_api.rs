@@ -347,3 +347,44 @@ fn a_run_ends_in_order_when_the_process_that_trains_is_killed() {
     // The launcher writes the report last.
     wait_until("a report", &|| folder.path("run/report.html").exists());
 }
+
+/// Python has no reader of TOML before 3.11, and the package brings one.
+#[test]
+fn every_option_is_read_from_toml_without_a_reader_of_python_s_own() {
+    let folder = Folder::new();
+    let all = cli::run("tandem", ["train", "--dry-run"]).success().stdout;
+    let more = r##"
+x = """
+a\nb\"c""d"""
+y = 'q\z'
+z = { a = [1, -2.5e3, 1_000], "b c" = true }
+l = [
+  "x", # [
+  'y',
+]
+w = "\u00e9\t#" # a remark
+"##;
+    folder.write("all.toml", &(all + more));
+    let script = r#"
+from tandem_rl import _toml
+
+with open("all.toml") as file:
+    read = _toml._loads(file.read())
+expected = dict(x='a\nb"c""d', y="q\\z", z={"a": [1, -2500.0, 1000], "b c": True}, l=["x", "y"], w="é\t#")
+assert expected.items() <= read.items(), {key: read.get(key) for key in expected}
+for wrong in ["a", "a = ", "a = [1", "= 3", 'a = "x', "a = {b}", "a = [1 2]"]:
+    try:
+        _toml._loads(wrong)
+    except ValueError:
+        continue
+    raise AssertionError(wrong)
+del read["x"], read["y"], read["z"], read["l"], read["w"]
+print(json.dumps(read))
+"#;
+    let finished = folder.run(script).success();
+    let read: Value = serde_json::from_str(finished.stdout.trim()).unwrap();
+    let text = fs::read_to_string(folder.path("all.toml")).unwrap();
+    let mut expected: toml::Table = text.parse().unwrap();
+    ["x", "y", "z", "l", "w"].map(|key| expected.remove(key));
+    assert!(expected.len() > 100 && read == serde_json::to_value(expected).unwrap(), "{read}");
+}
