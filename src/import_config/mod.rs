@@ -25,13 +25,14 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
+use serde_json::{Map, Value, json};
 use shared::{files::atomic, run::notices};
 
 use crate::terminal::output;
 use dialect::Dialect;
 use read::Contents;
 use rules::Rule;
-use translate::{Recounted, Translation};
+use translate::Translation;
 
 /// Words of `tandem import-config`.
 #[derive(Debug, clap::Args)]
@@ -45,6 +46,9 @@ pub struct Args {
     /// Where to write the run.toml; standard output when not given.
     #[arg(long, short)]
     output: Option<PathBuf>,
+    /// Print the options with the account as JSON instead, for programs.
+    #[arg(long, conflicts_with = "output")]
+    json: bool,
 }
 
 /// Why a key of TRL's is no option of ours, if it has no counterpart.
@@ -61,6 +65,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         bail!("{}: there is such a file; name another with --output, or remove it", path.display());
     }
     let imported = Imported::read(&args.file, args.from)?;
+    if args.json {
+        output::print(imported.to_json());
+        return Ok(ExitCode::SUCCESS);
+    }
     let toml = imported.to_toml();
     match &args.output {
         None => output::print(toml.trim_end()),
@@ -112,6 +120,28 @@ impl Imported {
         let filled = self.translation.filled_in().join(", ");
         let defaults = if filled.is_empty() { String::new() } else { format!("# Defaults of {name}: {filled}.\n") };
         format!("# From {file} of {name}.\n{defaults}{}", self.translation.to_toml())
+    }
+
+    /// The options, and the fate of every other key: `unknown` ones, `refused` ones, for which a run would not start,
+    /// and those that are `left_out` without harm, each with the reason; then `notes`.
+    fn to_json(&self) -> Value {
+        let translation = &self.translation;
+        let options: toml::Table = translation.to_toml().parse().expect("a configuration is valid TOML");
+        let is_refused = |key: &str| translation.refused.iter().any(|(refused, _)| refused == key);
+        let (unknown, known): (Vec<_>, Vec<_>) =
+            translation.left_out.iter().cloned().partition(|(_, reason)| translate::is_unknown(reason));
+        let (refused, left_out): (Vec<_>, Vec<_>) = known.into_iter().partition(|(key, _)| is_refused(key));
+        let by_key = |keys: Vec<(String, String)>| -> Map<String, Value> {
+            keys.into_iter().map(|(key, reason)| (key, reason.into())).collect()
+        };
+        let notes: Vec<String> = translation.recounted_in_words().chain(translation.remarks.iter().cloned()).collect();
+        json!({
+            "options": options,
+            "unknown": by_key(unknown),
+            "refused": by_key(refused),
+            "left_out": by_key(left_out),
+            "notes": notes,
+        })
     }
 
     /// Refuses to go on without an option whose value was not taken over and is not given elsewhere.
@@ -168,11 +198,7 @@ fn account(translation: &Translation, dialect: Dialect) -> String {
     for default in filled {
         line(format!("  {default}"));
     }
-    for Recounted { option, count, theirs, ours } in &translation.recounted {
-        let [there, here] = count.words();
-        let per_step = translation.config.updates_per_step();
-        line(format!("{option}: {theirs} {there} are {ours} {here} of {per_step} updates each, rounded up"));
-    }
+    translation.recounted_in_words().for_each(&mut line);
     let left_out = translation.left_out.iter().map(|(key, reason)| format!("{key}: {reason}")).collect();
     for (what, keys) in [("looked at together", translation.combined.clone()), ("without a counterpart", left_out)] {
         if !keys.is_empty() {

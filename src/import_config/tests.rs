@@ -651,3 +651,20 @@ fn what_a_script_leaves_open_is_refused_with_its_line() {
     );
     assert!(reason(&found, "data.train_batch_size").starts_with("line 3: `${BS:?}`"), "{:?}", found.left_out);
 }
+
+/// For programs, which tell the three kinds of keys without an option apart.
+#[test]
+fn as_json_the_account_has_every_key_in_its_place() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("trl.json");
+    let text = r#"{"learning_rate": 1e-5, "max_steps": 3, "num_iterations": 2, "optim": "adamw_torch", "use_vllm": true,
+        "loss_type": "grop", "eos_token": "<end>", "frobnicate": {"a": 1}}"#;
+    fs::write(&path, text).unwrap();
+    let said = Imported::read(&path, Some(Dialect::Trl)).unwrap().to_json();
+    assert_eq!(said["options"], json!({"learning_rate": 1e-5, "max_steps": 2, "num_iterations": 2}));
+    let keys = |kind: &str| said[kind].as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+    assert_eq!(keys("unknown"), ["frobnicate.a"]);
+    assert_eq!(keys("refused"), ["loss_type", "eos_token"]);
+    assert_eq!(keys("left_out"), ["optim", "use_vllm"]);
+    assert!(said["notes"][0].as_str().unwrap().starts_with("max_steps: 3 optimiser updates are 2"), "{said}");
+}

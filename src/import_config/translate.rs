@@ -50,6 +50,11 @@ const UNKNOWN: &str = "not known";
 
 const DOUBTFUL: &str = "not known, and may change the training";
 
+/// Whether a key was left out for this reason because nothing is known about it.
+pub fn is_unknown(reason: &str) -> bool {
+    [UNKNOWN, DOUBTFUL].contains(&reason)
+}
+
 /// Translates every key; values that our own loader refuses are left out with its reason.
 pub fn translate(entries: &[Entry], rules: Rules) -> Translation {
     let mut translation = Translation {
@@ -225,6 +230,15 @@ impl Translation {
         let line =
             |option: &String| toml.lines().find(|line| line.split(" = ").next() == Some(option)).map(str::to_owned);
         self.mapped.iter().filter(|(from, _)| from.is_empty()).filter_map(|(_, option)| line(option)).collect()
+    }
+
+    /// A line on each option whose number was converted.
+    pub fn recounted_in_words(&self) -> impl Iterator<Item = String> {
+        let per_step = self.config.updates_per_step();
+        self.recounted.iter().map(move |Recounted { option, count, theirs, ours }| {
+            let [there, here] = count.words();
+            format!("{option}: {theirs} {there} are {ours} {here} of {per_step} updates each, rounded up")
+        })
     }
 
     fn leave_out(&mut self, key: &str, reason: &str) {

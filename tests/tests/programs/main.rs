@@ -29,6 +29,7 @@ mod new;
 mod notices;
 mod offline;
 mod old_runs;
+mod python_api;
 mod ranks;
 mod readme;
 mod replay;

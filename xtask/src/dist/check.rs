@@ -44,6 +44,27 @@ const REWARD: (&str, &str) = (
      return [of_this_environment.score(text) for text in completions]\n",
 );
 
+/// A script that trains with a function of its own, and asks the package for what came of it.
+const SCRIPT: (&str, &str) = (
+    "train.py",
+    r#"import tandem_rl
+
+calls = []
+
+
+def longer(completions, **kwargs):
+    calls.append(len(completions))
+    return [float(len(text)) for text in completions]
+
+
+options = tandem_rl.Run("run").config
+args = tandem_rl.GRPOConfig("script", max_steps=2, max_completion_length=8)
+trainer = tandem_rl.GRPOTrainer(options["model"], longer, args, options["dataset"])
+assert trainer.train().global_step == 2 and calls
+assert [record["step"] for record in tandem_rl.Run("script").metrics()] == [1, 2]
+"#,
+);
+
 /// Tries both packages in the folder `output`.
 ///
 /// # Errors
@@ -157,7 +178,11 @@ fn in_an_empty_environment(host: &Host, wheel: &Path, root: &Path) -> Result<()>
     let own = ["runs/demo/run.toml", "--reward_funcs", "own.py:scored", "--reward_weights", ""];
     steps::run(command("tandem", &[&["check-rewards"][..], &own].concat()))?;
     steps::run(command("tandem", &[&["train"][..], &own, &["--max_steps", "2", "--output_dir", "run"]].concat()))?;
-    println!("empty virtual environment: a reward function that imports a module of it has trained");
+    fs::write(root.join(SCRIPT.0), SCRIPT.1).with_context(|| root.display().to_string())?;
+    steps::run(command("python", &[SCRIPT.0]))?;
+    println!(
+        "empty virtual environment: a reward function that imports a module of it has trained, and so has a script"
+    );
     remove(root)
 }
 

@@ -109,6 +109,17 @@ fn the_list_in_a_wheel_has_every_file_with_its_hash() {
     assert!(text("tandem_rl/__init__.py").contains(&format!("__version__ = \"{VERSION}\"\n")));
 }
 
+#[test]
+fn every_source_of_the_package_is_packed() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/dist/tandem_rl");
+    let names = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut found: Vec<String> = names.filter(|name| name != "__pycache__").collect();
+    let mut packed = wheel::sources();
+    found.sort();
+    packed.sort_unstable();
+    assert_eq!(found, packed);
+}
+
 /// The guide tells users to type these names.
 #[test]
 fn the_guide_names_the_packages_of_this_version() {

@@ -12,6 +12,27 @@ use super::archive::Entry;
 /// The package, as Python imports it, and as file names spell it.
 const PACKAGE: &str = "tandem_rl";
 
+/// The sources of the package, by their names in it. `_commands.py` gets a function for each program besides.
+const SOURCES: [(&str, &str); 15] = [
+    ("__init__.py", include_str!("tandem_rl/__init__.py")),
+    ("_callbacks.py", include_str!("tandem_rl/_callbacks.py")),
+    ("_commands.py", include_str!("tandem_rl/_commands.py")),
+    ("_data.py", include_str!("tandem_rl/_data.py")),
+    ("_host.py", include_str!("tandem_rl/_host.py")),
+    ("_peft.py", include_str!("tandem_rl/_peft.py")),
+    ("_process.py", include_str!("tandem_rl/_process.py")),
+    ("_programs.py", include_str!("tandem_rl/_programs.py")),
+    ("_progress.py", include_str!("tandem_rl/_progress.py")),
+    ("_rewards.py", include_str!("tandem_rl/_rewards.py")),
+    ("_stub.py", include_str!("tandem_rl/_stub.py")),
+    ("_toml.py", include_str!("tandem_rl/_toml.py")),
+    ("config.py", include_str!("tandem_rl/config.py")),
+    ("run.py", include_str!("tandem_rl/run.py")),
+    ("trainer.py", include_str!("tandem_rl/trainer.py")),
+];
+/// Tells type checkers that the sources have types; it is empty.
+const TYPED: &str = "py.typed";
+
 /// The file name of the wheel. `glibc` is the oldest release that the programs run with.
 pub fn file_name(version: &str, glibc: (u32, u32)) -> String {
     format!("{PACKAGE}-{version}-{}.whl", tag(glibc))
@@ -34,15 +55,17 @@ pub fn entries(bin: &[Entry], licences: &[Entry], version: &str, glibc: (u32, u3
             function(program)
         )
     });
-    let commands = include_str!("tandem_rl/_commands.py").to_owned() + &functions.collect::<String>();
+    let functions: String = functions.collect();
+    let source = |(name, text): &(&str, &str)| {
+        let text = text.replace("@VERSION@", version);
+        let more = if *name == "_commands.py" { &*functions } else { "" };
+        Entry::text(format!("{PACKAGE}/{name}"), text + more)
+    };
     let points = programs.iter().map(|name| format!("{name} = {PACKAGE}._commands:{}\n", function(name)));
     let mut entries: Vec<Entry> = bin.iter().map(|entry| entry.below(PACKAGE)).collect();
+    entries.extend(SOURCES.iter().map(source));
     entries.extend([
-        Entry::text(
-            format!("{PACKAGE}/__init__.py"),
-            include_str!("tandem_rl/__init__.py").replace("@VERSION@", version),
-        ),
-        Entry::text(format!("{PACKAGE}/_commands.py"), commands),
+        Entry::text(format!("{PACKAGE}/{TYPED}"), ""),
         Entry::text(format!("{info}/METADATA"), include_str!("tandem_rl/METADATA").replace("@VERSION@", version)),
         Entry::text(
             format!("{info}/WHEEL"),
@@ -97,6 +120,12 @@ fn record(entries: &[Entry], version: &str) -> Result<Entry> {
     }
     lines += &format!("{path},,\n");
     Ok(Entry::text(path, lines))
+}
+
+/// Names of the files in the folder of the package's sources.
+#[cfg(test)]
+pub fn sources() -> Vec<&'static str> {
+    SOURCES.iter().map(|(name, _)| *name).chain([TYPED, "METADATA"]).collect()
 }
 
 /// The SHA-256 of what is written to it.

@@ -22,6 +22,9 @@ pub(super) struct Answer {
     pub tracebacks: Vec<String>,
     /// What is logged beside the outcomes.
     pub logged: Logged,
+    /// Whether the errors arose in the program. A program that asks another process passes on errors that no
+    /// containment can have caused: its entries have `"contained": false`.
+    pub contained: bool,
 }
 
 /// Reads a line.
@@ -43,8 +46,13 @@ pub(super) fn read(line: &str, completions: usize) -> Result<Answer, String> {
     if entries.len() != completions {
         return Err(format!("answered {} entries for {completions} completions", entries.len()));
     }
-    let tracebacks = entries.iter().filter_map(|entry| entry.get("traceback")?.as_str()).map(str::to_owned).collect();
-    Ok(Answer { outcomes: entries.iter().map(outcome).collect(), tracebacks, logged })
+    let tracebacks = entries.iter().filter_map(|entry| entry.get("traceback")?.as_str());
+    Ok(Answer {
+        outcomes: entries.iter().map(outcome).collect(),
+        tracebacks: tracebacks.map(str::to_owned).collect(),
+        logged,
+        contained: entries.iter().all(|entry| entry.get("contained") != Some(&Value::Bool(false))),
+    })
 }
 
 /// `{"log_extra": {"column": [one value for each completion]}, "log_metric": {"metric": value, "other": [values]}}`.

@@ -3,6 +3,10 @@
 Started as `python3 -c HOST file|module PLACE FUNCTION`, with an empty FUNCTION for the only one of a file. Requests come
 over standard input and answers go over standard output; both are moved elsewhere before any code of the user runs, so
 that what that prints is not taken for an answer.
+
+An object with a method `answer` in the place of the function gets the requests as they come, and returns the fields of
+the answer. The Python package `tandem_rl` has this file as a module: such objects of its pass requests on to
+the process that trains, which calls its functions with `Caller` too.
 """
 
 import asyncio
@@ -88,6 +92,10 @@ class Caller:
         self.shown = set()
         self.log = Log(0)
 
+    def answer(self, request):
+        """The fields of the answer: scores, and what the function has logged."""
+        return {"scores": self.scores(request), **self.log.fields()}
+
     def scores(self, request):
         """An entry for each completion: a number, None, or why there is none. `log` is what was logged meanwhile."""
         completions = request["completions"]
@@ -122,8 +130,7 @@ class Caller:
     def call(self, request, completions):
         result = self.function(**self.arguments(request, completions))
         if inspect.isawaitable(result):
-            self.loop = self.loop or asyncio.new_event_loop()
-            result = self.loop.run_until_complete(result)
+            result = self.awaited(result)
         if hasattr(result, "tolist"):
             result = result.tolist()
         if isinstance(result, (str, bytes, dict)) or not hasattr(result, "__iter__"):
@@ -132,6 +139,11 @@ class Caller:
         if len(result) != len(completions):
             raise Refusal(f"returned {len(result)} scores for {len(completions)} completions")
         return result
+
+    def awaited(self, result):
+        """What an `async` function returns."""
+        self.loop = self.loop or asyncio.new_event_loop()
+        return self.loop.run_until_complete(result)
 
     def arguments(self, request, completions):
         """As TRL's trainer: lists with an element for each completion, those of the columns with copies."""
@@ -244,9 +256,14 @@ class Refusal(Exception):
     """Something that is wrong without an exception of the user's code."""
 
 
+# Sources without a file that are a user's: cells of a notebook, and lines typed in.
+TYPED = ("<ipython-input", "<stdin>", "<python-input")
+OWN = parameters.__code__.co_filename
+
+
 def users(stack):
     """The frames of a stack that are neither of this program nor of the import system."""
-    return [frame for frame in stack if not frame.filename.startswith("<")]
+    return [f for f in stack if f.filename != OWN and (f.filename.startswith(TYPED) or not f.filename.startswith("<"))]
 
 
 def where(error, file):
@@ -293,12 +310,13 @@ def main():
         answer(failure(error, place))
         return 1
     answer({"ready": name})
-    caller = Caller(function)
+    caller = function if hasattr(function, "answer") else Caller(function)
     for line in requests:
         request = json.loads(line)
         # With its number, so that nothing else can be taken for the answer.
-        answer({"id": request["id"], "scores": caller.scores(request), **caller.log.fields()})
+        answer({"id": request["id"], **caller.answer(request)})
     return 0
 
 
-sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())

@@ -162,7 +162,8 @@ impl Program {
         let explained = |outcome| match outcome {
             RewardOutcome::Failed(reason) => {
                 let reason = with_columns(reason, input);
-                RewardOutcome::Failed(self.explained(reason, &answer.tracebacks))
+                let explained = answer.contained.then(|| self.explained(reason.clone(), &answer.tracebacks));
+                RewardOutcome::Failed(explained.unwrap_or(reason))
             }
             outcome => outcome,
         };

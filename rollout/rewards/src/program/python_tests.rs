@@ -344,3 +344,35 @@ fn processes_load_at_the_same_time_and_none_is_lost() {
     let pids = fs::read_to_string(place.0.path().join("pids")).unwrap();
     assert_eq!(pids.lines().count(), 2, "{pids}");
 }
+
+/// As the functions of `tandem_rl`, which another process calls.
+#[test]
+fn an_object_that_answers_gets_requests_as_they_come_and_nothing_contains_its_errors() {
+    let place = Folder::new();
+    let text = r#"
+class Asked:
+    def __call__(self):
+        raise AssertionError
+
+    def answer(self, request):
+        assert set(request) == {"id", "prompt", "completions", "columns"}
+        failed = {"error": "PermissionError: permission denied"}
+        scores = [0.5, failed if request["columns"]["answer"] == "a" else {**failed, "contained": False}]
+        return {"scores": scores, "log_metric": {"asked": 1}}
+
+
+asked = Asked()
+"#;
+    place.write("asked.py", text);
+    let function = place.load("asked.py:asked").unwrap();
+    let of = |answer: &str| {
+        let found = scores(&function, input("2+2=", &["a", "b"], &json!({"answer": answer})), 60.0);
+        assert_eq!(found[0], RewardOutcome::Score(0.5));
+        match &found[1] {
+            RewardOutcome::Failed(reason) => reason.clone(),
+            other => panic!("{other:?}"),
+        }
+    };
+    assert!(of("a").contains("permission denied; reward programs may write"), "{}", of("a"));
+    assert_eq!(of("b"), "PermissionError: permission denied");
+}

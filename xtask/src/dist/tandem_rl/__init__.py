@@ -1,27 +1,39 @@
-"""The programs of Tandem: GRPO post-training of language models.
+"""Tandem in Python: GRPO post-training of language models, by the names of TRL.
 
-The package installs the programs themselves as commands (`tandem --help`). From Python, run them as processes:
+    from tandem_rl import GRPOConfig, GRPOTrainer
+
+    trainer = GRPOTrainer(model="Qwen/Qwen2.5-0.5B-Instruct", reward_funcs=my_reward, train_dataset=dataset)
+    trainer.train()
+
+A trainer starts Tandem's programs, which the package brings, and follows them. `Run` reads what a run has written. The
+programs are commands too (`tandem --help`), and `binary` has their paths:
 
     subprocess.run([tandem_rl.binary("tandem"), "train", "run.toml"], check=True)
+
+Only the standard library is needed. `datasets`, `pandas` and `tqdm` are used where they are installed.
 """
 
-from pathlib import Path
+from __future__ import annotations
 
-__all__ = ["__version__", "binary"]
+import importlib
+from typing import TYPE_CHECKING
+
+from tandem_rl._programs import TandemError, binary
+
+if TYPE_CHECKING:
+    from tandem_rl.config import GRPOConfig
+    from tandem_rl.run import Run
+    from tandem_rl.trainer import GRPOTrainer, TrainOutput
+
+__all__ = ["GRPOConfig", "GRPOTrainer", "Run", "TandemError", "TrainOutput", "__version__", "binary"]
 
 __version__ = "@VERSION@"
 
+# Imported at the first use: the commands of the package need none of it.
+_PLACES = {"GRPOConfig": "config", "GRPOTrainer": "trainer", "TrainOutput": "trainer", "Run": "run"}
 
-def binary(name):
-    """The path of a program of this package: `tandem`, `rollout`, `learner`, `rollout-fleet`, `rollout-serve`.
 
-    The commands of the package let reward functions run in the interpreter that has the package; a program that is
-    started by its path takes `python3`, unless `reward_python` or the variable TANDEM_REWARD_PYTHON names another one.
-
-    Raises:
-        ValueError: the package has no such program.
-    """
-    path = Path(__file__).resolve().parent / "bin" / name
-    if not path.is_file():
-        raise ValueError(f"tandem_rl has no program {name!r}")
-    return path
+def __getattr__(name: str) -> object:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_PLACES[name]}"), name)

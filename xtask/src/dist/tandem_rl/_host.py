@@ -1,0 +1,1 @@
+../../../../rollout/rewards/src/program/host.py

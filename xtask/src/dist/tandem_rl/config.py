@@ -1,0 +1,176 @@
+"""The arguments of a run, by TRL's names and by those of `run.toml`.
+
+No name, default or rule is written here: `tandem schema` has all options, and `tandem import-config` translates TRL's
+arguments. The package asks both programs.
+"""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import functools
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional
+
+from tandem_rl._programs import ask
+
+# Arguments about the calling process, with their defaults.
+_LOCAL = {"disable_tqdm": False}
+
+
+@functools.lru_cache(maxsize=None)
+def _schema() -> Dict[str, Dict[str, Any]]:
+    """The description of each option; another name of an option has a `$ref` to it."""
+    return json.loads(ask("schema"))["properties"]
+
+
+def _option(name: str) -> Optional[str]:
+    """The option that a name stands for."""
+    described = _schema().get(name)
+    return described and described.get("$ref", name).rsplit("/", 1)[-1]
+
+
+def _names() -> List[str]:
+    return [*_schema(), *_LOCAL]
+
+
+class Translation:
+    """Arguments as options of `run.toml`."""
+
+    def __init__(self, arguments: Mapping[str, Any]):
+        said = translated(arguments) if arguments else {}
+        #: Values by option.
+        self.options: Dict[str, Any] = said.get("options", {})
+        #: Lines about arguments without an effect, and about converted numbers.
+        self.remarks: List[str] = [f"{name}: {why}" for name, why in said.get("left_out", {}).items()]
+        self.remarks += said.get("notes", [])
+        _refuse(said.get("unknown", {}), said.get("refused", {}))
+
+
+def translated(arguments: Mapping[str, Any]) -> Dict[str, Any]:
+    """What `tandem import-config` says of arguments of TRL."""
+    with tempfile.TemporaryDirectory(prefix="tandem-rl-") as folder:
+        path = os.path.join(folder, "arguments.json")
+        with open(path, "w") as file:
+            json.dump(arguments, file)
+        return json.loads(ask("import-config", "--from", "trl", "--json", path))
+
+
+def _refuse(unknown: Mapping[str, str], refused: Mapping[str, str]) -> None:
+    """Raises if an argument is not known, or has a value that cannot be taken over."""
+    if unknown:
+        # Of a mapping, every key is looked at.
+        names = dict.fromkeys(name.split(".")[0] for name in unknown)
+        raise TypeError("; ".join(f"GRPOConfig has no argument `{name}`{nearest(name)}" for name in names))
+    if refused:
+        raise ValueError("; ".join(f"{name}: {why}" for name, why in refused.items()))
+
+
+def nearest(name: str) -> str:
+    """Words on the argument that has the most similar name."""
+    found = difflib.get_close_matches(name, _names(), 1, 0.7)
+    return f" (the nearest is `{found[0]}`)" if found else " (docs/configuration.md has all options)"
+
+
+def plain(name: str, value: Any) -> Any:
+    """A value as JSON has it: paths and members of enumerations as texts, numbers of any library as Python's.
+
+    Raises:
+        TypeError: a value that JSON does not have.
+    """
+    if isinstance(value, enum.Enum):
+        return plain(name, value.value)
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(name, inner) for key, inner in value.items()}
+    if isinstance(value, (set, frozenset)):
+        return sorted(plain(name, inner) for inner in value)
+    if isinstance(value, (list, tuple)):
+        return [plain(name, inner) for inner in value]
+    if type(value).__module__ == "torch" and type(value).__name__ == "dtype":
+        return str(value).rsplit(".", 1)[-1]
+    if hasattr(value, "item"):
+        return plain(name, value.item())
+    raise TypeError(f"`{name}` has a value of the type {type(value).__name__}, which no option takes")
+
+
+class GRPOConfig:
+    """The arguments of a run: TRL's, and all options of `run.toml` (docs/configuration.md).
+
+    An argument of TRL means what `tandem import-config` reads it as (docs/importing.md): some have another name or unit
+    in Tandem, and some have no effect, which the start of a run says. Attributes have the values that were given, else
+    the defaults of Tandem. To assign an attribute gives the argument.
+
+    Args:
+        output_dir: folder of the run.
+        **arguments: everything else, by name. `disable_tqdm` shows lines in the place of a progress bar.
+
+    Raises:
+        TypeError: an argument that neither TRL nor Tandem has; the message has the nearest name.
+        ValueError: a value that cannot be used, with the reason.
+    """
+
+    def __init__(self, output_dir: Optional[str] = None, **arguments: Any):
+        object.__setattr__(self, "_given", {})
+        object.__setattr__(self, "_local", dict(_LOCAL))
+        if output_dir is not None:
+            arguments = {"output_dir": output_dir, **arguments}
+        self._take(arguments)
+
+    def _take(self, arguments: Mapping[str, Any]) -> None:
+        local = {name: value for name, value in arguments.items() if name in _LOCAL}
+        given = {name: plain(name, value) for name, value in arguments.items() if name not in _LOCAL}
+        given = {**self._given, **given}
+        object.__setattr__(self, "_translation", Translation(given))
+        object.__setattr__(self, "_given", given)
+        self._local.update(local)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        for values in (self._given, self._local):
+            if name in values:
+                return values[name]
+        option = _option(name)
+        if option is None:
+            raise AttributeError(f"GRPOConfig has no argument `{name}`{nearest(name)}")
+        return self._translation.options.get(option, _schema()[option].get("default"))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._take({name: value})
+
+    def __repr__(self) -> str:
+        given = {**self._given, **{name: value for name, value in self._local.items() if value != _LOCAL[name]}}
+        return f"GRPOConfig({', '.join(f'{name}={value!r}' for name, value in given.items())})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, GRPOConfig) and (self._given, self._local) == (other._given, other._local)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def to_dict(self) -> Dict[str, Any]:
+        """Every argument that was given, and every other option with its default."""
+        taken = {_option(name) for name in self._given}
+        defaults = {name: getattr(self, name) for name in _schema() if _option(name) == name and name not in taken}
+        return {**defaults, **self._given, **self._local}
+
+    def _with(self, more: Mapping[str, Any]) -> Translation:
+        """The options of these arguments and more."""
+        return Translation({**self._given, **more}) if more else self._translation
+
+
+def flags(options: Mapping[str, Any]) -> List[str]:
+    """Options as words of `tandem train`; those without a value are left out."""
+
+    def text(value: Any) -> str:
+        if isinstance(value, (str, Path)):
+            return str(value)
+        return json.dumps(value, ensure_ascii=False)
+
+    return [f"--{name}={text(value)}" for name, value in options.items() if value is not None]
