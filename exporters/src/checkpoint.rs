@@ -9,13 +9,11 @@ use shared::{ModelConfig, ModelDir, model::model_dir::ADAPTER_CONFIG_FILE, syste
 
 use crate::{
     Adapter, ExportError, finite, names,
+    onnx::decoder::{EMBEDDING, LM_HEAD},
     tensor_file::{Tensor, TensorFile, is_inverse_frequencies},
     values,
     weight_files::{INDEX, weight_files},
 };
-
-const EMBEDDING: &str = "model.embed_tokens.weight";
-const LM_HEAD: &str = "lm_head.weight";
 
 /// The mapped weights of a model directory, checked against its configuration.
 ///

@@ -65,6 +65,11 @@ pub fn fill_hf_scorer(model: &ModelDir, dir: &Path, read: TensorSource<'_, '_>) 
 /// # Errors
 /// A file that cannot be read or written.
 pub fn fill_adapter_companions(model: &ModelDir, dir: &Path) -> Result<(), ExportError> {
+    copy_all_but_config(model, dir)
+}
+
+/// Copies everything beside the weights and `config.json`.
+pub(crate) fn copy_all_but_config(model: &ModelDir, dir: &Path) -> Result<(), ExportError> {
     copy(model, dir, |name, _, content| Ok((name != CONFIG).then_some(content)))
 }
 

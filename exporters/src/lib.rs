@@ -8,13 +8,14 @@
 //! The bytes of an export depend on the model and the options alone. A model with a key that the graph cannot express
 //! is refused, with that key and its value. Exports are kept in a cache, keyed by the content that they were made of.
 //! [`Checkpoint`] and [`VersionDir`] add a LoRA adapter to the weights of its base as these are read, so their users
-//! need to know nothing of adapters.
+//! need to know nothing of adapters. [`genai`] writes folders for ONNX Runtime GenAI.
 
 mod cache;
 mod checkpoint;
 mod error;
 mod export;
 mod finite;
+pub mod genai;
 mod hf;
 mod layout;
 mod names;

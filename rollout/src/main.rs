@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use rollout::{
-    commands::{bench, chat, check, check_rewards, compare, end, eval, explain, generate, rewards, run, tune},
+    commands::{bench, chat, check, check_rewards, compare, end, eval, explain, generate, logits, rewards, run, tune},
     pair::LocalEngine,
 };
 use rollout_rewards::contain;
@@ -67,6 +67,9 @@ enum Command {
     /// Each function sees a few rows of the dataset with completions that are empty, plain, overlong and, where the row
     /// has an answer, right. `tandem train` does the same before it starts, and refuses what cannot work.
     CheckRewards(check_rewards::Args),
+    /// What an exported folder says of rows of tokens (asked by a comparison with its model).
+    #[command(hide = true)]
+    Logits(logits::Args),
 }
 
 /// Counts what parsers of foreign files take.
@@ -101,6 +104,7 @@ fn main() -> ExitCode {
         Command::Explain(args) => explain::run(&args).map(done),
         Command::Rewards(args) => rewards::run(&args).map(done),
         Command::CheckRewards(args) => check_rewards::run(&args),
+        Command::Logits(args) => logits::run(&args).map(done),
     };
     end(result)
 }

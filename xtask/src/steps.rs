@@ -97,8 +97,16 @@ pub fn example(host: &Host, name: &str, args: &[OsString]) -> Result<()> {
 /// # Errors
 /// When either fails.
 pub fn build(host: &Host) -> Result<()> {
+    build_with(host, &[])
+}
+
+/// As [`build`], with further targets, such as `--example NAME`.
+///
+/// # Errors
+/// When set-up or compilation fails.
+pub fn build_with(host: &Host, more: &[&str]) -> Result<()> {
     setup::run(host, false)?;
-    run(programs(host, &[]))
+    run(programs(host, more))
 }
 
 /// The build command for the programs of a run and for further targets.

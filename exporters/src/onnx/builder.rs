@@ -26,6 +26,37 @@ pub enum Dim<'a> {
     Named(&'a str),
 }
 
+/// A tensor whose elements are in another file, in the folder of the graph.
+#[derive(Debug, Clone)]
+pub(crate) struct External<'a> {
+    /// Name of the value.
+    pub name: &'a str,
+    /// Element type.
+    pub element: DataType,
+    /// Shape.
+    pub shape: &'a [u64],
+    /// Name of the file.
+    pub file: &'a str,
+    /// First byte.
+    pub offset: u64,
+    /// Number of bytes.
+    pub length: u64,
+}
+
+impl<'a> External<'a> {
+    /// A tensor of `weights.data`.
+    pub fn of(tensor: &'a TensorEntry) -> Self {
+        Self {
+            name: &tensor.name,
+            element: data_type(tensor.dtype),
+            shape: &tensor.shape,
+            file: DATA_FILE,
+            offset: tensor.offset,
+            length: tensor.length,
+        }
+    }
+}
+
 /// A graph under construction; nodes are added in topological order.
 #[derive(Debug, Default)]
 pub struct GraphBuilder {
@@ -44,21 +75,32 @@ impl GraphBuilder {
         self.graph.output.push(value_info(name, element, shape));
     }
 
-    /// Declares a tensor of `weights.data`.
-    pub(crate) fn external(&mut self, tensor: &TensorEntry) {
+    /// Declares a tensor of another file.
+    pub(crate) fn external(&mut self, tensor: &External<'_>) {
         let entry = |key: &str, value: String| StringStringEntryProto { key: key.into(), value };
         self.graph.initializer.push(TensorProto {
             dims: tensor.shape.iter().map(|&n| n as i64).collect(),
-            data_type: data_type(tensor.dtype) as i32,
-            name: tensor.name.clone(),
+            data_type: tensor.element as i32,
+            name: tensor.name.into(),
             external_data: vec![
-                entry("location", DATA_FILE.into()),
+                entry("location", tensor.file.into()),
                 entry("offset", tensor.offset.to_string()),
                 entry("length", tensor.length.to_string()),
             ],
             data_location: Some(DataLocation::External as i32),
             raw_data: None,
         });
+    }
+
+    /// A number inside the graph, without dimensions; returns its name.
+    pub(crate) fn integer(&mut self, name: &str, value: i64) -> String {
+        self.graph.initializer.push(TensorProto {
+            data_type: DataType::Int64 as i32,
+            name: name.into(),
+            raw_data: Some(value.to_le_bytes().into()),
+            ..TensorProto::default()
+        });
+        name.to_string()
     }
 
     /// A small integer vector inside the graph; returns its name.

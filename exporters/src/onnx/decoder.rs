@@ -8,7 +8,9 @@
 use shared::{Activation, Dtype, Head, ModelConfig, Rotary, TensorEntry};
 
 use super::{
-    builder::{Dim, GraphBuilder, MICROSOFT, data_type, float, int, text},
+    blocked::Blocked,
+    builder::{Dim, External, GraphBuilder, MICROSOFT, data_type, float, int, text},
+    inputs::{Asked, BATCH, Inputs, SCORES, SEQUENCE},
     proto::{DataType, ModelProto},
 };
 
@@ -31,10 +33,10 @@ pub(crate) const HEAD_DIM_MULTIPLE: usize = 8;
 /// Its fused rotary embedding works on head widths that are a multiple of this.
 const FUSED_ROTARY_MULTIPLE: usize = 16;
 
-const EMBEDDING: &str = "model.embed_tokens.weight";
-const BATCH: Dim<'_> = Dim::Named("batch");
-const SEQUENCE: Dim<'_> = Dim::Named("sequence");
-const SCORES: Dim<'_> = Dim::Named("scores");
+/// Name of the embedding.
+pub(crate) const EMBEDDING: &str = "model.embed_tokens.weight";
+/// Name of the language-model head where it is not the embedding.
+pub(crate) const LM_HEAD: &str = "lm_head.weight";
 
 /// Whether `GroupQueryAttention` rotates q and k itself.
 fn fused_rotary(config: &ModelConfig) -> bool {
@@ -64,35 +66,28 @@ pub fn reads_positions(config: &ModelConfig) -> bool {
 pub fn decoder(config: &ModelConfig, tensors: &[TensorEntry], dtype: Dtype) -> ModelProto {
     let mut graph = GraphBuilder::default();
     for tensor in tensors {
-        graph.external(tensor);
+        graph.external(&External::of(tensor));
     }
-    Decoder::new(config, dtype, graph).build()
+    let inputs = Inputs::of_engine(config, &mut graph);
+    Decoder::new(config, dtype, inputs, &Blocked::default(), graph).build()
 }
 
-/// Names of the values that every layer reads.
-struct Inputs {
-    input_ids: String,
-    seqlens_k: String,
-    total_sequence_length: String,
-    /// What the head reads: `last_index` or `score_index`.
-    index: String,
-    position_ids: Option<String>,
-}
-
-impl Inputs {
-    fn declare(config: &ModelConfig, graph: &mut GraphBuilder) -> Self {
-        Self {
-            input_ids: graph.input("input_ids", DataType::Int64, &[BATCH, SEQUENCE]),
-            seqlens_k: graph.input("seqlens_k", DataType::Int32, &[BATCH]),
-            total_sequence_length: graph.input("total_sequence_length", DataType::Int32, &[]),
-            index: match config.head {
-                Head::LanguageModel => graph.input("last_index", DataType::Int64, &[BATCH]),
-                Head::Score { .. } => graph.input("score_index", DataType::Int64, &[SCORES]),
-            },
-            position_ids: reads_positions(config)
-                .then(|| graph.input("position_ids", DataType::Int64, &[BATCH, SEQUENCE])),
-        }
-    }
+/// The same layers with the inputs and outputs of ONNX Runtime GenAI, over tensors that `graph` has already.
+///
+/// Inputs: `input_ids` i64 `[B, S]`; `attention_mask` i64 `[B, T]`, 1 for each token so far, this call included;
+/// `position_ids` i64 `[B, S]` if [`reads_positions`]; `past_key_values.{i}.key` and `.value`
+/// `[B, kv_heads, P, head_dim]`.
+///
+/// Outputs: `logits` f32 `[B, S, V]`; `present.{i}.key` and `.value` `[B, kv_heads, T, head_dim]`, which may be bound
+/// to the buffers of the past where these have room.
+pub(crate) fn genai_decoder(
+    config: &ModelConfig,
+    dtype: Dtype,
+    blocked: &Blocked,
+    mut graph: GraphBuilder,
+) -> ModelProto {
+    let inputs = Inputs::of_genai(config, &mut graph);
+    Decoder::new(config, dtype, inputs, blocked, graph).build()
 }
 
 /// Targets of `Reshape`, and other constants that every layer reads.
@@ -131,19 +126,25 @@ struct Decoder<'a> {
     graph: GraphBuilder,
     inputs: Inputs,
     constants: Constants,
+    blocked: &'a Blocked,
 }
 
 impl<'a> Decoder<'a> {
-    fn new(config: &'a ModelConfig, dtype: Dtype, mut graph: GraphBuilder) -> Self {
-        let inputs = Inputs::declare(config, &mut graph);
-        match config.head {
-            Head::LanguageModel => {
-                graph.output("logits", DataType::Float, &[BATCH, Dim::Fixed(config.vocab_size)]);
-            }
-            Head::Score { labels } => graph.output("scores", DataType::Float, &[SCORES, Dim::Fixed(labels)]),
+    fn new(
+        config: &'a ModelConfig,
+        dtype: Dtype,
+        inputs: Inputs,
+        blocked: &'a Blocked,
+        mut graph: GraphBuilder,
+    ) -> Self {
+        let vocabulary = Dim::Fixed(config.vocab_size);
+        match inputs.asked {
+            Asked::Last(_) => graph.output("logits", DataType::Float, &[BATCH, vocabulary]),
+            Asked::Scored(_, labels) => graph.output("scores", DataType::Float, &[SCORES, Dim::Fixed(labels)]),
+            Asked::All => graph.output("logits", DataType::Float, &[BATCH, SEQUENCE, vocabulary]),
         }
         let constants = Constants::declare(config, dtype, &inputs.input_ids, &mut graph);
-        Self { config, dtype, graph, inputs, constants }
+        Self { config, dtype, graph, inputs, constants, blocked }
     }
 
     fn build(mut self) -> ModelProto {
@@ -161,9 +162,10 @@ impl<'a> Decoder<'a> {
             let gamma = self.norm_before(layer + 1);
             (normed, residual) = self.add_and_norm(&format!("layers.{layer}.mlp_norm"), &mlp, &residual, &gamma);
         }
-        match self.config.head {
-            Head::LanguageModel => self.language_model_head(&normed),
-            Head::Score { .. } => self.score_head(&normed),
+        match self.inputs.asked.clone() {
+            Asked::Last(index) => self.last_token_head(&normed, &index),
+            Asked::Scored(index, _) => self.score_head(&normed, &index),
+            Asked::All => self.language_model_head(&normed),
         }
         self.graph.finish("decoder")
     }
@@ -171,7 +173,10 @@ impl<'a> Decoder<'a> {
     /// `[tokens, hidden]` embeddings of `input_ids`.
     fn embedding(&mut self) -> String {
         let ids = self.graph.node("Reshape", "input_ids.flat", &[&self.inputs.input_ids, &self.constants.flat], &[]);
-        let rows = self.graph.node("Gather", "embedding", &[EMBEDDING, &ids], &[]);
+        let rows = match self.blocked.rows(EMBEDDING, &ids, "embedding", &mut self.graph) {
+            Some(rows) => rows,
+            None => self.graph.node("Gather", "embedding", &[EMBEDDING, &ids], &[]),
+        };
         match self.config.embedding_scale() {
             None => rows,
             Some(scale) => {
@@ -236,7 +241,11 @@ impl<'a> Decoder<'a> {
         self.gemm(&format!("layers.{layer}.{projection}"), input, &weight, bias.as_deref())
     }
 
+    /// `input @ weight.T (+ bias)`.
     fn gemm(&mut self, name: &str, input: &str, weight: &str, bias: Option<&str>) -> String {
+        if let Some(product) = self.blocked.product(weight, input, bias, name, &mut self.graph) {
+            return product;
+        }
         let inputs: Vec<&str> = [input, weight].into_iter().chain(bias).collect();
         self.graph.node("Gemm", name, &inputs, &[int("transB", 1)])
     }
@@ -320,12 +329,15 @@ impl<'a> Decoder<'a> {
     }
 
     fn declare_cache(&mut self, past: &[String; 2], present: &[String; 2]) {
-        let heads = Dim::Fixed(self.config.num_key_value_heads);
-        let shape = [BATCH, heads, Dim::Named("max_sequence"), Dim::Fixed(self.config.head_dim)];
+        let shape = |length| {
+            let heads = Dim::Fixed(self.config.num_key_value_heads);
+            [BATCH, heads, Dim::Named(length), Dim::Fixed(self.config.head_dim)]
+        };
+        let [before, after] = self.inputs.cache_lengths.map(shape);
         let element = data_type(self.dtype);
         for (past, present) in past.iter().zip(present) {
-            self.graph.input(past, element, &shape);
-            self.graph.output(present, element, &shape);
+            self.graph.input(past, element, &before);
+            self.graph.output(present, element, &after);
         }
     }
 
@@ -349,22 +361,31 @@ impl<'a> Decoder<'a> {
     }
 
     /// Logits of each row's last token; the other rows never reach the large projection.
-    fn language_model_head(&mut self, normed: &str) {
+    fn last_token_head(&mut self, normed: &str, index: &str) {
         let rows = self.as_batch("final.batch", normed);
         let last_axis = self.graph.integers("axis.last", &[-1]);
-        let index = self.graph.node("Unsqueeze", "last_index.column", &[&self.inputs.index, &last_axis], &[]);
+        let index = self.graph.node("Unsqueeze", "last_index.column", &[index, &last_axis], &[]);
         let last = self.graph.node("GatherND", "final.last", &[&rows, &index], &[int("batch_dims", 1)]);
-        let weight = if self.config.tie_word_embeddings { EMBEDDING } else { "lm_head.weight" };
-        self.output_gemm("logits", "lm_head", &last, weight);
+        self.output_gemm("logits", "lm_head", &last, self.head_weight());
+    }
+
+    /// Logits of every token.
+    fn language_model_head(&mut self, normed: &str) {
+        self.output_gemm("logits.tokens", "lm_head", normed, self.head_weight());
+        self.as_batch("logits", "logits.tokens");
+    }
+
+    fn head_weight(&self) -> &'static str {
+        if self.config.tie_word_embeddings { EMBEDDING } else { LM_HEAD }
     }
 
     /// Scores of the tokens that are asked for.
-    fn score_head(&mut self, normed: &str) {
-        let tokens = self.graph.node("Gather", "final.scored", &[normed, &self.inputs.index], &[]);
+    fn score_head(&mut self, normed: &str, index: &str) {
+        let tokens = self.graph.node("Gather", "final.scored", &[normed, index], &[]);
         self.output_gemm("scores", "score", &tokens, "score.weight");
     }
 
-    /// `input @ weight.T` as the fp32 output `name`; `inner` names the product where it is of another type.
+    /// `input @ weight.T` as the fp32 value `name`; `inner` names the product where it is of another type.
     fn output_gemm(&mut self, name: &str, inner: &str, input: &str, weight: &str) {
         if self.dtype == Dtype::Fp32 {
             self.gemm(name, input, weight, None);

@@ -150,6 +150,8 @@ pub enum DataType {
     Undefined = 0,
     /// 32-bit float.
     Float = 1,
+    /// 8-bit integer without a sign.
+    Uint8 = 2,
     /// 32-bit integer.
     Int32 = 6,
     /// 64-bit integer.

@@ -1,17 +1,17 @@
 //! Structure and bytes of the export.
 
-use std::{collections::BTreeSet, fs, path::Path};
+use std::{fs, path::Path};
 
 use exporters::{
     ExportOptions, ROTARY_COS, ROTARY_SIN, export,
-    onnx::proto::{DataType, Dimension, GraphProto, ModelProto, NodeProto},
+    onnx::proto::{GraphProto, ModelProto, NodeProto},
 };
 use prost::Message;
 use safetensors::Dtype;
 use serde_json::{Value, json};
 use shared::{PolicyVersion, Rotary, TensorRole, WeightManifest};
 
-use crate::support::{TestModel, files, graph, values};
+use crate::support::{TestModel, assert_well_formed, described, files, graph, values};
 
 const FP16: ExportOptions = ExportOptions { dtype: shared::Dtype::Fp16, max_positions: None };
 
@@ -110,44 +110,15 @@ fn every_value_is_made_before_it_is_read_and_every_weight_is_read() {
     ];
     for (changes, options) in all.iter().flat_map(|c| [(c, ExportOptions::default()), (c, FP16)]) {
         let (graph, _) = exported(changes, &options);
-        let mut made: BTreeSet<&str> = inputs(&graph).into_iter().collect();
-        made.extend(graph.initializer.iter().map(|t| t.name.as_str()));
-        let mut names = BTreeSet::new();
-        for node in &graph.node {
-            assert!(names.insert(&node.name), "{changes}: two nodes are named {}", node.name);
-            for input in node.input.iter().filter(|i| !i.is_empty()) {
-                assert!(made.contains(input.as_str()), "{changes}: {} reads {input} too early", node.name);
-            }
-            for output in node.output.iter().filter(|o| !o.is_empty()) {
-                assert!(made.insert(output), "{changes}: {output} is made twice");
-            }
-        }
-        for output in &graph.output {
-            assert!(made.contains(output.name.as_str()), "{changes}: nobody makes {}", output.name);
-        }
-        let read: BTreeSet<&String> = graph.node.iter().flat_map(|n| &n.input).collect();
-        for tensor in graph.initializer.iter().map(|t| &t.name).chain(graph.input.iter().map(|i| &i.name)) {
-            assert!(read.contains(tensor), "{changes}: nobody reads {tensor}");
-        }
+        assert_well_formed(&graph, &changes.to_string());
     }
 }
 
 #[test]
 fn inputs_and_outputs_are_as_documented() {
     let (graph, _) = exported(&json!({"num_hidden_layers": 1}), &FP16);
-    let describe = |value: &exporters::onnx::proto::ValueInfoProto| {
-        let tensor = value.r#type.as_ref().unwrap().tensor_type.as_ref().unwrap();
-        let dim = |value: &Option<Dimension>| match value {
-            Some(Dimension::DimValue(n)) => n.to_string(),
-            Some(Dimension::DimParam(name)) => name.clone(),
-            None => "?".into(),
-        };
-        let dims: Vec<String> = tensor.shape.as_ref().unwrap().dim.iter().map(|d| dim(&d.value)).collect();
-        let element = DataType::try_from(tensor.elem_type).unwrap();
-        format!("{}: {element:?} [{}]", value.name, dims.join(", "))
-    };
     assert_eq!(
-        graph.input.iter().map(describe).collect::<Vec<_>>(),
+        graph.input.iter().map(described).collect::<Vec<_>>(),
         [
             "input_ids: Int64 [batch, sequence]",
             "seqlens_k: Int32 [batch]",
@@ -158,7 +129,7 @@ fn inputs_and_outputs_are_as_documented() {
         ]
     );
     assert_eq!(
-        graph.output.iter().map(describe).collect::<Vec<_>>(),
+        graph.output.iter().map(described).collect::<Vec<_>>(),
         [
             "logits: Float [batch, 32]",
             "present.0.key: Float16 [batch, 2, max_sequence, 16]",

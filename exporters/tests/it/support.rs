@@ -1,11 +1,12 @@
 //! Small models made on the spot.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     fs,
     path::Path,
 };
 
+use exporters::onnx::proto::{DataType, Dimension, GraphProto, ModelProto, ValueInfoProto};
 use half::{bf16, f16};
 use prost::Message;
 use safetensors::tensor::{Dtype, TensorView};
@@ -92,9 +93,47 @@ fn encode(values: &[f32], dtype: Dtype) -> Vec<u8> {
 }
 
 /// The graph of an export.
-pub fn graph(dir: &Path) -> exporters::onnx::proto::GraphProto {
+pub fn graph(dir: &Path) -> GraphProto {
     let bytes = fs::read(dir.join("model.onnx")).unwrap();
-    exporters::onnx::proto::ModelProto::decode(bytes.as_slice()).unwrap().graph.unwrap()
+    ModelProto::decode(bytes.as_slice()).unwrap().graph.unwrap()
+}
+
+/// Fails unless every value is made once, and before it is read, and every input and constant is read.
+pub fn assert_well_formed(graph: &GraphProto, what: &str) {
+    let mut made: BTreeSet<&str> = graph.input.iter().map(|i| i.name.as_str()).collect();
+    for tensor in &graph.initializer {
+        assert!(made.insert(&tensor.name), "{what}: two values are named {}", tensor.name);
+    }
+    let mut names = BTreeSet::new();
+    for node in &graph.node {
+        assert!(names.insert(&node.name), "{what}: two nodes are named {}", node.name);
+        for input in node.input.iter().filter(|i| !i.is_empty()) {
+            assert!(made.contains(input.as_str()), "{what}: {} reads {input} too early", node.name);
+        }
+        for output in node.output.iter().filter(|o| !o.is_empty()) {
+            assert!(made.insert(output), "{what}: {output} is made twice");
+        }
+    }
+    for output in &graph.output {
+        assert!(made.contains(output.name.as_str()), "{what}: nobody makes {}", output.name);
+    }
+    let read: BTreeSet<&String> = graph.node.iter().flat_map(|n| &n.input).collect();
+    for tensor in graph.initializer.iter().map(|t| &t.name).chain(graph.input.iter().map(|i| &i.name)) {
+        assert!(read.contains(tensor), "{what}: nobody reads {tensor}");
+    }
+}
+
+/// Name, element type and shape of an input or output, as `logits: Float [batch, 32]`.
+pub fn described(value: &ValueInfoProto) -> String {
+    let tensor = value.r#type.as_ref().unwrap().tensor_type.as_ref().unwrap();
+    let dim = |value: &Option<Dimension>| match value {
+        Some(Dimension::DimValue(n)) => n.to_string(),
+        Some(Dimension::DimParam(name)) => name.clone(),
+        None => "?".into(),
+    };
+    let dims: Vec<String> = tensor.shape.as_ref().unwrap().dim.iter().map(|d| dim(&d.value)).collect();
+    let element = DataType::try_from(tensor.elem_type).unwrap();
+    format!("{}: {element:?} [{}]", value.name, dims.join(", "))
 }
 
 /// Names and contents of the files in a folder.

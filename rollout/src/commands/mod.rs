@@ -11,6 +11,7 @@ pub mod explain;
 pub mod flags;
 pub mod generate;
 mod journal;
+pub mod logits;
 pub mod model;
 mod printed;
 mod progress;

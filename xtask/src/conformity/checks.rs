@@ -130,6 +130,21 @@ pub const CHECKS: &[Check] = &[
         figures: &[figure("logprob", "largest difference of a log-prob", 1e-4)],
     },
     Check {
+        name: "genai",
+        rival: "onnxruntime-genai, onnxruntime",
+        about: "folders for ONNX Runtime GenAI in fp32, fp16, int8 and int4, of every family: it continues prompts and \
+                scores completions, and ONNX Runtime's quantiser makes the same blocks of the weights",
+        figures: &[
+            figure("logprob", "largest difference of a log-prob in fp32", 1e-4),
+            figure("fp16_logprob", "the same in fp16", 3e-2),
+            figure("int8_logprob", "the same in int8", 1.0),
+            figure("int4_logprob", "the same in int4", 5.0),
+            figure("greedy", "greedy tokens that differ in fp32", 0.0),
+            figure("page", "texts of the lines in docs/exporting-genai.md that differ in fp32", 0.0),
+            figure("blocks", "weights whose blocks are not those of ONNX Runtime's quantiser", 0.0),
+        ],
+    },
+    Check {
         name: "chat-templates",
         rival: "transformers, with TRL's templates",
         about: "every chat template that TRL ships, with system messages, several turns, tools and switches: token \
