@@ -29,16 +29,24 @@ use crate::{
     server::{self, Bounds},
 };
 
-/// Longest prompt plus completion.
+/// Longest prompt plus completion, unless a test has another.
 pub const MAX_MODEL_LEN: usize = 100;
 
-/// A tokenizer with a token for each letter, and a template that writes `role: content` and what tools there are.
+/// A template that writes `role: content`, with calls in the format of Qwen, and what tools there are.
+pub const TEMPLATE: &str = "{% for message in messages %}{{ message.role[:1] }}:{{ message.content }}{% for call in \
+                            message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor \
+                            %}{{ '\\n' }}{% endfor %}{% for tool in tools or [] %}{{ (tool.function or tool).name \
+                            }}{% endfor %}{% if add_generation_prompt %}a:{% endif %}";
+
+/// A tokenizer with a token for each letter, and [`TEMPLATE`].
 pub fn tokenizer() -> Tokenizer {
+    with_template(TEMPLATE)
+}
+
+/// The tokenizer with another template.
+pub fn with_template(template: &str) -> Tokenizer {
     let folder = ModelFolder::new();
     write_tokenizer(&folder.path("model"));
-    let template = "{% for message in messages %}{{ message.role[:1] }}:{{ message.content }}\n{% endfor %}\
-                    {% for tool in tools or [] %}{{ tool.name }}{% endfor %}\
-                    {% if add_generation_prompt %}a:{% endif %}";
     std::fs::write(folder.path("model/chat_template.jinja"), template).unwrap();
     Tokenizer::open(&ModelDir::open(folder.path("model")).unwrap()).unwrap()
 }
@@ -200,6 +208,8 @@ pub struct Setup {
     pub connections: usize,
     /// Time at the end.
     pub grace: Duration,
+    /// Longest prompt plus completion.
+    pub max_model_len: usize,
 }
 
 impl Default for Setup {
@@ -213,6 +223,7 @@ impl Default for Setup {
             key: None,
             connections: 4096,
             grace: Duration::from_secs(30),
+            max_model_len: MAX_MODEL_LEN,
         }
     }
 }
@@ -252,7 +263,7 @@ impl Endpoint {
         let app = App {
             model: "parrot".into(),
             tokenizer,
-            max_model_len: MAX_MODEL_LEN,
+            max_model_len: setup.max_model_len,
             service: service.clone(),
             metrics,
             key: setup.key.map(str::to_owned),

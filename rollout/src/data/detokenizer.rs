@@ -54,6 +54,12 @@ impl Detokenizer {
         seen[..certain].to_owned()
     }
 
+    /// Bytes of whole characters that are held back.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        self.held.len()
+    }
+
     /// The text that was held back, when no token comes any more. A character of which only the beginning has come is
     /// `U+FFFD`, as in the decoded text.
     #[must_use]

@@ -204,6 +204,12 @@ impl Tokenizer {
         self.inner.leaves_out(id)
     }
 
+    /// What stands for a token that [`Tokenizer::decode`] leaves out, if it is one of the tokenizer's.
+    #[must_use]
+    pub fn special_text(&self, id: u32) -> Option<String> {
+        self.inner.special_text(id)
+    }
+
     /// Number of token ids, added tokens included.
     #[must_use]
     pub fn vocab_size(&self) -> usize {

@@ -2,8 +2,9 @@
 //!
 //! minijinja runs the templates. This crate adds named templates, Python's methods, the switches of a template, and a
 //! search for words of messages that a template leaves out. The sampler renders prompts with it; `learner sft` and
-//! `learner reward-model` render their rows with it.
+//! `learner reward-model` render their rows with it. [`calls`] reads the calls of tools that a model writes.
 
+pub mod calls;
 mod content;
 mod model;
 mod nesting;
@@ -14,7 +15,7 @@ use std::{
     collections::BTreeSet,
     io,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicU64, Ordering},
         mpsc::{self, RecvTimeoutError},
     },
@@ -32,6 +33,7 @@ use serde_json::{Map, Value, ser};
 use shared_bounds::{OneLine, guarded};
 use time::OffsetDateTime;
 
+use calls::ToolSupport;
 pub use content::{lost, text_of};
 pub use model::OpenError;
 
@@ -102,6 +104,8 @@ pub struct ChatTemplate {
     has_tool_use: bool,
     /// Steps of all renderings together.
     steps: AtomicU64,
+    /// What it does with tools, once somebody has asked.
+    tool_support: OnceLock<ToolSupport>,
 }
 
 impl ChatTemplate {
@@ -127,7 +131,14 @@ impl ChatTemplate {
         environment.add_function("strftime_now", move |format: &str| strftime(now, format));
         nesting::add_to(&mut environment);
         let environment = Arc::new(environment);
-        let mut template = Self { environment, syntax, special_tokens, has_tool_use: false, steps: AtomicU64::new(0) };
+        let mut template = Self {
+            environment,
+            syntax,
+            special_tokens,
+            has_tool_use: false,
+            steps: AtomicU64::new(0),
+            tool_support: OnceLock::new(),
+        };
         template.add(NAME, source)?;
         Ok(template)
     }
@@ -184,6 +195,18 @@ impl ChatTemplate {
     pub fn names(&self, word: &str) -> bool {
         let is_part = |c: char| c.is_alphanumeric() || c == '_';
         self.environment.templates().any(|(_, template)| template.source().split(|c| !is_part(c)).any(|w| w == word))
+    }
+
+    /// What the template does with tools, calls and replies. It is tried at the first question.
+    #[must_use]
+    pub fn tool_support(&self) -> ToolSupport {
+        *self.tool_support.get_or_init(|| ToolSupport::of(self))
+    }
+
+    /// Reads the source of the template for messages with tools.
+    pub(crate) fn of_source_with_tools<T>(&self, read: impl FnOnce(&str) -> T) -> T {
+        let name = if self.has_tool_use { TOOL_USE } else { NAME };
+        read(self.environment.get_template(name).expect("the template was added before").source())
     }
 
     /// Renders a prompt to be completed. A last message of the assistant is left open (`continue_final_message`). Any

@@ -188,6 +188,12 @@ impl TextTokenizer {
         self.special.contains(&id) || self.inner.id_to_token(id).is_none_or(special)
     }
 
+    /// What stands for a token that [`decode`](Self::decode) leaves out, if it is one of the tokenizer's.
+    #[must_use]
+    pub fn special_text(&self, id: u32) -> Option<String> {
+        self.inner.id_to_token(id).filter(|_| self.leaves_out(id))
+    }
+
     /// Number of token ids, added tokens included.
     #[must_use]
     pub fn vocab_size(&self) -> usize {
@@ -256,6 +262,8 @@ mod tests {
         let tokenizer = named(&serde_json::json!({"eos_token": "</s>"}), 9);
         assert_eq!(tokenizer.decode(&[0, 2, 3]).unwrap(), "a <t>");
         assert!(tokenizer.leaves_out(2) && !tokenizer.leaves_out(3));
+        let texts = [0, 2, 3, 99].map(|id| tokenizer.special_text(id));
+        assert_eq!(texts, [None, Some("</s>".to_owned()), None, None]);
         assert!(tokenizer.remarks().is_empty() && tokenizer.content() == plain.content(), "it makes the same tokens");
     }
 

@@ -25,7 +25,7 @@ pub struct Target {
 }
 
 /// All of them.
-pub const TARGETS: [Target; 17] = [
+pub const TARGETS: [Target; 18] = [
     Target { name: "frames", seeds: files::frame_seeds, parse: files::frame },
     Target { name: "fleet_frames", seeds: files::fleet_seeds, parse: files::fleet },
     Target { name: "endpoint", seeds: files::endpoint_seeds, parse: files::endpoint },
@@ -43,6 +43,7 @@ pub const TARGETS: [Target; 17] = [
     Target { name: "dataset_card", seeds: data::card_seeds, parse: data::card },
     Target { name: "run_toml", seeds: words::run_toml_seeds, parse: words::run_toml },
     Target { name: "answers", seeds: words::answer_seeds, parse: words::answer },
+    Target { name: "tool_calls", seeds: words::tool_calls_seeds, parse: words::tool_calls },
 ];
 
 /// Inputs of a target: inputs that once failed, then its seeds.

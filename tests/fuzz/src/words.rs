@@ -1,9 +1,11 @@
-//! Files of options, and answers of models.
+//! Files of options, and answers and tool calls of models.
 
 use std::path::Path;
 
 use rollout_rewards::rules::{answer, arithmetic, countdown, expression, gsm8k, number, tags};
+use serde_json::json;
 use shared::config::layers;
+use shared_chat::calls::{Format, Reader, Tools, parse};
 
 use crate::text;
 
@@ -55,4 +57,47 @@ pub fn answer(bytes: &[u8]) {
         assert!(!found.as_f64().is_nan(), "{given}");
     }
     let _ = countdown::score_equation(countdown::extract_equation(given), &[44, 19, 35], 98, 1.0, 0.1);
+}
+
+/// The first byte chooses the format, the second one where the turn is cut.
+pub fn tool_calls_seeds() -> Vec<Vec<u8>> {
+    [
+        "<think>so</think>\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": \"7\"}}\n</tool_call><|im_end|>",
+        "text <tool_call>\n<function=f>\n<parameter=a>\n7\n</parameter>\n</function>\n</tool_call>",
+        "or</think>\n<tool_call>\n<function=f>\n<parameter=b>\n[1]\n</parameter>\n</function>\n</tool_call>",
+        "\n<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>7</arg_value>\n</tool_call><|user|>",
+        "{\"name\": \"f\", \"parameters\": {\"a\": 7, \"b\": [\"x\"]}}<|eot_id|>",
+        "<|channel|>analysis<|message|>so<|end|><|start|>assistant to=functions.f<|channel|>commentary \
+         json<|message|>{\"a\": 7}<|call|>",
+        "<|tool_call_start|>[f(a=7, b=['x', True]), g(c='it\'s', d={\"k\": null})]<|tool_call_end|><|im_end|>",
+        "<|tool_call>call:f{a:7,b:[<|\"|>x<|\"|>],c:{k:null}}<tool_call|><|tool_response>",
+    ]
+    .iter()
+    .zip(0..)
+    .map(|(turn, format)| [&[format, 40], turn.as_bytes()].concat())
+    .collect()
+}
+
+/// A turn in two pieces is the turn as a whole. One that was cut off is its own text, and one that calls tools has
+/// objects for arguments.
+pub fn tool_calls(bytes: &[u8]) {
+    let [format, cut, turn @ ..] = bytes else { return };
+    let Some(turn) = text(turn) else { return };
+    let format = Format::ALL[usize::from(*format) % Format::ALL.len()];
+    let types = json!({ "a": { "type": "integer" }, "b": { "type": "array" }, "c": { "anyOf": [{ "type": "null" }] } });
+    let tools = Tools::new(&[json!({ "name": "f", "parameters": { "properties": types } })]);
+    let _ = parse(format, "", turn, &tools);
+    let at = (0..=turn.len().min((*cut).into())).rfind(|&at| turn.is_char_boundary(at)).unwrap_or(0);
+    let read = |pieces: &[&str], ended: bool| {
+        let mut reader = Reader::new(format, "", tools.clone());
+        let mut text: String = pieces.iter().map(|piece| reader.push(piece)).collect();
+        let end = reader.end(ended);
+        text.push_str(&end.text);
+        (text, end.calls)
+    };
+    let whole = read(&[turn], true);
+    assert_eq!(read(&[&turn[..at], &turn[at..]], true), whole, "cut at {at}");
+    assert_eq!(read(&[&turn[..at], &turn[at..]], false), (turn.to_owned(), Vec::new()), "cut off");
+    assert!(whole.1.iter().all(|call| call.arguments.is_object()), "{whole:?}");
+    assert!(!whole.1.is_empty() || whole.0 == turn, "text without a call stays: {whole:?}");
 }

@@ -32,5 +32,5 @@ tests! {
     frames fleet_frames endpoint manifest rounded graph safetensors index store_index config_json
     model_directory tokenizer template
     dataset dataset_card
-    run_toml answers
+    run_toml answers tool_calls
 }

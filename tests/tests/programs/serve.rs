@@ -12,7 +12,7 @@ use std::{
 
 use harness::{
     binary, cli, processes, skipped,
-    tiny_model::{ModelFolder, write_tokenizer},
+    tiny_model::{ModelFolder, SMALL, write_tokenizer},
     training::json_lines,
 };
 use serde_json::{Value, json};
@@ -90,6 +90,35 @@ impl Drop for Serve {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// A template with tools, and calls in the format of Qwen.
+const TOOL_TEMPLATE: &str = "{% for tool in tools or [] %}[{{ tool.function.name }}]{% endfor %}{% for m in messages \
+                             %}{{ m.role }}: {{ m.content }}{% for call in m.tool_calls or [] \
+                             %}<tool_call>{\"name\": \"{{ call.function.name }}\", \"arguments\": \
+                             {{ call.function.arguments | tojson }}}</tool_call>{% endfor %}{{ '\\n' }}{% endfor \
+                             %}{% if add_generation_prompt %}assistant: {% endif %}";
+
+/// A model that was taught to ask a tool for a sum, and to tell the sum.
+fn model_that_calls() -> ModelFolder {
+    let folder = ModelFolder::new();
+    SMALL.write(&folder.path("random"), 3);
+    write_tokenizer(&folder.path("random"));
+    let call = "<tool_call>{\"name\": \"add\", \"arguments\": {\"a\": 2, \"b\": 3}}</tool_call>";
+    let asked = "[add]user: 2+3?\nassistant: ";
+    let rows = [
+        json!({ "prompt": asked, "completion": call }),
+        json!({ "prompt": format!("{asked}{call}\ntool: 5\nassistant: "), "completion": "It is 5." }),
+    ];
+    fs::write(folder.path("rows.jsonl"), rows.map(|row| format!("{row}\n")).concat()).unwrap();
+    fs::remove_dir_all(folder.path("model")).unwrap();
+    let path = |name: &str| folder.path(name).display().to_string();
+    let (random, rows, output) = (path("random"), path("rows.jsonl"), path("model"));
+    let flags = ["sft", "--model", &random, "--data", &rows, "--output", &output, "--batch-size", "2"];
+    let more = ["--max-steps", "200", "--learning-rate", "5e-3", "--warmup-steps", "10", "--threads", "1"];
+    let _ = cli::run("learner", flags.iter().chain(&more)).success();
+    fs::write(folder.path("model/chat_template.jinja"), TOOL_TEMPLATE).unwrap();
+    folder
 }
 
 fn model() -> ModelFolder {
@@ -256,4 +285,72 @@ fn openais_client_streams_a_chat() {
     assert_eq!(said[1], said[0], "the pieces are the whole");
     assert_eq!(said[3], said[2]);
     assert_eq!((&said[4], &said[5]), (&json!(4), &json!("model_not_found context_length_exceeded")));
+}
+
+const CLIENT_WITH_TOOLS: &str = r#"
+import json, sys, openai
+client = openai.OpenAI(base_url=f"http://127.0.0.1:{sys.argv[1]}/v1", api_key="none")
+number = {"type": "integer"}
+schema = {"type": "object", "properties": {"a": number, "b": number}, "required": ["a", "b"],
+          "additionalProperties": False}
+add = {"name": "add", "description": "The sum", "parameters": schema, "strict": True}
+messages = [{"role": "user", "content": "2+3?"}]
+ask = dict(model="tiny", messages=messages, tools=[{"type": "function", "function": add}], temperature=0,
+           max_tokens=200)
+whole = client.chat.completions.create(**ask).choices[0]
+def show(call):
+    return [call.type, call.function.name, json.loads(call.function.arguments)]
+
+calls, reason, text = {}, None, ""
+for chunk in client.chat.completions.create(**ask, stream=True):
+    choice = chunk.choices[0]
+    text += choice.delta.content or ""
+    reason = choice.finish_reason or reason
+    for call in choice.delta.tool_calls or []:
+        if call.index in calls:
+            calls[call.index].function.arguments += call.function.arguments
+        else:
+            calls[call.index] = call
+with client.chat.completions.stream(**ask) as stream:
+    helped = stream.get_final_completion().choices[0].message.tool_calls[0].function.parsed_arguments
+
+call = whole.message.tool_calls[0]
+reply = {"role": "tool", "tool_call_id": call.id, "content": str(sum(json.loads(call.function.arguments).values()))}
+told = client.chat.completions.create(**{**ask, "messages": messages + [whole.message, reply]}).choices[0]
+cut = client.chat.completions.create(**{**ask, "max_tokens": 20}).choices[0]
+plain = client.chat.completions.create(**ask, tool_choice="none").choices[0]
+refused = []
+for more in [dict(tool_choice="required"), dict(messages=messages + [{**reply, "tool_call_id": "other"}])]:
+    try:
+        client.chat.completions.create(**{**ask, **more})
+    except openai.BadRequestError as error:
+        refused.append(error.param)
+print(json.dumps({
+    "whole": [whole.message.content, [show(call) for call in whole.message.tool_calls], whole.finish_reason],
+    "stream": [text or None, [show(calls[index]) for index in sorted(calls)], reason],
+    "helped": helped, "ids": len({call.id, calls[0].id}),
+    "told": [told.message.content, told.message.tool_calls, told.finish_reason],
+    "cut": [cut.message.content, cut.message.tool_calls, cut.finish_reason],
+    "plain": [plain.message.content, plain.message.tool_calls, plain.finish_reason], "refused": refused,
+}))
+"#;
+
+#[test]
+fn openais_client_calls_a_tool_and_tells_its_reply() {
+    let name = "openais_client_calls_a_tool_and_tells_its_reply";
+    let Some(python) = python() else { return skipped(name, "no Python here has openai") };
+    let serve = Serve::start(&model_that_calls(), &[]);
+    let mut client = Command::new(python);
+    client.args(["-c", CLIENT_WITH_TOOLS, &serve.port.to_string()]);
+    let said: Value = serde_json::from_str(&cli::finish(client).success().stdout).unwrap();
+    let arguments = json!({ "a": 2, "b": 3 });
+    let called = json!([null, [["function", "add", arguments]], "tool_calls"]);
+    assert_eq!(said["whole"], called);
+    assert_eq!(said["stream"], called);
+    assert_eq!((&said["helped"], &said["ids"]), (&arguments, &json!(2)));
+    assert_eq!(said["told"], json!(["It is 5.", null, "stop"]));
+    assert_eq!(said["cut"], json!(["<tool_call>{\"name\": ", null, "length"]), "half a call is text");
+    let text = "<tool_call>{\"name\": \"add\", \"arguments\": {\"a\": 2, \"b\": 3}}</tool_call>";
+    assert_eq!(said["plain"], json!([text, null, "stop"]), "nothing may be called");
+    assert_eq!(said["refused"], json!(["tool_choice", "messages"]));
 }

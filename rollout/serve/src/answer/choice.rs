@@ -1,10 +1,13 @@
 //! A completion as its tokens come: its text, and its tokens for log-probs.
 
+use std::collections::VecDeque;
+
 use rollout::{
     data::{Detokenizer, Tokenizer},
     engine::GivenLogprob,
 };
-use shared::TokenLogprob;
+use shared::{FinishReason, TokenLogprob};
+use shared_chat::calls::{Call, Reader};
 
 use super::{Entry, Likeliest};
 
@@ -31,6 +34,8 @@ pub struct Choice {
     as_ids: bool,
     /// Whether the likeliest token is always drawn.
     greedy: bool,
+    /// Where tools may be called.
+    calls: Option<Calls>,
 }
 
 impl Choice {
@@ -38,7 +43,13 @@ impl Choice {
     #[must_use]
     pub fn new(tokenizer: &Tokenizer, before: &[u32], stop: &[String], greedy: bool) -> Self {
         let text = Detokenizer::after(tokenizer, before, stop);
-        Self { tokenizer: tokenizer.clone(), text, tokens: None, offset: 0, as_ids: false, greedy }
+        Self { tokenizer: tokenizer.clone(), text, tokens: None, offset: 0, as_ids: false, greedy, calls: None }
+    }
+
+    /// With tools that may be called: one after the other in a turn, or several at once (`parallel`).
+    #[must_use]
+    pub fn with_calls(self, reader: Reader, parallel: bool) -> Self {
+        Self { calls: Some(Calls { reader, parallel, written: 0, special: VecDeque::new() }), ..self }
     }
 
     /// With log-probs of tokens that go on after these, and that are named by their ids or by their texts.
@@ -71,13 +82,24 @@ impl Choice {
         if let Some(entry) = entry.as_mut().filter(|_| self.greedy) {
             entry.likeliest = entry.logprob.map(|logprob| Likeliest { token: entry.token.clone(), logprob });
         }
-        Piece { text: self.text.push(id), id: Some(id), entry }
+        let mut text = self.text.push(id);
+        if let Some(calls) = &mut self.calls {
+            text = calls.push(&text);
+            if let Some(special) = self.tokenizer.special_text(id) {
+                text += &calls.push_special(special, self.text.held());
+            }
+        }
+        Piece { text, id: Some(id), entry }
     }
 
-    /// The text that was held back.
+    /// The text that was held back, and the calls.
     #[must_use]
-    pub fn end(self) -> String {
-        self.text.end()
+    pub fn end(self, reason: FinishReason) -> (String, Vec<Call>) {
+        let text = self.text.end();
+        match self.calls {
+            None => (text, Vec::new()),
+            Some(calls) => calls.end(&text, reason == FinishReason::Stop),
+        }
     }
 
     fn entry(&mut self, id: u32, logprob: Option<f64>) -> Option<Entry> {
@@ -92,6 +114,49 @@ impl Choice {
     /// A token that is not part of the text.
     fn alone(&self, id: u32) -> String {
         if self.as_ids { named(id) } else { self.tokenizer.decode(&[id]).unwrap_or_default() }
+    }
+}
+
+/// Reads the calls of a completion.
+struct Calls {
+    reader: Reader,
+    parallel: bool,
+    /// Bytes of text that the reader has.
+    written: usize,
+    /// Special tokens behind text that is still held back for the sake of stop strings, and the bytes before them.
+    special: VecDeque<(usize, String)>,
+}
+
+impl Calls {
+    /// Takes text. Returns text beside calls.
+    fn push(&mut self, text: &str) -> String {
+        let (mut beside, mut rest) = (String::new(), text);
+        while let Some((at, special)) = self.special.pop_front() {
+            let Some((before, behind)) = rest.split_at_checked(at - self.written) else {
+                self.special.push_front((at, special));
+                break;
+            };
+            beside += &self.reader.push(before);
+            beside += &self.reader.push_special(&special);
+            (self.written, rest) = (at, behind);
+        }
+        self.written += rest.len();
+        beside + &self.reader.push(rest)
+    }
+
+    /// Takes a special token, which comes behind so many bytes that are held back.
+    fn push_special(&mut self, text: String, held: usize) -> String {
+        self.special.push_back((self.written + held, text));
+        self.push("")
+    }
+
+    fn end(mut self, text: &str, ended: bool) -> (String, Vec<Call>) {
+        let beside = self.push(text);
+        let mut end = self.reader.end(ended);
+        if !self.parallel {
+            end.calls.truncate(1);
+        }
+        (beside + &end.text, end.calls)
     }
 }
 

@@ -10,6 +10,7 @@ use std::{iter, sync::Arc};
 
 use serde_json::{Map, Value, json};
 use shared::FinishReason;
+use shared_chat::calls::Call;
 
 /// Which route answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,8 +69,15 @@ pub struct Done {
     pub ids: Vec<u32>,
     /// Their log-probs, those of the prompt before them with `echo`.
     pub entries: Vec<Entry>,
+    /// Calls of tools.
+    pub calls: Vec<Call>,
     /// Why it has ended.
     pub finish_reason: FinishReason,
+}
+
+/// Why a completion with these calls has ended, in OpenAI's words.
+fn reason(finish_reason: FinishReason, calls: &[Call]) -> &'static str {
+    if calls.is_empty() { finish_reason.as_str() } else { "tool_calls" }
 }
 
 impl Shape {
@@ -78,11 +86,17 @@ impl Shape {
     pub fn whole(&self, prompts: &[(Arc<[u32]>, Vec<Done>)], usage: Usage) -> Value {
         let all = prompts.iter().flat_map(|(ids, choices)| choices.iter().map(move |done| (ids, done)));
         let choice = |(index, (prompt, done)): (usize, (&Arc<[u32]>, &Done))| {
-            let mut choice = self.choice(index, &done.entries, Some(done.finish_reason));
+            let mut choice = self.choice(index, &done.entries, Some(reason(done.finish_reason, &done.calls)));
             match self.form {
                 Form::Text => choice.insert("text".into(), done.text.as_str().into()),
                 Form::Chat => {
-                    let message = json!({ "role": "assistant", "content": done.text, "refusal": null });
+                    // Calls without a word beside them have no content.
+                    let content = Some(&done.text).filter(|text| done.calls.is_empty() || !text.is_empty());
+                    let mut message = json!({ "role": "assistant", "content": content, "refusal": null });
+                    if !done.calls.is_empty() {
+                        let calls = done.calls.iter().enumerate();
+                        message["tool_calls"] = calls.map(|(at, call)| self.call(index, at, call)).collect();
+                    }
                     choice.insert("message".into(), message)
                 }
             };
@@ -123,10 +137,42 @@ impl Shape {
         Some(chunk.into())
     }
 
+    /// A call in OpenAI's form.
+    fn call(&self, index: usize, at: usize, call: &Call) -> Value {
+        let answer = self.id.rsplit('-').next().unwrap_or_default();
+        let function = json!({ "name": call.name, "arguments": call.arguments.to_string() });
+        json!({ "id": format!("call_{answer}_{index}_{at}"), "type": "function", "function": function })
+    }
+
+    /// The last chunks of a choice: text that was held back, calls, and the reason of its end. A call comes in two
+    /// chunks, its arguments in the second.
+    #[must_use]
+    pub fn last(&self, index: usize, text: String, calls: &[Call], finish_reason: FinishReason) -> Vec<Value> {
+        let end = Some(reason(finish_reason, calls));
+        let text = Piece { text, ..Piece::default() };
+        if calls.is_empty() {
+            return self.next(index, &text, end).into_iter().collect();
+        }
+        let delta = |call: Value| {
+            let mut choice = self.choice(index, &[], None);
+            choice.insert("delta".into(), json!({ "tool_calls": [call] }));
+            Value::from(self.chunk(vec![choice.into()]))
+        };
+        let called = calls.iter().enumerate().flat_map(|(at, call)| {
+            let mut begun = self.call(index, at, call);
+            begun["index"] = at.into();
+            let arguments = begun["function"]["arguments"].take();
+            begun["function"]["arguments"] = "".into();
+            [begun, json!({ "index": at, "function": { "arguments": arguments } })].map(&delta)
+        });
+        let before = self.next(index, &text, None);
+        before.into_iter().chain(called).chain(self.next(index, &Piece::default(), end)).collect()
+    }
+
     /// A chunk with what a token has added, if that is anything that is wanted; with a reason, the last one of its
     /// choice.
     #[must_use]
-    pub fn next(&self, index: usize, piece: &Piece, finish_reason: Option<FinishReason>) -> Option<Value> {
+    pub fn next(&self, index: usize, piece: &Piece, finish_reason: Option<&str>) -> Option<Value> {
         let has_token = piece.id.is_some() && (self.logprobs || self.return_token_ids);
         if piece.text.is_empty() && !has_token && finish_reason.is_none() {
             return None;
@@ -151,14 +197,13 @@ impl Shape {
         self.include_usage.then(|| chunk.into())
     }
 
-    fn choice(&self, index: usize, entries: &[Entry], finish_reason: Option<FinishReason>) -> Map<String, Value> {
+    fn choice(&self, index: usize, entries: &[Entry], finish_reason: Option<&str>) -> Map<String, Value> {
         let logprobs = match self.form {
             _ if !self.logprobs || entries.is_empty() => Value::Null,
             Form::Text => logprobs::of_text(entries, self.alternatives),
             Form::Chat => logprobs::of_chat(entries),
         };
-        let reason = finish_reason.map(FinishReason::as_str);
-        let fields = [("index", index.into()), ("logprobs", logprobs), ("finish_reason", reason.into())];
+        let fields = [("index", index.into()), ("logprobs", logprobs), ("finish_reason", finish_reason.into())];
         fields.map(|(name, value)| (name.to_owned(), value)).into_iter().collect()
     }
 

@@ -2,11 +2,13 @@
 
 use rollout::data::Tokenizer;
 use serde_json::{Map, Value};
+use shared_chat::ChatTemplate;
 
 use super::{
     Fields, Streaming, check_model,
     completion::{Prompt, check_ids, check_text},
     sampling::{Sampling, max_tokens, room},
+    tools::{self, Calling},
 };
 use crate::error::ApiError;
 
@@ -25,6 +27,8 @@ pub struct Chat {
     pub return_token_ids: bool,
     /// Whether tokens in log-probs are named by their ids.
     pub tokens_as_ids: bool,
+    /// How calls are read, where tools may be called.
+    pub calling: Option<Calling>,
 }
 
 impl Chat {
@@ -45,16 +49,19 @@ impl Chat {
         let wanted = max_tokens(&mut fields, &["max_completion_tokens", "max_tokens"], 1)?;
         let return_token_ids = fields.take("return_token_ids")?.unwrap_or(false);
         let tokens_as_ids = fields.take("return_tokens_as_token_ids")?.unwrap_or(return_token_ids);
-        refuse_unless(&mut fields, "tool_choice", &["auto", "none"])?;
+        let may_call = tools::may_call(&mut fields)?;
+        let parallel = fields.take("parallel_tool_calls")?.unwrap_or(true);
         refuse_unless(&mut fields, "function_call", &["auto", "none"])?;
-        let (text, goes_on) = conversation(&mut fields, tokenizer)?;
+        let Conversation { text, goes_on, tools } = conversation(&mut fields, tokenizer)?;
         fields.end()?;
         check_text("messages", &text, max_model_len)?;
+        let support = tokenizer.template().map(ChatTemplate::tool_support);
+        let calling = if may_call { Calling::new(&tools, support, &text, parallel)? } else { None };
         let ids = tokenizer.encode(&text, false).map_err(|error| ApiError::field("messages", error.to_string()))?;
         check_ids("messages", &ids, tokenizer.model_vocab_size())?;
         let max_tokens = room("messages", ids.len(), wanted, max_model_len)?;
         let prompt = Prompt { text: String::new(), ids: ids.into(), max_tokens, goes_on };
-        Ok(Self { prompt, sampling, streaming, logprobs, return_token_ids, tokens_as_ids })
+        Ok(Self { prompt, sampling, streaming, logprobs, return_token_ids, tokens_as_ids, calling })
     }
 }
 
@@ -68,17 +75,28 @@ fn refuse_unless(fields: &mut Fields, name: &str, words: &[&str]) -> Result<(), 
     }
 }
 
-/// Takes messages and what else the template reads. Returns the conversation as the template writes it, and whether its
-/// last message is to be continued.
+/// A conversation.
+pub struct Conversation {
+    /// As the template writes it.
+    pub text: String,
+    /// Whether its last message is to be continued.
+    pub goes_on: bool,
+    /// The tools that there are.
+    pub tools: Vec<Value>,
+}
+
+/// Takes messages and what else the template reads.
 ///
 /// # Errors
-/// Messages that are none, or that the template refuses; a model without a template.
-pub fn conversation(fields: &mut Fields, tokenizer: &Tokenizer) -> Result<(String, bool), ApiError> {
+/// Messages that are none, or that the template refuses; tools that are none, or that it would leave out; a model
+/// without a template.
+pub fn conversation(fields: &mut Fields, tokenizer: &Tokenizer) -> Result<Conversation, ApiError> {
+    let support = tokenizer.template().map(ChatTemplate::tool_support);
     let mut messages: Vec<Map<String, Value>> = fields.require("messages")?;
     if messages.is_empty() || messages.iter().any(|message| !message.get("role").is_some_and(Value::is_string)) {
         return Err(ApiError::field("messages", "`messages` must be objects with a `role`, at least one"));
     }
-    messages.iter_mut().for_each(read_arguments);
+    tools::prepare(&mut messages, support)?;
     let messages: Vec<Value> = messages.into_iter().map(Value::Object).collect();
     let is_open = shared_chat::prefill(&messages).is_some();
     if fields.take::<bool>("continue_final_message")?.is_some_and(|wanted| wanted != is_open) {
@@ -92,22 +110,11 @@ pub fn conversation(fields: &mut Fields, tokenizer: &Tokenizer) -> Result<(Strin
         return Err(ApiError::field("add_generation_prompt", message));
     }
     let mut variables: Map<String, Value> = fields.take("chat_template_kwargs")?.unwrap_or_default();
-    if let Some(tools) = fields.take::<Vec<Value>>("tools")?.filter(|tools| !tools.is_empty()) {
-        variables.insert("tools".into(), tools.into());
+    let tools = tools::take(fields, support)?;
+    if !tools.is_empty() {
+        variables.insert("tools".into(), tools.as_slice().into());
     }
     let text = tokenizer.render(&messages, &variables);
-    Ok((text.map_err(|error| ApiError::field("messages", error.to_string()))?, is_open))
-}
-
-/// Clients write the arguments of a call as a text of JSON, and templates want the object.
-pub(super) fn read_arguments(message: &mut Map<String, Value>) {
-    let calls = message.get_mut("tool_calls").and_then(Value::as_array_mut);
-    for call in calls.into_iter().flatten() {
-        let arguments = call.get_mut("function").and_then(|function| function.get_mut("arguments"));
-        if let Some(arguments) = arguments
-            && let Some(Ok(object)) = arguments.as_str().map(serde_json::from_str::<Map<String, Value>>)
-        {
-            *arguments = object.into();
-        }
-    }
+    let text = text.map_err(|error| ApiError::field("messages", error.to_string()))?;
+    Ok(Conversation { text, goes_on: is_open, tools })
 }

@@ -9,6 +9,7 @@ pub mod sampling;
 #[cfg(test)]
 mod tests;
 pub mod tokens;
+pub mod tools;
 
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::{chat::Chat, completion::Completion, generate::Generation, tokens};
 use crate::{
     error::ApiError,
-    testing::{MAX_MODEL_LEN, tokenizer},
+    testing::{MAX_MODEL_LEN, TEMPLATE, tokenizer, with_template},
 };
 
 fn completion(more: &Value) -> Result<Completion, ApiError> {
@@ -186,14 +186,137 @@ fn a_conversation_goes_through_the_template_with_tools_and_arguments_as_objects(
     // A call without a text is whole, and an answer to it begins.
     let called = json!([{ "role": "user", "content": "hi" },
         { "role": "assistant", "content": null, "tool_calls": [{ "function": { "name": "f", "arguments": "{}" } }] }]);
-    assert_eq!(text(json!({ "messages": called, "add_generation_prompt": true })), "u:hi\na:\na:");
+    let written = "<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>";
+    let talk = json!({ "messages": called, "add_generation_prompt": true });
+    assert_eq!(text(talk), format!("u:hi\na:{written}\na:"));
     let error = chat(&json!({ "messages": called, "continue_final_message": true })).map(drop).unwrap_err();
     assert_eq!(error.param.as_deref(), Some("continue_final_message"));
     let call =
         json!([{ "role": "assistant", "content": "x", "tool_calls": [{ "function": { "arguments": "{\"a\": 1}" } }] }]);
     let mut message = call[0].as_object().unwrap().clone();
-    super::chat::read_arguments(&mut message);
+    super::tools::read_arguments(&mut message);
     assert_eq!(message["tool_calls"][0]["function"]["arguments"], json!({ "a": 1 }));
+}
+
+#[test]
+fn what_is_no_tool_no_call_or_no_reply_is_refused_in_words() {
+    let refused = |more: Value| {
+        let error = chat(&more).map(drop).unwrap_err();
+        assert_eq!(error.status.as_u16(), 400, "{error:?}");
+        (error.param.unwrap(), error.message)
+    };
+    let function = |function: Value| json!({ "type": "function", "function": function });
+    for (tools, words) in [
+        (json!([5]), "`tools[0]` is no object"),
+        (json!([function(json!({ "name": "f" })), function(json!({}))]), "`tools[1]` has no `name` that is a text"),
+        (json!([function(json!({ "name": 5 }))]), "has no `name` that is a text"),
+        (json!([function(json!({ "name": "two words" }))]), "has a `name` that is not 1 to 128 letters, digits"),
+        (json!([function(json!({ "name": "" }))]), "has a `name` that is not"),
+        (json!([function(json!("f"))]), "has a `function` that is no object"),
+        (json!([{ "type": "web_search" }]), "has the type \"web_search\", and only a `function`"),
+        (json!([function(json!({ "name": "f" })), { "name": "f" }]), "two of the `tools` have the name `f`"),
+        (
+            json!([function(json!({ "name": "f", "parameters": "a" }))]),
+            "(`f`) has `parameters` that are no JSON schema",
+        ),
+        (json!([function(json!({ "name": "f", "parameters": { "type": "array" } }))]), "no JSON schema of an object"),
+        (json!([function(json!({ "name": "f", "parameters": { "properties": [] } }))]), "no JSON schema of an object"),
+    ] {
+        let (param, message) = refused(json!({ "tools": tools }));
+        assert!(param == "tools" && message.contains(words), "{tools}: {message}");
+    }
+    assert_eq!(refused(json!({ "tools": "f" })).0, "tools");
+    assert_eq!(refused(json!({ "parallel_tool_calls": "no" })).0, "parallel_tool_calls");
+    let call = |call: Value| json!({ "role": "assistant", "tool_calls": [call] });
+    let named = |arguments: Value| json!({ "id": "1", "type": "function", "function": { "name": "f", "arguments": arguments } });
+    let reply = |reply: Value| {
+        let mut message = json!({ "role": "tool", "content": "5" });
+        message.as_object_mut().unwrap().extend(reply.as_object().unwrap().clone());
+        message
+    };
+    for (messages, words) in [
+        (vec![json!({ "role": "assistant", "tool_calls": "f" })], "`messages[0]` has `tool_calls` that are no list"),
+        (vec![call(json!(7))], "no object with a `function`"),
+        (vec![call(json!({ "function": "f" }))], "no object with a `function`"),
+        (vec![call(json!({ "function": { "arguments": "{}" } }))], "a call without the `name` of its function"),
+        (vec![call(json!({ "type": "custom", "function": { "name": "f" } }))], "not of the type `function`"),
+        (vec![call(named(json!("{\"a\": ")))], "a call of `f` with `arguments` that are no object of JSON"),
+        (vec![call(named(json!("[1]")))], "no object of JSON"),
+        (vec![call(named(json!(5)))], "no object of JSON"),
+        (vec![reply(json!({}))], "`messages[0]` has the role `tool` and no `tool_call_id`"),
+        (vec![reply(json!({ "tool_call_id": "1" }))], "replies to the call `1`, and no message before it"),
+        (
+            vec![call(named(json!("{}"))), reply(json!({ "tool_call_id": "2" }))],
+            "`messages[1]` replies to the call `2`",
+        ),
+    ] {
+        let (param, message) = refused(json!({ "messages": messages }));
+        assert!(param == "messages" && message.contains(words), "{messages:?}: {message}");
+    }
+}
+
+#[test]
+fn calls_and_replies_reach_the_template_as_it_wants_them() {
+    let object = TEMPLATE.replace("{{ message.content }}", "{{ message.name }}{{ message.content }}");
+    let text = object.replace("call.function | tojson", "call.function.name + call.function.arguments");
+    let prompt = |template: &str, messages: &Value| {
+        let tokenizer = with_template(template);
+        let body = json!({ "messages": messages }).to_string();
+        let read = Chat::read(body.as_bytes(), "parrot", &tokenizer, 200).unwrap_or_else(|error| panic!("{error:?}"));
+        tokenizer.decode(&read.prompt.ids).unwrap()
+    };
+    let talk = |arguments: Value| {
+        json!([
+            { "role": "assistant", "tool_calls": [{ "id": "1", "function": { "name": "f", "arguments": arguments } }] },
+            { "role": "tool", "tool_call_id": "1", "content": "5" },
+        ])
+    };
+    for arguments in [json!("{\"a\": 1}"), json!({ "a": 1 })] {
+        let call = "{\"name\": \"f\", \"arguments\": {\"a\": 1}}";
+        let expected = format!("a:<tool_call>{call}</tool_call>\nt:f5\na:");
+        assert_eq!(prompt(&object, &talk(arguments.clone())), expected);
+        assert_eq!(prompt(&text, &talk(arguments)), "a:<tool_call>f{\"a\":1}</tool_call>\nt:f5\na:");
+    }
+    for nothing in [json!(""), json!(null), json!({})] {
+        assert!(prompt(&object, &talk(nothing)).contains("\"arguments\": {}"));
+    }
+    // In the form of transformers, calls have no ids, and replies name the tool.
+    let trained = json!([
+        { "role": "assistant", "tool_calls": [{ "function": { "name": "f", "arguments": {} } }] },
+        { "role": "tool", "name": "g", "content": "5" },
+    ]);
+    assert!(prompt(&object, &trained).ends_with("\nt:g5\na:"));
+}
+
+/// A template that would leave something out, or whose calls nobody could read, is named.
+#[test]
+fn what_the_template_would_leave_out_is_refused() {
+    let silent = "{% for m in messages %}{% if m.role != 'tool' %}{{ m.role }}{{ m.content }}{% endif %}{% endfor %}";
+    let unknown = TEMPLATE.replace("tool_call>", "call_of_its_own>");
+    let read = |template: &str, more: Value| {
+        let mut body = json!({ "messages": [{ "role": "user", "content": "hi" }] });
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let read = Chat::read(body.to_string().as_bytes(), "parrot", &with_template(template), 200);
+        read.map(|read| read.calling.is_some()).map_err(|error| (error.param.unwrap(), error.message))
+    };
+    let tools = json!({ "tools": [{ "type": "function", "function": { "name": "f" } }] });
+    let none = json!({ "tools": tools["tools"], "tool_choice": "none" });
+    assert_eq!(read(TEMPLATE, tools.clone()), Ok(true));
+    assert_eq!(read(TEMPLATE, none.clone()), Ok(false));
+    assert_eq!(read(TEMPLATE, json!({ "tools": [], "tool_choice": "auto" })), Ok(false));
+    for tools in [&tools, &none] {
+        let (param, message) = read(silent, tools.clone()).unwrap_err();
+        assert!(param == "tools" && message.contains("chat template writes no tools"), "{message}");
+    }
+    let (param, message) = read(&unknown, tools).unwrap_err();
+    assert!(param == "tools" && message.contains("no format that is known here (Qwen2.5 and Qwen3, "), "{message}");
+    assert_eq!(read(&unknown, none), Ok(false), "then calls are text");
+    let called = json!([{ "role": "assistant", "tool_calls": [{ "id": "1", "function": { "name": "f" } }] }]);
+    let reply = json!([{ "role": "tool", "name": "f", "content": "5" }]);
+    for (messages, words) in [(called, "has `tool_calls`, and the"), (reply, "has the role `tool`, and the")] {
+        let (param, message) = read(silent, json!({ "messages": messages })).unwrap_err();
+        assert!(param == "messages" && message.contains(words), "{message}");
+    }
 }
 
 #[test]
@@ -219,6 +342,10 @@ fn any_body_is_read_or_refused() {
             "stream_options": { "include_usage": true }, "chat_template_kwargs": { "a": 1 } }),
         json!({ "messages": [{ "role": "assistant", "content": "hi", "tool_calls": [{ "function":
             { "name": "f", "arguments": "{}" } }] }, { "role": "tool", "content": null }] }),
+        json!({ "messages": [{ "role": "user", "content": "hi" }, { "role": "assistant", "tool_calls": [{ "id": "1",
+            "type": "function", "function": { "name": "f", "arguments": "{\"a\": 1}" } }] }, { "role": "tool",
+            "tool_call_id": "1", "content": "x" }], "tools": [{ "type": "function", "function": { "name": "f",
+            "parameters": { "type": "object", "properties": {} } } }], "tool_choice": "auto" }),
         json!({ "token_ids": [5, 6, 7], "sampling_params": { "temperature": 1.0, "max_tokens": 4, "logprobs": 1 } }),
         json!({ "tokens": [5, 6, 7], "prompt": "ab", "add_special_tokens": false }),
     ];

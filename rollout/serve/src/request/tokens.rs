@@ -23,7 +23,7 @@ pub fn tokenize(body: &[u8], served: &str, tokenizer: &Tokenizer) -> Result<Vec<
             return Err(ApiError::field("add_special_tokens", message));
         }
         None => {
-            let (text, _) = conversation(&mut fields, tokenizer)?;
+            let text = conversation(&mut fields, tokenizer)?.text;
             tokenizer.encode(&text, false).map_err(|error| ApiError::field("messages", error.to_string()))?
         }
     };

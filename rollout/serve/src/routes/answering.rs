@@ -25,10 +25,10 @@ use tokio::{
 
 use super::App;
 use crate::{
-    answer::{Choice, Done, Entry, Piece, Shape, Usage},
+    answer::{Choice, Done, Entry, Shape, Usage},
     desk::{Event, Place, Ticket},
     error::ApiError,
-    request::{completion::Prompt, sampling::Sampling},
+    request::{completion::Prompt, sampling::Sampling, tools::Calling},
 };
 
 /// The end of a stream, as OpenAI has it.
@@ -46,6 +46,8 @@ pub struct Asked {
     pub sampling: Sampling,
     /// Whether the prompt goes before each completion.
     pub echo: bool,
+    /// How calls are read, where tools may be called.
+    pub calling: Option<Calling>,
 }
 
 impl Asked {
@@ -61,7 +63,11 @@ impl Asked {
         let choice = Choice::new(&app.tokenizer, prompt.before(), &params.stop, params.greedy());
         // The tokens of an echo begin with those of the prompt.
         let before = if self.echo { &[] } else { prompt.before() };
-        if self.shape.logprobs { choice.with_logprobs(before, self.shape.tokens_as_ids) } else { choice }
+        let choice = if self.shape.logprobs { choice.with_logprobs(before, self.shape.tokens_as_ids) } else { choice };
+        match &self.calling {
+            None => choice,
+            Some(calling) => choice.with_calls(calling.reader(), calling.parallel),
+        }
     }
 
     /// The answer, whole or as a stream.
@@ -128,15 +134,17 @@ impl Asked {
         let mut text = if self.echo { prompt.text.clone() } else { String::new() };
         let mut entries: Vec<Entry> = given.map_or_else(Vec::new, |given| choice.prompt(&prompt.ids, given));
         let Some(sequence) = sequence else {
-            return Done { text, ids: Vec::new(), entries, finish_reason: shared::FinishReason::Length };
+            let (ids, calls, finish_reason) = (Vec::new(), Vec::new(), shared::FinishReason::Length);
+            return Done { text, ids, entries, calls, finish_reason };
         };
         for (&id, logprob) in sequence.token_ids.iter().zip(&sequence.logprobs) {
             let piece = choice.push(id, logprob);
             text.push_str(&piece.text);
             entries.extend(piece.entry);
         }
-        text.push_str(&choice.end());
-        Done { text, ids: sequence.token_ids, entries, finish_reason: sequence.finish_reason }
+        let (rest, calls) = choice.end(sequence.finish_reason);
+        text.push_str(&rest);
+        Done { text, ids: sequence.token_ids, entries, calls, finish_reason: sequence.finish_reason }
     }
 
     /// `busy` is kept until the end of the stream, though not beyond the time for an answer.
@@ -226,21 +234,21 @@ impl Stream {
     }
 
     fn take(&mut self, prompt: usize, event: Event) {
-        let chunk: Option<Value> = match event {
+        let chunks: Vec<Value> = match event {
             Event::Token { sample, id, logprob } => {
                 self.usage.completion += 1;
                 let index = prompt * self.n + sample as usize;
                 let piece = self.choices[index].as_mut().map(|choice| choice.push(id, &logprob));
-                piece.and_then(|piece| self.shape.next(index, &piece, None))
+                piece.and_then(|piece| self.shape.next(index, &piece, None)).into_iter().collect()
             }
             Event::Ended(sequence) => {
                 let index = prompt * self.n + sequence.sample as usize;
-                let text = self.choices[index].take().map(Choice::end).unwrap_or_default();
-                let piece = Piece { text, ..Piece::default() };
-                self.shape.next(index, &piece, Some(sequence.finish_reason))
+                let end = self.choices[index].take().map(|choice| choice.end(sequence.finish_reason));
+                let (text, calls) = end.unwrap_or_default();
+                self.shape.last(index, text, &calls, sequence.finish_reason)
             }
-            Event::Refused(_) => None,
+            Event::Refused(_) => Vec::new(),
         };
-        self.ready.extend(chunk.map(|chunk| chunk.to_string()));
+        self.ready.extend(chunks.iter().map(Value::to_string));
     }
 }

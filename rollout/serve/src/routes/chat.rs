@@ -35,6 +35,7 @@ pub async fn answer(
         tokens_as_ids: read.tokens_as_ids,
         include_usage: read.streaming.include_usage,
     };
-    let asked = Asked { shape, prompts: vec![read.prompt], sampling: read.sampling, echo: false };
+    let asked =
+        Asked { shape, prompts: vec![read.prompt], sampling: read.sampling, echo: false, calling: read.calling };
     asked.answer(app, place, connection, read.streaming.stream).await
 }

@@ -35,6 +35,6 @@ pub async fn answer(
         tokens_as_ids: read.tokens_as_ids,
         include_usage: read.streaming.include_usage,
     };
-    let asked = Asked { shape, prompts: read.prompts, sampling: read.sampling, echo: read.echo };
+    let asked = Asked { shape, prompts: read.prompts, sampling: read.sampling, echo: read.echo, calling: None };
     asked.answer(app, place, connection, read.streaming.stream).await
 }

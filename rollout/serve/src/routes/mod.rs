@@ -8,6 +8,8 @@ mod models;
 #[cfg(test)]
 mod tests;
 mod tokens;
+#[cfg(test)]
+mod tool_tests;
 
 use std::{
     num::NonZero,
