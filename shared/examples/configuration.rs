@@ -11,20 +11,20 @@ const HEAD: &str = "\
 
 Every option of a run, as a key of `run.toml` and as `--key value` on the command line of `tandem train`. The command
 line wins over the file, the file over the defaults. In the file, relative paths are relative to the file's folder, also
-those within `reward_funcs`; on the command line, to the working directory. `none` takes the value of an optional key
-back. An unknown key is refused with the nearest known one, and combinations that make no sense are refused with the
+those within `reward_funcs`; on the command line, to the working directory. `none` takes back the value of an optional
+key. An unknown key is refused with the nearest known one, and combinations that make no sense are refused with the
 reason.
 
-Names and defaults are TRL's where TRL has the option, else verl's or RLinf's. `tandem train` takes a
-configuration of any of these as it is ([importing.md](importing.md)).
+Names and defaults are TRL's if TRL has the option, and otherwise verl's or RLinf's. `tandem train` takes a configuration
+of any of these systems as it is ([importing.md](importing.md)).
 
 Editors complete and check `run.toml` by its JSON schema ([run.schema.json](run.schema.json)).
 `tandem schema > run.schema.json` writes the schema, and the first line `#:schema ./run.schema.json` of `run.toml` names
 it to Taplo (in VS Code: Even Better TOML). The schema knows each option by itself; `tandem train run.toml --dry-run`
 also checks combinations.
 
-How much the sampler and the learner log is no option but an environment variable: `TANDEM_LOG` takes a filter as of
-Rust's `tracing`, for instance `debug`, `warn` or `rollout::engine=trace`; without it, it is `info`.
+The environment variable `TANDEM_LOG`, and no option, sets how much sampler and learner log. It takes a filter of Rust's
+`tracing`, for instance `debug`, `warn` or `rollout::engine=trace`. Without the variable, the filter is `info`.
 ";
 
 fn main() {

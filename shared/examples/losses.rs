@@ -14,9 +14,9 @@ const HEAD: &str = "\
 
 <!-- Written by `cargo xtask docs` from shared/src/methods. Do not edit. -->
 
-Every loss (`loss_type`), advantage estimator (`advantage_estimator`) and KL estimator (`kl_estimator`): what it is, \
-which
-options it reads, what it counts and where it comes from. [configuration.md](configuration.md) describes the options,
+Every loss (`loss_type`), advantage estimator (`advantage_estimator`) and KL estimator (`kl_estimator`): its \
+formula
+in words, the options that it reads, the metrics that it counts and its source. [configuration.md](configuration.md) describes the options,
 [metrics.md](metrics.md) the metrics, and [methods.md](methods.md) shows what each method does to a small task.
 [extending.md](extending.md) says how to add one.
 ";
@@ -35,7 +35,7 @@ pub fn page() -> String {
     table(
         &mut page,
         "Losses",
-        "The ratio is that of the policy's probability to the old policy's. An option that another loss has is without \
+        "The ratio is that of the policy's probability to the old policy's. An option of another loss has no \
          effect, and a run says so.",
         &["`loss_type`", "name", "what it is", "ratio of a", "reduction", "its options", "counts", "source"],
         LossType::ALL.iter().copied().map(|loss| {

@@ -7,13 +7,15 @@ const HEAD: &str = "\
 
 <!-- Written by `cargo xtask docs` from shared/src/run/notices. Do not edit. -->
 
-While a run goes on, the learner looks after each step for signs that it does not learn, and for what is easily taken \
-for one.
-What it finds it writes to `notices.jsonl`, each thing once, with what to do about it; the terminal and `report.html` \
-show the
-same. A line has `kind`, `step` (completed steps; 0 for what is known before the first), `text` and `remedy`, and \
-`subject`, the
-reward function, where it is about one. A run that goes on from a checkpoint goes on with the notices up to there.
+After each step, the learner looks for signs that the run does not learn, and for figures that are easily taken for \
+such signs.
+It writes each finding once to `notices.jsonl`, with a remedy. The terminal and `report.html` show the same findings. \
+A line has
+`kind`, `step` (completed steps; 0 before the first one), `text` and `remedy`. A finding about a reward function also \
+names it, as
+`subject`. A run that goes on from a checkpoint keeps the notices up to this checkpoint. \
+[not-learning.md](not-learning.md) leads from
+symptoms to remedies.
 
 ";
 
@@ -28,8 +30,8 @@ pub fn page() -> String {
         let words: Vec<&str> = kind.doc.split_whitespace().collect();
         page += &format!("| `{}` | {} |\n", kind.word, words.join(" "));
     }
-    page += "\nA notice changes nothing in the run. What a reward function does on every completion of a step may end \
-        it: see\n\
+    page += "\nA notice changes nothing in the run. A reward function that fails on every completion of a step may \
+        end it: see\n\
              `reward_failure_stops` in [configuration.md](configuration.md).\n\n## Nothing was learned\n\n";
     page += &format!(
         "When all steps are made and no update had a gradient, or the policy collapsed and its last steps earned less \

@@ -12,7 +12,7 @@ pub fn every_option() -> StyledStr {
     let template = "Every key of run.toml is an option, written with underscores or dashes; options win over the \
         file.\n\
                     --dry-run makes every check, prints the resolved configuration and does nothing else.\n\
-                    --chaos seed=7,kill=0.02,stop=0.01,disk=0.01 brings faults on purpose (docs/runs.md).\n\
+                    --chaos seed=7,kill=0.02,stop=0.01,disk=0.01 brings faults on purpose (docs/recovering.md).\n\
                     docs/configuration.md describes the options in full.\n\n{all-args}";
     let mut options = Command::new("options").disable_help_flag(true).help_template(template);
     options = options.args(OPTIONS.iter().map(in_a_sentence));
@@ -32,7 +32,7 @@ pub fn described(train: &Command) -> Command {
     let chaos = Arg::new("chaos")
         .long("chaos")
         .value_name("FAULTS")
-        .help("Bring faults on purpose, as seed=7,kill=0.02,stop=0.01,disk=0.01 (docs/runs.md)");
+        .help("Bring faults on purpose, as seed=7,kill=0.02,stop=0.01,disk=0.01 (docs/recovering.md)");
     Command::new("train")
         .about(train.get_about().cloned().unwrap_or_default())
         .long_about(train.get_long_about().cloned().unwrap_or_default())

@@ -614,7 +614,7 @@ options! {
         /// explain`: some 60 bytes a token; 0 = none.
         token_records: u64 = 20, keeps_results;
         /// GiB that a run's completions, records (metrics, ledger) and TensorBoard's events may take on disk. At the
-        /// limit the oldest completions go, then the oldest records, with a notice (docs/runs.md); 0 = no limit.
+        /// limit the oldest completions go, then the oldest records, with a notice (docs/recovering.md); 0 = no limit.
         /// Checkpoints, `batches/` and logs, which have bounds of their own, are not counted.
         records_size_limit: f64 = 1.0, at_least(0.0), at_most(1e6), because("GiB"), keeps_results;
         /// Keep each step's groups and the state it began with in `batches/`, for `tandem replay`: costs disk space

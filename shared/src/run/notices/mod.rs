@@ -37,20 +37,20 @@ choices! {
         /// Records of the run are damaged or missing: lines or steps of its journals. Charts and detectors go on
         /// without them.
         RecordsDamaged = "records_damaged",
-        /// The disk was about to be full, so what is oldest of the run was removed.
+        /// The disk was about to be full, so the oldest files of the run were removed.
         DiskShort = "disk_short",
-        /// Completions and records have reached `records_size_limit`, so from now on the oldest go.
+        /// Completions and records have reached `records_size_limit`, so the oldest are removed from now on.
         RecordsRemoved = "records_removed",
-        /// The sampler refused a version of the weights, since it was not what the learner had published. Told at each
-        /// refusal.
+        /// The sampler refused a version of the weights, since it was not the one that the learner had published. Told
+        /// at each refusal.
         VersionRefused = "version_refused",
         /// A reward function failed on more than a tenth of the completions of a step. Told once for each function.
         RewardFailures = "reward_failures",
-        /// A reward function has given the same to every completion for many steps, while others differ. Told once for
-        /// each function.
+        /// A reward function has given the same score to every completion for many steps, while others differ. Told
+        /// once for each function.
         ConstantReward = "constant_reward",
-        /// The policy has collapsed: the reward is gone and what is sampled is nothing like before. `learning_rate` is
-        /// the first suspect. What follows from it, such as truncated completions, is then no notice of its own.
+        /// The policy has collapsed: the reward is gone, and completions are nothing like before. `learning_rate` is
+        /// the first suspect. Consequences, such as truncated completions, then get no notice of their own.
         Collapse = "collapse",
         /// The completions of every prompt earned the same, several steps running: nothing says which is better.
         EqualGroups = "equal_groups",
