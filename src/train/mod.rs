@@ -334,12 +334,15 @@ fn train_with(mut config: TrainConfig, chaos: Option<Chaos>) -> Result<Trained> 
     let outcome = outcome?;
     // A start that made no step leaves the run as it was.
     let begun = outcome == Outcome::Finished || watch.steps() > first_step || !dir.report().exists();
+    if begun && outcome != Outcome::Finished {
+        // Before the report is written, which says so too.
+        leave_word(&run, How::Stopped, None);
+    }
     let trained = concluded(&config, dir, outcome, (begin.elapsed().as_secs_f64(), first_step), begun)?;
-    if begun {
-        match (outcome, trained.has_learned()) {
-            (Outcome::Finished, Ok(())) => leave_word(&run, How::Finished, None),
-            (Outcome::Finished, Err(nothing)) => leave_word(&run, How::LearnedNothing, Some(&nothing.to_string())),
-            (Outcome::Interrupted | Outcome::Killed, _) => leave_word(&run, How::Stopped, None),
+    if begun && outcome == Outcome::Finished {
+        match trained.has_learned() {
+            Ok(()) => leave_word(&run, How::Finished, None),
+            Err(nothing) => leave_word(&run, How::LearnedNothing, Some(&nothing.to_string())),
         }
     }
     Ok(trained)

@@ -122,7 +122,8 @@ impl Curves {
 fn add(step: &mut Vec<u64>, columns: &mut BTreeMap<String, Vec<f32>>, record: &MetricRecord) {
     let known = step.len();
     step.push(crate::records::tail::step_of(record));
-    for (key, value) in record.values() {
+    // Steps are the places of the other values.
+    for (key, value) in record.values().iter().filter(|(key, _)| *key != metrics::STEP.key) {
         let Some(value) = value.as_f64() else { continue };
         if !columns.contains_key(key) && columns.len() < MOST_METRICS {
             columns.insert(key.clone(), Vec::new());

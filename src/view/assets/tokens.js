@@ -43,7 +43,7 @@ const Tokens = (() => {
     spans.forEach((span, index) => {
       const value = values[index];
       const share = Number.isFinite(value) ? Math.min(Math.abs(value) / largest, 1) : 0;
-      span.style.backgroundColor = share < SEEN ? '' : `color-mix(in srgb, var(${value < 0 ? '--low' : '--high'}) ${Math.round(12 + 58 * share)}%, transparent)`;
+      span.style.backgroundColor = share < SEEN ? '' : `color-mix(in srgb, var(${value < 0 ? '--low' : '--high'}) ${Math.round(12 + 50 * share)}%, transparent)`;
       // Not by colour alone: what is below zero has a line below it.
       span.classList.toggle('below', share >= SEEN && value < 0);
     });

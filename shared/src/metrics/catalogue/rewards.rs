@@ -45,13 +45,13 @@ section! {
     /// 0, unless the function is meant for a part of the prompts.
     family REWARDS_ABSTAINED = "rewards/{name}/abstained" { unit: Count, source: "Tandem" }
 
-    /// What reward functions log with `log_metric`: the mean of all values of the step.
+    /// What reward functions log as a metric: the mean of all values of the step.
     ///
-    /// As the function means it. TRL records it without `logged/`, where it could hide a metric of the trainer.
+    /// As the function means it. TRL records it without a prefix, where it could hide a metric of the trainer.
     family LOGGED = "logged/{name}" {
         unit: Number,
         source: "TRL `{name}`",
-        when: "a reward function that calls `log_metric`",
+        when: "a reward function that logs metrics",
         chart: LOGGED "{name}"
     }
 }

@@ -90,6 +90,8 @@ fn made_up_run(dir: &Path, steps: u64, text: impl Fn(u64, u64) -> String) {
                 "completion": text(step, sample), "rewards": {"one": sample as f64}, "reward": sample as f64,
                 "advantage": 0.5,
                 "finish_reason": if sample == 2 { "length" } else { "stop" }, "version": step - 1, "tokens": 3 + sample,
+                "columns": {"answer": format!("It is so.\n#### {}", sample / 2), "level": "easy"},
+                "extra": {"found": sample},
             });
             format!("{row}\n")
         };

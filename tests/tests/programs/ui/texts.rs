@@ -52,6 +52,15 @@ fn everything_is_legible_at_every_size_and_in_both_schemes() {
             format!("step {step}, {}", "word ".repeat(40 * sample as usize))
         });
     }
+    // Tokens of the strongest colour, which those of the highest entropy have.
+    let tokens = json!({
+        "group": 0, "sample": 0, "tokens": [1, 2, 3], "versions": [[0, 29]], "sampler": [-1.0, -1.0, -1.0],
+        "learner": [-1.0, -1.0, -1.0], "entropy": [0.5, 1.0, 0.0], "advantages": [1.0, 1.0, 1.0], "weights": [],
+        "marks": {},
+    });
+    for name in names {
+        fs::write(dir.path().join(name).join("completions/tokens-30.jsonl"), format!("{tokens}\n")).unwrap();
+    }
     let notice = json!({"kind": "truncated", "step": 3, "text": "something is odd", "remedy": "do this"});
     fs::write(dir.path().join("first/notices.jsonl"), format!("{notice}\n")).unwrap();
     let comparison = json!({"a": "/m/one", "b": "/m/two", "sentences": ["accuracy: B is better, they say"]});
@@ -84,7 +93,7 @@ fn everything_is_legible_at_every_size_and_in_both_schemes() {
             browser.eval("location.hash = 'completions'");
             browser.wait_for("document.querySelector('button.sample')?.checkVisibility()");
             browser.click("button.sample");
-            browser.wait_for("document.querySelector('dialog .facts')");
+            browser.wait_for("document.querySelector('dialog .facts') && document.querySelector('dialog .token')");
             assert_eq!(browser.eval(LEGIBLE), json!([]), "a completion, {width} wide, dark {dark}");
         }
     }
