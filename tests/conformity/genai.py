@@ -121,9 +121,9 @@ if __name__ == "__main__":
             found = differing_blocks(folders[name], load_file(place / "model.safetensors"))
             differing, total = differing + found[0], total + found[1]
     assert total > 0
-    share = {name: f"{same} of {all_of} greedy tokens in {name}" for name, (same, all_of) in kept.items()}
+    share = ", ".join(f"{name} {same}/{all_of}" for name, (same, all_of) in kept.items())
     answer(
-        f"{len(FAMILIES)} families; {', '.join(share.values())}; {total} weights in blocks",
+        f"{len(FAMILIES)} families, {total} weights in blocks; greedy tokens that are the same: {share}",
         logprob=worst(distances["fp32"]), fp16_logprob=worst(distances["fp16"]),
         int8_logprob=worst(distances["int8"]), int4_logprob=worst(distances["int4"]),
         greedy=kept["fp32"][1] - kept["fp32"][0], page=others, blocks=differing,
