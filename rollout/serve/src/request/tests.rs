@@ -228,7 +228,10 @@ fn what_is_no_tool_no_call_or_no_reply_is_refused_in_words() {
     assert_eq!(refused(json!({ "tools": "f" })).0, "tools");
     assert_eq!(refused(json!({ "parallel_tool_calls": "no" })).0, "parallel_tool_calls");
     let call = |call: Value| json!({ "role": "assistant", "tool_calls": [call] });
-    let named = |arguments: Value| json!({ "id": "1", "type": "function", "function": { "name": "f", "arguments": arguments } });
+    let named = |arguments: Value| {
+        let function = json!({ "name": "f", "arguments": arguments });
+        json!({ "id": "1", "type": "function", "function": function })
+    };
     let reply = |reply: Value| {
         let mut message = json!({ "role": "tool", "content": "5" });
         message.as_object_mut().unwrap().extend(reply.as_object().unwrap().clone());

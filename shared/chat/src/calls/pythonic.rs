@@ -132,7 +132,7 @@ fn literal(word: &str) -> Value {
 fn end_of_quoted(text: &str) -> Option<usize> {
     let ends = |at: usize| {
         let behind = text[at + 1..].trim_start_matches(' ');
-        behind.starts_with([',', ')'])
+        behind.is_empty() || behind.starts_with([',', ')'])
     };
     let mut marks = text.match_indices('\'').map(|(at, _)| at).skip(1);
     marks.find(|&at| ends(at)).map(|at| at + 1)

@@ -1,8 +1,8 @@
 //! Text, thoughts and calls of a turn, as its text comes.
 //!
 //! Marks are looked for where they count alone: thoughts and calls end at the first mark of their end, whatever is
-//! within them. What cannot be decided yet, the beginning of a mark at the end of the text, is looked at again when more
-//! has come; a mark has no more than [`LONGEST_MARK`] bytes. So the time is that of one pass.
+//! within them. What cannot be decided yet, the beginning of a mark at the end of the text, is looked at again when
+//! more has come; a mark has no more than [`LONGEST_MARK`] bytes. So the time is that of one pass.
 
 use std::ops::Range;
 
@@ -120,8 +120,8 @@ impl Scanner {
         &self.pieces
     }
 
-    /// Bytes of the text since the prompt that are certainly beside calls, whatever comes. Spaces at the end may go with
-    /// a call, and are left out.
+    /// Bytes of the text since the prompt that are certainly beside calls, whatever comes. Spaces at the end may go
+    /// with a call, and are left out.
     pub fn beside(&mut self) -> usize {
         let open = match &self.region {
             Region::Call { begin, .. } => *begin,
@@ -303,7 +303,13 @@ impl Scanner {
         let words = Words::new(self.text.as_bytes(), at, more);
         let (name, words) = match self.format {
             Format::Qwen => (None, words.word("<tool_call>")?),
-            Format::Lfm25 => (None, words.word("<|tool_call_start|>")?),
+            Format::Lfm25 => {
+                let begun = words.word("<|tool_call_start|>")?;
+                // A block begins with a call.
+                let (_, name) = begun.spaces()?.word("[")?.spaces()?.name(is_part_of_name)?;
+                name.word("(")?;
+                (None, begun)
+            }
             Format::Qwen35 | Format::Nemotron3 => {
                 let words = words.word("<tool_call>")?.spaces()?.word("<function=")?;
                 let (name, words) = words.name(|byte| byte != b'>' && byte != b'\n')?;
@@ -329,14 +335,16 @@ impl Scanner {
                 (Some(name), words)
             }
             Format::Gemma4 => {
-                let is_part =
-                    |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.') || byte > 127;
-                let (name, words) = words.word("<|tool_call>call:")?.name(is_part)?;
+                let (name, words) = words.word("<|tool_call>call:")?.name(is_part_of_name)?;
                 (Some(name), words)
             }
         };
         Ok(Mark { kind: Kind::Call { name }, end: words.at })
     }
+}
+
+fn is_part_of_name(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.') || !byte.is_ascii()
 }
 
 fn is_no_space_or_mark(byte: u8) -> bool {

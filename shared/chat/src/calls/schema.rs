@@ -1,8 +1,8 @@
 //! Arguments that a model wrote as texts, to the types that the called tool's schema gives them.
 //!
-//! Formats without JSON write the number 7 and the text "7" alike, and models quote numbers in JSON. The rules are those
-//! of transformers' `parse_response` with `tools`: the first type of the schema that the text can be counts, and a text
-//! that can be none of them stays a text.
+//! Formats without JSON write the number 7 and the text "7" alike, and models quote numbers in JSON. The rules are
+//! those of transformers' `parse_response` with `tools`: the first type of the schema that the text can be counts, and
+//! a text that can be none of them stays a text.
 
 use std::collections::HashMap;
 
@@ -165,10 +165,8 @@ mod tests {
 
     #[test]
     fn what_is_typed_or_unknown_stays() {
-        let tools = Tools::new(&[
-            json!({"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "integer"}}}}}),
-            json!(5),
-        ]);
+        let function = json!({"name": "f", "parameters": {"properties": {"a": {"type": "integer"}}}});
+        let tools = Tools::new(&[json!({"type": "function", "function": function}), json!(5)]);
         for (name, arguments) in [("f", json!({"a": true, "b": "1"})), ("g", json!({"a": "1"})), ("f", json!("text"))] {
             let mut typed = arguments.clone();
             tools.type_arguments(name, &mut typed);

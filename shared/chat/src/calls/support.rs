@@ -1,7 +1,8 @@
 //! Which parts of a conversation with tools a template writes.
 //!
-//! Many templates pass over tools, calls or replies in silence, and some refuse them. So a short conversation with words
-//! that stand nowhere else is rendered, and what became of them counts: TRL's `supports_tool_calling` does the same.
+//! Many templates pass over tools, calls or replies in silence, and some refuse them. So a short conversation with
+//! words that stand nowhere else is rendered, and what became of them counts: TRL's `supports_tool_calling` does the
+//! same.
 
 use serde_json::{Map, Value, json};
 

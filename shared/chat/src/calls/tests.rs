@@ -162,14 +162,19 @@ fn forms_that_models_write_beside_those_of_their_templates_are_read() {
     }
     let of = |block: &str| {
         let text = format!("<|tool_call_start|>{block}<|tool_call_end|>");
-        parse(Format::Lfm25, "", &text, &Tools::default()).map(|turn| turn.calls[0].arguments.clone())
+        let turn = parse(Format::Lfm25, "", &text, &Tools::default());
+        turn.map(|turn| turn.calls.first().map_or(Value::Null, |call| call.arguments.clone()))
     };
     let values = "[f(a=\"x, (\\\"y\\\")\", b='it's (so), ok', c=['p', True, {'q': None}], d=False, e=-1.5)]";
     let expected =
         json!({"a": "x, (\"y\")", "b": "it's (so), ok", "c": ["p", true, {"q": null}], "d": false, "e": -1.5});
     assert_eq!(of(values), Some(expected));
     assert_eq!(of("[f(a=1) g()]"), None);
-    assert_eq!(of("words"), None);
+    assert_eq!(of("words"), Some(Value::Null), "text between the marks of a call");
+    let cut =
+        |text: &str| parse(Format::Lfm25, "", text, &Tools::default()).map(|turn| (turn.content, turn.calls.len()));
+    assert_eq!(cut("so <|tool_call_start|>[do_"), Some(("so <|tool_call_start|>[do_".into(), 0)));
+    assert_eq!(cut("so <|tool_call_start|>[f(a='x'"), Some(("so".into(), 1)));
 }
 
 /// Templates as small as can be, each with the calls of its family.
