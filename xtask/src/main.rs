@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod book;
 mod conformity;
 mod dist;
 mod docs;
@@ -14,6 +15,7 @@ mod gpu_proof;
 mod host;
 mod lanes;
 mod lints;
+mod markdown;
 mod methods;
 mod model;
 mod prerequisites;
@@ -98,7 +100,7 @@ enum Command {
     ///
     /// The same work tree and compiler make the same bytes. docs/install.md says what a user does with them.
     Dist(dist::Args),
-    /// Write `docs/configuration.md` and `docs/losses.md` from the options and methods in the code.
+    /// Write the pages of `docs/` that come from the code, and the guide as a book (`target/book`, with mdBook).
     Docs,
     /// Try everything that is parsed with bytes that nobody meant, guided by coverage (libFuzzer, on stable Rust).
     Fuzz(fuzz::Args),

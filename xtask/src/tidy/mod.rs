@@ -3,6 +3,7 @@
 mod circles;
 mod golden;
 mod length;
+mod links;
 mod machine;
 mod methods;
 mod one_loop;
@@ -33,6 +34,7 @@ const RULES: &[Rule] = &[
     one_loop::check,
     orphans::check,
     width::check,
+    links::check,
 ];
 
 /// Checks the files of the source tree at `root`.
