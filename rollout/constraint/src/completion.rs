@@ -125,7 +125,8 @@ mod tests {
     fn a_reason_is_one_line_and_the_grammar_in_it_is_not_shown_as_a_whole() {
         let grammar = "(".repeat(5000);
         let message = format!(
-            "at 1(8): invalid regex \"{grammar}\": parse error:\n    {grammar}\n    ^^\nerror: too deep\n   1 | {grammar}\n\n<state>\nx"
+            "at 1(8): invalid regex \"{grammar}\": parse error:\n    {grammar}\n    ^^\nerror: too deep\n   1 | {grammar}\n\n\
+             <state>\nx"
         );
         let reason = one_line(&message);
         assert!(

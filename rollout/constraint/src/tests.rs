@@ -149,7 +149,8 @@ proptest! {
             let (ids, is_whole) = world.write(world.compile(&grammar, Start::OfText).unwrap(), seed, 600);
             let text = world.text(&ids);
             if is_whole {
-                let value: Value = serde_json::from_str(&text).map_err(|e| TestCaseError::fail(format!("{text}: {e}")))?;
+                let fail = |e| TestCaseError::fail(format!("{text}: {e}"));
+                let value: Value = serde_json::from_str(&text).map_err(fail)?;
                 prop_assert!(follows(&schema, &value), "{schema}: {text}");
             }
             Ok(())
@@ -320,7 +321,8 @@ fn choices_are_texts_and_no_patterns_and_grammars_of_lark_are_followed() {
 fn parts_of_a_schema_are_found_by_their_paths() {
     let world = World::characters();
     let schema = json!({ "$defs": { "tree": { "type": "object", "properties": {
-            "is": { "enum": ["a", "b"] }, "of": { "type": "array", "items": { "$ref": "#/$defs/tree" }, "maxItems": 2 } },
+            "is": { "enum": ["a", "b"] }, "of": { "type": "array", "items": { "$ref": "#/$defs/tree" },
+            "maxItems": 2 } },
             "required": ["is"], "additionalProperties": false } }, "$ref": "#/$defs/tree" });
     let grammar = Grammar::Json { schema, compact: true };
     let whole = (0..20).filter(|seed| {
@@ -436,10 +438,12 @@ fn any_bytes_are_a_grammar_that_is_followed_or_refused() {
     };
     let schema = json!({ "type": "object", "properties": { "a": { "type": ["integer", "null"], "multipleOf": 3 },
         "b": { "type": "array", "items": { "$ref": "#/$defs/c" }, "minItems": 2 } }, "required": ["b"],
-        "$defs": { "c": { "oneOf": [{ "const": "x" }, { "type": "string", "pattern": "^[a-z]+$", "format": "date" }] } } });
+        "$defs": { "c": { "oneOf": [{ "const": "x" }, { "type": "string", "pattern": "^[a-z]+$",
+            "format": "date" }] } } });
     let seeds = [
         "\0(?:a|b){2,3}[^c-e]+\\d*(?i:x)?.\\w",
-        "\u{1}start: a+ | \"(\" start \")\"\na: /[0-9]{1,2}/ | B\nB: \"b\" (\"c\" | \"d\"..\"f\")? & ~/x/\n%ignore /[ ]+/",
+        "\u{1}start: a+ | \"(\" start \")\"\na: /[0-9]{1,2}/ | B\nB: \"b\" (\"c\" | \"d\"..\"f\")? & ~/x/\n\
+         %ignore /[ ]+/",
         &format!("\u{2}{schema}"),
         "\u{5}{\"enum\": [1, \"a\", null, {\"b\": [2.5]}]}",
     ];

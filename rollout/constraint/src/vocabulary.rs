@@ -2,8 +2,8 @@
 //!
 //! Tokens that add nothing to a text are in no trie, so none of them is drawn, but for those that end a completion.
 //!
-//! A tokenizer of SentencePiece drops a space at the beginning of a text, so the text of ` 7` is `7`. A model writes its
-//! first word with that space, and a grammar knows nothing of it. So there is a second trie for the first token of a
+//! A tokenizer of SentencePiece drops a space at the beginning of a text, so the text of ` 7` is `7`. A model writes
+//! its first word with that space, and a grammar knows nothing of it. So there is a second trie for the first token of a
 //! text, which has the tokens with a space before them, without that space.
 
 use std::sync::Arc;

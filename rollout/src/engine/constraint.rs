@@ -11,8 +11,8 @@ use std::{
 
 /// What one completion may be.
 pub trait Constraint: Send {
-    /// The tokens that may come next: token `t` may if bit `t % 32` of word `t / 32` is set. Tokens beyond the last word
-    /// may not.
+    /// The tokens that may come next: token `t` may if bit `t % 32` of word `t / 32` is set. Tokens beyond the last
+    /// word may not.
     ///
     /// # Errors
     /// Why no token can come. The completion then ends as [`Aborted`](shared::FinishReason::Aborted).

@@ -8,7 +8,7 @@ use super::row::{Distribution, Draw, RowError, Scratch, SeenTokens};
 /// none if the row has no such token.
 ///
 /// The other tokens leave before anything else is done, and truncation cuts what is left. To the log-probs, the
-/// constraint is a truncation: `log_kept_mass` is the mass of the tokens that both leave, and `kept_count` their number.
+/// constraint is a truncation: `log_kept_mass` is the mass of the tokens that both leave, `kept_count` their number.
 /// Greedy sampling has these figures too, at temperature 1, and of the tokens that the constraint leaves.
 ///
 /// # Errors

@@ -46,8 +46,8 @@ pub struct TokenLogprob {
     /// `logprob` at temperature 1 without a penalty; 0 for greedy sampling, where it does not apply (with a constraint,
     /// `logprob`).
     pub logprob_at_temperature: f32,
-    /// Log of the probability mass that truncation and a constraint kept; the token's log-prob under the distribution it
-    /// was drawn from is `logprob_at_temperature - log_kept_mass`. 0 without both.
+    /// Log of the probability mass that truncation and a constraint kept; the token's log-prob under the distribution
+    /// it was drawn from is `logprob_at_temperature - log_kept_mass`. 0 without both.
     pub log_kept_mass: f32,
     /// Number of tokens that truncation and a constraint kept; 0 without both.
     pub kept_count: u32,

@@ -2,9 +2,9 @@
 //!
 //! A grammar is about bytes, and a model draws tokens. No file says which bytes a token has: that is the work of the
 //! decoder. So a token is decoded behind another one, and what it adds are its bytes. A token that is only a part of a
-//! character cannot be decoded like this; it is spelled in one of two ways, byte by byte (byte-level BPE) or as `<0xE2>`
-//! (byte fallback of SentencePiece). In the end, rows of tokens are decoded, to see that their bytes make up the text: a
-//! decoder that does more than join tokens (one that tidies blanks, say) is refused.
+//! character cannot be decoded like this; it is spelled in one of two ways, byte by byte (byte-level BPE) or as
+//! `<0xE2>` (byte fallback of SentencePiece). In the end, rows of tokens are decoded, to see that their bytes make up
+//! the text: a decoder that does more than join tokens (one that tidies blanks, say) is refused.
 
 use std::iter;
 

@@ -331,7 +331,8 @@ texts = client.completions.create(model="tiny", prompt=["a", "b"], max_tokens=5,
 schema = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 999}}, "required": ["n"],
           "additionalProperties": False}
 strict = {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": schema}}
-follows = client.chat.completions.create(**{**ask, "max_tokens": 1500, "temperature": 1}, response_format=strict, seed=5)
+follows = client.chat.completions.create(**{**ask, "max_tokens": 1500, "temperature": 1}, response_format=strict,
+                                         seed=5)
 chosen = client.chat.completions.create(**ask, extra_body={"structured_outputs": {"choice": ["yes", "no"]}})
 try:
     broken = {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"type": "nonsense"}}}

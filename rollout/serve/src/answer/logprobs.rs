@@ -27,7 +27,7 @@ pub struct Likeliest {
     pub logprob: f64,
 }
 
-/// The log-prob of a drawn token under the distribution that it was drawn from. At temperature 0 a distribution has none,
+/// The log-prob of a drawn token under the distribution that it was drawn from. At temperature 0 it has none,
 /// so those at 1 stand in, over the tokens that a constraint leaves.
 #[must_use]
 pub fn logprob_of(figures: &TokenLogprob, greedy: bool) -> f32 {
