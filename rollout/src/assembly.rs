@@ -12,7 +12,7 @@ use shared::{Completion, Episode, Group, Notes, Provenance, RewardOutcome, Sampl
 
 use crate::{
     data::{PromptRow, Tokenizer, stop::StopCriterionFactory},
-    engine::{FinishedSequence, GroupRequest},
+    engine::{Constrained, FinishedSequence, GroupRequest},
 };
 
 /// The functions that score completions.
@@ -28,6 +28,7 @@ pub struct Assembly {
     tokenizer: Tokenizer,
     sampling: Arc<SamplingParams>,
     stop_criterion: Option<StopCriterionFactory>,
+    constraint: Option<Constrained>,
     num_generations: u32,
     scoring: Option<Scoring>,
     open: HashMap<u64, Open>,
@@ -52,12 +53,19 @@ impl Assembly {
             tokenizer,
             sampling: Arc::new(sampling),
             stop_criterion,
+            constraint: None,
             num_generations,
             scoring,
             open: HashMap::new(),
             complete: VecDeque::new(),
             next_tag: 0,
         }
+    }
+
+    /// With a constraint for all completions.
+    #[must_use]
+    pub fn with_constraint(self, constraint: Option<Constrained>) -> Self {
+        Self { constraint, ..self }
     }
 
     /// Begins a group of a prompt drawn in `epoch` that stands at `position` in the order of prompts. Returns the
@@ -113,6 +121,7 @@ impl Assembly {
             sampling: self.sampling.clone(),
             lengths: None,
             stop_criterion: self.stop_criterion.clone(),
+            constraint: self.constraint.clone(),
         }
     }
 

@@ -7,7 +7,10 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use rollout::{
-    commands::{bench, chat, check, check_rewards, compare, end, eval, explain, generate, logits, rewards, run, tune},
+    commands::{
+        bench, chat, check, check_rewards, compare, constraint::NoGrammars, end, eval, explain, generate, logits,
+        rewards, run, tune,
+    },
     pair::LocalEngine,
 };
 use rollout_rewards::contain;
@@ -95,7 +98,7 @@ fn main() -> ExitCode {
     let result = match command {
         Command::Run(args) => run::run(&args, &LocalEngine),
         Command::Check(args) => check::run(&args).map(done),
-        Command::Generate(args) => generate::run(&args).map(done),
+        Command::Generate(args) => generate::run(&args, &NoGrammars).map(done),
         Command::Chat(args) => chat::run(&args).map(done),
         Command::Bench(args) => bench::run(&args).map(done),
         Command::Tune(args) => tune::run(&args).map(done),

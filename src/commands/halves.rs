@@ -24,6 +24,9 @@ use crate::{
 /// The flag of `check-rewards` that may stand before the file as well as behind it.
 const JSON: &str = "--json";
 
+/// Flags of `generate` that the endpoint's program alone can follow, as it alone knows grammars.
+const GRAMMARS: [&str; 3] = ["--regex", "--json-schema", "--grammar"];
+
 /// A command of one of the halves.
 pub struct Delegated {
     /// Its name, in the half as here.
@@ -84,17 +87,25 @@ pub fn delegated(words: &[OsString]) -> Option<(&'static Delegated, Vec<OsString
     }
 }
 
+/// The flag among the words that asks for a grammar.
+fn grammar_flag(words: &[OsString]) -> Option<&'static str> {
+    let mut named = words.iter().filter_map(|word| word.to_str()).filter_map(|word| word.split('=').next());
+    named.find_map(|word| GRAMMARS.into_iter().find(|flag| *flag == word))
+}
+
 impl Delegated {
     /// Becomes the half: replaces this process.
     ///
     /// # Errors
     /// A file of another system that cannot be translated, or a half that is not beside this program or does not start.
     pub fn become_half(&self, words: Vec<OsString>) -> Result<Infallible> {
-        let program = match self.program {
-            program @ (binaries::FLEET | binaries::SERVE) => {
+        let grammar = grammar_flag(&words).filter(|_| self.name == "generate");
+        let program = match (self.program, grammar) {
+            (_, Some(flag)) => binaries::find_for(binaries::SERVE, flag)?,
+            (program @ (binaries::FLEET | binaries::SERVE), None) => {
                 binaries::find_for(program, &format!("`tandem {}`", self.name))?
             }
-            program => binaries::find(program)?,
+            (program, None) => binaries::find(program)?,
         };
         let mut command = Command::new(&program);
         command.arg0(env::args_os().next().unwrap_or_else(|| "tandem".into())).arg(self.name);

@@ -13,6 +13,7 @@ use rollout::{
     commands::flags::{BatchingFlags, ModelFlag, TemplateFlags},
     generate::drive,
 };
+use rollout_constraint::Grammars;
 use shared::process::command_line::tell_warnings;
 use tokio::sync::Notify;
 
@@ -144,8 +145,20 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let limits =
         Limits { body: endpoint.max_body_size as usize, time: Duration::from_secs(endpoint.request_timeout.into()) };
     let fresh = Fresh::new().context("random numbers of the system")?;
+    let grammars = Grammars::new(&tokenizer, model.dir());
     let (model, workers) = (name.as_str().into(), workers());
-    let app = App { model, tokenizer, max_model_len, service: service.clone(), metrics, key, limits, fresh, workers };
+    let app = App {
+        model,
+        tokenizer,
+        grammars,
+        max_model_len,
+        service: service.clone(),
+        metrics,
+        key,
+        limits,
+        fresh,
+        workers,
+    };
     let (app, over) = (router(Arc::new(app)), Arc::new(Notify::new()));
     let grace = Duration::from_secs(endpoint.grace.into());
     let bounds = Bounds { connections: endpoint.max_connections as usize, grace };

@@ -17,10 +17,10 @@ use std::{
 
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, unbounded};
 use rollout::{
-    engine::{Engine, EngineError, FinishedSequence, GivenLogprob, GroupRequest, Output, Request},
+    engine::{Constrained, Engine, EngineError, FinishedSequence, GivenLogprob, GroupRequest, Output, Request},
     generate::{Generate, Next, Work},
 };
-use shared::TokenLogprob;
+use shared::{FinishReason, TokenLogprob};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::{error::ApiError, metrics::Metrics};
@@ -144,11 +144,12 @@ impl Service {
         let first = self.next_tag.fetch_add(count, Relaxed);
         groups.iter_mut().zip(first..).for_each(|(group, tag)| group.tag = tag);
         let left = groups.iter().map(|group| group.samples.len()).collect();
+        let constraint = groups.first().and_then(|group| group.constraint.clone());
         let (sender, events) = mpsc::unbounded_channel();
         // Without an engine nobody takes it: then there is no event either.
         let groups = groups.into_iter().zip(places).collect();
         let _ = self.commands.send(Command::Begin { groups, stream, events: sender });
-        Ok(Ticket { tags: first..first + count, left, events, commands: self.commands.clone() })
+        Ok(Ticket { tags: first..first + count, left, events, constraint, commands: self.commands.clone() })
     }
 
     /// Log-probs of all tokens but the first.
@@ -174,6 +175,8 @@ pub struct Ticket {
     /// Completions of each prompt that have not ended.
     left: Vec<usize>,
     events: mpsc::UnboundedReceiver<(u64, Event)>,
+    /// What its completions may be.
+    constraint: Option<Constrained>,
     commands: Sender<Command>,
 }
 
@@ -181,7 +184,7 @@ impl Ticket {
     /// The next event, with the index of its prompt; none after the last one.
     ///
     /// # Errors
-    /// A prompt that the engine refuses, or an engine that has ended.
+    /// A prompt that the engine refuses, a constraint that a completion cannot go on with, or an engine that has ended.
     pub async fn next(&mut self) -> Result<Option<(usize, Event)>, ApiError> {
         if self.left.iter().all(|left| *left == 0) {
             return Ok(None);
@@ -189,7 +192,12 @@ impl Ticket {
         let Some((tag, event)) = self.events.recv().await else { return Err(ApiError::engine_gone()) };
         let prompt = (tag - self.tags.start) as usize;
         match event {
-            Event::Ended(_) => self.left[prompt] -= 1,
+            Event::Ended(ref sequence) => {
+                self.left[prompt] -= 1;
+                if sequence.finish_reason == FinishReason::Aborted {
+                    return Err(self.given_up());
+                }
+            }
             Event::Refused(message) => {
                 self.left[prompt] = 0;
                 return Err(ApiError::field("prompt", message));
@@ -197,6 +205,14 @@ impl Ticket {
             Event::Token { .. } => (),
         }
         Ok(Some((prompt, event)))
+    }
+
+    /// Why a completion was given up.
+    fn given_up(&self) -> ApiError {
+        match self.constraint.as_ref().and_then(|constraint| Some((constraint.name(), constraint.failure()?))) {
+            Some((field, reason)) => ApiError::field(field, format!("`{field}`: {reason}")),
+            None => ApiError::engine_gone(),
+        }
     }
 }
 

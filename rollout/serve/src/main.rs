@@ -1,4 +1,4 @@
-//! `rollout-serve`: an endpoint over HTTP for a model.
+//! `rollout-serve`: an endpoint over HTTP for a model, and completions that follow a grammar.
 
 // What is told may find nobody who reads it: see `shared::process::command_line`.
 #![warn(clippy::print_stderr)]
@@ -6,7 +6,9 @@
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
-use rollout::commands::end;
+use rollout::commands::{end, generate};
+use rollout_constraint::OfCommandLine;
+use rollout_rewards::contain;
 use rollout_serve::command;
 use shared::{
     process::{command_line, logging},
@@ -14,7 +16,7 @@ use shared::{
 };
 use shared_bounds::Metered;
 
-/// Answers requests over HTTP with a model.
+/// Answers requests over HTTP with a model, and makes completions that follow a grammar.
 #[derive(Debug, Parser)]
 #[command(version, propagate_version = true)]
 struct Cli {
@@ -29,6 +31,10 @@ enum Command {
     /// Clients of OpenAI's API work with it: completions, chats, log-probs, streams. docs/serving.md lists the routes,
     /// and the fields that are taken, ignored and refused.
     Serve(command::Args),
+    /// Complete prompts, given as texts or by a file.
+    ///
+    /// One completion is printed as it is made. Several are headed by lines that say which they are.
+    Generate(Box<generate::Args>),
 }
 
 /// Counts what parsers of foreign files take.
@@ -36,6 +42,9 @@ enum Command {
 static MEMORY: Metered = Metered;
 
 fn main() -> ExitCode {
+    if let Some(code) = contain::run_if_asked() {
+        return code;
+    }
     // SAFETY: nothing before has started a thread.
     unsafe { native::disable_telemetry() };
     let flags = Cli::command().mut_subcommand("serve", |serve| {
@@ -44,7 +53,10 @@ fn main() -> ExitCode {
             .mut_arg("max_num_seqs", |flag| flag.help(command::max_num_seqs_help()))
     });
     let matches = flags.get_matches_from(command_line::words());
-    let Command::Serve(args) = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit()).command;
+    let command = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit()).command;
     logging::init_from("warn");
-    end(command::run(&args))
+    end(match command {
+        Command::Serve(args) => command::run(&args),
+        Command::Generate(args) => generate::run(&args, &OfCommandLine).map(|()| ExitCode::SUCCESS),
+    })
 }

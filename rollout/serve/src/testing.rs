@@ -13,11 +13,12 @@ use harness::tiny_model::{ModelFolder, write_tokenizer};
 use rollout::{
     data::Tokenizer,
     engine::{
-        EngineError, FinishedSequence, GivenLogprob, GroupRequest, Output, Request, StopCriterion, SwapReport,
-        WeightSource,
+        Constraint, EngineError, FinishedSequence, GivenLogprob, GroupRequest, Output, Request, StopCriterion,
+        SwapReport, WeightSource,
     },
     generate::{Generate, drive},
 };
+use rollout_constraint::Grammars;
 use serde_json::Value;
 use shared::{FinishReason, ModelDir, PolicyVersion, TokenLogprob};
 use tokio::sync::Notify;
@@ -77,6 +78,9 @@ struct Line {
     group: GroupRequest,
     sequence: FinishedSequence,
     stop: Option<Box<dyn StopCriterion>>,
+    constraint: Option<Box<dyn Constraint>>,
+    /// Nothing can come any more.
+    is_complete: bool,
 }
 
 impl Line {
@@ -92,11 +96,26 @@ impl Line {
             ttft_seconds: 0.0,
             total_seconds: 0.0,
         };
-        Self { group: group.clone(), sequence, stop: group.stop_criterion.as_ref().map(|make| make()) }
+        let stop = group.stop_criterion.as_ref().map(|make| make());
+        let constraint = group.constraint.as_ref().map(|constraint| constraint.begin());
+        Self { group: group.clone(), sequence, stop, constraint, is_complete: false }
+    }
+
+    /// Whether a constraint lets a token come. If not, the completion is given up.
+    fn allows(&mut self, id: u32) -> bool {
+        let Some(constraint) = &mut self.constraint else { return true };
+        let allowed = constraint.allowed().is_ok_and(|allowed| allowed[id as usize / 32] >> (id % 32) & 1 == 1);
+        let pushed = if allowed { constraint.push(id).ok() } else { None };
+        self.is_complete = pushed == Some(true);
+        if pushed.is_none() {
+            let constraint = self.group.constraint.as_ref().expect("the request has one");
+            constraint.fail("it does not allow what the parrot says".into());
+        }
+        pushed.is_some()
     }
 
     fn ends(&mut self, id: u32, full_stop: u32) -> Option<FinishReason> {
-        if id == full_stop || self.stop.as_mut().is_some_and(|stop| stop.push(id)) {
+        if id == full_stop || self.is_complete || self.stop.as_mut().is_some_and(|stop| stop.push(id)) {
             return Some(FinishReason::Stop);
         }
         let length = self.sequence.token_ids.len() as u32;
@@ -139,6 +158,11 @@ impl Generate for Parrot {
             let prompt = &line.group.prompt_ids;
             let at = line.sequence.token_ids.len() + line.sequence.sample as usize;
             let id = prompt[at % prompt.len()];
+            if !line.allows(id) {
+                let sequence = FinishedSequence { finish_reason: FinishReason::Aborted, ..line.sequence };
+                outputs.push(Output::Ended { sequence, state: None });
+                continue;
+            }
             let logprob = TokenLogprob { logprob: -0.5, logprob_at_temperature: -0.25, ..TokenLogprob::default() };
             line.sequence.token_ids.push(id);
             line.sequence.logprobs.push(logprob);
@@ -260,8 +284,11 @@ impl Endpoint {
             running: Vec::new(),
             seen: Arc::clone(&seen),
         };
+        let folder = ModelFolder::new();
+        let grammars = Grammars::new(&tokenizer, &ModelDir::open(folder.path("model")).unwrap());
         let app = App {
             model: "parrot".into(),
+            grammars,
             tokenizer,
             max_model_len: setup.max_model_len,
             service: service.clone(),

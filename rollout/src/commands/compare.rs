@@ -87,6 +87,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             num_generations: args.judging.num_generations,
             correct_at: Some(judging.correct_at),
             keep: None,
+            grammar: None,
             watch: None,
         };
         let completed = args.generation.complete(model, &args.rows, &prompts, task)?;

@@ -18,6 +18,7 @@ use shared::{
 };
 
 use super::{
+    constraint::Wanted,
     flags::{BatchingFlags, RewardFlags, RowFlags, SamplingFlags, TraceFlags},
     journal::Journal,
     model::NamedModel,
@@ -27,7 +28,7 @@ use super::{
 use crate::{
     assembly::{Assembly, Scoring},
     data::{Dataset, PromptRow, Tokenizer},
-    engine::{Engine, EngineOptions, Output, Request},
+    engine::{Constrained, Engine, EngineOptions, Output, Request},
     evaluation,
     generate::{self, Generate},
     trace::{self, Event},
@@ -45,6 +46,8 @@ pub struct Completed {
     pub seconds: f64,
     /// The journal that has kept the groups, if one was asked for.
     pub journal: Option<Journal>,
+    /// Why completions were given up: their constraint could not go on.
+    pub given_up: Option<String>,
 }
 
 /// The work that is done for each prompt.
@@ -59,6 +62,8 @@ pub struct Task<'a> {
     pub correct_at: Option<f64>,
     /// The output beside which finished groups are kept. Groups that are kept there are not made again.
     pub keep: Option<&'a Path>,
+    /// The grammar that completions follow.
+    pub grammar: Option<Wanted<'a>>,
     /// Whoever sees completions as they are made.
     pub watch: Option<&'a mut dyn Watch>,
 }
@@ -122,7 +127,7 @@ impl GenerationFlags {
         model: &NamedModel,
         rows: &RowFlags,
         prompts: &Prompts<'_>,
-        Task { functions, sampling, num_generations, correct_at, keep, watch }: Task<'_>,
+        Task { functions, sampling, num_generations, correct_at, keep, grammar, watch }: Task<'_>,
     ) -> anyhow::Result<Completed> {
         let waiting = Waiting::new("reading tokenizer and dataset");
         let tokenizer = rows.tokenizer(model.dir())?;
@@ -131,7 +136,9 @@ impl GenerationFlags {
         tell_warnings(model.dir().remarks_on_ends());
         let scoring = self.rewards.scoring(functions, &dataset, self.batching.threads()?)?;
         let is_asked = self.sampling.max_completion_length.is_some();
-        let mut generation = Generation { dataset, sampling, is_asked, num_generations, correct_at };
+        let compile = |Wanted { name, grammar, by }| by.compile(name, &grammar, &tokenizer, model.dir());
+        let constraint = grammar.map(compile).transpose()?;
+        let mut generation = Generation { dataset, sampling, constraint, is_asked, num_generations, correct_at };
         self.trace.start()?;
         let (mut engine, export) = generation.engine(model, &self.batching)?;
         let kept = keep.map(|output| {
@@ -148,6 +155,7 @@ impl GenerationFlags {
 struct Generation {
     dataset: Dataset,
     sampling: SamplingParams,
+    constraint: Option<Constrained>,
     /// Whether the user has asked for that many tokens of a completion.
     is_asked: bool,
     num_generations: u32,
@@ -231,7 +239,8 @@ impl Generation {
         }
         let stream = watch.as_ref().is_some_and(|watch| watch.streams());
         let is_shown = watch.as_ref().is_none_or(|watch| watch.leaves_room());
-        let mut assembly = Assembly::new(tokenizer, self.sampling.clone(), self.num_generations, scoring);
+        let mut assembly = Assembly::new(tokenizer, self.sampling.clone(), self.num_generations, scoring)
+            .with_constraint(self.constraint.clone());
         for (row, position) in rows.iter().zip(0..) {
             if done.contains(&position) {
                 continue;
@@ -286,7 +295,11 @@ impl Generation {
         ensure!(groups.len() == rows.len(), "the engine stopped with {} groups missing", rows.len() - groups.len());
         groups.sort_unstable_by_key(|group| group.position);
         trace::span(begin, Instant::now(), Event::Generate { tokens });
-        Ok(Completed { dataset: self.dataset, groups, tokens, seconds, journal })
+        let failure = self
+            .constraint
+            .as_ref()
+            .and_then(|constraint| constraint.failure().map(|reason| format!("{}: {reason}", constraint.name())));
+        Ok(Completed { dataset: self.dataset, groups, tokens, seconds, journal, given_up: failure })
     }
 }
 
@@ -306,7 +319,8 @@ mod tests {
         fs::write(&path, "{\"prompt\": \"ab\"}\n{\"prompt\": \"abcd\"}\n{\"prompt\": \"a\"}\n").unwrap();
         let dataset = Dataset::load(&[path], ("train", None), &tokenizer, &PromptOptions::default()).unwrap();
         let sampling = SamplingParams { max_completion_length: 5, ..SamplingParams::default() };
-        let generation = Generation { dataset, sampling, is_asked: false, num_generations: 3, correct_at: None };
+        let generation =
+            Generation { dataset, sampling, constraint: None, is_asked: false, num_generations: 3, correct_at: None };
         let mut generator = Scripted::new(2, |prompt, sample| vec![70 + sample; prompt.len() + sample as usize]);
         let completed = generation.complete(&mut generator, tokenizer.clone(), None, None, None).unwrap();
         assert!(generator.is_idle());

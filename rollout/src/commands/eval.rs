@@ -109,6 +109,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             num_generations: args.judging.num_generations,
             correct_at: Some(judging.correct_at),
             keep: args.output.as_deref().filter(|output| !atomic::is_special(output)),
+            grammar: None,
             watch: None,
         },
     )?;

@@ -11,6 +11,7 @@ use shared::{FinishReason, SamplingParams};
 
 use super::{
     complete::{GenerationFlags, Task, Watch},
+    constraint::{Compile, GrammarFlags},
     flags::PromptFlags,
     printed::{Out, ReaderGone, Rows, Texts},
     progress::rate,
@@ -44,6 +45,9 @@ pub struct Args {
     #[arg(long, env = "TANDEM_NUM_GENERATIONS", value_name = "N", default_value_t = 1,
           value_parser = clap::value_parser!(u32).range(1..))]
     pub num_generations: u32,
+    /// What they may be.
+    #[command(flatten)]
+    pub grammar: GrammarFlags,
     /// How they are made and scored.
     #[command(flatten)]
     pub generation: GenerationFlags,
@@ -120,19 +124,20 @@ impl AskedFlags {
     }
 }
 
-/// Runs the subcommand.
+/// Runs the subcommand, where `compiler` understands grammars.
 ///
 /// # Errors
 /// With context for the user.
-pub fn run(args: &Args) -> anyhow::Result<()> {
-    match complete(args) {
+pub fn run(args: &Args, compiler: &dyn Compile) -> anyhow::Result<()> {
+    match complete(args, compiler) {
         Err(error) if error.is::<ReaderGone>() => Ok(()),
         ended => ended,
     }
 }
 
-fn complete(args: &Args) -> anyhow::Result<()> {
+fn complete(args: &Args, compiler: &dyn Compile) -> anyhow::Result<()> {
     let sampling = args.generation.sampling.params(SamplingParams::default().temperature)?;
+    let grammar = args.grammar.wanted(compiler)?;
     let functions = args.generation.rewards.functions()?;
     ensure!(
         functions.is_empty() || args.json || args.output.is_some(),
@@ -165,6 +170,7 @@ fn complete(args: &Args) -> anyhow::Result<()> {
             num_generations: args.num_generations,
             correct_at: None,
             keep: None,
+            grammar,
             watch: watch.as_mut().map(|watch| watch.as_mut() as &mut dyn Watch),
         },
     )?;
@@ -173,6 +179,9 @@ fn complete(args: &Args) -> anyhow::Result<()> {
     }
     for failure in rows::failures(&completed.groups) {
         shared::tell!("warning: {failure}");
+    }
+    if let Some(reason) = &completed.given_up {
+        shared::tell!("warning: completions were given up (finish_reason aborted): {reason}");
     }
     let completions = || completed.groups.iter().flat_map(|group| &group.completions);
     let cut = completions().filter(|completion| completion.finish_reason() == FinishReason::Length).count();

@@ -6,6 +6,7 @@ pub mod check;
 pub mod check_rewards;
 pub mod compare;
 mod complete;
+pub mod constraint;
 pub mod eval;
 pub mod explain;
 pub mod flags;

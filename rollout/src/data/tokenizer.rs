@@ -6,7 +6,7 @@ use rollout_rewards::PolicyTokenizer;
 use serde_json::{Map, Value};
 use shared::{ModelDir, config::JsonTable, model::model_dir::ModelDirError};
 use shared_chat::{ChatTemplate, TemplateError};
-use shared_tokenizer::{OpenError, TextTokenizer};
+use shared_tokenizer::{OpenError, TextTokenizer, TokenBytes};
 use time::OffsetDateTime;
 
 use super::{
@@ -214,6 +214,14 @@ impl Tokenizer {
     #[must_use]
     pub fn vocab_size(&self) -> usize {
         self.inner.vocab_size()
+    }
+
+    /// The bytes of all tokens of the model.
+    ///
+    /// # Errors
+    /// When its texts are not the bytes of its tokens, one after the other.
+    pub fn token_bytes(&self) -> Result<TokenBytes, String> {
+        self.inner.token_bytes(self.model_vocab_size)
     }
 
     /// Number of token ids that the model takes.

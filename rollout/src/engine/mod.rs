@@ -15,6 +15,7 @@
 //! | [`step`] | the engine and its loop |
 //! | `scheduler`, `sequence` | which sample sits in which slot; a completion in the making |
 //! | `state` | what a completion leaves to go on from |
+//! | `constraint` | the seam for constrained decoding |
 //! | `check`, `error` | what is refused; what can go wrong |
 //! | `draft`, `history` | tokens that are computed ahead on trial; what a group has written so far |
 //! | `backend`, `open` | what computes logits; which of the next two does |
@@ -31,6 +32,7 @@
 mod backend;
 mod binding;
 mod check;
+mod constraint;
 mod device;
 mod draft;
 mod error;
@@ -54,6 +56,7 @@ pub(crate) mod testing;
 pub mod types;
 
 pub(crate) use check::{export_options, positions_of};
+pub use constraint::{Constrained, Constraint, ConstraintFactory};
 pub use error::EngineError;
 pub use gate::{distance_of, examine, tolerance_between};
 pub use memory::{available_memory, machine, plan_memory, sizes};

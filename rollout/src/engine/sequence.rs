@@ -7,11 +7,12 @@ use shared::{FinishReason, PolicyVersion, SamplingParams, TokenLogprob, generati
 
 use super::{
     EngineError,
+    constraint::Constraint,
     history::SharedHistory,
     state::{Past, State},
     types::{FinishedSequence, GroupRequest, Output, Request, StopCriterion},
 };
-use crate::sampling::{Draw, RowError, SamplingThreads, Scratch, SeenTokens, sample_row};
+use crate::sampling::{Draw, RowError, SamplingThreads, Scratch, SeenTokens, sample_allowed, sample_row};
 
 /// One row of a decode step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,6 +61,8 @@ pub(super) struct Sequence {
     versions: Vec<(u32, PolicyVersion)>,
     seen: SeenTokens,
     stop_criterion: Option<Box<dyn StopCriterion>>,
+    /// From its first draw on, if the request has one.
+    constraint: Option<Box<dyn Constraint>>,
     /// With speculative decoding, what the group has written.
     history: Option<SharedHistory>,
     wish: Wish,
@@ -98,6 +101,7 @@ impl Sequence {
             versions: Vec::new(),
             seen,
             stop_criterion: request.stop_criterion.as_ref().map(|make| make()),
+            constraint: None,
             history: history.cloned(),
             wish,
             is_mixed: false,
@@ -188,8 +192,35 @@ impl Sequence {
     /// Draws the next token from a row of logits; [`Sequence::accept`] then takes it. Reads nothing but the sequence
     /// itself, so sequences may be drawn in any order and on any thread.
     pub fn draw(&mut self, logits: &[f32], scratch: &mut Scratch) {
+        if self.is_constrained() {
+            self.draw_allowed(logits, scratch);
+            return;
+        }
         let (params, uniform) = self.next_draw();
         self.drawn = Some(sample_row(logits, params, &self.seen, uniform, scratch));
+    }
+
+    /// As [`Sequence::draw`], of the tokens that the constraint allows. Nothing is drawn where it allows none.
+    fn draw_allowed(&mut self, logits: &[f32], scratch: &mut Scratch) {
+        let request = Arc::clone(&self.request);
+        let Some(constrained) = &request.constraint else { return };
+        let (_, uniform) = self.next_draw();
+        let constraint = self.constraint.get_or_insert_with(|| constrained.begin());
+        match constraint.allowed() {
+            Ok(allowed) => {
+                let drawn = sample_allowed(logits, allowed, &request.sampling, &self.seen, uniform, scratch);
+                self.drawn = drawn.transpose();
+            }
+            Err(reason) => constrained.fail(reason),
+        }
+        if self.drawn.is_none() {
+            constrained.fail("it allows no token of the model in this place".into());
+        }
+    }
+
+    /// Whether a constraint says which tokens may come.
+    pub fn is_constrained(&self) -> bool {
+        self.request.constraint.is_some()
     }
 
     /// The next token as it was drawn elsewhere by [`Sequence::next_draw`].
@@ -202,9 +233,13 @@ impl Sequence {
         self.drawn.is_some()
     }
 
-    /// Takes the drawn token; says why the completion ends with it, if it does.
+    /// Takes the drawn token; says why the completion ends with it, if it does. It is
+    /// [`Aborted`](FinishReason::Aborted) where its constraint cannot go on.
     pub fn accept(&mut self, version: PolicyVersion, limits: &Limits) -> Result<Option<FinishReason>, EngineError> {
-        let drawn = self.drawn.take().expect("a token was drawn before it is taken");
+        let Some(drawn) = self.drawn.take() else {
+            assert!(self.is_constrained(), "a token was drawn before it is taken");
+            return Ok(Some(FinishReason::Aborted));
+        };
         let (prompt, sample) = (self.request.prompt_id.0, self.sample);
         let Draw { token, logprob } = drawn.map_err(|reason| EngineError::Row { prompt, sample, version, reason })?;
         if self.versions.last().is_none_or(|&(_, last)| last != version) {
@@ -219,11 +254,21 @@ impl Sequence {
 
         let ends = !self.request.sampling.ignore_eos && limits.eos_token_ids.contains(&token);
         let stopped = self.stop_criterion.as_mut().is_some_and(|criterion| criterion.push(token));
-        Ok(if ends || stopped {
-            Some(FinishReason::Stop)
-        } else {
-            (self.token_ids.len() >= self.limit).then_some(FinishReason::Length)
+        let stopped = stopped || ends;
+        Ok(match self.is_complete(token) {
+            None => Some(FinishReason::Aborted),
+            Some(complete) if complete || stopped => Some(FinishReason::Stop),
+            Some(_) => (self.token_ids.len() >= self.limit).then_some(FinishReason::Length),
         })
+    }
+
+    /// Tells the constraint of the newest token. Returns whether nothing can come after it; none if the constraint
+    /// cannot go on.
+    fn is_complete(&mut self, token: u32) -> Option<bool> {
+        let Some(constraint) = &mut self.constraint else { return Some(false) };
+        let pushed = constraint.push(token);
+        let constrained = self.request.constraint.as_ref().expect("the constraint comes from the request");
+        pushed.map_err(|reason| constrained.fail(reason)).ok()
     }
 
     /// The result.
@@ -288,6 +333,7 @@ mod tests {
             sampling: Arc::new(sampling),
             lengths: None,
             stop_criterion: None,
+            constraint: None,
         }
     }
 

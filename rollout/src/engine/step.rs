@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use shared::{Dtype, ModelConfig, ModelDir, PolicyVersion};
+use shared::{Dtype, FinishReason, ModelConfig, ModelDir, PolicyVersion};
 
 use super::{
     EngineError,
@@ -474,10 +474,17 @@ impl Engine {
         Ok(())
     }
 
-    /// Takes the token that a sequence has drawn; returns it if the sequence goes on.
+    /// Takes the token that a sequence has drawn; returns it if the sequence goes on. One whose constraint cannot go on
+    /// ends without a state.
     fn accept(&mut self, slot: usize, outputs: &mut Vec<Output>) -> Result<Option<u32>, EngineError> {
         let sequence = self.scheduler.sequence(slot);
         let ended = sequence.accept(self.version, &self.limits)?;
+        if ended == Some(FinishReason::Aborted) {
+            let sequence = self.scheduler.release(slot).finish(FinishReason::Aborted);
+            self.backend.release(slot);
+            outputs.push(Output::Ended { sequence, state: None });
+            return Ok(None);
+        }
         if let Some(drafter) = &mut self.drafter {
             drafter.learn(sequence);
         }

@@ -17,5 +17,6 @@ pub fn group(tag: u64, samples: u32) -> GroupRequest {
         sampling: Arc::new(SamplingParams::default()),
         lengths: None,
         stop_criterion: None,
+        constraint: None,
     }
 }

@@ -16,6 +16,7 @@ pub use shared::{
 
 use super::{
     EngineError,
+    constraint::Constrained,
     state::{Past, State},
 };
 
@@ -181,6 +182,8 @@ pub struct GroupRequest {
     pub lengths: Option<Arc<[u32]>>,
     /// Makes a criterion for each completion; absent without stop strings.
     pub stop_criterion: Option<Arc<dyn Fn() -> Box<dyn StopCriterion> + Send + Sync>>,
+    /// What the completions may be; absent where they may be anything.
+    pub constraint: Option<Constrained>,
 }
 
 /// What a generator is asked for.

@@ -5,13 +5,15 @@
 //! into a token by inversion of the cumulative distribution in the order of the vocabulary. There is no generator
 //! state, and rows are independent, so a token depends on its logits, its history and its key alone.
 //!
-//! [`stats`] holds the passes over the vocabulary, [`truncate`] their support, [`row`] the sampling of one row, and
-//! [`threads`] that of many rows at once.
+//! [`stats`] holds the passes over the vocabulary, [`truncate`] their support, [`row`] the sampling of one row,
+//! [`allowed`] that of a row of which only some tokens may come, and [`threads`] that of many rows at once.
 
+pub mod allowed;
 pub mod row;
 pub mod stats;
 pub mod threads;
 pub mod truncate;
 
+pub use allowed::sample_allowed;
 pub use row::{Distribution, Draw, RowError, Scratch, SeenTokens, sample_row};
 pub use threads::SamplingThreads;

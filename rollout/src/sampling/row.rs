@@ -45,6 +45,8 @@ pub struct Scratch {
     maxima: Vec<f32>,
     sums: Vec<f64>,
     penalised: Vec<f32>,
+    /// A row without the tokens that may not come.
+    pub(super) masked: Vec<f32>,
     pub(crate) truncate: TruncateScratch,
 }
 
@@ -114,7 +116,18 @@ impl<'a> Distribution<'a> {
         seen: &SeenTokens,
         scratch: &'a mut Scratch,
     ) -> Result<Self, RowError> {
-        let Scratch { maxima, sums, penalised, truncate } = scratch;
+        Self::cut(logits, params, params.truncated(), seen, scratch)
+    }
+
+    /// As [`Distribution::new`], truncated or not.
+    pub(super) fn cut(
+        logits: &'a [f32],
+        params: &SamplingParams,
+        truncated: bool,
+        seen: &SeenTokens,
+        scratch: &'a mut Scratch,
+    ) -> Result<Self, RowError> {
+        let Scratch { maxima, sums, penalised, truncate, .. } = scratch;
         let mut max = block_maxima(logits, maxima);
         let mut total = block_exp_sums(logits, max, 1.0, sums);
         if !total.is_finite() {
@@ -138,7 +151,7 @@ impl<'a> Distribution<'a> {
                 return Err(overflow());
             }
         }
-        let kept = params.truncated().then(|| {
+        let kept = truncated.then(|| {
             let kept = truncate.keep(&LogitsRow { logits: row, maxima, max, total }, params);
             (kept, kept.iter().map(|c| c.weight).sum())
         });

@@ -111,7 +111,9 @@ impl TruncateScratch {
     }
 
     /// Every entry that reaches the bound; weights are filled in when the set is small.
+    /// A token that may not come (negative infinity) is in no support.
     fn gather(&mut self, row: &LogitsRow, bound: f32) {
+        let bound = bound.max(f32::MIN);
         self.candidates.clear();
         for (b, block) in row.logits.chunks(BLOCK).enumerate() {
             if row.maxima[b] < bound {

@@ -71,6 +71,7 @@ fn greedy(engine: &mut Engine) -> Completions {
                 sampling: Arc::new(sampling.clone()),
                 lengths: Some(Arc::from([24, 5, 17, 9])),
                 stop_criterion: None,
+                constraint: None,
             }))
             .unwrap();
     }

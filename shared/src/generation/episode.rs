@@ -43,12 +43,13 @@ pub struct TokenLogprob {
     /// Under the full distribution at temperature 1, before any penalty.
     pub logprob: f32,
     /// Under the full (untruncated) distribution at the sampling temperature, after the repetition penalty. Equal to
-    /// `logprob` at temperature 1 without a penalty; 0 for greedy sampling, where it does not apply.
+    /// `logprob` at temperature 1 without a penalty; 0 for greedy sampling, where it does not apply (with a constraint,
+    /// `logprob`).
     pub logprob_at_temperature: f32,
-    /// Log of the probability mass that truncation kept; the token's log-prob under the distribution it was drawn from
-    /// is `logprob_at_temperature - log_kept_mass`. 0 without truncation.
+    /// Log of the probability mass that truncation and a constraint kept; the token's log-prob under the distribution
+    /// it was drawn from is `logprob_at_temperature - log_kept_mass`. 0 without both.
     pub log_kept_mass: f32,
-    /// Number of tokens that truncation kept; 0 without truncation.
+    /// Number of tokens that truncation and a constraint kept; 0 without both.
     pub kept_count: u32,
 }
 

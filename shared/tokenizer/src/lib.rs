@@ -8,6 +8,7 @@
 
 #![forbid(unsafe_code)]
 
+mod bytes;
 mod growth;
 mod named;
 
@@ -20,6 +21,7 @@ use shared::{
 use shared_bounds::guarded;
 use tokenizers::{Encoding, Tokenizer};
 
+pub use bytes::TokenBytes;
 pub use growth::MOST_GROWTH;
 
 /// Most bytes of a `tokenizer.json`.

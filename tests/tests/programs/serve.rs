@@ -243,6 +243,101 @@ fn flags_that_cannot_be_are_refused() {
     assert!(refused(&["--api-key", "two words"]).contains("--api-key"));
 }
 
+/// The rows that `tandem generate` prints, with these flags.
+fn followed(folder: &ModelFolder, flags: &[&str]) -> Vec<Value> {
+    let model = folder.path("model").display().to_string();
+    let words = ["generate", "--model", &model, "--threads", "1", "--prompt", "one", "--raw", "--json"];
+    let said = cli::run("tandem", words.iter().chain(flags)).success().stdout;
+    said.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[test]
+fn completions_and_answers_follow_their_grammars() {
+    let folder = model();
+    let schema = json!({ "type": "object", "properties": { "a": { "type": "integer", "minimum": 0, "maximum": 99 },
+        "b": { "type": "array", "items": { "enum": ["x", "y"] }, "minItems": 1, "maxItems": 3 } },
+        "required": ["a", "b"], "additionalProperties": false });
+    fs::write(folder.path("schema.json"), schema.to_string()).unwrap();
+    fs::write(folder.path("sum.lark"), "start: N (\"+\" N){1,3}\nN: /[0-9]{1,2}/").unwrap();
+    let [in_schema, in_lark] = ["schema.json", "sum.lark"].map(|name| folder.path(name).display().to_string());
+    // A random model draws anything, and mostly blanks where it may.
+    let is_sum = |text: &str| {
+        let terms: Vec<&str> = text.split('+').collect();
+        (2..=4).contains(&terms.len())
+            && terms.iter().all(|term| (1..=2).contains(&term.len()) && term.bytes().all(|c| c.is_ascii_digit()))
+    };
+    let follows = |text: &str| {
+        let value: Value = serde_json::from_str(text).unwrap();
+        assert!(value["a"].as_u64().is_some_and(|a| a < 100), "{text}");
+        let items = value["b"].as_array().unwrap();
+        assert!((1..=3).contains(&items.len()) && items.iter().all(|item| item == "x" || item == "y"), "{text}");
+        assert_eq!(value.as_object().unwrap().len(), 2, "{text}");
+    };
+    let many = ["--num-generations", "6", "--max-completion-length", "400"];
+    for row in followed(&folder, &[&["--regex", "[ab]{2,5}|-x"], &many[..]].concat()) {
+        let text = row["text"].as_str().unwrap();
+        let is_letters = (2..=5).contains(&text.len()) && text.bytes().all(|c| c == b'a' || c == b'b');
+        assert!(row["finish_reason"] == "stop" && (is_letters || text == "-x"), "{row}");
+        let counts = row["kept_counts"].as_array().unwrap();
+        assert!(counts.iter().all(|count| (1..=4).contains(&count.as_u64().unwrap())), "{row}");
+        let likely = row["sampling_logprobs"].as_array().unwrap().iter().map(|l| l.as_f64().unwrap());
+        assert!(likely.clone().all(|l| (-12.0..=1e-5).contains(&l)) && row["sampling_logprobs"] != row["logprobs"]);
+    }
+    let lark = followed(&folder, &[&["--grammar", &in_lark], &many[..]].concat());
+    assert!(lark.iter().all(|row| row["finish_reason"] == "stop" && is_sum(row["text"].as_str().unwrap())), "{lark:?}");
+    let json = followed(&folder, &[&["--json-schema", &in_schema], &many[..]].concat());
+    let whole = json.iter().filter(|row| row["finish_reason"] == "stop");
+    whole.for_each(|row| follows(row["text"].as_str().unwrap()));
+    let cut = followed(&folder, &["--regex", "a{9}", "--max-completion-length", "4"]);
+    assert_eq!((&cut[0]["text"], &cut[0]["finish_reason"]), (&json!("aaaa"), &json!("length")));
+    let refused = |flags: &[&str]| {
+        let model = folder.path("model").display().to_string();
+        let words = ["generate", "--model", &model, "--prompt", "a"];
+        cli::run("tandem", words.iter().chain(flags)).refusal().to_owned()
+    };
+    assert!(refused(&["--regex", "(a"]).starts_with("error: --regex: "));
+    assert!(refused(&["--json-schema", "/no/such"]).starts_with("error: --json-schema /no/such"));
+    assert!(refused(&["--json-schema", &in_lark]).contains("sum.lark: no JSON"));
+
+    let serve = Serve::start(&folder, &[]);
+    let strict = json!({ "type": "json_schema", "json_schema": { "name": "a", "strict": true, "schema": schema } });
+    let chat = json!([{ "role": "user", "content": "hello" }]);
+    let compact = json!({ "json": schema, "disable_any_whitespace": true });
+    for more in [json!({ "response_format": strict }), json!({ "structured_outputs": compact })] {
+        let mut body = json!({ "messages": chat, "max_tokens": 1500, "n": 4, "seed": 3 });
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let answer = serve.post("/v1/chat/completions", &body);
+        for choice in answer["choices"].as_array().unwrap() {
+            let content = choice["message"]["content"].as_str().unwrap();
+            let is_compact = more.get("structured_outputs").is_some();
+            assert!(choice["finish_reason"] == "stop" || !is_compact, "{choice}");
+            if choice["finish_reason"] == "stop" {
+                follows(content);
+            }
+            assert!(!is_compact || !content.contains(' '), "{content}");
+        }
+    }
+    let body = json!({ "prompt": "one", "max_tokens": 9, "temperature": 0, "logprobs": 1,
+        "structured_outputs": { "choice": ["yes", "no"] } });
+    let choice = serve.post("/v1/completions", &body)["choices"][0].clone();
+    assert!(choice["text"] == "yes" || choice["text"] == "no", "{choice}");
+    let logprobs = choice["logprobs"]["token_logprobs"].as_array().unwrap();
+    // After the first letter there is no choice.
+    assert!(logprobs[0].as_f64().unwrap() < 0.0 && logprobs[1..].iter().all(|l| l.as_f64().unwrap() > -1e-5));
+    // Beside answers that follow a grammar, the others are what they are without.
+    let free = json!({ "prompt": "once", "max_tokens": 40, "seed": 11, "return_token_ids": true });
+    let alone = serve.post("/v1/completions", &free)["choices"].clone();
+    thread::scope(|scope| {
+        for number in 0..4 {
+            let other = json!({ "prompt": format!("other {number}"), "max_tokens": 60, "n": 3,
+                "structured_outputs": { "regex": "[a-z ]{50}" } });
+            let serve = &serve;
+            scope.spawn(move || serve.post("/v1/completions", &other));
+        }
+        assert_eq!(serve.post("/v1/completions", &free)["choices"], alone);
+    });
+}
+
 /// A Python that has OpenAI's client.
 fn python() -> Option<PathBuf> {
     let named = env::var_os("TANDEM_OPENAI_PYTHON").map_or_else(|| "python3".into(), PathBuf::from);
@@ -262,6 +357,17 @@ for chunk in client.chat.completions.create(**ask, stream=True, stream_options={
     pieces += [choice.delta.content or "" for choice in chunk.choices]
     usage = chunk.usage or usage
 texts = client.completions.create(model="tiny", prompt=["a", "b"], max_tokens=5, n=2)
+schema = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 999}}, "required": ["n"],
+          "additionalProperties": False}
+strict = {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": schema}}
+follows = client.chat.completions.create(**{**ask, "max_tokens": 1500, "temperature": 1}, response_format=strict,
+                                         seed=5)
+chosen = client.chat.completions.create(**ask, extra_body={"structured_outputs": {"choice": ["yes", "no"]}})
+try:
+    broken = {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"type": "nonsense"}}}
+    client.chat.completions.create(**ask, response_format=broken)
+except openai.BadRequestError as error:
+    param = error.param
 try:
     client.chat.completions.create(**{**ask, "model": "other"})
 except openai.NotFoundError as error:
@@ -271,7 +377,8 @@ try:
 except openai.BadRequestError as error:
     code += " " + error.code
 print(json.dumps([whole.choices[0].message.content, "".join(pieces), whole.usage.total_tokens, usage.total_tokens,
-                  len(texts.choices), code]))
+                  len(texts.choices), code, follows.choices[0].finish_reason, follows.choices[0].message.content,
+                  chosen.choices[0].message.content, param]))
 "#;
 
 #[test]
@@ -285,6 +392,12 @@ fn openais_client_streams_a_chat() {
     assert_eq!(said[1], said[0], "the pieces are the whole");
     assert_eq!(said[3], said[2]);
     assert_eq!((&said[4], &said[5]), (&json!(4), &json!("model_not_found context_length_exceeded")));
+    if said[6] == "stop" {
+        let followed: Value = serde_json::from_str(said[7].as_str().unwrap()).unwrap();
+        assert!(followed["n"].as_u64().is_some_and(|n| n < 1000), "{followed}");
+    }
+    assert!(said[8] == "yes" || said[8] == "no", "{said}");
+    assert_eq!(said[9], "response_format");
 }
 
 const CLIENT_WITH_TOOLS: &str = r#"

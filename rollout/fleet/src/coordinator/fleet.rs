@@ -105,6 +105,10 @@ impl Fleet {
     fn add(&mut self, request: Request, row: Option<String>) -> Result<(), EngineError> {
         let (vocab_size, max_model_len) = self.shared.scheduler().bounds();
         let group = request.check(vocab_size, max_model_len)?;
+        if group.constraint.is_some() {
+            let message = "a lease takes no constraint: workers know no grammars".into();
+            return Err(EngineError::Request { prompt: group.prompt_id.0, message });
+        }
         if request.stream || request.keep {
             let (whole, left) = (group.clone(), group.samples.len());
             self.asked.insert(group.tag, Asked { request, whole, left });

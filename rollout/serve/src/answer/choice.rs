@@ -9,7 +9,7 @@ use rollout::{
 use shared::{FinishReason, TokenLogprob};
 use shared_chat::calls::{Call, Reader};
 
-use super::{Entry, Likeliest};
+use super::{Entry, Likeliest, logprob_of};
 
 /// What a token, or the end of a completion, adds.
 #[derive(Debug, Default)]
@@ -76,8 +76,7 @@ impl Choice {
 
     /// Takes the next token.
     pub fn push(&mut self, id: u32, logprob: &TokenLogprob) -> Piece {
-        // A distribution at temperature 0 has no log-probs, so those at 1 stand in.
-        let logprob = if self.greedy { logprob.logprob } else { logprob.sampling_logprob() };
+        let logprob = logprob_of(logprob, self.greedy);
         let mut entry = self.entry(id, Some(f64::from(logprob).min(0.0)));
         if let Some(entry) = entry.as_mut().filter(|_| self.greedy) {
             entry.likeliest = entry.logprob.map(|logprob| Likeliest { token: entry.token.clone(), logprob });

@@ -1,6 +1,7 @@
 //! Log-probs in the two forms that OpenAI has.
 
 use serde_json::{Map, Value, json};
+use shared::TokenLogprob;
 
 /// A token with its log-prob.
 #[derive(Debug, Clone, PartialEq)]
@@ -24,6 +25,13 @@ pub struct Likeliest {
     pub token: String,
     /// Its log-prob.
     pub logprob: f64,
+}
+
+/// The log-prob of a drawn token under the distribution that it was drawn from. At temperature 0 it has none,
+/// so those at 1 stand in, over the tokens that a constraint leaves.
+#[must_use]
+pub fn logprob_of(figures: &TokenLogprob, greedy: bool) -> f32 {
+    if greedy && figures.kept_count == 0 { figures.logprob } else { figures.sampling_logprob() }
 }
 
 /// The form of `POST /v1/completions`: a list for each figure.

@@ -4,7 +4,7 @@ mod choice;
 mod logprobs;
 
 pub use choice::{Choice, Piece};
-pub use logprobs::{Entry, Likeliest};
+pub use logprobs::{Entry, Likeliest, logprob_of};
 
 use std::{iter, sync::Arc};
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use rollout::data::Tokenizer;
+use rollout_constraint::Start;
 use serde_json::Value;
 
 use super::{
@@ -37,6 +38,12 @@ impl Prompt {
     #[must_use]
     pub fn before(&self) -> &[u32] {
         if self.goes_on { &self.ids } else { &[] }
+    }
+
+    /// Whether a completion is a text of its own.
+    #[must_use]
+    pub fn start(&self) -> Start {
+        if self.goes_on { Start::WithinText } else { Start::OfText }
     }
 }
 

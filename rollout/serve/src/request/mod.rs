@@ -5,6 +5,7 @@
 pub mod chat;
 pub mod completion;
 pub mod generate;
+pub mod grammar;
 pub mod sampling;
 #[cfg(test)]
 mod tests;
@@ -36,7 +37,7 @@ const IGNORED: [&str; 12] = [
 type Neutral = (&'static str, fn(&Value) -> bool);
 
 /// Fields that are not supported and that clients send anyway, with values that ask for nothing.
-const NEUTRAL: [Neutral; 15] = [
+const NEUTRAL: [Neutral; 14] = [
     ("bad_words", is_empty),
     ("frequency_penalty", is_zero),
     ("include_reasoning", Value::is_boolean),
@@ -47,7 +48,6 @@ const NEUTRAL: [Neutral; 15] = [
     ("modalities", |value| value.as_array().is_some_and(|kinds| kinds.iter().all(|kind| kind == "text"))),
     ("presence_penalty", is_zero),
     ("prompt_logprobs", |_| false),
-    ("response_format", |value| value["type"] == "text"),
     ("skip_special_tokens", is_true),
     ("suffix", is_empty),
     ("truncate_prompt_tokens", |value| value == -1),

@@ -7,12 +7,13 @@ use rollout::{
         Tokenizer,
         stop::{StopCriterionFactory, StopStrings},
     },
-    engine::{GroupRequest, StopCriterion},
+    engine::{Constrained, GroupRequest, StopCriterion},
 };
+use rollout_constraint::{Grammars, Start};
 use serde::Deserialize;
 use shared::{PromptId, SamplingParams, generation::rng};
 
-use super::{Fields, completion::Prompt};
+use super::{Fields, completion::Prompt, grammar};
 use crate::error::ApiError;
 
 /// Most completions of a prompt, as OpenAI has it.
@@ -38,6 +39,10 @@ pub struct Sampling {
     pub seed: Option<u64>,
     /// Tokens that end a completion, beside those of the model; in order.
     pub stop_token_ids: Vec<u32>,
+    /// What completions may be.
+    pub grammar: Option<grammar::Asked>,
+    /// The same for the engine, after [`Sampling::compile`].
+    pub constraint: Option<Constrained>,
 }
 
 /// A value, or several.
@@ -100,7 +105,19 @@ impl Sampling {
             return Err(ApiError::field("repetition_penalty", message));
         }
         let stop_token_ids = stop_token_ids(fields, vocab_size)?;
-        Ok(Self { params, n, seed: seed(fields)?, stop_token_ids })
+        let (seed, grammar) = (seed(fields)?, grammar::take(fields)?);
+        Ok(Self { params, n, seed, stop_token_ids, grammar, constraint: None })
+    }
+
+    /// Compiles the grammar that is asked for. This takes a while: it is no work for the engine's thread.
+    ///
+    /// # Errors
+    /// A grammar that cannot be followed, by the name of its field.
+    pub fn compile(&mut self, grammars: &Grammars, start: Start) -> Result<(), ApiError> {
+        let Some(grammar::Asked { field, grammar }) = &self.grammar else { return Ok(()) };
+        let compiled = grammars.compile(field, grammar, start);
+        self.constraint = Some(compiled.map_err(|reason| ApiError::field(field, format!("`{field}`: {reason}")))?);
+        Ok(())
     }
 
     /// Whether the token that is drawn is always the likeliest of the model's own distribution.
@@ -128,6 +145,7 @@ impl Sampling {
             sampling: Arc::new(params),
             lengths: None,
             stop_criterion: self.stop(tokenizer, prompt),
+            constraint: self.constraint.clone(),
         }
     }
 

@@ -1,6 +1,9 @@
 //! Bodies of requests: what is taken, ignored and refused.
 
-use rollout::sampling::{Scratch, SeenTokens, sample_row};
+use rollout::{
+    commands::constraint::Grammar,
+    sampling::{Scratch, SeenTokens, sample_row},
+};
 use serde_json::{Value, json};
 
 use super::{chat::Chat, completion::Completion, generate::Generation, tokens};
@@ -72,6 +75,19 @@ fn what_would_change_the_answer_is_refused_by_its_name_and_what_would_not_is_ign
         ("logprobs", json!(5)),
         ("logprobs", json!(1)),
         ("guided_json", json!({})),
+        ("guided_regex", json!("a")),
+        ("guided_choice", json!(["a"])),
+        ("guided_grammar", json!("start: \"a\"")),
+        ("structured_outputs", json!({})),
+        ("structured_outputs", json!("a+")),
+        ("structured_outputs", json!({ "regex": "a", "choice": ["a"] })),
+        ("structured_outputs", json!({ "regex": 7 })),
+        ("structured_outputs", json!({ "json": "{" })),
+        ("structured_outputs", json!({ "json": [] })),
+        ("structured_outputs", json!({ "json_object": false })),
+        ("structured_outputs", json!({ "choice": "a" })),
+        ("structured_outputs", json!({ "regex": "a", "whitespace_pattern": " " })),
+        ("structured_outputs", json!({ "regex": "a", "disable_any_whitespace": true })),
         ("temperature", json!(-1)),
         ("temperature", json!("hot")),
         ("temperature", json!(1e-40)),
@@ -105,7 +121,13 @@ fn what_would_change_the_answer_is_refused_by_its_name_and_what_would_not_is_ign
         assert_eq!((error.status.as_u16(), error.param.as_deref()), (400, Some(field)), "{value}: {error:?}");
     }
     for (field, value) in [
-        ("response_format", json!({ "type": "json_object" })),
+        ("response_format", json!({ "type": "xml" })),
+        ("response_format", json!({ "json_schema": {} })),
+        ("response_format", json!({ "type": "json_schema" })),
+        ("response_format", json!({ "type": "json_schema", "json_schema": { "schema": 7 } })),
+        ("response_format", json!({ "type": "json_schema", "json_schema": { "schema": {}, "other": 1 } })),
+        ("response_format", json!({ "type": "json_object", "schema": {} })),
+        ("response_format", json!("json_object")),
         ("tool_choice", json!("required")),
         ("tool_choice", json!({ "type": "function", "function": { "name": "f" } })),
         ("top_logprobs", json!(3)),
@@ -374,4 +396,42 @@ fn any_body_is_read_or_refused() {
         let _ = tokens::tokenize(body, "parrot", &tokenizer);
         let _ = tokens::detokenize(body, "parrot", &tokenizer);
     });
+}
+
+#[test]
+fn both_ways_to_say_what_an_answer_may_be_are_read() {
+    let grammar = |more: Value| chat(&more).unwrap().sampling.grammar.map(|asked| (asked.field, asked.grammar));
+    let schema = json!({ "type": "object", "properties": { "a": { "type": "integer" } } });
+    let json = |schema: &Value, compact| Grammar::Json { schema: schema.clone(), compact };
+    assert_eq!(grammar(json!({ "response_format": { "type": "text" } })), None);
+    assert_eq!(grammar(json!({ "response_format": null, "structured_outputs": null })), None);
+    let object = json!({ "type": "object" });
+    let format = |value: Value| grammar(json!({ "response_format": value })).unwrap();
+    assert_eq!(format(json!({ "type": "json_object" })), ("response_format", json(&object, false)));
+    for strict in [json!(true), json!(false), Value::Null] {
+        let named = json!({ "name": "answer", "description": "an answer", "strict": strict, "schema": schema });
+        let asked = format(json!({ "type": "json_schema", "json_schema": named }));
+        assert_eq!(asked, ("response_format", json(&schema, false)));
+    }
+    for (value, expected) in [
+        (json!({ "regex": "a+" }), Grammar::Regex("a+".into())),
+        (json!({ "json": schema, "regex": null }), json(&schema, false)),
+        (json!({ "json": schema.to_string() }), json(&schema, false)),
+        (json!({ "json": schema, "disable_any_whitespace": true }), json(&schema, true)),
+        (json!({ "json_object": true }), json(&object, false)),
+        (json!({ "choice": ["a", "b"] }), Grammar::Choice(vec!["a".into(), "b".into()])),
+        (json!({ "grammar": "start: \"a\"" }), Grammar::Lark("start: \"a\"".into())),
+    ] {
+        let more = json!({ "structured_outputs": value });
+        assert_eq!(grammar(more.clone()), Some(("structured_outputs", expected.clone())), "{more}");
+        assert_eq!(completion(&more).unwrap().sampling.grammar.unwrap().grammar, expected, "{more}");
+        let body = json!({ "token_ids": [3], "sampling_params": more }).to_string();
+        let read = Generation::read(body.as_bytes(), "parrot", 96, MAX_MODEL_LEN).unwrap();
+        assert_eq!(read.sampling.grammar.unwrap().grammar, expected, "{more}");
+    }
+    let both = json!({ "response_format": { "type": "json_object" }, "structured_outputs": { "regex": "a" } });
+    let error = chat(&both).map(drop).unwrap_err();
+    assert!(error.message.contains("leave one of them out"), "{error:?}");
+    let old = completion(&json!({ "guided_regex": "a" })).map(drop).unwrap_err();
+    assert!(old.message.contains("`structured_outputs`: {\"regex\""), "{old:?}");
 }

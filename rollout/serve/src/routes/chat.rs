@@ -22,7 +22,11 @@ pub async fn answer(
     Extension(connection): Extension<Connection>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let read = app.enter(request, |app, body| Chat::read(body, &app.model, &app.tokenizer, app.max_model_len));
+    let read = app.enter(request, |app, body| {
+        let mut read = Chat::read(body, &app.model, &app.tokenizer, app.max_model_len)?;
+        read.sampling.compile(&app.grammars, read.prompt.start())?;
+        Ok(read)
+    });
     let (place, read) = read.await?;
     let shape = Shape {
         form: Form::Chat,

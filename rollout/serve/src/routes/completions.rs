@@ -7,6 +7,7 @@ use axum::{
     extract::{Request, State},
     response::Response,
 };
+use rollout_constraint::Start;
 use shared_http::Connection;
 
 use super::{App, answering::Asked, now};
@@ -22,7 +23,11 @@ pub async fn answer(
     Extension(connection): Extension<Connection>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let read = app.enter(request, |app, body| Completion::read(body, &app.model, &app.tokenizer, app.max_model_len));
+    let read = app.enter(request, |app, body| {
+        let mut read = Completion::read(body, &app.model, &app.tokenizer, app.max_model_len)?;
+        read.sampling.compile(&app.grammars, Start::WithinText)?;
+        Ok(read)
+    });
     let (place, read) = read.await?;
     let shape = Shape {
         form: Form::Text,

@@ -7,10 +7,12 @@ use axum::{
     extract::{Request, State},
 };
 use rollout::engine::FinishedSequence;
+use rollout_constraint::Start;
 use serde_json::{Value, json};
 
 use super::App;
 use crate::{
+    answer::logprob_of,
     desk::{Event, Place},
     error::ApiError,
     request::generate::Generation,
@@ -19,7 +21,11 @@ use crate::{
 /// Continues token ids.
 pub async fn answer(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
     let vocab_size = app.tokenizer.model_vocab_size();
-    let read = app.enter(request, move |app, body| Generation::read(body, &app.model, vocab_size, app.max_model_len));
+    let read = app.enter(request, move |app, body| {
+        let mut read = Generation::read(body, &app.model, vocab_size, app.max_model_len)?;
+        read.sampling.compile(&app.grammars, Start::WithinText)?;
+        Ok(read)
+    });
     let (place, read) = read.await?;
     app.in_time(generate(&app, place, read)).await
 }
@@ -48,8 +54,7 @@ fn answered(app: &App, ended: &[FinishedSequence], greedy: bool, logprobs: bool)
         .map(|sequence| {
             let tokens = sequence.token_ids.iter().zip(&sequence.logprobs);
             let entry = |(id, figures): (&u32, &shared::TokenLogprob)| {
-                let logprob = if greedy { figures.logprob } else { figures.sampling_logprob() };
-                json!({ "token": format!("token_id:{id}"), "logprob": logprob.min(0.0) })
+                json!({ "token": format!("token_id:{id}"), "logprob": logprob_of(figures, greedy).min(0.0) })
             };
             let content = logprobs.then(|| json!({ "content": tokens.map(entry).collect::<Value>() }));
             json!({

@@ -32,6 +32,7 @@ use axum::{
 };
 use futures_util::StreamExt;
 use rollout::data::Tokenizer;
+use rollout_constraint::Grammars;
 use shared::generation::rng;
 use shared_http::{Connection, equal, is_this_machine};
 use tokio::{sync::Semaphore, time::timeout};
@@ -72,6 +73,8 @@ pub struct App {
     pub model: Arc<str>,
     /// Its tokenizer.
     pub tokenizer: Tokenizer,
+    /// What compiles grammars for it.
+    pub grammars: Grammars,
     /// Longest prompt plus completion.
     pub max_model_len: usize,
     /// The engine.

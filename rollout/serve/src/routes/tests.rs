@@ -482,3 +482,47 @@ fn requests_and_tokens_are_counted() {
         assert!(page.contains(line), "{line}: {page}");
     }
 }
+
+#[test]
+fn an_answer_ends_with_its_grammar_and_one_that_leaves_it_is_refused_by_the_field() {
+    let endpoint = Endpoint::start(Setup::default());
+    let ask = |path: &str, more: Value| {
+        let mut body = json!({ "max_tokens": 20 });
+        let prompt = match path {
+            "/v1/completions" => json!({ "prompt": "ab" }),
+            _ => json!({ "messages": [{ "role": "user", "content": "b" }] }),
+        };
+        [prompt, more].iter().for_each(|more| body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone()));
+        endpoint.post(path, &body)
+    };
+    let regex = |regex: &str| json!({ "structured_outputs": { "regex": regex } });
+    // The parrot says `abab…`.
+    for (grammar, text, reason) in [("(ab){3}", "ababab", "stop"), ("[ab]*", "abababababababababab", "length")] {
+        let answer = ask("/v1/completions", regex(grammar)).json();
+        assert_eq!(
+            (&answer["choices"][0]["text"], &answer["choices"][0]["finish_reason"]),
+            (&json!(text), &json!(reason))
+        );
+    }
+    // The template makes `u:b\na:` of the message.
+    let chat = ask("/v1/chat/completions", json!({ "structured_outputs": { "choice": ["u:b", "x"] } })).json();
+    assert_eq!(chat["choices"][0]["message"]["content"], "u:b");
+    let refused = |answer: Answer, field: &str, part: &str| {
+        assert_eq!(answer.refusal(), (400, Some(field.to_owned()), None), "{answer:?}");
+        let message = answer.json()["error"]["message"].as_str().unwrap().to_owned();
+        assert!(message.starts_with(&format!("`{field}`: ")) && message.contains(part), "{message}");
+        assert!(!message.contains('\n'), "{message}");
+    };
+    refused(ask("/v1/completions", regex("abb")), "structured_outputs", "does not allow what the parrot says");
+    refused(ask("/v1/completions", regex("(a")), "structured_outputs", "");
+    let schema = json!({ "type": "json_schema", "json_schema": { "name": "a", "schema": { "type": "nonsense" } } });
+    refused(ask("/v1/chat/completions", json!({ "response_format": schema })), "response_format", "nonsense");
+    // The status of a stream is sent before anything is known to be wrong with the completion.
+    let mut more = regex("abb");
+    more["stream"] = true.into();
+    let events = ask("/v1/completions", more).events();
+    let last: Value = serde_json::from_str(events.last().unwrap()).unwrap();
+    assert_eq!(last["error"]["param"], "structured_outputs", "{events:?}");
+    let body = json!({ "token_ids": [3, 4], "sampling_params": regex("(a") });
+    refused(endpoint.post("/inference/v1/generate", &body), "structured_outputs", "");
+}

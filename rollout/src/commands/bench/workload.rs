@@ -70,6 +70,7 @@ impl Workload {
             sampling: Arc::new(SamplingParams { ignore_eos: true, seed: self.seed, ..SamplingParams::default() }),
             lengths: Some(lengths.into()),
             stop_criterion: None,
+            constraint: None,
         }
     }
 }

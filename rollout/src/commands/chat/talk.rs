@@ -191,6 +191,7 @@ impl<W: Write> Talk<W> {
             sampling: self.sampling.clone(),
             lengths: None,
             stop_criterion: self.stop.clone(),
+            constraint: None,
         };
         generator.begin(Request { group, from, stream: true, keep: true }).map_err(|error| error.to_string())?;
         self.questions += 1;

@@ -4,6 +4,7 @@ mod adapters;
 mod batching;
 mod bounds;
 mod cancel;
+mod constrained;
 mod gate;
 mod reference;
 mod rounded;

@@ -95,6 +95,7 @@ pub fn group(tag: u64, prompt_ids: &[u32], num_generations: u32, sampling: Sampl
         sampling: Arc::new(sampling),
         lengths: None,
         stop_criterion: None,
+        constraint: None,
     }
 }
 

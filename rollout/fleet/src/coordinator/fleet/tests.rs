@@ -3,7 +3,10 @@
 use std::path::Path;
 
 use harness::tiny_model::{self, SMALL};
-use rollout::{data::Tokenizer, engine::EngineOptions};
+use rollout::{
+    data::Tokenizer,
+    engine::{Constrained, EngineOptions},
+};
 use shared::{
     FinishReason, ModelDir, SamplingParams,
     channel::{ChannelError, fleet::CoordinatorEvent},
@@ -116,6 +119,7 @@ fn what_engines_refuse_is_refused_before_workers_hear_of_it() {
     let (mut fleet, mut worker, now) = with_a_worker(folder.path());
     let prompt = |ids: &[u32]| GroupRequest { prompt_ids: ids.into(), ..request(7, 1) };
     let sampling = SamplingParams { top_p: 0.0, ..SamplingParams::default() };
+    let constraint = Constrained::new("regex", Arc::new(|| unreachable!("nothing begins")));
     for (refused, part) in [
         (prompt(&[]), "no tokens"),
         (prompt(&[1; 64]), "max_model_len (64)"),
@@ -123,6 +127,7 @@ fn what_engines_refuse_is_refused_before_workers_hear_of_it() {
         (request(7, 0), "at least one completion"),
         (GroupRequest { lengths: Some(Arc::from([3, 0])), ..request(7, 2) }, "lengths"),
         (GroupRequest { sampling: sampling.into(), ..request(7, 1) }, "top_p"),
+        (GroupRequest { constraint: Some(constraint), ..request(7, 1) }, "a lease takes no constraint"),
     ] {
         let error = fleet.begin(Request { stream: true, ..refused.into() }).unwrap_err().to_string();
         assert!(error.starts_with("prompt 7: ") && error.contains(part), "{error}");

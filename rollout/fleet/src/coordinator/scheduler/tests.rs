@@ -65,6 +65,7 @@ pub fn request(tag: u64, samples: u32) -> GroupRequest {
         sampling: Arc::new(SamplingParams { max_completion_length: 8, ..SamplingParams::default() }),
         lengths: None,
         stop_criterion: None,
+        constraint: None,
     }
 }
 

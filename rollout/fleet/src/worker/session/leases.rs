@@ -74,6 +74,7 @@ impl<'a> Leases<'a> {
                 prompt_ids: lease.prompt_ids.into(),
                 samples: lease.samples.into(),
                 stop_criterion: self.tokenizer.stop_criterion(&lease.sampling.stop),
+                constraint: None,
                 sampling: lease.sampling.into(),
                 lengths: None,
             };

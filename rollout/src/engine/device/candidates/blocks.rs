@@ -99,10 +99,15 @@ impl BlockPlan {
             self.walk(summary, uniform * self.total)
         };
         if self.blocks.is_empty() || self.blocks.len() * summary.width > limit {
-            self.blocks.clear();
-            self.rule = Rule::Whole;
+            self.want_whole_row();
         }
         Ok(())
+    }
+
+    /// Plans a draw from the whole row.
+    pub fn want_whole_row(&mut self) {
+        self.blocks.clear();
+        self.rule = Rule::Whole;
     }
 
     /// The blocks that the draw needs, ascending; absent when it needs the whole row.

@@ -187,6 +187,11 @@ impl Candidates {
                 scaled: &scaled[of_row],
             };
             let sequence = sequence.as_mut().expect("decoding runs on slots without holes");
+            if sequence.is_constrained() {
+                // Which tokens may come is known on the host alone.
+                plan.want_whole_row();
+                return;
+            }
             let (params, uniform) = sequence.next_draw();
             if let Err(error) = plan.make(&summary, params, uniform, *limit, scratch) {
                 sequence.set_drawn(Err(error));

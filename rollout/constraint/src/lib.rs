@@ -1,0 +1,126 @@
+//! Grammars as constraints of the sampler: regular expressions, JSON schemas, choices, Lark.
+//!
+//! The work is done by the crate `llguidance`: an Earley parser over a lexer of derivatives, which walks through a trie
+//! of all tokens and marks those that may come next. Here is what it needs from this project: the bytes of the tokens
+//! ([`vocabulary`]), bounds for grammars of strangers ([`limits`]), and a [`Constraint`](rollout::engine::Constraint)
+//! for each completion ([`completion`]).
+//!
+//! The model chooses how a text is cut into tokens: every token may come whose bytes go on with a text of the grammar.
+
+mod completion;
+mod limits;
+#[cfg(test)]
+mod tests;
+mod vocabulary;
+
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use llguidance::{JsonCompileOptions, Matcher, ParserFactory, api::TopLevelGrammar};
+use rollout::{
+    commands::constraint::{Compile, Grammar},
+    data::Tokenizer,
+    engine::{Constrained, Constraint},
+};
+use serde_json::Value;
+use shared::ModelDir;
+
+use completion::{Completion, one_line};
+use vocabulary::Vocabulary;
+
+/// Where completions begin. At the beginning of a text, some tokenizers drop a space.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Start {
+    /// Each is a text of its own: the answer in a chat.
+    OfText,
+    /// Each is the rest of a text, and goes on after its prompt.
+    WithinText,
+}
+
+/// What compiles grammars for a model.
+pub struct Grammars {
+    tokenizer: Tokenizer,
+    /// Tokens that end a completion.
+    ends: Vec<u32>,
+    /// Made with the first grammar.
+    vocabulary: OnceLock<Result<Arc<Vocabulary>, String>>,
+}
+
+impl Grammars {
+    /// For the texts of a model.
+    #[must_use]
+    pub fn new(tokenizer: &Tokenizer, model: &ModelDir) -> Self {
+        let ends = model.generation().eos_token_ids.clone();
+        Self { tokenizer: tokenizer.clone(), ends, vocabulary: OnceLock::new() }
+    }
+
+    /// A constraint that is called `name` where it fails. The first call takes a moment: it reads all tokens.
+    ///
+    /// # Errors
+    /// A grammar that is none, that is too large, or that no text of the model follows; a tokenizer whose tokens are no
+    /// pieces of text. On one line.
+    pub fn compile(&self, name: &str, grammar: &Grammar, start: Start) -> Result<Constrained, String> {
+        let grammar = top_level(grammar)?;
+        let make = || Vocabulary::new(&self.tokenizer, &self.ends).map(Arc::new);
+        let vocabulary = self.vocabulary.get_or_init(make).as_ref().map_err(Clone::clone)?;
+        let plain = matcher(&vocabulary.plain, grammar.clone())?;
+        let spaced = vocabulary.spaced.as_ref().filter(|_| start == Start::OfText);
+        let spaced = spaced.map(|spaced| matcher(&spaced.factory, grammar)).transpose()?;
+        let mut first = Completion::new(plain, spaced, Arc::clone(vocabulary));
+        // What cannot begin is told now, and lexers of completions begin with what was found here.
+        first.allowed()?;
+        let first = Mutex::new(first);
+        let begin =
+            move || -> Box<dyn Constraint> { Box::new(first.lock().unwrap_or_else(PoisonError::into_inner).copy()) };
+        Ok(Constrained::new(name, Arc::new(begin)))
+    }
+}
+
+impl std::fmt::Debug for Grammars {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Grammars").field("ends", &self.ends).finish_non_exhaustive()
+    }
+}
+
+/// For one grammar of a command line, whose completions are texts of their own.
+#[derive(Debug, Clone, Copy)]
+pub struct OfCommandLine;
+
+impl Compile for OfCommandLine {
+    fn compile(
+        &self,
+        name: &str,
+        grammar: &Grammar,
+        tokenizer: &Tokenizer,
+        model: &ModelDir,
+    ) -> anyhow::Result<Constrained> {
+        let compiled = Grammars::new(tokenizer, model).compile(name, grammar, Start::OfText);
+        compiled.map_err(|reason| anyhow::anyhow!("{name}: {reason}"))
+    }
+}
+
+/// A grammar in the library's form.
+fn top_level(grammar: &Grammar) -> Result<TopLevelGrammar, String> {
+    limits::check(grammar)?;
+    Ok(match grammar {
+        Grammar::Regex(regex) => TopLevelGrammar::from_regex(regex),
+        Grammar::Json { schema, compact: false } => TopLevelGrammar::from_json_schema(schema.clone()),
+        Grammar::Json { schema, compact: true } => {
+            let mut schema = schema.clone();
+            if !matches!(schema, Value::Object(_)) {
+                return Err("a schema whose blanks are left out must be an object".into());
+            }
+            JsonCompileOptions { whitespace_flexible: false, ..JsonCompileOptions::default() }.apply_to(&mut schema);
+            TopLevelGrammar::from_json_schema(schema)
+        }
+        Grammar::Choice(texts) => {
+            let texts: Vec<String> = texts.iter().map(|text| regex_syntax::escape(text)).collect();
+            TopLevelGrammar::from_regex(&texts.join("|"))
+        }
+        Grammar::Lark(grammar) => TopLevelGrammar::from_lark(grammar.clone()),
+    })
+}
+
+fn matcher(factory: &ParserFactory, grammar: TopLevelGrammar) -> Result<Matcher, String> {
+    let parser = factory.create_parser(grammar).map_err(|error| one_line(&format!("{error:#}")))?;
+    Ok(Matcher::new(Ok(parser)))
+}
