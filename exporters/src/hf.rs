@@ -4,7 +4,7 @@ use std::{ffi::OsStr, fs, path::Path};
 
 use serde_json::{Value, json};
 use shared::{
-    Architecture, Head, ModelConfig, ModelDir,
+    Architecture, Dtype, Head, ModelConfig, ModelDir,
     files::atomic,
     model::model_dir::{ModelDirError, TEMPLATE_DIR},
 };
@@ -39,8 +39,16 @@ pub fn write_hf_scorer(model: &ModelDir, out: &Path, read: TensorSource<'_, '_>)
 /// # Errors
 /// As [`write_hf`]; the folder may then have some of the files.
 pub fn fill_hf(model: &ModelDir, dir: &Path, read: TensorSource<'_, '_>) -> Result<(), ExportError> {
-    write_weights(model.config(), dir, read)?;
-    copy_companions(model, dir, as_float32)
+    fill_hf_as(model, dir, Dtype::Fp32, read)
+}
+
+/// As [`fill_hf`], with parameters of another type, to which `config.json` is then set.
+///
+/// # Errors
+/// As [`fill_hf`], or a value out of the range of the type.
+pub fn fill_hf_as(model: &ModelDir, dir: &Path, dtype: Dtype, read: TensorSource<'_, '_>) -> Result<(), ExportError> {
+    write_weights(model.config(), dir, dtype, read)?;
+    copy_companions(model, dir, |config| as_dtype(config, dtype))
 }
 
 /// As [`fill_hf`], for the transformer of `model` under `score.weight` with one label, whatever head `model` has
@@ -50,9 +58,9 @@ pub fn fill_hf(model: &ModelDir, dir: &Path, read: TensorSource<'_, '_>) -> Resu
 /// As [`fill_hf`].
 pub fn fill_hf_scorer(model: &ModelDir, dir: &Path, read: TensorSource<'_, '_>) -> Result<(), ExportError> {
     let config = ModelConfig { head: Head::Score { labels: 1 }, ..model.config().clone() };
-    write_weights(&config, dir, read)?;
+    write_weights(&config, dir, Dtype::Fp32, read)?;
     copy_companions(model, dir, |config| {
-        as_float32(config);
+        as_dtype(config, Dtype::Fp32);
         as_scorer(config, model.config().architecture);
         true
     })
@@ -176,18 +184,34 @@ pub fn merge(model: &ModelDir, out: &Path) -> Result<(), ExportError> {
     })
 }
 
-fn write_weights(config: &ModelConfig, dir: &Path, read: TensorSource<'_, '_>) -> Result<(), ExportError> {
+fn write_weights(
+    config: &ModelConfig,
+    dir: &Path,
+    dtype: Dtype,
+    read: TensorSource<'_, '_>,
+) -> Result<(), ExportError> {
     let mut parameters = config.parameters();
     parameters.sort();
-    tensor_file::write_f32(&dir.join("model.safetensors"), &parameters, [], read)
+    tensor_file::write(&dir.join("model.safetensors"), dtype, &parameters, [], read)
 }
 
-/// Sets the element type (`torch_dtype`, in transformers 5 `dtype`) to float32; returns whether another one was stated.
-fn as_float32(config: &mut Value) -> bool {
+/// Sets the element type (`torch_dtype`, in transformers 5 `dtype`); returns whether another one was stated. A type
+/// other than float32 is stated in any case: without one, earlier versions of transformers load float32.
+fn as_dtype(config: &mut Value, dtype: Dtype) -> bool {
+    let name = match dtype {
+        Dtype::Fp32 => "float32",
+        Dtype::Fp16 => "float16",
+        Dtype::Bf16 => "bfloat16",
+    };
+    let keys = ["torch_dtype", "dtype"];
+    if dtype != Dtype::Fp32 && keys.iter().all(|key| config[*key].is_null()) {
+        config["torch_dtype"] = name.into();
+        return true;
+    }
     let mut changed = false;
-    for key in ["torch_dtype", "dtype"] {
-        if let Some(dtype) = config.get_mut(key).filter(|v| v.as_str() != Some("float32")) {
-            *dtype = "float32".into();
+    for key in keys {
+        if let Some(stated) = config.get_mut(key).filter(|v| v.as_str() != Some(name)) {
+            *stated = name.into();
             changed = true;
         }
     }

@@ -5,6 +5,8 @@
 //! the same graph, without touching it; [`version_to_hf`] and [`write_hf`] lead back to a directory that transformers
 //! loads. No runtime is linked: neither ONNX Runtime nor libtorch.
 //!
+//! [`gguf`] writes the file that llama.cpp opens.
+//!
 //! The bytes of an export depend on the model and the options alone. A model with a key that the graph cannot express
 //! is refused, with that key and its value. Exports are kept in a cache, keyed by the content that they were made of.
 //! [`Checkpoint`] and [`VersionDir`] add a LoRA adapter to the weights of its base as these are read, so their users
@@ -16,6 +18,7 @@ mod error;
 mod export;
 mod finite;
 pub mod genai;
+pub mod gguf;
 mod hf;
 mod layout;
 mod names;
@@ -30,7 +33,9 @@ pub use cache::{cache_dir, ensure_export, ensure_export_in, renew_export};
 pub use checkpoint::Checkpoint;
 pub use error::{ExportError, SourceError};
 pub use export::{DEFAULT_MAX_POSITIONS, ExportOptions, export};
-pub use hf::{fill_adapter_companions, fill_hf, fill_hf_scorer, merge, version_to_hf, write_hf, write_hf_scorer};
+pub use hf::{
+    fill_adapter_companions, fill_hf, fill_hf_as, fill_hf_scorer, merge, version_to_hf, write_hf, write_hf_scorer,
+};
 pub use onnx::decoder::{ROTARY_COS, ROTARY_SIN, reads_positions, rotary_names};
 pub use peft::{Adapter, AdapterConfig, LowRank, fill_adapter, fill_adapter_version, write_adapter_version};
 pub use values::{TensorSource, hash_and_norm_of, norm};

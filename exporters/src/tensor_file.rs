@@ -102,15 +102,26 @@ pub(crate) fn is_inverse_frequencies(name: &str) -> bool {
     name.ends_with("rotary_emb.inv_freq")
 }
 
-/// Writes a file of fp32 tensors, given as names and shapes, with the values that `read` gives, and with further
-/// `entries` of the header. The file is then opened and must hold them, bit for bit.
+/// As [`write`], in fp32.
 pub(crate) fn write_f32(
     path: &Path,
     tensors: &[(String, Vec<usize>)],
     entries: impl IntoIterator<Item = (String, String)>,
     read: TensorSource<'_, '_>,
 ) -> Result<(), ExportError> {
-    let (header, length) = header(tensors, entries);
+    write(path, Dtype::Fp32, tensors, entries, read)
+}
+
+/// Writes a file of tensors of one type, given as names and shapes, with the values that `read` gives, and with further
+/// `entries` of the header. The file is then opened and must hold them, bit for bit.
+pub(crate) fn write(
+    path: &Path,
+    dtype: Dtype,
+    tensors: &[(String, Vec<usize>)],
+    entries: impl IntoIterator<Item = (String, String)>,
+    read: TensorSource<'_, '_>,
+) -> Result<(), ExportError> {
+    let (header, length) = header(dtype, tensors, entries);
     atomic::require_space(path, header.len() as u64 + length)?;
     let mut hashes = Vec::with_capacity(tensors.len());
     atomic::write_with(path, |file| {
@@ -118,7 +129,7 @@ pub(crate) fn write_f32(
         for (name, shape) in tensors {
             let values = read(name).map_err(|source| ExportError::Tensor { name: name.clone(), source })?;
             values::check_length(name, shape, shape.iter().product::<usize>() as u64, values.len())?;
-            let bytes = values::encode(name, &values, Dtype::Fp32)?;
+            let bytes = values::encode(name, &values, dtype)?;
             file.write_all(&bytes).map_err(|e| ExportError::io(path, e))?;
             hashes.push(hash(&bytes));
         }
@@ -141,14 +152,23 @@ fn require_written<'a>(path: &Path, meant: impl Iterator<Item = (&'a str, String
 
 /// Length prefix and header of the file, and the length of the tensors that follow. The crate's own writer wants all
 /// tensors at hand, which a trainer with little memory to spare cannot give.
-fn header(tensors: &[(String, Vec<usize>)], entries: impl IntoIterator<Item = (String, String)>) -> (Vec<u8>, u64) {
+fn header(
+    dtype: Dtype,
+    tensors: &[(String, Vec<usize>)],
+    entries: impl IntoIterator<Item = (String, String)>,
+) -> (Vec<u8>, u64) {
     let mut end = 0;
+    let kind = match dtype {
+        Dtype::Fp32 => safetensors::Dtype::F32,
+        Dtype::Fp16 => safetensors::Dtype::F16,
+        Dtype::Bf16 => safetensors::Dtype::BF16,
+    };
     let tensors = tensors
         .iter()
         .map(|(name, shape)| {
             let start = end;
-            end += shape.iter().product::<usize>() * size_of::<f32>();
-            let info = TensorInfo { dtype: safetensors::Dtype::F32, shape: shape.clone(), data_offsets: (start, end) };
+            end += shape.iter().product::<usize>() * dtype.size();
+            let info = TensorInfo { dtype: kind, shape: shape.clone(), data_offsets: (start, end) };
             (name.clone(), info)
         })
         .collect();

@@ -10,7 +10,10 @@ use std::{
 
 use anyhow::{Context, Result, anyhow, ensure};
 use rollout::{
-    commands::flags::{BatchingFlags, ModelFlag, TemplateFlags},
+    commands::{
+        flags::{BatchingFlags, ModelFlag, TemplateFlags},
+        model,
+    },
     generate::drive,
 };
 use rollout_constraint::Grammars;
@@ -135,7 +138,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     tell_warnings(model.dir().remarks_on_ends());
     // A port that is taken is told before the model is loaded.
     let listener = endpoint.listen()?;
-    let options = args.batching.engine_options(usize::MAX, MAX_MODEL_LEN, model.limit()?)?;
+    let options = args.batching.engine_options(usize::MAX, MAX_MODEL_LEN, model::limit(&model)?)?;
     let (mut engine, _) = args.batching.engine(&model, options)?;
 
     let metrics = Arc::new(Metrics::default());

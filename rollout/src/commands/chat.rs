@@ -16,6 +16,7 @@ use signal_hook::{consts::SIGINT, flag};
 use self::{conversation::Conversation, lines::Lines, talk::Talk};
 use super::{
     flags::{BatchingFlags, ModelFlag, SamplingFlags, SystemFlag, TemplateFlags},
+    model,
     printed::{Out, ReaderGone},
 };
 use crate::{engine::EngineOptions, generate};
@@ -61,7 +62,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     );
     tell_warnings(model.dir().remarks_on_ends());
     args.system.tell_of_system_prompt(&model);
-    let limit = model.limit()?;
+    let limit = model::limit(&model)?;
     let options = args.batching.engine_options(1, USUAL_LENGTH, limit)?;
     let options = EngineOptions { kept_states: KEPT_STATES, ..options };
     let (mut engine, _) = args.batching.engine(&model, options)?;

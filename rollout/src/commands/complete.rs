@@ -21,7 +21,7 @@ use super::{
     constraint::Wanted,
     flags::{BatchingFlags, RewardFlags, RowFlags, SamplingFlags, TraceFlags},
     journal::Journal,
-    model::NamedModel,
+    model::{self, NamedModel},
     progress::Progress,
     prompts::Prompts,
 };
@@ -167,7 +167,7 @@ impl Generation {
     fn engine(&mut self, model: &NamedModel, batching: &BatchingFlags) -> anyhow::Result<(Engine, PathBuf)> {
         let sequences = self.dataset.len() * self.num_generations as usize;
         let longest = self.dataset.longest_prompt() + self.sampling.max_completion_length as usize;
-        let options = batching.engine_options(sequences, longest, model.limit()?)?;
+        let options = batching.engine_options(sequences, longest, model::limit(model)?)?;
         let mut long = self.dataset.leave_out_long(options.max_model_len)?;
         if self.is_asked {
             let wanted = self.sampling.max_completion_length as usize;

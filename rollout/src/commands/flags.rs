@@ -19,7 +19,11 @@ use shared::{
 use shared_data::{Columns, Selection};
 use shared_hub::locate_dataset;
 
-use super::{model::NamedModel, prompts::Prompts, rows::check_writable};
+use super::{
+    model::{self, NamedModel},
+    prompts::Prompts,
+    rows::check_writable,
+};
 use crate::{
     assembly::Scoring,
     data::{Dataset, PromptOptions, Tokenizer},
@@ -243,7 +247,7 @@ impl BatchingFlags {
     pub fn engine(&self, model: &NamedModel, mut options: EngineOptions) -> anyhow::Result<(Engine, PathBuf)> {
         let dtype = options.device.export_dtype();
         self.fit(&mut options, model.dir(), dtype)?;
-        let dir = model.export(dtype, options.max_model_len)?;
+        let dir = model::export(model, dtype, options.max_model_len)?;
         let weights = WeightSource { dir: dir.clone(), version: PolicyVersion(0) };
         let _waiting = Waiting::new("loading the model");
         Ok((Engine::new(weights, model.dir(), options)?, dir))
@@ -369,7 +373,7 @@ impl TemplateFlags {
     pub fn model(&self, named: &ModelFlag) -> anyhow::Result<NamedModel> {
         let model = NamedModel::find(&named.model).context("--model")?;
         model.tell_choice();
-        model.with_chat_template(self.chat_template.as_deref())
+        Ok(model.with_chat_template(self.chat_template.as_deref())?)
     }
 
     /// The tokenizer of a model, which renders messages as the flags say. Oddities of the model's tokens and templates

@@ -5,6 +5,8 @@
 //! [`shared::config::on_hub`] tells names from paths; [`Settings`] has the environment variables that count. Downloads
 //! resume after a cut, and arrived bytes are compared with the hashes that the Hub gives.
 //!
+//! [`NamedModel`] is the model that a command line names: by path or name, or as a run or a version of one.
+//!
 //! Names are replaced before any other code sees a configuration.
 
 mod attempt;
@@ -12,6 +14,7 @@ mod download;
 mod error;
 mod hub;
 mod located;
+mod named_model;
 mod repository;
 mod request;
 mod settings;
@@ -24,5 +27,6 @@ mod wanted;
 pub use error::HubError;
 pub use hub::Hub;
 pub use located::{locate, locate_dataset, locate_model};
+pub use named_model::{NamedModel, NamedModelError};
 pub use settings::Settings;
 pub use snapshot::Snapshot;

@@ -76,6 +76,25 @@ fn replace<E: From<io::Error>>(
     result
 }
 
+/// Has a file written under a temporary name by code that opens it by that name, perhaps more than once: to write it and
+/// to check it. Then the file gets its name in one visible step; whatever file had it is replaced.
+///
+/// # Errors
+/// Any error of the file system or of `fill`; nothing is then visible under `path` that was not there before.
+pub fn write_checked<E: From<io::Error>>(path: &Path, fill: impl FnOnce(&Path) -> Result<(), E>) -> Result<(), E> {
+    shared_bounds::require_replaceable(path).map_err(named(path))?;
+    let (temporary, _) = temporary_file(path).map_err(named(path))?;
+    let result = fill(&temporary).and_then(|()| {
+        let synced = File::open(&temporary).and_then(|file| file.sync_all());
+        let placed = synced.and_then(|()| fs::rename(&temporary, path)).and_then(|()| sync_parent(path));
+        placed.map_err(|e| named(path)(e).into())
+    });
+    if result.is_err() {
+        let _ = fs::remove_file(&temporary);
+    }
+    result
+}
+
 /// As [`write()`], without waiting for the disk: for a file that is soon written again, and that nobody needs any more
 /// once the machine has stopped.
 ///
@@ -405,6 +424,22 @@ mod tests {
         });
         assert_eq!(failed.unwrap_err().to_string(), "disk full");
         assert_eq!(fs::read(&path).unwrap(), b"old");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_file_that_is_checked_appears_after_the_check_or_not_at_all() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("model.gguf");
+        let failed = write_checked(&path, |temporary| {
+            fs::write(temporary, b"wrong")?;
+            assert!(!path.exists());
+            Err(io::Error::other("is not the model"))
+        });
+        assert_eq!(failed.unwrap_err().to_string(), "is not the model");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+        write_checked(&path, |temporary| write(temporary, b"right")).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"right");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 

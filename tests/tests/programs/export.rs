@@ -36,10 +36,25 @@ impl Exports {
     }
 
     fn refusal(&self, out: &Path) -> String {
-        let finished = self.export(out, &[]);
+        self.refusal_of(out, &[])
+    }
+
+    fn refusal_of(&self, out: &Path, more: &[&str]) -> String {
+        let finished = self.export(out, more);
         assert!(finished.stdout.is_empty() && finished.stderr.lines().count() == 1, "{finished:?}");
         finished.refusal().to_owned()
     }
+}
+
+/// A tokenizer that llama.cpp knows, for the model in a folder: BPE over bytes.
+fn write_tokenizer(model: &Path) {
+    let tokenizer = json!({
+        "added_tokens": [{"id": 3, "content": "<end>", "special": true}],
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "use_regex": true},
+        "decoder": {"type": "ByteLevel"},
+        "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]},
+    });
+    fs::write(model.join("tokenizer.json"), tokenizer.to_string()).unwrap();
 }
 
 #[test]
@@ -69,7 +84,21 @@ fn there_and_back() {
 #[test]
 fn help_names_everything() {
     let text = cli::run("tandem", ["export", "--help"]).success().stdout;
-    for word in ["tandem export", "--model", "--out", "--dtype", "fp16", "--max-positions", "to-hf", "weights.data"] {
+    for word in [
+        "tandem export",
+        "--model",
+        "--out",
+        "--dtype",
+        "fp16",
+        "--max-positions",
+        "to-hf",
+        "weights.data",
+        "--format",
+        "safetensors",
+        "gguf",
+        "q4_0",
+        "--rows",
+    ] {
         assert!(text.contains(word), "{word} is missing from --help");
     }
     assert_eq!(cli::run("tandem", ["export"]).status.code(), Some(2));
@@ -144,4 +173,77 @@ fn a_corrupt_header_is_one_line_with_the_file() {
     fs::write(&path, content).unwrap();
     let error = place.refusal(&place.path("onnx"));
     assert!(error.contains(&format!("{}: not a whole safetensors file", path.display())), "{error}");
+}
+
+#[test]
+fn a_gguf_file_is_compared_with_its_model_and_appears_whole() {
+    let place = Exports::new();
+    write_tokenizer(&place.path("model"));
+    let file = place.path("small.gguf");
+    let told = place.export(&file, &["--format", "gguf", "--dtype", "q8_0"]).success().stdout;
+    for words in [
+        "wrote 10944 parameters as gguf (q8_0, 0.0 MiB) to ",
+        "opened again and compared on 252 tokens of 4 rows (fixed pseudo-random tokens: the model belongs to no run",
+        "(no bound: the values of a block are within half a step of the model's)",
+    ] {
+        assert!(told.contains(words), "{words}: {told}");
+    }
+    assert!(fs::read(&file).unwrap().starts_with(b"GGUF\x03\0\0\0"));
+    assert!(place.refusal_of(&file, &["--format", "gguf"]).contains("small.gguf: exists; choose another name"));
+
+    let rows = place.path("rows.jsonl");
+    fs::write(&rows, "{\"prompt_ids\": [1, 2], \"completion_ids\": [3]}\n{\"prompt\": \"abab\"}\n").unwrap();
+    let whole = place.path("whole.gguf");
+    let told = place.export(&whole, &["--format", "gguf", "--rows", rows.to_str().unwrap()]).success().stdout;
+    assert!(told.contains(&format!("compared on 3 tokens of 2 rows (of {})", rows.display())), "{told}");
+    assert!(told.contains("log-probs differ by 0.0e0 at most (bound 1e-4)"), "{told}");
+    assert!(told.contains("the same for 100.0%"), "{told}");
+}
+
+#[test]
+fn a_directory_of_another_type_is_compared_with_its_model_and_exported_again() {
+    let place = Exports::new();
+    write_tokenizer(&place.path("model"));
+    let out = place.path("bf16");
+    let told = place.export(&out, &["--format", "safetensors", "--dtype", "bf16"]).success().stdout;
+    assert!(told.contains("as safetensors (bf16, ") && told.contains("at most (bound 8e-2)"), "{told}");
+    let config: serde_json::Value = serde_json::from_slice(&fs::read(out.join("config.json")).unwrap()).unwrap();
+    assert_eq!(config["torch_dtype"], "bfloat16");
+    assert!(out.join("tokenizer.json").is_file());
+    let size = |dir: &Path| fs::metadata(dir.join("model.safetensors")).unwrap().len();
+    assert!(size(&out) * 2 < size(&place.path("model")) + 4096);
+    let words = ["export", "--format", "gguf", "--dtype", "bf16", "--model"];
+    let again = place.path("again.gguf");
+    let paths = [out.as_path(), Path::new("--out"), &again];
+    let words = words.iter().map(Path::new).chain(paths);
+    let told = cli::run("tandem", words).success().stdout;
+    assert!(told.contains("log-probs differ by 0.0e0 at most"), "bf16 is exact in bf16: {told}");
+}
+
+#[test]
+fn what_a_format_cannot_hold_is_one_line_and_leaves_nothing() {
+    let place = Exports::new();
+    let unknown = place.export(&place.path("out"), &["--format", "ggml"]);
+    assert_eq!(unknown.status.code(), Some(2));
+    assert!(unknown.stderr.contains("ggml") && unknown.stderr.contains("onnx, safetensors, gguf"), "{unknown:?}");
+    let out = place.path("out.gguf");
+    let no_tokenizer = place.refusal_of(&out, &["--format", "gguf"]);
+    assert!(no_tokenizer.contains("tokenizer.json: no such file"), "{no_tokenizer}");
+    harness::tiny_model::write_tokenizer(&place.path("model"));
+    for (words, expected) in [
+        (&["--format", "gguf"][..], "neither BPE over bytes (`ByteLevel`) nor SentencePiece"),
+        (&["--dtype", "bf16"], "--dtype bf16: onnx has fp32, fp16"),
+        (&["--format", "safetensors", "--dtype", "q4_0"], "--dtype q4_0: safetensors has fp32, fp16, bf16"),
+        (&["--rows", "x"], "--rows: an export to onnx is compared on no rows"),
+        (&["--format", "gguf", "--max-positions", "8"], "--max-positions: gguf has no such limit"),
+        (&["--format", "gguf", "--rows", "/no/rows.jsonl"], "--rows: /no/rows.jsonl"),
+    ] {
+        let error = place.refusal_of(&out, words);
+        assert!(error.contains(expected), "{words:?}: {error}");
+    }
+    let folder = place.refusal_of(&place.path("model"), &["--format", "gguf"]);
+    assert!(folder.contains("gguf is one file; name it, as in ") && folder.contains("model/model.gguf"), "{folder}");
+    let full = place.refusal_of(&place.path("model"), &["--format", "safetensors"]);
+    assert!(full.contains("--out: ") && full.contains("the folder is not empty"), "{full}");
+    assert_eq!(fs::read_dir(place.path("")).unwrap().count(), 1, "the model alone is there");
 }

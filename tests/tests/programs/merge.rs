@@ -95,6 +95,17 @@ fn golden_adapter_and_what_it_is_merged_to_have_pefts_logprobs_and_the_same_comp
 }
 
 #[test]
+fn an_adapter_is_exported_as_what_it_is_merged_to() {
+    let adapter = Adapter::new();
+    let _ = adapter.run("tandem", &["merge", "adapter", "merged"]).success();
+    let words = ["export", "--model", "adapter", "--format", "safetensors", "--out", "exported"];
+    let told = adapter.run("tandem", &words).success().stdout;
+    assert!(told.contains("compared on ") && told.contains("(bound 1e-4)"), "{told}");
+    let weights = |dir: &str| fs::read(adapter.path(dir).join("model.safetensors")).unwrap();
+    assert_eq!(weights("exported"), weights("merged"));
+}
+
+#[test]
 fn what_cannot_be_merged_is_one_line_and_leaves_nothing() {
     let adapter = Adapter::new();
     let refusal = |words: &[&str]| {

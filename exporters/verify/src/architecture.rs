@@ -1,0 +1,188 @@
+//! The sizes and frequencies of a decoder-only transformer, as any format states them.
+
+use std::fmt::Debug;
+
+/// Activation of the MLP's gate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Activation {
+    /// `x / (1 + e^-x)`.
+    Silu,
+    /// Tanh approximation of GELU.
+    GeluTanh,
+}
+
+/// Attention of one layer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Layer {
+    /// Radians per position of each of the `head_dim / 2` pairs; `None` for a layer without positions.
+    pub frequencies: Option<Vec<f64>>,
+    /// Positions that a query sees, its own and those right before it; `None` for all.
+    pub window: Option<usize>,
+}
+
+/// A decoder with RMS norms, grouped-query attention and a gated MLP.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Architecture {
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// Width of the MLP.
+    pub intermediate_size: usize,
+    /// Number of tokens.
+    pub vocab_size: usize,
+    /// Longest sequence.
+    pub positions: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Heads of keys and values.
+    pub kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Its layers.
+    pub layers: Vec<Layer>,
+    /// Factor on attention scores.
+    pub attention_scale: f64,
+    /// Epsilon of the norms.
+    pub epsilon: f64,
+    /// Factor on embeddings.
+    pub embedding_scale: f64,
+    /// Whether each head of queries and keys is normed.
+    pub head_norms: bool,
+    /// Whether the outputs of attention and MLP are normed.
+    pub output_norms: bool,
+    /// Activation of the gate.
+    pub activation: Activation,
+    /// Whether the output layer is the embedding.
+    pub tied: bool,
+    /// A matter of the format: what is added to the stored weights of norms.
+    pub norm_offset: f32,
+    /// A matter of the format: whether positions turn neighbouring values of a head (llama.cpp's order of rows), or
+    /// values of its two halves (transformers').
+    pub interleaved: bool,
+}
+
+/// Relative difference that two ways to write a number in fp32 or as text may have.
+const SAME: f64 = 1e-6;
+
+impl Architecture {
+    /// The first size or frequency that another architecture has otherwise, in words. The two matters of formats may
+    /// differ.
+    #[must_use]
+    pub fn difference(&self, other: &Self) -> Option<String> {
+        let sizes = [
+            ("hidden size", self.hidden_size, other.hidden_size),
+            ("width of the MLP", self.intermediate_size, other.intermediate_size),
+            ("vocabulary", self.vocab_size, other.vocab_size),
+            ("longest sequence", self.positions, other.positions),
+            ("number of heads", self.heads, other.heads),
+            ("number of key and value heads", self.kv_heads, other.kv_heads),
+            ("width of a head", self.head_dim, other.head_dim),
+            ("number of layers", self.layers.len(), other.layers.len()),
+        ];
+        let numbers = [
+            ("factor on attention scores", self.attention_scale, other.attention_scale),
+            ("epsilon of norms", self.epsilon, other.epsilon),
+            ("factor on embeddings", self.embedding_scale, other.embedding_scale),
+        ];
+        let flags = [
+            ("norm of heads", self.head_norms, other.head_norms),
+            ("norm of outputs", self.output_norms, other.output_norms),
+            ("output layer that is the embedding", self.tied, other.tied),
+        ];
+        sizes
+            .iter()
+            .find_map(|(what, a, b)| (a != b).then(|| said(what, a, b)))
+            .or_else(|| numbers.iter().find_map(|(what, a, b)| (!same(*a, *b)).then(|| said(what, a, b))))
+            .or_else(|| flags.iter().find_map(|(what, a, b)| (a != b).then(|| said(what, a, b))))
+            .or_else(|| {
+                (self.activation != other.activation).then(|| said("activation", self.activation, other.activation))
+            })
+            .or_else(|| self.layers.iter().zip(&other.layers).enumerate().find_map(of_layers))
+    }
+}
+
+fn of_layers((index, (a, b)): (usize, (&Layer, &Layer))) -> Option<String> {
+    if a.window != b.window {
+        return Some(said(&format!("window of layer {index}"), a.window, b.window));
+    }
+    let what = |detail: &str| Some(format!("the rotary positions of layer {index} are others{detail}"));
+    match (&a.frequencies, &b.frequencies) {
+        (None, None) => None,
+        (Some(a), Some(b)) if a.len() == b.len() => {
+            let other = a.iter().zip(b).position(|(a, b)| !same(*a, *b))?;
+            what(&format!(" (pair {other} turns by {:e} a position, the model's by {:e})", b[other], a[other]))
+        }
+        (a, b) => what(if a.is_some() == b.is_some() { "" } else { " (one of the two has none)" }),
+    }
+}
+
+fn same(a: f64, b: f64) -> bool {
+    (a - b).abs() <= SAME * a.abs().max(b.abs())
+}
+
+fn said(what: &str, model: impl Debug, export: impl Debug) -> String {
+    format!("its {what} is {export:?}, the model's is {model:?}")
+}
+
+/// `theta^(-2i/d)`, the frequencies of unscaled rotary positions.
+pub(crate) fn frequencies(theta: f64, head_dim: usize) -> Vec<f64> {
+    (0..head_dim / 2).map(|pair| theta.powf(-2.0 * pair as f64 / head_dim as f64)).collect()
+}
+
+#[cfg(test)]
+pub(crate) fn small() -> Architecture {
+    Architecture {
+        hidden_size: 4,
+        intermediate_size: 8,
+        vocab_size: 16,
+        positions: 32,
+        heads: 2,
+        kv_heads: 1,
+        head_dim: 4,
+        layers: vec![Layer { frequencies: Some(frequencies(1e4, 4)), window: Some(5) }; 2],
+        attention_scale: 0.5,
+        epsilon: 1e-5,
+        embedding_scale: 1.0,
+        head_norms: false,
+        output_norms: false,
+        activation: Activation::Silu,
+        tied: true,
+        norm_offset: 0.0,
+        interleaved: false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    type Change = fn(&mut Architecture);
+
+    #[test]
+    fn every_difference_is_named_but_those_of_formats() {
+        let model = small();
+        let changes: [(&str, Change); 12] = [
+            ("hidden size is 5, the model's is 4", |a| a.hidden_size = 5),
+            ("longest sequence", |a| a.positions = 64),
+            ("number of layers", |a| drop(a.layers.pop())),
+            ("factor on attention scores", |a| a.attention_scale = 0.500_01),
+            ("epsilon of norms", |a| a.epsilon = 1e-6),
+            ("norm of heads", |a| a.head_norms = true),
+            ("output layer that is the embedding", |a| a.tied = false),
+            ("activation is GeluTanh", |a| a.activation = Activation::GeluTanh),
+            ("window of layer 1", |a| a.layers[1].window = None),
+            ("rotary positions of layer 0 are others (pair 1 turns by 5e-3", |a| {
+                a.layers[0].frequencies.as_mut().unwrap()[1] = 5e-3;
+            }),
+            ("rotary positions of layer 1 are others (one", |a| a.layers[1].frequencies = None),
+            ("width of a head", |a| a.head_dim = 2),
+        ];
+        for (words, change) in changes {
+            let mut other = model.clone();
+            change(&mut other);
+            let found = model.difference(&other).unwrap_or_default();
+            assert!(found.contains(words), "{words}: {found}");
+        }
+        let other = Architecture { norm_offset: 1.0, interleaved: true, epsilon: f64::from(1e-5_f32), ..model.clone() };
+        assert_eq!(model.difference(&other), None);
+    }
+}

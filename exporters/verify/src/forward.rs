@@ -1,0 +1,220 @@
+//! A plain forward pass in fp32: one sequence, all positions, no cache, and no more code than the formulas have.
+
+use std::ops::Range;
+
+use ndarray::{Array1, Array2, ArrayViewMut1, Axis, Slice};
+use rayon::prelude::*;
+
+use crate::{Activation, Architecture, Layer, Reader, VerifyError, Weights};
+
+/// Rows of a weight that one core multiplies with at once.
+const ROWS: usize = 512;
+
+/// Weights with the sizes that they belong to. Each tensor is read when it is needed, so a model need not fit into
+/// memory.
+pub struct Model {
+    architecture: Architecture,
+    weights: Box<dyn Weights>,
+    /// The parameters that it has: biases are added where there are some.
+    names: Vec<String>,
+}
+
+impl Model {
+    /// A model of a file.
+    #[must_use]
+    pub fn new(architecture: Architecture, weights: Box<dyn Weights>) -> Self {
+        let names = weights.names();
+        Self { architecture, weights, names }
+    }
+
+    /// Its sizes and frequencies.
+    #[must_use]
+    pub fn architecture(&self) -> &Architecture {
+        &self.architecture
+    }
+
+    /// Its parameters.
+    #[must_use]
+    pub fn weights(&self) -> &dyn Weights {
+        &*self.weights
+    }
+
+    fn matrix(&self, name: &str) -> Result<Array2<f32>, VerifyError> {
+        let tensor = self.weights.read(name)?;
+        let [rows, columns] = tensor.shape[..] else {
+            return Err(VerifyError::Differs(format!("tensor {name} has the shape {:?}, no matrix", tensor.shape)));
+        };
+        let found = tensor.values.len();
+        Array2::from_shape_vec((rows, columns), tensor.values)
+            .map_err(|_| VerifyError::Differs(format!("tensor {name} has {found} values for {rows} x {columns}")))
+    }
+
+    fn vector(&self, name: &str, length: usize) -> Result<Array1<f32>, VerifyError> {
+        let values = self.weights.read(name)?.values;
+        if values.len() != length {
+            let message = format!("tensor {name} has {} values, {length} are needed", values.len());
+            return Err(VerifyError::Differs(message));
+        }
+        Ok(values.into())
+    }
+
+    /// `x W^T`, and a bias where the file has one.
+    fn linear(&self, name: &str, x: &Array2<f32>) -> Result<Array2<f32>, VerifyError> {
+        let weight = self.matrix(&format!("{name}.weight"))?;
+        let mut y = product(name, x, &weight)?;
+        let bias = format!("{name}.bias");
+        if self.names.contains(&bias) {
+            y += &self.vector(&bias, y.ncols())?;
+        }
+        Ok(y)
+    }
+
+    /// RMS norm of each row.
+    fn norm(&self, name: &str, x: &Array2<f32>) -> Result<Array2<f32>, VerifyError> {
+        let gamma = self.vector(&format!("{name}.weight"), x.ncols())? + self.architecture.norm_offset;
+        let mut y = x.clone();
+        for mut row in y.rows_mut() {
+            let mean = row.iter().map(|&v| f64::from(v) * f64::from(v)).sum::<f64>() / row.len() as f64;
+            let factor = (mean + self.architecture.epsilon).sqrt().recip() as f32;
+            row.zip_mut_with(&gamma, |value, gamma| *value *= factor * gamma);
+        }
+        Ok(y)
+    }
+
+    /// Queries or keys, normed where the family does, and turned by their positions: `[tokens, heads * head_dim]`.
+    fn turned(&self, name: &str, layer: &Layer, x: &Array2<f32>) -> Result<Array2<f32>, VerifyError> {
+        let head_dim = self.architecture.head_dim;
+        let mut heads = self.linear(&format!("{name}_proj"), x)?;
+        let width = heads.ncols();
+        if !width.is_multiple_of(head_dim) {
+            return Err(VerifyError::Differs(format!("{name}_proj has {width} rows, no whole heads of {head_dim}")));
+        }
+        if self.architecture.head_norms {
+            let rows = heads.len() / head_dim;
+            let flat = heads.into_shape_with_order((rows, head_dim)).expect("whole heads, in order");
+            let normed = self.norm(&format!("{name}_norm"), &flat)?;
+            heads = normed.into_shape_with_order((x.nrows(), width)).expect("as many values as before");
+        }
+        if let Some(frequencies) = &layer.frequencies {
+            for (position, mut row) in heads.rows_mut().into_iter().enumerate() {
+                for (pair, frequency) in frequencies.iter().enumerate() {
+                    let (sin, cos) = (position as f64 * frequency).sin_cos();
+                    let (sin, cos) = (sin as f32, cos as f32);
+                    let (first, second) = if self.architecture.interleaved {
+                        (2 * pair, 2 * pair + 1)
+                    } else {
+                        (pair, pair + head_dim / 2)
+                    };
+                    for head in (0..width).step_by(head_dim) {
+                        let (a, b) = (row[head + first], row[head + second]);
+                        row[head + first] = a * cos - b * sin;
+                        row[head + second] = b * cos + a * sin;
+                    }
+                }
+            }
+        }
+        Ok(heads)
+    }
+
+    fn attention(&self, name: &str, layer: &Layer, x: &Array2<f32>) -> Result<Array2<f32>, VerifyError> {
+        let Architecture { heads, kv_heads, head_dim, attention_scale, .. } = self.architecture;
+        let q = self.turned(&format!("{name}.q"), layer, x)?;
+        let k = self.turned(&format!("{name}.k"), layer, x)?;
+        let v = self.linear(&format!("{name}.v_proj"), x)?;
+        if [q.ncols(), k.ncols(), v.ncols()] != [heads * head_dim, kv_heads * head_dim, kv_heads * head_dim] {
+            return Err(VerifyError::Differs(format!("{name} has projections of other widths than its heads")));
+        }
+        let mut mixed = Array2::zeros((x.nrows(), heads * head_dim));
+        for head in 0..heads {
+            let columns = |head: usize| Slice::from(head * head_dim..(head + 1) * head_dim);
+            let of = |values: &Array2<f32>, head: usize| values.slice_axis(Axis(1), columns(head)).to_owned();
+            let shared = head / (heads / kv_heads);
+            let mut scores = of(&q, head).dot(&of(&k, shared).t()) * attention_scale as f32;
+            for (query, row) in scores.rows_mut().into_iter().enumerate() {
+                let first = layer.window.map_or(0, |window| (query + 1).saturating_sub(window));
+                softmax_within(row, first..query + 1);
+            }
+            mixed.slice_axis_mut(Axis(1), columns(head)).assign(&scores.dot(&of(&v, shared)));
+        }
+        self.linear(&format!("{name}.o_proj"), &mixed)
+    }
+
+    fn mlp(&self, name: &str, x: &Array2<f32>) -> Result<Array2<f32>, VerifyError> {
+        let mut gate = self.linear(&format!("{name}.gate_proj"), x)?;
+        gate.mapv_inplace(match self.architecture.activation {
+            Activation::Silu => |x: f32| x / (1.0 + (-x).exp()),
+            Activation::GeluTanh => |x: f32| {
+                let inner = (2.0 / std::f32::consts::PI).sqrt() * (x + 0.044_715 * x * x * x);
+                0.5 * x * (1.0 + inner.tanh())
+            },
+        });
+        let up = self.linear(&format!("{name}.up_proj"), x)?;
+        if gate.dim() != up.dim() {
+            return Err(VerifyError::Differs(format!("{name}.gate_proj and {name}.up_proj have other shapes")));
+        }
+        self.linear(&format!("{name}.down_proj"), &(gate * up))
+    }
+
+    fn layer(&self, name: &str, layer: &Layer, mut x: Array2<f32>) -> Result<Array2<f32>, VerifyError> {
+        let norms = self.architecture.output_norms;
+        let normed_if = |name: String, y: Array2<f32>| if norms { self.norm(&name, &y) } else { Ok(y) };
+        let before_mlp = if norms { "pre_feedforward_layernorm" } else { "post_attention_layernorm" };
+        let normed = self.norm(&format!("{name}.input_layernorm"), &x)?;
+        let attended = self.attention(&format!("{name}.self_attn"), layer, &normed)?;
+        add(&mut x, &normed_if(format!("{name}.post_attention_layernorm"), attended)?, name)?;
+        let normed = self.norm(&format!("{name}.{before_mlp}"), &x)?;
+        let inner = self.mlp(&format!("{name}.mlp"), &normed)?;
+        add(&mut x, &normed_if(format!("{name}.post_feedforward_layernorm"), inner)?, name)?;
+        Ok(x)
+    }
+}
+
+impl Reader for Model {
+    fn logits(&mut self, tokens: &[u32]) -> Result<Array2<f32>, VerifyError> {
+        let embedding = self.matrix("model.embed_tokens.weight")?;
+        let vocabulary = embedding.nrows();
+        if let Some(&token) = tokens.iter().find(|token| **token as usize >= vocabulary) {
+            return Err(VerifyError::Token { token, vocabulary });
+        }
+        let rows: Vec<usize> = tokens.iter().map(|token| *token as usize).collect();
+        let mut x = embedding.select(Axis(0), &rows) * self.architecture.embedding_scale as f32;
+        for (index, layer) in self.architecture.layers.iter().enumerate() {
+            x = self.layer(&format!("model.layers.{index}"), layer, x)?;
+        }
+        let normed = self.norm("model.norm", &x)?;
+        let head = if self.architecture.tied { embedding } else { self.matrix("lm_head.weight")? };
+        product("the output layer", &normed, &head)
+    }
+}
+
+/// `x W^T`. The blocks are the same whatever the number of cores, so the bits are too.
+fn product(name: &str, x: &Array2<f32>, weight: &Array2<f32>) -> Result<Array2<f32>, VerifyError> {
+    if x.ncols() != weight.ncols() {
+        let message = format!("{name} has {} columns, but its input has {}", weight.ncols(), x.ncols());
+        return Err(VerifyError::Differs(message));
+    }
+    let mut y = Array2::zeros((x.nrows(), weight.nrows()));
+    let blocks = y.axis_chunks_iter_mut(Axis(1), ROWS).zip(weight.axis_chunks_iter(Axis(0), ROWS));
+    let blocks: Vec<_> = blocks.collect();
+    blocks.into_par_iter().for_each(|(mut y, block)| y.assign(&x.dot(&block.t())));
+    Ok(y)
+}
+
+fn add(x: &mut Array2<f32>, y: &Array2<f32>, name: &str) -> Result<(), VerifyError> {
+    if x.dim() != y.dim() {
+        return Err(VerifyError::Differs(format!("{name} has outputs of width {}, not {}", y.ncols(), x.ncols())));
+    }
+    *x += y;
+    Ok(())
+}
+
+/// Softmax over the scores that a query sees; the others become 0.
+fn softmax_within(mut scores: ArrayViewMut1<'_, f32>, seen: Range<usize>) {
+    let largest = seen.clone().map(|key| scores[key]).fold(f32::NEG_INFINITY, f32::max);
+    let exponential = |(key, score): (usize, &mut f32)| {
+        *score = if seen.contains(&key) { (*score - largest).exp() } else { 0.0 };
+        *score
+    };
+    let sum: f32 = scores.iter_mut().enumerate().map(exponential).sum();
+    scores /= sum;
+}

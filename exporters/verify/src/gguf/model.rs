@@ -1,0 +1,209 @@
+//! The model in a file, as llama.cpp understands it.
+
+use std::collections::BTreeMap;
+
+use super::{
+    blocks,
+    parse::{Gguf, Place},
+};
+use crate::{Activation, Architecture, Layer, Model, Tensor, VerifyError, Weights, architecture::frequencies};
+
+/// Layers of Gemma 3 and SmolLM3 of which the last differs from the others. llama.cpp reads these from no key.
+const GEMMA_PATTERN: usize = 6;
+const SMOLLM_PATTERN: usize = 4;
+/// Base of the frequencies in Gemma 3's layers with a window, which llama.cpp reads from no key either.
+const GEMMA_LOCAL_THETA: f64 = 1e4;
+
+/// Opens the model of a file.
+pub(super) fn open(gguf: Gguf) -> Result<Model, VerifyError> {
+    let tied = !gguf.places().contains_key("output.weight");
+    let family = gguf.metadata().text("general.architecture").unwrap_or_default();
+    let architecture = Reading { gguf: &gguf, family }.architecture(tied)?;
+    let names = names(&gguf, family, &architecture)?;
+    Ok(Model::new(architecture, Box::new(File { gguf, names })))
+}
+
+struct Reading<'a> {
+    gguf: &'a Gguf,
+    /// `general.architecture`.
+    family: &'a str,
+}
+
+/// Divisors of the frequencies, a tensor that llama.cpp reads for Llama alone.
+const DIVISORS: &str = "rope_freqs.weight";
+
+impl Reading<'_> {
+    fn wrong(&self, message: impl std::fmt::Display) -> VerifyError {
+        VerifyError::file(&self.gguf.path, message)
+    }
+
+    fn architecture(&self, tied: bool) -> Result<Architecture, VerifyError> {
+        let (metadata, family) = (self.gguf.metadata(), self.family);
+        if !["llama", "qwen2", "qwen3", "gemma3", "smollm3"].contains(&family) {
+            return Err(self.wrong(format!("`general.architecture` is {family:?}, which is not read here")));
+        }
+        let gemma = family == "gemma3";
+        let size = |key: &str| {
+            let key = format!("{family}.{key}");
+            let found = metadata.size(&key).filter(|size| (1..=1 << 31).contains(size));
+            found.ok_or_else(|| self.wrong(format!("`{key}` is no size")))
+        };
+        let epsilon = format!("{family}.attention.layer_norm_rms_epsilon");
+        let epsilon = metadata.number(&epsilon).ok_or_else(|| self.wrong(format!("`{epsilon}` is missing")))?;
+        let (hidden_size, heads) = (size("embedding_length")?, size("attention.head_count")?);
+        let head_dim = size("attention.key_length")?;
+        if size("attention.value_length")? != head_dim || size("rope.dimension_count")? != head_dim {
+            return Err(self.wrong("its keys, values and positions have other widths"));
+        }
+        let (kv_heads, count) = (size("attention.head_count_kv")?, size("block_count")?);
+        if !heads.is_multiple_of(kv_heads) || head_dim % 2 == 1 || count > 1024 {
+            return Err(self.wrong("its heads, their width or its layers are no sizes of a model"));
+        }
+        // llama.cpp knows the largest Gemma 3 by its number of layers; its scores are scaled otherwise.
+        let width = if gemma && count == 62 { hidden_size / heads } else { head_dim };
+        Ok(Architecture {
+            hidden_size,
+            intermediate_size: size("feed_forward_length")?,
+            vocab_size: self.vocabulary()?,
+            positions: size("context_length")?,
+            heads,
+            kv_heads,
+            head_dim,
+            layers: self.layers(count, head_dim)?,
+            attention_scale: (width as f64).sqrt().recip(),
+            epsilon,
+            embedding_scale: if gemma { (hidden_size as f64).sqrt() } else { 1.0 },
+            head_norms: gemma || family == "qwen3",
+            output_norms: gemma,
+            activation: if gemma { Activation::GeluTanh } else { Activation::Silu },
+            tied,
+            norm_offset: 0.0,
+            interleaved: ["llama", "smollm3"].contains(&family),
+        })
+    }
+
+    /// The number of tokens, of which the tokenizer has a text and the embedding a row for each.
+    fn vocabulary(&self) -> Result<usize, VerifyError> {
+        let texts = self.gguf.metadata().list("tokenizer.ggml.tokens").map_or(0, <[_]>::len);
+        let rows = self.gguf.places().get("token_embd.weight").and_then(|place| place.sizes.get(1)).copied();
+        if rows != Some(texts as u64) {
+            let message = format!("the tokenizer has {texts} tokens, token_embd.weight has {rows:?} rows");
+            return Err(self.wrong(message));
+        }
+        Ok(texts)
+    }
+
+    fn layers(&self, count: usize, head_dim: usize) -> Result<Vec<Layer>, VerifyError> {
+        let (metadata, family) = (self.gguf.metadata(), self.family);
+        let key = |name: &str| format!("{family}.rope.{name}");
+        let theta = metadata.number(&key("freq_base")).unwrap_or(1e4);
+        let mut global = frequencies(theta, head_dim);
+        match metadata.text(&key("scaling.type")) {
+            None | Some("none") => {}
+            Some("linear") => {
+                let factor = metadata.number(&key("scaling.factor")).filter(|factor| *factor > 0.0);
+                let factor = factor.ok_or_else(|| self.wrong("its positions are scaled by no factor"))?;
+                global.iter_mut().for_each(|frequency| *frequency /= factor);
+            }
+            Some(other) => return Err(self.wrong(format!("its positions are scaled as {other:?}"))),
+        }
+        if let Some(place) = self.gguf.places().get(DIVISORS).filter(|_| family == "llama") {
+            let divisors = blocks::read(self.gguf, DIVISORS, place)?.values;
+            if divisors.len() != global.len() {
+                return Err(self.wrong(format!("{DIVISORS} has {} values", divisors.len())));
+            }
+            global.iter_mut().zip(divisors).for_each(|(frequency, divisor)| *frequency /= f64::from(divisor));
+        }
+        let window = metadata.size(&format!("{family}.attention.sliding_window"));
+        let local = frequencies(GEMMA_LOCAL_THETA, head_dim);
+        let layer = |index: usize| match family {
+            "gemma3" if !(index + 1).is_multiple_of(GEMMA_PATTERN) => {
+                Layer { frequencies: Some(local.clone()), window }
+            }
+            "smollm3" if (index + 1).is_multiple_of(SMOLLM_PATTERN) => Layer { frequencies: None, window: None },
+            _ => Layer { frequencies: Some(global.clone()), window: None },
+        };
+        Ok((0..count).map(layer).collect())
+    }
+}
+
+/// Tensors outside the layers: Hugging Face's names and llama.cpp's.
+const OUTER: [(&str, &str); 3] = [
+    ("model.embed_tokens.weight", "token_embd.weight"),
+    ("model.norm.weight", "output_norm.weight"),
+    ("lm_head.weight", "output.weight"),
+];
+
+/// Parts of a layer: Hugging Face's names and llama.cpp's.
+const INNER: [(&str, &str); 10] = [
+    ("input_layernorm", "attn_norm"),
+    ("self_attn.q_proj", "attn_q"),
+    ("self_attn.k_proj", "attn_k"),
+    ("self_attn.v_proj", "attn_v"),
+    ("self_attn.o_proj", "attn_output"),
+    ("self_attn.q_norm", "attn_q_norm"),
+    ("self_attn.k_norm", "attn_k_norm"),
+    ("mlp.gate_proj", "ffn_gate"),
+    ("mlp.up_proj", "ffn_up"),
+    ("mlp.down_proj", "ffn_down"),
+];
+
+/// The norms that stand in other places with norms of outputs.
+fn norms(of_outputs: bool) -> &'static [(&'static str, &'static str)] {
+    if of_outputs {
+        &[
+            ("post_attention_layernorm", "post_attention_norm"),
+            ("pre_feedforward_layernorm", "ffn_norm"),
+            ("post_feedforward_layernorm", "post_ffw_norm"),
+        ]
+    } else {
+        &[("post_attention_layernorm", "ffn_norm")]
+    }
+}
+
+/// Names in the file by Hugging Face's names. A tensor that no name leads to is an error: llama.cpp would refuse it, or
+/// pass over it.
+fn names(gguf: &Gguf, family: &str, architecture: &Architecture) -> Result<BTreeMap<String, String>, VerifyError> {
+    let mut names: BTreeMap<String, String> = BTreeMap::new();
+    let mut add = |meant: String, name: String| {
+        if gguf.places().contains_key(&name) {
+            names.insert(meant, name);
+        }
+    };
+    for (meant, name) in OUTER {
+        add(meant.into(), name.into());
+    }
+    for index in 0..architecture.layers.len() {
+        for (meant, name) in INNER.iter().chain(norms(architecture.output_norms)) {
+            for end in ["weight", "bias"] {
+                add(format!("model.layers.{index}.{meant}.{end}"), format!("blk.{index}.{name}.{end}"));
+            }
+        }
+    }
+    let known: Vec<&String> = names.values().collect();
+    let used = |name: &String| known.contains(&name) || family == "llama" && name == DIVISORS;
+    match gguf.places().keys().find(|name| !used(name)) {
+        None => Ok(names),
+        Some(name) => Err(VerifyError::file(&gguf.path, format!("has a tensor {name}, which is no part of the model"))),
+    }
+}
+
+/// The tensors of a file.
+struct File {
+    gguf: Gguf,
+    /// Names in the file by Hugging Face's.
+    names: BTreeMap<String, String>,
+}
+
+impl Weights for File {
+    fn names(&self) -> Vec<String> {
+        self.names.keys().cloned().collect()
+    }
+
+    fn read(&self, name: &str) -> Result<Tensor, VerifyError> {
+        let missing = || VerifyError::Differs(format!("it has no tensor {name}"));
+        let stored = self.names.get(name).ok_or_else(missing)?;
+        let place: &Place = &self.gguf.places()[stored];
+        blocks::read(&self.gguf, stored, place)
+    }
+}

@@ -1,0 +1,245 @@
+//! A Hugging Face directory: `config.json` and safetensors, with a LoRA adapter on them perhaps.
+//!
+//! Both layouts of `config.json` are read: `rope_theta` and `rope_scaling`, and the `rope_parameters` of transformers
+//! 5. What this crate does not know is an error; programs that write such models check more.
+
+use std::{f64::consts::TAU, path::Path};
+
+use serde_json::{Map, Value};
+
+use crate::{
+    Activation, Architecture, Layer, Model, VerifyError, Weights, architecture::frequencies, file::json, lora::Adapted,
+    safetensor::Safetensors,
+};
+
+/// Opens a directory, with the adapter in a folder.
+///
+/// # Errors
+/// A file that cannot be read or a model that this crate does not know, by name.
+pub fn open(dir: &Path, adapter: Option<&Path>) -> Result<Model, VerifyError> {
+    let architecture = architecture(&dir.join("config.json"))?;
+    let mut stored = Safetensors::of_folder(dir)?;
+    stored.remove_tables();
+    if architecture.tied {
+        // A copy of the embedding, which transformers passes over too.
+        stored.remove("lm_head.weight");
+    }
+    let weights: Box<dyn Weights> = match adapter {
+        None => Box::new(stored),
+        Some(folder) => Box::new(Adapted::open(Box::new(stored), folder)?),
+    };
+    Ok(Model::new(architecture, weights))
+}
+
+/// The architecture in a `config.json`.
+///
+/// # Errors
+/// A file that cannot be read, a missing size, or a family that this crate does not know.
+pub fn architecture(path: &Path) -> Result<Architecture, VerifyError> {
+    let Value::Object(fields) = json(path)? else {
+        return Err(VerifyError::file(path, "is no JSON object"));
+    };
+    Config { fields, path }.read()
+}
+
+struct Config<'a> {
+    fields: Map<String, Value>,
+    path: &'a Path,
+}
+
+impl Config<'_> {
+    fn wrong(&self, message: impl std::fmt::Display) -> VerifyError {
+        VerifyError::file(self.path, message)
+    }
+
+    fn size(&self, key: &str) -> Option<usize> {
+        self.fields.get(key)?.as_u64().and_then(|n| usize::try_from(n).ok()).filter(|n| (1..=1 << 31).contains(n))
+    }
+
+    fn need(&self, key: &str) -> Result<usize, VerifyError> {
+        self.size(key).ok_or_else(|| self.wrong(format!("`{key}` is no size")))
+    }
+
+    fn number(&self, key: &str, default: f64) -> f64 {
+        self.fields.get(key).and_then(Value::as_f64).unwrap_or(default)
+    }
+
+    fn flag(&self, key: &str, default: bool) -> bool {
+        self.fields.get(key).and_then(Value::as_bool).unwrap_or(default)
+    }
+
+    fn section(&self, key: &str) -> Map<String, Value> {
+        self.fields.get(key).and_then(Value::as_object).cloned().unwrap_or_default()
+    }
+
+    fn read(&self) -> Result<Architecture, VerifyError> {
+        let family = self.fields.get("model_type").and_then(Value::as_str).unwrap_or_default();
+        let (gemma, smol) = (family == "gemma3_text", family == "smollm3");
+        if !gemma && !["llama", "qwen2", "qwen3", "smollm3"].contains(&family) {
+            return Err(self.wrong(format!("`model_type` is {family:?}, which is not read here")));
+        }
+        let (hidden_size, heads, count) =
+            (self.need("hidden_size")?, self.need("num_attention_heads")?, self.need("num_hidden_layers")?);
+        let absent = !self.fields.contains_key("num_key_value_heads");
+        let default_kv = if (gemma || smol) && absent { 4 } else { heads };
+        let kv_heads = self.size("num_key_value_heads").unwrap_or(default_kv);
+        let head_dim = self.size("head_dim").unwrap_or(match family {
+            "qwen3" => 128,
+            "gemma3_text" => 256,
+            _ => hidden_size / heads,
+        });
+        if !heads.is_multiple_of(kv_heads) || head_dim < 2 || head_dim % 2 == 1 || count > 1024 {
+            return Err(self.wrong("its heads, their width or its layers are no sizes of a model"));
+        }
+        let scalar = if gemma { self.number("query_pre_attn_scalar", 256.0) } else { head_dim as f64 };
+        Ok(Architecture {
+            hidden_size,
+            intermediate_size: self.need("intermediate_size")?,
+            vocab_size: self.need("vocab_size")?,
+            positions: self.need("max_position_embeddings")?,
+            heads,
+            kv_heads,
+            head_dim,
+            layers: self.layers(family, count, head_dim)?,
+            attention_scale: scalar.sqrt().recip(),
+            epsilon: self.number("rms_norm_eps", 1e-6),
+            embedding_scale: if gemma { (hidden_size as f64).sqrt() } else { 1.0 },
+            head_norms: gemma || family == "qwen3",
+            output_norms: gemma,
+            activation: if gemma { Activation::GeluTanh } else { Activation::Silu },
+            tied: self.flag("tie_word_embeddings", gemma || smol),
+            norm_offset: if gemma { 1.0 } else { 0.0 },
+            interleaved: false,
+        })
+    }
+
+    fn layers(&self, family: &str, count: usize, head_dim: usize) -> Result<Vec<Layer>, VerifyError> {
+        let gemma = family == "gemma3_text";
+        let sections = self.section("rope_parameters");
+        let part = |name: &str| sections.get(name).and_then(Value::as_object).cloned().unwrap_or_default();
+        // A `rope_scaling` that says something goes before transformers 5's section.
+        let mut global = if gemma { part("full_attention") } else { sections.clone() };
+        let scaling = self.section("rope_scaling");
+        if gemma {
+            global.extend(scaling);
+        } else if !scaling.is_empty() {
+            global = scaling;
+        }
+        let theta = match family {
+            "smollm3" => 2e6,
+            "gemma3_text" => 1e6,
+            _ => 1e4,
+        };
+        let global = self.scaled(&global, self.number("rope_theta", theta), head_dim)?;
+        let local = part("sliding_attention").get("rope_theta").and_then(Value::as_f64);
+        let local = frequencies(local.unwrap_or_else(|| self.number("rope_local_base_freq", 1e4)), head_dim);
+        let slides = (gemma || self.flag("use_sliding_window", false)) && family != "llama";
+        let window = self.size("sliding_window").or((!self.fields.contains_key("sliding_window")).then_some(4096));
+        let layer = |index: usize| {
+            let turns = family != "smollm3" || self.turns(index);
+            let slides = slides && self.slides(index, family, turns);
+            let chosen = if gemma && slides { &local } else { &global };
+            Layer { frequencies: turns.then(|| chosen.clone()), window: window.filter(|_| slides) }
+        };
+        Ok((0..count).map(layer).collect())
+    }
+
+    /// Whether a layer of SmolLM3 has rotary positions: its list says 1 for layers that have them.
+    fn turns(&self, index: usize) -> bool {
+        let listed = self.fields.get("no_rope_layers").and_then(|list| list.get(index)).and_then(Value::as_u64);
+        let interval = self.size("no_rope_layer_interval").unwrap_or(4);
+        listed.map_or(!(index + 1).is_multiple_of(interval), |turns| turns == 1)
+    }
+
+    /// Whether a layer attends to a window alone.
+    fn slides(&self, index: usize, family: &str, turns: bool) -> bool {
+        if let Some(types) = self.fields.get("layer_types").and_then(Value::as_array) {
+            return types.get(index).and_then(Value::as_str) == Some("sliding_attention");
+        }
+        match family {
+            "gemma3_text" => !(index + 1).is_multiple_of(self.size("sliding_window_pattern").unwrap_or(6)),
+            "smollm3" => !turns,
+            _ => index >= self.fields.get("max_window_layers").and_then(Value::as_u64).unwrap_or(28) as usize,
+        }
+    }
+
+    /// The frequencies of a section: its base, or else `theta`, and its scaling.
+    fn scaled(&self, rope: &Map<String, Value>, theta: f64, head_dim: usize) -> Result<Vec<f64>, VerifyError> {
+        let number = |key: &str| rope.get(key).and_then(Value::as_f64);
+        let need = |key: &str| number(key).ok_or_else(|| self.wrong(format!("rotary positions lack `{key}`")));
+        let kind = rope.get("rope_type").or_else(|| rope.get("type")).and_then(Value::as_str).unwrap_or("default");
+        let plain = frequencies(number("rope_theta").unwrap_or(theta), head_dim);
+        match kind {
+            "default" => Ok(plain),
+            "linear" => {
+                let factor = need("factor")?;
+                Ok(plain.iter().map(|frequency| frequency / factor).collect())
+            }
+            "llama3" => {
+                let key = "original_max_position_embeddings";
+                let stated = self.fields.get(key).and_then(Value::as_f64).or_else(|| number(key));
+                let length = stated.unwrap_or_else(|| self.number("max_position_embeddings", 0.0));
+                let (factor, low, high) = (need("factor")?, need("low_freq_factor")?, need("high_freq_factor")?);
+                let scaled = |frequency: &f64| frequency / divisor(TAU / frequency, length, factor, low, high);
+                Ok(plain.iter().map(scaled).collect())
+            }
+            other => Err(self.wrong(format!("rotary positions of type {other:?} are not read here"))),
+        }
+    }
+}
+
+/// What Llama 3.1 divides the frequency of a wavelength by: nothing below `length / high`, `factor` above
+/// `length / low`, and a mixture between them.
+fn divisor(wavelength: f64, length: f64, factor: f64, low: f64, high: f64) -> f64 {
+    if wavelength < length / high {
+        1.0
+    } else if wavelength > length / low {
+        factor
+    } else {
+        let share = (length / wavelength - low) / (high - low);
+        ((1.0 - share) / factor + share).recip()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn both_layouts_of_the_golden_models_are_one_architecture() {
+        for name in harness::golden_models() {
+            let folder = harness::golden_dir().join("models").join(name);
+            let hub = architecture(&folder.join("config.json")).unwrap();
+            let five = architecture(&folder.join("config.transformers5.json")).unwrap();
+            assert_eq!(hub.difference(&five), None, "{}", folder.display());
+        }
+    }
+
+    #[test]
+    fn what_is_not_known_is_refused_with_the_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("config.json");
+        let whole = fs::read_to_string(harness::golden_dir().join("models/llama/config.json")).unwrap();
+        for (text, words) in [
+            (whole.replace("\"llama\"", "\"gpt2\""), "`model_type` is \"gpt2\""),
+            (whole.replace("\"hidden_size\": 64", "\"hidden_size\": 0"), "`hidden_size` is no size"),
+            (whole.replace("\"rope_scaling\": null", "\"rope_scaling\": {\"type\": \"yarn\"}"), "type \"yarn\""),
+            (whole.replace("\"num_key_value_heads\": 2", "\"num_key_value_heads\": 3"), "no sizes of a model"),
+            ("[]".into(), "is no JSON object"),
+        ] {
+            fs::write(&path, text).unwrap();
+            let error = architecture(&path).unwrap_err().to_string();
+            assert!(error.contains("config.json: ") && error.contains(words), "{error}");
+        }
+    }
+
+    #[test]
+    fn llama_3_turns_fast_pairs_as_before_and_slow_ones_slower() {
+        let of = |wavelength| divisor(wavelength, 8192.0, 8.0, 1.0, 4.0);
+        assert_eq!((of(100.0), of(10_000.0)), (1.0, 8.0));
+        let half = of(8192.0 / 2.5);
+        assert!((half - 1.0 / (0.5 / 8.0 + 0.5)).abs() < 1e-12, "{half}");
+    }
+}

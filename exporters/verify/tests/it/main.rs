@@ -1,0 +1,7 @@
+//! The verifying crate through its public interface: what transformers computes, and exports that are not the model.
+
+mod golden;
+mod python;
+mod refused;
+mod sources;
+mod support;

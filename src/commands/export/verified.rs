@@ -1,0 +1,143 @@
+//! Formats that are verified: an export is written under another name, opened again, run and compared with its model,
+//! and only then visible.
+
+use std::{borrow::Cow, fs, path::Path};
+
+use anyhow::{Context, Result, bail, ensure};
+use exporters::{Checkpoint, SourceError, VersionDir, gguf};
+use exporters_verify::{Distance, Model, huggingface, published, size_of, verify};
+use shared::files::{atomic, output_dir};
+use shared_hub::NamedModel;
+
+use super::{DtypeArg, Format, ToFormat, rows};
+use crate::terminal::output;
+
+/// The weights of a model, for the writers.
+enum Stored {
+    Checkpoint(Checkpoint),
+    Version(VersionDir),
+}
+
+impl Stored {
+    fn open(named: &NamedModel) -> Result<Self> {
+        if !named.is_version() {
+            return Ok(Self::Checkpoint(Checkpoint::open(named.dir())?));
+        }
+        let version = VersionDir::open(named.folder())?;
+        let folder = named.folder().display();
+        ensure!(version.is_intact(), "{folder}: the weights differ from the checksums in the manifest");
+        ensure!(version.manifest().is_of(named.dir().config()), "{folder}: not a version of its run's model");
+        Ok(Self::Version(version))
+    }
+
+    fn read(&self, name: &str) -> Result<Vec<f32>, SourceError> {
+        Ok(match self {
+            Self::Checkpoint(checkpoint) => checkpoint.read_f32(name)?,
+            Self::Version(version) => version.read_f32(name)?,
+        })
+    }
+}
+
+/// Largest difference of a log-prob, in nats. fp16 keeps 11 bits of a weight and bf16 8, so a weight of bf16 may be off
+/// by eight times as much. Weights in blocks have no bound: their values are compared one by one, and what that does to
+/// log-probs is a matter of the model.
+fn bound(dtype: DtypeArg) -> Option<f64> {
+    match dtype {
+        DtypeArg::Fp32 => Some(1e-4),
+        DtypeArg::Fp16 => Some(1e-2),
+        DtypeArg::Bf16 => Some(8e-2),
+        DtypeArg::Q8_0 | DtypeArg::Q4_0 => None,
+    }
+}
+
+/// Writes, verifies and tells.
+pub(super) fn export(args: &ToFormat) -> Result<()> {
+    check_output(args.format, &args.out)?;
+    let named = NamedModel::find(&args.model)?;
+    named.tell_choice();
+    let (stored, rows) = (Stored::open(&named)?, rows::choose(&named, args.rows.as_deref())?);
+    let mut source = reference(&named)?;
+    let mut found = None;
+    let mut check = |mut export: Model, path: &Path| -> Result<()> {
+        let distance = verify(&mut source, &mut export, &rows.tokens, bound(args.dtype))?;
+        found = Some((distance, size_of(path)?));
+        Ok(())
+    };
+    let mut read = |name: &str| -> Result<Cow<'static, [f32]>, SourceError> { Ok(stored.read(name)?.into()) };
+    let written: Result<()> = match args.format {
+        Format::Safetensors => atomic::write_dir(&args.out, |dir| {
+            let dtype = args.dtype.float().expect("safetensors has types of floats alone");
+            exporters::fill_hf_as(named.dir(), dir, dtype, &mut read)?;
+            check(huggingface::open(dir, None)?, dir)
+        }),
+        Format::Gguf => atomic::write_checked(&args.out, |file| {
+            gguf::write_gguf(named.dir(), file, args.dtype.gguf(), &mut read)?;
+            check(exporters_verify::gguf::open(file)?, file)
+        }),
+        Format::Onnx => unreachable!("ONNX has a way of its own"),
+    };
+    written
+        .map_err(|error| match named.gone() {
+            None => error,
+            Some(gone) => error.context(gone),
+        })
+        .with_context(|| format!("cannot export {} to {}", args.model.display(), args.out.display()))?;
+    let (distance, size) = found.expect("what was written was checked");
+    tell(args, &named, size, &rows, &distance);
+    Ok(())
+}
+
+/// The model as the verifying crate reads it from its own files.
+fn reference(named: &NamedModel) -> Result<Model> {
+    let dir = named.dir();
+    Ok(if named.is_version() {
+        published::open(named.folder(), &dir.path().join("config.json"))?
+    } else {
+        huggingface::open(dir.path(), dir.adapter())?
+    })
+}
+
+/// Refuses, before any work, an output that exists or that could not be written after it.
+fn check_output(format: Format, out: &Path) -> Result<()> {
+    if format == Format::Safetensors {
+        return output_dir::check(out, &[]).context("--out");
+    }
+    ensure!(
+        !out.is_dir() && !out.as_os_str().as_encoded_bytes().ends_with(b"/"),
+        "--out {}: gguf is one file; name it, as in {}",
+        out.display(),
+        out.join("model.gguf").display()
+    );
+    if fs::symlink_metadata(out).is_ok() {
+        bail!("--out {}: exists; choose another name, or remove the file", out.display());
+    }
+    let above = out.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    ensure!(above.is_dir(), "--out {}: no such folder: {}", out.display(), above.display());
+    Ok(())
+}
+
+fn tell(args: &ToFormat, named: &NamedModel, size: u64, rows: &rows::Rows, distance: &Distance) {
+    output::print(format_args!(
+        "wrote {} parameters as {} ({}, {:.1} MiB) to {}",
+        named.dir().config().parameter_count(),
+        args.format.name(),
+        args.dtype.name(),
+        size as f64 / f64::from(1 << 20),
+        args.out.display(),
+    ));
+    let bound = match bound(args.dtype) {
+        Some(bound) => format!("bound {bound:.0e}"),
+        None => "no bound: the values of a block are within half a step of the model's".to_owned(),
+    };
+    output::print(format_args!(
+        "opened again and compared on {} tokens of {} ({}): log-probs differ by {:.1e} at most ({bound}), {:.1e} on \
+         average; KL {:.1e}; the likeliest token is the same for {:.1}%",
+        distance.tokens,
+        if rows.tokens.len() == 1 { "1 row".to_owned() } else { format!("{} rows", rows.tokens.len()) },
+        rows.origin,
+        distance.largest,
+        distance.mean,
+        distance.kl,
+        100.0 * distance.same_greedy,
+    ));
+}
