@@ -661,7 +661,9 @@ fn as_json_the_account_has_every_key_in_its_place() {
         "loss_type": "grop", "eos_token": "<end>", "frobnicate": {"a": 1}}"#;
     fs::write(&path, text).unwrap();
     let said = Imported::read(&path, Some(Dialect::Trl)).unwrap().to_json();
-    assert_eq!(said["options"], json!({"learning_rate": 1e-5, "max_steps": 2, "num_iterations": 2}));
+    // The default of `save_steps` counts updates as well.
+    let options = json!({"learning_rate": 1e-5, "max_steps": 2, "num_iterations": 2, "save_steps": 250});
+    assert_eq!(said["options"], options);
     let keys = |kind: &str| said[kind].as_object().unwrap().keys().cloned().collect::<Vec<_>>();
     assert_eq!(keys("unknown"), ["frobnicate.a"]);
     assert_eq!(keys("refused"), ["loss_type", "eos_token"]);
