@@ -15,8 +15,8 @@ those within `reward_funcs`; on the command line, to the working directory. `non
 key. An unknown key is refused with the nearest known one, and combinations that make no sense are refused with the
 reason.
 
-Names and defaults are TRL's if TRL has the option, and otherwise verl's or RLinf's. `tandem train` takes a configuration
-of any of these systems as it is ([importing.md](importing.md)).
+Names and defaults are TRL's if TRL has the option, and otherwise verl's or RLinf's. `tandem train` takes a
+configuration of any of these systems as it is ([importing.md](importing.md)).
 
 Editors complete and check `run.toml` by its JSON schema ([run.schema.json](run.schema.json)).
 `tandem schema > run.schema.json` writes the schema, and the first line `#:schema ./run.schema.json` of `run.toml` names

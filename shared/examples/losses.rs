@@ -14,11 +14,10 @@ const HEAD: &str = "\
 
 <!-- Written by `cargo xtask docs` from shared/src/methods. Do not edit. -->
 
-Every loss (`loss_type`), advantage estimator (`advantage_estimator`) and KL estimator (`kl_estimator`): its \
-formula
-in words, the options that it reads, the metrics that it counts and its source. [configuration.md](configuration.md) describes the options,
-[metrics.md](metrics.md) the metrics, and [methods.md](methods.md) shows what each method does to a small task.
-[extending.md](extending.md) says how to add one.
+Every loss (`loss_type`), advantage estimator (`advantage_estimator`) and KL estimator (`kl_estimator`): its
+formula in words, the options that it reads, the metrics that it counts and its source.
+[configuration.md](configuration.md) describes the options, [metrics.md](metrics.md) the metrics, and
+[methods.md](methods.md) shows what each method does to a small task. [extending.md](extending.md) says how to add one.
 ";
 
 fn main() {

@@ -9,20 +9,18 @@ const HEAD: &str = "\
 
 <!-- Written by `cargo xtask docs` from shared/src/metrics/catalogue. Do not edit. -->
 
-Every key of `metrics.jsonl`, which holds one JSON object per step, and of `eval.jsonl`, which holds one per \
-evaluation. A value
-that is no finite number (the mean of nothing) is `null`. `tandem report` draws the metrics that name a chart.
+Every key of `metrics.jsonl`, which holds one JSON object per step, and of `eval.jsonl`, which holds one per
+evaluation. A value that is no finite number (the mean of nothing) is `null`. `tandem report` draws the metrics that
+name a chart.
 
-Keys are TRL's if TRL has the metric. Otherwise they are those of the tool named beside them, with that tool's \
-definition.
-A metric with a condition is recorded only if the condition holds.
+Keys are TRL's if TRL has the metric. Otherwise they are those of the tool named beside them, with that tool's
+definition. A metric with a condition is recorded only if the condition holds.
 
-[curves.md](curves.md) reads the metrics of a real run. Watch these first: [`reward`](#reward) and [`eval_accuracy`](#eval_accuracy) say whether the run learns,
-[`frac_reward_zero_std`](#frac_reward_zero_std) and [`completions/clipped_ratio`](#completionsclipped_ratio) why it \
-may not,
-[`entropy`](#entropy) and [`grad_norm`](#grad_norm) whether it stays sound, and [`mismatch_kl`](#mismatch_kl) whether \
-both
-processes compute the same.
+[curves.md](curves.md) reads the metrics of a real run. Watch these first: [`reward`](#reward) and
+[`eval_accuracy`](#eval_accuracy) say whether the run learns, [`frac_reward_zero_std`](#frac_reward_zero_std) and
+[`completions/clipped_ratio`](#completionsclipped_ratio) why it may not, [`entropy`](#entropy) and
+[`grad_norm`](#grad_norm) whether it stays sound, and [`mismatch_kl`](#mismatch_kl) whether both processes compute the
+same.
 
 **Normal** gives the values of a sound run, and then the meaning of other values.
 ";

@@ -1,7 +1,7 @@
 //! The guide as a book, built by mdBook.
 //!
-//! Pages of `docs/` link to pages at the root, to examples and to sources, and mdBook knows only files of its own folder.
-//! So the book is made of a copy: the pages, and all files that they link to, laid out as in the repository.
+//! Pages of `docs/` link to pages at the root, to examples and to sources, and mdBook knows only files of its own
+//! folder. So the book is made of a copy: the pages, and all files that they link to, laid out as in the repository.
 
 use std::{
     collections::BTreeSet,

@@ -18,7 +18,8 @@ const PAGES: [(&str, &str); 5] = [
 /// Writes the pages and builds the book.
 ///
 /// # Errors
-/// When the crate that describes options, methods and metrics does not build, a page cannot be written, or mdBook fails.
+/// When the crate that describes options, methods and metrics does not build, a page cannot be written, or mdBook
+/// fails.
 pub fn write(host: &Host) -> Result<()> {
     // The whole workspace is selected: with `--package shared`, dependencies would have other features than for the
     // programs and be compiled again.

@@ -9,6 +9,7 @@
 
 mod completion;
 mod limits;
+mod reason;
 #[cfg(test)]
 mod tests;
 mod vocabulary;
@@ -24,7 +25,8 @@ use rollout::{
 use serde_json::Value;
 use shared::ModelDir;
 
-use completion::{Completion, one_line};
+use completion::Completion;
+use reason::one_line;
 use vocabulary::Vocabulary;
 
 /// Where completions begin. At the beginning of a text, some tokenizers drop a space.

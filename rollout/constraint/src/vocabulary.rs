@@ -3,8 +3,8 @@
 //! Tokens that add nothing to a text are in no trie, so none of them is drawn, but for those that end a completion.
 //!
 //! A tokenizer of SentencePiece drops a space at the beginning of a text, so the text of ` 7` is `7`. A model writes
-//! its first word with that space, and a grammar knows nothing of it. So there is a second trie for the first token of a
-//! text, which has the tokens with a space before them, without that space.
+//! its first word with that space, and a grammar knows nothing of it. So there is a second trie for the first token of
+//! a text, which has the tokens with a space before them, without that space.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use llguidance::{
 };
 use rollout::data::Tokenizer;
 
-use crate::{completion::one_line, limits};
+use crate::{limits, reason::one_line};
 
 /// The tokens of a model.
 pub struct Vocabulary {

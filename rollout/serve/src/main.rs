@@ -30,7 +30,7 @@ enum Command {
     ///
     /// Clients of OpenAI's API work with it: completions, chats, log-probs, streams. docs/serving.md lists the routes,
     /// and the fields that are taken, ignored and refused.
-    Serve(command::Args),
+    Serve(Box<command::Args>),
     /// Complete prompts, given as texts or by a file.
     ///
     /// One completion is printed as it is made. Several are headed by lines that say which they are.

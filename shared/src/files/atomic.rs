@@ -76,8 +76,8 @@ fn replace<E: From<io::Error>>(
     result
 }
 
-/// Has a file written under a temporary name by code that opens it by that name, perhaps more than once: to write it and
-/// to check it. Then the file gets its name in one visible step; whatever file had it is replaced.
+/// Has a file written under a temporary name by code that opens it by that name, perhaps more than once: to write it
+/// and to check it. Then the file gets its name in one visible step; whatever file had it is replaced.
 ///
 /// # Errors
 /// Any error of the file system or of `fill`; nothing is then visible under `path` that was not there before.

@@ -292,7 +292,7 @@ const Samples = (() => {
       hits = undefined;
       show();
     };
-    const text = el('input', { type: 'search', placeholder: 'text in prompts and completions', on: {
+    const text = el('input', { type: 'search', placeholder: 'text in prompts and completions', 'aria-label': 'search completions', on: {
       input: () => {
         choice.text = text.value;
         again();

@@ -1,4 +1,5 @@
-//! README and docs/own-task.md, followed word by word from an empty folder, and the pages of the guide that go on there.
+//! README and docs/own-task.md, followed word by word from an empty folder, and the pages of the guide that go on
+//! there.
 //!
 //! What README takes for granted is put in place before: the model and the dataset that it names, small ones; the
 //! binaries on the path. Numbers that only make a run long are replaced ([`SHORTER`]). Lines for a clone (`git`, `cd`,

@@ -145,7 +145,7 @@ fn runs_are_chosen_filtered_and_sorted_by_mouse_finger_and_keys() {
     choose(&mut browser, "Show", "all");
     choose(&mut browser, "Sort by", "reward");
     browser.wait_for(&format!("{first}.endsWith('sample 3')"));
-    browser.tap("input[placeholder='text in prompts and completions']");
+    browser.tap("input[aria-label='search completions']");
     browser.type_text("step 7, sample 1");
     browser.wait_for(&format!("{shown} === 0"));
     browser.press("Enter");

@@ -116,8 +116,8 @@ fn given_tokens_are_muted_and_have_no_figures() {
     let record = |sample: u64, learner: f64, owner: Option<Value>| {
         let mut record = json!({
             "group": 0, "sample": sample, "tokens": [1, 2, 3], "versions": [[0, 2]], "sampler": [-1.0, null, -1.0],
-            "learner": [learner, null, -1.0], "entropy": [0.5, null, 0.5], "advantages": [1.0, null, 1.0], "weights": [],
-            "marks": {},
+            "learner": [learner, null, -1.0], "entropy": [0.5, null, 0.5], "advantages": [1.0, null, 1.0],
+            "weights": [], "marks": {},
         });
         owner.map(|owner| record.as_object_mut().unwrap().insert("owner".into(), owner));
         format!("{record}\n")
