@@ -65,6 +65,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         sweep.runs.iter().for_each(|run| output::print(grid::words(&run.setting)));
         return Ok(ExitCode::SUCCESS);
     }
+    ensure!(
+        !RunDir::new(&sweep.root).config().exists(),
+        "`output_dir` {} is the folder of a run: name another one with --output_dir",
+        sweep.root.display()
+    );
     fs::create_dir_all(&sweep.root).with_context(|| format!("`output_dir` {}", sweep.root.display()))?;
     // A second process would make the same runs.
     let _lock = train::hold(&sweep.root.join("sweep.lock"), &sweep.root, Duration::ZERO)?;

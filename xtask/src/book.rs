@@ -139,7 +139,7 @@ mod tests {
             &[("mdbook", "while read -r line; do echo \"$line\"; done < \"$2/SUMMARY.md\" >&2; exit 3")],
         );
         let error = build(&host).unwrap_err().to_string();
-        assert!(error.contains("[Tandem](README.md)") && error.contains("- [A](docs/a.md)"), "{error}");
+        assert!(error.contains("[Tandem](index.md)") && error.contains("- [A](docs/a.md)"), "{error}");
     }
 
     /// Links of a copied page lead to copied files, and every copied page is in the table of contents.

@@ -75,6 +75,9 @@ impl Constraint for Completion {
     fn allowed(&mut self) -> Result<&[u32], String> {
         self.mask = mask(&mut self.matcher)?;
         self.add_spaced()?;
+        if self.mask.is_zero() {
+            return Err(NO_TOKEN.into());
+        }
         Ok(self.mask.as_slice())
     }
 

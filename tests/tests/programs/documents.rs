@@ -85,9 +85,17 @@ fn every_configuration_is_valid_under_the_schema() {
     assert!(of_files >= 7 && texts.len() >= of_files + 10, "{of_files} files and {} in all", texts.len());
     let schema = schema::schema();
     for (place, text) in texts {
-        let values: toml::Table = text.parse().unwrap_or_else(|error| panic!("{place}: {error}"));
-        let valid = json_schema::check(&schema, &serde_json::to_value(values).unwrap());
-        valid.unwrap_or_else(|error| panic!("{place}: {error}: {text}"));
+        let mut values: toml::Table = text.parse().unwrap_or_else(|error| panic!("{place}: {error}"));
+        // `tandem sweep` takes this table away. It has lists of values of the options.
+        let sweep = values.remove("sweep").map(|table| table.as_table().cloned().expect("a table"));
+        let varied = sweep.into_iter().flatten().flat_map(|(key, list)| {
+            let list = list.as_array().cloned().unwrap_or_else(|| panic!("{place}: `{key}` is no list"));
+            list.into_iter().map(move |value| toml::Table::from_iter([(key.clone(), value)]))
+        });
+        for values in varied.chain([values.clone()]) {
+            let valid = json_schema::check(&schema, &serde_json::to_value(values).unwrap());
+            valid.unwrap_or_else(|error| panic!("{place}: {error}: {text}"));
+        }
     }
 }
 

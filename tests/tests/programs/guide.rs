@@ -12,7 +12,7 @@ use super::pages::{blocks, commands, document, exit_code, file, in_a_shell};
 
 /// Pages that go on in README's folder, with its run `runs/gsm8k`.
 pub const AFTER_README: &[&str] =
-    &["docs/rewards.md", "docs/asking.md", "docs/runs.md", "docs/importing.md", "docs/serving.md"];
+    &["docs/rewards.md", "docs/asking.md", "docs/runs.md", "docs/importing.md", "docs/serving.md", "docs/exporting.md"];
 
 /// Pages that go on in the folder of docs/own-task.md, with its run `runs/sums`.
 pub const AFTER_OWN_TASK: &[&str] = &[
@@ -32,6 +32,9 @@ const NEEDS: &[(&str, &str, &str)] = &[
     ("docs/scaling.md", "", "a run with workers, which go on beside it: `fleet.rs`"),
     ("docs/serving.md", "cargo build", "a clone"),
     ("docs/serving.md", "tandem serve", "a terminal of its own: `serve.rs`"),
+    ("docs/exporting.md", "llama-", "llama.cpp"),
+    ("docs/exporting.md", "ollama", "Ollama"),
+    ("docs/exporting-genai.md", "", "a clone: `cargo xtask conformity genai`"),
     ("docs/serving.md", "curl", "the server in the other terminal: `serve.rs`"),
 ];
 
@@ -41,6 +44,7 @@ const SHORTER: &[(&str, &str)] = &[
     ("tandem demo --output_dir start", "tandem train start/run.toml --max_steps 3"),
     ("runs/gsm8k/checkpoint-200", "runs/gsm8k/checkpoint-3"),
     ("--step 200", "--step 3"),
+    ("--learning_rate 1e-6,1e-5 --seed 1,2,3", "--learning_rate 1e-6,1e-5"),
 ];
 
 fn need(page: &str, command: &str) -> Option<&'static str> {

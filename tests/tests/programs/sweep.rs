@@ -165,6 +165,10 @@ fn what_cannot_be_swept_is_refused_before_anything_starts() {
         assert!(finished.refusal().contains(said), "{words:?}: {}", finished.stderr);
     }
     assert!(!dir.path().join("sweep/beta-0.0").exists());
+    fs::create_dir_all(dir.path().join("run")).unwrap();
+    fs::write(dir.path().join("run/config.toml"), "").unwrap();
+    let within = cli::finish(sweep(dir.path(), &["--output_dir", "run"]));
+    assert!(within.refusal().contains("is the folder of a run"), "{}", within.stderr);
     let mut train = Command::new(binary("tandem"));
     train.args(["train", "run.toml"]).current_dir(dir.path());
     let refused = cli::finish(train);

@@ -22,9 +22,14 @@ fn golden_logits_of_every_family() {
         let mut compared = 0;
         for row in case["expected"]["forward"].as_array().unwrap() {
             let logits = model.logits(&ids(&row["ids"])).unwrap();
-            for (position, expected) in
-                row["logits_positions"].as_array().unwrap().iter().zip(row["logits"].as_array().unwrap())
-            {
+            // Long inputs come with the last position's logits alone.
+            let last = numbers(&row["logits_last"]);
+            for (found, expected) in logits.row(logits.nrows() - 1).iter().zip(&last) {
+                assert!((f64::from(*found) - expected).abs() < BOUND, "{}: {found}, {expected}", folder.display());
+                compared += 1;
+            }
+            let positions = row["logits_positions"].as_array().into_iter().flatten();
+            for (position, expected) in positions.zip(row["logits"].as_array().into_iter().flatten()) {
                 let position = position.as_u64().unwrap() as usize;
                 for (found, expected) in logits.row(position).iter().zip(numbers(expected)) {
                     assert!((f64::from(*found) - expected).abs() < BOUND, "{}: {found}, {expected}", folder.display());
@@ -32,7 +37,7 @@ fn golden_logits_of_every_family() {
                 }
             }
         }
-        assert!(compared >= 512, "{}: {compared} logits", folder.display());
+        assert!(compared >= 256, "{}: {compared} logits", folder.display());
     }
 }
 
