@@ -77,6 +77,7 @@ pub fn axes(
 ) -> Result<(Vec<Axis>, layers::Overrides)> {
     let (mut axes, mut single) = (Vec::<Axis>::new(), layers::Overrides::new());
     let folder = file.and_then(Path::parent).unwrap_or(Path::new(""));
+    let here = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
     let origin = format!("{HEADER} in {}", file.unwrap_or(Path::new("run.toml")).display());
     for (key, value) in table {
         let Value::Array(values) = value else { bail!("`{key}` ({origin}) must be a list of values, got {value}") };
@@ -88,7 +89,7 @@ pub fn axes(
         let axis = axis.with_context(|| format!("`{key}` ({origin}) is an empty list"))?;
         if axis.option.key == "reward_funcs" && !overrides.iter().any(|(key, _)| key == "reward_dir") {
             // As for the functions that the file names outside the table.
-            single.push(("reward_dir".to_owned(), std::path::absolute(folder)?.display().to_string()));
+            single.push(("reward_dir".to_owned(), std::path::absolute(here)?.display().to_string()));
         }
         axes.push(axis);
     }

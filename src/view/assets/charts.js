@@ -270,7 +270,9 @@ const Charts = (() => {
   /** A little room above and below; sums begin at zero. */
   const around = (low, high, fromZero) => {
     if (low === null || low === undefined) return [0, 1];
-    const size = high - low || Math.abs(high) || 1;
+    // Smoothing leaves differences of rounding between equal values, too small for any tick between them.
+    const flat = high - low <= 1e-9 * Math.max(Math.abs(low), Math.abs(high));
+    const size = (flat ? Math.abs(high) : high - low) || 1;
     return [fromZero ? 0 : low - 0.06 * size, high + 0.06 * size];
   };
 

@@ -49,7 +49,8 @@ impl Exports {
 /// A tokenizer that llama.cpp knows, for the model in a folder: BPE over bytes.
 fn write_tokenizer(model: &Path) {
     let tokenizer = json!({
-        "added_tokens": [{"id": 3, "content": "<end>", "special": true}],
+        "added_tokens": [{"id": 3, "content": "<end>", "special": true, "single_word": false,
+            "lstrip": false, "rstrip": false, "normalized": false}],
         "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "use_regex": true},
         "decoder": {"type": "ByteLevel"},
         "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]},

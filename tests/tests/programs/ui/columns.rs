@@ -14,7 +14,7 @@ def judge(completions, answer, log_extra, log_metric, **kwargs):
     log_metric('right', 0.25)
     log_metric('right', 0.75)
     log_metric('broken', float('nan'))
-    return [float(len(text)) for text in completions]
+    return [float(len(set(text))) for text in completions]
 
 
 def raises(completions, **kwargs):
