@@ -39,8 +39,8 @@ impl Stored {
 }
 
 /// Largest difference of a log-prob, in nats. fp16 keeps 11 bits of a weight: of the golden models, which are small and
-/// random, Gemma's differs by 0.019 then. bf16 keeps 8 bits, so a weight may be off by eight times as much. Weights in blocks have no bound: their values are compared one by one, and what that does to
-/// log-probs is a matter of the model.
+/// random, Gemma's differs by 0.019 then. bf16 keeps 8 bits, so a weight may be off by eight times as much. Weights in
+/// blocks have no bound: their values are compared one by one, and the effect on log-probs is a matter of the model.
 fn bound(dtype: DtypeArg) -> Option<f64> {
     match dtype {
         DtypeArg::Fp32 => Some(1e-4),
