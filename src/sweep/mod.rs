@@ -176,7 +176,10 @@ impl Sweep {
                 config.resume_from_checkpoint = Some("latest".to_owned());
             }
             let checked = train::resolved_plan(config).and_then(|(config, plan)| {
-                Self::refuse_other_options(run, &config)?;
+                // A run without a checkpoint begins anew.
+                if config.resume_from_checkpoint.is_some() {
+                    Self::refuse_other_options(run, &config)?;
+                }
                 Ok(plan.at_once())
             });
             at_once = at_once.min(checked.with_context(|| grid::words(&run.setting))?);
@@ -195,9 +198,6 @@ impl Sweep {
     /// A run that was made with other options is no run of this sweep.
     fn refuse_other_options(run: &Run, config: &TrainConfig) -> Result<()> {
         let saved = RunDir::new(&run.config.output_dir).config();
-        if !saved.exists() {
-            return Ok(());
-        }
         let saved = layers::load(Some(&saved), &Vec::new()).map_err(train::explained)?;
         let changes = resume::changed_options(&serde_json::to_value(&saved)?, config);
         match changes.first() {

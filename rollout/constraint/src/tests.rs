@@ -427,7 +427,8 @@ fn any_bytes_are_a_grammar_that_is_followed_or_refused() {
             Ok(mut constraint) => {
                 for step in 0..20 {
                     let Ok(allowed) = constraint.allowed() else { break };
-                    let tokens: Vec<usize> = (0..96).filter(|id| allowed[id / 32] >> (id % 32) & 1 == 1).collect();
+                    let ids = 0..harness::tiny_model::CHARACTERS;
+                    let tokens: Vec<usize> = ids.filter(|id| allowed[id / 32] >> (id % 32) & 1 == 1).collect();
                     let token = tokens[step * 7 % tokens.len()] as u32;
                     if world.ends.contains(&token) || constraint.push(token).unwrap_or(true) {
                         break;

@@ -51,8 +51,8 @@ fn write_tokenizer(model: &Path) {
     let tokenizer = json!({
         "added_tokens": [{"id": 3, "content": "<end>", "special": true, "single_word": false,
             "lstrip": false, "rstrip": false, "normalized": false}],
-        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "use_regex": true},
-        "decoder": {"type": "ByteLevel"},
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+        "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
         "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]},
     });
     fs::write(model.join("tokenizer.json"), tokenizer.to_string()).unwrap();

@@ -32,6 +32,7 @@ const NEEDS: &[(&str, &str, &str)] = &[
     ("docs/scaling.md", "", "a run with workers, which go on beside it: `fleet.rs`"),
     ("docs/serving.md", "cargo build", "a clone"),
     ("docs/serving.md", "tandem serve", "a terminal of its own: `serve.rs`"),
+    ("docs/asking.md", "cargo build", "a clone"),
     ("docs/exporting.md", "llama-", "llama.cpp"),
     ("docs/exporting.md", "ollama", "Ollama"),
     ("docs/exporting-genai.md", "", "a clone: `cargo xtask conformity genai`"),
