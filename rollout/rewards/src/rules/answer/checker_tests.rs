@@ -359,8 +359,7 @@ fn every_answer_of_gsm8k_equals_itself_and_not_its_successor() {
     assert_eq!(answers, 7473 + 1319);
 }
 
-/// Unit tests are not optimised.
-const LIMIT: Duration = Duration::from_millis(100);
+const LIMIT: Duration = Duration::from_millis(50);
 
 /// How long this thread has had a processor: what else the machine does takes none of it.
 fn processor_time() -> Duration {
