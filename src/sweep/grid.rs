@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
-use shared::config::{OPTIONS, OptionSpec, ValueKind, layers};
+use shared::config::{OPTIONS, OptionSpec, ValueKind, layers, schema::OF_ONE_RUN};
 use toml::{Table, Value};
 
 use crate::train;
@@ -122,7 +122,7 @@ pub fn axes(
 fn check(axis: &Axis) -> Result<()> {
     let Axis { option, values } = axis;
     ensure!(
-        !["output_dir", "resume_from_checkpoint"].contains(&option.key),
+        !OF_ONE_RUN.contains(&option.key),
         "`{}` cannot be varied: each run has a folder of its own in `output_dir`, and goes on by itself",
         option.key
     );

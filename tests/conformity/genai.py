@@ -15,7 +15,7 @@ import onnxruntime_genai
 from onnxruntime.capi import _pybind_state as quantiser
 from safetensors.numpy import load_file
 from support import (
-    FAMILIES, PROGRAMS, PROMPTS, ROOT, WORK, answer, completed, largest, model, read_rows, tandem, worst, write_rows,
+    FAMILIES, PROMPTS, ROOT, WORK, answer, completed, largest, model, read_rows, tandem, worst, write_rows,
 )
 
 PAGE = ROOT / "docs" / "exporting-genai.md"
@@ -26,7 +26,8 @@ NEW_TOKENS = 24
 def exported(place):
     """A folder for each format."""
     out = WORK / f"{place.name}-genai"
-    subprocess.run([str(PROGRAMS / "examples" / "genai"), str(place), str(out)], check=True, stdout=subprocess.DEVNULL)
+    for name in FORMATS:
+        tandem("export", "--model", place, "--format", "genai", "--dtype", name, "--out", out / name)
     return {name: out / name for name in FORMATS}
 
 

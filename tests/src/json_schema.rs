@@ -35,6 +35,11 @@ fn check_part(root: &Value, schema: &Value, value: &Value, place: &str) -> Resul
             "exclusiveMinimum" => number(|value, bound| value > bound),
             "maximum" => number(|value, bound| value <= bound),
             "exclusiveMaximum" => number(|value, bound| value < bound),
+            "minItems" => value.as_array().is_none_or(|items| items.len() as u64 >= said.as_u64().expect("a number")),
+            "uniqueItems" => value.as_array().is_none_or(|items| {
+                let is_new = |(at, item)| !items[..at].contains(item);
+                *said == Value::Bool(false) || items.iter().enumerate().all(is_new)
+            }),
             "items" => {
                 for (i, item) in value.as_array().into_iter().flatten().enumerate() {
                     check_part(root, said, item, &format!("{place}[{i}]"))?;
@@ -100,12 +105,16 @@ mod tests {
                 "share": { "type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1 },
                 "word": { "enum": ["a", "b"] },
                 "other": { "$ref": "#/properties/word" },
+                "some": { "type": "array", "items": { "type": "integer" }, "minItems": 1, "uniqueItems": true },
                 "list": { "anyOf": [{ "const": "none" }, { "type": "array", "items": { "type": "boolean" } }] },
             },
         });
         for (value, valid) in [
             (json!({ "count": 1, "share": 0.5, "word": "b", "other": "a", "list": [true] }), true),
             (json!({ "count": 3, "list": "none" }), true),
+            (json!({ "some": [1, 2] }), true),
+            (json!({ "some": [] }), false),
+            (json!({ "some": [1, 2, 1] }), false),
             (json!({ "count": 0 }), false),
             (json!({ "count": 4 }), false),
             (json!({ "count": 1.5 }), false),

@@ -16,6 +16,9 @@ pub enum VerifyError {
     /// The export opens, but is not the model.
     #[error("the export is not the model: {0}")]
     Differs(String),
+    /// What a runtime reports.
+    #[error("the export cannot be run: {0}")]
+    Runtime(String),
     /// A row that a reader cannot take.
     #[error("a row has the token {token}, but the vocabulary has {vocabulary} tokens")]
     Token {

@@ -1,13 +1,13 @@
 //! Opens exports again, runs them, and compares them with the model that they were made of.
 //!
 //! A writer that tests itself repeats its own mistakes. So this crate shares no code with the writers of `exporters`:
-//! it parses configurations, safetensors and GGUF by itself, dequantises by itself, and has a plain forward pass of its
+//! it parses configurations, safetensors, GGUF and ONNX by itself, dequantises by itself, and has a plain forward pass of its
 //! own, which golden figures of transformers hold in place.
 //!
 //! [`huggingface::open`], [`published::open`] and [`gguf::open`] give a [`Model`], which is an [`Architecture`] over
 //! [`Weights`]. [`verify`] compares two of them in three ways: all sizes and frequencies, every value of every tensor
 //! within the rounding of its type, and log-probs of rows. [`compare`] needs only two [`Reader`]s, so any runtime that
-//! gives logits can be one of them.
+//! gives logits can be one of them: [`genai::verify`] takes one, since a graph is what a runtime makes of it.
 
 #![forbid(unsafe_code)]
 
@@ -17,6 +17,7 @@ mod distance;
 mod error;
 mod file;
 mod forward;
+pub mod genai;
 pub mod gguf;
 pub mod huggingface;
 mod lora;

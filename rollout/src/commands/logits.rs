@@ -22,7 +22,8 @@ pub struct Args {
 }
 
 /// Runs the subcommand: each line of stdin is a row, a JSON list of token ids. Its logits go to stdout before the next
-/// line is read: little-endian floats, `[tokens, vocabulary]`.
+/// line is read: the number of tokens and the size of the vocabulary (`u32`), then `[tokens, vocabulary]` floats (`f32`),
+/// all little-endian.
 ///
 /// # Errors
 /// A folder that cannot be opened, or a row that is none or that the model cannot take, by its number.
@@ -38,7 +39,10 @@ fn answer(folder: &mut GenAiFolder, rows: impl BufRead, mut answers: impl Write)
         let logits = folder.logits(&tokens).context(row)?;
         let logits = logits.as_standard_layout();
         let floats = logits.as_slice().expect("an array in standard layout is one slice");
-        answers.write_all(bytemuck::cast_slice(floats)).and_then(|()| answers.flush()).context("stdout")?;
+        let sizes = [logits.nrows(), logits.ncols()].map(|size| (size as u32).to_le_bytes());
+        let written = answers.write_all(sizes.as_flattened());
+        let written = written.and_then(|()| answers.write_all(bytemuck::cast_slice(floats)));
+        written.and_then(|()| answers.flush()).context("stdout")?;
     }
     Ok(())
 }
@@ -62,9 +66,12 @@ mod tests {
         let mut opened = GenAiFolder::open(&out, 1).unwrap();
         let mut answers = Vec::new();
         answer(&mut opened, "[1, 2, 3]\n[4]\n".as_bytes(), &mut answers).unwrap();
-        let expected = [opened.logits(&[1, 2, 3]).unwrap(), opened.logits(&[4]).unwrap()];
-        let expected: Vec<u8> = expected.iter().flatten().flat_map(|logit| logit.to_le_bytes()).collect();
-        assert_eq!(expected.len(), 4 * tiny_model::CHARACTERS * size_of::<f32>());
+        let mut expected = Vec::new();
+        for (row, length) in [(&[1, 2, 3][..], 3_u32), (&[4], 1)] {
+            expected.extend([length, tiny_model::CHARACTERS as u32].iter().flat_map(|size| size.to_le_bytes()));
+            expected.extend(opened.logits(row).unwrap().iter().flat_map(|logit| logit.to_le_bytes()));
+        }
+        assert_eq!(expected.len(), (4 * tiny_model::CHARACTERS + 4) * size_of::<f32>());
         assert!(answers == expected);
         for (line, words) in [("x\n", "row 1 of stdin"), ("[1]\n[]\n", "row 2 of stdin")] {
             let error = answer(&mut opened, line.as_bytes(), io::sink()).unwrap_err();

@@ -12,6 +12,9 @@ use crate::declare::Bounds;
 /// The dialect of JSON Schema: the newest that the usual editors of TOML understand.
 const DIALECT: &str = "http://json-schema.org/draft-07/schema#";
 
+/// Options that belong to one run, so that a sweep varies none of them.
+pub const OF_ONE_RUN: [&str; 2] = ["output_dir", "resume_from_checkpoint"];
+
 /// The word that takes the value of an optional key back.
 const NONE: &str = "none";
 
@@ -25,6 +28,7 @@ pub fn schema() -> Value {
             properties.insert((*alias).to_owned(), json!({ "$ref": format!("#/properties/{}", option.key) }));
         }
     }
+    properties.insert("sweep".to_owned(), of_sweep());
     json!({
         "$schema": DIALECT,
         "title": "run.toml of Tandem",
@@ -32,6 +36,25 @@ pub fn schema() -> Value {
         "type": "object",
         "additionalProperties": false,
         "properties": properties,
+    })
+}
+
+/// The table of `tandem sweep`: lists of values.
+fn of_sweep() -> Value {
+    let mut lists = Map::new();
+    for option in OPTIONS.iter().filter(|option| !OF_ONE_RUN.contains(&option.key)) {
+        for key in [option.key].iter().chain(option.aliases) {
+            let value = json!({ "$ref": format!("#/properties/{}", option.key) });
+            let list = json!({ "type": "array", "items": value, "minItems": 1, "uniqueItems": true });
+            lists.insert((*key).to_owned(), list);
+        }
+    }
+    json!({
+        "description": "Lists of values, of which `tandem sweep` makes a run for each combination. `tandem train` refuses \
+            the table.",
+        "type": "object",
+        "additionalProperties": false,
+        "properties": lists,
     })
 }
 
@@ -203,6 +226,23 @@ mod tests {
         assert!(is_valid(&schema, "lr_scheduler_kwargs = '{\"power\": 2}'"));
         assert!(!is_valid(&schema, "lr_scheduler_kwargs = { num_decay_step = 5 }"));
         assert!(is_valid(&schema, "chat_template_kwargs = { enable_thinking = false }"));
+    }
+
+    #[test]
+    fn a_sweep_has_lists_of_the_values_of_options() {
+        let schema = schema();
+        for (line, valid) in [
+            ("sweep = { learning_rate = [1e-6, 1e-5], seed = [1, 2], eps_clip = [0.1] }", true),
+            ("sweep = { reward_funcs = [[\"a\"], [\"a\", \"b\"]] }", true),
+            ("sweep = { learning_rate = 1e-6 }", false),
+            ("sweep = { learning_rate = [] }", false),
+            ("sweep = { seed = [1, 1] }", false),
+            ("sweep = { seed = [-1] }", false),
+            ("sweep = { output_dir = [\"a\", \"b\"] }", false),
+            ("sweep = { learning_rat = [1e-6] }", false),
+        ] {
+            assert_eq!(is_valid(&schema, line), valid, "{line}");
+        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! `tandem export`: a model in a format that other programs open, and a published version back to a Hugging Face
 //! directory.
 
+mod runtime;
 mod rows;
 mod verified;
 
@@ -8,7 +9,7 @@ use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::{Context, Result, ensure};
 use clap::{Subcommand, ValueEnum};
-use exporters::{ExportOptions, gguf::GgufType};
+use exporters::{ExportOptions, genai::Precision, gguf::GgufType};
 use shared::{
     Dtype, ModelDir,
     files::output_dir,
@@ -44,12 +45,12 @@ struct ToFormat {
     /// Element type of weights; with `onnx`, of activations and KV cache too, while logits are always fp32.
     #[arg(long, value_enum, default_value_t = DtypeArg::Fp32)]
     dtype: DtypeArg,
-    /// Longest sequence (prompt and completion) that the graph can run; for `onnx`.
+    /// Longest sequence (prompt and completion) that the graph can run; for `onnx` and `genai`.
     ///
     /// Default: the model's max_position_embeddings, at most 32768.
     #[arg(long, value_name = "N")]
     max_positions: Option<usize>,
-    /// Dataset on whose rows the export is compared with the model; for `safetensors` and `gguf`.
+    /// Dataset on whose rows the export is compared with the model; not for `onnx`.
     ///
     /// Default: completions of the run that the model belongs to, else fixed pseudo-random tokens.
     #[arg(long, value_name = "FILE")]
@@ -83,6 +84,8 @@ enum Format {
     Safetensors,
     /// One file for llama.cpp, Ollama and LM Studio.
     Gguf,
+    /// Folder for ONNX Runtime GenAI.
+    Genai,
 }
 
 impl Format {
@@ -91,16 +94,18 @@ impl Format {
             Self::Onnx => "onnx",
             Self::Safetensors => "safetensors",
             Self::Gguf => "gguf",
+            Self::Genai => "genai",
         }
     }
 
     /// The types that its weights may have.
     fn dtypes(self) -> &'static [DtypeArg] {
-        use DtypeArg::{Bf16, Fp16, Fp32, Q4_0, Q8_0};
+        use DtypeArg::{Bf16, Fp16, Fp32, Int4, Int8, Q4_0, Q8_0};
         match self {
             Self::Onnx => &[Fp32, Fp16],
             Self::Safetensors => &[Fp32, Fp16, Bf16],
             Self::Gguf => &[Fp32, Fp16, Bf16, Q8_0, Q4_0],
+            Self::Genai => &[Fp32, Fp16, Int8, Int4],
         }
     }
 }
@@ -119,6 +124,10 @@ enum DtypeArg {
     /// 4 bits in blocks of 32 with a scale; for `gguf`.
     #[value(name = "q4_0")]
     Q4_0,
+    /// 8 bits in blocks of 32 with a scale; for `genai`.
+    Int8,
+    /// 4 bits in blocks of 32 with a scale, embedding and head 8 bits; for `genai`.
+    Int4,
 }
 
 impl DtypeArg {
@@ -129,6 +138,8 @@ impl DtypeArg {
             Self::Bf16 => "bf16",
             Self::Q8_0 => "q8_0",
             Self::Q4_0 => "q4_0",
+            Self::Int8 => "int8",
+            Self::Int4 => "int4",
         }
     }
 
@@ -138,17 +149,28 @@ impl DtypeArg {
             Self::Fp32 => Some(Dtype::Fp32),
             Self::Fp16 => Some(Dtype::Fp16),
             Self::Bf16 => Some(Dtype::Bf16),
-            Self::Q8_0 | Self::Q4_0 => None,
+            Self::Q8_0 | Self::Q4_0 | Self::Int8 | Self::Int4 => None,
         }
     }
 
-    fn gguf(self) -> GgufType {
+    fn gguf(self) -> Option<GgufType> {
         match self {
-            Self::Fp32 => GgufType::F32,
-            Self::Fp16 => GgufType::F16,
-            Self::Bf16 => GgufType::Bf16,
-            Self::Q8_0 => GgufType::Q8_0,
-            Self::Q4_0 => GgufType::Q4_0,
+            Self::Fp32 => Some(GgufType::F32),
+            Self::Fp16 => Some(GgufType::F16),
+            Self::Bf16 => Some(GgufType::Bf16),
+            Self::Q8_0 => Some(GgufType::Q8_0),
+            Self::Q4_0 => Some(GgufType::Q4_0),
+            Self::Int8 | Self::Int4 => None,
+        }
+    }
+
+    fn genai(self) -> Option<Precision> {
+        match self {
+            Self::Fp32 => Some(Precision::Fp32),
+            Self::Fp16 => Some(Precision::Fp16),
+            Self::Int8 => Some(Precision::Int8),
+            Self::Int4 => Some(Precision::Int4),
+            Self::Bf16 | Self::Q8_0 | Self::Q4_0 => None,
         }
     }
 }
@@ -174,7 +196,8 @@ fn to_format(args: &ToFormat) -> Result<()> {
         ensure!(args.rows.is_none(), "--rows: an export to onnx is compared on no rows; leave it out");
         return to_onnx(args);
     }
-    ensure!(args.max_positions.is_none(), "--max-positions: {} has no such limit; leave it out", format.name());
+    let is_limited = format == Format::Genai || args.max_positions.is_none();
+    ensure!(is_limited, "--max-positions: {} has no such limit; leave it out", format.name());
     verified::export(args)
 }
 

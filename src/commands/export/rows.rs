@@ -27,12 +27,13 @@ pub(super) struct Rows {
     pub origin: String,
 }
 
-/// The rows of a dataset, if one is named; else the last completions of the model's run; else pseudo-random tokens.
+/// The rows of a dataset, if one is named; else the last completions of the model's run; else pseudo-random tokens. None
+/// is longer than `positions`.
 ///
 /// # Errors
 /// A dataset that cannot be read, or has no row that can be used.
-pub(super) fn choose(named: &NamedModel, dataset: Option<&Path>) -> Result<Rows> {
-    let most = MOST_TOKENS.min(named.dir().config().max_position_embeddings);
+pub(super) fn choose(named: &NamedModel, dataset: Option<&Path>, positions: Option<usize>) -> Result<Rows> {
+    let most = MOST_TOKENS.min(named.dir().config().max_position_embeddings).min(positions.unwrap_or(MOST_TOKENS));
     if let Some(path) = dataset {
         let tokens = of_dataset(named, path, most).context("--rows")?;
         return Ok(Rows { tokens, origin: format!("of {}", path.display()) });
@@ -142,7 +143,7 @@ mod tests {
         let checkpoint = run.checkpoint(2);
         harness::tiny_model::TINY.write(&checkpoint, 1);
         harness::tiny_model::write_tokenizer(&checkpoint);
-        let chosen = || choose(&NamedModel::find(&checkpoint).unwrap(), None).unwrap();
+        let chosen = || choose(&NamedModel::find(&checkpoint).unwrap(), None, None).unwrap();
         assert!(chosen().origin.starts_with("fixed pseudo-random tokens"));
         std::fs::write(run.config(), "").unwrap();
         assert!(chosen().origin.starts_with("fixed pseudo-random tokens"), "no completions");

@@ -4,12 +4,16 @@
 use std::{borrow::Cow, fs, path::Path};
 
 use anyhow::{Context, Result, bail, ensure};
-use exporters::{Checkpoint, SourceError, VersionDir, gguf};
-use exporters_verify::{Distance, Model, huggingface, published, size_of, verify};
+use exporters::{
+    Checkpoint, SourceError, VersionDir,
+    genai::{self, GenAiOptions},
+    gguf,
+};
+use exporters_verify::{Distance, Model, VerifyError, huggingface, published, size_of, verify};
 use shared::files::{atomic, output_dir};
 use shared_hub::NamedModel;
 
-use super::{DtypeArg, Format, ToFormat, rows};
+use super::{DtypeArg, Format, ToFormat, rows, runtime::Runtime};
 use crate::terminal::output;
 
 /// The weights of a model, for the writers.
@@ -46,7 +50,7 @@ fn bound(dtype: DtypeArg) -> Option<f64> {
         DtypeArg::Fp32 => Some(1e-4),
         DtypeArg::Fp16 => Some(1e-2),
         DtypeArg::Bf16 => Some(8e-2),
-        DtypeArg::Q8_0 | DtypeArg::Q4_0 => None,
+        DtypeArg::Q8_0 | DtypeArg::Q4_0 | DtypeArg::Int8 | DtypeArg::Int4 => None,
     }
 }
 
@@ -55,24 +59,32 @@ pub(super) fn export(args: &ToFormat) -> Result<()> {
     check_output(args.format, &args.out)?;
     let named = NamedModel::find(&args.model)?;
     named.tell_choice();
-    let (stored, rows) = (Stored::open(&named)?, rows::choose(&named, args.rows.as_deref())?);
+    let (stored, rows) = (Stored::open(&named)?, rows::choose(&named, args.rows.as_deref(), args.max_positions)?);
     let mut source = reference(&named)?;
     let mut found = None;
-    let mut check = |mut export: Model, path: &Path| -> Result<()> {
-        let distance = verify(&mut source, &mut export, &rows.tokens, bound(args.dtype))?;
-        found = Some((distance, size_of(path)?));
+    let mut take = |distance: Result<Distance, VerifyError>, path: &Path| -> Result<()> {
+        found = Some((distance?, size_of(path)?));
         Ok(())
     };
+    let (rows_of, most) = (&rows.tokens, bound(args.dtype));
     let mut read = |name: &str| -> Result<Cow<'static, [f32]>, SourceError> { Ok(stored.read(name)?.into()) };
     let written: Result<()> = match args.format {
         Format::Safetensors => atomic::write_dir(&args.out, |dir| {
             let dtype = args.dtype.float().expect("safetensors has types of floats alone");
             exporters::fill_hf_as(named.dir(), dir, dtype, &mut read)?;
-            check(huggingface::open(dir, None)?, dir)
+            take(verify(&mut source, &mut huggingface::open(dir, None)?, rows_of, most), dir)
         }),
         Format::Gguf => atomic::write_checked(&args.out, |file| {
-            gguf::write_gguf(named.dir(), file, args.dtype.gguf(), &mut read)?;
-            check(exporters_verify::gguf::open(file)?, file)
+            let kind = args.dtype.gguf().expect("only types that the format has come here");
+            gguf::write_gguf(named.dir(), file, kind, &mut read)?;
+            take(verify(&mut source, &mut exporters_verify::gguf::open(file)?, rows_of, most), file)
+        }),
+        Format::Genai => atomic::write_dir(&args.out, |dir| {
+            let precision = args.dtype.genai().expect("only types that the format has come here");
+            genai::fill(named.dir(), dir, &GenAiOptions { precision, max_positions: args.max_positions }, &mut read)?;
+            let mut runtime = Runtime::start(dir)?;
+            let folder = exporters_verify::genai::open(dir)?;
+            take(exporters_verify::genai::verify(&mut source, folder, &mut runtime, rows_of, most), dir)
         }),
         Format::Onnx => unreachable!("ONNX has a way of its own"),
     };
@@ -99,7 +111,7 @@ fn reference(named: &NamedModel) -> Result<Model> {
 
 /// Refuses, before any work, an output that exists or that could not be written after it.
 fn check_output(format: Format, out: &Path) -> Result<()> {
-    if format == Format::Safetensors {
+    if format != Format::Gguf {
         return output_dir::check(out, &[]).context("--out");
     }
     ensure!(

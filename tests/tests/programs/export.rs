@@ -98,6 +98,8 @@ fn help_names_everything() {
         "safetensors",
         "gguf",
         "q4_0",
+        "genai",
+        "int4",
         "--rows",
     ] {
         assert!(text.contains(word), "{word} is missing from --help");
@@ -222,11 +224,32 @@ fn a_directory_of_another_type_is_compared_with_its_model_and_exported_again() {
 }
 
 #[test]
+fn a_folder_for_genai_is_run_by_onnx_runtime_before_it_appears() {
+    let place = Exports::new();
+    write_tokenizer(&place.path("model"));
+    fs::write(place.path("model/tokenizer_config.json"), "{}").unwrap();
+    for (dtype, words) in [("fp32", "bound 1e-4"), ("fp16", "bound 1e-2"), ("int8", "no bound"), ("int4", "no bound")] {
+        let out = place.path(dtype);
+        // Shorter than the rows would be otherwise.
+        let flags = ["--format", "genai", "--dtype", dtype, "--max-positions", "48"];
+        let told = place.export(&out, &flags).success().stdout;
+        assert!(told.contains(&format!("as genai ({dtype}, ")) && told.contains(words), "{told}");
+        assert!(told.contains("compared on 188 tokens of 4 rows"), "{told}");
+        let config: serde_json::Value = serde_json::from_slice(&fs::read(out.join("genai_config.json")).unwrap()).unwrap();
+        assert_eq!(config["model"]["context_length"], 48);
+        assert!(!out.join("manifest.json").exists(), "GenAI takes it for its own");
+        assert!(place.refusal_of(&out, &["--format", "genai"]).contains("the folder is not empty"));
+    }
+    let size = |dtype: &str| fs::metadata(place.path(dtype).join("model.onnx.data")).unwrap().len();
+    assert!(size("int8") < size("fp32"));
+}
+
+#[test]
 fn what_a_format_cannot_hold_is_one_line_and_leaves_nothing() {
     let place = Exports::new();
     let unknown = place.export(&place.path("out"), &["--format", "ggml"]);
     assert_eq!(unknown.status.code(), Some(2));
-    assert!(unknown.stderr.contains("ggml") && unknown.stderr.contains("onnx, safetensors, gguf"), "{unknown:?}");
+    assert!(unknown.stderr.contains("ggml") && unknown.stderr.contains("onnx, safetensors, gguf, genai"), "{unknown:?}");
     let out = place.path("out.gguf");
     let no_tokenizer = place.refusal_of(&out, &["--format", "gguf"]);
     assert!(no_tokenizer.contains("tokenizer.json: no such file"), "{no_tokenizer}");
@@ -235,6 +258,9 @@ fn what_a_format_cannot_hold_is_one_line_and_leaves_nothing() {
         (&["--format", "gguf"][..], "neither BPE over bytes (`ByteLevel`) nor SentencePiece"),
         (&["--dtype", "bf16"], "--dtype bf16: onnx has fp32, fp16"),
         (&["--format", "safetensors", "--dtype", "q4_0"], "--dtype q4_0: safetensors has fp32, fp16, bf16"),
+        (&["--format", "genai", "--dtype", "bf16"], "--dtype bf16: genai has fp32, fp16, int8, int4"),
+        (&["--format", "gguf", "--dtype", "int4"], "--dtype int4: gguf has fp32, fp16, bf16, q8_0, q4_0"),
+        (&["--format", "genai"], "tokenizer.json"),
         (&["--rows", "x"], "--rows: an export to onnx is compared on no rows"),
         (&["--format", "gguf", "--max-positions", "8"], "--max-positions: gguf has no such limit"),
         (&["--format", "gguf", "--rows", "/no/rows.jsonl"], "--rows: /no/rows.jsonl"),

@@ -36,7 +36,7 @@ const NEEDS: &[(&str, &str, &str)] = &[
     ("docs/exporting.md", "tandem export --model runs/gsm8k --format gguf", "a tokenizer of llama.cpp: `export.rs`"),
     ("docs/exporting.md", "llama-", "llama.cpp"),
     ("docs/exporting.md", "ollama", "Ollama"),
-    ("docs/exporting-genai.md", "", "a clone: `cargo xtask conformity genai`"),
+    ("docs/exporting-genai.md", "", "a tokenizer that GenAI reads: `export.rs`"),
     ("docs/serving.md", "curl", "the server in the other terminal: `serve.rs`"),
 ];
 

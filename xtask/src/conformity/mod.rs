@@ -56,7 +56,7 @@ pub fn run(host: &Host, args: &Args) -> Result<()> {
         return Ok(());
     }
     let chosen = checks::chosen(&args.names)?;
-    steps::build_with(host, &["--example", "genai"])?;
+    steps::build(host)?;
     let place = host.target.join("conformity");
     fs::create_dir_all(&place).with_context(|| place.display().to_string())?;
     // Another run would clear the folders in which this one works.

@@ -30,11 +30,11 @@ pub(super) fn read(gguf: &Gguf, name: &str, place: &Place) -> Result<Tensor, Ver
         2 => (2 + BLOCK / 2, -8, 7, fours),
         other => return Err(wrong(format!("has the type {other}, which is not read here"))),
     };
-    if !shape.last().is_some_and(|columns| columns.is_multiple_of(BLOCK)) {
+    let Some(&columns) = shape.last().filter(|columns| **columns > 0 && columns.is_multiple_of(BLOCK)) else {
         return Err(wrong(format!("has rows that are no blocks of {BLOCK} values")));
-    }
+    };
     let stored = gguf.bytes(place, count / BLOCK as u64 * bytes as u64)?;
-    let mut blocks = Blocks { scales: Vec::new(), length: BLOCK, lowest, highest };
+    let mut blocks = Blocks { scales: Vec::new(), length: BLOCK, columns, lowest, highest, rounded_scales: true };
     let mut values = Vec::with_capacity(count as usize);
     for block in stored.chunks_exact(bytes) {
         let scale = half::f16::from_le_bytes([block[0], block[1]]).to_f32();

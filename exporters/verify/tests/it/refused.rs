@@ -9,7 +9,7 @@ use shared::Dtype;
 use crate::support::{GgufType, TestModel, rows, same};
 
 /// Families with changes that make every key of theirs count.
-fn families() -> [(&'static str, serde_json::Value); 7] {
+pub fn families() -> [(&'static str, serde_json::Value); 7] {
     let llama3 = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 16});
     let linear = json!({"rope_type": "linear", "factor": 4.0});
@@ -52,19 +52,19 @@ fn every_family_in_every_type_is_its_model() {
 }
 
 /// A change of parameters.
-type Change<'a> = &'a dyn Fn(&str, Vec<f32>) -> Vec<f32>;
+pub type Change<'a> = &'a dyn Fn(&str, Vec<f32>) -> Vec<f32>;
 
 const UP: &str = "model.layers.1.mlp.up_proj.weight";
 
 /// Makes one value of a parameter another one, by more than any rounding.
-fn flip(name: &str, mut values: Vec<f32>) -> Vec<f32> {
+pub fn flip(name: &str, mut values: Vec<f32>) -> Vec<f32> {
     if name == UP {
         values[77] = -values[77] - 0.5;
     }
     values
 }
 
-fn transpose(name: &str, values: Vec<f32>) -> Vec<f32> {
+pub fn transpose(name: &str, values: Vec<f32>) -> Vec<f32> {
     if name != UP {
         return values;
     }
