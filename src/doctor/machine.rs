@@ -15,7 +15,7 @@ pub fn examine() -> Vec<Finding> {
     vec![processor(), memory(), shared_memory(Path::new("/dev/shm")), gpu(), disk(Path::new("."))]
 }
 
-/// Instruction sets that the numeric kernels use, in the order of their age: the flag in /proc/cpuinfo, and the name.
+/// Instruction sets that the numeric kernels use, in the order of their age: Linux's name of the flag, and ours.
 const FEATURES: [(&str, &str); 7] = [
     ("avx2", "avx2"),
     ("fma", "fma"),
@@ -29,7 +29,36 @@ const FEATURES: [(&str, &str); 7] = [
 fn processor() -> Finding {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let name = cpuinfo("model name").unwrap_or_else(|| std::env::consts::ARCH.to_owned());
-    describe_processor(&name, cores, &cpuinfo("flags").unwrap_or_default(), tiles_are_granted())
+    describe_processor(&name, cores, &flags(), tiles_are_granted())
+}
+
+/// The processor's flags that matter here. They come from the processor itself, as for the kernels: in an emulator,
+/// /proc/cpuinfo is that of the machine below it.
+fn flags() -> String {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::{
+            is_x86_feature_detected,
+            x86_64::{__cpuid, __cpuid_count},
+        };
+        // Rust has no stable names of these three.
+        let amx = if __cpuid(0).eax < 7 { 0 } else { __cpuid_count(7, 0).edx };
+        let all = [
+            ("avx2", is_x86_feature_detected!("avx2")),
+            ("fma", is_x86_feature_detected!("fma")),
+            ("avx512f", is_x86_feature_detected!("avx512f")),
+            ("avx_vnni", is_x86_feature_detected!("avxvnni")),
+            ("avx512_vnni", is_x86_feature_detected!("avx512vnni")),
+            ("avx512_bf16", is_x86_feature_detected!("avx512bf16")),
+            ("amx_bf16", amx >> 22 & 1 == 1),
+            ("amx_tile", amx >> 24 & 1 == 1),
+            ("amx_int8", amx >> 25 & 1 == 1),
+        ];
+        let found: Vec<&str> = all.iter().filter(|(_, is_there)| *is_there).map(|(flag, _)| *flag).collect();
+        found.join(" ")
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    String::new()
 }
 
 /// A field of the first processor.
@@ -40,7 +69,7 @@ fn cpuinfo(name: &str) -> Option<String> {
 
 /// Whether the processor has tiles for products in bfloat16, which are several times as fast as those in float32.
 pub fn has_bf16_tiles() -> bool {
-    are_bf16_tiles(&cpuinfo("flags").unwrap_or_default(), tiles_are_granted())
+    are_bf16_tiles(&flags(), tiles_are_granted())
 }
 
 fn are_bf16_tiles(flags: &str, granted: bool) -> bool {
@@ -201,6 +230,15 @@ mod tests {
         assert!(detail(flags, true).ends_with("avx2 avx512-vnni amx; int8 and bf16 rollouts on amx"));
         assert!(detail(flags, false).ends_with("avx512-vnni amx (not granted); int8 rollouts on avx512-vnni"));
         assert!(detail("avx2", false).ends_with("usable threads, avx2"));
+    }
+
+    #[test]
+    fn the_processor_has_the_flags_that_linux_lists() {
+        // An old kernel does not know all that a processor has.
+        let listed = cpuinfo("flags").unwrap_or_default();
+        for flag in listed.split(' ').filter(|flag| FEATURES.iter().any(|(known, _)| known == flag)) {
+            assert!(flags().split(' ').any(|found| found == flag), "{flag}: {}", flags());
+        }
     }
 
     #[test]

@@ -119,14 +119,8 @@ mod tests {
 
     #[test]
     fn a_block_allows_half_a_step_and_a_whole_one_at_its_short_end_alone() {
-        let four = Blocks {
-            scales: vec![0.5, -0.5],
-            length: 2,
-            columns: 4,
-            lowest: -8,
-            highest: 7,
-            rounded_scales: true,
-        };
+        let four =
+            Blocks { scales: vec![0.5, -0.5], length: 2, columns: 4, lowest: -8, highest: 7, rounded_scales: true };
         let allows = |meant, stored, index| Rounding::Blocks(four.clone()).allows(meant, stored, index, 0.0);
         assert!(allows(1.2, 1.0, 0) && allows(1.25, 1.0, 1));
         assert!(!allows(1.3, 1.0, 0), "more than half a step");

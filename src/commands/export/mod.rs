@@ -1,8 +1,8 @@
 //! `tandem export`: a model in a format that other programs open, and a published version back to a Hugging Face
 //! directory.
 
-mod runtime;
 mod rows;
+mod runtime;
 mod verified;
 
 use std::{path::PathBuf, process::ExitCode};

@@ -235,7 +235,8 @@ fn a_folder_for_genai_is_run_by_onnx_runtime_before_it_appears() {
         let told = place.export(&out, &flags).success().stdout;
         assert!(told.contains(&format!("as genai ({dtype}, ")) && told.contains(words), "{told}");
         assert!(told.contains("compared on 188 tokens of 4 rows"), "{told}");
-        let config: serde_json::Value = serde_json::from_slice(&fs::read(out.join("genai_config.json")).unwrap()).unwrap();
+        let config: serde_json::Value =
+            serde_json::from_slice(&fs::read(out.join("genai_config.json")).unwrap()).unwrap();
         assert_eq!(config["model"]["context_length"], 48);
         assert!(!out.join("manifest.json").exists(), "GenAI takes it for its own");
         assert!(place.refusal_of(&out, &["--format", "genai"]).contains("the folder is not empty"));
@@ -249,7 +250,10 @@ fn what_a_format_cannot_hold_is_one_line_and_leaves_nothing() {
     let place = Exports::new();
     let unknown = place.export(&place.path("out"), &["--format", "ggml"]);
     assert_eq!(unknown.status.code(), Some(2));
-    assert!(unknown.stderr.contains("ggml") && unknown.stderr.contains("onnx, safetensors, gguf, genai"), "{unknown:?}");
+    assert!(
+        unknown.stderr.contains("ggml") && unknown.stderr.contains("onnx, safetensors, gguf, genai"),
+        "{unknown:?}"
+    );
     let out = place.path("out.gguf");
     let no_tokenizer = place.refusal_of(&out, &["--format", "gguf"]);
     assert!(no_tokenizer.contains("tokenizer.json: no such file"), "{no_tokenizer}");

@@ -162,9 +162,9 @@ impl Graph {
         let tensor = self.tensor(name)?;
         let sizes: Option<Vec<usize>> = tensor.sizes.iter().map(|size| usize::try_from(*size).ok()).collect();
         let product = |sizes: &Vec<usize>| sizes.iter().try_fold(1_usize, |all, size| all.checked_mul(*size));
-        sizes.filter(|sizes| product(sizes).is_some_and(|count| count < 1 << 48)).ok_or_else(|| {
-            VerifyError::Differs(format!("tensor {name} of its graph has the sizes {:?}", tensor.sizes))
-        })
+        sizes
+            .filter(|sizes| product(sizes).is_some_and(|count| count < 1 << 48))
+            .ok_or_else(|| VerifyError::Differs(format!("tensor {name} of its graph has the sizes {:?}", tensor.sizes)))
     }
 
     /// A tensor of floats.

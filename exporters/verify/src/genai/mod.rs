@@ -141,7 +141,9 @@ impl Folder {
         }
         if !same(attention.scale, model.attention_scale) {
             let (found, meant) = (attention.scale, model.attention_scale);
-            return Ok(Some(format!("the factor on attention scores of layer {index} is {found}, the model's {meant}")));
+            return Ok(Some(format!(
+                "the factor on attention scores of layer {index} is {found}, the model's {meant}"
+            )));
         }
         // A window as long as the longest sequence is none.
         let window = layer.window.filter(|window| *window < positions);

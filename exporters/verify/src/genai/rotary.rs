@@ -50,7 +50,10 @@ mod tests {
         let tables = |of: &[f64]| [table(600, of, f64::cos), table(600, of, f64::sin)];
         let [cosines, sines] = tables(&right);
         assert_eq!(difference(&right, 600, &cosines, &sines), None);
-        assert_eq!(difference(&right, 600, &sines, &cosines).unwrap(), "pair 0 at position 0 has 0, the model has 1.000000");
+        assert_eq!(
+            difference(&right, 600, &sines, &cosines).unwrap(),
+            "pair 0 at position 0 has 0, the model has 1.000000"
+        );
         let [cosines, sines] = tables(&scaled);
         let found = difference(&right, 600, &cosines, &sines).unwrap();
         assert!(found.starts_with("pair 0 at position 1 has 0.99"), "{found}");

@@ -15,12 +15,8 @@ use crate::{
     support::{TestModel, rows, same},
 };
 
-const PRECISIONS: [(Precision, Option<f64>); 4] = [
-    (Precision::Fp32, Some(1e-4)),
-    (Precision::Fp16, Some(1e-2)),
-    (Precision::Int8, None),
-    (Precision::Int4, None),
-];
+const PRECISIONS: [(Precision, Option<f64>); 4] =
+    [(Precision::Fp32, Some(1e-4)), (Precision::Fp16, Some(1e-2)), (Precision::Int8, None), (Precision::Int4, None)];
 
 /// Writes a model as a folder, with its parameters changed by `change`.
 fn folder(model: &TestModel, precision: Precision, change: Change<'_>) -> PathBuf {

@@ -4,12 +4,14 @@
 //! the same tree everywhere, and products are fused everywhere. So the instruction set does not show in the results.
 
 mod dot;
+mod features;
 mod plain;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
 pub use dot::MAX_BYTE_PRODUCTS;
 pub(crate) use dot::{ByteTask, Dot};
+pub use features::Features;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use x86::{TileBytes, TileDot, TileHalves, TileProduct, TileSplits, Tiles};
 
@@ -143,10 +145,11 @@ pub(crate) trait Task {
 pub struct Isa(Set);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "other machines have plain Rust only"))]
 enum Set {
-    /// AVX-512, and AMX for bytes and bf16.
+    /// AVX-512 with VNNI, and AMX for bytes and bf16.
     Amx,
+    /// AVX-512, and VNNI for bytes.
+    Avx512Vnni,
     Avx512,
     /// AVX2, and AVX-VNNI for bytes.
     AvxVnni,
@@ -154,21 +157,37 @@ enum Set {
     Plain,
 }
 
+/// The sets with the instructions that each needs, the widest first.
+const SETS: [(Set, &[Features]); 6] = [
+    (Set::Amx, &[Features::AVX2, Features::AVX512, Features::AVX512_VNNI, Features::AMX]),
+    (Set::Avx512Vnni, &[Features::AVX2, Features::AVX512, Features::AVX512_VNNI]),
+    (Set::Avx512, &[Features::AVX2, Features::AVX512]),
+    (Set::AvxVnni, &[Features::AVX2, Features::AVX_VNNI]),
+    (Set::Avx2, &[Features::AVX2]),
+    (Set::Plain, &[]),
+];
+
 impl Isa {
     /// The widest one of this machine.
     #[must_use]
     pub fn detect() -> Self {
-        Self::available()[0]
+        Self::within(Features::ALL)
+    }
+
+    /// The widest one of this machine that needs no instructions but these.
+    #[must_use]
+    pub fn within(allowed: Features) -> Self {
+        let features = Features::of_machine().and(allowed);
+        let fits = |needs: &[Features]| needs.iter().all(|need| features.contains(*need));
+        let found = SETS.iter().find(|(_, needs)| fits(needs));
+        Self(found.expect("plain Rust needs nothing").0)
     }
 
     /// All that this machine has, the widest first; the last one is plain Rust.
     #[must_use]
     pub fn available() -> Vec<Self> {
-        #[cfg(target_arch = "x86_64")]
-        let wide = x86::available();
-        #[cfg(not(target_arch = "x86_64"))]
-        let wide = [].into_iter();
-        wide.chain([Set::Plain]).map(Self).collect()
+        let here: Vec<Self> = Features::of_machine().subsets().map(Self::within).collect();
+        SETS.iter().map(|(set, _)| Self(*set)).filter(|isa| here.contains(isa)).collect()
     }
 
     /// [`Simd::ROWS`] of this instruction set.
@@ -189,10 +208,10 @@ impl Isa {
     pub(crate) fn run<T: Task>(self, task: T) -> T::Output {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: `available` is the only maker of an `Isa` and has checked the instruction set.
-            Set::Amx | Set::Avx512 => unsafe { x86::with_avx512(task) },
+            // SAFETY: `within` is the only maker of an `Isa` and has checked the instruction set.
+            Set::Amx | Set::Avx512Vnni | Set::Avx512 => unsafe { x86::with_avx512(task) },
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: `available` has checked AVX2 and FMA.
+            // SAFETY: `within` has checked AVX2 and FMA.
             Set::AvxVnni | Set::Avx2 => unsafe { x86::with_avx2(task) },
             // SAFETY: plain Rust is always available.
             _ => unsafe { task.run::<plain::Plain>() },
@@ -204,14 +223,13 @@ impl Isa {
     pub(crate) fn run_bytes<T: ByteTask>(self, task: T) {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: `available` has checked AVX-512, and the guard VNNI.
-            Set::Amx | Set::Avx512 if x86::has_vnni() => unsafe { x86::with_vnni(With(task, x86::Vnni)) },
+            // SAFETY: `within` has checked AVX-512 with VNNI.
+            Set::Amx | Set::Avx512Vnni => unsafe { x86::with_vnni(With(task, x86::Vnni)) },
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: `available` has checked AVX2, FMA and AVX-VNNI.
+            // SAFETY: `within` has checked AVX2, FMA and AVX-VNNI.
             Set::AvxVnni => unsafe { x86::with_avx_vnni(With(task, x86::AvxVnni)) },
             #[cfg(target_arch = "x86_64")]
-            // AVX-512 comes with AVX2.
-            Set::Amx | Set::Avx512 | Set::Avx2 => self.run(With(task, x86::Avx2Dot)),
+            Set::Avx512 | Set::Avx2 => self.run(With(task, x86::Avx2Dot)),
             _ => self.run(With(task, PlainDot)),
         }
     }
@@ -226,11 +244,7 @@ impl Isa {
     /// as those of floats, and bytes save memory only.
     #[must_use]
     pub fn has_byte_products(self) -> bool {
-        match self.0 {
-            #[cfg(target_arch = "x86_64")]
-            Set::Amx | Set::Avx512 => x86::has_vnni(),
-            set => set == Set::AvxVnni,
-        }
+        matches!(self.0, Set::Amx | Set::Avx512Vnni | Set::AvxVnni)
     }
 
     /// Whether it is plain Rust, where this machine has nothing wider.
@@ -246,8 +260,8 @@ impl Isa {
             (Set::Amx, Format::Int8) => "amx-int8",
             (Set::Amx, Format::Bf16) => "amx-bf16",
             (Set::Amx, Format::Bf16x3) => "amx-bf16x3",
-            (Set::Avx512, Format::Int8) if self.has_byte_products() => "avx512-vnni",
-            (Set::Amx | Set::Avx512, _) => "avx512",
+            (Set::Avx512Vnni, Format::Int8) => "avx512-vnni",
+            (Set::Amx | Set::Avx512Vnni | Set::Avx512, _) => "avx512",
             (Set::AvxVnni, Format::Int8) => "avx-vnni",
             (Set::AvxVnni | Set::Avx2, _) => "avx2",
             (Set::Plain, _) => "plain",

@@ -8,10 +8,11 @@ use std::time::Duration;
 use shared::generation::rng::Stream;
 
 use super::{
+    element::Format,
     linear::{Norm, rms_norm},
     parallel::Machine,
     residual::add_normed,
-    simd::{Isa, LANES, Simd, Task},
+    simd::{Features, Isa, LANES, Simd, Task},
     thread_pool::ThreadPool,
 };
 
@@ -87,6 +88,34 @@ fn exponentials_are_accurate_and_the_same_everywhere() {
     for isa in Isa::available() {
         assert!(isa.run(Exp(&[f32::NAN; LANES])).iter().all(|x| x.is_nan()), "{isa:?}");
     }
+}
+
+/// The other tests compare the sets that are found here bit by bit, so each choice that a mask can lead to is tried.
+#[test]
+fn a_mask_leads_to_the_widest_set_that_it_allows() {
+    let (machine, mut found) = (Features::of_machine(), Vec::new());
+    for allowed in Features::ALL.subsets() {
+        let has = |feature: Features| machine.and(allowed).contains(feature);
+        let expected = match (has(Features::AVX512), has(Features::AVX512_VNNI), has(Features::AMX)) {
+            _ if !has(Features::AVX2) => "plain",
+            (true, true, true) => "amx-int8",
+            (true, true, false) => "avx512-vnni",
+            (true, false, _) => "avx512",
+            _ if has(Features::AVX_VNNI) => "avx-vnni",
+            _ => "avx2",
+        };
+        let isa = Isa::within(allowed);
+        assert_eq!(isa.name(Format::Int8), expected, "{allowed:?} of {machine:?}");
+        assert_eq!(isa.is_plain(), expected == "plain");
+        assert_eq!(isa.has_byte_products(), expected.ends_with("vnni") || expected == "amx-int8");
+        found.push(isa);
+    }
+    assert_eq!(Features::ALL.subsets().count(), 32);
+    assert_eq!((found[0], found[31]), (Isa::detect(), Isa::available().pop().unwrap()));
+    assert!(
+        Isa::available().iter().all(|isa| found.contains(isa))
+            && found.iter().all(|isa| Isa::available().contains(isa))
+    );
 }
 
 #[test]

@@ -5,7 +5,7 @@ mod dot;
 
 use std::arch::x86_64::*;
 
-use super::{Set, Simd, Task};
+use super::{Features, Simd, Task};
 pub(crate) use amx::{TileBytes, TileDot, TileHalves, TileProduct, TileSplits, Tiles};
 pub(super) use dot::{Avx2Dot, AvxVnni, Vnni};
 
@@ -17,22 +17,15 @@ pub(super) struct Avx512;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Avx2;
 
-/// The instruction sets that this machine has, the widest first.
-pub(super) fn available() -> impl Iterator<Item = Set> {
-    let avx512 = is_x86_feature_detected!("avx512f");
-    let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
-    let all = [
-        (Set::Amx, avx512 && amx::granted()),
-        (Set::Avx512, avx512),
-        (Set::AvxVnni, avx2 && is_x86_feature_detected!("avxvnni")),
-        (Set::Avx2, avx2),
-    ];
-    all.into_iter().filter_map(|(set, is_there)| is_there.then_some(set))
-}
-
-/// Whether a machine with AVX-512 has products of bytes.
-pub(super) fn has_vnni() -> bool {
-    is_x86_feature_detected!("avx512vnni")
+/// The instructions of this machine.
+pub(super) fn features() -> Features {
+    Features::of(&[
+        (Features::AVX2, is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")),
+        (Features::AVX_VNNI, is_x86_feature_detected!("avxvnni")),
+        (Features::AVX512, is_x86_feature_detected!("avx512f")),
+        (Features::AVX512_VNNI, is_x86_feature_detected!("avx512vnni")),
+        (Features::AMX, amx::granted()),
+    ])
 }
 
 /// # Safety
