@@ -2,7 +2,10 @@
 
 use std::{env, ffi::CStr, os::unix::process::CommandExt, path::Path, process::Command};
 
-use shared::config::{TrainConfig, torchrun::Torchrun};
+use shared::{
+    config::{TrainConfig, torchrun::Torchrun},
+    process::environment,
+};
 use tch::{Cuda, Device};
 
 use crate::error::LearnerError;
@@ -118,29 +121,13 @@ fn load_globally(library: &CStr) -> Result<(), String> {
     Err(message)
 }
 
-/// Variables by which a user tells libgomp how its threads wait; any of them is respected.
-const WAIT_VARIABLES: [&str; 3] = ["OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"];
-
-/// The memory of tensors stays with the process when the tensors are gone. Otherwise the process would give activations
-/// of 10 MB each back to the system after every use, and ask for each of their pages again.
-const ALLOCATOR: (&str, &str) =
-    ("GLIBC_TUNABLES", "glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=4294967296");
-
-/// Gives libtorch the environment that it computes best in, by starting this program again: libgomp and the allocator
-/// read their variables before `main`. Variables that the user has set stay.
-///
-/// libgomp's threads spin for some ten microseconds while they wait, and then sleep. By default they spin on. A learner
-/// that shares its cores with the sampler, or with anything else, then spends most of its time waiting for a thread
-/// whose core another thread spins on: without endless spinning, training on two busy cores was measured to be three
-/// times as fast. Sleeping at once is no better there, and on idle cores it makes a step of a small model a sixth
-/// longer, since an operation's threads are woken again and again.
+/// Gives libtorch the environment that it computes best in, by starting this program again if whoever started it has
+/// not set the variables.
 ///
 /// # Errors
 /// When the program cannot be started again. Returns only with an error, or when there is nothing to do.
 pub fn prepare_environment() -> std::io::Result<()> {
-    let unset = |name: &&str| env::var_os(name).is_none();
-    let waits = WAIT_VARIABLES.iter().all(unset).then_some(("GOMP_SPINCOUNT", "10000"));
-    let wanted: Vec<_> = waits.into_iter().chain(unset(&ALLOCATOR.0).then_some(ALLOCATOR)).collect();
+    let wanted = environment::missing_for_learner();
     if wanted.is_empty() {
         return Ok(());
     }

@@ -107,7 +107,7 @@ impl Delegated {
             }
             (program, None) => binaries::find(program)?,
         };
-        let mut command = Command::new(&program);
+        let mut command = binaries::command_alone(&program);
         command.arg0(env::args_os().next().unwrap_or_else(|| "tandem".into())).arg(self.name);
         match self.translated(&words)? {
             Some(file) => {

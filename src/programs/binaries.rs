@@ -8,12 +8,15 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
+use shared::process::environment;
 
 /// The sampler of runs with workers, and the workers: a package of its own, which the default build leaves out.
 pub const FLEET: &str = "rollout-fleet";
 
 /// The endpoint: a package of its own, which the default build leaves out.
 pub const SERVE: &str = "rollout-serve";
+
+const LEARNER: &str = "learner";
 
 /// Path of a program in the folder of the running executable.
 pub fn find(name: &str) -> Result<PathBuf> {
@@ -41,12 +44,21 @@ pub fn build_of(names: &[&str]) -> String {
 /// A command for one of the programs. The kernel ends it should this process die; since it watches the thread rather
 /// than the process, the command must be started from the main thread.
 pub fn command(program: &Path) -> Command {
-    let mut command = Command::new(program);
+    let mut command = command_alone(program);
     let parent = std::process::id();
     // SAFETY: between fork and exec only prctl, getppid and raise are called, which are async-signal-safe and touch no
     // memory of the parent.
     unsafe {
         command.pre_exec(move || end_with_parent(parent));
+    }
+    command
+}
+
+/// A command for one of the programs, whatever becomes of this process.
+pub fn command_alone(program: &Path) -> Command {
+    let mut command = Command::new(program);
+    if program.file_name().is_some_and(|name| name == LEARNER) {
+        command.envs(environment::missing_for_learner());
     }
     command
 }
@@ -77,6 +89,17 @@ fn find_in(folder: &Path, name: &str) -> Result<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_learner_is_given_its_environment_so_that_it_need_not_start_twice() {
+        let names = |program: &str| {
+            let command = command_alone(Path::new(program));
+            command.get_envs().map(|(name, _)| name.to_owned()).collect::<Vec<_>>()
+        };
+        let missing: Vec<_> = environment::missing_for_learner().iter().map(|(name, _)| (*name).into()).collect();
+        assert_eq!(names("/any/learner"), missing);
+        assert_eq!(names("/any/rollout"), [""; 0]);
+    }
 
     #[test]
     fn a_missing_program_is_named_with_its_folder() {
