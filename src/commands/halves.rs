@@ -9,7 +9,6 @@ use std::{
     fs::File,
     io::{Seek, Write},
     os::unix::process::CommandExt,
-    process::Command,
 };
 
 use anyhow::{Context, Result};

@@ -88,6 +88,8 @@ fn find_in(folder: &Path, name: &str) -> Result<PathBuf> {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsString;
+
     use super::*;
 
     #[test]
@@ -96,9 +98,9 @@ mod tests {
             let command = command_alone(Path::new(program));
             command.get_envs().map(|(name, _)| name.to_owned()).collect::<Vec<_>>()
         };
-        let missing: Vec<_> = environment::missing_for_learner().iter().map(|(name, _)| (*name).into()).collect();
+        let missing: Vec<_> = environment::missing_for_learner().iter().map(|(name, _)| OsString::from(name)).collect();
         assert_eq!(names("/any/learner"), missing);
-        assert_eq!(names("/any/rollout"), [""; 0]);
+        assert!(names("/any/rollout").is_empty());
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::{
 use serde_json::{Value, json};
 
 fn learner(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_learner")).env_clear().args(args).output().unwrap()
+    Command::new(harness::binary("learner")).env_clear().args(args).output().unwrap()
 }
 
 fn failure(args: &[&str]) -> String {

@@ -119,14 +119,14 @@ fn gradients_are_derivatives_and_do_not_depend_on_the_split() {
 }
 
 fn learner(args: &[&str]) -> Value {
-    let run = Command::new(env!("CARGO_BIN_EXE_learner")).args(args).output().unwrap();
+    let run = Command::new(harness::binary("learner")).args(args).output().unwrap();
     assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
     let stdout = String::from_utf8(run.stdout).unwrap();
     serde_json::from_str(stdout.lines().last().unwrap()).unwrap()
 }
 
 fn failure(args: &[&str]) -> String {
-    let run = Command::new(env!("CARGO_BIN_EXE_learner")).args(args).output().unwrap();
+    let run = Command::new(harness::binary("learner")).args(args).output().unwrap();
     assert!(!run.status.success());
     String::from_utf8(run.stderr).unwrap()
 }

@@ -22,7 +22,7 @@ fn golden_stories_logprobs() {
         })
         .collect();
     std::fs::write(&input, lines.join("\n")).unwrap();
-    let run = Command::new(env!("CARGO_BIN_EXE_learner"))
+    let run = Command::new(harness::binary("learner"))
         .args(["logprobs", "--threads", "1", "--model"])
         .arg(&model)
         .arg("--input")

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 fn bench(model: &Path, cache: &Path, arguments: &[&str]) -> Output {
     let repeat: &[&str] = if arguments.contains(&"--repeat") { &[] } else { &["--repeat", "1"] };
-    Command::new(env!("CARGO_BIN_EXE_rollout"))
+    Command::new(harness::binary("rollout"))
         .args(["bench", "--threads", "1", "--num-prompts", "2", "--num-generations", "3"])
         .args(repeat)
         .args(["--prompt-length", "5", "--model"])
@@ -155,7 +155,8 @@ fn two_settings_are_compared_in_turns() {
     let order: Vec<&str> = log.lines().filter_map(|l| l.strip_prefix("round ")?.split(':').next()).collect();
     assert_eq!(order, ["1, A", "1, B", "2, A", "2, B"]);
 
-    let binary = env!("CARGO_BIN_EXE_rollout");
+    let binary = harness::binary("rollout");
+    let binary = binary.to_str().unwrap();
     let with_itself = last_line(&bench(&model, cache.path(), &[&work[..], &["--compare-binary", binary]].concat()));
     let lines = ["a", "b"].map(|side| with_itself[side].as_str().unwrap().to_owned());
     assert!(lines[0].starts_with("rollout bench") && lines[1].starts_with(binary), "{lines:?}");
@@ -187,7 +188,7 @@ fn what_cannot_be_done_is_one_clear_line() {
         &["--compare-binary", "no such"],
     );
     refused(&model, &["--completion-length", "7", "--trace", "/nonexistent/t.json"], &["--trace", "no such folder"]);
-    let no_library = Command::new(env!("CARGO_BIN_EXE_rollout"))
+    let no_library = Command::new(harness::binary("rollout"))
         .args(["bench", "--completion-length", "7", "--model"])
         .arg(&model)
         .env("TANDEM_CACHE_DIR", cache.path())

@@ -36,7 +36,7 @@ impl Folder {
     }
 
     fn run(&self, words: &str) -> Finished {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_rollout"));
+        let mut command = Command::new(harness::binary("rollout"));
         command.args(words.split(' ')).current_dir(self.dir.path()).env("TANDEM_CACHE_DIR", self.path("cache"));
         cli::finish(command)
     }
@@ -106,7 +106,7 @@ fn completions_end_at_stop_strings() {
     let text = whole[0]["text"].as_str().unwrap();
     let stop: String = text.chars().skip(3).take(2).collect();
     assert_eq!(stop.len(), 2, "the first completion is long enough: {text}");
-    let mut command = Command::new(env!("CARGO_BIN_EXE_rollout"));
+    let mut command = Command::new(harness::binary("rollout"));
     command
         .args("generate --model model --prompts prompts.jsonl --output out.jsonl --temperature 0".split(' '))
         .args(["--max-completion-length", "30", "--stop", &stop])
@@ -262,7 +262,7 @@ fn an_evaluation_that_was_killed_goes_on() {
     for more in ["", "--resume"] {
         let words = words("out.jsonl", more);
         let before = size();
-        let mut child = Command::new(env!("CARGO_BIN_EXE_rollout"))
+        let mut child = Command::new(harness::binary("rollout"))
             .args(format!("eval --model model --dataset prompts.jsonl {words}").split(' '))
             .current_dir(place.path(""))
             .env("TANDEM_CACHE_DIR", place.path("cache"))

@@ -209,7 +209,7 @@ fn generate_scores_with_a_reward_model_that_it_exports_itself() {
     tiny_model::write_tokenizer(&policy);
     fs::write(folder.path().join("prompts.jsonl"), format!("{}\n", json!({"prompt": "1 + 1 ="}))).unwrap();
     let run = |words: &str| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_rollout"));
+        let mut command = Command::new(harness::binary("rollout"));
         command.args(words.split(' ')).current_dir(folder.path()).env("TANDEM_CACHE_DIR", folder.path().join("cache"));
         cli::finish(command)
     };

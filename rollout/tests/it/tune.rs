@@ -34,7 +34,7 @@ impl Folder {
     }
 
     fn tune(&self, words: &str) -> Finished {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_rollout"));
+        let mut command = Command::new(harness::binary("rollout"));
         command.args(["tune", "--model", "model"]).args(words.split_whitespace());
         if !words.contains("--output") {
             command.args(["--output", "tune.toml"]);

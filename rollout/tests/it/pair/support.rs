@@ -71,7 +71,7 @@ impl Run {
     }
 
     pub fn sampler(&self) -> Sampler {
-        let child = Command::new(env!("CARGO_BIN_EXE_rollout"))
+        let child = Command::new(harness::binary("rollout"))
             .args(["run", "--run-dir"])
             .arg(self.run_dir.root())
             .stdout(Stdio::null())
