@@ -10,7 +10,10 @@ use shared::files::{atomic, output_dir};
 use shared_hub::NamedModel;
 
 use super::{DtypeArg, Format, ToFormat, rows};
-use crate::terminal::output;
+use crate::{
+    card::{self, Subject, place::Place},
+    terminal::output,
+};
 
 /// The weights of a model, for the writers.
 enum Stored {
@@ -68,7 +71,8 @@ pub(super) fn export(args: &ToFormat) -> Result<()> {
         Format::Safetensors => atomic::write_dir(&args.out, |dir| {
             let dtype = args.dtype.float().expect("safetensors has types of floats alone");
             exporters::fill_hf_as(named.dir(), dir, dtype, &mut read)?;
-            check(huggingface::open(dir, None)?, dir)
+            check(huggingface::open(dir, None)?, dir)?;
+            Ok(atomic::write(&dir.join(card::FILE), card_of(&named, &args.out)?.as_bytes())?)
         }),
         Format::Gguf => atomic::write_checked(&args.out, |file| {
             gguf::write_gguf(named.dir(), file, args.dtype.gguf(), &mut read)?;
@@ -85,6 +89,12 @@ pub(super) fn export(args: &ToFormat) -> Result<()> {
     let (distance, size) = found.expect("what was written was checked");
     tell(args, &named, size, &rows, &distance);
     Ok(())
+}
+
+/// The card of an export to a folder, which gives it its title.
+fn card_of(named: &NamedModel, out: &Path) -> Result<String> {
+    let place = Place::of(&std::path::absolute(out)?);
+    card::text(named, &Subject { title: place.name(), repo: None, as_adapter: false, base: None })
 }
 
 /// The model as the verifying crate reads it from its own files.

@@ -50,7 +50,7 @@ pub struct Faults {
     /// Answers no request.
     pub down: bool,
     /// Answers every request, for a file or not, with a redirect to this address, in which `{path}` stands for the
-    /// path; a request with the query `there` is answered as usual.
+    /// path; a request with the query `there`, or for the store of large files, is answered as usual.
     pub redirect: Option<String>,
     /// Faults of what is sent to it.
     pub writes: WriteFaults,
@@ -204,7 +204,8 @@ fn answer(mut stream: TcpStream, state: &Mutex<State>, endpoint: &str) -> std::i
         return Ok(());
     }
     note(state, &request);
-    if let Some(place) = faults.redirect.filter(|_| !request.path.ends_with("?there")) {
+    let stays = request.path.ends_with("?there") || request.path.starts_with("/store/");
+    if let Some(place) = faults.redirect.filter(|_| !stays) {
         // A client that is still sending would not read the answer.
         let _ = request.content(&mut incoming);
         let place = place.replace("{path}", request.path.split('?').next().unwrap_or_default());

@@ -31,6 +31,7 @@ mod notices;
 mod offline;
 mod old_runs;
 mod pages;
+mod push;
 mod python_api;
 mod ranks;
 mod readme;
