@@ -5,7 +5,10 @@ use shared::{
     metrics::{self, Key, MetricRecord},
 };
 
-use super::{markdown::{cell, number, table}, place};
+use super::{
+    markdown::{cell, number, table},
+    place,
+};
 
 /// Most rows.
 const ROWS: usize = 10;

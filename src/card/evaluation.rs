@@ -5,7 +5,10 @@ use shared::{
     metrics::{self, Family, MetricRecord},
 };
 
-use super::{markdown::{number, table}, place::Place};
+use super::{
+    markdown::{number, table},
+    place::Place,
+};
 
 /// Shares of right answers, each with the ends of its interval.
 const SHARES: [(&str, &Family, &Family, &Family); 3] = [

@@ -5,10 +5,7 @@ use std::path::Path;
 use shared::Head;
 use shared_hub::NamedModel;
 
-use super::{
-    Origin, Subject, Trained, licence,
-    place::Place,
-};
+use super::{Origin, Subject, Trained, licence, place::Place};
 
 /// The head, with its two lines.
 pub fn text(named: &NamedModel, trained: Option<&Trained>, origin: &Origin, subject: &Subject<'_>) -> String {
@@ -25,8 +22,11 @@ pub fn text(named: &NamedModel, trained: Option<&Trained>, origin: &Origin, subj
     };
     let base = origin.on_hub.clone().and_then(on_hub);
     list("base_model", base.iter().cloned().collect());
-    let mut datasets: Vec<String> =
-        trained.iter().flat_map(|trained| trained.config.dataset.iter().map(|path| Place::of(path))).filter_map(on_hub).collect();
+    let mut datasets: Vec<String> = trained
+        .iter()
+        .flat_map(|trained| trained.config.dataset.iter().map(|path| Place::of(path)))
+        .filter_map(on_hub)
+        .collect();
     datasets.dedup();
     list("datasets", datasets);
     let mut tags = vec!["tandem".to_owned()];
@@ -39,7 +39,12 @@ pub fn text(named: &NamedModel, trained: Option<&Trained>, origin: &Origin, subj
         tags.push("lora".to_owned());
     }
     let mut known = Vec::new();
-    tags.retain(|tag| !known.contains(tag) && { known.push(tag.clone()); true });
+    tags.retain(|tag| {
+        !known.contains(tag) && {
+            known.push(tag.clone());
+            true
+        }
+    });
     list("tags", tags);
     let library = if subject.as_adapter { "peft" } else { "transformers" };
     lines.push(format!("library_name: {library}"));
@@ -73,7 +78,9 @@ mod tests {
 
     #[test]
     fn texts_stay_texts() {
-        for text in ["apache-2.0", "Qwen/Qwen2.5-0.5B", "no", "1.0", "a: b", "- x", "#", "a\nb", "", "null", "it's \"x\""] {
+        for text in
+            ["apache-2.0", "Qwen/Qwen2.5-0.5B", "no", "1.0", "a: b", "- x", "#", "a\nb", "", "null", "it's \"x\""]
+        {
             let read: serde_json::Value = serde_saphyr::from_str(&format!("key: {}", yaml(text))).unwrap();
             assert_eq!(read["key"], text, "{text}");
         }

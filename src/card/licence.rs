@@ -57,7 +57,9 @@ mod tests {
         ];
         assert_eq!(of(other), expected);
         assert_eq!(in_card(other, None).len(), 2, "a link that leads nowhere is left out");
-        for none in ["", "# no head\n", "---\nlicense: [\n---\n", "---\ntags: [x]\n---\n", "---\nlicense_name: x\n---\n"] {
+        for none in
+            ["", "# no head\n", "---\nlicense: [\n---\n", "---\ntags: [x]\n---\n", "---\nlicense_name: x\n---\n"]
+        {
             assert!(of(none).is_empty(), "{none}");
         }
     }

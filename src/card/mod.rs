@@ -142,7 +142,8 @@ fn introduction(trained: Option<&Trained>, origin: &Origin, subject: &Subject<'_
              trained.\n"
         );
     };
-    let data: Vec<String> = trained.config.dataset.iter().map(|path| Place::of(path).in_markdown("datasets/")).collect();
+    let data: Vec<String> =
+        trained.config.dataset.iter().map(|path| Place::of(path).in_markdown("datasets/")).collect();
     let mut text = format!(
         "{base}, trained with {} on {}.",
         inline(trained.config.advantage_estimator.spec().title),
@@ -184,11 +185,16 @@ fn method(trained: &Trained) -> String {
 /// The reward functions with their weights.
 fn reward_functions(config: &TrainConfig) -> String {
     let names = rewards::names(&config.reward_funcs);
-    let mut table = "\n### Reward functions\n\n| function | weight | as in `reward_funcs` |\n|---|---|---|\n".to_owned();
+    let mut table =
+        "\n### Reward functions\n\n| function | weight | as in `reward_funcs` |\n|---|---|---|\n".to_owned();
     for (index, (name, entry)) in names.iter().zip(&config.reward_funcs).enumerate() {
         let weight = config.reward_weights.get(index).copied().unwrap_or(1.0);
         let entry = place::of_reward(entry);
-        table.push_str(&format!("| {} | {weight} | {} |\n", cell(&place::of_reward(name)), markdown::code_cell(&entry)));
+        table.push_str(&format!(
+            "| {} | {weight} | {} |\n",
+            cell(&place::of_reward(name)),
+            markdown::code_cell(&entry)
+        ));
     }
     table
 }

@@ -17,9 +17,8 @@ const ALSO: [&str; 4] = ["eval_dataset", "dataset_test_split", "eval_steps", "me
 pub fn text(config: &TrainConfig) -> String {
     let told = |option: &OptionSpec| option.changes_results || ALSO.contains(&option.key);
     let given = config.given().into_iter().filter(|(option, _)| told(option));
-    let mut options: Vec<(&str, Value)> = given
-        .filter_map(|(option, value)| Some((option.key, public(option, Value::try_from(value).ok()?))))
-        .collect();
+    let mut options: Vec<(&str, Value)> =
+        given.filter_map(|(option, value)| Some((option.key, public(option, Value::try_from(value).ok()?)))).collect();
     let commit = |path: &Path| match Place::of(path) {
         Place::Hub { commit, .. } => commit,
         Place::Local(_) => None,

@@ -96,11 +96,17 @@ fn names_on_the_hub_and_the_licence_of_the_base_are_in_the_head() {
     ] {
         assert_eq!(head[key], value, "{key}: {card}");
     }
-    assert!(card.contains("version of [owner/base](https://huggingface.co/owner/base), trained with GRPO on"), "{card}");
+    assert!(
+        card.contains("version of [owner/base](https://huggingface.co/owner/base), trained with GRPO on"),
+        "{card}"
+    );
     assert!(card.contains("[openai/gsm8k](https://huggingface.co/datasets/openai/gsm8k)"), "{card}");
     assert!(card.contains("| **4** (this model) | 0.5 |") && card.contains("model=\"me/mine\""), "{card}");
     assert!(card.contains(&format!("- model owner/base: commit `{commit}`")), "{card}");
-    assert!(card.contains(&format!("model_revision = \"{commit}\"")) && card.contains("model = \"owner/base\""), "{card}");
+    assert!(
+        card.contains(&format!("model_revision = \"{commit}\"")) && card.contains("model = \"owner/base\""),
+        "{card}"
+    );
     assert!(!card.contains(dir.path().to_str().unwrap()), "{card}");
 
     // An adapter fits its base alone.

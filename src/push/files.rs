@@ -93,7 +93,8 @@ fn templates(folder: &Path) -> Result<BTreeSet<String>> {
 /// Whether a file has weights, by its name: `model.safetensors`, or a shard of it.
 fn is_weights(name: &str) -> bool {
     let is_shard = name.strip_prefix("model-").and_then(|rest| rest.strip_suffix(".safetensors"));
-    name == WHOLE || is_shard.is_some_and(|middle| middle.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-'))
+    name == WHOLE
+        || is_shard.is_some_and(|middle| middle.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-'))
 }
 
 /// Whether a file of the repository that is not among those of this push would make another model of it: weights in

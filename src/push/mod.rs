@@ -108,8 +108,7 @@ impl Args {
         let as_adapter = named.dir().adapter().is_some();
         let names = files::names(folder, as_adapter)?;
         let weights = names.iter().map(String::as_str).filter(|name| name.ends_with(".safetensors"));
-        checkpoints::check_files(folder, weights)
-            .with_context(|| format!("{} is not whole", folder.display()))?;
+        checkpoints::check_files(folder, weights).with_context(|| format!("{} is not whole", folder.display()))?;
         Checkpoint::open(named.dir())?;
         let mut found = names.iter().map(|name| self.file(named, name)).collect::<Result<Vec<_>>>()?;
         if !names.iter().any(|name| name == card::FILE) {
@@ -154,7 +153,9 @@ impl Args {
         let made = if pushed.created { "new, " } else { "" };
         let page = &pushed.page;
         match &pushed.commit {
-            None => output::print(format_args!("nothing to commit: {page} ({made}{seen}) has all {} files", files.len())),
+            None => {
+                output::print(format_args!("nothing to commit: {page} ({made}{seen}) has all {} files", files.len()))
+            }
             Some(commit) => {
                 let total = mebibytes(files.iter().map(PushFile::size).sum());
                 let sent = mebibytes(pushed.sent);

@@ -77,8 +77,13 @@ mod tests {
 
     #[test]
     fn of_a_model_safetensors_and_texts_are_wanted() {
-        let others =
-            ["pytorch_model.bin", "onnx/model.onnx", "consolidated.safetensors", "docs/README.md", "flax_model.msgpack"];
+        let others = [
+            "pytorch_model.bin",
+            "onnx/model.onnx",
+            "consolidated.safetensors",
+            "docs/README.md",
+            "flax_model.msgpack",
+        ];
         let texts = ["config.json", "tokenizer.json", "chat_template.jinja", "merges.txt", "README.md"];
         let wanted = |weights: &[&str]| {
             let files: Vec<&str> = [&others[..], &texts, weights].concat();

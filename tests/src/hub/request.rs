@@ -1,6 +1,6 @@
 //! A request as a Hub reads it.
 
-use std::io::{BufRead, Read};
+use std::io::BufRead;
 
 /// The parts of a request that matter here.
 #[derive(Debug)]
@@ -20,8 +20,7 @@ pub(super) fn head(incoming: &mut impl BufRead) -> Option<Request> {
     let first = lines.next()?;
     let mut words = first.split(' ').map(str::to_owned);
     let (method, path) = (words.next()?, words.next()?);
-    let mut request =
-        Request { method, path, range: None, single: false, token: None, length: 0, chunked: false };
+    let mut request = Request { method, path, range: None, single: false, token: None, length: 0, chunked: false };
     for line in lines.take_while(|line| !line.is_empty()) {
         let Some((key, value)) = line.split_once(": ") else { continue };
         match key.to_ascii_lowercase().as_str() {

@@ -335,7 +335,10 @@ fn commit(state: &mut State, repository: &str, revision: &str, content: &[u8], e
     let id = hex(&Sha1::digest(format!("{repository} {revision} {} {summary}", commits.len())));
     commits.push(Commit { id: id.clone(), branch: revision.to_owned(), summary, files });
     state.faults.writes.lost = state.faults.writes.lost.saturating_sub(1);
-    (OK, json!({ "commitOid": id, "commitUrl": format!("{endpoint}/{repository}/commit/{id}"), "pullRequestUrl": null }))
+    (
+        OK,
+        json!({ "commitOid": id, "commitUrl": format!("{endpoint}/{repository}/commit/{id}"), "pullRequestUrl": null }),
+    )
 }
 
 fn put(files: &mut Vec<(String, Vec<u8>)>, path: &str, bytes: Vec<u8>) {

@@ -197,7 +197,9 @@ fn a_checkpoint_goes_as_the_model_alone_with_its_card() {
     let listed = bench.push(&[&words[..], &["--dry-run"]].concat()).success();
     assert_eq!(bench.hub.requests(), [""; 0], "nothing is asked");
     let pushed = bench.push(&words).success();
-    assert!(pushed.stdout.starts_with("pushed 6 files (") && pushed.stdout.contains("/me/mine (new, private), commit "));
+    assert!(
+        pushed.stdout.starts_with("pushed 6 files (") && pushed.stdout.contains("/me/mine (new, private), commit ")
+    );
     let found = bench.pushed();
     let checkpoint = bench.path("sync/checkpoint-4");
     let own = ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"];
@@ -245,7 +247,8 @@ fn an_adapter_goes_without_its_base_and_names_it_as_others_find_it() {
     assert!(pushed.stderr.contains("will call it `model`, which nobody else finds; --base-model"), "{}", pushed.stderr);
     let names: Vec<String> = bench.pushed().into_keys().collect();
     assert_eq!(names, ["README.md", "adapter_config.json", "adapter_model.safetensors"]);
-    let config = |files: &BTreeMap<String, Vec<u8>>| -> Value { serde_json::from_slice(&files["adapter_config.json"]).unwrap() };
+    let config =
+        |files: &BTreeMap<String, Vec<u8>>| -> Value { serde_json::from_slice(&files["adapter_config.json"]).unwrap() };
     assert_eq!(config(&bench.pushed())["base_model_name_or_path"], "model");
     let named = bench.push(&[&words[..], &["--base-model", "owner/base"]].concat()).success();
     assert!(!named.stderr.contains("warning"), "{}", named.stderr);
@@ -264,7 +267,11 @@ fn an_export_has_a_card_which_goes_as_it_is() {
     let bench = Bench::new();
     let mut export = Command::new(binary("tandem"));
     export.args(["export", "--model", "sync", "--format", "safetensors", "--dtype", "bf16", "--out", "my export"]);
-    let _ = cli::finish({ export.current_dir(bench.dir.path()); export }).success();
+    let _ = cli::finish({
+        export.current_dir(bench.dir.path());
+        export
+    })
+    .success();
     let card = fs::read(bench.path("my export/README.md")).unwrap();
     let text = String::from_utf8(card.clone()).unwrap();
     assert!(text.contains("# my export\n") && text.contains("| digits | 1 |"), "{text}");
@@ -366,7 +373,7 @@ fn mistakes_are_found_before_anything_is_asked() {
     assert!(without("HF_TOKEN", None).contains("there is no token; make one that may write at "));
     assert!(without("HF_TOKEN", Some("a\nb")).contains("has blanks or other characters of no token"));
     assert!(without("HF_HUB_OFFLINE", Some("1")).contains("HF_HUB_OFFLINE forbids the network; unset it to push"));
-    let mut again = |words: &[&str]| bench.refusal(&[words, &["--repo", "me/mine"]].concat());
+    let again = |words: &[&str]| bench.refusal(&[words, &["--repo", "me/mine"]].concat());
     assert!(again(&["--model", "nowhere/at/all"]).contains("no such directory"));
     let empty = bench.path("empty");
     fs::create_dir(&empty).unwrap();

@@ -117,7 +117,9 @@ pub enum PushError {
         page: String,
     },
     /// The Hub does not say whether a repository is private.
-    #[error("{endpoint} does not say whether {repo} is private, and nothing was sent; --public says that it need not be")]
+    #[error(
+        "{endpoint} does not say whether {repo} is private, and nothing was sent; --public says that it need not be"
+    )]
     Unsaid {
         /// The Hub's address.
         endpoint: String,
@@ -215,9 +217,7 @@ pub enum PushError {
         seconds: f64,
     },
     /// The commit was sent, and it is not known what became of it.
-    #[error(
-        "whether the commit was made is not known ({reason}); the same command finds out, and sends nothing twice"
-    )]
+    #[error("whether the commit was made is not known ({reason}); the same command finds out, and sends nothing twice")]
     Unknown {
         /// What happened last.
         reason: String,

@@ -206,9 +206,9 @@ impl Upload<'_> {
         length: u64,
         before: u64,
     ) -> Result<String, PushError> {
-        let reply = self.session.persistently(&self.what, &without_secrets(to), &mut || {
-            self.put_once(to, headers, from, length, before)
-        })?;
+        let reply = self
+            .session
+            .persistently(&self.what, &without_secrets(to), &mut || self.put_once(to, headers, from, length, before))?;
         let etag = reply.etag.clone();
         self.done(reply).map(|()| etag)
     }
@@ -224,8 +224,7 @@ impl Upload<'_> {
     ) -> Result<Reply, Trial> {
         let Self { session, what, file, .. } = self;
         let content = file.reader(from, length);
-        let content =
-            content.map_err(|reason| Trial::Final(PushError::Io { file: file.name().to_owned(), reason }))?;
+        let content = content.map_err(|reason| Trial::Final(PushError::Io { file: file.name().to_owned(), reason }))?;
         let taken = Arc::new(AtomicU64::new(0));
         let content = Counted { content, taken: Arc::clone(&taken) };
         let (client, to, headers) = (session.client.clone(), to.to_owned(), headers.to_owned());

@@ -102,9 +102,7 @@ impl<'a> Session<'a> {
 
     /// The Hub's answer to a question.
     pub fn get(&self, what: &str, path: &str) -> Result<Reply, PushError> {
-        self.persistently(what, &self.endpoint(), &mut || {
-            self.read(what, self.client.get(path, &[], Some(ANSWER)))
-        })
+        self.persistently(what, &self.endpoint(), &mut || self.read(what, self.client.get(path, &[], Some(ANSWER))))
     }
 
     /// The Hub's answer to JSON, by a path of its own or at an address that it has named.
@@ -244,10 +242,7 @@ pub(super) enum NoReply {
 }
 
 /// Reads an answer.
-pub(super) fn read(
-    response: Result<Response<Body>, RequestError>,
-    token: Option<&str>,
-) -> Result<Reply, NoReply> {
+pub(super) fn read(response: Result<Response<Body>, RequestError>, token: Option<&str>) -> Result<Reply, NoReply> {
     let response = response.map_err(NoReply::Request)?;
     let header = |key: &str| {
         let value = response.headers().get(key).map(|value| String::from_utf8_lossy(value.as_bytes()));

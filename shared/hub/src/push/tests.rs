@@ -221,10 +221,8 @@ fn an_overloaded_server_is_asked_again_and_not_for_ever() {
 #[test]
 fn a_connection_that_is_cut_is_made_again_and_a_silent_one_is_given_up() {
     let server = Server::new();
-    server.faults(Faults {
-        writes: WriteFaults { cut: Some((1000, 2)), ..WriteFaults::default() },
-        ..Faults::default()
-    });
+    server
+        .faults(Faults { writes: WriteFaults { cut: Some((1000, 2)), ..WriteFaults::default() }, ..Faults::default() });
     let _ = push(&server).unwrap();
     assert!(is_whole(&server, "main"));
     for (writes, said) in [
@@ -295,7 +293,9 @@ fn names_are_checked_as_the_hub_does() {
     for name in ["me/mine", "Qwen/Qwen2.5-0.5B", "a_b/c.d"] {
         check_names(name, "main").unwrap();
     }
-    for name in ["mine", "me/", "/mine", "a/b/c", "me/m ine", "me/mine.git", "me/a--b", "me/-a", "me/a-", "hf://me/mine"] {
+    for name in
+        ["mine", "me/", "/mine", "a/b/c", "me/m ine", "me/mine.git", "me/a--b", "me/-a", "me/a-", "hf://me/mine"]
+    {
         assert!(matches!(check_names(name, "main"), Err(PushError::Name { .. })), "{name}");
     }
     assert!(check_names(&format!("me/{}", "x".repeat(94)), "main").is_err());
@@ -310,10 +310,7 @@ fn names_are_checked_as_the_hub_does() {
 #[test]
 fn a_push_ends_when_the_user_has_had_enough() {
     let server = Server::new();
-    server.faults(Faults {
-        writes: WriteFaults { silent: Some(100), ..WriteFaults::default() },
-        ..Faults::default()
-    });
+    server.faults(Faults { writes: WriteFaults { silent: Some(100), ..WriteFaults::default() }, ..Faults::default() });
     let hub = Hub::new(settings(&server.endpoint), || true, |_| {});
     let error = hub.push(&order(&files())).unwrap_err().to_string();
     assert!(error.contains("the push was interrupted; nothing of it is visible"), "{error}");
