@@ -118,7 +118,10 @@ impl Args {
                 as_adapter,
                 base: self.base_model.as_deref(),
             };
-            found.push(PushFile::of_bytes(card::FILE, card::text(named, &subject)?.into_bytes()));
+            let card = card::text(named, &subject).with_context(|| {
+                format!("{0} cannot be made; one of your own, {1}/{0}, goes in its place", card::FILE, folder.display())
+            })?;
+            found.push(PushFile::of_bytes(card::FILE, card.into_bytes()));
         }
         found.sort_by(|one, other| one.name().cmp(other.name()));
         Ok(found)

@@ -72,7 +72,11 @@ pub(super) fn export(args: &ToFormat) -> Result<()> {
             let dtype = args.dtype.float().expect("safetensors has types of floats alone");
             exporters::fill_hf_as(named.dir(), dir, dtype, &mut read)?;
             check(huggingface::open(dir, None)?, dir)?;
-            Ok(atomic::write(&dir.join(card::FILE), card_of(&named, &args.out)?.as_bytes())?)
+            match card_of(&named, &args.out) {
+                Ok(card) => Ok(atomic::write(&dir.join(card::FILE), card.as_bytes())?),
+                // The weights are whole without it, perhaps those of a run that another version has made.
+                Err(error) => Ok(output::tell(format_args!("warning: there is no {}: {error:#}", card::FILE))),
+            }
         }),
         Format::Gguf => atomic::write_checked(&args.out, |file| {
             gguf::write_gguf(named.dir(), file, args.dtype.gguf(), &mut read)?;

@@ -74,7 +74,9 @@ fn described(state: &State, repository: &str, commit: &Commit, longer: u64) -> V
     let file = |(name, bytes): &(String, Vec<u8>)| {
         let mut file = json!({ "rfilename": name, "size": bytes.len() as u64 + longer, "blobId": git(bytes) });
         if bytes.len() >= LARGE {
-            file["lfs"] = json!({ "sha256": hex(&Sha256::digest(bytes)), "size": bytes.len() });
+            // The length of the file that stands for it in Git.
+            let lfs = json!({ "sha256": hex(&Sha256::digest(bytes)), "size": bytes.len(), "pointerSize": 130 });
+            file["lfs"] = lfs;
         }
         file
     };

@@ -208,7 +208,8 @@ fn create(state: &mut State, wish: &Value, endpoint: &str) -> Answer {
     let (owner, name) = (wish["organization"].as_str().unwrap_or("me"), wish["name"].as_str().unwrap_or_default());
     let repository = format!("models/{owner}/{name}");
     if state.repositories.contains_key(&repository) {
-        return no("409 Conflict", "You already created this model repo");
+        let url = format!("{endpoint}/{owner}/{name}");
+        return ("409 Conflict", json!({ "error": "You already created this model repo", "url": url }));
     }
     let first = vec![(".gitattributes".to_owned(), b"*.safetensors filter=lfs\n".to_vec())];
     let id = hex(&Sha1::digest(&repository));
