@@ -94,7 +94,7 @@ mod tests {
 
     #[test]
     fn first_best_and_last_are_shown_and_the_models_own_is_marked() {
-        let config = TrainConfig { eval_dataset: Some("/home/me/test.jsonl".into()), ..TrainConfig::default() };
+        let config = TrainConfig { eval_dataset: Some("/users/me/test.jsonl".into()), ..TrainConfig::default() };
         assert_eq!(text(&config, &[], None), "");
         let list: Vec<MetricRecord> =
             [(0, 0.25), (2, 0.75), (4, 0.5), (6, 0.625)].map(|(step, share)| record(step, share)).into();
@@ -107,6 +107,6 @@ mod tests {
         ] {
             assert!(table.lines().any(|known| known == line), "{line}: {table}");
         }
-        assert!(!table.contains("| 4 |") && table.contains("on `test.jsonl`") && !table.contains("/home"), "{table}");
+        assert!(!table.contains("| 4 |") && table.contains("on `test.jsonl`") && !table.contains("/users"), "{table}");
     }
 }

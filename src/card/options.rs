@@ -73,22 +73,22 @@ mod tests {
     #[test]
     fn options_make_the_run_again_and_name_nothing_of_this_machine() {
         let commit = "0123456789012345678901234567890123456789";
-        let cached = |kind: &str| format!("/home/me/.cache/huggingface/hub/{kind}/snapshots/{commit}");
+        let cached = |kind: &str| format!("/users/me/.cache/huggingface/hub/{kind}/snapshots/{commit}");
         let config = TrainConfig {
             model: cached("models--a--b").into(),
             dataset: [cached("datasets--c--d").into()].into_iter().collect(),
-            eval_dataset: Some("/home/me/test.jsonl".into()),
-            output_dir: "/home/me/runs/one".into(),
-            chat_template: Some("/home/me/chat.jinja".into()),
-            reward_funcs: vec!["/home/me/mine.py:f".into(), "accuracy".into()],
+            eval_dataset: Some("/users/me/test.jsonl".into()),
+            output_dir: "/users/me/runs/one".into(),
+            chat_template: Some("/users/me/chat.jinja".into()),
+            reward_funcs: vec!["/users/me/mine.py:f".into(), "accuracy".into()],
             reward_env: vec!["OPENAI_KEY".into()],
-            token_file: Some("/home/me/secret".into()),
+            token_file: Some("/users/me/secret".into()),
             learning_rate: 0.25,
             system_prompt: Some("Think in <think>.\n```".into()),
             ..TrainConfig::default()
         };
         let text = text(&config);
-        assert!(!text.contains("/home") && !text.contains("secret") && !text.contains("OPENAI_KEY"), "{text}");
+        assert!(!text.contains("/users") && !text.contains("secret") && !text.contains("OPENAI_KEY"), "{text}");
         let (_, rest) = text.split_once("````toml\n").unwrap();
         let (file, _) = rest.split_once("````\n").unwrap();
         let again = layers::parse(file, Path::new("run.toml"), &Vec::new()).unwrap();

@@ -133,20 +133,20 @@ mod tests {
     #[test]
     fn only_names_on_the_hub_are_whole() {
         let commit = "0123456789012345678901234567890123456789";
-        let cached = format!("/home/me/.cache/huggingface/hub/models--a--b/snapshots/{commit}");
+        let cached = format!("/users/me/.cache/huggingface/hub/models--a--b/snapshots/{commit}");
         let hub = |commit: Option<&str>| Place::Hub { name: "a/b".into(), commit: commit.map(str::to_owned) };
         assert_eq!(Place::of(Path::new(&cached)), hub(Some(commit)));
         assert_eq!(Place::of(Path::new("hf://a/b")), hub(None));
-        assert_eq!(Place::of(Path::new("/home/me/models/mine/")), Place::Local("mine".into()));
+        assert_eq!(Place::of(Path::new("/users/me/models/mine/")), Place::Local("mine".into()));
         assert_eq!(Place::of(Path::new("../..")), Place::Local("model".into()));
         assert_eq!(hub(None).in_markdown("datasets/"), "[a/b](https://huggingface.co/datasets/a/b)");
         for (entry, public) in [
             ("accuracy", "accuracy"),
-            ("/home/me/rewards/mine.py:f", "mine.py:f"),
+            ("/users/me/rewards/mine.py:f", "mine.py:f"),
             ("rewards/mine.py:f", "mine.py:f"),
-            ("command:run=python3 /home/me/score.py --key=/etc/x", "command:run=python3 score.py --key=x"),
+            ("command:run=python3 /users/me/score.py --key=/etc/x", "command:run=python3 score.py --key=x"),
             ("sentence_share:word=and/or", "sentence_share:word=and/or"),
-            ("model:path=/home/me/judge:batch=2", "model:path=judge:batch=2"),
+            ("model:path=/users/me/judge:batch=2", "model:path=judge:batch=2"),
             ("command:run=~/bin/score", "command:run=score"),
         ] {
             assert_eq!(of_reward(entry), public);

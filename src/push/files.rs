@@ -219,17 +219,17 @@ mod tests {
             found.map(|(bytes, lost)| (serde_json::from_slice::<Value>(&bytes).unwrap(), lost))
         };
         let commit = "0123456789012345678901234567890123456789";
-        let cached = format!("/home/me/.cache/huggingface/hub/models--a--b/snapshots/{commit}");
-        let config = json!({"b": 1, "_name_or_path": "/home/me/mine", "a": 2});
+        let cached = format!("/users/me/.cache/huggingface/hub/models--a--b/snapshots/{commit}");
+        let config = json!({"b": 1, "_name_or_path": "/users/me/mine", "a": 2});
         assert_eq!(of("config.json", config, None), Some((json!({"b": 1, "_name_or_path": "mine", "a": 2}), None)));
         assert_eq!(of("config.json", json!({"_name_or_path": "Qwen/Qwen2"}), None), None);
         let adapter = |base: &str| json!({"base_model_name_or_path": base});
         assert_eq!(of("adapter_config.json", adapter(&cached), None), Some((adapter("a/b"), None)));
-        let local = of("adapter_config.json", adapter("/home/me/mine"), None);
+        let local = of("adapter_config.json", adapter("/users/me/mine"), None);
         assert_eq!(local, Some((adapter("mine"), Some("mine".to_owned()))));
-        assert_eq!(of("adapter_config.json", adapter("/home/me/mine"), Some("a/b")), Some((adapter("a/b"), None)));
+        assert_eq!(of("adapter_config.json", adapter("/users/me/mine"), Some("a/b")), Some((adapter("a/b"), None)));
         let tokenizer = json!({"tokenizer_file": format!("{cached}/tokenizer.json")});
         assert_eq!(of("tokenizer_config.json", tokenizer, None), Some((json!({"tokenizer_file": "a/b"}), None)));
-        assert_eq!(of("tokenizer.json", json!({"_name_or_path": "/home/me"}), None), None);
+        assert_eq!(of("tokenizer.json", json!({"_name_or_path": "/users/me"}), None), None);
     }
 }

@@ -144,7 +144,7 @@ mod tests {
             (format!("/c/hub/datasets--squad/snapshots/{commit}"), Some("squad")),
             ("/c/hub/models--Qwen--Q2/snapshots/mine".to_owned(), None),
             (format!("/c/hub/models--Qwen--Q2/blobs/{commit}"), None),
-            ("/home/me/models/mine".to_owned(), None),
+            ("/users/me/models/mine".to_owned(), None),
         ] {
             let found = name_in_cache(Path::new(&path));
             assert_eq!(found.as_ref().map(|(name, _)| name.as_str()), name, "{path}");

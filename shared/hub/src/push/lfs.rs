@@ -114,7 +114,6 @@ pub(super) fn upload(session: &Session<'_>, plan: &Plan<'_>) -> Result<Uploaded,
         upload.run(uploaded.sent)?;
         uploaded.sent += upload.file.size();
     }
-    session.bar.finish_and_clear();
     Ok(uploaded)
 }
 

@@ -102,9 +102,11 @@ impl Hub {
         let page = session.page();
         let (created, private) = (place.created, place.private);
         if plan.is_empty() {
+            session.bar.finish_and_clear();
             return Ok(Pushed { commit: None, page, sent: 0, present: vec![], removed: vec![], created, private });
         }
         let uploaded = lfs::upload(&session, &plan)?;
+        session.bar.finish_and_clear();
         let commit = commit::make(&session, &place, &plan)?;
         let lfs::Uploaded { sent, present } = uploaded;
         Ok(Pushed { commit: Some(commit), page, sent, present, removed: plan.removed, created, private })
