@@ -92,9 +92,9 @@ enum Command {
     Merge(merge::Args),
     /// Send a model with its card to the Hugging Face Hub.
     ///
-    /// Makes one commit of the files of a model: weights, configuration, tokenizer, chat templates and README.md, which is
-    /// written from the records of the run if the folder has none. Nothing else of a checkpoint is sent, and nothing is
-    /// visible before the end. A new repository is private. The token is that of HF_TOKEN or of `hf auth login`.
+    /// Makes one commit of the files of a model: weights, configuration, tokenizer, chat templates and README.md, which
+    /// is written from the records of the run if the folder has none. Nothing else of a checkpoint is sent, and nothing
+    /// is visible before the end. A new repository is private. The token is that of HF_TOKEN or of `hf auth login`.
     Push(push::Args),
     /// Turn a configuration of TRL, verl or RLinf into a run.toml.
     ///

@@ -70,8 +70,8 @@ impl Trained {
     }
 }
 
-/// The step of a checkpoint or a version, by the name of its folder. A link to a checkpoint, as a run's `model`, has that
-/// of its target.
+/// The step of a checkpoint or a version, by the name of its folder. A link to a checkpoint, as a run's `model`, has
+/// that of its target.
 fn step_of(folder: &Path) -> Option<u64> {
     let name = |path: &Path| {
         let name = path.file_name()?.to_str()?.to_owned();

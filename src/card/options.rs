@@ -38,8 +38,8 @@ pub fn text(config: &TrainConfig) -> String {
     }
     let lines: String = options.iter().map(|(key, value)| format!("{key} = {}\n", written(value))).collect();
     format!(
-        "\n## Options\n\nThese are all options that differ from the defaults and change results. Written to `run.toml`, \
-         with paths of your own, `tandem train run.toml` makes the run again.\n\n{}",
+        "\n## Options\n\nThese are all options that differ from the defaults and change results. Written to \
+         `run.toml`, with paths of your own, `tandem train run.toml` makes the run again.\n\n{}",
         block("toml", &lines)
     )
 }

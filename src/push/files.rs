@@ -1,5 +1,5 @@
-//! The files of a model that go to the Hub. A list says which they are: everything else in a checkpoint (the optimiser's
-//! state, canaries, what was in flight, the graph for the sampler, and whatever else lies there) stays.
+//! The files of a model that go to the Hub. A list says which they are: everything else in a checkpoint (the
+//! optimiser's state, canaries, what was in flight, the graph for the sampler, and whatever else lies there) stays.
 
 use std::{collections::BTreeSet, fs, path::Path};
 

@@ -17,8 +17,8 @@ use crate::{
 /// Flags of `tandem push`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Model directory, LoRA adapter (which is sent without its base), checkpoint, or run (its best checkpoint if it has
-    /// recorded one, else its newest).
+    /// Model directory, LoRA adapter (which is sent without its base), checkpoint, or run (its best checkpoint if it
+    /// has recorded one, else its newest).
     #[arg(long, value_name = "MODEL")]
     model: PathBuf,
     /// Repository on the Hub; it is made if it is missing.

@@ -5,7 +5,8 @@
 //! [`shared::config::on_hub`] tells names from paths; [`Settings`] has the environment variables that count. Downloads
 //! resume after a cut, and arrived bytes are compared with the hashes that the Hub gives.
 //!
-//! [`Hub::push`] is the way back: files become one commit of a repository. It runs for the command alone that asks for it.
+//! [`Hub::push`] is the way back: files become one commit of a repository. It runs for the command alone that asks for
+//! it.
 //!
 //! [`NamedModel`] is the model that a command line names: by path or name, or as a run or a version of one.
 //!

@@ -103,8 +103,8 @@ impl Client {
         Err(RequestError::Redirects { address: shown(&asked), last: shown(&at) })
     }
 
-    /// The answer of an address to content, whatever the status: a path of the Hub, which begins with a slash, or a whole
-    /// address.
+    /// The answer of an address to content, whatever the status: a path of the Hub, which begins with a slash, or a
+    /// whole address.
     ///
     /// # Errors
     /// See [`RequestError`].

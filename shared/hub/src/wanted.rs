@@ -13,8 +13,8 @@ const INDEX: &str = "model.safetensors.index.json";
 /// Most bytes of the index.
 const MOST_INDEX: u64 = 64 << 20;
 
-/// Files of a model: weights in safetensors, the text files that describe the model and its tokenizer, and its card, whose
-/// licence holds for what is made of the model.
+/// Files of a model: weights in safetensors, the text files that describe the model and its tokenizer, and its card,
+/// whose licence holds for what is made of the model.
 ///
 /// # Errors
 /// No safetensors.

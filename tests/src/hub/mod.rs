@@ -137,7 +137,8 @@ impl Hub {
         Some(commit.files.iter().cloned().collect())
     }
 
-    /// The first lines of the messages of all commits that were sent to a repository, in order; none if it is not there.
+    /// The first lines of the messages of all commits that were sent to a repository, in order; none if it is not
+    /// there.
     #[must_use]
     pub fn summaries(&self, repository: &str) -> Option<Vec<String>> {
         let state = self.state();

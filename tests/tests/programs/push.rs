@@ -142,8 +142,8 @@ info = api.model_info(repo)
 print(info.private, sorted(file.rfilename for file in info.siblings))
 ";
 
-/// The Hub of the tests, measured by Hugging Face's own library. With `TANDEM_TRL_PYTHON`, or the `python3` of the path,
-/// if it can import huggingface_hub.
+/// The Hub of the tests, measured by Hugging Face's own library. With `TANDEM_TRL_PYTHON`, or the `python3` of the
+/// path, if it can import huggingface_hub.
 #[test]
 fn the_hub_of_the_tests_takes_what_hugging_faces_own_library_sends() {
     let named = env::var("TANDEM_TRL_PYTHON").ok();

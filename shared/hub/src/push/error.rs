@@ -165,8 +165,8 @@ pub enum PushError {
     },
     /// The server is overloaded or out of order.
     #[error(
-        "{what}: {place} answers with status {status} ({reason}), {times} times; nothing of this push is visible, and \
-         the same command goes on from here"
+        "{what}: {place} answers with status {status} ({reason}), {times} times; nothing of this push is visible, \
+         and the same command goes on from here"
     )]
     Busy {
         /// What was to be done.
@@ -192,8 +192,8 @@ pub enum PushError {
     },
     /// No answer, or half an answer.
     #[error(
-        "{what}: no answer from {place} ({reason}), {times} times; nothing of this push is visible, and the same command \
-         goes on from here"
+        "{what}: no answer from {place} ({reason}), {times} times; nothing of this push is visible, and the same \
+         command goes on from here"
     )]
     Cut {
         /// What was to be done.
@@ -207,8 +207,8 @@ pub enum PushError {
     },
     /// Nothing more is taken.
     #[error(
-        "{what}: nothing has been taken for {seconds} s (HF_HUB_DOWNLOAD_TIMEOUT); nothing of this push is visible, and \
-         the same command goes on from here"
+        "{what}: nothing has been taken for {seconds} s (HF_HUB_DOWNLOAD_TIMEOUT); nothing of this push is visible, \
+         and the same command goes on from here"
     )]
     Silent {
         /// What was to be done.

@@ -80,7 +80,7 @@ impl Hub {
         if let Some(reason) = &settings.unread {
             return Err(PushError::TokenFile { reason: reason.clone() });
         }
-        match &settings.token {
+        match settings.token.as_deref().filter(|token| !token.is_empty()) {
             None => Err(PushError::NoToken { endpoint: settings.shown_endpoint() }),
             Some(token) if !token.bytes().all(|byte| byte.is_ascii_graphic()) => Err(PushError::TokenForm),
             Some(_) => Ok(()),
