@@ -75,7 +75,10 @@ pub(super) fn export(args: &ToFormat) -> Result<()> {
             match card_of(&named, &args.out) {
                 Ok(card) => Ok(atomic::write(&dir.join(card::FILE), card.as_bytes())?),
                 // The weights are whole without it, perhaps those of a run that another version has made.
-                Err(error) => Ok(output::tell(format_args!("warning: there is no {}: {error:#}", card::FILE))),
+                Err(error) => {
+                    output::tell(format_args!("warning: there is no {}: {error:#}", card::FILE));
+                    Ok(())
+                }
             }
         }),
         Format::Gguf => atomic::write_checked(&args.out, |file| {
