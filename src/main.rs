@@ -3,6 +3,7 @@
 // What is told may find nobody who reads it: see `terminal::output`.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
+mod card;
 mod commands;
 mod demo;
 mod doctor;
@@ -10,6 +11,7 @@ mod import_config;
 mod iterate;
 mod new;
 mod programs;
+mod push;
 mod records;
 mod report;
 mod report_to;
@@ -88,6 +90,12 @@ enum Command {
     /// a Hugging Face directory (fp32) with the tokenizer. What was written is read again and compared before it is
     /// called done.
     Merge(merge::Args),
+    /// Send a model with its card to the Hugging Face Hub.
+    ///
+    /// Makes one commit of the files of a model: weights, configuration, tokenizer, chat templates and README.md, which
+    /// is written from the records of the run if the folder has none. Nothing else of a checkpoint is sent, and nothing
+    /// is visible before the end. A new repository is private. The token is that of HF_TOKEN or of `hf auth login`.
+    Push(push::Args),
     /// Turn a configuration of TRL, verl or RLinf into a run.toml.
     ///
     /// Lists what has no counterpart.
@@ -184,6 +192,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Report(args) => report::run(&args),
         Command::Export(args) => export::run(&args),
         Command::Merge(args) => merge::run(&args),
+        Command::Push(args) => push::run(&args),
         Command::ImportConfig(args) => import_config::run(&args),
         Command::Schema(args) => schema::run(&args),
         Command::Completions(args) => completions::run(&args),

@@ -11,7 +11,7 @@ const GROUPS: &[(&str, &[&str])] = &[
     ("Ask a model", &["generate", "chat", "serve"]),
     ("Score", &["eval", "compare", "rewards", "check-rewards", "score", "logprobs"]),
     ("Look at a run", &["ui", "report", "explain", "replay"]),
-    ("Models and configurations", &["export", "merge", "init", "import-config", "schema"]),
+    ("Models and configurations", &["export", "merge", "push", "init", "import-config", "schema"]),
     ("Machine and speed", &["doctor", "bench", "tune"]),
     ("Shell", &["completions", "man"]),
 ];

@@ -5,6 +5,9 @@
 //! [`shared::config::on_hub`] tells names from paths; [`Settings`] has the environment variables that count. Downloads
 //! resume after a cut, and arrived bytes are compared with the hashes that the Hub gives.
 //!
+//! [`Hub::push`] is the way back: files become one commit of a repository. It runs for the command alone that asks for
+//! it.
+//!
 //! [`NamedModel`] is the model that a command line names: by path or name, or as a run or a version of one.
 //!
 //! Names are replaced before any other code sees a configuration.
@@ -15,6 +18,7 @@ mod error;
 mod hub;
 mod located;
 mod named_model;
+mod push;
 mod repository;
 mod request;
 mod settings;
@@ -26,7 +30,8 @@ mod wanted;
 
 pub use error::HubError;
 pub use hub::Hub;
-pub use located::{locate, locate_dataset, locate_model};
+pub use located::{locate, locate_dataset, locate_model, name_in_cache};
 pub use named_model::{NamedModel, NamedModelError};
+pub use push::{PushError, PushFile, PushOrder, Pushed, check_names};
 pub use settings::Settings;
 pub use snapshot::Snapshot;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use shared::config::{TrainConfig, hub_name, on_hub, rewards};
 use shared_data::Selection;
 
-use crate::{Hub, HubError, Snapshot};
+use crate::{Hub, HubError, Snapshot, repository::is_hash};
 
 /// Replaces the names in a configuration and returns a line for each. Names of a resumed run, whose resolved
 /// configuration is `before`, keep their commits.
@@ -83,6 +83,20 @@ fn commit_of(path: &Path, dataset: bool, name: &str) -> Option<String> {
     (snapshots == "snapshots" && repository == folder).then(|| commit.to_owned())
 }
 
+/// The name on the Hub of the repository that a path in a cache of the Hub belongs to, and the commit:
+/// `…/models--owner--name/snapshots/commit`, or what is below it.
+#[must_use]
+pub fn name_in_cache(path: &Path) -> Option<(String, String)> {
+    let parts: Vec<&str> = path.iter().map(|part| part.to_str().unwrap_or_default()).collect();
+    parts.windows(3).find_map(|window| {
+        let [repository, "snapshots", commit] = window else { return None };
+        let name = ["models--", "datasets--"].into_iter().find_map(|kind| repository.strip_prefix(kind))?;
+        // No owner and no name has two dashes in a row.
+        let name = name.replace("--", "/");
+        is_hash(commit).then(|| (name, (*commit).to_owned()))
+    })
+}
+
 /// The folder of a model that a command line names by path or by name.
 ///
 /// # Errors
@@ -119,5 +133,22 @@ mod tests {
         assert_eq!(commit_of(path, true, "Qwen/Q2"), None);
         assert_eq!(commit_of(path, false, "Qwen/Q3"), None);
         assert_eq!(commit_of(Path::new("/c/hub/models--Qwen--Q2/blobs/abc"), false, "Qwen/Q2"), None);
+    }
+
+    #[test]
+    fn a_path_in_the_cache_has_its_name() {
+        let commit = "0123456789012345678901234567890123456789";
+        for (path, name) in [
+            (format!("/c/hub/models--Qwen--Q2-0.5B/snapshots/{commit}"), Some("Qwen/Q2-0.5B")),
+            (format!("/c/hub/datasets--openai--gsm8k/snapshots/{commit}/main/train.parquet"), Some("openai/gsm8k")),
+            (format!("/c/hub/datasets--squad/snapshots/{commit}"), Some("squad")),
+            ("/c/hub/models--Qwen--Q2/snapshots/mine".to_owned(), None),
+            (format!("/c/hub/models--Qwen--Q2/blobs/{commit}"), None),
+            ("/users/me/models/mine".to_owned(), None),
+        ] {
+            let found = name_in_cache(Path::new(&path));
+            assert_eq!(found.as_ref().map(|(name, _)| name.as_str()), name, "{path}");
+            assert!(found.is_none_or(|(_, found)| found == commit));
+        }
     }
 }

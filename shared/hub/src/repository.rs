@@ -82,10 +82,34 @@ pub fn is_hash(text: &str) -> bool {
     (40..=64).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
+/// A repository as the Hub describes it.
 #[derive(Deserialize)]
-struct Answer {
+pub struct Answer {
     sha: String,
     siblings: Vec<Sibling>,
+}
+
+impl Answer {
+    /// Its commit and files; or what is wrong with the answer.
+    pub fn repository(self) -> Result<Repository, String> {
+        if !is_hash(&self.sha) {
+            return Err(format!("its commit is `{}`", self.sha));
+        }
+        let file = |sibling: Sibling| {
+            // Names of files become paths in the cache.
+            let inside = |part: Component<'_>| matches!(part, Component::Normal(_));
+            if !Path::new(&sibling.rfilename).components().all(inside) {
+                return Err(format!("a file is called `{}`", sibling.rfilename));
+            }
+            let hash = sibling.lfs.map_or(Hash::Git(sibling.blob_id), |lfs| Hash::Sha256(lfs.sha256));
+            if !is_hash(hash.text()) {
+                return Err(format!("the hash of {} is `{}`", sibling.rfilename, hash.text()));
+            }
+            Ok(RemoteFile { name: sibling.rfilename, size: sibling.size, hash })
+        };
+        let files = self.siblings.into_iter().map(file).collect::<Result<_, _>>()?;
+        Ok(Repository { commit: self.sha, files })
+    }
 }
 
 #[derive(Deserialize)]
@@ -135,23 +159,7 @@ pub fn ask(
         return Err(refusal(settings, kind, name, revision, (status, &code, reason)));
     }
     let answer: Answer = response.body_mut().read_json().map_err(|error| bad(error.to_string()))?;
-    if !is_hash(&answer.sha) {
-        return Err(bad(format!("its commit is `{}`", answer.sha)));
-    }
-    let file = |sibling: Sibling| {
-        // Names of files become paths in the cache.
-        let inside = |part: Component<'_>| matches!(part, Component::Normal(_));
-        if !Path::new(&sibling.rfilename).components().all(inside) {
-            return Err(bad(format!("a file is called `{}`", sibling.rfilename)));
-        }
-        let hash = sibling.lfs.map_or(Hash::Git(sibling.blob_id), |lfs| Hash::Sha256(lfs.sha256));
-        if !is_hash(hash.text()) {
-            return Err(bad(format!("the hash of {} is `{}`", sibling.rfilename, hash.text())));
-        }
-        Ok(RemoteFile { name: sibling.rfilename, size: sibling.size, hash })
-    };
-    let files = answer.siblings.into_iter().map(file).collect::<Result<_, _>>()?;
-    Ok(Repository { commit: answer.sha, files })
+    answer.repository().map_err(bad)
 }
 
 /// The refusal of a repository whose owner asks users to accept terms.

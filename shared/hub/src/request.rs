@@ -1,12 +1,12 @@
 //! Requests to the Hub, and to places it redirects to: the token goes to the Hub's own scheme, host and port alone.
 
-use std::time::Duration;
+use std::{io::Read, time::Duration};
 
 use ureq::{
-    Agent, Body,
+    Agent, Body, RequestBuilder, SendBody,
     http::{
-        Response,
-        header::{AUTHORIZATION, LOCATION, USER_AGENT},
+        HeaderValue, Response,
+        header::{AUTHORIZATION, CONTENT_LENGTH, LOCATION, USER_AGENT},
     },
 };
 use url::Url;
@@ -15,6 +15,9 @@ use crate::error::without_secrets;
 
 /// Redirects that are followed for one request. Browsers and curl follow more, and the Hub needs two.
 const MOST_REDIRECTS: usize = 10;
+
+/// The name of this program, as servers read it.
+const AGENT: &str = concat!("tandem/", env!("CARGO_PKG_VERSION"));
 
 /// A client of the Hub, with its token.
 #[derive(Debug, Clone)]
@@ -41,6 +44,14 @@ pub enum RequestError {
     /// A redirect from an encrypted connection to one that is not.
     #[error("{from} redirects to {to}, which is not encrypted, and is not followed")]
     Unencrypted {
+        /// The address that redirects.
+        from: String,
+        /// The target of the redirect.
+        to: String,
+    },
+    /// A redirect of a request with content that would lose the content.
+    #[error("{from} redirects to {to}, and content is not sent there; name the place itself")]
+    Moved {
         /// The address that redirects.
         from: String,
         /// The target of the redirect.
@@ -92,6 +103,66 @@ impl Client {
         Err(RequestError::Redirects { address: shown(&asked), last: shown(&at) })
     }
 
+    /// The answer of an address to content, whatever the status: a path of the Hub, which begins with a slash, or a
+    /// whole address.
+    ///
+    /// # Errors
+    /// See [`RequestError`].
+    pub fn post(
+        &self,
+        to: &str,
+        headers: &[(&str, &str)],
+        content: &[u8],
+        within: Duration,
+    ) -> Result<Response<Body>, RequestError> {
+        let hub = address(&self.endpoint)?;
+        let asked = if to.starts_with('/') { address(&format!("{}{to}", self.endpoint))? } else { self.beside(to)? };
+        let mut at = asked.clone();
+        for _ in 0..=MOST_REDIRECTS {
+            let request = self.with_headers(self.agent.post(at.as_str()), &at, &hub, headers);
+            let sent = request.config().timeout_global(Some(within)).build().send(content);
+            let response = sent.map_err(|error| RequestError::from(Box::new(error)))?;
+            let Some(next) = redirect(&at, &response)? else { return Ok(response) };
+            // All others ask for another request, without the content.
+            if !matches!(response.status().as_u16(), 307 | 308) {
+                return Err(RequestError::Moved { from: shown(&at), to: shown(&next) });
+            }
+            at = next;
+        }
+        Err(RequestError::Redirects { address: shown(&asked), last: shown(&at) })
+    }
+
+    /// Sends `length` bytes of content to an address that the Hub has named, without the token: the address itself is
+    /// the permission. Redirects are not followed.
+    ///
+    /// # Errors
+    /// See [`RequestError`].
+    pub fn put(
+        &self,
+        to: &str,
+        headers: &[(String, String)],
+        content: impl Read + 'static,
+        length: u64,
+    ) -> Result<Response<Body>, RequestError> {
+        let at = self.beside(to)?;
+        let mut request = self.agent.put(at.as_str()).header(USER_AGENT, AGENT);
+        // With a length, the content is not sent in chunks, which stores of objects refuse.
+        request = request.header(CONTENT_LENGTH, HeaderValue::from(length));
+        for (name, value) in headers {
+            request = request.header(name, value);
+        }
+        request.send(SendBody::from_owned_reader(content)).map_err(|error| Box::new(error).into())
+    }
+
+    /// An address that an encrypted Hub names must be encrypted too.
+    fn beside(&self, to: &str) -> Result<Url, RequestError> {
+        let (hub, to) = (address(&self.endpoint)?, address(to)?);
+        if hub.scheme() == "https" && to.scheme() == "http" {
+            return Err(RequestError::Unencrypted { from: shown(&hub), to: shown(&to) });
+        }
+        Ok(to)
+    }
+
     fn ask(
         &self,
         at: &Url,
@@ -99,15 +170,25 @@ impl Client {
         headers: &[(&str, &str)],
         within: Option<Duration>,
     ) -> Result<Response<Body>, RequestError> {
-        let agent = concat!("tandem/", env!("CARGO_PKG_VERSION"));
-        let mut request = self.agent.get(at.as_str()).header(USER_AGENT, agent);
+        let request = self.with_headers(self.agent.get(at.as_str()), at, hub, headers);
+        request.config().timeout_global(within).build().call().map_err(|error| Box::new(error).into())
+    }
+
+    fn with_headers<B>(
+        &self,
+        request: RequestBuilder<B>,
+        at: &Url,
+        hub: &Url,
+        headers: &[(&str, &str)],
+    ) -> RequestBuilder<B> {
+        let mut request = request.header(USER_AGENT, AGENT);
         if let Some(token) = self.token.as_ref().filter(|_| at.origin() == hub.origin()) {
             request = request.header(AUTHORIZATION, format!("Bearer {token}"));
         }
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
-        request.config().timeout_global(within).build().call().map_err(|error| Box::new(error).into())
+        request
     }
 }
 

@@ -1,8 +1,7 @@
-//! Hashes of downloaded files, in the forms that the Hub gives.
+//! Hashes of files, in the forms that the Hub gives.
 
 use std::{
-    fs::File,
-    io::{self, Write},
+    io::{self, Read, Write},
     path::Path,
 };
 
@@ -31,20 +30,43 @@ impl Hash {
     /// A file that cannot be read.
     pub fn is_of(&self, path: &Path) -> io::Result<bool> {
         let mut file = shared_bounds::open(path)?;
-        let (found, wanted) = match self {
-            Self::Sha256(wanted) => (digest(Sha256::new(), &mut file)?, wanted),
-            Self::Git(wanted) => {
-                let mut hasher = Sha1::new();
-                hasher.update(format!("blob {}\0", file.metadata()?.len()));
-                (digest(hasher, &mut file)?, wanted)
-            }
+        let length = file.metadata()?.len();
+        let found = match self {
+            Self::Sha256(_) => Self::sha256_of(&mut file)?,
+            Self::Git(_) => Self::git_of(&mut file, length)?,
         };
-        Ok(found.eq_ignore_ascii_case(wanted))
+        Ok(found.same_as(self))
+    }
+
+    /// The SHA-256 of a content.
+    ///
+    /// # Errors
+    /// A content that cannot be read.
+    pub fn sha256_of(content: &mut dyn Read) -> io::Result<Self> {
+        digest(Sha256::new(), content).map(Self::Sha256)
+    }
+
+    /// Git's object id of a content of this length.
+    ///
+    /// # Errors
+    /// A content that cannot be read.
+    pub fn git_of(content: &mut dyn Read, length: u64) -> io::Result<Self> {
+        let mut hasher = Sha1::new();
+        hasher.update(format!("blob {length}\0"));
+        digest(hasher, content).map(Self::Git)
+    }
+
+    /// Whether both are the same hash of the same kind.
+    pub fn same_as(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Sha256(one), Self::Sha256(two)) | (Self::Git(one), Self::Git(two)) => one.eq_ignore_ascii_case(two),
+            (Self::Sha256(_), Self::Git(_)) | (Self::Git(_), Self::Sha256(_)) => false,
+        }
     }
 }
 
-fn digest<D: Digest + Write>(mut hasher: D, file: &mut File) -> io::Result<String> {
-    io::copy(file, &mut hasher)?;
+fn digest<D: Digest + Write>(mut hasher: D, content: &mut dyn Read) -> io::Result<String> {
+    io::copy(content, &mut hasher)?;
     Ok(hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
 }
 

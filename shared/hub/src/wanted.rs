@@ -13,7 +13,8 @@ const INDEX: &str = "model.safetensors.index.json";
 /// Most bytes of the index.
 const MOST_INDEX: u64 = 64 << 20;
 
-/// Files of a model: weights in safetensors, and the text files that describe the model and its tokenizer.
+/// Files of a model: weights in safetensors, the text files that describe the model and its tokenizer, and its card,
+/// whose licence holds for what is made of the model.
 ///
 /// # Errors
 /// No safetensors.
@@ -24,7 +25,7 @@ pub fn of_model(name: &str, files: &[String]) -> Result<Vec<String>, HubError> {
         true => file.starts_with("model-") && file.ends_with(".safetensors"),
         false => file == WHOLE || file == "adapter_model.safetensors",
     };
-    let is_text = |file: &str| [".json", ".jinja", ".txt"].iter().any(|end| file.ends_with(end));
+    let is_text = |file: &str| file == CARD || [".json", ".jinja", ".txt"].iter().any(|end| file.ends_with(end));
     if !top().any(|file| is_weights(file)) {
         return Err(HubError::NoSafetensors { name: name.to_owned() });
     }
@@ -76,9 +77,14 @@ mod tests {
 
     #[test]
     fn of_a_model_safetensors_and_texts_are_wanted() {
-        let others =
-            ["pytorch_model.bin", "onnx/model.onnx", "consolidated.safetensors", "README.md", "flax_model.msgpack"];
-        let texts = ["config.json", "tokenizer.json", "chat_template.jinja", "merges.txt"];
+        let others = [
+            "pytorch_model.bin",
+            "onnx/model.onnx",
+            "consolidated.safetensors",
+            "docs/README.md",
+            "flax_model.msgpack",
+        ];
+        let texts = ["config.json", "tokenizer.json", "chat_template.jinja", "merges.txt", "README.md"];
         let wanted = |weights: &[&str]| {
             let files: Vec<&str> = [&others[..], &texts, weights].concat();
             of(&files).unwrap()

@@ -128,29 +128,47 @@ pub fn check(dir: &Path, depth: Depth) -> Result<Voucher, Damage> {
     if !dir.join(STATE_FILE).is_file() {
         return Err(Damage::Missing(STATE_FILE.into()));
     }
-    let text = match shared_bounds::read(&dir.join(CHECKSUMS_FILE), MOST_BYTES) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            contents::look(dir, contents::files(dir)?)?;
-            contents::compare(dir)?;
-            return Ok(Voucher::Reading);
-        }
-        text => text.map_err(unreadable(CHECKSUMS_FILE))?,
+    let Some(list) = list_of(dir)? else {
+        contents::look(dir, contents::files(dir)?)?;
+        contents::compare(dir)?;
+        return Ok(Voucher::Reading);
     };
-    let list: Checksums = serde_json::from_slice(&text).map_err(|_| Damage::Changed(CHECKSUMS_FILE.into()))?;
     complete(dir, &list)?;
-    for (name, checksum) in &list.files {
-        let path = dir.join(name);
-        let length = path.metadata().map_err(unreadable(name))?.len();
-        let whole = length == checksum.bytes
-            && (depth == Depth::Lengths || hash(&path).map_err(unreadable(name))? == checksum.blake3);
-        if !whole {
-            return Err(Damage::Changed(name.clone()));
-        }
-    }
+    list.files.iter().try_for_each(|(name, checksum)| compare(dir, name, checksum, depth))?;
     if depth == Depth::Contents {
         contents::look(dir, list.files.keys().map(Into::into))?;
     }
     Ok(Voucher::Checksums)
+}
+
+/// Checks that some files of a folder have the contents that its list gives for them. A folder without a list, which is
+/// no checkpoint or one of an earlier version, passes.
+///
+/// # Errors
+/// The first file that differs, or that the list does not name.
+pub fn check_files<'a>(dir: &Path, names: impl IntoIterator<Item = &'a str>) -> Result<(), Damage> {
+    let Some(list) = list_of(dir)? else { return Ok(()) };
+    names.into_iter().try_for_each(|name| {
+        let checksum = list.files.get(name).ok_or_else(|| Damage::Unlisted(name.to_owned()))?;
+        compare(dir, name, checksum, Depth::Contents)
+    })
+}
+
+/// The list of a checkpoint, if it has one.
+fn list_of(dir: &Path) -> Result<Option<Checksums>, Damage> {
+    let text = match shared_bounds::read(&dir.join(CHECKSUMS_FILE), MOST_BYTES) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        text => text.map_err(unreadable(CHECKSUMS_FILE))?,
+    };
+    serde_json::from_slice(&text).map(Some).map_err(|_| Damage::Changed(CHECKSUMS_FILE.into()))
+}
+
+fn compare(dir: &Path, name: &str, checksum: &Checksum, depth: Depth) -> Result<(), Damage> {
+    let path = dir.join(name);
+    let length = path.metadata().map_err(unreadable(name))?.len();
+    let whole = length == checksum.bytes
+        && (depth == Depth::Lengths || hash(&path).map_err(unreadable(name))? == checksum.blake3);
+    if whole { Ok(()) } else { Err(Damage::Changed(name.to_owned())) }
 }
 
 /// Ends of the names of files that are read by name, so that an unlisted one would be read unseen.
@@ -319,6 +337,23 @@ mod tests {
         assert_eq!(whole().expect("one of an earlier version has no list"), Voucher::Reading);
         fs::remove_file(checkpoint.join(STATE_FILE)).unwrap();
         assert!(matches!(whole().unwrap_err(), Damage::Missing(file) if file == STATE_FILE));
+    }
+
+    #[test]
+    fn some_files_are_compared_with_the_list_and_nothing_else() {
+        let (_dir, run) = run(&[3]);
+        let checkpoint = run.checkpoint(3);
+        let of = |name: &str| check_files(&checkpoint, [name]).map_err(|damage| damage.to_string());
+        fs::write(checkpoint.join("other.safetensors"), "").unwrap();
+        of("model.safetensors").unwrap();
+        assert!(of("other.safetensors").unwrap_err().contains("is not listed"));
+        let mut bytes = fs::read(checkpoint.join("model.safetensors")).unwrap();
+        *bytes.last_mut().unwrap() ^= 1;
+        fs::write(checkpoint.join("model.safetensors"), bytes).unwrap();
+        assert!(of("model.safetensors").unwrap_err().contains("is not what was written"));
+        of("config.json").unwrap();
+        fs::remove_file(checkpoint.join(CHECKSUMS_FILE)).unwrap();
+        of("model.safetensors").unwrap();
     }
 
     /// A list that is cut off, overwritten or foreign, beside intact files.

@@ -14,7 +14,10 @@ use shared::files::{atomic, output_dir};
 use shared_hub::NamedModel;
 
 use super::{DtypeArg, Format, ToFormat, rows, runtime::Runtime};
-use crate::terminal::output;
+use crate::{
+    card::{self, Subject, place::Place},
+    terminal::output,
+};
 
 /// The weights of a model, for the writers.
 enum Stored {
@@ -72,7 +75,15 @@ pub(super) fn export(args: &ToFormat) -> Result<()> {
         Format::Safetensors => atomic::write_dir(&args.out, |dir| {
             let dtype = args.dtype.float().expect("safetensors has types of floats alone");
             exporters::fill_hf_as(named.dir(), dir, dtype, &mut read)?;
-            take(verify(&mut source, &mut huggingface::open(dir, None)?, rows_of, most), dir)
+            take(verify(&mut source, &mut huggingface::open(dir, None)?, rows_of, most), dir)?;
+            match card_of(&named, &args.out) {
+                Ok(card) => Ok(atomic::write(&dir.join(card::FILE), card.as_bytes())?),
+                // The weights are whole without it, perhaps those of a run that another version has made.
+                Err(error) => {
+                    output::tell(format_args!("warning: there is no {}: {error:#}", card::FILE));
+                    Ok(())
+                }
+            }
         }),
         Format::Gguf => atomic::write_checked(&args.out, |file| {
             let kind = args.dtype.gguf().expect("only types that the format has come here");
@@ -97,6 +108,12 @@ pub(super) fn export(args: &ToFormat) -> Result<()> {
     let (distance, size) = found.expect("what was written was checked");
     tell(args, &named, size, &rows, &distance);
     Ok(())
+}
+
+/// The card of an export to a folder, which gives it its title.
+fn card_of(named: &NamedModel, out: &Path) -> Result<String> {
+    let place = Place::of(&std::path::absolute(out)?);
+    card::text(named, &Subject { title: place.name(), repo: None, as_adapter: false, base: None })
 }
 
 /// The model as the verifying crate reads it from its own files.

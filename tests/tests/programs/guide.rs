@@ -34,6 +34,7 @@ const NEEDS: &[(&str, &str, &str)] = &[
     ("docs/serving.md", "tandem serve", "a terminal of its own: `serve.rs`"),
     ("docs/asking.md", "cargo build", "a clone"),
     ("docs/exporting.md", "tandem export --model runs/gsm8k --format gguf", "a tokenizer of llama.cpp: `export.rs`"),
+    ("docs/exporting.md", "tandem push --model runs/gsm8k --repo me/gsm8k", "a token of the Hub: `push.rs`"),
     ("docs/exporting.md", "llama-", "llama.cpp"),
     ("docs/exporting.md", "ollama", "Ollama"),
     ("docs/exporting-genai.md", "", "a tokenizer that GenAI reads: `export.rs`"),

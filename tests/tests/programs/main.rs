@@ -32,6 +32,7 @@ mod offline;
 mod old_runs;
 mod pages;
 mod processors;
+mod push;
 mod python_api;
 mod ranks;
 mod readme;

@@ -210,6 +210,12 @@ assert run.checkpoints[-1].name == f"checkpoint-{reached + 2}" and run.model == 
 rows = run.completions(1, pandas=False)
 assert {row["step"] for row in rows} == {1} and all(row["extra"]["length"] >= 0 for row in rows), rows[0]
 again.save_model("saved")
+try:
+    again.push_to_hub("End of training")
+except NotImplementedError as error:
+    assert "`tandem push --model run --repo OWNER/NAME`" in str(error), error
+else:
+    raise AssertionError("nothing was pushed")
 print(sorted(os.listdir("saved")))
 "#;
     let finished = folder.run(script).success();

@@ -185,6 +185,18 @@ class GRPOTrainer:
                 shutil.copyfile(path, partial)
                 os.replace(partial, target / path.name)
 
+    def push_to_hub(self, *arguments: Any, **more: Any) -> None:
+        """Is refused: a run uploads nothing, and `tandem push` sends its model.
+
+        Raises:
+            NotImplementedError: always, with the command.
+        """
+        folder = self.args.output_dir
+        raise NotImplementedError(
+            f"push_to_hub: nothing is uploaded from here; `tandem push --model {folder} --repo OWNER/NAME` sends the "
+            "model of the run with a model card, to a private repository unless it has --public"
+        )
+
 
 def _model(model: Any) -> str:
     if isinstance(model, (str, os.PathLike)):
