@@ -151,8 +151,9 @@ options! {
         /// Draw only tokens with which this regular expression can match the completion from beginning to end: answers
         /// have the form from the first step on, and no reward has to teach it. Both sides take log-probs over the
         /// tokens that may come. A completion is whole where nothing more can come, or with an end token, which may
-        /// come where the text so far matches. `stop` and `max_completion_length` still cut. The syntax is that of the
-        /// crate `regex`, without Unicode word boundaries.
+        /// come where the text so far matches. `stop` and `max_completion_length` still cut. Evaluations in the run
+        /// follow it too; `tandem eval` does not. The syntax is that of the crate `regex`, without Unicode word
+        /// boundaries.
         structured_outputs_regex: Option<String> = None, absent("any text"),
             source("TRL `vllm_structured_outputs_regex`");
         /// Replace groups that teach nothing (see `filter_groups_metric`) by groups of further prompts until the batch

@@ -21,6 +21,9 @@ const MOST_DFA: usize = 16 << 20;
 /// Memory for making it.
 const MOST_DETERMINIZE: usize = 64 << 20;
 
+/// The library's automaton.
+type Dfa = dense::DFA<Vec<u32>>;
+
 /// The number of a state.
 pub type State = u32;
 
@@ -60,7 +63,7 @@ impl Automaton {
     }
 
     /// The states that can be reached, in the order in which they are found.
-    fn of_dfa(dfa: &dense::OwnedDFA) -> Result<Self, ConstraintError> {
+    fn of_dfa(dfa: &Dfa) -> Result<Self, ConstraintError> {
         let first = dfa
             .start_state(&start::Config::new().anchored(Anchored::Yes))
             .map_err(|error| ConstraintError::Syntax(error.to_string()))?;
@@ -153,7 +156,7 @@ pub fn reaching(goals: &[bool], mut edges: Vec<(State, State)>) -> Vec<bool> {
     found
 }
 
-fn dfa(expression: &Hir) -> Result<dense::OwnedDFA, ConstraintError> {
+fn dfa(expression: &Hir) -> Result<Dfa, ConstraintError> {
     let limits = thompson::Config::new().nfa_size_limit(Some(MOST_NFA)).which_captures(WhichCaptures::None);
     let nfa = thompson::Compiler::new()
         .configure(limits)
