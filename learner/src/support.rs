@@ -80,8 +80,8 @@ impl Support {
     }
 }
 
-/// The support of each row of logits (`[n, V]`, before the temperature; negative infinity for tokens that may not come);
-/// `targets_n` are kept in any case.
+/// The support of each row of logits (`[n, V]`, before the temperature; negative infinity for tokens that may not
+/// come); `targets_n` are kept in any case.
 ///
 /// Source: transformers `logits_process.py`, as in the sampler: of equal logits the higher token counts as the larger.
 #[must_use]
@@ -124,8 +124,8 @@ fn inside(scores_nV: &Tensor, truncation: &Truncation) -> Tensor {
     scores_nV.isfinite()
 }
 
-/// Which entries of `[n, V]` logits lie outside the supports. What rows share is looked up once: a set may be as large as
-/// the vocabulary.
+/// Which entries of `[n, V]` logits lie outside the supports. What rows share is looked up once: a set may be as large
+/// as the vocabulary.
 pub fn outside(sets: &[Arc<Support>], logits_nV: &Tensor) -> Tensor {
     let (mut distinct, mut known, mut numbers) = (Vec::new(), HashMap::new(), Vec::with_capacity(sets.len()));
     for set in sets {

@@ -1,8 +1,8 @@
 //! Completions of a run that a regular expression matches (`structured_outputs_regex`).
 //!
-//! Which tokens may come is said in `shared-tokenizer`, by which the learner finds the same sets again. Here is only the
-//! way of one completion through them. Grammars of command lines and requests are `rollout-constraint`, which knows more
-//! of them and takes long to compile.
+//! Which tokens may come is said in `shared-tokenizer`, by which the learner finds the same sets again. Here is only
+//! the way of one completion through them. Grammars of command lines and requests are `rollout-constraint`, which
+//! knows more of them and takes long to compile.
 
 use std::sync::Arc;
 

@@ -26,8 +26,8 @@ pub struct TokenBytes {
 }
 
 impl TokenBytes {
-    /// Takes the bytes of the tokens that end a text: they are no part of it, whatever they are called. Returns those of
-    /// `ends` that the model has.
+    /// Takes the bytes of the tokens that end a text: they are no part of it, whatever they are called. Returns those
+    /// of `ends` that the model has.
     pub fn take_ends(&mut self, ends: &[u32]) -> Vec<u32> {
         let ends: Vec<u32> = ends.iter().copied().filter(|&end| (end as usize) < self.tokens.len()).collect();
         ends.iter().for_each(|&end| self.tokens[end as usize].clear());
