@@ -106,9 +106,9 @@ fn an_asynchronous_run_follows_its_expression_across_swaps() {
 }
 
 #[test]
-fn an_expression_that_no_completion_can_follow_is_refused_before_the_run() {
+fn an_expression_that_no_completion_can_follow_is_refused_at_the_start() {
     let bench = FleetBench::new(1, "");
-    for (regex, words) in [
+    for (number, (regex, words)) in [
         ("(a", "unclosed group, at character 1"),
         ("a(?!b)", "look-around"),
         ("[ab&&c]", "matches no text"),
@@ -116,11 +116,18 @@ fn an_expression_that_no_completion_can_follow_is_refused_before_the_run() {
         ("\u{e9}+", "no text that the tokens of the model make up"),
         ("[a-f]{17}", "more tokens than `max_completion_length` (16)"),
         (r"\w{3000}", "too large"),
-    ] {
-        let refused = cli::finish(bench.command("run", &["--structured_outputs_regex", regex]));
-        let said = refused.refusal();
-        assert!(said.contains("structured_outputs_regex") && said.contains(words), "{regex}: {said}");
-        assert!(!bench.path("run").join("config.toml").exists(), "{regex}");
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        // Before a run that is only asked about, and in one: neither makes a step.
+        for (run, more) in [("asked", &["--dry-run"][..]), (&format!("run-{number}"), &[])] {
+            let options = [&["--structured_outputs_regex", regex][..], more].concat();
+            let refused = cli::finish(bench.command(run, &options));
+            let said = refused.refusal();
+            assert!(said.contains("`structured_outputs_regex`: ") && said.contains(words), "{regex}: {said}");
+            assert!(!bench.path(run).join("metrics.jsonl").exists(), "{regex}");
+        }
     }
     let dry = cli::finish(bench.command("run", &["--structured_outputs_regex", "[a-f]{16}", "--dry-run"]));
     let _ = dry.success();
