@@ -121,7 +121,8 @@ fn an_expression_that_no_completion_can_follow_is_refused_at_the_start() {
     .enumerate()
     {
         // Before a run that is only asked about, and in one: neither makes a step.
-        for (run, more) in [("asked", &["--dry-run"][..]), (&format!("run-{number}"), &[])] {
+        let own = format!("run-{number}");
+        for (run, more) in [("asked", &["--dry-run"] as &[&str]), (own.as_str(), &[] as &[&str])] {
             let options = [&["--structured_outputs_regex", regex][..], more].concat();
             let refused = cli::finish(bench.command(run, &options));
             let said = refused.refusal();
