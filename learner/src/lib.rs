@@ -21,6 +21,7 @@ pub mod batch;
 pub mod canaries;
 pub mod checkpoint;
 pub mod commands;
+pub mod constraint;
 pub mod conversation;
 pub mod cores;
 pub mod crew;

@@ -1,11 +1,11 @@
 //! Truncated sampling: the support of a token's distribution is the part of the vocabulary that top-k, top-p and min-p
-//! keep.
+//! keep. Where a constraint says which tokens may come, they keep a part of these.
 //!
 //! Sampler and learner compute in different runtimes, so at the edge of the nucleus they may keep different tokens. The
 //! learner therefore decides once per token, on the policy that the step begins with, and takes every later log-prob of
 //! that token (of the current and of the reference policy) over the same set: ratios compare like with like.
 
-use std::sync::Arc;
+use std::{collections::HashMap, sync::Arc};
 
 use shared::SamplingParams;
 use tch::{Device, Kind, Tensor};
@@ -80,7 +80,8 @@ impl Support {
     }
 }
 
-/// The support of each row of logits (`[n, V]`, before the temperature); `targets_n` are kept in any case.
+/// The support of each row of logits (`[n, V]`, before the temperature; negative infinity for tokens that may not
+/// come); `targets_n` are kept in any case.
 ///
 /// Source: transformers `logits_process.py`, as in the sampler: of equal logits the higher token counts as the larger.
 #[must_use]
@@ -123,14 +124,27 @@ fn inside(scores_nV: &Tensor, truncation: &Truncation) -> Tensor {
     scores_nV.isfinite()
 }
 
-/// Which entries of `[n, V]` logits lie outside the supports.
+/// Which entries of `[n, V]` logits lie outside the supports. What rows share is looked up once: a set may be as large
+/// as the vocabulary.
 pub fn outside(sets: &[Arc<Support>], logits_nV: &Tensor) -> Tensor {
-    let vocabulary = logits_nV.size()[1];
-    let flat = |(row, set): (usize, &Arc<Support>)| {
+    let (mut distinct, mut known, mut numbers) = (Vec::new(), HashMap::new(), Vec::with_capacity(sets.len()));
+    for set in sets {
+        let number = *known.entry(Arc::as_ptr(set)).or_insert_with(|| {
+            distinct.push(set);
+            distinct.len() as i64 - 1
+        });
+        numbers.push(number);
+    }
+    let (vocabulary, device) = (logits_nV.size()[1], logits_nV.device());
+    let flat = |(row, set): (usize, &&Arc<Support>)| {
         set.ids().into_iter().map(move |id| row as i64 * vocabulary + i64::from(id)).collect::<Vec<i64>>()
     };
-    let inside: Vec<i64> = sets.iter().enumerate().flat_map(flat).collect();
-    let inside = Tensor::from_slice(&inside).to_device(logits_nV.device());
-    let mut outside_V = Tensor::ones([logits_nV.numel() as i64], (Kind::Bool, logits_nV.device()));
-    outside_V.index_fill_(0, &inside, 0).view(logits_nV.size().as_slice())
+    let inside: Vec<i64> = distinct.iter().enumerate().flat_map(flat).collect();
+    let inside = Tensor::from_slice(&inside).to_device(device);
+    let mut outside_V = Tensor::ones([distinct.len() as i64 * vocabulary], (Kind::Bool, device));
+    let outside_dV = outside_V.index_fill_(0, &inside, 0).view([distinct.len() as i64, vocabulary]);
+    if distinct.len() == sets.len() {
+        return outside_dV;
+    }
+    outside_dV.index_select(0, &Tensor::from_slice(&numbers).to_device(device))
 }

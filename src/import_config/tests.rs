@@ -579,12 +579,16 @@ fn what_changes_prompts_is_an_option_or_ends_the_start() {
         ("tools: [search]", "no tools"),
         ("response_template: 'A:'", "chat template"),
         ("generation_kwargs: {logit_bias: {5: 1.0}}", "has no counterpart"),
-        ("vllm_structured_outputs_regex: 'a+'", "not bound to a form"),
     ] {
         let (_, found) = import(&format!("{line}\nseed: 1\nlearning_rate: 1e-6\n"));
         assert!(found.refused.len() == 1 && found.left_out[0].1.contains(words), "{line}: {:?}", found.left_out);
     }
-    let (_, found) = import("eos_token: null\ntools: []\nseed: 1\n");
+    for key in ["vllm_structured_outputs_regex", "vllm_guided_decoding_regex", "structured_outputs_regex"] {
+        let (_, found) = import(&format!("{key}: '\\d+ = [a-z]{{2}}'\nseed: 1\nlearning_rate: 1e-6\n"));
+        assert_eq!(found.config.structured_outputs_regex.as_deref(), Some(r"\d+ = [a-z]{2}"), "{key}");
+        assert!(found.refused.is_empty(), "{key}: {:?}", found.refused);
+    }
+    let (_, found) = import("eos_token: null\ntools: []\nvllm_structured_outputs_regex: null\nseed: 1\n");
     assert!(found.refused.is_empty(), "{:?}", found.refused);
     let verl = "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=4";
     let (_, found) =

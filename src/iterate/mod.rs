@@ -90,6 +90,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     ensure!((0.0..1.0).contains(&args.history_share), "--history-share must be in [0, 1), got {}", args.history_share);
     let overrides = layers::parse_overrides(&args.overrides).map_err(train::explained)?;
     let mut config = layers::load_named(Some(&args.config), &overrides).map_err(train::explained)?;
+    ensure!(
+        config.structured_outputs_regex.is_none(),
+        "`structured_outputs_regex`: the comparisons of a round are completions of `rollout generate`, which would not \
+         follow it; leave it out, or train with `tandem train`"
+    );
     if config.beta == 0.0 {
         output::tell(
             "warning: `beta` is 0, so there is no reference policy: the policy that a round begins with holds nothing \

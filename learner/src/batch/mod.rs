@@ -69,6 +69,12 @@ impl<'a> Sequence<'a> {
         whole.into_iter().chain(self.episode.into_iter().flat_map(Episode::sampled_spans))
     }
 
+    /// The sampled tokens of each turn.
+    pub(crate) fn sampled_turns(&self) -> impl Iterator<Item = &'a [u32]> + use<'a> {
+        let completion = self.completion;
+        self.sampled_spans().map(move |span| &completion[span])
+    }
+
     /// Completion tokens that are fed: those before the last sampled one, which itself predicts nothing.
     fn fed(&self) -> &'a [u32] {
         let end = self.sampled_spans().filter(|span| !span.is_empty()).last().map_or(0, |span| span.end);
@@ -92,7 +98,7 @@ pub struct MicroBatch {
     pub positions_N: Tensor,
     /// Ids of the sampled tokens, `[N]`.
     pub targets_N: Tensor,
-    /// Support of each sampled token's distribution; absent without truncation.
+    /// Support of each sampled token's distribution; absent without truncation and without a constraint.
     pub supports: Option<Vec<Arc<Support>>>,
 }
 

@@ -150,14 +150,17 @@ impl Head {
         TokenStats { logprobs_N: join(&logprobs, hidden_NH), entropies_N: join(&entropies, hidden_NH) }
     }
 
-    /// The tokens that truncated sampling keeps at each position; they always include the position's own token. One
-    /// entry per token.
+    /// The tokens that truncated sampling keeps at each position, among those of the targets' supports; they always
+    /// include the position's own token. One entry per token.
     #[must_use]
     pub fn supports(&self, hidden_NH: &Tensor, targets: &Targets<'_>, truncation: &Truncation) -> Vec<Arc<Support>> {
         // Sorting takes several times the memory of the logits.
         let runs = chunks(0..hidden_NH.size()[0], (self.chunk / 8).max(1));
         let sets = runs.flat_map(|run| {
-            let logits_nV = self.logits(&part(hidden_NH, &run));
+            let mut logits_nV = self.logits(&part(hidden_NH, &run));
+            if let Some(sets) = targets.chunk(&run).supports {
+                let _ = logits_nV.masked_fill_(&support::outside(sets, &logits_nV), f64::NEG_INFINITY);
+            }
             support::supports(&logits_nV, &targets.ids(&run), targets.temperature, truncation)
         });
         sets.map(Arc::new).collect()

@@ -43,7 +43,7 @@ pub fn evaluate(
 pub struct Forward<'a> {
     /// Prompts and completions.
     pub sequences: Vec<Sequence<'a>>,
-    /// With truncated sampling, the support of every token's distribution.
+    /// With truncated or constrained sampling, the support of every token's distribution.
     pub supports: Option<Ragged<Arc<Support>>>,
     /// Divides the logits.
     pub temperature: f64,
@@ -86,8 +86,8 @@ impl Forward<'_> {
         Ok(Evaluation { logprobs, entropies })
     }
 
-    /// The supports of the given rows under `model`; other rows have none. Every rank computes them for all rows,
-    /// because each update shares the rows out anew.
+    /// What truncation leaves of the supports of the given rows, under `model`; other rows have none. Every rank
+    /// computes them for all rows, because each update shares the rows out anew.
     #[must_use]
     pub fn supports(&self, model: &Decoder, rows: &[usize], truncation: &Truncation) -> Ragged<Arc<Support>> {
         let mut supports = Ragged::filled(Arc::new(Support::new(&[], 0)), self.lengths(rows));

@@ -15,6 +15,7 @@ use super::{
 };
 use crate::{
     batch::token_budget,
+    constraint::Constraint,
     device::wait_for,
     error::LearnerError,
     kl::k3_value,
@@ -99,6 +100,7 @@ pub struct Trainer {
     entropy: EntropyController,
     old_policy: Option<OldPolicyPenalty>,
     correction: Option<Correction>,
+    constraint: Option<Constraint>,
     truncation: Option<Truncation>,
     policy: Trained<Decoder>,
     /// The starting policy, frozen but for `sync_ref_model`; absent without a KL penalty.
@@ -152,6 +154,7 @@ impl Trainer {
             entropy: EntropyController::from_config(config),
             old_policy: OldPolicyPenalty::from_config(config),
             correction: Correction::from_config(config),
+            constraint: Constraint::of_run(config)?,
             truncation: Truncation::of(&config.sampling()),
             credit: CreditAssigner::from_config(config),
             keeps_gradient: false,
@@ -251,7 +254,7 @@ impl Trainer {
         let mut inputs = StepInputs::new(batch, &self.weights(batch, &updates), self.correction);
         let notes = (config.token_records > 0).then(|| TokenNotes::new(batch.rows.iter().map(BatchRow::tokens)));
         let mut metrics = StepMetrics { notes, ..StepMetrics::default() };
-        let forward = self.forward(batch, &mut metrics);
+        let forward = self.forward(batch, &mut metrics)?;
         inputs.ref_logprobs = self.ref_logprobs(batch, &forward, &mut metrics)?;
         let trains_policy = self.credit.trains_policy(step);
         // The first update's own pass gives the log-probs of its rows, unless they are needed earlier or the update
@@ -340,8 +343,8 @@ impl Trainer {
         weights
     }
 
-    /// The sequences of a step; with truncated sampling, their supports under the current policy.
-    fn forward<'b>(&self, batch: &StepBatch<'b>, metrics: &mut StepMetrics) -> Forward<'b> {
+    /// The sequences of a step; with truncated or constrained sampling, their supports under the current policy.
+    fn forward<'b>(&self, batch: &StepBatch<'b>, metrics: &mut StepMetrics) -> Result<Forward<'b>, LearnerError> {
         let mut forward = Forward {
             sequences: batch.rows.iter().map(BatchRow::sequence).collect(),
             supports: None,
@@ -350,15 +353,20 @@ impl Trainer {
             device: self.device,
             ranks: Arc::clone(&self.ranks),
         };
+        let start = Instant::now();
+        let rows: Vec<usize> = (0..batch.rows.len()).filter(|&r| batch.rows[r].valid).collect();
+        // As in the sampler, truncation cuts what the constraint leaves.
+        if let Some(constraint) = &self.constraint {
+            forward.supports = Some(constraint.supports(&forward.sequences, &rows)?);
+        }
         if let Some(truncation) = &self.truncation {
-            let start = Instant::now();
-            let rows: Vec<usize> = (0..batch.rows.len()).filter(|&r| batch.rows[r].valid).collect();
-            let supports = forward.supports(self.policy.model(), &rows, truncation);
+            forward.supports = Some(forward.supports(self.policy.model(), &rows, truncation));
+        }
+        if let Some(supports) = &forward.supports {
             metrics.support_sizes = Some(supports.map(|support| support.count()));
-            forward.supports = Some(supports);
             metrics.times.old_logprobs += start.elapsed();
         }
-        forward
+        Ok(forward)
     }
 
     fn ref_logprobs(

@@ -5,6 +5,7 @@
 
 mod checkpoint_state;
 mod cli;
+mod constrained;
 mod critic;
 mod given;
 mod golden_advantage;

@@ -9,9 +9,11 @@ use rollout::{
     data::Tokenizer,
     engine::Constraint,
     sampling::{Scratch, SeenTokens, sample_allowed},
+    structured_outputs,
 };
 use serde_json::{Value, json};
 use shared::{ModelDir, SamplingParams, generation::rng::Stream};
+use shared_tokenizer::RegexConstraint;
 
 use super::{Grammars, Start};
 
@@ -113,6 +115,46 @@ fn regexes() -> impl Strategy<Value = String> {
             (inner.clone(), prop_oneof![Just("?"), Just("*"), Just("+")]).prop_map(|(a, how)| format!("(?:{a}){how}")),
         ]
     })
+}
+
+/// Runs have an automaton of their own. Both ways say the same of every place.
+#[test]
+fn the_automaton_of_runs_lets_the_same_tokens_come() {
+    let expressions = [
+        "[0-9]{1,4}",
+        "[a-c]{2,5}=(?: [0-9]+)?",
+        "(?:yes|no)(?:, (?:yes|no)){0,3}\\.",
+        "<think>[^<]{0,20}</think><answer>-?[0-9]+</answer>",
+        " ?[A-Z][a-z]+",
+        ".{1,12}",
+    ];
+    let worlds = [Some(World::characters()), World::stories(), World::qwen()];
+    for (number, world) in worlds.into_iter().flatten().enumerate() {
+        let ids = |words: &[u32]| -> Vec<u32> {
+            let is_set = |id: &u32| words.get(*id as usize / 32).is_some_and(|word| word >> (id % 32) & 1 == 1);
+            (0..world.tokenizer.model_vocab_size() as u32).filter(is_set).collect()
+        };
+        for (seed, regex) in (0..).zip(expressions) {
+            let rows = world.tokenizer.model_vocab_size();
+            let of_run = RegexConstraint::new(regex, world.tokenizer.text_tokenizer(), rows, &world.ends).unwrap();
+            let of_run = structured_outputs::constrained("regex", of_run);
+            let mut stream = Stream::new(&[number as u64, seed]);
+            for _ in 0..6 {
+                let mut own = world.compile(&Grammar::Regex(regex.into()), Start::OfText).unwrap();
+                let mut other = of_run.begin();
+                for at in 0..40 {
+                    let may = ids(own.allowed().unwrap());
+                    assert_eq!(ids(other.allowed().unwrap()), may, "world {number}, {regex}, place {at}");
+                    let token = may[stream.below(may.len() as u64) as usize];
+                    let ended = [own.push(token).unwrap(), other.push(token).unwrap()];
+                    assert_eq!(ended[0], ended[1], "world {number}, {regex}, after {token} in place {at}");
+                    if ended[0] {
+                        break;
+                    }
+                }
+            }
+        }
+    }
 }
 
 fn is_matched(regex: &str, text: &str) -> bool {

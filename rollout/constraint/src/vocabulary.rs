@@ -40,11 +40,9 @@ impl Vocabulary {
         let mut bytes = tokenizer
             .token_bytes()
             .map_err(|reason| format!("completions of this model cannot follow a grammar: {reason}"))?;
-        let ends: Vec<u32> = ends.iter().copied().filter(|&end| (end as usize) < bytes.tokens.len()).collect();
-        // They end a text and are no part of it, whatever they are called.
-        ends.iter().for_each(|&end| bytes.tokens[end as usize].clear());
+        let ends = bytes.take_ends(ends);
         let plain = factory(&bytes.tokens, &ends)?;
-        let spaced = bytes.drops_first_space.then(|| Spaced::new(&bytes.tokens, &ends)).transpose()?;
+        let spaced = bytes.rests().map(|rests| Spaced::new(&rests, &ends)).transpose()?;
         Ok(Self { plain, spaced })
     }
 
@@ -60,17 +58,15 @@ impl Vocabulary {
 }
 
 impl Spaced {
-    fn new(all: &[Vec<u8>], ends: &[u32]) -> Result<Self, String> {
-        let rest = |bytes: &Vec<u8>| bytes.strip_prefix(b" ").map(<[u8]>::to_vec);
-        let rests: Vec<Option<Vec<u8>>> = all.iter().map(rest).collect();
+    fn new(rests: &[Option<&[u8]>], ends: &[u32]) -> Result<Self, String> {
         let which = |is: &dyn Fn(&[u8]) -> bool| {
-            let mut set = SimpleVob::alloc(all.len());
-            let those = rests.iter().zip(0..).filter(|(rest, _)| rest.as_deref().is_some_and(is));
+            let mut set = SimpleVob::alloc(rests.len());
+            let those = rests.iter().zip(0..).filter(|(rest, _)| rest.is_some_and(is));
             those.for_each(|(_, token)| set.allow_token(token));
             set
         };
         let (tokens, blank) = (which(&|_| true), which(&<[u8]>::is_empty));
-        let rests: Vec<Vec<u8>> = rests.into_iter().map(Option::unwrap_or_default).collect();
+        let rests: Vec<Vec<u8>> = rests.iter().map(|rest| rest.unwrap_or_default().to_vec()).collect();
         Ok(Self { factory: factory(&rests, ends)?, tokens, blank })
     }
 }

@@ -216,6 +216,12 @@ impl Tokenizer {
         self.inner.vocab_size()
     }
 
+    /// The tokenizer without the chat template.
+    #[must_use]
+    pub fn text_tokenizer(&self) -> &TextTokenizer {
+        &self.inner
+    }
+
     /// The bytes of all tokens of the model.
     ///
     /// # Errors

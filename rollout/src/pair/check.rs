@@ -14,7 +14,7 @@ use shared::{
 use super::setup;
 use crate::{
     data::{Dataset, Tokenizer},
-    reward,
+    reward, structured_outputs,
 };
 
 /// Every reason why a run of this configuration would not start, in words. The launcher itself finds some reasons,
@@ -34,6 +34,7 @@ pub fn problems(config: &TrainConfig) -> Vec<String> {
     };
     let tokenizer = tokenizer.with_template_kwargs(config.chat_template_kwargs.as_ref());
     tell_warnings(tokenizer.remarks());
+    found.take(structured_outputs::OPTION, structured_outputs::of_run(config, &model, &tokenizer));
     let room = setup::room(config, model.config().max_position_embeddings, usize::MAX);
     let held_out = config.eval_dataset.as_ref().filter(|_| config.evaluates());
     let sources = [

@@ -34,10 +34,10 @@ use super::{
 use crate::{
     assembly::{Assembly, Scoring},
     data::{Dataset, DatasetError, PromptOptions, Tokenizer},
-    engine::{EngineOptions, positions_of},
+    engine::{Constrained, EngineOptions, positions_of},
     evaluation::Judging,
     generate::{PairGenerator, follower::WeightFollower},
-    reward, trace,
+    reward, structured_outputs, trace,
 };
 
 /// Memory for groups that were trained on and whose checkpoint is still to come. Groups that do not fit are made again
@@ -91,6 +91,7 @@ pub fn run(run_dir: &RunDir, given: Option<RunId>, factory: &dyn GeneratorFactor
 /// Everything that is read before the learner is asked for anything.
 struct Inputs {
     tokenizer: Tokenizer,
+    constraint: Option<Constrained>,
     dataset: Dataset,
     rewards: Vec<RewardFunction>,
     eval_dataset: Option<Dataset>,
@@ -100,6 +101,7 @@ impl Inputs {
     fn load(config: &TrainConfig, model: &ModelDir) -> anyhow::Result<Self> {
         let tokenizer = Tokenizer::open_at(model, config.template_now())?
             .with_template_kwargs(config.chat_template_kwargs.as_ref());
+        let constraint = structured_outputs::of_run(config, model, &tokenizer).context("`structured_outputs_regex`")?;
         let options = prompt_options(config);
         let rewards =
             reward::registry().on(config.reward_host()).functions(&config.reward_funcs).context("`reward_funcs`")?;
@@ -112,7 +114,7 @@ impl Inputs {
         let wanted = config.eval_dataset.as_ref().filter(|_| config.evaluates());
         let load_held_out = |path| load(std::slice::from_ref(path), config.test_part());
         let eval_dataset = wanted.map(load_held_out).transpose().context("`eval_dataset`")?;
-        Ok(Self { tokenizer, dataset, rewards, eval_dataset })
+        Ok(Self { tokenizer, constraint, dataset, rewards, eval_dataset })
     }
 
     /// Leaves out the prompts that fill `room`. Reports them and the oddities of prompts to the launcher.
@@ -238,7 +240,8 @@ impl Inputs {
         let deadline = Duration::from_secs_f64(config.reward_timeout);
         let pool = reward::pool(self.rewards.clone(), cores, deadline).context("threads of the reward functions")?;
         let scoring = Scoring { pool, names: config.weighted_rewards() };
-        Ok(Assembly::new(self.tokenizer.clone(), sampling, num_generations, Some(scoring)))
+        let assembly = Assembly::new(self.tokenizer.clone(), sampling, num_generations, Some(scoring));
+        Ok(assembly.with_constraint(self.constraint.clone()))
     }
 
     fn evaluation(

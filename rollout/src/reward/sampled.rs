@@ -20,6 +20,7 @@ use crate::{
     data::{PromptRow, Tokenizer},
     engine::{Engine, EngineOptions, Output, WeightSource, export_options},
     generate::{self, Generate},
+    structured_outputs,
 };
 
 /// Completions that are sampled at least, in whole groups of [`ROWS`] rows at most.
@@ -48,7 +49,9 @@ pub fn trials(
         rows.iter().map(|row| row.prompt_ids.len()).max().context("no prompt is short enough for the model")?;
     let mut engine =
         engine(config, model, limit.min(longest + config.max_completion_length as usize), rows.len() * group)?;
-    let completions = sample(&mut engine, &rows, config, tokenizer)?;
+    let constraint = structured_outputs::of_run(config, model, tokenizer).context("`structured_outputs_regex`")?;
+    let assembly = Assembly::new(tokenizer.clone(), config.sampling(), config.num_generations, None);
+    let completions = sample(&mut engine, &rows, assembly.with_constraint(constraint))?;
     if completions.is_empty() {
         bail!("no completion was finished within {} s", ENOUGH.as_secs());
     }
@@ -73,10 +76,8 @@ fn engine(config: &TrainConfig, model: &ModelDir, max_model_len: usize, sequence
 fn sample(
     generator: &mut dyn Generate,
     rows: &[&PromptRow],
-    config: &TrainConfig,
-    tokenizer: &Tokenizer,
+    mut assembly: Assembly,
 ) -> anyhow::Result<BTreeMap<u64, Vec<Completion>>> {
-    let mut assembly = Assembly::new(tokenizer.clone(), config.sampling(), config.num_generations, None);
     for (row, position) in rows.iter().zip(0..) {
         generator.begin(assembly.begin(row, 0, position).into())?;
     }

@@ -148,6 +148,14 @@ options! {
         repetition_penalty: f32 = 1.0, trl, above(0.0);
         /// Texts that end a completion, which saves the tokens that would follow.
         stop: Vec<String> = Vec::new();
+        /// Draw only tokens with which this regular expression can match the completion from beginning to end: answers
+        /// have the form from the first step on, and no reward has to teach it. Both sides take log-probs over the
+        /// tokens that may come. A completion is whole where nothing more can come, or with an end token, which may
+        /// come where the text so far matches. `stop` and `max_completion_length` still cut. Evaluations in the run
+        /// follow it too; `tandem eval` does not. The syntax is that of the crate `regex`, without Unicode word
+        /// boundaries.
+        structured_outputs_regex: Option<String> = None, absent("any text"),
+            source("TRL `vllm_structured_outputs_regex`");
         /// Replace groups that teach nothing (see `filter_groups_metric`) by groups of further prompts until the batch
         /// is full (DAPO section 3.2). A step then uses up more prompts, so that a given number of steps
         /// takes more epochs.

@@ -25,6 +25,24 @@ pub struct TokenBytes {
     pub drops_first_space: bool,
 }
 
+impl TokenBytes {
+    /// Takes the bytes of the tokens that end a text: they are no part of it, whatever they are called. Returns those
+    /// of `ends` that the model has.
+    pub fn take_ends(&mut self, ends: &[u32]) -> Vec<u32> {
+        let ends: Vec<u32> = ends.iter().copied().filter(|&end| (end as usize) < self.tokens.len()).collect();
+        ends.iter().for_each(|&end| self.tokens[end as usize].clear());
+        ends
+    }
+
+    /// By id, what is left of a token at the beginning of a text that drops a space there; none for a token that begins
+    /// with no space. Absent where a space counts.
+    #[must_use]
+    pub fn rests(&self) -> Option<Vec<Option<&[u8]>>> {
+        let rest = |bytes| <[u8]>::strip_prefix(bytes, b" ");
+        self.drops_first_space.then(|| self.tokens.iter().map(Vec::as_slice).map(rest).collect())
+    }
+}
+
 impl TextTokenizer {
     /// The bytes of the tokens of a model that has so many.
     ///

@@ -4,11 +4,13 @@
 //! one. So the file's size is bounded ([`MOST_BYTES`]), and so is the number of characters that its replacements make
 //! of one ([`MOST_GROWTH`]). Panics become errors, and the memory of a call is counted.
 //!
-//! Sampler and learner both read tokenizers through this crate.
+//! Sampler and learner both read tokenizers through this crate, and both ask it which tokens may come in completions
+//! that follow a regular expression ([`RegexConstraint`]).
 
 #![forbid(unsafe_code)]
 
 mod bytes;
+mod constraint;
 mod growth;
 mod named;
 
@@ -22,6 +24,7 @@ use shared_bounds::guarded;
 use tokenizers::{Encoding, Tokenizer};
 
 pub use bytes::TokenBytes;
+pub use constraint::{After, ConstraintError, Mask, Place, RegexConstraint};
 pub use growth::MOST_GROWTH;
 
 /// Most bytes of a `tokenizer.json`.

@@ -44,6 +44,7 @@ mod run_directory;
 mod serve;
 mod shell;
 mod starts;
+mod structured_outputs;
 mod supervision;
 mod survives;
 mod sweep;

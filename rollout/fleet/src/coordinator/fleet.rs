@@ -11,6 +11,7 @@ use rollout::{
     data::PromptRow,
     engine::{EngineError, FinishedSequence, GroupRequest, Output, Request, SwapReport, WeightSource},
     generate::{Generate, PairGenerator},
+    structured_outputs::OPTION,
 };
 use shared::{
     Placed, PolicyVersion, PromptId, RewardOutcome, RunDir, WeightSender,
@@ -105,8 +106,9 @@ impl Fleet {
     fn add(&mut self, request: Request, row: Option<String>) -> Result<(), EngineError> {
         let (vocab_size, max_model_len) = self.shared.scheduler().bounds();
         let group = request.check(vocab_size, max_model_len)?;
-        if group.constraint.is_some() {
-            let message = "a lease takes no constraint: workers know no grammars".into();
+        // That of the run is in its configuration, which workers have.
+        if group.constraint.as_ref().is_some_and(|constraint| constraint.name() != OPTION) {
+            let message = "a lease takes no constraint but the run's: workers know no grammars".into();
             return Err(EngineError::Request { prompt: group.prompt_id.0, message });
         }
         if request.stream || request.keep {

@@ -77,11 +77,12 @@ section! {
             sequence_truncate or sequence_mask"
     }
 
-    /// Tokens for which sampler and learner kept different numbers of candidates under `top_k`, `top_p` or `min_p`.
+    /// Tokens for which sampler and learner kept different numbers of candidates under `top_k`, `top_p`, `min_p` or
+    /// `structured_outputs_regex`.
     ///
     /// 0, but for a few tokens at the very edge of the support.
     metric SAMPLING_SUPPORT_MISMATCH = "sampling/support_mismatch" {
-        unit: Count, source: "Tandem", when: "`top_p` or `top_k` or `min_p`"
+        unit: Count, source: "Tandem", when: "`top_p` or `top_k` or `min_p` or `structured_outputs_regex`"
     }
 
     /// Mean number of versions between the weights that sampled a group and those that are trained on it.

@@ -2,7 +2,7 @@
 
 use std::{ops::RangeInclusive, time::Instant};
 
-use rollout::engine::{FinishedSequence, GroupRequest, tolerance_between};
+use rollout::engine::{Constrained, FinishedSequence, GroupRequest, tolerance_between};
 use shared::{PolicyVersion, RewardOutcome, channel::fleet::Made, config::Kernels};
 
 use super::{Lease, Scheduler};
@@ -121,6 +121,9 @@ fn is_possible(
     if let Some(token) = made.token_ids.iter().find(|&&token| token as usize >= vocab_size) {
         return Err(format!("token {token} of a vocabulary of {vocab_size}"));
     }
+    if let Some(constraint) = request.constraint.as_ref().filter(|constraint| !follows(constraint, &made.token_ids)) {
+        return Err(format!("tokens that `{}` does not let come", constraint.name()));
+    }
     if made.logprobs.len() != length {
         return Err(format!("{} log-probs for {length} tokens", made.logprobs.len()));
     }
@@ -137,6 +140,13 @@ fn is_possible(
         return Err(format!("weights {runs:?}, asked for v{oldest} to v{newest}"));
     }
     Ok(())
+}
+
+/// Whether a constraint lets these tokens come.
+fn follows(constraint: &Constrained, token_ids: &[u32]) -> bool {
+    let mut completion = constraint.begin();
+    let last = token_ids.len() - 1;
+    token_ids.iter().enumerate().all(|(at, &token)| completion.push(token).is_ok_and(|ended| !ended || at == last))
 }
 
 /// Whether these can be the rewards of a completion by the `count` reward functions of a run; there may be none.

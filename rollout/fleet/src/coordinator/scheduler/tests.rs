@@ -6,6 +6,7 @@ use std::{
 };
 
 use proptest::prelude::*;
+use rollout::engine::{Constrained, Constraint};
 use shared::{
     FinishReason, SamplingParams, StepScore, TokenLogprob,
     channel::{
@@ -449,6 +450,35 @@ fn completions_that_cannot_be_drop_their_worker() {
             "under no other number either"
         );
     }
+}
+
+/// Lets no token come.
+struct Nothing;
+
+impl Constraint for Nothing {
+    fn allowed(&mut self) -> Result<&[u32], String> {
+        Ok(&[])
+    }
+
+    fn push(&mut self, token: u32) -> Result<bool, String> {
+        Err(format!("not {token}"))
+    }
+}
+
+#[test]
+fn tokens_that_the_expression_of_a_run_does_not_let_come_drop_their_worker() {
+    let constraint = Some(Constrained::new("structured_outputs_regex", Arc::new(|| Box::new(Nothing))));
+    let mut scheduler = scheduler(0.0);
+    let now = Instant::now();
+    scheduler.announce(edition(0));
+    let mut fake = Fake::new(1);
+    (0..2).for_each(|_| drop(fake.call(&mut scheduler, now, true)));
+    scheduler.add(GroupRequest { constraint, ..request(0, 1) }, PolicyVersion(0), None);
+    fake.call(&mut scheduler, now, true);
+    fake.work();
+    let reason = fake.call(&mut scheduler, now, true).refused.unwrap();
+    assert!(reason.contains("tokens that `structured_outputs_regex` does not let come"), "{reason}");
+    assert_eq!((scheduler.waiting(), scheduler.take_finished().len()), (1, 0), "it is made by somebody else");
 }
 
 /// Two workers, the second of which may lie, make some groups, all of which are checked.

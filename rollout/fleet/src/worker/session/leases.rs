@@ -7,7 +7,7 @@ use std::{
 
 use rollout::{
     data::Tokenizer,
-    engine::{Engine, FinishedSequence, GroupRequest},
+    engine::{Constrained, Engine, FinishedSequence, GroupRequest},
 };
 use shared::{
     PolicyVersion,
@@ -20,6 +20,8 @@ use crate::{messages::made, scores::Scorer, worker::Client};
 pub struct Leases<'a> {
     client: &'a Client,
     tokenizer: Tokenizer,
+    /// What the completions of the run may be.
+    constraint: Option<Constrained>,
     /// Scores what is made, where the run wants that.
     scorer: Option<Scorer>,
     /// Leases that have not started, in the order in which they were given.
@@ -31,8 +33,13 @@ pub struct Leases<'a> {
 impl<'a> Leases<'a> {
     /// No leases.
     #[must_use]
-    pub fn new(client: &'a Client, tokenizer: Tokenizer, scorer: Option<Scorer>) -> Self {
-        Self { client, tokenizer, scorer, waiting: VecDeque::new(), started: BTreeMap::new() }
+    pub fn new(
+        client: &'a Client,
+        tokenizer: Tokenizer,
+        constraint: Option<Constrained>,
+        scorer: Option<Scorer>,
+    ) -> Self {
+        Self { client, tokenizer, constraint, scorer, waiting: VecDeque::new(), started: BTreeMap::new() }
     }
 
     /// Forgets all of them: they are of a coordinator that is gone.
@@ -74,7 +81,7 @@ impl<'a> Leases<'a> {
                 prompt_ids: lease.prompt_ids.into(),
                 samples: lease.samples.into(),
                 stop_criterion: self.tokenizer.stop_criterion(&lease.sampling.stop),
-                constraint: None,
+                constraint: self.constraint.clone(),
                 sampling: lease.sampling.into(),
                 lengths: None,
             };

@@ -16,6 +16,7 @@ use rollout::{
     data::Tokenizer,
     engine::{Engine, EngineOptions, WeightSource},
     generate::follower::WeightFollower,
+    structured_outputs,
 };
 use shared::{
     ModelDir, RunDir, WeightReceiver,
@@ -96,6 +97,7 @@ pub(super) fn open(host: Host<'_>, facts: RunFacts, orders: Orders) -> anyhow::R
     fetch_model(&store, place, &facts, &model_dir, &host.options.cache)?;
     let model = ModelDir::open(&model_dir)?;
     let tokenizer = Tokenizer::open_at(&model, config.template_now())?;
+    let constraint = structured_outputs::of_run(&config, &model, &tokenizer).context("`structured_outputs_regex`")?;
     let is_to_score = config.rewards_on == RewardsOn::Workers;
     let scorer = is_to_score.then(|| Scorer::open(&config, &tokenizer)).transpose()?;
     let (origin, versions) = (Origin::of(&store, run_dir), host.scratch.run_dir().clone());
@@ -113,7 +115,7 @@ pub(super) fn open(host: Host<'_>, facts: RunFacts, orders: Orders) -> anyhow::R
         coordinator,
         weights: WeightFollower::of(&config),
         receiver,
-        leases: Leases::new(host.client, tokenizer, scorer),
+        leases: Leases::new(host.client, tokenizer, constraint, scorer),
         decoded: 0,
     };
     Ok(Opened::Session(Box::new(session), Box::new(engine)))
