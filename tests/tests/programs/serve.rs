@@ -376,9 +376,20 @@ try:
     client.completions.create(model="tiny", prompt="a" * 5000)
 except openai.BadRequestError as error:
     code += " " + error.code
+likely = client.chat.completions.create(**ask, logprobs=True, top_logprobs=3).choices[0].logprobs.content
+likely = [[len(entry.top_logprobs), entry.top_logprobs[0].token == entry.token,
+           entry.top_logprobs[0].logprob == entry.logprob, bytes(entry.bytes).decode() == entry.token]
+          for entry in likely]
+echoed = dict(model="tiny", prompt="abc", max_tokens=5, logprobs=2, echo=True, temperature=0)
+whole_echo = client.completions.create(**echoed).choices[0]
+pieces_of_echo = [chunk.choices[0] for chunk in client.completions.create(**echoed, stream=True)]
+echoed = [whole_echo.text == "".join(piece.text for piece in pieces_of_echo),
+          whole_echo.logprobs.top_logprobs == sum((piece.logprobs.top_logprobs for piece in pieces_of_echo
+                                                   if piece.logprobs), []),
+          [len(top or {}) >= 2 for top in whole_echo.logprobs.top_logprobs], whole_echo.text[:3]]
 print(json.dumps([whole.choices[0].message.content, "".join(pieces), whole.usage.total_tokens, usage.total_tokens,
                   len(texts.choices), code, follows.choices[0].finish_reason, follows.choices[0].message.content,
-                  chosen.choices[0].message.content, param]))
+                  chosen.choices[0].message.content, param, likely, echoed]))
 "#;
 
 #[test]
@@ -398,6 +409,11 @@ fn openais_client_streams_a_chat() {
     }
     assert!(said[8] == "yes" || said[8] == "no", "{said}");
     assert_eq!(said[9], "response_format");
+    let likely = said[10].as_array().unwrap();
+    assert!(!likely.is_empty() && likely.iter().all(|entry| *entry == json!([3, true, true, true])), "{likely:?}");
+    let listed = said[11][2].as_array().unwrap();
+    assert!(listed[0] == false && listed.len() > 3 && listed[1..].iter().all(|two| *two == true), "{said}");
+    assert_eq!((&said[11][0], &said[11][1], &said[11][3]), (&json!(true), &json!(true), &json!("abc")));
 }
 
 const CLIENT_WITH_TOOLS: &str = r#"

@@ -6,7 +6,7 @@ use shared_chat::ChatTemplate;
 
 use super::{
     Fields, Streaming, check_model,
-    completion::{Prompt, check_ids, check_text},
+    completion::{Prompt, check_ids, check_text, check_top},
     sampling::{Sampling, max_tokens, room},
     tools::{self, Calling},
 };
@@ -23,6 +23,8 @@ pub struct Chat {
     pub streaming: Streaming,
     /// Whether log-probs of the drawn tokens come along.
     pub logprobs: bool,
+    /// The likeliest tokens that come with each of them.
+    pub top_logprobs: u32,
     /// Whether token ids come along.
     pub return_token_ids: bool,
     /// Whether tokens in log-probs are named by their ids.
@@ -42,9 +44,10 @@ impl Chat {
         let sampling = Sampling::take(&mut fields, tokenizer.model_vocab_size())?;
         let streaming = Streaming::take(&mut fields)?;
         let logprobs = fields.take("logprobs")?.unwrap_or(false);
-        if fields.take::<u32>("top_logprobs")?.is_some_and(|count| count > 0) {
-            let message = "`top_logprobs` above 0 is not supported: the engine knows the drawn token's log-prob alone";
-            return Err(ApiError::field("top_logprobs", message));
+        let top_logprobs = fields.take("top_logprobs")?.unwrap_or(0);
+        check_top("top_logprobs", top_logprobs)?;
+        if top_logprobs > 0 && !logprobs {
+            return Err(ApiError::field("top_logprobs", "`top_logprobs` needs `logprobs`: true"));
         }
         let wanted = max_tokens(&mut fields, &["max_completion_tokens", "max_tokens"], 1)?;
         let return_token_ids = fields.take("return_token_ids")?.unwrap_or(false);
@@ -61,7 +64,7 @@ impl Chat {
         check_ids("messages", &ids, tokenizer.model_vocab_size())?;
         let max_tokens = room("messages", ids.len(), wanted, max_model_len)?;
         let prompt = Prompt { text: String::new(), ids: ids.into(), max_tokens, goes_on };
-        Ok(Self { prompt, sampling, streaming, logprobs, return_token_ids, tokens_as_ids, calling })
+        Ok(Self { prompt, sampling, streaming, logprobs, top_logprobs, return_token_ids, tokens_as_ids, calling })
     }
 }
 
