@@ -133,6 +133,7 @@ fn what_would_change_the_answer_is_refused_by_its_name_and_what_would_not_is_ign
         ("response_format", json!({ "type": "json_object", "schema": {} })),
         ("response_format", json!("json_object")),
         ("tool_choice", json!("required")),
+        ("tool_choice", json!("sometimes")),
         ("tool_choice", json!({ "type": "function", "function": { "name": "f" } })),
         ("top_logprobs", json!(3)),
         ("top_logprobs", json!(21)),
