@@ -22,14 +22,14 @@ const TEMPLATE: &str = "{% for message in messages %}{{ message.role }}: {{ mess
                         {% if add_generation_prompt %}assistant: {% endif %}";
 
 /// `tandem serve`, which ends with the test.
-struct Serve {
+pub(super) struct Serve {
     child: Child,
     port: u16,
 }
 
 impl Serve {
     /// Serves `model` of the folder.
-    fn start(folder: &ModelFolder, flags: &[&str]) -> Self {
+    pub(super) fn start(folder: &ModelFolder, flags: &[&str]) -> Self {
         let mut command = Command::new(binary("tandem"));
         command.args(["serve", "--port", "0", "--threads", "1", "--served-model-name", "tiny", "--model"]);
         // Clusters set such names for services, and the batch scripts of runs for the learner.
@@ -45,6 +45,22 @@ impl Serve {
         // What it says later must find a reader.
         thread::spawn(move || _ = said.read_to_end(&mut Vec::new()));
         Self { child, port }
+    }
+
+    pub(super) fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// The process that answers: `tandem` becomes it.
+    pub(super) fn process(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The answer to a request without a body, head included.
+    pub(super) fn get(&self, path: &str) -> TcpStream {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
+        stream
     }
 
     fn send(&self, path: &str, body: &Value) -> TcpStream {
@@ -121,7 +137,7 @@ fn model_that_calls() -> ModelFolder {
     folder
 }
 
-fn model() -> ModelFolder {
+pub(super) fn model() -> ModelFolder {
     let folder = ModelFolder::new();
     write_tokenizer(&folder.path("model"));
     fs::write(folder.path("model/chat_template.jinja"), TEMPLATE).unwrap();
