@@ -450,25 +450,3 @@ fn any_bytes_are_a_grammar_that_is_followed_or_refused() {
     ];
     harness::fuzz::explore("grammars", &seeds.map(|seed| seed.as_bytes().to_vec()), follow);
 }
-
-#[test]
-fn a_special_token_comes_where_a_grammar_names_it_and_nowhere_else() {
-    let lark = |grammar: &str| Grammar::Lark(grammar.to_owned());
-    for world in [World::characters()].into_iter().chain(World::stories()) {
-        let unknown = world.compile(&lark("start: \"a\" <|message|>"), Start::WithinText).map(drop);
-        assert!(unknown.is_err_and(|reason| reason.contains("<|message|>")));
-    }
-    let Some(world) = World::qwen() else { return };
-    let marked = lark("start: \"a\" <|im_start|> /(?s:.{1,3})/");
-    let [a, mark] = ["a", "<|im_start|>"].map(|text| world.tokenizer.encode(text, false).unwrap()[0]);
-    let mut constraint = world.compile(&marked, Start::WithinText).unwrap();
-    let mut may = |mark_may: bool, next: u32| {
-        let allowed = constraint.allowed().unwrap();
-        assert_eq!(allowed[mark as usize / 32] >> (mark % 32) & 1 == 1, mark_may);
-        constraint.push(next).unwrap();
-    };
-    may(false, a);
-    may(true, mark);
-    may(false, a);
-    may(false, a);
-}
