@@ -16,6 +16,7 @@ pub mod golden;
 pub mod hub;
 pub mod json_schema;
 pub mod line;
+pub mod load;
 pub mod memory;
 pub mod processes;
 pub mod proxy;

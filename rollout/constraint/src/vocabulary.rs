@@ -1,6 +1,7 @@
 //! The tokens of a model as the library wants them: a trie of their bytes.
 //!
-//! Tokens that add nothing to a text are in no trie, so none of them is drawn, but for those that end a completion.
+//! Tokens that add nothing to a text are drawn only where they end a completion, or where a grammar names a special
+//! token, as the marks of some models' tool calls are.
 //!
 //! A tokenizer of SentencePiece drops a space at the beginning of a text, so the text of ` 7` is `7`. A model writes
 //! its first word with that space, and a grammar knows nothing of it. So there is a second trie for the first token of
@@ -40,6 +41,8 @@ impl Vocabulary {
         let mut bytes = tokenizer
             .token_bytes()
             .map_err(|reason| format!("completions of this model cannot follow a grammar: {reason}"))?;
+        name_special(&mut bytes.tokens, tokenizer);
+        // They end a text and are no part of it, whatever they are called.
         let ends = bytes.take_ends(ends);
         let plain = factory(&bytes.tokens, &ends)?;
         let spaced = bytes.rests().map(|rests| Spaced::new(&rests, &ends)).transpose()?;
@@ -54,6 +57,19 @@ impl Vocabulary {
     /// The trie of all tokens.
     pub fn trie(&self) -> &TokTrie {
         self.plain.tok_env().tok_trie()
+    }
+}
+
+/// Gives special tokens the bytes by which a grammar names them (`<|message|>`), and which no text has.
+fn name_special(tokens: &mut [Vec<u8>], tokenizer: &Tokenizer) {
+    let is_name = |name: &str| {
+        let inner = name.strip_prefix('<').and_then(|rest| rest.strip_suffix('>'));
+        inner.is_some_and(|inner| !inner.is_empty() && !inner.contains(|c: char| "<>".contains(c) || c.is_whitespace()))
+    };
+    for (id, bytes) in (0..).zip(tokens).filter(|(_, bytes)| bytes.is_empty()) {
+        if let Some(name) = tokenizer.special_text(id).filter(|name| is_name(name)) {
+            *bytes = [&[TokTrie::SPECIAL_TOKEN_MARKER], name.as_bytes()].concat();
+        }
     }
 }
 

@@ -21,6 +21,7 @@ use shared::process::command_line::tell_warnings;
 use tokio::sync::Notify;
 
 use crate::{
+    answer::TokenNames,
     desk,
     metrics::Metrics,
     routes::{App, Fresh, Limits, router, workers},
@@ -149,10 +150,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         Limits { body: endpoint.max_body_size as usize, time: Duration::from_secs(endpoint.request_timeout.into()) };
     let fresh = Fresh::new().context("random numbers of the system")?;
     let grammars = Grammars::new(&tokenizer, model.dir());
-    let (model, workers) = (name.as_str().into(), workers());
+    let (model, names, workers) = (name.as_str().into(), Arc::new(TokenNames::new(&tokenizer)), workers());
     let app = App {
         model,
         tokenizer,
+        names,
         grammars,
         max_model_len,
         service: service.clone(),

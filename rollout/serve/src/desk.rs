@@ -17,7 +17,9 @@ use std::{
 
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, unbounded};
 use rollout::{
-    engine::{Constrained, Engine, EngineError, FinishedSequence, GivenLogprob, GroupRequest, Output, Request},
+    engine::{
+        Constrained, Engine, EngineError, FinishedSequence, GivenLogprob, GroupRequest, Output, Request, TopLogprob,
+    },
     generate::{Generate, Next, Work},
 };
 use shared::{FinishReason, TokenLogprob};
@@ -30,17 +32,27 @@ const IDLE: Duration = Duration::from_millis(200);
 
 /// A generator that also knows log-probs of tokens that it did not draw.
 pub trait Score: Generate {
-    /// Log-probs of all tokens but the first, each after those before it. Everything else waits meanwhile.
+    /// Log-probs of all tokens but the first, each after those before it, with the `top` likeliest in its place.
+    /// Everything else waits meanwhile.
     ///
     /// # Errors
     /// Those of the engine.
-    fn score(&mut self, ids: &[u32]) -> Result<Vec<GivenLogprob>, EngineError>;
+    fn score(&mut self, ids: &[u32], top: u32) -> Result<Vec<GivenLogprob>, EngineError>;
 }
 
 impl Score for Engine {
-    fn score(&mut self, ids: &[u32]) -> Result<Vec<GivenLogprob>, EngineError> {
-        if ids.len() < 2 { Ok(Vec::new()) } else { self.given_logprobs(&ids[..1], &ids[1..]) }
+    fn score(&mut self, ids: &[u32], top: u32) -> Result<Vec<GivenLogprob>, EngineError> {
+        if ids.len() < 2 { Ok(Vec::new()) } else { self.given_logprobs(&ids[..1], &ids[1..], top as usize) }
     }
+}
+
+/// What is wanted of completions beside their ends.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Wish {
+    /// Their tokens as they come.
+    pub stream: bool,
+    /// The likeliest tokens in each place.
+    pub top_logprobs: u32,
 }
 
 /// What comes of a prompt.
@@ -54,6 +66,8 @@ pub enum Event {
         id: u32,
         /// Its log-probs.
         logprob: TokenLogprob,
+        /// The likeliest tokens in its place.
+        top: Vec<TopLogprob>,
     },
     /// A completion has ended.
     Ended(FinishedSequence),
@@ -65,7 +79,7 @@ pub enum Event {
 type Scores = Result<Vec<GivenLogprob>, String>;
 
 enum Command {
-    Begin { groups: Vec<(GroupRequest, Place)>, stream: bool, events: mpsc::UnboundedSender<(u64, Event)> },
+    Begin { groups: Vec<(GroupRequest, Place)>, wish: Wish, events: mpsc::UnboundedSender<(u64, Event)> },
     Score(Given),
     Cancel(u64),
     Stop,
@@ -74,6 +88,7 @@ enum Command {
 /// Tokens that are to be scored.
 struct Given {
     ids: Arc<[u32]>,
+    top: u32,
     reply: oneshot::Sender<Scores>,
 }
 
@@ -138,7 +153,7 @@ impl Service {
     ///
     /// # Errors
     /// When the queue has become full with requests of many prompts.
-    pub fn begin(&self, place: Place, mut groups: Vec<GroupRequest>, stream: bool) -> Result<Ticket, ApiError> {
+    pub fn begin(&self, place: Place, mut groups: Vec<GroupRequest>, wish: Wish) -> Result<Ticket, ApiError> {
         let places = self.places(place, groups.len())?;
         let count = groups.len() as u64;
         let first = self.next_tag.fetch_add(count, Relaxed);
@@ -148,17 +163,17 @@ impl Service {
         let (sender, events) = mpsc::unbounded_channel();
         // Without an engine nobody takes it: then there is no event either.
         let groups = groups.into_iter().zip(places).collect();
-        let _ = self.commands.send(Command::Begin { groups, stream, events: sender });
+        let _ = self.commands.send(Command::Begin { groups, wish, events: sender });
         Ok(Ticket { tags: first..first + count, left, events, constraint, commands: self.commands.clone() })
     }
 
-    /// Log-probs of all tokens but the first.
+    /// Log-probs of all tokens but the first, with the `top` likeliest in each place.
     ///
     /// # Errors
     /// Those of the engine, or that there is none any more.
-    pub async fn score(&self, ids: Arc<[u32]>) -> Result<Vec<GivenLogprob>, ApiError> {
+    pub async fn score(&self, ids: Arc<[u32]>, top: u32) -> Result<Vec<GivenLogprob>, ApiError> {
         let (reply, answer) = oneshot::channel();
-        let _ = self.commands.send(Command::Score(Given { ids, reply }));
+        let _ = self.commands.send(Command::Score(Given { ids, top, reply }));
         answer.await.map_err(|_| ApiError::engine_gone())?.map_err(ApiError::internal)
     }
 
@@ -246,9 +261,9 @@ pub struct Desk {
 impl Desk {
     fn obey<G: Score + ?Sized>(&mut self, command: Command, generator: &mut G) {
         match command {
-            Command::Begin { groups, stream, events } => {
+            Command::Begin { groups, wish, events } => {
                 for (group, place) in groups {
-                    self.begin(group, stream, place, events.clone(), generator);
+                    self.begin(group, wish, place, events.clone(), generator);
                 }
             }
             Command::Score(given) => self.scores.push_back(given),
@@ -260,14 +275,15 @@ impl Desk {
     fn begin<G: Generate + ?Sized>(
         &mut self,
         group: GroupRequest,
-        stream: bool,
+        wish: Wish,
         place: Place,
         events: mpsc::UnboundedSender<(u64, Event)>,
         generator: &mut G,
     ) {
         let (tag, left, tokens) = (group.tag, group.samples.len(), group.prompt_ids.len());
         // Tokens as they come also say when the first one came.
-        if let Err(error) = generator.begin(Request { stream: true, ..group.into() }) {
+        let Wish { stream, top_logprobs } = wish;
+        if let Err(error) = generator.begin(Request { stream: true, top_logprobs, ..group.into() }) {
             let _ = events.send((tag, Event::Refused(error.to_string())));
             return;
         }
@@ -285,15 +301,15 @@ impl Desk {
     fn score<G: Score + ?Sized>(&mut self, generator: &mut G) {
         // Nobody may be waiting for it any more.
         let waited_for = |given: &Given| !given.reply.is_closed();
-        if let Some(Given { ids, reply }) = iter::from_fn(|| self.scores.pop_front()).find(waited_for) {
-            let given = generator.score(&ids).map_err(|error| error.to_string());
+        if let Some(Given { ids, top, reply }) = iter::from_fn(|| self.scores.pop_front()).find(waited_for) {
+            let given = generator.score(&ids, top).map_err(|error| error.to_string());
             let _ = reply.send(given.and_then(all_finite));
         }
     }
 
     fn hand_on(&mut self, output: Output) {
         let (tag, event, ends) = match output {
-            Output::Token { tag, sample, id, logprob } => (tag, Event::Token { sample, id, logprob }, false),
+            Output::Token { tag, sample, id, logprob, top } => (tag, Event::Token { sample, id, logprob, top }, false),
             Output::Ended { sequence, .. } => (sequence.tag, Event::Ended(sequence), true),
         };
         let Some(prompt) = self.open.get_mut(&tag) else { return };
@@ -316,7 +332,8 @@ impl Desk {
 
 /// Scores of a damaged model are no scores.
 fn all_finite(given: Vec<GivenLogprob>) -> Scores {
-    if given.iter().all(|given| given.logprob.is_finite() && given.likeliest_logprob.is_finite()) {
+    let is_finite = |top: &TopLogprob| top.logprob.is_finite();
+    if given.iter().all(|given| given.logprob.is_finite() && given.top.iter().all(is_finite)) {
         return Ok(given);
     }
     Err("the log-probs are not finite: the weights are damaged or too large for the number format".into())

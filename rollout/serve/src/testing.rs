@@ -14,7 +14,7 @@ use rollout::{
     data::Tokenizer,
     engine::{
         Constraint, EngineError, FinishedSequence, GivenLogprob, GroupRequest, Output, Request, StopCriterion,
-        SwapReport, WeightSource,
+        SwapReport, TopLogprob, WeightSource,
     },
     generate::{Generate, drive},
 };
@@ -24,6 +24,7 @@ use shared::{FinishReason, ModelDir, PolicyVersion, TokenLogprob};
 use tokio::sync::Notify;
 
 use crate::{
+    answer::TokenNames,
     desk::{self, Score},
     metrics::Metrics,
     routes::{App, Fresh, Limits, router, workers},
@@ -76,6 +77,7 @@ pub struct Seen {
 
 struct Line {
     group: GroupRequest,
+    top_logprobs: u32,
     sequence: FinishedSequence,
     stop: Option<Box<dyn StopCriterion>>,
     constraint: Option<Box<dyn Constraint>>,
@@ -84,12 +86,13 @@ struct Line {
 }
 
 impl Line {
-    fn new(group: &GroupRequest, sample: u32) -> Self {
+    fn new(group: &GroupRequest, sample: u32, top_logprobs: u32) -> Self {
         let sequence = FinishedSequence {
             tag: group.tag,
             sample,
             token_ids: Vec::new(),
             logprobs: Vec::new(),
+            top_logprobs: Vec::new(),
             versions: Vec::new(),
             finish_reason: FinishReason::Stop,
             queue_seconds: 0.0,
@@ -98,7 +101,7 @@ impl Line {
         };
         let stop = group.stop_criterion.as_ref().map(|make| make());
         let constraint = group.constraint.as_ref().map(|constraint| constraint.begin());
-        Self { group: group.clone(), sequence, stop, constraint, is_complete: false }
+        Self { group: group.clone(), top_logprobs, sequence, stop, constraint, is_complete: false }
     }
 
     /// Whether a constraint lets a token come. If not, the completion is given up.
@@ -123,6 +126,13 @@ impl Line {
     }
 }
 
+/// Tokens from this one downwards, each less likely than the one before.
+fn likeliest(first: u32, logprob: f64, count: u32) -> Vec<TopLogprob> {
+    (0..count.min(first + 1))
+        .map(|at| TopLogprob { token: first - at, logprob: logprob - 0.125 * f64::from(at) })
+        .collect()
+}
+
 impl Generate for Parrot {
     fn version(&self) -> PolicyVersion {
         PolicyVersion(0)
@@ -143,7 +153,8 @@ impl Generate for Parrot {
     fn begin(&mut self, request: Request) -> Result<(), EngineError> {
         let group = request.group;
         self.seen.lock().unwrap().begun.push((group.sampling.seed, group.samples.len() as u32));
-        self.waiting.extend(group.samples.iter().map(|&sample| Line::new(&group, sample)));
+        let top = request.top_logprobs;
+        self.waiting.extend(group.samples.iter().map(|&sample| Line::new(&group, sample, top)));
         Ok(())
     }
 
@@ -166,8 +177,14 @@ impl Generate for Parrot {
             let logprob = TokenLogprob { logprob: -0.5, logprob_at_temperature: -0.25, ..TokenLogprob::default() };
             line.sequence.token_ids.push(id);
             line.sequence.logprobs.push(logprob);
+            // At temperature 0 the likeliest is drawn, and else the second.
+            let (first, best) = if line.group.sampling.greedy() { (id, -0.5) } else { (id + 1, -0.125) };
+            let top = likeliest(first, best, line.top_logprobs);
+            if line.top_logprobs > 0 {
+                line.sequence.top_logprobs.push(top.clone());
+            }
             let (tag, sample) = (line.sequence.tag, line.sequence.sample);
-            outputs.push(Output::Token { tag, sample, id, logprob });
+            outputs.push(Output::Token { tag, sample, id, logprob, top });
             match line.ends(id, self.full_stop) {
                 None => going.push(line),
                 Some(finish_reason) => {
@@ -203,11 +220,10 @@ impl Generate for Parrot {
 
 impl Score for Parrot {
     /// Each token has a log-prob of its place, and its follower is likelier. A question mark has none.
-    fn score(&mut self, ids: &[u32]) -> Result<Vec<GivenLogprob>, EngineError> {
+    fn score(&mut self, ids: &[u32], top: u32) -> Result<Vec<GivenLogprob>, EngineError> {
         let given = |(at, &id): (usize, &u32)| GivenLogprob {
             logprob: if id == self.question_mark { f64::NAN } else { -1.0 - at as f64 },
-            likeliest: id + 1,
-            likeliest_logprob: -0.5,
+            top: likeliest(id + 1, -0.5, top),
         };
         Ok(ids[1..].iter().enumerate().map(given).collect())
     }
@@ -288,6 +304,7 @@ impl Endpoint {
         let grammars = Grammars::new(&tokenizer, &ModelDir::open(folder.path("model")).unwrap());
         let app = App {
             model: "parrot".into(),
+            names: Arc::new(TokenNames::new(&tokenizer)),
             grammars,
             tokenizer,
             max_model_len: setup.max_model_len,

@@ -28,7 +28,11 @@ use super::{
     session::{read_manifest, require_finite},
     types::GivenLogprob,
 };
-use crate::sampling::stats::{block_exp_sums, block_maxima};
+use crate::sampling::{
+    TopLogprob,
+    stats::{block_exp_sums, block_maxima},
+    top::{largest, tokens_of},
+};
 
 /// Tensors that a refusal names.
 const NAMED: usize = 5;
@@ -276,12 +280,13 @@ pub(super) fn logprobs(
     tokens: &[u32],
     score: impl FnOnce(EachRow<'_>) -> Result<(), EngineError>,
 ) -> Result<Vec<f64>, EngineError> {
-    Ok(given_logprobs(tokens, score)?.into_iter().map(|given| given.logprob).collect())
+    Ok(given_logprobs(tokens, 0, score)?.into_iter().map(|given| given.logprob).collect())
 }
 
-/// As [`logprobs`], each with the likeliest token in the same place.
+/// As [`logprobs`], each with the `top` likeliest tokens in the same place.
 pub(super) fn given_logprobs(
     tokens: &[u32],
+    top: usize,
     score: impl FnOnce(EachRow<'_>) -> Result<(), EngineError>,
 ) -> Result<Vec<GivenLogprob>, EngineError> {
     let (mut maxima, mut sums, mut found) = (Vec::new(), Vec::new(), Vec::with_capacity(tokens.len()));
@@ -289,11 +294,10 @@ pub(super) fn given_logprobs(
         let max = block_maxima(row, &mut maxima);
         let token = row[tokens[found.len()] as usize];
         let log_sum = block_exp_sums(row, max, 1.0, &mut sums).ln();
-        found.push(GivenLogprob {
-            logprob: f64::from(token - max) - log_sum,
-            likeliest: row.iter().position(|&logit| logit == max).unwrap_or(0) as u32,
-            likeliest_logprob: -log_sum,
-        });
+        let logprob = |logit: f32| f64::from(logit - max) - log_sum;
+        let top = largest(tokens_of(row), top).into_iter();
+        let top = top.map(|(token, logit)| TopLogprob { token, logprob: logprob(logit) }).collect();
+        found.push(GivenLogprob { logprob: logprob(token), top });
     })?;
     assert_eq!(found.len(), tokens.len(), "a row of logits for each token");
     Ok(found)

@@ -65,8 +65,8 @@ pub(crate) use session::{SessionOptions, load};
 pub use state::State;
 pub use step::Engine;
 pub use types::{
-    EngineOptions, FinishedSequence, GivenLogprob, GroupRequest, Kernels, Output, Request, StopCriterion, SwapReport,
-    WeightSource,
+    EngineOptions, FinishedSequence, GivenLogprob, GroupRequest, Kernels, MOST_TOP_LOGPROBS, Output, Request,
+    StopCriterion, SwapReport, TopLogprob, WeightSource,
 };
 
 #[cfg(test)]

@@ -12,7 +12,9 @@ use super::{
     state::{Past, State},
     types::{FinishedSequence, GroupRequest, Output, Request, StopCriterion},
 };
-use crate::sampling::{Draw, RowError, SamplingThreads, Scratch, SeenTokens, sample_allowed, sample_row};
+use crate::sampling::{
+    Draw, RowError, SamplingThreads, Scratch, SeenTokens, TopLogprob, sample_allowed_and_top, sample_row_and_top,
+};
 
 /// One row of a decode step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,12 +43,15 @@ pub(super) struct Wish {
     pub keep: bool,
     /// How its prompt came to be.
     pub past: Past,
+    /// The likeliest tokens of each place.
+    pub top_logprobs: usize,
 }
 
 impl Wish {
     /// What a request says of each of its completions.
     pub fn of(request: &Request) -> Self {
-        Self { stream: request.stream, keep: request.keep, past: request.past() }
+        let Request { stream, keep, top_logprobs, .. } = *request;
+        Self { stream, keep, past: request.past(), top_logprobs: top_logprobs as usize }
     }
 }
 
@@ -58,6 +63,8 @@ pub(super) struct Sequence {
     limit: usize,
     token_ids: Vec<u32>,
     logprobs: Vec<TokenLogprob>,
+    /// Where they are wanted, the likeliest tokens in the place of each token.
+    top_logprobs: Vec<Vec<TopLogprob>>,
     versions: Vec<(u32, PolicyVersion)>,
     seen: SeenTokens,
     stop_criterion: Option<Box<dyn StopCriterion>>,
@@ -72,6 +79,8 @@ pub(super) struct Sequence {
     admitted: Instant,
     first_token: Option<Instant>,
     drawn: Option<Result<Draw, RowError>>,
+    /// The likeliest tokens in the place of the drawn one.
+    top: Vec<TopLogprob>,
 }
 
 impl Sequence {
@@ -98,6 +107,7 @@ impl Sequence {
             limit,
             token_ids: Vec::with_capacity(limit.min(512)),
             logprobs: Vec::with_capacity(limit.min(512)),
+            top_logprobs: Vec::new(),
             versions: Vec::new(),
             seen,
             stop_criterion: request.stop_criterion.as_ref().map(|make| make()),
@@ -109,6 +119,7 @@ impl Sequence {
             admitted,
             first_token: None,
             drawn: None,
+            top: Vec::new(),
             request: Arc::clone(request),
         }
     }
@@ -122,7 +133,8 @@ impl Sequence {
     pub fn streamed(&self) -> Option<Output> {
         let id = self.newest().filter(|_| self.wish.stream)?;
         let logprob = *self.logprobs.last().expect("a token has its log-probs");
-        Some(Output::Token { tag: self.request.tag, sample: self.sample, id, logprob })
+        let top = self.top_logprobs.last().cloned().unwrap_or_default();
+        Some(Output::Token { tag: self.request.tag, sample: self.sample, id, logprob, top })
     }
 
     /// What it leaves to go on from, if that is wanted.
@@ -197,7 +209,16 @@ impl Sequence {
             return;
         }
         let (params, uniform) = self.next_draw();
-        self.drawn = Some(sample_row(logits, params, &self.seen, uniform, scratch));
+        let drawn = sample_row_and_top(logits, params, &self.seen, uniform, self.wish.top_logprobs, scratch);
+        self.take_drawn(Some(drawn));
+    }
+
+    fn take_drawn(&mut self, drawn: Option<Result<(Draw, Vec<TopLogprob>), RowError>>) {
+        self.drawn = drawn.map(|drawn| {
+            let (draw, top) = drawn?;
+            self.top = top;
+            Ok(draw)
+        });
     }
 
     /// As [`Sequence::draw`], of the tokens that the constraint allows. Nothing is drawn where it allows none.
@@ -208,8 +229,9 @@ impl Sequence {
         let constraint = self.constraint.get_or_insert_with(|| constrained.begin());
         match constraint.allowed() {
             Ok(allowed) => {
-                let drawn = sample_allowed(logits, allowed, &request.sampling, &self.seen, uniform, scratch);
-                self.drawn = drawn.transpose();
+                let (params, top) = (&request.sampling, self.wish.top_logprobs);
+                let drawn = sample_allowed_and_top(logits, allowed, params, &self.seen, uniform, top, scratch);
+                self.take_drawn(drawn.transpose());
             }
             Err(reason) => constrained.fail(reason),
         }
@@ -221,6 +243,11 @@ impl Sequence {
     /// Whether a constraint says which tokens may come.
     pub fn is_constrained(&self) -> bool {
         self.request.constraint.is_some()
+    }
+
+    /// Whether the next token can be drawn from a whole row of logits alone.
+    pub fn needs_whole_row(&self) -> bool {
+        self.is_constrained() || self.wish.top_logprobs > 0
     }
 
     /// The next token as it was drawn elsewhere by [`Sequence::next_draw`].
@@ -250,6 +277,9 @@ impl Sequence {
         }
         self.token_ids.push(token);
         self.logprobs.push(logprob);
+        if self.wish.top_logprobs > 0 {
+            self.top_logprobs.push(std::mem::take(&mut self.top));
+        }
         self.first_token.get_or_insert_with(Instant::now);
 
         let ends = !self.request.sampling.ignore_eos && limits.eos_token_ids.contains(&token);
@@ -279,6 +309,7 @@ impl Sequence {
             sample: self.sample,
             token_ids: self.token_ids,
             logprobs: self.logprobs,
+            top_logprobs: self.top_logprobs,
             versions: self.versions,
             finish_reason,
             queue_seconds: self.admitted.saturating_duration_since(self.arrived).as_secs_f64(),

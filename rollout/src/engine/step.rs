@@ -229,11 +229,11 @@ impl Engine {
     /// # Errors
     /// Tokens outside the vocabulary, or none; those of the graph.
     pub fn score(&mut self, prompt_ids: &[u32], completion_ids: &[u32]) -> Result<Vec<f64>, EngineError> {
-        let given = self.given_logprobs(prompt_ids, completion_ids)?;
+        let given = self.given_logprobs(prompt_ids, completion_ids, 0)?;
         Ok(given.into_iter().map(|given| given.logprob).collect())
     }
 
-    /// As [`Engine::score`], each with the likeliest token in the same place.
+    /// As [`Engine::score`], each with the `top` likeliest tokens in the same place.
     ///
     /// # Errors
     /// As [`Engine::score`].
@@ -241,6 +241,7 @@ impl Engine {
         &mut self,
         prompt_ids: &[u32],
         completion_ids: &[u32],
+        top: usize,
     ) -> Result<Vec<GivenLogprob>, EngineError> {
         let vocab = self.config.vocab_size;
         let tokens = [prompt_ids, completion_ids].concat();
@@ -250,7 +251,7 @@ impl Engine {
             ));
         }
         let (backend, config) = (&mut self.backend, &self.config);
-        gate::given_logprobs(completion_ids, |each| backend.score(config, &tokens, completion_ids.len(), each))
+        gate::given_logprobs(completion_ids, top, |each| backend.score(config, &tokens, completion_ids.len(), each))
     }
 
     /// Time and work so far.

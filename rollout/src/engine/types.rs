@@ -19,6 +19,7 @@ use super::{
     constraint::Constrained,
     state::{Past, State},
 };
+pub use crate::sampling::TopLogprob;
 
 /// Sizes and resources of an engine.
 #[derive(Debug, Clone)]
@@ -73,6 +74,9 @@ pub struct EngineOptions {
     /// [`Kernels::Packed`]). What goes on from other states is computed anew, to the same bits.
     pub kept_states: usize,
 }
+
+/// Most tokens of a place that are told beside the drawn one (vLLM `max_logprobs`).
+pub const MOST_TOP_LOGPROBS: u32 = 20;
 
 /// Rows of a step beyond which no drafts are added to the newest tokens of the sequences.
 const DRAFT_ROWS: usize = 32;
@@ -198,12 +202,15 @@ pub struct Request {
     pub stream: bool,
     /// Whether completions leave states to go on from.
     pub keep: bool,
+    /// The likeliest tokens of each place that are wanted with their log-probs (OpenAI `top_logprobs`), at most
+    /// [`MOST_TOP_LOGPROBS`].
+    pub top_logprobs: u32,
 }
 
 impl From<GroupRequest> for Request {
     /// Whole completions of a prompt, and nothing else.
     fn from(group: GroupRequest) -> Self {
-        Self { group, from: None, stream: false, keep: false }
+        Self { group, from: None, stream: false, keep: false, top_logprobs: 0 }
     }
 }
 
@@ -249,6 +256,9 @@ impl Request {
         {
             return refuse("lengths must be one positive number per completion".into());
         }
+        if self.top_logprobs > MOST_TOP_LOGPROBS {
+            return refuse(format!("top_logprobs is at most {MOST_TOP_LOGPROBS}"));
+        }
         match whole.sampling.validate() {
             Ok(()) => Ok(whole),
             Err(message) => refuse(message),
@@ -260,9 +270,12 @@ impl Request {
     #[must_use]
     pub fn outputs(&self, whole: &GroupRequest, sequence: FinishedSequence) -> Vec<Output> {
         let (tag, sample) = (sequence.tag, sequence.sample);
-        let tokens = sequence.token_ids.iter().zip(&sequence.logprobs).filter(|_| self.stream);
-        let mut outputs: Vec<Output> =
-            tokens.map(|(&id, &logprob)| Output::Token { tag, sample, id, logprob }).collect();
+        let tokens = sequence.token_ids.iter().zip(&sequence.logprobs).enumerate().filter(|_| self.stream);
+        let token = |(at, (&id, &logprob)): (usize, (&u32, &TokenLogprob))| {
+            let top = sequence.top_logprobs.get(at).cloned().unwrap_or_default();
+            Output::Token { tag, sample, id, logprob, top }
+        };
+        let mut outputs: Vec<Output> = tokens.map(token).collect();
         let state = self.keep.then(|| State::after(whole, self.past(), &sequence.token_ids));
         outputs.push(Output::Ended { sequence, state });
         outputs
@@ -287,6 +300,8 @@ pub enum Output {
         id: u32,
         /// Its log-probs.
         logprob: TokenLogprob,
+        /// The likeliest tokens in its place, the likeliest first, as many as were wanted.
+        top: Vec<TopLogprob>,
     },
     /// A completion has ended.
     Ended {
@@ -309,14 +324,13 @@ impl Output {
 }
 
 /// The log-prob of a token that was given, under the full distribution at temperature 1.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct GivenLogprob {
     /// Of the token.
     pub logprob: f64,
-    /// The token that would have been likeliest in its place; of several, the one with the lowest id.
-    pub likeliest: u32,
-    /// The log-prob of that one.
-    pub likeliest_logprob: f64,
+    /// The tokens that would have been likeliest in its place, the likeliest first, as many as were wanted; of equal
+    /// ones, those with the lowest ids.
+    pub top: Vec<TopLogprob>,
 }
 
 /// A completion that has ended.
@@ -330,6 +344,8 @@ pub struct FinishedSequence {
     pub token_ids: Vec<u32>,
     /// One entry per token.
     pub logprobs: Vec<TokenLogprob>,
+    /// The likeliest tokens in the place of each token; empty if they were not wanted.
+    pub top_logprobs: Vec<Vec<TopLogprob>>,
     /// Runs of weight versions, `(first token index, version)`.
     pub versions: Vec<(u32, PolicyVersion)>,
     /// Why it ended.
@@ -355,6 +371,7 @@ mod tests {
             sample,
             token_ids: token_ids.to_vec(),
             logprobs: token_ids.iter().map(logprob).collect(),
+            top_logprobs: token_ids.iter().map(|&token| vec![TopLogprob { token, logprob: -0.5 }]).collect(),
             versions: vec![(0, PolicyVersion(0))],
             finish_reason: FinishReason::Stop,
             queue_seconds: 0.0,
@@ -371,7 +388,10 @@ mod tests {
             let mut outputs = request.outputs(&request.whole(), made(3, 1, &[7, 9, 8]));
             let Some(Output::Ended { sequence, state }) = outputs.pop() else { panic!("{what}: the end is the last") };
             let token = |output: Output| match output {
-                Output::Token { tag, sample, id, logprob } => (tag, sample, id, logprob.logprob),
+                Output::Token { tag, sample, id, logprob, top } => {
+                    assert_eq!(top, [TopLogprob { token: id, logprob: -0.5 }]);
+                    (tag, sample, id, logprob.logprob)
+                }
                 Output::Ended { .. } => panic!("{what}: it ends once"),
             };
             let tokens: Vec<_> = outputs.into_iter().map(token).collect();
@@ -403,6 +423,8 @@ mod tests {
             let error = check(refused).map(drop).unwrap_err();
             assert!(error.starts_with("prompt 7: ") && error.contains(part), "{error}");
         }
+        let many = Request { top_logprobs: 21, ..group(7, 1).into() }.check(50, 8).map(drop).unwrap_err().to_string();
+        assert!(many.contains("top_logprobs is at most 20"), "{many}");
         // Of a prompt after a state the whole context counts.
         let state = State::after(&group(0, 1), Past { prompt: 2, drawn: 0 }, &[3; 4]);
         let error = Request { from: Some(state), ..group(7, 1).into() }.check(50, 8).map(drop).unwrap_err();

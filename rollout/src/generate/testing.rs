@@ -59,6 +59,7 @@ impl Scripted {
             sample,
             token_ids: Vec::new(),
             logprobs: Vec::new(),
+            top_logprobs: Vec::new(),
             versions: Vec::new(),
             finish_reason: FinishReason::Stop,
             queue_seconds: 0.0,
@@ -112,7 +113,8 @@ impl Generate for Scripted {
             let logprob = TokenLogprob { logprob: -1.0, ..TokenLogprob::default() };
             sequence.logprobs.push(logprob);
             if *stream {
-                outputs.push(Output::Token { tag: sequence.tag, sample: sequence.sample, id, logprob });
+                let (tag, sample, top) = (sequence.tag, sequence.sample, Vec::new());
+                outputs.push(Output::Token { tag, sample, id, logprob, top });
             }
         }
         for line in self.running.extract_if(.., |line| line.rest.is_empty()) {

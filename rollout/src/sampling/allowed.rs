@@ -2,7 +2,10 @@
 
 use shared::{SamplingParams, TokenLogprob};
 
-use super::row::{Distribution, Draw, RowError, Scratch, SeenTokens};
+use super::{
+    row::{Distribution, Draw, RowError, Scratch, SeenTokens},
+    top::TopLogprob,
+};
 
 /// As [`sample_row`](super::sample_row), of the tokens whose bits are set in `allowed` (bit `t % 32` of word `t / 32`);
 /// none if the row has no such token.
@@ -21,9 +24,26 @@ pub fn sample_allowed(
     uniform: f64,
     scratch: &mut Scratch,
 ) -> Result<Option<Draw>, RowError> {
+    let drawn = sample_allowed_and_top(logits, allowed, params, seen, uniform, 0, scratch)?;
+    Ok(drawn.map(|(draw, _)| draw))
+}
+
+/// As [`sample_allowed`], with the `top` likeliest of the tokens that are left.
+///
+/// # Errors
+/// As [`sample_allowed`].
+pub fn sample_allowed_and_top(
+    logits: &[f32],
+    allowed: &[u32],
+    params: &SamplingParams,
+    seen: &SeenTokens,
+    uniform: f64,
+    top: usize,
+    scratch: &mut Scratch,
+) -> Result<Option<(Draw, Vec<TopLogprob>)>, RowError> {
     let mut masked = std::mem::take(&mut scratch.masked);
     let count = mask(logits, allowed, &mut masked);
-    let drawn = (count > 0).then(|| sample(logits, (&masked, count), params, seen, uniform, scratch));
+    let drawn = (count > 0).then(|| sample(logits, (&masked, count), params, seen, uniform, top, scratch));
     scratch.masked = masked;
     drawn.transpose()
 }
@@ -53,11 +73,13 @@ fn sample(
     params: &SamplingParams,
     seen: &SeenTokens,
     uniform: f64,
+    top: usize,
     scratch: &mut Scratch,
-) -> Result<Draw, RowError> {
+) -> Result<(Draw, Vec<TopLogprob>), RowError> {
     let of_allowed = Distribution::new(masked, params, seen, scratch)?;
     let token = of_allowed.draw(uniform);
     let (within, kept) = (of_allowed.logprob(token), of_allowed.kept().map(|kept| kept.len() as u32));
+    let top = of_allowed.top(top);
     let whole = Distribution::cut(logits, params, false, seen, scratch)?.logprob(token);
     // At temperature 0 nothing is truncated, and the figures are those at temperature 1.
     let (at_temperature, sampling, kept_count) = match params.greedy() {
@@ -70,7 +92,7 @@ fn sample(
         log_kept_mass: (at_temperature - sampling).min(0.0),
         kept_count,
     };
-    Ok(Draw { token, logprob })
+    Ok((Draw { token, logprob }, top))
 }
 
 #[cfg(test)]
@@ -78,7 +100,7 @@ mod tests {
     use shared::generation::rng::Stream;
 
     use super::*;
-    use crate::sampling::sample_row;
+    use crate::sampling::sample_row_and_top;
 
     fn bits(tokens: &[u32], vocab: usize) -> Vec<u32> {
         let mut bits = vec![0; vocab.div_ceil(32)];
@@ -123,10 +145,16 @@ mod tests {
             for params in samplings() {
                 for _ in 0..50 {
                     let uniform = stream.next_f64();
-                    let drawn = sample_allowed(&logits, &allowed, &params, &here, uniform, &mut scratch);
-                    let Draw { token, logprob } = drawn.unwrap().expect("some tokens are allowed");
-                    let alone = sample_row(&row, &params, &there, uniform, &mut Scratch::default()).unwrap();
+                    let drawn = sample_allowed_and_top(&logits, &allowed, &params, &here, uniform, 4, &mut scratch);
+                    let (Draw { token, logprob }, top) = drawn.unwrap().expect("some tokens are allowed");
+                    let of_row = sample_row_and_top(&row, &params, &there, uniform, 4, &mut Scratch::default());
+                    let (alone, top_alone) = of_row.unwrap();
                     assert_eq!(token, tokens[alone.token as usize], "{params:?}");
+                    assert_eq!(top.len(), top_alone.len(), "{params:?}");
+                    for (found, alone) in top.iter().zip(&top_alone) {
+                        assert_eq!(found.token, tokens[alone.token as usize], "{params:?}");
+                        assert!((found.logprob - alone.logprob).abs() < 2e-5, "{params:?}: {found:?} and {alone:?}");
+                    }
                     let exact = if params.greedy() { alone.logprob.logprob } else { alone.logprob.sampling_logprob() };
                     assert!((logprob.sampling_logprob() - exact).abs() < 2e-5, "{params:?}: {logprob:?} and {exact}");
                     let count = if params.truncated() { alone.logprob.kept_count } else { tokens.len() as u32 };

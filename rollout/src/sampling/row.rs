@@ -4,6 +4,7 @@ use shared::{SamplingParams, TokenLogprob};
 
 use super::{
     stats::{BLOCK, argmax, block_exp_sums, block_maxima, exp_nonpositive},
+    top::{TopLogprob, largest, tokens_of},
     truncate::{Candidate, LogitsRow, TruncateScratch},
 };
 
@@ -179,6 +180,22 @@ impl<'a> Distribution<'a> {
         token_logprob(logprob, distance, self.temperature, self.total, self.kept)
     }
 
+    /// The `count` likeliest tokens with their log-probs, the likeliest first; fewer where the support has fewer. At
+    /// temperature 0, which leaves one token, they are those of the model itself.
+    #[must_use]
+    pub fn top(&self, count: usize) -> Vec<TopLogprob> {
+        let greedy = self.temperature == 0.0;
+        let found = match self.kept {
+            Some((kept, _)) => largest(kept.iter().map(|c| (c.token, c.logit)), count),
+            None => largest(tokens_of(if greedy { self.reference.0 } else { self.row }), count),
+        };
+        let logprob = |token: u32| {
+            let figures = self.logprob(token);
+            f64::from(if greedy { figures.logprob } else { figures.sampling_logprob() })
+        };
+        found.into_iter().map(|(token, _)| TopLogprob { token, logprob: logprob(token) }).collect()
+    }
+
     /// The support in the order of the vocabulary; absent without truncation.
     #[must_use]
     pub fn kept(&self) -> Option<&[Candidate]> {
@@ -227,9 +244,24 @@ pub fn sample_row(
     uniform: f64,
     scratch: &mut Scratch,
 ) -> Result<Draw, RowError> {
+    Ok(sample_row_and_top(logits, params, seen, uniform, 0, scratch)?.0)
+}
+
+/// As [`sample_row`], with the `top` likeliest tokens of the distribution that is drawn from ([`Distribution::top`]).
+///
+/// # Errors
+/// As [`sample_row`].
+pub fn sample_row_and_top(
+    logits: &[f32],
+    params: &SamplingParams,
+    seen: &SeenTokens,
+    uniform: f64,
+    top: usize,
+    scratch: &mut Scratch,
+) -> Result<(Draw, Vec<TopLogprob>), RowError> {
     let distribution = Distribution::new(logits, params, seen, scratch)?;
     let token = distribution.draw(uniform);
-    Ok(Draw { token, logprob: distribution.logprob(token) })
+    Ok((Draw { token, logprob: distribution.logprob(token) }, distribution.top(top)))
 }
 
 /// transformers' `RepetitionPenaltyLogitsProcessor`: positive logits of seen tokens are divided, negative multiplied.
@@ -356,6 +388,18 @@ mod tests {
             before += prob;
         }
         assert!((before - 1.0).abs() < 1e-9, "{name}: the expected probabilities sum to {before}");
+        let mut likeliest: Vec<(usize, f64)> = kept.iter().copied().zip(logprobs).collect();
+        likeliest.sort_by(|(_, one), (_, other)| other.total_cmp(one));
+        let own = |token: u32| likeliest.iter().find(|(other, _)| *other == token as usize).expect("of the support").1;
+        let top = distribution.top(5);
+        assert_eq!(top.len(), kept.len().min(5), "{name}");
+        for (found, &(_, exact)) in top.iter().zip(&likeliest) {
+            let rounding = if exact < f64::MIN_POSITIVE.ln() { 1.0 } else { 0.0 };
+            let bound = 1e-5 * exact.abs().max(1.0) + rounding;
+            // Equal ones may stand in any order.
+            let apart = (found.logprob - exact).abs().max((own(found.token) - exact).abs());
+            assert!(apart <= bound, "{name}: {found:?} against {exact}");
+        }
     }
 
     #[test]

@@ -22,14 +22,14 @@ const TEMPLATE: &str = "{% for message in messages %}{{ message.role }}: {{ mess
                         {% if add_generation_prompt %}assistant: {% endif %}";
 
 /// `tandem serve`, which ends with the test.
-struct Serve {
+pub(super) struct Serve {
     child: Child,
     port: u16,
 }
 
 impl Serve {
     /// Serves `model` of the folder.
-    fn start(folder: &ModelFolder, flags: &[&str]) -> Self {
+    pub(super) fn start(folder: &ModelFolder, flags: &[&str]) -> Self {
         let mut command = Command::new(binary("tandem"));
         command.args(["serve", "--port", "0", "--threads", "1", "--served-model-name", "tiny", "--model"]);
         // Clusters set such names for services, and the batch scripts of runs for the learner.
@@ -45,6 +45,22 @@ impl Serve {
         // What it says later must find a reader.
         thread::spawn(move || _ = said.read_to_end(&mut Vec::new()));
         Self { child, port }
+    }
+
+    pub(super) fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// The process that answers: `tandem` becomes it.
+    pub(super) fn process(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The answer to a request without a body, head included.
+    pub(super) fn get(&self, path: &str) -> TcpStream {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
+        stream
     }
 
     fn send(&self, path: &str, body: &Value) -> TcpStream {
@@ -121,7 +137,7 @@ fn model_that_calls() -> ModelFolder {
     folder
 }
 
-fn model() -> ModelFolder {
+pub(super) fn model() -> ModelFolder {
     let folder = ModelFolder::new();
     write_tokenizer(&folder.path("model"));
     fs::write(folder.path("model/chat_template.jinja"), TEMPLATE).unwrap();
@@ -376,9 +392,20 @@ try:
     client.completions.create(model="tiny", prompt="a" * 5000)
 except openai.BadRequestError as error:
     code += " " + error.code
+likely = client.chat.completions.create(**ask, logprobs=True, top_logprobs=3).choices[0].logprobs.content
+likely = [[len(entry.top_logprobs), entry.top_logprobs[0].token == entry.token,
+           entry.top_logprobs[0].logprob == entry.logprob, bytes(entry.bytes).decode() == entry.token]
+          for entry in likely]
+echoed = dict(model="tiny", prompt="abc", max_tokens=5, logprobs=2, echo=True, temperature=0)
+whole_echo = client.completions.create(**echoed).choices[0]
+pieces_of_echo = [chunk.choices[0] for chunk in client.completions.create(**echoed, stream=True)]
+echoed = [whole_echo.text == "".join(piece.text for piece in pieces_of_echo),
+          whole_echo.logprobs.top_logprobs == sum((piece.logprobs.top_logprobs for piece in pieces_of_echo
+                                                   if piece.logprobs), []),
+          [len(top or {}) >= 2 for top in whole_echo.logprobs.top_logprobs], whole_echo.text[:3]]
 print(json.dumps([whole.choices[0].message.content, "".join(pieces), whole.usage.total_tokens, usage.total_tokens,
                   len(texts.choices), code, follows.choices[0].finish_reason, follows.choices[0].message.content,
-                  chosen.choices[0].message.content, param]))
+                  chosen.choices[0].message.content, param, likely, echoed]))
 "#;
 
 #[test]
@@ -398,6 +425,11 @@ fn openais_client_streams_a_chat() {
     }
     assert!(said[8] == "yes" || said[8] == "no", "{said}");
     assert_eq!(said[9], "response_format");
+    let likely = said[10].as_array().unwrap();
+    assert!(!likely.is_empty() && likely.iter().all(|entry| *entry == json!([3, true, true, true])), "{likely:?}");
+    let listed = said[11][2].as_array().unwrap();
+    assert!(listed[0] == false && listed.len() > 3 && listed[1..].iter().all(|two| *two == true), "{said}");
+    assert_eq!((&said[11][0], &said[11][1], &said[11][3]), (&json!(true), &json!(true), &json!("abc")));
 }
 
 const CLIENT_WITH_TOOLS: &str = r#"
@@ -433,7 +465,8 @@ told = client.chat.completions.create(**{**ask, "messages": messages + [whole.me
 cut = client.chat.completions.create(**{**ask, "max_tokens": 20}).choices[0]
 plain = client.chat.completions.create(**ask, tool_choice="none").choices[0]
 refused = []
-for more in [dict(tool_choice="required"), dict(messages=messages + [{**reply, "tool_call_id": "other"}])]:
+other = {"type": "function", "function": {"name": "other"}}
+for more in [dict(tool_choice=other), dict(messages=messages + [{**reply, "tool_call_id": "other"}])]:
     try:
         client.chat.completions.create(**{**ask, **more})
     except openai.BadRequestError as error:
@@ -466,4 +499,67 @@ fn openais_client_calls_a_tool_and_tells_its_reply() {
     let text = "<tool_call>{\"name\": \"add\", \"arguments\": {\"a\": 2, \"b\": 3}}</tool_call>";
     assert_eq!(said["plain"], json!([text, null, "stop"]), "nothing may be called");
     assert_eq!(said["refused"], json!(["tool_choice", "messages"]));
+}
+
+const CLIENT_THAT_FORCES: &str = r#"
+import json, sys, openai
+client = openai.OpenAI(base_url=f"http://127.0.0.1:{sys.argv[1]}/v1", api_key="none")
+digit = {"type": "integer", "minimum": 0, "maximum": 9}
+schema = {"type": "object", "properties": {"a": digit, "b": digit}, "required": ["a", "b"],
+          "additionalProperties": False}
+tools = [{"type": "function", "function": {"name": name, "parameters": schema}} for name in ["add", "sub"]]
+ask = dict(model="tiny", messages=[{"role": "user", "content": "2+3?"}], tools=tools, seed=7, max_tokens=1000)
+def show(call):
+    return [call.function.name, json.loads(call.function.arguments)]
+
+def made(**more):
+    choices = client.chat.completions.create(**ask, **more).choices
+    return [[[show(call) for call in choice.message.tool_calls or []], choice.message.content, choice.finish_reason]
+            for choice in choices]
+
+named = {"type": "function", "function": {"name": "sub"}}
+streamed = {}
+for chunk in client.chat.completions.create(**ask, tool_choice=named, stream=True):
+    for call in chunk.choices[0].delta.tool_calls or []:
+        name, arguments = streamed.get(call.index, ("", ""))
+        streamed[call.index] = (name + (call.function.name or ""), arguments + call.function.arguments)
+print(json.dumps({
+    "required": made(tool_choice="required", parallel_tool_calls=False, n=8),
+    "several": made(tool_choice="required", n=8),
+    "named": made(tool_choice=named, n=4),
+    "streamed": [[name, json.loads(arguments)] for name, arguments in streamed.values()],
+}))
+"#;
+
+/// Random weights write nothing by themselves that anybody could read.
+#[test]
+fn a_model_that_knows_nothing_calls_a_tool_if_it_must() {
+    let name = "a_model_that_knows_nothing_calls_a_tool_if_it_must";
+    let Some(python) = python() else { return skipped(name, "no Python here has openai") };
+    let folder = model();
+    fs::write(folder.path("model/chat_template.jinja"), TOOL_TEMPLATE).unwrap();
+    let serve = Serve::start(&folder, &[]);
+    let mut client = Command::new(python);
+    client.args(["-c", CLIENT_THAT_FORCES, &serve.port.to_string()]);
+    let said: Value = serde_json::from_str(&cli::finish(client).success().stdout).unwrap();
+    let is_call = |call: &Value, names: &[&str]| {
+        let digit = |key: &str| call[1][key].as_u64().is_some_and(|digit| digit < 10);
+        names.iter().any(|name| call[0] == *name) && digit("a") && digit("b") && call[1].as_object().unwrap().len() == 2
+    };
+    for (kind, names, count) in
+        [("required", &["add", "sub"][..], 8), ("named", &["sub"], 4), ("several", &["add", "sub"], 8)]
+    {
+        let choices = said[kind].as_array().unwrap();
+        assert_eq!(choices.len(), count, "{said}");
+        for choice in choices {
+            let calls = choice[0].as_array().unwrap();
+            // Whoever may call again may do so until no token is left.
+            let is_cut = kind == "several" && choice[2] == "length";
+            assert!(is_cut || choice[1].is_null() && choice[2] == "tool_calls", "{kind}: {choice}");
+            assert!(is_cut || (kind == "several" && !calls.is_empty()) || calls.len() == 1, "{kind}: {choice}");
+            assert!(calls.iter().all(|call| is_call(call, names)), "{kind}: {choice}");
+        }
+    }
+    let streamed = said["streamed"].as_array().unwrap();
+    assert!(streamed.len() == 1 && is_call(&streamed[0], &["sub"]), "{said}");
 }

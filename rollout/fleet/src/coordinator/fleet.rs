@@ -111,6 +111,10 @@ impl Fleet {
             let message = "a lease takes no constraint but the run's: workers know no grammars".into();
             return Err(EngineError::Request { prompt: group.prompt_id.0, message });
         }
+        if request.top_logprobs > 0 {
+            let message = "a lease takes no top_logprobs: workers tell the log-probs of drawn tokens alone".into();
+            return Err(EngineError::Request { prompt: group.prompt_id.0, message });
+        }
         if request.stream || request.keep {
             let (whole, left) = (group.clone(), group.samples.len());
             self.asked.insert(group.tag, Asked { request, whole, left });

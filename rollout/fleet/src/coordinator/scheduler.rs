@@ -189,6 +189,7 @@ impl Scheduler {
                     sample: index,
                     token_ids: Vec::new(),
                     logprobs: Vec::new(),
+                    top_logprobs: Vec::new(),
                     versions: Vec::new(),
                     finish_reason: FinishReason::Aborted,
                     queue_seconds: 0.0,

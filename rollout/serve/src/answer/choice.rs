@@ -1,15 +1,15 @@
 //! A completion as its tokens come: its text, and its tokens for log-probs.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, sync::Arc};
 
 use rollout::{
     data::{Detokenizer, Tokenizer},
-    engine::GivenLogprob,
+    engine::{GivenLogprob, TopLogprob},
 };
 use shared::{FinishReason, TokenLogprob};
 use shared_chat::calls::{Call, Reader};
 
-use super::{Entry, Likeliest, logprob_of};
+use super::{Entry, TokenNames, Top, logprob_of};
 
 /// What a token, or the end of a completion, adds.
 #[derive(Debug, Default)]
@@ -26,8 +26,8 @@ pub struct Piece {
 pub struct Choice {
     tokenizer: Tokenizer,
     text: Detokenizer,
-    /// With log-probs: the text that each token adds, stop strings included.
-    tokens: Option<Detokenizer>,
+    /// With log-probs: the text that each token adds, stop strings included, and the names of others in its place.
+    tokens: Option<(Detokenizer, Arc<TokenNames>)>,
     /// Characters before the next token.
     offset: usize,
     /// Whether tokens in log-probs are named by their ids.
@@ -54,33 +54,26 @@ impl Choice {
 
     /// With log-probs of tokens that go on after these, and that are named by their ids or by their texts.
     #[must_use]
-    pub fn with_logprobs(self, before: &[u32], as_ids: bool) -> Self {
-        Self { tokens: Some(Detokenizer::after(&self.tokenizer, before, &[])), as_ids, ..self }
+    pub fn with_logprobs(self, before: &[u32], as_ids: bool, names: &Arc<TokenNames>) -> Self {
+        let tokens = Some((Detokenizer::after(&self.tokenizer, before, &[]), Arc::clone(names)));
+        Self { tokens, as_ids, ..self }
     }
 
     /// The log-probs of a prompt that goes before the completion. The first token has none.
     pub fn prompt(&mut self, ids: &[u32], given: &[GivenLogprob]) -> Vec<Entry> {
         let mut entries = Vec::with_capacity(ids.len());
         for (id, given) in ids.iter().zip(std::iter::once(None).chain(given.iter().map(Some))) {
-            let Some(mut entry) = self.entry(*id, given.map(|given| given.logprob.min(0.0))) else { break };
-            entry.likeliest = given.map(|given| {
-                let logprob = given.likeliest_logprob.min(0.0);
-                let same = given.likeliest == *id;
-                let token = if same { entry.token.clone() } else { self.alone(given.likeliest) };
-                Likeliest { token, logprob }
-            });
+            let top = given.map_or(&[][..], |given| &given.top);
+            let Some(entry) = self.entry(*id, given.map(|given| given.logprob), top) else { break };
             entries.push(entry);
         }
         entries
     }
 
-    /// Takes the next token.
-    pub fn push(&mut self, id: u32, logprob: &TokenLogprob) -> Piece {
+    /// Takes the next token, and the likeliest tokens in its place.
+    pub fn push(&mut self, id: u32, logprob: &TokenLogprob, top: &[TopLogprob]) -> Piece {
         let logprob = logprob_of(logprob, self.greedy);
-        let mut entry = self.entry(id, Some(f64::from(logprob).min(0.0)));
-        if let Some(entry) = entry.as_mut().filter(|_| self.greedy) {
-            entry.likeliest = entry.logprob.map(|logprob| Likeliest { token: entry.token.clone(), logprob });
-        }
+        let entry = self.entry(id, Some(logprob.into()), top);
         let mut text = self.text.push(id);
         if let Some(calls) = &mut self.calls {
             text = calls.push(&text);
@@ -101,18 +94,26 @@ impl Choice {
         }
     }
 
-    fn entry(&mut self, id: u32, logprob: Option<f64>) -> Option<Entry> {
-        let text = self.tokens.as_mut()?.push(id);
+    fn entry(&mut self, id: u32, logprob: Option<f64>, top: &[TopLogprob]) -> Option<Entry> {
+        let (tokens, names) = self.tokens.as_mut()?;
+        let text = tokens.push(id);
         let offset = self.offset;
         self.offset += text.chars().count();
-        let token = if self.as_ids { named(id) } else { text.clone() };
-        let bytes = (!self.as_ids).then(|| text.into_bytes());
-        Some(Entry { token, logprob, bytes, offset, likeliest: None })
-    }
-
-    /// A token that is not part of the text.
-    fn alone(&self, id: u32) -> String {
-        if self.as_ids { named(id) } else { self.tokenizer.decode(&[id]).unwrap_or_default() }
+        let (token, bytes) = if self.as_ids { (named(id), None) } else { (text.clone(), Some(text.into_bytes())) };
+        let logprob = logprob.map(|logprob| logprob.min(0.0));
+        let itself = || logprob.map(|logprob| Top { token: token.clone(), logprob, bytes: bytes.clone() });
+        let other = |other: &TopLogprob| {
+            if other.token == id {
+                return itself();
+            }
+            let bytes = (!self.as_ids).then(|| names.bytes(other.token));
+            let named = || named(other.token);
+            let token = bytes.as_ref().map_or_else(named, |bytes| String::from_utf8_lossy(bytes).into_owned());
+            Some(Top { token, logprob: other.logprob.min(0.0), bytes })
+        };
+        let is_listed = top.is_empty() || top.iter().any(|other| other.token == id);
+        let top = top.iter().map(other).chain([itself().filter(|_| !is_listed)]).flatten().collect();
+        Some(Entry { token, logprob, bytes, offset, top })
     }
 }
 

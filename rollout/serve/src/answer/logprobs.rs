@@ -14,17 +14,20 @@ pub struct Entry {
     pub bytes: Option<Vec<u8>>,
     /// Characters before it.
     pub offset: usize,
-    /// The likeliest token in its place, where it is known.
-    pub likeliest: Option<Likeliest>,
+    /// Where they are wanted, the likeliest tokens in its place, the likeliest first, and the token itself if it is
+    /// none of them.
+    pub top: Vec<Top>,
 }
 
-/// The likeliest token in a place.
+/// One of the likeliest tokens in a place.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Likeliest {
+pub struct Top {
     /// The token: its text, or its id.
     pub token: String,
     /// Its log-prob.
     pub logprob: f64,
+    /// The bytes of its text, if that is what it is named by.
+    pub bytes: Option<Vec<u8>>,
 }
 
 /// The log-prob of a drawn token under the distribution that it was drawn from. At temperature 0 it has none,
@@ -35,29 +38,31 @@ pub fn logprob_of(figures: &TokenLogprob, greedy: bool) -> f32 {
 }
 
 /// The form of `POST /v1/completions`: a list for each figure.
-pub fn of_text(entries: &[Entry], alternatives: bool) -> Value {
-    let top = |entry: &Entry| match (&entry.likeliest, entry.logprob) {
-        (Some(likeliest), Some(logprob)) => {
-            // The drawn token is listed as well. Where both have one text, the likeliest stays.
-            let both = [(entry.token.as_str(), logprob), (likeliest.token.as_str(), likeliest.logprob)];
-            both.into_iter().map(|(token, logprob)| (token.to_owned(), logprob.into())).collect::<Map<_, _>>().into()
+pub fn of_text(entries: &[Entry], with_top: bool) -> Value {
+    let top = |entry: &Entry| {
+        let mut by_token = Map::new();
+        for Top { token, logprob, .. } in &entry.top {
+            // Of several tokens with one text, the likeliest stays.
+            by_token.entry(token.as_str()).or_insert_with(|| (*logprob).into());
         }
-        _ => Value::Null,
+        if entry.logprob.is_none() { Value::Null } else { by_token.into() }
     };
     let list = |value: &dyn Fn(&Entry) -> Value| entries.iter().map(value).collect::<Value>();
     json!({
         "tokens": list(&|entry| entry.token.as_str().into()),
         "token_logprobs": list(&|entry| entry.logprob.into()),
-        "top_logprobs": if alternatives { list(&top) } else { Value::Null },
+        "top_logprobs": if with_top { list(&top) } else { Value::Null },
         "text_offset": list(&|entry| entry.offset.into()),
     })
 }
 
 /// The form of `POST /v1/chat/completions`: an object for each token.
 pub fn of_chat(entries: &[Entry]) -> Value {
+    let top = |Top { token, logprob, bytes }: &Top| json!({ "token": token, "logprob": logprob, "bytes": bytes });
     let entry = |entry: &Entry| {
         let Entry { token, logprob, bytes, .. } = entry;
-        json!({ "token": token, "logprob": logprob, "bytes": bytes, "top_logprobs": [] })
+        let top: Value = entry.top.iter().map(top).collect();
+        json!({ "token": token, "logprob": logprob, "bytes": bytes, "top_logprobs": top })
     };
     json!({ "content": entries.iter().map(entry).collect::<Value>(), "refusal": null })
 }

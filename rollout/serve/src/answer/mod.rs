@@ -2,9 +2,11 @@
 
 mod choice;
 mod logprobs;
+mod names;
 
 pub use choice::{Choice, Piece};
-pub use logprobs::{Entry, Likeliest, logprob_of};
+pub use logprobs::{Entry, Top, logprob_of};
+pub use names::TokenNames;
 
 use std::{iter, sync::Arc};
 
@@ -34,8 +36,8 @@ pub struct Shape {
     pub model: Arc<str>,
     /// Whether log-probs come along.
     pub logprobs: bool,
-    /// Whether the likeliest token comes with each of them.
-    pub alternatives: bool,
+    /// The likeliest tokens that come with each of them.
+    pub top_logprobs: u32,
     /// Whether token ids come along.
     pub return_token_ids: bool,
     /// Whether tokens in log-probs are named by their ids.
@@ -116,17 +118,20 @@ impl Shape {
         answer.into()
     }
 
-    /// The first chunk of a choice: the role in a chat, and the tokens of the prompt.
+    /// The first chunk of a choice: the role in a chat, the tokens of the prompt, and with `echo` its text and log-probs.
     #[must_use]
-    pub fn first(&self, index: usize, prompt: &[u32]) -> Option<Value> {
-        if self.form == Form::Text && !self.return_token_ids {
+    pub fn first(&self, index: usize, prompt: &[u32], echo: Option<(&str, &[Entry])>) -> Option<Value> {
+        if self.form == Form::Text && !self.return_token_ids && echo.is_none() {
             return None;
         }
-        let mut choice = self.choice(index, &[], None);
+        let (text, entries) = echo.unwrap_or_default();
+        let mut choice = self.choice(index, entries, None);
         match self.form {
             Form::Text => {
-                choice.insert("text".into(), "".into());
-                choice.insert("prompt_token_ids".into(), prompt.into());
+                choice.insert("text".into(), text.into());
+                if self.return_token_ids {
+                    choice.insert("prompt_token_ids".into(), prompt.into());
+                }
             }
             Form::Chat => _ = choice.insert("delta".into(), json!({ "role": "assistant", "content": "" })),
         }
@@ -200,7 +205,7 @@ impl Shape {
     fn choice(&self, index: usize, entries: &[Entry], finish_reason: Option<&str>) -> Map<String, Value> {
         let logprobs = match self.form {
             _ if !self.logprobs || entries.is_empty() => Value::Null,
-            Form::Text => logprobs::of_text(entries, self.alternatives),
+            Form::Text => logprobs::of_text(entries, self.top_logprobs > 0),
             Form::Chat => logprobs::of_chat(entries),
         };
         let fields = [("index", index.into()), ("logprobs", logprobs), ("finish_reason", finish_reason.into())];

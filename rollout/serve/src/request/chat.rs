@@ -6,9 +6,9 @@ use shared_chat::ChatTemplate;
 
 use super::{
     Fields, Streaming, check_model,
-    completion::{Prompt, check_ids, check_text},
+    completion::{Prompt, check_ids, check_text, check_top},
     sampling::{Sampling, max_tokens, room},
-    tools::{self, Calling},
+    tools::{self, Calling, Choice},
 };
 use crate::error::ApiError;
 
@@ -23,6 +23,8 @@ pub struct Chat {
     pub streaming: Streaming,
     /// Whether log-probs of the drawn tokens come along.
     pub logprobs: bool,
+    /// The likeliest tokens that come with each of them.
+    pub top_logprobs: u32,
     /// Whether token ids come along.
     pub return_token_ids: bool,
     /// Whether tokens in log-probs are named by their ids.
@@ -39,33 +41,51 @@ impl Chat {
     pub fn read(body: &[u8], served: &str, tokenizer: &Tokenizer, max_model_len: usize) -> Result<Self, ApiError> {
         let mut fields = Fields::parse(body)?;
         check_model(&mut fields, served)?;
-        let sampling = Sampling::take(&mut fields, tokenizer.model_vocab_size())?;
+        let mut sampling = Sampling::take(&mut fields, tokenizer.model_vocab_size())?;
         let streaming = Streaming::take(&mut fields)?;
         let logprobs = fields.take("logprobs")?.unwrap_or(false);
-        if fields.take::<u32>("top_logprobs")?.is_some_and(|count| count > 0) {
-            let message = "`top_logprobs` above 0 is not supported: the engine knows the drawn token's log-prob alone";
-            return Err(ApiError::field("top_logprobs", message));
+        let top_logprobs = fields.take("top_logprobs")?.unwrap_or(0);
+        check_top("top_logprobs", top_logprobs)?;
+        if top_logprobs > 0 && !logprobs {
+            return Err(ApiError::field("top_logprobs", "`top_logprobs` needs `logprobs`: true"));
         }
         let wanted = max_tokens(&mut fields, &["max_completion_tokens", "max_tokens"], 1)?;
         let return_token_ids = fields.take("return_token_ids")?.unwrap_or(false);
         let tokens_as_ids = fields.take("return_tokens_as_token_ids")?.unwrap_or(return_token_ids);
-        let may_call = tools::may_call(&mut fields)?;
-        let parallel = fields.take("parallel_tool_calls")?.unwrap_or(true);
+        let choice = Choice::take(&mut fields)?;
+        let parallel = fields.take("parallel_tool_calls")?.unwrap_or(true) && !matches!(choice, Choice::Named(_));
         refuse_unless(&mut fields, "function_call", &["auto", "none"])?;
         let Conversation { text, goes_on, tools } = conversation(&mut fields, tokenizer)?;
         fields.end()?;
         check_text("messages", &text, max_model_len)?;
         let support = tokenizer.template().map(ChatTemplate::tool_support);
-        let calling = if may_call { Calling::new(&tools, support, &text, parallel)? } else { None };
+        let calling = if choice == Choice::None { None } else { Calling::new(&tools, support, &text, parallel)? };
+        if let Some(tools) = choice.must_call(&tools)? {
+            check_forced(&sampling, goes_on)?;
+            sampling.grammar = calling.as_ref().map(|calling| calling.must_call(&tools, tokenizer)).transpose()?;
+        }
         let ids = tokenizer.encode(&text, false).map_err(|error| ApiError::field("messages", error.to_string()))?;
         check_ids("messages", &ids, tokenizer.model_vocab_size())?;
         let max_tokens = room("messages", ids.len(), wanted, max_model_len)?;
         let prompt = Prompt { text: String::new(), ids: ids.into(), max_tokens, goes_on };
-        Ok(Self { prompt, sampling, streaming, logprobs, return_token_ids, tokens_as_ids, calling })
+        Ok(Self { prompt, sampling, streaming, logprobs, top_logprobs, return_token_ids, tokens_as_ids, calling })
     }
 }
 
-/// Refuses a field with another value: a call that must come would need constrained decoding.
+/// Refuses a call that must come where something else says what the answer is.
+fn check_forced(sampling: &Sampling, goes_on: bool) -> Result<(), ApiError> {
+    let refuse = |message: String| Err(ApiError::field("tool_choice", message));
+    if let Some(asked) = &sampling.grammar {
+        let field = asked.field;
+        return refuse(format!("`tool_choice` and `{field}` both say what the answer may be: leave one of them out"));
+    }
+    if goes_on {
+        return refuse("an answer whose text has begun cannot be made to call a tool: see the last message".into());
+    }
+    Ok(())
+}
+
+/// Refuses a field with another value.
 fn refuse_unless(fields: &mut Fields, name: &str, words: &[&str]) -> Result<(), ApiError> {
     match fields.take::<Value>(name)? {
         Some(value) if !words.iter().any(|word| value == *word) => {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use rollout::data::Tokenizer;
+use rollout::{data::Tokenizer, engine::MOST_TOP_LOGPROBS};
 use rollout_constraint::Start;
 use serde_json::Value;
 
@@ -56,7 +56,7 @@ pub struct Completion {
     pub sampling: Sampling,
     /// In which way the answer comes.
     pub streaming: Streaming,
-    /// Log-probs of the drawn tokens, with so many alternatives.
+    /// Log-probs of the drawn tokens, with so many of the likeliest in their places.
     pub logprobs: Option<u32>,
     /// Whether the prompt goes before each completion.
     pub echo: bool,
@@ -78,12 +78,9 @@ impl Completion {
         let streaming = Streaming::take(&mut fields)?;
         let echo = fields.take("echo")?.unwrap_or(false);
         let logprobs = fields.take("logprobs")?;
+        logprobs.map_or(Ok(()), |count| check_top("logprobs", count))?;
         // Nothing is generated then: the answer is the prompt.
         let wanted = max_tokens(&mut fields, &["max_tokens"], u32::from(!echo))?;
-        if echo && streaming.stream {
-            return Err(ApiError::field("echo", "`echo` is not supported with `stream`"));
-        }
-        check_alternatives(logprobs, &sampling)?;
         let special = fields.take("add_special_tokens")?.unwrap_or(true);
         let return_token_ids = fields.take("return_token_ids")?.unwrap_or(false);
         let tokens_as_ids = fields.take("return_tokens_as_token_ids")?.unwrap_or(return_token_ids);
@@ -115,19 +112,15 @@ impl Completion {
     }
 }
 
-/// The engine knows the log-prob of the drawn token alone, which is the likeliest where nothing is left to chance.
-fn check_alternatives(logprobs: Option<u32>, sampling: &Sampling) -> Result<(), ApiError> {
-    match logprobs {
-        None | Some(0) => Ok(()),
-        Some(1) if sampling.takes_the_likeliest() => Ok(()),
-        Some(count) => Err(ApiError::field(
-            "logprobs",
-            format!(
-                "`logprobs`: {count} asks for the likeliest tokens, which are known for 1, `temperature` 0 and \
-                 `repetition_penalty` 1 only; 0 gives the log-prob of each drawn token"
-            ),
-        )),
+/// Refuses more of the likeliest tokens than the engine tells.
+///
+/// # Errors
+/// By the name of the field.
+pub fn check_top(param: &str, count: u32) -> Result<(), ApiError> {
+    if count <= MOST_TOP_LOGPROBS {
+        return Ok(());
     }
+    Err(ApiError::field(param, format!("`{param}` is at most {MOST_TOP_LOGPROBS}")))
 }
 
 /// A prompt as it is given.

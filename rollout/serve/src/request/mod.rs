@@ -4,6 +4,8 @@
 
 pub mod chat;
 pub mod completion;
+#[cfg(test)]
+mod forced_tests;
 pub mod generate;
 pub mod grammar;
 pub mod sampling;

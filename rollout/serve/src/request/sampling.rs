@@ -120,12 +120,6 @@ impl Sampling {
         Ok(())
     }
 
-    /// Whether the token that is drawn is always the likeliest of the model's own distribution.
-    #[must_use]
-    pub fn takes_the_likeliest(&self) -> bool {
-        self.params.greedy() && self.params.repetition_penalty == 1.0
-    }
-
     /// What is asked of the engine for a prompt. Tokens are drawn by seed, prompt and index of the completion, so the
     /// same request with the same seed has the same answer, whatever else runs.
     #[must_use]

@@ -45,6 +45,9 @@ fn fields_are_taken_with_the_defaults_of_openai() {
     assert_eq!((read.logprobs, read.echo), (Some(0), false));
     let read = chat(&json!({ "max_tokens": 5, "max_completion_tokens": 6, "top_k": -1, "top_logprobs": 0 })).unwrap();
     assert_eq!((read.prompt.max_tokens, read.sampling.params.top_k, read.logprobs), (6, 0, false));
+    let read = chat(&json!({ "logprobs": true, "top_logprobs": 20 })).unwrap();
+    assert_eq!((read.logprobs, read.top_logprobs), (true, 20));
+    assert_eq!(completion(&json!({ "logprobs": 20 })).unwrap().logprobs, Some(20));
     let whole = chat(&json!({})).unwrap();
     assert_eq!(
         whole.prompt.max_tokens as usize,
@@ -72,8 +75,9 @@ fn what_would_change_the_answer_is_refused_by_its_name_and_what_would_not_is_ign
         ("best_of", json!(2)),
         ("use_beam_search", json!(true)),
         ("prompt_logprobs", json!(1)),
-        ("logprobs", json!(5)),
-        ("logprobs", json!(1)),
+        ("logprobs", json!(21)),
+        ("logprobs", json!(-1)),
+        ("logprobs", json!(true)),
         ("guided_json", json!({})),
         ("guided_regex", json!("a")),
         ("guided_choice", json!(["a"])),
@@ -129,8 +133,10 @@ fn what_would_change_the_answer_is_refused_by_its_name_and_what_would_not_is_ign
         ("response_format", json!({ "type": "json_object", "schema": {} })),
         ("response_format", json!("json_object")),
         ("tool_choice", json!("required")),
+        ("tool_choice", json!("sometimes")),
         ("tool_choice", json!({ "type": "function", "function": { "name": "f" } })),
         ("top_logprobs", json!(3)),
+        ("top_logprobs", json!(21)),
         ("messages", json!([])),
         ("messages", json!([{ "content": "no role" }])),
         ("messages", json!("hi")),
@@ -141,8 +147,8 @@ fn what_would_change_the_answer_is_refused_by_its_name_and_what_would_not_is_ign
         let error = chat(&json!({ field: value })).map(drop).unwrap_err();
         assert_eq!((error.status.as_u16(), error.param.as_deref()), (400, Some(field)), "{value}: {error:?}");
     }
-    let error = completion(&json!({ "echo": true, "stream": true })).map(drop).unwrap_err();
-    assert_eq!(error.param.as_deref(), Some("echo"));
+    let many = chat(&json!({ "logprobs": true, "top_logprobs": 21 })).map(drop).unwrap_err();
+    assert_eq!((many.param.as_deref(), &many.message[..]), (Some("top_logprobs"), "`top_logprobs` is at most 20"));
     let counted = json!({ "stream": true, "stream_options": { "continuous_usage_stats": true } });
     let error = completion(&counted).map(drop).unwrap_err();
     assert_eq!(error.param.as_deref(), Some("stream_options"));

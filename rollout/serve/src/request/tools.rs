@@ -2,10 +2,11 @@
 
 use std::collections::{HashMap, HashSet};
 
+use rollout::{commands::constraint::Grammar, data::Tokenizer};
 use serde_json::{Map, Value};
-use shared_chat::calls::{Arguments, Format, Reader, ToolSupport, Tools};
+use shared_chat::calls::{Arguments, Format, MustCall, Reader, ToolSupport, Tools};
 
-use super::Fields;
+use super::{Fields, grammar};
 use crate::error::ApiError;
 
 /// Most characters of a tool's name, as MCP has it; OpenAI allows 64.
@@ -45,6 +46,22 @@ impl Calling {
         Ok(Some(Self { format, tools: Tools::new(tools), prompt: prompt.to_owned(), parallel }))
     }
 
+    /// The grammar of answers that call one of these tools; several calls may come where they may be parallel.
+    ///
+    /// # Errors
+    /// A format without a grammar, or parameters of a tool that the format cannot follow.
+    pub fn must_call(&self, tools: &[Value], tokenizer: &Tokenizer) -> Result<grammar::Asked, ApiError> {
+        let is_special = |mark: &str| {
+            let ids = tokenizer.encode(mark, false).unwrap_or_default();
+            matches!(ids[..], [id] if tokenizer.special_text(id).is_some_and(|text| text == mark))
+        };
+        let may_think = tokenizer.template().is_some_and(|template| self.format.thinks(template));
+        let must = MustCall { tools, several: self.parallel, may_think };
+        let grammar = self.format.grammar(&self.prompt, must, &is_special);
+        let grammar = grammar.map_err(|fault| ApiError::field("tool_choice", format!("`tool_choice`: {fault}")))?;
+        Ok(grammar::Asked { field: "tools", grammar: Grammar::Lark(grammar) })
+    }
+
     /// A reader for an answer.
     #[must_use]
     pub fn reader(&self) -> Reader {
@@ -52,18 +69,56 @@ impl Calling {
     }
 }
 
-/// Takes `tool_choice`: whether tools may be called.
-///
-/// # Errors
-/// A call that must come, which would need constrained decoding.
-pub fn may_call(fields: &mut Fields) -> Result<bool, ApiError> {
-    match fields.take::<Value>("tool_choice")? {
-        None => Ok(true),
-        Some(choice) if choice == "auto" => Ok(true),
-        Some(choice) if choice == "none" => Ok(false),
-        Some(_) => {
-            let message = "`tool_choice` takes auto and none only: the model cannot be made to call a tool";
-            Err(ApiError::field("tool_choice", message))
+/// Which tools an answer may or must call.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Choice {
+    /// Any of them, or none.
+    Auto,
+    /// None of them: a call is text.
+    None,
+    /// At least one of them.
+    Required,
+    /// This one, once.
+    Named(String),
+}
+
+impl Choice {
+    /// Takes `tool_choice`.
+    ///
+    /// # Errors
+    /// What is none.
+    pub fn take(fields: &mut Fields) -> Result<Self, ApiError> {
+        let Some(choice) = fields.take::<Value>("tool_choice")? else { return Ok(Self::Auto) };
+        let name = || (choice["type"] == "function").then(|| choice["function"]["name"].as_str()).flatten();
+        match choice.as_str() {
+            Some("auto") => Ok(Self::Auto),
+            Some("none") => Ok(Self::None),
+            Some("required") => Ok(Self::Required),
+            _ => name().map(|name| Self::Named(name.to_owned())).ok_or_else(|| {
+                let form = r#"{"type": "function", "function": {"name": …}}"#;
+                let message = format!("`tool_choice` takes auto, none, required and {form}");
+                ApiError::field("tool_choice", message)
+            }),
+        }
+    }
+
+    /// The tools, one of which must be called; none where none has to be.
+    ///
+    /// # Errors
+    /// A name that none of them has, or no tools at all.
+    pub fn must_call(&self, tools: &[Value]) -> Result<Option<Vec<Value>>, ApiError> {
+        let refuse = |message: String| Err(ApiError::field("tool_choice", message));
+        match self {
+            Self::Auto | Self::None => Ok(None),
+            Self::Required if tools.is_empty() => refuse("`tool_choice` required needs `tools`".into()),
+            Self::Required => Ok(Some(tools.to_vec())),
+            Self::Named(name) => {
+                let named = tools.iter().find(|tool| name_of(tool).is_ok_and(|own| own == name));
+                named.map_or_else(
+                    || refuse(format!("`tool_choice` names `{name}`, and none of the `tools` has that name")),
+                    |tool| Ok(Some(vec![tool.clone()])),
+                )
+            }
         }
     }
 }

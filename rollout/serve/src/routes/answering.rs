@@ -17,6 +17,7 @@ use axum::{
 use futures_util::stream;
 use rollout::engine::{FinishedSequence, GivenLogprob};
 use serde_json::Value;
+use shared::FinishReason;
 use shared_http::{Busy, Connection};
 use tokio::{
     sync::mpsc,
@@ -26,7 +27,7 @@ use tokio::{
 use super::App;
 use crate::{
     answer::{Choice, Done, Entry, Shape, Usage},
-    desk::{Event, Place, Ticket},
+    desk::{Event, Place, Ticket, Wish},
     error::ApiError,
     request::{completion::Prompt, sampling::Sampling, tools::Calling},
 };
@@ -51,11 +52,24 @@ pub struct Asked {
 }
 
 impl Asked {
-    /// Asks the engine, for prompts that completions are wanted of.
+    /// Asks the engine, for prompts that completions are wanted of: all of them, or none.
     fn begin(&self, app: &App, place: Place, stream: bool) -> Result<Ticket, ApiError> {
         let wanted = self.prompts.iter().filter(|prompt| prompt.max_tokens > 0);
         let group = |prompt: &Prompt| self.sampling.group(&app.tokenizer, prompt, app.fresh.next());
-        app.service.begin(place, wanted.map(group).collect(), stream)
+        app.service.begin(place, wanted.map(group).collect(), Wish { stream, top_logprobs: self.shape.top_logprobs })
+    }
+
+    /// The log-probs of the prompts that go before their completions, if they are wanted.
+    async fn scores(&self, app: &App) -> Result<Vec<Vec<GivenLogprob>>, ApiError> {
+        let mut given = Vec::new();
+        for prompt in self.prompts.iter().filter(|_| self.echo && self.shape.logprobs) {
+            given.push(app.service.score(Arc::clone(&prompt.ids), self.shape.top_logprobs).await?);
+            // A prompt that is to be completed is counted where that begins.
+            if prompt.max_tokens == 0 {
+                app.metrics.prompt_tokens.fetch_add(prompt.ids.len() as u64, Relaxed);
+            }
+        }
+        Ok(given)
     }
 
     fn choice(&self, app: &App, prompt: &Prompt) -> Choice {
@@ -63,7 +77,10 @@ impl Asked {
         let choice = Choice::new(&app.tokenizer, prompt.before(), &params.stop, params.greedy());
         // The tokens of an echo begin with those of the prompt.
         let before = if self.echo { &[] } else { prompt.before() };
-        let choice = if self.shape.logprobs { choice.with_logprobs(before, self.shape.tokens_as_ids) } else { choice };
+        let choice = match self.shape.logprobs {
+            true => choice.with_logprobs(before, self.shape.tokens_as_ids, &app.names),
+            false => choice,
+        };
         match &self.calling {
             None => choice,
             Some(calling) => choice.with_calls(calling.reader(), calling.parallel),
@@ -81,18 +98,16 @@ impl Asked {
         connection: Connection,
         streams: bool,
     ) -> Result<Response, ApiError> {
-        if streams { self.stream(app, place, connection.busy()) } else { app.in_time(self.whole(&app, place)).await }
+        if !streams {
+            return app.in_time(self.whole(&app, place)).await;
+        }
+        let deadline = Instant::now() + app.limits.time;
+        let given = app.in_time(self.scores(&app)).await?;
+        self.stream(app, place, given, deadline, connection.busy())
     }
 
     async fn whole(self, app: &Arc<App>, place: Place) -> Result<Response, ApiError> {
-        let mut given = Vec::new();
-        for prompt in self.prompts.iter().filter(|_| self.echo && self.shape.logprobs) {
-            given.push(app.service.score(Arc::clone(&prompt.ids)).await?);
-            // A prompt that is to be completed is counted where that begins.
-            if prompt.max_tokens == 0 {
-                app.metrics.prompt_tokens.fetch_add(prompt.ids.len() as u64, Relaxed);
-            }
-        }
+        let given = self.scores(app).await?;
         let mut ticket = self.begin(app, place, false)?;
         let mut ended: Vec<Vec<FinishedSequence>> = self.prompts.iter().map(|_| Vec::new()).collect();
         while let Some((prompt, event)) = ticket.next().await? {
@@ -134,11 +149,12 @@ impl Asked {
         let mut text = if self.echo { prompt.text.clone() } else { String::new() };
         let mut entries: Vec<Entry> = given.map_or_else(Vec::new, |given| choice.prompt(&prompt.ids, given));
         let Some(sequence) = sequence else {
-            let (ids, calls, finish_reason) = (Vec::new(), Vec::new(), shared::FinishReason::Length);
+            let (ids, calls, finish_reason) = (Vec::new(), Vec::new(), FinishReason::Length);
             return Done { text, ids, entries, calls, finish_reason };
         };
-        for (&id, logprob) in sequence.token_ids.iter().zip(&sequence.logprobs) {
-            let piece = choice.push(id, logprob);
+        for (at, (&id, logprob)) in sequence.token_ids.iter().zip(&sequence.logprobs).enumerate() {
+            let top = sequence.top_logprobs.get(at).map_or(&[][..], Vec::as_slice);
+            let piece = choice.push(id, logprob, top);
             text.push_str(&piece.text);
             entries.extend(piece.entry);
         }
@@ -148,18 +164,23 @@ impl Asked {
     }
 
     /// `busy` is kept until the end of the stream, though not beyond the time for an answer.
-    fn stream(self, app: Arc<App>, place: Place, busy: Busy) -> Result<Response, ApiError> {
+    fn stream(
+        self,
+        app: Arc<App>,
+        place: Place,
+        given: Vec<Vec<GivenLogprob>>,
+        deadline: Instant,
+        busy: Busy,
+    ) -> Result<Response, ApiError> {
         let ticket = self.begin(&app, place, true)?;
         let n = self.sampling.n as usize;
         let each = self.prompts.iter().flat_map(|prompt| iter::repeat_n(prompt, n));
         let choices: Vec<Option<Choice>> = each.map(|prompt| Some(self.choice(&app, prompt))).collect();
-        let first =
-            choices.iter().enumerate().filter_map(|(index, _)| self.shape.first(index, &self.prompts[index / n].ids));
-        let ready = first.map(|chunk| chunk.to_string()).collect();
         let prompt = self.prompts.iter().map(|prompt| prompt.ids.len()).sum();
         let usage = Usage { prompt, completion: 0 };
-        let deadline = Instant::now() + app.limits.time;
-        let stream = Stream { app, shape: self.shape, n, ticket, choices, ready, usage, deadline, is_over: false };
+        let opening = Opening { index: 0, prompts: self.prompts, echo: self.echo, given: given.into() };
+        let (shape, ready) = (Arc::new(self.shape), VecDeque::new());
+        let stream = Stream { app, shape, n, opening, ticket, choices, ready, usage, deadline, is_over: false };
         let (sender, chunks) = mpsc::channel(AHEAD);
         tokio::spawn(stream.run(sender, busy));
         let events = stream::unfold(chunks, async |mut chunks| {
@@ -170,12 +191,24 @@ impl Asked {
     }
 }
 
+/// The beginnings of the choices of a stream, which are made one by one as the client reads them: with `echo`, each has
+/// the whole prompt.
+struct Opening {
+    /// The choice that begins next.
+    index: usize,
+    prompts: Vec<Prompt>,
+    echo: bool,
+    /// Log-probs of the prompts, where they are wanted.
+    given: Arc<[Vec<GivenLogprob>]>,
+}
+
 /// A stream of chunks.
 struct Stream {
     app: Arc<App>,
-    shape: Shape,
+    shape: Arc<Shape>,
     /// Completions of each prompt.
     n: usize,
+    opening: Opening,
     ticket: Ticket,
     /// Until they have ended.
     choices: Vec<Option<Choice>>,
@@ -216,6 +249,15 @@ impl Stream {
             if self.is_over || !self.ready.is_empty() {
                 return self.ready.pop_front();
             }
+            match self.open().await {
+                Ok(true) => continue,
+                Ok(false) => {}
+                Err(error) => {
+                    self.is_over = true;
+                    self.ready.push_back(error.body().to_string());
+                    continue;
+                }
+            }
             let event = timeout_at(self.deadline, self.ticket.next()).await;
             match event.unwrap_or_else(|_| Err(self.app.too_late())) {
                 Ok(Some((prompt, event))) => self.take(prompt, event),
@@ -233,12 +275,43 @@ impl Stream {
         }
     }
 
+    /// Begins the next choice; false if all have begun. One whose prompt is not to be completed ends at once.
+    async fn open(&mut self) -> Result<bool, ApiError> {
+        let index = self.opening.index;
+        let Some(prompt) = self.opening.prompts.get(index / self.n) else { return Ok(false) };
+        self.opening.index += 1;
+        let ids = Arc::clone(&prompt.ids);
+        let first = if self.opening.given.is_empty() {
+            let echo = self.opening.echo.then_some((prompt.text.as_str(), &[][..]));
+            self.shape.first(index, &ids, echo).map(|chunk| chunk.to_string())
+        } else {
+            // All tokens of a prompt, once more for each of its choices.
+            let mut choice = self.choices[index].take().ok_or_else(|| ApiError::internal("a choice begins once"))?;
+            let (text, shape) = (prompt.text.clone(), Arc::clone(&self.shape));
+            let (given, at) = (Arc::clone(&self.opening.given), index / self.n);
+            let opened = self.app.apart(move |_| {
+                let entries = choice.prompt(&ids, &given[at]);
+                let first = shape.first(index, &ids, Some((text.as_str(), entries.as_slice())));
+                Ok((choice, first.map(|chunk| chunk.to_string())))
+            });
+            let (choice, first) = opened.await?;
+            self.choices[index] = Some(choice);
+            first
+        };
+        self.ready.extend(first);
+        if self.opening.prompts[index / self.n].max_tokens == 0 {
+            let last = self.shape.last(index, String::new(), &[], FinishReason::Length);
+            self.ready.extend(last.iter().map(Value::to_string));
+        }
+        Ok(true)
+    }
+
     fn take(&mut self, prompt: usize, event: Event) {
         let chunks: Vec<Value> = match event {
-            Event::Token { sample, id, logprob } => {
+            Event::Token { sample, id, logprob, top } => {
                 self.usage.completion += 1;
                 let index = prompt * self.n + sample as usize;
-                let piece = self.choices[index].as_mut().map(|choice| choice.push(id, &logprob));
+                let piece = self.choices[index].as_mut().map(|choice| choice.push(id, &logprob, &top));
                 piece.and_then(|piece| self.shape.next(index, &piece, None)).into_iter().collect()
             }
             Event::Ended(sequence) => {

@@ -25,6 +25,7 @@ pub async fn answer(
     let read = app.enter(request, |app, body| {
         let mut read = Chat::read(body, &app.model, &app.tokenizer, app.max_model_len)?;
         read.sampling.compile(&app.grammars, read.prompt.start())?;
+        app.prepare_names(read.top_logprobs);
         Ok(read)
     });
     let (place, read) = read.await?;
@@ -34,7 +35,7 @@ pub async fn answer(
         created: now(),
         model: Arc::clone(&app.model),
         logprobs: read.logprobs,
-        alternatives: false,
+        top_logprobs: read.top_logprobs,
         return_token_ids: read.return_token_ids,
         tokens_as_ids: read.tokens_as_ids,
         include_usage: read.streaming.include_usage,

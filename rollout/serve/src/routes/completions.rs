@@ -26,6 +26,7 @@ pub async fn answer(
     let read = app.enter(request, |app, body| {
         let mut read = Completion::read(body, &app.model, &app.tokenizer, app.max_model_len)?;
         read.sampling.compile(&app.grammars, Start::WithinText)?;
+        app.prepare_names(read.logprobs.unwrap_or(0));
         Ok(read)
     });
     let (place, read) = read.await?;
@@ -35,7 +36,7 @@ pub async fn answer(
         created: now(),
         model: Arc::clone(&app.model),
         logprobs: read.logprobs.is_some(),
-        alternatives: read.logprobs.is_some_and(|count| count > 0),
+        top_logprobs: read.logprobs.unwrap_or(0),
         return_token_ids: read.return_token_ids,
         tokens_as_ids: read.tokens_as_ids,
         include_usage: read.streaming.include_usage,

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::App;
 use crate::{
     answer::logprob_of,
-    desk::{Event, Place},
+    desk::{Event, Place, Wish},
     error::ApiError,
     request::generate::Generation,
 };
@@ -36,7 +36,7 @@ async fn generate(
     Generation { prompt, sampling, logprobs }: Generation,
 ) -> Result<Json<Value>, ApiError> {
     let group = sampling.group(&app.tokenizer, &prompt, app.fresh.next());
-    let mut ticket = app.service.begin(place, vec![group], false)?;
+    let mut ticket = app.service.begin(place, vec![group], Wish::default())?;
     let mut ended = Vec::new();
     while let Some((_, event)) = ticket.next().await? {
         if let Event::Ended(sequence) = event {

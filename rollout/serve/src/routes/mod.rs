@@ -38,6 +38,7 @@ use shared_http::{Connection, equal, is_this_machine};
 use tokio::{sync::Semaphore, time::timeout};
 
 use crate::{
+    answer::TokenNames,
     desk::{Place, Service},
     error::ApiError,
     metrics::Metrics,
@@ -73,6 +74,8 @@ pub struct App {
     pub model: Arc<str>,
     /// Its tokenizer.
     pub tokenizer: Tokenizer,
+    /// The texts of tokens by themselves.
+    pub names: Arc<TokenNames>,
     /// What compiles grammars for it.
     pub grammars: Grammars,
     /// Longest prompt plus completion.
@@ -267,6 +270,13 @@ impl App {
     /// Waits for an answer, though not longer than one may take.
     async fn in_time<T>(&self, answer: impl Future<Output = Result<T, ApiError>>) -> Result<T, ApiError> {
         timeout(self.limits.time, answer).await.map_err(|_| self.too_late())?
+    }
+
+    /// Makes the names of tokens ready, if any are to stand beside the drawn ones.
+    fn prepare_names(&self, top_logprobs: u32) {
+        if top_logprobs > 0 {
+            self.names.prepare();
+        }
     }
 
     fn too_late(&self) -> ApiError {

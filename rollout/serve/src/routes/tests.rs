@@ -141,6 +141,86 @@ fn log_probs_are_those_of_the_distribution_that_was_drawn_from() {
     assert_eq!(greedy["top_logprobs"], json!([{ "a": -0.5 }, { "b": -0.5 }]));
 }
 
+/// Of the parrot, the token behind the drawn one in the vocabulary is likelier, and those before it are less likely.
+#[test]
+fn the_likeliest_tokens_stand_beside_the_drawn_one_which_is_among_them_or_added() {
+    let endpoint = Endpoint::start(Setup::default());
+    let ask = |path: &str, more: Value| {
+        let mut body = json!({ "max_tokens": 1 });
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let answer = endpoint.post(path, &body);
+        assert_eq!(answer.status, 200, "{answer:?}");
+        answer.json()["choices"][0]["logprobs"].clone()
+    };
+    let texts =
+        |count: u32| ask("/v1/completions", json!({ "prompt": "d", "logprobs": count }))["top_logprobs"].clone();
+    assert_eq!(texts(0), Value::Null);
+    assert_eq!(texts(1), json!([{ "e": -0.125, "d": -0.25 }]));
+    assert_eq!(texts(2), json!([{ "e": -0.125, "d": -0.25 }]));
+    assert_eq!(texts(3), json!([{ "e": -0.125, "d": -0.25, "c": -0.375 }]));
+    let named = |id: u32| format!("token_id:{id}");
+    let d = tokenizer().encode("d", false).unwrap()[0];
+    let ids = json!({ "prompt": "d", "logprobs": 1, "return_tokens_as_token_ids": true });
+    assert_eq!(ask("/v1/completions", ids)["top_logprobs"], json!([{ named(d + 1): -0.125, named(d): -0.25 }]));
+
+    // The template begins with the role.
+    let chat = |more: Value| {
+        let mut body = json!({ "messages": [{ "role": "d", "content": "x" }], "logprobs": true });
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let content = ask("/v1/chat/completions", body)["content"].clone();
+        assert_eq!(content.as_array().unwrap().len(), 1);
+        (content[0]["token"].clone(), content[0]["top_logprobs"].clone())
+    };
+    let entry = |token: &str, logprob: f64| json!({ "token": token, "logprob": logprob, "bytes": token.as_bytes() });
+    let (e, d_entry, c) = (entry("e", -0.125), entry("d", -0.25), entry("c", -0.375));
+    assert_eq!(chat(json!({})), (json!("d"), json!([])));
+    assert_eq!(chat(json!({ "top_logprobs": 1 })), (json!("d"), json!([e, d_entry])), "the drawn one is added");
+    assert_eq!(chat(json!({ "top_logprobs": 3 })), (json!("d"), json!([e, d_entry, c])));
+    assert_eq!(chat(json!({ "top_logprobs": 1, "temperature": 0 })).1, json!([entry("d", -0.5)]));
+    let by_id = |id: u32, logprob: f64| json!({ "token": named(id), "logprob": logprob, "bytes": null });
+    let as_ids = chat(json!({ "top_logprobs": 2, "return_tokens_as_token_ids": true }));
+    assert_eq!(as_ids, (json!(named(d)), json!([by_id(d + 1, -0.125), by_id(d, -0.25)])));
+
+    // A special token has a name, though it is no part of a text.
+    let below = ask("/v1/completions", json!({ "prompt": "\n", "logprobs": 3 }))["top_logprobs"][0].clone();
+    assert_eq!(below, json!({ " ": -0.125, "\n": -0.25, "<eos>": -0.375 }));
+}
+
+#[test]
+fn an_echo_comes_as_a_stream_too() {
+    let endpoint = Endpoint::start(Setup::default());
+    for body in [
+        json!({ "prompt": ["abc", "xy"], "n": 2, "max_tokens": 3 }),
+        json!({ "prompt": ["abc", "xy"], "n": 2, "max_tokens": 0, "logprobs": 2 }),
+        json!({ "prompt": ["abc", "xy"], "n": 3, "max_tokens": 4, "logprobs": 0, "return_token_ids": true }),
+        json!({ "prompt": "hello. ", "max_tokens": 40, "logprobs": 3, "return_tokens_as_token_ids": true }),
+    ] {
+        let mut body = body;
+        body["echo"] = true.into();
+        let whole = endpoint.post("/v1/completions", &body).json();
+        body["stream"] = true.into();
+        body["stream_options"] = json!({ "include_usage": true });
+        let chunks = endpoint.post("/v1/completions", &body).chunks();
+        assert_eq!(chunks.last().unwrap()["usage"], whole["usage"], "{body}");
+        for choice in whole["choices"].as_array().unwrap() {
+            let parts: Vec<&Value> = chunks.iter().flat_map(|chunk| chunk["choices"].as_array().unwrap()).collect();
+            let parts: Vec<&Value> = parts.into_iter().filter(|part| part["index"] == choice["index"]).collect();
+            let text: String = parts.iter().map(|part| part["text"].as_str().unwrap()).collect();
+            assert_eq!(text, choice["text"].as_str().unwrap(), "{body}");
+            assert_eq!(parts.last().unwrap()["finish_reason"], choice["finish_reason"], "{body}");
+            assert!(parts[..parts.len() - 1].iter().all(|part| part["finish_reason"].is_null()), "{body}");
+            for list in ["tokens", "token_logprobs", "top_logprobs", "text_offset"] {
+                let all: Vec<Value> =
+                    parts.iter().filter_map(|part| part["logprobs"][list].as_array().cloned()).flatten().collect();
+                let expected = choice["logprobs"][list].as_array().cloned().unwrap_or_default();
+                assert_eq!(all, expected, "{body}: {list}");
+            }
+        }
+    }
+    let damaged = json!({ "prompt": "ab?", "echo": true, "logprobs": 1, "stream": true });
+    assert_eq!(endpoint.post("/v1/completions", &damaged).refusal().0, 500, "before the stream begins");
+}
+
 #[test]
 fn an_echo_has_the_log_probs_of_the_prompt_and_generates_nothing_if_asked_for_nothing() {
     let endpoint = Endpoint::start(Setup::default());

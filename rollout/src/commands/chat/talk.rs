@@ -193,7 +193,9 @@ impl<W: Write> Talk<W> {
             stop_criterion: self.stop.clone(),
             constraint: None,
         };
-        generator.begin(Request { group, from, stream: true, keep: true }).map_err(|error| error.to_string())?;
+        generator
+            .begin(Request { from, stream: true, keep: true, ..group.into() })
+            .map_err(|error| error.to_string())?;
         self.questions += 1;
         let text = Detokenizer::new(self.conversation.tokenizer(), &self.sampling.stop);
         self.answer = Some(Answer { tag, begins_at: length, text, said: String::new() });

@@ -103,7 +103,7 @@ fn tokens_come_one_by_one_where_they_are_wanted() {
         assert!(outputs.iter().filter(|output| matches!(output, Output::Token { .. })).count() <= 2 * sequences);
         for output in outputs {
             match output {
-                Output::Token { tag, sample, id, logprob } => {
+                Output::Token { tag, sample, id, logprob, .. } => {
                     let (ids, logprobs) = streamed.entry((tag, sample)).or_default();
                     ids.push(id);
                     logprobs.push(logprob.logprob.to_bits());

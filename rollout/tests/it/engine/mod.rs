@@ -11,5 +11,6 @@ mod rounded;
 mod states;
 mod support;
 mod swaps;
+mod top_logprobs;
 mod ways;
 mod world;

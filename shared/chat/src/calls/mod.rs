@@ -16,10 +16,12 @@
 //! | `pythonic` | calls in the form of Python |
 //! | `schema` | arguments that are texts, to the types that a tool's schema gives them |
 //! | `reader` | a turn as it is drawn |
+//! | `grammar` | turns that must call, as a grammar |
 //! | `support` | which parts of a conversation with tools a template writes |
 
 mod body;
 mod format;
+mod grammar;
 mod pythonic;
 mod reader;
 mod scan;
@@ -33,6 +35,7 @@ use std::ops::Range;
 use serde_json::{Map, Value};
 
 pub use format::Format;
+pub use grammar::MustCall;
 pub use reader::{End, Reader};
 pub use schema::Tools;
 pub use support::{Arguments, ToolSupport};

@@ -80,7 +80,7 @@ fn ended(outputs: Vec<Output>, streamed: impl Fn(u64) -> bool) -> Vec<(Completio
     let (mut came, mut ended) = (Vec::new(), Vec::new());
     for output in outputs {
         match output {
-            Output::Token { tag, sample, id, logprob } => came.push((tag, sample, id, logprob.logprob)),
+            Output::Token { tag, sample, id, logprob, .. } => came.push((tag, sample, id, logprob.logprob)),
             Output::Ended { sequence: FinishedSequence { tag, sample, token_ids, logprobs, .. }, state } => {
                 let tokens = token_ids.iter().zip(&logprobs).map(|(&id, l)| (tag, sample, id, l.logprob));
                 let wanted: Vec<_> = tokens.filter(|_| streamed(tag)).collect();
@@ -132,6 +132,8 @@ fn what_engines_refuse_is_refused_before_workers_hear_of_it() {
         let error = fleet.begin(Request { stream: true, ..refused.into() }).unwrap_err().to_string();
         assert!(error.starts_with("prompt 7: ") && error.contains(part), "{error}");
     }
+    let error = fleet.begin(Request { top_logprobs: 2, ..request(7, 1).into() }).unwrap_err().to_string();
+    assert!(error.contains("a lease takes no top_logprobs"), "{error}");
     worker.call(&mut fleet.shared.scheduler(), now, true);
     assert!(fleet.is_idle() && fleet.asked.is_empty() && worker.held.is_empty());
 }

@@ -68,6 +68,7 @@ impl Scheduler {
             sample: made.sample,
             token_ids: made.token_ids.clone(),
             logprobs: made.logprobs.clone(),
+            top_logprobs: Vec::new(),
             versions: made.versions.clone(),
             finish_reason: made.finish_reason,
             queue_seconds: 0.0,

@@ -187,8 +187,8 @@ impl Candidates {
                 scaled: &scaled[of_row],
             };
             let sequence = sequence.as_mut().expect("decoding runs on slots without holes");
-            if sequence.is_constrained() {
-                // Which tokens may come is known on the host alone.
+            if sequence.needs_whole_row() {
+                // Which tokens may come is known on the host alone, and the likeliest may lie in any block.
                 plan.want_whole_row();
                 return;
             }
