@@ -203,7 +203,8 @@ impl RegexConstraint {
 
     /// Whether a completion may be more than an empty text, which a space that is dropped is too.
     fn has_text(&self) -> bool {
-        let adds = |place: Place, id: u32| !self.ends.contains(&id) && !(place.is_first && self.blank.contains(&id));
+        let is_blank = |place: Place, id: u32| place.is_first && self.blank.contains(&id);
+        let adds = |place: Place, id: u32| !self.ends.contains(&id) && !is_blank(place, id);
         let begins = |place: Place| self.mask(place).ids().any(|id| adds(place, id));
         begins(self.begin()) || !self.blank.is_empty() && begins(Place { state: START, is_first: false })
     }
