@@ -1,8 +1,8 @@
 //! Opens exports again, runs them, and compares them with the model that they were made of.
 //!
 //! A writer that tests itself repeats its own mistakes. So this crate shares no code with the writers of `exporters`:
-//! it parses configurations, safetensors, GGUF and ONNX by itself, dequantises by itself, and has a plain forward pass of its
-//! own, which golden figures of transformers hold in place.
+//! it parses configurations, safetensors, GGUF and ONNX by itself, dequantises by itself, and has a plain forward pass
+//! of its own, which golden figures of transformers hold in place.
 //!
 //! [`huggingface::open`], [`published::open`] and [`gguf::open`] give a [`Model`], which is an [`Architecture`] over
 //! [`Weights`]. [`verify`] compares two of them in three ways: all sizes and frequencies, every value of every tensor

@@ -22,8 +22,8 @@ pub struct Args {
 }
 
 /// Runs the subcommand: each line of stdin is a row, a JSON list of token ids. Its logits go to stdout before the next
-/// line is read: the number of tokens and the size of the vocabulary (`u32`), then `[tokens, vocabulary]` floats (`f32`),
-/// all little-endian.
+/// line is read: the number of tokens and the size of the vocabulary (`u32`), then `[tokens, vocabulary]` floats
+/// (`f32`), all little-endian.
 ///
 /// # Errors
 /// A folder that cannot be opened, or a row that is none or that the model cannot take, by its number.

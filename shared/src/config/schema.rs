@@ -50,8 +50,8 @@ fn of_sweep() -> Value {
         }
     }
     json!({
-        "description": "Lists of values, of which `tandem sweep` makes a run for each combination. `tandem train` refuses \
-            the table.",
+        "description": "Lists of values, of which `tandem sweep` makes a run for each combination. `tandem train` \
+            refuses the table.",
         "type": "object",
         "additionalProperties": false,
         "properties": lists,

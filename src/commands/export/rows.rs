@@ -25,10 +25,12 @@ const TEXTS: [&str; 8] = ["system", "prompt", "messages", "question", "text", "c
 pub(super) struct Rows {
     pub tokens: Vec<Vec<u32>>,
     pub origin: String,
+    /// Whether they are no text that a model would say.
+    pub random: bool,
 }
 
-/// The rows of a dataset, if one is named; else the last completions of the model's run; else pseudo-random tokens. None
-/// is longer than `positions`.
+/// The rows of a dataset, if one is named; else the last completions of the model's run; else pseudo-random tokens.
+/// None is longer than `positions`.
 ///
 /// # Errors
 /// A dataset that cannot be read, or has no row that can be used.
@@ -36,14 +38,18 @@ pub(super) fn choose(named: &NamedModel, dataset: Option<&Path>, positions: Opti
     let most = MOST_TOKENS.min(named.dir().config().max_position_embeddings).min(positions.unwrap_or(MOST_TOKENS));
     if let Some(path) = dataset {
         let tokens = of_dataset(named, path, most).context("--rows")?;
-        return Ok(Rows { tokens, origin: format!("of {}", path.display()) });
+        return Ok(Rows { tokens, origin: format!("of {}", path.display()), random: false });
     }
     if let Some((tokens, step)) = named.run().and_then(|run| of_run(named, &run, most)) {
-        return Ok(Rows { tokens, origin: format!("completions of the run's step {step}") });
+        return Ok(Rows { tokens, origin: format!("completions of the run's step {step}"), random: false });
     }
     let origin =
         "fixed pseudo-random tokens: the model belongs to no run with completions, and --rows names no dataset";
-    Ok(Rows { tokens: random(named.dir().config().vocab_size, RANDOM.1.min(most)), origin: origin.into() })
+    Ok(Rows {
+        tokens: random(named.dir().config().vocab_size, RANDOM.1.min(most)),
+        origin: origin.into(),
+        random: true,
+    })
 }
 
 fn of_dataset(named: &NamedModel, path: &Path, most: usize) -> Result<Vec<Vec<u32>>> {

@@ -57,6 +57,9 @@ fn bound(dtype: DtypeArg) -> Option<f64> {
     }
 }
 
+/// Why a good export may seem to be none: a rounding changes the log-prob of a token the more, the less likely it is.
+const UNLIKELY: &str = "pseudo-random tokens were compared, which a model holds for unlikely; --rows names a dataset";
+
 /// Writes, verifies and tells.
 pub(super) fn export(args: &ToFormat) -> Result<()> {
     check_output(args.format, &args.out)?;
@@ -101,6 +104,7 @@ pub(super) fn export(args: &ToFormat) -> Result<()> {
     };
     written
         .map_err(|error| match named.gone() {
+            None if rows.random => error.context(UNLIKELY),
             None => error,
             Some(gone) => error.context(gone),
         })

@@ -7,8 +7,8 @@ use harness::load::Load;
 use super::serve::{Serve, model};
 
 /// Resident memory that may come on top between the second quarter of the time and the last, beside two per cent. There
-/// are some thousands of requests between them, each of which takes several kilobytes for its tokens and chunks until it
-/// is answered: what is kept of each shows. What the allocator holds for its threads varies by less than a megabyte.
+/// are some thousands of requests between them, each of which takes several kilobytes for its tokens and chunks until
+/// it is answered: what is kept of each shows. What the allocator holds for its threads varies by less than a megabyte.
 const SLACK: u64 = 4 << 20;
 
 #[test]

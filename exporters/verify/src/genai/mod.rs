@@ -83,8 +83,8 @@ fn require_like(found: &Distance, of_weights: &Distance) -> Result<(), VerifyErr
         return Ok(());
     }
     Err(VerifyError::Differs(format!(
-        "log-probs differ by {:.3e} on average, and by {:.3e} with the same weights in a plain forward pass, so at most \
-         {most:.3e} were expected",
+        "log-probs differ by {:.3e} on average, and by {:.3e} with the same weights in a plain forward pass, so at \
+         most {most:.3e} were expected",
         found.mean, of_weights.mean
     )))
 }

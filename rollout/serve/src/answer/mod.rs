@@ -118,7 +118,7 @@ impl Shape {
         answer.into()
     }
 
-    /// The first chunk of a choice: the role in a chat, the tokens of the prompt, and with `echo` its text and log-probs.
+    /// The first chunk of a choice: the role in a chat, the tokens of the prompt, with `echo` its text and log-probs.
     #[must_use]
     pub fn first(&self, index: usize, prompt: &[u32], echo: Option<(&str, &[Entry])>) -> Option<Value> {
         if self.form == Form::Text && !self.return_token_ids && echo.is_none() {
