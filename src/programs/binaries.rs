@@ -98,7 +98,9 @@ mod tests {
             let command = command_alone(Path::new(program));
             command.get_envs().map(|(name, _)| name.to_owned()).collect::<Vec<_>>()
         };
-        let missing: Vec<_> = environment::missing_for_learner().iter().map(|(name, _)| OsString::from(name)).collect();
+        let missing = environment::missing_for_learner();
+        let mut missing: Vec<_> = missing.iter().map(|(name, _)| OsString::from(name)).collect();
+        missing.sort();
         assert_eq!(names("/any/learner"), missing);
         assert!(names("/any/rollout").is_empty());
     }

@@ -241,8 +241,14 @@ fn a_folder_for_genai_is_run_by_onnx_runtime_before_it_appears() {
         assert!(!out.join("manifest.json").exists(), "GenAI takes it for its own");
         assert!(place.refusal_of(&out, &["--format", "genai"]).contains("the folder is not empty"));
     }
-    let size = |dtype: &str| fs::metadata(place.path(dtype).join("model.onnx.data")).unwrap().len();
-    assert!(size("int8") < size("fp32"));
+    let has_blocks = |dtype: &str| {
+        let graph = fs::read(place.path(dtype).join("model.onnx")).unwrap();
+        graph.windows(11).any(|window| window == b"MatMulNBits")
+    };
+    assert_eq!(["fp32", "fp16", "int8", "int4"].map(has_blocks), [false, false, true, true]);
+    fs::remove_file(place.path("model/tokenizer_config.json")).unwrap();
+    let error = place.refusal_of(&place.path("none"), &["--format", "genai"]);
+    assert!(error.contains("has no tokenizer_config.json, which onnxruntime-genai needs"), "{error}");
 }
 
 #[test]
@@ -264,7 +270,6 @@ fn what_a_format_cannot_hold_is_one_line_and_leaves_nothing() {
         (&["--format", "safetensors", "--dtype", "q4_0"], "--dtype q4_0: safetensors has fp32, fp16, bf16"),
         (&["--format", "genai", "--dtype", "bf16"], "--dtype bf16: genai has fp32, fp16, int8, int4"),
         (&["--format", "gguf", "--dtype", "int4"], "--dtype int4: gguf has fp32, fp16, bf16, q8_0, q4_0"),
-        (&["--format", "genai"], "tokenizer.json"),
         (&["--rows", "x"], "--rows: an export to onnx is compared on no rows"),
         (&["--format", "gguf", "--max-positions", "8"], "--max-positions: gguf has no such limit"),
         (&["--format", "gguf", "--rows", "/no/rows.jsonl"], "--rows: /no/rows.jsonl"),

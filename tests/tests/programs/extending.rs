@@ -95,7 +95,8 @@ fn built(place: &Path, tree: &Path) -> PathBuf {
             .arg(format!("profile.{}.package.{krate}.opt-level=0", if name == "debug" { "dev" } else { name }));
     }
     // As from a shell: build scripts look at what cargo tells of the package of this test.
-    let of_package = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
+    let of_package =
+        |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_") || name == "OUT_DIR";
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(of_package)) {
         cargo.env_remove(name);
     }
