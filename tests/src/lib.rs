@@ -116,6 +116,23 @@ pub fn without_hardware(test: &str, reason: &str) {
     }
 }
 
+/// Copies a folder with everything in it, into another one that is made if it is not there.
+///
+/// # Panics
+/// At an error of the file system.
+pub fn copy_folder(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap_or_else(|e| panic!("{}: {e}", to.display()));
+    let entries = std::fs::read_dir(from).unwrap_or_else(|e| panic!("{}: {e}", from.display()));
+    for entry in entries.map(|entry| entry.expect("an entry of a folder")) {
+        let target = to.join(entry.file_name());
+        if entry.file_type().expect("its type").is_dir() {
+            copy_folder(&entry.path(), &target);
+        } else {
+            std::fs::copy(entry.path(), &target).unwrap_or_else(|e| panic!("{}: {e}", target.display()));
+        }
+    }
+}
+
 /// A binary of the workspace, built beside the running test.
 ///
 /// # Panics

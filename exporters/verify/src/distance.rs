@@ -28,8 +28,7 @@ impl Distance {
         if self.largest <= bound {
             return Ok(());
         }
-        let message = format!("the log-prob of a token differs by {:.3e}, the bound is {bound:.0e}", self.largest);
-        Err(VerifyError::Differs(message))
+        Err(VerifyError::TooFar { difference: self.largest, bound })
     }
 }
 

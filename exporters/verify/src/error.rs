@@ -16,6 +16,16 @@ pub enum VerifyError {
     /// The export opens, but is not the model.
     #[error("the export is not the model: {0}")]
     Differs(String),
+    /// The log-prob of a token differs by more than a bound.
+    #[error(
+        "the export is not the model: the log-prob of a token differs by {difference:.3e}, the bound is {bound:.0e}"
+    )]
+    TooFar {
+        /// The largest difference, in nats.
+        difference: f64,
+        /// The bound, in nats.
+        bound: f64,
+    },
     /// What a runtime reports.
     #[error("the export cannot be run: {0}")]
     Runtime(String),

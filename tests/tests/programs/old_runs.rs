@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use harness::{cli, training::json_lines};
+use harness::{cli, copy_folder, training::json_lines};
 use serde_json::Value;
 use shared::{Group, Placed, channel::in_flight::read_groups, files::run_dir::IN_FLIGHT_FILE};
 
@@ -17,20 +17,8 @@ fn fixtures() -> PathBuf {
 /// A copy of all fixtures, which a test may go on with.
 fn copied() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
-    copy(&fixtures(), dir.path());
+    copy_folder(&fixtures(), dir.path());
     dir
-}
-
-fn copy(from: &Path, to: &Path) {
-    fs::create_dir_all(to).unwrap();
-    for entry in fs::read_dir(from).unwrap().map(Result::unwrap) {
-        let target = to.join(entry.file_name());
-        if entry.file_type().unwrap().is_dir() {
-            copy(&entry.path(), &target);
-        } else {
-            fs::copy(entry.path(), target).unwrap();
-        }
-    }
 }
 
 /// Goes on with a run from its checkpoint after four steps; the run.

@@ -12,6 +12,7 @@ use std::{
 use harness::{
     binary,
     cli::{self, Finished},
+    copy_folder,
     hub::{Faults, Hub, Refusal, WriteFaults},
     skipped,
     tiny_model::{self, TINY},
@@ -44,7 +45,7 @@ impl Bench {
         let bench = Self { hub: Hub::new(), dir: tempfile::tempdir().unwrap() };
         let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/runs");
         for name in ["model", "sync", "lora"] {
-            copy(&fixtures.join(name), &bench.path(name));
+            copy_folder(&fixtures.join(name), &bench.path(name));
         }
         for stray in ["sync", "lora"].map(|run| bench.path(run).join("checkpoint-4")) {
             fs::create_dir(stray.join("logs")).unwrap();
@@ -103,18 +104,6 @@ impl Bench {
 
     fn commits(&self) -> usize {
         self.hub.summaries(REPO).map_or(0, |summaries| summaries.len())
-    }
-}
-
-fn copy(from: &Path, to: &Path) {
-    fs::create_dir_all(to).unwrap();
-    for entry in fs::read_dir(from).unwrap().map(Result::unwrap) {
-        let target = to.join(entry.file_name());
-        if entry.file_type().unwrap().is_dir() {
-            copy(&entry.path(), &target);
-        } else {
-            fs::copy(entry.path(), target).unwrap();
-        }
     }
 }
 

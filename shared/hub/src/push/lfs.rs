@@ -163,7 +163,8 @@ impl Upload<'_> {
                 let own = |name: &str| OWN.iter().any(|own| name.eq_ignore_ascii_case(own));
                 let named = header.iter().filter(|(name, _)| !own(name));
                 let headers = named.filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned())));
-                self.put(&href, &headers.collect::<Vec<_>>(), 0, self.file.size(), before)?;
+                let (headers, length) = (headers.collect::<Vec<_>>(), self.file.size());
+                self.put(&Part { to: &href, headers: &headers, from: 0, length, before })?;
             }
         }
         let Some(verify) = self.verify else { return Ok(()) };
@@ -185,7 +186,7 @@ impl Upload<'_> {
         for (index, (number, to)) in parts.into_iter().enumerate() {
             let from = index as u64 * size;
             let length = size.min(self.file.size() - from);
-            let etag = self.put(to, &[], from, length, before + from)?;
+            let etag = self.put(&Part { to, headers: &[], from, length, before: before + from })?;
             if etag.is_empty() {
                 return Err(strange("it gives no tag for a part"));
             }
@@ -197,31 +198,17 @@ impl Upload<'_> {
     }
 
     /// Sends a part of the file, and returns its tag.
-    fn put(
-        &self,
-        to: &str,
-        headers: &[(String, String)],
-        from: u64,
-        length: u64,
-        before: u64,
-    ) -> Result<String, PushError> {
-        let reply = self
-            .session
-            .persistently(&self.what, &without_secrets(to), &mut || self.put_once(to, headers, from, length, before))?;
+    fn put(&self, part: &Part<'_>) -> Result<String, PushError> {
+        let put = &mut || self.put_once(part);
+        let reply = self.session.persistently(&self.what, &without_secrets(part.to), put)?;
         let etag = reply.etag.clone();
         self.done(reply).map(|()| etag)
     }
 
     /// Sends as long as bytes are taken, in a thread of its own: a connection that is silent cannot be asked to end.
-    fn put_once(
-        &self,
-        to: &str,
-        headers: &[(String, String)],
-        from: u64,
-        length: u64,
-        before: u64,
-    ) -> Result<Reply, Trial> {
+    fn put_once(&self, part: &Part<'_>) -> Result<Reply, Trial> {
         let Self { session, what, file, .. } = self;
+        let Part { to, headers, from, length, before } = *part;
         let content = file.reader(from, length);
         let content = content.map_err(|reason| Trial::Final(PushError::Io { file: file.name().to_owned(), reason }))?;
         let taken = Arc::new(AtomicU64::new(0));
@@ -270,6 +257,16 @@ impl Upload<'_> {
             None => href.to_owned(),
         }
     }
+}
+
+/// Bytes of a file, and the address that takes them.
+struct Part<'a> {
+    to: &'a str,
+    headers: &'a [(String, String)],
+    from: u64,
+    length: u64,
+    /// Bytes of all files that were sent before these.
+    before: u64,
 }
 
 /// A reader that counts what is read of it.
