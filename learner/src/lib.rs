@@ -28,6 +28,7 @@ pub mod crew;
 pub mod critic;
 pub mod device;
 pub mod error;
+pub mod exit;
 pub mod guard;
 mod host;
 pub mod kl;

@@ -54,6 +54,7 @@ enum Command {
 static MEMORY: Metered = Metered;
 
 fn main() -> ExitCode {
+    learner::exit::skip_destructors();
     learner::refusal::catch(program)
 }
 

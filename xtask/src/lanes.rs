@@ -2,15 +2,17 @@
 //!
 //! Tests of the programs together wait for much of their time: for deadlines, restarts and timeouts of programs that
 //! they stop or cut off. The others compute. Cargo runs one test binary after the other, so cores would idle while the
-//! former wait. Each lane runs `cargo test` with some of the targets. The second lane would end long before the first,
-//! so it takes some of the programs' tests at its end. All targets are built first, so that no lane compiles while the
-//! other one runs.
+//! former wait. Each lane runs `cargo test` with some of the targets: the first with most of the programs' tests, the
+//! second with all others. Whichever lane is done takes the next of the remaining modules of the programs' tests, so
+//! both end at about the same time. All targets are built first, so that no lane compiles while the other one runs.
 
 use std::{
+    collections::VecDeque,
     ffi::OsStr,
     fs::{self, File},
     path::Path,
     process::{Command, Stdio},
+    sync::Mutex,
     thread,
 };
 
@@ -22,8 +24,9 @@ use crate::{host::Host, lints};
 /// The target whose tests run the programs together.
 const PROGRAMS: &str = "programs";
 
-/// Modules of that target whose tests the second lane runs, such that both lanes end at about the same time.
-const IN_SECOND_LANE: [&str; 4] = ["errors::", "families::", "readme::", "supervision::"];
+/// Modules of that target whose tests run at the end, each in the lane that is free, those that take longest first.
+const AT_THE_END: [&str; 8] =
+    ["readme::", "survives::", "ui::", "supervision::", "structured_outputs::", "rewards::", "families::", "errors::"];
 
 /// Threads of learners sleep where they would spin between two operations: with several runs on the same cores, each
 /// would spin in the way of another's work. A run by itself is faster with threads that spin.
@@ -35,8 +38,6 @@ const WAIT_POLICY: (&str, &str) = ("OMP_WAIT_POLICY", "PASSIVE");
 /// When tests do not build, some fail (the error names their commands), or cargo cannot be run.
 pub fn run(host: &Host, variable: (&str, &Path)) -> Result<()> {
     let programs = ["--release", "--test", PROGRAMS].map(str::to_owned).to_vec();
-    let first_programs = filtered(&programs, IN_SECOND_LANE.iter().flat_map(|module| ["--skip", module]));
-    let second_programs = filtered(&programs, IN_SECOND_LANE);
     let units = ["--profile", lints::PROFILE, "--lib", "--bins"].map(str::to_owned).to_vec();
     let interfaces = others(&targets(host)?);
     let documentation = ["--release", "--doc"].map(str::to_owned).to_vec();
@@ -59,18 +60,24 @@ pub fn run(host: &Host, variable: (&str, &Path)) -> Result<()> {
 
     let path = host.target.join("other-tests.txt");
     let output = File::create(&path).with_context(|| format!("cannot write {}", path.display()))?;
-    let beside = || -> Result<Vec<String>> {
+    let most_programs = filtered(&programs, AT_THE_END.iter().flat_map(|module| ["--skip", module]));
+    let of_modules = AT_THE_END.iter().map(|module| filtered(&programs, [*module]));
+    let second = [units.clone(), interfaces].into_iter().chain(of_modules).collect::<VecDeque<_>>();
+    let remaining = Mutex::new(second);
+    let take_remaining = || -> Result<Vec<String>> {
         let mut failures = Vec::new();
-        for words in [&units, &interfaces, &second_programs] {
-            let mut command = command(words);
+        let next = || remaining.lock().expect("nobody panics with the list").pop_front();
+        while let Some(words) = next() {
+            let mut command = command(&words);
             command.stdout(output.try_clone()?).stderr(output.try_clone()?);
             failures.extend(failure(&mut command)?);
         }
         Ok(failures)
     };
     let (first, second) = thread::scope(|scope| {
-        let second = scope.spawn(beside);
-        let first = failure(&mut command(&first_programs));
+        let second = scope.spawn(take_remaining);
+        let most = failure(&mut command(&most_programs));
+        let first = most.and_then(|most| Ok(most.into_iter().chain(take_remaining()?).collect::<Vec<_>>()));
         (first, second.join().expect("waiting for cargo does not panic"))
     });
     let said = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -136,13 +143,17 @@ mod tests {
         assert_eq!(targets.iter().filter(|(_, name)| name == PROGRAMS).count(), 1);
     }
 
-    /// A filter is a part of a test's name, so both lanes together run each test once whatever it is. A module that has
-    /// moved would only make the first lane the longer one.
+    /// A filter is a part of a test's name. One that is a part of another module's name would run tests twice.
     #[test]
-    fn modules_of_the_second_lane_exist() {
+    fn modules_that_run_at_the_end_exist_and_are_not_confused_with_others() {
         let modules = Host::current().unwrap().root.join("tests/tests").join(PROGRAMS);
-        for module in IN_SECOND_LANE.map(|filter| filter.trim_end_matches("::")) {
-            assert!(modules.join(module).with_extension("rs").is_file(), "{module}");
+        let names: Vec<String> = fs::read_dir(&modules)
+            .unwrap()
+            .filter_map(|entry| Some(entry.unwrap().path().file_stem()?.to_str()?.to_owned() + "::"))
+            .collect();
+        for filter in AT_THE_END {
+            let found: Vec<&String> = names.iter().filter(|name| name.contains(filter)).collect();
+            assert!(!found.is_empty() && found.iter().all(|name| *name == filter), "{filter}: {found:?}");
         }
     }
 }

@@ -24,6 +24,8 @@ const FILE_MARK: usize = 8;
 const MOST_RATIO: u64 = 20_000;
 /// Rows that are converted at a time.
 const ROWS: usize = 1024;
+/// Most parts of a column's path in Parquet, where a list takes two: JSON of more than 128 levels is not read.
+const MOST_PARTS: usize = 200;
 /// Columns of prompts, completions and the answer that rewards look for: they are not left out.
 const NEEDED: &[&str] = &[
     "prompt",
@@ -116,6 +118,16 @@ pub fn parquet_rows(path: &Path, bytes: Bytes) -> Result<u64, DataError> {
 fn open_parquet(path: &Path, bytes: Bytes) -> Result<ParquetRecordBatchReaderBuilder<Bytes>, DataError> {
     let damaged = Format::Parquet.damaged(path);
     let file = ParquetRecordBatchReaderBuilder::try_new(bytes).map_err(|error| damaged(&error))?;
+    let columns = file.parquet_schema().columns().iter();
+    if let Some(deep) = columns.map(|column| column.path().parts()).find(|parts| parts.len() > MOST_PARTS) {
+        let message = format!(
+            "its column `{}` is nested {} deep (a list counts twice), and at most {MOST_PARTS} are read; leave the \
+             column out, or write it as a text",
+            deep[0],
+            deep.len()
+        );
+        return Err(DataError::content(path, message));
+    }
     let parts = file.metadata().row_groups().iter().flat_map(|group| group.columns());
     let unread = |compression| match compression {
         Compression::BROTLI(_) => Some("brotli"),
@@ -336,6 +348,13 @@ mod tests {
         assert_eq!(values_of("rows.json", &packed), rows("sums.parquet"));
         assert_eq!(rows("sums.parquet")[1], json!({"prompt": "2+2=", "answer": 4}));
         assert_eq!(rows("sums.csv")[0], json!({"prompt": "7+7+7+7+7+7+7=", "answer": 49}));
+    }
+
+    /// The file has lists within 3,000 lists.
+    #[test]
+    fn a_column_that_is_nested_too_deep_is_named() {
+        let error = read(&fixture("deep.parquet.zst"), "train").unwrap_err().to_string();
+        assert!(error.contains("its column `deep` is nested 6001 deep (a list counts twice)"), "{error}");
     }
 
     #[test]

@@ -2,7 +2,9 @@
 
 use std::{
     collections::HashSet,
+    panic,
     path::{Path, PathBuf},
+    thread,
 };
 
 use shared_bounds::guarded;
@@ -20,6 +22,9 @@ use crate::{
 
 /// Memory that the parser of a columnar file may take beside its rows, however short the file is.
 const SMALL: u64 = 1 << 30;
+/// Bytes of the stack of that parser, which reads each level of a schema within the one above: enough for ten thousand
+/// levels. Only pages in use take memory.
+const STACK: usize = 64 << 20;
 
 /// The rows of a dataset, at least one.
 #[derive(Debug, Clone, PartialEq)]
@@ -113,15 +118,20 @@ fn parse(format: Format, content: Content) -> Result<Parsed, DataError> {
 }
 
 /// Runs parsers of others, some of which trust their input.
-fn columnar<T>(
+fn columnar<T: Send>(
     content: Content,
-    read: impl FnOnce(Vec<u8>, &mut Meter) -> Result<T, DataError>,
+    read: impl FnOnce(Vec<u8>, &mut Meter) -> Result<T, DataError> + Send,
 ) -> Result<T, DataError> {
     let (path, mut meter) = (content.path().to_owned(), content.meter());
     let bytes = content.into_whole()?;
     let most = MOST_RATIO * bytes.len() as u64 + SMALL;
-    guarded(&path.display().to_string(), most, || read(bytes, &mut meter))
-        .map_err(|reason| DataError::content(&path, reason))?
+    let parse = || guarded(&path.display().to_string(), most, || read(bytes, &mut meter));
+    let parsed = thread::scope(|scope| {
+        let thread = thread::Builder::new().stack_size(STACK).spawn_scoped(scope, parse);
+        let thread = thread.map_err(DataError::file(&path))?;
+        Ok(thread.join().unwrap_or_else(|payload| panic::resume_unwind(payload)))
+    });
+    parsed?.map_err(|reason| DataError::content(&path, reason))?
 }
 
 fn about(files: &Files, written_in: &str, rows: usize) -> String {

@@ -21,6 +21,20 @@ fn binaries_start_without_cargo_and_without_environment() {
     }
 }
 
+/// The loader says which libraries it ends. libtorch would take its tables apart.
+#[test]
+fn a_learner_ends_without_the_destructors_of_libtorch() {
+    let mut command = Command::new(binary("learner"));
+    command.arg("--version").env("LD_DEBUG", "files");
+    let said = cli::finish(command).success();
+    let lines = |begin: &str| {
+        let of_libtorch = said.stderr.lines().filter(|line| line.contains("libtorch_cpu.so"));
+        of_libtorch.filter(|line| line.contains(begin)).count()
+    };
+    assert_eq!((lines("calling init:"), lines("calling fini:")), (1, 0), "{}", said.stderr);
+    assert!(said.stdout.contains("learner"), "{}", said.stdout);
+}
+
 /// What the dynamic loader would load for a program.
 fn libraries(program: &Path) -> String {
     let mut command = Command::new("ldd");
