@@ -86,11 +86,14 @@ pub(crate) fn write_export(
     write(config, out, options, &mut |name| Ok(checkpoint.read_f32(name)?.into()))
 }
 
-fn write<'a>(
+/// A [`TensorSource`] whose errors are ours already.
+type Parameters<'r, 'v> = &'r mut dyn FnMut(&str) -> Result<Cow<'v, [f32]>, ExportError>;
+
+fn write(
     config: &ModelConfig,
     out: &Path,
     options: &ExportOptions,
-    read: &mut dyn FnMut(&str) -> Result<Cow<'a, [f32]>, ExportError>,
+    read: Parameters<'_, '_>,
 ) -> Result<WeightManifest, ExportError> {
     let positions = options.positions(config)?;
     let tensors = layout::tensors(config, options.dtype, positions);

@@ -91,11 +91,9 @@ fn main() -> ExitCode {
     let command = Cli::parse_from(command_line::words()).command;
     // What functions print is for the log of a run; their errors are told as findings.
     let level = match command {
-        Command::CheckRewards(_) => "error",
+        Command::CheckRewards(_) | Command::Evaluate(_) => "error",
         // They say by themselves what they are at.
-        Command::Generate(_) | Command::Chat(_) | Command::Eval(_) | Command::Evaluate(_) | Command::Compare(_) => {
-            "warn"
-        }
+        Command::Generate(_) | Command::Chat(_) | Command::Eval(_) | Command::Compare(_) => "warn",
         _ => "info",
     };
     logging::init_from(level);
