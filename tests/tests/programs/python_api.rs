@@ -247,7 +247,8 @@ def refusal(call):
 told = []
 told_of = type("Told", (), {"on_evaluate": lambda self, *_, metrics, **more: told.append(metrics)})
 functions = [longer, "length:target=3"]
-trainer = GRPOTrainer(MODEL, functions, config("run", max_steps=4, eval_steps=4), ROWS, ROWS, callbacks=[told_of])
+args = config("run", max_steps=8, eval_steps=8, learning_rate=1e-2)
+trainer = GRPOTrainer(MODEL, functions, args, ROWS, ROWS, callbacks=[told_of])
 before = trainer.evaluate()
 assert trainer.state.log_history == [{**before, "step": 0}] and told == [before], trainer.state.log_history
 assert before["eval_prompts"] == 2 and before["eval_runtime"] > 0, before
@@ -256,10 +257,11 @@ trainer.train()
 evaluated = trainer.run.evaluations(pandas=False)
 known = set(evaluated[0]) - {"step"}
 assert {"eval_reward", "eval_rewards/longer/mean", "eval_rewards/length/mean", "eval_completions/mean_length"} <= known
-assert [record["step"] for record in evaluated] == [0, 4] and known <= set(before), (known, before)
+assert [record["step"] for record in evaluated] == [0, 8] and known <= set(before), (known, before)
+assert evaluated[0]["eval_reward"] < evaluated[1]["eval_reward"], "the model is another one"
 after = trainer.evaluate()
 assert figures(before) == figures(evaluated[0]) and figures(after) == figures(evaluated[1]), (before, after, evaluated)
-assert trainer.state.log_history[-1] == {**after, "step": 4}
+assert trainer.state.log_history[-1] == {**after, "step": 8}
 rows = trainer.evaluate(ROWS[:1], metric_key_prefix="test")
 assert rows["test_prompts"] == 1 and "test_rewards/longer/mean" in rows and "eval_reward" not in rows, rows
 with open("run.inputs/eval_dataset.jsonl") as file:
