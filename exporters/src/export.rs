@@ -1,12 +1,12 @@
 //! Hugging Face directory to ONNX.
 
-use std::path::Path;
+use std::{borrow::Cow, path::Path};
 
 use prost::Message;
 use shared::{Dtype, ModelConfig, ModelDir, PolicyVersion, TensorEntry, TensorRole, WeightManifest, files::atomic};
 
 use crate::{
-    Checkpoint, ExportError, VersionDir,
+    Checkpoint, ExportError, TensorSource, VersionDir,
     layout::{self, Values},
     onnx::decoder::{self, HEAD_DIM_MULTIPLE, rotary_names},
     version::fill,
@@ -62,11 +62,38 @@ pub fn export(model: &ModelDir, out: &Path, options: &ExportOptions) -> Result<W
     write_export(model.config(), &checkpoint, out, options)
 }
 
+/// As [`export`], of a model of this configuration with the parameters that `read` gives, twice each.
+///
+/// # Errors
+/// As [`export`], or an error of `read`.
+pub fn export_values(
+    config: &ModelConfig,
+    out: &Path,
+    options: &ExportOptions,
+    read: TensorSource<'_, '_>,
+) -> Result<WeightManifest, ExportError> {
+    refuse_unsupported(config, options)?;
+    let mut read = |name: &str| read(name).map_err(|source| ExportError::Tensor { name: name.to_owned(), source });
+    write(config, out, options, &mut read)
+}
+
 pub(crate) fn write_export(
     config: &ModelConfig,
     checkpoint: &Checkpoint,
     out: &Path,
     options: &ExportOptions,
+) -> Result<WeightManifest, ExportError> {
+    write(config, out, options, &mut |name| Ok(checkpoint.read_f32(name)?.into()))
+}
+
+/// A [`TensorSource`] whose errors are ours already.
+type Parameters<'r, 'v> = &'r mut dyn FnMut(&str) -> Result<Cow<'v, [f32]>, ExportError>;
+
+fn write(
+    config: &ModelConfig,
+    out: &Path,
+    options: &ExportOptions,
+    read: Parameters<'_, '_>,
 ) -> Result<WeightManifest, ExportError> {
     let positions = options.positions(config)?;
     let tensors = layout::tensors(config, options.dtype, positions);
@@ -83,7 +110,7 @@ pub(crate) fn write_export(
     atomic::write_dir(out, |dir| {
         let give = |tensor: &TensorEntry| {
             Ok(Values::Floats(match tensor.role {
-                TensorRole::Parameter => checkpoint.read_f32(&tensor.name)?.into(),
+                TensorRole::Parameter => read(&tensor.name)?,
                 TensorRole::Constant => {
                     let table = tables.iter().find(|(name, _)| *name == tensor.name);
                     table.expect("the tables are the constants of the layout").1.as_slice().into()
@@ -91,7 +118,7 @@ pub(crate) fn write_export(
             }))
         };
         manifest = Some(fill(dir, PolicyVersion(0), &tensors, &graph, give)?);
-        VersionDir::open(dir)?.require(&mut |name| Ok(checkpoint.read_f32(name)?.into()))
+        VersionDir::open(dir)?.require(&mut |name| Ok(read(name)?))
     })?;
     Ok(manifest.expect("a folder that was written has a manifest"))
 }

@@ -32,7 +32,7 @@ mod weight_files;
 pub use cache::{cache_dir, ensure_export, ensure_export_in, renew_export};
 pub use checkpoint::Checkpoint;
 pub use error::{ExportError, SourceError};
-pub use export::{DEFAULT_MAX_POSITIONS, ExportOptions, export};
+pub use export::{DEFAULT_MAX_POSITIONS, ExportOptions, export, export_values};
 pub use hf::{
     fill_adapter_companions, fill_hf, fill_hf_as, fill_hf_scorer, merge, version_to_hf, write_hf, write_hf_scorer,
 };

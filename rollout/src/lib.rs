@@ -16,7 +16,6 @@ pub mod commands;
 pub mod data;
 pub mod engine;
 pub mod evaluation;
-pub mod genai;
 pub mod generate;
 pub mod pair;
 pub mod reward;

@@ -8,8 +8,8 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use rollout::{
     commands::{
-        bench, chat, check, check_rewards, compare, constraint::NoGrammars, end, eval, explain, generate, logits,
-        rewards, run, tune,
+        bench, chat, check, check_rewards, compare, constraint::NoGrammars, end, eval, evaluate, explain, generate,
+        logits, rewards, run, tune,
     },
     pair::LocalEngine,
 };
@@ -57,6 +57,9 @@ enum Command {
     /// % interval over the prompts: Wilson's where every prompt counts as 0 or 1, as with one completion; else
     /// Student's t, on standard errors clustered by prompt. The table is on stderr; the last line is the same as JSON.
     Eval(eval::Args),
+    /// The evaluation of a run on request, also of an export (asked by `tandem export` and by tandem_rl).
+    #[command(hide = true)]
+    Evaluate(evaluate::Args),
     /// Say whether one model does better than another beyond chance.
     ///
     /// Both complete the same prompts; shares of right completions and mean rewards are compared prompt by prompt.
@@ -88,7 +91,7 @@ fn main() -> ExitCode {
     let command = Cli::parse_from(command_line::words()).command;
     // What functions print is for the log of a run; their errors are told as findings.
     let level = match command {
-        Command::CheckRewards(_) => "error",
+        Command::CheckRewards(_) | Command::Evaluate(_) => "error",
         // They say by themselves what they are at.
         Command::Generate(_) | Command::Chat(_) | Command::Eval(_) | Command::Compare(_) => "warn",
         _ => "info",
@@ -103,6 +106,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(&args).map(done),
         Command::Tune(args) => tune::run(&args).map(done),
         Command::Eval(args) => eval::run(&args).map(done),
+        Command::Evaluate(args) => evaluate::run(&args).map(done),
         Command::Compare(args) => compare::run(&args).map(done),
         Command::Explain(args) => explain::run(&args).map(done),
         Command::Rewards(args) => rewards::run(&args).map(done),

@@ -7,7 +7,7 @@ mod curve;
 mod evaluation;
 mod front;
 mod licence;
-mod markdown;
+pub mod markdown;
 mod options;
 pub mod place;
 mod usage;

@@ -54,11 +54,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         check_names(base, "main").context("--base-model")?;
     }
     let message = args.message()?;
+    let named = NamedModel::find(&args.model)?;
     let hub = Hub::of_command();
     if !args.dry_run {
         hub.check_push().with_context(|| args.failed())?;
     }
-    let named = NamedModel::find(&args.model)?;
     named.tell_choice();
     let files = args.files(&named)?;
     if args.dry_run {

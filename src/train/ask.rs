@@ -1,7 +1,8 @@
 //! Asks the sampler's program about a configuration before the run exists.
 
 use std::{
-    io::{Read, Write},
+    ffi::OsStr,
+    io::{BufRead, BufReader, Read, Write},
     os::unix::process::CommandExt,
     process::{Child, ExitStatus, Stdio},
     thread::{self, JoinHandle},
@@ -24,29 +25,32 @@ use crate::{
 const POLL: Duration = Duration::from_millis(5);
 
 /// Runs a command of `rollout` that reads a configuration from stdin and answers with JSON on stdout. Its messages on
-/// stderr are shown to the user, and `purpose` if it takes long.
+/// stderr are shown to the user, and `purpose` if it takes long and does not say so itself.
 ///
 /// # Errors
 /// The command's own error, an answer that is none, or a signal.
-pub fn ask<T: DeserializeOwned>(words: &[&str], config: &TrainConfig, purpose: &str) -> Result<T> {
+pub fn ask<T: DeserializeOwned>(words: &[impl AsRef<OsStr>], config: &TrainConfig, purpose: Option<&str>) -> Result<T> {
     signals::check()?;
     let mut command = binaries::command(&binaries::find("rollout")?);
     command.args(words).env(LOG_VARIABLE, "error").process_group(0);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().context("cannot start rollout")?;
     let mut stdin = child.stdin.take().expect("stdin is a pipe");
-    let (stdout, stderr) = (read(child.stdout.take()), read(child.stderr.take()));
+    let (stdout, stderr) = (read(child.stdout.take()), relay(child.stderr.take()));
     // A program that has ended says itself why.
     let _ = stdin.write_all(layers::to_toml(config).as_bytes());
     drop(stdin);
     let status = wait(&mut child, purpose)?;
-    let text = |reader: JoinHandle<String>| reader.join().expect("reading a pipe does not panic");
-    let (stdout, stderr) = (text(stdout), text(stderr));
-    let error = relay(&stderr);
+    let (stdout, error) = (joined(stdout), joined(stderr));
+    let name = || format!("rollout {}", words[0].as_ref().display());
     if !status.success() {
-        bail!(error.unwrap_or_else(|| format!("rollout {}: {}", words[0], describe(status))));
+        bail!(error.unwrap_or_else(|| format!("{}: {}", name(), describe(status))));
     }
-    serde_json::from_str(stdout.trim()).with_context(|| format!("rollout {} did not answer with JSON", words[0]))
+    serde_json::from_str(stdout.trim()).with_context(|| format!("{} did not answer with JSON", name()))
+}
+
+fn joined<T>(reader: JoinHandle<T>) -> T {
+    reader.join().expect("reading a pipe does not panic")
 }
 
 fn read(pipe: Option<impl Read + Send + 'static>) -> JoinHandle<String> {
@@ -58,7 +62,7 @@ fn read(pipe: Option<impl Read + Send + 'static>) -> JoinHandle<String> {
     })
 }
 
-fn wait(child: &mut Child, purpose: &str) -> Result<ExitStatus> {
+fn wait(child: &mut Child, purpose: Option<&str>) -> Result<ExitStatus> {
     let mut pace = Pace::default();
     loop {
         if let Some(status) = child.try_wait().context("cannot wait for a child process")? {
@@ -70,23 +74,29 @@ fn wait(child: &mut Child, purpose: &str) -> Result<ExitStatus> {
             let _ = child.wait();
             return Err(interrupted.into());
         }
-        if pace.is_due() {
+        if let Some(purpose) = purpose
+            && pace.is_due()
+        {
             output::tell(format_args!("{purpose}: {} s", pace.seconds()));
         }
         thread::sleep(POLL);
     }
 }
 
-/// Shows a program's messages to the user, except for its error, which is returned.
-fn relay(stderr: &str) -> Option<String> {
-    let mut error = None;
-    for line in stderr.lines() {
-        match line.strip_prefix("error: ") {
-            Some(reason) => error = Some(reason.to_owned()),
-            None => output::tell(line),
+/// Shows a program's messages to the user as they come, except for its error, which is returned.
+fn relay(pipe: Option<impl Read + Send + 'static>) -> JoinHandle<Option<String>> {
+    thread::spawn(move || {
+        let mut error = None;
+        let lines = pipe.map(|pipe| BufReader::new(pipe).split(b'\n').map_while(Result::ok));
+        for line in lines.into_iter().flatten() {
+            let line = String::from_utf8_lossy(&line);
+            match line.strip_prefix("error: ") {
+                Some(reason) => error = Some(reason.to_owned()),
+                None => output::tell(line),
+            }
         }
-    }
-    error
+        error
+    })
 }
 
 #[cfg(test)]
@@ -95,7 +105,8 @@ mod tests {
 
     #[test]
     fn the_error_of_a_program_is_its_last_line_that_is_one() {
-        assert_eq!(relay("warning: a\n  Traceback\nerror: `f` failed\n").as_deref(), Some("`f` failed"));
-        assert_eq!(relay("warning: a\n"), None);
+        let error = |said: &'static str| joined(relay(Some(said.as_bytes())));
+        assert_eq!(error("warning: a\n  Traceback\nerror: `f` failed\n").as_deref(), Some("`f` failed"));
+        assert_eq!(error("warning: a\n"), None);
     }
 }

@@ -58,6 +58,7 @@ use crate::{
     },
 };
 
+pub use ask::ask;
 use directory::OwnedRun;
 pub use directory::{goes_on, hold, remove};
 use duration::Estimate;

@@ -13,7 +13,7 @@ use super::ask::ask;
 /// A function that cannot work, a dataset or tokenizer that cannot be used, or a signal.
 pub fn rehearse(config: &mut TrainConfig) -> Result<()> {
     let purpose = "trying the reward functions on sample completions (`rehearse_rewards`)";
-    let answer: Value = ask(&["check-rewards", "--json", "--before-run", "/dev/stdin"], config, purpose)?;
+    let answer: Value = ask(&["check-rewards", "--json", "--before-run", "/dev/stdin"], config, Some(purpose))?;
     let entries = answer.as_array().into_iter().flatten().filter_map(|function| function["entry"].as_str());
     config.reward_funcs = entries.map(str::to_owned).collect();
     Ok(())

@@ -11,6 +11,7 @@ use shared::{
     run::memory_plan::{Machine, RunPlan, VersionRoom},
 };
 use shared_bounds::read_text;
+use shared_tokenizer::{RegexConstraint, TextTokenizer};
 
 use super::{data::Datasets, directory, disk::DiskPlan, problems::Problems};
 use crate::{
@@ -189,6 +190,7 @@ pub fn resolve(mut config: TrainConfig) -> Result<Resolved> {
     problems.take(make_absolute(&mut config));
     let model = problems.take(models(&config));
     let of_run = model.as_ref().and_then(|(model, _)| model.as_ref());
+    problems.extend(of_run.and_then(|model| check_expression(&config, model).err()));
     let checkpoint = problems.take(directory::check(&config, of_run)).flatten();
     let waiting = Waiting::new("reading the datasets");
     let datasets = Datasets::read(&config, &mut problems);
@@ -244,6 +246,16 @@ fn models(config: &TrainConfig) -> Result<(Option<ModelDir>, Option<ModelDir>)> 
     config.check_model(model.config())?;
     let critic = config.critic_model.as_ref().map(|path| open("critic_model", path)).transpose()?;
     Ok((Some(model), critic))
+}
+
+/// Refuses an expression that no whole completion of the run can follow. A tokenizer that cannot be read is left to the
+/// sampler, which needs it for prompts too.
+fn check_expression(config: &TrainConfig, model: &ModelDir) -> Result<()> {
+    if config.structured_outputs_regex.is_none() {
+        return Ok(());
+    }
+    let Ok(tokenizer) = TextTokenizer::of_model(model) else { return Ok(()) };
+    RegexConstraint::of_run(config, model, &tokenizer).map(drop).context("`structured_outputs_regex`")
 }
 
 /// Refuses weights of policy or critic from which nothing can be trained: their names, shapes and values are checked.

@@ -10,6 +10,6 @@ use super::ask::ask;
 /// # Errors
 /// When the sampler cannot be asked, or on a signal.
 pub fn problems(config: &TrainConfig) -> Result<Vec<anyhow::Error>> {
-    let found: Vec<String> = ask(&["check"], config, "looking at what the sampler will need")?;
+    let found: Vec<String> = ask(&["check"], config, Some("looking at what the sampler will need"))?;
     Ok(found.into_iter().map(|problem| anyhow!(problem)).collect())
 }

@@ -1,6 +1,6 @@
 //! The comparison of two models value by value.
 
-use crate::{Model, Rounding, VerifyError};
+use crate::{Architecture, Model, Rounding, VerifyError};
 
 /// Compares every value of every tensor: each must lie within the rounding of the export's type. The layouts that a
 /// format has of its own (the order of the rows of queries and keys, the weights of norms) are undone.
@@ -26,15 +26,12 @@ fn compare_tensor(name: &str, source: &Model, export: &Model) -> Result<(), Veri
         let message = format!("tensor {name} has the shape {:?}, the model's has {:?}", stored.shape, meant.shape);
         return Err(VerifyError::Differs(message));
     }
-    let (from, to) = (source.architecture(), export.architecture());
-    let rotated = [".q_proj.", ".k_proj."].iter().any(|part| name.contains(part));
-    let moved = rotated && from.interleaved != to.interleaved;
-    let offset = if name.ends_with("norm.weight") { [from.norm_offset, to.norm_offset] } else { [0.0; 2] };
-    let columns = meant.shape.get(1).copied().unwrap_or(1);
+    let layout = Layout::of(name, source.architecture(), export.architecture(), &meant.shape);
+    let [offset, of_export] = layout.offsets;
     let error = if let Rounding::Computed { error } = meant.rounding { error } else { 0.0 };
     for (index, &value) in meant.values.iter().enumerate() {
-        let place = if moved { place(index, columns, to.head_dim, to.interleaved) } else { index };
-        let (value, other) = (value + offset[0], stored.values[place] + offset[1]);
+        let place = layout.place(index);
+        let (value, other) = (value + offset, stored.values[place] + of_export);
         if !stored.rounding.allows(value, other, place, error) {
             let message = format!(
                 "value {index} of tensor {name} is {other}, the model's is {value}: more than the rounding of its type"
@@ -43,6 +40,46 @@ fn compare_tensor(name: &str, source: &Model, export: &Model) -> Result<(), Veri
         }
     }
     Ok(())
+}
+
+/// The values of a tensor of an export as the model has them: in its order of rows, and with its weights of norms.
+///
+/// # Errors
+/// A tensor that cannot be read.
+pub fn values_as_of(model: &Architecture, export: &Model, name: &str) -> Result<Vec<f32>, VerifyError> {
+    let stored = export.weights().read(name)?;
+    let layout = Layout::of(name, model, export.architecture(), &stored.shape);
+    let [offset, of_export] = layout.offsets;
+    let value = |index: usize| stored.values[layout.place(index)] + of_export - offset;
+    Ok((0..stored.values.len()).map(value).collect())
+}
+
+/// How an export's layout of a tensor differs from the model's.
+struct Layout {
+    columns: usize,
+    head_dim: usize,
+    /// Whether rows of queries and keys are in another order, and if so, whether the export's is that of pairs.
+    interleaved: Option<bool>,
+    /// What the model and the export add to a value.
+    offsets: [f32; 2],
+}
+
+impl Layout {
+    fn of(name: &str, from: &Architecture, to: &Architecture, shape: &[usize]) -> Self {
+        let rotated = [".q_proj.", ".k_proj."].iter().any(|part| name.contains(part));
+        let is_norm = name.ends_with("norm.weight");
+        Self {
+            columns: shape.get(1).copied().unwrap_or(1),
+            head_dim: to.head_dim,
+            interleaved: (rotated && from.interleaved != to.interleaved).then_some(to.interleaved),
+            offsets: if is_norm { [from.norm_offset, to.norm_offset] } else { [0.0; 2] },
+        }
+    }
+
+    /// Where the export has the model's value with this index.
+    fn place(&self, index: usize) -> usize {
+        self.interleaved.map_or(index, |to_interleaved| place(index, self.columns, self.head_dim, to_interleaved))
+    }
 }
 
 /// Where the other layout of rotary pairs has the value with this index of the layout in halves, or the reverse:

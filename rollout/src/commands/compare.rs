@@ -108,7 +108,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     };
     let differences = [("accuracy", &answer.accuracy), ("reward", &answer.reward)];
     let sentences: Vec<String> =
-        differences.iter().filter_map(|(name, difference)| Some(sentence(name, difference.as_ref()?))).collect();
+        differences.iter().filter_map(|(name, difference)| Some(sentence(name, "B", difference.as_ref()?))).collect();
     sentences.iter().for_each(|sentence| shared::tell!("{sentence}"));
     ensure!(
         answer.accuracy.is_some() || answer.reward.is_some(),
@@ -163,12 +163,13 @@ fn both(a: Vec<Scored>, b: Vec<Scored>) -> (Vec<Scored>, Vec<Scored>) {
     a.into_iter().filter_map(of_both).map(|(b, a)| (a, b)).unzip()
 }
 
-fn sentence(name: &str, difference: &Difference) -> String {
+/// The difference in a figure in words; `second` is the second model.
+pub(super) fn sentence(name: &str, second: &str, difference: &Difference) -> String {
     let Difference { prompts, a, b, difference: by, interval: [low, high], p_value, verdict } = difference;
     let (words, chance) = match verdict {
-        Verdict::Better => ("B is better", "more than chance"),
-        Verdict::Worse => ("B is worse", "more than chance"),
-        Verdict::NoDifference => ("no difference", "no more than chance"),
+        Verdict::Better => (format!("{second} is better"), "more than chance"),
+        Verdict::Worse => (format!("{second} is worse"), "more than chance"),
+        Verdict::NoDifference => ("no difference".to_owned(), "no more than chance"),
     };
     let p = if *p_value < 0.001 { "p < 0.001".to_owned() } else { format!("p = {p_value:.3}") };
     format!(
@@ -200,7 +201,7 @@ mod tests {
     #[test]
     fn a_sentence_says_what_the_difference_is_worth() {
         let difference = paired::compare(&[(0.0, 0.5), (0.25, 0.75), (0.5, 1.0), (0.25, 0.5)]).unwrap();
-        let text = sentence("accuracy", &difference);
+        let text = sentence("accuracy", "B", &difference);
         let expected = "accuracy: B is better: 0.2500 -> 0.6875, by +0.4375 (95 % interval +0.2386 to +0.6364, p = \
             0.006) over 4 prompts; more than chance";
         assert_eq!(text, expected);

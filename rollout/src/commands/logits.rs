@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::Context;
 
-use crate::genai::GenAiFolder;
+use crate::engine::GenAiFolder;
 
 /// Flags of `rollout logits`.
 #[derive(Debug, clap::Args)]

@@ -8,6 +8,7 @@ pub mod compare;
 mod complete;
 pub mod constraint;
 pub mod eval;
+pub mod evaluate;
 pub mod explain;
 pub mod flags;
 pub mod generate;

@@ -22,6 +22,7 @@
 //! | `packed` | the rewritten graph over [`rollout_kernels`] |
 //! | `stock` | the published graph, on any device |
 //! | `device` | what only a device needs: its memory, execution providers, levers of decode steps |
+//! | `genai` | folders for ONNX Runtime GenAI, in the place of a version |
 //! | `storage` | memory that graphs read and write |
 //! | `session`, `binding`, [`runtime`] | making sessions; the unsafe layer over ONNX Runtime; finding the library |
 //! | `swap`, `gate` | taking new weights into use; whether they are what the learner published |
@@ -37,6 +38,7 @@ mod device;
 mod draft;
 mod error;
 mod gate;
+mod genai;
 mod history;
 pub mod memory;
 mod open;
@@ -59,6 +61,7 @@ pub(crate) use check::{export_options, positions_of};
 pub use constraint::{Constrained, Constraint, ConstraintFactory};
 pub use error::EngineError;
 pub use gate::{distance_of, examine, tolerance_between};
+pub use genai::GenAiFolder;
 pub use memory::{available_memory, machine, plan_memory, sizes};
 pub use profile::Profile;
 pub(crate) use session::{SessionOptions, load};

@@ -1,6 +1,6 @@
 //! The engine and its loop.
 
-use std::time::Instant;
+use std::{path::Path, time::Instant};
 
 use shared::{Dtype, FinishReason, ModelConfig, ModelDir, PolicyVersion};
 
@@ -10,6 +10,7 @@ use super::{
     check::{check_options, positions_of},
     draft::{Drafter, Drafts},
     gate,
+    genai::{GenAiFolder, backend::FolderBackend},
     history::History,
     memory::{available_memory, plan_memory},
     open::open,
@@ -75,7 +76,32 @@ impl Engine {
         );
 
         let backend = open(&weights, &config, &manifest, &options)?;
-        let abilities = backend.abilities();
+        Self::over(backend, weights.version, dtype, model, options)
+    }
+
+    /// An engine over a folder for ONNX Runtime GenAI, one sequence at a time, whose weights stay.
+    ///
+    /// # Errors
+    /// Options out of range, or those of [`GenAiFolder::open`].
+    pub fn of_folder(
+        folder: &Path,
+        model: &ModelDir,
+        threads: usize,
+        max_model_len: usize,
+    ) -> Result<Self, EngineError> {
+        let backend = Box::new(FolderBackend::new(GenAiFolder::open(folder, threads)?));
+        let options = EngineOptions { threads, kernels: Kernels::Stock, ..EngineOptions::new(1, max_model_len) };
+        Self::over(backend, PolicyVersion(0), Dtype::Fp32, model, options)
+    }
+
+    fn over(
+        backend: Box<dyn Backend>,
+        version: PolicyVersion,
+        dtype: Dtype,
+        model: &ModelDir,
+        options: EngineOptions,
+    ) -> Result<Self, EngineError> {
+        let (config, abilities) = (model.config().clone(), backend.abilities());
         let sampling = SamplingThreads::new(options.threads)
             .map_err(|e| EngineError::Options(format!("cannot start {} sampling threads: {e}", options.threads)))?;
         Ok(Self {
@@ -83,7 +109,7 @@ impl Engine {
                 eos_token_ids: model.generation().eos_token_ids.clone(),
                 max_model_len: options.max_model_len,
             },
-            version: weights.version,
+            version,
             scheduler: Scheduler::new(options.max_num_seqs),
             sampling,
             drafter: (options.speculative_tokens > 0).then(|| Drafter::new(options.speculative_tokens, options.rows())),

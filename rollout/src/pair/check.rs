@@ -14,11 +14,12 @@ use shared::{
 use super::setup;
 use crate::{
     data::{Dataset, Tokenizer},
-    reward, structured_outputs,
+    reward,
 };
 
 /// Every reason why a run of this configuration would not start, in words. The launcher itself finds some reasons,
-/// which are left out: a model or a dataset that cannot be opened, and a dataset without rows.
+/// which are left out: a model or a dataset that cannot be opened, a dataset without rows, and an expression that no
+/// completion can follow.
 #[must_use]
 pub fn problems(config: &TrainConfig) -> Vec<String> {
     let mut found = Problems::default();
@@ -34,7 +35,6 @@ pub fn problems(config: &TrainConfig) -> Vec<String> {
     };
     let tokenizer = tokenizer.with_template_kwargs(config.chat_template_kwargs.as_ref());
     tell_warnings(tokenizer.remarks());
-    found.take(structured_outputs::OPTION, structured_outputs::of_run(config, &model, &tokenizer));
     let room = setup::room(config, model.config().max_position_embeddings, usize::MAX);
     let held_out = config.eval_dataset.as_ref().filter(|_| config.evaluates());
     let sources = [

@@ -1,6 +1,7 @@
 //! `tandem export`: a model in a format that other programs open, and a published version back to a Hugging Face
 //! directory.
 
+mod effect;
 mod rows;
 mod runtime;
 mod verified;
@@ -55,6 +56,12 @@ struct ToFormat {
     /// Default: completions of the run that the model belongs to, else fixed pseudo-random tokens.
     #[arg(long, value_name = "FILE")]
     rows: Option<PathBuf>,
+    /// Prompts of the run that the model belongs to, which model and export answer greedily: the difference in the
+    /// run's rewards is printed, and decides nothing. 0 leaves this out; not for `onnx`.
+    ///
+    /// Default: 64, of the run's eval_dataset if it has one, else of its dataset.
+    #[arg(long, value_name = "N")]
+    eval_rows: Option<usize>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -194,6 +201,7 @@ fn to_format(args: &ToFormat) -> Result<()> {
     }
     if format == Format::Onnx {
         ensure!(args.rows.is_none(), "--rows: an export to onnx is compared on no rows; leave it out");
+        ensure!(args.eval_rows.is_none(), "--eval-rows: an export to onnx is not evaluated; leave it out");
         return to_onnx(args);
     }
     let is_limited = format == Format::Genai || args.max_positions.is_none();

@@ -10,10 +10,18 @@ use exporters::{
     gguf,
 };
 use exporters_verify::{Distance, Model, VerifyError, huggingface, published, size_of, verify};
-use shared::files::{atomic, output_dir};
+use shared::{
+    Dtype,
+    files::{atomic, output_dir},
+};
 use shared_hub::NamedModel;
 
-use super::{DtypeArg, Format, ToFormat, rows, runtime::Runtime};
+use super::{
+    DtypeArg, Format, ToFormat,
+    effect::{Effect, Evaluation, Exported},
+    rows,
+    runtime::Runtime,
+};
 use crate::{
     card::{self, Subject, place::Place},
     terminal::output,
@@ -67,6 +75,9 @@ pub(super) fn export(args: &ToFormat) -> Result<()> {
     named.tell_choice();
     let (stored, rows) = (Stored::open(&named)?, rows::choose(&named, args.rows.as_deref(), args.max_positions)?);
     let mut source = reference(&named)?;
+    let evaluation = Evaluation::of(&named, args.eval_rows, args.max_positions);
+    let effect_of = |exported: &Exported<'_>| evaluation.as_ref().and_then(|evaluation| evaluation.effect(exported));
+    let mut effect = None;
     let mut found = None;
     let mut take = |distance: Result<Distance, VerifyError>, path: &Path| -> Result<()> {
         found = Some((distance?, size_of(path)?));
@@ -78,8 +89,10 @@ pub(super) fn export(args: &ToFormat) -> Result<()> {
         Format::Safetensors => atomic::write_dir(&args.out, |dir| {
             let dtype = args.dtype.float().expect("safetensors has types of floats alone");
             exporters::fill_hf_as(named.dir(), dir, dtype, &mut read)?;
-            take(verify(&mut source, &mut huggingface::open(dir, None)?, rows_of, most), dir)?;
-            match card_of(&named, &args.out) {
+            let mut export = huggingface::open(dir, None)?;
+            take(verify(&mut source, &mut export, rows_of, most), dir)?;
+            effect = effect_of(&Exported::Weights(source.architecture(), &export));
+            match card_of(&named, &args.out, effect.as_ref()) {
                 Ok(card) => Ok(atomic::write(&dir.join(card::FILE), card.as_bytes())?),
                 // The weights are whole without it, perhaps those of a run that another version has made.
                 Err(error) => {
@@ -91,14 +104,20 @@ pub(super) fn export(args: &ToFormat) -> Result<()> {
         Format::Gguf => atomic::write_checked(&args.out, |file| {
             let kind = args.dtype.gguf().expect("only types that the format has come here");
             gguf::write_gguf(named.dir(), file, kind, &mut read)?;
-            take(verify(&mut source, &mut exporters_verify::gguf::open(file)?, rows_of, most), file)
+            let mut export = exporters_verify::gguf::open(file)?;
+            take(verify(&mut source, &mut export, rows_of, most), file)?;
+            effect = effect_of(&Exported::Weights(source.architecture(), &export));
+            Ok(())
         }),
         Format::Genai => atomic::write_dir(&args.out, |dir| {
             let precision = args.dtype.genai().expect("only types that the format has come here");
             genai::fill(named.dir(), dir, &GenAiOptions { precision, max_positions: args.max_positions }, &mut read)?;
             let mut runtime = Runtime::start(dir)?;
             let folder = exporters_verify::genai::open(dir)?;
-            take(exporters_verify::genai::verify(&mut source, folder, &mut runtime, rows_of, most), dir)
+            take(exporters_verify::genai::verify(&mut source, folder, &mut runtime, rows_of, most), dir)?;
+            drop(runtime);
+            effect = effect_of(&Exported::Folder(dir));
+            Ok(())
         }),
         Format::Onnx => unreachable!("ONNX has a way of its own"),
     };
@@ -113,13 +132,18 @@ pub(super) fn export(args: &ToFormat) -> Result<()> {
         .with_context(|| format!("cannot export {} to {}", args.model.display(), args.out.display()))?;
     let (distance, size) = found.expect("what was written was checked");
     tell(args, &named, size, &rows, &distance);
+    effect.iter().flat_map(Effect::lines).for_each(output::print);
+    if evaluation.is_none() && args.eval_rows != Some(0) {
+        output::print("the effect on an evaluation is not measured: the model belongs to no run");
+    }
     Ok(())
 }
 
-/// The card of an export to a folder, which gives it its title.
-fn card_of(named: &NamedModel, out: &Path) -> Result<String> {
+/// The card of an export to a folder, which gives it its title, with its effect if that is known.
+fn card_of(named: &NamedModel, out: &Path, effect: Option<&Effect>) -> Result<String> {
     let place = Place::of(&std::path::absolute(out)?);
-    card::text(named, &Subject { title: place.name(), repo: None, as_adapter: false, base: None })
+    let card = card::text(named, &Subject { title: place.name(), repo: None, as_adapter: false, base: None })?;
+    Ok(card + &effect.map(Effect::section).unwrap_or_default())
 }
 
 /// The model as the verifying crate reads it from its own files.
@@ -152,13 +176,14 @@ fn check_output(format: Format, out: &Path) -> Result<()> {
 }
 
 fn tell(args: &ToFormat, named: &NamedModel, size: u64, rows: &rows::Rows, distance: &Distance) {
+    let parameters = named.dir().config().parameter_count();
     output::print(format_args!(
-        "wrote {} parameters as {} ({}, {:.1} MiB) to {}",
-        named.dir().config().parameter_count(),
+        "wrote {parameters} parameters as {} ({}, {:.1} MiB) to {}: {:.0}% of the parameters' size in fp32",
         args.format.name(),
         args.dtype.name(),
         size as f64 / f64::from(1 << 20),
         args.out.display(),
+        100.0 * size as f64 / (parameters * Dtype::Fp32.size() as u64) as f64,
     ));
     let bound = match bound(args.dtype) {
         Some(bound) => format!("bound {bound:.0e}"),

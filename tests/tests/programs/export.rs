@@ -4,10 +4,13 @@ use std::{
     collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
+    process::Command,
 };
 
 use harness::{
+    binary,
     cli::{self, Finished},
+    copy_folder, golden_dir,
     tiny_model::{ModelFolder, Qwen2, TINY},
 };
 use serde_json::json;
@@ -33,6 +36,16 @@ impl Exports {
         let (model, out) = (self.path("model"), out.to_str().unwrap());
         let args = ["export", "--model", model.to_str().unwrap(), "--out", out];
         cli::run("tandem", args.iter().chain(more))
+    }
+
+    /// As [`Exports::export`] of another model, in the folder and with a cache of its own.
+    fn export_of(&self, model: &Path, out: &str, more: &[&str]) -> Finished {
+        let mut command = Command::new(binary("tandem"));
+        command.args(["export", "--out", out, "--model"]).arg(model).args(more);
+        command.current_dir(self.path("")).env("TANDEM_CACHE_DIR", self.path("cache"));
+        // Its sampler is beside it.
+        let _ = binary("rollout");
+        cli::finish(command).success()
     }
 
     fn refusal(&self, out: &Path) -> String {
@@ -101,6 +114,7 @@ fn help_names_everything() {
         "genai",
         "int4",
         "--rows",
+        "--eval-rows",
     ] {
         assert!(text.contains(word), "{word} is missing from --help");
     }
@@ -271,6 +285,7 @@ fn what_a_format_cannot_hold_is_one_line_and_leaves_nothing() {
         (&["--format", "genai", "--dtype", "bf16"], "--dtype bf16: genai has fp32, fp16, int8, int4"),
         (&["--format", "gguf", "--dtype", "int4"], "--dtype int4: gguf has fp32, fp16, bf16, q8_0, q4_0"),
         (&["--rows", "x"], "--rows: an export to onnx is compared on no rows"),
+        (&["--eval-rows", "8"], "--eval-rows: an export to onnx is not evaluated"),
         (&["--format", "gguf", "--max-positions", "8"], "--max-positions: gguf has no such limit"),
         (&["--format", "gguf", "--rows", "/no/rows.jsonl"], "--rows: /no/rows.jsonl"),
     ] {
@@ -282,4 +297,87 @@ fn what_a_format_cannot_hold_is_one_line_and_leaves_nothing() {
     let full = place.refusal_of(&place.path("model"), &["--format", "safetensors"]);
     assert!(full.contains("--out: ") && full.contains("the folder is not empty"), "{full}");
     assert_eq!(fs::read_dir(place.path("")).unwrap().count(), 1, "the model alone is there");
+}
+
+/// A checkpoint of a run with prompts that it is trained on and, with `eval`, prompts that it is evaluated on.
+fn run_with(place: &Exports, eval: bool) -> PathBuf {
+    let run = place.path("run");
+    let checkpoint = run.join("checkpoint-2");
+    // In GGUF, rows of its queries and keys are in another order.
+    copy_folder(&golden_dir().join("models/llama"), &checkpoint);
+    write_tokenizer(&checkpoint);
+    fs::write(checkpoint.join("tokenizer_config.json"), "{}").unwrap();
+    let rows: String = (1..8).map(|n| format!("{{\"prompt\": \"{}\"}}\n", "ab".repeat(n) + "b")).collect();
+    fs::write(place.path("rows.jsonl"), rows).unwrap();
+    let eval = if eval { format!("eval_dataset = {:?}\n", place.path("rows.jsonl")) } else { String::new() };
+    let config = format!(
+        "model = {:?}\ndataset = {:?}\noutput_dir = {run:?}\nreward_funcs = [\"length:target=4\"]\n\
+         max_completion_length = 12\n{eval}",
+        checkpoint,
+        place.path("rows.jsonl")
+    );
+    fs::write(run.join("config.toml"), config).unwrap();
+    checkpoint
+}
+
+#[test]
+fn the_effect_on_the_runs_evaluation_is_told_for_every_format() {
+    let place = Exports::new();
+    let checkpoint = run_with(&place, true);
+    let export = |out: &str, words: &[&str]| {
+        let finished = place.export_of(&checkpoint, out, words);
+        assert!(!finished.stderr.contains("warning"), "{finished:?}");
+        finished.stdout
+    };
+    for (format, dtype, same) in [
+        ("safetensors", "fp32", true),
+        ("safetensors", "bf16", false),
+        ("gguf", "fp32", true),
+        ("gguf", "q4_0", false),
+        ("genai", "fp32", true),
+        ("genai", "int4", false),
+    ] {
+        let out = format!("{format}-{dtype}");
+        let told = export(&out, &["--format", format, "--dtype", dtype]);
+        let effect = told.split_once("effect on the run's evaluation: ").unwrap_or_else(|| panic!("{out}: {told}")).1;
+        let lines: Vec<&str> = effect.lines().collect();
+        assert!(lines[0].starts_with("model and export answered 7 prompts of `eval_dataset` greedily, and "), "{told}");
+        assert!(lines[1].starts_with("accuracy: ") && lines[2].starts_with("reward: "), "{told}");
+        assert!(lines[2].contains("(95 % interval ") && lines[2].contains(" over 7 prompts; "), "{told}");
+        // A model as it is answers as it does; whether a rounded one does is a matter of the model.
+        let unchanged = lines[0].ends_with("and 100.0% of the tokens are the same") && lines[2].contains("by +0.0000");
+        assert!(unchanged || !same, "{out}: {told}");
+        // Weights of 4 bits make another text of this model.
+        assert!(!unchanged || !dtype.contains('4'), "{out}: {told}");
+        if format == "safetensors" {
+            let card = fs::read_to_string(place.path(&out).join("README.md")).unwrap();
+            assert!(card.contains("## What the export changes\n\nGreedy answers to 7 prompts of"), "{card}");
+            assert!(card.contains("\n| reward | "), "{card}");
+        }
+    }
+    let few = export("few.gguf", &["--format", "gguf", "--eval-rows", "3"]);
+    assert!(few.contains("answered 3 prompts of") && few.contains(" over 3 prompts; "), "{few}");
+    let none = export("none.gguf", &["--format", "gguf", "--eval-rows", "0"]);
+    assert!(!none.contains("effect") && none.contains("opened again"), "{none}");
+    assert!(fs::read_dir(place.path("cache/exports")).unwrap().all(|entry| {
+        let name = entry.unwrap().file_name();
+        !name.to_str().unwrap().starts_with(".tmp-")
+    }));
+}
+
+#[test]
+fn an_effect_that_cannot_be_measured_keeps_no_export_back() {
+    let place = Exports::new();
+    let checkpoint = run_with(&place, false);
+    let export = |model: &Path, out: &str| place.export_of(model, out, &["--format", "gguf"]);
+    let trained = export(&checkpoint, "trained.gguf").stdout;
+    assert!(trained.contains("7 prompts of `dataset` (the run names no `eval_dataset`) greedily"), "{trained}");
+    fs::remove_file(place.path("rows.jsonl")).unwrap();
+    let gone = export(&checkpoint, "gone.gguf");
+    let warning = "warning: the effect on the run's evaluation is not known: `dataset`: ";
+    assert!(gone.stderr.contains(warning) && gone.stderr.contains("rows.jsonl"), "{gone:?}");
+    assert!(!gone.stdout.contains("effect") && place.path("gone.gguf").is_file(), "{gone:?}");
+    write_tokenizer(&place.path("model"));
+    let alone = export(&place.path("model"), "alone.gguf").stdout;
+    assert!(alone.ends_with("the effect on an evaluation is not measured: the model belongs to no run\n"), "{alone}");
 }

@@ -351,14 +351,16 @@ fn mistakes_are_found_before_anything_is_asked() {
     assert!(of(&["--repo", "me/mine", "--revision", "a b"]).contains("`a b` is no name of a branch"));
     assert!(of(&["--repo", "me/mine", "--base-model", "mine"]).contains("--base-model: `mine` is no name"));
     assert!(of(&["--repo", "me/mine", "--commit-message", " "]).contains("--commit-message: is empty"));
-    let without = |variable: &str, value: Option<&str>| {
-        let mut command = bench.command(&["--model", "sync/checkpoint-4", "--repo", "me/mine"]);
+    let of_model = |model: &str, variable: &str, value: Option<&str>| {
+        let mut command = bench.command(&["--model", model, "--repo", "me/mine"]);
         match value {
             Some(value) => command.env(variable, value),
             None => command.env_remove(variable),
         };
         cli::finish(command).refusal().to_owned()
     };
+    let without = |variable: &str, value: Option<&str>| of_model("sync/checkpoint-4", variable, value);
+    assert!(of_model("nowhere/at/all", "HF_TOKEN", None).contains("no such directory"), "the path goes first");
     assert!(without("HF_TOKEN", None).contains("there is no token; make one that may write at "));
     assert!(without("HF_TOKEN", Some("a\nb")).contains("has blanks or other characters of no token"));
     assert!(without("HF_HUB_OFFLINE", Some("1")).contains("HF_HUB_OFFLINE forbids the network; unset it to push"));

@@ -227,6 +227,62 @@ print(sorted(os.listdir("saved")))
     assert!(told.contains("`max_steps` 400 -> ") && !told.contains("`reward_funcs`"), "{told}");
 }
 
+/// An evaluation on request has the figures of the run's own evaluation of the same model.
+#[test]
+fn evaluate_is_the_evaluation_of_a_run_before_and_after_it() {
+    let folder = Folder::new();
+    let script = r#"
+def figures(record):
+    return {name: value for name, value in record.items() if name in known and "_s" not in name}
+
+
+def refusal(call):
+    try:
+        call()
+    except (ValueError, tandem_rl.TandemError) as error:
+        return error
+    raise AssertionError("it was accepted")
+
+
+told = []
+told_of = type("Told", (), {"on_evaluate": lambda self, *_, metrics, **more: told.append(metrics)})
+functions = [longer, "length:target=3"]
+args = config("run", max_steps=8, eval_steps=8, learning_rate=1e-2)
+trainer = GRPOTrainer(MODEL, functions, args, ROWS, ROWS, callbacks=[told_of])
+before = trainer.evaluate()
+assert trainer.state.log_history == [{**before, "step": 0}] and told == [before], trainer.state.log_history
+assert before["eval_prompts"] == 2 and before["eval_runtime"] > 0, before
+assert not os.path.exists("run") and calls, "the function of the script has scored"
+trainer.train()
+evaluated = trainer.run.evaluations(pandas=False)
+known = set(evaluated[0]) - {"step"}
+assert {"eval_reward", "eval_rewards/longer/mean", "eval_rewards/length/mean", "eval_completions/mean_length"} <= known
+assert [record["step"] for record in evaluated] == [0, 8] and known <= set(before), (known, before)
+assert evaluated[0]["eval_reward"] < evaluated[1]["eval_reward"], "the model is another one"
+after = trainer.evaluate()
+assert figures(before) == figures(evaluated[0]) and figures(after) == figures(evaluated[1]), (before, after, evaluated)
+assert trainer.state.log_history[-1] == {**after, "step": 8}
+rows = trainer.evaluate(ROWS[:1], metric_key_prefix="test")
+assert rows["test_prompts"] == 1 and "test_rewards/longer/mean" in rows and "eval_reward" not in rows, rows
+with open("run.inputs/eval_dataset.jsonl") as file:
+    assert len(file.readlines()) == 2, "the rows of the run are as they were"
+
+no_rows = refusal(lambda: GRPOTrainer(MODEL, longer, config("none"), ROWS).evaluate())
+assert str(no_rows).startswith("Trainer: evaluation requires an eval_dataset"), no_rows
+
+
+def broken(completions, **kwargs):
+    raise KeyError("nothing")
+
+
+failed = refusal(lambda: GRPOTrainer(MODEL, broken, config("none"), ROWS, ROWS).evaluate())
+assert "no answer could be scored: reward function `broken` failed 2 times" in str(failed), failed
+assert isinstance(failed.__cause__, KeyError), failed.__cause__
+"#;
+    let _ = folder.run(script).success();
+    assert!(!folder.path("none").exists());
+}
+
 #[test]
 fn a_function_that_raises_is_the_cause_of_the_error() {
     let folder = Folder::new();

@@ -120,14 +120,14 @@ fn an_expression_that_no_completion_can_follow_is_refused_at_the_start() {
     .into_iter()
     .enumerate()
     {
-        // Before a run that is only asked about, and in one: neither makes a step.
+        // Before a run that is only asked about, and before one that is to be made: neither leaves a folder.
         let own = format!("run-{number}");
         for (run, more) in [("asked", &["--dry-run"] as &[&str]), (own.as_str(), &[] as &[&str])] {
             let options = [&["--structured_outputs_regex", regex][..], more].concat();
             let refused = cli::finish(bench.command(run, &options));
             let said = refused.refusal();
             assert!(said.contains("`structured_outputs_regex`: ") && said.contains(words), "{regex}: {said}");
-            assert!(!bench.path(run).join("metrics.jsonl").exists(), "{regex}");
+            assert!(!bench.path(run).exists(), "{regex}");
         }
     }
     let dry = cli::finish(bench.command("run", &["--structured_outputs_regex", "[a-f]{16}", "--dry-run"]));

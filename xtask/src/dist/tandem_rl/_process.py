@@ -1,4 +1,4 @@
-"""`tandem train` as a child of this process."""
+"""A program as a child of this process: `tandem train`, or an evaluation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, List, Optional
 
 from tandem_rl._programs import binary, environment
 
-# Has the kernel end the run in order when this process is gone, even by `kill -9`.
+# Has the kernel end the program in order when this process is gone, even by `kill -9`.
 _TETHER = (
     "import ctypes, os, signal, sys\n"
     "ctypes.CDLL(None).prctl(1, signal.SIGTERM)\n"
@@ -22,10 +22,10 @@ _TETHER = (
 
 
 class Launcher:
-    """A running `tandem train`, with its lines as they come. Ctrl-C in the terminal does not reach it by itself."""
+    """A running program, with its lines as they come. Ctrl-C in the terminal does not reach it by itself."""
 
-    def __init__(self, words: List[str]):
-        command = [os.fspath(binary("tandem")), "train", *words]
+    def __init__(self, program: str, words: List[str]):
+        command = [os.fspath(binary(program)), *words]
         if sys.executable:
             command = [sys.executable, "-I", "-S", "-c", _TETHER, str(os.getpid()), *command]
         self._child = subprocess.Popen(
@@ -52,7 +52,7 @@ class Launcher:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        """Leaves no run behind that nobody follows."""
+        """Leaves no program behind that nobody follows."""
         if self._child.poll() is None:
             self.stop()
             self._child.wait()
@@ -86,5 +86,5 @@ class Launcher:
         return self._child.returncode
 
     def stop(self) -> None:
-        """Asks the run to end in order, with a checkpoint; a second time, to end at once."""
+        """Asks it to end in order, a run with a checkpoint; a second time, to end at once."""
         self._child.send_signal(signal.SIGINT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -10,18 +11,20 @@ import shutil
 import sys
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Union
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Union
 
 from tandem_rl import _callbacks, _data, _peft, _progress, _rewards
 from tandem_rl._process import Launcher
 from tandem_rl._programs import TandemError, error_in
-from tandem_rl.config import GRPOConfig, flags
+from tandem_rl.config import GRPOConfig, Translation, flags
 from tandem_rl.run import Run, records
 
 # How long to wait for a request before the run is looked at again, in seconds.
 _PATIENCE = 0.1
 # The exit status of a run that Ctrl-C has ended in order.
 _INTERRUPTED = 130
+# What most names of an evaluation begin with; those of shares of right answers, such as `avg@1`, do not.
+_EVAL = re.compile(r"^eval_")
 # Files of a checkpoint that are the model. The others are for going on with the run.
 _MODEL_FILES = re.compile(
     r"(model.*\.safetensors(\.index\.json)?|adapter_(config\.json|model\.safetensors)|config\.json"
@@ -66,7 +69,7 @@ class GRPOTrainer:
             `"my_rewards.py:style"`), or the folder or name of a reward model.
         args: arguments of the run; without them, `output_dir` is `MODEL-GRPO`, as in TRL.
         train_dataset: a `datasets.Dataset` or another table that writes Parquet, a list of rows, or a path or name.
-        eval_dataset: the same, for `eval_steps`.
+        eval_dataset: the same, for `eval_steps` and `evaluate`.
         processing_class: the model's own tokenizer, whose chat template is used; Tandem reads the tokenizer itself.
         callbacks: callbacks of transformers, told of what has happened: `on_train_begin`, `on_step_end`, `on_log`,
             `on_evaluate`, `on_save`, `on_train_end`.
@@ -139,30 +142,93 @@ class GRPOTrainer:
             TandemError: the run has failed, in the words of the program. If a reward function of this process raised,
                 the exception is the cause.
         """
-        folder = Path(os.path.abspath(f"{self.args.output_dir}.inputs"))
         translation = self.args._with(self._more)
-        options = dict(translation.options, model=self.model, output_dir=self.args.output_dir)
-        for argument, dataset in self._datasets.items():
-            option = {"train_dataset": "dataset"}.get(argument, argument)
-            options[option] = _data.located(argument, dataset, folder) or options.get(option)
-        if self._template is not None:
-            options["chat_template"] = _written(folder / "chat_template.jinja", self._template)
+        options = self._options(translation)
         if resume_from_checkpoint is not None:
             resume = {True: "latest", False: None}.get(resume_from_checkpoint, resume_from_checkpoint)
             options["resume_from_checkpoint"] = resume
-        server = _rewards.RewardServer(self._functions, folder, self.state) if self._functions else None
+        with self._served(options) as server:
+            for remark in translation.remarks:
+                print(remark, file=sys.stderr)
+            with Launcher("tandem", ["train", *flags(options)]) as launcher:
+                session = _Session(self, launcher, server)
+                return session.output(session.follow())
+
+    def evaluate(self, eval_dataset: Any = None, metric_key_prefix: str = "eval") -> Dict[str, Any]:
+        """Has the model answer the prompts of a dataset greedily, as the evaluations of a run do, and scores the
+        answers. It is the model of the run where that has a checkpoint (as for `save_model`), else the one that the
+        run begins with.
+
+        The figures have the names of `eval.jsonl`, which are TRL's where TRL has them, and those of transformers about
+        time. They are added to `state.log_history`.
+
+        Args:
+            eval_dataset: a dataset as for the trainer; without one, that of the trainer.
+            metric_key_prefix: what stands before the names, `eval` without it.
+
+        Raises:
+            ValueError: there is no dataset.
+            TandemError: the evaluation has failed, in the words of the program. If a reward function of this process
+                raised, the exception is the cause.
+        """
+        options = self._options(self.args._with(self._more))
+        if eval_dataset is not None:
+            # Those of the run stay as they are: it may be resumed.
+            options["eval_dataset"] = _data.located("eval_dataset", eval_dataset, self._inputs / "evaluate")
+        if options.get("eval_dataset") is None:
+            raise ValueError("Trainer: evaluation requires an eval_dataset: give one here or to the trainer")
+        options["model"] = self._trained() or self.model
+        begin = time.monotonic()
+        with self._served(options) as server, Launcher("rollout", ["evaluate", *flags(options)]) as evaluation:
+            while not evaluation.has_ended():
+                _wait(server, _PATIENCE)
+                _say(evaluation)
+            _say(evaluation)
+            if evaluation.status != 0:
+                raise _failure(evaluation, "the evaluation") from (server and server.raised)
+            figures = json.loads(evaluation.printed[-1])["model"]
+        seconds = time.monotonic() - begin
+        figures["eval_runtime"] = round(seconds, 4)
+        figures["eval_samples_per_second"] = round(figures["eval_prompts"] / seconds, 3)
+        metrics = {_EVAL.sub(f"{metric_key_prefix}_", name): value for name, value in figures.items()}
+        metrics["epoch"] = self.state.epoch
+        self.state.log_history.append({**metrics, "step": self.state.global_step})
+        self._callbacks.tell("on_log", logs=dict(metrics))
+        self._callbacks.tell("on_evaluate", metrics=dict(metrics))
+        return metrics
+
+    @property
+    def _inputs(self) -> Path:
+        """The folder of what is in memory and has to be files."""
+        return Path(os.path.abspath(f"{self.args.output_dir}.inputs"))
+
+    def _options(self, translation: Translation) -> Dict[str, Any]:
+        """The options of the run, without its reward functions. Datasets and template in memory are written."""
+        options = dict(translation.options, model=self.model, output_dir=self.args.output_dir)
+        for argument, dataset in self._datasets.items():
+            option = {"train_dataset": "dataset"}.get(argument, argument)
+            options[option] = _data.located(argument, dataset, self._inputs) or options.get(option)
+        if self._template is not None:
+            options["chat_template"] = _written(self._inputs / "chat_template.jinja", self._template)
+        return options
+
+    @contextlib.contextmanager
+    def _served(self, options: Dict[str, Any]) -> Iterator[Optional[_rewards.RewardServer]]:
+        """Puts the reward functions into options, and serves those of this process."""
+        server = _rewards.RewardServer(self._functions, self._inputs, self.state) if self._functions else None
         try:
             if self._entries:
                 places = [server.entry(e) if server and isinstance(e, _rewards.Served) else e for e in self._entries]
                 options["reward_funcs"] = places
-            for remark in translation.remarks:
-                print(remark, file=sys.stderr)
-            with Launcher(flags(options)) as launcher:
-                session = _Session(self, launcher, server)
-                return session.output(session.follow())
+            yield server
         finally:
             if server is not None:
                 server.close()
+
+    def _trained(self) -> Optional[Path]:
+        """The model of the run, where there is a run that has one."""
+        has_run = (Path(self.args.output_dir) / "config.toml").is_file()
+        return self.run.model if has_run else None
 
     def save_model(self, output_dir: Union[None, str, os.PathLike] = None) -> None:
         """Copies the model of the run with its tokenizer: the best checkpoint with `load_best_model_at_end`, else the
@@ -231,6 +297,27 @@ def _written(path: Path, text: str) -> str:
     return os.fspath(path)
 
 
+def _wait(server: Optional[_rewards.RewardServer], patience: float) -> None:
+    """Waits, and meanwhile answers for the reward functions of this process."""
+    if server is not None:
+        server.serve(patience)
+    else:
+        time.sleep(patience)
+
+
+def _say(launcher: Launcher) -> None:
+    """Shows what a program has said since the last call. An error is told by the exception."""
+    for line in launcher.new_lines():
+        if not line.startswith("error: "):
+            print(line, file=sys.stderr, flush=True)
+
+
+def _failure(launcher: Launcher, name: str) -> TandemError:
+    """What a program has failed at, in its own words."""
+    said = error_in("\n".join(launcher.said)) or "\n".join(launcher.said[-3:])
+    return TandemError(_in_python(said) or f"{name} ended with the status {launcher.status}")
+
+
 class _Session:
     """A running training: its launcher, its rewards, and what its records say."""
 
@@ -278,10 +365,7 @@ class _Session:
         self._launcher.stop()
 
     def _turn(self, patience: float = _PATIENCE) -> None:
-        if self._server is not None:
-            self._server.serve(patience)
-        else:
-            time.sleep(patience)
+        _wait(self._server, patience)
         for line in self._launcher.new_lines():
             # An error is told by the exception.
             if not line.startswith("error: "):
@@ -342,9 +426,7 @@ class _Session:
             state.best_model_checkpoint = os.fspath(self._folder / f"checkpoint-{best['step']}")
         in_order = launcher.status == 0 or (self._stopped and launcher.status == _INTERRUPTED)
         if not in_order:
-            said = error_in("\n".join(launcher.said)) or "\n".join(launcher.said[-3:])
-            message = _in_python(said) or f"`tandem train` ended with the status {launcher.status}"
-            raise TandemError(message) from (reason or (self._server and self._server.raised))
+            raise _failure(launcher, "`tandem train`") from (reason or (self._server and self._server.raised))
         if reason is not None:
             raise reason
         losses = [record["loss"] for record in state.log_history if isinstance(record.get("loss"), (int, float))]

@@ -1,5 +1,7 @@
-//! Folders for ONNX Runtime GenAI (`exporters::genai`), run by ONNX Runtime alone: what a folder says of a text, for a
-//! comparison with the model that it was made of.
+//! Folders for ONNX Runtime GenAI (`exporters::genai`), run by ONNX Runtime alone: what a folder says of a text, and
+//! [`backend`], what it completes prompts with, for a comparison with the model that it was made of.
+
+pub(super) mod backend;
 
 use std::{collections::HashMap, path::Path};
 
@@ -12,7 +14,10 @@ use ort::{
 };
 use shared::{config::Device, model::manifest::MODEL_FILE};
 
-use crate::engine::{self, EngineError, SessionOptions, runtime};
+use super::{
+    EngineError, runtime,
+    session::{self, SessionOptions},
+};
 
 /// A folder that was opened.
 pub struct GenAiFolder {
@@ -40,7 +45,7 @@ impl GenAiFolder {
             SessionOptions { device: Device::Cpu, threads, spinning: false, hot_swap: false, cuda_graphs: false };
         let path = dir.join(MODEL_FILE);
         let doing = format!("cannot load {}", path.display());
-        let session = engine::load(&path, options, None, Vec::new()).map_err(EngineError::runtime(&doing))?;
+        let session = session::load(&path, options, None, Vec::new()).map_err(EngineError::runtime(&doing))?;
         let cache = session.inputs().iter().filter_map(|input| {
             let ValueType::Tensor { ty, shape, .. } = input.dtype() else { return None };
             let past = input.name().starts_with("past_key_values.") && shape.len() == 4;

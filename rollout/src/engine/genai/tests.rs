@@ -1,6 +1,6 @@
 //! Folders for GenAI against the figures of transformers, and against the weights that they hold.
 
-use std::{collections::BTreeMap, fs};
+use std::{collections::BTreeMap, fs, sync::Arc};
 
 use exporters::{
     genai::{GenAiOptions, Precision, export},
@@ -9,9 +9,10 @@ use exporters::{
 use harness::tiny_model::{self, Qwen2};
 use prost::Message;
 use serde_json::Value;
-use shared::ModelDir;
+use shared::{FinishReason, ModelDir, SamplingParams};
 
 use super::*;
+use crate::engine::{Engine, GroupRequest, Output, testing};
 
 /// A copy of a model directory with a tokenizer, and an export of it.
 struct Exported {
@@ -148,6 +149,40 @@ fn golden_logits_of_every_family_in_floats() {
                 assert!(f64::from(step_by_step) <= tolerance, "{dir}, {precision:?}, token by token: {step_by_step}");
             }
         }
+    }
+}
+
+/// What an engine over a folder completes is what the likeliest tokens of whole passes are, for every sample.
+#[test]
+fn an_engine_over_a_folder_draws_from_its_logits() {
+    let model = Exported::of(&harness::golden_dir().join("models/llama"));
+    let mut folder = model.export(Precision::Fp32);
+    let path = model.folder.path().join("genai");
+    let mut engine = Engine::of_folder(&path, &model.model, 1, 32).unwrap();
+    let prompts = [vec![5, 9, 31], vec![7]];
+    let sampling = Arc::new(SamplingParams { temperature: 0.0, max_completion_length: 6, ..SamplingParams::default() });
+    for (tag, prompt) in prompts.iter().enumerate() {
+        let group = testing::group(tag as u64, 2);
+        let asked = GroupRequest { prompt_ids: prompt.as_slice().into(), sampling: sampling.clone(), ..group };
+        engine.begin(asked.into()).unwrap();
+    }
+    let mut ended = Vec::new();
+    while !engine.is_idle() {
+        ended.extend(engine.advance().unwrap().into_iter().filter_map(Output::ended));
+    }
+    assert_eq!(ended.len(), 4);
+    for sequence in ended {
+        let prompt = &prompts[sequence.tag as usize];
+        let mut tokens = prompt.clone();
+        for &found in &sequence.token_ids {
+            let logits = folder.logits(&tokens).unwrap();
+            let last = logits.row(logits.nrows() - 1);
+            let likeliest = (0..last.len()).max_by(|&a, &b| last[a].total_cmp(&last[b])).unwrap();
+            assert_eq!(found as usize, likeliest, "{tokens:?}");
+            tokens.push(found);
+        }
+        let stops = sequence.finish_reason == FinishReason::Stop;
+        assert!(stops || tokens.len() == prompt.len() + 6, "{tokens:?}");
     }
 }
 
