@@ -60,6 +60,7 @@ pub use constraint::{Constrained, Constraint, ConstraintFactory};
 pub use error::EngineError;
 pub use gate::{distance_of, examine, tolerance_between};
 pub use memory::{available_memory, machine, plan_memory, sizes};
+pub use packed::{AdapterLoader, LoadedAdapter, adapter_bytes};
 pub use profile::Profile;
 pub(crate) use session::{SessionOptions, load};
 pub use state::State;
