@@ -40,7 +40,6 @@ impl Base {
     /// With the path: nothing of that kind, or an adapter for another base.
     pub fn adapter(&self, named: &Path) -> anyhow::Result<Adapter> {
         let folder = folder_of(named)?;
-        // What belongs to another base has a folder that can be read, so the files are looked at first.
         let model = ModelDir::open_adapter(&folder, &self.folder)?;
         let (adapter, base) = (Adapter::open(&folder, model.config().parameters())?, self.folder.display());
         let is_for = adapter.is_for(|| self.blake3());
