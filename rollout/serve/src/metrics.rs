@@ -16,8 +16,7 @@ const BUCKETS: [f64; 16] = [0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5,
 /// Counts since the start.
 #[derive(Debug, Default)]
 pub struct Metrics {
-    /// Requests by route, status and model.
-    requests: Mutex<BTreeMap<(&'static str, u16, Option<Arc<str>>), u64>>,
+    requests: Mutex<BTreeMap<Answered, u64>>,
     /// Tokens of prompts that were begun or scored, each prompt once.
     pub prompt_tokens: AtomicU64,
     /// Tokens that were drawn.
@@ -30,6 +29,9 @@ pub struct Metrics {
     pub waiting: AtomicUsize,
     first_token: Mutex<Histogram>,
 }
+
+/// What requests are counted by: route, status, and the model that was asked.
+type Answered = (&'static str, u16, Option<Arc<str>>);
 
 #[derive(Debug, Default)]
 struct Histogram {
