@@ -14,7 +14,7 @@ use shared::{ModelDir, SamplingParams, generation::rng::Stream};
 use shared_chat::calls::{Call, Format};
 
 use super::chat::Chat;
-use crate::error::ApiError;
+use crate::{error::ApiError, testing::models};
 
 /// Longest prompt plus completion.
 const LENGTH: usize = 4000;

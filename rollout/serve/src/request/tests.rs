@@ -31,7 +31,7 @@ fn fields_are_taken_with_the_defaults_of_openai() {
     let params = &read.sampling.params;
     assert_eq!((params.temperature, params.top_p, params.top_k, params.min_p), (1.0, 1.0, 0, None));
     let all = json!({
-        "model": &models(), "max_tokens": 7, "temperature": 0.5, "top_p": 0.9, "top_k": 3, "min_p": 0.1, "n": 2,
+        "model": "parrot", "max_tokens": 7, "temperature": 0.5, "top_p": 0.9, "top_k": 3, "min_p": 0.1, "n": 2,
         "best_of": 2, "stop": "x", "seed": -1, "repetition_penalty": 1.5, "ignore_eos": true, "stop_token_ids": [5, 4],
         "stream": true, "stream_options": { "include_usage": true }, "logprobs": 0, "return_token_ids": true,
     });
