@@ -50,7 +50,7 @@ impl Checkpoint {
     }
 
     fn add_adapter(&mut self, adapter: Adapter, folder: &Path, base: &Path) -> Result<(), ExportError> {
-        if adapter.config().base_blake3.as_ref().is_some_and(|hash| *hash != self.weights_blake3()) {
+        if !adapter.is_for(|| Ok(self.weights_blake3()))? {
             let message = format!(
                 "is an adapter for other weights than those in {}; let `base_model_name_or_path` of its \
                  {ADAPTER_CONFIG_FILE} name the folder that it was trained on",

@@ -99,6 +99,16 @@ impl Adapter {
         &self.blake3
     }
 
+    /// Whether it is for a base with these weights ([`Checkpoint::weights_blake3`](crate::Checkpoint::weights_blake3)),
+    /// as far as it says. `weights_blake3` is called if it does.
+    ///
+    /// # Errors
+    /// Those of `weights_blake3`.
+    pub fn is_for(&self, weights_blake3: impl FnOnce() -> Result<String, ExportError>) -> Result<bool, ExportError> {
+        let Some(named) = &self.config.base_blake3 else { return Ok(true) };
+        Ok(*named == weights_blake3()?)
+    }
+
     /// Its tensors by their names in the file.
     pub fn tensors(&self) -> impl Iterator<Item = (String, &[f32])> {
         self.updates.iter().flat_map(|(module, update)| {

@@ -14,16 +14,19 @@ use rollout::{
         flags::{BatchingFlags, ModelFlag, TemplateFlags},
         model,
     },
+    engine::available_memory,
     generate::drive,
 };
 use rollout_constraint::Grammars;
-use shared::process::command_line::tell_warnings;
+use shared::{process::command_line::tell_warnings, system::memory::Size};
 use tokio::sync::Notify;
 
 use crate::{
+    adapter_flags::AdapterFlags,
     answer::TokenNames,
     desk,
     metrics::Metrics,
+    models::Models,
     routes::{App, Fresh, Limits, router, workers},
     server::{self, Bounds},
 };
@@ -60,6 +63,9 @@ pub struct Args {
     /// How messages are rendered; a request may add variables.
     #[command(flatten)]
     pub template: TemplateFlags,
+    /// Adapters on the model.
+    #[command(flatten)]
+    pub adapters: AdapterFlags,
     /// The endpoint.
     #[command(flatten)]
     pub endpoint: EndpointFlags,
@@ -137,22 +143,36 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let model = args.template.model(&args.named)?;
     let tokenizer = args.template.tokenizer(model.dir())?;
     tell_warnings(model.dir().remarks_on_ends());
+    let name = args.served_model_name.clone().unwrap_or_else(|| args.named.model.display().to_string());
+    let mut options = args.batching.engine_options(usize::MAX, MAX_MODEL_LEN, model::limit(&model)?)?;
+    let adapters = args.adapters.find(&model, &name, &options)?;
     // A port that is taken is told before the model is loaded.
     let listener = endpoint.listen()?;
-    let options = args.batching.engine_options(usize::MAX, MAX_MODEL_LEN, model::limit(&model)?)?;
-    let (mut engine, _) = args.batching.engine(&model, options)?;
+    let beside = adapters.as_ref().map_or(0, |adapters| adapters.bytes(model.dir().config(), &options));
+    if beside > 0 {
+        options.memory = Some(available_memory(&options)?.saturating_sub(beside));
+    }
+    let opened = args.batching.engine(&model, options);
+    let (mut engine, _) = match beside {
+        0 => opened?,
+        _ => opened.with_context(|| format!("beside {} for adapters (--max-loras)", Size(beside)))?,
+    };
+    let models = match adapters {
+        None => Models::new(&name, None),
+        Some(adapters) => adapters.load(&mut engine, &name)?,
+    };
 
     let metrics = Arc::new(Metrics::default());
     let (service, mut desk) = desk::open(endpoint.max_queue as usize, Arc::clone(&metrics));
-    let name = args.served_model_name.clone().unwrap_or_else(|| args.named.model.display().to_string());
     let max_model_len = engine.options().max_model_len;
     let limits =
         Limits { body: endpoint.max_body_size as usize, time: Duration::from_secs(endpoint.request_timeout.into()) };
     let fresh = Fresh::new().context("random numbers of the system")?;
     let grammars = Grammars::new(&tokenizer, model.dir());
-    let (model, names, workers) = (name.as_str().into(), Arc::new(TokenNames::new(&tokenizer)), workers());
+    let (names, workers) = (Arc::new(TokenNames::new(&tokenizer)), workers());
+    let adapters = models.adapters();
     let app = App {
-        model,
+        models,
         tokenizer,
         names,
         grammars,
@@ -177,7 +197,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         };
         thread::Builder::new().name("http".into()).spawn(serve).context("cannot start the server")?
     };
-    shared::tell!("serving {name} at http://{address} (context of {max_model_len} tokens)");
+    let adapters: Vec<String> = adapters.into_iter().map(|(adapter, _)| adapter.to_string()).collect();
+    let with = if adapters.is_empty() { String::new() } else { format!("; adapters: {}", adapters.join(", ")) };
+    shared::tell!("serving {name} at http://{address} (context of {max_model_len} tokens{with})");
     let driven = drive(&mut engine, &mut desk);
     // Whoever still waits for the engine hears that it is gone.
     drop(desk);

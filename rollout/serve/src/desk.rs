@@ -18,7 +18,8 @@ use std::{
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, unbounded};
 use rollout::{
     engine::{
-        Constrained, Engine, EngineError, FinishedSequence, GivenLogprob, GroupRequest, Output, Request, TopLogprob,
+        Constrained, Engine, EngineError, FinishedSequence, GivenLogprob, GroupRequest, LoadedAdapter, Output, Request,
+        TopLogprob,
     },
     generate::{Generate, Next, Work},
 };
@@ -30,29 +31,51 @@ use crate::{error::ApiError, metrics::Metrics};
 /// Longest wait for a command while nothing runs.
 const IDLE: Duration = Duration::from_millis(200);
 
-/// A generator that also knows log-probs of tokens that it did not draw.
-pub trait Score: Generate {
+/// A generator that also has adapters, and knows log-probs of tokens that it did not draw.
+pub trait Serve: Generate {
+    /// As [`Generate::begin`], of the model with an adapter.
+    ///
+    /// # Errors
+    /// A request that it refuses.
+    fn begin_with(&mut self, request: Request, adapter: Option<LoadedAdapter>) -> Result<(), EngineError>;
+
     /// Log-probs of all tokens but the first, each after those before it, with the `top` likeliest in its place.
     /// Everything else waits meanwhile.
     ///
     /// # Errors
     /// Those of the engine.
-    fn score(&mut self, ids: &[u32], top: u32) -> Result<Vec<GivenLogprob>, EngineError>;
+    fn score(
+        &mut self,
+        ids: &[u32],
+        top: u32,
+        adapter: Option<&LoadedAdapter>,
+    ) -> Result<Vec<GivenLogprob>, EngineError>;
 }
 
-impl Score for Engine {
-    fn score(&mut self, ids: &[u32], top: u32) -> Result<Vec<GivenLogprob>, EngineError> {
-        if ids.len() < 2 { Ok(Vec::new()) } else { self.given_logprobs(&ids[..1], &ids[1..], top as usize) }
+impl Serve for Engine {
+    fn begin_with(&mut self, request: Request, adapter: Option<LoadedAdapter>) -> Result<(), EngineError> {
+        Self::begin_with(self, request, adapter)
+    }
+
+    fn score(
+        &mut self,
+        ids: &[u32],
+        top: u32,
+        adapter: Option<&LoadedAdapter>,
+    ) -> Result<Vec<GivenLogprob>, EngineError> {
+        if ids.len() < 2 { Ok(Vec::new()) } else { self.given_logprobs(&ids[..1], &ids[1..], top as usize, adapter) }
     }
 }
 
 /// What is wanted of completions beside their ends.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Wish {
     /// Their tokens as they come.
     pub stream: bool,
     /// The likeliest tokens in each place.
     pub top_logprobs: u32,
+    /// The adapter that makes them, if one does.
+    pub adapter: Option<LoadedAdapter>,
 }
 
 /// What comes of a prompt.
@@ -89,6 +112,7 @@ enum Command {
 struct Given {
     ids: Arc<[u32]>,
     top: u32,
+    adapter: Option<LoadedAdapter>,
     reply: oneshot::Sender<Scores>,
 }
 
@@ -167,13 +191,18 @@ impl Service {
         Ok(Ticket { tags: first..first + count, left, events, constraint, commands: self.commands.clone() })
     }
 
-    /// Log-probs of all tokens but the first, with the `top` likeliest in each place.
+    /// Log-probs of all tokens but the first, with the `top` likeliest in each place, of the model with an adapter.
     ///
     /// # Errors
     /// Those of the engine, or that there is none any more.
-    pub async fn score(&self, ids: Arc<[u32]>, top: u32) -> Result<Vec<GivenLogprob>, ApiError> {
+    pub async fn score(
+        &self,
+        ids: Arc<[u32]>,
+        top: u32,
+        adapter: Option<LoadedAdapter>,
+    ) -> Result<Vec<GivenLogprob>, ApiError> {
         let (reply, answer) = oneshot::channel();
-        let _ = self.commands.send(Command::Score(Given { ids, top, reply }));
+        let _ = self.commands.send(Command::Score(Given { ids, top, adapter, reply }));
         answer.await.map_err(|_| ApiError::engine_gone())?.map_err(ApiError::internal)
     }
 
@@ -259,11 +288,11 @@ pub struct Desk {
 }
 
 impl Desk {
-    fn obey<G: Score + ?Sized>(&mut self, command: Command, generator: &mut G) {
+    fn obey<G: Serve + ?Sized>(&mut self, command: Command, generator: &mut G) {
         match command {
             Command::Begin { groups, wish, events } => {
                 for (group, place) in groups {
-                    self.begin(group, wish, place, events.clone(), generator);
+                    self.begin(group, wish.clone(), place, events.clone(), generator);
                 }
             }
             Command::Score(given) => self.scores.push_back(given),
@@ -272,7 +301,7 @@ impl Desk {
         }
     }
 
-    fn begin<G: Generate + ?Sized>(
+    fn begin<G: Serve + ?Sized>(
         &mut self,
         group: GroupRequest,
         wish: Wish,
@@ -282,8 +311,8 @@ impl Desk {
     ) {
         let (tag, left, tokens) = (group.tag, group.samples.len(), group.prompt_ids.len());
         // Tokens as they come also say when the first one came.
-        let Wish { stream, top_logprobs } = wish;
-        if let Err(error) = generator.begin(Request { stream: true, top_logprobs, ..group.into() }) {
+        let Wish { stream, top_logprobs, adapter } = wish;
+        if let Err(error) = generator.begin_with(Request { stream: true, top_logprobs, ..group.into() }, adapter) {
             let _ = events.send((tag, Event::Refused(error.to_string())));
             return;
         }
@@ -298,11 +327,11 @@ impl Desk {
     }
 
     /// One of the sequences that wait for their log-probs; the others come after further steps of what runs.
-    fn score<G: Score + ?Sized>(&mut self, generator: &mut G) {
+    fn score<G: Serve + ?Sized>(&mut self, generator: &mut G) {
         // Nobody may be waiting for it any more.
         let waited_for = |given: &Given| !given.reply.is_closed();
-        if let Some(Given { ids, top, reply }) = iter::from_fn(|| self.scores.pop_front()).find(waited_for) {
-            let given = generator.score(&ids, top).map_err(|error| error.to_string());
+        if let Some(Given { ids, top, adapter, reply }) = iter::from_fn(|| self.scores.pop_front()).find(waited_for) {
+            let given = generator.score(&ids, top, adapter.as_ref()).map_err(|error| error.to_string());
             let _ = reply.send(given.and_then(all_finite));
         }
     }
@@ -339,7 +368,7 @@ fn all_finite(given: Vec<GivenLogprob>) -> Scores {
     Err("the log-probs are not finite: the weights are damaged or too large for the number format".into())
 }
 
-impl<G: Score + ?Sized> Work<G> for Desk {
+impl<G: Serve + ?Sized> Work<G> for Desk {
     type End = ();
 
     fn feed(&mut self, generator: &mut G) -> anyhow::Result<Next<()>> {

@@ -9,21 +9,24 @@
 //! |---|---|
 //! | [`error`] | refusals, in OpenAI's form |
 //! | [`metrics`] | what `/metrics` says |
+//! | [`models`] | the model that is served, and adapters on it |
 //! | `request` | fields of a body, each taken, ignored or refused by name |
 //! | [`desk`] | requests to the engine, tokens from it |
 //! | [`answer`] | tokens to choices and chunks |
 //! | [`routes`] | one file per kind of route |
 //! | [`server`] | sockets and signals |
-//! | [`command`] | the flags of `rollout-serve serve` |
+//! | [`command`], [`adapter_flags`] | the flags of `rollout-serve serve` |
 
 // What is told may find nobody who reads it: see `shared::process::command_line`.
 #![warn(clippy::print_stderr)]
 
+pub mod adapter_flags;
 pub mod answer;
 pub mod command;
 pub mod desk;
 pub mod error;
 pub mod metrics;
+pub mod models;
 mod request;
 pub mod routes;
 pub mod server;

@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     fmt::Write,
     sync::{
-        Mutex, PoisonError,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
     time::Duration,
@@ -16,8 +16,7 @@ const BUCKETS: [f64; 16] = [0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5,
 /// Counts since the start.
 #[derive(Debug, Default)]
 pub struct Metrics {
-    /// Requests by route and status.
-    requests: Mutex<BTreeMap<(&'static str, u16), u64>>,
+    requests: Mutex<BTreeMap<Answered, u64>>,
     /// Tokens of prompts that were begun or scored, each prompt once.
     pub prompt_tokens: AtomicU64,
     /// Tokens that were drawn.
@@ -31,6 +30,9 @@ pub struct Metrics {
     first_token: Mutex<Histogram>,
 }
 
+/// What requests are counted by: route, status, and the model that was asked.
+type Answered = (&'static str, u16, Option<Arc<str>>);
+
 #[derive(Debug, Default)]
 struct Histogram {
     /// Values up to each bound, those up to the bound before left out.
@@ -40,10 +42,10 @@ struct Histogram {
 }
 
 impl Metrics {
-    /// A request was answered.
-    pub fn answered(&self, route: &'static str, status: u16) {
+    /// A request was answered, which asked a model if it came so far.
+    pub fn answered(&self, route: &'static str, model: Option<&Arc<str>>, status: u16) {
         let mut requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
-        *requests.entry((route, status)).or_default() += 1;
+        *requests.entry((route, status, model.cloned())).or_default() += 1;
     }
 
     /// The first token of a prompt came after that time.
@@ -68,11 +70,15 @@ impl Metrics {
         };
         let one = |value: String| vec![(String::new(), value)];
         let requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
-        let by = |((route, status), count): (&(&str, u16), &u64)| {
-            (format!("{{route=\"{route}\",status=\"{status}\"}}"), count.to_string())
-        };
-        let requests: Vec<_> = requests.iter().map(by).collect();
-        let help = "Requests answered, by route and status. A stream has the status with which it began.";
+        let requests: Vec<_> = requests
+            .iter()
+            .map(|((route, status, model), count)| {
+                let model = model.as_ref().map(|model| format!(",model_name=\"{}\"", escaped(model)));
+                let model = model.unwrap_or_default();
+                (format!("{{route=\"{route}\",status=\"{status}\"{model}}}"), count.to_string())
+            })
+            .collect();
+        let help = "Requests answered, by route, status and model. A stream has the status with which it began.";
         family("http_requests_total", "counter", help, &requests);
         for (name, help, value) in [
             ("prompt_tokens_total", "Tokens of prompts that were begun or scored.", &self.prompt_tokens),
@@ -110,6 +116,11 @@ impl Metrics {
     }
 }
 
+/// A value of a label.
+fn escaped(value: &str) -> String {
+    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -118,8 +129,9 @@ mod tests {
     fn a_histogram_counts_all_values_up_to_each_bound() {
         let metrics = Metrics::default();
         [0.004, 0.3, 0.3, 99.0].iter().for_each(|&seconds| metrics.first_token(Duration::from_secs_f64(seconds)));
-        metrics.answered("/health", 200);
-        metrics.answered("/health", 200);
+        metrics.answered("/health", None, 200);
+        metrics.answered("/health", None, 200);
+        metrics.answered("/v1/completions", Some(&"a \"b\"\\".into()), 200);
         let page = metrics.page();
         for line in [
             "tandem_time_to_first_token_seconds_bucket{le=\"0.005\"} 1\n",
@@ -130,6 +142,7 @@ mod tests {
             "tandem_time_to_first_token_seconds_count 4\n",
             "# TYPE tandem_http_requests_total counter\n",
             "tandem_http_requests_total{route=\"/health\",status=\"200\"} 2\n",
+            "{route=\"/v1/completions\",status=\"200\",model_name=\"a \\\"b\\\"\\\\\"} 1\n",
         ] {
             assert!(page.contains(line), "{line} is missing: {page}");
         }

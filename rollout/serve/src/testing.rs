@@ -13,8 +13,8 @@ use harness::tiny_model::{ModelFolder, write_tokenizer};
 use rollout::{
     data::Tokenizer,
     engine::{
-        Constraint, EngineError, FinishedSequence, GivenLogprob, GroupRequest, Output, Request, StopCriterion,
-        SwapReport, TopLogprob, WeightSource,
+        Constraint, EngineError, FinishedSequence, GivenLogprob, GroupRequest, LoadedAdapter, Output, Request,
+        StopCriterion, SwapReport, TopLogprob, WeightSource,
     },
     generate::{Generate, drive},
 };
@@ -25,8 +25,9 @@ use tokio::sync::Notify;
 
 use crate::{
     answer::TokenNames,
-    desk::{self, Score},
+    desk::{self, Serve},
     metrics::Metrics,
+    models::Models,
     routes::{App, Fresh, Limits, router, workers},
     server::{self, Bounds},
 };
@@ -39,6 +40,11 @@ pub const TEMPLATE: &str = "{% for message in messages %}{{ message.role[:1] }}:
                             message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor \
                             %}{{ '\\n' }}{% endfor %}{% for tool in tools or [] %}{{ (tool.function or tool).name \
                             }}{% endfor %}{% if add_generation_prompt %}a:{% endif %}";
+
+/// The parrot alone.
+pub fn models() -> Models {
+    Models::new("parrot", None)
+}
 
 /// A tokenizer with a token for each letter, and [`TEMPLATE`].
 pub fn tokenizer() -> Tokenizer {
@@ -218,9 +224,13 @@ impl Generate for Parrot {
     fn set_admission(&mut self, _: bool) {}
 }
 
-impl Score for Parrot {
+impl Serve for Parrot {
+    fn begin_with(&mut self, request: Request, _: Option<LoadedAdapter>) -> Result<(), EngineError> {
+        self.begin(request)
+    }
+
     /// Each token has a log-prob of its place, and its follower is likelier. A question mark has none.
-    fn score(&mut self, ids: &[u32], top: u32) -> Result<Vec<GivenLogprob>, EngineError> {
+    fn score(&mut self, ids: &[u32], top: u32, _: Option<&LoadedAdapter>) -> Result<Vec<GivenLogprob>, EngineError> {
         let given = |(at, &id): (usize, &u32)| GivenLogprob {
             logprob: if id == self.question_mark { f64::NAN } else { -1.0 - at as f64 },
             top: likeliest(id + 1, -0.5, top),
@@ -303,7 +313,7 @@ impl Endpoint {
         let folder = ModelFolder::new();
         let grammars = Grammars::new(&tokenizer, &ModelDir::open(folder.path("model")).unwrap());
         let app = App {
-            model: "parrot".into(),
+            models: models(),
             names: Arc::new(TokenNames::new(&tokenizer)),
             grammars,
             tokenizer,

@@ -1,5 +1,6 @@
 //! One file per subcommand: its flags (a clap `Args`) and a `run` function. The rest is what several of them share.
 
+pub mod adapters;
 pub mod bench;
 pub mod chat;
 pub mod check;

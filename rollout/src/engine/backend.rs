@@ -6,7 +6,13 @@ use ndarray::ArrayViewMut2;
 use shared::{ModelConfig, WeightManifest};
 
 use super::{
-    EngineError, WeightSource, device::lever::Levers, draft::Drafts, sequence::DecodeRow, swap::LoadJob, types::Kernels,
+    EngineError, WeightSource,
+    device::lever::Levers,
+    draft::Drafts,
+    packed::{AdapterLoader, LoadedAdapter},
+    sequence::DecodeRow,
+    swap::LoadJob,
+    types::Kernels,
 };
 
 /// What a backend is and what it takes.
@@ -40,6 +46,8 @@ pub(super) struct Prefill<'a> {
     pub prompt: usize,
     /// Where the keys and values of that state are held: those of all its tokens but the newest.
     pub held: Option<u64>,
+    /// What it is computed with beside the weights in use.
+    pub adapter: Option<&'a LoadedAdapter>,
     /// How many tokens [`Paged::prefill_piece`] has computed, beside those that are held.
     pub computed: usize,
 }
@@ -47,7 +55,7 @@ pub(super) struct Prefill<'a> {
 impl<'a> Prefill<'a> {
     /// A whole prompt from its first token on.
     pub fn whole(tokens: &'a [u32]) -> Self {
-        Self { tokens, prompt: tokens.len(), held: None, computed: 0 }
+        Self { tokens, prompt: tokens.len(), held: None, adapter: None, computed: 0 }
     }
 }
 
@@ -114,8 +122,19 @@ pub(super) trait Backend {
         config: &ModelConfig,
         tokens: &[u32],
         scored: usize,
+        adapter: Option<&LoadedAdapter>,
         each: EachRow<'_>,
     ) -> Result<(), EngineError>;
+
+    /// What loads adapters for the weights in use, where sequences may have some.
+    fn adapter_loader(&self, _: &ModelConfig) -> Option<AdapterLoader> {
+        None
+    }
+
+    /// Whether sequences may have this adapter: it was loaded for the weights in use.
+    fn takes(&self, _: &LoadedAdapter) -> bool {
+        false
+    }
 
     /// What loads and probes another version, to be run on a side thread.
     fn load(&mut self, source: WeightSource, config: ModelConfig, manifest: WeightManifest) -> LoadJob;
@@ -139,6 +158,10 @@ pub(super) trait Paged {
     /// Computes so many further tokens of the first prompt of the next [`Backend::prefill`], which is longer. Where
     /// none was computed before, the prompts of the last call are given up.
     fn prefill_piece(&mut self, prompt: Prefill<'_>, tokens: usize) -> Result<Cost, EngineError>;
+
+    /// All samples of a prompt of the last [`Backend::prefill`] have started. An adapter that nobody else wants goes
+    /// with the last of them.
+    fn all_started(&mut self, prompt: usize);
 
     /// Nothing will start from a prompt of the last [`Backend::prefill`] any more, or from the first of the next one,
     /// of which a piece was computed.

@@ -243,12 +243,7 @@ impl Examined {
         score: impl FnOnce(&[u32], usize, EachRow<'_>) -> Result<(), EngineError>,
     ) -> Result<Duration, EngineError> {
         let begun = Instant::now();
-        let Some(canaries) = &self.canaries else {
-            let probe = PROBE.map(|token| token % vocab as u32);
-            let mut found = None;
-            score(&probe, 1, &mut |row| found = Some(require_finite(row)))?;
-            return found.expect("a row of logits was asked for").map(|()| self.time);
-        };
+        let Some(canaries) = &self.canaries else { return probe(vocab, score).map(|()| self.time) };
         let refuse = |reason: String| Err(EngineError::Refused { version: self.version, reason });
         if let Some(token) = canaries.token_ids.iter().find(|&&token| token as usize >= vocab) {
             return refuse(format!("canary {token} is outside the vocabulary of {vocab} tokens"));
@@ -266,6 +261,17 @@ impl Examined {
             count
         ))
     }
+}
+
+/// Whether the logits after a fixed prompt are finite. `score` is that of [`Examined::pass`].
+pub(super) fn probe(
+    vocab: usize,
+    score: impl FnOnce(&[u32], usize, EachRow<'_>) -> Result<(), EngineError>,
+) -> Result<(), EngineError> {
+    let probe = PROBE.map(|token| token % vocab as u32);
+    let mut found = None;
+    score(&probe, 1, &mut |row| found = Some(require_finite(row)))?;
+    found.expect("a row of logits was asked for")
 }
 
 /// How far log-probs are from those that they should be: the mean of |Δ| / (1 + |log-prob|), which is the absolute

@@ -11,6 +11,7 @@ use std::{collections::VecDeque, sync::Arc, time::Instant};
 use super::{
     backend::{Prefill, PrefillLimits},
     history::SharedHistory,
+    packed::LoadedAdapter,
     sequence::{Limits, Sequence, Wish},
     state::State,
     types::{FinishedSequence, GroupRequest},
@@ -25,6 +26,7 @@ struct WaitingGroup {
     from: Option<State>,
     /// Tokens of its prompt whose keys and values are held for that state.
     cached: usize,
+    adapter: Option<LoadedAdapter>,
     arrived: Instant,
     /// Samples that have not started.
     left: VecDeque<u32>,
@@ -48,7 +50,7 @@ impl WaitingGroup {
 
     /// Its prompt, of which nothing was computed beside what is held.
     fn prefill(&self) -> Prefill<'_> {
-        let whole = Prefill::whole(&self.request.prompt_ids);
+        let whole = Prefill { adapter: self.adapter.as_ref(), ..Prefill::whole(&self.request.prompt_ids) };
         let Some(state) = &self.from else { return whole };
         Prefill { prompt: state.past().prompt, held: state.held().filter(|_| self.cached > 0), ..whole }
     }
@@ -99,10 +101,12 @@ impl Scheduler {
         from: Option<State>,
         cached: usize,
         history: Option<SharedHistory>,
+        adapter: Option<LoadedAdapter>,
     ) {
         let (left, arrived) = (request.samples.iter().copied().collect(), Instant::now());
         let (request, prefix, admitted) = (Arc::new(request), None, None);
-        self.waiting.push_back(WaitingGroup { request, wish, from, cached, arrived, left, prefix, admitted, history });
+        let group = WaitingGroup { request, wish, from, cached, adapter, arrived, left, prefix, admitted, history };
+        self.waiting.push_back(group);
     }
 
     pub fn running(&self) -> usize {
@@ -178,7 +182,7 @@ impl Scheduler {
     }
 
     /// The prefix slot of the next prompt.
-    fn next_prefix(&self) -> Option<usize> {
+    pub fn next_prefix(&self) -> Option<usize> {
         self.waiting.front()?.prefix
     }
 
@@ -300,7 +304,7 @@ mod tests {
         /// A group of which nothing but its completions is wanted.
         fn push_group(&mut self, group: GroupRequest) {
             let wish = Wish::of(&group.clone().into());
-            self.push(group, wish, None, 0, None);
+            self.push(group, wish, None, 0, None, None);
         }
     }
 
@@ -387,7 +391,7 @@ mod tests {
         let (wish, mut scheduler) = (Wish::of(&group(9, 1).into()), Scheduler::new(4));
         let state = State::after(&group(9, 1), wish.past, &[5; 7]);
         let long = || GroupRequest { prompt_ids: [1; 12].into(), ..group(9, 1) };
-        (0..2).for_each(|_| scheduler.push(long(), wish, Some(state.clone()), 8, None));
+        (0..2).for_each(|_| scheduler.push(long(), wish, Some(state.clone()), 8, None, None));
         scheduler.push_group(group(2, 1));
         let limits = PrefillLimits { prompts: 8, together: 10, padded: false };
         assert_eq!((scheduler.prompts_to_prefill(limits, 10), scheduler.tokens(3)), (3, 4 + 4 + 2));

@@ -14,6 +14,7 @@ use super::{
     history::History,
     memory::{available_memory, plan_memory},
     open::open,
+    packed::{AdapterLoader, LoadedAdapter},
     profile::{Profile, Stopwatch},
     runtime,
     scheduler::Scheduler,
@@ -52,6 +53,8 @@ pub struct Engine {
     prefilled: usize,
     held: HeldStates,
     pending: Option<PendingSwap>,
+    /// Adapters are loaded for the weights in use.
+    keeps_weights: bool,
     profile: Profile,
 }
 
@@ -119,6 +122,7 @@ impl Engine {
             prefilled: 0,
             held: HeldStates::default(),
             pending: None,
+            keeps_weights: false,
             profile: Profile::default(),
             backend,
             abilities,
@@ -133,15 +137,54 @@ impl Engine {
     /// # Errors
     /// Those of [`Request::check`].
     pub fn begin(&mut self, request: Request) -> Result<(), EngineError> {
+        self.begin_with(request, None)
+    }
+
+    /// As [`Engine::begin`], with an adapter on the weights in use: tokens and log-probs have the bits of the merged
+    /// model. Sequences with several adapters, and with none, run together.
+    ///
+    /// # Errors
+    /// Those of [`Request::check`]; an adapter that another engine's loader has made, or one where the request goes on
+    /// from a state or is to leave one.
+    pub fn begin_with(&mut self, request: Request, adapter: Option<LoadedAdapter>) -> Result<(), EngineError> {
         self.sweep();
         let group = request.check(self.config.vocab_size, self.options.max_model_len)?;
+        self.check_adapter(adapter.as_ref())?;
+        if adapter.is_some() && (request.keep || request.from.is_some()) {
+            let message = "with an adapter, completions neither go on from states nor leave any".into();
+            return Err(EngineError::Request { prompt: group.prompt_id.0, message });
+        }
         let wish = Wish::of(&request);
         let known = || request.from.as_ref().and_then(State::history);
         let history = self.drafter.as_ref().map(|_| History::shared(&group.prompt_ids, known()));
         let from = request.from.filter(|_| self.backend.paged().is_some());
         let cached = from.as_ref().map_or(0, |state| self.held.tokens_of(state));
-        self.scheduler.push(group, wish, from, cached, history);
+        self.scheduler.push(group, wish, from, cached, history, adapter);
         Ok(())
+    }
+
+    fn check_adapter(&self, adapter: Option<&LoadedAdapter>) -> Result<(), EngineError> {
+        if adapter.is_none_or(|adapter| self.backend.takes(adapter)) {
+            return Ok(());
+        }
+        Err(EngineError::Options("the adapter was loaded for other weights than those in use".into()))
+    }
+
+    /// What loads adapters for the weights in use. From now on, these stay.
+    ///
+    /// # Errors
+    /// With the stock kernels, where weights are being loaded, or where those in use are an adapter themselves.
+    pub fn adapter_loader(&mut self) -> Result<AdapterLoader, EngineError> {
+        let loader = self.backend.adapter_loader(&self.config).filter(|_| self.pending.is_none());
+        let none = || {
+            EngineError::Options(
+                "adapters beside the weights in use need the packed kernels, and weights that are no adapter and stay"
+                    .into(),
+            )
+        };
+        let loader = loader.ok_or_else(none)?;
+        self.keeps_weights = true;
+        Ok(loader)
     }
 
     /// One step: waiting samples start in free slots (their prompts are prefilled first, up to `max_num_batched_tokens`
@@ -255,20 +298,22 @@ impl Engine {
     /// # Errors
     /// Tokens outside the vocabulary, or none; those of the graph.
     pub fn score(&mut self, prompt_ids: &[u32], completion_ids: &[u32]) -> Result<Vec<f64>, EngineError> {
-        let given = self.given_logprobs(prompt_ids, completion_ids, 0)?;
+        let given = self.given_logprobs(prompt_ids, completion_ids, 0, None)?;
         Ok(given.into_iter().map(|given| given.logprob).collect())
     }
 
-    /// As [`Engine::score`], each with the `top` likeliest tokens in the same place.
+    /// As [`Engine::score`], each with the `top` likeliest tokens in the same place, and of the model with an adapter.
     ///
     /// # Errors
-    /// As [`Engine::score`].
+    /// As [`Engine::score`]; an adapter as in [`Engine::begin_with`].
     pub fn given_logprobs(
         &mut self,
         prompt_ids: &[u32],
         completion_ids: &[u32],
         top: usize,
+        adapter: Option<&LoadedAdapter>,
     ) -> Result<Vec<GivenLogprob>, EngineError> {
+        self.check_adapter(adapter)?;
         let vocab = self.config.vocab_size;
         let tokens = [prompt_ids, completion_ids].concat();
         if prompt_ids.is_empty() || completion_ids.is_empty() || tokens.iter().any(|&token| token as usize >= vocab) {
@@ -277,7 +322,8 @@ impl Engine {
             ));
         }
         let (backend, config) = (&mut self.backend, &self.config);
-        gate::given_logprobs(completion_ids, top, |each| backend.score(config, &tokens, completion_ids.len(), each))
+        let scored = completion_ids.len();
+        gate::given_logprobs(completion_ids, top, |each| backend.score(config, &tokens, scored, adapter, each))
     }
 
     /// Time and work so far.
@@ -307,8 +353,13 @@ impl Engine {
     /// Loads and probes new weights on a side thread; stepping goes on meanwhile.
     ///
     /// # Errors
-    /// When a swap is pending already, or the folder does not hold that version of this model.
+    /// When a swap is pending already, when there is an [`Engine::adapter_loader`], or when the folder does not hold
+    /// that version of this model.
     pub fn begin_swap(&mut self, weights: WeightSource) -> Result<(), EngineError> {
+        if self.keeps_weights {
+            let message = "adapters are loaded for the weights in use, which stay".into();
+            return Err(EngineError::Swap { version: weights.version, message });
+        }
         if let Some(pending) = &self.pending {
             let message = format!("v{} is being loaded already", pending.version);
             return Err(EngineError::Swap { version: weights.version, message });
@@ -414,6 +465,11 @@ impl Engine {
             let mut started = Vec::new();
             while let Some((slot, prefix)) = self.scheduler.start_next(&self.limits) {
                 self.backend.start(slot, prefix)?;
+                if self.scheduler.next_prefix() != Some(prefix)
+                    && let Some(paged) = self.backend.paged()
+                {
+                    paged.all_started(prefix);
+                }
                 started.push((slot, prefix));
             }
             if started.is_empty() {

@@ -42,6 +42,7 @@ mod reproducible;
 mod rewards;
 mod run_directory;
 mod serve;
+mod serve_adapters;
 mod serve_load;
 mod shell;
 mod starts;

@@ -63,7 +63,7 @@ impl Serve {
         stream
     }
 
-    fn send(&self, path: &str, body: &Value) -> TcpStream {
+    pub(super) fn send(&self, path: &str, body: &Value) -> TcpStream {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
         let body = body.to_string();
@@ -77,12 +77,18 @@ impl Serve {
         stream
     }
 
-    fn post(&self, path: &str, body: &Value) -> Value {
+    /// Status and body of an answer.
+    pub(super) fn answer(&self, path: &str, body: &Value) -> (u16, String) {
         let mut answer = String::new();
         self.send(path, body).read_to_string(&mut answer).unwrap();
         let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-        assert!(head.starts_with("HTTP/1.1 200"), "{answer}");
-        serde_json::from_str(body).unwrap()
+        (head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap(), body.to_owned())
+    }
+
+    pub(super) fn post(&self, path: &str, body: &Value) -> Value {
+        let (status, body) = self.answer(path, body);
+        assert_eq!(status, 200, "{body}");
+        serde_json::from_str(&body).unwrap()
     }
 
     fn signal(&self, name: &str) {
@@ -144,12 +150,12 @@ pub(super) fn model() -> ModelFolder {
     folder
 }
 
-/// The rows of `rollout generate` for these prompts.
-fn generated(folder: &ModelFolder, prompts: &[Value]) -> Vec<Value> {
+/// The rows of `rollout generate` for these prompts, by a model of the folder.
+pub(super) fn generated(folder: &ModelFolder, model: &str, prompts: &[Value]) -> Vec<Value> {
     let lines: String = prompts.iter().map(|prompt| format!("{}\n", json!({ "prompt": prompt }))).collect();
     fs::write(folder.path("prompts.jsonl"), lines).unwrap();
     let path = |name: &str| folder.path(name).display().to_string();
-    let (model, prompts, output) = (path("model"), path("prompts.jsonl"), path("output.jsonl"));
+    let (model, prompts, output) = (path(model), path("prompts.jsonl"), path("output.jsonl"));
     let flags = ["generate", "--model", &model, "--prompts", &prompts, "--output", &output];
     let more = ["--temperature", "0", "--max-completion-length", "24", "--threads", "1"];
     let _ = cli::run("rollout", flags.iter().chain(&more)).success();
@@ -161,7 +167,7 @@ fn greedy_completions_and_chats_are_those_of_generate() {
     let folder = model();
     let texts = [json!("one and two"), json!("Once upon a time"), json!("(x) = 7;")];
     let chat = json!([{ "role": "user", "content": "hello" }]);
-    let rows = generated(&folder, &[&texts[..], std::slice::from_ref(&chat)].concat());
+    let rows = generated(&folder, "model", &[&texts[..], std::slice::from_ref(&chat)].concat());
     let serve = Serve::start(&folder, &[]);
     let body = json!({ "model": "tiny", "prompt": texts, "max_tokens": 24, "temperature": 0, "logprobs": 1,
         "return_token_ids": true });

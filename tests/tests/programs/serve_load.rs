@@ -43,7 +43,9 @@ fn many_clients_get_whole_answers_and_everything_is_given_back() {
         "tandem_completions_cancelled_total 0".to_owned(),
         format!("tandem_generation_tokens_total {tokens}"),
         format!("tandem_prompt_tokens_total {}", completions * load.prompt_tokens as u64),
-        format!("tandem_http_requests_total{{route=\"/v1/completions\",status=\"200\"}} {completions}"),
+        format!(
+            "tandem_http_requests_total{{route=\"/v1/completions\",status=\"200\",model_name=\"tiny\"}} {completions}"
+        ),
         format!("tandem_time_to_first_token_seconds_count {completions}"),
     ] {
         assert!(page.lines().any(|found| found == line), "{line}: {page}");

@@ -5,16 +5,22 @@ use serde_json::{Map, Value};
 use shared_chat::ChatTemplate;
 
 use super::{
-    Fields, Streaming, check_model,
+    Fields, Streaming,
     completion::{Prompt, check_ids, check_text, check_top},
     sampling::{Sampling, max_tokens, room},
+    take_model,
     tools::{self, Calling, Choice},
 };
-use crate::error::ApiError;
+use crate::{
+    error::ApiError,
+    models::{Model, Models},
+};
 
 /// What is asked for.
 #[derive(Debug)]
 pub struct Chat {
+    /// Who is asked.
+    pub model: Model,
     /// The conversation as the template writes it.
     pub prompt: Prompt,
     /// How tokens are drawn.
@@ -33,14 +39,20 @@ pub struct Chat {
     pub calling: Option<Calling>,
 }
 
+impl AsRef<Model> for Chat {
+    fn as_ref(&self) -> &Model {
+        &self.model
+    }
+}
+
 impl Chat {
     /// Reads a body.
     ///
     /// # Errors
     /// What is wrong with it.
-    pub fn read(body: &[u8], served: &str, tokenizer: &Tokenizer, max_model_len: usize) -> Result<Self, ApiError> {
+    pub fn read(body: &[u8], models: &Models, tokenizer: &Tokenizer, max_model_len: usize) -> Result<Self, ApiError> {
         let mut fields = Fields::parse(body)?;
-        check_model(&mut fields, served)?;
+        let model = take_model(&mut fields, models)?;
         let mut sampling = Sampling::take(&mut fields, tokenizer.model_vocab_size())?;
         let streaming = Streaming::take(&mut fields)?;
         let logprobs = fields.take("logprobs")?.unwrap_or(false);
@@ -68,7 +80,17 @@ impl Chat {
         check_ids("messages", &ids, tokenizer.model_vocab_size())?;
         let max_tokens = room("messages", ids.len(), wanted, max_model_len)?;
         let prompt = Prompt { text: String::new(), ids: ids.into(), max_tokens, goes_on };
-        Ok(Self { prompt, sampling, streaming, logprobs, top_logprobs, return_token_ids, tokens_as_ids, calling })
+        Ok(Self {
+            model,
+            prompt,
+            sampling,
+            streaming,
+            logprobs,
+            top_logprobs,
+            return_token_ids,
+            tokens_as_ids,
+            calling,
+        })
     }
 }
 

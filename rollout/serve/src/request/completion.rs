@@ -7,10 +7,14 @@ use rollout_constraint::Start;
 use serde_json::Value;
 
 use super::{
-    Fields, Streaming, check_model,
+    Fields, Streaming,
     sampling::{Sampling, max_tokens, room},
+    take_model,
 };
-use crate::error::ApiError;
+use crate::{
+    error::ApiError,
+    models::{Model, Models},
+};
 
 /// Most prompts of a request, and most completions of all of them.
 const MOST: usize = 2048;
@@ -50,6 +54,8 @@ impl Prompt {
 /// What is asked for.
 #[derive(Debug)]
 pub struct Completion {
+    /// Who is asked.
+    pub model: Model,
     /// The prompts.
     pub prompts: Vec<Prompt>,
     /// How tokens are drawn.
@@ -66,14 +72,20 @@ pub struct Completion {
     pub tokens_as_ids: bool,
 }
 
+impl AsRef<Model> for Completion {
+    fn as_ref(&self) -> &Model {
+        &self.model
+    }
+}
+
 impl Completion {
     /// Reads a body.
     ///
     /// # Errors
     /// What is wrong with it.
-    pub fn read(body: &[u8], served: &str, tokenizer: &Tokenizer, max_model_len: usize) -> Result<Self, ApiError> {
+    pub fn read(body: &[u8], models: &Models, tokenizer: &Tokenizer, max_model_len: usize) -> Result<Self, ApiError> {
         let mut fields = Fields::parse(body)?;
-        check_model(&mut fields, served)?;
+        let model = take_model(&mut fields, models)?;
         let sampling = Sampling::take(&mut fields, tokenizer.model_vocab_size())?;
         let streaming = Streaming::take(&mut fields)?;
         let echo = fields.take("echo")?.unwrap_or(false);
@@ -108,7 +120,7 @@ impl Completion {
             Ok(Prompt { text, ids: ids.into(), max_tokens, goes_on: true })
         };
         let prompts = prompts.into_iter().map(tokenise).collect::<Result<_, ApiError>>()?;
-        Ok(Self { prompts, sampling, streaming, logprobs, echo, return_token_ids, tokens_as_ids })
+        Ok(Self { model, prompts, sampling, streaming, logprobs, echo, return_token_ids, tokens_as_ids })
     }
 }
 

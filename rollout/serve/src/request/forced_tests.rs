@@ -14,7 +14,7 @@ use shared::{ModelDir, SamplingParams, generation::rng::Stream};
 use shared_chat::calls::{Call, Format};
 
 use super::chat::Chat;
-use crate::error::ApiError;
+use crate::{error::ApiError, testing::models};
 
 /// Longest prompt plus completion.
 const LENGTH: usize = 4000;
@@ -67,7 +67,7 @@ impl World {
     fn read(&self, more: &Value) -> Result<Chat, ApiError> {
         let mut body = json!({ "messages": [{ "role": "user", "content": "go" }], "tools": tools(true) });
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        let mut read = Chat::read(body.to_string().as_bytes(), "parrot", &self.tokenizer, LENGTH)?;
+        let mut read = Chat::read(body.to_string().as_bytes(), &models(), &self.tokenizer, LENGTH)?;
         read.sampling.compile(&self.grammars, read.prompt.start())?;
         Ok(read)
     }

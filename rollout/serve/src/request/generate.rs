@@ -1,15 +1,21 @@
 //! The body of `POST /inference/v1/generate`: token ids in, token ids out.
 
 use super::{
-    Fields, check_model,
+    Fields,
     completion::{Prompt, check_ids},
     sampling::{Sampling, max_tokens, room},
+    take_model,
 };
-use crate::error::ApiError;
+use crate::{
+    error::ApiError,
+    models::{Model, Models},
+};
 
 /// What is asked for.
 #[derive(Debug)]
 pub struct Generation {
+    /// Who is asked.
+    pub model: Model,
     /// The prompt.
     pub prompt: Prompt,
     /// How tokens are drawn.
@@ -18,15 +24,21 @@ pub struct Generation {
     pub logprobs: bool,
 }
 
+impl AsRef<Model> for Generation {
+    fn as_ref(&self) -> &Model {
+        &self.model
+    }
+}
+
 impl Generation {
     /// Reads a body. Fields of `sampling_params` that are not known are ignored, as trainers send fields for servers of
     /// several kinds.
     ///
     /// # Errors
     /// What is wrong with it.
-    pub fn read(body: &[u8], served: &str, vocab_size: usize, max_model_len: usize) -> Result<Self, ApiError> {
+    pub fn read(body: &[u8], models: &Models, vocab_size: usize, max_model_len: usize) -> Result<Self, ApiError> {
         let mut fields = Fields::parse(body)?;
-        check_model(&mut fields, served)?;
+        let model = take_model(&mut fields, models)?;
         let ids: Vec<u32> = fields.require("token_ids")?;
         let mut params = fields.fields("sampling_params")?;
         if fields.take::<bool>("stream")?.unwrap_or(false) {
@@ -39,6 +51,6 @@ impl Generation {
         check_ids("token_ids", &ids, vocab_size)?;
         let max_tokens = room("token_ids", ids.len(), wanted, max_model_len)?;
         let prompt = Prompt { text: String::new(), ids: ids.into(), max_tokens, goes_on: true };
-        Ok(Self { prompt, sampling, logprobs })
+        Ok(Self { model, prompt, sampling, logprobs })
     }
 }

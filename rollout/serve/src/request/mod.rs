@@ -17,7 +17,10 @@ pub mod tools;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-use crate::error::ApiError;
+use crate::{
+    error::ApiError,
+    models::{Model, Models},
+};
 
 /// Fields that change no answer: names of users and sessions, and hints to servers of other kinds.
 const IGNORED: [&str; 12] = [
@@ -181,21 +184,10 @@ impl Streaming {
     }
 }
 
-/// Takes `model`, and compares it with the model that is served.
+/// Takes `model`, and finds it.
 ///
 /// # Errors
-/// When it is another one.
-pub fn check_model(fields: &mut Fields, served: &str) -> Result<(), ApiError> {
-    match fields.take::<String>("model")? {
-        Some(name) if name != served => Err(unknown_model(&name, served)),
-        _ => Ok(()),
-    }
-}
-
-/// A model that is not served.
-#[must_use]
-pub fn unknown_model(name: &str, served: &str) -> ApiError {
-    let message = format!("there is no model `{name}` here; the model is `{served}`");
-    let status = axum::http::StatusCode::NOT_FOUND;
-    ApiError { status, code: Some("model_not_found"), ..ApiError::field("model", message) }
+/// When there is none of that name.
+pub fn take_model(fields: &mut Fields, models: &Models) -> Result<Model, ApiError> {
+    models.find(fields.take::<String>("model")?.as_deref())
 }

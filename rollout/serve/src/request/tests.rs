@@ -9,19 +9,19 @@ use serde_json::{Value, json};
 use super::{chat::Chat, completion::Completion, generate::Generation, tokens};
 use crate::{
     error::ApiError,
-    testing::{MAX_MODEL_LEN, TEMPLATE, tokenizer, with_template},
+    testing::{MAX_MODEL_LEN, TEMPLATE, models, tokenizer, with_template},
 };
 
 fn completion(more: &Value) -> Result<Completion, ApiError> {
     let mut body = json!({ "prompt": "ab" });
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    Completion::read(body.to_string().as_bytes(), "parrot", &tokenizer(), MAX_MODEL_LEN)
+    Completion::read(body.to_string().as_bytes(), &models(), &tokenizer(), MAX_MODEL_LEN)
 }
 
 fn chat(more: &Value) -> Result<Chat, ApiError> {
     let mut body = json!({ "messages": [{ "role": "user", "content": "hi" }] });
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    Chat::read(body.to_string().as_bytes(), "parrot", &tokenizer(), MAX_MODEL_LEN)
+    Chat::read(body.to_string().as_bytes(), &models(), &tokenizer(), MAX_MODEL_LEN)
 }
 
 #[test]
@@ -176,7 +176,7 @@ fn a_request_beyond_the_models_length_is_refused_and_one_that_reaches_it_is_not(
         assert!(error.message.contains("texts of more than 3200 bytes"), "{}", error.message);
     }
     let body = json!({ "prompt": text }).to_string();
-    assert!(tokens::tokenize(body.as_bytes(), "parrot", &tokenizer()).unwrap().len() > MAX_MODEL_LEN);
+    assert!(tokens::tokenize(body.as_bytes(), &models(), &tokenizer()).unwrap().len() > MAX_MODEL_LEN);
     // A prompt that is scored alone may be as long as the model is.
     let scored = |prompt: usize| completion(&json!({ "prompt": vec![5; prompt], "max_tokens": 0, "echo": true }));
     assert!(scored(100).is_ok() && scored(101).is_err());
@@ -293,7 +293,7 @@ fn calls_and_replies_reach_the_template_as_it_wants_them() {
     let prompt = |template: &str, messages: &Value| {
         let tokenizer = with_template(template);
         let body = json!({ "messages": messages }).to_string();
-        let read = Chat::read(body.as_bytes(), "parrot", &tokenizer, 200).unwrap_or_else(|error| panic!("{error:?}"));
+        let read = Chat::read(body.as_bytes(), &models(), &tokenizer, 200).unwrap_or_else(|error| panic!("{error:?}"));
         tokenizer.decode(&read.prompt.ids).unwrap()
     };
     let talk = |arguments: Value| {
@@ -327,7 +327,7 @@ fn what_the_template_would_leave_out_is_refused() {
     let read = |template: &str, more: Value| {
         let mut body = json!({ "messages": [{ "role": "user", "content": "hi" }] });
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        let read = Chat::read(body.to_string().as_bytes(), "parrot", &with_template(template), 200);
+        let read = Chat::read(body.to_string().as_bytes(), &models(), &with_template(template), 200);
         read.map(|read| read.calling.is_some()).map_err(|error| (error.param.unwrap(), error.message))
     };
     let tools = json!({ "tools": [{ "type": "function", "function": { "name": "f" } }] });
@@ -382,7 +382,7 @@ fn any_body_is_read_or_refused() {
     ];
     let seeds: Vec<Vec<u8>> = seeds.iter().map(|seed| seed.to_string().into_bytes()).collect();
     harness::fuzz::explore("serve_bodies", &seeds, |body| {
-        if let Ok(read) = Completion::read(body, "parrot", &tokenizer, MAX_MODEL_LEN) {
+        if let Ok(read) = Completion::read(body, &models(), &tokenizer, MAX_MODEL_LEN) {
             for prompt in read.prompts {
                 assert!(prompt.ids.len() + prompt.max_tokens as usize <= MAX_MODEL_LEN);
                 if prompt.max_tokens > 0 {
@@ -392,15 +392,15 @@ fn any_body_is_read_or_refused() {
                 }
             }
         }
-        if let Ok(read) = Chat::read(body, "parrot", &tokenizer, MAX_MODEL_LEN) {
+        if let Ok(read) = Chat::read(body, &models(), &tokenizer, MAX_MODEL_LEN) {
             assert!(!read.prompt.ids.is_empty() && read.prompt.max_tokens > 0);
         }
         let vocab_size = tokenizer.model_vocab_size();
-        if let Ok(read) = Generation::read(body, "parrot", vocab_size, MAX_MODEL_LEN) {
+        if let Ok(read) = Generation::read(body, &models(), vocab_size, MAX_MODEL_LEN) {
             assert!(!read.prompt.ids.is_empty() && read.prompt.max_tokens > 0);
         }
-        let _ = tokens::tokenize(body, "parrot", &tokenizer);
-        let _ = tokens::detokenize(body, "parrot", &tokenizer);
+        let _ = tokens::tokenize(body, &models(), &tokenizer);
+        let _ = tokens::detokenize(body, &models(), &tokenizer);
     });
 }
 
@@ -432,7 +432,7 @@ fn both_ways_to_say_what_an_answer_may_be_are_read() {
         assert_eq!(grammar(more.clone()), Some(("structured_outputs", expected.clone())), "{more}");
         assert_eq!(completion(&more).unwrap().sampling.grammar.unwrap().grammar, expected, "{more}");
         let body = json!({ "token_ids": [3], "sampling_params": more }).to_string();
-        let read = Generation::read(body.as_bytes(), "parrot", 96, MAX_MODEL_LEN).unwrap();
+        let read = Generation::read(body.as_bytes(), &models(), 96, MAX_MODEL_LEN).unwrap();
         assert_eq!(read.sampling.grammar.unwrap().grammar, expected, "{more}");
     }
     let both = json!({ "response_format": { "type": "json_object" }, "structured_outputs": { "regex": "a" } });

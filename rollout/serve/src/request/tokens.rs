@@ -2,16 +2,16 @@
 
 use rollout::data::Tokenizer;
 
-use super::{Fields, chat::conversation, check_model};
-use crate::error::ApiError;
+use super::{Fields, chat::conversation, take_model};
+use crate::{error::ApiError, models::Models};
 
 /// The tokens of a prompt or of a conversation.
 ///
 /// # Errors
 /// What is wrong with the body.
-pub fn tokenize(body: &[u8], served: &str, tokenizer: &Tokenizer) -> Result<Vec<u32>, ApiError> {
+pub fn tokenize(body: &[u8], models: &Models, tokenizer: &Tokenizer) -> Result<Vec<u32>, ApiError> {
     let mut fields = Fields::parse(body)?;
-    check_model(&mut fields, served)?;
+    take_model(&mut fields, models)?;
     let special: Option<bool> = fields.take("add_special_tokens")?;
     let ids = match fields.take::<String>("prompt")? {
         Some(prompt) => {
@@ -35,9 +35,9 @@ pub fn tokenize(body: &[u8], served: &str, tokenizer: &Tokenizer) -> Result<Vec<
 ///
 /// # Errors
 /// What is wrong with the body.
-pub fn detokenize(body: &[u8], served: &str, tokenizer: &Tokenizer) -> Result<String, ApiError> {
+pub fn detokenize(body: &[u8], models: &Models, tokenizer: &Tokenizer) -> Result<String, ApiError> {
     let mut fields = Fields::parse(body)?;
-    check_model(&mut fields, served)?;
+    take_model(&mut fields, models)?;
     let ids: Vec<u32> = fields.require("tokens")?;
     fields.end()?;
     tokenizer.decode(&ids).map_err(|error| ApiError::field("tokens", error.to_string()))

@@ -15,7 +15,7 @@ use axum::{
     },
 };
 use futures_util::stream;
-use rollout::engine::{FinishedSequence, GivenLogprob};
+use rollout::engine::{FinishedSequence, GivenLogprob, LoadedAdapter};
 use serde_json::Value;
 use shared::FinishReason;
 use shared_http::{Busy, Connection};
@@ -41,6 +41,8 @@ const AHEAD: usize = 64;
 pub struct Asked {
     /// How the answer is written.
     pub shape: Shape,
+    /// The adapter that is asked, if one is.
+    pub adapter: Option<LoadedAdapter>,
     /// The prompts.
     pub prompts: Vec<Prompt>,
     /// How tokens are drawn.
@@ -56,14 +58,16 @@ impl Asked {
     fn begin(&self, app: &App, place: Place, stream: bool) -> Result<Ticket, ApiError> {
         let wanted = self.prompts.iter().filter(|prompt| prompt.max_tokens > 0);
         let group = |prompt: &Prompt| self.sampling.group(&app.tokenizer, prompt, app.fresh.next());
-        app.service.begin(place, wanted.map(group).collect(), Wish { stream, top_logprobs: self.shape.top_logprobs })
+        let wish = Wish { stream, top_logprobs: self.shape.top_logprobs, adapter: self.adapter.clone() };
+        app.service.begin(place, wanted.map(group).collect(), wish)
     }
 
     /// The log-probs of the prompts that go before their completions, if they are wanted.
     async fn scores(&self, app: &App) -> Result<Vec<Vec<GivenLogprob>>, ApiError> {
         let mut given = Vec::new();
         for prompt in self.prompts.iter().filter(|_| self.echo && self.shape.logprobs) {
-            given.push(app.service.score(Arc::clone(&prompt.ids), self.shape.top_logprobs).await?);
+            let (ids, adapter) = (Arc::clone(&prompt.ids), self.adapter.clone());
+            given.push(app.service.score(ids, self.shape.top_logprobs, adapter).await?);
             // A prompt that is to be completed is counted where that begins.
             if prompt.max_tokens == 0 {
                 app.metrics.prompt_tokens.fetch_add(prompt.ids.len() as u64, Relaxed);

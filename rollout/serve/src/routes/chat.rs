@@ -23,7 +23,7 @@ pub async fn answer(
     request: Request,
 ) -> Result<Response, ApiError> {
     let read = app.enter(request, |app, body| {
-        let mut read = Chat::read(body, &app.model, &app.tokenizer, app.max_model_len)?;
+        let mut read = Chat::read(body, &app.models, &app.tokenizer, app.max_model_len)?;
         read.sampling.compile(&app.grammars, read.prompt.start())?;
         app.prepare_names(read.top_logprobs);
         Ok(read)
@@ -33,14 +33,15 @@ pub async fn answer(
         form: Form::Chat,
         id: format!("chatcmpl-{:016x}", app.fresh.next()),
         created: now(),
-        model: Arc::clone(&app.model),
+        model: read.model.name,
         logprobs: read.logprobs,
         top_logprobs: read.top_logprobs,
         return_token_ids: read.return_token_ids,
         tokens_as_ids: read.tokens_as_ids,
         include_usage: read.streaming.include_usage,
     };
+    let Chat { sampling, calling, .. } = read;
     let asked =
-        Asked { shape, prompts: vec![read.prompt], sampling: read.sampling, echo: false, calling: read.calling };
+        Asked { shape, adapter: read.model.adapter, prompts: vec![read.prompt], sampling, echo: false, calling };
     asked.answer(app, place, connection, read.streaming.stream).await
 }

@@ -24,7 +24,7 @@ pub async fn answer(
     request: Request,
 ) -> Result<Response, ApiError> {
     let read = app.enter(request, |app, body| {
-        let mut read = Completion::read(body, &app.model, &app.tokenizer, app.max_model_len)?;
+        let mut read = Completion::read(body, &app.models, &app.tokenizer, app.max_model_len)?;
         read.sampling.compile(&app.grammars, Start::WithinText)?;
         app.prepare_names(read.logprobs.unwrap_or(0));
         Ok(read)
@@ -34,13 +34,14 @@ pub async fn answer(
         form: Form::Text,
         id: format!("cmpl-{:016x}", app.fresh.next()),
         created: now(),
-        model: Arc::clone(&app.model),
+        model: read.model.name,
         logprobs: read.logprobs.is_some(),
         top_logprobs: read.logprobs.unwrap_or(0),
         return_token_ids: read.return_token_ids,
         tokens_as_ids: read.tokens_as_ids,
         include_usage: read.streaming.include_usage,
     };
-    let asked = Asked { shape, prompts: read.prompts, sampling: read.sampling, echo: read.echo, calling: None };
+    let Completion { prompts, sampling, echo, .. } = read;
+    let asked = Asked { shape, adapter: read.model.adapter, prompts, sampling, echo, calling: None };
     asked.answer(app, place, connection, read.streaming.stream).await
 }

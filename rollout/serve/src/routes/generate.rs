@@ -22,7 +22,7 @@ use crate::{
 pub async fn answer(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
     let vocab_size = app.tokenizer.model_vocab_size();
     let read = app.enter(request, move |app, body| {
-        let mut read = Generation::read(body, &app.model, vocab_size, app.max_model_len)?;
+        let mut read = Generation::read(body, &app.models, vocab_size, app.max_model_len)?;
         read.sampling.compile(&app.grammars, Start::WithinText)?;
         Ok(read)
     });
@@ -33,10 +33,11 @@ pub async fn answer(State(app): State<Arc<App>>, request: Request) -> Result<Jso
 async fn generate(
     app: &Arc<App>,
     place: Place,
-    Generation { prompt, sampling, logprobs }: Generation,
+    Generation { model, prompt, sampling, logprobs }: Generation,
 ) -> Result<Json<Value>, ApiError> {
     let group = sampling.group(&app.tokenizer, &prompt, app.fresh.next());
-    let mut ticket = app.service.begin(place, vec![group], Wish::default())?;
+    let wish = Wish { adapter: model.adapter, ..Wish::default() };
+    let mut ticket = app.service.begin(place, vec![group], wish)?;
     let mut ended = Vec::new();
     while let Some((_, event)) = ticket.next().await? {
         if let Event::Ended(sequence) = event {

@@ -1,5 +1,6 @@
 //! The routes, and what is asked of every request before its route sees it.
 
+mod adapters;
 mod answering;
 mod chat;
 mod completions;
@@ -14,7 +15,7 @@ mod tool_tests;
 use std::{
     num::NonZero,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     thread,
@@ -42,16 +43,19 @@ use crate::{
     desk::{Place, Service},
     error::ApiError,
     metrics::Metrics,
+    models::{Model, Models},
 };
 
 /// How long a body may take to arrive.
 const BODY_PATIENCE: Duration = Duration::from_secs(30);
 
 /// The routes of [`router`], by their names in `/metrics`.
-const ROUTES: [&str; 8] = [
+const ROUTES: [&str; 10] = [
     "/v1/completions",
     "/v1/chat/completions",
     "/v1/models",
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
     "/inference/v1/generate",
     "/tokenize",
     "/detokenize",
@@ -70,9 +74,9 @@ pub struct Limits {
 
 /// What all requests share.
 pub struct App {
-    /// The name of the model.
-    pub model: Arc<str>,
-    /// Its tokenizer.
+    /// The model, and adapters on it.
+    pub models: Models,
+    /// The model's tokenizer.
     pub tokenizer: Tokenizer,
     /// The texts of tokens by themselves.
     pub names: Arc<TokenNames>,
@@ -93,6 +97,10 @@ pub struct App {
     /// Permits for work on texts.
     pub workers: Arc<Semaphore>,
 }
+
+/// The name of the model that a request asks, once that is known: for the counts.
+#[derive(Debug, Clone, Default)]
+struct AskedModel(Arc<OnceLock<Arc<str>>>);
 
 /// A permit for each core.
 #[must_use]
@@ -130,6 +138,8 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/chat/completions", post(chat::answer))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*name}", get(models::one))
+        .route("/v1/load_lora_adapter", post(adapters::load))
+        .route("/v1/unload_lora_adapter", post(adapters::unload))
         .route("/inference/v1/generate", post(generate::answer))
         .route("/tokenize", post(tokens::tokenize))
         .route("/detokenize", post(tokens::detokenize))
@@ -157,19 +167,20 @@ fn route(path: &str) -> &'static str {
 }
 
 /// Lets a request pass or not, and counts it.
-async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+async fn guard(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
     let connection: Option<Connection> = request.extensions().get().cloned();
     let _busy = connection.as_ref().map(|connection| {
         connection.has_asked();
         connection.busy()
     });
-    let route = route(request.uri().path());
+    let (route, model) = (route(request.uri().path()), AskedModel::default());
+    request.extensions_mut().insert(model.clone());
     let response = match judge(app.key.as_deref(), route, request.headers()) {
         Ok(()) => next.run(request).await,
         Err(error) => error.into_response(),
     };
     debug_assert!(route != "other" || !response.status().is_success(), "a route that has no name in `ROUTES`");
-    app.metrics.answered(route, response.status().as_u16());
+    app.metrics.answered(route, model.0.get(), response.status().as_u16());
     response
 }
 
@@ -232,14 +243,19 @@ impl App {
     }
 
     /// Takes a place in the queue for a request, and reads its body.
-    async fn enter<T: Send + 'static>(
+    async fn enter<T: AsRef<Model> + Send + 'static>(
         self: &Arc<Self>,
         request: Request,
         read: impl FnOnce(&Self, &[u8]) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<(Place, T), ApiError> {
+        let model: Option<AskedModel> = request.extensions().get().cloned();
         let body = self.body(request).await?;
         let place = self.service.enter()?;
-        Ok((place, self.in_time(self.apart(move |app| read(app, &body))).await?))
+        let read = self.in_time(self.apart(move |app| read(app, &body))).await?;
+        if let Some(AskedModel(model)) = model {
+            model.get_or_init(|| Arc::clone(&read.as_ref().name));
+        }
+        Ok((place, read))
     }
 
     /// Reads the body of a request that nothing is asked of the engine for.

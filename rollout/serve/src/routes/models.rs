@@ -10,22 +10,30 @@ use axum::{
 use serde_json::{Value, json};
 
 use super::App;
-use crate::{error::ApiError, request::unknown_model};
+use crate::error::ApiError;
 
-fn model(app: &App) -> Value {
-    json!({
-        "id": &*app.model,
-        "object": "model",
-        "created": 0,
-        "owned_by": "tandem",
-        "root": &*app.model,
-        "max_model_len": app.max_model_len,
-    })
+/// All models, the one that is served before its adapters.
+fn models(app: &App) -> Vec<Value> {
+    let model = |id: &str, root: &str, parent: Option<&str>| {
+        json!({
+            "id": id,
+            "object": "model",
+            "created": 0,
+            "owned_by": "tandem",
+            "root": root,
+            "parent": parent,
+            "max_model_len": app.max_model_len,
+        })
+    };
+    let base = app.models.base();
+    let adapters = app.models.adapters();
+    let adapters = adapters.iter().map(|(name, path)| model(name, path, Some(base)));
+    [model(base, base, None)].into_iter().chain(adapters).collect()
 }
 
-/// The models that are served: one.
+/// The models that are served.
 pub async fn list(State(app): State<Arc<App>>) -> Json<Value> {
-    Json(json!({ "object": "list", "data": [model(&app)] }))
+    Json(json!({ "object": "list", "data": models(&app) }))
 }
 
 /// A model by its name. A path that is no text names none.
@@ -35,5 +43,8 @@ pub async fn one(
     uri: Uri,
 ) -> Result<Json<Value>, ApiError> {
     let name = name.map_or_else(|_| uri.path().trim_start_matches("/v1/models/").to_owned(), |Path(name)| name);
-    if name == *app.model { Ok(Json(model(&app))) } else { Err(unknown_model(&name, &app.model)) }
+    match models(&app).into_iter().find(|model| model["id"] == name) {
+        Some(model) => Ok(Json(model)),
+        None => Err(app.models.unknown("model", &name)),
+    }
 }

@@ -313,10 +313,24 @@ fn the_model_and_its_length_are_listed() {
     let endpoint = Endpoint::start(Setup::default());
     let model = endpoint.ask("GET", "/v1/models", "", "").json()["data"][0].clone();
     assert_eq!((&model["id"], &model["max_model_len"]), (&json!("parrot"), &json!(MAX_MODEL_LEN)));
+    assert_eq!((&model["parent"], model["root"].as_str()), (&Value::Null, Some("parrot")));
     assert_eq!(endpoint.ask("GET", "/v1/models/parrot", "", "").json(), model);
     let other = endpoint.ask("GET", "/v1/models/some/other", "", "").refusal();
     assert_eq!(other, (404, Some("model".into()), Some("model_not_found".into())));
     assert_eq!(endpoint.ask("GET", "/health", "", "").status, 200);
+}
+
+#[test]
+fn requests_load_adapters_only_where_a_flag_lets_them_and_with_the_key() {
+    let body = json!({ "lora_name": "a", "lora_path": "/tmp" });
+    for (key, status, part) in [(None, 403, "--allow-runtime-lora-updating"), (Some("k"), 401, "API key")] {
+        let endpoint = Endpoint::start(Setup { key, ..Setup::default() });
+        for path in ["/v1/load_lora_adapter", "/v1/unload_lora_adapter"] {
+            let answer = endpoint.post(path, &body);
+            assert_eq!(answer.refusal().0, status, "{path}");
+            assert!(answer.text.contains(part), "{answer:?}");
+        }
+    }
 }
 
 #[test]
@@ -551,7 +565,7 @@ fn requests_and_tokens_are_counted() {
     }
     let page = endpoint.ask("GET", "/metrics", "", "").text;
     for line in [
-        "tandem_http_requests_total{route=\"/v1/completions\",status=\"200\"} 3\n",
+        "tandem_http_requests_total{route=\"/v1/completions\",status=\"200\",model_name=\"parrot\"} 3\n",
         "tandem_http_requests_total{route=\"/v1/completions\",status=\"400\"} 1\n",
         "tandem_http_requests_total{route=\"other\",status=\"404\"} 1\n",
         "tandem_prompt_tokens_total 7\n",

@@ -13,12 +13,12 @@ use crate::{error::ApiError, request::tokens};
 
 /// The tokens of a prompt or of a conversation.
 pub async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
-    let ids = app.read(request, |app, body| tokens::tokenize(body, &app.model, &app.tokenizer)).await?;
+    let ids = app.read(request, |app, body| tokens::tokenize(body, &app.models, &app.tokenizer)).await?;
     Ok(Json(json!({ "count": ids.len(), "max_model_len": app.max_model_len, "tokens": ids })))
 }
 
 /// The text of tokens.
 pub async fn detokenize(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
-    let text = app.read(request, |app, body| tokens::detokenize(body, &app.model, &app.tokenizer)).await?;
+    let text = app.read(request, |app, body| tokens::detokenize(body, &app.models, &app.tokenizer)).await?;
     Ok(Json(json!({ "prompt": text })))
 }

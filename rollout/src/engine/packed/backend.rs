@@ -26,6 +26,7 @@ use super::{
         swap::{LoadJob, Shelf},
         types::Kernels,
     },
+    adapted::{AdapterLoader, LoadedAdapter, Share},
     check, page_shape, remark_on_speed,
     session::{PackedOptions, PackedSession},
     supports,
@@ -41,6 +42,8 @@ struct Prefix {
     pages: Vec<u32>,
     /// Its positions that are there.
     len: usize,
+    /// What it is computed with, and all that comes after it.
+    adapter: Option<LoadedAdapter>,
 }
 
 /// What samples start from: a prefix, and what comes after it where they go on from a state.
@@ -197,7 +200,8 @@ impl PackedBackend {
             None => {
                 let mut pages = Vec::new();
                 extend(&mut self.free, &mut pages, PageShape::pages_for(of.prompt));
-                Prompt { prefix: Arc::new(Prefix { pages, len: 0 }), own: Vec::new(), own_len: 0 }
+                let prefix = Arc::new(Prefix { pages, len: 0, adapter: of.adapter.cloned() });
+                Prompt { prefix, own: Vec::new(), own_len: 0 }
             }
         };
         extend(&mut self.free, &mut prompt.own, PageShape::pages_for(of.tokens.len() - of.prompt));
@@ -240,15 +244,16 @@ impl PackedBackend {
         logits: ArrayViewMut2<'_, f32>,
     ) -> Result<Cost, EngineError> {
         let tokens = |begun: &Begun<'_>| until(begun).saturating_sub(begun.prompt.len());
-        let mut ids = Vec::new();
+        let (mut ids, mut shares) = (Vec::new(), Vec::new());
         for begun in &*prompts {
             let piece = &begun.of.tokens[begun.prompt.len()..][..tokens(begun)];
             ids.extend(piece.iter().map(|&token| i64::from(token)));
+            shares.push(Share { adapter: begun.prompt.prefix.adapter.clone(), tokens: piece.len() });
         }
         if ids.is_empty() {
             return Ok(Cost::default());
         }
-        self.session.run(&ids, logits, |spans, last| {
+        self.session.run(&ids, shares, logits, |spans, last| {
             for begun in prompts.iter().filter(|&begun| tokens(begun) > 0) {
                 let (Begun { of, prompt, .. }, tokens) = (begun, tokens(begun));
                 let Prompt { prefix, own, own_len } = prompt;
@@ -335,15 +340,18 @@ impl Backend for PackedBackend {
             extend(free, &mut slot.own, PageShape::pages_for(own_len + tokens));
         }
         let at = |slot: usize| slots[slot].as_ref().expect("decoding runs on slots without holes");
-        // Neighbours with one prompt read it together.
+        // Neighbours with one adapter are computed together, and those with one prompt read it together.
+        let adapter = |slot: usize| at(slot).prefix.adapter.as_ref();
         let mut order: Vec<usize> = (0..rows.len()).collect();
-        order.sort_unstable_by_key(|&slot| (at(slot).prefix.pages[0], slot));
+        order.sort_unstable_by_key(|&slot| (Share::key(adapter(slot)), at(slot).prefix.pages[0], slot));
         let mut ids = Vec::with_capacity(rows.len() + drafts.len());
+        let mut shares = Vec::with_capacity(rows.len());
         for &slot in &order {
             ids.push(i64::from(rows[slot].token));
             ids.extend(drafts.of(slot).iter().map(|&token| i64::from(token)));
+            shares.push(Share { adapter: adapter(slot).cloned(), tokens: 1 + drafts.of(slot).len() });
         }
-        session.run(&ids, logits, |spans, last| {
+        session.run(&ids, shares, logits, |spans, last| {
             last.resize(ids.len(), 0);
             for &slot in &order {
                 let Slot { prefix, own, .. } = at(slot);
@@ -374,11 +382,21 @@ impl Backend for PackedBackend {
         config: &ModelConfig,
         tokens: &[u32],
         scored: usize,
+        adapter: Option<&LoadedAdapter>,
         each: EachRow<'_>,
     ) -> Result<(), EngineError> {
         let pages = page_shape(config, 1, tokens.len(), self.options.pages.format);
         let options = PackedOptions { pages, ..self.options };
-        PackedSession::new(self.session.weights(), config, options)?.score(tokens, scored, each)
+        PackedSession::new(self.session.weights(), config, options)?.score(tokens, scored, adapter, each)
+    }
+
+    fn adapter_loader(&self, config: &ModelConfig) -> Option<AdapterLoader> {
+        let weights = self.session.weights();
+        (!weights.is_adapter()).then(|| AdapterLoader::new(weights, config, self.options))
+    }
+
+    fn takes(&self, adapter: &LoadedAdapter) -> bool {
+        adapter.is_of(&self.session.weights())
     }
 
     fn load(&mut self, source: WeightSource, config: ModelConfig, manifest: WeightManifest) -> LoadJob {
@@ -409,6 +427,13 @@ impl Paged for PackedBackend {
         let (prompts, cost) = self.compute(&[prompt], tokens, no_logits(self.session.vocab))?;
         self.coming = prompts.into_iter().next();
         Ok(cost)
+    }
+
+    fn all_started(&mut self, prompt: usize) {
+        let has_adapter = |of: &mut Prompt| of.prefix.adapter.is_some();
+        if let Some(prompt) = self.prompts[prompt].take_if(has_adapter) {
+            give_back(&mut self.free, prompt);
+        }
     }
 
     fn give_up(&mut self, prompt: usize) {
@@ -468,7 +493,7 @@ fn pass(
     let pages = page_shape(config, 1, examined.positions(), kv);
     let mut session = PackedSession::new(weights, config, PackedOptions { pages, ..options })?;
     let rounding = Rounding { stored: dtype_of(manifest), weights: options.format, kv };
-    examined.pass(config.vocab_size, rounding, |tokens, scored, each| session.score(tokens, scored, each))
+    examined.pass(config.vocab_size, rounding, |tokens, scored, each| session.score(tokens, scored, None, each))
 }
 
 /// Where logits go of which there are none.

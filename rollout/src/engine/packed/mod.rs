@@ -33,13 +33,18 @@
 //! A version that is an adapter is added to the mapped weights of its base: row by row, in fp32, on the way into the
 //! packed layout. Products that no adapter changes, the head among them, are packed once for all versions
 //! (`weights::Kept`). The result has the bits of the merged model.
+//!
+//! Adapters can also lie beside the weights in use (`adapted`), so that sequences of several run at once. A call takes
+//! the tokens of all of them. Products that an adapter changes are computed adapter by adapter, all others once.
 
+mod adapted;
 mod backend;
 mod graph;
 mod operators;
 mod session;
 mod weights;
 
+pub use adapted::{AdapterLoader, LoadedAdapter, adapter_bytes};
 pub(super) use backend::PackedBackend;
 
 use std::time::Duration;

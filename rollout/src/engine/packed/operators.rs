@@ -14,14 +14,15 @@ use ort::{
     value::TensorElementType,
 };
 use rollout_kernels::{
-    attention::Attention, linear::Input, pages::Pages, parallel::Machine, residual::add_normed, simd::Isa,
-    spans::Spans, thread_pool::ThreadPool,
+    attention::Attention, linear::Input, packed::PackedShape, pages::Pages, parallel::Machine, residual::add_normed,
+    simd::Isa, spans::Spans, thread_pool::ThreadPool,
 };
 
 use shared::LayerKind;
 
 use super::{
     super::backend::Cost,
+    adapted::Share,
     graph::{ATTENTION, DOMAIN, EMBEDDING, INDEX, LINEAR, RESIDUAL},
     weights::PackedWeights,
 };
@@ -31,6 +32,8 @@ pub(in super::super) struct State {
     pub weights: Arc<PackedWeights>,
     pub pages: Pages,
     pub spans: Spans,
+    /// What the tokens of the spans are computed with.
+    pub shares: Vec<Share>,
     /// For each row of logits, the token it belongs to.
     pub last_tokens: Vec<usize>,
     pub heads: usize,
@@ -169,7 +172,7 @@ fn embedding(state: &State, context: &ComputeContext) -> ort::Result<()> {
 }
 
 fn linear(state: &mut State, index: usize, context: &ComputeContext) -> ort::Result<()> {
-    let State { weights, last_tokens, isa, threads, scratch, .. } = state;
+    let State { weights, shares, last_tokens, isa, threads, scratch, .. } = state;
     let layer = weights.linear(index);
     let x = context.input(0)?.ok_or_else(missing)?;
     let (_, x) = x.try_extract_tensor::<f32>()?;
@@ -179,7 +182,21 @@ fn linear(state: &mut State, index: usize, context: &ComputeContext) -> ort::Res
     let count = rows.map_or(x.len() / layer.shape.depth, <[usize]>::len);
     let mut out = context.output(0, [count, layer.shape.outputs])?.ok_or_else(missing)?;
     let (_, out) = out.try_extract_tensor_mut::<f32>()?;
-    layer.run(Input { x, rows, residual }, out, Machine { isa: *isa, threads, scratch });
+    if rows.is_some() {
+        // No adapter changes the head.
+        layer.run(Input { x, rows, residual }, out, Machine { isa: *isa, threads, scratch });
+        return Ok(());
+    }
+    let PackedShape { depth, outputs, .. } = layer.shape;
+    let mut begin = 0;
+    for same in shares.chunk_by(|one, next| one.has_product_of(next, index)) {
+        let end = begin + same.iter().map(|share| share.tokens).sum::<usize>();
+        let residual = residual.map(|residual| &residual[begin * outputs..end * outputs]);
+        let input = Input { x: &x[begin * depth..end * depth], rows: None, residual };
+        let machine = Machine { isa: *isa, threads, scratch };
+        same[0].product(index, layer).run(input, &mut out[begin * outputs..end * outputs], machine);
+        begin = end;
+    }
     Ok(())
 }
 

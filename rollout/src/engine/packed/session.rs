@@ -23,6 +23,7 @@ use super::{
         session::{SessionOptions, alone, builder},
         storage::FloatMemory,
     },
+    adapted::{LoadedAdapter, Share},
     graph,
     operators::{self, SharedState, State},
     start_threads,
@@ -61,6 +62,7 @@ impl PackedSession {
             weights,
             pages,
             spans: Spans::default(),
+            shares: Vec::new(),
             last_tokens: Vec::new(),
             heads: config.num_attention_heads,
             isa: Isa::detect(),
@@ -78,22 +80,25 @@ impl PackedSession {
         Ok(Self { session, bindings, state, vocab: config.vocab_size, group: config.group_size() })
     }
 
-    /// Runs `ids`, one sequence after the other as `fill` adds them to the spans. `logits` (`[rows, vocab]`) receives
-    /// the rows of the tokens that `fill` names.
+    /// Runs `ids`, one sequence after the other as `fill` adds them to the spans, and with the adapters of `shares`.
+    /// `logits` (`[rows, vocab]`) receives the rows of the tokens that `fill` names.
     pub fn run(
         &mut self,
         ids: &[i64],
+        shares: Vec<Share>,
         logits: ArrayViewMut2<'_, f32>,
         fill: impl FnOnce(&mut Spans, &mut Vec<usize>),
     ) -> Result<(), EngineError> {
         {
             let mut state = operators::lock(&self.state);
-            let State { spans, last_tokens, .. } = &mut *state;
+            let State { spans, last_tokens, shares: of_run, .. } = &mut *state;
             spans.clear();
             last_tokens.clear();
             fill(spans, last_tokens);
             spans.cut(self.group);
             assert_eq!(spans.tokens(), ids.len(), "one place in the spans for each token");
+            assert_eq!(shares.iter().map(|share| share.tokens).sum::<usize>(), ids.len(), "each token has its weights");
+            *of_run = shares;
             assert_eq!(logits.dim(), (last_tokens.len(), self.vocab), "one row of logits for each row asked for");
         }
         let data = ids.as_ptr().cast_mut().cast();
@@ -102,13 +107,16 @@ impl PackedSession {
         let output = FloatMemory::of(logits).tensor(&shape);
         // SAFETY: ids and logits are borrowed until this function returns, and both names are bound anew before every
         // run.
-        unsafe {
+        let run = unsafe {
             self.bindings
                 .bind_input(c"input_ids", &input)
                 .and_then(|()| self.bindings.bind_output(c"logits", &output))
-                .map_err(EngineError::runtime("cannot bind the graph's inputs"))?;
-            self.bindings.run(&mut self.session, None)
-        }
+                .map_err(EngineError::runtime("cannot bind the graph's inputs"))
+                .and_then(|()| self.bindings.run(&mut self.session, None))
+        };
+        // Nobody may want an adapter any more that was computed with.
+        operators::lock(&self.state).shares.clear();
+        run
     }
 
     /// Copies a page of keys and values over another one.
@@ -143,7 +151,13 @@ impl PackedSession {
 
     /// Gives `each` the logits (`[vocab]`) of the positions before each of the last `scored` of some tokens. For a
     /// session of its own.
-    pub fn score(&mut self, tokens: &[u32], scored: usize, each: EachRow<'_>) -> Result<(), EngineError> {
+    pub fn score(
+        &mut self,
+        tokens: &[u32],
+        scored: usize,
+        adapter: Option<&LoadedAdapter>,
+        each: EachRow<'_>,
+    ) -> Result<(), EngineError> {
         // A long sequence goes through in pieces: activations and logits would take memory that nobody has planned.
         const PIECE: usize = 256;
         let fed: Vec<i64> = tokens[..tokens.len() - 1].iter().map(|&t| i64::from(t)).collect();
@@ -153,7 +167,8 @@ impl PackedSession {
         let mut computed = 0;
         for (piece, rows) in unscored.chain(scored.map(|piece| (piece, piece.len()))) {
             let mut logits = Array2::from_elem((rows, self.vocab), f32::NAN);
-            self.run(piece, logits.view_mut(), |spans, wanted| {
+            let share = Share { adapter: adapter.cloned(), tokens: piece.len() };
+            self.run(piece, vec![share], logits.view_mut(), |spans, wanted| {
                 spans.push(&[], 0, &pages, computed, piece.len());
                 wanted.extend(0..rows);
             })?;
@@ -189,13 +204,13 @@ mod tests {
         let mut logits = Array2::zeros((1, config.vocab_size));
         // A sequence without a page to store its key in.
         let error = session
-            .run(&[1], logits.view_mut(), |spans, last| {
+            .run(&[1], vec![Share { adapter: None, tokens: 1 }], logits.view_mut(), |spans, last| {
                 spans.push(&[], 0, &[], 0, 1);
                 last.push(0);
             })
             .unwrap_err()
             .to_string();
         assert!(error.contains("a packed kernel panicked"), "{error}");
-        session.score(&[0, 1, 2], 1, &mut |_| ()).unwrap();
+        session.score(&[0, 1, 2], 1, None, &mut |_| ()).unwrap();
     }
 }

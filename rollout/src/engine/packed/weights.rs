@@ -29,14 +29,14 @@ struct LinearWeights {
 }
 
 /// Some of the products of a version, packed.
-struct Panels {
+pub(super) struct Panels {
     memory: LargeBuffer,
     /// Those that are here, by their number.
     packed: Vec<Option<PackedProduct>>,
 }
 
 /// A product within that memory, and what it is rounded to.
-struct PackedProduct {
+pub(super) struct PackedProduct {
     panels: Range<usize>,
     quantized: Option<Quantized>,
 }
@@ -64,6 +64,8 @@ pub(in super::super) struct Provided {
 pub(in super::super) struct PackedWeights {
     /// The embedding is read where it lies.
     data: Mmap,
+    /// What lies there.
+    manifest: WeightManifest,
     embedding: Range<usize>,
     hidden: usize,
     epsilon: f32,
@@ -159,8 +161,29 @@ impl PackedWeights {
             head_norms,
             own,
             kept,
+            manifest: manifest.clone(),
             data,
         })
+    }
+
+    /// Whether an adapter is part of them.
+    pub fn is_adapter(&self) -> bool {
+        self.manifest.adapter.is_some()
+    }
+
+    /// The products that an adapter on these weights changes, packed on `threads` threads.
+    pub(super) fn changed(
+        &self,
+        config: &ModelConfig,
+        adapter: &Adapter,
+        format: Format,
+        threads: usize,
+    ) -> Result<Panels, EngineError> {
+        let threads = start_threads(threads, Duration::ZERO)?;
+        let products: Vec<Product> = products(config, format).collect();
+        let stored = Stored { data: &self.data, manifest: &self.manifest };
+        let packing = Packing { products: &products, stored: &stored, adapter: Some(adapter), threads: &threads };
+        packing.pack(|product| packing.is_own(product), None).map_err(EngineError::Memory)
     }
 
     /// Words of the panels that are this version's own.
@@ -255,10 +278,21 @@ impl PackedWeights {
 }
 
 impl Panels {
-    fn get(&self, index: usize) -> Option<(&[f32], Option<&Quantized>)> {
-        let PackedProduct { panels, quantized } = self.packed[index].as_ref()?;
+    pub fn get(&self, index: usize) -> Option<(&[f32], Option<&Quantized>)> {
+        let PackedProduct { panels, quantized } = self.product(index)?;
         Some((&self.memory[panels.clone()], quantized.as_ref()))
     }
+
+    pub fn product(&self, index: usize) -> Option<&PackedProduct> {
+        self.packed[index].as_ref()
+    }
+}
+
+/// Words of the products that an adapter changes; without one, of all that any changes.
+pub(super) fn changed_words(config: &ModelConfig, format: Format, adapter: Option<&Adapter>) -> usize {
+    let layers = (0..config.num_hidden_layers).flat_map(|layer| layer_products(config, format, layer));
+    let changed = layers.filter(|product| adapter.is_none_or(|adapter| product.is_changed_by(adapter)));
+    changed.map(|product| product.shape.words()).sum()
 }
 
 /// What products are packed from.
@@ -276,7 +310,7 @@ impl Packing<'_> {
 
     /// Whether a product differs from that of the base, where there is one.
     fn is_own(&self, product: &Product) -> bool {
-        self.adapter.is_none() || product.names.iter().any(|name| self.update(name).is_some())
+        self.adapter.is_none_or(|adapter| product.is_changed_by(adapter))
     }
 
     /// Whether these are, of the same base, all that the adapter leaves as it is.
@@ -384,6 +418,12 @@ struct Product {
     bias: bool,
 }
 
+impl Product {
+    fn is_changed_by(&self, adapter: &Adapter) -> bool {
+        self.names.iter().any(|name| adapter.update(&format!("{name}.weight")).is_some())
+    }
+}
+
 /// The products in the order of the graph.
 fn products(config: &ModelConfig, format: Format) -> impl Iterator<Item = Product> {
     let head = Product {
@@ -463,6 +503,48 @@ mod tests {
         }
     }
 
+    /// An adapter for `base` of rank 1, whose numbers are all 0.5.
+    fn write_adapter(base: &Path, dir: &Path, config: &ModelConfig, module: &str) {
+        let adapter = AdapterConfig {
+            base_model_name_or_path: String::new(),
+            base_blake3: None,
+            r: 1,
+            lora_alpha: 1.0,
+            lora_dropout: 0.0,
+            target_modules: vec![module.into()],
+            use_rslora: false,
+        };
+        let shapes: std::collections::HashMap<_, _> =
+            adapter.tensors(config.parameters()).unwrap().into_iter().collect();
+        let mut read = |name: &str| Ok(vec![0.5; shapes[name].iter().product()].into());
+        write_adapter_version(base, dir, PolicyVersion(1), &adapter, &mut read).unwrap();
+    }
+
+    #[test]
+    fn what_an_adapter_changes_is_packed_beside_its_base_and_takes_the_memory_that_is_planned() {
+        let model = ModelDir::open(harness::golden_dir().join("models/qwen2")).unwrap();
+        let (folder, config) = (tempfile::tempdir().unwrap(), model.config());
+        let path = |name: &str| folder.path().join(name);
+        export(&model, &path("v0"), &ExportOptions::default()).unwrap();
+        let base = load(&path("v0"), config, Provided::default());
+        let mut all = 0;
+        for (module, part) in [("q_proj", 0), ("o_proj", 1), ("up_proj", 2), ("down_proj", 3)] {
+            write_adapter(&path("v0"), &path(module), config, module);
+            let adapter = Adapter::open(&path(module), config.parameters()).unwrap();
+            let changed = base.changed(config, &adapter, Format::Fp32, 1).unwrap();
+            let version = load(&path(module), config, Provided::default());
+            for index in 0..=version.head() {
+                let panels = changed.get(index).map(|(panels, _)| panels);
+                let is_changed = index < version.head() && index % LINEARS_PER_LAYER == part;
+                assert_eq!(panels.is_some(), is_changed, "{module}: product {index}");
+                assert!(panels.is_none_or(|panels| panels == version.linear(index).panels), "{module}: {index}");
+            }
+            assert_eq!(changed.memory.len(), changed_words(config, Format::Fp32, Some(&adapter)), "{module}");
+            all += changed.memory.len();
+        }
+        assert_eq!(all, changed_words(config, Format::Fp32, None));
+    }
+
     #[test]
     fn what_no_adapter_changes_is_packed_once_for_a_base() {
         let model = ModelDir::open(harness::golden_dir().join("models/qwen2")).unwrap();
@@ -475,19 +557,7 @@ mod tests {
         for (name, base, module) in
             [("a", "v0", "q_proj"), ("b", "v0", "q_proj"), ("c", "v0", "up_proj"), ("d", "other", "q_proj")]
         {
-            let config = AdapterConfig {
-                base_model_name_or_path: String::new(),
-                base_blake3: None,
-                r: 1,
-                lora_alpha: 1.0,
-                lora_dropout: 0.0,
-                target_modules: vec![module.into()],
-                use_rslora: false,
-            };
-            let shapes: std::collections::HashMap<_, _> =
-                config.tensors(model.config().parameters()).unwrap().into_iter().collect();
-            let mut read = |name: &str| Ok(vec![0.5; shapes[name].iter().product()].into());
-            write_adapter_version(&path(base), &path(name), PolicyVersion(1), &config, &mut read).unwrap();
+            write_adapter(&path(base), &path(name), model.config(), module);
         }
         let first = load(&path("a"), model.config(), Provided::default());
         let kept = first.kept().unwrap();

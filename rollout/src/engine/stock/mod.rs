@@ -34,6 +34,7 @@ use super::{
     device::lever::{DecodeStep, Levers},
     draft::Drafts,
     gate::{Gate, Rounding},
+    packed::LoadedAdapter,
     sequence::DecodeRow,
     session::{SessionOptions, dtype_of},
     storage::FloatMemory,
@@ -159,6 +160,7 @@ impl Backend for StockBackend {
         config: &ModelConfig,
         tokens: &[u32],
         scored: usize,
+        _: Option<&LoadedAdapter>,
         each: EachRow<'_>,
     ) -> Result<(), EngineError> {
         self.session.score(config, tokens, scored, each)

@@ -10,10 +10,10 @@ use super::support::{
     MODES, Outcome, Steps, exported, finish, golden_model, greedy, group, options, outcome, wait_swap, write,
 };
 
-const ALL: [&str; 7] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
+pub const ALL: [&str; 7] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
 
-/// A version with random updates of some of the modules, and one with the weights that they make.
-fn adapted(base: &WeightSource, folder: &Path, version: u64, modules: &[&str]) -> [WeightSource; 2] {
+/// A version with random updates of some of the modules, of this size.
+pub fn adapter(base: &WeightSource, folder: &Path, version: u64, modules: &[&str], size: f32) -> WeightSource {
     let config = AdapterConfig {
         base_model_name_or_path: "base".into(),
         base_blake3: None,
@@ -30,12 +30,18 @@ fn adapted(base: &WeightSource, folder: &Path, version: u64, modules: &[&str]) -
     write_adapter_version(&base.dir, &dir, version, &config, &mut |name| {
         let (expected, shape) = tensors.next().unwrap();
         assert_eq!(name, expected);
-        Ok((0..shape.iter().product()).map(|_| 0.1 * stream.next_normal() as f32).collect())
+        Ok((0..shape.iter().product()).map(|_| size * stream.next_normal() as f32).collect())
     })
     .unwrap();
-    let merged = VersionDir::open(&dir).unwrap();
-    let whole = write(base, folder, version.0, |name| merged.read_f32(name).unwrap());
-    [WeightSource { dir, version }, whole]
+    WeightSource { dir, version }
+}
+
+/// A version with random updates of some of the modules, and one with the weights that they make.
+fn adapted(base: &WeightSource, folder: &Path, version: u64, modules: &[&str]) -> [WeightSource; 2] {
+    let adapter = adapter(base, folder, version, modules, 0.1);
+    let merged = VersionDir::open(&adapter.dir).unwrap();
+    let whole = write(base, folder, version, |name| merged.read_f32(name).unwrap());
+    [adapter, whole]
 }
 
 fn complete(engine: &mut Engine) -> Outcome {

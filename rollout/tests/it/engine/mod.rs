@@ -6,6 +6,7 @@ mod bounds;
 mod cancel;
 mod constrained;
 mod gate;
+mod loaded_adapters;
 mod reference;
 mod rounded;
 mod states;

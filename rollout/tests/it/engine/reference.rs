@@ -67,14 +67,14 @@ fn golden_scores_of_completions_that_others_have_made() {
         assert_eq!(scores.len(), meant.len(), "{name}");
         let apart = scores.iter().zip(&meant).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
         assert!(apart <= 1e-4, "{name} on {kernels} kernels: off by {apart}");
-        let given = engine.given_logprobs(&prompt, &made, 3).unwrap();
+        let given = engine.given_logprobs(&prompt, &made, 3, None).unwrap();
         assert_eq!(given.iter().map(|given| given.logprob).collect::<Vec<_>>(), scores, "{name}");
         for (given, id) in given.iter().zip(&made) {
             let likeliest = given.top[0];
             assert!(likeliest.token == *id && likeliest.logprob == given.logprob, "{name}: greedy is the likeliest");
             assert!(given.top.len() == 3 && given.top.is_sorted_by(|one, other| one.logprob >= other.logprob));
         }
-        let unlikely = engine.given_logprobs(&prompt, &[u32::from(made[0] == 0)], 1).unwrap().remove(0);
+        let unlikely = engine.given_logprobs(&prompt, &[u32::from(made[0] == 0)], 1, None).unwrap().remove(0);
         assert!(unlikely.top[0].token == made[0] && unlikely.logprob < unlikely.top[0].logprob, "{name}");
         for finished in finish(&mut engine) {
             check_reference(name, &finished, &expected["continuation_ids"], &expected["logprobs"]);

@@ -94,7 +94,7 @@ fn the_likeliest_are_those_of_all_tokens() {
             let mut all: Vec<(u32, f64)> = (0..vocab).zip((0..vocab).map(scaled)).collect();
             let total = all.iter().map(|(_, logprob)| logprob.exp()).sum::<f64>().ln();
             all.sort_by(|(_, one), (_, other)| other.total_cmp(one));
-            let given = engine.given_logprobs(&context, &[0], 4).unwrap().remove(0).top;
+            let given = engine.given_logprobs(&context, &[0], 4, None).unwrap().remove(0).top;
             for ((&TopLogprob { token, logprob }, (meant, exact)), given) in top.iter().zip(&all).zip(&given) {
                 assert!(token == *meant && (logprob - (exact - total)).abs() < 1e-4, "{top:?}: {meant} {exact}");
                 assert!(given.token == *meant && (given.logprob - exact * scale).abs() < 1e-6, "{given:?}: {exact}");
