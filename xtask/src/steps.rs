@@ -50,7 +50,8 @@ pub fn test(host: &Host) -> Result<()> {
     result
 }
 
-/// Checks for aarch64 what is bound to a processor; where that cannot be, a line says so, here and in the list `skipped`.
+/// Checks for aarch64 what is bound to a processor. Where that cannot be, a line says so, here and in the list
+/// `skipped`.
 fn check_aarch64(host: &Host, skipped: &Path) -> Result<()> {
     let Some(missing) = cross::missing(host)? else { return run(cross::check(host)) };
     let line = format!("SKIPPED check for aarch64 Linux: {missing}\n");

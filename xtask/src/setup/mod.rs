@@ -100,8 +100,8 @@ pub fn fetch(host: &Host, component: &Component, native: &Path) -> Result<()> {
     result.and(removed)
 }
 
-/// Makes sure that `.native/` holds the CPU builds for x86-64, which may be passed on, and fetches their licences if they
-/// are not there. Returns the folder of the licences: `libtorch`, `onnxruntime` and others in it.
+/// Makes sure that `.native/` holds the CPU builds for x86-64, which may be passed on, and fetches their licences if
+/// they are not there. Returns the folder of the licences: `libtorch`, `onnxruntime` and others in it.
 ///
 /// # Errors
 /// When `.native/` holds other builds, or the licences cannot be downloaded.
