@@ -1,7 +1,8 @@
 //! A check of the code that is bound to a processor or to system calls, as a compiler for aarch64 Linux reads it.
 //!
-//! Neither programs nor tests are made, and no library of that platform is needed. Left out is what compiles for a
-//! minute or more: the programs and the learner, whose other dependencies are bound to no processor.
+//! Neither programs nor tests are made, and no library of that platform is needed. The kernels and the containment of
+//! rewards have nearly all of that code, and `shared` comes with them. Left out, since their dependencies would take
+//! minutes, are the programs, the exporters, the learner and all tests.
 
 use std::{env, path::Path, process::Command};
 
@@ -13,8 +14,8 @@ const TARGET: &str = "aarch64-unknown-linux-gnu";
 /// Compiles the C in dependencies; the crate `cc` looks for it by this name.
 const COMPILER: &str = "aarch64-linux-gnu-gcc";
 
-/// Crates with code for single processors or with system calls, and `shared`, which they stand on.
-const PACKAGES: [&str; 4] = ["exporters", "rollout-kernels", "rollout-rewards", "shared"];
+/// Crates with code for single processors or with system calls.
+const PACKAGES: [&str; 2] = ["rollout-kernels", "rollout-rewards"];
 
 /// What the check lacks on this machine, with the way to get it.
 ///
