@@ -104,8 +104,13 @@ fn describe_processor(name: &str, cores: usize, flags: &str, tiles: bool) -> Fin
         (false, false) => "",
     };
     let detail = format!("{name}, {cores} usable threads, {kinds}{products}");
-    if cfg!(target_arch = "x86_64") && !has("avx2") {
-        return Finding::warn("processor", detail, "without avx2 everything works, but several times slower");
+    if !has("avx2") {
+        let remedy = if cfg!(target_arch = "x86_64") {
+            "without avx2 everything works, but several times slower"
+        } else {
+            "the sampler has kernels in plain Rust only for this processor: compare with `--kernels stock`"
+        };
+        return Finding::warn("processor", detail, remedy);
     }
     Finding::ok("processor", detail)
 }
@@ -218,9 +223,7 @@ mod tests {
     fn instruction_sets_are_named_and_their_lack_is_a_warning() {
         let good = describe_processor("X", 4, "fpu avx2 fma avx512f amx_tile", true);
         assert_eq!((good.level, good.detail.as_str()), (Level::Ok, "X, 4 usable threads, avx2 fma avx512 amx"));
-        if cfg!(target_arch = "x86_64") {
-            assert_eq!(describe_processor("X", 4, "fpu sse2", false).level, Level::Warn);
-        }
+        assert_eq!(describe_processor("X", 4, "fpu sse2", false).level, Level::Warn);
     }
 
     #[test]

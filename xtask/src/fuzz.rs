@@ -11,9 +11,6 @@ use crate::{host::Host, steps::run};
 const FLAGS: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares -Cdebug-assertions -Ccodegen-units=4 --cfg fuzzing";
-/// If the target is given, build scripts and macros are built without these flags.
-const TRIPLE: &str = "x86_64-unknown-linux-gnu";
-
 /// Words of `cargo xtask fuzz`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -30,11 +27,13 @@ pub struct Args {
 /// When the build fails or a target finds an input; libFuzzer names the file of that input.
 pub fn fuzz(host: &Host, args: &Args) -> Result<()> {
     let folder = host.root.join("target/fuzz");
+    // If the target is given, build scripts and macros are built without these flags.
+    let triple = format!("{}-unknown-linux-gnu", host.platform.1);
     let mut build = host.cargo();
-    build.args(["build", "--release", "--locked", "--package", "fuzz", "--features", "libfuzzer", "--target", TRIPLE]);
+    build.args(["build", "--release", "--locked", "--package", "fuzz", "--features", "libfuzzer", "--target", &triple]);
     build.arg("--target-dir").arg(&folder).env("RUSTFLAGS", FLAGS);
     run(build)?;
-    let program = folder.join(TRIPLE).join("release/fuzz");
+    let program = folder.join(triple).join("release/fuzz");
     let listed = Command::new(&program).output().with_context(|| program.display().to_string())?.stdout;
     let listed = String::from_utf8(listed).context("the names of the targets")?;
     let chosen: Vec<&str> =

@@ -7,7 +7,7 @@ use std::{
     process::Command,
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 /// The machine and the checkout that a command works on.
 #[derive(Debug, Clone)]
@@ -48,6 +48,16 @@ impl Host {
             platform: (env::consts::OS, env::consts::ARCH),
             cxx: env::var_os("CXX").unwrap_or_else(|| "c++".into()),
         })
+    }
+
+    /// Refuses a platform for which something is not made.
+    ///
+    /// # Errors
+    /// Everywhere but on x86-64 Linux.
+    pub fn check_x86_64(&self, what: &str) -> Result<()> {
+        let (os, arch) = self.platform;
+        ensure!(self.platform == ("linux", "x86_64"), "{what} for x86_64 Linux only, and this is {arch} {os}");
+        Ok(())
     }
 
     /// Folder of the native libraries.

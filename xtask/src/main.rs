@@ -8,6 +8,7 @@
 mod bench;
 mod book;
 mod conformity;
+mod cross;
 mod dist;
 mod docs;
 mod fuzz;

@@ -64,7 +64,10 @@ pub fn check_components(host: &Host) -> Result<()> {
 }
 
 /// Standard output of a program that must exist and succeed.
-fn output(host: &Host, program: &str, args: &[&str]) -> Result<String> {
+///
+/// # Errors
+/// When it does not.
+pub fn output(host: &Host, program: &str, args: &[&str]) -> Result<String> {
     let result = host.command(program).args(args).stdin(Stdio::null()).output();
     let output = result.map_err(|error| anyhow!("`{program}`: {error}"))?;
     ensure!(output.status.success(), "`{program} {}` fails with {}", args.join(" "), output.status);

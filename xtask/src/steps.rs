@@ -3,7 +3,8 @@
 use std::{
     collections::BTreeSet,
     ffi::OsString,
-    fs,
+    fs::{self, File},
+    io::Write,
     path::Path,
     process::Command,
     time::{Duration, Instant},
@@ -11,7 +12,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use crate::{host::Host, lanes, lints, prerequisites, setup, tidy};
+use crate::{cross, host::Host, lanes, lints, prerequisites, setup, tidy};
 
 /// The programs of a run on one host.
 const PROGRAMS: [&str; 3] = ["tandem", "rollout", "learner"];
@@ -19,8 +20,8 @@ const PROGRAMS: [&str; 3] = ["tandem", "rollout", "learner"];
 /// Variable with the file to which skipped tests append a line, as in `harness::without_hardware`.
 const SKIPPED: &str = "TANDEM_SKIPPED_FILE";
 
-/// Formatting, house rules, lints, and all tests. One profile serves every step, so nothing is compiled twice for it.
-/// Skipped tests are listed at the end, with the reason.
+/// Formatting, house rules, lints, a check for aarch64, and all tests. One profile serves every step, so nothing is
+/// compiled twice for it. Skipped tests are listed at the end, with the reason.
 ///
 /// # Errors
 /// With the name of the first step that fails.
@@ -40,12 +41,23 @@ pub fn test(host: &Host) -> Result<()> {
         steps.time("lints", || run(lints::build(host, &["--all-targets"])))?;
         steps.time("build", || run(cargo(&["build", "--release", "--workspace", "--locked"])))?;
         fs::write(&skipped, "").with_context(|| format!("cannot write {}", skipped.display()))?;
+        steps.time("aarch64", || check_aarch64(host, &skipped))?;
         let result = steps.time("tests", || lanes::run(host, (SKIPPED, &skipped)));
         print_skipped(&skipped)?;
         result
     })();
     steps.print();
     result
+}
+
+/// Checks for aarch64 what is bound to a processor. Where that cannot be, a line says so, here and in the list
+/// `skipped`.
+fn check_aarch64(host: &Host, skipped: &Path) -> Result<()> {
+    let Some(missing) = cross::missing(host)? else { return run(cross::check(host)) };
+    let line = format!("SKIPPED check for aarch64 Linux: {missing}\n");
+    eprint!("{line}");
+    let list = File::options().append(true).open(skipped);
+    list.and_then(|mut list| list.write_all(line.as_bytes())).with_context(|| skipped.display().to_string())
 }
 
 /// Each test that was skipped, once: in the output of all tests, their lines are far apart.
@@ -160,6 +172,7 @@ impl Steps {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::fake;
 
     /// The crates of a selection by `cargo tree`, a line each, in the given format.
     fn crates(selection: &[&str], format: &str) -> BTreeSet<String> {
@@ -219,6 +232,18 @@ mod tests {
         let words: Vec<_> = build.get_args().map(|word| word.to_str().unwrap()).collect();
         let bins = "--bin tandem --bin rollout --bin learner --example countdown";
         assert_eq!(words.join(" "), format!("build --release --locked --workspace {bins}"));
+    }
+
+    #[test]
+    fn a_check_for_aarch64_that_is_left_out_is_in_the_list() {
+        let dir = tempfile::tempdir().unwrap();
+        let list = dir.path().join("skipped.txt");
+        fs::write(&list, "SKIPPED another\n").unwrap();
+        let host = fake::host(dir.path(), &[("rustc", "echo /nowhere/lib")]);
+        check_aarch64(&host, &list).unwrap();
+        let lines = fs::read_to_string(&list).unwrap();
+        let added = lines.strip_prefix("SKIPPED another\nSKIPPED check for aarch64 Linux: ");
+        assert!(added.is_some_and(|reason| reason.ends_with("has not been run\n")), "{lines}");
     }
 
     #[test]

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <string>
 
 #include <ATen/ATen.h>
@@ -20,8 +21,10 @@ namespace {
 using std::chrono::milliseconds;
 using Clique = c10d::ProcessGroupGloo;
 
-// The stand-ins for Gloo's headers are right only for the layout that they were tried with.
-static_assert(sizeof(Clique) == 488, "another libtorch: try src/ranks/stubs with it before this is changed");
+// The stand-ins for Gloo's headers are right only for the layout that they were tried with. Its mutex is larger on
+// aarch64 than on x86-64.
+static_assert(
+    sizeof(Clique) == 448 + sizeof(std::mutex), "another libtorch: try src/ranks/stubs with it before this is changed");
 
 struct Store {
   c10::intrusive_ptr<c10d::Store> store;

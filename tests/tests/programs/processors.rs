@@ -5,7 +5,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use harness::{binary, cli, skipped, tiny_model};
+use harness::{binary, cli, skipped, tiny_model, without_hardware};
 
 const EMULATORS: [&str; 2] = ["qemu-x86_64-static", "qemu-x86_64"];
 
@@ -14,6 +14,10 @@ const WITH_AVX2: &str = "Haswell";
 const WITHOUT_AVX2: &str = "Nehalem";
 
 fn emulator() -> Option<&'static str> {
+    if !cfg!(target_arch = "x86_64") {
+        without_hardware("other processors", "the programs are not for x86-64");
+        return None;
+    }
     let starts = |name: &&str| Command::new(name).arg("--version").stdout(Stdio::null()).status().is_ok();
     let found = EMULATORS.into_iter().find(starts);
     if found.is_none() {

@@ -2,7 +2,8 @@
 //!
 //! Two calls in the same work tree, with the same compiler, make the same bytes: entries are sorted, owners and times
 //! are fixed. Programs and libraries may need what Ubuntu 22.04 has and nothing newer, which their symbol versions
-//! show.
+//! show. There are packages for x86-64 Linux alone: for another processor, libtorch brings libraries whose licences are
+//! not collected.
 
 mod archive;
 mod check;
@@ -53,6 +54,7 @@ pub struct Args {
 /// # Errors
 /// When a build fails, something is missing, a package is too large, or a check finds that a package does not work.
 pub fn run(host: &Host, args: &Args) -> Result<()> {
+    host.check_x86_64("packages are made")?;
     let output = args.output.clone().unwrap_or_else(|| host.target.join("dist"));
     if args.check {
         return check::run(host, &output);

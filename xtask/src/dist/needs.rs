@@ -16,7 +16,7 @@ const NEWEST: [(&str, &[u32]); 4] =
 
 /// Libraries that every such system has.
 const OF_SYSTEM: [&str; 10] = [
-    "ld-linux-x86-64.so.2",
+    LOADER,
     "libc.so.6",
     "libdl.so.2",
     "libgcc_s.so.1",
@@ -27,6 +27,9 @@ const OF_SYSTEM: [&str; 10] = [
     "libutil.so.1",
     "linux-vdso.so.1",
 ];
+
+/// That of this machine: packages are for x86-64 only, but the tests read their own program.
+const LOADER: &str = if cfg!(target_arch = "aarch64") { "ld-linux-aarch64.so.1" } else { "ld-linux-x86-64.so.2" };
 
 /// The files of a folder that a program needs, directly or through one another, by name.
 ///

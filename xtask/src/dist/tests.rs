@@ -120,6 +120,16 @@ fn every_source_of_the_package_is_packed() {
     assert_eq!(found, packed);
 }
 
+#[test]
+fn packages_of_another_processor_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let host = Host { platform: ("linux", "aarch64"), ..crate::host::fake::host(dir.path(), &[]) };
+    for check in [false, true] {
+        let error = run(&host, &Args { output: Some(dir.path().into()), check }).unwrap_err().to_string();
+        assert_eq!(error, "packages are made for x86_64 Linux only, and this is aarch64 linux");
+    }
+}
+
 /// The guide tells users to type these names.
 #[test]
 fn the_guide_names_the_packages_of_this_version() {

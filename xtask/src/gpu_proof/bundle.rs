@@ -108,6 +108,7 @@ fn tar(host: &Host, folder: &Path) -> Command {
 
 /// Fetches the provider and packs it in pieces of `piece` MiB.
 fn pack_libraries(host: &Host, out: &Path, piece: u64) -> Result<()> {
+    host.check_x86_64("ONNX Runtime for CUDA is pinned")?;
     setup::fetch(host, &CUDA_PROVIDER, out)?;
     for entry in fs::read_dir(out).with_context(|| out.display().to_string())? {
         let path = entry?.path();
@@ -148,6 +149,15 @@ mod tests {
             assert!(listed.lines().any(|line| line == name), "{name}: {listed}");
         }
         assert_eq!(fs::read_dir(out).unwrap().count(), 1, "the bundle alone is left");
+    }
+
+    #[test]
+    fn libraries_of_another_processor_are_not_fetched() {
+        let dir = tempfile::tempdir().unwrap();
+        let host = Host { platform: ("linux", "aarch64"), ..fake::host(dir.path(), &[]) };
+        let args = BundleArgs { out: Some(dir.path().join("out")), libraries: true, piece: 1 };
+        let expected = "ONNX Runtime for CUDA is pinned for x86_64 Linux only, and this is aarch64 linux";
+        assert_eq!(pack(&host, &args).unwrap_err().to_string(), expected);
     }
 
     #[test]

@@ -16,10 +16,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 
 pub use self::pins::CUDA_PROVIDER;
-use self::pins::{CPU, CUDA, Component, LICENCES};
+use self::pins::{CPU, Component, LICENCES, Pins, Set};
 use crate::{host::Host, prerequisites};
 
 /// Brings `.native/` up to date; if everything is in place, it only reads two small files.
@@ -28,17 +28,16 @@ use crate::{host::Host, prerequisites};
 /// One line that says what is wrong and what to do; `.native/` then holds no half-finished folder under its final name.
 pub fn run(host: &Host, cuda: bool) -> Result<()> {
     check_own_libraries(host)?;
-    if missing(host, cuda).is_empty() {
+    if missing(host, cuda)?.is_empty() {
         return Ok(());
     }
-    check_platform(host)?;
     prerequisites::check_pip(host)?;
     let native = host.native();
     fs::create_dir_all(&native).with_context(|| format!("cannot create {}", native.display()))?;
     let _lock = lock(&native)?;
     unpack::remove_litter(&native)?;
     // Another set-up may have done the work during the wait for the lock.
-    for component in missing(host, cuda) {
+    for component in missing(host, cuda)? {
         fetch(host, &component, &native).with_context(|| format!("set-up of {} failed", component.name))?;
         eprintln!("{} is set up in {}", component.name, native.join(component.name).display());
     }
@@ -46,23 +45,32 @@ pub fn run(host: &Host, cuda: bool) -> Result<()> {
 }
 
 /// Components that are neither the user's own nor in place. Without `cuda`, the CUDA build is acceptable as well.
-fn missing(host: &Host, cuda: bool) -> Vec<Component> {
-    let wanted = if cuda { CUDA } else { CPU };
+fn missing(host: &Host, cuda: bool) -> Result<Vec<Component>> {
+    if host.own_libtorch.is_some() && host.own_onnxruntime.is_some() {
+        return Ok(Vec::new());
+    }
+    let Some(pins) = Pins::of(host.platform) else { bail!(own_libraries(host, "native libraries")) };
+    let wanted = match (cuda, pins.cuda) {
+        (false, _) => pins.cpu,
+        (true, Some(cuda)) => cuda,
+        (true, None) => bail!(own_libraries(host, "libraries for CUDA")),
+    };
+    let is_there = |component: fn(Set) -> Component| {
+        [Some(wanted), pins.cuda].into_iter().flatten().any(|set| is_in_place(host, &component(set)))
+    };
     let mut missing = Vec::new();
-    if host.own_libtorch.is_none() && !is_in_place(host, &[wanted.libtorch, CUDA.libtorch]) {
+    if host.own_libtorch.is_none() && !is_there(|set| set.libtorch) {
         missing.push(wanted.libtorch);
     }
-    if host.own_onnxruntime.is_none() && !is_in_place(host, &[wanted.onnxruntime, CUDA.onnxruntime]) {
+    if host.own_onnxruntime.is_none() && !is_there(|set| set.onnxruntime) {
         missing.push(wanted.onnxruntime);
     }
-    missing
+    Ok(missing)
 }
 
-fn is_in_place(host: &Host, accepted: &[Component]) -> bool {
-    accepted.iter().any(|component| {
-        let path = host.native().join(component.name).join(unpack::STAMP);
-        fs::read_to_string(path).is_ok_and(|found| found == stamp(component))
-    })
+fn is_in_place(host: &Host, component: &Component) -> bool {
+    let path = host.native().join(component.name).join(unpack::STAMP);
+    fs::read_to_string(path).is_ok_and(|found| found == stamp(component))
 }
 
 /// The sources of a component; a change of any pin, rule or link makes another stamp.
@@ -92,8 +100,8 @@ pub fn fetch(host: &Host, component: &Component, native: &Path) -> Result<()> {
     result.and(removed)
 }
 
-/// Makes sure that `.native/` holds the CPU builds of the pinned versions, which may be passed on, and fetches their
-/// licences if they are not there. Returns the folder of the licences: `libtorch`, `onnxruntime` and others in it.
+/// Makes sure that `.native/` holds the CPU builds for x86-64, which may be passed on, and fetches their licences if
+/// they are not there. Returns the folder of the licences: `libtorch`, `onnxruntime` and others in it.
 ///
 /// # Errors
 /// When `.native/` holds other builds, or the licences cannot be downloaded.
@@ -101,13 +109,13 @@ pub fn licences(host: &Host) -> Result<PathBuf> {
     let native = host.native();
     for component in [CPU.libtorch, CPU.onnxruntime] {
         ensure!(
-            is_in_place(host, &[component]),
+            is_in_place(host, &component),
             "{} does not hold the CPU build that set-up fetches: move the folder away, unset LIBTORCH and \
              ORT_DYLIB_PATH, and run `cargo xtask setup`",
             native.join(component.name).display()
         );
     }
-    if !is_in_place(host, &[LICENCES]) {
+    if !is_in_place(host, &LICENCES) {
         prerequisites::check_pip(host)?;
         let _lock = lock(&native)?;
         fetch(host, &LICENCES, &native).context("the licences of the libraries cannot be fetched")?;
@@ -141,16 +149,14 @@ fn check_own_libraries(host: &Host) -> Result<()> {
     Ok(())
 }
 
-fn check_platform(host: &Host) -> Result<()> {
+/// What to do on a platform for which `what` is not pinned.
+fn own_libraries(host: &Host, what: &str) -> String {
     let (os, arch) = host.platform;
-    ensure!(
-        host.platform == ("linux", "x86_64"),
-        "native libraries can be fetched for x86_64 Linux only, this is {arch} {os}: \
-         set LIBTORCH to a libtorch {} and ORT_DYLIB_PATH to a libonnxruntime {}",
-        CPU.libtorch.wheels[0].version,
-        CPU.onnxruntime.wheels[0].version
-    );
-    Ok(())
+    format!(
+        "{what} cannot be fetched for {arch} {os}: set LIBTORCH to a libtorch {} \
+         and ORT_DYLIB_PATH to a libonnxruntime {}",
+        CPU.libtorch.wheels[0].version, CPU.onnxruntime.wheels[0].version
+    )
 }
 
 #[cfg(test)]

@@ -71,17 +71,40 @@ pub struct Set {
     pub onnxruntime: Component,
 }
 
-/// Platform tags of the wheels below: pip compares tags literally, and for a given platform it does not accept older
-/// ones.
-pub const PLATFORMS: &[&str] = &[
-    "manylinux_2_28_x86_64",
-    "manylinux_2_27_x86_64",
-    "manylinux_2_25_x86_64",
-    "manylinux_2_18_x86_64",
-    "manylinux_2_17_x86_64",
-    "manylinux2014_x86_64",
-    "manylinux_2_12_x86_64",
-    "manylinux_2_5_x86_64",
+/// What is pinned for a platform.
+#[derive(Debug, Clone, Copy)]
+pub struct Pins {
+    /// Operating system and processor, as Rust names them.
+    platform: (&'static str, &'static str),
+    /// The CPU builds.
+    pub cpu: Set,
+    /// The CUDA builds, where they are pinned.
+    pub cuda: Option<Set>,
+}
+
+const PLATFORMS: [Pins; 2] = [
+    Pins { platform: ("linux", "x86_64"), cpu: CPU, cuda: Some(CUDA) },
+    Pins { platform: ("linux", "aarch64"), cpu: AARCH64, cuda: None },
+];
+
+impl Pins {
+    /// The pins of a platform; none where nothing is pinned for it.
+    pub fn of(platform: (&str, &str)) -> Option<Self> {
+        PLATFORMS.into_iter().find(|pins| pins.platform == platform)
+    }
+}
+
+/// Platform tags of the wheels below, without the processor: pip compares tags literally, and for a given platform it
+/// does not accept older ones.
+pub const TAGS: &[&str] = &[
+    "manylinux_2_28",
+    "manylinux_2_27",
+    "manylinux_2_25",
+    "manylinux_2_18",
+    "manylinux_2_17",
+    "manylinux2014",
+    "manylinux_2_12",
+    "manylinux_2_5",
 ];
 
 const fn file(from: &'static str, into: &'static str) -> Take {
@@ -129,11 +152,44 @@ const ONNXRUNTIME: Wheel = Wheel {
     ],
 };
 
-/// The wheel on PyPI is the CUDA build. On the CPU, its `libtorch_cpu.so` needs only two small libraries of CUDA, and
-/// nothing ever opens `libtorch_cuda.so`, so gigabytes of dependencies can be left out.
+/// The CPU builds for x86-64. The wheel on PyPI is the CUDA build. On the CPU, its `libtorch_cpu.so` needs only two
+/// small libraries of CUDA, and nothing ever opens `libtorch_cuda.so`, so gigabytes of dependencies can be left out.
 pub const CPU: Set = Set {
     libtorch: Component { name: "libtorch", links: &[], wheels: &[TORCH, CUDA_RUNTIME, CUPTI] },
     onnxruntime: Component { name: "onnxruntime", links: ORT_LINKS, wheels: &[ONNXRUNTIME] },
+};
+
+/// [`CPU`] for aarch64, whose `libtorch_cpu.so` needs libraries for products of matrices besides.
+pub const AARCH64: Set = Set {
+    libtorch: Component {
+        name: "libtorch",
+        links: &[],
+        wheels: &[
+            Wheel {
+                sha256: "f99924682ef0aa6a4ab3b1b76f40dc6e273fca09f367d15a524266db100a723f",
+                take: &[
+                    tree("torch/include/", "include"),
+                    file("torch/lib/libarm_compute.so", "lib"),
+                    file("torch/lib/libarm_compute_graph.so", "lib"),
+                    file("torch/lib/libc10.so", "lib"),
+                    file("torch/lib/libgomp.so.1", "lib"),
+                    file("torch/lib/libnvpl_blas_core.so.0", "lib"),
+                    file("torch/lib/libnvpl_blas_lp64_gomp.so.0", "lib"),
+                    file("torch/lib/libnvpl_lapack_core.so.0", "lib"),
+                    file("torch/lib/libnvpl_lapack_lp64_gomp.so.0", "lib"),
+                    file("torch/lib/libtorch.so", "lib"),
+                    file("torch/lib/libtorch_cpu.so", "lib"),
+                ],
+                ..TORCH
+            },
+            Wheel { sha256: "ef9bcbe90493a2b9d810e43d249adb3d02e98dd30200d86607d8d02687c43f55", ..CUDA_RUNTIME },
+            Wheel { sha256: "796bd679890ee55fb14a94629b698b6db54bcfd833d391d5e94017dd9d7d3151", ..CUPTI },
+        ],
+    },
+    onnxruntime: Component {
+        wheels: &[Wheel { sha256: "0b9a492176886992e0e875f06bc0367e333f5fff11711a2d642e18b02f3009cc", ..ONNXRUNTIME }],
+        ..CPU.onnxruntime
+    },
 };
 
 const fn tree(from: &'static str, into: &'static str) -> Take {
@@ -247,32 +303,39 @@ pub const CUDA_PROVIDER: Component = Component {
 mod tests {
     use super::*;
 
+    /// All components, each with its processor.
+    fn all() -> Vec<(&'static str, Component)> {
+        let sets = PLATFORMS
+            .into_iter()
+            .flat_map(|pins| [Some(pins.cpu), pins.cuda].into_iter().flatten().map(move |set| (pins.platform.1, set)));
+        sets.flat_map(|(arch, set)| [(arch, set.libtorch), (arch, set.onnxruntime)]).collect()
+    }
+
     #[test]
     fn every_pin_is_exact() {
-        for component in [CPU.libtorch, CPU.onnxruntime, CUDA.libtorch, CUDA.onnxruntime] {
-            for wheel in component.wheels {
-                assert_eq!(wheel.sha256.len(), 64, "{}", wheel.project);
-                assert!(wheel.sha256.bytes().all(|b| b.is_ascii_hexdigit() && !b.is_ascii_uppercase()));
-                assert!(wheel.version.split('.').all(|part| part.parse::<u32>().is_ok()), "{}", wheel.version);
-                assert!(!wheel.take.is_empty());
-            }
+        for wheel in all().into_iter().flat_map(|(_, component)| component.wheels) {
+            assert_eq!(wheel.sha256.len(), 64, "{}", wheel.project);
+            assert!(wheel.sha256.bytes().all(|b| b.is_ascii_hexdigit() && !b.is_ascii_uppercase()));
+            assert!(wheel.version.split('.').all(|part| part.parse::<u32>().is_ok()), "{}", wheel.version);
+            assert!(!wheel.take.is_empty());
         }
     }
 
     /// A hash that was not changed with its version, or an invented one, belongs to two files or to none.
     #[test]
     fn every_hash_is_of_one_file() {
-        let components = [CPU.libtorch, CPU.onnxruntime, CUDA.libtorch, CUDA.onnxruntime];
         let mut known = std::collections::HashMap::new();
-        for wheel in components.iter().flat_map(|component| component.wheels) {
-            let file = (wheel.project, wheel.version);
-            let first = *known.entry(wheel.sha256).or_insert(file);
-            assert_eq!(first, file, "both have the hash {}", wheel.sha256);
-            let digits: std::collections::HashSet<u8> = wheel.sha256.bytes().collect();
-            assert!(digits.len() >= 10, "{}: {} is no hash of anything", wheel.project, wheel.sha256);
+        for (arch, component) in all() {
+            for wheel in component.wheels {
+                let file = (wheel.project, wheel.version, arch);
+                let first = *known.entry(wheel.sha256).or_insert(file);
+                assert_eq!(first, file, "both have the hash {}", wheel.sha256);
+                let digits: std::collections::HashSet<u8> = wheel.sha256.bytes().collect();
+                assert!(digits.len() >= 10, "{}: {} is no hash of anything", wheel.project, wheel.sha256);
+            }
         }
         let files: std::collections::HashSet<_> = known.values().collect();
-        assert_eq!(files.len(), known.len(), "a wheel of one version has one hash");
+        assert_eq!(files.len(), known.len(), "a wheel of one version has one hash for a processor");
     }
 
     #[test]
@@ -294,7 +357,7 @@ mod tests {
     /// The names of files taken from a wheel contain its version, so neither is changed without the other.
     #[test]
     fn libraries_are_those_of_the_version() {
-        for component in [CPU.onnxruntime, CUDA.onnxruntime] {
+        for (_, component) in all().into_iter().filter(|(_, component)| component.name == "onnxruntime") {
             let library =
                 |take: &&Take| matches!(take, Take::File { from, .. } if from.ends_with(component.wheels[0].version));
             assert_eq!(component.wheels[0].take.iter().filter(library).count(), 1, "{}", component.name);
@@ -302,10 +365,11 @@ mod tests {
     }
 
     #[test]
-    fn both_sets_hold_the_same_releases() {
-        let version = |component: &Component| component.wheels[0].version;
-        assert_eq!(version(&CPU.libtorch), version(&CUDA.libtorch));
-        assert_eq!(version(&CPU.onnxruntime), version(&CUDA.onnxruntime));
+    fn all_sets_hold_the_same_releases() {
+        for (_, component) in all() {
+            let of = if component.name == "libtorch" { CPU.libtorch } else { CPU.onnxruntime };
+            assert_eq!(component.wheels[0].version, of.wheels[0].version, "{}", component.name);
+        }
         assert_eq!(ORT_LIBRARY, format!("libonnxruntime.so.{ORT_VERSION}"));
     }
 }

@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use super::pins::{PLATFORMS, Wheel};
+use super::pins::{TAGS, Wheel};
 use crate::host::Host;
 
 /// The requirements file of some wheels: exact versions with their hashes.
@@ -36,8 +36,8 @@ fn command(host: &Host, requirements: &Path, into: &Path) -> Command {
     pip.args(["-m", "pip", "download", "--disable-pip-version-check", "--no-input"]);
     pip.args(["--no-deps", "--only-binary=:all:", "--require-hashes", "--requirement"]).arg(requirements);
     pip.args(["--python-version", "3.12", "--implementation", "cp", "--abi", "cp312", "--abi", "none"]);
-    for platform in PLATFORMS {
-        pip.args(["--platform", platform]);
+    for tag in TAGS {
+        pip.args(["--platform", &format!("{tag}_{}", host.platform.1)]);
     }
     pip.arg("--dest").arg(into);
     pip

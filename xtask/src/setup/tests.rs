@@ -5,7 +5,7 @@ use std::{fs, io::Write, path::PathBuf};
 use zip::{ZipWriter, write::SimpleFileOptions};
 
 use super::{
-    pins::{Take, Wheel},
+    pins::{AARCH64, CUDA, Take, Wheel},
     *,
 };
 use crate::host::fake;
@@ -60,14 +60,14 @@ fn a_component_appears_whole_with_its_stamp() {
     let host = fake::host(dir.path(), &[("python3", &script)]);
     let (native, part) = (host.native(), component(WRONG));
     fs::create_dir(&native).unwrap();
-    assert!(!is_in_place(&host, &[part]));
+    assert!(!is_in_place(&host, &part));
     fetch(&host, &part, &native).unwrap();
-    assert!(is_in_place(&host, &[part]));
+    assert!(is_in_place(&host, &part));
     assert_eq!(visible(&native), ["part"]);
     assert_eq!(visible(&native.join("part")), ["SETUP", "liba.so", "liba.so.1"]);
     assert_eq!(fs::read_to_string(native.join("part/liba.so")).unwrap(), "library");
     let other = Component { links: &[], ..part };
-    assert!(!is_in_place(&host, &[other]), "another layout is another component");
+    assert!(!is_in_place(&host, &other), "another layout is another component");
 }
 
 #[test]
@@ -152,10 +152,42 @@ fn without_python_or_pip_nothing_is_touched() {
 #[test]
 fn another_platform_needs_libraries_of_its_own() {
     let dir = tempfile::tempdir().unwrap();
-    let host = Host { platform: ("linux", "aarch64"), ..fake::host(dir.path(), &[]) };
-    let error = run(&host, false).unwrap_err().to_string();
-    assert!(error.contains("this is aarch64 linux: set LIBTORCH to a libtorch 2.11.0"), "{error}");
-    assert!(error.contains("libonnxruntime 1.31.1"), "{error}");
+    let refused = |platform, cuda| {
+        let host = Host { platform, ..fake::host(dir.path(), &[]) };
+        run(&host, cuda).unwrap_err().to_string()
+    };
+    for (platform, cuda, begin) in [
+        (("linux", "riscv64"), false, "native libraries cannot be fetched for riscv64 linux: "),
+        (("macos", "aarch64"), false, "native libraries cannot be fetched for aarch64 macos: "),
+        (("linux", "aarch64"), true, "libraries for CUDA cannot be fetched for aarch64 linux: "),
+    ] {
+        let error = refused(platform, cuda);
+        assert!(error.starts_with(&format!("{begin}set LIBTORCH to a libtorch 2.11.0")), "{error}");
+        assert!(error.contains("libonnxruntime 1.31.1"), "{error}");
+    }
+}
+
+/// The wheels of one processor are of no use to another one, so what pip is asked for goes with the platform.
+#[test]
+fn each_platform_gets_its_own_wheels() {
+    for (arch, cpu, other) in [("x86_64", CPU, AARCH64), ("aarch64", AARCH64, CPU)] {
+        let dir = tempfile::tempdir().unwrap();
+        let script = format!(
+            "PATH=/usr/bin:/bin; case \"$*\" in *--version) exit;; esac; echo \"$@\" > {0}/asked; \
+             while [ \"$1\" != --requirement ]; do shift; done; cp \"$2\" {0}/pinned; exit 1",
+            dir.path().display()
+        );
+        let host = Host { platform: ("linux", arch), ..fake::host(dir.path(), &[("python3", &script)]) };
+        run(&host, false).unwrap_err();
+        let read = |name: &str| fs::read_to_string(dir.path().join(name)).unwrap();
+        let (asked, pinned) = (read("asked"), read("pinned"));
+        let tags: Vec<&str> = asked.split(' ').filter(|word| word.starts_with("manylinux")).collect();
+        assert!(tags.len() >= 5 && tags.iter().all(|tag| tag.ends_with(&format!("_{arch}"))), "{tags:?}");
+        for (wheel, of_other) in cpu.libtorch.wheels.iter().zip(other.libtorch.wheels) {
+            assert!(pinned.contains(wheel.sha256) && !pinned.contains(of_other.sha256), "{arch}: {pinned}");
+        }
+        assert_eq!(missing(&host, false).unwrap().len(), 2);
+    }
 }
 
 #[test]
@@ -186,11 +218,11 @@ fn a_folder_that_is_in_place_is_left_alone() {
     put(CPU.libtorch);
     put(CPU.onnxruntime);
     run(&host, false).unwrap();
-    assert_eq!(missing(&host, true).len(), 2, "the CPU build does not do for CUDA");
+    assert_eq!(missing(&host, true).unwrap().len(), 2, "the CPU build does not do for CUDA");
     put(CUDA.libtorch);
     put(CUDA.onnxruntime);
-    assert!(missing(&host, true).is_empty());
-    assert!(missing(&host, false).is_empty(), "the CUDA build does for the CPU");
+    assert!(missing(&host, true).unwrap().is_empty());
+    assert!(missing(&host, false).unwrap().is_empty(), "the CUDA build does for the CPU");
 }
 
 #[test]
@@ -201,7 +233,7 @@ fn a_torn_stamp_is_no_set_up() {
     fs::create_dir_all(&folder).unwrap();
     let whole = stamp(&CPU.libtorch);
     fs::write(folder.join(unpack::STAMP), &whole[..whole.len() - 5]).unwrap();
-    assert!(!is_in_place(&host, &[CPU.libtorch]));
+    assert!(!is_in_place(&host, &CPU.libtorch));
     fs::write(folder.join(unpack::STAMP), whole).unwrap();
-    assert!(is_in_place(&host, &[CPU.libtorch]));
+    assert!(is_in_place(&host, &CPU.libtorch));
 }

@@ -1,4 +1,6 @@
 //! System calls that seccomp refuses to a program, beside what Landlock and the mounts forbid.
+//!
+//! Calls for which x86-64 has a newer form as well, such as `chmod`, are unknown to aarch64.
 
 use std::{collections::BTreeMap, env, error::Error};
 
@@ -72,7 +74,14 @@ const INTO_PROCESS: [i64; 6] = [
 ];
 
 /// Calls that change a file's owner or attributes.
-const OWNERS: [i64; 4] = [libc::SYS_chown, libc::SYS_lchown, libc::SYS_fchown, libc::SYS_fchownat];
+const OWNERS: &[i64] = &[
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_chown,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_lchown,
+    libc::SYS_fchown,
+    libc::SYS_fchownat,
+];
 const ATTRIBUTES: [i64; 8] = [
     libc::SYS_setxattr,
     libc::SYS_lsetxattr,
@@ -87,16 +96,22 @@ const SETXATTRAT: i64 = 463;
 const REMOVEXATTRAT: i64 = 466;
 
 /// Calls that change a file's mode or times.
-const MODES_AND_TIMES: [i64; 8] = [
+const MODES_AND_TIMES: &[i64] = &[
+    #[cfg(target_arch = "x86_64")]
     libc::SYS_chmod,
     libc::SYS_fchmod,
     libc::SYS_fchmodat,
-    libc::SYS_fchmodat2,
+    FCHMODAT2,
+    #[cfg(target_arch = "x86_64")]
     libc::SYS_utime,
+    #[cfg(target_arch = "x86_64")]
     libc::SYS_utimes,
+    #[cfg(target_arch = "x86_64")]
     libc::SYS_futimesat,
     libc::SYS_utimensat,
 ];
+/// Without a name for aarch64 in `libc`; newer calls have the same number everywhere.
+const FCHMODAT2: i64 = 452;
 
 /// Commands of `ioctl` that change a file's flags, project or version, or the label of its file system, and for which a
 /// descriptor to read is enough: `FS_IOC_SETFLAGS`, `FS_IOC_SETVERSION` (each for 64 and for 32 bits), ext4's own forms
@@ -128,7 +143,7 @@ const SET_DUMPABLE: u64 = 4;
 const PRIORITY_OF_USER: u64 = 2;
 const IO_PRIORITY_OF_USER: u64 = 3;
 
-/// The bit that marks a call of the x32 interface, which a filter sees as another call.
+/// The bit that marks a call of x86-64's x32 interface, which a filter sees as another call. Elsewhere no call has it.
 const X32: i64 = 0x4000_0000;
 
 type Calls = Vec<(i64, Vec<SeccompRule>)>;
@@ -139,7 +154,11 @@ pub fn refuse_all(plan: &Plan) -> Done {
     let mut refused: Calls = NEVER.map(always).into();
     refused.push((libc::SYS_unshare, namespaces()?));
     refused.push((libc::SYS_clone, namespaces()?));
-    for (call, argument) in [(libc::SYS_mknod, 1), (libc::SYS_mknodat, 2)] {
+    for (call, argument) in [
+        #[cfg(target_arch = "x86_64")]
+        (libc::SYS_mknod, 1),
+        (libc::SYS_mknodat, 2),
+    ] {
         let devices = [libc::S_IFBLK, libc::S_IFCHR].map(|kind| rule(&[of_kind(argument, kind)?]));
         refused.push((call, devices.into_iter().collect::<Result<_, _>>()?));
     }
@@ -167,12 +186,12 @@ pub fn refuse_all(plan: &Plan) -> Done {
 /// attributes fail, as programs know it from file systems that have neither. Changes of modes and times succeed without
 /// an effect, since copying and unpacking end where they fail.
 fn no_changes_of_files() -> Done {
-    answer(OWNERS.map(always).into(), libc::EPERM)?;
+    answer(OWNERS.iter().copied().map(always).collect(), libc::EPERM)?;
     answer(ATTRIBUTES.map(always).into(), libc::EOPNOTSUPP)?;
     let flags = FLAGS.into_iter().map(|command| rule(&[equal(1, command)?])).collect::<Result<_, _>>()?;
     answer(vec![(libc::SYS_ioctl, flags)], libc::ENOTTY)?;
     answer(vec![always(FILE_SETATTR)], libc::ENOSYS)?;
-    answer(MODES_AND_TIMES.map(always).into(), 0)
+    answer(MODES_AND_TIMES.iter().copied().map(always).collect(), 0)
 }
 
 /// Refuses all sockets but those between processes of this machine. The error says that the network is down, which
