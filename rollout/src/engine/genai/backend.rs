@@ -12,6 +12,7 @@ use super::{
         EngineError, WeightSource,
         backend::{Abilities, Backend, Cost, EachRow, Prefill, PrefillLimits},
         draft::Drafts,
+        packed::LoadedAdapter,
         sequence::DecodeRow,
         swap::LoadJob,
         types::Kernels,
@@ -121,7 +122,14 @@ impl Backend for FolderBackend {
         (positions * of_position) as u64
     }
 
-    fn score(&mut self, _: &ModelConfig, tokens: &[u32], scored: usize, each: EachRow<'_>) -> Result<(), EngineError> {
+    fn score(
+        &mut self,
+        _: &ModelConfig,
+        tokens: &[u32],
+        scored: usize,
+        _: Option<&LoadedAdapter>,
+        each: EachRow<'_>,
+    ) -> Result<(), EngineError> {
         let logits = self.folder.logits(tokens)?;
         let first = tokens.len() - scored - 1;
         (first..first + scored).for_each(|row| each(&logits.row(row).to_vec()));
