@@ -125,7 +125,8 @@ impl Models {
     /// along, so that adapters come one by one even where a client does not wait for its own.
     ///
     /// # Errors
-    /// When clients may not, a name that cannot be one, too many adapters, or a path where there is none for this model.
+    /// When clients may not, a name that cannot be one, too many adapters, or a path where there is none for this
+    /// model.
     pub fn load(&self, name: &str, path: &str, _turn: &OwnedMutexGuard<()>) -> Result<(), ApiError> {
         let loading = self.by_clients()?;
         let refuse = |param: &str, message: String| Err(ApiError::field(param, message));
