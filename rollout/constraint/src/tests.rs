@@ -239,7 +239,11 @@ fn follows(schema: &Value, value: &Value) -> bool {
     let number = |name: &str| schema[name].as_i64().unwrap();
     match (schema["type"].as_str().unwrap(), value) {
         ("string", Value::String(text)) => text.chars().count() as i64 <= number("maxLength"),
-        ("integer", Value::Number(n)) => n.as_i64().is_some_and(|n| number("minimum") <= n && n <= number("maximum")),
+        ("integer", Value::Number(n)) => {
+            // `-0` is an integer of JSON, which serde_json reads as a float.
+            let whole = n.as_i64().or((n.as_f64() == Some(0.0)).then_some(0));
+            whole.is_some_and(|n| number("minimum") <= n && n <= number("maximum"))
+        }
         ("boolean", Value::Bool(_)) | ("null", Value::Null) => true,
         ("array", Value::Array(items)) => {
             let count = items.len() as i64;

@@ -124,7 +124,7 @@ impl Effect {
         let prompts = if self.prompts == 1 { "1 prompt".to_owned() } else { format!("{} prompts", self.prompts) };
         let trained = if self.dataset == "dataset" { " (the run names no `eval_dataset`)" } else { "" };
         let mut lines = vec![format!(
-            "effect on the run's evaluation: model and export answered {prompts} of `{}`{trained} greedily, and {:.1}% \
+            "effect on the run's evaluation: model and export answered {prompts} of `{}`{trained} greedily, and {:.1} % \
              of the tokens are the same",
             self.dataset,
             100.0 * self.export.same_tokens,
@@ -175,7 +175,7 @@ mod tests {
         let effect = answer("eval_dataset", &["accuracy: no difference"]);
         let lines = effect.lines();
         assert!(
-            lines[0].ends_with("answered 8 prompts of `eval_dataset` greedily, and 87.5% of the tokens are the same")
+            lines[0].ends_with("answered 8 prompts of `eval_dataset` greedily, and 87.5 % of the tokens are the same")
         );
         assert_eq!(lines[1..], ["accuracy: no difference"]);
         let card = effect.section();

@@ -178,7 +178,7 @@ fn check_output(format: Format, out: &Path) -> Result<()> {
 fn tell(args: &ToFormat, named: &NamedModel, size: u64, rows: &rows::Rows, distance: &Distance) {
     let parameters = named.dir().config().parameter_count();
     output::print(format_args!(
-        "wrote {parameters} parameters as {} ({}, {:.1} MiB) to {}: {:.0}% of the parameters' size in fp32",
+        "wrote {parameters} parameters as {} ({}, {:.1} MiB) to {}: {:.0} % of the parameters' size in fp32",
         args.format.name(),
         args.dtype.name(),
         size as f64 / f64::from(1 << 20),

@@ -345,7 +345,7 @@ fn the_effect_on_the_runs_evaluation_is_told_for_every_format() {
         assert!(lines[1].starts_with("accuracy: ") && lines[2].starts_with("reward: "), "{told}");
         assert!(lines[2].contains("(95 % interval ") && lines[2].contains(" over 7 prompts; "), "{told}");
         // A model as it is answers as it does; whether a rounded one does is a matter of the model.
-        let unchanged = lines[0].ends_with("and 100.0% of the tokens are the same") && lines[2].contains("by +0.0000");
+        let unchanged = lines[0].ends_with("and 100.0 % of the tokens are the same") && lines[2].contains("by +0.0000");
         assert!(unchanged || !same, "{out}: {told}");
         // Weights of 4 bits make another text of this model.
         assert!(!unchanged || !dtype.contains('4'), "{out}: {told}");
