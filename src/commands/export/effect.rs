@@ -124,8 +124,8 @@ impl Effect {
         let prompts = if self.prompts == 1 { "1 prompt".to_owned() } else { format!("{} prompts", self.prompts) };
         let trained = if self.dataset == "dataset" { " (the run names no `eval_dataset`)" } else { "" };
         let mut lines = vec![format!(
-            "effect on the run's evaluation: model and export answered {prompts} of `{}`{trained} greedily, and {:.1} % \
-             of the tokens are the same",
+            "effect on the run's evaluation: model and export answered {prompts} of `{}`{trained} greedily, and {:.1} \
+             % of the tokens are the same",
             self.dataset,
             100.0 * self.export.same_tokens,
         )];
