@@ -32,9 +32,8 @@ const OFFSET: i32 = 1 << 15;
 
 impl<D: Dot> Stored for Bytes<D> {
     type Rows = Split;
-    const SUMS: usize = 2;
-    // Sums of the keys themselves take registers too.
-    const PAGES: usize = 2;
+    /// Two sums each for two blocks, in half of the registers of AVX-512.
+    const ROWS: usize = 6;
     const SCALED: bool = true;
 
     fn words(length: usize) -> usize {
@@ -57,6 +56,14 @@ impl<D: Dot> Stored for Bytes<D> {
         };
         // SAFETY: the caller vouches for the row.
         unsafe { rows.write(floats, most, offset) }
+    }
+
+    fn pages_at_once<S: Simd>(_: usize) -> usize {
+        2
+    }
+
+    fn blocks_at_once<S: Simd>(rows: usize) -> usize {
+        if 2 * rows <= Self::ROWS { 4 } else { 2 }
     }
 
     #[inline(always)]

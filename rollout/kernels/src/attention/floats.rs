@@ -16,8 +16,7 @@ pub(super) struct Floats;
 
 impl Stored for Floats {
     type Rows = Matrix;
-    const SUMS: usize = 1;
-    const PAGES: usize = 4;
+    const ROWS: usize = usize::MAX;
     const SCALED: bool = false;
 
     fn words(_: usize) -> usize {
@@ -34,6 +33,14 @@ impl Stored for Floats {
 
     #[inline(always)]
     unsafe fn fill(_: Matrix, _: &[f32], _: Operand) {}
+
+    fn pages_at_once<S: Simd>(rows: usize) -> usize {
+        if is_light::<S>(rows) { 4 } else { 2 }
+    }
+
+    fn blocks_at_once<S: Simd>(rows: usize) -> usize {
+        Self::pages_at_once::<S>(rows)
+    }
 
     #[inline(always)]
     unsafe fn keys<S: Simd, const R: usize, const N: usize>(
@@ -95,7 +102,7 @@ impl Stored for Floats {
 
 /// Whether the sums of so many rows leave registers free.
 fn is_light<S: Simd>(rows: usize) -> bool {
-    4 * rows <= S::SUMS
+    2 * rows <= S::ROWS
 }
 
 /// [`multiply`] with prefetching: on the way or, where the sums fill the registers, before. They would leave no

@@ -20,10 +20,8 @@ const CHUNK: usize = 4;
 pub(super) trait Stored {
     /// Rows of queries, or of weights, as they are multiplied.
     type Rows: Copy;
-    /// Sums of a row with a block.
-    const SUMS: usize;
-    /// Most pages whose keys are multiplied at once.
-    const PAGES: usize;
+    /// Most rows that are multiplied at once, where the registers hold their sums.
+    const ROWS: usize;
     /// Whether each position has a scale for its key and one for its value.
     const SCALED: bool;
 
@@ -41,6 +39,12 @@ pub(super) trait Stored {
     /// # Safety
     /// There must be a row of this length.
     unsafe fn fill(rows: Self::Rows, floats: &[f32], kind: Operand);
+
+    /// Pages whose keys so many rows are multiplied with at once: 4 or 2.
+    fn pages_at_once<S: Simd>(rows: usize) -> usize;
+
+    /// Blocks of values that so many rows are multiplied with at once: 4 or 2.
+    fn blocks_at_once<S: Simd>(rows: usize) -> usize;
 
     /// `scores[r][position] = queries[r] * keys[position]` for `R` rows over `N` pages from `first` on.
     ///
@@ -83,25 +87,8 @@ pub(super) enum Operand {
     Weights,
 }
 
-/// Most rows that are multiplied at once, where the registers hold their sums.
-const fn most_rows<S: Simd, K: Stored>() -> usize {
-    S::ROWS.div_ceil(K::SUMS)
-}
-
-/// Blocks of values that so many rows are multiplied with at once: 4, 2, or 1. Few rows leave registers for more of
-/// them, and for chains of sums that need not wait for each other.
-const fn blocks_at_once<S: Simd, K: Stored>(rows: usize) -> usize {
-    match S::SUMS / (K::SUMS * rows) {
-        0 | 1 => 1,
-        2 | 3 => 2,
-        _ => 4,
-    }
-}
-
-/// Pages whose keys so many rows are multiplied with at once.
-const fn pages_at_once<S: Simd, K: Stored>(rows: usize) -> usize {
-    let blocks = blocks_at_once::<S, K>(rows);
-    if blocks < K::PAGES { blocks } else { K::PAGES }
+const fn least(a: usize, b: usize) -> usize {
+    if a < b { a } else { b }
 }
 
 /// Computes scores, exponentials and weighted values of some rows, each over the positions of one part that it sees;
@@ -128,7 +115,7 @@ pub(super) unsafe fn attend_to<S: Simd, K: Stored>(
     let to = Matrix { data: scores.as_mut_ptr(), stride };
     let values = Matrix { data: out.values.as_mut_ptr(), stride: part.shape.value_width() };
     let (query_rows, weights) = (K::rows(floats, of_queries, head_dim), K::rows(to, of_weights, stride));
-    let tiling = Tiling::new(rows, most_rows::<S, K>());
+    let tiling = Tiling::new(rows, least(K::ROWS, S::ROWS));
     let longest = seen(rows - 1).end;
     // SAFETY: the matrices have these rows; for the rest the caller vouches.
     unsafe {
@@ -139,7 +126,7 @@ pub(super) unsafe fn attend_to<S: Simd, K: Stored>(
             for tile in 0..tiling.count() {
                 let (row, height) = tiling.tile(tile);
                 let (pages, queries) = (first..count.min(first + CHUNK), K::from_row(query_rows, row));
-                for_rows!(height, most_rows::<S, K>(), scores_of::<S, K>(part, pages, queries, to.row(row), ahead));
+                for_rows!(height, least(K::ROWS, S::ROWS), scores_of::<S, K>(part, pages, queries, to.row(row), ahead));
             }
         }
         ahead.pass(count);
@@ -150,7 +137,7 @@ pub(super) unsafe fn attend_to<S: Simd, K: Stored>(
         for tile in 0..tiling.count() {
             let (row, height) = tiling.tile(tile);
             let (weights, out) = (K::from_row(weights, row), values.row(row));
-            for_rows!(height, most_rows::<S, K>(), weighted::<S, K>(part, longest, weights, out, ahead));
+            for_rows!(height, least(K::ROWS, S::ROWS), weighted::<S, K>(part, longest, weights, out, ahead));
         }
         ahead.pass(count);
     }
@@ -188,21 +175,17 @@ impl<K: Stored, const R: usize> Task for Scores<'_, K, R> {
         let mut page = pages.start;
         // SAFETY: whoever has called `scores_of` vouches for all of it.
         unsafe {
-            if const { pages_at_once::<S, K>(R) == 4 } {
-                while page + 4 <= pages.end {
-                    K::keys::<S, R, 4>(part, page, queries, scores, ahead);
-                    page += 4;
-                }
+            // Few rows leave registers for more columns, and chains of sums that need not wait for each other.
+            while K::pages_at_once::<S>(R) == 4 && page + 4 <= pages.end {
+                K::keys::<S, R, 4>(part, page, queries, scores, ahead);
+                page += 4;
             }
-            if const { pages_at_once::<S, K>(R) >= 2 } {
-                while page + 2 <= pages.end {
-                    K::keys::<S, R, 2>(part, page, queries, scores, ahead);
-                    page += 2;
-                }
+            while page + 2 <= pages.end {
+                K::keys::<S, R, 2>(part, page, queries, scores, ahead);
+                page += 2;
             }
-            while page < pages.end {
+            if page < pages.end {
                 K::keys::<S, R, 1>(part, page, queries, scores, ahead);
-                page += 1;
             }
         }
     }
@@ -241,21 +224,16 @@ impl<K: Stored, const R: usize> Task for Weighted<'_, K, R> {
         let mut block = 0;
         // SAFETY: whoever has called `weighted` vouches for all of it.
         unsafe {
-            if const { blocks_at_once::<S, K>(R) == 4 } {
-                while block + 4 <= blocks {
-                    K::values::<S, R, 4>(part, positions, block, weights, out, ahead);
-                    block += 4;
-                }
+            while K::blocks_at_once::<S>(R) == 4 && block + 4 <= blocks {
+                K::values::<S, R, 4>(part, positions, block, weights, out, ahead);
+                block += 4;
             }
-            if const { blocks_at_once::<S, K>(R) >= 2 } {
-                while block + 2 <= blocks {
-                    K::values::<S, R, 2>(part, positions, block, weights, out, ahead);
-                    block += 2;
-                }
+            while block + 2 <= blocks {
+                K::values::<S, R, 2>(part, positions, block, weights, out, ahead);
+                block += 2;
             }
-            while block < blocks {
+            if block < blocks {
                 K::values::<S, R, 1>(part, positions, block, weights, out, ahead);
-                block += 1;
             }
         }
     }

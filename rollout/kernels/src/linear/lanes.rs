@@ -53,53 +53,27 @@ impl Task for Halves<'_> {
 
 #[inline(always)]
 unsafe fn float_tile<S: Simd, const R: usize>(job: &Panels<'_>, panel: usize, first: usize, mut ahead: Prefetch) {
-    // SAFETY: the caller vouches for the panel, the tile and the instruction set.
-    unsafe {
-        if const { 2 * R <= S::SUMS } {
-            let sums = float_sums::<S, R, 2>(job, panel, first, 0, &mut ahead);
-            for (r, [low, high]) in sums.into_iter().enumerate() {
-                finish_row::<S>(job, panel, first + r, low, high);
-            }
-        } else {
-            let lows = float_sums::<S, R, 1>(job, panel, first, 0, &mut ahead);
-            let highs = float_sums::<S, R, 1>(job, panel, first, 1, &mut Prefetch { lines: 0, ..ahead });
-            for (r, ([low], [high])) in lows.into_iter().zip(highs).enumerate() {
-                finish_row::<S>(job, panel, first + r, low, high);
-            }
-        }
-    }
-}
-
-/// Sums of `R` rows with `N` blocks of a panel, from `block` on.
-#[inline(always)]
-unsafe fn float_sums<S: Simd, const R: usize, const N: usize>(
-    job: &Panels<'_>,
-    panel: usize,
-    first: usize,
-    block: usize,
-    ahead: &mut Prefetch,
-) -> [[S::V; N]; R] {
     let shape = job.layer.shape;
     // SAFETY: the panel and the tile lie within their buffers; the caller vouches for the instruction set.
     unsafe {
-        let mut start = [S::splat(0.0); N];
-        if let Some(bias) = job.layer.bias {
-            for (n, start) in start.iter_mut().enumerate() {
-                *start = S::load(bias.as_ptr().add(panel * PANEL + (block + n) * LANES));
+        let columns = job.layer.panels.as_ptr().add(panel * shape.panel_len());
+        let start = match job.layer.bias {
+            None => [S::splat(0.0); 2],
+            Some(bias) => {
+                let bias = bias.as_ptr().add(panel * PANEL);
+                [S::load(bias), S::load(bias.add(LANES))]
             }
-        }
+        };
         let mut sums = [start; R];
-        let columns = job.layer.panels.as_ptr().add(panel * shape.panel_len() + block * LANES);
         for from in (0..shape.depth).step_by(STRETCH) {
-            let rows = Matrix { data: job.left.at(job.layout.stretch(from, first)), stride: STRETCH };
+            let rows = job.left.at(job.layout.stretch(from, first));
             let depth = STRETCH.min(shape.depth - from);
-            let mut blocks = [columns.add(from * PANEL); N];
-            for (n, block) in blocks.iter_mut().enumerate() {
-                *block = block.add(n * LANES);
-            }
-            multiply::<S, R, N>(depth, rows, blocks, PANEL, ahead, &mut sums);
+            let (rows, columns) = (Matrix { data: rows, stride: STRETCH }, columns.add(from * PANEL));
+            multiply::<S, R, 2>(depth, rows, [columns, columns.add(LANES)], PANEL, &mut ahead, &mut sums);
         }
-        sums
+        for (r, [low, high]) in sums.into_iter().enumerate() {
+            finish_row::<S>(job, panel, first + r, low, high);
+        }
     }
 }
 
@@ -110,70 +84,36 @@ unsafe fn byte_tile<S: Simd, D: Dot, const R: usize>(
     first: usize,
     mut ahead: Prefetch,
 ) {
-    // SAFETY: the caller vouches for the panel, the tile and the instruction set.
-    unsafe {
-        if const { 2 * R <= S::SUMS } {
-            let sums = byte_sums::<S, D, R, 2>(job, panel, first, 0, &mut ahead);
-            for (r, [low, high]) in sums.into_iter().enumerate() {
-                finish_row_of_bytes::<S, D>(job, panel, first + r, low, high);
-            }
-        } else {
-            let lows = byte_sums::<S, D, R, 1>(job, panel, first, 0, &mut ahead);
-            let highs = byte_sums::<S, D, R, 1>(job, panel, first, 1, &mut Prefetch { lines: 0, ..ahead });
-            for (r, ([low], [high])) in lows.into_iter().zip(highs).enumerate() {
-                finish_row_of_bytes::<S, D>(job, panel, first + r, low, high);
-            }
-        }
-    }
-}
-
-/// Sums of `R` rows of bytes with `N` blocks of a panel, from `block` on.
-#[inline(always)]
-unsafe fn byte_sums<S: Simd, D: Dot, const R: usize, const N: usize>(
-    job: &Panels<'_>,
-    panel: usize,
-    first: usize,
-    block: usize,
-    ahead: &mut Prefetch,
-) -> [[D::I; N]; R] {
     let shape = job.layer.shape;
+    let column_sums = &job.layer.quantized.expect("sums belong to bytes").sums[panel * PANEL..][..PANEL];
     // SAFETY: the panel and the tile lie within their buffers; the caller vouches for the instruction set.
     unsafe {
         let columns = job.layer.panels.as_ptr().add(panel * shape.panel_len()).cast::<i8>();
-        let mut sums = [[D::zero(); N]; R];
+        let mut sums = [[D::zero(); 2]; R];
         for stretch in (0..shape.steps()).step_by(STRETCH) {
             let rows = job.left.at(job.layout.stretch(stretch, first)).cast::<u32>();
             for step in 0..STRETCH.min(shape.steps() - stretch) {
-                let quad = columns.add(((stretch + step) * PANEL + block * LANES) * QUAD);
-                for (r, sums) in sums.iter_mut().enumerate() {
+                let quad = columns.add((stretch + step) * PANEL * QUAD);
+                for (r, [low, high]) in sums.iter_mut().enumerate() {
                     let x = *rows.add(r * STRETCH + step);
-                    for (n, sum) in sums.iter_mut().enumerate() {
-                        *sum = D::dot(*sum, x, quad.add(n * LANES * QUAD));
-                    }
+                    *low = D::dot(*low, x, quad);
+                    *high = D::dot(*high, x, quad.add(LANES * QUAD));
                 }
                 if step % UNROLL == 0 {
                     ahead.ask::<S>();
                 }
             }
         }
-        sums
-    }
-}
-
-/// Takes the offset of the inputs out of the sums of a row, and turns them into outputs.
-#[inline(always)]
-unsafe fn finish_row_of_bytes<S: Simd, D: Dot>(job: &Panels<'_>, panel: usize, row: usize, low: D::I, high: D::I) {
-    let column_sums = &job.layer.quantized.expect("sums belong to bytes").sums[panel * PANEL..][..PANEL];
-    // SAFETY: the caller vouches for panel, row and instruction sets.
-    unsafe {
-        let mut whole = [[0; LANES]; 2];
-        D::store(&mut whole[0], low);
-        D::store(&mut whole[1], high);
-        let whole: &mut [i32; PANEL] = bytemuck::cast_mut(&mut whole);
-        for (sum, column) in whole.iter_mut().zip(column_sums) {
-            *sum -= OFFSET * column;
+        for (r, [low, high]) in sums.into_iter().enumerate() {
+            let mut whole = [[0; LANES]; 2];
+            D::store(&mut whole[0], low);
+            D::store(&mut whole[1], high);
+            let whole: &mut [i32; PANEL] = bytemuck::cast_mut(&mut whole);
+            for (sum, column) in whole.iter_mut().zip(column_sums) {
+                *sum -= OFFSET * column;
+            }
+            finish_bytes::<S>(job, panel, first + r, whole);
         }
-        finish_bytes::<S>(job, panel, row, whole);
     }
 }
 

@@ -31,11 +31,10 @@ impl Layout {
         if shape.format != Format::Fp32 && isa.has_tiles() {
             return Self { tiling: Tiling::in_blocks(rows, 2, TILE_STEPS), words: steps, blocks: true };
         }
-        let (most_rows, sums) = isa.rows_and_sums();
         let (most, words) = match shape.format {
-            Format::Fp32 | Format::Int8 => (most_rows, steps),
-            // Of two blocks, chains for first and second elements each; and the input as fp32.
-            Format::Bf16 | Format::Bf16x3 => ((sums / 4).max(1), 2 * steps),
+            Format::Fp32 | Format::Int8 => (isa.rows(), steps),
+            // Chains for first and second elements: twice the sums, and the input as fp32.
+            Format::Bf16 | Format::Bf16x3 => ((isa.rows() / 2).max(1), 2 * steps),
         };
         Self { tiling: Tiling::new(rows, most), words: words.next_multiple_of(STRETCH), blocks: false }
     }

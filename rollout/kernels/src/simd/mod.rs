@@ -29,10 +29,8 @@ pub(crate) const LANES: usize = 16;
 pub(crate) unsafe trait Simd: Copy + 'static {
     /// One block.
     type V: Copy;
-    /// Most rows that are multiplied at once.
+    /// Rows of a tile of two blocks that the registers hold as sums.
     const ROWS: usize;
-    /// Blocks that the registers hold as sums, beside the operands of a product.
-    const SUMS: usize;
 
     unsafe fn splat(x: f32) -> Self::V;
 
@@ -192,17 +190,17 @@ impl Isa {
         SETS.iter().map(|(set, _)| Self(*set)).filter(|isa| here.contains(isa)).collect()
     }
 
-    /// [`Simd::ROWS`] and [`Simd::SUMS`] of this instruction set.
-    pub(crate) fn rows_and_sums(self) -> (usize, usize) {
-        struct RowsAndSums;
-        impl Task for RowsAndSums {
-            type Output = (usize, usize);
+    /// [`Simd::ROWS`] of this instruction set.
+    pub(crate) fn rows(self) -> usize {
+        struct Rows;
+        impl Task for Rows {
+            type Output = usize;
             #[inline(always)]
-            unsafe fn run<S: Simd>(self) -> (usize, usize) {
-                (S::ROWS, S::SUMS)
+            unsafe fn run<S: Simd>(self) -> usize {
+                S::ROWS
             }
         }
-        self.run(RowsAndSums)
+        self.run(Rows)
     }
 
     /// Runs a task with this instruction set.

@@ -28,7 +28,6 @@ macro_rules! operations {
 unsafe impl Simd for Plain {
     type V = [f32; LANES];
     const ROWS: usize = 2;
-    const SUMS: usize = 4;
 
     operations! {
         fma(a, b, c) = a.mul_add(b, c);

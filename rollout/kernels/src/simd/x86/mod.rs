@@ -96,7 +96,6 @@ macro_rules! instructions_of_halves {
 unsafe impl Simd for Avx512 {
     type V = __m512;
     const ROWS: usize = 12;
-    const SUMS: usize = 24;
 
     instructions! {
         fma(a, b, c) = _mm512_fmadd_ps;
@@ -143,9 +142,7 @@ unsafe impl Simd for Avx512 {
 #[allow(clippy::undocumented_unsafe_blocks)]
 unsafe impl Simd for Avx2 {
     type V = [__m256; 2];
-    const ROWS: usize = 6;
-    // Twelve of sixteen registers.
-    const SUMS: usize = 6;
+    const ROWS: usize = 3;
 
     instructions_of_halves! {
         fma(a, b, c) = _mm256_fmadd_ps;
