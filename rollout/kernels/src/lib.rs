@@ -22,7 +22,7 @@
 //! | [`rounded`] | what is left of weights in a format, to be stored or sent |
 //! | [`buffer`] | large buffers |
 //! | [`limits`] | what the machine can do at most |
-//! | [`workers`], [`parallel`] | threads that stay awake; how they share the tasks of a kernel |
+//! | [`thread_pool`], [`parallel`] | threads that stay awake; how they share the tasks of a kernel |
 
 pub mod attention;
 pub mod buffer;
