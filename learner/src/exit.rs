@@ -1,7 +1,7 @@
 //! The end of the process, without libtorch's destructors.
 //!
-//! At a regular exit, libtorch takes its tables of operators apart, one operator after the other. This takes a quarter
-//! of the processor time of a learner that does nothing else (0.09 of 0.35 s), and the system frees the memory anyway.
+//! At a regular exit, libtorch takes its tables of operators apart, one operator after the other. This takes a good
+//! part of a short run's processor time, and the system frees the memory anyway.
 
 use std::{
     ffi::{c_int, c_void},
