@@ -213,29 +213,29 @@ fn grpo(place: &Folder, args: &Args) -> Result<Value> {
     tandem(&words.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
-/// Tokens: the tags of the answer, signs, and single digits, as in Qwen's tokenizer.
+/// Tokens: the tags of the answer, signs, and single digits, as in Qwen's tokenizer. It is a BPE over bytes without
+/// merges, so that every format of `tandem export` takes it.
 fn tokenizer() -> Value {
     let special = ["<|endoftext|>", "<|unknown|>"];
-    let signs = ["<answer>", "</answer>", "\n", ":", ",", "=", "+", "-", "*", "/", "(", ")"];
-    let words = special.into_iter().chain(signs).map(str::to_owned);
+    let tags = ["<answer>", "</answer>"];
+    // A line break, as BPE over bytes writes it, and signs.
+    let signs = ["\u{10a}", ":", ",", "=", "+", "-", "*", "/", "(", ")"];
+    let words = special.into_iter().chain(tags).chain(signs).map(str::to_owned);
     let vocabulary = words.chain((0..=9).map(|n| n.to_string()));
     let added = |(id, content): (usize, &str)| {
         json!({ "id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
-                "normalized": false, "special": true })
+                "normalized": false, "special": special.contains(&content) })
     };
+    let bytes = json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true });
     json!({
         "version": "1.0",
-        "added_tokens": special.into_iter().enumerate().map(added).collect::<Vec<_>>(),
-        "pre_tokenizer": {
-            "type": "Split",
-            "pattern": { "Regex": "</?[a-z]+>|[\\s\\S]" },
-            "behavior": "Isolated",
-            "invert": false,
-        },
-        "decoder": { "type": "Fuse" },
+        "added_tokens": special.into_iter().chain(tags).enumerate().map(added).collect::<Vec<_>>(),
+        "pre_tokenizer": bytes.clone(),
+        "decoder": bytes,
         "model": {
-            "type": "WordLevel",
+            "type": "BPE",
             "vocab": vocabulary.zip(0..).map(|(word, id)| (word, Value::from(id))).collect::<serde_json::Map<_, _>>(),
+            "merges": [],
             "unk_token": "<|unknown|>",
         },
     })

@@ -71,6 +71,19 @@ fn write_tokenizer(model: &Path) {
     fs::write(model.join("tokenizer.json"), tokenizer.to_string()).unwrap();
 }
 
+/// Whoever has run the demo can take its model anywhere.
+#[test]
+fn a_model_with_the_demos_tokenizer_goes_into_the_formats_of_other_programs() {
+    let place = Exports::new();
+    let model = place.path("demo");
+    copy_folder(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../src/demo/model"), &model);
+    let _ = cli::run("learner", [Path::new("init"), Path::new("--model"), &model]).success();
+    for format in ["gguf", "genai"] {
+        let printed = place.export_of(&model, place.path(format).to_str().unwrap(), &["--format", format]).stdout;
+        assert!(printed.contains("opened again and compared"), "{printed}");
+    }
+}
+
 #[test]
 fn there_and_back() {
     let place = Exports::new();
