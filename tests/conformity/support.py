@@ -37,11 +37,15 @@ def golden(name):
     return json.loads((GOLDEN / name).read_text())
 
 
+def environment():
+    """The environment of Tandem's programs."""
+    return os.environ | {"TANDEM_CACHE_DIR": str(WORK / "cache")}
+
+
 def tandem(*words, program="tandem"):
     """Runs one of Tandem's programs to its end; what it printed."""
-    environment = os.environ | {"TANDEM_CACHE_DIR": str(WORK / "cache")}
     command = [str(PROGRAMS / program), *map(str, words)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=WORK)
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, cwd=WORK)
     if done.returncode != 0:
         sys.exit(f"`{program} {words[0]}` failed: {done.stderr.strip()}")
     return done.stdout

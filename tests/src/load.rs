@@ -35,8 +35,16 @@ pub struct Load {
     pub prompt_tokens: usize,
     /// Tokens of each completion.
     pub completion_tokens: usize,
+    /// Adapters that the clients ask in turns, by the names of [`adapter_name`]; 0 asks the model that is served.
+    pub adapters: usize,
     /// Time between two looks at the memory of the server.
     pub look: Duration,
+}
+
+/// The name of an adapter that clients ask.
+#[must_use]
+pub fn adapter_name(number: usize) -> String {
+    format!("adapter-{number}")
 }
 
 /// A look at a server.
@@ -98,8 +106,9 @@ impl Load {
         let (counts, begun) = (Counts::default(), Instant::now());
         let mut looks = Vec::new();
         thread::scope(|scope| {
-            let clients: Vec<_> =
-                (0..self.clients).map(|_| scope.spawn(|| self.client(port, begun, &counts))).collect();
+            let counts = &counts;
+            let client = |number| scope.spawn(move || self.client(number, port, begun, counts));
+            let clients: Vec<_> = (0..self.clients).map(client).collect();
             let mut next = begun + self.look;
             while clients.iter().any(|client| !client.is_finished()) {
                 thread::sleep(Duration::from_millis(5));
@@ -122,11 +131,12 @@ impl Load {
     }
 
     /// One client, on one connection as long as that holds.
-    fn client(&self, port: u16, begun: Instant, counts: &Counts) {
+    fn client(&self, number: usize, port: u16, begun: Instant, counts: &Counts) {
         let mut connection = None;
+        let model = number.checked_rem(self.adapters).map(adapter_name);
         while begun.elapsed() < self.time {
             let number = counts.begun.fetch_add(1, Relaxed);
-            match self.ask(&mut connection, port, number) {
+            match self.ask(&mut connection, port, number, model.as_deref()) {
                 Ok(first_token) => {
                     counts.completions.fetch_add(1, Relaxed);
                     counts.first_token.lock().expect("no client panics with the lock").push(first_token);
@@ -146,11 +156,18 @@ impl Load {
     }
 
     /// A completion as a stream. Returns the time to its first token.
-    fn ask(&self, connection: &mut Option<BufReader<TcpStream>>, port: u16, number: u64) -> io::Result<Duration> {
+    fn ask(
+        &self,
+        connection: &mut Option<BufReader<TcpStream>>,
+        port: u16,
+        number: u64,
+        model: Option<&str>,
+    ) -> io::Result<Duration> {
         let mut stream = Stream::new(&[number]);
         let ids: Vec<u64> = (0..self.prompt_tokens).map(|_| 1 + stream.below(CHARACTERS as u64 - 1)).collect();
-        let body = json!({ "prompt": ids, "max_tokens": self.completion_tokens, "seed": number, "ignore_eos": true,
-            "stream": true, "stream_options": { "include_usage": true }, "return_token_ids": true });
+        let body = json!({ "model": model, "prompt": ids, "max_tokens": self.completion_tokens, "seed": number,
+            "ignore_eos": true, "stream": true, "stream_options": { "include_usage": true },
+            "return_token_ids": true });
         let body = body.to_string();
         let begun = Instant::now();
         let reader = match connection {

@@ -2,7 +2,9 @@
 //! its rate, the times to first tokens, its memory and the errors. BENCHMARKS.md has the command.
 
 use std::{
+    collections::HashMap,
     ffi::OsString,
+    fs,
     io::{BufRead, BufReader, Read},
     path::{Path, PathBuf},
     process::{Child, Command, ExitCode, Stdio},
@@ -12,8 +14,13 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
-use harness::load::{Load, Look, with_tokenizer};
+use exporters::{AdapterConfig, fill_adapter};
+use harness::load::{Load, Look, adapter_name, with_tokenizer};
 use serde_json::json;
+use shared::{ModelDir, generation::rng::Stream};
+
+/// Rank of adapters. They are merged when they are loaded, so their speed does not depend on it.
+const RANK: usize = 16;
 
 /// Lets many clients ask an endpoint for a while, and prints what came of it.
 #[derive(Debug, Parser)]
@@ -33,6 +40,17 @@ struct Args {
     /// Tokens of each completion
     #[arg(long, value_name = "N", default_value_t = 128)]
     completion_length: usize,
+    /// LoRA adapters with random weights, which the clients ask in turns; without any, they ask the model
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    adapters: usize,
+    /// Linear layers that an adapter changes
+    #[arg(
+        long,
+        value_name = "NAME,…",
+        value_delimiter = ',',
+        default_value = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"
+    )]
+    target_modules: Vec<String>,
     /// Flags of the endpoint (`--threads 2`, …)
     #[arg(last = true)]
     serve: Vec<OsString>,
@@ -74,6 +92,29 @@ impl Drop for Serve {
     }
 }
 
+/// Writes an adapter with small random weights on a model.
+fn write_adapter(model: &Path, dir: &Path, target_modules: &[String]) -> Result<()> {
+    let base = ModelDir::open(model)?;
+    let parameters = || base.config().parameters();
+    let config = AdapterConfig {
+        base_model_name_or_path: model.display().to_string(),
+        base_blake3: None,
+        r: RANK,
+        lora_alpha: RANK as f64,
+        lora_dropout: 0.0,
+        target_modules: target_modules.to_vec(),
+        use_rslora: false,
+    };
+    let shapes: HashMap<_, _> = config.tensors(parameters())?.into_iter().collect();
+    let name = dir.file_name().context("an adapter has a folder of its own")?.as_encoded_bytes();
+    let mut stream = Stream::new(&name.iter().copied().map(u64::from).collect::<Vec<_>>());
+    fs::create_dir(dir)?;
+    fill_adapter(dir, &config, parameters(), &mut |tensor| {
+        Ok((0..shapes[tensor].iter().product()).map(|_| 0.01 * stream.next_normal() as f32).collect())
+    })?;
+    Ok(())
+}
+
 fn mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
@@ -82,13 +123,21 @@ fn main() -> Result<ExitCode> {
     let args = Args::parse();
     let with_tokens = with_tokenizer(&args.model).with_context(|| args.model.display().to_string())?;
     let model = with_tokens.as_ref().map_or_else(|| args.model.clone(), |folder| folder.path().to_owned());
-    let serve = Serve::start(&model, &args.serve)?;
+    let folder = tempfile::tempdir()?;
+    let mut flags = args.serve.clone();
+    for number in 0..args.adapters {
+        let (name, dir) = (adapter_name(number), folder.path().join(adapter_name(number)));
+        write_adapter(&model, &dir, &args.target_modules)?;
+        flags.extend(["--lora-modules".into(), format!("{name}={}", dir.display()).into()]);
+    }
+    let serve = Serve::start(&model, &flags)?;
     let minute = Duration::from_secs(60);
     let load = Load {
         clients: args.clients,
         time: Duration::from_secs(args.seconds),
         prompt_tokens: args.prompt_length,
         completion_tokens: args.completion_length,
+        adapters: args.adapters,
         look: minute,
     };
     let outcome = load.run(serve.port, serve.child.id(), |Look { at, resident, completions }| {
@@ -103,6 +152,7 @@ fn main() -> Result<ExitCode> {
     let growth = second.zip(last).map(|(second, last)| last as f64 / second as f64 - 1.0);
     let record = json!({
         "clients": args.clients,
+        "adapters": args.adapters,
         "seconds": seconds,
         "completions": outcome.completions,
         "tokens_per_s": outcome.tokens as f64 / seconds,

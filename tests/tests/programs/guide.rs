@@ -38,6 +38,7 @@ const NEEDS: &[(&str, &str, &str)] = &[
     ("docs/exporting.md", "llama-", "llama.cpp"),
     ("docs/exporting.md", "ollama", "Ollama"),
     ("docs/exporting-genai.md", "", "a tokenizer that GenAI reads: `export.rs`"),
+    ("docs/serving.md", "lm-eval", "lm-eval and the server: `cargo xtask conformity serve`"),
     ("docs/serving.md", "curl", "the server in the other terminal: `serve.rs`"),
 ];
 

@@ -7,6 +7,7 @@ use exporters::{AdapterConfig, Checkpoint, fill_adapter};
 use harness::{
     cli,
     tiny_model::{ModelFolder, SMALL, write_tokenizer},
+    training,
 };
 use serde_json::{Value, json};
 use shared::{ModelDir, generation::rng::Stream};
@@ -190,7 +191,10 @@ fn what_runs_keeps_the_adapter_that_it_began_with() {
     assert!(status == 400 && param == "lora_name" && message.contains("1 adapters already (--max-loras)"), "{message}");
     let (status, param, message) = refused(load("tiny", &sql));
     assert!(status == 400 && param == "lora_name" && message.contains("the model that is served"), "{message}");
-    assert_eq!(refused(load("", &sql)).0, 400);
+    for name in ["", "a\nb", &"a".repeat(257)] {
+        let (status, param, message) = refused(load(name, &sql));
+        assert!(status == 400 && param == "lora_name" && message.contains("1 to 256 characters"), "{message}");
+    }
     assert_eq!(refused(unload("other")).0, 404);
     for path in ["/no/such/folder", "owner/name", &folder.path("model").display().to_string()] {
         let (status, param, message) = refused(load("new", path));
@@ -199,6 +203,42 @@ fn what_runs_keeps_the_adapter_that_it_began_with() {
     let more = json!({ "lora_name": "new", "lora_path": sql, "rank": 3 });
     assert_eq!(refused(serve.answer("/v1/load_lora_adapter", &more)).1, "rank");
     check(&serve, "new", rows("sql"));
+}
+
+#[test]
+fn of_a_run_the_adapter_of_its_newest_checkpoint_is_served() {
+    let folder = model();
+    let path = |name: &str| folder.path(name).display().to_string();
+    fs::write(folder.path("rows.jsonl"), "{\"prompt\": \"1+1=\", \"answer\": \"2\"}\n".repeat(4)).unwrap();
+    let config = format!(
+        "model = {:?}\ndataset = {:?}\nreward_funcs = [\"reward.py:variety\"]\nmax_steps = 2\nsave_steps = 1\n\
+         num_generations = 2\ngeneration_batch_size = 4\nper_device_train_batch_size = 4\n\
+         max_completion_length = 8\nlearning_rate = 1e-2\nuse_peft = true\nlora_r = 4\n",
+        path("model"),
+        path("rows.jsonl")
+    );
+    let reward = "def variety(completions, **_):\n    return [sum(map(ord, text)) % 97 / 97 for text in completions]\n";
+    fs::write(folder.path("reward.py"), reward).unwrap();
+    let _ = training::train(&folder.path(""), "run", &config);
+    let rows = ["model", "run/checkpoint-1", "run/checkpoint-2"]
+        .map(|of| generated(&folder, of, &PROMPTS.map(|prompt| json!(prompt))));
+    assert!(rows[0] != rows[1] && rows[1] != rows[2], "they differ");
+    let modules = [format!("of-run={}", path("run")), format!("first={}", path("run/checkpoint-1"))];
+    let serve = Serve::start(&folder, &["--lora-modules", &modules[0], &modules[1]]);
+    check(&serve, "of-run", &rows[2]);
+    check(&serve, "first", &rows[1]);
+    check(&serve, "tiny", &rows[0]);
+}
+
+#[test]
+fn adapters_that_may_come_are_in_the_plan_of_memory() {
+    let folder = model();
+    let model = folder.path("model").display().to_string();
+    let most = u32::MAX.to_string();
+    let words = ["serve", "--model", &model, "--port", "0", "--allow-runtime-lora-updating", "--max-loras", &most];
+    let finished = cli::run("tandem", words);
+    let refusal = finished.refusal();
+    assert!(refusal.starts_with("error: beside ") && refusal.contains(" for adapters (--max-loras): "), "{refusal}");
 }
 
 #[test]

@@ -19,6 +19,7 @@ fn many_clients_get_whole_answers_and_everything_is_given_back() {
         time: Duration::from_secs(20),
         prompt_tokens: 64,
         completion_tokens: 128,
+        adapters: 0,
         look: Duration::from_millis(100),
     };
     let outcome = load.run(serve.port(), serve.process(), |_| ());

@@ -145,6 +145,19 @@ pub const CHECKS: &[Check] = &[
         ],
     },
     Check {
+        name: "serve",
+        rival: "lm-eval, `local-completions`",
+        about: "`tandem serve`, asked by lm-eval with tasks of its own over local rows: its log-likelihoods are those \
+                of `tandem logprobs`, greedy flags and texts those of `tandem generate`; stories260K, and random \
+                weights over the tokenizer of Qwen2.5",
+        figures: &[
+            figure("likelihood", "largest difference of a log-likelihood", 1e-4),
+            figure("greedy", "greedy flags that differ", 0.0),
+            figure("text", "texts that differ", 0.0),
+            figure("ids", "texts with other token ids", 0.0),
+        ],
+    },
+    Check {
         name: "chat-templates",
         rival: "transformers, with TRL's templates",
         about: "every chat template that TRL ships, with system messages, several turns, tools and switches: token \

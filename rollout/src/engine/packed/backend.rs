@@ -339,17 +339,14 @@ impl Backend for PackedBackend {
             let own_len = slot.own_len(row.position);
             extend(free, &mut slot.own, PageShape::pages_for(own_len + tokens));
         }
-        let at = |slot: usize| slots[slot].as_ref().expect("decoding runs on slots without holes");
-        // Neighbours with one adapter are computed together, and those with one prompt read it together.
-        let adapter = |slot: usize| at(slot).prefix.adapter.as_ref();
-        let mut order: Vec<usize> = (0..rows.len()).collect();
-        order.sort_unstable_by_key(|&slot| (Share::key(adapter(slot)), at(slot).prefix.pages[0], slot));
+        let at = |slot: usize| running(slots, slot);
+        let order = in_order(slots, rows.len());
         let mut ids = Vec::with_capacity(rows.len() + drafts.len());
         let mut shares = Vec::with_capacity(rows.len());
         for &slot in &order {
             ids.push(i64::from(rows[slot].token));
             ids.extend(drafts.of(slot).iter().map(|&token| i64::from(token)));
-            shares.push(Share { adapter: adapter(slot).cloned(), tokens: 1 + drafts.of(slot).len() });
+            shares.push(Share { adapter: at(slot).prefix.adapter.clone(), tokens: 1 + drafts.of(slot).len() });
         }
         session.run(&ids, shares, logits, |spans, last| {
             last.resize(ids.len(), 0);
@@ -494,6 +491,22 @@ fn pass(
     let mut session = PackedSession::new(weights, config, PackedOptions { pages, ..options })?;
     let rounding = Rounding { stored: dtype_of(manifest), weights: options.format, kv };
     examined.pass(config.vocab_size, rounding, |tokens, scored, each| session.score(tokens, scored, None, each))
+}
+
+fn running(slots: &[Option<Slot>], slot: usize) -> &Slot {
+    slots[slot].as_ref().expect("decoding runs on slots without holes")
+}
+
+/// The first `count` slots in the order of a call. Neighbours with one adapter are computed together, and those with
+/// one prompt read it together.
+fn in_order(slots: &[Option<Slot>], count: usize) -> Vec<usize> {
+    let key = |slot: usize| {
+        let Slot { prefix, .. } = running(slots, slot);
+        (Share::key(prefix.adapter.as_ref()), prefix.pages[0], slot)
+    };
+    let mut order: Vec<usize> = (0..count).collect();
+    order.sort_unstable_by_key(|&slot| key(slot));
+    order
 }
 
 /// Where logits go of which there are none.

@@ -188,7 +188,7 @@ impl PackedWeights {
 
     /// Words of the panels that are this version's own.
     pub fn own_words(&self) -> usize {
-        self.own.memory.len()
+        self.own.words()
     }
 
     /// The memory of the panels, when nobody needs the version any more.
@@ -285,6 +285,11 @@ impl Panels {
 
     pub fn product(&self, index: usize) -> Option<&PackedProduct> {
         self.packed[index].as_ref()
+    }
+
+    /// Words of memory.
+    pub fn words(&self) -> usize {
+        self.memory.len()
     }
 }
 

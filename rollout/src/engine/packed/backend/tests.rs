@@ -1,11 +1,11 @@
 //! Pages that are shared and come back, memory for the next version, and a version that is packed wrongly.
 
-use exporters::{ExportOptions, VersionDir, export, norm};
+use exporters::{Adapter, AdapterConfig, ExportOptions, VersionDir, export, fill_adapter, norm};
 use ndarray::{Array2, s};
 use rollout_kernels::{element::Format, pages::PAGE};
 use shared::{Canaries, Dtype, ModelDir, PolicyVersion, config::RolloutDtype};
 
-use super::*;
+use super::{super::adapted::adapter_bytes, *};
 use crate::engine::session::read_manifest;
 
 /// Places for 17 sequences of up to 64 tokens.
@@ -21,6 +21,67 @@ fn exported() -> (tempfile::TempDir, ModelDir, WeightSource, WeightManifest) {
     export(&model, &source.dir, &ExportOptions::default()).unwrap();
     let manifest = read_manifest(&source, model.config()).unwrap();
     (folder, model, source, manifest)
+}
+
+/// An adapter on these linear layers, which changes nothing yet.
+fn adapter(model: &ModelDir, modules: &[&str]) -> Adapter {
+    let dir = tempfile::tempdir().unwrap();
+    let config = AdapterConfig {
+        base_model_name_or_path: String::new(),
+        base_blake3: None,
+        r: 2,
+        lora_alpha: 2.0,
+        lora_dropout: 0.0,
+        target_modules: modules.iter().map(|&module| module.to_owned()).collect(),
+        use_rslora: false,
+    };
+    let parameters = || model.config().parameters();
+    let mut shapes = config.tensors(parameters()).unwrap().into_iter();
+    fill_adapter(dir.path(), &config, parameters(), &mut |_| {
+        let (_, shape) = shapes.next().unwrap();
+        Ok(vec![0.0; shape.iter().product()].into())
+    })
+    .unwrap();
+    Adapter::open(dir.path(), parameters()).unwrap()
+}
+
+#[test]
+fn an_adapter_takes_the_memory_that_is_planned_for_it() {
+    let (_folder, model, source, manifest) = exported();
+    let all = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
+    for format in [Format::Fp32, Format::Bf16, Format::Int8] {
+        let weights = PackedWeights::load(&source, model.config(), &manifest, format, Provided::default(), 1).unwrap();
+        let most = adapter_bytes(model.config(), format, None);
+        // Queries, keys and values are one product, and gate and up another.
+        let planned = [&all[..1], &["k_proj", "v_proj"], &["up_proj", "down_proj"], &all].map(|modules| {
+            let adapter = adapter(&model, modules);
+            let planned = adapter_bytes(model.config(), format, Some(&adapter));
+            let taken = weights.changed(model.config(), &adapter, format, 1).unwrap().words() * size_of::<f32>();
+            assert_eq!(planned, taken as u64, "{modules:?} in {format:?}");
+            planned
+        });
+        assert!(planned[0] == planned[1] && planned[1] + planned[2] < planned[3] && planned[3] == most, "{planned:?}");
+    }
+}
+
+/// A product that an adapter changes is computed once for each run of neighbours that have the adapter.
+#[test]
+fn sequences_with_one_adapter_are_neighbours_in_a_call_and_among_them_those_with_one_prompt() {
+    let (_folder, model, source, manifest) = exported();
+    let backend = PackedBackend::open(&source, model.config(), &manifest, &options()).unwrap();
+    let loader = backend.adapter_loader(model.config()).unwrap();
+    let adapters =
+        [None, Some(()), Some(())].map(|some| some.map(|()| loader.load(&adapter(&model, &["q_proj"])).unwrap()));
+    let prompts: Vec<Arc<Prefix>> = (0..6)
+        .map(|prompt| Arc::new(Prefix { pages: vec![prompt as u32], len: 1, adapter: adapters[prompt % 3].clone() }))
+        .collect();
+    let of = [0, 1, 2, 3, 4, 5, 5, 4, 3, 2, 1, 0];
+    let slot = |prompt: usize| Some(Slot { prefix: Arc::clone(&prompts[prompt]), own: Vec::new(), computed: 1 });
+    let slots: Vec<Option<Slot>> = of.iter().map(|&prompt| slot(prompt)).collect();
+    let order = in_order(&slots, of.len());
+    let parts = |key: &dyn Fn(usize) -> usize| order.chunk_by(|&a, &b| key(of[a]) == key(of[b])).count();
+    assert_eq!((parts(&|prompt| prompt % 3), parts(&|prompt| prompt)), (3, 6), "{order:?}");
+    assert_eq!(order.iter().collect::<std::collections::BTreeSet<_>>().len(), of.len(), "each sequence is there once");
 }
 
 /// Nothing on disk is wrong, so nothing but log-probs can show it.
