@@ -98,10 +98,12 @@ fn describe_processor(name: &str, cores: usize, flags: &str, tiles: bool) -> Fin
         found.map(|&(flag, name)| if flag == "amx_tile" && !tiles { "amx (not granted)" } else { name }).collect();
     let kinds = if found.is_empty() { "-".into() } else { found.join(" ") };
     // The choice matters to the sampler's int8 and bf16 (`--rollout-dtype`).
-    let products = match (has("amx_int8") && are_bf16_tiles(flags, tiles), has("avx512_vnni")) {
-        (true, _) => "; int8 and bf16 rollouts on amx",
-        (false, true) => "; int8 rollouts on avx512-vnni",
-        (false, false) => "",
+    let has_tiles = has("amx_int8") && are_bf16_tiles(flags, tiles);
+    let products = match (has_tiles, has("avx512_vnni"), has("avx512_bf16")) {
+        (true, ..) => "; int8 and bf16 rollouts on amx",
+        (false, true, true) => "; int8 rollouts on avx512-vnni, bf16dot rollouts on avx512-bf16",
+        (false, true, false) => "; int8 rollouts on avx512-vnni",
+        (false, false, _) => "",
     };
     let detail = format!("{name}, {cores} usable threads, {kinds}{products}");
     if !has("avx2") {
@@ -232,6 +234,8 @@ mod tests {
         let flags = "avx2 avx512_vnni amx_tile amx_int8 amx_bf16";
         assert!(detail(flags, true).ends_with("avx2 avx512-vnni amx; int8 and bf16 rollouts on amx"));
         assert!(detail(flags, false).ends_with("avx512-vnni amx (not granted); int8 rollouts on avx512-vnni"));
+        let flags = "avx2 avx512_vnni avx512_bf16";
+        assert!(detail(flags, false).ends_with("; int8 rollouts on avx512-vnni, bf16dot rollouts on avx512-bf16"));
         assert!(detail("avx2", false).ends_with("usable threads, avx2"));
     }
 

@@ -3,6 +3,9 @@
 /// Bytes in a word: four steps of the depth.
 pub(crate) const QUAD: usize = 4;
 
+/// bf16 in a word: two steps of the depth.
+pub(crate) const PAIR: usize = 2;
+
 /// Steps that tile registers take at once: pairs and quads are filled up with zeros to whole tiles.
 pub(super) const TILE_STEPS: usize = 16;
 
@@ -16,8 +19,12 @@ pub enum Format {
     /// input is rounded to bytes row by row, so a row still depends on itself alone.
     Int8,
     /// bf16, in pairs of two steps of the depth: `panel[k / 2][column][k % 2]`. The input is rounded to bf16, sums are
-    /// fp32. Numbers below the smallest normal one count as 0, also among the sums of AMX.
+    /// fp32 in the order of AMX. Numbers below the smallest normal one count as 0, also among the sums of AMX.
     Bf16,
+    /// The same panels and the same rounding of the input, with sums in the order of `vdpbf16ps` (AVX512_BF16): one
+    /// chain of fused multiply-adds along the depth, the second element of each pair before the first. Numbers below
+    /// the smallest normal one count as 0, also among the sums of that instruction.
+    Bf16Dot,
     /// Each number as the sum of two bf16: the number rounded (the large half), and the remainder rounded (the small
     /// half). Pairs are as in [`Format::Bf16`]; of every sixteen pairs, the large halves follow the small ones. Inputs
     /// likewise. All products but those of two small halves are summed, in fp32, so the relative error of a product is
@@ -39,7 +46,7 @@ impl Format {
     pub fn per_word(self) -> usize {
         match self {
             Self::Fp32 | Self::Bf16x3 => 1,
-            Self::Bf16 => 2,
+            Self::Bf16 | Self::Bf16Dot => 2,
             Self::Int8 => QUAD,
         }
     }
@@ -54,15 +61,24 @@ pub enum KvFormat {
     /// Signed bytes with a scale for each position and head, taken from the numbers of that position and head alone
     /// when they are stored; queries and weights have sixteen bits, with a scale for each row.
     Int8,
+    /// bf16, in pairs of the dimension that is summed over. Queries and weights are rounded to bf16, and sums are fp32
+    /// in the order of [`Format::Bf16Dot`].
+    Bf16,
 }
 
 impl KvFormat {
+    /// Elements in a word of four bytes.
+    pub(super) fn per_word(self) -> usize {
+        size_of::<f32>() / self.size()
+    }
+
     /// Bytes of an element.
     #[must_use]
     pub fn size(self) -> usize {
         match self {
             Self::Fp32 => size_of::<f32>(),
             Self::Int8 => size_of::<i8>(),
+            Self::Bf16 => size_of::<u16>(),
         }
     }
 }

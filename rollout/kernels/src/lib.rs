@@ -3,10 +3,11 @@
 //! A row comes out the same to the last bit in any batch, on any number of threads and under every instruction set. For
 //! that, every figure has a fixed order of operations, which depends on its own row alone. A product of fp32 is one
 //! chain of fused multiply-adds. Sums of norms and exponentials have sixteen lanes and a tree over them. Sums of bytes
-//! are exact. Sums of bf16 have the order of AMX, wherever they are computed.
+//! are exact. Sums of bf16 have the order of AMX or that of `vdpbf16ps`, as their format says, wherever they are
+//! computed.
 //!
-//! Weights are packed as fp32, int8, bf16, or bf16x3, which is two bf16 for each number. All formats but fp32 use the
-//! tiles of AMX where the machine has them.
+//! Weights are packed as fp32, int8, bf16 (with one order of sums or the other), or bf16x3, which is two bf16 for each
+//! number. int8, bf16 and bf16x3 use the tiles of AMX where the machine has them, and bf16dot uses AVX512_BF16.
 //!
 //! | file | subject |
 //! |---|---|

@@ -164,7 +164,9 @@ impl PackedShape {
                 for (lane, row) in rows.iter().map(|row| row.unwrap_or_default()).enumerate() {
                     match self.format {
                         Format::Fp32 => unreachable!("floats are packed a whole panel at a time"),
-                        Format::Bf16 => round_column(row, lane, bytemuck::cast_slice_mut(out), to_bf16),
+                        Format::Bf16 | Format::Bf16Dot => {
+                            round_column(row, lane, bytemuck::cast_slice_mut(out), to_bf16);
+                        }
                         Format::Bf16x3 => split_column(row, lane, out),
                         Format::Int8 => {
                             let (scale, sum) = quantize_column(row, lane, bytemuck::cast_slice_mut(out));

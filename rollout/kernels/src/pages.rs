@@ -6,13 +6,9 @@
 //! The keys of a page are transposed, `[head_dim][position]`, so that one query is multiplied with sixteen positions at
 //! once. The values are `[position][width]`, with the width of a head rounded up to whole blocks. Bytes lie in quads of
 //! the dimension that is summed over: keys as `[head_dim / 4][position][4]` and values as `[position / 4][width][4]`.
-//! Each position of bytes has one scale for its key and one for its value.
+//! Likewise, bf16 lie in pairs. Each position of bytes has one scale for its key and one for its value.
 
-use super::{
-    buffer::LargeBuffer,
-    element::{KvFormat, QUAD},
-    simd::LANES,
-};
+use super::{buffer::LargeBuffer, element::KvFormat, simd::LANES};
 
 /// Positions of a page.
 pub const PAGE: usize = LANES;
@@ -45,13 +41,11 @@ impl PageShape {
 
     /// Words of a piece of a page.
     pub(super) fn piece_len(&self, piece: Piece) -> usize {
-        let bytes = self.format == KvFormat::Int8;
+        let per_word = self.format.per_word();
         match piece {
-            Piece::Keys if bytes => PAGE * self.head_dim.div_ceil(QUAD),
-            Piece::Keys => PAGE * self.head_dim,
-            Piece::Values if bytes => PAGE / QUAD * self.value_width(),
-            Piece::Values => PAGE * self.value_width(),
-            Piece::KeyScales | Piece::ValueScales if bytes => PAGE,
+            Piece::Keys => PAGE * self.head_dim.div_ceil(per_word),
+            Piece::Values => PAGE / per_word * self.value_width(),
+            Piece::KeyScales | Piece::ValueScales if self.format == KvFormat::Int8 => PAGE,
             Piece::KeyScales | Piece::ValueScales => 0,
         }
     }

@@ -2,7 +2,8 @@
 //! packed to the same bits ([`PackedShape::pack`](super::packed::PackedShape::pack)).
 //!
 //! Every format but fp32 forgets most of a number when it is packed. What it keeps can be stored or sent in place of
-//! the number: for [`Format::Bf16`](super::element::Format::Bf16) sixteen bits, for
+//! the number: for [`Format::Bf16`](super::element::Format::Bf16) and
+//! [`Format::Bf16Dot`](super::element::Format::Bf16Dot) sixteen bits, for
 //! [`Format::Int8`](super::element::Format::Int8) a byte and the largest magnitude of each row. For
 //! [`Format::Bf16x3`](super::element::Format::Bf16x3) there are no fewer than 32 bits, but of most numbers the last six
 //! are zeros then.
@@ -98,7 +99,7 @@ mod tests {
         match format {
             Format::Fp32 => back.copy_from_slice(rows),
             Format::Bf16x3 => back.iter_mut().zip(rows).for_each(|(back, &x)| *back = shortened(x)),
-            Format::Bf16 => {
+            Format::Bf16 | Format::Bf16Dot => {
                 let mut halves = vec![0; rows.len()];
                 to_halves(rows, &mut halves);
                 from_halves(&halves, &mut back);
@@ -140,7 +141,7 @@ mod tests {
             ],
         ) {
             let rows: Vec<f32> = rows.iter().map(|x| x * size).collect();
-            for format in [Format::Fp32, Format::Bf16, Format::Bf16x3, Format::Int8] {
+            for format in [Format::Fp32, Format::Bf16, Format::Bf16Dot, Format::Bf16x3, Format::Int8] {
                 if let Some(back) = through(&rows, format) {
                     prop_assert!(packed(&back, format) == packed(&rows, format), "{format:?}");
                     let twice = through(&back, format).expect("what came back can go again");

@@ -1,6 +1,6 @@
-//! The innermost loop of all products of floats: a few rows times a few blocks of columns, with the sums in registers.
+//! The innermost loop of products: a few rows times a few blocks of columns, with the sums in registers.
 
-use super::simd::{LANES, Simd};
+use super::simd::{LANES, PairDot, Simd};
 
 /// Words of a row of the left side that lie together, before those of the next row. The distance of two rows is so
 /// short that it fits into an instruction, and rows need no registers for their addresses.
@@ -102,6 +102,64 @@ unsafe fn step_of<S: Simd, const R: usize, const N: usize>(
             let x = S::splat(*a.data.add(r * a.stride + k));
             for (sum, column) in row.iter_mut().zip(columns) {
                 *sum = S::fma(x, column, *sum);
+            }
+        }
+    }
+}
+
+/// `sums[r][n] += Σ a[r, k] * b[k, n]` over pairs of bf16: row `r` of `a` has [`PairDot::WORDS`] words for each of
+/// `steps` pairs, and sixteen pairs of block `n` of step `k` are at `b[n] + k * step`.
+///
+/// # Safety
+/// The instruction sets of `S` and `D` must be available, and both sides valid for `R` rows, `N` blocks and `steps`
+/// steps.
+#[inline(always)]
+pub(super) unsafe fn multiply_pairs<S: Simd, D: PairDot, const R: usize, const N: usize>(
+    steps: usize,
+    a: Matrix,
+    b: [*const f32; N],
+    step: usize,
+    ahead: &mut impl Ahead,
+    sums: &mut [[D::F; N]; R],
+) {
+    let mut acc = *sums;
+    let mut k = 0;
+    // SAFETY: k stays below `steps`, for which the caller vouches that both sides are valid.
+    unsafe {
+        while k + UNROLL <= steps {
+            for i in 0..UNROLL {
+                step_of_pairs::<D, R, N>(k + i, a, b, step, &mut acc);
+            }
+            ahead.ask::<S>();
+            k += UNROLL;
+        }
+        while k < steps {
+            step_of_pairs::<D, R, N>(k, a, b, step, &mut acc);
+            k += 1;
+        }
+    }
+    *sums = acc;
+}
+
+#[inline(always)]
+unsafe fn step_of_pairs<D: PairDot, const R: usize, const N: usize>(
+    k: usize,
+    a: Matrix,
+    b: [*const f32; N],
+    step: usize,
+    acc: &mut [[D::F; N]; R],
+) {
+    // SAFETY: whoever has called `multiply_pairs` vouches for the row and the blocks.
+    unsafe {
+        // Loops instead of closures, as in `step_of`.
+        let mut columns = [D::columns(b[0].add(k * step)); N];
+        for (column, block) in columns.iter_mut().zip(b).skip(1) {
+            *column = D::columns(block.add(k * step));
+        }
+        for (r, row) in acc.iter_mut().enumerate() {
+            let x = D::row(a.data.add(r * a.stride + k * D::WORDS));
+            for (sum, column) in row.iter_mut().zip(columns) {
+                *sum = D::dot(*sum, x, column);
             }
         }
     }

@@ -37,7 +37,7 @@ impl Form {
             _ if !is_linear(name) => Self::Whole,
             RolloutDtype::Auto => Self::Whole,
             RolloutDtype::Bf16x3 => Self::Short,
-            RolloutDtype::Bf16 => Self::Halves,
+            RolloutDtype::Bf16 | RolloutDtype::Bf16Dot => Self::Halves,
             RolloutDtype::Int8 => Self::Bytes,
         }
     }

@@ -322,10 +322,15 @@ impl Rounding {
         let weights = match class.rollout_dtype {
             RolloutDtype::Int8 if packed => Format::Int8,
             RolloutDtype::Bf16 if packed => Format::Bf16,
+            RolloutDtype::Bf16Dot if packed => Format::Bf16Dot,
             RolloutDtype::Bf16x3 if packed => Format::Bf16x3,
             _ => Format::Fp32,
         };
-        let kv = if packed && class.kv_dtype == KvDtype::Int8 { KvFormat::Int8 } else { KvFormat::Fp32 };
+        let kv = match class.kv_dtype {
+            KvDtype::Int8 if packed => KvFormat::Int8,
+            KvDtype::Bf16 if packed => KvFormat::Bf16,
+            _ => KvFormat::Fp32,
+        };
         Self { stored: class.device.export_dtype(), weights, kv }
     }
 
@@ -337,10 +342,14 @@ impl Rounding {
         let weights = match (self.weights, self.stored) {
             (Format::Fp32, Dtype::Fp32) | (Format::Bf16x3, _) => 1e-3,
             (Format::Fp32, Dtype::Fp16 | Dtype::Bf16) => 0.02,
-            (Format::Bf16, _) => 0.05,
+            (Format::Bf16 | Format::Bf16Dot, _) => 0.05,
             (Format::Int8, _) => 0.15,
         };
-        let kv = if self.kv == KvFormat::Int8 { 0.15 } else { 0.0 };
+        let kv = match self.kv {
+            KvFormat::Fp32 => 0.0,
+            KvFormat::Bf16 => 0.05,
+            KvFormat::Int8 => 0.15,
+        };
         let learner = if learner == Dtype::Fp32 { 0.0 } else { 0.05 };
         weights + kv + learner
     }

@@ -218,18 +218,21 @@ mod tests {
     }
 
     #[test]
-    fn keys_and_values_in_bytes_take_as_much_as_their_pages() {
+    fn rounded_keys_and_values_take_as_much_as_their_pages() {
         let with = |kv_dtype| EngineOptions { kernels: Kernels::Packed, kv_dtype, ..options(7) };
         let kv_cache = |kv_dtype| planned(&config(true), Dtype::Fp32, &with(kv_dtype)).kv_cache;
         // Two layers, two heads of 16, eight slots of eight pages and two for what is left over.
         let pages = 2 * 2 * 8 * 10;
-        for (kv_dtype, format) in [(KvDtype::Auto, KvFormat::Fp32), (KvDtype::Int8, KvFormat::Int8)] {
+        let formats =
+            [(KvDtype::Auto, KvFormat::Fp32), (KvDtype::Int8, KvFormat::Int8), (KvDtype::Bf16, KvFormat::Bf16)];
+        for (kv_dtype, format) in formats {
             let pool = page_shape(&config(true), 8, 128, format).bytes();
             assert_eq!(kv_cache(kv_dtype), pool as u64, "{kv_dtype:?}");
         }
         assert_eq!(kv_cache(KvDtype::Auto), pages * 16 * (16 + 16) * 4);
         // The same numbers in bytes, and two scales for each of the sixteen positions.
         assert_eq!(kv_cache(KvDtype::Int8), pages * (16 * (16 + 16) + 16 * 2 * 4));
+        assert_eq!(kv_cache(KvDtype::Bf16), pages * 16 * (16 + 16) * 2);
     }
 
     #[test]

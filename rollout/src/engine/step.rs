@@ -344,7 +344,7 @@ impl Engine {
     }
 
     /// What multiplies in the linear layers: the instruction set of the packed kernels (`amx-int8`, `amx-bf16`,
-    /// `amx-bf16x3`, `avx512-vnni`, `avx512`, `avx2`, `plain`), or `onnxruntime`.
+    /// `amx-bf16x3`, `avx512-bf16`, `avx512-vnni`, `avx512`, `avx2`, `plain`), or `onnxruntime`.
     #[must_use]
     pub fn instruction_set(&self) -> &'static str {
         self.abilities.instruction_set

@@ -135,6 +135,7 @@ impl EngineOptions {
             RolloutDtype::Auto => Format::Fp32,
             RolloutDtype::Int8 => Format::Int8,
             RolloutDtype::Bf16 => Format::Bf16,
+            RolloutDtype::Bf16Dot => Format::Bf16Dot,
             RolloutDtype::Bf16x3 => Format::Bf16x3,
         }
     }
@@ -145,6 +146,7 @@ impl EngineOptions {
         match self.kv_dtype {
             KvDtype::Auto => KvFormat::Fp32,
             KvDtype::Int8 => KvFormat::Int8,
+            KvDtype::Bf16 => KvFormat::Bf16,
         }
     }
 

@@ -49,9 +49,11 @@ choices! {
         /// rounded anew when it is loaded. Log-probs are those of the rounded model. On the CPU, with the packed
         /// kernels.
         Int8 = "int8",
-        /// Weights and inputs rounded to bf16, sums in fp32; the rest of the model stays fp32. On the CPU, with the
-        /// packed kernels.
+        /// Weights and inputs rounded to bf16, sums in fp32; the rest of the model stays fp32. Sums have the order of
+        /// AMX, so this is the bf16 for processors with AMX. On the CPU, with the packed kernels.
         Bf16 = "bf16",
+        /// As `bf16`, with sums in the order of AVX512_BF16 (`vdpbf16ps`): the bf16 for processors without AMX.
+        Bf16Dot = "bf16dot",
         /// Weights and inputs as sums of two bf16, sums in fp32: close to fp32, and faster with AMX. On the CPU, with
         /// the packed kernels.
         Bf16x3 = "bf16x3",
@@ -65,6 +67,9 @@ choices! {
         /// memory, and of what a step reads. Log-probs are those of attention over the rounded keys and values. On the
         /// CPU, with the packed kernels.
         Int8 = "int8",
+        /// bf16: half the memory, and half of what a step reads. Queries and the weights of attention are rounded to
+        /// bf16 as well, and sums are fp32 in the order of `bf16dot`. On the CPU, with the packed kernels.
+        Bf16 = "bf16",
     }
 
     /// Kernels that compute the sampler's model on the CPU.

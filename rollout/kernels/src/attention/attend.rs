@@ -6,12 +6,13 @@ use super::{
     super::{
         pages::{PAGE, Piece},
         parallel::Claims,
-        simd::{ByteTask, Dot, Simd, Task},
+        simd::{ByteTask, Dot, PairDot, PairTask, Simd, Task},
         spans::Span,
     },
     Call, Pieces,
     bytes::Bytes,
     floats::Floats,
+    pairs::Pairs,
     part::HeadPages,
     prefetch::{Prefetcher, Stretch},
     product::{Stored, attend_to},
@@ -65,6 +66,14 @@ impl ByteTask for Attend<'_> {
     unsafe fn run<S: Simd, D: Dot>(self) {
         // SAFETY: the task is run for pages of bytes; the caller vouches for the instruction sets.
         unsafe { self.blocks::<S, Bytes<D>>() }
+    }
+}
+
+impl PairTask for Attend<'_> {
+    #[inline(always)]
+    unsafe fn run<S: Simd, D: PairDot>(self) {
+        // SAFETY: the task is run for pages of bf16; the caller vouches for the instruction sets.
+        unsafe { self.blocks::<S, Pairs<D>>() }
     }
 }
 

@@ -8,7 +8,7 @@ use super::{
     },
     part::HeadPages,
     prefetch::{Coming, Prefetcher},
-    product::{Operand, Stored},
+    product::{Operand, Stored, is_light},
 };
 
 /// Products of floats.
@@ -98,11 +98,6 @@ impl Stored for Floats {
         // SAFETY: the caller vouches for the instruction set.
         unsafe { S::call(task) }
     }
-}
-
-/// Whether the sums of so many rows leave registers free.
-fn is_light<S: Simd>(rows: usize) -> bool {
-    2 * rows <= S::ROWS
 }
 
 /// [`multiply`] with prefetching: on the way or, where the sums fill the registers, before. They would leave no

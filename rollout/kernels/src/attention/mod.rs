@@ -9,12 +9,13 @@
 //! long as something is always under way from there. [`prefetch`] asks for coming pages during products and
 //! exponentials.
 //!
-//! Pages that lie before a sliding window are left out. Keys and values in bytes (`kv_dtype` int8) are rounded when
+//! Pages that lie before a sliding window are left out. Keys and values in bytes or bf16 (`kv_dtype`) are rounded when
 //! they are stored, so they depend on nothing else in the call.
 
 mod attend;
 mod bytes;
 mod floats;
+mod pairs;
 mod part;
 mod prefetch;
 mod product;
@@ -80,6 +81,7 @@ impl Attention<'_> {
             match shape.format {
                 KvFormat::Fp32 => isa.run(attend),
                 KvFormat::Int8 => isa.run_bytes(attend),
+                KvFormat::Bf16 => isa.run_pairs(attend),
             }
         });
     }

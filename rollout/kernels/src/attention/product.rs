@@ -87,6 +87,11 @@ pub(super) enum Operand {
     Weights,
 }
 
+/// Whether the sums of so many rows leave registers free.
+pub(super) fn is_light<S: Simd>(rows: usize) -> bool {
+    2 * rows <= S::ROWS
+}
+
 const fn least(a: usize, b: usize) -> usize {
     if a < b { a } else { b }
 }

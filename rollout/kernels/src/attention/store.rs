@@ -2,7 +2,7 @@
 
 use super::{
     super::{
-        element::{KvFormat, QUAD, to_row_of_bytes},
+        element::{KvFormat, PAIR, QUAD, to_bf16, to_row_of_bytes},
         linear::{Norm, inverse_rms},
         pages::{PAGE, PageShape, Piece},
         simd::{Simd, Task},
@@ -67,6 +67,16 @@ pub(super) unsafe fn store<S: Simd>(call: &Call<'_>, token: usize, head: usize) 
                 let to = values.add(place * call.shape.value_width());
                 for (d, &x) in value.iter().enumerate() {
                     *to.add(d) = x;
+                }
+            }
+            KvFormat::Bf16 => {
+                let to = keys.cast::<u16>().add(place * PAIR);
+                for (d, &x) in key.iter().enumerate() {
+                    *to.add(d / PAIR * PAGE * PAIR + d % PAIR) = to_bf16(x);
+                }
+                let to = values.cast::<u16>().add(place / PAIR * call.shape.value_width() * PAIR + place % PAIR);
+                for (d, &x) in value.iter().enumerate() {
+                    *to.add(d * PAIR) = to_bf16(x);
                 }
             }
             KvFormat::Int8 => {

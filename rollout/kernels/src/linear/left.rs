@@ -23,20 +23,24 @@ pub(super) struct Layout {
     /// Whether rows lie as tile registers take them: sixteen words of sixteen rows at a time, one block of rows after
     /// the other. Else [`STRETCH`] words of all rows, row by row, lie before the next stretch of them.
     blocks: bool,
+    /// Whether a word is a pair of bf16, where the rows of [`Format::Bf16Dot`] would else be fp32.
+    pairs: bool,
 }
 
 impl Layout {
     pub fn new(shape: PackedShape, rows: usize, isa: Isa) -> Self {
         let steps = shape.steps();
-        if shape.format != Format::Fp32 && isa.has_tiles() {
-            return Self { tiling: Tiling::in_blocks(rows, 2, TILE_STEPS), words: steps, blocks: true };
+        if isa.takes_tiles(shape.format) {
+            return Self { tiling: Tiling::in_blocks(rows, 2, TILE_STEPS), words: steps, blocks: true, pairs: false };
         }
         let (most, words) = match shape.format {
             Format::Fp32 | Format::Int8 => (isa.rows(), steps),
             // Chains for first and second elements: twice the sums, and the input as fp32.
             Format::Bf16 | Format::Bf16x3 => ((isa.rows() / 2).max(1), 2 * steps),
+            Format::Bf16Dot => (isa.rows(), if isa.has_pair_products() { steps } else { 2 * steps }),
         };
-        Self { tiling: Tiling::new(rows, most), words: words.next_multiple_of(STRETCH), blocks: false }
+        let pairs = shape.format == Format::Bf16Dot && isa.has_pair_products();
+        Self { tiling: Tiling::new(rows, most), words: words.next_multiple_of(STRETCH), blocks: false, pairs }
     }
 
     /// Words of all rows, and one more for each as its scale.
@@ -152,6 +156,20 @@ impl Pack<'_> {
                     x.iter().for_each(|&x| put(from_bf16(to_bf16(x))));
                     (x.len()..2 * self.layer.shape.steps()).for_each(|_| put(0.0));
                 }
+                Format::Bf16Dot => {
+                    let mut words = 0;
+                    for_chunks(x, |chunk: &[f32; 2 * TILE_STEPS]| {
+                        // Sixteen pairs make a whole part of a stretch, as pairs and as fp32.
+                        let to = stretch(words / STRETCH * STRETCH).add(words % STRETCH);
+                        if self.layout.pairs {
+                            to.cast::<[u16; 2 * TILE_STEPS]>().write_unaligned(chunk.map(to_bf16));
+                            words += TILE_STEPS;
+                        } else {
+                            to.cast::<[f32; 2 * TILE_STEPS]>().write_unaligned(chunk.map(|x| from_bf16(to_bf16(x))));
+                            words += 2 * TILE_STEPS;
+                        }
+                    });
+                }
                 Format::Bf16x3 => for_chunks(x, |chunk: &[f32; 2 * TILE_STEPS]| {
                     chunk.iter().for_each(|&x| put(from_bf16(to_bf16(x))));
                     chunk.iter().for_each(|&x| put(from_bf16(small_half(x))));
@@ -185,7 +203,7 @@ impl Pack<'_> {
                     put(bytemuck::cast(chunk.map(to_bf16)));
                     put(bytemuck::cast(chunk.map(small_half)));
                 }),
-                Format::Fp32 => unreachable!("floats are not multiplied in tiles"),
+                Format::Fp32 | Format::Bf16Dot => unreachable!("tiles have another order of sums"),
             }
         }
     }

@@ -1,17 +1,19 @@
 //! One linear layer in one pass: norm of the input, product with packed weights, bias, gate, residual.
 //!
-//! `left` prepares the input, `lanes` multiplies in vector registers, `tiles` in those of AMX, and `finish` turns sums
-//! into outputs. For the same format, `lanes` and `tiles` give the same bits.
+//! `left` prepares the input, `lanes` multiplies in vector registers, `pairs` there with pairs of bf16, `tiles` in the
+//! registers of AMX, and `finish` turns sums into outputs. For the same format, `lanes` and `tiles` give the same bits.
 
 mod finish;
 mod lanes;
 mod left;
+mod pairs;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
 
 use self::{
     lanes::Halves,
     left::{Layout, Pack, ROWS_OF_TASK},
+    pairs::Pairs,
 };
 use super::{
     element::Format,
@@ -103,8 +105,9 @@ impl Linear<'_> {
             match self.shape.format {
                 Format::Fp32 => isa.run(panels),
                 #[cfg(target_arch = "x86_64")]
-                Format::Int8 | Format::Bf16 | Format::Bf16x3 if isa.has_tiles() => isa.run(tiles::OnTiles(panels)),
+                format if isa.takes_tiles(format) => isa.run(tiles::OnTiles(panels)),
                 Format::Int8 => isa.run_bytes(panels),
+                Format::Bf16Dot => isa.run_pairs(Pairs(panels)),
                 Format::Bf16 | Format::Bf16x3 => isa.run(Halves(panels)),
             }
         });

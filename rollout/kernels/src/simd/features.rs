@@ -15,8 +15,10 @@ impl Features {
     pub const AVX512_VNNI: Self = Self(1 << 3);
     /// Products of tiles of bytes and of bf16, granted by the system.
     pub const AMX: Self = Self(1 << 4);
+    /// Sums of products of pairs of bf16 in registers of 512 bits.
+    pub const AVX512_BF16: Self = Self(1 << 5);
     /// All that the kernels know.
-    pub const ALL: Self = Self((1 << 5) - 1);
+    pub const ALL: Self = Self((1 << 6) - 1);
 
     /// Those of this machine.
     #[must_use]

@@ -5,6 +5,7 @@
 
 mod dot;
 mod features;
+mod pairs;
 mod plain;
 #[cfg(target_arch = "x86_64")]
 mod x86;
@@ -12,11 +13,13 @@ mod x86;
 pub use dot::MAX_BYTE_PRODUCTS;
 pub(crate) use dot::{ByteTask, Dot};
 pub use features::Features;
+pub(crate) use pairs::{PairDot, PairTask};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use x86::{TileBytes, TileDot, TileHalves, TileProduct, TileSplits, Tiles};
 
 use super::element::Format;
 use dot::{PlainDot, With};
+use pairs::{PairsWith, Widening};
 
 /// Lanes of one block.
 pub(crate) const LANES: usize = 16;
@@ -148,6 +151,8 @@ pub struct Isa(Set);
 enum Set {
     /// AVX-512 with VNNI, and AMX for bytes and bf16.
     Amx,
+    /// AVX-512, VNNI for bytes, and AVX512_BF16 for pairs of bf16.
+    Avx512Bf16,
     /// AVX-512, and VNNI for bytes.
     Avx512Vnni,
     Avx512,
@@ -158,8 +163,9 @@ enum Set {
 }
 
 /// The sets with the instructions that each needs, the widest first.
-const SETS: [(Set, &[Features]); 6] = [
+const SETS: [(Set, &[Features]); 7] = [
     (Set::Amx, &[Features::AVX2, Features::AVX512, Features::AVX512_VNNI, Features::AMX]),
+    (Set::Avx512Bf16, &[Features::AVX2, Features::AVX512, Features::AVX512_VNNI, Features::AVX512_BF16]),
     (Set::Avx512Vnni, &[Features::AVX2, Features::AVX512, Features::AVX512_VNNI]),
     (Set::Avx512, &[Features::AVX2, Features::AVX512]),
     (Set::AvxVnni, &[Features::AVX2, Features::AVX_VNNI]),
@@ -209,7 +215,7 @@ impl Isa {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: `within` is the only maker of an `Isa` and has checked the instruction set.
-            Set::Amx | Set::Avx512Vnni | Set::Avx512 => unsafe { x86::with_avx512(task) },
+            Set::Amx | Set::Avx512Bf16 | Set::Avx512Vnni | Set::Avx512 => unsafe { x86::with_avx512(task) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: `within` has checked AVX2 and FMA.
             Set::AvxVnni | Set::Avx2 => unsafe { x86::with_avx2(task) },
@@ -224,7 +230,7 @@ impl Isa {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: `within` has checked AVX-512 with VNNI.
-            Set::Amx | Set::Avx512Vnni => unsafe { x86::with_vnni(With(task, x86::Vnni)) },
+            Set::Amx | Set::Avx512Bf16 | Set::Avx512Vnni => unsafe { x86::with_vnni(With(task, x86::Vnni)) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: `within` has checked AVX2, FMA and AVX-VNNI.
             Set::AvxVnni => unsafe { x86::with_avx_vnni(With(task, x86::AvxVnni)) },
@@ -234,17 +240,40 @@ impl Isa {
         }
     }
 
+    /// Runs a task on pairs of bf16 with this instruction set.
+    #[inline]
+    pub(crate) fn run_pairs<T: PairTask>(self, task: T) {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: `within` has checked AVX-512 and AVX512_BF16.
+            Set::Avx512Bf16 => unsafe { x86::with_pairs(PairsWith(task, x86::Bf16Pairs)) },
+            _ => self.run(Widening(task)),
+        }
+    }
+
     /// Whether products of bytes and of bf16 are computed in tiles.
     #[must_use]
     pub fn has_tiles(self) -> bool {
         self.0 == Set::Amx
     }
 
+    /// Whether products of this format are computed in tiles.
+    pub(crate) fn takes_tiles(self, format: Format) -> bool {
+        self.has_tiles() && matches!(format, Format::Int8 | Format::Bf16 | Format::Bf16x3)
+    }
+
+    /// Whether an instruction sums products of pairs of bf16. It is left alone where there are tiles: there it is
+    /// slower than fused multiply-adds of fp32, and both give the same bits.
+    #[must_use]
+    pub fn has_pair_products(self) -> bool {
+        self.0 == Set::Avx512Bf16
+    }
+
     /// Whether there is an instruction for sums of products of bytes. Without one they take about as many instructions
     /// as those of floats, and bytes save memory only.
     #[must_use]
     pub fn has_byte_products(self) -> bool {
-        matches!(self.0, Set::Amx | Set::Avx512Vnni | Set::AvxVnni)
+        matches!(self.0, Set::Amx | Set::Avx512Bf16 | Set::Avx512Vnni | Set::AvxVnni)
     }
 
     /// Whether it is plain Rust, where this machine has nothing wider.
@@ -260,8 +289,9 @@ impl Isa {
             (Set::Amx, Format::Int8) => "amx-int8",
             (Set::Amx, Format::Bf16) => "amx-bf16",
             (Set::Amx, Format::Bf16x3) => "amx-bf16x3",
-            (Set::Avx512Vnni, Format::Int8) => "avx512-vnni",
-            (Set::Amx | Set::Avx512Vnni | Set::Avx512, _) => "avx512",
+            (Set::Avx512Bf16 | Set::Avx512Vnni, Format::Int8) => "avx512-vnni",
+            (Set::Avx512Bf16, Format::Bf16Dot) => "avx512-bf16",
+            (Set::Amx | Set::Avx512Bf16 | Set::Avx512Vnni | Set::Avx512, _) => "avx512",
             (Set::AvxVnni, Format::Int8) => "avx-vnni",
             (Set::AvxVnni | Set::Avx2, _) => "avx2",
             (Set::Plain, _) => "plain",

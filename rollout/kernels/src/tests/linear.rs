@@ -192,12 +192,12 @@ proptest! {
     #[test]
     fn halves_are_the_product_of_the_rounded_values(
         seed in any::<u64>(), rows in 1usize..=130, depth in depths(),
-        parts in prop::collection::vec(1usize..90, 1..4), gated: bool, bias: bool, norm: bool,
+        parts in prop::collection::vec(1usize..90, 1..4), gated: bool, bias: bool, norm: bool, dot: bool,
     ) {
         let mut stream = Stream::new(&[seed]);
         let (parts, columns) = if gated { (vec![parts[0]; 2], Columns::Gated) } else { (parts, Columns::Joined) };
         let mut layer = Layer::random(&mut stream, depth, &parts, columns, bias, norm);
-        layer.shape.format = Format::Bf16;
+        layer.shape.format = if dot { Format::Bf16Dot } else { Format::Bf16 };
         let x = normal(&mut stream, rows * depth);
         let out = layer.run_everywhere(&x, rows, seed as usize % rows);
 
@@ -207,6 +207,32 @@ proptest! {
         }
         let x: Vec<f32> = layer.take_norm(&x).iter().map(rounded).collect();
         assert_close(&out, &layer.reference(&x, None), 1e-5);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+
+    #[test]
+    fn sums_of_pairs_are_one_chain_with_the_second_elements_first(
+        seed in any::<u64>(), rows in 1usize..=30, depth in depths(), outputs in 1usize..90,
+    ) {
+        let mut stream = Stream::new(&[seed]);
+        let mut layer = Layer::random(&mut stream, depth, &[outputs], Columns::Joined, false, false);
+        layer.shape.format = Format::Bf16Dot;
+        let x = normal(&mut stream, rows * depth);
+        let out = layer.run_everywhere(&x, rows, seed as usize % rows);
+
+        let rounded = |x: &f32| half::bf16::from_f32(*x).to_f32();
+        let [x, weight] = [&x, &layer.weights[0]].map(|all| all.iter().map(rounded).collect::<Vec<f32>>());
+        let chain = |x: &[f32], weight: &[f32]| {
+            x.chunks(2).zip(weight.chunks(2)).fold(0.0, |sum, (x, weight)| {
+                x.iter().zip(weight).rev().fold(sum, |sum, (x, weight)| x.mul_add(*weight, sum))
+            })
+        };
+        let expected: Vec<f32> =
+            x.chunks(depth).flat_map(|x| weight.chunks(depth).map(move |weight| chain(x, weight))).collect();
+        prop_assert!(out == expected);
     }
 }
 
@@ -230,7 +256,7 @@ proptest! {
         let on_the_way = layer.weights.iter().enumerate().map(|(weight, values)| {
             WeightRows { values, change: (weight > 0).then_some(&change as _) }
         });
-        for format in [Format::Fp32, Format::Int8, Format::Bf16, Format::Bf16x3] {
+        for format in [Format::Fp32, Format::Int8, Format::Bf16, Format::Bf16Dot, Format::Bf16x3] {
             let shape = PackedShape { format, ..layer.shape };
             let pack = |sources: &[WeightRows<'_>]| {
                 let mut panels = vec![f32::NAN; shape.words()];
@@ -258,6 +284,17 @@ fn tiles_are_used_where_the_machine_has_them() {
             assert!(outs.iter().all(|(_, out)| out == &outs[0].1), "{name}, {rows} rows");
             assert!(outs.iter().all(|(isa, _)| isa.has_tiles() == (isa.name(format) == name)));
         }
+    }
+}
+
+#[test]
+fn what_is_no_number_stays_visible_in_pairs() {
+    let (depth, rows) = (5, [1.0, f32::NAN].map(|x| vec![x; 5]));
+    let shape = PackedShape { depth, outputs: 2, columns: Columns::Joined, format: Format::Bf16Dot };
+    let layer = Layer { shape, weights: vec![rows.concat()], biases: None, gamma: None, activation: Activation::Silu };
+    for isa in Isa::available() {
+        let out = layer.run(Input { x: &rows.concat(), rows: None, residual: None }, 2, isa, &threads(1));
+        assert!(out[0] == 5.0 && out[1..].iter().all(|x| x.is_nan()), "{isa:?}: {out:?}");
     }
 }
 

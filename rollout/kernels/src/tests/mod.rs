@@ -108,10 +108,13 @@ fn a_mask_leads_to_the_widest_set_that_it_allows() {
         assert_eq!(isa.name(Format::Int8), expected, "{allowed:?} of {machine:?}");
         assert_eq!(isa.is_plain(), expected == "plain");
         assert_eq!(isa.has_byte_products(), expected.ends_with("vnni") || expected == "amx-int8");
+        let pairs = expected == "avx512-vnni" && has(Features::AVX512_BF16);
+        assert_eq!(isa.has_pair_products(), pairs, "{allowed:?} of {machine:?}");
+        assert_eq!(isa.name(Format::Bf16Dot) == "avx512-bf16", pairs);
         found.push(isa);
     }
-    assert_eq!(Features::ALL.subsets().count(), 32);
-    assert_eq!((found[0], found[31]), (Isa::detect(), Isa::available().pop().unwrap()));
+    assert_eq!(Features::ALL.subsets().count(), 64);
+    assert_eq!((found[0], found[63]), (Isa::detect(), Isa::available().pop().unwrap()));
     assert!(
         Isa::available().iter().all(|isa| found.contains(isa))
             && found.iter().all(|isa| Isa::available().contains(isa))

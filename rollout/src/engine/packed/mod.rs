@@ -116,9 +116,21 @@ fn remark_on_speed(isa: Isa, options: &EngineOptions) {
     if (format == Format::Int8 || options.kv_dtype == KvDtype::Int8) && !isa.has_byte_products() {
         tracing::warn!("this processor has no VNNI: int8 saves memory, and may not be faster than fp32");
     }
-    if matches!(format, Format::Bf16 | Format::Bf16x3) && !isa.has_tiles() {
-        tracing::warn!(
+    match format {
+        Format::Bf16 | Format::Bf16x3 if isa.has_pair_products() => tracing::warn!(
+            "this processor has AVX512_BF16 and no AMX: --rollout-dtype bf16dot (`rollout_dtype`) is faster than \
+             {dtype}",
+            dtype = options.rollout_dtype
+        ),
+        Format::Bf16 | Format::Bf16x3 if !isa.has_tiles() => tracing::warn!(
             "this processor has no AMX: bf16 saves memory, and neither it nor bf16x3 need be faster than fp32"
-        );
+        ),
+        Format::Bf16Dot if isa.has_tiles() => {
+            tracing::warn!("this processor has AMX: --rollout-dtype bf16 (`rollout_dtype`) is faster than bf16dot")
+        }
+        Format::Bf16Dot if !isa.has_pair_products() => {
+            tracing::warn!("this processor has no AVX512_BF16: bf16dot saves memory, and need not be faster than fp32")
+        }
+        _ => {}
     }
 }

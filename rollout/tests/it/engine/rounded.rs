@@ -12,7 +12,8 @@ use super::{
     support::{Outcome, Steps, finish, mixed_groups, options, outcome, wait_swap, write},
 };
 
-const DTYPES: [RolloutDtype; 4] = [RolloutDtype::Auto, RolloutDtype::Bf16x3, RolloutDtype::Bf16, RolloutDtype::Int8];
+const DTYPES: [RolloutDtype; 5] =
+    [RolloutDtype::Auto, RolloutDtype::Bf16x3, RolloutDtype::Bf16, RolloutDtype::Bf16Dot, RolloutDtype::Int8];
 
 fn open(bench: &Bench, weights: &WeightSource, dtype: RolloutDtype) -> Engine {
     let options = EngineOptions { rollout_dtype: dtype, hot_swap: true, ..options(16, 2) };
@@ -101,6 +102,7 @@ fn a_version_that_was_rounded_for_others_is_refused_with_and_without_a_gate() {
         (Kernels::Packed, RolloutDtype::Auto),
         (Kernels::Stock, RolloutDtype::Auto),
         (Kernels::Packed, RolloutDtype::Int8),
+        (Kernels::Packed, RolloutDtype::Bf16Dot),
         (Kernels::Packed, RolloutDtype::Bf16x3),
     ] {
         for gate in [true, false] {

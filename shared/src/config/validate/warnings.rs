@@ -178,8 +178,12 @@ impl TrainConfig {
     fn rounding(&self) -> Option<&'static str> {
         match (self.rollout_device, self.rollout_dtype, self.kv_dtype) {
             (Device::Cuda | Device::Tensorrt, _, _) => Some("`rollout_device` (fp16)"),
-            (Device::Cpu, RolloutDtype::Int8 | RolloutDtype::Bf16, _) => Some("`rollout_dtype`"),
-            (Device::Cpu, RolloutDtype::Auto | RolloutDtype::Bf16x3, KvDtype::Int8) => Some("`kv_dtype`"),
+            (Device::Cpu, RolloutDtype::Int8 | RolloutDtype::Bf16 | RolloutDtype::Bf16Dot, _) => {
+                Some("`rollout_dtype`")
+            }
+            (Device::Cpu, RolloutDtype::Auto | RolloutDtype::Bf16x3, KvDtype::Int8 | KvDtype::Bf16) => {
+                Some("`kv_dtype`")
+            }
             (Device::Cpu, RolloutDtype::Auto | RolloutDtype::Bf16x3, KvDtype::Auto) => None,
         }
     }

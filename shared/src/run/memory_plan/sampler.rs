@@ -122,7 +122,7 @@ impl SamplerSizes {
         // Only the packed kernels round, and they start from fp32.
         let rounded = |bytes: u64| match self.rollout_dtype {
             RolloutDtype::Auto | RolloutDtype::Bf16x3 => bytes,
-            RolloutDtype::Bf16 => bytes / 2,
+            RolloutDtype::Bf16 | RolloutDtype::Bf16Dot => bytes / 2,
             RolloutDtype::Int8 => bytes / 4,
         };
         // Versions that are adapters also share the base's file.
@@ -160,6 +160,7 @@ impl SamplerSizes {
             // Values are stored in whole blocks, bytes in quads; each position of bytes has two scales.
             let position = match self.kv_dtype {
                 KvDtype::Auto => (width + width.next_multiple_of(PAGE)) * size_of::<f32>(),
+                KvDtype::Bf16 => (width.next_multiple_of(2) + width.next_multiple_of(PAGE)) * size_of::<u16>(),
                 KvDtype::Int8 => width.next_multiple_of(4) + width.next_multiple_of(PAGE) + 2 * size_of::<f32>(),
             };
             ((self.max_model_len.div_ceil(PAGE) + PARTIAL_PAGES) * PAGE, position)

@@ -2,12 +2,14 @@
 
 mod amx;
 mod dot;
+mod pairs;
 
 use std::arch::x86_64::*;
 
 use super::{Features, Simd, Task};
 pub(crate) use amx::{TileBytes, TileDot, TileHalves, TileProduct, TileSplits, Tiles};
 pub(super) use dot::{Avx2Dot, AvxVnni, Vnni};
+pub(super) use pairs::Bf16Pairs;
 
 /// One register of 512 bits.
 #[derive(Debug, Clone, Copy)]
@@ -25,6 +27,7 @@ pub(super) fn features() -> Features {
         (Features::AVX512, is_x86_feature_detected!("avx512f")),
         (Features::AVX512_VNNI, is_x86_feature_detected!("avx512vnni")),
         (Features::AMX, amx::granted()),
+        (Features::AVX512_BF16, is_x86_feature_detected!("avx512bf16")),
     ])
 }
 
@@ -42,6 +45,15 @@ pub(super) unsafe fn with_avx512<T: Task>(task: T) -> T::Output {
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512vnni")]
 pub(super) unsafe fn with_vnni<T: Task>(task: T) -> T::Output {
+    // SAFETY: the caller vouches for the instruction sets.
+    unsafe { task.run::<Avx512>() }
+}
+
+/// # Safety
+/// The machine must have AVX-512 F and AVX512_BF16.
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bf16")]
+pub(super) unsafe fn with_pairs<T: Task>(task: T) -> T::Output {
     // SAFETY: the caller vouches for the instruction sets.
     unsafe { task.run::<Avx512>() }
 }
