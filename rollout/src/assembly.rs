@@ -6,13 +6,14 @@ use std::{
     sync::Arc,
 };
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use rollout_rewards::{RewardCompletion, RewardPool, ScoredGroup};
-use shared::{Completion, Episode, Group, Notes, Provenance, RewardOutcome, SamplingParams, Scored};
+use shared::{Completion, Episode, Exchange, Group, Notes, Provenance, RewardOutcome, SamplingParams, Scored};
 
 use crate::{
     data::{PromptRow, Tokenizer, stop::StopCriterionFactory},
     engine::{Constrained, FinishedSequence, GroupRequest},
+    turns::Conversed,
 };
 
 /// The functions that score completions.
@@ -42,6 +43,43 @@ struct Open {
     row: PromptRow,
     /// The provenance of the completions that are still to come.
     provenance: Provenance,
+    /// Whether the group has the prompt of its first conversation. Before, it has that of the row.
+    is_opened: bool,
+}
+
+/// A completion that has ended, before its rewards are known.
+struct Ended {
+    tag: u64,
+    sample: u32,
+    episode: Episode,
+    exchange: Option<Box<Exchange>>,
+    rewards: Vec<RewardOutcome>,
+    seconds: f64,
+}
+
+/// What is wrong with a sequence of no open group.
+const UNASKED: &str = "the engine returned a sequence that nobody asked for";
+
+/// A completion as reward functions see it. The text of a conversation is that of the policy's own turns: nothing that a
+/// tool has written is taken for the policy's.
+fn as_seen(completion: &Completion, tokenizer: &Tokenizer) -> RewardCompletion {
+    let seen = RewardCompletion::from(completion);
+    if seen.given.is_empty() {
+        return seen;
+    }
+    let turns: Vec<String> = seen.turns().map(|turn| tokenizer.decode(turn).unwrap_or_default()).collect();
+    RewardCompletion { text: turns.join("\n"), ..seen }
+}
+
+/// All outcomes of a completion: those of the reward functions, then those of its environment. With an environment that
+/// failed, nothing counts.
+fn with_environment(mut outcomes: Vec<RewardOutcome>, exchange: Option<&Exchange>) -> Vec<RewardOutcome> {
+    let Some(exchange) = exchange else { return outcomes };
+    outcomes.extend(exchange.rewards.iter().cloned());
+    match exchange.reason() {
+        Some(reason) => vec![RewardOutcome::Failed(reason.to_owned()); outcomes.len()],
+        None => outcomes,
+    }
 }
 
 impl Assembly {
@@ -75,19 +113,17 @@ impl Assembly {
         self.request(tag, row, epoch, samples)
     }
 
-    /// As [`Assembly::begin`], for a group that was begun before and already has these completions, each once. Returns
-    /// the request for the others; `None` where all are there.
-    pub fn go_on(
-        &mut self,
-        row: &PromptRow,
-        epoch: u32,
-        position: u64,
-        completions: Vec<Completion>,
-    ) -> Option<GroupRequest> {
+    /// As [`Assembly::begin`], for a group that was begun before and of which `kept` has some completions, each once.
+    /// Returns the request for the others; `None` where all are there.
+    pub fn go_on(&mut self, row: &PromptRow, epoch: u32, position: u64, kept: Group) -> Option<GroupRequest> {
         let tag = self.open(row, epoch, position, Provenance::MadeAgain);
-        let is_there = |sample: &u32| completions.iter().any(|completion| completion.sample == *sample);
+        let is_there = |sample: &u32| kept.completions.iter().any(|completion| completion.sample == *sample);
         let samples: Arc<[u32]> = (0..self.num_generations).filter(|sample| !is_there(sample)).collect();
-        for completion in completions {
+        let Open { group, is_opened, .. } = self.open.get_mut(&tag).expect("the group is open");
+        if kept.completions.iter().any(|completion| completion.exchange.is_some()) {
+            (group.prompt_ids, *is_opened) = (kept.prompt_ids, true);
+        }
+        for completion in kept.completions {
             self.take_in(tag, completion);
         }
         (!samples.is_empty()).then(|| self.request(tag, row, epoch, samples))
@@ -107,7 +143,7 @@ impl Assembly {
             generation_seconds: 0.0,
             notes: Box::new(Notes::of_row(&row.columns)),
         };
-        self.open.insert(tag, Open { group, row: row.clone(), provenance });
+        self.open.insert(tag, Open { group, row: row.clone(), provenance, is_opened: false });
         tag
     }
 
@@ -131,22 +167,39 @@ impl Assembly {
     /// # Errors
     /// When the tokens cannot be decoded.
     pub fn add(&mut self, sequence: FinishedSequence, rewards: Vec<RewardOutcome>) -> anyhow::Result<()> {
-        let Open { group, provenance, .. } =
-            self.open.get_mut(&sequence.tag).context("the engine returned a sequence that nobody asked for")?;
-        group.generation_seconds = group.generation_seconds.max(sequence.total_seconds);
-        let completion = Completion {
-            sample: sequence.sample,
-            text: self.tokenizer.decode(&sequence.token_ids)?,
-            episode: Episode::of_one_turn(
-                sequence.token_ids,
-                sequence.logprobs,
-                sequence.versions,
-                sequence.finish_reason,
-            ),
-            rewards,
-            provenance: *provenance,
-        };
-        self.take_in(sequence.tag, completion);
+        let FinishedSequence { tag, sample, token_ids, logprobs, versions, finish_reason, .. } = sequence;
+        let episode = Episode::of_one_turn(token_ids, logprobs, versions, finish_reason);
+        self.put(Ended { tag, sample, episode, exchange: None, rewards, seconds: sequence.total_seconds })
+    }
+
+    /// As [`Assembly::add`], of a conversation. The prompt of the group is the beginning that the prompts of all its
+    /// conversations share, and the rest of each is given first.
+    ///
+    /// # Errors
+    /// When the tokens cannot be decoded.
+    pub fn add_conversation(&mut self, conversed: Conversed) -> anyhow::Result<()> {
+        let Conversed { tag, sample, prompt_ids, mut episode, exchange, seconds } = conversed;
+        let Open { group, is_opened, .. } = self.open.get_mut(&tag).context(UNASKED)?;
+        if *is_opened {
+            let shared = group.prompt_ids.iter().zip(&*prompt_ids).take_while(|(a, b)| a == b).count();
+            ensure!(shared > 0, "the prompts of the conversations of one row do not begin with the same token");
+            let lost = group.prompt_ids.split_off(shared);
+            for completion in &mut group.completions {
+                completion.episode = completion.episode.behind(&lost);
+            }
+            episode = episode.behind(&prompt_ids[shared..]);
+        } else {
+            (group.prompt_ids, *is_opened) = (prompt_ids.to_vec(), true);
+        }
+        self.put(Ended { tag, sample, episode, exchange: Some(Box::new(exchange)), rewards: Vec::new(), seconds })
+    }
+
+    fn put(&mut self, ended: Ended) -> anyhow::Result<()> {
+        let Ended { tag, sample, episode, exchange, rewards, seconds } = ended;
+        let Open { group, provenance, .. } = self.open.get_mut(&tag).context(UNASKED)?;
+        group.generation_seconds = group.generation_seconds.max(seconds);
+        let text = self.tokenizer.decode(episode.token_ids())?;
+        self.take_in(tag, Completion { sample, text, episode, rewards, provenance: *provenance, exchange });
         Ok(())
     }
 
@@ -162,7 +215,8 @@ impl Assembly {
                 self.complete.push_back(tag);
             }
             Some(Scoring { pool, .. }) => {
-                pool.submit(tag, row.reward_input(group.completions.iter().map(RewardCompletion::from)));
+                let seen = group.completions.iter().map(|completion| as_seen(completion, &self.tokenizer));
+                pool.submit(tag, row.reward_input(seen));
             }
             None => self.complete.push_back(tag),
         }
@@ -201,7 +255,7 @@ impl Assembly {
         };
         let mut group = self.open.remove(&tag).expect("the pool returns what was submitted").group;
         for (completion, outcomes) in group.completions.iter_mut().zip(outcomes) {
-            completion.rewards = outcomes;
+            completion.rewards = with_environment(outcomes, completion.exchange.as_deref());
         }
         group.notes.logged = logged;
         Some(group.into())

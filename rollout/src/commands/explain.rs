@@ -201,6 +201,7 @@ fn meaning(state: LedgerState) -> &'static str {
         }
         LedgerState::EarlyStopped => "`early_stop_imp_ratio` left out its minibatch, whose mean ratio was too large",
         LedgerState::CriticWarmup => "only the critic learnt from it (`critic_warmup_steps`)",
+        LedgerState::EnvironmentFailed => "its environment failed or was late, and it has no reward",
         LedgerState::RewardFailed => "a reward function failed on it, and it has no reward that counts",
         LedgerState::Abstained => "no reward function had anything to say of it, so that its advantage is 0",
         LedgerState::Stale => "its group was sampled from weights older than `max_staleness` allows",

@@ -266,6 +266,7 @@ pub(crate) fn prompt_options(config: &TrainConfig) -> PromptOptions {
         system_prompt: config.system_prompt.clone(),
         max_prompt_length: config.max_prompt_length,
         columns: Columns { prompt: config.prompt_column.clone(), answer: config.answer_column.clone() },
+        with_tools: config.has_tools(),
     }
 }
 

@@ -1,12 +1,13 @@
 //! Rewards of other processes: [`command`] asks a program, [`python`] a function in Python, both in the same way.
 //!
 //! For every group a process gets one line `{"id": 1, "prompt": …, "completions": [{"text": …, "token_ids": […],
-//! "finish_reason": …}, …], "columns": {…}}`, with `messages` where the row's prompt is a conversation. It writes one
-//! line back: a list with, for each completion, a number (the score), `null` (it abstains), `[[end, score], …]` (scores
-//! of steps, each with the index of its last token) or `{"error": …}`. The line may also be `{"id": 1, "scores": […]}`
-//! with that list, which names the request, and may then have `log_extra` and `log_metric`. Anything else is a failure
-//! of that completion or, where the line is no such list, of the group. A process that misses the deadline is killed,
-//! one that ended is replaced. What it writes to stderr goes to the log.
+//! "finish_reason": …}, …], "columns": {…}}`, with `messages` where the row's prompt is a conversation. A completion
+//! with tools also has `messages`, its `owner_mask`, and `opening`, the first words of its environment. The process
+//! writes one line back: a list with, for each completion, a number (the score), `null` (it abstains), `[[end, score],
+//! …]` (scores of steps, each with the index of its last token) or `{"error": …}`. The line may also be `{"id": 1,
+//! "scores": […]}` with that list, which names the request, and may then have `log_extra` and `log_metric`. Anything
+//! else is a failure of that completion or, where the line is no such list, of the group. A process that misses the
+//! deadline is killed, one that ended is replaced. What it writes to stderr goes to the log.
 //!
 //! A function in Python is such a program too. The user's interpreter runs `host.py`, which is compiled in; it imports
 //! the function and calls it.
@@ -29,10 +30,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use serde_json::json;
+use serde_json::{Value, json};
 use shared::{Logged, RewardOutcome};
 
-use super::{Reward, RewardInput, Scope, failed};
+use super::{Conversation, Reward, RewardCompletion, RewardInput, Scope, failed};
 use answer::Answer;
 use containment::Containment;
 pub use containment::contained;
@@ -282,13 +283,23 @@ fn with_columns(reason: String, input: &RewardInput) -> String {
     }
 }
 
+/// A completion as a program gets it.
+fn completion_of(completion: &RewardCompletion) -> Value {
+    let RewardCompletion { text, token_ids, finish_reason, conversation, .. } = completion;
+    let mut fields = json!({"text": text, "token_ids": token_ids, "finish_reason": finish_reason.as_str()});
+    if let Some(Conversation { messages, opening }) = conversation.as_deref() {
+        fields["messages"] = messages.clone().into();
+        fields["owner_mask"] = completion.owner_mask().map(u8::from).collect();
+        if let Some(opening) = opening {
+            fields["opening"] = opening.as_str().into();
+        }
+    }
+    fields
+}
+
 /// The line for a group.
 fn request(id: u64, input: &RewardInput) -> String {
-    let completions: Vec<_> = input
-        .completions
-        .iter()
-        .map(|c| json!({"text": c.text, "token_ids": c.token_ids, "finish_reason": c.finish_reason.as_str()}))
-        .collect();
+    let completions: Vec<_> = input.completions.iter().map(completion_of).collect();
     let columns: &serde_json::Map<_, _> = &input.columns;
     let mut line = json!({"id": id, "prompt": &*input.prompt, "completions": completions, "columns": columns});
     if let Some(messages) = &input.messages {

@@ -10,11 +10,12 @@ use crate::{
     },
     generation::{
         episode::{Episode, FinishReason, Segment, TokenLogprob, Why},
-        group::{Completion, Dropped, Logged, Note, Notes, Provenance, RewardOutcome, StepScore},
+        group::{Completion, Dropped, EpisodeEnd, Exchange, Logged, Note, Notes, Provenance, RewardOutcome, StepScore},
         ids::{GroupId, PolicyVersion, PromptId, Step},
         sampling::SamplingParams,
         testing::{GROUP_OF_8, GROUP_OF_9, bytes},
     },
+    declare::Choice,
     system::compute::{Device, Kernels, KvDtype, RolloutDtype},
 };
 
@@ -36,6 +37,7 @@ fn one_turn() -> Placed {
             RewardOutcome::Steps(vec![StepScore { end: 1, score: 0.5 }]),
         ],
         provenance: Provenance::CarriedOver,
+        exchange: None,
     };
     let group = Group {
         position: 2402,
@@ -81,13 +83,31 @@ fn two_turns() -> Placed {
     placed
 }
 
-/// The same with notes.
-fn sample_group() -> Placed {
+/// The same with notes, as version 11 can express it.
+fn noted() -> Placed {
     let mut placed = two_turns();
     let notes = &mut placed.scored.group.notes;
     notes.columns = vec![("answer".into(), Note::of(&4.into()))];
     notes.logged.set_extra("guess", vec![Note::of(&"4".into())]);
     notes.logged.add_metric("right", 0.5);
+    placed
+}
+
+/// The same with what a tool and an environment said.
+fn sample_group() -> Placed {
+    let mut placed = noted();
+    let messages = [serde_json::json!({ "role": "assistant", "content": "4" })];
+    placed.scored.group.completions[0].exchange = Some(Box::new(Exchange {
+        opening: Some("a".into()),
+        failure: Some("late".into()),
+        calls: 300,
+        failed_calls: 2,
+        rewards: vec![RewardOutcome::Score(0.5)],
+        recomputed: 1,
+        waited_seconds: 0.5,
+        seconds: 2.0,
+        ..Exchange::new(&messages, EpisodeEnd::Deadline)
+    }));
     placed
 }
 
@@ -266,6 +286,30 @@ const ORDERS: &str = "\
     06060606060608080808080808080808080808080808080808080808080808080808080808080201c80101c801050701\
     0201dba0090200030000803f000000803f000000803f800400002a01027b7d01026e6f01";
 
+/// Messages in files of version 11: those of [`noted`].
+const GROUP_OF_11: &str = "\
+    544e444d0b0001002f0100000000000000000000000000001610d60bd0098c00ac0202e21207010201dba00904322b32\
+    3d01000713dda0090708ac020905040002000000bf000080be000000be03000000000000000000000000000200ab0201\
+    ac02000103000101010001000000000000000000000000000100ad020101340400000000000000004002030774696d65\
+    6f7574010101000000000000e03f01030b636f72726563746e657373000000000000f03f06666f726d61740000000000\
+    00e03f066c656e677468000000000000f03f000000000000e83f0106616e737765720134010567756573730103223422\
+    01057269676874000000000000e03f01ab0201e11208010004332b333d00030b636f72726563746e6573730000000000\
+    00f03f06666f726d6174000000000000e03f066c656e677468000000000000f03f0000000000000000000000000001";
+const SCORED_OF_11: &str = "\
+    544e444d0b000700df000000000000000000000000000000f77c096cc79883fbe21207010201dba00904322b323d0100\
+    0713dda0090708ac020905040002000000bf000080be000000be03000000000000000000000000000200ab0201ac0200\
+    0103000101010001000000000000000000000000000100ad020101340400000000000000004002030774696d656f7574\
+    010101000000000000e03f01030b636f72726563746e657373000000000000f03f06666f726d6174000000000000e03f\
+    066c656e677468000000000000f03f000000000000e83f0106616e737765720134010567756573730103223422010572\
+    69676874000000000000e03f01ab02";
+const KEPT_OF_11: &str = "\
+    544e444d0b000600dd0000000000000000000000000000008c59021bc8f3e2c6e21207010201dba00904322b323d0100\
+    0713dda0090708ac020905040002000000bf000080be000000be03000000000000000000000000000200ab0201ac0200\
+    0103000101010001000000000000000000000000000100ad020101340400000000000000004002030774696d656f7574\
+    010101000000000000e03f01030b636f72726563746e657373000000000000f03f06666f726d6174000000000000e03f\
+    066c656e677468000000000000f03f000000000000e83f0106616e737765720134010567756573730103223422010572\
+    69676874000000000000e03f01";
+
 /// Messages in files of version 10: those of [`two_turns`].
 const GROUP_OF_10: &str = "\
     544e444d0a000100060100000000000000000000000000007c904f870ac9f9b9ac0202e21207010201dba00904322b32\
@@ -290,7 +334,7 @@ const KEPT_OF_10: &str = "\
 
 #[test]
 fn a_header_says_where_its_frame_ends_also_that_of_an_older_build() {
-    for frame in [encode(&sample_group()), bytes(GROUP_OF_8), bytes(GROUP_OF_9), bytes(GROUP_OF_10)] {
+    for frame in [encode(&sample_group()), bytes(GROUP_OF_8), bytes(GROUP_OF_9), bytes(GROUP_OF_10), bytes(GROUP_OF_11)] {
         let followed = [&frame[..], b"more"].concat();
         assert_eq!(length_of(&followed), Some(frame.len()));
         assert_eq!(length_of(&frame[1..]), None);
@@ -310,6 +354,7 @@ fn each_kind_of_damage_has_its_own_error() {
     assert_eq!(with(4, 8), FrameError::Version { found: 8 });
     assert_eq!(with(4, 9), FrameError::Version { found: 9 });
     assert_eq!(with(4, 10), FrameError::Version { found: 10 });
+    assert_eq!(with(4, 11), FrameError::Version { found: 11 });
     assert_eq!(with(6, 2), FrameError::Kind { found: 2, expected: MessageKind::Placed });
     assert!(matches!(with(8, good[8].wrapping_add(1)), FrameError::Length { .. }));
     assert_eq!(with(16, !good[16]), FrameError::Checksum, "the id of another run");
@@ -353,6 +398,10 @@ fn a_frame_of_the_version_before_is_read_from_a_file_and_not_from_the_channel() 
     assert_eq!(decode_kept::<Scored>(&bytes(SCORED_OF_10)).unwrap(), two_turns().scored);
     assert_eq!(decode_kept::<Group>(&bytes(KEPT_OF_10)).unwrap(), two_turns().scored.group);
     assert_eq!(decode::<Placed>(&bytes(GROUP_OF_10)).unwrap_err(), FrameError::Version { found: 10 });
+    assert_eq!(decode_kept::<Placed>(&bytes(GROUP_OF_11)).unwrap(), noted());
+    assert_eq!(decode_kept::<Scored>(&bytes(SCORED_OF_11)).unwrap(), noted().scored);
+    assert_eq!(decode_kept::<Group>(&bytes(KEPT_OF_11)).unwrap(), noted().scored.group);
+    assert_eq!(decode::<Placed>(&bytes(GROUP_OF_11)).unwrap_err(), FrameError::Version { found: 11 });
     assert!(decode_kept::<Scored>(&bytes(KEPT_OF_10)).is_err(), "kinds are not taken for each other");
     let now = sample_group();
     assert_eq!(decode_kept::<Placed>(&encode(&now)).unwrap(), now);
@@ -427,14 +476,33 @@ fn completion() -> impl Strategy<Value = Completion> {
         any::<String>(),
         prop::collection::vec(outcome(), 0..4),
         prop_oneof![Just(Provenance::New), Just(Provenance::CarriedOver), Just(Provenance::MadeAgain)],
+        prop::option::of(exchange()),
     )
-        .prop_map(|(sample, episode, text, rewards, provenance)| Completion {
+        .prop_map(|(sample, episode, text, rewards, provenance, exchange)| Completion {
             sample,
             episode,
             text,
             rewards,
             provenance,
+            exchange: exchange.map(Box::new),
         })
+}
+
+fn exchange() -> impl Strategy<Value = Exchange> {
+    let texts = (any::<String>(), prop::option::of(any::<String>()), prop::option::of(any::<String>()));
+    let counts = (any::<[u32; 3]>(), prop::collection::vec(outcome(), 0..3), any::<[f64; 2]>());
+    let end = prop::sample::select(EpisodeEnd::ALL);
+    (texts, counts, end).prop_map(|((message, opening, failure), (counts, rewards, seconds), end)| Exchange {
+        opening,
+        failure,
+        calls: counts[0],
+        failed_calls: counts[1],
+        rewards,
+        recomputed: counts[2],
+        waited_seconds: seconds[0],
+        seconds: seconds[1],
+        ..Exchange::new(&[message.into()], end)
+    })
 }
 
 fn notes() -> impl Strategy<Value = Notes> {
