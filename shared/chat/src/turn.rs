@@ -1,14 +1,15 @@
 //! What passes between a policy and its tools: the calls of a turn, and the replies to them.
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 /// A call that a turn made, ready to be run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ToolCall {
     /// The name that the model wrote; there may be no such tool.
     pub name: String,
-    /// The arguments by name. Absent and null arguments are an empty object.
-    pub arguments: Map<String, Value>,
+    /// The arguments by name; an empty object where the model wrote none or null. The formats in JSON allow any other
+    /// value here. The tool answers such a call with an error, as TRL's `f(**arguments)` does.
+    pub arguments: Value,
 }
 
 /// The reply of a tool to one call.
