@@ -198,6 +198,12 @@ impl ChatTemplate {
         self.environment.templates().any(|(_, template)| template.source().split(|c| !is_part(c)).any(|w| w == word))
     }
 
+    /// Whether a text stands in the source of the template, or of the one for tools.
+    #[must_use]
+    pub fn writes(&self, text: &str) -> bool {
+        self.environment.templates().any(|(_, template)| template.source().contains(text))
+    }
+
     /// What the template does with tools, calls and replies. It is tried at the first question.
     #[must_use]
     pub fn tool_support(&self) -> ToolSupport {
