@@ -13,6 +13,7 @@
 
 pub mod assembly;
 pub mod commands;
+pub mod conversation;
 pub mod data;
 pub mod engine;
 pub mod evaluation;
