@@ -7,6 +7,7 @@ use serde_json::Value;
 use super::{
     accelerate, mixture, prompts, rewards,
     rules::{Converted, Count, Keys, Lookup, Options, Reason, Refusal, Rules, limit, top_k},
+    tools,
 };
 
 /// TRL's keys are ours, except for these, and its defaults are ours where they change what is trained.
@@ -40,6 +41,8 @@ const CONVERTED: &[Converted] = &[
     ("max_steps", "max_steps", limit),
     ("top_k", "top_k", top_k),
     ("resume_from_checkpoint", "resume_from_checkpoint", resume),
+    ("tools", "tools", tools::list),
+    ("environment_factory", "environment_factory", tools::factory),
 ];
 
 fn scale_rewards(value: &Value) -> Result<Value, Reason> {

@@ -3,8 +3,8 @@
 use serde::Serialize;
 use serde_json::{Map, Value};
 use shared::{
-    Completion, Episode, EpisodeEnd, Exchange, FinishReason, Group, LedgerGroup, LedgerState, Note, Notes, PolicyVersion,
-    RewardOutcome, Segment,
+    Completion, Episode, EpisodeEnd, Exchange, FinishReason, Group, LedgerGroup, LedgerState, Note, Notes,
+    PolicyVersion, RewardOutcome, Segment,
 };
 
 use crate::{ragged::Ragged, step::StepBatch};

@@ -358,10 +358,7 @@ impl Dataset {
     ///
     /// # Errors
     /// The first row that cannot be changed.
-    pub fn change(
-        &mut self,
-        change: impl Fn(&mut PromptRow) -> Result<(), String> + Sync,
-    ) -> Result<(), DatasetError> {
+    pub fn change(&mut self, change: impl Fn(&mut PromptRow) -> Result<(), String> + Sync) -> Result<(), DatasetError> {
         let changed = self.rows.par_iter_mut().map(|row| change(row).map_err(|reason| (row.prompt_id.0, reason)));
         let wrong = changed.filter_map(Result::err).min_by_key(|(row, _)| *row);
         let path = || self.name();

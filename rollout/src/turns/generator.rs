@@ -156,7 +156,11 @@ impl Conversing {
         let known = group.opened.iter().find(|known| known.opening == opening.text);
         let prompt_ids = match known {
             Some(known) => Ok(known.prompt_ids.clone()),
-            None => self.dialogue.opening(&messages, &group.beginning.tools).map(Arc::from).map_err(|error| error.to_string()),
+            None => self
+                .dialogue
+                .opening(&messages, &group.beginning.tools)
+                .map(Arc::from)
+                .map_err(|error| error.to_string()),
         };
         let prompt_ids = match prompt_ids {
             Ok(ids) => ids,

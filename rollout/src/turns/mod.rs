@@ -7,7 +7,7 @@
 //!
 //! The text of conversations is in [`conversation`](crate::conversation), environments are the crate
 //! `rollout-environments`, and [`prompts`] makes the prompts of a dataset. [`Rewards`] knows which environment's reward
-//! stands in which column.
+//! stands in which column. [`Conversations`] starts all of it for a run.
 //!
 //! Nothing that a policy samples depends on how long anybody waits: a turn depends on all ids before it alone.
 
@@ -16,6 +16,7 @@ mod hosts;
 mod live;
 pub mod prompts;
 mod rewards;
+mod setup;
 #[cfg(test)]
 mod tests;
 
@@ -27,6 +28,7 @@ pub use generator::Conversing;
 pub use hosts::Hosts;
 pub use live::Live;
 pub use rewards::Rewards;
+pub use setup::Conversations;
 
 /// A conversation that has ended.
 #[derive(Debug, Clone, PartialEq)]

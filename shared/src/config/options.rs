@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 
 use super::{
-    AdvantageEstimator, Device, EnvironmentFactory, ImportanceSamplingLevel, ImportanceSamplingMode, JsonTable, Kernels, KlController,
-    KlEstimator, KvDtype, LoneAdvantage, LossAggregation, LossType, LrSchedulerType, MultiObjectiveAggregation, Paths,
-    RewardFailure, RewardsOn, RolloutDtype, ScaleRewards, StepDeviation, StoreFormat, VersionStorage, WeightSwap,
-    option::options,
+    AdvantageEstimator, Device, EnvironmentFactory, ImportanceSamplingLevel, ImportanceSamplingMode, JsonTable,
+    Kernels, KlController, KlEstimator, KvDtype, LoneAdvantage, LossAggregation, LossType, LrSchedulerType,
+    MultiObjectiveAggregation, Paths, RewardFailure, RewardsOn, RolloutDtype, ScaleRewards, StepDeviation, StoreFormat,
+    VersionStorage, WeightSwap, option::options,
 };
 
 /// Seconds of a year: a clock can add that many to its time, and no timeout needs more.

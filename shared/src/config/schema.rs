@@ -80,7 +80,10 @@ fn of_option(option: &OptionSpec) -> Value {
         // JSON has no infinity: a value `inf` of TOML reaches the check of an editor as `null`.
         forms.push(json!({ "type": "null" }));
     }
-    let takes_texts = matches!(option.kind, ValueKind::Text | ValueKind::Path | ValueKind::Paths | ValueKind::Table | ValueKind::TextOrTable);
+    let takes_texts = matches!(
+        option.kind,
+        ValueKind::Text | ValueKind::Path | ValueKind::Paths | ValueKind::Table | ValueKind::TextOrTable
+    );
     if option.absent.is_some() && !takes_texts {
         forms.push(json!({ "const": NONE }));
     }

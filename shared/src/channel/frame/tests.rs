@@ -8,6 +8,7 @@ use crate::{
         FleetStatus, InFlight, Refusal,
         fleet::{Difference, Edition, KernelClass, Lease, Made, RunFacts, Unfetched, Work},
     },
+    declare::Choice,
     generation::{
         episode::{Episode, FinishReason, Segment, TokenLogprob, Why},
         group::{Completion, Dropped, EpisodeEnd, Exchange, Logged, Note, Notes, Provenance, RewardOutcome, StepScore},
@@ -15,7 +16,6 @@ use crate::{
         sampling::SamplingParams,
         testing::{GROUP_OF_8, GROUP_OF_9, bytes},
     },
-    declare::Choice,
     system::compute::{Device, Kernels, KvDtype, RolloutDtype},
 };
 
@@ -334,7 +334,8 @@ const KEPT_OF_10: &str = "\
 
 #[test]
 fn a_header_says_where_its_frame_ends_also_that_of_an_older_build() {
-    for frame in [encode(&sample_group()), bytes(GROUP_OF_8), bytes(GROUP_OF_9), bytes(GROUP_OF_10), bytes(GROUP_OF_11)] {
+    for frame in [encode(&sample_group()), bytes(GROUP_OF_8), bytes(GROUP_OF_9), bytes(GROUP_OF_10), bytes(GROUP_OF_11)]
+    {
         let followed = [&frame[..], b"more"].concat();
         assert_eq!(length_of(&followed), Some(frame.len()));
         assert_eq!(length_of(&frame[1..]), None);

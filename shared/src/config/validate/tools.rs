@@ -8,7 +8,7 @@ use crate::{
 impl TrainConfig {
     pub(super) fn check_tools(&self) -> Result<(), ConfigError> {
         if !self.has_tools() {
-            return self.check_without_tools();
+            return Ok(());
         }
         let (estimator, spec) = (self.advantage_estimator, self.advantage_estimator.spec());
         ensure!(
@@ -34,15 +34,10 @@ impl TrainConfig {
         Ok(())
     }
 
-    fn check_without_tools(&self) -> Result<(), ConfigError> {
-        for key in ["max_tool_calling_iterations", "environment_timeout", "max_kept_states"] {
-            ensure!(
-                !self.is_set(key),
-                "`{key}` has no effect without `tools` or `environment_factory`: name a tool or an environment, or \
-                 remove it"
-            );
-        }
-        Ok(())
+    /// Options of conversations that are set in a run without any.
+    pub(super) fn unused_by_tools(&self) -> Vec<&'static str> {
+        let keys = ["max_tool_calling_iterations", "environment_timeout", "max_kept_states"];
+        keys.into_iter().filter(|key| !self.has_tools() && self.is_set(key)).collect()
     }
 }
 
@@ -50,7 +45,7 @@ impl TrainConfig {
 mod tests {
     use crate::config::{
         AdvantageEstimator, TrainConfig,
-        validate::testing::{accepted, refused},
+        validate::testing::{accepted, refused, valid},
     };
 
     fn with_tool(config: &mut TrainConfig) {
@@ -79,15 +74,18 @@ mod tests {
     }
 
     #[test]
-    fn options_of_conversations_need_a_tool_or_an_environment() {
-        refused("`max_kept_states` has no effect without `tools`", |c| c.max_kept_states = Some(2));
-        refused("`environment_timeout` has no effect", |c| c.environment_timeout = 5.0);
-        refused("`max_tool_calling_iterations` has no effect", |c| c.max_tool_calling_iterations = Some(3));
+    fn options_of_conversations_are_remarked_on_without_a_tool_or_an_environment() {
+        let remark = |config: &TrainConfig| {
+            config.warnings().into_iter().find(|line| line.contains("has no effect without `tools`"))
+        };
+        let mut config = TrainConfig { max_kept_states: Some(2), ..valid() };
+        assert!(remark(&config).is_some_and(|line| line.starts_with("`max_kept_states` has no effect")));
+        with_tool(&mut config);
+        assert_eq!(remark(&config), None);
         refused("max_tool_calling_iterations", |c| {
             with_tool(c);
             c.max_tool_calling_iterations = Some(0);
         });
-        accepted(|c| (c.max_kept_states, c.environment_factory) = (Some(2), "my_env.py:Maze".parse().ok()));
     }
 
     #[test]
