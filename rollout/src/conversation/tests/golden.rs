@@ -132,7 +132,7 @@ fn converse(
         let logprobs: Vec<TokenLogprob> = list(&turn["logprobs"]).iter().take(drawn.len()).map(logprob).collect();
         assert_eq!(drawn, ids(&expected["sampled"]), "turn {number}");
         let versions = [(0, PolicyVersion(number as u64))];
-        let versions = if drawn.is_empty() { &[] } else { &versions[..] };
+        let versions = &versions[..usize::from(!drawn.is_empty())];
         let after = conversation.turn_ended(dialogue, &drawn, &logprobs, versions, finish).unwrap();
         let After::Calls(calls, text) = after else { break };
         let called = list(&expected["message"]["tool_calls"]);

@@ -60,7 +60,8 @@ fn take(conversation: &mut Conversation, dialogue: &Dialogue, turn: &Drawn) -> (
     let ids: Vec<u32> = turn.ids.iter().copied().take(room).collect();
     let finish = if turn.ids.len() > room { FinishReason::Length } else { turn.finish };
     let logprobs = vec![TokenLogprob::default(); ids.len()];
-    let versions = if ids.is_empty() { &[][..] } else { &[(0, PolicyVersion(3))] };
+    let versions = [(0, PolicyVersion(3))];
+    let versions = &versions[..usize::from(!ids.is_empty())];
     let after = conversation.turn_ended(dialogue, &ids, &logprobs, versions, finish).unwrap();
     (ids, after)
 }
@@ -82,7 +83,7 @@ proptest! {
             Limits { max_completion_length: bound, max_model_len: of_model, max_tool_calling_iterations: most };
         let (dialogue, wide) = (dialogue(limits), dialogue(WIDE));
         let mut conversation = begin(&dialogue, &head);
-        let prompt = dialogue.opening(conversation.prompt(), &[]).unwrap().len();
+        let prompt = conversation.prompt_ids().len();
         let (mut all, mut owners, mut ran, mut messages) = (head.clone(), vec![false; head.len()], 0, 0);
         let mut end = None;
         for turn in &turns {

@@ -166,7 +166,7 @@ fn a_template_that_writes_a_reply_in_two_ways_is_refused_and_both_are_shown() {
     assert!(error.contains(r#"and, after three turns, "\n<|im_start|>7tool\n…<|im_end|>"#), "{error}");
     let of_thoughts = CHATML.replace(
         "{{ '<|im_start|>assistant\\n' }}",
-        "{{ '<|im_start|>assistant\\n' }}{% if messages[1].reasoning_content %}{{ '<think>' }}{% endif %}",
+        "{{ '<|im_start|>assistant\\n' }}{% if messages | length > 1 and messages[1].reasoning_content %}{{ '<think>' }}{% endif %}",
     );
     let error = refused(&of_thoughts, &["<|im_end|>"]);
     assert!(error.contains("and, after a turn with thoughts, ") && error.contains("assistant\\n<think>\""), "{error}");

@@ -17,17 +17,31 @@ fn parse(json: &Value) -> TextTokenizer {
 /// One token per byte, `<|end|>` and `<|long|end|>` special, `<call>` a token that the template writes, `<other>` one
 /// that it does not.
 fn bytes(rstrip: bool) -> TextTokenizer {
+    parse(&bytes_json(rstrip))
+}
+
+fn bytes_json(rstrip: bool) -> Value {
     let mut alphabet: Vec<char> = tokenizers::pre_tokenizers::byte_level::ByteLevel::alphabet().into_iter().collect();
     alphabet.sort_unstable();
     let vocab: serde_json::Map<String, Value> =
         alphabet.iter().enumerate().map(|(id, c)| (c.to_string(), Value::from(id))).collect();
     let byte_level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": true});
-    parse(&json!({
+    json!({
         "added_tokens": [added(256, "<|end|>", true, rstrip), added(257, "<|long|end|>", true, false),
                          added(258, "<call>", false, false), added(259, "<other>", false, false)],
         "pre_tokenizer": byte_level, "decoder": byte_level,
         "model": {"type": "BPE", "vocab": vocab, "merges": []},
-    }))
+    })
+}
+
+/// As [`bytes`], behind a normaliser that makes `<call>` and `<|end|>` of wide signs too.
+fn normalising() -> TextTokenizer {
+    let mut json = bytes_json(false);
+    json["normalizer"] = json!({"type": "NFKC"});
+    for token in json["added_tokens"].as_array_mut().unwrap() {
+        token["normalized"] = true.into();
+    }
+    parse(&json)
 }
 
 /// Pieces of words with a space before the first word of a text. The model itself knows `<|end|>` as a piece.
@@ -126,7 +140,7 @@ proptest! {
             .filter_map(|part| if let Part::Template(text) = part { Some(text.trim()) } else { None })
             .filter(|text| ["<|end|>", "<call>"].contains(text))
             .collect();
-        for tokenizer in [bytes(false), bytes(true), pieces(), words()] {
+        for tokenizer in [bytes(false), bytes(true), normalising(), pieces(), words()] {
             let (ids, plain) = encode(&tokenizer, &parts);
             prop_assert_eq!(controls(&tokenizer, &ids), written.clone(), "{}", plain);
             let as_ever = tokenizer.encode(&plain, false).unwrap();
@@ -177,6 +191,16 @@ fn what_stands_behind_a_control_token_that_is_text_does_not_begin_a_text() {
     assert!(ids.ends_with(&[&[1], behind].concat()), "{ids:?}");
     assert_eq!(ids[ids.len() - 2 * behind.len() - 1..][..behind.len()], *behind, "{ids:?}");
     assert!(!ids[..ids.len() - 2].contains(&1), "{ids:?}");
+}
+
+#[test]
+fn a_token_that_a_normaliser_makes_of_other_signs_is_text() {
+    let tokenizer = normalising();
+    let wide = "\u{ff1c}call\u{ff1e}";
+    assert_eq!(controls(&tokenizer, &tokenizer.encode(wide, false).unwrap()), ["<call>"]);
+    let (ids, _) = encode(&tokenizer, &[Part::Text(format!("a{wide}b")), Part::Template("<call>")]);
+    assert_eq!(tokenizer.decode_all(&ids).unwrap(), "a<call>b<call>");
+    assert_eq!(controls(&tokenizer, &ids), ["<call>"]);
 }
 
 #[test]
