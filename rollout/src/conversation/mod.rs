@@ -15,6 +15,8 @@
 mod dialogue;
 mod script;
 mod suffix;
+#[cfg(test)]
+mod tests;
 mod turns;
 
 use serde::{Deserialize, Serialize};

@@ -25,6 +25,11 @@ impl Marked {
     pub fn plain(&self, from: usize) -> String {
         self.marks.removed_from(&self.text[from..])
     }
+
+    /// The text for a person, who sees no marks of places.
+    pub fn shown(&self, from: usize) -> String {
+        self.plain(from).replace(self.marks.places, "…")
+    }
 }
 
 impl Script {

@@ -66,7 +66,7 @@ impl Ends {
         let rendered = Self::dummy(script, Lead::Call, 0, false)?;
         ends.after_call = ends.before_reply(&rendered).unwrap_or_default();
         if ends.after_call == 0 {
-            return Err(DialogueError::NoEnd { rendering: rendered.plain(0) });
+            return Err(DialogueError::NoEnd { rendering: rendered.shown(0) });
         }
         let first = ends.shown(&rendered)?;
         for (turns, thoughts, circumstance) in CIRCUMSTANCES {
@@ -91,7 +91,7 @@ impl Ends {
         let mut messages = vec![question(), turn(lead, name, marks.places[0])];
         messages.extend(replies.iter().cloned());
         let rendered = script.render(&messages, &[tool(name)], marks)?;
-        let end = self.cut(&rendered, lead).ok_or_else(|| DialogueError::NoEnd { rendering: rendered.plain(0) })?;
+        let end = self.cut(&rendered, lead).ok_or_else(|| DialogueError::NoEnd { rendering: rendered.shown(0) })?;
         let closing = script.encode(&rendered.text[end.clone()], &marks, false)?;
         let ids = script.encode(&rendered.text[end.start..], &marks, false)?;
         let ids = ids.strip_prefix(&closing[..]).ok_or_else(|| {
@@ -134,8 +134,8 @@ impl Ends {
     /// The suffix of a dummy, for a comparison.
     fn shown(&self, rendered: &Marked) -> Result<String, DialogueError> {
         let end = self.cut(rendered, Lead::Call);
-        let end = end.ok_or_else(|| DialogueError::NoEnd { rendering: rendered.plain(0) })?;
-        Ok(rendered.plain(end.end).replace(rendered.marks.places[1], "…"))
+        let end = end.ok_or_else(|| DialogueError::NoEnd { rendering: rendered.shown(0) })?;
+        Ok(rendered.shown(end.end))
     }
 
     /// The end of the turn that is marked.

@@ -70,6 +70,12 @@ impl Conversation {
         &self.prompt
     }
 
+    /// The ids of the prompt; a head is no part of them.
+    #[must_use]
+    pub fn prompt_ids(&self) -> &[u32] {
+        &self.prompt_ids
+    }
+
     /// All tokens after the prompt so far, with their owners.
     #[must_use]
     pub fn episode(&self) -> &Episode {
@@ -160,7 +166,7 @@ impl Conversation {
         let message = |reply: &Reply| json!({"role": "tool", "name": reply.name, "content": reply.content});
         let messages: Vec<Value> = replies.iter().map(message).collect();
         let suffix = dialogue.suffix(&messages)?;
-        let closing = if self.is_closed { &[] } else { &suffix.closing[..] };
+        let closing: &[u32] = if self.is_closed { &[] } else { &suffix.closing[..] };
         let given = [closing, &suffix.ids].concat();
         if !self.fits(given.len()) {
             return Ok(self.over(End::ReplyTooLong));

@@ -16,7 +16,7 @@ pub fn byte_tokenizer(template: Option<&str>) -> Tokenizer {
     byte_tokenizer_with(template, &[])
 }
 
-/// The same with further special tokens, whose ids follow on [`BOS`].
+/// As [`byte_tokenizer`], with further special tokens, whose ids follow on [`BOS`].
 pub fn byte_tokenizer_with(template: Option<&str>, special: &[&str]) -> Tokenizer {
     let dir = tempfile::tempdir().unwrap();
     fs::copy(harness::golden_dir().join("models/llama/config.json"), dir.path().join("config.json")).unwrap();

@@ -40,6 +40,8 @@ pub struct ControlTokens {
     tails: HashSet<String>,
     /// Bytes of the longest text.
     longest: usize,
+    /// Ids that stand for characters which the tokenizer does not know.
+    unknown: HashSet<u32>,
     /// A token that the text behind it does not change, and whose id stands for it alone.
     ahead: Option<(u32, String)>,
 }
@@ -67,6 +69,9 @@ impl TextTokenizer {
                 control.add(id, token);
             }
         }
+        // A character that no vocabulary has.
+        let unknown = self.guarded(|| spelled(&self.inner, "\u{10fffd}", false));
+        control.unknown = unknown.unwrap_or_default().into_iter().filter(|id| control.by_id.contains_key(id)).collect();
         control.by_first.values_mut().for_each(|texts| texts.sort_by_key(|text| std::cmp::Reverse(text.len())));
         control
     }
@@ -99,8 +104,29 @@ impl TextTokenizer {
         Ok(ids)
     }
 
-    /// Token ids of a part of a text. Behind the beginning, they are those that the part has behind a control token.
+    /// Token ids of a part of a text. A normaliser can make a control token of other characters, such as wide ones. Such
+    /// a token is spelled too.
     fn encode_part(&self, text: &str, control: &ControlTokens, begins: bool) -> Result<Vec<u32>, String> {
+        let ids = self.encode_behind(text, control, begins)?;
+        let found = ids.iter().filter(|id| control.has(**id)).count();
+        if found == control.occurrences(text) {
+            return Ok(ids);
+        }
+        let Some(place) = self.made_by_normaliser(text, control)? else { return Ok(ids) };
+        let mut ids = Vec::new();
+        if place.start > 0 {
+            ids = self.encode_part(&text[..place.start], control, begins)?;
+        }
+        ids.extend(self.spell(&text[place.clone()], control, begins && place.start == 0)?);
+        if place.end < text.len() {
+            ids.extend(self.encode_part(&text[place.end..], control, false)?);
+        }
+        Ok(ids)
+    }
+
+    /// Token ids of a part of a text with its control tokens. Behind the beginning, they are those that the part has
+    /// behind a control token.
+    fn encode_behind(&self, text: &str, control: &ControlTokens, begins: bool) -> Result<Vec<u32>, String> {
         if let Some((id, ahead)) = control.ahead.as_ref().filter(|_| !begins) {
             let mut ids = self.encode(&format!("{ahead}{text}"), false)?;
             if ids.first() == Some(id) {
@@ -111,12 +137,22 @@ impl TextTokenizer {
         self.encode(text, false)
     }
 
+    /// The first place whose characters are not those of the control token that it became.
+    fn made_by_normaliser(&self, text: &str, control: &ControlTokens) -> Result<Option<Range<usize>>, String> {
+        let encoding = self.encode_with_offsets(text)?;
+        let mut tokens = encoding.get_ids().iter().zip(encoding.get_offsets());
+        let is_other = |&(id, &(start, end)): &(&u32, &(usize, usize))| {
+            let written = text.get(start..end).map(str::trim);
+            control.has(*id) && start < end && written.is_some_and(|written| control.text(*id) != Some(written))
+        };
+        Ok(tokens.find(is_other).map(|(_, &(start, end))| start..end))
+    }
+
     /// Token ids of the text of a control token, without that token. Where the model's own vocabulary has it as a whole,
     /// its first character stands alone.
     fn spell(&self, text: &str, control: &ControlTokens, begins: bool) -> Result<Vec<u32>, String> {
         let ids = self.guarded(|| spelled(&self.inner, text, begins))?;
-        let is_within = |id: &u32| control.by_id.get(id).is_some_and(|token| text.contains(token));
-        if !ids.iter().any(is_within) {
+        if !ids.iter().any(|id| control.has(*id)) {
             return Ok(ids);
         }
         let first = text.chars().next().map_or(0, char::len_utf8);
@@ -144,6 +180,22 @@ impl ControlTokens {
         if is_plain && self.ahead.as_ref().is_none_or(|(other, _)| id < *other) {
             self.ahead = Some((id, text.to_owned()));
         }
+    }
+
+    /// Whether an id is that of a control token, and not that of an unknown character.
+    fn has(&self, id: u32) -> bool {
+        self.by_id.contains_key(&id) && !self.unknown.contains(&id)
+    }
+
+    /// How often control tokens stand in a text.
+    fn occurrences(&self, text: &str) -> usize {
+        let (mut count, mut rest) = (0, text);
+        while let Some(first) = rest.chars().next() {
+            let token = self.at_start(rest);
+            count += usize::from(token.is_some());
+            rest = &rest[token.map_or(first.len_utf8(), str::len)..];
+        }
+        count
     }
 
     /// The text of a control token.
