@@ -180,15 +180,15 @@ impl Assembly {
     pub fn add_conversation(&mut self, conversed: Conversed) -> anyhow::Result<()> {
         let Conversed { tag, sample, prompt_ids, mut episode, exchange, seconds } = conversed;
         let Open { group, is_opened, .. } = self.open.get_mut(&tag).context(UNASKED)?;
-        if *is_opened {
-            let shared = group.prompt_ids.iter().zip(&*prompt_ids).take_while(|(a, b)| a == b).count();
+        if let (Some(prompt_ids), true) = (&prompt_ids, *is_opened) {
+            let shared = group.prompt_ids.iter().zip(&**prompt_ids).take_while(|(a, b)| a == b).count();
             ensure!(shared > 0, "the prompts of the conversations of one row do not begin with the same token");
             let lost = group.prompt_ids.split_off(shared);
             for completion in &mut group.completions {
                 completion.episode = completion.episode.behind(&lost);
             }
             episode = episode.behind(&prompt_ids[shared..]);
-        } else {
+        } else if let Some(prompt_ids) = prompt_ids {
             (group.prompt_ids, *is_opened) = (prompt_ids.to_vec(), true);
         }
         self.put(Ended { tag, sample, episode, exchange: Some(Box::new(exchange)), rewards: Vec::new(), seconds })
@@ -271,5 +271,119 @@ impl Assembly {
     #[must_use]
     pub fn scoring(&self) -> usize {
         self.scoring.as_ref().map_or(0, |scoring| scoring.pool.pending())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use serde_json::json;
+    use shared::{EpisodeEnd, FinishReason, PromptId, Segment, TokenLogprob, Why};
+
+    use super::*;
+    use crate::{data::testing::byte_tokenizer, reward};
+
+    fn row(tokenizer: &Tokenizer) -> PromptRow {
+        PromptRow {
+            prompt_id: PromptId(1),
+            prompt_text: "of the row".into(),
+            prompt_ids: Arc::from([1, 2]),
+            shortened: false,
+            prefill: String::new(),
+            messages: None,
+            question: None,
+            columns: Arc::default(),
+            tokenizer: tokenizer.clone(),
+            beginning: None,
+        }
+    }
+
+    /// "ab", a reply "7", and "c", after a prompt.
+    fn conversed(sample: u32, prompt_ids: Option<&[u32]>, tokenizer: &Tokenizer, end: EpisodeEnd) -> Conversed {
+        let ids = |text: &str| tokenizer.encode(text, false).unwrap();
+        let mut episode = Episode::default();
+        for (text, is_sampled) in [("ab", true), ("7", false), ("c", true)] {
+            let (ids, logprobs) = (ids(text), vec![TokenLogprob::default(); text.len()]);
+            let (versions, finish) = ([(0, shared::PolicyVersion(0))], FinishReason::Stop);
+            episode.push(match is_sampled {
+                true => Segment::Sampled { ids: &ids, logprobs: &logprobs, versions: &versions, finish },
+                false => Segment::Given { ids: &ids, why: Why::Reply },
+            });
+        }
+        let exchange = Exchange {
+            rewards: vec![RewardOutcome::Score(0.5)],
+            failure: end.is_failure().then(|| "the maze is gone".to_owned()),
+            ..Exchange::new(&[json!({"role": "assistant", "content": "ab"})], end)
+        };
+        Conversed { tag: 0, sample, prompt_ids: prompt_ids.map(Arc::from), episode, exchange, seconds: 1.0 }
+    }
+
+    fn assembly(tokenizer: &Tokenizer, num_generations: u32) -> Assembly {
+        let pool = reward::pool(Vec::new(), 1, Duration::from_secs(60)).unwrap();
+        let scoring = Scoring { pool, names: vec![("Maze".to_owned(), 1.0)] };
+        Assembly::new(tokenizer.clone(), SamplingParams::default(), num_generations, Some(scoring))
+    }
+
+    #[test]
+    fn the_prompt_of_a_group_is_what_its_conversations_share_in_whatever_order_they_end() {
+        let tokenizer = byte_tokenizer(None);
+        let prompts: [Option<&[u32]>; 4] = [Some(&[1, 2, 3, 4]), Some(&[1, 2, 3, 5]), None, Some(&[1, 2, 6])];
+        let made = |order: [u32; 4]| {
+            let mut assembly = assembly(&tokenizer, 4);
+            let _ = assembly.begin(&row(&tokenizer), 0, 0);
+            for sample in order {
+                let conversed = conversed(sample, prompts[sample as usize], &tokenizer, EpisodeEnd::Stop);
+                assembly.add_conversation(conversed).unwrap();
+            }
+            assembly.wait().unwrap()
+        };
+        let group = made([0, 1, 2, 3]);
+        assert_eq!(group.prompt_ids, [1, 2]);
+        let begins: Vec<Vec<u32>> =
+            group.completions.iter().map(|completion| completion.token_ids()[..2].to_vec()).collect();
+        assert_eq!(begins[0], [3, 4]);
+        assert_eq!(begins[1], [3, 5]);
+        assert_eq!(group.completions[3].token_ids()[0], 6);
+        assert_eq!(group.completions[0].episode.sampled(), 3, "what is given first is nobody's turn");
+        for order in [[3, 2, 1, 0], [2, 0, 3, 1], [1, 3, 0, 2]] {
+            assert_eq!(made(order), group, "{order:?}");
+        }
+    }
+
+    #[test]
+    fn rules_see_the_policys_turns_and_the_reward_of_the_environment_comes_last() {
+        let tokenizer = byte_tokenizer(None);
+        let mut assembly = assembly(&tokenizer, 2);
+        let _ = assembly.begin(&row(&tokenizer), 0, 0);
+        for (sample, end) in [(0, EpisodeEnd::Stop), (1, EpisodeEnd::EnvironmentFailed)] {
+            assembly.add_conversation(conversed(sample, Some(&[1]), &tokenizer, end)).unwrap();
+        }
+        let group = assembly.wait().unwrap();
+        assert_eq!(as_seen(&group.completions[0], &tokenizer).text, "ab\nc", "without the reply");
+        assert_eq!(group.completions[0].text, "ab7c");
+        assert_eq!(group.completions[0].rewards, [RewardOutcome::Score(0.5)]);
+        let outcomes = with_environment(vec![RewardOutcome::Score(2.0)], group.completions[0].exchange.as_deref());
+        assert_eq!(outcomes, [RewardOutcome::Score(2.0), RewardOutcome::Score(0.5)]);
+        assert_eq!(group.completions[1].rewards, [RewardOutcome::Failed("the maze is gone".into())]);
+        assert!(group.completions[0].is_usable() && !group.completions[1].is_usable());
+    }
+
+    #[test]
+    fn what_was_kept_of_a_group_goes_on_with_its_prompt() {
+        let tokenizer = byte_tokenizer(None);
+        let made = |sample, prompt: &[u32]| conversed(sample, Some(prompt), &tokenizer, EpisodeEnd::Stop);
+        let mut first = assembly(&tokenizer, 2);
+        let _ = first.begin(&row(&tokenizer), 0, 0);
+        first.add_conversation(made(0, &[1, 2, 3])).unwrap();
+        let kept = first.in_the_making().next().unwrap().clone();
+        let mut second = assembly(&tokenizer, 2);
+        let request = second.go_on(&row(&tokenizer), 0, 0, kept).unwrap();
+        assert_eq!(*request.samples, [1]);
+        second.add_conversation(made(1, &[1, 2, 4])).unwrap();
+        first.add_conversation(made(1, &[1, 2, 4])).unwrap();
+        let (again, undisturbed) = (second.wait().unwrap(), first.wait().unwrap());
+        assert_eq!((&again.prompt_ids, &again.prompt_ids), (&undisturbed.prompt_ids, &vec![1, 2]));
+        assert_eq!(again.completions[0].episode, undisturbed.completions[0].episode);
     }
 }

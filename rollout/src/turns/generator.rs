@@ -140,6 +140,7 @@ impl Conversing {
             (Event::Scored(reward), At::Scoring(end)) => self.scored(sample, end, *reward),
             (Event::Failed(failure), _) => {
                 tracing::warn!("{failure}");
+                failure.words().iter().for_each(|line| tracing::warn!("  {line}"));
                 self.give_up(sample, end_of_failure(failure), failure.to_string());
             }
             (Event::Opened(_) | Event::Stepped(_) | Event::Scored(_), _) => {

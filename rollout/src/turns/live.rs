@@ -148,10 +148,7 @@ impl Live {
 
 /// The end of an episode whose environment has failed.
 pub(super) fn end_of_failure(failure: &Failure) -> EpisodeEnd {
-    match failure {
-        Failure::Late { .. } => EpisodeEnd::Deadline,
-        _ => EpisodeEnd::EnvironmentFailed,
-    }
+    if failure.is_late() { EpisodeEnd::Deadline } else { EpisodeEnd::EnvironmentFailed }
 }
 
 /// The end of a conversation, as records have it.

@@ -1,11 +1,14 @@
 //! From the configuration of a run to its conversations.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use anyhow::Context;
-use rollout_environments::{Environments, Sources};
+use rollout_environments::{Environments, Factory, Sources, StartError};
 use serde_json::Value;
-use shared::{ModelDir, config::TrainConfig};
+use shared::{
+    ModelDir,
+    config::{EnvironmentFactory, TrainConfig},
+};
 
 use super::{Conversing, Rewards, prompts};
 use crate::{
@@ -13,6 +16,26 @@ use crate::{
     data::{Dataset, DatasetError, Tokenizer},
     generate::PairGenerator,
 };
+
+/// Where the environments of a run come from.
+fn sources(config: &TrainConfig) -> Sources {
+    let named = |(name, class): (Option<&str>, &str)| (name.unwrap_or_default().to_owned(), class.to_owned());
+    let factory = |factory: &EnvironmentFactory| match factory {
+        EnvironmentFactory::One(class) => Factory::One(class.clone()),
+        EnvironmentFactory::Named(_) => Factory::ByColumn(factory.classes().map(named).collect()),
+    };
+    Sources {
+        tools: config.tools.clone(),
+        environment_factory: config.environment_factory.as_ref().map(factory),
+        host: config.reward_host(),
+        timeout: Duration::from_secs_f64(config.environment_timeout),
+    }
+}
+
+/// Tells the traceback, or the last words of the interpreter.
+fn say_more(error: &StartError) {
+    error.words().iter().for_each(|line| tracing::error!("{line}"));
+}
 
 /// The tools, environments and template of a run.
 pub struct Conversations {
@@ -42,7 +65,7 @@ impl Conversations {
         };
         let stop_tokens = model.generation().eos_token_ids.clone();
         let dialogue = Dialogue::new(tokenizer, &stop_tokens, limits).context("`chat_template`")?;
-        let environments = Environments::start(&Sources::of(config)).context("tools and environments")?;
+        let environments = Environments::start(&sources(config)).inspect_err(say_more)?;
         let rewards = Rewards::of(config.environment_factory.as_ref());
         let tokenizer = tokenizer.clone();
         Ok(Some(Self { environments, dialogue, rewards, tokenizer, stop_tokens, limits }))

@@ -149,10 +149,10 @@ impl Episode {
     }
 
     /// The same episode after `head`, tokens of the prompt that were shared before and are not any more. They are given
-    /// by the template, in one segment with earlier ones of that kind.
+    /// by the template, in one segment with earlier ones of that kind. An episode without tokens stays as it is.
     #[must_use]
     pub fn behind(&self, head: &[u32]) -> Self {
-        if head.is_empty() {
+        if head.is_empty() || self.ids.is_empty() {
             return self.clone();
         }
         let mut segments = self.segments().peekable();
@@ -344,6 +344,7 @@ mod tests {
         assert_eq!((once.sampled(), once.given(), once.is_sound()), (5, 6, true));
         assert_eq!(once.given_spans().next(), Some(0..3));
         assert_eq!(episode.behind(&[]), episode);
+        assert_eq!(Episode::default().behind(&[1]), Episode::default());
     }
 
     #[test]
