@@ -198,8 +198,9 @@ impl Assembly {
         let Ended { tag, sample, episode, exchange, rewards, seconds } = ended;
         let Open { group, provenance, .. } = self.open.get_mut(&tag).context(UNASKED)?;
         group.generation_seconds = group.generation_seconds.max(seconds);
+        let provenance = *provenance;
         let text = self.tokenizer.decode(episode.token_ids())?;
-        self.take_in(tag, Completion { sample, text, episode, rewards, provenance: *provenance, exchange });
+        self.take_in(tag, Completion { sample, text, episode, rewards, provenance, exchange });
         Ok(())
     }
 

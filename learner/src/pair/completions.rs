@@ -81,10 +81,10 @@ impl<'a> Conversation<'a> {
             }
         }
         Self {
-            messages: exchange.messages(),
+            messages: exchange.messages.values(),
             opening: exchange.opening.as_deref(),
             owners,
-            turns: episode.sampled_spans().count(),
+            turns: episode.sampled_spans().filter(|span| !span.is_empty()).count(),
             calls: exchange.calls,
             failed_calls: exchange.failed_calls,
             end: exchange.end,

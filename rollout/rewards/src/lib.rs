@@ -106,7 +106,7 @@ pub struct Conversation {
 
 impl From<&Exchange> for Conversation {
     fn from(exchange: &Exchange) -> Self {
-        Self { messages: exchange.messages(), opening: exchange.opening.clone() }
+        Self { messages: exchange.messages.values(), opening: exchange.opening.clone() }
     }
 }
 

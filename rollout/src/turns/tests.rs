@@ -239,9 +239,9 @@ fn a_conversation_goes_on_with_the_replies_of_its_tools_and_ends_with_its_reward
         let calls = [1, 2, 0][index];
         assert_eq!((exchange.end, exchange.calls, exchange.failed_calls), (EpisodeEnd::Stop, calls, 0));
         assert_eq!(exchange.rewards, [RewardOutcome::Score(0.5)]);
-        assert_eq!(exchange.messages().len(), 2 * calls as usize + 1);
+        assert_eq!(exchange.messages.values().len(), 2 * calls as usize + 1);
     }
-    let messages = ended[0].1.exchange.messages();
+    let messages = ended[0].1.exchange.messages.values();
     assert_eq!(messages[1], json!({ "role": "tool", "name": "add", "content": "5" }));
     let log = world.log.lock().unwrap();
     let Asked::Open(columns) = &log[0].1 else { panic!("it is opened first") };

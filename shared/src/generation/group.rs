@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::generation::episode::{Episode, FinishReason};
 
 pub use contrast::Contrast;
-pub use exchange::{EpisodeEnd, Exchange};
+pub use exchange::{EpisodeEnd, Exchange, Messages};
 pub use failure::RewardFailure;
 pub use notes::{Logged, Note, Notes};
 pub use states::{Dropped, Group, Placed, Scored};

@@ -36,11 +36,32 @@ impl EpisodeEnd {
     }
 }
 
+/// Messages as JSON: a frame cannot hold values of any type.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Messages(String);
+
+impl Messages {
+    /// The text of messages.
+    ///
+    /// # Panics
+    /// Never: values of JSON have a text.
+    #[must_use]
+    pub fn of(messages: &[Value]) -> Self {
+        Self(serde_json::to_string(messages).expect("values of JSON have a text"))
+    }
+
+    /// The messages; none where the text is no such list.
+    #[must_use]
+    pub fn values(&self) -> Vec<Value> {
+        serde_json::from_str(&self.0).unwrap_or_default()
+    }
+}
+
 /// What an episode with tools or an environment has beside its tokens.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Exchange {
-    /// The messages of the completion, as JSON: a frame cannot hold values of any type.
-    messages: String,
+    /// The messages of the completion, with the roles `assistant` and `tool`.
+    pub messages: Messages,
     /// The text of the environment that was appended to the last user message of the prompt (TRL's `reset`).
     pub opening: Option<String>,
     /// Why the episode ended.
@@ -66,7 +87,7 @@ impl Exchange {
     #[must_use]
     pub fn new(messages: &[Value], end: EpisodeEnd) -> Self {
         Self {
-            messages: serde_json::to_string(messages).expect("values of JSON have a text"),
+            messages: Messages::of(messages),
             opening: None,
             end,
             failure: None,
@@ -79,12 +100,6 @@ impl Exchange {
         }
     }
 
-    /// The messages of the completion, with the roles `assistant` and `tool`. None where their text is no such list.
-    #[must_use]
-    pub fn messages(&self) -> Vec<Value> {
-        serde_json::from_str(&self.messages).unwrap_or_default()
-    }
-
     /// The reason why the completion has no reward, where the environment failed.
     #[must_use]
     pub fn reason(&self) -> Option<&str> {
@@ -94,7 +109,7 @@ impl Exchange {
     /// Memory that it takes, in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        size_of::<Self>() + self.messages.len() + self.opening.as_ref().map_or(0, String::len)
+        size_of::<Self>() + self.messages.0.len() + self.opening.as_ref().map_or(0, String::len)
     }
 }
 
@@ -109,9 +124,9 @@ mod tests {
     fn an_exchange_gives_its_messages_back_and_a_broken_one_has_none() {
         let messages = [json!({"role": "assistant", "content": "a"}), json!({"role": "tool", "content": "\u{e9}"})];
         let exchange = Exchange::new(&messages, EpisodeEnd::Stop);
-        assert_eq!(exchange.messages(), messages);
+        assert_eq!(exchange.messages.values(), messages);
         assert_eq!(exchange.reason(), None);
-        assert_eq!(Exchange { messages: "{".into(), ..exchange }.messages(), [] as [Value; 0]);
+        assert_eq!(Messages("{".into()).values(), [] as [Value; 0]);
     }
 
     #[test]
