@@ -51,6 +51,8 @@ struct Open {
 struct Ended {
     tag: u64,
     sample: u32,
+    /// Decoded text of its tokens.
+    text: String,
     episode: Episode,
     exchange: Option<Box<Exchange>>,
     rewards: Vec<RewardOutcome>,
@@ -168,8 +170,9 @@ impl Assembly {
     /// When the tokens cannot be decoded.
     pub fn add(&mut self, sequence: FinishedSequence, rewards: Vec<RewardOutcome>) -> anyhow::Result<()> {
         let FinishedSequence { tag, sample, token_ids, logprobs, versions, finish_reason, .. } = sequence;
+        let text = self.tokenizer.decode(&token_ids)?;
         let episode = Episode::of_one_turn(token_ids, logprobs, versions, finish_reason);
-        self.put(Ended { tag, sample, episode, exchange: None, rewards, seconds: sequence.total_seconds })
+        self.put(Ended { tag, sample, text, episode, exchange: None, rewards, seconds: sequence.total_seconds })
     }
 
     /// As [`Assembly::add`], of a conversation. The prompt of the group is the beginning that the prompts of all its
@@ -179,6 +182,7 @@ impl Assembly {
     /// When the tokens cannot be decoded.
     pub fn add_conversation(&mut self, conversed: Conversed) -> anyhow::Result<()> {
         let Conversed { tag, sample, prompt_ids, mut episode, exchange, seconds } = conversed;
+        let text = self.tokenizer.decode(episode.token_ids())?;
         let Open { group, is_opened, .. } = self.open.get_mut(&tag).context(UNASKED)?;
         if let (Some(prompt_ids), true) = (&prompt_ids, *is_opened) {
             let shared = group.prompt_ids.iter().zip(&**prompt_ids).take_while(|(a, b)| a == b).count();
@@ -191,15 +195,15 @@ impl Assembly {
         } else if let Some(prompt_ids) = prompt_ids {
             (group.prompt_ids, *is_opened) = (prompt_ids.to_vec(), true);
         }
-        self.put(Ended { tag, sample, episode, exchange: Some(Box::new(exchange)), rewards: Vec::new(), seconds })
+        let (exchange, rewards) = (Some(Box::new(exchange)), Vec::new());
+        self.put(Ended { tag, sample, text, episode, exchange, rewards, seconds })
     }
 
     fn put(&mut self, ended: Ended) -> anyhow::Result<()> {
-        let Ended { tag, sample, episode, exchange, rewards, seconds } = ended;
+        let Ended { tag, sample, text, episode, exchange, rewards, seconds } = ended;
         let Open { group, provenance, .. } = self.open.get_mut(&tag).context(UNASKED)?;
         group.generation_seconds = group.generation_seconds.max(seconds);
         let provenance = *provenance;
-        let text = self.tokenizer.decode(episode.token_ids())?;
         self.take_in(tag, Completion { sample, text, episode, rewards, provenance, exchange });
         Ok(())
     }
@@ -334,18 +338,20 @@ mod tests {
             let mut assembly = assembly(&tokenizer, 4);
             let _ = assembly.begin(&row(&tokenizer), 0, 0);
             for sample in order {
-                let conversed = conversed(sample, prompts[sample as usize], &tokenizer, EpisodeEnd::Stop);
+                let prompt = prompts[sample as usize];
+                let mut conversed = conversed(sample, prompt, &tokenizer, EpisodeEnd::Stop);
+                if prompt.is_none() {
+                    // Its environment was never open.
+                    conversed.episode = Episode::default();
+                }
                 assembly.add_conversation(conversed).unwrap();
             }
             assembly.wait().unwrap()
         };
         let group = made([0, 1, 2, 3]);
         assert_eq!(group.prompt_ids, [1, 2]);
-        let begins: Vec<Vec<u32>> =
-            group.completions.iter().map(|completion| completion.token_ids()[..2].to_vec()).collect();
-        assert_eq!(begins[0], [3, 4]);
-        assert_eq!(begins[1], [3, 5]);
-        assert_eq!(group.completions[3].token_ids()[0], 6);
+        let begins = |sample: usize| &group.completions[sample].token_ids()[..2];
+        assert_eq!((begins(0), begins(1), begins(3)[0]), (&[3, 4][..], &[3, 5][..], 6));
         assert_eq!(group.completions[0].episode.sampled(), 3, "what is given first is nobody's turn");
         for order in [[3, 2, 1, 0], [2, 0, 3, 1], [1, 3, 0, 2]] {
             assert_eq!(made(order), group, "{order:?}");

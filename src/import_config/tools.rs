@@ -3,7 +3,10 @@
 use serde_json::{Map, Value};
 use shared::config::{environments::BUILT_IN, rewards::PythonFunction};
 
-use super::rules::Reason;
+use super::{
+    prompts,
+    rules::{Lookup, Reason},
+};
 
 /// The tools of a list.
 ///
@@ -15,14 +18,26 @@ pub fn list(value: &Value) -> Result<Value, Reason> {
     tools.map(Value::from)
 }
 
-/// A class, or a table of classes by their names.
+/// A class, or a table of classes by their names; none where none is given.
 ///
 /// # Errors
 /// A class without a place.
-pub fn factory(value: &Value) -> Result<Value, Reason> {
-    let Value::Object(classes) = value else { return placed(value, "my_env.py:") };
+pub fn environments(get: Lookup<'_>) -> Result<Option<Value>, Reason> {
+    let (given, below) = (get("environment_factory"), get("environment_factory.*"));
+    match given {
+        Some(class @ Value::String(_)) if !class.as_str().is_some_and(|text| text.trim_start().starts_with('{')) => {
+            placed(&class, PLACE).map(Some)
+        }
+        given => prompts::named_values(given, below)?.map(|classes| table(&classes)).transpose(),
+    }
+}
+
+/// The example of a file with a class.
+const PLACE: &str = "my_env.py:";
+
+fn table(classes: &Map<String, Value>) -> Result<Value, Reason> {
     let classes: Result<Map<String, Value>, Reason> =
-        classes.iter().map(|(name, class)| Ok((name.clone(), placed(class, "my_env.py:")?))).collect();
+        classes.iter().map(|(name, class)| Ok((name.clone(), placed(class, PLACE)?))).collect();
     classes.map(Value::from)
 }
 

@@ -324,7 +324,7 @@ fn a_file_with_one_function_needs_no_name_and_a_module_is_imported() {
     assert_eq!(scores(&function, two(), 60.0), numbers(&[0.5, 0.5]));
     let (message, _) = place.refusal("my_rewards.py");
     assert!(
-        message.contains("14 public functions: name one, as my_rewards.py:think_format_reward (or as_given"),
+        message.contains("15 public functions: name one, as my_rewards.py:think_format_reward (or as_given"),
         "{message}"
     );
     let (message, _) = place.refusal("words.py");

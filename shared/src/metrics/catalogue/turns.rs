@@ -15,7 +15,7 @@ section! {
 
     /// Share of the calls that failed; `null` without calls. The policy reads the errors as replies.
     ///
-    /// Falling. At 1 every call fails: `messages` of `completions/` have the errors.
+    /// Falling. At 1 every call fails: the messages of completions have the errors.
     metric TOOLS_FAILURE_FREQUENCY = "tools/failure_frequency" { unit: Share, source: "TRL",
         when: "`tools` or `environment_factory`" }
 
