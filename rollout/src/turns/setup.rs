@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use rollout_environments::{Environments, Factory, Sources, StartError};
 use serde_json::Value;
 use shared::{
@@ -27,6 +27,7 @@ fn sources(config: &TrainConfig) -> Sources {
     Sources {
         tools: config.tools.clone(),
         environment_factory: config.environment_factory.as_ref().map(factory),
+        reward_funcs: config.reward_funcs.clone(),
         host: config.reward_host(),
         timeout: Duration::from_secs_f64(config.environment_timeout),
     }
@@ -66,6 +67,12 @@ impl Conversations {
         let stop_tokens = model.generation().eos_token_ids.clone();
         let dialogue = Dialogue::new(tokenizer, &stop_tokens, limits).context("`chat_template`")?;
         let environments = Environments::start(&sources(config)).inspect_err(say_more)?;
+        if let Some(function) = environments.scorers().first() {
+            bail!(
+                "`reward_funcs`: {function} asks for `environments`, which reward functions do not get; give the \
+                 reward in `get_reward` of the class"
+            );
+        }
         let rewards = Rewards::of(config.environment_factory.as_ref());
         let tokenizer = tokenizer.clone();
         Ok(Some(Self { environments, dialogue, rewards, tokenizer, stop_tokens, limits }))

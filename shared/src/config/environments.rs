@@ -103,11 +103,10 @@ impl TrainConfig {
         !self.tools.is_empty() || self.environment_factory.is_some()
     }
 
-    /// Finished turns whose keys and values the sampler holds while tools work.
+    /// Finished turns whose keys and values a sampler of `max_num_seqs` sequences holds while tools work.
     #[must_use]
-    pub fn kept_states(&self) -> usize {
-        let wanted = || self.max_kept_states.unwrap_or_else(|| self.sequences_wanted());
-        if self.has_tools() { wanted() } else { 0 }
+    pub fn kept_states(&self, max_num_seqs: usize) -> usize {
+        if self.has_tools() { self.max_kept_states.unwrap_or(max_num_seqs) } else { 0 }
     }
 
     /// Each reward of the run as metrics call it, with its weight: reward functions, then environments with the weight
@@ -172,10 +171,10 @@ mod tests {
 
     #[test]
     fn states_are_kept_only_for_conversations() {
-        let config = TrainConfig { max_num_seqs: Some(4), ..TrainConfig::default() };
-        assert_eq!((config.has_tools(), config.kept_states()), (false, 0));
+        let config = TrainConfig::default();
+        assert_eq!((config.has_tools(), config.kept_states(4)), (false, 0));
         let config = TrainConfig { tools: vec!["builtin:calculator".into()], ..config };
-        assert_eq!((config.has_tools(), config.kept_states()), (true, 4));
-        assert_eq!(TrainConfig { max_kept_states: Some(9), ..config }.kept_states(), 9);
+        assert_eq!((config.has_tools(), config.kept_states(4)), (true, 4));
+        assert_eq!(TrainConfig { max_kept_states: Some(9), ..config }.kept_states(4), 9);
     }
 }
