@@ -9,6 +9,7 @@ mod content;
 mod model;
 mod nesting;
 mod python;
+pub mod turn;
 
 use std::{
     borrow::Cow,
