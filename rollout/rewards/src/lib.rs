@@ -16,7 +16,7 @@ pub mod entry;
 pub mod filter;
 mod function;
 mod pool;
-mod program;
+pub mod program;
 pub mod registry;
 pub mod rehearsal;
 pub mod rules;

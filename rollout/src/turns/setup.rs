@@ -66,7 +66,8 @@ impl Conversations {
         };
         let stop_tokens = model.generation().eos_token_ids.clone();
         let dialogue = Dialogue::new(tokenizer, &stop_tokens, limits).context("`chat_template`")?;
-        let environments = Environments::start(&sources(config)).inspect_err(say_more)?;
+        let environments =
+            Environments::start(&sources(config)).inspect_err(say_more).context("tools and environments")?;
         if let Some(function) = environments.scorers().first() {
             bail!(
                 "`reward_funcs`: {function} asks for `environments`, which reward functions do not get; give the \

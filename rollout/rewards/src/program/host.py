@@ -1,12 +1,12 @@
 """Calls a reward function for Tandem: a line of JSON for each group comes in, a line with its scores goes out.
 
-Started as `python3 -c HOST file|module PLACE FUNCTION`, with an empty FUNCTION for the only one of a file. Requests come
-over standard input and answers go over standard output; both are moved elsewhere before any code of the user runs, so
+Started as `python3 -c PROGRAM file|module PLACE FUNCTION`, with an empty FUNCTION for the only one of a file. PROGRAM is
+this file and a call of `main`. Requests come over standard input and answers go over standard output; both are moved elsewhere before any code of the user runs, so
 that what that prints is not taken for an answer.
 
 An object with a method `answer` in the place of the function gets the requests as they come, and returns the fields of
 the answer. The Python package `tandem_rl` has this file as a module: such objects of its pass requests on to
-the process that trains, which calls its functions with `Caller` too.
+the process that trains, which calls its functions with `Caller` too. The program of environments begins with this file.
 """
 
 import asyncio
@@ -158,6 +158,9 @@ class Caller:
         arguments["completion_ids"] = [completion["token_ids"] for completion in completions]
         arguments["owner_masks"] = [owner_mask(completion) for completion in completions]
         arguments.update(log_extra=self.log.log_extra, log_metric=self.log.log_metric)
+        # Only a process with environments has them.
+        if any("environment" in completion for completion in completions):
+            arguments["environments"] = [completion["environment"] for completion in completions]
         return {name: value for name, value in arguments.items() if self.named is None or name in self.named}
 
     def failure(self, error):
@@ -346,7 +349,3 @@ def main():
         # With its number, so that nothing else can be taken for the answer.
         answer({"id": request["id"], **caller.answer(request)})
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

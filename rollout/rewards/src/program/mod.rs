@@ -11,10 +11,14 @@
 //!
 //! A function in Python is such a program too. The user's interpreter runs `host.py`, which is compiled in; it imports
 //! the function and calls it.
+//!
+//! Environments run in such processes as well: [`Kept`] starts one as its [`Containment`] says, and takes lines both
+//! ways.
 
 mod answer;
 pub(crate) mod command;
 mod containment;
+mod kept;
 mod log;
 mod process;
 pub(crate) mod python;
@@ -30,16 +34,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use shared::{Logged, RewardOutcome};
 
 use super::{Conversation, Reward, RewardCompletion, RewardInput, Scope, failed};
 use answer::Answer;
-use containment::Containment;
-pub use containment::contained;
-pub use process::end_all;
+pub use containment::{Containment, contained};
+pub use kept::{Ender, Kept, end_all};
 use process::{AskError, Process};
-use words::LastWords;
+pub use python::{IMPORT, LIBRARY, interpreter, located};
+pub use words::LastWords;
 
 /// How a process is started.
 struct Invocation {
@@ -299,11 +303,25 @@ fn completion_of(completion: &RewardCompletion) -> Value {
 
 /// The line for a group.
 fn request(id: u64, input: &RewardInput) -> String {
-    let completions: Vec<_> = input.completions.iter().map(completion_of).collect();
-    let columns: &serde_json::Map<_, _> = &input.columns;
-    let mut line = json!({"id": id, "prompt": &*input.prompt, "completions": completions, "columns": columns});
-    if let Some(messages) = &input.messages {
-        line["messages"] = messages.to_vec().into();
-    }
-    format!("{line}\n")
+    let mut line = Map::from_iter([("id".to_owned(), id.into())]);
+    line.extend(group(input));
+    format!("{}\n", Value::Object(line))
+}
+
+/// What a request says of a group.
+#[must_use]
+pub fn group(input: &RewardInput) -> Map<String, Value> {
+    let completions: Value = input.completions.iter().map(completion_of).collect();
+    let columns = Value::Object((*input.columns).clone());
+    let fields = [("prompt", Value::from(&*input.prompt)), ("completions", completions), ("columns", columns)];
+    let messages = input.messages.iter().map(|messages| ("messages", messages.to_vec().into()));
+    fields.into_iter().chain(messages).map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+/// The outcomes of so many completions, and what is logged beside them, from the line that answers a request.
+///
+/// # Errors
+/// A line that is no such answer.
+pub fn outcomes(line: &str, completions: usize) -> Result<(Vec<RewardOutcome>, Logged), String> {
+    answer::read(line, completions).map(|answer| (answer.outcomes, answer.logged))
 }
