@@ -6,13 +6,14 @@ use std::{
     sync::Arc,
 };
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use rollout_rewards::{RewardCompletion, RewardPool, ScoredGroup};
-use shared::{Completion, Episode, Group, Notes, Provenance, RewardOutcome, SamplingParams, Scored};
+use shared::{Completion, Episode, Exchange, Group, Notes, Provenance, RewardOutcome, SamplingParams, Scored};
 
 use crate::{
     data::{PromptRow, Tokenizer, stop::StopCriterionFactory},
     engine::{Constrained, FinishedSequence, GroupRequest},
+    turns::Conversed,
 };
 
 /// The functions that score completions.
@@ -42,6 +43,45 @@ struct Open {
     row: PromptRow,
     /// The provenance of the completions that are still to come.
     provenance: Provenance,
+    /// Whether the group has the prompt of its first conversation. Before, it has that of the row.
+    is_opened: bool,
+}
+
+/// A completion that has ended, before its rewards are known.
+struct Ended {
+    tag: u64,
+    sample: u32,
+    /// Decoded text of its tokens.
+    text: String,
+    episode: Episode,
+    exchange: Option<Box<Exchange>>,
+    rewards: Vec<RewardOutcome>,
+    seconds: f64,
+}
+
+/// What is wrong with a sequence of no open group.
+const UNASKED: &str = "the engine returned a sequence that nobody asked for";
+
+/// A completion as reward functions see it. The text of a conversation is that of the policy's own turns: nothing that a
+/// tool has written is taken for the policy's.
+fn as_seen(completion: &Completion, tokenizer: &Tokenizer) -> RewardCompletion {
+    let seen = RewardCompletion::from(completion);
+    if seen.given.is_empty() {
+        return seen;
+    }
+    let turns: Vec<String> = seen.turns().map(|turn| tokenizer.decode(turn).unwrap_or_default()).collect();
+    RewardCompletion { text: turns.join("\n"), ..seen }
+}
+
+/// All outcomes of a completion: those of the reward functions, then those of its environment. With an environment that
+/// failed, nothing counts.
+fn with_environment(mut outcomes: Vec<RewardOutcome>, exchange: Option<&Exchange>) -> Vec<RewardOutcome> {
+    let Some(exchange) = exchange else { return outcomes };
+    outcomes.extend(exchange.rewards.iter().cloned());
+    match exchange.reason() {
+        Some(reason) => vec![RewardOutcome::Failed(reason.to_owned()); outcomes.len()],
+        None => outcomes,
+    }
 }
 
 impl Assembly {
@@ -75,19 +115,17 @@ impl Assembly {
         self.request(tag, row, epoch, samples)
     }
 
-    /// As [`Assembly::begin`], for a group that was begun before and already has these completions, each once. Returns
-    /// the request for the others; `None` where all are there.
-    pub fn go_on(
-        &mut self,
-        row: &PromptRow,
-        epoch: u32,
-        position: u64,
-        completions: Vec<Completion>,
-    ) -> Option<GroupRequest> {
+    /// As [`Assembly::begin`], for a group that was begun before and of which `kept` has some completions, each once.
+    /// Returns the request for the others; `None` where all are there.
+    pub fn go_on(&mut self, row: &PromptRow, epoch: u32, position: u64, kept: Group) -> Option<GroupRequest> {
         let tag = self.open(row, epoch, position, Provenance::MadeAgain);
-        let is_there = |sample: &u32| completions.iter().any(|completion| completion.sample == *sample);
+        let is_there = |sample: &u32| kept.completions.iter().any(|completion| completion.sample == *sample);
         let samples: Arc<[u32]> = (0..self.num_generations).filter(|sample| !is_there(sample)).collect();
-        for completion in completions {
+        let Open { group, is_opened, .. } = self.open.get_mut(&tag).expect("the group is open");
+        if kept.completions.iter().any(|completion| completion.exchange.is_some()) {
+            (group.prompt_ids, *is_opened) = (kept.prompt_ids, true);
+        }
+        for completion in kept.completions {
             self.take_in(tag, completion);
         }
         (!samples.is_empty()).then(|| self.request(tag, row, epoch, samples))
@@ -107,7 +145,7 @@ impl Assembly {
             generation_seconds: 0.0,
             notes: Box::new(Notes::of_row(&row.columns)),
         };
-        self.open.insert(tag, Open { group, row: row.clone(), provenance });
+        self.open.insert(tag, Open { group, row: row.clone(), provenance, is_opened: false });
         tag
     }
 
@@ -131,22 +169,42 @@ impl Assembly {
     /// # Errors
     /// When the tokens cannot be decoded.
     pub fn add(&mut self, sequence: FinishedSequence, rewards: Vec<RewardOutcome>) -> anyhow::Result<()> {
-        let Open { group, provenance, .. } =
-            self.open.get_mut(&sequence.tag).context("the engine returned a sequence that nobody asked for")?;
-        group.generation_seconds = group.generation_seconds.max(sequence.total_seconds);
-        let completion = Completion {
-            sample: sequence.sample,
-            text: self.tokenizer.decode(&sequence.token_ids)?,
-            episode: Episode::of_one_turn(
-                sequence.token_ids,
-                sequence.logprobs,
-                sequence.versions,
-                sequence.finish_reason,
-            ),
-            rewards,
-            provenance: *provenance,
-        };
-        self.take_in(sequence.tag, completion);
+        let FinishedSequence { tag, sample, token_ids, logprobs, versions, finish_reason, .. } = sequence;
+        let text = self.tokenizer.decode(&token_ids)?;
+        let episode = Episode::of_one_turn(token_ids, logprobs, versions, finish_reason);
+        self.put(Ended { tag, sample, text, episode, exchange: None, rewards, seconds: sequence.total_seconds })
+    }
+
+    /// As [`Assembly::add`], of a conversation. The prompt of the group is the beginning that the prompts of all its
+    /// conversations share, and the rest of each is given first.
+    ///
+    /// # Errors
+    /// When the tokens cannot be decoded.
+    pub fn add_conversation(&mut self, conversed: Conversed) -> anyhow::Result<()> {
+        let Conversed { tag, sample, prompt_ids, mut episode, exchange, seconds } = conversed;
+        let text = self.tokenizer.decode(episode.token_ids())?;
+        let Open { group, is_opened, .. } = self.open.get_mut(&tag).context(UNASKED)?;
+        if let (Some(prompt_ids), true) = (&prompt_ids, *is_opened) {
+            let shared = group.prompt_ids.iter().zip(&**prompt_ids).take_while(|(a, b)| a == b).count();
+            ensure!(shared > 0, "the prompts of the conversations of one row do not begin with the same token");
+            let lost = group.prompt_ids.split_off(shared);
+            for completion in &mut group.completions {
+                completion.episode = completion.episode.behind(&lost);
+            }
+            episode = episode.behind(&prompt_ids[shared..]);
+        } else if let Some(prompt_ids) = prompt_ids {
+            (group.prompt_ids, *is_opened) = (prompt_ids.to_vec(), true);
+        }
+        let (exchange, rewards) = (Some(Box::new(exchange)), Vec::new());
+        self.put(Ended { tag, sample, text, episode, exchange, rewards, seconds })
+    }
+
+    fn put(&mut self, ended: Ended) -> anyhow::Result<()> {
+        let Ended { tag, sample, text, episode, exchange, rewards, seconds } = ended;
+        let Open { group, provenance, .. } = self.open.get_mut(&tag).context(UNASKED)?;
+        group.generation_seconds = group.generation_seconds.max(seconds);
+        let provenance = *provenance;
+        self.take_in(tag, Completion { sample, text, episode, rewards, provenance, exchange });
         Ok(())
     }
 
@@ -162,7 +220,8 @@ impl Assembly {
                 self.complete.push_back(tag);
             }
             Some(Scoring { pool, .. }) => {
-                pool.submit(tag, row.reward_input(group.completions.iter().map(RewardCompletion::from)));
+                let seen = group.completions.iter().map(|completion| as_seen(completion, &self.tokenizer));
+                pool.submit(tag, row.reward_input(seen));
             }
             None => self.complete.push_back(tag),
         }
@@ -201,7 +260,7 @@ impl Assembly {
         };
         let mut group = self.open.remove(&tag).expect("the pool returns what was submitted").group;
         for (completion, outcomes) in group.completions.iter_mut().zip(outcomes) {
-            completion.rewards = outcomes;
+            completion.rewards = with_environment(outcomes, completion.exchange.as_deref());
         }
         group.notes.logged = logged;
         Some(group.into())
@@ -217,5 +276,121 @@ impl Assembly {
     #[must_use]
     pub fn scoring(&self) -> usize {
         self.scoring.as_ref().map_or(0, |scoring| scoring.pool.pending())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use serde_json::json;
+    use shared::{EpisodeEnd, FinishReason, PromptId, Segment, TokenLogprob, Why};
+
+    use super::*;
+    use crate::{data::testing::byte_tokenizer, reward};
+
+    fn row(tokenizer: &Tokenizer) -> PromptRow {
+        PromptRow {
+            prompt_id: PromptId(1),
+            prompt_text: "of the row".into(),
+            prompt_ids: Arc::from([1, 2]),
+            shortened: false,
+            prefill: String::new(),
+            messages: None,
+            question: None,
+            columns: Arc::default(),
+            tokenizer: tokenizer.clone(),
+            beginning: None,
+        }
+    }
+
+    /// "ab", a reply "7", and "c", after a prompt.
+    fn conversed(sample: u32, prompt_ids: Option<&[u32]>, tokenizer: &Tokenizer, end: EpisodeEnd) -> Conversed {
+        let ids = |text: &str| tokenizer.encode(text, false).unwrap();
+        let mut episode = Episode::default();
+        for (text, is_sampled) in [("ab", true), ("7", false), ("c", true)] {
+            let (ids, logprobs) = (ids(text), vec![TokenLogprob::default(); text.len()]);
+            let (versions, finish) = ([(0, shared::PolicyVersion(0))], FinishReason::Stop);
+            episode.push(match is_sampled {
+                true => Segment::Sampled { ids: &ids, logprobs: &logprobs, versions: &versions, finish },
+                false => Segment::Given { ids: &ids, why: Why::Reply },
+            });
+        }
+        let exchange = Exchange {
+            rewards: vec![RewardOutcome::Score(0.5)],
+            failure: end.is_failure().then(|| "the maze is gone".to_owned()),
+            ..Exchange::new(&[json!({"role": "assistant", "content": "ab"})], end)
+        };
+        Conversed { tag: 0, sample, prompt_ids: prompt_ids.map(Arc::from), episode, exchange, seconds: 1.0 }
+    }
+
+    fn assembly(tokenizer: &Tokenizer, num_generations: u32) -> Assembly {
+        let pool = reward::pool(Vec::new(), 1, Duration::from_secs(60)).unwrap();
+        let scoring = Scoring { pool, names: vec![("Maze".to_owned(), 1.0)] };
+        Assembly::new(tokenizer.clone(), SamplingParams::default(), num_generations, Some(scoring))
+    }
+
+    #[test]
+    fn the_prompt_of_a_group_is_what_its_conversations_share_in_whatever_order_they_end() {
+        let tokenizer = byte_tokenizer(None);
+        let prompts: [Option<&[u32]>; 4] = [Some(&[1, 2, 3, 4]), Some(&[1, 2, 3, 5]), None, Some(&[1, 2, 6])];
+        let made = |order: [u32; 4]| {
+            let mut assembly = assembly(&tokenizer, 4);
+            let _ = assembly.begin(&row(&tokenizer), 0, 0);
+            for sample in order {
+                let prompt = prompts[sample as usize];
+                let mut conversed = conversed(sample, prompt, &tokenizer, EpisodeEnd::Stop);
+                if prompt.is_none() {
+                    // Its environment was never open.
+                    conversed.episode = Episode::default();
+                }
+                assembly.add_conversation(conversed).unwrap();
+            }
+            assembly.wait().unwrap()
+        };
+        let group = made([0, 1, 2, 3]);
+        assert_eq!(group.prompt_ids, [1, 2]);
+        let begins = |sample: usize| &group.completions[sample].token_ids()[..2];
+        assert_eq!((begins(0), begins(1), begins(3)[0]), (&[3, 4][..], &[3, 5][..], 6));
+        assert_eq!(group.completions[0].episode.sampled(), 3, "what is given first is nobody's turn");
+        for order in [[3, 2, 1, 0], [2, 0, 3, 1], [1, 3, 0, 2]] {
+            assert_eq!(made(order), group, "{order:?}");
+        }
+    }
+
+    #[test]
+    fn rules_see_the_policys_turns_and_the_reward_of_the_environment_comes_last() {
+        let tokenizer = byte_tokenizer(None);
+        let mut assembly = assembly(&tokenizer, 2);
+        let _ = assembly.begin(&row(&tokenizer), 0, 0);
+        for (sample, end) in [(0, EpisodeEnd::Stop), (1, EpisodeEnd::EnvironmentFailed)] {
+            assembly.add_conversation(conversed(sample, Some(&[1]), &tokenizer, end)).unwrap();
+        }
+        let group = assembly.wait().unwrap();
+        assert_eq!(as_seen(&group.completions[0], &tokenizer).text, "ab\nc", "without the reply");
+        assert_eq!(group.completions[0].text, "ab7c");
+        assert_eq!(group.completions[0].rewards, [RewardOutcome::Score(0.5)]);
+        let outcomes = with_environment(vec![RewardOutcome::Score(2.0)], group.completions[0].exchange.as_deref());
+        assert_eq!(outcomes, [RewardOutcome::Score(2.0), RewardOutcome::Score(0.5)]);
+        assert_eq!(group.completions[1].rewards, [RewardOutcome::Failed("the maze is gone".into())]);
+        assert!(group.completions[0].is_usable() && !group.completions[1].is_usable());
+    }
+
+    #[test]
+    fn what_was_kept_of_a_group_goes_on_with_its_prompt() {
+        let tokenizer = byte_tokenizer(None);
+        let made = |sample, prompt: &[u32]| conversed(sample, Some(prompt), &tokenizer, EpisodeEnd::Stop);
+        let mut first = assembly(&tokenizer, 2);
+        let _ = first.begin(&row(&tokenizer), 0, 0);
+        first.add_conversation(made(0, &[1, 2, 3])).unwrap();
+        let kept = first.in_the_making().next().unwrap().clone();
+        let mut second = assembly(&tokenizer, 2);
+        let request = second.go_on(&row(&tokenizer), 0, 0, kept).unwrap();
+        assert_eq!(*request.samples, [1]);
+        second.add_conversation(made(1, &[1, 2, 4])).unwrap();
+        first.add_conversation(made(1, &[1, 2, 4])).unwrap();
+        let (again, undisturbed) = (second.wait().unwrap(), first.wait().unwrap());
+        assert_eq!((&again.prompt_ids, &again.prompt_ids), (&undisturbed.prompt_ids, &vec![1, 2]));
+        assert_eq!(again.completions[0].episode, undisturbed.completions[0].episode);
     }
 }

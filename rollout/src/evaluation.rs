@@ -129,7 +129,7 @@ pub fn record(groups: &[Scored], answers: Option<&Answers>, judging: Judging, se
     }
     let completions = || groups.iter().flat_map(|group| &group.completions);
     let weights = || names.iter().map(|(_, weight)| *weight);
-    let reward = |c: &Completion| failure.reward(&c.rewards, weights());
+    let reward = |c: &Completion| if c.environment_failed() { None } else { failure.reward(&c.rewards, weights()) };
     record.set(metrics::EVAL_REWARD, mean(completions().filter_map(reward)));
     for (index, (name, _)) in names.iter().enumerate() {
         let scores = completions().filter_map(|c| c.rewards.get(index)?.score());

@@ -3,7 +3,7 @@
 //! Read in this order: [`data`] (rows to token ids), [`engine`] (token ids to completions), [`sampling`] (logits to a
 //! token), [`generate`] (the seam before the engine, and the loop over it), [`reward`] (completions to scores),
 //! [`assembly`] (sequences to scored groups), [`structured_outputs`] (completions that follow an expression),
-//! [`evaluation`] (groups to metrics), [`pair`] (the half of the training pair that runs in this process). [`commands`]
+//! [`turns`] (completions that are conversations), [`evaluation`] (groups to metrics), [`pair`] (the half of the training pair that runs in this process). [`commands`]
 //! holds one file per subcommand, [`trace`] records a timeline of all of it. The arithmetic of the engine's own kernels
 //! is the crate `rollout-kernels`, reward functions are `rollout-rewards`, and samplers on other hosts `rollout-fleet`,
 //! which is built on this crate. This crate never links libtorch.
@@ -13,6 +13,7 @@
 
 pub mod assembly;
 pub mod commands;
+pub mod conversation;
 pub mod data;
 pub mod engine;
 pub mod evaluation;
@@ -22,3 +23,4 @@ pub mod reward;
 pub mod sampling;
 pub mod structured_outputs;
 pub mod trace;
+pub mod turns;

@@ -14,6 +14,7 @@ mod rlinf;
 mod rules;
 mod schedule;
 mod shell;
+mod tools;
 mod translate;
 mod trl;
 mod verl;

@@ -576,7 +576,9 @@ fn what_changes_prompts_is_an_option_or_ends_the_start() {
     for (line, words) in [
         ("eos_token: '<|im_end|>'", "end tokens of the model directory"),
         ("chat_template: '{{ messages }}'", "write it to a file"),
-        ("tools: [search]", "no tools"),
+        ("tools: [search]", "my_tools.py:search"),
+        ("environment_factory: Maze", "my_env.py:Maze"),
+        ("rollout_func: f", "sampled by the run itself"),
         ("response_template: 'A:'", "chat template"),
         ("generation_kwargs: {logit_bias: {5: 1.0}}", "has no counterpart"),
     ] {
@@ -588,6 +590,14 @@ fn what_changes_prompts_is_an_option_or_ends_the_start() {
         assert_eq!(found.config.structured_outputs_regex.as_deref(), Some(r"\d+ = [a-z]{2}"), "{key}");
         assert!(found.refused.is_empty(), "{key}: {:?}", found.refused);
     }
+    let (_, found) = import(
+        "tools: ['my_tools.py:add', lib.search]\nenvironment_factory: {a: 'my_env.py:Maze'}\nseed: 1\n\
+         max_tool_calling_iterations: 3\n",
+    );
+    assert_eq!(found.config.tools, ["my_tools.py:add", "lib.search"]);
+    assert_eq!(found.config.environment_factory, r#"{"a": "my_env.py:Maze"}"#.parse().ok());
+    assert_eq!(found.config.max_tool_calling_iterations, Some(3));
+    assert!(found.refused.is_empty(), "{:?}", found.refused);
     let (_, found) = import("eos_token: null\ntools: []\nvllm_structured_outputs_regex: null\nseed: 1\n");
     assert!(found.refused.is_empty(), "{:?}", found.refused);
     let verl = "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=4";

@@ -7,6 +7,7 @@ use serde_json::Value;
 use super::{
     accelerate, mixture, prompts, rewards,
     rules::{Converted, Count, Keys, Lookup, Options, Reason, Refusal, Rules, limit, top_k},
+    tools,
 };
 
 /// TRL's keys are ours, except for these, and its defaults are ours where they change what is trained.
@@ -40,6 +41,7 @@ const CONVERTED: &[Converted] = &[
     ("max_steps", "max_steps", limit),
     ("top_k", "top_k", top_k),
     ("resume_from_checkpoint", "resume_from_checkpoint", resume),
+    ("tools", "tools", tools::list),
 ];
 
 fn scale_rewards(value: &Value) -> Result<Value, Reason> {
@@ -74,6 +76,7 @@ fn combine(get: Lookup<'_>) -> Options {
             options.push((key.to_owned(), Value::Object(values)));
         }
     }
+    options.extend(tools::environments(get).ok().flatten().map(|found| ("environment_factory".to_owned(), found)));
     options.extend(prompts::generation("generation_kwargs", &generation(get)).0);
     options.extend(datasets(get).map(|list| mixture::options(&list)).unwrap_or_default());
     options
@@ -109,6 +112,9 @@ fn refusals(get: Lookup<'_>) -> Vec<Refusal> {
     }
     if let Err(reason) = functions(get) {
         list.push(("reward_funcs".to_owned(), "reward_funcs".to_owned(), reason));
+    }
+    if let Err(reason) = tools::environments(get) {
+        list.push(("environment_factory".to_owned(), "environment_factory".to_owned(), reason.into_owned()));
     }
     for key in TABLES {
         if let Err(reason) = prompts::named_values(get(key), get(&format!("{key}.*"))) {

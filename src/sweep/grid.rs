@@ -99,9 +99,12 @@ pub fn axes(
             ValueKind::Flag | ValueKind::Whole | ValueKind::Number | ValueKind::Path | ValueKind::Choice(_) => {
                 text.split(',').map(|value| value.trim().to_owned()).collect()
             }
-            ValueKind::Text | ValueKind::Paths | ValueKind::Texts | ValueKind::Numbers | ValueKind::Table => {
-                vec![text.clone()]
-            }
+            ValueKind::Text
+            | ValueKind::Paths
+            | ValueKind::Texts
+            | ValueKind::Numbers
+            | ValueKind::Table
+            | ValueKind::TextOrTable => vec![text.clone()],
         };
         for value in &values {
             layers::check(option.key, value).map_err(|wrong| anyhow::anyhow!("`{key}` (command line) {wrong}"))?;

@@ -290,6 +290,12 @@ fn train_with(mut config: TrainConfig, chaos: Option<Chaos>) -> Result<Trained> 
     output::tell(&plan);
     output::tell(estimate(&config, checkpoint.as_deref())?);
     resolve::check_weights(&config)?;
+    if config.has_tools() {
+        // Tools are the user's own code, which only the sampler can load.
+        let mut problems = Problems::default();
+        problems.extend(sampler_check::problems(&config)?);
+        problems.check()?;
+    }
     rehearsal::rehearse(&mut config)?;
     // By now the reward functions have their names, and so have the metrics of evaluations.
     config.check_best()?;

@@ -79,7 +79,8 @@ pub fn of_step(dir: &RunDir, step: u64) -> io::Result<Option<Step>> {
             groups.push(Group { group: number("group"), position, prompt_id, prompt, columns, samples: Vec::new() });
             groups.len() - 1
         });
-        for key in ["step", "group", "position", "prompt_id", "prompt", "columns"] {
+        // A list shows the completion as a text, and an opened one its messages.
+        for key in ["step", "group", "position", "prompt_id", "prompt", "columns", "messages", "owners", "opening"] {
             row.shift_remove(key);
         }
         mark(&mut row, given_up);

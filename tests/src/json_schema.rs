@@ -55,11 +55,13 @@ fn check_part(root: &Value, schema: &Value, value: &Value, place: &str) -> Resul
                 true
             }
             "additionalProperties" => {
-                assert_eq!(*said, Value::Bool(false), "{place}: only `false` is known");
-                let declared = |name: &str| schema["properties"].get(name).is_some();
-                let mut names = value.as_object().into_iter().flatten().map(|(name, _)| name);
-                if let Some(unknown) = names.find(|name| !declared(name)) {
-                    return Err(format!("{place}/{unknown} is unknown"));
+                let is_declared = |name: &str| schema["properties"].get(name).is_some();
+                let members = value.as_object().into_iter().flatten();
+                for (name, member) in members.filter(|(name, _)| !is_declared(name)) {
+                    if *said == Value::Bool(false) {
+                        return Err(format!("{place}/{name} is unknown"));
+                    }
+                    check_part(root, said, member, &format!("{place}/{name}"))?;
                 }
                 true
             }

@@ -2,7 +2,10 @@
 
 use serde::Serialize;
 use serde_json::{Map, Value};
-use shared::{Completion, FinishReason, Group, LedgerGroup, LedgerState, Note, Notes, PolicyVersion, RewardOutcome};
+use shared::{
+    Completion, Episode, EpisodeEnd, Exchange, FinishReason, Group, LedgerGroup, LedgerState, Note, Notes,
+    PolicyVersion, RewardOutcome, Segment,
+};
 
 use crate::{ragged::Ragged, step::StepBatch};
 
@@ -34,12 +37,60 @@ struct Record<'a> {
     /// Tokens that were given between its turns, where there were any.
     #[serde(skip_serializing_if = "is_none")]
     given_tokens: usize,
+    /// Messages, owners, calls and end of a conversation with tools.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    conversation: Option<Conversation<'a>>,
     /// The other columns of the row, long values cut ([`Note`]).
     #[serde(skip_serializing_if = "Map::is_empty")]
     columns: Map<String, Value>,
     /// What reward functions have logged of it beside their scores, as columns.
     #[serde(skip_serializing_if = "Map::is_empty")]
     extra: Map<String, Value>,
+}
+
+/// What a conversation with tools has beside the fields of every completion.
+#[derive(Debug, Serialize)]
+struct Conversation<'a> {
+    /// With the roles `assistant` and `tool`, as reward functions get them.
+    messages: Vec<Value>,
+    /// The first words of the environment, which the last user message of the prompt ends with.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    opening: Option<&'a str>,
+    /// Runs of tokens, each with its owner: `["sampled", 12]`, `["given", 7]`.
+    owners: Vec<(&'static str, usize)>,
+    turns: usize,
+    calls: u32,
+    failed_calls: u32,
+    end: EpisodeEnd,
+    /// Why the environment failed, where it did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    failure: Option<&'a str>,
+}
+
+impl<'a> Conversation<'a> {
+    fn of(exchange: &'a Exchange, episode: &Episode) -> Self {
+        let owner = |segment: Segment<'_>| match segment {
+            Segment::Sampled { ids, .. } => ("sampled", ids.len()),
+            Segment::Given { ids, .. } => ("given", ids.len()),
+        };
+        let mut owners: Vec<(&str, usize)> = Vec::new();
+        for (owner, tokens) in episode.segments().map(owner) {
+            match owners.last_mut().filter(|(last, _)| *last == owner && owner == "given") {
+                Some((_, known)) => *known += tokens,
+                None => owners.push((owner, tokens)),
+            }
+        }
+        Self {
+            messages: exchange.messages.values(),
+            opening: exchange.opening.as_deref(),
+            owners,
+            turns: episode.sampled_spans().filter(|span| !span.is_empty()).count(),
+            calls: exchange.calls,
+            failed_calls: exchange.failed_calls,
+            end: exchange.end,
+            failure: exchange.failure.as_deref(),
+        }
+    }
 }
 
 fn is_none(tokens: &usize) -> bool {
@@ -127,6 +178,8 @@ impl<'a> GroupContext<'a> {
             version: completion.episode.versions().next().map_or(version, |(_, version)| version).0,
             tokens: completion.episode.sampled(),
             given_tokens: completion.episode.given(),
+            conversation: (completion.exchange.as_deref())
+                .map(|exchange| Conversation::of(exchange, &completion.episode)),
             columns: values(self.notes.columns.iter().map(|(name, note)| (name.as_str(), note))),
             // A whole group has all of its completions, in order.
             extra: values(self.notes.logged.extra_of(completion.sample as usize)),

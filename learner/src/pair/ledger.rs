@@ -101,7 +101,9 @@ fn dropped(group: &Placed, step: u64) -> Vec<LedgerGroup> {
 fn state_of(row: &BatchRow<'_>, index: usize, batch: &StepBatch<'_>, fates: &Fates) -> LedgerState {
     let failed = || row.completion.rewards.iter().any(RewardOutcome::has_failed);
     let has_reward = batch.rewards.rewards[index].is_some();
-    if !row.completion.is_usable() {
+    if row.completion.environment_failed() {
+        LedgerState::EnvironmentFailed
+    } else if !row.completion.is_usable() {
         LedgerState::Aborted
     } else if !row.valid {
         LedgerState::Stale

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use shared::{
-    FinishReason, Logged,
+    Episode, EpisodeEnd, Exchange, FinishReason, Logged,
+    config::Choice,
     metrics::{self, Metric, MetricRecord},
 };
 
@@ -22,6 +23,7 @@ pub fn record(batch: &StepBatch<'_>, inputs: &StepInputs, stats: &StepMetrics) -
     record.count(metrics::SKIPPED_UPDATES, stats.skipped_updates);
     rewards(batch, &mut record);
     lengths(batch, &mut record);
+    exchanges(batch, &mut record);
     record.set(metrics::ENTROPY, stats.entropy.get());
     if let Some(coef) = stats.entropy_coef {
         record.set(metrics::POLICY_LOSS, mean(&stats.policy_losses)).set(metrics::ENTROPY_COEF, coef);
@@ -97,6 +99,37 @@ fn lengths(batch: &StepBatch<'_>, record: &mut MetricRecord) {
     }
     record.count(metrics::COMPLETIONS_NUM_TOKENS, all.iter().sum::<f64>() as u64);
     record.set(metrics::COMPLETIONS_CLIPPED_RATIO, 1.0 - terminated.len() as f64 / all.len() as f64);
+}
+
+/// What the completions of a run with tools have beside their tokens.
+fn exchanges(batch: &StepBatch<'_>, record: &mut MetricRecord) {
+    let completions = || batch.rows.iter().map(|row| row.completion);
+    let all: Vec<&Exchange> = completions().filter_map(|completion| completion.exchange.as_deref()).collect();
+    if all.is_empty() {
+        return;
+    }
+    let episodes = || completions().map(|completion| &completion.episode);
+    let turns_of = |episode: &Episode| episode.sampled_spans().filter(|span| !span.is_empty()).count();
+    let turns: Vec<usize> = episodes().map(turns_of).collect();
+    let (sampled, given) =
+        (episodes().map(Episode::sampled).sum::<usize>(), episodes().map(Episode::given).sum::<usize>());
+    let sum = |of: fn(&Exchange) -> u32| all.iter().map(|exchange| u64::from(of(exchange))).sum::<u64>();
+    let seconds = |of: fn(&Exchange) -> f64| all.iter().map(|exchange| of(exchange)).sum::<f64>();
+    let calls = sum(|exchange| exchange.calls);
+    record.set(metrics::TOOLS_CALL_FREQUENCY, calls as f64 / all.len() as f64);
+    record.set(metrics::TOOLS_FAILURE_FREQUENCY, sum(|exchange| exchange.failed_calls) as f64 / calls as f64);
+    record.set(metrics::TURNS_MEAN, turns.iter().sum::<usize>() as f64 / turns.len() as f64);
+    record.count(metrics::TURNS_MAX, turns.iter().copied().max().unwrap_or(0) as u64);
+    record.set(metrics::TURNS_GIVEN_SHARE, given as f64 / (sampled + given) as f64);
+    record.count(metrics::TURNS_RECOMPUTED, sum(|exchange| exchange.recomputed));
+    let ended = |end: EpisodeEnd| all.iter().filter(|exchange| exchange.end == end).count() as u64;
+    record.count(metrics::ENVIRONMENT_FAILED, ended(EpisodeEnd::EnvironmentFailed));
+    record.count(metrics::ENVIRONMENT_LATE, ended(EpisodeEnd::Deadline));
+    let waited = seconds(|exchange| exchange.waited_seconds) / seconds(|exchange| exchange.seconds);
+    record.set(metrics::ENVIRONMENT_WAIT_SHARE, waited);
+    for &end in EpisodeEnd::ALL.iter().filter(|&&end| ended(end) > 0) {
+        record.count(metrics::EPISODE_ENDED.of(end), ended(end));
+    }
 }
 
 fn mismatch(batch: &StepBatch<'_>, inputs: &StepInputs, stats: &StepMetrics, record: &mut MetricRecord) {

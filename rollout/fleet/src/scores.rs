@@ -52,6 +52,7 @@ fn row_of(lease: &Lease, text: &str, tokenizer: &Tokenizer) -> anyhow::Result<Pr
         question: None,
         columns: Arc::new(columns.into_owned()),
         tokenizer: tokenizer.clone(),
+        beginning: None,
     })
 }
 
@@ -177,6 +178,7 @@ mod tests {
             question: None,
             columns: Arc::new(columns.as_object().expect("an object").clone()),
             tokenizer: tokenizer.clone(),
+            beginning: None,
         }
     }
 

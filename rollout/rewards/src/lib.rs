@@ -16,7 +16,7 @@ pub mod entry;
 pub mod filter;
 mod function;
 mod pool;
-mod program;
+pub mod program;
 pub mod registry;
 pub mod rehearsal;
 pub mod rules;
@@ -29,7 +29,7 @@ mod written;
 use std::{ops::Range, sync::Arc, time::Instant};
 
 use serde_json::{Map, Value};
-use shared::{Completion, FinishReason, Logged, RewardOutcome};
+use shared::{Completion, Exchange, FinishReason, Logged, RewardOutcome};
 
 pub use answers::Answers;
 pub use function::{RewardError, RewardFunction};
@@ -82,7 +82,8 @@ impl RewardInput {
 /// A completion as rewards see it.
 #[derive(Debug, Clone)]
 pub struct RewardCompletion {
-    /// The prefill of the answer, if the prompt has one, and the decoded completion without special tokens.
+    /// The prefill of the answer, if the prompt has one, and the decoded completion without special tokens. Of a
+    /// conversation with tools, the policy's own turns alone: no rule credits the policy with the words of a tool.
     pub text: String,
     /// Its tokens, those that were given to the policy between its turns included.
     pub token_ids: Vec<u32>,
@@ -90,19 +91,41 @@ pub struct RewardCompletion {
     pub given: Vec<Range<usize>>,
     /// Why the completion ended.
     pub finish_reason: FinishReason,
+    /// What a completion with tools has beside its tokens.
+    pub conversation: Option<Arc<Conversation>>,
+}
+
+/// A conversation with tools or an environment, as reward functions see it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Conversation {
+    /// Its messages, with the roles `assistant` and `tool`.
+    pub messages: Vec<Value>,
+    /// The text that the environment has appended to the last user message of the prompt.
+    pub opening: Option<String>,
+}
+
+impl From<&Exchange> for Conversation {
+    fn from(exchange: &Exchange) -> Self {
+        Self { messages: exchange.messages.values(), opening: exchange.opening.clone() }
+    }
 }
 
 impl RewardCompletion {
     /// A completion of one turn.
     #[must_use]
     pub fn of_one_turn(text: impl Into<String>, token_ids: Vec<u32>, finish_reason: FinishReason) -> Self {
-        Self { text: text.into(), token_ids, given: Vec::new(), finish_reason }
+        Self { text: text.into(), token_ids, given: Vec::new(), finish_reason, conversation: None }
     }
 
     /// Number of tokens that the policy sampled; rules on length go by it.
     #[must_use]
     pub fn length(&self) -> usize {
         self.token_ids.len().saturating_sub(self.given.iter().map(Range::len).sum())
+    }
+
+    /// The owner mask: for each token, whether the policy sampled it.
+    pub fn owner_mask(&self) -> impl Iterator<Item = bool> {
+        (0..self.token_ids.len()).map(|at| !self.given.iter().any(|span| span.contains(&at)))
     }
 
     /// The tokens that the policy sampled, turn by turn; empty turns are left out.
@@ -122,6 +145,7 @@ impl From<&Completion> for RewardCompletion {
             token_ids: completion.token_ids().to_vec(),
             given: completion.episode.given_spans().collect(),
             finish_reason: completion.finish_reason(),
+            conversation: completion.exchange.as_deref().map(|exchange| Arc::new(exchange.into())),
         }
     }
 }

@@ -201,6 +201,7 @@ fn meaning(state: LedgerState) -> &'static str {
         }
         LedgerState::EarlyStopped => "`early_stop_imp_ratio` left out its minibatch, whose mean ratio was too large",
         LedgerState::CriticWarmup => "only the critic learnt from it (`critic_warmup_steps`)",
+        LedgerState::EnvironmentFailed => "its environment failed or was late, and it has no reward",
         LedgerState::RewardFailed => "a reward function failed on it, and it has no reward that counts",
         LedgerState::Abstained => "no reward function had anything to say of it, so that its advantage is 0",
         LedgerState::Stale => "its group was sampled from weights older than `max_staleness` allows",
@@ -258,12 +259,54 @@ fn completion(text: &mut String, row: &Map<String, Value>) {
             let _ = writeln!(text, "{title}: {}", OneLine(&column));
         }
     }
-    for (title, key) in [("prompt", "prompt"), ("completion", "completion")] {
+    let said = |text: &mut String, title: &str, words: &str| {
         let _ = writeln!(text, "\n{title}:");
-        for line in row.get(key).and_then(Value::as_str).unwrap_or_default().lines() {
+        for line in words.lines() {
             let _ = writeln!(text, "  {}", OneLine(line));
         }
+    };
+    let words = |key: &str| row.get(key).and_then(Value::as_str);
+    said(text, "prompt", words("prompt").unwrap_or_default());
+    let Some(messages) = row.get("messages").and_then(Value::as_array) else {
+        return said(text, "completion", words("completion").unwrap_or_default());
+    };
+    if let Some(opening) = words("opening") {
+        said(text, "environment, at the end of the prompt", opening);
     }
+    messages.iter().for_each(|message| said(text, &speaker(message), &words_of(message)));
+    let _ = writeln!(text, "\n{}", end_of(row));
+}
+
+/// Who has written a message.
+fn speaker(message: &Value) -> String {
+    match (message["role"].as_str(), message["name"].as_str()) {
+        (Some("assistant"), _) => "policy".to_owned(),
+        (Some(role), Some(name)) => format!("{role} {name}"),
+        (role, _) => role.unwrap_or("unknown").to_owned(),
+    }
+}
+
+/// The text of a message, and its calls.
+fn words_of(message: &Value) -> String {
+    let content = shared_chat::text_of(&message["content"]).unwrap_or_default();
+    let call = |call: &Value| {
+        let function = &call["function"];
+        format!("calls {} {}", function["name"].as_str().unwrap_or_default(), function["arguments"])
+    };
+    let calls = message["tool_calls"].as_array().into_iter().flatten().map(call);
+    std::iter::once(content.into_owned()).filter(|text| !text.is_empty()).chain(calls).collect::<Vec<_>>().join("\n")
+}
+
+/// How a conversation ended, in a line.
+fn end_of(row: &Map<String, Value>) -> String {
+    let number = |key: &str| row.get(key).and_then(Value::as_u64).unwrap_or(0);
+    let end = row.get("end").and_then(Value::as_str).unwrap_or_default();
+    let failure = row.get("failure").and_then(Value::as_str).map(|reason| format!(": {}", OneLine(reason)));
+    let (turns, calls, failed) = (number("turns"), number("calls"), number("failed_calls"));
+    format!(
+        "conversation: {turns} turns, {calls} calls, {failed} of them failed; ended by {end}{}",
+        failure.unwrap_or_default()
+    )
 }
 
 fn tokenizer(run_dir: &RunDir) -> Option<Tokenizer> {
@@ -353,6 +396,27 @@ mod tests {
                 "counted in clip_ratio/high_mean"
             );
         }
+    }
+
+    #[test]
+    fn a_conversation_is_shown_message_by_message_with_its_calls() {
+        let call = serde_json::json!({ "function": { "name": "add", "arguments": { "a": 2 } } });
+        let row = serde_json::json!({
+            "prompt": "2+3?", "completion": "all in one", "opening": "Room 1",
+            "messages": [
+                { "role": "assistant", "content": "", "tool_calls": [call] },
+                { "role": "tool", "name": "add", "content": "5" },
+                { "role": "assistant", "content": "It is 5." },
+            ],
+            "turns": 2, "calls": 1, "failed_calls": 0, "end": "deadline", "failure": "late\nvery",
+        });
+        let mut text = String::new();
+        completion(&mut text, row.as_object().unwrap());
+        let expected = "\nprompt:\n  2+3?\n\nenvironment, at the end of the prompt:\n  Room 1\n\npolicy:\n  \
+                        calls add {\"a\":2}\n\ntool add:\n  5\n\npolicy:\n  It is 5.\n\nconversation: 2 turns, 1 \
+                        calls, 0 of them failed; ended by deadline: late";
+        assert!(text.contains(expected), "{text}");
+        assert!(!text.contains("all in one"), "{text}");
     }
 
     #[test]

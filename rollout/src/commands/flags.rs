@@ -406,6 +406,7 @@ impl RowFlags {
             system_prompt: self.system.system_prompt.clone(),
             max_prompt_length: self.max_prompt_length,
             columns: Columns { prompt: self.prompt_column.clone(), answer: self.answer_column.clone() },
+            with_tools: false,
         };
         let mut dataset = match prompts {
             Prompts::Dataset(path, split) => {

@@ -50,6 +50,16 @@ pub enum DatasetError {
         /// Steps that its rows may take together.
         most: u64,
     },
+    /// A row cannot begin a conversation with tools.
+    #[error("{path}, row {row}: {reason}")]
+    Conversation {
+        /// The files or folders.
+        path: String,
+        /// The row, from 0.
+        row: u64,
+        /// What is wrong.
+        reason: String,
+    },
     /// No prompt leaves room for a completion.
     #[error(
         "{path}: none of its {rows} prompts leaves room for a completion: the shortest has {shortest} tokens, prompt \
@@ -78,6 +88,18 @@ pub struct PromptOptions {
     pub max_prompt_length: Option<u32>,
     /// The columns of prompt and answer, where rows name them differently.
     pub columns: Columns,
+    /// Whether prompts begin conversations with tools: each then keeps its messages ([`PromptRow::beginning`]), and must
+    /// have some.
+    pub with_tools: bool,
+}
+
+/// The beginning of a conversation with tools.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Beginning {
+    /// All messages of the prompt, also a system prompt of the run.
+    pub messages: Arc<[Value]>,
+    /// JSON schemas of the tools, in the order of the prompt.
+    pub tools: Arc<[Value]>,
 }
 
 /// One prompt, ready for the engine.
@@ -103,6 +125,8 @@ pub struct PromptRow {
     pub columns: Arc<Map<String, Value>>,
     /// The tokenizer that made the tokens.
     pub tokenizer: Tokenizer,
+    /// What a conversation begins with, in a run with tools.
+    pub beginning: Option<Beginning>,
 }
 
 impl PromptRow {
@@ -328,6 +352,17 @@ impl Dataset {
     pub fn sizes(&self) -> Vec<usize> {
         let ends = self.sources.iter().map(|source| self.rows.partition_point(|row| row.prompt_id.0 < source.end));
         ends.scan(0, |begin, end| Some(end - std::mem::replace(begin, end))).collect()
+    }
+
+    /// Changes every row, on all cores.
+    ///
+    /// # Errors
+    /// The first row that cannot be changed.
+    pub fn change(&mut self, change: impl Fn(&mut PromptRow) -> Result<(), String> + Sync) -> Result<(), DatasetError> {
+        let changed = self.rows.par_iter_mut().map(|row| change(row).map_err(|reason| (row.prompt_id.0, reason)));
+        let wrong = changed.filter_map(Result::err).min_by_key(|(row, _)| *row);
+        let path = || self.name();
+        wrong.map_or(Ok(()), |(row, reason)| Err(DatasetError::Conversation { path: path(), row, reason }))
     }
 
     /// Every row, in order.

@@ -14,7 +14,7 @@ pub mod stop;
 pub(crate) mod testing;
 mod tokenizer;
 
-pub use dataset::{Dataset, DatasetError, PromptOptions, PromptRow};
+pub use dataset::{Beginning, Dataset, DatasetError, PromptOptions, PromptRow};
 pub use detokenizer::Detokenizer;
 pub use shared_chat::{ChatTemplate, TemplateError};
 pub use tokenizer::{TextToken, Tokenizer, TokenizerError};

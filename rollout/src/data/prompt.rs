@@ -10,7 +10,7 @@ use shared::PromptId;
 use shared_chat::{self as chat, text_of};
 
 use super::{
-    PromptOptions, PromptRow, Tokenizer,
+    Beginning, PromptOptions, PromptRow, Tokenizer,
     adapters::{self, Prompt},
     oddities::Oddities,
 };
@@ -31,6 +31,7 @@ pub fn prompt_row(
     let question = question(&row.prompt);
     let mut oddities = Oddities::default();
     let prompt = with_system_prompt(row.prompt, options.system_prompt.as_deref(), &mut oddities)?;
+    let beginning = if options.with_tools { Some(beginning(&prompt)?) } else { None };
     let rendered = tokenise(prompt, &row.columns, tokenizer, &mut oddities);
     let Rendered { text, prefill, ids } = rendered?;
     let vocab_size = tokenizer.model_vocab_size();
@@ -51,6 +52,7 @@ pub fn prompt_row(
         question,
         columns: Arc::new(row.columns),
         tokenizer: tokenizer.clone(),
+        beginning,
     };
     Ok((row, oddities))
 }
@@ -61,6 +63,23 @@ fn conversation(row: &Map<String, Value>) -> Option<Arc<[Value]>> {
     let messages = row.get("prompt")?.as_array()?;
     let kept = messages.len() - usize::from(chat::prefill(messages).is_some());
     Some(messages[..kept].into())
+}
+
+/// The messages of a prompt that begins a conversation with tools; which tools, the run adds.
+fn beginning(prompt: &Prompt) -> Result<Beginning, String> {
+    match prompt {
+        Prompt::Messages(messages) if chat::prefill(messages).is_some() => {
+            Err("the prompt ends with a message of the assistant, and a conversation with tools begins with the \
+                 policy's whole turn; leave that message out"
+                .into())
+        }
+        Prompt::Messages(messages) => Ok(Beginning { messages: messages[..].into(), ..Beginning::default() }),
+        Prompt::Text { .. } | Prompt::Ids(_) => {
+            Err("the prompt is no list of messages, and tools need a conversation; write `prompt` as \
+                 [{\"role\": \"user\", \"content\": …}]"
+                .into())
+        }
+    }
 }
 
 /// A hash of the question, with single blanks. For a conversation it covers all words of the user, since the last ones

@@ -13,9 +13,14 @@ pub const BOS: u32 = 256;
 
 /// A tokenizer with one token per byte, a `<s>` before plain text, and maybe a chat template.
 pub fn byte_tokenizer(template: Option<&str>) -> Tokenizer {
+    byte_tokenizer_with(template, &[])
+}
+
+/// As [`byte_tokenizer`], with further special tokens, whose ids follow on [`BOS`].
+pub fn byte_tokenizer_with(template: Option<&str>, special: &[&str]) -> Tokenizer {
     let dir = tempfile::tempdir().unwrap();
     fs::copy(harness::golden_dir().join("models/llama/config.json"), dir.path().join("config.json")).unwrap();
-    fs::write(dir.path().join("tokenizer.json"), tokenizer_json().to_string()).unwrap();
+    fs::write(dir.path().join("tokenizer.json"), tokenizer_json(special).to_string()).unwrap();
     if let Some(template) = template {
         fs::write(dir.path().join("chat_template.jinja"), template).unwrap();
     }
@@ -24,7 +29,12 @@ pub fn byte_tokenizer(template: Option<&str>) -> Tokenizer {
     Tokenizer::open(&ModelDir::open(dir.path()).unwrap()).unwrap()
 }
 
-fn tokenizer_json() -> Value {
+fn tokenizer_json(special: &[&str]) -> Value {
+    let added = |(id, content): (u32, &&str)| {
+        json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+               "normalized": false, "special": true})
+    };
+    let added: Vec<Value> = (BOS..).zip([&"<s>"].into_iter().chain(special)).map(added).collect();
     let mut alphabet: Vec<char> = ByteLevel::alphabet().into_iter().collect();
     alphabet.sort_unstable();
     let vocab: Map<String, Value> =
@@ -38,8 +48,7 @@ fn tokenizer_json() -> Value {
         "truncation": {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0},
         "padding": {"strategy": {"Fixed": 8}, "direction": "Right", "pad_to_multiple_of": null, "pad_id": 0,
                     "pad_type_id": 0, "pad_token": "!"},
-        "added_tokens": [{"id": BOS, "content": "<s>", "single_word": false, "lstrip": false, "rstrip": false,
-                          "normalized": false, "special": true}],
+        "added_tokens": added,
         "normalizer": null,
         "pre_tokenizer": byte_level,
         "post_processor": {"type": "TemplateProcessing", "single": [bos, text], "pair": [bos, text, text],

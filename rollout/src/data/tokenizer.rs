@@ -173,6 +173,12 @@ impl Tokenizer {
         !self.kwargs.is_empty()
     }
 
+    /// The variables that every rendering has (`chat_template_kwargs`).
+    #[must_use]
+    pub fn template_kwargs(&self) -> &Map<String, Value> {
+        &self.kwargs
+    }
+
     /// Token ids of a text. `add_special_tokens` is for plain text; a rendered chat template brings its own.
     ///
     /// # Errors

@@ -110,9 +110,18 @@ impl EngineOptions {
     pub fn fit(&mut self, given: Option<usize>, config: &ModelConfig, dtype: Dtype) -> Result<(), EngineError> {
         if given.is_none() {
             let available = available_memory(self)?;
-            self.max_num_seqs = auto_max_num_seqs(config, dtype, self, self.max_num_seqs, available)?;
+            let fitting = auto_max_num_seqs(config, dtype, self, self.max_num_seqs, available)?;
+            *self = self.with_sequences(fitting);
         }
         Ok(())
+    }
+}
+
+impl EngineOptions {
+    /// The same for another number of sequences. Where as many states are held as there are sequences, that stays so.
+    fn with_sequences(&self, max_num_seqs: usize) -> Self {
+        let kept_states = if self.kept_states == self.max_num_seqs { max_num_seqs } else { self.kept_states };
+        Self { max_num_seqs, kept_states, ..self.clone() }
     }
 }
 
@@ -127,7 +136,7 @@ fn auto_max_num_seqs(
     wanted: usize,
     available: u64,
 ) -> Result<usize, EngineError> {
-    let with = |max_num_seqs: usize| EngineOptions { max_num_seqs, ..options.clone() };
+    let with = |max_num_seqs: usize| options.with_sequences(max_num_seqs);
     let fits = |n: usize| sizes(dtype, &with(n)).plan(config).total() <= available;
     plan_memory(config, dtype, &with(1), available)?;
     // The plan grows with every sequence: bisect between one that fits and one that does not.

@@ -71,6 +71,12 @@ impl State {
         &self.ids
     }
 
+    /// Whether its keys and values were held when its sequence ended.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        self.held.is_some()
+    }
+
     /// How it came to be.
     pub(crate) fn past(&self) -> Past {
         self.past

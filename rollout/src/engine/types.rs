@@ -124,6 +124,7 @@ impl EngineOptions {
             spinning: config.max_staleness == 0,
             hot_swap: true,
             kept: kept_numbers(config, model),
+            kept_states: config.kept_states(config.sequences_wanted()),
             ..Self::computing(config, config.sequences_wanted(), max_model_len)
         }
     }

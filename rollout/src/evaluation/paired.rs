@@ -76,7 +76,8 @@ pub fn accuracies(a: &[Scored], b: &[Scored], judging: Judging) -> Vec<(f64, f64
 pub fn rewards(a: &[Scored], b: &[Scored], judging: Judging) -> Vec<(f64, f64)> {
     let reward = |group: &Scored| {
         let weights = || group.reward_names.iter().map(|(_, weight)| *weight);
-        let mean = mean(group.completions.iter().filter_map(|c| judging.failure.reward(&c.rewards, weights())));
+        let scored = group.completions.iter().filter(|c| !c.environment_failed());
+        let mean = mean(scored.filter_map(|c| judging.failure.reward(&c.rewards, weights())));
         mean.is_finite().then_some(mean)
     };
     pairs(a, b, reward)

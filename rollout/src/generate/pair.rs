@@ -6,6 +6,7 @@ use super::Generate;
 use crate::{
     data::PromptRow,
     engine::{Engine, EngineError, FinishedSequence, Request},
+    turns::Conversed,
 };
 
 /// A generator as a pair has it. What is said here of workers is the answer of a generator without any.
@@ -17,6 +18,22 @@ pub trait PairGenerator: Generate {
     fn begin_row(&mut self, request: Request, row: &PromptRow) -> Result<(), EngineError> {
         let _ = row;
         self.begin(request)
+    }
+
+    /// As [`Generate::begin`], of a request for some completions of `row`, of which the others are there.
+    ///
+    /// # Errors
+    /// A request that it refuses.
+    fn begin_rest(&mut self, request: Request, row: &PromptRow) -> Result<(), EngineError> {
+        let _ = row;
+        self.begin(request)
+    }
+
+    /// The conversation that has ended with a sequence that the last [`Generate::advance`] returned, where completions
+    /// are conversations.
+    fn take_conversation(&mut self, sequence: &FinishedSequence) -> Option<Conversed> {
+        let _ = sequence;
+        None
     }
 
     /// What reward functions have said of a sequence that the last [`Generate::advance`] returned, where they were

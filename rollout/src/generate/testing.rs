@@ -29,8 +29,10 @@ pub struct Scripted {
 
 /// A sequence, and what is still to be written of it.
 struct Line {
+    request: Request,
+    /// All that comes before it.
+    whole: GroupRequest,
     sequence: FinishedSequence,
-    stream: bool,
     rest: VecDeque<u32>,
 }
 
@@ -52,21 +54,25 @@ impl Scripted {
         }
     }
 
-    fn line(&self, group: &GroupRequest, sample: u32, stream: bool) -> Line {
-        let most = group.sampling.max_completion_length as usize;
+    fn line(&self, request: &Request, sample: u32) -> Line {
+        let whole = request.whole();
+        let most = whole.sampling.max_completion_length as usize;
+        let mut rest = (self.script)(&whole.prompt_ids, sample);
+        let finish_reason = if rest.len() > most { FinishReason::Length } else { FinishReason::Stop };
+        rest.truncate(most);
         let sequence = FinishedSequence {
-            tag: group.tag,
+            tag: whole.tag,
             sample,
             token_ids: Vec::new(),
             logprobs: Vec::new(),
             top_logprobs: Vec::new(),
             versions: Vec::new(),
-            finish_reason: FinishReason::Stop,
+            finish_reason,
             queue_seconds: 0.0,
             ttft_seconds: 0.0,
             total_seconds: 0.0,
         };
-        Line { sequence, stream, rest: (self.script)(&group.prompt_ids, sample).into_iter().take(most).collect() }
+        Line { request: request.clone(), whole, sequence, rest: rest.into() }
     }
 }
 
@@ -89,7 +95,7 @@ impl Generate for Scripted {
 
     fn begin(&mut self, request: Request) -> Result<(), EngineError> {
         let samples = request.group.samples.iter();
-        let lines: Vec<Line> = samples.map(|&sample| self.line(&request.group, sample, request.stream)).collect();
+        let lines: Vec<Line> = samples.map(|&sample| self.line(&request, sample)).collect();
         self.waiting.extend(lines);
         Ok(())
     }
@@ -104,7 +110,7 @@ impl Generate for Scripted {
         let version = self.version;
         let mut outputs = Vec::new();
         for line in &mut self.running {
-            let Line { sequence, stream, rest } = line;
+            let Line { request, sequence, rest, .. } = line;
             let id = rest.pop_front().expect("a script has a token for every sequence");
             if sequence.versions.last().is_none_or(|(_, last)| *last != version) {
                 sequence.versions.push((sequence.token_ids.len() as u32, version));
@@ -112,13 +118,15 @@ impl Generate for Scripted {
             sequence.token_ids.push(id);
             let logprob = TokenLogprob { logprob: -1.0, ..TokenLogprob::default() };
             sequence.logprobs.push(logprob);
-            if *stream {
+            if request.stream {
                 let (tag, sample, top) = (sequence.tag, sequence.sample, Vec::new());
                 outputs.push(Output::Token { tag, sample, id, logprob, top });
             }
         }
         for line in self.running.extract_if(.., |line| line.rest.is_empty()) {
-            outputs.push(Output::Ended { sequence: line.sequence, state: None });
+            // Its tokens have been told.
+            let request = Request { stream: false, ..line.request };
+            outputs.extend(request.outputs(&line.whole, line.sequence));
         }
         Ok(outputs)
     }

@@ -15,6 +15,7 @@ use super::setup;
 use crate::{
     data::{Dataset, Tokenizer},
     reward,
+    turns::Conversations,
 };
 
 /// Every reason why a run of this configuration would not start, in words. The launcher itself finds some reasons,
@@ -34,6 +35,8 @@ pub fn problems(config: &TrainConfig) -> Vec<String> {
         return found.0;
     };
     let tokenizer = tokenizer.with_template_kwargs(config.chat_template_kwargs.as_ref());
+    let tools = if config.environment_factory.is_some() { "environment_factory" } else { "tools" };
+    let Some(conversations) = found.take(tools, Conversations::of(config, &model, &tokenizer)) else { return found.0 };
     tell_warnings(tokenizer.remarks());
     let room = setup::room(config, model.config().max_position_embeddings, usize::MAX);
     let held_out = config.eval_dataset.as_ref().filter(|_| config.evaluates());
@@ -50,6 +53,11 @@ pub fn problems(config: &TrainConfig) -> Vec<String> {
         }
         let loaded = Dataset::load(paths, part, &tokenizer, &options);
         let Some(mut dataset) = found.take(key, loaded) else { continue };
+        if let Some(conversations) = &conversations
+            && found.take(key, conversations.add_tools(&mut dataset)).is_none()
+        {
+            continue;
+        }
         for function in &functions {
             found.take("reward_funcs", reward::check(std::slice::from_ref(function), &dataset));
         }

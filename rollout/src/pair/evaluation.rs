@@ -7,14 +7,13 @@ use std::{
 
 use anyhow::Context;
 use shared::{
-    PolicyVersion, RewardOutcome, RunDir, Scored,
+    PolicyVersion, RunDir, Scored,
     metrics::{self, Metric, MetricRecord, MetricsFile},
 };
 
 use crate::{
     assembly::Assembly,
     data::Dataset,
-    engine::FinishedSequence,
     evaluation::{self, Judging},
     generate::PairGenerator,
 };
@@ -109,12 +108,9 @@ impl Evaluation {
         Ok(())
     }
 
-    /// Takes a sequence that has ended, as [`Assembly::add`].
-    ///
-    /// # Errors
-    /// When it cannot be decoded.
-    pub fn add(&mut self, sequence: FinishedSequence, rewards: Vec<RewardOutcome>) -> anyhow::Result<()> {
-        self.assembly.add(sequence, rewards)
+    /// Where its completions become groups.
+    pub fn assembly(&mut self) -> &mut Assembly {
+        &mut self.assembly
     }
 
     /// Takes scored completions; the last one ends the evaluation and appends its record.

@@ -141,6 +141,7 @@ impl Kept {
                 let episode = &completion.episode;
                 completion.sample < num_generations
                     && episode.oldest().is_some()
+                    && !completion.environment_failed()
                     && episode.is_sound()
                     && episode.versions().all(|(_, version)| version <= newest && !given_up(version))
                     && samples.insert(completion.sample)

@@ -274,8 +274,10 @@ fn size_placed(placed: &Placed) -> usize {
 
 /// Memory of a group, near enough for a budget.
 pub(super) fn size(group: &Group) -> usize {
-    let of_completion =
-        |c: &shared::Completion| size_of_val(c) + c.text.len() + c.episode.bytes() + size_of_val(c.rewards.as_slice());
+    let of_completion = |c: &shared::Completion| {
+        let exchange = c.exchange.as_ref().map_or(0, |exchange| exchange.bytes());
+        size_of_val(c) + c.text.len() + c.episode.bytes() + size_of_val(c.rewards.as_slice()) + exchange
+    };
     let completions: usize = group.completions.iter().map(of_completion).sum();
     size_of_val(group)
         + group.prompt_text.len()

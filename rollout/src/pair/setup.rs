@@ -38,6 +38,7 @@ use crate::{
     evaluation::Judging,
     generate::{PairGenerator, follower::WeightFollower},
     reward, structured_outputs, trace,
+    turns::Conversations,
 };
 
 /// Memory for groups that were trained on and whose checkpoint is still to come. Groups that do not fit are made again
@@ -95,6 +96,8 @@ struct Inputs {
     dataset: Dataset,
     rewards: Vec<RewardFunction>,
     eval_dataset: Option<Dataset>,
+    /// In a run with tools.
+    conversations: Option<Conversations>,
 }
 
 impl Inputs {
@@ -105,8 +108,12 @@ impl Inputs {
         let options = prompt_options(config);
         let rewards =
             reward::registry().on(config.reward_host()).functions(&config.reward_funcs).context("`reward_funcs`")?;
+        let conversations = Conversations::of(config, model, &tokenizer)?;
         let load = |paths: &[PathBuf], part: (&str, Option<&str>)| -> anyhow::Result<Dataset> {
-            let dataset = Dataset::load(paths, part, &tokenizer, &options)?;
+            let mut dataset = Dataset::load(paths, part, &tokenizer, &options)?;
+            if let Some(conversations) = &conversations {
+                conversations.add_tools(&mut dataset)?;
+            }
             reward::check(&rewards, &dataset).context("`reward_funcs`")?;
             Ok(dataset)
         };
@@ -114,7 +121,7 @@ impl Inputs {
         let wanted = config.eval_dataset.as_ref().filter(|_| config.evaluates());
         let load_held_out = |path| load(std::slice::from_ref(path), config.test_part());
         let eval_dataset = wanted.map(load_held_out).transpose().context("`eval_dataset`")?;
-        Ok(Self { tokenizer, constraint, dataset, rewards, eval_dataset })
+        Ok(Self { tokenizer, constraint, dataset, rewards, eval_dataset, conversations })
     }
 
     /// Leaves out the prompts that fill `room`. Reports them and the oddities of prompts to the launcher.
@@ -145,18 +152,24 @@ impl Inputs {
         let manifest = WeightManifest::read(&receiver.published().source.dir)?;
         let room = room(config, model.config().max_position_embeddings, positions_of(&manifest, model.config()));
         self.leave_out_long(run_dir, config, room)?;
+        let options = self.engine_options(config, model, room);
+        let max_model_len = options.max_model_len;
         let parts = RunParts {
             run_dir,
             config,
             model,
             tokenizer: &self.tokenizer,
-            options: self.engine_options(config, model, room),
+            options,
             learner: &mut first,
             receiver: &mut receiver,
             link: &link,
             stop: &stop,
         };
         let Some(generator) = factory.generator(parts)? else { return Ok(None) };
+        let generator = match self.conversations.take() {
+            Some(conversations) => conversations.around(generator, max_model_len)?,
+            None => generator,
+        };
         receiver.taken(&SwapReport::of_first(first.version));
         tracing::info!("groups kept for a restart of the learner: at most {} MiB", KEPT_BYTES >> 20);
         // A synchronous run makes lost versions again as they were, unless it is resumed with other options. Where
@@ -255,7 +268,9 @@ impl Inputs {
             return Ok(None);
         };
         let assembly = self.assembly(config, SamplingParams { temperature: 0.0, ..config.sampling() }, 1)?;
-        let judging = Judging { correct_at: self.rewards[0].reward().correct_at(), failure: config.reward_failure };
+        // An environment that alone gives rewards calls an episode right with 1.
+        let correct_at = self.rewards.first().map_or(1.0, |function| function.reward().correct_at());
+        let judging = Judging { correct_at, failure: config.reward_failure };
         Evaluation::new(run_dir, dataset.clone(), assembly, judging, every, total_steps, newest).map(Some)
     }
 }
@@ -266,6 +281,7 @@ pub(crate) fn prompt_options(config: &TrainConfig) -> PromptOptions {
         system_prompt: config.system_prompt.clone(),
         max_prompt_length: config.max_prompt_length,
         columns: Columns { prompt: config.prompt_column.clone(), answer: config.answer_column.clone() },
+        with_tools: config.has_tools(),
     }
 }
 
@@ -309,7 +325,10 @@ pub(super) fn room(config: &TrainConfig, limit: usize, rows: usize) -> usize {
 
 /// Longest sequence of a run whose longest prompt has `longest` tokens, within `room`.
 fn max_model_len(config: &TrainConfig, longest: usize, room: usize) -> usize {
-    config.max_model_len.unwrap_or(room.min(longest + config.max_completion_length as usize))
+    let completion = config.max_completion_length as usize;
+    // The first words of an environment are not known before it is open.
+    let opening = if config.environment_factory.is_some() { completion } else { 0 };
+    config.max_model_len.unwrap_or(room.min(longest + completion + opening))
 }
 
 /// The message for a run that cuts completions of the longest prompt although the model, with `limit` positions, has

@@ -234,12 +234,14 @@ impl StepLoop {
                 return Ok(generator.begin_row(request.into(), row)?);
             }
             Some(kept) if is_whole(&kept, self.num_generations) => {
-                self.plan.finish(Group { prompt_ids: row.prompt_ids.to_vec(), ..kept }.into());
+                let has_own_prompt = kept.completions.iter().any(|completion| completion.exchange.is_some());
+                let prompt_ids = if has_own_prompt { kept.prompt_ids } else { row.prompt_ids.to_vec() };
+                self.plan.finish(Group { prompt_ids, ..kept }.into());
                 None
             }
-            Some(kept) => self.assembly.go_on(row, epoch, position, kept.completions),
+            Some(kept) => self.assembly.go_on(row, epoch, position, kept),
         };
-        request.map_or(Ok(()), |request| Ok(generator.begin(request.into())?))
+        request.map_or(Ok(()), |request| Ok(generator.begin_rest(request.into(), row)?))
     }
 
     fn wait(&self, generator: &dyn PairGenerator) {
@@ -295,9 +297,13 @@ impl<'g> Work<dyn PairGenerator + 'g> for StepLoop {
         for sequence in outputs.into_iter().filter_map(Output::ended) {
             tokens += sequence.token_ids.len() as u64;
             let rewards = generator.take_rewards(&sequence);
-            match &mut self.evaluation {
-                Some(evaluation) if evaluation.active() => evaluation.add(sequence, rewards)?,
-                _ => self.assembly.add(sequence, rewards)?,
+            let assembly = match &mut self.evaluation {
+                Some(evaluation) if evaluation.active() => evaluation.assembly(),
+                _ => &mut self.assembly,
+            };
+            match generator.take_conversation(&sequence) {
+                Some(conversed) => assembly.add_conversation(conversed)?,
+                None => assembly.add(sequence, rewards)?,
             }
         }
         let busy = begun.elapsed().as_micros() as u64;

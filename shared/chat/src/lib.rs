@@ -9,6 +9,7 @@ mod content;
 mod model;
 mod nesting;
 mod python;
+pub mod turn;
 
 use std::{
     borrow::Cow,
@@ -195,6 +196,12 @@ impl ChatTemplate {
     pub fn names(&self, word: &str) -> bool {
         let is_part = |c: char| c.is_alphanumeric() || c == '_';
         self.environment.templates().any(|(_, template)| template.source().split(|c| !is_part(c)).any(|w| w == word))
+    }
+
+    /// Whether a text stands in the source of the template, or of the one for tools.
+    #[must_use]
+    pub fn writes(&self, text: &str) -> bool {
+        self.environment.templates().any(|(_, template)| template.source().contains(text))
     }
 
     /// What the template does with tools, calls and replies. It is tried at the first question.

@@ -13,13 +13,14 @@
 //!
 //! Both processes are built together, so there is one version and no negotiation: a frame of another version means that
 //! two builds are mixed, and is refused. Frames in files outlive a build: [`decode_kept`] also reads groups of version
-//! 10, which have no notes, and of versions 8 and 9, whose completions are one turn. The header of version 8 has no id
-//! of a run, and its checksum stands at offset 16.
+//! 11, whose completions have no exchange with an environment, of version 10, which have no notes either, and of
+//! versions 8 and 9, whose completions are one turn. The header of version 8 has no id of a run, and its checksum stands
+//! at offset 16.
 
 mod before;
 #[cfg(test)]
 mod tests;
-mod without_notes;
+mod without_exchange;
 
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -27,17 +28,19 @@ use super::{
     LearnerStatus, RunId, SamplerStatus,
     fleet::{Orders, Report},
 };
-use crate::generation::group::{Group, Placed, Scored};
+use crate::generation::group::{Group, Notes, Placed, Scored};
+use without_exchange::NoNotes;
 
 /// First bytes of every frame.
 pub const MAGIC: [u8; 4] = *b"TNDM";
 /// Version of the header and of every message's layout. Any change of either must raise it; a test holds the bytes.
-pub const FRAME_VERSION: u16 = 11;
+pub const FRAME_VERSION: u16 = 12;
 /// Bytes before the body.
 pub const HEADER_LEN: usize = 32;
 /// Bytes before the checksum: it covers them and the body.
 const CHECKED: usize = 24;
-/// The version whose groups have the layout of [`without_notes`].
+/// The versions whose groups have the layouts of [`without_exchange`], with notes and without.
+const WITHOUT_EXCHANGE: u16 = 11;
 const WITHOUT_NOTES: u16 = 10;
 /// Versions whose groups have the layout of [`before`], each with the bytes before its checksum.
 const BEFORE: [(u16, usize); 2] = [(8, CHECKED_OF_8), (9, CHECKED)];
@@ -188,21 +191,26 @@ pub fn decode<M: Message>(frame: &[u8]) -> Result<M, FrameError> {
 }
 
 /// A message that files hold, possibly in the layout of older builds.
-pub trait Kept: Message + From<before::RolloutGroup> + From<Self::WithoutNotes> {
+pub trait Kept: Message + From<before::RolloutGroup> + From<Self::WithoutExchange> + From<Self::WithoutNotes> {
+    /// Its layout in frame version 11.
+    type WithoutExchange: DeserializeOwned;
     /// Its layout in frame version 10.
     type WithoutNotes: DeserializeOwned;
 }
 
 impl Kept for Group {
-    type WithoutNotes = without_notes::Group;
+    type WithoutExchange = without_exchange::Group<Box<Notes>>;
+    type WithoutNotes = without_exchange::Group<NoNotes>;
 }
 
 impl Kept for Scored {
-    type WithoutNotes = without_notes::Scored;
+    type WithoutExchange = without_exchange::Scored<Box<Notes>>;
+    type WithoutNotes = without_exchange::Scored<NoNotes>;
 }
 
 impl Kept for Placed {
-    type WithoutNotes = without_notes::Placed;
+    type WithoutExchange = without_exchange::Placed<Box<Notes>>;
+    type WithoutNotes = without_exchange::Placed<NoNotes>;
 }
 
 /// As [`decode`], for a frame of a file, which may be of an older build.
@@ -214,8 +222,11 @@ pub fn decode_kept<M: Kept>(frame: &[u8]) -> Result<M, FrameError> {
     match BEFORE.iter().find(|(before, _)| *before == version) {
         // In that layout, a group of any state had the kind that a placed one has now.
         Some((_, checked)) => decode_behind::<before::RolloutGroup>(frame, *checked, MessageKind::Placed).map(M::from),
-        None if version == WITHOUT_NOTES => decode_behind::<M::WithoutNotes>(frame, CHECKED, M::KIND).map(M::from),
-        None => decode(frame),
+        None => match version {
+            WITHOUT_EXCHANGE => decode_behind::<M::WithoutExchange>(frame, CHECKED, M::KIND).map(M::from),
+            WITHOUT_NOTES => decode_behind::<M::WithoutNotes>(frame, CHECKED, M::KIND).map(M::from),
+            _ => decode(frame),
+        },
     }
 }
 

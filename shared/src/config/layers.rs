@@ -158,7 +158,12 @@ fn named(
         // The programs that start it may work in another folder.
         config.reward_python = path::absolute(&python).unwrap_or(python).display().to_string();
     }
-    if in_file("reward_funcs") && config.reward_dir.is_none() {
+    let names_code = [
+        ("reward_funcs", true),
+        ("tools", !config.tools.is_empty()),
+        ("environment_factory", config.environment_factory.is_some()),
+    ];
+    if names_code.iter().any(|(option, is_given)| *is_given && in_file(option)) && config.reward_dir.is_none() {
         config.reward_dir = folder.map(Path::to_owned);
     }
     Ok(config)

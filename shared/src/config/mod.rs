@@ -31,6 +31,7 @@ mod best_metric;
 mod choices;
 mod elsewhere;
 pub mod endpoint;
+pub mod environments;
 mod guard;
 mod hub;
 pub mod layers;
@@ -49,6 +50,7 @@ pub use choices::{
     ImportanceSamplingMode, KlController, LoneAdvantage, LrSchedulerType, RewardsOn, StepDeviation, StoreFormat,
     VersionStorage, WeightSwap,
 };
+pub use environments::EnvironmentFactory;
 pub use guard::{GuardAction, GuardRule, GuardSign};
 pub use hub::{hub_name, on_hub};
 pub use option::{OptionSpec, Origin};
@@ -65,8 +67,6 @@ pub use crate::methods::{
     reduction::LossAggregation,
 };
 pub use crate::system::compute::{Device, Kernels, KvDtype, RolloutDtype};
-
-use std::iter;
 
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
@@ -193,13 +193,6 @@ impl TrainConfig {
     pub fn contrast(&self) -> Contrast {
         let several = self.multi_objective_aggregation.spec();
         several.contrast.unwrap_or(self.advantage_estimator.spec().contrast)
-    }
-
-    /// Each reward function as metrics call it ([`rewards::names`]), with its weight.
-    #[must_use]
-    pub fn weighted_rewards(&self) -> Vec<(String, f64)> {
-        let weights = self.reward_weights.iter().copied().chain(iter::repeat(1.0));
-        rewards::names(&self.reward_funcs).into_iter().zip(weights).collect()
     }
 
     /// Settings for the processes of reward functions.

@@ -93,6 +93,7 @@ fn another(option: &OptionSpec) -> String {
         }
         ValueKind::Texts => r#"["a,b", "é\n"]"#.to_owned(),
         ValueKind::Numbers => "-1,0.5,1e-7".to_owned(),
+        ValueKind::TextOrTable => r#"{"a": "b.py:B", "c": "d.py:D"}"#.to_owned(),
         ValueKind::Table => r#"{"a": [false, null], "b": {"c": "d"}}"#.to_owned(),
     }
 }

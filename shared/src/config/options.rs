@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 
 use super::{
-    AdvantageEstimator, Device, ImportanceSamplingLevel, ImportanceSamplingMode, JsonTable, Kernels, KlController,
-    KlEstimator, KvDtype, LoneAdvantage, LossAggregation, LossType, LrSchedulerType, MultiObjectiveAggregation, Paths,
-    RewardFailure, RewardsOn, RolloutDtype, ScaleRewards, StepDeviation, StoreFormat, VersionStorage, WeightSwap,
-    option::options,
+    AdvantageEstimator, Device, EnvironmentFactory, ImportanceSamplingLevel, ImportanceSamplingMode, JsonTable,
+    Kernels, KlController, KlEstimator, KvDtype, LoneAdvantage, LossAggregation, LossType, LrSchedulerType,
+    MultiObjectiveAggregation, Paths, RewardFailure, RewardsOn, RolloutDtype, ScaleRewards, StepDeviation, StoreFormat,
+    VersionStorage, WeightSwap, option::options,
 };
 
 /// Seconds of a year: a clock can add that many to its time, and no timeout needs more.
@@ -171,6 +171,28 @@ options! {
             absent("the first function that judges answers, else the first in Python whose name says so; `reward` \
                 where none does or steps are rewarded"),
             source("verl `filter_groups.metric`");
+    }
+
+    "Tools and environments" {
+        /// Tools that the policy may call: Python functions as `my_tools.py:add`, whose hints and docstring say what
+        /// they take, and built-in ones as `builtin:calculator`. A completion is then a conversation of several turns,
+        /// and its replies count for `max_completion_length`. docs/agents.md has the details. Processes, permissions
+        /// and limits are those of reward functions (`reward_python`, `reward_network` and the like).
+        tools: Vec<String> = Vec::new(), trl;
+        /// The class of each conversation's own environment, as `my_env.py:Maze` or `builtin:maze`: its public methods
+        /// are tools, and its `get_reward` is one more reward with the weight 1. A table of names and classes gives
+        /// each row the class that its column `environment` names.
+        environment_factory: Option<EnvironmentFactory> = None, absent("no environment"), trl;
+        /// Turns of a conversation whose calls are run: fewer bound its length and time, and end it where the policy
+        /// would go on.
+        max_tool_calling_iterations: Option<u32> = None, absent("as many as fit"), trl, at_least(1.0);
+        /// Seconds that a call of a tool, and the opening and the reward of an environment, may take. A conversation
+        /// whose environment is late has no reward and is not trained on. More is kinder to slow tools, and a hanging
+        /// one holds its group up for longer.
+        environment_timeout: f64 = 10.0, above(0.0), at_most(YEAR), because("seconds, at most a year");
+        /// Conversations whose keys and values are held while their tools work, each with the memory of one more
+        /// sequence. The context of others is computed again, to the same bits. With the packed kernels.
+        max_kept_states: Option<usize> = None, absent("as many as `max_num_seqs`"), keeps_results;
     }
 
     "Batch and schedule" {

@@ -80,7 +80,10 @@ fn of_option(option: &OptionSpec) -> Value {
         // JSON has no infinity: a value `inf` of TOML reaches the check of an editor as `null`.
         forms.push(json!({ "type": "null" }));
     }
-    let takes_texts = matches!(option.kind, ValueKind::Text | ValueKind::Path | ValueKind::Paths | ValueKind::Table);
+    let takes_texts = matches!(
+        option.kind,
+        ValueKind::Text | ValueKind::Path | ValueKind::Paths | ValueKind::Table | ValueKind::TextOrTable
+    );
     if option.absent.is_some() && !takes_texts {
         forms.push(json!({ "const": NONE }));
     }
@@ -109,6 +112,10 @@ fn of_kind(option: &OptionSpec) -> Value {
             json!({ "enum": words.collect::<Vec<_>>() })
         }
         ValueKind::Texts => texts(),
+        ValueKind::TextOrTable => json!({ "anyOf": [
+            { "type": "string" },
+            { "type": "object", "additionalProperties": { "type": "string" } }
+        ] }),
         ValueKind::Numbers => json!({ "type": "array", "items": within("number", &option.bounds) }),
         ValueKind::Table => {
             let mut table = Map::from_iter([("type".to_owned(), "object".into())]);

@@ -32,6 +32,8 @@ pub enum ValueKind {
     Numbers,
     /// Values by their names.
     Table,
+    /// A text, or texts by their names.
+    TextOrTable,
 }
 
 impl ValueKind {
@@ -49,6 +51,7 @@ impl ValueKind {
             Self::Texts => "list of texts",
             Self::Numbers => "list of numbers",
             Self::Table => "table",
+            Self::TextOrTable => "text or table of texts",
         }
     }
 
@@ -74,8 +77,9 @@ impl ValueKind {
             Self::Text | Self::Path | Self::Choice(_) => in_words(),
             // A JSON object stays a text, which the option reads; a text that is no JSON may be a table in TOML's
             // notation.
-            Self::Table if text.parse::<JsonTable>().is_ok() => in_words(),
-            Self::Table => as_toml(text).unwrap_or_else(in_words),
+            Self::Table | Self::TextOrTable if text.parse::<JsonTable>().is_ok() => in_words(),
+            Self::TextOrTable if !text.trim_start().starts_with('{') => in_words(),
+            Self::Table | Self::TextOrTable => as_toml(text).unwrap_or_else(in_words),
             Self::Texts | Self::Paths | Self::Numbers if text.trim_start().starts_with('[') => {
                 as_toml(text).unwrap_or_else(in_words)
             }

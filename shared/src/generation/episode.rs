@@ -148,6 +148,27 @@ impl Episode {
         self.parts.push(part);
     }
 
+    /// The same episode after `head`, tokens of the prompt that were shared before and are not any more. They are given
+    /// by the template, in one segment with earlier ones of that kind. An episode without tokens stays as it is.
+    #[must_use]
+    pub fn behind(&self, head: &[u32]) -> Self {
+        if head.is_empty() || self.ids.is_empty() {
+            return self.clone();
+        }
+        let mut segments = self.segments().peekable();
+        let before = match segments.peek() {
+            Some(&Segment::Given { ids, why: Why::Template }) => {
+                segments.next();
+                ids
+            }
+            _ => &[],
+        };
+        let mut behind = Self::default();
+        behind.push(Segment::Given { ids: &[head, before].concat(), why: Why::Template });
+        segments.for_each(|segment| behind.push(segment));
+        behind
+    }
+
     /// The segments in order. Where tokens and log-probs do not fit together ([`Self::is_sound`]), tokens are missing.
     pub fn segments(&self) -> impl Iterator<Item = Segment<'_>> {
         self.placed().map(|(span, part)| {
@@ -312,6 +333,18 @@ mod tests {
         let mut again = Episode::default();
         episode.segments().for_each(|segment| again.push(segment));
         assert_eq!(again, episode);
+    }
+
+    #[test]
+    fn what_a_prompt_gives_up_comes_before_the_episode_in_one_segment() {
+        let episode = two_turns();
+        let once = episode.behind(&[1, 2, 3]);
+        assert_eq!(once, episode.behind(&[3]).behind(&[1, 2]));
+        assert_eq!(once.token_ids()[..4], [1, 2, 3, 10]);
+        assert_eq!((once.sampled(), once.given(), once.is_sound()), (5, 6, true));
+        assert_eq!(once.given_spans().next(), Some(0..3));
+        assert_eq!(episode.behind(&[]), episode);
+        assert_eq!(Episode::default().behind(&[1]), Episode::default());
     }
 
     #[test]

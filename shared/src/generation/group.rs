@@ -4,6 +4,7 @@
 //! and [`Placed`], which has its place in the run.
 
 mod contrast;
+mod exchange;
 mod failure;
 mod notes;
 mod states;
@@ -13,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::generation::episode::{Episode, FinishReason};
 
 pub use contrast::Contrast;
+pub use exchange::{EpisodeEnd, Exchange, Messages};
 pub use failure::RewardFailure;
 pub use notes::{Logged, Note, Notes};
 pub use states::{Dropped, Group, Placed, Scored};
@@ -97,13 +99,21 @@ pub struct Completion {
     pub rewards: Vec<RewardOutcome>,
     /// How it came through the last death of the sampler.
     pub provenance: Provenance,
+    /// What policy and environment said to each other; none in a run without tools.
+    pub exchange: Option<Box<Exchange>>,
 }
 
 impl Completion {
-    /// Whether it counts: complete and not empty.
+    /// Whether it counts: complete, not empty, and with an environment that did not fail.
     #[must_use]
     pub fn is_usable(&self) -> bool {
-        self.finish_reason() != FinishReason::Aborted && !self.token_ids().is_empty()
+        self.finish_reason() != FinishReason::Aborted && !self.token_ids().is_empty() && !self.environment_failed()
+    }
+
+    /// Whether its environment failed or was late.
+    #[must_use]
+    pub fn environment_failed(&self) -> bool {
+        self.exchange.as_ref().is_some_and(|exchange| exchange.end.is_failure())
     }
 
     /// All tokens, sampled and given.

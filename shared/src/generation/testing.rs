@@ -33,7 +33,14 @@ pub fn placed(id: GroupId, group: Group) -> Placed {
 #[must_use]
 pub fn completion(sample: u32, token_ids: Vec<u32>) -> Completion {
     let episode = episode(token_ids, &[(0, 0)], FinishReason::Stop);
-    Completion { sample, episode, text: String::new(), rewards: Vec::new(), provenance: Provenance::New }
+    Completion {
+        sample,
+        episode,
+        text: String::new(),
+        rewards: Vec::new(),
+        provenance: Provenance::New,
+        exchange: None,
+    }
 }
 
 /// An episode of one turn with these runs of versions, whose tokens were certain.

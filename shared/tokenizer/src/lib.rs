@@ -5,12 +5,14 @@
 //! of one ([`MOST_GROWTH`]). Panics become errors, and the memory of a call is counted.
 //!
 //! Sampler and learner both read tokenizers through this crate, and both ask it which tokens may come in completions
-//! that follow a regular expression ([`RegexConstraint`]).
+//! that follow a regular expression ([`RegexConstraint`]). Texts of users and tools within a chat template's text are
+//! encoded so that control tokens in them stay text ([`ControlTokens`]).
 
 #![forbid(unsafe_code)]
 
 mod bytes;
 mod constraint;
+mod control;
 mod growth;
 mod named;
 
@@ -25,6 +27,7 @@ use tokenizers::{Encoding, Tokenizer};
 
 pub use bytes::TokenBytes;
 pub use constraint::{After, ConstraintError, Mask, Place, RegexConstraint};
+pub use control::{ControlTokens, Marks};
 pub use growth::MOST_GROWTH;
 
 /// Most bytes of a `tokenizer.json`.
@@ -158,6 +161,14 @@ impl TextTokenizer {
             Cow::Borrowed(ids)
         };
         self.guarded(|| self.inner.decode(&ids, true))
+    }
+
+    /// Text of token ids, special tokens included.
+    ///
+    /// # Errors
+    /// When the decoder fails.
+    pub fn decode_all(&self, ids: &[u32]) -> Result<String, String> {
+        self.guarded(|| self.inner.decode(ids, false))
     }
 
     /// The text that each token adds to the tokens before it; empty for special tokens, and for all but the last of

@@ -11,7 +11,7 @@ const Samples = (() => {
     ['best', 'best of each group', (one) => one.best],
     ['worst', 'worst of each group', (one) => one.worst],
     ['truncated', 'truncated', (one) => one.row.finish_reason === 'length'],
-    ['failed', 'reward failed', (one) => one.row.state === 'reward_failed' || Object.keys(one.row.reward_errors ?? {}).length > 0],
+    ['failed', 'reward failed', (one) => ['reward_failed', 'environment_failed'].includes(one.row.state) || Object.keys(one.row.reward_errors ?? {}).length > 0],
     ['abstained', 'no reward applied', (one) => one.row.state === 'abstained'],
     ['left_out', 'left out of the loss', (one) => LEFT_OUT.includes(one.row.state)],
     ['stale', 'stale', (one) => one.row.state === 'stale'],
@@ -47,7 +47,8 @@ const Samples = (() => {
       ['advantage', Format.number(row.advantage)],
       ['tokens', String(row.tokens ?? '–')],
       ...(row.given_tokens ? [['given tokens', String(row.given_tokens)]] : []),
-      ['ended by', row.finish_reason ?? '–'],
+      ['ended by', row.end?.replaceAll('_', ' ') ?? row.finish_reason ?? '–'],
+      ...(row.messages ? [['turns', String(row.turns)], ['calls', row.failed_calls > 0 ? `${row.calls}, ${row.failed_calls} failed` : String(row.calls)]] : []),
       ['version', String(row.version ?? '–')],
       ['state', stateOf(row) || '–'],
     ];
@@ -144,12 +145,13 @@ const Samples = (() => {
       ? el('p', { class: 'soft', text: `The beginning of ${Format.count(row[`${key}_characters`])} characters; the file has all.` }) : undefined);
     const errors = Object.entries(row.reward_errors ?? {}).map(([name, error]) =>
       el('p', { class: 'problem', dir: 'auto', text: `${Format.visible(name)} failed: ${Format.visible(error)}` }));
+    if (row.failure) errors.unshift(el('p', { class: 'problem', dir: 'auto', text: `the environment failed: ${Format.visible(row.failure)}` }));
     const section = (title, ...children) => el('section', {}, el('h3', { text: title }), ...children);
     const listed = (title, parts) => (parts.length > 0 ? [section(title, ...parts)] : []);
     const columns = row.columns ?? one.group.columns;
     /** The completion, with the right answer beside it. */
     const answered = ({ completion }, note) => {
-      const text = section('Completion', Tokens.textBlock(completion ?? ''), note);
+      const text = row.messages ? section('Conversation', ...Tokens.messages(row)) : section('Completion', Tokens.textBlock(completion ?? ''), note);
       const name = answerColumn(columns);
       if (name === undefined) return text;
       const answer = section('Right answer', Tokens.textBlock(textOf(columns[name])), el('p', { class: 'soft', text: `column ${name}` }));

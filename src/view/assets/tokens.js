@@ -150,5 +150,21 @@ const Tokens = (() => {
       el('div', { class: `turn ${turn.role === 'user' ? 'user' : ''}` }, el('b', { text: Format.visible(turn.role) }), textBlock(turn.text))), raw);
   };
 
-  return { view, prompt, textBlock, turnsOf };
+  const callText = ({ function: called }) => `${called?.name ?? ''} ${JSON.stringify(called?.arguments ?? {})}`;
+  const contentText = (content) => (Array.isArray(content) ? content.map((part) => part.text ?? '').join('') : content ?? '');
+
+  /** The messages of a conversation with tools, those that were given to the policy apart from its own. */
+  const messages = ({ opening, messages: all }) => {
+    const block = (title, given, ...parts) => el('div', { class: `turn ${given ? 'user' : ''}` }, el('b', { dir: 'auto', text: Format.visible(title) }), ...parts);
+    const shown = all.map((message) => {
+      const calls = (message.tool_calls ?? []).map((call) => el('div', { class: 'value' }, el('b', { text: 'calls' }), textBlock(callText(call))));
+      const text = contentText(message.content);
+      const words = text !== '' || calls.length === 0 ? [textBlock(text)] : [];
+      const given = message.role !== 'assistant';
+      return block(given ? `${message.role} ${message.name ?? ''}` : 'policy', given, ...words, ...calls);
+    });
+    return opening ? [block('environment, at the end of the prompt', true, textBlock(opening)), ...shown] : shown;
+  };
+
+  return { view, prompt, messages, textBlock, turnsOf };
 })();

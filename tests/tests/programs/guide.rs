@@ -28,6 +28,7 @@ pub const AFTER_OWN_TASK: &[&str] = &[
 
 /// Commands that are not run: the page, how they begin, what they need.
 const NEEDS: &[(&str, &str, &str)] = &[
+    ("docs/agents.md", "", "a model that calls tools: `agents.rs`"),
     ("docs/fleet.md", "", "other hosts, a cluster or two terminals: `fleet.rs`, `fleet_lines.rs` and `deploy/`"),
     ("docs/scaling.md", "", "a run with workers, which go on beside it: `fleet.rs`"),
     ("docs/serving.md", "cargo build", "a clone"),

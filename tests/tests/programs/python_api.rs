@@ -351,7 +351,7 @@ assert args.beta == 0.04 and args.to_dict()["beta"] == 0.04
         "ValueError: beta: `beta` must be",
         "TypeError: reward_funcs[0] is a lambda without a name",
         "TypeError: `model` is object: Tandem reads models from folders",
-        "ValueError: tools: there are no tools",
+        "ValueError: tools: ",
         "ValueError: use_dora: ",
         "TypeError: `train_dataset` is list_iterator",
         "TandemError: `model`: ",

@@ -15,6 +15,7 @@ mod rewards;
 mod streak;
 #[cfg(test)]
 mod testing;
+mod tools;
 
 use std::path::Path;
 
@@ -74,6 +75,7 @@ impl Notices {
             Box::new(rewards::Constant::default()),
             Box::new(groups::Equal::new(config)),
             Box::new(completions::Truncated::new(config)),
+            Box::new(tools::Tools::new(config)),
             Box::new(policy::NoGradient::new(config)),
             Box::new(policy::Skipped::new(config)),
             Box::new(policy::EntropyGone::new(config)),

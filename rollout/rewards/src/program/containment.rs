@@ -165,7 +165,7 @@ pub(super) fn is_active(words: &str) {
 
 /// The permissions and limits of a function's processes.
 #[derive(Debug)]
-pub(super) struct Containment {
+pub struct Containment {
     plan: Plan,
     environment: Vec<(OsString, OsString)>,
 }

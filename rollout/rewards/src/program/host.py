@@ -1,12 +1,12 @@
 """Calls a reward function for Tandem: a line of JSON for each group comes in, a line with its scores goes out.
 
-Started as `python3 -c HOST file|module PLACE FUNCTION`, with an empty FUNCTION for the only one of a file. Requests come
-over standard input and answers go over standard output; both are moved elsewhere before any code of the user runs, so
+Started as `python3 -c PROGRAM file|module PLACE FUNCTION`, with an empty FUNCTION for the only one of a file. PROGRAM is
+this file and a call of `main`. Requests come over standard input and answers go over standard output; both are moved elsewhere before any code of the user runs, so
 that what that prints is not taken for an answer.
 
 An object with a method `answer` in the place of the function gets the requests as they come, and returns the fields of
 the answer. The Python package `tandem_rl` has this file as a module: such objects of its pass requests on to
-the process that trains, which calls its functions with `Caller` too.
+the process that trains, which calls its functions with `Caller` too. The program of environments begins with this file.
 """
 
 import asyncio
@@ -147,16 +147,20 @@ class Caller:
 
     def arguments(self, request, completions):
         """As TRL's trainer: lists with an element for each completion, those of the columns with copies."""
-        texts = [completion["text"] for completion in completions]
         prompt, messages = request["prompt"], request.get("messages")
         if messages is not None:
-            prompt, texts = messages, [[{"role": "assistant", "content": text}] for text in texts]
+            prompt = messages
+        texts = [answer_of(completion, messages is not None) for completion in completions]
         columns = {name: value for name, value in request["columns"].items() if name not in ("prompt", "completion")}
         arguments = {name: copies(value, completions) for name, value in columns.items()}
-        arguments["prompts"] = copies(prompt, completions)
+        arguments["prompts"] = [opened(value, one) for value, one in zip(copies(prompt, completions), completions)]
         arguments["completions"] = texts
         arguments["completion_ids"] = [completion["token_ids"] for completion in completions]
+        arguments["owner_masks"] = [owner_mask(completion) for completion in completions]
         arguments.update(log_extra=self.log.log_extra, log_metric=self.log.log_metric)
+        # Only a process with environments has them.
+        if any("environment" in completion for completion in completions):
+            arguments["environments"] = [completion["environment"] for completion in completions]
         return {name: value for name, value in arguments.items() if self.named is None or name in self.named}
 
     def failure(self, error):
@@ -228,6 +232,35 @@ def parameters(function):
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in found):
         return None
     return {parameter.name for parameter in found}
+
+
+def answer_of(completion, in_messages):
+    """A completion as TRL has it: a text, or messages. A conversation with tools has several."""
+    if completion.get("messages") is not None:
+        return completion["messages"]
+    return [{"role": "assistant", "content": completion["text"]}] if in_messages else completion["text"]
+
+
+def opened(prompt, completion):
+    """A prompt with the text of the completion's environment behind the last user message, as the policy saw it."""
+    opening = completion.get("opening")
+    if opening and isinstance(prompt, list):
+        for message in reversed(prompt):
+            if message.get("role") == "user":
+                message["content"] = joined_content(message.get("content"), opening)
+                break
+    return prompt
+
+
+def joined_content(content, text):
+    if isinstance(content, list):
+        return content + [{"type": "text", "text": text}]
+    return (content or "") + text
+
+
+def owner_mask(completion):
+    """1 for each token that the policy sampled, 0 for each that was given to it."""
+    return completion.get("owner_mask") or [1] * len(completion["token_ids"])
 
 
 def copies(value, completions):
@@ -316,7 +349,3 @@ def main():
         # With its number, so that nothing else can be taken for the answer.
         answer({"id": request["id"], **caller.answer(request)})
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,19 +1,24 @@
 //! Rewards of other processes: [`command`] asks a program, [`python`] a function in Python, both in the same way.
 //!
 //! For every group a process gets one line `{"id": 1, "prompt": …, "completions": [{"text": …, "token_ids": […],
-//! "finish_reason": …}, …], "columns": {…}}`, with `messages` where the row's prompt is a conversation. It writes one
-//! line back: a list with, for each completion, a number (the score), `null` (it abstains), `[[end, score], …]` (scores
-//! of steps, each with the index of its last token) or `{"error": …}`. The line may also be `{"id": 1, "scores": […]}`
-//! with that list, which names the request, and may then have `log_extra` and `log_metric`. Anything else is a failure
-//! of that completion or, where the line is no such list, of the group. A process that misses the deadline is killed,
-//! one that ended is replaced. What it writes to stderr goes to the log.
+//! "finish_reason": …}, …], "columns": {…}}`, with `messages` where the row's prompt is a conversation. A completion
+//! with tools also has `messages`, its `owner_mask`, and `opening`, the first words of its environment. The process
+//! writes one line back: a list with, for each completion, a number (the score), `null` (it abstains), `[[end, score],
+//! …]` (scores of steps, each with the index of its last token) or `{"error": …}`. The line may also be `{"id": 1,
+//! "scores": […]}` with that list, which names the request, and may then have `log_extra` and `log_metric`. Anything
+//! else is a failure of that completion or, where the line is no such list, of the group. A process that misses the
+//! deadline is killed, one that ended is replaced. What it writes to stderr goes to the log.
 //!
 //! A function in Python is such a program too. The user's interpreter runs `host.py`, which is compiled in; it imports
 //! the function and calls it.
+//!
+//! Environments run in such processes as well: [`Kept`] starts one as its [`Containment`] says, and takes lines both
+//! ways.
 
 mod answer;
 pub(crate) mod command;
 mod containment;
+mod kept;
 mod log;
 mod process;
 pub(crate) mod python;
@@ -29,16 +34,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use serde_json::json;
+use serde_json::{Map, Value, json};
 use shared::{Logged, RewardOutcome};
 
-use super::{Reward, RewardInput, Scope, failed};
+use super::{Conversation, Reward, RewardCompletion, RewardInput, Scope, failed};
 use answer::Answer;
-use containment::Containment;
-pub use containment::contained;
-pub use process::end_all;
+pub use containment::{Containment, contained};
+pub use kept::{Ender, Kept, end_all};
 use process::{AskError, Process};
-use words::LastWords;
+pub use python::{IMPORT, LIBRARY, interpreter, located};
+pub use words::LastWords;
 
 /// How a process is started.
 struct Invocation {
@@ -282,17 +287,41 @@ fn with_columns(reason: String, input: &RewardInput) -> String {
     }
 }
 
+/// A completion as a program gets it.
+fn completion_of(completion: &RewardCompletion) -> Value {
+    let RewardCompletion { text, token_ids, finish_reason, conversation, .. } = completion;
+    let mut fields = json!({"text": text, "token_ids": token_ids, "finish_reason": finish_reason.as_str()});
+    if let Some(Conversation { messages, opening }) = conversation.as_deref() {
+        fields["messages"] = messages.clone().into();
+        fields["owner_mask"] = completion.owner_mask().map(u8::from).collect();
+        if let Some(opening) = opening {
+            fields["opening"] = opening.as_str().into();
+        }
+    }
+    fields
+}
+
 /// The line for a group.
 fn request(id: u64, input: &RewardInput) -> String {
-    let completions: Vec<_> = input
-        .completions
-        .iter()
-        .map(|c| json!({"text": c.text, "token_ids": c.token_ids, "finish_reason": c.finish_reason.as_str()}))
-        .collect();
-    let columns: &serde_json::Map<_, _> = &input.columns;
-    let mut line = json!({"id": id, "prompt": &*input.prompt, "completions": completions, "columns": columns});
-    if let Some(messages) = &input.messages {
-        line["messages"] = messages.to_vec().into();
-    }
-    format!("{line}\n")
+    let mut line = Map::from_iter([("id".to_owned(), id.into())]);
+    line.extend(group(input));
+    format!("{}\n", Value::Object(line))
+}
+
+/// What a request says of a group.
+#[must_use]
+pub fn group(input: &RewardInput) -> Map<String, Value> {
+    let completions: Value = input.completions.iter().map(completion_of).collect();
+    let columns = Value::Object((*input.columns).clone());
+    let fields = [("prompt", Value::from(&*input.prompt)), ("completions", completions), ("columns", columns)];
+    let messages = input.messages.iter().map(|messages| ("messages", messages.to_vec().into()));
+    fields.into_iter().chain(messages).map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+/// The outcomes of so many completions, and what is logged beside them, from the line that answers a request.
+///
+/// # Errors
+/// A line that is no such answer.
+pub fn outcomes(line: &str, completions: usize) -> Result<(Vec<RewardOutcome>, Logged), String> {
+    answer::read(line, completions).map(|answer| (answer.outcomes, answer.logged))
 }

@@ -1,36 +1,19 @@
 //! A process that is asked by lines.
 
 use std::{
-    io::{BufRead, BufReader, Read, Write},
-    os::unix::process::CommandExt,
-    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
-    thread::{self, JoinHandle},
+    process::Command,
     time::{Duration, Instant},
 };
 
-use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, kill_process_group, waitid};
+use crossbeam::channel::RecvTimeoutError;
 use serde_json::Value;
 use tempfile::TempDir;
 
 use super::{
     answer::{self, shortened},
-    log,
+    kept::Kept,
     words::LastWords,
 };
-
-/// Longest answer, in bytes.
-const MAX_LINE: u64 = 16 << 20;
-
-/// Most answers that wait to be taken. A process that writes more of them has to wait.
-const MAX_ANSWERS: usize = 4;
-
-/// How long a keeper may take to end all that it keeps, before it is killed itself.
-const TO_END: Duration = Duration::from_secs(6);
-
-/// How long a process that has closed its output may take to end, so that its exit status can be told.
-const LAST_MOMENT: Duration = Duration::from_millis(500);
 
 /// How long a process that does not number its answers is watched for a surplus line: before its first request, after
 /// each of its first answers, and after every answer once the program has said too much.
@@ -90,45 +73,10 @@ pub(super) enum AskError {
     Line(String),
 }
 
-/// The keepers of all processes that have not been dropped. They are children that have not been waited for.
-#[derive(Debug)]
-struct Keepers {
-    all: Vec<Pid>,
-    /// Whether no more may be started.
-    closed: bool,
-}
-
-static KEEPERS: Mutex<Keepers> = Mutex::new(Keepers { all: Vec::new(), closed: false });
-
-fn keepers() -> MutexGuard<'static, Keepers> {
-    KEEPERS.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Ends every process and lets no other begin. The sampler calls this at its end and does not wait for calls that hang.
-pub fn end_all() {
-    let mut keepers = keepers();
-    keepers.closed = true;
-    keepers.all.iter().copied().for_each(ask_to_end);
-}
-
-/// Asks a keeper to end all that it keeps, and itself. The signal fails only where the keeper has ended.
-fn ask_to_end(keeper: Pid) {
-    let _ = kill_process(keeper, Signal::TERM);
-}
-
-/// A running process and its keeper (see [`crate::contain`]), which is the child of this process. Threads serve its
-/// pipes, so that neither a process that does not read nor one that does not write can block the caller. Dropping it
-/// ends it and all that it started, whether or not it has ended itself.
+/// A running process that answers one request at a time. Dropping it ends it.
 #[derive(Debug)]
 pub(super) struct Process {
-    child: Child,
-    /// The folder that it writes to.
-    _scratch: TempDir,
-    /// Why it was ended, if it was.
-    verdict: Arc<OnceLock<String>>,
-    requests: Sender<Vec<u8>>,
-    answers: Receiver<Result<String, String>>,
-    log: JoinHandle<()>,
+    kept: Kept,
     /// Its name in messages.
     label: String,
     begun: Instant,
@@ -149,39 +97,9 @@ pub(super) struct Process {
 impl Process {
     /// Starts a contained command with its folder. Messages call it `label`. With `greets`, its first line says that it
     /// is ready.
-    pub fn start(
-        (mut command, scratch): (Command, TempDir),
-        label: &str,
-        words: &LastWords,
-        greets: bool,
-    ) -> Result<Self, String> {
-        let mut keepers = keepers();
-        if keepers.closed {
-            return Err(format!("`{label}` is not started: the sampler is about to end"));
-        }
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // A process group of its own gets no signals from the terminal and can be killed as a whole.
-        command.process_group(0);
-        let mut child = command.spawn().map_err(|e| format!("`{label}` cannot be started: {e}"))?;
-        keepers.all.push(Pid::from_child(&child));
-        drop(keepers);
-        let (requests, written) = unbounded();
-        let (read, answers) = bounded(MAX_ANSWERS);
-        let stdin = child.stdin.take().expect("stdin is piped");
-        let stdout = child.stdout.take().expect("stdout is piped");
-        let stderr = child.stderr.take().expect("stderr is piped");
-        thread::spawn(move || write_requests(stdin, &written));
-        thread::spawn(move || read_answers(stdout, &read));
-        let (name, words, verdict) = (label.to_owned(), words.clone(), Arc::default());
-        let told = Arc::clone(&verdict);
-        let log = thread::spawn(move || log::follow(stderr, &name, &words, &told));
+    pub fn start(command: (Command, TempDir), label: &str, words: &LastWords, greets: bool) -> Result<Self, String> {
         Ok(Self {
-            child,
-            _scratch: scratch,
-            verdict,
-            requests,
-            answers,
-            log,
+            kept: Kept::start(command, label, words)?,
             label: label.to_owned(),
             begun: Instant::now(),
             asked: 0,
@@ -200,13 +118,13 @@ impl Process {
 
     /// Whether it runs.
     pub fn is_ready(&self) -> bool {
-        self.end().is_none()
+        self.kept.end().is_none()
     }
 
     /// A line since its last answer, which nobody asked for. Where answers have no numbers, it could be taken for the
     /// next one.
     pub fn unasked(&self) -> Option<AskError> {
-        let asked = self.asked > 0 && !self.numbers && self.end().is_none();
+        let asked = self.asked > 0 && !self.numbers && self.kept.end().is_none();
         asked.then(|| self.surplus(Duration::ZERO)).flatten().map(AskError::Surplus)
     }
 
@@ -226,16 +144,6 @@ impl Process {
         }
     }
 
-    /// How it ended, if it has. This does not reap it, so that its group can still be killed.
-    fn end(&self) -> Option<String> {
-        let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-        let end = waitid(WaitId::Pid(Pid::from_child(&self.child)), look).ok()??;
-        Some(match end.exit_status() {
-            Some(status) => format!("exit status: {status}"),
-            None => format!("signal: {}", end.terminating_signal()?),
-        })
-    }
-
     /// Writes the next request and waits for the line that answers it. `request` makes the line for a number.
     pub fn ask(&mut self, request: impl Fn(u64) -> String, deadline: Option<Instant>) -> Result<String, AskError> {
         if self.asked == 0
@@ -249,7 +157,7 @@ impl Process {
         }
         self.asked += 1;
         let begun = Instant::now();
-        if self.requests.send(request(self.asked).into_bytes()).is_err() {
+        if self.kept.requests().send(request(self.asked).into_bytes()).is_err() {
             return Err(self.ended());
         }
         loop {
@@ -303,14 +211,13 @@ impl Process {
 
     /// A line that it writes within `patience` without being asked, shortened for a message.
     fn surplus(&self, patience: Duration) -> Option<String> {
-        let line = self.answers.recv_timeout(patience).ok()?;
+        let line = self.kept.answers().recv_timeout(patience).ok()?;
         Some(shortened(line.unwrap_or_else(|reason| reason).trim()))
     }
 
     /// As [`Process::ask`], and closes the input after the line.
     pub fn ask_last(mut self, request: &str, deadline: Option<Instant>) -> Result<String, AskError> {
-        let (last, _) = bounded(0);
-        let requests = std::mem::replace(&mut self.requests, last);
+        let requests = self.kept.last_requests();
         if requests.send(request.as_bytes().to_vec()).is_err() {
             return Err(self.ended());
         }
@@ -320,8 +227,8 @@ impl Process {
 
     fn next_line(&self, deadline: Option<Instant>) -> Result<String, AskError> {
         let answer = match deadline {
-            Some(deadline) => self.answers.recv_deadline(deadline),
-            None => self.answers.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            Some(deadline) => self.kept.answers().recv_deadline(deadline),
+            None => self.kept.answers().recv().map_err(|_| RecvTimeoutError::Disconnected),
         };
         match answer {
             Ok(answer) => answer.map_err(AskError::Line),
@@ -331,15 +238,7 @@ impl Process {
     }
 
     fn ended(&self) -> AskError {
-        // The output closes a moment before the process is gone and its last words are read.
-        let patience = Instant::now() + LAST_MOMENT;
-        let mut end = self.end();
-        while (end.is_none() || !self.log.is_finished()) && Instant::now() < patience {
-            thread::sleep(Duration::from_millis(1));
-            end = self.end();
-        }
-        let end = self.verdict.get().cloned().or(end);
-        AskError::Ended(end.map(|end| format!(" ({end})")).unwrap_or_default())
+        AskError::Ended(self.kept.ended())
     }
 }
 
@@ -347,44 +246,6 @@ impl Drop for Process {
     fn drop(&mut self) {
         if let Some(surplus) = self.unasked() {
             tracing::warn!("`{}` {surplus}", self.label);
-        }
-        let own = Pid::from_child(&self.child);
-        ask_to_end(own);
-        let patience = Instant::now() + TO_END;
-        while self.end().is_none() && Instant::now() < patience {
-            thread::sleep(Duration::from_millis(1));
-        }
-        let mut keepers = keepers();
-        // It fails only where no process of the group is left.
-        let _ = kill_process_group(own, Signal::KILL);
-        keepers.all.retain(|&keeper| keeper != own);
-        drop(keepers);
-        let _ = self.child.wait();
-    }
-}
-
-fn write_requests(mut stdin: ChildStdin, requests: &Receiver<Vec<u8>>) {
-    for request in requests {
-        // A process that no longer reads is noticed by its missing answer.
-        if stdin.write_all(&request).and_then(|()| stdin.flush()).is_err() {
-            return;
-        }
-    }
-}
-
-fn read_answers(stdout: ChildStdout, answers: &Sender<Result<String, String>>) {
-    let mut reader = BufReader::new(stdout);
-    loop {
-        let mut line = Vec::new();
-        let read = reader.by_ref().take(MAX_LINE).read_until(b'\n', &mut line);
-        let answer = match read {
-            Ok(0) | Err(_) => return,
-            Ok(length) if length as u64 == MAX_LINE => Err(format!("the answer is longer than {MAX_LINE} bytes")),
-            Ok(_) => String::from_utf8(line).map_err(|_| "the answer is no UTF-8".to_owned()),
-        };
-        let unusable = answer.is_err();
-        if answers.send(answer).is_err() || unusable {
-            return;
         }
     }
 }

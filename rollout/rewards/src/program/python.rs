@@ -1,6 +1,8 @@
 //! Reward functions in Python, with TRL's signature, in processes of the user's interpreter.
 
 use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -13,11 +15,14 @@ use shared::config::{
 use super::{Containment, Invocation, Program, process::AskError};
 use crate::{Reward, RewardError, RewardFunction};
 
+/// Functions that programs of the user's interpreter share: own descriptors for lines, imports, failures in one line.
+pub const LIBRARY: &str = include_str!("host.py");
+
 /// The program that the interpreter runs.
-const HOST: &str = include_str!("host.py");
+const HOST: &str = concat!(include_str!("host.py"), "\n\nsys.exit(main())\n");
 
 /// How long a file may take to be imported.
-const IMPORT: Duration = Duration::from_secs(300);
+pub const IMPORT: Duration = Duration::from_secs(300);
 
 /// Imports the function that the entry `spec` names. The name of the result has the function's place and name, also
 /// where the entry has the place only.
@@ -36,23 +41,40 @@ pub fn load(spec: &str, function: &PythonFunction, host: &RewardHost) -> Result<
 }
 
 fn invocation(spec: &str, function: &PythonFunction, host: &RewardHost) -> Result<Invocation, String> {
+    let (program, dir) = interpreter(host)?;
+    let (kind, place) = located(&function.place, &dir)?;
+    let name = function.function.clone().unwrap_or_default();
+    let args = vec!["-c".into(), HOST.into(), kind.into(), place, name.into()];
+    let containment = Containment::of(host)?;
+    Ok(Invocation { label: spec.to_owned(), program, args, dir, greets: true, containment })
+}
+
+/// The user's interpreter, and the folder that it is started in, both as they can be found from anywhere.
+///
+/// # Errors
+/// When the working directory cannot be found.
+pub fn interpreter(host: &RewardHost) -> Result<(PathBuf, PathBuf), String> {
     let dir = std::path::absolute(&host.dir).map_err(|e| format!("{}: {e}", host.dir.display()))?;
     // The process starts in that folder, where a relative path would be looked for once more.
     let program = RewardHost { dir: dir.clone(), ..host.clone() }.interpreter();
-    let (kind, place) = match &function.place {
+    Ok((program, dir))
+}
+
+/// The kind of a place, `file` or `module`, and the place as a program in the folder finds it.
+///
+/// # Errors
+/// A file that is not there.
+pub fn located(place: &PythonPlace, dir: &Path) -> Result<(&'static str, OsString), String> {
+    match place {
         PythonPlace::File(path) => {
             let path = dir.join(path);
             if !path.is_file() {
                 return Err(format!("{}: no such file", path.display()));
             }
-            ("file", path.into_os_string())
+            Ok(("file", path.into_os_string()))
         }
-        PythonPlace::Module(name) => ("module", name.into()),
-    };
-    let name = function.function.clone().unwrap_or_default();
-    let args = vec!["-c".into(), HOST.into(), kind.into(), place, name.into()];
-    let containment = Containment::of(host)?;
-    Ok(Invocation { label: spec.to_owned(), program, args, dir, greets: true, containment })
+        PythonPlace::Module(name) => Ok(("module", name.into())),
+    }
 }
 
 /// Waits until the first process has imported the function. Returns the function's name, or the reason of the failure

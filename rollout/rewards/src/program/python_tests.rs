@@ -9,7 +9,7 @@ use std::{
 use serde_json::{Value, json};
 use shared::{Logged, RewardOutcome, config::RewardHost};
 
-use crate::{Registry, RewardError, RewardFunction, RewardInput, testing};
+use crate::{Conversation, Registry, RewardError, RewardFunction, RewardInput, testing};
 
 const REWARDS: &str = r#"
 import asyncio
@@ -35,6 +35,17 @@ def as_given(prompts, completions, completion_ids, answer, **kwargs):
 def as_messages(prompts, completions, **kwargs):
     assert prompts[0] == [{"role": "user", "content": "hi"}]
     return [len(completion) + len(completion[0]["content"]) for completion in completions]
+
+
+def with_tools(prompts, completions, completion_ids, owner_masks, **kwargs):
+    assert [prompt[-1]["content"] for prompt in prompts] == ["hi, go left", "hi"]
+    assert [[message["role"] for message in messages] for messages in completions] == [
+        ["assistant", "tool", "assistant"],
+        ["assistant"],
+    ]
+    assert completions[0][1] == {"role": "tool", "name": "look", "content": "a wall"}
+    assert owner_masks == [[1, 0, 0, 1], [1, 1]]
+    return [sum(owners) for owners in owner_masks]
 
 
 async def judged(completions):
@@ -185,6 +196,24 @@ fn functions_are_called_as_by_trl() {
 }
 
 #[test]
+fn a_conversation_with_tools_is_its_messages_with_the_owner_of_each_token() {
+    let place = Folder::new();
+    let message = |role: &str, content: &str| json!({"role": role, "content": content});
+    let wall = json!({"role": "tool", "name": "look", "content": "a wall"});
+    let conversation = |messages: Vec<Value>, opening: Option<&str>| {
+        let opening = opening.map(str::to_owned);
+        Some(std::sync::Arc::new(Conversation { messages, opening }))
+    };
+    let mut input = input("", &["a__b", "cd"], &json!({}));
+    input.messages = Some([message("user", "hi")].into());
+    input.completions[0].given = vec![1..2, 2..3];
+    let messages = vec![message("assistant", "a"), wall, message("assistant", "b")];
+    input.completions[0].conversation = conversation(messages, Some(", go left"));
+    input.completions[1].conversation = conversation(vec![message("assistant", "cd")], None);
+    assert_eq!(place.scores("with_tools", input), numbers(&[2.0, 2.0]));
+}
+
+#[test]
 fn what_a_function_logs_comes_with_its_scores() {
     let place = Folder::new();
     let logged = |name: &str| place.function(name).reward().score_and_log(&two());
@@ -295,7 +324,7 @@ fn a_file_with_one_function_needs_no_name_and_a_module_is_imported() {
     assert_eq!(scores(&function, two(), 60.0), numbers(&[0.5, 0.5]));
     let (message, _) = place.refusal("my_rewards.py");
     assert!(
-        message.contains("14 public functions: name one, as my_rewards.py:think_format_reward (or as_given"),
+        message.contains("15 public functions: name one, as my_rewards.py:think_format_reward (or as_given"),
         "{message}"
     );
     let (message, _) = place.refusal("words.py");

@@ -11,7 +11,7 @@ const KEPT: usize = 20;
 /// The last words of a function's processes about a failure: the traceback that one sent, or else the last lines on
 /// stderr.
 #[derive(Debug, Clone, Default)]
-pub(super) struct LastWords(Arc<Mutex<Words>>);
+pub struct LastWords(Arc<Mutex<Words>>);
 
 #[derive(Debug, Default)]
 struct Words {
@@ -44,6 +44,7 @@ impl LastWords {
     }
 
     /// The lines, the last one last.
+    #[must_use]
     pub fn lines(&self) -> Vec<String> {
         let words = self.words();
         match &words.traceback {

@@ -9,7 +9,6 @@ mod compare;
 mod inequality;
 pub(super) mod looks;
 mod polynomial;
-mod rational;
 mod reader;
 mod scalar;
 mod tokens;

@@ -3,6 +3,10 @@
 //! Whole numbers stay whole under `+ - * // **` and become floats under `/`; `**` binds to the right and tighter than a
 //! sign before it. Unlike `eval`, it always ends at once: whole numbers are bounded by 128 bits, nesting by 200 levels,
 //! and complex numbers do not exist. An expression out of bounds has no value.
+//!
+//! The same expressions have exact values as fractions: [`value`] takes any [`Arithmetic`].
+
+use super::rational::Rational;
 
 /// Deepest nesting of parentheses and signs (CPython's tokenizer allows 200 parentheses).
 const MAX_DEPTH: usize = 200;
@@ -40,18 +44,76 @@ impl Number {
 /// exception, and beyond the bounds.
 #[must_use]
 pub fn evaluate(text: &str) -> Option<Number> {
-    let mut parser = Parser { rest: text.trim().as_bytes(), depth: 0 };
-    let value = parser.sum()?;
-    parser.rest.is_empty().then_some(value)
+    value(text).ok()
 }
 
-#[derive(Clone, Copy)]
-enum Operator {
+/// The value of such an expression among other numbers.
+///
+/// # Errors
+/// Why it has none.
+pub fn value<N: Arithmetic>(text: &str) -> Result<N, Invalid> {
+    let mut parser = Parser { rest: text.trim().as_bytes(), depth: 0 };
+    let value = parser.sum()?;
+    if parser.rest.is_empty() { Ok(value) } else { Err(Invalid::Form) }
+}
+
+/// Why an expression has no value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Invalid {
+    /// It is no expression.
+    #[error("this is no expression of numbers, + - * / // ** and parentheses")]
+    Form,
+    /// A division by zero.
+    #[error("division by zero")]
+    ByZero,
+    /// A number leaves its bounds.
+    #[error("a number is too large")]
+    TooLarge,
+    /// A power that these numbers do not have.
+    #[error("a power with this exponent has no exact value")]
+    Power,
+}
+
+/// An operator between two numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Operator {
+    /// `+`
     Add,
+    /// `-`
     Subtract,
+    /// `*`
     Multiply,
+    /// `/`
     Divide,
+    /// `//`, towards minus infinity.
     FloorDivide,
+}
+
+/// Numbers that expressions can be evaluated among.
+pub trait Arithmetic: Copy {
+    /// The number that digits and points stand for.
+    ///
+    /// # Errors
+    /// What is no number, or a number out of bounds.
+    fn read(text: &str) -> Result<Self, Invalid>;
+
+    /// The number with the other sign.
+    ///
+    /// # Errors
+    /// When the result is out of bounds.
+    fn negative(self) -> Result<Self, Invalid>;
+
+    /// The result of an operator.
+    ///
+    /// # Errors
+    /// When there is none, or it is out of bounds.
+    fn apply(operator: Operator, left: Self, right: Self) -> Result<Self, Invalid>;
+
+    /// `self ** exponent`.
+    ///
+    /// # Errors
+    /// When there is no such power, or it is out of bounds.
+    fn power(self, exponent: Self) -> Result<Self, Invalid>;
 }
 
 struct Parser<'a> {
@@ -61,96 +123,88 @@ struct Parser<'a> {
 
 impl Parser<'_> {
     /// sum := product (("+" | "-") product)*
-    fn sum(&mut self) -> Option<Number> {
+    fn sum<N: Arithmetic>(&mut self) -> Result<N, Invalid> {
         let mut left = self.product()?;
         loop {
             let operator = match self.rest.first() {
                 Some(b'+') => Operator::Add,
                 Some(b'-') => Operator::Subtract,
-                _ => return Some(left),
+                _ => return Ok(left),
             };
             self.skip(1);
-            left = apply(operator, left, self.product()?)?;
+            left = N::apply(operator, left, self.product()?)?;
         }
     }
 
     /// product := sign (("*" | "/" | "//") sign)*
-    fn product(&mut self) -> Option<Number> {
+    fn product<N: Arithmetic>(&mut self) -> Result<N, Invalid> {
         let mut left = self.sign()?;
         loop {
             let (operator, width) = match self.rest {
                 [b'/', b'/', ..] => (Operator::FloorDivide, 2),
                 [b'/', ..] => (Operator::Divide, 1),
                 [b'*', ..] => (Operator::Multiply, 1),
-                _ => return Some(left),
+                _ => return Ok(left),
             };
             self.skip(width);
-            left = apply(operator, left, self.sign()?)?;
+            left = N::apply(operator, left, self.sign()?)?;
         }
     }
 
     /// sign := ("+" | "-") sign | power
-    fn sign(&mut self) -> Option<Number> {
+    fn sign<N: Arithmetic>(&mut self) -> Result<N, Invalid> {
         let negative = match self.rest.first() {
             Some(b'-') => true,
             Some(b'+') => false,
             _ => return self.power(),
         };
         self.skip(1);
-        let value = self.nested(Self::sign)?;
-        match value {
-            Number::Int(n) if negative => n.checked_neg().map(Number::Int),
-            Number::Float(x) if negative => Some(Number::Float(-x)),
-            _ => Some(value),
-        }
+        let value = self.nested(Self::sign::<N>)?;
+        if negative { value.negative() } else { Ok(value) }
     }
 
     /// power := atom ("**" sign)?
-    fn power(&mut self) -> Option<Number> {
-        let base = self.atom()?;
+    fn power<N: Arithmetic>(&mut self) -> Result<N, Invalid> {
+        let base: N = self.atom()?;
         if !self.rest.starts_with(b"**") {
-            return Some(base);
+            return Ok(base);
         }
         self.skip(2);
-        let exponent = self.nested(Self::sign)?;
-        power(base, exponent)
+        base.power(self.nested(Self::sign::<N>)?)
     }
 
     /// atom := "(" sum ")" | number
-    fn atom(&mut self) -> Option<Number> {
+    fn atom<N: Arithmetic>(&mut self) -> Result<N, Invalid> {
         if self.rest.first() != Some(&b'(') {
             return self.number();
         }
         self.skip(1);
-        let value = self.nested(Self::sum)?;
+        let value = self.nested(Self::sum::<N>)?;
         if self.rest.first() != Some(&b')') {
-            return None;
+            return Err(Invalid::Form);
         }
         self.skip(1);
-        Some(value)
+        Ok(value)
     }
 
-    fn number(&mut self) -> Option<Number> {
+    fn number<N: Arithmetic>(&mut self) -> Result<N, Invalid> {
         let length = self.rest.iter().take_while(|b| b.is_ascii_digit() || **b == b'.').count();
         let text = std::str::from_utf8(&self.rest[..length]).expect("digits and points are ASCII");
-        let value = if text.contains('.') {
-            Number::Float(text.parse().ok()?)
-        } else {
-            // Python refuses leading zeros, except in zero itself.
-            let value: i128 = text.parse().ok()?;
-            if text.starts_with('0') && value != 0 {
-                return None;
-            }
-            Number::Int(value)
-        };
+        let points = text.bytes().filter(|byte| *byte == b'.').count();
+        // Python refuses leading zeros, except in zero itself.
+        let leading = points == 0 && text.starts_with('0') && text.bytes().any(|byte| byte != b'0');
+        if leading || points > 1 || points == length {
+            return Err(Invalid::Form);
+        }
+        let value = N::read(text)?;
         self.skip(length);
-        Some(value)
+        Ok(value)
     }
 
-    fn nested(&mut self, rule: fn(&mut Self) -> Option<Number>) -> Option<Number> {
+    fn nested<N>(&mut self, rule: fn(&mut Self) -> Result<N, Invalid>) -> Result<N, Invalid> {
         self.depth += 1;
         if self.depth > MAX_DEPTH {
-            return None;
+            return Err(Invalid::Form);
         }
         let value = rule(self);
         self.depth -= 1;
@@ -165,23 +219,99 @@ impl Parser<'_> {
     }
 }
 
-fn apply(operator: Operator, left: Number, right: Number) -> Option<Number> {
-    if let (Number::Int(a), Number::Int(b)) = (left, right) {
-        return match operator {
-            Operator::Add => a.checked_add(b).map(Number::Int),
-            Operator::Subtract => a.checked_sub(b).map(Number::Int),
-            Operator::Multiply => a.checked_mul(b).map(Number::Int),
-            Operator::FloorDivide => floor_divide(a, b).map(Number::Int),
-            Operator::Divide => (b != 0).then(|| Number::Float(a as f64 / b as f64)),
-        };
+impl Arithmetic for Number {
+    fn read(text: &str) -> Result<Self, Invalid> {
+        if text.contains('.') {
+            return text.parse().map(Self::Float).map_err(|_| Invalid::Form);
+        }
+        text.parse().map(Self::Int).map_err(|_| Invalid::TooLarge)
     }
-    let (a, b) = (left.as_f64(), right.as_f64());
-    match operator {
-        Operator::Add => Some(Number::Float(a + b)),
-        Operator::Subtract => Some(Number::Float(a - b)),
-        Operator::Multiply => Some(Number::Float(a * b)),
-        Operator::Divide => (b != 0.0).then(|| Number::Float(a / b)),
-        Operator::FloorDivide => (b != 0.0).then(|| Number::Float((a / b).floor())),
+
+    fn negative(self) -> Result<Self, Invalid> {
+        match self {
+            Self::Int(n) => n.checked_neg().map(Self::Int).ok_or(Invalid::TooLarge),
+            Self::Float(x) => Ok(Self::Float(-x)),
+        }
+    }
+
+    fn apply(operator: Operator, left: Self, right: Self) -> Result<Self, Invalid> {
+        let divides = matches!(operator, Operator::Divide | Operator::FloorDivide);
+        if divides && right.as_f64() == 0.0 {
+            return Err(Invalid::ByZero);
+        }
+        if let (Self::Int(a), Self::Int(b)) = (left, right) {
+            let value = match operator {
+                Operator::Add => a.checked_add(b),
+                Operator::Subtract => a.checked_sub(b),
+                Operator::Multiply => a.checked_mul(b),
+                Operator::FloorDivide => floor_divide(a, b),
+                Operator::Divide => return Ok(Self::Float(a as f64 / b as f64)),
+            };
+            return value.map(Self::Int).ok_or(Invalid::TooLarge);
+        }
+        let (a, b) = (left.as_f64(), right.as_f64());
+        Ok(Self::Float(match operator {
+            Operator::Add => a + b,
+            Operator::Subtract => a - b,
+            Operator::Multiply => a * b,
+            Operator::Divide => a / b,
+            Operator::FloorDivide => (a / b).floor(),
+        }))
+    }
+
+    fn power(self, exponent: Self) -> Result<Self, Invalid> {
+        if let (Self::Int(a), Self::Int(b)) = (self, exponent)
+            && b >= 0
+        {
+            return int_power(a, b).map(Self::Int).ok_or(Invalid::TooLarge);
+        }
+        let (a, b) = (self.as_f64(), exponent.as_f64());
+        if a == 0.0 && b < 0.0 {
+            return Err(Invalid::ByZero);
+        }
+        // A complex number.
+        if a < 0.0 && b.fract() != 0.0 {
+            return Err(Invalid::Power);
+        }
+        let value = a.powf(b);
+        // OverflowError.
+        let fits = value.is_finite() || !a.is_finite() || !b.is_finite();
+        if fits { Ok(Self::Float(value)) } else { Err(Invalid::TooLarge) }
+    }
+}
+
+impl Arithmetic for Rational {
+    fn read(text: &str) -> Result<Self, Invalid> {
+        Self::decimal(text).ok_or(Invalid::TooLarge)
+    }
+
+    fn negative(self) -> Result<Self, Invalid> {
+        Ok(Self::negative(self))
+    }
+
+    fn apply(operator: Operator, left: Self, right: Self) -> Result<Self, Invalid> {
+        let quotient = || left.multiply(right.inverse()?);
+        let value = match operator {
+            Operator::Add => left.add(right),
+            Operator::Subtract => left.add(Self::negative(right)),
+            Operator::Multiply => left.multiply(right),
+            _ if right.is_zero() => return Err(Invalid::ByZero),
+            Operator::Divide => quotient(),
+            Operator::FloorDivide => quotient().and_then(|exact| Self::integer(exact.top().div_euclid(exact.bottom()))),
+        };
+        value.ok_or(Invalid::TooLarge)
+    }
+
+    fn power(self, exponent: Self) -> Result<Self, Invalid> {
+        let exponent = exponent.whole().ok_or(Invalid::Power)?;
+        if self.is_zero() && exponent < 0 {
+            return Err(Invalid::ByZero);
+        }
+        let times = exponent.unsigned_abs();
+        let power = |base: i128| int_power(base, i128::try_from(times).ok()?);
+        let (top, bottom) = if exponent < 0 { (self.bottom(), self.top()) } else { (self.top(), self.bottom()) };
+        let value = power(top).zip(power(bottom)).and_then(|(top, bottom)| Self::new(top, bottom));
+        value.ok_or(Invalid::TooLarge)
     }
 }
 
@@ -189,22 +319,6 @@ fn apply(operator: Operator, left: Number, right: Number) -> Option<Number> {
 fn floor_divide(a: i128, b: i128) -> Option<i128> {
     let quotient = a.checked_div(b)?;
     Some(if a % b != 0 && (a < 0) != (b < 0) { quotient - 1 } else { quotient })
-}
-
-fn power(base: Number, exponent: Number) -> Option<Number> {
-    if let (Number::Int(a), Number::Int(b)) = (base, exponent)
-        && b >= 0
-    {
-        return int_power(a, b).map(Number::Int);
-    }
-    let (a, b) = (base.as_f64(), exponent.as_f64());
-    if (a == 0.0 && b < 0.0) || (a < 0.0 && b.fract() != 0.0) {
-        // ZeroDivisionError, and a complex number.
-        return None;
-    }
-    let value = a.powf(b);
-    // OverflowError.
-    (value.is_finite() || !a.is_finite() || !b.is_finite()).then_some(Number::Float(value))
 }
 
 fn int_power(base: i128, exponent: i128) -> Option<i128> {
@@ -304,10 +418,44 @@ mod tests {
         assert!(started.elapsed().as_secs_f64() < 1.0, "{:?}", started.elapsed());
     }
 
+    #[test]
+    fn fractions_stay_exact() {
+        let exact = |text: &str| value::<Rational>(text);
+        let ratio = |top, bottom| Ok(Rational::new(top, bottom).unwrap());
+        for (text, expected) in [
+            ("1/3 + 1/6", ratio(1, 2)),
+            ("0.1 + 0.2", ratio(3, 10)),
+            ("8 / 3 * 3", ratio(8, 1)),
+            ("-7 // 2", ratio(-4, 1)),
+            ("7.5 // 2", ratio(3, 1)),
+            ("7 // -2", ratio(-4, 1)),
+            ("2 ** -3", ratio(1, 8)),
+            ("(-2/3) ** 3", ratio(-8, 27)),
+            ("(-2/3) ** -3", ratio(-27, 8)),
+            ("0 ** 0", ratio(1, 1)),
+            ("- - 5", ratio(5, 1)),
+            ("12345678901234567890 * 1000000000", ratio(12_345_678_901_234_567_890_000_000_000, 1)),
+            ("1 / (2 - 2)", Err(Invalid::ByZero)),
+            ("1 // 0", Err(Invalid::ByZero)),
+            ("0 ** -1", Err(Invalid::ByZero)),
+            ("4 ** .5", Err(Invalid::Power)),
+            ("9 ** 99", Err(Invalid::TooLarge)),
+            ("9 ** 9 ** 9 ** 9", Err(Invalid::TooLarge)),
+            ("1 +", Err(Invalid::Form)),
+            ("1.2.3", Err(Invalid::Form)),
+            (".", Err(Invalid::Form)),
+            ("007", Err(Invalid::Form)),
+            ("x", Err(Invalid::Form)),
+        ] {
+            assert_eq!(exact(text), expected, "{text}");
+        }
+    }
+
     proptest! {
         #[test]
         fn any_text_is_survived(text in r"[0-9+*/(). -]{0,60}") {
             let _ = evaluate(&text);
+            let _ = value::<Rational>(&text);
         }
     }
 }

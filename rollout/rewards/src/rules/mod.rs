@@ -9,6 +9,7 @@ pub mod gsm8k;
 pub mod length;
 pub mod number;
 pub mod open_r1;
+pub mod rational;
 pub mod repetition;
 pub mod tags;
 pub mod text;

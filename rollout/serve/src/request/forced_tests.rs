@@ -143,7 +143,7 @@ fn tools(with_text: bool) -> Value {
 }
 
 /// Whether a call follows the schema of its tool.
-fn follows(Call { name, arguments }: &Call) -> bool {
+fn follows(Call { name, arguments, .. }: &Call) -> bool {
     let arguments = arguments.as_object().unwrap();
     let is_number = |value: &Value, most: u64| value.as_u64().is_some_and(|number| number <= most);
     match name.as_str() {

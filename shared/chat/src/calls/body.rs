@@ -24,8 +24,7 @@ pub(super) fn read<'a>(
     tools: &Tools,
 ) -> Option<Found<'a>> {
     let one = |name: &str, arguments: Value, whole: bool| {
-        let call =
-            Call { name: name.to_owned(), arguments: if arguments.is_null() { no_arguments() } else { arguments } };
+        let call = Call::new(name, if arguments.is_null() { no_arguments() } else { arguments });
         Found { calls: vec![call], whole: whole && closed, rest: "" }
     };
     let mut found = match (format, name) {
@@ -33,7 +32,10 @@ pub(super) fn read<'a>(
         (Format::Qwen, _) => {
             let mut call: Map<String, Value> = serde_json::from_str(body).ok()?;
             let arguments = call.remove("arguments").unwrap_or_default();
-            one(call.get("name")?.as_str()?, arguments, true)
+            let name = call.remove("name")?;
+            let mut found = one(name.as_str()?, arguments, true);
+            found.calls[0].more = call;
+            found
         }
         (Format::Llama31 | Format::GptOss, Some(name)) => one(name, serde_json::from_str(body).ok()?, true),
         (Format::Gemma4, Some(name)) => one(name, serde_json::from_str(&from_gemma(body)).ok()?, true),

@@ -43,6 +43,9 @@ pub(super) struct Marks {
     pub turn_ends_call: bool,
     /// Ends of the turn.
     pub turn_ends: &'static [&'static str],
+    /// What templates write at the end of an earlier turn. gpt-oss has another token there than the one that ended the
+    /// turn when it was drawn; GLM and Gemma 4 have the first token of the message behind it.
+    pub history_ends: &'static [&'static str],
 }
 
 impl Format {
@@ -107,6 +110,13 @@ impl Format {
         }
     }
 
+    /// Tokens that templates of the family write at the end of an earlier turn, whatever token ended it when it was
+    /// drawn.
+    #[must_use]
+    pub fn ends_in_history(self) -> &'static [&'static str] {
+        self.marks().history_ends
+    }
+
     pub(super) fn marks(self) -> &'static Marks {
         match self {
             Self::Qwen | Self::Qwen35 => &QWEN,
@@ -144,6 +154,7 @@ static QWEN: Marks = Marks {
     call_ends: &["</tool_call>"],
     turn_ends_call: false,
     turn_ends: &["<|im_end|>"],
+    history_ends: &["<|im_end|>"],
 };
 
 static NEMOTRON3: Marks = Marks {
@@ -155,6 +166,7 @@ static NEMOTRON3: Marks = Marks {
     call_ends: QWEN.call_ends,
     turn_ends_call: false,
     turn_ends: QWEN.turn_ends,
+    history_ends: QWEN.history_ends,
 };
 
 static GLM4_MOE: Marks = Marks {
@@ -166,6 +178,7 @@ static GLM4_MOE: Marks = Marks {
     call_ends: QWEN.call_ends,
     turn_ends_call: false,
     turn_ends: &["<|user|>", "<|observation|>"],
+    history_ends: &["<|user|>", "<|observation|>"],
 };
 
 static LLAMA31: Marks = Marks {
@@ -177,6 +190,7 @@ static LLAMA31: Marks = Marks {
     call_ends: &["}<|eot_id|>", "}<|eom_id|>", "}<|end_of_text|>"],
     turn_ends_call: true,
     turn_ends: &["<|eot_id|>", "<|eom_id|>"],
+    history_ends: &["<|eot_id|>", "<|eom_id|>"],
 };
 
 static GPT_OSS: Marks = Marks {
@@ -188,6 +202,7 @@ static GPT_OSS: Marks = Marks {
     call_ends: &["<|call|>"],
     turn_ends_call: true,
     turn_ends: &[],
+    history_ends: &["<|call|>", "<|end|>", "<|return|>"],
 };
 
 static LFM25: Marks = Marks {
@@ -199,6 +214,7 @@ static LFM25: Marks = Marks {
     call_ends: &["<|tool_call_end|>"],
     turn_ends_call: false,
     turn_ends: QWEN.turn_ends,
+    history_ends: QWEN.history_ends,
 };
 
 static GEMMA4: Marks = Marks {
@@ -210,4 +226,5 @@ static GEMMA4: Marks = Marks {
     call_ends: &["<tool_call|>"],
     turn_ends_call: false,
     turn_ends: &["<turn|>", "<|tool_response>", "<eos>"],
+    history_ends: &["<turn|>", "<|tool_response>"],
 };

@@ -32,7 +32,7 @@ mod tests;
 
 use std::ops::Range;
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 pub use format::Format;
 pub use grammar::MustCall;
@@ -49,9 +49,17 @@ pub struct Call {
     pub name: String,
     /// Usually an object. The formats in JSON allow the model to write any value here.
     pub arguments: Value,
+    /// Whatever else the model wrote into the object of a call in JSON.
+    pub more: Map<String, Value>,
 }
 
 impl Call {
+    /// A call with nothing but a name and arguments.
+    #[must_use]
+    pub fn new(name: impl Into<String>, arguments: Value) -> Self {
+        Self { name: name.into(), arguments, more: Map::new() }
+    }
+
     /// The arguments as an object. Some models write the object as a text of JSON.
     #[must_use]
     pub fn object(&self) -> Option<Map<String, Value>> {
@@ -76,6 +84,28 @@ pub struct Turn {
     pub whole: bool,
     /// The bytes of the turn that are calls, with their marks.
     spans: Vec<Range<usize>>,
+}
+
+impl Turn {
+    /// The turn as a message of the family, in the form of transformers' `parse_response`.
+    #[must_use]
+    pub fn into_message(self, format: Format) -> Value {
+        let mut message = json!({"role": "assistant", "content": self.content});
+        if let Some(reasoning) = self.reasoning {
+            message[format.reasoning_key()] = reasoning.into();
+        }
+        let call = |call: Call| {
+            let mut function = Map::new();
+            function.insert("name".into(), call.name.into());
+            function.insert("arguments".into(), call.arguments);
+            function.extend(call.more);
+            json!({"type": "function", "function": function})
+        };
+        if !self.calls.is_empty() {
+            message["tool_calls"] = self.calls.into_iter().map(call).collect();
+        }
+        message
+    }
 }
 
 /// Reads a turn that goes on after a prompt: a template may have written the beginning of the turn. Special tokens are

@@ -16,7 +16,7 @@ pub(super) fn read(block: &str, closed: bool) -> Option<Found<'_>> {
     while let Some((name, behind)) = call_begins(found.rest, opening) {
         let (arguments, behind, whole) = reader.arguments(behind);
         found.whole &= whole && reader.without_end.is_empty();
-        found.calls.push(Call { name: name.to_owned(), arguments: arguments.into() });
+        found.calls.push(Call::new(name, arguments.into()));
         (found.rest, opening) = (behind, ',');
     }
     match (closed, found.rest.trim()) {

@@ -65,7 +65,7 @@ impl Reader {
         self.scanner.finish(ended);
         let called = |turn: &Turn| ended && turn.whole && !turn.calls.is_empty();
         let calls = |turn: &Turn| -> Option<Vec<Call>> {
-            let call = |call: &Call| Some(Call { name: call.name.clone(), arguments: call.object()?.into() });
+            let call = |call: &Call| Some(Call { arguments: call.object()?.into(), ..call.clone() });
             turn.calls.iter().map(call).collect()
         };
         let turn = read(&self.scanner, &self.tools).filter(called);

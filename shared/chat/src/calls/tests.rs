@@ -3,7 +3,6 @@
 use std::time::{Duration, Instant};
 
 use proptest::{prelude::*, test_runner::TestRunner};
-use serde_json::json;
 use time::OffsetDateTime;
 
 use super::*;
@@ -42,23 +41,10 @@ fn golden() -> Vec<(String, Format, String, String, Tools, Value)> {
     cases.into_iter().map(read).collect()
 }
 
-/// A turn as the golden file writes it.
-fn message(format: Format, turn: Turn) -> Value {
-    let mut message = json!({"role": "assistant", "content": turn.content});
-    if let Some(reasoning) = turn.reasoning {
-        message[format.reasoning_key()] = reasoning.into();
-    }
-    let call = |call: Call| json!({"type": "function", "function": {"name": call.name, "arguments": call.arguments}});
-    if !turn.calls.is_empty() {
-        message["tool_calls"] = turn.calls.into_iter().map(call).collect();
-    }
-    message
-}
-
 #[test]
 fn golden_tool_parsing() {
     for (name, format, prompt, text, tools, expected) in golden() {
-        let found = parse(format, &prompt, &text, &tools).map_or(Value::Null, |turn| message(format, turn));
+        let found = parse(format, &prompt, &text, &tools).map_or(Value::Null, |turn| turn.into_message(format));
         assert_eq!(found, expected, "{name}: {text}");
     }
 }
@@ -104,7 +90,7 @@ fn special_tokens_are_marks_of_calls_and_no_text() {
     text += &reader.push_special("<|tool_call_end|>");
     text += &reader.push_special("<|im_end|>");
     let end = reader.end(true);
-    assert_eq!(end, End { text: String::new(), calls: vec![Call { name: "now".into(), arguments: json!({}) }] });
+    assert_eq!(end, End { text: String::new(), calls: vec![Call::new("now", json!({}))] });
     assert_eq!(text, "I look it up.");
     // Without a call, they are left out all the same.
     let mut reader = Reader::new(Format::Lfm25, "", Tools::default());
@@ -118,7 +104,7 @@ fn text_before_between_and_after_calls_stays_and_nothing_is_given_twice() {
     let of = |text: &str| pieces(Reader::new(Format::Qwen, "", Tools::default()), text.split_inclusive(' '), true);
     let (text, calls) = of(&format!("first one \n{call}\n and \n{call}{call}\nlast\n"));
     assert_eq!((text.as_str(), calls.len()), ("first one\nand\nlast\n", 3));
-    assert_eq!(of(&format!("\n{call}\n")), (String::new(), vec![Call { name: "f".into(), arguments: json!({}) }]));
+    assert_eq!(of(&format!("\n{call}\n")), (String::new(), vec![Call::new("f", json!({}))]));
     // A call that is thought about is none, and neither is one beside a broken call.
     let thought = format!("<think> {call} </think> no ");
     assert_eq!(of(&thought), (thought.clone(), Vec::new()));
@@ -129,7 +115,7 @@ fn text_before_between_and_after_calls_stays_and_nothing_is_given_twice() {
         assert_eq!(of(&text), (text.clone(), Vec::new()));
     }
     let quoted = of("<tool_call>{\"name\": \"f\", \"arguments\": \"{\\\"a\\\": 1}\"}</tool_call>");
-    assert_eq!(quoted.1, [Call { name: "f".into(), arguments: json!({"a": 1}) }], "an object as a text of JSON");
+    assert_eq!(quoted.1, [Call::new("f", json!({"a": 1}))], "an object as a text of JSON");
 }
 
 /// Thoughts of Nemotron end without having begun: what may be among them waits for their end.
@@ -158,7 +144,7 @@ fn forms_that_models_write_beside_those_of_their_templates_are_read() {
     ] {
         let tool = json!({"name": "f", "parameters": {"properties": {"a": {"type": "integer"}}}});
         let (_, calls) = pieces(Reader::new(format, "", Tools::new(&[tool])), [text], true);
-        assert_eq!(calls, [Call { name: "f".into(), arguments: json!({"a": 1}) }], "{format:?}: {text}");
+        assert_eq!(calls, [Call::new("f", json!({"a": 1}))], "{format:?}: {text}");
     }
     let of = |block: &str| {
         let text = format!("<|tool_call_start|>{block}<|tool_call_end|>");
@@ -283,7 +269,7 @@ fn calls(most: usize) -> impl Strategy<Value = (Vec<Call>, Vec<Value>)> {
                 arguments.iter().map(|(key, (kind, _))| (key.clone(), json!({ "type": kind }))).collect();
             let values: Map<String, Value> = arguments.into_iter().map(|(key, (_, value))| (key, value)).collect();
             let function = json!({"name": name, "parameters": {"type": "object", "properties": properties}});
-            (Call { name, arguments: values.into() }, json!({"type": "function", "function": function}))
+            (Call::new(name, values.into()), json!({"type": "function", "function": function}))
         };
         calls.into_iter().map(tool).unzip()
     })

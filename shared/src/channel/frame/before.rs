@@ -61,6 +61,7 @@ impl From<OneTurn> for Completion {
             text: turn.text,
             rewards: turn.rewards,
             provenance: turn.provenance,
+            exchange: None,
         }
     }
 }

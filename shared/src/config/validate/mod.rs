@@ -16,6 +16,7 @@ mod method;
 mod mismatch;
 #[cfg(test)]
 mod testing;
+mod tools;
 mod warnings;
 
 use std::{fmt::Display, path::Path};
@@ -51,6 +52,7 @@ impl TrainConfig {
             Self::check_pair,
             Self::check_guard,
             Self::check_sampling,
+            Self::check_tools,
             Self::check_advantages,
             Self::check_critic,
             Self::check_objective,
@@ -154,7 +156,10 @@ impl TrainConfig {
                 self.evaluates() && self.eval_dataset.is_none(),
                 "`eval_steps` needs `eval_dataset`: name a file or folder with prompts to evaluate on".to_owned(),
             ),
-            (functions == 0, "`reward_funcs` is empty: name at least one reward function".to_owned()),
+            (
+                functions == 0 && self.environment_factory.is_none(),
+                "`reward_funcs` is empty: name at least one reward function".to_owned(),
+            ),
             (
                 weights != 0 && weights != functions,
                 format!("`reward_weights` has {weights} entries for {functions} reward functions"),

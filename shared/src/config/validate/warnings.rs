@@ -100,6 +100,9 @@ impl TrainConfig {
                  alone; token_truncate or token_mask weigh each token"
             ));
         }
+        for key in self.unused_by_tools() {
+            list.push(format!("`{key}` has no effect without `tools` or `environment_factory`"));
+        }
         for key in self.options_without_effect() {
             let (losses, estimators) = (LossType::with_option(key), AdvantageEstimator::with_option(key));
             let (option, own, others) = if losses.is_empty() {

@@ -14,6 +14,7 @@ mod policy;
 mod rewards;
 mod run;
 mod time;
+mod turns;
 
 pub use completions::*;
 pub use credit::*;
@@ -26,6 +27,7 @@ pub use policy::*;
 pub use rewards::*;
 pub use run::*;
 pub use time::*;
+pub use turns::*;
 
 use super::{Metric, Section};
 
@@ -43,6 +45,7 @@ pub const SECTIONS: &[&Section] = &[
     run::SECTION,
     rewards::SECTION,
     completions::SECTION,
+    turns::SECTION,
     optimisation::SECTION,
     policy::SECTION,
     mismatch::SECTION,

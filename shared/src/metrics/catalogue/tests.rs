@@ -22,6 +22,7 @@ fn a_constant_is_called_as_its_key() {
         rewards::NAMES,
         run::NAMES,
         time::NAMES,
+        turns::NAMES,
     ];
     assert_eq!(lists.concat().len(), all().count());
     for (name, key) in lists.concat() {

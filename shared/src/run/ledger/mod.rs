@@ -40,6 +40,8 @@ choices! {
         /// A reward function failed on it (`reward_failure` exclude), or the functions that did not fail had no score
         /// for it.
         RewardFailed = "reward_failed",
+        /// Its environment failed or did not answer in time, so it has no reward.
+        EnvironmentFailed = "environment_failed",
         /// Every reward function abstained (TRL's None): it has no reward, and its advantage is 0.
         Abstained = "abstained",
         /// Its group was sampled from weights that were older than `max_staleness` allows.

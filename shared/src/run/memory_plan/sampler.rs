@@ -81,7 +81,7 @@ impl SamplerSizes {
             rows: max_num_seqs,
             max_num_batched_tokens: config.max_num_batched_tokens,
             prefill_batch: config.rollout_prefill_batch,
-            kept_states: 0,
+            kept_states: config.kept_states(max_num_seqs),
             logits_copies: Self::logits_copies(config.rollout_candidates, config.rollout_cuda_graphs),
             hot_swap: true,
             kept: kept_numbers(config, model),

@@ -56,6 +56,12 @@ choices! {
         EqualGroups = "equal_groups",
         /// Most completions were cut off at `max_completion_length`, several steps running.
         Truncated = "truncated",
+        /// The policy called no tool, several steps running.
+        NoToolCalls = "no_tool_calls",
+        /// Every call of a tool failed, several steps running.
+        ToolsFail = "tools_fail",
+        /// More than a tenth of the conversations of a step lost their environment: it failed, or was late.
+        EnvironmentLost = "environment_lost",
         /// No update of several steps running had a gradient, for another reason than equal rewards.
         NoGradient = "no_gradient",
         /// Every update of several steps running was left out, since loss or gradient was not finite.

@@ -6,11 +6,11 @@ use regex::Regex;
 
 use super::{
     choice,
-    rational::Rational,
     reader::{self, Answer, Quantity},
     tokens::{MAX_BYTES, Token, tokens},
     value::Value,
 };
+use crate::rules::rational::Rational;
 
 /// The result of a comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

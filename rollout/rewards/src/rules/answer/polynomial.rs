@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use super::rational::{Rational, gcd};
+use crate::rules::rational::{Rational, gcd};
 
 /// Most terms of a sum.
 const MAX_TERMS: usize = 40;

@@ -1,6 +1,7 @@
 //! Expressions of one value.
 
-use super::{polynomial::Polynomial, rational::Rational, tokens::Token, value::Value};
+use super::{polynomial::Polynomial, tokens::Token, value::Value};
+use crate::rules::rational::Rational;
 
 /// Deepest nesting.
 const MAX_DEPTH: usize = 24;

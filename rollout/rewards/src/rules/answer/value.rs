@@ -1,6 +1,7 @@
 //! Values of expressions: quotients of sums, exact, or constants known to within rounding.
 
-use super::{polynomial::Polynomial, rational::Rational};
+use super::polynomial::Polynomial;
+use crate::rules::rational::Rational;
 
 /// Largest exponent that is multiplied out.
 const MAX_EXPONENT: i128 = 40;

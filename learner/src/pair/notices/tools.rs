@@ -1,0 +1,105 @@
+//! Tools that nobody calls, calls that all fail, and environments that are lost.
+
+use shared::{
+    config::TrainConfig,
+    metrics,
+    run::notices::{Notice, NoticeKind},
+};
+
+use super::{Detector, Seen, streak::Streak};
+
+/// Share of conversations from which on lost environments are no accident.
+const LOST_SHARE: f64 = 0.1;
+
+/// What is wrong with the tools of a run, several steps running.
+pub struct Tools {
+    uncalled: Streak,
+    failing: Streak,
+}
+
+impl Tools {
+    pub fn new(config: &TrainConfig) -> Self {
+        Self { uncalled: Streak::new(config), failing: Streak::new(config) }
+    }
+
+    fn uncalled(&mut self, seen: &Seen<'_>) -> Option<Notice> {
+        let is_uncalled = seen.record.get(metrics::TOOLS_CALL_FREQUENCY) == Some(0.0);
+        self.uncalled.is_long(is_uncalled).then(|| {
+            Notice::new(
+                NoticeKind::NoToolCalls,
+                seen.step(),
+                format!("the policy has called no tool in {}", self.uncalled.words(seen.step())),
+                "say in `system_prompt` or in the prompts when a tool helps, and look at completions/step-N.jsonl for \
+                 calls in a form that the chat template does not know; a model that was never trained to call tools \
+                 needs examples first (`learner sft`)",
+            )
+        })
+    }
+
+    fn failing(&mut self, seen: &Seen<'_>) -> Option<Notice> {
+        let all_fail = seen.record.get(metrics::TOOLS_FAILURE_FREQUENCY) == Some(1.0);
+        self.failing.is_long(all_fail).then(|| {
+            Notice::new(
+                NoticeKind::ToolsFail,
+                seen.step(),
+                format!("every call of a tool has failed in {}", self.failing.words(seen.step())),
+                "`messages` in completions/step-N.jsonl have the errors; correct the tool, or its description",
+            )
+        })
+    }
+}
+
+impl Detector for Tools {
+    fn look(&mut self, seen: &Seen<'_>) -> Vec<Notice> {
+        let lost = |metric| seen.record.get(metric).unwrap_or(0.0);
+        let (failed, late) = (lost(metrics::ENVIRONMENT_FAILED), lost(metrics::ENVIRONMENT_LATE));
+        let all = f64::from(seen.config.completions_per_step());
+        let lost = (failed + late > LOST_SHARE * all).then(|| {
+            Notice::new(
+                NoticeKind::EnvironmentLost,
+                seen.step(),
+                format!("of {all} conversations {failed} lost their environment to a failure and {late} to time"),
+                "logs/rollout.log has the reasons; correct the environment, or give it more time with \
+                 `environment_timeout`",
+            )
+        });
+        [self.uncalled(seen), self.failing(seen), lost].into_iter().flatten().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use shared::metrics::MetricRecord;
+
+    use super::{super::testing::told, *};
+
+    fn after(steps: u64, change: impl Fn(&mut MetricRecord)) -> Vec<NoticeKind> {
+        let config = TrainConfig { num_generations: 8, generation_batch_size: Some(16), ..TrainConfig::default() };
+        told(&mut Tools::new(&config), &config, steps, change).into_iter().map(|notice| notice.kind).collect()
+    }
+
+    #[test]
+    fn tools_that_nobody_calls_or_that_always_fail_are_told_of_after_three_steps() {
+        let uncalled = |record: &mut MetricRecord| {
+            record.set(metrics::TOOLS_CALL_FREQUENCY, 0.0);
+        };
+        assert_eq!((after(2, uncalled), after(3, uncalled)), (vec![], vec![NoticeKind::NoToolCalls]));
+        let failing = |share| {
+            move |record: &mut MetricRecord| {
+                record.set(metrics::TOOLS_CALL_FREQUENCY, 2.0).set(metrics::TOOLS_FAILURE_FREQUENCY, share);
+            }
+        };
+        assert_eq!((after(3, failing(1.0)), after(9, failing(0.9))), (vec![NoticeKind::ToolsFail], vec![]));
+        assert_eq!(after(9, |_| {}), [], "a run without tools has no such metrics");
+    }
+
+    #[test]
+    fn lost_environments_are_told_of_where_they_are_more_than_a_tenth() {
+        let lost = |failed, late| {
+            after(1, move |record| {
+                record.count(metrics::ENVIRONMENT_FAILED, failed).count(metrics::ENVIRONMENT_LATE, late);
+            })
+        };
+        assert_eq!((lost(1, 0), lost(1, 1)), (vec![], vec![NoticeKind::EnvironmentLost]));
+    }
+}

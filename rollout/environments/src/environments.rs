@@ -1,0 +1,283 @@
+//! The environments of all conversations of a run, beside generation.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    thread::{self, JoinHandle},
+};
+
+use crossbeam::channel::{Receiver, Sender, unbounded};
+use rollout_rewards::{RewardInput, program::outcomes};
+use serde_json::{Map, Value};
+use shared::{Logged, RewardOutcome};
+use tokio::{
+    runtime::{self, Handle},
+    sync::{mpsc, oneshot},
+};
+
+use crate::{
+    Failure, RowError, StartError,
+    environment::{Environment, Opening, Sample, Step, Turn},
+    plan::{Entries, Plan},
+    python::{Greeting, Hosts, InPython},
+    sources::Sources,
+};
+
+/// What has become of a request.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Event {
+    /// The conversation can begin.
+    Opened(Opening),
+    /// The calls of a turn have run.
+    Stepped(Step),
+    /// The reward at the end; none where the environment gives none.
+    Scored(Option<f64>),
+    /// The environment failed, and answers no more. The conversation has no reward then, which is not a reward of 0.
+    Failed(Failure),
+}
+
+/// All environments of a run, many at once, on a thread of their own and in processes. No method waits.
+///
+/// A conversation is opened, stepped through turn by turn, perhaps scored, and closed. Each of these but the last leads
+/// to one [`Event`], and the next is asked for after that event. A conversation may be closed at any time. An event
+/// that was under way may come after that, so a sample that is opened once more should have another tag.
+pub struct Environments {
+    plan: Plan,
+    hosts: Option<Arc<Hosts>>,
+    conversations: Mutex<HashMap<Sample, Conversation>>,
+    sender: Sender<(Sample, Event)>,
+    events: Receiver<(Sample, Event)>,
+    /// Where the conversations run. Dropped last.
+    room: Room,
+}
+
+/// The handle of a conversation; dropping it ends the conversation.
+struct Conversation {
+    orders: mpsc::UnboundedSender<Order>,
+    _open: oneshot::Sender<()>,
+}
+
+/// What a conversation is asked for.
+enum Order {
+    Step(Turn),
+    Score,
+}
+
+impl Environments {
+    /// Starts the processes with the functions and classes of the options, and waits until these have been imported.
+    ///
+    /// # Errors
+    /// What cannot be used, with file and line where there are any.
+    pub fn start(sources: &Sources) -> Result<Self, StartError> {
+        let entries = Entries::read(sources)?;
+        let room = Room::open()?;
+        let (tools, classes): (Vec<_>, Vec<_>) = (entries.python_tools().collect(), entries.python_classes().collect());
+        let started = if tools.is_empty() && classes.is_empty() {
+            None
+        } else {
+            let python = InPython { tools, classes, rewards: entries.rewards().collect() };
+            Some(Hosts::start(&python, &sources.host, sources.timeout, room.handle.clone())?)
+        };
+        let (hosts, greeting) = started.map_or((None, Greeting::default()), |(hosts, said)| (Some(hosts), said));
+        let plan = Plan::of(&entries, &greeting)?;
+        let (sender, events) = unbounded();
+        Ok(Self { plan, hosts, conversations: Mutex::default(), sender, events, room })
+    }
+
+    /// JSON schemas of the tools of a row in the order of the prompt: the listed tools, then the public methods of the
+    /// class by name.
+    ///
+    /// # Errors
+    /// When the row names no environment.
+    pub fn tools(&self, row: &Map<String, Value>) -> Result<&[Value], RowError> {
+        Ok(self.plan.kind(row)?.schemas())
+    }
+
+    /// The class of a row's environment, where it gives a reward at the end; rewards have its name.
+    ///
+    /// # Errors
+    /// When the row names no environment.
+    pub fn reward(&self, row: &Map<String, Value>) -> Result<Option<&str>, RowError> {
+        Ok(self.plan.kind(row)?.reward())
+    }
+
+    /// The classes that give a reward at the end, each once, in the order of the options.
+    #[must_use]
+    pub fn rewards(&self) -> Vec<&str> {
+        self.plan.rewards()
+    }
+
+    /// Begins a conversation about a row of the dataset. Leads to [`Event::Opened`].
+    pub fn open(&self, sample: Sample, row: Arc<Map<String, Value>>) {
+        let kind = match self.plan.kind(&row) {
+            Ok(kind) => kind,
+            Err(error) => return self.tell(sample, Event::Failed(error.into())),
+        };
+        let environment = kind.environment(self.hosts.as_ref(), sample);
+        let columns = kind.columns(&row).into_owned();
+        let (orders, taken) = mpsc::unbounded_channel();
+        let (open, closed) = oneshot::channel();
+        self.conversations().insert(sample, Conversation { orders, _open: open });
+        let told = Teller { sample, sender: self.sender.clone() };
+        self.room.handle.spawn(converse(environment, columns, taken, closed, told));
+    }
+
+    /// Runs the calls of a turn. Leads to [`Event::Stepped`].
+    pub fn step(&self, sample: Sample, turn: Turn) {
+        self.order(sample, Order::Step(turn));
+    }
+
+    /// Asks for the reward of the whole conversation. Leads to [`Event::Scored`].
+    pub fn score(&self, sample: Sample) {
+        self.order(sample, Order::Score);
+    }
+
+    /// Ends a conversation, also one that has failed: what runs is cancelled, and its instance is free for another one.
+    pub fn close(&self, sample: Sample) {
+        self.conversations().remove(&sample);
+    }
+
+    /// The entries of `reward_funcs` whose functions ask for `environments`: [`Environments::score_group`] calls them.
+    #[must_use]
+    pub fn scorers(&self) -> &[String] {
+        self.hosts.as_ref().map_or(&[][..], |hosts| hosts.scorers())
+    }
+
+    /// Calls a reward function that asks for `environments`, with those of conversations of one group. All of them must
+    /// be open, in the order of the completions. Waits for the answer, until the deadline of the input.
+    #[must_use]
+    pub fn score_group(&self, function: &str, samples: &[Sample], input: &RewardInput) -> (Vec<RewardOutcome>, Logged) {
+        let failed = |reason: String| (vec![RewardOutcome::Failed(reason); samples.len()], Logged::default());
+        let Some(hosts) = &self.hosts else {
+            return failed(format!("{function}: there are no environments in Python"));
+        };
+        let asked = hosts.score_group(function, samples, input);
+        match asked
+            .and_then(|answer| self.room.handle.block_on(answer).map_err(|failure| failure.of(function).to_string()))
+        {
+            Ok(fields) => outcomes(&fields.to_string(), samples.len()).unwrap_or_else(failed),
+            Err(reason) => failed(reason),
+        }
+    }
+
+    /// What has happened; can be selected on.
+    #[must_use]
+    pub fn events(&self) -> &Receiver<(Sample, Event)> {
+        &self.events
+    }
+
+    fn conversations(&self) -> MutexGuard<'_, HashMap<Sample, Conversation>> {
+        self.conversations.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn order(&self, sample: Sample, order: Order) {
+        // One that has failed takes no more orders, and its event is under way.
+        if let Some(conversation) = self.conversations().get(&sample) {
+            let _ = conversation.orders.send(order);
+        }
+    }
+
+    fn tell(&self, sample: Sample, event: Event) {
+        let _ = self.sender.send((sample, event));
+    }
+}
+
+impl Drop for Environments {
+    fn drop(&mut self) {
+        self.conversations().clear();
+        self.hosts = None;
+        self.room.close();
+    }
+}
+
+/// Sends events of a conversation. An environment that panics has failed.
+struct Teller {
+    sample: Sample,
+    sender: Sender<(Sample, Event)>,
+}
+
+impl Teller {
+    fn tell(&self, event: Event) {
+        // Nobody listens any more where the run is about to end.
+        let _ = self.sender.send((self.sample, event));
+    }
+}
+
+impl Drop for Teller {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            let environment = "built in".to_owned();
+            let reason = "it panicked; the log says where".to_owned();
+            self.tell(Event::Failed(Failure::Broken { environment, reason, traceback: None }));
+        }
+    }
+}
+
+/// A conversation from its beginning until it is closed or fails.
+async fn converse(
+    mut environment: Box<dyn Environment>,
+    columns: Map<String, Value>,
+    mut orders: mpsc::UnboundedReceiver<Order>,
+    mut closed: oneshot::Receiver<()>,
+    told: Teller,
+) {
+    let mut next = None;
+    loop {
+        let environment = environment.as_mut();
+        let work = async {
+            match next {
+                None => environment.init(&columns).await.map(Event::Opened),
+                Some(Order::Step(turn)) => environment.step(turn).await.map(Event::Stepped),
+                Some(Order::Score) => environment.score().await.map(Event::Scored),
+            }
+        };
+        let event = tokio::select! {
+            biased;
+            _ = &mut closed => return,
+            event = work => event,
+        };
+        let is_over = event.is_err();
+        told.tell(event.unwrap_or_else(Event::Failed));
+        if is_over {
+            return;
+        }
+        next = orders.recv().await;
+        if next.is_none() {
+            return;
+        }
+    }
+}
+
+/// A thread with a runtime.
+struct Room {
+    handle: Handle,
+    door: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Room {
+    fn open() -> Result<Self, StartError> {
+        let runtime = runtime::Builder::new_current_thread().enable_time().build()?;
+        let handle = runtime.handle().clone();
+        let (door, closed) = oneshot::channel::<()>();
+        let run = move || drop(runtime.block_on(closed));
+        let thread = thread::Builder::new().name("environments".to_owned()).spawn(run)?;
+        Ok(Self { handle, door: Some(door), thread: Some(thread) })
+    }
+
+    fn close(&mut self) {
+        self.door = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,575 @@
+"""Keeps the environments of a run for Tandem: tools and classes in Python as TRL takes them, thousands of episodes at
+once.
+
+The program is host.py of the rewards, schemas.py and this file in a row, started as `python3 -c PROGRAM CONFIG`. Its
+first line says what there is, or why it cannot begin. Then each line that comes in is a request, and each line that
+goes out is the answer to the request with its `id`. Answers come in any order.
+
+    {"id": 1, "episode": 7, "do": "open", "environment": null, "row": {…}}
+        {"id": 1, "text": null}, or a text for the end of the prompt
+    {"id": 2, "episode": 7, "do": "step", "calls": [{"name": "add", "arguments": {"a": 1, "b": 2}}]}
+        {"id": 2, "replies": [{"name": "add", "content": "3", "failed": false}], "reward": null, "done": false}
+    {"id": 3, "episode": 7, "do": "score"}
+        {"id": 3, "reward": 0.5}, or null
+    {"id": 4, "episode": 7, "do": "close"}
+        {"id": 4}
+    {"id": 5, "do": "reward", "function": "e.py:f", "episodes": [7], "group": {…}, "seconds": 10.0}
+        {"id": 5, "scores": [0.5], …}, as host.py of the rewards answers a group
+    {"id": 6, "do": "ping"}
+        {"id": 6}
+
+An answer with `error` is a failure of the episode; `late` and `too_long` say of which kind, and `traceback` where it
+arose. An answer with `abandoned` has the number of calls that go on though nobody waits for them.
+"""
+
+import collections
+import queue
+import threading
+
+PROTOCOL = 1
+
+# Bytes of a text that a function returns. Longer texts fit into no model.
+MAX_TEXT = 1 << 20
+
+# Bytes of all replies of a turn.
+MAX_TURN = 2 * MAX_TEXT
+
+# Characters of an error, and of its traceback.
+MAX_ERROR = 16384
+
+# Seconds in which a class may make an instance.
+BUILDING = 300.0
+
+# Seconds in which a cancelled function may end by itself.
+ENDING = 1.0
+
+
+class Late(Exception):
+    """A call that took too long."""
+
+
+class Unusable(Exception):
+    """A value of the user's function that cannot be passed on; the text goes on from the name of the function."""
+
+
+class TooLong(Unusable):
+    """A text that is longer than MAX_TEXT."""
+
+
+class Named:
+    """A value that an entry of the configuration names."""
+
+    def __init__(self, entry):
+        self.entry, kind, place, name = entry["entry"], entry["kind"], entry["place"], entry["name"]
+        folder = os.path.dirname(place) if kind == "file" else os.getcwd()
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+        module = imported(place) if kind == "file" else importlib.import_module(place)
+        self.value = getattr(module, name, None)
+        if self.value is None:
+            found = ", ".join(own_names(module)) or "none"
+            raise Refusal(f"{self.entry}: no `{name}` in {place}; its functions and classes: {found}")
+
+
+FILES = {}
+
+
+def imported(path):
+    if path not in FILES:
+        FILES[path] = import_file(path)
+    return FILES[path]
+
+
+def own_names(module):
+    """Names of the public functions and classes that are defined in a module, in order."""
+    kinds = (inspect.isfunction, inspect.isclass)
+    defined = [name for name, value in vars(module).items() if any(kind(value) for kind in kinds)]
+    return [name for name in defined if not name.startswith("_") and vars(module)[name].__module__ == module.__name__]
+
+
+def tool(entry):
+    """The function of an entry of `tools`."""
+    named = Named(entry)
+    if isinstance(named.value, type):
+        raise Refusal(f"{named.entry} is a class: `environment_factory` takes classes, `tools` takes functions")
+    if not callable(named.value) or not hasattr(named.value, "__name__"):
+        raise Refusal(f"{named.entry} is no function")
+    return named.value
+
+
+class Factory:
+    """What makes the environments of one kind, and those that wait for their next episode."""
+
+    def __init__(self, entry):
+        named = Named(entry)
+        self.entry, self.make = named.entry, named.value
+        if not callable(self.make):
+            raise Refusal(f"{self.entry} is no class")
+        needed = needs(self.make)
+        if needed:
+            raise Refusal(f"{self.entry} is called without arguments: give {', '.join(needed)} a default")
+        instance = self.make()
+        self.name = type(instance).__name__
+        members = [name for name, _ in inspect.getmembers(type(instance), inspect.isfunction)]
+        if "reset" not in members:
+            raise Refusal(f"{self.entry}: `{self.name}` has no method `reset`, which begins an episode")
+        self.rewards = "get_reward" in members
+        self.methods = [name for name in members if not name.startswith("_") and name not in ("reset", "get_reward")]
+        self.idle = [instance]
+
+    def tools(self, instance):
+        return [getattr(instance, name) for name in self.methods]
+
+
+def needs(function):
+    """The arguments that a function cannot be called without."""
+    try:
+        found = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    stars = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [f"`{one.name}`" for one in found if one.default is one.empty and one.kind not in stars]
+
+
+def distinct(tools, entry):
+    """Schemas of the tools of a row, whose names must differ."""
+    names = [function.__name__ for function in tools]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise Refusal(f"{entry}: two tools are called `{twice[0]}`")
+    return [tool_schema(function) for function in tools]
+
+
+def scorer(entry):
+    """The reward function of an entry of `reward_funcs`."""
+    named = Named(entry)
+    if not callable(named.value):
+        raise Refusal(f"{named.entry} is no function")
+    return named.value
+
+
+def asks_for_environments(function):
+    try:
+        return "environments" in inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False
+
+
+class Episode:
+    """An environment in use."""
+
+    def __init__(self, factory):
+        self.factory = factory
+        self.instance = None
+        self.tools = {}
+        self.running = None
+        # Whether its instance can serve another episode.
+        self.sound = True
+
+
+# Stands for an episode that is not open: it has no tools and no reward.
+NOBODY = Episode(None)
+
+
+class Job:
+    """A call on a thread."""
+
+    def __init__(self, work, loop):
+        self.work = work
+        self.begun = loop.create_future()
+        self.outcome = loop.create_future()
+        self.abandoned = False
+
+
+class Threads:
+    """Threads for functions that are not async. At most `most` calls run; those that nobody waits for do not count."""
+
+    def __init__(self, loop, most):
+        self.loop, self.most = loop, most
+        self.idle, self.waiting, self.running = [], collections.deque(), 0
+
+    def start(self, work):
+        job = Job(work, self.loop)
+        self.waiting.append(job)
+        self.fill()
+        return job
+
+    def fill(self):
+        while self.waiting and self.running < self.most:
+            job = self.waiting[0]
+            if job.begun.cancelled():
+                self.waiting.popleft()
+                continue
+            try:
+                inbox = self.idle.pop() if self.idle else self.new()
+            except RuntimeError as error:
+                # The system has no more threads: the next one that is free takes the call.
+                if not self.running:
+                    self.waiting.popleft()
+                    job.begun.set_result(None)
+                    job.outcome.set_result((None, error))
+                return
+            self.waiting.popleft()
+            self.running += 1
+            job.begun.set_result(None)
+            inbox.put(job)
+
+    def new(self):
+        inbox = queue.SimpleQueue()
+        threading.Thread(target=self.serve, args=(inbox,), daemon=True).start()
+        return inbox
+
+    def serve(self, inbox):
+        while True:
+            job = inbox.get()
+            try:
+                outcome = (job.work(), None)
+            except BaseException as error:
+                outcome = (None, error)
+            self.loop.call_soon_threadsafe(self.over, job, inbox, outcome)
+            del job, outcome
+
+    def over(self, job, inbox, outcome):
+        self.idle.append(inbox)
+        if not job.abandoned:
+            self.running -= 1
+        job.outcome.set_result(outcome)
+        self.fill()
+
+    def abandon(self, job):
+        job.abandoned = True
+        self.running -= 1
+        self.fill()
+
+
+class Host:
+    """The environments of one process."""
+
+    def __init__(self, config, answer):
+        self.answer = answer
+        self.timeout = config["timeout"]
+        self.loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(self.loop)
+        self.threads = Threads(self.loop, config["threads"])
+        self.tools = [tool(entry) for entry in config["tools"]]
+        self.factories = {entry["key"]: Factory(entry) for entry in config["environments"]}
+        self.scorers = {entry["entry"]: scorer(entry) for entry in config["rewards"]}
+        self.episodes = {}
+        self.tasks = set()
+        # Calls that go on though nobody waits for them, with the time since when.
+        self.abandoned = {}
+
+    def greeting(self):
+        """The first line: tools and classes, with their schemas."""
+        kinds = [
+            {
+                "key": key,
+                "class": factory.name,
+                "rewards": factory.rewards,
+                "tools": distinct(self.tools + factory.tools(factory.idle[0]), factory.entry)[len(self.tools) :],
+            }
+            for key, factory in self.factories.items()
+        ]
+        rewards = [entry for entry, function in self.scorers.items() if asks_for_environments(function)]
+        tools = distinct(self.tools, "`tools`")
+        return {"protocol": PROTOCOL, "ready": True, "tools": tools, "environments": kinds, "rewards": rewards}
+
+    def take(self, request):
+        """Begins to serve a request."""
+        episode = None
+        if request["do"] == "open":
+            episode = Episode(self.factories.get(request.get("environment")))
+            self.episodes[request["episode"]] = episode
+        elif request["do"] in ("step", "score"):
+            episode = self.episodes.get(request["episode"], NOBODY)
+        task = self.loop.create_task(self.served(request, episode))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        if episode is not None:
+            episode.running = task
+
+    async def served(self, request, episode):
+        try:
+            fields = await DO[request["do"]](self, request, episode)
+        except asyncio.CancelledError:
+            episode.sound = False
+            fields = {"error": "the episode was closed meanwhile"}
+        except Exception as error:
+            if episode is not None:
+                episode.sound = False
+            fields = told(error)
+        self.say(request["id"], fields)
+
+    def say(self, number, fields):
+        # What has just been cancelled may be about to end.
+        stubborn = sum(self.loop.time() - since > ENDING for since in self.abandoned.values())
+        self.answer({"id": number, **fields, **({"abandoned": stubborn} if stubborn else {})})
+
+    async def open(self, request, episode):
+        episode.tools = {function.__name__: function for function in self.tools}
+        if episode.factory is None:
+            return {"text": None}
+        idle = episode.factory.idle
+        build = episode.factory.make
+        episode.instance = idle.pop() if idle else await self.call(build, {}, "its constructor", within=BUILDING)
+        episode.tools.update((method.__name__, method) for method in episode.factory.tools(episode.instance))
+        return {"text": await self.call(episode.instance.reset, request["row"], "`reset`", opening)}
+
+    async def step(self, request, episode):
+        calls = request["calls"]
+        replies = [None] * len(calls)
+        together = []
+        for place, call in enumerate(calls):
+            function = episode.tools.get(call["name"])
+            if function is None:
+                replies[place] = refused(call["name"], f"Tool {call['name']} not found.")
+            elif inspect.iscoroutinefunction(function):
+                together.append(place)
+            else:
+                replies[place] = await self.reply(function, call)
+        waiting = [self.reply(episode.tools[calls[place]["name"]], calls[place]) for place in together]
+        for place, reply in zip(together, await asyncio.gather(*waiting, return_exceptions=True)):
+            if isinstance(reply, BaseException):
+                raise reply
+            replies[place] = reply
+        size = len(json.dumps(replies, ensure_ascii=False).encode())
+        if size > MAX_TURN:
+            raise TooLong(f"the replies of a turn have {size} bytes; at most {MAX_TURN} are passed on")
+        return {"replies": replies, "reward": None, "done": False}
+
+    async def reply(self, function, call):
+        """The reply to one call. What the function raises is a reply too."""
+        name, arguments = call["name"], call.get("arguments")
+        try:
+            content = await self.call(function, {} if arguments is None else arguments, f"`{name}`", content_of)
+        except (Late, Unusable, Refusal):
+            raise
+        except Exception as error:
+            return refused(name, described_error(error))
+        return {"name": name, "content": content, "failed": False}
+
+    async def score(self, _request, episode):
+        if episode.instance is None or not episode.factory.rewards:
+            return {"reward": None}
+        return {"reward": await self.call(episode.instance.get_reward, {}, "`get_reward`", number)}
+
+    async def close(self, request, _none):
+        episode = self.episodes.pop(request["episode"], None)
+        if episode is None:
+            return {}
+        if episode.running is not None and not episode.running.done():
+            episode.running.cancel()
+            await asyncio.wait({episode.running})
+            await self.settle()
+        if episode.sound and episode.instance is not None:
+            episode.factory.idle.append(episode.instance)
+        return {}
+
+    async def reward(self, request, _none):
+        """What a reward function says of a group whose environments are all open."""
+        group = request["group"]
+        for completion, number in zip(group["completions"], request["episodes"]):
+            completion["environment"] = self.episodes.get(number, NOBODY).instance
+        caller = Caller(self.scorers[request["function"]])
+        return await self.call(caller.answer, {"request": group}, "the function", within=request["seconds"])
+
+    async def ping(self, _request, _none):
+        return {}
+
+    async def call(self, function, arguments, what, taken=lambda value: value, within=None):
+        """What a function returns, as `taken` makes of it. `Late` if that takes too long."""
+        within = within or self.timeout
+        taken = named(taken, what)
+        if inspect.iscoroutinefunction(function):
+            return taken(await self.awaited(function(**arguments), what, within))
+
+        def work():
+            value = function(**arguments)
+            return value if inspect.isawaitable(value) else taken(value)
+
+        value = await self.on_a_thread(work, what, within)
+        return taken(await self.awaited(value, what, within)) if inspect.isawaitable(value) else value
+
+    async def awaited(self, waited, what, within):
+        task = self.loop.create_task(outcome_of(waited))
+        try:
+            await asyncio.wait({task}, timeout=within)
+        except asyncio.CancelledError:
+            task.cancel()
+            self.abandon(task)
+            raise
+        if not task.done():
+            task.cancel()
+            self.abandon(task)
+            await self.settle()
+            raise Late(what)
+        if task.cancelled():
+            raise Refusal(f"{what} was cancelled by its own code")
+        return value_of(task.result(), what)
+
+    async def on_a_thread(self, work, what, within):
+        job = self.threads.start(work)
+        try:
+            # The time counts from here on.
+            await job.begun
+            await asyncio.wait({job.outcome}, timeout=within)
+        except asyncio.CancelledError:
+            self.abandon_thread(job)
+            raise
+        if not job.outcome.done():
+            self.abandon_thread(job)
+            raise Late(what)
+        return value_of(job.outcome.result(), what)
+
+    def abandon_thread(self, job):
+        if not job.begun.cancelled() and not job.outcome.done():
+            self.threads.abandon(job)
+            self.abandon(job.outcome)
+
+    def abandon(self, future):
+        self.abandoned[future] = self.loop.time()
+        future.add_done_callback(self.abandoned.pop)
+
+    async def settle(self):
+        """Lets what was cancelled end by itself."""
+        if self.abandoned:
+            await asyncio.wait(set(self.abandoned), timeout=ENDING)
+
+
+DO = {
+    "open": Host.open,
+    "step": Host.step,
+    "score": Host.score,
+    "close": Host.close,
+    "reward": Host.reward,
+    "ping": Host.ping,
+}
+
+
+async def outcome_of(waited):
+    # An exception that ends programs would end the loop, and with it all other episodes.
+    try:
+        return await waited, None
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:
+        return None, error
+
+
+def value_of(outcome, what):
+    value, error = outcome
+    if error is None:
+        return value
+    if isinstance(error, Exception):
+        raise error
+    raise Refusal(f"{what} raised {type(error).__name__}, which is to end the program")
+
+
+def named(taken, what):
+    """The same function with errors that begin with a name."""
+
+    def take(value):
+        try:
+            return taken(value)
+        except Unusable as error:
+            raise type(error)(f"{what} {error}") from None
+
+    return take
+
+
+def content_of(value):
+    """The content of a reply: a text, or a list of content blocks with texts."""
+    return blocks(value) if is_blocks(value) else bounded(str(value))
+
+
+def is_blocks(value):
+    return isinstance(value, list) and value and all(isinstance(part, dict) and "type" in part for part in value)
+
+
+def blocks(parts):
+    for part in parts:
+        if part["type"] != "text" or not isinstance(part.get("text"), str):
+            raise Unusable(f"returned a content block of type {part['type']!r}; only texts can be given to the model")
+    return [{"type": "text", "text": bounded(part["text"])} for part in parts]
+
+
+def opening(value):
+    """The text of `reset` that is added to the last message; None if there is none."""
+    if is_blocks(value):
+        value = "".join(part["text"] for part in blocks(value))
+    if value is not None and not isinstance(value, str):
+        raise Unusable(f"returned {shortened(value)}; it may return a text, or nothing")
+    return value and bounded(value)
+
+
+def number(value):
+    score = entry(value)
+    if isinstance(score, dict):
+        raise Unusable(score["error"])
+    return score
+
+
+def bounded(text):
+    # A text may hold halves of characters, which UTF-8 does not have.
+    size = len(text.encode(errors="replace"))
+    if size > MAX_TEXT:
+        raise TooLong(f"returned a text of {size} bytes; at most {MAX_TEXT} are passed on")
+    return text.encode(errors="replace").decode()
+
+
+def refused(name, reason):
+    """The reply to a call that failed, in TRL's words."""
+    return {"name": name, "content": bounded(str({"error": reason})), "failed": True}
+
+
+def described_error(error):
+    try:
+        return str(error)
+    except Exception:
+        return type(error).__name__
+
+
+def told(error):
+    """The fields of an answer for an episode that failed."""
+    if isinstance(error, Late):
+        return {"error": str(error), "late": True}
+    if isinstance(error, Unusable):
+        return {"error": str(error), **({"too_long": True} if isinstance(error, TooLong) else {})}
+    return explained(error)
+
+
+def explained(error):
+    """An exception of the user's code, with the place in a file of the user's where there is one."""
+    frames = traceback.extract_tb(error.__traceback__)
+    file = next((frame.filename for frame in reversed(frames) if frame.filename in FILES), None)
+    return {key: text[:MAX_ERROR] for key, text in failure(error, file).items()}
+
+
+def serve():
+    requests, answers = own_descriptors()
+
+    def answer(value):
+        answers.write(json.dumps(value, ensure_ascii=False).encode(errors="replace") + b"\n")
+        answers.flush()
+
+    sys.path[:] = [folder for folder in sys.path if folder]
+    try:
+        config = json.loads(sys.argv[1])
+        sys.argv = sys.argv[:1]
+        host = Host(config, answer)
+        answer(host.greeting())
+    except BaseException as error:
+        answer(explained(error))
+        return 1
+
+    def read():
+        for line in requests:
+            host.loop.call_soon_threadsafe(host.take, json.loads(line))
+        host.loop.call_soon_threadsafe(host.loop.stop)
+
+    threading.Thread(target=read, daemon=True).start()
+    host.loop.run_forever()
+    return 0
+
+
+sys.exit(serve())

@@ -1,0 +1,487 @@
+//! A generator whose completions are conversations, around one whose completions are turns.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    mem,
+    sync::Arc,
+    time::Duration,
+};
+
+use rollout_environments::{Event, Opening, Sample, Step, Turn};
+use serde_json::{Map, Value};
+use shared::{EpisodeEnd, FinishReason, Placed, PolicyVersion, PromptId, RewardOutcome, SamplingParams, Segment};
+
+use super::{
+    Conversed, Hosts, Live, Rewards,
+    live::{At, end_of, end_of_failure},
+    prompts,
+};
+use crate::{
+    conversation::{After, Dialogue, Onward},
+    data::{Beginning, PromptRow},
+    engine::{EngineError, FinishedSequence, GroupRequest, Output, Request, State, SwapReport, WeightSource},
+    generate::{Generate, PairGenerator},
+};
+
+/// Longest wait for an environment while nothing else is to be done: how long a signal may take to be noticed.
+const WAIT: Duration = Duration::from_millis(5);
+
+/// A generator of conversations.
+pub struct Conversing {
+    inner: Box<dyn PairGenerator>,
+    dialogue: Dialogue,
+    hosts: Box<dyn Hosts>,
+    rewards: Rewards,
+    /// Tokens that prompt and completion may have together.
+    max_model_len: usize,
+    /// The groups that are not complete, by numbers of their own. A tag may come again after its group, and an
+    /// environment may answer late.
+    groups: HashMap<u64, Begun>,
+    /// The conversations that go on.
+    live: HashMap<Sample, Live>,
+    /// First turns that the generator has not been asked for.
+    first_turns: VecDeque<FirstTurns>,
+    /// Whether first turns may be asked for.
+    admits: bool,
+    /// Ended conversations that have not been told.
+    outputs: Vec<Output>,
+    /// Ended conversations that have not been taken.
+    ended: HashMap<(u64, u32), Conversed>,
+    next: u64,
+}
+
+/// A group whose conversations go on.
+struct Begun {
+    request: GroupRequest,
+    /// What environments are opened with.
+    row: Arc<Map<String, Value>>,
+    beginning: Beginning,
+    /// Conversations that have not ended.
+    live: usize,
+    /// Those whose environment is not open.
+    unopened: usize,
+    /// Samples by their prompts: environments mostly say the same to all samples of a row, which then share a prefill.
+    opened: Vec<FirstTurns>,
+}
+
+/// Samples of a group with the same prompt.
+struct FirstTurns {
+    group: u64,
+    opening: Option<String>,
+    prompt_ids: Arc<[u32]>,
+    samples: Vec<u32>,
+}
+
+impl Conversing {
+    /// A generator of conversations in a dialogue, whose turns `inner` samples. Prompt and completion have at most
+    /// `max_model_len` tokens.
+    #[must_use]
+    pub fn new(
+        inner: Box<dyn PairGenerator>,
+        dialogue: Dialogue,
+        (hosts, rewards): (Box<dyn Hosts>, Rewards),
+        max_model_len: usize,
+    ) -> Self {
+        Self {
+            inner,
+            dialogue,
+            hosts,
+            rewards,
+            max_model_len,
+            groups: HashMap::new(),
+            live: HashMap::new(),
+            first_turns: VecDeque::new(),
+            admits: true,
+            outputs: Vec::new(),
+            ended: HashMap::new(),
+            next: 0,
+        }
+    }
+
+    /// Opens an environment for each sample of a request.
+    fn open(&mut self, request: GroupRequest, row: &PromptRow) {
+        let number = self.next;
+        self.next += 1;
+        let samples = request.samples.clone();
+        self.groups.insert(
+            number,
+            Begun {
+                row: Arc::new(prompts::environment_row(row)),
+                beginning: row.beginning.clone().unwrap_or_default(),
+                live: samples.len(),
+                unopened: samples.len(),
+                opened: Vec::new(),
+                request,
+            },
+        );
+        for &index in samples.iter() {
+            let sample = Sample { tag: number, index };
+            self.live.insert(sample, Live::open());
+            self.hosts.open(sample, self.groups[&number].row.clone());
+        }
+    }
+
+    /// Takes what environments have said, and asks for the turns that may begin. Returns whether anything was said.
+    fn listen(&mut self) -> Result<bool, EngineError> {
+        let events: Vec<(Sample, Event)> = self.hosts.events().try_iter().collect();
+        for (sample, event) in &events {
+            self.hear(*sample, event)?;
+        }
+        self.begin_first_turns()?;
+        Ok(!events.is_empty())
+    }
+
+    fn hear(&mut self, sample: Sample, event: &Event) -> Result<(), EngineError> {
+        // A conversation that was given up has no answer to wait for.
+        let Some(live) = self.live.get(&sample) else { return Ok(()) };
+        match (event, live.at) {
+            (Event::Opened(opening), At::Opening) => self.opened(sample, opening),
+            (Event::Stepped(step), At::Stepping) => return self.stepped(sample, step),
+            (Event::Scored(reward), At::Scoring(end)) => self.scored(sample, end, *reward),
+            (Event::Failed(failure), _) => {
+                tracing::warn!("{failure}");
+                failure.words().iter().for_each(|line| tracing::warn!("  {line}"));
+                self.give_up(sample, end_of_failure(failure), failure.to_string());
+            }
+            (Event::Opened(_) | Event::Stepped(_) | Event::Scored(_), _) => {
+                self.give_up(sample, EpisodeEnd::EnvironmentFailed, "the environment answered out of turn".into());
+            }
+        }
+        Ok(())
+    }
+
+    /// The environment of a sample is open. With the last one of a group, its first turns may begin.
+    fn opened(&mut self, sample: Sample, opening: &Opening) {
+        let Some(group) = self.groups.get(&sample.tag) else { return };
+        let messages = prompts::opened(&group.beginning.messages, opening.text.as_deref());
+        let known = group.opened.iter().find(|known| known.opening == opening.text);
+        let prompt_ids = match known {
+            Some(known) => Ok(known.prompt_ids.clone()),
+            None => self
+                .dialogue
+                .opening(&messages, &group.beginning.tools)
+                .map(Arc::from)
+                .map_err(|error| error.to_string()),
+        };
+        let prompt_ids = match prompt_ids {
+            Ok(ids) => ids,
+            Err(reason) => return self.give_up(sample, EpisodeEnd::EnvironmentFailed, reason),
+        };
+        if prompt_ids.len() >= self.max_model_len {
+            let (length, most) = (prompt_ids.len(), self.max_model_len);
+            let reason = format!(
+                "the prompt with the environment's first words has {length} tokens, which leave no room within \
+                 `max_model_len` ({most})"
+            );
+            return self.give_up(sample, EpisodeEnd::EnvironmentFailed, reason);
+        }
+        let tools = group.beginning.tools.clone();
+        let conversation = self.dialogue.begin(messages, tools, prompt_ids.clone(), Vec::new());
+        let live = self.live.get_mut(&sample).expect("it is heard of live conversations alone");
+        live.go(At::Opened);
+        live.prompt_ids = Some(prompt_ids.clone());
+        live.conversation = Some(conversation);
+        live.opening.clone_from(&opening.text);
+        let group = self.groups.get_mut(&sample.tag).expect("it was just looked at");
+        match group.opened.iter_mut().find(|known| known.opening == opening.text) {
+            Some(known) => known.samples.push(sample.index),
+            None => group.opened.push(FirstTurns {
+                group: sample.tag,
+                opening: opening.text.clone(),
+                prompt_ids,
+                samples: vec![sample.index],
+            }),
+        }
+        self.no_longer_unopened(sample.tag);
+    }
+
+    /// One environment less is awaited.
+    fn no_longer_unopened(&mut self, number: u64) {
+        let Some(group) = self.groups.get_mut(&number) else { return };
+        group.unopened -= 1;
+        if group.unopened == 0 {
+            let mut opened = mem::take(&mut group.opened);
+            opened.iter_mut().for_each(|turns| turns.samples.sort_unstable());
+            opened.sort_unstable_by_key(|turns| turns.samples.first().copied());
+            self.first_turns.extend(opened);
+        }
+    }
+
+    /// Asks for first turns as long as the generator has room, and may begin any.
+    fn begin_first_turns(&mut self) -> Result<(), EngineError> {
+        while self.admits
+            && self.inner.running() + self.inner.waiting() < self.inner.capacity()
+            && let Some(turns) = self.first_turns.pop_front()
+        {
+            let FirstTurns { group: tag, prompt_ids, mut samples, .. } = turns;
+            samples.retain(|&index| self.live.contains_key(&Sample { tag, index }));
+            let Some(group) = self.groups.get(&tag).filter(|_| !samples.is_empty()) else { continue };
+            for &index in &samples {
+                if let Some(live) = self.live.get_mut(&Sample { tag, index }) {
+                    live.go(At::Sampling);
+                }
+            }
+            let group = GroupRequest { tag, prompt_ids, samples: samples.into(), ..group.request.clone() };
+            self.inner.begin(Request { keep: true, ..group.into() })?;
+        }
+        Ok(())
+    }
+
+    /// A turn has ended: its calls are run, or the conversation is over.
+    fn turn_ended(&mut self, sequence: &FinishedSequence, state: Option<State>) {
+        let sample = Sample { tag: sequence.tag, index: sequence.sample };
+        let Some(live) = self.live.get_mut(&sample) else { return };
+        let FinishedSequence { token_ids, logprobs, versions, finish_reason, .. } = sequence;
+        let Some(conversation) = &mut live.conversation else { return };
+        if *finish_reason == FinishReason::Aborted {
+            return self.give_up(sample, EpisodeEnd::Aborted, "the sampler gave it up".into());
+        }
+        match conversation.turn_ended(&self.dialogue, token_ids, logprobs, versions, *finish_reason) {
+            Ok(After::Calls(calls, text)) => {
+                live.called(calls.len());
+                live.state = state;
+                live.go(At::Stepping);
+                self.hosts.step(sample, Turn { calls, text });
+            }
+            Ok(After::Over(end)) => self.ask_for_reward(sample, end_of(end)),
+            Err(error) => self.give_up(sample, EpisodeEnd::Aborted, error.to_string()),
+        }
+    }
+
+    /// Tools have answered: the next turn is asked for, or the conversation is over.
+    fn stepped(&mut self, sample: Sample, step: &Step) -> Result<(), EngineError> {
+        let Some(live) = self.live.get_mut(&sample) else { return Ok(()) };
+        live.stepped(step);
+        let state = live.state.take();
+        let Some(conversation) = &mut live.conversation else { return Ok(()) };
+        let onward = match conversation.replied(&self.dialogue, &step.replies) {
+            Ok(onward) => onward,
+            Err(error) => {
+                self.give_up(sample, EpisodeEnd::Aborted, error.to_string());
+                return Ok(());
+            }
+        };
+        match onward {
+            Onward::Over(end) => self.ask_for_reward(sample, end_of(end)),
+            Onward::Sample { .. } if step.done => self.ask_for_reward(sample, EpisodeEnd::Stop),
+            Onward::Sample { given, room } => {
+                live.go(At::Sampling);
+                live.recomputed += u32::from(state.as_ref().is_none_or(|state| !state.is_held()));
+                let group = &self.groups[&sample.tag].request;
+                let sampling = SamplingParams { max_completion_length: room as u32, ..(*group.sampling).clone() };
+                let group = GroupRequest {
+                    tag: sample.tag,
+                    prompt_ids: given.into(),
+                    samples: [sample.index].into(),
+                    sampling: Arc::new(sampling),
+                    ..group.clone()
+                };
+                self.inner.begin(Request { from: state, keep: true, ..group.into() })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A conversation is over. Its environment is asked for the reward, where it may have one.
+    fn ask_for_reward(&mut self, sample: Sample, end: EpisodeEnd) {
+        if self.rewards.is_empty() {
+            return self.scored(sample, end, None);
+        }
+        if let Some(live) = self.live.get_mut(&sample) {
+            live.go(At::Scoring(end));
+            self.hosts.score(sample);
+        }
+    }
+
+    fn scored(&mut self, sample: Sample, end: EpisodeEnd, reward: Option<f64>) {
+        let Some(live) = self.live.get_mut(&sample) else { return };
+        live.add(reward);
+        let outcomes = self.rewards.outcomes(&self.groups[&sample.tag].row, live.reward());
+        self.end(sample, end, outcomes, None);
+    }
+
+    /// A conversation ends without a reward.
+    fn give_up(&mut self, sample: Sample, end: EpisodeEnd, reason: String) {
+        let nothing = self.rewards.outcomes(&Map::new(), None);
+        match self.live.get(&sample).map(|live| live.at) {
+            Some(At::Opening) => self.no_longer_unopened(sample.tag),
+            Some(At::Sampling) => drop(self.inner.cancel(sample.tag, Some(sample.index))),
+            _ => {}
+        }
+        self.end(sample, end, nothing, Some(reason));
+    }
+
+    fn end(&mut self, sample: Sample, end: EpisodeEnd, rewards: Vec<RewardOutcome>, failure: Option<String>) {
+        let Some((sequence, conversed)) = self.take_out(sample, end, rewards, failure) else { return };
+        self.ended.insert((conversed.tag, conversed.sample), conversed);
+        self.outputs.push(Output::Ended { sequence, state: None });
+    }
+
+    /// Gives up what a conversation has, and returns what it has come to.
+    fn take_out(
+        &mut self,
+        sample: Sample,
+        end: EpisodeEnd,
+        rewards: Vec<RewardOutcome>,
+        failure: Option<String>,
+    ) -> Option<(FinishedSequence, Conversed)> {
+        let live = self.live.remove(&sample)?;
+        self.hosts.close(sample);
+        let group = self.groups.get_mut(&sample.tag)?;
+        let tag = group.request.tag;
+        group.live -= 1;
+        if group.live == 0 {
+            self.groups.remove(&sample.tag);
+        }
+        let conversed = live.end((tag, sample.index), end, (rewards, failure), self.inner.version());
+        Some((sampled(&conversed), conversed))
+    }
+
+    /// Waits a moment for an environment.
+    fn wait(&mut self) -> Result<(), EngineError> {
+        if let Ok((sample, event)) = self.hosts.events().recv_timeout(WAIT) {
+            self.hear(sample, &event)?;
+            self.listen()?;
+        }
+        Ok(())
+    }
+
+    fn count(&self, is_it: impl Fn(At) -> bool) -> usize {
+        self.live.values().filter(|live| is_it(live.at)).count()
+    }
+}
+
+/// All that the policy has sampled in a conversation, as one sequence.
+fn sampled(conversed: &Conversed) -> FinishedSequence {
+    let (mut token_ids, mut logprobs, mut versions) = (Vec::new(), Vec::new(), Vec::new());
+    for segment in conversed.episode.segments() {
+        if let Segment::Sampled { ids, logprobs: of_turn, versions: of_ids, .. } = segment {
+            let begin = token_ids.len() as u32;
+            versions.extend(of_ids.iter().map(|&(first, version)| (begin + first, version)));
+            token_ids.extend_from_slice(ids);
+            logprobs.extend_from_slice(of_turn);
+        }
+    }
+    FinishedSequence {
+        tag: conversed.tag,
+        sample: conversed.sample,
+        token_ids,
+        logprobs,
+        top_logprobs: Vec::new(),
+        versions,
+        finish_reason: conversed.episode.finish_reason(),
+        queue_seconds: 0.0,
+        ttft_seconds: 0.0,
+        total_seconds: conversed.seconds,
+    }
+}
+
+impl Generate for Conversing {
+    fn version(&self) -> PolicyVersion {
+        self.inner.version()
+    }
+
+    /// Conversations that wait for their environments take no slot.
+    fn capacity(&self) -> usize {
+        self.inner.capacity() + self.count(At::waits)
+    }
+
+    /// Conversations that have begun, also those that wait: new weights under `drain` wait for all of them.
+    fn running(&self) -> usize {
+        self.count(At::is_begun)
+    }
+
+    fn waiting(&self) -> usize {
+        self.count(|at| !at.is_begun())
+    }
+
+    /// Refused: a conversation needs its row.
+    fn begin(&mut self, request: Request) -> Result<(), EngineError> {
+        let message = "completions are conversations here, and need the row of their prompt".into();
+        Err(EngineError::Request { prompt: request.group.prompt_id.0, message })
+    }
+
+    fn advance(&mut self) -> Result<Vec<Output>, EngineError> {
+        self.listen()?;
+        if self.inner.is_idle() {
+            if self.outputs.is_empty() {
+                self.wait()?;
+            }
+        } else {
+            for output in self.inner.advance()? {
+                if let Output::Ended { sequence, state } = output {
+                    self.turn_ended(&sequence, state);
+                }
+            }
+        }
+        Ok(mem::take(&mut self.outputs))
+    }
+
+    fn cancel(&mut self, tag: u64, sample: Option<u32>) -> Vec<FinishedSequence> {
+        let numbers = self.groups.iter().filter(|(_, group)| group.request.tag == tag).map(|(number, _)| *number);
+        let numbers: Vec<u64> = numbers.collect();
+        let is_it = |live: &&Sample| numbers.contains(&live.tag) && sample.is_none_or(|index| index == live.index);
+        let mut samples: Vec<Sample> = self.live.keys().filter(is_it).copied().collect();
+        samples.sort_unstable_by_key(|sample| (sample.tag, sample.index));
+        let mut cancelled = Vec::new();
+        for sample in samples {
+            self.inner.cancel(sample.tag, Some(sample.index));
+            if self.live[&sample].at == At::Opening {
+                self.no_longer_unopened(sample.tag);
+            }
+            let ended = self.take_out(sample, EpisodeEnd::Aborted, Vec::new(), None);
+            cancelled.extend(
+                ended.map(|(sequence, _)| FinishedSequence { finish_reason: FinishReason::Aborted, ..sequence }),
+            );
+        }
+        cancelled
+    }
+
+    fn begin_swap(&mut self, weights: WeightSource) -> Result<(), EngineError> {
+        self.inner.begin_swap(weights)
+    }
+
+    fn try_swap(&mut self) -> Result<Option<SwapReport>, EngineError> {
+        self.inner.try_swap()
+    }
+
+    /// First turns wait; turns of conversations that have begun do not, or these would never end.
+    fn set_admission(&mut self, admit: bool) {
+        self.admits = admit;
+    }
+}
+
+impl PairGenerator for Conversing {
+    fn begin_row(&mut self, request: Request, row: &PromptRow) -> Result<(), EngineError> {
+        self.open(request.group, row);
+        Ok(())
+    }
+
+    fn begin_rest(&mut self, request: Request, row: &PromptRow) -> Result<(), EngineError> {
+        self.begin_row(request, row)
+    }
+
+    fn take_conversation(&mut self, sequence: &FinishedSequence) -> Option<Conversed> {
+        self.ended.remove(&(sequence.tag, sequence.sample))
+    }
+
+    fn is_here(&self) -> bool {
+        self.inner.is_here()
+    }
+
+    fn fleet(&self) -> Option<shared::channel::FleetStatus> {
+        self.inner.fleet()
+    }
+
+    fn close(&mut self) {
+        self.inner.close();
+    }
+
+    fn handed_over(&mut self, group: &Placed) {
+        self.inner.handed_over(group);
+    }
+
+    fn distrusted(&mut self) -> Vec<(PromptId, u32)> {
+        self.inner.distrusted()
+    }
+}

@@ -1,0 +1,48 @@
+//! Completions that are conversations: the policy samples a turn, its tools answer, and the next turn goes on.
+//!
+//! [`Conversing`] is a generator around another one. Whoever drives it begins groups and takes completions as with any
+//! generator. In between, each completion is a [`Live`] conversation. It opens its environment, samples a turn, waits
+//! for replies, and goes on from the state that the turn has left, until it ends and its environment has been asked for
+//! a reward. While a conversation waits, it takes no slot of the generator, and further conversations are begun.
+//!
+//! The text of conversations is in [`conversation`](crate::conversation), environments are the crate
+//! `rollout-environments`, and [`prompts`] makes the prompts of a dataset. [`Rewards`] knows which environment's reward
+//! stands in which column. [`Conversations`] starts all of it for a run.
+//!
+//! Nothing that a policy samples depends on how long anybody waits: a turn depends on all ids before it alone.
+
+mod generator;
+mod hosts;
+mod live;
+pub mod prompts;
+mod rewards;
+mod setup;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use shared::{Episode, Exchange};
+
+pub use generator::Conversing;
+pub use hosts::Hosts;
+pub use live::Live;
+pub use rewards::Rewards;
+pub use setup::Conversations;
+
+/// A conversation that has ended.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Conversed {
+    /// The tag of its group.
+    pub tag: u64,
+    /// Its index within the group.
+    pub sample: u32,
+    /// Its prompt, with the first words of its environment; none where that failed before there was a prompt.
+    pub prompt_ids: Option<Arc<[u32]>>,
+    /// Its tokens after the prompt.
+    pub episode: Episode,
+    /// What it has beside its tokens.
+    pub exchange: Exchange,
+    /// Seconds from its opening to its end.
+    pub seconds: f64,
+}

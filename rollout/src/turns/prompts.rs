@@ -1,0 +1,77 @@
+//! Prompts of conversations: with the tools of the run, and with the first words of an environment.
+
+use std::sync::Arc;
+
+use serde_json::{Map, Value, json};
+
+use crate::{
+    conversation::Dialogue,
+    data::{Dataset, DatasetError, PromptRow},
+};
+
+/// Adds tools to the prompts of a dataset: to their texts and to their tokens. `tools_of` has the tools of a row.
+///
+/// # Errors
+/// The first row that cannot begin a conversation.
+pub fn add_tools(
+    dataset: &mut Dataset,
+    dialogue: &Dialogue,
+    tools_of: impl Fn(&Map<String, Value>) -> Result<Arc<[Value]>, String> + Sync,
+) -> Result<(), DatasetError> {
+    dataset.change(|row| {
+        let tools = tools_of(&environment_row(row))?;
+        let Some(beginning) = &mut row.beginning else { return Ok(()) };
+        beginning.tools = tools;
+        let ids = dialogue.opening(&beginning.messages, &beginning.tools).map_err(|error| error.to_string())?;
+        let mut variables = shared_data::template_variables(&row.columns)?;
+        variables.insert("tools".into(), beginning.tools.to_vec().into());
+        row.prompt_text = row.tokenizer.render(&beginning.messages, &variables).map_err(|error| error.to_string())?;
+        row.prompt_ids = ids.into();
+        // Reward functions get the messages that the policy saw, as TRL's trainer gives them.
+        row.messages.get_or_insert_with(|| beginning.messages.clone());
+        Ok(())
+    })
+}
+
+/// A row as environments are opened with it: every column, the prompt among them.
+#[must_use]
+pub fn environment_row(row: &PromptRow) -> Map<String, Value> {
+    let mut columns = (*row.columns).clone();
+    let messages = row.messages.as_deref().or(row.beginning.as_ref().map(|beginning| &*beginning.messages));
+    let prompt = messages.map_or_else(|| row.prompt_text.clone().into(), |messages| messages.to_vec().into());
+    columns.insert("prompt".into(), prompt);
+    columns
+}
+
+/// Messages with the first words of an environment behind the last one of the user (TRL's `reset`).
+#[must_use]
+pub fn opened(messages: &[Value], text: Option<&str>) -> Vec<Value> {
+    let mut messages = messages.to_vec();
+    let Some(text) = text.filter(|text| !text.is_empty()) else { return messages };
+    let Some(last) = messages.iter_mut().rev().find(|message| message["role"] == "user") else { return messages };
+    match &mut last["content"] {
+        Value::Array(parts) => parts.push(json!({ "type": "text", "text": text })),
+        Value::String(content) => content.push_str(text),
+        content => *content = text.into(),
+    }
+    messages
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn first_words_follow_the_last_message_of_the_user() {
+        let message = |role: &str, content: Value| json!({ "role": role, "content": content });
+        let messages = [message("system", "s".into()), message("user", "a".into()), message("user", "b".into())];
+        let found = opened(&messages, Some(" c"));
+        assert_eq!(found[..2], messages[..2]);
+        assert_eq!(found[2], message("user", "b c".into()));
+        assert_eq!(opened(&messages, None), messages);
+        let parts = json!([{ "type": "text", "text": "b" }]);
+        let found = opened(&[message("user", parts)], Some("c"));
+        assert_eq!(found[0]["content"][1]["text"], "c");
+        assert_eq!(opened(&[message("user", Value::Null)], Some("c"))[0]["content"], "c");
+    }
+}

@@ -1,0 +1,359 @@
+//! Conversations over a scripted generator and scripted environments.
+
+use std::sync::{Arc, LazyLock, Mutex};
+
+use crossbeam::channel::{Receiver, Sender, unbounded};
+use rollout_environments::{Event, Failure, Opening, Sample, Step, Turn};
+use serde_json::{Map, Value, json};
+use shared::{EpisodeEnd, FinishReason, PromptId, RewardOutcome, SamplingParams, Segment};
+
+use super::{Conversed, Conversing, Hosts, Rewards, prompts};
+use crate::{
+    conversation::{Dialogue, Limits, Reply},
+    data::{
+        Beginning, PromptRow, Tokenizer,
+        testing::{BOS, byte_tokenizer_with},
+    },
+    engine::{FinishedSequence, GroupRequest, Output},
+    generate::{Generate, PairGenerator, testing::Scripted},
+};
+
+/// The parts of Qwen2.5's template that conversations need.
+const TEMPLATE: &str = "{%- if tools %}<|im_start|>system\n{%- for tool in tools %}\n{{ tool | tojson }}{% endfor %}\n\
+    <tool_call>\n{\"name\": <name>, \"arguments\": <args>}\n</tool_call><|im_end|>\n{% endif %}\
+    {%- for message in messages %}\
+    {%- if message.role == 'tool' %}<|im_start|>user\n<tool_response>\n{{ message.content }}\n</tool_response><|im_end|>\n\
+    {% elif message.tool_calls %}<|im_start|>assistant{% for call in message.tool_calls %}\n\
+    <tool_call>\n{\"name\": \"{{ call.function.name }}\", \"arguments\": {{ call.function.arguments | tojson }}}\n\
+    </tool_call>{% endfor %}<|im_end|>\n\
+    {% else %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endif %}\
+    {%- endfor %}\
+    {%- if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+
+const END: u32 = BOS + 2;
+
+static TOKENIZER: LazyLock<Tokenizer> =
+    LazyLock::new(|| byte_tokenizer_with(Some(TEMPLATE), &["<|im_start|>", "<|im_end|>"]));
+
+fn ids(text: &str) -> Vec<u32> {
+    TOKENIZER.encode(text, false).unwrap()
+}
+
+fn text(ids: &[u32]) -> String {
+    TOKENIZER.decode(ids).unwrap()
+}
+
+/// Sample 0 calls `add` once, sample 1 twice, and others never.
+fn script(context: &[u32], sample: u32) -> Vec<u32> {
+    let replies = text(context).matches("</tool_response>").count() as u32;
+    let turn = if sample < 2 && replies <= sample {
+        "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 2, \"b\": 3}}\n</tool_call><|im_end|>".to_owned()
+    } else {
+        format!("It is {replies}.<|im_end|>")
+    };
+    ids(&turn)
+}
+
+fn tools() -> Arc<[Value]> {
+    let number = json!({ "type": "integer", "description": "A number." });
+    let parameters = json!({ "type": "object", "properties": { "a": number, "b": number } });
+    let function = json!({ "name": "add", "description": "Adds.", "parameters": parameters });
+    [json!({ "type": "function", "function": function })].into()
+}
+
+fn dialogue(max_completion_length: usize, max_model_len: usize) -> Dialogue {
+    let limits = Limits { max_completion_length, max_model_len, max_tool_calling_iterations: None };
+    Dialogue::new(&TOKENIZER, &[END], limits).unwrap()
+}
+
+fn row() -> PromptRow {
+    let messages = Arc::from([json!({ "role": "user", "content": "2+3?" })]);
+    let beginning = Beginning { messages: Arc::clone(&messages), tools: tools() };
+    let columns = Map::from_iter([("answer".to_owned(), json!("5"))]);
+    PromptRow {
+        prompt_id: PromptId(7),
+        prompt_text: String::new(),
+        prompt_ids: dialogue(99, 9999).opening(&messages, &beginning.tools).unwrap().into(),
+        shortened: false,
+        prefill: String::new(),
+        messages: Some(messages),
+        question: None,
+        columns: Arc::new(columns),
+        tokenizer: TOKENIZER.clone(),
+        beginning: Some(beginning),
+    }
+}
+
+fn request(tag: u64, samples: u32) -> GroupRequest {
+    GroupRequest {
+        tag,
+        prompt_id: PromptId(7),
+        epoch: 0,
+        prompt_ids: row().prompt_ids,
+        samples: (0..samples).collect(),
+        sampling: Arc::new(SamplingParams { max_completion_length: 400, ..SamplingParams::default() }),
+        lengths: None,
+        stop_criterion: None,
+        constraint: None,
+    }
+}
+
+/// What an environment was asked for.
+#[derive(Debug, Clone, PartialEq)]
+enum Asked {
+    Open(Map<String, Value>),
+    Step(Turn),
+    Score,
+    Close,
+}
+
+type Log = Arc<Mutex<Vec<(Sample, Asked)>>>;
+
+/// Environments that answer as a test says, at once or when the test does.
+struct Answering {
+    log: Log,
+    answer: fn(Sample, &Asked) -> Option<Event>,
+    sender: Sender<(Sample, Event)>,
+    events: Receiver<(Sample, Event)>,
+}
+
+impl Answering {
+    fn ask(&self, sample: Sample, asked: Asked) {
+        if let Some(event) = (self.answer)(sample, &asked) {
+            self.sender.send((sample, event)).unwrap();
+        }
+        self.log.lock().unwrap().push((sample, asked));
+    }
+}
+
+impl Hosts for Answering {
+    fn open(&mut self, sample: Sample, row: Arc<Map<String, Value>>) {
+        self.ask(sample, Asked::Open((*row).clone()));
+    }
+
+    fn step(&mut self, sample: Sample, turn: Turn) {
+        self.ask(sample, Asked::Step(turn));
+    }
+
+    fn score(&mut self, sample: Sample) {
+        self.ask(sample, Asked::Score);
+    }
+
+    fn close(&mut self, sample: Sample) {
+        self.ask(sample, Asked::Close);
+    }
+
+    fn events(&self) -> &Receiver<(Sample, Event)> {
+        &self.events
+    }
+}
+
+/// Opens without words, adds, and gives half a point.
+fn adding(_: Sample, asked: &Asked) -> Option<Event> {
+    Some(match asked {
+        Asked::Open(_) => Event::Opened(Opening { text: None }),
+        Asked::Step(turn) => Event::Stepped(step(turn, "5")),
+        Asked::Score => Event::Scored(Some(0.5)),
+        Asked::Close => return None,
+    })
+}
+
+fn step(turn: &Turn, content: &str) -> Step {
+    let reply = |call: &crate::conversation::ToolCall| Reply {
+        name: call.name.clone(),
+        content: content.into(),
+        failed: content.contains("error"),
+    };
+    Step { replies: turn.calls.iter().map(reply).collect(), reward: None, done: false }
+}
+
+struct World {
+    generator: Conversing,
+    log: Log,
+    sender: Sender<(Sample, Event)>,
+}
+
+fn world(capacity: usize, answer: fn(Sample, &Asked) -> Option<Event>) -> World {
+    world_of(capacity, answer, dialogue(400, 9999))
+}
+
+fn world_of(capacity: usize, answer: fn(Sample, &Asked) -> Option<Event>, dialogue: Dialogue) -> World {
+    let (sender, events) = unbounded();
+    let log = Log::default();
+    let hosts = Answering { log: log.clone(), answer, sender: sender.clone(), events };
+    let rewards = Rewards::of(Some(&"e.py:Sums".parse().unwrap()));
+    let inner = Box::new(Scripted::new(capacity, script));
+    World { generator: Conversing::new(inner, dialogue, (Box::new(hosts), rewards), 9999), log, sender }
+}
+
+impl World {
+    /// What ends within so many steps.
+    fn run(&mut self, steps: usize) -> Vec<(FinishedSequence, Conversed)> {
+        let mut ended = Vec::new();
+        for _ in 0..steps {
+            for output in self.generator.advance().unwrap() {
+                let Output::Ended { sequence, .. } = output else { panic!("no token is told") };
+                let conversed = self.generator.take_conversation(&sequence).unwrap();
+                ended.push((sequence, conversed));
+            }
+        }
+        ended.sort_by_key(|(sequence, _)| (sequence.tag, sequence.sample));
+        ended
+    }
+
+    fn asked(&self, is_it: impl Fn(&Asked) -> bool) -> usize {
+        self.log.lock().unwrap().iter().filter(|(_, asked)| is_it(asked)).count()
+    }
+}
+
+/// The texts of an episode, each with its owner.
+fn parts(conversed: &Conversed) -> Vec<(bool, String)> {
+    let part = |segment: Segment<'_>| match segment {
+        Segment::Sampled { ids, .. } => (true, text(ids)),
+        Segment::Given { ids, .. } => (false, text(ids)),
+    };
+    conversed.episode.segments().map(part).collect()
+}
+
+const REPLY: &str = "\nuser\n<tool_response>\n5\n</tool_response>\nassistant\n";
+
+#[test]
+fn a_conversation_goes_on_with_the_replies_of_its_tools_and_ends_with_its_reward() {
+    let mut world = world(8, adding);
+    world.generator.begin_row(request(3, 3).into(), &row()).unwrap();
+    let ended = world.run(400);
+    assert_eq!(ended.len(), 3);
+    assert!(world.generator.is_idle());
+    let call = "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 2, \"b\": 3}}\n</tool_call>";
+    let (given, turn) = (|| (false, REPLY.to_owned()), |text: &str| (true, text.to_owned()));
+    assert_eq!(parts(&ended[0].1), [turn(call), given(), turn("It is 1.")]);
+    assert_eq!(parts(&ended[1].1), [turn(call), given(), turn(call), given(), turn("It is 2.")]);
+    assert_eq!(parts(&ended[2].1), [turn("It is 0.")]);
+    for (index, (sequence, conversed)) in ended.iter().enumerate() {
+        assert_eq!((sequence.tag, sequence.sample as usize, conversed.tag), (3, index, 3));
+        assert_eq!(sequence.token_ids.len(), conversed.episode.sampled());
+        assert_eq!(sequence.logprobs.len(), conversed.episode.logprobs().count());
+        assert_eq!(conversed.prompt_ids.as_deref(), Some(&*row().prompt_ids));
+        assert!(conversed.episode.is_sound());
+        let exchange = &conversed.exchange;
+        let calls = [1, 2, 0][index];
+        assert_eq!((exchange.end, exchange.calls, exchange.failed_calls), (EpisodeEnd::Stop, calls, 0));
+        assert_eq!(exchange.rewards, [RewardOutcome::Score(0.5)]);
+        assert_eq!(exchange.messages.values().len(), 2 * calls as usize + 1);
+    }
+    let messages = ended[0].1.exchange.messages.values();
+    assert_eq!(messages[1], json!({ "role": "tool", "name": "add", "content": "5" }));
+    let log = world.log.lock().unwrap();
+    let Asked::Open(columns) = &log[0].1 else { panic!("it is opened first") };
+    assert_eq!(columns["answer"], "5");
+    assert_eq!(columns["prompt"], json!([{ "role": "user", "content": "2+3?" }]));
+}
+
+#[test]
+fn conversations_that_wait_take_no_slot_and_hold_up_new_weights() {
+    let mut world = world(1, |sample, asked| match asked {
+        Asked::Step(_) => None,
+        other => adding(sample, other),
+    });
+    for tag in 0..3 {
+        world.generator.begin_row(request(tag, 1).into(), &row()).unwrap();
+    }
+    assert!(world.run(400).is_empty());
+    assert_eq!(world.asked(|asked| matches!(asked, Asked::Step(_))), 3, "all have had their turn in the one slot");
+    assert_eq!((world.generator.running(), world.generator.waiting(), world.generator.capacity()), (3, 0, 4));
+    // A swap under `drain` closes the admission: what has begun goes on, what has not waits.
+    world.generator.set_admission(false);
+    world.generator.begin_row(request(3, 1).into(), &row()).unwrap();
+    let steps: Vec<(Sample, Turn)> = (world.log.lock().unwrap().iter())
+        .filter_map(|(sample, asked)| if let Asked::Step(turn) = asked { Some((*sample, turn.clone())) } else { None })
+        .collect();
+    for (sample, turn) in &steps {
+        world.sender.send((*sample, Event::Stepped(step(turn, "5")))).unwrap();
+    }
+    assert_eq!(world.run(400).len(), 3);
+    assert_eq!((world.generator.running(), world.generator.waiting()), (0, 1));
+    world.generator.set_admission(true);
+    world.run(200);
+    assert_eq!((world.generator.running(), world.generator.waiting()), (1, 0));
+}
+
+#[test]
+fn a_failed_environment_ends_its_own_conversation_without_a_reward() {
+    let mut world = world(8, |sample, asked| match (sample.index, asked) {
+        (0, Asked::Step(_)) | (2, Asked::Open(_)) => Some(Event::Failed(broken())),
+        (_, other) => adding(sample, other),
+    });
+    world.generator.begin_row(request(0, 4).into(), &row()).unwrap();
+    let ended = world.run(400);
+    let ends: Vec<EpisodeEnd> = ended.iter().map(|(_, conversed)| conversed.exchange.end).collect();
+    use EpisodeEnd::{EnvironmentFailed, Stop};
+    assert_eq!(ends, [EnvironmentFailed, Stop, EnvironmentFailed, Stop]);
+    for (_, failed) in [&ended[0], &ended[2]] {
+        assert_eq!(failed.exchange.rewards, [RewardOutcome::NotApplicable]);
+        assert!(failed.exchange.reason().unwrap().contains("the maze is gone"), "{:?}", failed.exchange);
+    }
+    assert_eq!(ended[0].1.episode.sampled_spans().count(), 1, "what was sampled before is known");
+    assert_eq!((ended[2].1.episode.sampled(), ended[2].1.prompt_ids.is_none()), (0, true));
+    assert_eq!(ended[2].1.episode.oldest().map(|version| version.0), Some(0));
+    assert_eq!(world.asked(|asked| *asked == Asked::Close), 4, "each is given back once");
+    // What a conversation that is gone still says is of no account.
+    world.sender.send((Sample { tag: 0, index: 0 }, Event::Scored(Some(1.0)))).unwrap();
+    assert!(world.run(3).is_empty());
+}
+
+fn broken() -> Failure {
+    Failure::Broken { environment: "Sums".into(), reason: "the maze is gone".into(), traceback: None }
+}
+
+#[test]
+fn samples_with_the_same_first_words_share_a_prompt_and_others_have_their_own() {
+    let mut world = world(8, |sample, asked| match asked {
+        Asked::Open(_) => {
+            Some(Event::Opened(Opening { text: Some(format!(" Room {}", if sample.index == 2 { 2 } else { 1 })) }))
+        }
+        other => adding(sample, other),
+    });
+    world.generator.begin_row(request(0, 3).into(), &row()).unwrap();
+    let ended = world.run(400);
+    let prompts: Vec<String> = ended.iter().map(|(_, c)| text(c.prompt_ids.as_deref().unwrap())).collect();
+    assert!(prompts[0].ends_with("user\n2+3? Room 1\nassistant\n"), "{}", prompts[0]);
+    assert!(prompts[1] == prompts[0] && prompts[2].contains("Room 2"));
+    assert_eq!(ended[2].1.exchange.opening.as_deref(), Some(" Room 2"));
+}
+
+#[test]
+fn a_reply_without_room_ends_the_conversation_and_no_tool_is_called_for_nothing() {
+    let call = script(&[], 0).len();
+    let mut tight = world_of(8, adding, dialogue(call + 5, 9999));
+    tight.generator.begin_row(request(0, 1).into(), &row()).unwrap();
+    let ended = tight.run(400);
+    assert_eq!(ended[0].1.exchange.end, EpisodeEnd::ReplyTooLong);
+    assert_eq!(ended[0].1.episode.finish_reason(), FinishReason::Stop, "it is not truncated");
+    assert_eq!(parts(&ended[0].1).len(), 1);
+    let mut full = world_of(8, adding, dialogue(call, 9999));
+    full.generator.begin_row(request(0, 1).into(), &row()).unwrap();
+    assert_eq!(full.run(400)[0].1.exchange.end, EpisodeEnd::ReplyTooLong);
+    assert_eq!(full.asked(|asked| matches!(asked, Asked::Step(_))), 0);
+}
+
+#[test]
+fn what_is_cancelled_gives_its_environment_back() {
+    let mut world = world(8, |sample, asked| match asked {
+        Asked::Step(_) => None,
+        other => adding(sample, other),
+    });
+    world.generator.begin_row(request(5, 2).into(), &row()).unwrap();
+    world.run(400);
+    let cancelled = world.generator.cancel(5, Some(0));
+    assert_eq!((cancelled.len(), cancelled[0].tag, cancelled[0].finish_reason), (1, 5, FinishReason::Aborted));
+    assert_eq!(world.generator.running(), 1);
+    assert_eq!(world.generator.cancel(5, None).len(), 1);
+    assert!(world.generator.is_idle() && world.generator.advance().unwrap().is_empty());
+    assert_eq!(world.asked(|asked| *asked == Asked::Close), 2);
+}
+
+#[test]
+fn a_row_for_an_environment_has_its_prompt() {
+    let found = prompts::environment_row(&row());
+    assert_eq!(found.keys().collect::<Vec<_>>(), ["answer", "prompt"]);
+}

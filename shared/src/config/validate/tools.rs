@@ -1,0 +1,102 @@
+//! Tools and environments: what they cannot be combined with.
+
+use crate::{
+    config::{ConfigError, TrainConfig},
+    methods::advantage::CreditUnit,
+};
+
+impl TrainConfig {
+    pub(super) fn check_tools(&self) -> Result<(), ConfigError> {
+        if !self.has_tools() {
+            return Ok(());
+        }
+        let (estimator, spec) = (self.advantage_estimator, self.advantage_estimator.spec());
+        ensure!(
+            self.structured_outputs_regex.is_none(),
+            "`structured_outputs_regex` cannot be combined with `tools` or `environment_factory`: an expression \
+             describes one answer, and a conversation has several turns; remove one of them"
+        );
+        ensure!(
+            self.listen.is_none(),
+            "`listen` cannot be combined with `tools` or `environment_factory`: workers do not run tools; leave \
+             `listen` out, and the sampler runs beside the learner"
+        );
+        ensure!(
+            self.max_prompt_length.is_none(),
+            "`max_prompt_length` cannot be combined with `tools` or `environment_factory`: it would cut the \
+             description of the tools from the prompt; leave it out, and `max_model_len` leaves long prompts out"
+        );
+        ensure!(
+            spec.unit != CreditUnit::Step,
+            "`advantage_estimator` {estimator} cannot be combined with `tools` or `environment_factory`: rewards \
+             are for whole conversations; use grpo"
+        );
+        Ok(())
+    }
+
+    /// Options of conversations that are set in a run without any.
+    pub(super) fn unused_by_tools(&self) -> Vec<&'static str> {
+        let keys = ["max_tool_calling_iterations", "environment_timeout", "max_kept_states"];
+        keys.into_iter().filter(|key| !self.has_tools() && self.is_set(key)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::{
+        AdvantageEstimator, TrainConfig,
+        validate::testing::{accepted, refused, valid},
+    };
+
+    fn with_tool(config: &mut TrainConfig) {
+        config.tools = vec!["my_tools.py:add".into()];
+    }
+
+    #[test]
+    fn conversations_are_not_combined_with_what_knows_one_turn_alone() {
+        accepted(with_tool);
+        refused("`structured_outputs_regex` cannot be combined with `tools`", |c| {
+            with_tool(c);
+            c.structured_outputs_regex = Some("a".into());
+        });
+        refused("`listen` cannot be combined with `tools`", |c| {
+            with_tool(c);
+            c.listen = Some("tcp/127.0.0.1:7447".into());
+        });
+        refused("`max_prompt_length` cannot be combined with `tools`", |c| {
+            with_tool(c);
+            c.max_prompt_length = Some(8);
+        });
+        refused("`advantage_estimator` process cannot be combined with `tools`", |c| {
+            with_tool(c);
+            c.advantage_estimator = AdvantageEstimator::Process;
+        });
+    }
+
+    #[test]
+    fn options_of_conversations_are_remarked_on_without_a_tool_or_an_environment() {
+        let remark = |config: &TrainConfig| {
+            config.warnings().into_iter().find(|line| line.contains("has no effect without `tools`"))
+        };
+        let mut config = TrainConfig { max_kept_states: Some(2), ..valid() };
+        assert!(remark(&config).is_some_and(|line| line.starts_with("`max_kept_states` has no effect")));
+        with_tool(&mut config);
+        assert_eq!(remark(&config), None);
+        refused("max_tool_calling_iterations", |c| {
+            with_tool(c);
+            c.max_tool_calling_iterations = Some(0);
+        });
+    }
+
+    #[test]
+    fn the_reward_of_an_environment_is_reward_enough() {
+        accepted(|c| {
+            c.reward_funcs.clear();
+            c.environment_factory = "my_env.py:Maze".parse().ok();
+        });
+        refused("`reward_funcs` is empty", |c| {
+            c.reward_funcs.clear();
+            with_tool(c);
+        });
+    }
+}
