@@ -108,7 +108,8 @@ proptest! {
                     let (_, after) = take(&mut other, &wide, turn);
                     prop_assert!(matches!(after, After::Calls(..)));
                     let fresh = other.replied(&wide, &replies(&turn.replies)).unwrap();
-                    prop_assert!(matches!(fresh, Onward::Sample { given: fresh, .. } if fresh == given));
+                    let Onward::Sample { given: fresh, .. } = fresh else { panic!("there is room") };
+                    prop_assert_eq!(&fresh, &given);
                     all.extend(&given);
                     owners.extend(given.iter().map(|_| false));
                     messages += turn.replies.len();
