@@ -4,8 +4,8 @@
 //! token), [`generate`] (the seam before the engine, and the loop over it), [`reward`] (completions to scores),
 //! [`assembly`] (sequences to scored groups), [`structured_outputs`] (completions that follow an expression),
 //! [`turns`] (completions that are conversations), [`evaluation`] (groups to metrics), [`pair`] (the half of the
-//! training pair that runs in this process). [`commands`] holds one file per subcommand, [`trace`] records a timeline of
-//! all of it. The arithmetic of the engine's own kernels is the crate `rollout-kernels`, reward functions are
+//! training pair that runs in this process). [`commands`] holds one file per subcommand, [`trace`] records a timeline
+//! of all of it. The arithmetic of the engine's own kernels is the crate `rollout-kernels`, reward functions are
 //! `rollout-rewards`, environments `rollout-environments`, and samplers on other hosts `rollout-fleet`, which is built
 //! on this crate. This crate never links libtorch.
 
