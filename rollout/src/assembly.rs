@@ -13,7 +13,7 @@ use shared::{Completion, Episode, Exchange, Group, Notes, Provenance, RewardOutc
 use crate::{
     data::{PromptRow, Tokenizer, stop::StopCriterionFactory},
     engine::{Constrained, FinishedSequence, GroupRequest},
-    turns::Conversed,
+    generate::Conversed,
 };
 
 /// The functions that score completions.
@@ -62,8 +62,8 @@ struct Ended {
 /// What is wrong with a sequence of no open group.
 const UNASKED: &str = "the engine returned a sequence that nobody asked for";
 
-/// A completion as reward functions see it. The text of a conversation is that of the policy's own turns: nothing that a
-/// tool has written is taken for the policy's.
+/// A completion as reward functions see it. The text of a conversation is that of the policy's own turns: no words of a
+/// tool are taken for the policy's.
 fn as_seen(completion: &Completion, tokenizer: &Tokenizer) -> RewardCompletion {
     let seen = RewardCompletion::from(completion);
     if seen.given.is_empty() {

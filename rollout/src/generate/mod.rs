@@ -11,7 +11,7 @@ pub mod pair;
 pub(crate) mod testing;
 
 pub use drive::{Next, Work, drive, finish};
-pub use pair::PairGenerator;
+pub use pair::{Conversed, PairGenerator};
 
 use shared::PolicyVersion;
 

@@ -1,13 +1,31 @@
 //! What a pair asks of a generator beyond [`Generate`]: where workers generate, it has to know of them.
 
-use shared::{Placed, PromptId, RewardOutcome, channel::FleetStatus};
+use std::sync::Arc;
+
+use shared::{Episode, Exchange, Placed, PromptId, RewardOutcome, channel::FleetStatus};
 
 use super::Generate;
 use crate::{
     data::PromptRow,
     engine::{Engine, EngineError, FinishedSequence, Request},
-    turns::Conversed,
 };
+
+/// A conversation that has ended.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Conversed {
+    /// The tag of its group.
+    pub tag: u64,
+    /// Its index within the group.
+    pub sample: u32,
+    /// Its prompt, with the first words of its environment; none where that failed before there was a prompt.
+    pub prompt_ids: Option<Arc<[u32]>>,
+    /// Its tokens after the prompt.
+    pub episode: Episode,
+    /// What it has beside its tokens.
+    pub exchange: Exchange,
+    /// Seconds from its opening to its end.
+    pub seconds: f64,
+}
 
 /// A generator as a pair has it. What is said here of workers is the answer of a generator without any.
 pub trait PairGenerator: Generate {

@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 use shared::{EpisodeEnd, FinishReason, Placed, PolicyVersion, PromptId, RewardOutcome, SamplingParams, Segment};
 
 use super::{
-    Conversed, Hosts, Live, Rewards,
+    Hosts, Live, Rewards,
     live::{At, end_of, end_of_failure},
     prompts,
 };
@@ -20,7 +20,7 @@ use crate::{
     conversation::{After, Dialogue, Onward},
     data::{Beginning, PromptRow},
     engine::{EngineError, FinishedSequence, GroupRequest, Output, Request, State, SwapReport, WeightSource},
-    generate::{Generate, PairGenerator},
+    generate::{Conversed, Generate, PairGenerator},
 };
 
 /// Longest wait for an environment while nothing else is to be done: how long a signal may take to be noticed.

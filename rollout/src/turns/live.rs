@@ -8,10 +8,10 @@ use std::{
 use rollout_environments::{Failure, Step};
 use shared::{Episode, EpisodeEnd, Exchange, FinishReason, PolicyVersion, RewardOutcome};
 
-use super::Conversed;
 use crate::{
     conversation::{Conversation, End},
     engine::State,
+    generate::Conversed,
 };
 
 /// How far a conversation is.

@@ -20,29 +20,8 @@ mod setup;
 #[cfg(test)]
 mod tests;
 
-use std::sync::Arc;
-
-use shared::{Episode, Exchange};
-
 pub use generator::Conversing;
 pub use hosts::Hosts;
 pub use live::Live;
 pub use rewards::Rewards;
 pub use setup::Conversations;
-
-/// A conversation that has ended.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Conversed {
-    /// The tag of its group.
-    pub tag: u64,
-    /// Its index within the group.
-    pub sample: u32,
-    /// Its prompt, with the first words of its environment; none where that failed before there was a prompt.
-    pub prompt_ids: Option<Arc<[u32]>>,
-    /// Its tokens after the prompt.
-    pub episode: Episode,
-    /// What it has beside its tokens.
-    pub exchange: Exchange,
-    /// Seconds from its opening to its end.
-    pub seconds: f64,
-}

@@ -7,7 +7,7 @@ use rollout_environments::{Event, Failure, Opening, Sample, Step, Turn};
 use serde_json::{Map, Value, json};
 use shared::{EpisodeEnd, FinishReason, PromptId, RewardOutcome, SamplingParams, Segment};
 
-use super::{Conversed, Conversing, Hosts, Rewards, prompts};
+use super::{Conversing, Hosts, Rewards, prompts};
 use crate::{
     conversation::{Dialogue, Limits, Reply},
     data::{
@@ -15,14 +15,15 @@ use crate::{
         testing::{BOS, byte_tokenizer_with},
     },
     engine::{FinishedSequence, GroupRequest, Output},
-    generate::{Generate, PairGenerator, testing::Scripted},
+    generate::{Conversed, Generate, PairGenerator, testing::Scripted},
 };
 
 /// The parts of Qwen2.5's template that conversations need.
 const TEMPLATE: &str = "{%- if tools %}<|im_start|>system\n{%- for tool in tools %}\n{{ tool | tojson }}{% endfor %}\n\
     <tool_call>\n{\"name\": <name>, \"arguments\": <args>}\n</tool_call><|im_end|>\n{% endif %}\
     {%- for message in messages %}\
-    {%- if message.role == 'tool' %}<|im_start|>user\n<tool_response>\n{{ message.content }}\n</tool_response><|im_end|>\n\
+    {%- if message.role == 'tool' %}<|im_start|>user\n\
+    <tool_response>\n{{ message.content }}\n</tool_response><|im_end|>\n\
     {% elif message.tool_calls %}<|im_start|>assistant{% for call in message.tool_calls %}\n\
     <tool_call>\n{\"name\": \"{{ call.function.name }}\", \"arguments\": {{ call.function.arguments | tojson }}}\n\
     </tool_call>{% endfor %}<|im_end|>\n\

@@ -24,7 +24,8 @@ use serde_json::{Value, json};
 const TEMPLATE: &str = "{%- if tools %}<|im_start|>system\n{%- for tool in tools %}\n{{ tool | tojson }}{% endfor %}\n\
     <tool_call>\n{\"name\": <name>, \"arguments\": <args>}\n</tool_call><|im_end|>\n{% endif %}\
     {%- for message in messages %}\
-    {%- if message.role == 'tool' %}<|im_start|>user\n<tool_response>\n{{ message.content }}\n</tool_response><|im_end|>\n\
+    {%- if message.role == 'tool' %}<|im_start|>user\n\
+    <tool_response>\n{{ message.content }}\n</tool_response><|im_end|>\n\
     {% elif message.tool_calls %}<|im_start|>assistant{% for call in message.tool_calls %}\n\
     <tool_call>\n{\"name\": \"{{ call.function.name }}\", \"arguments\": {{ call.function.arguments | tojson }}}\n\
     </tool_call>{% endfor %}<|im_end|>\n\
@@ -152,9 +153,12 @@ impl Bench {
         let rows = json_lines(&bench.path("first/completions/step-1.jsonl"));
         let prompt = rows[0]["prompt"].as_str().unwrap();
         assert!(prompt.contains("\"name\": \"add\"") && prompt.contains("Adds."), "{prompt}");
-        let completion = "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 2, \"b\": 3}}\n</tool_call><|im_end|>\n\
-                          <|im_start|>user\n<tool_response>\n5\n</tool_response><|im_end|>\n<|im_start|>assistant\n\
-                          It is 5.<|im_end|>";
+        let completion = [
+            "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 2, \"b\": 3}}\n</tool_call><|im_end|>\n",
+            "<|im_start|>user\n<tool_response>\n5\n</tool_response><|im_end|>\n",
+            "<|im_start|>assistant\nIt is 5.<|im_end|>",
+        ]
+        .concat();
         let row = |prompt: &str| json!({"prompt": prompt, "completion": completion}).to_string();
         bench.write("sft.jsonl", &[row(prompt), row(&prompt.replace("2+3?", "2+3? Go."))].join("\n"));
         let mut sft = Command::new(binary("learner"));
