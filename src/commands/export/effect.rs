@@ -8,7 +8,7 @@ use std::{
     process,
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use exporters::{ExportOptions, cache_dir, export_values};
 use exporters_verify::{Architecture, Model, values_as_of};
 use serde::Deserialize;
@@ -63,6 +63,7 @@ impl<'a> Evaluation<'a> {
 
     fn measured(&self, exported: &Exported<'_>) -> Result<Effect> {
         let config = layers::load(Some(&self.run.config()), &Vec::new()).context("the options of the run")?;
+        ensure!(!config.has_tools(), "the run has `tools` or an environment, and an export is asked without them");
         let config = TrainConfig { model: path::absolute(self.named.folder())?, ..config };
         match exported {
             Exported::Folder(folder) => self.ask(&config, "folder", folder),
