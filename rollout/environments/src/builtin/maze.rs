@@ -134,14 +134,14 @@ impl Environment for Maze {
     }
 
     fn step(&mut self, turn: Turn) -> BoxFuture<'_, Result<Step, Failure>> {
-        let mut answer = |call: &ToolCall| match call.name.as_str() {
+        let answer = |call: &ToolCall| match call.name.as_str() {
             name @ (LOOK | MOVE) => {
                 let result = mapping(&format!("Maze.{name}"), &call.arguments);
                 answered(name, result.and_then(|arguments| self.call(name, arguments)))
             }
             name => reply::unknown(name),
         };
-        let replies = turn.calls.iter().map(&mut answer).collect();
+        let replies = turn.calls.iter().map(answer).collect();
         Box::pin(async { Ok(Step { replies, ..Step::default() }) })
     }
 
