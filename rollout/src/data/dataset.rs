@@ -88,8 +88,8 @@ pub struct PromptOptions {
     pub max_prompt_length: Option<u32>,
     /// The columns of prompt and answer, where rows name them differently.
     pub columns: Columns,
-    /// Whether prompts begin conversations with tools: each then keeps its messages ([`PromptRow::beginning`]), and must
-    /// have some.
+    /// Whether prompts begin conversations with tools: each then keeps its messages ([`PromptRow::beginning`]), and
+    /// must have some.
     pub with_tools: bool,
 }
 

@@ -14,8 +14,8 @@
 //! Both processes are built together, so there is one version and no negotiation: a frame of another version means that
 //! two builds are mixed, and is refused. Frames in files outlive a build: [`decode_kept`] also reads groups of version
 //! 11, whose completions have no exchange with an environment, of version 10, which have no notes either, and of
-//! versions 8 and 9, whose completions are one turn. The header of version 8 has no id of a run, and its checksum stands
-//! at offset 16.
+//! versions 8 and 9, whose completions are one turn. The header of version 8 has no id of a run, and its checksum
+//! stands at offset 16.
 
 mod before;
 #[cfg(test)]

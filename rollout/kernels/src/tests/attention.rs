@@ -161,7 +161,9 @@ proptest! {
     #[test]
     fn attention_over_shared_prompts_is_plain_attention(
         seed in any::<u64>(), kv_heads in 1usize..4, group in 1usize..=8, eighths in 1usize..=16, norms: bool,
-        format in formats(), prompts in prop::collection::vec((1usize..40, 1usize..4, 0usize..3), 1..4), steps in 1usize..36,
+        format in formats(),
+        prompts in prop::collection::vec((1usize..40, 1usize..4, 0usize..3), 1..4),
+        steps in 1usize..36,
         burst in 1usize..=3, rotates: bool, window in prop::option::of(1usize..60),
     ) {
         let sizes = Heads { heads: kv_heads * group, kv_heads, head_dim: 8 * eighths };

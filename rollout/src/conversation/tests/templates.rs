@@ -88,8 +88,8 @@ fn a_reply_does_not_begin_with_the_token_that_ended_the_turn() {
          == 'tool' %}}{{{{ '<|observation|>\\n<tool_response>\\n' + m.content + '\\n</tool_response>' }}}}{{% else \
          %}}{{{{ '<|assistant|>\\n' + m.content }}}}{{% for c in m.tool_calls or [] %}}{{{{ '<tool_call>' + \
          c.function.name }}}}{{% for k, v in c.function.arguments.items() %}}{{{{ '<arg_key>' + k + \
-         '</arg_key><arg_value>' + v + '</arg_value>' }}}}{{% endfor %}}{{{{ '</tool_call>' }}}}{{% endfor %}}{{% endif \
-         %}}{{% endfor %}}{{% if add_generation_prompt %}}{{{{ '<|assistant|>\\n' }}}}{{% endif %}}"
+         '</arg_key><arg_value>' + v + '</arg_value>' }}}}{{% endfor %}}{{{{ '</tool_call>' }}}}{{% endfor %}}{{% \
+         endif %}}{{% endfor %}}{{% if add_generation_prompt %}}{{{{ '<|assistant|>\\n' }}}}{{% endif %}}"
     );
     let dialogue = dialogue(&glm, &["<|endoftext|>", "<|user|>", "<|observation|>"]).unwrap();
     let expected = "\n<tool_response>\n5\n</tool_response><|assistant|>\n";
@@ -166,7 +166,8 @@ fn a_template_that_writes_a_reply_in_two_ways_is_refused_and_both_are_shown() {
     assert!(error.contains(r#"and, after three turns, "\n<|im_start|>7tool\n…<|im_end|>"#), "{error}");
     let of_thoughts = CHATML.replace(
         "{{ '<|im_start|>assistant\\n' }}",
-        "{{ '<|im_start|>assistant\\n' }}{% if messages | length > 1 and messages[1].reasoning_content %}{{ '<think>' }}{% endif %}",
+        "{{ '<|im_start|>assistant\\n' }}{% if messages | length > 1 and messages[1].reasoning_content %}\
+         {{ '<think>' }}{% endif %}",
     );
     let error = refused(&of_thoughts, &["<|im_end|>"]);
     assert!(error.contains("and, after a turn with thoughts, ") && error.contains("assistant\\n<think>\""), "{error}");

@@ -4,8 +4,8 @@ use std::collections::HashSet;
 
 use serde_json::Value;
 
-/// Characters that serve as marks: rare ideographs. They are letters without case, and printable, so templates pass them
-/// on as they are, also within JSON and printed lists.
+/// Characters that serve as marks: rare ideographs. They are letters without case, and printable, so templates pass
+/// them on as they are, also within JSON and printed lists.
 const MARKS: std::ops::RangeInclusive<char> = '\u{20000}'..='\u{2a6df}';
 
 /// Five characters that no text of a rendering has.

@@ -3,10 +3,12 @@
 //! A **control token** is a special token, or another added token that the template itself writes. Before messages and
 //! tools are rendered, [`ControlTokens::mark`] puts marks around every control token that stands in one of their texts.
 //! [`TextTokenizer::encode_marked`] then reads such a token as text, and everything else as ever. So a prompt without
-//! such tokens has the ids that it would have without marks. transformers' `sanitize_control_tokens` has the same rules.
+//! such tokens has the ids that it would have without marks. transformers' `sanitize_control_tokens` has the same
+//! rules.
 //!
-//! A template may also complete a token that a text only began: `<tool_call` and then `>`. A text that ends as a control
-//! token begins, or begins as one ends, therefore has a mark at that end, a **seam**. No control token crosses a seam.
+//! A template may also complete a token that a text only began: `<tool_call` and then `>`. A text that ends as a
+//! control token begins, or begins as one ends, therefore has a mark at that end, a **seam**. No control token crosses
+//! a seam.
 
 mod marks;
 #[cfg(test)]
@@ -104,8 +106,8 @@ impl TextTokenizer {
         Ok(ids)
     }
 
-    /// Token ids of a part of a text. A normaliser can make a control token of other characters, such as wide ones. Such
-    /// a token is spelled too.
+    /// Token ids of a part of a text. A normaliser can make a control token of other characters, such as wide ones.
+    /// Such a token is spelled too.
     fn encode_part(&self, text: &str, control: &ControlTokens, begins: bool) -> Result<Vec<u32>, String> {
         let ids = self.encode_behind(text, control, begins)?;
         let found = ids.iter().filter(|id| control.has(**id)).count();
@@ -148,8 +150,8 @@ impl TextTokenizer {
         Ok(tokens.find(is_other).map(|(_, &(start, end))| start..end))
     }
 
-    /// Token ids of the text of a control token, without that token. Where the model's own vocabulary has it as a whole,
-    /// its first character stands alone.
+    /// Token ids of the text of a control token, without that token. Where the model's own vocabulary has it as a
+    /// whole, its first character stands alone.
     fn spell(&self, text: &str, control: &ControlTokens, begins: bool) -> Result<Vec<u32>, String> {
         let ids = self.guarded(|| spelled(&self.inner, text, begins))?;
         if !ids.iter().any(|id| control.has(*id)) {
