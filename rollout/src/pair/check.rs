@@ -78,6 +78,6 @@ struct Problems(Vec<String>);
 impl Problems {
     /// The value of a check. If the check failed, its error is kept, with the option that it is about.
     fn take<T, E: Display>(&mut self, key: &str, result: Result<T, E>) -> Option<T> {
-        result.map_err(|problem| self.0.push(format!("`{key}`: {problem}"))).ok()
+        result.map_err(|problem| self.0.push(format!("`{key}`: {problem:#}"))).ok()
     }
 }

@@ -66,8 +66,7 @@ impl Conversations {
         };
         let stop_tokens = model.generation().eos_token_ids.clone();
         let dialogue = Dialogue::new(tokenizer, &stop_tokens, limits).context("`chat_template`")?;
-        let environments =
-            Environments::start(&sources(config)).inspect_err(say_more).context("tools and environments")?;
+        let environments = Environments::start(&sources(config)).inspect_err(say_more)?;
         if let Some(function) = environments.scorers().first() {
             bail!(
                 "`reward_funcs`: {function} asks for `environments`, which reward functions do not get; give the \

@@ -206,12 +206,12 @@ impl TrainConfig {
         );
         ensure!(
             self.rollout_dtype == RolloutDtype::Auto || self.rollout_device == Device::Cpu,
-            "`rollout_dtype` int8, bf16, bf16dot and bf16x3 are for `rollout_device` cpu: on CUDA the sampler computes in \
-             fp16"
+            "`rollout_dtype` int8, bf16, bf16dot and bf16x3 are for `rollout_device` cpu: on CUDA the sampler computes \
+             in fp16"
         );
         ensure!(
             self.kv_dtype == KvDtype::Auto || self.rollout_device == Device::Cpu,
-            "`kv_dtype` int8 is for `rollout_device` cpu: on CUDA keys and values are fp16"
+            "`kv_dtype` int8 and bf16 are for `rollout_device` cpu: on CUDA keys and values are fp16"
         );
         Ok(())
     }
