@@ -23,11 +23,12 @@ FORMATS = ["fp32", "fp16", "int8", "int4"]
 NEW_TOKENS = 24
 
 
-def exported(place):
-    """A folder for each format."""
+def exported(place, rows):
+    """A folder for each format. The export compares these rows: a model holds pseudo-random tokens for unlikely, and
+    rounding moves their log-probs most."""
     out = WORK / f"{place.name}-genai"
     for name in FORMATS:
-        tandem("export", "--model", place, "--format", "genai", "--dtype", name, "--out", out / name)
+        tandem("export", "--model", place, "--format", "genai", "--dtype", name, "--out", out / name, "--rows", rows)
     return {name: out / name for name in FORMATS}
 
 
@@ -60,12 +61,12 @@ def logprobs(folder, prompt, completion):
 
 
 def drawn_greedily(place):
-    """Prompts and completions that Tandem's sampler makes at temperature 0."""
+    """A file with prompts and completions that Tandem's sampler makes at temperature 0."""
     prompts = write_rows(WORK / "prompts.jsonl", [{"prompt": prompt} for prompt in PROMPTS])
     out = WORK / f"{place.name}-greedy.jsonl"
     tandem("generate", "--model", place, "--prompts", prompts, "--output", out, "--temperature", 0,
            "--max-completion-length", NEW_TOKENS, "--threads", 1)
-    return read_rows(out)
+    return out
 
 
 def printed_by_page(folder, prompt):
@@ -105,7 +106,8 @@ if __name__ == "__main__":
     differing = total = others = 0
     for family in FAMILIES:
         place = model(family)
-        folders, drawn, ours = exported(place), completed(place), drawn_greedily(place)
+        likeliest = drawn_greedily(place)
+        folders, drawn, ours = exported(place, likeliest), completed(place), read_rows(likeliest)
         for name, folder in folders.items():
             for row in drawn:
                 found = logprobs(folder, row["prompt_ids"], row["token_ids"])

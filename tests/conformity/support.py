@@ -47,7 +47,8 @@ def tandem(*words, program="tandem"):
     command = [str(PROGRAMS / program), *map(str, words)]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, cwd=WORK)
     if done.returncode != 0:
-        sys.exit(f"`{program} {words[0]}` failed: {done.stderr.strip()}")
+        # The message goes to the page, where no path of a machine belongs.
+        sys.exit(f"`{program} {words[0]}` failed: {done.stderr.strip().replace(f'{WORK}/', '')}")
     return done.stdout
 
 
