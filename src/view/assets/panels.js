@@ -15,7 +15,8 @@ const Panels = (() => {
     return first === undefined || last === undefined ? undefined : `${Format.number(first)} → ${Format.number(last)}`;
   };
 
-  const share = (value, error) => `${Format.number(100 * value)}${error ? ` ± ${Format.number(Number((196 * error).toPrecision(2)))}` : ''} %`;
+  // A line breaks at the arrow, not within a share.
+  const share = (value, error) => `${Format.number(100 * value)}${error ? `\u00a0±\u00a0${Format.number(Number((196 * error).toPrecision(2)))}` : ''}\u00a0%`;
 
   const tilesOf = (run) => {
     const { steps, evaluations, times } = run.figures;
@@ -41,7 +42,7 @@ const Panels = (() => {
     }
     const all = shown.map((run) => new Map(tilesOf(run)));
     const names = [...new Set(all.flatMap((map) => [...map.keys()]))];
-    return el('div', { class: 'card scroll' }, el('table', {},
+    return el('div', { class: 'card scroll' }, el('table', { class: 'figures' },
       el('thead', {}, el('tr', {}, el('th', { text: 'Run', scope: 'col' }), ...names.map((name) => el('th', { text: name, scope: 'col' })))),
       el('tbody', {}, ...shown.map((run, at) => el('tr', {}, el('th', { scope: 'row', dir: 'auto', text: Format.visible(run.name) }),
         ...names.map((name) => el('td', { text: all[at].get(name) ?? '–' })))))));

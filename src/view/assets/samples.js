@@ -306,7 +306,7 @@ const Samples = (() => {
       again();
     };
     const whichControl = labelled('Run', which);
-    const controls = el('div', { class: 'controls' }, whichControl, labelled('Step', number), earlier, slider, later,
+    const controls = el('div', { class: 'controls' }, whichControl, labelled('Step', number), el('span', { class: 'control' }, earlier, slider, later),
       labelled('Show', select(FILTERS, choice.filter, chosen('filter'))), labelled('Sort by', select(SORTS, choice.sort, chosen('sort'))),
       labelled('Search', text),
       Source.search ? el('button', { type: 'button', text: 'In all steps', on: { click: () => choice.text && search() } }) : undefined);
