@@ -19,6 +19,7 @@ pub fn add_tools(
     tools_of: impl Fn(&Map<String, Value>) -> Result<Arc<[Value]>, String> + Sync,
 ) -> Result<(), DatasetError> {
     dataset.change(|row| {
+        check_columns(&row.columns)?;
         let tools = tools_of(&environment_row(row))?;
         let Some(beginning) = &mut row.beginning else { return Ok(()) };
         beginning.tools = tools;
@@ -31,6 +32,22 @@ pub fn add_tools(
         row.messages.get_or_insert_with(|| beginning.messages.clone());
         Ok(())
     })
+}
+
+/// Columns that change a single prompt, and would be without effect on a conversation.
+const WITHOUT_EFFECT: [(&str, &str); 2] = [
+    ("chat_template_kwargs", "name the variables in the option `chat_template_kwargs`, for all rows"),
+    ("tools", "name them in the option `tools`, and rename or remove the column"),
+];
+
+fn check_columns(columns: &Map<String, Value>) -> Result<(), String> {
+    let is_given = |column: &str| columns.get(column).is_some_and(|value| !value.is_null());
+    match WITHOUT_EFFECT.iter().find(|(column, _)| is_given(column)) {
+        Some((column, instead)) => {
+            Err(format!("its column `{column}` has no effect in a run with tools or environments: {instead}"))
+        }
+        None => Ok(()),
+    }
 }
 
 /// A row as environments are opened with it: every column, the prompt among them.
@@ -60,6 +77,17 @@ pub fn opened(messages: &[Value], text: Option<&str>) -> Vec<Value> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_column_that_conversations_would_ignore_is_refused_with_the_option_in_its_place() {
+        let refused = |columns: Value| check_columns(columns.as_object().unwrap()).err();
+        for (column, option) in [("tools", "option `tools`"), ("chat_template_kwargs", "option `chat_template_kwargs`")]
+        {
+            let error = refused(json!({ "prompt": [], column: [] })).unwrap();
+            assert!(error.contains(&format!("column `{column}`")) && error.contains(option), "{error}");
+        }
+        assert_eq!(refused(json!({ "tools": null, "answer": "1" })), None, "a column of other files of the dataset");
+    }
 
     #[test]
     fn first_words_follow_the_last_message_of_the_user() {
