@@ -19,6 +19,7 @@ use harness::{
     training::json_lines,
 };
 use serde_json::{Value, json};
+use shared::metrics::catalogue;
 
 /// The parts of Qwen2.5's template that conversations need.
 const TEMPLATE: &str = "{%- if tools %}<|im_start|>system\n{%- for tool in tools %}\n{{ tool | tojson }}{% endfor %}\n\
@@ -237,6 +238,14 @@ fn a_run_with_a_python_tool_trains_on_sampled_tokens_alone() {
     let _ = bench.train("model", "run", "tools = [\"my_tools.py:add\"]\nmax_steps = 3\n").success();
     let metrics = bench.metrics("run");
     assert_eq!(metrics.len(), 3);
+    let section = catalogue::SECTIONS.iter().find(|section| section.title == "Tools and environments").unwrap();
+    for metric in section.metrics {
+        let is_of = |key: &String| match metric.key.split_once('{') {
+            Some((begin, _)) => key.starts_with(begin),
+            None => key == metric.key,
+        };
+        assert!(metrics[0].as_object().unwrap().keys().any(is_of), "no {} in {}", metric.key, metrics[0]);
+    }
     for record in &metrics {
         let mismatch = number(record, "mismatch_kl");
         assert!(mismatch < 1e-9, "log-probs of sampler and learner differ: {mismatch:e}");
