@@ -267,6 +267,20 @@ fn a_run_with_a_python_tool_trains_on_sampled_tokens_alone() {
     assert!(explained.stdout.contains("\npolicy:\n") && explained.stdout.contains("conversation: "), "{explained:?}");
 }
 
+/// Sampler and learner overlap: new weights wait for conversations that have begun, or come between two of their turns.
+#[test]
+fn conversations_go_on_while_the_learner_trains() {
+    let bench = Bench::new();
+    for swap in ["drain", "continue"] {
+        let more = format!("tools = [\"my_tools.py:add\"]\nmax_steps = 4\nmax_staleness = 1\nweight_swap = {swap:?}\n");
+        let _ = bench.train("model", swap, &more).success();
+        assert_eq!(bench.metrics(swap).len(), 4);
+        let rows: Vec<Value> = (1..=4).flat_map(|step| bench.completions(swap, step)).collect();
+        assert!(rows.iter().map(assert_owned).sum::<u64>() > 5, "{rows:?}");
+        assert!(rows.iter().all(|row| row["state"] == "trained"), "{rows:?}");
+    }
+}
+
 #[test]
 fn an_environment_gives_its_reward_in_a_column_of_its_own() {
     let bench = Bench::new();
