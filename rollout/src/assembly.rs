@@ -181,7 +181,7 @@ impl Assembly {
     /// # Errors
     /// When the tokens cannot be decoded.
     pub fn add_conversation(&mut self, conversed: Conversed) -> anyhow::Result<()> {
-        let Conversed { tag, sample, prompt_ids, mut episode, exchange, seconds } = conversed;
+        let Conversed { tag, sample, prompt_ids, mut episode, exchange } = conversed;
         let text = self.tokenizer.decode(episode.token_ids())?;
         let Open { group, is_opened, .. } = self.open.get_mut(&tag).context(UNASKED)?;
         if let (Some(prompt_ids), true) = (&prompt_ids, *is_opened) {
@@ -195,7 +195,7 @@ impl Assembly {
         } else if let Some(prompt_ids) = prompt_ids {
             (group.prompt_ids, *is_opened) = (prompt_ids.to_vec(), true);
         }
-        let (exchange, rewards) = (Some(Box::new(exchange)), Vec::new());
+        let (seconds, exchange, rewards) = (exchange.seconds, Some(Box::new(exchange)), Vec::new());
         self.put(Ended { tag, sample, text, episode, exchange, rewards, seconds })
     }
 
@@ -321,7 +321,7 @@ mod tests {
             failure: end.is_failure().then(|| "the maze is gone".to_owned()),
             ..Exchange::new(&[json!({"role": "assistant", "content": "ab"})], end)
         };
-        Conversed { tag: 0, sample, prompt_ids: prompt_ids.map(Arc::from), episode, exchange, seconds: 1.0 }
+        Conversed { tag: 0, sample, prompt_ids: prompt_ids.map(Arc::from), episode, exchange }
     }
 
     fn assembly(tokenizer: &Tokenizer, num_generations: u32) -> Assembly {

@@ -173,6 +173,20 @@ pub const SMALL: Qwen2 = Qwen2 {
     num_key_value_heads: 2,
 };
 
+/// The parts of Qwen2.5's chat template that conversations with tools need.
+pub const CONVERSATION_TEMPLATE: &str = "{%- if tools %}<|im_start|>system\n\
+    {%- for tool in tools %}\n{{ tool | tojson }}{% endfor %}\n\
+    <tool_call>\n{\"name\": <name>, \"arguments\": <args>}\n</tool_call><|im_end|>\n{% endif %}\
+    {%- for message in messages %}\
+    {%- if message.role == 'tool' %}<|im_start|>user\n\
+    <tool_response>\n{{ message.content }}\n</tool_response><|im_end|>\n\
+    {% elif message.tool_calls %}<|im_start|>assistant{% for call in message.tool_calls %}\n\
+    <tool_call>\n{\"name\": \"{{ call.function.name }}\", \"arguments\": {{ call.function.arguments | tojson }}}\n\
+    </tool_call>{% endfor %}<|im_end|>\n\
+    {% else %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endif %}\
+    {%- endfor %}\
+    {%- if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+
 /// Number of tokens of [`write_tokenizer`].
 pub const CHARACTERS: usize = 97;
 

@@ -84,7 +84,7 @@ impl<'a> Conversation<'a> {
             messages: exchange.messages.values(),
             opening: exchange.opening.as_deref(),
             owners,
-            turns: episode.sampled_spans().filter(|span| !span.is_empty()).count(),
+            turns: episode.turns(),
             calls: exchange.calls,
             failed_calls: exchange.failed_calls,
             end: exchange.end,

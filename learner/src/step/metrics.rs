@@ -109,8 +109,7 @@ fn exchanges(batch: &StepBatch<'_>, record: &mut MetricRecord) {
         return;
     }
     let episodes = || completions().map(|completion| &completion.episode);
-    let turns_of = |episode: &Episode| episode.sampled_spans().filter(|span| !span.is_empty()).count();
-    let turns: Vec<usize> = episodes().map(turns_of).collect();
+    let turns: Vec<usize> = episodes().map(Episode::turns).collect();
     let (sampled, given) =
         (episodes().map(Episode::sampled).sum::<usize>(), episodes().map(Episode::given).sum::<usize>());
     let sum = |of: fn(&Exchange) -> u32| all.iter().map(|exchange| u64::from(of(exchange))).sum::<u64>();

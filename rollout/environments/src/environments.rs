@@ -7,9 +7,7 @@ use std::{
 };
 
 use crossbeam::channel::{Receiver, Sender, unbounded};
-use rollout_rewards::{RewardInput, program::outcomes};
 use serde_json::{Map, Value};
-use shared::{Logged, RewardOutcome};
 use tokio::{
     runtime::{self, Handle},
     sync::{mpsc, oneshot},
@@ -75,7 +73,7 @@ impl Environments {
         let started = if tools.is_empty() && classes.is_empty() {
             None
         } else {
-            let python = InPython { tools, classes, rewards: entries.rewards().collect() };
+            let python = InPython { tools, classes };
             Some(Hosts::start(&python, &sources.host, sources.timeout, room.handle.clone())?)
         };
         let (hosts, greeting) = started.map_or((None, Greeting::default()), |(hosts, said)| (Some(hosts), said));
@@ -93,18 +91,10 @@ impl Environments {
         Ok(self.plan.kind(row)?.schemas())
     }
 
-    /// The class of a row's environment, where it gives a reward at the end; rewards have its name.
-    ///
-    /// # Errors
-    /// When the row names no environment.
-    pub fn reward(&self, row: &Map<String, Value>) -> Result<Option<&str>, RowError> {
-        Ok(self.plan.kind(row)?.reward())
-    }
-
-    /// The classes that give a reward at the end, each once, in the order of the options.
+    /// Whether any environment gives a reward at the end of a conversation.
     #[must_use]
-    pub fn rewards(&self) -> Vec<&str> {
-        self.plan.rewards()
+    pub fn give_rewards(&self) -> bool {
+        self.plan.gives_rewards()
     }
 
     /// Begins a conversation about a row of the dataset. Leads to [`Event::Opened`].
@@ -135,29 +125,6 @@ impl Environments {
     /// Ends a conversation, also one that has failed: what runs is cancelled, and its instance is free for another one.
     pub fn close(&self, sample: Sample) {
         self.conversations().remove(&sample);
-    }
-
-    /// The entries of `reward_funcs` whose functions ask for `environments`: [`Environments::score_group`] calls them.
-    #[must_use]
-    pub fn scorers(&self) -> &[String] {
-        self.hosts.as_ref().map_or(&[][..], |hosts| hosts.scorers())
-    }
-
-    /// Calls a reward function that asks for `environments`, with those of conversations of one group. All of them must
-    /// be open, in the order of the completions. Waits for the answer, until the deadline of the input.
-    #[must_use]
-    pub fn score_group(&self, function: &str, samples: &[Sample], input: &RewardInput) -> (Vec<RewardOutcome>, Logged) {
-        let failed = |reason: String| (vec![RewardOutcome::Failed(reason); samples.len()], Logged::default());
-        let Some(hosts) = &self.hosts else {
-            return failed(format!("{function}: there are no environments in Python"));
-        };
-        let asked = hosts.score_group(function, samples, input);
-        match asked
-            .and_then(|answer| self.room.handle.block_on(answer).map_err(|failure| failure.of(function).to_string()))
-        {
-            Ok(fields) => outcomes(&fields.to_string(), samples.len()).unwrap_or_else(failed),
-            Err(reason) => failed(reason),
-        }
     }
 
     /// What has happened; can be selected on.

@@ -58,9 +58,9 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// One word for the kind of failure, for counters.
-    #[must_use]
-    pub fn kind(&self) -> &'static str {
+    /// One word for the kind of failure.
+    #[cfg(test)]
+    pub(crate) fn kind(&self) -> &'static str {
         match self {
             Self::Late { .. } => "late",
             Self::Stuck { .. } => "stuck",

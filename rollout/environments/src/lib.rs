@@ -33,4 +33,4 @@ mod testing;
 pub use environment::{BoxFuture, Environment, Opening, Reply, Sample, Step, ToolCall, Turn};
 pub use environments::{Environments, Event};
 pub use failure::{Failure, RowError, StartError};
-pub use sources::{Factory, Sources};
+pub use sources::Sources;

@@ -3,19 +3,20 @@
 use std::{borrow::Cow, collections::HashMap, sync::Arc};
 
 use serde_json::{Map, Value};
-use shared::config::rewards::PythonFunction;
+use shared::config::{
+    EnvironmentFactory,
+    environments::{BUILT_IN, ENVIRONMENT_COLUMN},
+    rewards::PythonFunction,
+};
 
 use crate::{
     RowError, StartError,
-    builtin::{self, Class, PREFIX, Tool, Tools},
+    builtin::{self, Class, Tool, Tools},
     environment::{Environment, Sample},
     joined::Joined,
     python::{Greeting, Hosts, Named, PythonEnvironment},
     sources::Sources,
 };
-
-/// The column that chooses among several environments (TRL's).
-const COLUMN: &str = "environment";
 
 const TOOLS: &str = "tools";
 const FACTORY: &str = "environment_factory";
@@ -33,14 +34,14 @@ impl<T: 'static> Entry<T> {
         known: fn(&str) -> Result<&'static T, String>,
     ) -> Result<Self, StartError> {
         let fail = |reason| StartError::Entry { option, entry: entry.to_owned(), reason };
-        if let Some(name) = entry.strip_prefix(PREFIX) {
+        if let Some(name) = entry.strip_prefix(BUILT_IN) {
             return known(name).map(Self::BuiltIn).map_err(fail);
         }
         let (place, name) = match PythonFunction::parse(entry) {
             Some(PythonFunction { place, function: Some(name) }) => (place, name),
             _ => {
                 let instead = known("").err().unwrap_or_default();
-                return Err(fail(format!("write `file.py:name` or `module.name`; {instead} (`{PREFIX}…`)")));
+                return Err(fail(format!("write `file.py:name` or `module.name`; {instead} (`{BUILT_IN}…`)")));
             }
         };
         Ok(Self::Python(Named { entry: entry.to_owned(), place, name }))
@@ -59,8 +60,6 @@ pub struct Entries {
     tools: Vec<(String, Entry<Tool>)>,
     /// Each class with the name that chooses it and its entry.
     classes: Vec<(Option<String>, String, Entry<Class>)>,
-    /// Reward functions in Python.
-    rewards: Vec<Named>,
 }
 
 impl Entries {
@@ -73,22 +72,17 @@ impl Entries {
             Ok((entry.clone(), Entry::read(TOOLS, entry, builtin::tool)?))
         };
         let tools = sources.tools.iter().map(tool).collect::<Result<_, _>>()?;
-        let classes = sources.environment_factory.iter().flat_map(|factory| factory.entries());
+        let classes = sources.environment_factory.iter().flat_map(EnvironmentFactory::classes);
         let class = |(key, entry): (Option<&str>, &str)| -> Result<_, StartError> {
             Ok((key.map(str::to_owned), entry.to_owned(), Entry::read(FACTORY, entry, builtin::class)?))
         };
         let classes = classes.map(class).collect::<Result<_, _>>()?;
-        Ok(Self { tools, classes, rewards: sources.reward_funcs.iter().filter_map(|entry| reward(entry)).collect() })
+        Ok(Self { tools, classes })
     }
 
     /// The functions in Python.
     pub fn python_tools(&self) -> impl Iterator<Item = &Named> {
         self.tools.iter().filter_map(|(_, entry)| entry.python())
-    }
-
-    /// The reward functions in Python.
-    pub fn rewards(&self) -> impl Iterator<Item = &Named> {
-        self.rewards.iter()
     }
 
     /// The classes in Python, each with the name that chooses it.
@@ -108,8 +102,8 @@ pub struct Kind {
     key: Option<String>,
     /// Its entry, or those of the tools, for messages.
     entry: String,
-    /// Its class, if that gives a reward at the end.
-    reward: Option<String>,
+    /// Whether its class gives a reward at the end.
+    gives_reward: bool,
     schemas: Vec<Value>,
     routes: Arc<HashMap<String, usize>>,
     parts: Vec<Part>,
@@ -148,22 +142,16 @@ impl Plan {
             return Ok(kind);
         }
         let known = || self.kinds.iter().filter_map(|kind| kind.key.as_deref()).collect::<Vec<_>>().join(", ");
-        let Some(name) = row.get(COLUMN).and_then(Value::as_str) else {
+        let Some(name) = row.get(ENVIRONMENT_COLUMN).and_then(Value::as_str) else {
             return Err(RowError::NoColumn { known: known() });
         };
         let found = self.kinds.iter().find(|kind| kind.key.as_deref() == Some(name));
         found.ok_or_else(|| RowError::Unknown { name: name.to_owned(), known: known() })
     }
 
-    /// The classes that give a reward at the end, each once.
-    pub fn rewards(&self) -> Vec<&str> {
-        let mut names: Vec<&str> = Vec::new();
-        for name in self.kinds.iter().filter_map(|kind| kind.reward.as_deref()) {
-            if !names.contains(&name) {
-                names.push(name);
-            }
-        }
-        names
+    /// Whether any class gives a reward at the end.
+    pub fn gives_rewards(&self) -> bool {
+        self.kinds.iter().any(|kind| kind.gives_reward)
     }
 }
 
@@ -197,12 +185,9 @@ impl Kind {
             }
         }
         let found = greeting.environments.iter().find(|found| in_python && found.key == key);
-        let (methods, reward) = match class {
-            Some(Entry::BuiltIn(class)) => ((class.schemas)(), Some(class.class.to_owned())),
-            _ => (
-                found.map(|found| found.tools.clone()).unwrap_or_default(),
-                found.filter(|found| found.rewards).map(|found| found.class.clone()),
-            ),
+        let (methods, gives_reward) = match class {
+            Some(Entry::BuiltIn(class)) => ((class.schemas)(), true),
+            _ => found.map(|found| (found.tools.clone(), found.rewards)).unwrap_or_default(),
         };
         tools.extend(methods.into_iter().map(|schema| (schema, of_class)));
         let mut routes = HashMap::new();
@@ -213,7 +198,7 @@ impl Kind {
             }
         }
         let schemas = tools.into_iter().map(|(schema, _)| schema).collect();
-        Ok(Self { key, entry, reward, schemas, routes: Arc::new(routes), parts })
+        Ok(Self { key, entry, gives_reward, schemas, routes: Arc::new(routes), parts })
     }
 
     /// JSON schemas of its tools: the listed ones, then the methods of the class by name.
@@ -221,17 +206,14 @@ impl Kind {
         &self.schemas
     }
 
-    /// Its class, if that gives a reward at the end.
-    pub fn reward(&self) -> Option<&str> {
-        self.reward.as_deref()
-    }
-
     /// The columns that the environment gets: all, without the one that has chosen it.
     pub fn columns<'a>(&self, row: &'a Map<String, Value>) -> Cow<'a, Map<String, Value>> {
         if self.key.is_none() {
             return Cow::Borrowed(row);
         }
-        Cow::Owned(row.iter().filter(|(name, _)| *name != COLUMN).map(|(k, v)| (k.clone(), v.clone())).collect())
+        Cow::Owned(
+            row.iter().filter(|(name, _)| *name != ENVIRONMENT_COLUMN).map(|(k, v)| (k.clone(), v.clone())).collect(),
+        )
     }
 
     /// An environment for a conversation.
@@ -248,12 +230,6 @@ impl Kind {
         };
         Box::new(Joined::new(self.parts.iter().map(made).collect(), Arc::clone(&self.routes)))
     }
-}
-
-/// The reward function of an entry, if it is one in Python that the entry names.
-fn reward(entry: &str) -> Option<Named> {
-    let PythonFunction { place, function } = PythonFunction::parse(entry)?;
-    Some(Named { entry: entry.to_owned(), place, name: function? })
 }
 
 fn built_in(entry: &Entry<Tool>) -> Option<&'static Tool> {

@@ -3,10 +3,10 @@
 use std::{fs, path::Path, sync::Arc, time::Duration};
 
 use serde_json::{Map, Value, json};
-use shared::config::{RewardHost, TrainConfig};
+use shared::config::{EnvironmentFactory, RewardHost, TrainConfig};
 use shared_chat::turn::{Reply, ToolCall};
 
-use crate::{Environments, Event, Factory, Failure, Opening, Sample, Sources, StartError, Step, Turn};
+use crate::{Environments, Event, Failure, Opening, Sample, Sources, StartError, Step, Turn};
 
 /// Longest wait for an event.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -14,13 +14,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Sources in a folder, without any entries.
 pub fn sources(dir: &Path) -> Sources {
     let host = RewardHost { dir: dir.to_owned(), ..TrainConfig::default().reward_host() };
-    Sources {
-        tools: Vec::new(),
-        environment_factory: None,
-        reward_funcs: Vec::new(),
-        host,
-        timeout: Duration::from_secs(20),
-    }
+    Sources { tools: Vec::new(), environment_factory: None, host, timeout: Duration::from_secs(20) }
 }
 
 /// A folder with one file, `e.py`.
@@ -53,7 +47,7 @@ impl Folder {
     ) -> Result<Environments, StartError> {
         let mut sources = sources(self.path());
         sources.tools = tools.iter().map(|name| format!("e.py:{name}")).collect();
-        sources.environment_factory = class.map(|name| Factory::One(format!("e.py:{name}")));
+        sources.environment_factory = class.map(|name| EnvironmentFactory::One(format!("e.py:{name}")));
         change(&mut sources);
         Environments::start(&sources)
     }

@@ -42,17 +42,22 @@ impl Dialogue {
         self.script.encode(&rendered.text, &marks, true)
     }
 
-    /// A conversation after the prompt of these messages. `head` has the ids of the prompt that come after those that
-    /// a group shares. They are given first and count as given.
+    /// The same, where prompt and conversation have at most so many tokens.
     #[must_use]
-    pub fn begin(
-        &self,
-        messages: Vec<Value>,
-        tools: Arc<[Value]>,
-        prompt_ids: Arc<[u32]>,
-        head: Vec<u32>,
-    ) -> Conversation {
-        Conversation::new(self.limits, messages, &tools, prompt_ids, &head)
+    pub fn within(self, max_model_len: usize) -> Self {
+        Self { limits: Limits { max_model_len, ..self.limits }, ..self }
+    }
+
+    /// Bounds of every conversation.
+    #[must_use]
+    pub fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    /// A conversation after the prompt of these messages.
+    #[must_use]
+    pub fn begin(&self, messages: Vec<Value>, tools: &[Value], prompt_ids: Arc<[u32]>) -> Conversation {
+        Conversation::new(self.limits, messages, tools, prompt_ids)
     }
 
     /// The suffix of messages that reply to a turn.

@@ -19,7 +19,7 @@ mod suffix;
 mod tests;
 mod turns;
 
-use serde::{Deserialize, Serialize};
+use shared::EpisodeEnd;
 pub use shared_chat::turn::{Reply, ToolCall};
 
 use crate::data::TokenizerError;
@@ -38,49 +38,13 @@ pub struct Limits {
     pub max_tool_calling_iterations: Option<u32>,
 }
 
-/// Why a conversation ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum End {
-    /// A turn ended without a call that could be read.
-    Stop,
-    /// A turn was cut off at a bound, or a reply reached the bound.
-    Length,
-    /// Calls are left, and `max_tool_calling_iterations` is reached.
-    TurnLimit,
-    /// A reply would have passed a bound and was taken back.
-    ReplyTooLong,
-    /// A deadline passed.
-    Deadline,
-    /// The environment failed.
-    EnvironmentFailed,
-    /// The run ended, or the engine refused the sequence.
-    Aborted,
-}
-
-impl End {
-    /// The word of metrics and records.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Stop => "stop",
-            Self::Length => "length",
-            Self::TurnLimit => "turn_limit",
-            Self::ReplyTooLong => "reply_too_long",
-            Self::Deadline => "deadline",
-            Self::EnvironmentFailed => "environment_failed",
-            Self::Aborted => "aborted",
-        }
-    }
-}
-
 /// What follows a turn.
 #[derive(Debug, Clone, PartialEq)]
 pub enum After {
     /// Its calls are to be run, in this order; beside them the text of the turn.
     Calls(Vec<ToolCall>, String),
     /// The conversation is over.
-    Over(End),
+    Over(EpisodeEnd),
 }
 
 /// What follows replies.
@@ -94,7 +58,7 @@ pub enum Onward {
         room: usize,
     },
     /// The conversation is over.
-    Over(End),
+    Over(EpisodeEnd),
 }
 
 /// A chat template that cannot hold conversations with tools, or messages that cannot become tokens.

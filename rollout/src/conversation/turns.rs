@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use shared::{Episode, FinishReason, PolicyVersion, Segment, TokenLogprob, Why};
+use shared::{Episode, EpisodeEnd, FinishReason, PolicyVersion, Segment, TokenLogprob, Why};
 use shared_chat::calls::{self, Tools};
 
-use super::{After, Dialogue, DialogueError, End, Limits, Onward, Reply, ToolCall};
+use super::{After, Dialogue, DialogueError, Limits, Onward, Reply, ToolCall};
 
 /// What a conversation waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,7 +16,7 @@ enum Due {
     /// Replies to the calls of the last turn.
     Replies,
     /// Nothing.
-    Over(End),
+    Over(EpisodeEnd),
 }
 
 /// One conversation, from its prompt on.
@@ -26,7 +26,7 @@ pub struct Conversation {
     prompt_ids: Arc<[u32]>,
     prompt: Vec<Value>,
     tools: Tools,
-    /// What goes before the next turn, as text; until the first turn, the prompt and its head are that.
+    /// What goes before the next turn, as text; until the first turn, the prompt is that.
     before: Option<String>,
     episode: Episode,
     /// Messages after the prompt.
@@ -39,24 +39,14 @@ pub struct Conversation {
 }
 
 impl Conversation {
-    pub(super) fn new(
-        limits: Limits,
-        prompt: Vec<Value>,
-        tools: &[Value],
-        prompt_ids: Arc<[u32]>,
-        head: &[u32],
-    ) -> Self {
-        let mut episode = Episode::default();
-        if !head.is_empty() {
-            episode.push(Segment::Given { ids: head, why: Why::Template });
-        }
+    pub(super) fn new(limits: Limits, prompt: Vec<Value>, tools: &[Value], prompt_ids: Arc<[u32]>) -> Self {
         Self {
             limits,
             prompt_ids,
             prompt,
             tools: Tools::new(tools),
             before: None,
-            episode,
+            episode: Episode::default(),
             messages: Vec::new(),
             iterations: 0,
             is_closed: true,
@@ -70,9 +60,9 @@ impl Conversation {
         &self.prompt
     }
 
-    /// The ids of the prompt; a head is no part of them.
+    /// The ids of the prompt.
     #[must_use]
-    pub fn prompt_ids(&self) -> &[u32] {
+    pub fn prompt_ids(&self) -> &Arc<[u32]> {
         &self.prompt_ids
     }
 
@@ -117,7 +107,7 @@ impl Conversation {
         }
         let before = match self.before.take() {
             Some(text) => text,
-            None => dialogue.script.decode_all(&[&self.prompt_ids, self.episode.token_ids()].concat())?,
+            None => dialogue.script.decode_all(&self.prompt_ids)?,
         };
         self.episode.push(Segment::Sampled { ids, logprobs, versions, finish });
         self.is_closed = ids.last().is_some_and(|id| dialogue.stop_tokens.contains(id));
@@ -126,11 +116,11 @@ impl Conversation {
         self.messages.push(message);
         let is_at_limit = || self.limits.max_tool_calling_iterations.is_some_and(|most| self.iterations >= most);
         let end = match finish {
-            FinishReason::Aborted => End::Aborted,
-            FinishReason::Length => End::Length,
-            FinishReason::Stop if calls.is_empty() => End::Stop,
-            FinishReason::Stop if is_at_limit() => End::TurnLimit,
-            FinishReason::Stop if !self.fits(1) => End::ReplyTooLong,
+            FinishReason::Aborted => EpisodeEnd::Aborted,
+            FinishReason::Length => EpisodeEnd::Length,
+            FinishReason::Stop if calls.is_empty() => EpisodeEnd::Stop,
+            FinishReason::Stop if is_at_limit() => EpisodeEnd::TurnLimit,
+            FinishReason::Stop if !self.fits(1) => EpisodeEnd::ReplyTooLong,
             FinishReason::Stop => {
                 self.iterations += 1;
                 self.due = Due::Replies;
@@ -169,7 +159,7 @@ impl Conversation {
         let closing: &[u32] = if self.is_closed { &[] } else { &suffix.closing[..] };
         let given = [closing, &suffix.ids].concat();
         if !self.fits(given.len()) {
-            return Ok(self.over(End::ReplyTooLong));
+            return Ok(self.over(EpisodeEnd::ReplyTooLong));
         }
         self.messages.extend(messages);
         if !closing.is_empty() {
@@ -182,7 +172,7 @@ impl Conversation {
             // A turn without a token that was cut off: so the episode counts as truncated.
             let finish = FinishReason::Length;
             self.episode.push(Segment::Sampled { ids: &[], logprobs: &[], versions: &[], finish });
-            return Ok(self.over(End::Length));
+            return Ok(self.over(EpisodeEnd::Length));
         }
         self.due = Due::Turn;
         Ok(Onward::Sample { given, room })
@@ -194,14 +184,14 @@ impl Conversation {
         after <= self.limits.max_completion_length && self.prompt_ids.len() + after < self.limits.max_model_len
     }
 
-    fn over(&mut self, end: End) -> Onward {
+    fn over(&mut self, end: EpisodeEnd) -> Onward {
         self.due = Due::Over(end);
         Onward::Over(end)
     }
 
     /// Ends a conversation from outside: a deadline passed, its environment failed, or the run ended. One that is over
     /// already keeps its end.
-    pub fn give_up(&mut self, end: End) {
+    pub fn give_up(&mut self, end: EpisodeEnd) {
         if !matches!(self.due, Due::Over(_)) {
             self.due = Due::Over(end);
         }
@@ -210,8 +200,8 @@ impl Conversation {
     /// The tokens, the messages after the prompt as reward functions get them, and the end. A conversation that was not
     /// over is aborted.
     #[must_use]
-    pub fn into_parts(self) -> (Episode, Vec<Value>, End) {
-        let end = if let Due::Over(end) = self.due { end } else { End::Aborted };
+    pub fn into_parts(self) -> (Episode, Vec<Value>, EpisodeEnd) {
+        let end = if let Due::Over(end) = self.due { end } else { EpisodeEnd::Aborted };
         (self.episode, self.messages, end)
     }
 }

@@ -23,8 +23,6 @@ pub struct Conversed {
     pub episode: Episode,
     /// What it has beside its tokens.
     pub exchange: Exchange,
-    /// Seconds from its opening to its end.
-    pub seconds: f64,
 }
 
 /// A generator as a pair has it. What is said here of workers is the answer of a generator without any.
@@ -45,6 +43,11 @@ pub trait PairGenerator: Generate {
     fn begin_rest(&mut self, request: Request, row: &PromptRow) -> Result<(), EngineError> {
         let _ = row;
         self.begin(request)
+    }
+
+    /// Whether it can only wait: nothing is to be computed until somebody else answers.
+    fn waits(&self) -> bool {
+        false
     }
 
     /// The conversation that has ended with a sequence that the last [`Generate::advance`] returned, where completions

@@ -167,7 +167,7 @@ impl Inputs {
         };
         let Some(generator) = factory.generator(parts)? else { return Ok(None) };
         let generator = match self.conversations.take() {
-            Some(conversations) => conversations.around(generator, max_model_len)?,
+            Some(conversations) => conversations.around(generator, max_model_len),
             None => generator,
         };
         receiver.taken(&SwapReport::of_first(first.version));

@@ -245,9 +245,10 @@ impl StepLoop {
     }
 
     fn wait(&self, generator: &dyn PairGenerator) {
-        let scoring = self.assembly.scoring() > 0 || self.evaluating();
-        if scoring || !generator.is_here() {
-            // Rewards have a deadline of their own, and a worker may come at any time.
+        // Rewards and environments have deadlines of their own, and wake nobody up.
+        let elsewhere = self.assembly.scoring() > 0 || self.evaluating() || generator.waits();
+        if elsewhere || !generator.is_here() {
+            // A worker may come at any time.
             heartbeat::beat(Phase::Step);
         } else if self.weights.pending() {
             // Another thread makes the new session, and shows no progress until it is ready.
@@ -255,7 +256,7 @@ impl StepLoop {
         } else {
             heartbeat::beat(Phase::Wait);
         }
-        let wait = if scoring || self.weights.pending() || self.keeper.at_work() { SHORT_WAIT } else { IDLE_WAIT };
+        let wait = if elsewhere || self.weights.pending() || self.keeper.at_work() { SHORT_WAIT } else { IDLE_WAIT };
         let mut select = Select::new();
         select.recv(self.link.events());
         let _ = select.ready_timeout(wait);
@@ -280,7 +281,7 @@ impl<'g> Work<dyn PairGenerator + 'g> for StepLoop {
         self.follow(generator)?;
         self.fill(generator)?;
         let can_start = generator.waiting() > 0 && self.weights.lets_start(generator);
-        let is_idle = generator.running() == 0 && !can_start;
+        let is_idle = generator.running() == 0 && !can_start || generator.waits();
         let waiting = is_idle || !generator.is_here();
         self.link.update(|status| status.waiting = waiting);
         Ok(if is_idle { Next::Idle } else { Next::Advance })

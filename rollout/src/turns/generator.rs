@@ -4,7 +4,6 @@ use std::{
     collections::{HashMap, VecDeque},
     mem,
     sync::Arc,
-    time::Duration,
 };
 
 use rollout_environments::{Event, Opening, Sample, Step, Turn};
@@ -13,7 +12,7 @@ use shared::{EpisodeEnd, FinishReason, Placed, PolicyVersion, PromptId, RewardOu
 
 use super::{
     Hosts, Live, Rewards,
-    live::{At, end_of, end_of_failure},
+    live::{At, end_of_failure},
     prompts,
 };
 use crate::{
@@ -23,17 +22,12 @@ use crate::{
     generate::{Conversed, Generate, PairGenerator},
 };
 
-/// Longest wait for an environment while nothing else is to be done: how long a signal may take to be noticed.
-const WAIT: Duration = Duration::from_millis(5);
-
 /// A generator of conversations.
 pub struct Conversing {
     inner: Box<dyn PairGenerator>,
     dialogue: Dialogue,
     hosts: Box<dyn Hosts>,
     rewards: Rewards,
-    /// Tokens that prompt and completion may have together.
-    max_model_len: usize,
     /// The groups that are not complete, by numbers of their own. A tag may come again after its group, and an
     /// environment may answer late.
     groups: HashMap<u64, Begun>,
@@ -73,21 +67,14 @@ struct FirstTurns {
 }
 
 impl Conversing {
-    /// A generator of conversations in a dialogue, whose turns `inner` samples. Prompt and completion have at most
-    /// `max_model_len` tokens.
+    /// A generator of conversations in a dialogue, whose turns `inner` samples.
     #[must_use]
-    pub fn new(
-        inner: Box<dyn PairGenerator>,
-        dialogue: Dialogue,
-        (hosts, rewards): (Box<dyn Hosts>, Rewards),
-        max_model_len: usize,
-    ) -> Self {
+    pub fn new(inner: Box<dyn PairGenerator>, dialogue: Dialogue, (hosts, rewards): (Box<dyn Hosts>, Rewards)) -> Self {
         Self {
             inner,
             dialogue,
             hosts,
             rewards,
-            max_model_len,
             groups: HashMap::new(),
             live: HashMap::new(),
             first_turns: VecDeque::new(),
@@ -121,14 +108,13 @@ impl Conversing {
         }
     }
 
-    /// Takes what environments have said, and asks for the turns that may begin. Returns whether anything was said.
-    fn listen(&mut self) -> Result<bool, EngineError> {
+    /// Takes what environments have said, and asks for the turns that may begin.
+    fn listen(&mut self) -> Result<(), EngineError> {
         let events: Vec<(Sample, Event)> = self.hosts.events().try_iter().collect();
         for (sample, event) in &events {
             self.hear(*sample, event)?;
         }
-        self.begin_first_turns()?;
-        Ok(!events.is_empty())
+        self.begin_first_turns()
     }
 
     fn hear(&mut self, sample: Sample, event: &Event) -> Result<(), EngineError> {
@@ -167,19 +153,17 @@ impl Conversing {
             Ok(ids) => ids,
             Err(reason) => return self.give_up(sample, EpisodeEnd::EnvironmentFailed, reason),
         };
-        if prompt_ids.len() >= self.max_model_len {
-            let (length, most) = (prompt_ids.len(), self.max_model_len);
+        let (length, most) = (prompt_ids.len(), self.dialogue.limits().max_model_len);
+        if length >= most {
             let reason = format!(
                 "the prompt with the environment's first words has {length} tokens, which leave no room within \
                  `max_model_len` ({most})"
             );
             return self.give_up(sample, EpisodeEnd::EnvironmentFailed, reason);
         }
-        let tools = group.beginning.tools.clone();
-        let conversation = self.dialogue.begin(messages, tools, prompt_ids.clone(), Vec::new());
+        let conversation = self.dialogue.begin(messages, &group.beginning.tools, prompt_ids.clone());
         let live = self.live.get_mut(&sample).expect("it is heard of live conversations alone");
         live.go(At::Opened);
-        live.prompt_ids = Some(prompt_ids.clone());
         live.conversation = Some(conversation);
         live.opening.clone_from(&opening.text);
         let group = self.groups.get_mut(&sample.tag).expect("it was just looked at");
@@ -243,7 +227,7 @@ impl Conversing {
                 live.go(At::Stepping);
                 self.hosts.step(sample, Turn { calls, text });
             }
-            Ok(After::Over(end)) => self.ask_for_reward(sample, end_of(end)),
+            Ok(After::Over(end)) => self.ask_for_reward(sample, end),
             Err(error) => self.give_up(sample, EpisodeEnd::Aborted, error.to_string()),
         }
     }
@@ -262,7 +246,7 @@ impl Conversing {
             }
         };
         match onward {
-            Onward::Over(end) => self.ask_for_reward(sample, end_of(end)),
+            Onward::Over(end) => self.ask_for_reward(sample, end),
             Onward::Sample { .. } if step.done => self.ask_for_reward(sample, EpisodeEnd::Stop),
             Onward::Sample { given, room } => {
                 live.go(At::Sampling);
@@ -337,15 +321,6 @@ impl Conversing {
         Some((sampled(&conversed), conversed))
     }
 
-    /// Waits a moment for an environment.
-    fn wait(&mut self) -> Result<(), EngineError> {
-        if let Ok((sample, event)) = self.hosts.events().recv_timeout(WAIT) {
-            self.hear(sample, &event)?;
-            self.listen()?;
-        }
-        Ok(())
-    }
-
     fn count(&self, is_it: impl Fn(At) -> bool) -> usize {
         self.live.values().filter(|live| is_it(live.at)).count()
     }
@@ -372,7 +347,7 @@ fn sampled(conversed: &Conversed) -> FinishedSequence {
         finish_reason: conversed.episode.finish_reason(),
         queue_seconds: 0.0,
         ttft_seconds: 0.0,
-        total_seconds: conversed.seconds,
+        total_seconds: conversed.exchange.seconds,
     }
 }
 
@@ -403,11 +378,7 @@ impl Generate for Conversing {
 
     fn advance(&mut self) -> Result<Vec<Output>, EngineError> {
         self.listen()?;
-        if self.inner.is_idle() {
-            if self.outputs.is_empty() {
-                self.wait()?;
-            }
-        } else {
+        if !self.inner.is_idle() {
             for output in self.inner.advance()? {
                 if let Output::Ended { sequence, state } = output {
                     self.turn_ended(&sequence, state);
@@ -459,6 +430,12 @@ impl PairGenerator for Conversing {
 
     fn begin_rest(&mut self, request: Request, row: &PromptRow) -> Result<(), EngineError> {
         self.begin_row(request, row)
+    }
+
+    fn waits(&self) -> bool {
+        let can_begin = self.admits && !self.first_turns.is_empty();
+        let is_busy = can_begin || !self.inner.is_idle() || !self.outputs.is_empty() || !self.hosts.events().is_empty();
+        !self.live.is_empty() && !is_busy
     }
 
     fn take_conversation(&mut self, sequence: &FinishedSequence) -> Option<Conversed> {

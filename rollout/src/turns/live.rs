@@ -1,18 +1,11 @@
 //! A conversation that goes on.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use rollout_environments::{Failure, Step};
 use shared::{Episode, EpisodeEnd, Exchange, FinishReason, PolicyVersion, RewardOutcome};
 
-use crate::{
-    conversation::{Conversation, End},
-    engine::State,
-    generate::Conversed,
-};
+use crate::{conversation::Conversation, engine::State, generate::Conversed};
 
 /// How far a conversation is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,9 +37,7 @@ impl At {
 /// A conversation between its opening and its end.
 pub struct Live {
     pub(super) at: At,
-    /// Its prompt, once its environment is open.
-    pub(super) prompt_ids: Option<Arc<[u32]>>,
-    /// Its text and tokens, once its environment is open.
+    /// Its prompt, text and tokens, once its environment is open.
     pub(super) conversation: Option<Conversation>,
     /// What its last turn has left, while its tools are at work.
     pub(super) state: Option<State>,
@@ -68,7 +59,6 @@ impl Live {
         let now = Instant::now();
         Self {
             at: At::Opening,
-            prompt_ids: None,
             conversation: None,
             state: None,
             opening: None,
@@ -122,6 +112,7 @@ impl Live {
     ) -> Conversed {
         self.go(At::Scoring(end));
         let nothing = || Episode::of_one_turn(Vec::new(), Vec::new(), vec![(0, version)], FinishReason::Aborted);
+        let prompt_ids = self.conversation.as_ref().map(|conversation| conversation.prompt_ids().clone());
         let (episode, messages) = match self.conversation {
             Some(conversation) => {
                 let (episode, messages, _) = conversation.into_parts();
@@ -130,7 +121,6 @@ impl Live {
             }
             None => (nothing(), Vec::new()),
         };
-        let seconds = self.begun.elapsed().as_secs_f64();
         let exchange = Exchange {
             opening: self.opening,
             failure,
@@ -139,27 +129,14 @@ impl Live {
             rewards,
             recomputed: self.recomputed,
             waited_seconds: self.waited.as_secs_f64(),
-            seconds,
+            seconds: self.begun.elapsed().as_secs_f64(),
             ..Exchange::new(&messages, end)
         };
-        Conversed { tag, sample, prompt_ids: self.prompt_ids, episode, exchange, seconds }
+        Conversed { tag, sample, prompt_ids, episode, exchange }
     }
 }
 
 /// The end of an episode whose environment has failed.
 pub(super) fn end_of_failure(failure: &Failure) -> EpisodeEnd {
     if failure.is_late() { EpisodeEnd::Deadline } else { EpisodeEnd::EnvironmentFailed }
-}
-
-/// The end of a conversation, as records have it.
-pub(super) fn end_of(end: End) -> EpisodeEnd {
-    match end {
-        End::Stop => EpisodeEnd::Stop,
-        End::Length => EpisodeEnd::Length,
-        End::TurnLimit => EpisodeEnd::TurnLimit,
-        End::ReplyTooLong => EpisodeEnd::ReplyTooLong,
-        End::Deadline => EpisodeEnd::Deadline,
-        End::EnvironmentFailed => EpisodeEnd::EnvironmentFailed,
-        End::Aborted => EpisodeEnd::Aborted,
-    }
 }

@@ -24,8 +24,7 @@ pub fn add_tools(
         let Some(beginning) = &mut row.beginning else { return Ok(()) };
         beginning.tools = tools;
         let ids = dialogue.opening(&beginning.messages, &beginning.tools).map_err(|error| error.to_string())?;
-        let mut variables = shared_data::template_variables(&row.columns)?;
-        variables.insert("tools".into(), beginning.tools.to_vec().into());
+        let variables = Map::from_iter([("tools".to_owned(), beginning.tools.to_vec().into())]);
         row.prompt_text = row.tokenizer.render(&beginning.messages, &variables).map_err(|error| error.to_string())?;
         row.prompt_ids = ids.into();
         // Reward functions get the messages that the policy saw, as TRL's trainer gives them.

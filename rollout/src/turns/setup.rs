@@ -3,12 +3,9 @@
 use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context, bail};
-use rollout_environments::{Environments, Factory, Sources, StartError};
+use rollout_environments::{Environments, Sources, StartError};
 use serde_json::Value;
-use shared::{
-    ModelDir,
-    config::{EnvironmentFactory, TrainConfig},
-};
+use shared::{ModelDir, config::TrainConfig};
 
 use super::{Conversing, Rewards, prompts};
 use crate::{
@@ -19,15 +16,9 @@ use crate::{
 
 /// Where the environments of a run come from.
 fn sources(config: &TrainConfig) -> Sources {
-    let named = |(name, class): (Option<&str>, &str)| (name.unwrap_or_default().to_owned(), class.to_owned());
-    let factory = |factory: &EnvironmentFactory| match factory {
-        EnvironmentFactory::One(class) => Factory::One(class.clone()),
-        EnvironmentFactory::Named(_) => Factory::ByColumn(factory.classes().map(named).collect()),
-    };
     Sources {
         tools: config.tools.clone(),
-        environment_factory: config.environment_factory.as_ref().map(factory),
-        reward_funcs: config.reward_funcs.clone(),
+        environment_factory: config.environment_factory.clone(),
         host: config.reward_host(),
         timeout: Duration::from_secs_f64(config.environment_timeout),
     }
@@ -43,9 +34,6 @@ pub struct Conversations {
     environments: Environments,
     dialogue: Dialogue,
     rewards: Rewards,
-    tokenizer: Tokenizer,
-    stop_tokens: Vec<u32>,
-    limits: Limits,
 }
 
 impl Conversations {
@@ -64,18 +52,14 @@ impl Conversations {
             max_model_len: config.max_model_len.unwrap_or(model.config().max_position_embeddings),
             max_tool_calling_iterations: config.max_tool_calling_iterations,
         };
-        let stop_tokens = model.generation().eos_token_ids.clone();
-        let dialogue = Dialogue::new(tokenizer, &stop_tokens, limits).context("`chat_template`")?;
+        let dialogue =
+            Dialogue::new(tokenizer, &model.generation().eos_token_ids, limits).context("`chat_template`")?;
         let environments = Environments::start(&sources(config)).inspect_err(say_more)?;
-        if let Some(function) = environments.scorers().first() {
-            bail!(
-                "`reward_funcs`: {function} asks for `environments`, which reward functions do not get; give the \
-                 reward in `get_reward` of the class"
-            );
+        if config.reward_funcs.is_empty() && !environments.give_rewards() {
+            bail!("no class has a method `get_reward`, and `reward_funcs` is empty: nothing would give a reward");
         }
         let rewards = Rewards::of(config.environment_factory.as_ref());
-        let tokenizer = tokenizer.clone();
-        Ok(Some(Self { environments, dialogue, rewards, tokenizer, stop_tokens, limits }))
+        Ok(Some(Self { environments, dialogue, rewards }))
     }
 
     /// Adds the tools of each row to the prompts of a dataset.
@@ -90,13 +74,9 @@ impl Conversations {
     }
 
     /// A generator of conversations whose turns `inner` samples, with at most `max_model_len` tokens each.
-    ///
-    /// # Errors
-    /// A template that cannot hold conversations.
-    pub fn around(self, inner: Box<dyn PairGenerator>, max_model_len: usize) -> anyhow::Result<Box<dyn PairGenerator>> {
-        let limits = Limits { max_model_len, ..self.limits };
-        let dialogue = Dialogue::new(&self.tokenizer, &self.stop_tokens, limits).context("`chat_template`")?;
+    #[must_use]
+    pub fn around(self, inner: Box<dyn PairGenerator>, max_model_len: usize) -> Box<dyn PairGenerator> {
         let hosts = (Box::new(self.environments) as _, self.rewards);
-        Ok(Box::new(Conversing::new(inner, dialogue, hosts, max_model_len)))
+        Box::new(Conversing::new(inner, self.dialogue.within(max_model_len), hosts))
     }
 }

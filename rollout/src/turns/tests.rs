@@ -3,6 +3,7 @@
 use std::sync::{Arc, LazyLock, Mutex};
 
 use crossbeam::channel::{Receiver, Sender, unbounded};
+use harness::tiny_model::CONVERSATION_TEMPLATE;
 use rollout_environments::{Event, Failure, Opening, Sample, Step, Turn};
 use serde_json::{Map, Value, json};
 use shared::{EpisodeEnd, FinishReason, PromptId, RewardOutcome, SamplingParams, Segment};
@@ -18,23 +19,10 @@ use crate::{
     generate::{Conversed, Generate, PairGenerator, testing::Scripted},
 };
 
-/// The parts of Qwen2.5's template that conversations need.
-const TEMPLATE: &str = "{%- if tools %}<|im_start|>system\n{%- for tool in tools %}\n{{ tool | tojson }}{% endfor %}\n\
-    <tool_call>\n{\"name\": <name>, \"arguments\": <args>}\n</tool_call><|im_end|>\n{% endif %}\
-    {%- for message in messages %}\
-    {%- if message.role == 'tool' %}<|im_start|>user\n\
-    <tool_response>\n{{ message.content }}\n</tool_response><|im_end|>\n\
-    {% elif message.tool_calls %}<|im_start|>assistant{% for call in message.tool_calls %}\n\
-    <tool_call>\n{\"name\": \"{{ call.function.name }}\", \"arguments\": {{ call.function.arguments | tojson }}}\n\
-    </tool_call>{% endfor %}<|im_end|>\n\
-    {% else %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endif %}\
-    {%- endfor %}\
-    {%- if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
-
 const END: u32 = BOS + 2;
 
 static TOKENIZER: LazyLock<Tokenizer> =
-    LazyLock::new(|| byte_tokenizer_with(Some(TEMPLATE), &["<|im_start|>", "<|im_end|>"]));
+    LazyLock::new(|| byte_tokenizer_with(Some(CONVERSATION_TEMPLATE), &["<|im_start|>", "<|im_end|>"]));
 
 fn ids(text: &str) -> Vec<u32> {
     TOKENIZER.encode(text, false).unwrap()
@@ -184,7 +172,7 @@ fn world_of(capacity: usize, answer: fn(Sample, &Asked) -> Option<Event>, dialog
     let hosts = Answering { log: log.clone(), answer, sender: sender.clone(), events };
     let rewards = Rewards::of(Some(&"e.py:Sums".parse().unwrap()));
     let inner = Box::new(Scripted::new(capacity, script));
-    World { generator: Conversing::new(inner, dialogue, (Box::new(hosts), rewards), 9999), log, sender }
+    World { generator: Conversing::new(inner, dialogue, (Box::new(hosts), rewards)), log, sender }
 }
 
 impl World {
@@ -256,10 +244,13 @@ fn conversations_that_wait_take_no_slot_and_hold_up_new_weights() {
         Asked::Step(_) => None,
         other => adding(sample, other),
     });
+    assert!(!world.generator.waits(), "there is nobody to wait for");
     for tag in 0..3 {
         world.generator.begin_row(request(tag, 1).into(), &row()).unwrap();
     }
+    assert!(!world.generator.waits(), "environments have answered");
     assert!(world.run(400).is_empty());
+    assert!(world.generator.waits(), "all tools are at work");
     assert_eq!(world.asked(|asked| matches!(asked, Asked::Step(_))), 3, "all have had their turn in the one slot");
     assert_eq!((world.generator.running(), world.generator.waiting(), world.generator.capacity()), (3, 0, 4));
     // A swap under `drain` closes the admission: what has begun goes on, what has not waits.
@@ -271,9 +262,12 @@ fn conversations_that_wait_take_no_slot_and_hold_up_new_weights() {
     for (sample, turn) in &steps {
         world.sender.send((*sample, Event::Stepped(step(turn, "5")))).unwrap();
     }
+    assert!(!world.generator.waits());
     assert_eq!(world.run(400).len(), 3);
     assert_eq!((world.generator.running(), world.generator.waiting()), (0, 1));
+    assert!(world.generator.waits(), "its first turn is held back");
     world.generator.set_admission(true);
+    assert!(!world.generator.waits(), "its first turn may begin");
     world.run(200);
     assert_eq!((world.generator.running(), world.generator.waiting()), (1, 0));
 }

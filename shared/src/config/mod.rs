@@ -212,6 +212,7 @@ impl TrainConfig {
                 file_size: bytes(self.reward_file_size),
                 disk: bytes(self.reward_disk.unwrap_or(4.0 * self.reward_file_size)),
             },
+            with_environments: self.environment_factory.is_some(),
         }
     }
 

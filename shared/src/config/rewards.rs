@@ -123,6 +123,8 @@ pub struct RewardHost {
     pub processes: usize,
     /// Limits of each process.
     pub bounds: RewardBounds,
+    /// Whether the run has environments; a function in Python that asks for them is refused.
+    pub with_environments: bool,
 }
 
 /// Rights and limits of a process of a reward function, including all that it starts.

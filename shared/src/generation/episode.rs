@@ -228,6 +228,12 @@ impl Episode {
         self.parts.iter().flat_map(of_part)
     }
 
+    /// Number of turns: sampled segments that have a token.
+    #[must_use]
+    pub fn turns(&self) -> usize {
+        self.sampled_spans().filter(|span| !span.is_empty()).count()
+    }
+
     /// Number of sampled tokens.
     #[must_use]
     pub fn sampled(&self) -> usize {
@@ -320,7 +326,7 @@ mod tests {
         assert_eq!(episode.owner_mask().map(u8::from).collect::<Vec<_>>(), [1, 1, 1, 0, 0, 0, 1, 1]);
         assert_eq!(episode.sampled_spans().collect::<Vec<_>>(), [0..3, 6..8]);
         assert_eq!(episode.given_spans().collect::<Vec<_>>(), [3..5, 5..6]);
-        assert_eq!((episode.sampled(), episode.given()), (5, 3));
+        assert_eq!((episode.sampled(), episode.given(), episode.turns()), (5, 3, 2));
         assert_eq!((0..=9).map(|n| episode.sampled_before(n)).collect::<Vec<_>>(), [0, 1, 2, 3, 3, 3, 3, 4, 5, 5]);
         assert_eq!(episode.logprobs().map(|l| l.logprob).collect::<Vec<_>>(), [1.0, 2.0, 3.0, 4.0, 5.0]);
         let versions = [(0, PolicyVersion(4)), (1, PolicyVersion(5)), (6, PolicyVersion(6))];
@@ -352,6 +358,9 @@ mod tests {
         let mut episode = Episode::default();
         episode.push(Segment::Given { ids: &[7], why: Why::Template });
         assert_eq!((episode.finish_reason(), episode.sampled(), episode.oldest()), (FinishReason::Aborted, 0, None));
+        let cut = Segment::Sampled { ids: &[], logprobs: &[], versions: &[], finish: FinishReason::Length };
+        episode.push(cut);
+        assert_eq!(episode.turns(), 0, "a turn without a token is none");
         assert!(episode.is_sound());
     }
 

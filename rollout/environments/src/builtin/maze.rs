@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// `builtin:maze`
-pub const CLASS: Class = Class { entry: "maze", class: "Maze", schemas, make: || Box::new(Maze::default()) };
+pub const CLASS: Class = Class { entry: "maze", schemas, make: || Box::new(Maze::default()) };
 
 /// The column with the layout: lines of `#` (wall), `S` (start), `G` (goal), anything else being open.
 const COLUMN: &str = "maze";

@@ -13,16 +13,13 @@ use crate::{
     reply,
 };
 
-/// The beginning of entries that name something in here.
-pub const PREFIX: &str = "builtin:";
-
 /// The arguments of a call.
 type Arguments = Map<String, Value>;
 
 /// A tool that keeps nothing between two calls.
 #[derive(Debug)]
 pub struct Tool {
-    /// Its name in an entry, behind [`PREFIX`].
+    /// Its name in an entry, behind `builtin:`.
     pub entry: &'static str,
     /// Its name for the model.
     pub name: &'static str,
@@ -31,13 +28,11 @@ pub struct Tool {
     call: fn(&Arguments) -> Result<String, String>,
 }
 
-/// A kind of environment.
+/// A kind of environment, which gives a reward at the end.
 #[derive(Debug)]
 pub struct Class {
-    /// Its name in an entry, behind [`PREFIX`].
+    /// Its name in an entry, behind `builtin:`.
     pub entry: &'static str,
-    /// The name of its reward, as TRL takes it from a class.
-    pub class: &'static str,
     /// JSON schemas of its tools, by name.
     pub schemas: fn() -> Vec<Value>,
     /// Makes one for a conversation.
@@ -47,7 +42,7 @@ pub struct Class {
 const TOOLS: &[Tool] = &[calculator::TOOL];
 const CLASSES: &[Class] = &[maze::CLASS];
 
-/// The tool that an entry names behind [`PREFIX`].
+/// The tool that an entry names behind `builtin:`.
 ///
 /// # Errors
 /// What there is instead.
@@ -56,7 +51,7 @@ pub fn tool(name: &str) -> Result<&'static Tool, String> {
     TOOLS.iter().find(|tool| tool.entry == name).ok_or_else(|| format!("the tools that are built in are {}", known()))
 }
 
-/// The environment that an entry names behind [`PREFIX`].
+/// The environment that an entry names behind `builtin:`.
 ///
 /// # Errors
 /// What there is instead.

@@ -1,25 +1,25 @@
 //! What is built in, through the public interface, and how conversations end.
 
 use serde_json::json;
+use shared::config::EnvironmentFactory;
 
 use super::*;
 use crate::{
-    Factory,
     environment::BoxFuture,
     testing::{nothing, row, sample, sources},
 };
 
 const MAZE: &str = "S.#\n#.G";
 
-fn built_in(tools: &[&str], factory: Option<Factory>) -> Result<Environments, StartError> {
+fn built_in(tools: &[&str], factory: Option<EnvironmentFactory>) -> Result<Environments, StartError> {
     let mut sources = sources(std::env::temp_dir().as_path());
     sources.tools = tools.iter().map(|&entry| entry.to_owned()).collect();
     sources.environment_factory = factory;
     Environments::start(&sources)
 }
 
-fn one(entry: &str) -> Option<Factory> {
-    Some(Factory::One(entry.to_owned()))
+fn one(entry: &str) -> Option<EnvironmentFactory> {
+    Some(EnvironmentFactory::One(entry.to_owned()))
 }
 
 #[test]
@@ -27,7 +27,7 @@ fn a_maze_and_a_calculator_answer_together_without_python() {
     let environments = built_in(&["builtin:calculator"], one("builtin:maze")).unwrap();
     assert!(environments.hosts.is_none());
     assert_eq!(environments.names(nothing()), ["calculate", "look", "move"]);
-    assert_eq!(environments.rewards(), ["Maze"]);
+    assert!(environments.give_rewards());
     let sample = sample(1, 0);
     let text = environments.opened(sample, json!({"maze": MAZE})).unwrap().unwrap();
     assert!(text.starts_with("\nYou are at row 1, column 1."), "{text}");
@@ -47,7 +47,7 @@ fn a_maze_and_a_calculator_answer_together_without_python() {
 #[test]
 fn tools_alone_have_no_opening_and_no_reward() {
     let environments = built_in(&["builtin:calculator"], None).unwrap();
-    assert_eq!((environments.rewards().len(), environments.reward(&row(nothing())).unwrap()), (0, None));
+    assert!(!environments.give_rewards());
     assert_eq!(environments.opened(sample(1, 0), nothing()), Ok(None));
     let reply = environments.reply(sample(1, 0), "calculate", json!({"expression": "1/0"})).unwrap();
     assert!(reply.failed);
@@ -57,10 +57,8 @@ fn tools_alone_have_no_opening_and_no_reward() {
 
 #[test]
 fn the_column_chooses_and_is_not_passed_on() {
-    let named = |name: &str, entry: &str| (name.to_owned(), entry.to_owned());
-    let factory = Factory::ByColumn(vec![named("labyrinth", "builtin:maze"), named("other", "builtin:maze")]);
+    let factory = r#"{"labyrinth": "builtin:maze", "other": "builtin:maze"}"#.parse().unwrap();
     let environments = built_in(&[], Some(factory)).unwrap();
-    assert_eq!(environments.rewards(), ["Maze"], "a class has one reward");
     let kind = environments.plan.kind(&row(json!({"environment": "other"}))).unwrap();
     assert_eq!(*kind.columns(&row(json!({"environment": "other", "maze": MAZE}))), *row(json!({"maze": MAZE})));
     for (columns, words) in [

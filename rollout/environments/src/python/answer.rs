@@ -21,8 +21,6 @@ pub struct Greeting {
     pub tools: Vec<Value>,
     /// The classes.
     pub environments: Vec<Found>,
-    /// Entries of the reward functions that ask for environments.
-    pub rewards: Vec<String>,
 }
 
 /// A class of the user's.
@@ -30,8 +28,6 @@ pub struct Greeting {
 pub struct Found {
     /// The name that chooses it.
     pub key: Option<String>,
-    /// Its name in Python.
-    pub class: String,
     /// Whether it has `get_reward`.
     pub rewards: bool,
     /// JSON schemas of its methods, by name.
@@ -70,14 +66,11 @@ pub fn greeting(line: &str) -> Option<Result<Greeting, Wrong>> {
     let list = |value: &Value| value.as_array().cloned();
     let found = |value: &Value| {
         let key = value["key"].as_str().map(str::to_owned);
-        let (class, rewards) = (value["class"].as_str()?.to_owned(), value["rewards"].as_bool()?);
-        Some(Found { key, class, rewards, tools: list(&value["tools"])? })
+        Some(Found { key, rewards: value["rewards"].as_bool()?, tools: list(&value["tools"])? })
     };
     let read = || {
         let environments = said["environments"].as_array()?.iter().map(found).collect::<Option<_>>()?;
-        let rewards = list(&said["rewards"])?;
-        let rewards = rewards.iter().map(|entry| Some(entry.as_str()?.to_owned())).collect::<Option<_>>()?;
-        Some(Greeting { tools: list(&said["tools"])?, environments, rewards })
+        Some(Greeting { tools: list(&said["tools"])?, environments })
     };
     Some(read().ok_or_else(|| Wrong::quoting("its first line cannot be read", line)))
 }
@@ -215,15 +208,15 @@ mod tests {
         assert!(refused(r#"{"protocol": 2, "ready": true}"#).contains("another protocol"));
         assert!(refused(r#"{"protocol": 1, "ready": true}"#).contains("cannot be read"));
         assert_eq!(refused(r#"{"error": "no", "traceback": "t"}"#), "no");
-        let line = r#"{"protocol": 1, "ready": true, "tools": [], "environments": [], "rewards": []}"#;
+        let line = r#"{"protocol": 1, "ready": true, "tools": [], "environments": []}"#;
         assert_eq!(greeting(line), Some(Ok(Greeting::default())));
     }
 
     #[test]
     fn any_line_is_survived() {
         let seeds = [
-            r#"{"protocol": 1, "ready": true, "tools": [{}], "environments": [{"key": null, "class": "A", "rewards": true,
-                "tools": []}], "rewards": ["e.py:f"]}"#,
+            r#"{"protocol": 1, "ready": true, "tools": [{}], "environments": [{"key": null, "rewards": true,
+                "tools": []}]}"#,
             r#"{"id": 1, "text": "hi", "abandoned": 3}"#,
             r#"{"id": 2, "replies": [{"name": "a", "content": "b", "failed": false}], "reward": 0.5, "done": true}"#,
             r#"{"id": 3, "error": "a", "traceback": "b", "late": true}"#,

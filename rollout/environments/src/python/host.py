@@ -13,10 +13,8 @@ goes out is the answer to the request with its `id`. Answers come in any order.
         {"id": 3, "reward": 0.5}, or null
     {"id": 4, "episode": 7, "do": "close"}
         {"id": 4}
-    {"id": 5, "do": "reward", "function": "e.py:f", "episodes": [7], "group": {…}, "seconds": 10.0}
-        {"id": 5, "scores": [0.5], …}, as host.py of the rewards answers a group
-    {"id": 6, "do": "ping"}
-        {"id": 6}
+    {"id": 5, "do": "ping"}
+        {"id": 5}
 
 An answer with `error` is a failure of the episode; `late` and `too_long` say of which kind, and `traceback` where it
 arose. An answer with `abandoned` has the number of calls that go on though nobody waits for them.
@@ -109,10 +107,10 @@ class Factory:
         if needed:
             raise Refusal(f"{self.entry} is called without arguments: give {', '.join(needed)} a default")
         instance = self.make()
-        self.name = type(instance).__name__
+        name = type(instance).__name__
         members = [name for name, _ in inspect.getmembers(type(instance), inspect.isfunction)]
         if "reset" not in members:
-            raise Refusal(f"{self.entry}: `{self.name}` has no method `reset`, which begins an episode")
+            raise Refusal(f"{self.entry}: `{name}` has no method `reset`, which begins an episode")
         self.rewards = "get_reward" in members
         self.methods = [name for name in members if not name.startswith("_") and name not in ("reset", "get_reward")]
         self.idle = [instance]
@@ -138,21 +136,6 @@ def distinct(tools, entry):
     if twice:
         raise Refusal(f"{entry}: two tools are called `{twice[0]}`")
     return [tool_schema(function) for function in tools]
-
-
-def scorer(entry):
-    """The reward function of an entry of `reward_funcs`."""
-    named = Named(entry)
-    if not callable(named.value):
-        raise Refusal(f"{named.entry} is no function")
-    return named.value
-
-
-def asks_for_environments(function):
-    try:
-        return "environments" in inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return False
 
 
 class Episode:
@@ -253,7 +236,6 @@ class Host:
         self.threads = Threads(self.loop, config["threads"])
         self.tools = [tool(entry) for entry in config["tools"]]
         self.factories = {entry["key"]: Factory(entry) for entry in config["environments"]}
-        self.scorers = {entry["entry"]: scorer(entry) for entry in config["rewards"]}
         self.episodes = {}
         self.tasks = set()
         # Calls that go on though nobody waits for them, with the time since when.
@@ -264,15 +246,13 @@ class Host:
         kinds = [
             {
                 "key": key,
-                "class": factory.name,
                 "rewards": factory.rewards,
                 "tools": distinct(self.tools + factory.tools(factory.idle[0]), factory.entry)[len(self.tools) :],
             }
             for key, factory in self.factories.items()
         ]
-        rewards = [entry for entry, function in self.scorers.items() if asks_for_environments(function)]
         tools = distinct(self.tools, "`tools`")
-        return {"protocol": PROTOCOL, "ready": True, "tools": tools, "environments": kinds, "rewards": rewards}
+        return {"protocol": PROTOCOL, "ready": True, "tools": tools, "environments": kinds}
 
     def take(self, request):
         """Begins to serve a request."""
@@ -365,14 +345,6 @@ class Host:
             episode.factory.idle.append(episode.instance)
         return {}
 
-    async def reward(self, request, _none):
-        """What a reward function says of a group whose environments are all open."""
-        group = request["group"]
-        for completion, number in zip(group["completions"], request["episodes"]):
-            completion["environment"] = self.episodes.get(number, NOBODY).instance
-        caller = Caller(self.scorers[request["function"]])
-        return await self.call(caller.answer, {"request": group}, "the function", within=request["seconds"])
-
     async def ping(self, _request, _none):
         return {}
 
@@ -441,7 +413,6 @@ DO = {
     "step": Host.step,
     "score": Host.score,
     "close": Host.close,
-    "reward": Host.reward,
     "ping": Host.ping,
 }
 

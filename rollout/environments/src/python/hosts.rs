@@ -3,13 +3,10 @@
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak, atomic::Ordering},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use rollout_rewards::{
-    RewardInput,
-    program::{Containment, IMPORT, LIBRARY, interpreter, located},
-};
+use rollout_rewards::program::{Containment, IMPORT, LIBRARY, interpreter, located};
 use serde_json::{Value, json};
 use shared::config::RewardHost;
 use tokio::{
@@ -42,8 +39,6 @@ pub struct Hosts {
     wanted: usize,
     runtime: Handle,
     seats: Mutex<Seats>,
-    /// Entries of reward functions that ask for environments.
-    scorers: Vec<String>,
 }
 
 #[derive(Default)]
@@ -51,8 +46,6 @@ struct Seats {
     hosts: Vec<Arc<Host>>,
     /// Where the conversations of a group are, and how many there are.
     groups: HashMap<u64, (Arc<Host>, usize)>,
-    /// Where each conversation is, with the number of its episode.
-    places: HashMap<Sample, (Arc<Host>, u64)>,
     /// The number of the last episode.
     last: u64,
 }
@@ -79,8 +72,7 @@ impl Hosts {
     ) -> Result<(Arc<Self>, Greeting), StartError> {
         let fail = |reason: String| StartError::Python { reason, words: Vec::new() };
         let invocation = Arc::new(invocation(python, host, limit).map_err(fail)?);
-        let mut hosts =
-            Self { invocation, wanted: host.processes.max(1), runtime, seats: Mutex::default(), scorers: Vec::new() };
+        let hosts = Self { invocation, wanted: host.processes.max(1), runtime, seats: Mutex::default() };
         let start = || hosts.start_host().map_err(|e| fail(format!("{e}; `reward_python` names the interpreter")));
         let (first, greeting) = start()?;
         let mut all = vec![first];
@@ -95,42 +87,7 @@ impl Hosts {
                 return Err(fail(format!("{label}: not imported within {} s", IMPORT.as_secs())));
             }
         };
-        hosts.scorers.clone_from(&greeting.rewards);
         Ok((Arc::new(hosts), greeting))
-    }
-
-    /// Entries of reward functions that ask for environments.
-    pub fn scorers(&self) -> &[String] {
-        &self.scorers
-    }
-
-    /// Calls a reward function with the environments of conversations of one group. The future has the fields of its
-    /// answer.
-    ///
-    /// # Errors
-    /// When the conversations are not all open in one process.
-    pub fn score_group(
-        &self,
-        function: &str,
-        samples: &[Sample],
-        input: &RewardInput,
-    ) -> Result<impl Future<Output = Result<Value, Failure>> + use<>, String> {
-        let seats = self.seats();
-        let places: Option<Vec<_>> = samples.iter().map(|sample| seats.places.get(sample)).collect();
-        let places = places.ok_or_else(|| format!("{function}: an environment of the group is no longer open"))?;
-        let Some((host, _)) = places.first() else {
-            return Err(format!("{function}: the group has no environments"));
-        };
-        if places.iter().any(|(other, _)| !Arc::ptr_eq(other, host)) {
-            return Err(format!("{function}: the environments of the group are no longer in one process"));
-        }
-        let episodes: Vec<u64> = places.iter().map(|(_, episode)| *episode).collect();
-        let limit = input.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        let seconds = limit.unwrap_or(self.invocation.timeout).as_secs_f64();
-        let group = rollout_rewards::program::group(input);
-        Ok(host.ask(json!({
-            "do": "reward", "function": function, "episodes": episodes, "group": group, "seconds": seconds,
-        })))
     }
 
     fn seats(&self) -> MutexGuard<'_, Seats> {
@@ -164,7 +121,6 @@ impl Hosts {
             }
         };
         host.live.fetch_add(1, Ordering::Relaxed);
-        seats.places.insert(sample, (Arc::clone(&host), episode));
         Ok(Seat { host, episode, sample })
     }
 
@@ -196,10 +152,6 @@ impl Hosts {
                 seats.groups.remove(&sample.tag);
             }
         }
-        // The sample may have been opened once more.
-        if seats.places.get(&sample).is_some_and(|(_, last)| *last == episode) {
-            seats.places.remove(&sample);
-        }
         if host.live.fetch_sub(1, Ordering::Relaxed) == 1 && host.is_retired() {
             seats.hosts.retain(|other| !Arc::ptr_eq(other, &host));
         }
@@ -220,7 +172,7 @@ async fn look_after(host: Weak<Host>, limit: Duration) {
 }
 
 fn invocation(python: &InPython<'_>, host: &RewardHost, limit: Duration) -> Result<Invocation, String> {
-    let InPython { tools, classes, rewards } = python;
+    let InPython { tools, classes } = python;
     let (program, dir) = interpreter(host)?;
     let entry = |named: &Named| -> Result<Value, String> {
         let in_entry = |reason| format!("{}: {reason}", named.entry);
@@ -236,7 +188,6 @@ fn invocation(python: &InPython<'_>, host: &RewardHost, limit: Duration) -> Resu
     let config = json!({
         "tools": tools.iter().map(|named| entry(named)).collect::<Result<Vec<_>, String>>()?,
         "environments": classes.iter().map(class).collect::<Result<Vec<_>, String>>()?,
-        "rewards": rewards.iter().map(|named| entry(named)).collect::<Result<Vec<_>, String>>()?,
         "timeout": limit.as_secs_f64(),
         "threads": THREADS.min(host.bounds.processes / 4).max(1),
     });

@@ -1,7 +1,7 @@
 //! Tools and environments in Python as TRL takes them, in processes of the user's interpreter.
 //!
 //! A process holds thousands of instances ([`host.py`](host.py) describes the lines that go in and out). The
-//! conversations of a group share one, so that a reward function can see all their instances. Containment, limits,
+//! conversations of a group share one. Containment, limits,
 //! interpreter and log are those of rewards.
 
 mod answer;
@@ -42,8 +42,6 @@ pub struct InPython<'a> {
     pub tools: Vec<&'a Named>,
     /// Classes, each with the name that chooses it.
     pub classes: Vec<(Option<&'a str>, &'a Named)>,
-    /// Reward functions, which may ask for environments.
-    pub rewards: Vec<&'a Named>,
 }
 
 /// An environment in a process.

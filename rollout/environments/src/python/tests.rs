@@ -6,12 +6,10 @@ mod starting;
 
 use std::collections::HashSet;
 
-use rollout_rewards::{RewardCompletion, RewardInput};
 use serde_json::json;
-use shared::{FinishReason, Logged, RewardOutcome};
 
 use crate::{
-    Event, Factory, Sample,
+    Event,
     testing::{Folder, nothing, row, sample, turn},
 };
 
@@ -154,7 +152,7 @@ fn a_class_is_reset_with_the_row_and_its_instances_are_used_again_but_never_shar
     let folder = Folder::with(RULES);
     let environments = folder.start(&["add"], Some("Counter")).unwrap();
     assert_eq!(environments.names(nothing()), ["add", "process", "up"]);
-    assert_eq!(environments.rewards(), ["Counter"]);
+    assert!(environments.give_rewards());
     let columns = json!({"prompt": "p", "start": 3, "environment": "kept where nothing chooses"});
     let text = environments.opened(sample(1, 0), columns.clone()).unwrap().unwrap();
     assert_eq!(text, "number 1, columns ['environment', 'prompt']");
@@ -174,16 +172,13 @@ fn a_class_is_reset_with_the_row_and_its_instances_are_used_again_but_never_shar
 fn the_column_chooses_a_class_and_is_not_passed_to_it() {
     let folder = Folder::with(RULES);
     let environments = folder.start_with(&["add"], None, |sources| {
-        let entries = [("one", "e.py:Counter"), ("two", "builtin:maze")];
-        let entries = entries.map(|(name, entry)| (name.to_owned(), entry.to_owned()));
-        sources.environment_factory = Some(Factory::ByColumn(entries.to_vec()));
+        let table = r#"{"one": "e.py:Counter", "two": "builtin:maze"}"#;
+        sources.environment_factory = Some(table.parse().unwrap());
     });
     let environments = environments.unwrap();
     let (one, two) = (json!({"environment": "one"}), json!({"environment": "two", "maze": "SG"}));
     assert_eq!(environments.names(one.clone()), ["add", "process", "up"]);
     assert_eq!(environments.names(two.clone()), ["add", "look", "move"]);
-    assert_eq!(environments.rewards(), ["Counter", "Maze"]);
-    assert_eq!(environments.reward(&row(two.clone())), Ok(Some("Maze")));
     assert_eq!(environments.opened(sample(1, 0), one).unwrap().unwrap(), "number 1, columns []");
     assert!(environments.opened(sample(1, 1), two).unwrap().unwrap().contains("row 1, column 1"));
     let east = ("move", json!({"direction": "east"}));
@@ -207,44 +202,6 @@ fn a_group_stays_in_one_process_and_groups_are_spread() {
     let (first, second) = (of_group(1, &mut process), of_group(2, &mut process));
     assert_eq!((first.len(), second.len()), (1, 1));
     assert_ne!(first, second);
-}
-
-#[test]
-fn reward_functions_that_ask_for_environments_see_those_of_their_group() {
-    let text = format!(
-        "{RULES}\n\ndef counts(completions, environments, answer, log_metric, **kwargs):\n    log_metric('many', \
-         len(environments))\n    return [one.count + len(text) + right for one, text, right in zip(environments, \
-         completions, answer)]\n\n\ndef plain(completions, **kwargs):\n    return [0.0 for _ in completions]\n"
-    );
-    let folder = Folder::with(&text);
-    let environments = folder.start_with(&[], Some("Counter"), |sources| {
-        sources.reward_funcs = ["e.py:counts", "e.py:plain", "gsm8k"].map(str::to_owned).to_vec();
-        sources.host.processes = 2;
-    });
-    let environments = environments.unwrap();
-    assert_eq!(environments.scorers(), ["e.py:counts"]);
-    let samples = [sample(1, 0), sample(1, 1)];
-    for (sample, start) in samples.into_iter().zip([10, 20]) {
-        environments.opened(sample, json!({"start": start})).unwrap();
-    }
-    let completion = |text: &str| RewardCompletion::of_one_turn(text, vec![1], FinishReason::Stop);
-    let input = RewardInput {
-        completions: ["a", "bb"].map(completion).to_vec(),
-        columns: row(json!({"answer": 100})),
-        ..RewardInput::default()
-    };
-    let (outcomes, logged) = environments.score_group("e.py:counts", &samples, &input);
-    assert_eq!(outcomes, [RewardOutcome::Score(111.0), RewardOutcome::Score(122.0)]);
-    assert_eq!(Logged::means([&logged])["many"], 2.0);
-    environments.close(samples[1]);
-    environments.opened(sample(2, 0), nothing()).unwrap();
-    let failed = |samples: &[Sample]| environments.score_group("e.py:counts", samples, &input).0;
-    let words = |outcomes: Vec<RewardOutcome>| format!("{outcomes:?}");
-    assert!(words(failed(&samples)).contains("no longer open"));
-    assert!(
-        words(failed(&[samples[0], sample(2, 0)]))
-            .contains("the environments of the group are no longer in one process")
-    );
 }
 
 #[test]

@@ -34,14 +34,6 @@ impl Stored for Floats {
     #[inline(always)]
     unsafe fn fill(_: Matrix, _: &[f32], _: Operand) {}
 
-    fn pages_at_once<S: Simd>(rows: usize) -> usize {
-        if is_light::<S>(rows) { 4 } else { 2 }
-    }
-
-    fn blocks_at_once<S: Simd>(rows: usize) -> usize {
-        Self::pages_at_once::<S>(rows)
-    }
-
     #[inline(always)]
     unsafe fn keys<S: Simd, const R: usize, const N: usize>(
         part: &HeadPages<'_>,

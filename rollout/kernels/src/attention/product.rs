@@ -41,10 +41,14 @@ pub(super) trait Stored {
     unsafe fn fill(rows: Self::Rows, floats: &[f32], kind: Operand);
 
     /// Pages whose keys so many rows are multiplied with at once: 4 or 2.
-    fn pages_at_once<S: Simd>(rows: usize) -> usize;
+    fn pages_at_once<S: Simd>(rows: usize) -> usize {
+        if is_light::<S>(rows) { 4 } else { 2 }
+    }
 
     /// Blocks of values that so many rows are multiplied with at once: 4 or 2.
-    fn blocks_at_once<S: Simd>(rows: usize) -> usize;
+    fn blocks_at_once<S: Simd>(rows: usize) -> usize {
+        Self::pages_at_once::<S>(rows)
+    }
 
     /// `scores[r][position] = queries[r] * keys[position]` for `R` rows over `N` pages from `first` on.
     ///

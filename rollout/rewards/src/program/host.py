@@ -1,8 +1,9 @@
 """Calls a reward function for Tandem: a line of JSON for each group comes in, a line with its scores goes out.
 
-Started as `python3 -c PROGRAM file|module PLACE FUNCTION`, with an empty FUNCTION for the only one of a file. PROGRAM is
-this file and a call of `main`. Requests come over standard input and answers go over standard output; both are moved elsewhere before any code of the user runs, so
-that what that prints is not taken for an answer.
+Started as `python3 -c PROGRAM file|module PLACE FUNCTION [environments]`, with an empty FUNCTION for the only one of a
+file. PROGRAM is this file and a call of `main`. `environments` says that the run has some, which no function gets.
+Requests come over standard input and answers go over standard output; both are moved elsewhere before any code of the
+user runs, so that what that prints is not taken for an answer.
 
 An object with a method `answer` in the place of the function gets the requests as they come, and returns the fields of
 the answer. The Python package `tandem_rl` has this file as a module: such objects of its pass requests on to
@@ -158,9 +159,6 @@ class Caller:
         arguments["completion_ids"] = [completion["token_ids"] for completion in completions]
         arguments["owner_masks"] = [owner_mask(completion) for completion in completions]
         arguments.update(log_extra=self.log.log_extra, log_metric=self.log.log_metric)
-        # Only a process with environments has them.
-        if any("environment" in completion for completion in completions):
-            arguments["environments"] = [completion["environment"] for completion in completions]
         return {name: value for name, value in arguments.items() if self.named is None or name in self.named}
 
     def failure(self, error):
@@ -232,6 +230,13 @@ def parameters(function):
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in found):
         return None
     return {parameter.name for parameter in found}
+
+
+def asks_for_environments(function):
+    try:
+        return "environments" in inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False
 
 
 def answer_of(completion, in_messages):
@@ -336,9 +341,14 @@ def main():
         answers.write(json.dumps(value).encode() + b"\n")
         answers.flush()
 
-    kind, place, name = sys.argv[1:4]
+    kind, place, name, *more = sys.argv[1:5]
     try:
         function, name = load(kind, place, name)
+        if more and asks_for_environments(function):
+            raise Refusal(
+                f"`{name}` asks for `environments`, which reward functions do not get; give the reward in `get_reward`"
+                " of the class"
+            )
     except BaseException as error:
         answer(failure(error, place))
         return 1

@@ -303,25 +303,11 @@ fn completion_of(completion: &RewardCompletion) -> Value {
 
 /// The line for a group.
 fn request(id: u64, input: &RewardInput) -> String {
-    let mut line = Map::from_iter([("id".to_owned(), id.into())]);
-    line.extend(group(input));
-    format!("{}\n", Value::Object(line))
-}
-
-/// What a request says of a group.
-#[must_use]
-pub fn group(input: &RewardInput) -> Map<String, Value> {
     let completions: Value = input.completions.iter().map(completion_of).collect();
-    let columns = Value::Object((*input.columns).clone());
-    let fields = [("prompt", Value::from(&*input.prompt)), ("completions", completions), ("columns", columns)];
-    let messages = input.messages.iter().map(|messages| ("messages", messages.to_vec().into()));
-    fields.into_iter().chain(messages).map(|(name, value)| (name.to_owned(), value)).collect()
-}
-
-/// The outcomes of so many completions, and what is logged beside them, from the line that answers a request.
-///
-/// # Errors
-/// A line that is no such answer.
-pub fn outcomes(line: &str, completions: usize) -> Result<(Vec<RewardOutcome>, Logged), String> {
-    answer::read(line, completions).map(|answer| (answer.outcomes, answer.logged))
+    let columns: &Map<String, Value> = &input.columns;
+    let mut line = json!({"id": id, "prompt": &*input.prompt, "completions": completions, "columns": columns});
+    if let Some(messages) = &input.messages {
+        line["messages"] = messages.to_vec().into();
+    }
+    format!("{line}\n")
 }

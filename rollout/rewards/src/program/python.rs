@@ -44,7 +44,8 @@ fn invocation(spec: &str, function: &PythonFunction, host: &RewardHost) -> Resul
     let (program, dir) = interpreter(host)?;
     let (kind, place) = located(&function.place, &dir)?;
     let name = function.function.clone().unwrap_or_default();
-    let args = vec!["-c".into(), HOST.into(), kind.into(), place, name.into()];
+    let mut args = vec!["-c".into(), HOST.into(), kind.into(), place, name.into()];
+    args.extend(host.with_environments.then(|| "environments".into()));
     let containment = Containment::of(host)?;
     Ok(Invocation { label: spec.to_owned(), program, args, dir, greets: true, containment })
 }

@@ -1,9 +1,9 @@
 //! Golden conversations and suffixes, with the tokenizer that made them.
 
-use std::{collections::HashMap, sync::Arc};
+use std::collections::HashMap;
 
 use serde_json::{Value, json};
-use shared::{Episode, FinishReason, ModelDir, PolicyVersion, Segment, TokenLogprob, config::JsonTable};
+use shared::{Episode, FinishReason, ModelDir, PolicyVersion, TokenLogprob, config::JsonTable};
 
 use super::*;
 use crate::data::Tokenizer;
@@ -113,7 +113,7 @@ fn converse(
     mut conversation: Conversation,
     script: &Value,
     episode: &Value,
-) -> (Vec<Vec<u32>>, (Episode, Vec<Value>, End)) {
+) -> (Vec<Vec<u32>>, (Episode, Vec<Value>, EpisodeEnd)) {
     let turns = list(&script["sampled"]);
     let mut given = vec![Vec::new()];
     for (number, (turn, expected)) in turns.iter().zip(list(&episode["turns"])).enumerate() {
@@ -178,7 +178,7 @@ fn wanted_messages(episode: &Value) -> Vec<Value> {
     list(&episode["messages"]).iter().map(message).collect()
 }
 
-fn check(name: &str, mask_truncated: bool, parts: &(Episode, Vec<Value>, End), episode: &Value) -> usize {
+fn check(name: &str, mask_truncated: bool, parts: &(Episode, Vec<Value>, EpisodeEnd), episode: &Value) -> usize {
     let (found, messages, end) = parts;
     assert!(found.is_sound(), "{name}");
     assert_eq!(found.token_ids(), ids(wanted(episode, "completion_ids")), "{name}");
@@ -192,7 +192,7 @@ fn check(name: &str, mask_truncated: bool, parts: &(Episode, Vec<Value>, End), e
     let logprobs: Vec<f32> = found.logprobs().map(TokenLogprob::sampling_logprob).collect();
     assert_eq!(logprobs, sampled_logprobs(episode), "{name}");
     assert_eq!(*messages, wanted_messages(episode), "{name}");
-    assert_eq!(end.as_str(), wanted(episode, "end_reason").as_str().unwrap(), "{name}");
+    assert_eq!(end.to_string(), wanted(episode, "end_reason").as_str().unwrap(), "{name}");
     assert_eq!(found.is_truncated(), episode["truncated"].as_bool().unwrap(), "{name}");
     let is_masked = mask_truncated && found.is_truncated();
     let positions: Vec<usize> = if is_masked { Vec::new() } else { found.sampled_spans().flatten().collect() };
@@ -235,12 +235,12 @@ fn golden_turns() {
         for (script, episode) in list(&inputs["episodes"]).iter().zip(episodes) {
             let environment = script["row"]["environment"].as_str().unwrap_or("None");
             let own = inputs.get("environment_tools").map_or(&inputs["tools"], |tools| &tools[environment]);
-            let tools: Arc<[Value]> = list(own).into();
+            let tools = list(own);
             let prompt = list(&episode["prompt_messages"]);
-            let opening = dialogue.opening(prompt, &tools).unwrap();
+            let opening = dialogue.opening(prompt, tools).unwrap();
             let safe = episode.get("prompt_ids_safe").unwrap_or(wanted(episode, "prompt_ids"));
             assert_eq!(opening, ids(safe), "{name}: the prompt");
-            let conversation = dialogue.begin(prompt.to_vec(), tools, opening.into(), Vec::new());
+            let conversation = dialogue.begin(prompt.to_vec(), tools, opening.into());
             let (given, parts) = converse(&dialogue, conversation, script, episode);
             items += check(name, mask_truncated, &parts, episode);
             let turns = list(&episode["turns"]);
@@ -255,28 +255,4 @@ fn golden_turns() {
             assert_eq!(items as u64, case["expected"]["num_items_in_batch"].as_u64().unwrap(), "{name}");
         }
     }
-}
-
-/// Where a group shares a part of the prompt, the rest is given first.
-#[test]
-fn a_head_is_given_before_the_first_turn_and_counts() {
-    let Some(mut tokenizers) = Tokenizers::new("a_head_is_given_before_the_first_turn_and_counts") else { return };
-    let tokenizer = tokenizers.open(&json!({"template": "qwen2.5"}));
-    let stop = stop_tokens(&tokenizer);
-    let limits = Limits { max_completion_length: 10, ..WIDE };
-    let dialogue = Dialogue::new(&tokenizer, &stop, limits).unwrap();
-    let opening = dialogue.opening(&[json!({"role": "user", "content": "Hello"})], &[]).unwrap();
-    let (shared, head) = opening.split_at(opening.len() - 3);
-    let begin = |head: &[u32]| dialogue.begin(Vec::new(), Arc::new([]), shared.into(), head.to_vec());
-    assert_eq!((begin(&[]).room(), begin(head).room()), (10, 7));
-    let mut conversation = begin(head);
-    let turn = [tokenizer.encode("Hi", false).unwrap(), vec![stop[0]]].concat();
-    let logprobs = vec![TokenLogprob::default(); turn.len()];
-    let versions = [(0, PolicyVersion(1))];
-    let after = conversation.turn_ended(&dialogue, &turn, &logprobs, &versions, FinishReason::Stop).unwrap();
-    assert_eq!(after, After::Over(End::Stop));
-    let (episode, messages, _) = conversation.into_parts();
-    assert_eq!(episode.token_ids(), [head, &turn].concat());
-    assert!(matches!(episode.segments().next(), Some(Segment::Given { ids, .. }) if ids == head));
-    assert_eq!(messages, [json!({"role": "assistant", "content": "Hi"})]);
 }

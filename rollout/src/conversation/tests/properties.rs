@@ -1,9 +1,9 @@
 //! Rules that hold for any turns and replies.
 
-use std::sync::{Arc, LazyLock};
+use std::sync::LazyLock;
 
 use proptest::prelude::*;
-use serde_json::{Value, json};
+use serde_json::json;
 use shared::{FinishReason, PolicyVersion, TokenLogprob};
 
 use super::{
@@ -47,11 +47,11 @@ fn replies(texts: &[String]) -> Vec<Reply> {
     texts.iter().map(reply).collect()
 }
 
-fn begin(dialogue: &Dialogue, head: &[u32]) -> Conversation {
+fn begin(dialogue: &Dialogue) -> Conversation {
     let prompt = [json!({"role": "user", "content": "What <|im_end|> is it?"})];
-    let tools: Arc<[Value]> = Arc::new([json!({"type": "function", "function": {"name": "f"}})]);
+    let tools = [json!({"type": "function", "function": {"name": "f"}})];
     let ids = dialogue.opening(&prompt, &tools).unwrap();
-    dialogue.begin(prompt.to_vec(), tools, ids.into(), head.to_vec())
+    dialogue.begin(prompt.to_vec(), &tools, ids.into())
 }
 
 /// Takes a turn, cut to its room.
@@ -74,7 +74,6 @@ proptest! {
     #[test]
     fn a_conversation_is_what_was_sampled_and_given(
         turns in prop::collection::vec(drawn(), 1..6),
-        head in prop::collection::vec(0u32..256, 0..4),
         most in prop_oneof![Just(None), (0u32..4).prop_map(Some)],
         bound in prop_oneof![Just(10_000usize), 60usize..400],
         of_model in prop_oneof![Just(100_000usize), 200usize..700],
@@ -82,9 +81,9 @@ proptest! {
         let limits =
             Limits { max_completion_length: bound, max_model_len: of_model, max_tool_calling_iterations: most };
         let (dialogue, wide) = (dialogue(limits), dialogue(WIDE));
-        let mut conversation = begin(&dialogue, &head);
+        let mut conversation = begin(&dialogue);
         let prompt = conversation.prompt_ids().len();
-        let (mut all, mut owners, mut ran, mut messages) = (head.clone(), vec![false; head.len()], 0, 0);
+        let (mut all, mut owners, mut ran, mut messages) = (Vec::<u32>::new(), Vec::new(), 0, 0);
         let mut end = None;
         for turn in &turns {
             let (ids, after) = take(&mut conversation, &dialogue, turn);
@@ -104,7 +103,7 @@ proptest! {
             match conversation.replied(&dialogue, &replies(&turn.replies)).unwrap() {
                 Onward::Sample { given, room } => {
                     // The same turn and replies, as the first ones of another conversation.
-                    let mut other = begin(&wide, &[]);
+                    let mut other = begin(&wide);
                     let (_, after) = take(&mut other, &wide, turn);
                     prop_assert!(matches!(after, After::Calls(..)));
                     let fresh = other.replied(&wide, &replies(&turn.replies)).unwrap();
@@ -115,13 +114,13 @@ proptest! {
                     messages += turn.replies.len();
                     prop_assert!(room > 0 && room == conversation.room());
                 }
-                Onward::Over(End::ReplyTooLong) => {
+                Onward::Over(EpisodeEnd::ReplyTooLong) => {
                     prop_assert_eq!(conversation.episode(), &before, "the reply is taken back");
-                    end = Some(End::ReplyTooLong);
+                    end = Some(EpisodeEnd::ReplyTooLong);
                     break;
                 }
                 Onward::Over(over) => {
-                    prop_assert_eq!(over, End::Length);
+                    prop_assert_eq!(over, EpisodeEnd::Length);
                     prop_assert!(conversation.episode().is_truncated());
                     let given = &conversation.episode().token_ids()[all.len()..];
                     owners.extend(given.iter().map(|_| false));
@@ -135,31 +134,31 @@ proptest! {
         prop_assert!(most.is_none_or(|most| ran <= most));
         prop_assert_eq!(conversation.iterations(), ran);
         let (episode, found, over) = conversation.into_parts();
-        prop_assert_eq!(over, end.unwrap_or(End::Aborted));
+        prop_assert_eq!(over, end.unwrap_or(EpisodeEnd::Aborted));
         prop_assert_eq!(episode.token_ids(), &all[..]);
-        prop_assert!(all.len() <= bound.max(head.len()) && episode.is_sound());
-        prop_assert!(all.len() <= head.len() || prompt + all.len() <= of_model);
+        prop_assert!(all.len() <= bound && episode.is_sound());
+        prop_assert!(all.is_empty() || prompt + all.len() <= of_model);
         prop_assert_eq!(episode.owner_mask().collect::<Vec<_>>(), owners.clone());
         prop_assert_eq!(episode.sampled(), owners.iter().filter(|owner| **owner).count());
         prop_assert_eq!(found.len(), messages);
-        prop_assert_eq!(episode.is_truncated(), over == End::Length);
+        prop_assert_eq!(episode.is_truncated(), over == EpisodeEnd::Length);
     }
 }
 
 #[test]
 fn only_what_is_due_is_taken() {
     let dialogue = dialogue(WIDE);
-    let mut conversation = begin(&dialogue, &[]);
+    let mut conversation = begin(&dialogue);
     let error = conversation.replied(&dialogue, &[]).unwrap_err().to_string();
     assert_eq!(error, "the conversation cannot take a reply now");
     let crooked = conversation.turn_ended(&dialogue, &[1], &[], &[], FinishReason::Stop).unwrap_err();
     assert_eq!(crooked.to_string(), "a turn of 1 tokens has 0 log-probs");
     let turn = Drawn { ids: special(&TOKENIZER, &["<|im_end|>"]), finish: FinishReason::Stop, replies: Vec::new() };
-    assert_eq!(take(&mut conversation, &dialogue, &turn).1, After::Over(End::Stop));
+    assert_eq!(take(&mut conversation, &dialogue, &turn).1, After::Over(EpisodeEnd::Stop));
     let again = conversation.turn_ended(&dialogue, &[], &[], &[], FinishReason::Stop).unwrap_err();
     assert_eq!(again.to_string(), "the conversation cannot take a turn now");
-    conversation.give_up(End::Deadline);
-    assert_eq!(conversation.into_parts().2, End::Stop, "it was over before");
+    conversation.give_up(EpisodeEnd::Deadline);
+    assert_eq!(conversation.into_parts().2, EpisodeEnd::Stop, "it was over before");
 }
 
 #[test]
@@ -167,24 +166,24 @@ fn a_conversation_that_is_given_up_keeps_its_tokens_and_says_why() {
     let dialogue = dialogue(WIDE);
     let ids = TOKENIZER.encode(&format!("{CALL}<|im_end|>"), false).unwrap();
     let turn = Drawn { ids, finish: FinishReason::Stop, replies: Vec::new() };
-    for end in [End::Deadline, End::EnvironmentFailed] {
-        let mut conversation = begin(&dialogue, &[]);
+    for end in [EpisodeEnd::Deadline, EpisodeEnd::EnvironmentFailed] {
+        let mut conversation = begin(&dialogue);
         assert!(matches!(take(&mut conversation, &dialogue, &turn).1, After::Calls(..)));
         conversation.give_up(end);
         let (episode, messages, over) = conversation.into_parts();
         assert_eq!((episode.token_ids(), messages.len(), over), (&turn.ids[..], 1, end));
     }
-    assert_eq!(begin(&dialogue, &[]).into_parts().2, End::Aborted);
+    assert_eq!(begin(&dialogue).into_parts().2, EpisodeEnd::Aborted);
 }
 
 /// A turn that is cut off within its bound does not call, though its call is whole.
 #[test]
 fn a_turn_that_did_not_end_by_itself_calls_nothing_and_its_message_has_the_call() {
     let dialogue = dialogue(WIDE);
-    let mut conversation = begin(&dialogue, &[]);
+    let mut conversation = begin(&dialogue);
     let ids = TOKENIZER.encode(CALL, false).unwrap();
     let turn = Drawn { ids, finish: FinishReason::Length, replies: Vec::new() };
-    assert_eq!(take(&mut conversation, &dialogue, &turn).1, After::Over(End::Length));
+    assert_eq!(take(&mut conversation, &dialogue, &turn).1, After::Over(EpisodeEnd::Length));
     let (_, messages, _) = conversation.into_parts();
     assert_eq!(messages[0]["tool_calls"][0]["function"]["name"], "f");
 }

@@ -8,10 +8,7 @@ use shared::config::rewards::PythonPlace;
 use tokio::runtime::Runtime;
 
 use super::super::{Hosts, InPython, Named};
-use crate::{
-    Factory,
-    testing::{Folder, nothing, row, sample, sources},
-};
+use crate::testing::{Folder, nothing, row, sample, sources};
 
 /// Functions that are refused here, though transformers gives them a schema: a model cannot call them as they are.
 fn has_stars(schema: &Value) -> bool {
@@ -88,7 +85,7 @@ fn golden_turns() {
         let classes = classes(&inputs["environment"]);
         let host = sources(&std::env::temp_dir()).host;
         let by_name: Vec<_> = classes.iter().map(|(key, class)| (key.as_deref(), class)).collect();
-        let python = InPython { tools: tools.iter().collect(), classes: by_name, rewards: Vec::new() };
+        let python = InPython { tools: tools.iter().collect(), classes: by_name };
         let handle = runtime.handle().clone();
         let (hosts, greeting) = Hosts::start(&python, &host, Duration::from_secs(20), handle).unwrap();
         assert_eq!(Value::from(greeting.tools.clone()).to_string(), inputs["tools"].to_string(), "{name}");
@@ -259,7 +256,7 @@ class Odd:
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("odd.py"), text).unwrap();
     sources.host.dir = folder.path().to_owned();
-    sources.environment_factory = Some(Factory::One("odd.py:Odd".to_owned()));
+    sources.environment_factory = Some("odd.py:Odd".parse().unwrap());
     let environments = crate::Environments::start(&sources).unwrap();
     let row = row(nothing());
     let tools = environments.tools(&row).unwrap();

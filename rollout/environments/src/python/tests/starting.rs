@@ -85,7 +85,7 @@ fn files_and_interpreters_that_are_not_there_are_named() {
 fn modules_are_imported_from_the_folder() {
     let folder = Folder::with(CLASS);
     let started = folder.start_with(&[], None, |sources| {
-        sources.environment_factory = Some(crate::Factory::One("e.E".into()));
+        sources.environment_factory = Some("e.E".parse().unwrap());
     });
-    assert_eq!(started.unwrap().rewards().len(), 0, "it has no `get_reward`");
+    assert!(!started.unwrap().give_rewards(), "it has no `get_reward`");
 }
