@@ -28,8 +28,12 @@ const FEATURES: [(&str, &str); 7] = [
 
 fn processor() -> Finding {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let name = cpuinfo("model name").unwrap_or_else(|| std::env::consts::ARCH.to_owned());
-    describe_processor(&name, cores, &flags(), tiles_are_granted())
+    describe_processor(&processor_name(), cores, &flags(), tiles_are_granted())
+}
+
+/// The name that the processor gives itself.
+pub fn processor_name() -> String {
+    cpuinfo("model name").unwrap_or_else(|| std::env::consts::ARCH.to_owned())
 }
 
 /// The processor's flags that matter here. They come from the processor itself, as for the kernels: in an emulator,
@@ -70,6 +74,12 @@ fn cpuinfo(name: &str) -> Option<String> {
 /// Whether the processor has tiles for products in bfloat16, which are several times as fast as those in float32.
 pub fn has_bf16_tiles() -> bool {
     are_bf16_tiles(&flags(), tiles_are_granted())
+}
+
+/// Whether the processor has instructions for products in bfloat16, in tiles or in registers.
+pub fn has_bf16_products() -> bool {
+    let flags = flags();
+    are_bf16_tiles(&flags, tiles_are_granted()) || flags.split(' ').any(|flag| flag == "avx512_bf16")
 }
 
 fn are_bf16_tiles(flags: &str, granted: bool) -> bool {

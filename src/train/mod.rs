@@ -10,6 +10,7 @@ mod disk;
 mod duration;
 mod hub;
 mod options;
+mod precision;
 mod printed;
 mod problems;
 mod progress;
@@ -124,19 +125,19 @@ fn dry_run(mut config: TrainConfig) -> Result<String> {
     problems.check()?;
     // The sampler has checked the policy's weights.
     resolve::check_critic(&config)?;
-    let Resolved { mut config, plan, disk, data, checkpoint } =
+    let Resolved { mut config, plan, disk, about, checkpoint } =
         resolved.expect("what could not be resolved is a problem");
     rehearsal::rehearse(&mut config)?;
     config.check_best()?;
     filter(&config)?;
     let comment = |line: &str| format!("# {}\n", line.trim_start());
-    let data: String = located.iter().chain(&data).map(|line| comment(line)).collect();
+    let about: String = located.iter().chain(&about).map(|line| comment(line)).collect();
     let plan: String = plan.to_string().lines().map(comment).chain([comment(&disk.to_string())]).collect();
     let time = comment(&estimate(&config, checkpoint.as_deref())?.to_string());
     let remarks = remarks(&config, checkpoint.as_deref());
     let remarks: String =
         remarks.iter().chain(&disk.warning()).map(|remark| comment(&format!("warning: {remark}"))).collect();
-    Ok(layers::to_toml(&config) + "\n" + &data + &plan + &time + &remarks)
+    Ok(layers::to_toml(&config) + "\n" + &about + &plan + &time + &remarks)
 }
 
 /// The configuration that would run and its memory, after all checks that need no process.
@@ -279,8 +280,8 @@ fn train_with(mut config: TrainConfig, chaos: Option<Chaos>) -> Result<Trained> 
     check_fleet(&config)?;
     let before = resolve::before(&config);
     hub::locate(&mut config, before.as_ref())?.iter().for_each(output::tell);
-    let Resolved { mut config, plan, data, checkpoint, .. } = resolve::resolve(config)?;
-    data.iter().for_each(output::tell);
+    let Resolved { mut config, plan, about, checkpoint, .. } = resolve::resolve(config)?;
+    about.iter().for_each(output::tell);
     let dir = RunDir::new(&config.output_dir);
     if let Some(step) = is_done(&config, &dir, checkpoint.as_deref()) {
         let steps = steps_in_words(step);

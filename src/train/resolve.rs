@@ -13,7 +13,7 @@ use shared::{
 use shared_bounds::read_text;
 use shared_tokenizer::{RegexConstraint, TextTokenizer};
 
-use super::{data::Datasets, directory, disk::DiskPlan, problems::Problems};
+use super::{data::Datasets, directory, disk::DiskPlan, precision, problems::Problems};
 use crate::{
     doctor,
     import_config::{self, Imported},
@@ -172,8 +172,8 @@ pub struct Resolved {
     pub plan: RunPlan,
     /// Disk space that the run takes.
     pub disk: DiskPlan,
-    /// A line for each dataset.
-    pub data: Vec<String>,
+    /// A line for each dataset, and one for the number formats that `precision` has chosen.
+    pub about: Vec<String>,
     /// The checkpoint that the run resumes from, if it does.
     pub checkpoint: Option<PathBuf>,
 }
@@ -211,6 +211,7 @@ pub fn resolve(mut config: TrainConfig) -> Result<Resolved> {
     let before = before(&config);
     // Another budget would round sums differently.
     config.micro_batch_tokens = config.micro_batch_tokens.or_else(|| before.as_ref()?.micro_batch_tokens);
+    let precision = precision::settle(&mut config, before.as_ref(), model.config())?;
     config.fix_template_date(before.as_ref());
     let on_gpu = config.learner_device != Device::Cpu || config.rollout_device != Device::Cpu;
     let machine = Machine::this(on_gpu.then(doctor::gpu_memory).flatten())?;
@@ -219,7 +220,8 @@ pub fn resolve(mut config: TrainConfig) -> Result<Resolved> {
     config.micro_batch_tokens = Some(plan.micro_batch_tokens);
     let in_shared_memory = plan.versions_in_shared_memory();
     let disk = DiskPlan::new(&config, model.config(), critic.as_ref().map(ModelDir::config), in_shared_memory);
-    Ok(Resolved { config, plan, disk, data: datasets.about, checkpoint })
+    let about = datasets.about.into_iter().chain(precision).collect();
+    Ok(Resolved { config, plan, disk, about, checkpoint })
 }
 
 /// Makes the paths in a configuration independent of the working directory.

@@ -107,7 +107,9 @@ impl Trainable for Decoder {
 
     fn moved(&self) {
         self.weights().moved();
-        self.head.follow(&self.head_leaf.values);
+        if self.head_leaf.is_trained() {
+            self.head.follow(&self.head_leaf.values);
+        }
     }
 }
 

@@ -118,6 +118,11 @@ pub(super) struct Leaf {
 }
 
 impl Leaf {
+    /// Whether it has a gradient.
+    pub(super) fn is_trained(&self) -> bool {
+        self.trained.is_some()
+    }
+
     /// The same, without a gradient.
     pub(super) fn frozen(self) -> Self {
         Self { trained: None, ..self }

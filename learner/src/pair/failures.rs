@@ -1,7 +1,7 @@
-//! Reward functions that fail: which they are, how often and why.
+//! Reward functions and environments that fail: which they are, how often and why.
 
 use shared::{
-    Placed, RewardOutcome, RunDir,
+    Completion, Placed, RewardOutcome, RunDir,
     config::{RewardsOn, TrainConfig},
 };
 
@@ -10,14 +10,23 @@ use crate::error::LearnerError;
 /// Most letters of a reason that are shown; a traceback is in the sampler's log as a whole.
 const SHOWN: usize = 300;
 
-/// What a step has heard of one reward function that failed on some of its completions.
+/// Who failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Who {
+    /// A reward function, by its name.
+    Function(String),
+    /// Environments of conversations. Reward functions are not asked about these.
+    Environments,
+}
+
+/// What a step has heard of a reward function that failed on some of its completions, or of environments that failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failures {
-    /// The function.
-    pub name: String,
+    /// Who failed.
+    pub who: Who,
     /// Completions on which it failed.
     pub failed: usize,
-    /// Completions that it was asked about.
+    /// Completions that it was asked about, or that are conversations.
     pub asked: usize,
     /// Why it failed the last time, on one line.
     pub reason: String,
@@ -32,34 +41,53 @@ impl Failures {
 
     /// Says in the log of a step that it has failed.
     pub fn warn(&self, step: u64) {
-        let Self { name, failed, asked, reason } = self;
-        tracing::warn!(
-            "step {step}: reward function `{name}` failed on {failed} of {asked} completions, the last: {reason}"
-        );
+        let Self { who, failed, asked, reason } = self;
+        match who {
+            Who::Function(name) => tracing::warn!(
+                "step {step}: reward function `{name}` failed on {failed} of {asked} completions, the last: {reason}"
+            ),
+            Who::Environments => tracing::warn!(
+                "step {step}: the environments of {failed} of {asked} conversations failed, the last: {reason}"
+            ),
+        }
     }
 
     /// Why a run ends with a step in which it has failed on everything.
     #[must_use]
     pub fn error(&self, step: u64, config: &TrainConfig, run_dir: &RunDir) -> LearnerError {
-        let Self { name, asked, reason, .. } = self;
+        let Self { who, asked, reason, .. } = self;
         let log = match config.rewards_on {
             RewardsOn::Run => run_dir.log("rollout").display().to_string(),
             RewardsOn::Workers => "the log of the worker that called it".to_owned(),
         };
-        LearnerError::Reward(format!(
-            "reward function `{name}` failed on all {asked} completions of step {step}, the last: {reason}; what it \
-             printed is in {log}; correct it, or set `reward_failure_stops` to false to train without it"
-        ))
+        LearnerError::Reward(match who {
+            Who::Function(name) => format!(
+                "reward function `{name}` failed on all {asked} completions of step {step}, the last: {reason}; what \
+                 it printed is in {log}; correct it, or set `reward_failure_stops` to false to train without it"
+            ),
+            Who::Environments => format!(
+                "the environments of all {asked} conversations of step {step} failed, the last: {reason}; what they \
+                 printed is in {log}; correct `environment_factory`, or the columns of the dataset that it reads"
+            ),
+        })
     }
 }
 
-/// The functions that failed on any completion of a step, in the order in which they are configured.
+/// Who failed on any completion of a step: environments, then functions in the order in which they are configured.
 #[must_use]
 pub fn of(groups: &[Placed]) -> Vec<Failures> {
+    let completions: Vec<&Completion> = groups.iter().flat_map(|group| &group.completions).collect();
+    let lost = completions.iter().filter_map(|completion| completion.exchange.as_ref()?.reason());
+    let environments = Failures {
+        who: Who::Environments,
+        failed: lost.clone().count(),
+        asked: completions.iter().filter(|completion| completion.exchange.is_some()).count(),
+        reason: lost.clone().next_back().map(one_line).unwrap_or_default(),
+    };
     let names = groups.first().map_or(&[][..], |group| &group.reward_names);
     let outcomes = |function: usize| {
-        let completions = groups.iter().flat_map(|group| &group.completions);
-        completions.filter_map(move |completion| completion.rewards.get(function))
+        let scored = completions.iter().filter(|completion| !completion.environment_failed());
+        scored.filter_map(move |completion| completion.rewards.get(function))
     };
     let of_function = |(function, (name, _)): (usize, &(String, f64))| {
         let reason = |outcome: &RewardOutcome| match outcome {
@@ -67,13 +95,14 @@ pub fn of(groups: &[Placed]) -> Vec<Failures> {
             _ => None,
         };
         Some(Failures {
-            name: name.clone(),
+            who: Who::Function(name.clone()),
             failed: outcomes(function).filter(|outcome| outcome.has_failed()).count(),
             asked: outcomes(function).count(),
             reason: outcomes(function).filter_map(reason).next_back()?,
         })
     };
-    names.iter().enumerate().filter_map(of_function).collect()
+    let functions = names.iter().enumerate().filter_map(of_function);
+    Some(environments).filter(|found| found.failed > 0).into_iter().chain(functions).collect()
 }
 
 fn one_line(reason: &str) -> String {
@@ -86,7 +115,7 @@ fn one_line(reason: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use shared::{Completion, Group, GroupId, generation::testing};
+    use shared::{EpisodeEnd, Exchange, Group, GroupId, generation::testing};
 
     use super::*;
 
@@ -100,6 +129,36 @@ mod tests {
         testing::placed(GroupId::default(), group)
     }
 
+    fn function(name: &str) -> Who {
+        Who::Function(name.to_owned())
+    }
+
+    #[test]
+    fn a_conversation_without_its_environment_is_no_failure_of_a_function() {
+        let lost = |sample, reason: Option<&str>| {
+            let end = if reason.is_some() { EpisodeEnd::EnvironmentFailed } else { EpisodeEnd::Stop };
+            let exchange = Exchange { failure: reason.map(str::to_owned), ..Exchange::new(&[], end) };
+            let outcome = reason.map_or(RewardOutcome::Score(1.0), |reason| RewardOutcome::Failed(reason.to_owned()));
+            Completion {
+                rewards: vec![outcome],
+                exchange: Some(Box::new(exchange)),
+                ..testing::completion(sample, vec![1])
+            }
+        };
+        let group = |completions| {
+            let group = Group { reward_names: vec![("judge".into(), 1.0)], ..testing::group(0, completions) };
+            testing::placed(GroupId::default(), group)
+        };
+        let environments =
+            |failed, reason: &str| Failures { who: Who::Environments, failed, asked: 2, reason: reason.to_owned() };
+        assert_eq!(of(&[group(vec![lost(0, Some("no maze")), lost(1, None)])]), [environments(1, "no maze")]);
+        let all = of(&[group(vec![lost(0, Some("no maze")), lost(1, Some("late"))])]);
+        assert_eq!(all, [environments(2, "late")]);
+        assert!(all[0].everywhere());
+        let error = all[0].error(3, &TrainConfig::default(), &RunDir::new("run")).to_string();
+        assert!(error.contains("environments of all 2 conversations of step 3 failed, the last: late"), "{error}");
+    }
+
     #[test]
     fn a_function_is_dead_when_it_failed_everywhere_and_not_when_it_abstained_somewhere() {
         use RewardOutcome::{Failed, NotApplicable, Score};
@@ -109,8 +168,8 @@ mod tests {
             group(&[[failed("c\n  at d"), Score(1.0)]]),
         ];
         let found = of(&dead);
-        let judge = Failures { name: "judge".into(), failed: 3, asked: 3, reason: "c at d".into() };
-        let format = Failures { name: "format".into(), failed: 1, asked: 3, reason: "late".into() };
+        let judge = Failures { who: function("judge"), failed: 3, asked: 3, reason: "c at d".into() };
+        let format = Failures { who: function("format"), failed: 1, asked: 3, reason: "late".into() };
         assert_eq!(found, [judge, format]);
         assert!(found[0].everywhere() && !found[1].everywhere());
         let found = of(&[group(&[[failed("a"), Score(0.0)], [NotApplicable, Score(0.0)]])]);

@@ -10,7 +10,7 @@ use super::{
     buffer::LargeBuffer,
     element::Format,
     linear::{Activation, Input, Linear},
-    packed::{Columns, PackedShape},
+    packed::{Columns, PackedShape, Quantized},
     parallel::{Claims, Machine},
     simd::Isa,
     thread_pool::ThreadPool,
@@ -28,6 +28,55 @@ const STRIP: usize = 1 << 18;
 /// How often they are read.
 const SWEEPS: usize = 4;
 
+/// A packed product to be timed: `depth` inputs to `outputs` outputs, for `rows` rows.
+pub struct Product<'a> {
+    shape: PackedShape,
+    panels: LargeBuffer,
+    quantized: Option<Quantized>,
+    x: Vec<f32>,
+    out: Vec<f32>,
+    scratch: Vec<f32>,
+    threads: &'a ThreadPool,
+}
+
+impl<'a> Product<'a> {
+    /// Packs weights in a format.
+    ///
+    /// # Errors
+    /// When the system gives no memory.
+    pub fn new(
+        (depth, outputs, rows): (usize, usize, usize),
+        format: Format,
+        threads: &'a ThreadPool,
+    ) -> io::Result<Self> {
+        let shape = PackedShape { depth, outputs, columns: Columns::Joined, format };
+        let some = |n: usize| (0..n).map(|i| (i % 31) as f32 / 16.0 - 1.0).collect::<Vec<f32>>();
+        let mut panels = LargeBuffer::new(shape.words())?;
+        let quantized = shape.pack(&[some(depth * outputs).as_slice().into()], &mut panels, threads);
+        let (x, out) = (some(rows * depth), vec![0.0; rows * outputs]);
+        let mut product = Self { shape, panels, quantized, x, out, scratch: Vec::new(), threads };
+        // The first call brings memory and threads up.
+        product.time();
+        Ok(product)
+    }
+
+    /// How long one product takes now.
+    pub fn time(&mut self) -> Duration {
+        let layer = Linear {
+            shape: self.shape,
+            panels: &self.panels,
+            quantized: self.quantized.as_ref(),
+            bias: None,
+            norm: None,
+            activation: Activation::Silu,
+        };
+        let begin = Instant::now();
+        let machine = Machine { isa: Isa::detect(), threads: self.threads, scratch: &mut self.scratch };
+        layer.run(Input { x: &self.x, rows: None, residual: None }, &mut self.out, machine);
+        begin.elapsed()
+    }
+}
+
 /// Upper bounds of this machine.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Limits {
@@ -44,38 +93,19 @@ impl Limits {
     /// When the system gives no threads or no memory.
     pub fn measure(threads: usize, format: Format) -> io::Result<Self> {
         let workers = ThreadPool::new(threads, Duration::from_millis(1))?;
-        let gemm =
-            PRODUCTS.map(|product| gemm(product, format, &workers)).into_iter().collect::<io::Result<Vec<f64>>>()?;
+        let gemm = PRODUCTS.map(|size| gemm(size, format, &workers)).into_iter().collect::<io::Result<Vec<f64>>>()?;
         Ok(Self { gemm: gemm.into_iter().fold(0.0, f64::max), read_bandwidth: read_bandwidth(&workers)? })
     }
 }
 
-fn gemm((depth, outputs, rows): (usize, usize, usize), format: Format, threads: &ThreadPool) -> io::Result<f64> {
-    let shape = PackedShape { depth, outputs, columns: Columns::Joined, format };
-    let some = |n: usize| (0..n).map(|i| (i % 31) as f32 / 16.0 - 1.0).collect::<Vec<f32>>();
-    let mut panels = LargeBuffer::new(shape.words())?;
-    let quantized = shape.pack(&[some(depth * outputs).as_slice().into()], &mut panels, threads);
-    let layer = Linear {
-        shape,
-        panels: &panels,
-        quantized: quantized.as_ref(),
-        bias: None,
-        norm: None,
-        activation: Activation::Silu,
-    };
-    let (x, mut out, mut scratch) = (some(rows * depth), vec![0.0; rows * outputs], Vec::new());
-    let mut once = || {
-        let begin = Instant::now();
-        let machine = Machine { isa: Isa::detect(), threads, scratch: &mut scratch };
-        layer.run(Input { x: &x, rows: None, residual: None }, &mut out, machine);
-        begin.elapsed()
-    };
-    // The first call brings memory and threads up.
-    once();
-    let (begin, mut best) = (Instant::now(), once());
+/// Operations per second of a product.
+fn gemm(size: (usize, usize, usize), format: Format, threads: &ThreadPool) -> io::Result<f64> {
+    let mut product = Product::new(size, format, threads)?;
+    let (begin, mut best) = (Instant::now(), product.time());
     while begin.elapsed() < PATIENCE {
-        best = best.min(once());
+        best = best.min(product.time());
     }
+    let (depth, outputs, rows) = size;
     Ok(2.0 * (depth * outputs * rows) as f64 / best.as_secs_f64())
 }
 

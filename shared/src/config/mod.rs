@@ -66,7 +66,7 @@ pub use crate::methods::{
     loss::{ImportanceSamplingLevel, LossType},
     reduction::LossAggregation,
 };
-pub use crate::system::compute::{Device, Kernels, KvDtype, RolloutDtype};
+pub use crate::system::compute::{Device, Kernels, KvDtype, Precision, RolloutDtype};
 
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 

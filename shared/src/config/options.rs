@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use super::{
     AdvantageEstimator, Device, EnvironmentFactory, ImportanceSamplingLevel, ImportanceSamplingMode, JsonTable,
     Kernels, KlController, KlEstimator, KvDtype, LoneAdvantage, LossAggregation, LossType, LrSchedulerType,
-    MultiObjectiveAggregation, Paths, RewardFailure, RewardsOn, RolloutDtype, ScaleRewards, StepDeviation, StoreFormat,
-    VersionStorage, WeightSwap, option::options,
+    MultiObjectiveAggregation, Paths, Precision, RewardFailure, RewardsOn, RolloutDtype, ScaleRewards, StepDeviation,
+    StoreFormat, VersionStorage, WeightSwap, option::options,
 };
 
 /// Seconds of a year: a clock can add that many to its time, and no timeout needs more.
@@ -227,7 +227,7 @@ options! {
         /// the memory, a step about a third more time, and the result is the same bit for bit. TRL's default is true.
         gradient_checkpointing: bool = false, trl, keeps_results;
         /// Compute the learner's layers in bfloat16, with float32 copies of what is trained; norms, softmax, loss and
-        /// the language-model head stay in float32. Faster where the processor multiplies bfloat16 (AMX, AVX-512 BF16,
+        /// logits stay in float32. Faster where the processor multiplies bfloat16 (AMX, AVX-512 BF16,
         /// GPUs); the sampler gets the rounded weights. TRL's default is true.
         bf16: bool = false, trl;
         /// Train a low-rank adapter (LoRA) beside the frozen model instead of the model itself: gradients and optimiser
@@ -469,6 +469,11 @@ options! {
         max_refusals: u32 = 3, at_least(1.0), keeps_results;
         /// Where the sampler computes. A GPU is many times faster than the CPU; the sampler then computes in fp16.
         rollout_device: Device = Device::Cpu;
+        /// Number formats on the CPU: fp32, those that are fastest on this processor, or these where they gain a tenth
+        /// or more. It chooses `rollout_dtype`, `kv_dtype`, `bf16` and `importance_sampling_mode` where they have their
+        /// defaults. Formats are measured once for each machine; the choice is printed, and a run that is resumed keeps
+        /// it (docs/speed.md).
+        precision: Precision = Precision::Exact;
         /// What the sampler's linear layers compute in. A rounded model (`int8`, `bf16` with AMX, `bf16dot` with
         /// AVX512_BF16) takes less memory and samples faster; the price is a `mismatch_kl` above 0, larger with `int8`,
         /// which the importance correction answers, for long completions best token by token

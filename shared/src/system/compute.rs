@@ -72,6 +72,16 @@ choices! {
         Bf16 = "bf16",
     }
 
+    /// Number formats of both halves, where the options of each are not given.
+    Precision {
+        /// fp32: sampler and learner agree to the last digits.
+        Exact = "exact",
+        /// The formats that are fastest on this processor.
+        Fast = "fast",
+        /// As `fast`, where the sampler gains a tenth or more; else as `exact`.
+        Auto = "auto",
+    }
+
     /// Kernels that compute the sampler's model on the CPU.
     Kernels {
         /// This program's operators over packed weights and paged keys and values, for fp32 on the CPU; elsewhere as

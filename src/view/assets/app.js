@@ -27,7 +27,7 @@
 
   // The parts of the page. Those of the curves are made once and updated.
   const runs = Runs.create((id, yes) => choose(yes ? [...state.selected, id] : state.selected.filter((one) => one !== id)), (ids) => choose(ids));
-  const noRuns = el('p', { text: 'There is no run yet. This page shows it when it has made its first step.' });
+  const noRuns = el('p', { text: 'The runs are being read.' });
   const live = el('span', { class: 'live' });
   const tiles = el('div');
   const notices = el('div');
@@ -70,6 +70,8 @@
   };
   const links = Object.entries(tabs).map(([name, [title]]) => el('a', { href: `#${name}`, text: title }));
   const main = el('main', {}, ...Object.values(tabs).map(([, root]) => root));
+  // Charts take their width from it, so it has its place before there is anything to show in it.
+  main.style.visibility = 'hidden';
   page.replaceChildren(el('header', { class: 'top' }, el('h1', { text: Source.isReport ? 'Training report' : 'Tandem' }), live, el('nav', { 'aria-label': 'Parts' }, ...links)), runs.root, noRuns, problem, main);
 
   const shown = () => state.runs.filter((run) => state.selected.includes(run.id));
@@ -242,6 +244,7 @@
 
   const drawRuns = () => {
     runs.update(state.runs, state.selected);
+    noRuns.textContent = 'There is no run yet. This page shows it when it has made its first step.';
     noRuns.hidden = state.runs.length > 0;
     document.title = shown().length === 1 ? `${shown()[0].name} · Tandem` : 'Tandem';
   };
@@ -312,6 +315,8 @@
 
   await trying('charts', makeCharts);
   await trying('runs', listRuns);
+  noRuns.hidden ||= problems.has('runs');
+  main.style.visibility = '';
   await route();
   document.documentElement.dataset.ready = 'yes';
 

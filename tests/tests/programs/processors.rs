@@ -1,11 +1,14 @@
-//! Processors with fewer instructions, by emulation (`qemu-x86_64`, Debian's package `qemu-user-static`).
+//! Processors with fewer instructions, by emulation (`qemu-x86_64`, Debian's package `qemu-user-static`), and number
+//! formats that are chosen for a processor.
 
 use std::{
+    fs,
     path::PathBuf,
     process::{Command, Stdio},
 };
 
-use harness::{binary, cli, skipped, tiny_model, without_hardware};
+use harness::{bench::Bench, binary, cli, skipped, tiny_model, without_hardware};
+use serde_json::{Value, json};
 
 const EMULATORS: [&str; 2] = ["qemu-x86_64-static", "qemu-x86_64"];
 
@@ -77,4 +80,44 @@ fn the_doctor_names_the_instructions_of_the_processor_that_it_runs_on() {
         assert!(line.ends_with(instructions), "{line}");
         assert_eq!(said.contains("without avx2 everything works, but several times slower"), warned, "{said}");
     }
+}
+
+/// The table of this machine is made by the first run. Changing it stands for another machine.
+#[test]
+fn the_measured_format_is_chosen_and_a_resumed_run_keeps_it() {
+    let bench = Bench::new(
+        "dataset = \"prompts.jsonl\"\nprecision = \"auto\"\nmax_steps = 4\nsave_steps = 2\nnum_generations = 4\n\
+         generation_batch_size = 16\nper_device_train_batch_size = 16\nmax_completion_length = 16\n",
+    );
+    let train = |run: &str, more: &[&str]| cli::finish(bench.command(run, more)).success().stderr;
+    let formats = |run: &str| {
+        let text = fs::read_to_string(bench.path(run).join("config.toml")).unwrap();
+        let value = |key: &str| text.lines().find_map(|line| line.strip_prefix(key)).unwrap().to_owned();
+        ["rollout_dtype = ", "importance_sampling_mode = "].map(value)
+    };
+    let kept = bench.path("cache/precision.json");
+    let measure_as = |rates: Value| {
+        let mut table: Value = serde_json::from_slice(&fs::read(&kept).unwrap()).unwrap();
+        table["rows"].as_array_mut().unwrap().iter_mut().for_each(|row| row["rates"] = rates.clone());
+        fs::write(&kept, table.to_string()).unwrap();
+    };
+    let _ = cli::finish(bench.command("tried", &["--dry-run"])).success();
+    measure_as(json!({"int8": 9.0, "bf16dot": 3.0}));
+    let said = train("run", &["--max_steps=2"]);
+    assert!(
+        said.contains("precision auto: `rollout_dtype` int8,") && said.contains("times the rate of fp32"),
+        "{said}"
+    );
+    let int8 = ["\"int8\"", "\"token_truncate\""].map(str::to_owned);
+    assert_eq!(formats("run"), int8);
+    measure_as(json!({"int8": 0.5, "bf16dot": 3.0}));
+    let said = train("run", &["--resume_from_checkpoint=latest"]);
+    assert!(said.contains("precision auto, as the run began: `rollout_dtype` int8,"), "{said}");
+    assert_eq!(formats("run"), int8);
+    let _ = train("other", &[]);
+    assert_eq!(formats("other")[0], "\"bf16dot\"");
+    measure_as(json!({"int8": 1.01, "bf16dot": 0.9}));
+    let said = train("slow", &[]);
+    assert!(said.contains("precision auto: `rollout_dtype` auto, `kv_dtype` auto, `bf16` false,"), "{said}");
+    assert_eq!(formats("slow"), ["\"auto\"", "\"sequence_mask\""].map(str::to_owned));
 }

@@ -30,15 +30,31 @@ impl Device {
 /// Name of a part, and the seconds that its measurements may take together.
 pub type ProofPart = (&'static str, u64);
 
-const TESTS: ProofPart = ("engine tests", 120);
-const AGREEMENT: ProofPart = ("log-probs", 170);
-const LIMITS: ProofPart = ("limits", 40);
-const ROLLOUT: ProofPart = ("rollout", 400);
-const LEARNER: ProofPart = ("learner", 400);
-const PUBLISH: ProofPart = ("publish", 130);
+const AGREEMENT: ProofPart = ("tests and log-probs", 240);
+const ROLLOUT: ProofPart = ("sampler", 240);
+const LEARNER: ProofPart = ("learner in bf16", 240);
+const PUBLISH: ProofPart = ("publish", 200);
 const PAIR: ProofPart = ("pair", 240);
-/// All of them, in their order.
-pub const PARTS: [ProofPart; 7] = [TESTS, AGREEMENT, LIMITS, ROLLOUT, LEARNER, PUBLISH, PAIR];
+const LEVER_AGREEMENT: ProofPart = ("log-probs of levers", 240);
+const ROLLOUT_FEW: ProofPart = ("sampler with few sequences", 240);
+const ROLLOUT_LEVERS: ProofPart = ("sampler with levers", 240);
+const LEARNER_FP32: ProofPart = ("learner in fp32", 240);
+const LEARNER_CHECKPOINTING: ProofPart = ("learner with checkpointing", 240);
+const LEARNER_LORA: ProofPart = ("learner with LoRA", 240);
+/// All of them, the most telling first: each fits into a machine's quarter of an hour beside its transfers.
+pub const PARTS: [ProofPart; 11] = [
+    AGREEMENT,
+    ROLLOUT,
+    LEARNER,
+    PUBLISH,
+    PAIR,
+    LEVER_AGREEMENT,
+    ROLLOUT_FEW,
+    ROLLOUT_LEVERS,
+    LEARNER_FP32,
+    LEARNER_CHECKPOINTING,
+    LEARNER_LORA,
+];
 
 /// Sequences at once.
 pub const BATCH_SIZES: [u32; 3] = [16, 64, 256];
@@ -58,6 +74,8 @@ pub const STEPS: [(&str, &[&str], bool); 6] = [
     ("lora", &["--lora-r", "16"], false),
     ("checkpointing", &["--gradient-checkpointing"], false),
 ];
+/// The rival of the sampler.
+const RIVAL: &str = "transformers";
 /// The learner's models on a GPU.
 pub const STEP_MODELS: [Model; 2] = [LARGE, SMALL];
 
@@ -147,7 +165,7 @@ impl Planner<'_> {
         all.extend(self.agreement());
         all.push(Measurement {
             commands: vec![(Program::Rivals, self.words("limits", &[]))],
-            ..self.of(LIMITS, "limits", 40)
+            ..self.of(LEARNER, "limits", 40)
         });
         all.extend(self.rollout());
         all.extend(self.learner());
@@ -156,6 +174,7 @@ impl Planner<'_> {
             let steps = self.sizes.steps.to_string();
             self.training(PAIR, &format!("pair {name}"), 120, &["--max_staleness", staleness, "--max_steps", &steps])
         }));
+        all.sort_by_key(|measurement| PARTS.iter().position(|part| *part == measurement.part));
         all
     }
 
@@ -190,7 +209,7 @@ impl Planner<'_> {
         Measurement {
             commands: vec![(Program::EngineTests, words.into())],
             figures: Figures::Tests,
-            ..self.of(TESTS, "engine tests", 120)
+            ..self.of(AGREEMENT, "engine tests", 120)
         }
     }
 
@@ -212,15 +231,16 @@ impl Planner<'_> {
             vec![(Program::Rollout, words), logprobs("cpu", &sampled, &scored)]
         };
         let learner = vec![logprobs("cpu", &given, &scored), logprobs(self.device.name(), &scored, &again)];
-        let of_lever = |&(lever, flags): &(&'static str, &[&str])| (lever, sampler(flags), self.no_graphs(flags));
-        [("learner", learner, None), ("sampler", sampler(&[]), None)]
+        let of_lever =
+            |&(lever, flags): &(&'static str, &[&str])| (LEVER_AGREEMENT, lever, sampler(flags), self.no_graphs(flags));
+        [(AGREEMENT, "learner", learner, None), (AGREEMENT, "sampler", sampler(&[]), None)]
             .into_iter()
             .chain(LEVERS.iter().map(of_lever))
-            .map(|(what, commands, left_out)| Measurement {
+            .map(|(part, what, commands, left_out)| Measurement {
                 model: Some((self.model(SMALL), true)),
                 commands,
                 left_out,
-                ..self.of(AGREEMENT, &agreement_name(what), 60)
+                ..self.of(part, &agreement_name(what), 60)
             })
             .collect()
     }
@@ -250,8 +270,14 @@ impl Planner<'_> {
     }
 
     fn rollout(&self) -> Vec<Measurement> {
+        // The question that counts first is the usual sampler, with and without graphs, beside its rival.
+        let part = |size: u32, lever: &str| match lever {
+            "" | "cuda-graphs" | RIVAL if size >= 64 => ROLLOUT,
+            "" | "cuda-graphs" | RIVAL | "prefill-batch" => ROLLOUT_FEW,
+            _ => ROLLOUT_LEVERS,
+        };
         let lever = |&(lever, flags): &(&str, &[&str])| {
-            let of = |size| self.sampler(ROLLOUT, &rollout_name(size, lever), size, flags);
+            let of = |size| self.sampler(part(size, lever), &rollout_name(size, lever), size, flags);
             BATCH_SIZES.map(of)
         };
         let rival = BATCH_SIZES.map(|size| {
@@ -263,7 +289,7 @@ impl Planner<'_> {
             Measurement {
                 model: Some((self.model(LARGE), false)),
                 commands: vec![(Program::Rivals, words)],
-                ..self.of(ROLLOUT, &rollout_name(size, "transformers"), 90)
+                ..self.of(part(size, RIVAL), &rollout_name(size, RIVAL), 90)
             }
         });
         lever(&("", &[])).into_iter().chain(rival).chain(LEVERS.iter().flat_map(lever)).collect()
@@ -273,6 +299,12 @@ impl Planner<'_> {
         let [prompt, completion] = [self.sizes.prompt, 2 * self.sizes.completion].map(|n| n.to_string());
         let mut all = Vec::new();
         for (step, flags, has_rival) in STEPS {
+            let part = match step {
+                "bf16" => LEARNER,
+                "fp32" => LEARNER_FP32,
+                step if step.ends_with("checkpointing") => LEARNER_CHECKPOINTING,
+                _ => LEARNER_LORA,
+            };
             for model in STEP_MODELS {
                 let mut add = |name: String, program, flags: &[&str]| {
                     let path = self.path(model, "");
@@ -282,7 +314,7 @@ impl Planner<'_> {
                     all.push(Measurement {
                         model: Some((self.model(model), false)),
                         commands: vec![(program, self.words(subcommand, &words))],
-                        ..self.of(LEARNER, &name, 90)
+                        ..self.of(part, &name, 90)
                     });
                 };
                 add(

@@ -138,13 +138,35 @@ fn what_has_a_result_is_not_run_again() {
 fn a_part_has_an_end() {
     let fake = Fake::new();
     fs::create_dir(fake.path("out")).unwrap();
-    let (part, seconds) = PARTS[4];
-    let long = json!({"part": part, "name": "learner 1.5B fp32", "outcome": "done", "seconds": seconds, "figures": {}});
+    let (part, seconds) = PARTS[2];
+    let long = json!({"part": part, "name": "learner 1.5B bf16", "outcome": "done", "seconds": seconds, "figures": {}});
     let machine = json!({"name": "machine", "device": "cpu", "figures": {}});
     fs::write(fake.path("out/results.jsonl"), format!("{machine}\n{long}\n")).unwrap();
-    let results = fake.run(&["--only", "learner"]);
+    let results = fake.run(&["--only", "learner", "--part", "3"]);
     assert_eq!(fake.calls(), 0);
-    assert_eq!(results.get("learner 0.5B fp32").unwrap()["reason"], format!("the {seconds} s of the part are over"));
+    assert_eq!(results.get("learner 0.5B bf16").unwrap()["reason"], format!("the {seconds} s of the part are over"));
+    assert!(results.get("learner 0.5B fp32").is_none(), "another part");
+}
+
+#[test]
+fn the_first_parts_answer_the_first_questions() {
+    let planned = plan(Device::Cuda, Path::new("work"));
+    let of = |part: usize| {
+        let names = planned.iter().filter(move |measurement| measurement.part == PARTS[part - 1]);
+        names.map(|measurement| measurement.name.as_str()).collect::<Vec<_>>()
+    };
+    assert_eq!(of(1), ["engine tests", "log-probs learner", "log-probs sampler"]);
+    let mut sampler = of(2);
+    sampler.sort_unstable();
+    let expected =
+        ["", " cuda-graphs", " transformers"].map(|what| [256, 64].map(|size| format!("rollout {size}{what}")));
+    let mut expected = expected.concat();
+    expected.sort_unstable();
+    assert_eq!(sampler, expected);
+    assert_eq!(
+        of(3),
+        ["limits", "learner 1.5B bf16", "learner 1.5B bf16 torch", "learner 0.5B bf16", "learner 0.5B bf16 torch"]
+    );
 }
 
 /// Results as a GPU might give them: each optional feature multiplies the tokens per second by its factor in `levers`.

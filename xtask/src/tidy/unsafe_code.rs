@@ -8,6 +8,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ("exporters/src/tensor_file.rs", "maps weights: nobody may change the file meanwhile"),
     ("learner/src/device.rs", "opens the CUDA half of libtorch before libtorch looks for it"),
     ("learner/src/exit.rs", "asks glibc to end the process before libtorch's destructors run"),
+    ("learner/src/model/head/product.rs", "lends tensors to the kernels, of which tch makes copies only"),
     ("learner/src/model/parameters.rs", "lends the values of a tensor, of which tch makes copies only"),
     ("learner/src/optimizer/saved.rs", "maps the state of a checkpoint, which is read a block at a time"),
     ("learner/src/ranks/gloo.rs", "calls torch's process group, of which tch has nothing"),

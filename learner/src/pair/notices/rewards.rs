@@ -7,7 +7,7 @@ use shared::{
     run::notices::{Notice, NoticeKind},
 };
 
-use super::{Detector, Seen, streak::steps};
+use super::{super::failures::Who, Detector, Seen, streak::steps};
 
 /// Share of completions from which on failures are no accident: where a tenth of the scores is missing, baselines
 /// shift.
@@ -28,7 +28,7 @@ impl Detector for Failing {
         let often =
             failed.filter_map(|(name, failed)| Some((name, failed.filter(|&n| n > FAILED_SHARE * completions)?)));
         let notice = |(name, failed): (&str, f64)| {
-            let known = seen.failures.iter().find(|failures| failures.name == name);
+            let known = seen.failures.iter().find(|found| matches!(&found.who, Who::Function(own) if own == name));
             let reason = known.map_or_else(String::new, |failures| format!(", the last: {}", failures.reason));
             Notice::new(
                 NoticeKind::RewardFailures,
@@ -107,7 +107,8 @@ mod tests {
         let failed = |count| {
             let mut record = step(4);
             record.count(metrics::REWARDS_FAILED.of("judge"), count).count(metrics::REWARDS_FAILED.of("format"), 0);
-            let failures = [Failures { name: "judge".into(), failed: 2, asked: 16, reason: "KeyError: 'x'".into() }];
+            let failures =
+                [Failures { who: Who::Function("judge".into()), failed: 2, asked: 16, reason: "KeyError: 'x'".into() }];
             Failing.look(&Seen { config: &config(), record: &record, failures: &failures })
         };
         assert_eq!(failed(1), []);

@@ -6,12 +6,14 @@
 //! gradients of hidden states and weight, in place, before the next chunk is touched. Nothing is computed twice, and
 //! all chunks use the same two buffers: memory that is new to a process costs more time than the softmax.
 
+mod product;
+
 use std::{ops::Range, sync::Arc};
 
 use shared::run::memory_plan::head_chunk;
 use tch::Tensor;
 
-use super::kinds::wide;
+use self::product::Weight;
 use crate::support::{self, Support, Truncation};
 
 /// Log-probs and entropies of a run of tokens.
@@ -83,10 +85,10 @@ impl Targets<'_> {
     }
 }
 
-/// The projection from hidden states to the vocabulary, in float32 at least.
+/// The projection from hidden states to the vocabulary, with logits in float32 at least.
 #[derive(Debug)]
 pub struct Head {
-    weight_VH: Tensor,
+    weight: Weight,
     /// Most tokens at once.
     chunk: i64,
     /// Tokens at once where nothing asks for more.
@@ -96,26 +98,25 @@ pub struct Head {
 }
 
 impl Head {
-    /// A head with weight `[vocabulary, hidden]`. It keeps a float32 copy of a 16-bit weight.
+    /// A head with weight `[vocabulary, hidden]`. A weight in bfloat16 is multiplied as such where the processor can.
+    /// Elsewhere the head keeps a float32 copy of a 16-bit weight.
     #[must_use]
     pub fn new(weight_VH: &Tensor) -> Self {
-        let weight_VH = wide(weight_VH);
-        let row = weight_VH.size()[0] as u64 * weight_VH.kind().elt_size_in_bytes() as u64;
+        let weight = Weight::new(weight_VH);
+        let row = weight.vocabulary() as u64 * weight.kind().elt_size_in_bytes() as u64;
         let (usual, most) = head_chunk(row);
-        Self::with_chunks(&weight_VH, [usual, most].map(|tokens| tokens as i64))
+        Self::of(weight, [usual, most].map(|tokens| tokens as i64))
     }
 
     /// Takes over the changed weight, if the head has a copy of its own.
     pub(super) fn follow(&self, weight_VH: &Tensor) {
-        if weight_VH.kind() != self.weight_VH.kind() {
-            self.weight_VH.shallow_clone().copy_(weight_VH);
-        }
+        self.weight.follow(weight_VH);
     }
 
     /// Another head with the same weight and the same buffers.
     pub(super) fn shared(&self) -> Self {
         Self {
-            weight_VH: self.weight_VH.shallow_clone(),
+            weight: self.weight.shared(),
             chunk: self.chunk,
             usual: self.usual,
             buffers: self.buffers.each_ref().map(Tensor::shallow_clone),
@@ -124,14 +125,21 @@ impl Head {
 
     /// A head with other sizes of chunks, usual and largest. Results do not depend on them.
     #[must_use]
-    pub fn with_chunks(weight_VH: &Tensor, [usual, chunk]: [i64; 2]) -> Self {
-        let buffer = || Tensor::empty([chunk, weight_VH.size()[0]], (weight_VH.kind(), weight_VH.device()));
-        Self { weight_VH: weight_VH.shallow_clone(), chunk, usual, buffers: [buffer(), buffer()] }
+    pub fn with_chunks(weight_VH: &Tensor, chunks: [i64; 2]) -> Self {
+        Self::of(Weight::new(weight_VH), chunks)
     }
 
-    /// Logits of every position, `[.., hidden]` to `[.., vocabulary]`.
-    pub fn logits(&self, hidden: &Tensor) -> Tensor {
-        hidden.linear(&self.weight_VH, None::<Tensor>)
+    fn of(weight: Weight, [usual, chunk]: [i64; 2]) -> Self {
+        let buffer = || Tensor::empty([chunk, weight.vocabulary()], (weight.kind(), weight.device()));
+        Self { chunk, usual, buffers: [buffer(), buffer()], weight }
+    }
+
+    /// Logits of every position, `[N, hidden]` to `[N, vocabulary]`.
+    pub fn logits(&self, hidden_NH: &Tensor) -> Tensor {
+        let size = [hidden_NH.size()[0], self.weight.vocabulary()];
+        let logits_NV = Tensor::empty(size, (self.weight.kind(), self.weight.device()));
+        self.weight.project(hidden_NH, &logits_NV);
+        logits_NV
     }
 
     /// Log-probs and entropies, without gradients.
@@ -191,10 +199,8 @@ impl Head {
                     None => gradient_of(run, &stats),
                 };
                 let gradient_nV = logit_gradients(buffers, &stats, &ids_n, &of_tokens, targets.temperature);
-                if let Some(weight_gradient_VH) = &mut weight_gradient_VH {
-                    let _ = weight_gradient_VH.addmm_(&gradient_nV.tr(), &hidden_nH);
-                }
-                gradients.push(gradient_nV.mm(&self.weight_VH));
+                let of_weight = weight_gradient_VH.as_deref_mut();
+                gradients.push(self.weight.backward(&hidden_nH, &gradient_nV, of_weight));
             }
         }
         join(&gradients, hidden_NH)
@@ -219,7 +225,7 @@ impl Head {
     /// Outside the support a log-prob is far below anything that counts.
     fn project(&self, hidden_nH: &Tensor, targets: &Targets<'_>, run: &Range<i64>) -> (TokenStats, [Tensor; 2]) {
         let [mut logits_nV, logs_nV] = self.buffers.each_ref().map(|buffer| buffer.narrow(0, 0, run.end - run.start));
-        let _ = hidden_nH.linear_out(&logits_nV, &self.weight_VH, None::<Tensor>);
+        self.weight.project(hidden_nH, &logits_nV);
         if targets.temperature != 1.0 {
             let _ = logits_nV.g_div_scalar_(targets.temperature);
         }
