@@ -191,7 +191,8 @@ options! {
         /// one holds its group up for longer.
         environment_timeout: f64 = 10.0, above(0.0), at_most(YEAR), because("seconds, at most a year");
         /// Conversations whose keys and values are held while their tools work, each with the memory of one more
-        /// sequence. The context of others is computed again, to the same bits. With the packed kernels.
+        /// sequence. Beyond that those that have waited longest are dropped: their context is computed again, to the
+        /// same bits. With the packed kernels.
         max_kept_states: Option<usize> = None, absent("as many as `max_num_seqs`"), keeps_results;
     }
 
@@ -458,7 +459,9 @@ options! {
         version_storage: VersionStorage = VersionStorage::Auto, keeps_results;
         /// What happens to running sequences when new weights arrive and `max_staleness` is above 0: `drain` keeps
         /// every completion to one version and leaves places empty meanwhile, `continue` keeps them filled and mixes
-        /// versions.
+        /// versions, and `recompute` does so with one more prefill of each running sequence, after which no token
+        /// depends on keys and values of older weights. The context of a conversation that waits for its tools is
+        /// computed again in any case. The age of a group is that of its oldest token.
         weight_swap: WeightSwap = WeightSwap::Drain;
         /// Check every version before it is sampled from: the hashes and norms of its tensors, and the log-probs of a
         /// few tokens, must be the learner's (docs/runs.md has what is checked). Costs less than one per cent of a

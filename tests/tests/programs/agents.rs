@@ -260,7 +260,7 @@ fn a_run_with_a_python_tool_trains_on_sampled_tokens_alone() {
 #[test]
 fn conversations_go_on_while_the_learner_trains() {
     let bench = Bench::new();
-    for swap in ["drain", "continue"] {
+    for swap in ["drain", "recompute", "continue"] {
         let more = format!("tools = [\"my_tools.py:add\"]\nmax_steps = 4\nmax_staleness = 1\nweight_swap = {swap:?}\n");
         let mut command = bench.command("model", swap, &more);
         command.args(["--learning_rate", "1e-20"]);
