@@ -1,6 +1,7 @@
 //! Conversations over a scripted generator and scripted environments.
 
 mod logprobs;
+mod patience;
 
 use std::sync::{Arc, LazyLock, Mutex};
 

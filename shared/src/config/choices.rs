@@ -84,6 +84,17 @@ choices! {
         Continue = "continue",
     }
 
+    /// Treatment of conversations that take much longer than others of their group.
+    Stragglers {
+        /// Nothing: the group waits for them.
+        Wait = "wait",
+        /// The group is dropped, and its prompt drawn again.
+        Drop = "drop",
+        /// They end without a reward, and the rest of the group is trained on. Where fewer than two of it have ended
+        /// well, the group is dropped, and its prompt drawn again.
+        TrainRest = "train_rest",
+    }
+
     /// Where reward functions run, with `listen`.
     RewardsOn {
         /// Beside the learner.

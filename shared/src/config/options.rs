@@ -6,7 +6,7 @@ use super::{
     AdvantageEstimator, Device, EnvironmentFactory, ImportanceSamplingLevel, ImportanceSamplingMode, JsonTable,
     Kernels, KlController, KlEstimator, KvDtype, LoneAdvantage, LossAggregation, LossType, LrSchedulerType,
     MultiObjectiveAggregation, Paths, RewardFailure, RewardsOn, RolloutDtype, ScaleRewards, StepDeviation, StoreFormat,
-    VersionStorage, WeightSwap, option::options,
+    Stragglers, VersionStorage, WeightSwap, option::options,
 };
 
 /// Seconds of a year: a clock can add that many to its time, and no timeout needs more.
@@ -190,6 +190,19 @@ options! {
         /// whose environment is late has no reward and is not trained on. More is kinder to slow tools, and a hanging
         /// one holds its group up for longer.
         environment_timeout: f64 = 10.0, above(0.0), at_most(YEAR), because("seconds, at most a year");
+        /// Seconds that a whole conversation may take, its tools included, from the time at which its first turn may
+        /// begin. One that takes longer ends without a reward and is not trained on. Where only long conversations are
+        /// late, the policy learns brevity: `environment/late` counts them. A bound of time makes results depend on the
+        /// speed of the machine.
+        episode_timeout: Option<f64> = None, absent("no bound"), above(0.0), at_most(YEAR),
+            because("seconds, at most a year");
+        /// What becomes of the slowest conversations of a group. One of them holds up its group, and with it the step:
+        /// `wait` keeps all, `train_rest` leaves the slowest out, and `drop` the whole group, so that no conversation
+        /// is missing because it was long. Both make results depend on the speed of the machine and the tools.
+        stragglers: Stragglers = Stragglers::Wait;
+        /// With `stragglers` drop or train_rest: a conversation is a straggler when it takes so many times as long as
+        /// the first half of its group has taken.
+        straggler_after: f64 = 3.0, at_least(1.0), at_most(1e6), because("a multiple of a time");
         /// Conversations whose keys and values are held while their tools work, each with the memory of one more
         /// sequence. Beyond that those that have waited longest are dropped: their context is computed again, to the
         /// same bits. With the packed kernels.
