@@ -271,6 +271,8 @@ struct Sampler(Child);
 impl Sampler {
     fn start(run_dir: &RunDir) -> Result<Self> {
         let mut command = Command::new(std::env::current_exe()?);
+        // Set before the process starts, as ONNX Runtime reads it when it is loaded.
+        command.env("ORT_DISABLE_TELEMETRY", "1");
         Ok(Self(command.arg("sampler").arg(run_dir.root()).spawn()?))
     }
 

@@ -231,7 +231,7 @@ fn play(model: &Model, schedule: &Schedule) -> (Vec<Conversed>, usize) {
             let Output::Ended { sequence, .. } = output else { panic!("no token is told") };
             ended.push(world.generator.take_conversation(&sequence).unwrap());
         }
-        if ended.len() == begun && to_begin.peek().is_none() {
+        if ended.len() == begun && to_begin.peek().is_none() && !follower.pending() {
             let swaps = world.generator.version().0 as usize;
             return (ended, swaps);
         }
@@ -279,8 +279,10 @@ fn log_probs_are_those_of_one_pass_over_the_whole_conversation() {
     let model = Model::new();
     let judge = |version| model.engine(version, EngineOptions::new(1, MAX_MODEL_LEN));
     let (judges, met) = (RefCell::new((0..VERSIONS).map(judge).collect::<Vec<_>>()), RefCell::new(Met::default()));
-    let result = TestRunner::new_with_rng(Config::with_cases(16), TestRng::deterministic_rng(RngAlgorithm::ChaCha))
-        .run(&schedule(), |schedule| {
+    let config = Config { cases: 12, failure_persistence: None, ..Config::default() };
+    let result = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha)).run(
+        &schedule(),
+        |schedule| {
             let (conversations, swaps) = play(&model, &schedule);
             let met = &mut *met.borrow_mut();
             met.swapped[schedule.swap as usize] += swaps;
@@ -289,9 +291,10 @@ fn log_probs_are_those_of_one_pass_over_the_whole_conversation() {
                 check(conversed, schedule.swap, &mut judges.borrow_mut(), met);
             }
             Ok(())
-        });
+        },
+    );
     result.unwrap();
     let met = met.into_inner();
     assert!(met.swapped.iter().all(|swaps| *swaps > 0) && met.recomputed > 0 && met.mixed > 0, "{met:?}");
-    assert!(met.checked > 500, "{met:?}");
+    assert!(met.checked > 250, "{met:?}");
 }

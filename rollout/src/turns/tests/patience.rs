@@ -14,7 +14,7 @@ fn bounded(world: World, patience: Patience) -> World {
 }
 
 fn stragglers(stragglers: Stragglers) -> Patience {
-    Patience { stragglers, straggler_after: 2.0, ..Patience::default() }
+    Patience { stragglers, straggler_after: 20.0, ..Patience::default() }
 }
 
 impl World {
@@ -72,7 +72,7 @@ fn the_rest_of_a_group_is_trained_on_without_its_straggler() {
     world.generator.begin_row(request(4, 4).into(), &row()).unwrap();
     let ended = world.run_out(4);
     assert_eq!(ends(&ended), [Straggler, Stop, Stop, Stop]);
-    assert!(ended[0].exchange.reason().unwrap().contains("2 times as long as the first half"));
+    assert!(ended[0].exchange.reason().unwrap().contains("20 times as long as the first half"));
     assert_eq!(ended[0].exchange.rewards, [RewardOutcome::NotApplicable]);
     assert!(ended.iter().all(|conversed| !conversed.is_drawn_again));
     assert!(world.generator.is_idle());

@@ -192,7 +192,8 @@ fn log_probs_are_those_of_one_pass_whatever_happens_between_and_within_turns() {
     let (slots, batched, drafts, kept) = (1_usize..6, 8_usize..80, 0_usize..4, 0_usize..5);
     let schedule = (slots, batched, drafts, kept, swap(), prop::collection::vec(event(), 4..40));
     let mixed = RefCell::new(0);
-    let mut runner = TestRunner::new_with_rng(Config::with_cases(40), TestRng::deterministic_rng(RngAlgorithm::ChaCha));
+    let config = Config { cases: 40, failure_persistence: None, ..Config::default() };
+    let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
     let result = runner.run(&schedule, |(slots, batched, drafts, kept_states, swap, events)| {
         let own = EngineOptions {
             max_num_batched_tokens: batched,
