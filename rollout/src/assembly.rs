@@ -57,6 +57,7 @@ struct Ended {
     exchange: Option<Box<Exchange>>,
     rewards: Vec<RewardOutcome>,
     seconds: f64,
+    is_drawn_again: bool,
 }
 
 /// What is wrong with a sequence of no open group.
@@ -172,7 +173,8 @@ impl Assembly {
         let FinishedSequence { tag, sample, token_ids, logprobs, versions, finish_reason, .. } = sequence;
         let text = self.tokenizer.decode(&token_ids)?;
         let episode = Episode::of_one_turn(token_ids, logprobs, versions, finish_reason);
-        self.put(Ended { tag, sample, text, episode, exchange: None, rewards, seconds: sequence.total_seconds })
+        let (exchange, seconds, is_drawn_again) = (None, sequence.total_seconds, false);
+        self.put(Ended { tag, sample, text, episode, exchange, rewards, seconds, is_drawn_again })
     }
 
     /// As [`Assembly::add`], of a conversation. The prompt of the group is the beginning that the prompts of all its
@@ -181,7 +183,7 @@ impl Assembly {
     /// # Errors
     /// When the tokens cannot be decoded.
     pub fn add_conversation(&mut self, conversed: Conversed) -> anyhow::Result<()> {
-        let Conversed { tag, sample, prompt_ids, mut episode, exchange } = conversed;
+        let Conversed { tag, sample, prompt_ids, mut episode, exchange, is_drawn_again } = conversed;
         let text = self.tokenizer.decode(episode.token_ids())?;
         let Open { group, is_opened, .. } = self.open.get_mut(&tag).context(UNASKED)?;
         if let (Some(prompt_ids), true) = (&prompt_ids, *is_opened) {
@@ -196,14 +198,14 @@ impl Assembly {
             (group.prompt_ids, *is_opened) = (prompt_ids.to_vec(), true);
         }
         let (seconds, exchange, rewards) = (exchange.seconds, Some(Box::new(exchange)), Vec::new());
-        self.put(Ended { tag, sample, text, episode, exchange, rewards, seconds })
+        self.put(Ended { tag, sample, text, episode, exchange, rewards, seconds, is_drawn_again })
     }
 
     fn put(&mut self, ended: Ended) -> anyhow::Result<()> {
-        let Ended { tag, sample, text, episode, exchange, rewards, seconds } = ended;
+        let Ended { tag, sample, text, episode, exchange, rewards, seconds, is_drawn_again } = ended;
         let Open { group, provenance, .. } = self.open.get_mut(&tag).context(UNASKED)?;
         group.generation_seconds = group.generation_seconds.max(seconds);
-        let provenance = *provenance;
+        let provenance = if is_drawn_again { Provenance::DrawnAgain } else { *provenance };
         self.take_in(tag, Completion { sample, text, episode, rewards, provenance, exchange });
         Ok(())
     }
@@ -321,13 +323,28 @@ mod tests {
             failure: end.is_failure().then(|| "the maze is gone".to_owned()),
             ..Exchange::new(&[json!({"role": "assistant", "content": "ab"})], end)
         };
-        Conversed { tag: 0, sample, prompt_ids: prompt_ids.map(Arc::from), episode, exchange }
+        let prompt_ids = prompt_ids.map(Arc::from);
+        Conversed { tag: 0, sample, prompt_ids, episode, exchange, is_drawn_again: false }
     }
 
     fn assembly(tokenizer: &Tokenizer, num_generations: u32) -> Assembly {
         let pool = reward::pool(Vec::new(), 1, Duration::from_secs(60)).unwrap();
         let scoring = Scoring { pool, names: vec![("Maze".to_owned(), 1.0)] };
         Assembly::new(tokenizer.clone(), SamplingParams::default(), num_generations, Some(scoring))
+    }
+
+    #[test]
+    fn a_conversation_that_is_drawn_again_is_marked_for_the_ledger() {
+        let tokenizer = byte_tokenizer(None);
+        let mut assembly = assembly(&tokenizer, 2);
+        let _ = assembly.begin(&row(&tokenizer), 0, 0);
+        for sample in 0..2 {
+            let conversed = conversed(sample, Some(&[1, 2]), &tokenizer, EpisodeEnd::Stop);
+            assembly.add_conversation(Conversed { is_drawn_again: sample == 1, ..conversed }).unwrap();
+        }
+        let group = assembly.wait().unwrap();
+        let provenance: Vec<_> = group.completions.iter().map(|completion| completion.provenance).collect();
+        assert_eq!(provenance, [Provenance::New, Provenance::DrawnAgain]);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use shared::{
-    Completion, Dropped, Group, LedgerGroup, LedgerState, Placed, Provenance, RewardOutcome,
+    Completion, Dropped, EpisodeEnd, Exchange, Group, LedgerGroup, LedgerState, Placed, Provenance, RewardOutcome,
     metrics::{self, MetricRecord},
     run::ledger::{Completions, LedgerEvent, LedgerLine},
 };
@@ -51,7 +51,7 @@ pub fn left(
 }
 
 /// How the completions of a group, and of those that were dropped on the way to it, came through a death of the
-/// sampler, where there was one.
+/// sampler, where there was one, and which of them were drawn again.
 pub fn survivals(group: &Placed, step: u64) -> impl Iterator<Item = LedgerLine> {
     let dropped = group.dropped.iter().map(|dropped| (dropped.position, None, &dropped.completions));
     let all = dropped.chain([(group.position, Some(group.id.index), &group.completions)]);
@@ -63,7 +63,8 @@ pub fn survivals(group: &Placed, step: u64) -> impl Iterator<Item = LedgerLine> 
         };
         let carried = of(Provenance::CarriedOver).map(LedgerEvent::CarriedOver);
         let again = of(Provenance::MadeAgain).map(LedgerEvent::MadeAgain);
-        carried.into_iter().chain(again).map(move |event| LedgerLine::Event { step, event })
+        let drawn_again = of(Provenance::DrawnAgain).map(LedgerEvent::DrawnAgain);
+        carried.into_iter().chain(again).chain(drawn_again).map(move |event| LedgerLine::Event { step, event })
     })
 }
 
@@ -102,7 +103,11 @@ fn state_of(row: &BatchRow<'_>, index: usize, batch: &StepBatch<'_>, fates: &Fat
     let failed = || row.completion.rewards.iter().any(RewardOutcome::has_failed);
     let has_reward = batch.rewards.rewards[index].is_some();
     if row.completion.environment_failed() {
-        LedgerState::EnvironmentFailed
+        let is_straggler = |exchange: &Exchange| exchange.end == EpisodeEnd::Straggler;
+        match row.completion.exchange.as_deref().is_some_and(is_straggler) {
+            true => LedgerState::Straggler,
+            false => LedgerState::EnvironmentFailed,
+        }
     } else if !row.completion.is_usable() {
         LedgerState::Aborted
     } else if !row.valid {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use shared::{
-    Episode, EpisodeEnd, Exchange, FinishReason, Logged,
+    Episode, EpisodeEnd, Exchange, FinishReason, Logged, Placed, Provenance,
     config::Choice,
     metrics::{self, Metric, MetricRecord},
 };
@@ -124,6 +124,9 @@ fn exchanges(batch: &StepBatch<'_>, record: &mut MetricRecord) {
     let ended = |end: EpisodeEnd| all.iter().filter(|exchange| exchange.end == end).count() as u64;
     record.count(metrics::ENVIRONMENT_FAILED, ended(EpisodeEnd::EnvironmentFailed));
     record.count(metrics::ENVIRONMENT_LATE, ended(EpisodeEnd::Deadline));
+    record.count(metrics::ENVIRONMENT_STRAGGLERS, ended(EpisodeEnd::Straggler));
+    let is_drawn_again = |group: &&Placed| group.completions.iter().any(|c| c.provenance == Provenance::DrawnAgain);
+    record.count(metrics::ENVIRONMENT_DRAWN_AGAIN, batch.groups().filter(is_drawn_again).count() as u64);
     let waited = seconds(|exchange| exchange.waited_seconds) / seconds(|exchange| exchange.seconds);
     record.set(metrics::ENVIRONMENT_WAIT_SHARE, waited);
     for &end in EpisodeEnd::ALL.iter().filter(|&&end| ended(end) > 0) {

@@ -168,7 +168,7 @@ fn explain(
     Ok(())
 }
 
-/// How a completion survived a death of the sampler.
+/// How a completion survived a death of the sampler, or whether it was drawn again.
 fn survival(group: &LedgerGroup, sample: usize, lines: &[LedgerLine]) -> Option<&'static str> {
     lines.iter().find_map(|line| {
         let LedgerLine::Event { step, event } = line else { return None };
@@ -178,6 +178,9 @@ fn survival(group: &LedgerGroup, sample: usize, lines: &[LedgerLine]) -> Option<
             }
             LedgerEvent::MadeAgain(completions) => {
                 (completions, "made again: it had been begun when both processes, or the sampler, died")
+            }
+            LedgerEvent::DrawnAgain(completions) => {
+                (completions, "drawn again: its group was dropped before for its stragglers (`stragglers`)")
             }
             LedgerEvent::Resumed | LedgerEvent::RolledBack { .. } => return None,
         };
@@ -201,7 +204,10 @@ fn meaning(state: LedgerState) -> &'static str {
         }
         LedgerState::EarlyStopped => "`early_stop_imp_ratio` left out its minibatch, whose mean ratio was too large",
         LedgerState::CriticWarmup => "only the critic learnt from it (`critic_warmup_steps`)",
-        LedgerState::EnvironmentFailed => "its environment failed or was late, and it has no reward",
+        LedgerState::EnvironmentFailed => "its environment failed, or it took too long, and it has no reward",
+        LedgerState::Straggler => {
+            "it took much longer than others of its group (`straggler_after`), and `stragglers` left it out"
+        }
         LedgerState::RewardFailed => "a reward function failed on it, and it has no reward that counts",
         LedgerState::Abstained => "no reward function had anything to say of it, so that its advantage is 0",
         LedgerState::Stale => "its group was sampled from weights older than `max_staleness` allows",
@@ -434,11 +440,12 @@ mod tests {
         let lines = [
             LedgerLine::Event { step: 4, event: LedgerEvent::CarriedOver(of(vec![2])) },
             LedgerLine::Event { step: 4, event: LedgerEvent::MadeAgain(of(vec![0])) },
+            LedgerLine::Event { step: 4, event: LedgerEvent::DrawnAgain(of(vec![1])) },
         ];
         let said = |group: &LedgerGroup| {
             [0, 1, 2].map(|sample| survival(group, sample, &lines).map(|text| text.split_once(':').unwrap().0))
         };
-        assert_eq!(said(&group), [Some("made again"), None, Some("carried over")]);
+        assert_eq!(said(&group), [Some("made again"), Some("drawn again"), Some("carried over")]);
         assert_eq!(said(&LedgerGroup { position: 11, ..group }), [None; 3]);
     }
 

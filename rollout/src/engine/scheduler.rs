@@ -6,7 +6,12 @@
 //! finished sequence leaves a hole that the next sample fills; holes that stay are closed by moving the last sequence,
 //! so that decoding always runs on the slots `0..n`.
 
-use std::{collections::VecDeque, sync::Arc, time::Instant};
+use std::{
+    collections::{BTreeSet, VecDeque},
+    mem,
+    sync::Arc,
+    time::Instant,
+};
 
 use super::{
     backend::{Prefill, PrefillLimits},
@@ -35,6 +40,8 @@ struct WaitingGroup {
     /// When its prompt, or the first piece of it, began to be computed.
     admitted: Option<Instant>,
     history: Option<SharedHistory>,
+    /// Its one sample, where that has begun: it goes on when its context was computed again.
+    sent_back: Option<Box<Sequence>>,
 }
 
 impl WaitingGroup {
@@ -50,13 +57,43 @@ impl WaitingGroup {
 
     /// Its prompt, of which nothing was computed beside what is held.
     fn prefill(&self) -> Prefill<'_> {
-        let whole = Prefill { adapter: self.adapter.as_ref(), ..Prefill::whole(&self.request.prompt_ids) };
-        let Some(state) = &self.from else { return whole };
-        Prefill { prompt: state.past().prompt, held: state.held().filter(|_| self.cached > 0), ..whole }
+        Prefill {
+            prompt: self.wish.past.prompt,
+            held: self.held(),
+            adapter: self.adapter.as_ref(),
+            ..Prefill::whole(&self.request.prompt_ids)
+        }
+    }
+
+    /// What is held of the state that it goes on from.
+    fn held(&self) -> Option<u64> {
+        self.from.as_ref().and_then(State::held).filter(|_| self.cached > 0)
+    }
+
+    /// A sequence that has begun, as a group of its own.
+    fn sent_back(sequence: Sequence) -> Self {
+        let (request, wish) = sequence.context();
+        let left = request.samples.iter().copied().collect();
+        Self {
+            request: Arc::new(request),
+            wish,
+            from: None,
+            cached: 0,
+            adapter: None,
+            arrived: Instant::now(),
+            left,
+            prefix: None,
+            admitted: None,
+            history: None,
+            sent_back: Some(Box::new(sequence)),
+        }
     }
 
     /// One of its samples.
-    fn sequence(&self, sample: u32, limits: &Limits) -> Sequence {
+    fn sequence(&mut self, sample: u32, limits: &Limits) -> Sequence {
+        if let Some(sequence) = self.sent_back.take() {
+            return *sequence;
+        }
         let times = [self.arrived, self.admitted.unwrap_or_else(Instant::now)];
         Sequence::new(&self.request, self.wish, sample, times, limits, self.history.as_ref())
     }
@@ -104,9 +141,39 @@ impl Scheduler {
         adapter: Option<LoadedAdapter>,
     ) {
         let (left, arrived) = (request.samples.iter().copied().collect(), Instant::now());
-        let (request, prefix, admitted) = (Arc::new(request), None, None);
-        let group = WaitingGroup { request, wish, from, cached, adapter, arrived, left, prefix, admitted, history };
-        self.waiting.push_back(group);
+        let (request, prefix, admitted, sent_back) = (Arc::new(request), None, None, None);
+        self.waiting.push_back(WaitingGroup {
+            request,
+            wish,
+            from,
+            cached,
+            adapter,
+            arrived,
+            left,
+            prefix,
+            admitted,
+            history,
+            sent_back,
+        });
+    }
+
+    /// Takes all sequences out of their slots, and returns these. Each goes on when its context was computed again,
+    /// before anything that waits.
+    pub fn send_back(&mut self) -> Vec<usize> {
+        let mut slots = Vec::new();
+        for (slot, sequence) in mem::take(&mut self.slots).into_iter().enumerate().rev() {
+            if let Some(sequence) = sequence {
+                self.waiting.push_front(WaitingGroup::sent_back(sequence));
+                slots.push(slot);
+            }
+        }
+        self.occupied = 0;
+        slots
+    }
+
+    /// Numbers of what is held for states that waiting groups go on from.
+    pub fn held(&self) -> BTreeSet<u64> {
+        self.waiting.iter().filter_map(WaitingGroup::held).collect()
     }
 
     pub fn running(&self) -> usize {
@@ -178,6 +245,7 @@ impl Scheduler {
     pub fn forget_prefixes(&mut self) {
         for group in &mut self.waiting {
             (group.prefix, group.cached) = (None, 0);
+            group.from.iter_mut().for_each(State::let_go);
         }
     }
 
@@ -282,8 +350,8 @@ impl Scheduler {
     pub fn abort_all(&mut self, limits: &Limits) -> Vec<FinishedSequence> {
         let running = self.slots.drain(..).flatten();
         let mut aborted: Vec<_> = running.map(|sequence| sequence.finish(FinishReason::Aborted)).collect();
-        for group in self.waiting.drain(..) {
-            let ended = group.left.iter().map(|&sample| group.sequence(sample, limits));
+        for mut group in self.waiting.drain(..) {
+            let ended = mem::take(&mut group.left).into_iter().map(|sample| group.sequence(sample, limits));
             aborted.extend(ended.map(|sequence| sequence.finish(FinishReason::Aborted)));
         }
         self.occupied = 0;
@@ -427,6 +495,35 @@ mod tests {
         assert_eq!(scheduler.prompts_to_prefill(padded(1), 2), 1);
         assert_eq!(scheduler.abort_all(&limits()).len(), 2);
         assert_eq!((scheduler.running(), scheduler.waiting()), (0, 0));
+    }
+
+    #[test]
+    fn what_is_sent_back_goes_on_first_with_all_that_it_has() {
+        let mut scheduler = Scheduler::new(3);
+        scheduler.push_group(group(0, 3));
+        scheduler.push_group(group(1, 1));
+        scheduler.admit(1);
+        scheduler.prefixes_are_ready(1);
+        for slot in 0..3 {
+            assert_eq!(scheduler.start_next(&limits()), Some((slot, 0)));
+            first_tokens(&mut scheduler, slot);
+        }
+        identity(scheduler.release(1));
+        let [first, last] = [0, 2].map(|slot| scheduler.sequence(slot).newest().unwrap());
+        assert_eq!(scheduler.send_back(), [2, 0]);
+        assert_eq!((scheduler.running(), scheduler.waiting()), (0, 3));
+        // A prompt of two tokens, and the one that was drawn.
+        assert!(scheduler.prompts(3).map(|of| (of.tokens.len(), of.prompt)).eq([(3, 2), (3, 2), (2, 2)]));
+        assert_eq!(scheduler.cancel(0, Some(0), &limits()).sequences[0].token_ids, [first]);
+        assert_eq!(scheduler.prompts_to_prefill(padded(1), 3), 1);
+        scheduler.admit(1);
+        scheduler.prefixes_are_ready(1);
+        assert_eq!(scheduler.start_next(&limits()), Some((0, 0)));
+        first_tokens(&mut scheduler, 0);
+        let sequence = scheduler.release(0).finish(FinishReason::Length);
+        assert_eq!((sequence.tag, sequence.sample, sequence.token_ids.len()), (0, 2, 2));
+        assert_eq!(sequence.token_ids[0], last, "it has what it had");
+        assert_eq!(scheduler.abort_all(&limits()).len(), 1);
     }
 
     #[test]

@@ -143,6 +143,12 @@ impl Sequence {
         self.wish.keep.then(state)
     }
 
+    /// All its ids as a prompt of its one sample, and what is wanted of it: to go on from after they were computed again.
+    pub fn context(&self) -> (GroupRequest, Wish) {
+        let prompt_ids = [&self.request.prompt_ids, &self.token_ids[..]].concat().into();
+        (GroupRequest { prompt_ids, samples: [self.sample].into(), ..(*self.request).clone() }, self.wish)
+    }
+
     /// Other weights are in use from now on.
     pub fn mix(&mut self) {
         self.is_mixed = true;

@@ -1,10 +1,10 @@
 //! What a sequence leaves to go on from.
 
 use std::{
-    collections::HashMap,
+    collections::BTreeMap,
     sync::{
         Arc, Weak,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
@@ -40,8 +40,17 @@ pub struct State {
     history: Option<SharedHistory>,
 }
 
-/// Keys and values that an engine holds; the number is theirs alone, in all engines of the process.
-type Held = Arc<u64>;
+/// Keys and values that an engine holds.
+pub(super) type Held = Arc<Mark>;
+
+/// What states and the engine know of keys and values that are held.
+#[derive(Debug)]
+pub(super) struct Mark {
+    /// Theirs alone, in all engines of the process. Those that were held later have larger ones.
+    number: u64,
+    /// The engine has dropped them, although somebody has a state of them.
+    is_dropped: AtomicBool,
+}
 
 impl State {
     /// After `group`, whose prompt has this past, was completed with `token_ids`.
@@ -71,10 +80,11 @@ impl State {
         &self.ids
     }
 
-    /// Whether its keys and values were held when its sequence ended.
+    /// Whether its keys and values are held. An engine drops those that have waited longest where there is no room for
+    /// newer ones, and all of them when other weights come into use.
     #[must_use]
     pub fn is_held(&self) -> bool {
-        self.held.is_some()
+        self.held.as_ref().is_some_and(|held| !held.is_dropped.load(Ordering::Relaxed))
     }
 
     /// How it came to be.
@@ -84,7 +94,7 @@ impl State {
 
     /// What is held of it.
     pub(super) fn held(&self) -> Option<u64> {
-        self.held.as_deref().copied()
+        self.held.as_ref().map(|held| held.number)
     }
 
     /// What is held of it is of no use any more.
@@ -95,7 +105,7 @@ impl State {
 
 /// What an engine holds for states.
 #[derive(Debug, Default)]
-pub(super) struct HeldStates(HashMap<u64, Weak<u64>>);
+pub(super) struct HeldStates(BTreeMap<u64, Weak<Mark>>);
 
 impl HeldStates {
     /// How many there are.
@@ -112,9 +122,17 @@ impl HeldStates {
     /// A number for further ones.
     pub fn add(&mut self) -> Held {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        let held = Arc::new(NEXT.fetch_add(1, Ordering::Relaxed));
-        self.0.insert(*held, Arc::downgrade(&held));
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let held = Arc::new(Mark { number, is_dropped: AtomicBool::new(false) });
+        self.0.insert(number, Arc::downgrade(&held));
         held
+    }
+
+    /// Drops those that have waited longest, except for what is in use; returns their number.
+    pub fn drop_longest_waiting(&mut self, is_in_use: impl Fn(u64) -> bool) -> Option<u64> {
+        let number = self.0.keys().copied().find(|&number| !is_in_use(number))?;
+        drop_one(&self.0.remove(&number)?);
+        Some(number)
     }
 
     /// Forgets those whose states are gone; `freed` is told of each.
@@ -130,7 +148,14 @@ impl HeldStates {
 
     /// Forgets all.
     pub fn clear(&mut self) {
-        self.0.clear();
+        std::mem::take(&mut self.0).values().for_each(drop_one);
+    }
+}
+
+/// Tells the states that are left of it.
+fn drop_one(held: &Weak<Mark>) {
+    if let Some(held) = held.upgrade() {
+        held.is_dropped.store(true, Ordering::Relaxed);
     }
 }
 
@@ -152,5 +177,19 @@ mod tests {
         let mut freed = Vec::new();
         held.sweep(|number| freed.push(number));
         assert_eq!((freed, held.len()), (vec![number], 0));
+    }
+
+    #[test]
+    fn the_longest_waiting_is_dropped_unless_it_is_in_use_and_its_states_know() {
+        let mut held = HeldStates::default();
+        let after = || State::after(&group(0, 1), Past { prompt: 1, drawn: 0 }, &[7]);
+        let states = [(); 3].map(|()| after().with(Some(held.add())));
+        let numbers = states.each_ref().map(|state| state.held().unwrap());
+        assert_eq!(held.drop_longest_waiting(|number| number == numbers[0]), Some(numbers[1]));
+        assert_eq!(states.each_ref().map(State::is_held), [true, false, true]);
+        assert_eq!(states.each_ref().map(|state| held.tokens_of(state)), [2, 0, 2]);
+        assert_eq!(held.drop_longest_waiting(|_| true), None);
+        held.clear();
+        assert_eq!((states.each_ref().map(State::is_held), held.len()), ([false; 3], 0));
     }
 }

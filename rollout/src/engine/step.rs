@@ -382,8 +382,9 @@ impl Engine {
     }
 
     /// Switches to the new weights if they are ready, without waiting. Running sequences go on under the new weights
-    /// with the keys and values they have; a caller that wants them to finish first pauses the admission and calls this
-    /// when nothing runs. Samples that start later get a prompt prefilled with the new weights.
+    /// with the keys and values they have, or after these were computed again ([`EngineOptions::recompute`]); a caller
+    /// that wants them to finish first pauses the admission and calls this when nothing runs. Samples that start later
+    /// get a prompt prefilled with the new weights, and nothing is held for states any more.
     ///
     /// # Errors
     /// When the new weights could not be loaded, or are refused; the old weights stay in use.
@@ -392,6 +393,9 @@ impl Engine {
         let stalled = Instant::now();
         let (version, begun) = (pending.version, pending.begun);
         let gate = pending.join()?;
+        if self.options.recompute {
+            self.scheduler.send_back().into_iter().for_each(|slot| self.backend.release(slot));
+        }
         self.backend.install();
         self.version = version;
         self.held.clear();
@@ -581,21 +585,36 @@ impl Engine {
         Ok(self.scheduler.sequence(slot).newest())
     }
 
-    /// Frees the slot of a sequence that has ended. Its keys and values are held where it leaves a state, as long as
-    /// there is room for more of them and the weights in use have computed all.
+    /// Frees the slot of a sequence that has ended. Its keys and values are held where it leaves a state, if there is
+    /// room for them and the weights in use have computed all.
     fn leave(&mut self, slot: usize, sequence: &Sequence) -> Option<State> {
         let Some(state) = sequence.state() else {
             self.backend.release(slot);
             return None;
         };
         self.sweep();
-        let is_held = sequence.is_pure() && self.held.len() < self.options.kept_states;
+        let is_held = sequence.is_pure() && self.make_room_for_a_state();
         let Some(paged) = self.backend.paged().filter(|_| is_held) else {
             self.backend.release(slot);
             return Some(state);
         };
         let held = self.held.add();
-        paged.hold(slot, sequence.cached(), *held);
-        Some(state.with(Some(held)))
+        let state = state.with(Some(held));
+        paged.hold(slot, sequence.cached(), state.held().expect("it was just given some"));
+        Some(state)
+    }
+
+    /// Whether a further state can be held. Where there are as many as there may be, the one that has waited longest is
+    /// dropped. Those that a request goes on from stay: they are about to be used.
+    fn make_room_for_a_state(&mut self) -> bool {
+        if self.held.len() < self.options.kept_states {
+            return true;
+        }
+        let in_use = self.scheduler.held();
+        let Some(dropped) = self.held.drop_longest_waiting(|number| in_use.contains(&number)) else { return false };
+        if let Some(paged) = self.backend.paged() {
+            paged.drop_held(dropped);
+        }
+        self.held.len() < self.options.kept_states
     }
 }

@@ -5,7 +5,7 @@ use std::{sync::Arc, thread};
 use rollout_kernels::element::{Format, KvFormat};
 use shared::{
     FinishReason, ModelConfig, PolicyVersion, PromptId, SamplingParams, TokenLogprob,
-    config::{Device, KvDtype, RolloutDtype, TrainConfig},
+    config::{Device, KvDtype, RolloutDtype, TrainConfig, WeightSwap},
     generation::rng,
     run::memory_plan::kept_numbers,
 };
@@ -71,8 +71,12 @@ pub struct EngineOptions {
     /// Bytes that it may take, where somebody has planned it; otherwise it looks at what is free.
     pub memory: Option<u64>,
     /// States whose keys and values are held at once, each of which takes the memory of one more sequence (with
-    /// [`Kernels::Packed`]). What goes on from other states is computed anew, to the same bits.
+    /// [`Kernels::Packed`]). Beyond that the one that has waited longest is dropped, and what goes on from it is
+    /// computed anew, to the same bits.
     pub kept_states: usize,
+    /// Whether the context of running sequences is computed again when other weights come into use (a run's
+    /// `weight_swap` is `recompute`). Otherwise they go on with the keys and values they have.
+    pub recompute: bool,
 }
 
 /// Most tokens of a place that are told beside the drawn one (vLLM `max_logprobs`).
@@ -110,6 +114,7 @@ impl EngineOptions {
             kept: 0,
             memory: None,
             kept_states: 0,
+            recompute: false,
         }
     }
 
@@ -125,6 +130,7 @@ impl EngineOptions {
             hot_swap: true,
             kept: kept_numbers(config, model),
             kept_states: config.kept_states(config.sequences_wanted()),
+            recompute: config.weight_swap == WeightSwap::Recompute,
             ..Self::computing(config, config.sequences_wanted(), max_model_len)
         }
     }

@@ -21,7 +21,8 @@ const RETRY: Duration = Duration::from_millis(500);
 /// when it takes over depends on what runs:
 ///
 /// - with [`WeightSwap::Drain`], running sequences finish first and waiting ones start after the swap;
-/// - with [`WeightSwap::Continue`], it takes over between two decode steps;
+/// - with [`WeightSwap::Continue`], it takes over between two decode steps, and so it does with
+///   [`WeightSwap::Recompute`], where the engine computes the context of running sequences again;
 /// - a version that goes *down* (the learner was restarted from a checkpoint) waits until everything that was begun has
 ///   finished, since a group's staleness was checked when it was begun.
 pub struct WeightFollower {
@@ -120,13 +121,13 @@ impl WeightFollower {
     /// what it has is lost.
     #[must_use]
     pub fn takes_groups(&self, engine: &dyn Generate) -> bool {
-        !self.lost && self.pending.is_none_or(|pending| self.swap == WeightSwap::Continue && pending > engine.version())
+        !self.lost && self.pending.is_none_or(|pending| self.swap != WeightSwap::Drain && pending > engine.version())
     }
 
     /// Whether sequences that wait in the engine may start.
     #[must_use]
     pub fn lets_start(&self, engine: &dyn Generate) -> bool {
-        self.pending.is_none_or(|pending| self.swap == WeightSwap::Continue || pending < engine.version())
+        self.pending.is_none_or(|pending| self.swap != WeightSwap::Drain || pending < engine.version())
     }
 
     /// Whether a session is in the making.
@@ -155,7 +156,7 @@ impl WeightFollower {
         if pending < engine.version() {
             return engine.is_idle();
         }
-        self.swap == WeightSwap::Continue || engine.running() == 0
+        self.swap != WeightSwap::Drain || engine.running() == 0
     }
 
     fn finish<R>(&mut self, engine: &mut dyn Generate, receiver: &mut R) -> anyhow::Result<()>
@@ -272,6 +273,25 @@ mod tests {
         follower.follow(&mut engine, &mut weights).unwrap();
         assert_eq!(weights.said[1..], [Said::Taken(1)]);
         assert!(engine.version() == PolicyVersion(1) && !follower.pending() && follower.takes_groups(&engine));
+    }
+
+    #[test]
+    fn only_drain_waits_for_what_runs() {
+        for swap in [WeightSwap::Drain, WeightSwap::Recompute, WeightSwap::Continue] {
+            let (_, mut follower, mut weights) = parts(swap);
+            let mut engine = Scripted::new(1, |_, _| vec![7; 4]);
+            engine.begin(crate::engine::testing::group(0, 2).into()).unwrap();
+            engine.advance().unwrap();
+            weights.publish(publication(1, 0));
+            (0..3).for_each(|_| follower.follow(&mut engine, &mut weights).unwrap());
+            let is_drained = swap == WeightSwap::Drain;
+            assert_eq!(engine.version().0, u64::from(!is_drained), "{swap}");
+            assert_eq!((follower.takes_groups(&engine), follower.lets_start(&engine)), (!is_drained, !is_drained));
+            // The sequence that runs ends; the one that waits does not start before the swap.
+            (0..8).for_each(|_| drop(engine.advance().unwrap()));
+            follower.follow(&mut engine, &mut weights).unwrap();
+            assert_eq!((engine.version().0, engine.waiting()), (1, usize::from(is_drained)), "{swap}");
+        }
     }
 
     #[test]

@@ -23,6 +23,8 @@ pub struct Conversed {
     pub episode: Episode,
     /// What it has beside its tokens.
     pub exchange: Exchange,
+    /// Whether its group was dropped before for its stragglers.
+    pub is_drawn_again: bool,
 }
 
 /// A generator as a pair has it. What is said here of workers is the answer of a generator without any.

@@ -4,6 +4,7 @@ use std::{
     collections::{HashMap, VecDeque},
     mem,
     sync::Arc,
+    time::Instant,
 };
 
 use rollout_environments::{Event, Opening, Sample, Step, Turn};
@@ -11,8 +12,9 @@ use serde_json::{Map, Value};
 use shared::{EpisodeEnd, FinishReason, Placed, PolicyVersion, PromptId, RewardOutcome, SamplingParams, Segment};
 
 use super::{
-    Hosts, Live, Rewards,
+    Hosts, Live, Patience, Rewards,
     live::{At, end_of_failure},
+    patience::{Pace, Verdict, seed_of_next_draw},
     prompts,
 };
 use crate::{
@@ -28,6 +30,7 @@ pub struct Conversing {
     dialogue: Dialogue,
     hosts: Box<dyn Hosts>,
     rewards: Rewards,
+    patience: Patience,
     /// The groups that are not complete, by numbers of their own. A tag may come again after its group, and an
     /// environment may answer late.
     groups: HashMap<u64, Begun>,
@@ -56,6 +59,11 @@ struct Begun {
     unopened: usize,
     /// Samples by their prompts: environments mostly say the same to all samples of a row, which then share a prefill.
     opened: Vec<FirstTurns>,
+    pace: Pace,
+    /// Groups of its prompt that were dropped for their stragglers before it.
+    dropped: u32,
+    /// Conversations that have ended and are not told of as long as the group may be dropped.
+    held_back: Vec<(FinishedSequence, Conversed)>,
 }
 
 /// Samples of a group with the same prompt.
@@ -75,6 +83,7 @@ impl Conversing {
             dialogue,
             hosts,
             rewards,
+            patience: Patience::default(),
             groups: HashMap::new(),
             live: HashMap::new(),
             first_turns: VecDeque::new(),
@@ -85,19 +94,28 @@ impl Conversing {
         }
     }
 
-    /// Opens an environment for each sample of a request.
-    fn open(&mut self, request: GroupRequest, row: &PromptRow) {
+    /// With bounds of time.
+    #[must_use]
+    pub fn with_patience(self, patience: Patience) -> Self {
+        Self { patience, ..self }
+    }
+
+    /// Opens an environment for each sample of a request. So many groups of its prompt were dropped before.
+    fn open(&mut self, request: GroupRequest, row: Arc<Map<String, Value>>, beginning: Beginning, dropped: u32) {
         let number = self.next;
         self.next += 1;
         let samples = request.samples.clone();
         self.groups.insert(
             number,
             Begun {
-                row: Arc::new(prompts::environment_row(row)),
-                beginning: row.beginning.clone().unwrap_or_default(),
+                row,
+                beginning,
                 live: samples.len(),
                 unopened: samples.len(),
                 opened: Vec::new(),
+                pace: Pace::of(samples.len()),
+                dropped,
+                held_back: Vec::new(),
                 request,
             },
         );
@@ -114,7 +132,64 @@ impl Conversing {
         for (sample, event) in &events {
             self.hear(*sample, event)?;
         }
+        self.look_at_the_time();
         self.begin_first_turns()
+    }
+
+    /// Conversations that take too long, and why they are to end. Where their group waits for its stragglers, these are
+    /// not among them.
+    fn too_long(&self) -> impl Iterator<Item = (Sample, EpisodeEnd)> {
+        let now = Instant::now();
+        let live = self.live.iter().filter(|_| self.patience.is_bounded());
+        live.filter_map(move |(sample, live)| {
+            let age = live.age(now)?;
+            if self.patience.episode.is_some_and(|most| age >= most) {
+                return Some((*sample, EpisodeEnd::Deadline));
+            }
+            let Begun { pace, dropped, .. } = self.groups.get(&sample.tag)?;
+            let is_straggler = self.patience.bound(pace).is_some_and(|most| age > most);
+            let is_awaited = self.patience.verdict(pace, *dropped) == Verdict::Wait;
+            (is_straggler && !is_awaited).then_some((*sample, EpisodeEnd::Straggler))
+        })
+    }
+
+    /// Ends conversations that take too long, or drops their groups.
+    fn look_at_the_time(&mut self) {
+        let mut too_long: Vec<(Sample, EpisodeEnd)> = self.too_long().collect();
+        too_long.sort_unstable_by_key(|(sample, _)| (sample.tag, sample.index));
+        for (sample, end) in too_long {
+            let Some(Begun { pace, dropped, .. }) = self.groups.get(&sample.tag) else { continue };
+            if end == EpisodeEnd::Deadline {
+                let most = self.patience.episode.unwrap_or_default().as_secs_f64();
+                let reason = format!("the conversation takes longer than {most} s (`episode_timeout`)");
+                self.give_up(sample, end, reason);
+            } else if self.patience.verdict(pace, *dropped) == Verdict::DrawAgain {
+                self.draw_again(sample.tag);
+            } else {
+                let times = self.patience.straggler_after;
+                let reason = format!(
+                    "the conversation takes more than {times} times as long as the first half of its group \
+                     (`straggler_after`)"
+                );
+                self.give_up(sample, end, reason);
+            }
+        }
+    }
+
+    /// Drops a group, and begins another one of its prompt.
+    fn draw_again(&mut self, number: u64) {
+        let Some(Begun { request, row, beginning, dropped, .. }) = self.groups.remove(&number) else { return };
+        let prompt = request.prompt_id.0;
+        tracing::warn!("the conversations of prompt {prompt} are dropped for a straggler, and drawn again");
+        for (sample, live) in self.live.extract_if(|sample, _| sample.tag == number) {
+            if live.at == At::Sampling {
+                self.inner.cancel(sample.tag, Some(sample.index));
+            }
+            self.hosts.close(sample);
+        }
+        let seed = seed_of_next_draw(request.sampling.seed);
+        let sampling = Arc::new(SamplingParams { seed, ..(*request.sampling).clone() });
+        self.open(GroupRequest { sampling, ..request }, row, beginning, dropped + 1);
     }
 
     fn hear(&mut self, sample: Sample, event: &Event) -> Result<(), EngineError> {
@@ -296,9 +371,27 @@ impl Conversing {
     }
 
     fn end(&mut self, sample: Sample, end: EpisodeEnd, rewards: Vec<RewardOutcome>, failure: Option<String>) {
-        let Some((sequence, conversed)) = self.take_out(sample, end, rewards, failure) else { return };
-        self.ended.insert((conversed.tag, conversed.sample), conversed);
-        self.outputs.push(Output::Ended { sequence, state: None });
+        let Some(ended) = self.take_out(sample, end, rewards, failure) else { return };
+        if let Some(group) = self.groups.get_mut(&sample.tag) {
+            group.held_back.push(ended);
+        }
+        self.tell(sample.tag);
+    }
+
+    /// Tells what has ended in a group, unless it may still be dropped. Forgets the group when it is over.
+    fn tell(&mut self, number: u64) {
+        let Some(group) = self.groups.get_mut(&number) else { return };
+        let is_over = group.live == 0;
+        if !is_over && self.patience.verdict(&group.pace, group.dropped) == Verdict::DrawAgain {
+            return;
+        }
+        for (sequence, conversed) in mem::take(&mut group.held_back) {
+            self.ended.insert((conversed.tag, conversed.sample), conversed);
+            self.outputs.push(Output::Ended { sequence, state: None });
+        }
+        if is_over {
+            self.groups.remove(&number);
+        }
     }
 
     /// Gives up what a conversation has, and returns what it has come to.
@@ -312,13 +405,12 @@ impl Conversing {
         let live = self.live.remove(&sample)?;
         self.hosts.close(sample);
         let group = self.groups.get_mut(&sample.tag)?;
-        let tag = group.request.tag;
+        let (tag, is_drawn_again) = (group.request.tag, group.dropped > 0);
         group.live -= 1;
-        if group.live == 0 {
-            self.groups.remove(&sample.tag);
-        }
+        let has_ended_well = !end.is_failure() && end != EpisodeEnd::Aborted;
+        group.pace.ended(live.age(Instant::now()).filter(|_| has_ended_well));
         let conversed = live.end((tag, sample.index), end, (rewards, failure), self.inner.version());
-        Some((sampled(&conversed), conversed))
+        Some((sampled(&conversed), Conversed { is_drawn_again, ..conversed }))
     }
 
     fn count(&self, is_it: impl Fn(At) -> bool) -> usize {
@@ -405,6 +497,12 @@ impl Generate for Conversing {
                 ended.map(|(sequence, _)| FinishedSequence { finish_reason: FinishReason::Aborted, ..sequence }),
             );
         }
+        for number in numbers {
+            let Some(group) = self.groups.get_mut(&number) else { continue };
+            let is_it = |(ended, _): &mut (FinishedSequence, _)| sample.is_none_or(|index| index == ended.sample);
+            cancelled.extend(group.held_back.extract_if(.., is_it).map(|(ended, _)| ended));
+            self.tell(number);
+        }
         cancelled
     }
 
@@ -424,7 +522,8 @@ impl Generate for Conversing {
 
 impl PairGenerator for Conversing {
     fn begin_row(&mut self, request: Request, row: &PromptRow) -> Result<(), EngineError> {
-        self.open(request.group, row);
+        let beginning = row.beginning.clone().unwrap_or_default();
+        self.open(request.group, Arc::new(prompts::environment_row(row)), beginning, 0);
         Ok(())
     }
 
@@ -435,7 +534,7 @@ impl PairGenerator for Conversing {
     fn waits(&self) -> bool {
         let can_begin = self.admits && !self.first_turns.is_empty();
         let is_busy = can_begin || !self.inner.is_idle() || !self.outputs.is_empty() || !self.hosts.events().is_empty();
-        !self.live.is_empty() && !is_busy
+        !self.live.is_empty() && !is_busy && self.too_long().next().is_none()
     }
 
     fn take_conversation(&mut self, sequence: &FinishedSequence) -> Option<Conversed> {

@@ -49,6 +49,8 @@ pub struct Live {
     /// Rewards of its turns together.
     reward: Option<f64>,
     begun: Instant,
+    /// When its first turn was asked for.
+    asked: Option<Instant>,
     since: Instant,
     waited: Duration,
 }
@@ -67,6 +69,7 @@ impl Live {
             recomputed: 0,
             reward: None,
             begun: now,
+            asked: None,
             since: now,
             waited: Duration::ZERO,
         }
@@ -78,7 +81,15 @@ impl Live {
         if self.at.waits() {
             self.waited += now - self.since;
         }
+        if at == At::Sampling {
+            self.asked.get_or_insert(now);
+        }
         (self.at, self.since) = (at, now);
+    }
+
+    /// Its time from its first turn on.
+    pub(super) fn age(&self, now: Instant) -> Option<Duration> {
+        Some(now.saturating_duration_since(self.asked?))
     }
 
     /// Its turn has made so many calls.
@@ -132,7 +143,7 @@ impl Live {
             seconds: self.begun.elapsed().as_secs_f64(),
             ..Exchange::new(&messages, end)
         };
-        Conversed { tag, sample, prompt_ids, episode, exchange }
+        Conversed { tag, sample, prompt_ids, episode, exchange, is_drawn_again: false }
     }
 }
 

@@ -9,11 +9,13 @@
 //! `rollout-environments`, and [`prompts`] makes the prompts of a dataset. [`Rewards`] knows which environment's reward
 //! stands in which column. [`Conversations`] starts all of it for a run.
 //!
-//! Nothing that a policy samples depends on how long anybody waits: a turn depends on all ids before it alone.
+//! Nothing that a policy samples depends on how long anybody waits: a turn depends on all ids before it alone. Only
+//! where [`Patience`] has a bound of time, that decides which conversations are left out and which are drawn again.
 
 mod generator;
 mod hosts;
 mod live;
+mod patience;
 pub mod prompts;
 mod rewards;
 mod setup;
@@ -23,5 +25,6 @@ mod tests;
 pub use generator::Conversing;
 pub use hosts::Hosts;
 pub use live::Live;
+pub use patience::Patience;
 pub use rewards::Rewards;
 pub use setup::Conversations;

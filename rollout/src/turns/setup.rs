@@ -7,7 +7,7 @@ use rollout_environments::{Environments, Sources, StartError};
 use serde_json::Value;
 use shared::{ModelDir, config::TrainConfig};
 
-use super::{Conversing, Rewards, prompts};
+use super::{Conversing, Patience, Rewards, prompts};
 use crate::{
     conversation::{Dialogue, Limits},
     data::{Dataset, DatasetError, Tokenizer},
@@ -34,6 +34,7 @@ pub struct Conversations {
     environments: Environments,
     dialogue: Dialogue,
     rewards: Rewards,
+    patience: Patience,
 }
 
 impl Conversations {
@@ -59,7 +60,7 @@ impl Conversations {
             bail!("no class has a method `get_reward`, and `reward_funcs` is empty: nothing would give a reward");
         }
         let rewards = Rewards::of(config.environment_factory.as_ref());
-        Ok(Some(Self { environments, dialogue, rewards }))
+        Ok(Some(Self { environments, dialogue, rewards, patience: Patience::of(config) }))
     }
 
     /// Adds the tools of each row to the prompts of a dataset.
@@ -77,6 +78,6 @@ impl Conversations {
     #[must_use]
     pub fn around(self, inner: Box<dyn PairGenerator>, max_model_len: usize) -> Box<dyn PairGenerator> {
         let hosts = (Box::new(self.environments) as _, self.rewards);
-        Box::new(Conversing::new(inner, self.dialogue.within(max_model_len), hosts))
+        Box::new(Conversing::new(inner, self.dialogue.within(max_model_len), hosts).with_patience(self.patience))
     }
 }

@@ -1,5 +1,8 @@
 //! Conversations over a scripted generator and scripted environments.
 
+mod logprobs;
+mod patience;
+
 use std::sync::{Arc, LazyLock, Mutex};
 
 use crossbeam::channel::{Receiver, Sender, unbounded};
@@ -167,11 +170,14 @@ fn world(capacity: usize, answer: fn(Sample, &Asked) -> Option<Event>) -> World 
 }
 
 fn world_of(capacity: usize, answer: fn(Sample, &Asked) -> Option<Event>, dialogue: Dialogue) -> World {
+    world_over(Box::new(Scripted::new(capacity, script)), answer, dialogue)
+}
+
+fn world_over(inner: Box<dyn PairGenerator>, answer: fn(Sample, &Asked) -> Option<Event>, dialogue: Dialogue) -> World {
     let (sender, events) = unbounded();
     let log = Log::default();
     let hosts = Answering { log: log.clone(), answer, sender: sender.clone(), events };
     let rewards = Rewards::of(Some(&"e.py:Sums".parse().unwrap()));
-    let inner = Box::new(Scripted::new(capacity, script));
     World { generator: Conversing::new(inner, dialogue, (Box::new(hosts), rewards)), log, sender }
 }
 

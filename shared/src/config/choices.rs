@@ -73,11 +73,26 @@ choices! {
 
     /// Treatment of running sequences when new weights arrive (only with `max_staleness` above 0).
     WeightSwap {
-        /// Running sequences finish on the weights they began with; new ones wait until the swap.
+        /// Running sequences finish on the weights they began with, and conversations all their turns; new ones wait
+        /// until the swap.
         Drain = "drain",
+        /// Running sequences go on under the new weights after their keys and values were computed again. Each token
+        /// carries its version, and its log-prob is that of this version over the whole context.
+        Recompute = "recompute",
         /// Running sequences go on under the new weights with the keys and values they have; each token carries its
         /// version.
         Continue = "continue",
+    }
+
+    /// Treatment of conversations that take much longer than others of their group.
+    Stragglers {
+        /// Nothing: the group waits for them.
+        Wait = "wait",
+        /// The group is dropped, and its prompt drawn again.
+        Drop = "drop",
+        /// They end without a reward, and the rest of the group is trained on. Where fewer than two of it have ended
+        /// well, the group is dropped, and its prompt drawn again.
+        TrainRest = "train_rest",
     }
 
     /// Where reward functions run, with `listen`.

@@ -48,7 +48,7 @@ mod validate;
 pub use best_metric::BestMetric;
 pub use choices::{
     ImportanceSamplingMode, KlController, LoneAdvantage, LrSchedulerType, RewardsOn, StepDeviation, StoreFormat,
-    VersionStorage, WeightSwap,
+    Stragglers, VersionStorage, WeightSwap,
 };
 pub use environments::EnvironmentFactory;
 pub use guard::{GuardAction, GuardRule, GuardSign};

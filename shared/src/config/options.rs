@@ -6,7 +6,7 @@ use super::{
     AdvantageEstimator, Device, EnvironmentFactory, ImportanceSamplingLevel, ImportanceSamplingMode, JsonTable,
     Kernels, KlController, KlEstimator, KvDtype, LoneAdvantage, LossAggregation, LossType, LrSchedulerType,
     MultiObjectiveAggregation, Paths, Precision, RewardFailure, RewardsOn, RolloutDtype, ScaleRewards, StepDeviation,
-    StoreFormat, VersionStorage, WeightSwap, option::options,
+    StoreFormat, Stragglers, VersionStorage, WeightSwap, option::options,
 };
 
 /// Seconds of a year: a clock can add that many to its time, and no timeout needs more.
@@ -190,8 +190,22 @@ options! {
         /// whose environment is late has no reward and is not trained on. More is kinder to slow tools, and a hanging
         /// one holds its group up for longer.
         environment_timeout: f64 = 10.0, above(0.0), at_most(YEAR), because("seconds, at most a year");
+        /// Seconds that a whole conversation may take, its tools included, from the time at which its first turn may
+        /// begin. One that takes longer ends without a reward and is not trained on. Where only long conversations are
+        /// late, the policy learns brevity: `environment/late` counts them. A bound of time makes results depend on the
+        /// speed of the machine.
+        episode_timeout: Option<f64> = None, absent("no bound"), above(0.0), at_most(YEAR),
+            because("seconds, at most a year");
+        /// What becomes of the slowest conversations of a group. One of them holds up its group, and with it the step:
+        /// `wait` keeps all, `train_rest` leaves the slowest out, and `drop` the whole group, so that no conversation
+        /// is missing because it was long. Both make results depend on the speed of the machine and the tools.
+        stragglers: Stragglers = Stragglers::Wait;
+        /// With `stragglers` drop or train_rest: a conversation is a straggler when it takes so many times as long as
+        /// the first half of its group has taken.
+        straggler_after: f64 = 3.0, at_least(1.0), at_most(1e6), because("a multiple of a time");
         /// Conversations whose keys and values are held while their tools work, each with the memory of one more
-        /// sequence. The context of others is computed again, to the same bits. With the packed kernels.
+        /// sequence. Beyond that those that have waited longest are dropped: their context is computed again, to the
+        /// same bits. With the packed kernels.
         max_kept_states: Option<usize> = None, absent("as many as `max_num_seqs`"), keeps_results;
     }
 
@@ -458,7 +472,9 @@ options! {
         version_storage: VersionStorage = VersionStorage::Auto, keeps_results;
         /// What happens to running sequences when new weights arrive and `max_staleness` is above 0: `drain` keeps
         /// every completion to one version and leaves places empty meanwhile, `continue` keeps them filled and mixes
-        /// versions.
+        /// versions, and `recompute` does so with one more prefill of each running sequence, after which no token
+        /// depends on keys and values of older weights. The context of a conversation that waits for its tools is
+        /// computed again in any case. The age of a group is that of its oldest token.
         weight_swap: WeightSwap = WeightSwap::Drain;
         /// Check every version before it is sampled from: the hashes and norms of its tensors, and the log-probs of a
         /// few tokens, must be the learner's (docs/runs.md has what is checked). Costs less than one per cent of a

@@ -74,7 +74,7 @@ pub fn weighted_sum(
     scored.reduce(|sum, next| sum + next)
 }
 
-/// How a completion survived the last death of the sampler.
+/// Whether a completion was made before, and how it survived the last death of the sampler.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Provenance {
     /// It was unknown before.
@@ -84,6 +84,8 @@ pub enum Provenance {
     CarriedOver,
     /// It was begun, or was finished and has become too old, and was made again.
     MadeAgain,
+    /// No process died, but its group was dropped for its stragglers, and its prompt drawn again.
+    DrawnAgain,
 }
 
 /// One continuation of a prompt.
@@ -110,7 +112,7 @@ impl Completion {
         self.finish_reason() != FinishReason::Aborted && !self.token_ids().is_empty() && !self.environment_failed()
     }
 
-    /// Whether its environment failed or was late.
+    /// Whether its environment failed, or it took too long.
     #[must_use]
     pub fn environment_failed(&self) -> bool {
         self.exchange.as_ref().is_some_and(|exchange| exchange.end.is_failure())

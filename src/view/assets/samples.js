@@ -11,7 +11,7 @@ const Samples = (() => {
     ['best', 'best of each group', (one) => one.best],
     ['worst', 'worst of each group', (one) => one.worst],
     ['truncated', 'truncated', (one) => one.row.finish_reason === 'length'],
-    ['failed', 'reward failed', (one) => ['reward_failed', 'environment_failed'].includes(one.row.state) || Object.keys(one.row.reward_errors ?? {}).length > 0],
+    ['failed', 'reward failed', (one) => ['reward_failed', 'environment_failed', 'straggler'].includes(one.row.state) || Object.keys(one.row.reward_errors ?? {}).length > 0],
     ['abstained', 'no reward applied', (one) => one.row.state === 'abstained'],
     ['left_out', 'left out of the loss', (one) => LEFT_OUT.includes(one.row.state)],
     ['stale', 'stale', (one) => one.row.state === 'stale'],

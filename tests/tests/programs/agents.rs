@@ -43,6 +43,24 @@ def add(a: int, b: int) -> int:
     raise ValueError("no sums today")
 "#;
 
+/// The first call in a process takes long.
+const SLOW: &str = r#"
+import itertools, time
+
+CALLS = itertools.count()
+
+
+def add(a: int, b: int) -> int:
+    """Adds.
+
+    Args:
+        a: One.
+        b: Two.
+    """
+    time.sleep(8 if next(CALLS) == 0 else 0)
+    return a + b
+"#;
+
 /// An environment with the same tool.
 const ENVIRONMENT: &str = r#"
 class Sums:
@@ -260,7 +278,7 @@ fn a_run_with_a_python_tool_trains_on_sampled_tokens_alone() {
 #[test]
 fn conversations_go_on_while_the_learner_trains() {
     let bench = Bench::new();
-    for swap in ["drain", "continue"] {
+    for swap in ["drain", "recompute", "continue"] {
         let more = format!("tools = [\"my_tools.py:add\"]\nmax_steps = 4\nmax_staleness = 1\nweight_swap = {swap:?}\n");
         let mut command = bench.command("model", swap, &more);
         command.args(["--learning_rate", "1e-20"]);
@@ -347,6 +365,36 @@ fn an_environment_that_fails_gives_no_reward_and_the_run_says_why() {
     assert!(rows.iter().all(|row| row["state"] == "environment_failed" && row["reward"].is_null()), "{rows:?}");
     assert!(rows.iter().all(|row| row["failure"].as_str().is_some_and(|why| why.contains("the judge is out"))));
     assert_eq!(number(&bench.metrics("on")[0], "environment/failed"), 8.0);
+}
+
+#[test]
+fn slow_conversations_are_left_out_or_drawn_again_as_the_options_say() {
+    let bench = Bench::new();
+    bench.write("my_tools.py", SLOW);
+    let of = |run: &str, more: &str| {
+        let more = format!("tools = [\"my_tools.py:add\"]\nmax_steps = 1\n{more}");
+        let finished = bench.train("model", run, &more);
+        assert!(matches!(finished.status.code(), Some(0 | 4)), "{}", finished.stderr);
+        let count = |key: &str| number(&bench.metrics(run)[0], key);
+        let counts = ["environment/late", "environment/stragglers", "environment/drawn_again"].map(count);
+        let rows = bench.completions(run, 1);
+        assert!(rows.iter().all(|row| row["reward"].is_null() == (row["state"] != "trained")), "{rows:?}");
+        let ledger = fs::read_to_string(bench.path(run).join("ledger.jsonl")).unwrap();
+        (counts, rows.iter().filter_map(|row| row["failure"].as_str()).map(str::to_owned).collect::<Vec<_>>(), ledger)
+    };
+    let (counts, failures, ledger) = of("left_out", "stragglers = \"train_rest\"\nstraggler_after = 4.0\n");
+    assert!(counts[1] >= 1.0 && counts[0] == 0.0 && counts[2] == 0.0, "{counts:?}");
+    assert!(
+        failures.iter().all(|why| why.contains("`straggler_after`")) && ledger.contains("\"straggler\""),
+        "{ledger}"
+    );
+    let (counts, failures, ledger) = of("drawn_again", "stragglers = \"drop\"\nstraggler_after = 4.0\n");
+    assert!(counts[2] >= 1.0 && counts[..2] == [0.0; 2] && failures.is_empty(), "{counts:?} {failures:?}");
+    assert!(ledger.contains("\"drawn_again\""), "{ledger}");
+    let (counts, failures, ledger) = of("late", "episode_timeout = 3.0\n");
+    assert!(counts[0] >= 1.0 && counts[1..] == [0.0; 2], "{counts:?}");
+    let is_told = failures.iter().all(|why| why.contains("`episode_timeout`"));
+    assert!(is_told && ledger.contains("\"environment_failed\""), "{failures:?} {ledger}");
 }
 
 #[test]

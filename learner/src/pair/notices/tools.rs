@@ -53,14 +53,18 @@ impl Detector for Tools {
     fn look(&mut self, seen: &Seen<'_>) -> Vec<Notice> {
         let lost = |metric| seen.record.get(metric).unwrap_or(0.0);
         let (failed, late) = (lost(metrics::ENVIRONMENT_FAILED), lost(metrics::ENVIRONMENT_LATE));
+        let stragglers = lost(metrics::ENVIRONMENT_STRAGGLERS);
         let all = f64::from(seen.config.completions_per_step());
-        let lost = (failed + late > LOST_SHARE * all).then(|| {
+        let lost = (failed + late + stragglers > LOST_SHARE * all).then(|| {
             Notice::new(
                 NoticeKind::EnvironmentLost,
                 seen.step(),
-                format!("of {all} conversations {failed} lost their environment to a failure and {late} to time"),
+                format!(
+                    "of {all} conversations {failed} lost their environment to a failure, {late} were late and \
+                     {stragglers} were stragglers"
+                ),
                 "logs/rollout.log has the reasons; correct the environment, or give it more time with \
-                 `environment_timeout`",
+                 `environment_timeout`, `episode_timeout` or `straggler_after`",
             )
         });
         [self.uncalled(seen), self.failing(seen), lost].into_iter().flatten().collect()
@@ -95,11 +99,15 @@ mod tests {
 
     #[test]
     fn lost_environments_are_told_of_where_they_are_more_than_a_tenth() {
-        let lost = |failed, late| {
+        let lost = |[failed, late, stragglers]: [u64; 3]| {
             after(1, move |record| {
                 record.count(metrics::ENVIRONMENT_FAILED, failed).count(metrics::ENVIRONMENT_LATE, late);
+                record.count(metrics::ENVIRONMENT_STRAGGLERS, stragglers);
             })
         };
-        assert_eq!((lost(1, 0), lost(1, 1)), (vec![], vec![NoticeKind::EnvironmentLost]));
+        assert_eq!(lost([1, 0, 0]), []);
+        for many in [[1, 1, 0], [1, 0, 1], [0, 1, 1]] {
+            assert_eq!(lost(many), [NoticeKind::EnvironmentLost], "{many:?}");
+        }
     }
 }

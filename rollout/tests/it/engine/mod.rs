@@ -9,6 +9,7 @@ mod gate;
 mod loaded_adapters;
 mod reference;
 mod rounded;
+mod schedules;
 mod states;
 mod support;
 mod swaps;

@@ -138,12 +138,14 @@ proptest! {
         batched in 8_usize..80,
         drafts in 0_usize..4,
         kept_states in 0_usize..5,
+        recompute in any::<bool>(),
         events in prop::collection::vec(event(), 1..40),
     ) {
         let own = EngineOptions {
             max_num_batched_tokens: batched,
             speculative_tokens: drafts,
             kept_states,
+            recompute,
             hot_swap: true,
             ..options(slots, 1)
         };

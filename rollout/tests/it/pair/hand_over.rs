@@ -70,7 +70,7 @@ fn a_restarted_learner_gets_the_kept_groups_again() {
 
 #[test]
 fn groups_ahead_of_the_learner_stay_within_the_staleness_bound() {
-    for weight_swap in [WeightSwap::Drain, WeightSwap::Continue] {
+    for weight_swap in [WeightSwap::Drain, WeightSwap::Recompute, WeightSwap::Continue] {
         let run = Run::new(|config| {
             config.max_staleness = 2;
             config.weight_swap = weight_swap;

@@ -482,7 +482,12 @@ fn completion() -> impl Strategy<Value = Completion> {
         episode(),
         any::<String>(),
         prop::collection::vec(outcome(), 0..4),
-        prop_oneof![Just(Provenance::New), Just(Provenance::CarriedOver), Just(Provenance::MadeAgain)],
+        prop_oneof![
+            Just(Provenance::New),
+            Just(Provenance::CarriedOver),
+            Just(Provenance::MadeAgain),
+            Just(Provenance::DrawnAgain)
+        ],
         prop::option::of(exchange()),
     )
         .prop_map(|(sample, episode, text, rewards, provenance, exchange)| Completion {

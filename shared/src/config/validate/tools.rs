@@ -36,7 +36,14 @@ impl TrainConfig {
 
     /// Options of conversations that are set in a run without any.
     pub(super) fn unused_by_tools(&self) -> Vec<&'static str> {
-        let keys = ["max_tool_calling_iterations", "environment_timeout", "max_kept_states"];
+        let keys = [
+            "max_tool_calling_iterations",
+            "environment_timeout",
+            "max_kept_states",
+            "episode_timeout",
+            "stragglers",
+            "straggler_after",
+        ];
         keys.into_iter().filter(|key| !self.has_tools() && self.is_set(key)).collect()
     }
 }

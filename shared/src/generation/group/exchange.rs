@@ -19,20 +19,23 @@ choices! {
         TurnLimit = "turn_limit",
         /// A reply had no room within `max_completion_length` or the model's length, and was taken back.
         ReplyTooLong = "reply_too_long",
-        /// The environment did not answer within `environment_timeout`.
+        /// The environment did not answer within `environment_timeout`, or the episode took longer than
+        /// `episode_timeout`.
         Deadline = "deadline",
         /// The environment failed.
         EnvironmentFailed = "environment_failed",
         /// The sampler gave the episode up.
         Aborted = "aborted",
+        /// It took much longer than others of its group (`straggler_after`).
+        Straggler = "straggler",
     }
 }
 
 impl EpisodeEnd {
-    /// Whether the environment is to blame. Such an episode has no reward, and is not trained on.
+    /// Whether the environment or time is to blame. Such an episode has no reward, and is not trained on.
     #[must_use]
     pub fn is_failure(self) -> bool {
-        matches!(self, Self::Deadline | Self::EnvironmentFailed)
+        matches!(self, Self::Deadline | Self::EnvironmentFailed | Self::Straggler)
     }
 }
 
@@ -130,9 +133,9 @@ mod tests {
     }
 
     #[test]
-    fn only_an_environment_that_failed_or_was_late_takes_the_reward() {
+    fn only_failure_and_time_take_the_reward() {
         let failures = EpisodeEnd::ALL.iter().filter(|end| end.is_failure()).copied().collect::<Vec<_>>();
-        assert_eq!(failures, [EpisodeEnd::Deadline, EpisodeEnd::EnvironmentFailed]);
+        assert_eq!(failures, [EpisodeEnd::Deadline, EpisodeEnd::EnvironmentFailed, EpisodeEnd::Straggler]);
         let late = Exchange { failure: Some("late".into()), ..Exchange::new(&[], EpisodeEnd::Deadline) };
         assert_eq!(late.reason(), Some("late"));
     }

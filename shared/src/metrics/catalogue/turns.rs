@@ -48,11 +48,25 @@ section! {
     metric ENVIRONMENT_FAILED = "environment/failed" { unit: Count, source: "Tandem",
         when: "`tools` or `environment_factory`" }
 
-    /// Conversations whose environment did not answer within `environment_timeout`. They have no reward and are not
-    /// trained on.
+    /// Conversations whose environment did not answer within `environment_timeout`, or that took longer than
+    /// `episode_timeout`. They have no reward and are not trained on.
     ///
-    /// 0. If only long conversations are late, the policy learns brevity: raise `environment_timeout`.
+    /// 0. If only long conversations are late, the policy learns brevity: raise these bounds.
     metric ENVIRONMENT_LATE = "environment/late" { unit: Count, source: "Tandem",
+        when: "`tools` or `environment_factory`" }
+
+    /// Conversations that took much longer than others of their group (`straggler_after`), and were left out. They have
+    /// no reward and are not trained on.
+    ///
+    /// 0, or few. If only long conversations are stragglers, the policy learns brevity: raise `straggler_after`, or use
+    /// `stragglers` drop.
+    metric ENVIRONMENT_STRAGGLERS = "environment/stragglers" { unit: Count, source: "Tandem",
+        when: "`tools` or `environment_factory`" }
+
+    /// Groups that were dropped for their stragglers, and whose prompts were drawn again.
+    ///
+    /// 0, or few: what was sampled for them is lost.
+    metric ENVIRONMENT_DRAWN_AGAIN = "environment/drawn_again" { unit: Count, source: "Tandem",
         when: "`tools` or `environment_factory`" }
 
     /// Share of the time of conversations in which they waited for their environments.
@@ -63,7 +77,7 @@ section! {
         when: "`tools` or `environment_factory`" }
 
     /// Conversations by why they ended: stop, length, turn_limit, reply_too_long, deadline, environment_failed,
-    /// aborted.
+    /// aborted, straggler.
     ///
     /// Mostly stop. With many of turn_limit, reply_too_long or length, the limit of that name is too low for the task.
     family EPISODE_ENDED = "episode/ended/{reason}" { unit: Count, source: "Tandem",

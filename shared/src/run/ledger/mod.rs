@@ -40,8 +40,10 @@ choices! {
         /// A reward function failed on it (`reward_failure` exclude), or the functions that did not fail had no score
         /// for it.
         RewardFailed = "reward_failed",
-        /// Its environment failed or did not answer in time, so it has no reward.
+        /// Its environment failed, or it took too long, so it has no reward.
         EnvironmentFailed = "environment_failed",
+        /// It took much longer than others of its group, and was left out (`stragglers` train_rest).
+        Straggler = "straggler",
         /// Every reward function abstained (TRL's None): it has no reward, and its advantage is 0.
         Abstained = "abstained",
         /// Its group was sampled from weights that were older than `max_staleness` allows.
@@ -118,6 +120,8 @@ pub enum LedgerEvent {
     /// Completions of a group of the step had been begun when that checkpoint was written, and were made again, under
     /// the same ids.
     MadeAgain(Completions),
+    /// Completions of a group of the step were drawn again: the first ones were dropped for their stragglers.
+    DrawnAgain(Completions),
 }
 
 /// A line of `ledger.jsonl`.
@@ -226,6 +230,7 @@ mod tests {
         let lines = [
             LedgerLine::Event { step: 5, event: LedgerEvent::CarriedOver(completions(Some(1))) },
             LedgerLine::Event { step: 5, event: LedgerEvent::MadeAgain(completions(None)) },
+            LedgerLine::Event { step: 5, event: LedgerEvent::DrawnAgain(completions(Some(2))) },
             LedgerLine::Group(LedgerGroup { group: None, filler: true, ..group(4, 10) }),
             LedgerLine::Event { step: 4, event: LedgerEvent::RolledBack { from: 3 } },
             LedgerLine::Event { step: 4, event: LedgerEvent::Resumed },

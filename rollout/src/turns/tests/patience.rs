@@ -1,0 +1,118 @@
+//! Conversations that take too long.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use shared::config::Stragglers;
+
+use super::{super::Patience, *};
+
+fn bounded(world: World, patience: Patience) -> World {
+    World { generator: world.generator.with_patience(patience), ..world }
+}
+
+fn stragglers(stragglers: Stragglers) -> Patience {
+    Patience { stragglers, straggler_after: 20.0, ..Patience::default() }
+}
+
+impl World {
+    /// What ends until nothing but waiting is left, and no time is up.
+    fn run_out(&mut self, ends: usize) -> Vec<Conversed> {
+        let (begun, mut ended) = (Instant::now(), Vec::new());
+        while ended.len() < ends {
+            assert!(begun.elapsed() < Duration::from_secs(20), "{} of {ends} end", ended.len());
+            if self.generator.waits() {
+                thread::sleep(Duration::from_millis(1));
+            } else {
+                ended.extend(self.run(1).into_iter().map(|(_, conversed)| conversed));
+            }
+        }
+        ended.sort_by_key(|conversed| (conversed.tag, conversed.sample));
+        ended
+    }
+}
+
+fn ends(conversed: &[Conversed]) -> Vec<EpisodeEnd> {
+    conversed.iter().map(|conversed| conversed.exchange.end).collect()
+}
+
+/// The tool of sample 0 never answers.
+fn hanging(sample: Sample, asked: &Asked) -> Option<Event> {
+    if sample.index == 0 && matches!(asked, Asked::Step(_)) { None } else { adding(sample, asked) }
+}
+
+/// It answers when the prompt is drawn for the second time.
+fn hanging_once(sample: Sample, asked: &Asked) -> Option<Event> {
+    if sample.tag == 0 { hanging(sample, asked) } else { adding(sample, asked) }
+}
+
+use EpisodeEnd::{Deadline, Stop, Straggler};
+
+#[test]
+fn a_conversation_that_takes_too_long_ends_without_a_reward() {
+    let episode = Some(Duration::from_millis(300));
+    let mut world = bounded(world(8, hanging), Patience { episode, ..Patience::default() });
+    world.generator.begin_row(request(4, 3).into(), &row()).unwrap();
+    assert_eq!(ends(&world.run_out(2)), [Stop, Stop]);
+    assert!(world.generator.waits(), "its time is not up");
+    let late = world.run_out(1);
+    assert_eq!(ends(&late), [Deadline]);
+    let exchange = &late[0].exchange;
+    assert_eq!(exchange.reason(), Some("the conversation takes longer than 0.3 s (`episode_timeout`)"));
+    assert!(exchange.seconds >= 0.3 && exchange.rewards == [RewardOutcome::NotApplicable]);
+    assert_eq!(late[0].episode.sampled_spans().count(), 1, "what was sampled before is known");
+    assert!(world.generator.is_idle() && world.asked(|asked| *asked == Asked::Close) == 3);
+}
+
+#[test]
+fn the_rest_of_a_group_is_trained_on_without_its_straggler() {
+    let mut world = bounded(world(8, hanging), stragglers(Stragglers::TrainRest));
+    world.generator.begin_row(request(4, 4).into(), &row()).unwrap();
+    let ended = world.run_out(4);
+    assert_eq!(ends(&ended), [Straggler, Stop, Stop, Stop]);
+    assert!(ended[0].exchange.reason().unwrap().contains("20 times as long as the first half"));
+    assert_eq!(ended[0].exchange.rewards, [RewardOutcome::NotApplicable]);
+    assert!(ended.iter().all(|conversed| !conversed.is_drawn_again));
+    assert!(world.generator.is_idle());
+}
+
+#[test]
+fn a_group_with_a_straggler_is_dropped_and_its_prompt_drawn_again() {
+    // Of two samples, one is too few to train on.
+    for (policy, samples) in [(Stragglers::Drop, 4), (Stragglers::TrainRest, 2)] {
+        let mut world = bounded(world(8, hanging_once), stragglers(policy));
+        world.generator.begin_row(request(4, samples).into(), &row()).unwrap();
+        let ended = world.run_out(samples as usize);
+        assert_eq!(ends(&ended), vec![Stop; samples as usize], "{policy}: those of the first draw are not told");
+        assert!(ended.iter().all(|conversed| conversed.is_drawn_again && conversed.tag == 4));
+        assert!(world.generator.is_idle() && world.run(5).is_empty());
+        assert_eq!(world.asked(|asked| matches!(asked, Asked::Open(_))), 2 * samples as usize);
+        assert_eq!(world.asked(|asked| *asked == Asked::Close), 2 * samples as usize, "each is given back once");
+    }
+}
+
+#[test]
+fn a_prompt_is_drawn_three_times_and_then_waited_for() {
+    let mut world = bounded(world(8, hanging), stragglers(Stragglers::Drop));
+    world.generator.begin_row(request(4, 3).into(), &row()).unwrap();
+    let ended = world.run_out(2);
+    assert_eq!(ended.iter().map(|conversed| conversed.sample).collect::<Vec<_>>(), [1, 2]);
+    assert!(world.generator.waits(), "nothing bounds the last one");
+    assert_eq!(world.asked(|asked| matches!(asked, Asked::Open(_))), 9);
+    assert_eq!(world.generator.cancel(4, None).len(), 1);
+    assert!(world.generator.is_idle());
+}
+
+#[test]
+fn what_is_held_back_is_cancelled_with_its_group() {
+    let mut world = bounded(world(8, hanging), Patience { straggler_after: 1e9, ..stragglers(Stragglers::Drop) });
+    world.generator.begin_row(request(4, 3).into(), &row()).unwrap();
+    assert!(world.run(400).is_empty(), "the group may still be dropped");
+    let cancelled = world.generator.cancel(4, None);
+    let reasons: Vec<FinishReason> = cancelled.iter().map(|sequence| sequence.finish_reason).collect();
+    assert_eq!(reasons, [FinishReason::Aborted, FinishReason::Stop, FinishReason::Stop]);
+    assert!(world.generator.is_idle() && world.run(3).is_empty());
+    assert_eq!(world.asked(|asked| *asked == Asked::Close), 3);
+}
