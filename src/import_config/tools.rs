@@ -1,7 +1,10 @@
 //! Tools and environments, which TRL's trainer takes as functions and classes, and a run by the places of their files.
 
 use serde_json::{Map, Value};
-use shared::config::{environments::BUILT_IN, rewards::PythonFunction};
+use shared::config::{
+    environments::{BUILT_IN, COMMAND},
+    rewards::PythonFunction,
+};
 
 use super::{
     prompts,
@@ -44,8 +47,8 @@ fn table(classes: &Map<String, Value>) -> Result<Value, Reason> {
 /// An entry that says where its function or class is.
 fn placed(entry: &Value, place: &str) -> Result<Value, Reason> {
     let Value::String(entry) = entry else { return Err(format!("{entry} is no name of a function or class").into()) };
-    let is_placed =
-        entry.starts_with(BUILT_IN) || PythonFunction::parse(entry).is_some_and(|python| python.function.is_some());
+    let is_placed = [BUILT_IN, COMMAND].iter().any(|mark| entry.starts_with(mark))
+        || PythonFunction::parse(entry).is_some_and(|python| python.function.is_some());
     if is_placed {
         return Ok(entry.clone().into());
     }

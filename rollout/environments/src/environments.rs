@@ -16,14 +16,16 @@ use tokio::{
 use crate::{
     Failure, RowError, StartError,
     environment::{Environment, Opening, Sample, Step, Turn},
-    plan::{Entries, Plan},
-    python::{Greeting, Hosts, InPython},
+    plan::{Entries, Plan, Said},
+    process::{FirstLine, Hosts, Invocation, Queued},
     sources::Sources,
 };
 
 /// What has become of a request.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
+    /// The environment waits for a place, for as long as it takes. [`Event::Opened`] still comes.
+    Queued,
     /// The conversation can begin.
     Opened(Opening),
     /// The calls of a turn have run.
@@ -37,11 +39,13 @@ pub enum Event {
 /// All environments of a run, many at once, on a thread of their own and in processes. No method waits.
 ///
 /// A conversation is opened, stepped through turn by turn, perhaps scored, and closed. Each of these but the last leads
-/// to one [`Event`], and the next is asked for after that event. A conversation may be closed at any time. An event
-/// that was under way may come after that, so a sample that is opened once more should have another tag.
+/// to one [`Event`], and the next is asked for after that event; [`Event::Queued`] may come before [`Event::Opened`]. A
+/// conversation may be closed at any time. An event that was under way may come after that, so a sample that is opened
+/// once more should have another tag.
 pub struct Environments {
     plan: Plan,
-    hosts: Option<Arc<Hosts>>,
+    /// The processes: those with Python, and those of each program.
+    pub(crate) hosts: Vec<Arc<Hosts>>,
     conversations: Mutex<HashMap<Sample, Conversation>>,
     sender: Sender<(Sample, Event)>,
     events: Receiver<(Sample, Event)>,
@@ -62,22 +66,15 @@ enum Order {
 }
 
 impl Environments {
-    /// Starts the processes with the functions and classes of the options, and waits until these have been imported.
+    /// Starts the processes of the options, and waits until each has said what it has.
     ///
     /// # Errors
     /// What cannot be used, with file and line where there are any.
     pub fn start(sources: &Sources) -> Result<Self, StartError> {
         let entries = Entries::read(sources)?;
         let room = Room::open()?;
-        let (tools, classes): (Vec<_>, Vec<_>) = (entries.python_tools().collect(), entries.python_classes().collect());
-        let started = if tools.is_empty() && classes.is_empty() {
-            None
-        } else {
-            let python = InPython { tools, classes };
-            Some(Hosts::start(&python, &sources.host, sources.timeout, room.handle.clone())?)
-        };
-        let (hosts, greeting) = started.map_or((None, Greeting::default()), |(hosts, said)| (Some(hosts), said));
-        let plan = Plan::of(&entries, &greeting)?;
+        let (hosts, said) = started(&entries, sources, &room.handle)?;
+        let plan = Plan::of(&entries, &said)?;
         let (sender, events) = unbounded();
         Ok(Self { plan, hosts, conversations: Mutex::default(), sender, events, room })
     }
@@ -103,7 +100,11 @@ impl Environments {
             Ok(kind) => kind,
             Err(error) => return self.tell(sample, Event::Failed(error.into())),
         };
-        let environment = kind.environment(self.hosts.as_ref(), sample);
+        let queued = || -> Queued {
+            let sender = self.sender.clone();
+            Box::new(move || drop(sender.send((sample, Event::Queued))))
+        };
+        let environment = kind.environment(&self.hosts, sample, queued);
         let columns = kind.columns(&row).into_owned();
         let (orders, taken) = mpsc::unbounded_channel();
         let (open, closed) = oneshot::channel();
@@ -152,9 +153,31 @@ impl Environments {
 impl Drop for Environments {
     fn drop(&mut self) {
         self.conversations().clear();
-        self.hosts = None;
+        self.hosts.clear();
         self.room.close();
     }
+}
+
+/// Starts all processes, and waits for the first line of each kind.
+fn started(entries: &Entries, sources: &Sources, runtime: &Handle) -> Result<(Vec<Arc<Hosts>>, Vec<Said>), StartError> {
+    let Sources { host, timeout, .. } = sources;
+    let fail = |reason: String| StartError::Process { reason, words: Vec::new() };
+    let start = |invocation: Result<Invocation, String>| -> Result<(Arc<Hosts>, FirstLine), StartError> {
+        Hosts::start(invocation.map_err(fail)?, host.processes.max(1), runtime.clone())
+    };
+    let mut begun = Vec::new();
+    if let Some(python) = entries.in_python() {
+        begun.push((None, start(python.invocation(host, *timeout))?));
+    }
+    for program in entries.programs() {
+        begun.push((Some(program.entry.clone()), start(program.invocation(host, *timeout))?));
+    }
+    let (mut all, mut said) = (Vec::new(), Vec::new());
+    for (program, (hosts, first_line)) in begun {
+        said.push(Said { program, greeting: hosts.greeted(&first_line)? });
+        all.push(hosts);
+    }
+    Ok((all, said))
 }
 
 /// Sends events of a conversation. An environment that panics has failed.

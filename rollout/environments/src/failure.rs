@@ -15,14 +15,15 @@ pub enum Failure {
     },
     /// Its process answers nothing at all.
     #[error(
-        "{environment}: its process has answered nothing for {seconds} s (`environment_timeout`) and was ended; an \
-         `async` function that waits without `await` holds up all others"
+        "{environment}: its process has answered nothing for {seconds} s (`environment_timeout`) and was ended; {hint}"
     )]
     Stuck {
         /// The entry of the options that names the environment.
         environment: String,
         /// How long it was waited for.
         seconds: f64,
+        /// What may have been the reason.
+        hint: &'static str,
     },
     /// Its process ended.
     #[error("{environment}: the process ended{end}")]
@@ -141,12 +142,12 @@ pub enum StartError {
         /// The name.
         tool: String,
     },
-    /// Python, or the user's code, says no.
+    /// Python, a program, or the user's code says no.
     #[error("{reason}")]
-    Python {
+    Process {
         /// What is wrong, with file and line where there are any.
         reason: String,
-        /// The traceback, or the last words of the interpreter.
+        /// The traceback, or the last words of the process.
         words: Vec<String>,
     },
     /// The system gives no thread.
@@ -159,7 +160,7 @@ impl StartError {
     #[must_use]
     pub fn words(&self) -> &[String] {
         match self {
-            Self::Python { words, .. } => words,
+            Self::Process { words, .. } => words,
             _ => &[],
         }
     }

@@ -6,7 +6,9 @@
 //! | room | subject |
 //! |---|---|
 //! | `builtin` | tools and environments in Rust: a calculator, a maze of text |
-//! | `python` | tools and classes in Python as TRL takes them, in contained processes of the user's interpreter |
+//! | `process` | environments in contained processes, which are asked by lines |
+//! | `python` | such a process of the user's interpreter, with tools and classes as TRL takes them |
+//! | `program` | such a process of any program |
 //! | `joined` | the tools and the environment of a row as one environment |
 //! | `plan` | entries of the options to the tools of every row |
 //! | `reply` | replies in TRL's words |
@@ -24,6 +26,8 @@ mod environments;
 mod failure;
 mod joined;
 mod plan;
+mod process;
+mod program;
 mod python;
 mod reply;
 mod sources;

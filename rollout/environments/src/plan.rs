@@ -5,7 +5,7 @@ use std::{borrow::Cow, collections::HashMap, sync::Arc};
 use serde_json::{Map, Value};
 use shared::config::{
     EnvironmentFactory,
-    environments::{BUILT_IN, ENVIRONMENT_COLUMN},
+    environments::{BUILT_IN, COMMAND, ENVIRONMENT_COLUMN},
     rewards::PythonFunction,
 };
 
@@ -14,7 +14,9 @@ use crate::{
     builtin::{self, Class, Tool, Tools},
     environment::{Environment, Sample},
     joined::Joined,
-    python::{Greeting, Hosts, Named, PythonEnvironment},
+    process::{self, Greeting, Hosted, Hosts, Queued},
+    program::Program,
+    python::{InPython, Named},
     sources::Sources,
 };
 
@@ -25,6 +27,7 @@ const FACTORY: &str = "environment_factory";
 enum Entry<T: 'static> {
     BuiltIn(&'static T),
     Python(Named),
+    Program(Program),
 }
 
 impl<T: 'static> Entry<T> {
@@ -37,21 +40,28 @@ impl<T: 'static> Entry<T> {
         if let Some(name) = entry.strip_prefix(BUILT_IN) {
             return known(name).map(Self::BuiltIn).map_err(fail);
         }
+        if let Some(program) = Program::parse(entry) {
+            return program.map(Self::Program).map_err(fail);
+        }
         let (place, name) = match PythonFunction::parse(entry) {
             Some(PythonFunction { place, function: Some(name) }) => (place, name),
             _ => {
                 let instead = known("").err().unwrap_or_default();
-                return Err(fail(format!("write `file.py:name` or `module.name`; {instead} (`{BUILT_IN}…`)")));
+                return Err(fail(format!(
+                    "write `file.py:name` or `module.name`, or `{COMMAND}…` with a command line; {instead} \
+                     (`{BUILT_IN}…`)"
+                )));
             }
         };
         Ok(Self::Python(Named { entry: entry.to_owned(), place, name }))
     }
 
     fn python(&self) -> Option<&Named> {
-        match self {
-            Self::BuiltIn(_) => None,
-            Self::Python(named) => Some(named),
-        }
+        if let Self::Python(named) = self { Some(named) } else { None }
+    }
+
+    fn program(&self) -> Option<&Program> {
+        if let Self::Program(program) = self { Some(program) } else { None }
     }
 }
 
@@ -80,15 +90,38 @@ impl Entries {
         Ok(Self { tools, classes })
     }
 
-    /// The functions in Python.
-    pub fn python_tools(&self) -> impl Iterator<Item = &Named> {
-        self.tools.iter().filter_map(|(_, entry)| entry.python())
+    /// The functions and classes in Python; none where there is nothing in Python.
+    pub fn in_python(&self) -> Option<InPython<'_>> {
+        let tools: Vec<_> = self.tools.iter().filter_map(|(_, entry)| entry.python()).collect();
+        let classes: Vec<_> =
+            self.classes.iter().filter_map(|(key, _, entry)| Some((key.as_deref(), entry.python()?))).collect();
+        (!tools.is_empty() || !classes.is_empty()).then_some(InPython { tools, classes })
     }
 
-    /// The classes in Python, each with the name that chooses it.
-    pub fn python_classes(&self) -> impl Iterator<Item = (Option<&str>, &Named)> {
-        self.classes.iter().filter_map(|(key, _, entry)| Some((key.as_deref(), entry.python()?)))
+    /// The entries of the tools.
+    fn names(&self) -> String {
+        self.tools.iter().map(|(entry, _)| entry.as_str()).collect::<Vec<_>>().join(", ")
     }
+
+    /// The programs, each once.
+    pub fn programs(&self) -> Vec<&Program> {
+        let of_tools = self.tools.iter().filter_map(|(_, entry)| entry.program());
+        let mut programs: Vec<&Program> = Vec::new();
+        for program in of_tools.chain(self.classes.iter().filter_map(|(_, _, entry)| entry.program())) {
+            if !programs.contains(&program) {
+                programs.push(program);
+            }
+        }
+        programs
+    }
+}
+
+/// What processes have said at their start.
+pub struct Said {
+    /// The entry of a program; none for those with Python.
+    pub program: Option<String>,
+    /// Their first line.
+    pub greeting: Greeting,
 }
 
 /// All environments of a run.
@@ -100,8 +133,6 @@ pub struct Plan {
 pub struct Kind {
     /// What the column says for it; none where rows do not choose.
     key: Option<String>,
-    /// Its entry, or those of the tools, for messages.
-    entry: String,
     /// Whether its class gives a reward at the end.
     gives_reward: bool,
     schemas: Vec<Value>,
@@ -110,25 +141,24 @@ pub struct Kind {
 }
 
 /// What answers some of the tools.
-#[derive(Clone)]
 enum Part {
     Tools(Vec<&'static Tool>),
     BuiltIn(&'static Class),
-    Python,
+    /// Processes, by their place among all of the run.
+    Hosted(usize, process::Role),
 }
 
 impl Plan {
-    /// Works the entries out. `greeting` is what the process with those in Python says, if there are any.
+    /// Works the entries out. `said` is what the processes of a run have said, in their order.
     ///
     /// # Errors
-    /// Two tools of a row with the same name.
-    pub fn of(entries: &Entries, greeting: &Greeting) -> Result<Self, StartError> {
+    /// Two tools of a row with the same name, and a program that gives rewards among the tools.
+    pub fn of(entries: &Entries, said: &[Said]) -> Result<Self, StartError> {
         if entries.classes.is_empty() {
-            let names: Vec<&str> = entries.tools.iter().map(|(entry, _)| entry.as_str()).collect();
-            return Ok(Self { kinds: vec![Kind::of(entries, greeting, None, names.join(", "), None)?] });
+            return Ok(Self { kinds: vec![Kind::of(entries, said, None, entries.names(), None)?] });
         }
         let kind = |(key, entry, class): &(Option<String>, String, Entry<Class>)| {
-            Kind::of(entries, greeting, key.clone(), entry.clone(), Some(class))
+            Kind::of(entries, said, key.clone(), entry.clone(), Some(class))
         };
         Ok(Self { kinds: entries.classes.iter().map(kind).collect::<Result<_, _>>()? })
     }
@@ -158,38 +188,15 @@ impl Plan {
 impl Kind {
     fn of(
         entries: &Entries,
-        greeting: &Greeting,
+        said: &[Said],
         key: Option<String>,
         entry: String,
         class: Option<&Entry<Class>>,
     ) -> Result<Self, StartError> {
-        let in_python = class.and_then(Entry::python).is_some();
-        let built_in: Vec<&Tool> = entries.tools.iter().filter_map(|(_, entry)| built_in(entry)).collect();
-        let mut parts = Vec::new();
-        let mut part = |part: Part, is_there: bool| {
-            parts.extend(is_there.then_some(part));
-            parts.len().saturating_sub(1)
-        };
-        let of_tools = part(Part::Tools(built_in.clone()), !built_in.is_empty());
-        let of_python = part(Part::Python, in_python || entries.python_tools().next().is_some());
-        let of_class = match class {
-            Some(Entry::BuiltIn(class)) => part(Part::BuiltIn(class), true),
-            _ => of_python,
-        };
-        let mut python_tools = greeting.tools.iter();
-        let mut tools: Vec<(Value, usize)> = Vec::new();
-        for (_, entry) in &entries.tools {
-            match entry {
-                Entry::BuiltIn(tool) => tools.push(((tool.schema)(), of_tools)),
-                Entry::Python(_) => tools.extend(python_tools.next().map(|schema| (schema.clone(), of_python))),
-            }
-        }
-        let found = greeting.environments.iter().find(|found| in_python && found.key == key);
-        let (methods, gives_reward) = match class {
-            Some(Entry::BuiltIn(class)) => ((class.schemas)(), true),
-            _ => found.map(|found| (found.tools.clone(), found.rewards)).unwrap_or_default(),
-        };
-        tools.extend(methods.into_iter().map(|schema| (schema, of_class)));
+        let mut draft = Draft { said, key: &key, parts: Vec::new(), tools: Vec::new() };
+        draft.listed(entries)?;
+        let gives_reward = draft.class(&entry, class);
+        let Draft { parts, tools, .. } = draft;
         let mut routes = HashMap::new();
         for (schema, part) in &tools {
             let name = schema["function"]["name"].as_str().unwrap_or_default();
@@ -198,7 +205,7 @@ impl Kind {
             }
         }
         let schemas = tools.into_iter().map(|(schema, _)| schema).collect();
-        Ok(Self { key, entry, gives_reward, schemas, routes: Arc::new(routes), parts })
+        Ok(Self { key, gives_reward, schemas, routes: Arc::new(routes), parts })
     }
 
     /// JSON schemas of its tools: the listed ones, then the methods of the class by name.
@@ -216,15 +223,20 @@ impl Kind {
         )
     }
 
-    /// An environment for a conversation.
-    pub fn environment(&self, hosts: Option<&Arc<Hosts>>, sample: Sample) -> Box<dyn Environment> {
+    /// An environment for a conversation. `hosts` are all processes of the run, and `queued` makes what hears that the
+    /// environment waits for a place.
+    pub fn environment(
+        &self,
+        hosts: &[Arc<Hosts>],
+        sample: Sample,
+        queued: impl Fn() -> Queued,
+    ) -> Box<dyn Environment> {
         let made = |part: &Part| -> Box<dyn Environment> {
             match part {
                 Part::Tools(tools) => Box::new(Tools(tools.clone())),
                 Part::BuiltIn(class) => (class.make)(),
-                Part::Python => {
-                    let hosts = Arc::clone(hosts.expect("a plan with Python has its processes"));
-                    Box::new(PythonEnvironment::new(hosts, sample, self.key.clone(), self.entry.clone()))
+                Part::Hosted(at, role) => {
+                    Box::new(Hosted::new(Arc::clone(&hosts[*at]), sample, role.clone(), queued()))
                 }
             }
         };
@@ -232,9 +244,98 @@ impl Kind {
     }
 }
 
-fn built_in(entry: &Entry<Tool>) -> Option<&'static Tool> {
-    match entry {
-        Entry::BuiltIn(tool) => Some(*tool),
-        Entry::Python(_) => None,
+/// The parts and tools of a row while they are put together.
+struct Draft<'a> {
+    said: &'a [Said],
+    key: &'a Option<String>,
+    parts: Vec<Part>,
+    /// Each schema with the part that answers.
+    tools: Vec<(Value, usize)>,
+}
+
+impl<'a> Draft<'a> {
+    /// Adds the listed tools in their order.
+    fn listed(&mut self, entries: &Entries) -> Result<(), StartError> {
+        let built_in = |(_, entry): &(String, Entry<Tool>)| {
+            if let Entry::BuiltIn(tool) = entry { Some(*tool) } else { None }
+        };
+        let built_in: Vec<&Tool> = entries.tools.iter().filter_map(built_in).collect();
+        if !built_in.is_empty() {
+            self.parts.push(Part::Tools(built_in));
+        }
+        let mut in_python = self.said_by(None).map(|(_, said)| said.tools.iter()).unwrap_or_default();
+        for (entry, tool) in &entries.tools {
+            match tool {
+                // They are the first part.
+                Entry::BuiltIn(tool) => self.tools.push(((tool.schema)(), 0)),
+                Entry::Python(_) => {
+                    let schema = in_python.next().cloned();
+                    let part = self.hosted(None, entries.names(), true);
+                    self.tools.extend(schema.zip(part));
+                }
+                Entry::Program(_) => self.add_program(entry)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds all tools of a program of `tools`.
+    fn add_program(&mut self, entry: &str) -> Result<(), StartError> {
+        let Some((_, said)) = self.said_by(Some(entry)) else { return Ok(()) };
+        if said.rewards {
+            let reason = format!("it gives rewards, and `{TOOLS}` have none: name it in `{FACTORY}`");
+            return Err(StartError::Entry { option: TOOLS, entry: entry.to_owned(), reason });
+        }
+        if let Some(part) = self.hosted(Some(entry), entry.to_owned(), false) {
+            self.tools.extend(said.tools.iter().map(|schema| (schema.clone(), part)));
+        }
+        Ok(())
+    }
+
+    /// Adds the environment, and says whether it gives rewards.
+    fn class(&mut self, entry: &str, class: Option<&Entry<Class>>) -> bool {
+        let (methods, rewards, part) = match class {
+            None => return false,
+            Some(Entry::BuiltIn(class)) => {
+                self.parts.push(Part::BuiltIn(class));
+                ((class.schemas)(), true, Some(self.parts.len() - 1))
+            }
+            Some(Entry::Python(_)) => {
+                let found = self
+                    .said_by(None)
+                    .and_then(|(_, said)| said.environments.iter().find(|found| found.key == *self.key));
+                let (tools, rewards) = found.map(|found| (found.tools.clone(), found.rewards)).unwrap_or_default();
+                (tools, rewards, self.hosted(None, entry.to_owned(), true))
+            }
+            Some(Entry::Program(_)) => {
+                let said = self.said_by(Some(entry)).map(|(_, said)| said);
+                let (tools, rewards) = said.map(|said| (said.tools.clone(), said.rewards)).unwrap_or_default();
+                (tools, rewards, self.hosted(Some(entry), entry.to_owned(), rewards))
+            }
+        };
+        self.tools.extend(part.into_iter().flat_map(|part| methods.iter().map(move |schema| (schema.clone(), part))));
+        rewards
+    }
+
+    /// The processes of a program, or those with Python, and what they have said.
+    fn said_by(&self, program: Option<&str>) -> Option<(usize, &'a Greeting)> {
+        let at = self.said.iter().position(|said| said.program.as_deref() == program)?;
+        Some((at, &self.said[at].greeting))
+    }
+
+    /// The part of these processes, which a row has once. Its failures are those of `entry`.
+    fn hosted(&mut self, program: Option<&str>, entry: String, rewards: bool) -> Option<usize> {
+        let (at, _) = self.said_by(program)?;
+        let known = self.parts.iter_mut().position(|part| matches!(part, Part::Hosted(host, _) if *host == at));
+        let known = known.unwrap_or_else(|| {
+            let role = process::Role { key: self.key.clone(), entry: String::new(), rewards };
+            self.parts.push(Part::Hosted(at, role));
+            self.parts.len() - 1
+        });
+        if let Part::Hosted(_, role) = &mut self.parts[known] {
+            role.entry = entry;
+            role.rewards |= rewards;
+        }
+        Some(known)
     }
 }

@@ -7,10 +7,11 @@ use shared::config::{EnvironmentFactory, RewardHost};
 /// The options of environments.
 #[derive(Debug, Clone)]
 pub struct Sources {
-    /// TRL's `tools`: functions as `file.py:function` or `module.function`, or built in as `builtin:calculator`. They
-    /// come first in the prompt, in this order.
+    /// TRL's `tools`: functions as `file.py:function` or `module.function`, built in as `builtin:calculator`, or those
+    /// of a program as `command:./my_tools`. They come first in the prompt, in this order.
     pub tools: Vec<String>,
-    /// TRL's `environment_factory`. A class is `file.py:Class` or `module.Class`, or built in as `builtin:maze`.
+    /// TRL's `environment_factory`. A class is `file.py:Class` or `module.Class`, built in as `builtin:maze`, or a
+    /// program as `command:./my_env`.
     pub environment_factory: Option<EnvironmentFactory>,
     /// Interpreter, folder, number and limits of the processes: those of rewards.
     pub host: RewardHost,

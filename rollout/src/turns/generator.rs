@@ -196,6 +196,8 @@ impl Conversing {
         // A conversation that was given up has no answer to wait for.
         let Some(live) = self.live.get(&sample) else { return Ok(()) };
         match (event, live.at) {
+            (Event::Queued, At::Opening) => self.queued(sample),
+            (Event::Queued, _) => {}
             (Event::Opened(opening), At::Opening) => self.opened(sample, opening),
             (Event::Stepped(step), At::Stepping) => return self.stepped(sample, step),
             (Event::Scored(reward), At::Scoring(end)) => self.scored(sample, end, *reward),
@@ -209,6 +211,14 @@ impl Conversing {
             }
         }
         Ok(())
+    }
+
+    /// The environment of a sample waits for a place, perhaps for one that another sample of its group has: the first
+    /// turns of the others begin without it.
+    fn queued(&mut self, sample: Sample) {
+        let Some(live) = self.live.get_mut(&sample).filter(|live| !live.is_queued) else { return };
+        live.is_queued = true;
+        self.no_longer_unopened(sample.tag);
     }
 
     /// The environment of a sample is open. With the last one of a group, its first turns may begin.
@@ -242,6 +252,11 @@ impl Conversing {
         live.conversation = Some(conversation);
         live.opening.clone_from(&opening.text);
         let group = self.groups.get_mut(&sample.tag).expect("it was just looked at");
+        if live.is_queued {
+            let (opening, samples) = (opening.text.clone(), vec![sample.index]);
+            self.first_turns.push_back(FirstTurns { group: sample.tag, opening, prompt_ids, samples });
+            return;
+        }
         match group.opened.iter_mut().find(|known| known.opening == opening.text) {
             Some(known) => known.samples.push(sample.index),
             None => group.opened.push(FirstTurns {
@@ -363,7 +378,7 @@ impl Conversing {
     fn give_up(&mut self, sample: Sample, end: EpisodeEnd, reason: String) {
         let nothing = self.rewards.outcomes(&Map::new(), None);
         match self.live.get(&sample).map(|live| live.at) {
-            Some(At::Opening) => self.no_longer_unopened(sample.tag),
+            Some(At::Opening) if !self.live[&sample].is_queued => self.no_longer_unopened(sample.tag),
             Some(At::Sampling) => drop(self.inner.cancel(sample.tag, Some(sample.index))),
             _ => {}
         }
@@ -489,7 +504,7 @@ impl Generate for Conversing {
         let mut cancelled = Vec::new();
         for sample in samples {
             self.inner.cancel(sample.tag, Some(sample.index));
-            if self.live[&sample].at == At::Opening {
+            if self.live[&sample].at == At::Opening && !self.live[&sample].is_queued {
                 self.no_longer_unopened(sample.tag);
             }
             let ended = self.take_out(sample, EpisodeEnd::Aborted, Vec::new(), None);

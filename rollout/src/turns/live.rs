@@ -41,6 +41,8 @@ pub struct Live {
     pub(super) conversation: Option<Conversation>,
     /// What its last turn has left, while its tools are at work.
     pub(super) state: Option<State>,
+    /// Whether its environment had to wait for a place.
+    pub(super) is_queued: bool,
     /// The words of its environment that were appended to the prompt.
     pub(super) opening: Option<String>,
     calls: u32,
@@ -63,6 +65,7 @@ impl Live {
             at: At::Opening,
             conversation: None,
             state: None,
+            is_queued: false,
             opening: None,
             calls: 0,
             failed_calls: 0,

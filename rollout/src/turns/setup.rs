@@ -57,7 +57,10 @@ impl Conversations {
             Dialogue::new(tokenizer, &model.generation().eos_token_ids, limits).context("`chat_template`")?;
         let environments = Environments::start(&sources(config)).inspect_err(say_more)?;
         if config.reward_funcs.is_empty() && !environments.give_rewards() {
-            bail!("no class has a method `get_reward`, and `reward_funcs` is empty: nothing would give a reward");
+            bail!(
+                "nothing would give a reward: no class has a method `get_reward`, no program says that it gives \
+                 rewards, and `reward_funcs` is empty"
+            );
         }
         let rewards = Rewards::of(config.environment_factory.as_ref());
         Ok(Some(Self { environments, dialogue, rewards, patience: Patience::of(config) }))

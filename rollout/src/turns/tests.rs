@@ -323,6 +323,37 @@ fn samples_with_the_same_first_words_share_a_prompt_and_others_have_their_own() 
 }
 
 #[test]
+fn samples_that_wait_for_a_place_hold_up_no_other_of_their_group() {
+    let mut together = world(8, adding);
+    together.generator.begin_row(request(3, 4).into(), &row()).unwrap();
+    let expected = together.run(400);
+    // A server with one place: whoever comes second waits.
+    let mut world = world(8, |sample, asked| match asked {
+        Asked::Open(_) if sample.index > 0 => Some(Event::Queued),
+        other => adding(sample, other),
+    });
+    world.generator.begin_row(request(3, 4).into(), &row()).unwrap();
+    let mut ended = world.run(400);
+    assert_eq!(ended.len(), 1, "the first has the place");
+    assert!(world.generator.waits() && world.generator.running() == 0);
+    for index in 1..3 {
+        let sample = Sample { tag: 0, index };
+        for event in [Event::Queued, Event::Opened(Opening { text: None })] {
+            world.sender.send((sample, event)).unwrap();
+        }
+        ended.extend(world.run(400));
+        assert_eq!(ended.len(), index as usize + 1);
+    }
+    for ((_, one), (_, other)) in ended.iter().zip(&expected) {
+        assert_eq!((one.sample, parts(one)), (other.sample, parts(other)));
+    }
+    world.sender.send((Sample { tag: 0, index: 3 }, Event::Failed(broken()))).unwrap();
+    let failed = world.run(3);
+    assert_eq!(failed[0].1.exchange.end, EpisodeEnd::EnvironmentFailed);
+    assert!(world.generator.is_idle());
+}
+
+#[test]
 fn a_reply_without_room_ends_the_conversation_and_no_tool_is_called_for_nothing() {
     let call = script(&[], 0).len();
     let mut tight = world_of(8, adding, dialogue(call + 5, 9999));

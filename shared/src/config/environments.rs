@@ -1,7 +1,8 @@
 //! Tools and environments of a run, as far as all programs must agree on them.
 //!
 //! A tool is a Python function, written like a [reward function](super::rewards), or a built-in one as
-//! `builtin:calculator`. An environment is a Python class or a built-in one as `builtin:maze`.
+//! `builtin:calculator`. An environment is a Python class or a built-in one as `builtin:maze`. A program, as
+//! `command:./my_env`, has tools or is an environment.
 
 use std::{collections::BTreeMap, fmt, str::FromStr};
 
@@ -12,6 +13,9 @@ use crate::declare::{OptionValue, ValueKind};
 
 /// What stands before the name of a built-in tool or environment.
 pub const BUILT_IN: &str = "builtin:";
+
+/// What stands before the command line of a program that has tools or is an environment.
+pub const COMMAND: &str = "command:";
 
 /// The column that names the environment of a row, where the run has several (TRL).
 pub const ENVIRONMENT_COLUMN: &str = "environment";

@@ -175,13 +175,15 @@ options! {
 
     "Tools and environments" {
         /// Tools that the policy may call: Python functions as `my_tools.py:add`, whose hints and docstring say what
-        /// they take, and built-in ones as `builtin:calculator`. A completion is then a conversation of several turns,
-        /// and its replies count for `max_completion_length`. docs/agents.md has the details. Processes, permissions
-        /// and limits are those of reward functions (`reward_python`, `reward_network` and the like).
+        /// they take, built-in ones as `builtin:calculator`, and those of a program as `command:./my_tools`. A
+        /// completion is then a conversation of several turns, and its replies count for `max_completion_length`.
+        /// docs/agents.md has the details. Processes, permissions and limits are those of reward functions
+        /// (`reward_python`, `reward_network` and the like).
         tools: Vec<String> = Vec::new(), trl;
         /// The class of each conversation's own environment, as `my_env.py:Maze` or `builtin:maze`: its public methods
-        /// are tools, and its `get_reward` is one more reward with the weight 1. A table of names and classes gives
-        /// each row the class that its column `environment` names.
+        /// are tools, and its `get_reward` is one more reward with the weight 1. A program in any language is one as
+        /// `command:./my_env`. A table of names and environments gives each row the one that its column `environment`
+        /// names.
         environment_factory: Option<EnvironmentFactory> = None, absent("no environment"), trl;
         /// Turns of a conversation whose calls are run: fewer bound its length and time, and end it where the policy
         /// would go on.

@@ -98,7 +98,7 @@ def short(completions, completion_ids, owner_masks, prompts, **kwargs):
 "#;
 
 /// A folder with a model that calls `add`.
-struct Bench {
+pub struct Bench {
     dir: tempfile::TempDir,
 }
 
@@ -175,17 +175,17 @@ impl Bench {
     }
 
     /// A folder of its own with the warm model.
-    fn new() -> Self {
+    pub fn new() -> Self {
         let bench = Self::empty();
         std::os::unix::fs::symlink(WARM.path("model"), bench.path("model")).unwrap();
         bench
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
-    fn write(&self, name: &str, text: &str) {
+    pub fn write(&self, name: &str, text: &str) {
         fs::write(self.path(name), text).unwrap();
     }
 
@@ -204,25 +204,25 @@ impl Bench {
         command
     }
 
-    fn train(&self, model: &str, run: &str, more: &str) -> Finished {
+    pub fn train(&self, model: &str, run: &str, more: &str) -> Finished {
         cli::finish(self.command(model, run, more))
     }
 
-    fn metrics(&self, run: &str) -> Vec<Value> {
+    pub fn metrics(&self, run: &str) -> Vec<Value> {
         json_lines(&self.path(run).join("metrics.jsonl"))
     }
 
-    fn completions(&self, run: &str, step: u64) -> Vec<Value> {
+    pub fn completions(&self, run: &str, step: u64) -> Vec<Value> {
         json_lines(&self.path(run).join(format!("completions/step-{step}.jsonl")))
     }
 }
 
-fn number(record: &Value, key: &str) -> f64 {
+pub fn number(record: &Value, key: &str) -> f64 {
     record[key].as_f64().unwrap_or_else(|| panic!("no `{key}` in {record}"))
 }
 
 /// Checks that what a completion says of its tokens fits together, and returns its calls.
-fn assert_owned(row: &Value) -> u64 {
+pub fn assert_owned(row: &Value) -> u64 {
     let of = |owner: &str| -> u64 {
         let runs = row["owners"].as_array().unwrap().iter().filter(|run| run[0] == owner);
         runs.map(|run| run[1].as_u64().unwrap()).sum()

@@ -1,6 +1,7 @@
 //! Tests of the built programs together, through their public command lines. A file has one subject.
 
 mod agents;
+mod agents_served;
 mod ask;
 mod best;
 mod conformity;

@@ -25,7 +25,7 @@ fn one(entry: &str) -> Option<EnvironmentFactory> {
 #[test]
 fn a_maze_and_a_calculator_answer_together_without_python() {
     let environments = built_in(&["builtin:calculator"], one("builtin:maze")).unwrap();
-    assert!(environments.hosts.is_none());
+    assert!(environments.hosts.is_empty());
     assert_eq!(environments.names(nothing()), ["calculate", "look", "move"]);
     assert!(environments.give_rewards());
     let sample = sample(1, 0);
@@ -91,6 +91,7 @@ fn entries_that_name_nothing_are_refused_with_the_way_out() {
         (refused(&["builtin:abacus"], None), "`tools`: `builtin:abacus`: the tools that are built in are calculator"),
         (refused(&["abacus"], None), "`tools`: `abacus`: write `file.py:name` or `module.name`"),
         (refused(&["e.py"], None), "write `file.py:name`"),
+        (refused(&["command: "], None), "`command:` needs a command line, as in `command:./my_env`"),
         (
             refused(&[], one("builtin:sea")),
             "`environment_factory`: `builtin:sea`: the environments that are built in are maze",

@@ -1,28 +1,23 @@
-//! Tools and environments in Python as TRL takes them, in processes of the user's interpreter.
-//!
-//! A process holds thousands of instances ([`host.py`](host.py) describes the lines that go in and out). The
-//! conversations of a group share one. Containment, limits,
-//! interpreter and log are those of rewards.
+//! Tools and environments in Python as TRL takes them, in [processes](crate::process) of the user's interpreter, which
+//! run [`host.py`](host.py).
 
-mod answer;
-mod host;
-mod hosts;
 #[cfg(test)]
 mod tests;
 
-use std::sync::Arc;
+use std::time::Duration;
 
-use serde_json::{Map, Value, json};
-use shared::config::rewards::PythonPlace;
+use rollout_rewards::program::{Containment, IMPORT, LIBRARY, interpreter, located};
+use serde_json::{Value, json};
+use shared::config::{RewardHost, rewards::PythonPlace};
 
-pub use answer::Greeting;
-pub use hosts::Hosts;
+use crate::process::{Invocation, Manner};
 
-use crate::{
-    Failure,
-    environment::{BoxFuture, Environment, Opening, Sample, Step, Turn},
-};
-use hosts::Seat;
+/// What the interpreter runs behind [`LIBRARY`].
+const PROGRAM: &str = concat!("\n\n", include_str!("schemas.py"), "\n\n", include_str!("host.py"));
+
+/// Most calls of functions that are not async at once in a process; each takes a thread. Where the limit of processes
+/// and threads is low, a quarter of it.
+const THREADS: usize = 64;
 
 /// A function or a class that an entry names.
 #[derive(Debug, Clone)]
@@ -44,77 +39,47 @@ pub struct InPython<'a> {
     pub classes: Vec<(Option<&'a str>, &'a Named)>,
 }
 
-/// An environment in a process.
-pub struct PythonEnvironment {
-    hosts: Arc<Hosts>,
-    sample: Sample,
-    /// The name that chooses its class.
-    key: Option<String>,
-    /// Its entry, for messages.
-    entry: String,
-    /// Its place in a process, once it has begun.
-    seat: Option<Seat>,
-}
-
-impl PythonEnvironment {
-    /// An environment for a conversation.
-    pub fn new(hosts: Arc<Hosts>, sample: Sample, key: Option<String>, entry: String) -> Self {
-        Self { hosts, sample, key, entry, seat: None }
-    }
-
-    /// Asks for something about its episode.
-    fn ask<T>(
-        &self,
-        mut request: Value,
-        read: fn(Value) -> Result<T, String>,
-    ) -> impl Future<Output = Result<T, Failure>> {
-        let asked = self.seat.as_ref().map(|seat| {
-            request["episode"] = seat.episode.into();
-            seat.host.ask(request)
+impl InPython<'_> {
+    /// How a process with these functions and classes is started. A function may take `limit`.
+    ///
+    /// # Errors
+    /// A file that is not there.
+    pub fn invocation(&self, host: &RewardHost, limit: Duration) -> Result<Invocation, String> {
+        let Self { tools, classes } = self;
+        let (program, dir) = interpreter(host)?;
+        let entry = |named: &Named| -> Result<Value, String> {
+            let in_entry = |reason| format!("{}: {reason}", named.entry);
+            let (kind, place) = located(&named.place, &dir).map_err(in_entry)?;
+            let place = place.into_string().map_err(|place| in_entry(format!("{} is no text", place.display())))?;
+            Ok(json!({"entry": named.entry, "kind": kind, "place": place, "name": named.name}))
+        };
+        let class = |(key, named): &(Option<&str>, &Named)| -> Result<Value, String> {
+            let mut entry = entry(named)?;
+            entry["key"] = (*key).into();
+            Ok(entry)
+        };
+        let config = json!({
+            "tools": tools.iter().map(|named| entry(named)).collect::<Result<Vec<_>, String>>()?,
+            "environments": classes.iter().map(class).collect::<Result<Vec<_>, String>>()?,
+            "timeout": limit.as_secs_f64(),
+            "threads": THREADS.min(host.bounds.processes / 4).max(1),
         });
-        async move {
-            let broken = |reason: String| Failure::Broken { environment: String::new(), reason, traceback: None };
-            let answer = match asked {
-                Some(asked) => asked.await,
-                None => Err(broken("it was asked before it began".to_owned())),
-            };
-            answer.and_then(|answer| read(answer).map_err(broken)).map_err(|failure| failure.of(&self.entry))
-        }
-    }
-}
-
-impl Environment for PythonEnvironment {
-    fn init(&mut self, row: &Map<String, Value>) -> BoxFuture<'_, Result<Opening, Failure>> {
-        let request = json!({"do": "open", "environment": self.key, "row": row});
-        Box::pin(async move {
-            self.seat = Some(self.hosts.enter(self.sample).map_err(|failure| failure.of(&self.entry))?);
-            self.ask(request, answer::opening).await
-        })
-    }
-
-    fn step(&mut self, turn: Turn) -> BoxFuture<'_, Result<Step, Failure>> {
-        let call = |call: &shared_chat::turn::ToolCall| json!({"name": call.name, "arguments": call.arguments});
-        let calls: Vec<Value> = turn.calls.iter().map(call).collect();
-        let many = calls.len();
-        Box::pin(async move {
-            let step = self.ask(json!({"do": "step", "calls": calls, "text": turn.text}), answer::step).await?;
-            if step.replies.len() == many {
-                return Ok(step);
+        let mut names: Vec<&str> = Vec::new();
+        for named in tools.iter().copied().chain(classes.iter().map(|(_, named)| *named)) {
+            if !names.contains(&named.entry.as_str()) {
+                names.push(&named.entry);
             }
-            let reason = format!("answered {} replies to {many} calls", step.replies.len());
-            Err(Failure::Broken { environment: self.entry.clone(), reason, traceback: None })
-        })
-    }
-
-    fn score(&mut self) -> BoxFuture<'_, Result<Option<f64>, Failure>> {
-        Box::pin(self.ask(json!({"do": "score"}), answer::reward))
-    }
-}
-
-impl Drop for PythonEnvironment {
-    fn drop(&mut self) {
-        if let Some(seat) = self.seat.take() {
-            self.hosts.leave(seat);
         }
+        let args = vec!["-c".into(), format!("{LIBRARY}{PROGRAM}").into(), config.to_string().into()];
+        Ok(Invocation {
+            manner: Manner::Python,
+            label: names.join(", "),
+            program,
+            args,
+            dir,
+            containment: Containment::of(host)?,
+            timeout: limit,
+            loading: IMPORT,
+        })
     }
 }

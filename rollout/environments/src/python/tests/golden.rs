@@ -7,8 +7,11 @@ use serde_json::{Map, Value, json};
 use shared::config::rewards::PythonPlace;
 use tokio::runtime::Runtime;
 
-use super::super::{Hosts, InPython, Named};
-use crate::testing::{Folder, nothing, row, sample, sources};
+use super::super::{InPython, Named};
+use crate::{
+    process::Hosts,
+    testing::{Folder, nothing, row, sample, sources},
+};
 
 /// Functions that are refused here, though transformers gives them a schema: a model cannot call them as they are.
 fn has_stars(schema: &Value) -> bool {
@@ -87,7 +90,9 @@ fn golden_turns() {
         let by_name: Vec<_> = classes.iter().map(|(key, class)| (key.as_deref(), class)).collect();
         let python = InPython { tools: tools.iter().collect(), classes: by_name };
         let handle = runtime.handle().clone();
-        let (hosts, greeting) = Hosts::start(&python, &host, Duration::from_secs(20), handle).unwrap();
+        let invocation = python.invocation(&host, Duration::from_secs(20)).unwrap();
+        let (hosts, first_line) = Hosts::start(invocation, 1, handle).unwrap();
+        let greeting = hosts.greeted(&first_line).unwrap();
         assert_eq!(Value::from(greeting.tools.clone()).to_string(), inputs["tools"].to_string(), "{name}");
         for found in greeting.environments {
             let all = [greeting.tools.clone(), found.tools].concat();
@@ -116,13 +121,13 @@ impl Conversation<'_> {
     /// Runs all calls, and returns the number of turns with calls.
     async fn check(&self, hosts: &Arc<Hosts>, chooses: bool, reward: &Value) -> usize {
         let seat = hosts.enter(sample(1, 0)).unwrap();
-        let ask = |mut request: Value| {
-            request["episode"] = seat.episode.into();
-            seat.host.ask(request)
+        let ask = |wanted, fields: Value| {
+            let fields = fields.as_object().unwrap().clone();
+            seat.host.ask((seat.episode, wanted), fields, None)
         };
         let mut row: Map<String, Value> = self.episode["row"].as_object().unwrap().clone();
         let key = if chooses { row.remove("environment") } else { None };
-        let opening = ask(json!({"do": "open", "environment": key, "row": row})).await.unwrap();
+        let opening = ask("open", json!({"environment": key, "row": row})).await.unwrap();
         let last = self.expected["prompt_messages"].as_array().unwrap().last().unwrap();
         let before = row
             .get("prompt")
@@ -136,7 +141,7 @@ impl Conversation<'_> {
             if calls.iter().any(is_rounded) {
                 continue;
             }
-            let step = ask(json!({"do": "step", "calls": calls})).await.unwrap();
+            let step = ask("step", json!({"calls": calls})).await.unwrap();
             let reply = |reply: &Value| json!({"role": "tool", "name": reply["name"], "content": reply["content"]});
             let replies: Vec<Value> = step["replies"].as_array().unwrap().iter().map(reply).collect();
             // Replies in the order of the calls, where TRL has another one.
@@ -145,7 +150,7 @@ impl Conversation<'_> {
             assert_eq!(Value::from(replies), *wanted, "{}: {calls:?}", self.name);
             turns += 1;
         }
-        let score = ask(json!({"do": "score"})).await.unwrap();
+        let score = ask("score", json!({})).await.unwrap();
         let near = |wanted: f64| score["reward"].as_f64().is_some_and(|score| (score - wanted).abs() < 1e-6);
         assert!(reward.as_f64().map_or(score["reward"].is_null(), near), "{}: {score} and {reward}", self.name);
         hosts.leave(seat);

@@ -1,4 +1,4 @@
-//! The processes with a run's environments.
+//! The processes of one kind, with a run's environments.
 
 use std::{
     collections::HashMap,
@@ -6,26 +6,14 @@ use std::{
     time::Duration,
 };
 
-use rollout_rewards::program::{Containment, IMPORT, LIBRARY, interpreter, located};
-use serde_json::{Value, json};
-use shared::config::RewardHost;
-use tokio::{
-    runtime::Handle,
-    time::{sleep, timeout},
-};
+use serde_json::Map;
+use tokio::{runtime::Handle, time::sleep};
 
 use super::{
-    Greeting, InPython, Named,
-    host::{FirstLine, Host, Invocation},
+    answer::{Greeting, PROTOCOL},
+    host::{FirstLine, Host, Invocation, Manner},
 };
 use crate::{Failure, Sample, StartError};
-
-/// What the interpreter runs behind [`LIBRARY`].
-const PROGRAM: &str = concat!("\n\n", include_str!("schemas.py"), "\n\n", include_str!("host.py"));
-
-/// Most calls of functions that are not async at once in a process; each takes a thread. Where the limit of processes
-/// and threads is low, a quarter of it.
-const THREADS: usize = 64;
 
 /// How often a process is looked after.
 const LOOK: Duration = Duration::from_secs(1);
@@ -60,34 +48,51 @@ pub struct Seat {
 }
 
 impl Hosts {
-    /// Starts the processes with these functions and classes, and waits until the first one has imported them.
+    /// Starts so many processes. The channel gets what the first one says.
+    ///
+    /// # Errors
+    /// Why one cannot be started.
+    pub fn start(invocation: Invocation, wanted: usize, runtime: Handle) -> Result<(Arc<Self>, FirstLine), StartError> {
+        let hosts = Self { invocation: Arc::new(invocation), wanted, runtime, seats: Mutex::default() };
+        let way_out = match hosts.invocation.manner {
+            Manner::Python => "; `reward_python` names the interpreter",
+            Manner::Program => "",
+        };
+        let fail = |reason: String| StartError::Process { reason: format!("{reason}{way_out}"), words: Vec::new() };
+        let (first, greeting) = hosts.start_host().map_err(fail)?;
+        let mut all = vec![first];
+        for _ in 1..wanted {
+            all.push(hosts.start_host().map_err(fail)?.0);
+        }
+        hosts.seats().hosts = all;
+        Ok((Arc::new(hosts), greeting))
+    }
+
+    /// Waits for the first line of the first process.
     ///
     /// # Errors
     /// What is wrong, with file and line where there are any.
-    pub fn start(
-        python: &InPython<'_>,
-        host: &RewardHost,
-        limit: Duration,
-        runtime: Handle,
-    ) -> Result<(Arc<Self>, Greeting), StartError> {
-        let fail = |reason: String| StartError::Python { reason, words: Vec::new() };
-        let invocation = Arc::new(invocation(python, host, limit).map_err(fail)?);
-        let hosts = Self { invocation, wanted: host.processes.max(1), runtime, seats: Mutex::default() };
-        let start = || hosts.start_host().map_err(|e| fail(format!("{e}; `reward_python` names the interpreter")));
-        let (first, greeting) = start()?;
-        let mut all = vec![first];
-        for _ in 1..hosts.wanted {
-            all.push(start()?.0);
-        }
-        hosts.seats().hosts = all;
-        let greeting = match greeting.recv_timeout(IMPORT) {
-            Ok(greeting) => greeting.map_err(|failure| refused(&hosts.invocation.label, failure))?,
-            Err(_) => {
-                let label = &hosts.invocation.label;
-                return Err(fail(format!("{label}: not imported within {} s", IMPORT.as_secs())));
-            }
+    pub fn greeted(&self, first_line: &FirstLine) -> Result<Greeting, StartError> {
+        let Invocation { label, manner, loading, .. } = &*self.invocation;
+        let Ok(greeting) = first_line.recv_timeout(*loading) else {
+            let seconds = loading.as_secs();
+            let reason = match manner {
+                Manner::Python => format!("{label}: not imported within {seconds} s"),
+                Manner::Program => format!(
+                    "{label}: its first line has not come within {seconds} s; a program with environments begins \
+                     with {{\"protocol\": {PROTOCOL}, …}}, and flushes its output after each line"
+                ),
+            };
+            return Err(StartError::Process { reason, words: Vec::new() });
         };
-        Ok((Arc::new(hosts), greeting))
+        greeting.map_err(|failure| {
+            let words = failure.words();
+            let reason = match failure {
+                Failure::Broken { reason, .. } if *manner == Manner::Python => reason,
+                failure => failure.of(label).to_string(),
+            };
+            StartError::Process { reason, words }
+        })
     }
 
     fn seats(&self) -> MutexGuard<'_, Seats> {
@@ -142,7 +147,7 @@ impl Hosts {
     pub fn leave(&self, seat: Seat) {
         let Seat { host, episode, sample } = seat;
         // Nobody waits for the answer.
-        drop(host.ask(json!({"do": "close", "episode": episode})));
+        drop(host.ask((episode, "close"), Map::new(), None));
         let mut seats = self.seats();
         if let Some((of_group, live)) = seats.groups.get_mut(&sample.tag)
             && Arc::ptr_eq(of_group, &host)
@@ -164,50 +169,9 @@ async fn look_after(host: Weak<Host>, limit: Duration) {
     loop {
         sleep(LOOK).await;
         let Some(host) = host.upgrade().filter(|host| !host.is_over()) else { return };
-        if host.is_overdue() && timeout(patience, host.ask(json!({"do": "ping"}))).await.is_err() {
+        if host.is_overdue() && !host.is_alive(patience).await {
             host.end_stuck(patience);
             return;
         }
     }
-}
-
-fn invocation(python: &InPython<'_>, host: &RewardHost, limit: Duration) -> Result<Invocation, String> {
-    let InPython { tools, classes } = python;
-    let (program, dir) = interpreter(host)?;
-    let entry = |named: &Named| -> Result<Value, String> {
-        let in_entry = |reason| format!("{}: {reason}", named.entry);
-        let (kind, place) = located(&named.place, &dir).map_err(in_entry)?;
-        let place = place.into_string().map_err(|place| in_entry(format!("{} is no text", place.display())))?;
-        Ok(json!({"entry": named.entry, "kind": kind, "place": place, "name": named.name}))
-    };
-    let class = |(key, named): &(Option<&str>, &Named)| -> Result<Value, String> {
-        let mut entry = entry(named)?;
-        entry["key"] = (*key).into();
-        Ok(entry)
-    };
-    let config = json!({
-        "tools": tools.iter().map(|named| entry(named)).collect::<Result<Vec<_>, String>>()?,
-        "environments": classes.iter().map(class).collect::<Result<Vec<_>, String>>()?,
-        "timeout": limit.as_secs_f64(),
-        "threads": THREADS.min(host.bounds.processes / 4).max(1),
-    });
-    let mut names: Vec<&str> = Vec::new();
-    for named in tools.iter().copied().chain(classes.iter().map(|(_, named)| *named)) {
-        if !names.contains(&named.entry.as_str()) {
-            names.push(&named.entry);
-        }
-    }
-    let args = vec!["-c".into(), format!("{LIBRARY}{PROGRAM}").into(), config.to_string().into()];
-    let containment = Containment::of(host)?;
-    Ok(Invocation { label: names.join(", "), program, args, dir, containment, timeout: limit })
-}
-
-/// Why the first process could not begin.
-fn refused(label: &str, failure: Failure) -> StartError {
-    let words = failure.words();
-    let reason = match failure {
-        Failure::Broken { reason, .. } => reason,
-        failure => failure.of(label).to_string(),
-    };
-    StartError::Python { reason, words }
 }

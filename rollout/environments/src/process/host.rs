@@ -6,7 +6,7 @@ use std::{
     path::PathBuf,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     thread,
     time::{Duration, Instant},
@@ -14,8 +14,11 @@ use std::{
 
 use crossbeam::channel::{Receiver, Sender, bounded};
 use rollout_rewards::program::{Containment, Ender, Kept, LastWords};
-use serde_json::Value;
-use tokio::sync::oneshot;
+use serde_json::{Map, Value};
+use tokio::{
+    sync::oneshot,
+    time::{timeout, timeout_at},
+};
 
 use super::answer::{self, Greeting};
 use crate::Failure;
@@ -23,12 +26,19 @@ use crate::Failure;
 /// Calls that go on though nobody waits for them, from which on a process gets no new groups.
 const ABANDONED: u64 = 4;
 
+/// Lines that answer nothing, with which a process is ended.
+const MAX_SURPLUS: u64 = 100_000;
+
+/// Hears that a request waits for a place.
+pub type Queued = Box<dyn FnOnce() + Send>;
+
 /// Gets what the first line of a process says, or why there is none.
 pub type FirstLine = Receiver<Result<Greeting, Failure>>;
 
 /// How a process is started.
 #[derive(Debug)]
 pub struct Invocation {
+    pub manner: Manner,
     /// Its name in the log.
     pub label: String,
     pub program: PathBuf,
@@ -38,10 +48,30 @@ pub struct Invocation {
     pub containment: Containment,
     /// How long a function may take.
     pub timeout: Duration,
+    /// How long its first line may take.
+    pub loading: Duration,
+}
+
+/// What runs in a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Manner {
+    /// The user's interpreter. It keeps the time of each function by itself.
+    Python,
+    /// A program. Each of its answers has a deadline.
+    Program,
+}
+
+impl Manner {
+    /// What may hold up a process of the kind.
+    fn hint(self) -> &'static str {
+        match self {
+            Self::Python => "an `async` function that waits without `await` holds up all others",
+            Self::Program => "a program that answers one request after the other is held up by the slowest",
+        }
+    }
 }
 
 /// A running process. Dropping it ends it.
-#[derive(Debug)]
 pub struct Host {
     requests: Sender<Vec<u8>>,
     ender: Ender,
@@ -65,6 +95,8 @@ impl Host {
             state: Mutex::default(),
             is_ready: AtomicBool::new(false),
             is_retired: AtomicBool::new(false),
+            answered: AtomicU64::new(0),
+            begun: Instant::now(),
         });
         let host = Self { requests: kept.requests().clone(), ender: kept.ender(), calls, live: AtomicUsize::default() };
         let (told, greeting) = bounded(1);
@@ -73,24 +105,69 @@ impl Host {
         Ok((Arc::new(host), greeting))
     }
 
-    /// Sends a request. The answer comes when it comes; it may be given up.
-    pub fn ask(&self, mut request: Value) -> impl Future<Output = Result<Value, Failure>> + Send + use<> {
+    /// Sends a request about an episode, and waits for the answer as long as this kind of process may take. The answer
+    /// may be given up. `queued` is called once, should the process say that the episode has to wait for a place.
+    pub fn ask(
+        &self,
+        (episode, wanted): (u64, &'static str),
+        fields: Map<String, Value>,
+        queued: Option<Queued>,
+    ) -> impl Future<Output = Result<Value, Failure>> + Send + use<> {
+        let (number, mut answer) = self.send((episode, wanted), fields, queued);
+        let calls = Arc::clone(&self.calls);
+        let Invocation { manner, timeout: limit, .. } = *self.calls.invocation;
+        async move {
+            let mut deadline = Instant::now() + limit;
+            loop {
+                let answered = match manner {
+                    Manner::Python => Ok((&mut answer).await),
+                    Manner::Program => timeout_at(deadline.into(), &mut answer).await,
+                };
+                if let Ok(answer) = answered {
+                    return answer.unwrap_or_else(|_| Err(calls.died("")));
+                }
+                match calls.time_left(number) {
+                    Some(left) => deadline = Instant::now() + left,
+                    None => break,
+                }
+            }
+            drop(answer);
+            calls.retire_if_late();
+            let (environment, function) = (String::new(), format!("`{wanted}`"));
+            Err(Failure::Late { environment, function, seconds: limit.as_secs_f64() })
+        }
+    }
+
+    /// Whether it answers anything within this time. An answer to another request is a sign of life too.
+    pub async fn is_alive(&self, patience: Duration) -> bool {
+        let before = self.calls.answered.load(Ordering::Relaxed);
+        let (_, answer) = self.send((0, "ping"), Map::new(), None);
+        timeout(patience, answer).await.is_ok() || self.calls.answered.load(Ordering::Relaxed) != before
+    }
+
+    /// Sends a line that begins with `id`, `episode` and `do`.
+    fn send(
+        &self,
+        (episode, wanted): (u64, &'static str),
+        fields: Map<String, Value>,
+        queued: Option<Queued>,
+    ) -> (u64, oneshot::Receiver<Result<Value, Failure>>) {
         let (sender, answer) = oneshot::channel();
         let mut state = self.calls.state();
         if let Some(failure) = &state.ended {
             let _ = sender.send(Err(failure.clone()));
         } else {
             state.last += 1;
-            request["id"] = state.last.into();
             let number = state.last;
-            state.waiting.insert(number, Waiting { since: Instant::now(), answer: sender });
+            let head = [("id", number.into()), ("episode", episode.into()), ("do", wanted.into())];
+            let head = head.map(|(name, value): (_, Value)| (name.to_owned(), value));
+            let request: Value = head.into_iter().chain(fields).collect();
+            state.waiting.insert(number, Waiting { since: Instant::now(), answer: sender, queued });
             // Sent while the state is locked, so that requests have the order of their numbers. A process that is gone
             // is told by the end of its output.
             let _ = self.requests.send(format!("{request}\n").into_bytes());
         }
-        drop(state);
-        let calls = Arc::clone(&self.calls);
-        async move { answer.await.unwrap_or_else(|_| Err(calls.died(""))) }
+        (state.last, answer)
     }
 
     /// Whether it has ended, or will.
@@ -112,7 +189,8 @@ impl Host {
 
     /// Ends it because it answers nothing.
     pub fn end_stuck(&self, waited: Duration) {
-        let failure = Failure::Stuck { environment: String::new(), seconds: waited.as_secs_f64().round() };
+        let (environment, hint) = (String::new(), self.calls.invocation.manner.hint());
+        let failure = Failure::Stuck { environment, seconds: waited.as_secs_f64().round(), hint };
         tracing::warn!("{}", failure.clone().of(&self.calls.invocation.label));
         self.calls.end(failure);
         self.ender.end();
@@ -126,7 +204,6 @@ impl Drop for Host {
 }
 
 /// The requests of a process that wait for answers.
-#[derive(Debug)]
 struct Calls {
     invocation: Arc<Invocation>,
     words: LastWords,
@@ -134,9 +211,12 @@ struct Calls {
     /// Whether it has said its first line.
     is_ready: AtomicBool,
     is_retired: AtomicBool,
+    /// Requests that have been answered.
+    answered: AtomicU64,
+    begun: Instant,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct State {
     /// The number of the last request.
     last: u64,
@@ -147,10 +227,11 @@ struct State {
     surplus: u64,
 }
 
-#[derive(Debug)]
 struct Waiting {
+    /// Its time counts from here on.
     since: Instant,
     answer: oneshot::Sender<Result<Value, Failure>>,
+    queued: Option<Queued>,
 }
 
 impl Calls {
@@ -161,11 +242,14 @@ impl Calls {
     /// Takes all lines of a process, and tells every request how it ended.
     fn follow(&self, kept: &Kept, greeting: &Sender<Result<Greeting, Failure>>) {
         for line in kept.answers() {
+            if self.state().ended.is_some() {
+                break;
+            }
             match line {
                 Ok(line) if self.is_ready.load(Ordering::Relaxed) => self.take(&line),
                 Ok(line) => match answer::greeting(&line) {
                     Some(Ok(said)) => {
-                        self.is_ready.store(true, Ordering::Relaxed);
+                        self.becomes_ready();
                         let _ = greeting.try_send(Ok(said));
                     }
                     Some(Err(wrong)) => {
@@ -195,28 +279,88 @@ impl Calls {
             Ok(answer) => answer,
             Err(_) => return self.throw_away(line),
         };
-        if answer.abandoned >= ABANDONED && !self.is_retired.swap(true, Ordering::Relaxed) {
-            tracing::warn!(
-                "`{}`: {} calls go on that were given up; its process gets no new conversations and is replaced",
-                self.invocation.label,
-                answer.abandoned
-            );
+        self.retire_with(answer.abandoned);
+        if answer.queued {
+            return self.has_queued(answer.id, line);
         }
         let waiting = self.state().waiting.remove(&answer.id);
         match waiting {
-            // A future that was given up takes no answer.
-            Some(waiting) => drop(waiting.answer.send(answer.fields.map_err(|failure| self.explained(failure)))),
+            Some(waiting) => {
+                self.answered.fetch_add(1, Ordering::Relaxed);
+                // A future that was given up takes no answer.
+                let _ = waiting.answer.send(answer.fields.map_err(|failure| self.explained(failure)));
+            }
             None => self.throw_away(line),
         }
+    }
+
+    /// A request waits for a place: its time begins anew.
+    fn has_queued(&self, number: u64, line: &str) {
+        let mut state = self.state();
+        let Some(waiting) = state.waiting.get_mut(&number) else {
+            drop(state);
+            return self.throw_away(line);
+        };
+        waiting.since = Instant::now();
+        let queued = waiting.queued.take();
+        drop(state);
+        self.answered.fetch_add(1, Ordering::Relaxed);
+        if let Some(queued) = queued {
+            queued();
+        }
+    }
+
+    /// The time of requests that have come before counts from here on.
+    fn becomes_ready(&self) {
+        let mut state = self.state();
+        state.waiting.values_mut().for_each(|waiting| waiting.since = Instant::now());
+        self.is_ready.store(true, Ordering::Relaxed);
+    }
+
+    /// What is left of a request's time; none if it is over. While the process is loading, no time passes.
+    fn time_left(&self, number: u64) -> Option<Duration> {
+        let Invocation { timeout, loading, .. } = *self.invocation;
+        let since = self.state().waiting.get(&number)?.since;
+        let left = match self.is_ready.load(Ordering::Relaxed) {
+            true => timeout.checked_sub(since.elapsed()),
+            false => loading.checked_sub(self.begun.elapsed()).map(|left| left.min(timeout)),
+        };
+        left.filter(|left| !left.is_zero())
+    }
+
+    /// Takes no new groups once several calls go on that were given up.
+    fn retire_with(&self, abandoned: u64) {
+        if abandoned >= ABANDONED && !self.is_retired.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                "`{}`: {abandoned} calls go on that were given up; its process gets no new conversations and is \
+                 replaced",
+                self.invocation.label
+            );
+        }
+    }
+
+    /// The same, by the requests that have had their time and were given up.
+    fn retire_if_late(&self) {
+        let limit = self.invocation.timeout;
+        let is_late = |waiting: &&Waiting| waiting.answer.is_closed() && waiting.since.elapsed() >= limit;
+        let late = self.state().waiting.values().filter(is_late).count();
+        self.retire_with(late as u64);
     }
 
     /// Counts a line that answers nothing. The log tells of the first.
     fn throw_away(&self, line: &str) {
         let mut state = self.state();
         state.surplus += 1;
-        if state.surplus == 1 {
+        let surplus = state.surplus;
+        drop(state);
+        if surplus == 1 {
             let quoted: String = line.trim().chars().take(80).collect();
             tracing::warn!("`{}` wrote `{quoted}`, which answers nothing and is passed over", self.invocation.label);
+        }
+        if surplus == MAX_SURPLUS {
+            let reason = format!("its process wrote {surplus} lines that answer nothing, and was ended");
+            tracing::warn!("`{}`: {reason}", self.invocation.label);
+            self.end(Failure::Broken { environment: String::new(), reason, traceback: None });
         }
     }
 

@@ -1,0 +1,347 @@
+//! Lines that a process writes.
+
+use serde_json::Value;
+use shared_chat::turn::{Reply, ToolCall};
+
+use crate::{
+    Failure,
+    environment::{Opening, Step},
+};
+
+/// Longest piece of a line that is quoted.
+const QUOTED: usize = 80;
+
+/// The version of the protocol that this program speaks.
+pub const PROTOCOL: u64 = 1;
+
+/// Most bytes of a text that is passed on. Longer texts fit into no model.
+const MAX_TEXT: usize = 1 << 20;
+
+/// Most bytes of all replies of a turn.
+const MAX_TURN: usize = 2 * MAX_TEXT;
+
+/// The first line: what there is.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Greeting {
+    /// JSON schemas of the tools of a program, or of the listed functions in Python, in order.
+    pub tools: Vec<Value>,
+    /// Whether a program gives rewards.
+    pub rewards: bool,
+    /// The classes in Python.
+    pub environments: Vec<Found>,
+}
+
+/// A class of the user's.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Found {
+    /// The name that chooses it.
+    pub key: Option<String>,
+    /// Whether it has `get_reward`.
+    pub rewards: bool,
+    /// JSON schemas of its methods, by name.
+    pub tools: Vec<Value>,
+}
+
+/// What is wrong, with a traceback where there is one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Wrong {
+    pub reason: String,
+    pub traceback: Option<String>,
+}
+
+impl Wrong {
+    fn of(line: &Value) -> Option<Self> {
+        let text = |key: &str| line[key].as_str().map(str::to_owned);
+        Some(Self { reason: text("error")?, traceback: text("traceback") })
+    }
+
+    fn quoting(what: &str, line: &str) -> Self {
+        let quoted: String = line.trim().chars().take(QUOTED).collect();
+        Self { reason: format!("{what}: `{quoted}`"), traceback: None }
+    }
+}
+
+/// Why an answer cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Unusable {
+    /// It is not what the protocol says.
+    Broken(String),
+    /// A text is too long.
+    TooLong(String),
+}
+
+impl Unusable {
+    /// The failure of a conversation.
+    pub fn failure(self) -> Failure {
+        let environment = String::new();
+        match self {
+            Self::Broken(reason) => Failure::Broken { environment, reason, traceback: None },
+            Self::TooLong(reason) => Failure::TooLong { environment, reason },
+        }
+    }
+}
+
+impl From<&str> for Unusable {
+    fn from(reason: &str) -> Self {
+        Self::Broken(reason.to_owned())
+    }
+}
+
+/// Reads the first line; `None` for a line of something else.
+pub fn greeting(line: &str) -> Option<Result<Greeting, Wrong>> {
+    let said: Value = serde_json::from_str(line).ok()?;
+    if let Some(wrong) = Wrong::of(&said) {
+        return Some(Err(wrong));
+    }
+    let version = said.get("protocol")?;
+    if version.as_u64() != Some(PROTOCOL) {
+        let reason = format!("its first line is of another protocol, {version}; this build speaks {PROTOCOL}");
+        return Some(Err(Wrong { reason, traceback: None }));
+    }
+    let list = |value: &Value| match value {
+        Value::Null => Some(Vec::new()),
+        value => value.as_array().filter(|tools| tools.iter().all(is_tool)).cloned(),
+    };
+    let found = |value: &Value| {
+        let key = value["key"].as_str().map(str::to_owned);
+        Some(Found { key, rewards: value["rewards"].as_bool()?, tools: list(&value["tools"])? })
+    };
+    let read = || {
+        let rewards = said.get("rewards").map_or(Some(false), Value::as_bool)?;
+        let environments =
+            said["environments"].as_array().map_or(Some(Vec::new()), |all| all.iter().map(found).collect());
+        Some(Greeting { tools: list(&said["tools"])?, rewards, environments: environments? })
+    };
+    let needs = "its first line cannot be read: `tools` is a list of {\"type\": \"function\", \"function\": {\"name\": \
+                 …, …}}, and `rewards` true or false";
+    Some(read().ok_or_else(|| Wrong::quoting(needs, line)))
+}
+
+fn is_tool(schema: &Value) -> bool {
+    let function = &schema["function"];
+    let has_name = function["name"].as_str().is_some_and(|name| !name.is_empty());
+    schema["type"] == "function" && has_name && function.get("parameters").is_none_or(Value::is_object)
+}
+
+/// An answer to a request.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Answer {
+    /// The number of the request.
+    pub id: u64,
+    /// Calls in the process that go on though nobody waits for them.
+    pub abandoned: u64,
+    /// It is no answer yet: the episode waits for a place.
+    pub queued: bool,
+    /// All fields, or why there are none.
+    pub fields: Result<Value, Failure>,
+}
+
+/// Reads an answer. `seconds` is the time that a function has.
+///
+/// # Errors
+/// A line that is no answer.
+pub fn read(line: &str, seconds: f64) -> Result<Answer, String> {
+    let no_answer = || Wrong::quoting("this line is no answer", line).reason;
+    let fields: Value = serde_json::from_str(line).map_err(|_| no_answer())?;
+    let id = fields["id"].as_u64().ok_or_else(no_answer)?;
+    let abandoned = fields["abandoned"].as_u64().unwrap_or_default();
+    let failure = |Wrong { reason, traceback }: Wrong| {
+        let environment = String::new();
+        if fields["late"] == Value::Bool(true) {
+            return Failure::Late { environment, function: reason, seconds };
+        }
+        if fields["too_long"] == Value::Bool(true) {
+            return Failure::TooLong { environment, reason };
+        }
+        Failure::Broken { environment, reason, traceback }
+    };
+    let wrong = Wrong::of(&fields).map(failure);
+    let queued = wrong.is_none() && fields["queued"] == Value::Bool(true);
+    Ok(Answer { id, abandoned, queued, fields: wrong.map_or(Ok(fields), Err) })
+}
+
+/// The answer to `open`.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn opening(fields: &Value) -> Result<Opening, Unusable> {
+    match &fields["text"] {
+        Value::Null => Ok(Opening::default()),
+        Value::String(text) if text.len() > MAX_TEXT => Err(too_long("the text of its opening", text.len(), MAX_TEXT)),
+        Value::String(text) => Ok(Opening { text: Some(text.clone()) }),
+        other => Err(Unusable::Broken(format!("the text of its opening is {}", quoted(other)))),
+    }
+}
+
+/// The answer to `step` about these calls.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn step(fields: &Value, calls: &[ToolCall]) -> Result<Step, Unusable> {
+    let replies = fields["replies"].as_array().ok_or("its answer to a turn has no list of replies")?;
+    if replies.len() != calls.len() {
+        return Err(Unusable::Broken(format!("answered {} replies to {} calls", replies.len(), calls.len())));
+    }
+    let replies = replies.iter().zip(calls).map(|(value, call)| reply(value, call)).collect::<Option<Vec<_>>>();
+    let replies = replies.ok_or("a reply needs `content`, a text or content blocks with texts")?;
+    let size = replies.iter().map(|reply| text_bytes(&reply.content)).sum();
+    if size > MAX_TURN {
+        return Err(too_long("the replies of a turn", size, MAX_TURN));
+    }
+    let done = fields.get("done").map_or(Some(false), Value::as_bool).ok_or("`done` is neither true nor false")?;
+    Ok(Step { replies, reward: reward(fields)?, done })
+}
+
+/// A reply to a call. Its name is that of the call, unless it says another.
+fn reply(value: &Value, call: &ToolCall) -> Option<Reply> {
+    let content = value.get("content")?.clone();
+    let is_block = |part: &Value| part["type"] == "text" && part["text"].is_string();
+    let fits = content.is_string() || content.as_array().is_some_and(|parts| parts.iter().all(is_block));
+    let name = value.get("name").map_or(Some(call.name.as_str()), Value::as_str)?.to_owned();
+    let failed = value.get("failed").map_or(Some(false), Value::as_bool)?;
+    fits.then_some(Reply { name, content, failed })
+}
+
+fn text_bytes(content: &Value) -> usize {
+    let text = |value: &Value| value.as_str().map_or(0, str::len);
+    content.as_array().map_or_else(|| text(content), |parts| parts.iter().map(|part| text(&part["text"])).sum())
+}
+
+fn too_long(what: &str, size: usize, most: usize) -> Unusable {
+    Unusable::TooLong(format!("{what} has {size} bytes; at most {most} are passed on"))
+}
+
+/// The reward of an answer, to `step` or to `score`.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn reward(fields: &Value) -> Result<Option<f64>, Unusable> {
+    match &fields["reward"] {
+        Value::Null => Ok(None),
+        reward => match reward.as_f64().filter(|reward| reward.is_finite()) {
+            Some(reward) => Ok(Some(reward)),
+            None => Err(Unusable::Broken(format!("its reward is {}", quoted(reward)))),
+        },
+    }
+}
+
+/// The beginning of a value.
+fn quoted(value: &Value) -> String {
+    value.to_string().chars().take(QUOTED).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn call(name: &str) -> ToolCall {
+        ToolCall { name: name.to_owned(), arguments: json!({}) }
+    }
+
+    #[test]
+    fn an_answer_says_what_it_is_for_and_how_it_went() {
+        let read = |line: &str| read(line, 2.0).unwrap();
+        let answer = read(r#"{"id": 7, "text": "hi", "abandoned": 2}"#);
+        assert_eq!((answer.id, answer.abandoned, answer.queued), (7, 2, false));
+        assert!(read(r#"{"id": 7, "queued": true}"#).queued);
+        assert_eq!(opening(&answer.fields.unwrap()), Ok(Opening { text: Some("hi".to_owned()) }));
+        for (line, kind, words) in [
+            (r#"{"id": 1, "error": "`f`", "late": true}"#, "late", "`f` has not answered within 2 s"),
+            (r#"{"id": 1, "error": "`f` is long", "too_long": true}"#, "too_long", "`f` is long"),
+            (r#"{"id": 1, "error": "KeyError: 1", "traceback": "a\nb"}"#, "broken", "KeyError: 1"),
+        ] {
+            let failure = read(line).fields.unwrap_err().of("e.py:E");
+            assert_eq!(failure.kind(), kind);
+            assert!(failure.to_string().starts_with("e.py:E: ") && failure.to_string().contains(words), "{failure}");
+        }
+        assert_eq!(read(r#"{"id": 1, "error": "x", "traceback": "a\nb"}"#).fields.unwrap_err().words(), ["a", "b"]);
+    }
+
+    #[test]
+    fn what_is_no_answer_is_named() {
+        for line in ["hello", "[1]", r#"{"text": null}"#, r#"{"id": "a"}"#] {
+            assert!(read(line, 1.0).unwrap_err().contains(line), "{line}");
+        }
+        assert!(opening(&json!({"text": 5})).is_err());
+        assert!(reward(&json!({"reward": "much"})).is_err());
+        for replies in [
+            json!({}),
+            json!({"replies": []}),
+            json!({"replies": [{"content": "one"}, {"content": "too many"}]}),
+            json!({"replies": [{"name": "a", "failed": false}]}),
+            json!({"replies": [{"name": 5, "content": "b"}]}),
+            json!({"replies": [{"content": "b", "failed": "no"}]}),
+            json!({"replies": [{"name": "a", "content": 5, "failed": false}]}),
+            json!({"replies": [{"name": "a", "content": [{"type": "image"}], "failed": false}]}),
+            json!({"replies": [{"content": "b"}], "reward": "much"}),
+            json!({"replies": [{"content": "b"}], "done": 1}),
+        ] {
+            assert!(matches!(step(&replies, &[call("a")]), Err(Unusable::Broken(_))), "{replies}");
+        }
+    }
+
+    #[test]
+    fn a_reply_needs_its_content_alone() {
+        let answer = json!({"replies": [{"content": "5"}, {"name": "other", "content": "", "failed": true}]});
+        let found = step(&answer, &[call("a"), call("b")]).unwrap();
+        let said: Vec<_> = found.replies.iter().map(|reply| (&*reply.name, reply.failed)).collect();
+        assert_eq!((said, found.reward, found.done), (vec![("a", false), ("other", true)], None, false));
+        let answer = json!({"replies": [{"content": "5"}], "reward": 0.5, "done": true});
+        let found = step(&answer, &[call("a")]).unwrap();
+        assert_eq!((found.reward, found.done), (Some(0.5), true));
+    }
+
+    #[test]
+    fn texts_of_megabytes_are_not_passed_on() {
+        let of = |bytes: usize| json!({"content": [{"type": "text", "text": "x".repeat(bytes)}]});
+        let replies = |first, second| json!({"replies": [of(first), of(second)]});
+        let calls = [call("a"), call("b")];
+        assert!(step(&replies(MAX_TEXT, MAX_TEXT), &calls).is_ok());
+        let refused = step(&replies(MAX_TEXT, MAX_TEXT + 1), &calls).unwrap_err().failure();
+        assert_eq!((refused.kind(), refused.to_string().contains("2097153 bytes")), ("too_long", true), "{refused}");
+        assert!(opening(&json!({"text": "x".repeat(MAX_TEXT)})).is_ok());
+        assert!(matches!(opening(&json!({"text": "x".repeat(MAX_TEXT + 1)})), Err(Unusable::TooLong(_))));
+    }
+
+    #[test]
+    fn a_first_line_of_another_protocol_is_refused() {
+        assert_eq!(greeting("hello"), None);
+        assert_eq!(greeting(r#"{"id": 1}"#), None);
+        let refused = |line: &str| greeting(line).unwrap().unwrap_err().reason;
+        assert!(refused(r#"{"protocol": 2, "tools": []}"#).contains("another protocol, 2; this build speaks 1"));
+        for tools in [r#"5"#, r#"[{"name": "a"}]"#, r#"[{"type": "function", "function": {"name": ""}}]"#] {
+            let line = format!(r#"{{"protocol": 1, "tools": {tools}}}"#);
+            assert!(refused(&line).contains("cannot be read"), "{line}");
+        }
+        assert!(refused(r#"{"protocol": 1, "rewards": 1}"#).contains("cannot be read"));
+        assert_eq!(refused(r#"{"error": "no", "traceback": "t"}"#), "no");
+        let line = r#"{"protocol": 1, "ready": true, "tools": [], "environments": []}"#;
+        assert_eq!(greeting(line), Some(Ok(Greeting::default())));
+        let tool = json!({"type": "function", "function": {"name": "turn"}});
+        let said = greeting(&json!({"protocol": 1, "rewards": true, "tools": [tool]}).to_string());
+        assert_eq!(said, Some(Ok(Greeting { tools: vec![tool], rewards: true, environments: Vec::new() })));
+    }
+
+    #[test]
+    fn any_line_is_survived() {
+        let seeds = [
+            r#"{"protocol": 1, "tools": [], "environments": [{"key": null, "rewards": true, "tools": []}]}"#,
+            r#"{"protocol": 1, "rewards": true, "tools": [{"type": "function", "function": {"name": "a"}}]}"#,
+            r#"{"id": 1, "text": "hi", "abandoned": 3}"#,
+            r#"{"id": 2, "replies": [{"name": "a", "content": "b", "failed": false}], "reward": 0.5, "done": true}"#,
+            r#"{"id": 3, "error": "a", "traceback": "b", "late": true}"#,
+        ];
+        harness::fuzz::explore("environment_answers", &seeds.map(|line| line.as_bytes().to_vec()), |bytes| {
+            let Ok(line) = std::str::from_utf8(bytes) else { return };
+            let _ = greeting(line);
+            let Ok(Answer { fields: Ok(fields), .. }) = read(line, 1.0) else { return };
+            let _ = (opening(&fields), reward(&fields));
+            if let Ok(step) = step(&fields, &[call("a")]) {
+                let [reply] = step.replies.as_slice() else { panic!("{step:?}") };
+                assert!(reply.content.is_string() || reply.content.is_array());
+            }
+        });
+    }
+}
