@@ -4,20 +4,23 @@ use std::{
     collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     thread::{self, JoinHandle},
+    time::Duration,
 };
 
 use crossbeam::channel::{Receiver, Sender, unbounded};
+use rollout_rewards::RewardInput;
 use serde_json::{Map, Value};
 use tokio::{
     runtime::{self, Handle},
     sync::{mpsc, oneshot},
 };
 
+pub use crate::python::Rating;
 use crate::{
     Failure, RowError, StartError,
     environment::{Environment, Opening, Sample, Step, Turn},
     plan::{Entries, Plan},
-    python::{Greeting, Hosts, InPython},
+    python::{Greeting, Hosts, InPython, rate},
     sources::Sources,
 };
 
@@ -28,6 +31,8 @@ pub enum Event {
     Opened(Opening),
     /// The calls of a turn have run.
     Stepped(Step),
+    /// What the raters say of the conversation, beside the others of its group.
+    Rated(Rating),
     /// The reward at the end; none where the environment gives none.
     Scored(Option<f64>),
     /// The environment failed, and answers no more. The conversation has no reward then, which is not a reward of 0.
@@ -36,12 +41,13 @@ pub enum Event {
 
 /// All environments of a run, many at once, on a thread of their own and in processes. No method waits.
 ///
-/// A conversation is opened, stepped through turn by turn, perhaps scored, and closed. Each of these but the last leads
-/// to one [`Event`], and the next is asked for after that event. A conversation may be closed at any time. An event
+/// A conversation is opened, stepped through turn by turn, perhaps rated and scored, and closed. Each of these but the
+/// last leads to one [`Event`], and the next is asked for after that event. A conversation may be closed at any time. An event
 /// that was under way may come after that, so a sample that is opened once more should have another tag.
 pub struct Environments {
     plan: Plan,
     hosts: Option<Arc<Hosts>>,
+    reward_timeout: Duration,
     conversations: Mutex<HashMap<Sample, Conversation>>,
     sender: Sender<(Sample, Event)>,
     events: Receiver<(Sample, Event)>,
@@ -73,13 +79,14 @@ impl Environments {
         let started = if tools.is_empty() && classes.is_empty() {
             None
         } else {
-            let python = InPython { tools, classes };
+            let python = InPython { tools, classes, raters: entries.raters().iter().collect() };
             Some(Hosts::start(&python, &sources.host, sources.timeout, room.handle.clone())?)
         };
         let (hosts, greeting) = started.map_or((None, Greeting::default()), |(hosts, said)| (Some(hosts), said));
         let plan = Plan::of(&entries, &greeting)?;
         let (sender, events) = unbounded();
-        Ok(Self { plan, hosts, conversations: Mutex::default(), sender, events, room })
+        let (conversations, reward_timeout) = (Mutex::default(), sources.reward_timeout);
+        Ok(Self { plan, hosts, reward_timeout, conversations, sender, events, room })
     }
 
     /// JSON schemas of the tools of a row in the order of the prompt: the listed tools, then the public methods of the
@@ -115,6 +122,21 @@ impl Environments {
     /// Runs the calls of a turn. Leads to [`Event::Stepped`].
     pub fn step(&self, sample: Sample, turn: Turn) {
         self.order(sample, Order::Step(turn));
+    }
+
+    /// Has the raters say something of conversations of one group, which must be open and wait for nothing. `input` has
+    /// their completions, in their order. Leads to [`Event::Rated`] for each.
+    pub fn rate(&self, samples: Vec<Sample>, input: RewardInput) {
+        let (hosts, sender, limit) = (self.hosts.clone(), self.sender.clone(), self.reward_timeout);
+        self.room.handle.spawn(async move {
+            let ratings = match &hosts {
+                Some(hosts) => rate(hosts, &samples, &input, limit).await,
+                None => vec![Rating::default(); samples.len()],
+            };
+            for (sample, rating) in samples.into_iter().zip(ratings) {
+                let _ = sender.send((sample, Event::Rated(rating)));
+            }
+        });
     }
 
     /// Asks for the reward of the whole conversation. Leads to [`Event::Scored`].

@@ -20,6 +20,7 @@ use crate::{
 
 const TOOLS: &str = "tools";
 const FACTORY: &str = "environment_factory";
+const REWARDS: &str = "reward_funcs";
 
 /// What an entry names.
 enum Entry<T: 'static> {
@@ -60,6 +61,7 @@ pub struct Entries {
     tools: Vec<(String, Entry<Tool>)>,
     /// Each class with the name that chooses it and its entry.
     classes: Vec<(Option<String>, String, Entry<Class>)>,
+    raters: Vec<Named>,
 }
 
 impl Entries {
@@ -76,8 +78,14 @@ impl Entries {
         let class = |(key, entry): (Option<&str>, &str)| -> Result<_, StartError> {
             Ok((key.map(str::to_owned), entry.to_owned(), Entry::read(FACTORY, entry, builtin::class)?))
         };
-        let classes = classes.map(class).collect::<Result<_, _>>()?;
-        Ok(Self { tools, classes })
+        let classes = classes.map(class).collect::<Result<Vec<_>, _>>()?;
+        let raters = sources.raters.iter().map(|entry| rater(entry, &classes)).collect::<Result<_, _>>()?;
+        Ok(Self { tools, classes, raters })
+    }
+
+    /// The raters.
+    pub fn raters(&self) -> &[Named] {
+        &self.raters
     }
 
     /// The functions in Python.
@@ -229,6 +237,21 @@ impl Kind {
             }
         };
         Box::new(Joined::new(self.parts.iter().map(made).collect(), Arc::clone(&self.routes)))
+    }
+}
+
+/// A rater, which needs an object in Python for each conversation.
+fn rater(entry: &str, classes: &[(Option<String>, String, Entry<Class>)]) -> Result<Named, StartError> {
+    let fail = |reason| StartError::Entry { option: REWARDS, entry: entry.to_owned(), reason };
+    if let Some((_, class, _)) = classes.iter().find(|(.., class)| class.python().is_none()) {
+        return Err(fail(format!(
+            "the function asks for `environments`, and `{class}` is no class in Python; write the class in Python, or \
+             a function without `environments`"
+        )));
+    }
+    match PythonFunction::parse(entry) {
+        Some(PythonFunction { place, function: Some(name) }) => Ok(Named { entry: entry.to_owned(), place, name }),
+        _ => Err(fail("write `file.py:name` or `module.name`".to_owned())),
     }
 }
 

@@ -63,7 +63,8 @@ impl Registry {
         let fail = |reason: String| RewardError::Parameter { name: entry.name.to_owned(), reason };
         let values = parameters(entry, settings).map_err(fail)?;
         let reward = (entry.build)(&Parameters { values, host: self.host.clone() }).map_err(fail)?;
-        Ok(RewardFunction { name: spec.to_owned(), columns: entry.columns, own: entry.name == command::NAME, reward })
+        let (name, columns, own) = (spec.to_owned(), entry.columns, entry.name == command::NAME);
+        Ok(RewardFunction { name, columns, own, is_rater: false, reward })
     }
 
     /// Makes every function of a list; those that take long to load do so at the same time.

@@ -531,7 +531,7 @@ impl RewardFlags {
         let weights = self.reward_weights.iter().copied().chain(iter::repeat(1.0));
         let entries: Vec<String> = functions.iter().map(|function| function.name().to_owned()).collect();
         let names = config::rewards::names(&entries).into_iter().zip(weights).collect();
-        let pool = reward::pool(functions, threads, deadline).context("threads for the reward functions")?;
-        Ok(Some(Scoring { pool, names }))
+        let scoring = reward::scoring(&functions, threads, deadline, names);
+        Ok(Some(scoring.context("threads for the reward functions")?))
     }
 }

@@ -47,6 +47,7 @@ pub struct Conversing {
 /// A group whose conversations go on.
 struct Begun {
     request: GroupRequest,
+    prompt: PromptRow,
     /// What environments are opened with.
     row: Arc<Map<String, Value>>,
     beginning: Beginning,
@@ -93,6 +94,7 @@ impl Conversing {
         self.groups.insert(
             number,
             Begun {
+                prompt: row.clone(),
                 row: Arc::new(prompts::environment_row(row)),
                 beginning: row.beginning.clone().unwrap_or_default(),
                 live: samples.len(),
@@ -123,13 +125,17 @@ impl Conversing {
         match (event, live.at) {
             (Event::Opened(opening), At::Opening) => self.opened(sample, opening),
             (Event::Stepped(step), At::Stepping) => return self.stepped(sample, step),
+            (Event::Rated(rating), At::Rating(end)) => {
+                self.live.get_mut(&sample).expect("it was just looked at").rated(rating);
+                self.ask_for_reward(sample, end);
+            }
             (Event::Scored(reward), At::Scoring(end)) => self.scored(sample, end, *reward),
             (Event::Failed(failure), _) => {
                 tracing::warn!("{failure}");
                 failure.words().iter().for_each(|line| tracing::warn!("  {line}"));
                 self.give_up(sample, end_of_failure(failure), failure.to_string());
             }
-            (Event::Opened(_) | Event::Stepped(_) | Event::Scored(_), _) => {
+            (Event::Opened(_) | Event::Stepped(_) | Event::Rated(_) | Event::Scored(_), _) => {
                 self.give_up(sample, EpisodeEnd::EnvironmentFailed, "the environment answered out of turn".into());
             }
         }
@@ -227,7 +233,7 @@ impl Conversing {
                 live.go(At::Stepping);
                 self.hosts.step(sample, Turn { calls, text });
             }
-            Ok(After::Over(end)) => self.ask_for_reward(sample, end),
+            Ok(After::Over(end)) => self.over(sample, end),
             Err(error) => self.give_up(sample, EpisodeEnd::Aborted, error.to_string()),
         }
     }
@@ -246,8 +252,8 @@ impl Conversing {
             }
         };
         match onward {
-            Onward::Over(end) => self.ask_for_reward(sample, end),
-            Onward::Sample { .. } if step.done => self.ask_for_reward(sample, EpisodeEnd::Stop),
+            Onward::Over(end) => self.over(sample, end),
+            Onward::Sample { .. } if step.done => self.over(sample, EpisodeEnd::Stop),
             Onward::Sample { given, room } => {
                 live.go(At::Sampling);
                 live.recomputed += u32::from(state.as_ref().is_none_or(|state| !state.is_held()));
@@ -266,7 +272,41 @@ impl Conversing {
         Ok(())
     }
 
-    /// A conversation is over. Its environment is asked for the reward, where it may have one.
+    /// A conversation is over. Where there are raters, they see all conversations of the group, before any environment
+    /// is asked for its reward (TRL).
+    fn over(&mut self, sample: Sample, end: EpisodeEnd) {
+        if self.rewards.raters() == 0 {
+            return self.ask_for_reward(sample, end);
+        }
+        if let Some(live) = self.live.get_mut(&sample) {
+            live.go(At::Over(end));
+        }
+        self.rate_when_over(sample.tag);
+    }
+
+    /// Has the conversations of a group rated, once all that go on are over.
+    fn rate_when_over(&mut self, number: u64) {
+        let Some(group) = self.groups.get(&number) else { return };
+        let tokenizer = &group.prompt.tokenizer;
+        let (mut samples, mut completions) = (Vec::new(), Vec::new());
+        for &index in group.request.samples.iter() {
+            let sample = Sample { tag: number, index };
+            let Some(live) = self.live.get(&sample) else { continue };
+            let At::Over(end) = live.at else { return };
+            let Some(seen) = live.seen(tokenizer) else { return };
+            samples.push((sample, end));
+            completions.push(seen);
+        }
+        let input = group.prompt.reward_input(completions);
+        for (sample, end) in &samples {
+            self.live.get_mut(sample).expect("it was just looked at").go(At::Rating(*end));
+        }
+        if !samples.is_empty() {
+            self.hosts.rate(samples.into_iter().map(|(sample, _)| sample).collect(), input);
+        }
+    }
+
+    /// Asks the environment of a conversation that is over for the reward, where it may have one.
     fn ask_for_reward(&mut self, sample: Sample, end: EpisodeEnd) {
         if self.rewards.is_empty() {
             return self.scored(sample, end, None);
@@ -299,6 +339,7 @@ impl Conversing {
         let Some((sequence, conversed)) = self.take_out(sample, end, rewards, failure) else { return };
         self.ended.insert((conversed.tag, conversed.sample), conversed);
         self.outputs.push(Output::Ended { sequence, state: None });
+        self.rate_when_over(sample.tag);
     }
 
     /// Gives up what a conversation has, and returns what it has come to.
@@ -356,12 +397,13 @@ impl Generate for Conversing {
         self.inner.version()
     }
 
-    /// Conversations that wait for their environments take no slot.
+    /// Conversations that wait for their environments, or for the others of their group, take no slot.
     fn capacity(&self) -> usize {
-        self.inner.capacity() + self.count(At::waits)
+        self.inner.capacity() + self.count(At::takes_no_slot)
     }
 
-    /// Conversations that have begun, also those that wait: new weights under `drain` wait for all of them.
+    /// Conversations that have begun, also those that wait for their environments: new weights under `drain` wait for
+    /// all of them. Those that wait for their group do not count, since it may wait for the weights.
     fn running(&self) -> usize {
         self.count(At::is_begun)
     }
@@ -405,6 +447,7 @@ impl Generate for Conversing {
                 ended.map(|(sequence, _)| FinishedSequence { finish_reason: FinishReason::Aborted, ..sequence }),
             );
         }
+        numbers.into_iter().for_each(|number| self.rate_when_over(number));
         cancelled
     }
 

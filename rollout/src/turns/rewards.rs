@@ -13,6 +13,8 @@ pub struct Rewards {
     columns: Vec<(Option<String>, usize)>,
     /// Number of columns.
     width: usize,
+    /// Number of raters.
+    raters: usize,
 }
 
 impl Rewards {
@@ -23,7 +25,19 @@ impl Rewards {
         let entries = factory.entries();
         let column = |class: &str| entries.iter().position(|entry| entry == class).expect("a class is an entry");
         let columns = factory.classes().map(|(name, class)| (name.map(str::to_owned), column(class))).collect();
-        Self { columns, width: entries.len() }
+        Self { columns, width: entries.len(), raters: 0 }
+    }
+
+    /// The same with so many raters.
+    #[must_use]
+    pub fn with_raters(self, raters: usize) -> Self {
+        Self { raters, ..self }
+    }
+
+    /// Number of raters: reward functions that ask for `environments`.
+    #[must_use]
+    pub fn raters(&self) -> usize {
+        self.raters
     }
 
     /// Whether there is any.

@@ -123,7 +123,7 @@ pub struct RewardHost {
     pub processes: usize,
     /// Limits of each process.
     pub bounds: RewardBounds,
-    /// Whether the run has environments; a function in Python that asks for them is refused.
+    /// Whether the run has environments; functions in Python that ask for them are called where these are.
     pub with_environments: bool,
 }
 

@@ -93,6 +93,11 @@ impl Host {
         async move { answer.await.unwrap_or_else(|_| Err(calls.died(""))) }
     }
 
+    /// The permissions and limits of the process.
+    pub fn containment(&self) -> &Containment {
+        &self.calls.invocation.containment
+    }
+
     /// Whether it has ended, or will.
     pub fn is_over(&self) -> bool {
         self.calls.state().ended.is_some()

@@ -39,6 +39,8 @@ pub struct Hosts {
     wanted: usize,
     runtime: Handle,
     seats: Mutex<Seats>,
+    /// Entries of the raters.
+    raters: Vec<String>,
 }
 
 #[derive(Default)]
@@ -46,6 +48,8 @@ struct Seats {
     hosts: Vec<Arc<Host>>,
     /// Where the conversations of a group are, and how many there are.
     groups: HashMap<u64, (Arc<Host>, usize)>,
+    /// Where each conversation is, with the number of its episode.
+    places: HashMap<Sample, (Arc<Host>, u64)>,
     /// The number of the last episode.
     last: u64,
 }
@@ -72,7 +76,8 @@ impl Hosts {
     ) -> Result<(Arc<Self>, Greeting), StartError> {
         let fail = |reason: String| StartError::Python { reason, words: Vec::new() };
         let invocation = Arc::new(invocation(python, host, limit).map_err(fail)?);
-        let hosts = Self { invocation, wanted: host.processes.max(1), runtime, seats: Mutex::default() };
+        let raters = python.raters.iter().map(|named| named.entry.clone()).collect();
+        let hosts = Self { invocation, wanted: host.processes.max(1), runtime, seats: Mutex::default(), raters };
         let start = || hosts.start_host().map_err(|e| fail(format!("{e}; `reward_python` names the interpreter")));
         let (first, greeting) = start()?;
         let mut all = vec![first];
@@ -88,6 +93,17 @@ impl Hosts {
             }
         };
         Ok((Arc::new(hosts), greeting))
+    }
+
+    /// Entries of the raters, in order.
+    pub fn raters(&self) -> &[String] {
+        &self.raters
+    }
+
+    /// Where open conversations are, each with the number of its episode.
+    pub fn places(&self, samples: &[Sample]) -> Vec<Option<(Arc<Host>, u64)>> {
+        let seats = self.seats();
+        samples.iter().map(|sample| seats.places.get(sample).cloned()).collect()
     }
 
     fn seats(&self) -> MutexGuard<'_, Seats> {
@@ -121,6 +137,7 @@ impl Hosts {
             }
         };
         host.live.fetch_add(1, Ordering::Relaxed);
+        seats.places.insert(sample, (Arc::clone(&host), episode));
         Ok(Seat { host, episode, sample })
     }
 
@@ -152,6 +169,10 @@ impl Hosts {
                 seats.groups.remove(&sample.tag);
             }
         }
+        // The sample may have been opened once more.
+        if seats.places.get(&sample).is_some_and(|(_, last)| *last == episode) {
+            seats.places.remove(&sample);
+        }
         if host.live.fetch_sub(1, Ordering::Relaxed) == 1 && host.is_retired() {
             seats.hosts.retain(|other| !Arc::ptr_eq(other, &host));
         }
@@ -172,7 +193,7 @@ async fn look_after(host: Weak<Host>, limit: Duration) {
 }
 
 fn invocation(python: &InPython<'_>, host: &RewardHost, limit: Duration) -> Result<Invocation, String> {
-    let InPython { tools, classes } = python;
+    let InPython { tools, classes, raters } = python;
     let (program, dir) = interpreter(host)?;
     let entry = |named: &Named| -> Result<Value, String> {
         let in_entry = |reason| format!("{}: {reason}", named.entry);
@@ -188,6 +209,7 @@ fn invocation(python: &InPython<'_>, host: &RewardHost, limit: Duration) -> Resu
     let config = json!({
         "tools": tools.iter().map(|named| entry(named)).collect::<Result<Vec<_>, String>>()?,
         "environments": classes.iter().map(class).collect::<Result<Vec<_>, String>>()?,
+        "rewards": raters.iter().map(|named| entry(named)).collect::<Result<Vec<_>, String>>()?,
         "timeout": limit.as_secs_f64(),
         "threads": THREADS.min(host.bounds.processes / 4).max(1),
     });

@@ -1,12 +1,13 @@
 //! Tools and environments in Python as TRL takes them, in processes of the user's interpreter.
 //!
 //! A process holds thousands of instances ([`host.py`](host.py) describes the lines that go in and out). The
-//! conversations of a group share one. Containment, limits,
-//! interpreter and log are those of rewards.
+//! conversations of a group share one, so that a rater, a reward function that asks for `environments`, sees all their
+//! instances. Containment, limits, interpreter and log are those of rewards.
 
 mod answer;
 mod host;
 mod hosts;
+mod rating;
 #[cfg(test)]
 mod tests;
 
@@ -17,6 +18,7 @@ use shared::config::rewards::PythonPlace;
 
 pub use answer::Greeting;
 pub use hosts::Hosts;
+pub use rating::{Rating, rate};
 
 use crate::{
     Failure,
@@ -42,6 +44,8 @@ pub struct InPython<'a> {
     pub tools: Vec<&'a Named>,
     /// Classes, each with the name that chooses it.
     pub classes: Vec<(Option<&'a str>, &'a Named)>,
+    /// Reward functions that ask for environments.
+    pub raters: Vec<&'a Named>,
 }
 
 /// An environment in a process.

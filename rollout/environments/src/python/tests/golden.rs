@@ -85,7 +85,7 @@ fn golden_turns() {
         let classes = classes(&inputs["environment"]);
         let host = sources(&std::env::temp_dir()).host;
         let by_name: Vec<_> = classes.iter().map(|(key, class)| (key.as_deref(), class)).collect();
-        let python = InPython { tools: tools.iter().collect(), classes: by_name };
+        let python = InPython { tools: tools.iter().collect(), classes: by_name, raters: Vec::new() };
         let handle = runtime.handle().clone();
         let (hosts, greeting) = Hosts::start(&python, &host, Duration::from_secs(20), handle).unwrap();
         assert_eq!(Value::from(greeting.tools.clone()).to_string(), inputs["tools"].to_string(), "{name}");
