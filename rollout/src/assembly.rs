@@ -93,7 +93,7 @@ fn with_raters(mut outcomes: Vec<RewardOutcome>, rated: Vec<RewardOutcome>, plac
 /// failed, nothing counts.
 fn with_environment(mut outcomes: Vec<RewardOutcome>, exchange: Option<&Exchange>) -> Vec<RewardOutcome> {
     let Some(exchange) = exchange else { return outcomes };
-    outcomes.extend(exchange.rewards.iter().cloned());
+    outcomes.extend(exchange.rewards.iter().map(RewardOutcome::in_total));
     match exchange.reason() {
         Some(reason) => vec![RewardOutcome::Failed(reason.to_owned()); outcomes.len()],
         None => outcomes,

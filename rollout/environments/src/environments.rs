@@ -104,6 +104,12 @@ impl Environments {
         self.plan.gives_rewards()
     }
 
+    /// Whether any environment gives rewards by turn.
+    #[must_use]
+    pub fn give_turn_rewards(&self) -> bool {
+        self.plan.gives_turn_rewards()
+    }
+
     /// Begins a conversation about a row of the dataset. Leads to [`Event::Opened`].
     pub fn open(&self, sample: Sample, row: Arc<Map<String, Value>>) {
         let kind = match self.plan.kind(&row) {

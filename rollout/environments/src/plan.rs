@@ -112,6 +112,8 @@ pub struct Kind {
     entry: String,
     /// Whether its class gives a reward at the end.
     gives_reward: bool,
+    /// Whether its class gives rewards by turn.
+    gives_turn_rewards: bool,
     schemas: Vec<Value>,
     routes: Arc<HashMap<String, usize>>,
     parts: Vec<Part>,
@@ -161,6 +163,11 @@ impl Plan {
     pub fn gives_rewards(&self) -> bool {
         self.kinds.iter().any(|kind| kind.gives_reward)
     }
+
+    /// Whether any class gives rewards by turn.
+    pub fn gives_turn_rewards(&self) -> bool {
+        self.kinds.iter().any(|kind| kind.gives_turn_rewards)
+    }
 }
 
 impl Kind {
@@ -206,7 +213,8 @@ impl Kind {
             }
         }
         let schemas = tools.into_iter().map(|(schema, _)| schema).collect();
-        Ok(Self { key, entry, gives_reward, schemas, routes: Arc::new(routes), parts })
+        let gives_turn_rewards = matches!(class, Some(Entry::BuiltIn(class)) if class.by_turn);
+        Ok(Self { key, entry, gives_reward, gives_turn_rewards, schemas, routes: Arc::new(routes), parts })
     }
 
     /// JSON schemas of its tools: the listed ones, then the methods of the class by name.

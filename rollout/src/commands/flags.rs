@@ -405,7 +405,11 @@ impl RowFlags {
         let options = PromptOptions {
             system_prompt: self.system.system_prompt.clone(),
             max_prompt_length: self.max_prompt_length,
-            columns: Columns { prompt: self.prompt_column.clone(), answer: self.answer_column.clone() },
+            columns: Columns {
+                prompt: self.prompt_column.clone(),
+                answer: self.answer_column.clone(),
+                ..Columns::default()
+            },
             with_tools: false,
         };
         let mut dataset = match prompts {

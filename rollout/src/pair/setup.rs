@@ -280,7 +280,11 @@ pub(crate) fn prompt_options(config: &TrainConfig) -> PromptOptions {
     PromptOptions {
         system_prompt: config.system_prompt.clone(),
         max_prompt_length: config.max_prompt_length,
-        columns: Columns { prompt: config.prompt_column.clone(), answer: config.answer_column.clone() },
+        columns: Columns {
+            prompt: config.prompt_column.clone(),
+            answer: config.answer_column.clone(),
+            may_lack_prompt: config.environment_factory.is_some(),
+        },
         with_tools: config.has_tools(),
     }
 }

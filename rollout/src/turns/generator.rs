@@ -222,6 +222,7 @@ impl Conversing {
         let sample = Sample { tag: sequence.tag, index: sequence.sample };
         let Some(live) = self.live.get_mut(&sample) else { return };
         let FinishedSequence { token_ids, logprobs, versions, finish_reason, .. } = sequence;
+        live.turn_ended();
         let Some(conversation) = &mut live.conversation else { return };
         if *finish_reason == FinishReason::Aborted {
             return self.give_up(sample, EpisodeEnd::Aborted, "the sampler gave it up".into());
@@ -319,8 +320,7 @@ impl Conversing {
 
     fn scored(&mut self, sample: Sample, end: EpisodeEnd, reward: Option<f64>) {
         let Some(live) = self.live.get_mut(&sample) else { return };
-        live.add(reward);
-        let outcomes = self.rewards.outcomes(&self.groups[&sample.tag].row, live.reward());
+        let outcomes = self.rewards.outcomes(&self.groups[&sample.tag].row, live.reward(reward));
         self.end(sample, end, outcomes, None);
     }
 

@@ -7,7 +7,7 @@ use std::{
 
 use rollout_environments::{Failure, Rating, Step};
 use rollout_rewards::RewardCompletion;
-use shared::{Episode, EpisodeEnd, Exchange, FinishReason, PolicyVersion, RewardOutcome};
+use shared::{Episode, EpisodeEnd, Exchange, FinishReason, PolicyVersion, RewardOutcome, StepScore};
 
 use crate::{assembly::own_text, conversation::Conversation, data::Tokenizer, engine::State, generate::Conversed};
 
@@ -59,8 +59,10 @@ pub struct Live {
     calls: u32,
     failed_calls: u32,
     pub(super) recomputed: u32,
-    /// Rewards of its turns together.
-    reward: Option<f64>,
+    /// Turns that have ended.
+    turns: u32,
+    /// Rewards of turns, by their numbers.
+    turn_rewards: Vec<StepScore>,
     rating: Rating,
     begun: Instant,
     since: Instant,
@@ -79,7 +81,8 @@ impl Live {
             calls: 0,
             failed_calls: 0,
             recomputed: 0,
-            reward: None,
+            turns: 0,
+            turn_rewards: Vec::new(),
             rating: Rating::default(),
             begun: now,
             since: now,
@@ -104,12 +107,13 @@ impl Live {
     /// Its tools have answered.
     pub(super) fn stepped(&mut self, step: &Step) {
         self.failed_calls += step.replies.iter().filter(|reply| reply.failed).count() as u32;
-        self.add(step.reward);
+        let turn = self.turns.saturating_sub(1);
+        self.turn_rewards.extend(step.reward.map(|score| StepScore { end: turn, score }));
     }
 
-    /// A reward of a turn, or of the whole episode.
-    pub(super) fn add(&mut self, reward: Option<f64>) {
-        self.reward = reward.map(|reward| self.reward.unwrap_or(0.0) + reward).or(self.reward);
+    /// A turn of it has ended.
+    pub(super) fn turn_ended(&mut self) {
+        self.turns += 1;
     }
 
     /// What raters say of it.
@@ -132,9 +136,13 @@ impl Live {
         Some(RewardCompletion { text: own_text(&seen, tokenizer), ..seen })
     }
 
-    /// All rewards together, if there is one.
-    pub(super) fn reward(&self) -> Option<f64> {
-        self.reward
+    /// The reward, where there is one: that of the end alone, or those of turns with it.
+    pub(super) fn reward(&self, last: Option<f64>) -> Option<RewardOutcome> {
+        if self.turn_rewards.is_empty() {
+            return last.map(RewardOutcome::Score);
+        }
+        let last = last.map(|score| StepScore { end: self.turns, score });
+        Some(RewardOutcome::Steps(self.turn_rewards.iter().copied().chain(last).collect()))
     }
 
     /// What it has come to. `version` is that of the generator, for a conversation without any turn.

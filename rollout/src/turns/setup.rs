@@ -6,7 +6,10 @@ use anyhow::{Context, bail};
 use rollout_environments::{Environments, Sources, StartError};
 use rollout_rewards::RewardFunction;
 use serde_json::Value;
-use shared::{ModelDir, config::TrainConfig};
+use shared::{
+    ModelDir,
+    config::{AdvantageLevel, TrainConfig},
+};
 
 use super::{Conversing, Rewards, prompts};
 use crate::{
@@ -68,6 +71,12 @@ impl Conversations {
         let environments = Environments::start(&sources(config, raters)).inspect_err(say_more)?;
         if config.reward_funcs.is_empty() && !environments.give_rewards() {
             bail!("no class has a method `get_reward`, and `reward_funcs` is empty: nothing would give a reward");
+        }
+        if config.advantage_level == AdvantageLevel::Turn && !environments.give_turn_rewards() {
+            bail!(
+                "`advantage_level`: no environment gives rewards by turn: classes in Python give one at the end, \
+                 `get_reward`; use `builtin:shaped_maze`, or `advantage_level` trajectory"
+            );
         }
         let rewards = Rewards::of(config.environment_factory.as_ref()).with_raters(many);
         Ok(Some(Self { environments, dialogue, rewards }))

@@ -80,7 +80,7 @@ def short(completions, completion_ids, owner_masks, prompts, **kwargs):
 "#;
 
 /// A folder with a model that calls `add`.
-struct Bench {
+pub(crate) struct Bench {
     dir: tempfile::TempDir,
 }
 
@@ -157,21 +157,21 @@ impl Bench {
     }
 
     /// A folder of its own with the warm model.
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let bench = Self::empty();
         std::os::unix::fs::symlink(WARM.path("model"), bench.path("model")).unwrap();
         bench
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
-    fn write(&self, name: &str, text: &str) {
+    pub(crate) fn write(&self, name: &str, text: &str) {
         fs::write(self.path(name), text).unwrap();
     }
 
-    fn command(&self, model: &str, run: &str, more: &str) -> Command {
+    pub(crate) fn command(&self, model: &str, run: &str, more: &str) -> Command {
         self.write(
             &format!("{run}.toml"),
             &format!(
@@ -190,16 +190,16 @@ impl Bench {
         cli::finish(self.command(model, run, more))
     }
 
-    fn metrics(&self, run: &str) -> Vec<Value> {
+    pub(crate) fn metrics(&self, run: &str) -> Vec<Value> {
         json_lines(&self.path(run).join("metrics.jsonl"))
     }
 
-    fn completions(&self, run: &str, step: u64) -> Vec<Value> {
+    pub(crate) fn completions(&self, run: &str, step: u64) -> Vec<Value> {
         json_lines(&self.path(run).join(format!("completions/step-{step}.jsonl")))
     }
 }
 
-fn number(record: &Value, key: &str) -> f64 {
+pub(crate) fn number(record: &Value, key: &str) -> f64 {
     record[key].as_f64().unwrap_or_else(|| panic!("no `{key}` in {record}"))
 }
 
