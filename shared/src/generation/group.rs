@@ -207,4 +207,15 @@ mod tests {
         let failed = Completion { rewards: vec![RewardOutcome::Failed("gone".into()); 3], ..found };
         assert_eq!(failed.turn_scores(2), []);
     }
+
+    #[test]
+    fn equal_sums_of_unequal_turns_have_contrast_where_turns_are_steps() {
+        let contrasts = |turns: [&[(u32, f64)]; 2]| {
+            let mut group = testing::group(0, turns.map(completion).to_vec());
+            group.reward_names = ["a", "b", "c"].map(|name| (name.to_owned(), 1.0)).to_vec();
+            [Contrast::Steps, Contrast::Total].map(|contrast| group.has_contrast(contrast, RewardFailure::Exclude))
+        };
+        assert_eq!(contrasts([&[(0, 1.0), (1, 0.0)], &[(0, 0.0), (1, 1.0)]]), [true, false]);
+        assert_eq!(contrasts([&[(0, 1.0), (1, 1.0)], &[(0, 1.0), (1, 1.0)]]), [false, false]);
+    }
 }

@@ -24,6 +24,7 @@ mod guide;
 mod hub;
 mod import_config;
 mod in_flight;
+mod judge;
 mod launcher;
 mod learns;
 mod memory;
