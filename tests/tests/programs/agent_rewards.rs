@@ -62,7 +62,7 @@ fn a_reward_function_sees_the_environments_of_its_group_and_a_dead_process_gives
         let own = number(rewards, "Sums");
         assert!(own == 0.25 * (calls + 1.0) || own == 0.25 * (calls + 1.0) + 1.0, "asked after the function: {row}");
     }
-    assert!(bench.metrics("run").iter().any(|record| record["environments"] == 4.0));
+    assert!(bench.metrics("run").iter().any(|record| record["logged/environments"] == 4.0));
 
     let refused =
         train(&bench, "refused", "environment_factory = \"builtin:maze\"\nmax_steps = 1\n", "my_rewards.py:seen");

@@ -70,7 +70,7 @@ fn a_judge_scores_completions_and_what_it_does_not_score_has_no_reward() {
             );
         }
     }
-    let tokens: Vec<f64> = bench.metrics("run").iter().map(|record| number(record, "judge/tokens")).collect();
+    let tokens: Vec<f64> = bench.metrics("run").iter().map(|record| number(record, "logged/judge/tokens")).collect();
     assert!(tokens.iter().all(|&tokens| tokens > 0.0 && tokens <= 11.0), "{tokens:?}");
 
     let refused = train("refused", "wrong");
