@@ -303,7 +303,7 @@ mod tests {
     use std::time::Duration;
 
     use serde_json::json;
-    use shared::{EpisodeEnd, FinishReason, Logged, PromptId, Segment, TokenLogprob, Why};
+    use shared::{EpisodeEnd, FinishReason, Logged, PromptId, Segment, StepScore, TokenLogprob, Why};
 
     use super::*;
     use crate::{data::testing::byte_tokenizer, reward};
@@ -392,6 +392,13 @@ mod tests {
         assert_eq!(group.completions[0].rewards, [RewardOutcome::Score(0.5)]);
         let outcomes = with_environment(vec![RewardOutcome::Score(2.0)], group.completions[0].exchange.as_deref());
         assert_eq!(outcomes, [RewardOutcome::Score(2.0), RewardOutcome::Score(0.5)]);
+        let turns = [(0, 0.5), (1, -0.25)].map(|(end, score)| StepScore { end, score });
+        let by_turn =
+            Exchange { rewards: vec![RewardOutcome::Steps(turns.to_vec())], ..Exchange::new(&[], EpisodeEnd::Stop) };
+        assert_eq!(with_environment(Vec::new(), Some(&by_turn)), [RewardOutcome::Score(0.25)], "the sum of the turns");
+        let (pool, rated) = ([1.0, 3.0].map(RewardOutcome::Score), [0.0, 2.0].map(RewardOutcome::Score));
+        let all = with_raters(pool.to_vec(), rated.to_vec(), &[0, 2]);
+        assert_eq!(all, [0.0, 1.0, 2.0, 3.0].map(RewardOutcome::Score), "each rater in its place");
         assert_eq!(group.completions[1].rewards, [RewardOutcome::Failed("the maze is gone".into())]);
         assert!(group.completions[0].is_usable() && !group.completions[1].is_usable());
     }
