@@ -20,8 +20,10 @@ use crate::{
 pub struct Scoring {
     /// The pool that runs them.
     pub pool: RewardPool,
-    /// Their names with their weights, in the pool's order.
+    /// The names of all rewards with their weights: functions, then environments.
     pub names: Vec<(String, f64)>,
+    /// Places among the names of the raters, which are asked beside the environments and not by the pool.
+    pub raters: Vec<usize>,
 }
 
 /// Collects sequences, decodes them, has complete groups scored while the engine goes on, and hands them out.
@@ -70,15 +72,29 @@ fn as_seen(completion: &Completion, tokenizer: &Tokenizer) -> RewardCompletion {
     if seen.given.is_empty() {
         return seen;
     }
+    RewardCompletion { text: own_text(&seen, tokenizer), ..seen }
+}
+
+/// The text of the policy's own turns.
+pub(crate) fn own_text(seen: &RewardCompletion, tokenizer: &Tokenizer) -> String {
     let turns: Vec<String> = seen.turns().map(|turn| tokenizer.decode(turn).unwrap_or_default()).collect();
-    RewardCompletion { text: turns.join("\n"), ..seen }
+    turns.join("\n")
+}
+
+/// The outcomes of all reward functions: those of the pool, with those of the raters in their places.
+fn with_raters(mut outcomes: Vec<RewardOutcome>, rated: Vec<RewardOutcome>, places: &[usize]) -> Vec<RewardOutcome> {
+    let rated = rated.into_iter().chain(std::iter::repeat(RewardOutcome::NotApplicable));
+    for (&place, outcome) in places.iter().zip(rated) {
+        outcomes.insert(place.min(outcomes.len()), outcome);
+    }
+    outcomes
 }
 
 /// All outcomes of a completion: those of the reward functions, then those of its environment. With an environment that
 /// failed, nothing counts.
 fn with_environment(mut outcomes: Vec<RewardOutcome>, exchange: Option<&Exchange>) -> Vec<RewardOutcome> {
     let Some(exchange) = exchange else { return outcomes };
-    outcomes.extend(exchange.rewards.iter().cloned());
+    outcomes.extend(exchange.rewards.iter().map(RewardOutcome::in_total));
     match exchange.reason() {
         Some(reason) => vec![RewardOutcome::Failed(reason.to_owned()); outcomes.len()],
         None => outcomes,
@@ -183,9 +199,10 @@ impl Assembly {
     /// # Errors
     /// When the tokens cannot be decoded.
     pub fn add_conversation(&mut self, conversed: Conversed) -> anyhow::Result<()> {
-        let Conversed { tag, sample, prompt_ids, mut episode, exchange, is_drawn_again } = conversed;
+        let Conversed { tag, sample, prompt_ids, mut episode, exchange, rewards, logged, is_drawn_again } = conversed;
         let text = self.tokenizer.decode(episode.token_ids())?;
         let Open { group, is_opened, .. } = self.open.get_mut(&tag).context(UNASKED)?;
+        group.notes.logged.extend(logged);
         if let (Some(prompt_ids), true) = (&prompt_ids, *is_opened) {
             let shared = group.prompt_ids.iter().zip(&**prompt_ids).take_while(|(a, b)| a == b).count();
             ensure!(shared > 0, "the prompts of the conversations of one row do not begin with the same token");
@@ -197,7 +214,7 @@ impl Assembly {
         } else if let Some(prompt_ids) = prompt_ids {
             (group.prompt_ids, *is_opened) = (prompt_ids.to_vec(), true);
         }
-        let (seconds, exchange, rewards) = (exchange.seconds, Some(Box::new(exchange)), Vec::new());
+        let (seconds, exchange) = (exchange.seconds, Some(Box::new(exchange)));
         self.put(Ended { tag, sample, text, episode, exchange, rewards, seconds, is_drawn_again })
     }
 
@@ -261,10 +278,12 @@ impl Assembly {
             return self.open.remove(&tag).map(|open| open.group.into());
         };
         let mut group = self.open.remove(&tag).expect("the pool returns what was submitted").group;
+        let raters = self.scoring.as_ref().map_or(&[][..], |scoring| &scoring.raters);
         for (completion, outcomes) in group.completions.iter_mut().zip(outcomes) {
+            let outcomes = with_raters(outcomes, std::mem::take(&mut completion.rewards), raters);
             completion.rewards = with_environment(outcomes, completion.exchange.as_deref());
         }
-        group.notes.logged = logged;
+        group.notes.logged.extend(logged);
         Some(group.into())
     }
 
@@ -286,7 +305,7 @@ mod tests {
     use std::time::Duration;
 
     use serde_json::json;
-    use shared::{EpisodeEnd, FinishReason, PromptId, Segment, TokenLogprob, Why};
+    use shared::{EpisodeEnd, FinishReason, Logged, PromptId, Segment, StepScore, TokenLogprob, Why};
 
     use super::*;
     use crate::{data::testing::byte_tokenizer, reward};
@@ -324,12 +343,13 @@ mod tests {
             ..Exchange::new(&[json!({"role": "assistant", "content": "ab"})], end)
         };
         let prompt_ids = prompt_ids.map(Arc::from);
-        Conversed { tag: 0, sample, prompt_ids, episode, exchange, is_drawn_again: false }
+        let (rewards, logged) = (Vec::new(), Logged::default());
+        Conversed { tag: 0, sample, prompt_ids, episode, exchange, rewards, logged, is_drawn_again: false }
     }
 
     fn assembly(tokenizer: &Tokenizer, num_generations: u32) -> Assembly {
         let pool = reward::pool(Vec::new(), 1, Duration::from_secs(60)).unwrap();
-        let scoring = Scoring { pool, names: vec![("Maze".to_owned(), 1.0)] };
+        let scoring = Scoring { pool, names: vec![("Maze".to_owned(), 1.0)], raters: Vec::new() };
         Assembly::new(tokenizer.clone(), SamplingParams::default(), num_generations, Some(scoring))
     }
 
@@ -389,6 +409,13 @@ mod tests {
         assert_eq!(group.completions[0].rewards, [RewardOutcome::Score(0.5)]);
         let outcomes = with_environment(vec![RewardOutcome::Score(2.0)], group.completions[0].exchange.as_deref());
         assert_eq!(outcomes, [RewardOutcome::Score(2.0), RewardOutcome::Score(0.5)]);
+        let turns = [(0, 0.5), (1, -0.25)].map(|(end, score)| StepScore { end, score });
+        let by_turn =
+            Exchange { rewards: vec![RewardOutcome::Steps(turns.to_vec())], ..Exchange::new(&[], EpisodeEnd::Stop) };
+        assert_eq!(with_environment(Vec::new(), Some(&by_turn)), [RewardOutcome::Score(0.25)], "the sum of the turns");
+        let (pool, rated) = ([1.0, 3.0].map(RewardOutcome::Score), [0.0, 2.0].map(RewardOutcome::Score));
+        let all = with_raters(pool.to_vec(), rated.to_vec(), &[0, 2]);
+        assert_eq!(all, [0.0, 1.0, 2.0, 3.0].map(RewardOutcome::Score), "each rater in its place");
         assert_eq!(group.completions[1].rewards, [RewardOutcome::Failed("the maze is gone".into())]);
         assert!(group.completions[0].is_usable() && !group.completions[1].is_usable());
     }

@@ -14,7 +14,7 @@ use crate::programs::tool::Words;
 const SEEDS_OF_A_ROUND: u64 = 1_000_003;
 
 /// Options that `rollout generate` has under the same name.
-const OF_SAMPLING: [&str; 31] = [
+const OF_SAMPLING: [&str; 34] = [
     "system_prompt",
     "chat_template",
     "chat_template_kwargs",
@@ -32,6 +32,9 @@ const OF_SAMPLING: [&str; 31] = [
     "reward_max_processes",
     "reward_file_size",
     "reward_disk",
+    "judge_base_url",
+    "judge_model",
+    "judge_api_key_env",
     "num_generations",
     "max_completion_length",
     "temperature",

@@ -118,7 +118,11 @@ fn look(config: &mut TrainConfig) -> Result<Vec<String>> {
 
 /// What there is in a dataset: its format, how prompts are made of its rows, their columns, and oddities.
 fn about(path: &Path, config: &TrainConfig) -> Result<Vec<String>> {
-    let columns = Columns { prompt: config.prompt_column.clone(), answer: config.answer_column.clone() };
+    let columns = Columns {
+        prompt: config.prompt_column.clone(),
+        answer: config.answer_column.clone(),
+        may_lack_prompt: config.environment_factory.is_some(),
+    };
     let read = || -> Result<_, DataError> {
         let table = shared_data::read(path, config.train_part())?;
         let names: Vec<String> = table.rows[0].values.keys().map(|name| format!("`{name}`")).collect();

@@ -20,7 +20,11 @@ pub struct Datasets {
 impl Datasets {
     /// Reads everything that the configuration names; files that cannot be read become problems.
     pub fn read(config: &TrainConfig, problems: &mut Problems) -> Self {
-        let columns = Columns { prompt: config.prompt_column.clone(), answer: config.answer_column.clone() };
+        let columns = Columns {
+            prompt: config.prompt_column.clone(),
+            answer: config.answer_column.clone(),
+            may_lack_prompt: config.environment_factory.is_some(),
+        };
         let mut datasets = Self { rows: 0, about: Vec::new() };
         for path in config.dataset.iter() {
             let added = datasets.add("dataset", path, config.train_part().into(), &columns);

@@ -36,6 +36,8 @@ pub struct Sample<'a> {
     pub outcomes: Cow<'a, [RewardOutcome]>,
     /// Weight of each reward function.
     pub weights: Vec<f64>,
+    /// Rewards of turns as (last token, reward), for each reward that is their sum; may be shorter than `weights`.
+    pub turns: Vec<Vec<(usize, f64)>>,
 }
 
 impl Sample<'_> {
@@ -47,9 +49,12 @@ impl Sample<'_> {
         weighted_sum(self.scores(failure), self.weights.iter().copied())
     }
 
-    /// Steps of one reward function as (last token, reward); a score of the whole completion is one step that ends with
-    /// it.
+    /// Steps of one reward function as (last token, reward): its steps, or turns. A score of the whole completion is one
+    /// step that ends with it.
     fn steps(&self, function: usize, failure: RewardFailure) -> Vec<(usize, f64)> {
+        if let Some(turns) = self.turns.get(function).filter(|turns| self.valid && !turns.is_empty()) {
+            return turns.clone();
+        }
         match failure.settle(&self.outcomes).get(function) {
             Some(RewardOutcome::Score(score)) if self.valid => vec![(self.tokens.saturating_sub(1), *score)],
             Some(RewardOutcome::Steps(steps)) if self.valid => {

@@ -21,6 +21,7 @@ fn samples(outcomes: &[[RewardOutcome; 1]]) -> Vec<Sample<'_>> {
             trained: true,
             outcomes: outcomes.into(),
             weights: vec![1.0],
+            turns: Vec::new(),
         })
         .collect()
 }
@@ -112,7 +113,8 @@ fn a_completion_with_a_failed_function_is_as_if_it_had_not_been_sampled() {
         [Failed("no result within 10 s".into()), Score(0.2)],
     ];
     fn sample(outcomes: &[RewardOutcome; 2]) -> Sample<'_> {
-        Sample { group: 0, tokens: 2, valid: true, trained: true, outcomes: outcomes.into(), weights: vec![1.0, 0.5] }
+        let (weights, turns) = (vec![1.0, 0.5], Vec::new());
+        Sample { group: 0, tokens: 2, valid: true, trained: true, outcomes: outcomes.into(), weights, turns }
     }
     let all: Vec<Sample<'_>> = outcomes.iter().map(sample).collect();
     for (estimator, aggregation) in [
@@ -194,6 +196,25 @@ fn rewards_of_steps_and_of_completions_stand_side_by_side() {
     twice.iter_mut().for_each(|sample| sample.weights = vec![2.0]);
     let doubled = credit(&options(Estimator::Process), &twice, None, None).advantages;
     assert!((doubled[0][3] - 2.0 * low).abs() < 1e-12);
+}
+
+#[test]
+fn turns_are_steps_of_a_reward_that_is_their_sum() {
+    let step = |end, score| StepScore { end, score };
+    let by_steps = [[RewardOutcome::Steps(vec![step(1, 1.0), step(3, 0.0)])], [RewardOutcome::Score(1.0)]];
+    let by_turns = scores(&[1.0, 1.0]);
+    let (mut steps, mut turns) = (samples(&by_steps), samples(&by_turns));
+    (steps[0].tokens, turns[0].tokens) = (4, 4);
+    turns[0].turns = vec![vec![(1, 1.0), (3, 0.0)]];
+    let advantages = |samples: &[Sample<'_>]| credit(&options(Estimator::Process), samples, None, None).advantages;
+    assert_eq!(advantages(&turns), advantages(&steps));
+    let summary = |samples: &[Sample<'_>]| RewardSummary::new(&options(Estimator::Process), samples);
+    assert_eq!(summary(&turns).rewards, [Some(1.0), Some(1.0)], "the reward is the sum");
+    assert_eq!(summary(&turns).zero_std, [false, false], "equal sums of unequal turns teach");
+    let plain = credit(&options(Estimator::Grpo), &turns, None, None).advantages;
+    assert!(plain[0].iter().all(|&token| token == 0.0), "other estimators know the sum alone");
+    turns[0].valid = false;
+    assert!(advantages(&turns)[0].iter().all(|&token| token == 0.0));
 }
 
 #[test]

@@ -59,6 +59,12 @@ struct Conversation<'a> {
     /// Runs of tokens, each with its owner: `["sampled", 12]`, `["given", 7]`.
     owners: Vec<(&'static str, usize)>,
     turns: usize,
+    /// What the environment gave for each turn, where it gave rewards by turn; null for a turn without one.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    turn_rewards: Vec<Option<f64>>,
+    /// What it gave at the end beside them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    end_reward: Option<f64>,
     calls: u32,
     failed_calls: u32,
     end: EpisodeEnd,
@@ -80,7 +86,12 @@ impl<'a> Conversation<'a> {
                 None => owners.push((owner, tokens)),
             }
         }
+        let by_turn = exchange.turn_rewards();
+        let turns = if by_turn.is_empty() { 0 } else { episode.sampled_spans().count() };
+        let of_turn = |turn: usize| by_turn.iter().find(|one| one.end as usize == turn).map(|one| one.score);
         Self {
+            turn_rewards: (0..turns).map(of_turn).collect(),
+            end_reward: of_turn(turns).filter(|_| turns > 0),
             messages: exchange.messages.values(),
             opening: exchange.opening.as_deref(),
             owners,

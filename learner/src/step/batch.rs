@@ -140,9 +140,20 @@ fn samples<'a>(rows: &[BatchRow<'a>]) -> Vec<Sample<'a>> {
                 trained: row.trained,
                 outcomes: outcomes(row.completion),
                 weights: row.group.reward_names.iter().map(|(_, weight)| *weight).collect(),
+                turns: turns(row.completion),
             }
         })
         .collect()
+}
+
+/// Rewards of turns, for each reward that is their sum. Empty where the environment gives none by turn.
+fn turns(completion: &Completion) -> Vec<Vec<(usize, f64)>> {
+    if completion.exchange.as_ref().is_none_or(|exchange| exchange.turn_rewards().is_empty()) {
+        return Vec::new();
+    }
+    let of_reward =
+        |reward| completion.turn_scores(reward).iter().map(|turn| (turn.end as usize, turn.score)).collect();
+    (0..completion.rewards.len()).map(of_reward).collect()
 }
 
 /// Outcomes of the reward functions, with the ends of steps counted in sampled tokens: reward functions count given

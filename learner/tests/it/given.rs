@@ -7,7 +7,8 @@ use learner::{
 };
 use proptest::prelude::*;
 use shared::{
-    Episode, FinishReason, ModelDir, Placed, PolicyVersion, RewardOutcome, Segment, StepScore, TokenLogprob, Why,
+    Episode, EpisodeEnd, Exchange, FinishReason, ModelDir, Placed, PolicyVersion, RewardOutcome, Segment, StepScore,
+    TokenLogprob, Why,
     config::{
         AdvantageEstimator, Choice, ImportanceSamplingLevel, ImportanceSamplingMode,
         LossType::{self, Bnpo, Dapo, DrGrpo, Grpo},
@@ -238,6 +239,28 @@ fn a_step_ends_where_the_reward_function_says_among_all_tokens() {
     let [found, wanted] = [&groups, &plain].map(|groups| step(&config, groups).inputs.advantages);
     assert_eq!(found, wanted);
     assert!(found[0][0] != found[0][2] && found[0][2] != found[0][3]);
+}
+
+#[test]
+fn a_reward_of_a_turn_is_one_of_a_step_that_ends_with_it() {
+    let config = TrainConfig { advantage_estimator: AdvantageEstimator::Process, ..config() };
+    let shapes = vec![vec![(true, 3), (false, 4), (true, 2)]; 12];
+    let mut by_step = groups(&config, &shapes);
+    let mut by_turn = by_step.clone();
+    let steps = |ends: [u32; 2]| {
+        let [first, last] = ends;
+        RewardOutcome::Steps(vec![StepScore { end: first, score: 1.0 }, StepScore { end: last, score: 0.5 }])
+    };
+    by_step[0].scored.group.completions[0].rewards = vec![steps([2, 8]), RewardOutcome::NotApplicable];
+    let completion = &mut by_turn[0].scored.group.completions[0];
+    completion.rewards = vec![RewardOutcome::Score(1.5), RewardOutcome::NotApplicable];
+    completion.exchange = Some(Box::new(Exchange {
+        rewards: vec![steps([0, 1]), RewardOutcome::NotApplicable],
+        ..Exchange::new(&[], EpisodeEnd::Stop)
+    }));
+    let [found, wanted] = [&by_turn, &by_step].map(|groups| step(&config, groups).inputs.advantages);
+    assert_eq!(found, wanted);
+    assert!(found[0][0] == found[0][2] && found[0][2] != found[0][3], "a turn has one advantage");
 }
 
 #[test]

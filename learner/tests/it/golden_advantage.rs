@@ -98,6 +98,7 @@ fn golden_advantages_outcome() {
                 trained: true,
                 outcomes: outcomes.into(),
                 weights: numbers(&params["reward_weights"]),
+                turns: Vec::new(),
             })
             .collect();
         let found = credit(&options, &samples, None, None);
@@ -184,6 +185,7 @@ fn golden_advantages_verl() {
                 trained: true,
                 outcomes: (&outcomes[i]).into(),
                 weights: vec![1.0],
+                turns: Vec::new(),
             })
             .collect();
         let found = credit(&options, &samples, None, None);

@@ -4,20 +4,24 @@ use std::{
     collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     thread::{self, JoinHandle},
+    time::Duration,
 };
 
 use crossbeam::channel::{Receiver, Sender, unbounded};
+use rollout_rewards::RewardInput;
 use serde_json::{Map, Value};
 use tokio::{
     runtime::{self, Handle},
     sync::{mpsc, oneshot},
 };
 
+pub use crate::python::Rating;
 use crate::{
     Failure, RowError, StartError,
     environment::{Environment, Opening, Sample, Step, Turn},
     plan::{Entries, Plan, Said},
     process::{FirstLine, Hosts, Invocation, Queued},
+    python::rate,
     sources::Sources,
 };
 
@@ -30,6 +34,8 @@ pub enum Event {
     Opened(Opening),
     /// The calls of a turn have run.
     Stepped(Step),
+    /// What the raters say of the conversation, beside the others of its group.
+    Rated(Rating),
     /// The reward at the end; none where the environment gives none.
     Scored(Option<f64>),
     /// The environment failed, and answers no more. The conversation has no reward then, which is not a reward of 0.
@@ -38,14 +44,15 @@ pub enum Event {
 
 /// All environments of a run, many at once, on a thread of their own and in processes. No method waits.
 ///
-/// A conversation is opened, stepped through turn by turn, perhaps scored, and closed. Each of these but the last leads
-/// to one [`Event`], and the next is asked for after that event; [`Event::Queued`] may come before [`Event::Opened`]. A
-/// conversation may be closed at any time. An event that was under way may come after that, so a sample that is opened
-/// once more should have another tag.
+/// A conversation is opened, stepped through turn by turn, perhaps rated and scored, and closed. Each of these but the
+/// last leads to one [`Event`], and the next is asked for after that event; [`Event::Queued`] may come before
+/// [`Event::Opened`]. A conversation may be closed at any time. An event that was under way may come after that, so a
+/// sample that is opened once more should have another tag.
 pub struct Environments {
     plan: Plan,
     /// The processes: those with Python, and those of each program.
     pub(crate) hosts: Vec<Arc<Hosts>>,
+    reward_timeout: Duration,
     conversations: Mutex<HashMap<Sample, Conversation>>,
     sender: Sender<(Sample, Event)>,
     events: Receiver<(Sample, Event)>,
@@ -76,7 +83,8 @@ impl Environments {
         let (hosts, said) = started(&entries, sources, &room.handle)?;
         let plan = Plan::of(&entries, &said)?;
         let (sender, events) = unbounded();
-        Ok(Self { plan, hosts, conversations: Mutex::default(), sender, events, room })
+        let (conversations, reward_timeout) = (Mutex::default(), sources.reward_timeout);
+        Ok(Self { plan, hosts, reward_timeout, conversations, sender, events, room })
     }
 
     /// JSON schemas of the tools of a row in the order of the prompt: the listed tools, then the public methods of the
@@ -92,6 +100,12 @@ impl Environments {
     #[must_use]
     pub fn give_rewards(&self) -> bool {
         self.plan.gives_rewards()
+    }
+
+    /// Whether any environment gives rewards by turn.
+    #[must_use]
+    pub fn give_turn_rewards(&self) -> bool {
+        self.plan.gives_turn_rewards()
     }
 
     /// Begins a conversation about a row of the dataset. Leads to [`Event::Opened`].
@@ -116,6 +130,22 @@ impl Environments {
     /// Runs the calls of a turn. Leads to [`Event::Stepped`].
     pub fn step(&self, sample: Sample, turn: Turn) {
         self.order(sample, Order::Step(turn));
+    }
+
+    /// Has the raters say something of conversations of one group, which must be open and wait for nothing. `input` has
+    /// their completions, in their order. Leads to [`Event::Rated`] for each.
+    pub fn rate(&self, samples: Vec<Sample>, input: RewardInput) {
+        let with_raters = self.hosts.iter().find(|hosts| !hosts.raters().is_empty()).cloned();
+        let (sender, limit) = (self.sender.clone(), self.reward_timeout);
+        self.room.handle.spawn(async move {
+            let ratings = match &with_raters {
+                Some(hosts) => rate(hosts, &samples, &input, limit).await,
+                None => vec![Rating::default(); samples.len()],
+            };
+            for (sample, rating) in samples.into_iter().zip(ratings) {
+                let _ = sender.send((sample, Event::Rated(rating)));
+            }
+        });
     }
 
     /// Asks for the reward of the whole conversation. Leads to [`Event::Scored`].

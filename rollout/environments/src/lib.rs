@@ -35,6 +35,6 @@ mod sources;
 mod testing;
 
 pub use environment::{BoxFuture, Environment, Opening, Reply, Sample, Step, ToolCall, Turn};
-pub use environments::{Environments, Event};
+pub use environments::{Environments, Event, Rating};
 pub use failure::{Failure, RowError, StartError};
 pub use sources::Sources;

@@ -22,6 +22,7 @@ use crate::{
 
 const TOOLS: &str = "tools";
 const FACTORY: &str = "environment_factory";
+const REWARDS: &str = "reward_funcs";
 
 /// What an entry names.
 enum Entry<T: 'static> {
@@ -70,6 +71,7 @@ pub struct Entries {
     tools: Vec<(String, Entry<Tool>)>,
     /// Each class with the name that chooses it and its entry.
     classes: Vec<(Option<String>, String, Entry<Class>)>,
+    raters: Vec<Named>,
 }
 
 impl Entries {
@@ -86,8 +88,9 @@ impl Entries {
         let class = |(key, entry): (Option<&str>, &str)| -> Result<_, StartError> {
             Ok((key.map(str::to_owned), entry.to_owned(), Entry::read(FACTORY, entry, builtin::class)?))
         };
-        let classes = classes.map(class).collect::<Result<_, _>>()?;
-        Ok(Self { tools, classes })
+        let classes = classes.map(class).collect::<Result<Vec<_>, _>>()?;
+        let raters = sources.raters.iter().map(|entry| rater(entry, &classes)).collect::<Result<_, _>>()?;
+        Ok(Self { tools, classes, raters })
     }
 
     /// The functions and classes in Python; none where there is nothing in Python.
@@ -95,7 +98,11 @@ impl Entries {
         let tools: Vec<_> = self.tools.iter().filter_map(|(_, entry)| entry.python()).collect();
         let classes: Vec<_> =
             self.classes.iter().filter_map(|(key, _, entry)| Some((key.as_deref(), entry.python()?))).collect();
-        (!tools.is_empty() || !classes.is_empty()).then_some(InPython { tools, classes })
+        (!tools.is_empty() || !classes.is_empty()).then(|| InPython {
+            tools,
+            classes,
+            raters: self.raters.iter().collect(),
+        })
     }
 
     /// The entries of the tools.
@@ -135,6 +142,8 @@ pub struct Kind {
     key: Option<String>,
     /// Whether its class gives a reward at the end.
     gives_reward: bool,
+    /// Whether its class gives rewards by turn.
+    gives_turn_rewards: bool,
     schemas: Vec<Value>,
     routes: Arc<HashMap<String, usize>>,
     parts: Vec<Part>,
@@ -183,6 +192,11 @@ impl Plan {
     pub fn gives_rewards(&self) -> bool {
         self.kinds.iter().any(|kind| kind.gives_reward)
     }
+
+    /// Whether any class gives rewards by turn.
+    pub fn gives_turn_rewards(&self) -> bool {
+        self.kinds.iter().any(|kind| kind.gives_turn_rewards)
+    }
 }
 
 impl Kind {
@@ -196,6 +210,12 @@ impl Kind {
         let mut draft = Draft { said, key: &key, parts: Vec::new(), tools: Vec::new() };
         draft.listed(entries)?;
         let gives_reward = draft.class(&entry, class);
+        let gives_turn_rewards = match class {
+            Some(Entry::BuiltIn(class)) => class.by_turn,
+            // It may.
+            Some(Entry::Program(_)) => gives_reward,
+            Some(Entry::Python(_)) | None => false,
+        };
         let Draft { parts, tools, .. } = draft;
         let mut routes = HashMap::new();
         for (schema, part) in &tools {
@@ -205,7 +225,7 @@ impl Kind {
             }
         }
         let schemas = tools.into_iter().map(|(schema, _)| schema).collect();
-        Ok(Self { key, gives_reward, schemas, routes: Arc::new(routes), parts })
+        Ok(Self { key, gives_reward, gives_turn_rewards, schemas, routes: Arc::new(routes), parts })
     }
 
     /// JSON schemas of its tools: the listed ones, then the methods of the class by name.
@@ -337,5 +357,20 @@ impl<'a> Draft<'a> {
             role.rewards |= rewards;
         }
         Some(known)
+    }
+}
+
+/// A rater, which needs an object in Python for each conversation.
+fn rater(entry: &str, classes: &[(Option<String>, String, Entry<Class>)]) -> Result<Named, StartError> {
+    let fail = |reason| StartError::Entry { option: REWARDS, entry: entry.to_owned(), reason };
+    if let Some((_, class, _)) = classes.iter().find(|(.., class)| class.python().is_none()) {
+        return Err(fail(format!(
+            "the function asks for `environments`, and `{class}` is no class in Python; write the class in Python, or \
+             a function without `environments`"
+        )));
+    }
+    match PythonFunction::parse(entry) {
+        Some(PythonFunction { place, function: Some(name) }) => Ok(Named { entry: entry.to_owned(), place, name }),
+        _ => Err(fail("write `file.py:name` or `module.name`".to_owned())),
     }
 }

@@ -13,8 +13,12 @@ pub struct Sources {
     /// TRL's `environment_factory`. A class is `file.py:Class` or `module.Class`, built in as `builtin:maze`, or a
     /// program as `command:./my_env`.
     pub environment_factory: Option<EnvironmentFactory>,
+    /// The raters: entries of `reward_funcs` whose functions ask for `environments` (TRL).
+    pub raters: Vec<String>,
     /// Interpreter, folder, number and limits of the processes: those of rewards.
     pub host: RewardHost,
     /// How long a call of a tool, a reset and a score may take, each (`environment_timeout`).
     pub timeout: Duration,
+    /// How long a rater may take for a group (`reward_timeout`).
+    pub reward_timeout: Duration,
 }

@@ -2,11 +2,12 @@
 
 use std::{fs, path::Path, sync::Arc, time::Duration};
 
+use rollout_rewards::RewardInput;
 use serde_json::{Map, Value, json};
 use shared::config::{EnvironmentFactory, RewardHost, TrainConfig};
 use shared_chat::turn::{Reply, ToolCall};
 
-use crate::{Environments, Event, Failure, Opening, Sample, Sources, StartError, Step, Turn};
+use crate::{Environments, Event, Failure, Opening, Rating, Sample, Sources, StartError, Step, Turn};
 
 /// Longest wait for an event.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -14,7 +15,14 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Sources in a folder, without any entries.
 pub fn sources(dir: &Path) -> Sources {
     let host = RewardHost { dir: dir.to_owned(), ..TrainConfig::default().reward_host() };
-    Sources { tools: Vec::new(), environment_factory: None, host, timeout: Duration::from_secs(20) }
+    Sources {
+        tools: Vec::new(),
+        environment_factory: None,
+        raters: Vec::new(),
+        host,
+        timeout: Duration::from_secs(20),
+        reward_timeout: Duration::from_secs(20),
+    }
 }
 
 /// A folder with one file, `e.py`.
@@ -120,6 +128,16 @@ impl Environments {
             Event::Failed(failure) => Err(failure),
             other => panic!("{other:?}"),
         }
+    }
+
+    /// What the raters say of open conversations, in their order.
+    pub fn rated(&self, samples: &[Sample], input: RewardInput) -> Vec<Rating> {
+        self.rate(samples.to_vec(), input);
+        let rating = |sample: &Sample| match self.event_of(*sample) {
+            Event::Rated(rating) => rating,
+            other => panic!("{other:?}"),
+        };
+        samples.iter().map(rating).collect()
     }
 
     /// The names of a row's tools, in order.

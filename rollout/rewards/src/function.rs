@@ -91,6 +91,8 @@ pub struct RewardFunction {
     pub(crate) columns: &'static [&'static str],
     /// Whether it is the user's own code.
     pub(crate) own: bool,
+    /// Whether it is called with the environments of a group, where these are.
+    pub(crate) is_rater: bool,
     pub(crate) reward: Arc<dyn Reward>,
 }
 
@@ -112,6 +114,13 @@ impl RewardFunction {
     #[must_use]
     pub fn reward(&self) -> &Arc<dyn Reward> {
         &self.reward
+    }
+
+    /// Whether it is a rater: a function in Python that asks for `environments`, in a run that has some. It is called in
+    /// the process of the environments, and not by [`RewardPool`](crate::RewardPool).
+    #[must_use]
+    pub fn is_rater(&self) -> bool {
+        self.is_rater
     }
 
     /// Checks that the function can score at least one row of the dataset at `path`, given by the rows' columns.

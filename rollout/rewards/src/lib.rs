@@ -1,7 +1,7 @@
 //! Rewards: functions of a prompt and its completions.
 //!
 //! [`Reward`] is the trait, [`Registry`] knows every function by name, [`rules`] holds the functions themselves and
-//! [`program`] those of other processes, which [`contain`] starts and bounds. [`rehearsal`] tries functions on samples,
+//! [`program`] those of other processes, which [`contain`] starts and bounds; `judge` asks a language model. [`rehearsal`] tries functions on samples,
 //! [`RewardPool`] runs them beside generation, and [`filter`] is what dynamic sampling goes by. `docs/rewards.md`
 //! describes them for users.
 //!
@@ -15,6 +15,7 @@ pub mod contain;
 pub mod entry;
 pub mod filter;
 mod function;
+mod judge;
 mod pool;
 pub mod program;
 pub mod registry;

@@ -1,8 +1,9 @@
 //! Reward functions by name.
 //!
 //! A function is asked for as `name` or, with parameters, `name:key=value:key=value`; no comma or quote is needed, so
-//! the same text works in lists on a command line and in `run.toml`. A colon within a value is written `\:`. Functions
-//! in Python are named as [`PythonFunction`] says.
+//! the same text works in lists on a command line and in `run.toml`. A colon within a value is written `\:`. The first
+//! value may stand without a key where only one must be given, as in `judge:rubric.md`. Functions in Python are named as
+//! [`PythonFunction`] says.
 
 use std::collections::BTreeMap;
 
@@ -15,6 +16,7 @@ use shared::config::{
 use crate::{
     RewardError, RewardFunction,
     entry::{Entry, Parameters},
+    judge,
     program::{command, python},
     rules,
 };
@@ -47,7 +49,7 @@ impl Registry {
 
     /// Every function, in the order in which they are listed.
     pub fn entries(&self) -> impl Iterator<Item = &'static Entry> {
-        rules::ENTRIES.iter().chain([command::ENTRY]).chain(self.further)
+        rules::ENTRIES.iter().chain([command::ENTRY, judge::ENTRY]).chain(self.further)
     }
 
     /// Makes a function from `name` or `name:key=value:…`.
@@ -63,7 +65,8 @@ impl Registry {
         let fail = |reason: String| RewardError::Parameter { name: entry.name.to_owned(), reason };
         let values = parameters(entry, settings).map_err(fail)?;
         let reward = (entry.build)(&Parameters { values, host: self.host.clone() }).map_err(fail)?;
-        Ok(RewardFunction { name: spec.to_owned(), columns: entry.columns, own: entry.name == command::NAME, reward })
+        let (name, columns, own) = (spec.to_owned(), entry.columns, entry.name == command::NAME);
+        Ok(RewardFunction { name, columns, own, is_rater: false, reward })
     }
 
     /// Makes every function of a list; those that take long to load do so at the same time.
@@ -122,8 +125,11 @@ fn parameters(entry: &Entry, settings: &str) -> Result<BTreeMap<&'static str, St
     let names = || entry.parameters.iter().map(|p| p.name).collect::<Vec<_>>().join(", ");
     let mut values: BTreeMap<&'static str, String> =
         entry.parameters.iter().filter_map(|p| Some((p.name, p.default?.to_owned()))).collect();
-    for setting in parts(settings).iter().filter(|s| !s.is_empty()) {
-        let (key, value) = setting.split_once('=').ok_or_else(|| {
+    let mut wanted = entry.parameters.iter().filter(|p| p.default.is_none());
+    let only = wanted.next().filter(|_| wanted.next().is_none()).map(|parameter| parameter.name);
+    for (at, setting) in parts(settings).iter().filter(|s| !s.is_empty()).enumerate() {
+        let alone = only.filter(|_| at == 0).map(|key| (key, setting.as_str()));
+        let (key, value) = setting.split_once('=').or(alone).ok_or_else(|| {
             format!("`{setting}` is not of the form key=value (a colon within a value is written `\\:`)")
         })?;
         if entry.parameters.is_empty() {
@@ -152,7 +158,8 @@ mod tests {
 
     #[test]
     fn every_function_can_be_made() {
-        for entry in Registry::default().entries() {
+        // A judge needs files and an endpoint, and has tests of its own.
+        for entry in Registry::default().entries().filter(|entry| entry.name != judge::NAME) {
             let given: String =
                 entry.parameters.iter().filter(|p| p.default.is_none()).map(|p| format!(":{}=4", p.name)).collect();
             let spec = format!("{}{given}", entry.name);
@@ -199,6 +206,8 @@ mod tests {
         assert!(error("sentence_share:wrod=dog").contains("unknown parameter `wrod`; there are word"));
         assert!(error("repetition_penalty:ngram_size=two").contains("unusable value `two`"));
         assert!(error("repetition_penalty:ngram_size").contains("not of the form key=value"));
+        assert!(error("sentence_share:dog:cat").contains("`cat` is not of the form key=value"));
+        assert!(Registry::default().function("sentence_share:dog").is_ok());
     }
 
     #[test]

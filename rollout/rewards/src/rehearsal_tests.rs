@@ -22,7 +22,7 @@ impl<F: Fn(&str) -> RewardOutcome + Send + Sync> Reward for Own<F> {
 }
 
 fn own(score: impl Fn(&str) -> RewardOutcome + Send + Sync + 'static) -> RewardFunction {
-    RewardFunction { name: "own".into(), columns: &[], own: true, reward: Arc::new(Own(score)) }
+    RewardFunction { name: "own".into(), columns: &[], own: true, is_rater: false, reward: Arc::new(Own(score)) }
 }
 
 fn number(score: impl Fn(&str) -> f64 + Send + Sync + 'static) -> RewardFunction {

@@ -94,7 +94,8 @@ struct Checked {
     found: Option<Rehearsed>,
 }
 
-/// An entry of `reward_funcs` with its function; `None` for a reward model, which is left for the run itself.
+/// An entry of `reward_funcs` with its function; `None` for a reward model and for a function that asks for
+/// environments, which are left for the run itself.
 type Loaded = (String, Option<RewardFunction>);
 
 /// Loads the functions of a run.
@@ -108,7 +109,7 @@ fn load(config: &TrainConfig) -> anyhow::Result<Vec<Loaded>> {
         match made {
             Ok(function) => {
                 let name = function.as_ref().map_or(entry.as_str(), RewardFunction::name);
-                loaded.push((name.to_owned(), function));
+                loaded.push((name.to_owned(), function.filter(|function| !function.is_rater())));
             }
             Err(error) => {
                 quote(error.last_words());

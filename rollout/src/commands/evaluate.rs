@@ -29,7 +29,7 @@ use super::{
     print, rows,
 };
 use crate::{
-    assembly::{Assembly, Scoring},
+    assembly::Assembly,
     data::{Dataset, Tokenizer},
     engine::{Constrained, Engine, EngineOptions, Output, WeightSource},
     evaluation::{
@@ -202,9 +202,8 @@ impl Evaluation {
         let begin = Instant::now();
         let _waiting = Waiting::new(format!("answering {} prompts", self.dataset.len()));
         let deadline = Duration::from_secs_f64(self.config.reward_timeout);
-        let pool =
-            reward::pool(self.functions.clone(), self.threads, deadline).context("threads of the reward functions")?;
-        let scoring = Scoring { pool, names: self.config.weighted_rewards() };
+        let scoring = reward::scoring(&self.functions, self.threads, deadline, self.config.weighted_rewards())
+            .context("threads of the reward functions")?;
         let sampling = SamplingParams { temperature: 0.0, ..self.config.sampling() };
         let assembly = Assembly::new(self.tokenizer.clone(), sampling, 1, Some(scoring));
         let mut assembly = assembly.with_constraint(self.constraint.clone());

@@ -279,7 +279,15 @@ fn completion(text: &mut String, row: &Map<String, Value>) {
     if let Some(opening) = words("opening") {
         said(text, "environment, at the end of the prompt", opening);
     }
-    messages.iter().for_each(|message| said(text, &speaker(message), &words_of(message)));
+    let mut earned = row.get("turn_rewards").and_then(Value::as_array).into_iter().flatten();
+    for message in messages {
+        let of_turn = (message["role"] == "assistant").then(|| earned.next()).flatten().filter(|one| !one.is_null());
+        let reward = of_turn.map(|reward| format!(", reward {reward}")).unwrap_or_default();
+        said(text, &format!("{}{reward}", speaker(message)), &words_of(message));
+    }
+    if let Some(reward) = row.get("end_reward") {
+        let _ = writeln!(text, "\nreward at the end: {reward}");
+    }
     let _ = writeln!(text, "\n{}", end_of(row));
 }
 
@@ -415,11 +423,13 @@ mod tests {
                 { "role": "assistant", "content": "It is 5." },
             ],
             "turns": 2, "calls": 1, "failed_calls": 0, "end": "deadline", "failure": "late\nvery",
+            "turn_rewards": [0.5, null], "end_reward": 1.0,
         });
         let mut text = String::new();
         completion(&mut text, row.as_object().unwrap());
-        let expected = "\nprompt:\n  2+3?\n\nenvironment, at the end of the prompt:\n  Room 1\n\npolicy:\n  \
-                        calls add {\"a\":2}\n\ntool add:\n  5\n\npolicy:\n  It is 5.\n\nconversation: 2 turns, 1 \
+        let expected = "\nprompt:\n  2+3?\n\nenvironment, at the end of the prompt:\n  Room 1\n\npolicy, reward \
+                        0.5:\n  calls add {\"a\":2}\n\ntool add:\n  5\n\npolicy:\n  It is 5.\n\nreward at the \
+                        end: 1.0\n\nconversation: 2 turns, 1 \
                         calls, 0 of them failed; ended by deadline: late";
         assert!(text.contains(expected), "{text}");
         assert!(!text.contains("all in one"), "{text}");

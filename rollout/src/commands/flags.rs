@@ -405,7 +405,11 @@ impl RowFlags {
         let options = PromptOptions {
             system_prompt: self.system.system_prompt.clone(),
             max_prompt_length: self.max_prompt_length,
-            columns: Columns { prompt: self.prompt_column.clone(), answer: self.answer_column.clone() },
+            columns: Columns {
+                prompt: self.prompt_column.clone(),
+                answer: self.answer_column.clone(),
+                ..Columns::default()
+            },
             with_tools: false,
         };
         let mut dataset = match prompts {
@@ -469,6 +473,13 @@ pub struct RewardFlags {
     #[arg(long, env = "TANDEM_REWARD_DISK", value_name = "GIB", value_parser = bounded::<f64>("reward_disk"),
           help = help("reward_disk") + " [default: four times --reward-file-size]")]
     pub(super) reward_disk: Option<f64>,
+    #[arg(long, env = "TANDEM_JUDGE_BASE_URL", value_name = "URL", help = help("judge_base_url"))]
+    pub(super) judge_base_url: Option<String>,
+    #[arg(long, env = "TANDEM_JUDGE_MODEL", value_name = "NAME", help = help("judge_model"))]
+    pub(super) judge_model: Option<String>,
+    #[arg(long, env = "TANDEM_JUDGE_API_KEY_ENV", value_name = "VARIABLE",
+          default_value_t = defaults().judge_api_key_env, help = help("judge_api_key_env"))]
+    pub(super) judge_api_key_env: String,
 }
 
 impl RewardFlags {
@@ -506,6 +517,9 @@ impl RewardFlags {
             reward_max_processes: self.reward_max_processes,
             reward_file_size: self.reward_file_size,
             reward_disk: self.reward_disk,
+            judge_base_url: self.judge_base_url.clone(),
+            judge_model: self.judge_model.clone(),
+            judge_api_key_env: self.judge_api_key_env.clone(),
             ..defaults()
         };
         config.reward_host()
@@ -531,7 +545,7 @@ impl RewardFlags {
         let weights = self.reward_weights.iter().copied().chain(iter::repeat(1.0));
         let entries: Vec<String> = functions.iter().map(|function| function.name().to_owned()).collect();
         let names = config::rewards::names(&entries).into_iter().zip(weights).collect();
-        let pool = reward::pool(functions, threads, deadline).context("threads for the reward functions")?;
-        Ok(Some(Scoring { pool, names }))
+        let scoring = reward::scoring(&functions, threads, deadline, names);
+        Ok(Some(scoring.context("threads for the reward functions")?))
     }
 }

@@ -72,6 +72,12 @@ impl Conversation {
         &self.episode
     }
 
+    /// The messages after the prompt so far, as reward functions get them.
+    #[must_use]
+    pub fn messages(&self) -> &[Value] {
+        &self.messages
+    }
+
     /// Turns whose calls ran.
     #[must_use]
     pub fn iterations(&self) -> u32 {

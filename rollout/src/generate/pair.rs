@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use shared::{Episode, Exchange, Placed, PromptId, RewardOutcome, channel::FleetStatus};
+use shared::{Episode, Exchange, Logged, Placed, PromptId, RewardOutcome, channel::FleetStatus};
 
 use super::Generate;
 use crate::{
@@ -23,6 +23,10 @@ pub struct Conversed {
     pub episode: Episode,
     /// What it has beside its tokens.
     pub exchange: Exchange,
+    /// One outcome for each rater, in the order of the raters; none where they were not asked.
+    pub rewards: Vec<RewardOutcome>,
+    /// What raters have logged of its group. One conversation of the group has it.
+    pub logged: Logged,
     /// Whether its group was dropped before for its stragglers.
     pub is_drawn_again: bool,
 }

@@ -36,7 +36,8 @@ pub fn problems(config: &TrainConfig) -> Vec<String> {
     };
     let tokenizer = tokenizer.with_template_kwargs(config.chat_template_kwargs.as_ref());
     let tools = if config.environment_factory.is_some() { "environment_factory" } else { "tools" };
-    let Some(conversations) = found.take(tools, Conversations::of(config, &model, &tokenizer)) else { return found.0 };
+    let conversations = Conversations::of(config, &model, &tokenizer, &functions);
+    let Some(conversations) = found.take(tools, conversations) else { return found.0 };
     tell_warnings(tokenizer.remarks());
     let room = setup::room(config, model.config().max_position_embeddings, usize::MAX);
     let held_out = config.eval_dataset.as_ref().filter(|_| config.evaluates());

@@ -32,7 +32,7 @@ use super::{
     weights::DirectoryReceiver,
 };
 use crate::{
-    assembly::{Assembly, Scoring},
+    assembly::Assembly,
     data::{Dataset, DatasetError, PromptOptions, Tokenizer},
     engine::{Constrained, EngineOptions, positions_of},
     evaluation::Judging,
@@ -108,7 +108,7 @@ impl Inputs {
         let options = prompt_options(config);
         let rewards =
             reward::registry().on(config.reward_host()).functions(&config.reward_funcs).context("`reward_funcs`")?;
-        let conversations = Conversations::of(config, model, &tokenizer)?;
+        let conversations = Conversations::of(config, model, &tokenizer, &rewards)?;
         let load = |paths: &[PathBuf], part: (&str, Option<&str>)| -> anyhow::Result<Dataset> {
             let mut dataset = Dataset::load(paths, part, &tokenizer, &options)?;
             if let Some(conversations) = &conversations {
@@ -251,8 +251,8 @@ impl Inputs {
     ) -> anyhow::Result<Assembly> {
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let deadline = Duration::from_secs_f64(config.reward_timeout);
-        let pool = reward::pool(self.rewards.clone(), cores, deadline).context("threads of the reward functions")?;
-        let scoring = Scoring { pool, names: config.weighted_rewards() };
+        let scoring = reward::scoring(&self.rewards, cores, deadline, config.weighted_rewards())
+            .context("threads of the reward functions")?;
         let assembly = Assembly::new(self.tokenizer.clone(), sampling, num_generations, Some(scoring));
         Ok(assembly.with_constraint(self.constraint.clone()))
     }
@@ -280,7 +280,11 @@ pub(crate) fn prompt_options(config: &TrainConfig) -> PromptOptions {
     PromptOptions {
         system_prompt: config.system_prompt.clone(),
         max_prompt_length: config.max_prompt_length,
-        columns: Columns { prompt: config.prompt_column.clone(), answer: config.answer_column.clone() },
+        columns: Columns {
+            prompt: config.prompt_column.clone(),
+            answer: config.answer_column.clone(),
+            may_lack_prompt: config.environment_factory.is_some(),
+        },
         with_tools: config.has_tools(),
     }
 }

@@ -12,6 +12,7 @@ use rollout_rewards::{Call, Registry, RewardError, RewardFunction, RewardPool};
 use shared::config::rewards::short_name;
 
 use crate::{
+    assembly::Scoring,
     data::Dataset,
     trace::{self, Event},
 };
@@ -39,6 +40,26 @@ pub fn unreadable(functions: &[RewardFunction], dataset: &Dataset) -> Vec<String
         Some(format!("reward function `{}`: {words}", short_name(function.name())))
     };
     functions.iter().filter_map(line).collect()
+}
+
+/// The raters, each with its place among the functions.
+pub fn raters(functions: &[RewardFunction]) -> impl Iterator<Item = (usize, &RewardFunction)> {
+    functions.iter().enumerate().filter(|(_, function)| function.is_rater())
+}
+
+/// The functions of a run as an assembly has them, called within `deadline`, with the names and weights of all rewards.
+///
+/// # Errors
+/// When the threads cannot be started.
+pub fn scoring(
+    functions: &[RewardFunction],
+    threads: usize,
+    deadline: Duration,
+    names: Vec<(String, f64)>,
+) -> Result<Scoring, ThreadPoolBuildError> {
+    let of_pool = functions.iter().filter(|function| !function.is_rater()).cloned().collect();
+    let raters = raters(functions).map(|(place, _)| place).collect();
+    Ok(Scoring { pool: pool(of_pool, threads, deadline)?, names, raters })
 }
 
 /// A [`RewardPool`] whose calls are shown in the timeline.

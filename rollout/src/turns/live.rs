@@ -1,11 +1,15 @@
 //! A conversation that goes on.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
-use rollout_environments::{Failure, Step};
-use shared::{Episode, EpisodeEnd, Exchange, FinishReason, PolicyVersion, RewardOutcome};
+use rollout_environments::{Failure, Rating, Step};
+use rollout_rewards::RewardCompletion;
+use shared::{Episode, EpisodeEnd, Exchange, FinishReason, PolicyVersion, RewardOutcome, StepScore};
 
-use crate::{conversation::Conversation, engine::State, generate::Conversed};
+use crate::{assembly::own_text, conversation::Conversation, data::Tokenizer, engine::State, generate::Conversed};
 
 /// How far a conversation is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,6 +22,10 @@ pub(super) enum At {
     Sampling,
     /// Its tools are at work.
     Stepping,
+    /// It has ended so, and waits for the others of its group, with which it is rated.
+    Over(EpisodeEnd),
+    /// It has ended so, and raters say something of it.
+    Rating(EpisodeEnd),
     /// It has ended so, and its environment is asked for a reward.
     Scoring(EpisodeEnd),
 }
@@ -25,12 +33,17 @@ pub(super) enum At {
 impl At {
     /// Whether it waits for its environment.
     pub fn waits(self) -> bool {
-        matches!(self, Self::Opening | Self::Stepping | Self::Scoring(_))
+        matches!(self, Self::Opening | Self::Stepping | Self::Rating(_) | Self::Scoring(_))
     }
 
-    /// Whether a turn of it has been asked for.
+    /// Whether it needs no slot of the generator.
+    pub fn takes_no_slot(self) -> bool {
+        self.waits() || matches!(self, Self::Over(_))
+    }
+
+    /// Whether a turn of it has been asked for, and its end does not depend on conversations that have not begun.
     pub fn is_begun(self) -> bool {
-        !matches!(self, Self::Opening | Self::Opened)
+        !matches!(self, Self::Opening | Self::Opened | Self::Over(_))
     }
 }
 
@@ -48,11 +61,16 @@ pub struct Live {
     calls: u32,
     failed_calls: u32,
     pub(super) recomputed: u32,
-    /// Rewards of its turns together.
-    reward: Option<f64>,
+    /// Turns that have ended.
+    turns: u32,
+    /// Rewards of turns, by their numbers.
+    turn_rewards: Vec<StepScore>,
+    rating: Rating,
     begun: Instant,
     /// When its first turn was asked for.
     asked: Option<Instant>,
+    /// Whether its time counts for its group already.
+    pub(super) is_counted: bool,
     since: Instant,
     waited: Duration,
 }
@@ -70,9 +88,12 @@ impl Live {
             calls: 0,
             failed_calls: 0,
             recomputed: 0,
-            reward: None,
+            turns: 0,
+            turn_rewards: Vec::new(),
+            rating: Rating::default(),
             begun: now,
             asked: None,
+            is_counted: false,
             since: now,
             waited: Duration::ZERO,
         }
@@ -103,17 +124,42 @@ impl Live {
     /// Its tools have answered.
     pub(super) fn stepped(&mut self, step: &Step) {
         self.failed_calls += step.replies.iter().filter(|reply| reply.failed).count() as u32;
-        self.add(step.reward);
+        let turn = self.turns.saturating_sub(1);
+        self.turn_rewards.extend(step.reward.map(|score| StepScore { end: turn, score }));
     }
 
-    /// A reward of a turn, or of the whole episode.
-    pub(super) fn add(&mut self, reward: Option<f64>) {
-        self.reward = reward.map(|reward| self.reward.unwrap_or(0.0) + reward).or(self.reward);
+    /// A turn of it has ended.
+    pub(super) fn turn_ended(&mut self) {
+        self.turns += 1;
     }
 
-    /// All rewards together, if there is one.
-    pub(super) fn reward(&self) -> Option<f64> {
-        self.reward
+    /// What raters say of it.
+    pub(super) fn rated(&mut self, rating: &Rating) {
+        self.rating = rating.clone();
+    }
+
+    /// It as reward functions see it; none before its environment is open.
+    pub(super) fn seen(&self, tokenizer: &Tokenizer) -> Option<RewardCompletion> {
+        let conversation = self.conversation.as_ref()?;
+        let episode = conversation.episode();
+        let (messages, opening) = (conversation.messages().to_vec(), self.opening.clone());
+        let seen = RewardCompletion {
+            text: String::new(),
+            token_ids: episode.token_ids().to_vec(),
+            given: episode.given_spans().collect(),
+            finish_reason: episode.finish_reason(),
+            conversation: Some(Arc::new(rollout_rewards::Conversation { messages, opening })),
+        };
+        Some(RewardCompletion { text: own_text(&seen, tokenizer), ..seen })
+    }
+
+    /// The reward, where there is one: that of the end alone, or those of turns with it.
+    pub(super) fn reward(&self, last: Option<f64>) -> Option<RewardOutcome> {
+        if self.turn_rewards.is_empty() {
+            return last.map(RewardOutcome::Score);
+        }
+        let last = last.map(|score| StepScore { end: self.turns, score });
+        Some(RewardOutcome::Steps(self.turn_rewards.iter().copied().chain(last).collect()))
     }
 
     /// What it has come to. `version` is that of the generator, for a conversation without any turn.
@@ -146,7 +192,8 @@ impl Live {
             seconds: self.begun.elapsed().as_secs_f64(),
             ..Exchange::new(&messages, end)
         };
-        Conversed { tag, sample, prompt_ids, episode, exchange, is_drawn_again: false }
+        let Rating { outcomes: rewards, logged } = self.rating;
+        Conversed { tag, sample, prompt_ids, episode, exchange, rewards, logged, is_drawn_again: false }
     }
 }
 

@@ -4,23 +4,30 @@ use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context, bail};
 use rollout_environments::{Environments, Sources, StartError};
+use rollout_rewards::RewardFunction;
 use serde_json::Value;
-use shared::{ModelDir, config::TrainConfig};
+use shared::{
+    ModelDir,
+    config::{AdvantageLevel, TrainConfig},
+};
 
 use super::{Conversing, Patience, Rewards, prompts};
 use crate::{
     conversation::{Dialogue, Limits},
     data::{Dataset, DatasetError, Tokenizer},
     generate::PairGenerator,
+    reward,
 };
 
 /// Where the environments of a run come from.
-fn sources(config: &TrainConfig) -> Sources {
+fn sources(config: &TrainConfig, raters: Vec<String>) -> Sources {
     Sources {
         tools: config.tools.clone(),
         environment_factory: config.environment_factory.clone(),
+        raters,
         host: config.reward_host(),
         timeout: Duration::from_secs_f64(config.environment_timeout),
+        reward_timeout: Duration::from_secs_f64(config.reward_timeout),
     }
 }
 
@@ -38,12 +45,17 @@ pub struct Conversations {
 }
 
 impl Conversations {
-    /// Starts the environments of a run, and proves that the chat template can hold conversations. None for a run
-    /// without tools.
+    /// Starts the environments of a run, and proves that the chat template can hold conversations. The raters among the
+    /// reward functions are called where the environments are. None for a run without tools.
     ///
     /// # Errors
     /// A template that cannot, and a tool or an environment that cannot be used, with the option to change.
-    pub fn of(config: &TrainConfig, model: &ModelDir, tokenizer: &Tokenizer) -> anyhow::Result<Option<Self>> {
+    pub fn of(
+        config: &TrainConfig,
+        model: &ModelDir,
+        tokenizer: &Tokenizer,
+        functions: &[RewardFunction],
+    ) -> anyhow::Result<Option<Self>> {
         if !config.has_tools() {
             return Ok(None);
         }
@@ -55,14 +67,23 @@ impl Conversations {
         };
         let dialogue =
             Dialogue::new(tokenizer, &model.generation().eos_token_ids, limits).context("`chat_template`")?;
-        let environments = Environments::start(&sources(config)).inspect_err(say_more)?;
+        let raters: Vec<String> = reward::raters(functions).map(|(_, rater)| rater.name().to_owned()).collect();
+        let many = raters.len();
+        let environments = Environments::start(&sources(config, raters)).inspect_err(say_more)?;
         if config.reward_funcs.is_empty() && !environments.give_rewards() {
             bail!(
                 "nothing would give a reward: no class has a method `get_reward`, no program says that it gives \
                  rewards, and `reward_funcs` is empty"
             );
         }
-        let rewards = Rewards::of(config.environment_factory.as_ref());
+        if config.advantage_level == AdvantageLevel::Turn && !environments.give_turn_rewards() {
+            bail!(
+                "`advantage_level`: no environment gives rewards by turn: classes in Python give one at the end, \
+                 `get_reward`; use `builtin:shaped_maze`, a program that gives rewards, or `advantage_level` \
+                 trajectory"
+            );
+        }
+        let rewards = Rewards::of(config.environment_factory.as_ref()).with_raters(many);
         Ok(Some(Self { environments, dialogue, rewards, patience: Patience::of(config) }))
     }
 

@@ -7,7 +7,8 @@ use std::sync::{Arc, LazyLock, Mutex};
 
 use crossbeam::channel::{Receiver, Sender, unbounded};
 use harness::tiny_model::CONVERSATION_TEMPLATE;
-use rollout_environments::{Event, Failure, Opening, Sample, Step, Turn};
+use rollout_environments::{Event, Failure, Opening, Rating, Sample, Step, Turn};
+use rollout_rewards::RewardInput;
 use serde_json::{Map, Value, json};
 use shared::{EpisodeEnd, FinishReason, PromptId, RewardOutcome, SamplingParams, Segment};
 
@@ -95,6 +96,8 @@ fn request(tag: u64, samples: u32) -> GroupRequest {
 enum Asked {
     Open(Map<String, Value>),
     Step(Turn),
+    /// With so many completions.
+    Rate(usize),
     Score,
     Close,
 }
@@ -127,6 +130,16 @@ impl Hosts for Answering {
         self.ask(sample, Asked::Step(turn));
     }
 
+    fn rate(&mut self, samples: Vec<Sample>, input: RewardInput) {
+        let score = |text: &str| RewardOutcome::Score(text.len() as f64);
+        assert_eq!(samples.len(), input.completions.len());
+        for (sample, completion) in samples.iter().zip(&input.completions) {
+            self.ask(*sample, Asked::Rate(samples.len()));
+            let rating = Rating { outcomes: vec![score(&completion.text)], ..Rating::default() };
+            self.sender.send((*sample, Event::Rated(rating))).unwrap();
+        }
+    }
+
     fn score(&mut self, sample: Sample) {
         self.ask(sample, Asked::Score);
     }
@@ -146,7 +159,7 @@ fn adding(_: Sample, asked: &Asked) -> Option<Event> {
         Asked::Open(_) => Event::Opened(Opening { text: None }),
         Asked::Step(turn) => Event::Stepped(step(turn, "5")),
         Asked::Score => Event::Scored(Some(0.5)),
-        Asked::Close => return None,
+        Asked::Rate(_) | Asked::Close => return None,
     })
 }
 
@@ -170,14 +183,30 @@ fn world(capacity: usize, answer: fn(Sample, &Asked) -> Option<Event>) -> World 
 }
 
 fn world_of(capacity: usize, answer: fn(Sample, &Asked) -> Option<Event>, dialogue: Dialogue) -> World {
-    world_over(Box::new(Scripted::new(capacity, script)), answer, dialogue)
+    world_with(capacity, answer, dialogue, 0)
 }
 
-fn world_over(inner: Box<dyn PairGenerator>, answer: fn(Sample, &Asked) -> Option<Event>, dialogue: Dialogue) -> World {
+/// A world with so many raters.
+fn world_with(
+    capacity: usize,
+    answer: fn(Sample, &Asked) -> Option<Event>,
+    dialogue: Dialogue,
+    raters: usize,
+) -> World {
+    world_over(Box::new(Scripted::new(capacity, script)), answer, dialogue, raters)
+}
+
+/// A world with so many raters around this generator.
+fn world_over(
+    inner: Box<dyn PairGenerator>,
+    answer: fn(Sample, &Asked) -> Option<Event>,
+    dialogue: Dialogue,
+    raters: usize,
+) -> World {
     let (sender, events) = unbounded();
     let log = Log::default();
     let hosts = Answering { log: log.clone(), answer, sender: sender.clone(), events };
-    let rewards = Rewards::of(Some(&"e.py:Sums".parse().unwrap()));
+    let rewards = Rewards::of(Some(&"e.py:Sums".parse().unwrap())).with_raters(raters);
     World { generator: Conversing::new(inner, dialogue, (Box::new(hosts), rewards)), log, sender }
 }
 
@@ -300,6 +329,57 @@ fn a_failed_environment_ends_its_own_conversation_without_a_reward() {
     // What a conversation that is gone still says is of no account.
     world.sender.send((Sample { tag: 0, index: 0 }, Event::Scored(Some(1.0)))).unwrap();
     assert!(world.run(3).is_empty());
+}
+
+#[test]
+fn a_group_is_rated_when_all_of_it_is_over_and_before_any_environment_is_asked_or_closed() {
+    let mut world = world_with(
+        1,
+        |sample, asked| match (sample.index, asked) {
+            (3, Asked::Open(_)) => Some(Event::Failed(broken())),
+            (_, other) => adding(sample, other),
+        },
+        dialogue(400, 9999),
+        1,
+    );
+    world.generator.begin_row(request(0, 4).into(), &row()).unwrap();
+    let ended = world.run(1000);
+    let rated = |text: &str| vec![RewardOutcome::Score(text.len() as f64)];
+    let call = "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 2, \"b\": 3}}\n</tool_call>";
+    let rewards: Vec<_> = ended.iter().map(|(_, conversed)| conversed.rewards.clone()).collect();
+    let (one, two) = (format!("{call}\nIt is 1."), format!("{call}\n{call}\nIt is 2."));
+    assert_eq!(rewards, [rated(&one), rated(&two), rated("It is 0."), Vec::new()]);
+    assert!(world.generator.is_idle());
+    let log = world.log.lock().unwrap();
+    let of_three: Vec<&Asked> = log.iter().filter(|(sample, _)| sample.index != 3).map(|(_, asked)| asked).collect();
+    let rated: Vec<usize> = (0..of_three.len()).filter(|&at| matches!(of_three[at], Asked::Rate(_))).collect();
+    assert_eq!(rated.len(), 3);
+    assert!(rated.windows(2).all(|pair| pair[0] + 1 == pair[1]), "in one request: {of_three:?}");
+    assert_eq!(of_three[rated[0]], &Asked::Rate(3), "a conversation without an environment is left out");
+    assert!(!of_three[..rated[0]].iter().any(|asked| matches!(asked, Asked::Score | Asked::Close)), "{of_three:?}");
+}
+
+#[test]
+fn conversations_that_wait_for_their_group_take_no_slot_and_hold_up_no_weights() {
+    let mut world = world_with(
+        1,
+        |sample, asked| match (sample.index, asked) {
+            (1, Asked::Step(_)) => None,
+            (_, other) => adding(sample, other),
+        },
+        dialogue(400, 9999),
+        1,
+    );
+    world.generator.begin_row(request(0, 3).into(), &row()).unwrap();
+    assert!(world.run(600).is_empty(), "two of three are over");
+    assert_eq!((world.generator.running(), world.generator.waiting(), world.generator.capacity()), (1, 2, 4));
+    assert!(world.generator.waits());
+    // The last one is given up: the others are rated without it.
+    assert_eq!(world.generator.cancel(0, Some(1)).len(), 1);
+    let ended = world.run(3);
+    assert_eq!(ended.len(), 2);
+    assert!(ended.iter().all(|(_, conversed)| conversed.rewards.len() == 1));
+    assert!(world.generator.is_idle());
 }
 
 fn broken() -> Failure {

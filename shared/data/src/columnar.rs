@@ -411,7 +411,7 @@ mod tests {
             "{told:?}"
         );
         assert!(told[0].ends_with("bytes.parquet, row 2)"), "{told:?}");
-        let image = Columns { prompt: Some("image".into()), answer: None };
+        let image = Columns { prompt: Some("image".into()), ..Columns::default() };
         let error = table.describe(&image).unwrap_err().to_string();
         assert!(
             error.contains("has no column `image` (`prompt_column`)") && error.contains("are no UTF-8 text"),

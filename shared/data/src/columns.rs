@@ -1,8 +1,8 @@
 //! Prompt and answer in columns of other names.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use crate::{Values, json, messages};
+use crate::{Shape, Values, json, messages};
 
 /// Columns of prompt and answer, if rows call them otherwise.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -11,6 +11,8 @@ pub struct Columns {
     pub prompt: Option<String>,
     /// The column to take as `answer`. `a.b` is the field `b` of the column `a`.
     pub answer: Option<String>,
+    /// Whether a row without a prompt has an empty message of the user for one, which an environment goes on with (TRL).
+    pub may_lack_prompt: bool,
 }
 
 impl Columns {
@@ -25,6 +27,9 @@ impl Columns {
         let found: Vec<_> =
             self.named().filter_map(|(name, column, _)| Some((name.to_owned(), find(row, column)?.clone()))).collect();
         row.extend(found);
+        if self.may_lack_prompt && Shape::of(row).is_err() {
+            row.insert("prompt".to_owned(), json!([{"role": "user", "content": ""}]));
+        }
         if let Some(prompt) = row.get_mut("prompt") {
             messages::settle(prompt);
         }
@@ -118,7 +123,8 @@ mod tests {
 
     fn applied(prompt: Option<&str>, answer: Option<&str>, row: Value) -> Result<Value, String> {
         let Value::Object(mut row) = row else { panic!("a row is an object") };
-        let columns = Columns { prompt: prompt.map(str::to_owned), answer: answer.map(str::to_owned) };
+        let (prompt, answer) = (prompt.map(str::to_owned), answer.map(str::to_owned));
+        let columns = Columns { prompt, answer, ..Columns::default() };
         columns.apply(&mut row).map(|()| row.into())
     }
 
@@ -133,6 +139,21 @@ mod tests {
         assert_eq!(swapped, json!({"prompt": "5", "answer": "2+3"}), "the inverse task");
         let error = applied(None, Some("extra.value"), row).unwrap_err();
         assert_eq!(error, "has no column `extra.value` (`answer_column`), but `task`, `extra`, `a.b`");
+    }
+
+    #[test]
+    fn a_row_without_a_prompt_begins_with_an_empty_message_where_it_may() {
+        let mut row = json!({"maze": "SG"}).as_object().unwrap().clone();
+        Columns::default().apply(&mut row).unwrap();
+        assert!(!row.contains_key("prompt"));
+        let columns = Columns { may_lack_prompt: true, ..Columns::default() };
+        columns.apply(&mut row).unwrap();
+        assert_eq!(row["prompt"], json!([{"role": "user", "content": ""}]));
+        for own in [json!({"prompt": "2+3"}), json!({"question": "2+3?"}), json!({"prompt_ids": [1]})] {
+            let mut row = own.as_object().unwrap().clone();
+            columns.apply(&mut row).unwrap();
+            assert_eq!(Value::from(row), own, "a prompt of any kind stays");
+        }
     }
 
     #[test]

@@ -55,13 +55,13 @@ pub use guard::{GuardAction, GuardRule, GuardSign};
 pub use hub::{hub_name, on_hub};
 pub use option::{OptionSpec, Origin};
 pub use options::{OPTIONS, TrainConfig};
-pub use rewards::{RewardBounds, RewardHost};
+pub use rewards::{JudgeEndpoint, RewardBounds, RewardHost};
 pub use schedule::{RampShape, ScheduleSettings};
 
 pub use crate::declare::{Bounds, Choice, ChoiceSpec, JsonTable, OptionValue, Paths, UnknownChoice, ValueKind};
 pub use crate::generation::group::RewardFailure;
 pub use crate::methods::{
-    advantage::{AdvantageEstimator, MultiObjectiveAggregation, ScaleRewards},
+    advantage::{AdvantageEstimator, AdvantageLevel, MultiObjectiveAggregation, ScaleRewards},
     kl::KlEstimator,
     loss::{ImportanceSamplingLevel, LossType},
     reduction::LossAggregation,
@@ -211,6 +211,11 @@ impl TrainConfig {
                 processes: self.reward_max_processes as usize,
                 file_size: bytes(self.reward_file_size),
                 disk: bytes(self.reward_disk.unwrap_or(4.0 * self.reward_file_size)),
+            },
+            judge: JudgeEndpoint {
+                base_url: self.judge_base_url.clone(),
+                model: self.judge_model.clone(),
+                api_key_env: self.judge_api_key_env.clone(),
             },
             with_environments: self.environment_factory.is_some(),
         }

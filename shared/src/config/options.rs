@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use super::{
-    AdvantageEstimator, Device, EnvironmentFactory, ImportanceSamplingLevel, ImportanceSamplingMode, JsonTable,
-    Kernels, KlController, KlEstimator, KvDtype, LoneAdvantage, LossAggregation, LossType, LrSchedulerType,
+    AdvantageEstimator, AdvantageLevel, Device, EnvironmentFactory, ImportanceSamplingLevel, ImportanceSamplingMode,
+    JsonTable, Kernels, KlController, KlEstimator, KvDtype, LoneAdvantage, LossAggregation, LossType, LrSchedulerType,
     MultiObjectiveAggregation, Paths, Precision, RewardFailure, RewardsOn, RolloutDtype, ScaleRewards, StepDeviation,
     StoreFormat, Stragglers, VersionStorage, WeightSwap, option::options,
 };
@@ -122,6 +122,13 @@ options! {
         /// more lets one fill more of the disk.
         reward_disk: Option<f64> = None, absent("four times `reward_file_size`"), above(0.0), at_most(1e6),
             because("GiB"), keeps_results;
+        /// Address of the endpoint that `judge:rubric.md` asks, in OpenAI's forms: `http://localhost:8000/v1` for
+        /// `tandem serve` or vLLM on this machine. Prompts and completions go there.
+        judge_base_url: Option<String> = None, absent("no judge"), keeps_results;
+        /// Name of the model that judges. Another one scores otherwise.
+        judge_model: Option<String> = None, absent("no judge");
+        /// Variable of the environment with the key of the judge's endpoint. Without the variable, no key is sent.
+        judge_api_key_env: String = "OPENAI_API_KEY".into(), keeps_results;
         /// Try the reward functions on sample completions of a few rows before training, and refuse to start where one
         /// cannot work; false = only load them, for instance where each call costs money.
         rehearse_rewards: bool = true, keeps_results;
@@ -268,6 +275,10 @@ options! {
         /// How rewards become advantages.
         advantage_estimator: AdvantageEstimator = AdvantageEstimator::Grpo,
             source("verl `adv_estimator`, RLinf `adv_type`"), also(&["adv_estimator", "adv_type"]);
+        /// In conversations with an environment that gives rewards by turn: whether these are summed for the whole
+        /// conversation, or each turn has an advantage of its own. `turn` needs `advantage_estimator` process, which
+        /// takes turns for steps.
+        advantage_level: AdvantageLevel = AdvantageLevel::Trajectory;
         /// What centred rewards are divided by (with `advantage_estimator` grpo; grpo_passk has `group` and `none`).
         scale_rewards: ScaleRewards = ScaleRewards::Group,
             source("TRL `scale_rewards`, verl `norm_adv_by_std_in_grpo`");

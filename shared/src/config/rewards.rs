@@ -123,8 +123,21 @@ pub struct RewardHost {
     pub processes: usize,
     /// Limits of each process.
     pub bounds: RewardBounds,
-    /// Whether the run has environments; a function in Python that asks for them is refused.
+    /// Where judges are asked.
+    pub judge: JudgeEndpoint,
+    /// Whether the run has environments; functions in Python that ask for them are called where these are.
     pub with_environments: bool,
+}
+
+/// The endpoint of judges, in OpenAI's forms.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct JudgeEndpoint {
+    /// Its address, up to `/chat/completions`.
+    pub base_url: Option<String>,
+    /// The name of a model there.
+    pub model: Option<String>,
+    /// The variable of the environment with its key.
+    pub api_key_env: String,
 }
 
 /// Rights and limits of a process of a reward function, including all that it starts.

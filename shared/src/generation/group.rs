@@ -9,6 +9,8 @@ mod failure;
 mod notes;
 mod states;
 
+use std::ops::Range;
+
 use serde::{Deserialize, Serialize};
 
 use crate::generation::episode::{Episode, FinishReason};
@@ -51,6 +53,15 @@ impl RewardOutcome {
             Self::Steps(steps) if steps.is_empty() => None,
             Self::Steps(steps) => Some(steps.iter().map(|s| s.score).sum::<f64>() / steps.len() as f64),
             Self::NotApplicable | Self::Failed(_) => None,
+        }
+    }
+
+    /// Rewards of turns as their sum; anything else as it is.
+    #[must_use]
+    pub fn in_total(&self) -> Self {
+        match self {
+            Self::Steps(turns) => Self::Score(turns.iter().map(|turn| turn.score).sum()),
+            other => other.clone(),
         }
     }
 
@@ -118,6 +129,38 @@ impl Completion {
         self.exchange.as_ref().is_some_and(|exchange| exchange.end.is_failure())
     }
 
+    /// The rewards of turns of which a reward is the sum, by its index: the end of each is the turn's last token,
+    /// counted in sampled tokens. A reward at the end is one of the last turn. Empty for a reward that is no such sum.
+    #[must_use]
+    pub fn turn_scores(&self, reward: usize) -> Vec<StepScore> {
+        let by_turn = || {
+            let of_environments = &self.exchange.as_deref()?.rewards;
+            let first = self.rewards.len().checked_sub(of_environments.len())?;
+            match of_environments.get(reward.checked_sub(first)?)? {
+                RewardOutcome::Steps(turns) => Some(turns),
+                _ => None,
+            }
+        };
+        let Some(turns) = by_turn().filter(|_| matches!(self.rewards[reward], RewardOutcome::Score(_))) else {
+            return Vec::new();
+        };
+        let sum = |sum: &mut usize, span: Range<usize>| {
+            *sum += span.len();
+            Some(*sum)
+        };
+        let ends: Vec<usize> = self.episode.sampled_spans().scan(0, sum).collect();
+        let mut scores: Vec<StepScore> = Vec::new();
+        for turn in turns {
+            let end = ends.get(turn.end as usize).or(ends.last()).and_then(|end| end.checked_sub(1));
+            let Some(end) = end.map(|end| end as u32) else { continue };
+            match scores.last_mut().filter(|last| last.end == end) {
+                Some(last) => last.score += turn.score,
+                None => scores.push(StepScore { end, score: turn.score }),
+            }
+        }
+        scores
+    }
+
     /// All tokens, sampled and given.
     #[must_use]
     pub fn token_ids(&self) -> &[u32] {
@@ -128,5 +171,53 @@ impl Completion {
     #[must_use]
     pub fn finish_reason(&self) -> FinishReason {
         self.episode.finish_reason()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Segment, Why, generation::testing};
+
+    /// Two turns of three and two tokens with a reply between them, behind two tokens of the prompt.
+    fn completion(turns: &[(u32, f64)]) -> Completion {
+        let mut completion = testing::completion(0, vec![1, 2, 3]);
+        completion.episode.push(Segment::Given { ids: &[9, 9, 9], why: Why::Reply });
+        let logprobs = [crate::TokenLogprob::default(); 2];
+        let versions = [(0, crate::PolicyVersion(0))];
+        let finish = FinishReason::Stop;
+        completion.episode.push(Segment::Sampled { ids: &[4, 5], logprobs: &logprobs, versions: &versions, finish });
+        completion.episode = completion.episode.behind(&[7, 7]);
+        let turns = turns.iter().map(|&(end, score)| StepScore { end, score }).collect();
+        let by_turn = RewardOutcome::Steps(turns);
+        completion.rewards = vec![RewardOutcome::Score(9.0), RewardOutcome::NotApplicable, by_turn.in_total()];
+        completion.exchange = Some(Box::new(Exchange {
+            rewards: vec![RewardOutcome::NotApplicable, by_turn],
+            ..Exchange::new(&[], EpisodeEnd::Stop)
+        }));
+        completion
+    }
+
+    #[test]
+    fn rewards_of_turns_end_with_their_turns_and_are_summed_for_the_whole() {
+        let found = completion(&[(0, 0.5), (1, -1.0), (2, 4.0)]);
+        let step = |end, score| StepScore { end, score };
+        assert_eq!(found.turn_scores(2), [step(2, 0.5), step(4, 3.0)], "the end belongs to the last turn");
+        assert_eq!((found.turn_scores(0), found.turn_scores(1), found.turn_scores(3)), Default::default());
+        assert_eq!(found.rewards[2], RewardOutcome::Score(3.5));
+        assert_eq!(completion(&[(2, 1.0)]).turn_scores(2), [step(4, 1.0)]);
+        let failed = Completion { rewards: vec![RewardOutcome::Failed("gone".into()); 3], ..found };
+        assert_eq!(failed.turn_scores(2), []);
+    }
+
+    #[test]
+    fn equal_sums_of_unequal_turns_have_contrast_where_turns_are_steps() {
+        let contrasts = |turns: [&[(u32, f64)]; 2]| {
+            let mut group = testing::group(0, turns.map(completion).to_vec());
+            group.reward_names = ["a", "b", "c"].map(|name| (name.to_owned(), 1.0)).to_vec();
+            [Contrast::Steps, Contrast::Total].map(|contrast| group.has_contrast(contrast, RewardFailure::Exclude))
+        };
+        assert_eq!(contrasts([&[(0, 1.0), (1, 0.0)], &[(0, 0.0), (1, 1.0)]]), [true, false]);
+        assert_eq!(contrasts([&[(0, 1.0), (1, 1.0)], &[(0, 1.0), (1, 1.0)]]), [false, false]);
     }
 }

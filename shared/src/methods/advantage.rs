@@ -31,6 +31,14 @@ choices! {
         Gae = "gae",
     }
 
+    /// The part of a conversation that has a reward of its own.
+    AdvantageLevel {
+        /// The whole conversation. Rewards that an environment gives by turn are summed.
+        Trajectory = "trajectory",
+        /// A turn: what the policy samples between two replies. Process supervision takes each turn for a step.
+        Turn = "turn",
+    }
+
     /// How several reward functions become one advantage. TRL `multi_objective_aggregation`.
     MultiObjectiveAggregation {
         /// Weighted sum of the rewards, then the advantage of the sum.
@@ -195,7 +203,7 @@ impl AdvantageEstimator {
                 no_kl_in_reward: Some("takes its rewards step by step"),
                 contrast: Contrast::Steps,
                 recipe: &["reward_funcs=correctness,format,step_arithmetic"],
-                options: &["advantage_epsilon", "step_deviation"],
+                options: &["advantage_epsilon", "step_deviation", "advantage_level"],
                 ..GROUP_BASELINE
             },
             Self::Gae => &AdvantageSpec {

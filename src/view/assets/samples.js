@@ -49,6 +49,7 @@ const Samples = (() => {
       ...(row.given_tokens ? [['given tokens', String(row.given_tokens)]] : []),
       ['ended by', row.end?.replaceAll('_', ' ') ?? row.finish_reason ?? '–'],
       ...(row.messages ? [['turns', String(row.turns)], ['calls', row.failed_calls > 0 ? `${row.calls}, ${row.failed_calls} failed` : String(row.calls)]] : []),
+      ...(row.turn_rewards ? [['rewards of turns', [...row.turn_rewards.map((one) => Format.number(one)), ...(Number.isFinite(row.end_reward) ? [`at the end ${Format.number(row.end_reward)}`] : [])].join(', ')]] : []),
       ['version', String(row.version ?? '–')],
       ['state', stateOf(row) || '–'],
     ];

@@ -189,7 +189,7 @@ impl Bench {
         fs::write(self.path(name), text).unwrap();
     }
 
-    fn command(&self, model: &str, run: &str, more: &str) -> Command {
+    pub(crate) fn command(&self, model: &str, run: &str, more: &str) -> Command {
         self.write(
             &format!("{run}.toml"),
             &format!(

@@ -1,5 +1,6 @@
 //! Tests of the built programs together, through their public command lines. A file has one subject.
 
+mod agent_rewards;
 mod agents;
 mod agents_served;
 mod ask;
@@ -24,6 +25,7 @@ mod guide;
 mod hub;
 mod import_config;
 mod in_flight;
+mod judge;
 mod launcher;
 mod learns;
 mod memory;

@@ -8,7 +8,7 @@ const LOOP: &str = "rollout/src/generate/drive.rs";
 /// The file in which the engine implements the loop's call by its own method.
 const SEAM: &str = "rollout/src/generate/mod.rs";
 /// The file in which a generator answers the loop's call by that of the generator within it.
-const AROUND: &str = "rollout/src/turns/generator.rs";
+const AROUND: &str = "rollout/src/turns/generator/mod.rs";
 /// The forms of these calls, each in its file.
 const ANSWERS: [(&str, &str, &str); 2] =
     [(SEAM, "Self::", "advance(self)"), (AROUND, "in self.inner.", "advance()? {")];

@@ -1,5 +1,7 @@
 //! A maze of text, for conversations of several turns.
 
+use std::collections::VecDeque;
+
 use serde_json::{Map, Value, json};
 
 use super::{Arguments, Class, answered, mapping, nothing_but, text};
@@ -9,8 +11,17 @@ use crate::{
     reply,
 };
 
-/// `builtin:maze`
-pub const CLASS: Class = Class { entry: "maze", schemas, make: || Box::new(Maze::default()) };
+/// `builtin:maze`: 1 at the end if the goal has been reached, else 0.
+pub const CLASS: Class = Class { entry: "maze", schemas, by_turn: false, make: || Box::new(Maze::default()) };
+
+/// `builtin:shaped_maze`: for each turn, the share of the shortest way that it has led on. The rewards of a conversation
+/// at the goal add up to 1.
+pub const SHAPED: Class = Class {
+    entry: "shaped_maze",
+    schemas,
+    by_turn: true,
+    make: || Box::new(Maze { by_turn: true, ..Maze::default() }),
+};
 
 /// The column with the layout: lines of `#` (wall), `S` (start), `G` (goal), anything else being open.
 const COLUMN: &str = "maze";
@@ -53,6 +64,10 @@ struct Maze {
     goal: (usize, usize),
     /// Whether the goal has been reached. It counts even if the way went on.
     reached: bool,
+    /// Whether each turn has a reward.
+    by_turn: bool,
+    /// Steps from the start to the goal on the shortest way.
+    way: usize,
 }
 
 impl Maze {
@@ -75,13 +90,44 @@ impl Maze {
         };
         let (at, goal) = (place('S')?, place('G')?);
         let open = lines.iter().map(|line| line.chars().map(|c| c != '#').collect()).collect();
-        Ok(Self { open, at, goal, reached: false })
+        Ok(Self { open, at, goal, ..Self::default() })
     }
 
-    /// The cell next to this one, if it is open.
+    /// The same maze with a reward for each turn, which needs a way.
+    fn shaped(self) -> Result<Self, String> {
+        let way = self.distance().ok_or_else(|| format!("the column `{COLUMN}` has no way from `S` to `G`"))?;
+        Ok(Self { by_turn: true, way, ..self })
+    }
+
+    /// Steps to the goal on the shortest way, where there is one.
+    fn distance(&self) -> Option<usize> {
+        let mut seen: Vec<Vec<bool>> = self.open.iter().map(|row| vec![false; row.len()]).collect();
+        let mut queue = VecDeque::from([(self.at, 0)]);
+        while let Some((at, steps)) = queue.pop_front() {
+            if at == self.goal {
+                return Some(steps);
+            }
+            if !std::mem::replace(&mut seen[at.0][at.1], true) {
+                let ways = DIRECTIONS.iter().filter_map(|(_, rows, columns)| self.beside(at, *rows, *columns));
+                queue.extend(ways.map(|next| (next, steps + 1)));
+            }
+        }
+        None
+    }
+
+    /// The share of the way that has been made good since the goal was so many steps off.
+    fn progress(&self, before: usize) -> f64 {
+        let after = self.distance().unwrap_or(before);
+        (before as f64 - after as f64) / self.way.max(1) as f64
+    }
+
+    /// The cell next to where one stands, if it is open.
     fn next(&self, rows: isize, columns: isize) -> Option<(usize, usize)> {
-        let row = self.at.0.checked_add_signed(rows)?;
-        let column = self.at.1.checked_add_signed(columns)?;
+        self.beside(self.at, rows, columns)
+    }
+
+    fn beside(&self, at: (usize, usize), rows: isize, columns: isize) -> Option<(usize, usize)> {
+        let (row, column) = (at.0.checked_add_signed(rows)?, at.1.checked_add_signed(columns)?);
         self.open.get(row)?.get(column)?.then_some((row, column))
     }
 
@@ -126,6 +172,7 @@ impl Maze {
 impl Environment for Maze {
     fn init(&mut self, row: &Map<String, Value>) -> BoxFuture<'_, Result<Opening, Failure>> {
         let made = Self::of(row);
+        let made = if self.by_turn { made.and_then(Self::shaped) } else { made };
         Box::pin(async move {
             let broken = |reason| Failure::Broken { environment: "builtin:maze".to_owned(), reason, traceback: None };
             *self = made.map_err(broken)?;
@@ -134,6 +181,7 @@ impl Environment for Maze {
     }
 
     fn step(&mut self, turn: Turn) -> BoxFuture<'_, Result<Step, Failure>> {
+        let before = self.distance().filter(|_| self.by_turn);
         let answer = |call: &ToolCall| match call.name.as_str() {
             name @ (LOOK | MOVE) => {
                 let result = mapping(&format!("Maze.{name}"), &call.arguments);
@@ -142,12 +190,13 @@ impl Environment for Maze {
             name => reply::unknown(name),
         };
         let replies = turn.calls.iter().map(answer).collect();
-        Box::pin(async { Ok(Step { replies, ..Step::default() }) })
+        let reward = before.map(|before| self.progress(before));
+        Box::pin(async move { Ok(Step { replies, reward, done: false }) })
     }
 
     fn score(&mut self) -> BoxFuture<'_, Result<Option<f64>, Failure>> {
-        let reward = f64::from(u8::from(self.reached));
-        Box::pin(async move { Ok(Some(reward)) })
+        let reward = (!self.by_turn).then(|| f64::from(u8::from(self.reached)));
+        Box::pin(async move { Ok(reward) })
     }
 }
 
@@ -180,6 +229,24 @@ mod tests {
         assert_eq!(call(&mut maze, "east"), "You are at the goal.");
         call(&mut maze, "west");
         assert!(maze.reached && maze.at != maze.goal, "it counts that the goal was reached");
+    }
+
+    #[tokio::test]
+    async fn a_shaped_maze_rewards_each_turn_by_the_share_of_the_way() {
+        let mut maze = (SHAPED.make)();
+        maze.init(json!({COLUMN: LAYOUT}).as_object().unwrap()).await.unwrap();
+        let mut rewards = Vec::new();
+        for directions in [&["east"][..], &["west"], &["west"], &["east", "south"], &["east"]] {
+            let call = |direction: &&str| ToolCall { name: MOVE.into(), arguments: json!({"direction": direction}) };
+            let turn = Turn { calls: directions.iter().map(call).collect(), text: String::new() };
+            rewards.push(maze.step(turn).await.unwrap().reward.unwrap());
+        }
+        let third = 1.0 / 3.0;
+        let expected = [third, -third, 0.0, 2.0 * third, third];
+        assert!(rewards.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-12), "{rewards:?}");
+        assert_eq!(maze.score().await, Ok(None), "nothing is counted twice");
+        let shut = maze.init(json!({COLUMN: "S#G"}).as_object().unwrap()).await.unwrap_err();
+        assert!(shut.to_string().contains("no way from `S` to `G`"), "{shut}");
     }
 
     #[test]

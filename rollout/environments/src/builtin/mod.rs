@@ -28,19 +28,21 @@ pub struct Tool {
     call: fn(&Arguments) -> Result<String, String>,
 }
 
-/// A kind of environment, which gives a reward at the end.
+/// A kind of environment, which gives a reward.
 #[derive(Debug)]
 pub struct Class {
     /// Its name in an entry, behind `builtin:`.
     pub entry: &'static str,
     /// JSON schemas of its tools, by name.
     pub schemas: fn() -> Vec<Value>,
+    /// Whether it gives its reward by turn, and not at the end.
+    pub by_turn: bool,
     /// Makes one for a conversation.
     pub make: fn() -> Box<dyn Environment>,
 }
 
 const TOOLS: &[Tool] = &[calculator::TOOL];
-const CLASSES: &[Class] = &[maze::CLASS];
+const CLASSES: &[Class] = &[maze::CLASS, maze::SHAPED];
 
 /// The tool that an entry names behind `builtin:`.
 ///

@@ -50,6 +50,8 @@ pub struct Invocation {
     pub timeout: Duration,
     /// How long its first line may take.
     pub loading: Duration,
+    /// Entries of the reward functions in it that ask for environments.
+    pub raters: Vec<String>,
 }
 
 /// What runs in a process.
@@ -168,6 +170,11 @@ impl Host {
             let _ = self.requests.send(format!("{request}\n").into_bytes());
         }
         (state.last, answer)
+    }
+
+    /// The permissions and limits of the process.
+    pub fn containment(&self) -> &Containment {
+        &self.calls.invocation.containment
     }
 
     /// Whether it has ended, or will.

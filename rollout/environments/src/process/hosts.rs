@@ -34,6 +34,8 @@ struct Seats {
     hosts: Vec<Arc<Host>>,
     /// Where the conversations of a group are, and how many there are.
     groups: HashMap<u64, (Arc<Host>, usize)>,
+    /// Where each conversation is, with the number of its episode.
+    places: HashMap<Sample, (Arc<Host>, u64)>,
     /// The number of the last episode.
     last: u64,
 }
@@ -95,6 +97,17 @@ impl Hosts {
         })
     }
 
+    /// Entries of the raters, in order.
+    pub fn raters(&self) -> &[String] {
+        &self.invocation.raters
+    }
+
+    /// Where open conversations are, each with the number of its episode.
+    pub fn places(&self, samples: &[Sample]) -> Vec<Option<(Arc<Host>, u64)>> {
+        let seats = self.seats();
+        samples.iter().map(|sample| seats.places.get(sample).cloned()).collect()
+    }
+
     fn seats(&self) -> MutexGuard<'_, Seats> {
         self.seats.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -126,6 +139,7 @@ impl Hosts {
             }
         };
         host.live.fetch_add(1, Ordering::Relaxed);
+        seats.places.insert(sample, (Arc::clone(&host), episode));
         Ok(Seat { host, episode, sample })
     }
 
@@ -156,6 +170,10 @@ impl Hosts {
             if *live == 0 {
                 seats.groups.remove(&sample.tag);
             }
+        }
+        // The sample may have been opened once more.
+        if seats.places.get(&sample).is_some_and(|(_, last)| *last == episode) {
+            seats.places.remove(&sample);
         }
         if host.live.fetch_sub(1, Ordering::Relaxed) == 1 && host.is_retired() {
             seats.hosts.retain(|other| !Arc::ptr_eq(other, &host));

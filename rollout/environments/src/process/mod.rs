@@ -12,7 +12,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value, json};
 
 pub use answer::Greeting;
-pub use host::{FirstLine, Invocation, Manner, Queued};
+pub use host::{FirstLine, Host, Invocation, Manner, Queued};
 pub use hosts::Hosts;
 
 use crate::{

@@ -50,6 +50,7 @@ impl Program {
             containment: Containment::of(host)?,
             timeout: limit,
             loading: IMPORT,
+            raters: Vec::new(),
         })
     }
 }

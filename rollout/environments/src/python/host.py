@@ -13,8 +13,10 @@ goes out is the answer to the request with its `id`. Answers come in any order.
         {"id": 3, "reward": 0.5}, or null
     {"id": 4, "episode": 7, "do": "close"}
         {"id": 4}
-    {"id": 5, "do": "ping"}
-        {"id": 5}
+    {"id": 5, "do": "rate", "function": "e.py:f", "episodes": [7], "group": {…}, "seconds": 10.0}
+        {"id": 5, "scores": [0.5], …}, as host.py of the rewards answers a group
+    {"id": 6, "do": "ping"}
+        {"id": 6}
 
 An answer with `error` is a failure of the episode; `late` and `too_long` say of which kind, and `traceback` where it
 arose. An answer with `abandoned` has the number of calls that go on though nobody waits for them.
@@ -129,6 +131,28 @@ def needs(function):
     return [f"`{one.name}`" for one in found if one.default is one.empty and one.kind not in stars]
 
 
+class Rater(Caller):
+    """A reward function that asks for environments, with what one call needs."""
+
+    def __init__(self, function, host):
+        super().__init__(function)
+        self.host = host
+        self.shown = host.shown
+
+    def awaited(self, result):
+        # On the loop that runs the `async` methods of the environments.
+        waited = asyncio.run_coroutine_threadsafe(outcome_of(result), self.host.loop)
+        return value_of(waited.result(), "the function")
+
+
+def rater(entry):
+    """The reward function of an entry of `reward_funcs`."""
+    named = Named(entry)
+    if not callable(named.value):
+        raise Refusal(f"{named.entry} is no function")
+    return named.value
+
+
 def distinct(tools, entry):
     """Schemas of the tools of a row, whose names must differ."""
     names = [function.__name__ for function in tools]
@@ -236,6 +260,9 @@ class Host:
         self.threads = Threads(self.loop, config["threads"])
         self.tools = [tool(entry) for entry in config["tools"]]
         self.factories = {entry["key"]: Factory(entry) for entry in config["environments"]}
+        self.raters = {entry["entry"]: rater(entry) for entry in config["rewards"]}
+        # Errors of raters whose tracebacks have been told.
+        self.shown = set()
         self.episodes = {}
         self.tasks = set()
         # Calls that go on though nobody waits for them, with the time since when.
@@ -265,8 +292,13 @@ class Host:
         task = self.loop.create_task(self.served(request, episode))
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
-        if episode is not None:
-            episode.running = task
+        busy = [episode] if episode is not None else self.of_group(request)
+        for one in busy:
+            one.running = task
+
+    def of_group(self, request):
+        """The episodes of a request about a group."""
+        return [self.episodes.get(number, NOBODY) for number in request.get("episodes", [])]
 
     async def served(self, request, episode):
         try:
@@ -332,6 +364,22 @@ class Host:
         if episode.instance is None or not episode.factory.rewards:
             return {"reward": None}
         return {"reward": await self.call(episode.instance.get_reward, {}, "`get_reward`", number)}
+
+    async def rate(self, request, _none):
+        """What a reward function says of the conversations of a group, whose environments are all open."""
+        group, episodes, seconds = request["group"], self.of_group(request), request["seconds"]
+        for completion, episode in zip(group["completions"], episodes):
+            completion["environment"] = episode.instance
+        answer = Rater(self.raters[request["function"]], self).answer
+        try:
+            return await self.call(answer, {"request": group}, "the function", within=seconds)
+        except BaseException as error:
+            # The function may go on, and change what another conversation would get.
+            for episode in episodes:
+                episode.sound = False
+            if isinstance(error, Late):
+                raise Refusal(f"no answer within {seconds:g} s (`reward_timeout`)") from None
+            raise
 
     async def close(self, request, _none):
         episode = self.episodes.pop(request["episode"], None)
@@ -412,6 +460,7 @@ DO = {
     "open": Host.open,
     "step": Host.step,
     "score": Host.score,
+    "rate": Host.rate,
     "close": Host.close,
     "ping": Host.ping,
 }

@@ -1,6 +1,8 @@
 //! Tools and environments in Python as TRL takes them, in [processes](crate::process) of the user's interpreter, which
-//! run [`host.py`](host.py).
+//! run [`host.py`](host.py). The conversations of a group share a process, so that a rater, a reward function that asks
+//! for `environments`, sees all their instances.
 
+mod rating;
 #[cfg(test)]
 mod tests;
 
@@ -11,6 +13,7 @@ use serde_json::{Value, json};
 use shared::config::{RewardHost, rewards::PythonPlace};
 
 use crate::process::{Invocation, Manner};
+pub use rating::{Rating, rate};
 
 /// What the interpreter runs behind [`LIBRARY`].
 const PROGRAM: &str = concat!("\n\n", include_str!("schemas.py"), "\n\n", include_str!("host.py"));
@@ -37,6 +40,8 @@ pub struct InPython<'a> {
     pub tools: Vec<&'a Named>,
     /// Classes, each with the name that chooses it.
     pub classes: Vec<(Option<&'a str>, &'a Named)>,
+    /// Reward functions that ask for environments.
+    pub raters: Vec<&'a Named>,
 }
 
 impl InPython<'_> {
@@ -45,7 +50,7 @@ impl InPython<'_> {
     /// # Errors
     /// A file that is not there.
     pub fn invocation(&self, host: &RewardHost, limit: Duration) -> Result<Invocation, String> {
-        let Self { tools, classes } = self;
+        let Self { tools, classes, raters } = self;
         let (program, dir) = interpreter(host)?;
         let entry = |named: &Named| -> Result<Value, String> {
             let in_entry = |reason| format!("{}: {reason}", named.entry);
@@ -61,6 +66,7 @@ impl InPython<'_> {
         let config = json!({
             "tools": tools.iter().map(|named| entry(named)).collect::<Result<Vec<_>, String>>()?,
             "environments": classes.iter().map(class).collect::<Result<Vec<_>, String>>()?,
+            "rewards": raters.iter().map(|named| entry(named)).collect::<Result<Vec<_>, String>>()?,
             "timeout": limit.as_secs_f64(),
             "threads": THREADS.min(host.bounds.processes / 4).max(1),
         });
@@ -80,6 +86,7 @@ impl InPython<'_> {
             containment: Containment::of(host)?,
             timeout: limit,
             loading: IMPORT,
+            raters: raters.iter().map(|named| named.entry.clone()).collect(),
         })
     }
 }

@@ -2,6 +2,7 @@
 
 mod faults;
 mod golden;
+mod rating;
 mod starting;
 
 use std::collections::HashSet;

@@ -43,7 +43,7 @@ fn of_text(f: impl Fn(&str) -> RewardOutcome + Send + Sync + 'static) -> RewardF
 }
 
 fn function(name: &str, reward: impl Reward + 'static) -> RewardFunction {
-    RewardFunction { name: name.into(), columns: &[], own: false, reward: Arc::new(reward) }
+    RewardFunction { name: name.into(), columns: &[], own: false, is_rater: false, reward: Arc::new(reward) }
 }
 
 fn input(texts: &[&str]) -> RewardInput {

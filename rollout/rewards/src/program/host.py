@@ -1,7 +1,7 @@
 """Calls a reward function for Tandem: a line of JSON for each group comes in, a line with its scores goes out.
 
-Started as `python3 -c PROGRAM file|module PLACE FUNCTION [environments]`, with an empty FUNCTION for the only one of a
-file. PROGRAM is this file and a call of `main`. `environments` says that the run has some, which no function gets.
+Started as `python3 -c PROGRAM file|module PLACE FUNCTION`, with an empty FUNCTION for the only one of a file. PROGRAM
+is this file and a call of `main`. The first line has the name of the function, and whether it asks for `environments`.
 Requests come over standard input and answers go over standard output; both are moved elsewhere before any code of the
 user runs, so that what that prints is not taken for an answer.
 
@@ -159,6 +159,9 @@ class Caller:
         arguments["completion_ids"] = [completion["token_ids"] for completion in completions]
         arguments["owner_masks"] = [owner_mask(completion) for completion in completions]
         arguments.update(log_extra=self.log.log_extra, log_metric=self.log.log_metric)
+        # Only a process with environments has them.
+        if any("environment" in completion for completion in completions):
+            arguments["environments"] = [completion["environment"] for completion in completions]
         return {name: value for name, value in arguments.items() if self.named is None or name in self.named}
 
     def failure(self, error):
@@ -341,18 +344,13 @@ def main():
         answers.write(json.dumps(value).encode() + b"\n")
         answers.flush()
 
-    kind, place, name, *more = sys.argv[1:5]
+    kind, place, name = sys.argv[1:4]
     try:
         function, name = load(kind, place, name)
-        if more and asks_for_environments(function):
-            raise Refusal(
-                f"`{name}` asks for `environments`, which reward functions do not get; give the reward in `get_reward`"
-                " of the class"
-            )
     except BaseException as error:
         answer(failure(error, place))
         return 1
-    answer({"ready": name})
+    answer({"ready": name, "environments": asks_for_environments(function)})
     caller = function if hasattr(function, "answer") else Caller(function)
     for line in requests:
         request = json.loads(line)

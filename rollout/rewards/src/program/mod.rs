@@ -160,19 +160,8 @@ impl Program {
     /// The outcomes, with what was logged beside them.
     fn answered(&self, input: &RewardInput) -> Result<(Vec<RewardOutcome>, Logged), AskError> {
         let answer = self.ask(input).inspect_err(|_| self.words.set_traceback(None))?;
-        for traceback in &answer.tracebacks {
-            self.words.set_traceback(Some(traceback));
-            tracing::warn!("`{}`: {traceback}", self.invocation.label);
-        }
-        let explained = |outcome| match outcome {
-            RewardOutcome::Failed(reason) => {
-                let reason = with_columns(reason, input);
-                let explained = answer.contained.then(|| self.explained(reason.clone(), &answer.tracebacks));
-                RewardOutcome::Failed(explained.unwrap_or(reason))
-            }
-            outcome => outcome,
-        };
-        Ok((answer.outcomes.into_iter().map(explained).collect(), answer.logged))
+        answer.tracebacks.iter().for_each(|traceback| self.words.set_traceback(Some(traceback)));
+        Ok(answer.explained(&self.invocation.label, &self.invocation.containment, input))
     }
 
     /// A reason of failure, with the option that stood in the way, where the reason or `words` show that.
@@ -303,11 +292,51 @@ fn completion_of(completion: &RewardCompletion) -> Value {
 
 /// The line for a group.
 fn request(id: u64, input: &RewardInput) -> String {
+    let mut line = group(input);
+    line["id"] = id.into();
+    format!("{line}\n")
+}
+
+/// What a request says of a group.
+#[must_use]
+pub fn group(input: &RewardInput) -> Value {
     let completions: Value = input.completions.iter().map(completion_of).collect();
     let columns: &Map<String, Value> = &input.columns;
-    let mut line = json!({"id": id, "prompt": &*input.prompt, "completions": completions, "columns": columns});
+    let mut group = json!({"prompt": &*input.prompt, "completions": completions, "columns": columns});
     if let Some(messages) = &input.messages {
-        line["messages"] = messages.to_vec().into();
+        group["messages"] = messages.to_vec().into();
     }
-    format!("{line}\n")
+    group
+}
+
+/// The outcomes for a group, and what is logged beside them, from the line that answers a request. `label` is the name
+/// of the function in the log, and `containment` that of its process.
+///
+/// # Errors
+/// A line that is no such answer.
+pub fn outcomes(
+    line: &str,
+    input: &RewardInput,
+    (label, containment): (&str, &Containment),
+) -> Result<(Vec<RewardOutcome>, Logged), String> {
+    answer::read(line, input.completions.len()).map(|answer| answer.explained(label, containment, input))
+}
+
+impl Answer {
+    /// The outcomes, and what is logged. Reasons of failures have the columns or the option that stood in the way, and
+    /// the log has the tracebacks.
+    fn explained(self, label: &str, containment: &Containment, input: &RewardInput) -> (Vec<RewardOutcome>, Logged) {
+        let Self { outcomes, tracebacks, logged, contained } = self;
+        tracebacks.iter().for_each(|traceback| tracing::warn!("`{label}`: {traceback}"));
+        let explained = |outcome| match outcome {
+            RewardOutcome::Failed(reason) => {
+                let reason = with_columns(reason, input);
+                let words = || format!("{reason}\n{}", tracebacks.join("\n"));
+                let explained = contained.then(|| containment.explained(reason.clone(), &words()));
+                RewardOutcome::Failed(explained.unwrap_or(reason))
+            }
+            outcome => outcome,
+        };
+        (outcomes.into_iter().map(explained).collect(), logged)
+    }
 }

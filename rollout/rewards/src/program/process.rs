@@ -91,7 +91,16 @@ pub(super) struct Process {
     /// Answers that were thrown away.
     late: u64,
     /// Its greeting; `None` until it is ready.
-    greeting: Option<String>,
+    greeting: Option<Greeting>,
+}
+
+/// What a process says when it is ready; nothing where it says nothing.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Greeting {
+    /// The name of its function.
+    pub name: String,
+    /// Whether the function asks for `environments`.
+    pub asks_for_environments: bool,
 }
 
 impl Process {
@@ -107,7 +116,7 @@ impl Process {
             slowest: Duration::ZERO,
             says_more: false,
             late: 0,
-            greeting: (!greets).then(String::new),
+            greeting: (!greets).then(Greeting::default),
         })
     }
 
@@ -129,7 +138,7 @@ impl Process {
     }
 
     /// Waits for what it says when it is ready. Other lines before that are passed over.
-    pub fn greeting(&mut self, deadline: Option<Instant>) -> Result<String, AskError> {
+    pub fn greeting(&mut self, deadline: Option<Instant>) -> Result<Greeting, AskError> {
         loop {
             if let Some(greeting) = &self.greeting {
                 return Ok(greeting.clone());
@@ -140,7 +149,9 @@ impl Process {
                 let traceback = said["traceback"].as_str().map(str::to_owned);
                 return Err(AskError::Refused { reason: reason.to_owned(), traceback });
             }
-            self.greeting = said["ready"].as_str().map(str::to_owned);
+            let asks_for_environments = said["environments"] == Value::Bool(true);
+            let greeting = |name: &str| Greeting { name: name.to_owned(), asks_for_environments };
+            self.greeting = said["ready"].as_str().map(greeting);
         }
     }
 

@@ -12,7 +12,10 @@ use shared::config::{
     rewards::{PythonFunction, PythonPlace},
 };
 
-use super::{Containment, Invocation, Program, process::AskError};
+use super::{
+    Containment, Invocation, Program,
+    process::{AskError, Greeting},
+};
 use crate::{Reward, RewardError, RewardFunction};
 
 /// Functions that programs of the user's interpreter share: own descriptors for lines, imports, failures in one line.
@@ -25,7 +28,8 @@ const HOST: &str = concat!(include_str!("host.py"), "\n\nsys.exit(main())\n");
 pub const IMPORT: Duration = Duration::from_secs(300);
 
 /// Imports the function that the entry `spec` names. The name of the result has the function's place and name, also
-/// where the entry has the place only.
+/// where the entry has the place only. In a run with environments, a function that asks for them is called where they
+/// are, and keeps no process here.
 ///
 /// # Errors
 /// What is wrong, with the last words of the interpreter.
@@ -35,17 +39,20 @@ pub fn load(spec: &str, function: &PythonFunction, host: &RewardHost) -> Result<
     let invocation = invocation(spec, function, host).map_err(silent).map_err(fail)?;
     let started = Program::start(invocation, host.processes);
     let program = started.map_err(|e| silent(format!("{e}; `reward_python` names the interpreter"))).map_err(fail)?;
-    let name = imported(&program).map_err(fail)?;
+    let Greeting { name, asks_for_environments } = imported(&program).map_err(fail)?;
     let name = if function.function.is_some() { spec.to_owned() } else { format!("{spec}:{name}") };
-    Ok(RewardFunction { name, columns: &[], own: true, reward: Arc::new(program) as Arc<dyn Reward> })
+    let is_rater = asks_for_environments && host.with_environments;
+    if is_rater {
+        program.idle().clear();
+    }
+    Ok(RewardFunction { name, columns: &[], own: true, is_rater, reward: Arc::new(program) as Arc<dyn Reward> })
 }
 
 fn invocation(spec: &str, function: &PythonFunction, host: &RewardHost) -> Result<Invocation, String> {
     let (program, dir) = interpreter(host)?;
     let (kind, place) = located(&function.place, &dir)?;
     let name = function.function.clone().unwrap_or_default();
-    let mut args = vec!["-c".into(), HOST.into(), kind.into(), place, name.into()];
-    args.extend(host.with_environments.then(|| "environments".into()));
+    let args = vec!["-c".into(), HOST.into(), kind.into(), place, name.into()];
     let containment = Containment::of(host)?;
     Ok(Invocation { label: spec.to_owned(), program, args, dir, greets: true, containment })
 }
@@ -78,14 +85,14 @@ pub fn located(place: &PythonPlace, dir: &Path) -> Result<(&'static str, OsStrin
     }
 }
 
-/// Waits until the first process has imported the function. Returns the function's name, or the reason of the failure
-/// and the last words.
-fn imported(program: &Program) -> Result<String, (String, Vec<String>)> {
+/// Waits until the first process has imported the function. Returns what it says then, or the reason of the failure and
+/// the last words.
+fn imported(program: &Program) -> Result<Greeting, (String, Vec<String>)> {
     let mut process = program.idle().remove(0);
     match process.greeting(Instant::now().checked_add(IMPORT)) {
-        Ok(name) => {
+        Ok(greeting) => {
             program.keep(process);
-            Ok(name)
+            Ok(greeting)
         }
         Err(AskError::Refused { reason, traceback }) => {
             let words: Vec<String> = traceback.iter().flat_map(|text| text.lines()).map(str::to_owned).collect();

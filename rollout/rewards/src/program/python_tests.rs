@@ -334,15 +334,18 @@ fn a_file_with_one_function_needs_no_name_and_a_module_is_imported() {
 }
 
 #[test]
-fn a_function_that_asks_for_environments_is_refused_in_a_run_that_has_some() {
+fn a_function_that_asks_for_environments_keeps_no_process_here_in_a_run_that_has_some() {
     let place = Folder::new();
     place.write("asks.py", "def f(completions, environments=None, **kwargs):\n    return [0.0] * len(completions)\n");
-    assert_eq!(scores(&place.load("asks.py:f").unwrap(), two(), 60.0), numbers(&[0.0, 0.0]));
+    let function = place.load("asks.py:f").unwrap();
+    assert!(!function.is_rater());
+    assert_eq!(scores(&function, two(), 60.0), numbers(&[0.0, 0.0]));
     let host = RewardHost { with_environments: true, ..place.host() };
     let registry = Registry::default().on(host);
-    let error = registry.function("asks.py:f").unwrap_err().to_string();
-    assert!(error.contains("`f` asks for `environments`") && error.contains("`get_reward`"), "{error}");
-    assert!(registry.function("my_rewards.py:loud").is_ok());
+    let rater = registry.function("asks.py").unwrap();
+    assert!(rater.is_rater());
+    assert_eq!(rater.name(), "asks.py:f");
+    assert!(!registry.function("my_rewards.py:loud").unwrap().is_rater());
 }
 
 #[test]

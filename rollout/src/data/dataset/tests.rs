@@ -131,7 +131,7 @@ fn verls_rows_give_the_ground_truth_as_the_answer() {
 
 #[test]
 fn prompt_and_answer_may_be_in_other_columns() {
-    let columns = Columns { prompt: Some("task".into()), answer: Some("extra.final".into()) };
+    let columns = Columns { prompt: Some("task".into()), answer: Some("extra.final".into()), ..Columns::default() };
     let options = PromptOptions { columns, ..PromptOptions::default() };
     let rows = load_with(r#"{"task": "2+3=", "extra": {"final": 5}}"#, None, &options).unwrap();
     assert_eq!(rows[0].prompt_text, "2+3=");

@@ -178,7 +178,7 @@ fn play(model: &Model, schedule: &Schedule) -> (Vec<Conversed>, usize) {
         ..EngineOptions::new(schedule.slots, MAX_MODEL_LEN)
     };
     let engine = Box::new(model.engine(0, options));
-    let mut world = world_over(engine, slow, dialogue(900, MAX_MODEL_LEN));
+    let mut world = world_over(engine, slow, dialogue(900, MAX_MODEL_LEN), 0);
     let publication = |version: u64| Publication {
         source: model.versions[version as usize].clone(),
         number: version,

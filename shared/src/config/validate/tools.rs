@@ -1,16 +1,16 @@
 //! Tools and environments: what they cannot be combined with.
 
 use crate::{
-    config::{ConfigError, TrainConfig},
+    config::{AdvantageLevel, ConfigError, TrainConfig, rewards},
     methods::advantage::CreditUnit,
 };
 
 impl TrainConfig {
     pub(super) fn check_tools(&self) -> Result<(), ConfigError> {
+        self.check_level()?;
         if !self.has_tools() {
             return Ok(());
         }
-        let (estimator, spec) = (self.advantage_estimator, self.advantage_estimator.spec());
         ensure!(
             self.structured_outputs_regex.is_none(),
             "`structured_outputs_regex` cannot be combined with `tools` or `environment_factory`: an expression \
@@ -26,10 +26,40 @@ impl TrainConfig {
             "`max_prompt_length` cannot be combined with `tools` or `environment_factory`: it would cut the \
              description of the tools from the prompt; leave it out, and `max_model_len` leaves long prompts out"
         );
+        Ok(())
+    }
+
+    /// Turns are steps where an environment may give rewards by turn, and only there.
+    fn check_level(&self) -> Result<(), ConfigError> {
+        let (estimator, level) = (self.advantage_estimator, self.advantage_level);
+        let takes_steps = estimator.spec().unit == CreditUnit::Step;
+        if level == AdvantageLevel::Trajectory {
+            ensure!(
+                !takes_steps || !self.has_tools(),
+                "`advantage_estimator` {estimator} takes the turns of a conversation for steps: set `advantage_level` \
+                 turn, with an environment that gives rewards by turn, or use grpo"
+            );
+            return Ok(());
+        }
         ensure!(
-            spec.unit != CreditUnit::Step,
-            "`advantage_estimator` {estimator} cannot be combined with `tools` or `environment_factory`: rewards \
-             are for whole conversations; use grpo"
+            self.environment_factory.is_some(),
+            "`advantage_level` {level} needs `environment_factory`: an environment that gives rewards by turn"
+        );
+        ensure!(
+            takes_steps,
+            "`advantage_level` {level} needs `advantage_estimator` process, and it is {estimator}, which has one \
+             advantage for a whole conversation"
+        );
+        let is_of_steps = |entry: &&String| {
+            let parts = rewards::parts(entry);
+            rewards::short_name(entry) == "step_arithmetic" || parts.iter().any(|part| part == "scope=steps")
+        };
+        let of_steps = self.reward_funcs.iter().find(is_of_steps);
+        ensure!(
+            of_steps.is_none(),
+            "`reward_funcs`: `{}` scores parts of a text, and with `advantage_level` {level} the steps are turns; \
+             remove one of them",
+            of_steps.map_or("", String::as_str)
         );
         Ok(())
     }
@@ -51,7 +81,7 @@ impl TrainConfig {
 #[cfg(test)]
 mod tests {
     use crate::config::{
-        AdvantageEstimator, TrainConfig,
+        AdvantageEstimator, AdvantageLevel, TrainConfig,
         validate::testing::{accepted, refused, valid},
     };
 
@@ -74,10 +104,34 @@ mod tests {
             with_tool(c);
             c.max_prompt_length = Some(8);
         });
-        refused("`advantage_estimator` process cannot be combined with `tools`", |c| {
+        refused("`advantage_estimator` process takes the turns of a conversation for steps", |c| {
             with_tool(c);
             c.advantage_estimator = AdvantageEstimator::Process;
         });
+    }
+
+    #[test]
+    fn turns_are_steps_of_process_supervision_with_an_environment() {
+        let by_turn = |c: &mut TrainConfig| {
+            c.environment_factory = "builtin:shaped_maze".parse().ok();
+            (c.advantage_level, c.advantage_estimator) = (AdvantageLevel::Turn, AdvantageEstimator::Process);
+        };
+        accepted(by_turn);
+        refused("`advantage_level` turn needs `environment_factory`", |c| {
+            by_turn(c);
+            c.environment_factory = None;
+            with_tool(c);
+        });
+        refused("`advantage_level` turn needs `advantage_estimator` process, and it is grpo", |c| {
+            by_turn(c);
+            c.advantage_estimator = AdvantageEstimator::Grpo;
+        });
+        for entry in ["step_arithmetic", "model:path=/m:scope=steps"] {
+            refused(&format!("`{entry}` scores parts of a text"), |c| {
+                by_turn(c);
+                c.reward_funcs.push(entry.into());
+            });
+        }
     }
 
     #[test]

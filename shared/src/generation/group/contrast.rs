@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::{Group, RewardFailure, RewardOutcome, weighted_sum};
+use super::{Completion, Group, RewardFailure, RewardOutcome, weighted_sum};
 
 /// A standard deviation up to this counts as 0: the tolerance of numpy's `isclose`, as in TRL's `frac_reward_zero_std`.
 const ZERO_STD: f64 = 1e-8;
@@ -44,8 +44,15 @@ impl Group {
         match contrast {
             Contrast::Total => differ(&self.weighted_rewards(failure)),
             Contrast::AnyFunction => functions.any(|function| differ(&scores(function))),
-            Contrast::Steps => functions
-                .any(|function| differ(&outcomes(function).flat_map(RewardOutcome::step_scores).collect::<Vec<f64>>())),
+            Contrast::Steps => functions.any(|function| {
+                let rows = self.usable().zip(&settled);
+                let scores = rows.filter_map(|(completion, row)| {
+                    let turns = completion.turn_scores(function);
+                    let one = || row.get(function).map(RewardOutcome::step_scores);
+                    if turns.is_empty() { one() } else { Some(turns.iter().map(|turn| turn.score).collect()) }
+                });
+                differ(&scores.flatten().collect::<Vec<f64>>())
+            }),
             Contrast::Function(function) => differ(&scores(function)),
             Contrast::Correct { function, at } => {
                 let scores = scores(function);
@@ -65,8 +72,11 @@ impl Group {
 
     /// The functions' outcomes for the usable completions, after `failure` is applied.
     fn settled(&self, failure: RewardFailure) -> Vec<Cow<'_, [RewardOutcome]>> {
-        let usable = self.completions.iter().filter(|completion| completion.is_usable());
-        usable.map(|completion| failure.settle(&completion.rewards)).collect()
+        self.usable().map(|completion| failure.settle(&completion.rewards)).collect()
+    }
+
+    fn usable(&self) -> impl Iterator<Item = &Completion> {
+        self.completions.iter().filter(|completion| completion.is_usable())
     }
 
     /// Weighted rewards of the usable completions that have one.
@@ -100,7 +110,7 @@ fn differ(values: &[f64]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Completion, Dropped, Episode, FinishReason, PromptId, StepScore, generation::testing};
+    use crate::{Dropped, Episode, FinishReason, PromptId, StepScore, generation::testing};
 
     fn group(rewards: Vec<Vec<RewardOutcome>>) -> Group {
         let of = |(rewards, sample)| Completion { rewards, ..testing::completion(sample, vec![1, 2]) };

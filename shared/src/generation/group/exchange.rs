@@ -5,7 +5,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::RewardOutcome;
+use super::{RewardOutcome, StepScore};
 use crate::declare::choices;
 
 choices! {
@@ -75,7 +75,9 @@ pub struct Exchange {
     pub calls: u32,
     /// Calls that failed; the policy read their errors as replies.
     pub failed_calls: u32,
-    /// One outcome for each reward of an environment, behind those of the reward functions.
+    /// One outcome for each reward of an environment, behind those of the reward functions. Rewards by turn are
+    /// [`Steps`](RewardOutcome::Steps) whose ends are numbers of turns, from 0; the reward at the end of the episode has
+    /// the number of turns for its end. [`Completion::rewards`](crate::Completion::rewards) has their sum.
     pub rewards: Vec<RewardOutcome>,
     /// Requests that went on from a state whose keys and values had to be computed again.
     pub recomputed: u32,
@@ -101,6 +103,17 @@ impl Exchange {
             waited_seconds: 0.0,
             seconds: 0.0,
         }
+    }
+
+    /// Rewards that the environment gave by turn, each with the number of the turn; the number of turns stands for the
+    /// end. Empty where it gave one reward, or none.
+    #[must_use]
+    pub fn turn_rewards<'a>(&'a self) -> &'a [StepScore] {
+        let by_turn = |outcome: &'a RewardOutcome| match outcome {
+            RewardOutcome::Steps(turns) => Some(&turns[..]),
+            _ => None,
+        };
+        self.rewards.iter().find_map(by_turn).unwrap_or_default()
     }
 
     /// The reason why the completion has no reward, where the environment failed.

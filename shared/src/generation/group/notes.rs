@@ -125,6 +125,18 @@ impl Logged {
         other.metrics.into_iter().for_each(|(metric, sum, values)| self.add_metrics(&metric, sum, values));
     }
 
+    /// What was logged of some completions of a group, with the place of each in the group. The others have null.
+    #[must_use]
+    pub fn at(mut self, places: &[usize]) -> Self {
+        let length = places.iter().max().map_or(0, |last| last + 1);
+        for (_, values) in &mut self.extra {
+            let mut placed = vec![Note::of(&Value::Null); length];
+            places.iter().zip(values.drain(..)).for_each(|(&place, value)| placed[place] = value);
+            *values = placed;
+        }
+        self
+    }
+
     /// The values of the columns for a completion, given by its place in the group.
     pub fn extra_of(&self, completion: usize) -> impl Iterator<Item = (&str, &Note)> {
         self.extra.iter().filter_map(move |(name, values)| Some((name.as_str(), values.get(completion)?)))

@@ -88,7 +88,7 @@ fn golden_turns() {
         let classes = classes(&inputs["environment"]);
         let host = sources(&std::env::temp_dir()).host;
         let by_name: Vec<_> = classes.iter().map(|(key, class)| (key.as_deref(), class)).collect();
-        let python = InPython { tools: tools.iter().collect(), classes: by_name };
+        let python = InPython { tools: tools.iter().collect(), classes: by_name, raters: Vec::new() };
         let handle = runtime.handle().clone();
         let invocation = python.invocation(&host, Duration::from_secs(20)).unwrap();
         let (hosts, first_line) = Hosts::start(invocation, 1, handle).unwrap();

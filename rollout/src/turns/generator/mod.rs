@@ -1,5 +1,8 @@
 //! A generator whose completions are conversations, around one whose completions are turns.
 
+mod rating;
+mod stragglers;
+
 use std::{
     collections::{HashMap, VecDeque},
     mem,
@@ -14,7 +17,7 @@ use shared::{EpisodeEnd, FinishReason, Placed, PolicyVersion, PromptId, RewardOu
 use super::{
     Hosts, Live, Patience, Rewards,
     live::{At, end_of_failure},
-    patience::{Pace, Verdict, seed_of_next_draw},
+    patience::{Pace, Verdict},
     prompts,
 };
 use crate::{
@@ -50,6 +53,7 @@ pub struct Conversing {
 /// A group whose conversations go on.
 struct Begun {
     request: GroupRequest,
+    prompt: PromptRow,
     /// What environments are opened with.
     row: Arc<Map<String, Value>>,
     beginning: Beginning,
@@ -101,15 +105,16 @@ impl Conversing {
     }
 
     /// Opens an environment for each sample of a request. So many groups of its prompt were dropped before.
-    fn open(&mut self, request: GroupRequest, row: Arc<Map<String, Value>>, beginning: Beginning, dropped: u32) {
+    fn open(&mut self, request: GroupRequest, prompt: PromptRow, dropped: u32) {
         let number = self.next;
         self.next += 1;
         let samples = request.samples.clone();
         self.groups.insert(
             number,
             Begun {
-                row,
-                beginning,
+                row: Arc::new(prompts::environment_row(&prompt)),
+                beginning: prompt.beginning.clone().unwrap_or_default(),
+                prompt,
                 live: samples.len(),
                 unopened: samples.len(),
                 opened: Vec::new(),
@@ -136,62 +141,6 @@ impl Conversing {
         self.begin_first_turns()
     }
 
-    /// Conversations that take too long, and why they are to end. Where their group waits for its stragglers, these are
-    /// not among them.
-    fn too_long(&self) -> impl Iterator<Item = (Sample, EpisodeEnd)> {
-        let now = Instant::now();
-        let live = self.live.iter().filter(|_| self.patience.is_bounded());
-        live.filter_map(move |(sample, live)| {
-            let age = live.age(now)?;
-            if self.patience.episode.is_some_and(|most| age >= most) {
-                return Some((*sample, EpisodeEnd::Deadline));
-            }
-            let Begun { pace, dropped, .. } = self.groups.get(&sample.tag)?;
-            let is_straggler = self.patience.bound(pace).is_some_and(|most| age > most);
-            let is_awaited = self.patience.verdict(pace, *dropped) == Verdict::Wait;
-            (is_straggler && !is_awaited).then_some((*sample, EpisodeEnd::Straggler))
-        })
-    }
-
-    /// Ends conversations that take too long, or drops their groups.
-    fn look_at_the_time(&mut self) {
-        let mut too_long: Vec<(Sample, EpisodeEnd)> = self.too_long().collect();
-        too_long.sort_unstable_by_key(|(sample, _)| (sample.tag, sample.index));
-        for (sample, end) in too_long {
-            let Some(Begun { pace, dropped, .. }) = self.groups.get(&sample.tag) else { continue };
-            if end == EpisodeEnd::Deadline {
-                let most = self.patience.episode.unwrap_or_default().as_secs_f64();
-                let reason = format!("the conversation takes longer than {most} s (`episode_timeout`)");
-                self.give_up(sample, end, reason);
-            } else if self.patience.verdict(pace, *dropped) == Verdict::DrawAgain {
-                self.draw_again(sample.tag);
-            } else {
-                let times = self.patience.straggler_after;
-                let reason = format!(
-                    "the conversation takes more than {times} times as long as the first half of its group \
-                     (`straggler_after`)"
-                );
-                self.give_up(sample, end, reason);
-            }
-        }
-    }
-
-    /// Drops a group, and begins another one of its prompt.
-    fn draw_again(&mut self, number: u64) {
-        let Some(Begun { request, row, beginning, dropped, .. }) = self.groups.remove(&number) else { return };
-        let prompt = request.prompt_id.0;
-        tracing::warn!("the conversations of prompt {prompt} are dropped for a straggler, and drawn again");
-        for (sample, live) in self.live.extract_if(|sample, _| sample.tag == number) {
-            if live.at == At::Sampling {
-                self.inner.cancel(sample.tag, Some(sample.index));
-            }
-            self.hosts.close(sample);
-        }
-        let seed = seed_of_next_draw(request.sampling.seed);
-        let sampling = Arc::new(SamplingParams { seed, ..(*request.sampling).clone() });
-        self.open(GroupRequest { sampling, ..request }, row, beginning, dropped + 1);
-    }
-
     fn hear(&mut self, sample: Sample, event: &Event) -> Result<(), EngineError> {
         // A conversation that was given up has no answer to wait for.
         let Some(live) = self.live.get(&sample) else { return Ok(()) };
@@ -200,13 +149,17 @@ impl Conversing {
             (Event::Queued, _) => {}
             (Event::Opened(opening), At::Opening) => self.opened(sample, opening),
             (Event::Stepped(step), At::Stepping) => return self.stepped(sample, step),
+            (Event::Rated(rating), At::Rating(end)) => {
+                self.live.get_mut(&sample).expect("it was just looked at").rated(rating);
+                self.ask_for_reward(sample, end);
+            }
             (Event::Scored(reward), At::Scoring(end)) => self.scored(sample, end, *reward),
             (Event::Failed(failure), _) => {
                 tracing::warn!("{failure}");
                 failure.words().iter().for_each(|line| tracing::warn!("  {line}"));
                 self.give_up(sample, end_of_failure(failure), failure.to_string());
             }
-            (Event::Opened(_) | Event::Stepped(_) | Event::Scored(_), _) => {
+            (Event::Opened(_) | Event::Stepped(_) | Event::Rated(_) | Event::Scored(_), _) => {
                 self.give_up(sample, EpisodeEnd::EnvironmentFailed, "the environment answered out of turn".into());
             }
         }
@@ -306,6 +259,7 @@ impl Conversing {
         let sample = Sample { tag: sequence.tag, index: sequence.sample };
         let Some(live) = self.live.get_mut(&sample) else { return };
         let FinishedSequence { token_ids, logprobs, versions, finish_reason, .. } = sequence;
+        live.turn_ended();
         let Some(conversation) = &mut live.conversation else { return };
         if *finish_reason == FinishReason::Aborted {
             return self.give_up(sample, EpisodeEnd::Aborted, "the sampler gave it up".into());
@@ -317,7 +271,7 @@ impl Conversing {
                 live.go(At::Stepping);
                 self.hosts.step(sample, Turn { calls, text });
             }
-            Ok(After::Over(end)) => self.ask_for_reward(sample, end),
+            Ok(After::Over(end)) => self.over(sample, end),
             Err(error) => self.give_up(sample, EpisodeEnd::Aborted, error.to_string()),
         }
     }
@@ -336,8 +290,8 @@ impl Conversing {
             }
         };
         match onward {
-            Onward::Over(end) => self.ask_for_reward(sample, end),
-            Onward::Sample { .. } if step.done => self.ask_for_reward(sample, EpisodeEnd::Stop),
+            Onward::Over(end) => self.over(sample, end),
+            Onward::Sample { .. } if step.done => self.over(sample, EpisodeEnd::Stop),
             Onward::Sample { given, room } => {
                 live.go(At::Sampling);
                 live.recomputed += u32::from(state.as_ref().is_none_or(|state| !state.is_held()));
@@ -356,24 +310,6 @@ impl Conversing {
         Ok(())
     }
 
-    /// A conversation is over. Its environment is asked for the reward, where it may have one.
-    fn ask_for_reward(&mut self, sample: Sample, end: EpisodeEnd) {
-        if self.rewards.is_empty() {
-            return self.scored(sample, end, None);
-        }
-        if let Some(live) = self.live.get_mut(&sample) {
-            live.go(At::Scoring(end));
-            self.hosts.score(sample);
-        }
-    }
-
-    fn scored(&mut self, sample: Sample, end: EpisodeEnd, reward: Option<f64>) {
-        let Some(live) = self.live.get_mut(&sample) else { return };
-        live.add(reward);
-        let outcomes = self.rewards.outcomes(&self.groups[&sample.tag].row, live.reward());
-        self.end(sample, end, outcomes, None);
-    }
-
     /// A conversation ends without a reward.
     fn give_up(&mut self, sample: Sample, end: EpisodeEnd, reason: String) {
         let nothing = self.rewards.outcomes(&Map::new(), None);
@@ -390,6 +326,7 @@ impl Conversing {
         if let Some(group) = self.groups.get_mut(&sample.tag) {
             group.held_back.push(ended);
         }
+        self.rate_when_over(sample.tag);
         self.tell(sample.tag);
     }
 
@@ -423,7 +360,9 @@ impl Conversing {
         let (tag, is_drawn_again) = (group.request.tag, group.dropped > 0);
         group.live -= 1;
         let has_ended_well = !end.is_failure() && end != EpisodeEnd::Aborted;
-        group.pace.ended(live.age(Instant::now()).filter(|_| has_ended_well));
+        if !live.is_counted {
+            group.pace.ended(live.age(Instant::now()).filter(|_| has_ended_well));
+        }
         let conversed = live.end((tag, sample.index), end, (rewards, failure), self.inner.version());
         Some((sampled(&conversed), Conversed { is_drawn_again, ..conversed }))
     }
@@ -463,12 +402,13 @@ impl Generate for Conversing {
         self.inner.version()
     }
 
-    /// Conversations that wait for their environments take no slot.
+    /// Conversations that wait for their environments, or for the others of their group, take no slot.
     fn capacity(&self) -> usize {
-        self.inner.capacity() + self.count(At::waits)
+        self.inner.capacity() + self.count(At::takes_no_slot)
     }
 
-    /// Conversations that have begun, also those that wait: new weights under `drain` wait for all of them.
+    /// Conversations that have begun, also those that wait for their environments: new weights under `drain` wait for
+    /// all of them. Those that wait for their group do not count, since it may wait for the weights.
     fn running(&self) -> usize {
         self.count(At::is_begun)
     }
@@ -516,6 +456,7 @@ impl Generate for Conversing {
             let Some(group) = self.groups.get_mut(&number) else { continue };
             let is_it = |(ended, _): &mut (FinishedSequence, _)| sample.is_none_or(|index| index == ended.sample);
             cancelled.extend(group.held_back.extract_if(.., is_it).map(|(ended, _)| ended));
+            self.rate_when_over(number);
             self.tell(number);
         }
         cancelled
@@ -537,8 +478,7 @@ impl Generate for Conversing {
 
 impl PairGenerator for Conversing {
     fn begin_row(&mut self, request: Request, row: &PromptRow) -> Result<(), EngineError> {
-        let beginning = row.beginning.clone().unwrap_or_default();
-        self.open(request.group, Arc::new(prompts::environment_row(row)), beginning, 0);
+        self.open(request.group, row.clone(), 0);
         Ok(())
     }
 

@@ -1,0 +1,197 @@
+//! `judge:rubric.md`: a language model behind an endpoint in OpenAI's forms scores completions by a rubric.
+//!
+//! [`Rubric`] is the text that the model gets, with the values of a row and a completion in it. [`Client`] asks the
+//! endpoint, and asks again where another attempt may help. The score is what a pattern finds in the answer. Equal
+//! texts are asked about once. An answer that does not come, or has no score, is a failure and never a score of 0.
+
+mod client;
+mod rubric;
+
+use std::{
+    collections::{HashMap, VecDeque},
+    fs,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+    time::Instant,
+};
+
+use regex::Regex;
+use shared::{Logged, RewardOutcome};
+
+use crate::{
+    Reward, RewardInput, Scope,
+    entry::{Entry, Parameter, Parameters},
+};
+use client::{Answer, Client};
+use rubric::Rubric;
+
+/// The function's name.
+pub const NAME: &str = "judge";
+
+/// Answers that are remembered.
+const REMEMBERED: usize = 10_000;
+
+/// Characters of an answer that a message quotes.
+const QUOTED: usize = 120;
+
+/// Metrics of judges, as means over completions: tokens of question and answer, and whether an earlier answer was used.
+const TOKENS: &str = "judge/tokens";
+const CACHED: &str = "judge/cached";
+
+/// The function.
+pub const ENTRY: &Entry = &Entry {
+    name: NAME,
+    about: "a language model at `judge_base_url` scores by a rubric (docs/rewards.md)",
+    columns: &[],
+    parameters: &[
+        Parameter { name: "rubric", default: None, about: "the file with the text that the model gets" },
+        Parameter {
+            name: "pattern",
+            default: Some(r"(?i)\bscore\b\W*(-?[0-9]+(?:\.[0-9]+)?)"),
+            about: "regular expression whose last match has the score as its first group",
+        },
+        Parameter { name: "max_tokens", default: Some("1024"), about: "most tokens of an answer" },
+        Parameter { name: "concurrency", default: Some("8"), about: "requests at once" },
+        Parameter { name: "retries", default: Some("4"), about: "further attempts where the endpoint is busy" },
+    ],
+    build,
+};
+
+fn build(parameters: &Parameters) -> Result<Arc<dyn Reward>, String> {
+    let endpoint = &parameters.host().judge;
+    let missing = |option: &str, what: &str| format!("needs the option `{option}`, {what}");
+    let base_url = endpoint.base_url.as_deref().ok_or_else(|| {
+        missing("judge_base_url", "the address of an endpoint in OpenAI's forms, as http://localhost:8000/v1")
+    })?;
+    let model = endpoint.model.as_deref().ok_or_else(|| missing("judge_model", "the name of a model there"))?;
+    let path = parameters.path("rubric")?;
+    let text = fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let pattern: String = parameters.get("pattern")?;
+    let pattern = Regex::new(&pattern).map_err(|error| format!("parameter `pattern`: {error}"))?;
+    if pattern.captures_len() < 2 {
+        return Err("parameter `pattern` needs a group in parentheses, which is the score".to_owned());
+    }
+    let key = std::env::var(&endpoint.api_key_env).ok().filter(|key| !key.is_empty());
+    let (max_tokens, retries) = (parameters.get("max_tokens")?, parameters.get("retries")?);
+    let concurrency: usize = parameters.get("concurrency")?;
+    Ok(Arc::new(Judge {
+        rubric: Rubric::parse(&text).map_err(|reason| format!("{}: {reason}", path.display()))?,
+        pattern,
+        client: Client::new(base_url, model, key, max_tokens, retries)?,
+        concurrency: concurrency.max(1),
+        known: Mutex::default(),
+    }))
+}
+
+struct Judge {
+    rubric: Rubric,
+    pattern: Regex,
+    client: Client,
+    concurrency: usize,
+    known: Mutex<Known>,
+}
+
+/// Scores by the texts that were asked about; the oldest are forgotten.
+#[derive(Default)]
+struct Known {
+    scores: HashMap<Arc<str>, f64>,
+    order: VecDeque<Arc<str>>,
+}
+
+impl Known {
+    fn remember(&mut self, text: &str, score: f64) {
+        let text: Arc<str> = text.into();
+        if self.scores.insert(Arc::clone(&text), score).is_none() {
+            self.order.push_back(text);
+        }
+        if self.order.len() > REMEMBERED
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.scores.remove(&oldest);
+        }
+    }
+}
+
+/// A score, with the tokens that it took; none where it was known.
+struct Scored {
+    score: f64,
+    tokens: Option<u64>,
+}
+
+impl Judge {
+    fn known(&self, text: &str) -> Option<f64> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner).scores.get(text).copied()
+    }
+
+    fn scored(&self, text: &str, deadline: Option<Instant>) -> Result<Scored, String> {
+        if let Some(score) = self.known(text) {
+            return Ok(Scored { score, tokens: None });
+        }
+        let Answer { text: answer, tokens } = self.client.ask(text, deadline)?;
+        let found = self.pattern.captures_iter(&answer).last().and_then(|found| found.get(1));
+        let score = found.and_then(|found| found.as_str().parse::<f64>().ok()).filter(|score| score.is_finite());
+        let score = score.ok_or_else(|| {
+            let quoted: String = answer.trim().chars().take(QUOTED).collect();
+            format!("`pattern` finds no number in the judge's answer, which begins with `{quoted}`")
+        })?;
+        self.known.lock().unwrap_or_else(PoisonError::into_inner).remember(text, score);
+        Ok(Scored { score, tokens: Some(tokens) })
+    }
+
+    /// The results for some texts, in order, with some requests at once.
+    fn all(&self, texts: &[Result<String, String>], deadline: Option<Instant>) -> Vec<Result<Scored, String>> {
+        let next = AtomicUsize::new(0);
+        let work = || {
+            let mut own = Vec::new();
+            loop {
+                let at = next.fetch_add(1, Ordering::Relaxed);
+                let Some(text) = texts.get(at) else { return own };
+                own.push((at, text.clone().and_then(|text| self.scored(&text, deadline))));
+            }
+        };
+        let mut results: Vec<(usize, Result<Scored, String>)> = thread::scope(|scope| {
+            let threads: Vec<_> = (0..self.concurrency.min(texts.len())).map(|_| scope.spawn(work)).collect();
+            threads.into_iter().filter_map(|thread| thread.join().ok()).flatten().collect()
+        });
+        results.sort_unstable_by_key(|(at, _)| *at);
+        results.into_iter().map(|(_, result)| result).collect()
+    }
+}
+
+impl Reward for Judge {
+    fn score(&self, input: &RewardInput) -> Vec<RewardOutcome> {
+        self.score_and_log(input).0
+    }
+
+    fn score_and_log(&self, input: &RewardInput) -> (Vec<RewardOutcome>, Logged) {
+        let texts: Vec<_> = input.completions.iter().map(|one| self.rubric.fill(input, one)).collect();
+        let mut logged = Logged::default();
+        let outcome = |result| match result {
+            Ok(Scored { score, tokens }) => {
+                logged.add_metric(TOKENS, tokens.unwrap_or_default() as f64);
+                logged.add_metric(CACHED, f64::from(u8::from(tokens.is_none())));
+                RewardOutcome::Score(score)
+            }
+            Err(reason) => RewardOutcome::Failed(reason),
+        };
+        let outcomes = self.all(&texts, input.deadline).into_iter().map(outcome).collect();
+        (outcomes, logged)
+    }
+
+    /// The completions of a prompt are asked about together, so that requests are at once without a thread of the pool
+    /// for each.
+    fn scope(&self) -> Scope {
+        Scope::Group
+    }
+
+    /// One group after another: `concurrency` bounds all requests.
+    fn concurrency(&self) -> usize {
+        1
+    }
+}
+
+#[cfg(test)]
+mod tests;
