@@ -2,6 +2,7 @@
 
 mod logprobs;
 mod patience;
+mod requests;
 
 use std::sync::{Arc, LazyLock, Mutex};
 
@@ -19,7 +20,10 @@ use crate::{
         testing::{BOS, byte_tokenizer_with},
     },
     engine::{FinishedSequence, GroupRequest, Output},
-    generate::{Conversed, Generate, PairGenerator, testing::Scripted},
+    generate::{
+        Conversed, Generate, PairGenerator,
+        testing::{Heard, Scripted},
+    },
 };
 
 const END: u32 = BOS + 2;
@@ -163,6 +167,8 @@ struct World {
     generator: Conversing,
     log: Log,
     sender: Sender<(Sample, Event)>,
+    /// What the scripted generator was asked for.
+    heard: Arc<Mutex<Heard>>,
 }
 
 fn world(capacity: usize, answer: fn(Sample, &Asked) -> Option<Event>) -> World {
@@ -170,7 +176,12 @@ fn world(capacity: usize, answer: fn(Sample, &Asked) -> Option<Event>) -> World 
 }
 
 fn world_of(capacity: usize, answer: fn(Sample, &Asked) -> Option<Event>, dialogue: Dialogue) -> World {
-    world_over(Box::new(Scripted::new(capacity, script)), answer, dialogue)
+    world_with(Scripted::new(capacity, script), answer, dialogue)
+}
+
+fn world_with(inner: Scripted, answer: fn(Sample, &Asked) -> Option<Event>, dialogue: Dialogue) -> World {
+    let heard = inner.heard.clone();
+    World { heard, ..world_over(Box::new(inner), answer, dialogue) }
 }
 
 fn world_over(inner: Box<dyn PairGenerator>, answer: fn(Sample, &Asked) -> Option<Event>, dialogue: Dialogue) -> World {
@@ -178,7 +189,8 @@ fn world_over(inner: Box<dyn PairGenerator>, answer: fn(Sample, &Asked) -> Optio
     let log = Log::default();
     let hosts = Answering { log: log.clone(), answer, sender: sender.clone(), events };
     let rewards = Rewards::of(Some(&"e.py:Sums".parse().unwrap()));
-    World { generator: Conversing::new(inner, dialogue, (Box::new(hosts), rewards)), log, sender }
+    let generator = Conversing::new(inner, dialogue, (Box::new(hosts), rewards));
+    World { generator, log, sender, heard: Arc::default() }
 }
 
 impl World {
