@@ -1,8 +1,15 @@
 //! Measures a sampler whose completions are conversations: a run's own step loop, its Python host and its engine, with
-//! a model of random weights that is made to call a tool in each of its turns. BENCHMARKS.md has the command.
+//! a model of random weights that is made to call a tool in each of its turns.
 //!
-//! The tool sleeps for a random time. Without a tool, each completion is one turn of as many sampled tokens, after a
-//! prompt that is longer by the replies.
+//! ```console
+//! $ cargo build --release --locked --workspace --example conversations
+//! $ target/release/examples/conversations bench --model DIR --sleep 5
+//! $ target/release/examples/conversations bench --model DIR --sleep 5 --max-kept-states 100
+//! $ target/release/examples/conversations bench --model DIR --message-length 481
+//! ```
+//!
+//! The tool sleeps for a random time of up to `--sleep` seconds. Without a tool (the last command), each completion is
+//! one turn of as many sampled tokens, and the message of its prompt is to be longer by the replies.
 
 use std::{
     fs,

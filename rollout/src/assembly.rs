@@ -360,9 +360,11 @@ mod tests {
         let _ = assembly.begin(&row(&tokenizer), 0, 0);
         for sample in 0..2 {
             let conversed = conversed(sample, Some(&[1, 2]), &tokenizer, EpisodeEnd::Stop);
-            assembly.add_conversation(Conversed { is_drawn_again: sample == 1, ..conversed }).unwrap();
+            let exchange = Exchange { seconds: f64::from(3 - sample), ..conversed.exchange };
+            assembly.add_conversation(Conversed { is_drawn_again: sample == 1, exchange, ..conversed }).unwrap();
         }
         let group = assembly.wait().unwrap();
+        assert_eq!(group.generation_seconds, 3.0, "as long as its longest one");
         let provenance: Vec<_> = group.completions.iter().map(|completion| completion.provenance).collect();
         assert_eq!(provenance, [Provenance::New, Provenance::DrawnAgain]);
     }

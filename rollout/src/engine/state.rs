@@ -161,7 +161,64 @@ fn drop_one(held: &Weak<Mark>) {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::{super::testing::group, *};
+
+    /// What happens to states.
+    #[derive(Debug, Clone)]
+    enum Happens {
+        /// A turn ends, and room is made for its state.
+        Ends,
+        /// Nobody wants one any more.
+        Dropped(usize),
+        /// A request goes on from one, or has gone on.
+        Asked(usize),
+    }
+
+    fn happens() -> impl Strategy<Value = Happens> {
+        prop_oneof![
+            3 => Just(Happens::Ends),
+            1 => any::<usize>().prop_map(Happens::Dropped),
+            2 => any::<usize>().prop_map(Happens::Asked),
+        ]
+    }
+
+    proptest! {
+        /// Against a list of states in the order of their turns: within the bound, those are held that came last,
+        /// besides those that are in use.
+        #[test]
+        fn beyond_the_bound_the_longest_waiting_goes(bound in 1_usize..5, all in prop::collection::vec(happens(), 1..60)) {
+            let (mut held, mut states) = (HeldStates::default(), Vec::<(State, bool)>::new());
+            for what in all {
+                let known = states.len();
+                match what {
+                    Happens::Ends => {
+                        let waiting = states.iter().find(|(state, in_use)| state.is_held() && !in_use);
+                        let expected = waiting.and_then(|(state, _)| state.held());
+                        let in_use = |number| states.iter().any(|(state, used)| *used && state.held() == Some(number));
+                        let has_room = held.len() < bound || {
+                            let dropped = held.drop_longest_waiting(in_use);
+                            prop_assert_eq!(dropped, expected);
+                            dropped.is_some()
+                        };
+                        let state = State::after(&group(0, 1), Past { prompt: 1, drawn: 0 }, &[7]);
+                        states.push((state.with(has_room.then(|| held.add())), false));
+                    }
+                    Happens::Dropped(which) if known > 0 => {
+                        states.remove(which % known);
+                        held.sweep(|_| {});
+                    }
+                    Happens::Asked(which) if known > 0 => states[which % known].1 ^= true,
+                    Happens::Dropped(_) | Happens::Asked(_) => {}
+                }
+                let count = states.iter().filter(|(state, _)| state.is_held()).count();
+                prop_assert!(count == held.len() && count <= bound, "{} of {} held, bound {}", count, held.len(), bound);
+                let is_known = |state: &State| held.tokens_of(state) > 0;
+                prop_assert!(states.iter().all(|(state, _)| state.is_held() == is_known(state)));
+            }
+        }
+    }
 
     #[test]
     fn what_is_held_goes_with_the_last_fork() {

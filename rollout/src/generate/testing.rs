@@ -1,6 +1,10 @@
 //! A generator without a model: it writes what a script says.
 
-use std::{collections::VecDeque, time::Instant};
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex},
+    time::Instant,
+};
 
 use shared::{FinishReason, PolicyVersion, TokenLogprob};
 
@@ -9,6 +13,13 @@ use crate::engine::{EngineError, FinishedSequence, GroupRequest, Output, Request
 
 /// What it writes after a prompt, by the prompt and the index of the completion.
 pub type Script = fn(&[u32], u32) -> Vec<u32>;
+
+/// What it was asked for.
+#[derive(Default)]
+pub struct Heard {
+    pub begun: Vec<Request>,
+    pub cancelled: Vec<(u64, Option<u32>)>,
+}
 
 /// Writes one token of every running sequence in a step, `capacity` sequences at a time.
 pub struct Scripted {
@@ -25,6 +36,10 @@ pub struct Scripted {
     pub steps: usize,
     /// When the last of them began.
     pub advanced: Option<Instant>,
+    /// Also for whoever has given it away.
+    pub heard: Arc<Mutex<Heard>>,
+    /// Whether its sequences are given up when they end.
+    pub aborts: bool,
 }
 
 /// A sequence, and what is still to be written of it.
@@ -51,6 +66,8 @@ impl Scripted {
             trouble: None,
             steps: 0,
             advanced: None,
+            heard: Arc::default(),
+            aborts: false,
         }
     }
 
@@ -58,7 +75,11 @@ impl Scripted {
         let whole = request.whole();
         let most = whole.sampling.max_completion_length as usize;
         let mut rest = (self.script)(&whole.prompt_ids, sample);
-        let finish_reason = if rest.len() > most { FinishReason::Length } else { FinishReason::Stop };
+        let finish_reason = match rest.len() > most {
+            _ if self.aborts => FinishReason::Aborted,
+            true => FinishReason::Length,
+            false => FinishReason::Stop,
+        };
         rest.truncate(most);
         let sequence = FinishedSequence {
             tag: whole.tag,
@@ -94,6 +115,7 @@ impl Generate for Scripted {
     }
 
     fn begin(&mut self, request: Request) -> Result<(), EngineError> {
+        self.heard.lock().unwrap().begun.push(request.clone());
         let samples = request.group.samples.iter();
         let lines: Vec<Line> = samples.map(|&sample| self.line(&request, sample)).collect();
         self.waiting.extend(lines);
@@ -132,6 +154,7 @@ impl Generate for Scripted {
     }
 
     fn cancel(&mut self, tag: u64, sample: Option<u32>) -> Vec<FinishedSequence> {
+        self.heard.lock().unwrap().cancelled.push((tag, sample));
         let is_it =
             |line: &mut Line| line.sequence.tag == tag && sample.is_none_or(|sample| sample == line.sequence.sample);
         let mut cancelled: Vec<Line> = self.running.extract_if(.., is_it).collect();

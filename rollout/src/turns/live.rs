@@ -201,3 +201,27 @@ impl Live {
 pub(super) fn end_of_failure(failure: &Failure) -> EpisodeEnd {
     if failure.is_late() { EpisodeEnd::Deadline } else { EpisodeEnd::EnvironmentFailed }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn an_age_is_counted_from_the_first_turn_and_waiting_apart_from_it() {
+        let mut live = Live::open();
+        assert_eq!(live.age(Instant::now()), None, "no turn was asked for");
+        live.go(At::Sampling);
+        let begun = Instant::now();
+        live.go(At::Stepping);
+        thread::sleep(Duration::from_millis(30));
+        live.go(At::Sampling);
+        assert!(live.age(begun + Duration::from_secs(5)).unwrap() >= Duration::from_secs(5), "from the first one on");
+        thread::sleep(Duration::from_millis(30));
+        let ended = live.end((0, 0), EpisodeEnd::Stop, (Vec::new(), None), PolicyVersion(3));
+        let (waited, all) = (ended.exchange.waited_seconds, ended.exchange.seconds);
+        assert!(waited >= 0.03 && all >= waited + 0.03, "{waited} of {all}");
+        assert_eq!(ended.episode.oldest(), Some(PolicyVersion(3)), "without a turn it is of the newest version");
+    }
+}

@@ -10,6 +10,9 @@ use shared::{
 /// Draws of a prompt whose group is dropped for its stragglers. The last group is waited for.
 const MOST_DRAWS: u32 = 3;
 
+/// Time in which no conversation is a straggler: it holds nobody up.
+const LEAST: Duration = Duration::from_secs(1);
+
 /// Conversations without which a group teaches nothing: it takes two rewards to compare.
 const FEWEST: usize = 2;
 
@@ -72,7 +75,7 @@ impl Patience {
     /// ended well.
     pub(super) fn bound(&self, pace: &Pace) -> Option<Duration> {
         let seconds = pace.of_first_half()?.as_secs_f64() * self.straggler_after;
-        Duration::try_from_secs_f64(seconds).ok()
+        Duration::try_from_secs_f64(seconds).ok().map(|bound| bound.max(LEAST))
     }
 }
 
@@ -141,6 +144,7 @@ mod tests {
         assert_eq!(bound(&pace(5, &[6, 4], 0)), None);
         assert_eq!(bound(&pace(5, &[6, 4], 1)), Some(15.0), "those that failed do not count");
         assert_eq!(bound(&pace(2, &[], 2)), None);
+        assert_eq!(bound(&pace(2, &[0], 0)), Some(1.0), "nobody waits for less");
         let forever = Patience { straggler_after: f64::INFINITY, ..patience(Stragglers::Drop) };
         assert_eq!(forever.bound(&pace(1, &[6], 0)), None);
     }

@@ -99,6 +99,10 @@ mod tests {
         let parts = json!([{ "type": "text", "text": "b" }]);
         let found = opened(&[message("user", parts)], Some("c"));
         assert_eq!(found[0]["content"][1]["text"], "c");
+        let parts = [message("user", json!([{ "type": "text", "text": "b" }]))];
+        assert_eq!(opened(&parts, Some("")), parts, "no words");
+        let answered = [message("user", "a".into()), message("assistant", "b".into())];
+        assert_eq!(opened(&answered, Some("c")), [message("user", "ac".into()), message("assistant", "b".into())]);
         assert_eq!(opened(&[message("user", Value::Null)], Some("c"))[0]["content"], "c");
     }
 }

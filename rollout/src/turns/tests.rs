@@ -2,6 +2,7 @@
 
 mod logprobs;
 mod patience;
+mod requests;
 
 use std::sync::{Arc, LazyLock, Mutex};
 
@@ -20,7 +21,10 @@ use crate::{
         testing::{BOS, byte_tokenizer_with},
     },
     engine::{FinishedSequence, GroupRequest, Output},
-    generate::{Conversed, Generate, PairGenerator, testing::Scripted},
+    generate::{
+        Conversed, Generate, PairGenerator,
+        testing::{Heard, Scripted},
+    },
 };
 
 const END: u32 = BOS + 2;
@@ -176,6 +180,8 @@ struct World {
     generator: Conversing,
     log: Log,
     sender: Sender<(Sample, Event)>,
+    /// What the scripted generator was asked for.
+    heard: Arc<Mutex<Heard>>,
 }
 
 fn world(capacity: usize, answer: fn(Sample, &Asked) -> Option<Event>) -> World {
@@ -183,17 +189,18 @@ fn world(capacity: usize, answer: fn(Sample, &Asked) -> Option<Event>) -> World 
 }
 
 fn world_of(capacity: usize, answer: fn(Sample, &Asked) -> Option<Event>, dialogue: Dialogue) -> World {
-    world_with(capacity, answer, dialogue, 0)
+    world_with(Scripted::new(capacity, script), answer, dialogue, 0)
 }
 
 /// A world with so many raters.
 fn world_with(
-    capacity: usize,
+    inner: Scripted,
     answer: fn(Sample, &Asked) -> Option<Event>,
     dialogue: Dialogue,
     raters: usize,
 ) -> World {
-    world_over(Box::new(Scripted::new(capacity, script)), answer, dialogue, raters)
+    let heard = inner.heard.clone();
+    World { heard, ..world_over(Box::new(inner), answer, dialogue, raters) }
 }
 
 /// A world with so many raters around this generator.
@@ -207,7 +214,8 @@ fn world_over(
     let log = Log::default();
     let hosts = Answering { log: log.clone(), answer, sender: sender.clone(), events };
     let rewards = Rewards::of(Some(&"e.py:Sums".parse().unwrap())).with_raters(raters);
-    World { generator: Conversing::new(inner, dialogue, (Box::new(hosts), rewards)), log, sender }
+    let generator = Conversing::new(inner, dialogue, (Box::new(hosts), rewards));
+    World { generator, log, sender, heard: Arc::default() }
 }
 
 impl World {
@@ -334,7 +342,7 @@ fn a_failed_environment_ends_its_own_conversation_without_a_reward() {
 #[test]
 fn a_group_is_rated_when_all_of_it_is_over_and_before_any_environment_is_asked_or_closed() {
     let mut world = world_with(
-        1,
+        Scripted::new(1, script),
         |sample, asked| match (sample.index, asked) {
             (3, Asked::Open(_)) => Some(Event::Failed(broken())),
             (_, other) => adding(sample, other),
@@ -362,7 +370,7 @@ fn a_group_is_rated_when_all_of_it_is_over_and_before_any_environment_is_asked_o
 #[test]
 fn conversations_that_wait_for_their_group_take_no_slot_and_hold_up_no_weights() {
     let mut world = world_with(
-        1,
+        Scripted::new(1, script),
         |sample, asked| match (sample.index, asked) {
             (1, Asked::Step(_)) => None,
             (_, other) => adding(sample, other),

@@ -210,7 +210,7 @@ options! {
         /// is missing because it was long. Both make results depend on the speed of the machine and the tools.
         stragglers: Stragglers = Stragglers::Wait;
         /// With `stragglers` drop or train_rest: a conversation is a straggler when it takes so many times as long as
-        /// the first half of its group has taken.
+        /// the first half of its group has taken, and more than a second.
         straggler_after: f64 = 3.0, at_least(1.0), at_most(1e6), because("a multiple of a time");
         /// Conversations whose keys and values are held while their tools work, each with the memory of one more
         /// sequence. Beyond that those that have waited longest are dropped: their context is computed again, to the

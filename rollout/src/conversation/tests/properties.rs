@@ -176,6 +176,17 @@ fn a_conversation_that_is_given_up_keeps_its_tokens_and_says_why() {
     assert_eq!(begin(&dialogue).into_parts().2, EpisodeEnd::Aborted);
 }
 
+#[test]
+fn a_turn_with_a_call_that_cannot_be_read_is_text_although_another_can() {
+    let dialogue = dialogue(WIDE);
+    let mut conversation = begin(&dialogue);
+    let ids = TOKENIZER.encode(&format!("{CALL}<tool_call>{{</tool_call><|im_end|>"), false).unwrap();
+    let turn = Drawn { ids, finish: FinishReason::Stop, replies: Vec::new() };
+    assert_eq!(take(&mut conversation, &dialogue, &turn).1, After::Over(EpisodeEnd::Stop));
+    let (_, messages, _) = conversation.into_parts();
+    assert!(messages[0]["tool_calls"].is_null() && messages[0]["content"].as_str().unwrap().contains("tool_call"));
+}
+
 /// A turn that is cut off within its bound does not call, though its call is whole.
 #[test]
 fn a_turn_that_did_not_end_by_itself_calls_nothing_and_its_message_has_the_call() {

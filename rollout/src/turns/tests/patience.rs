@@ -99,7 +99,11 @@ fn a_prompt_is_drawn_three_times_and_then_waited_for() {
     world.generator.begin_row(request(4, 3).into(), &row()).unwrap();
     let ended = world.run_out(2);
     assert_eq!(ended.iter().map(|conversed| conversed.sample).collect::<Vec<_>>(), [1, 2]);
-    assert!(world.generator.waits(), "nothing bounds the last one");
+    thread::sleep(Duration::from_millis(1200));
+    assert!(world.generator.waits() && world.run(2).is_empty(), "nothing bounds the last one");
+    let seeds: Vec<u64> = world.heard.lock().unwrap().begun.iter().map(|asked| asked.group.sampling.seed).collect();
+    let firsts: std::collections::BTreeSet<u64> = seeds.iter().copied().collect();
+    assert_eq!(firsts.len(), 3, "each draw has its own numbers: {seeds:?}");
     assert_eq!(world.asked(|asked| matches!(asked, Asked::Open(_))), 9);
     assert_eq!(world.generator.cancel(4, None).len(), 1);
     assert!(world.generator.is_idle());
@@ -110,9 +114,42 @@ fn what_is_held_back_is_cancelled_with_its_group() {
     let mut world = bounded(world(8, hanging), Patience { straggler_after: 1e9, ..stragglers(Stragglers::Drop) });
     world.generator.begin_row(request(4, 3).into(), &row()).unwrap();
     assert!(world.run(400).is_empty(), "the group may still be dropped");
+    world.generator.begin_row(request(5, 3).into(), &row()).unwrap();
+    assert!(world.run(400).is_empty());
+    assert_eq!(world.generator.cancel(5, Some(0)).len(), 1);
+    assert!(!world.generator.waits(), "the others are to be told of");
+    assert_eq!(ends(&world.run_out(2)), [Stop, Stop]);
     let cancelled = world.generator.cancel(4, None);
     let reasons: Vec<FinishReason> = cancelled.iter().map(|sequence| sequence.finish_reason).collect();
     assert_eq!(reasons, [FinishReason::Aborted, FinishReason::Stop, FinishReason::Stop]);
     assert!(world.generator.is_idle() && world.run(3).is_empty());
-    assert_eq!(world.asked(|asked| *asked == Asked::Close), 3);
+    assert_eq!(world.asked(|asked| *asked == Asked::Close), 6);
+}
+
+/// Of four, two fail and one ends well, so there is none to compare it with.
+#[test]
+fn what_has_failed_is_not_enough_to_train_on() {
+    let mut world = bounded(
+        world(8, |sample, asked| match (sample.tag, sample.index, asked) {
+            (0, 0, Asked::Step(_)) => None,
+            (0, 1 | 2, Asked::Open(_)) => Some(Event::Failed(broken())),
+            _ => adding(sample, asked),
+        }),
+        stragglers(Stragglers::TrainRest),
+    );
+    world.generator.begin_row(request(4, 4).into(), &row()).unwrap();
+    let ended = world.run_out(4);
+    assert_eq!(ends(&ended), [Stop; 4]);
+    assert!(ended.iter().all(|conversed| conversed.is_drawn_again));
+}
+
+#[test]
+fn a_turn_that_is_being_sampled_is_cancelled_when_its_time_is_up() {
+    let episode = Some(Duration::from_millis(1));
+    let mut world = bounded(world(1, adding), Patience { episode, ..Patience::default() });
+    world.generator.begin_row(request(4, 2).into(), &row()).unwrap();
+    assert!(world.run(1).is_empty(), "their turns have just been asked for");
+    thread::sleep(Duration::from_millis(20));
+    assert_eq!(ends(&world.run_out(2)), [Deadline, Deadline]);
+    assert_eq!(world.heard.lock().unwrap().cancelled, [(0, Some(0)), (0, Some(1))]);
 }
