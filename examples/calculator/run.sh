@@ -9,11 +9,11 @@ made=$PWD/runs/calculator
 
 if [ ! -d "$made/warm" ]; then
     python3 "$here/make.py" "$made" --seed "$seed"
-    cp -r "$here/../small_model" "$made/model"
+    [ -d "$made/model" ] || cp -r "$here/../small_model" "$made/model"
     tandem sft --model "$made/model" --data "$made/warm.jsonl" --output "$made/warm" --init-seed "$seed" \
-        --max-steps 1000 --learning-rate 2e-3 --lr-scheduler-type cosine --warmup-steps 50
+        --max-steps 600 --learning-rate 2e-3 --lr-scheduler-type cosine --warmup-steps 50
 fi
 # Without a tool: what the policy can do in its head.
-tandem eval --model "$made/warm" --dataset "$made/alone.jsonl" --reward-funcs numeric
+tandem eval --model "$made/warm" --dataset "$made/held_out.jsonl" --reward-funcs numeric
 # With it, before and after: `evaluation after step 0` and the last one.
 tandem train "$here/run.toml" --seed "$seed" "$@"

@@ -1,4 +1,7 @@
-"""The calculator as a function in Python."""
+"""The calculator as a function in Python, and the reward, for TRL."""
+
+import re
+
 
 def calculate(expression: str) -> str:
     """Computes the exact value of an arithmetic expression.
@@ -15,5 +18,7 @@ def calculate(expression: str) -> str:
 
 
 def right(completions, answer, **kwargs):
-    """As the built-in rule `numeric`: whether the last word of the policy is the answer."""
-    return [float(messages[-1]["role"] == "assistant" and messages[-1].get("content") == value) for messages, value in zip(completions, answer)]
+    """Whether the last number of the policy's last turn is the answer, as the built-in rule `numeric` says."""
+    last = [messages[-1] for messages in completions]
+    said = [message.get("content") or "" if message["role"] == "assistant" else "" for message in last]
+    return [float(re.findall(r"\d+", text)[-1:] == [value]) for text, value in zip(said, answer)]
