@@ -1,0 +1,19 @@
+#!/bin/sh
+# Makes rows and a warm start, trains with the calculator, and asks the policy before and after.
+# sh examples/calculator/run.sh [SEED] [OPTIONS OF THE RUN], in the folder of the repository.
+set -eu
+here=$(dirname "$0")
+seed=${1:-42}
+[ $# -eq 0 ] || shift
+made=$PWD/runs/calculator
+
+if [ ! -d "$made/warm" ]; then
+    python3 "$here/make.py" "$made" --seed "$seed"
+    [ -d "$made/model" ] || cp -r "$here/../small_model" "$made/model"
+    tandem sft --model "$made/model" --data "$made/warm.jsonl" --output "$made/warm" --init-seed "$seed" \
+        --max-steps 600 --learning-rate 2e-3 --lr-scheduler-type cosine --warmup-steps 50
+fi
+# Without a tool: what the policy can do in its head.
+tandem eval --model "$made/warm" --dataset "$made/held_out.jsonl" --reward-funcs numeric
+# With it, before and after: `evaluation after step 0` and the last one.
+tandem train "$here/run.toml" --seed "$seed" "$@"
