@@ -62,6 +62,7 @@ fn gemm((depth, outputs, rows): (usize, usize, usize), format: Format, threads: 
         bias: None,
         norm: None,
         activation: Activation::Silu,
+        factor: 1.0,
     };
     let (x, mut out, mut scratch) = (some(rows * depth), vec![0.0; rows * outputs], Vec::new());
     let mut once = || {

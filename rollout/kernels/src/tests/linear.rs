@@ -23,6 +23,7 @@ struct Layer {
     biases: Option<Vec<Vec<f32>>>,
     gamma: Option<Vec<f32>>,
     activation: Activation,
+    factor: f32,
 }
 
 impl Layer {
@@ -34,6 +35,7 @@ impl Layer {
             biases: bias.then(|| parts.iter().map(|&n| normal(stream, n)).collect()),
             gamma: norm.then(|| normal(stream, depth)),
             activation: if stream.next_normal() < 0.0 { Activation::Silu } else { Activation::GeluTanh },
+            factor: if stream.next_normal() < 0.0 { 1.0 } else { 0.6 },
         }
     }
 
@@ -53,6 +55,7 @@ impl Layer {
             bias: bias.as_deref(),
             norm,
             activation: self.activation,
+            factor: self.factor,
         };
         let mut out = vec![f32::NAN; rows * self.shape.outputs];
         layer.run(input, &mut out, Machine { isa, threads, scratch: &mut Vec::new() });
@@ -108,6 +111,7 @@ impl Layer {
                 }
             }
         }
+        out.iter_mut().for_each(|out| *out *= f(self.factor));
         for (out, &r) in out.iter_mut().zip(residual.into_iter().flatten()) {
             *out += f(r);
         }
