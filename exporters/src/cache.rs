@@ -137,9 +137,9 @@ fn check_own_export(model: &ModelDir, options: &ExportOptions) -> Result<(), Unf
             format!("the export's {MODEL_FILE} is not the graph that this program writes; export the model again");
         return Err(error(message).into());
     }
-    let (rows, needed) =
-        (export.manifest().tensor(ROTARY_COS).map_or(0, |t| t.shape[0]), options.positions(model.config())?);
-    if rows < needed as u64 {
+    let rows = export.manifest().tensor(ROTARY_COS).map_or(0, |table| table.shape[0] as usize);
+    let (rows, needed) = (model.config().rotary_positions(rows), options.positions(model.config())?);
+    if rows < needed {
         return Err(Unfit::Other(error(format!("the export is for sequences up to {rows} tokens, not {needed}"))));
     }
     if !model.has_weights() {

@@ -13,6 +13,7 @@ use crate::{
     tensor_file::{Tensor, TensorFile, is_inverse_frequencies},
     values,
     weight_files::{INDEX, weight_files},
+    wrapper,
 };
 
 /// The mapped weights of a model directory, checked against its configuration.
@@ -41,6 +42,9 @@ impl Checkpoint {
         let (files, shard_of) = weight_files(dir)?;
         files.into_iter().try_for_each(|file| checkpoint.add_file(file))?;
         checkpoint.check_shards(&shard_of, dir)?;
+        if model.config().wrapped {
+            checkpoint.keep_text_model();
+        }
         checkpoint.check(model.config(), dir)?;
         checkpoint.check_finite(dir)?;
         if let Some(folder) = model.adapter() {
@@ -118,6 +122,13 @@ impl Checkpoint {
         }
         self.files.push(file);
         Ok(())
+    }
+
+    /// Keeps the text model's tensors of a whole model, under its own names.
+    fn keep_text_model(&mut self) {
+        let all = std::mem::take(&mut self.tensors);
+        let own = |(name, place): (String, _)| Some((wrapper::own_name(&name)?.into_owned(), place));
+        self.tensors = all.into_iter().filter_map(own).collect();
     }
 
     fn check(&mut self, config: &ModelConfig, dir: &Path) -> Result<(), ExportError> {

@@ -56,11 +56,13 @@ pub enum ExportError {
         message: String,
     },
     /// An adapter is for a module that cannot have one.
-    #[error(
-        "`target_modules`: the model has no linear layer {0}; q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj and \
-         down_proj can be adapted"
-    )]
-    NoSuchModule(String),
+    #[error("`target_modules`: the model has no linear layer {target}; {known} can be adapted")]
+    NoSuchModule {
+        /// The name that leads to no linear layer.
+        target: String,
+        /// Names of the linear layers that there are.
+        known: String,
+    },
     /// An option of a run does not fit the model.
     #[error("`{option}`: {message}")]
     Option {

@@ -8,7 +8,7 @@ use shared::{Dtype, ModelConfig, ModelDir, PolicyVersion, TensorEntry, TensorRol
 use crate::{
     Checkpoint, ExportError, TensorSource, VersionDir,
     layout::{self, Values},
-    onnx::decoder::{self, HEAD_DIM_MULTIPLE, rotary_names},
+    onnx::decoder::{self, HEAD_DIM_MULTIPLE, QUERY_FACTORS, rotary_names},
     version::fill,
 };
 
@@ -104,6 +104,7 @@ fn write(
             let (cos, sin) = config.rotary_tables(rotary, positions);
             rotary_names(rotary).into_iter().zip([cos, sin])
         })
+        .chain(config.query_factors(positions).map(|factors| (QUERY_FACTORS, factors)))
         .collect();
     let graph = decoder::decoder(config, &tensors, options.dtype).encode_to_vec();
     let mut manifest = None;

@@ -1,6 +1,6 @@
 //! Back to a Hugging Face directory: `model.safetensors` in fp32 with everything else the model came with.
 
-use std::{ffi::OsStr, fs, path::Path};
+use std::{collections::BTreeMap, ffi::OsStr, fs, path::Path};
 
 use serde_json::{Value, json};
 use shared::{
@@ -9,7 +9,7 @@ use shared::{
     model::model_dir::{ModelDirError, TEMPLATE_DIR},
 };
 
-use crate::{Checkpoint, ExportError, TensorSource, VersionDir, tensor_file};
+use crate::{Checkpoint, ExportError, TensorSource, VersionDir, tensor_file, wrapper::Whole};
 
 /// The file of the model's configuration.
 const CONFIG: &str = "config.json";
@@ -47,7 +47,11 @@ pub fn fill_hf(model: &ModelDir, dir: &Path, read: TensorSource<'_, '_>) -> Resu
 /// # Errors
 /// As [`fill_hf`], or a value out of the range of the type.
 pub fn fill_hf_as(model: &ModelDir, dir: &Path, dtype: Dtype, read: TensorSource<'_, '_>) -> Result<(), ExportError> {
-    write_weights(model.config(), dir, dtype, read)?;
+    if model.config().wrapped {
+        write_whole(model, dir, dtype, read)?;
+    } else {
+        write_weights(model.config(), dir, dtype, read)?;
+    }
     copy_companions(model, dir, |config| as_dtype(config, dtype))
 }
 
@@ -57,6 +61,13 @@ pub fn fill_hf_as(model: &ModelDir, dir: &Path, dtype: Dtype, read: TensorSource
 /// # Errors
 /// As [`fill_hf`].
 pub fn fill_hf_scorer(model: &ModelDir, dir: &Path, read: TensorSource<'_, '_>) -> Result<(), ExportError> {
+    if model.config().wrapped {
+        return Err(ExportError::Unsupported {
+            key: "text_config".into(),
+            value: "{…}".into(),
+            hint: "a scorer is written of a text model alone; save the text model by `save_pretrained`".into(),
+        });
+    }
     let config = ModelConfig { head: Head::Score { labels: 1 }, ..model.config().clone() };
     write_weights(&config, dir, Dtype::Fp32, read)?;
     copy_companions(model, dir, |config| {
@@ -141,6 +152,10 @@ fn as_scorer(config: &mut Value, architecture: Architecture) {
         Architecture::Qwen3 => "Qwen3",
         Architecture::SmolLm3 => "SmolLM3",
         Architecture::Gemma3 => "Gemma3Text",
+        Architecture::Olmo2 => "Olmo2",
+        Architecture::Ministral3 => "Ministral3",
+        Architecture::Phi3 => "Phi3",
+        Architecture::GraniteMoeHybrid => "GraniteMoeHybrid",
     };
     config["architectures"] = json!([format!("{family}ForSequenceClassification")]);
     config["id2label"] = json!({"0": "LABEL_0"});
@@ -184,6 +199,18 @@ pub fn merge(model: &ModelDir, out: &Path) -> Result<(), ExportError> {
     })
 }
 
+/// As [`write_weights`], for the text model of a whole: under its names there, with the whole's other tensors.
+fn write_whole(model: &ModelDir, dir: &Path, dtype: Dtype, read: TensorSource<'_, '_>) -> Result<(), ExportError> {
+    let whole = Whole::open(model)?;
+    let named = |(own, shape): (String, Vec<usize>)| (whole.name_of(&own), (own, shape));
+    let parameters: BTreeMap<String, (String, Vec<usize>)> =
+        model.config().parameters().into_iter().map(named).collect();
+    let stored: Vec<_> = parameters.iter().map(|(name, (_, shape))| (name.clone(), shape.clone())).collect();
+    let carried: Vec<_> = whole.carried().collect();
+    let mut read = |name: &str| read(&parameters[name].0);
+    tensor_file::write(&dir.join("model.safetensors"), dtype, &stored, [], &mut read, &carried)
+}
+
 fn write_weights(
     config: &ModelConfig,
     dir: &Path,
@@ -192,7 +219,7 @@ fn write_weights(
 ) -> Result<(), ExportError> {
     let mut parameters = config.parameters();
     parameters.sort();
-    tensor_file::write(&dir.join("model.safetensors"), dtype, &parameters, [], read)
+    tensor_file::write(&dir.join("model.safetensors"), dtype, &parameters, [], read, &[])
 }
 
 /// Sets the element type (`torch_dtype`, in transformers 5 `dtype`); returns whether another one was stated. A type
@@ -211,6 +238,11 @@ fn as_dtype(config: &mut Value, dtype: Dtype) -> bool {
     let mut changed = false;
     for key in keys {
         if let Some(stated) = config.get_mut(key).filter(|v| v.as_str() != Some(name)) {
+            *stated = name.into();
+            changed = true;
+        }
+        let text = config.get_mut("text_config").and_then(|text| text.get_mut(key));
+        if let Some(stated) = text.filter(|v| v.is_string() && v.as_str() != Some(name)) {
             *stated = name.into();
             changed = true;
         }

@@ -4,19 +4,18 @@ use std::{borrow::Cow, fs::File, io::Write, path::Path};
 
 use shared::{Dtype, ModelConfig, TensorEntry, TensorRole, files::atomic};
 
-use crate::{ExportError, onnx::decoder::rotary_names, values};
+use crate::{ExportError, onnx::decoder::constants, values};
 
 /// Offsets are multiples of a memory page, so that a reader can map a single tensor.
 const PAGE: u64 = 4096;
 
-/// The tensors of an export: the parameters in the model's order, then the rotary tables.
+/// The tensors of an export: the parameters in the model's order, then the tables of positions.
 pub(crate) fn tensors(config: &ModelConfig, dtype: Dtype, positions: usize) -> Vec<TensorEntry> {
-    let table = |name: &str| (name.to_string(), vec![positions, config.head_dim / 2]);
-    let tables = config.rotaries().flat_map(|rotary| rotary_names(rotary).map(table));
+    let tables = constants(config, positions);
     let parameters = config.parameters().into_iter().map(|p| (p, TensorRole::Parameter));
     let mut end = 0_u64;
     parameters
-        .chain(tables.map(|t| (t, TensorRole::Constant)))
+        .chain(tables.into_iter().map(|t| (t, TensorRole::Constant)))
         .map(|((name, shape), role)| {
             let shape: Vec<u64> = shape.into_iter().map(|n| n as u64).collect();
             let length = shape.iter().product::<u64>() * dtype.size() as u64;

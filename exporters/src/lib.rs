@@ -28,6 +28,7 @@ mod tensor_file;
 mod values;
 mod version;
 mod weight_files;
+mod wrapper;
 
 pub use cache::{cache_dir, ensure_export, ensure_export_in, renew_export};
 pub use checkpoint::Checkpoint;
@@ -36,7 +37,7 @@ pub use export::{DEFAULT_MAX_POSITIONS, ExportOptions, export, export_values};
 pub use hf::{
     fill_adapter_companions, fill_hf, fill_hf_as, fill_hf_scorer, merge, version_to_hf, write_hf, write_hf_scorer,
 };
-pub use onnx::decoder::{ROTARY_COS, ROTARY_SIN, reads_positions, rotary_names};
+pub use onnx::decoder::{QUERY_FACTORS, ROTARY_COS, ROTARY_SIN, reads_positions, rotary_names};
 pub use peft::{Adapter, AdapterConfig, LowRank, fill_adapter, fill_adapter_version, write_adapter_version};
 pub use values::{TensorSource, hash_and_norm_of, norm};
 pub use version::{Inspected, VersionDir, fill_tensors, fill_version, write_version};

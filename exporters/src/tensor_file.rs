@@ -14,7 +14,7 @@ use safetensors::{
 };
 use shared::{Dtype, files::atomic};
 
-use crate::{ExportError, TensorSource, values};
+use crate::{ExportError, TensorSource, values, wrapper::Carried};
 
 /// A mapped file; it must not be overwritten while it is mapped.
 #[derive(Debug)]
@@ -109,19 +109,21 @@ pub(crate) fn write_f32(
     entries: impl IntoIterator<Item = (String, String)>,
     read: TensorSource<'_, '_>,
 ) -> Result<(), ExportError> {
-    write(path, Dtype::Fp32, tensors, entries, read)
+    write(path, Dtype::Fp32, tensors, entries, read, &[])
 }
 
 /// Writes a file of tensors of one type, given as names and shapes, with the values that `read` gives, and with further
-/// `entries` of the header. The file is then opened and must hold them, bit for bit.
+/// `entries` of the header, and tensors that are `carried` as they are. The file is then opened and must hold them, bit
+/// for bit.
 pub(crate) fn write(
     path: &Path,
     dtype: Dtype,
     tensors: &[(String, Vec<usize>)],
     entries: impl IntoIterator<Item = (String, String)>,
     read: TensorSource<'_, '_>,
+    carried: &[Carried<'_>],
 ) -> Result<(), ExportError> {
-    let (header, length) = header(dtype, tensors, entries);
+    let (header, length) = header(dtype, tensors, carried, entries);
     atomic::require_space(path, header.len() as u64 + length)?;
     let mut hashes = Vec::with_capacity(tensors.len());
     atomic::write_with(path, |file| {
@@ -133,9 +135,14 @@ pub(crate) fn write(
             file.write_all(&bytes).map_err(|e| ExportError::io(path, e))?;
             hashes.push(hash(&bytes));
         }
+        for tensor in carried {
+            file.write_all(tensor.bytes).map_err(|e| ExportError::io(path, e))?;
+            hashes.push(hash(tensor.bytes));
+        }
         Ok::<_, ExportError>(())
     })?;
-    require_written(path, tensors.iter().map(|(name, _)| name.as_str()).zip(hashes))
+    let names = tensors.iter().map(|(name, _)| name.as_str()).chain(carried.iter().map(|tensor| tensor.name));
+    require_written(path, names.zip(hashes))
 }
 
 /// Opens a written file again and checks that its tensors have these hashes.
@@ -155,21 +162,23 @@ fn require_written<'a>(path: &Path, meant: impl Iterator<Item = (&'a str, String
 fn header(
     dtype: Dtype,
     tensors: &[(String, Vec<usize>)],
+    carried: &[Carried<'_>],
     entries: impl IntoIterator<Item = (String, String)>,
 ) -> (Vec<u8>, u64) {
     let mut end = 0;
-    let kind = match dtype {
+    let kind = |dtype| match dtype {
         Dtype::Fp32 => safetensors::Dtype::F32,
         Dtype::Fp16 => safetensors::Dtype::F16,
         Dtype::Bf16 => safetensors::Dtype::BF16,
     };
-    let tensors = tensors
-        .iter()
-        .map(|(name, shape)| {
+    let own = tensors.iter().map(|(name, shape)| (name.as_str(), dtype, shape.as_slice()));
+    let tensors = own
+        .chain(carried.iter().map(|tensor| (tensor.name, tensor.dtype, tensor.shape)))
+        .map(|(name, dtype, shape)| {
             let start = end;
             end += shape.iter().product::<usize>() * dtype.size();
-            let info = TensorInfo { dtype: kind, shape: shape.clone(), data_offsets: (start, end) };
-            (name.clone(), info)
+            let info = TensorInfo { dtype: kind(dtype), shape: shape.to_vec(), data_offsets: (start, end) };
+            (name.to_owned(), info)
         })
         .collect();
     // transformers refuses files without this entry.

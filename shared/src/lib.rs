@@ -49,7 +49,9 @@ pub use generation::{
 pub use model::{
     canaries::Canaries,
     manifest::{TensorEntry, TensorRole, WeightManifest},
-    model_config::{Activation, Architecture, Head, LayerKind, ModelConfig, RopeScaling, Rotary},
+    model_config::{
+        Activation, Architecture, BlockNames, Head, LayerKind, ModelConfig, QueryScaling, RopeScaling, Rotary,
+    },
     model_dir::{GenerationConfig, ModelDir},
 };
 pub use run::ledger::{LedgerGroup, LedgerState};

@@ -7,7 +7,7 @@ import json
 
 import peers
 import peft
-from support import FAMILIES, WORK, answer, completed, largest, model, tandem, trained, worst
+from support import FAMILIES, NEWER, WORK, answer, completed, largest, model, tandem, trained, worst
 
 OPTIONS = ["--use_peft", "true", "--lora_r", 4, "--learning_rate", 0.02]
 
@@ -20,7 +20,7 @@ def with_peft(adapter):
 
 if __name__ == "__main__":
     adapted, merged, weights, tokens = [], [], [], 0
-    for family in FAMILIES:
+    for family in FAMILIES + NEWER:
         base = model(family)
         adapter = trained(base, *OPTIONS)
         rows = completed(adapter)
@@ -39,5 +39,5 @@ if __name__ == "__main__":
         assert expected.keys() == found.keys(), f"{family}: {expected.keys() ^ found.keys()}"
         weights.append(worst(float((expected[name] - found[name]).abs().max()) for name in expected))
         tokens += len(ours)
-    answer(f"{len(FAMILIES)} families, {tokens} tokens", logprob=worst(adapted), merged_logprob=worst(merged),
+    answer(f"{len(FAMILIES + NEWER)} families, {tokens} tokens", logprob=worst(adapted), merged_logprob=worst(merged),
            merged_weight=worst(weights))

@@ -2,11 +2,11 @@
 
 import peers
 from safetensors.torch import load_file
-from support import FAMILIES, answer, completed, largest, model, trained, worst
+from support import FAMILIES, NEWER, answer, completed, largest, model, trained, worst
 
 if __name__ == "__main__":
     logprobs, sampled, greedy, tokens = [], [], 0, 0
-    for family in FAMILIES:
+    for family in FAMILIES + NEWER:
         base = model(family)
         checkpoint = trained(base)
         before, after = (load_file(place / "model.safetensors") for place in (base, checkpoint))
@@ -24,4 +24,4 @@ if __name__ == "__main__":
             found = row["token_ids"]
             greedy += sum(a != b for a, b in zip(expected, found)) + abs(len(expected) - len(found))
         tokens += len(ours) + sum(len(row["token_ids"]) for row in likeliest)
-    answer(f"{len(FAMILIES)} families, {tokens} tokens", logprob=worst(logprobs), greedy=greedy)
+    answer(f"{len(FAMILIES + NEWER)} families, {tokens} tokens", logprob=worst(logprobs), greedy=greedy)

@@ -6,7 +6,7 @@ import datasets
 import peers
 import torch
 import trl
-from support import FAMILIES, WORK, answer, largest, model, tandem, worst, write_rows
+from support import FAMILIES, NEWER, WORK, answer, largest, model, tandem, worst, write_rows
 
 STEPS, RATE = 3, 1e-3
 
@@ -44,7 +44,7 @@ def by_trl(place, given):
 if __name__ == "__main__":
     given = rows()
     logprobs, losses = [], []
-    for family in FAMILIES:
+    for family in FAMILIES + NEWER:
         base = model(family)
         theirs, loss = by_trl(base, given)
         out = WORK / f"{family}-sft"
@@ -61,4 +61,4 @@ if __name__ == "__main__":
         moved = largest(zip(expected, said(peers.opened(base)), strict=True))
         assert moved > 0.1, f"{family}: updates that change nothing say nothing: {moved}"
         logprobs.append(largest(zip(found, expected, strict=True)))
-    answer(f"{len(FAMILIES)} families, {STEPS} updates", loss=worst(losses), logprob=worst(logprobs))
+    answer(f"{len(FAMILIES + NEWER)} families, {STEPS} updates", loss=worst(losses), logprob=worst(logprobs))

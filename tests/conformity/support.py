@@ -20,6 +20,8 @@ WORK = pathlib.Path(os.environ.get("CONFORMITY_WORK", ROOT / "target" / "conform
 
 # The families of models, each a tiny model in tests/golden/models with all kinds of its layers.
 FAMILIES = ["llama", "qwen2", "qwen3", "smollm3", "gemma3"]
+# Those in tests/golden/models-2026, which are not exported for ONNX Runtime GenAI.
+NEWER = ["olmo2", "ministral3", "phi3", "granite4"]
 # Longer and shorter than the windows of the tiny models.
 PROMPTS = ["one and two = ", "2+2=", "a prompt that is longer than any of the windows: ", "z"]
 
@@ -62,11 +64,17 @@ def read_rows(path):
 
 
 def model(family):
-    """A copy of the family's tiny model, with a tokenizer of its 512 tokens: printable characters and names."""
+    """A copy of the family's tiny model, with a tokenizer of its tokens: printable characters and names."""
     place = WORK / family
-    shutil.copytree(GOLDEN / "models" / family, place, ignore=shutil.ignore_patterns("after_*", "*transformers5*"))
+    source = GOLDEN / ("models-2026" if family in NEWER else "models") / family
+    shutil.copytree(source, place, ignore=shutil.ignore_patterns("after_*", "*transformers5*"))
+    config = json.loads((place / "config.json").read_text())
+    if "original_max_position_embeddings" in config:
+        # Longrope: one prompt begins behind this length, and the others end before it.
+        config["original_max_position_embeddings"] = 40
+        (place / "config.json").write_text(json.dumps(config))
     tokens = ["<pad>", "<bos>", "<eos>", "\n", *map(chr, range(32, 127))]
-    tokens += [f"<{i}>" for i in range(len(tokens), 512)]
+    tokens += [f"<{i}>" for i in range(len(tokens), config["vocab_size"])]
     special = [
         {"id": i, "content": tokens[i], "special": True, "single_word": False, "lstrip": False, "rstrip": False,
          "normalized": False}

@@ -50,17 +50,82 @@ pub fn golden_dir_of(file: &str) -> PathBuf {
     if lacks { Path::new(env!("CARGO_MANIFEST_DIR")).join("golden") } else { dir }
 }
 
-/// Names of the tiny models among the golden figures, one of each family.
+/// Folders of the tiny models among the golden figures, and the families of each that are built. `None`: all.
+const MODELS: [(&str, Option<&[&str]>); 2] =
+    [("models", None), ("models-2026", Some(&["granite4", "ministral3", "olmo2", "phi3"]))];
+
+/// Names of the tiny models among the golden figures, one of each family that is built.
 ///
 /// # Panics
-/// When the folder cannot be read.
+/// When the folder of the first ones cannot be read.
 pub fn golden_models() -> Vec<String> {
-    let folder = golden_dir().join("models");
-    let entries = std::fs::read_dir(&folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display()));
-    let mut names: Vec<String> =
-        entries.map(|entry| entry.expect("an entry of a folder").file_name().to_string_lossy().into_owned()).collect();
+    let mut names: Vec<String> = MODELS.iter().flat_map(|(folder, _)| golden_models_in(folder)).collect();
     names.sort();
     names
+}
+
+/// As [`golden_models`], in one of the folders: `models`, whose families every format of exports knows, or
+/// `models-2026`.
+///
+/// # Panics
+/// When `models` cannot be read.
+pub fn golden_models_in(folder: &str) -> Vec<String> {
+    let built = MODELS.iter().find(|(name, _)| *name == folder).and_then(|(_, built)| *built);
+    let path = golden_dir().join(folder);
+    let entries = match std::fs::read_dir(&path) {
+        // Golden figures from elsewhere may lack the newer families.
+        Err(_) if built.is_some() => return Vec::new(),
+        entries => entries.unwrap_or_else(|e| panic!("{}: {e}", path.display())),
+    };
+    let names = entries.map(|entry| entry.expect("an entry of a folder").file_name().to_string_lossy().into_owned());
+    let mut names: Vec<String> =
+        names.filter(|name| built.is_none_or(|built| built.contains(&name.as_str()))).collect();
+    names.sort();
+    names
+}
+
+/// The folder of one of the [`golden_models`].
+pub fn golden_model_dir(name: &str) -> PathBuf {
+    let folders = MODELS.iter().map(|(folder, _)| golden_dir().join(folder).join(name));
+    folders.into_iter().find(|path| path.is_dir()).unwrap_or_else(|| golden_dir().join("models").join(name))
+}
+
+/// Figures of the tiny models: the cases of `model_numerics.json`, and those of `model_numerics_2026.json` whose family
+/// is built.
+///
+/// # Panics
+/// When the first file is missing or one of them is no such file.
+#[must_use]
+pub fn golden_numerics() -> Vec<serde_json::Value> {
+    const NEWER: &str = "model_numerics_2026.json";
+    let cases = |file: &str| {
+        let golden = golden(file);
+        assert_eq!(golden["kind"], "model_numerics", "{file}");
+        golden["cases"].as_array().expect("a list of cases").clone()
+    };
+    let built = golden_models();
+    let is_built = |case: &serde_json::Value| {
+        let dir = Path::new(case["params"]["model_dir"].as_str().expect("a folder"));
+        built.iter().any(|name| dir.ends_with(name))
+    };
+    let newer = if golden_dir().join(NEWER).exists() { cases(NEWER) } else { Vec::new() };
+    let all: Vec<_> = cases("model_numerics.json").into_iter().chain(newer.into_iter().filter(is_built)).collect();
+    assert!(!all.is_empty());
+    all
+}
+
+/// How far log-probs and logits of a case may be from its figures: more for families whose figures are themselves less
+/// certain in fp32. `usual` is the bound of the older families; a case of the newer ones has `bound` at least.
+///
+/// # Panics
+/// When the case has no deviation.
+#[must_use]
+pub fn golden_bound(case: &serde_json::Value, bound: f64, usual: f64) -> f64 {
+    let deviation = &case["expected"]["fp32_vs_fp64_deviation"];
+    let Some(logits) = deviation["logits"].as_f64() else { return usual };
+    let logps = deviation["logps"].as_array().expect("deviations of log-probs");
+    let largest = logps.iter().map(|value| value.as_f64().expect("a number")).fold(logits, f64::max);
+    (3.0 * largest).max(bound)
 }
 
 /// One file of the golden figures, parsed.

@@ -27,7 +27,7 @@ pub(super) fn genai_config(model: &ModelDir, context_length: usize) -> Result<Va
         inputs["position_ids"] = "position_ids".into();
     }
     let mut described = json!({
-        "type": model_type(config.architecture),
+        "type": model_type(config.architecture)?,
         "vocab_size": config.vocab_size,
         "context_length": context_length,
         "eos_token_id": tokens.eos_token_ids,
@@ -74,13 +74,27 @@ pub(super) fn genai_config(model: &ModelDir, context_length: usize) -> Result<Va
 }
 
 /// GenAI's name of the family.
-fn model_type(architecture: Architecture) -> &'static str {
+///
+/// # Errors
+/// A family that is not exported for GenAI.
+pub(super) fn model_type(architecture: Architecture) -> Result<&'static str, ExportError> {
+    let unknown = |family: &str| {
+        Err(ExportError::Unsupported {
+            key: "model_type".into(),
+            value: format!("\"{family}\""),
+            hint: "folders for onnxruntime-genai are written of llama, qwen2, qwen3, smollm3 and gemma3_text".into(),
+        })
+    };
     match architecture {
-        Architecture::Llama => "llama",
-        Architecture::Qwen2 => "qwen2",
-        Architecture::Qwen3 => "qwen3",
-        Architecture::SmolLm3 => "smollm3",
-        Architecture::Gemma3 => "gemma3_text",
+        Architecture::Llama => Ok("llama"),
+        Architecture::Qwen2 => Ok("qwen2"),
+        Architecture::Qwen3 => Ok("qwen3"),
+        Architecture::SmolLm3 => Ok("smollm3"),
+        Architecture::Gemma3 => Ok("gemma3_text"),
+        Architecture::Olmo2 => unknown("olmo2"),
+        Architecture::Ministral3 => unknown("ministral3"),
+        Architecture::Phi3 => unknown("phi3"),
+        Architecture::GraniteMoeHybrid => unknown("granitemoehybrid"),
     }
 }
 

@@ -146,6 +146,7 @@ fn refuse(model: &ModelDir, options: &ExportOptions) -> Result<(), ExportError> 
             hint: "onnxruntime-genai generates text, for which a model needs a language-model head".into(),
         });
     }
+    config::model_type(model.config().architecture)?;
     refuse_unsupported(model.config(), options)?;
     tokenizer::check(model)
 }

@@ -18,20 +18,37 @@ const GEMMA_LARGEST: usize = 62;
 const QUANTIZATION_VERSION: usize = 2;
 
 /// llama.cpp's name of a family.
-fn name_of(architecture: Architecture) -> &'static str {
+///
+/// # Errors
+/// A family that is not written here.
+fn name_of(architecture: Architecture) -> Result<&'static str, ExportError> {
+    let unknown = |family: &str| {
+        Err(ExportError::Unsupported {
+            key: "model_type".into(),
+            value: format!("\"{family}\""),
+            hint:
+                "GGUF is written of llama, qwen2, qwen3, smollm3 and gemma3_text; convert the Hugging Face directory \
+                with llama.cpp's convert_hf_to_gguf.py"
+                    .into(),
+        })
+    };
     match architecture {
-        Architecture::Llama => "llama",
-        Architecture::Qwen2 => "qwen2",
-        Architecture::Qwen3 => "qwen3",
-        Architecture::SmolLm3 => "smollm3",
-        Architecture::Gemma3 => "gemma3",
+        Architecture::Llama => Ok("llama"),
+        Architecture::Qwen2 => Ok("qwen2"),
+        Architecture::Qwen3 => Ok("qwen3"),
+        Architecture::SmolLm3 => Ok("smollm3"),
+        Architecture::Gemma3 => Ok("gemma3"),
+        Architecture::Olmo2 => unknown("olmo2"),
+        Architecture::Ministral3 => unknown("ministral3"),
+        Architecture::Phi3 => unknown("phi3"),
+        Architecture::GraniteMoeHybrid => unknown("granitemoehybrid"),
     }
 }
 
 /// Keys and values of a model, without its tokenizer.
 pub(super) fn of(config: &ModelConfig, kind: GgufType) -> Result<Metadata, ExportError> {
+    let family = name_of(config.architecture)?;
     refuse_unsupported(config)?;
-    let family = name_of(config.architecture);
     let mut metadata = Metadata::default();
     metadata.text("general.architecture", family);
     metadata.text("general.type", "model");

@@ -187,7 +187,7 @@ mod tests {
 
     #[test]
     fn every_parameter_has_a_name_of_its_own() {
-        for family in harness::golden_models() {
+        for family in harness::golden_models_in("models") {
             let config = config(&family);
             let mut names: Vec<String> = of(&config, GgufType::F32).into_iter().map(|tensor| tensor.name).collect();
             let count = names.len();

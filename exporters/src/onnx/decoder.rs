@@ -14,10 +14,13 @@ use super::{
     proto::{DataType, ModelProto},
 };
 
-/// Name of the table of rotary cosines, `[positions, head_dim / 2]`.
+/// Name of the table of rotary cosines, `[rows, rotary_dim / 2]` ([`ModelConfig::rotary_tables`]).
 pub const ROTARY_COS: &str = "rotary.cos";
-/// Name of the table of rotary sines, `[positions, head_dim / 2]`.
+/// Name of the table of rotary sines, as that of the cosines.
 pub const ROTARY_SIN: &str = "rotary.sin";
+
+/// Name of the factors on queries, one for each position, in the families whose queries grow.
+pub const QUERY_FACTORS: &str = "query.factors";
 
 /// Names of the tables of cosines and sines.
 #[must_use]
@@ -30,7 +33,7 @@ pub fn rotary_names(rotary: Rotary) -> [&'static str; 2] {
 
 /// `GroupQueryAttention` works on head widths that are a multiple of this.
 pub(crate) const HEAD_DIM_MULTIPLE: usize = 8;
-/// Its fused rotary embedding works on head widths that are a multiple of this.
+/// Its fused rotary embedding turns a number of entries that is a multiple of this.
 const FUSED_ROTARY_MULTIPLE: usize = 16;
 
 /// Name of the embedding.
@@ -38,22 +41,32 @@ pub(crate) const EMBEDDING: &str = "model.embed_tokens.weight";
 /// Name of the language-model head where it is not the embedding.
 pub(crate) const LM_HEAD: &str = "lm_head.weight";
 
-/// Whether `GroupQueryAttention` rotates q and k itself.
+/// Whether `GroupQueryAttention` rotates q and k itself. It takes position 0 for the first row of the tables, which is
+/// not so in long sequences with longrope.
 fn fused_rotary(config: &ModelConfig) -> bool {
-    config.head_dim.is_multiple_of(FUSED_ROTARY_MULTIPLE)
+    config.rotary_dim.is_multiple_of(FUSED_ROTARY_MULTIPLE) && config.original_length().is_none()
 }
 
-/// Whether the graph has an input `position_ids`: some layer rotates, and its attention does not do that itself.
+/// Whether the graph has an input `position_ids`: some layer rotates, and its attention does not do that itself, or
+/// queries grow with their position.
 #[must_use]
 pub fn reads_positions(config: &ModelConfig) -> bool {
-    !fused_rotary(config) && config.layers.iter().any(|layer| layer.rotary.is_some())
+    config.query_scaling.is_some() || !fused_rotary(config) && config.layers.iter().any(|layer| layer.rotary.is_some())
+}
+
+/// Names and shapes of the constants of a graph for so many positions.
+pub(crate) fn constants(config: &ModelConfig, positions: usize) -> Vec<(String, Vec<usize>)> {
+    let shape = vec![config.rotary_rows(positions), config.rotary_dim / 2];
+    let tables = config.rotaries().flat_map(rotary_names).map(|name| (name.to_owned(), shape.clone()));
+    tables.chain(config.query_scaling.map(|_| (QUERY_FACTORS.to_owned(), vec![positions]))).collect()
 }
 
 /// Builds the graph over the tensors of `weights.data`.
 ///
 /// Inputs: `input_ids` i64 `[B, S]`; `seqlens_k` i32 `[B]`, each row's length including this call, minus 1;
 /// `total_sequence_length` i32 scalar, the longest of these lengths; `last_index` i64 `[B]`, the position in `S` of
-/// each row's last token; `position_ids` i64 `[B, S]` if [`reads_positions`]; `past_key_values.{i}.key` and
+/// each row's last token; `position_ids` i64 `[B, S]` if [`reads_positions`], rows of the rotary tables (with longrope,
+/// [`ModelConfig::rotary_begin`] of the row's whole length is added to the positions); `past_key_values.{i}.key` and
 /// `.value` `[B, kv_heads, M, head_dim]`.
 ///
 /// Outputs: `logits` f32 `[B, V]` of each row's last token; `present.{i}.key` and `.value`, which may be bound to the
@@ -102,6 +115,12 @@ struct Constants {
     batch: String,
     /// What the family adds to the weights of its norms.
     norm_offset: Option<String>,
+    /// `[q, kv, kv]` and `[inner, inner]`: widths of what one product gives, where projections are one tensor.
+    parts: [Option<String>; 2],
+    /// The factor on the results of attention and MLP, in the families that have it.
+    residual_multiplier: Option<String>,
+    /// `[2]`: the axis of features, of batches.
+    last_axis: Option<String>,
 }
 
 impl Constants {
@@ -116,6 +135,19 @@ impl Constants {
             flat: rest,
             norm_offset: (config.norm_offset() != 0.0)
                 .then(|| graph.scalar("norm.offset", config.norm_offset(), dtype)),
+            parts: [
+                config.attention_names().is_fused().then(|| {
+                    let [q, kv] = config.query_and_key_widths().map(|width| width as i64);
+                    graph.integers("parts.qkv", &[q, kv, kv])
+                }),
+                config
+                    .mlp_names()
+                    .is_fused()
+                    .then(|| graph.integers("parts.gate_up", &[config.intermediate_size as i64; 2])),
+            ],
+            residual_multiplier: (config.residual_multiplier != 1.0)
+                .then(|| graph.scalar("residual.multiplier", config.residual_multiplier as f32, dtype)),
+            last_axis: config.query_scaling.map(|_| graph.integers("axis.features", &[2])),
         }
     }
 }
@@ -149,18 +181,21 @@ impl<'a> Decoder<'a> {
 
     fn build(mut self) -> ModelProto {
         let mut residual = self.embedding();
-        let gamma = self.norm_before(0);
-        let mut normed = self.rms_norm("layers.0.input_norm", &residual, &gamma);
+        let mut normed = match self.norm_before(0) {
+            Some(gamma) => self.rms_norm("layers.0.input_norm", &residual, &gamma),
+            None => residual.clone(),
+        };
         for layer in 0..self.config.num_hidden_layers {
             let attention = self.attention(layer, &normed);
-            let attention = self.output_norm(layer, "post_attention_layernorm", attention);
-            let gamma = parameter(layer, &format!("{}.weight", self.config.mlp_norm()));
+            let attention = self.result(layer, "post_attention_layernorm", attention);
+            let gamma = self.config.mlp_norm().map(|norm| parameter(layer, &format!("{norm}.weight")));
             (normed, residual) =
-                self.add_and_norm(&format!("layers.{layer}.attention_norm"), &attention, &residual, &gamma);
+                self.add_and_norm(&format!("layers.{layer}.attention_norm"), &attention, &residual, gamma.as_deref());
             let mlp = self.mlp(layer, &normed);
-            let mlp = self.output_norm(layer, "post_feedforward_layernorm", mlp);
+            let mlp = self.result(layer, "post_feedforward_layernorm", mlp);
             let gamma = self.norm_before(layer + 1);
-            (normed, residual) = self.add_and_norm(&format!("layers.{layer}.mlp_norm"), &mlp, &residual, &gamma);
+            (normed, residual) =
+                self.add_and_norm(&format!("layers.{layer}.mlp_norm"), &mlp, &residual, gamma.as_deref());
         }
         match self.inputs.asked.clone() {
             Asked::Last(index) => self.last_token_head(&normed, &index),
@@ -186,12 +221,20 @@ impl<'a> Decoder<'a> {
         }
     }
 
-    /// The norm that some families have on the result of attention and of the MLP.
-    fn output_norm(&mut self, layer: usize, name: &str, output: String) -> String {
-        if !self.config.output_norms() {
-            return output;
+    /// What is added to the residual stream of the output of attention or MLP: some families norm it first, others have
+    /// a factor on it.
+    fn result(&mut self, layer: usize, norm: &str, output: String) -> String {
+        if self.config.output_norms() {
+            return self.rms_norm(
+                &format!("layers.{layer}.{norm}"),
+                &output,
+                &parameter(layer, &format!("{norm}.weight")),
+            );
         }
-        self.rms_norm(&format!("layers.{layer}.{name}"), &output, &parameter(layer, &format!("{name}.weight")))
+        match self.constants.residual_multiplier.clone() {
+            None => output,
+            Some(factor) => self.graph.node("Mul", &format!("{output}.scaled"), &[&output, &factor], &[]),
+        }
     }
 
     /// The factors of a norm: its weight, with what the family adds to it.
@@ -202,12 +245,13 @@ impl<'a> Decoder<'a> {
         }
     }
 
-    /// Name of the weight of the norm that stands before a layer's attention; after the last layer, the final norm's.
-    fn norm_before(&self, layer: usize) -> String {
+    /// Name of the weight of the norm that stands before a layer's attention, if there is one; after the last layer, the
+    /// final norm's.
+    fn norm_before(&self, layer: usize) -> Option<String> {
         if layer < self.config.num_hidden_layers {
-            parameter(layer, "input_layernorm.weight")
+            self.config.input_norm().map(|norm| parameter(layer, &format!("{norm}.weight")))
         } else {
-            "model.norm.weight".into()
+            Some("model.norm.weight".into())
         }
     }
 
@@ -216,9 +260,13 @@ impl<'a> Decoder<'a> {
         self.graph.node("SimplifiedLayerNormalization", name, &[input, &gamma], &[int("axis", -1), epsilon])
     }
 
-    /// (norm of the sum, sum) of a sub-layer's output and the residual stream.
-    fn add_and_norm(&mut self, name: &str, output: &str, residual: &str, gamma: &str) -> (String, String) {
+    /// (norm of the sum, sum) of a sub-layer's output and the residual stream; the sum twice where no norm follows.
+    fn add_and_norm(&mut self, name: &str, output: &str, residual: &str, gamma: Option<&str>) -> (String, String) {
         let sum = format!("{name}.residual");
+        let Some(gamma) = gamma else {
+            let sum = self.graph.node("Add", &sum, &[output, residual], &[]);
+            return (sum.clone(), sum);
+        };
         let gamma = self.gamma(gamma);
         let epsilon = float("epsilon", self.config.rms_norm_eps as f32);
         // The second and third outputs (mean and inverse deviation) are only for training.
@@ -252,43 +300,77 @@ impl<'a> Decoder<'a> {
 
     /// `[tokens, hidden]` to `[tokens, hidden]`.
     fn attention(&mut self, layer: usize, input: &str) -> String {
-        let q = self.query_or_key(layer, "q", input);
-        let k = self.query_or_key(layer, "k", input);
-        let v = self.linear(layer, "self_attn.v_proj", input, self.config.qkv_bias);
+        let names = self.config.attention_names();
+        let [q, k, v] = match self.constants.parts[0].clone() {
+            Some(parts) => {
+                let qkv = self.linear(layer, &format!("self_attn.{}", names.members[0]), input, self.config.qkv_bias);
+                let of = ["q", "k", "v"].map(|part| format!("layers.{layer}.{part}.part"));
+                self.split(&qkv, &parts, &of.each_ref().map(String::as_str));
+                let [q, k, v] = of;
+                let [q, k] = [("q", q), ("k", k)].map(|(which, x)| self.query_or_key(layer, which, x));
+                [q, k, v]
+            }
+            None => {
+                let [q, k] = ["q", "k"].map(|which| {
+                    let x = self.linear(layer, &format!("self_attn.{which}_proj"), input, self.config.qkv_bias);
+                    self.query_or_key(layer, which, x)
+                });
+                [q, k, self.linear(layer, "self_attn.v_proj", input, self.config.qkv_bias)]
+            }
+        };
         let v = self.as_batch(&format!("layers.{layer}.v"), &v);
         let attended = self.grouped_query_attention(layer, &q, &k, &v);
         let flat = format!("layers.{layer}.attended.tokens");
         let attended = self.graph.node("Reshape", &flat, &[&attended, &self.constants.tokens], &[]);
-        self.linear(layer, "self_attn.o_proj", &attended, self.config.attention_output_bias)
+        self.linear(layer, &names.output(), &attended, self.config.attention_output_bias)
     }
 
-    /// Projection, the family's norm and (when the attention does not do it) rotation of the queries or keys:
+    /// Parts of the features of `[tokens, features]`.
+    fn split(&mut self, input: &str, widths: &str, outputs: &[&str]) {
+        let name = format!("{input}.split");
+        self.graph.operator("", "Split", &name, &[input, widths], outputs, &[int("axis", 1)]);
+    }
+
+    /// The family's norm and (when the attention does not do it) rotation of queries or keys, and growth of queries:
     /// `[batch, sequence, heads * head_dim]`.
-    fn query_or_key(&mut self, layer: usize, which: &str, input: &str) -> String {
-        let mut x = self.linear(layer, &format!("self_attn.{which}_proj"), input, self.config.qkv_bias);
+    fn query_or_key(&mut self, layer: usize, which: &str, mut x: String) -> String {
+        let gamma = parameter(layer, &format!("self_attn.{which}_norm.weight"));
         if let Some(shape) = &self.constants.heads {
             let heads = self.graph.node("Reshape", &format!("layers.{layer}.{which}.heads"), &[&x, shape], &[]);
-            let gamma = parameter(layer, &format!("self_attn.{which}_norm.weight"));
             x = self.rms_norm(&format!("layers.{layer}.{which}_norm"), &heads, &gamma);
+        } else if self.config.width_norms() {
+            x = self.rms_norm(&format!("layers.{layer}.{which}_norm"), &x, &gamma);
         }
-        let x = self.as_batch(&format!("layers.{layer}.{which}"), &x);
-        match (self.inputs.position_ids.clone(), self.config.layers[layer].rotary) {
-            (Some(positions), Some(rotary)) => {
-                self.rotate(&format!("layers.{layer}.{which}.rotated"), &x, &positions, rotary)
-            }
-            _ => x,
+        let mut x = self.as_batch(&format!("layers.{layer}.{which}"), &x);
+        let Some(positions) = self.inputs.position_ids.clone() else { return x };
+        if let Some(rotary) = self.config.layers[layer].rotary.filter(|_| !fused_rotary(self.config)) {
+            x = self.rotate(layer, which, &x, &positions, rotary);
         }
+        if let Some(axis) = self.constants.last_axis.clone().filter(|_| which == "q") {
+            let name = |what: &str| format!("layers.{layer}.q.{what}");
+            let factors = self.graph.node("Gather", &name("factors"), &[QUERY_FACTORS, &positions], &[]);
+            let factors = self.graph.node("Unsqueeze", &name("factors.column"), &[&factors, &axis], &[]);
+            x = self.graph.node("Mul", &name("grown"), &[&x, &factors], &[]);
+        }
+        x
     }
 
     fn as_batch(&mut self, name: &str, input: &str) -> String {
         self.graph.node("Reshape", name, &[input, &self.constants.batch], &[])
     }
 
-    fn rotate(&mut self, name: &str, input: &str, positions: &str, rotary: Rotary) -> String {
+    fn rotate(&mut self, layer: usize, which: &str, input: &str, positions: &str, rotary: Rotary) -> String {
+        let name = format!("layers.{layer}.{which}.rotated");
         let [cos, sin] = rotary_names(rotary);
         let inputs = [input, positions, cos, sin];
-        self.graph.operator(MICROSOFT, "RotaryEmbedding", name, &inputs, &[name], &[int("interleaved", 0)]);
-        name.into()
+        let mut attributes = vec![int("interleaved", 0)];
+        if self.config.rotary_dim < self.config.head_dim {
+            let heads = if which == "q" { self.config.num_attention_heads } else { self.config.num_key_value_heads };
+            attributes.push(int("num_heads", heads as i64));
+            attributes.push(int("rotary_embedding_dim", self.config.rotary_dim as i64));
+        }
+        self.graph.operator(MICROSOFT, "RotaryEmbedding", &name, &inputs, &[&name], &attributes);
+        name
     }
 
     fn grouped_query_attention(&mut self, layer: usize, q: &str, k: &str, v: &str) -> String {
@@ -343,9 +425,16 @@ impl<'a> Decoder<'a> {
 
     /// `down(act(gate(x)) * up(x))`.
     fn mlp(&mut self, layer: usize, input: &str) -> String {
-        let bias = self.config.mlp_bias;
-        let gate = self.linear(layer, "mlp.gate_proj", input, bias);
-        let up = self.linear(layer, "mlp.up_proj", input, bias);
+        let (bias, names) = (self.config.mlp_bias, self.config.mlp_names());
+        let of: Vec<String> = names.inputs().map(|name| self.linear(layer, &name, input, bias)).collect();
+        let [gate, up] = match self.constants.parts[1].clone() {
+            Some(parts) => {
+                let halves = ["gate", "up"].map(|half| format!("layers.{layer}.mlp.{half}.part"));
+                self.split(&of[0], &parts, &halves.each_ref().map(String::as_str));
+                halves
+            }
+            None => [of[0].clone(), of[1].clone()],
+        };
         let active = match self.config.activation() {
             Activation::Silu => {
                 let sigmoid = self.graph.node("Sigmoid", &format!("layers.{layer}.mlp.sigmoid"), &[&gate], &[]);
@@ -357,7 +446,7 @@ impl<'a> Decoder<'a> {
             }
         };
         let inner = self.graph.node("Mul", &format!("layers.{layer}.mlp.inner"), &[&active, &up], &[]);
-        self.linear(layer, "mlp.down_proj", &inner, bias)
+        self.linear(layer, &names.output(), &inner, bias)
     }
 
     /// Logits of each row's last token; the other rows never reach the large projection.
@@ -366,13 +455,25 @@ impl<'a> Decoder<'a> {
         let last_axis = self.graph.integers("axis.last", &[-1]);
         let index = self.graph.node("Unsqueeze", "last_index.column", &[index, &last_axis], &[]);
         let last = self.graph.node("GatherND", "final.last", &[&rows, &index], &[int("batch_dims", 1)]);
-        self.output_gemm("logits", "lm_head", &last, self.head_weight());
+        self.logits("logits", &last);
     }
 
     /// Logits of every token.
     fn language_model_head(&mut self, normed: &str) {
-        self.output_gemm("logits.tokens", "lm_head", normed, self.head_weight());
+        self.logits("logits.tokens", normed);
         self.as_batch("logits", "logits.tokens");
+    }
+
+    /// Logits as the fp32 value `name`, divided where the family does that.
+    fn logits(&mut self, name: &str, input: &str) {
+        if self.config.logits_scaling == 1.0 {
+            self.output_gemm(name, "lm_head", input, self.head_weight());
+            return;
+        }
+        let product = format!("{name}.undivided");
+        self.output_gemm(&product, "lm_head", input, self.head_weight());
+        let divisor = self.graph.scalar("logits.scaling", self.config.logits_scaling as f32, Dtype::Fp32);
+        self.graph.node("Div", name, &[&product, &divisor], &[]);
     }
 
     fn head_weight(&self) -> &'static str {

@@ -34,7 +34,12 @@ impl Adapter {
         }
         let file = TensorFile::open(path.clone())?;
         config.base_blake3 = file.entry(BASE_KEY).map(str::to_owned);
-        let mut stored: HashMap<_, _> = file.tensors()?.into_iter().collect();
+        let mut stored: HashMap<_, _> = HashMap::new();
+        for (name, tensor) in file.tensors()? {
+            let own = AdapterConfig::own_name(&name);
+            config.wrapped |= own.is_some();
+            stored.insert(own.unwrap_or(name), tensor);
+        }
         let all = stored.iter().map(|(name, tensor)| {
             (name.as_str(), &file.map[tensor.bytes.clone()], tensor.dtype, tensor.shape.as_slice())
         });
@@ -161,6 +166,7 @@ mod tests {
             lora_dropout: 0.0,
             target_modules: layers.map(str::to_owned).to_vec(),
             use_rslora: false,
+            wrapped: false,
         };
         let write = |dir: &Path, layers| {
             fill_adapter(dir, &of(layers), parameters(), &mut |name| {

@@ -5,18 +5,15 @@ use std::path::Path;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use shared::{
-    ModelDir,
+    ModelConfig, ModelDir,
     config::TrainConfig,
     model::model_dir::{ADAPTER_CONFIG_FILE, MOST_BYTES},
 };
 
-use crate::ExportError;
+use crate::{ExportError, wrapper};
 
 /// PEFT's prefix of the names of the base's modules.
 const PREFIX: &str = "base_model.model.";
-
-/// Every linear layer of a decoder, which is what `lora_target_modules` means when it is empty.
-const ALL_LINEAR: [&str; 7] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
 
 /// The way out of settings that are not applied here.
 pub(super) const MERGE: &str =
@@ -41,6 +38,9 @@ pub struct AdapterConfig {
     pub target_modules: Vec<String>,
     /// Rank-stabilised LoRA (Kalajdzievski 2023, arXiv:2312.03732).
     pub use_rslora: bool,
+    /// Whether the base is the text model of a model of images and text
+    /// ([`ModelConfig::wrapped`](shared::ModelConfig::wrapped)), whose names the file has.
+    pub wrapped: bool,
 }
 
 /// The keys that are read.
@@ -72,7 +72,7 @@ impl AdapterConfig {
         }
         let mut target_modules = config.lora_target_modules.clone();
         if target_modules.is_empty() || target_modules == ["all-linear"] {
-            target_modules = ALL_LINEAR.map(str::to_owned).to_vec();
+            target_modules = all_linear(model.config());
         }
         let base = std::path::absolute(model.path()).map_err(|e| ExportError::io(model.path(), e))?;
         let adapter = Self {
@@ -83,6 +83,7 @@ impl AdapterConfig {
             lora_dropout: config.lora_dropout,
             target_modules,
             use_rslora: config.use_rslora,
+            wrapped: model.config().wrapped,
         };
         match adapter.modules(model.config().parameters()) {
             Ok(_) => Ok(Some(adapter)),
@@ -109,7 +110,16 @@ impl AdapterConfig {
             return Err(refused("`r` must be at least 1, and `target_modules` must name something".into()));
         }
         let base_model_name_or_path = base_model_name_or_path.unwrap_or_default();
-        Ok(Self { base_model_name_or_path, base_blake3: None, r, lora_alpha, lora_dropout, target_modules, use_rslora })
+        Ok(Self {
+            base_model_name_or_path,
+            base_blake3: None,
+            r,
+            lora_alpha,
+            lora_dropout,
+            target_modules,
+            use_rslora,
+            wrapped: false,
+        })
     }
 
     /// The content of the file, with every key whose value is not PEFT's default.
@@ -161,7 +171,13 @@ impl AdapterConfig {
         let all: Vec<_> = parameters.into_iter().filter_map(linear).collect();
         let has = |target: &&String| all.iter().any(|(module, _)| is_target(module, target));
         if let Some(target) = self.target_modules.iter().find(|target| !has(target)) {
-            return Err(ExportError::NoSuchModule(target.clone()));
+            let mut known: Vec<&str> = Vec::new();
+            for name in all.iter().filter_map(|(module, _)| module.rsplit('.').next()) {
+                if !known.contains(&name) {
+                    known.push(name);
+                }
+            }
+            return Err(ExportError::NoSuchModule { target: target.clone(), known: known.join(", ") });
         }
         let is_adapted = |module: &str| self.target_modules.iter().any(|target| is_target(module, target));
         Ok(all.iter().filter(|(module, _)| is_adapted(module)).cloned().collect())
@@ -183,11 +199,32 @@ impl AdapterConfig {
         Ok(self.modules(parameters)?.into_iter().flat_map(pair).collect())
     }
 
+    /// The name in the file of a tensor of [`tensors`](Self::tensors).
+    pub(super) fn stored_name(&self, name: &str) -> String {
+        match name.strip_prefix(PREFIX) {
+            Some(module) if self.wrapped => format!("{PREFIX}{}", wrapper::whole_name(module)),
+            _ => name.to_owned(),
+        }
+    }
+
+    /// The name of a tensor in a file as [`tensors`](Self::tensors) has it, if it is one of a whole model.
+    pub(super) fn own_name(stored: &str) -> Option<String> {
+        let module = stored.strip_prefix(PREFIX)?;
+        let own = wrapper::own_name(module).filter(|own| own != module)?;
+        Some(format!("{PREFIX}{own}"))
+    }
+
     /// Names of A and B of a linear layer (`model.layers.0.self_attn.q_proj`).
     #[must_use]
     pub fn tensor_names(module: &str) -> [String; 2] {
         ["lora_A", "lora_B"].map(|which| format!("{PREFIX}{module}.{which}.weight"))
     }
+}
+
+/// The names of the linear layers of a decoder, which is what `lora_target_modules` means when it is empty.
+fn all_linear(model: &ModelConfig) -> Vec<String> {
+    let blocks = [model.attention_names(), model.mlp_names()];
+    blocks.iter().flat_map(|names| names.members.iter().chain([&names.last])).map(|&name| name.to_owned()).collect()
 }
 
 /// The first key that asks for something that is not applied here, with its value and what is supported. An unknown key

@@ -24,6 +24,7 @@ pub fn config() -> AdapterConfig {
         lora_dropout: 0.0,
         target_modules: vec!["q_proj".into(), "self_attn.o_proj".into(), "up_proj".into()],
         use_rslora: false,
+        wrapped: false,
     }
 }
 

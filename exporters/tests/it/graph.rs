@@ -277,7 +277,7 @@ fn what_the_graph_cannot_express_is_refused_with_key_and_value() {
 
 #[test]
 fn golden_models_are_exported() {
-    for case in harness::golden("model_numerics.json")["cases"].as_array().unwrap() {
+    for case in harness::golden_numerics() {
         let folder = harness::golden_dir().join(case["params"]["model_dir"].as_str().unwrap());
         let model = shared::ModelDir::open(&folder).unwrap();
         assert_eq!(model.config().parameter_count(), case["params"]["n_params"].as_u64().unwrap());

@@ -7,3 +7,4 @@ mod genai;
 mod graph;
 mod support;
 mod versions;
+mod wrapper;

@@ -114,7 +114,7 @@ fn a_damaged_base_is_named() {
 
 #[test]
 fn golden_models_come_back_byte_for_byte() {
-    for case in harness::golden("model_numerics.json")["cases"].as_array().unwrap() {
+    for case in harness::golden_numerics() {
         let folder = harness::golden_dir().join(case["params"]["model_dir"].as_str().unwrap());
         let model = ModelDir::open(&folder).unwrap();
         let out = tempfile::tempdir().unwrap();

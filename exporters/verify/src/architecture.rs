@@ -14,7 +14,8 @@ pub enum Activation {
 /// Attention of one layer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Layer {
-    /// Radians per position of each of the `head_dim / 2` pairs; `None` for a layer without positions.
+    /// Radians per position of each pair of a head, `head_dim / 2` of them or, where only the beginning of a head is
+    /// turned, fewer; `None` for a layer without positions.
     pub frequencies: Option<Vec<f64>>,
     /// Positions that a query sees, its own and those right before it; `None` for all.
     pub window: Option<usize>,
@@ -45,8 +46,22 @@ pub struct Architecture {
     pub epsilon: f64,
     /// Factor on embeddings.
     pub embedding_scale: f64,
+    /// Factor on the outputs of attention and MLP.
+    pub residual_scale: f64,
+    /// Divisor of logits.
+    pub logit_divisor: f64,
+    /// Factor on cosines and sines.
+    pub turn_scale: f64,
+    /// A length, and the frequencies of all layers in sequences that are longer.
+    pub beyond: Option<(usize, Vec<f64>)>,
+    /// A length `n` and a factor `b`: the query at position `t` is multiplied with `1 + b ln(1 + floor(t / n))`.
+    pub growth: Option<(usize, f64)>,
     /// Whether each head of queries and keys is normed.
     pub head_norms: bool,
+    /// Whether all queries, and all keys, of a token are normed together.
+    pub width_norms: bool,
+    /// Whether the inputs of attention and MLP are normed.
+    pub input_norms: bool,
     /// Whether the outputs of attention and MLP are normed.
     pub output_norms: bool,
     /// Activation of the gate.
@@ -82,9 +97,14 @@ impl Architecture {
             ("factor on attention scores", self.attention_scale, other.attention_scale),
             ("epsilon of norms", self.epsilon, other.epsilon),
             ("factor on embeddings", self.embedding_scale, other.embedding_scale),
+            ("factor on outputs of blocks", self.residual_scale, other.residual_scale),
+            ("divisor of logits", self.logit_divisor, other.logit_divisor),
+            ("factor on cosines and sines", self.turn_scale, other.turn_scale),
         ];
         let flags = [
             ("norm of heads", self.head_norms, other.head_norms),
+            ("norm of all queries and keys", self.width_norms, other.width_norms),
+            ("norm of inputs", self.input_norms, other.input_norms),
             ("norm of outputs", self.output_norms, other.output_norms),
             ("output layer that is the embedding", self.tied, other.tied),
         ];
@@ -95,6 +115,10 @@ impl Architecture {
             .or_else(|| flags.iter().find_map(|(what, a, b)| (a != b).then(|| said(what, a, b))))
             .or_else(|| {
                 (self.activation != other.activation).then(|| said("activation", self.activation, other.activation))
+            })
+            .or_else(|| (self.growth != other.growth).then(|| said("growth of queries", self.growth, other.growth)))
+            .or_else(|| {
+                (self.beyond != other.beyond).then(|| "its rotary positions in long sequences are others".to_owned())
             })
             .or_else(|| self.layers.iter().zip(&other.layers).enumerate().find_map(of_layers))
     }
@@ -142,7 +166,14 @@ pub(crate) fn small() -> Architecture {
         attention_scale: 0.5,
         epsilon: 1e-5,
         embedding_scale: 1.0,
+        residual_scale: 1.0,
+        logit_divisor: 1.0,
+        turn_scale: 1.0,
+        beyond: None,
+        growth: None,
         head_norms: false,
+        width_norms: false,
+        input_norms: true,
         output_norms: false,
         activation: Activation::Silu,
         tied: true,
@@ -160,13 +191,16 @@ mod tests {
     #[test]
     fn every_difference_is_named_but_those_of_formats() {
         let model = small();
-        let changes: [(&str, Change); 12] = [
+        let changes: [(&str, Change); 15] = [
             ("hidden size is 5, the model's is 4", |a| a.hidden_size = 5),
             ("longest sequence", |a| a.positions = 64),
             ("number of layers", |a| drop(a.layers.pop())),
             ("factor on attention scores", |a| a.attention_scale = 0.500_01),
             ("epsilon of norms", |a| a.epsilon = 1e-6),
             ("norm of heads", |a| a.head_norms = true),
+            ("divisor of logits is 2.0", |a| a.logit_divisor = 2.0),
+            ("growth of queries", |a| a.growth = Some((16, 0.1))),
+            ("rotary positions in long sequences", |a| a.beyond = Some((16, vec![1.0, 0.5]))),
             ("output layer that is the embedding", |a| a.tied = false),
             ("activation is GeluTanh", |a| a.activation = Activation::GeluTanh),
             ("window of layer 1", |a| a.layers[1].window = None),

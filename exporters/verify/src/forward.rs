@@ -81,29 +81,62 @@ impl Model {
         Ok(y)
     }
 
+    /// The projections of a block's input: as tensors of their own, or from one tensor that has them in order, in these
+    /// widths.
+    fn inputs<const N: usize>(
+        &self,
+        own: [String; N],
+        one: &str,
+        widths: [usize; N],
+        x: &Array2<f32>,
+    ) -> Result<[Array2<f32>; N], VerifyError> {
+        let mut found = Vec::with_capacity(N);
+        if self.names.contains(&format!("{one}.weight")) {
+            let all = self.linear(one, x)?;
+            if all.ncols() != widths.iter().sum::<usize>() {
+                return Err(VerifyError::Differs(format!("{one} has {} outputs, not {widths:?}", all.ncols())));
+            }
+            let mut begin = 0;
+            for width in widths {
+                found.push(all.slice_axis(Axis(1), Slice::from(begin..begin + width)).to_owned());
+                begin += width;
+            }
+        } else {
+            for name in &own {
+                found.push(self.linear(name, x)?);
+            }
+        }
+        Ok(found.try_into().expect("as many as are asked for"))
+    }
+
     /// Queries or keys, normed where the family does, and turned by their positions: `[tokens, heads * head_dim]`.
-    fn turned(&self, name: &str, layer: &Layer, x: &Array2<f32>) -> Result<Array2<f32>, VerifyError> {
+    fn turned(&self, name: &str, layer: &Layer, mut heads: Array2<f32>) -> Result<Array2<f32>, VerifyError> {
         let head_dim = self.architecture.head_dim;
-        let mut heads = self.linear(&format!("{name}_proj"), x)?;
-        let width = heads.ncols();
+        let (rows, width) = heads.dim();
         if !width.is_multiple_of(head_dim) {
             return Err(VerifyError::Differs(format!("{name}_proj has {width} rows, no whole heads of {head_dim}")));
         }
         if self.architecture.head_norms {
-            let rows = heads.len() / head_dim;
-            let flat = heads.into_shape_with_order((rows, head_dim)).expect("whole heads, in order");
+            let count = heads.len() / head_dim;
+            let flat = heads.into_shape_with_order((count, head_dim)).expect("whole heads, in order");
             let normed = self.norm(&format!("{name}_norm"), &flat)?;
-            heads = normed.into_shape_with_order((x.nrows(), width)).expect("as many values as before");
+            heads = normed.into_shape_with_order((rows, width)).expect("as many values as before");
         }
-        if let Some(frequencies) = &layer.frequencies {
+        if self.architecture.width_norms {
+            heads = self.norm(&format!("{name}_norm"), &heads)?;
+        }
+        let scale = self.architecture.turn_scale as f32;
+        let beyond = self.architecture.beyond.as_ref().filter(|(length, _)| rows > *length);
+        let frequencies = beyond.map(|(_, frequencies)| frequencies).filter(|_| layer.frequencies.is_some());
+        if let Some(frequencies) = frequencies.or(layer.frequencies.as_ref()) {
             for (position, mut row) in heads.rows_mut().into_iter().enumerate() {
                 for (pair, frequency) in frequencies.iter().enumerate() {
                     let (sin, cos) = (position as f64 * frequency).sin_cos();
-                    let (sin, cos) = (sin as f32, cos as f32);
+                    let (sin, cos) = (sin as f32 * scale, cos as f32 * scale);
                     let (first, second) = if self.architecture.interleaved {
                         (2 * pair, 2 * pair + 1)
                     } else {
-                        (pair, pair + head_dim / 2)
+                        (pair, pair + frequencies.len())
                     };
                     for head in (0..width).step_by(head_dim) {
                         let (a, b) = (row[head + first], row[head + second]);
@@ -118,9 +151,16 @@ impl Model {
 
     fn attention(&self, name: &str, layer: &Layer, x: &Array2<f32>) -> Result<Array2<f32>, VerifyError> {
         let Architecture { heads, kv_heads, head_dim, attention_scale, .. } = self.architecture;
-        let q = self.turned(&format!("{name}.q"), layer, x)?;
-        let k = self.turned(&format!("{name}.k"), layer, x)?;
-        let v = self.linear(&format!("{name}.v_proj"), x)?;
+        let own = ["q", "k", "v"].map(|part| format!("{name}.{part}_proj"));
+        let widths = [heads, kv_heads, kv_heads].map(|heads| heads * head_dim);
+        let [q, k, v] = self.inputs(own, &format!("{name}.qkv_proj"), widths, x)?;
+        let mut q = self.turned(&format!("{name}.q"), layer, q)?;
+        let k = self.turned(&format!("{name}.k"), layer, k)?;
+        if let Some((length, factor)) = self.architecture.growth {
+            for (position, mut row) in q.rows_mut().into_iter().enumerate() {
+                row *= (1.0 + factor * (1.0 + (position / length) as f64).ln()) as f32;
+            }
+        }
         if [q.ncols(), k.ncols(), v.ncols()] != [heads * head_dim, kv_heads * head_dim, kv_heads * head_dim] {
             return Err(VerifyError::Differs(format!("{name} has projections of other widths than its heads")));
         }
@@ -139,8 +179,15 @@ impl Model {
         self.linear(&format!("{name}.o_proj"), &mixed)
     }
 
-    fn mlp(&self, name: &str, x: &Array2<f32>) -> Result<Array2<f32>, VerifyError> {
-        let mut gate = self.linear(&format!("{name}.gate_proj"), x)?;
+    fn mlp(&self, layer: &str, x: &Array2<f32>) -> Result<Array2<f32>, VerifyError> {
+        // Granite's is what its mixtures share.
+        let granite = format!("{layer}.shared_mlp");
+        let is_granite = self.names.contains(&format!("{granite}.input_linear.weight"));
+        let name = &if is_granite { granite } else { format!("{layer}.mlp") };
+        let (one, last) = if is_granite { ("input_linear", "output_linear") } else { ("gate_up_proj", "down_proj") };
+        let own = ["gate", "up"].map(|part| format!("{name}.{part}_proj"));
+        let widths = [self.architecture.intermediate_size; 2];
+        let [mut gate, up] = self.inputs(own, &format!("{name}.{one}"), widths, x)?;
         gate.mapv_inplace(match self.architecture.activation {
             Activation::Silu => |x: f32| x / (1.0 + (-x).exp()),
             Activation::GeluTanh => |x: f32| {
@@ -148,23 +195,26 @@ impl Model {
                 0.5 * x * (1.0 + inner.tanh())
             },
         });
-        let up = self.linear(&format!("{name}.up_proj"), x)?;
         if gate.dim() != up.dim() {
             return Err(VerifyError::Differs(format!("{name}.gate_proj and {name}.up_proj have other shapes")));
         }
-        self.linear(&format!("{name}.down_proj"), &(gate * up))
+        self.linear(&format!("{name}.{last}"), &(gate * up))
     }
 
     fn layer(&self, name: &str, layer: &Layer, mut x: Array2<f32>) -> Result<Array2<f32>, VerifyError> {
-        let norms = self.architecture.output_norms;
-        let normed_if = |name: String, y: Array2<f32>| if norms { self.norm(&name, &y) } else { Ok(y) };
-        let before_mlp = if norms { "pre_feedforward_layernorm" } else { "post_attention_layernorm" };
-        let normed = self.norm(&format!("{name}.input_layernorm"), &x)?;
+        let Architecture { input_norms, output_norms, residual_scale, .. } = self.architecture;
+        let normed_if = |norms: bool, norm: &str, y: Array2<f32>| {
+            if norms { self.norm(&format!("{name}.{norm}"), &y) } else { Ok(y) }
+        };
+        let before_mlp = if output_norms { "pre_feedforward_layernorm" } else { "post_attention_layernorm" };
+        let normed = normed_if(input_norms, "input_layernorm", x.clone())?;
         let attended = self.attention(&format!("{name}.self_attn"), layer, &normed)?;
-        add(&mut x, &normed_if(format!("{name}.post_attention_layernorm"), attended)?, name)?;
-        let normed = self.norm(&format!("{name}.{before_mlp}"), &x)?;
-        let inner = self.mlp(&format!("{name}.mlp"), &normed)?;
-        add(&mut x, &normed_if(format!("{name}.post_feedforward_layernorm"), inner)?, name)?;
+        let attended = normed_if(output_norms, "post_attention_layernorm", attended)?;
+        add(&mut x, &(attended * residual_scale as f32), name)?;
+        let normed = normed_if(input_norms, before_mlp, x.clone())?;
+        let inner = self.mlp(name, &normed)?;
+        let inner = normed_if(output_norms, "post_feedforward_layernorm", inner)?;
+        add(&mut x, &(inner * residual_scale as f32), name)?;
         Ok(x)
     }
 }
@@ -183,7 +233,7 @@ impl Reader for Model {
         }
         let normed = self.norm("model.norm", &x)?;
         let head = if self.architecture.tied { embedding } else { self.matrix("lm_head.weight")? };
-        product("the output layer", &normed, &head)
+        Ok(product("the output layer", &normed, &head)? / self.architecture.logit_divisor as f32)
     }
 }
 

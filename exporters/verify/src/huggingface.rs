@@ -20,6 +20,9 @@ pub fn open(dir: &Path, adapter: Option<&Path>) -> Result<Model, VerifyError> {
     let architecture = architecture(&dir.join("config.json"))?;
     let mut stored = Safetensors::of_folder(dir)?;
     stored.remove_tables();
+    if fields(&dir.join("config.json"))?.1 {
+        stored.rename(own_name);
+    }
     if architecture.tied {
         // A copy of the embedding, which transformers passes over too.
         stored.remove("lm_head.weight");
@@ -36,10 +39,32 @@ pub fn open(dir: &Path, adapter: Option<&Path>) -> Result<Model, VerifyError> {
 /// # Errors
 /// A file that cannot be read, a missing size, or a family that this crate does not know.
 pub fn architecture(path: &Path) -> Result<Architecture, VerifyError> {
-    let Value::Object(fields) = json(path)? else {
+    Config { fields: fields(path)?.0, path }.read()
+}
+
+/// The fields of a text model, and whether they are those of a text model within a model of images and text.
+fn fields(path: &Path) -> Result<(Map<String, Value>, bool), VerifyError> {
+    let Value::Object(mut fields) = json(path)? else {
         return Err(VerifyError::file(path, "is no JSON object"));
     };
-    Config { fields, path }.read()
+    if fields.get("model_type").and_then(Value::as_str) != Some("mistral3") {
+        return Ok((fields, false));
+    }
+    let Some(Value::Object(mut text)) = fields.remove("text_config") else {
+        return Err(VerifyError::file(path, "has no object `text_config`"));
+    };
+    if let Some(tied) = fields.remove("tie_word_embeddings") {
+        let _ = text.entry("tie_word_embeddings").or_insert(tied);
+    }
+    Ok((text, true))
+}
+
+/// A parameter of a text model by the name that it has within the whole; `None` for what is no part of it.
+fn own_name(name: &str) -> Option<String> {
+    let inner = name.strip_prefix("language_model.lm_head.").map(|rest| format!("lm_head.{rest}"));
+    let part = name.strip_prefix("model.language_model.").or_else(|| name.strip_prefix("language_model.model."));
+    let own = inner.or_else(|| part.map(|rest| format!("model.{rest}")));
+    own.or_else(|| name.starts_with("lm_head.").then(|| name.to_owned()))
 }
 
 struct Config<'a> {
@@ -74,17 +99,27 @@ impl Config<'_> {
 
     fn read(&self) -> Result<Architecture, VerifyError> {
         let family = self.fields.get("model_type").and_then(Value::as_str).unwrap_or_default();
+        const FAMILIES: [&str; 9] =
+            ["llama", "qwen2", "qwen3", "smollm3", "gemma3_text", "olmo2", "ministral3", "phi3", "granitemoehybrid"];
         let (gemma, smol) = (family == "gemma3_text", family == "smollm3");
-        if !gemma && !["llama", "qwen2", "qwen3", "smollm3"].contains(&family) {
+        if !FAMILIES.contains(&family) {
             return Err(self.wrong(format!("`model_type` is {family:?}, which is not read here")));
+        }
+        let (olmo, granite) = (family == "olmo2", family == "granitemoehybrid");
+        if granite && self.fields.get("num_local_experts").and_then(Value::as_u64) != Some(0) {
+            return Err(self.wrong("mixtures of experts are not read here"));
         }
         let (hidden_size, heads, count) =
             (self.need("hidden_size")?, self.need("num_attention_heads")?, self.need("num_hidden_layers")?);
         let absent = !self.fields.contains_key("num_key_value_heads");
-        let default_kv = if (gemma || smol) && absent { 4 } else { heads };
+        let default_kv = match family {
+            "gemma3_text" | "smollm3" if absent => 4,
+            "ministral3" if absent => 8,
+            _ => heads,
+        };
         let kv_heads = self.size("num_key_value_heads").unwrap_or(default_kv);
         let head_dim = self.size("head_dim").unwrap_or(match family {
-            "qwen3" => 128,
+            "qwen3" | "ministral3" => 128,
             "gemma3_text" => 256,
             _ => hidden_size / heads,
         });
@@ -92,20 +127,30 @@ impl Config<'_> {
             return Err(self.wrong("its heads, their width or its layers are no sizes of a model"));
         }
         let scalar = if gemma { self.number("query_pre_attn_scalar", 256.0) } else { head_dim as f64 };
+        let multiplier = |key: &str| if granite { self.number(key, 1.0) } else { 1.0 };
+        let rope = self.rope();
         Ok(Architecture {
             hidden_size,
-            intermediate_size: self.need("intermediate_size")?,
+            intermediate_size: self.need(if granite { "shared_intermediate_size" } else { "intermediate_size" })?,
             vocab_size: self.need("vocab_size")?,
             positions: self.need("max_position_embeddings")?,
             heads,
             kv_heads,
             head_dim,
             layers: self.layers(family, count, head_dim)?,
-            attention_scale: scalar.sqrt().recip(),
-            epsilon: self.number("rms_norm_eps", 1e-6),
-            embedding_scale: if gemma { (hidden_size as f64).sqrt() } else { 1.0 },
+            attention_scale: if granite { multiplier("attention_multiplier") } else { scalar.sqrt().recip() },
+            epsilon: self
+                .number("rms_norm_eps", if ["olmo2", "ministral3", "phi3"].contains(&family) { 1e-5 } else { 1e-6 }),
+            embedding_scale: if gemma { (hidden_size as f64).sqrt() } else { multiplier("embedding_multiplier") },
+            residual_scale: multiplier("residual_multiplier"),
+            logit_divisor: multiplier("logits_scaling"),
+            turn_scale: self.turn_scale(family, &rope),
+            beyond: self.beyond(family, &rope, head_dim)?,
+            growth: self.growth(family, &rope),
             head_norms: gemma || family == "qwen3",
-            output_norms: gemma,
+            width_norms: olmo,
+            input_norms: !olmo,
+            output_norms: gemma || olmo,
             activation: if gemma { Activation::GeluTanh } else { Activation::Silu },
             tied: self.flag("tie_word_embeddings", gemma || smol),
             norm_offset: if gemma { 1.0 } else { 0.0 },
@@ -130,13 +175,21 @@ impl Config<'_> {
             "gemma3_text" => 1e6,
             _ => 1e4,
         };
-        let global = self.scaled(&global, self.number("rope_theta", theta), head_dim)?;
+        let turned = if family == "phi3" { self.turned(&global, head_dim) } else { head_dim };
+        let global = self.scaled(&global, self.number("rope_theta", theta), turned)?;
         let local = part("sliding_attention").get("rope_theta").and_then(Value::as_f64);
         let local = frequencies(local.unwrap_or_else(|| self.number("rope_local_base_freq", 1e4)), head_dim);
-        let slides = (gemma || self.flag("use_sliding_window", false)) && family != "llama";
-        let window = self.size("sliding_window").or((!self.fields.contains_key("sliding_window")).then_some(4096));
+        let everywhere = ["phi3", "ministral3"].contains(&family);
+        let slides = (gemma || everywhere || self.flag("use_sliding_window", false)) && family != "llama";
+        let absent = !everywhere && !self.fields.contains_key("sliding_window");
+        let window = self.size("sliding_window").or(absent.then_some(4096));
+        let window = window.filter(|&window| !everywhere || Some(window) < self.size("max_position_embeddings"));
         let layer = |index: usize| {
-            let turns = family != "smollm3" || self.turns(index);
+            let turns = match family {
+                "smollm3" => self.turns(index),
+                "granitemoehybrid" => self.fields.get("position_embedding_type") == Some(&"rope".into()),
+                _ => true,
+            };
             let slides = slides && self.slides(index, family, turns);
             let chosen = if gemma && slides { &local } else { &global };
             Layer { frequencies: turns.then(|| chosen.clone()), window: window.filter(|_| slides) }
@@ -159,12 +212,85 @@ impl Config<'_> {
         match family {
             "gemma3_text" => !(index + 1).is_multiple_of(self.size("sliding_window_pattern").unwrap_or(6)),
             "smollm3" => !turns,
+            "phi3" | "ministral3" => true,
             _ => index >= self.fields.get("max_window_layers").and_then(Value::as_u64).unwrap_or(28) as usize,
         }
     }
 
+    /// The section of rotary positions that counts, of the families that have one.
+    fn rope(&self) -> Map<String, Value> {
+        let scaling = self.section("rope_scaling");
+        if scaling.is_empty() { self.section("rope_parameters") } else { scaling }
+    }
+
+    /// Entries of a head that are turned.
+    fn turned(&self, rope: &Map<String, Value>, head_dim: usize) -> usize {
+        let key = "partial_rotary_factor";
+        let share = rope.get(key).and_then(Value::as_f64).unwrap_or_else(|| self.number(key, 1.0));
+        (head_dim as f64 * share) as usize
+    }
+
+    fn original(&self, rope: &Map<String, Value>) -> f64 {
+        let key = "original_max_position_embeddings";
+        self.fields.get(key).or(rope.get(key)).and_then(Value::as_f64).unwrap_or(4096.0)
+    }
+
+    /// Factor on cosines and sines of YaRN and of longrope.
+    fn turn_scale(&self, family: &str, rope: &Map<String, Value>) -> f64 {
+        let number = |key: &str| rope.get(key).and_then(Value::as_f64);
+        let kind = rope.get("rope_type").or_else(|| rope.get("type")).and_then(Value::as_str);
+        match (family, kind) {
+            _ if number("attention_factor").is_some() => number("attention_factor").unwrap_or(1.0),
+            ("phi3", Some("longrope" | "su" | "yarn")) => {
+                let original = self.original(rope);
+                let factor = self.number("max_position_embeddings", original) / original;
+                if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / original.ln()).sqrt() }
+            }
+            ("ministral3", Some("yarn")) => {
+                let factor = number("factor").unwrap_or(1.0);
+                let of = |mscale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * mscale * factor.ln() + 1.0 };
+                match (number("mscale"), number("mscale_all_dim")) {
+                    (Some(one), Some(all)) if one != 0.0 && all != 0.0 => of(one) / of(all),
+                    _ => of(1.0),
+                }
+            }
+            _ => 1.0,
+        }
+    }
+
+    /// The length beyond which longrope turns otherwise, and how.
+    fn beyond(
+        &self,
+        family: &str,
+        rope: &Map<String, Value>,
+        head_dim: usize,
+    ) -> Result<Option<(usize, Vec<f64>)>, VerifyError> {
+        if family != "phi3" || !rope.contains_key("long_factor") {
+            return Ok(None);
+        }
+        let theta = rope.get("rope_theta").and_then(Value::as_f64).unwrap_or_else(|| self.number("rope_theta", 1e4));
+        let plain = frequencies(theta, self.turned(rope, head_dim));
+        Ok(Some((self.original(rope) as usize, self.divided(rope, "long_factor", &plain)?)))
+    }
+
+    /// Frequencies over the numbers of a list.
+    fn divided(&self, rope: &Map<String, Value>, key: &str, plain: &[f64]) -> Result<Vec<f64>, VerifyError> {
+        let list = rope.get(key).and_then(Value::as_array).filter(|list| list.len() == plain.len());
+        let list =
+            list.ok_or_else(|| self.wrong(format!("rotary positions lack {} numbers in `{key}`", plain.len())))?;
+        let divisor = |value: &Value| value.as_f64().ok_or_else(|| self.wrong(format!("`{key}` has {value}")));
+        list.iter().zip(plain).map(|(value, frequency)| Ok(frequency / divisor(value)?)).collect()
+    }
+
+    /// How queries of Ministral 3 grow.
+    fn growth(&self, family: &str, rope: &Map<String, Value>) -> Option<(usize, f64)> {
+        let factor = rope.get("llama_4_scaling_beta").and_then(Value::as_f64)?;
+        (family == "ministral3").then(|| (self.original(rope) as usize, factor))
+    }
+
     /// The frequencies of a section: its base, or else `theta`, and its scaling.
     fn scaled(&self, rope: &Map<String, Value>, theta: f64, head_dim: usize) -> Result<Vec<f64>, VerifyError> {
+        let family = self.fields.get("model_type").and_then(Value::as_str).unwrap_or_default();
         let number = |key: &str| rope.get(key).and_then(Value::as_f64);
         let need = |key: &str| number(key).ok_or_else(|| self.wrong(format!("rotary positions lack `{key}`")));
         let kind = rope.get("rope_type").or_else(|| rope.get("type")).and_then(Value::as_str).unwrap_or("default");
@@ -182,6 +308,25 @@ impl Config<'_> {
                 let (factor, low, high) = (need("factor")?, need("low_freq_factor")?, need("high_freq_factor")?);
                 let scaled = |frequency: &f64| frequency / divisor(TAU / frequency, length, factor, low, high);
                 Ok(plain.iter().map(scaled).collect())
+            }
+            "longrope" | "su" if family == "phi3" => self.divided(rope, "short_factor", &plain),
+            "yarn" if family == "phi3" => self.divided(rope, "short_factor", &plain),
+            "yarn" if family == "ministral3" => {
+                let theta = number("rope_theta").unwrap_or(theta);
+                let (factor, length) = (need("factor")?, need("original_max_position_embeddings")?);
+                let turns = |key: &str, default: f64| number(key).filter(|turns| *turns != 0.0).unwrap_or(default);
+                let pair = |turns: f64| head_dim as f64 * (length / (turns * TAU)).ln() / (2.0 * theta.ln());
+                let (mut low, mut high) = (pair(turns("beta_fast", 32.0)), pair(turns("beta_slow", 1.0)));
+                if rope.get("truncate") != Some(&false.into()) {
+                    (low, high) = (low.floor(), high.ceil());
+                }
+                let (low, high) = (low.max(0.0), high.min(head_dim as f64 - 1.0));
+                let width = if low == high { 0.001 } else { high - low };
+                let scaled = |(index, frequency): (usize, &f64)| {
+                    let slow = ((index as f64 - low) / width).clamp(0.0, 1.0);
+                    frequency * (1.0 - slow) + frequency / factor * slow
+                };
+                Ok(plain.iter().enumerate().map(scaled).collect())
             }
             other => Err(self.wrong(format!("rotary positions of type {other:?} are not read here"))),
         }
@@ -210,7 +355,7 @@ mod tests {
     #[test]
     fn both_layouts_of_the_golden_models_are_one_architecture() {
         for name in harness::golden_models() {
-            let folder = harness::golden_dir().join("models").join(name);
+            let folder = harness::golden_model_dir(&name);
             let hub = architecture(&folder.join("config.json")).unwrap();
             let five = architecture(&folder.join("config.transformers5.json")).unwrap();
             assert_eq!(hub.difference(&five), None, "{}", folder.display());

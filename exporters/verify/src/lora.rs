@@ -40,10 +40,13 @@ impl Weights for Adapted {
     fn read(&self, name: &str) -> Result<Tensor, VerifyError> {
         let mut tensor = self.base.read(name)?;
         let module = name.strip_suffix(".weight").unwrap_or(name);
-        let [a, b] = ["A", "B"].map(|part| format!("base_model.model.{module}.lora_{part}.weight"));
-        if !self.adapter.names().contains(&a) {
+        // Within a model of images and text, the layers are one part deeper.
+        let within = module.replacen("model.", "model.language_model.", 1);
+        let names = |module: &str| ["A", "B"].map(|part| format!("base_model.model.{module}.lora_{part}.weight"));
+        let stored = self.adapter.names();
+        let Some([a, b]) = [names(module), names(&within)].into_iter().find(|[a, _]| stored.contains(a)) else {
             return Ok(tensor);
-        }
+        };
         let (a, b) = (matrix(&a, self.adapter.read(&a)?)?, matrix(&b, self.adapter.read(&b)?)?);
         let ((r, inputs), (outputs, ranks)) = (a.dim(), b.dim());
         if r != ranks || tensor.shape != [outputs, inputs] {

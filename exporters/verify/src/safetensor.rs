@@ -48,6 +48,12 @@ impl Safetensors {
         Self::open(paths.iter().map(|path| path.as_path()))
     }
 
+    /// Gives the tensors other names, and forgets those that get none.
+    pub fn rename(&mut self, name: impl Fn(&str) -> Option<String>) {
+        let all = std::mem::take(&mut self.tensors);
+        self.tensors = all.into_iter().filter_map(|(stored, entry)| Some((name(&stored)?, entry))).collect();
+    }
+
     /// Opens files.
     pub fn open<'a>(paths: impl IntoIterator<Item = &'a Path>) -> Result<Self, VerifyError> {
         let (mut files, mut tensors) = (Vec::new(), BTreeMap::new());

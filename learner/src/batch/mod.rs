@@ -7,7 +7,7 @@ mod share;
 
 use std::{collections::HashMap, ops::Range, sync::Arc};
 
-use shared::{Episode, config::TrainConfig};
+use shared::{Episode, ModelConfig, config::TrainConfig};
 use tch::{Device, Tensor};
 
 use crate::{error::LearnerError, ragged::Ragged, support::Support};
@@ -36,19 +36,27 @@ pub struct Sequence<'a> {
     pub completion: &'a [u32],
     /// Owners of the completion's tokens; absent where all were sampled.
     episode: Option<&'a Episode>,
+    /// Whether the model turns the positions of rows of this length otherwise than those of short ones (longrope).
+    long: bool,
 }
 
 impl<'a> Sequence<'a> {
     /// A sequence whose completion has sampled tokens only.
     #[must_use]
     pub fn new(prompt: &'a [u32], completion: &'a [u32]) -> Self {
-        Self { prompt, completion, episode: None }
+        Self { prompt, completion, episode: None, long: false }
     }
 
     /// A prompt with the episode that follows it.
     #[must_use]
     pub fn of(prompt: &'a [u32], episode: &'a Episode) -> Self {
-        Self { prompt, completion: episode.token_ids(), episode: Some(episode) }
+        Self { prompt, completion: episode.token_ids(), episode: Some(episode), long: false }
+    }
+
+    /// The sequence as a row of a model. Rows of one prompt with other positions do not go through together.
+    #[must_use]
+    pub fn of_model(self, model: &ModelConfig) -> Self {
+        Self { long: model.rotary_begin(self.length()) > 0, ..self }
     }
 
     /// Tokens of prompt and completion.
@@ -107,8 +115,10 @@ impl MicroBatch {
     #[must_use]
     pub fn new(sequences: &[Sequence<'_>], rows: &[usize], device: Device) -> Self {
         let (mut packer, mut positions) = (Packer::default(), Vec::new());
-        for group in rows.chunk_by(|&a, &b| sequences[a].prompt == sequences[b].prompt) {
+        let key = |row: usize| (sequences[row].prompt, sequences[row].long);
+        for group in rows.chunk_by(|&a, &b| key(a) == key(b)) {
             let prompt = sequences[group[0]].prompt;
+            packer.part_of(group.iter().map(|&row| sequences[row].length()).max().unwrap_or(0));
             if let [row] = group {
                 // One text is cheaper than a stem with one branch.
                 let start = packer.stem(prompt.iter().chain(sequences[*row].fed())) + prompt.len() as i64 - 1;
@@ -155,11 +165,11 @@ impl MicroBatch {
     }
 }
 
-/// The rows that have a sampled token, those with the same prompt together, in the order in which they first come.
+/// The rows that have a sampled token, those with the same prompt and positions together, in the order in which they first come.
 fn by_prompt(sequences: &[Sequence<'_>], rows: &[usize]) -> Vec<Vec<usize>> {
     let (mut groups, mut known) = (Vec::<Vec<usize>>::new(), HashMap::new());
     for &row in rows.iter().filter(|&&row| sequences[row].sampled() > 0) {
-        let group = *known.entry(sequences[row].prompt).or_insert(groups.len());
+        let group = *known.entry((sequences[row].prompt, sequences[row].long)).or_insert(groups.len());
         groups.resize_with(groups.len().max(group + 1), Vec::new);
         groups[group].push(row);
     }

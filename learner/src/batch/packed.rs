@@ -21,6 +21,8 @@ pub struct Packed {
     pub ids_T: Tensor,
     /// Number of tokens before each in its own text, `[T]`.
     pub places: Vec<i64>,
+    /// Tokens of the whole row that each token is part of, those included that are not fed, `[T]`.
+    pub lengths: Vec<usize>,
     /// Who attends to whom, in the order of the tokens.
     pub trees: Vec<Tree>,
 }
@@ -30,10 +32,18 @@ pub struct Packed {
 pub struct Packer {
     ids: Vec<i64>,
     places: Vec<i64>,
+    lengths: Vec<usize>,
     trees: Vec<Tree>,
+    row: Option<usize>,
 }
 
 impl Packer {
+    /// States the tokens of the whole rows that the next texts are parts of. A text of which nothing is stated is a
+    /// whole row.
+    pub fn part_of(&mut self, length: usize) {
+        self.row = Some(length);
+    }
+
     /// Appends a new text, which must not be empty. Returns where it begins.
     pub fn stem<'a>(&mut self, ids: impl IntoIterator<Item = &'a u32>) -> i64 {
         let start = self.append(ids, 0);
@@ -56,13 +66,20 @@ impl Packer {
     /// All texts, as inputs on `device`.
     #[must_use]
     pub fn finish(self, device: Device) -> Packed {
-        Packed { ids_T: Tensor::from_slice(&self.ids).to_device(device), places: self.places, trees: self.trees }
+        Packed {
+            ids_T: Tensor::from_slice(&self.ids).to_device(device),
+            places: self.places,
+            lengths: self.lengths,
+            trees: self.trees,
+        }
     }
 
     fn append<'a>(&mut self, ids: impl IntoIterator<Item = &'a u32>, first_place: i64) -> i64 {
         let start = self.ids.len() as i64;
         self.ids.extend(ids.into_iter().map(|&id| i64::from(id)));
-        self.places.extend((0..self.ids.len() as i64 - start).map(|i| first_place + i));
+        let own = self.ids.len() as i64 - start;
+        self.places.extend((0..own).map(|i| first_place + i));
+        self.lengths.resize(self.ids.len(), self.row.unwrap_or((first_place + own) as usize));
         start
     }
 }

@@ -17,13 +17,15 @@ pub(super) struct Mlp {
 const TANH: &str = "tanh";
 
 impl Mlp {
-    /// The leaves below `{layer}.mlp.`, and the norm behind it.
+    /// The leaves of the layer's MLP, and the norm behind it.
     pub(super) fn new(config: &ModelConfig, weights: &Weights, layer: &str) -> Self {
-        let name = &format!("{layer}.mlp");
+        let names = config.mlp_names();
+        let block = &format!("{layer}.{}", names.block);
+        let leaf = if names.is_fused() { names.members[0] } else { "gate_up_proj" };
         let norm = format!("{layer}.post_feedforward_layernorm");
         Self {
-            gate_up: Linear::stacked(weights, name, "gate_up_proj", &["gate_proj", "up_proj"]),
-            down: Output::new(config, weights, [name, "down_proj"], &norm),
+            gate_up: Linear::stacked(weights, block, leaf, names.members),
+            down: Output::new(config, weights, [block, names.last], &norm),
             activation: config.activation(),
         }
     }

@@ -164,14 +164,18 @@ impl Decoder {
     /// Logits of every position, `[T, V]`.
     pub fn logits(&self, batch: &Packed) -> Tensor {
         let every_T = Tensor::arange(batch.ids_T.size()[0], (Kind::Int64, batch.ids_T.device()));
-        self.head.logits(&self.trunk.forward(batch, &every_T))
+        let logits = self.head.logits(&self.trunk.forward(batch, &every_T));
+        match self.config().logits_scaling {
+            1.0 => logits,
+            scaling => logits / scaling,
+        }
     }
 
     /// Log-probs and entropies of a micro-batch's completion tokens at a temperature, without gradients.
     #[must_use]
     pub fn evaluate(&self, batch: &MicroBatch, temperature: f64) -> TokenStats {
         let hidden_NH = self.trunk.forward(&batch.packed, &batch.positions_N);
-        self.head.evaluate(&hidden_NH, &targets(batch, temperature))
+        self.head.evaluate(&hidden_NH, &self.targets(batch, temperature))
     }
 
     /// The tokens that truncated sampling keeps at each completion token of a micro-batch, always with the token
@@ -179,7 +183,7 @@ impl Decoder {
     #[must_use]
     pub fn supports(&self, batch: &MicroBatch, temperature: f64, truncation: &Truncation) -> Vec<Arc<Support>> {
         let hidden_NH = self.trunk.forward(&batch.packed, &batch.positions_N);
-        self.head.supports(&hidden_NH, &targets(batch, temperature), truncation)
+        self.head.supports(&hidden_NH, &self.targets(batch, temperature), truncation)
     }
 
     /// Forward and backward pass of a micro-batch.
@@ -204,7 +208,7 @@ impl Decoder {
         let forward = elapsed();
         let gradient_NH = self.head.differentiate(
             tape.hidden(),
-            &targets(batch, temperature),
+            &self.targets(batch, temperature),
             span,
             gradients.of(&self.head_leaf),
             gradient_of,
@@ -213,13 +217,14 @@ impl Decoder {
         self.trunk.backward(&batch.packed, &batch.positions_N, tape, &gradient_NH, gradients);
         PassTimes { forward, head, backward: elapsed() - forward - head }
     }
+
+    /// The head's targets for a micro-batch's completion tokens. A divisor of logits is one more temperature.
+    fn targets<'b>(&self, batch: &'b MicroBatch, temperature: f64) -> Targets<'b> {
+        let temperature = temperature * self.config().logits_scaling;
+        Targets { ids_N: &batch.targets_N, temperature, supports: batch.supports.as_deref() }
+    }
 }
 
 fn head_name(config: &ModelConfig) -> &'static str {
     if config.tie_word_embeddings { EMBEDDING } else { UNTIED_HEAD }
-}
-
-/// The head's targets for a micro-batch's completion tokens.
-fn targets(batch: &MicroBatch, temperature: f64) -> Targets<'_> {
-    Targets { ids_N: &batch.targets_N, temperature, supports: batch.supports.as_deref() }
 }

@@ -21,9 +21,10 @@ pub(super) const EMBEDDING: &str = "model.embed_tokens.weight";
 
 #[derive(Debug)]
 struct Layer {
-    input_norm: RmsNorm,
+    /// None in the families that do not norm inputs.
+    input_norm: Option<RmsNorm>,
     attention: Attention,
-    mlp_norm: RmsNorm,
+    mlp_norm: Option<RmsNorm>,
     mlp: Mlp,
 }
 
@@ -41,9 +42,9 @@ struct LayerTape {
 
 impl Layer {
     fn record(&self, x_TH: Tensor, trees: &[Tree], rotations: &Rotations) -> LayerTape {
-        let normed_TH = self.input_norm.forward(&x_TH);
+        let normed_TH = normed(self.input_norm.as_ref(), &x_TH);
         let (middle_TH, attention) = self.attention.forward_onto(&x_TH, &normed_TH, trees, rotations);
-        let gate_up = self.mlp.gate_up(&self.mlp_norm.forward(&middle_TH));
+        let gate_up = self.mlp.gate_up(&normed(self.mlp_norm.as_ref(), &middle_TH));
         LayerTape { x_TH, attention, middle_TH, gate_up }
     }
 
@@ -61,12 +62,25 @@ impl Layer {
         gradients: &mut Gradients,
     ) -> Tensor {
         let LayerTape { x_TH, attention, middle_TH, gate_up } = tape;
-        let normed_TH = self.mlp_norm.forward(&middle_TH);
+        let normed_TH = normed(self.mlp_norm.as_ref(), &middle_TH);
         let d_normed_TH = self.mlp.backward(&normed_TH, &gate_up, &dy_TH, gradients);
-        let d_middle_TH = dy_TH + self.mlp_norm.backward(&middle_TH, &d_normed_TH, gradients);
-        let normed_TH = self.input_norm.forward(&x_TH);
+        let d_middle_TH = dy_TH + normed_backward(self.mlp_norm.as_ref(), &middle_TH, d_normed_TH, gradients);
+        let normed_TH = normed(self.input_norm.as_ref(), &x_TH);
         let d_normed_TH = self.attention.backward(&normed_TH, &attention, &d_middle_TH, trees, rotations, gradients);
-        d_middle_TH + self.input_norm.backward(&x_TH, &d_normed_TH, gradients)
+        d_middle_TH + normed_backward(self.input_norm.as_ref(), &x_TH, d_normed_TH, gradients)
+    }
+}
+
+/// The input of a block, normed where the family does that.
+fn normed(norm: Option<&RmsNorm>, x_TH: &Tensor) -> Tensor {
+    norm.map_or_else(|| x_TH.shallow_clone(), |norm| norm.forward(x_TH))
+}
+
+/// The way back through [`normed`].
+fn normed_backward(norm: Option<&RmsNorm>, x_TH: &Tensor, dy_TH: Tensor, gradients: &mut Gradients) -> Tensor {
+    match norm {
+        Some(norm) => norm.backward(x_TH, &dy_TH, gradients),
+        None => dy_TH,
     }
 }
 
@@ -112,9 +126,9 @@ impl Trunk {
         let norm = |name: &str| RmsNorm::new(&config, &weights, name);
         let layers = (0..config.num_hidden_layers)
             .map(|i| Layer {
-                input_norm: norm(&format!("model.layers.{i}.input_layernorm")),
+                input_norm: config.input_norm().map(|name| norm(&format!("model.layers.{i}.{name}"))),
                 attention: Attention::new(&config, &weights, i),
-                mlp_norm: norm(&format!("model.layers.{i}.{}", config.mlp_norm())),
+                mlp_norm: config.mlp_norm().map(|name| norm(&format!("model.layers.{i}.{name}"))),
                 mlp: Mlp::new(&config, &weights, &format!("model.layers.{i}")),
             })
             .collect();
@@ -206,6 +220,6 @@ impl Trunk {
 
     fn rotations(&self, batch: &Packed) -> Rotations {
         let (kind, device) = (self.embedding.values.kind(), self.embedding.values.device());
-        Rotations::new(&self.config, &batch.places, wide_kind(kind), device)
+        Rotations::new(&self.config, batch, wide_kind(kind), device)
     }
 }

@@ -64,7 +64,8 @@ pub fn train(
     options: &Options,
     report: &mut dyn FnMut(Progress),
 ) -> Result<Summary, LearnerError> {
-    let sequences: Vec<Sequence<'_>> = examples.iter().map(|e| Sequence::new(&e.prompt, &e.completion)).collect();
+    let sequences: Vec<Sequence<'_>> =
+        examples.iter().map(|e| Sequence::new(&e.prompt, &e.completion).of_model(policy.config())).collect();
     let (start, mut tokens) = (Instant::now(), 0);
     let mut trained = Trained::new(policy, options.optimizer, options.schedule);
     let mut pass = |step, policy: &&Decoder, gradients: &mut Gradients| {

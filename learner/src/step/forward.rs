@@ -34,7 +34,7 @@ pub fn evaluate(
     budget: usize,
     device: Device,
 ) -> Result<Evaluation, LearnerError> {
-    let sequences = sequences.to_vec();
+    let sequences = sequences.iter().map(|sequence| sequence.of_model(model.config())).collect();
     Forward { sequences, supports: None, temperature, budget, device, ranks: Arc::new(Alone) }.evaluate(model, rows)
 }
 

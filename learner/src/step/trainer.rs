@@ -345,8 +345,9 @@ impl Trainer {
 
     /// The sequences of a step; with truncated or constrained sampling, their supports under the current policy.
     fn forward<'b>(&self, batch: &StepBatch<'b>, metrics: &mut StepMetrics) -> Result<Forward<'b>, LearnerError> {
+        let model = self.policy.model().config();
         let mut forward = Forward {
-            sequences: batch.rows.iter().map(BatchRow::sequence).collect(),
+            sequences: batch.rows.iter().map(|row| row.sequence().of_model(model)).collect(),
             supports: None,
             temperature: f64::from(self.config.temperature),
             budget: self.budget,

@@ -15,6 +15,7 @@
 //! | `tile` | the innermost loop of all products |
 //! | [`linear`] | norm, product, bias, activation, residual: one linear layer in one pass |
 //! | [`residual`] | norm of a block's result, where there is one |
+//! | [`width_norm`] | norms of queries and keys over their whole width, where there are any |
 //! | [`packed`] | weights in the layout of the product |
 //! | [`attention`] | grouped-query attention, with prompts shared by their completions |
 //! | [`spans`] | which sequences a call computes, and what is computed together |
@@ -39,6 +40,7 @@ pub mod simd;
 pub mod spans;
 pub mod thread_pool;
 mod tile;
+pub mod width_norm;
 
 #[cfg(test)]
 mod tests;

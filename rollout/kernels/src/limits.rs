@@ -69,6 +69,7 @@ impl<'a> Product<'a> {
             bias: None,
             norm: None,
             activation: Activation::Silu,
+            factor: 1.0,
         };
         let begin = Instant::now();
         let machine = Machine { isa: Isa::detect(), threads: self.threads, scratch: &mut self.scratch };

@@ -20,6 +20,8 @@ pub struct Span {
     pub own_pages: Range<usize>,
     /// Positions of its own that are in the cache already.
     pub own_len: usize,
+    /// Row of the rotary tables with the sequence's first position.
+    pub rotary_begin: usize,
 }
 
 /// All sequences of a call. Neighbours with the same prefix pages are computed together.
@@ -60,7 +62,22 @@ impl Spans {
         let prefix_pages = shared.unwrap_or_else(|| self.extend(prefix));
         let own_pages = self.extend(own);
         self.span_of.resize(first + tokens, self.all.len());
-        self.all.push(Span { tokens: first..first + tokens, prefix_pages, prefix_len, own_pages, own_len });
+        self.all.push(Span {
+            tokens: first..first + tokens,
+            prefix_pages,
+            prefix_len,
+            own_pages,
+            own_len,
+            rotary_begin: 0,
+        });
+    }
+
+    /// Lets the positions of the last sequence begin at another row of the rotary tables than the first.
+    ///
+    /// # Panics
+    /// Before the first [`Spans::push`].
+    pub fn rotary_from(&mut self, row: usize) {
+        self.all.last_mut().expect("a sequence was added").rotary_begin = row;
     }
 
     fn extend(&mut self, pages: &[u32]) -> Range<usize> {

@@ -26,7 +26,8 @@ pub enum Form {
 /// Whether a tensor is used as the weight of a linear layer only. A head that is tied to the embedding has no tensor of
 /// its own.
 fn is_linear(name: &str) -> bool {
-    name == "lm_head.weight" || name.ends_with("_proj.weight")
+    const ENDS: [&str; 3] = ["_proj.weight", ".input_linear.weight", ".output_linear.weight"];
+    name == "lm_head.weight" || ENDS.iter().any(|end| name.ends_with(end))
 }
 
 impl Form {

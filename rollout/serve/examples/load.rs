@@ -104,6 +104,7 @@ fn write_adapter(model: &Path, dir: &Path, target_modules: &[String]) -> Result<
         lora_dropout: 0.0,
         target_modules: target_modules.to_vec(),
         use_rslora: false,
+        wrapped: false,
     };
     let shapes: HashMap<_, _> = config.tensors(parameters())?.into_iter().collect();
     let name = dir.file_name().context("an adapter has a folder of its own")?.as_encoded_bytes();

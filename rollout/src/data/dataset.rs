@@ -332,6 +332,14 @@ impl Dataset {
         })
     }
 
+    /// The first prompt of at most `length` tokens that with `more` tokens, and at most `room` in all, gets longer than
+    /// that: its id and its tokens.
+    #[must_use]
+    pub fn first_across(&self, length: usize, more: usize, room: usize) -> Option<(u64, usize)> {
+        let prompts = self.rows.iter().map(|row| (row.prompt_id.0, row.prompt_ids.len()));
+        prompts.into_iter().find(|&(_, tokens)| tokens <= length && (tokens + more).min(room) > length)
+    }
+
     /// `long`, with the rows of this dataset whose prompt leaves room for fewer than `max_completion_length` tokens in
     /// `room`.
     #[must_use]

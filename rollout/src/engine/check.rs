@@ -16,7 +16,8 @@ pub(crate) fn export_options(dtype: Dtype, max_model_len: usize) -> ExportOption
 
 /// Positions that an exported graph has tables for.
 pub(crate) fn positions_of(manifest: &WeightManifest, config: &ModelConfig) -> usize {
-    manifest.tensor(ROTARY_COS).map_or(config.max_position_embeddings, |table| table.shape[0] as usize)
+    let table = manifest.tensor(ROTARY_COS);
+    table.map_or(config.max_position_embeddings, |table| config.rotary_positions(table.shape[0] as usize))
 }
 
 /// Whether the options are in range and go with the weights.

@@ -135,7 +135,7 @@ impl Engine {
     /// Queues a group; its samples start as slots become free.
     ///
     /// # Errors
-    /// Those of [`Request::check`].
+    /// Those of [`Request::check`] and [`Request::check_growth`].
     pub fn begin(&mut self, request: Request) -> Result<(), EngineError> {
         self.begin_with(request, None)
     }
@@ -149,6 +149,7 @@ impl Engine {
     pub fn begin_with(&mut self, request: Request, adapter: Option<LoadedAdapter>) -> Result<(), EngineError> {
         self.sweep();
         let group = request.check(self.config.vocab_size, self.options.max_model_len)?;
+        request.check_growth(&group, &self.config, self.options.max_model_len)?;
         self.check_adapter(adapter.as_ref())?;
         if adapter.is_some() && (request.keep || request.from.is_some()) {
             let message = "with an adapter, completions neither go on from states nor leave any".into();

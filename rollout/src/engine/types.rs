@@ -274,6 +274,33 @@ impl Request {
         }
     }
 
+    /// Refuses completions that may grow across the original length of a model with longrope: all positions of a longer
+    /// sequence are turned otherwise. `whole` is [`Request::whole`].
+    ///
+    /// # Errors
+    /// When a completion may end beyond that length, and did not begin there.
+    pub fn check_growth(
+        &self,
+        whole: &GroupRequest,
+        model: &ModelConfig,
+        max_model_len: usize,
+    ) -> Result<(), EngineError> {
+        let Some(original) = model.original_length() else { return Ok(()) };
+        let begin = self.from.as_ref().map_or(whole.prompt_ids.len(), |state| state.ids().len());
+        let own = whole.lengths.as_ref().and_then(|lengths| lengths.iter().max());
+        let most = own.copied().unwrap_or(whole.sampling.max_completion_length) as usize;
+        let end = (whole.prompt_ids.len() + most).min(max_model_len);
+        if begin > original || end <= original {
+            return Ok(());
+        }
+        let message = format!(
+            "from {begin} tokens it may grow to {end}, across the {original} of the model's original length, where \
+             longrope turns every position otherwise; let max_model_len be {original}, lower the completion's length, \
+             or begin beyond {original} tokens"
+        );
+        Err(EngineError::Request { prompt: whole.prompt_id.0, message })
+    }
+
     /// What comes of a completion that somebody has made as a whole. `whole` is [`Request::whole`], which is built once
     /// for all completions of a request.
     #[must_use]

@@ -154,6 +154,7 @@ impl Inputs {
         self.leave_out_long(run_dir, config, room)?;
         let options = self.engine_options(config, model, room);
         let max_model_len = options.max_model_len;
+        self.refuse_growth(config, model, max_model_len)?;
         let parts = RunParts {
             run_dir,
             config,
@@ -241,6 +242,24 @@ impl Inputs {
             tracing::warn!("{cut}");
         }
         EngineOptions::of(config, model.config(), max_model_len(config, longest, room))
+    }
+
+    /// Refuses prompts whose completions would grow across the original length of a model with longrope.
+    fn refuse_growth(&self, config: &TrainConfig, model: &ModelDir, max_model_len: usize) -> anyhow::Result<()> {
+        let Some(original) = model.config().original_length() else { return Ok(()) };
+        let completion = config.max_completion_length as usize;
+        for dataset in self.eval_dataset.iter().chain([&self.dataset]) {
+            if let Some((row, tokens)) = dataset.first_across(original, completion, max_model_len) {
+                anyhow::bail!(
+                    "{}: prompt {row} has {tokens} tokens, and with `max_completion_length` {completion} it would grow \
+                     across {original} tokens (`original_max_position_embeddings`), where longrope turns every \
+                     position otherwise; set `max_model_len` to {original}, lower `max_completion_length`, or leave \
+                     such prompts out",
+                    dataset.name()
+                );
+            }
+        }
+        Ok(())
     }
 
     fn assembly(

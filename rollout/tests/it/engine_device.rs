@@ -44,7 +44,7 @@ fn options(device: Device, max_num_seqs: usize) -> EngineOptions {
 }
 
 fn golden_model(name: &str) -> ModelDir {
-    ModelDir::open(harness::golden_dir().join("models").join(name)).unwrap()
+    ModelDir::open(harness::golden_model_dir(name)).unwrap()
 }
 
 fn exported(model: &ModelDir, device: Device, folder: &Path) -> WeightSource {

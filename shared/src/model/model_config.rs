@@ -4,6 +4,9 @@
 //! feature that would change the mathematics and is not supported is refused with its key and value, never ignored.
 
 mod layers;
+#[cfg(test)]
+mod newer_tests;
+mod parts;
 mod read;
 mod rope;
 #[cfg(test)]
@@ -12,7 +15,8 @@ mod tests;
 use serde::{Deserialize, Serialize};
 
 pub use layers::{LayerKind, Rotary};
-pub use rope::RopeScaling;
+pub use parts::BlockNames;
+pub use rope::{QueryScaling, RopeScaling};
 
 use crate::config::{ConfigError, TrainConfig};
 
@@ -32,6 +36,17 @@ pub enum Architecture {
     /// of attention and MLP and on each head of q and k, norm weights that are stored minus 1, scaled embeddings and a
     /// GELU gate.
     Gemma3,
+    /// `Olmo2ForCausalLM`: norms on the results of attention and MLP and none on their inputs, and RMS norms over the
+    /// whole width of q and of k.
+    Olmo2,
+    /// `Ministral3ForCausalLM`: YaRN, and queries that grow with their position.
+    Ministral3,
+    /// `Phi3ForCausalLM` (Phi-3, Phi-3.5 and Phi-4-mini): q, k and v in one tensor, gate and up in another one, rotary
+    /// positions of a part of each head, and longrope.
+    Phi3,
+    /// `GraniteMoeHybridForCausalLM` without experts and without Mamba layers (Granite 4): multipliers of embeddings,
+    /// residuals and logits, and gate and up in one tensor.
+    GraniteMoeHybrid,
 }
 
 /// Activation of the MLP's gate.
@@ -86,12 +101,23 @@ pub struct ModelConfig {
     pub max_position_embeddings: usize,
     /// Epsilon of the RMS norms.
     pub rms_norm_eps: f64,
+    /// Entries of a head that rotary positions turn, from the first on; the whole head in most families.
+    pub rotary_dim: usize,
     /// Base of the rotary frequencies.
     pub rope_theta: f64,
     /// Scaling of the rotary frequencies.
     pub rope_scaling: Option<RopeScaling>,
     /// Base of the rotary frequencies in layers with [`Rotary::Local`], where there are any.
     pub rope_local_theta: Option<f64>,
+    /// Growth of the queries with their position, in the families that have it.
+    pub query_scaling: Option<QueryScaling>,
+    /// Factor on embeddings (Granite's `embedding_multiplier`).
+    pub embedding_multiplier: f64,
+    /// Factor on the results of attention and MLP before they are added to the residual stream (Granite's
+    /// `residual_multiplier`).
+    pub residual_multiplier: f64,
+    /// Divisor of logits (Granite's `logits_scaling`).
+    pub logits_scaling: f64,
     /// Whether q, k and v have a bias.
     pub qkv_bias: bool,
     /// Whether the attention's output projection has a bias (Llama's `attention_bias`).
@@ -100,6 +126,10 @@ pub struct ModelConfig {
     pub mlp_bias: bool,
     /// Whether the language-model head is the embedding.
     pub tie_word_embeddings: bool,
+    /// Whether the model is the text part of a model of images and text: `config.json` has it in `text_config`. Its
+    /// files have other names for the parameters, and tensors beside them.
+    #[serde(default)]
+    pub wrapped: bool,
     /// The head on top.
     #[serde(default)]
     pub head: Head,
@@ -146,42 +176,6 @@ impl ModelConfig {
         self.num_attention_heads / self.num_key_value_heads
     }
 
-    /// Whether every head of queries and keys has an RMS norm.
-    #[must_use]
-    pub fn head_norms(&self) -> bool {
-        matches!(self.architecture, Architecture::Qwen3 | Architecture::Gemma3)
-    }
-
-    /// Whether the outputs of attention and MLP are normed before they are added to the residual stream.
-    #[must_use]
-    pub fn output_norms(&self) -> bool {
-        self.architecture == Architecture::Gemma3
-    }
-
-    /// Name of the norm before the MLP, within a layer.
-    #[must_use]
-    pub fn mlp_norm(&self) -> &'static str {
-        if self.output_norms() { "pre_feedforward_layernorm" } else { "post_attention_layernorm" }
-    }
-
-    /// The number added to the stored weights of norms.
-    #[must_use]
-    pub fn norm_offset(&self) -> f32 {
-        if self.architecture == Architecture::Gemma3 { 1.0 } else { 0.0 }
-    }
-
-    /// The factor on embeddings before the layers.
-    #[must_use]
-    pub fn embedding_scale(&self) -> Option<f64> {
-        (self.architecture == Architecture::Gemma3).then(|| (self.hidden_size as f64).sqrt())
-    }
-
-    /// Activation of the MLP's gate.
-    #[must_use]
-    pub fn activation(&self) -> Activation {
-        if self.architecture == Architecture::Gemma3 { Activation::GeluTanh } else { Activation::Silu }
-    }
-
     /// The rotary tables of the model.
     pub fn rotaries(&self) -> impl Iterator<Item = Rotary> {
         [Rotary::Global].into_iter().chain(self.rope_local_theta.map(|_| Rotary::Local))
@@ -192,37 +186,33 @@ impl ModelConfig {
     #[must_use]
     pub fn parameters(&self) -> Vec<(String, Vec<usize>)> {
         let (hidden, inner) = (self.hidden_size, self.intermediate_size);
-        let (q, kv) = (self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim);
+        let [q, kv] = self.query_and_key_widths();
+        let (attention, mlp) = (self.attention_names(), self.mlp_names());
+        let of_qkv = if attention.is_fused() { vec![q + 2 * kv] } else { vec![q, kv, kv] };
+        let of_gate_up = if mlp.is_fused() { vec![2 * inner] } else { vec![inner, inner] };
         let mut list = vec![("model.embed_tokens.weight".to_string(), vec![self.vocab_size, hidden])];
         for layer in 0..self.num_hidden_layers {
             let mut add = |name: &str, shape: Vec<usize>| list.push((format!("model.layers.{layer}.{name}"), shape));
-            add("input_layernorm.weight", vec![hidden]);
-            for (name, width) in [("q_proj", q), ("k_proj", kv), ("v_proj", kv)] {
-                add(&format!("self_attn.{name}.weight"), vec![width, hidden]);
-                if self.qkv_bias {
-                    add(&format!("self_attn.{name}.bias"), vec![width]);
+            if let Some(norm) = self.input_norm() {
+                add(&format!("{norm}.weight"), vec![hidden]);
+            }
+            for (name, width) in attention.inputs().zip(&of_qkv) {
+                projection(&mut add, &name, [*width, hidden], self.qkv_bias);
+            }
+            if let Some(widths) = self.query_and_key_norms() {
+                for (which, width) in ["q_norm", "k_norm"].iter().zip(widths) {
+                    add(&format!("self_attn.{which}.weight"), vec![width]);
                 }
             }
-            if self.head_norms() {
-                add("self_attn.q_norm.weight", vec![self.head_dim]);
-                add("self_attn.k_norm.weight", vec![self.head_dim]);
-            }
-            add("self_attn.o_proj.weight", vec![hidden, q]);
-            if self.attention_output_bias {
-                add("self_attn.o_proj.bias", vec![hidden]);
-            }
+            projection(&mut add, &attention.output(), [hidden, q], self.attention_output_bias);
             add("post_attention_layernorm.weight", vec![hidden]);
-            if self.output_norms() {
-                add("pre_feedforward_layernorm.weight", vec![hidden]);
+            if self.mlp_norm() == Some(parts::PRE_FEEDFORWARD) {
+                add(&format!("{}.weight", parts::PRE_FEEDFORWARD), vec![hidden]);
             }
-            for (name, shape) in
-                [("gate_proj", [inner, hidden]), ("up_proj", [inner, hidden]), ("down_proj", [hidden, inner])]
-            {
-                add(&format!("mlp.{name}.weight"), shape.to_vec());
-                if self.mlp_bias {
-                    add(&format!("mlp.{name}.bias"), vec![shape[0]]);
-                }
+            for (name, width) in mlp.inputs().zip(&of_gate_up) {
+                projection(&mut add, &name, [*width, hidden], self.mlp_bias);
             }
+            projection(&mut add, &mlp.output(), [hidden, inner], self.mlp_bias);
             if self.output_norms() {
                 add("post_feedforward_layernorm.weight", vec![hidden]);
             }
@@ -240,6 +230,14 @@ impl ModelConfig {
     #[must_use]
     pub fn parameter_count(&self) -> u64 {
         self.parameters().iter().map(|(_, shape)| shape.iter().product::<usize>() as u64).sum()
+    }
+}
+
+/// Adds the weight of a linear layer, and its bias if it has one.
+fn projection(add: &mut dyn FnMut(&str, Vec<usize>), name: &str, shape: [usize; 2], bias: bool) {
+    add(&format!("{name}.weight"), shape.to_vec());
+    if bias {
+        add(&format!("{name}.bias"), vec![shape[0]]);
     }
 }
 

@@ -269,7 +269,15 @@ impl ModelDir {
     /// Files of the directory, other than weights, that a checkpoint takes along.
     #[must_use]
     pub fn companions(&self) -> Vec<PathBuf> {
-        let others = [TEMPLATE_FILE, "chat_template.json", "tokenizer.model", "vocab.json", "merges.txt"];
+        let others = [
+            TEMPLATE_FILE,
+            "chat_template.json",
+            "tokenizer.model",
+            "vocab.json",
+            "merges.txt",
+            "preprocessor_config.json",
+            "processor_config.json",
+        ];
         let names = SAMPLER_FILES.iter().copied().chain(others);
         names.map(|name| self.file(name)).filter(|path| path.is_file()).collect()
     }

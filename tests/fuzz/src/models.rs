@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use harness::{golden_dir, golden_models, tiny_model};
+use harness::{golden_model_dir, golden_models, tiny_model};
 use rollout::data::ChatTemplate;
 use serde_json::{Map, json};
 use shared::{ModelConfig, ModelDir, model::model_dir::ADAPTER_CONFIG_FILE};
@@ -12,7 +12,7 @@ use time::OffsetDateTime;
 use crate::text;
 
 pub fn config_seeds() -> Vec<Vec<u8>> {
-    let config = |name: &String| fs::read(golden_dir().join("models").join(name).join("config.json"));
+    let config = |name: &String| fs::read(golden_model_dir(name).join("config.json"));
     golden_models().iter().map(|name| config(name).expect("a golden model")).collect()
 }
 

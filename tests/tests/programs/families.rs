@@ -4,22 +4,27 @@
 use std::{fs, path::Path};
 
 use harness::{
-    cli, golden_dir, golden_models,
+    cli, golden_model_dir, golden_models,
     tiny_model::{CHARACTERS, write_tokenizer},
     training::{Training, json_lines, train},
 };
 use serde_json::{Value, json};
 
+const ORIGINAL: &str = "original_max_position_embeddings";
 const PROMPT: &str = "a prompt that is longer than any of the windows = ";
 
 /// The family's tiny model with the tokenizer's vocabulary and no weights yet; initialised such that logits differ.
 fn prepare(family: &str, dir: &Path) {
-    let text = fs::read_to_string(golden_dir().join("models").join(family).join("config.json")).unwrap();
+    let text = fs::read_to_string(golden_model_dir(family).join("config.json")).unwrap();
     let mut config: Value = serde_json::from_str(&text).unwrap();
     for (key, value) in
         [("vocab_size", json!(CHARACTERS)), ("eos_token_id", json!(0)), ("initializer_range", json!(0.2))]
     {
         config[key] = value;
+    }
+    // With longrope, the prompts begin behind the length at which positions turn otherwise.
+    if config.get(ORIGINAL).is_some() {
+        config[ORIGINAL] = (PROMPT.len() - 8).into();
     }
     let model = dir.join("model");
     fs::create_dir(&model).unwrap();

@@ -27,6 +27,7 @@ fn write_adapter(folder: &ModelFolder, model: &str, name: &str, modules: &[&str]
         lora_dropout: 0.0,
         target_modules: modules.iter().map(|&module| module.to_owned()).collect(),
         use_rslora: false,
+        wrapped: false,
     };
     let parameters = || base.config().parameters();
     let shapes: HashMap<_, _> = config.tensors(parameters()).unwrap().into_iter().collect();

@@ -16,7 +16,7 @@ const BOUND: f64 = 1e-4;
 
 #[test]
 fn golden_logits_of_every_family() {
-    for case in harness::golden("model_numerics.json")["cases"].as_array().unwrap() {
+    for case in harness::golden_numerics() {
         let folder = harness::golden_dir().join(case["params"]["model_dir"].as_str().unwrap());
         let mut model = huggingface::open(&folder, None).unwrap();
         let mut compared = 0;
@@ -43,7 +43,7 @@ fn golden_logits_of_every_family() {
 
 #[test]
 fn golden_logprobs_of_completions() {
-    for case in harness::golden("model_numerics.json")["cases"].as_array().unwrap() {
+    for case in harness::golden_numerics() {
         let folder = harness::golden_dir().join(case["params"]["model_dir"].as_str().unwrap());
         let mut model = huggingface::open(&folder, None).unwrap();
         let inputs = &case["inputs"];

@@ -19,8 +19,8 @@ use crate::batch::Tree;
 pub(super) struct Attention {
     qkv: Linear,
     output: Output,
-    /// Norms on each head of q and k, in the families that have them.
-    head_norms: Option<(RmsNorm, RmsNorm)>,
+    /// Norms of q and k, in the families that have them.
+    norms: Option<Norms>,
     /// Rotary positions of queries and keys; none in a layer that does not rotate.
     rotary: Option<Rotary>,
     sight: Sight,
@@ -29,13 +29,39 @@ pub(super) struct Attention {
     head_dim: i64,
 }
 
+/// Norms of queries and keys.
+#[derive(Debug)]
+struct Norms {
+    /// Of queries, of keys.
+    of: [RmsNorm; 2],
+    /// Whether a norm is over all heads of a token together, not over each.
+    over_width: bool,
+}
+
+impl Norms {
+    /// `[T, heads, head_dim]` as the norm takes it.
+    fn rows(&self, x_TND: &Tensor) -> Tensor {
+        if self.over_width { x_TND.flatten(1, 2) } else { x_TND.shallow_clone() }
+    }
+
+    fn forward(&self, which: usize, x_TND: &Tensor) -> Tensor {
+        self.of[which].forward(&self.rows(x_TND)).view_as(x_TND)
+    }
+
+    /// Replaces the gradient of the normed values by that of their inputs.
+    fn backward(&self, which: usize, x_TND: &Tensor, dy_TND: &mut Tensor, gradients: &mut Gradients) {
+        let dx = self.of[which].backward(&self.rows(x_TND), &self.rows(dy_TND), gradients);
+        dy_TND.copy_(&dx.view_as(dy_TND));
+    }
+}
+
 /// The part of a forward pass that [`Attention::backward`] needs.
 #[derive(Debug)]
 pub(super) struct AttentionTape {
-    /// Queries, keys and values side by side, `[T, q + 2 kv, head_dim]`; rotated if the layer rotates and its heads are
-    /// not normed.
+    /// Queries, keys and values side by side, `[T, q + 2 kv, head_dim]`; rotated if the layer rotates and queries and
+    /// keys are not normed.
     qkv_TND: Tensor,
-    /// Normed and rotated queries and keys, where the heads are normed.
+    /// Normed and rotated queries and keys, where they are normed.
     normed: Option<(Tensor, Tensor)>,
     attended: Attended,
 }
@@ -46,10 +72,13 @@ impl Attention {
         let (kind, layer) = (config.layers[layer], format!("model.layers.{layer}"));
         let name = &format!("{layer}.self_attn");
         let norm = |which: &str| RmsNorm::new(config, weights, &format!("{name}.{which}"));
+        let names = config.attention_names();
         Self {
-            qkv: Linear::stacked(weights, name, "qkv_proj", &["q_proj", "k_proj", "v_proj"]),
-            output: Output::new(config, weights, [name, "o_proj"], &format!("{layer}.post_attention_layernorm")),
-            head_norms: config.head_norms().then(|| (norm("q_norm"), norm("k_norm"))),
+            qkv: Linear::stacked(weights, name, "qkv_proj", names.members),
+            output: Output::new(config, weights, [name, names.last], &format!("{layer}.post_attention_layernorm")),
+            norms: config
+                .query_and_key_norms()
+                .map(|_| Norms { of: [norm("q_norm"), norm("k_norm")], over_width: config.width_norms() }),
             rotary: kind.rotary,
             sight: Sight { window: kind.window.map(|window| window as i64), scale: config.attention_scale },
             query_heads: config.num_attention_heads as i64,
@@ -68,14 +97,14 @@ impl Attention {
     ) -> (Tensor, AttentionTape) {
         let qkv_TND = self.qkv.forward(x_TH).view([-1, self.query_heads + 2 * self.key_heads, self.head_dim]);
         let [q_TND, k_TND, v_TND] = self.parts(&qkv_TND);
-        let normed = self.head_norms.as_ref().map(|(q_norm, k_norm)| (q_norm.forward(&q_TND), k_norm.forward(&k_TND)));
+        let normed = self.norms.as_ref().map(|norms| (norms.forward(0, &q_TND), norms.forward(1, &k_TND)));
         let (q_TND, k_TND) = match &normed {
             Some((q_TND, k_TND)) => (q_TND.shallow_clone(), k_TND.shallow_clone()),
             None => (q_TND, k_TND),
         };
-        if let Some(rotation) = rotations.of(self.rotary) {
-            rotation.rotate(&q_TND);
-            rotation.rotate(&k_TND);
+        if let Some([queries, keys]) = rotations.of(self.rotary) {
+            queries.rotate(&q_TND);
+            keys.rotate(&k_TND);
         }
         let attended = attend([&q_TND, &k_TND, &v_TND], trees, self.sight);
         let sum = self.output.forward_onto(onto, &attended.out_TND.flatten(1, 2));
@@ -106,13 +135,13 @@ impl Attention {
             self.sight,
             [&dq_TND, &dk_TND, &dv_TND],
         );
-        if let Some(rotation) = rotations.of(self.rotary) {
-            rotation.rotate_back(&dq_TND);
-            rotation.rotate_back(&dk_TND);
+        if let Some([queries, keys]) = rotations.of(self.rotary) {
+            queries.rotate_back(&dq_TND);
+            keys.rotate_back(&dk_TND);
         }
-        if let Some((q_norm, k_norm)) = &self.head_norms {
-            dq_TND.copy_(&q_norm.backward(&q_TND, &dq_TND, gradients));
-            dk_TND.copy_(&k_norm.backward(&k_TND, &dk_TND, gradients));
+        if let Some(norms) = &self.norms {
+            norms.backward(0, &q_TND, &mut dq_TND, gradients);
+            norms.backward(1, &k_TND, &mut dk_TND, gradients);
         }
         self.qkv.backward(x_TH, &d_qkv_TND.flatten(1, 2), gradients)
     }

@@ -34,13 +34,27 @@ use super::{
 /// Widest head.
 pub const MAX_HEAD_DIM: usize = 512;
 
+/// Cosines and sines of positions, each `[rows, entries / 2]`. A sequence's first position is at the row that its span
+/// names.
+#[derive(Debug, Clone, Copy)]
+pub struct RotaryTables<'a> {
+    /// Cosines.
+    pub cos: &'a [f32],
+    /// Sines.
+    pub sin: &'a [f32],
+    /// Entries of a head that are turned, from the first on: the first half against the second.
+    pub entries: usize,
+}
+
 /// The part of a layer's attention that does not change from call to call.
 #[derive(Debug, Clone, Copy)]
 pub struct Attention<'a> {
     /// Query heads.
     pub heads: usize,
-    /// Cosines and sines of the positions, each `[positions, head_dim / 2]`; `None` in a layer that does not rotate.
-    pub rotary: Option<[&'a [f32]; 2]>,
+    /// Rotary positions; `None` in a layer that does not rotate.
+    pub rotary: Option<RotaryTables<'a>>,
+    /// Factors on the queries of each position, in the families that have them.
+    pub query_factors: Option<&'a [f32]>,
     /// How many positions a query sees at most, its own and those right before it.
     pub window: Option<usize>,
     /// Factor of the scores.
@@ -92,15 +106,19 @@ impl Attention<'_> {
         assert!(head_dim <= MAX_HEAD_DIM, "a head of {head_dim}");
         assert_eq!(qkv.len(), spans.tokens() * (self.heads + 2 * kv_heads) * head_dim, "queries, keys and values");
         assert_eq!(out.len(), spans.tokens() * self.heads * head_dim, "the output");
-        assert!(self.rotary.is_none_or(|[cos, sin]| cos.len() == sin.len()), "the tables of positions");
+        let fits =
+            |r: RotaryTables<'_>| r.cos.len() == r.sin.len() && r.entries.is_multiple_of(2) && r.entries <= head_dim;
+        assert!(self.rotary.is_none_or(fits), "the tables of positions");
         assert!(self.window != Some(0), "a window holds the query's own position");
         assert!([self.q_norm, self.k_norm].iter().flatten().all(|norm| norm.gamma.len() == head_dim), "norms of heads");
         assert!(spans.pages.iter().all(|&page| (page as usize) < pages), "a page outside the pool");
         for span in &spans.all {
             let own = span.own_len + span.tokens.len();
             assert!(span.prefix_pages.len() * PAGE >= span.prefix_len && span.own_pages.len() * PAGE >= own);
-            let room = self.rotary.map_or(usize::MAX, |[cos, _]| cos.len());
-            assert!((span.prefix_len + own) * (head_dim / 2) <= room, "more positions than the tables have");
+            let end = span.prefix_len + own;
+            let has_rows = |r: RotaryTables<'_>| (span.rotary_begin + end) * (r.entries / 2) <= r.cos.len();
+            assert!(self.rotary.is_none_or(has_rows), "more positions than the tables have");
+            assert!(self.query_factors.is_none_or(|factors| end <= factors.len()), "more positions than factors");
             let most = if shape.format == KvFormat::Int8 { MAX_BYTE_PRODUCTS } else { usize::MAX };
             assert!(span.prefix_len + own <= most, "sums over {} positions overflow", span.prefix_len + own);
         }
@@ -134,6 +152,11 @@ impl Call<'_> {
     fn position(&self, token: usize) -> usize {
         let span = &self.spans.all[self.spans.span_of[token]];
         span.prefix_len + span.own_len + token - span.tokens.start
+    }
+
+    /// Row of the rotary tables with a token's position.
+    fn rotary_row(&self, token: usize) -> usize {
+        self.spans.all[self.spans.span_of[token]].rotary_begin + self.position(token)
     }
 
     /// First position of its sequence that a token sees.

@@ -8,7 +8,7 @@ use super::{
         simd::{Simd, Task},
         spans::Spans,
     },
-    Call, MAX_HEAD_DIM,
+    Call, MAX_HEAD_DIM, RotaryTables,
 };
 
 /// Tokens whose keys and values one task stores: neighbours may share cache lines of a page.
@@ -104,8 +104,10 @@ pub(super) unsafe fn store<S: Simd>(call: &Call<'_>, token: usize, head: usize) 
 pub(super) unsafe fn query<S: Simd>(call: &Call<'_>, token: usize, head: usize, to: &mut [f32]) {
     // SAFETY: the caller vouches for the instruction set.
     unsafe { rotate::<S>(call, token, head, call.attention.q_norm, to) };
+    let factor = call.attention.query_factors.map_or(1.0, |factors| factors[call.position(token)]);
+    let scale = call.attention.scale * factor;
     for x in to {
-        *x *= call.attention.scale;
+        *x *= scale;
     }
 }
 
@@ -124,11 +126,11 @@ unsafe fn rotate<S: Simd>(call: &Call<'_>, token: usize, head: usize, norm: Opti
             }
         }
     }
-    let Some([cos, sin]) = call.attention.rotary else { return };
-    let (position, half) = (call.position(token), x.len() / 2);
-    let table = position * half..(position + 1) * half;
+    let Some(RotaryTables { cos, sin, entries }) = call.attention.rotary else { return };
+    let (row, half) = (call.rotary_row(token), entries / 2);
+    let table = row * half..(row + 1) * half;
     let (cos, sin) = (&cos[table.clone()], &sin[table]);
-    let (low, high) = out.split_at_mut(half);
+    let (low, high) = out[..entries].split_at_mut(half);
     for ((low, high), (cos, sin)) in low.iter_mut().zip(high).zip(cos.iter().zip(sin)) {
         (*low, *high) = (*low * cos - *high * sin, *high * cos + *low * sin);
     }

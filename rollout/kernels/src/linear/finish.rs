@@ -1,4 +1,4 @@
-//! The way from sums to outputs: scales, bias, activation, residual.
+//! The way from sums to outputs: scales, bias, activation, factor, residual.
 
 use super::{
     super::{
@@ -95,12 +95,15 @@ unsafe fn gelu<S: Simd>(x: S::V) -> S::V {
     }
 }
 
-/// Adds the residual and writes up to a block of outputs.
+/// Applies the factor, adds the residual and writes up to a block of outputs.
 #[inline(always)]
 unsafe fn finish<S: Simd>(job: &Panels<'_>, at: usize, valid: usize, mut v: S::V) {
-    let residual = job.input.residual.map(<[f32]>::as_ptr);
+    let (residual, factor) = (job.input.residual.map(<[f32]>::as_ptr), job.layer.factor);
     // SAFETY: `valid` outputs from `at` on are within the row; whole blocks are touched only if they are valid.
     unsafe {
+        if factor != 1.0 {
+            v = S::mul(v, S::splat(factor));
+        }
         if valid >= LANES {
             if let Some(residual) = residual {
                 v = S::add(v, S::load(residual.add(at)));

@@ -42,7 +42,7 @@ pub enum Activation {
     GeluTanh,
 }
 
-/// A linear layer: `out = act(norm(x) W + bias) + residual`.
+/// A linear layer: `out = factor * act(norm(x) W + bias) + residual`.
 #[derive(Debug, Clone, Copy)]
 pub struct Linear<'a> {
     /// Sizes.
@@ -57,6 +57,8 @@ pub struct Linear<'a> {
     pub norm: Option<Norm<'a>>,
     /// The gate's activation, where the columns are gated.
     pub activation: Activation,
+    /// Factor on the outputs, before the residual is added.
+    pub factor: f32,
 }
 
 /// The input of a call.

@@ -5,7 +5,7 @@ use shared::generation::rng::Stream;
 
 use super::{
     super::{
-        attention::Attention,
+        attention::{Attention, RotaryTables},
         element::KvFormat,
         linear::Norm,
         pages::{FreePages, PageShape, Pages},
@@ -26,6 +26,8 @@ struct Heads {
 }
 
 const POSITIONS: usize = 80;
+/// Rows of tables before those of a sequence that does not begin with the first.
+const BEGIN: usize = 7;
 
 /// A sequence with all that was ever put into it.
 struct Sequence {
@@ -42,6 +44,12 @@ struct Model {
     cos: Vec<f32>,
     sin: Vec<f32>,
     norms: Option<[Vec<f32>; 2]>,
+    /// Entries of a head that are turned.
+    entries: usize,
+    /// Row of the tables with the first position.
+    begin: usize,
+    /// Factors on the queries of each position.
+    growth: Option<Vec<f32>>,
     rotates: bool,
     window: Option<usize>,
 }
@@ -51,8 +59,11 @@ const SCALE: f32 = 0.3;
 
 impl Model {
     fn random(stream: &mut Stream, sizes: Heads, norms: bool, format: KvFormat) -> Self {
-        let angles = normal(stream, POSITIONS * sizes.head_dim / 2);
+        let angles = normal(stream, (POSITIONS + BEGIN) * sizes.head_dim / 2);
         Self {
+            entries: sizes.head_dim,
+            begin: 0,
+            growth: None,
             sizes,
             format,
             cos: angles.iter().map(|a| a.cos()).collect(),
@@ -71,7 +82,8 @@ impl Model {
         let norm = |i: usize| self.norms.as_ref().map(|n| Norm { gamma: &n[i], epsilon: EPSILON });
         let attention = Attention {
             heads: self.sizes.heads,
-            rotary: self.rotates.then_some([&self.cos[..], &self.sin[..]]),
+            rotary: self.rotates.then_some(RotaryTables { cos: &self.cos, sin: &self.sin, entries: self.entries }),
+            query_factors: self.growth.as_deref(),
             window: self.window,
             scale: SCALE,
             q_norm: norm(0),
@@ -85,14 +97,17 @@ impl Model {
 
     /// In single precision, for the sake of what becomes bytes, as in [`normed`].
     fn rotated(&self, x: &[f32], position: usize, norm: usize) -> Vec<f32> {
-        let half = x.len() / 2;
+        let half = self.entries / 2;
         let x = self.norms.as_ref().map_or_else(|| x.to_vec(), |norms| normed(x, &norms[norm]));
         if !self.rotates {
             return x;
         }
-        let table = |t: &[f32], d: usize| t[position * half + d % half];
+        let table = |t: &[f32], d: usize| t[(self.begin + position) * half + d % half];
         (0..x.len())
             .map(|d| {
+                if d >= self.entries {
+                    return x[d];
+                }
                 let other = if d < half { -x[d + half] } else { x[d - half] };
                 x[d] * table(&self.cos, d) + other * table(&self.sin, d)
             })
@@ -109,8 +124,9 @@ impl Model {
     }
 
     /// A query as it is multiplied, its factor included. Those of sixteen bits count as they are.
-    fn query(&self, x: &[f32]) -> Vec<f32> {
-        let scaled: Vec<f32> = x.iter().map(|x| x * SCALE).collect();
+    fn query(&self, x: &[f32], position: usize) -> Vec<f32> {
+        let scale = SCALE * self.growth.as_ref().map_or(1.0, |growth| growth[position]);
+        let scaled: Vec<f32> = x.iter().map(|x| x * scale).collect();
         if self.format == KvFormat::Bf16 { self.stored(&scaled) } else { scaled }
     }
 
@@ -131,7 +147,7 @@ impl Model {
         (0..heads)
             .flat_map(|head| {
                 let kv = heads + head / (heads / kv_heads);
-                let q = self.query(&self.rotated(&qkv[last][head * head_dim..][..head_dim], last, 0));
+                let q = self.query(&self.rotated(&qkv[last][head * head_dim..][..head_dim], last, 0), last);
                 let scores: Vec<f64> = (first..=last)
                     .map(|p| {
                         let k = self.stored(&self.rotated(&qkv[p][kv * head_dim..][..head_dim], p, 1));
@@ -165,10 +181,15 @@ proptest! {
         prompts in prop::collection::vec((1usize..40, 1usize..4, 0usize..3), 1..4),
         steps in 1usize..36,
         burst in 1usize..=3, rotates: bool, window in prop::option::of(1usize..60),
+        parts in 1usize..=4, begins: bool, grows: bool,
     ) {
         let sizes = Heads { heads: kv_heads * group, kv_heads, head_dim: 8 * eighths };
         let mut stream = Stream::new(&[seed]);
-        let model = Model { rotates, window, ..Model::random(&mut stream, sizes, norms, format) };
+        // The whole head is turned, or its beginning.
+        let (entries, begin) = (2 * eighths * parts, if begins { BEGIN } else { 0 });
+        let growth = grows.then(|| (0..POSITIONS).map(|position| 1.0 + 0.1 * (position / 16) as f32).collect());
+        let random = Model::random(&mut stream, sizes, norms, format);
+        let model = Model { rotates, window, entries, begin, growth, ..random };
         let row = model.row();
         let shape = PageShape { layers: 2, kv_heads, head_dim: sizes.head_dim, pages: 64, format };
         // Places that nobody has written may hold anything, as after a sequence that went wrong.
@@ -192,6 +213,7 @@ proptest! {
             for piece in pieces.into_iter().filter(|&n| n > 0) {
                 spans.clear();
                 spans.push(&[], 0, &pages, done, piece);
+                spans.rotary_from(begin);
                 spans.cut(group);
                 let flat = qkv[done..done + piece].concat();
                 let mut outs = Vec::new();
@@ -223,6 +245,7 @@ proptest! {
                 flat.extend(s.qkv[s.qkv.len() - new..].concat());
                 let (pages, length) = &prefixes[s.prefix];
                 spans.push(pages, *length, &s.own, s.own_len, new);
+                spans.rotary_from(begin);
                 s.own_len += new;
             }
             spans.cut(group);
@@ -234,6 +257,7 @@ proptest! {
             let s = &sequences[i];
             let mut alone = Spans::default();
             alone.push(&prefixes[s.prefix].0, prefixes[s.prefix].1, &s.own, s.own_len - new, new);
+            alone.rotary_from(begin);
             alone.cut(group);
             let (isa, pool) = &mut pools[0];
             let out = model.run(&s.qkv[s.qkv.len() - new..].concat(), &alone, pool, *isa, &threads(1));

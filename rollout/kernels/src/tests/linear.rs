@@ -23,6 +23,7 @@ struct Layer {
     biases: Option<Vec<Vec<f32>>>,
     gamma: Option<Vec<f32>>,
     activation: Activation,
+    factor: f32,
 }
 
 impl Layer {
@@ -34,6 +35,7 @@ impl Layer {
             biases: bias.then(|| parts.iter().map(|&n| normal(stream, n)).collect()),
             gamma: norm.then(|| normal(stream, depth)),
             activation: if stream.next_normal() < 0.0 { Activation::Silu } else { Activation::GeluTanh },
+            factor: if stream.next_normal() < 0.0 { 1.0 } else { 0.6 },
         }
     }
 
@@ -53,6 +55,7 @@ impl Layer {
             bias: bias.as_deref(),
             norm,
             activation: self.activation,
+            factor: self.factor,
         };
         let mut out = vec![f32::NAN; rows * self.shape.outputs];
         layer.run(input, &mut out, Machine { isa, threads, scratch: &mut Vec::new() });
@@ -108,6 +111,7 @@ impl Layer {
                 }
             }
         }
+        out.iter_mut().for_each(|out| *out *= f(self.factor));
         for (out, &r) in out.iter_mut().zip(residual.into_iter().flatten()) {
             *out += f(r);
         }
@@ -219,7 +223,7 @@ proptest! {
     ) {
         let mut stream = Stream::new(&[seed]);
         let mut layer = Layer::random(&mut stream, depth, &[outputs], Columns::Joined, false, false);
-        layer.shape.format = Format::Bf16Dot;
+        (layer.shape.format, layer.factor) = (Format::Bf16Dot, 1.0);
         let x = normal(&mut stream, rows * depth);
         let out = layer.run_everywhere(&x, rows, seed as usize % rows);
 
@@ -291,7 +295,14 @@ fn tiles_are_used_where_the_machine_has_them() {
 fn what_is_no_number_stays_visible_in_pairs() {
     let (depth, rows) = (5, [1.0, f32::NAN].map(|x| vec![x; 5]));
     let shape = PackedShape { depth, outputs: 2, columns: Columns::Joined, format: Format::Bf16Dot };
-    let layer = Layer { shape, weights: vec![rows.concat()], biases: None, gamma: None, activation: Activation::Silu };
+    let layer = Layer {
+        shape,
+        weights: vec![rows.concat()],
+        biases: None,
+        gamma: None,
+        activation: Activation::Silu,
+        factor: 1.0,
+    };
     for isa in Isa::available() {
         let out = layer.run(Input { x: &rows.concat(), rows: None, residual: None }, 2, isa, &threads(1));
         assert!(out[0] == 5.0 && out[1..].iter().all(|x| x.is_nan()), "{isa:?}: {out:?}");
@@ -304,7 +315,14 @@ fn bytes_of_tiny_numbers_are_zeros_and_what_is_no_number_stays_visible() {
     let depth = 3;
     let rows = [1.0, 1e-38, f32::NAN].map(|x| vec![x; depth]);
     let shape = PackedShape { depth, outputs: 3, columns: Columns::Joined, format: Format::Int8 };
-    let layer = Layer { shape, weights: vec![rows.concat()], biases: None, gamma: None, activation: Activation::Silu };
+    let layer = Layer {
+        shape,
+        weights: vec![rows.concat()],
+        biases: None,
+        gamma: None,
+        activation: Activation::Silu,
+        factor: 1.0,
+    };
     let x = rows.concat();
     for isa in Isa::available() {
         let out = layer.run(Input { x: &x, rows: None, residual: None }, 3, isa, &threads(1));

@@ -2,6 +2,7 @@
 
 mod attention;
 mod linear;
+mod width_norm;
 
 use std::time::Duration;
 

@@ -57,6 +57,7 @@ fn adapters_halves_and_rounded_versions_travel_as_they_are() {
         lora_dropout: 0.0,
         target_modules: vec!["q_proj".into()],
         use_rslora: false,
+        wrapped: false,
     };
     let mut zeros = |name: &str| {
         let shapes = config.tensors(model.config().parameters()).unwrap();

@@ -25,7 +25,7 @@ pub struct Versions {
 impl Versions {
     /// With version 0, of a golden model.
     pub fn of_golden(name: &str) -> Self {
-        Self::of(&ModelDir::open(harness::golden_dir().join("models").join(name)).unwrap())
+        Self::of(&ModelDir::open(harness::golden_model_dir(name)).unwrap())
     }
 
     /// With version 0, of a random model.

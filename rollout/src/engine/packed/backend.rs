@@ -44,6 +44,8 @@ struct Prefix {
     len: usize,
     /// What it is computed with, and all that comes after it.
     adapter: Option<LoadedAdapter>,
+    /// Row of the rotary tables with its first position, and of all that comes after it.
+    rotary_begin: usize,
 }
 
 /// What samples start from: a prefix, and what comes after it where they go on from a state.
@@ -200,7 +202,8 @@ impl PackedBackend {
             None => {
                 let mut pages = Vec::new();
                 extend(&mut self.free, &mut pages, PageShape::pages_for(of.prompt));
-                let prefix = Arc::new(Prefix { pages, len: 0, adapter: of.adapter.cloned() });
+                let rotary_begin = self.session.config.rotary_begin(of.tokens.len());
+                let prefix = Arc::new(Prefix { pages, len: 0, adapter: of.adapter.cloned(), rotary_begin });
                 Prompt { prefix, own: Vec::new(), own_len: 0 }
             }
         };
@@ -226,7 +229,7 @@ impl PackedBackend {
         }
         // What a state began with is computed by itself, and the rest after it, as it was when the state came to be: so
         // the same bits come of it, held or not.
-        let none = no_logits(self.session.vocab);
+        let none = no_logits(self.session.config.vocab_size);
         let first = self.pass(
             &mut begun,
             |Begun { of, end, .. }| if of.prompt < of.tokens.len() { of.prompt.min(*end) } else { 0 },
@@ -262,6 +265,7 @@ impl PackedBackend {
                 } else {
                     spans.push(&prefix.pages, prefix.len, own, *own_len, tokens);
                 }
+                spans.rotary_from(prefix.rotary_begin);
                 // Nobody asks what follows a piece: the head of the model is not computed.
                 last.extend((prompt.len() + tokens == of.tokens.len()).then(|| spans.tokens() - 1));
             }
@@ -355,6 +359,7 @@ impl Backend for PackedBackend {
                 let tokens = 1 + drafts.of(slot).len();
                 let (first, row) = (spans.tokens(), drafts.first_row(slot));
                 spans.push(&prefix.pages, prefix.len, own, at(slot).own_len(rows[slot].position), tokens);
+                spans.rotary_from(prefix.rotary_begin);
                 (0..tokens).for_each(|i| last[row + i] = first + i);
             }
         })?;
@@ -421,7 +426,7 @@ impl Backend for PackedBackend {
 
 impl Paged for PackedBackend {
     fn prefill_piece(&mut self, prompt: Prefill<'_>, tokens: usize) -> Result<Cost, EngineError> {
-        let (prompts, cost) = self.compute(&[prompt], tokens, no_logits(self.session.vocab))?;
+        let (prompts, cost) = self.compute(&[prompt], tokens, no_logits(self.session.config.vocab_size))?;
         self.coming = prompts.into_iter().next();
         Ok(cost)
     }

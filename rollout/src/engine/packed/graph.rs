@@ -17,6 +17,7 @@ pub(super) const DOMAIN: &str = "tandem";
 pub(super) const EMBEDDING: &str = "PackedEmbedding";
 pub(super) const LINEAR: &str = "PackedLinear";
 pub(super) const RESIDUAL: &str = "PackedResidual";
+pub(super) const WIDTH_NORM: &str = "PackedWidthNorm";
 pub(super) const ATTENTION: &str = "PagedAttention";
 /// Which of the packed products, output norms or layers a node stands for.
 pub(super) const INDEX: &str = "index";
@@ -55,7 +56,10 @@ pub(super) fn rewritten(config: &ModelConfig) -> Vec<u8> {
     for layer in 0..config.num_hidden_layers {
         let name = |what: &str| format!("layers.{layer}.{what}");
         let first = LINEARS_PER_LAYER * layer;
-        let qkv = node(LINEAR, &name("qkv"), &[&stream], first);
+        let mut qkv = node(LINEAR, &name("qkv"), &[&stream], first);
+        if config.width_norms() {
+            qkv = node(WIDTH_NORM, &name("qkv.normed"), &[&qkv], layer);
+        }
         let attended = node(ATTENTION, &name("attended"), &[&qkv], layer);
         // A product adds the residual stream by itself, unless its result is normed first.
         let onto = |node: &mut Node<'_>, stream: &str, what: &str, input: &str, part: usize| {

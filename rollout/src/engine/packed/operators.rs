@@ -15,7 +15,7 @@ use ort::{
 };
 use rollout_kernels::{
     attention::Attention, linear::Input, packed::PackedShape, pages::Pages, parallel::Machine, residual::add_normed,
-    simd::Isa, spans::Spans, thread_pool::ThreadPool,
+    simd::Isa, spans::Spans, thread_pool::ThreadPool, width_norm::norm_queries_and_keys,
 };
 
 use shared::LayerKind;
@@ -23,7 +23,7 @@ use shared::LayerKind;
 use super::{
     super::backend::Cost,
     adapted::Share,
-    graph::{ATTENTION, DOMAIN, EMBEDDING, INDEX, LINEAR, RESIDUAL},
+    graph::{ATTENTION, DOMAIN, EMBEDDING, INDEX, LINEAR, RESIDUAL, WIDTH_NORM},
     weights::PackedWeights,
 };
 
@@ -58,6 +58,7 @@ pub(super) fn domain(state: &SharedState) -> ort::Result<OperatorDomain> {
         .add(node(Operation::Embedding))?
         .add(node(Operation::Linear))?
         .add(node(Operation::Residual))?
+        .add(node(Operation::WidthNorm))?
         .add(node(Operation::Attention))
 }
 
@@ -66,6 +67,7 @@ enum Operation {
     Embedding,
     Linear,
     Residual,
+    WidthNorm,
     Attention,
 }
 
@@ -83,6 +85,7 @@ impl Operator for Node {
             Operation::Embedding => EMBEDDING,
             Operation::Linear => LINEAR,
             Operation::Residual => RESIDUAL,
+            Operation::WidthNorm => WIDTH_NORM,
             Operation::Attention => ATTENTION,
         }
     }
@@ -93,7 +96,7 @@ impl Operator for Node {
         let second = match self.operation {
             Operation::Linear => Some(OperatorInput::optional(TensorElementType::Float32)),
             Operation::Residual => Some(OperatorInput::required(TensorElementType::Float32)),
-            Operation::Embedding | Operation::Attention => None,
+            Operation::Embedding | Operation::WidthNorm | Operation::Attention => None,
         };
         [OperatorInput::required(first)].into_iter().chain(second)
     }
@@ -141,6 +144,10 @@ impl NodeKernel {
             Operation::Residual => {
                 residual(&mut state, self.index, context)?;
                 state.cost.linear += begun.elapsed();
+            }
+            Operation::WidthNorm => {
+                width_norm(&mut state, self.index, context)?;
+                state.cost.attention += begun.elapsed();
             }
             Operation::Attention => {
                 attention(&mut state, self.index, context)?;
@@ -211,6 +218,17 @@ fn residual(state: &mut State, index: usize, context: &ComputeContext) -> ort::R
     Ok(())
 }
 
+fn width_norm(state: &mut State, layer: usize, context: &ComputeContext) -> ort::Result<()> {
+    let State { weights, pages, heads, isa, threads, scratch, .. } = state;
+    let qkv = context.input(0)?.ok_or_else(missing)?;
+    let (_, qkv) = qkv.try_extract_tensor::<f32>()?;
+    let width = (*heads + 2 * pages.shape().kv_heads) * pages.shape().head_dim;
+    let mut out = context.output(0, [qkv.len() / width, width])?.ok_or_else(missing)?;
+    let (_, out) = out.try_extract_tensor_mut::<f32>()?;
+    norm_queries_and_keys(weights.width_norms(layer), width, qkv, out, Machine { isa: *isa, threads, scratch });
+    Ok(())
+}
+
 fn attention(state: &mut State, layer: usize, context: &ComputeContext) -> ort::Result<()> {
     let State { weights, pages, spans, heads, isa, threads, scratch, .. } = state;
     let qkv = context.input(0)?.ok_or_else(missing)?;
@@ -219,9 +237,16 @@ fn attention(state: &mut State, layer: usize, context: &ComputeContext) -> ort::
     let mut out = context.output(0, [spans.tokens(), width])?.ok_or_else(missing)?;
     let (_, out) = out.try_extract_tensor_mut::<f32>()?;
     let (LayerKind { rotary, window }, [q_norm, k_norm]) = (weights.kind(layer), weights.head_norms(layer));
-    let rotary = rotary.map(|rotary| weights.rotary(rotary));
-    let attention =
-        Attention { heads: *heads, rotary, window, scale: weights.attention_scale(), q_norm, k_norm, layer };
+    let attention = Attention {
+        heads: *heads,
+        rotary: rotary.map(|rotary| weights.rotary(rotary)),
+        query_factors: weights.query_factors(),
+        window,
+        scale: weights.attention_scale(),
+        q_norm,
+        k_norm,
+        layer,
+    };
     attention.run(qkv, spans, pages, out, Machine { isa: *isa, threads, scratch });
     Ok(())
 }

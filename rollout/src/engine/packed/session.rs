@@ -47,9 +47,7 @@ pub(in super::super) struct PackedSession {
     session: Session,
     bindings: Bindings,
     state: SharedState,
-    pub vocab: usize,
-    /// Query heads of a key/value head.
-    group: usize,
+    pub config: ModelConfig,
 }
 
 impl PackedSession {
@@ -77,7 +75,7 @@ impl PackedSession {
             .and_then(|mut b| alone(|| b.commit_from_memory(&graph::rewritten(config))))
             .map_err(failed())?;
         let bindings = Bindings::new(&session, AllocationDevice::CPU).map_err(failed())?;
-        Ok(Self { session, bindings, state, vocab: config.vocab_size, group: config.group_size() })
+        Ok(Self { session, bindings, state, config: config.clone() })
     }
 
     /// Runs `ids`, one sequence after the other as `fill` adds them to the spans, and with the adapters of `shares`.
@@ -95,15 +93,19 @@ impl PackedSession {
             spans.clear();
             last_tokens.clear();
             fill(spans, last_tokens);
-            spans.cut(self.group);
+            spans.cut(self.config.group_size());
             assert_eq!(spans.tokens(), ids.len(), "one place in the spans for each token");
             assert_eq!(shares.iter().map(|share| share.tokens).sum::<usize>(), ids.len(), "each token has its weights");
             *of_run = shares;
-            assert_eq!(logits.dim(), (last_tokens.len(), self.vocab), "one row of logits for each row asked for");
+            assert_eq!(
+                logits.dim(),
+                (last_tokens.len(), self.config.vocab_size),
+                "one row of logits for each row asked for"
+            );
         }
         let data = ids.as_ptr().cast_mut().cast();
         let input = TensorMemory::new(data, &[ids.len()], TensorElementType::Int64, false);
-        let shape = [logits.nrows(), self.vocab];
+        let shape = [logits.nrows(), self.config.vocab_size];
         let output = FloatMemory::of(logits).tensor(&shape);
         // SAFETY: ids and logits are borrowed until this function returns, and both names are bound anew before every
         // run.
@@ -162,14 +164,16 @@ impl PackedSession {
         const PIECE: usize = 256;
         let fed: Vec<i64> = tokens[..tokens.len() - 1].iter().map(|&t| i64::from(t)).collect();
         let pages: Vec<u32> = (0..PageShape::pages_for(fed.len()) as u32).collect();
+        let rotary_begin = self.config.rotary_begin(tokens.len());
         let (before, last) = fed.split_at(fed.len() - scored);
         let (unscored, scored) = (before.chunks(PIECE).map(|piece| (piece, 0)), last.chunks(PIECE));
         let mut computed = 0;
         for (piece, rows) in unscored.chain(scored.map(|piece| (piece, piece.len()))) {
-            let mut logits = Array2::from_elem((rows, self.vocab), f32::NAN);
+            let mut logits = Array2::from_elem((rows, self.config.vocab_size), f32::NAN);
             let share = Share { adapter: adapter.cloned(), tokens: piece.len() };
             self.run(piece, vec![share], logits.view_mut(), |spans, wanted| {
                 spans.push(&[], 0, &pages, computed, piece.len());
+                spans.rotary_from(rotary_begin);
                 wanted.extend(0..rows);
             })?;
             logits.rows().into_iter().for_each(|row| each(row.to_slice().expect("a row of logits is contiguous")));

@@ -2,9 +2,10 @@
 
 use std::{ops::Range, sync::Arc, time::Duration};
 
-use exporters::{Adapter, LowRank, rotary_names};
+use exporters::{Adapter, LowRank, QUERY_FACTORS, rotary_names};
 use memmap2::Mmap;
 use rollout_kernels::{
+    attention::RotaryTables,
     buffer::LargeBuffer,
     element::Format,
     linear::{Activation, Linear, Norm},
@@ -26,6 +27,7 @@ struct LinearWeights {
     shape: PackedShape,
     bias: Option<Vec<f32>>,
     gamma: Option<Vec<f32>>,
+    factor: f32,
 }
 
 /// Some of the products of a version, packed.
@@ -75,8 +77,10 @@ pub(in super::super) struct PackedWeights {
     kept: Option<Arc<Kept>>,
     /// [`LINEARS_PER_LAYER`] for each layer, then the language-model head.
     linears: Vec<LinearWeights>,
-    /// Norms of query and key heads, layer by layer.
-    head_norms: Vec<Option<[Vec<f32>; 2]>>,
+    /// Norms of queries and keys, layer by layer, in the families that have them.
+    query_and_key_norms: Vec<Option<[Vec<f32>; 2]>>,
+    /// Whether those are over each head.
+    norms_heads: bool,
     kinds: Vec<LayerKind>,
     attention_scale: f32,
     /// Norms of the results of attention and MLP, layer by layer, in the families that have them.
@@ -85,6 +89,9 @@ pub(in super::super) struct PackedWeights {
     embedding_scale: Option<f32>,
     /// Cosines and sines.
     rotary: Vec<(Rotary, [Vec<f32>; 2])>,
+    /// Entries of a head that they turn.
+    rotary_dim: usize,
+    query_factors: Option<Vec<f32>>,
 }
 
 impl PackedWeights {
@@ -127,17 +134,17 @@ impl PackedWeights {
         };
         let own = packing.pack(|product| packing.is_own(product), provided.memory).map_err(failed)?;
         let gamma = |name: &str| stored.floats(name).iter().map(|x| x + config.norm_offset()).collect::<Vec<f32>>();
-        let linears = products.iter().map(|Product { names, norm, shape, bias }| LinearWeights {
+        let linears = products.iter().map(|Product { names, norm, shape, bias, factor }| LinearWeights {
             shape: *shape,
+            factor: *factor,
             bias: bias.then(|| shape.pack_bias(&stored.all(names, "bias"))),
             gamma: norm.as_deref().map(gamma),
         });
-        let head_norm = |layer: usize, which: &str| {
-            let name = format!("model.layers.{layer}.self_attn.{which}_norm.weight");
-            config.head_norms().then(|| gamma(&name))
+        let norms_of = |layer: usize| {
+            let name = |which: &str| format!("model.layers.{layer}.self_attn.{which}_norm.weight");
+            config.query_and_key_norms().map(|_| ["q", "k"].map(|which| gamma(&name(which))))
         };
-        let head_norms =
-            (0..config.num_hidden_layers).map(|l| Some([head_norm(l, "q")?, head_norm(l, "k")?])).collect();
+        let query_and_key_norms = (0..config.num_hidden_layers).map(norms_of).collect();
         let output_norms = (0..config.num_hidden_layers).filter(|_| config.output_norms()).flat_map(|layer| {
             ["attention", "feedforward"].map(|of| gamma(&format!("model.layers.{layer}.post_{of}_layernorm.weight")))
         });
@@ -158,7 +165,10 @@ impl PackedWeights {
             hidden: config.hidden_size,
             epsilon: config.rms_norm_eps as f32,
             linears: linears.collect(),
-            head_norms,
+            query_and_key_norms,
+            norms_heads: config.head_norms(),
+            rotary_dim: config.rotary_dim,
+            query_factors: config.query_scaling.map(|_| stored.floats(QUERY_FACTORS).to_vec()),
             own,
             kept,
             manifest: manifest.clone(),
@@ -210,7 +220,7 @@ impl PackedWeights {
 
     /// One of the products.
     pub fn linear(&self, index: usize) -> Linear<'_> {
-        let LinearWeights { shape, bias, gamma } = &self.linears[index];
+        let LinearWeights { shape, bias, gamma, factor } = &self.linears[index];
         let kept = || self.kept.as_ref()?.panels.get(index);
         let (panels, quantized) = self.own.get(index).or_else(kept).expect("every product was packed");
         Linear {
@@ -220,6 +230,7 @@ impl PackedWeights {
             bias: bias.as_deref(),
             norm: gamma.as_deref().map(|gamma| self.norm(gamma)),
             activation: self.activation,
+            factor: *factor,
         }
     }
 
@@ -228,9 +239,21 @@ impl PackedWeights {
         self.linears.len() - 1
     }
 
-    /// Norms of the query and key heads of a layer.
+    /// Norms of the query and key heads of a layer, in the families that norm each head.
     pub fn head_norms(&self, layer: usize) -> [Option<Norm<'_>>; 2] {
-        [0, 1].map(|i| self.head_norms[layer].as_ref().map(|norms| self.norm(&norms[i])))
+        let norms = self.query_and_key_norms[layer].as_ref().filter(|_| self.norms_heads);
+        [0, 1].map(|i| norms.map(|norms| self.norm(&norms[i])))
+    }
+
+    /// Norms of all queries and of all keys of a layer, in the families whose graph has such a node.
+    pub fn width_norms(&self, layer: usize) -> [Norm<'_>; 2] {
+        let norms = self.query_and_key_norms[layer].as_ref().expect("the graph has norms that the model has");
+        norms.each_ref().map(|gamma| self.norm(gamma))
+    }
+
+    /// Factors on the queries of each position.
+    pub fn query_factors(&self) -> Option<&[f32]> {
+        self.query_factors.as_deref()
     }
 
     /// Norm of the result of attention or of an MLP, [`OUTPUTS_PER_LAYER`](super::graph::OUTPUTS_PER_LAYER) for each
@@ -258,10 +281,10 @@ impl PackedWeights {
         self.attention_scale
     }
 
-    /// Cosines and sines, each `[positions, head_dim / 2]`.
-    pub fn rotary(&self, rotary: Rotary) -> [&[f32]; 2] {
+    /// Cosines and sines.
+    pub fn rotary(&self, rotary: Rotary) -> RotaryTables<'_> {
         let (_, tables) = self.rotary.iter().find(|(of, _)| *of == rotary).expect("the model's tables were loaded");
-        tables.each_ref().map(Vec::as_slice)
+        RotaryTables { cos: &tables[0], sin: &tables[1], entries: self.rotary_dim }
     }
 
     /// Width of the residual stream.
@@ -345,11 +368,24 @@ impl Packing<'_> {
 
     fn pack_one(&self, Product { names, shape, .. }: &Product, panels: &mut [f32]) -> Option<Quantized> {
         let weights = self.stored.all(names, "weight");
-        let change =
-            |name| self.update(name).map(|update| |row: usize, values: &mut [f32]| update.add_to_row(row, values));
-        let changes: Vec<_> = names.iter().map(|name| change(name)).collect();
-        let source = |(values, change)| WeightRows { values, change: Option::as_ref(change).map(|change| change as _) };
-        let sources: Vec<WeightRows<'_>> = weights.iter().copied().zip(&changes).map(source).collect();
+        // Gate and up may be the halves of one tensor.
+        let halves = if shape.columns == Columns::Gated && names.len() == 1 { 2 } else { 1 };
+        let parts: Vec<(&String, &[f32], usize)> = names
+            .iter()
+            .zip(&weights)
+            .flat_map(|(name, values)| {
+                let rows = values.len() / shape.depth / halves;
+                (0..halves)
+                    .map(move |half| (name, &values[half * rows * shape.depth..][..rows * shape.depth], half * rows))
+            })
+            .collect();
+        let change = |&(name, _, begin): &(&String, &[f32], usize)| {
+            self.update(name).map(|update| move |row: usize, values: &mut [f32]| update.add_to_row(begin + row, values))
+        };
+        let changes: Vec<_> = parts.iter().map(change).collect();
+        let source =
+            |(&(_, values, _), change)| WeightRows { values, change: Option::as_ref(change).map(|change| change as _) };
+        let sources: Vec<WeightRows<'_>> = parts.iter().zip(&changes).map(source).collect();
         let quantized = shape.pack(&sources, panels, self.threads);
         self.stored.forget(&weights);
         quantized
@@ -374,13 +410,16 @@ impl<'a> Stored<'a> {
                 return Err(format!("tensor {} does not lie within the file", t.name));
             }
         }
-        let half = config.head_dim / 2;
+        let half = config.rotary_dim / 2;
         for names in config.rotaries().map(rotary_names) {
             let [cos, sin] = names.map(|name| self.manifest.tensor(name).map(|t| &t.shape));
             let fits = cos.is_some_and(|cos| cos.get(1) == Some(&(half as u64)));
             if !fits || cos != sin {
                 return Err(format!("tensors {} and {} must be [positions, {half}]", names[0], names[1]));
             }
+        }
+        if config.query_scaling.is_some() && self.manifest.tensor(QUERY_FACTORS).is_none() {
+            return Err(format!("tensor {QUERY_FACTORS} is missing"));
         }
         Ok(())
     }
@@ -421,6 +460,8 @@ struct Product {
     norm: Option<String>,
     shape: PackedShape,
     bias: bool,
+    /// Factor on the outputs.
+    factor: f32,
 }
 
 impl Product {
@@ -436,40 +477,37 @@ fn products(config: &ModelConfig, format: Format) -> impl Iterator<Item = Produc
         norm: Some("model.norm.weight".into()),
         shape: PackedShape { depth: config.hidden_size, outputs: config.vocab_size, columns: Columns::Joined, format },
         bias: false,
+        factor: (1.0 / config.logits_scaling) as f32,
     };
     (0..config.num_hidden_layers).flat_map(move |layer| layer_products(config, format, layer)).chain([head])
 }
 
 fn layer_products(config: &ModelConfig, format: Format, layer: usize) -> [Product; LINEARS_PER_LAYER] {
-    let name = |what: &str| format!("model.layers.{layer}.{what}");
-    let heads = config.num_attention_heads + 2 * config.num_key_value_heads;
-    let product = |names: &[&str], norm: Option<&str>, columns, depth, outputs, bias| Product {
-        names: names.iter().map(|n| name(n)).collect(),
-        norm: norm.map(name),
+    let name = |what: String| format!("model.layers.{layer}.{what}");
+    let product = |names: Vec<String>, norm: Option<&str>, columns, [depth, outputs]: [usize; 2], bias| Product {
+        names: names.into_iter().map(name).collect(),
+        norm: norm.map(|norm| name(format!("{norm}.weight"))),
         shape: PackedShape { depth, outputs, columns, format },
         bias,
+        factor: 1.0,
     };
-    let (hidden, inner, width) =
-        (config.hidden_size, config.intermediate_size, config.num_attention_heads * config.head_dim);
+    let (hidden, inner, [q, kv]) = (config.hidden_size, config.intermediate_size, config.query_and_key_widths());
+    let (attention, mlp) = (config.attention_names(), config.mlp_names());
+    let back = |name: String, depth: usize, bias| Product {
+        factor: config.residual_multiplier as f32,
+        ..product(vec![name], None, Columns::Joined, [depth, hidden], bias)
+    };
     [
         product(
-            &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
-            Some("input_layernorm.weight"),
+            attention.inputs().collect(),
+            config.input_norm(),
             Columns::Joined,
-            hidden,
-            heads * config.head_dim,
+            [hidden, q + 2 * kv],
             config.qkv_bias,
         ),
-        product(&["self_attn.o_proj"], None, Columns::Joined, width, hidden, config.attention_output_bias),
-        product(
-            &["mlp.gate_proj", "mlp.up_proj"],
-            Some(&format!("{}.weight", config.mlp_norm())),
-            Columns::Gated,
-            hidden,
-            inner,
-            config.mlp_bias,
-        ),
-        product(&["mlp.down_proj"], None, Columns::Joined, inner, hidden, config.mlp_bias),
+        back(attention.output(), q, config.attention_output_bias),
+        product(mlp.inputs().collect(), config.mlp_norm(), Columns::Gated, [hidden, inner], config.mlp_bias),
+        back(mlp.output(), inner, config.mlp_bias),
     ]
 }
 
@@ -494,7 +532,7 @@ mod tests {
     #[test]
     fn tensors_that_are_only_products_are_those_that_lose_bits_on_their_way() {
         for name in &harness::golden_models() {
-            let model = ModelDir::open(harness::golden_dir().join("models").join(name)).unwrap();
+            let model = ModelDir::open(harness::golden_model_dir(name)).unwrap();
             let config = model.config();
             let mut only_products: Vec<String> =
                 products(config, Format::Int8).flat_map(|product| product.names).map(|name| name + ".weight").collect();
@@ -518,6 +556,7 @@ mod tests {
             lora_dropout: 0.0,
             target_modules: vec![module.into()],
             use_rslora: false,
+            wrapped: false,
         };
         let shapes: std::collections::HashMap<_, _> =
             adapter.tensors(config.parameters()).unwrap().into_iter().collect();

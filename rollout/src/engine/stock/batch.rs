@@ -65,6 +65,13 @@ impl Batch {
         }
     }
 
+    /// Lets the positions of each row begin at a row of the rotary tables.
+    pub fn turn_from(&mut self, begins: impl Iterator<Item = usize>) {
+        for (positions, begin) in self.position_ids.chunks_mut(self.width).zip(begins) {
+            positions.iter_mut().for_each(|position| *position += begin as i64);
+        }
+    }
+
     /// Adds decode rows that nobody wants until there are `rows`: a token at the first position of slots after those in
     /// use.
     pub fn pad(&mut self, rows: usize) {

@@ -163,11 +163,14 @@ impl GraphSession {
         let mut batch = Batch::default();
         let mut logits = vec![f32::NAN; self.vocab];
         let prompt = tokens.len() - scored;
+        let begin = std::iter::once(config.rotary_begin(tokens.len()));
         batch.set_prefill([&tokens[..prompt]].into_iter());
+        batch.turn_from(begin.clone());
         let scored = (prompt..tokens.len()).try_for_each(|next| {
             self.run(&batch.inputs(), &mut kv, 0, FloatMemory::new(&mut logits), None)?;
             each(&logits);
             batch.set_decode([DecodeRow { token: tokens[next], position: next }].into_iter());
+            batch.turn_from(begin.clone());
             Ok(())
         });
         self.bound = None;

@@ -53,6 +53,9 @@ pub(super) struct StockBackend {
     first_prefix_slot: usize,
     prefill_batch: usize,
     prefix_lens: Vec<usize>,
+    config: ModelConfig,
+    /// For each slot that runs, the row of the rotary tables with its first position.
+    begins: Vec<usize>,
     coming: Shelf<GraphSession>,
     retired: Retired,
     gate: Gate,
@@ -92,6 +95,8 @@ impl StockBackend {
             first_prefix_slot: options.max_num_seqs,
             prefill_batch: options.prefill_batch,
             prefix_lens: Vec::with_capacity(options.prefill_batch),
+            config: config.clone(),
+            begins: vec![0; options.max_num_seqs],
             coming: Shelf::default(),
             retired: Retired::default(),
             gate,
@@ -118,16 +123,19 @@ impl Backend for StockBackend {
         self.batch.set_prefill(tokens.clone());
         self.prefix_lens.clear();
         self.prefix_lens.extend(tokens.map(<[u32]>::len));
+        self.batch.turn_from(self.prefix_lens.iter().map(|&length| self.config.rotary_begin(length)));
         let inputs = self.batch.inputs();
         self.session.run(&inputs, &mut self.kv, self.first_prefix_slot, FloatMemory::of(logits), None)?;
         Ok(self.cost())
     }
 
     fn start(&mut self, slot: usize, prompt: usize) -> Result<(), EngineError> {
+        self.begins[slot] = self.config.rotary_begin(self.prefix_lens[prompt]);
         self.kv.copy_slot(self.first_prefix_slot + prompt, slot, self.prefix_lens[prompt])
     }
 
     fn moved(&mut self, from: usize, to: usize, used: usize) -> Result<(), EngineError> {
+        self.begins[to] = self.begins[from];
         self.kv.copy_slot(from, to, used)
     }
 
@@ -139,8 +147,9 @@ impl Backend for StockBackend {
     ) -> Result<Cost, EngineError> {
         debug_assert_eq!(drafts.len(), 0, "the published graph gives logits of last tokens only");
         let is_loading = self.coming.is_awaited();
-        let Self { session, kv, batch, levers, .. } = self;
+        let Self { session, kv, batch, levers, begins, .. } = self;
         batch.set_decode(rows.iter().copied());
+        batch.turn_from(begins.iter().copied());
         match levers {
             None => session.run(&batch.inputs(), kv, 0, FloatMemory::of(logits), None)?,
             Some(levers) => levers.run(DecodeStep { session, batch, kv, is_loading }, logits)?,

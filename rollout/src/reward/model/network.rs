@@ -10,7 +10,7 @@ use std::{
 use exporters::{ExportOptions, ensure_export, reads_positions};
 use ndarray::{Array1, Array2, Axis, arr0};
 use ort::{session::Session, value::Tensor};
-use shared::{Head, ModelDir, config::Device, model::manifest::MODEL_FILE};
+use shared::{Head, ModelConfig, ModelDir, config::Device, model::manifest::MODEL_FILE};
 
 use super::sequence::Sequence;
 use crate::engine::{self, SessionOptions, runtime};
@@ -18,7 +18,7 @@ use crate::engine::{self, SessionOptions, runtime};
 /// A loaded reward model.
 pub(super) struct Network {
     session: Mutex<Session>,
-    wants_positions: bool,
+    config: ModelConfig,
     /// Number of token ids.
     pub vocab_size: usize,
     /// Longest sequence.
@@ -40,12 +40,7 @@ impl Network {
         let positions = export.positions(config).map_err(|e| format!("{at}: {e}"))?;
         let dir = ensure_export(model, &export).map_err(|e| format!("{at}: {e}"))?;
         let session = load(&dir, threads).map_err(|e| format!("{at}: {e}"))?;
-        Ok(Self {
-            session: Mutex::new(session),
-            wants_positions: reads_positions(config),
-            vocab_size: config.vocab_size,
-            positions,
-        })
+        Ok(Self { session: Mutex::new(session), config: config.clone(), vocab_size: config.vocab_size, positions })
     }
 
     /// The first label at every place of every row. Rows are padded on the right, which no score can see. After the
@@ -78,8 +73,9 @@ impl Network {
             "total_sequence_length" => Tensor::from_array(arr0(width as i32))?,
             "score_index" => Tensor::from_array(places.collect::<Array1<i64>>())?,
         ];
-        if self.wants_positions {
-            let positions = Array2::from_shape_fn((batch, width), |(_, position)| position as i64);
+        if reads_positions(&self.config) {
+            let begins: Vec<usize> = rows.iter().map(|row| self.config.rotary_begin(row.ids.len())).collect();
+            let positions = Array2::from_shape_fn((batch, width), |(row, position)| (begins[row] + position) as i64);
             inputs.push(("position_ids".into(), Tensor::from_array(positions)?.into()));
         }
         let outputs = session.run(inputs)?;

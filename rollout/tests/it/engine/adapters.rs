@@ -22,6 +22,7 @@ pub fn adapter(base: &WeightSource, folder: &Path, version: u64, modules: &[&str
         lora_dropout: 0.0,
         target_modules: modules.iter().map(|&module| module.to_owned()).collect(),
         use_rslora: false,
+        wrapped: false,
     };
     let parameters = VersionDir::open(&base.dir).unwrap().manifest().parameters().collect::<Vec<_>>();
     let mut stream = Stream::new(&[version]);
@@ -45,7 +46,7 @@ fn adapted(base: &WeightSource, folder: &Path, version: u64, modules: &[&str]) -
 }
 
 fn complete(engine: &mut Engine) -> Outcome {
-    engine.add_group(group(0, &[1, 300, 69, 438], 1, greedy(20))).unwrap();
+    engine.add_group(group(0, &[1, 200, 69, 238], 1, greedy(20))).unwrap();
     outcome(finish(engine).swap_remove(0)).1
 }
 

@@ -66,7 +66,7 @@ fn a_long_prompt_is_computed_in_pieces_while_sequences_run() {
     let folder = tempfile::tempdir().unwrap();
     let v0 = exported(&model, folder.path());
     let v1 = trained("qwen3", &v0, folder.path());
-    let long: Vec<u32> = (0..60).map(|i| 1 + i * 37 % 400).collect();
+    let long: Vec<u32> = (0..60).map(|i| 1 + i * 37 % 250).collect();
     let groups = || {
         let hot = SamplingParams { ignore_eos: true, max_completion_length: 30, ..SamplingParams::default() };
         [group(0, &[1, 5, 9], 1, hot.clone()), group(1, &long, 3, hot.clone()), group(2, &long[..20], 2, hot)]

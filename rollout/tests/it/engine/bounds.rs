@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use exporters::{ExportOptions, export};
-use rollout::engine::{Engine, EngineOptions, GroupRequest, Kernels, WeightSource};
+use rollout::engine::{Engine, EngineOptions, GroupRequest, Kernels, Output, Request, WeightSource};
 use shared::{
     FinishReason, ModelDir, PolicyVersion, SamplingParams,
     config::{Device, KvDtype, RolloutDtype},
@@ -105,4 +105,36 @@ fn requests_and_options_out_of_range_are_refused() {
     refused(GroupRequest { lengths: Some(Arc::from([3, 0])), ..group(7, &[1], 2, greedy(1)) }, "lengths");
     refused(group(7, &[1], 1, SamplingParams { top_p: 0.0, ..greedy(1) }), "top_p");
     assert!(engine.is_idle());
+}
+
+#[test]
+fn no_sequence_grows_across_the_length_at_which_longrope_turns_otherwise() {
+    let Some(name) = harness::golden_models().into_iter().find(|name| name == "phi3") else { return };
+    let (model, folder) = (golden_model(&name), tempfile::tempdir().unwrap());
+    let original = model.config().original_length().unwrap();
+    let mut engine = Engine::new(exported(&model, folder.path()), &model, options(2, 1)).unwrap();
+    let room = engine.options().max_model_len;
+    assert!(room > original + 8);
+    let prompt = |tokens: usize| vec![5; tokens];
+    // One that ends at the length or before, and one that begins behind it.
+    engine.add_group(group(0, &prompt(original - 4), 1, greedy(4))).unwrap();
+    engine.add_group(group(1, &prompt(original + 1), 1, greedy(4))).unwrap();
+    let error = engine.add_group(group(7, &prompt(original), 1, greedy(1))).unwrap_err().to_string();
+    assert!(error.contains(&format!("from {original} tokens it may grow to {}", original + 1)), "{error}");
+    assert!(error.contains(&format!("let max_model_len be {original}")), "{error}");
+    // What is said after a state counts from where the state ends.
+    let short = Request { keep: true, ..group(2, &prompt(original - 9), 1, greedy(2)).into() };
+    engine.begin(short).unwrap();
+    let mut states = Vec::new();
+    while !engine.is_idle() {
+        states.extend(engine.advance().unwrap().into_iter().filter_map(|output| match output {
+            Output::Ended { state, .. } => state,
+            Output::Token { .. } => None,
+        }));
+    }
+    let next =
+        |tokens, most| Request { from: Some(states[0].clone()), ..group(3, &prompt(tokens), 1, greedy(most)).into() };
+    assert!(engine.begin(next(8, 1)).unwrap_err().to_string().contains("longrope"));
+    engine.begin(next(5, 2)).unwrap();
+    assert_eq!(finish(&mut engine).len(), 1);
 }

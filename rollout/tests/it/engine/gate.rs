@@ -30,8 +30,7 @@ impl Bench {
         let (model, folder) = (golden_model(name), tempfile::tempdir().unwrap());
         let v0 = exported(&model, folder.path());
         let v1 = trained(name, &v0, folder.path());
-        let golden = harness::golden("model_numerics.json");
-        let golden = golden["cases"].as_array().unwrap().iter().find(|case| case["name"] == name).unwrap().clone();
+        let golden = harness::golden_numerics().into_iter().find(|case| case["name"] == name).unwrap();
         let bench = Self { model, folder, v0, v1, golden };
         bench.canaries(0, "completion_logps").write(&bench.v0.dir).unwrap();
         bench.trained_canaries().write(&bench.v1.dir).unwrap();

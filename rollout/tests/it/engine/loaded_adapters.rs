@@ -73,7 +73,7 @@ fn several_adapters_at_once_are_each_its_merged_model_bit_for_bit() {
             assert!(got == expected, "{name}, {rollout_dtype}, {kv_dtype}");
             // They must differ to test anything.
             let mut first = |adapter: &Option<LoadedAdapter>| {
-                let group = group(0, &[1, 300, 69, 438], 1, greedy(20));
+                let group = group(0, &[1, 200, 69, 238], 1, greedy(20));
                 engine.begin_with(group.into(), adapter.clone()).unwrap();
                 outcome(finish(&mut engine).remove(0)).1
             };
@@ -89,7 +89,7 @@ fn tokens_are_scored_by_the_adapter_that_is_asked() {
     let versions = versions(&model, folder.path());
     let mut engine = Engine::new(versions[0].clone(), &model, options(1, 1)).unwrap();
     let adapters = loaded(&engine.adapter_loader().unwrap(), &versions);
-    let (prompt, completion): (&[u32], &[u32]) = (&[1, 300, 69], &[438, 7, 22]);
+    let (prompt, completion): (&[u32], &[u32]) = (&[1, 200, 69], &[238, 7, 22]);
     let mut all = Vec::new();
     for (version, adapter) in versions.iter().zip(&adapters) {
         let mut own = Engine::new(version.clone(), &model, options(1, 1)).unwrap();
@@ -193,7 +193,7 @@ static WORLD: LazyLock<World> = LazyLock::new(|| {
 
 fn request(tag: u64, prompt: usize, samples: u32, most: u32) -> GroupRequest {
     let mut stream = shared::generation::rng::Stream::new(&[tag]);
-    let prompt: Vec<u32> = (0..prompt).map(|_| stream.below(500) as u32 + 3).collect();
+    let prompt: Vec<u32> = (0..prompt).map(|_| stream.below(250) as u32 + 3).collect();
     let sampling = SamplingParams { max_completion_length: most, ..SamplingParams::default() };
     group(tag, &prompt, samples, sampling)
 }

@@ -25,8 +25,7 @@ fn check_reference(what: &str, finished: &FinishedSequence, continuation: &Value
 
 #[test]
 fn golden_greedy_through_the_engine() {
-    let golden = harness::golden("model_numerics.json");
-    for case in golden["cases"].as_array().expect("cases") {
+    for case in harness::golden_numerics() {
         let name = case["name"].as_str().expect("a name");
         let model = ModelDir::open(harness::golden_dir().join(case["params"]["model_dir"].as_str().unwrap())).unwrap();
         let folder = tempfile::tempdir().unwrap();
@@ -46,13 +45,8 @@ fn golden_greedy_through_the_engine() {
 /// Completions that others have made are scored beside running sequences, which go on as if nothing had happened.
 #[test]
 fn golden_scores_of_completions_that_others_have_made() {
-    let golden = harness::golden("model_numerics.json");
-    for (case, kernels) in golden["cases"]
-        .as_array()
-        .expect("cases")
-        .iter()
-        .flat_map(|case| [(case, Kernels::Packed), (case, Kernels::Stock)])
-    {
+    let golden = harness::golden_numerics();
+    for (case, kernels) in golden.iter().flat_map(|case| [(case, Kernels::Packed), (case, Kernels::Stock)]) {
         let name = case["name"].as_str().expect("a name");
         let model = ModelDir::open(harness::golden_dir().join(case["params"]["model_dir"].as_str().unwrap())).unwrap();
         let folder = tempfile::tempdir().unwrap();

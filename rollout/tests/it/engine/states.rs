@@ -9,7 +9,8 @@ use shared::{
 };
 
 use super::support::{
-    MODES, Outcome, Steps, exported, finish, golden_model, group, options, outcome, trained, wait_swap,
+    MODES, Outcome, Steps, exported, finish, golden_model, golden_model_to_grow, group, options, outcome, trained,
+    wait_swap,
 };
 
 /// The results of some requests: completions and their states.
@@ -20,7 +21,7 @@ fn hot(max_completion_length: u32) -> SamplingParams {
 }
 
 fn ids(count: u32, of: u32) -> Vec<u32> {
-    (0..count).map(|i| 3 + (97 * i + 31 * of) % 500).collect()
+    (0..count).map(|i| 3 + (97 * i + 31 * of) % 250).collect()
 }
 
 /// A request whose completions leave states.
@@ -65,8 +66,8 @@ fn turns(engine: &mut Engine) -> [Left; 3] {
 #[test]
 fn what_goes_on_is_what_one_pass_over_all_tokens_says_whether_it_was_held_or_not() {
     for name in &harness::golden_models() {
-        let model = golden_model(name);
         let folder = tempfile::tempdir().unwrap();
+        let model = golden_model_to_grow(name, folder.path());
         let weights = exported(&model, folder.path());
         for (kernels, rollout_dtype, kv_dtype) in MODES {
             let what = format!("{name}, {kernels:?}, {rollout_dtype}, {kv_dtype}");

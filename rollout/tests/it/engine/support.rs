@@ -58,7 +58,27 @@ pub const MODES: [(Kernels, RolloutDtype, KvDtype); 8] = [
 ];
 
 pub fn golden_model(name: &str) -> ModelDir {
-    ModelDir::open(harness::golden_dir().join("models").join(name)).unwrap()
+    ModelDir::open(harness::golden_model_dir(name)).unwrap()
+}
+
+/// As [`golden_model`], for tests whose sequences grow beyond the original length of a model with longrope: the length
+/// in its copy in `folder` is as large as the longest sequence.
+pub fn golden_model_to_grow(name: &str, folder: &Path) -> ModelDir {
+    const ORIGINAL: &str = "original_max_position_embeddings";
+    let model = golden_model(name);
+    if model.config().original_length().is_none() {
+        return model;
+    }
+    let copy = folder.join("grows");
+    std::fs::create_dir(&copy).unwrap();
+    for file in model.companions().into_iter().chain([model.path().join("model.safetensors")]) {
+        std::fs::copy(&file, copy.join(file.file_name().unwrap())).unwrap();
+    }
+    let path = copy.join("config.json");
+    let mut config: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    config[ORIGINAL] = options(1, 1).max_model_len.into();
+    std::fs::write(&path, config.to_string()).unwrap();
+    ModelDir::open(copy).unwrap()
 }
 
 /// Exports a model as version 0 into `folder`.
@@ -141,7 +161,7 @@ pub fn mixed_groups() -> Vec<GroupRequest> {
     (0..12u64)
         .map(|tag| {
             let length = [1, 2, 3, 5, 8, 13, 21, 30, 17, 16, 4, 33][tag as usize];
-            let prompt: Vec<u32> = (0..length).map(|_| stream.below(500) as u32 + 3).collect();
+            let prompt: Vec<u32> = (0..length).map(|_| stream.below(250) as u32 + 3).collect();
             let sampling = &samplings[tag as usize % samplings.len()];
             let max_completion_length = sampling.max_completion_length.min(40 - 3 * tag as u32);
             let sampling = SamplingParams { max_completion_length, ..sampling.clone() };

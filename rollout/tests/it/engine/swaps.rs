@@ -27,7 +27,7 @@ fn new_weights_are_taken_up_between_steps() {
 }
 
 fn check_swaps(model: &ModelDir, [v0, v1]: [&WeightSource; 2], options: impl Fn(usize) -> EngineOptions) {
-    let request = |tag| group(tag, &[1, 300, 69, 438], 3, greedy(20));
+    let request = |tag| group(tag, &[1, 200, 69, 238], 3, greedy(20));
     let alone = |weights: &WeightSource| {
         let mut engine = Engine::new(weights.clone(), model, options(4)).unwrap();
         engine.add_group(request(0)).unwrap();

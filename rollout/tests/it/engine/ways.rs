@@ -9,7 +9,8 @@ use shared::{
 };
 
 use super::support::{
-    Nth, Steps, exported, finish, golden_model, group, mixed_groups, options, outcome, trained, wait_swap,
+    Nth, Steps, exported, finish, golden_model, golden_model_to_grow, group, mixed_groups, options, outcome, trained,
+    wait_swap,
 };
 
 #[test]
@@ -136,8 +137,8 @@ fn repetitive_groups() -> Vec<GroupRequest> {
 fn drafts_change_no_bit_of_a_completion() {
     let (mut drafted, mut accepted) = (0, 0);
     for name in &harness::golden_models() {
-        let model = golden_model(name);
         let folder = tempfile::tempdir().unwrap();
+        let model = golden_model_to_grow(name, folder.path());
         let weights = exported(&model, folder.path());
         for (rollout_dtype, kv_dtype) in [
             (RolloutDtype::Auto, KvDtype::Auto),

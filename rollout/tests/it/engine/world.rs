@@ -79,7 +79,7 @@ fn event() -> impl Strategy<Value = Event> {
 /// Groups with the same tag have the same prompt, and so share no randomness with others.
 fn request(tag: u64, prompt: usize, samples: u32, most: u32, stop: Option<u32>) -> GroupRequest {
     let mut stream = shared::generation::rng::Stream::new(&[tag]);
-    let prompt: Vec<u32> = (0..prompt).map(|_| stream.below(500) as u32 + 3).collect();
+    let prompt: Vec<u32> = (0..prompt).map(|_| stream.below(250) as u32 + 3).collect();
     let sampling = SamplingParams { max_completion_length: most, ..SamplingParams::default() };
     let stop_criterion = stop.map(|n| {
         let criterion = move || Box::new(Nth(n)) as Box<dyn StopCriterion>;

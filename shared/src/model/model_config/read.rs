@@ -5,15 +5,16 @@ use serde_json::{Map, Value};
 mod layers;
 mod rope;
 
+use self::rope::Ropes;
 use super::{Architecture, ConfigJsonError, Head, ModelConfig};
 
-const SUPPORTED: &str = "supported: llama, qwen2, qwen3, smollm3, gemma3_text";
+const SUPPORTED: &str = "supported: llama, qwen2, qwen3, smollm3, gemma3_text, olmo2, ministral3, phi3, \
+    granitemoehybrid";
 const WHOLE_HEAD: &str = "rotary positions must cover the whole head";
 
 /// Keys of related models that mean another computation.
-const REFUSED: [(&str, &str); 5] = [
+const REFUSED: [(&str, &str); 4] = [
     ("num_experts", DENSE),
-    ("num_local_experts", DENSE),
     ("quantization_config", QUANTISED),
     ("attn_logit_softcapping", "the models here do without"),
     ("final_logit_softcapping", "the models here do without"),
@@ -30,8 +31,18 @@ pub(super) fn config(text: &str) -> Result<ModelConfig, ConfigJsonError> {
     let Value::Object(map) = value else {
         return Err(ConfigJsonError::Json("the top level is not an object".into()));
     };
-    Reader { section: "", fields: &map }.read()
+    let whole = Reader { section: "", fields: &map };
+    match whole.text_config()? {
+        None => whole.read(),
+        Some(text) => {
+            let config = Reader { section: "text_config", fields: &text }.read()?;
+            Ok(ModelConfig { wrapped: true, ..config })
+        }
+    }
 }
+
+/// Models of images and text, each with the text models that are read in it.
+const WRAPPERS: [(&str, &str); 1] = [("mistral3", "ministral3")];
 
 /// Most layers of a model; the deepest published ones have some hundred.
 const MOST_LAYERS: usize = 1024;
@@ -108,6 +119,27 @@ impl Reader<'_> {
         ConfigJsonError::Unsupported { key: self.path(key), value: value.to_string(), hint: hint.into() }
     }
 
+    /// The text model's configuration in a model of images and text, whose other parts are not read.
+    fn text_config(&self) -> Result<Option<Map<String, Value>>, ConfigJsonError> {
+        let kind = self.get("model_type").and_then(Value::as_str);
+        let Some((wrapper, family)) = WRAPPERS.iter().find(|(wrapper, _)| Some(*wrapper) == kind) else {
+            return Ok(None);
+        };
+        self.expect("quantization_config", |_| false, QUANTISED)?;
+        let mut text = self.object("text_config")?;
+        if text.is_empty() {
+            return Err(self.bad("text_config", "is missing"));
+        }
+        let reader = Reader { section: "text_config", fields: &text };
+        reader.expect("model_type", |v| v.as_str() == Some(family), &format!("supported in {wrapper}: {family}"))?;
+        // The class of the whole is no class of a text model.
+        text.remove("architectures");
+        if let Some(tied) = self.get("tie_word_embeddings").filter(|_| !text.contains_key("tie_word_embeddings")) {
+            text.insert("tie_word_embeddings".into(), tied.clone());
+        }
+        Ok(Some(text))
+    }
+
     fn architecture(&self) -> Result<Architecture, ConfigJsonError> {
         let value = self.get("model_type").ok_or_else(|| self.bad("model_type", "is missing"))?;
         match value.as_str() {
@@ -116,6 +148,10 @@ impl Reader<'_> {
             Some("qwen3") => Ok(Architecture::Qwen3),
             Some("smollm3") => Ok(Architecture::SmolLm3),
             Some("gemma3_text") => Ok(Architecture::Gemma3),
+            Some("olmo2") => Ok(Architecture::Olmo2),
+            Some("ministral3") => Ok(Architecture::Ministral3),
+            Some("phi3") => Ok(Architecture::Phi3),
+            Some("granitemoehybrid") => Ok(Architecture::GraniteMoeHybrid),
             Some("gemma3") => {
                 let hint = "a model of images and text; the text model alone, gemma3_text, is supported";
                 Err(self.unsupported("model_type", value, hint))
@@ -156,7 +192,7 @@ impl Reader<'_> {
             Some(n) if n % 2 == 0 => Ok(n),
             Some(n) => Err(self.bad("head_dim", format!("must be even for rotary positions, found {n}"))),
             // transformers' Qwen3Config falls back to 128, not to a quotient.
-            None if architecture == Architecture::Qwen3 => Ok(128),
+            None if [Architecture::Qwen3, Architecture::Ministral3].contains(&architecture) => Ok(128),
             None if architecture == Architecture::Gemma3 => Ok(256),
             None if hidden_size.is_multiple_of(2 * num_attention_heads) => Ok(hidden_size / num_attention_heads),
             None => Err(self.bad(
@@ -169,15 +205,22 @@ impl Reader<'_> {
         }
     }
 
-    /// transformers' defaults: SmolLM3Config and Gemma3TextConfig have a number where the key is missing; null means
-    /// the query heads.
+    /// transformers' defaults: SmolLM3Config, Gemma3TextConfig and Ministral3Config have a number where the key is
+    /// missing; null means the query heads.
     fn default_key_value_heads(&self, architecture: Architecture, num_attention_heads: usize) -> usize {
-        let missing = !self.fields.contains_key("num_key_value_heads");
-        if newer(architecture) && missing { 4 } else { num_attention_heads }
+        match architecture {
+            _ if self.fields.contains_key("num_key_value_heads") => num_attention_heads,
+            Architecture::SmolLm3 | Architecture::Gemma3 => 4,
+            Architecture::Ministral3 => 8,
+            _ => num_attention_heads,
+        }
     }
 
     /// Factor on attention scores.
     fn attention_scale(&self, architecture: Architecture, head_dim: usize) -> Result<f64, ConfigJsonError> {
+        if architecture == Architecture::GraniteMoeHybrid {
+            return self.multiplier("attention_multiplier");
+        }
         let scalar = match architecture {
             Architecture::Gemma3 if self.get("query_pre_attn_scalar").is_some() => {
                 self.positive("query_pre_attn_scalar")?
@@ -188,8 +231,37 @@ impl Reader<'_> {
         Ok(scalar.powf(-0.5))
     }
 
-    fn rms_norm_eps(&self) -> Result<f64, ConfigJsonError> {
+    /// A factor of Granite; 1 if it is missing.
+    fn multiplier(&self, key: &str) -> Result<f64, ConfigJsonError> {
+        if self.get(key).is_none() { Ok(1.0) } else { self.positive(key) }
+    }
+
+    /// Entries of a head that rotary positions turn.
+    fn rotary_dim(&self, architecture: Architecture, head_dim: usize) -> Result<usize, ConfigJsonError> {
+        const KEY: &str = "partial_rotary_factor";
+        if architecture != Architecture::Phi3 {
+            return Ok(head_dim);
+        }
+        let section = self.rope_section();
+        let fields = self.object(section)?;
+        let share = match (Reader { section, fields: &fields }).number(KEY)? {
+            Some(share) => share,
+            None => self.number(KEY)?.unwrap_or(1.0),
+        };
+        // Rounded down, as in transformers.
+        let entries = (head_dim as f64 * share) as usize;
+        if !(share > 0.0 && share <= 1.0) || entries == 0 || !entries.is_multiple_of(2) {
+            let problem = format!("({share}) must make an even number of the {head_dim} entries of a head");
+            return Err(self.bad(KEY, problem));
+        }
+        Ok(entries)
+    }
+
+    fn rms_norm_eps(&self, architecture: Architecture) -> Result<f64, ConfigJsonError> {
         match self.number("rms_norm_eps")? {
+            None if [Architecture::Olmo2, Architecture::Ministral3, Architecture::Phi3].contains(&architecture) => {
+                Ok(1e-5)
+            }
             None => Ok(1e-6),
             Some(eps) if eps.is_finite() && eps >= 0.0 => Ok(eps),
             Some(eps) => Err(self.bad("rms_norm_eps", format!("must not be negative, found {eps}"))),
@@ -216,13 +288,24 @@ impl Reader<'_> {
             ));
         }
         let head_dim = self.head_dim(architecture, hidden_size, num_attention_heads)?;
-        let ((rope_theta, rope_scaling), rope_local_theta) = self.ropes(architecture)?;
         self.refuse_unsupported(architecture)?;
-        let attention_bias = self.flag("attention_bias", false)?;
+        let rotary_dim = self.rotary_dim(architecture, head_dim)?;
+        let Ropes { global: (rope_theta, rope_scaling), rope_local_theta, query_scaling } =
+            self.ropes(architecture, rotary_dim)?;
+        // Phi-3 and Ministral 3 have no biases, whatever the key says.
+        let has_biases = ![Architecture::Phi3, Architecture::Ministral3].contains(&architecture);
+        let attention_bias = has_biases && self.flag("attention_bias", false)?;
+        let granite = architecture == Architecture::GraniteMoeHybrid;
+        let multiplier = |key| if granite { self.multiplier(key) } else { Ok(1.0) };
         let config = ModelConfig {
             architecture,
             hidden_size,
-            intermediate_size: self.required_size("intermediate_size")?,
+            // Granite has the width of experts, which this one does not have, under the usual key.
+            intermediate_size: self.required_size(if granite {
+                "shared_intermediate_size"
+            } else {
+                "intermediate_size"
+            })?,
             num_hidden_layers,
             layers: self.layers(architecture, num_hidden_layers)?,
             num_attention_heads,
@@ -231,16 +314,22 @@ impl Reader<'_> {
             head_dim,
             vocab_size: self.required_size("vocab_size")?,
             max_position_embeddings: self.required_size("max_position_embeddings")?,
-            rms_norm_eps: self.rms_norm_eps()?,
+            rms_norm_eps: self.rms_norm_eps(architecture)?,
+            rotary_dim,
             rope_theta,
             rope_scaling,
             rope_local_theta,
+            query_scaling,
+            embedding_multiplier: multiplier("embedding_multiplier")?,
+            residual_multiplier: multiplier("residual_multiplier")?,
+            logits_scaling: multiplier("logits_scaling")?,
             qkv_bias: architecture == Architecture::Qwen2 || attention_bias,
             attention_output_bias: architecture != Architecture::Qwen2 && attention_bias,
             mlp_bias: [Architecture::Llama, Architecture::SmolLm3].contains(&architecture)
                 && self.flag("mlp_bias", false)?,
             // The default of PreTrainedConfig is true; Llama and Qwen override it.
             tie_word_embeddings: self.flag("tie_word_embeddings", newer(architecture))?,
+            wrapped: false,
             head: self.head()?,
         };
         // Computed so that no product overflows: the matrices of a layer, and those outside the layers.
@@ -266,9 +355,15 @@ impl Reader<'_> {
         };
         self.expect(key, |v| v.as_str() == Some(name), &format!("supported: {name}"))?;
         self.expect("use_bidirectional_attention", off, "attention is causal")?;
-        self.expect("partial_rotary_factor", |v| v.as_f64() == Some(1.0), WHOLE_HEAD)?;
+        if architecture != Architecture::Phi3 {
+            self.expect("partial_rotary_factor", |v| v.as_f64() == Some(1.0), WHOLE_HEAD)?;
+        }
         self.expect("rope_interleaved", off, "rotary positions pair the two halves of a head")?;
         self.expect("use_mrope", off, "rotary positions of text only")?;
+        self.expect("num_local_experts", |v| v.as_u64() == Some(0), DENSE)?;
+        if architecture == Architecture::GraniteMoeHybrid && self.get("num_local_experts").is_none() {
+            return Err(self.bad("num_local_experts", format!("is missing, which means 8; 0 is needed ({DENSE})")));
+        }
         for (key, hint) in REFUSED {
             self.expect(key, |_| false, hint)?;
         }

@@ -178,11 +178,11 @@ impl LearnerPlan {
 const FLOAT: u64 = size_of::<f32>() as u64;
 
 /// Numbers that a layer keeps for each token until its backward pass: input, queries, keys and values, the output of
-/// attention and the log-sum-exp of each head, the input of the MLP, gate and up. With normed heads, queries and keys
-/// count twice.
+/// attention and the log-sum-exp of each head, the input of the MLP, gate and up. Where queries and keys are normed,
+/// they count twice.
 fn kept(model: &ModelConfig) -> u64 {
     let [queries, keys] = heads(model);
-    let normed = if model.head_norms() { queries + keys } else { 0 };
+    let normed = if model.query_and_key_norms().is_some() { queries + keys } else { 0 };
     let attention = queries + 2 * keys + queries + model.num_attention_heads as u64 + normed;
     attention + 2 * (model.hidden_size + model.intermediate_size) as u64
 }
@@ -190,9 +190,9 @@ fn kept(model: &ModelConfig) -> u64 {
 /// Numbers for each token that are alive at once in the widest place of a backward pass, in addition to those that the
 /// layers keep: the gradients of a layer's input and output, the normed input, inner products of the MLP and their
 /// gradients; also the hidden states that the head reads, with their gradient. A norm on a block's result adds its
-/// input, the normalised input and a gradient.
+/// input, the normalised input and a gradient, and a factor its input and a gradient.
 fn at_work(model: &ModelConfig) -> u64 {
-    let wide = if model.output_norms() { 7 + 3 } else { 7 };
+    let wide = if model.output_norms() || model.residual_multiplier != 1.0 { 7 + 3 } else { 7 };
     (wide * model.hidden_size + 5 * model.intermediate_size) as u64
 }
 

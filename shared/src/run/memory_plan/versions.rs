@@ -32,7 +32,9 @@ impl VersionRoom {
         let bytes = if config.use_peft {
             adapter_numbers(config, model) * size_of::<f32>() as u64
         } else {
-            let values = model.parameter_count() + (positions * model.head_dim) as u64;
+            let constants =
+                model.rotary_rows(positions) * model.rotary_dim + model.query_scaling.map_or(0, |_| positions);
+            let values = model.parameter_count() + constants as u64;
             values * config.rollout_device.export_dtype().size() as u64
         };
         Self { version_bytes: bytes, versions: 2 + config.max_staleness / config.publish_every }

@@ -34,6 +34,7 @@ fn adapter(model: &ModelDir, modules: &[&str]) -> Adapter {
         lora_dropout: 0.0,
         target_modules: modules.iter().map(|&module| module.to_owned()).collect(),
         use_rslora: false,
+        wrapped: false,
     };
     let parameters = || model.config().parameters();
     let mut shapes = config.tensors(parameters()).unwrap().into_iter();
@@ -73,7 +74,14 @@ fn sequences_with_one_adapter_are_neighbours_in_a_call_and_among_them_those_with
     let adapters =
         [None, Some(()), Some(())].map(|some| some.map(|()| loader.load(&adapter(&model, &["q_proj"])).unwrap()));
     let prompts: Vec<Arc<Prefix>> = (0..6)
-        .map(|prompt| Arc::new(Prefix { pages: vec![prompt as u32], len: 1, adapter: adapters[prompt % 3].clone() }))
+        .map(|prompt| {
+            Arc::new(Prefix {
+                pages: vec![prompt as u32],
+                len: 1,
+                adapter: adapters[prompt % 3].clone(),
+                rotary_begin: 0,
+            })
+        })
         .collect();
     let of = [0, 1, 2, 3, 4, 5, 5, 4, 3, 2, 1, 0];
     let slot = |prompt: usize| Some(Slot { prefix: Arc::clone(&prompts[prompt]), own: Vec::new(), computed: 1 });

@@ -10,6 +10,10 @@ use super::{
 const FULL: &str = "full_attention";
 const SLIDING: &str = "sliding_attention";
 
+/// Granite's names of layers with attention, and what its other layers are.
+const ATTENTION: [&str; 2] = ["attention", FULL];
+const MAMBA: &str = "Mamba layers are not supported; the dense models of the family have attention in every layer";
+
 /// transformers' default of `sliding_window` for Qwen and Gemma.
 const WINDOW: usize = 4096;
 /// transformers' default of `max_window_layers` for Qwen.
@@ -24,6 +28,7 @@ impl Reader<'_> {
         let window = self.window(architecture)?;
         let mut rotary = self.rotary(architecture, count)?;
         let slides = match self.get("layer_types") {
+            types if architecture == Architecture::GraniteMoeHybrid => self.granite_layers(types, count)?,
             Some(types) => self.layer_types(types, count, window)?,
             None => self.sliding_layers(architecture, window, &rotary)?,
         };
@@ -37,10 +42,16 @@ impl Reader<'_> {
 
     /// The window of those layers that have one.
     fn window(&self, architecture: Architecture) -> Result<Option<usize>, ConfigJsonError> {
-        if architecture == Architecture::Llama {
-            let hint = "a Llama attends to everything";
+        use Architecture::{GraniteMoeHybrid, Llama, Ministral3, Olmo2, Phi3};
+        if [Llama, Olmo2, GraniteMoeHybrid].contains(&architecture) {
+            let hint = "this family attends to everything";
             self.expect("use_sliding_window", |v| v == &Value::Bool(false), hint)?;
             self.expect("sliding_window", |_| false, hint)?;
+        }
+        if [Phi3, Ministral3].contains(&architecture) {
+            // A window as long as the longest sequence hides nothing.
+            let longest = self.required_size("max_position_embeddings")?;
+            return Ok(self.size("sliding_window")?.filter(|&window| window < longest));
         }
         // Some configurations have a window that `use_sliding_window`, false by default, leaves unused.
         if architecture != Architecture::Gemma3 && !self.flag("use_sliding_window", false)? {
@@ -61,11 +72,13 @@ impl Reader<'_> {
             Some(SLIDING) => Some(true),
             _ => None,
         };
-        let slides: Option<Vec<bool>> =
+        let read: Option<Vec<bool>> =
             types.as_array().filter(|list| list.len() == count).and_then(|list| list.iter().map(slides).collect());
-        match slides {
+        match read {
             None => {
-                let hint = format!("expected {count} layers, each {FULL} or {SLIDING}");
+                let unknown = types.as_array().and_then(|list| list.iter().position(|v| slides(v).is_none()));
+                let which = unknown.map_or(String::new(), |layer| format!("; layer {layer} is {}", types[layer]));
+                let hint = format!("expected {count} layers, each {FULL} or {SLIDING}{which}");
                 Err(self.unsupported("layer_types", types, &hint))
             }
             Some(slides) if window.is_none() && slides.contains(&true) => {
@@ -73,6 +86,22 @@ impl Reader<'_> {
                 Err(self.unsupported("layer_types", types, &hint))
             }
             Some(slides) => Ok(slides),
+        }
+    }
+
+    /// Which layers of Granite have a window: none. All must be attention, which is not the default.
+    fn granite_layers(&self, types: Option<&Value>, count: usize) -> Result<Vec<bool>, ConfigJsonError> {
+        let Some(types) = types else {
+            return Err(self.bad("layer_types", format!("is missing, which means Mamba in every layer ({MAMBA})")));
+        };
+        let list = types.as_array().filter(|list| list.len() == count).ok_or_else(|| {
+            self.unsupported("layer_types", types, &format!("expected {count} layers, each {}", ATTENTION[0]))
+        })?;
+        match list.iter().position(|kind| kind.as_str().is_none_or(|kind| !ATTENTION.contains(&kind))) {
+            None => Ok(vec![false; count]),
+            Some(layer) => {
+                Err(self.unsupported("layer_types", types, &format!("layer {layer} is {}; {MAMBA}", list[layer])))
+            }
         }
     }
 
@@ -90,6 +119,7 @@ impl Reader<'_> {
                 layers.map(|layer| !(layer + 1).is_multiple_of(pattern)).collect()
             }
             _ if window.is_none() => vec![false; rotary.len()],
+            Architecture::Phi3 | Architecture::Ministral3 => vec![true; rotary.len()],
             Architecture::SmolLm3 => rotary.iter().map(Option::is_none).collect(),
             _ => {
                 let full = self.count("max_window_layers")?.unwrap_or(QWEN_FULL_LAYERS);
@@ -101,6 +131,13 @@ impl Reader<'_> {
     /// The rotary positions of every layer.
     fn rotary(&self, architecture: Architecture, count: usize) -> Result<Vec<Option<Rotary>>, ConfigJsonError> {
         let global = Some(Rotary::Global);
+        if architecture == Architecture::GraniteMoeHybrid {
+            // Without the key, and with another value than this one, transformers' model has no positions.
+            let hint = "supported: rope, or null for none";
+            self.expect("position_embedding_type", |v| matches!(v.as_str(), Some("rope" | "nope")), hint)?;
+            let turns = self.get("position_embedding_type").and_then(Value::as_str) == Some("rope");
+            return Ok(vec![global.filter(|_| turns); count]);
+        }
         if architecture != Architecture::SmolLm3 {
             return Ok(vec![global; count]);
         }

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::{
-    super::{Architecture, ConfigJsonError, RopeScaling},
+    super::{Architecture, ConfigJsonError, QueryScaling, RopeScaling},
     Reader, WHOLE_HEAD,
 };
 
@@ -14,20 +14,141 @@ const SLIDING: &str = "rope_parameters.sliding_attention";
 /// Base and scaling of rotary frequencies.
 type Rope = (f64, Option<RopeScaling>);
 
+/// All that `config.json` says of rotary positions.
+pub(super) struct Ropes {
+    pub global: Rope,
+    /// Base of the layers with a window, in Gemma.
+    pub rope_local_theta: Option<f64>,
+    pub query_scaling: Option<QueryScaling>,
+}
+
+const ORIGINAL: &str = "original_max_position_embeddings";
+
 impl Reader<'_> {
-    /// Base and scaling, and with Gemma the base of the layers with a window. Missing values have the defaults of
-    /// transformers.
-    pub(super) fn ropes(&self, architecture: Architecture) -> Result<(Rope, Option<f64>), ConfigJsonError> {
+    /// Missing values have the defaults of transformers. `entries` of a head are turned.
+    pub(super) fn ropes(&self, architecture: Architecture, entries: usize) -> Result<Ropes, ConfigJsonError> {
+        let of = |global| Ropes { global, rope_local_theta: None, query_scaling: None };
         match architecture {
-            Architecture::Gemma3 => self.ropes_by_type(),
-            Architecture::SmolLm3 => Ok((self.rope(2e6)?, None)),
-            _ => Ok((self.rope(1e4)?, None)),
+            Architecture::Gemma3 => {
+                let (global, local) = self.ropes_by_type()?;
+                Ok(Ropes { rope_local_theta: Some(local), ..of(global) })
+            }
+            Architecture::SmolLm3 => Ok(of(self.rope(2e6)?)),
+            Architecture::Ministral3 => self.ministral(),
+            Architecture::Phi3 => Ok(of(self.phi(entries)?)),
+            _ => Ok(of(self.rope(1e4)?)),
         }
+    }
+
+    /// Ministral's: YaRN, and queries that grow.
+    fn ministral(&self) -> Result<Ropes, ConfigJsonError> {
+        let section = self.rope_section();
+        let mut fields = self.object(section)?;
+        if fields.is_empty() {
+            // Ministral3Config has them where the section is missing.
+            let defaults = [("factor", 16.0), (ORIGINAL, 16384.0), ("rope_theta", 1e6), ("llama_4_scaling_beta", 0.1)];
+            fields.extend(defaults.map(|(key, value)| (key.to_owned(), value.into())));
+            fields.extend([("mscale", 1.0), ("mscale_all_dim", 1.0)].map(|(key, n)| (key.to_owned(), n.into())));
+            fields.insert("rope_type".into(), "yarn".into());
+        }
+        let rope = Reader { section, fields: &fields };
+        rope.expect("partial_rotary_factor", |v| v.as_f64() == Some(1.0), WHOLE_HEAD)?;
+        let theta = self.theta(&rope, "rope_theta", 1e4)?;
+        let name = if rope.get("rope_type").is_some() { "rope_type" } else { "type" };
+        let scaling = match rope.get(name).and_then(Value::as_str) {
+            Some("yarn") => Some(rope.yarn()?),
+            _ => self.scaling(&rope)?,
+        };
+        let query_scaling = match rope.number("llama_4_scaling_beta")? {
+            None => None,
+            Some(beta) if beta.is_finite() => {
+                Some(QueryScaling { beta, original_max_position_embeddings: rope.whole(ORIGINAL)? })
+            }
+            Some(beta) => return Err(rope.bad("llama_4_scaling_beta", format!("must be finite, found {beta}"))),
+        };
+        Ok(Ropes { global: (theta, scaling), rope_local_theta: None, query_scaling })
+    }
+
+    /// A size that some files write as 16384.0.
+    fn whole(&self, key: &str) -> Result<usize, ConfigJsonError> {
+        let number = self.positive(key)?;
+        if number.fract() == 0.0 && number <= super::MOST as f64 {
+            return Ok(number as usize);
+        }
+        Err(self.bad(key, format!("must be a whole number of at most {}, found {number}", super::MOST)))
+    }
+
+    /// As in transformers' `_compute_yarn_parameters`; `self` is the section.
+    fn yarn(&self) -> Result<RopeScaling, ConfigJsonError> {
+        let factor = self.positive("factor")?;
+        let mscale = |scale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * scale * factor.ln() + 1.0 };
+        let attention_factor = match self.number("attention_factor")? {
+            Some(_) => self.positive("attention_factor")?,
+            None => match (self.number("mscale")?, self.number("mscale_all_dim")?) {
+                (Some(one), Some(all)) if one != 0.0 && all != 0.0 => mscale(one) / mscale(all),
+                _ => mscale(1.0),
+            },
+        };
+        let turns = |key: &str, default: f64| match self.number(key)? {
+            Some(turns) if turns != 0.0 => self.positive(key),
+            _ => Ok(default),
+        };
+        Ok(RopeScaling::Yarn {
+            factor,
+            beta_fast: turns("beta_fast", 32.0)?,
+            beta_slow: turns("beta_slow", 1.0)?,
+            truncate: self.flag("truncate", true)?,
+            original_max_position_embeddings: self.positive(ORIGINAL)?,
+            attention_factor,
+        })
+    }
+
+    /// Phi's: longrope, under one of its two names, or none.
+    fn phi(&self, entries: usize) -> Result<Rope, ConfigJsonError> {
+        let section = self.rope_section();
+        let fields = self.object(section)?;
+        let rope = Reader { section, fields: &fields };
+        let theta = self.theta(&rope, "rope_theta", 1e4)?;
+        let name = if rope.get("rope_type").is_some() { "rope_type" } else { "type" };
+        // `yarn` in old files of the family is longrope too.
+        if !matches!(rope.get(name).and_then(Value::as_str), Some("longrope" | "su" | "yarn")) {
+            return Ok((theta, self.scaling(&rope)?));
+        }
+        for key in ["short_mscale", "long_mscale"] {
+            rope.expect(key, |_| false, "cosines and sines have one factor in all sequences")?;
+        }
+        let longest = self.required_size("max_position_embeddings")?;
+        let original = match self.size(ORIGINAL)? {
+            Some(length) => length,
+            None if rope.get(ORIGINAL).is_some() => rope.whole(ORIGINAL)?,
+            // Phi3Config's default.
+            None => 4096,
+        };
+        let factor = longest as f64 / original as f64;
+        let attention_factor = match rope.number("attention_factor")? {
+            Some(_) => rope.positive("attention_factor")?,
+            None if factor <= 1.0 => 1.0,
+            None => (1.0 + factor.ln() / (original as f64).ln()).sqrt(),
+        };
+        let factors = |key: &str| {
+            let divisor = |v: &Value| v.as_f64().filter(|divisor| divisor.is_finite() && *divisor > 0.0);
+            let list = rope.get(key).and_then(Value::as_array);
+            let list: Option<Vec<f64>> = list.and_then(|list| list.iter().map(divisor).collect());
+            let wrong = || rope.bad(key, format!("must be a list of {} positive numbers", entries / 2));
+            list.filter(|list| list.len() == entries / 2).ok_or_else(wrong)
+        };
+        let scaling = RopeScaling::LongRope {
+            short_factor: factors("short_factor")?,
+            long_factor: factors("long_factor")?,
+            original_max_position_embeddings: original,
+            attention_factor,
+        };
+        Ok((theta, Some(scaling)))
     }
 
     /// Gemma's: a section for each type of layer, or `rope_theta` and `rope_scaling` for full attention and
     /// `rope_local_base_freq` for windows.
-    fn ropes_by_type(&self) -> Result<(Rope, Option<f64>), ConfigJsonError> {
+    fn ropes_by_type(&self) -> Result<(Rope, f64), ConfigJsonError> {
         let sections = self.object("rope_parameters")?;
         if let Some(key) = sections.keys().find(|key| !["full_attention", "sliding_attention"].contains(&key.as_str()))
         {
@@ -43,11 +164,11 @@ impl Reader<'_> {
         sliding.expect("rope_type", |v| v.as_str() == Some("default"), "supported for windows: default")?;
         let rope = self.rope_of(&Reader { section, fields: &full }, "rope_theta", 1e6)?;
         let (local, _) = self.rope_of(&sliding, "rope_local_base_freq", 1e4)?;
-        Ok((rope, Some(local)))
+        Ok((rope, local))
     }
 
     /// A section; a missing one counts as empty.
-    fn object(&self, key: &str) -> Result<Map<String, Value>, ConfigJsonError> {
+    pub(super) fn object(&self, key: &str) -> Result<Map<String, Value>, ConfigJsonError> {
         match self.get(key) {
             None => Ok(Map::new()),
             Some(Value::Object(fields)) => Ok(fields.clone()),
@@ -64,18 +185,22 @@ impl Reader<'_> {
     /// Base and scaling of a section; if it has no base, the base is that of `key` at the top level, or the default.
     fn rope_of(&self, section: &Reader<'_>, key: &str, default_theta: f64) -> Result<Rope, ConfigJsonError> {
         section.expect("partial_rotary_factor", |v| v.as_f64() == Some(1.0), WHOLE_HEAD)?;
+        Ok((self.theta(section, key, default_theta)?, self.scaling(section)?))
+    }
+
+    fn theta(&self, section: &Reader<'_>, key: &str, default: f64) -> Result<f64, ConfigJsonError> {
         let theta = match section.number("rope_theta")? {
             Some(theta) => theta,
-            None => self.number(key)?.unwrap_or(default_theta),
+            None => self.number(key)?.unwrap_or(default),
         };
-        if !(theta.is_finite() && theta > 0.0) {
-            return Err(self.bad(key, format!("must be positive, found {theta}")));
+        if theta.is_finite() && theta > 0.0 {
+            return Ok(theta);
         }
-        Ok((theta, self.scaling(section)?))
+        Err(self.bad(key, format!("must be positive, found {theta}")))
     }
 
     /// As in transformers' `convert_rope_params_to_dict`, a non-empty `rope_scaling` takes precedence.
-    fn rope_section(&self) -> &'static str {
+    pub(super) fn rope_section(&self) -> &'static str {
         let empty = |v: &Value| v.as_object().is_some_and(Map::is_empty);
         let scaling = self.get("rope_scaling").is_some_and(|v| !empty(v));
         if scaling || self.get("rope_parameters").is_none() { "rope_scaling" } else { "rope_parameters" }
@@ -103,7 +228,6 @@ impl Reader<'_> {
     /// within the original context length need none.
     fn way_out_of_scaling(&self, name: &Value, rope: &Reader<'_>) -> String {
         const SUPPORTED: &str = "supported rope types: default, linear, llama3";
-        const ORIGINAL: &str = "original_max_position_embeddings";
         let stated = |reader: &Reader<'_>| reader.get(ORIGINAL).and_then(Value::as_u64);
         let original = stated(rope).or_else(|| stated(self));
         // As in transformers, `dynamic` starts at the end of the model's own length.
@@ -138,7 +262,6 @@ impl Reader<'_> {
     /// The original context length is looked for where transformers' `standardize_rope_params` does: at the top level,
     /// in the section, and last in `max_position_embeddings`.
     fn llama3(&self, rope: &Reader<'_>) -> Result<RopeScaling, ConfigJsonError> {
-        const ORIGINAL: &str = "original_max_position_embeddings";
         let original = match self.size(ORIGINAL)? {
             Some(n) => n as f64,
             None if rope.get(ORIGINAL).is_some() => rope.positive(ORIGINAL)?,
