@@ -111,17 +111,7 @@ impl Live {
         version: PolicyVersion,
     ) -> Conversed {
         self.go(At::Scoring(end));
-        let nothing = || Episode::of_one_turn(Vec::new(), Vec::new(), vec![(0, version)], FinishReason::Aborted);
-        let prompt_ids = self.conversation.as_ref().map(|conversation| conversation.prompt_ids().clone());
-        let (episode, messages) = match self.conversation {
-            Some(conversation) => {
-                let (episode, messages, _) = conversation.into_parts();
-                let has_turn = episode.sampled_spans().next().is_some();
-                (if has_turn { episode } else { nothing() }, messages)
-            }
-            None => (nothing(), Vec::new()),
-        };
-        let exchange = Exchange {
+        let exchange = |blank| Exchange {
             opening: self.opening,
             failure,
             calls: self.calls,
@@ -130,10 +120,33 @@ impl Live {
             recomputed: self.recomputed,
             waited_seconds: self.waited.as_secs_f64(),
             seconds: self.begun.elapsed().as_secs_f64(),
-            ..Exchange::new(&messages, end)
+            ..blank
         };
-        Conversed { tag, sample, prompt_ids, episode, exchange }
+        conversed((tag, sample), self.conversation, end, version, exchange)
     }
+}
+
+/// What a conversation with this end has come to. `version` is that of the generator, for a conversation without any
+/// turn. `fill` completes an exchange that has messages and end alone.
+#[must_use]
+pub fn conversed(
+    (tag, sample): (u64, u32),
+    conversation: Option<Conversation>,
+    end: EpisodeEnd,
+    version: PolicyVersion,
+    fill: impl FnOnce(Exchange) -> Exchange,
+) -> Conversed {
+    let nothing = || Episode::of_one_turn(Vec::new(), Vec::new(), vec![(0, version)], FinishReason::Aborted);
+    let prompt_ids = conversation.as_ref().map(|conversation| conversation.prompt_ids().clone());
+    let (episode, messages) = match conversation {
+        Some(conversation) => {
+            let (episode, messages, _) = conversation.into_parts();
+            let has_turn = episode.sampled_spans().next().is_some();
+            (if has_turn { episode } else { nothing() }, messages)
+        }
+        None => (nothing(), Vec::new()),
+    };
+    Conversed { tag, sample, prompt_ids, episode, exchange: fill(Exchange::new(&messages, end)) }
 }
 
 /// The end of an episode whose environment has failed.

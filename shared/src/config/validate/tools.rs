@@ -37,7 +37,8 @@ impl TrainConfig {
     /// Options of conversations that are set in a run without any.
     pub(super) fn unused_by_tools(&self) -> Vec<&'static str> {
         let keys = ["max_tool_calling_iterations", "environment_timeout", "max_kept_states"];
-        keys.into_iter().filter(|key| !self.has_tools() && self.is_set(key)).collect()
+        let is_used = |key: &str| self.has_tools() || key == "max_kept_states" && self.agent.is_some();
+        keys.into_iter().filter(|key| !is_used(key) && self.is_set(key)).collect()
     }
 }
 
