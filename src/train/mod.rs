@@ -153,9 +153,10 @@ pub fn resolved_plan(mut config: TrainConfig) -> Result<(TrainConfig, RunPlan)> 
     Ok((config, plan))
 }
 
-/// Refuses a run with workers if the program for it was not built, before anything is downloaded or created.
+/// Refuses a run whose sampler is another program than `rollout` if that was not built, before anything is downloaded or
+/// created.
 fn check_fleet(config: &TrainConfig) -> Result<()> {
-    if config.listen.is_some() { sampler(config).map(drop) } else { Ok(()) }
+    if config.listen.is_some() || config.agent.is_some() { sampler(config).map(drop) } else { Ok(()) }
 }
 
 /// How long the steps after a checkpoint will take.
@@ -417,9 +418,13 @@ fn place_of_versions(config: &TrainConfig, plan: &RunPlan, dir: &RunDir) -> Resu
     VersionPlace::open(dir, shared).context("place of the published versions")
 }
 
-/// The sampler's program: another one if workers sample.
+/// The sampler's program: another one if workers sample, or if agents ask for completions.
 fn sampler(config: &TrainConfig) -> Result<PathBuf> {
-    if config.listen.is_some() { binaries::fleet("`listen`") } else { binaries::find("rollout") }
+    match (&config.listen, &config.agent) {
+        (Some(_), _) => binaries::fleet("`listen`"),
+        (None, Some(_)) => binaries::find_for(binaries::SERVE, "`agent`"),
+        (None, None) => binaries::find("rollout"),
+    }
 }
 
 fn spec(name: &'static str, program: PathBuf, run: &OwnedRun, smaller: &'static str) -> Spec {

@@ -243,3 +243,38 @@ fn uniform(state: &mut u64) -> f32 {
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     ((z ^ (z >> 31)) >> 40) as f32 / (1u64 << 24) as f32
 }
+
+/// A tokenizer of one token for each character, with the marks of turns, and [`CONVERSATION_TEMPLATE`].
+///
+/// # Panics
+/// When a file cannot be written.
+pub fn write_conversation_tokenizer(dir: &Path) {
+    let characters = ['\n'].into_iter().chain(' '..='~').map(String::from);
+    let vocab: serde_json::Map<String, Value> = ["<|im_start|>".to_owned()]
+        .into_iter()
+        .chain(characters)
+        .chain(["<|im_end|>".to_owned()])
+        .zip(0..)
+        .map(|(text, id): (_, u32)| (text, id.into()))
+        .collect();
+    assert_eq!(vocab.len(), CHARACTERS + 1);
+    let added: Vec<Value> = [(0, "<|im_start|>"), (CHARACTERS, "<|im_end|>")]
+        .map(|(id, content)| {
+            json!({"id": id, "content": content, "special": true, "single_word": false, "lstrip": false,
+                   "rstrip": false, "normalized": false})
+        })
+        .to_vec();
+    let tokenizer = json!({
+        "version": "1.0", "added_tokens": added, "decoder": {"type": "Fuse"},
+        "model": {"type": "BPE", "vocab": vocab, "merges": []},
+    });
+    let files = [
+        ("tokenizer.json", tokenizer.to_string()),
+        ("tokenizer_config.json", json!({"eos_token": "<|im_end|>"}).to_string()),
+        ("generation_config.json", json!({"eos_token_id": CHARACTERS}).to_string()),
+        ("chat_template.jinja", CONVERSATION_TEMPLATE.to_owned()),
+    ];
+    for (name, content) in files {
+        fs::write(dir.join(name), content).expect("a file can be written");
+    }
+}

@@ -180,6 +180,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         service: service.clone(),
         metrics,
         key,
+        agents: None,
         limits,
         fresh,
         workers,

@@ -19,7 +19,7 @@ use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, unbou
 use rollout::{
     engine::{
         Constrained, Engine, EngineError, FinishedSequence, GivenLogprob, GroupRequest, LoadedAdapter, Output, Request,
-        TopLogprob,
+        State, TopLogprob,
     },
     generate::{Generate, Next, Work},
 };
@@ -76,6 +76,10 @@ pub struct Wish {
     pub top_logprobs: u32,
     /// The adapter that makes them, if one does.
     pub adapter: Option<LoadedAdapter>,
+    /// What they go on from; the prompt is then the ids that come next.
+    pub from: Option<State>,
+    /// Whether they leave states to go on from.
+    pub keep: bool,
 }
 
 /// What comes of a prompt.
@@ -93,7 +97,12 @@ pub enum Event {
         top: Vec<TopLogprob>,
     },
     /// A completion has ended.
-    Ended(FinishedSequence),
+    Ended {
+        /// The completion.
+        sequence: FinishedSequence,
+        /// What it leaves to go on from, where that is wanted.
+        state: Option<State>,
+    },
     /// The engine does not take the prompt.
     Refused(String),
 }
@@ -236,7 +245,7 @@ impl Ticket {
         let Some((tag, event)) = self.events.recv().await else { return Err(ApiError::engine_gone()) };
         let prompt = (tag - self.tags.start) as usize;
         match event {
-            Event::Ended(ref sequence) => {
+            Event::Ended { ref sequence, .. } => {
                 self.left[prompt] -= 1;
                 if sequence.finish_reason == FinishReason::Aborted {
                     return Err(self.given_up());
@@ -288,6 +297,12 @@ pub struct Desk {
 }
 
 impl Desk {
+    /// Whether nobody has asked for anything since it was fed.
+    #[must_use]
+    pub fn is_quiet(&self) -> bool {
+        self.commands.is_empty() && self.scores.is_empty()
+    }
+
     fn obey<G: Serve + ?Sized>(&mut self, command: Command, generator: &mut G) {
         match command {
             Command::Begin { groups, wish, events } => {
@@ -311,8 +326,9 @@ impl Desk {
     ) {
         let (tag, left, tokens) = (group.tag, group.samples.len(), group.prompt_ids.len());
         // Tokens as they come also say when the first one came.
-        let Wish { stream, top_logprobs, adapter } = wish;
-        if let Err(error) = generator.begin_with(Request { stream: true, top_logprobs, ..group.into() }, adapter) {
+        let Wish { stream, top_logprobs, adapter, from, keep } = wish;
+        let request = Request { stream: true, top_logprobs, from, keep, ..group.into() };
+        if let Err(error) = generator.begin_with(request, adapter) {
             let _ = events.send((tag, Event::Refused(error.to_string())));
             return;
         }
@@ -339,7 +355,7 @@ impl Desk {
     fn hand_on(&mut self, output: Output) {
         let (tag, event, ends) = match output {
             Output::Token { tag, sample, id, logprob, top } => (tag, Event::Token { sample, id, logprob, top }, false),
-            Output::Ended { sequence, .. } => (sequence.tag, Event::Ended(sequence), true),
+            Output::Ended { sequence, state } => (sequence.tag, Event::Ended { sequence, state }, true),
         };
         let Some(prompt) = self.open.get_mut(&tag) else { return };
         if let Some(place) = prompt.place.take() {

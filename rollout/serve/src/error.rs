@@ -49,6 +49,25 @@ impl ApiError {
         Self { code: Some("queue_full"), ..Self::new(StatusCode::TOO_MANY_REQUESTS, message) }
     }
 
+    /// The queue is full inside a run.
+    #[must_use]
+    pub fn full_in_run(self) -> Self {
+        let message = "too many requests of agents wait already; try again later".to_owned();
+        Self { status: StatusCode::SERVICE_UNAVAILABLE, message, ..self }
+    }
+
+    /// A request without a key that is known.
+    #[must_use]
+    pub fn no_key(message: &str) -> Self {
+        Self { code: Some("invalid_api_key"), ..Self::new(StatusCode::UNAUTHORIZED, message) }
+    }
+
+    /// A sample of a run that has ended.
+    #[must_use]
+    pub fn ended() -> Self {
+        Self::new(StatusCode::CONFLICT, "the sample of this key has ended")
+    }
+
     /// The request took longer than one may.
     #[must_use]
     pub fn timeout(seconds: f64) -> Self {
@@ -83,7 +102,7 @@ impl ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status, Json(self.body())).into_response();
-        if self.status == StatusCode::TOO_MANY_REQUESTS {
+        if self.status == StatusCode::TOO_MANY_REQUESTS || self.code == Some("queue_full") {
             response.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER);
         }
         response

@@ -1,4 +1,4 @@
-//! An endpoint over HTTP in OpenAI's forms, for the engine of the sampler: `tandem serve`.
+//! An endpoint over HTTP in OpenAI's forms, for the engine of the sampler: `tandem serve`, and runs with agents.
 //!
 //! One thread drives the engine, by the one loop of `rollout::generate`. Requests are tasks of tokio. A request reads
 //! its body (`request`), hands token ids to the [`desk`], which is the loop's `Work`, and gets tokens back over a
@@ -15,12 +15,14 @@
 //! | [`answer`] | tokens to choices and chunks |
 //! | [`routes`] | one file per kind of route |
 //! | [`server`] | sockets and signals |
+//! | [`agent`] | the endpoint inside a run: a generator whose completions are those of agents |
 //! | [`command`], [`adapter_flags`] | the flags of `rollout-serve serve` |
 
 // What is told may find nobody who reads it: see `shared::process::command_line`.
 #![warn(clippy::print_stderr)]
 
 pub mod adapter_flags;
+pub mod agent;
 pub mod answer;
 pub mod command;
 pub mod desk;

@@ -1,4 +1,5 @@
-//! `rollout-serve`: an endpoint over HTTP for a model, and completions that follow a grammar.
+//! `rollout-serve`: an endpoint over HTTP for a model, the sampler of runs with agents, and completions that follow a
+//! grammar.
 
 // What is told may find nobody who reads it: see `shared::process::command_line`.
 #![warn(clippy::print_stderr)]
@@ -6,10 +7,10 @@
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
-use rollout::commands::{end, generate};
+use rollout::commands::{end, generate, run};
 use rollout_constraint::OfCommandLine;
 use rollout_rewards::contain;
-use rollout_serve::command;
+use rollout_serve::{agent::AgentFactory, command};
 use shared::{
     process::{command_line, logging},
     system::native,
@@ -31,6 +32,8 @@ enum Command {
     /// Clients of OpenAI's API work with it: completions, chats, log-probs, streams. docs/serving.md lists the routes,
     /// and the fields that are taken, ignored and refused.
     Serve(Box<command::Args>),
+    /// The sampling half of a run with agents (started by `tandem train`).
+    Run(run::Args),
     /// Complete prompts, given as texts or by a file.
     ///
     /// One completion is printed as it is made. Several are headed by lines that say which they are.
@@ -54,9 +57,10 @@ fn main() -> ExitCode {
     });
     let matches = flags.get_matches_from(command_line::words());
     let command = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit()).command;
-    logging::init_from("warn");
+    logging::init_from(if matches!(command, Command::Run(_)) { "info" } else { "warn" });
     end(match command {
         Command::Serve(args) => command::run(&args),
+        Command::Run(args) => run::run(&args, &AgentFactory),
         Command::Generate(args) => generate::run(&args, &OfCommandLine).map(|()| ExitCode::SUCCESS),
     })
 }

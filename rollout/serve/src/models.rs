@@ -52,6 +52,8 @@ pub struct Loading {
 /// All models.
 pub struct Models {
     base: Arc<str>,
+    /// Whether every name is its name.
+    is_any: bool,
     adapters: RwLock<BTreeMap<Arc<str>, Named>>,
     loading: Option<Loading>,
     /// Held while an adapter is loaded.
@@ -62,7 +64,13 @@ impl Models {
     /// The model that is served; without `loading`, it is the only one.
     #[must_use]
     pub fn new(base: &str, loading: Option<Loading>) -> Self {
-        Self { base: base.into(), adapters: RwLock::default(), loading, turn: Arc::default() }
+        Self { base: base.into(), is_any: false, adapters: RwLock::default(), loading, turn: Arc::default() }
+    }
+
+    /// One model, which answers to every name: the policy of a run, whose agents may call it as they like.
+    #[must_use]
+    pub fn of_any_name(base: &str) -> Self {
+        Self { is_any: true, ..Self::new(base, None) }
     }
 
     /// The name of the model that is served.
@@ -76,7 +84,7 @@ impl Models {
     /// # Errors
     /// When there is none of that name.
     pub fn find(&self, name: Option<&str>) -> Result<Model, ApiError> {
-        let Some(name) = name.filter(|name| *name != &*self.base) else {
+        let Some(name) = name.filter(|name| !self.is_any && *name != &*self.base) else {
             return Ok(Model { name: Arc::clone(&self.base), adapter: None });
         };
         let found = self.read(|adapters| {

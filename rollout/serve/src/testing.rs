@@ -321,6 +321,7 @@ impl Endpoint {
             service: service.clone(),
             metrics,
             key: setup.key.map(str::to_owned),
+            agents: None,
             limits: Limits { body: setup.body, time: setup.time },
             fresh: Fresh::new().unwrap(),
             workers: workers(),

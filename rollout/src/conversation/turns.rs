@@ -78,6 +78,12 @@ impl Conversation {
         &self.messages
     }
 
+    /// Why it is over, if it is.
+    #[must_use]
+    pub fn end(&self) -> Option<EpisodeEnd> {
+        if let Due::Over(end) = self.due { Some(end) } else { None }
+    }
+
     /// Turns whose calls ran.
     #[must_use]
     pub fn iterations(&self) -> u32 {
@@ -160,7 +166,18 @@ impl Conversation {
             return Err(DialogueError::OutOfOrder("reply"));
         }
         let message = |reply: &Reply| json!({"role": "tool", "name": reply.name, "content": reply.content});
-        let messages: Vec<Value> = replies.iter().map(message).collect();
+        self.went_on(dialogue, replies.iter().map(message).collect())
+    }
+
+    /// Takes messages behind the last turn, of tools or of a user, where the turn itself need not have called. They are
+    /// taken back as a whole where they would pass a bound.
+    ///
+    /// # Errors
+    /// Messages before the turn has ended, or that the template or the tokenizer refuses.
+    pub fn went_on(&mut self, dialogue: &Dialogue, messages: Vec<Value>) -> Result<Onward, DialogueError> {
+        if self.due == Due::Turn {
+            return Err(DialogueError::OutOfOrder("message"));
+        }
         let suffix = dialogue.suffix(&messages)?;
         let closing: &[u32] = if self.is_closed { &[] } else { &suffix.closing[..] };
         let given = [closing, &suffix.ids].concat();
@@ -173,15 +190,38 @@ impl Conversation {
         }
         self.episode.push(Segment::Given { ids: &suffix.ids, why: Why::Reply });
         self.before = Some(suffix.text);
+        Ok(self.onward(given))
+    }
+
+    /// As [`Conversation::went_on`], of what somebody else has rendered.
+    ///
+    /// # Errors
+    /// Ids before the turn has ended, or that cannot be decoded.
+    pub fn went_on_with(&mut self, dialogue: &Dialogue, ids: &[u32]) -> Result<Onward, DialogueError> {
+        if self.due == Due::Turn {
+            return Err(DialogueError::OutOfOrder("text"));
+        }
+        let text = dialogue.script.decode_all(ids)?;
+        if !self.fits(ids.len()) {
+            return Ok(self.over(EpisodeEnd::ReplyTooLong));
+        }
+        self.messages.push(json!({"role": "user", "content": dialogue.script.tokenizer.decode(ids)?}));
+        self.episode.push(Segment::Given { ids, why: Why::Reply });
+        self.before = Some(text);
+        Ok(self.onward(ids.to_vec()))
+    }
+
+    /// What follows ids that were given.
+    fn onward(&mut self, given: Vec<u32>) -> Onward {
         let room = self.room();
         if room == 0 {
             // A turn without a token that was cut off: so the episode counts as truncated.
             let finish = FinishReason::Length;
             self.episode.push(Segment::Sampled { ids: &[], logprobs: &[], versions: &[], finish });
-            return Ok(self.over(EpisodeEnd::Length));
+            return self.over(EpisodeEnd::Length);
         }
         self.due = Due::Turn;
-        Ok(Onward::Sample { given, room })
+        Onward::Sample { given, room }
     }
 
     /// Whether a reply of so many tokens keeps both bounds. It may reach the first; below the second it must stay.

@@ -22,6 +22,9 @@ use crate::{
 /// How to get the program that serves samplers on other hosts, for messages.
 pub const FLEET_BUILD: &str = "`cargo build --release --workspace --bin rollout-fleet` builds it";
 
+/// How to get the program that answers agents, for messages.
+pub const SERVE_BUILD: &str = "`cargo build --release --workspace --bin rollout-serve` builds it";
+
 /// Makes the generator of a run.
 pub trait GeneratorFactory {
     /// Checks whether this configuration is one for this factory, before anything of the run is read.
@@ -69,6 +72,10 @@ impl GeneratorFactory for LocalEngine {
         ensure!(
             config.listen.is_none(),
             "`listen`: the sampler of a run with workers is `rollout-fleet run`; {FLEET_BUILD}"
+        );
+        ensure!(
+            config.agent.is_none(),
+            "`agent`: the sampler of a run with agents is `rollout-serve run`; {SERVE_BUILD}"
         );
         Ok(())
     }
@@ -119,11 +126,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_run_with_workers_is_left_to_the_program_that_has_them() {
+    fn a_run_with_workers_or_agents_is_left_to_the_program_that_has_them() {
         LocalEngine.check(&TrainConfig::default()).unwrap();
         let listening = TrainConfig { listen: Some("tcp/127.0.0.1:7447".into()), ..TrainConfig::default() };
         let refused = LocalEngine.check(&listening).unwrap_err().to_string();
         assert!(refused.contains("`listen`") && refused.contains("`rollout-fleet run`"), "{refused}");
         assert!(refused.ends_with(FLEET_BUILD), "{refused}");
+        let agents = TrainConfig { agent: Some("my_agent".into()), ..TrainConfig::default() };
+        let refused = LocalEngine.check(&agents).unwrap_err().to_string();
+        assert!(refused.contains("`agent`") && refused.ends_with(SERVE_BUILD), "{refused}");
     }
 }

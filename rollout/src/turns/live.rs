@@ -7,7 +7,7 @@ use std::{
 
 use rollout_environments::{Failure, Rating, Step};
 use rollout_rewards::RewardCompletion;
-use shared::{Episode, EpisodeEnd, Exchange, FinishReason, PolicyVersion, RewardOutcome, StepScore};
+use shared::{Episode, EpisodeEnd, Exchange, FinishReason, Logged, PolicyVersion, RewardOutcome, StepScore};
 
 use crate::{assembly::own_text, conversation::Conversation, data::Tokenizer, engine::State, generate::Conversed};
 
@@ -171,17 +171,7 @@ impl Live {
         version: PolicyVersion,
     ) -> Conversed {
         self.go(At::Scoring(end));
-        let nothing = || Episode::of_one_turn(Vec::new(), Vec::new(), vec![(0, version)], FinishReason::Aborted);
-        let prompt_ids = self.conversation.as_ref().map(|conversation| conversation.prompt_ids().clone());
-        let (episode, messages) = match self.conversation {
-            Some(conversation) => {
-                let (episode, messages, _) = conversation.into_parts();
-                let has_turn = episode.sampled_spans().next().is_some();
-                (if has_turn { episode } else { nothing() }, messages)
-            }
-            None => (nothing(), Vec::new()),
-        };
-        let exchange = Exchange {
+        let exchange = |blank| Exchange {
             opening: self.opening,
             failure,
             calls: self.calls,
@@ -190,11 +180,36 @@ impl Live {
             recomputed: self.recomputed,
             waited_seconds: self.waited.as_secs_f64(),
             seconds: self.begun.elapsed().as_secs_f64(),
-            ..Exchange::new(&messages, end)
+            ..blank
         };
-        let Rating { outcomes: rewards, logged } = self.rating;
-        Conversed { tag, sample, prompt_ids, episode, exchange, rewards, logged, is_drawn_again: false }
+        let Rating { outcomes, logged } = self.rating;
+        let conversed = conversed((tag, sample), self.conversation, end, version, exchange);
+        Conversed { rewards: outcomes, logged, ..conversed }
     }
+}
+
+/// What a conversation with this end has come to. `version` is that of the generator, for a conversation without any
+/// turn. `fill` completes an exchange that has messages and end alone.
+#[must_use]
+pub fn conversed(
+    (tag, sample): (u64, u32),
+    conversation: Option<Conversation>,
+    end: EpisodeEnd,
+    version: PolicyVersion,
+    fill: impl FnOnce(Exchange) -> Exchange,
+) -> Conversed {
+    let nothing = || Episode::of_one_turn(Vec::new(), Vec::new(), vec![(0, version)], FinishReason::Aborted);
+    let prompt_ids = conversation.as_ref().map(|conversation| conversation.prompt_ids().clone());
+    let (episode, messages) = match conversation {
+        Some(conversation) => {
+            let (episode, messages, _) = conversation.into_parts();
+            let has_turn = episode.sampled_spans().next().is_some();
+            (if has_turn { episode } else { nothing() }, messages)
+        }
+        None => (nothing(), Vec::new()),
+    };
+    let (exchange, rewards) = (fill(Exchange::new(&messages, end)), Vec::new());
+    Conversed { tag, sample, prompt_ids, episode, exchange, rewards, logged: Logged::default(), is_drawn_again: false }
 }
 
 /// The end of an episode whose environment has failed.

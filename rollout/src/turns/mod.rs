@@ -22,9 +22,9 @@ mod setup;
 #[cfg(test)]
 mod tests;
 
-pub use generator::Conversing;
+pub use generator::{Conversing, sampled};
 pub use hosts::Hosts;
-pub use live::Live;
+pub use live::{Live, conversed};
 pub use patience::Patience;
 pub use rewards::Rewards;
 pub use setup::Conversations;

@@ -100,6 +100,9 @@ impl OptionValue for EnvironmentFactory {
     const KIND: ValueKind = ValueKind::TextOrTable;
 }
 
+/// What metrics call the reward of an agent.
+pub const AGENT_REWARD: &str = "agent";
+
 impl TrainConfig {
     /// Whether completions are conversations with tools or an environment.
     #[must_use]
@@ -110,7 +113,7 @@ impl TrainConfig {
     /// Finished turns whose keys and values a sampler of `max_num_seqs` sequences holds while tools work.
     #[must_use]
     pub fn kept_states(&self, max_num_seqs: usize) -> usize {
-        if self.has_tools() { self.max_kept_states.unwrap_or(max_num_seqs) } else { 0 }
+        if self.has_tools() || self.agent.is_some() { self.max_kept_states.unwrap_or(max_num_seqs) } else { 0 }
     }
 
     /// Each reward of the run as metrics call it, with its weight: reward functions, then environments with the weight
@@ -124,11 +127,13 @@ impl TrainConfig {
         names[..functions].iter().cloned().zip(weights).chain(of_environments).collect()
     }
 
-    /// What gives rewards: the entries of `reward_funcs`, then the classes of the environments.
+    /// What gives rewards: the entries of `reward_funcs`, then the classes of the environments, or the agent.
     #[must_use]
     pub fn reward_entries(&self) -> Vec<String> {
         let environments = self.environment_factory.iter().flat_map(EnvironmentFactory::entries);
-        self.reward_funcs.iter().cloned().chain(environments.map(|entry| bare(&entry).to_owned())).collect()
+        let agent = self.agent.iter().map(|_| AGENT_REWARD.to_owned());
+        let functions = self.reward_funcs.iter().cloned();
+        functions.chain(environments.map(|entry| bare(&entry).to_owned())).chain(agent).collect()
     }
 }
 

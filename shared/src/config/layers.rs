@@ -162,6 +162,7 @@ fn named(
         ("reward_funcs", true),
         ("tools", !config.tools.is_empty()),
         ("environment_factory", config.environment_factory.is_some()),
+        ("agent", config.agent.is_some()),
     ];
     if names_code.iter().any(|(option, is_given)| *is_given && in_file(option)) && config.reward_dir.is_none() {
         config.reward_dir = folder.map(Path::to_owned);

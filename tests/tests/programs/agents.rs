@@ -15,7 +15,7 @@ use harness::{
     binary,
     cli::{self, Finished},
     processes::{children, signal},
-    tiny_model::{CHARACTERS, CONVERSATION_TEMPLATE, Qwen2, SMALL},
+    tiny_model::{CHARACTERS, Qwen2, SMALL, write_conversation_tokenizer},
     training::json_lines,
 };
 use serde_json::{Value, json};
@@ -105,38 +105,6 @@ pub struct Bench {
 /// The model after its warm start; it is made once for all tests.
 static WARM: LazyLock<Bench> = LazyLock::new(Bench::warmed);
 
-/// A tokenizer of one token for each character, with the marks of turns.
-fn write_tokenizer(dir: &Path) {
-    let characters = ['\n'].into_iter().chain(' '..='~').map(String::from);
-    let vocab: serde_json::Map<String, Value> = ["<|im_start|>".to_owned()]
-        .into_iter()
-        .chain(characters)
-        .chain(["<|im_end|>".to_owned()])
-        .zip(0..)
-        .map(|(text, id): (_, u32)| (text, id.into()))
-        .collect();
-    assert_eq!(vocab.len(), CHARACTERS + 1);
-    let added: Vec<Value> = [(0, "<|im_start|>"), (CHARACTERS, "<|im_end|>")]
-        .map(|(id, content)| {
-            json!({"id": id, "content": content, "special": true, "single_word": false, "lstrip": false,
-                   "rstrip": false, "normalized": false})
-        })
-        .to_vec();
-    let tokenizer = json!({
-        "version": "1.0", "added_tokens": added, "decoder": {"type": "Fuse"},
-        "model": {"type": "BPE", "vocab": vocab, "merges": []},
-    });
-    let files = [
-        ("tokenizer.json", tokenizer.to_string()),
-        ("tokenizer_config.json", json!({"eos_token": "<|im_end|>"}).to_string()),
-        ("generation_config.json", json!({"eos_token_id": CHARACTERS}).to_string()),
-        ("chat_template.jinja", CONVERSATION_TEMPLATE.to_owned()),
-    ];
-    for (name, content) in files {
-        fs::write(dir.join(name), content).unwrap();
-    }
-}
-
 impl Bench {
     fn empty() -> Self {
         let bench = Self { dir: tempfile::tempdir().unwrap() };
@@ -153,7 +121,7 @@ impl Bench {
         let bench = Self::empty();
         let model = Qwen2 { vocab_size: CHARACTERS + 1, ..SMALL };
         model.write(&bench.path("random"), 5);
-        write_tokenizer(&bench.path("random"));
+        write_conversation_tokenizer(&bench.path("random"));
         let first = bench.train("random", "first", "tools = [\"my_tools.py:add\"]\nmax_steps = 1\n");
         assert!(matches!(first.status.code(), Some(0 | 4)), "{}", first.stderr);
         let rows = json_lines(&bench.path("first/completions/step-1.jsonl"));

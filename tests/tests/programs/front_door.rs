@@ -23,7 +23,7 @@ fn listed(program: &str) -> Vec<(String, String)> {
 const OWN: [(&str, &[&str]); 4] = [
     ("rollout", &["help", "run"]),
     ("rollout-fleet", &["help", "run"]),
-    ("rollout-serve", &["help"]),
+    ("rollout-serve", &["help", "run"]),
     ("learner", &["bench", "help", "rank", "run"]),
 ];
 

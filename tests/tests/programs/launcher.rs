@@ -151,6 +151,8 @@ fn where_the_program_of_the_fleet_is_missing_nothing_begins_and_the_way_to_it_is
     assert_eq!(tandem(&["doctor", "--join", "tcp/127.0.0.1:7447"]), missing("--join"));
     let serve = missing("`tandem serve`").replace("rollout-fleet", "rollout-serve");
     assert_eq!(tandem(&["serve", "--model", "model"]), serve);
+    let agent = missing("`agent`").replace("rollout-fleet", "rollout-serve");
+    assert_eq!(tandem(&["train", "run.toml", "--agent", "python3 my_agent.py"]), agent);
     let grammar = missing("--json-schema").replace("rollout-fleet", "rollout-serve");
     assert_eq!(tandem(&["generate", "--model", "model", "--prompt", "a", "--json-schema=s.json"]), grammar);
     let doctor = |stage: &Stage| {

@@ -266,7 +266,7 @@ impl Containment {
 /// The program that contains others: this one, or `rollout` of the same build.
 fn rollout() -> Result<PathBuf, String> {
     let own = env::current_exe().map_err(|e| e.to_string())?;
-    if ["rollout", "rollout-fleet"].map(|name| Some(OsStr::new(name))).contains(&own.file_stem()) {
+    if ["rollout", "rollout-fleet", "rollout-serve"].map(|name| Some(OsStr::new(name))).contains(&own.file_stem()) {
         // This works also where a new file has replaced it on the disk.
         return Ok("/proc/self/exe".into());
     }

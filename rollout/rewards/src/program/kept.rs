@@ -127,7 +127,7 @@ impl Kept {
     }
 
     /// Closes its input after what has been sent and what the returned sender will send.
-    pub(super) fn last_requests(&mut self) -> Sender<Vec<u8>> {
+    pub fn last_requests(&mut self) -> Sender<Vec<u8>> {
         std::mem::replace(&mut self.requests, bounded(0).0)
     }
 

@@ -37,6 +37,12 @@ pub struct Chat {
     pub tokens_as_ids: bool,
     /// How calls are read, where tools may be called.
     pub calling: Option<Calling>,
+    /// The messages as the template gets them.
+    pub messages: Vec<Value>,
+    /// The tools that there are.
+    pub tools: Vec<Value>,
+    /// Whether the request has variables of its own for the template.
+    pub has_variables: bool,
 }
 
 impl AsRef<Model> for Chat {
@@ -67,7 +73,7 @@ impl Chat {
         let choice = Choice::take(&mut fields)?;
         let parallel = fields.take("parallel_tool_calls")?.unwrap_or(true) && !matches!(choice, Choice::Named(_));
         refuse_unless(&mut fields, "function_call", &["auto", "none"])?;
-        let Conversation { text, goes_on, tools } = conversation(&mut fields, tokenizer)?;
+        let Conversation { text, goes_on, messages, tools, has_variables } = conversation(&mut fields, tokenizer)?;
         fields.end()?;
         check_text("messages", &text, max_model_len)?;
         let support = tokenizer.template().map(ChatTemplate::tool_support);
@@ -90,6 +96,9 @@ impl Chat {
             return_token_ids,
             tokens_as_ids,
             calling,
+            messages,
+            tools,
+            has_variables,
         })
     }
 }
@@ -123,8 +132,12 @@ pub struct Conversation {
     pub text: String,
     /// Whether its last message is to be continued.
     pub goes_on: bool,
+    /// Its messages as the template gets them.
+    pub messages: Vec<Value>,
     /// The tools that there are.
     pub tools: Vec<Value>,
+    /// Whether it has variables of its own for the template.
+    pub has_variables: bool,
 }
 
 /// Takes messages and what else the template reads.
@@ -152,11 +165,12 @@ pub fn conversation(fields: &mut Fields, tokenizer: &Tokenizer) -> Result<Conver
         return Err(ApiError::field("add_generation_prompt", message));
     }
     let mut variables: Map<String, Value> = fields.take("chat_template_kwargs")?.unwrap_or_default();
+    let has_variables = !variables.is_empty();
     let tools = tools::take(fields, support)?;
     if !tools.is_empty() {
         variables.insert("tools".into(), tools.as_slice().into());
     }
     let text = tokenizer.render(&messages, &variables);
     let text = text.map_err(|error| ApiError::field("messages", error.to_string()))?;
-    Ok(Conversation { text, goes_on: is_open, tools })
+    Ok(Conversation { text, goes_on: is_open, messages, tools, has_variables })
 }

@@ -15,7 +15,7 @@ use axum::{
     },
 };
 use futures_util::stream;
-use rollout::engine::{FinishedSequence, GivenLogprob, LoadedAdapter};
+use rollout::engine::{FinishedSequence, GivenLogprob, LoadedAdapter, State};
 use serde_json::Value;
 use shared::FinishReason;
 use shared_http::{Busy, Connection};
@@ -26,6 +26,7 @@ use tokio::{
 
 use super::App;
 use crate::{
+    agent::Turn,
     answer::{Choice, Done, Entry, Shape, Usage},
     desk::{Event, Place, Ticket, Wish},
     error::ApiError,
@@ -51,14 +52,25 @@ pub struct Asked {
     pub echo: bool,
     /// How calls are read, where tools may be called.
     pub calling: Option<Calling>,
+    /// Inside a run, the turn of a sample that is asked for.
+    pub turn: Option<Turn>,
 }
 
 impl Asked {
     /// Asks the engine, for prompts that completions are wanted of: all of them, or none.
     fn begin(&self, app: &App, place: Place, stream: bool) -> Result<Ticket, ApiError> {
         let wanted = self.prompts.iter().filter(|prompt| prompt.max_tokens > 0);
-        let group = |prompt: &Prompt| self.sampling.group(&app.tokenizer, prompt, app.fresh.next());
-        let wish = Wish { stream, top_logprobs: self.shape.top_logprobs, adapter: self.adapter.clone() };
+        let group = |prompt: &Prompt| {
+            let group = self.sampling.group(&app.tokenizer, prompt, app.fresh.next());
+            if let Some(turn) = &self.turn { turn.group(group) } else { group }
+        };
+        let wish = Wish {
+            stream,
+            top_logprobs: self.shape.top_logprobs,
+            adapter: self.adapter.clone(),
+            from: self.turn.as_ref().and_then(Turn::from),
+            keep: self.turn.is_some(),
+        };
         app.service.begin(place, wanted.map(group).collect(), wish)
     }
 
@@ -110,20 +122,29 @@ impl Asked {
         self.stream(app, place, given, deadline, connection.busy())
     }
 
-    async fn whole(self, app: &Arc<App>, place: Place) -> Result<Response, ApiError> {
+    async fn whole(mut self, app: &Arc<App>, place: Place) -> Result<Response, ApiError> {
         let given = self.scores(app).await?;
         let mut ticket = self.begin(app, place, false)?;
+        let mut left = None;
         let mut ended: Vec<Vec<FinishedSequence>> = self.prompts.iter().map(|_| Vec::new()).collect();
         while let Some((prompt, event)) = ticket.next().await? {
-            if let Event::Ended(sequence) = event {
+            if let Event::Ended { sequence, state } = event {
                 ended[prompt].push(sequence);
+                left = state;
             }
         }
-        app.apart(move |app| Ok(self.answered(app, &given, ended))).await
+        app.apart(move |app| Ok(self.answered(app, &given, ended, left))).await
     }
 
-    /// The answer with all choices: those of each prompt in order.
-    fn answered(&self, app: &App, given: &[Vec<GivenLogprob>], ended: Vec<Vec<FinishedSequence>>) -> Response {
+    /// The answer with all choices: those of each prompt in order. `left` is the state that the turn of a sample leaves.
+    fn answered(
+        &mut self,
+        app: &App,
+        given: &[Vec<GivenLogprob>],
+        ended: Vec<Vec<FinishedSequence>>,
+        left: Option<State>,
+    ) -> Response {
+        let sampled = self.turn.as_ref().and_then(|_| ended.first()?.first().cloned());
         let mut usage = Usage::default();
         let mut answered = Vec::new();
         for (at, (prompt, mut sequences)) in self.prompts.iter().zip(ended).enumerate() {
@@ -137,6 +158,10 @@ impl Asked {
                 sequences.into_iter().map(|sequence| self.done(app, prompt, given, Some(sequence))).collect()
             };
             answered.push((Arc::clone(&prompt.ids), choices));
+        }
+        let said = answered.first().and_then(|(_, choices): &(_, Vec<Done>)| choices.first());
+        if let (Some(turn), Some(sequence), Some(done)) = (&mut self.turn, sampled, said) {
+            turn.ended(&sequence, left, &done.text, &done.calls);
         }
         Json(self.shape.whole(&answered, usage)).into_response()
     }
@@ -183,8 +208,9 @@ impl Asked {
         let prompt = self.prompts.iter().map(|prompt| prompt.ids.len()).sum();
         let usage = Usage { prompt, completion: 0 };
         let opening = Opening { index: 0, prompts: self.prompts, echo: self.echo, given: given.into() };
-        let (shape, ready) = (Arc::new(self.shape), VecDeque::new());
-        let stream = Stream { app, shape, n, opening, ticket, choices, ready, usage, deadline, is_over: false };
+        let (shape, ready, said) = (Arc::new(self.shape), VecDeque::new(), String::new());
+        let (turn, is_over) = (self.turn, false);
+        let stream = Stream { app, shape, n, opening, ticket, choices, ready, usage, deadline, is_over, turn, said };
         let (sender, chunks) = mpsc::channel(AHEAD);
         tokio::spawn(stream.run(sender, busy));
         let events = stream::unfold(chunks, async |mut chunks| {
@@ -220,6 +246,9 @@ struct Stream {
     usage: Usage,
     deadline: Instant,
     is_over: bool,
+    turn: Option<Turn>,
+    /// The text of the turn so far.
+    said: String,
 }
 
 impl Stream {
@@ -310,18 +339,30 @@ impl Stream {
         Ok(true)
     }
 
+    /// The choice of a completion. The turn of a sample is the only one, whatever the index of the sample.
+    fn index(&self, prompt: usize, sample: u32) -> usize {
+        if self.turn.is_some() { 0 } else { prompt * self.n + sample as usize }
+    }
+
     fn take(&mut self, prompt: usize, event: Event) {
         let chunks: Vec<Value> = match event {
             Event::Token { sample, id, logprob, top } => {
                 self.usage.completion += 1;
-                let index = prompt * self.n + sample as usize;
+                let index = self.index(prompt, sample);
                 let piece = self.choices[index].as_mut().map(|choice| choice.push(id, &logprob, &top));
+                if let (Some(_), Some(piece)) = (&self.turn, &piece) {
+                    self.said.push_str(&piece.text);
+                }
                 piece.and_then(|piece| self.shape.next(index, &piece, None)).into_iter().collect()
             }
-            Event::Ended(sequence) => {
-                let index = prompt * self.n + sequence.sample as usize;
+            Event::Ended { sequence, state } => {
+                let index = self.index(prompt, sequence.sample);
                 let end = self.choices[index].take().map(|choice| choice.end(sequence.finish_reason));
                 let (text, calls) = end.unwrap_or_default();
+                if let Some(turn) = &mut self.turn {
+                    self.said.push_str(&text);
+                    turn.ended(&sequence, state, &self.said, &calls);
+                }
                 self.shape.last(index, text, &calls, sequence.finish_reason)
             }
             Event::Refused(_) => Vec::new(),

@@ -11,10 +11,27 @@ use shared_http::Connection;
 
 use super::{App, answering::Asked, now};
 use crate::{
+    agent::{Sample, Turn},
     answer::{Form, Shape},
     error::ApiError,
+    models::Model,
     request::chat::Chat,
 };
+
+/// A length of context that no request has.
+const BOUNDLESS: usize = usize::MAX >> 8;
+
+/// A body that was read; inside a run, with the turn that it asks for.
+struct Read {
+    chat: Chat,
+    turn: Option<Turn>,
+}
+
+impl AsRef<Model> for Read {
+    fn as_ref(&self) -> &Model {
+        &self.chat.model
+    }
+}
 
 /// Answers the last message of a conversation.
 pub async fn answer(
@@ -22,13 +39,21 @@ pub async fn answer(
     Extension(connection): Extension<Connection>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let read = app.enter(request, |app, body| {
-        let mut read = Chat::read(body, &app.models, &app.tokenizer, app.max_model_len)?;
-        read.sampling.compile(&app.grammars, read.prompt.start())?;
-        app.prepare_names(read.top_logprobs);
-        Ok(read)
+    let sample = request.extensions().get::<Arc<Sample>>().cloned();
+    let read = app.enter(request, move |app, body| {
+        let Some((samples, sample)) = app.agents.as_ref().zip(sample) else {
+            let mut chat = Chat::read(body, &app.models, &app.tokenizer, app.max_model_len)?;
+            chat.sampling.compile(&app.grammars, chat.prompt.start())?;
+            app.prepare_names(chat.top_logprobs);
+            return Ok(Read { chat, turn: None });
+        };
+        // The room is that of the recorded tokens, which differ from those of a new rendering.
+        let mut chat = Chat::read(body, &app.models, &app.tokenizer, BOUNDLESS)?;
+        let turn = Some(samples.turn(&sample, &mut chat)?);
+        app.prepare_names(chat.top_logprobs);
+        Ok(Read { chat, turn })
     });
-    let (place, read) = read.await?;
+    let (place, Read { chat: read, turn }) = read.await?;
     let shape = Shape {
         form: Form::Chat,
         id: format!("chatcmpl-{:016x}", app.fresh.next()),
@@ -42,6 +67,6 @@ pub async fn answer(
     };
     let Chat { sampling, calling, .. } = read;
     let asked =
-        Asked { shape, adapter: read.model.adapter, prompts: vec![read.prompt], sampling, echo: false, calling };
+        Asked { shape, adapter: read.model.adapter, prompts: vec![read.prompt], sampling, echo: false, calling, turn };
     asked.answer(app, place, connection, read.streaming.stream).await
 }

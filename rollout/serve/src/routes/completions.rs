@@ -42,6 +42,6 @@ pub async fn answer(
         include_usage: read.streaming.include_usage,
     };
     let Completion { prompts, sampling, echo, .. } = read;
-    let asked = Asked { shape, adapter: read.model.adapter, prompts, sampling, echo, calling: None };
+    let asked = Asked { shape, adapter: read.model.adapter, prompts, sampling, echo, calling: None, turn: None };
     asked.answer(app, place, connection, read.streaming.stream).await
 }

@@ -6,6 +6,7 @@ mod chat;
 mod completions;
 mod generate;
 mod models;
+mod reward;
 #[cfg(test)]
 mod tests;
 mod tokens;
@@ -39,6 +40,7 @@ use shared_http::{Connection, equal, is_this_machine};
 use tokio::{sync::Semaphore, time::timeout};
 
 use crate::{
+    agent::{Known, Sample, Samples},
     answer::TokenNames,
     desk::{Place, Service},
     error::ApiError,
@@ -50,7 +52,7 @@ use crate::{
 const BODY_PATIENCE: Duration = Duration::from_secs(30);
 
 /// The routes of [`router`], by their names in `/metrics`.
-const ROUTES: [&str; 10] = [
+const ROUTES: [&str; 11] = [
     "/v1/completions",
     "/v1/chat/completions",
     "/v1/models",
@@ -60,8 +62,13 @@ const ROUTES: [&str; 10] = [
     "/tokenize",
     "/detokenize",
     "/health",
+    "/reward",
     "/metrics",
 ];
+
+/// Routes inside a run.
+const IN_RUN: [&str; 6] =
+    ["/v1/chat/completions", "/inference/v1/generate", "/v1/models", "/tokenize", "/health", "/reward"];
 
 /// Bounds of a request.
 #[derive(Debug, Clone, Copy)]
@@ -90,6 +97,8 @@ pub struct App {
     pub metrics: Arc<Metrics>,
     /// What every request must bring along.
     pub key: Option<String>,
+    /// Inside a run, the samples by their keys, one of which every request must have.
+    pub agents: Option<Arc<Samples>>,
     /// Bounds of a request.
     pub limits: Limits,
     /// Seeds and names.
@@ -145,6 +154,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/detokenize", post(tokens::detokenize))
         .route("/health", get(StatusCode::OK))
         .route("/metrics", get(metrics))
+        .route("/reward", post(reward::give))
         .fallback(async |request: Request| {
             ApiError::new(StatusCode::NOT_FOUND, format!("there is no route {}", request.uri().path()))
         })
@@ -175,7 +185,14 @@ async fn guard(State(app): State<Arc<App>>, mut request: Request, next: Next) ->
     });
     let (route, model) = (route(request.uri().path()), AskedModel::default());
     request.extensions_mut().insert(model.clone());
-    let response = match judge(app.key.as_deref(), route, request.headers()) {
+    let judged = match &app.agents {
+        None if route == "/reward" => Err(ApiError::new(StatusCode::NOT_FOUND, "rewards are taken inside a run only")),
+        None => judge(app.key.as_deref(), route, request.headers()),
+        Some(samples) => judge_agent(samples, route, request.headers()).map(|sample| {
+            sample.map(|sample| request.extensions_mut().insert(sample));
+        }),
+    };
+    let response = match judged {
         Ok(()) => next.run(request).await,
         Err(error) => error.into_response(),
     };
@@ -187,21 +204,45 @@ async fn guard(State(app): State<Arc<App>>, mut request: Request, next: Next) ->
 /// With a key, every request but that for the health must have it. Without one, only this machine can connect, and a
 /// foreign page in a browser here must not ask through a name that leads here (DNS rebinding).
 fn judge(key: Option<&str>, route: &str, headers: &HeaderMap) -> Result<(), ApiError> {
-    let header = |name| headers.get(name).and_then(|value: &header::HeaderValue| value.to_str().ok());
     let Some(key) = key else {
+        let header = |name| headers.get(name).and_then(|value: &header::HeaderValue| value.to_str().ok());
         let host = header("host").unwrap_or_default();
         let message = "this endpoint answers to localhost and 127.0.0.1 only; --host with --api-key opens it to others";
         return if is_this_machine(host) { Ok(()) } else { Err(ApiError::new(StatusCode::FORBIDDEN, message)) };
     };
+    if route == "/health" || keys(headers).any(|given| equal(given, key)) {
+        return Ok(());
+    }
+    Err(ApiError::no_key("the API key is missing or wrong; it goes into `Authorization: Bearer KEY`"))
+}
+
+/// The keys that a request brings along.
+fn keys(headers: &HeaderMap) -> impl Iterator<Item = &str> {
+    let header = |name| headers.get(name).and_then(|value: &header::HeaderValue| value.to_str().ok());
     let bearer = header("authorization").and_then(|value| {
         let (scheme, key) = value.split_once(' ')?;
         scheme.eq_ignore_ascii_case("bearer").then(|| key.trim())
     });
-    if route == "/health" || [bearer, header("x-api-key")].into_iter().flatten().any(|given| equal(given, key)) {
-        return Ok(());
+    [header("x-tandem-sample"), bearer, header("x-api-key")].into_iter().flatten()
+}
+
+/// Inside a run, every request but that for the health has the key of a sample whose agent is at work.
+fn judge_agent(samples: &Samples, route: &str, headers: &HeaderMap) -> Result<Option<Arc<Sample>>, ApiError> {
+    if route == "/health" {
+        return Ok(None);
     }
-    let message = "the API key is missing or wrong; it goes into `Authorization: Bearer KEY`";
-    Err(ApiError { code: Some("invalid_api_key"), ..ApiError::new(StatusCode::UNAUTHORIZED, message) })
+    let sample = match keys(headers).next().map_or(Known::Unknown, |key| samples.find(key)) {
+        Known::Live(sample) => sample,
+        Known::Ended => return Err(ApiError::ended()),
+        Known::Unknown => {
+            return Err(ApiError::no_key("this is the key of no sample; the key is in the agent's OPENAI_API_KEY"));
+        }
+    };
+    if IN_RUN.contains(&route) {
+        return Ok(Some(sample));
+    }
+    let message = format!("inside a run there are only the routes {}", IN_RUN.join(", "));
+    Err(ApiError::new(StatusCode::NOT_FOUND, message))
 }
 
 impl App {
@@ -250,7 +291,8 @@ impl App {
     ) -> Result<(Place, T), ApiError> {
         let model: Option<AskedModel> = request.extensions().get().cloned();
         let body = self.body(request).await?;
-        let place = self.service.enter()?;
+        let full = |error: ApiError| if self.agents.is_some() { error.full_in_run() } else { error };
+        let place = self.service.enter().map_err(full)?;
         let read = self.in_time(self.apart(move |app| read(app, &body))).await?;
         if let Some(AskedModel(model)) = model {
             model.get_or_init(|| Arc::clone(&read.as_ref().name));

@@ -373,7 +373,7 @@ impl Conversing {
 }
 
 /// All that the policy has sampled in a conversation, as one sequence.
-fn sampled(conversed: &Conversed) -> FinishedSequence {
+pub fn sampled(conversed: &Conversed) -> FinishedSequence {
     let (mut token_ids, mut logprobs, mut versions) = (Vec::new(), Vec::new(), Vec::new());
     for segment in conversed.episode.segments() {
         if let Segment::Sampled { ids, logprobs: of_turn, versions: of_ids, .. } = segment {

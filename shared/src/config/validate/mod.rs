@@ -10,6 +10,7 @@ macro_rules! ensure {
     };
 }
 
+mod agent;
 mod best;
 mod fleet;
 mod method;
@@ -53,6 +54,7 @@ impl TrainConfig {
             Self::check_guard,
             Self::check_sampling,
             Self::check_tools,
+            Self::check_agent,
             Self::check_advantages,
             Self::check_critic,
             Self::check_objective,
@@ -157,7 +159,7 @@ impl TrainConfig {
                 "`eval_steps` needs `eval_dataset`: name a file or folder with prompts to evaluate on".to_owned(),
             ),
             (
-                functions == 0 && self.environment_factory.is_none(),
+                functions == 0 && self.environment_factory.is_none() && self.agent.is_none(),
                 "`reward_funcs` is empty: name at least one reward function".to_owned(),
             ),
             (

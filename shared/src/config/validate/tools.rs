@@ -74,7 +74,8 @@ impl TrainConfig {
             "stragglers",
             "straggler_after",
         ];
-        keys.into_iter().filter(|key| !self.has_tools() && self.is_set(key)).collect()
+        let is_used = |key: &str| self.has_tools() || key == "max_kept_states" && self.agent.is_some();
+        keys.into_iter().filter(|key| !is_used(key) && self.is_set(key)).collect()
     }
 }
 

@@ -103,6 +103,9 @@ impl TrainConfig {
         for key in self.unused_by_tools() {
             list.push(format!("`{key}` has no effect without `tools` or `environment_factory`"));
         }
+        for key in self.unused_by_agent() {
+            list.push(format!("`{key}` has no effect without `agent`"));
+        }
         for key in self.options_without_effect() {
             let (losses, estimators) = (LossType::with_option(key), AdvantageEstimator::with_option(key));
             let (option, own, others) = if losses.is_empty() {

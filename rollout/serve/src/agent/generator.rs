@@ -1,0 +1,406 @@
+//! A generator whose completions are the conversations of agents, around the engine of a run.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    mem,
+    sync::Arc,
+    thread::JoinHandle,
+    time::Instant,
+};
+
+use crossbeam::channel::{Receiver, Sender, unbounded};
+use rollout::{
+    data::PromptRow,
+    engine::{
+        EngineError, FinishedSequence, GivenLogprob, GroupRequest, LoadedAdapter, Output, Request, SwapReport,
+        WeightSource,
+    },
+    generate::{Conversed, Generate, Next, PairGenerator, Work},
+    turns::{conversed, prompts, sampled},
+};
+use shared::{EpisodeEnd, Exchange, FinishReason, Placed, PolicyVersion, PromptId, RewardOutcome};
+use tokio::sync::Notify;
+
+use super::{Outcome, Program, Running, Sample, Samples};
+use crate::desk::{Desk, Serve};
+
+/// A generator inside a run has no adapters beside the policy.
+impl Serve for dyn PairGenerator {
+    fn begin_with(&mut self, request: Request, _: Option<LoadedAdapter>) -> Result<(), EngineError> {
+        self.begin(request)
+    }
+
+    fn score(&mut self, _: &[u32], _: u32, _: Option<&LoadedAdapter>) -> Result<Vec<GivenLogprob>, EngineError> {
+        let message = "log-probs of a prompt are not computed inside a run".into();
+        Err(EngineError::Request { prompt: 0, message })
+    }
+}
+
+/// A group and the index of a sample in it.
+type Place = (u64, u32);
+
+/// A generator of the conversations of agents.
+pub struct Agents {
+    inner: Box<dyn PairGenerator>,
+    desk: Desk,
+    samples: Arc<Samples>,
+    program: Arc<Program>,
+    /// Most agents at once.
+    most: usize,
+    ends: Receiver<(Place, Outcome)>,
+    tell: Sender<(Place, Outcome)>,
+    /// The groups that are not complete, by numbers of their own.
+    groups: HashMap<u64, Begun>,
+    live: HashMap<Place, Live>,
+    /// Samples whose agents have not been started.
+    queue: VecDeque<Place>,
+    /// Whether agents may be started.
+    admits: bool,
+    outputs: Vec<Output>,
+    /// Ended conversations that have not been taken.
+    ended: HashMap<(u64, u32), Conversed>,
+    next: u64,
+    counts: Counts,
+    server: Server,
+}
+
+/// What is told at the end of a run.
+#[derive(Default)]
+struct Counts {
+    overridden: u64,
+    branches: u64,
+}
+
+/// The server of the endpoint, which ends with the generator.
+pub struct Server {
+    /// Asks it to end.
+    pub over: Arc<Notify>,
+    /// Its thread.
+    pub thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.over.notify_one();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A group whose agents are at work.
+struct Begun {
+    request: GroupRequest,
+    row: Arc<str>,
+    /// Samples that have not ended.
+    live: usize,
+    /// The token that the prompts of its conversations begin with.
+    first: Option<u32>,
+}
+
+/// A sample whose agent is at work.
+struct Live {
+    key: String,
+    sample: Arc<Sample>,
+    begun: Instant,
+    _running: Running,
+}
+
+impl Agents {
+    /// A generator of the conversations of at most `most` agents at once, which reach `desk` by `server`.
+    #[must_use]
+    pub fn new(
+        inner: Box<dyn PairGenerator>,
+        (desk, samples, server): (Desk, Arc<Samples>, Server),
+        program: Arc<Program>,
+        most: usize,
+    ) -> Self {
+        let (tell, ends) = unbounded();
+        Self {
+            inner,
+            desk,
+            samples,
+            program,
+            most,
+            ends,
+            tell,
+            groups: HashMap::new(),
+            live: HashMap::new(),
+            queue: VecDeque::new(),
+            admits: true,
+            outputs: Vec::new(),
+            ended: HashMap::new(),
+            next: 0,
+            counts: Counts::default(),
+            server,
+        }
+    }
+
+    fn open(&mut self, request: GroupRequest, row: &PromptRow) {
+        let number = self.next;
+        self.next += 1;
+        self.queue.extend(request.samples.iter().map(|&index| (number, index)));
+        let row = serde_json::Value::from(prompts::environment_row(row)).to_string().into();
+        self.groups.insert(number, Begun { row, live: request.samples.len(), first: None, request });
+    }
+
+    fn can_start(&self) -> bool {
+        self.admits && self.live.len() < self.most && !self.queue.is_empty()
+    }
+
+    /// Starts agents as long as there is room for them.
+    fn start(&mut self) {
+        while self.can_start()
+            && let Some(place) = self.queue.pop_front()
+        {
+            let Some(group) = self.groups.get(&place.0) else { continue };
+            let started = shared_http::random().and_then(|key| {
+                let (row, tell) = (Arc::clone(&group.row), self.tell.clone());
+                let running = self.program.start(key.clone(), row, place, tell)?;
+                Ok((key, running))
+            });
+            let (key, running) = match started {
+                Ok(started) => started,
+                Err(error) => {
+                    // The outcome comes as that of an agent does.
+                    let _ = self.tell.send((place, Outcome::Failed(format!("the agent cannot be started: {error}"))));
+                    (String::new(), Running::default())
+                }
+            };
+            let sample = self.samples.open(key.clone(), place.1, group.request.clone());
+            self.live.insert(place, Live { key, sample, begun: Instant::now(), _running: running });
+        }
+    }
+
+    /// An agent has ended.
+    fn hear(&mut self, place: Place, outcome: Outcome) {
+        let Some((conversed, is_whole)) = self.take_out(place, outcome) else { return };
+        let sequence = sampled(&conversed);
+        if !is_whole {
+            tracing::warn!("{}", conversed.exchange.failure.as_deref().unwrap_or("an agent failed"));
+        }
+        self.ended.insert((conversed.tag, conversed.sample), conversed);
+        self.outputs.push(Output::Ended { sequence, state: None });
+    }
+
+    /// What a sample has come to, and whether it has a reward.
+    fn take_out(&mut self, place: Place, outcome: Outcome) -> Option<(Conversed, bool)> {
+        let live = self.live.remove(&place)?;
+        self.samples.close(&live.key);
+        let record = live.sample.finish();
+        let group = self.groups.get_mut(&place.0)?;
+        let tag = group.request.tag;
+        self.counts.add(record.overridden, record.paths.len());
+        let reward = judged(record.reward, outcome);
+        let path = record.paths.into_iter().next();
+        let first = path.as_ref().and_then(|path| path.conversation.prompt_ids().first().copied());
+        let is_shared = *group.first.get_or_insert(first.unwrap_or_default()) == first.unwrap_or_default();
+        let reward = match (&path, is_shared) {
+            (None, _) => {
+                reward.and(Err((EpisodeEnd::EnvironmentFailed, "the agent had no answer of the policy".into())))
+            }
+            (_, false) => Err((
+                EpisodeEnd::EnvironmentFailed,
+                "the prompts of the agents of one row do not begin with the same token".into(),
+            )),
+            _ => reward,
+        };
+        group.live -= 1;
+        if group.live == 0 {
+            self.groups.remove(&place.0);
+        }
+        let of_path = path.as_ref().and_then(|path| path.conversation.end());
+        let (end, rewards, failure) = match reward {
+            Ok(reward) => (of_path.unwrap_or(EpisodeEnd::Stop), RewardOutcome::Score(reward), None),
+            Err((end, reason)) => (end, RewardOutcome::Failed(reason.clone()), Some(reason)),
+        };
+        let (calls, recomputed) = path.as_ref().map_or((0, 0), |path| (path.calls, path.recomputed));
+        let seconds = live.begun.elapsed();
+        let is_whole = failure.is_none();
+        let exchange = |blank| Exchange {
+            failure,
+            calls,
+            recomputed,
+            rewards: vec![rewards],
+            waited_seconds: seconds.saturating_sub(record.sampled).as_secs_f64(),
+            seconds: seconds.as_secs_f64(),
+            ..blank
+        };
+        let conversation = path.map(|path| path.conversation);
+        Some((conversed((tag, place.1), conversation, end, self.inner.version(), exchange), is_whole))
+    }
+}
+
+impl Counts {
+    fn add(&mut self, overridden: u32, paths: usize) {
+        if overridden > 0 && self.overridden == 0 {
+            tracing::warn!("an agent asked for values of sampling of its own, and got those of the run");
+        }
+        if paths > 1 && self.branches == 0 {
+            tracing::warn!(
+                "an agent sent messages that do not continue its first conversation: their answers are not trained on"
+            );
+        }
+        self.overridden += u64::from(overridden);
+        self.branches += paths.saturating_sub(1) as u64;
+    }
+}
+
+/// The reward of an agent: one that it has given itself, a number on its last line, or 1 for its success.
+fn judged(given: Option<f64>, outcome: Outcome) -> Result<f64, (EpisodeEnd, String)> {
+    match (given, outcome) {
+        (_, Outcome::Late(reason)) => Err((EpisodeEnd::Deadline, reason)),
+        (Some(reward), _) => Ok(reward),
+        (None, Outcome::Failed(reason)) => Err((EpisodeEnd::EnvironmentFailed, reason)),
+        (None, Outcome::Done(line)) => match line.parse::<f64>() {
+            Ok(reward) if reward.is_finite() => Ok(reward),
+            Ok(reward) => {
+                Err((EpisodeEnd::EnvironmentFailed, format!("the agent's last line is {reward}, which is no reward")))
+            }
+            Err(_) => Ok(1.0),
+        },
+    }
+}
+
+impl Generate for Agents {
+    fn version(&self) -> PolicyVersion {
+        self.inner.version()
+    }
+
+    /// Agents think and wait too, so there may be more of them than sequences.
+    fn capacity(&self) -> usize {
+        self.most
+    }
+
+    /// Agents at work: new weights under `drain` wait for all of them.
+    fn running(&self) -> usize {
+        self.live.len()
+    }
+
+    fn waiting(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// Refused: an agent needs its row.
+    fn begin(&mut self, request: Request) -> Result<(), EngineError> {
+        let message = "completions are those of agents here, which need the row of their prompt".into();
+        Err(EngineError::Request { prompt: request.group.prompt_id.0, message })
+    }
+
+    fn advance(&mut self) -> Result<Vec<Output>, EngineError> {
+        self.start();
+        // What the desk says of its end is for loops of its own.
+        let fed = self.desk.feed(&mut *self.inner).map(|next: Next<()>| next == Next::Advance);
+        if fed.unwrap_or(false) {
+            let begun = Instant::now();
+            let outputs = self.inner.advance()?;
+            let _ = self.desk.take(&mut *self.inner, outputs, begun);
+        }
+        let ends: Vec<(Place, Outcome)> = self.ends.try_iter().collect();
+        ends.into_iter().for_each(|(place, outcome)| self.hear(place, outcome));
+        Ok(mem::take(&mut self.outputs))
+    }
+
+    fn cancel(&mut self, tag: u64, sample: Option<u32>) -> Vec<FinishedSequence> {
+        let numbers = self.groups.iter().filter(|(_, group)| group.request.tag == tag).map(|(number, _)| *number);
+        let numbers: Vec<u64> = numbers.collect();
+        let is_it = |place: &Place| numbers.contains(&place.0) && sample.is_none_or(|index| index == place.1);
+        let given_up = || Outcome::Failed("the sampler gave it up".into());
+        let (queued, queue): (Vec<Place>, VecDeque<Place>) = {
+            let all = mem::take(&mut self.queue);
+            let (queued, queue): (VecDeque<Place>, VecDeque<Place>) = all.into_iter().partition(is_it);
+            (queued.into(), queue)
+        };
+        self.queue = queue;
+        let mut cancelled = Vec::new();
+        for place in queued {
+            let Some(group) = self.groups.get_mut(&place.0) else { continue };
+            let tag = group.request.tag;
+            group.live -= 1;
+            if group.live == 0 {
+                self.groups.remove(&place.0);
+            }
+            let version = self.inner.version();
+            cancelled.push(sampled(&conversed((tag, place.1), None, EpisodeEnd::Aborted, version, |blank| blank)));
+        }
+        let mut places: Vec<Place> = self.live.keys().copied().filter(is_it).collect();
+        places.sort_unstable();
+        for place in places {
+            cancelled.extend(self.take_out(place, given_up()).map(|(conversed, _)| sampled(&conversed)));
+        }
+        let aborted = |sequence| FinishedSequence { finish_reason: FinishReason::Aborted, ..sequence };
+        cancelled.into_iter().map(aborted).collect()
+    }
+
+    fn begin_swap(&mut self, weights: WeightSource) -> Result<(), EngineError> {
+        self.inner.begin_swap(weights)
+    }
+
+    fn try_swap(&mut self) -> Result<Option<SwapReport>, EngineError> {
+        self.inner.try_swap()
+    }
+
+    /// Agents wait to be started; requests of those at work do not, or these would never end.
+    fn set_admission(&mut self, admit: bool) {
+        self.admits = admit;
+    }
+}
+
+impl PairGenerator for Agents {
+    fn begin_row(&mut self, request: Request, row: &PromptRow) -> Result<(), EngineError> {
+        self.open(request.group, row);
+        Ok(())
+    }
+
+    fn begin_rest(&mut self, request: Request, row: &PromptRow) -> Result<(), EngineError> {
+        self.begin_row(request, row)
+    }
+
+    fn waits(&self) -> bool {
+        let has_heard = !self.desk.is_quiet() || !self.ends.is_empty() || !self.outputs.is_empty();
+        !self.live.is_empty() && !has_heard && !self.can_start() && self.inner.is_idle()
+    }
+
+    fn take_conversation(&mut self, sequence: &FinishedSequence) -> Option<Conversed> {
+        self.ended.remove(&(sequence.tag, sequence.sample))
+    }
+
+    fn close(&mut self) {
+        let Counts { overridden, branches } = self.counts;
+        if overridden + branches > 0 {
+            tracing::info!(
+                "agents: {overridden} requests with values of sampling of their own, which were overridden; {branches} \
+                 conversations beside the first ones, which were not trained on"
+            );
+        }
+        self.server.over.notify_one();
+        self.inner.close();
+    }
+
+    fn handed_over(&mut self, group: &Placed) {
+        self.inner.handed_over(group);
+    }
+
+    fn distrusted(&mut self) -> Vec<(PromptId, u32)> {
+        self.inner.distrusted()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reward_is_posted_or_printed_or_the_success_and_a_failure_is_none() {
+        let done = |line: &str| Outcome::Done(line.into());
+        assert_eq!(judged(Some(0.25), done("7")), Ok(0.25));
+        assert_eq!(judged(None, done("-0.5")), Ok(-0.5));
+        assert_eq!(judged(None, done("all is well")), Ok(1.0));
+        assert_eq!(judged(None, done("")), Ok(1.0));
+        assert_eq!(judged(Some(0.25), Outcome::Failed("crash".into())), Ok(0.25));
+        let end = |given, outcome| judged(given, outcome).unwrap_err().0;
+        assert_eq!(end(None, done("nan")), EpisodeEnd::EnvironmentFailed);
+        assert_eq!(end(None, Outcome::Failed("crash".into())), EpisodeEnd::EnvironmentFailed);
+        assert_eq!(end(Some(1.0), Outcome::Late("late".into())), EpisodeEnd::Deadline);
+    }
+}

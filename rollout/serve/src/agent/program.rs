@@ -1,0 +1,142 @@
+//! The program of an agent: it gets a row and a key, and says at its end how it went.
+
+use std::{
+    io,
+    path::PathBuf,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use crossbeam::channel::{RecvTimeoutError, Sender};
+use rollout_rewards::program::{Containment, Ender, Kept, LastWords};
+use shared::config::RewardHost;
+
+/// How often a program that has closed its output is asked whether it has ended.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// How an agent ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// By itself, with exit code 0, after this last line of output.
+    Done(String),
+    /// In another way.
+    Failed(String),
+    /// It was ended, because its time was over.
+    Late(String),
+}
+
+/// What is started for each sample.
+pub struct Program {
+    command: String,
+    containment: Containment,
+    dir: PathBuf,
+    url: String,
+    timeout: Duration,
+}
+
+/// An agent at work.
+#[derive(Default)]
+pub struct Running {
+    ender: Arc<OnceLock<Ender>>,
+    is_given_up: Arc<AtomicBool>,
+}
+
+impl Running {
+    /// Ends it. Its outcome still comes.
+    pub fn give_up(&self) {
+        self.is_given_up.store(true, Ordering::SeqCst);
+        if let Some(ender) = self.ender.get() {
+            ender.end();
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.give_up();
+    }
+}
+
+impl Program {
+    /// A command line for the shell, with the permissions and limits of reward programs. It has the network in any
+    /// case: the endpoint, at `url`, is reached by it.
+    ///
+    /// # Errors
+    /// A folder of the containment that is not there.
+    pub fn new(command: &str, host: &RewardHost, url: String, timeout: Duration) -> Result<Self, String> {
+        let mut host = host.clone();
+        host.bounds.network = true;
+        let containment = Containment::of(&host)?;
+        Ok(Self { command: command.to_owned(), containment, dir: host.dir, url, timeout })
+    }
+
+    /// Starts it on a thread of its own, which sends the outcome with `place`.
+    ///
+    /// # Errors
+    /// When the system has no more threads.
+    pub fn start<P: Send + 'static>(
+        self: &Arc<Self>,
+        key: String,
+        row: Arc<str>,
+        place: P,
+        tell: Sender<(P, Outcome)>,
+    ) -> io::Result<Running> {
+        let running = Running::default();
+        let (program, ender) = (Arc::clone(self), Arc::clone(&running.ender));
+        let is_given_up = Arc::clone(&running.is_given_up);
+        let work = move || {
+            let outcome = program.work(&key, &row, &ender, &is_given_up).unwrap_or_else(Outcome::Failed);
+            // Without a sampler nobody wants to know.
+            let _ = tell.send((place, outcome));
+        };
+        thread::Builder::new().name("agent".into()).spawn(work)?;
+        Ok(running)
+    }
+
+    fn work(&self, key: &str, row: &str, ender: &OnceLock<Ender>, is_given_up: &AtomicBool) -> Result<Outcome, String> {
+        let deadline = Instant::now() + self.timeout;
+        let (mut command, scratch) =
+            self.containment.command("/bin/sh".as_ref(), &["-c".into(), self.command.clone().into()], &self.dir)?;
+        command.env("OPENAI_BASE_URL", format!("{}/v1", self.url)).env("OPENAI_API_KEY", key);
+        let words = LastWords::default();
+        let mut kept = Kept::start((command, scratch), &self.command, &words)?;
+        let _ = ender.set(kept.ender());
+        if is_given_up.load(Ordering::SeqCst) {
+            return Err("the sampler gave it up".into());
+        }
+        // A program that does not read its row has closed the pipe, which is its own affair.
+        let _ = kept.last_requests().send(format!("{row}\n").into_bytes());
+        let late = || {
+            let seconds = self.timeout.as_secs_f64();
+            Outcome::Late(format!("`{}` has not ended within {seconds} s (`agent_timeout`)", self.command))
+        };
+        let mut last = String::new();
+        loop {
+            match kept.answers().recv_deadline(deadline) {
+                Ok(Ok(line)) if line.trim().is_empty() => {}
+                Ok(Ok(line)) => last = line.trim().to_owned(),
+                Ok(Err(reason)) => return Err(format!("`{}`: {reason}", self.command)),
+                Err(RecvTimeoutError::Timeout) => return Ok(late()),
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+        }
+        while kept.end().is_none() {
+            if Instant::now() >= deadline {
+                return Ok(late());
+            }
+            thread::sleep(PAUSE);
+        }
+        let end = kept.ended();
+        if end.contains("exit status: 0)") {
+            return Ok(Outcome::Done(last));
+        }
+        let lines = words.lines();
+        let said = lines.last().map(|line| format!(": {line}")).unwrap_or_default();
+        let reason = format!("`{}` ended without success{end}{said}", self.command);
+        Err(self.containment.explained(reason, &lines.join("\n")))
+    }
+}

@@ -1,0 +1,432 @@
+//! The samples of a run whose agents are at work: their keys, and what they have asked so far.
+
+use std::{
+    collections::{HashMap, HashSet, VecDeque},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use axum::http::StatusCode;
+use rollout::{
+    conversation::{After, Conversation, Dialogue, Onward},
+    engine::{FinishedSequence, GroupRequest, State},
+};
+use serde_json::Value;
+use shared::{FinishReason, SamplingParams, generation::rng};
+use shared_chat::calls::Call;
+
+use super::messages::Said;
+use crate::{
+    error::ApiError,
+    request::{chat::Chat, generate::Generation, sampling::Sampling},
+};
+
+/// Most keys of ended samples that are told from unknown ones.
+const MOST_ENDED: usize = 65_536;
+
+/// What is known of a key.
+pub enum Known {
+    /// Its sample's agent is at work.
+    Live(Arc<Sample>),
+    /// Its sample has ended.
+    Ended,
+    /// Nothing.
+    Unknown,
+}
+
+/// All samples by their keys.
+pub struct Samples {
+    dialogue: Arc<Dialogue>,
+    keys: Mutex<Keys>,
+}
+
+#[derive(Default)]
+struct Keys {
+    live: HashMap<String, Arc<Sample>>,
+    ended: HashSet<String>,
+    /// The ended ones in order.
+    order: VecDeque<String>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Samples {
+    /// No samples, whose conversations will have these bounds and this template.
+    #[must_use]
+    pub fn new(dialogue: Dialogue) -> Self {
+        Self { dialogue: Arc::new(dialogue), keys: Mutex::default() }
+    }
+
+    /// Gives a sample of a group its key. `request` is that of its group.
+    pub fn open(&self, key: String, index: u32, request: GroupRequest) -> Arc<Sample> {
+        let sample = Arc::new(Sample { index, request, record: Mutex::default() });
+        lock(&self.keys).live.insert(key, Arc::clone(&sample));
+        sample
+    }
+
+    /// Takes the key of a sample away.
+    pub fn close(&self, key: &str) {
+        let mut keys = lock(&self.keys);
+        if let Some((key, _)) = keys.live.remove_entry(key) {
+            keys.ended.insert(key.clone());
+            keys.order.push_back(key);
+        }
+        if keys.order.len() > MOST_ENDED
+            && let Some(oldest) = keys.order.pop_front()
+        {
+            keys.ended.remove(&oldest);
+        }
+    }
+
+    /// What is known of a key.
+    #[must_use]
+    pub fn find(&self, key: &str) -> Known {
+        let keys = lock(&self.keys);
+        match keys.live.get(key) {
+            Some(sample) => Known::Live(Arc::clone(sample)),
+            None if keys.ended.contains(key) => Known::Ended,
+            None => Known::Unknown,
+        }
+    }
+
+    /// The turn that a request of a sample asks for. Prompt and values of sampling in `chat` become those of the run.
+    ///
+    /// # Errors
+    /// A request that a run cannot train on, or that has no room.
+    pub fn turn(&self, sample: &Arc<Sample>, chat: &mut Chat) -> Result<Turn, ApiError> {
+        let refuse = |field: &str, message: &str| Err(ApiError::field(field, message));
+        if chat.prompt.goes_on {
+            return refuse("messages", "the last message is the assistant's: in a run, answers are the policy's alone");
+        }
+        if chat.has_variables {
+            return refuse("chat_template_kwargs", "in a run, `chat_template_kwargs` is an option of the run");
+        }
+        let is_overridden = sample.adopt(&mut chat.sampling)?;
+        let turn = sample.begin(&self.dialogue, &chat.messages, &chat.tools, is_overridden)?;
+        chat.prompt.ids = Arc::clone(&turn.all);
+        chat.prompt.max_tokens = chat.prompt.max_tokens.min(turn.room);
+        Ok(turn)
+    }
+
+    /// As [`Samples::turn`], of a request with token ids.
+    ///
+    /// # Errors
+    /// A request that a run cannot train on, or that has no room.
+    pub fn turn_of_ids(&self, sample: &Arc<Sample>, asked: &mut Generation) -> Result<Turn, ApiError> {
+        let is_overridden = sample.adopt(&mut asked.sampling)?;
+        let turn = sample.begin_ids(&self.dialogue, &asked.prompt.ids, is_overridden)?;
+        asked.prompt.max_tokens = asked.prompt.max_tokens.min(turn.room);
+        Ok(turn)
+    }
+}
+
+/// A sample whose agent is at work.
+pub struct Sample {
+    index: u32,
+    request: GroupRequest,
+    record: Mutex<Record>,
+}
+
+/// What the agent of a sample has done.
+#[derive(Default)]
+pub struct Record {
+    /// What it has asked, in the order in which the paths had their first answers.
+    pub paths: Vec<Path>,
+    /// The reward that it has given itself.
+    pub reward: Option<f64>,
+    /// Requests whose values of sampling were replaced by the run's.
+    pub overridden: u32,
+    /// How long it waited for the policy.
+    pub sampled: Duration,
+    /// Paths that were begun.
+    opened: u64,
+    is_over: bool,
+}
+
+/// A conversation with the messages by which it is recognised.
+#[derive(Clone)]
+pub struct Path {
+    /// Its tokens.
+    pub conversation: Conversation,
+    /// Calls of tools in it.
+    pub calls: u32,
+    /// Turns whose context was computed again.
+    pub recomputed: u32,
+    said: Vec<Said>,
+    tools: Vec<Value>,
+    state: Option<State>,
+    seed: u64,
+    /// Whether token ids continued it, so that it has no messages to be recognised by.
+    is_of_ids: bool,
+    /// Whether a turn of it is being sampled.
+    is_busy: bool,
+}
+
+impl Sample {
+    /// Takes the reward that the agent gives.
+    ///
+    /// # Errors
+    /// When it has one already.
+    pub fn reward(&self, reward: f64) -> Result<(), ApiError> {
+        let mut record = lock(&self.record);
+        if let Some(given) = record.reward {
+            let message = format!("this sample has its reward already: {given}");
+            return Err(ApiError::new(StatusCode::CONFLICT, message));
+        }
+        record.reward = Some(reward);
+        Ok(())
+    }
+
+    /// What the agent has done. Nothing is recorded any more.
+    pub fn finish(&self) -> Record {
+        let mut record = lock(&self.record);
+        let done = std::mem::take(&mut *record);
+        record.is_over = true;
+        done
+    }
+
+    /// Puts the run's values of sampling in the place of a request's. Returns whether these were others.
+    fn adopt(&self, asked: &mut Sampling) -> Result<bool, ApiError> {
+        if asked.n != 1 {
+            let message = "`n` must be 1 in a run: each request has one answer, which is trained on";
+            return Err(ApiError::field("n", message));
+        }
+        if let Some(grammar) = &asked.grammar {
+            let message = "an answer that a grammar forces is not the policy's own: leave it out in a run";
+            return Err(ApiError::field(grammar.field, message));
+        }
+        let run = &self.request.sampling;
+        let values = |params: &SamplingParams| {
+            let cuts = (params.top_k, params.top_p, params.min_p);
+            (params.temperature, cuts, params.repetition_penalty, params.ignore_eos)
+        };
+        let is_other = asked.is_named && values(&asked.params) != values(run) || asked.seed.is_some();
+        let stop = if asked.params.stop.is_empty() { run.stop.clone() } else { asked.params.stop.clone() };
+        (asked.params, asked.seed) = (SamplingParams { stop, ..(**run).clone() }, None);
+        Ok(is_other)
+    }
+
+    fn begin(
+        self: &Arc<Self>,
+        dialogue: &Arc<Dialogue>,
+        messages: &[Value],
+        tools: &[Value],
+        is_overridden: bool,
+    ) -> Result<Turn, ApiError> {
+        let refuse = |error: &dyn ToString| ApiError::field("messages", error.to_string());
+        let said: Vec<Said> = messages.iter().map(Said::of).collect();
+        let mut record = lock(&self.record);
+        if record.is_over {
+            return Err(ApiError::ended());
+        }
+        let goes_on = |path: &Path| {
+            let rest = said.strip_prefix(&path.said[..]);
+            !path.is_busy && !path.is_of_ids && path.tools == tools && rest.is_some_and(|rest| follows(rest))
+        };
+        let known = record.paths.iter().enumerate().filter(|(_, path)| goes_on(path));
+        let at = known.max_by_key(|(_, path)| path.said.len()).map(|(at, _)| at);
+        let (path, next, room) = match at {
+            Some(at) => {
+                let mut path = record.paths[at].clone();
+                let rest = messages[path.said.len()..].to_vec();
+                match path.conversation.went_on(dialogue, rest).map_err(|error| refuse(&error))? {
+                    Onward::Sample { given, room } => (path, given, room),
+                    Onward::Over(_) => return Err(too_long("messages", dialogue)),
+                }
+            }
+            None => {
+                let ids = dialogue.opening(messages, tools).map_err(|error| refuse(&error))?;
+                let conversation = dialogue.begin(messages.to_vec(), tools, ids.as_slice().into());
+                let room = conversation.room();
+                if room == 0 {
+                    return Err(too_long("messages", dialogue));
+                }
+                (self.path(&mut record, conversation, tools), ids, room)
+            }
+        };
+        Ok(self.turn(dialogue, &mut record, (at, Path { said, ..path }), (next, room), is_overridden))
+    }
+
+    fn begin_ids(
+        self: &Arc<Self>,
+        dialogue: &Arc<Dialogue>,
+        ids: &[u32],
+        is_overridden: bool,
+    ) -> Result<Turn, ApiError> {
+        let mut record = lock(&self.record);
+        if record.is_over {
+            return Err(ApiError::ended());
+        }
+        let rest_after = |path: &Path| {
+            let rest = ids.strip_prefix(&path.conversation.prompt_ids()[..])?;
+            rest.strip_prefix(path.conversation.episode().token_ids()).filter(|rest| !rest.is_empty())
+        };
+        let known = record.paths.iter().enumerate().filter(|(_, path)| !path.is_busy);
+        let known = known.filter_map(|(at, path)| Some((at, rest_after(path)?.to_vec())));
+        let (at, path, next, room) = match known.min_by_key(|(_, rest)| rest.len()) {
+            Some((at, rest)) => {
+                let mut path = record.paths[at].clone();
+                let onward = path.conversation.went_on_with(dialogue, &rest);
+                match onward.map_err(|error| ApiError::field("token_ids", error.to_string()))? {
+                    Onward::Sample { given, room } => (Some(at), path, given, room),
+                    Onward::Over(_) => return Err(too_long("token_ids", dialogue)),
+                }
+            }
+            None => {
+                let conversation = dialogue.begin(Vec::new(), &[], ids.into());
+                let room = conversation.room();
+                if room == 0 {
+                    return Err(too_long("token_ids", dialogue));
+                }
+                (None, self.path(&mut record, conversation, &[]), ids.to_vec(), room)
+            }
+        };
+        let path = Path { is_of_ids: true, ..path };
+        Ok(self.turn(dialogue, &mut record, (at, path), (next, room), is_overridden))
+    }
+
+    /// A path that begins.
+    fn path(&self, record: &mut Record, conversation: Conversation, tools: &[Value]) -> Path {
+        let seed = match record.opened {
+            0 => self.request.sampling.seed,
+            // Equal requests of one sample are to have answers of their own.
+            number => rng::hash(&[self.request.sampling.seed, number]),
+        };
+        record.opened += 1;
+        Path {
+            conversation,
+            calls: 0,
+            recomputed: 0,
+            said: Vec::new(),
+            tools: tools.to_vec(),
+            state: None,
+            seed,
+            is_of_ids: false,
+            is_busy: false,
+        }
+    }
+
+    fn turn(
+        self: &Arc<Self>,
+        dialogue: &Arc<Dialogue>,
+        record: &mut Record,
+        (at, path): (Option<usize>, Path),
+        (next, room): (Vec<u32>, usize),
+        is_overridden: bool,
+    ) -> Turn {
+        if let Some(at) = at {
+            record.paths[at].is_busy = true;
+        }
+        record.overridden += u32::from(is_overridden);
+        let all = [&path.conversation.prompt_ids()[..], path.conversation.episode().token_ids()].concat();
+        let recomputed = at.is_some() && path.state.as_ref().is_none_or(|state| !state.is_held());
+        Turn {
+            sample: Arc::clone(self),
+            dialogue: Arc::clone(dialogue),
+            at,
+            path: Path { is_busy: false, recomputed: path.recomputed + u32::from(recomputed), ..path },
+            next: next.into(),
+            all: all.into(),
+            room: u32::try_from(room).unwrap_or(u32::MAX),
+            begun: Instant::now(),
+            is_recorded: false,
+        }
+    }
+}
+
+/// Whether messages can follow a turn: there are some, and none is the policy's.
+fn follows(rest: &[Said]) -> bool {
+    !rest.is_empty() && !rest.iter().any(Said::is_of_policy)
+}
+
+fn too_long(field: &str, dialogue: &Dialogue) -> ApiError {
+    let limits = dialogue.limits();
+    let message = format!(
+        "this run's maximum context length is {} tokens, and at most {} of them after the first prompt \
+         (`max_completion_length`); the request leaves no room for an answer",
+        limits.max_model_len, limits.max_completion_length
+    );
+    ApiError::too_long(field, message)
+}
+
+/// A turn that is being sampled. If it is dropped before its end, the path is as it was before.
+pub struct Turn {
+    sample: Arc<Sample>,
+    dialogue: Arc<Dialogue>,
+    /// The path that it continues; none for a new one.
+    at: Option<usize>,
+    /// The path with all that was given.
+    path: Path,
+    /// What comes behind the state of the path.
+    next: Arc<[u32]>,
+    all: Arc<[u32]>,
+    room: u32,
+    begun: Instant,
+    is_recorded: bool,
+}
+
+impl Turn {
+    /// What it goes on from.
+    #[must_use]
+    pub fn from(&self) -> Option<State> {
+        self.path.state.clone()
+    }
+
+    /// The request of a client as one of the run.
+    #[must_use]
+    pub fn group(&self, asked: GroupRequest) -> GroupRequest {
+        let run = &self.sample.request;
+        let sampling = SamplingParams { seed: self.path.seed, ..(*asked.sampling).clone() };
+        GroupRequest {
+            prompt_id: run.prompt_id,
+            epoch: run.epoch,
+            prompt_ids: Arc::clone(if self.path.state.is_some() { &self.next } else { &self.all }),
+            samples: [self.sample.index].into(),
+            sampling: Arc::new(sampling),
+            ..asked
+        }
+    }
+
+    /// Records the turn as it was sampled, and as the client is told of it.
+    pub fn ended(&mut self, sequence: &FinishedSequence, state: Option<State>, text: &str, calls: &[Call]) {
+        let FinishedSequence { token_ids, logprobs, versions, finish_reason, .. } = sequence;
+        if *finish_reason == FinishReason::Aborted {
+            return;
+        }
+        let path = &mut self.path;
+        match path.conversation.turn_ended(&self.dialogue, token_ids, logprobs, versions, *finish_reason) {
+            Ok(After::Calls(calls, _)) => path.calls += calls.len() as u32,
+            Ok(After::Over(_)) => {}
+            Err(error) => {
+                tracing::warn!("a turn of an agent is not recorded: {error}");
+                return;
+            }
+        }
+        path.said.push(Said::turn(text, calls));
+        path.state = state;
+        let mut record = lock(&self.sample.record);
+        self.is_recorded = true;
+        if record.is_over {
+            return;
+        }
+        record.sampled += self.begun.elapsed();
+        match self.at {
+            Some(at) => record.paths[at] = path.clone(),
+            None => record.paths.push(path.clone()),
+        }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let mut record = lock(&self.sample.record);
+        if let (Some(at), false, false) = (self.at, self.is_recorded, record.is_over) {
+            record.paths[at].is_busy = false;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

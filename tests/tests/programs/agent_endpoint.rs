@@ -1,0 +1,211 @@
+//! Runs with `agent`: programs of a user that ask the policy over HTTP, whose answers are trained on.
+
+use std::{
+    env, fs,
+    path::PathBuf,
+    process::{Command, Stdio},
+};
+
+use harness::{
+    binary,
+    cli::{self, Finished},
+    skipped,
+    tiny_model::{CHARACTERS, Qwen2, SMALL, write_conversation_tokenizer},
+    training::json_lines,
+};
+use serde_json::{Value, json};
+
+/// A Python that has OpenAI's client.
+fn python() -> Option<PathBuf> {
+    let named = env::var_os("TANDEM_OPENAI_PYTHON").map_or_else(|| "python3".into(), PathBuf::from);
+    let mut import = Command::new(&named);
+    import.args(["-c", "import openai"]).stdout(Stdio::null()).stderr(Stdio::null());
+    import.status().is_ok_and(|status| status.success()).then_some(named)
+}
+
+/// An agent of two turns, the second one as a stream; more letters are better.
+const AGENT: &str = r#"
+import json, sys, openai
+row = json.loads(sys.stdin.readline())
+client = openai.OpenAI()
+messages = list(row["prompt"])
+first = client.chat.completions.create(model="policy", messages=messages, max_tokens=24, logprobs=True,
+                                       extra_body={"return_token_ids": True})
+message = first.choices[0].message
+assert len(first.choices[0].logprobs.content) == len(first.choices[0].token_ids) > 0
+messages += [message, {"role": "user", "content": "And now?"}]
+said = ""
+stream = client.chat.completions.create(model="policy", messages=messages, max_tokens=24, stream=True,
+                                        extra_body={"return_token_ids": True})
+for chunk in stream:
+    ids = getattr(chunk, "prompt_token_ids", None)
+    if ids:
+        begin = first.prompt_token_ids + first.choices[0].token_ids
+        assert ids[:len(begin)] == begin, "what was sampled is not tokenised again"
+    for choice in chunk.choices:
+        said += choice.delta.content or ""
+print("letters:")
+print(sum(letter.isalpha() for letter in (message.content or "") + said))
+"#;
+
+/// An agent that does as its prompt says.
+const MODES: &str = r#"
+import json, os, sys, time, urllib.error, urllib.request
+row = json.loads(sys.stdin.readline())
+mode = row["prompt"][0]["content"]
+base, key = os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"]
+
+root = base.removesuffix("/v1")
+
+def ask(path, body, key=key):
+    headers = {"Content-Type": "application/json", "Authorization": "Bearer " + key}
+    request = urllib.request.Request(root + path, json.dumps(body).encode(), headers)
+    try:
+        with urllib.request.urlopen(request) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+def chat(more={}, messages=row["prompt"], key=key):
+    return ask("/v1/chat/completions", {"messages": messages, "max_tokens": 8, **more}, key)
+
+if mode == "silent":
+    sys.exit(0)
+if mode != "ids":
+    status, answer = chat({"temperature": 0.5})
+    assert status == 200, answer
+if mode == "crash":
+    raise ValueError("no more")
+if mode == "hang":
+    time.sleep(1000)
+if mode == "flood":
+    while True:
+        print("9" * 1000)
+if mode == "post":
+    assert ask("/reward", {"reward": 0.75})[0] == 200
+    assert ask("/reward", {"reward": 1.0})[0] == 409
+    print(5)
+if mode == "ids":
+    tokens = ask("/tokenize", {"model": "policy", "messages": row["prompt"]})[1]["tokens"]
+    params = {"max_tokens": 6, "logprobs": 1}
+    for turn in range(3):
+        status, answer = ask("/inference/v1/generate", {"token_ids": tokens, "sampling_params": params})
+        assert status == 200, answer
+        choice = answer["choices"][0]
+        assert len(choice["logprobs"]["content"]) == len(choice["token_ids"]) and choice["index"] == 0
+        tokens += choice["token_ids"] + [10, 11]
+if mode == "checks":
+    assert chat(key="of-nobody")[0] == 401
+    assert chat({"n": 2})[1]["error"]["param"] == "n"
+    assert chat({"response_format": {"type": "json_object"}})[0] == 400
+    assert ask("/v1/completions", {"prompt": "a"})[0] == 404
+    long = [{"role": "user", "content": "x" * 5000}]
+    status, answer = chat(messages=long)
+    assert (status, answer["error"]["code"]) == (400, "context_length_exceeded"), answer
+    status, answer = chat(messages=[{"role": "user", "content": "other"}])
+    assert status == 200, answer
+"#;
+
+struct Bench {
+    dir: tempfile::TempDir,
+}
+
+impl Bench {
+    fn new(rows: &[&str]) -> Self {
+        let bench = Self { dir: tempfile::tempdir().unwrap() };
+        Qwen2 { vocab_size: CHARACTERS + 1, ..SMALL }.write(&bench.path("model"), 5);
+        write_conversation_tokenizer(&bench.path("model"));
+        let row = |text: &&str| json!({ "prompt": [{ "role": "user", "content": text }] }).to_string() + "\n";
+        fs::write(bench.path("prompts.jsonl"), rows.iter().map(row).collect::<String>()).unwrap();
+        for (name, text) in [("agent.py", AGENT), ("modes.py", MODES)] {
+            fs::write(bench.path(name), text).unwrap();
+        }
+        bench
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn train(&self, agent: &str, more: &str) -> Finished {
+        fs::write(
+            self.path("run.toml"),
+            format!(
+                "model = \"model\"\ndataset = \"prompts.jsonl\"\noutput_dir = \"run\"\nagent = {agent:?}\n\
+                 max_completion_length = 200\nlearning_rate = 1e-4\n{more}"
+            ),
+        )
+        .unwrap();
+        let mut command = Command::new(binary("tandem"));
+        command.current_dir(self.dir.path()).env("TANDEM_CACHE_DIR", self.path("cache"));
+        cli::finish(command.args(["train", "run.toml"]))
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.path("run/logs/rollout.log")).unwrap_or_default()
+    }
+}
+
+#[test]
+fn an_agent_with_the_client_of_openai_trains_the_policy_on_what_it_sampled() {
+    let Some(python) = python() else {
+        return skipped("an_agent_with_the_client_of_openai_trains", "no Python here has openai");
+    };
+    let bench = Bench::new(&["2+3?"; 8]);
+    let agent = format!("{} agent.py", python.display());
+    let finished = bench.train(&agent, "num_generations = 4\nper_device_train_batch_size = 8\nmax_steps = 3\n");
+    assert!(finished.status.success(), "{}\n{}", finished.stderr, bench.log());
+    let metrics = json_lines(&bench.path("run/metrics.jsonl"));
+    assert_eq!(metrics.len(), 3);
+    for record in &metrics {
+        let number = |key: &str| record[key].as_f64().unwrap_or_else(|| panic!("no `{key}` in {record}"));
+        assert!(number("mismatch_kl") < 1e-9, "{record}");
+        assert!(number("sampling/sampling_logp_difference/max") < 1e-4, "{record}");
+        assert!(number("rewards/agent/mean") > 0.0 && number("grad_norm") > 0.0, "{record}");
+        assert!(number("turns/max") == 2.0 && number("environment/failed") == 0.0, "{record}");
+    }
+    for row in json_lines(&bench.path("run/completions/step-1.jsonl")) {
+        assert_eq!((&row["state"], &row["turns"]), (&json!("trained"), &json!(2)), "{row}");
+        let roles: Vec<&Value> = row["messages"].as_array().unwrap().iter().map(|message| &message["role"]).collect();
+        assert_eq!(roles, ["assistant", "user", "assistant"], "{row}");
+    }
+}
+
+#[test]
+fn an_agent_that_fails_has_no_reward_and_each_way_of_success_has_its_own() {
+    let bench = Bench::new(&["silent", "crash", "hang", "flood", "post", "checks", "ids"]);
+    let more = "num_generations = 2\nper_device_train_batch_size = 14\nmax_steps = 1\nagent_timeout = 8\n\
+                max_concurrent_agents = 5\nshuffle_dataset = false\n";
+    let finished = bench.train("python3 modes.py", more);
+    assert!(matches!(finished.status.code(), Some(0 | 4)), "{}\n{}", finished.stderr, bench.log());
+    let rows = json_lines(&bench.path("run/completions/step-1.jsonl"));
+    assert_eq!(rows.len(), 14, "{rows:?}");
+    for row in &rows {
+        let is_of = |mode: &&str| row["prompt"].as_str().unwrap().contains(*mode);
+        let modes = ["silent", "crash", "hang", "flood", "post", "checks", "ids"];
+        let mode = modes.into_iter().find(|mode| is_of(mode)).unwrap();
+        let (reward, end) = match mode {
+            "post" => (json!(0.75), None),
+            "checks" | "ids" => (json!(1.0), None),
+            "silent" | "crash" => (Value::Null, Some("environment_failed")),
+            _ => (Value::Null, Some("deadline")),
+        };
+        assert_eq!(row["rewards"]["agent"], reward, "{mode}: {row}\n{}", bench.log());
+        if mode == "ids" {
+            assert_eq!((&row["turns"], &row["given_tokens"]), (&json!(3), &json!(4)), "{row}");
+        }
+        if let Some(end) = end {
+            assert_eq!(row["end"], end, "{mode}: {row}");
+        }
+    }
+    let log = bench.log();
+    for words in [
+        "ended without success (exit status: 1): ValueError: no more",
+        "has not ended within 8 s (`agent_timeout`)",
+        "the agent had no answer of the policy",
+        "values of sampling of its own",
+        "their answers are not trained on",
+    ] {
+        assert!(log.contains(words), "no `{words}` in {log}");
+    }
+}
