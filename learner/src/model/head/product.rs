@@ -173,8 +173,15 @@ impl Rounded {
             let _ = self.shape.pack(&[unsafe { values(&weight_VH) }.into()], panels, pool);
             *is_stale = false;
         }
-        let layer =
-            Linear { shape: self.shape, panels, quantized: None, bias: None, norm: None, activation: Activation::Silu };
+        let layer = Linear {
+            shape: self.shape,
+            panels,
+            quantized: None,
+            bias: None,
+            norm: None,
+            activation: Activation::Silu,
+            factor: 1.0,
+        };
         let (out, count) = (logits_nV.data_ptr().cast::<f32>(), logits_nV.numel());
         // SAFETY: both tensors are dense, in float32, on the CPU, and live until the product is done. Nobody else reads
         // or writes the logits meanwhile: the head has given a buffer of its own.
