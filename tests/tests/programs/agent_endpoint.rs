@@ -106,6 +106,21 @@ if mode == "checks":
     assert status == 200, answer
 "#;
 
+/// An agent of three turns; more letters are better.
+const TURNS: &str = r#"
+import json, os, sys, urllib.request
+messages = list(json.loads(sys.stdin.readline())["prompt"])
+headers = {"Content-Type": "application/json", "x-api-key": os.environ["OPENAI_API_KEY"]}
+said = ""
+for turn in range(3):
+    body = json.dumps({"messages": messages, "max_tokens": 20}).encode()
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
+    message = json.load(urllib.request.urlopen(request))["choices"][0]["message"]
+    said += message["content"] or ""
+    messages += [message, {"role": "user", "content": "More."}]
+print(sum(letter.isalpha() for letter in said))
+"#;
+
 struct Bench {
     dir: tempfile::TempDir,
 }
@@ -117,7 +132,7 @@ impl Bench {
         write_conversation_tokenizer(&bench.path("model"));
         let row = |text: &&str| json!({ "prompt": [{ "role": "user", "content": text }] }).to_string() + "\n";
         fs::write(bench.path("prompts.jsonl"), rows.iter().map(row).collect::<String>()).unwrap();
-        for (name, text) in [("agent.py", AGENT), ("modes.py", MODES)] {
+        for (name, text) in [("agent.py", AGENT), ("modes.py", MODES), ("turns.py", TURNS)] {
             fs::write(bench.path(name), text).unwrap();
         }
         bench
@@ -128,11 +143,15 @@ impl Bench {
     }
 
     fn train(&self, agent: &str, more: &str) -> Finished {
+        self.train_as("run", agent, &format!("learning_rate = 1e-4\n{more}"))
+    }
+
+    fn train_as(&self, run: &str, agent: &str, more: &str) -> Finished {
         fs::write(
             self.path("run.toml"),
             format!(
-                "model = \"model\"\ndataset = \"prompts.jsonl\"\noutput_dir = \"run\"\nagent = {agent:?}\n\
-                 max_completion_length = 200\nlearning_rate = 1e-4\n{more}"
+                "model = \"model\"\ndataset = \"prompts.jsonl\"\noutput_dir = {run:?}\nagent = {agent:?}\n\
+                 max_completion_length = 200\n{more}"
             ),
         )
         .unwrap();
@@ -208,5 +227,31 @@ fn an_agent_that_fails_has_no_reward_and_each_way_of_success_has_its_own() {
         "their answers are not trained on",
     ] {
         assert!(log.contains(words), "no `{words}` in {log}");
+    }
+}
+
+#[test]
+fn a_synchronous_run_with_agents_repeats_and_in_others_agents_go_on_while_the_learner_trains() {
+    let bench = Bench::new(&["2+3?"; 8]);
+    let agent = "python3 turns.py";
+    let steps = "num_generations = 4\nper_device_train_batch_size = 8\nmax_steps = 3\n";
+    let weights = ["first", "second"].map(|run| {
+        let finished = bench.train_as(run, agent, &format!("learning_rate = 1e-4\n{steps}"));
+        assert!(finished.status.success(), "{}", finished.stderr);
+        fs::read(bench.path(run).join("checkpoint-3/model.safetensors")).unwrap()
+    });
+    assert_eq!(weights[0], weights[1]);
+    assert_ne!(weights[0], fs::read(bench.path("model/model.safetensors")).unwrap());
+    // All versions are equal at this learning rate, so the learner must find the log-probs that were sampled.
+    for swap in ["drain", "continue"] {
+        let more = format!("learning_rate = 1e-20\nmax_staleness = 1\nweight_swap = {swap:?}\n{steps}");
+        let finished = bench.train_as(swap, agent, &more);
+        assert!(matches!(finished.status.code(), Some(0 | 4)), "{}", finished.stderr);
+        let metrics = json_lines(&bench.path(swap).join("metrics.jsonl"));
+        assert_eq!(metrics.len(), 3);
+        for record in &metrics {
+            assert!(record["mismatch_kl"].as_f64().is_some_and(|kl| kl < 1e-9), "{swap}: {record}");
+            assert_eq!(record["turns/max"], 3.0, "{swap}: {record}");
+        }
     }
 }

@@ -23,7 +23,9 @@ impl Tools {
     }
 
     fn uncalled(&mut self, seen: &Seen<'_>) -> Option<Notice> {
-        let is_uncalled = seen.record.get(metrics::TOOLS_CALL_FREQUENCY) == Some(0.0);
+        // An agent may well have no tools.
+        let may_call = seen.config.agent.is_none();
+        let is_uncalled = may_call && seen.record.get(metrics::TOOLS_CALL_FREQUENCY) == Some(0.0);
         self.uncalled.is_long(is_uncalled).then(|| {
             Notice::new(
                 NoticeKind::NoToolCalls,
@@ -55,16 +57,21 @@ impl Detector for Tools {
         let (failed, late) = (lost(metrics::ENVIRONMENT_FAILED), lost(metrics::ENVIRONMENT_LATE));
         let stragglers = lost(metrics::ENVIRONMENT_STRAGGLERS);
         let all = f64::from(seen.config.completions_per_step());
+        let is_agent = seen.config.agent.is_some();
+        let (what, more) =
+            if is_agent { ("agent", "") } else { ("environment", ", `episode_timeout` or `straggler_after`") };
         let lost = (failed + late + stragglers > LOST_SHARE * all).then(|| {
             Notice::new(
                 NoticeKind::EnvironmentLost,
                 seen.step(),
                 format!(
-                    "of {all} conversations {failed} lost their environment to a failure, {late} were late and \
+                    "of {all} conversations {failed} lost their {what} to a failure, {late} were late and \
                      {stragglers} were stragglers"
                 ),
-                "logs/rollout.log has the reasons; correct the environment, or give it more time with \
-                 `environment_timeout`, `episode_timeout` or `straggler_after`",
+                format!(
+                    "logs/rollout.log has the reasons; correct the {what}, or give it more time with \
+                     `{what}_timeout`{more}"
+                ),
             )
         });
         [self.uncalled(seen), self.failing(seen), lost].into_iter().flatten().collect()
@@ -78,8 +85,24 @@ mod tests {
     use super::{super::testing::told, *};
 
     fn after(steps: u64, change: impl Fn(&mut MetricRecord)) -> Vec<NoticeKind> {
-        let config = TrainConfig { num_generations: 8, generation_batch_size: Some(16), ..TrainConfig::default() };
-        told(&mut Tools::new(&config), &config, steps, change).into_iter().map(|notice| notice.kind).collect()
+        notices(None, steps, change).into_iter().map(|notice| notice.kind).collect()
+    }
+
+    fn notices(agent: Option<&str>, steps: u64, change: impl Fn(&mut MetricRecord)) -> Vec<Notice> {
+        let agent = agent.map(str::to_owned);
+        let config =
+            TrainConfig { num_generations: 8, generation_batch_size: Some(16), agent, ..TrainConfig::default() };
+        told(&mut Tools::new(&config), &config, steps, change)
+    }
+
+    #[test]
+    fn agents_need_no_tools_and_are_lost_by_their_own_name() {
+        let uncalled = |record: &mut MetricRecord| {
+            record.set(metrics::TOOLS_CALL_FREQUENCY, 0.0).count(metrics::ENVIRONMENT_LATE, 2);
+        };
+        let told = notices(Some("my_agent"), 3, uncalled);
+        assert!(told.iter().all(|notice| notice.kind == NoticeKind::EnvironmentLost), "{told:?}");
+        assert!(told.iter().any(|notice| notice.to_string().contains("`agent_timeout`")), "{told:?}");
     }
 
     #[test]

@@ -232,7 +232,10 @@ impl Sample {
                 let mut path = record.paths[at].clone();
                 let rest = messages[path.said.len()..].to_vec();
                 match path.conversation.went_on(dialogue, rest).map_err(|error| refuse(&error))? {
-                    Onward::Sample { given, room } => (path, given, room),
+                    Onward::Sample { given, room } => {
+                        record.paths[at].state = None;
+                        (path, given, room)
+                    }
                     Onward::Over(_) => return Err(too_long("messages", dialogue)),
                 }
             }
@@ -270,7 +273,10 @@ impl Sample {
                 let mut path = record.paths[at].clone();
                 let onward = path.conversation.went_on_with(dialogue, &rest);
                 match onward.map_err(|error| ApiError::field("token_ids", error.to_string()))? {
-                    Onward::Sample { given, room } => (Some(at), path, given, room),
+                    Onward::Sample { given, room } => {
+                        record.paths[at].state = None;
+                        (Some(at), path, given, room)
+                    }
                     Onward::Over(_) => return Err(too_long("token_ids", dialogue)),
                 }
             }
@@ -323,6 +329,7 @@ impl Sample {
         let all = [&path.conversation.prompt_ids()[..], path.conversation.episode().token_ids()].concat();
         let recomputed = at.is_some() && path.state.as_ref().is_none_or(|state| !state.is_held());
         Turn {
+            has_state: path.state.is_some(),
             sample: Arc::clone(self),
             dialogue: Arc::clone(dialogue),
             at,
@@ -363,15 +370,17 @@ pub struct Turn {
     next: Arc<[u32]>,
     all: Arc<[u32]>,
     room: u32,
+    /// Whether it goes on from a state.
+    has_state: bool,
     begun: Instant,
     is_recorded: bool,
 }
 
 impl Turn {
-    /// What it goes on from.
+    /// What it goes on from. Nobody else has it, so that its keys and values are free when they have been used.
     #[must_use]
-    pub fn from(&self) -> Option<State> {
-        self.path.state.clone()
+    pub fn take_state(&mut self) -> Option<State> {
+        self.path.state.take()
     }
 
     /// The request of a client as one of the run.
@@ -382,7 +391,7 @@ impl Turn {
         GroupRequest {
             prompt_id: run.prompt_id,
             epoch: run.epoch,
-            prompt_ids: Arc::clone(if self.path.state.is_some() { &self.next } else { &self.all }),
+            prompt_ids: Arc::clone(if self.has_state { &self.next } else { &self.all }),
             samples: [self.sample.index].into(),
             sampling: Arc::new(sampling),
             ..asked
@@ -405,7 +414,7 @@ impl Turn {
             }
         }
         path.said.push(Said::turn(text, calls));
-        path.state = state;
+        let path = Path { state, ..path.clone() };
         let mut record = lock(&self.sample.record);
         self.is_recorded = true;
         if record.is_over {
@@ -413,8 +422,8 @@ impl Turn {
         }
         record.sampled += self.begun.elapsed();
         match self.at {
-            Some(at) => record.paths[at] = path.clone(),
-            None => record.paths.push(path.clone()),
+            Some(at) => record.paths[at] = path,
+            None => record.paths.push(path),
         }
     }
 }
@@ -423,7 +432,15 @@ impl Drop for Turn {
     fn drop(&mut self) {
         let mut record = lock(&self.sample.record);
         if let (Some(at), false, false) = (self.at, self.is_recorded, record.is_over) {
-            record.paths[at].is_busy = false;
+            let number = record.opened;
+            let path = &mut record.paths[at];
+            path.is_busy = false;
+            path.state = self.path.state.take();
+            if path.state.is_none() {
+                // The place in the random numbers was that of the state, so the next turn has others.
+                path.seed = rng::hash(&[path.seed, number]);
+                record.opened += 1;
+            }
         }
     }
 }

@@ -58,20 +58,17 @@ pub struct Asked {
 
 impl Asked {
     /// Asks the engine, for prompts that completions are wanted of: all of them, or none.
-    fn begin(&self, app: &App, place: Place, stream: bool) -> Result<Ticket, ApiError> {
+    fn begin(&mut self, app: &App, place: Place, stream: bool) -> Result<Ticket, ApiError> {
         let wanted = self.prompts.iter().filter(|prompt| prompt.max_tokens > 0);
         let group = |prompt: &Prompt| {
             let group = self.sampling.group(&app.tokenizer, prompt, app.fresh.next());
             if let Some(turn) = &self.turn { turn.group(group) } else { group }
         };
-        let wish = Wish {
-            stream,
-            top_logprobs: self.shape.top_logprobs,
-            adapter: self.adapter.clone(),
-            from: self.turn.as_ref().and_then(Turn::from),
-            keep: self.turn.is_some(),
-        };
-        app.service.begin(place, wanted.map(group).collect(), wish)
+        let groups = wanted.map(group).collect();
+        let keep = self.turn.is_some();
+        let from = self.turn.as_mut().and_then(Turn::take_state);
+        let (top_logprobs, adapter) = (self.shape.top_logprobs, self.adapter.clone());
+        app.service.begin(place, groups, Wish { stream, top_logprobs, adapter, from, keep })
     }
 
     /// The log-probs of the prompts that go before their completions, if they are wanted.
@@ -194,7 +191,7 @@ impl Asked {
 
     /// `busy` is kept until the end of the stream, though not beyond the time for an answer.
     fn stream(
-        self,
+        mut self,
         app: Arc<App>,
         place: Place,
         given: Vec<Vec<GivenLogprob>>,

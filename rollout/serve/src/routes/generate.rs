@@ -57,7 +57,7 @@ async fn generate(
 ) -> Result<Json<Value>, ApiError> {
     let group = sampling.group(&app.tokenizer, &prompt, app.fresh.next());
     let group = if let Some(turn) = &turn { turn.group(group) } else { group };
-    let from = turn.as_ref().and_then(Turn::from);
+    let from = turn.as_mut().and_then(Turn::take_state);
     let wish = Wish { adapter: model.adapter, from, keep: turn.is_some(), ..Wish::default() };
     let mut ticket = app.service.begin(place, vec![group], wish)?;
     let mut ended = Vec::new();
