@@ -85,9 +85,8 @@ fn warm_for_the_maze(bench: &Bench) {
     assert!(prompt.contains(empty), "{prompt}");
     let prompt = prompt.replace(empty, &empty.replace("<|im_end|>", &format!("{opening}<|im_end|>")));
     let go = |direction: &str| {
-        format!(
-            "<tool_call>\n{{\"name\": \"move\", \"arguments\": {{\"direction\": \"{direction}\"}}}}\n</tool_call><|im_end|>\n"
-        )
+        let call = json!({"name": "move", "arguments": {"direction": direction}});
+        format!("<tool_call>\n{call}\n</tool_call><|im_end|>\n")
     };
     let reply = |words: &str| {
         format!("<|im_start|>user\n<tool_response>\n{words}\n</tool_response><|im_end|>\n<|im_start|>assistant\n")
