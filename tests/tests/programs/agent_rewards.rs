@@ -70,7 +70,7 @@ fn a_reward_function_sees_the_environments_of_its_group_and_a_dead_process_gives
     assert!(line.contains("`my_rewards.py:seen`") && line.contains("`builtin:maze` is no class in Python"), "{line}");
 }
 
-/// A model that goes north into a wall, or not, and then east to the goal.
+/// A model that goes east to the goal, and then on into the wall or not.
 fn warm_for_the_maze(bench: &Bench) {
     // Without a prompt: the environment says everything.
     let row = json!({"maze": "SG"});
@@ -80,25 +80,26 @@ fn warm_for_the_maze(bench: &Bench) {
     let first = cli::finish(first);
     assert!(matches!(first.status.code(), Some(0 | 4)), "{}", first.stderr);
     let rows = json_lines(&bench.path("first/completions/step-1.jsonl"));
-    let prompt =
-        rows[0]["prompt"].as_str().unwrap().replace("Go.", &format!("Go.{}", rows[0]["opening"].as_str().unwrap()));
+    let (prompt, opening) = (rows[0]["prompt"].as_str().unwrap(), rows[0]["opening"].as_str().unwrap());
+    let empty = "<|im_start|>user\n<|im_end|>";
+    assert!(prompt.contains(empty), "{prompt}");
+    let prompt = prompt.replace(empty, &empty.replace("<|im_end|>", &format!("{opening}<|im_end|>")));
     let go = |direction: &str| {
-        format!(
-            "<tool_call>\n{{\"name\": \"move\", \"arguments\": {{\"direction\": \"{direction}\"}}}}\n</tool_call><|im_end|>\n"
-        )
+        let call = json!({"name": "move", "arguments": {"direction": direction}});
+        format!("<tool_call>\n{call}\n</tool_call><|im_end|>\n")
     };
     let reply = |words: &str| {
         format!("<|im_start|>user\n<tool_response>\n{words}\n</tool_response><|im_end|>\n<|im_start|>assistant\n")
     };
-    let wall =
-        "There is a wall to the north. You are at row 1, column 1. The goal is at row 1, column 2. Open ways: east.";
-    let end = [go("east"), reply("You are at the goal."), "Done.<|im_end|>".to_owned()].concat();
-    let by_the_wall = [go("north"), reply(wall), end.clone()].concat();
+    let there = [go("east"), reply("You are at the goal.")].concat();
+    let once_more = [go("east"), reply("There is a wall to the east. You are at the goal.")].concat();
+    let end = "Done.<|im_end|>";
+    let (straight, beyond) = (format!("{there}{end}"), format!("{there}{once_more}{end}"));
     let row = |completion: &str| json!({"prompt": prompt, "completion": completion}).to_string();
-    bench.write("sft.jsonl", &[row(&end), row(&by_the_wall)].join("\n"));
+    bench.write("sft.jsonl", &[row(&straight), row(&beyond)].join("\n"));
     let mut sft = Command::new(binary("learner"));
     sft.current_dir(bench.path(".")).args(["sft", "--model", "model", "--data", "sft.jsonl"]);
-    sft.args(["--output", "walker", "--max-steps", "150", "--batch-size", "2", "--learning-rate", "5e-3"]);
+    sft.args(["--output", "walker", "--max-steps", "300", "--batch-size", "2", "--learning-rate", "5e-3"]);
     let _ = cli::finish(sft).success();
 }
 
@@ -127,7 +128,7 @@ fn each_turn_of_a_shaped_maze_has_a_reward_and_an_advantage_of_its_own() {
             arrived += 1;
         }
     }
-    assert!(arrived > 4, "{rows:?}");
+    assert!(arrived > 2, "{rows:?}");
     let metrics = bench.metrics("run");
     assert!(metrics.iter().any(|record| number(record, "grad_norm") > 0.0), "{metrics:?}");
     let explained = cli::run("rollout", ["explain", bench.path("run").to_str().unwrap(), "1.0.0"]).success();

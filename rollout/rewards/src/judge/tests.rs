@@ -79,17 +79,17 @@ fn reason(outcome: &RewardOutcome) -> &str {
 
 #[test]
 fn the_last_score_of_the_answer_counts_and_an_equal_text_is_asked_about_once() {
-    let (address, requests) = endpoint(vec![(200, "", "Score 1? No.\nScore: **-2.5**"), (200, "", "score = 4")]);
+    let (address, requests) = endpoint(vec![(200, "", "Score 1? No.\nScore: **-2.5**"), (200, "", "score - .5")]);
     let (_folder, function) = judge(&address, ":concurrency=1");
     let (outcomes, logged) = function.reward().score_and_log(&input(&["a", "b", "a"]));
     let score = RewardOutcome::Score;
-    assert_eq!(outcomes, [score(-2.5), score(4.0), score(-2.5)]);
+    assert_eq!(outcomes, [score(-2.5), score(0.5), score(-2.5)]);
     let means = Logged::means([&logged]);
     assert!((means["judge/tokens"] - 14.0 / 3.0).abs() < 1e-12 && (means["judge/cached"] - 1.0 / 3.0).abs() < 1e-12);
     let (head, content) = requests.recv().unwrap();
     assert!(head.starts_with("POST /v1/chat/completions "), "{head}");
     assert_eq!((&content["model"], &content["messages"][0]["content"]), (&json!("small"), &json!("Is a five?")));
-    assert_eq!(function.reward().score(&input(&["b"])), [score(4.0)], "without a third request");
+    assert_eq!(function.reward().score(&input(&["b"])), [score(0.5)], "without a third request");
 }
 
 #[test]
