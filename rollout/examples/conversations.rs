@@ -343,7 +343,7 @@ fn bench(bench: &Bench) -> Result<()> {
     let (sampled, given) = (sum(&|episode| episode.sampled()), sum(&|episode| episode.given()));
     let prompt = groups.iter().map(|group| group.prompt_ids.len()).sum::<usize>() / groups.len();
     let recomputed: u32 = exchanges.iter().map(|exchange| exchange.recomputed).sum();
-    let waited: f64 = exchanges.iter().map(|exchange| exchange.waited_seconds).sum();
+    let waited = exchanges.iter().fold(0.0, |sum, exchange| sum + exchange.waited_seconds);
     println!(
         "{} completions of {} turns in {seconds:.1} s: {sampled} sampled tokens ({:.0}/s), {given} given ones, prompts \
          of {prompt} tokens; {recomputed} turns computed again, {waited:.0} s waited; peak {:.0} MiB, planned {:.0} MiB",
