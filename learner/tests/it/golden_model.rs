@@ -277,10 +277,10 @@ fn train(case: &Value, budget: usize, kind: Kind, of_weights: f64) {
         for (name, after) in step["weights_after"].as_object().unwrap() {
             // A tied head is listed under both of its names.
             let tied = decoder.config().tie_word_embeddings && name == "lm_head.weight";
-            let name = if tied { "model.embed_tokens.weight" } else { &own_name(name) };
-            let values = decoder.weights().trained().read_f32(name).unwrap();
+            let name = if tied { "model.embed_tokens.weight".to_owned() } else { own_name(name) };
+            let values = decoder.weights().trained().read_f32(&name).unwrap();
             let found: Vec<f64> = numbers(&after["index"]).iter().map(|&i| f64::from(values[i as usize])).collect();
-            assert_close(name, &found, &numbers(&after["value"]), of_weights);
+            assert_close(&name, &found, &numbers(&after["value"]), of_weights);
         }
     }
     let (after, _) = logprobs(&decoder, &prompts, &completions, number("temperature"), budget);
