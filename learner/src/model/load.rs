@@ -63,8 +63,15 @@ pub fn load(model: &ModelDir, options: LoadOptions) -> Result<Decoder, LearnerEr
 /// its transformer, under a head that starts at 0.
 ///
 /// # Errors
-/// As [`load`].
+/// As [`load`], or the text part of a model of images and text, of which no scorer can be written.
 pub fn load_scorer(model: &ModelDir, options: LoadOptions) -> Result<Scorer, LearnerError> {
+    if model.config().wrapped {
+        return Err(LearnerError::content(
+            model.path(),
+            "is a model of images and text (config.json: `text_config`); a critic or a reward model is made of a text \
+             model alone: save its text model by `save_pretrained`, and name that folder",
+        ));
+    }
     let config = Scorer::config_of(model.config());
     let checkpoint = Checkpoint::open(model)?;
     let mut read = |name: &str| -> Result<Vec<f32>, LearnerError> {
