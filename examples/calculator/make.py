@@ -1,8 +1,8 @@
 """Makes the rows of this example: `python3 make.py DIR [--seed N]`. Needs Python's standard library alone.
 
 warm.jsonl      conversations of a clerk who answers most questions by heart, and some with the calculator
-train.jsonl     products for GRPO
-held_out.jsonl  200 products that are in neither of them
+train.jsonl     products of five digits for GRPO
+held_out.jsonl  200 products of five digits that are in neither of them
 """
 
 import argparse
@@ -64,9 +64,10 @@ def main():
     draw = random.Random(args.seed)
     pairs = [(a, b) for a in range(100, 1000) for b in range(10, 100)]
     draw.shuffle(pairs)
-    held_out, train, warm = pairs[:200], pairs[200:4200], pairs[4200 : 4200 + args.warm]
+    warm = pairs[4200 : 4200 + args.warm]
+    asked = [(a, b) for a, b in pairs[:4200] if a * b >= 10_000]
     write(args.dir / "warm.jsonl", [shown(a, b, draw) for a, b in warm])
-    for name, some in (("train", train), ("held_out", held_out)):
+    for name, some in (("held_out", asked[:200]), ("train", asked[200:])):
         write(args.dir / f"{name}.jsonl", [{"prompt": question(a, b), "answer": str(a * b)} for a, b in some])
 
 
