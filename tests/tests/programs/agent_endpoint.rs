@@ -157,7 +157,8 @@ impl Bench {
         .unwrap();
         let mut command = Command::new(binary("tandem"));
         command.current_dir(self.dir.path()).env("TANDEM_CACHE_DIR", self.path("cache"));
-        cli::finish(command.args(["train", "run.toml"]))
+        command.args(["train", "run.toml"]);
+        cli::finish(command)
     }
 
     fn log(&self) -> String {

@@ -2,8 +2,8 @@
 //!
 //! [`Agents`] is a generator around the engine of a run. For each sample of a group it starts the program ([`Program`])
 //! with a key of its own. Requests with this key are recorded as token ids ([`Samples`]). Messages that continue a
-//! recorded path go on from its ids, and only what is new is rendered. The routes, the desk and the forms of answers are
-//! those of the endpoint; the step loop of the run drives all of it.
+//! recorded path go on from its ids, and only what is new is rendered. Routes, desk and forms of answers are those of
+//! the endpoint; the step loop of the run drives all of it.
 
 mod generator;
 mod messages;
