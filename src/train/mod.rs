@@ -153,8 +153,8 @@ pub fn resolved_plan(mut config: TrainConfig) -> Result<(TrainConfig, RunPlan)> 
     Ok((config, plan))
 }
 
-/// Refuses a run whose sampler is another program than `rollout` if that was not built, before anything is downloaded or
-/// created.
+/// Refuses a run whose sampler is another program than `rollout` if that was not built, before anything is downloaded
+/// or created.
 fn check_fleet(config: &TrainConfig) -> Result<()> {
     if config.listen.is_some() || config.agent.is_some() { sampler(config).map(drop) } else { Ok(()) }
 }

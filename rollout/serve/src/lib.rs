@@ -16,6 +16,7 @@
 //! | [`routes`] | one file per kind of route |
 //! | [`server`] | sockets and signals |
 //! | [`agent`] | the endpoint inside a run: a generator whose completions are those of agents |
+//! | [`run`] | the parts of a run with agents, for `rollout-serve run` |
 //! | [`command`], [`adapter_flags`] | the flags of `rollout-serve serve` |
 
 // What is told may find nobody who reads it: see `shared::process::command_line`.
@@ -31,6 +32,7 @@ pub mod metrics;
 pub mod models;
 mod request;
 pub mod routes;
+pub mod run;
 pub mod server;
 #[cfg(test)]
 mod testing;

@@ -10,7 +10,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use rollout::commands::{end, generate, run};
 use rollout_constraint::OfCommandLine;
 use rollout_rewards::contain;
-use rollout_serve::{agent::AgentFactory, command};
+use rollout_serve::{command, run::AgentFactory};
 use shared::{
     process::{command_line, logging},
     system::native,

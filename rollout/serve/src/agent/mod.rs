@@ -1,17 +1,15 @@
 //! Agents: programs of the user that ask the policy over HTTP, one for each completion of a run.
 //!
-//! [`AgentFactory`] puts [`Agents`], a generator, around the engine of a run. For each sample of a group it starts the
-//! program ([`program`]) with a key of its own. Requests with this key are recorded as token ids ([`samples`]). Messages
-//! that continue a recorded path go on from its ids, and only what is new is rendered. The routes, the desk and the
-//! forms of answers are those of the endpoint; the step loop of the run drives all of it.
+//! [`Agents`] is a generator around the engine of a run. For each sample of a group it starts the program ([`Program`])
+//! with a key of its own. Requests with this key are recorded as token ids ([`Samples`]). Messages that continue a
+//! recorded path go on from its ids, and only what is new is rendered. Routes, desk and forms of answers are those of
+//! the endpoint; the step loop of the run drives all of it.
 
-mod factory;
 mod generator;
 mod messages;
 mod program;
 mod samples;
 
-pub use factory::AgentFactory;
-pub use generator::Agents;
+pub use generator::{Agents, Server};
 pub use program::{Outcome, Program, Running};
 pub use samples::{Known, Sample, Samples, Turn};

@@ -133,7 +133,8 @@ impl Asked {
         app.apart(move |app| Ok(self.answered(app, &given, ended, left))).await
     }
 
-    /// The answer with all choices: those of each prompt in order. `left` is the state that the turn of a sample leaves.
+    /// The answer with all choices: those of each prompt in order. `left` is the state that the turn of a sample has
+    /// left.
     fn answered(
         &mut self,
         app: &App,

@@ -1,4 +1,4 @@
-//! From the configuration of a run to its agents.
+//! `rollout-serve run`: from the configuration of a run to its agents and their endpoint.
 
 use std::{
     net::{Ipv4Addr, TcpListener},
@@ -17,8 +17,8 @@ use rollout_constraint::Grammars;
 use shared::config::TrainConfig;
 use tokio::sync::Notify;
 
-use super::{Agents, Program, Samples, generator::Server};
 use crate::{
+    agent::{Agents, Program, Samples, Server},
     answer::TokenNames,
     desk,
     metrics::Metrics,
