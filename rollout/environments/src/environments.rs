@@ -42,8 +42,8 @@ pub enum Event {
 /// All environments of a run, many at once, on a thread of their own and in processes. No method waits.
 ///
 /// A conversation is opened, stepped through turn by turn, perhaps rated and scored, and closed. Each of these but the
-/// last leads to one [`Event`], and the next is asked for after that event. A conversation may be closed at any time. An event
-/// that was under way may come after that, so a sample that is opened once more should have another tag.
+/// last leads to one [`Event`], and the next is asked for after that event. A conversation may be closed at any time.
+/// An event that was under way may come after that, so a sample that is opened once more should have another tag.
 pub struct Environments {
     plan: Plan,
     hosts: Option<Arc<Hosts>>,
