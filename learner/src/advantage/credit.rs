@@ -49,8 +49,8 @@ impl Sample<'_> {
         weighted_sum(self.scores(failure), self.weights.iter().copied())
     }
 
-    /// Steps of one reward function as (last token, reward): its steps, or turns. A score of the whole completion is one
-    /// step that ends with it.
+    /// Steps of one reward function as (last token, reward): its steps, or turns. A score of the whole completion is
+    /// one step that ends with it.
     fn steps(&self, function: usize, failure: RewardFailure) -> Vec<(usize, f64)> {
         if let Some(turns) = self.turns.get(function).filter(|turns| self.valid && !turns.is_empty()) {
             return turns.clone();

@@ -116,8 +116,8 @@ impl RewardFunction {
         &self.reward
     }
 
-    /// Whether it is a rater: a function in Python that asks for `environments`, in a run that has some. It is called in
-    /// the process of the environments, and not by [`RewardPool`](crate::RewardPool).
+    /// Whether it is a rater: a function in Python that asks for `environments`, in a run that has some. It is called
+    /// in the process of the environments, and not by [`RewardPool`](crate::RewardPool).
     #[must_use]
     pub fn is_rater(&self) -> bool {
         self.is_rater

@@ -1,9 +1,9 @@
 //! Rewards: functions of a prompt and its completions.
 //!
 //! [`Reward`] is the trait, [`Registry`] knows every function by name, [`rules`] holds the functions themselves and
-//! [`program`] those of other processes, which [`contain`] starts and bounds; `judge` asks a language model. [`rehearsal`] tries functions on samples,
-//! [`RewardPool`] runs them beside generation, and [`filter`] is what dynamic sampling goes by. `docs/rewards.md`
-//! describes them for users.
+//! [`program`] those of other processes, which [`contain`] starts and bounds; `judge` asks a language model.
+//! [`rehearsal`] tries functions on samples, [`RewardPool`] runs them beside generation, and [`filter`] is what dynamic
+//! sampling goes by. `docs/rewards.md` describes them for users.
 //!
 //! The crate needs no engine and no tokenizer. `rollout` adds the functions that compute a score with ONNX Runtime to
 //! the registry, each as an [`Entry`](entry::Entry).

@@ -2,8 +2,8 @@
 //!
 //! A function is asked for as `name` or, with parameters, `name:key=value:key=value`; no comma or quote is needed, so
 //! the same text works in lists on a command line and in `run.toml`. A colon within a value is written `\:`. The first
-//! value may stand without a key where only one must be given, as in `judge:rubric.md`. Functions in Python are named as
-//! [`PythonFunction`] says.
+//! value may stand without a key where only one must be given, as in `judge:rubric.md`. Functions in Python are named
+//! as [`PythonFunction`] says.
 
 use std::collections::BTreeMap;
 

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::{Shape, Values, json, messages};
+use crate::{Values, json, messages};
 
 /// Columns of prompt and answer, if rows call them otherwise.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -11,7 +11,7 @@ pub struct Columns {
     pub prompt: Option<String>,
     /// The column to take as `answer`. `a.b` is the field `b` of the column `a`.
     pub answer: Option<String>,
-    /// Whether a row without a prompt has an empty message of the user for one, which an environment goes on with (TRL).
+    /// Whether a row without a prompt gets an empty message of the user, which an environment goes on with (TRL).
     pub may_lack_prompt: bool,
 }
 
@@ -27,7 +27,7 @@ impl Columns {
         let found: Vec<_> =
             self.named().filter_map(|(name, column, _)| Some((name.to_owned(), find(row, column)?.clone()))).collect();
         row.extend(found);
-        if self.may_lack_prompt && Shape::of(row).is_err() {
+        if self.may_lack_prompt && lacks_prompt(row) {
             row.insert("prompt".to_owned(), json!([{"role": "user", "content": ""}]));
         }
         if let Some(prompt) = row.get_mut("prompt") {
@@ -57,6 +57,12 @@ impl Columns {
         let all = [("prompt", &self.prompt, "prompt_column"), ("answer", &self.answer, "answer_column")];
         all.into_iter().filter_map(|(name, column, option)| Some((name, column.as_deref()?, option)))
     }
+}
+
+/// Whether a row has no column that a prompt is made of ([`Shape`](crate::Shape)).
+fn lacks_prompt(row: &Values) -> bool {
+    let has = |column: &str| row.contains_key(column);
+    !["prompt", "prompt_ids", "question"].into_iter().any(has) && !(has("nums") && has("target"))
 }
 
 /// The columns of a row, for error messages.

@@ -14,8 +14,8 @@ use crate::{
 /// `builtin:maze`: 1 at the end if the goal has been reached, else 0.
 pub const CLASS: Class = Class { entry: "maze", schemas, by_turn: false, make: || Box::new(Maze::default()) };
 
-/// `builtin:shaped_maze`: for each turn, the share of the shortest way that it has led on. The rewards of a conversation
-/// at the goal add up to 1.
+/// `builtin:shaped_maze`: for each turn, the share of the shortest way that it has led on. The rewards of a
+/// conversation that ends at the goal add up to 1.
 pub const SHAPED: Class = Class {
     entry: "shaped_maze",
     schemas,

@@ -76,8 +76,8 @@ pub struct Exchange {
     /// Calls that failed; the policy read their errors as replies.
     pub failed_calls: u32,
     /// One outcome for each reward of an environment, behind those of the reward functions. Rewards by turn are
-    /// [`Steps`](RewardOutcome::Steps) whose ends are numbers of turns, from 0; the reward at the end of the episode has
-    /// the number of turns for its end. [`Completion::rewards`](crate::Completion::rewards) has their sum.
+    /// [`Steps`](RewardOutcome::Steps) whose ends are numbers of turns, from 0; the reward at the end of the episode
+    /// has the number of turns for its end. [`Completion::rewards`](crate::Completion::rewards) has their sum.
     pub rewards: Vec<RewardOutcome>,
     /// Requests that went on from a state whose keys and values had to be computed again.
     pub recomputed: u32,
