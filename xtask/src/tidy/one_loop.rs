@@ -9,9 +9,14 @@ const LOOP: &str = "rollout/src/generate/drive.rs";
 const SEAM: &str = "rollout/src/generate/mod.rs";
 /// The file in which a generator answers the loop's call by that of the generator within it.
 const AROUND: &str = "rollout/src/turns/generator.rs";
+/// The measurement whose generator is that of a run and adds a constraint to each request.
+const MEASURED: &str = "rollout/examples/conversations.rs";
 /// The forms of these calls, each in its file.
-const ANSWERS: [(&str, &str, &str); 2] =
-    [(SEAM, "Self::", "advance(self)"), (AROUND, "in self.inner.", "advance()? {")];
+const ANSWERS: [(&str, &str, &str); 3] = [
+    (SEAM, "Self::", "advance(self)"),
+    (AROUND, "in self.inner.", "advance()? {"),
+    (MEASURED, "EngineError> {\n        self.inner.", "advance()\n    }"),
+];
 
 pub fn check(sources: &Sources) -> Vec<String> {
     let of_sampler = sources.rust().filter(|source| source.path.starts_with("rollout/") && !is_test(&source.path));
@@ -94,5 +99,9 @@ mod tests {
         assert_eq!(check(&one(AROUND, text)), Vec::<String>::new());
         assert_eq!(check(&one("rollout/src/turns/live.rs", text)).len(), 1, "anywhere else it is a call");
         assert_eq!(check(&one(AROUND, &text.replace("self.inner", "engine"))).len(), 1);
+        let answer = "fn advance(&mut self) -> Result<(), EngineError> {\n        self.inner.advance()\n    }\n";
+        assert_eq!(check(&one(MEASURED, answer)), Vec::<String>::new());
+        assert_eq!(check(&one(MEASURED, &answer.replace("self.inner.advance()", "self.inner.advance()?"))).len(), 1);
+        assert_eq!(check(&one(AROUND, answer)).len(), 1);
     }
 }
