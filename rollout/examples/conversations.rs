@@ -346,7 +346,8 @@ fn bench(bench: &Bench) -> Result<()> {
     let waited = exchanges.iter().fold(0.0, |sum, exchange| sum + exchange.waited_seconds);
     println!(
         "{} completions of {} turns in {seconds:.1} s: {sampled} sampled tokens ({:.0}/s), {given} given ones, prompts \
-         of {prompt} tokens; {recomputed} turns computed again, {waited:.0} s waited; peak {:.0} MiB, planned {:.0} MiB",
+         of {prompt} tokens; {recomputed} turns computed again, {waited:.0} s waited; peak {:.0} MiB, planned {:.0} \
+         MiB",
         episodes().count(),
         sum(&|episode| episode.turns()),
         sampled as f64 / seconds,

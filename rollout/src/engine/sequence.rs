@@ -143,7 +143,8 @@ impl Sequence {
         self.wish.keep.then(state)
     }
 
-    /// All its ids as a prompt of its one sample, and what is wanted of it: to go on from after they were computed again.
+    /// All its ids as a prompt of its one sample, and what is wanted of it: it goes on from there after these were
+    /// computed again.
     pub fn context(&self) -> (GroupRequest, Wish) {
         let prompt_ids = [&self.request.prompt_ids, &self.token_ids[..]].concat().into();
         (GroupRequest { prompt_ids, samples: [self.sample].into(), ..(*self.request).clone() }, self.wish)

@@ -188,7 +188,10 @@ mod tests {
         /// Against a list of states in the order of their turns: within the bound, those are held that came last,
         /// besides those that are in use.
         #[test]
-        fn beyond_the_bound_the_longest_waiting_goes(bound in 1_usize..5, all in prop::collection::vec(happens(), 1..60)) {
+        fn beyond_the_bound_the_longest_waiting_goes(
+            bound in 1_usize..5,
+            all in prop::collection::vec(happens(), 1..60),
+        ) {
             let (mut held, mut states) = (HeldStates::default(), Vec::<(State, bool)>::new());
             for what in all {
                 let known = states.len();
@@ -213,7 +216,7 @@ mod tests {
                     Happens::Dropped(_) | Happens::Asked(_) => {}
                 }
                 let count = states.iter().filter(|(state, _)| state.is_held()).count();
-                prop_assert!(count == held.len() && count <= bound, "{} of {} held, bound {}", count, held.len(), bound);
+                prop_assert!(count == held.len() && count <= bound, "{} held, {} known", count, held.len());
                 let is_known = |state: &State| held.tokens_of(state) > 0;
                 prop_assert!(states.iter().all(|(state, _)| state.is_held() == is_known(state)));
             }

@@ -11,11 +11,14 @@ const SEAM: &str = "rollout/src/generate/mod.rs";
 const AROUND: &str = "rollout/src/turns/generator/mod.rs";
 /// The same of the generator whose completions are those of agents.
 const AGENTS: &str = "rollout/serve/src/agent/generator.rs";
+/// The measurement whose generator is that of a run and adds a constraint to each request.
+const MEASURED: &str = "rollout/examples/conversations.rs";
 /// The forms of these calls, each in its file.
-const ANSWERS: [(&str, &str, &str); 3] = [
+const ANSWERS: [(&str, &str, &str); 4] = [
     (SEAM, "Self::", "advance(self)"),
     (AROUND, "in self.inner.", "advance()? {"),
     (AGENTS, "let outputs = self.inner.", "advance()?;"),
+    (MEASURED, "EngineError> {\n        self.inner.", "advance()\n    }"),
 ];
 
 pub fn check(sources: &Sources) -> Vec<String> {
@@ -102,5 +105,9 @@ mod tests {
         let text = "//! Docs.\nfn advance(&mut self) {\n    let outputs = self.inner.advance()?;\n}\n";
         assert_eq!(check(&one(AGENTS, text)), Vec::<String>::new());
         assert_eq!(check(&one(AROUND, text)).len(), 1, "its form is another");
+        let answer = "fn advance(&mut self) -> Result<(), EngineError> {\n        self.inner.advance()\n    }\n";
+        assert_eq!(check(&one(MEASURED, answer)), Vec::<String>::new());
+        assert_eq!(check(&one(MEASURED, &answer.replace("self.inner.advance()", "self.inner.advance()?"))).len(), 1);
+        assert_eq!(check(&one(AROUND, answer)).len(), 1);
     }
 }
