@@ -1,6 +1,6 @@
 //! Versions that are adapters on an export.
 
-use std::path::Path;
+use std::{collections::BTreeSet, path::Path};
 
 use exporters::{AdapterConfig, ExportOptions, VersionDir, export, write_adapter_version};
 use rollout::engine::{Engine, EngineOptions, Kernels, WeightSource};
@@ -12,19 +12,33 @@ use super::support::{
 
 pub const ALL: [&str; 7] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
 
+/// The family's names of modules: some families have several of them in one tensor.
+fn own_names(parameters: &[(String, Vec<usize>)], modules: &[&str]) -> Vec<String> {
+    let has = |module: &str| parameters.iter().any(|(name, _)| name.ends_with(&format!(".{module}.weight")));
+    let own = |&module: &&str| match module {
+        module if has(module) => module,
+        "q_proj" | "k_proj" | "v_proj" => "qkv_proj",
+        "down_proj" => "output_linear",
+        _ if has("input_linear") => "input_linear",
+        _ => "gate_up_proj",
+    };
+    let names: BTreeSet<&str> = modules.iter().map(own).collect();
+    names.into_iter().map(str::to_owned).collect()
+}
+
 /// A version with random updates of some of the modules, of this size.
 pub fn adapter(base: &WeightSource, folder: &Path, version: u64, modules: &[&str], size: f32) -> WeightSource {
+    let parameters = VersionDir::open(&base.dir).unwrap().manifest().parameters().collect::<Vec<_>>();
     let config = AdapterConfig {
         base_model_name_or_path: "base".into(),
         base_blake3: None,
         r: 3,
         lora_alpha: 6.0,
         lora_dropout: 0.0,
-        target_modules: modules.iter().map(|&module| module.to_owned()).collect(),
+        target_modules: own_names(&parameters, modules),
         use_rslora: false,
         wrapped: false,
     };
-    let parameters = VersionDir::open(&base.dir).unwrap().manifest().parameters().collect::<Vec<_>>();
     let mut stream = Stream::new(&[version]);
     let mut tensors = config.tensors(parameters).unwrap().into_iter();
     let (dir, version) = (folder.join(format!("adapter-{version}")), PolicyVersion(version));
