@@ -1,6 +1,6 @@
 #!/bin/sh
-# Makes rows and a warm start, trains with the calculator, and asks the policy before and after.
-# sh examples/calculator/run.sh [SEED] [OPTIONS OF THE RUN], in the folder of the repository.
+# Makes rows and a warm start, trains with the calculator, and asks the policy before and after. To be called in the
+# folder of the repository: sh examples/calculator/run.sh [SEED] [OPTIONS OF THE RUN]
 set -eu
 here=$(dirname "$0")
 seed=${1:-42}
@@ -9,7 +9,8 @@ made=$PWD/runs/calculator
 
 if [ ! -d "$made/warm" ]; then
     python3 "$here/make.py" "$made" --seed "$seed"
-    [ -d "$made/model" ] || cp -r "$here/../small_model" "$made/model"
+    mkdir -p "$made/model"
+    cp "$here"/../small_model/*.json "$here"/../small_model/*.jinja "$made/model"
     tandem sft --model "$made/model" --data "$made/warm.jsonl" --output "$made/warm" --init-seed "$seed" \
         --max-steps 600 --learning-rate 2e-3 --lr-scheduler-type cosine --warmup-steps 50
 fi

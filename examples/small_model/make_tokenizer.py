@@ -1,8 +1,8 @@
 """Makes tokenizer.json of this folder: `python3 make_tokenizer.py`. Needs jinja2; nothing else needs this file.
 
-A BPE over bytes, with Qwen2.5's control tokens. Digits and directions are tokens of their own. Each other
-stretch of text of the two examples is one token too, so that prompts are short and a model of a million parameters
-learns on a CPU. All other text is written in bytes.
+A BPE over bytes, with Qwen2.5's control tokens. Digits and directions are tokens of their own. Each other stretch of
+text of conversations with `builtin:calculator` and `builtin:maze` is one token too, so that prompts are short and a
+model of half a million parameters learns on a CPU. All other text is written in bytes.
 """
 
 import json
@@ -53,9 +53,10 @@ def tool(content):
 
 at = "You are at row 1, column 1. The goal is at row 1, column 1. Open ways: north, east."
 walls = [tool(f"There is a wall to the {way}. {at}") for way in ["north", "east"]]
+product, said = user("What is 1 * 1?"), {"role": "assistant", "content": "1 * 1 = 1"}
 CONVERSATIONS = [
-    ([user("What is 1 * 1?"), call("calculate", expression="1 * 1"), tool("1"), {"role": "assistant", "content": "1 * 1 = 1"}], CALCULATOR),
-    ([user("What is 1 * 1?"), {"role": "assistant", "content": "1 * 1 = 1"}], None),
+    ([product, call("calculate", expression="1 * 1"), tool("1"), said], CALCULATOR),
+    ([product, said], None),
     (
         [user(f"Reach the goal.\n{at}"), call("move", direction="north"), tool(at), call("look"), tool(at), walls[0]]
         + [call("move", direction="east"), tool("You are at the goal."), {"role": "assistant", "content": "Done."}],
