@@ -53,7 +53,7 @@ for line in sys.stdin:
     elif how == "large":
         reply["content"] = "x" * ((2 << 20) + 1)
     elif how == "flood":
-        sys.stdout.write('{"id": 0, "replies": []}\n' * 200000)
+        sys.stdout.write('{"id": 0, "replies": []}\n' * 20000)
     elif how == "chatter":
         print("thinking …", flush=True)
     elif how == "control":
@@ -249,7 +249,7 @@ fn what_is_answered_twice_or_written_beside_answers_counts_once_and_not_at_all()
 fn floods_end_the_process_and_texts_that_are_too_long_the_conversation() {
     let (environments, _folder) = faulty(20.0);
     for (tool, kind, words) in [
-        ("flood", "broken", "its process wrote 100000 lines that answer nothing, and was ended"),
+        ("flood", "broken", "its process wrote 10000 lines that answer nothing, and was ended"),
         ("long", "broken", "the answer is longer than 16777216 bytes"),
     ] {
         let first = who(&environments, 1);
