@@ -293,6 +293,23 @@ fn what_cannot_begin_says_why() {
 }
 
 #[test]
+fn servers_are_asked_by_the_bridge_which_gets_the_network_that_its_entry_names() {
+    let bridge = |entry: &str| match Program::parse(entry).unwrap().unwrap().what {
+        What::Bridge { args, has_network } => (args.join(" "), has_network),
+        What::Line(line) => panic!("{line}"),
+    };
+    for (entry, args, has_network) in [
+        ("openenv:ws://h:1 --return last", "openenv ws://h:1 --return last", true),
+        ("openenv:http://h:1", "openenv http://h:1", true),
+        ("mcp:http://h:1/mcp", "mcp http://h:1/mcp", true),
+        ("mcp:python3 -m server --flag", "mcp python3 -m server --flag", false),
+    ] {
+        assert_eq!(bridge(entry), (args.to_owned(), has_network), "{entry}");
+    }
+    assert_eq!(Program::parse("e.py:E"), None);
+}
+
+#[test]
 fn a_program_that_does_not_greet_is_told_how() {
     let folder = Folder::with("");
     let program = Program::parse(&command("sleep 1000")).unwrap().unwrap();
