@@ -212,7 +212,7 @@ mod tests {
     #[test]
     fn the_default_build_compiles_nothing_of_the_fleet() {
         let fleet = ["rollout-fleet", "shared-fleet", "shared-store", "zenoh", "object_store"];
-        let left_out = [&fleet[..], &["rollout-serve", "rollout-constraint", "llguidance"]].concat();
+        let left_out = [&fleet[..], &["rollout-serve", "rollout-constraint", "llguidance", "rollout-bridge"]].concat();
         let edges = ["--edges", "normal,build,dev"];
         let names = |selection: &[&str]| -> BTreeSet<String> {
             let lines = crates(&[&edges, selection].concat(), "{p}");

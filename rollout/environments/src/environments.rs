@@ -192,15 +192,16 @@ impl Drop for Environments {
 fn started(entries: &Entries, sources: &Sources, runtime: &Handle) -> Result<(Vec<Arc<Hosts>>, Vec<Said>), StartError> {
     let Sources { host, timeout, .. } = sources;
     let fail = |reason: String| StartError::Process { reason, words: Vec::new() };
-    let start = |invocation: Result<Invocation, String>| -> Result<(Arc<Hosts>, FirstLine), StartError> {
-        Hosts::start(invocation.map_err(fail)?, host.processes.max(1), runtime.clone())
+    type Invoked = Result<Invocation, String>;
+    let start = |invocation: Invoked, processes: usize| -> Result<(Arc<Hosts>, FirstLine), StartError> {
+        Hosts::start(invocation.map_err(fail)?, processes, runtime.clone())
     };
     let mut begun = Vec::new();
     if let Some(python) = entries.in_python() {
-        begun.push((None, start(python.invocation(host, *timeout))?));
+        begun.push((None, start(python.invocation(host, *timeout), host.processes.max(1))?));
     }
     for program in entries.programs() {
-        begun.push((Some(program.entry.clone()), start(program.invocation(host, *timeout))?));
+        begun.push((Some(program.entry.clone()), start(program.invocation(host, *timeout), program.processes(host))?));
     }
     let (mut all, mut said) = (Vec::new(), Vec::new());
     for (program, (hosts, first_line)) in begun {

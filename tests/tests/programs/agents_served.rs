@@ -1,4 +1,4 @@
-//! Runs with environments that are served: by a program that reads and writes lines.
+//! Runs with environments and tools that are served: by a program that reads and writes lines, and by servers.
 
 use std::{fs, os::unix::fs::PermissionsExt, path::Path};
 
@@ -85,4 +85,69 @@ fn a_program_that_never_answers_costs_its_conversations_and_no_reward_of_nought(
     let words = "`step` has not answered within 2 s (`environment_timeout`)";
     assert!(late.iter().all(|row| row["failure"].as_str().is_some_and(|why| why.contains(words))), "{late:?}");
     assert_eq!(number(&bench.metrics("run")[0], "environment/late"), late.len() as f64);
+}
+
+/// A tool that is asked by lines, or by MCP.
+const ADDER: &str = r#"
+import json, sys
+
+NUMBER = {"type": "integer"}
+PROPERTIES = {"a": {**NUMBER, "description": "One."}, "b": {**NUMBER, "description": "Two."}}
+SCHEMA = {"type": "object", "properties": PROPERTIES, "required": ["a", "b"]}
+
+
+def say(**message):
+    print(json.dumps(message), flush=True)
+
+
+def add(arguments):
+    try:
+        return str(arguments["a"] + arguments["b"]), False
+    except Exception:
+        return "a and b must be numbers", True
+
+
+def lines(request):
+    if request["do"] != "step":
+        return say(id=request["id"])
+    replies = [add(call["arguments"]) for call in request["calls"]]
+    say(id=request["id"], replies=[{"content": text, "failed": failed} for text, failed in replies])
+
+
+def mcp(request):
+    result = None
+    if request["method"] == "initialize":
+        result = {"protocolVersion": "2025-11-25", "capabilities": {}, "serverInfo": {"name": "adder", "version": "1"}}
+    elif request["method"] == "tools/list":
+        result = {"tools": [{"name": "add", "description": "Adds.", "inputSchema": SCHEMA}]}
+    elif request["method"] == "tools/call":
+        text, failed = add(request["params"]["arguments"])
+        result = {"content": [{"type": "text", "text": text}], "isError": failed}
+    if result is not None:
+        say(jsonrpc="2.0", id=request["id"], result=result)
+    elif "id" in request:
+        say(jsonrpc="2.0", id=request["id"], error={"code": -32601, "message": "Method not found"})
+
+
+if sys.argv[1] == "lines":
+    function = {"name": "add", "description": "Adds.", "parameters": SCHEMA}
+    say(protocol=1, tools=[{"type": "function", "function": function}])
+for line in sys.stdin:
+    {"lines": lines, "mcp": mcp}[sys.argv[1]](json.loads(line))
+"#;
+
+#[test]
+fn a_tool_by_lines_and_by_mcp_makes_the_same_weights() {
+    let bench = Bench::new();
+    bench.write("adder.py", ADDER);
+    for (run, tool) in [("lines", "command:python3 adder.py lines"), ("mcp", "mcp:python3 adder.py mcp")] {
+        let _ = bench.train("model", run, &format!("tools = [{tool:?}]\nmax_steps = 2\n")).success();
+    }
+    let (by_lines, by_mcp) = (bench.completions("lines", 1), bench.completions("mcp", 1));
+    assert!(by_lines.iter().map(assert_owned).sum::<u64>() > 2, "{by_lines:?}");
+    for (lines, mcp) in by_lines.iter().zip(&by_mcp) {
+        assert_eq!(lines["messages"], mcp["messages"]);
+    }
+    let weights = |run: &str| fs::read(bench.path(run).join("checkpoint-2/weights.data")).unwrap();
+    assert!(weights("lines") == weights("mcp"), "the weights differ");
 }

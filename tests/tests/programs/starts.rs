@@ -4,7 +4,7 @@ use std::{fs, os::unix::fs::symlink, path::Path, process::Command};
 
 use harness::{binary, cli};
 
-const BINARIES: [&str; 5] = ["tandem", "rollout", "rollout-fleet", "rollout-serve", "learner"];
+const BINARIES: [&str; 6] = ["tandem", "rollout", "rollout-bridge", "rollout-fleet", "rollout-serve", "learner"];
 
 #[test]
 fn binaries_start_without_cargo_and_without_environment() {

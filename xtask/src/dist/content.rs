@@ -184,7 +184,7 @@ mod tests {
     #[test]
     fn every_program_for_users_is_packed() {
         let programs = programs(&metadata(&Host::current().unwrap()).unwrap());
-        for name in ["learner", "rollout", "rollout-fleet", "rollout-serve", "tandem"] {
+        for name in ["learner", "rollout", "rollout-bridge", "rollout-fleet", "rollout-serve", "tandem"] {
             assert!(programs.iter().any(|program| program == name), "{programs:?}");
         }
         assert!(!programs.iter().any(|program| ["fuzz", "xtask"].contains(&program.as_str())), "{programs:?}");

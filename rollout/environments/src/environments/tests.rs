@@ -91,6 +91,11 @@ fn entries_that_name_nothing_are_refused_with_the_way_out() {
         (refused(&["builtin:abacus"], None), "`tools`: `builtin:abacus`: the tools that are built in are calculator"),
         (refused(&["abacus"], None), "`tools`: `abacus`: write `file.py:name` or `module.name`"),
         (refused(&["e.py"], None), "write `file.py:name`"),
+        (refused(&["mcp:"], None), "`mcp:` needs an address or a command line"),
+        (
+            refused(&[], one("openenv:host")),
+            "`openenv:` needs an address of a server, as in `openenv:ws://localhost:8000`",
+        ),
         (refused(&["command: "], None), "`command:` needs a command line, as in `command:./my_env`"),
         (
             refused(&[], one("builtin:sea")),

@@ -27,7 +27,7 @@ use crate::Failure;
 const ABANDONED: u64 = 4;
 
 /// Lines that answer nothing, with which a process is ended.
-const MAX_SURPLUS: u64 = 100_000;
+const MAX_SURPLUS: u64 = 10_000;
 
 /// Hears that a request waits for a place.
 pub type Queued = Box<dyn FnOnce() + Send>;

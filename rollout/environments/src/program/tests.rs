@@ -53,7 +53,7 @@ for line in sys.stdin:
     elif how == "large":
         reply["content"] = "x" * ((2 << 20) + 1)
     elif how == "flood":
-        sys.stdout.write('{"id": 0, "replies": []}\n' * 200000)
+        sys.stdout.write('{"id": 0, "replies": []}\n' * 20000)
     elif how == "chatter":
         print("thinking …", flush=True)
     elif how == "control":
@@ -249,7 +249,7 @@ fn what_is_answered_twice_or_written_beside_answers_counts_once_and_not_at_all()
 fn floods_end_the_process_and_texts_that_are_too_long_the_conversation() {
     let (environments, _folder) = faulty(20.0);
     for (tool, kind, words) in [
-        ("flood", "broken", "its process wrote 100000 lines that answer nothing, and was ended"),
+        ("flood", "broken", "its process wrote 10000 lines that answer nothing, and was ended"),
         ("long", "broken", "the answer is longer than 16777216 bytes"),
     ] {
         let first = who(&environments, 1);
@@ -290,6 +290,23 @@ fn what_cannot_begin_says_why() {
         assert!(error.starts_with(&command(line)) && error.contains(reason), "{error}");
         assert!(said.contains(words), "{said}");
     }
+}
+
+#[test]
+fn servers_are_asked_by_the_bridge_which_gets_the_network_that_its_entry_names() {
+    let bridge = |entry: &str| match Program::parse(entry).unwrap().unwrap().what {
+        What::Bridge { args, has_network } => (args.join(" "), has_network),
+        What::Line(line) => panic!("{line}"),
+    };
+    for (entry, args, has_network) in [
+        ("openenv:ws://h:1 --return last", "openenv ws://h:1 --return last", true),
+        ("openenv:http://h:1", "openenv http://h:1", true),
+        ("mcp:http://h:1/mcp", "mcp http://h:1/mcp", true),
+        ("mcp:python3 -m server --flag", "mcp python3 -m server --flag", false),
+    ] {
+        assert_eq!(bridge(entry), (args.to_owned(), has_network), "{entry}");
+    }
+    assert_eq!(Program::parse("e.py:E"), None);
 }
 
 #[test]

@@ -17,7 +17,8 @@ class TandemError(RuntimeError):
 
 
 def binary(name: str) -> Path:
-    """The path of a program of this package: `tandem`, `rollout`, `learner`, `rollout-fleet`, `rollout-serve`.
+    """The path of a program of this package: `tandem`, `rollout`, `learner`, `rollout-fleet`, `rollout-serve`,
+    `rollout-bridge`.
 
     The commands of the package let reward functions run in the interpreter that has the package; a program that is
     started by its path takes `python3`, unless `reward_python` or the variable TANDEM_REWARD_PYTHON names another one.

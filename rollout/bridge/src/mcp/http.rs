@@ -1,0 +1,115 @@
+//! A server over HTTP: one request for each message, answered by JSON or by a stream of events.
+
+use reqwest::{Response, StatusCode, header::CONTENT_TYPE};
+use serde_json::Value;
+
+use super::{
+    client::{Answer, CallError, Era, STATELESS, refused},
+    events::Events,
+};
+use crate::{MAX_MESSAGE, http_client};
+
+const SESSION: &str = "mcp-session-id";
+const REVISION: &str = "mcp-protocol-version";
+
+/// A server at an address.
+#[derive(Debug)]
+pub struct Http {
+    client: reqwest::Client,
+    address: String,
+}
+
+impl Http {
+    /// A server at an address.
+    ///
+    /// # Errors
+    /// When there can be no client.
+    pub fn new(address: &str) -> Result<Self, String> {
+        Ok(Self { client: http_client()?, address: address.to_owned() })
+    }
+
+    /// Sends a message.
+    ///
+    /// # Errors
+    /// Why it has no answer.
+    pub async fn send(&self, era: &Era, message: &Value) -> Result<Answer, CallError> {
+        let mut request = self.client.post(&self.address).header("accept", "application/json, text/event-stream");
+        request = request.header(CONTENT_TYPE, "application/json");
+        match era {
+            Era::Stateless => {
+                request = request.header(REVISION, STATELESS);
+                let names = [("mcp-method", &message["method"]), ("mcp-name", &message["params"]["name"])];
+                for (header, name) in names {
+                    if let Some(name) = name.as_str() {
+                        request = request.header(header, name);
+                    }
+                }
+            }
+            Era::Session { revision, id } => {
+                let headers = [(REVISION, revision), (SESSION, id)];
+                for (header, value) in headers {
+                    if let Some(value) = value {
+                        request = request.header(header, value);
+                    }
+                }
+            }
+        }
+        let response = request.body(message.to_string()).send().await.map_err(gone)?;
+        let status = response.status();
+        if status == StatusCode::NOT_FOUND && matches!(era, Era::Session { id: Some(_), .. }) {
+            return Err(CallError::SessionEnded);
+        }
+        let header = |name: &str| response.headers().get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
+        let session = header(SESSION);
+        let has_events = header("content-type").is_some_and(|kind| kind.starts_with("text/event-stream"));
+        let message = if has_events { of_stream(response, &message["id"]).await? } else { of_body(response).await? };
+        match message {
+            Some(message) if !status.is_success() && message.get("error").is_some() => Err(refused(&message["error"])),
+            _ if !status.is_success() => Err(CallError::Gone(format!("the server answers with status {status}"))),
+            message => Ok(Answer { message, session }),
+        }
+    }
+}
+
+fn gone(error: reqwest::Error) -> CallError {
+    let mut reason = error.to_string();
+    let mut cause = std::error::Error::source(&error);
+    while let Some(inner) = cause {
+        reason = format!("{reason}: {inner}");
+        cause = inner.source();
+    }
+    CallError::Gone(reason)
+}
+
+fn too_long() -> CallError {
+    CallError::Gone(format!("the server's answer is longer than {MAX_MESSAGE} bytes"))
+}
+
+/// The message in a body; none in an empty one, or in one that is no JSON.
+async fn of_body(mut response: Response) -> Result<Option<Value>, CallError> {
+    let mut body = Vec::new();
+    while let Some(piece) = response.chunk().await.map_err(gone)? {
+        body.extend_from_slice(&piece);
+        if body.len() > MAX_MESSAGE {
+            return Err(too_long());
+        }
+    }
+    Ok(serde_json::from_slice(&body).ok())
+}
+
+/// The message of a stream that answers a request. Others are passed over.
+async fn of_stream(mut response: Response, id: &Value) -> Result<Option<Value>, CallError> {
+    let mut events = Events::default();
+    while let Some(piece) = response.chunk().await.map_err(gone)? {
+        for data in events.push(&piece) {
+            let message: Option<Value> = serde_json::from_slice(&data).ok();
+            if let Some(message) = message.filter(|message| message.get("id") == Some(id)) {
+                return Ok(Some(message));
+            }
+        }
+        if events.held() > MAX_MESSAGE {
+            return Err(too_long());
+        }
+    }
+    Ok(None)
+}

@@ -1,0 +1,157 @@
+//! Tools of a server of MCP: over HTTP, or of a program by its standard input and output.
+//!
+//! The server is asked in the form of revision 2026-07-28 (`server/discover`, no session). One that does not know it
+//! gets `initialize`, and has a session and a stream of events. Tools keep nothing between two calls as far as the
+//! bridge knows, so an episode is nothing. A result with `isError`, and an error of the protocol about a call, are
+//! replies that count as failed.
+
+mod client;
+mod events;
+mod http;
+mod program;
+#[cfg(test)]
+mod tests;
+
+use futures_util::future::join_all;
+use serde_json::{Map, Value, json};
+
+use crate::lines::{Call, Peer, Queued, Reply, Step, tool};
+use client::{CallError, Client, Wire};
+
+/// Most pages of a list of tools.
+const MAX_PAGES: usize = 100;
+
+/// Why a server cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// It does not answer, or speaks something else.
+    #[error("no server of MCP answers at {server}: {reason}")]
+    Silent {
+        /// Its address, or its command line.
+        server: String,
+        /// Why not.
+        reason: String,
+    },
+    /// It has no list of tools.
+    #[error("the tools of {server} cannot be listed: {reason}")]
+    NoTools {
+        /// Its address, or its command line.
+        server: String,
+        /// Why not.
+        reason: String,
+    },
+}
+
+/// A server.
+#[derive(Debug)]
+pub struct Mcp {
+    client: Client,
+    tools: Vec<Value>,
+}
+
+impl Mcp {
+    /// Asks a server what it has: one at an address that begins with `http://`, or the one that a command line for
+    /// `/bin/sh` starts.
+    ///
+    /// # Errors
+    /// A server that does not answer, or has no tools.
+    pub async fn meet(server: &str) -> Result<Self, StartError> {
+        let silent = |reason: String| StartError::Silent { server: server.to_owned(), reason };
+        let is_address = server.starts_with("http://");
+        if server.starts_with("https://") {
+            return Err(silent("the bridge speaks no TLS; write http://HOST:PORT/PATH".to_owned()));
+        }
+        let wire = if is_address { Wire::to(server) } else { Wire::started(server) };
+        let client = Client::meet(wire.map_err(silent)?).await.map_err(|error| silent(error.to_string()))?;
+        let listed = list(&client).await;
+        let tools = listed.map_err(|reason| StartError::NoTools { server: server.to_owned(), reason })?;
+        Ok(Self { client, tools })
+    }
+
+    /// JSON schemas of its tools.
+    #[must_use]
+    pub fn tools(&self) -> &[Value] {
+        &self.tools
+    }
+
+    /// The revision of the protocol that the server speaks.
+    #[must_use]
+    pub fn revision(&self) -> String {
+        self.client.revision()
+    }
+
+    async fn call(&self, call: Call) -> Result<Reply, String> {
+        let arguments = match call.arguments {
+            Value::Object(arguments) => arguments,
+            Value::Null => Map::new(),
+            _ => return Ok(Reply::failed("the arguments are no object")),
+        };
+        let params = json!({"name": call.name, "arguments": arguments});
+        match self.client.ask("tools/call", params).await {
+            Ok(result) => Ok(reply(&result)),
+            Err(CallError::Refused { message, .. }) => Ok(Reply::failed(message)),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+}
+
+impl Peer for Mcp {
+    type Episode = ();
+
+    async fn open(&self, _: Map<String, Value>, _: Queued) -> Result<((), Option<String>), String> {
+        Ok(((), None))
+    }
+
+    async fn step(&self, (): &mut (), calls: Vec<Call>) -> Result<Step, String> {
+        let replies = join_all(calls.into_iter().map(|call| self.call(call))).await;
+        Ok(Step { replies: replies.into_iter().collect::<Result<_, _>>()?, ..Step::default() })
+    }
+
+    fn score(&self, (): &()) -> Option<f64> {
+        None
+    }
+
+    async fn close(&self, (): ()) {}
+
+    fn is_gone(&self) -> bool {
+        self.client.is_gone()
+    }
+}
+
+/// All tools, page by page.
+async fn list(client: &Client) -> Result<Vec<Value>, String> {
+    let (mut tools, mut params) = (Vec::new(), json!({}));
+    for _ in 0..MAX_PAGES {
+        let page = client.ask("tools/list", params).await.map_err(|error| error.to_string())?;
+        let listed = page["tools"].as_array().ok_or("there is no list")?;
+        let schemas: Option<Vec<Value>> = listed.iter().map(schema).collect();
+        tools.extend(schemas.ok_or("a tool needs a name and a schema of its input")?);
+        match &page["nextCursor"] {
+            Value::String(cursor) => params = json!({"cursor": cursor}),
+            _ => return Ok(tools),
+        }
+    }
+    Err(format!("the list has more than {MAX_PAGES} pages"))
+}
+
+fn schema(listed: &Value) -> Option<Value> {
+    let description = listed["description"].as_str().unwrap_or_default();
+    Some(tool(listed["name"].as_str()?, description, listed["inputSchema"].as_object()?))
+}
+
+/// The texts of a result. What is no text cannot be given to the policy.
+fn reply(result: &Value) -> Reply {
+    if result["resultType"] == "input_required" {
+        return Reply::failed("the tool asks for more input, which nobody can give");
+    }
+    let failed = result["isError"] == Value::Bool(true);
+    let blocks = result["content"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let texts: Option<Vec<&str>> = blocks.iter().map(|block| block["text"].as_str()).collect();
+    match texts {
+        None => Reply::failed("the tool returned what is no text"),
+        Some(texts) if texts.is_empty() && !result["structuredContent"].is_null() => {
+            Reply { text: result["structuredContent"].to_string(), failed }
+        }
+        Some(texts) => Reply { text: texts.join("\n"), failed },
+    }
+}

@@ -1,0 +1,256 @@
+//! What a recorded server says in both revisions, sessions that end, servers that are programs, and the package.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
+use serde_json::{Value, json};
+use tokio::{io::BufReader, net::TcpListener};
+
+use super::{Mcp, reply};
+use crate::{
+    lines::{Call, Peer, Reply},
+    testing::{Asked, answer, asked, json as read, python, recording, server},
+};
+
+const REVISION: &str = "mcp-protocol-version";
+const STATELESS: &str = "2026-07-28";
+
+/// A server of the package.
+const PACKAGE: &str = r#"
+import sys
+from mcp.server import MCPServer
+
+server = MCPServer("calc")
+
+
+@server.tool()
+def add(a: int, b: int) -> int:
+    """Adds two numbers."""
+    return a + b
+
+
+@server.tool()
+def fail(text: str) -> str:
+    """Fails."""
+    raise ValueError(text)
+
+
+if sys.argv[1] == "stdio":
+    server.run("stdio")
+else:
+    server.run("streamable-http", host="127.0.0.1", port=int(sys.argv[1]))
+"#;
+
+/// A server that says what another one has said to the same requests.
+struct Server {
+    lines: Vec<Value>,
+    /// Whether it knows the revision without sessions.
+    is_stateless: bool,
+    /// Whether it forgets the session at the next call.
+    forgets: AtomicBool,
+}
+
+impl Server {
+    async fn start(is_stateless: bool) -> (String, Arc<Self>) {
+        let lines = recording("mcp_http.jsonl");
+        let server = Arc::new(Self { lines, is_stateless, forgets: AtomicBool::new(false) });
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let serving = Arc::clone(&server);
+        tokio::spawn(async move {
+            loop {
+                let (stream, _) = listener.accept().await.unwrap();
+                let server = Arc::clone(&serving);
+                tokio::spawn(async move {
+                    let mut stream = BufReader::new(stream);
+                    while let Ok(Some(asked)) = asked(&mut stream).await {
+                        let (status, headers, body) = server.answer(&asked);
+                        answer(&mut stream, (status, &headers, &body)).await.unwrap();
+                    }
+                });
+            }
+        });
+        (format!("http://{address}/mcp"), server)
+    }
+
+    fn answer(&self, asked: &Asked) -> (u64, Vec<(String, String)>, String) {
+        let refusal = |message: &str| {
+            json!({"jsonrpc": "2.0", "id": null, "error": {"code": -32600, "message": message}}).to_string()
+        };
+        assert_eq!(asked.path, "/mcp");
+        assert_eq!(asked.header("accept"), Some("application/json, text/event-stream"));
+        let sent: Value = serde_json::from_str(&asked.body).unwrap();
+        if sent["method"] == "tools/call" && self.forgets.swap(false, Ordering::SeqCst) {
+            return (404, Vec::new(), refusal("Session not found"));
+        }
+        if !self.is_stateless && asked.header(REVISION) == Some(STATELESS) {
+            return (400, Vec::new(), refusal("Bad Request: Missing session ID"));
+        }
+        let line = self.lines.iter().find(|line| is_same(line, asked, &sent));
+        let line = line.unwrap_or_else(|| panic!("nobody has asked {asked:?}"));
+        let recorded = read(&line["request"]);
+        // An id is whatever the client has given.
+        let body = line["body"].as_str().unwrap();
+        let body = body.replace(&format!("\"id\":{}", recorded["id"]), &format!("\"id\":{}", sent["id"]));
+        let header = |(name, value): (&String, &Value)| (name.clone(), value.as_str().unwrap().to_owned());
+        let headers = line["headers"].as_object().unwrap().iter().map(header).collect();
+        (line["status"].as_u64().unwrap(), headers, body)
+    }
+}
+
+/// Whether a recorded request is this one: the method, the parameters without those about the client, and the headers.
+fn is_same(line: &Value, asked: &Asked, sent: &Value) -> bool {
+    if line["http"] != "POST" || line["status"].as_u64().is_none_or(|status| status >= 300) {
+        return false;
+    }
+    let recorded = read(&line["request"]);
+    let headers = line["request_headers"].as_object().unwrap();
+    let names = [REVISION, "mcp-session-id", "mcp-method", "mcp-name", "content-type"];
+    let has_headers = names.iter().all(|name| headers.get(*name).and_then(Value::as_str) == asked.header(name));
+    has_headers && recorded["method"] == sent["method"] && params(&recorded) == params(sent)
+}
+
+fn params(message: &Value) -> Value {
+    let mut params = message["params"].clone();
+    if let Value::Object(fields) = &mut params {
+        fields.remove("clientInfo");
+        if let Some(Value::Object(meta)) = fields.get_mut("_meta") {
+            assert!(meta.remove("io.modelcontextprotocol/clientInfo").is_some_and(|about| about["name"].is_string()));
+        }
+        if fields.is_empty() {
+            return Value::Null;
+        }
+    }
+    params
+}
+
+async fn call(peer: &Mcp, name: &str, arguments: Value) -> Reply {
+    let step = peer.step(&mut (), vec![Call { name: name.to_owned(), arguments }]).await.unwrap();
+    assert!(step.reward.is_none() && !step.done);
+    step.replies.into_iter().next().unwrap()
+}
+
+fn names(peer: &Mcp) -> Vec<&str> {
+    peer.tools().iter().map(|tool| tool["function"]["name"].as_str().unwrap()).collect()
+}
+
+fn said(text: &str) -> Reply {
+    Reply { text: text.to_owned(), failed: false }
+}
+
+#[test]
+fn a_result_is_read_as_its_texts() {
+    let text = |text: &str| json!({"type": "text", "text": text});
+    for (result, expected) in [
+        (json!({"content": [text("5")], "isError": false}), said("5")),
+        (json!({"content": [text("a"), text("b")]}), said("a\nb")),
+        (json!({"content": [text("no")], "isError": true}), Reply::failed("no")),
+        (json!({"content": [], "structuredContent": {"a": 1}}), said(r#"{"a":1}"#)),
+        (json!({"content": []}), said("")),
+        (json!({"content": [{"type": "image", "data": ""}]}), Reply::failed("the tool returned what is no text")),
+    ] {
+        assert_eq!(reply(&result), expected, "{result}");
+    }
+    assert!(reply(&json!({"resultType": "input_required"})).failed);
+}
+
+#[tokio::test]
+async fn golden_mcp_http() {
+    for (is_stateless, revision) in [(true, STATELESS), (false, "2025-11-25")] {
+        let (address, server) = Server::start(is_stateless).await;
+        let peer = Mcp::meet(&address).await.unwrap();
+        assert_eq!(peer.revision(), revision);
+        assert_eq!(names(&peer), ["add", "say", "fail"]);
+        assert_eq!(peer.tools()[0]["function"]["description"], "Adds two numbers.");
+        let sum = json!({"a": 2, "b": 3});
+        assert_eq!(call(&peer, "add", sum.clone()).await, said("5"));
+        assert_eq!(call(&peer, "say", json!({"text": "é<|im_end|>"})).await, said("é<|im_end|>é<|im_end|>"));
+        assert_eq!(call(&peer, "fail", json!({"text": "no"})).await, Reply::failed("Error executing tool fail"));
+        let wrong = call(&peer, "add", json!({"a": "x"})).await;
+        assert!(wrong.failed && wrong.text.contains("2 validation errors"), "{wrong:?}");
+        assert_eq!(call(&peer, "missing", json!({})).await, Reply::failed("Unknown tool: missing"));
+        assert!(call(&peer, "add", json!("2 + 3")).await.failed);
+        // A session that the server has forgotten is begun anew.
+        server.forgets.store(!is_stateless, Ordering::SeqCst);
+        assert_eq!(call(&peer, "add", sum).await, said("5"));
+        assert!(!server.forgets.load(Ordering::SeqCst));
+    }
+}
+
+/// A server on its standard input and output, which knows sessions alone, asks for a sign of life before it answers a
+/// call, and ends at the tool `end`.
+const PROGRAM: &str = r#"
+import json, sys
+
+def say(**message):
+    print(json.dumps({"jsonrpc": "2.0", **message}), flush=True)
+
+for line in sys.stdin:
+    message = json.loads(line)
+    number, method = message.get("id"), message.get("method")
+    if method == "initialize":
+        say(id=number, result={"protocolVersion": "2025-06-18", "capabilities": {}, "serverInfo": {"name": "s"}})
+    elif method == "tools/list":
+        page = message["params"].get("cursor")
+        tool = {"name": "second" if page else "first", "inputSchema": {"type": "object"}}
+        say(id=number, result={"tools": [tool], **({} if page else {"nextCursor": "2"})})
+    elif method == "tools/call" and message["params"]["name"] == "end":
+        sys.exit(3)
+    elif method == "tools/call":
+        say(id="p", method="ping")
+        pong = json.loads(sys.stdin.readline())
+        say(id=number, result={"content": [{"type": "text", "text": json.dumps(pong["result"])}]})
+    elif number is not None:
+        say(id=number, error={"code": -32601, "message": f"no {method}"})
+"#;
+
+#[tokio::test]
+async fn a_program_is_a_server_too_and_its_end_is_a_failure() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("server.py");
+    std::fs::write(&file, PROGRAM).unwrap();
+    let peer = Mcp::meet(&format!("exec python3 {}", file.display())).await.unwrap();
+    assert_eq!(peer.revision(), "2025-06-18");
+    assert_eq!(names(&peer), ["first", "second"], "page by page");
+    assert_eq!(call(&peer, "first", Value::Null).await, said("{}"));
+    assert!(!peer.is_gone());
+    let ended = peer.step(&mut (), vec![Call { name: "end".into(), arguments: json!({}) }]).await;
+    assert_eq!(ended, Err("the program of the server has ended".to_owned()));
+    assert!(peer.is_gone());
+}
+
+#[tokio::test]
+async fn what_is_no_server_of_mcp_is_named() {
+    for (server, words) in [
+        ("http://127.0.0.1:1/mcp", "no server of MCP answers at http://127.0.0.1:1/mcp: "),
+        ("https://127.0.0.1/mcp", "the bridge speaks no TLS"),
+        ("exit 1", "no server of MCP answers at exit 1: the program of the server has ended"),
+    ] {
+        let error = Mcp::meet(server).await.unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_server_of_the_package_mcp_has_tools_over_http_and_as_a_program() {
+    let test = "a_server_of_the_package_mcp_has_tools_over_http_and_as_a_program";
+    let Some(python) = python("TANDEM_MCP_PYTHON", "mcp.server.mcpserver") else {
+        return harness::skipped(test, "no Python here has mcp 2 (TANDEM_MCP_PYTHON)");
+    };
+    let (_server, port) = server(&python, PACKAGE);
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("server.py");
+    std::fs::write(&file, PACKAGE).unwrap();
+    let line = format!("exec {} {} stdio", python.display(), file.display());
+    for server in [format!("http://127.0.0.1:{port}/mcp"), line] {
+        let peer = Mcp::meet(&server).await.unwrap();
+        assert_eq!(peer.revision(), STATELESS, "{server}");
+        assert_eq!(peer.tools()[0]["function"]["parameters"]["required"], json!(["a", "b"]));
+        assert_eq!(call(&peer, "add", json!({"a": 2, "b": 3})).await, said("5"), "{server}");
+        for (name, arguments) in [("fail", json!({"text": "no"})), ("add", json!({"a": "x"})), ("missing", json!({}))] {
+            assert!(call(&peer, name, arguments).await.failed, "{server}: {name}");
+        }
+    }
+}

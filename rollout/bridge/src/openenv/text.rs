@@ -1,0 +1,140 @@
+//! What a server of OpenEnv says, as the policy reads it.
+
+use serde_json::{Map, Value};
+
+use crate::lines::{Reply, tool};
+
+/// Fields of an observation that are not for the policy.
+const HIDDEN: [&str; 3] = ["metadata", "reward", "done"];
+
+/// The text of an observation: its only field where that is a text, else its fields as JSON. None if it says nothing.
+#[must_use]
+pub fn of_observation(observation: &Value) -> Option<String> {
+    let fields = match observation {
+        Value::Object(fields) => fields,
+        Value::Null => return None,
+        Value::String(text) => return Some(text.clone()),
+        other => return Some(other.to_string()),
+    };
+    let shown: Map<String, Value> = fields
+        .iter()
+        .filter(|(name, value)| !HIDDEN.contains(&name.as_str()) && !value.is_null())
+        .map(|(name, value)| (name.clone(), value.clone()))
+        .collect();
+    let values: Vec<&Value> = shown.values().collect();
+    if let [Value::String(text)] = values.as_slice() {
+        return Some(text.clone());
+    }
+    (!shown.is_empty()).then(|| Value::Object(shown).to_string())
+}
+
+/// The reply in the observation of a call of a tool: `result` with content blocks as MCP has them, or `error`.
+#[must_use]
+pub fn of_tool(observation: &Value) -> Reply {
+    if let Some(error) = observation.get("error").filter(|error| !error.is_null()) {
+        return Reply::failed(error["message"].as_str().map_or_else(|| error.to_string(), str::to_owned));
+    }
+    let result = &observation["result"];
+    let blocks = result["content"].as_array();
+    let texts = blocks.map(|blocks| blocks.iter().filter_map(|block| block["text"].as_str()).collect::<Vec<_>>());
+    let text = match (texts, result) {
+        (Some(texts), _) if !texts.is_empty() => texts.join("\n"),
+        (_, Value::String(text)) => text.clone(),
+        (_, result) => result.get("data").filter(|data| !data.is_null()).unwrap_or(result).to_string(),
+    };
+    Reply { text, failed: result["is_error"] == Value::Bool(true) }
+}
+
+/// An error of the server in one line: its message, and what it says of each field.
+#[must_use]
+pub fn of_error(data: &Value) -> String {
+    let message = data["message"].as_str().unwrap_or("no reason");
+    let field = |error: &Value| {
+        let place = error["loc"].as_array().into_iter().flatten();
+        let place: Vec<String> =
+            place.map(|part| part.as_str().map_or_else(|| part.to_string(), str::to_owned)).collect();
+        Some(format!("{}: {}", place.join("."), error["msg"].as_str()?))
+    };
+    let fields: Vec<String> = data["errors"].as_array().into_iter().flatten().filter_map(field).collect();
+    if fields.is_empty() { message.to_owned() } else { format!("{message}: {}", fields.join("; ")) }
+}
+
+/// The reward of an observation. Truth values count as 0 and 1.
+#[must_use]
+pub fn reward(data: &Value) -> Option<f64> {
+    match &data["reward"] {
+        Value::Bool(reward) => Some(f64::from(u8::from(*reward))),
+        reward => reward.as_f64(),
+    }
+}
+
+/// The action of an environment as a tool, which is called after the title of its schema.
+#[must_use]
+pub fn action(schema: &Value) -> Option<Value> {
+    let title = schema["title"].as_str().unwrap_or("act");
+    let mut name = String::new();
+    for (index, c) in title.chars().enumerate() {
+        if c.is_uppercase() && index > 0 && !name.ends_with('_') {
+            name.push('_');
+        }
+        name.push(if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '_' });
+    }
+    let mut parameters = schema.as_object()?.clone();
+    let description = match parameters.remove("description") {
+        Some(Value::String(text)) => text,
+        _ => "Acts in the environment.".to_owned(),
+    };
+    parameters.remove("title");
+    if let Some(Value::Object(properties)) = parameters.get_mut("properties") {
+        properties.remove("metadata");
+        properties.values_mut().filter_map(Value::as_object_mut).for_each(|property| drop(property.remove("title")));
+    }
+    Some(tool(&name, &description, &parameters))
+}
+
+/// The tools in the observation of `list_tools`.
+#[must_use]
+pub fn listed(observation: &Value) -> Option<Vec<Value>> {
+    let one = |listed: &Value| {
+        let schema = listed.get("input_schema").or_else(|| listed.get("inputSchema"))?.as_object()?;
+        Some(tool(listed["name"].as_str()?, listed["description"].as_str().unwrap_or_default(), schema))
+    };
+    observation["tools"].as_array()?.iter().map(one).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_policy_reads_what_is_said_and_nothing_else() {
+        for (observation, text) in [
+            (json!({"metadata": {"steps": 1}, "text": "higher"}), Some("higher".to_owned())),
+            (json!({"metadata": {"ready": true}}), None),
+            (json!({"text": "a", "error": null, "done": true}), Some("a".to_owned())),
+            (json!({"board": [1, 2], "turn": "x"}), Some(r#"{"board":[1,2],"turn":"x"}"#.to_owned())),
+            (json!({"count": 3}), Some(r#"{"count":3}"#.to_owned())),
+            (Value::Null, None),
+        ] {
+            assert_eq!(of_observation(&observation), text, "{observation}");
+        }
+    }
+
+    #[test]
+    fn errors_name_their_fields() {
+        let errors = json!([{"loc": ["number"], "msg": "Field required"}, {"loc": ["a", 1], "msg": "No"}]);
+        let found = of_error(&json!({"message": "Invalid message", "errors": errors}));
+        assert_eq!(found, "Invalid message: number: Field required; a.1: No");
+        assert_eq!(of_error(&json!({"message": "above 100"})), "above 100");
+        assert_eq!(of_error(&json!({})), "no reason");
+    }
+
+    #[test]
+    fn rewards_may_be_truth_values() {
+        let found = [json!(true), json!(2), json!(-0.5), json!(null), json!("much")];
+        let found = found.map(|value| reward(&json!({"reward": value})));
+        assert_eq!(found, [Some(1.0), Some(2.0), Some(-0.5), None, None]);
+    }
+}
