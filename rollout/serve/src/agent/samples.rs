@@ -223,7 +223,7 @@ impl Sample {
         }
         let goes_on = |path: &Path| {
             let rest = said.strip_prefix(&path.said[..]);
-            !path.is_busy && !path.is_of_ids && path.tools == tools && rest.is_some_and(|rest| follows(rest))
+            !path.is_busy && !path.is_of_ids && path.tools == tools && rest.is_some_and(follows)
         };
         let known = record.paths.iter().enumerate().filter(|(_, path)| goes_on(path));
         let at = known.max_by_key(|(_, path)| path.said.len()).map(|(at, _)| at);
