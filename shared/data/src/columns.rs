@@ -62,7 +62,8 @@ impl Columns {
 /// Whether a row has no column that a prompt is made of ([`Shape`](crate::Shape)).
 fn lacks_prompt(row: &Values) -> bool {
     let has = |column: &str| row.contains_key(column);
-    !["prompt", "prompt_ids", "question"].into_iter().any(has) && !(has("nums") && has("target"))
+    let is_found = ["prompt", "prompt_ids", "question"].into_iter().any(has) || has("nums") && has("target");
+    !is_found
 }
 
 /// The columns of a row, for error messages.

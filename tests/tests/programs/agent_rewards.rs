@@ -1,12 +1,6 @@
-//! Rewards of conversations: reward functions that see live environments, and rewards by turn.
+//! Rewards of conversations: reward functions that see live environments, and prompts that environments begin.
 
-use std::process::Command;
-
-use harness::{
-    binary,
-    cli::{self, Finished},
-    training::json_lines,
-};
+use harness::cli::{self, Finished};
 use serde_json::{Value, json};
 
 use crate::agents::{Bench, number};
@@ -70,71 +64,14 @@ fn a_reward_function_sees_the_environments_of_its_group_and_a_dead_process_gives
     assert!(line.contains("`my_rewards.py:seen`") && line.contains("`builtin:maze` is no class in Python"), "{line}");
 }
 
-/// A model that goes east to the goal, and then on into the wall or not.
-fn warm_for_the_maze(bench: &Bench) {
-    // Without a prompt: the environment says everything.
-    let row = json!({"maze": "SG"});
-    bench.write("prompts.jsonl", &format!("{row}\n").repeat(8));
-    let mut first = bench.command("model", "first", "environment_factory = \"builtin:maze\"\nmax_steps = 1\n");
-    first.args(["--reward_funcs", "finished"]);
-    let first = cli::finish(first);
-    assert!(matches!(first.status.code(), Some(0 | 4)), "{}", first.stderr);
-    let rows = json_lines(&bench.path("first/completions/step-1.jsonl"));
-    let (prompt, opening) = (rows[0]["prompt"].as_str().unwrap(), rows[0]["opening"].as_str().unwrap());
-    let empty = "<|im_start|>user\n<|im_end|>";
-    assert!(prompt.contains(empty), "{prompt}");
-    let prompt = prompt.replace(empty, &empty.replace("<|im_end|>", &format!("{opening}<|im_end|>")));
-    let go = |direction: &str| {
-        let call = json!({"name": "move", "arguments": {"direction": direction}});
-        format!("<tool_call>\n{call}\n</tool_call><|im_end|>\n")
-    };
-    let reply = |words: &str| {
-        format!("<|im_start|>user\n<tool_response>\n{words}\n</tool_response><|im_end|>\n<|im_start|>assistant\n")
-    };
-    let there = [go("east"), reply("You are at the goal.")].concat();
-    let once_more = [go("east"), reply("There is a wall to the east. You are at the goal.")].concat();
-    let end = "Done.<|im_end|>";
-    let (straight, beyond) = (format!("{there}{end}"), format!("{there}{once_more}{end}"));
-    let row = |completion: &str| json!({"prompt": prompt, "completion": completion}).to_string();
-    bench.write("sft.jsonl", &[row(&straight), row(&beyond)].join("\n"));
-    let mut sft = Command::new(binary("learner"));
-    sft.current_dir(bench.path(".")).args(["sft", "--model", "model", "--data", "sft.jsonl"]);
-    sft.args(["--output", "walker", "--max-steps", "300", "--batch-size", "2", "--learning-rate", "5e-3"]);
-    let _ = cli::finish(sft).success();
-}
-
 #[test]
-fn each_turn_of_a_shaped_maze_has_a_reward_and_an_advantage_of_its_own() {
+fn a_row_without_a_prompt_begins_with_the_words_of_its_environment() {
     let bench = Bench::new();
-    warm_for_the_maze(&bench);
-    let more = "environment_factory = \"builtin:shaped_maze\"\nadvantage_level = \"turn\"\n\
-                advantage_estimator = \"process\"\nmax_steps = 2\n";
-    let mut command = bench.command("walker", "run", more);
-    command.args(["--reward_funcs", "finished", "--reward_weights", "0", "--max_completion_length", "420"]);
-    let finished = cli::finish(command);
+    bench.write("prompts.jsonl", &(json!({"maze": "SG"}).to_string() + "\n").repeat(8));
+    let finished = train(&bench, "run", "environment_factory = \"builtin:maze\"\nmax_steps = 1\n", "finished");
     assert!(matches!(finished.status.code(), Some(0 | 4)), "{}", finished.stderr);
-    let rows: Vec<Value> = (1..=2).flat_map(|step| bench.completions("run", step)).collect();
-    let mut arrived = 0;
-    for row in rows.iter().filter(|row| row["calls"].as_u64() > Some(0)) {
-        let turns = row["turn_rewards"].as_array().unwrap_or_else(|| panic!("{row}"));
-        assert_eq!(turns.len() as u64, row["turns"].as_u64().unwrap(), "{row}");
-        let sum: f64 = turns.iter().filter_map(Value::as_f64).sum();
-        assert!((sum - number(&row["rewards"], "shaped_maze")).abs() < 1e-12, "{row}");
-        assert!(row.get("end_reward").is_none(), "{row}");
-        let replies = row["messages"].as_array().unwrap().iter().filter(|message| message["role"] == "tool");
-        let is_there = |message: &&Value| message["content"] == "You are at the goal.";
-        if let Some(turn) = replies.clone().position(|message| is_there(&message)) {
-            assert_eq!(turns[turn], 1.0, "{row}");
-            arrived += 1;
-        }
+    for row in bench.completions("run", 1) {
+        assert!(row["prompt"].as_str().unwrap().contains("<|im_start|>user\n<|im_end|>"), "{row}");
+        assert!(row["opening"].as_str().unwrap().contains("The goal is at row 1, column 2."), "{row}");
     }
-    assert!(arrived > 2, "{rows:?}");
-    let metrics = bench.metrics("run");
-    assert!(metrics.iter().any(|record| number(record, "grad_norm") > 0.0), "{metrics:?}");
-    let explained = cli::run("rollout", ["explain", bench.path("run").to_str().unwrap(), "1.0.0"]).success();
-    assert!(explained.stdout.contains("policy, reward "), "{}", explained.stdout);
-
-    let refused = train(&bench, "refused", &more.replace("builtin:shaped_maze", "my_env.py:Sums"), "finished");
-    let line = refused.refusal();
-    assert!(line.contains("`advantage_level`: no environment gives rewards by turn"), "{line}");
 }
