@@ -15,14 +15,16 @@ pub const ALL: [&str; 7] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj",
 /// The family's names of modules: some families have several of them in one tensor.
 fn own_names(parameters: &[(String, Vec<usize>)], modules: &[&str]) -> Vec<String> {
     let has = |module: &str| parameters.iter().any(|(name, _)| name.ends_with(&format!(".{module}.weight")));
-    let own = |&module: &&str| match module {
-        module if has(module) => module,
-        "q_proj" | "k_proj" | "v_proj" => "qkv_proj",
-        "down_proj" => "output_linear",
-        _ if has("input_linear") => "input_linear",
-        _ => "gate_up_proj",
-    };
-    let names: BTreeSet<&str> = modules.iter().map(own).collect();
+    let mut names = BTreeSet::new();
+    for &module in modules {
+        names.insert(match module {
+            module if has(module) => module,
+            "q_proj" | "k_proj" | "v_proj" => "qkv_proj",
+            "down_proj" => "output_linear",
+            _ if has("input_linear") => "input_linear",
+            _ => "gate_up_proj",
+        });
+    }
     names.into_iter().map(str::to_owned).collect()
 }
 
