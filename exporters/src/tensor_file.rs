@@ -14,7 +14,7 @@ use safetensors::{
 };
 use shared::{Dtype, files::atomic};
 
-use crate::{ExportError, TensorSource, values, wrapper::Carried};
+use crate::{ExportError, TensorSource, values};
 
 /// A mapped file; it must not be overwritten while it is mapped.
 #[derive(Debug)]
@@ -32,6 +32,14 @@ pub(crate) struct Tensor {
     pub dtype: Dtype,
     pub shape: Vec<usize>,
     pub bytes: Range<usize>,
+}
+
+/// A tensor that is written as it was read.
+pub(crate) struct Carried<'a> {
+    pub name: &'a str,
+    pub dtype: Dtype,
+    pub shape: &'a [usize],
+    pub bytes: &'a [u8],
 }
 
 impl TensorFile {

@@ -2,11 +2,11 @@
 
 use std::{borrow::Cow, collections::HashMap};
 
-use shared::{Dtype, ModelDir};
+use shared::ModelDir;
 
 use crate::{
     ExportError,
-    tensor_file::{Tensor, TensorFile},
+    tensor_file::{Carried, Tensor, TensorFile},
     weight_files::weight_files,
 };
 
@@ -43,14 +43,6 @@ pub(crate) struct Whole {
     stored: HashMap<String, String>,
     /// The tensors of other parts, by name, each with its file.
     others: Vec<(String, usize, Tensor)>,
-}
-
-/// A tensor that is written as it was read.
-pub(crate) struct Carried<'a> {
-    pub name: &'a str,
-    pub dtype: Dtype,
-    pub shape: &'a [usize],
-    pub bytes: &'a [u8],
 }
 
 impl Whole {

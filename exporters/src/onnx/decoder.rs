@@ -245,8 +245,8 @@ impl<'a> Decoder<'a> {
         }
     }
 
-    /// Name of the weight of the norm that stands before a layer's attention, if there is one; after the last layer, the
-    /// final norm's.
+    /// Name of the weight of the norm that stands before a layer's attention, if there is one. After the last layer, it
+    /// is the final norm's.
     fn norm_before(&self, layer: usize) -> Option<String> {
         if layer < self.config.num_hidden_layers {
             self.config.input_norm().map(|norm| parameter(layer, &format!("{norm}.weight")))

@@ -165,7 +165,8 @@ impl MicroBatch {
     }
 }
 
-/// The rows that have a sampled token, those with the same prompt and positions together, in the order in which they first come.
+/// The rows that have a sampled token, those with the same prompt and positions together, in the order in which they
+/// first come.
 fn by_prompt(sequences: &[Sequence<'_>], rows: &[usize]) -> Vec<Vec<usize>> {
     let (mut groups, mut known) = (Vec::<Vec<usize>>::new(), HashMap::new());
     for &row in rows.iter().filter(|&&row| sequences[row].sampled() > 0) {

@@ -1,8 +1,8 @@
 //! Tests of the built programs together, through their public command lines. A file has one subject.
 
 mod agent_endpoint;
-mod agent_rewards;
 mod agents;
+mod agents_rated;
 mod agents_served;
 mod ask;
 mod best;

@@ -24,6 +24,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ("rollout/kernels/src/tests/mod.rs", "calls kernels for each instruction set"),
     ("rollout/kernels/src/tile.rs", "runs on vectors whose instructions the processor must have"),
     ("rollout/kernels/src/thread_pool.rs", "lends a borrowed job to threads that outlive it"),
+    ("rollout/kernels/src/width_norm.rs", "runs on vectors whose instructions the processor must have"),
     ("rollout/rewards/src/contain/system.rs", "closes inherited descriptors, of which Rust knows the numbers only"),
     ("rollout/serve/src/main.rs", "changes the environment before there are threads"),
     ("rollout/src/engine/binding.rs", "binds memory of the engine by pointer, which ort does not offer"),

@@ -61,7 +61,7 @@ async fn asked(
     let fields = Map::from_iter([
         ("function".to_owned(), function.into()),
         ("episodes".to_owned(), json!(episodes)),
-        ("group".to_owned(), group(&input)),
+        ("group".to_owned(), group(&input).into()),
         ("seconds".to_owned(), limit.as_secs_f64().into()),
     ]);
     let failed = |failure: Failure| (vec![RewardOutcome::Failed(failure.of(function).to_string()); there.len()], None);

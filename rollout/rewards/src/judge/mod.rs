@@ -50,7 +50,7 @@ pub const ENTRY: &Entry = &Entry {
         Parameter { name: "rubric", default: None, about: "the file with the text that the model gets" },
         Parameter {
             name: "pattern",
-            default: Some(r"(?i)\bscore\b\W*?(-?(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+))"),
+            default: Some(r"(?i)\bscore\b\W*?(-?[0-9]*\.?[0-9]+)"),
             about: "regular expression whose last match has the score as its first group",
         },
         Parameter { name: "max_tokens", default: Some("1024"), about: "most tokens of an answer" },

@@ -292,21 +292,20 @@ fn completion_of(completion: &RewardCompletion) -> Value {
 
 /// The line for a group.
 fn request(id: u64, input: &RewardInput) -> String {
-    let mut line = group(input);
-    line["id"] = id.into();
-    format!("{line}\n")
+    // Programs in the shell look for the number at the beginning.
+    let mut line = Map::from_iter([("id".to_owned(), id.into())]);
+    line.extend(group(input));
+    format!("{}\n", Value::Object(line))
 }
 
 /// What a request says of a group.
 #[must_use]
-pub fn group(input: &RewardInput) -> Value {
+pub fn group(input: &RewardInput) -> Map<String, Value> {
     let completions: Value = input.completions.iter().map(completion_of).collect();
-    let columns: &Map<String, Value> = &input.columns;
-    let mut group = json!({"prompt": &*input.prompt, "completions": completions, "columns": columns});
-    if let Some(messages) = &input.messages {
-        group["messages"] = messages.to_vec().into();
-    }
-    group
+    let columns = Value::Object((*input.columns).clone());
+    let fields = [("prompt", Value::from(&*input.prompt)), ("completions", completions), ("columns", columns)];
+    let messages = input.messages.iter().map(|messages| ("messages", messages.to_vec().into()));
+    fields.into_iter().chain(messages).map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
 /// The outcomes for a group, and what is logged beside them, from the line that answers a request. `label` is the name

@@ -149,7 +149,7 @@ fn an_environment_that_is_done_ends_the_conversation_with_its_rewards_together()
         world.generator.begin_row(request(tag, 2).into(), &row()).unwrap();
     }
     let ended = world.run(600);
-    let of = |at: usize| (ended[at].1.exchange.calls, ended[at].1.exchange.rewards[0].score().unwrap());
+    let of = |at: usize| (ended[at].1.exchange.calls, ended[at].1.exchange.rewards[0].in_total().score().unwrap());
     assert_eq!([of(0), of(1)], [(1, 0.75), (2, 1.0)], "rewards of steps, and that of the end");
     assert_eq!([of(2), of(3)], [(1, 0.75), (1, 0.75)], "done after a step");
     assert_eq!([of(4), of(5)], [(1, 0.25), (2, 0.5)], "no reward at the end");
