@@ -358,6 +358,9 @@ fn figures(records: &[MetricRecord], overlaps: bool) -> Vec<String> {
     let functions = if functions.len() > 1 { format!(" ({})", functions.join(", ")) } else { String::new() };
     push("reward", record.get(metrics::REWARD).map(|v| format!("{v:.3}{functions}")));
     push("length", record.get(metrics::COMPLETIONS_MEAN_LENGTH).map(|v| format!("{v:.1}")));
+    let failed = record.get(metrics::TOOLS_FAILURE_FREQUENCY).filter(|failed| *failed > 0.0);
+    let failed = failed.map_or_else(String::new, |failed| format!(" ({:.0} % failed)", 100.0 * failed));
+    push("calls", record.get(metrics::TOOLS_CALL_FREQUENCY).map(|calls| format!("{calls:.2}{failed}")));
     let small = |value: f64| if value == 0.0 { "0".to_owned() } else { format!("{value:.1e}") };
     push("mismatch_kl", record.get(metrics::MISMATCH_KL).map(small));
     push(
@@ -408,6 +411,13 @@ mod tests {
         assert_eq!(line, "step 2/12  reward 1.250  mismatch_kl 3.0e-13  ETA 20 seconds");
         let line = plain_line(&[record(2)], 2, true);
         assert_eq!(line, "step 2/2  reward 1.250  mismatch_kl 3.0e-13  idle learner 25 %  ETA 0 seconds");
+        let with_tools = |failed| {
+            let mut record = record(2);
+            record.set(metrics::TOOLS_CALL_FREQUENCY, 0.97).set(metrics::TOOLS_FAILURE_FREQUENCY, failed);
+            plain_line(&[record], 2, false)
+        };
+        assert!(with_tools(0.0).contains("  calls 0.97  "), "{}", with_tools(0.0));
+        assert!(with_tools(0.25).contains("  calls 0.97 (25 % failed)  "), "{}", with_tools(0.25));
     }
 
     #[test]

@@ -317,8 +317,11 @@ fn end_of(row: &Map<String, Value>) -> String {
     let end = row.get("end").and_then(Value::as_str).unwrap_or_default();
     let failure = row.get("failure").and_then(Value::as_str).map(|reason| format!(": {}", OneLine(reason)));
     let (turns, calls, failed) = (number("turns"), number("calls"), number("failed_calls"));
+    let counted = |count: u64, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
     format!(
-        "conversation: {turns} turns, {calls} calls, {failed} of them failed; ended by {end}{}",
+        "conversation: {}, {}, of which {failed} failed; ended by {end}{}",
+        counted(turns, "turn"),
+        counted(calls, "call"),
         failure.unwrap_or_default()
     )
 }
@@ -332,12 +335,17 @@ fn tokens(text: &mut String, record: &TokenRecord, tokenizer: Option<&Tokenizer>
     let versions: Vec<String> =
         record.versions.iter().map(|(first, version)| format!("v{version} from token {first}")).collect();
     let _ = writeln!(text, "\nsampled from {}", versions.join(", "));
+    if tokenizer.is_none() {
+        text.push_str("the run's model is gone, and with it the texts of tokens\n");
+    }
     text.push_str(
         "\n    #  token               sampler    learner  difference  entropy  advantage   weight  what the loss did\n",
     );
     for (at, &token) in record.tokens.iter().enumerate() {
-        let piece = tokenizer.and_then(|tokenizer| tokenizer.decode(&[token]).ok()).unwrap_or_default();
-        let shown = format!("{token} {}", OneLine(format!("{piece:?}")));
+        let shown = match tokenizer.map(|tokenizer| piece(tokenizer, token)) {
+            Some(piece) => format!("{token} {}", OneLine(format!("{piece:?}"))),
+            None => token.to_string(),
+        };
         if record.is_given(at) {
             let _ = writeln!(text, "{at:>5}  {shown:<18} given to the policy, not sampled");
             continue;
@@ -360,6 +368,11 @@ fn tokens(text: &mut String, record: &TokenRecord, tokenizer: Option<&Tokenizer>
             of(&record.advantages),
         );
     }
+}
+
+/// The text of a token; of a special one its name.
+fn piece(tokenizer: &Tokenizer, token: u32) -> String {
+    tokenizer.special_text(token).or_else(|| tokenizer.decode(&[token]).ok()).unwrap_or_default()
 }
 
 /// The effect of the loss on a token of a completion in this state. The weight is that of the correction for the
@@ -430,7 +443,7 @@ mod tests {
         let expected = "\nprompt:\n  2+3?\n\nenvironment, at the end of the prompt:\n  Room 1\n\npolicy, reward \
                         0.5:\n  calls add {\"a\":2}\n\ntool add:\n  5\n\npolicy:\n  It is 5.\n\nreward at the \
                         end: 1.0\n\nconversation: 2 turns, 1 \
-                        calls, 0 of them failed; ended by deadline: late";
+                        call, of which 0 failed; ended by deadline: late";
         assert!(text.contains(expected), "{text}");
         assert!(!text.contains("all in one"), "{text}");
     }

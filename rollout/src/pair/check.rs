@@ -3,6 +3,7 @@
 use std::{fmt::Display, path::PathBuf};
 
 use exporters::Checkpoint;
+use rollout_environments::StartError;
 use rollout_rewards::RewardFunction;
 use shared::{
     ModelDir,
@@ -35,9 +36,15 @@ pub fn problems(config: &TrainConfig) -> Vec<String> {
         return found.0;
     };
     let tokenizer = tokenizer.with_template_kwargs(config.chat_template_kwargs.as_ref());
-    let tools = if config.environment_factory.is_some() { "environment_factory" } else { "tools" };
     let conversations = Conversations::of(config, &model, &tokenizer, &functions);
-    let Some(conversations) = found.take(tools, conversations) else { return found.0 };
+    let reason = conversations.as_ref().err().and_then(|error| error.downcast_ref::<StartError>());
+    if let Some(entry @ StartError::Entry { .. }) = reason {
+        // It names its option.
+        found.0.push(entry.to_string());
+        return found.0;
+    }
+    let option = if config.environment_factory.is_some() { "environment_factory" } else { "tools" };
+    let Some(conversations) = found.take(option, conversations) else { return found.0 };
     tell_warnings(tokenizer.remarks());
     let room = setup::room(config, model.config().max_position_embeddings, usize::MAX);
     let held_out = config.eval_dataset.as_ref().filter(|_| config.evaluates());

@@ -4,7 +4,7 @@ use clap::{Args, Command};
 use rollout::commands::{bench, chat, compare, eval, generate, rewards, run, tune};
 
 /// Flags that only say where something is or how it is to be read: there is nothing to weigh.
-const NOTHING_TO_WEIGH: [&str; 27] = [
+const NOTHING_TO_WEIGH: [&str; 28] = [
     "answer-column",
     "chat-template",
     "chat-template-kwargs",
@@ -14,6 +14,7 @@ const NOTHING_TO_WEIGH: [&str; 27] = [
     "dataset-config",
     "help",
     "json",
+    "judge-api-key-env",
     "lengths-file",
     "model",
     "output",

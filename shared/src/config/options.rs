@@ -123,9 +123,10 @@ options! {
         reward_disk: Option<f64> = None, absent("four times `reward_file_size`"), above(0.0), at_most(1e6),
             because("GiB"), keeps_results;
         /// Address of the endpoint that `judge:rubric.md` asks, in OpenAI's forms: `http://localhost:8000/v1` for
-        /// `tandem serve` or vLLM on this machine. Prompts and completions go there.
+        /// `tandem serve` or vLLM on this machine. Prompts and completions go there, and each completion costs a
+        /// request.
         judge_base_url: Option<String> = None, absent("no judge"), keeps_results;
-        /// Name of the model that judges. Another one scores otherwise.
+        /// Name of the model that judges. A larger one takes longer and costs more for each completion.
         judge_model: Option<String> = None, absent("no judge");
         /// Variable of the environment with the key of the judge's endpoint. Without the variable, no key is sent.
         judge_api_key_env: String = "OPENAI_API_KEY".into(), keeps_results;

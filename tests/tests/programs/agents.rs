@@ -103,7 +103,7 @@ pub struct Bench {
 }
 
 /// The model after its warm start; it is made once for all tests.
-static WARM: LazyLock<Bench> = LazyLock::new(Bench::warmed);
+static WARM: LazyLock<Bench> = LazyLock::new(|| Bench::warmed("tools = [\"my_tools.py:add\"]", &[]));
 
 impl Bench {
     fn empty() -> Self {
@@ -116,13 +116,15 @@ impl Bench {
         bench
     }
 
-    /// A model that has learned to call `add`, from prompts as a run makes them.
-    fn warmed() -> Self {
+    /// A folder with further files, and with a model that has learned to call `add` from prompts as a run with these
+    /// tools makes them.
+    pub fn warmed(tools: &str, files: &[(&str, &str)]) -> Self {
         let bench = Self::empty();
+        files.iter().for_each(|(name, text)| bench.write(name, text));
         let model = Qwen2 { vocab_size: CHARACTERS + 1, ..SMALL };
         model.write(&bench.path("random"), 5);
         write_conversation_tokenizer(&bench.path("random"));
-        let first = bench.train("random", "first", "tools = [\"my_tools.py:add\"]\nmax_steps = 1\n");
+        let first = bench.train("random", "first", &format!("{tools}\nmax_steps = 1\n"));
         assert!(matches!(first.status.code(), Some(0 | 4)), "{}", first.stderr);
         let rows = json_lines(&bench.path("first/completions/step-1.jsonl"));
         let prompt = rows[0]["prompt"].as_str().unwrap();

@@ -138,8 +138,7 @@ for line in sys.stdin:
 
 #[test]
 fn a_tool_by_lines_and_by_mcp_makes_the_same_weights() {
-    let bench = Bench::new();
-    bench.write("adder.py", ADDER);
+    let bench = Bench::warmed("tools = [\"command:python3 adder.py lines\"]", &[("adder.py", ADDER)]);
     for (run, tool) in [("lines", "command:python3 adder.py lines"), ("mcp", "mcp:python3 adder.py mcp")] {
         let _ = bench.train("model", run, &format!("tools = [{tool:?}]\nmax_steps = 2\n")).success();
     }
