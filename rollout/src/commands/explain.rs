@@ -490,10 +490,11 @@ mod tests {
         let shown = |record: &TokenRecord| {
             let mut text = String::new();
             tokens(&mut text, record, None, LedgerState::Trained);
-            text.lines().skip(4).map(|line| line.trim_end().to_owned()).collect::<Vec<_>>()
+            assert_eq!(text.lines().nth(2), Some("the run's model is gone, and with it the texts of tokens"));
+            text.lines().skip(5).map(|line| line.trim_end().to_owned()).collect::<Vec<_>>()
         };
         let lines = shown(&record);
-        assert_eq!(lines[1], "    1  6 \"\"               given to the policy, not sampled");
+        assert_eq!(lines[1], "    1  6                  given to the policy, not sampled");
         assert!(lines[0].contains("-1.5000") && lines[2].ends_with("pushed up"), "{lines:?}");
         let all_sampled = shown(&TokenRecord { owner: Vec::new(), ..record });
         assert!(all_sampled.iter().all(|line| !line.contains("given")) && all_sampled[2] == lines[2]);

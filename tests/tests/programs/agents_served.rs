@@ -68,7 +68,7 @@ fn a_program_and_a_class_that_say_the_same_make_the_same_weights() {
 }
 
 #[test]
-fn a_program_that_never_answers_costs_its_conversations_and_no_reward_of_nought() {
+fn a_program_that_never_answers_costs_its_conversations_which_have_no_reward() {
     let bench = Bench::new();
     write_example(&bench);
     // It goes on without an answer to a turn.
