@@ -12,7 +12,7 @@ if [ ! -d "$made/warm" ]; then
     mkdir -p "$made/model"
     cp "$here"/../small_model/*.json "$here"/../small_model/*.jinja "$made/model"
     tandem sft --model "$made/model" --data "$made/warm.jsonl" --output "$made/warm" --init-seed "$seed" \
-        --max-steps 600 --learning-rate 2e-3 --lr-scheduler-type cosine --warmup-steps 50
+        --max-steps 1500 --learning-rate 2e-3 --lr-scheduler-type cosine --warmup-steps 100
 fi
 # Without a tool: what the policy can do in its head.
 tandem eval --model "$made/warm" --dataset "$made/held_out.jsonl" --reward-funcs numeric
