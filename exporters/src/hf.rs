@@ -156,6 +156,7 @@ fn as_scorer(config: &mut Value, architecture: Architecture) {
         Architecture::Ministral3 => "Ministral3",
         Architecture::Phi3 => "Phi3",
         Architecture::GraniteMoeHybrid => "GraniteMoeHybrid",
+        Architecture::Qwen3Moe => "Qwen3Moe",
     };
     config["architectures"] = json!([format!("{family}ForSequenceClassification")]);
     config["id2label"] = json!({"0": "LABEL_0"});

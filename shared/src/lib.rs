@@ -50,7 +50,7 @@ pub use model::{
     canaries::Canaries,
     manifest::{TensorEntry, TensorRole, WeightManifest},
     model_config::{
-        Activation, Architecture, BlockNames, Head, LayerKind, ModelConfig, QueryScaling, RopeScaling, Rotary,
+        Activation, Architecture, BlockNames, Experts, Head, LayerKind, ModelConfig, QueryScaling, RopeScaling, Rotary,
     },
     model_dir::{GenerationConfig, ModelDir},
 };

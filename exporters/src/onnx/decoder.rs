@@ -5,6 +5,8 @@
 //! is a `Gemm` with `transB = 1` on the Hugging Face weight as it is (`[out, in]`): a new version of the weights is a
 //! straight copy. Attention is com.microsoft `GroupQueryAttention`, the only node that sees batch and sequence apart.
 
+mod experts;
+
 use shared::{Activation, Dtype, Head, ModelConfig, Rotary, TensorEntry};
 
 use super::{
@@ -13,6 +15,7 @@ use super::{
     inputs::{Asked, BATCH, Inputs, SCORES, SEQUENCE},
     proto::{DataType, ModelProto},
 };
+use experts::ExpertConstants;
 
 /// Name of the table of rotary cosines, `[rows, rotary_dim / 2]` ([`ModelConfig::rotary_tables`]).
 pub const ROTARY_COS: &str = "rotary.cos";
@@ -121,6 +124,8 @@ struct Constants {
     residual_multiplier: Option<String>,
     /// `[2]`: the axis of features, of batches.
     last_axis: Option<String>,
+    /// Those of experts.
+    experts: Option<ExpertConstants>,
 }
 
 impl Constants {
@@ -129,6 +134,7 @@ impl Constants {
         let rest = graph.integers("shape.rest", &[-1]);
         let of_ids = graph.node("Shape", "shape.input_ids", &[input_ids], &[]);
         Self {
+            experts: config.experts.as_ref().map(|experts| ExpertConstants::declare(experts, &rest, graph)),
             tokens: graph.integers("shape.tokens", &[-1, width]),
             heads: config.head_norms().then(|| graph.integers("shape.heads", &[-1, config.head_dim as i64])),
             batch: graph.node("Concat", "shape.batch", &[&of_ids, &rest], &[int("axis", 0)]),
@@ -423,13 +429,24 @@ impl<'a> Decoder<'a> {
         }
     }
 
-    /// `down(act(gate(x)) * up(x))`.
+    /// The MLP of a layer, or its experts.
     fn mlp(&mut self, layer: usize, input: &str) -> String {
+        match self.config.experts_of(layer) {
+            Some(experts) => self.experts(layer, experts, input),
+            None => self.gated(layer, self.config.mlp_names().block, input),
+        }
+    }
+
+    /// `down(act(gate(x)) * up(x))` of a block of the layer.
+    fn gated(&mut self, layer: usize, block: &str, input: &str) -> String {
         let (bias, names) = (self.config.mlp_bias, self.config.mlp_names());
-        let of: Vec<String> = names.inputs().map(|name| self.linear(layer, &name, input, bias)).collect();
+        // Values of a dense MLP have a name that does not depend on the family.
+        let values = if block == names.block { "mlp" } else { block };
+        let of: Vec<String> =
+            names.members.iter().map(|name| self.linear(layer, &format!("{block}.{name}"), input, bias)).collect();
         let [gate, up] = match self.constants.parts[1].clone() {
             Some(parts) => {
-                let halves = ["gate", "up"].map(|half| format!("layers.{layer}.mlp.{half}.part"));
+                let halves = ["gate", "up"].map(|half| format!("layers.{layer}.{values}.{half}.part"));
                 self.split(&of[0], &parts, &halves.each_ref().map(String::as_str));
                 halves
             }
@@ -437,16 +454,16 @@ impl<'a> Decoder<'a> {
         };
         let active = match self.config.activation() {
             Activation::Silu => {
-                let sigmoid = self.graph.node("Sigmoid", &format!("layers.{layer}.mlp.sigmoid"), &[&gate], &[]);
-                self.graph.node("Mul", &format!("layers.{layer}.mlp.silu"), &[&gate, &sigmoid], &[])
+                let sigmoid = self.graph.node("Sigmoid", &format!("layers.{layer}.{values}.sigmoid"), &[&gate], &[]);
+                self.graph.node("Mul", &format!("layers.{layer}.{values}.silu"), &[&gate, &sigmoid], &[])
             }
             Activation::GeluTanh => {
                 let tanh = [text("approximate", "tanh")];
-                self.graph.node("Gelu", &format!("layers.{layer}.mlp.gelu"), &[&gate], &tanh)
+                self.graph.node("Gelu", &format!("layers.{layer}.{values}.gelu"), &[&gate], &tanh)
             }
         };
-        let inner = self.graph.node("Mul", &format!("layers.{layer}.mlp.inner"), &[&active, &up], &[]);
-        self.linear(layer, &names.output(), &inner, bias)
+        let inner = self.graph.node("Mul", &format!("layers.{layer}.{values}.inner"), &[&active, &up], &[]);
+        self.linear(layer, &format!("{block}.{}", names.last), &inner, bias)
     }
 
     /// Logits of each row's last token; the other rows never reach the large projection.

@@ -8,8 +8,8 @@ use std::{f64::consts::TAU, path::Path};
 use serde_json::{Map, Value};
 
 use crate::{
-    Activation, Architecture, Layer, Model, VerifyError, Weights, architecture::frequencies, file::json, lora::Adapted,
-    safetensor::Safetensors,
+    Activation, Architecture, Layer, Mixture, Model, VerifyError, Weights, architecture::frequencies, file::json,
+    lora::Adapted, safetensor::Safetensors,
 };
 
 /// Opens a directory, with the adapter in a folder.
@@ -99,8 +99,18 @@ impl Config<'_> {
 
     fn read(&self) -> Result<Architecture, VerifyError> {
         let family = self.fields.get("model_type").and_then(Value::as_str).unwrap_or_default();
-        const FAMILIES: [&str; 9] =
-            ["llama", "qwen2", "qwen3", "smollm3", "gemma3_text", "olmo2", "ministral3", "phi3", "granitemoehybrid"];
+        const FAMILIES: [&str; 10] = [
+            "llama",
+            "qwen2",
+            "qwen3",
+            "qwen3_moe",
+            "smollm3",
+            "gemma3_text",
+            "olmo2",
+            "ministral3",
+            "phi3",
+            "granitemoehybrid",
+        ];
         let (gemma, smol) = (family == "gemma3_text", family == "smollm3");
         if !FAMILIES.contains(&family) {
             return Err(self.wrong(format!("`model_type` is {family:?}, which is not read here")));
@@ -114,6 +124,7 @@ impl Config<'_> {
         let absent = !self.fields.contains_key("num_key_value_heads");
         let default_kv = match family {
             "gemma3_text" | "smollm3" if absent => 4,
+            "qwen3_moe" if absent => 4,
             "ministral3" if absent => 8,
             _ => heads,
         };
@@ -132,6 +143,7 @@ impl Config<'_> {
         Ok(Architecture {
             hidden_size,
             intermediate_size: self.need(if granite { "shared_intermediate_size" } else { "intermediate_size" })?,
+            mixture: self.mixture(family),
             vocab_size: self.need("vocab_size")?,
             positions: self.need("max_position_embeddings")?,
             heads,
@@ -147,7 +159,7 @@ impl Config<'_> {
             turn_scale: self.turn_scale(family, &rope),
             beyond: self.beyond(family, &rope, head_dim)?,
             growth: self.growth(family, &rope),
-            head_norms: gemma || family == "qwen3",
+            head_norms: gemma || family.starts_with("qwen3"),
             width_norms: olmo,
             input_norms: !olmo,
             output_norms: gemma || olmo,
@@ -155,6 +167,17 @@ impl Config<'_> {
             tied: self.flag("tie_word_embeddings", gemma || smol),
             norm_offset: if gemma { 1.0 } else { 0.0 },
             interleaved: false,
+        })
+    }
+
+    /// Experts, with the defaults of transformers. Which layers have them is seen by their routers.
+    fn mixture(&self, family: &str) -> Option<Mixture> {
+        let count = self.size("num_experts").or_else(|| self.size("num_local_experts"));
+        (family == "qwen3_moe").then(|| Mixture {
+            count: count.unwrap_or(128),
+            per_token: self.size("num_experts_per_tok").unwrap_or(8),
+            width: self.size("moe_intermediate_size").unwrap_or(768),
+            normalised: self.flag("norm_topk_prob", false),
         })
     }
 

@@ -29,7 +29,7 @@ use std::path::Path;
 
 use ndarray::Array2;
 
-pub use architecture::{Activation, Architecture, Layer};
+pub use architecture::{Activation, Architecture, Layer, Mixture};
 pub use comparison::{compare_tensors, values_as_of};
 pub use distance::{Distance, compare};
 pub use error::VerifyError;

@@ -11,6 +11,7 @@
 
 mod adapter;
 mod attention;
+mod experts;
 mod head;
 mod kinds;
 mod linear;

@@ -9,7 +9,7 @@ use tch::Tensor;
 use super::{
     attention::{Attention, AttentionTape},
     kinds::{wide, wide_kind},
-    mlp::Mlp,
+    mlp::{Mlp, MlpTape},
     norm::RmsNorm,
     parameters::{Gradients, Leaf},
     rope::Rotations,
@@ -37,19 +37,19 @@ struct LayerTape {
     attention: AttentionTape,
     /// The MLP's input before its norm, `[T, H]`.
     middle_TH: Tensor,
-    gate_up: Tensor,
+    mlp: MlpTape,
 }
 
 impl Layer {
     fn record(&self, x_TH: Tensor, trees: &[Tree], rotations: &Rotations) -> LayerTape {
         let normed_TH = normed(self.input_norm.as_ref(), &x_TH);
         let (middle_TH, attention) = self.attention.forward_onto(&x_TH, &normed_TH, trees, rotations);
-        let gate_up = self.mlp.gate_up(&normed(self.mlp_norm.as_ref(), &middle_TH));
-        LayerTape { x_TH, attention, middle_TH, gate_up }
+        let mlp = self.mlp.record(&normed(self.mlp_norm.as_ref(), &middle_TH));
+        LayerTape { x_TH, attention, middle_TH, mlp }
     }
 
     fn output(&self, tape: &LayerTape) -> Tensor {
-        self.mlp.output_onto(&tape.middle_TH, &tape.gate_up)
+        self.mlp.output_onto(&tape.middle_TH, &tape.mlp)
     }
 
     /// Adds the parameters' gradients, given the gradient of the output, and returns that of the input.
@@ -61,9 +61,9 @@ impl Layer {
         rotations: &Rotations,
         gradients: &mut Gradients,
     ) -> Tensor {
-        let LayerTape { x_TH, attention, middle_TH, gate_up } = tape;
+        let LayerTape { x_TH, attention, middle_TH, mlp } = tape;
         let normed_TH = normed(self.mlp_norm.as_ref(), &middle_TH);
-        let d_normed_TH = self.mlp.backward(&normed_TH, &gate_up, &dy_TH, gradients);
+        let d_normed_TH = self.mlp.backward(&normed_TH, &mlp, &dy_TH, gradients);
         let d_middle_TH = dy_TH + normed_backward(self.mlp_norm.as_ref(), &middle_TH, d_normed_TH, gradients);
         let normed_TH = normed(self.input_norm.as_ref(), &x_TH);
         let d_normed_TH = self.attention.backward(&normed_TH, &attention, &d_middle_TH, trees, rotations, gradients);
@@ -129,7 +129,7 @@ impl Trunk {
                 input_norm: config.input_norm().map(|name| norm(&format!("model.layers.{i}.{name}"))),
                 attention: Attention::new(&config, &weights, i),
                 mlp_norm: config.mlp_norm().map(|name| norm(&format!("model.layers.{i}.{name}"))),
-                mlp: Mlp::new(&config, &weights, &format!("model.layers.{i}")),
+                mlp: Mlp::new(&config, &weights, i, &format!("model.layers.{i}")),
             })
             .collect();
         let (norm, embedding) = (norm("model.norm"), weights.leaf(EMBEDDING));

@@ -3,6 +3,7 @@
 //! Both layouts are understood: the hub's (`rope_theta`, `rope_scaling`) and transformers 5's (`rope_parameters`). A
 //! feature that would change the mathematics and is not supported is refused with its key and value, never ignored.
 
+mod experts;
 mod layers;
 #[cfg(test)]
 mod newer_tests;
@@ -14,6 +15,7 @@ mod tests;
 
 use serde::{Deserialize, Serialize};
 
+pub use experts::Experts;
 pub use layers::{LayerKind, Rotary};
 pub use parts::BlockNames;
 pub use rope::{QueryScaling, RopeScaling};
@@ -47,6 +49,8 @@ pub enum Architecture {
     /// `GraniteMoeHybridForCausalLM` without experts and without Mamba layers (Granite 4): multipliers of embeddings,
     /// residuals and logits, and gate and up in one tensor.
     GraniteMoeHybrid,
+    /// `Qwen3MoeForCausalLM`: Qwen3 with experts in the place of MLPs.
+    Qwen3Moe,
 }
 
 /// Activation of the MLP's gate.
@@ -83,6 +87,9 @@ pub struct ModelConfig {
     pub hidden_size: usize,
     /// Width of the gated MLP.
     pub intermediate_size: usize,
+    /// The experts that layers have in the place of the MLP; `None` for a dense model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub experts: Option<Experts>,
     /// Number of layers.
     pub num_hidden_layers: usize,
     /// Kind of every layer's attention.
@@ -209,10 +216,24 @@ impl ModelConfig {
             if self.mlp_norm() == Some(parts::PRE_FEEDFORWARD) {
                 add(&format!("{}.weight", parts::PRE_FEEDFORWARD), vec![hidden]);
             }
-            for (name, width) in mlp.inputs().zip(&of_gate_up) {
-                projection(&mut add, &name, [*width, hidden], self.mlp_bias);
+            match self.experts_of(layer) {
+                None => {
+                    for (name, width) in mlp.inputs().zip(&of_gate_up) {
+                        projection(&mut add, &name, [*width, hidden], self.mlp_bias);
+                    }
+                    projection(&mut add, &mlp.output(), [hidden, inner], self.mlp_bias);
+                }
+                Some(experts) => {
+                    projection(&mut add, Experts::ROUTER, [experts.count, hidden], false);
+                    for expert in 0..experts.count {
+                        let block = Experts::block(expert);
+                        for name in mlp.members {
+                            projection(&mut add, &format!("{block}.{name}"), [experts.width, hidden], false);
+                        }
+                        projection(&mut add, &format!("{block}.{}", mlp.last), [hidden, experts.width], false);
+                    }
+                }
             }
-            projection(&mut add, &mlp.output(), [hidden, inner], self.mlp_bias);
             if self.output_norms() {
                 add("post_feedforward_layernorm.weight", vec![hidden]);
             }

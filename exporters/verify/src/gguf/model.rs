@@ -1,12 +1,12 @@
 //! The model in a file, as llama.cpp understands it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     blocks,
     parse::{Gguf, Place},
 };
-use crate::{Activation, Architecture, Layer, Model, Tensor, VerifyError, Weights, architecture::frequencies};
+use crate::{Activation, Architecture, Layer, Mixture, Model, Tensor, VerifyError, Weights, architecture::frequencies};
 
 /// Layers of Gemma 3 and SmolLM3 of which the last differs from the others. llama.cpp reads these from no key.
 const GEMMA_PATTERN: usize = 6;
@@ -39,7 +39,7 @@ impl Reading<'_> {
 
     fn architecture(&self, tied: bool) -> Result<Architecture, VerifyError> {
         let (metadata, family) = (self.gguf.metadata(), self.family);
-        if !["llama", "qwen2", "qwen3", "gemma3", "smollm3"].contains(&family) {
+        if !["llama", "qwen2", "qwen3", "qwen3moe", "gemma3", "smollm3"].contains(&family) {
             return Err(self.wrong(format!("`general.architecture` is {family:?}, which is not read here")));
         }
         let gemma = family == "gemma3";
@@ -64,6 +64,19 @@ impl Reading<'_> {
         Ok(Architecture {
             hidden_size,
             intermediate_size: size("feed_forward_length")?,
+            mixture: match family {
+                "qwen3moe" => Some(Mixture {
+                    count: size("expert_count")
+                        .ok()
+                        .filter(|count| *count <= 1 << 16)
+                        .ok_or_else(|| self.wrong("it has no number of experts"))?,
+                    per_token: size("expert_used_count")?,
+                    width: size("expert_feed_forward_length")?,
+                    // llama.cpp does so in this family.
+                    normalised: true,
+                }),
+                _ => None,
+            },
             vocab_size: self.vocabulary()?,
             positions: size("context_length")?,
             heads,
@@ -78,7 +91,7 @@ impl Reading<'_> {
             turn_scale: 1.0,
             beyond: None,
             growth: None,
-            head_norms: gemma || family == "qwen3",
+            head_norms: gemma || family.starts_with("qwen3"),
             width_norms: false,
             input_norms: true,
             output_norms: gemma,
@@ -142,7 +155,7 @@ const OUTER: [(&str, &str); 3] = [
 ];
 
 /// Parts of a layer: Hugging Face's names and llama.cpp's.
-const INNER: [(&str, &str); 10] = [
+const INNER: [(&str, &str); 11] = [
     ("input_layernorm", "attn_norm"),
     ("self_attn.q_proj", "attn_q"),
     ("self_attn.k_proj", "attn_k"),
@@ -153,7 +166,19 @@ const INNER: [(&str, &str); 10] = [
     ("mlp.gate_proj", "ffn_gate"),
     ("mlp.up_proj", "ffn_up"),
     ("mlp.down_proj", "ffn_down"),
+    ("mlp.gate", "ffn_gate_inp"),
 ];
+
+/// Parts of an expert likewise; a tensor has those of all experts of a layer.
+const EXPERT: [(&str, &str); 3] =
+    [("gate_proj", "ffn_gate_exps"), ("up_proj", "ffn_up_exps"), ("down_proj", "ffn_down_exps")];
+
+/// Where a parameter is.
+struct Stored {
+    name: String,
+    /// The number of the expert that it belongs to, and how many there are.
+    part: Option<(usize, usize)>,
+}
 
 /// The norms that stand in other places with norms of outputs.
 fn norms(of_outputs: bool) -> &'static [(&'static str, &'static str)] {
@@ -170,25 +195,35 @@ fn norms(of_outputs: bool) -> &'static [(&'static str, &'static str)] {
 
 /// Names in the file by Hugging Face's names. A tensor that no name leads to is an error: llama.cpp would refuse it, or
 /// pass over it.
-fn names(gguf: &Gguf, family: &str, architecture: &Architecture) -> Result<BTreeMap<String, String>, VerifyError> {
-    let mut names: BTreeMap<String, String> = BTreeMap::new();
-    let mut add = |meant: String, name: String| {
+fn names(gguf: &Gguf, family: &str, architecture: &Architecture) -> Result<BTreeMap<String, Stored>, VerifyError> {
+    let mut names: BTreeMap<String, Stored> = BTreeMap::new();
+    let mut add = |meant: String, name: String, part: Option<(usize, usize)>| {
         if gguf.places().contains_key(&name) {
-            names.insert(meant, name);
+            names.insert(meant, Stored { name, part });
         }
     };
     for (meant, name) in OUTER {
-        add(meant.into(), name.into());
+        add(meant.into(), name.into(), None);
     }
     for index in 0..architecture.layers.len() {
         for (meant, name) in INNER.iter().chain(norms(architecture.output_norms)) {
             for end in ["weight", "bias"] {
-                add(format!("model.layers.{index}.{meant}.{end}"), format!("blk.{index}.{name}.{end}"));
+                add(format!("model.layers.{index}.{meant}.{end}"), format!("blk.{index}.{name}.{end}"), None);
+            }
+        }
+        let count = architecture.mixture.map_or(0, |mixture| mixture.count);
+        for expert in 0..count {
+            for (meant, name) in EXPERT {
+                add(
+                    format!("model.layers.{index}.mlp.experts.{expert}.{meant}.weight"),
+                    format!("blk.{index}.{name}.weight"),
+                    Some((expert, count)),
+                );
             }
         }
     }
-    let known: Vec<&String> = names.values().collect();
-    let used = |name: &String| known.contains(&name) || family == "llama" && name == DIVISORS;
+    let known: BTreeSet<&String> = names.values().map(|stored| &stored.name).collect();
+    let used = |name: &String| known.contains(name) || family == "llama" && name == DIVISORS;
     match gguf.places().keys().find(|name| !used(name)) {
         None => Ok(names),
         Some(name) => Err(VerifyError::file(&gguf.path, format!("has a tensor {name}, which is no part of the model"))),
@@ -199,7 +234,7 @@ fn names(gguf: &Gguf, family: &str, architecture: &Architecture) -> Result<BTree
 struct File {
     gguf: Gguf,
     /// Names in the file by Hugging Face's.
-    names: BTreeMap<String, String>,
+    names: BTreeMap<String, Stored>,
 }
 
 impl Weights for File {
@@ -210,7 +245,16 @@ impl Weights for File {
     fn read(&self, name: &str) -> Result<Tensor, VerifyError> {
         let missing = || VerifyError::Differs(format!("it has no tensor {name}"));
         let stored = self.names.get(name).ok_or_else(missing)?;
-        let place: &Place = &self.gguf.places()[stored];
-        blocks::read(&self.gguf, stored, place)
+        let place: &Place = &self.gguf.places()[&stored.name];
+        match stored.part {
+            None => blocks::read(&self.gguf, &stored.name, place),
+            Some((part, parts)) => {
+                let place = blocks::part(place, part, parts).ok_or_else(|| {
+                    let message = format!("{} has not the shape of {parts} experts", stored.name);
+                    VerifyError::Differs(message)
+                })?;
+                blocks::read(&self.gguf, &stored.name, &place)
+            }
+        }
     }
 }

@@ -19,13 +19,23 @@ pub(super) const LINEAR: &str = "PackedLinear";
 pub(super) const RESIDUAL: &str = "PackedResidual";
 pub(super) const WIDTH_NORM: &str = "PackedWidthNorm";
 pub(super) const ATTENTION: &str = "PagedAttention";
+pub(super) const EXPERTS: &str = "PackedExperts";
 /// Which of the packed products, output norms or layers a node stands for.
 pub(super) const INDEX: &str = "index";
 
-/// Products of one layer: query, key and value; output; gate and up; down.
-pub(super) const LINEARS_PER_LAYER: usize = 4;
+/// Products of the attention of a layer: query, key and value; output.
+pub(super) const ATTENTION_LINEARS: usize = 2;
+/// Products of an MLP or of an expert: gate and up; down.
+pub(super) const MLP_LINEARS: usize = 2;
 /// Norms of the results of one layer, where there are any: attention; MLP.
 pub(super) const OUTPUTS_PER_LAYER: usize = 2;
+
+/// Number of a layer's first product. After the attention's, there are those of the MLP, or the router's and those of
+/// the experts.
+pub(super) fn first_linear(config: &ModelConfig, layer: usize) -> usize {
+    let of_mlp = |layer| config.experts_of(layer).map_or(MLP_LINEARS, |experts| 1 + MLP_LINEARS * experts.count);
+    (0..layer).map(|layer| ATTENTION_LINEARS + of_mlp(layer)).sum()
+}
 
 /// Whether `model.onnx` computes what [`rewritten`] does: it is node for node what the exporter writes for the model.
 pub(super) fn is_known(
@@ -55,7 +65,7 @@ pub(super) fn rewritten(config: &ModelConfig) -> Vec<u8> {
     let mut stream = node(EMBEDDING, "embedding", &["input_ids"], 0);
     for layer in 0..config.num_hidden_layers {
         let name = |what: &str| format!("layers.{layer}.{what}");
-        let first = LINEARS_PER_LAYER * layer;
+        let first = first_linear(config, layer);
         let mut qkv = node(LINEAR, &name("qkv"), &[&stream], first);
         if config.width_norms() {
             qkv = node(WIDTH_NORM, &name("qkv.normed"), &[&qkv], layer);
@@ -71,10 +81,14 @@ pub(super) fn rewritten(config: &ModelConfig) -> Vec<u8> {
             node(RESIDUAL, &name(what), &[&result, stream], OUTPUTS_PER_LAYER * layer + part)
         };
         let attention = onto(&mut node, &stream, "attention", &attended, 0);
-        let inner = node(LINEAR, &name("inner"), &[&attention], first + 2);
+        if config.experts_of(layer).is_some() {
+            stream = node(EXPERTS, &name("experts"), &[&attention], layer);
+            continue;
+        }
+        let inner = node(LINEAR, &name("inner"), &[&attention], first + ATTENTION_LINEARS);
         stream = onto(&mut node, &attention, "mlp", &inner, 1);
     }
-    node(LINEAR, "logits", &[&stream], LINEARS_PER_LAYER * config.num_hidden_layers);
+    node(LINEAR, "logits", &[&stream], first_linear(config, config.num_hidden_layers));
     let mut model = graph.finish("packed decoder");
     model.opset_import.push(OperatorSetIdProto { domain: DOMAIN.into(), version: 1 });
     for node in model.graph.iter_mut().flat_map(|graph| &mut graph.node) {

@@ -14,8 +14,17 @@ use ort::{
     value::TensorElementType,
 };
 use rollout_kernels::{
-    attention::Attention, linear::Input, packed::PackedShape, pages::Pages, parallel::Machine, residual::add_normed,
-    simd::Isa, spans::Spans, thread_pool::ThreadPool, width_norm::norm_queries_and_keys,
+    attention::Attention,
+    experts::{ExpertMemory, Experts},
+    linear::Input,
+    packed::PackedShape,
+    pages::Pages,
+    parallel::Machine,
+    residual::add_normed,
+    simd::Isa,
+    spans::Spans,
+    thread_pool::ThreadPool,
+    width_norm::norm_queries_and_keys,
 };
 
 use shared::LayerKind;
@@ -23,7 +32,7 @@ use shared::LayerKind;
 use super::{
     super::backend::Cost,
     adapted::Share,
-    graph::{ATTENTION, DOMAIN, EMBEDDING, INDEX, LINEAR, RESIDUAL, WIDTH_NORM},
+    graph::{ATTENTION, DOMAIN, EMBEDDING, EXPERTS, INDEX, LINEAR, MLP_LINEARS, RESIDUAL, WIDTH_NORM},
     weights::PackedWeights,
 };
 
@@ -40,6 +49,7 @@ pub(in super::super) struct State {
     pub isa: Isa,
     pub threads: ThreadPool,
     pub scratch: Vec<f32>,
+    pub experts: ExpertMemory,
     /// Where the time of the nodes went.
     pub cost: Cost,
 }
@@ -59,7 +69,8 @@ pub(super) fn domain(state: &SharedState) -> ort::Result<OperatorDomain> {
         .add(node(Operation::Linear))?
         .add(node(Operation::Residual))?
         .add(node(Operation::WidthNorm))?
-        .add(node(Operation::Attention))
+        .add(node(Operation::Attention))?
+        .add(node(Operation::Experts))
 }
 
 #[derive(Clone, Copy)]
@@ -69,6 +80,7 @@ enum Operation {
     Residual,
     WidthNorm,
     Attention,
+    Experts,
 }
 
 /// One of the operators.
@@ -87,6 +99,7 @@ impl Operator for Node {
             Operation::Residual => RESIDUAL,
             Operation::WidthNorm => WIDTH_NORM,
             Operation::Attention => ATTENTION,
+            Operation::Experts => EXPERTS,
         }
     }
 
@@ -96,7 +109,7 @@ impl Operator for Node {
         let second = match self.operation {
             Operation::Linear => Some(OperatorInput::optional(TensorElementType::Float32)),
             Operation::Residual => Some(OperatorInput::required(TensorElementType::Float32)),
-            Operation::Embedding | Operation::WidthNorm | Operation::Attention => None,
+            Operation::Embedding | Operation::WidthNorm | Operation::Attention | Operation::Experts => None,
         };
         [OperatorInput::required(first)].into_iter().chain(second)
     }
@@ -152,6 +165,10 @@ impl NodeKernel {
             Operation::Attention => {
                 attention(&mut state, self.index, context)?;
                 state.cost.attention += begun.elapsed();
+            }
+            Operation::Experts => {
+                experts(&mut state, self.index, context)?;
+                state.cost.linear += begun.elapsed();
             }
         }
         Ok(())
@@ -215,6 +232,21 @@ fn residual(state: &mut State, index: usize, context: &ComputeContext) -> ort::R
     let mut out = context.output(0, [x.len() / width, width])?.ok_or_else(missing)?;
     let (_, out) = out.try_extract_tensor_mut::<f32>()?;
     add_normed(weights.output_norm(index), x, stream, out, Machine { isa: *isa, threads, scratch });
+    Ok(())
+}
+
+/// No adapter changes experts, so all tokens go through the same ones.
+fn experts(state: &mut State, layer: usize, context: &ComputeContext) -> ort::Result<()> {
+    let State { weights, isa, threads, scratch, experts: memory, .. } = state;
+    let x = context.input(0)?.ok_or_else(missing)?;
+    let (_, x) = x.try_extract_tensor::<f32>()?;
+    let width = weights.hidden();
+    let mut out = context.output(0, [x.len() / width, width])?.ok_or_else(missing)?;
+    let (_, out) = out.try_extract_tensor_mut::<f32>()?;
+    let (first, per_token, normalised) = weights.experts(layer);
+    let of = |expert: usize| [0, 1].map(|part| weights.linear(first + 1 + MLP_LINEARS * expert + part));
+    let experts = Experts { router: weights.linear(first), experts: &of, per_token, normalised };
+    experts.run(x, out, memory, Machine { isa: *isa, threads, scratch });
     Ok(())
 }
 

@@ -9,6 +9,7 @@ use ndarray::{Array2, ArrayViewMut2};
 use ort::{memory::AllocationDevice, session::Session, value::TensorElementType};
 use rollout_kernels::{
     element::Format,
+    experts::ExpertMemory,
     pages::{PageShape, Pages},
     simd::Isa,
     spans::Spans,
@@ -66,6 +67,7 @@ impl PackedSession {
             isa: Isa::detect(),
             threads,
             scratch: Vec::new(),
+            experts: ExpertMemory::default(),
             cost: Cost::default(),
         }));
         let failed = || EngineError::runtime("cannot load the graph of packed operators");

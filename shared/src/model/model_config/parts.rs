@@ -69,7 +69,7 @@ impl ModelConfig {
     /// Whether every head of queries and keys has an RMS norm.
     #[must_use]
     pub fn head_norms(&self) -> bool {
-        matches!(self.architecture, Architecture::Qwen3 | Architecture::Gemma3)
+        matches!(self.architecture, Architecture::Qwen3 | Architecture::Qwen3Moe | Architecture::Gemma3)
     }
 
     /// Whether queries and keys have an RMS norm each over the whole of their width.

@@ -184,7 +184,9 @@ fn kept(model: &ModelConfig) -> u64 {
     let [queries, keys] = heads(model);
     let normed = if model.query_and_key_norms().is_some() { queries + keys } else { 0 };
     let attention = queries + 2 * keys + queries + model.num_attention_heads as u64 + normed;
-    attention + 2 * (model.hidden_size + model.intermediate_size) as u64
+    // The choice of experts and their weights: probabilities of all of them, and three numbers for each chosen one.
+    let routing = model.experts.as_ref().map_or(0, |experts| experts.count + 6 * experts.per_token);
+    attention + (2 * (model.hidden_size + model.inner_width()) + routing) as u64
 }
 
 /// Numbers for each token that are alive at once in the widest place of a backward pass, in addition to those that the
@@ -193,7 +195,7 @@ fn kept(model: &ModelConfig) -> u64 {
 /// input, the normalised input and a gradient, and a factor its input and a gradient.
 fn at_work(model: &ModelConfig) -> u64 {
     let wide = if model.output_norms() || model.residual_multiplier != 1.0 { 7 + 3 } else { 7 };
-    (wide * model.hidden_size + 5 * model.intermediate_size) as u64
+    (wide * model.hidden_size + 5 * model.inner_width()) as u64
 }
 
 /// Widths of all queries and of all keys of a token.

@@ -193,8 +193,9 @@ impl SamplerPlan {
 }
 
 /// Scalars per token that are alive at once in the widest part of a layer: residual, norm, gate, up, their product, q,
-/// k, v.
+/// k, v. Experts have a row of their own for each token that they compute, and a result before it is added.
 fn activations(model: &ModelConfig) -> u64 {
     let heads = model.num_attention_heads + 2 * model.num_key_value_heads;
-    (3 * model.hidden_size + 3 * model.intermediate_size + 2 * heads * model.head_dim) as u64
+    let results = model.experts.as_ref().map_or(0, |experts| experts.per_token * model.hidden_size + experts.count);
+    (3 * model.hidden_size + 3 * model.inner_width() + results + 2 * heads * model.head_dim) as u64
 }
