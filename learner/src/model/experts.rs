@@ -4,6 +4,8 @@
 //! with the largest ones. Tokens are put into the order of their experts, so an expert is a few matrix products over its
 //! own tokens. A token's results are added in the order of the experts' numbers.
 
+use std::ops::AddAssign;
+
 use shared::ModelConfig;
 use tch::{Device, Kind, Tensor};
 
@@ -48,6 +50,38 @@ pub(super) struct ExpertsTape {
     routing: Routing,
     /// Gate and up of every place, `[T · K, 2 · inner]`.
     gate_up: Tensor,
+}
+
+/// How evenly tokens are spread over experts: means over layers, and over the tokens of passes.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ExpertLoad {
+    balance: f64,
+    violation: f64,
+    weight: f64,
+}
+
+impl AddAssign for ExpertLoad {
+    fn add_assign(&mut self, other: Self) {
+        self.balance += other.balance;
+        self.violation += other.violation;
+        self.weight += other.weight;
+    }
+}
+
+impl ExpertLoad {
+    /// `load_balancing_loss`: for each layer, `E Σ_e f_e P_e` with E experts, the share f of places that an expert has,
+    /// and its mean probability P. Absent without experts.
+    #[must_use]
+    pub fn balance(&self) -> Option<f64> {
+        (self.weight > 0.0).then(|| self.balance / self.weight)
+    }
+
+    /// `max_vio`: for each layer, by how much the busiest expert is above the mean, as a share of the mean. Absent
+    /// without experts.
+    #[must_use]
+    pub fn violation(&self) -> Option<f64> {
+        (self.weight > 0.0).then(|| self.violation / self.weight)
+    }
 }
 
 /// The tokens of one expert.
@@ -168,6 +202,24 @@ impl Experts {
     }
 }
 
+impl ExpertsTape {
+    pub(super) fn load(&self) -> ExpertLoad {
+        let Routing { probabilities_TE, counts, .. } = &self.routing;
+        let tokens = probabilities_TE.size()[0] as f64;
+        let (experts, places) = (counts.len() as f64, counts.iter().sum::<i64>() as f64);
+        let means = probabilities_TE.mean_dim([0i64].as_slice(), false, None).to_kind(Kind::Double);
+        let means = Vec::<f64>::try_from(means.to_device(Device::Cpu)).expect("means in one dimension");
+        let shares = counts.iter().map(|&count| count as f64 / places);
+        let balance: f64 = shares.clone().zip(means).map(|(share, mean)| share * mean).sum();
+        let busiest = shares.fold(0.0, f64::max);
+        ExpertLoad {
+            balance: tokens * experts * balance,
+            violation: tokens * (experts * busiest - 1.0),
+            weight: tokens,
+        }
+    }
+}
+
 impl Routing {
     /// The weight of every place, `[T · K, 1]`.
     fn weights(&self) -> Tensor {
@@ -195,5 +247,97 @@ impl Routing {
         let _ = dp_TE.scatter_(-1, &self.chosen_TK, &d_chosen_TK);
         let mean_T1 = total(&(&dp_TE * &self.probabilities_TE));
         (dp_TE - mean_T1) * &self.probabilities_TE
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::parameters::Parameters, *};
+
+    fn config(normalised: bool) -> ModelConfig {
+        ModelConfig::from_json(&format!(
+            r#"{{"model_type": "qwen3_moe", "hidden_size": 6, "intermediate_size": 8, "num_hidden_layers": 1,
+            "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4, "vocab_size": 5, "num_experts": 4,
+            "max_position_embeddings": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 3,
+            "norm_topk_prob": {normalised}}}"#
+        ))
+        .unwrap()
+    }
+
+    #[test]
+    fn a_load_is_1_where_all_experts_are_alike_and_more_where_one_has_all_tokens() {
+        let load = |counts: Vec<i64>, probabilities: &[f64]| {
+            let tokens = counts.iter().sum::<i64>();
+            let empty = Tensor::zeros([0], (Kind::Int64, Device::Cpu));
+            let routing = Routing {
+                probabilities_TE: Tensor::from_slice(probabilities).repeat([tokens, 1]),
+                chosen_TK: empty.shallow_clone(),
+                weights_TK: empty.shallow_clone(),
+                order_P: empty.shallow_clone(),
+                tokens_P: empty.shallow_clone(),
+                counts,
+            };
+            ExpertsTape { routing, gate_up: empty }.load()
+        };
+        let even = load(vec![2; 4], &[0.25; 4]);
+        assert_eq!((even.balance(), even.violation()), (Some(1.0), Some(0.0)));
+        let mut all = load(vec![8, 0, 0, 0], &[1.0, 0.0, 0.0, 0.0]);
+        assert_eq!((all.balance(), all.violation()), (Some(4.0), Some(3.0)));
+        all += even;
+        assert_eq!((all.balance(), all.violation()), (Some(2.5), Some(1.5)));
+        assert_eq!(ExpertLoad::default().balance(), None);
+    }
+
+    fn sum(x: &Tensor) -> f64 {
+        x.sum(None::<Kind>).double_value(&[])
+    }
+
+    #[test]
+    fn gradients_are_derivatives_with_and_without_normalised_weights() {
+        const STEP: f64 = 1e-6;
+        tch::manual_seed(3);
+        let wide = (Kind::Double, Device::Cpu);
+        for normalised in [true, false] {
+            let config = config(normalised);
+            let mut random = |name: &str| {
+                let shapes = config.parameters();
+                let (_, shape) = shapes.iter().find(|(known, _)| known == name).unwrap();
+                let values = Tensor::randn([shape.iter().product::<usize>() as i64], (Kind::Float, Device::Cpu));
+                Ok(Vec::<f32>::try_from(&values).unwrap())
+            };
+            let base = Parameters::load(config.parameters(), wide.0, wide.1, &mut random).unwrap();
+            let weights = Weights::new(base);
+            let block = Experts::new(&config, config.experts_of(0).unwrap(), &weights, "model.layers.0");
+            let (x_TH, dy_TH) = (Tensor::randn([7, 6], wide), Tensor::randn([7, 6], wide));
+            let none_TH = Tensor::zeros([7, 6], wide);
+            let value = |x_TH: &Tensor| sum(&(block.output_onto(&none_TH, &block.record(x_TH)) * &dy_TH));
+            let mut gradients = weights.base().gradients();
+            let dx_TH = block.backward(&x_TH, &block.record(&x_TH), &dy_TH, &mut gradients);
+            let derivative = |place: &Tensor| {
+                let mut place = place.shallow_clone();
+                let moved = |place: &mut Tensor, step: f64| {
+                    let _ = place.g_add_scalar_(step);
+                    value(&x_TH)
+                };
+                let difference = moved(&mut place, STEP) - moved(&mut place, -2.0 * STEP);
+                let _ = moved(&mut place, STEP);
+                difference / (2.0 * STEP)
+            };
+            let near = |found: f64, expected: f64, what: &str| {
+                assert!((found - expected).abs() < 1e-6 * expected.abs().max(1.0), "{what}: {found}, {expected}");
+            };
+            for (place, found) in (0..42).map(|n| (x_TH.view([-1]).narrow(0, n, 1), dx_TH.view([-1]).get(n))) {
+                near(found.double_value(&[]), derivative(&place), "input");
+            }
+            let mut moving = 0;
+            for (name, _, range) in weights.base().places().filter(|(name, ..)| name.contains(".mlp.")) {
+                for place in range {
+                    let expected = derivative(&weights.base().flat().narrow(0, place, 1));
+                    near(gradients.flat().double_value(&[place]), expected, name);
+                    moving += i32::from(expected.abs() > 1e-3);
+                }
+            }
+            assert!(moving > 100, "normalised {normalised}: {moving}");
+        }
     }
 }

@@ -4,7 +4,7 @@ use shared::{Activation, ModelConfig};
 use tch::Tensor;
 
 use super::{
-    experts::{Experts, ExpertsTape},
+    experts::{ExpertLoad, Experts, ExpertsTape},
     linear::Linear,
     output::Output,
     parameters::Gradients,
@@ -24,6 +24,16 @@ pub(super) enum MlpTape {
     /// Gate and up, `[T, 2 · inner]`.
     Dense(Tensor),
     Experts(ExpertsTape),
+}
+
+impl MlpTape {
+    /// How evenly experts are used; nothing of a dense MLP.
+    pub(super) fn load(&self) -> ExpertLoad {
+        match self {
+            Self::Dense(_) => ExpertLoad::default(),
+            Self::Experts(tape) => tape.load(),
+        }
+    }
 }
 
 impl Mlp {

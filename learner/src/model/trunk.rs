@@ -8,6 +8,7 @@ use tch::Tensor;
 
 use super::{
     attention::{Attention, AttentionTape},
+    experts::ExpertLoad,
     kinds::{wide, wide_kind},
     mlp::{Mlp, MlpTape},
     norm::RmsNorm,
@@ -101,12 +102,18 @@ pub(super) struct Tape {
     selected_NH: Tensor,
     /// The same, normed.
     hidden_NH: Tensor,
+    /// How evenly experts were used.
+    load: ExpertLoad,
 }
 
 impl Tape {
     /// Normed hidden states of the selected positions, `[N, H]`.
     pub(super) fn hidden(&self) -> &Tensor {
         &self.hidden_NH
+    }
+
+    pub(super) fn load(&self) -> ExpertLoad {
+        self.load
     }
 }
 
@@ -160,15 +167,16 @@ impl Trunk {
     /// As [`Self::forward`], to be followed by [`Self::backward`].
     pub(super) fn record(&self, batch: &Packed, positions_N: &Tensor) -> Tape {
         let (rotations, mut x_TH) = (self.rotations(batch), self.embed(batch));
-        let mut layers = Vec::with_capacity(self.layers.len());
+        let (mut layers, mut load) = (Vec::with_capacity(self.layers.len()), ExpertLoad::default());
         for layer in &self.layers {
             let tape = layer.record(x_TH, &batch.trees, &rotations);
+            load += tape.mlp.load();
             x_TH = layer.output(&tape);
             layers.push(if self.gradient_checkpointing { Kept::Input(tape.x_TH) } else { Kept::Tape(tape) });
         }
         let selected_NH = wide(&x_TH.index_select(0, positions_N));
         let hidden_NH = self.norm.forward(&selected_NH);
-        Tape { rotations, layers, selected_NH, hidden_NH }
+        Tape { rotations, layers, selected_NH, hidden_NH, load }
     }
 
     /// Adds the parameters' gradients, given the gradient of the normed hidden states of the same tokens, `[N, H]`.

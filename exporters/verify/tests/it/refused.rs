@@ -9,7 +9,7 @@ use shared::Dtype;
 use crate::support::{GgufType, TestModel, rows, same};
 
 /// Families with changes that make every key of theirs count.
-pub fn families() -> [(&'static str, serde_json::Value); 7] {
+pub fn families() -> [(&'static str, serde_json::Value); 8] {
     let llama3 = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 16});
     let linear = json!({"rope_type": "linear", "factor": 4.0});
@@ -18,6 +18,10 @@ pub fn families() -> [(&'static str, serde_json::Value); 7] {
         ("llama", json!({"attention_bias": true, "mlp_bias": true, "head_dim": 32})),
         ("qwen2", json!({"rope_scaling": linear, "tie_word_embeddings": true})),
         ("qwen3", json!({"rope_theta": 5e5})),
+        (
+            "qwen3_moe",
+            json!({"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": true}),
+        ),
         ("smollm3", json!({"tie_word_embeddings": true})),
         ("gemma3_text", json!({})),
         ("gemma3_text", json!({"rope_scaling": linear})),
