@@ -335,11 +335,6 @@ fn a_step_leaves_metrics_completions_versions_and_a_usable_checkpoint() {
     assert_eq!(export.canonicalize().unwrap(), checkpoint.canonicalize().unwrap());
 }
 
-/// Whether the golden figures have a model with experts.
-fn has_experts() -> bool {
-    harness::golden_models().iter().any(|name| name == "qwen3_moe")
-}
-
 /// Runs that together have every option that a metric needs.
 fn runs_of_every_method(usual: &TrainConfig) -> Vec<TrainConfig> {
     let of = |change: &dyn Fn(&mut TrainConfig)| {
@@ -356,9 +351,6 @@ fn runs_of_every_method(usual: &TrainConfig) -> Vec<TrainConfig> {
     runs.push(of(&|c| {
         (c.advantage_estimator, c.use_kl_in_reward, c.beta) = (AdvantageEstimator::Gae, true, 0.1);
     }));
-    if has_experts() {
-        runs.push(of(&|c| c.model = harness::golden_model_dir("qwen3_moe")));
-    }
     for action in ["roll_back", "lower_learning_rate"] {
         runs.push(of(&|c| (c.guard, c.max_steps) = (vec![format!("mismatch={action}:above=0")], Some(2))));
     }
@@ -387,13 +379,13 @@ fn every_metric_is_recorded_by_the_runs_that_have_it_and_no_other_is_recorded() 
     for (index, config) in runs_of_every_method(&usual).iter().enumerate() {
         recorded.append(&mut record(&format!("method-{index}"), config));
     }
+    // Metrics of experts are recorded by runs of such a model (`tests/tests/programs/families.rs`).
     // Metrics of workers are recorded by runs with workers (`tests/tests/programs/fleet.rs`), those that reward
     // functions log by runs with such functions (`tests/tests/programs/ui/columns.rs`), and those of conversations by
     // runs with tools (`tests/tests/programs/agents.rs`).
     let elsewhere = |key: &str| {
-        let of_experts = ["load_balancing_loss", "max_vio"].contains(&key) && !has_experts();
         let begins = ["fleet/", "logged/", "tools/", "turns/", "environment/", "episode/"];
-        of_experts || begins.iter().any(|begin| key.starts_with(begin))
+        ["load_balancing_loss", "max_vio"].contains(&key) || begins.iter().any(|begin| key.starts_with(begin))
     };
     for metric in of_training().filter(|metric| !elsewhere(metric.key)) {
         assert!(recorded.contains(metric.key), "no run records {}", metric.key);

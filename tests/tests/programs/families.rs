@@ -56,6 +56,15 @@ fn every_family_trains_with_both_sides_in_agreement_and_resumes() {
         let differences = whole.curve("sampling/sampling_logp_difference/max");
         assert!(differences.iter().all(|&most| most < 1e-4), "{family}: log-probs differ by {differences:?}");
 
+        if family == "qwen3_moe" {
+            let even = |key: &str, least: f64, most: f64| {
+                let curve = whole.curve(key);
+                assert!(curve.iter().all(|value| (least..most).contains(value)), "{key}: {curve:?}");
+            };
+            even("load_balancing_loss", 0.9, 4.0);
+            even("max_vio", 0.0, 3.0);
+        }
+
         let cut = train(dir.path(), "cut", &config(2));
         let file = dir.path().join("cut.toml");
         let again = ["train", file.to_str().unwrap(), "--max_steps", "4", "--resume_from_checkpoint", "latest"];

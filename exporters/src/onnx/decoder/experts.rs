@@ -35,7 +35,9 @@ impl Decoder<'_> {
             let constants = self.constants.experts.as_ref().expect("a model with experts has their constants");
             (constants.last.clone(), constants.column.clone())
         };
-        let mut sum = self.graph.node("Sub", &name("sum.0"), &[input, input], &[]);
+        // Half precision has no kernels for what adds rows up.
+        let wide = self.cast(&name("input.wide"), input.to_owned(), DataType::Float);
+        let mut sum = self.graph.node("Sub", &name("sum.0"), &[&wide, &wide], &[]);
         for (expert, weights) in columns.iter().enumerate() {
             let name = |what: &str| format!("layers.{layer}.experts.{expert}.{what}");
             let mut node = |op: &str, what: &str, inputs: &[&str]| self.graph.node(op, &name(what), inputs, &[]);
@@ -45,16 +47,17 @@ impl Decoder<'_> {
             let own = node("Gather", "input", &[input, &rows]);
             let weights = node("Gather", "weights", &[weights, &rows]);
             let result = self.gated(layer, &Experts::block(expert), &own);
+            let result = self.cast(&name("result"), result, DataType::Float);
             let mut node = |op: &str, what: &str, inputs: &[&str]| self.graph.node(op, &name(what), inputs, &[]);
             let result = node("Mul", "weighted", &[&result, &weights]);
             let rows = node("Reshape", "rows.column", &[&places, &column]);
             let add = super::text("reduction", "add");
             sum = self.graph.node("ScatterND", &name("sum"), &[&sum, &rows, &result], &[add]);
         }
-        sum
+        self.cast(&name("output"), sum, super::data_type(self.dtype))
     }
 
-    /// The weights of the tokens for each expert, `[tokens, 1]`; 0 where a token does not choose the expert.
+    /// The weights of the tokens for each expert, fp32 `[tokens, 1]`; 0 where a token does not choose the expert.
     fn expert_weights(&mut self, layer: usize, experts: &Experts, input: &str) -> Vec<String> {
         let name = |what: &str| format!("layers.{layer}.router.{what}");
         let weight = parameter(layer, &format!("{}.weight", Experts::ROUTER));
@@ -78,7 +81,6 @@ impl Decoder<'_> {
         }
         let none = self.graph.node("Sub", &name("none"), &[&probabilities, &probabilities], &[]);
         let all = self.graph.node("ScatterElements", &name("all"), &[&none, &indices, &values], &[int("axis", 1)]);
-        let all = self.cast(&name("weights"), all, super::data_type(self.dtype));
         let columns: Vec<String> = (0..experts.count).map(|expert| name(&format!("weights.{expert}"))).collect();
         let outputs: Vec<&str> = columns.iter().map(String::as_str).collect();
         let parts = int("num_outputs", experts.count as i64);

@@ -20,7 +20,8 @@ pub fn families() -> [(&'static str, serde_json::Value); 8] {
         ("qwen3", json!({"rope_theta": 5e5})),
         (
             "qwen3_moe",
-            json!({"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": true}),
+            // All experts are chosen: rounded weights would choose others.
+            json!({"num_experts": 4, "num_experts_per_tok": 4, "moe_intermediate_size": 32, "norm_topk_prob": true}),
         ),
         ("smollm3", json!({"tie_word_embeddings": true})),
         ("gemma3_text", json!({})),

@@ -64,7 +64,6 @@ fn olmo_2_norms_results_and_whole_widths_and_no_input() {
     assert!(config.output_norms() && config.width_norms() && !config.head_norms());
     assert_eq!((config.input_norm(), config.mlp_norm()), (None, None));
     assert_eq!(config.query_and_key_norms(), Some([2048; 2]));
-    assert_eq!(config.parameter_count() - config.idle_parameters(), 3_353_032_704);
     let names: Vec<String> = config.parameters().into_iter().map(|(name, _)| name).collect();
     assert!(!names.iter().any(|name| name.contains("input_layernorm") || name.contains("pre_feedforward")));
 }
@@ -205,6 +204,7 @@ fn experts_stand_in_the_place_of_the_mlp_in_the_layers_that_have_them() {
     assert_eq!(config.inner_width(), 8 * 768);
     // The published number of parameters.
     assert_eq!(config.parameter_count(), 30_532_122_624);
+    assert_eq!(config.parameter_count() - config.idle_parameters(), 3_353_032_704);
     let names: Vec<String> = config.parameters().into_iter().map(|(name, _)| name).collect();
     for name in ["mlp.gate.weight", "mlp.experts.127.gate_proj.weight", "mlp.experts.0.down_proj.weight"] {
         assert!(names.contains(&format!("model.layers.47.{name}")), "{name}");
