@@ -387,12 +387,13 @@ fn every_metric_is_recorded_by_the_runs_that_have_it_and_no_other_is_recorded() 
     for (index, config) in runs_of_every_method(&usual).iter().enumerate() {
         recorded.append(&mut record(&format!("method-{index}"), config));
     }
+    // The agreement of routers is recorded by runs with a sampler (`tests/tests/programs/families.rs`).
     // Metrics of workers are recorded by runs with workers (`tests/tests/programs/fleet.rs`), those that reward
     // functions log by runs with such functions (`tests/tests/programs/ui/columns.rs`), and those of conversations by
     // runs with tools (`tests/tests/programs/agents.rs`).
     let elsewhere = |key: &str| {
         let of_experts = ["load_balancing_loss", "max_vio"].contains(&key) && !has_experts();
-        let begins = ["fleet/", "logged/", "tools/", "turns/", "environment/", "episode/"];
+        let begins = ["router_agreement", "fleet/", "logged/", "tools/", "turns/", "environment/", "episode/"];
         of_experts || begins.iter().any(|begin| key.starts_with(begin))
     };
     for metric in of_training().filter(|metric| !elsewhere(metric.key)) {
