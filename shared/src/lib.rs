@@ -44,6 +44,7 @@ pub use generation::{
         RewardOutcome, Scored, StepScore, weighted_sum,
     },
     ids::{GroupId, PolicyVersion, PromptId, Step},
+    routing::Routing,
     sampling::SamplingParams,
 };
 pub use model::{

@@ -7,12 +7,12 @@ mod share;
 
 use std::{collections::HashMap, ops::Range, sync::Arc};
 
-use shared::{Episode, ModelConfig, config::TrainConfig};
+use shared::{Episode, ModelConfig, Routing, config::TrainConfig};
 use tch::{Device, Tensor};
 
 use crate::{error::LearnerError, ragged::Ragged, support::Support};
 
-pub use packed::{Packed, Packer, Tree};
+pub use packed::{Packed, PackedRouting, Packer, Tree};
 pub use share::share;
 
 /// Most tokens of one forward pass of a run.
@@ -38,25 +38,40 @@ pub struct Sequence<'a> {
     episode: Option<&'a Episode>,
     /// Whether the model turns the positions of rows of this length otherwise than those of short ones (longrope).
     long: bool,
+    /// The experts that the sampler chose, and whether the model computes with them.
+    routing: Option<(&'a Routing, bool)>,
 }
 
 impl<'a> Sequence<'a> {
     /// A sequence whose completion has sampled tokens only.
     #[must_use]
     pub fn new(prompt: &'a [u32], completion: &'a [u32]) -> Self {
-        Self { prompt, completion, episode: None, long: false }
+        Self { prompt, completion, episode: None, long: false, routing: None }
     }
 
     /// A prompt with the episode that follows it.
     #[must_use]
     pub fn of(prompt: &'a [u32], episode: &'a Episode) -> Self {
-        Self { prompt, completion: episode.token_ids(), episode: Some(episode), long: false }
+        Self { prompt, completion: episode.token_ids(), episode: Some(episode), long: false, routing: None }
     }
 
     /// The sequence as a row of a model. Rows of one prompt with other positions do not go through together.
     #[must_use]
     pub fn of_model(self, model: &ModelConfig) -> Self {
         Self { long: model.rotary_begin(self.length()) > 0, ..self }
+    }
+
+    /// The sequence with the experts that the sampler chose for it, to be compared with those of the model, or to be
+    /// computed with where they are `replayed`.
+    #[must_use]
+    pub fn routed(self, routing: Option<&'a Routing>, replayed: bool) -> Self {
+        Self { routing: routing.map(|routing| (routing, replayed)), ..self }
+    }
+
+    /// The sequence for another model than the one that the sampler has.
+    #[must_use]
+    pub fn unrouted(self) -> Self {
+        Self { routing: None, ..self }
     }
 
     /// Tokens of prompt and completion.
@@ -114,20 +129,25 @@ impl MicroBatch {
     /// A batch of the given rows of `sequences`.
     #[must_use]
     pub fn new(sequences: &[Sequence<'_>], rows: &[usize], device: Device) -> Self {
-        let (mut packer, mut positions) = (Packer::default(), Vec::new());
+        let (mut packer, mut positions, mut routes) = (Packer::default(), Vec::new(), Vec::new());
         let key = |row: usize| (sequences[row].prompt, sequences[row].long);
         for group in rows.chunk_by(|&a, &b| key(a) == key(b)) {
             let prompt = sequences[group[0]].prompt;
             packer.part_of(group.iter().map(|&row| sequences[row].length()).max().unwrap_or(0));
             if let [row] = group {
                 // One text is cheaper than a stem with one branch.
-                let start = packer.stem(prompt.iter().chain(sequences[*row].fed())) + prompt.len() as i64 - 1;
+                let start = packer.stem(prompt.iter().chain(sequences[*row].fed()));
+                routes.extend(sequences[*row].routing.map(|routing| (start, 0, routing)));
+                let start = start + prompt.len() as i64 - 1;
                 positions.extend(sequences[*row].sampled_spans().flatten().map(|token| start + token as i64));
                 continue;
             }
-            let last = packer.stem(prompt) + prompt.len() as i64 - 1;
+            let stem = packer.stem(prompt);
+            routes.extend(sequences[group[0]].routing.map(|routing| (stem, 0, routing)));
+            let last = stem + prompt.len() as i64 - 1;
             for &row in group {
                 let start = packer.branch(sequences[row].fed());
+                routes.extend(sequences[row].routing.map(|routing| (start, prompt.len(), routing)));
                 // The first token follows the stem, each other one a token of the branch.
                 let before = |token: usize| if token == 0 { last } else { start + token as i64 - 1 };
                 positions.extend(sequences[row].sampled_spans().flatten().map(before));
@@ -141,10 +161,12 @@ impl MicroBatch {
             *end += sequences[row].sampled();
             Some(start..*end)
         });
+        let mut packed = packer.finish(device);
+        packed.routing = PackedRouting::new(&routes, &packed, device);
         Self {
             rows: rows.to_vec(),
             tokens: tokens.collect(),
-            packed: packer.finish(device),
+            packed,
             positions_N: Tensor::from_slice(&positions).to_device(device),
             targets_N: Tensor::from_slice(&targets.collect::<Vec<i64>>()).to_device(device),
             supports: None,

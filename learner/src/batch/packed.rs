@@ -1,5 +1,6 @@
 //! Token sequences laid end to end.
 
+use shared::Routing;
 use tch::{Device, Tensor};
 
 /// A text and its continuations, one behind the other. A token attends to those before it in its own text, and a branch
@@ -25,6 +26,46 @@ pub struct Packed {
     pub lengths: Vec<usize>,
     /// Who attends to whom, in the order of the tokens.
     pub trees: Vec<Tree>,
+    /// The experts that the sampler chose for the tokens.
+    pub routing: Option<PackedRouting>,
+}
+
+/// The experts that the sampler chose for the tokens of a batch.
+#[derive(Debug)]
+pub struct PackedRouting {
+    /// Numbers of experts, `[T, W]`: layers with experts times experts of a token; -1 where the sampler chose none.
+    choices_TW: Tensor,
+    /// Whether the model computes with them. Else it only compares them with its own.
+    is_replayed: bool,
+}
+
+impl PackedRouting {
+    /// Of texts, each with its place in the batch, the number of its first token in its row, and the row's choices and
+    /// whether they are replayed. `None` where no text has any.
+    pub(super) fn new(texts: &[(i64, usize, (&Routing, bool))], packed: &Packed, device: Device) -> Option<Self> {
+        let &(_, _, (first, is_replayed)) = texts.first()?;
+        let (tokens, width) = (packed.places.len(), first.width as usize);
+        let mut choices = vec![-1_i64; tokens * width];
+        for &(start, first, (routing, _)) in texts {
+            // A text ends where the next tree or branch begins, at which the places do not go on.
+            let begin = start as usize;
+            let goes_on = |&at: &usize| at == begin || packed.places[at] == packed.places[at - 1] + 1;
+            for at in (begin..tokens).take_while(goes_on) {
+                let Some(chosen) = routing.of(first + at - begin).filter(|_| routing.width as usize == width) else {
+                    break;
+                };
+                let numbers = chosen.iter().map(|&expert| i64::from(expert));
+                choices[at * width..(at + 1) * width].iter_mut().zip(numbers).for_each(|(to, number)| *to = number);
+            }
+        }
+        let choices_TW = Tensor::from_slice(&choices).view([tokens as i64, width as i64]).to_device(device);
+        Some(Self { choices_TW, is_replayed })
+    }
+
+    /// The choices of one of the layers with experts, `[T, K]`, and whether they are replayed.
+    pub(crate) fn of_layer(&self, index: usize, per_token: i64) -> (Tensor, bool) {
+        (self.choices_TW.narrow(1, index as i64 * per_token, per_token), self.is_replayed)
+    }
 }
 
 /// Lays texts end to end.
@@ -71,6 +112,7 @@ impl Packer {
             places: self.places,
             lengths: self.lengths,
             trees: self.trees,
+            routing: None,
         }
     }
 

@@ -42,7 +42,12 @@ struct Routing {
     tokens_P: Tensor,
     /// How many places each expert has.
     counts: Vec<i64>,
+    /// How many choices of the sampler were made here too, and how many it made.
+    agreed: [f64; 2],
 }
+
+/// The experts that the sampler chose in a layer, `[T, K]`, and whether they are computed with.
+pub(super) type Chosen = (Tensor, bool);
 
 /// What is kept of a forward pass.
 #[derive(Debug)]
@@ -58,6 +63,7 @@ pub struct ExpertLoad {
     balance: f64,
     violation: f64,
     weight: f64,
+    agreed: [f64; 2],
 }
 
 impl AddAssign for ExpertLoad {
@@ -65,6 +71,7 @@ impl AddAssign for ExpertLoad {
         self.balance += other.balance;
         self.violation += other.violation;
         self.weight += other.weight;
+        self.agreed.iter_mut().zip(other.agreed).for_each(|(sum, value)| *sum += value);
     }
 }
 
@@ -74,6 +81,13 @@ impl ExpertLoad {
     #[must_use]
     pub fn balance(&self) -> Option<f64> {
         (self.weight > 0.0).then(|| self.balance / self.weight)
+    }
+
+    /// `router_agreement`: the share of the sampler's choices that were made here too. Absent where none are known.
+    #[must_use]
+    pub fn agreement(&self) -> Option<f64> {
+        let [agreed, compared] = self.agreed;
+        (compared > 0.0).then(|| agreed / compared)
     }
 
     /// `max_vio`: for each layer, by how much the busiest expert is above the mean, as a share of the mean. Absent
@@ -121,8 +135,8 @@ impl Experts {
         }
     }
 
-    pub(super) fn record(&self, x_TH: &Tensor) -> ExpertsTape {
-        let routing = self.route(x_TH);
+    pub(super) fn record(&self, x_TH: &Tensor, chosen: Option<&Chosen>) -> ExpertsTape {
+        let routing = self.route(x_TH, chosen);
         let rows = |share: &Share<'_>| share.expert.gate_up.forward(&x_TH.index_select(0, &share.tokens));
         let parts: Vec<Tensor> = self.shares(&routing).map(|share| rows(&share)).collect();
         ExpertsTape { gate_up: Tensor::cat(&parts, 0), routing }
@@ -170,9 +184,19 @@ impl Experts {
         dx_TH.to_kind(x_TH.kind()) + self.router.backward(x_TH, &d_logits_TE, gradients)
     }
 
-    fn route(&self, x_TH: &Tensor) -> Routing {
+    fn route(&self, x_TH: &Tensor, chosen: Option<&Chosen>) -> Routing {
         let probabilities_TE = wide(&self.router.forward(x_TH)).softmax(-1, None::<Kind>);
-        let (mut weights_TK, chosen_TK) = probabilities_TE.topk(self.per_token, -1, true, true);
+        let (mut weights_TK, mut chosen_TK) = probabilities_TE.topk(self.per_token, -1, true, true);
+        let mut agreed = [0.0; 2];
+        if let Some((of_sampler_TK, is_replayed)) = chosen {
+            let known_TK = of_sampler_TK.ge(0);
+            let same_TK = of_sampler_TK.unsqueeze(2).eq_tensor(&chosen_TK.unsqueeze(1)).any_dim(2, false);
+            agreed = [same_TK, known_TK.shallow_clone()].map(|x| x.sum(Kind::Double).double_value(&[]));
+            if *is_replayed {
+                chosen_TK = of_sampler_TK.where_self(&known_TK, &chosen_TK);
+                weights_TK = probabilities_TE.gather(-1, &chosen_TK, false);
+            }
+        }
         if self.normalised {
             weights_TK = &weights_TK / weights_TK.sum_dim_intlist([-1i64].as_slice(), true, None);
         }
@@ -186,6 +210,7 @@ impl Experts {
             chosen_TK,
             weights_TK,
             order_P,
+            agreed,
         }
     }
 
@@ -216,6 +241,7 @@ impl ExpertsTape {
             balance: tokens * experts * balance,
             violation: tokens * (experts * busiest - 1.0),
             weight: tokens,
+            agreed: self.routing.agreed,
         }
     }
 }
@@ -264,6 +290,17 @@ mod tests {
         .unwrap()
     }
 
+    /// Random parameters in double precision.
+    fn random(config: &ModelConfig) -> Parameters {
+        let mut values = |name: &str| {
+            let shapes = config.parameters();
+            let (_, shape) = shapes.iter().find(|(known, _)| known == name).unwrap();
+            let values = Tensor::randn([shape.iter().product::<usize>() as i64], (Kind::Float, Device::Cpu));
+            Ok(Vec::<f32>::try_from(&values).unwrap())
+        };
+        Parameters::load(config.parameters(), Kind::Double, Device::Cpu, &mut values).unwrap()
+    }
+
     #[test]
     fn a_load_is_1_where_all_experts_are_alike_and_more_where_one_has_all_tokens() {
         let load = |counts: Vec<i64>, probabilities: &[f64]| {
@@ -276,6 +313,7 @@ mod tests {
                 order_P: empty.shallow_clone(),
                 tokens_P: empty.shallow_clone(),
                 counts,
+                agreed: [0.0; 2],
             };
             ExpertsTape { routing, gate_up: empty }.load()
         };
@@ -286,6 +324,34 @@ mod tests {
         all += even;
         assert_eq!((all.balance(), all.violation()), (Some(2.5), Some(1.5)));
         assert_eq!(ExpertLoad::default().balance(), None);
+    }
+
+    #[test]
+    fn choices_of_the_sampler_are_compared_and_replayed_where_they_are_known() {
+        tch::manual_seed(5);
+        let (config, wide) = (config(true), (Kind::Double, Device::Cpu));
+        let weights = Weights::new(random(&config));
+        let block = Experts::new(&config, config.experts_of(0).unwrap(), &weights, "model.layers.0");
+        let (x_TH, none_TH) = (Tensor::randn([3, 6], wide), Tensor::zeros([3, 6], wide));
+        let own = block.record(&x_TH, None);
+        let result = |tape: &ExpertsTape| block.output_onto(&none_TH, tape);
+        let mut chosen_TK = own.routing.chosen_TK.copy();
+        let (same, replayed) = (
+            block.record(&x_TH, Some(&(chosen_TK.flip([1]), false))),
+            block.record(&x_TH, Some(&(chosen_TK.copy(), true))),
+        );
+        assert_eq!((same.load().agreement(), own.load().agreement()), (Some(1.0), None));
+        assert!(result(&same) == result(&own) && result(&replayed) == result(&own));
+        // Another expert for the first token, and none for the last one.
+        let other = (0..4).find(|expert| !Vec::<i64>::try_from(chosen_TK.get(0)).unwrap().contains(expert)).unwrap();
+        let _ = chosen_TK.narrow(0, 0, 1).narrow(1, 0, 1).fill_(other);
+        let _ = chosen_TK.narrow(0, 2, 1).fill_(-1);
+        let compared = block.record(&x_TH, Some(&(chosen_TK.copy(), false)));
+        assert_eq!(compared.load().agreement(), Some(0.75));
+        assert!(result(&compared) == result(&own), "they are only compared");
+        let replayed = result(&block.record(&x_TH, Some(&(chosen_TK, true))));
+        let changed: Vec<bool> = (0..3).map(|token| replayed.get(token) != result(&own).get(token)).collect();
+        assert_eq!(changed, [true, false, false]);
     }
 
     fn sum(x: &Tensor) -> f64 {
@@ -299,20 +365,13 @@ mod tests {
         let wide = (Kind::Double, Device::Cpu);
         for normalised in [true, false] {
             let config = config(normalised);
-            let mut random = |name: &str| {
-                let shapes = config.parameters();
-                let (_, shape) = shapes.iter().find(|(known, _)| known == name).unwrap();
-                let values = Tensor::randn([shape.iter().product::<usize>() as i64], (Kind::Float, Device::Cpu));
-                Ok(Vec::<f32>::try_from(&values).unwrap())
-            };
-            let base = Parameters::load(config.parameters(), wide.0, wide.1, &mut random).unwrap();
-            let weights = Weights::new(base);
+            let weights = Weights::new(random(&config));
             let block = Experts::new(&config, config.experts_of(0).unwrap(), &weights, "model.layers.0");
             let (x_TH, dy_TH) = (Tensor::randn([7, 6], wide), Tensor::randn([7, 6], wide));
             let none_TH = Tensor::zeros([7, 6], wide);
-            let value = |x_TH: &Tensor| sum(&(block.output_onto(&none_TH, &block.record(x_TH)) * &dy_TH));
+            let value = |x_TH: &Tensor| sum(&(block.output_onto(&none_TH, &block.record(x_TH, None)) * &dy_TH));
             let mut gradients = weights.base().gradients();
-            let dx_TH = block.backward(&x_TH, &block.record(&x_TH), &dy_TH, &mut gradients);
+            let dx_TH = block.backward(&x_TH, &block.record(&x_TH, None), &dy_TH, &mut gradients);
             let derivative = |place: &Tensor| {
                 let mut place = place.shallow_clone();
                 let moved = |place: &mut Tensor, step: f64| {

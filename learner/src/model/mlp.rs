@@ -4,7 +4,7 @@ use shared::{Activation, ModelConfig};
 use tch::Tensor;
 
 use super::{
-    experts::{ExpertLoad, Experts, ExpertsTape},
+    experts::{Chosen, ExpertLoad, Experts, ExpertsTape},
     linear::Linear,
     output::Output,
     parameters::Gradients,
@@ -45,11 +45,12 @@ impl Mlp {
         }
     }
 
-    /// The part of a forward pass that is kept, of `[T, hidden]`.
-    pub(super) fn record(&self, x_TH: &Tensor) -> MlpTape {
+    /// The part of a forward pass that is kept, of `[T, hidden]`; with the experts that the sampler chose, where they are
+    /// known.
+    pub(super) fn record(&self, x_TH: &Tensor, chosen: Option<&Chosen>) -> MlpTape {
         match self {
             Self::Dense(dense) => MlpTape::Dense(dense.gate_up(x_TH)),
-            Self::Experts(experts) => MlpTape::Experts(experts.record(x_TH)),
+            Self::Experts(experts) => MlpTape::Experts(experts.record(x_TH, chosen)),
         }
     }
 

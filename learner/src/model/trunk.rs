@@ -8,7 +8,7 @@ use tch::Tensor;
 
 use super::{
     attention::{Attention, AttentionTape},
-    experts::ExpertLoad,
+    experts::{Chosen, ExpertLoad},
     kinds::{wide, wide_kind},
     mlp::{Mlp, MlpTape},
     norm::RmsNorm,
@@ -27,6 +27,8 @@ struct Layer {
     attention: Attention,
     mlp_norm: Option<RmsNorm>,
     mlp: Mlp,
+    /// The number among the layers with experts, and the experts of a token.
+    routed: Option<(usize, i64)>,
 }
 
 /// The part of a forward pass that a layer keeps. Normed inputs and the MLP's inner product are computed again: they
@@ -42,11 +44,18 @@ struct LayerTape {
 }
 
 impl Layer {
-    fn record(&self, x_TH: Tensor, trees: &[Tree], rotations: &Rotations) -> LayerTape {
+    fn record(&self, x_TH: Tensor, batch: &Packed, rotations: &Rotations) -> LayerTape {
+        let trees = &batch.trees;
         let normed_TH = normed(self.input_norm.as_ref(), &x_TH);
         let (middle_TH, attention) = self.attention.forward_onto(&x_TH, &normed_TH, trees, rotations);
-        let mlp = self.mlp.record(&normed(self.mlp_norm.as_ref(), &middle_TH));
+        let mlp = self.mlp.record(&normed(self.mlp_norm.as_ref(), &middle_TH), self.chosen(batch).as_ref());
         LayerTape { x_TH, attention, middle_TH, mlp }
+    }
+
+    /// The experts that the sampler chose here.
+    fn chosen(&self, batch: &Packed) -> Option<Chosen> {
+        let (index, per_token) = self.routed?;
+        batch.routing.as_ref().map(|routing| routing.of_layer(index, per_token))
     }
 
     fn output(&self, tape: &LayerTape) -> Tensor {
@@ -131,8 +140,14 @@ pub(super) struct Trunk {
 impl Trunk {
     pub(super) fn new(config: ModelConfig, weights: Weights, gradient_checkpointing: bool) -> Self {
         let norm = |name: &str| RmsNorm::new(&config, &weights, name);
+        let mut with_experts = 0..;
+        let mut routed = |i: usize| {
+            let per_token = config.experts_of(i)?.per_token as i64;
+            with_experts.next().map(|index| (index, per_token))
+        };
         let layers = (0..config.num_hidden_layers)
             .map(|i| Layer {
+                routed: routed(i),
                 input_norm: config.input_norm().map(|name| norm(&format!("model.layers.{i}.{name}"))),
                 attention: Attention::new(&config, &weights, i),
                 mlp_norm: config.mlp_norm().map(|name| norm(&format!("model.layers.{i}.{name}"))),
@@ -159,7 +174,7 @@ impl Trunk {
     /// Normed hidden states of the given tokens, `[N]` places in the batch, as `[N, H]`, in float32 at least.
     pub(super) fn forward(&self, batch: &Packed, positions_N: &Tensor) -> Tensor {
         let rotations = self.rotations(batch);
-        let through = |x_TH, layer: &Layer| layer.output(&layer.record(x_TH, &batch.trees, &rotations));
+        let through = |x_TH, layer: &Layer| layer.output(&layer.record(x_TH, batch, &rotations));
         let x_TH = self.layers.iter().fold(self.embed(batch), through);
         self.norm.forward(&wide(&x_TH.index_select(0, positions_N)))
     }
@@ -169,7 +184,7 @@ impl Trunk {
         let (rotations, mut x_TH) = (self.rotations(batch), self.embed(batch));
         let (mut layers, mut load) = (Vec::with_capacity(self.layers.len()), ExpertLoad::default());
         for layer in &self.layers {
-            let tape = layer.record(x_TH, &batch.trees, &rotations);
+            let tape = layer.record(x_TH, batch, &rotations);
             load += tape.mlp.load();
             x_TH = layer.output(&tape);
             layers.push(if self.gradient_checkpointing { Kept::Input(tape.x_TH) } else { Kept::Tape(tape) });
@@ -198,7 +213,7 @@ impl Trunk {
         for (layer, kept) in self.layers.iter().zip(layers).rev() {
             let tape = match kept {
                 Kept::Tape(tape) => tape,
-                Kept::Input(x_TH) => layer.record(x_TH, &batch.trees, &rotations),
+                Kept::Input(x_TH) => layer.record(x_TH, batch, &rotations),
             };
             dx_TH = layer.backward(tape, dx_TH, &batch.trees, &rotations, gradients);
         }

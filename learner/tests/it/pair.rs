@@ -385,7 +385,8 @@ fn every_metric_is_recorded_by_the_runs_that_have_it_and_no_other_is_recorded() 
     // runs with tools (`tests/tests/programs/agents.rs`).
     let elsewhere = |key: &str| {
         let begins = ["fleet/", "logged/", "tools/", "turns/", "environment/", "episode/"];
-        ["load_balancing_loss", "max_vio"].contains(&key) || begins.iter().any(|begin| key.starts_with(begin))
+        ["load_balancing_loss", "max_vio", "router_agreement"].contains(&key)
+            || begins.iter().any(|begin| key.starts_with(begin))
     };
     for metric in of_training().filter(|metric| !elsewhere(metric.key)) {
         assert!(recorded.contains(metric.key), "no run records {}", metric.key);

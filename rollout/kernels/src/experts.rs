@@ -28,13 +28,16 @@ pub struct ExpertMemory {
     results: Vec<f32>,
     /// The tokens of each expert, with the weight of the result.
     shares: Vec<(Vec<usize>, Vec<f32>)>,
+    /// The experts of each token, by number.
+    chosen: Vec<u16>,
     ranks: Vec<usize>,
 }
 
 impl ExpertMemory {
-    /// Tokens that each expert computed in the last call.
-    pub fn loads(&self) -> impl Iterator<Item = usize> {
-        self.shares.iter().map(|(tokens, _)| tokens.len())
+    /// The experts of each token of the last call, `[tokens, experts of a token]`, by number.
+    #[must_use]
+    pub fn chosen(&self) -> &[u16] {
+        &self.chosen
     }
 }
 
@@ -56,11 +59,13 @@ impl Experts<'_> {
             tokens.clear();
             weights.clear();
         });
+        memory.chosen.clear();
         for (token, logits) in logits.chunks_exact(count).enumerate() {
             for (expert, weight) in route(logits, self.per_token, self.normalised, &mut memory.ranks) {
                 let (tokens, weights) = &mut memory.shares[expert];
                 tokens.push(token);
                 weights.push(weight);
+                memory.chosen.push(expert as u16);
             }
         }
         out.copy_from_slice(x);

@@ -20,7 +20,7 @@ pub use layers::{LayerKind, Rotary};
 pub use parts::BlockNames;
 pub use rope::{QueryScaling, RopeScaling};
 
-use crate::config::{ConfigError, TrainConfig};
+use crate::config::{ConfigError, RouterReplay, TrainConfig};
 
 /// The model family, by `model_type`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -268,6 +268,11 @@ impl TrainConfig {
     /// # Errors
     /// A [`ConfigError::Value`] that names the option.
     pub fn check_model(&self, model: &ModelConfig) -> Result<(), ConfigError> {
+        if self.router_replay != RouterReplay::Disabled && model.experts.is_none() {
+            let message =
+                format!("`router_replay` {} is for models with experts, and this one has none", self.router_replay);
+            return Err(ConfigError::Value(message));
+        }
         let limit = model.max_position_embeddings;
         match self.max_model_len.filter(|&asked| asked > limit) {
             Some(asked) => {

@@ -13,7 +13,7 @@ use rollout_kernels::{
     pages::{FreePages, PAGE, PageShape},
     simd::Isa,
 };
-use shared::{ModelConfig, WeightManifest, run::memory_plan::PACKED_PREFILL};
+use shared::{ModelConfig, Routing, WeightManifest, run::memory_plan::PACKED_PREFILL};
 
 use super::{
     super::{
@@ -146,6 +146,7 @@ impl PackedBackend {
                 engine.kv_format(),
             ),
             format: engine.format(),
+            keeps_choices: engine.keep_routing,
         };
         let gate = Gate::of(engine);
         let (weights, _) = load(&gate, source, config, manifest, options, Provided::default())?;
@@ -367,6 +368,12 @@ impl Backend for PackedBackend {
             slot.computed = row.position + 1 + drafts.of(index).len();
         }
         Ok(self.cost())
+    }
+
+    fn routing(&self, slot: usize, used: usize) -> Option<Routing> {
+        let Slot { prefix, own, .. } = running(&self.slots, slot);
+        let own_len = used.checked_sub(prefix.len).expect("a sequence goes on behind its prefix");
+        self.session.choices([(&prefix.pages[..], prefix.len), (&own[..], own_len)])
     }
 
     fn release(&mut self, slot: usize) {

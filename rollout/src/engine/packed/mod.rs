@@ -39,6 +39,7 @@
 
 mod adapted;
 mod backend;
+mod choices;
 mod graph;
 mod operators;
 mod session;

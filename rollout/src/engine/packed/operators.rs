@@ -32,6 +32,7 @@ use shared::LayerKind;
 use super::{
     super::backend::Cost,
     adapted::Share,
+    choices::Choices,
     graph::{ATTENTION, DOMAIN, EMBEDDING, EXPERTS, INDEX, LINEAR, MLP_LINEARS, RESIDUAL, WIDTH_NORM},
     weights::PackedWeights,
 };
@@ -50,6 +51,8 @@ pub(in super::super) struct State {
     pub threads: ThreadPool,
     pub scratch: Vec<f32>,
     pub experts: ExpertMemory,
+    /// Where choices of experts are kept, if they are.
+    pub choices: Option<Choices>,
     /// Where the time of the nodes went.
     pub cost: Cost,
 }
@@ -237,7 +240,7 @@ fn residual(state: &mut State, index: usize, context: &ComputeContext) -> ort::R
 
 /// No adapter changes experts, so all tokens go through the same ones.
 fn experts(state: &mut State, layer: usize, context: &ComputeContext) -> ort::Result<()> {
-    let State { weights, isa, threads, scratch, experts: memory, .. } = state;
+    let State { weights, spans, isa, threads, scratch, experts: memory, choices, .. } = state;
     let x = context.input(0)?.ok_or_else(missing)?;
     let (_, x) = x.try_extract_tensor::<f32>()?;
     let width = weights.hidden();
@@ -247,6 +250,9 @@ fn experts(state: &mut State, layer: usize, context: &ComputeContext) -> ort::Re
     let of = |expert: usize| [0, 1].map(|part| weights.linear(first + 1 + MLP_LINEARS * expert + part));
     let experts = Experts { router: weights.linear(first), experts: &of, per_token, normalised };
     experts.run(x, out, memory, Machine { isa: *isa, threads, scratch });
+    if let Some(choices) = choices {
+        choices.note(layer, memory.chosen(), |token| spans.place(token));
+    }
     Ok(())
 }
 

@@ -14,7 +14,7 @@ use rollout_kernels::{
     simd::Isa,
     spans::Spans,
 };
-use shared::ModelConfig;
+use shared::{ModelConfig, Routing};
 
 use super::{
     super::{
@@ -25,6 +25,7 @@ use super::{
         storage::FloatMemory,
     },
     adapted::{LoadedAdapter, Share},
+    choices::Choices,
     graph,
     operators::{self, SharedState, State},
     start_threads,
@@ -41,6 +42,8 @@ pub(in super::super) struct PackedOptions {
     pub session: SessionOptions,
     pub pages: PageShape,
     pub format: Format,
+    /// Whether choices of experts are kept for [`PackedSession::choices`].
+    pub keeps_choices: bool,
 }
 
 /// A session whose weights and cache lie outside the graph.
@@ -68,6 +71,7 @@ impl PackedSession {
             threads,
             scratch: Vec::new(),
             experts: ExpertMemory::default(),
+            choices: if options.keeps_choices { Choices::new(config, options.pages.pages) } else { None },
             cost: Cost::default(),
         }));
         let failed = || EngineError::runtime("cannot load the graph of packed operators");
@@ -125,7 +129,19 @@ impl PackedSession {
 
     /// Copies a page of keys and values over another one.
     pub fn copy_page(&mut self, from: u32, to: u32) {
-        operators::lock(&self.state).pages.copy(from, to);
+        let mut state = operators::lock(&self.state);
+        state.pages.copy(from, to);
+        if let Some(choices) = &mut state.choices {
+            choices.copy(from, to);
+        }
+    }
+
+    /// The choices of experts in the first positions of several lists of pages, if they are kept.
+    pub fn choices<'a>(&self, parts: impl IntoIterator<Item = (&'a [u32], usize)>) -> Option<Routing> {
+        let (state, mut routing) = (operators::lock(&self.state), Routing::default());
+        let choices = state.choices.as_ref()?;
+        parts.into_iter().for_each(|(pages, positions)| choices.add_to(&mut routing, pages, positions));
+        Some(routing)
     }
 
     /// Pages of keys and values that the last run looked at: its own, and those of a prompt once for its neighbours.
@@ -204,8 +220,12 @@ mod tests {
         let weights = PackedWeights::load(&source, config, &manifest, Format::Fp32, Provided::default(), 1).unwrap();
         let session =
             SessionOptions { device: Device::Cpu, threads: 2, spinning: false, hot_swap: false, cuda_graphs: false };
-        let options =
-            PackedOptions { session, pages: page_shape(config, 1, PAGE, KvFormat::Fp32), format: Format::Fp32 };
+        let options = PackedOptions {
+            session,
+            pages: page_shape(config, 1, PAGE, KvFormat::Fp32),
+            format: Format::Fp32,
+            keeps_choices: false,
+        };
         let mut session = PackedSession::new(Arc::new(weights), config, options).unwrap();
         let mut logits = Array2::zeros((1, config.vocab_size));
         // A sequence without a page to store its key in.
