@@ -335,7 +335,7 @@ mod tests {
         let (x_TH, none_TH) = (Tensor::randn([3, 6], wide), Tensor::zeros([3, 6], wide));
         let own = block.record(&x_TH, None);
         let result = |tape: &ExpertsTape| block.output_onto(&none_TH, tape);
-        let mut chosen_TK = own.routing.chosen_TK.copy();
+        let chosen_TK = own.routing.chosen_TK.copy();
         let (same, replayed) = (
             block.record(&x_TH, Some(&(chosen_TK.flip([1]), false))),
             block.record(&x_TH, Some(&(chosen_TK.copy(), true))),

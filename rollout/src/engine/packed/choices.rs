@@ -42,8 +42,8 @@ impl Choices {
 
     /// Copies a page over another one.
     pub fn copy(&mut self, from: u32, to: u32) {
-        let from = self.at(from, 0);
-        self.experts.copy_within(from..from + PAGE * self.width, self.at(to, 0));
+        let (from, to) = (self.at(from, 0), self.at(to, 0));
+        self.experts.copy_within(from..from + PAGE * self.width, to);
     }
 
     /// Those of the first `positions` places of some pages.

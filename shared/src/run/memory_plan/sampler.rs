@@ -3,7 +3,7 @@
 use super::kept_numbers;
 use crate::{
     ModelConfig,
-    config::TrainConfig,
+    config::{RouterReplay, TrainConfig},
     system::compute::{Device, Dtype, Kernels, KvDtype, RolloutDtype},
 };
 
@@ -39,6 +39,8 @@ pub struct SamplerSizes {
     pub prefill_batch: usize,
     /// Kept states whose keys and values are held for sequences that continue them (packed kernels).
     pub kept_states: usize,
+    /// Whether choices of experts are kept beside keys and values (packed kernels).
+    pub keep_routing: bool,
     /// Rows of logits that are held for each row that is sampled from.
     pub logits_copies: usize,
     /// Whether new weights can be swapped in.
@@ -82,6 +84,7 @@ impl SamplerSizes {
             max_num_batched_tokens: config.max_num_batched_tokens,
             prefill_batch: config.rollout_prefill_batch,
             kept_states: config.kept_states(max_num_seqs),
+            keep_routing: config.router_replay != RouterReplay::Disabled,
             logits_copies: Self::logits_copies(config.rollout_candidates, config.rollout_cuda_graphs),
             hot_swap: true,
             kept: kept_numbers(config, model),
@@ -146,7 +149,7 @@ impl SamplerSizes {
             packed_weights: rounded(packed),
             mapped_weights: mapped,
             swap: if self.hot_swap { second } else { 0 },
-            kv_cache: self.slot_bytes(model).saturating_mul(slots),
+            kv_cache: self.slot_bytes(model).saturating_add(self.routing_bytes(model)).saturating_mul(slots),
             logits: row.saturating_mul(self.rows.saturating_add(prompts) as u64),
             activations: activations(model).saturating_mul(tokens).saturating_mul(size),
         }
@@ -168,6 +171,16 @@ impl SamplerSizes {
             (self.max_model_len, 2 * width * self.dtype.size())
         };
         (model.num_hidden_layers * model.num_key_value_heads * bytes) as u64 * positions as u64
+    }
+}
+
+impl SamplerSizes {
+    /// Choices of experts of one slot at full length.
+    fn routing_bytes(&self, model: &ModelConfig) -> u64 {
+        let Some(experts) = model.experts.as_ref().filter(|_| self.keep_routing) else { return 0 };
+        let layers = model.num_hidden_layers - experts.dense_layers.len();
+        let positions = (self.max_model_len.div_ceil(PAGE) + PARTIAL_PAGES) * PAGE;
+        (layers * experts.per_token * positions * size_of::<u16>()) as u64
     }
 }
 
