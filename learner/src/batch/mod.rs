@@ -12,6 +12,7 @@ use tch::{Device, Tensor};
 
 use crate::{error::LearnerError, ragged::Ragged, support::Support};
 
+use packed::RoutedText;
 pub use packed::{Packed, PackedRouting, Packer, Tree};
 pub use share::share;
 
@@ -66,6 +67,11 @@ impl<'a> Sequence<'a> {
     #[must_use]
     pub fn routed(self, routing: Option<&'a Routing>, replayed: bool) -> Self {
         Self { routing: routing.map(|routing| (routing, replayed)), ..self }
+    }
+
+    /// Some of its tokens in a batch, if its choices of experts are known.
+    fn routed_text(&self, start: i64, first: usize, length: usize) -> Option<RoutedText<'a>> {
+        self.routing.map(|routing| RoutedText { start: start as usize, first, length, routing })
     }
 
     /// The sequence for another model than the one that the sampler has.
@@ -137,17 +143,18 @@ impl MicroBatch {
             if let [row] = group {
                 // One text is cheaper than a stem with one branch.
                 let start = packer.stem(prompt.iter().chain(sequences[*row].fed()));
-                routes.extend(sequences[*row].routing.map(|routing| (start, 0, routing)));
+                let length = prompt.len() + sequences[*row].fed().len();
+                routes.extend(sequences[*row].routed_text(start, 0, length));
                 let start = start + prompt.len() as i64 - 1;
                 positions.extend(sequences[*row].sampled_spans().flatten().map(|token| start + token as i64));
                 continue;
             }
             let stem = packer.stem(prompt);
-            routes.extend(sequences[group[0]].routing.map(|routing| (stem, 0, routing)));
+            routes.extend(sequences[group[0]].routed_text(stem, 0, prompt.len()));
             let last = stem + prompt.len() as i64 - 1;
             for &row in group {
                 let start = packer.branch(sequences[row].fed());
-                routes.extend(sequences[row].routing.map(|routing| (start, prompt.len(), routing)));
+                routes.extend(sequences[row].routed_text(start, prompt.len(), sequences[row].fed().len()));
                 // The first token follows the stem, each other one a token of the branch.
                 let before = |token: usize| if token == 0 { last } else { start + token as i64 - 1 };
                 positions.extend(sequences[row].sampled_spans().flatten().map(before));
@@ -162,7 +169,7 @@ impl MicroBatch {
             Some(start..*end)
         });
         let mut packed = packer.finish(device);
-        packed.routing = PackedRouting::new(&routes, &packed, device);
+        packed.routing = PackedRouting::new(&routes, packed.places.len(), device);
         Self {
             rows: rows.to_vec(),
             tokens: tokens.collect(),
@@ -342,6 +349,27 @@ mod tests {
         let alone = MicroBatch::new(&sequences, &[0], Device::Cpu);
         assert_eq!(alone.packed.trees, [tree(0, 4, &[])]);
         assert_eq!(ids(&alone.positions_N), [1, 2, 3]);
+    }
+
+    #[test]
+    fn choices_of_experts_stand_at_the_tokens_of_their_rows() {
+        let routing =
+            |row: u16, tokens: u16| Routing { width: 1, choices: (0..tokens).map(|t| 10 * row + t).collect() };
+        let [first, second] = [routing(1, 4), routing(2, 3)];
+        let sequences = [
+            Sequence::new(&[10, 11], &[20, 21, 22]).routed(Some(&first), true),
+            Sequence::new(&[10, 11], &[40, 41]).routed(Some(&second), true),
+            Sequence::new(&[12, 13], &[30]),
+        ];
+        let found = |rows: &[usize]| {
+            let batch = MicroBatch::new(&sequences, rows, Device::Cpu);
+            batch.packed.routing.map(|routing| ids(&routing.of_layer(0, 1).0.view([-1])))
+        };
+        assert_eq!(found(&[0, 1, 2]).unwrap(), [10, 11, 12, 13, 22, -1, -1]);
+        assert_eq!(found(&[1]).unwrap(), [20, 21, 22]);
+        assert_eq!(found(&[2]), None);
+        let unrouted = sequences.map(|sequence| sequence.unrouted());
+        assert!(MicroBatch::new(&unrouted, &[0, 1], Device::Cpu).packed.routing.is_none());
     }
 
     /// An episode of runs of tokens, each sampled or given.

@@ -39,23 +39,29 @@ pub struct PackedRouting {
     is_replayed: bool,
 }
 
+/// A text, or the continuation of one, whose choices of experts are known.
+pub(super) struct RoutedText<'a> {
+    /// Where it begins in the batch.
+    pub start: usize,
+    /// Number of its first token in its row.
+    pub first: usize,
+    /// Its tokens.
+    pub length: usize,
+    /// The choices in its row, and whether they are replayed.
+    pub routing: (&'a Routing, bool),
+}
+
 impl PackedRouting {
-    /// Of texts, each with its place in the batch, the number of its first token in its row, and the row's choices and
-    /// whether they are replayed. `None` where no text has any.
-    pub(super) fn new(texts: &[(i64, usize, (&Routing, bool))], packed: &Packed, device: Device) -> Option<Self> {
-        let &(_, _, (first, is_replayed)) = texts.first()?;
-        let (tokens, width) = (packed.places.len(), first.width as usize);
+    /// Of texts in a batch of so many tokens. `None` where no text has choices.
+    pub(super) fn new(texts: &[RoutedText<'_>], tokens: usize, device: Device) -> Option<Self> {
+        let &RoutedText { routing: (first, is_replayed), .. } = texts.first()?;
+        let width = first.width as usize;
         let mut choices = vec![-1_i64; tokens * width];
-        for &(start, first, (routing, _)) in texts {
-            // A text ends where the next tree or branch begins, at which the places do not go on.
-            let begin = start as usize;
-            let goes_on = |&at: &usize| at == begin || packed.places[at] == packed.places[at - 1] + 1;
-            for at in (begin..tokens).take_while(goes_on) {
-                let Some(chosen) = routing.of(first + at - begin).filter(|_| routing.width as usize == width) else {
-                    break;
-                };
-                let numbers = chosen.iter().map(|&expert| i64::from(expert));
-                choices[at * width..(at + 1) * width].iter_mut().zip(numbers).for_each(|(to, number)| *to = number);
+        for RoutedText { start, first, length, routing: (routing, _) } in texts {
+            let known = (0..*length).map_while(|at| Some((start + at, routing.of(first + at)?)));
+            for (at, chosen) in known.filter(|(_, chosen)| chosen.len() == width) {
+                let places = &mut choices[at * width..(at + 1) * width];
+                places.iter_mut().zip(chosen).for_each(|(place, &expert)| *place = i64::from(expert));
             }
         }
         let choices_TW = Tensor::from_slice(&choices).view([tokens as i64, width as i64]).to_device(device);
