@@ -59,3 +59,39 @@ impl Choices {
         (page as usize * PAGE + place) * self.width
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn choices_follow_their_tokens_through_pages_and_copies_of_them() {
+        let config = ModelConfig::from_json(
+            r#"{"model_type": "qwen3_moe", "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 3,
+            "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 5, "num_experts": 4,
+            "max_position_embeddings": 64, "num_experts_per_tok": 2, "mlp_only_layers": [1]}"#,
+        )
+        .unwrap();
+        let mut choices = Choices::new(&config, 4).unwrap();
+        // Eighteen tokens: a page and two places of another one.
+        let place = |token: usize| if token < PAGE { (2, token) } else { (0, token - PAGE) };
+        for (layer, first) in [(0, 0), (2, 50)] {
+            let chosen: Vec<u16> = (0..18).flat_map(|token| [first + token, 100 + first + token]).collect();
+            choices.note(layer, &chosen, place);
+        }
+        choices.copy(0, 3);
+        let read = |pages: &[u32], positions: usize| {
+            let mut routing = Routing::default();
+            choices.add_to(&mut routing, pages, positions);
+            routing
+        };
+        let whole = read(&[2, 3], 18);
+        assert_eq!((whole.width, whole.tokens()), (4, 18));
+        for token in 0..18 {
+            assert_eq!(whole.of(token as usize).unwrap(), [token, 100 + token, 50 + token, 150 + token]);
+        }
+        assert_eq!(whole.of(18), None);
+        assert_eq!(read(&[0], 1).choices, whole.of(16).unwrap());
+        assert!(Choices::new(&ModelConfig { experts: None, ..config }, 4).is_none());
+    }
+}
