@@ -65,8 +65,8 @@ pub enum ExportError {
     },
     /// An adapter is for experts or their router.
     #[error(
-        "`target_modules`: {target} is a part of the experts, which have no adapters here: PEFT has them in one tensor; \
-         name layers of attention"
+        "`target_modules`: {target} is a part of the experts, which have no adapters here: PEFT has them in one \
+         tensor; name layers of attention"
     )]
     ModuleOfExperts {
         /// The name that leads to experts.

@@ -27,8 +27,8 @@ fn name_of(architecture: Architecture) -> Result<&'static str, ExportError> {
             key: "model_type".into(),
             value: format!("\"{family}\""),
             hint:
-                "GGUF is written of llama, qwen2, qwen3, qwen3_moe, smollm3 and gemma3_text; convert the Hugging Face directory \
-                with llama.cpp's convert_hf_to_gguf.py"
+                "GGUF is written of llama, qwen2, qwen3, qwen3_moe, smollm3 and gemma3_text; convert the Hugging Face \
+                directory with llama.cpp's convert_hf_to_gguf.py"
                     .into(),
         })
     };

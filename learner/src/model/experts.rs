@@ -1,8 +1,8 @@
 //! A mixture of experts in the place of an MLP (Shazeer et al. 2017).
 //!
 //! A router gives every token probabilities of the experts, in float32 at least, and the token goes through the experts
-//! with the largest ones. Tokens are put into the order of their experts, so an expert is a few matrix products over its
-//! own tokens. A token's results are added in the order of the experts' numbers.
+//! with the largest ones. Tokens are put into the order of their experts, so an expert is a few matrix products over
+//! its own tokens. A token's results are added in the order of the experts' numbers.
 
 use std::ops::AddAssign;
 

@@ -45,8 +45,8 @@ impl Mlp {
         }
     }
 
-    /// The part of a forward pass that is kept, of `[T, hidden]`; with the experts that the sampler chose, where they are
-    /// known.
+    /// The part of a forward pass that is kept, of `[T, hidden]`; with the experts that the sampler chose, where they
+    /// are known.
     pub(super) fn record(&self, x_TH: &Tensor, chosen: Option<&Chosen>) -> MlpTape {
         match self {
             Self::Dense(dense) => MlpTape::Dense(dense.gate_up(x_TH)),

@@ -88,9 +88,9 @@ impl Experts<'_> {
     }
 }
 
-/// The experts of a token and the weights of their results, by number: those with the `per_token` largest logits, and of
-/// equal ones those with the smaller numbers. Weights are the softmax over all logits, divided by their sum where they
-/// are `normalised`. A logit that is no number gives weights that are none.
+/// The experts of a token and the weights of their results, by number: those with the `per_token` largest logits, and
+/// of equal ones those with the smaller numbers. Weights are the softmax over all logits, divided by their sum where
+/// they are `normalised`. A logit that is no number gives weights that are none.
 fn route<'r>(
     logits: &[f32],
     per_token: usize,

@@ -13,9 +13,9 @@
 //!
 //! Both processes are built together, so there is one version and no negotiation: a frame of another version means that
 //! two builds are mixed, and is refused. Frames in files outlive a build: [`decode_kept`] also reads groups of version
-//! 12, whose completions have no choices of experts, of version 11, which have no exchange with an environment either, of
-//! version 10, which have no notes, and of versions 8 and 9, whose completions are one turn. The header of version 8 has no id of a run, and its checksum
-//! stands at offset 16.
+//! 12, whose completions have no choices of experts, of version 11, which have no exchange with an environment either,
+//! of version 10, which have no notes, and of versions 8 and 9, whose completions are one turn. The header of version 8
+//! has no id of a run, and its checksum stands at offset 16.
 
 mod before;
 mod older;

@@ -3,8 +3,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The chosen experts of every token that the sampler computed, from the first one of the prompt on. The last token of a
-/// completion is computed by nobody.
+/// The chosen experts of every token that the sampler computed, from the first one of the prompt on. The last token of
+/// a completion is computed by nobody.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
 pub struct Routing {
     /// Choices of a token: layers with experts, times experts of a token in a layer.

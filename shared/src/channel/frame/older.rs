@@ -1,5 +1,6 @@
-//! Groups in the layouts of frame versions 10 to 12, which files of older builds hold. Completions of version 12 have no
-//! choices of experts, those before have no exchange with an environment either, and groups of version 10 have no notes.
+//! Groups in the layouts of frame versions 10 to 12, which files of older builds hold. Completions of version 12 have
+//! no choices of experts, those before have no exchange with an environment either, and groups of version 10 have no
+//! notes.
 
 use serde::Deserialize;
 

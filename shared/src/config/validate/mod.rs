@@ -87,8 +87,8 @@ impl TrainConfig {
         );
         ensure!(
             !self.has_tools() && self.agent.is_none() && self.listen.is_none(),
-            "`router_replay` cannot be combined with `tools`, `environment_factory`, `agent` or `listen`: choices travel \
-             with completions of one turn that the sampler beside the learner makes"
+            "`router_replay` cannot be combined with `tools`, `environment_factory`, `agent` or `listen`: choices \
+             travel with completions of one turn that the sampler beside the learner makes"
         );
         Ok(())
     }

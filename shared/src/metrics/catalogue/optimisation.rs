@@ -34,8 +34,8 @@ section! {
         unit: Number, source: "Megatron-LM `load_balancing_loss`", when: "a model with experts"
     }
 
-    /// By how much the busiest expert of a layer has more tokens than the mean of all, as a share of the mean. Mean over
-    /// layers.
+    /// By how much the busiest expert of a layer has more tokens than the mean of all, as a share of the mean. Mean
+    /// over layers.
     ///
     /// Within some tenths of its value at the start. 0: all are alike. Doubled over a run: some experts learn no more.
     metric MAX_VIO = "max_vio" {

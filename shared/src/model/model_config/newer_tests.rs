@@ -1,4 +1,5 @@
-//! OLMo 2, Ministral 3, Phi-3, Granite 4 and Qwen3 MoE: published configurations, positions, and everything that is refused.
+//! OLMo 2, Ministral 3, Phi-3, Granite 4 and Qwen3 MoE: published configurations, positions, and everything that is
+//! refused.
 
 use serde_json::{Value, json};
 

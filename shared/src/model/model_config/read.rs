@@ -209,8 +209,8 @@ impl Reader<'_> {
         }
     }
 
-    /// transformers' defaults: SmolLM3Config, Gemma3TextConfig, Qwen3MoeConfig and Ministral3Config have a number where the key is
-    /// missing; null means the query heads.
+    /// transformers' defaults: SmolLM3Config, Gemma3TextConfig, Qwen3MoeConfig and Ministral3Config have a number where
+    /// the key is missing; null means the query heads.
     fn default_key_value_heads(&self, architecture: Architecture, num_attention_heads: usize) -> usize {
         match architecture {
             _ if self.fields.contains_key("num_key_value_heads") => num_attention_heads,
