@@ -9,6 +9,7 @@ use std::{collections::HashMap, ops::Range, sync::Arc};
 
 use tch::{Device, Kind, Tensor};
 
+use super::coded::Coded;
 use crate::{error::LearnerError, ranks::pieces};
 
 /// Leaves start at multiples of this many elements: 64 bytes of float32, which matrix products like.
@@ -149,6 +150,23 @@ pub struct Parameters {
     layout: Arc<Layout>,
     flat: Tensor,
     leaves: Vec<Tensor>,
+    /// Matrices that are quantised, which the layout does not have.
+    coded: CodedLeaves,
+}
+
+/// Quantised leaves by name, and the rows of the parameters that they consist of.
+#[derive(Debug, Default)]
+struct CodedLeaves {
+    leaves: HashMap<String, Coded>,
+    rows: HashMap<String, i64>,
+}
+
+impl CodedLeaves {
+    /// The same memory under another handle.
+    fn shared(&self) -> Self {
+        let leaves = self.leaves.iter().map(|(name, leaf)| (name.clone(), leaf.shared())).collect();
+        Self { leaves, rows: self.rows.clone() }
+    }
 }
 
 impl Parameters {
@@ -176,8 +194,22 @@ impl Parameters {
         Ok(Self::over(Arc::new(layout), flat))
     }
 
+    /// Further parameters that are quantised, in the order of the architecture, beside those of the layout. They are
+    /// not trained.
+    #[must_use]
+    pub(super) fn with_coded(self, coded: Vec<(String, Coded)>) -> Self {
+        let mut rows = HashMap::new();
+        let mut members: HashMap<String, Vec<Coded>> = HashMap::new();
+        for (name, matrix) in coded {
+            rows.insert(name.clone(), matrix.rows());
+            members.entry(leaf_name(&name)).or_default().push(matrix);
+        }
+        let stack = |(name, members)| Some((name, Coded::stacked(members)?));
+        Self { coded: CodedLeaves { leaves: members.into_iter().filter_map(stack).collect(), rows }, ..self }
+    }
+
     fn over(layout: Arc<Layout>, flat: Tensor) -> Self {
-        Self { leaves: layout.leaf_views(&flat), layout, flat }
+        Self { leaves: layout.leaf_views(&flat), layout, flat, coded: CodedLeaves::default() }
     }
 
     /// The same values rounded to another element type.
@@ -189,7 +221,7 @@ impl Parameters {
     /// The same buffer under another handle.
     #[must_use]
     pub fn shared(&self) -> Self {
-        Self::over(Arc::clone(&self.layout), self.flat.shallow_clone())
+        Self { coded: self.coded.shared(), ..Self::over(Arc::clone(&self.layout), self.flat.shallow_clone()) }
     }
 
     /// The leaf of that name (Hugging Face's, with `qkv_proj` and `gate_up_proj` for the stacked projections).
@@ -204,6 +236,11 @@ impl Parameters {
     pub(super) fn find(&self, name: &str) -> Option<Leaf> {
         let index = *self.layout.by_name.get(name)?;
         Some(Leaf { values: self.leaves[index].shallow_clone(), trained: Some(index) })
+    }
+
+    /// The leaf of that name, if it is quantised.
+    pub(super) fn coded(&self, name: &str) -> Option<Coded> {
+        self.coded.leaves.get(name).map(Coded::shared)
     }
 
     /// Every leaf, in layout order.
@@ -242,7 +279,8 @@ impl Parameters {
 
     /// Rows of a Hugging Face parameter.
     pub(super) fn rows(&self, name: &str) -> i64 {
-        self.layout.slice(name).map_or(0, |slice| slice.shape[0])
+        let coded = || self.coded.rows.get(name).copied().unwrap_or_default();
+        self.layout.slice(name).map_or_else(coded, |slice| slice.shape[0])
     }
 
     /// Values of a Hugging Face parameter, row-major float32.

@@ -39,10 +39,16 @@ impl Experts {
         rest.split('.').next()?.parse().ok()
     }
 
+    /// Whether a parameter or a linear layer is that of a router.
+    #[must_use]
+    pub fn is_router(name: &str) -> bool {
+        name.strip_suffix(".weight").unwrap_or(name).ends_with(Self::ROUTER)
+    }
+
     /// Whether a parameter or a linear layer belongs to experts or to their router.
     #[must_use]
     pub fn own(name: &str) -> bool {
-        Self::number_in(name).is_some() || name.strip_suffix(".weight").unwrap_or(name).ends_with(Self::ROUTER)
+        Self::number_in(name).is_some() || Self::is_router(name)
     }
 }
 
