@@ -276,3 +276,29 @@ fn a_wrong_number_of_experts_is_named_before_any_tensor() {
     model.write_weights(&tensors, Dtype::F32);
     assert!(refusal(&model).contains("all experts of a layer in one tensor"), "{}", refusal(&model));
 }
+
+#[test]
+fn an_adapter_is_on_attention_and_never_on_experts_or_their_router() {
+    let parameters = || TestModel::new(&experts(json!({})), Dtype::F32).config().parameters();
+    let modules = |targets: &[&str]| {
+        let adapter = exporters::AdapterConfig {
+            base_model_name_or_path: String::new(),
+            base_blake3: None,
+            r: 2,
+            lora_alpha: 2.0,
+            lora_dropout: 0.0,
+            target_modules: targets.iter().map(|&target| target.to_owned()).collect(),
+            use_rslora: false,
+            wrapped: false,
+        };
+        adapter.modules(parameters()).map_err(|error| error.to_string())
+    };
+    assert_eq!(modules(&["q_proj", "o_proj"]).unwrap().len(), 4);
+    // The dense layer has projections of the same names.
+    for target in ["down_proj", "experts.2.up_proj", "gate"] {
+        let error = modules(&["q_proj", target]).unwrap_err();
+        assert!(error.contains(&format!("{target} is a part of the experts")), "{error}");
+    }
+    let error = modules(&["qkv_proj"]).unwrap_err();
+    assert!(error.ends_with("q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj can be adapted"), "{error}");
+}
