@@ -157,6 +157,7 @@ fn as_scorer(config: &mut Value, architecture: Architecture) {
         Architecture::Phi3 => "Phi3",
         Architecture::GraniteMoeHybrid => "GraniteMoeHybrid",
         Architecture::Lfm2 => "Lfm2",
+        Architecture::Lfm3 => "Lfm3",
         Architecture::Qwen3_5 => "Qwen3_5",
     };
     config["architectures"] = json!([format!("{family}ForSequenceClassification")]);

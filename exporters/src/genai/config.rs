@@ -96,6 +96,7 @@ pub(super) fn model_type(architecture: Architecture) -> Result<&'static str, Exp
         Architecture::Phi3 => unknown("phi3"),
         Architecture::GraniteMoeHybrid => unknown("granitemoehybrid"),
         Architecture::Lfm2 => unknown("lfm2"),
+        Architecture::Lfm3 => unknown("lfm3"),
         Architecture::Qwen3_5 => unknown("qwen3_5"),
     }
 }

@@ -43,6 +43,7 @@ fn name_of(architecture: Architecture) -> Result<&'static str, ExportError> {
         Architecture::Phi3 => unknown("phi3"),
         Architecture::GraniteMoeHybrid => unknown("granitemoehybrid"),
         Architecture::Lfm2 => unknown("lfm2"),
+        Architecture::Lfm3 => unknown("lfm3"),
         Architecture::Qwen3_5 => unknown("qwen3_5"),
     }
 }

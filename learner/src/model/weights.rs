@@ -4,6 +4,7 @@ use exporters::AdapterConfig;
 use tch::Kind;
 
 use super::{
+    kinds::wide,
     low_rank::LowRank,
     parameters::{Leaf, Parameters},
 };
@@ -76,6 +77,15 @@ impl Weights {
     /// As [`Parameters::leaf`]; frozen under an adapter.
     pub(super) fn leaf(&self, name: &str) -> Leaf {
         self.freeze(self.base.leaf(name))
+    }
+
+    /// As [`Self::leaf`], with the values that training moves, which are not rounded.
+    pub(super) fn exact(&self, name: &str) -> Leaf {
+        let leaf = self.leaf(name);
+        match self.masters.as_ref().filter(|_| self.adapter.is_none()) {
+            Some(masters) => masters.leaf(name),
+            None => Leaf { values: wide(&leaf.values), ..leaf },
+        }
     }
 
     /// As [`Parameters::find`]; frozen under an adapter.

@@ -23,6 +23,7 @@ mod lora;
 mod pair;
 mod ranks;
 mod scorer;
+mod states;
 mod step;
 mod stories;
 mod support;

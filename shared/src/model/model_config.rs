@@ -55,6 +55,9 @@ pub enum Architecture {
     /// `Qwen3_5ForConditionalGeneration`, the text model: gated delta rule, and attention with a gate in every fourth
     /// layer.
     Qwen3_5,
+    /// `Lfm3ForCausalLM`: LFM2's layers and layers with a window, norms on both sides of each block, and a gate on each
+    /// head of attention.
+    Lfm3,
 }
 
 /// Activation of the MLP's gate.

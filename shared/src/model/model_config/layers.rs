@@ -46,6 +46,8 @@ pub struct AttentionKind {
 pub enum AttentionGate {
     /// One number for each entry: `q_proj` has, head by head, the rows of the query and then those of the gate.
     Entries,
+    /// One number for each head, of a projection of its own, `gate_proj`.
+    Heads,
 }
 
 /// A gated short convolution: of thirds `B`, `C` and `u` of the projected input, `C ⊙ conv(B ⊙ u)`.

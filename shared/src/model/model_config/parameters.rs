@@ -55,7 +55,8 @@ impl ModelConfig {
             LayerKind::DeltaRule(_) => (false, false),
         };
         for (name, width) in names.inputs().zip(self.mixer_widths(layer)) {
-            projection(add, &name, [width, hidden], input_bias);
+            let has_bias = input_bias && !name.ends_with("gate_proj");
+            projection(add, &name, [width, hidden], has_bias);
         }
         let mut inner = hidden;
         match self.layers[layer] {

@@ -54,6 +54,9 @@ impl ModelConfig {
     #[must_use]
     pub fn mixer_names(&self, layer: usize) -> BlockNames {
         match self.layers[layer] {
+            LayerKind::Attention(kind) if kind.gate == Some(AttentionGate::Heads) => {
+                BlockNames { members: &["q_proj", "k_proj", "v_proj", "gate_proj"], ..self.attention_names() }
+            }
             LayerKind::Attention(_) => self.attention_names(),
             LayerKind::ShortConv(_) => BlockNames { block: "conv", members: &["in_proj"], last: "out_proj" },
             LayerKind::DeltaRule(_) => BlockNames {
@@ -71,7 +74,9 @@ impl ModelConfig {
             LayerKind::Attention(kind) => {
                 let [q, kv] = self.query_and_key_widths();
                 let q = if kind.gate == Some(AttentionGate::Entries) { 2 * q } else { q };
-                if self.attention_names().is_fused() { vec![q + 2 * kv] } else { vec![q, kv, kv] }
+                let mut widths = if self.attention_names().is_fused() { vec![q + 2 * kv] } else { vec![q, kv, kv] };
+                widths.extend((kind.gate == Some(AttentionGate::Heads)).then_some(self.num_attention_heads));
+                widths
             }
             LayerKind::ShortConv(_) => vec![3 * self.hidden_size],
             LayerKind::DeltaRule(rule) => {
@@ -88,7 +93,9 @@ impl ModelConfig {
             Architecture::GraniteMoeHybrid => {
                 BlockNames { block: "shared_mlp", members: &["input_linear"], last: "output_linear" }
             }
-            Architecture::Lfm2 => BlockNames { block: "feed_forward", members: &["w1", "w3"], last: "w2" },
+            Architecture::Lfm2 | Architecture::Lfm3 => {
+                BlockNames { block: "feed_forward", members: &["w1", "w3"], last: "w2" }
+            }
             _ => BlockNames { block: "mlp", members: &["gate_proj", "up_proj"], last: "down_proj" },
         }
     }
@@ -102,8 +109,8 @@ impl ModelConfig {
     /// Whether every head of queries and keys has an RMS norm.
     #[must_use]
     pub fn head_norms(&self) -> bool {
-        use Architecture::{Gemma3, Lfm2, Qwen3, Qwen3_5};
-        matches!(self.architecture, Qwen3 | Gemma3 | Lfm2 | Qwen3_5)
+        use Architecture::{Gemma3, Lfm2, Lfm3, Qwen3, Qwen3_5};
+        matches!(self.architecture, Qwen3 | Gemma3 | Lfm2 | Lfm3 | Qwen3_5)
     }
 
     /// Whether queries and keys have an RMS norm each over the whole of their width.
@@ -128,14 +135,17 @@ impl ModelConfig {
     /// Whether the outputs of attention and MLP are normed before they are added to the residual stream.
     #[must_use]
     pub fn output_norms(&self) -> bool {
-        matches!(self.architecture, Architecture::Gemma3 | Architecture::Olmo2)
+        matches!(self.architecture, Architecture::Gemma3 | Architecture::Olmo2 | Architecture::Lfm3)
     }
 
     /// Names of the norms of the outputs of attention and of the MLP, within a layer of a family with
     /// [`Self::output_norms`].
     #[must_use]
     pub fn output_norm_names(&self) -> [&'static str; 2] {
-        [POST_ATTENTION, "post_feedforward_layernorm"]
+        match self.architecture {
+            Architecture::Lfm3 => ["post_operator_norm", "post_ffn_norm"],
+            _ => [POST_ATTENTION, "post_feedforward_layernorm"],
+        }
     }
 
     /// Name of the norm before attention, within a layer; `None` in a family that does not norm inputs.
@@ -143,7 +153,7 @@ impl ModelConfig {
     pub fn input_norm(&self) -> Option<&'static str> {
         match self.architecture {
             Architecture::Olmo2 => None,
-            Architecture::Lfm2 => Some("operator_norm"),
+            Architecture::Lfm2 | Architecture::Lfm3 => Some("operator_norm"),
             _ => Some("input_layernorm"),
         }
     }
@@ -152,7 +162,7 @@ impl ModelConfig {
     #[must_use]
     pub fn mlp_norm(&self) -> Option<&'static str> {
         let name = match self.architecture {
-            Architecture::Lfm2 => "ffn_norm",
+            Architecture::Lfm2 | Architecture::Lfm3 => "ffn_norm",
             _ if self.output_norms() => "pre_feedforward_layernorm",
             _ => POST_ATTENTION,
         };
@@ -162,7 +172,10 @@ impl ModelConfig {
     /// Name of the norm behind the last layer.
     #[must_use]
     pub fn final_norm(&self) -> &'static str {
-        if self.architecture == Architecture::Lfm2 { "model.embedding_norm" } else { "model.norm" }
+        match self.architecture {
+            Architecture::Lfm2 | Architecture::Lfm3 => "model.embedding_norm",
+            _ => "model.norm",
+        }
     }
 
     /// The number added to the stored weights of norms; the norm within a delta rule is never stored so.

@@ -46,7 +46,7 @@ pub(super) fn config(text: &str) -> Result<ModelConfig, ConfigJsonError> {
 const WRAPPERS: [(&str, &str); 2] = [("mistral3", "ministral3"), ("qwen3_5", "qwen3_5_text")];
 
 /// Families that are read but not run yet.
-const UNFINISHED: [Architecture; 2] = [Architecture::Lfm2, Architecture::Qwen3_5];
+const UNFINISHED: [Architecture; 3] = [Architecture::Lfm2, Architecture::Qwen3_5, Architecture::Lfm3];
 
 /// Refuses a family that sampler and learner do not run yet.
 pub(super) fn refuse_unfinished(config: &ModelConfig) -> Result<(), ConfigJsonError> {
@@ -66,7 +66,8 @@ const MOST_PARAMETERS: u128 = 1 << 50;
 
 /// Families whose configuration classes have newer defaults for missing keys.
 fn newer(architecture: Architecture) -> bool {
-    matches!(architecture, Architecture::SmolLm3 | Architecture::Gemma3 | Architecture::Lfm2)
+    use Architecture::{Gemma3, Lfm2, Lfm3, SmolLm3};
+    matches!(architecture, SmolLm3 | Gemma3 | Lfm2 | Lfm3)
 }
 
 /// Families that may turn a part of each head, with the part where no key states it.
@@ -175,6 +176,7 @@ impl Reader<'_> {
             Some("phi3") => Ok(Architecture::Phi3),
             Some("granitemoehybrid") => Ok(Architecture::GraniteMoeHybrid),
             Some("lfm2") => Ok(Architecture::Lfm2),
+            Some("lfm3") => Ok(Architecture::Lfm3),
             Some("qwen3_5_text") => Ok(Architecture::Qwen3_5),
             Some("gemma3") => {
                 let hint = "a model of images and text; the text model alone, gemma3_text, is supported";
@@ -215,8 +217,10 @@ impl Reader<'_> {
         match self.size("head_dim")? {
             Some(n) if n % 2 == 0 => Ok(n),
             Some(n) => Err(self.bad("head_dim", format!("must be even for rotary positions, found {n}"))),
-            // transformers' Qwen3Config falls back to 128, not to a quotient.
-            None if [Architecture::Qwen3, Architecture::Ministral3].contains(&architecture) => Ok(128),
+            // transformers' classes fall back to 128, not to a quotient.
+            None if matches!(architecture, Architecture::Qwen3 | Architecture::Ministral3 | Architecture::Lfm3) => {
+                Ok(128)
+            }
             None if [Architecture::Gemma3, Architecture::Qwen3_5].contains(&architecture) => Ok(256),
             None if hidden_size.is_multiple_of(2 * num_attention_heads) => Ok(hidden_size / num_attention_heads),
             None => Err(self.bad(
@@ -229,12 +233,12 @@ impl Reader<'_> {
         }
     }
 
-    /// transformers' defaults: SmolLM3Config, Gemma3TextConfig, Qwen3_5TextConfig, Ministral3Config and Lfm2Config have a
-    /// number where the key is missing; null means the query heads.
+    /// transformers' defaults: SmolLM3Config, Gemma3TextConfig, Qwen3_5TextConfig, Ministral3Config, Lfm2Config and
+    /// Lfm3Config have a number where the key is missing; null means the query heads.
     fn default_key_value_heads(&self, architecture: Architecture, num_attention_heads: usize) -> usize {
         match architecture {
             _ if self.fields.contains_key("num_key_value_heads") => num_attention_heads,
-            Architecture::SmolLm3 | Architecture::Gemma3 | Architecture::Qwen3_5 => 4,
+            Architecture::SmolLm3 | Architecture::Gemma3 | Architecture::Qwen3_5 | Architecture::Lfm3 => 4,
             Architecture::Ministral3 | Architecture::Lfm2 => 8,
             _ => num_attention_heads,
         }
@@ -280,10 +284,10 @@ impl Reader<'_> {
     }
 
     fn rms_norm_eps(&self, architecture: Architecture) -> Result<f64, ConfigJsonError> {
-        use Architecture::{Lfm2, Ministral3, Olmo2, Phi3};
-        let key = if architecture == Lfm2 { "norm_eps" } else { "rms_norm_eps" };
+        use Architecture::{Lfm2, Lfm3, Ministral3, Olmo2, Phi3};
+        let key = if [Lfm2, Lfm3].contains(&architecture) { "norm_eps" } else { "rms_norm_eps" };
         match self.number(key)? {
-            None if [Olmo2, Ministral3, Phi3, Lfm2].contains(&architecture) => Ok(1e-5),
+            None if [Olmo2, Ministral3, Phi3, Lfm2, Lfm3].contains(&architecture) => Ok(1e-5),
             None => Ok(1e-6),
             Some(eps) if eps.is_finite() && eps >= 0.0 => Ok(eps),
             Some(eps) => Err(self.bad(key, format!("must not be negative, found {eps}"))),

@@ -1,4 +1,4 @@
-//! LFM2 and Qwen3.5: published configurations, parameters, states, and everything that is refused.
+//! LFM2, LFM3 and Qwen3.5: published configurations, parameters, states, and everything that is refused.
 
 use serde_json::{Value, json};
 
@@ -125,6 +125,47 @@ fn qwen_3_5_is_read_alone_and_within_its_wrapper() {
     assert_eq!(with(wrapper, &json!({})).unwrap(), ModelConfig { wrapped: true, ..config });
 }
 
+fn lfm3() -> Value {
+    json!({"architectures": ["Lfm3ForCausalLM"], "conv_L_cache": 7, "head_dim": 128, "hidden_size": 2048,
+        "intermediate_size": 7680, "max_position_embeddings": 128000, "model_type": "lfm3", "norm_eps": 1e-5,
+        "num_attention_heads": 16, "num_hidden_layers": 24, "num_key_value_heads": 4,
+        "rope_parameters": {
+            "full_attention": {"partial_rotary_factor": 0.5, "rope_theta": 1000000.0, "rope_type": "proportional"},
+            "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"}},
+        "sliding_window": 256, "tie_word_embeddings": true, "vocab_size": 128000})
+}
+
+#[test]
+fn lfm3_has_windows_gates_of_heads_and_pairs_that_are_not_turned() {
+    let config = with(lfm3(), &json!({})).unwrap();
+    assert_eq!(config.parameter_count(), 1_728_801_536);
+    let gate = Some(AttentionGate::Heads);
+    let attention = |rotary, window| LayerKind::Attention(AttentionKind { rotary: Some(rotary), window, gate });
+    for (layer, kind) in config.layers.iter().enumerate() {
+        let expected = match layer % 4 {
+            2 => attention(Rotary::Global, None),
+            0 if layer > 0 => attention(Rotary::Local, Some(256)),
+            _ => LayerKind::ShortConv(ShortConv { kernel: 7, bias: false }),
+        };
+        assert_eq!(*kind, expected, "layer {layer}");
+    }
+    let [global, local] = [Rotary::Global, Rotary::Local].map(|rotary| config.inverse_frequencies(rotary));
+    let of = |theta: f64, pair: usize| theta.powf(-2.0 * pair as f64 / 128.0);
+    assert_eq!((global[31], global[32], global[63]), (of(1e6, 31), 0.0, 0.0));
+    assert_eq!((local[31], local[63]), (of(1e4, 31), of(1e4, 63)));
+    let names: Vec<String> = config.parameters().into_iter().map(|(name, _)| name).collect();
+    let has = |name: &str| names.iter().any(|known| known == name);
+    assert!(has("model.layers.0.post_operator_norm.weight") && has("model.layers.0.post_ffn_norm.weight"));
+    assert!(has("model.layers.2.self_attn.gate_proj.weight") && has("model.layers.2.self_attn.o_proj.weight"));
+    let class = with(lfm3(), &json!({"rope_parameters": null, "sliding_window": null, "conv_L_cache": null})).unwrap();
+    assert_eq!(class, config, "the defaults of the class");
+    let plain = with(lfm3(), &json!({"use_attention_gate": false, "attention_bias": true})).unwrap();
+    let names: Vec<String> = plain.parameters().into_iter().map(|(name, _)| name).collect();
+    assert!(
+        names.iter().any(|name| name.ends_with("q_proj.bias")) && !names.iter().any(|n| n.contains("self_attn.gate"))
+    );
+}
+
 #[test]
 fn missing_keys_have_the_defaults_of_the_classes() {
     let missing = json!({"layer_types": null, "full_attention_interval": null, "linear_num_value_heads": null,
@@ -150,6 +191,13 @@ fn what_is_not_supported_of_families_with_states_is_refused_with_key_and_value()
         (lfm2_350m(), json!({"block_ff_dim": null}), ["`intermediate_size`", "missing"]),
         (lfm2_350m(), json!({"block_ff_dim": 1, "block_multiple_of": 1}), ["`block_ff_dim`", "MLP of 0"]),
         (lfm2_350m(), json!({"num_experts": 32}), ["`num_experts` = 32", "dense"]),
+        (lfm3(), json!({"use_sandwich_norm": false}), ["`use_sandwich_norm` = false", "both sides"]),
+        (
+            lfm3(),
+            json!({"rope_parameters": {"full_attention": {"rope_type": "yarn"},
+                "sliding_attention": {"rope_type": "default"}}}),
+            ["`rope_parameters.full_attention.rope_type`", "yarn"],
+        ),
         (qwen3_5_text(), json!({"layer_types": types}), ["`layer_types`", "layer 7 is \"mamba\""]),
         (qwen3_5_text(), json!({"linear_num_key_heads": 3}), ["`linear_num_key_heads`", "must divide"]),
         (qwen3_5_text(), json!({"attn_output_gate": false}), ["`attn_output_gate` = false", "gate"]),
@@ -180,7 +228,7 @@ fn kinds_of_layers_keep_the_form_that_files_have() {
 
 #[test]
 fn families_that_no_run_takes_are_read_and_refused() {
-    for (config, name) in [(lfm2_350m(), "lfm2"), (qwen3_5_text(), "qwen3_5")] {
+    for (config, name) in [(lfm2_350m(), "lfm2"), (qwen3_5_text(), "qwen3_5"), (lfm3(), "lfm3")] {
         let error = ModelConfig::from_json(&config.to_string()).unwrap_err().to_string();
         assert!(error.contains(&format!("`model_type` = \"{name}\"")) && error.contains("supported:"), "{error}");
     }

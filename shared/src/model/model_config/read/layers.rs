@@ -8,7 +8,7 @@ use super::{
 };
 
 pub(super) const FULL: &str = "full_attention";
-const SLIDING: &str = "sliding_attention";
+pub(super) const SLIDING: &str = "sliding_attention";
 
 /// Granite's names of layers with attention, and what its other layers are.
 const ATTENTION: [&str; 2] = ["attention", FULL];
@@ -27,6 +27,7 @@ impl Reader<'_> {
     pub(super) fn layers(&self, architecture: Architecture, count: usize) -> Result<Vec<LayerKind>, ConfigJsonError> {
         match architecture {
             Architecture::Lfm2 => return self.lfm2_layers(count),
+            Architecture::Lfm3 => return self.lfm3_layers(count),
             Architecture::Qwen3_5 => return self.qwen3_5_layers(count),
             _ => {}
         }

@@ -38,6 +38,10 @@ impl Reader<'_> {
             Architecture::Phi3 => Ok(of(self.phi(entries)?)),
             Architecture::Lfm2 => Ok(of(self.rope(1e6)?)),
             Architecture::Qwen3_5 => Ok(of(self.partial()?)),
+            Architecture::Lfm3 => {
+                let (global, local) = self.lfm3_ropes()?;
+                Ok(Ropes { rope_local_theta: Some(local), ..of(global) })
+            }
             _ => Ok(of(self.rope(1e4)?)),
         }
     }
@@ -155,6 +159,31 @@ impl Reader<'_> {
         let fields = self.object(section)?;
         let rope = Reader { section, fields: &fields };
         Ok((self.theta(&rope, "rope_theta", 1e4)?, self.scaling(&rope)?))
+    }
+
+    /// LFM3's: a section for each type of layer; without any, those of its class.
+    fn lfm3_ropes(&self) -> Result<(Rope, f64), ConfigJsonError> {
+        let sections = self.object("rope_parameters")?;
+        if sections.is_empty() {
+            return Ok(((1e6, Some(RopeScaling::Proportional { share: 0.5, factor: 1.0 })), 1e4));
+        }
+        let sections = Reader { section: "rope_parameters", fields: &sections };
+        let (full, sliding) = (sections.object("full_attention")?, sections.object("sliding_attention")?);
+        let (full, sliding) = (Reader { section: FULL, fields: &full }, Reader { section: SLIDING, fields: &sliding });
+        sliding.expect("rope_type", |v| v.as_str() == Some("default"), "supported for windows: default")?;
+        sliding.expect("partial_rotary_factor", |v| v.as_f64() == Some(1.0), WHOLE_HEAD)?;
+        let scaling = if full.get("rope_type").and_then(Value::as_str) == Some("proportional") {
+            let number = |key: &str| if full.get(key).is_some() { full.positive(key) } else { Ok(1.0) };
+            let share = number("partial_rotary_factor")?;
+            if share > 1.0 {
+                return Err(full.bad("partial_rotary_factor", format!("must be at most 1, found {share}")));
+            }
+            Some(RopeScaling::Proportional { share, factor: number("factor")? })
+        } else {
+            full.expect("partial_rotary_factor", |v| v.as_f64() == Some(1.0), WHOLE_HEAD)?;
+            self.scaling(&full)?
+        };
+        Ok(((self.theta(&full, "rope_theta", 1e6)?, scaling), self.theta(&sliding, "rope_theta", 1e6)?))
     }
 
     /// Gemma's: a section for each type of layer, or `rope_theta` and `rope_scaling` for full attention and

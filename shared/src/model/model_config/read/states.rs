@@ -1,11 +1,11 @@
-//! Families with a state in some layers: LFM2 and Qwen3.5.
+//! Families with a state in some layers: LFM2, LFM3 and Qwen3.5.
 
 use serde_json::Value;
 
 use super::{
     super::{AttentionGate, AttentionKind, ConfigJsonError, DeltaRule, LayerKind, Rotary, ShortConv},
     Reader,
-    layers::FULL,
+    layers::{FULL, SLIDING},
 };
 
 const CONV: &str = "conv";
@@ -13,6 +13,8 @@ const LINEAR: &str = "linear_attention";
 
 /// transformers' default of `full_attention_interval`: every fourth layer has attention.
 const FULL_ATTENTION_INTERVAL: usize = 4;
+/// transformers' default of `sliding_window` for LFM3.
+const LFM3_WINDOW: usize = 256;
 /// Longest convolution; published ones have seven inputs at most.
 const LONGEST_KERNEL: usize = 64;
 
@@ -54,6 +56,31 @@ impl Reader<'_> {
             return Err(self.bad(key, format!("({stated}) makes an MLP of {width} after its adjustment")));
         }
         Ok(width)
+    }
+
+    /// LFM3's layers, from `layer_types` or as its class has them.
+    pub(super) fn lfm3_layers(&self, count: usize) -> Result<Vec<LayerKind>, ConfigJsonError> {
+        let norms = "blocks of this family have norms on both sides";
+        self.expect("use_sandwich_norm", |v| v == &Value::Bool(true), norms)?;
+        let conv = ShortConv { kernel: self.kernel("conv_L_cache", 7)?, bias: self.flag("conv_bias", false)? };
+        let gate = self.flag("use_attention_gate", true)?.then_some(AttentionGate::Heads);
+        let full = AttentionKind { rotary: Some(Rotary::Global), window: None, gate };
+        let window = self.size("sliding_window")?.unwrap_or(LFM3_WINDOW);
+        let sliding = AttentionKind { rotary: Some(Rotary::Local), window: Some(window), gate };
+        let kinds = [
+            (FULL, LayerKind::Attention(full)),
+            (SLIDING, LayerKind::Attention(sliding)),
+            (CONV, LayerKind::ShortConv(conv)),
+        ];
+        if let Some(types) = self.get("layer_types") {
+            return self.kinds_of(types, count, &kinds);
+        }
+        let kind = |layer: usize| match layer % 4 {
+            2 => kinds[0].1,
+            0 if layer > 0 => kinds[1].1,
+            _ => kinds[2].1,
+        };
+        Ok((0..count).map(kind).collect())
     }
 
     /// Qwen3.5's layers, from `layer_types` or from the interval.
