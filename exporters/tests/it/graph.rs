@@ -1,6 +1,6 @@
 //! Structure and bytes of the export.
 
-use std::{fs, path::Path};
+use std::fs;
 
 use exporters::{
     ExportOptions, ROTARY_COS, ROTARY_SIN, export,
@@ -107,6 +107,7 @@ fn every_value_is_made_before_it_is_read_and_every_weight_is_read() {
         json!({"attention_bias": true, "mlp_bias": true}),
         json!({"model_type": "gemma3_text", "head_dim": 16, "sliding_window_pattern": 2}),
         json!({"model_type": "gemma3_text", "head_dim": 8, "sliding_window_pattern": 2}),
+        lfm2(),
     ];
     for (changes, options) in all.iter().flat_map(|c| [(c, ExportOptions::default()), (c, FP16)]) {
         let (graph, _) = exported(changes, &options);
@@ -284,12 +285,51 @@ fn golden_models_are_exported() {
         let out = tempfile::tempdir().unwrap();
         let manifest = export(&model, &out.path().join("onnx"), &ExportOptions::default()).unwrap();
         assert!(manifest.is_of(model.config()));
-        assert_attention_per_layer(&out.path().join("onnx"), model.config().num_hidden_layers);
+        let (graph, layers) = (graph(&out.path().join("onnx")), model.config().num_hidden_layers);
+        let attention = model.config().attention_layers().count();
+        assert_eq!(nodes(&graph, "GroupQueryAttention").len(), attention);
+        assert_eq!(nodes(&graph, "CausalConvWithState").len(), layers - attention);
     }
 }
 
-fn assert_attention_per_layer(dir: &Path, layers: usize) {
-    assert_eq!(nodes(&graph(dir), "GroupQueryAttention").len(), layers);
+/// A layer with a short convolution, and one with attention.
+fn lfm2() -> Value {
+    json!({"model_type": "lfm2", "hidden_size": 16, "block_auto_adjust_ff_dim": false, "conv_bias": true,
+        "layer_types": ["conv", "full_attention"], "conv_L_cache": 4, "norm_eps": 1e-5})
+}
+
+#[test]
+fn a_layer_with_a_state_has_it_as_input_and_output_in_float32() {
+    for options in [ExportOptions::default(), FP16] {
+        let (graph, _) = exported(&lfm2(), &options);
+        let ends = |list: &[exporters::onnx::proto::ValueInfoProto]| -> Vec<String> {
+            list.iter().map(described).filter(|text| text.contains("key") || text.contains("state")).collect()
+        };
+        let element = if options == FP16 { "Float16" } else { "Float" };
+        assert_eq!(
+            ends(&graph.input),
+            [
+                "past_key_values.0.conv_state: Float [batch, 3, 16]".to_owned(),
+                format!("past_key_values.1.key: {element} [batch, 2, max_sequence, 4]"),
+                format!("past_key_values.1.value: {element} [batch, 2, max_sequence, 4]"),
+            ]
+        );
+        assert_eq!(ends(&graph.output)[0], "present.0.conv_state: Float [batch, 3, 16]");
+        let conv = nodes(&graph, "CausalConvWithState");
+        assert_eq!((conv.len(), attribute(conv[0], "channels_last")), (1, 1));
+        assert_eq!(conv[0].input[3], "past_key_values.0.conv_state");
+    }
+}
+
+#[test]
+fn a_score_head_reads_no_state() {
+    let mut changes = lfm2();
+    changes["architectures"] = json!(["Lfm2ForSequenceClassification"]);
+    changes["num_labels"] = json!(1);
+    let (graph, _) = exported(&changes, &ExportOptions::default());
+    assert_eq!(inputs(&graph), ["input_ids", "seqlens_k", "total_sequence_length", "score_index"]);
+    assert_eq!(nodes(&graph, "CausalConvWithState")[0].input[3], "");
+    assert_well_formed(&graph, "a scorer");
 }
 
 #[test]
