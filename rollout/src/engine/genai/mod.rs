@@ -74,7 +74,7 @@ impl GenAiFolder {
 
     /// Keys, values and states of no tokens.
     fn empty(&self) -> ort::Result<Cache> {
-        let input = |(name, element, shape): &(String, _, _)| Ok((name.clone(), zeros(*element, shape)?));
+        let input = |(name, element, shape): &(String, _, Vec<usize>)| Ok((name.clone(), zeros(*element, shape)?));
         self.cache.iter().map(input).collect()
     }
 

@@ -81,7 +81,8 @@ pub(super) fn supports(
     config: &ModelConfig,
     manifest: &WeightManifest,
 ) -> Result<bool, EngineError> {
-    Ok(graph::is_known(source, config, manifest)? && config.head_dim <= rollout_kernels::attention::MAX_HEAD_DIM)
+    let is_known = || graph::is_known(source, config, manifest);
+    Ok(!config.has_states() && config.head_dim <= rollout_kernels::attention::MAX_HEAD_DIM && is_known()?)
 }
 
 /// The packed kernels batch prompts by themselves, and their logits are in main memory.

@@ -18,7 +18,7 @@ use rollout_kernels::{
     simd::Isa, spans::Spans, thread_pool::ThreadPool, width_norm::norm_queries_and_keys,
 };
 
-use shared::LayerKind;
+use shared::AttentionKind;
 
 use super::{
     super::backend::Cost,
@@ -236,7 +236,7 @@ fn attention(state: &mut State, layer: usize, context: &ComputeContext) -> ort::
     let width = *heads * pages.shape().head_dim;
     let mut out = context.output(0, [spans.tokens(), width])?.ok_or_else(missing)?;
     let (_, out) = out.try_extract_tensor_mut::<f32>()?;
-    let (LayerKind { rotary, window }, [q_norm, k_norm]) = (weights.kind(layer), weights.head_norms(layer));
+    let (AttentionKind { rotary, window, .. }, [q_norm, k_norm]) = (weights.kind(layer), weights.head_norms(layer));
     let attention = Attention {
         heads: *heads,
         rotary: rotary.map(|rotary| weights.rotary(rotary)),

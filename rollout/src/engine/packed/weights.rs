@@ -12,7 +12,7 @@ use rollout_kernels::{
     packed::{Columns, PackedShape, Quantized, WeightRows},
     thread_pool::ThreadPool,
 };
-use shared::{LayerKind, ModelConfig, Rotary, WeightManifest, model::manifest::DATA_FILE};
+use shared::{AttentionKind, LayerKind, ModelConfig, Rotary, WeightManifest, model::manifest::DATA_FILE};
 
 use super::{
     super::{EngineError, WeightSource},
@@ -272,8 +272,11 @@ impl PackedWeights {
     }
 
     /// What a layer's attention is like.
-    pub fn kind(&self, layer: usize) -> LayerKind {
-        self.kinds[layer]
+    pub fn kind(&self, layer: usize) -> AttentionKind {
+        match self.kinds[layer] {
+            LayerKind::Attention(kind) => kind,
+            other => unreachable!("no graph has attention in a layer of {other:?}"),
+        }
     }
 
     /// Factor of the scores of attention.
@@ -474,7 +477,7 @@ impl Product {
 fn products(config: &ModelConfig, format: Format) -> impl Iterator<Item = Product> {
     let head = Product {
         names: vec![if config.tie_word_embeddings { "model.embed_tokens" } else { "lm_head" }.into()],
-        norm: Some("model.norm.weight".into()),
+        norm: Some(format!("{}.weight", config.final_norm())),
         shape: PackedShape { depth: config.hidden_size, outputs: config.vocab_size, columns: Columns::Joined, format },
         bias: false,
         factor: (1.0 / config.logits_scaling) as f32,
