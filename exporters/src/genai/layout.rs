@@ -13,6 +13,7 @@ use shared::{Dtype, ModelConfig, Rotary};
 use super::{DATA_FILE, Precision, rounding};
 use crate::{
     ExportError, TensorSource,
+    layout::stored_as,
     onnx::{
         blocked::{Bits, Blocked, BlockedWeight},
         builder::{External, GraphBuilder, data_type},
@@ -111,7 +112,7 @@ impl Layout {
         };
         for Stored { name, shape, form, region } in &self.tensors {
             let Form::Blocks(form, scales) = form else {
-                declare(name, data_type(self.floats), shape, *region);
+                declare(name, data_type(stored_as(name, self.floats)), shape, *region);
                 continue;
             };
             let [rows, blocks, bytes] = [form.rows, form.blocks(), form.bits.block_bytes()].map(|n| n as u64);
@@ -153,14 +154,14 @@ impl Layout {
                 writer.put(name, tensor.region, &blocks.codes)?;
                 writer.put(name, scales, bytemuck::cast_slice(&blocks.scales))?;
             } else {
-                writer.put(name, tensor.region, &values::encode(name, &values, self.floats)?)?;
+                writer.put(name, tensor.region, &values::encode(name, &values, stored_as(name, self.floats))?)?;
             }
         }
         writer.finish()
     }
 
     fn add(&mut self, name: String, shape: &[usize], form: Form) {
-        let region = self.take(shape.iter().product::<usize>() * self.floats.size());
+        let region = self.take(shape.iter().product::<usize>() * stored_as(&name, self.floats).size());
         self.push(name, shape, form, region);
     }
 

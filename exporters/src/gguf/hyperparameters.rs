@@ -33,10 +33,9 @@ fn name_of(architecture: Architecture) -> Result<&'static str, ExportError> {
         Err(ExportError::Unsupported {
             key: "model_type".into(),
             value: format!("\"{family}\""),
-            hint:
-                "GGUF is written of llama, qwen2, qwen3, smollm3, gemma3_text and lfm2; convert the Hugging Face \
+            hint: "GGUF is written of llama, qwen2, qwen3, smollm3, gemma3_text and lfm2; convert the Hugging Face \
                 directory with llama.cpp's convert_hf_to_gguf.py"
-                    .into(),
+                .into(),
         })
     };
     match architecture {

@@ -120,7 +120,8 @@ impl GraphBuilder {
         if self.has_constant(name) { name.to_string() } else { self.integers(name, values) }
     }
 
-    /// A small vector of float32 numbers inside the graph, unless it is there under that name already; returns its name.
+    /// A small vector of float32 numbers inside the graph, unless it is there under that name already; returns its
+    /// name.
     pub(crate) fn floats_once(&mut self, name: &str, values: &[f32]) -> String {
         if !self.has_constant(name) {
             self.graph.initializer.push(TensorProto {

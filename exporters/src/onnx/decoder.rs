@@ -78,12 +78,12 @@ pub(crate) fn constants(config: &ModelConfig, positions: usize) -> Vec<(String, 
 /// `.value` `[B, kv_heads, M, head_dim]` of layers with attention, and [`graph_states`](super::states::graph_states) of
 /// the others.
 ///
-/// Outputs: `logits` f32 `[B, V]` of each row's last token; `present.{i}.key` and `.value`, and the states, which may be
-/// bound to the buffers of the past. A state takes in every token of a row: rows with states are not padded.
+/// Outputs: `logits` f32 `[B, V]` of each row's last token; `present.{i}.key` and `.value`, and the states, which may
+/// be bound to the buffers of the past. A state takes in every token of a row: rows with states are not padded.
 ///
-/// With [`Head::Score`](shared::Head::Score), there is no cache, and in place of `last_index` and `logits` there are an input `score_index`
-/// i64 `[N]`, positions in the `B * S` tokens, and an output `scores` f32 `[N, labels]`. All layers are causal, so
-/// whatever stands to the right of a position does not change its scores: rows may be padded there.
+/// With [`Head::Score`](shared::Head::Score), there is no cache, and in place of `last_index` and `logits` there are an
+/// input `score_index` i64 `[N]`, positions in the `B * S` tokens, and an output `scores` f32 `[N, labels]`. All layers
+/// are causal, so whatever stands to the right of a position does not change its scores: rows may be padded there.
 #[must_use]
 pub fn decoder(config: &ModelConfig, tensors: &[TensorEntry], dtype: Dtype) -> ModelProto {
     let mut graph = GraphBuilder::default();
@@ -259,8 +259,8 @@ impl<'a> Decoder<'a> {
         }
     }
 
-    /// Name of the weight of the norm that stands at the beginning of a layer, if there is one. After the last layer, it
-    /// is the final norm's.
+    /// Name of the weight of the norm that stands at the beginning of a layer, if there is one. After the last layer,
+    /// it is the final norm's.
     fn norm_before(&self, layer: usize) -> Option<String> {
         if layer < self.config.num_hidden_layers {
             self.config.input_norm().map(|norm| parameter(layer, &format!("{norm}.weight")))

@@ -1,7 +1,7 @@
 //! States as a graph takes and gives them, for layers that have one in place of keys and values.
 //!
-//! A state is float32 in graphs of every type: it is summed up over a whole sequence. It may be bound to the same memory
-//! at both ends of the graph. The names are those that ONNX Runtime GenAI looks for.
+//! A state is float32 in graphs of every type: it is summed up over a whole sequence. It may be bound to the same
+//! memory at both ends of the graph. The names are those that ONNX Runtime GenAI looks for.
 
 use shared::ModelConfig;
 

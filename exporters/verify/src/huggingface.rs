@@ -8,8 +8,8 @@ use std::{f64::consts::TAU, path::Path};
 use serde_json::{Map, Value};
 
 use crate::{
-    Activation, Architecture, Layer, Mixer, Model, VerifyError, Weights, architecture::frequencies, file::json, lora::Adapted,
-    safetensor::Safetensors,
+    Activation, Architecture, Layer, Mixer, Model, VerifyError, Weights, architecture::frequencies, file::json,
+    lora::Adapted, safetensor::Safetensors,
 };
 
 /// Opens a directory, with the adapter in a folder.

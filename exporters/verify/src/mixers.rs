@@ -1,6 +1,6 @@
 //! What layers have in place of attention, token by token as the formulas say it.
 
-use ndarray::{Array1, Array2};
+use ndarray::{Array1, Array2, Axis, Slice};
 
 use crate::{Mixer, Model, VerifyError};
 
@@ -12,7 +12,7 @@ impl Model {
     pub(crate) fn short_conv(&self, name: &str, kernel: usize, x: &Array2<f32>) -> Result<Array2<f32>, VerifyError> {
         let all = self.linear(&format!("{name}.in_proj"), x)?;
         let width = all.ncols() / 3;
-        let third = |which: usize| all.slice(ndarray::s![.., which * width..(which + 1) * width]).to_owned();
+        let third = |which: usize| all.slice_axis(Axis(1), Slice::from(which * width..(which + 1) * width)).to_owned();
         let mixed = self.convolved(&format!("{name}.conv"), kernel, &(third(0) * third(2)))?;
         self.linear(&format!("{name}.out_proj"), &(third(1) * mixed))
     }
@@ -33,8 +33,8 @@ impl Model {
         }))
     }
 
-    /// The matrix of each value head decays, takes in what the key does not give of the value yet, and gives the query's
-    /// result.
+    /// The matrix of each value head decays, takes in what the key does not give of the value yet, and gives the
+    /// query's result.
     pub(crate) fn delta_rule(&self, name: &str, mixer: Mixer, x: &Array2<f32>) -> Result<Array2<f32>, VerifyError> {
         let Mixer::DeltaRule { key_heads, value_heads, key_dim, value_dim, kernel } = mixer else {
             unreachable!("a layer with a delta rule")
@@ -56,7 +56,8 @@ impl Model {
             let mut state = Array2::<f32>::zeros((key_dim, value_dim));
             let key_head = head * key_heads / value_heads;
             for (token, row) in mixed.rows().into_iter().enumerate() {
-                let part = |begin: usize, width: usize| row.slice(ndarray::s![begin..begin + width]).to_owned();
+                let part =
+                    |begin: usize, width: usize| row.slice_axis(Axis(0), Slice::from(begin..begin + width)).to_owned();
                 let q = unit(part(key_head * key_dim, key_dim)) / (key_dim as f32).sqrt();
                 let k = unit(part(keys + key_head * key_dim, key_dim));
                 let v = part(2 * keys + head * value_dim, value_dim);

@@ -46,7 +46,9 @@ pub(super) fn check_options(
     if config.has_states() {
         // A recording is checked by a second run on the same inputs.
         if options.cuda_graphs {
-            return refuse("cuda_graphs does not go with this model: every run changes the states of its layers".into());
+            return refuse(
+                "cuda_graphs does not go with this model: every run changes the states of its layers".into(),
+            );
         }
         if options.prefill_batch > 1 {
             return refuse(

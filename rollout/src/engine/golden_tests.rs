@@ -129,7 +129,8 @@ fn golden_forward_by_prefill_and_by_decode() {
             "weights_after_file",
         ];
         assert_eq!(keys(expected), known, "{name}");
-        let mut graphs: Vec<_> = kernels_of(&model).iter().map(|&kernels| (kernels, Graph::open(&model, kernels))).collect();
+        let mut graphs: Vec<_> =
+            kernels_of(&model).iter().map(|&kernels| (kernels, Graph::open(&model, kernels))).collect();
         for (f, forward) in expected["forward"].as_array().expect("forward").iter().enumerate() {
             let known = ["argmax", "ids", "logits", "logits_last", "logits_positions", "logsumexp"];
             assert_eq!(keys(forward), known, "{name} forward {f}");

@@ -75,8 +75,8 @@ impl Decoder<'_> {
         let block = self.config.mixer_names(layer).block;
         let name = |what: &str| format!("layers.{layer}.{block}.{what}");
         let [decay, step] = [("decay", decay), ("step", step)].map(|(which, x)| self.as_batch(&name(which), x));
-        let bias = self.as_float(&parameter(layer, &format!("{block}.dt_bias")));
-        let logarithm = self.as_float(&parameter(layer, &format!("{block}.A_log")));
+        // Both are stored in float32.
+        let [bias, logarithm] = ["dt_bias", "A_log"].map(|of| parameter(layer, &format!("{block}.{of}")));
         let factor = self.graph.node("Exp", &name("decay.factor"), &[&logarithm], &[]);
         let factor = self.graph.node("Neg", &name("decay.scale"), &[&factor], &[]);
         let outputs = [name("decay.gate"), name("step.gate")];

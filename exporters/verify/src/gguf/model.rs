@@ -152,9 +152,7 @@ impl Reading<'_> {
         let kernel = metadata.size("lfm2.shortconv.l_cache").unwrap_or(0);
         let layer = |index: usize| match family {
             _ if heads.is_some_and(|heads| heads[index] == 0) => Layer::of(Mixer::ShortConv(kernel)),
-            "gemma3" if !(index + 1).is_multiple_of(GEMMA_PATTERN) => {
-                Layer::attention(Some(local.clone()), window)
-            }
+            "gemma3" if !(index + 1).is_multiple_of(GEMMA_PATTERN) => Layer::attention(Some(local.clone()), window),
             "smollm3" if (index + 1).is_multiple_of(SMOLLM_PATTERN) => Layer::attention(None, None),
             _ => Layer::attention(Some(global.clone()), None),
         };

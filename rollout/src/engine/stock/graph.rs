@@ -80,10 +80,10 @@ impl GraphSession {
         })
     }
 
-    /// Runs the batch on the slots `first_slot..first_slot + rows`: keys, values and states are written in place, and `logits`
-    /// (`[rows, vocab]`) receives the row of each sequence's last token. With [`run_options`] of a CUDA `graph`, the
-    /// run is recorded, or replays what was recorded: over the memory it was recorded with, which must be the same and
-    /// alive.
+    /// Runs the batch on the slots `first_slot..first_slot + rows`: keys, values and states are written in place, and
+    /// `logits` (`[rows, vocab]`) receives the row of each sequence's last token. With [`run_options`] of a CUDA
+    /// `graph`, the run is recorded, or replays what was recorded: over the memory it was recorded with, which must be
+    /// the same and alive.
     pub fn run(
         &mut self,
         inputs: &Inputs<'_>,
@@ -94,7 +94,8 @@ impl GraphSession {
     ) -> Result<(), EngineError> {
         assert_eq!(logits.len(), inputs.rows * self.vocab, "one row of logits for each row of the batch");
         memory.settle()?;
-        self.bind(inputs, memory, first_slot, logits).map_err(EngineError::runtime("cannot bind the graph's inputs"))?;
+        self.bind(inputs, memory, first_slot, logits)
+            .map_err(EngineError::runtime("cannot bind the graph's inputs"))?;
         // SAFETY: the inputs and the logits are borrowed for the whole call; the slots are borrowed too, and a stale
         // binding of earlier ones is noticed by its address and replaced in `bind`. What a replay works on instead
         // is the same memory, as the caller promises.

@@ -1,8 +1,9 @@
 //! The keys and values of every sequence: one arena, cut into slots.
 //!
 //! The arena is `[planes, slots, kv_heads, positions, head_dim]`. Plane `2 * layer` holds the keys of a layer, and
-//! plane `2 * layer + 1` its values; layers without attention do not count. Neighbouring slots of a plane are contiguous, so the rows of a batch are bound to
-//! ONNX Runtime as a slice of the arena, and GroupQueryAttention appends to it in place.
+//! plane `2 * layer + 1` its values; layers without attention do not count. Neighbouring slots of a plane are
+//! contiguous, so the rows of a batch are bound to ONNX Runtime as a slice of the arena, and GroupQueryAttention
+//! appends to it in place.
 
 use ort::value::TensorElementType;
 use shared::{Dtype, ModelConfig, config::Device};

@@ -1,12 +1,12 @@
 //! The published graph, run by ONNX Runtime as it is: on any device, in any precision, and as the oracle of the tests.
 //!
-//! [`graph`] is a version in a session, [`slots`] the keys, values and states that its calls write in place, and [`batch`]
-//! the small inputs of a call.
+//! [`graph`] is a version in a session, [`slots`] the keys, values and states that its calls write in place, and
+//! [`batch`] the small inputs of a call.
 //!
 //! The keys, values and states of a prompt are copied to the slots of its completions. With `--prefill-batch`, one call
-//! computes several prompts, padded on the right. A state would take in the padding, so the
-//! prompts of a model with states are computed one by one. Of a version that is an adapter, the session gets merged tensors in
-//! place of those in the file, with the bits of the merged model.
+//! computes several prompts, padded on the right. A state would take in the padding, so the prompts of a model with
+//! states are computed one by one. Of a version that is an adapter, the session gets merged tensors in place of those
+//! in the file, with the bits of the merged model.
 //!
 //! On devices, [`Levers`] may do something else with decode steps.
 //!
@@ -26,11 +26,7 @@ use ndarray::ArrayViewMut2;
 use rollout_kernels::element::{Format, KvFormat};
 use shared::{ModelConfig, WeightManifest};
 
-use self::{
-    batch::Batch,
-    graph::GraphSession,
-    slots::Slots,
-};
+use self::{batch::Batch, graph::GraphSession, slots::Slots};
 use super::{
     EngineError, EngineOptions, WeightSource,
     backend::{Abilities, Backend, Cost, EachRow, Prefill, PrefillLimits},
@@ -90,13 +86,7 @@ impl StockBackend {
         let (session, gate) = (SessionOptions::of(options), Gate::of(options));
         Ok(Self {
             session: load(&gate, source, config, manifest, session)?.0,
-            slots: Slots::new(
-                config,
-                dtype_of(manifest),
-                options.slots(),
-                options.max_model_len,
-                options.device,
-            )?,
+            slots: Slots::new(config, dtype_of(manifest), options.slots(), options.max_model_len, options.device)?,
             batch: Batch::default(),
             levers: Levers::wanted(config, options)?,
             options: session,

@@ -1,8 +1,9 @@
 //! The states of every sequence, in layers that have one in place of keys and values: arenas, cut into slots.
 //!
 //! An arena is `[states, slots, …]` and holds all states of one shape: the windows of short convolutions, the matrices
-//! of a delta rule. Neighbouring slots are contiguous, as those of keys and values are, and ONNX Runtime's operators read
-//! and write a slice in place. A state has no positions. It is copied whole, and is all zeros where a sequence begins.
+//! of a delta rule. Neighbouring slots are contiguous, as those of keys and values are, and ONNX Runtime's operators
+//! read and write a slice in place. A state has no positions. It is copied whole, and is all zeros where a sequence
+//! begins.
 
 use exporters::onnx::GraphState;
 use ort::value::TensorElementType;
@@ -75,9 +76,8 @@ impl StateCache {
 
     /// The slots `first..first + rows` of every state, in the order of the graph's.
     pub fn slices(&mut self, first: usize, rows: usize) -> Vec<TensorMemory> {
-        let all = |arena: &mut Arena| -> Vec<_> {
-            (0..arena.states).map(|state| arena.slice(state, first, rows)).collect()
-        };
+        let all =
+            |arena: &mut Arena| -> Vec<_> { (0..arena.states).map(|state| arena.slice(state, first, rows)).collect() };
         self.0.iter_mut().flat_map(all).collect()
     }
 
@@ -116,8 +116,7 @@ mod tests {
             present: format!("{name}.after"),
             shape: shape.to_vec(),
         };
-        let states =
-            [state("a", &[2, 3]), state("b", &[2, 3]), state("c", &[2, 4, 5]), state("d", &[2, 4, 5])];
+        let states = [state("a", &[2, 3]), state("b", &[2, 3]), state("c", &[2, 4, 5]), state("d", &[2, 4, 5])];
         StateCache::new(&states, slots, Device::Cpu).unwrap()
     }
 
