@@ -95,6 +95,8 @@ pub(super) fn model_type(architecture: Architecture) -> Result<&'static str, Exp
         Architecture::Ministral3 => unknown("ministral3"),
         Architecture::Phi3 => unknown("phi3"),
         Architecture::GraniteMoeHybrid => unknown("granitemoehybrid"),
+        Architecture::Lfm2 => unknown("lfm2"),
+        Architecture::Qwen3_5 => unknown("qwen3_5"),
     }
 }
 

@@ -42,6 +42,8 @@ fn name_of(architecture: Architecture) -> Result<&'static str, ExportError> {
         Architecture::Ministral3 => unknown("ministral3"),
         Architecture::Phi3 => unknown("phi3"),
         Architecture::GraniteMoeHybrid => unknown("granitemoehybrid"),
+        Architecture::Lfm2 => unknown("lfm2"),
+        Architecture::Qwen3_5 => unknown("qwen3_5"),
     }
 }
 
@@ -77,7 +79,7 @@ pub(super) fn of(config: &ModelConfig, kind: GgufType) -> Result<Metadata, Expor
         metadata.text(format!("{family}.rope.scaling.type"), "linear");
         metadata.number(format!("{family}.rope.scaling.factor"), factor);
     }
-    if let Some(window) = config.layers.iter().find_map(|layer| layer.window) {
+    if let Some(window) = config.attention_layers().find_map(|(_, layer)| layer.window) {
         metadata.size(format!("{family}.attention.sliding_window"), window);
     }
     Ok(metadata)
@@ -109,7 +111,7 @@ fn refuse_unsupported(config: &ModelConfig) -> Result<(), ExportError> {
         Architecture::Gemma3 if !layer.is_multiple_of(GEMMA_PATTERN) => Some(Rotary::Local),
         _ => Some(Rotary::Global),
     };
-    for (layer, kind) in (1_usize..).zip(&config.layers) {
+    for (layer, kind) in config.attention_layers().map(|(layer, kind)| (layer + 1, kind)) {
         let has_window = architecture == Architecture::Gemma3 && !layer.is_multiple_of(GEMMA_PATTERN);
         if kind.window.is_some() != has_window {
             let stated = kind.window.map_or("none".to_owned(), |window| window.to_string());

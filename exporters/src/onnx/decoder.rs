@@ -51,7 +51,8 @@ fn fused_rotary(config: &ModelConfig) -> bool {
 /// queries grow with their position.
 #[must_use]
 pub fn reads_positions(config: &ModelConfig) -> bool {
-    config.query_scaling.is_some() || !fused_rotary(config) && config.layers.iter().any(|layer| layer.rotary.is_some())
+    config.query_scaling.is_some()
+        || !fused_rotary(config) && config.attention_layers().any(|(_, layer)| layer.rotary.is_some())
 }
 
 /// Names and shapes of the constants of a graph for so many positions.
@@ -187,12 +188,12 @@ impl<'a> Decoder<'a> {
         };
         for layer in 0..self.config.num_hidden_layers {
             let attention = self.attention(layer, &normed);
-            let attention = self.result(layer, "post_attention_layernorm", attention);
+            let attention = self.result(layer, self.config.output_norm_names()[0], attention);
             let gamma = self.config.mlp_norm().map(|norm| parameter(layer, &format!("{norm}.weight")));
             (normed, residual) =
                 self.add_and_norm(&format!("layers.{layer}.attention_norm"), &attention, &residual, gamma.as_deref());
             let mlp = self.mlp(layer, &normed);
-            let mlp = self.result(layer, "post_feedforward_layernorm", mlp);
+            let mlp = self.result(layer, self.config.output_norm_names()[1], mlp);
             let gamma = self.norm_before(layer + 1);
             (normed, residual) =
                 self.add_and_norm(&format!("layers.{layer}.mlp_norm"), &mlp, &residual, gamma.as_deref());
@@ -251,7 +252,7 @@ impl<'a> Decoder<'a> {
         if layer < self.config.num_hidden_layers {
             self.config.input_norm().map(|norm| parameter(layer, &format!("{norm}.weight")))
         } else {
-            Some("model.norm.weight".into())
+            Some(format!("{}.weight", self.config.final_norm()))
         }
     }
 
@@ -343,7 +344,8 @@ impl<'a> Decoder<'a> {
         }
         let mut x = self.as_batch(&format!("layers.{layer}.{which}"), &x);
         let Some(positions) = self.inputs.position_ids.clone() else { return x };
-        if let Some(rotary) = self.config.layers[layer].rotary.filter(|_| !fused_rotary(self.config)) {
+        let rotary = self.config.attention(layer).and_then(|kind| kind.rotary);
+        if let Some(rotary) = rotary.filter(|_| !fused_rotary(self.config)) {
             x = self.rotate(layer, which, &x, &positions, rotary);
         }
         if let Some(axis) = self.constants.last_axis.clone().filter(|_| which == "q") {
@@ -386,7 +388,7 @@ impl<'a> Decoder<'a> {
             Head::Score { .. } => Default::default(),
         };
         let mut inputs = vec![q, k, v, &past[0], &past[1], &self.inputs.seqlens_k, &self.inputs.total_sequence_length];
-        let kind = self.config.layers[layer];
+        let kind = self.config.attention(layer).expect("the layer has attention");
         let fused = kind.rotary.filter(|_| fused_rotary(self.config));
         if let Some(rotary) = fused {
             inputs.extend(rotary_names(rotary));

@@ -69,7 +69,8 @@ pub(super) struct AttentionTape {
 impl Attention {
     /// The leaves below `model.layers.{layer}.self_attn.`.
     pub(super) fn new(config: &ModelConfig, weights: &Weights, layer: usize) -> Self {
-        let (kind, layer) = (config.layers[layer], format!("model.layers.{layer}"));
+        let kind = config.attention(layer).expect("the layer has attention");
+        let layer = format!("model.layers.{layer}");
         let name = &format!("{layer}.self_attn");
         let norm = |which: &str| RmsNorm::new(config, weights, &format!("{name}.{which}"));
         let names = config.attention_names();

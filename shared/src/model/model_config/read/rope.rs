@@ -36,6 +36,8 @@ impl Reader<'_> {
             Architecture::SmolLm3 => Ok(of(self.rope(2e6)?)),
             Architecture::Ministral3 => self.ministral(),
             Architecture::Phi3 => Ok(of(self.phi(entries)?)),
+            Architecture::Lfm2 => Ok(of(self.rope(1e6)?)),
+            Architecture::Qwen3_5 => Ok(of(self.partial()?)),
             _ => Ok(of(self.rope(1e4)?)),
         }
     }
@@ -146,6 +148,15 @@ impl Reader<'_> {
         Ok((theta, Some(scaling)))
     }
 
+    /// Qwen3.5's, whose section also says which part of a head is turned. Text has the same position in each of the
+    /// three dimensions of `mrope_section`, so its rotations are plain ones.
+    fn partial(&self) -> Result<Rope, ConfigJsonError> {
+        let section = self.rope_section();
+        let fields = self.object(section)?;
+        let rope = Reader { section, fields: &fields };
+        Ok((self.theta(&rope, "rope_theta", 1e4)?, self.scaling(&rope)?))
+    }
+
     /// Gemma's: a section for each type of layer, or `rope_theta` and `rope_scaling` for full attention and
     /// `rope_local_base_freq` for windows.
     fn ropes_by_type(&self) -> Result<(Rope, f64), ConfigJsonError> {
@@ -208,7 +219,9 @@ impl Reader<'_> {
 
     fn scaling(&self, rope: &Reader<'_>) -> Result<Option<RopeScaling>, ConfigJsonError> {
         let name = if rope.get("rope_type").is_some() { "rope_type" } else { "type" };
-        let neutral = |key: &String| ["rope_theta", "partial_rotary_factor"].contains(&key.as_str());
+        let neutral = |key: &String| {
+            ["rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved"].contains(&key.as_str())
+        };
         match rope.get(name) {
             None if rope.fields.keys().all(neutral) => Ok(None),
             None => {
