@@ -58,6 +58,9 @@ pub(super) fn check_options(
             );
         }
     }
+    if let Some(reason) = config.refuses_drafts(options.speculative_tokens) {
+        return refuse(reason);
+    }
     let dtype = dtype_of(manifest);
     if options.device != Device::Cpu && dtype != options.device.export_dtype() {
         return refuse(format!(

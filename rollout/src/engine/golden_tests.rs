@@ -87,11 +87,6 @@ impl Graph {
 
 const BOTH: [Kernels; 2] = [Kernels::Packed, Kernels::Stock];
 
-/// The kernels that run a model.
-fn kernels_of(model: &ModelDir) -> &'static [Kernels] {
-    if model.config().has_states() { &BOTH[1..] } else { &BOTH }
-}
-
 fn assert_close(what: &str, got: &[f32], expected: &[f64], tolerance: f64) {
     assert_eq!(got.len(), expected.len(), "{what}");
     for (i, (&g, &e)) in got.iter().zip(expected).enumerate() {
@@ -129,12 +124,11 @@ fn golden_forward_by_prefill_and_by_decode() {
             "weights_after_file",
         ];
         assert_eq!(keys(expected), known, "{name}");
-        let mut graphs: Vec<_> =
-            kernels_of(&model).iter().map(|&kernels| (kernels, Graph::open(&model, kernels))).collect();
+        let mut graphs = BOTH.map(|kernels| Graph::open(&model, kernels));
         for (f, forward) in expected["forward"].as_array().expect("forward").iter().enumerate() {
             let known = ["argmax", "ids", "logits", "logits_last", "logits_positions", "logsumexp"];
             assert_eq!(keys(forward), known, "{name} forward {f}");
-            for (kernels, graph) in &mut graphs {
+            for (graph, kernels) in graphs.iter_mut().zip(BOTH) {
                 let first = begin(&model, ids(&forward["ids"]).len(), 1);
                 check_forward(&format!("{name} forward {f}, {kernels:?}"), graph, forward, first, bound(&case));
             }
@@ -179,11 +173,7 @@ fn check_forward(what: &str, graph: &mut Graph, forward: &Value, first: usize, t
 
 #[test]
 fn golden_completion_log_probs() {
-    let of_kernels = |case: (String, ModelDir, Value)| {
-        let kernels = kernels_of(&case.1).iter();
-        kernels.map(move |&kernels| (case.clone(), kernels)).collect::<Vec<_>>()
-    };
-    for ((name, model, case), kernels) in cases().into_iter().flat_map(of_kernels) {
+    for ((name, model, case), kernels) in cases().into_iter().flat_map(|c| BOTH.map(|k| (c.clone(), k))) {
         let mut graph = Graph::open(&model, kernels);
         let prompts = case["inputs"]["prompt_ids"].as_array().expect("prompts");
         let completions = case["inputs"]["completion_ids"].as_array().expect("completions");
@@ -213,7 +203,7 @@ fn golden_completion_log_probs() {
 
 #[test]
 fn golden_models_give_the_same_logits_on_both_kernels() {
-    for (name, model, case) in cases().into_iter().filter(|(_, model, _)| kernels_of(model).len() == BOTH.len()) {
+    for (name, model, case) in cases() {
         let [mut packed, mut stock] = BOTH.map(|kernels| Graph::open(&model, kernels));
         for forward in case["expected"]["forward"].as_array().expect("forward") {
             let prompt = ids(&forward["ids"]);

@@ -199,6 +199,14 @@ impl ModelConfig {
         [Rotary::Global].into_iter().chain(self.rope_local_theta.map(|_| Rotary::Local))
     }
 
+    /// Why so many drafts of a sequence cannot be checked in one step, where they cannot.
+    #[must_use]
+    pub fn refuses_drafts(&self, drafts: usize) -> Option<String> {
+        let message = "is not possible with layers that keep a recurrent state: a draft that does not come true has \
+                       changed the state, and the one before is gone; leave the option at 0";
+        (drafts > 0 && self.has_states()).then(|| format!("`speculative_tokens` {drafts} {message}"))
+    }
+
     /// Number of trainable scalars.
     #[must_use]
     pub fn parameter_count(&self) -> u64 {
@@ -212,6 +220,9 @@ impl TrainConfig {
     /// # Errors
     /// A [`ConfigError::Value`] that names the option.
     pub fn check_model(&self, model: &ModelConfig) -> Result<(), ConfigError> {
+        if let Some(reason) = model.refuses_drafts(self.speculative_tokens) {
+            return Err(ConfigError::Value(reason));
+        }
         let limit = model.max_position_embeddings;
         match self.max_model_len.filter(|&asked| asked > limit) {
             Some(asked) => {
