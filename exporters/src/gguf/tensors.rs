@@ -200,7 +200,7 @@ mod tests {
     fn a_convolution_is_a_matrix_in_fp32() {
         let lfm2 = ModelConfig::of_any_family(
             r#"{"model_type": "lfm2", "hidden_size": 32, "intermediate_size": 96, "num_hidden_layers": 2,
-            "num_attention_heads": 4, "vocab_size": 64, "max_position_embeddings": 64, "conv_L_cache": 3,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 64, "max_position_embeddings": 64, "conv_L_cache": 3,
             "layer_types": ["conv", "full_attention"]}"#,
         )
         .unwrap();
