@@ -52,7 +52,7 @@ pub fn golden_dir_of(file: &str) -> PathBuf {
 
 /// Folders of the tiny models among the golden figures, and the families of each that are built. `None`: all.
 const MODELS: [(&str, Option<&[&str]>); 2] =
-    [("models", None), ("models-2026", Some(&["granite4", "ministral3", "olmo2", "phi3"]))];
+    [("models", None), ("models-2026", Some(&["granite4", "lfm2", "ministral3", "olmo2", "phi3", "qwen3_5"]))];
 
 /// Names of the tiny models among the golden figures, one of each family that is built.
 ///

@@ -53,6 +53,8 @@ mod weights;
 
 pub use adapted::{AdapterLoader, LoadedAdapter, adapter_bytes};
 pub(super) use backend::PackedBackend;
+#[cfg(test)]
+pub(super) use cache::state_shape;
 
 use std::time::Duration;
 

@@ -12,7 +12,8 @@ use rollout_kernels::{pages::PageShape, states::StateShape};
 
 use super::session::PackedSession;
 pub(super) use pages::KvPages;
-pub(super) use states::{StateBlocks, state_shape};
+pub(super) use states::StateBlocks;
+pub(in super::super) use states::state_shape;
 
 /// One kind of memory, of which sequences are given some.
 pub(super) trait Kind {
