@@ -43,22 +43,8 @@ pub(super) fn check_options(
     if options.cuda_graphs && options.device == Device::Tensorrt {
         return refuse("cuda_graphs needs device cuda".into());
     }
-    if config.has_states() {
-        // A recording is checked by a second run on the same inputs.
-        if options.cuda_graphs {
-            return refuse(
-                "cuda_graphs does not go with this model: every run changes the states of its layers".into(),
-            );
-        }
-        if options.prefill_batch > 1 {
-            return refuse(
-                "prefill_batch pads prompts, and the states of this model's layers would take in the padding; leave it \
-                 at 1"
-                    .into(),
-            );
-        }
-    }
-    if let Some(reason) = config.refuses_drafts(options.speculative_tokens) {
+    let of_batches = || config.refuses_batches(options.prefill_batch, options.cuda_graphs);
+    if let Some(reason) = config.refuses_drafts(options.speculative_tokens).or_else(of_batches) {
         return refuse(reason);
     }
     let dtype = dtype_of(manifest);
