@@ -202,6 +202,33 @@ impl ModelConfig {
         [Rotary::Global].into_iter().chain(self.rope_local_theta.map(|_| Rotary::Local))
     }
 
+    /// Why so many drafts of a sequence cannot be checked in one step, where they cannot.
+    #[must_use]
+    pub fn refuses_drafts(&self, drafts: usize) -> Option<String> {
+        let message = "is not possible with layers that keep a recurrent state: a draft that does not come true has \
+                       changed the state, and the one before is gone; leave the option at 0";
+        (drafts > 0 && self.has_states()).then(|| format!("`speculative_tokens` {drafts} {message}"))
+    }
+
+    /// Why prompts cannot be computed together by padding, or steps be recorded, where they cannot.
+    #[must_use]
+    pub fn refuses_batches(&self, prefill_batch: usize, cuda_graphs: bool) -> Option<String> {
+        if !self.has_states() {
+            return None;
+        }
+        if prefill_batch > 1 {
+            return Some(format!(
+                "`rollout_prefill_batch` {prefill_batch} is not possible with layers that keep a recurrent state: the \
+                 padding of the shorter prompts would change it; leave the option at 1"
+            ));
+        }
+        cuda_graphs.then(|| {
+            "`rollout_cuda_graphs` is not possible with layers that keep a recurrent state: a recording is checked by a \
+             second run of the same step, which would change it once more; leave the option out"
+                .to_owned()
+        })
+    }
+
     /// Number of trainable scalars.
     #[must_use]
     pub fn parameter_count(&self) -> u64 {
@@ -215,6 +242,10 @@ impl TrainConfig {
     /// # Errors
     /// A [`ConfigError::Value`] that names the option.
     pub fn check_model(&self, model: &ModelConfig) -> Result<(), ConfigError> {
+        let of_batches = || model.refuses_batches(self.rollout_prefill_batch, self.rollout_cuda_graphs);
+        if let Some(reason) = model.refuses_drafts(self.speculative_tokens).or_else(of_batches) {
+            return Err(ConfigError::Value(reason));
+        }
         let limit = model.max_position_embeddings;
         match self.max_model_len.filter(|&asked| asked > limit) {
             Some(asked) => {

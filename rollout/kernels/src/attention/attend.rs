@@ -6,7 +6,7 @@ use super::{
     super::{
         pages::{PAGE, Piece},
         parallel::Claims,
-        simd::{ByteTask, Dot, PairDot, PairTask, Simd, Task},
+        simd::{ByteTask, Dot, LANES, PairDot, PairTask, Simd, Task, load_up_to, sigmoid, store_up_to},
         spans::Span,
     },
     Call, Pieces,
@@ -233,6 +233,26 @@ impl<'a> BlockOfHead<'a> {
                     *x += value * prefix.largest[row];
                 }
             }
+            if let Some(gate) = self.call.gate(token, head) {
+                // SAFETY: the caller vouches for the instruction set.
+                unsafe { open::<S>(gate, out) };
+            }
+        }
+    }
+}
+
+/// Multiplies with the sigmoid of a gate.
+///
+/// # Safety
+/// The instruction set of `S` must be available.
+#[inline(always)]
+unsafe fn open<S: Simd>(gate: &[f32], out: &mut [f32]) {
+    for (out, gate) in out.chunks_mut(LANES).zip(gate.chunks(LANES)) {
+        // SAFETY: both have so many numbers.
+        unsafe {
+            let x = load_up_to::<S>(out.as_ptr(), out.len());
+            let open = sigmoid::<S>(load_up_to::<S>(gate.as_ptr(), gate.len()));
+            store_up_to::<S>(out.as_mut_ptr(), out.len(), S::mul(x, open));
         }
     }
 }

@@ -51,6 +51,8 @@ pub struct RotaryTables<'a> {
 pub struct Attention<'a> {
     /// Query heads.
     pub heads: usize,
+    /// Whether each query head is followed by a gate of its width, whose sigmoid its result is multiplied with.
+    pub gated: bool,
     /// Rotary positions; `None` in a layer that does not rotate.
     pub rotary: Option<RotaryTables<'a>>,
     /// Factors on the queries of each position, in the families that have them.
@@ -68,8 +70,9 @@ pub struct Attention<'a> {
 }
 
 impl Attention<'_> {
-    /// Rotates and stores the keys and values of `qkv` (`[tokens, (heads + 2 kv_heads) * head_dim]`), and writes what
-    /// each query attends to into `out` (`[tokens, heads * head_dim]`).
+    /// Rotates and stores the keys and values of `qkv` (`[tokens, (heads + 2 kv_heads) * head_dim]`, with gates
+    /// `[tokens, (2 heads + 2 kv_heads) * head_dim]`), and writes what each query attends to into `out`
+    /// (`[tokens, heads * head_dim]`).
     ///
     /// # Panics
     /// When sizes do not fit each other, or a sequence has fewer pages or table rows than positions.
@@ -100,11 +103,21 @@ impl Attention<'_> {
         });
     }
 
+    /// Rows of a query head and its gate.
+    fn rows_of_query(&self) -> usize {
+        1 + usize::from(self.gated)
+    }
+
+    /// Rows of all heads of a token.
+    fn rows_of_token(&self, kv_heads: usize) -> usize {
+        self.heads * self.rows_of_query() + 2 * kv_heads
+    }
+
     fn check(&self, qkv: &[f32], spans: &Spans, shape: PageShape, out: &[f32]) {
         let PageShape { kv_heads, head_dim, pages, layers, .. } = shape;
         assert!(self.heads.is_multiple_of(kv_heads) && head_dim.is_multiple_of(2) && self.layer < layers);
         assert!(head_dim <= MAX_HEAD_DIM, "a head of {head_dim}");
-        assert_eq!(qkv.len(), spans.tokens() * (self.heads + 2 * kv_heads) * head_dim, "queries, keys and values");
+        assert_eq!(qkv.len(), spans.tokens() * self.rows_of_token(kv_heads) * head_dim, "queries, keys and values");
         assert_eq!(out.len(), spans.tokens() * self.heads * head_dim, "the output");
         let fits =
             |r: RotaryTables<'_>| r.cos.len() == r.sin.len() && r.entries.is_multiple_of(2) && r.entries <= head_dim;
@@ -142,10 +155,20 @@ impl Call<'_> {
         self.attention.heads / self.shape.kv_heads
     }
 
-    /// One head of a token: the query heads, then those of the keys, then those of the values.
-    fn row(&self, token: usize, head: usize) -> &[f32] {
-        let (heads, head_dim) = (self.attention.heads + 2 * self.shape.kv_heads, self.shape.head_dim);
-        &self.qkv[(token * heads + head) * head_dim..][..head_dim]
+    /// One row of a token: the query heads, each before its gate, then the heads of the keys, then those of the values.
+    fn row(&self, token: usize, row: usize) -> &[f32] {
+        let (rows, head_dim) = (self.attention.rows_of_token(self.shape.kv_heads), self.shape.head_dim);
+        &self.qkv[(token * rows + row) * head_dim..][..head_dim]
+    }
+
+    /// Row of the first key head.
+    fn first_key(&self) -> usize {
+        self.attention.heads * self.attention.rows_of_query()
+    }
+
+    /// Gate of a query head, where there is one.
+    fn gate(&self, token: usize, head: usize) -> Option<&[f32]> {
+        self.attention.gated.then(|| self.row(token, 2 * head + 1))
     }
 
     /// Place of a token in its sequence.

@@ -52,6 +52,7 @@ struct Model {
     growth: Option<Vec<f32>>,
     rotates: bool,
     window: Option<usize>,
+    gated: bool,
 }
 
 /// Another factor than the root of the head's width.
@@ -71,17 +72,30 @@ impl Model {
             norms: norms.then(|| [normal(stream, sizes.head_dim), normal(stream, sizes.head_dim)]),
             rotates: true,
             window: None,
+            gated: false,
         }
     }
 
+    /// Row of a query head among those of a token.
+    fn query_row(&self, head: usize) -> usize {
+        head * if self.gated { 2 } else { 1 }
+    }
+
     fn row(&self) -> usize {
-        (self.sizes.heads + 2 * self.sizes.kv_heads) * self.sizes.head_dim
+        (self.query_row(self.sizes.heads) + 2 * self.sizes.kv_heads) * self.sizes.head_dim
+    }
+
+    /// What the result of a query head is multiplied with.
+    fn gate(&self, qkv: &[f32], head: usize, d: usize) -> f64 {
+        let gate = |at: usize| (1.0 + f64::from(-qkv[at]).exp()).recip();
+        if self.gated { gate((self.query_row(head) + 1) * self.sizes.head_dim + d) } else { 1.0 }
     }
 
     fn run(&self, qkv: &[f32], spans: &Spans, pages: &mut Pages, isa: Isa, threads: &ThreadPool) -> Vec<f32> {
         let norm = |i: usize| self.norms.as_ref().map(|n| Norm { gamma: &n[i], epsilon: EPSILON });
         let attention = Attention {
             heads: self.sizes.heads,
+            gated: self.gated,
             rotary: self.rotates.then_some(RotaryTables { cos: &self.cos, sin: &self.sin, entries: self.entries }),
             query_factors: self.growth.as_deref(),
             window: self.window,
@@ -146,8 +160,8 @@ impl Model {
         let first = self.window.map_or(0, |window| qkv.len().saturating_sub(window));
         (0..heads)
             .flat_map(|head| {
-                let kv = heads + head / (heads / kv_heads);
-                let q = self.query(&self.rotated(&qkv[last][head * head_dim..][..head_dim], last, 0), last);
+                let (row, kv) = (self.query_row(head), self.query_row(heads) + head / (heads / kv_heads));
+                let q = self.query(&self.rotated(&qkv[last][row * head_dim..][..head_dim], last, 0), last);
                 let scores: Vec<f64> = (first..=last)
                     .map(|p| {
                         let k = self.stored(&self.rotated(&qkv[p][kv * head_dim..][..head_dim], p, 1));
@@ -159,9 +173,9 @@ impl Model {
                 let sum: f64 = weights.iter().sum();
                 let values: Vec<Vec<f32>> =
                     (first..=last).map(|p| self.stored(&qkv[p][(kv + kv_heads) * head_dim..][..head_dim])).collect();
-                (0..head_dim)
-                    .map(|d| weights.iter().zip(&values).map(|(w, value)| w * f64::from(value[d])).sum::<f64>() / sum)
-                    .collect::<Vec<_>>()
+                let mean =
+                    |d: usize| weights.iter().zip(&values).map(|(w, value)| w * f64::from(value[d])).sum::<f64>();
+                (0..head_dim).map(|d| mean(d) / sum * self.gate(&qkv[last], head, d)).collect::<Vec<_>>()
             })
             .collect()
     }
@@ -181,7 +195,7 @@ proptest! {
         prompts in prop::collection::vec((1usize..40, 1usize..4, 0usize..3), 1..4),
         steps in 1usize..36,
         burst in 1usize..=3, rotates: bool, window in prop::option::of(1usize..60),
-        parts in 1usize..=4, begins: bool, grows: bool,
+        parts in 1usize..=4, begins: bool, grows: bool, gated: bool,
     ) {
         let sizes = Heads { heads: kv_heads * group, kv_heads, head_dim: 8 * eighths };
         let mut stream = Stream::new(&[seed]);
@@ -189,7 +203,7 @@ proptest! {
         let (entries, begin) = (2 * eighths * parts, if begins { BEGIN } else { 0 });
         let growth = grows.then(|| (0..POSITIONS).map(|position| 1.0 + 0.1 * (position / 16) as f32).collect());
         let random = Model::random(&mut stream, sizes, norms, format);
-        let model = Model { rotates, window, entries, begin, growth, ..random };
+        let model = Model { rotates, window, entries, begin, growth, gated, ..random };
         let row = model.row();
         let shape = PageShape { layers: 2, kv_heads, head_dim: sizes.head_dim, pages: 64, format };
         // Places that nobody has written may hold anything, as after a sequence that went wrong.

@@ -18,7 +18,7 @@ use rollout::{
     generate::{Conversed, Generate, Next, PairGenerator, Work},
     turns::{conversed, prompts, sampled},
 };
-use shared::{EpisodeEnd, Exchange, FinishReason, Placed, PolicyVersion, PromptId, RewardOutcome};
+use shared::{EpisodeEnd, Exchange, FinishReason, PolicyVersion, RewardOutcome};
 use tokio::sync::Notify;
 
 use super::{Outcome, Program, Running, Sample, Samples};
@@ -154,20 +154,17 @@ impl Agents {
             && let Some(place) = self.queue.pop_front()
         {
             let Some(group) = self.groups.get(&place.0) else { continue };
-            let started = shared_http::random().and_then(|key| {
-                let (row, tell) = (Arc::clone(&group.row), self.tell.clone());
-                let running = self.program.start(key.clone(), row, place, tell)?;
-                Ok((key, running))
-            });
-            let (key, running) = match started {
-                Ok(started) => started,
-                Err(error) => {
-                    // The outcome comes as that of an agent does.
-                    let _ = self.tell.send((place, Outcome::Failed(format!("the agent cannot be started: {error}"))));
-                    (String::new(), Running::default())
-                }
-            };
+            // An agent asks as soon as it is started. One that cannot be started has the empty key, which none may use.
+            let random = shared_http::random();
+            let key = random.as_ref().map_or_else(|_| String::new(), String::clone);
             let sample = self.samples.open(key.clone(), place.1, group.request.clone());
+            let (row, tell) = (Arc::clone(&group.row), self.tell.clone());
+            let started = random.and_then(|key| self.program.start(key, row, place, tell));
+            let running = started.unwrap_or_else(|error| {
+                // The outcome comes as that of an agent does.
+                let _ = self.tell.send((place, Outcome::Failed(format!("the agent cannot be started: {error}"))));
+                Running::default()
+            });
             self.live.insert(place, Live { key, sample, begun: Instant::now(), _running: running });
         }
     }
@@ -194,16 +191,13 @@ impl Agents {
         let reward = judged(record.reward, outcome);
         let path = record.paths.into_iter().next();
         let first = path.as_ref().and_then(|path| path.conversation.prompt_ids().first().copied());
-        let is_shared = *group.first.get_or_insert(first.unwrap_or_default()) == first.unwrap_or_default();
+        let is_shared = begins_alike(&mut group.first, first);
+        let path = path.filter(|_| is_shared);
+        let failed = |reason: &str| Err((EpisodeEnd::EnvironmentFailed, reason.to_owned()));
         let reward = match (&path, is_shared) {
-            (None, _) => {
-                reward.and(Err((EpisodeEnd::EnvironmentFailed, "the agent had no answer of the policy".into())))
-            }
-            (_, false) => Err((
-                EpisodeEnd::EnvironmentFailed,
-                "the prompts of the agents of one row do not begin with the same token".into(),
-            )),
-            _ => reward,
+            (_, false) => failed("the prompts of the agents of one row do not begin with the same token"),
+            (None, true) => reward.and(failed("the agent had no answer of the policy")),
+            (Some(_), true) => reward,
         };
         group.live -= 1;
         if group.live == 0 {
@@ -229,6 +223,12 @@ impl Agents {
         let conversation = path.map(|path| path.conversation);
         Some((conversed((tag, place.1), conversation, end, self.inner.version(), exchange), is_whole))
     }
+}
+
+/// Whether a prompt begins with the token that those of its group begin with. The first one sets it; an agent without a
+/// prompt sets none for the others.
+fn begins_alike(of_group: &mut Option<u32>, own: Option<u32>) -> bool {
+    own.is_none_or(|own| *of_group.get_or_insert(own) == own)
 }
 
 impl Counts {
@@ -376,19 +376,18 @@ impl PairGenerator for Agents {
         self.server.over.notify_one();
         self.inner.close();
     }
-
-    fn handed_over(&mut self, group: &Placed) {
-        self.inner.handed_over(group);
-    }
-
-    fn distrusted(&mut self) -> Vec<(PromptId, u32)> {
-        self.inner.distrusted()
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_silent_agent_says_nothing_of_how_prompts_begin() {
+        let mut of_group = None;
+        let alike = [None, Some(7), None, Some(8), Some(7)].map(|own| begins_alike(&mut of_group, own));
+        assert_eq!((alike, of_group), ([true, true, true, false, true], Some(7)));
+    }
 
     #[test]
     fn a_reward_is_posted_or_printed_or_the_success_and_a_failure_is_none() {

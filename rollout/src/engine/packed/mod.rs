@@ -34,18 +34,27 @@
 //! packed layout. Products that no adapter changes, the head among them, are packed once for all versions
 //! (`weights::Kept`). The result has the bits of the merged model.
 //!
+//! Layers with a recurrent state (short convolutions, delta rules) have a block of memory for each sequence in the place
+//! of pages (`cache`). A prompt is computed once and its state is copied to each completion. Its tokens are taken one
+//! after the other in one order, so that neither pieces nor neighbours show in a bit. A state cannot go back: nothing
+//! goes on from the middle of one, and drafts are refused.
+//!
 //! Adapters can also lie beside the weights in use (`adapted`), so that sequences of several run at once. A call takes
 //! the tokens of all of them. Products that an adapter changes are computed adapter by adapter, all others once.
 
 mod adapted;
 mod backend;
+mod cache;
 mod graph;
+mod mixers;
 mod operators;
 mod session;
 mod weights;
 
 pub use adapted::{AdapterLoader, LoadedAdapter, adapter_bytes};
 pub(super) use backend::PackedBackend;
+#[cfg(test)]
+pub(super) use cache::state_shape;
 
 use std::time::Duration;
 
@@ -62,7 +71,7 @@ use super::{EngineError, EngineOptions, WeightSource};
 /// Sizes of the pool of pages: every slot may hold a sequence of its own of the greatest length.
 pub(super) fn page_shape(config: &ModelConfig, slots: usize, positions: usize, format: KvFormat) -> PageShape {
     PageShape {
-        layers: config.num_hidden_layers,
+        layers: config.attention_layers().count(),
         kv_heads: config.num_key_value_heads,
         head_dim: config.head_dim,
         pages: slots * (PageShape::pages_for(positions) + PARTIAL_PAGES),

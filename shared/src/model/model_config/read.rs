@@ -46,7 +46,7 @@ pub(super) fn config(text: &str) -> Result<ModelConfig, ConfigJsonError> {
 const WRAPPERS: [(&str, &str); 2] = [("mistral3", "ministral3"), ("qwen3_5", "qwen3_5_text")];
 
 /// Families that are read but not run yet.
-const UNFINISHED: [Architecture; 3] = [Architecture::Lfm2, Architecture::Qwen3_5, Architecture::Lfm3];
+const UNFINISHED: [Architecture; 1] = [Architecture::Lfm3];
 
 /// Refuses a family that sampler and learner do not run yet.
 pub(super) fn refuse_unfinished(config: &ModelConfig) -> Result<(), ConfigJsonError> {
@@ -155,11 +155,11 @@ impl Reader<'_> {
         }
         let reader = Reader { section: "text_config", fields: &text };
         reader.expect("model_type", |v| v.as_str() == Some(family), &format!("supported in {wrapper}: {family}"))?;
+        // The text model's own key counts: transformers writes `true` for the whole beside a text model with its own head.
+        let tied = reader.get("tie_word_embeddings").or(self.get("tie_word_embeddings")).cloned();
+        text.insert("tie_word_embeddings".into(), tied.unwrap_or_default());
         // The class of the whole is no class of a text model.
         text.remove("architectures");
-        if let Some(tied) = self.get("tie_word_embeddings").filter(|_| !text.contains_key("tie_word_embeddings")) {
-            text.insert("tie_word_embeddings".into(), tied.clone());
-        }
         Ok(Some(text))
     }
 
