@@ -10,7 +10,7 @@ use self::rope::Ropes;
 use super::{Architecture, ConfigJsonError, Head, LayerKind, ModelConfig};
 
 const SUPPORTED: &str = "supported: llama, qwen2, qwen3, smollm3, gemma3_text, olmo2, ministral3, phi3, \
-    granitemoehybrid";
+    granitemoehybrid, lfm2, qwen3_5";
 const WHOLE_HEAD: &str = "rotary positions must cover the whole head";
 
 /// Keys of related models that mean another computation.

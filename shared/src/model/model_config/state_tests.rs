@@ -227,9 +227,7 @@ fn kinds_of_layers_keep_the_form_that_files_have() {
 }
 
 #[test]
-fn families_that_no_run_takes_are_read_and_refused() {
-    for (config, name) in [(lfm3(), "lfm3")] {
-        let error = ModelConfig::from_json(&config.to_string()).unwrap_err().to_string();
-        assert!(error.contains(&format!("`model_type` = \"{name}\"")) && error.contains("supported:"), "{error}");
-    }
+fn a_family_that_no_run_takes_is_read_and_refused() {
+    let error = ModelConfig::from_json(&lfm3().to_string()).unwrap_err().to_string();
+    assert!(error.contains("`model_type` = \"lfm3\"") && error.contains("supported:"), "{error}");
 }

@@ -78,12 +78,9 @@ fn largest(x: &Tensor) -> f64 {
 fn chunks_and_their_derivative_agree_with_the_rule_token_by_token() {
     tch::manual_seed(7);
     let many = [1_i64; 40];
-    for of in [
-        &[(1, &[][..])][..],
-        &[(64, &[1, 65]), (3, &[])],
-        &[(150, &[]), (63, &[64, 64, 2]), (65, &[130, 1])],
-        &[(2, &many[..])],
-    ] {
+    let cases: [&[(i64, &[i64])]; 4] =
+        [&[(1, &[])], &[(64, &[1, 65]), (3, &[])], &[(150, &[]), (63, &[64, 64, 2]), (65, &[130, 1])], &[(2, &many)]];
+    for of in cases {
         let (trees, tokens) = trees(of);
         let mut inputs = inputs(tokens);
         for x in &mut inputs {
