@@ -187,6 +187,18 @@ impl Model {
         if let Some(gate) = gate {
             mixed.zip_mut_with(&gate, |value, gate| *value /= 1.0 + (-gate).exp());
         }
+        // LFM3 has one gate for each head.
+        let of_heads = format!("{name}.gate_proj");
+        if self.names.contains(&format!("{of_heads}.weight")) {
+            let gates = self.linear(&of_heads, x)?;
+            if gates.ncols() != heads {
+                let message = format!("{of_heads} has {} outputs, and there are {heads} heads", gates.ncols());
+                return Err(VerifyError::Differs(message));
+            }
+            for ((row, column), value) in mixed.indexed_iter_mut() {
+                *value /= 1.0 + (-gates[(row, column / head_dim)]).exp();
+            }
+        }
         let last = self.named(&["o_proj", "out_proj"], &format!("{name}."));
         self.linear(&format!("{name}.{last}"), &mixed)
     }
@@ -236,11 +248,13 @@ impl Model {
             Mixer::ShortConv(kernel) => self.short_conv(&format!("{name}.conv"), kernel, &normed)?,
             Mixer::DeltaRule { .. } => self.delta_rule(&format!("{name}.linear_attn"), layer.mixer, &normed)?,
         };
-        let attended = normed_if(output_norms, "post_attention_layernorm", attended)?;
+        let attended =
+            normed_if(output_norms, self.named(&["post_attention_layernorm", "post_operator_norm"], &part), attended)?;
         add(&mut x, &(attended * residual_scale as f32), name)?;
         let normed = normed_if(input_norms, before_mlp, x.clone())?;
         let inner = self.mlp(name, &normed)?;
-        let inner = normed_if(output_norms, "post_feedforward_layernorm", inner)?;
+        let inner =
+            normed_if(output_norms, self.named(&["post_feedforward_layernorm", "post_ffn_norm"], &part), inner)?;
         add(&mut x, &(inner * residual_scale as f32), name)?;
         Ok(x)
     }

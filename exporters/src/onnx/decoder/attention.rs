@@ -36,7 +36,10 @@ impl Decoder<'_> {
             }
         };
         let v = self.as_batch(&format!("layers.{layer}.v"), &v);
-        let attended = self.grouped_query_attention(layer, kind, &q, &k, &v);
+        let mut attended = self.grouped_query_attention(layer, kind, &q, &k, &v);
+        if kind.gate == Some(AttentionGate::Heads) {
+            attended = self.gate_heads(layer, input, &attended);
+        }
         let flat = format!("layers.{layer}.attended.tokens");
         let mut attended = self.graph.node("Reshape", &flat, &[&attended, &self.constants.tokens], &[]);
         if let Some(gate) = gate {
@@ -57,6 +60,18 @@ impl Decoder<'_> {
         self.split(&heads, &halves, &[&q, &gate]);
         let gate = self.graph.node("Reshape", &name("gate"), &[&gate, &self.constants.tokens], &[]);
         (q, Some(self.graph.node("Sigmoid", &name("gate.sigmoid"), &[&gate], &[])))
+    }
+
+    /// The result of attention with a factor on each head, from a projection of its own: `[tokens * heads, head_dim]`.
+    fn gate_heads(&mut self, layer: usize, input: &str, attended: &str) -> String {
+        let name = |what: &str| format!("layers.{layer}.{what}");
+        let heads = self.graph.integers_once("shape.attended_heads", &[-1, self.config.head_dim as i64]);
+        let column = self.graph.integers_once("shape.gate_of_heads", &[-1, 1]);
+        let gate = self.linear(layer, "self_attn.gate_proj", input, false);
+        let gate = self.graph.node("Sigmoid", &name("gate.sigmoid"), &[&gate], &[]);
+        let gate = self.graph.node("Reshape", &name("gate.column"), &[&gate, &column], &[]);
+        let heads = self.graph.node("Reshape", &name("attended.heads"), &[attended, &heads], &[]);
+        self.graph.node("Mul", &name("attended.gated"), &[&heads, &gate], &[])
     }
 
     /// The family's norm and (when the attention does not do it) rotation of queries or keys, and growth of queries:

@@ -233,25 +233,27 @@ impl<'a> BlockOfHead<'a> {
                     *x += value * prefix.largest[row];
                 }
             }
-            if let Some(gate) = self.call.gate(token, head) {
+            if let Some(gates) = self.call.gate(token, head) {
                 // SAFETY: the caller vouches for the instruction set.
-                unsafe { open::<S>(gate, out) };
+                unsafe { open::<S>(gates, out) };
             }
         }
     }
 }
 
-/// Multiplies with the sigmoid of a gate.
+/// Multiplies with the sigmoids of gates, or with that of one gate.
 ///
 /// # Safety
 /// The instruction set of `S` must be available.
 #[inline(always)]
-unsafe fn open<S: Simd>(gate: &[f32], out: &mut [f32]) {
-    for (out, gate) in out.chunks_mut(LANES).zip(gate.chunks(LANES)) {
-        // SAFETY: both have so many numbers.
+unsafe fn open<S: Simd>(gates: &[f32], out: &mut [f32]) {
+    let one = [gates[0]; LANES];
+    for (i, out) in out.chunks_mut(LANES).enumerate() {
+        let gates = if gates.len() == 1 { &one[..] } else { &gates[i * LANES..] };
+        // SAFETY: both have so many numbers; the caller vouches for the instruction set.
         unsafe {
             let x = load_up_to::<S>(out.as_ptr(), out.len());
-            let open = sigmoid::<S>(load_up_to::<S>(gate.as_ptr(), gate.len()));
+            let open = sigmoid::<S>(load_up_to::<S>(gates.as_ptr(), out.len()));
             store_up_to::<S>(out.as_mut_ptr(), out.len(), S::mul(x, open));
         }
     }

@@ -59,12 +59,14 @@ pub(super) use cache::state_shape;
 use std::time::Duration;
 
 use rollout_kernels::{
+    attention::MAX_HEAD_DIM,
     element::{Format, KvFormat},
     pages::PageShape,
+    recurrent::MAX_KERNEL,
     simd::{Isa, MAX_BYTE_PRODUCTS},
     thread_pool::ThreadPool,
 };
-use shared::{ModelConfig, WeightManifest, config::KvDtype, run::memory_plan::PARTIAL_PAGES};
+use shared::{AttentionGate, LayerKind, ModelConfig, WeightManifest, config::KvDtype, run::memory_plan::PARTIAL_PAGES};
 
 use super::{EngineError, EngineOptions, WeightSource};
 
@@ -90,7 +92,18 @@ pub(super) fn supports(
     config: &ModelConfig,
     manifest: &WeightManifest,
 ) -> Result<bool, EngineError> {
-    Ok(graph::is_known(source, config, manifest)? && config.head_dim <= rollout_kernels::attention::MAX_HEAD_DIM)
+    Ok(fits(config) && graph::is_known(source, config, manifest)?)
+}
+
+/// Whether the kernels know all sizes and parts of a model.
+fn fits(config: &ModelConfig) -> bool {
+    let has_kernels = |layer: &LayerKind| match layer {
+        // One product has biases for all of its outputs, and no gate of heads has any.
+        LayerKind::Attention(kind) => !config.qkv_bias || kind.gate != Some(AttentionGate::Heads),
+        LayerKind::ShortConv(conv) => conv.kernel <= MAX_KERNEL,
+        LayerKind::DeltaRule(rule) => rule.kernel <= MAX_KERNEL,
+    };
+    config.head_dim <= MAX_HEAD_DIM && config.layers.iter().all(has_kernels)
 }
 
 /// The packed kernels batch prompts by themselves, and their logits are in main memory.

@@ -14,11 +14,20 @@ use ort::{
     value::TensorElementType,
 };
 use rollout_kernels::{
-    attention::Attention, linear::Input, packed::PackedShape, pages::Pages, parallel::Machine, residual::add_normed,
-    simd::Isa, spans::Spans, states::States, thread_pool::ThreadPool, width_norm::norm_queries_and_keys,
+    attention::{Attention, Gate},
+    linear::Input,
+    packed::PackedShape,
+    pages::Pages,
+    parallel::Machine,
+    residual::add_normed,
+    simd::Isa,
+    spans::Spans,
+    states::States,
+    thread_pool::ThreadPool,
+    width_norm::norm_queries_and_keys,
 };
 
-use shared::AttentionKind;
+use shared::{AttentionGate, AttentionKind};
 
 use super::{
     super::backend::Cost,
@@ -259,7 +268,10 @@ fn attention(state: &mut State, layer: usize, context: &ComputeContext) -> ort::
         (weights.attention(layer), weights.head_norms(layer));
     let attention = Attention {
         heads: *heads,
-        gated: gate.is_some(),
+        gate: gate.map(|gate| match gate {
+            AttentionGate::Entries => Gate::Entries,
+            AttentionGate::Heads => Gate::Heads,
+        }),
         rotary: rotary.map(|rotary| weights.rotary(rotary)),
         query_factors: weights.query_factors(),
         window,
