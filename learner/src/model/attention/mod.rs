@@ -155,7 +155,8 @@ impl Attention {
             match &self.gate {
                 Some(Gate::Heads(projection)) => {
                     let d_open = d_open.sum_dim_intlist([-1i64].as_slice(), true, None);
-                    dx_TH = Some(projection.backward(x_TH, &(d_open * slope).squeeze_dim(-1), gradients));
+                    let d_gate: Tensor = d_open * slope;
+                    dx_TH = Some(projection.backward(x_TH, &d_gate.squeeze_dim(-1), gradients));
                 }
                 _ => self.gates_of_entries(&d_qkv_TND).copy_(&(d_open * slope)),
             }

@@ -225,9 +225,3 @@ fn kinds_of_layers_keep_the_form_that_files_have() {
         assert_eq!(serde_json::from_value::<LayerKind>(form(kind)).unwrap(), kind);
     }
 }
-
-#[test]
-fn a_family_that_no_run_takes_is_read_and_refused() {
-    let error = ModelConfig::from_json(&lfm3().to_string()).unwrap_err().to_string();
-    assert!(error.contains("`model_type` = \"lfm3\"") && error.contains("supported:"), "{error}");
-}
