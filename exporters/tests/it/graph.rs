@@ -303,6 +303,12 @@ fn qwen3_5() -> Value {
         "linear_num_value_heads": 4, "linear_value_head_dim": 24, "full_attention_interval": 3})
 }
 
+/// A convolution, attention to all positions and attention to a window, with gates of heads and norms on both sides.
+fn lfm3() -> Value {
+    json!({"model_type": "lfm3", "num_hidden_layers": 3, "sliding_window": 6, "conv_L_cache": 7,
+        "layer_types": ["conv", "full_attention", "sliding_attention"]})
+}
+
 /// As [`exported`], of a family with states.
 fn with_states(changes: &Value, options: &ExportOptions) -> GraphProto {
     let dir = tempfile::tempdir().unwrap();
@@ -359,8 +365,24 @@ fn a_delta_rule_has_a_window_of_all_its_inputs_and_a_matrix_for_each_value_head(
 }
 
 #[test]
+fn a_gate_of_heads_and_two_tables_are_those_of_lfm3() {
+    let graph = with_states(&lfm3(), &ExportOptions::default());
+    let gates = nodes(&graph, "Gemm").into_iter().filter(|node| node.name.ends_with("gate_proj")).count();
+    assert_eq!((gates, nodes(&graph, "CausalConvWithState").len()), (2, 1));
+    let attention = nodes(&graph, "GroupQueryAttention");
+    let tables: Vec<&str> = attention.iter().map(|node| node.input.last().unwrap().as_str()).collect();
+    assert_eq!(tables, [ROTARY_SIN, "rotary.local.sin"]);
+    assert_eq!(attribute(attention[1], "local_window_size"), 6);
+    let norms: Vec<_> = nodes(&graph, "SimplifiedLayerNormalization");
+    let behind = norms.iter().filter(|node| node.input[1].contains("post_")).count();
+    assert_eq!(behind, 2 * 3, "a norm behind every operator and MLP");
+}
+
+#[test]
 fn graphs_with_states_are_well_formed() {
-    for (changes, options) in [lfm2(), qwen3_5()].iter().flat_map(|c| [(c, ExportOptions::default()), (c, FP16)]) {
+    for (changes, options) in
+        [lfm2(), lfm3(), qwen3_5()].iter().flat_map(|c| [(c, ExportOptions::default()), (c, FP16)])
+    {
         assert_well_formed(&with_states(changes, &options), &changes.to_string());
     }
 }
