@@ -9,6 +9,7 @@ use std::{collections::HashMap, ops::Range, sync::Arc};
 
 use tch::{Device, Kind, Tensor};
 
+use super::kinds::wide;
 use crate::{error::LearnerError, ranks::pieces};
 
 /// Leaves start at multiples of this many elements: 64 bytes of float32, which matrix products like.
@@ -128,6 +129,11 @@ impl Leaf {
     /// Whether it has a gradient.
     pub(super) fn is_trained(&self) -> bool {
         self.trained.is_some()
+    }
+
+    /// The same, in float32 at least.
+    pub(super) fn widened(self) -> Self {
+        Self { values: wide(&self.values), ..self }
     }
 
     /// The same, without a gradient.

@@ -4,7 +4,6 @@ use exporters::AdapterConfig;
 use tch::Kind;
 
 use super::{
-    kinds::wide,
     low_rank::LowRank,
     parameters::{Leaf, Parameters},
 };
@@ -84,7 +83,7 @@ impl Weights {
         let leaf = self.leaf(name);
         match self.masters.as_ref().filter(|_| self.adapter.is_none()) {
             Some(masters) => masters.leaf(name),
-            None => Leaf { values: wide(&leaf.values), ..leaf },
+            None => leaf.widened(),
         }
     }
 

@@ -3,9 +3,9 @@
 use super::{DeltaRule, Head, LayerKind, ModelConfig, ShortConv};
 
 /// Decay of the delta rule, the logarithm of a factor for each value head.
-pub const DECAY: &str = "linear_attn.A_log";
+const DECAY: &str = "linear_attn.A_log";
 /// What is added to the input of the delta rule's step sizes, for each value head.
-pub const STEP_BIAS: &str = "linear_attn.dt_bias";
+const STEP_BIAS: &str = "linear_attn.dt_bias";
 
 impl ModelConfig {
     /// Every parameter as (Hugging Face name, shape), in the model's order; the head's come last. With tied embeddings
