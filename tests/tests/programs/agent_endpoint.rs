@@ -48,6 +48,36 @@ print("letters:")
 print(sum(letter.isalpha() for letter in (message.content or "") + said))
 "#;
 
+/// A planner and a solver that ask at the same time, and one of them again in another way: three conversations of one
+/// sample, in whatever order their requests come.
+const PARALLEL: &str = r#"
+import json, random, sys, threading, time, openai
+row = json.loads(sys.stdin.readline())
+client = openai.OpenAI()
+said = {}
+
+def ask(messages):
+    time.sleep(random.random() / 10)
+    return client.chat.completions.create(model="policy", messages=messages, max_tokens=16).choices[0].message
+
+def plan():
+    first = ask(row["prompt"])
+    said["plan"] = first.content or ""
+    for further in ["How?", "Why?"]:
+        said[further] = ask([*row["prompt"], first, {"role": "user", "content": further}]).content or ""
+
+def solve():
+    said["solve"] = ask([{"role": "system", "content": "Solve."}, *row["prompt"]]).content or ""
+
+threads = [threading.Thread(target=work) for work in (plan, solve)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert len(said) == 4
+print(sum(letter.isalpha() for text in said.values() for letter in text))
+"#;
+
 /// An agent that does as its prompt says.
 const MODES: &str = r#"
 import json, os, sys, time, urllib.error, urllib.request
@@ -132,7 +162,7 @@ impl Bench {
         write_conversation_tokenizer(&bench.path("model"));
         let row = |text: &&str| json!({ "prompt": [{ "role": "user", "content": text }] }).to_string() + "\n";
         fs::write(bench.path("prompts.jsonl"), rows.iter().map(row).collect::<String>()).unwrap();
-        for (name, text) in [("agent.py", AGENT), ("modes.py", MODES), ("turns.py", TURNS)] {
+        for (name, text) in [("agent.py", AGENT), ("parallel.py", PARALLEL), ("modes.py", MODES), ("turns.py", TURNS)] {
             fs::write(bench.path(name), text).unwrap();
         }
         bench
@@ -191,6 +221,44 @@ fn an_agent_with_the_client_of_openai_trains_the_policy_on_what_it_sampled() {
     }
 }
 
+/// Branches are trajectories of one sample: all of their tokens are trained on, a sample counts once in its group, and it
+/// does not matter which branch is asked for first.
+#[test]
+fn an_agent_with_two_conversations_at_once_trains_the_policy_on_both() {
+    let Some(python) = python() else {
+        return skipped("an_agent_with_two_conversations_at_once", "no Python here has openai");
+    };
+    let bench = Bench::new(&["2+3?"; 8]);
+    let agent = format!("{} parallel.py", python.display());
+    let more = "learning_rate = 1e-4\nnum_generations = 4\nper_device_train_batch_size = 8\nmax_steps = 3\n\
+                max_model_len = 700\n";
+    let weights = ["run", "again"].map(|run| {
+        let finished = bench.train_as(run, &agent, more);
+        assert!(finished.status.success(), "{}\n{}", finished.stderr, bench.log());
+        fs::read(bench.path(run).join("checkpoint-3/model.safetensors")).unwrap()
+    });
+    assert!(weights[0] == weights[1], "the order of the requests changes nothing");
+    for record in json_lines(&bench.path("run/metrics.jsonl")) {
+        let number = |key: &str| record[key].as_f64().unwrap_or_else(|| panic!("no `{key}` in {record}"));
+        assert!(number("mismatch_kl") < 1e-9, "{record}");
+        assert!(number("sampling/sampling_logp_difference/max") < 1e-4, "{record}");
+        assert!(number("grad_norm") > 0.0 && number("environment/failed") == 0.0, "{record}");
+        assert_eq!((number("endpoint/branches"), number("endpoint/overridden")), (16.0, 0.0), "{record}");
+        assert_eq!((number("turns/max"), number("turns/mean")), (4.0, 4.0), "{record}");
+    }
+    let rows = json_lines(&bench.path("run/completions/step-1.jsonl"));
+    assert_eq!(rows.len(), 8, "a sample is one completion of its group");
+    for row in rows {
+        assert_eq!(
+            (&row["state"], &row["branches"], &row["turns"]),
+            (&json!("trained"), &json!(2), &json!(4)),
+            "{row}"
+        );
+        let sampled = row["owners"].as_array().unwrap().iter().filter(|run| run[0] == "sampled");
+        assert_eq!(sampled.map(|run| run[1].as_u64().unwrap()).sum::<u64>(), row["tokens"].as_u64().unwrap(), "{row}");
+    }
+}
+
 #[test]
 fn an_agent_that_fails_has_no_reward_and_each_way_of_success_has_its_own() {
     let bench = Bench::new(&["silent", "crash", "hang", "flood", "post", "checks", "ids"]);
@@ -214,6 +282,9 @@ fn an_agent_that_fails_has_no_reward_and_each_way_of_success_has_its_own() {
         if mode == "ids" {
             assert_eq!((&row["turns"], &row["given_tokens"]), (&json!(3), &json!(4)), "{row}");
         }
+        if mode == "checks" {
+            assert_eq!((&row["branches"], &row["turns"]), (&json!(1), &json!(2)), "{row}");
+        }
         if let Some(end) = end {
             assert_eq!(row["end"], end, "{mode}: {row}");
         }
@@ -224,7 +295,6 @@ fn an_agent_that_fails_has_no_reward_and_each_way_of_success_has_its_own() {
         "has not ended within 8 s (`agent_timeout`)",
         "the agent had no answer of the policy",
         "values of sampling of its own",
-        "their answers are not trained on",
     ] {
         assert!(log.contains(words), "no `{words}` in {log}");
     }

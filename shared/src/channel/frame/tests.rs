@@ -93,8 +93,8 @@ fn noted() -> Placed {
     placed
 }
 
-/// The same with what a tool and an environment said.
-fn sample_group() -> Placed {
+/// The same with what a tool and an environment said, as version 12 can express it.
+fn exchanged() -> Placed {
     let mut placed = noted();
     let messages = [serde_json::json!({ "role": "assistant", "content": "4" })];
     placed.scored.group.completions[0].exchange = Some(Box::new(Exchange {
@@ -108,6 +108,17 @@ fn sample_group() -> Placed {
         seconds: 2.0,
         ..Exchange::new(&messages, EpisodeEnd::Deadline)
     }));
+    placed
+}
+
+/// The same with a second path, and with what its agent asked otherwise.
+fn sample_group() -> Placed {
+    let mut placed = exchanged();
+    let completion = &mut placed.scored.group.completions[0];
+    let (logprobs, versions) = (vec![TokenLogprob::default()], vec![(0, PolicyVersion(301))]);
+    let path = Episode::of_one_turn(vec![6], logprobs, versions, FinishReason::Stop);
+    completion.episode = Episode::of_paths([completion.episode.clone(), path]);
+    completion.exchange.as_mut().unwrap().overridden = Some(2);
     placed
 }
 
@@ -292,6 +303,17 @@ const ORDERS: &str = "\
     06060606060608080808080808080808080808080808080808080808080808080808080808080201c80101c801050701\
     0201dba0090200030000803f000000803f000000803f800400002a01027b7d01026e6f01";
 
+/// Messages in files of version 12: those of [`exchanged`].
+const GROUP_OF_12: &str = "\
+    544e444d0c000100850100000000000000000000000000001389af86b2adc4f4ac0202e21207010201dba00904322b32\
+    3d01000713dda0090708ac020905040002000000bf000080be000000be03000000000000000000000000000200ab0201\
+    ac02000103000101010001000000000000000000000000000100ad020101340400000000000000004002030774696d65\
+    6f7574010101000000000000e03f0101245b7b22726f6c65223a22617373697374616e74222c22636f6e74656e74223a\
+    2234227d5d01016108646561646c696e6501046c617465ac02020100000000000000e03f01000000000000e03f000000\
+    0000000040030b636f72726563746e657373000000000000f03f06666f726d6174000000000000e03f066c656e677468\
+    000000000000f03f000000000000e83f0106616e73776572013401056775657373010322342201057269676874000000\
+    000000e03f01ab0201e11208010004332b333d00030b636f72726563746e657373000000000000f03f06666f726d6174\
+    000000000000e03f066c656e677468000000000000f03f0000000000000000000000000001";
 /// Messages in files of version 11: those of [`noted`].
 const GROUP_OF_11: &str = "\
     544e444d0b0001002f0100000000000000000000000000001610d60bd0098c00ac0202e21207010201dba00904322b32\
@@ -340,8 +362,14 @@ const KEPT_OF_10: &str = "\
 
 #[test]
 fn a_header_says_where_its_frame_ends_also_that_of_an_older_build() {
-    for frame in [encode(&sample_group()), bytes(GROUP_OF_8), bytes(GROUP_OF_9), bytes(GROUP_OF_10), bytes(GROUP_OF_11)]
-    {
+    for frame in [
+        encode(&sample_group()),
+        bytes(GROUP_OF_8),
+        bytes(GROUP_OF_9),
+        bytes(GROUP_OF_10),
+        bytes(GROUP_OF_11),
+        bytes(GROUP_OF_12),
+    ] {
         let followed = [&frame[..], b"more"].concat();
         assert_eq!(length_of(&followed), Some(frame.len()));
         assert_eq!(length_of(&frame[1..]), None);
@@ -409,6 +437,8 @@ fn a_frame_of_the_version_before_is_read_from_a_file_and_not_from_the_channel() 
     assert_eq!(decode_kept::<Scored>(&bytes(SCORED_OF_11)).unwrap(), noted().scored);
     assert_eq!(decode_kept::<Group>(&bytes(KEPT_OF_11)).unwrap(), noted().scored.group);
     assert_eq!(decode::<Placed>(&bytes(GROUP_OF_11)).unwrap_err(), FrameError::Version { found: 11 });
+    assert_eq!(decode_kept::<Placed>(&bytes(GROUP_OF_12)).unwrap(), exchanged());
+    assert_eq!(decode::<Placed>(&bytes(GROUP_OF_12)).unwrap_err(), FrameError::Version { found: 12 });
     assert!(decode_kept::<Scored>(&bytes(KEPT_OF_10)).is_err(), "kinds are not taken for each other");
     let now = sample_group();
     assert_eq!(decode_kept::<Placed>(&encode(&now)).unwrap(), now);
