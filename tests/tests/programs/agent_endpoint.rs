@@ -87,8 +87,8 @@ base, key = os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"]
 
 root = base.removesuffix("/v1")
 
-def ask(path, body, key=key):
-    headers = {"Content-Type": "application/json", "Authorization": "Bearer " + key}
+def ask(path, body, key=key, more={}):
+    headers = {"Content-Type": "application/json", "Authorization": "Bearer " + key, **more}
     request = urllib.request.Request(root + path, json.dumps(body).encode(), headers)
     try:
         with urllib.request.urlopen(request) as answer:
@@ -124,6 +124,9 @@ if mode == "ids":
         choice = answer["choices"][0]
         assert len(choice["logprobs"]["content"]) == len(choice["token_ids"]) and choice["index"] == 0
         tokens += choice["token_ids"] + [10, 11]
+if mode == "many":
+    for number in range(8):
+        assert chat(messages=[{"role": "user", "content": "y" * 100 + str(number)}])[0] == 200
 if mode == "checks":
     assert chat(key="of-nobody")[0] == 401
     assert chat({"n": 2})[1]["error"]["param"] == "n"
@@ -134,6 +137,12 @@ if mode == "checks":
     assert (status, answer["error"]["code"]) == (400, "context_length_exceeded"), answer
     status, answer = chat(messages=[{"role": "user", "content": "other"}])
     assert status == 200, answer
+    # A conversation of its own, although another one began with the same messages.
+    messages, session = list(row["prompt"]), {"X-Session-ID": "second"}
+    for turn in range(2):
+        status, answer = ask("/v1/chat/completions", {"messages": messages, "max_tokens": 8}, more=session)
+        assert status == 200, answer
+        messages += [answer["choices"][0]["message"], {"role": "user", "content": "More."}]
 "#;
 
 /// An agent of three turns; more letters are better.
@@ -261,21 +270,21 @@ fn an_agent_with_two_conversations_at_once_trains_the_policy_on_both() {
 
 #[test]
 fn an_agent_that_fails_has_no_reward_and_each_way_of_success_has_its_own() {
-    let bench = Bench::new(&["silent", "crash", "hang", "flood", "post", "checks", "ids"]);
-    let more = "num_generations = 2\nper_device_train_batch_size = 14\nmax_steps = 1\nagent_timeout = 8\n\
+    let bench = Bench::new(&["silent", "crash", "hang", "flood", "post", "checks", "ids", "many"]);
+    let more = "num_generations = 2\nper_device_train_batch_size = 16\nmax_steps = 1\nagent_timeout = 8\n\
                 max_concurrent_agents = 5\nshuffle_dataset = false\n";
     let finished = bench.train("python3 modes.py", more);
     assert!(matches!(finished.status.code(), Some(0 | 4)), "{}\n{}", finished.stderr, bench.log());
     let rows = json_lines(&bench.path("run/completions/step-1.jsonl"));
-    assert_eq!(rows.len(), 14, "{rows:?}");
+    assert_eq!(rows.len(), 16, "{rows:?}");
     for row in &rows {
         let is_of = |mode: &&str| row["prompt"].as_str().unwrap().contains(*mode);
-        let modes = ["silent", "crash", "hang", "flood", "post", "checks", "ids"];
+        let modes = ["silent", "crash", "hang", "flood", "post", "checks", "ids", "many"];
         let mode = modes.into_iter().find(|mode| is_of(mode)).unwrap();
         let (reward, end) = match mode {
             "post" => (json!(0.75), None),
             "checks" | "ids" => (json!(1.0), None),
-            "silent" | "crash" => (Value::Null, Some("environment_failed")),
+            "silent" | "crash" | "many" => (Value::Null, Some("environment_failed")),
             _ => (Value::Null, Some("deadline")),
         };
         assert_eq!(row["rewards"]["agent"], reward, "{mode}: {row}\n{}", bench.log());
@@ -283,7 +292,7 @@ fn an_agent_that_fails_has_no_reward_and_each_way_of_success_has_its_own() {
             assert_eq!((&row["turns"], &row["given_tokens"]), (&json!(3), &json!(4)), "{row}");
         }
         if mode == "checks" {
-            assert_eq!((&row["branches"], &row["turns"]), (&json!(1), &json!(2)), "{row}");
+            assert_eq!((&row["branches"], &row["turns"]), (&json!(2), &json!(4)), "{row}");
         }
         if let Some(end) = end {
             assert_eq!(row["end"], end, "{mode}: {row}");
@@ -295,6 +304,7 @@ fn an_agent_that_fails_has_no_reward_and_each_way_of_success_has_its_own() {
         "has not ended within 8 s (`agent_timeout`)",
         "the agent had no answer of the policy",
         "values of sampling of its own",
+        "the 9 conversations of the agent have",
     ] {
         assert!(log.contains(words), "no `{words}` in {log}");
     }
