@@ -15,7 +15,7 @@ WAYS = {"north": (-1, 0), "east": (0, 1), "south": (1, 0), "west": (0, -1)}
 # Of 100 steps of the wanderer: the first open way, and one that leads to the goal. The others are any open way.
 FIRST, BEST = 50, 30
 # Calls of the longest conversation, as in run.toml.
-MOST = 8
+MOST = 6
 PROMPT = [{"role": "user", "content": "Reach the goal."}]
 
 
@@ -110,7 +110,7 @@ def main():
     while len(warm) < args.warm or len(asked) < 2_200:
         maze = Maze(draw)
         key = tuple(maze.lines())
-        if not 2 <= maze.steps.get(maze.start, 0) <= 6 or key in known:
+        if not 2 <= maze.steps.get(maze.start, 0) <= 4 or key in known:
             continue
         known.add(key)
         if len(asked) < 2_200:

@@ -336,7 +336,7 @@ impl Episode {
         let of_path = |path: &[Part]| path.iter().rev().find_map(of_part);
         let ends = || self.parts.split(|part| *part == Part::Branch).filter_map(of_path);
         let cut = ends().find(|end| *end == FinishReason::Length);
-        cut.or(ends().last()).unwrap_or(FinishReason::Aborted)
+        cut.or(ends().next_back()).unwrap_or(FinishReason::Aborted)
     }
 
     /// Whether the last turn of a path was cut off at a bound: `mask_truncated_completions` then leaves out all segments.
@@ -417,8 +417,8 @@ mod tests {
         assert_eq!(all.owner_mask().count(), all.token_ids().len());
         assert!(all.is_sound());
         let alone = Episode::of_paths([two_turns()]);
-        assert_eq!((&alone, alone.paths().collect::<Vec<_>>()), (&two_turns(), vec![0..8]));
-        assert_eq!(Episode::default().paths().collect::<Vec<_>>(), [0..0]);
+        assert_eq!((&alone, alone.paths().next(), alone.paths().count()), (&two_turns(), Some(0..8), 1));
+        assert_eq!((Episode::default().paths().next(), Episode::default().paths().count()), (Some(0..0), 1));
         let [cut, whole] = [FinishReason::Length, FinishReason::Stop].map(end);
         assert!(Episode::of_paths([cut.clone(), whole.clone()]).is_truncated());
         assert_eq!(Episode::of_paths([whole.clone(), whole]).finish_reason(), FinishReason::Stop);
