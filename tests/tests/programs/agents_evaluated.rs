@@ -1,6 +1,6 @@
 //! `tandem eval` and `tandem compare` where completions are conversations with tools and environments.
 
-use std::process::Command;
+use std::{fs, process::Command};
 
 use harness::{
     binary,
@@ -11,10 +11,13 @@ use serde_json::Value;
 
 use crate::agents::{Bench, number};
 
+/// Asks in another folder than that of the run, whose tools are found all the same.
 fn tandem(bench: &Bench, words: &[&str]) -> Finished {
+    let folder = bench.path("elsewhere");
+    fs::create_dir_all(&folder).unwrap();
     let mut command = Command::new(binary("tandem"));
-    command.current_dir(bench.path("")).env("TANDEM_CACHE_DIR", bench.path("cache")).args(words);
-    command.args(["--dataset", "prompts.jsonl", "--reward-funcs", "my_rewards.py:short"]);
+    command.current_dir(folder).env("TANDEM_CACHE_DIR", bench.path("cache")).args(words);
+    command.args(["--dataset", "../prompts.jsonl", "--reward-funcs", "../my_rewards.py:short"]);
     command.args(["--max-completion-length", "240"]);
     cli::finish(command)
 }
@@ -32,7 +35,7 @@ fn a_checkpoint_is_evaluated_and_compared_with_the_tools_of_its_run() {
                 eval_dataset = \"prompts.jsonl\"\neval_steps = 2\n";
     let _ = bench.train("model", "run", more).success();
     let of_run = json_lines(&bench.path("run/eval.jsonl")).pop().unwrap();
-    let finished = tandem(&bench, &["eval", "--model", "run", "--output", "out.jsonl"]).success();
+    let finished = tandem(&bench, &["eval", "--model", "../run", "--output", "../out.jsonl"]).success();
     assert!(
         finished.stderr.contains("with the tools of") && finished.stderr.contains("my_env.py:Sums"),
         "{finished:?}"
@@ -53,11 +56,11 @@ fn a_checkpoint_is_evaluated_and_compared_with_the_tools_of_its_run() {
         assert_eq!(number(row, "calls") as usize, replies, "{row}");
         assert!(row["rewards"]["Sums"].is_number() && row["owner"].as_array().unwrap().contains(&0.into()), "{row}");
     }
-    let plain = answer(&tandem(&bench, &["eval", "--model", "run", "--without-tools"]).success());
+    let plain = answer(&tandem(&bench, &["eval", "--model", "../run", "--without-tools"]).success());
     assert!(plain.get("eval_tools/call_frequency").is_none() && plain.get("eval_rewards/Sums/mean").is_none());
 
     // Sampled, and of a model of no run, which gets the tools of the other.
-    let compared = tandem(&bench, &["compare", "model", "run", "--num-generations", "2"]).success();
+    let compared = tandem(&bench, &["compare", "../model", "../run", "--num-generations", "2"]).success();
     let last: Value = serde_json::from_str(compared.stdout.lines().last().unwrap()).unwrap();
     assert_eq!(last["reward"]["prompts"], 8, "{last}");
     assert!(number(&last["reward"], "a") > 0.0 && number(&last["reward"], "b") > 0.0, "{last}: both earn by calls");
@@ -67,12 +70,12 @@ fn a_checkpoint_is_evaluated_and_compared_with_the_tools_of_its_run() {
 #[test]
 fn an_evaluation_counts_conversations_whose_environment_fails() {
     let bench = Bench::new();
-    let finished = tandem(&bench, &["eval", "--model", "model", "--environment-factory", "my_env.py:Broken"]);
+    let finished = tandem(&bench, &["eval", "--model", "../model", "--environment-factory", "../my_env.py:Broken"]);
     assert!(!finished.status.success(), "{finished:?}");
     let found = answer(&finished);
     assert_eq!((number(&found, "eval_environment/failed"), &found["eval_reward"]), (8.0, &Value::Null), "{found}");
     assert!(finished.stderr.contains("the judge is out"), "{}", finished.stderr);
-    let finished = tandem(&bench, &["eval", "--model", "model", "--tools", "my_tools.py:nothing"]);
+    let finished = tandem(&bench, &["eval", "--model", "../model", "--tools", "../my_tools.py:nothing"]);
     let refused = finished.refusal();
     assert!(refused.contains("nothing") && refused.contains("my_tools.py"), "{refused}");
 }
