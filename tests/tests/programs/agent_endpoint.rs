@@ -230,8 +230,8 @@ fn an_agent_with_the_client_of_openai_trains_the_policy_on_what_it_sampled() {
     }
 }
 
-/// Branches are trajectories of one sample: all of their tokens are trained on, a sample counts once in its group, and it
-/// does not matter which branch is asked for first.
+/// Branches are trajectories of one sample: all of their tokens are trained on, a sample counts once in its group, and
+/// it does not matter which branch is asked for first.
 #[test]
 fn an_agent_with_two_conversations_at_once_trains_the_policy_on_both() {
     let Some(python) = python() else {

@@ -1,5 +1,5 @@
-//! The same conversation five ways: a tool that is built in, a class in Python as TRL takes it, an agent with the client
-//! of OpenAI, a server of OpenEnv and a server of MCP. Peers are the real packages.
+//! The same conversation five ways: a tool that is built in, a class in Python as TRL takes it, an agent with the
+//! client of OpenAI, a server of OpenEnv and a server of MCP. Peers are the real packages.
 
 use std::{
     env, fs,
@@ -161,7 +161,7 @@ impl Bench {
             ("prompts.jsonl", &*format!("{row}\n").repeat(8)),
             ("my_env.py", CLASS),
             ("agent.py", AGENT),
-            ("openenv.py", OPENENV),
+            ("calculator_server.py", OPENENV),
             ("mcp_server.py", MCP),
             ("my_rewards.py", REWARD),
         ] {
@@ -231,7 +231,7 @@ fn the_same_conversation_five_ways_makes_the_same_tokens_and_the_same_weights() 
     } else {
         skipped("the_same_conversation_five_ways: agent", "no Python here has openai");
     }
-    let served = python("TANDEM_OPENENV_PYTHON", "openenv").map(|python| serve(&python, &bench.path("openenv.py")));
+    let served = python("TANDEM_OPENENV_PYTHON", "openenv").map(|python| serve(&python, &bench.path("calculator_server.py")));
     if let Some((_, port)) = &served {
         ways.push(("openenv", format!("environment_factory = \"openenv:ws://127.0.0.1:{port}\"")));
     } else {

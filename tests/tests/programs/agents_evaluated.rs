@@ -26,8 +26,8 @@ fn answer(finished: &Finished) -> Value {
     serde_json::from_str(finished.stdout.trim_end()).unwrap_or_else(|_| panic!("{finished:?}"))
 }
 
-/// A checkpoint is asked with the tools of its run, so the command measures what the evaluation of the run has measured.
-/// The compared models get the same tools.
+/// A checkpoint is asked with the tools of its run, so the command measures what the evaluation of the run has
+/// measured. The compared models get the same tools.
 #[test]
 fn a_checkpoint_is_evaluated_and_compared_with_the_tools_of_its_run() {
     let bench = Bench::new();
