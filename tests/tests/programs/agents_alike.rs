@@ -231,7 +231,8 @@ fn the_same_conversation_five_ways_makes_the_same_tokens_and_the_same_weights() 
     } else {
         skipped("the_same_conversation_five_ways: agent", "no Python here has openai");
     }
-    let served = python("TANDEM_OPENENV_PYTHON", "openenv").map(|python| serve(&python, &bench.path("calculator_server.py")));
+    let served =
+        python("TANDEM_OPENENV_PYTHON", "openenv").map(|python| serve(&python, &bench.path("calculator_server.py")));
     if let Some((_, port)) = &served {
         ways.push(("openenv", format!("environment_factory = \"openenv:ws://127.0.0.1:{port}\"")));
     } else {
