@@ -76,12 +76,6 @@ pub fn has_bf16_tiles() -> bool {
     are_bf16_tiles(&flags(), tiles_are_granted())
 }
 
-/// Whether the processor has instructions for products in bfloat16, in tiles or in registers.
-pub fn has_bf16_products() -> bool {
-    let flags = flags();
-    are_bf16_tiles(&flags, tiles_are_granted()) || flags.split(' ').any(|flag| flag == "avx512_bf16")
-}
-
 fn are_bf16_tiles(flags: &str, granted: bool) -> bool {
     granted && flags.split(' ').any(|flag| flag == "amx_bf16")
 }

@@ -12,7 +12,7 @@ use std::{
 
 use anyhow::{Context, Result};
 
-pub use machine::{gpu_memory, has_bf16_products, has_bf16_tiles, processor_name};
+pub use machine::{gpu_memory, has_bf16_tiles, processor_name};
 
 use crate::{programs::binaries, terminal::output};
 

@@ -98,9 +98,16 @@ impl Critic {
         &mut self.trained
     }
 
+    /// The sequences as rows of the critic, whose positions may be other than the policy's.
+    fn own<'a>(&self, sequences: &[Sequence<'a>]) -> Vec<Sequence<'a>> {
+        let model = self.trained.model().config();
+        sequences.iter().map(|sequence| sequence.of_model(model)).collect()
+    }
+
     /// Value of the state before each sampled token of the given rows: a row for each sequence, empty for sequences
     /// outside `rows`.
     pub fn values(&self, sequences: &[Sequence<'_>], rows: &[usize]) -> Result<Ragged<f64>, LearnerError> {
+        let sequences = &self.own(sequences);
         let mut lengths = vec![0; sequences.len()];
         rows.iter().for_each(|&row| lengths[row] = sequences[row].sampled());
         let mut found = Ragged::filled(0.0, lengths);
@@ -127,6 +134,7 @@ impl Critic {
             stats.learning_rate = self.trained.skip();
             return Ok(());
         }
+        let sequences = &self.own(sequences);
         let mut weights = vec![0.0; sequences.len()];
         for (&row, weight) in rows.iter().zip(self.aggregation.weights(&lengths)) {
             weights[row] = weight;

@@ -90,7 +90,7 @@ impl<'a> Conversation<'a> {
             }
         }
         let by_turn = exchange.turn_rewards();
-        let turns = if by_turn.is_empty() { 0 } else { episode.sampled_spans().count() };
+        let turns = if by_turn.is_empty() { 0 } else { episode.turns() };
         let of_turn = |turn: usize| by_turn.iter().find(|one| one.end as usize == turn).map(|one| one.score);
         Self {
             turn_rewards: (0..turns).map(of_turn).collect(),

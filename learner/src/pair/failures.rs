@@ -1,7 +1,7 @@
 //! Reward functions and environments that fail: which they are, how often and why.
 
 use shared::{
-    Completion, Placed, RewardOutcome, RunDir,
+    Completion, EpisodeEnd, Placed, RewardOutcome, RunDir,
     config::{RewardsOn, TrainConfig},
 };
 
@@ -67,7 +67,8 @@ impl Failures {
             ),
             Who::Environments => format!(
                 "the environments of all {asked} conversations of step {step} failed, the last: {reason}; what they \
-                 printed is in {log}; correct `environment_factory`, or the columns of the dataset that it reads"
+                 printed is in {log}; correct `environment_factory` or `tools`, or the columns of the dataset that they \
+                 read, or set `reward_failure_stops` to false to train without these conversations"
             ),
         })
     }
@@ -77,7 +78,9 @@ impl Failures {
 #[must_use]
 pub fn of(groups: &[Placed]) -> Vec<Failures> {
     let completions: Vec<&Completion> = groups.iter().flat_map(|group| &group.completions).collect();
-    let lost = completions.iter().filter_map(|completion| completion.exchange.as_ref()?.reason());
+    // A straggler has lost a race, and no environment has failed.
+    let exchanges = completions.iter().filter_map(|completion| completion.exchange.as_ref());
+    let lost = exchanges.filter(|one| one.end != EpisodeEnd::Straggler).filter_map(|one| one.reason());
     let environments = Failures {
         who: Who::Environments,
         failed: lost.clone().count(),
@@ -115,7 +118,7 @@ fn one_line(reason: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use shared::{EpisodeEnd, Exchange, Group, GroupId, generation::testing};
+    use shared::{Exchange, Group, GroupId, generation::testing};
 
     use super::*;
 

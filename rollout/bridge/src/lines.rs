@@ -165,18 +165,19 @@ pub fn write(output: impl Write + Send + 'static) -> mpsc::UnboundedSender<Value
 /// How long episodes may take to end once there are no more requests.
 const ENDING: Duration = Duration::from_secs(1);
 
-/// Serves requests until there are no more.
+/// Serves requests until there are no more, or the server is gone.
+///
+/// # Errors
+/// When the server is gone.
 pub async fn serve<P: Peer>(
     peer: Arc<P>,
     mut lines: mpsc::UnboundedReceiver<String>,
     answers: mpsc::UnboundedSender<Value>,
-) {
+) -> anyhow::Result<()> {
     let mut episodes: HashMap<u64, (mpsc::UnboundedSender<Request>, oneshot::Sender<()>)> = HashMap::new();
     let mut tasks = JoinSet::new();
     while let Some(line) = lines.recv().await {
-        if peer.is_gone() {
-            break;
-        }
+        anyhow::ensure!(!peer.is_gone(), "the program of the server has ended");
         let Some(request) = Request::read(&line) else { continue };
         match request.wanted.as_str() {
             "open" => {
@@ -201,6 +202,7 @@ pub async fn serve<P: Peer>(
     }
     drop(episodes);
     let _ = timeout(ENDING, tasks.join_all()).await;
+    Ok(())
 }
 
 /// An episode from its beginning until it is closed or fails.
@@ -318,7 +320,7 @@ mod tests {
             found.push(answers.recv().await.unwrap());
         }
         drop(line);
-        serving.await.unwrap();
+        serving.await.unwrap().unwrap();
         found.sort_by_key(|answer| answer["id"].as_u64());
         found
     }

@@ -65,20 +65,20 @@ async fn run(server: Server) -> anyhow::Result<()> {
         Server::Openenv { address, returns } => {
             let server = OpenEnv::meet(&address, returns).await?;
             let first = greeting(true, server.tools());
-            bridge(server, first).await;
+            bridge(server, first).await?;
         }
         Server::Mcp { server } => {
             let server = Mcp::meet(&server.join(" ")).await?;
             eprintln!("the server of MCP speaks revision {}", server.revision());
             let first = greeting(false, server.tools());
-            bridge(server, first).await;
+            bridge(server, first).await?;
         }
     }
     Ok(())
 }
 
-async fn bridge(server: impl Peer, first: Value) {
+async fn bridge(server: impl Peer, first: Value) -> anyhow::Result<()> {
     let answers: UnboundedSender<Value> = lines::write(io::stdout());
     let _ = answers.send(first);
-    serve(Arc::new(server), lines::read(BufReader::new(io::stdin())), answers).await;
+    serve(Arc::new(server), lines::read(BufReader::new(io::stdin())), answers).await
 }

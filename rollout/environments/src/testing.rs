@@ -25,6 +25,15 @@ pub fn sources(dir: &Path) -> Sources {
     }
 }
 
+/// Checks that it has failed in this way, in a message with these words.
+pub fn fails(result: Result<impl std::fmt::Debug, Failure>, kind: &str, words: &[&str]) {
+    let failure = result.unwrap_err();
+    assert_eq!(failure.kind(), kind, "{failure}");
+    for word in words {
+        assert!(failure.to_string().contains(word), "{word}: {failure}");
+    }
+}
+
 /// A folder with one file, `e.py`.
 pub struct Folder(tempfile::TempDir);
 

@@ -30,7 +30,7 @@ mod written;
 use std::{ops::Range, sync::Arc, time::Instant};
 
 use serde_json::{Map, Value};
-use shared::{Completion, Exchange, FinishReason, Logged, RewardOutcome};
+use shared::{Completion, Episode, Exchange, FinishReason, Logged, RewardOutcome};
 
 pub use answers::Answers;
 pub use function::{RewardError, RewardFunction};
@@ -138,16 +138,25 @@ impl RewardCompletion {
     }
 }
 
+impl RewardCompletion {
+    /// An episode with this text, which is no conversation.
+    #[must_use]
+    pub fn of(episode: &Episode, text: String) -> Self {
+        Self {
+            text,
+            token_ids: episode.token_ids().to_vec(),
+            given: episode.given_spans().collect(),
+            finish_reason: episode.finish_reason(),
+            conversation: None,
+        }
+    }
+}
+
 impl From<&Completion> for RewardCompletion {
     /// Tokens and log-probs of the episode must fit together.
     fn from(completion: &Completion) -> Self {
-        Self {
-            text: completion.text.clone(),
-            token_ids: completion.token_ids().to_vec(),
-            given: completion.episode.given_spans().collect(),
-            finish_reason: completion.finish_reason(),
-            conversation: completion.exchange.as_deref().map(|exchange| Arc::new(exchange.into())),
-        }
+        let conversation = completion.exchange.as_deref().map(|exchange| Arc::new(exchange.into()));
+        Self { conversation, ..Self::of(&completion.episode, completion.text.clone()) }
     }
 }
 

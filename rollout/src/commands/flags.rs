@@ -547,8 +547,8 @@ impl RewardFlags {
         }
     }
 
-    /// The pool that scores a dataset's completions, and its names and weights; `None` without functions. Conversations,
-    /// `held` with these options, also have the rewards of their environments.
+    /// The pool that scores a dataset's completions, and its names and weights; `None` without functions.
+    /// Conversations, `held` with these options, also have the rewards of their environments.
     ///
     /// # Errors
     /// When a function needs a column that no row has, or threads cannot be started.

@@ -77,8 +77,8 @@ pub fn write_group(to: &mut (impl Write + ?Sized), group: &Scored) -> io::Result
 
 /// One completion. `logprobs` are those of the full distribution at temperature 1; with truncated sampling there are
 /// also those under the distribution that the tokens were drawn from, and the sizes of its support. Where tokens were
-/// given, `owner` has 1 for each that was sampled and 0 for the others, of which nothing else is known. A conversation has
-/// its messages, calls and end, as in the `completions/` of a run.
+/// given, `owner` has 1 for each that was sampled and 0 for the others, of which nothing else is known. A conversation
+/// has its messages, calls and end, as in the `completions/` of a run.
 fn row(group: &Scored, completion: &Completion) -> Value {
     let episode = &completion.episode;
     let logprobs = of_sampled(episode, |token| token.logprob.into());

@@ -110,8 +110,8 @@ fn of_run(model: &NamedModel) -> anyhow::Result<Option<TrainConfig>> {
     let Ok(config) = layers::load(Some(&path), &Vec::new()) else { return Ok(None) };
     if let Some(agent) = &config.agent {
         bail!(
-            "the policy of {} was asked by an agent, {agent:?} (`agent`), which only the evaluations of a run can start \
-             (`eval_dataset`); --without-tools completes the prompts as they are, and --tools or \
+            "the policy of {} was asked by an agent, {agent:?} (`agent`), which only the evaluations of a run can \
+             start (`eval_dataset`); --without-tools completes the prompts as they are, and --tools or \
              --environment-factory name others",
             path.display()
         );

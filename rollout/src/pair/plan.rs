@@ -163,7 +163,7 @@ impl Plan {
     pub fn send(&mut self) -> Option<Arc<Placed>> {
         let status = self.learner.as_ref()?;
         let waiting = self.placed.range_mut(GroupId { step: status.step, index: 0 }..).map(|(_, placed)| placed);
-        let known = |placed: &&mut Held| placed.group.policy_version <= status.version;
+        let known = |placed: &&mut Held| !newer_than(&placed.group, status.version);
         let next = waiting.filter(known).find(|placed| placed.progress == Progress::Unsent)?;
         next.progress = Progress::Sending;
         Some(next.group.clone())
@@ -185,7 +185,7 @@ impl Plan {
         let Some(status) = &self.learner else {
             return 0;
         };
-        let waits = |placed: &Held| placed.progress != Progress::Sent && placed.group.policy_version <= status.version;
+        let waits = |placed: &Held| placed.progress != Progress::Sent && !newer_than(&placed.group, status.version);
         let first = GroupId { step: status.step, index: 0 };
         self.placed.range(first..).filter(|(_, placed)| waits(placed)).count()
     }

@@ -69,8 +69,8 @@ pub struct Live {
     begun: Instant,
     /// When its first turn was asked for.
     asked: Option<Instant>,
-    /// Whether its time counts for its group already.
-    pub(super) is_counted: bool,
+    /// The time that counts for its group already.
+    pub(super) counted: Option<Duration>,
     since: Instant,
     waited: Duration,
 }
@@ -93,7 +93,7 @@ impl Live {
             rating: Rating::default(),
             begun: now,
             asked: None,
-            is_counted: false,
+            counted: None,
             since: now,
             waited: Duration::ZERO,
         }
@@ -138,19 +138,14 @@ impl Live {
         self.rating = rating.clone();
     }
 
-    /// It as reward functions see it; none before its environment is open.
-    pub(super) fn seen(&self, tokenizer: &Tokenizer) -> Option<RewardCompletion> {
-        let conversation = self.conversation.as_ref()?;
-        let episode = conversation.episode();
+    /// It as reward functions see it.
+    pub(super) fn seen(&self, tokenizer: &Tokenizer) -> RewardCompletion {
+        let conversation = self.conversation.as_ref().expect("a conversation that is over has begun");
         let (messages, opening) = (conversation.messages().to_vec(), self.opening.clone());
-        let seen = RewardCompletion {
-            text: String::new(),
-            token_ids: episode.token_ids().to_vec(),
-            given: episode.given_spans().collect(),
-            finish_reason: episode.finish_reason(),
-            conversation: Some(Arc::new(rollout_rewards::Conversation { messages, opening })),
-        };
-        Some(RewardCompletion { text: own_text(&seen, tokenizer), ..seen })
+        let said = Some(Arc::new(rollout_rewards::Conversation { messages, opening }));
+        let seen =
+            RewardCompletion { conversation: said, ..RewardCompletion::of(conversation.episode(), String::new()) };
+        RewardCompletion { text: own_text(&seen, tokenizer), ..seen }
     }
 
     /// The reward, where there is one: that of the end alone, or those of turns with it.

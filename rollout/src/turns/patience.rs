@@ -102,6 +102,14 @@ impl Pace {
         }
     }
 
+    /// One that had ended well after this time has no reward.
+    pub fn has_failed(&mut self, time: Duration) {
+        if let Ok(place) = self.times.binary_search(&time) {
+            self.times.remove(place);
+        }
+        self.failed += 1;
+    }
+
     /// How many have ended well.
     pub fn well(&self) -> usize {
         self.times.len()
@@ -145,6 +153,9 @@ mod tests {
         assert_eq!(bound(&pace(5, &[6, 4], 1)), Some(15.0), "those that failed do not count");
         assert_eq!(bound(&pace(2, &[], 2)), None);
         assert_eq!(bound(&pace(2, &[0], 0)), Some(1.0), "nobody waits for less");
+        let mut without_reward = pace(4, &[6, 4, 9], 0);
+        without_reward.has_failed(Duration::from_secs(4));
+        assert_eq!(bound(&without_reward), Some(22.5), "its time leaves with it");
         let forever = Patience { straggler_after: f64::INFINITY, ..patience(Stragglers::Drop) };
         assert_eq!(forever.bound(&pace(1, &[6], 0)), None);
     }

@@ -192,8 +192,9 @@ pub fn decode<M: Message>(frame: &[u8]) -> Result<M, FrameError> {
 }
 
 /// A message that files hold, possibly in the layout of older builds.
-pub trait Kept:
-    Message + From<before::RolloutGroup> + From<Self::OfOnePath> + From<Self::WithoutExchange> + From<Self::WithoutNotes>
+pub trait Kept: Message + From<before::RolloutGroup>
+where
+    Self: From<Self::OfOnePath> + From<Self::WithoutExchange> + From<Self::WithoutNotes>,
 {
     /// Its layout in frame version 12.
     type OfOnePath: DeserializeOwned;

@@ -11,7 +11,10 @@ use std::{
 use shared_bounds::read_text;
 use toml::{Table, Value};
 
-use super::{ConfigError, OPTIONS, OptionSpec, TrainConfig, ValueKind, elsewhere, hub, option, schedule, shares};
+use super::{
+    ConfigError, EnvironmentFactory, OPTIONS, OptionSpec, TrainConfig, ValueKind, elsewhere, environments::BUILT_IN,
+    hub, option, schedule, shares,
+};
 
 /// Options of the command line in the order given: pairs of key and value, with keys spelt as in `run.toml`.
 pub type Overrides = Vec<(String, String)>;
@@ -158,16 +161,23 @@ fn named(
         // The programs that start it may work in another folder.
         config.reward_python = path::absolute(&python).unwrap_or(python).display().to_string();
     }
+    let is_code = |entry: &String| !is_built_in(entry);
+    let classes = config.environment_factory.iter().flat_map(EnvironmentFactory::classes);
     let names_code = [
-        ("reward_funcs", true),
-        ("tools", !config.tools.is_empty()),
-        ("environment_factory", config.environment_factory.is_some()),
+        ("reward_funcs", config.reward_funcs.iter().any(is_code)),
+        ("tools", config.tools.iter().any(is_code)),
+        ("environment_factory", classes.into_iter().any(|(_, class)| !is_built_in(class))),
         ("agent", config.agent.is_some()),
     ];
     if names_code.iter().any(|(option, is_given)| *is_given && in_file(option)) && config.reward_dir.is_none() {
         config.reward_dir = folder.map(Path::to_owned);
     }
     Ok(config)
+}
+
+/// Whether an entry of the options for code names something of the program's own, which lies in no folder.
+fn is_built_in(entry: &str) -> bool {
+    entry.starts_with(BUILT_IN) || entry.chars().all(|c| c.is_alphanumeric() || c == '_')
 }
 
 /// The interpreter that [`PYTHON_VARIABLE`] names, a path in full.

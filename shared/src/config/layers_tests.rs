@@ -156,6 +156,12 @@ fn reward_functions_are_found_from_the_folder_of_the_file_that_names_them() {
     assert_eq!(found(&[]).as_deref(), Some(dir.path()));
     assert_eq!(found(&["--reward_funcs", "s.py:g"]), None);
     assert_eq!(found(&["--reward_dir", "elsewhere"]), Some("elsewhere".into()));
+    // What is built in lies nowhere, so that a tool of the command line is found from the working directory.
+    fs::write(&path, "reward_funcs = [\"numeric\"]\ntools = [\"builtin:calculator\"]").unwrap();
+    assert_eq!(found(&[]), None);
+    assert_eq!(found(&["--tools", "t.py:f"]), None);
+    fs::write(&path, "reward_funcs = [\"numeric\"]\nenvironment_factory = \"e.py:Maze\"").unwrap();
+    assert_eq!(found(&[]).as_deref(), Some(dir.path()));
 }
 
 #[test]

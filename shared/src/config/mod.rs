@@ -1,6 +1,6 @@
 //! The configuration of a run: `run.toml`, with TRL's names and defaults.
 //!
-//! **An option is declared once**, in `options.rs`, and a value of a choice once, in `choices.rs` or, where others go
+//! **An option is declared once**, in `options/`, and a value of a choice once, in `choices.rs` or, where others go
 //! by it, in [`crate::methods`], [`crate::system::compute`] and [`crate::generation::group`]. An option looks like
 //! this:
 //!

@@ -207,9 +207,10 @@ impl TrainConfig {
     }
 }
 
-/// Declares the options: a structure with a field for each, their defaults, and [`OptionSpec`]s of them all.
+/// Declares the options: a structure with a field for each, their defaults, and [`OptionSpec`]s of them all. It is the
+/// last of the list of macros that gather the sections, so nothing stands before the semicolon.
 macro_rules! options {
-    ($( $section:literal { $(
+    (; $( $section:literal { $(
         $(#[doc = $doc:literal])+
         $key:ident: $type:ty = $default:expr $(, $word:ident $(($($said:tt)+))?)*;
     )+ } )+) => {

@@ -219,7 +219,8 @@ impl Episode {
         behind
     }
 
-    /// The segments of all paths in order. Where tokens and log-probs do not fit together ([`Self::is_sound`]), tokens are missing.
+    /// The segments of all paths in order. Where tokens and log-probs do not fit together ([`Self::is_sound`]), tokens
+    /// are missing.
     pub fn segments(&self) -> impl Iterator<Item = Segment<'_>> {
         self.placed().filter_map(|(span, part)| {
             let ids = self.ids.get(span).unwrap_or_default();
@@ -339,7 +340,8 @@ impl Episode {
         cut.or(ends().next_back()).unwrap_or(FinishReason::Aborted)
     }
 
-    /// Whether the last turn of a path was cut off at a bound: `mask_truncated_completions` then leaves out all segments.
+    /// Whether the last turn of a path was cut off at a bound: `mask_truncated_completions` then leaves out all
+    /// segments.
     #[must_use]
     pub fn is_truncated(&self) -> bool {
         self.finish_reason() == FinishReason::Length

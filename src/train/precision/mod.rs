@@ -11,7 +11,6 @@ use shared::{
 
 use self::table::Table;
 use super::LARGE;
-use crate::doctor;
 
 /// What `auto` must gain at least in the sampler: smaller gains are not worth the rounding.
 const WORTH: f64 = 1.1;
@@ -40,13 +39,26 @@ pub fn settle(config: &mut TrainConfig, before: Option<&TrainConfig>, model: &Mo
     // Options may rule a format out for keys and values, as a very long context does.
     let mut tried = config.clone();
     formats.fill(&mut tried);
+    correct(&mut tried);
     if !tried.problems().is_empty() {
         formats.kv_dtype = KvDtype::Auto;
     }
     formats.fill(config);
+    correct(config);
     let gain = rollout.filter(|(format, _)| *format == config.rollout_dtype).map(|(_, gain)| gain);
     let gain = gain.map(|gain| format!(" ({gain:.1} times the rate of fp32, by this processor's products)"));
     Ok(Some(format!("precision {precision}: {}{}", in_words(config), gain.unwrap_or_default())))
+}
+
+/// Corrects rounding token by token, also where an option asks for it, unless an option says how. Rounding moves the
+/// log-prob of each token, and a ratio over a completion would gather that.
+fn correct(config: &mut TrainConfig) {
+    let exact = Formats::of(&TrainConfig::default());
+    let Formats { rollout_dtype, kv_dtype, bf16, importance_sampling_mode } = Formats::of(config);
+    let is_rounded = (rollout_dtype, kv_dtype, bf16) != (exact.rollout_dtype, exact.kv_dtype, exact.bf16);
+    if is_rounded && importance_sampling_mode == exact.importance_sampling_mode {
+        config.importance_sampling_mode = ImportanceSamplingMode::TokenTruncate;
+    }
 }
 
 /// Whether the sampler's format is still to be chosen, and can be another than fp32.
@@ -92,7 +104,7 @@ fn product_share(config: &TrainConfig, model: &ModelConfig) -> f64 {
 
 /// Whether the learner gains by bf16: its processor multiplies it, and products take most of a step.
 fn trains_faster_in_bf16(config: &TrainConfig, model: &ModelConfig) -> bool {
-    let is_native = config.learner_device != Device::Cpu || doctor::has_bf16_products();
+    let is_native = config.learner_device != Device::Cpu || Isa::detect().bf16().is_some();
     is_native && model.parameter_count() >= LARGE
 }
 
@@ -113,14 +125,8 @@ impl Formats {
             Some(RolloutDtype::Bf16Dot) if is_native(RolloutDtype::Bf16Dot) => KvDtype::Bf16,
             _ => KvDtype::Auto,
         };
-        let is_rounded = rollout.is_some() || bf16;
-        // Rounding moves the log-prob of each token. A ratio over a completion gathers that.
-        let mode = if is_rounded {
-            ImportanceSamplingMode::TokenTruncate
-        } else {
-            TrainConfig::default().importance_sampling_mode
-        };
-        Self { rollout_dtype: rollout.unwrap_or(RolloutDtype::Auto), kv_dtype, bf16, importance_sampling_mode: mode }
+        let exact = Self::of(&TrainConfig::default());
+        Self { rollout_dtype: rollout.unwrap_or(exact.rollout_dtype), kv_dtype, bf16, ..exact }
     }
 
     fn of(config: &TrainConfig) -> Self {

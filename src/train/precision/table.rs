@@ -118,10 +118,9 @@ impl Measured {
 
 /// fp32, and the formats that may be faster here. Of the two orders of bf16, the one of this processor's instructions.
 fn formats() -> [(RolloutDtype, Format); 3] {
-    let bf16 = if Isa::detect().has_tiles() {
-        (RolloutDtype::Bf16, Format::Bf16)
-    } else {
-        (RolloutDtype::Bf16Dot, Format::Bf16Dot)
+    let bf16 = match Isa::detect().bf16() {
+        Some(Format::Bf16) => (RolloutDtype::Bf16, Format::Bf16),
+        _ => (RolloutDtype::Bf16Dot, Format::Bf16Dot),
     };
     [(RolloutDtype::Auto, Format::Fp32), bf16, (RolloutDtype::Int8, Format::Int8)]
 }

@@ -55,10 +55,23 @@ fn exact_changes_nothing_and_asks_nobody() {
 }
 
 #[test]
-fn rounding_is_corrected_token_by_token() {
-    let formats = Formats::new(Some(RolloutDtype::Int8), false);
-    assert_eq!(formats.importance_sampling_mode, ImportanceSamplingMode::TokenTruncate);
-    assert_eq!(Formats::new(None, true).importance_sampling_mode, ImportanceSamplingMode::TokenTruncate);
+fn rounding_is_corrected_token_by_token_whoever_asks_for_it() {
+    let mode = |config: TrainConfig| {
+        let mut config = TrainConfig { rollout_kernels: Kernels::Stock, ..config };
+        settle(&mut config, None, &model(256)).unwrap();
+        config.importance_sampling_mode
+    };
+    let given = || of(Precision::Fast);
+    assert_eq!(mode(given()), DEFAULT, "nothing is rounded");
+    for rounded in [
+        TrainConfig { rollout_dtype: RolloutDtype::Int8, ..given() },
+        TrainConfig { kv_dtype: KvDtype::Bf16, ..given() },
+        TrainConfig { bf16: true, ..given() },
+    ] {
+        assert_eq!(mode(rounded), ImportanceSamplingMode::TokenTruncate);
+    }
+    let asked = ImportanceSamplingMode::TokenMask;
+    assert_eq!(mode(TrainConfig { bf16: true, importance_sampling_mode: asked, ..given() }), asked);
     assert_eq!(Formats::new(None, false), Formats::of(&TrainConfig::default()));
 }
 

@@ -109,8 +109,7 @@ if mode == "crash":
 if mode == "hang":
     time.sleep(1000)
 if mode == "flood":
-    while True:
-        print("9" * 1000)
+    os.execvp("yes", ["yes"])
 if mode == "post":
     assert ask("/reward", {"reward": 0.75})[0] == 200
     assert ask("/reward", {"reward": 1.0})[0] == 409
@@ -332,6 +331,7 @@ fn a_synchronous_run_with_agents_repeats_and_in_others_agents_go_on_while_the_le
         for record in &metrics {
             assert!(record["mismatch_kl"].as_f64().is_some_and(|kl| kl < 1e-9), "{swap}: {record}");
             assert_eq!(record["turns/max"], 3.0, "{swap}: {record}");
+            assert_eq!(record["environment/failed"], 0.0, "{swap}: {record}");
         }
     }
 }

@@ -62,7 +62,7 @@ def add(a: int, b: int) -> int:
 "#;
 
 /// An environment with the same tool.
-const ENVIRONMENT: &str = r#"
+pub const ENVIRONMENT: &str = r#"
 class Sums:
     def reset(self, answer, prompt, **row):
         assert prompt[-1]["content"] == "2+3?"

@@ -2,28 +2,12 @@
 
 use std::{fs, os::unix::fs::PermissionsExt, path::Path};
 
-use super::agents::{Bench, assert_owned, number};
+use super::agents::{Bench, ENVIRONMENT, assert_owned, number};
 
 /// What the example in the shell does, as a class.
-const CLASS: &str = r#"
-class Sums:
-    def reset(self, answer, **row):
-        self.answer, self.seen = answer, []
-        return " Go."
-
-    def add(self, a: int, b: int) -> int:
-        """Adds.
-
-        Args:
-            a: One.
-            b: Two.
-        """
-        self.seen.append(a + b)
-        return a + b
-
-    def get_reward(self):
-        return float(self.answer in self.seen)
-"#;
+fn class() -> String {
+    ENVIRONMENT.replace(" + 0.25 * len(self.seen)", "")
+}
 
 /// Writes the example in the shell, with the words that the model knows.
 fn write_example(bench: &Bench) {
@@ -44,7 +28,7 @@ fn a_program_and_a_class_that_say_the_same_make_the_same_weights() {
     const STEPS: u64 = 2;
     let bench = Bench::new();
     write_example(&bench);
-    bench.write("my_env.py", CLASS);
+    bench.write("my_env.py", &class());
     for (run, environment) in [("program", "command:./sums.sh"), ("class", "my_env.py:Sums")] {
         let more = format!("environment_factory = {environment:?}\nmax_steps = {STEPS}\n");
         let _ = bench.train("model", run, &more).success();

@@ -1,14 +1,14 @@
-//! The head's products with its weight: in float32 at least, or in bfloat16 with float32 logits.
+//! The head's products with its weight: in float32 at least, or of numbers rounded to bfloat16, with sums and logits in
+//! float32.
 
 use std::{
     slice,
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
 use rollout_kernels::{
     buffer::LargeBuffer,
-    element::Format,
     linear::{Activation, Input, Linear},
     packed::{Columns, PackedShape},
     parallel::Machine,
@@ -21,6 +21,9 @@ use crate::model::kinds::wide;
 
 /// How long a thread without work spins: libtorch's threads want the cores next.
 const SPIN: Duration = Duration::from_micros(100);
+
+/// Rows that are packed at once: whole panels, so that strips lie in them one after the other.
+const STRIP: usize = 4096;
 
 /// The weight of a head, `[V, H]`.
 #[derive(Debug)]
@@ -54,7 +57,7 @@ impl Weight {
     pub(super) fn shared(&self) -> Self {
         match self {
             Self::Wide(weight_VH) => Self::Wide(weight_VH.shallow_clone()),
-            Self::Rounded(rounded) => Self::Rounded(rounded.another()),
+            Self::Rounded(rounded) => Self::Rounded(rounded.shared()),
         }
     }
 
@@ -118,7 +121,8 @@ pub(super) struct Rounded {
     /// The model's own.
     weight_VH: Tensor,
     shape: PackedShape,
-    packed: Mutex<Packed>,
+    /// What all handles of the weight have together, as they have the buffers of logits.
+    packed: Arc<Mutex<Packed>>,
 }
 
 /// The weight in the layout of the kernels.
@@ -134,26 +138,19 @@ struct Packed {
 impl Rounded {
     /// The weight, where it is in bfloat16 and this processor has an instruction for that.
     fn new(weight_VH: &Tensor) -> Option<Self> {
-        let isa = Isa::detect();
-        let format = if isa.has_tiles() {
-            Format::Bf16
-        } else if isa.has_pair_products() {
-            Format::Bf16Dot
-        } else {
-            return None;
-        };
+        let format = Isa::detect().bf16()?;
         if weight_VH.kind() != Kind::BFloat16 || weight_VH.device() != Device::Cpu {
             return None;
         }
         let [outputs, depth] = weight_VH.size()[..] else { return None };
         let shape = PackedShape { depth: depth as usize, outputs: outputs as usize, columns: Columns::Joined, format };
-        Some(Self { weight_VH: weight_VH.shallow_clone(), shape, packed: Mutex::new(Packed::new(shape).ok()?) })
+        let packed = Arc::new(Mutex::new(Packed::new(shape).ok()?));
+        Some(Self { weight_VH: weight_VH.shallow_clone(), shape, packed })
     }
 
-    /// The same weight, packed for itself when it is first used.
-    fn another(&self) -> Self {
-        let packed = Packed::new(self.shape).expect("an anonymous mapping takes no memory before it is written");
-        Self { weight_VH: self.weight_VH.shallow_clone(), shape: self.shape, packed: Mutex::new(packed) }
+    /// The same weight under another handle.
+    fn shared(&self) -> Self {
+        Self { weight_VH: self.weight_VH.shallow_clone(), shape: self.shape, packed: Arc::clone(&self.packed) }
     }
 
     fn packed(&self) -> std::sync::MutexGuard<'_, Packed> {
@@ -168,9 +165,7 @@ impl Rounded {
         let kept = threads.take().filter(|(count, _)| *count == wanted);
         let (_, pool) = threads.insert(kept.unwrap_or_else(|| (wanted, pool(wanted))));
         if *is_stale {
-            let weight_VH = self.weight_VH.to_kind(Kind::Float).contiguous();
-            // SAFETY: as below.
-            let _ = self.shape.pack(&[unsafe { values(&weight_VH) }.into()], panels, pool);
+            self.pack(panels, pool);
             *is_stale = false;
         }
         let layer = Linear {
@@ -189,6 +184,22 @@ impl Rounded {
             let input = Input { x: values(&hidden_nH), rows: None, residual: None };
             let machine = Machine { isa: Isa::detect(), threads: pool, scratch };
             layer.run(input, slice::from_raw_parts_mut(out, count), machine);
+        }
+    }
+}
+
+impl Rounded {
+    /// Packs the weight in strips: a float32 copy of all of it would take twice its memory beside the panels.
+    fn pack(&self, panels: &mut [f32], pool: &ThreadPool) {
+        let (mut row, mut word) = (0, 0);
+        while row < self.shape.outputs {
+            let rows = STRIP.min(self.shape.outputs - row);
+            let strip = self.weight_VH.narrow(0, row as i64, rows as i64).to_kind(Kind::Float).contiguous();
+            let shape = PackedShape { outputs: rows, ..self.shape };
+            let end = word + shape.words();
+            // SAFETY: the strip is dense, in float32, on the CPU, and nobody else's.
+            let _ = shape.pack(&[unsafe { values(&strip) }.into()], &mut panels[word..end], pool);
+            (row, word) = (row + rows, end);
         }
     }
 }
@@ -227,18 +238,23 @@ unsafe fn values(tensor: &Tensor) -> &[f32] {
 mod tests {
     use super::*;
 
-    /// A head in bfloat16 and its figures in double precision, from the rounded numbers.
+    /// A head in bfloat16, of more rows than are packed at once: the weight, hidden states as a trunk gives them, and a
+    /// gradient.
     fn heads(tokens: i64) -> Option<(Weight, [Tensor; 3])> {
         tch::manual_seed(1);
-        let draw = |rows, columns| Tensor::randn([rows, columns], (Kind::Float, Device::Cpu)).to_kind(Kind::BFloat16);
-        let (weight_VH, hidden_nH, gradient_nV) = (draw(77, 40), draw(tokens, 40), draw(tokens, 77));
+        let draw = |rows, columns| Tensor::randn([rows, columns], (Kind::Float, Device::Cpu));
+        let weight_VH = draw(ROWS, 40).to_kind(Kind::BFloat16);
         let weight = Weight::new(&weight_VH);
         if matches!(weight, Weight::Wide(_)) {
             harness::without_hardware("a head in bfloat16", "this processor multiplies no bfloat16");
             return None;
         }
-        Some((weight, [weight_VH, hidden_nH, gradient_nV]))
+        Some((weight, [weight_VH, draw(tokens, 40), draw(tokens, ROWS)]))
     }
+
+    const ROWS: i64 = 2 * STRIP as i64 + 77;
+    /// Largest relative error of one rounding to bfloat16.
+    const ROUNDING: f64 = 1.0 / 512.0;
 
     fn distance(a: &Tensor, b: &Tensor) -> f64 {
         let size = b.abs().max().double_value(&[]);
@@ -246,19 +262,20 @@ mod tests {
     }
 
     #[test]
-    fn logits_have_the_digits_of_float32_and_gradients_those_of_bfloat16() {
+    fn logits_of_rounded_numbers_have_the_digits_of_float32_and_gradients_those_of_bfloat16() {
         for tokens in [1, 3, 64] {
             let Some((weight, tensors)) = heads(tokens) else { return };
-            let [weight_VH, hidden_nH, gradient_nV] = tensors.each_ref().map(|tensor| tensor.to_kind(Kind::Double));
-            let logits_nV = Tensor::empty([tokens, 77], (Kind::Float, Device::Cpu));
-            weight.project(&tensors[1].to_kind(Kind::Float), &logits_nV);
+            // Whatever comes in is rounded, and so are gradients that come out.
+            let rounded = |tensor: &Tensor| tensor.to_kind(Kind::BFloat16).to_kind(Kind::Double);
+            let [weight_VH, hidden_nH, gradient_nV] = tensors.each_ref().map(rounded);
+            let logits_nV = Tensor::empty([tokens, ROWS], (Kind::Float, Device::Cpu));
+            weight.project(&tensors[1], &logits_nV);
             assert!(distance(&logits_nV, &hidden_nH.mm(&weight_VH.tr())) < 1e-6);
-            let mut weight_gradient = Tensor::ones([77, 40], (Kind::Float, Device::Cpu));
-            let [hidden, gradient] = [1, 2].map(|index| tensors[index].to_kind(Kind::Float));
-            let of_hidden = weight.backward(&hidden, &gradient, Some(&mut weight_gradient));
+            let mut weight_gradient = Tensor::ones([ROWS, 40], (Kind::Float, Device::Cpu));
+            let of_hidden = weight.backward(&tensors[1], &tensors[2], Some(&mut weight_gradient));
             assert_eq!(of_hidden.kind(), Kind::Float);
-            assert!(distance(&of_hidden, &gradient_nV.mm(&weight_VH)) < 4e-3);
-            assert!(distance(&(weight_gradient - 1.0), &gradient_nV.tr().mm(&hidden_nH)) < 4e-3);
+            assert!(distance(&of_hidden, &gradient_nV.mm(&weight_VH)) < ROUNDING);
+            assert!(distance(&(weight_gradient - 1.0), &gradient_nV.tr().mm(&hidden_nH)) < ROUNDING);
         }
     }
 
@@ -266,14 +283,14 @@ mod tests {
     fn a_changed_weight_is_taken_over() {
         let Some((weight, [weight_VH, hidden_nH, _])) = heads(2) else { return };
         let logits = |weight: &Weight| {
-            let logits_nV = Tensor::empty([2, 77], (Kind::Float, Device::Cpu));
-            weight.project(&hidden_nH.to_kind(Kind::Float), &logits_nV);
+            let logits_nV = Tensor::empty([2, ROWS], (Kind::Float, Device::Cpu));
+            weight.project(&hidden_nH, &logits_nV);
             logits_nV
         };
         let (before, other) = (logits(&weight), weight.shared());
         let _ = weight_VH.shallow_clone().g_mul_scalar_(2.0);
         weight.follow(&weight_VH);
         assert_eq!(logits(&weight), &before * 2.0);
-        assert_eq!(logits(&other), &before * 2.0, "another handle packs it when it is first used");
+        assert_eq!(logits(&other), &before * 2.0, "another handle has the same panels");
     }
 }

@@ -153,22 +153,23 @@ impl Client {
     }
 
     async fn begin_session(&self) -> Result<(), CallError> {
-        self.set_era(Era::Session { revision: None, id: None });
+        // Others go on with the era that they know until this one is ready.
         let about = json!({"protocolVersion": WITH_SESSION, "capabilities": {}, "clientInfo": about()});
-        let (result, session) = self.exchange("initialize", about).await?;
+        let (result, session) = self.exchange(&Era::Session { revision: None, id: None }, "initialize", about).await?;
         let revision = result["protocolVersion"].as_str().unwrap_or(WITH_SESSION).to_owned();
-        self.set_era(Era::Session { revision: Some(revision), id: session });
+        let era = Era::Session { revision: Some(revision), id: session };
         let told = json!({"jsonrpc": "2.0", "method": "notifications/initialized"});
-        self.wire.send(&self.era(), &told).await.map(|_| ())
+        self.wire.send(&era, &told).await?;
+        self.set_era(era);
+        Ok(())
     }
 
     async fn ask_once(&self, method: &str, params: Value) -> Result<Value, CallError> {
-        self.exchange(method, params).await.map(|(result, _)| result)
+        self.exchange(&self.era(), method, params).await.map(|(result, _)| result)
     }
 
-    async fn exchange(&self, method: &str, mut params: Value) -> Result<(Value, Option<String>), CallError> {
-        let era = self.era();
-        if era == Era::Stateless {
+    async fn exchange(&self, era: &Era, method: &str, mut params: Value) -> Result<(Value, Option<String>), CallError> {
+        if *era == Era::Stateless {
             params["_meta"] = json!({
                 "io.modelcontextprotocol/protocolVersion": STATELESS,
                 "io.modelcontextprotocol/clientInfo": about(),
@@ -177,7 +178,7 @@ impl Client {
         }
         let id = self.last.fetch_add(1, Ordering::Relaxed) + 1;
         let message = json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params});
-        let Answer { message, session } = self.wire.send(&era, &message).await?;
+        let Answer { message, session } = self.wire.send(era, &message).await?;
         let mut message = message.ok_or_else(|| CallError::Gone(format!("`{method}` has no answer")))?;
         if let Some(error) = message.get("error").filter(|error| !error.is_null()) {
             return Err(refused(error));

@@ -76,6 +76,16 @@ mod tests {
         call(json!({"expression": expression}).as_object().unwrap())
     }
 
+    /// A warm start shows the model the tool that training gives it.
+    #[test]
+    fn the_warm_start_of_the_example_names_the_same_tool() {
+        let (_, script) = include_str!("../../../../examples/calculator/make.py").split_once("SCHEMA = ").unwrap();
+        let (literal, _) = script.split_once("\n}\n").unwrap();
+        let lines: Vec<&str> = literal.lines().map(str::trim).collect();
+        let literal = format!("{}}}", lines.concat()).replace(",}", "}");
+        assert_eq!(serde_json::from_str::<Value>(&literal).unwrap(), schema());
+    }
+
     #[test]
     fn values_are_exact_and_written_as_people_write_them() {
         for (expression, value) in [

@@ -13,7 +13,7 @@ use super::*;
 use crate::{
     Environments, Event, Failure, StartError, Step,
     process::Hosts,
-    testing::{Folder, nothing, row, sample, sources},
+    testing::{Folder, fails, nothing, row, sample, sources},
 };
 
 /// A program whose tools are called after what they do.
@@ -101,14 +101,6 @@ fn step(environments: &Environments, tag: u64, tool: &str) -> Result<Step, Failu
 fn who(environments: &Environments, tag: u64) -> String {
     environments.opened(sample(tag, 0), nothing()).unwrap();
     environments.said(sample(tag, 0), "who", nothing())
-}
-
-fn fails(result: Result<impl std::fmt::Debug, Failure>, kind: &str, words: &[&str]) {
-    let failure = result.unwrap_err();
-    assert_eq!(failure.kind(), kind, "{failure}");
-    for word in words {
-        assert!(failure.to_string().contains(word), "{word}: {failure}");
-    }
 }
 
 #[test]

@@ -304,7 +304,9 @@ class Host:
         try:
             fields = await DO[request["do"]](self, request, episode)
         except asyncio.CancelledError:
-            episode.sound = False
+            # A request about a group has marked its episodes.
+            if episode is not None:
+                episode.sound = False
             fields = {"error": "the episode was closed meanwhile"}
         except Exception as error:
             if episode is not None:

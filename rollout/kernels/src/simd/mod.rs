@@ -269,6 +269,12 @@ impl Isa {
         self.0 == Set::Avx512Bf16
     }
 
+    /// The format of bf16 whose products have an instruction here, if one has.
+    #[must_use]
+    pub fn bf16(self) -> Option<Format> {
+        if self.has_tiles() { Some(Format::Bf16) } else { self.has_pair_products().then_some(Format::Bf16Dot) }
+    }
+
     /// Whether there is an instruction for sums of products of bytes. Without one they take about as many instructions
     /// as those of floats, and bytes save memory only.
     #[must_use]

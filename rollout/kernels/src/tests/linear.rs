@@ -27,6 +27,12 @@ struct Layer {
 }
 
 impl Layer {
+    /// A product alone.
+    fn plain(shape: PackedShape, weights: Vec<f32>) -> Self {
+        let (weights, activation) = (vec![weights], Activation::Silu);
+        Self { shape, weights, biases: None, gamma: None, activation, factor: 1.0 }
+    }
+
     fn random(stream: &mut Stream, depth: usize, parts: &[usize], columns: Columns, bias: bool, norm: bool) -> Self {
         let outputs = if columns == Columns::Gated { parts[0] } else { parts.iter().sum() };
         Self {
@@ -295,14 +301,7 @@ fn tiles_are_used_where_the_machine_has_them() {
 fn what_is_no_number_stays_visible_in_pairs() {
     let (depth, rows) = (5, [1.0, f32::NAN].map(|x| vec![x; 5]));
     let shape = PackedShape { depth, outputs: 2, columns: Columns::Joined, format: Format::Bf16Dot };
-    let layer = Layer {
-        shape,
-        weights: vec![rows.concat()],
-        biases: None,
-        gamma: None,
-        activation: Activation::Silu,
-        factor: 1.0,
-    };
+    let layer = Layer::plain(shape, rows.concat());
     for isa in Isa::available() {
         let out = layer.run(Input { x: &rows.concat(), rows: None, residual: None }, 2, isa, &threads(1));
         assert!(out[0] == 5.0 && out[1..].iter().all(|x| x.is_nan()), "{isa:?}: {out:?}");
@@ -315,14 +314,7 @@ fn bytes_of_tiny_numbers_are_zeros_and_what_is_no_number_stays_visible() {
     let depth = 3;
     let rows = [1.0, 1e-38, f32::NAN].map(|x| vec![x; depth]);
     let shape = PackedShape { depth, outputs: 3, columns: Columns::Joined, format: Format::Int8 };
-    let layer = Layer {
-        shape,
-        weights: vec![rows.concat()],
-        biases: None,
-        gamma: None,
-        activation: Activation::Silu,
-        factor: 1.0,
-    };
+    let layer = Layer::plain(shape, rows.concat());
     let x = rows.concat();
     for isa in Isa::available() {
         let out = layer.run(Input { x: &x, rows: None, residual: None }, 3, isa, &threads(1));

@@ -19,7 +19,7 @@ use rollout::{
     generate::{Conversed, Generate, Next, PairGenerator, Work},
     turns::{conversed, prompts, sampled},
 };
-use shared::{EpisodeEnd, Exchange, FinishReason, Placed, PolicyVersion, PromptId, RewardOutcome};
+use shared::{EpisodeEnd, Exchange, FinishReason, PolicyVersion, RewardOutcome};
 use tokio::sync::Notify;
 
 use super::{Outcome, Program, Running, Said, Sample, Samples, path::Path};
@@ -158,21 +158,18 @@ impl Agents {
             && let Some(place) = self.queue.pop_front()
         {
             let Some(group) = self.groups.get(&place.0) else { continue };
-            let started = shared_http::random().and_then(|key| {
-                let (row, tell) = (Arc::clone(&group.row), self.tell.clone());
-                let running = self.program.start(key.clone(), row, place, tell)?;
-                Ok((key, running))
-            });
-            let (key, running) = match started {
-                Ok(started) => started,
-                Err(error) => {
-                    // The outcome comes as that of an agent does.
-                    let _ = self.tell.send((place, Outcome::Failed(format!("the agent cannot be started: {error}"))));
-                    (String::new(), Running::default())
-                }
-            };
+            // An agent asks as soon as it is started. One that cannot be started has the empty key, which none may use.
+            let random = shared_http::random();
+            let key = random.as_ref().map_or_else(|_| String::new(), String::clone);
             let prompt = Arc::clone(&group.prompt);
             let sample = self.samples.open(key.clone(), place.1, group.request.clone(), prompt);
+            let (row, tell) = (Arc::clone(&group.row), self.tell.clone());
+            let started = random.and_then(|key| self.program.start(key, row, place, tell));
+            let running = started.unwrap_or_else(|error| {
+                // The outcome comes as that of an agent does.
+                let _ = self.tell.send((place, Outcome::Failed(format!("the agent cannot be started: {error}"))));
+                Running::default()
+            });
             self.live.insert(place, Live { key, sample, begun: Instant::now(), _running: running });
         }
     }
@@ -201,10 +198,14 @@ impl Agents {
         let waited_seconds = seconds.saturating_sub(record.sampled).as_secs_f64();
         let sum = |of: fn(&Path) -> u32| record.paths.iter().map(of).sum::<u32>();
         let (calls, recomputed) = (sum(|path| path.calls), sum(|path| path.recomputed));
-        let conversations: Vec<Conversation> = record.paths.into_iter().map(|path| path.conversation).collect();
-        let reward = match why_unusable(&conversations, &mut group.first, self.samples.limits().max_model_len) {
-            // An agent that failed says more of itself.
-            Some(reason) => reward.and(Err((EpisodeEnd::EnvironmentFailed, reason))),
+        let mut conversations: Vec<Conversation> = record.paths.into_iter().map(|path| path.conversation).collect();
+        let first = |one: &Conversation| one.prompt_ids().first().copied();
+        let is_shared = conversations.iter().all(|one| begins_alike(&mut group.first, first(one)));
+        conversations.retain(|_| is_shared);
+        let failed = |reason: String| Err((EpisodeEnd::EnvironmentFailed, reason));
+        let reward = match why_unusable(&conversations, self.samples.limits().max_model_len) {
+            _ if !is_shared => failed("the prompts of the agents of one row do not begin with the same token".into()),
+            Some(reason) => reward.and(failed(reason)),
             None => reward,
         };
         group.live -= 1;
@@ -231,6 +232,12 @@ impl Agents {
     }
 }
 
+/// Whether a prompt begins with the token that those of its group begin with. The first one sets it; an agent without a
+/// prompt sets none for the others.
+fn begins_alike(of_group: &mut Option<u32>, own: Option<u32>) -> bool {
+    own.is_none_or(|own| *of_group.get_or_insert(own) == own)
+}
+
 impl Counts {
     fn add(&mut self, overridden: u32, paths: usize) {
         if overridden > 0 && self.overridden == 0 {
@@ -241,15 +248,10 @@ impl Counts {
     }
 }
 
-/// Why the conversations of a sample cannot be trained on. `first` is the token that all prompts of the sample's group
-/// begin with, once it is known, and `most` bounds the tokens of a sample.
-fn why_unusable(conversations: &[Conversation], first: &mut Option<u32>, most: usize) -> Option<String> {
+/// Why the conversations of a sample, which has `most` tokens at most, cannot be trained on.
+fn why_unusable(conversations: &[Conversation], most: usize) -> Option<String> {
     if conversations.is_empty() {
         return Some("the agent had no answer of the policy".into());
-    }
-    let begins = |conversation: &Conversation| conversation.prompt_ids().first().copied().unwrap_or_default();
-    if !conversations.iter().all(|one| *first.get_or_insert(begins(one)) == begins(one)) {
-        return Some("the prompts of the agents of one row do not begin with the same token".into());
     }
     let tokens = |one: &Conversation| one.prompt_ids().len() + one.episode().token_ids().len();
     let all: usize = conversations.iter().map(tokens).sum();
@@ -399,19 +401,18 @@ impl PairGenerator for Agents {
         self.server.over.notify_one();
         self.inner.close();
     }
-
-    fn handed_over(&mut self, group: &Placed) {
-        self.inner.handed_over(group);
-    }
-
-    fn distrusted(&mut self) -> Vec<(PromptId, u32)> {
-        self.inner.distrusted()
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_silent_agent_says_nothing_of_how_prompts_begin() {
+        let mut of_group = None;
+        let alike = [None, Some(7), None, Some(8), Some(7)].map(|own| begins_alike(&mut of_group, own));
+        assert_eq!((alike, of_group), ([true, true, true, false, true], Some(7)));
+    }
 
     #[test]
     fn a_reward_is_posted_or_printed_or_the_success_and_a_failure_is_none() {

@@ -46,9 +46,11 @@ pub struct Running {
 }
 
 impl Running {
-    /// Ends it. Its outcome still comes.
+    /// Ends it, unless it has ended. Its outcome still comes.
     pub fn give_up(&self) {
-        self.is_given_up.store(true, Ordering::SeqCst);
+        if self.is_given_up.swap(true, Ordering::SeqCst) {
+            return;
+        }
         if let Some(ender) = self.ender.get() {
             ender.end();
         }
@@ -90,6 +92,8 @@ impl Program {
         let is_given_up = Arc::clone(&running.is_given_up);
         let work = move || {
             let outcome = program.work(&key, &row, &ender, &is_given_up).unwrap_or_else(Outcome::Failed);
+            // There is nothing left to end, which would take the lock of all processes that start.
+            is_given_up.store(true, Ordering::SeqCst);
             // Without a sampler nobody wants to know.
             let _ = tell.send((place, outcome));
         };
@@ -117,6 +121,8 @@ impl Program {
         let mut last = String::new();
         loop {
             match kept.answers().recv_deadline(deadline) {
+                // A channel that is never empty does not look at the time.
+                Ok(Ok(_)) if Instant::now() >= deadline => return Ok(late()),
                 Ok(Ok(line)) if line.trim().is_empty() => {}
                 Ok(Ok(line)) => last = line.trim().to_owned(),
                 Ok(Err(reason)) => return Err(format!("`{}`: {reason}", self.command)),

@@ -200,11 +200,16 @@ impl Sample {
             return Err(ApiError::field(grammar.field, message));
         }
         let run = &self.request.sampling;
-        let values = |params: &SamplingParams| {
-            let cuts = (params.top_k, params.top_p, params.min_p);
-            (params.temperature, cuts, params.repetition_penalty, params.ignore_eos)
+        let own = &asked.params;
+        let is_other = |name: &&str| match *name {
+            "temperature" => own.temperature != run.temperature,
+            "top_k" => own.top_k != run.top_k,
+            "top_p" => own.top_p != run.top_p,
+            "min_p" => own.min_p != run.min_p,
+            "repetition_penalty" => own.repetition_penalty != run.repetition_penalty,
+            _ => own.ignore_eos != run.ignore_eos,
         };
-        let is_other = asked.is_named && values(&asked.params) != values(run) || asked.seed.is_some();
+        let is_other = asked.named.iter().any(is_other) || asked.seed.is_some();
         let stop = if asked.params.stop.is_empty() { run.stop.clone() } else { asked.params.stop.clone() };
         (asked.params, asked.seed) = (SamplingParams { stop, ..(**run).clone() }, None);
         Ok(is_other)
@@ -223,7 +228,8 @@ impl Sample {
             return Err(ApiError::ended());
         }
         let asked = Asked { said: &said, tools, session };
-        let known = record.paths.iter().enumerate().filter(|(_, path)| path.is_continued_by(&asked));
+        // Of equal ones the first.
+        let known = record.paths.iter().enumerate().rev().filter(|(_, path)| path.is_continued_by(&asked));
         let at = known.max_by_key(|(_, path)| path.said.len()).map(|(at, _)| at);
         let (path, next, room) = match at {
             Some(at) => {

@@ -1,6 +1,6 @@
 //! The body of `POST /v1/chat/completions`.
 
-use rollout::data::Tokenizer;
+use rollout::data::{Tokenizer, TokenizerError};
 use serde_json::{Map, Value};
 use shared_chat::ChatTemplate;
 
@@ -56,7 +56,12 @@ impl Chat {
     ///
     /// # Errors
     /// What is wrong with it.
-    pub fn read(body: &[u8], models: &Models, tokenizer: &Tokenizer, max_model_len: usize) -> Result<Self, ApiError> {
+    pub fn read(
+        body: &[u8],
+        models: &Models,
+        tokenizer: &Tokenizer,
+        max_model_len: Option<usize>,
+    ) -> Result<Self, ApiError> {
         let mut fields = Fields::parse(body)?;
         let model = take_model(&mut fields, models)?;
         let mut sampling = Sampling::take(&mut fields, tokenizer.model_vocab_size())?;
@@ -75,16 +80,23 @@ impl Chat {
         refuse_unless(&mut fields, "function_call", &["auto", "none"])?;
         let Conversation { text, goes_on, messages, tools, has_variables } = conversation(&mut fields, tokenizer)?;
         fields.end()?;
-        check_text("messages", &text, max_model_len)?;
+        max_model_len.map_or(Ok(()), |most| check_text("messages", &text, most))?;
         let support = tokenizer.template().map(ChatTemplate::tool_support);
         let calling = if choice == Choice::None { None } else { Calling::new(&tools, support, &text, parallel)? };
         if let Some(tools) = choice.must_call(&tools)? {
             check_forced(&sampling, goes_on)?;
             sampling.grammar = calling.as_ref().map(|calling| calling.must_call(&tools, tokenizer)).transpose()?;
         }
-        let ids = tokenizer.encode(&text, false).map_err(|error| ApiError::field("messages", error.to_string()))?;
-        check_ids("messages", &ids, tokenizer.model_vocab_size())?;
-        let max_tokens = room("messages", ids.len(), wanted, max_model_len)?;
+        let (ids, max_tokens) = match max_model_len {
+            Some(most) => {
+                let refuse = |error: TokenizerError| ApiError::field("messages", error.to_string());
+                let ids = tokenizer.encode(&text, false).map_err(refuse)?;
+                check_ids("messages", &ids, tokenizer.model_vocab_size())?;
+                let max_tokens = room("messages", ids.len(), wanted, most)?;
+                (ids, max_tokens)
+            }
+            None => (Vec::new(), wanted.unwrap_or(u32::MAX)),
+        };
         let prompt = Prompt { text: String::new(), ids: ids.into(), max_tokens, goes_on };
         Ok(Self {
             model,

@@ -67,7 +67,7 @@ impl World {
     fn read(&self, more: &Value) -> Result<Chat, ApiError> {
         let mut body = json!({ "messages": [{ "role": "user", "content": "go" }], "tools": tools(true) });
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        let mut read = Chat::read(body.to_string().as_bytes(), &models(), &self.tokenizer, LENGTH)?;
+        let mut read = Chat::read(body.to_string().as_bytes(), &models(), &self.tokenizer, Some(LENGTH))?;
         read.sampling.compile(&self.grammars, read.prompt.start())?;
         Ok(read)
     }

@@ -38,8 +38,8 @@ pub struct Sampling {
     pub params: SamplingParams,
     /// Completions of each prompt.
     pub n: u32,
-    /// Whether the client named any value by which tokens are drawn.
-    pub is_named: bool,
+    /// The values by which tokens are drawn that the client has named.
+    pub named: Vec<&'static str>,
     /// The client's seed.
     pub seed: Option<u64>,
     /// Tokens that end a completion, beside those of the model; in order.
@@ -74,7 +74,7 @@ impl Sampling {
     /// A value of another type, or out of range.
     pub fn take(fields: &mut Fields, vocab_size: usize) -> Result<Self, ApiError> {
         let defaults = SamplingParams::default();
-        let is_named = VALUES.iter().any(|name| fields.0.contains_key(*name));
+        let named = VALUES.into_iter().filter(|name| fields.0.contains_key(*name)).collect();
         let stop = fields.take::<OneOrMany<String>>("stop")?.map(OneOrMany::many).unwrap_or_default();
         if stop.len() > MOST_STOPS || stop.iter().any(String::is_empty) {
             return Err(ApiError::field("stop", format!("`stop` takes up to {MOST_STOPS} texts, none of them empty")));
@@ -112,7 +112,7 @@ impl Sampling {
         }
         let stop_token_ids = stop_token_ids(fields, vocab_size)?;
         let (seed, grammar) = (seed(fields)?, grammar::take(fields)?);
-        Ok(Self { params, n, is_named, seed, stop_token_ids, grammar, constraint: None })
+        Ok(Self { params, n, named, seed, stop_token_ids, grammar, constraint: None })
     }
 
     /// Compiles the grammar that is asked for. This takes a while: it is no work for the engine's thread.

@@ -21,7 +21,7 @@ fn completion(more: &Value) -> Result<Completion, ApiError> {
 fn chat(more: &Value) -> Result<Chat, ApiError> {
     let mut body = json!({ "messages": [{ "role": "user", "content": "hi" }] });
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    Chat::read(body.to_string().as_bytes(), &models(), &tokenizer(), MAX_MODEL_LEN)
+    Chat::read(body.to_string().as_bytes(), &models(), &tokenizer(), Some(MAX_MODEL_LEN))
 }
 
 #[test]
@@ -293,7 +293,8 @@ fn calls_and_replies_reach_the_template_as_it_wants_them() {
     let prompt = |template: &str, messages: &Value| {
         let tokenizer = with_template(template);
         let body = json!({ "messages": messages }).to_string();
-        let read = Chat::read(body.as_bytes(), &models(), &tokenizer, 200).unwrap_or_else(|error| panic!("{error:?}"));
+        let read =
+            Chat::read(body.as_bytes(), &models(), &tokenizer, Some(200)).unwrap_or_else(|error| panic!("{error:?}"));
         tokenizer.decode(&read.prompt.ids).unwrap()
     };
     let talk = |arguments: Value| {
@@ -327,7 +328,7 @@ fn what_the_template_would_leave_out_is_refused() {
     let read = |template: &str, more: Value| {
         let mut body = json!({ "messages": [{ "role": "user", "content": "hi" }] });
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        let read = Chat::read(body.to_string().as_bytes(), &models(), &with_template(template), 200);
+        let read = Chat::read(body.to_string().as_bytes(), &models(), &with_template(template), Some(200));
         read.map(|read| read.calling.is_some()).map_err(|error| (error.param.unwrap(), error.message))
     };
     let tools = json!({ "tools": [{ "type": "function", "function": { "name": "f" } }] });
@@ -392,7 +393,7 @@ fn any_body_is_read_or_refused() {
                 }
             }
         }
-        if let Ok(read) = Chat::read(body, &models(), &tokenizer, MAX_MODEL_LEN) {
+        if let Ok(read) = Chat::read(body, &models(), &tokenizer, Some(MAX_MODEL_LEN)) {
             assert!(!read.prompt.ids.is_empty() && read.prompt.max_tokens > 0);
         }
         let vocab_size = tokenizer.model_vocab_size();

@@ -18,9 +18,6 @@ use crate::{
     request::chat::Chat,
 };
 
-/// A length of context that no request has.
-const BOUNDLESS: usize = usize::MAX >> 8;
-
 /// A body that was read; inside a run, with the turn that it asks for.
 struct Read {
     chat: Chat,
@@ -43,13 +40,13 @@ pub async fn answer(
     let session = request.extensions().get::<Session>().cloned();
     let read = app.enter(request, move |app, body| {
         let Some((samples, sample)) = app.agents.as_ref().zip(sample) else {
-            let mut chat = Chat::read(body, &app.models, &app.tokenizer, app.max_model_len)?;
+            let mut chat = Chat::read(body, &app.models, &app.tokenizer, Some(app.max_model_len))?;
             chat.sampling.compile(&app.grammars, chat.prompt.start())?;
             app.prepare_names(chat.top_logprobs);
             return Ok(Read { chat, turn: None });
         };
-        // The room is that of the recorded tokens, which differ from those of a new rendering.
-        let mut chat = Chat::read(body, &app.models, &app.tokenizer, BOUNDLESS)?;
+        // Tokens and room are those that were recorded, and none of a new rendering.
+        let mut chat = Chat::read(body, &app.models, &app.tokenizer, None)?;
         let turn = Some(samples.turn(&sample, &mut chat, session.as_ref())?);
         app.prepare_names(chat.top_logprobs);
         Ok(Read { chat, turn })

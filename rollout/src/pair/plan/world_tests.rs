@@ -299,7 +299,8 @@ impl World {
             return;
         }
         let group = self.queue.remove(0);
-        if self.options.max_staleness > 0 && group.policy_version > self.learner.version {
+        // As the learner's collector: completions that were carried over are older than the others of their group.
+        if self.options.max_staleness > 0 && newer_than(&group, PolicyVersion(self.learner.step.0)) {
             return;
         }
         let counted = self.chain().iter().any(|known| known.id == group.id);

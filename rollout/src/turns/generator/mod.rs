@@ -248,8 +248,17 @@ impl Conversing {
                     live.go(At::Sampling);
                 }
             }
-            let group = GroupRequest { tag, prompt_ids, samples: samples.into(), ..group.request.clone() };
-            self.inner.begin(Request { keep: true, ..group.into() })?;
+            let samples: Arc<[u32]> = samples.into();
+            let group = GroupRequest { tag, prompt_ids, samples: Arc::clone(&samples), ..group.request.clone() };
+            match self.inner.begin(Request { keep: true, ..group.into() }) {
+                // With the environment's first words, the prompt is one that the engine refuses.
+                Err(EngineError::Request { message, .. }) => {
+                    for &index in samples.iter() {
+                        self.give_up(Sample { tag, index }, EpisodeEnd::EnvironmentFailed, message.clone());
+                    }
+                }
+                begun => begun?,
+            }
         }
         Ok(())
     }
@@ -272,7 +281,7 @@ impl Conversing {
                 self.hosts.step(sample, Turn { calls, text });
             }
             Ok(After::Over(end)) => self.over(sample, end),
-            Err(error) => self.give_up(sample, EpisodeEnd::Aborted, error.to_string()),
+            Err(error) => self.give_up(sample, EpisodeEnd::EnvironmentFailed, error.to_string()),
         }
     }
 
@@ -285,7 +294,7 @@ impl Conversing {
         let onward = match conversation.replied(&self.dialogue, &step.replies) {
             Ok(onward) => onward,
             Err(error) => {
-                self.give_up(sample, EpisodeEnd::Aborted, error.to_string());
+                self.give_up(sample, EpisodeEnd::EnvironmentFailed, error.to_string());
                 return Ok(());
             }
         };
@@ -360,8 +369,11 @@ impl Conversing {
         let (tag, is_drawn_again) = (group.request.tag, group.dropped > 0);
         group.live -= 1;
         let has_ended_well = !end.is_failure() && end != EpisodeEnd::Aborted;
-        if !live.is_counted {
-            group.pace.ended(live.age(Instant::now()).filter(|_| has_ended_well));
+        match (live.counted, has_ended_well) {
+            (None, _) => group.pace.ended(live.age(Instant::now()).filter(|_| has_ended_well)),
+            // It was in time, and its reward failed.
+            (Some(time), false) => group.pace.has_failed(time),
+            (Some(_), true) => {}
         }
         let conversed = live.end((tag, sample.index), end, (rewards, failure), self.inner.version());
         Some((sampled(&conversed), Conversed { is_drawn_again, ..conversed }))
@@ -414,7 +426,8 @@ impl Generate for Conversing {
     }
 
     fn waiting(&self) -> usize {
-        self.count(|at| !at.is_begun())
+        // Nobody is asked about what has ended and was not told.
+        self.count(|at| !at.is_begun()) + self.outputs.len()
     }
 
     /// Refused: a conversation needs its row.

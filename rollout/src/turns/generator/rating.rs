@@ -18,32 +18,30 @@ impl Conversing {
         if let (Some(live), Some(group)) = (self.live.get_mut(&sample), self.groups.get_mut(&sample.tag)) {
             live.go(At::Over(end));
             // The others of its group are measured by its time, which does not count the wait for them.
-            group.pace.ended(live.age(Instant::now()));
-            live.is_counted = true;
+            live.counted = live.age(Instant::now());
+            live.counted.into_iter().for_each(|time| group.pace.ended(Some(time)));
         }
         self.rate_when_over(sample.tag);
     }
 
     /// Has the conversations of a group rated, once all that go on are over.
     pub(super) fn rate_when_over(&mut self, number: u64) {
-        let Some(group) = self.groups.get(&number) else { return };
-        let tokenizer = &group.prompt.tokenizer;
-        let (mut samples, mut completions) = (Vec::new(), Vec::new());
-        for &index in group.request.samples.iter() {
-            let sample = Sample { tag: number, index };
-            let Some(live) = self.live.get(&sample) else { continue };
-            let At::Over(end) = live.at else { return };
-            let Some(seen) = live.seen(tokenizer) else { return };
-            samples.push((sample, end));
-            completions.push(seen);
+        let Some(group) = self.groups.get(&number).filter(|_| self.rewards.raters() > 0) else { return };
+        let samples = group.request.samples.iter().map(|&index| Sample { tag: number, index });
+        let samples: Vec<Sample> = samples.filter(|sample| self.live.contains_key(sample)).collect();
+        if samples.is_empty() || !samples.iter().all(|sample| matches!(self.live[sample].at, At::Over(_))) {
+            return;
         }
+        let completions: Vec<_> =
+            samples.iter().map(|sample| self.live[sample].seen(&group.prompt.tokenizer)).collect();
         let input = group.prompt.reward_input(completions);
-        for (sample, end) in &samples {
-            self.live.get_mut(sample).expect("it was just looked at").go(At::Rating(*end));
+        for sample in &samples {
+            let live = self.live.get_mut(sample).expect("it was just looked at");
+            if let At::Over(end) = live.at {
+                live.go(At::Rating(end));
+            }
         }
-        if !samples.is_empty() {
-            self.hosts.rate(samples.into_iter().map(|(sample, _)| sample).collect(), input);
-        }
+        self.hosts.rate(samples, input);
     }
 
     /// Asks the environment of a conversation that is over for the reward, where it may have one.

@@ -20,8 +20,9 @@ impl Conversing {
     pub(super) fn too_long(&self) -> impl Iterator<Item = (Sample, EpisodeEnd)> {
         let now = Instant::now();
         let live = self.live.iter().filter(|_| self.patience.is_bounded());
-        // What is over and waits for the others of its group has been in time.
-        let live = live.filter(|(_, live)| !matches!(live.at, At::Over(_) | At::Rating(_)));
+        // What is over and was counted for its group has been in time, however long the others, the raters and its
+        // environment take.
+        let live = live.filter(|(_, live)| live.counted.is_none());
         live.filter_map(move |(sample, live)| {
             let age = live.age(now)?;
             if self.patience.episode.is_some_and(|most| age >= most) {

@@ -32,6 +32,15 @@ impl World {
         ended.sort_by_key(|conversed| (conversed.tag, conversed.sample));
         ended
     }
+
+    /// Goes on until nothing but waiting is left. Nothing ends before that.
+    fn run_until_it_waits(&mut self) {
+        let begun = Instant::now();
+        while !self.generator.waits() {
+            assert!(begun.elapsed() < Duration::from_secs(20), "it waits for its environments");
+            assert!(self.run(1).is_empty(), "nothing ends");
+        }
+    }
 }
 
 fn ends(conversed: &[Conversed]) -> Vec<EpisodeEnd> {
@@ -152,4 +161,37 @@ fn a_turn_that_is_being_sampled_is_cancelled_when_its_time_is_up() {
     thread::sleep(Duration::from_millis(20));
     assert_eq!(ends(&world.run_out(2)), [Deadline, Deadline]);
     assert_eq!(world.heard.lock().unwrap().cancelled, [(0, Some(0)), (0, Some(1))]);
+}
+
+/// Sample 0 is slower than the others, within the bound. What is over then waits for raters and for its environment
+/// beyond the bound, which is not its own time.
+#[test]
+fn what_is_over_in_time_is_not_late_while_its_group_is_rated_and_rewarded() {
+    let slow = |sample: Sample, asked: &Asked| match asked {
+        Asked::Step(_) if sample.index == 0 => None,
+        Asked::Score => None,
+        _ => adding(sample, asked),
+    };
+    let episode = Some(Duration::from_millis(300));
+    for patience in [Patience { episode, ..Patience::default() }, stragglers(Stragglers::Drop)] {
+        let inner = Scripted::new(8, script);
+        let mut world = bounded(world_with(inner, slow, dialogue(400, 9999), 1), patience);
+        world.generator.begin_row(request(4, 3).into(), &row()).unwrap();
+        world.run_until_it_waits();
+        let (sample, turn) = (world.log.lock().unwrap().iter())
+            .find_map(|(sample, asked)| match asked {
+                Asked::Step(turn) if sample.index == 0 => Some((*sample, turn.clone())),
+                _ => None,
+            })
+            .unwrap();
+        world.sender.send((sample, Event::Stepped(step(&turn, "5")))).unwrap();
+        world.run_until_it_waits();
+        thread::sleep(Duration::from_millis(1100));
+        assert!(world.run(5).is_empty() && world.generator.waits(), "nothing is late");
+        for index in 0..3 {
+            world.sender.send((Sample { index, ..sample }, Event::Scored(Some(1.0)))).unwrap();
+        }
+        assert_eq!(ends(&world.run_out(3)), [Stop, Stop, Stop]);
+        assert_eq!(world.asked(|asked| matches!(asked, Asked::Open(_))), 3, "nothing is drawn again");
+    }
 }

@@ -123,6 +123,18 @@ fn ministral_3_is_read_alone_and_within_its_wrapper() {
     let wrapper = json!({"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3",
         "text_config": ministral3(), "vision_config": {"model_type": "pixtral", "hidden_size": 1024}});
     assert_eq!(read(&wrapper), ModelConfig { wrapped: true, ..config });
+    for (whole, text, tied) in [
+        (None, Some(true), true),
+        (None, None, false),
+        (Some(true), Some(false), false),
+        (Some(true), None, true),
+        (Some(false), Some(false), false),
+    ] {
+        let mut text_config = ministral3();
+        text_config["tie_word_embeddings"] = json!(text);
+        let changes = json!({"tie_word_embeddings": whole, "text_config": text_config});
+        assert_eq!(with(wrapper.clone(), &changes).unwrap().tie_word_embeddings, tied, "{whole:?} and {text:?}");
+    }
     refused(&wrapper, &json!({"text_config": null}), &["`text_config` is missing"]);
     let mut other = ministral3();
     other["model_type"] = json!("mistral");
@@ -168,6 +180,12 @@ fn what_is_not_supported_of_the_newer_families_is_refused_with_key_and_value() {
         (granite4(), json!({"shared_intermediate_size": null}), ["`shared_intermediate_size`", "missing"]),
         (phi4_mini(), longrope(47, json!({})), ["`rope_scaling.short_factor`", "48 positive numbers"]),
         (phi4_mini(), longrope(48, json!({"long_mscale": 1.2})), ["`rope_scaling.long_mscale`", "1.2"]),
+        (phi4_mini(), longrope(48, json!({"factor": 4.0})), ["`rope_scaling.factor`", "which is 32"]),
+        (
+            phi4_mini(),
+            longrope(48, json!({"original_max_position_embeddings": 8192})),
+            ["`rope_scaling.original_max_position_embeddings`", "which is 4096"],
+        ),
         (phi4_mini(), json!({"partial_rotary_factor": 0.01}), ["`partial_rotary_factor`", "128 entries"]),
         (phi4_mini(), json!({"partial_rotary_factor": 1.5}), ["`partial_rotary_factor`", "(1.5)"]),
         (ministral3(), json!({"rope_parameters": {"rope_type": "yarn"}}), ["`rope_parameters.factor`", "missing"]),

@@ -132,11 +132,11 @@ impl Reader<'_> {
         }
         let reader = Reader { section: "text_config", fields: &text };
         reader.expect("model_type", |v| v.as_str() == Some(family), &format!("supported in {wrapper}: {family}"))?;
+        // The text model's own key counts: transformers writes `true` for the whole beside a text model with its own head.
+        let tied = reader.get("tie_word_embeddings").or(self.get("tie_word_embeddings")).cloned();
+        text.insert("tie_word_embeddings".into(), tied.unwrap_or_default());
         // The class of the whole is no class of a text model.
         text.remove("architectures");
-        if let Some(tied) = self.get("tie_word_embeddings").filter(|_| !text.contains_key("tie_word_embeddings")) {
-            text.insert("tie_word_embeddings".into(), tied.clone());
-        }
         Ok(Some(text))
     }
 

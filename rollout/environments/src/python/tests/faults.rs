@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::{
     Environments, Event, Failure, Sources,
-    testing::{Folder, nothing, row, sample, turn},
+    testing::{Folder, fails, nothing, row, sample, turn},
 };
 
 const FAULTS: &str = r#"
@@ -85,14 +85,6 @@ fn start(seconds: f64) -> (Environments, Folder) {
     let folder = Folder::with(FAULTS);
     let change = |sources: &mut Sources| sources.timeout = Duration::from_secs_f64(seconds);
     (folder.start_with(&[], Some("Faulty"), change).unwrap(), folder)
-}
-
-fn fails(result: Result<impl std::fmt::Debug, Failure>, kind: &str, words: &[&str]) {
-    let failure = result.unwrap_err();
-    assert_eq!(failure.kind(), kind, "{failure}");
-    for word in words {
-        assert!(failure.to_string().contains(word), "{word}: {failure}");
-    }
 }
 
 #[test]

@@ -29,6 +29,8 @@ impl Reader<'_> {
         let mut rotary = self.rotary(architecture, count)?;
         let slides = match self.get("layer_types") {
             types if architecture == Architecture::GraniteMoeHybrid => self.granite_layers(types, count)?,
+            // transformers' models go by the window alone.
+            _ if matches!(architecture, Architecture::Phi3 | Architecture::Ministral3) => vec![window.is_some(); count],
             Some(types) => self.layer_types(types, count, window)?,
             None => self.sliding_layers(architecture, window, &rotary)?,
         };
@@ -119,7 +121,6 @@ impl Reader<'_> {
                 layers.map(|layer| !(layer + 1).is_multiple_of(pattern)).collect()
             }
             _ if window.is_none() => vec![false; rotary.len()],
-            Architecture::Phi3 | Architecture::Ministral3 => vec![true; rotary.len()],
             Architecture::SmolLm3 => rotary.iter().map(Option::is_none).collect(),
             _ => {
                 let full = self.count("max_window_layers")?.unwrap_or(QWEN_FULL_LAYERS);
@@ -133,7 +134,7 @@ impl Reader<'_> {
         let global = Some(Rotary::Global);
         if architecture == Architecture::GraniteMoeHybrid {
             // Without the key, and with another value than this one, transformers' model has no positions.
-            let hint = "supported: rope, or null for none";
+            let hint = "supported: rope, nope";
             self.expect("position_embedding_type", |v| matches!(v.as_str(), Some("rope" | "nope")), hint)?;
             let turns = self.get("position_embedding_type").and_then(Value::as_str) == Some("rope");
             return Ok(vec![global.filter(|_| turns); count]);

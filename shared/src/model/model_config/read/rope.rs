@@ -118,13 +118,13 @@ impl Reader<'_> {
             rope.expect(key, |_| false, "cosines and sines have one factor in all sequences")?;
         }
         let longest = self.required_size("max_position_embeddings")?;
-        let original = match self.size(ORIGINAL)? {
-            Some(length) => length,
-            None if rope.get(ORIGINAL).is_some() => rope.whole(ORIGINAL)?,
-            // Phi3Config's default.
-            None => 4096,
-        };
+        // Phi3Config's default. Its own value wins over one of the section.
+        let original = self.size(ORIGINAL)?.unwrap_or(4096);
+        let hint = format!("`{ORIGINAL}` of the whole counts, which is {original}");
+        rope.expect(ORIGINAL, |value| value.as_u64() == Some(original as u64), &hint)?;
         let factor = longest as f64 / original as f64;
+        let hint = format!("supported: max_position_embeddings / {ORIGINAL}, which is {factor}");
+        rope.expect("factor", |value| value.as_f64() == Some(factor), &hint)?;
         let attention_factor = match rope.number("attention_factor")? {
             Some(_) => rope.positive("attention_factor")?,
             None if factor <= 1.0 => 1.0,
