@@ -47,6 +47,7 @@ pub use generation::{
     sampling::SamplingParams,
 };
 pub use model::{
+    base_format::BaseFormat,
     canaries::Canaries,
     manifest::{TensorEntry, TensorRole, WeightManifest},
     model_config::{

@@ -20,7 +20,7 @@ use crate::{
     support::{self, TestModel},
 };
 
-const FP32: ExportOptions = ExportOptions { dtype: shared::Dtype::Fp32, max_positions: None };
+const FP32: ExportOptions = ExportOptions { dtype: shared::Dtype::Fp32, max_positions: None, base: None };
 
 fn modified(folder: &Path) -> SystemTime {
     fs::metadata(folder.join("model.onnx")).unwrap().modified().unwrap()

@@ -13,7 +13,7 @@ use shared::{ModelConfig, PolicyVersion, Rotary, TensorRole, WeightManifest};
 
 use crate::support::{TestModel, assert_well_formed, described, files, graph, values};
 
-const FP16: ExportOptions = ExportOptions { dtype: shared::Dtype::Fp16, max_positions: None };
+const FP16: ExportOptions = ExportOptions { dtype: shared::Dtype::Fp16, max_positions: None, base: None };
 
 fn exported(changes: &Value, options: &ExportOptions) -> (GraphProto, WeightManifest) {
     let model = TestModel::new(changes, Dtype::F32);
@@ -266,7 +266,7 @@ fn what_the_graph_cannot_express_is_refused_with_key_and_value() {
         let error = refusal(&json!({"head_dim": head_dim}), &ExportOptions::default());
         assert!(error.starts_with(&format!("`head_dim` = {head_dim} cannot be exported")), "{error}");
     }
-    let bf16 = ExportOptions { dtype: shared::Dtype::Bf16, max_positions: None };
+    let bf16 = ExportOptions { dtype: shared::Dtype::Bf16, ..ExportOptions::default() };
     assert!(refusal(&json!({}), &bf16).starts_with("`dtype` = bf16 cannot be exported"));
     for n in [0, 65] {
         let options = ExportOptions { max_positions: Some(n), ..ExportOptions::default() };

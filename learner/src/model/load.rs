@@ -1,15 +1,15 @@
 //! Weights from a Hugging Face directory, or random ones.
 
-use exporters::Checkpoint;
+use exporters::{Checkpoint, Codes};
 use shared::{
-    Head, ModelConfig, ModelDir,
+    BaseFormat, Head, ModelConfig, ModelDir,
     generation::rng,
     run::memory_plan::LearnerSizes,
     system::memory::{self, Size},
 };
 use tch::{Device, Kind};
 
-use super::{Decoder, Parameters, Scorer, Weights, kinds::wide_kind, scorer::SCORE};
+use super::{Decoder, Parameters, Scorer, Weights, coded::Coded, kinds::wide_kind, scorer::SCORE};
 use crate::error::LearnerError;
 
 /// Standard deviation of random weights when `config.json` has no `initializer_range`; transformers' default.
@@ -30,11 +30,13 @@ pub struct LoadOptions {
     pub trainable: bool,
     /// As [`Decoder::new`] says.
     pub gradient_checkpointing: bool,
+    /// How the matrices of layers are held, in a model that is not trained; None: with all digits.
+    pub base: Option<BaseFormat>,
 }
 
 impl Default for LoadOptions {
     fn default() -> Self {
-        Self { kind: Kind::Float, device: Device::Cpu, trainable: true, gradient_checkpointing: false }
+        Self { kind: Kind::Float, device: Device::Cpu, trainable: true, gradient_checkpointing: false, base: None }
     }
 }
 
@@ -43,7 +45,7 @@ impl LoadOptions {
     #[must_use]
     pub fn training(device: Device, bf16: bool, gradient_checkpointing: bool) -> Self {
         let kind = if bf16 { Kind::BFloat16 } else { Kind::Float };
-        Self { kind, device, trainable: true, gradient_checkpointing }
+        Self { kind, device, trainable: true, gradient_checkpointing, base: None }
     }
 }
 
@@ -135,7 +137,8 @@ fn check_memory(config: &ModelConfig, options: LoadOptions) -> Result<(), Learne
         return Ok(());
     }
     let bf16 = options.kind == Kind::BFloat16;
-    let plan = LearnerSizes { trained: options.trainable, bf16, ..LearnerSizes::evaluated(config) }.plan(0);
+    let plan = LearnerSizes { trained: options.trainable, bf16, base: options.base, ..LearnerSizes::evaluated(config) }
+        .plan(0);
     let needed = plan.weights + plan.gradients + plan.optimizer;
     let total = memory::total()?;
     if needed <= total {
@@ -163,10 +166,33 @@ fn weights(
     read: &mut dyn FnMut(&str) -> Result<Vec<f32>, LearnerError>,
 ) -> Result<Weights, LearnerError> {
     check_memory(config, options)?;
+    if let Some(format) = options.base {
+        return quantised(config, options, format, read);
+    }
     let mut load = |kind| Parameters::load(config.parameters(), kind, options.device, read);
     Ok(if options.trainable && options.kind != wide_kind(options.kind) {
         Weights::rounded(load(wide_kind(options.kind))?, options.kind)
     } else {
         Weights::new(load(options.kind)?)
     })
+}
+
+/// The weights of a frozen model whose matrices are quantised: the same codes as in the export of the base.
+fn quantised(
+    config: &ModelConfig,
+    options: LoadOptions,
+    format: BaseFormat,
+    read: &mut dyn FnMut(&str) -> Result<Vec<f32>, LearnerError>,
+) -> Result<Weights, LearnerError> {
+    let (mut whole, mut coded) = (Vec::new(), Vec::new());
+    for (name, shape) in config.parameters() {
+        match BaseFormat::matrix(&name, &shape) {
+            Some(matrix) => {
+                let codes = Codes::of(format, &read(&name)?, matrix);
+                coded.push((name, Coded::new(&codes, matrix[1], options.kind, options.device)));
+            }
+            None => whole.push((name, shape)),
+        }
+    }
+    Ok(Weights::new(Parameters::load(whole, options.kind, options.device, read)?.with_coded(coded)))
 }

@@ -4,6 +4,7 @@ use exporters::AdapterConfig;
 use tch::Kind;
 
 use super::{
+    coded::Matrix,
     low_rank::LowRank,
     parameters::{Leaf, Parameters},
 };
@@ -85,6 +86,11 @@ impl Weights {
             Some(masters) => masters.leaf(name),
             None => leaf.widened(),
         }
+    }
+
+    /// The weight of a linear map, as passes read it; frozen under an adapter.
+    pub(super) fn matrix(&self, name: &str) -> Matrix {
+        self.base.coded(name).map_or_else(|| Matrix::Whole(self.leaf(name)), Matrix::Coded)
     }
 
     /// As [`Parameters::find`]; frozen under an adapter.

@@ -11,7 +11,8 @@ const MOST_THREADS: usize = 1 << 14;
 /// How a model is exported whose graph takes `max_model_len` positions: those of the default where they are enough, so
 /// that lengths share an export.
 pub(crate) fn export_options(dtype: Dtype, max_model_len: usize) -> ExportOptions {
-    ExportOptions { dtype, max_positions: (max_model_len > DEFAULT_MAX_POSITIONS).then_some(max_model_len) }
+    let max_positions = (max_model_len > DEFAULT_MAX_POSITIONS).then_some(max_model_len);
+    ExportOptions { dtype, max_positions, base: None }
 }
 
 /// Positions that an exported graph has tables for.

@@ -13,14 +13,14 @@
 //!
 //! Both processes are built together, so there is one version and no negotiation: a frame of another version means that
 //! two builds are mixed, and is refused. Frames in files outlive a build: [`decode_kept`] also reads groups of version
-//! 11, whose completions have no exchange with an environment, of version 10, which have no notes either, and of
-//! versions 8 and 9, whose completions are one turn. The header of version 8 has no id of a run, and its checksum
-//! stands at offset 16.
+//! 12, whose episodes have one path each, of version 11, whose completions have no exchange with an environment, of
+//! version 10, which have no notes either, and of versions 8 and 9, whose completions are one turn. The header of
+//! version 8 has no id of a run, and its checksum stands at offset 16.
 
 mod before;
+mod earlier;
 #[cfg(test)]
 mod tests;
-mod without_exchange;
 
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -29,17 +29,18 @@ use super::{
     fleet::{Orders, Report},
 };
 use crate::generation::group::{Group, Notes, Placed, Scored};
-use without_exchange::NoNotes;
+use earlier::{NoExchange, NoNotes, WithExchange};
 
 /// First bytes of every frame.
 pub const MAGIC: [u8; 4] = *b"TNDM";
 /// Version of the header and of every message's layout. Any change of either must raise it; a test holds the bytes.
-pub const FRAME_VERSION: u16 = 12;
+pub const FRAME_VERSION: u16 = 13;
 /// Bytes before the body.
 pub const HEADER_LEN: usize = 32;
 /// Bytes before the checksum: it covers them and the body.
 const CHECKED: usize = 24;
-/// The versions whose groups have the layouts of [`without_exchange`], with notes and without.
+/// The versions whose groups have the layouts of [`earlier`].
+const OF_ONE_PATH: u16 = 12;
 const WITHOUT_EXCHANGE: u16 = 11;
 const WITHOUT_NOTES: u16 = 10;
 /// Versions whose groups have the layout of [`before`], each with the bytes before its checksum.
@@ -191,7 +192,12 @@ pub fn decode<M: Message>(frame: &[u8]) -> Result<M, FrameError> {
 }
 
 /// A message that files hold, possibly in the layout of older builds.
-pub trait Kept: Message + From<before::RolloutGroup> + From<Self::WithoutExchange> + From<Self::WithoutNotes> {
+pub trait Kept: Message + From<before::RolloutGroup>
+where
+    Self: From<Self::OfOnePath> + From<Self::WithoutExchange> + From<Self::WithoutNotes>,
+{
+    /// Its layout in frame version 12.
+    type OfOnePath: DeserializeOwned;
     /// Its layout in frame version 11.
     type WithoutExchange: DeserializeOwned;
     /// Its layout in frame version 10.
@@ -199,18 +205,21 @@ pub trait Kept: Message + From<before::RolloutGroup> + From<Self::WithoutExchang
 }
 
 impl Kept for Group {
-    type WithoutExchange = without_exchange::Group<Box<Notes>>;
-    type WithoutNotes = without_exchange::Group<NoNotes>;
+    type OfOnePath = earlier::Group<Box<Notes>, WithExchange>;
+    type WithoutExchange = earlier::Group<Box<Notes>, NoExchange>;
+    type WithoutNotes = earlier::Group<NoNotes, NoExchange>;
 }
 
 impl Kept for Scored {
-    type WithoutExchange = without_exchange::Scored<Box<Notes>>;
-    type WithoutNotes = without_exchange::Scored<NoNotes>;
+    type OfOnePath = earlier::Scored<Box<Notes>, WithExchange>;
+    type WithoutExchange = earlier::Scored<Box<Notes>, NoExchange>;
+    type WithoutNotes = earlier::Scored<NoNotes, NoExchange>;
 }
 
 impl Kept for Placed {
-    type WithoutExchange = without_exchange::Placed<Box<Notes>>;
-    type WithoutNotes = without_exchange::Placed<NoNotes>;
+    type OfOnePath = earlier::Placed<Box<Notes>, WithExchange>;
+    type WithoutExchange = earlier::Placed<Box<Notes>, NoExchange>;
+    type WithoutNotes = earlier::Placed<NoNotes, NoExchange>;
 }
 
 /// As [`decode`], for a frame of a file, which may be of an older build.
@@ -223,6 +232,7 @@ pub fn decode_kept<M: Kept>(frame: &[u8]) -> Result<M, FrameError> {
         // In that layout, a group of any state had the kind that a placed one has now.
         Some((_, checked)) => decode_behind::<before::RolloutGroup>(frame, *checked, MessageKind::Placed).map(M::from),
         None => match version {
+            OF_ONE_PATH => decode_behind::<M::OfOnePath>(frame, CHECKED, M::KIND).map(M::from),
             WITHOUT_EXCHANGE => decode_behind::<M::WithoutExchange>(frame, CHECKED, M::KIND).map(M::from),
             WITHOUT_NOTES => decode_behind::<M::WithoutNotes>(frame, CHECKED, M::KIND).map(M::from),
             _ => decode(frame),

@@ -1,7 +1,7 @@
 //! Memory of a learner.
 
 use super::Workload;
-use crate::{AttentionGate, DeltaRule, Head, LayerKind, ModelConfig, system::compute::Device};
+use crate::{AttentionGate, BaseFormat, DeltaRule, Head, LayerKind, ModelConfig, system::compute::Device};
 
 /// Largest `[tokens, vocabulary]` buffer of the language-model head, in bytes. A head has two.
 const HEAD_CHUNK_BYTES: u64 = 7 << 24;
@@ -35,6 +35,8 @@ pub struct LearnerSizes<'a> {
     pub gradient_checkpointing: bool,
     /// Numbers of a low-rank adapter, if only that is trained.
     pub adapter: Option<u64>,
+    /// How the model beside the adapter is quantised, if it is.
+    pub base: Option<BaseFormat>,
     /// Number of processes over which the optimiser's moments are sharded.
     pub shards: u64,
     /// Whether it keeps a frozen copy of the policy.
@@ -77,6 +79,7 @@ impl<'a> LearnerSizes<'a> {
             bf16,
             gradient_checkpointing,
             adapter: None,
+            base: None,
             shards: 1,
             reference: false,
             critic: None,
@@ -87,7 +90,7 @@ impl<'a> LearnerSizes<'a> {
     /// The plan with passes of at most `tokens` tokens.
     #[must_use]
     pub fn plan(&self, tokens: u64) -> LearnerPlan {
-        let weights = |model: &ModelConfig| model.parameter_count() * self.number();
+        let weights = |model: &ModelConfig| self.weights(model);
         let moved = |model: &ModelConfig| self.adapter.unwrap_or(model.parameter_count()) * FLOAT;
         // With bfloat16, a rounded copy of the trained weights is kept as well.
         let masters = |model: &ModelConfig| if self.bf16 { moved(model) } else { self.adapter.unwrap_or(0) * FLOAT };
@@ -106,6 +109,20 @@ impl<'a> LearnerSizes<'a> {
             head: self.head_buffers(tokens) + self.wide_heads(),
             baseline: BASELINE,
         }
+    }
+
+    /// Bytes of the parameters that passes read. One matrix of a quantised model is widened at a time.
+    fn weights(&self, model: &ModelConfig) -> u64 {
+        let Some(format) = self.base else { return model.parameter_count() * self.number() };
+        let numbers = |shape: &[usize]| shape.iter().product::<usize>() as u64 * self.number();
+        let (mut held, mut widest) = (0, 0);
+        for (name, shape) in model.parameters() {
+            match BaseFormat::matrix(&name, &shape) {
+                Some(matrix) => (held, widest) = (held + format.bytes(matrix), widest.max(numbers(&shape))),
+                None => held += numbers(&shape),
+            }
+        }
+        held + widest
     }
 
     /// The token budget that suits `work`, lowered so that the whole learner fits into `room` bytes.
