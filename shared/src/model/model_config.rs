@@ -223,8 +223,8 @@ impl ModelConfig {
             ));
         }
         cuda_graphs.then(|| {
-            "`rollout_cuda_graphs` is not possible with layers that keep a recurrent state: a recording is checked by a \
-             second run of the same step, which would change it once more; leave the option out"
+            "`rollout_cuda_graphs` is not possible with layers that keep a recurrent state: a recording is checked by \
+             a second run of the same step, which would change it once more; leave the option out"
                 .to_owned()
         })
     }

@@ -133,8 +133,8 @@ fn golden_logits_of_every_family_in_floats() {
                 let logits = folder.logits(&tokens).unwrap();
                 let tolerance = match precision {
                     Precision::Fp32 => 1e-4,
-                    // fp16 rounds what is larger by more. A delta rule norms what it reads, which may be next to nothing:
-                    // the rounding of the weights alone changes some of these logits by hundredths.
+                    // fp16 rounds what is larger by more. A delta rule norms what it reads, which may be next to
+                    // nothing: the rounding of the weights alone changes some of these logits by hundredths.
                     _ if dir.ends_with("qwen3_5") => 5e-2 * f64::from(largest(&logits)),
                     _ => 5e-3 * f64::from(largest(&logits)),
                 };
