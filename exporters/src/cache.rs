@@ -16,6 +16,7 @@ use shared::{
 use crate::{
     Checkpoint, ExportError, ExportOptions, VersionDir,
     export::{refuse_unsupported, write_export},
+    layout::stored_as,
     onnx::{decoder::ROTARY_COS, decoder_graph},
     values,
 };
@@ -128,7 +129,7 @@ fn check_own_export(model: &ModelDir, options: &ExportOptions) -> Result<(), Unf
     if !export.manifest().is_of(model.config()) {
         return Err(error("the export has other parameters than config.json asks for".into()).into());
     }
-    if let Some(other) = tensors.iter().find(|t| t.dtype != options.dtype) {
+    if let Some(other) = tensors.iter().find(|t| t.dtype != stored_as(&t.name, options.dtype)) {
         return Err(Unfit::Other(error(format!("the export is {}, not {}", other.dtype, options.dtype))));
     }
     // ONNX Runtime gets no graph of another program: its parser and its kernels trust the graph.

@@ -29,7 +29,7 @@ pub fn of_batch(batch: &StepBatch<'_>, published: u64) -> Option<Vec<u32>> {
     } else {
         (rows().nth(published as usize % rows().count().max(1))?, SCORED + 1)
     };
-    Some(row.prompt.iter().chain(row.completion).copied().take(most).collect())
+    Some(row.longest_text().take(most).collect())
 }
 
 /// Tokens for a version before the first batch.

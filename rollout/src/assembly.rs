@@ -68,7 +68,7 @@ const UNASKED: &str = "the engine returned a sequence that nobody asked for";
 
 /// A completion as reward functions see it. The text of a conversation is that of the policy's own turns: no words of a
 /// tool are taken for the policy's.
-fn as_seen(completion: &Completion, tokenizer: &Tokenizer) -> RewardCompletion {
+pub(crate) fn as_seen(completion: &Completion, tokenizer: &Tokenizer) -> RewardCompletion {
     let seen = RewardCompletion::from(completion);
     if seen.given.is_empty() {
         return seen;

@@ -4,15 +4,15 @@ pub mod paired;
 
 use std::collections::HashMap;
 
-use rollout_rewards::{Reward, RewardCompletion, rules::tags};
+use rollout_rewards::{Reward, rules::tags};
 use shared::{
-    Completion, RewardOutcome, Scored,
-    config::RewardFailure,
+    Completion, EpisodeEnd, Exchange, RewardOutcome, Scored,
+    config::{Choice, RewardFailure},
     metrics::{self, Family, MetricRecord},
 };
 use shared_statistics::{interval, mean, mean_and_error};
 
-use crate::data::PromptRow;
+use crate::{assembly::as_seen, data::PromptRow};
 
 /// The answer that each completion of each prompt names, as the first reward function reads it.
 pub type Answers = Vec<Vec<Option<String>>>;
@@ -42,7 +42,7 @@ pub fn answers(function: &dyn Reward, rows: &[PromptRow], groups: &[Scored]) -> 
     let extract = function.extract()?;
     let of_group = |(row, group): (&PromptRow, &Scored)| {
         // As the function saw the completions when it scored them.
-        let input = row.reward_input(group.completions.iter().map(RewardCompletion::from));
+        let input = row.reward_input(group.completions.iter().map(|completion| as_seen(completion, &row.tokenizer)));
         input.completions.iter().map(|c| extract(&tags::with_opened(&input.prompt, &c.text))).collect()
     };
     Some(rows.iter().zip(groups).map(of_group).collect())
@@ -142,9 +142,32 @@ pub fn record(groups: &[Scored], answers: Option<&Answers>, judging: Judging, se
     record.set(metrics::EVAL_COMPLETIONS_MEAN_LENGTH, mean(completions().map(|c| c.episode.sampled() as f64)));
     record.set(metrics::EVAL_COMPLETIONS_CLIPPED_RATIO, mean(completions().map(cut)));
     record.count(metrics::EVAL_NUM_TOKENS, tokens);
+    exchanges(groups, &mut record);
     record.set(metrics::EVAL_SECONDS, seconds);
     record.set(metrics::EVAL_TOKENS_PER_S, tokens as f64 / seconds);
     record
+}
+
+/// What conversations with tools have beside their tokens, as the steps of a run count it.
+fn exchanges(groups: &[Scored], record: &mut MetricRecord) {
+    let completions = || groups.iter().flat_map(|group| &group.completions);
+    let all: Vec<&Exchange> = completions().filter_map(|completion| completion.exchange.as_deref()).collect();
+    if all.is_empty() {
+        return;
+    }
+    let sum = |of: fn(&Exchange) -> u32| all.iter().map(|exchange| u64::from(of(exchange))).sum::<u64>();
+    let calls = sum(|exchange| exchange.calls);
+    record.set(metrics::EVAL_TOOLS_CALL_FREQUENCY, calls as f64 / all.len() as f64);
+    record.set(metrics::EVAL_TOOLS_FAILURE_FREQUENCY, sum(|exchange| exchange.failed_calls) as f64 / calls as f64);
+    let turns = || completions().map(|completion| completion.episode.turns());
+    record.set(metrics::EVAL_TURNS_MEAN, mean(turns().map(|turns| turns as f64)));
+    record.count(metrics::EVAL_TURNS_MAX, turns().max().unwrap_or(0) as u64);
+    let ended = |end: EpisodeEnd| all.iter().filter(|exchange| exchange.end == end).count() as u64;
+    record.count(metrics::EVAL_ENVIRONMENT_FAILED, ended(EpisodeEnd::EnvironmentFailed));
+    record.count(metrics::EVAL_ENVIRONMENT_LATE, ended(EpisodeEnd::Deadline));
+    for &end in EpisodeEnd::ALL.iter().filter(|&&end| ended(end) > 0) {
+        record.count(metrics::EVAL_EPISODE_ENDED.of(end), ended(end));
+    }
 }
 
 /// The share of a prompt's completions that are correct; `None` if one of them has no score.
@@ -226,6 +249,35 @@ mod tests {
         let mut found: Vec<String> = record.values().keys().cloned().collect();
         [&mut expected, &mut found].into_iter().for_each(|names| names.sort());
         assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn conversations_are_counted_as_in_training_and_the_names_are_those_that_are_expected() {
+        let conversation = |calls: u32, failed_calls: u32, end: EpisodeEnd| {
+            let exchange = Exchange { calls, failed_calls, ..Exchange::new(&[], end) };
+            Completion { exchange: Some(Box::new(exchange)), ..testing::completion(0, vec![1, 2]) }
+        };
+        let all = [(3, 1, EpisodeEnd::Stop), (0, 0, EpisodeEnd::Deadline), (1, 1, EpisodeEnd::EnvironmentFailed)];
+        let completions = all.map(|(calls, failed, end)| conversation(calls, failed, end)).to_vec();
+        let groups = [Scored::from(testing::group(0, completions))];
+        let mut found = MetricRecord::default();
+        exchanges(&groups, &mut found);
+        for (metric, value) in [
+            (metrics::EVAL_TOOLS_CALL_FREQUENCY, 4.0 / 3.0),
+            (metrics::EVAL_TOOLS_FAILURE_FREQUENCY, 0.5),
+            (metrics::EVAL_TURNS_MEAN, 1.0),
+            (metrics::EVAL_TURNS_MAX, 1.0),
+            (metrics::EVAL_ENVIRONMENT_FAILED, 1.0),
+            (metrics::EVAL_ENVIRONMENT_LATE, 1.0),
+        ] {
+            assert_eq!(found.get(metric), Some(value), "{}", metric.key);
+        }
+        assert_eq!(found.get(metrics::EVAL_EPISODE_ENDED.of(EpisodeEnd::Stop)), Some(1.0));
+        let config = TrainConfig { tools: vec!["my_tools.py:add".into()], ..TrainConfig::default() };
+        let expected = config.evaluation_metrics();
+        let ends = |key: &&String| key.starts_with("eval_episode/ended/");
+        let missing: Vec<&String> = found.values().keys().filter(|key| !ends(key) && !expected.contains(key)).collect();
+        assert!(missing.is_empty(), "{missing:?}");
     }
 
     #[test]

@@ -52,7 +52,8 @@ pub use model::{
     canaries::Canaries,
     manifest::{TensorEntry, TensorRole, WeightManifest},
     model_config::{
-        Activation, Architecture, BlockNames, Experts, Head, LayerKind, ModelConfig, QueryScaling, RopeScaling, Rotary,
+        Activation, Architecture, AttentionGate, AttentionKind, BlockNames, DeltaRule, Experts, Head, LayerKind,
+        ModelConfig, QueryScaling, RopeScaling, Rotary, ShortConv, StateParts,
     },
     model_dir::{GenerationConfig, ModelDir},
 };

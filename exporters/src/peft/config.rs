@@ -231,13 +231,17 @@ impl AdapterConfig {
 /// their router are none to PEFT, and dense layers beside them have the experts' names: with experts, these are the
 /// layers of attention.
 fn all_linear(model: &ModelConfig) -> Vec<String> {
-    let blocks = [Some(model.attention_names()), model.experts.is_none().then(|| model.mlp_names())];
-    blocks
-        .iter()
-        .flatten()
-        .flat_map(|names| names.members.iter().chain([&names.last]))
-        .map(|&name| name.to_owned())
-        .collect()
+    let mlp = model.experts.is_none().then(|| model.mlp_names());
+    let blocks = (0..model.num_hidden_layers).map(|layer| model.mixer_names(layer)).chain(mlp);
+    let mut all: Vec<String> = Vec::new();
+    for names in blocks {
+        for name in names.members.iter().chain([&names.last]) {
+            if !all.iter().any(|known| known == name) {
+                all.push((*name).to_owned());
+            }
+        }
+    }
+    all
 }
 
 /// The first key that asks for something that is not applied here, with its value and what is supported. An unknown key

@@ -28,7 +28,8 @@ pub(crate) fn token_budget(config: &TrainConfig) -> Result<usize, LearnerError> 
 /// A prompt with its completion, as token ids.
 ///
 /// The policy has sampled some tokens of the completion, and others were given to it. Given tokens are context: they
-/// are fed if a sampled token follows, and have no log-probs.
+/// are fed if a sampled token follows, and have no log-probs. A completion with several paths is still one row: each
+/// path follows the prompt by itself, and the row has the sampled tokens of all of them.
 #[derive(Debug, Clone, Copy)]
 pub struct Sequence<'a> {
     /// The prompt; at least one token, since the first completion token is predicted from its last.
@@ -80,10 +81,40 @@ impl<'a> Sequence<'a> {
         Self { routing: None, ..self }
     }
 
-    /// Tokens of prompt and completion.
+    /// Tokens of the prompt and of its longest path.
     #[must_use]
     pub fn length(&self) -> usize {
-        self.prompt.len() + self.completion.len()
+        self.prompt.len() + self.path_spans().map(|path| path.len()).max().unwrap_or(0)
+    }
+
+    /// Prompt and longest path as one text.
+    pub(crate) fn longest_text(&self) -> impl Iterator<Item = u32> + use<'a> {
+        let path = self.path_spans().max_by_key(|path| path.len()).unwrap_or(0..0);
+        self.prompt.iter().chain(&self.completion[path]).copied()
+    }
+
+    /// Where the paths lie in the completion, in order.
+    fn path_spans(&self) -> impl Iterator<Item = Range<usize>> + use<'a> {
+        let whole = self.episode.is_none().then_some(0..self.completion.len());
+        whole.into_iter().chain(self.episode.into_iter().flat_map(Episode::paths))
+    }
+
+    /// The paths that have a sampled token.
+    fn paths(&self) -> impl Iterator<Item = Path<'a>> + use<'a> {
+        let (completion, spans) = (self.completion, self.sampled_spans().filter(|span| !span.is_empty()));
+        let spans: Vec<Range<usize>> = spans.collect();
+        self.path_spans().filter_map(move |path| {
+            let own = spans.iter().filter(|span| path.contains(&span.start));
+            let sampled: Vec<Range<usize>> = own.map(|span| span.start - path.start..span.end - path.start).collect();
+            let end = path.start + sampled.last()?.end;
+            // The last sampled token predicts nothing.
+            Some(Path { fed: &completion[path.start..end - 1], sampled })
+        })
+    }
+
+    /// Number of completion tokens that are fed.
+    fn fed(&self) -> usize {
+        self.paths().map(|path| path.fed.len()).sum()
     }
 
     /// Number of sampled tokens.
@@ -92,7 +123,7 @@ impl<'a> Sequence<'a> {
         self.sampled_spans().map(|span| span.len()).sum()
     }
 
-    /// Where the sampled tokens lie in the completion, in order.
+    /// Where the sampled tokens of all paths lie in the completion, in order.
     fn sampled_spans(&self) -> impl Iterator<Item = Range<usize>> + use<'a> {
         let whole = self.episode.is_none().then_some(0..self.completion.len());
         whole.into_iter().chain(self.episode.into_iter().flat_map(Episode::sampled_spans))
@@ -103,12 +134,14 @@ impl<'a> Sequence<'a> {
         let completion = self.completion;
         self.sampled_spans().map(move |span| &completion[span])
     }
+}
 
-    /// Completion tokens that are fed: those before the last sampled one, which itself predicts nothing.
-    fn fed(&self) -> &'a [u32] {
-        let end = self.sampled_spans().filter(|span| !span.is_empty()).last().map_or(0, |span| span.end);
-        &self.completion[..end.saturating_sub(1)]
-    }
+/// A path of a completion.
+struct Path<'a> {
+    /// Its tokens that are fed: those before the last sampled one.
+    fed: &'a [u32],
+    /// Where its sampled tokens lie in it, in order.
+    sampled: Vec<Range<usize>>,
 }
 
 /// Sequences that go through the model together. A prompt that neighbours share goes through once.
@@ -140,24 +173,25 @@ impl MicroBatch {
         for group in rows.chunk_by(|&a, &b| key(a) == key(b)) {
             let prompt = sequences[group[0]].prompt;
             packer.part_of(group.iter().map(|&row| sequences[row].length()).max().unwrap_or(0));
-            if let [row] = group {
+            let of_row = |&row: &usize| sequences[row].paths().map(move |path| (row, path));
+            let paths: Vec<(usize, Path<'_>)> = group.iter().flat_map(of_row).collect();
+            if let ([_], [(row, path)]) = (group, &paths[..]) {
                 // One text is cheaper than a stem with one branch.
-                let start = packer.stem(prompt.iter().chain(sequences[*row].fed()));
-                let length = prompt.len() + sequences[*row].fed().len();
-                routes.extend(sequences[*row].routed_text(start, 0, length));
+                let start = packer.stem(prompt.iter().chain(path.fed));
+                routes.extend(sequences[*row].routed_text(start, 0, prompt.len() + path.fed.len()));
                 let start = start + prompt.len() as i64 - 1;
-                positions.extend(sequences[*row].sampled_spans().flatten().map(|token| start + token as i64));
+                positions.extend(path.sampled.iter().cloned().flatten().map(|token| start + token as i64));
                 continue;
             }
             let stem = packer.stem(prompt);
             routes.extend(sequences[group[0]].routed_text(stem, 0, prompt.len()));
             let last = stem + prompt.len() as i64 - 1;
-            for &row in group {
-                let start = packer.branch(sequences[row].fed());
-                routes.extend(sequences[row].routed_text(start, prompt.len(), sequences[row].fed().len()));
+            for (row, path) in paths {
+                let start = packer.branch(path.fed);
+                routes.extend(sequences[row].routed_text(start, prompt.len(), path.fed.len()));
                 // The first token follows the stem, each other one a token of the branch.
                 let before = |token: usize| if token == 0 { last } else { start + token as i64 - 1 };
-                positions.extend(sequences[row].sampled_spans().flatten().map(before));
+                positions.extend(path.sampled.into_iter().flatten().map(before));
             }
         }
         let sampled =
@@ -215,15 +249,15 @@ fn by_prompt(sequences: &[Sequence<'_>], rows: &[usize]) -> Vec<Vec<usize>> {
 pub fn split(sequences: &[Sequence<'_>], rows: &[usize], budget: usize) -> Vec<Vec<usize>> {
     let mut passes = Passes::new(budget);
     for group in &mut by_prompt(sequences, rows) {
-        group.sort_by_key(|&row| (std::cmp::Reverse(sequences[row].fed().len()), row));
+        group.sort_by_key(|&row| (std::cmp::Reverse(sequences[row].fed()), row));
         let prompt = sequences[group[0]].prompt.len();
-        let whole = prompt + group.iter().map(|&row| sequences[row].fed().len()).sum::<usize>();
+        let whole = prompt + group.iter().map(|&row| sequences[row].fed()).sum::<usize>();
         if whole <= budget && !passes.fits(whole) {
             passes.open();
         }
         let mut shared = false;
         for &row in &*group {
-            let own = sequences[row].fed().len();
+            let own = sequences[row].fed();
             shared &= passes.fits(own);
             let needed = if shared { own } else { prompt + own };
             if !passes.fits(needed) {
@@ -316,7 +350,7 @@ mod tests {
                 assert!(batch.len() == 1 || positions <= budget, "{batch:?}: {positions} > {budget}");
             }
         }
-        let fed: usize = sequences.iter().map(|sequence| sequence.fed().len()).sum();
+        let fed: usize = sequences.iter().map(Sequence::fed).sum();
         assert_eq!(positions(&sequences, &split(&sequences, &rows, 10_000).concat()), 3 * 5 + fed);
     }
 

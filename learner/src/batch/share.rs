@@ -15,7 +15,7 @@ pub fn share(sequences: &[Sequence<'_>], rows: &[usize], rank: usize, ranks: usi
         return rows.to_vec();
     }
     let positions = |group: &Vec<usize>| {
-        sequences[group[0]].prompt.len() + group.iter().map(|&row| sequences[row].fed().len()).sum::<usize>()
+        sequences[group[0]].prompt.len() + group.iter().map(|&row| sequences[row].fed()).sum::<usize>()
     };
     let mut groups = by_prompt(sequences, rows);
     groups.sort_by_key(|group| Reverse(positions(group)));

@@ -15,6 +15,9 @@ use crate::error::LearnerError;
 /// Standard deviation of random weights when `config.json` has no `initializer_range`; transformers' default.
 const INITIALIZER_RANGE: f64 = 0.02;
 
+/// Range of the random factors of a delta rule's decays, as in transformers.
+const DECAYS: [f64; 2] = [0.01, 16.0];
+
 /// How a model is loaded.
 #[derive(Debug, Clone, Copy)]
 pub struct LoadOptions {
@@ -92,8 +95,8 @@ pub fn load_scorer(model: &ModelDir, options: LoadOptions) -> Result<Scorer, Lea
 }
 
 /// A model with random weights, as transformers initialises them: matrices from a normal distribution with standard
-/// deviation `initializer_range` of `config.json`, norms so that they multiply with 1, biases 0. They depend on the
-/// seed alone.
+/// deviation `initializer_range` of `config.json`, norms so that they multiply with 1, biases 0, decays of a
+/// delta rule from their usual range. They depend on the seed alone.
 ///
 /// # Errors
 /// When `config.json` cannot be read.
@@ -111,12 +114,18 @@ pub fn initialise(model: &ModelDir, seed: u64, options: LoadOptions) -> Result<D
             .find(|(_, (name, _))| name == wanted)
             .ok_or_else(|| LearnerError::Parameter(wanted.to_owned()))?;
         let elements = shape.iter().product();
+        let mut stream = rng::Stream::new(&[seed, index as u64]);
+        let is_of_rule = |part: &str| wanted.ends_with(&format!("linear_attn.{part}"));
         Ok(if wanted.ends_with(".bias") {
             vec![0.0; elements]
+        } else if is_of_rule("A_log") {
+            let [low, high] = DECAYS;
+            (0..elements).map(|_| (low + (high - low) * stream.next_f64()).ln() as f32).collect()
+        } else if is_of_rule("dt_bias") || is_of_rule("norm.weight") {
+            vec![1.0; elements]
         } else if shape.len() == 1 {
             vec![1.0 - model.config().norm_offset(); elements]
         } else {
-            let mut stream = rng::Stream::new(&[seed, index as u64]);
             (0..elements).map(|_| (range * stream.next_normal()) as f32).collect()
         })
     })

@@ -19,12 +19,14 @@ mod kinds;
 mod linear;
 mod load;
 mod low_rank;
+mod mixer;
 mod mlp;
 mod norm;
 mod output;
 mod parameters;
 mod rope;
 mod scorer;
+mod state;
 mod trunk;
 mod weights;
 

@@ -2,14 +2,14 @@
 //!
 //! Every parameter is a slice of the flat buffer, so the optimiser, the norm and the clipping are a few operations on
 //! one long vector instead of several on each of hundreds of tensors. Projections that read the same input (q, k and v;
-//! gate and up) lie next to each other and are one *leaf*: one matrix product instead of three or two. Each projection
-//! keeps its Hugging Face name as a slice of rows.
+//! gate and up; all of a delta rule) lie next to each other and are one *leaf*: one matrix product instead of two to
+//! four. Each projection keeps its Hugging Face name as a slice of rows.
 
 use std::{collections::HashMap, ops::Range, sync::Arc};
 
 use tch::{Device, Kind, Tensor};
 
-use super::coded::Coded;
+use super::{coded::Coded, kinds::wide};
 use crate::{error::LearnerError, ranks::pieces};
 
 /// Leaves start at multiples of this many elements: 64 bytes of float32, which matrix products like.
@@ -117,8 +117,15 @@ fn leaf_name(name: &str) -> String {
     for (member, leaf) in [("q_proj", "qkv_proj"), ("k_proj", "qkv_proj"), ("v_proj", "qkv_proj")] {
         key = key.replace(&format!(".{member}."), &format!(".{leaf}."));
     }
-    for member in ["gate_proj", "up_proj"] {
+    // The gate of attention has another input than that of the MLP, and fewer outputs than queries.
+    if name.contains(".self_attn.gate_proj.") {
+        return key;
+    }
+    for member in ["gate_proj", "up_proj", "w1", "w3"] {
         key = key.replace(&format!(".{member}."), ".gate_up_proj.");
+    }
+    for member in ["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"] {
+        key = key.replace(&format!(".{member}."), ".in_proj.");
     }
     key
 }
@@ -136,6 +143,11 @@ impl Leaf {
     /// Whether it has a gradient.
     pub(super) fn is_trained(&self) -> bool {
         self.trained.is_some()
+    }
+
+    /// The same, in float32 at least.
+    pub(super) fn widened(self) -> Self {
+        Self { values: wide(&self.values), ..self }
     }
 
     /// The same, without a gradient.
@@ -224,7 +236,7 @@ impl Parameters {
         Self { coded: self.coded.shared(), ..Self::over(Arc::clone(&self.layout), self.flat.shallow_clone()) }
     }
 
-    /// The leaf of that name (Hugging Face's, with `qkv_proj` and `gate_up_proj` for the stacked projections).
+    /// The leaf of that name (Hugging Face's, with `qkv_proj`, `gate_up_proj` and `in_proj` for the stacked projections).
     ///
     /// # Panics
     /// When the architecture has no such leaf: a mistake in the model's code.

@@ -7,9 +7,9 @@ use shared::ModelConfig;
 use tch::Tensor;
 
 use super::{
-    attention::{Attention, AttentionTape},
     experts::{Chosen, ExpertLoad},
     kinds::{wide, wide_kind},
+    mixer::{Mixer, MixerTape},
     mlp::{Mlp, MlpTape},
     norm::RmsNorm,
     parameters::{Gradients, Leaf},
@@ -24,7 +24,7 @@ pub(super) const EMBEDDING: &str = "model.embed_tokens.weight";
 struct Layer {
     /// None in the families that do not norm inputs.
     input_norm: Option<RmsNorm>,
-    attention: Attention,
+    mixer: Mixer,
     mlp_norm: Option<RmsNorm>,
     mlp: Mlp,
     /// The number among the layers with experts, and the experts of a token.
@@ -37,7 +37,7 @@ struct Layer {
 struct LayerTape {
     /// The layer's input, `[T, H]`.
     x_TH: Tensor,
-    attention: AttentionTape,
+    mixer: MixerTape,
     /// The MLP's input before its norm, `[T, H]`.
     middle_TH: Tensor,
     mlp: MlpTape,
@@ -47,9 +47,9 @@ impl Layer {
     fn record(&self, x_TH: Tensor, batch: &Packed, rotations: &Rotations) -> LayerTape {
         let trees = &batch.trees;
         let normed_TH = normed(self.input_norm.as_ref(), &x_TH);
-        let (middle_TH, attention) = self.attention.forward_onto(&x_TH, &normed_TH, trees, rotations);
+        let (middle_TH, mixer) = self.mixer.forward_onto(&x_TH, &normed_TH, trees, rotations);
         let mlp = self.mlp.record(&normed(self.mlp_norm.as_ref(), &middle_TH), self.chosen(batch).as_ref());
-        LayerTape { x_TH, attention, middle_TH, mlp }
+        LayerTape { x_TH, mixer, middle_TH, mlp }
     }
 
     /// The experts that the sampler chose here.
@@ -71,12 +71,12 @@ impl Layer {
         rotations: &Rotations,
         gradients: &mut Gradients,
     ) -> Tensor {
-        let LayerTape { x_TH, attention, middle_TH, mlp } = tape;
+        let LayerTape { x_TH, mixer, middle_TH, mlp } = tape;
         let normed_TH = normed(self.mlp_norm.as_ref(), &middle_TH);
         let d_normed_TH = self.mlp.backward(&normed_TH, &mlp, &dy_TH, gradients);
         let d_middle_TH = dy_TH + normed_backward(self.mlp_norm.as_ref(), &middle_TH, d_normed_TH, gradients);
         let normed_TH = normed(self.input_norm.as_ref(), &x_TH);
-        let d_normed_TH = self.attention.backward(&normed_TH, &attention, &d_middle_TH, trees, rotations, gradients);
+        let d_normed_TH = self.mixer.backward(&normed_TH, &mixer, &d_middle_TH, trees, rotations, gradients);
         d_middle_TH + normed_backward(self.input_norm.as_ref(), &x_TH, d_normed_TH, gradients)
     }
 }
@@ -149,12 +149,12 @@ impl Trunk {
             .map(|i| Layer {
                 routed: routed(i),
                 input_norm: config.input_norm().map(|name| norm(&format!("model.layers.{i}.{name}"))),
-                attention: Attention::new(&config, &weights, i),
+                mixer: Mixer::new(&config, &weights, i),
                 mlp_norm: config.mlp_norm().map(|name| norm(&format!("model.layers.{i}.{name}"))),
                 mlp: Mlp::new(&config, &weights, i, &format!("model.layers.{i}")),
             })
             .collect();
-        let (norm, embedding) = (norm("model.norm"), weights.leaf(EMBEDDING));
+        let (norm, embedding) = (norm(config.final_norm()), weights.leaf(EMBEDDING));
         Self { layers, norm, embedding, config, weights, gradient_checkpointing }
     }
 

@@ -79,6 +79,15 @@ impl Weights {
         self.freeze(self.base.leaf(name))
     }
 
+    /// As [`Self::leaf`], with the values that training moves, which are not rounded.
+    pub(super) fn exact(&self, name: &str) -> Leaf {
+        let leaf = self.leaf(name);
+        match self.masters.as_ref().filter(|_| self.adapter.is_none()) {
+            Some(masters) => masters.leaf(name),
+            None => leaf.widened(),
+        }
+    }
+
     /// The weight of a linear map, as passes read it; frozen under an adapter.
     pub(super) fn matrix(&self, name: &str) -> Matrix {
         self.base.coded(name).map_or_else(|| Matrix::Whole(self.leaf(name)), Matrix::Coded)

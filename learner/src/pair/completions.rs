@@ -59,6 +59,9 @@ struct Conversation<'a> {
     /// Runs of tokens, each with its owner: `["sampled", 12]`, `["given", 7]`.
     owners: Vec<(&'static str, usize)>,
     turns: usize,
+    /// Conversations of its agent beside the first one, where there are any.
+    #[serde(skip_serializing_if = "is_none")]
+    branches: usize,
     /// What the environment gave for each turn, where it gave rewards by turn; null for a turn without one.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     turn_rewards: Vec<Option<f64>>,
@@ -96,6 +99,7 @@ impl<'a> Conversation<'a> {
             opening: exchange.opening.as_deref(),
             owners,
             turns: episode.turns(),
+            branches: episode.paths().count() - 1,
             calls: exchange.calls,
             failed_calls: exchange.failed_calls,
             end: exchange.end,

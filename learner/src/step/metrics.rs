@@ -141,6 +141,10 @@ fn exchanges(batch: &StepBatch<'_>, record: &mut MetricRecord) {
     for &end in EpisodeEnd::ALL.iter().filter(|&&end| ended(end) > 0) {
         record.count(metrics::EPISODE_ENDED.of(end), ended(end));
     }
+    if all.iter().any(|exchange| exchange.overridden.is_some()) {
+        record.count(metrics::ENDPOINT_OVERRIDDEN, sum(|exchange| exchange.overridden.unwrap_or(0)));
+        record.count(metrics::ENDPOINT_BRANCHES, episodes().map(|episode| episode.paths().count() as u64 - 1).sum());
+    }
 }
 
 fn mismatch(batch: &StepBatch<'_>, inputs: &StepInputs, stats: &StepMetrics, record: &mut MetricRecord) {

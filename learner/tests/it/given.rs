@@ -72,6 +72,17 @@ fn episode(shape: &[(bool, usize)], seed: usize) -> Episode {
     episode
 }
 
+/// The tokens of an episode on so many paths, one run of tokens after another.
+fn branched(shape: &[(bool, usize)], seed: usize, paths: usize) -> Episode {
+    let whole = episode(shape, seed);
+    let segments: Vec<Segment<'_>> = whole.segments().collect();
+    Episode::of_paths(segments.chunks(segments.len().div_ceil(paths)).map(|segments| {
+        let mut path = Episode::default();
+        segments.iter().for_each(|segment| path.push(*segment));
+        path
+    }))
+}
+
 /// The groups of a step, with completions of these shapes and rewards that differ.
 fn groups(config: &TrainConfig, shapes: &[Shape]) -> Vec<Placed> {
     let mut groups = support::groups(config, VERSION.0);
@@ -104,7 +115,9 @@ fn by_hand(config: &TrainConfig, batch: &StepBatch<'_>, coefficient: impl Fn(usi
     for (at, (row, own)) in batch.rows.iter().zip(&mut logprobs).enumerate() {
         let ids = row.completion.token_ids();
         for span in row.completion.episode.sampled_spans().filter(|span| !span.is_empty()) {
-            let prompt = [&row.group.prompt_ids, &ids[..span.start]].concat();
+            let mut paths = row.completion.episode.paths();
+            let path = paths.find(|path| path.contains(&span.start)).expect("a span lies in a path");
+            let prompt = [&row.group.prompt_ids, &ids[path.start..span.start]].concat();
             let sequence = [Sequence::new(&prompt, &ids[span])];
             let micro = MicroBatch::new(&sequence, &[0], Device::Cpu);
             policy.differentiate(
@@ -130,16 +143,22 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
 
     /// At the old policy every ratio is 1, so the derivative of the loss by a log-prob is -advantage / normaliser. That
-    /// is written out here, with counts of sampled tokens.
+    /// is written out here, with counts of sampled tokens. A sample whose tokens are split into branches is still one
+    /// sample: it counts once, and each of its tokens once, on the path on which it was drawn.
     #[test]
     fn gradients_and_normalisers_are_of_sampled_tokens_alone(
         shapes in shapes(),
         loss_type in 0..4usize,
         tight in any::<bool>(),
+        paths in prop::collection::vec(1..5usize, 12),
     ) {
         let loss_type = [Dapo, Grpo, Bnpo, DrGrpo][loss_type];
         let config = TrainConfig { loss_type, micro_batch_tokens: Some(if tight { 1 } else { 4096 }), ..config() };
-        let groups = groups(&config, &shapes);
+        let mut groups = groups(&config, &shapes);
+        let completions = groups.iter_mut().flat_map(|group| &mut group.scored.group.completions);
+        for (seed, (completion, (shape, paths))) in completions.zip(shapes.iter().zip(paths)).enumerate() {
+            completion.episode = branched(shape, seed, paths);
+        }
         let batch = StepBatch::new(&groups, &config, VERSION);
         let owned = |row: &BatchRow<'_>| row.completion.episode.owner_mask().filter(|&sampled| sampled).count();
         let sampled: Vec<usize> = batch.rows.iter().map(owned).collect();

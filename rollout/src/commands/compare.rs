@@ -18,6 +18,7 @@ use super::{
     print,
     prompts::Prompts,
     rows,
+    tools::ToolFlags,
 };
 use crate::{
     data::Tokenizer,
@@ -48,6 +49,9 @@ pub struct Args {
     /// How they are made and scored.
     #[command(flatten)]
     pub generation: GenerationFlags,
+    /// Their tools, where they are conversations.
+    #[command(flatten)]
+    pub tools: ToolFlags,
 }
 
 /// The result that is printed.
@@ -71,11 +75,12 @@ struct Answer {
 /// With context for the user.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let sampling = args.judging.sampling(&args.generation)?;
-    let judging = args.judging.judging(&args.generation)?;
     let seed_b = args.seed_b.unwrap_or(sampling.seed);
     // Faults of B are found before A has answered everything.
     let opened = |name, at: &Path| opened(at, args).with_context(|| format!("{name} ({})", at.display()));
     let models = [opened("A", &args.a)?, opened("B", &args.b)?];
+    let tools = args.tools.of_both(&models, &args.generation.rewards)?;
+    let judging = args.judging.judging(&args.generation, tools.as_ref())?;
     let answers = |model: &NamedModel, seed: u64| -> anyhow::Result<Vec<Scored>> {
         shared::tell!("completing the prompts with {}", model.folder().display());
         let sampling = SamplingParams { seed, ..sampling.clone() };
@@ -88,6 +93,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             correct_at: Some(judging.correct_at),
             keep: None,
             grammar: None,
+            tools: tools.as_ref(),
             watch: None,
         };
         let completed = args.generation.complete(model, &args.rows, &prompts, task)?;

@@ -13,6 +13,7 @@ use rollout_rewards::RewardFunction;
 use serde_json::{Map, Value, json};
 use shared::{
     ModelDir, SamplingParams, Scored,
+    config::TrainConfig,
     model::manifest::WeightManifest,
     process::{command_line::tell_warnings, pace::Waiting},
 };
@@ -24,15 +25,21 @@ use super::{
     model::{self, NamedModel},
     progress::Progress,
     prompts::Prompts,
+    tools,
 };
 use crate::{
     assembly::{Assembly, Scoring},
     data::{Dataset, PromptRow, Tokenizer},
     engine::{Constrained, Engine, EngineOptions, Output, Request},
     evaluation,
-    generate::{self, Generate},
+    generate::{self, PairGenerator},
     trace::{self, Event},
+    turns::Conversations,
 };
+
+/// Conversations that are begun at once, each with an environment: enough to keep the engine busy while others wait for
+/// their tools.
+const CONVERSATIONS: usize = 256;
 
 /// Every completion of a dataset.
 pub struct Completed {
@@ -64,6 +71,8 @@ pub struct Task<'a> {
     pub keep: Option<&'a Path>,
     /// The grammar that completions follow.
     pub grammar: Option<Wanted<'a>>,
+    /// The configuration of tools and environments, where completions are conversations with them.
+    pub tools: Option<&'a TrainConfig>,
     /// Whoever sees completions as they are made.
     pub watch: Option<&'a mut dyn Watch>,
 }
@@ -127,25 +136,39 @@ impl GenerationFlags {
         model: &NamedModel,
         rows: &RowFlags,
         prompts: &Prompts<'_>,
-        Task { functions, sampling, num_generations, correct_at, keep, grammar, watch }: Task<'_>,
+        Task { functions, sampling, num_generations, correct_at, keep, grammar, tools, watch }: Task<'_>,
     ) -> anyhow::Result<Completed> {
         let waiting = Waiting::new("reading tokenizer and dataset");
         let tokenizer = rows.tokenizer(model.dir())?;
-        let dataset = rows.dataset(prompts, &tokenizer)?;
+        let mut dataset = rows.dataset_for(prompts, &tokenizer, tools)?;
         drop(waiting);
         tell_warnings(model.dir().remarks_on_ends());
-        let scoring = self.rewards.scoring(functions, &dataset, self.batching.threads()?)?;
+        let held = tools.map(|tools| tools::held(tools, &self.rewards, &functions, sampling.max_completion_length));
+        let conversations = match &held {
+            Some(held) => Conversations::of(held, model.dir(), &tokenizer, &functions)?,
+            None => None,
+        };
+        if let Some(conversations) = &conversations {
+            conversations.add_tools(&mut dataset)?;
+        }
+        let scoring = self.rewards.scoring(functions, &dataset, self.batching.threads()?, held.as_ref())?;
         let is_asked = self.sampling.max_completion_length.is_some();
         let compile = |Wanted { name, grammar, by }| by.compile(name, &grammar, &tokenizer, model.dir());
         let constraint = grammar.map(compile).transpose()?;
-        let mut generation = Generation { dataset, sampling, constraint, is_asked, num_generations, correct_at };
+        let mut generation = Generation { dataset, sampling, constraint, is_asked, num_generations, correct_at, held };
         self.trace.start()?;
-        let (mut engine, export) = generation.engine(model, &self.batching)?;
+        let (engine, export) = generation.engine(model, &self.batching)?;
         let kept = keep.map(|output| {
             let rewards = scoring.as_ref().map(|scoring| scoring.names.as_slice()).unwrap_or_default();
             Journal::open(output, &generation.identity(model.dir(), &export, engine.options(), rewards)?)
         });
-        let completed = generation.complete(&mut engine, tokenizer, scoring, kept.transpose()?, watch)?;
+        let kept = kept.transpose()?;
+        let max_model_len = engine.options().max_model_len;
+        let mut generator: Box<dyn PairGenerator> = match conversations {
+            Some(conversations) => conversations.around(Box::new(engine), max_model_len),
+            None => Box::new(engine),
+        };
+        let completed = generation.complete(&mut *generator, tokenizer, scoring, kept, watch)?;
         self.trace.write()?;
         Ok(completed)
     }
@@ -160,14 +183,21 @@ struct Generation {
     is_asked: bool,
     num_generations: u32,
     correct_at: Option<f64>,
+    /// The configuration of conversations, where completions are some.
+    held: Option<TrainConfig>,
 }
 
 impl Generation {
     /// Exports the model if need be and starts an engine that fits.
     fn engine(&mut self, model: &NamedModel, batching: &BatchingFlags) -> anyhow::Result<(Engine, PathBuf)> {
         let sequences = self.dataset.len() * self.num_generations as usize;
-        let longest = self.dataset.longest_prompt() + self.sampling.max_completion_length as usize;
+        let completion = self.sampling.max_completion_length as usize;
+        let has_opening = self.held.as_ref().is_some_and(|held| held.environment_factory.is_some());
+        // The first words of an environment are not known before they come.
+        let longest = self.dataset.longest_prompt() + completion + if has_opening { completion } else { 0 };
         let options = batching.engine_options(sequences, longest, model::limit(model)?)?;
+        let kept_states = self.held.as_ref().map_or(0, |held| held.kept_states(options.max_num_seqs));
+        let options = EngineOptions { kept_states, ..options };
         let mut long = self.dataset.leave_out_long(options.max_model_len)?;
         if self.is_asked {
             let wanted = self.sampling.max_completion_length as usize;
@@ -218,14 +248,23 @@ impl Generation {
             "candidates": options.candidates,
         });
         let sampling = serde_json::to_value(&self.sampling)?;
-        let parts = [identity, sampling].into_iter().filter_map(|part| part.as_object().cloned());
+        let tools = self.held.as_ref().map(|held| {
+            json!({
+                "tools": held.tools,
+                "environment_factory": held.environment_factory,
+                "max_tool_calling_iterations": held.max_tool_calling_iterations,
+                "environment_timeout": held.environment_timeout,
+                "episode_timeout": held.episode_timeout,
+            })
+        });
+        let parts = [identity, sampling].into_iter().chain(tools).filter_map(|part| part.as_object().cloned());
         Ok(parts.flatten().collect())
     }
 
     /// Generates, and scores beside it.
     fn complete(
         self,
-        generator: &mut dyn Generate,
+        generator: &mut dyn PairGenerator,
         tokenizer: Tokenizer,
         scoring: Option<Scoring>,
         kept: Option<(Journal, Vec<Scored>)>,
@@ -241,14 +280,20 @@ impl Generation {
         let is_shown = watch.as_ref().is_none_or(|watch| watch.leaves_room());
         let mut assembly = Assembly::new(tokenizer, self.sampling.clone(), self.num_generations, scoring)
             .with_constraint(self.constraint.clone());
-        for (row, position) in rows.iter().zip(0..) {
-            if done.contains(&position) {
-                continue;
+        let mut left = rows.iter().zip(0..).filter(|(_, position)| !done.contains(position));
+        let most = if self.held.is_some() { CONVERSATIONS } else { usize::MAX };
+        let mut begin_more = |generator: &mut dyn PairGenerator, assembly: &mut Assembly| {
+            while generator.running() + generator.waiting() < most
+                && let Some((row, position)) = left.next()
+            {
+                let request = Request { stream, ..assembly.begin(row, 0, position).into() };
+                generator
+                    .begin_row(request, row)
+                    .with_context(|| format!("{}: prompt {}", self.dataset.name(), row.prompt_id))?;
             }
-            generator
-                .begin(Request { stream, ..assembly.begin(row, 0, position).into() })
-                .with_context(|| format!("{}: prompt {}", self.dataset.name(), row.prompt_id))?;
-        }
+            anyhow::Ok(())
+        };
+        begin_more(generator, &mut assembly)?;
         let begin = Instant::now();
         let mut progress =
             Progress::new((rows.len() - done.len()) * self.num_generations as usize, rows.len(), is_shown);
@@ -265,7 +310,7 @@ impl Generation {
             groups.push(group);
             anyhow::Ok(())
         };
-        generate::finish(generator, |_, outputs| {
+        generate::finish(generator, |generator, outputs| {
             for output in outputs {
                 match (output, &mut watch) {
                     (Output::Token { tag, sample, id, .. }, Some(watch)) => {
@@ -277,12 +322,16 @@ impl Generation {
                             watch.ended(assembly.position(sequence.tag), sequence.sample)?;
                         }
                         progress.completed(sequence.token_ids.len());
-                        assembly.add(sequence, Vec::new())?;
+                        match generator.take_conversation(&sequence) {
+                            Some(conversed) => assembly.add_conversation(conversed)?,
+                            None => assembly.add(sequence, Vec::new())?,
+                        }
                     }
                 }
             }
             progress.tick();
             iter::from_fn(|| assembly.finished()).try_for_each(|group| take(&mut progress, &mut watch, group))?;
+            begin_more(generator, &mut assembly)?;
             Ok(ControlFlow::Continue(()))
         })?;
         let generated = progress.seconds();
@@ -308,7 +357,7 @@ mod tests {
     use super::*;
     use crate::{
         data::{PromptOptions, testing::byte_tokenizer},
-        generate::testing::Scripted,
+        generate::{Generate, testing::Scripted},
     };
 
     /// No engine is needed: `generate`, `eval` and `compare` know a generator by its trait.
@@ -319,8 +368,9 @@ mod tests {
         fs::write(&path, "{\"prompt\": \"ab\"}\n{\"prompt\": \"abcd\"}\n{\"prompt\": \"a\"}\n").unwrap();
         let dataset = Dataset::load(&[path], ("train", None), &tokenizer, &PromptOptions::default()).unwrap();
         let sampling = SamplingParams { max_completion_length: 5, ..SamplingParams::default() };
+        let (constraint, correct_at, held) = (None, None, None);
         let generation =
-            Generation { dataset, sampling, constraint: None, is_asked: false, num_generations: 3, correct_at: None };
+            Generation { dataset, sampling, constraint, is_asked: false, num_generations: 3, correct_at, held };
         let mut generator = Scripted::new(2, |prompt, sample| vec![70 + sample; prompt.len() + sample as usize]);
         let completed = generation.complete(&mut generator, tokenizer.clone(), None, None, None).unwrap();
         assert!(generator.is_idle());

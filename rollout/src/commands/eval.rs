@@ -2,9 +2,15 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context, ensure};
+use anyhow::{bail, ensure};
+use rollout_rewards::RewardFunction;
 use serde_json::{Map, Value};
-use shared::{SamplingParams, config::RewardFailure, files::atomic, metrics};
+use shared::{
+    SamplingParams,
+    config::{RewardFailure, TrainConfig},
+    files::atomic,
+    metrics,
+};
 
 use super::{
     complete::{GenerationFlags, Task},
@@ -13,6 +19,7 @@ use super::{
     print,
     prompts::Prompts,
     rows,
+    tools::ToolFlags,
 };
 use crate::evaluation::{self, Judging};
 
@@ -39,6 +46,9 @@ pub struct Args {
     /// How they are made and scored.
     #[command(flatten)]
     pub generation: GenerationFlags,
+    /// Their tools, where they are conversations.
+    #[command(flatten)]
+    pub tools: ToolFlags,
 }
 
 /// How often a model tries, and what counts as correct.
@@ -71,14 +81,19 @@ impl JudgingFlags {
         Ok(sampling)
     }
 
-    /// How scores are read.
+    /// How scores are read, where completions may be conversations with tools.
     ///
     /// # Errors
     /// Missing reward functions, and a threshold that is no number.
-    pub fn judging(&self, generation: &GenerationFlags) -> anyhow::Result<Judging> {
+    pub fn judging(&self, generation: &GenerationFlags, tools: Option<&TrainConfig>) -> anyhow::Result<Judging> {
         let functions = generation.rewards.functions()?;
-        let first = functions.first().context("--reward-funcs is missing: `tandem rewards` lists the functions")?;
-        let correct_at = self.correct_at.unwrap_or_else(|| first.reward().correct_at());
+        let of_first = match functions.first() {
+            Some(first) => first.reward().correct_at(),
+            // An environment that alone gives rewards calls a conversation right with 1.
+            None if tools.is_some_and(|tools| tools.environment_factory.is_some()) => 1.0,
+            None => bail!("--reward-funcs is missing: `tandem rewards` lists the functions"),
+        };
+        let correct_at = self.correct_at.unwrap_or(of_first);
         ensure!(correct_at.is_finite(), "--correct-at must be a number, got {correct_at}");
         Ok(Judging { correct_at, failure: RewardFailure::Exclude })
     }
@@ -91,14 +106,15 @@ impl JudgingFlags {
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let sampling = args.judging.sampling(&args.generation)?;
     let (temperature, seed) = (sampling.temperature, sampling.seed);
-    let judging = args.judging.judging(&args.generation)?;
-    let functions = args.generation.rewards.functions()?;
-    let first = functions[0].clone();
     if let Some(output) = &args.output {
         rows::check_output(output, "--dataset", &args.dataset)?;
         journal::check(output, args.resume)?;
     }
     let model = args.prompt.model()?;
+    let tools = args.tools.of(&model, &args.generation.rewards)?;
+    let judging = args.judging.judging(&args.generation, tools.as_ref())?;
+    let functions = args.generation.rewards.functions()?;
+    let first = functions.first().cloned();
     let completed = args.generation.complete(
         &model,
         &args.prompt.rows,
@@ -110,13 +126,17 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             correct_at: Some(judging.correct_at),
             keep: args.output.as_deref().filter(|output| !atomic::is_special(output)),
             grammar: None,
+            tools: tools.as_ref(),
             watch: None,
         },
     )?;
     if let Some(output) = &args.output {
         rows::write(output, &completed.groups)?;
     }
-    let answers = evaluation::answers(first.reward().as_ref(), completed.dataset.rows(), &completed.groups);
+    let answers_of = |first: &RewardFunction| {
+        evaluation::answers(first.reward().as_ref(), completed.dataset.rows(), &completed.groups)
+    };
+    let answers = first.as_ref().and_then(answers_of);
     let record = evaluation::record(&completed.groups, answers.as_ref(), judging, completed.seconds);
     let mut answer = record.values().clone();
     answer.insert("num_generations".into(), args.judging.num_generations.into());
@@ -124,7 +144,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     answer.insert("seed".into(), seed.into());
     let failures = rows::failures(&completed.groups);
     failures.iter().for_each(|failure| shared::tell!("warning: {failure}"));
-    if answers.is_none() {
+    if let (None, Some(first)) = (&answers, &first) {
         shared::tell!(
             "no maj@{}: `{}` does not extract an answer that completions could agree on",
             args.judging.num_generations,

@@ -260,13 +260,13 @@ fn defaults() -> TrainConfig {
 }
 
 /// The help of an option of a run, for the flag with the same meaning.
-fn help(key: &str) -> String {
+pub(super) fn help(key: &str) -> String {
     let option = config::option(key).expect("the key of an option");
     option.doc.trim_end_matches('.').to_owned()
 }
 
 /// A number within the bounds of an option of a run.
-fn bounded<T: OptionValue + FromStr<Err: Display> + Clone + Send + Sync + 'static>(
+pub(super) fn bounded<T: OptionValue + FromStr<Err: Display> + Clone + Send + Sync + 'static>(
     key: &'static str,
 ) -> impl TypedValueParser<Value = T> {
     StringValueParser::new().try_map(move |text| {
@@ -402,15 +402,33 @@ impl RowFlags {
     /// # Errors
     /// With the path, and with the place of a bad row.
     pub fn dataset(&self, prompts: &Prompts<'_>, tokenizer: &Tokenizer) -> anyhow::Result<Dataset> {
+        self.dataset_for(prompts, tokenizer, None)
+    }
+
+    /// As [`RowFlags::dataset`]: prompts of conversations, where there are tools.
+    ///
+    /// # Errors
+    /// As [`RowFlags::dataset`], and prompts that would be cut.
+    pub fn dataset_for(
+        &self,
+        prompts: &Prompts<'_>,
+        tokenizer: &Tokenizer,
+        tools: Option<&TrainConfig>,
+    ) -> anyhow::Result<Dataset> {
+        ensure!(
+            tools.is_none() || self.max_prompt_length.is_none(),
+            "--max-prompt-length would cut the description of the tools from the prompt: leave it out, or the tools \
+             (--without-tools)"
+        );
         let options = PromptOptions {
             system_prompt: self.system.system_prompt.clone(),
             max_prompt_length: self.max_prompt_length,
             columns: Columns {
                 prompt: self.prompt_column.clone(),
                 answer: self.answer_column.clone(),
-                ..Columns::default()
+                may_lack_prompt: tools.is_some_and(|tools| tools.environment_factory.is_some()),
             },
-            with_tools: false,
+            with_tools: tools.is_some(),
         };
         let mut dataset = match prompts {
             Prompts::Dataset(path, split) => {
@@ -506,7 +524,12 @@ impl RewardFlags {
 
     /// How functions of other processes are started, as in a run with these options.
     fn host(&self) -> RewardHost {
-        let config = TrainConfig {
+        self.config().reward_host()
+    }
+
+    /// The same as a configuration.
+    pub fn config(&self) -> TrainConfig {
+        TrainConfig {
             reward_python: self.reward_python.clone(),
             reward_processes: self.reward_processes,
             reward_network: self.reward_network,
@@ -521,11 +544,11 @@ impl RewardFlags {
             judge_model: self.judge_model.clone(),
             judge_api_key_env: self.judge_api_key_env.clone(),
             ..defaults()
-        };
-        config.reward_host()
+        }
     }
 
     /// The pool that scores a dataset's completions, and its names and weights; `None` without functions.
+    /// Conversations, `held` with these options, also have the rewards of their environments.
     ///
     /// # Errors
     /// When a function needs a column that no row has, or threads cannot be started.
@@ -534,8 +557,9 @@ impl RewardFlags {
         functions: Vec<RewardFunction>,
         dataset: &Dataset,
         threads: usize,
+        held: Option<&TrainConfig>,
     ) -> anyhow::Result<Option<Scoring>> {
-        if functions.is_empty() {
+        if functions.is_empty() && held.is_none() {
             return Ok(None);
         }
         reward::check(&functions, dataset).context("--reward-funcs")?;
@@ -544,7 +568,8 @@ impl RewardFlags {
         // Without weights, every function has the weight 1.
         let weights = self.reward_weights.iter().copied().chain(iter::repeat(1.0));
         let entries: Vec<String> = functions.iter().map(|function| function.name().to_owned()).collect();
-        let names = config::rewards::names(&entries).into_iter().zip(weights).collect();
+        let of_functions = || config::rewards::names(&entries).into_iter().zip(weights).collect();
+        let names = held.map_or_else(of_functions, TrainConfig::weighted_rewards);
         let scoring = reward::scoring(&functions, threads, deadline, names);
         Ok(Some(scoring.context("threads for the reward functions")?))
     }

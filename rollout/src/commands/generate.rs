@@ -171,6 +171,7 @@ fn complete(args: &Args, compiler: &dyn Compile) -> anyhow::Result<()> {
             correct_at: None,
             keep: None,
             grammar,
+            tools: None,
             watch: watch.as_mut().map(|watch| watch.as_mut() as &mut dyn Watch),
         },
     )?;

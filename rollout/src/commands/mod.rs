@@ -22,6 +22,7 @@ mod prompts;
 pub mod rewards;
 mod rows;
 pub mod run;
+mod tools;
 pub mod tune;
 
 use std::{

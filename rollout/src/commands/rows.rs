@@ -77,7 +77,8 @@ pub fn write_group(to: &mut (impl Write + ?Sized), group: &Scored) -> io::Result
 
 /// One completion. `logprobs` are those of the full distribution at temperature 1; with truncated sampling there are
 /// also those under the distribution that the tokens were drawn from, and the sizes of its support. Where tokens were
-/// given, `owner` has 1 for each that was sampled and 0 for the others, of which nothing else is known.
+/// given, `owner` has 1 for each that was sampled and 0 for the others, of which nothing else is known. A conversation
+/// has its messages, calls and end, as in the `completions/` of a run.
 fn row(group: &Scored, completion: &Completion) -> Value {
     let episode = &completion.episode;
     let logprobs = of_sampled(episode, |token| token.logprob.into());
@@ -97,6 +98,18 @@ fn row(group: &Scored, completion: &Completion) -> Value {
     }
     if episode.given() > 0 {
         row["owner"] = episode.owner_mask().map(u8::from).collect();
+    }
+    if let Some(exchange) = &completion.exchange {
+        row["messages"] = exchange.messages.values().into();
+        row["turns"] = episode.turns().into();
+        row["calls"] = exchange.calls.into();
+        row["failed_calls"] = exchange.failed_calls.into();
+        row["end"] = exchange.end.to_string().into();
+        for (key, words) in [("opening", &exchange.opening), ("failure", &exchange.failure)] {
+            if let Some(words) = words {
+                row[key] = words.as_str().into();
+            }
+        }
     }
     if group.reward_names.is_empty() {
         return row;

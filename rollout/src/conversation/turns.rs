@@ -235,6 +235,29 @@ impl Conversation {
         Onward::Over(end)
     }
 
+    /// A conversation that goes on in another way after so many of its turns, at least one. All up to there is its
+    /// prompt: what was sampled is context here. None where there are fewer turns.
+    #[must_use]
+    pub fn forked(&self, dialogue: &Dialogue, turns: usize) -> Option<Self> {
+        let last = turns.checked_sub(1)?;
+        let end = self.episode.sampled_spans().nth(last)?.end;
+        let is_turn = |message: &Value| message["role"] == "assistant";
+        let said = self.messages.iter().enumerate().filter(|(_, message)| is_turn(message)).nth(last)?.0;
+        let prompt_ids: Arc<[u32]> = [&self.prompt_ids[..], &self.episode.token_ids()[..end]].concat().into();
+        Some(Self {
+            is_closed: prompt_ids.last().is_some_and(|id| dialogue.stop_tokens.contains(id)),
+            prompt: [&self.prompt[..], &self.messages[..=said]].concat(),
+            prompt_ids,
+            before: None,
+            episode: Episode::default(),
+            messages: Vec::new(),
+            iterations: 0,
+            due: Due::Over(EpisodeEnd::Stop),
+            limits: self.limits,
+            tools: self.tools.clone(),
+        })
+    }
+
     /// Ends a conversation from outside: a deadline passed, its environment failed, or the run ended. One that is over
     /// already keeps its end.
     pub fn give_up(&mut self, end: EpisodeEnd) {

@@ -44,6 +44,10 @@ pub(super) fn check_options(
     if options.cuda_graphs && options.device == Device::Tensorrt {
         return refuse("cuda_graphs needs device cuda".into());
     }
+    let of_batches = || config.refuses_batches(options.prefill_batch, options.cuda_graphs);
+    if let Some(reason) = config.refuses_drafts(options.speculative_tokens).or_else(of_batches) {
+        return refuse(reason);
+    }
     let dtype = dtype_of(manifest);
     if options.device != Device::Cpu && dtype != options.device.export_dtype() {
         return refuse(format!(

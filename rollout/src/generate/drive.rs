@@ -1,9 +1,16 @@
 //! The loop over a generator. Commands, the pair, the worker and the judge all run this one.
 
-use std::{ops::ControlFlow, time::Instant};
+use std::{
+    ops::ControlFlow,
+    thread,
+    time::{Duration, Instant},
+};
 
 use super::Generate;
 use crate::engine::Output;
+
+/// How long a generator that can only wait is left alone.
+const SHORT_WAIT: Duration = Duration::from_millis(1);
 
 /// How a loop goes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,7 +90,11 @@ where
     type End = ();
 
     fn feed(&mut self, generator: &mut G) -> anyhow::Result<Next<()>> {
-        Ok(if self.is_over || generator.is_idle() { Next::End(()) } else { Next::Advance })
+        Ok(match self.is_over || generator.is_idle() {
+            true => Next::End(()),
+            false if generator.waits() => Next::Idle,
+            false => Next::Advance,
+        })
     }
 
     fn take(&mut self, generator: &mut G, outputs: Vec<Output>, _: Instant) -> anyhow::Result<()> {
@@ -92,6 +103,7 @@ where
     }
 
     fn idle(&mut self, _: &mut G) -> anyhow::Result<()> {
+        thread::sleep(SHORT_WAIT);
         Ok(())
     }
 }

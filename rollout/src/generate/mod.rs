@@ -37,6 +37,11 @@ pub trait Generate {
         self.running() + self.waiting() == 0
     }
 
+    /// Whether it can only wait: nothing is to be computed until somebody else answers.
+    fn waits(&self) -> bool {
+        false
+    }
+
     /// Queues a request: a prompt, or what comes after a [`State`](crate::engine::State) that an earlier one has left.
     ///
     /// # Errors

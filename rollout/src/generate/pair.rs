@@ -51,11 +51,6 @@ pub trait PairGenerator: Generate {
         self.begin(request)
     }
 
-    /// Whether it can only wait: nothing is to be computed until somebody else answers.
-    fn waits(&self) -> bool {
-        false
-    }
-
     /// The conversation that has ended with a sequence that the last [`Generate::advance`] returned, where completions
     /// are conversations.
     fn take_conversation(&mut self, sequence: &FinishedSequence) -> Option<Conversed> {

@@ -318,12 +318,15 @@ pub(super) fn look_over(
     config: &TrainConfig,
     room: usize,
 ) -> Result<LongPrompts, DatasetError> {
+    let is_held_out = trained.is_some();
     let remarks = dataset.remarks(tokenizer, &prompt_options(config));
     let long = dataset.leave_out_long(room)?;
     let mut prompts = dataset.count_crowded(long, room, config.max_completion_length as usize);
+    // The prompts of environments may all be the same: the rows differ in what environments make of them.
+    let trained = trained.filter(|_| config.environment_factory.is_none());
     prompts.remarks.extend(trained.and_then(|trained| dataset.overlap(trained)));
     prompts.remarks.extend(remarks);
-    let of = if trained.is_some() { "`eval_dataset`: " } else { "" };
+    let of = if is_held_out { "`eval_dataset`: " } else { "" };
     prompts.remarks.extend(reward::unreadable(rewards, dataset).iter().map(|line| format!("{of}{line}")));
     Ok(prompts)
 }

@@ -178,33 +178,54 @@ impl Live {
             ..blank
         };
         let Rating { outcomes, logged } = self.rating;
-        let conversed = conversed((tag, sample), self.conversation, end, version, exchange);
+        let conversations = self.conversation.into_iter().collect();
+        let conversed = conversed((tag, sample), conversations, end, version, exchange);
         Conversed { rewards: outcomes, logged, ..conversed }
     }
 }
 
-/// What a conversation with this end has come to. `version` is that of the generator, for a conversation without any
-/// turn. `fill` completes an exchange that has messages and end alone.
+/// What the conversations of a sample, mostly one, have come to with this end. Each is a path of the episode, behind
+/// the beginning that all their prompts share. The messages of further ones begin with those of their prompts.
+///
+/// `version` is that of the generator, for a sample without any turn. `fill` completes an exchange that has messages
+/// and end alone.
 #[must_use]
 pub fn conversed(
     (tag, sample): (u64, u32),
-    conversation: Option<Conversation>,
+    conversations: Vec<Conversation>,
     end: EpisodeEnd,
     version: PolicyVersion,
     fill: impl FnOnce(Exchange) -> Exchange,
 ) -> Conversed {
     let nothing = || Episode::of_one_turn(Vec::new(), Vec::new(), vec![(0, version)], FinishReason::Aborted);
-    let prompt_ids = conversation.as_ref().map(|conversation| conversation.prompt_ids().clone());
-    let (episode, messages) = match conversation {
-        Some(conversation) => {
-            let (episode, messages, _) = conversation.into_parts();
-            let has_turn = episode.sampled_spans().next().is_some();
-            (if has_turn { episode } else { nothing() }, messages)
+    let prompt_ids = shared_prompt(&conversations);
+    let shared = prompt_ids.as_ref().map_or(0, |ids| ids.len());
+    let (mut paths, mut messages) = (Vec::new(), Vec::new());
+    for (number, conversation) in conversations.into_iter().enumerate() {
+        if number > 0 {
+            messages.extend_from_slice(conversation.prompt());
         }
-        None => (nothing(), Vec::new()),
-    };
+        let prompt = conversation.prompt_ids().clone();
+        let (episode, said, _) = conversation.into_parts();
+        messages.extend(said);
+        if episode.sampled_spans().next().is_some() {
+            paths.push(episode.behind(&prompt[shared..]));
+        }
+    }
+    let episode = if paths.is_empty() { nothing() } else { Episode::of_paths(paths) };
     let (exchange, rewards) = (fill(Exchange::new(&messages, end)), Vec::new());
     Conversed { tag, sample, prompt_ids, episode, exchange, rewards, logged: Logged::default(), is_drawn_again: false }
+}
+
+/// The beginning that the prompts of conversations share; none without a conversation.
+fn shared_prompt(conversations: &[Conversation]) -> Option<Arc<[u32]>> {
+    let (first, others) = conversations.split_first()?;
+    let first = first.prompt_ids();
+    let same = |other: &Conversation| first.iter().zip(&**other.prompt_ids()).take_while(|(a, b)| a == b).count();
+    match others.iter().map(same).min() {
+        Some(shared) if shared < first.len() => Some(first[..shared].into()),
+        _ => Some(first.clone()),
+    }
 }
 
 /// The end of an episode whose environment has failed.

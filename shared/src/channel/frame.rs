@@ -13,12 +13,12 @@
 //!
 //! Both processes are built together, so there is one version and no negotiation: a frame of another version means that
 //! two builds are mixed, and is refused. Frames in files outlive a build: [`decode_kept`] also reads groups of version
-//! 12, whose completions have no choices of experts, of version 11, which have no exchange with an environment either,
-//! of version 10, which have no notes, and of versions 8 and 9, whose completions are one turn. The header of version 8
-//! has no id of a run, and its checksum stands at offset 16.
+//! 12, whose episodes have one path each, of version 11, whose completions have no exchange with an environment, of
+//! version 10, which have no notes either, and of versions 8 and 9, whose completions are one turn. The header of
+//! version 8 has no id of a run, and its checksum stands at offset 16.
 
 mod before;
-mod older;
+mod earlier;
 #[cfg(test)]
 mod tests;
 
@@ -29,7 +29,7 @@ use super::{
     fleet::{Orders, Report},
 };
 use crate::generation::group::{Group, Notes, Placed, Scored};
-use older::{MayExchange, Nothing};
+use earlier::{NoExchange, NoNotes, WithExchange};
 
 /// First bytes of every frame.
 pub const MAGIC: [u8; 4] = *b"TNDM";
@@ -39,8 +39,8 @@ pub const FRAME_VERSION: u16 = 13;
 pub const HEADER_LEN: usize = 32;
 /// Bytes before the checksum: it covers them and the body.
 const CHECKED: usize = 24;
-/// The versions whose groups have the layouts of [`older`].
-const WITHOUT_ROUTING: u16 = 12;
+/// The versions whose groups have the layouts of [`earlier`].
+const OF_ONE_PATH: u16 = 12;
 const WITHOUT_EXCHANGE: u16 = 11;
 const WITHOUT_NOTES: u16 = 10;
 /// Versions whose groups have the layout of [`before`], each with the bytes before its checksum.
@@ -192,15 +192,12 @@ pub fn decode<M: Message>(frame: &[u8]) -> Result<M, FrameError> {
 }
 
 /// A message that files hold, possibly in the layout of older builds.
-pub trait Kept:
-    Message
-    + From<before::RolloutGroup>
-    + From<Self::WithoutRouting>
-    + From<Self::WithoutExchange>
-    + From<Self::WithoutNotes>
+pub trait Kept: Message + From<before::RolloutGroup>
+where
+    Self: From<Self::OfOnePath> + From<Self::WithoutExchange> + From<Self::WithoutNotes>,
 {
     /// Its layout in frame version 12.
-    type WithoutRouting: DeserializeOwned;
+    type OfOnePath: DeserializeOwned;
     /// Its layout in frame version 11.
     type WithoutExchange: DeserializeOwned;
     /// Its layout in frame version 10.
@@ -208,21 +205,21 @@ pub trait Kept:
 }
 
 impl Kept for Group {
-    type WithoutRouting = older::Group<Box<Notes>, MayExchange>;
-    type WithoutExchange = older::Group<Box<Notes>, Nothing>;
-    type WithoutNotes = older::Group<Nothing, Nothing>;
+    type OfOnePath = earlier::Group<Box<Notes>, WithExchange>;
+    type WithoutExchange = earlier::Group<Box<Notes>, NoExchange>;
+    type WithoutNotes = earlier::Group<NoNotes, NoExchange>;
 }
 
 impl Kept for Scored {
-    type WithoutRouting = older::Scored<Box<Notes>, MayExchange>;
-    type WithoutExchange = older::Scored<Box<Notes>, Nothing>;
-    type WithoutNotes = older::Scored<Nothing, Nothing>;
+    type OfOnePath = earlier::Scored<Box<Notes>, WithExchange>;
+    type WithoutExchange = earlier::Scored<Box<Notes>, NoExchange>;
+    type WithoutNotes = earlier::Scored<NoNotes, NoExchange>;
 }
 
 impl Kept for Placed {
-    type WithoutRouting = older::Placed<Box<Notes>, MayExchange>;
-    type WithoutExchange = older::Placed<Box<Notes>, Nothing>;
-    type WithoutNotes = older::Placed<Nothing, Nothing>;
+    type OfOnePath = earlier::Placed<Box<Notes>, WithExchange>;
+    type WithoutExchange = earlier::Placed<Box<Notes>, NoExchange>;
+    type WithoutNotes = earlier::Placed<NoNotes, NoExchange>;
 }
 
 /// As [`decode`], for a frame of a file, which may be of an older build.
@@ -235,7 +232,7 @@ pub fn decode_kept<M: Kept>(frame: &[u8]) -> Result<M, FrameError> {
         // In that layout, a group of any state had the kind that a placed one has now.
         Some((_, checked)) => decode_behind::<before::RolloutGroup>(frame, *checked, MessageKind::Placed).map(M::from),
         None => match version {
-            WITHOUT_ROUTING => decode_behind::<M::WithoutRouting>(frame, CHECKED, M::KIND).map(M::from),
+            OF_ONE_PATH => decode_behind::<M::OfOnePath>(frame, CHECKED, M::KIND).map(M::from),
             WITHOUT_EXCHANGE => decode_behind::<M::WithoutExchange>(frame, CHECKED, M::KIND).map(M::from),
             WITHOUT_NOTES => decode_behind::<M::WithoutNotes>(frame, CHECKED, M::KIND).map(M::from),
             _ => decode(frame),

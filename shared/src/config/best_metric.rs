@@ -92,6 +92,17 @@ fn recorded(config: &TrainConfig) -> Vec<(Key, bool)> {
         metrics::EVAL_TOKENS_PER_S,
     ];
     list.extend(others.map(|metric| (fixed(metric), false)));
+    let of_conversations = [
+        metrics::EVAL_TOOLS_CALL_FREQUENCY,
+        metrics::EVAL_TOOLS_FAILURE_FREQUENCY,
+        metrics::EVAL_TURNS_MEAN,
+        metrics::EVAL_TURNS_MAX,
+        metrics::EVAL_ENVIRONMENT_FAILED,
+        metrics::EVAL_ENVIRONMENT_LATE,
+    ];
+    if config.has_tools() || config.agent.is_some() {
+        list.extend(of_conversations.map(|metric| (fixed(metric), false)));
+    }
     list
 }
 

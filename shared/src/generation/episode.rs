@@ -3,11 +3,14 @@
 //! An episode is a list of [`Segment`]s. The policy samples some, and others are given to it: the reply of a tool or an
 //! environment, or what a chat template writes between two turns. One turn is the special case of one sampled segment.
 //!
+//! An episode may have several **paths**: conversations of one agent with the policy, which are branches of one sample.
+//! Each path follows the prompt by itself. Their segments lie one path after the other.
+//!
 //! The **owner mask** says of each token whether it was sampled. It follows from the segments, as all counts do, and is
 //! stored nowhere. Only sampled tokens have log-probs and versions. Code that trains on an episode, or measures its
 //! length, looks at sampled tokens alone. Given tokens are context.
 
-use std::ops::Range;
+use std::{iter, ops::Range};
 
 use serde::{Deserialize, Serialize};
 
@@ -97,8 +100,17 @@ pub enum Segment<'a> {
 /// A segment without its tokens, which the episode holds end to end. A sampled one has as many tokens as log-probs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 enum Part {
-    Sampled { logprobs: Vec<TokenLogprob>, versions: Vec<(u32, PolicyVersion)>, finish: FinishReason },
-    Given { tokens: u32, why: Why },
+    Sampled {
+        logprobs: Vec<TokenLogprob>,
+        versions: Vec<(u32, PolicyVersion)>,
+        finish: FinishReason,
+    },
+    Given {
+        tokens: u32,
+        why: Why,
+    },
+    /// No token: the next path begins.
+    Branch,
 }
 
 impl Part {
@@ -106,6 +118,7 @@ impl Part {
         match self {
             Self::Sampled { logprobs, .. } => logprobs.len(),
             Self::Given { tokens, .. } => *tokens as usize,
+            Self::Branch => 0,
         }
     }
 }
@@ -148,10 +161,47 @@ impl Episode {
         self.parts.push(part);
     }
 
+    /// Episodes that follow the same prompt, each as a path of one.
+    #[must_use]
+    pub fn of_paths(paths: impl IntoIterator<Item = Self>) -> Self {
+        let all = |mut all: Self, path: Self| {
+            all.parts.push(Part::Branch);
+            all.parts.extend(path.parts);
+            all.ids.extend(path.ids);
+            all
+        };
+        paths.into_iter().reduce(all).unwrap_or_default()
+    }
+
+    /// Ranges of the paths among all tokens, in order. Without branches there is one path.
+    pub fn paths(&self) -> impl Iterator<Item = Range<usize>> {
+        let branches = || self.placed().filter(|(_, part)| **part == Part::Branch).map(|(span, _)| span.start);
+        iter::once(0).chain(branches()).zip(branches().chain([self.ids.len()])).map(|(begin, end)| begin..end)
+    }
+
+    /// Each path as an episode.
+    fn split(&self) -> Vec<Self> {
+        let mut paths = vec![Self::default()];
+        for (span, part) in self.placed() {
+            let last = paths.last_mut().expect("there is a first one");
+            if *part == Part::Branch {
+                paths.push(Self::default());
+            } else {
+                last.ids.extend_from_slice(self.ids.get(span).unwrap_or_default());
+                last.parts.push(part.clone());
+            }
+        }
+        paths
+    }
+
     /// The same episode after `head`, tokens of the prompt that were shared before and are not any more. They are given
-    /// by the template, in one segment with earlier ones of that kind. An episode without tokens stays as it is.
+    /// by the template before each path, in one segment with earlier ones of that kind. An episode without tokens stays
+    /// as it is.
     #[must_use]
     pub fn behind(&self, head: &[u32]) -> Self {
+        if self.parts.contains(&Part::Branch) {
+            return Self::of_paths(self.split().iter().map(|path| path.behind(head)));
+        }
         if head.is_empty() || self.ids.is_empty() {
             return self.clone();
         }
@@ -169,15 +219,17 @@ impl Episode {
         behind
     }
 
-    /// The segments in order. Where tokens and log-probs do not fit together ([`Self::is_sound`]), tokens are missing.
+    /// The segments of all paths in order. Where tokens and log-probs do not fit together ([`Self::is_sound`]), tokens
+    /// are missing.
     pub fn segments(&self) -> impl Iterator<Item = Segment<'_>> {
-        self.placed().map(|(span, part)| {
+        self.placed().filter_map(|(span, part)| {
             let ids = self.ids.get(span).unwrap_or_default();
             match part {
                 Part::Sampled { logprobs, versions, finish } => {
-                    Segment::Sampled { ids, logprobs, versions, finish: *finish }
+                    Some(Segment::Sampled { ids, logprobs, versions, finish: *finish })
                 }
-                Part::Given { why, .. } => Segment::Given { ids, why: *why },
+                Part::Given { why, .. } => Some(Segment::Given { ids, why: *why }),
+                Part::Branch => None,
             }
         })
     }
@@ -201,7 +253,7 @@ impl Episode {
                 let within = versions.iter().all(|(first, _)| (*first as usize) < logprobs.len());
                 logprobs.is_empty() || begins && ascends && within
             }
-            Part::Given { .. } => true,
+            Part::Given { .. } | Part::Branch => true,
         };
         self.sampled() + self.given() == self.ids.len() && self.parts.iter().all(has_versions)
     }
@@ -277,14 +329,19 @@ impl Episode {
         self.versions().map(|(_, version)| version).max()
     }
 
-    /// Why the last turn ended, and the episode with it. An episode without a turn was given up before one ended.
+    /// Why the last turn ended, and the episode with it. It is [`Length`](FinishReason::Length) where the last turn of
+    /// any path was cut off. An episode without a turn was given up before one ended.
     #[must_use]
     pub fn finish_reason(&self) -> FinishReason {
         let of_part = |part: &Part| if let Part::Sampled { finish, .. } = part { Some(*finish) } else { None };
-        self.parts.iter().rev().find_map(of_part).unwrap_or(FinishReason::Aborted)
+        let of_path = |path: &[Part]| path.iter().rev().find_map(of_part);
+        let ends = || self.parts.split(|part| *part == Part::Branch).filter_map(of_path);
+        let cut = ends().find(|end| *end == FinishReason::Length);
+        cut.or(ends().next_back()).unwrap_or(FinishReason::Aborted)
     }
 
-    /// Whether the last turn was cut off at a bound: `mask_truncated_completions` then leaves out all segments.
+    /// Whether the last turn of a path was cut off at a bound: `mask_truncated_completions` then leaves out all
+    /// segments.
     #[must_use]
     pub fn is_truncated(&self) -> bool {
         self.finish_reason() == FinishReason::Length
@@ -351,6 +408,28 @@ mod tests {
         assert_eq!(once.given_spans().next(), Some(0..3));
         assert_eq!(episode.behind(&[]), episode);
         assert_eq!(Episode::default().behind(&[1]), Episode::default());
+    }
+
+    #[test]
+    fn each_path_follows_the_prompt_and_any_that_is_cut_off_cuts_the_episode() {
+        let end = |finish| Episode::of_one_turn(vec![40], vec![logprob(6.0)], vec![(0, PolicyVersion(3))], finish);
+        let all = Episode::of_paths([two_turns(), end(FinishReason::Stop), two_turns()]);
+        assert_eq!(all.paths().collect::<Vec<_>>(), [0..8, 8..9, 9..17]);
+        assert_eq!((all.sampled(), all.given(), all.turns(), all.segments().count()), (11, 6, 5, 9));
+        assert_eq!(all.owner_mask().count(), all.token_ids().len());
+        assert!(all.is_sound());
+        let alone = Episode::of_paths([two_turns()]);
+        assert_eq!((&alone, alone.paths().next(), alone.paths().count()), (&two_turns(), Some(0..8), 1));
+        assert_eq!((Episode::default().paths().next(), Episode::default().paths().count()), (Some(0..0), 1));
+        let [cut, whole] = [FinishReason::Length, FinishReason::Stop].map(end);
+        assert!(Episode::of_paths([cut.clone(), whole.clone()]).is_truncated());
+        assert_eq!(Episode::of_paths([whole.clone(), whole]).finish_reason(), FinishReason::Stop);
+        // Each path gets what the prompt gives up.
+        let behind = Episode::of_paths([two_turns(), cut]).behind(&[1, 2]);
+        assert_eq!(
+            behind.paths().map(|path| behind.token_ids()[path][..3].to_vec()).collect::<Vec<_>>(),
+            [[1, 2, 10], [1, 2, 40]]
+        );
     }
 
     #[test]

@@ -64,6 +64,7 @@ impl<'a> Evaluation<'a> {
     fn measured(&self, exported: &Exported<'_>) -> Result<Effect> {
         let config = layers::load(Some(&self.run.config()), &Vec::new()).context("the options of the run")?;
         ensure!(!config.has_tools(), "the run has `tools` or an environment, and an export is asked without them");
+        ensure!(config.agent.is_none(), "the run has an `agent`, and an export is asked without one");
         let config = TrainConfig { model: path::absolute(self.named.folder())?, ..config };
         match exported {
             Exported::Folder(folder) => self.ask(&config, "folder", folder),

@@ -48,6 +48,36 @@ print("letters:")
 print(sum(letter.isalpha() for letter in (message.content or "") + said))
 "#;
 
+/// A planner and a solver that ask at the same time, and one of them again in another way: three conversations of one
+/// sample, in whatever order their requests come.
+const PARALLEL: &str = r#"
+import json, random, sys, threading, time, openai
+row = json.loads(sys.stdin.readline())
+client = openai.OpenAI()
+said = {}
+
+def ask(messages):
+    time.sleep(random.random() / 10)
+    return client.chat.completions.create(model="policy", messages=messages, max_tokens=16).choices[0].message
+
+def plan():
+    first = ask(row["prompt"])
+    said["plan"] = first.content or ""
+    for further in ["How?", "Why?"]:
+        said[further] = ask([*row["prompt"], first, {"role": "user", "content": further}]).content or ""
+
+def solve():
+    said["solve"] = ask([{"role": "system", "content": "Solve."}, *row["prompt"]]).content or ""
+
+threads = [threading.Thread(target=work) for work in (plan, solve)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert len(said) == 4
+print(sum(letter.isalpha() for text in said.values() for letter in text))
+"#;
+
 /// An agent that does as its prompt says.
 const MODES: &str = r#"
 import json, os, sys, time, urllib.error, urllib.request
@@ -57,8 +87,8 @@ base, key = os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"]
 
 root = base.removesuffix("/v1")
 
-def ask(path, body, key=key):
-    headers = {"Content-Type": "application/json", "Authorization": "Bearer " + key}
+def ask(path, body, key=key, more={}):
+    headers = {"Content-Type": "application/json", "Authorization": "Bearer " + key, **more}
     request = urllib.request.Request(root + path, json.dumps(body).encode(), headers)
     try:
         with urllib.request.urlopen(request) as answer:
@@ -93,6 +123,9 @@ if mode == "ids":
         choice = answer["choices"][0]
         assert len(choice["logprobs"]["content"]) == len(choice["token_ids"]) and choice["index"] == 0
         tokens += choice["token_ids"] + [10, 11]
+if mode == "many":
+    for number in range(8):
+        assert chat(messages=[{"role": "user", "content": "y" * 100 + str(number)}])[0] == 200
 if mode == "checks":
     assert chat(key="of-nobody")[0] == 401
     assert chat({"n": 2})[1]["error"]["param"] == "n"
@@ -103,6 +136,12 @@ if mode == "checks":
     assert (status, answer["error"]["code"]) == (400, "context_length_exceeded"), answer
     status, answer = chat(messages=[{"role": "user", "content": "other"}])
     assert status == 200, answer
+    # A conversation of its own, although another one began with the same messages.
+    messages, session = list(row["prompt"]), {"X-Session-ID": "second"}
+    for turn in range(2):
+        status, answer = ask("/v1/chat/completions", {"messages": messages, "max_tokens": 8}, more=session)
+        assert status == 200, answer
+        messages += [answer["choices"][0]["message"], {"role": "user", "content": "More."}]
 "#;
 
 /// An agent of three turns; more letters are better.
@@ -131,7 +170,7 @@ impl Bench {
         write_conversation_tokenizer(&bench.path("model"));
         let row = |text: &&str| json!({ "prompt": [{ "role": "user", "content": text }] }).to_string() + "\n";
         fs::write(bench.path("prompts.jsonl"), rows.iter().map(row).collect::<String>()).unwrap();
-        for (name, text) in [("agent.py", AGENT), ("modes.py", MODES), ("turns.py", TURNS)] {
+        for (name, text) in [("agent.py", AGENT), ("parallel.py", PARALLEL), ("modes.py", MODES), ("turns.py", TURNS)] {
             fs::write(bench.path(name), text).unwrap();
         }
         bench
@@ -190,28 +229,69 @@ fn an_agent_with_the_client_of_openai_trains_the_policy_on_what_it_sampled() {
     }
 }
 
+/// Branches are trajectories of one sample: all of their tokens are trained on, a sample counts once in its group, and
+/// it does not matter which branch is asked for first.
+#[test]
+fn an_agent_with_two_conversations_at_once_trains_the_policy_on_both() {
+    let Some(python) = python() else {
+        return skipped("an_agent_with_two_conversations_at_once", "no Python here has openai");
+    };
+    let bench = Bench::new(&["2+3?"; 8]);
+    let agent = format!("{} parallel.py", python.display());
+    let more = "learning_rate = 1e-4\nnum_generations = 4\nper_device_train_batch_size = 8\nmax_steps = 3\n\
+                max_model_len = 700\n";
+    let weights = ["run", "again"].map(|run| {
+        let finished = bench.train_as(run, &agent, more);
+        assert!(finished.status.success(), "{}\n{}", finished.stderr, bench.log());
+        fs::read(bench.path(run).join("checkpoint-3/model.safetensors")).unwrap()
+    });
+    assert!(weights[0] == weights[1], "the order of the requests changes nothing");
+    for record in json_lines(&bench.path("run/metrics.jsonl")) {
+        let number = |key: &str| record[key].as_f64().unwrap_or_else(|| panic!("no `{key}` in {record}"));
+        assert!(number("mismatch_kl") < 1e-9, "{record}");
+        assert!(number("sampling/sampling_logp_difference/max") < 1e-4, "{record}");
+        assert!(number("grad_norm") > 0.0 && number("environment/failed") == 0.0, "{record}");
+        assert_eq!((number("endpoint/branches"), number("endpoint/overridden")), (16.0, 0.0), "{record}");
+        assert_eq!((number("turns/max"), number("turns/mean")), (4.0, 4.0), "{record}");
+    }
+    let rows = json_lines(&bench.path("run/completions/step-1.jsonl"));
+    assert_eq!(rows.len(), 8, "a sample is one completion of its group");
+    for row in rows {
+        assert_eq!(
+            (&row["state"], &row["branches"], &row["turns"]),
+            (&json!("trained"), &json!(2), &json!(4)),
+            "{row}"
+        );
+        let sampled = row["owners"].as_array().unwrap().iter().filter(|run| run[0] == "sampled");
+        assert_eq!(sampled.map(|run| run[1].as_u64().unwrap()).sum::<u64>(), row["tokens"].as_u64().unwrap(), "{row}");
+    }
+}
+
 #[test]
 fn an_agent_that_fails_has_no_reward_and_each_way_of_success_has_its_own() {
-    let bench = Bench::new(&["silent", "crash", "hang", "flood", "post", "checks", "ids"]);
-    let more = "num_generations = 2\nper_device_train_batch_size = 14\nmax_steps = 1\nagent_timeout = 8\n\
+    let bench = Bench::new(&["silent", "crash", "hang", "flood", "post", "checks", "ids", "many"]);
+    let more = "num_generations = 2\nper_device_train_batch_size = 16\nmax_steps = 1\nagent_timeout = 8\n\
                 max_concurrent_agents = 5\nshuffle_dataset = false\n";
     let finished = bench.train("python3 modes.py", more);
     assert!(matches!(finished.status.code(), Some(0 | 4)), "{}\n{}", finished.stderr, bench.log());
     let rows = json_lines(&bench.path("run/completions/step-1.jsonl"));
-    assert_eq!(rows.len(), 14, "{rows:?}");
+    assert_eq!(rows.len(), 16, "{rows:?}");
     for row in &rows {
         let is_of = |mode: &&str| row["prompt"].as_str().unwrap().contains(*mode);
-        let modes = ["silent", "crash", "hang", "flood", "post", "checks", "ids"];
+        let modes = ["silent", "crash", "hang", "flood", "post", "checks", "ids", "many"];
         let mode = modes.into_iter().find(|mode| is_of(mode)).unwrap();
         let (reward, end) = match mode {
             "post" => (json!(0.75), None),
             "checks" | "ids" => (json!(1.0), None),
-            "silent" | "crash" => (Value::Null, Some("environment_failed")),
+            "silent" | "crash" | "many" => (Value::Null, Some("environment_failed")),
             _ => (Value::Null, Some("deadline")),
         };
         assert_eq!(row["rewards"]["agent"], reward, "{mode}: {row}\n{}", bench.log());
         if mode == "ids" {
             assert_eq!((&row["turns"], &row["given_tokens"]), (&json!(3), &json!(4)), "{row}");
+        }
+        if mode == "checks" {
+            assert_eq!((&row["branches"], &row["turns"]), (&json!(2), &json!(4)), "{row}");
         }
         if let Some(end) = end {
             assert_eq!(row["end"], end, "{mode}: {row}");
@@ -223,7 +303,7 @@ fn an_agent_that_fails_has_no_reward_and_each_way_of_success_has_its_own() {
         "has not ended within 8 s (`agent_timeout`)",
         "the agent had no answer of the policy",
         "values of sampling of its own",
-        "their answers are not trained on",
+        "the 9 conversations of the agent have",
     ] {
         assert!(log.contains(words), "no `{words}` in {log}");
     }

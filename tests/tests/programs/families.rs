@@ -17,14 +17,16 @@ const PROMPT: &str = "a prompt that is longer than any of the windows = ";
 fn prepare(family: &str, dir: &Path) {
     let text = fs::read_to_string(golden_model_dir(family).join("config.json")).unwrap();
     let mut config: Value = serde_json::from_str(&text).unwrap();
+    // A model of images and text has its text model within.
+    let of_text = if config.get("text_config").is_some() { &mut config["text_config"] } else { &mut config };
     for (key, value) in
         [("vocab_size", json!(CHARACTERS)), ("eos_token_id", json!(0)), ("initializer_range", json!(0.2))]
     {
-        config[key] = value;
+        of_text[key] = value;
     }
     // With longrope, the prompts begin behind the length at which positions turn otherwise.
-    if config.get(ORIGINAL).is_some() {
-        config[ORIGINAL] = (PROMPT.len() - 8).into();
+    if of_text.get(ORIGINAL).is_some() {
+        of_text[ORIGINAL] = (PROMPT.len() - 8).into();
     }
     let model = dir.join("model");
     fs::create_dir(&model).unwrap();

@@ -2,6 +2,8 @@
 
 mod agent_endpoint;
 mod agents;
+mod agents_alike;
+mod agents_evaluated;
 mod agents_rated;
 mod agents_served;
 mod ask;

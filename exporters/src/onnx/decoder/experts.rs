@@ -3,7 +3,10 @@
 use shared::{Dtype, Experts};
 
 use super::{Decoder, parameter};
-use crate::onnx::{builder::int, proto::DataType};
+use crate::onnx::{
+    builder::{GraphBuilder, data_type, int, text},
+    proto::DataType,
+};
 
 /// Constants of all layers with experts.
 pub(super) struct ExpertConstants {
@@ -17,7 +20,7 @@ pub(super) struct ExpertConstants {
 
 impl ExpertConstants {
     /// Declared once, before the layers.
-    pub(super) fn declare(experts: &Experts, rest: &str, graph: &mut super::GraphBuilder) -> Self {
+    pub(super) fn declare(experts: &Experts, rest: &str, graph: &mut GraphBuilder) -> Self {
         Self {
             chosen: graph.integers("experts.per_token", &[experts.per_token as i64]),
             last: rest.to_owned(),
@@ -51,10 +54,10 @@ impl Decoder<'_> {
             let mut node = |op: &str, what: &str, inputs: &[&str]| self.graph.node(op, &name(what), inputs, &[]);
             let result = node("Mul", "weighted", &[&result, &weights]);
             let rows = node("Reshape", "rows.column", &[&places, &column]);
-            let add = super::text("reduction", "add");
+            let add = text("reduction", "add");
             sum = self.graph.node("ScatterND", &name("sum"), &[&sum, &rows, &result], &[add]);
         }
-        self.cast(&name("output"), sum, super::data_type(self.dtype))
+        self.cast(&name("output"), sum, data_type(self.dtype))
     }
 
     /// The weights of the tokens for each expert, fp32 `[tokens, 1]`; 0 where a token does not choose the expert.

@@ -4,9 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     blocks,
+    metadata::Value,
     parse::{Gguf, Place},
 };
-use crate::{Activation, Architecture, Layer, Mixture, Model, Tensor, VerifyError, Weights, architecture::frequencies};
+use crate::{
+    Activation, Architecture, Layer, Mixer, Mixture, Model, Tensor, VerifyError, Weights, architecture::frequencies,
+};
 
 /// Layers of Gemma 3 and SmolLM3 of which the last differs from the others. llama.cpp reads these from no key.
 const GEMMA_PATTERN: usize = 6;
@@ -39,10 +42,10 @@ impl Reading<'_> {
 
     fn architecture(&self, tied: bool) -> Result<Architecture, VerifyError> {
         let (metadata, family) = (self.gguf.metadata(), self.family);
-        if !["llama", "qwen2", "qwen3", "qwen3moe", "gemma3", "smollm3"].contains(&family) {
+        if !["llama", "qwen2", "qwen3", "qwen3moe", "gemma3", "smollm3", "lfm2"].contains(&family) {
             return Err(self.wrong(format!("`general.architecture` is {family:?}, which is not read here")));
         }
-        let gemma = family == "gemma3";
+        let (gemma, lfm2) = (family == "gemma3", family == "lfm2");
         let size = |key: &str| {
             let key = format!("{family}.{key}");
             let found = metadata.size(&key).filter(|size| (1..=1 << 31).contains(size));
@@ -55,7 +58,12 @@ impl Reading<'_> {
         if size("attention.value_length")? != head_dim || size("rope.dimension_count")? != head_dim {
             return Err(self.wrong("its keys, values and positions have other widths"));
         }
-        let (kv_heads, count) = (size("attention.head_count_kv")?, size("block_count")?);
+        let count = size("block_count")?;
+        let of_layers = if lfm2 { Some(self.heads_of_layers(count)?) } else { None };
+        let kv_heads = match &of_layers {
+            Some(heads) => heads.iter().copied().max().filter(|heads| *heads > 0).unwrap_or(1),
+            None => size("attention.head_count_kv")?,
+        };
         if !heads.is_multiple_of(kv_heads) || head_dim % 2 == 1 || count > 1024 {
             return Err(self.wrong("its heads, their width or its layers are no sizes of a model"));
         }
@@ -82,7 +90,7 @@ impl Reading<'_> {
             heads,
             kv_heads,
             head_dim,
-            layers: self.layers(count, head_dim)?,
+            layers: self.layers(count, head_dim, of_layers.as_deref())?,
             attention_scale: (width as f64).sqrt().recip(),
             epsilon,
             embedding_scale: if gemma { (hidden_size as f64).sqrt() } else { 1.0 },
@@ -91,8 +99,9 @@ impl Reading<'_> {
             turn_scale: 1.0,
             beyond: None,
             growth: None,
-            head_norms: gemma || family.starts_with("qwen3"),
+            head_norms: gemma || lfm2 || family.starts_with("qwen3"),
             width_norms: false,
+            gated: false,
             input_norms: true,
             output_norms: gemma,
             activation: if gemma { Activation::GeluTanh } else { Activation::Silu },
@@ -113,7 +122,26 @@ impl Reading<'_> {
         Ok(texts)
     }
 
-    fn layers(&self, count: usize, head_dim: usize) -> Result<Vec<Layer>, VerifyError> {
+    /// Heads of keys and values of each layer: none where it is a short convolution.
+    fn heads_of_layers(&self, count: usize) -> Result<Vec<usize>, VerifyError> {
+        let key = format!("{}.attention.head_count_kv", self.family);
+        let number = |value: &Value| match value {
+            Value::Unsigned(n) => usize::try_from(*n).ok(),
+            Value::Signed(n) => usize::try_from(*n).ok(),
+            _ => None,
+        };
+        let list = self.gguf.metadata().list(&key).filter(|list| list.len() == count);
+        let heads: Option<Vec<usize>> = list.and_then(|list| list.iter().map(number).collect());
+        let heads = heads.ok_or_else(|| self.wrong(format!("`{key}` has no number for each of {count} layers")))?;
+        let mut attending = heads.iter().filter(|heads| **heads > 0);
+        let first = attending.next();
+        if attending.any(|heads| Some(heads) != first) {
+            return Err(self.wrong(format!("`{key}` has several numbers of heads")));
+        }
+        Ok(heads)
+    }
+
+    fn layers(&self, count: usize, head_dim: usize, heads: Option<&[usize]>) -> Result<Vec<Layer>, VerifyError> {
         let (metadata, family) = (self.gguf.metadata(), self.family);
         let key = |name: &str| format!("{family}.rope.{name}");
         let theta = metadata.number(&key("freq_base")).unwrap_or(1e4);
@@ -136,22 +164,23 @@ impl Reading<'_> {
         }
         let window = metadata.size(&format!("{family}.attention.sliding_window"));
         let local = frequencies(GEMMA_LOCAL_THETA, head_dim);
+        let kernel = metadata.size("lfm2.shortconv.l_cache").unwrap_or(0);
         let layer = |index: usize| match family {
-            "gemma3" if !(index + 1).is_multiple_of(GEMMA_PATTERN) => {
-                Layer { frequencies: Some(local.clone()), window }
-            }
-            "smollm3" if (index + 1).is_multiple_of(SMOLLM_PATTERN) => Layer { frequencies: None, window: None },
-            _ => Layer { frequencies: Some(global.clone()), window: None },
+            _ if heads.is_some_and(|heads| heads[index] == 0) => Layer::of(Mixer::ShortConv(kernel)),
+            "gemma3" if !(index + 1).is_multiple_of(GEMMA_PATTERN) => Layer::attention(Some(local.clone()), window),
+            "smollm3" if (index + 1).is_multiple_of(SMOLLM_PATTERN) => Layer::attention(None, None),
+            _ => Layer::attention(Some(global.clone()), None),
         };
         Ok((0..count).map(layer).collect())
     }
 }
 
 /// Tensors outside the layers: Hugging Face's names and llama.cpp's.
-const OUTER: [(&str, &str); 3] = [
+const OUTER: [(&str, &str); 4] = [
     ("model.embed_tokens.weight", "token_embd.weight"),
     ("model.norm.weight", "output_norm.weight"),
     ("lm_head.weight", "output.weight"),
+    ("model.embedding_norm.weight", "token_embd_norm.weight"),
 ];
 
 /// Parts of a layer: Hugging Face's names and llama.cpp's.
@@ -179,6 +208,23 @@ struct Stored {
     /// The number of the expert that it belongs to, and how many there are.
     part: Option<(usize, usize)>,
 }
+/// Parts of a layer of LFM2, likewise.
+const OF_LFM2: [(&str, &str); 14] = [
+    ("operator_norm", "attn_norm"),
+    ("self_attn.q_proj", "attn_q"),
+    ("self_attn.k_proj", "attn_k"),
+    ("self_attn.v_proj", "attn_v"),
+    ("self_attn.out_proj", "attn_output"),
+    ("self_attn.q_layernorm", "attn_q_norm"),
+    ("self_attn.k_layernorm", "attn_k_norm"),
+    ("conv.conv", "shortconv.conv"),
+    ("conv.in_proj", "shortconv.in_proj"),
+    ("conv.out_proj", "shortconv.out_proj"),
+    ("ffn_norm", "ffn_norm"),
+    ("feed_forward.w1", "ffn_gate"),
+    ("feed_forward.w3", "ffn_up"),
+    ("feed_forward.w2", "ffn_down"),
+];
 
 /// The norms that stand in other places with norms of outputs.
 fn norms(of_outputs: bool) -> &'static [(&'static str, &'static str)] {
@@ -206,7 +252,9 @@ fn names(gguf: &Gguf, family: &str, architecture: &Architecture) -> Result<BTree
         add(meant.into(), name.into(), None);
     }
     for index in 0..architecture.layers.len() {
-        for (meant, name) in INNER.iter().chain(norms(architecture.output_norms)) {
+        let usual = INNER.iter().chain(norms(architecture.output_norms));
+        let parts: Vec<_> = if family == "lfm2" { OF_LFM2.iter().collect() } else { usual.collect() };
+        for (meant, name) in parts {
             for end in ["weight", "bias"] {
                 add(format!("model.layers.{index}.{meant}.{end}"), format!("blk.{index}.{name}.{end}"), None);
             }
@@ -246,15 +294,20 @@ impl Weights for File {
         let missing = || VerifyError::Differs(format!("it has no tensor {name}"));
         let stored = self.names.get(name).ok_or_else(missing)?;
         let place: &Place = &self.gguf.places()[&stored.name];
-        match stored.part {
-            None => blocks::read(&self.gguf, &stored.name, place),
+        let mut tensor = match stored.part {
+            None => blocks::read(&self.gguf, &stored.name, place)?,
             Some((part, parts)) => {
                 let place = blocks::part(place, part, parts).ok_or_else(|| {
                     let message = format!("{} has not the shape of {parts} experts", stored.name);
                     VerifyError::Differs(message)
                 })?;
-                blocks::read(&self.gguf, &stored.name, &place)
+                blocks::read(&self.gguf, &stored.name, &place)?
             }
+        };
+        // A convolution of each channel by itself is a matrix here.
+        if stored.name.ends_with(".shortconv.conv.weight") && tensor.shape.len() == 2 {
+            tensor.shape.insert(1, 1);
         }
+        Ok(tensor)
     }
 }

@@ -10,6 +10,7 @@ use std::{
 
 use crossbeam::channel::{Receiver, Sender, unbounded};
 use rollout::{
+    conversation::Conversation,
     data::PromptRow,
     engine::{
         EngineError, FinishedSequence, GivenLogprob, GroupRequest, LoadedAdapter, Output, Request, SwapReport,
@@ -21,7 +22,7 @@ use rollout::{
 use shared::{EpisodeEnd, Exchange, FinishReason, PolicyVersion, RewardOutcome};
 use tokio::sync::Notify;
 
-use super::{Outcome, Program, Running, Sample, Samples};
+use super::{Outcome, Program, Running, Said, Sample, Samples, path::Path};
 use crate::desk::{Desk, Serve};
 
 /// A generator inside a run has no adapters beside the policy.
@@ -92,6 +93,8 @@ impl Drop for Server {
 struct Begun {
     request: GroupRequest,
     row: Arc<str>,
+    /// The messages of the row.
+    prompt: Arc<[Said]>,
     /// Samples that have not ended.
     live: usize,
     /// The token that the prompts of its conversations begin with.
@@ -140,8 +143,9 @@ impl Agents {
         let number = self.next;
         self.next += 1;
         self.queue.extend(request.samples.iter().map(|&index| (number, index)));
+        let prompt = row.messages.iter().flat_map(|messages| messages.iter()).map(Said::of).collect();
         let row = serde_json::Value::from(prompts::environment_row(row)).to_string().into();
-        self.groups.insert(number, Begun { row, live: request.samples.len(), first: None, request });
+        self.groups.insert(number, Begun { row, prompt, live: request.samples.len(), first: None, request });
     }
 
     fn can_start(&self) -> bool {
@@ -157,7 +161,8 @@ impl Agents {
             // An agent asks as soon as it is started. One that cannot be started has the empty key, which none may use.
             let random = shared_http::random();
             let key = random.as_ref().map_or_else(|_| String::new(), String::clone);
-            let sample = self.samples.open(key.clone(), place.1, group.request.clone());
+            let prompt = Arc::clone(&group.prompt);
+            let sample = self.samples.open(key.clone(), place.1, group.request.clone(), prompt);
             let (row, tell) = (Arc::clone(&group.row), self.tell.clone());
             let started = random.and_then(|key| self.program.start(key, row, place, tell));
             let running = started.unwrap_or_else(|error| {
@@ -189,39 +194,41 @@ impl Agents {
         let tag = group.request.tag;
         self.counts.add(record.overridden, record.paths.len());
         let reward = judged(record.reward, outcome);
-        let path = record.paths.into_iter().next();
-        let first = path.as_ref().and_then(|path| path.conversation.prompt_ids().first().copied());
-        let is_shared = begins_alike(&mut group.first, first);
-        let path = path.filter(|_| is_shared);
-        let failed = |reason: &str| Err((EpisodeEnd::EnvironmentFailed, reason.to_owned()));
-        let reward = match (&path, is_shared) {
-            (_, false) => failed("the prompts of the agents of one row do not begin with the same token"),
-            (None, true) => reward.and(failed("the agent had no answer of the policy")),
-            (Some(_), true) => reward,
+        let (overridden, seconds) = (Some(record.overridden), live.begun.elapsed());
+        let waited_seconds = seconds.saturating_sub(record.sampled).as_secs_f64();
+        let sum = |of: fn(&Path) -> u32| record.paths.iter().map(of).sum::<u32>();
+        let (calls, recomputed) = (sum(|path| path.calls), sum(|path| path.recomputed));
+        let mut conversations: Vec<Conversation> = record.paths.into_iter().map(|path| path.conversation).collect();
+        let first = |one: &Conversation| one.prompt_ids().first().copied();
+        let is_shared = conversations.iter().all(|one| begins_alike(&mut group.first, first(one)));
+        conversations.retain(|_| is_shared);
+        let failed = |reason: String| Err((EpisodeEnd::EnvironmentFailed, reason));
+        let reward = match why_unusable(&conversations, self.samples.limits().max_model_len) {
+            _ if !is_shared => failed("the prompts of the agents of one row do not begin with the same token".into()),
+            Some(reason) => reward.and(failed(reason)),
+            None => reward,
         };
         group.live -= 1;
         if group.live == 0 {
             self.groups.remove(&place.0);
         }
-        let of_path = path.as_ref().and_then(|path| path.conversation.end());
+        let end_of_all = end_of(&conversations);
         let (end, rewards, failure) = match reward {
-            Ok(reward) => (of_path.unwrap_or(EpisodeEnd::Stop), RewardOutcome::Score(reward), None),
+            Ok(reward) => (end_of_all, RewardOutcome::Score(reward), None),
             Err((end, reason)) => (end, RewardOutcome::Failed(reason.clone()), Some(reason)),
         };
-        let (calls, recomputed) = path.as_ref().map_or((0, 0), |path| (path.calls, path.recomputed));
-        let seconds = live.begun.elapsed();
         let is_whole = failure.is_none();
         let exchange = |blank| Exchange {
             failure,
             calls,
             recomputed,
             rewards: vec![rewards],
-            waited_seconds: seconds.saturating_sub(record.sampled).as_secs_f64(),
+            waited_seconds,
             seconds: seconds.as_secs_f64(),
+            overridden,
             ..blank
         };
-        let conversation = path.map(|path| path.conversation);
-        Some((conversed((tag, place.1), conversation, end, self.inner.version(), exchange), is_whole))
+        Some((conversed((tag, place.1), conversations, end, self.inner.version(), exchange), is_whole))
     }
 }
 
@@ -236,14 +243,31 @@ impl Counts {
         if overridden > 0 && self.overridden == 0 {
             tracing::warn!("an agent asked for values of sampling of its own, and got those of the run");
         }
-        if paths > 1 && self.branches == 0 {
-            tracing::warn!(
-                "an agent sent messages that do not continue its first conversation: their answers are not trained on"
-            );
-        }
         self.overridden += u64::from(overridden);
         self.branches += paths.saturating_sub(1) as u64;
     }
+}
+
+/// Why the conversations of a sample, which has `most` tokens at most, cannot be trained on.
+fn why_unusable(conversations: &[Conversation], most: usize) -> Option<String> {
+    if conversations.is_empty() {
+        return Some("the agent had no answer of the policy".into());
+    }
+    let tokens = |one: &Conversation| one.prompt_ids().len() + one.episode().token_ids().len();
+    let all: usize = conversations.iter().map(tokens).sum();
+    (conversations.len() > 1 && all > most).then(|| {
+        format!(
+            "the {} conversations of the agent have {all} tokens together, more than the learner takes at once: raise \
+             `max_model_len` ({most})",
+            conversations.len()
+        )
+    })
+}
+
+/// The end of a sample: that of a conversation which did not end by itself, if there is one.
+fn end_of(conversations: &[Conversation]) -> EpisodeEnd {
+    let mut ends = conversations.iter().filter_map(Conversation::end);
+    ends.find(|end| *end != EpisodeEnd::Stop).unwrap_or(EpisodeEnd::Stop)
 }
 
 /// The reward of an agent: one that it has given itself, a number on its last line, or 1 for its success.
@@ -321,7 +345,8 @@ impl Generate for Agents {
                 self.groups.remove(&place.0);
             }
             let version = self.inner.version();
-            cancelled.push(sampled(&conversed((tag, place.1), None, EpisodeEnd::Aborted, version, |blank| blank)));
+            let nothing = conversed((tag, place.1), Vec::new(), EpisodeEnd::Aborted, version, |blank| blank);
+            cancelled.push(sampled(&nothing));
         }
         let mut places: Vec<Place> = self.live.keys().copied().filter(is_it).collect();
         places.sort_unstable();
@@ -330,6 +355,11 @@ impl Generate for Agents {
         }
         let aborted = |sequence| FinishedSequence { finish_reason: FinishReason::Aborted, ..sequence };
         cancelled.into_iter().map(aborted).collect()
+    }
+
+    fn waits(&self) -> bool {
+        let has_heard = !self.desk.is_quiet() || !self.ends.is_empty() || !self.outputs.is_empty();
+        !self.live.is_empty() && !has_heard && !self.can_start() && self.inner.is_idle()
     }
 
     fn begin_swap(&mut self, weights: WeightSource) -> Result<(), EngineError> {
@@ -356,11 +386,6 @@ impl PairGenerator for Agents {
         self.begin_row(request, row)
     }
 
-    fn waits(&self) -> bool {
-        let has_heard = !self.desk.is_quiet() || !self.ends.is_empty() || !self.outputs.is_empty();
-        !self.live.is_empty() && !has_heard && !self.can_start() && self.inner.is_idle()
-    }
-
     fn take_conversation(&mut self, sequence: &FinishedSequence) -> Option<Conversed> {
         self.ended.remove(&(sequence.tag, sequence.sample))
     }
@@ -370,7 +395,7 @@ impl PairGenerator for Agents {
         if overridden + branches > 0 {
             tracing::info!(
                 "agents: {overridden} requests with values of sampling of their own, which were overridden; {branches} \
-                 conversations beside the first ones, which were not trained on"
+                 conversations beside the first ones of their samples"
             );
         }
         self.server.over.notify_one();

@@ -8,14 +8,17 @@ use std::{
 
 use axum::http::StatusCode;
 use rollout::{
-    conversation::{After, Conversation, Dialogue, Onward},
+    conversation::{After, Conversation, Dialogue, Limits, Onward},
     engine::{FinishedSequence, GroupRequest, State},
 };
 use serde_json::Value;
 use shared::{FinishReason, SamplingParams, generation::rng};
 use shared_chat::calls::Call;
 
-use super::messages::Said;
+use super::{
+    messages::Said,
+    path::{Asked, Path},
+};
 use crate::{
     error::ApiError,
     request::{chat::Chat, generate::Generation, sampling::Sampling},
@@ -33,6 +36,11 @@ pub enum Known {
     /// Nothing.
     Unknown,
 }
+
+/// What a client calls one of its conversations (`X-Session-ID`). Messages continue a conversation of their session
+/// alone, and without a session one without.
+#[derive(Debug, Clone)]
+pub struct Session(pub String);
 
 /// All samples by their keys.
 pub struct Samples {
@@ -59,9 +67,15 @@ impl Samples {
         Self { dialogue: Arc::new(dialogue), keys: Mutex::default() }
     }
 
-    /// Gives a sample of a group its key. `request` is that of its group.
-    pub fn open(&self, key: String, index: u32, request: GroupRequest) -> Arc<Sample> {
-        let sample = Arc::new(Sample { index, request, record: Mutex::default() });
+    /// Bounds of every conversation.
+    #[must_use]
+    pub fn limits(&self) -> Limits {
+        self.dialogue.limits()
+    }
+
+    /// Gives a sample of a group its key. `request` is that of its group, and `prompt` has the messages of its row.
+    pub fn open(&self, key: String, index: u32, request: GroupRequest, prompt: Arc<[Said]>) -> Arc<Sample> {
+        let sample = Arc::new(Sample { index, request, prompt, record: Mutex::default() });
         lock(&self.keys).live.insert(key, Arc::clone(&sample));
         sample
     }
@@ -95,7 +109,7 @@ impl Samples {
     ///
     /// # Errors
     /// A request that a run cannot train on, or that has no room.
-    pub fn turn(&self, sample: &Arc<Sample>, chat: &mut Chat) -> Result<Turn, ApiError> {
+    pub fn turn(&self, sample: &Arc<Sample>, chat: &mut Chat, session: Option<&Session>) -> Result<Turn, ApiError> {
         let refuse = |field: &str, message: &str| Err(ApiError::field(field, message));
         if chat.prompt.goes_on {
             return refuse("messages", "the last message is the assistant's: in a run, answers are the policy's alone");
@@ -104,7 +118,8 @@ impl Samples {
             return refuse("chat_template_kwargs", "in a run, `chat_template_kwargs` is an option of the run");
         }
         let is_overridden = sample.adopt(&mut chat.sampling)?;
-        let turn = sample.begin(&self.dialogue, &chat.messages, &chat.tools, is_overridden)?;
+        let session = session.map(|Session(name)| name.as_str());
+        let turn = sample.begin(&self.dialogue, (&chat.messages, &chat.tools, session), is_overridden)?;
         chat.prompt.ids = Arc::clone(&turn.all);
         chat.prompt.max_tokens = chat.prompt.max_tokens.min(turn.room);
         Ok(turn)
@@ -126,13 +141,16 @@ impl Samples {
 pub struct Sample {
     index: u32,
     request: GroupRequest,
+    /// The messages of its row.
+    prompt: Arc<[Said]>,
     record: Mutex<Record>,
 }
 
 /// What the agent of a sample has done.
 #[derive(Default)]
 pub struct Record {
-    /// What it has asked, in the order in which the paths had their first answers.
+    /// What it has asked, in the order in which the paths had their first answers; when it is over, in an order that
+    /// follows from the paths.
     pub paths: Vec<Path>,
     /// The reward that it has given itself.
     pub reward: Option<f64>,
@@ -140,28 +158,11 @@ pub struct Record {
     pub overridden: u32,
     /// How long it waited for the policy.
     pub sampled: Duration,
-    /// Paths that were begun.
-    opened: u64,
+    /// Paths that were begun, by a hash of their prompts.
+    opened: HashMap<u64, u64>,
+    /// Turns that nobody waited for to the end.
+    given_up: u64,
     is_over: bool,
-}
-
-/// A conversation with the messages by which it is recognised.
-#[derive(Clone)]
-pub struct Path {
-    /// Its tokens.
-    pub conversation: Conversation,
-    /// Calls of tools in it.
-    pub calls: u32,
-    /// Turns whose context was computed again.
-    pub recomputed: u32,
-    said: Vec<Said>,
-    tools: Vec<Value>,
-    state: Option<State>,
-    seed: u64,
-    /// Whether token ids continued it, so that it has no messages to be recognised by.
-    is_of_ids: bool,
-    /// Whether a turn of it is being sampled.
-    is_busy: bool,
 }
 
 impl Sample {
@@ -182,8 +183,9 @@ impl Sample {
     /// What the agent has done. Nothing is recorded any more.
     pub fn finish(&self) -> Record {
         let mut record = lock(&self.record);
-        let done = std::mem::take(&mut *record);
+        let mut done = std::mem::take(&mut *record);
         record.is_over = true;
+        done.paths.sort_by_cached_key(Path::order);
         done
     }
 
@@ -216,8 +218,7 @@ impl Sample {
     fn begin(
         self: &Arc<Self>,
         dialogue: &Arc<Dialogue>,
-        messages: &[Value],
-        tools: &[Value],
+        (messages, tools, session): (&[Value], &[Value], Option<&str>),
         is_overridden: bool,
     ) -> Result<Turn, ApiError> {
         let refuse = |error: &dyn ToString| ApiError::field("messages", error.to_string());
@@ -226,12 +227,9 @@ impl Sample {
         if record.is_over {
             return Err(ApiError::ended());
         }
-        let goes_on = |path: &Path| {
-            let rest = said.strip_prefix(&path.said[..]);
-            !path.is_busy && !path.is_of_ids && path.tools == tools && rest.is_some_and(follows)
-        };
-        // Of equal ones the first, since that is trained on.
-        let known = record.paths.iter().enumerate().rev().filter(|(_, path)| goes_on(path));
+        let asked = Asked { said: &said, tools, session };
+        // Of equal ones the first.
+        let known = record.paths.iter().enumerate().rev().filter(|(_, path)| path.is_continued_by(&asked));
         let at = known.max_by_key(|(_, path)| path.said.len()).map(|(at, _)| at);
         let (path, next, room) = match at {
             Some(at) => {
@@ -246,13 +244,30 @@ impl Sample {
                 }
             }
             None => {
-                let ids = dialogue.opening(messages, tools).map_err(|error| refuse(&error))?;
-                let conversation = dialogue.begin(messages.to_vec(), tools, ids.as_slice().into());
-                let room = conversation.room();
+                let forks = record.paths.iter().filter_map(|path| Some((path.common(&asked)?, path)));
+                let fork = forks.max_by_key(|(kept, _)| *kept);
+                let fork = fork.and_then(|(kept, path)| Some((kept, path.forked(dialogue, kept)?)));
+                let (conversation, room) = match fork {
+                    Some((kept, mut conversation)) => {
+                        let onward = conversation.went_on(dialogue, messages[kept..].to_vec());
+                        let Onward::Sample { room, .. } = onward.map_err(|error| refuse(&error))? else {
+                            return Err(too_long("messages", dialogue));
+                        };
+                        (conversation, room)
+                    }
+                    None => {
+                        let ids = dialogue.opening(messages, tools).map_err(|error| refuse(&error))?;
+                        let conversation = dialogue.begin(messages.to_vec(), tools, ids.into());
+                        let room = conversation.room();
+                        (conversation, room)
+                    }
+                };
                 if room == 0 {
                     return Err(too_long("messages", dialogue));
                 }
-                (self.path(&mut record, conversation, tools), ids, room)
+                let is_of_row = said == *self.prompt;
+                let path = self.path(&mut record, conversation, (tools, session), is_of_row);
+                (path, Vec::new(), room)
             }
         };
         Ok(self.turn(dialogue, &mut record, (at, Path { said, ..path }), (next, room), is_overridden))
@@ -292,29 +307,41 @@ impl Sample {
                 if room == 0 {
                     return Err(too_long("token_ids", dialogue));
                 }
-                (None, self.path(&mut record, conversation, &[]), ids.to_vec(), room)
+                let is_of_row = *ids == *self.request.prompt_ids;
+                (None, self.path(&mut record, conversation, (&[], None), is_of_row), Vec::new(), room)
             }
         };
         let path = Path { is_of_ids: true, ..path };
         Ok(self.turn(dialogue, &mut record, (at, path), (next, room), is_overridden))
     }
 
-    /// A path that begins.
-    fn path(&self, record: &mut Record, conversation: Conversation, tools: &[Value]) -> Path {
-        let seed = match record.opened {
-            0 => self.request.sampling.seed,
-            // Equal requests of one sample are to have answers of their own.
-            number => rng::hash(&[self.request.sampling.seed, number]),
-        };
-        record.opened += 1;
+    /// A path that begins. That of the row's own prompt has the random numbers of the run. Others have numbers that
+    /// follow from their prompts, so that it does not matter which of them begins first.
+    fn path(
+        &self,
+        record: &mut Record,
+        conversation: Conversation,
+        (tools, session): (&[Value], Option<&str>),
+        is_of_row: bool,
+    ) -> Path {
+        let begin = conversation.prompt_ids().iter().chain(conversation.episode().token_ids());
+        let prompt = rng::hash(&begin.map(|&id| u64::from(id)).collect::<Vec<_>>());
+        let known = record.opened.entry(prompt).or_default();
+        let (number, is_first) = (*known, *known == 0);
+        *known += 1;
+        let run = self.request.sampling.seed;
+        // Equal requests of one sample are to have answers of their own.
+        let seed = if is_of_row && is_first { run } else { rng::hash(&[run, prompt, number]) };
         Path {
             conversation,
             calls: 0,
             recomputed: 0,
             said: Vec::new(),
             tools: tools.to_vec(),
+            session: session.map(str::to_owned),
             state: None,
             seed,
+            is_of_row,
             is_of_ids: false,
             is_busy: false,
         }
@@ -349,11 +376,6 @@ impl Sample {
     }
 }
 
-/// Whether messages can follow a turn: there are some, and none is the policy's.
-fn follows(rest: &[Said]) -> bool {
-    !rest.is_empty() && !rest.iter().any(Said::is_of_policy)
-}
-
 fn too_long(field: &str, dialogue: &Dialogue) -> ApiError {
     let limits = dialogue.limits();
     let message = format!(
@@ -372,7 +394,7 @@ pub struct Turn {
     at: Option<usize>,
     /// The path with all that was given.
     path: Path,
-    /// What comes behind the state of the path.
+    /// What comes behind the state of the path, where it goes on from one.
     next: Arc<[u32]>,
     all: Arc<[u32]>,
     room: u32,
@@ -438,14 +460,14 @@ impl Drop for Turn {
     fn drop(&mut self) {
         let mut record = lock(&self.sample.record);
         if let (Some(at), false, false) = (self.at, self.is_recorded, record.is_over) {
-            let number = record.opened;
+            let number = record.given_up;
             let path = &mut record.paths[at];
             path.is_busy = false;
             path.state = self.path.state.take();
             if path.state.is_none() {
                 // The place in the random numbers was that of the state, so the next turn has others.
                 path.seed = rng::hash(&[path.seed, number]);
-                record.opened += 1;
+                record.given_up += 1;
             }
         }
     }

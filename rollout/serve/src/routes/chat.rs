@@ -11,7 +11,7 @@ use shared_http::Connection;
 
 use super::{App, answering::Asked, now};
 use crate::{
-    agent::{Sample, Turn},
+    agent::{Sample, Session, Turn},
     answer::{Form, Shape},
     error::ApiError,
     models::Model,
@@ -37,6 +37,7 @@ pub async fn answer(
     request: Request,
 ) -> Result<Response, ApiError> {
     let sample = request.extensions().get::<Arc<Sample>>().cloned();
+    let session = request.extensions().get::<Session>().cloned();
     let read = app.enter(request, move |app, body| {
         let Some((samples, sample)) = app.agents.as_ref().zip(sample) else {
             let mut chat = Chat::read(body, &app.models, &app.tokenizer, Some(app.max_model_len))?;
@@ -46,7 +47,7 @@ pub async fn answer(
         };
         // Tokens and room are those that were recorded, and none of a new rendering.
         let mut chat = Chat::read(body, &app.models, &app.tokenizer, None)?;
-        let turn = Some(samples.turn(&sample, &mut chat)?);
+        let turn = Some(samples.turn(&sample, &mut chat, session.as_ref())?);
         app.prepare_names(chat.top_logprobs);
         Ok(Read { chat, turn })
     });

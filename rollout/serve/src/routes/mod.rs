@@ -40,7 +40,7 @@ use shared_http::{Connection, equal, is_this_machine};
 use tokio::{sync::Semaphore, time::timeout};
 
 use crate::{
-    agent::{Known, Sample, Samples},
+    agent::{Known, Sample, Samples, Session},
     answer::TokenNames,
     desk::{Place, Service},
     error::ApiError,
@@ -189,6 +189,10 @@ async fn guard(State(app): State<Arc<App>>, mut request: Request, next: Next) ->
         None if route == "/reward" => Err(ApiError::new(StatusCode::NOT_FOUND, "rewards are taken inside a run only")),
         None => judge(app.key.as_deref(), route, request.headers()),
         Some(samples) => judge_agent(samples, route, request.headers()).map(|sample| {
+            let session = request.headers().get("x-session-id").and_then(|name| name.to_str().ok());
+            if let Some(session) = session.map(|name| Session(name.to_owned())) {
+                request.extensions_mut().insert(session);
+            }
             sample.map(|sample| request.extensions_mut().insert(sample));
         }),
     };

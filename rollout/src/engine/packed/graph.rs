@@ -6,7 +6,7 @@ use exporters::onnx::{
     proto::{DataType, ModelProto, OperatorSetIdProto},
 };
 use prost::Message;
-use shared::{ModelConfig, WeightManifest, model::manifest::MODEL_FILE};
+use shared::{LayerKind, ModelConfig, WeightManifest, model::manifest::MODEL_FILE};
 
 use super::super::{EngineError, WeightSource, session::dtype_of};
 
@@ -19,22 +19,24 @@ pub(super) const LINEAR: &str = "PackedLinear";
 pub(super) const RESIDUAL: &str = "PackedResidual";
 pub(super) const WIDTH_NORM: &str = "PackedWidthNorm";
 pub(super) const ATTENTION: &str = "PagedAttention";
+pub(super) const SHORT_CONV: &str = "ShortConvolution";
+pub(super) const DELTA_RULE: &str = "GatedDeltaRule";
 pub(super) const EXPERTS: &str = "PackedExperts";
 /// Which of the packed products, output norms or layers a node stands for.
 pub(super) const INDEX: &str = "index";
 
-/// Products of the attention of a layer: query, key and value; output.
-pub(super) const ATTENTION_LINEARS: usize = 2;
+/// Products of the mixer of a layer: query, key and value, or whatever a layer with a state has in their place; output.
+pub(super) const MIXER_LINEARS: usize = 2;
 /// Products of an MLP or of an expert: gate and up; down.
 pub(super) const MLP_LINEARS: usize = 2;
 /// Norms of the results of one layer, where there are any: attention; MLP.
 pub(super) const OUTPUTS_PER_LAYER: usize = 2;
 
-/// Number of a layer's first product. After the attention's, there are those of the MLP, or the router's and those of
+/// Number of a layer's first product. After the mixer's, there are those of the MLP, or the router's and those of
 /// the experts.
 pub(super) fn first_linear(config: &ModelConfig, layer: usize) -> usize {
     let of_mlp = |layer| config.experts_of(layer).map_or(MLP_LINEARS, |experts| 1 + MLP_LINEARS * experts.count);
-    (0..layer).map(|layer| ATTENTION_LINEARS + of_mlp(layer)).sum()
+    (0..layer).map(|layer| MIXER_LINEARS + of_mlp(layer)).sum()
 }
 
 /// Whether `model.onnx` computes what [`rewritten`] does: it is node for node what the exporter writes for the model.
@@ -66,11 +68,16 @@ pub(super) fn rewritten(config: &ModelConfig) -> Vec<u8> {
     for layer in 0..config.num_hidden_layers {
         let name = |what: &str| format!("layers.{layer}.{what}");
         let first = first_linear(config, layer);
-        let mut qkv = node(LINEAR, &name("qkv"), &[&stream], first);
-        if config.width_norms() {
-            qkv = node(WIDTH_NORM, &name("qkv.normed"), &[&qkv], layer);
+        let mut inputs = node(LINEAR, &name("inputs"), &[&stream], first);
+        let mixer = match config.layers[layer] {
+            LayerKind::Attention(_) => ATTENTION,
+            LayerKind::ShortConv(_) => SHORT_CONV,
+            LayerKind::DeltaRule(_) => DELTA_RULE,
+        };
+        if mixer == ATTENTION && config.width_norms() {
+            inputs = node(WIDTH_NORM, &name("inputs.normed"), &[&inputs], layer);
         }
-        let attended = node(ATTENTION, &name("attended"), &[&qkv], layer);
+        let mixed = node(mixer, &name("mixed"), &[&inputs], layer);
         // A product adds the residual stream by itself, unless its result is normed first.
         let onto = |node: &mut Node<'_>, stream: &str, what: &str, input: &str, part: usize| {
             let index = first + 1 + 2 * part;
@@ -80,12 +87,12 @@ pub(super) fn rewritten(config: &ModelConfig) -> Vec<u8> {
             let result = node(LINEAR, &name(&format!("{what}.result")), &[input], index);
             node(RESIDUAL, &name(what), &[&result, stream], OUTPUTS_PER_LAYER * layer + part)
         };
-        let attention = onto(&mut node, &stream, "attention", &attended, 0);
+        let attention = onto(&mut node, &stream, "attention", &mixed, 0);
         if config.experts_of(layer).is_some() {
             stream = node(EXPERTS, &name("experts"), &[&attention], layer);
             continue;
         }
-        let inner = node(LINEAR, &name("inner"), &[&attention], first + ATTENTION_LINEARS);
+        let inner = node(LINEAR, &name("inner"), &[&attention], first + MIXER_LINEARS);
         stream = onto(&mut node, &attention, "mlp", &inner, 1);
     }
     node(LINEAR, "logits", &[&stream], first_linear(config, config.num_hidden_layers));

@@ -476,6 +476,12 @@ impl Generate for Conversing {
         cancelled
     }
 
+    fn waits(&self) -> bool {
+        let can_begin = self.admits && !self.first_turns.is_empty();
+        let is_busy = can_begin || !self.inner.is_idle() || !self.outputs.is_empty() || !self.hosts.events().is_empty();
+        !self.live.is_empty() && !is_busy && self.too_long().next().is_none()
+    }
+
     fn begin_swap(&mut self, weights: WeightSource) -> Result<(), EngineError> {
         self.inner.begin_swap(weights)
     }
@@ -498,12 +504,6 @@ impl PairGenerator for Conversing {
 
     fn begin_rest(&mut self, request: Request, row: &PromptRow) -> Result<(), EngineError> {
         self.begin_row(request, row)
-    }
-
-    fn waits(&self) -> bool {
-        let can_begin = self.admits && !self.first_turns.is_empty();
-        let is_busy = can_begin || !self.inner.is_idle() || !self.outputs.is_empty() || !self.hosts.events().is_empty();
-        !self.live.is_empty() && !is_busy && self.too_long().next().is_none()
     }
 
     fn take_conversation(&mut self, sequence: &FinishedSequence) -> Option<Conversed> {

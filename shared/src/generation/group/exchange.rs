@@ -85,6 +85,8 @@ pub struct Exchange {
     pub waited_seconds: f64,
     /// Seconds from the opening of the environment to the end of the episode.
     pub seconds: f64,
+    /// Requests of its agent whose values of sampling were replaced by the run's; none without an agent.
+    pub overridden: Option<u32>,
 }
 
 impl Exchange {
@@ -102,6 +104,7 @@ impl Exchange {
             recomputed: 0,
             waited_seconds: 0.0,
             seconds: 0.0,
+            overridden: None,
         }
     }
 

@@ -130,6 +130,48 @@ section! {
     /// As `completions/num_tokens`.
     metric EVAL_NUM_TOKENS = "eval_num_tokens" { unit: Tokens, source: "Tandem" }
 
+    /// Calls of tools per conversation.
+    ///
+    /// As `tools/call_frequency`.
+    metric EVAL_TOOLS_CALL_FREQUENCY = "eval_tools/call_frequency" { unit: Number, source: "TRL",
+        when: "`tools`, `environment_factory` or `agent`" }
+
+    /// Share of the calls that failed; `null` without calls.
+    ///
+    /// As `tools/failure_frequency`.
+    metric EVAL_TOOLS_FAILURE_FREQUENCY = "eval_tools/failure_frequency" { unit: Share, source: "TRL",
+        when: "`tools`, `environment_factory` or `agent`" }
+
+    /// Mean number of turns.
+    ///
+    /// As `turns/mean`.
+    metric EVAL_TURNS_MEAN = "eval_turns/mean" { unit: Number, source: "Tandem",
+        when: "`tools`, `environment_factory` or `agent`" }
+
+    /// Largest number of turns.
+    ///
+    /// As `turns/max`.
+    metric EVAL_TURNS_MAX = "eval_turns/max" { unit: Count, source: "Tandem",
+        when: "`tools`, `environment_factory` or `agent`" }
+
+    /// Conversations whose environment failed. They have no reward.
+    ///
+    /// 0. `tandem eval` says the first reason.
+    metric EVAL_ENVIRONMENT_FAILED = "eval_environment/failed" { unit: Count, source: "Tandem",
+        when: "`tools`, `environment_factory` or `agent`" }
+
+    /// Conversations that took too long, or whose environment did. They have no reward.
+    ///
+    /// As `environment/late`.
+    metric EVAL_ENVIRONMENT_LATE = "eval_environment/late" { unit: Count, source: "Tandem",
+        when: "`tools`, `environment_factory` or `agent`" }
+
+    /// Conversations by why they ended.
+    ///
+    /// As `episode/ended/{reason}`.
+    family EVAL_EPISODE_ENDED = "eval_episode/ended/{reason}" { unit: Count, source: "Tandem",
+        when: "`tools`, `environment_factory` or `agent`" }
+
     /// How long the evaluation took.
     ///
     /// Steady.

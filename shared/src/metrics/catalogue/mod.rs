@@ -3,6 +3,7 @@
 //! A constant is called as the key is: `clip_ratio/low_mean` is [`CLIP_RATIO_LOW_MEAN`]. The first paragraph of a
 //! metric's text says what it is, the second what is normal and what a departure means.
 
+mod agents;
 mod completions;
 mod credit;
 mod dynamic_sampling;
@@ -16,6 +17,7 @@ mod run;
 mod time;
 mod turns;
 
+pub use agents::*;
 pub use completions::*;
 pub use credit::*;
 pub use dynamic_sampling::*;
@@ -46,6 +48,7 @@ pub const SECTIONS: &[&Section] = &[
     rewards::SECTION,
     completions::SECTION,
     turns::SECTION,
+    agents::SECTION,
     optimisation::SECTION,
     policy::SECTION,
     mismatch::SECTION,

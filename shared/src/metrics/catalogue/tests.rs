@@ -11,6 +11,7 @@ use crate::{
 #[test]
 fn a_constant_is_called_as_its_key() {
     let lists = [
+        agents::NAMES,
         completions::NAMES,
         credit::NAMES,
         dynamic_sampling::NAMES,

@@ -33,12 +33,16 @@ impl Bench {
             stop_criterion: None,
             constraint: None,
         };
-        let sample = samples.open("key".into(), 1, request);
+        let sample = samples.open("key".into(), 1, request, [Said::of(&said("user", "2+3?"))].into());
         Self { tokenizer, samples, sample }
     }
 
     fn begin(&self, messages: &[Value]) -> Result<Turn, ApiError> {
-        self.sample.begin(&self.samples.dialogue, messages, &[], false)
+        self.begin_in(None, messages)
+    }
+
+    fn begin_in(&self, session: Option<&str>, messages: &[Value]) -> Result<Turn, ApiError> {
+        self.sample.begin(&self.samples.dialogue, (messages, &[], session), false)
     }
 
     /// Ends a turn with this text, and tells its ids.
@@ -75,7 +79,7 @@ fn messages_that_continue_a_conversation_go_on_from_its_ids_and_others_begin_one
     let bench = Bench::new(200);
     let mut messages = vec![said("user", "2+3?")];
     let first = bench.begin(&messages).unwrap();
-    assert!(first.at.is_none() && first.next == first.all);
+    assert!(first.at.is_none() && first.path.seed == SEED);
     let so_far = bench.end(first, "5");
     messages.extend([said("assistant", "5"), said("user", "Sure?")]);
     let second = bench.begin(&messages).unwrap();
@@ -103,6 +107,53 @@ fn messages_that_continue_a_conversation_go_on_from_its_ids_and_others_begin_one
     let [path] = &record.paths[..] else { panic!("{} paths", record.paths.len()) };
     assert_eq!(path.conversation.episode().sampled_spans().count(), 3);
     assert_eq!(bench.begin(&messages).err().map(|error| error.status), Some(StatusCode::CONFLICT));
+}
+
+#[test]
+fn a_conversation_that_goes_on_from_an_earlier_turn_keeps_its_ids_and_is_a_path_of_its_own() {
+    let bench = Bench::new(300);
+    let mut messages = vec![said("user", "2+3?")];
+    let first = bench.end(bench.begin(&messages).unwrap(), "5");
+    messages.extend([said("assistant", "5"), said("user", "Sure?")]);
+    let _ = bench.end(bench.begin(&messages).unwrap(), "Yes.");
+    messages[2] = said("user", "Why?");
+    let other = bench.begin(&messages).unwrap();
+    assert!(other.at.is_none() && other.path.seed != SEED, "the path has gone on in another way");
+    assert_eq!(other.all[..first.len()], first[..], "what was sampled is not rendered again");
+    let _ = bench.end(other, "So.");
+    let record = bench.sample.finish();
+    assert_eq!(record.paths.len(), 2);
+    let [whole, fork] = [0, 1].map(|at| &record.paths[at].conversation);
+    assert_eq!((whole.episode().turns(), fork.episode().turns()), (2, 1), "what is shared is of one path alone");
+    assert_eq!(fork.prompt_ids()[..], first[..]);
+    let (prompt, said_since) = (fork.prompt().to_vec(), fork.messages().to_vec());
+    assert_eq!((prompt.len(), said_since.len()), (2, 2), "{prompt:?} {said_since:?}");
+}
+
+#[test]
+fn sessions_are_conversations_of_their_own_and_whichever_comes_first_has_the_same_random_numbers() {
+    let asked = [(Some("a"), "plan"), (Some("b"), "plan"), (None, "solve"), (None, "2+3?")];
+    let seeds = |order: [usize; 4]| {
+        let bench = Bench::new(200);
+        let mut seeds = [0; 4];
+        for at in order {
+            let (session, text) = asked[at];
+            let turn = bench.begin_in(session, &[said("user", text)]).unwrap();
+            seeds[at] = turn.path.seed;
+            let _ = bench.end(turn, text);
+        }
+        let further = [said("user", "plan"), said("assistant", "plan"), said("user", "On.")];
+        let path = |session| bench.begin_in(session, &further).unwrap().at;
+        assert!(path(None).is_none() && path(Some("a")).is_some() && path(Some("a")) != path(Some("b")));
+        let record = bench.sample.finish();
+        let prompts: Vec<Vec<u32>> = record.paths.iter().map(|path| path.conversation.prompt_ids().to_vec()).collect();
+        (seeds, prompts)
+    };
+    let (found, paths) = seeds([0, 1, 2, 3]);
+    assert_eq!(found[3], SEED, "the row's own prompt has the numbers of the run");
+    assert!((0..4).all(|a| (0..a).all(|b| found[a] != found[b])), "{found:?}");
+    let (again, paths_again) = seeds([3, 2, 0, 1]);
+    assert_eq!((again, paths_again), (found, paths));
 }
 
 #[test]

@@ -1,33 +1,71 @@
 //! Groups in the layouts of frame versions 10 to 12, which files of older builds hold. Completions of version 12 have
-//! no choices of experts, those before have no exchange with an environment either, and groups of version 10 have no
-//! notes.
+//! no choices of experts, and their exchanges do not count what an agent asked otherwise. Completions of version 11 have no exchange with an environment, and groups of
+//! version 10 have no notes either.
 
 use serde::Deserialize;
 
 use crate::generation::{
     episode::Episode,
-    group::{self, Exchange, Notes, Provenance, RewardOutcome},
+    group::{self, EpisodeEnd, Messages, Notes, Provenance, RewardOutcome},
     ids::{GroupId, PolicyVersion, PromptId},
 };
 
-/// What stands in the place of a group's notes in version 10, and in that of an exchange before version 12: no byte.
-#[derive(Debug, Default, Deserialize)]
-pub struct Nothing;
+/// What stands in the place of a group's notes in version 10: no byte.
+#[derive(Debug, Deserialize)]
+pub struct NoNotes;
 
-impl From<Nothing> for Box<Notes> {
-    fn from(Nothing: Nothing) -> Self {
+impl From<NoNotes> for Box<Notes> {
+    fn from(NoNotes: NoNotes) -> Self {
         Self::default()
     }
 }
 
-impl From<Nothing> for Option<Box<Exchange>> {
-    fn from(Nothing: Nothing) -> Self {
+/// What stands in the place of a completion's exchange in versions 10 and 11: no byte.
+#[derive(Debug, Deserialize)]
+pub struct NoExchange;
+
+/// The exchange of a completion in version 12.
+#[derive(Debug, Deserialize)]
+pub struct WithExchange(Option<Box<Exchange>>);
+
+#[derive(Debug, Deserialize)]
+struct Exchange {
+    messages: Messages,
+    opening: Option<String>,
+    end: EpisodeEnd,
+    failure: Option<String>,
+    calls: u32,
+    failed_calls: u32,
+    rewards: Vec<RewardOutcome>,
+    recomputed: u32,
+    waited_seconds: f64,
+    seconds: f64,
+}
+
+impl From<NoExchange> for Option<Box<group::Exchange>> {
+    fn from(NoExchange: NoExchange) -> Self {
         None
     }
 }
 
-/// What a completion has of an exchange with an environment in version 12.
-pub type MayExchange = Option<Box<Exchange>>;
+impl From<WithExchange> for Option<Box<group::Exchange>> {
+    fn from(WithExchange(before): WithExchange) -> Self {
+        let exchange = |before: Exchange| group::Exchange {
+            messages: before.messages,
+            opening: before.opening,
+            end: before.end,
+            failure: before.failure,
+            calls: before.calls,
+            failed_calls: before.failed_calls,
+            rewards: before.rewards,
+            recomputed: before.recomputed,
+            waited_seconds: before.waited_seconds,
+            seconds: before.seconds,
+            overridden: None,
+        };
+        before.map(|before| Box::new(exchange(*before)))
+    }
+}
 
 /// One continuation of a prompt, with an exchange of the type `E`.
 #[derive(Debug, Deserialize)]
@@ -77,7 +115,7 @@ pub struct Placed<N, E> {
     filler: bool,
 }
 
-impl<E: Into<Option<Box<Exchange>>>> From<Completion<E>> for group::Completion {
+impl<E: Into<Option<Box<group::Exchange>>>> From<Completion<E>> for group::Completion {
     fn from(before: Completion<E>) -> Self {
         Self {
             sample: before.sample,
@@ -91,7 +129,7 @@ impl<E: Into<Option<Box<Exchange>>>> From<Completion<E>> for group::Completion {
     }
 }
 
-impl<N: Into<Box<Notes>>, E: Into<Option<Box<Exchange>>>> From<Group<N, E>> for group::Group {
+impl<N: Into<Box<Notes>>, E: Into<Option<Box<group::Exchange>>>> From<Group<N, E>> for group::Group {
     fn from(before: Group<N, E>) -> Self {
         Self {
             position: before.position,
@@ -107,13 +145,13 @@ impl<N: Into<Box<Notes>>, E: Into<Option<Box<Exchange>>>> From<Group<N, E>> for 
     }
 }
 
-impl<N: Into<Box<Notes>>, E: Into<Option<Box<Exchange>>>> From<Scored<N, E>> for group::Scored {
+impl<N: Into<Box<Notes>>, E: Into<Option<Box<group::Exchange>>>> From<Scored<N, E>> for group::Scored {
     fn from(before: Scored<N, E>) -> Self {
         Self { group: before.group.into(), policy_version: before.policy_version }
     }
 }
 
-impl<N: Into<Box<Notes>>, E: Into<Option<Box<Exchange>>>> From<Placed<N, E>> for group::Placed {
+impl<N: Into<Box<Notes>>, E: Into<Option<Box<group::Exchange>>>> From<Placed<N, E>> for group::Placed {
     fn from(before: Placed<N, E>) -> Self {
         let dropped = |dropped: Dropped<N, E>| group::Dropped { scored: dropped.scored.into(), stale: dropped.stale };
         Self {
