@@ -16,6 +16,7 @@ use shared::{
 use crate::{
     Checkpoint, ExportError, ExportOptions, VersionDir,
     export::{refuse_unsupported, write_export},
+    layout::stored_as,
     onnx::{decoder::ROTARY_COS, decoder_graph},
     values,
 };
@@ -40,7 +41,7 @@ pub fn ensure_export(model: &ModelDir, options: &ExportOptions) -> Result<PathBu
 /// As [`export`](crate::export()).
 pub fn ensure_export_in(cache: &Path, model: &ModelDir, options: &ExportOptions) -> Result<PathBuf, ExportError> {
     refuse_unsupported(model.config(), options)?;
-    if model.adapter().is_none() && has_export(model.path()) {
+    if model.adapter().is_none() && options.base.is_none() && has_export(model.path()) {
         match check_own_export(model, options) {
             Ok(()) => return Ok(model.path().to_path_buf()),
             Err(Unfit::Other(reason)) if model.has_weights() => {
@@ -128,7 +129,7 @@ fn check_own_export(model: &ModelDir, options: &ExportOptions) -> Result<(), Unf
     if !export.manifest().is_of(model.config()) {
         return Err(error("the export has other parameters than config.json asks for".into()).into());
     }
-    if let Some(other) = tensors.iter().find(|t| t.dtype != options.dtype) {
+    if let Some(other) = tensors.iter().find(|t| t.dtype != stored_as(&t.name, options.dtype)) {
         return Err(Unfit::Other(error(format!("the export is {}, not {}", other.dtype, options.dtype))));
     }
     // ONNX Runtime gets no graph of another program: its parser and its kernels trust the graph.
@@ -177,6 +178,9 @@ fn key(model: &ModelDir, checkpoint: &Checkpoint, options: &ExportOptions) -> Re
     part(&options.positions(model.config())?.to_le_bytes());
     part(options.dtype.to_string().as_bytes());
     part(checkpoint.weights_blake3().as_bytes());
+    if let Some(format) = options.base {
+        part(format.to_string().as_bytes());
+    }
     if let Some(adapter) = checkpoint.adapter() {
         part(adapter.blake3().as_bytes());
         part(&adapter.config().scaling().to_le_bytes());

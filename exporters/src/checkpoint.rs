@@ -5,10 +5,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use shared::{ModelConfig, ModelDir, model::model_dir::ADAPTER_CONFIG_FILE, system::memory};
+use shared::{BaseFormat, ModelConfig, ModelDir, model::model_dir::ADAPTER_CONFIG_FILE, system::memory};
 
 use crate::{
-    Adapter, ExportError, finite, names,
+    Adapter, Codes, ExportError, finite, names,
     onnx::decoder::{EMBEDDING, LM_HEAD},
     tensor_file::{Tensor, TensorFile, is_inverse_frequencies},
     values,
@@ -78,6 +78,17 @@ impl Checkpoint {
             Some(adapter) => adapter.merged(name, values),
             None => values,
         })
+    }
+
+    /// The codes of a parameter in a quantised base, or `None` for one that keeps its digits. What an adapter adds is
+    /// added before.
+    ///
+    /// # Errors
+    /// An unknown name.
+    pub fn codes(&self, name: &str, format: BaseFormat) -> Result<Option<Codes>, ExportError> {
+        let shape = self.tensors.get(name).map(|(_, tensor)| tensor.shape.as_slice()).unwrap_or_default();
+        let Some(matrix) = BaseFormat::matrix(name, shape) else { return Ok(None) };
+        Ok(Some(Codes::of(format, &self.read_f32(name)?, matrix)))
     }
 
     /// Whether the adapter changes any bit of its base.

@@ -3,7 +3,9 @@
 use std::{borrow::Cow, path::Path};
 
 use prost::Message;
-use shared::{Dtype, ModelConfig, ModelDir, PolicyVersion, TensorEntry, TensorRole, WeightManifest, files::atomic};
+use shared::{
+    BaseFormat, Dtype, ModelConfig, ModelDir, PolicyVersion, TensorEntry, TensorRole, WeightManifest, files::atomic,
+};
 
 use crate::{
     Checkpoint, ExportError, TensorSource, VersionDir,
@@ -23,11 +25,14 @@ pub struct ExportOptions {
     /// Rows of the rotary tables, i.e. the longest sequence (prompt and completion) the graph can run; at most the
     /// model's `max_position_embeddings`. None: the lesser of this limit and [`DEFAULT_MAX_POSITIONS`].
     pub max_positions: Option<usize>,
+    /// How the matrices of layers are quantised, for the base of an adapter that the learner holds so: the export has
+    /// the numbers that the codes stand for. None: not at all.
+    pub base: Option<BaseFormat>,
 }
 
 impl Default for ExportOptions {
     fn default() -> Self {
-        Self { dtype: Dtype::Fp32, max_positions: None }
+        Self { dtype: Dtype::Fp32, max_positions: None, base: None }
     }
 }
 
@@ -83,7 +88,13 @@ pub(crate) fn write_export(
     out: &Path,
     options: &ExportOptions,
 ) -> Result<WeightManifest, ExportError> {
-    write(config, out, options, &mut |name| Ok(checkpoint.read_f32(name)?.into()))
+    write(config, out, options, &mut |name| {
+        let codes = options.base.map(|format| checkpoint.codes(name, format)).transpose()?.flatten();
+        Ok(match codes {
+            Some(codes) => codes.values().into(),
+            None => checkpoint.read_f32(name)?.into(),
+        })
+    })
 }
 
 /// A [`TensorSource`] whose errors are ours already.

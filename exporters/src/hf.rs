@@ -156,6 +156,9 @@ fn as_scorer(config: &mut Value, architecture: Architecture) {
         Architecture::Ministral3 => "Ministral3",
         Architecture::Phi3 => "Phi3",
         Architecture::GraniteMoeHybrid => "GraniteMoeHybrid",
+        Architecture::Lfm2 => "Lfm2",
+        Architecture::Lfm3 => "Lfm3",
+        Architecture::Qwen3_5 => "Qwen3_5Text",
     };
     config["architectures"] = json!([format!("{family}ForSequenceClassification")]);
     config["id2label"] = json!({"0": "LABEL_0"});

@@ -9,6 +9,15 @@ use crate::{ExportError, onnx::decoder::constants, values};
 /// Offsets are multiples of a memory page, so that a reader can map a single tensor.
 const PAGE: u64 = 4096;
 
+/// Ends of the names of what decides how fast a state decays: float32 in files of every type, since a state adds up the
+/// error of a whole sequence.
+const ALWAYS_FP32: [&str; 2] = [".A_log", ".dt_bias"];
+
+/// The type that a tensor has in a file of some type.
+pub(crate) fn stored_as(name: &str, dtype: Dtype) -> Dtype {
+    if ALWAYS_FP32.iter().any(|end| name.ends_with(end)) { Dtype::Fp32 } else { dtype }
+}
+
 /// The tensors of an export: the parameters in the model's order, then the tables of positions.
 pub(crate) fn tensors(config: &ModelConfig, dtype: Dtype, positions: usize) -> Vec<TensorEntry> {
     let tables = constants(config, positions);
@@ -18,6 +27,7 @@ pub(crate) fn tensors(config: &ModelConfig, dtype: Dtype, positions: usize) -> V
         .chain(tables.into_iter().map(|t| (t, TensorRole::Constant)))
         .map(|((name, shape), role)| {
             let shape: Vec<u64> = shape.into_iter().map(|n| n as u64).collect();
+            let dtype = stored_as(&name, dtype);
             let length = shape.iter().product::<u64>() * dtype.size() as u64;
             let offset = end.next_multiple_of(PAGE);
             end = offset + length;

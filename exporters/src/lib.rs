@@ -14,6 +14,7 @@
 
 mod cache;
 mod checkpoint;
+mod codes;
 mod error;
 mod export;
 mod finite;
@@ -32,6 +33,7 @@ mod wrapper;
 
 pub use cache::{cache_dir, ensure_export, ensure_export_in, renew_export};
 pub use checkpoint::Checkpoint;
+pub use codes::{Codes, NF4};
 pub use error::{ExportError, SourceError};
 pub use export::{DEFAULT_MAX_POSITIONS, ExportOptions, export, export_values};
 pub use hf::{

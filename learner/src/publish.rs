@@ -10,8 +10,8 @@ use std::{
 
 use exporters::{DEFAULT_MAX_POSITIONS, ExportError, ExportOptions, VersionDir, ensure_export, renew_export};
 use shared::{
-    Canaries, Dtype, ModelConfig, ModelDir, PolicyVersion, RunDir, TensorRole, WeightManifest, WeightSender,
-    config::TrainConfig, files::atomic, run::versions,
+    BaseFormat, Canaries, Dtype, ModelConfig, ModelDir, PolicyVersion, RunDir, TensorRole, WeightManifest,
+    WeightSender, config::TrainConfig, files::atomic, run::versions,
 };
 
 use crate::{
@@ -36,7 +36,7 @@ pub fn export_options(config: &TrainConfig, model: &ModelConfig) -> Result<Expor
     let unbounded = if completion > DEFAULT_MAX_POSITIONS / 2 { limit } else { DEFAULT_MAX_POSITIONS };
     let wanted = config.max_model_len.or(bounded).unwrap_or(unbounded).min(limit);
     let max_positions = (wanted > DEFAULT_MAX_POSITIONS).then_some(wanted);
-    Ok(ExportOptions { dtype: config.rollout_device.export_dtype(), max_positions })
+    Ok(ExportOptions { dtype: config.rollout_device.export_dtype(), max_positions, base: BaseFormat::of(config) })
 }
 
 /// Writes versions into a run directory and removes those that nobody uses any longer.

@@ -47,10 +47,12 @@ pub use generation::{
     sampling::SamplingParams,
 };
 pub use model::{
+    base_format::BaseFormat,
     canaries::Canaries,
     manifest::{TensorEntry, TensorRole, WeightManifest},
     model_config::{
-        Activation, Architecture, BlockNames, Head, LayerKind, ModelConfig, QueryScaling, RopeScaling, Rotary,
+        Activation, Architecture, AttentionGate, AttentionKind, BlockNames, DeltaRule, Head, LayerKind, ModelConfig,
+        QueryScaling, RopeScaling, Rotary, ShortConv, StateParts,
     },
     model_dir::{GenerationConfig, ModelDir},
 };

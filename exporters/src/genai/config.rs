@@ -26,6 +26,15 @@ pub(super) fn genai_config(model: &ModelDir, context_length: usize) -> Result<Va
     if reads_positions(config) {
         inputs["position_ids"] = "position_ids".into();
     }
+    let mut outputs = json!({
+        "logits": "logits",
+        "present_key_names": "present.%d.key",
+        "present_value_names": "present.%d.value",
+    });
+    if config.architecture == Architecture::Lfm2 {
+        inputs["past_conv_names"] = "past_key_values.%d.conv_state".into();
+        outputs["present_conv_names"] = "present.%d.conv_state".into();
+    }
     let mut described = json!({
         "type": model_type(config.architecture)?,
         "vocab_size": config.vocab_size,
@@ -40,13 +49,13 @@ pub(super) fn genai_config(model: &ModelDir, context_length: usize) -> Result<Va
             "num_hidden_layers": config.num_hidden_layers,
             "num_key_value_heads": config.num_key_value_heads,
             "inputs": inputs,
-            "outputs": {
-                "logits": "logits",
-                "present_key_names": "present.%d.key",
-                "present_value_names": "present.%d.value",
-            },
+            "outputs": outputs,
         },
     });
+    if config.architecture == Architecture::Lfm2 {
+        let kind = |layer| if config.attention(layer).is_some() { "full_attention" } else { "conv" };
+        described["decoder"]["layer_types"] = (0..config.num_hidden_layers).map(kind).collect();
+    }
     let padding = tokens.pad_token_id.or(tokens.eos_token_ids.first().copied());
     for (key, token) in [("bos_token_id", tokens.bos_token_id), ("pad_token_id", padding)] {
         if let Some(token) = token {
@@ -82,7 +91,9 @@ pub(super) fn model_type(architecture: Architecture) -> Result<&'static str, Exp
         Err(ExportError::Unsupported {
             key: "model_type".into(),
             value: format!("\"{family}\""),
-            hint: "folders for onnxruntime-genai are written of llama, qwen2, qwen3, smollm3 and gemma3_text".into(),
+            hint: "folders for onnxruntime-genai are written of llama, qwen2, qwen3, smollm3, gemma3_text, lfm2 and \
+                qwen3_5"
+                .into(),
         })
     };
     match architecture {
@@ -95,6 +106,9 @@ pub(super) fn model_type(architecture: Architecture) -> Result<&'static str, Exp
         Architecture::Ministral3 => unknown("ministral3"),
         Architecture::Phi3 => unknown("phi3"),
         Architecture::GraniteMoeHybrid => unknown("granitemoehybrid"),
+        Architecture::Lfm2 => Ok("lfm2"),
+        Architecture::Lfm3 => unknown("lfm3"),
+        Architecture::Qwen3_5 => Ok("qwen3_5_text"),
     }
 }
 

@@ -13,6 +13,7 @@ use shared::{Dtype, ModelConfig, Rotary};
 use super::{DATA_FILE, Precision, rounding};
 use crate::{
     ExportError, TensorSource,
+    layout::stored_as,
     onnx::{
         blocked::{Bits, Blocked, BlockedWeight},
         builder::{External, GraphBuilder, data_type},
@@ -69,7 +70,7 @@ impl Layout {
         let floats = precision.floats();
         let mut layout = Self { tensors: Vec::new(), floats, bytes: 0, tied: config.tie_word_embeddings };
         for (name, shape) in config.parameters() {
-            match bits(&name, precision) {
+            match bits(&name, &shape, precision) {
                 Some(bits) => {
                     let form = BlockedWeight { bits, rows: shape[0], columns: shape[1] };
                     let blocks = form.rows * form.blocks();
@@ -80,7 +81,7 @@ impl Layout {
                 None => layout.add(name, &shape, Form::Floats),
             }
         }
-        let shape = [positions, config.head_dim / 2];
+        let shape = [positions, config.rotary_dim / 2];
         for rotary in config.rotaries() {
             let [cosines, sines] = rotary_names(rotary);
             layout.add(cosines.into(), &shape, Form::Cosines(rotary));
@@ -111,7 +112,7 @@ impl Layout {
         };
         for Stored { name, shape, form, region } in &self.tensors {
             let Form::Blocks(form, scales) = form else {
-                declare(name, data_type(self.floats), shape, *region);
+                declare(name, data_type(stored_as(name, self.floats)), shape, *region);
                 continue;
             };
             let [rows, blocks, bytes] = [form.rows, form.blocks(), form.bits.block_bytes()].map(|n| n as u64);
@@ -153,14 +154,14 @@ impl Layout {
                 writer.put(name, tensor.region, &blocks.codes)?;
                 writer.put(name, scales, bytemuck::cast_slice(&blocks.scales))?;
             } else {
-                writer.put(name, tensor.region, &values::encode(name, &values, self.floats)?)?;
+                writer.put(name, tensor.region, &values::encode(name, &values, stored_as(name, self.floats))?)?;
             }
         }
         writer.finish()
     }
 
     fn add(&mut self, name: String, shape: &[usize], form: Form) {
-        let region = self.take(shape.iter().product::<usize>() * self.floats.size());
+        let region = self.take(shape.iter().product::<usize>() * stored_as(&name, self.floats).size());
         self.push(name, shape, form, region);
     }
 
@@ -178,8 +179,10 @@ impl Layout {
 }
 
 /// Bits of a parameter; none if it stays in floats.
-fn bits(name: &str, precision: Precision) -> Option<Bits> {
-    let is_matrix = name.ends_with("_proj.weight");
+fn bits(name: &str, shape: &[usize], precision: Precision) -> Option<Bits> {
+    // What decides how fast a state decays is small, and its error grows with every token.
+    let of_gate = [".in_proj_a.weight", ".in_proj_b.weight"].iter().any(|end| name.ends_with(end));
+    let is_matrix = shape.len() == 2 && !of_gate;
     match precision {
         Precision::Fp32 | Precision::Fp16 => None,
         Precision::Int8 | Precision::Int4 if [EMBEDDING, LM_HEAD].contains(&name) => Some(Bits::Eight),

@@ -76,7 +76,7 @@ pub struct GenAiOptions {
 impl GenAiOptions {
     /// The options of the graph: what is not in blocks.
     fn onnx(&self) -> ExportOptions {
-        ExportOptions { dtype: self.precision.floats(), max_positions: self.max_positions }
+        ExportOptions { dtype: self.precision.floats(), max_positions: self.max_positions, base: None }
     }
 }
 

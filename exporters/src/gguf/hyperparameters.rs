@@ -1,8 +1,12 @@
 //! The architecture as llama.cpp's keys, and the refusal of what they cannot say.
 
-use shared::{Architecture, ModelConfig, RopeScaling, Rotary};
+use shared::{Architecture, LayerKind, ModelConfig, RopeScaling, Rotary, ShortConv};
 
-use super::{GgufType, metadata::Metadata, refused};
+use super::{
+    GgufType,
+    metadata::{Metadata, Value},
+    refused,
+};
 use crate::ExportError;
 
 /// Every sixth layer of Gemma 3 attends to all positions, and every fourth layer of SmolLM3 has no rotary positions:
@@ -13,6 +17,9 @@ const SMOLLM_PATTERN: usize = 4;
 const GEMMA_LOCAL_THETA: f64 = 1e4;
 /// Gemma 3 with so many layers has another factor on attention scores: llama.cpp knows it by that number.
 const GEMMA_LARGEST: usize = 62;
+
+/// Key of the number of heads of keys and values.
+const KV_HEADS: &str = "attention.head_count_kv";
 
 /// The version of the types in blocks.
 const QUANTIZATION_VERSION: usize = 2;
@@ -26,10 +33,9 @@ fn name_of(architecture: Architecture) -> Result<&'static str, ExportError> {
         Err(ExportError::Unsupported {
             key: "model_type".into(),
             value: format!("\"{family}\""),
-            hint:
-                "GGUF is written of llama, qwen2, qwen3, smollm3 and gemma3_text; convert the Hugging Face directory \
-                with llama.cpp's convert_hf_to_gguf.py"
-                    .into(),
+            hint: "GGUF is written of llama, qwen2, qwen3, smollm3, gemma3_text and lfm2; convert the Hugging Face \
+                directory with llama.cpp's convert_hf_to_gguf.py"
+                .into(),
         })
     };
     match architecture {
@@ -42,6 +48,9 @@ fn name_of(architecture: Architecture) -> Result<&'static str, ExportError> {
         Architecture::Ministral3 => unknown("ministral3"),
         Architecture::Phi3 => unknown("phi3"),
         Architecture::GraniteMoeHybrid => unknown("granitemoehybrid"),
+        Architecture::Lfm2 => Ok("lfm2"),
+        Architecture::Lfm3 => unknown("lfm3"),
+        Architecture::Qwen3_5 => unknown("qwen3_5_text"),
     }
 }
 
@@ -63,13 +72,23 @@ pub(super) fn of(config: &ModelConfig, kind: GgufType) -> Result<Metadata, Expor
         ("block_count", config.num_hidden_layers),
         ("feed_forward_length", config.intermediate_size),
         ("attention.head_count", config.num_attention_heads),
-        ("attention.head_count_kv", config.num_key_value_heads),
+        (KV_HEADS, config.num_key_value_heads),
         ("attention.key_length", config.head_dim),
         ("attention.value_length", config.head_dim),
         ("rope.dimension_count", config.head_dim),
     ];
     for (key, size) in sizes {
-        metadata.size(format!("{family}.{key}"), size);
+        let name = format!("{family}.{key}");
+        if key == KV_HEADS && config.has_states() {
+            // llama.cpp knows a short convolution by having no such heads.
+            let heads = |layer| if config.attention(layer).is_some() { size as i32 } else { 0 };
+            metadata.add(name, Value::Integers((0..config.num_hidden_layers).map(heads).collect()));
+        } else {
+            metadata.size(name, size);
+        }
+    }
+    if let Some(kernel) = config.layers.iter().find_map(short_kernel) {
+        metadata.size(format!("{family}.shortconv.l_cache"), kernel);
     }
     metadata.number(format!("{family}.attention.layer_norm_rms_epsilon"), config.rms_norm_eps);
     metadata.number(format!("{family}.rope.freq_base"), config.rope_theta);
@@ -77,10 +96,18 @@ pub(super) fn of(config: &ModelConfig, kind: GgufType) -> Result<Metadata, Expor
         metadata.text(format!("{family}.rope.scaling.type"), "linear");
         metadata.number(format!("{family}.rope.scaling.factor"), factor);
     }
-    if let Some(window) = config.layers.iter().find_map(|layer| layer.window) {
+    if let Some(window) = config.attention_layers().find_map(|(_, kind)| kind.window) {
         metadata.size(format!("{family}.attention.sliding_window"), window);
     }
     Ok(metadata)
+}
+
+/// Inputs of a short convolution.
+fn short_kernel(layer: &LayerKind) -> Option<usize> {
+    match layer {
+        LayerKind::ShortConv(conv) => Some(conv.kernel),
+        LayerKind::Attention(_) | LayerKind::DeltaRule(_) => None,
+    }
 }
 
 /// The divisors of the rotary frequencies, where a scaling has more than one: llama.cpp reads them as a tensor.
@@ -109,7 +136,10 @@ fn refuse_unsupported(config: &ModelConfig) -> Result<(), ExportError> {
         Architecture::Gemma3 if !layer.is_multiple_of(GEMMA_PATTERN) => Some(Rotary::Local),
         _ => Some(Rotary::Global),
     };
-    for (layer, kind) in (1_usize..).zip(&config.layers) {
+    if config.layers.iter().any(|layer| matches!(layer, LayerKind::ShortConv(ShortConv { bias: true, .. }))) {
+        return Err(refused("conv_bias", true, "false"));
+    }
+    for (layer, kind) in config.attention_layers().map(|(layer, kind)| (layer + 1, kind)) {
         let has_window = architecture == Architecture::Gemma3 && !layer.is_multiple_of(GEMMA_PATTERN);
         if kind.window.is_some() != has_window {
             let stated = kind.window.map_or("none".to_owned(), |window| window.to_string());
@@ -146,7 +176,7 @@ fn refuse_gemma(config: &ModelConfig) -> Result<(), ExportError> {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::metadata::Value, *};
+    use super::*;
 
     fn config(name: &str, change: impl Fn(&mut serde_json::Value)) -> ModelConfig {
         let path = harness::golden_dir().join("models").join(name).join("config.json");

@@ -78,8 +78,12 @@ pub(super) fn of(config: &ModelConfig, kind: GgufType) -> Vec<Tensor> {
         kind: GgufType::F32,
         layout: Layout::Same,
     });
-    let tensor = |(source, shape): (String, Vec<usize>)| {
+    let tensor = |(source, mut shape): (String, Vec<usize>)| {
         let name = name_of(&source, config.output_norms());
+        // A convolution of each channel by itself is a matrix in llama.cpp.
+        if let [_, 1, _] = shape[..] {
+            shape.remove(1);
+        }
         let kind = kind_of(&name, &shape, kind, config.tie_word_embeddings);
         Tensor { layout: layout_of(&source, config), name, kind, shape, source: Some(source) }
     };
@@ -92,6 +96,8 @@ fn name_of(source: &str, output_norms: bool) -> String {
         return match source {
             "model.embed_tokens.weight" => "token_embd.weight",
             "model.norm.weight" => "output_norm.weight",
+            // llama.cpp's name for what it uses as the output norm of LFM2.
+            "model.embedding_norm.weight" => "token_embd_norm.weight",
             _ => "output.weight",
         }
         .into();
@@ -99,19 +105,22 @@ fn name_of(source: &str, output_norms: bool) -> String {
     let (layer, part) = inner.split_once('.').expect("a parameter of a layer has a name within it");
     let (part, end) = part.rsplit_once('.').expect("parameters end in weight or bias");
     let name = match part {
-        "input_layernorm" => "attn_norm",
+        "input_layernorm" | "operator_norm" => "attn_norm",
         "self_attn.q_proj" => "attn_q",
         "self_attn.k_proj" => "attn_k",
         "self_attn.v_proj" => "attn_v",
-        "self_attn.o_proj" => "attn_output",
-        "self_attn.q_norm" => "attn_q_norm",
-        "self_attn.k_norm" => "attn_k_norm",
+        "self_attn.o_proj" | "self_attn.out_proj" => "attn_output",
+        "self_attn.q_norm" | "self_attn.q_layernorm" => "attn_q_norm",
+        "self_attn.k_norm" | "self_attn.k_layernorm" => "attn_k_norm",
+        "conv.conv" => "shortconv.conv",
+        "conv.in_proj" => "shortconv.in_proj",
+        "conv.out_proj" => "shortconv.out_proj",
         "post_attention_layernorm" if output_norms => "post_attention_norm",
-        "post_attention_layernorm" | "pre_feedforward_layernorm" => "ffn_norm",
+        "post_attention_layernorm" | "pre_feedforward_layernorm" | "ffn_norm" => "ffn_norm",
         "post_feedforward_layernorm" => "post_ffw_norm",
-        "mlp.gate_proj" => "ffn_gate",
-        "mlp.up_proj" => "ffn_up",
-        "mlp.down_proj" => "ffn_down",
+        "mlp.gate_proj" | "feed_forward.w1" => "ffn_gate",
+        "mlp.up_proj" | "feed_forward.w3" => "ffn_up",
+        "mlp.down_proj" | "feed_forward.w2" => "ffn_down",
         other => unreachable!("{other} is no part of a layer of `ModelConfig::parameters`"),
     };
     format!("blk.{layer}.{name}.{end}")
@@ -122,6 +131,8 @@ fn kind_of(name: &str, shape: &[usize], kind: GgufType, tied: bool) -> GgufType 
     let kind = if is_output && kind == GgufType::Q4_0 { GgufType::Q8_0 } else { kind };
     match shape {
         [_] => GgufType::F32,
+        // llama.cpp computes convolutions in fp32 alone.
+        _ if name.ends_with(".shortconv.conv.weight") => GgufType::F32,
         [.., columns] if !columns.is_multiple_of(kind.block().0) => GgufType::F16,
         _ => kind,
     }
@@ -183,6 +194,21 @@ mod tests {
         let odd = ModelConfig { intermediate_size: 100, ..llama };
         assert_eq!(kind(&odd, GgufType::Q8_0, "blk.0.ffn_down.weight"), GgufType::F16);
         assert_eq!(kind(&odd, GgufType::Q8_0, "blk.0.ffn_up.weight"), GgufType::Q8_0);
+    }
+
+    #[test]
+    fn a_convolution_is_a_matrix_in_fp32() {
+        let lfm2 = ModelConfig::of_any_family(
+            r#"{"model_type": "lfm2", "hidden_size": 32, "intermediate_size": 96, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 64, "max_position_embeddings": 64, "conv_L_cache": 3,
+            "layer_types": ["conv", "full_attention"]}"#,
+        )
+        .unwrap();
+        let of = |name: &str| of(&lfm2, GgufType::Q8_0).into_iter().find(|tensor| tensor.name == name).unwrap();
+        let conv = of("blk.0.shortconv.conv.weight");
+        assert_eq!((conv.shape, conv.kind), (vec![32, 3], GgufType::F32));
+        assert_eq!(of("blk.0.shortconv.in_proj.weight").kind, GgufType::Q8_0);
+        assert_eq!(of("token_embd_norm.weight").source.as_deref(), Some("model.embedding_norm.weight"));
     }
 
     #[test]

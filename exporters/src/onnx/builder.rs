@@ -115,6 +115,30 @@ impl GraphBuilder {
         name.to_string()
     }
 
+    /// As [`Self::integers`], unless the graph has them under that name already.
+    pub(crate) fn integers_once(&mut self, name: &str, values: &[i64]) -> String {
+        if self.has_constant(name) { name.to_string() } else { self.integers(name, values) }
+    }
+
+    /// A small vector of float32 numbers inside the graph, unless it is there under that name already; returns its
+    /// name.
+    pub(crate) fn floats_once(&mut self, name: &str, values: &[f32]) -> String {
+        if !self.has_constant(name) {
+            self.graph.initializer.push(TensorProto {
+                dims: vec![values.len() as i64],
+                data_type: DataType::Float as i32,
+                name: name.into(),
+                raw_data: Some(values.iter().flat_map(|v| v.to_le_bytes()).collect()),
+                ..TensorProto::default()
+            });
+        }
+        name.to_string()
+    }
+
+    fn has_constant(&self, name: &str) -> bool {
+        self.graph.initializer.iter().any(|tensor| tensor.name == name)
+    }
+
     /// A number inside the graph, in the type of the weights; returns its name.
     pub(crate) fn scalar(&mut self, name: &str, value: f32, dtype: Dtype) -> String {
         let value = [value];

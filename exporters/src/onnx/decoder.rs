@@ -3,13 +3,20 @@
 //!
 //! Activations are two-dimensional, `[tokens, features]` with tokens = batch × sequence, so that every linear layer
 //! is a `Gemm` with `transB = 1` on the Hugging Face weight as it is (`[out, in]`): a new version of the weights is a
-//! straight copy. Attention is com.microsoft `GroupQueryAttention`, the only node that sees batch and sequence apart.
+//! straight copy. Only what mixes the tokens of a sequence sees batch and sequence apart: com.microsoft
+//! `GroupQueryAttention` in `attention`, `CausalConvWithState` in `short_conv`, `LinearAttention` in `delta_rule`.
 
-use shared::{Activation, Dtype, Head, ModelConfig, Rotary, TensorEntry};
+mod attention;
+mod delta_rule;
+mod head;
+mod mlp;
+mod short_conv;
+
+use shared::{Dtype, LayerKind, ModelConfig, Rotary, TensorEntry};
 
 use super::{
     blocked::Blocked,
-    builder::{Dim, External, GraphBuilder, MICROSOFT, data_type, float, int, text},
+    builder::{Dim, External, GraphBuilder, MICROSOFT, data_type, float, int},
     inputs::{Asked, BATCH, Inputs, SCORES, SEQUENCE},
     proto::{DataType, ModelProto},
 };
@@ -51,7 +58,8 @@ fn fused_rotary(config: &ModelConfig) -> bool {
 /// queries grow with their position.
 #[must_use]
 pub fn reads_positions(config: &ModelConfig) -> bool {
-    config.query_scaling.is_some() || !fused_rotary(config) && config.layers.iter().any(|layer| layer.rotary.is_some())
+    let rotates = || config.attention_layers().any(|(_, kind)| kind.rotary.is_some());
+    config.query_scaling.is_some() || !fused_rotary(config) && rotates()
 }
 
 /// Names and shapes of the constants of a graph for so many positions.
@@ -67,14 +75,15 @@ pub(crate) fn constants(config: &ModelConfig, positions: usize) -> Vec<(String, 
 /// `total_sequence_length` i32 scalar, the longest of these lengths; `last_index` i64 `[B]`, the position in `S` of
 /// each row's last token; `position_ids` i64 `[B, S]` if [`reads_positions`], rows of the rotary tables (with longrope,
 /// [`ModelConfig::rotary_begin`] of the row's whole length is added to the positions); `past_key_values.{i}.key` and
-/// `.value` `[B, kv_heads, M, head_dim]`.
+/// `.value` `[B, kv_heads, M, head_dim]` of layers with attention, and [`graph_states`](super::states::graph_states) of
+/// the others.
 ///
-/// Outputs: `logits` f32 `[B, V]` of each row's last token; `present.{i}.key` and `.value`, which may be bound to the
-/// buffers of the past.
+/// Outputs: `logits` f32 `[B, V]` of each row's last token; `present.{i}.key` and `.value`, and the states, which may
+/// be bound to the buffers of the past. A state takes in every token of a row: rows with states are not padded.
 ///
-/// With [`Head::Score`], there is no cache, and in place of `last_index` and `logits` there are an input `score_index`
-/// i64 `[N]`, positions in the `B * S` tokens, and an output `scores` f32 `[N, labels]`. Attention is causal, so
-/// whatever stands to the right of a position does not change its scores: rows may be padded there.
+/// With [`Head::Score`](shared::Head::Score), there is no cache, and in place of `last_index` and `logits` there are an
+/// input `score_index` i64 `[N]`, positions in the `B * S` tokens, and an output `scores` f32 `[N, labels]`. All layers
+/// are causal, so whatever stands to the right of a position does not change its scores: rows may be padded there.
 #[must_use]
 pub fn decoder(config: &ModelConfig, tensors: &[TensorEntry], dtype: Dtype) -> ModelProto {
     let mut graph = GraphBuilder::default();
@@ -89,10 +98,10 @@ pub fn decoder(config: &ModelConfig, tensors: &[TensorEntry], dtype: Dtype) -> M
 ///
 /// Inputs: `input_ids` i64 `[B, S]`; `attention_mask` i64 `[B, T]`, 1 for each token so far, this call included;
 /// `position_ids` i64 `[B, S]` if [`reads_positions`]; `past_key_values.{i}.key` and `.value`
-/// `[B, kv_heads, P, head_dim]`.
+/// `[B, kv_heads, P, head_dim]` of layers with attention, and states as in [`decoder`].
 ///
 /// Outputs: `logits` f32 `[B, S, V]`; `present.{i}.key` and `.value` `[B, kv_heads, T, head_dim]`, which may be bound
-/// to the buffers of the past where these have room.
+/// to the buffers of the past where these have room; states as in [`decoder`].
 pub(crate) fn genai_decoder(
     config: &ModelConfig,
     dtype: Dtype,
@@ -117,7 +126,7 @@ struct Constants {
     norm_offset: Option<String>,
     /// `[q, kv, kv]` and `[inner, inner]`: widths of what one product gives, where projections are one tensor.
     parts: [Option<String>; 2],
-    /// The factor on the results of attention and MLP, in the families that have it.
+    /// The factor on the results of mixer and MLP, in the families that have it.
     residual_multiplier: Option<String>,
     /// `[2]`: the axis of features, of batches.
     last_axis: Option<String>,
@@ -185,14 +194,19 @@ impl<'a> Decoder<'a> {
             Some(gamma) => self.rms_norm("layers.0.input_norm", &residual, &gamma),
             None => residual.clone(),
         };
+        let [after_mixer, after_mlp] = self.config.output_norm_names();
         for layer in 0..self.config.num_hidden_layers {
-            let attention = self.attention(layer, &normed);
-            let attention = self.result(layer, "post_attention_layernorm", attention);
+            let mixed = match self.config.layers[layer] {
+                LayerKind::Attention(kind) => self.attention(layer, kind, &normed),
+                LayerKind::ShortConv(conv) => self.short_conv(layer, conv, &normed),
+                LayerKind::DeltaRule(rule) => self.delta_rule(layer, rule, &normed),
+            };
+            let mixed = self.result(layer, after_mixer, mixed);
             let gamma = self.config.mlp_norm().map(|norm| parameter(layer, &format!("{norm}.weight")));
             (normed, residual) =
-                self.add_and_norm(&format!("layers.{layer}.attention_norm"), &attention, &residual, gamma.as_deref());
+                self.add_and_norm(&format!("layers.{layer}.attention_norm"), &mixed, &residual, gamma.as_deref());
             let mlp = self.mlp(layer, &normed);
-            let mlp = self.result(layer, "post_feedforward_layernorm", mlp);
+            let mlp = self.result(layer, after_mlp, mlp);
             let gamma = self.norm_before(layer + 1);
             (normed, residual) =
                 self.add_and_norm(&format!("layers.{layer}.mlp_norm"), &mlp, &residual, gamma.as_deref());
@@ -221,7 +235,7 @@ impl<'a> Decoder<'a> {
         }
     }
 
-    /// What is added to the residual stream of the output of attention or MLP: some families norm it first, others have
+    /// What is added to the residual stream of the output of mixer or MLP: some families norm it first, others have
     /// a factor on it.
     fn result(&mut self, layer: usize, norm: &str, output: String) -> String {
         if self.config.output_norms() {
@@ -245,13 +259,13 @@ impl<'a> Decoder<'a> {
         }
     }
 
-    /// Name of the weight of the norm that stands before a layer's attention, if there is one. After the last layer, it
-    /// is the final norm's.
+    /// Name of the weight of the norm that stands at the beginning of a layer, if there is one. After the last layer,
+    /// it is the final norm's.
     fn norm_before(&self, layer: usize) -> Option<String> {
         if layer < self.config.num_hidden_layers {
             self.config.input_norm().map(|norm| parameter(layer, &format!("{norm}.weight")))
         } else {
-            Some("model.norm.weight".into())
+            Some(format!("{}.weight", self.config.final_norm()))
         }
     }
 
@@ -298,31 +312,22 @@ impl<'a> Decoder<'a> {
         self.graph.node("Gemm", name, &inputs, &[int("transB", 1)])
     }
 
-    /// `[tokens, hidden]` to `[tokens, hidden]`.
-    fn attention(&mut self, layer: usize, input: &str) -> String {
-        let names = self.config.attention_names();
-        let [q, k, v] = match self.constants.parts[0].clone() {
-            Some(parts) => {
-                let qkv = self.linear(layer, &format!("self_attn.{}", names.members[0]), input, self.config.qkv_bias);
-                let of = ["q", "k", "v"].map(|part| format!("layers.{layer}.{part}.part"));
-                self.split(&qkv, &parts, &of.each_ref().map(String::as_str));
-                let [q, k, v] = of;
-                let [q, k] = [("q", q), ("k", k)].map(|(which, x)| self.query_or_key(layer, which, x));
-                [q, k, v]
-            }
-            None => {
-                let [q, k] = ["q", "k"].map(|which| {
-                    let x = self.linear(layer, &format!("self_attn.{which}_proj"), input, self.config.qkv_bias);
-                    self.query_or_key(layer, which, x)
-                });
-                [q, k, self.linear(layer, "self_attn.v_proj", input, self.config.qkv_bias)]
-            }
-        };
-        let v = self.as_batch(&format!("layers.{layer}.v"), &v);
-        let attended = self.grouped_query_attention(layer, &q, &k, &v);
-        let flat = format!("layers.{layer}.attended.tokens");
-        let attended = self.graph.node("Reshape", &flat, &[&attended, &self.constants.tokens], &[]);
-        self.linear(layer, &names.output(), &attended, self.config.attention_output_bias)
+    /// A value of the graph's type in float32, for operators that want it.
+    fn as_float(&mut self, value: &str) -> String {
+        if self.dtype == Dtype::Fp32 {
+            return value.into();
+        }
+        let name = format!("{value}.float");
+        self.graph.node("Cast", &name, &[value], &[int("to", DataType::Float as i64)])
+    }
+
+    /// The way back from [`Self::as_float`].
+    fn as_stored(&mut self, value: &str) -> String {
+        if self.dtype == Dtype::Fp32 {
+            return value.into();
+        }
+        let name = format!("{value}.stored");
+        self.graph.node("Cast", &name, &[value], &[int("to", data_type(self.dtype) as i64)])
     }
 
     /// Parts of the features of `[tokens, features]`.
@@ -331,169 +336,8 @@ impl<'a> Decoder<'a> {
         self.graph.operator("", "Split", &name, &[input, widths], outputs, &[int("axis", 1)]);
     }
 
-    /// The family's norm and (when the attention does not do it) rotation of queries or keys, and growth of queries:
-    /// `[batch, sequence, heads * head_dim]`.
-    fn query_or_key(&mut self, layer: usize, which: &str, mut x: String) -> String {
-        let gamma = parameter(layer, &format!("self_attn.{which}_norm.weight"));
-        if let Some(shape) = &self.constants.heads {
-            let heads = self.graph.node("Reshape", &format!("layers.{layer}.{which}.heads"), &[&x, shape], &[]);
-            x = self.rms_norm(&format!("layers.{layer}.{which}_norm"), &heads, &gamma);
-        } else if self.config.width_norms() {
-            x = self.rms_norm(&format!("layers.{layer}.{which}_norm"), &x, &gamma);
-        }
-        let mut x = self.as_batch(&format!("layers.{layer}.{which}"), &x);
-        let Some(positions) = self.inputs.position_ids.clone() else { return x };
-        if let Some(rotary) = self.config.layers[layer].rotary.filter(|_| !fused_rotary(self.config)) {
-            x = self.rotate(layer, which, &x, &positions, rotary);
-        }
-        if let Some(axis) = self.constants.last_axis.clone().filter(|_| which == "q") {
-            let name = |what: &str| format!("layers.{layer}.q.{what}");
-            let factors = self.graph.node("Gather", &name("factors"), &[QUERY_FACTORS, &positions], &[]);
-            let factors = self.graph.node("Unsqueeze", &name("factors.column"), &[&factors, &axis], &[]);
-            x = self.graph.node("Mul", &name("grown"), &[&x, &factors], &[]);
-        }
-        x
-    }
-
     fn as_batch(&mut self, name: &str, input: &str) -> String {
         self.graph.node("Reshape", name, &[input, &self.constants.batch], &[])
-    }
-
-    fn rotate(&mut self, layer: usize, which: &str, input: &str, positions: &str, rotary: Rotary) -> String {
-        let name = format!("layers.{layer}.{which}.rotated");
-        let [cos, sin] = rotary_names(rotary);
-        let inputs = [input, positions, cos, sin];
-        let mut attributes = vec![int("interleaved", 0)];
-        if self.config.rotary_dim < self.config.head_dim {
-            let heads = if which == "q" { self.config.num_attention_heads } else { self.config.num_key_value_heads };
-            attributes.push(int("num_heads", heads as i64));
-            attributes.push(int("rotary_embedding_dim", self.config.rotary_dim as i64));
-        }
-        self.graph.operator(MICROSOFT, "RotaryEmbedding", &name, &inputs, &[&name], &attributes);
-        name
-    }
-
-    fn grouped_query_attention(&mut self, layer: usize, q: &str, k: &str, v: &str) -> String {
-        let name = format!("layers.{layer}.attended");
-        // The kernel writes the keys and values of a call in any case; without a cache they are values like others.
-        let present = self.cache_names("present", layer);
-        let past = match self.config.head {
-            Head::LanguageModel => {
-                let past = self.cache_names("past_key_values", layer);
-                self.declare_cache(&past, &present);
-                past
-            }
-            Head::Score { .. } => Default::default(),
-        };
-        let mut inputs = vec![q, k, v, &past[0], &past[1], &self.inputs.seqlens_k, &self.inputs.total_sequence_length];
-        let kind = self.config.layers[layer];
-        let fused = kind.rotary.filter(|_| fused_rotary(self.config));
-        if let Some(rotary) = fused {
-            inputs.extend(rotary_names(rotary));
-        }
-        let mut attributes = vec![
-            int("num_heads", self.config.num_attention_heads as i64),
-            int("kv_num_heads", self.config.num_key_value_heads as i64),
-            float("scale", self.config.attention_scale as f32),
-            int("do_rotary", i64::from(fused.is_some())),
-            int("rotary_interleaved", 0),
-        ];
-        if let Some(window) = kind.window {
-            attributes.push(int("local_window_size", window as i64));
-        }
-        let outputs = [name.as_str(), &present[0], &present[1]];
-        self.graph.operator(MICROSOFT, "GroupQueryAttention", &name, &inputs, &outputs, &attributes);
-        name
-    }
-
-    fn cache_names(&self, prefix: &str, layer: usize) -> [String; 2] {
-        ["key", "value"].map(|kind| format!("{prefix}.{layer}.{kind}"))
-    }
-
-    fn declare_cache(&mut self, past: &[String; 2], present: &[String; 2]) {
-        let shape = |length| {
-            let heads = Dim::Fixed(self.config.num_key_value_heads);
-            [BATCH, heads, Dim::Named(length), Dim::Fixed(self.config.head_dim)]
-        };
-        let [before, after] = self.inputs.cache_lengths.map(shape);
-        let element = data_type(self.dtype);
-        for (past, present) in past.iter().zip(present) {
-            self.graph.input(past, element, &before);
-            self.graph.output(present, element, &after);
-        }
-    }
-
-    /// `down(act(gate(x)) * up(x))`.
-    fn mlp(&mut self, layer: usize, input: &str) -> String {
-        let (bias, names) = (self.config.mlp_bias, self.config.mlp_names());
-        let of: Vec<String> = names.inputs().map(|name| self.linear(layer, &name, input, bias)).collect();
-        let [gate, up] = match self.constants.parts[1].clone() {
-            Some(parts) => {
-                let halves = ["gate", "up"].map(|half| format!("layers.{layer}.mlp.{half}.part"));
-                self.split(&of[0], &parts, &halves.each_ref().map(String::as_str));
-                halves
-            }
-            None => [of[0].clone(), of[1].clone()],
-        };
-        let active = match self.config.activation() {
-            Activation::Silu => {
-                let sigmoid = self.graph.node("Sigmoid", &format!("layers.{layer}.mlp.sigmoid"), &[&gate], &[]);
-                self.graph.node("Mul", &format!("layers.{layer}.mlp.silu"), &[&gate, &sigmoid], &[])
-            }
-            Activation::GeluTanh => {
-                let tanh = [text("approximate", "tanh")];
-                self.graph.node("Gelu", &format!("layers.{layer}.mlp.gelu"), &[&gate], &tanh)
-            }
-        };
-        let inner = self.graph.node("Mul", &format!("layers.{layer}.mlp.inner"), &[&active, &up], &[]);
-        self.linear(layer, &names.output(), &inner, bias)
-    }
-
-    /// Logits of each row's last token; the other rows never reach the large projection.
-    fn last_token_head(&mut self, normed: &str, index: &str) {
-        let rows = self.as_batch("final.batch", normed);
-        let last_axis = self.graph.integers("axis.last", &[-1]);
-        let index = self.graph.node("Unsqueeze", "last_index.column", &[index, &last_axis], &[]);
-        let last = self.graph.node("GatherND", "final.last", &[&rows, &index], &[int("batch_dims", 1)]);
-        self.logits("logits", &last);
-    }
-
-    /// Logits of every token.
-    fn language_model_head(&mut self, normed: &str) {
-        self.logits("logits.tokens", normed);
-        self.as_batch("logits", "logits.tokens");
-    }
-
-    /// Logits as the fp32 value `name`, divided where the family does that.
-    fn logits(&mut self, name: &str, input: &str) {
-        if self.config.logits_scaling == 1.0 {
-            self.output_gemm(name, "lm_head", input, self.head_weight());
-            return;
-        }
-        let product = format!("{name}.undivided");
-        self.output_gemm(&product, "lm_head", input, self.head_weight());
-        let divisor = self.graph.scalar("logits.scaling", self.config.logits_scaling as f32, Dtype::Fp32);
-        self.graph.node("Div", name, &[&product, &divisor], &[]);
-    }
-
-    fn head_weight(&self) -> &'static str {
-        if self.config.tie_word_embeddings { EMBEDDING } else { LM_HEAD }
-    }
-
-    /// Scores of the tokens that are asked for.
-    fn score_head(&mut self, normed: &str, index: &str) {
-        let tokens = self.graph.node("Gather", "final.scored", &[normed, index], &[]);
-        self.output_gemm("scores", "score", &tokens, "score.weight");
-    }
-
-    /// `input @ weight.T` as the fp32 value `name`; `inner` names the product where it is of another type.
-    fn output_gemm(&mut self, name: &str, inner: &str, input: &str, weight: &str) {
-        if self.dtype == Dtype::Fp32 {
-            self.gemm(name, input, weight, None);
-        } else {
-            let product = self.gemm(inner, input, weight, None);
-            self.graph.node("Cast", name, &[&product], &[int("to", DataType::Float as i64)]);
-        }
     }
 }
 

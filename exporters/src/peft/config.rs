@@ -223,8 +223,16 @@ impl AdapterConfig {
 
 /// The names of the linear layers of a decoder, which is what `lora_target_modules` means when it is empty.
 fn all_linear(model: &ModelConfig) -> Vec<String> {
-    let blocks = [model.attention_names(), model.mlp_names()];
-    blocks.iter().flat_map(|names| names.members.iter().chain([&names.last])).map(|&name| name.to_owned()).collect()
+    let blocks = (0..model.num_hidden_layers).map(|layer| model.mixer_names(layer)).chain([model.mlp_names()]);
+    let mut all: Vec<String> = Vec::new();
+    for names in blocks {
+        for name in names.members.iter().chain([&names.last]) {
+            if !all.iter().any(|known| known == name) {
+                all.push((*name).to_owned());
+            }
+        }
+    }
+    all
 }
 
 /// The first key that asks for something that is not applied here, with its value and what is supported. An unknown key

@@ -20,7 +20,7 @@ use crate::{
     support::{self, TestModel},
 };
 
-const FP32: ExportOptions = ExportOptions { dtype: shared::Dtype::Fp32, max_positions: None };
+const FP32: ExportOptions = ExportOptions { dtype: shared::Dtype::Fp32, max_positions: None, base: None };
 
 fn modified(folder: &Path) -> SystemTime {
     fs::metadata(folder.join("model.onnx")).unwrap().modified().unwrap()
@@ -111,9 +111,13 @@ fn exports_at_the_same_time_do_not_disturb_one_another() {
 
 /// A checkpoint directory with both forms of the same weights.
 fn checkpoint_of(model: &TestModel) -> tempfile::TempDir {
+    checkpoint_as(model, &FP32)
+}
+
+fn checkpoint_as(model: &TestModel, options: &ExportOptions) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let base = model.path().join("base");
-    export(&model.open(), &base, &FP32).unwrap();
+    export(&model.open(), &base, options).unwrap();
     let weights = Checkpoint::open(&model.open()).unwrap();
     fill_hf(&model.open(), dir.path(), &mut |name| Ok(weights.read_f32(name)?.into())).unwrap();
     fill_version(&base, dir.path(), PolicyVersion(3), &mut |name| Ok(weights.read_f32(name)?.into())).unwrap();
@@ -138,6 +142,22 @@ fn a_directory_with_a_fitting_export_is_used_as_it_is() {
     *weights.last_mut().unwrap() ^= 1;
     fs::write(&path, weights).unwrap();
     assert_ne!(ensure(&FP32), checkpoint.path());
+}
+
+/// Its decays are float32 in files of every type.
+#[test]
+fn an_export_of_a_delta_rule_in_fp16_is_used_as_it_is() {
+    let cache = tempfile::tempdir().unwrap();
+    let fp16 = ExportOptions { dtype: shared::Dtype::Fp16, ..FP32 };
+    let changes = json!({"model_type": "qwen3_5_text", "linear_num_key_heads": 2, "linear_num_value_heads": 2,
+        "linear_key_head_dim": 8, "linear_value_head_dim": 8});
+    let checkpoint = checkpoint_as(&TestModel::new(&changes, Dtype::F32), &fp16);
+    let manifest = WeightManifest::read(checkpoint.path()).unwrap();
+    let dtype = |part: &str| manifest.tensor(&format!("model.layers.0.linear_attn.{part}")).unwrap().dtype;
+    assert_eq!(["A_log", "dt_bias"].map(dtype), [shared::Dtype::Fp32; 2]);
+    assert_eq!(["conv1d.weight", "in_proj_a.weight"].map(dtype), [shared::Dtype::Fp16; 2]);
+    let model = ModelDir::open(checkpoint.path()).unwrap();
+    assert_eq!(ensure_export_in(cache.path(), &model, &fp16).unwrap(), checkpoint.path());
 }
 
 #[test]

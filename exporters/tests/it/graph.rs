@@ -1,19 +1,19 @@
 //! Structure and bytes of the export.
 
-use std::{fs, path::Path};
+use std::{collections::BTreeMap, fs};
 
 use exporters::{
-    ExportOptions, ROTARY_COS, ROTARY_SIN, export,
+    ExportOptions, ROTARY_COS, ROTARY_SIN, export, export_values,
     onnx::proto::{GraphProto, ModelProto, NodeProto},
 };
 use prost::Message;
 use safetensors::Dtype;
 use serde_json::{Value, json};
-use shared::{PolicyVersion, Rotary, TensorRole, WeightManifest};
+use shared::{ModelConfig, PolicyVersion, Rotary, TensorRole, WeightManifest};
 
 use crate::support::{TestModel, assert_well_formed, described, files, graph, values};
 
-const FP16: ExportOptions = ExportOptions { dtype: shared::Dtype::Fp16, max_positions: None };
+const FP16: ExportOptions = ExportOptions { dtype: shared::Dtype::Fp16, max_positions: None, base: None };
 
 fn exported(changes: &Value, options: &ExportOptions) -> (GraphProto, WeightManifest) {
     let model = TestModel::new(changes, Dtype::F32);
@@ -266,7 +266,7 @@ fn what_the_graph_cannot_express_is_refused_with_key_and_value() {
         let error = refusal(&json!({"head_dim": head_dim}), &ExportOptions::default());
         assert!(error.starts_with(&format!("`head_dim` = {head_dim} cannot be exported")), "{error}");
     }
-    let bf16 = ExportOptions { dtype: shared::Dtype::Bf16, max_positions: None };
+    let bf16 = ExportOptions { dtype: shared::Dtype::Bf16, ..ExportOptions::default() };
     assert!(refusal(&json!({}), &bf16).starts_with("`dtype` = bf16 cannot be exported"));
     for n in [0, 65] {
         let options = ExportOptions { max_positions: Some(n), ..ExportOptions::default() };
@@ -284,12 +284,118 @@ fn golden_models_are_exported() {
         let out = tempfile::tempdir().unwrap();
         let manifest = export(&model, &out.path().join("onnx"), &ExportOptions::default()).unwrap();
         assert!(manifest.is_of(model.config()));
-        assert_attention_per_layer(&out.path().join("onnx"), model.config().num_hidden_layers);
+        let (graph, layers) = (graph(&out.path().join("onnx")), model.config().num_hidden_layers);
+        let attention = model.config().attention_layers().count();
+        assert_eq!(nodes(&graph, "GroupQueryAttention").len(), attention);
+        assert_eq!(nodes(&graph, "CausalConvWithState").len(), layers - attention);
     }
 }
 
-fn assert_attention_per_layer(dir: &Path, layers: usize) {
-    assert_eq!(nodes(&graph(dir), "GroupQueryAttention").len(), layers);
+/// A layer with a short convolution, and one with attention.
+fn lfm2() -> Value {
+    json!({"model_type": "lfm2", "block_auto_adjust_ff_dim": false, "conv_bias": true,
+        "layer_types": ["conv", "full_attention"], "conv_L_cache": 4})
+}
+
+/// Two layers with a delta rule, whose value heads share key heads, and one with attention that has a gate.
+fn qwen3_5() -> Value {
+    json!({"model_type": "qwen3_5_text", "num_hidden_layers": 3, "linear_num_key_heads": 2, "linear_key_head_dim": 8,
+        "linear_num_value_heads": 4, "linear_value_head_dim": 24, "full_attention_interval": 3})
+}
+
+/// A convolution, attention to all positions and attention to a window, with gates of heads and norms on both sides.
+fn lfm3() -> Value {
+    json!({"model_type": "lfm3", "num_hidden_layers": 3, "sliding_window": 6, "conv_L_cache": 7,
+        "layer_types": ["conv", "full_attention", "sliding_attention"]})
+}
+
+/// As [`exported`], of a family with states.
+fn with_states(changes: &Value, options: &ExportOptions) -> GraphProto {
+    let dir = tempfile::tempdir().unwrap();
+    let config = ModelConfig::of_any_family(&TestModel::config_json(changes)).unwrap();
+    let out = dir.path().join("onnx");
+    let shapes: BTreeMap<_, _> = config.parameters().into_iter().collect();
+    export_values(&config, &out, options, &mut |name| Ok(values(name, &shapes[name]).into())).unwrap();
+    graph(&out)
+}
+
+#[test]
+fn a_layer_with_a_state_has_it_as_input_and_output_in_float32() {
+    for options in [ExportOptions::default(), FP16] {
+        let graph = with_states(&lfm2(), &options);
+        let ends = |list: &[exporters::onnx::proto::ValueInfoProto]| -> Vec<String> {
+            list.iter().map(described).filter(|text| text.contains("key") || text.contains("state")).collect()
+        };
+        let element = if options == FP16 { "Float16" } else { "Float" };
+        assert_eq!(
+            ends(&graph.input),
+            [
+                "past_key_values.0.conv_state: Float [batch, 3, 16]".to_owned(),
+                format!("past_key_values.1.key: {element} [batch, 2, max_sequence, 16]"),
+                format!("past_key_values.1.value: {element} [batch, 2, max_sequence, 16]"),
+            ]
+        );
+        assert_eq!(ends(&graph.output)[0], "present.0.conv_state: Float [batch, 3, 16]");
+        let conv = nodes(&graph, "CausalConvWithState");
+        assert_eq!((conv.len(), attribute(conv[0], "channels_last")), (1, 1));
+        assert_eq!(conv[0].input[3], "past_key_values.0.conv_state");
+    }
+}
+
+#[test]
+fn a_delta_rule_has_a_window_of_all_its_inputs_and_a_matrix_for_each_value_head() {
+    let graph = with_states(&qwen3_5(), &ExportOptions::default());
+    let states: Vec<String> = graph.input.iter().map(described).filter(|text| text.contains("state")).collect();
+    assert_eq!(
+        states,
+        [
+            "past_key_values.0.conv_state: Float [batch, 3, 128]",
+            "past_key_values.0.recurrent_state: Float [batch, 4, 8, 24]",
+            "past_key_values.1.conv_state: Float [batch, 3, 128]",
+            "past_key_values.1.recurrent_state: Float [batch, 4, 8, 24]",
+        ]
+    );
+    for rule in nodes(&graph, "LinearAttention") {
+        assert_eq!((attribute(rule, "q_num_heads"), attribute(rule, "kv_num_heads")), (2, 4));
+    }
+    let gates: Vec<&str> = nodes(&graph, "Sigmoid").into_iter().map(|node| node.name.as_str()).collect();
+    assert!(gates.contains(&"layers.2.gate.sigmoid") && !gates.contains(&"layers.0.gate.sigmoid"), "{gates:?}");
+    let norms = nodes(&graph, "GatedRMSNorm").into_iter().map(|node| node.input[1].as_str());
+    assert!(norms.into_iter().all(|gamma| gamma.ends_with("linear_attn.norm.weight")), "nothing is added to it");
+}
+
+#[test]
+fn a_gate_of_heads_and_two_tables_are_those_of_lfm3() {
+    let graph = with_states(&lfm3(), &ExportOptions::default());
+    let gates = nodes(&graph, "Gemm").into_iter().filter(|node| node.name.ends_with("gate_proj")).count();
+    assert_eq!((gates, nodes(&graph, "CausalConvWithState").len()), (2, 1));
+    let attention = nodes(&graph, "GroupQueryAttention");
+    let tables: Vec<&str> = attention.iter().map(|node| node.input.last().unwrap().as_str()).collect();
+    assert_eq!(tables, [ROTARY_SIN, "rotary.local.sin"]);
+    assert_eq!(attribute(attention[1], "local_window_size"), 6);
+    let norms: Vec<_> = nodes(&graph, "SimplifiedLayerNormalization");
+    let behind = norms.iter().filter(|node| node.input[1].contains("post_")).count();
+    assert_eq!(behind, 2 * 3, "a norm behind every operator and MLP");
+}
+
+#[test]
+fn graphs_with_states_are_well_formed() {
+    for (changes, options) in
+        [lfm2(), lfm3(), qwen3_5()].iter().flat_map(|c| [(c, ExportOptions::default()), (c, FP16)])
+    {
+        assert_well_formed(&with_states(changes, &options), &changes.to_string());
+    }
+}
+
+#[test]
+fn a_score_head_reads_no_state() {
+    let mut changes = lfm2();
+    changes["architectures"] = json!(["Lfm2ForSequenceClassification"]);
+    changes["num_labels"] = json!(1);
+    let graph = with_states(&changes, &ExportOptions::default());
+    assert_eq!(inputs(&graph), ["input_ids", "seqlens_k", "total_sequence_length", "score_index"]);
+    assert_eq!(nodes(&graph, "CausalConvWithState")[0].input[3], "");
+    assert_well_formed(&graph, "a scorer");
 }
 
 #[test]

@@ -29,6 +29,11 @@ impl TestModel {
     }
 
     pub fn write_config(&self, changes: &Value) {
+        fs::write(self.path().join("config.json"), Self::config_json(changes)).unwrap();
+    }
+
+    /// The `config.json` of [`Self::new`].
+    pub fn config_json(changes: &Value) -> String {
         let mut config = json!({
             "model_type": "llama", "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
             "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 32,
@@ -37,7 +42,7 @@ impl TestModel {
         for (key, value) in changes.as_object().unwrap() {
             config[key] = value.clone();
         }
-        fs::write(self.path().join("config.json"), serde_json::to_string_pretty(&config).unwrap()).unwrap();
+        serde_json::to_string_pretty(&config).unwrap()
     }
 
     pub fn path(&self) -> &Path {

@@ -22,7 +22,7 @@ fn a_version_has_new_weights_under_the_same_graph() {
     for dtype in [shared::Dtype::Fp32, shared::Dtype::Fp16] {
         let model = TestModel::new(&json!({"tie_word_embeddings": true}), Dtype::F32);
         let (base, out) = (model.path().join("base"), model.path().join("v000007"));
-        let options = ExportOptions { dtype, max_positions: None };
+        let options = ExportOptions { dtype, ..ExportOptions::default() };
         let exported = export(&model.open(), &base, &options).unwrap();
         let checkpoint = Checkpoint::open(&model.open()).unwrap();
         let manifest = write_version(&base, &out, PolicyVersion(7), &mut negated(&checkpoint)).unwrap();

@@ -11,9 +11,33 @@ pub enum Activation {
     GeluTanh,
 }
 
-/// Attention of one layer.
+/// How a layer mixes tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mixer {
+    /// Attention over keys and values.
+    Attention,
+    /// A convolution of so many inputs of each channel, between two gates.
+    ShortConv(usize),
+    /// A gated delta rule behind a convolution.
+    DeltaRule {
+        /// Heads of queries and keys.
+        key_heads: usize,
+        /// Heads of values.
+        value_heads: usize,
+        /// Width of a query or key.
+        key_dim: usize,
+        /// Width of a value.
+        value_dim: usize,
+        /// Inputs of the convolution.
+        kernel: usize,
+    },
+}
+
+/// A layer, and its attention if it has some.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Layer {
+    /// What it has.
+    pub mixer: Mixer,
     /// Radians per position of each pair of a head, `head_dim / 2` of them or, where only the beginning of a head is
     /// turned, fewer; `None` for a layer without positions.
     pub frequencies: Option<Vec<f64>>,
@@ -21,7 +45,21 @@ pub struct Layer {
     pub window: Option<usize>,
 }
 
-/// A decoder with RMS norms, grouped-query attention and a gated MLP.
+impl Layer {
+    /// A layer with attention.
+    #[must_use]
+    pub fn attention(frequencies: Option<Vec<f64>>, window: Option<usize>) -> Self {
+        Self { mixer: Mixer::Attention, frequencies, window }
+    }
+
+    /// A layer with something else.
+    #[must_use]
+    pub fn of(mixer: Mixer) -> Self {
+        Self { mixer, frequencies: None, window: None }
+    }
+}
+
+/// A decoder with RMS norms, grouped-query attention or something in its place, and a gated MLP.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Architecture {
     /// Width of the residual stream.
@@ -60,6 +98,8 @@ pub struct Architecture {
     pub head_norms: bool,
     /// Whether all queries, and all keys, of a token are normed together.
     pub width_norms: bool,
+    /// Whether the result of attention has a gate for each entry, whose rows stand behind those of each query.
+    pub gated: bool,
     /// Whether the inputs of attention and MLP are normed.
     pub input_norms: bool,
     /// Whether the outputs of attention and MLP are normed.
@@ -104,6 +144,7 @@ impl Architecture {
         let flags = [
             ("norm of heads", self.head_norms, other.head_norms),
             ("norm of all queries and keys", self.width_norms, other.width_norms),
+            ("gate of attention", self.gated, other.gated),
             ("norm of inputs", self.input_norms, other.input_norms),
             ("norm of outputs", self.output_norms, other.output_norms),
             ("output layer that is the embedding", self.tied, other.tied),
@@ -125,6 +166,9 @@ impl Architecture {
 }
 
 fn of_layers((index, (a, b)): (usize, (&Layer, &Layer))) -> Option<String> {
+    if a.mixer != b.mixer {
+        return Some(said(&format!("layer {index}"), a.mixer, b.mixer));
+    }
     if a.window != b.window {
         return Some(said(&format!("window of layer {index}"), a.window, b.window));
     }
@@ -162,7 +206,7 @@ pub(crate) fn small() -> Architecture {
         heads: 2,
         kv_heads: 1,
         head_dim: 4,
-        layers: vec![Layer { frequencies: Some(frequencies(1e4, 4)), window: Some(5) }; 2],
+        layers: vec![Layer::attention(Some(frequencies(1e4, 4)), Some(5)); 2],
         attention_scale: 0.5,
         epsilon: 1e-5,
         embedding_scale: 1.0,
@@ -173,6 +217,7 @@ pub(crate) fn small() -> Architecture {
         growth: None,
         head_norms: false,
         width_norms: false,
+        gated: false,
         input_norms: true,
         output_norms: false,
         activation: Activation::Silu,
@@ -191,7 +236,7 @@ mod tests {
     #[test]
     fn every_difference_is_named_but_those_of_formats() {
         let model = small();
-        let changes: [(&str, Change); 15] = [
+        let changes: [(&str, Change); 17] = [
             ("hidden size is 5, the model's is 4", |a| a.hidden_size = 5),
             ("longest sequence", |a| a.positions = 64),
             ("number of layers", |a| drop(a.layers.pop())),
@@ -209,6 +254,8 @@ mod tests {
             }),
             ("rotary positions of layer 1 are others (one", |a| a.layers[1].frequencies = None),
             ("width of a head", |a| a.head_dim = 2),
+            ("gate of attention is true", |a| a.gated = true),
+            ("layer 1 is ShortConv(3), the model's is Attention", |a| a.layers[1] = Layer::of(Mixer::ShortConv(3))),
         ];
         for (words, change) in changes {
             let mut other = model.clone();

@@ -5,7 +5,7 @@ use std::ops::Range;
 use ndarray::{Array1, Array2, ArrayViewMut1, Axis, Slice};
 use rayon::prelude::*;
 
-use crate::{Activation, Architecture, Layer, Reader, VerifyError, Weights};
+use crate::{Activation, Architecture, Layer, Mixer, Reader, VerifyError, Weights};
 
 /// Rows of a weight that one core multiplies with at once.
 const ROWS: usize = 512;
@@ -39,6 +39,12 @@ impl Model {
         &*self.weights
     }
 
+    /// The first of some names that the file has a weight of: families call the same part otherwise.
+    fn named<'n>(&self, names: &[&'n str], before: &str) -> &'n str {
+        let is_there = |name: &&&str| self.names.contains(&format!("{before}{name}.weight"));
+        names.iter().find(is_there).unwrap_or(&names[0])
+    }
+
     fn matrix(&self, name: &str) -> Result<Array2<f32>, VerifyError> {
         let tensor = self.weights.read(name)?;
         let [rows, columns] = tensor.shape[..] else {
@@ -49,7 +55,7 @@ impl Model {
             .map_err(|_| VerifyError::Differs(format!("tensor {name} has {found} values for {rows} x {columns}")))
     }
 
-    fn vector(&self, name: &str, length: usize) -> Result<Array1<f32>, VerifyError> {
+    pub(crate) fn vector(&self, name: &str, length: usize) -> Result<Array1<f32>, VerifyError> {
         let values = self.weights.read(name)?.values;
         if values.len() != length {
             let message = format!("tensor {name} has {} values, {length} are needed", values.len());
@@ -59,7 +65,7 @@ impl Model {
     }
 
     /// `x W^T`, and a bias where the file has one.
-    fn linear(&self, name: &str, x: &Array2<f32>) -> Result<Array2<f32>, VerifyError> {
+    pub(crate) fn linear(&self, name: &str, x: &Array2<f32>) -> Result<Array2<f32>, VerifyError> {
         let weight = self.matrix(&format!("{name}.weight"))?;
         let mut y = product(name, x, &weight)?;
         let bias = format!("{name}.bias");
@@ -119,7 +125,8 @@ impl Model {
         if self.architecture.head_norms {
             let count = heads.len() / head_dim;
             let flat = heads.into_shape_with_order((count, head_dim)).expect("whole heads, in order");
-            let normed = self.norm(&format!("{name}_norm"), &flat)?;
+            let norm = self.named(&["_norm", "_layernorm"], name);
+            let normed = self.norm(&format!("{name}{norm}"), &flat)?;
             heads = normed.into_shape_with_order((rows, width)).expect("as many values as before");
         }
         if self.architecture.width_norms {
@@ -153,7 +160,8 @@ impl Model {
         let Architecture { heads, kv_heads, head_dim, attention_scale, .. } = self.architecture;
         let own = ["q", "k", "v"].map(|part| format!("{name}.{part}_proj"));
         let widths = [heads, kv_heads, kv_heads].map(|heads| heads * head_dim);
-        let [q, k, v] = self.inputs(own, &format!("{name}.qkv_proj"), widths, x)?;
+        let [mut q, k, v] = self.inputs(own, &format!("{name}.qkv_proj"), widths, x)?;
+        let gate = if self.architecture.gated { Some(halves_of_heads(name, &mut q, heads)?) } else { None };
         let mut q = self.turned(&format!("{name}.q"), layer, q)?;
         let k = self.turned(&format!("{name}.k"), layer, k)?;
         if let Some((length, factor)) = self.architecture.growth {
@@ -176,16 +184,40 @@ impl Model {
             }
             mixed.slice_axis_mut(Axis(1), columns(head)).assign(&scores.dot(&of(&v, shared)));
         }
-        self.linear(&format!("{name}.o_proj"), &mixed)
+        if let Some(gate) = gate {
+            mixed.zip_mut_with(&gate, |value, gate| *value /= 1.0 + (-gate).exp());
+        }
+        // LFM3 has one gate for each head.
+        let of_heads = format!("{name}.gate_proj");
+        if self.names.contains(&format!("{of_heads}.weight")) {
+            let gates = self.linear(&of_heads, x)?;
+            if gates.ncols() != heads {
+                let message = format!("{of_heads} has {} outputs, and there are {heads} heads", gates.ncols());
+                return Err(VerifyError::Differs(message));
+            }
+            for ((row, column), value) in mixed.indexed_iter_mut() {
+                *value /= 1.0 + (-gates[(row, column / head_dim)]).exp();
+            }
+        }
+        let last = self.named(&["o_proj", "out_proj"], &format!("{name}."));
+        self.linear(&format!("{name}.{last}"), &mixed)
     }
 
     fn mlp(&self, layer: &str, x: &Array2<f32>) -> Result<Array2<f32>, VerifyError> {
         // Granite's is what its mixtures share.
         let granite = format!("{layer}.shared_mlp");
         let is_granite = self.names.contains(&format!("{granite}.input_linear.weight"));
-        let name = &if is_granite { granite } else { format!("{layer}.mlp") };
-        let (one, last) = if is_granite { ("input_linear", "output_linear") } else { ("gate_up_proj", "down_proj") };
-        let own = ["gate", "up"].map(|part| format!("{name}.{part}_proj"));
+        // LFM2 numbers its projections.
+        let lfm2 = format!("{layer}.feed_forward");
+        let is_lfm2 = self.names.contains(&format!("{lfm2}.w1.weight"));
+        let (name, members, one, last) = if is_granite {
+            (&granite, ["gate_proj", "up_proj"], "input_linear", "output_linear")
+        } else if is_lfm2 {
+            (&lfm2, ["w1", "w3"], "w13", "w2")
+        } else {
+            (&format!("{layer}.mlp"), ["gate_proj", "up_proj"], "gate_up_proj", "down_proj")
+        };
+        let own = members.map(|part| format!("{name}.{part}"));
         let widths = [self.architecture.intermediate_size; 2];
         let [mut gate, up] = self.inputs(own, &format!("{name}.{one}"), widths, x)?;
         gate.mapv_inplace(match self.architecture.activation {
@@ -196,7 +228,7 @@ impl Model {
             },
         });
         if gate.dim() != up.dim() {
-            return Err(VerifyError::Differs(format!("{name}.gate_proj and {name}.up_proj have other shapes")));
+            return Err(VerifyError::Differs(format!("gate and up of {name} have other shapes")));
         }
         self.linear(&format!("{name}.{last}"), &(gate * up))
     }
@@ -206,14 +238,23 @@ impl Model {
         let normed_if = |norms: bool, norm: &str, y: Array2<f32>| {
             if norms { self.norm(&format!("{name}.{norm}"), &y) } else { Ok(y) }
         };
-        let before_mlp = if output_norms { "pre_feedforward_layernorm" } else { "post_attention_layernorm" };
-        let normed = normed_if(input_norms, "input_layernorm", x.clone())?;
-        let attended = self.attention(&format!("{name}.self_attn"), layer, &normed)?;
-        let attended = normed_if(output_norms, "post_attention_layernorm", attended)?;
+        let part = format!("{name}.");
+        let usual = if output_norms { "pre_feedforward_layernorm" } else { "post_attention_layernorm" };
+        let before_mlp = self.named(&[usual, "ffn_norm"], &part);
+        let first = self.named(&["input_layernorm", "operator_norm"], &part);
+        let normed = normed_if(input_norms, first, x.clone())?;
+        let attended = match layer.mixer {
+            Mixer::Attention => self.attention(&format!("{name}.self_attn"), layer, &normed)?,
+            Mixer::ShortConv(kernel) => self.short_conv(&format!("{name}.conv"), kernel, &normed)?,
+            Mixer::DeltaRule { .. } => self.delta_rule(&format!("{name}.linear_attn"), layer.mixer, &normed)?,
+        };
+        let attended =
+            normed_if(output_norms, self.named(&["post_attention_layernorm", "post_operator_norm"], &part), attended)?;
         add(&mut x, &(attended * residual_scale as f32), name)?;
         let normed = normed_if(input_norms, before_mlp, x.clone())?;
         let inner = self.mlp(name, &normed)?;
-        let inner = normed_if(output_norms, "post_feedforward_layernorm", inner)?;
+        let inner =
+            normed_if(output_norms, self.named(&["post_feedforward_layernorm", "post_ffn_norm"], &part), inner)?;
         add(&mut x, &(inner * residual_scale as f32), name)?;
         Ok(x)
     }
@@ -231,10 +272,27 @@ impl Reader for Model {
         for (index, layer) in self.architecture.layers.iter().enumerate() {
             x = self.layer(&format!("model.layers.{index}"), layer, x)?;
         }
-        let normed = self.norm("model.norm", &x)?;
+        let last = self.named(&["norm", "embedding_norm"], "model.");
+        let normed = self.norm(&format!("model.{last}"), &x)?;
         let head = if self.architecture.tied { embedding } else { self.matrix("lm_head.weight")? };
         Ok(product("the output layer", &normed, &head)? / self.architecture.logit_divisor as f32)
     }
+}
+
+/// Takes the second half of each of some heads out of `[tokens, heads * 2 * width]`.
+fn halves_of_heads(name: &str, both: &mut Array2<f32>, heads: usize) -> Result<Array2<f32>, VerifyError> {
+    let (rows, width) = (both.nrows(), both.ncols() / heads / 2);
+    if both.ncols() != heads * 2 * width {
+        return Err(VerifyError::Differs(format!("{name} has no gate beside each of its {heads} heads")));
+    }
+    let half = |which: usize| {
+        Array2::from_shape_fn((rows, heads * width), |(row, column)| {
+            both[(row, column / width * 2 * width + which * width + column % width)]
+        })
+    };
+    let (first, second) = (half(0), half(1));
+    *both = first;
+    Ok(second)
 }
 
 /// `x W^T`. The blocks are the same whatever the number of cores, so the bits are too.

@@ -8,8 +8,8 @@ use std::{f64::consts::TAU, path::Path};
 use serde_json::{Map, Value};
 
 use crate::{
-    Activation, Architecture, Layer, Model, VerifyError, Weights, architecture::frequencies, file::json, lora::Adapted,
-    safetensor::Safetensors,
+    Activation, Architecture, Layer, Mixer, Model, VerifyError, Weights, architecture::frequencies, file::json,
+    lora::Adapted, safetensor::Safetensors,
 };
 
 /// Opens a directory, with the adapter in a folder.
@@ -47,7 +47,7 @@ fn fields(path: &Path) -> Result<(Map<String, Value>, bool), VerifyError> {
     let Value::Object(mut fields) = json(path)? else {
         return Err(VerifyError::file(path, "is no JSON object"));
     };
-    if fields.get("model_type").and_then(Value::as_str) != Some("mistral3") {
+    if !matches!(fields.get("model_type").and_then(Value::as_str), Some("mistral3" | "qwen3_5")) {
         return Ok((fields, false));
     }
     let Some(Value::Object(mut text)) = fields.remove("text_config") else {
@@ -99,13 +99,26 @@ impl Config<'_> {
 
     fn read(&self) -> Result<Architecture, VerifyError> {
         let family = self.fields.get("model_type").and_then(Value::as_str).unwrap_or_default();
-        const FAMILIES: [&str; 9] =
-            ["llama", "qwen2", "qwen3", "smollm3", "gemma3_text", "olmo2", "ministral3", "phi3", "granitemoehybrid"];
+        const FAMILIES: [&str; 12] = [
+            "llama",
+            "qwen2",
+            "qwen3",
+            "smollm3",
+            "gemma3_text",
+            "olmo2",
+            "ministral3",
+            "phi3",
+            "granitemoehybrid",
+            "lfm2",
+            "lfm3",
+            "qwen3_5_text",
+        ];
         let (gemma, smol) = (family == "gemma3_text", family == "smollm3");
         if !FAMILIES.contains(&family) {
             return Err(self.wrong(format!("`model_type` is {family:?}, which is not read here")));
         }
         let (olmo, granite) = (family == "olmo2", family == "granitemoehybrid");
+        let (lfm2, lfm3, qwen3_5) = (family == "lfm2", family == "lfm3", family == "qwen3_5_text");
         if granite && self.fields.get("num_local_experts").and_then(Value::as_u64) != Some(0) {
             return Err(self.wrong("mixtures of experts are not read here"));
         }
@@ -113,14 +126,14 @@ impl Config<'_> {
             (self.need("hidden_size")?, self.need("num_attention_heads")?, self.need("num_hidden_layers")?);
         let absent = !self.fields.contains_key("num_key_value_heads");
         let default_kv = match family {
-            "gemma3_text" | "smollm3" if absent => 4,
+            "gemma3_text" | "smollm3" | "lfm3" if absent => 4,
             "ministral3" if absent => 8,
             _ => heads,
         };
         let kv_heads = self.size("num_key_value_heads").unwrap_or(default_kv);
         let head_dim = self.size("head_dim").unwrap_or(match family {
-            "qwen3" | "ministral3" => 128,
-            "gemma3_text" => 256,
+            "qwen3" | "ministral3" | "lfm3" => 128,
+            "gemma3_text" | "qwen3_5_text" => 256,
             _ => hidden_size / heads,
         });
         if !heads.is_multiple_of(kv_heads) || head_dim < 2 || head_dim % 2 == 1 || count > 1024 {
@@ -131,7 +144,11 @@ impl Config<'_> {
         let rope = self.rope();
         Ok(Architecture {
             hidden_size,
-            intermediate_size: self.need(if granite { "shared_intermediate_size" } else { "intermediate_size" })?,
+            intermediate_size: match family {
+                "granitemoehybrid" => self.need("shared_intermediate_size")?,
+                "lfm2" => self.cut_width()?,
+                _ => self.need("intermediate_size")?,
+            },
             vocab_size: self.need("vocab_size")?,
             positions: self.need("max_position_embeddings")?,
             heads,
@@ -139,62 +156,120 @@ impl Config<'_> {
             head_dim,
             layers: self.layers(family, count, head_dim)?,
             attention_scale: if granite { multiplier("attention_multiplier") } else { scalar.sqrt().recip() },
-            epsilon: self
-                .number("rms_norm_eps", if ["olmo2", "ministral3", "phi3"].contains(&family) { 1e-5 } else { 1e-6 }),
+            epsilon: match family {
+                "lfm2" | "lfm3" => self.number("norm_eps", 1e-5),
+                "olmo2" | "ministral3" | "phi3" => self.number("rms_norm_eps", 1e-5),
+                _ => self.number("rms_norm_eps", 1e-6),
+            },
             embedding_scale: if gemma { (hidden_size as f64).sqrt() } else { multiplier("embedding_multiplier") },
             residual_scale: multiplier("residual_multiplier"),
             logit_divisor: multiplier("logits_scaling"),
             turn_scale: self.turn_scale(family, &rope),
             beyond: self.beyond(family, &rope, head_dim)?,
             growth: self.growth(family, &rope),
-            head_norms: gemma || family == "qwen3",
+            head_norms: gemma || lfm2 || lfm3 || qwen3_5 || family == "qwen3",
             width_norms: olmo,
+            gated: qwen3_5,
             input_norms: !olmo,
-            output_norms: gemma || olmo,
+            output_norms: gemma || olmo || lfm3,
             activation: if gemma { Activation::GeluTanh } else { Activation::Silu },
-            tied: self.flag("tie_word_embeddings", gemma || smol),
-            norm_offset: if gemma { 1.0 } else { 0.0 },
+            tied: match family {
+                "lfm2" => self.flag("tie_word_embeddings", self.flag("tie_embedding", true)),
+                _ => self.flag("tie_word_embeddings", gemma || smol || lfm3),
+            },
+            norm_offset: if gemma || qwen3_5 { 1.0 } else { 0.0 },
             interleaved: false,
         })
     }
 
     fn layers(&self, family: &str, count: usize, head_dim: usize) -> Result<Vec<Layer>, VerifyError> {
-        let gemma = family == "gemma3_text";
+        // Families with a section of rotary positions for each type of attention.
+        let lfm3 = family == "lfm3";
+        let by_type = lfm3 || family == "gemma3_text";
         let sections = self.section("rope_parameters");
         let part = |name: &str| sections.get(name).and_then(Value::as_object).cloned().unwrap_or_default();
         // A `rope_scaling` that says something goes before transformers 5's section.
-        let mut global = if gemma { part("full_attention") } else { sections.clone() };
+        let mut global = if by_type { part("full_attention") } else { sections.clone() };
         let scaling = self.section("rope_scaling");
-        if gemma {
+        if by_type {
             global.extend(scaling);
         } else if !scaling.is_empty() {
             global = scaling;
         }
         let theta = match family {
             "smollm3" => 2e6,
-            "gemma3_text" => 1e6,
+            "gemma3_text" | "lfm2" | "lfm3" => 1e6,
             _ => 1e4,
         };
-        let turned = if family == "phi3" { self.turned(&global, head_dim) } else { head_dim };
+        let turned = if ["phi3", "qwen3_5_text"].contains(&family) { self.turned(&global, head_dim) } else { head_dim };
         let global = self.scaled(&global, self.number("rope_theta", theta), turned)?;
         let local = part("sliding_attention").get("rope_theta").and_then(Value::as_f64);
         let local = frequencies(local.unwrap_or_else(|| self.number("rope_local_base_freq", 1e4)), head_dim);
         let everywhere = ["phi3", "ministral3"].contains(&family);
-        let slides = (gemma || everywhere || self.flag("use_sliding_window", false)) && family != "llama";
+        let slides = (by_type || everywhere || self.flag("use_sliding_window", false)) && family != "llama";
         let absent = !everywhere && !self.fields.contains_key("sliding_window");
-        let window = self.size("sliding_window").or(absent.then_some(4096));
+        let window = self.size("sliding_window").or(absent.then_some(if lfm3 { 256 } else { 4096 }));
         let window = window.filter(|&window| !everywhere || Some(window) < self.size("max_position_embeddings"));
         let layer = |index: usize| {
+            if let Some(mixer) = self.state(family, index) {
+                return Layer::of(mixer);
+            }
             let turns = match family {
                 "smollm3" => self.turns(index),
                 "granitemoehybrid" => self.fields.get("position_embedding_type") == Some(&"rope".into()),
                 _ => true,
             };
             let slides = slides && self.slides(index, family, turns);
-            let chosen = if gemma && slides { &local } else { &global };
-            Layer { frequencies: turns.then(|| chosen.clone()), window: window.filter(|_| slides) }
+            let chosen = if by_type && slides { &local } else { &global };
+            Layer::attention(turns.then(|| chosen.clone()), window.filter(|_| slides))
         };
         Ok((0..count).map(layer).collect())
+    }
+
+    /// What a layer has in place of attention.
+    fn state(&self, family: &str, index: usize) -> Option<Mixer> {
+        let stated = self.fields.get("layer_types").and_then(|types| types.get(index)).and_then(Value::as_str);
+        let size = |key: &str, default: usize| self.size(key).unwrap_or(default);
+        match family {
+            "lfm2" => {
+                let full = self.fields.get("full_attn_idxs").and_then(Value::as_array);
+                let attends = full.is_none_or(|full| full.contains(&index.into()));
+                let conv = stated.map_or(!attends, |stated| stated == "conv");
+                conv.then(|| Mixer::ShortConv(size("conv_L_cache", 3)))
+            }
+            "lfm3" => {
+                let attends = index % 4 == 2 || index > 0 && index.is_multiple_of(4);
+                let conv = stated.map_or(!attends, |stated| stated == "conv");
+                conv.then(|| Mixer::ShortConv(size("conv_L_cache", 7)))
+            }
+            "qwen3_5_text" => {
+                let attends = (index + 1).is_multiple_of(size("full_attention_interval", 4));
+                let rule = stated.map_or(!attends, |stated| stated == "linear_attention");
+                rule.then(|| Mixer::DeltaRule {
+                    key_heads: size("linear_num_key_heads", 16),
+                    value_heads: size("linear_num_value_heads", 32),
+                    key_dim: size("linear_key_head_dim", 128),
+                    value_dim: size("linear_value_head_dim", 128),
+                    kernel: size("linear_conv_kernel_dim", 4),
+                })
+            }
+            _ => None,
+        }
+    }
+
+    /// The width of LFM2's MLP: two thirds of the stated one, rounded up.
+    fn cut_width(&self) -> Result<usize, VerifyError> {
+        let stated = self.size("block_ff_dim").map_or_else(|| self.need("intermediate_size"), Ok)?;
+        if !self.flag("block_auto_adjust_ff_dim", true) {
+            return Ok(stated);
+        }
+        let cut = 2 * stated / 3;
+        if self.fields.get("block_ffn_dim_multiplier").is_some_and(Value::is_null) {
+            return Ok(cut);
+        }
+        let multiple = self.size("block_multiple_of").unwrap_or(256);
+        let scaled = (self.number("block_ffn_dim_multiplier", 1.0) * cut as f64) as usize;
+        Ok(scaled.div_ceil(multiple) * multiple)
     }
 
     /// Whether a layer of SmolLM3 has rotary positions: its list says 1 for layers that have them.
@@ -212,6 +287,7 @@ impl Config<'_> {
         match family {
             "gemma3_text" => !(index + 1).is_multiple_of(self.size("sliding_window_pattern").unwrap_or(6)),
             "smollm3" => !turns,
+            "lfm3" => index.is_multiple_of(4),
             "phi3" | "ministral3" => true,
             _ => index >= self.fields.get("max_window_layers").and_then(Value::as_u64).unwrap_or(28) as usize,
         }
@@ -308,6 +384,12 @@ impl Config<'_> {
                 let (factor, low, high) = (need("factor")?, need("low_freq_factor")?, need("high_freq_factor")?);
                 let scaled = |frequency: &f64| frequency / divisor(TAU / frequency, length, factor, low, high);
                 Ok(plain.iter().map(scaled).collect())
+            }
+            "proportional" if family == "lfm3" => {
+                let turned = (number("partial_rotary_factor").unwrap_or(1.0) * head_dim as f64 / 2.0) as usize;
+                let factor = number("factor").unwrap_or(1.0);
+                let pair = |(pair, frequency): (usize, &f64)| if pair < turned { frequency / factor } else { 0.0 };
+                Ok(plain.iter().enumerate().map(pair).collect())
             }
             "longrope" | "su" if family == "phi3" => self.divided(rope, "short_factor", &plain),
             "yarn" if family == "phi3" => self.divided(rope, "short_factor", &plain),

@@ -21,6 +21,7 @@ pub mod genai;
 pub mod gguf;
 pub mod huggingface;
 mod lora;
+mod mixers;
 pub mod published;
 mod safetensor;
 mod tensors;
@@ -29,7 +30,7 @@ use std::path::Path;
 
 use ndarray::Array2;
 
-pub use architecture::{Activation, Architecture, Layer};
+pub use architecture::{Activation, Architecture, Layer, Mixer};
 pub use comparison::{compare_tensors, values_as_of};
 pub use distance::{Distance, compare};
 pub use error::VerifyError;

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use shared::{
-    ModelDir, RunDir,
+    BaseFormat, ModelDir, RunDir,
     config::TrainConfig,
     run::{
         checkpoints::{self, Damage, Depth, Voucher},
@@ -104,7 +104,7 @@ pub fn open_rank(
     // The reference is the model the run started from, not the checkpoint it goes on from, unless it moves.
     let moved = checkpoint.filter(|_| config.sync_ref_model).map(|path| path.join(REFERENCE_DIR));
     let moved = moved.filter(|path| path.is_dir());
-    let frozen = LoadOptions { trainable: false, ..options };
+    let frozen = LoadOptions { trainable: false, base: BaseFormat::of(config), ..options };
     if let Some(path) = checkpoint {
         resume::check(config, model, path)?;
     }

@@ -9,7 +9,7 @@ use std::{path::PathBuf, sync::Arc, time::Instant};
 
 use serde_json::json;
 use shared::{
-    Completion, FinishReason, Group, GroupId, ModelConfig, Placed, PolicyVersion, RewardOutcome,
+    BaseFormat, Completion, FinishReason, Group, GroupId, ModelConfig, Placed, PolicyVersion, RewardOutcome,
     config::{ImportanceSamplingMode, TrainConfig, torchrun::Torchrun},
     generation::{rng, testing},
     run::memory_plan::{LearnerSizes, Workload},
@@ -53,6 +53,12 @@ pub struct Args {
     /// Train an adapter of this rank on every linear layer instead of the model.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub lora_r: Option<u32>,
+    /// With `--lora-r`: hold the frozen model in bytes.
+    #[arg(long, requires = "lora_r", conflicts_with = "load_in_4bit")]
+    pub load_in_8bit: bool,
+    /// With `--lora-r`: hold the frozen model in NormalFloat numbers of four bits.
+    #[arg(long, requires = "lora_r")]
+    pub load_in_4bit: bool,
     /// Measure the matrix products at the model's shapes alone, too: the passes' rate as a share of theirs.
     #[arg(long)]
     pub gemm: bool,
@@ -74,7 +80,9 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let here = told.as_ref().map_or(RankHere::ALONE, |told| RankHere::Told(told.local_rank));
     let device = args.compute.open_of_rank(here)?;
     let options = args.training.load_options(device);
-    let base = LoadOptions { trainable: args.lora_r.is_none(), ..options };
+    let (load_in_8bit, load_in_4bit) = (args.load_in_8bit, args.load_in_4bit);
+    let format = BaseFormat::of(&TrainConfig { load_in_8bit, load_in_4bit, ..TrainConfig::default() });
+    let base = LoadOptions { trainable: args.lora_r.is_none(), base: format, ..options };
     let (model, mut policy) = load_or_initialise(&args.model, Some(0), base)?;
     let mut config = TrainConfig {
         num_generations: args.num_generations,
@@ -97,7 +105,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let [prompt, completion, group] = [args.prompt_length, args.completion_length, args.num_generations].map(u64::from);
     let load = Workload { prompt, completion, group, rows: u64::from(args.num_prompts) * group };
     let adapter = policy.weights().adapter().map(|(_, adapter)| adapter.flat().numel() as u64);
-    let sizes = LearnerSizes { adapter, ..args.training.sizes(model.config()) };
+    let sizes = LearnerSizes { adapter, base: format, ..args.training.sizes(model.config()) };
     let micro_batch_tokens = args.compute.budget(&sizes, &load)?;
     config.micro_batch_tokens = Some(micro_batch_tokens);
     let joined = told.as_ref().map(Joined::among).transpose()?;

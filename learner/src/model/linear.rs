@@ -3,6 +3,7 @@
 use tch::Tensor;
 
 use super::{
+    coded::Matrix,
     low_rank::LowRank,
     parameters::{Gradients, Leaf},
     weights::Weights,
@@ -11,7 +12,7 @@ use super::{
 /// `y = x Wᵀ + b` with `W` as `[out, in]`, and what an adapter adds.
 #[derive(Debug)]
 pub(super) struct Linear {
-    weight: Leaf,
+    weight: Matrix,
     bias: Option<Leaf>,
     low_rank: Option<LowRank>,
 }
@@ -25,7 +26,7 @@ impl Linear {
     /// A leaf of several projections, in order: `{block}.{name}.weight` and, where the architecture has one, `.bias`.
     pub(super) fn stacked(weights: &Weights, block: &str, name: &str, members: &[&str]) -> Self {
         Self {
-            weight: weights.leaf(&format!("{block}.{name}.weight")),
+            weight: weights.matrix(&format!("{block}.{name}.weight")),
             bias: weights.find(&format!("{block}.{name}.bias")),
             low_rank: weights.low_rank(block, name, members),
         }
@@ -33,12 +34,12 @@ impl Linear {
 
     /// `[T, in]` to `[T, out]`.
     pub(super) fn forward(&self, x: &Tensor) -> Tensor {
-        self.adapted(x, x.linear(&self.weight.values, self.bias.as_ref().map(|bias| &bias.values)))
+        self.adapted(x, x.linear(&self.weight.values(), self.bias.as_ref().map(|bias| &bias.values)))
     }
 
     /// [`Self::forward`] added to `onto`, `[T, out]`.
     pub(super) fn forward_onto(&self, onto: &Tensor, x: &Tensor) -> Tensor {
-        let sum = onto.addmm(x, &self.weight.values.tr());
+        let sum = onto.addmm(x, &self.weight.values().tr());
         self.adapted(
             x,
             match &self.bias {
@@ -57,11 +58,13 @@ impl Linear {
 
     /// Adds the parameters' gradients, given the input and the gradient of the output, and returns that of the input.
     pub(super) fn backward(&self, x: &Tensor, dy: &Tensor, gradients: &mut Gradients) -> Tensor {
-        gradients.add_product(&self.weight, dy, x);
+        if let Matrix::Whole(weight) = &self.weight {
+            gradients.add_product(weight, dy, x);
+        }
         if let Some(bias) = &self.bias {
             gradients.add_rows(bias, dy);
         }
-        let mut dx = dy.mm(&self.weight.values);
+        let mut dx = dy.mm(&self.weight.values());
         if let Some(low_rank) = &self.low_rank {
             low_rank.backward(x, dy, &mut dx, gradients);
         }

@@ -1,19 +1,22 @@
 //! Weights from a Hugging Face directory, or random ones.
 
-use exporters::Checkpoint;
+use exporters::{Checkpoint, Codes};
 use shared::{
-    Head, ModelConfig, ModelDir,
+    BaseFormat, Head, ModelConfig, ModelDir,
     generation::rng,
     run::memory_plan::LearnerSizes,
     system::memory::{self, Size},
 };
 use tch::{Device, Kind};
 
-use super::{Decoder, Parameters, Scorer, Weights, kinds::wide_kind, scorer::SCORE};
+use super::{Decoder, Parameters, Scorer, Weights, coded::Coded, kinds::wide_kind, scorer::SCORE};
 use crate::error::LearnerError;
 
 /// Standard deviation of random weights when `config.json` has no `initializer_range`; transformers' default.
 const INITIALIZER_RANGE: f64 = 0.02;
+
+/// Range of the random factors of a delta rule's decays, as in transformers.
+const DECAYS: [f64; 2] = [0.01, 16.0];
 
 /// How a model is loaded.
 #[derive(Debug, Clone, Copy)]
@@ -27,11 +30,13 @@ pub struct LoadOptions {
     pub trainable: bool,
     /// As [`Decoder::new`] says.
     pub gradient_checkpointing: bool,
+    /// How the matrices of layers are held, in a model that is not trained; None: with all digits.
+    pub base: Option<BaseFormat>,
 }
 
 impl Default for LoadOptions {
     fn default() -> Self {
-        Self { kind: Kind::Float, device: Device::Cpu, trainable: true, gradient_checkpointing: false }
+        Self { kind: Kind::Float, device: Device::Cpu, trainable: true, gradient_checkpointing: false, base: None }
     }
 }
 
@@ -40,7 +45,7 @@ impl LoadOptions {
     #[must_use]
     pub fn training(device: Device, bf16: bool, gradient_checkpointing: bool) -> Self {
         let kind = if bf16 { Kind::BFloat16 } else { Kind::Float };
-        Self { kind, device, trainable: true, gradient_checkpointing }
+        Self { kind, device, trainable: true, gradient_checkpointing, base: None }
     }
 }
 
@@ -90,8 +95,8 @@ pub fn load_scorer(model: &ModelDir, options: LoadOptions) -> Result<Scorer, Lea
 }
 
 /// A model with random weights, as transformers initialises them: matrices from a normal distribution with standard
-/// deviation `initializer_range` of `config.json`, norms so that they multiply with 1, biases 0. They depend on the
-/// seed alone.
+/// deviation `initializer_range` of `config.json`, norms so that they multiply with 1, biases 0, decays of a
+/// delta rule from their usual range. They depend on the seed alone.
 ///
 /// # Errors
 /// When `config.json` cannot be read.
@@ -109,12 +114,18 @@ pub fn initialise(model: &ModelDir, seed: u64, options: LoadOptions) -> Result<D
             .find(|(_, (name, _))| name == wanted)
             .ok_or_else(|| LearnerError::Parameter(wanted.to_owned()))?;
         let elements = shape.iter().product();
+        let mut stream = rng::Stream::new(&[seed, index as u64]);
+        let is_of_rule = |part: &str| wanted.ends_with(&format!("linear_attn.{part}"));
         Ok(if wanted.ends_with(".bias") {
             vec![0.0; elements]
+        } else if is_of_rule("A_log") {
+            let [low, high] = DECAYS;
+            (0..elements).map(|_| (low + (high - low) * stream.next_f64()).ln() as f32).collect()
+        } else if is_of_rule("dt_bias") || is_of_rule("norm.weight") {
+            vec![1.0; elements]
         } else if shape.len() == 1 {
             vec![1.0 - model.config().norm_offset(); elements]
         } else {
-            let mut stream = rng::Stream::new(&[seed, index as u64]);
             (0..elements).map(|_| (range * stream.next_normal()) as f32).collect()
         })
     })
@@ -126,7 +137,8 @@ fn check_memory(config: &ModelConfig, options: LoadOptions) -> Result<(), Learne
         return Ok(());
     }
     let bf16 = options.kind == Kind::BFloat16;
-    let plan = LearnerSizes { trained: options.trainable, bf16, ..LearnerSizes::evaluated(config) }.plan(0);
+    let plan = LearnerSizes { trained: options.trainable, bf16, base: options.base, ..LearnerSizes::evaluated(config) }
+        .plan(0);
     let needed = plan.weights + plan.gradients + plan.optimizer;
     let total = memory::total()?;
     if needed <= total {
@@ -154,10 +166,33 @@ fn weights(
     read: &mut dyn FnMut(&str) -> Result<Vec<f32>, LearnerError>,
 ) -> Result<Weights, LearnerError> {
     check_memory(config, options)?;
+    if let Some(format) = options.base {
+        return quantised(config, options, format, read);
+    }
     let mut load = |kind| Parameters::load(config.parameters(), kind, options.device, read);
     Ok(if options.trainable && options.kind != wide_kind(options.kind) {
         Weights::rounded(load(wide_kind(options.kind))?, options.kind)
     } else {
         Weights::new(load(options.kind)?)
     })
+}
+
+/// The weights of a frozen model whose matrices are quantised: the same codes as in the export of the base.
+fn quantised(
+    config: &ModelConfig,
+    options: LoadOptions,
+    format: BaseFormat,
+    read: &mut dyn FnMut(&str) -> Result<Vec<f32>, LearnerError>,
+) -> Result<Weights, LearnerError> {
+    let (mut whole, mut coded) = (Vec::new(), Vec::new());
+    for (name, shape) in config.parameters() {
+        match BaseFormat::matrix(&name, &shape) {
+            Some(matrix) => {
+                let codes = Codes::of(format, &read(&name)?, matrix);
+                coded.push((name, Coded::new(&codes, matrix[1], options.kind, options.device)));
+            }
+            None => whole.push((name, shape)),
+        }
+    }
+    Ok(Weights::new(Parameters::load(whole, options.kind, options.device, read)?.with_coded(coded)))
 }

@@ -22,7 +22,7 @@ impl Mlp {
         let names = config.mlp_names();
         let block = &format!("{layer}.{}", names.block);
         let leaf = if names.is_fused() { names.members[0] } else { "gate_up_proj" };
-        let norm = format!("{layer}.post_feedforward_layernorm");
+        let norm = format!("{layer}.{}", config.output_norm_names()[1]);
         Self {
             gate_up: Linear::stacked(weights, block, leaf, names.members),
             down: Output::new(config, weights, [block, names.last], &norm),

@@ -7,21 +7,25 @@
 //!
 //! [`Weights`] separates the parameters that passes read from those that training moves. With `bf16`, training moves a
 //! float32 copy, which is rounded after each update. With `use_peft`, it moves an adapter beside a frozen base, and
-//! only the adapter has gradients. The reference policy of such a run is the base without the adapter.
+//! only the adapter has gradients. The reference policy of such a run is the base without the adapter. Such a base may
+//! be quantised: its matrices are widened one at a time when a pass needs them.
 
 mod adapter;
 mod attention;
+mod coded;
 mod head;
 mod kinds;
 mod linear;
 mod load;
 mod low_rank;
+mod mixer;
 mod mlp;
 mod norm;
 mod output;
 mod parameters;
 mod rope;
 mod scorer;
+mod state;
 mod trunk;
 mod weights;
 

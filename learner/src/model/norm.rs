@@ -25,6 +25,11 @@ impl RmsNorm {
         Self { weight: weights.leaf(&format!("{name}.weight")), offset, eps: config.rms_norm_eps }
     }
 
+    /// The leaf `{name}.weight` in a family that stores other weights less 1, and this one not.
+    pub(super) fn plain(config: &ModelConfig, weights: &Weights, name: &str) -> Self {
+        Self { offset: 0.0, ..Self::new(config, weights, name) }
+    }
+
     /// Factors of the normalised values.
     fn factors(&self) -> Tensor {
         let weight = &self.weight.values;

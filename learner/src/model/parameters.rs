@@ -2,13 +2,14 @@
 //!
 //! Every parameter is a slice of the flat buffer, so the optimiser, the norm and the clipping are a few operations on
 //! one long vector instead of several on each of hundreds of tensors. Projections that read the same input (q, k and v;
-//! gate and up) lie next to each other and are one *leaf*: one matrix product instead of three or two. Each projection
-//! keeps its Hugging Face name as a slice of rows.
+//! gate and up; all of a delta rule) lie next to each other and are one *leaf*: one matrix product instead of two to
+//! four. Each projection keeps its Hugging Face name as a slice of rows.
 
 use std::{collections::HashMap, ops::Range, sync::Arc};
 
 use tch::{Device, Kind, Tensor};
 
+use super::{coded::Coded, kinds::wide};
 use crate::{error::LearnerError, ranks::pieces};
 
 /// Leaves start at multiples of this many elements: 64 bytes of float32, which matrix products like.
@@ -102,8 +103,15 @@ fn leaf_name(name: &str) -> String {
     for (member, leaf) in [("q_proj", "qkv_proj"), ("k_proj", "qkv_proj"), ("v_proj", "qkv_proj")] {
         key = key.replace(&format!(".{member}."), &format!(".{leaf}."));
     }
-    for member in ["gate_proj", "up_proj"] {
+    // The gate of attention has another input than that of the MLP, and fewer outputs than queries.
+    if name.contains(".self_attn.gate_proj.") {
+        return key;
+    }
+    for member in ["gate_proj", "up_proj", "w1", "w3"] {
         key = key.replace(&format!(".{member}."), ".gate_up_proj.");
+    }
+    for member in ["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"] {
+        key = key.replace(&format!(".{member}."), ".in_proj.");
     }
     key
 }
@@ -123,6 +131,11 @@ impl Leaf {
         self.trained.is_some()
     }
 
+    /// The same, in float32 at least.
+    pub(super) fn widened(self) -> Self {
+        Self { values: wide(&self.values), ..self }
+    }
+
     /// The same, without a gradient.
     pub(super) fn frozen(self) -> Self {
         Self { trained: None, ..self }
@@ -135,6 +148,23 @@ pub struct Parameters {
     layout: Arc<Layout>,
     flat: Tensor,
     leaves: Vec<Tensor>,
+    /// Matrices that are quantised, which the layout does not have.
+    coded: CodedLeaves,
+}
+
+/// Quantised leaves by name, and the rows of the parameters that they consist of.
+#[derive(Debug, Default)]
+struct CodedLeaves {
+    leaves: HashMap<String, Coded>,
+    rows: HashMap<String, i64>,
+}
+
+impl CodedLeaves {
+    /// The same memory under another handle.
+    fn shared(&self) -> Self {
+        let leaves = self.leaves.iter().map(|(name, leaf)| (name.clone(), leaf.shared())).collect();
+        Self { leaves, rows: self.rows.clone() }
+    }
 }
 
 impl Parameters {
@@ -162,8 +192,22 @@ impl Parameters {
         Ok(Self::over(Arc::new(layout), flat))
     }
 
+    /// Further parameters that are quantised, in the order of the architecture, beside those of the layout. They are
+    /// not trained.
+    #[must_use]
+    pub(super) fn with_coded(self, coded: Vec<(String, Coded)>) -> Self {
+        let mut rows = HashMap::new();
+        let mut members: HashMap<String, Vec<Coded>> = HashMap::new();
+        for (name, matrix) in coded {
+            rows.insert(name.clone(), matrix.rows());
+            members.entry(leaf_name(&name)).or_default().push(matrix);
+        }
+        let stack = |(name, members)| Some((name, Coded::stacked(members)?));
+        Self { coded: CodedLeaves { leaves: members.into_iter().filter_map(stack).collect(), rows }, ..self }
+    }
+
     fn over(layout: Arc<Layout>, flat: Tensor) -> Self {
-        Self { leaves: layout.leaf_views(&flat), layout, flat }
+        Self { leaves: layout.leaf_views(&flat), layout, flat, coded: CodedLeaves::default() }
     }
 
     /// The same values rounded to another element type.
@@ -175,10 +219,10 @@ impl Parameters {
     /// The same buffer under another handle.
     #[must_use]
     pub fn shared(&self) -> Self {
-        Self::over(Arc::clone(&self.layout), self.flat.shallow_clone())
+        Self { coded: self.coded.shared(), ..Self::over(Arc::clone(&self.layout), self.flat.shallow_clone()) }
     }
 
-    /// The leaf of that name (Hugging Face's, with `qkv_proj` and `gate_up_proj` for the stacked projections).
+    /// The leaf of that name (Hugging Face's, with `qkv_proj`, `gate_up_proj` and `in_proj` for the stacked projections).
     ///
     /// # Panics
     /// When the architecture has no such leaf: a mistake in the model's code.
@@ -190,6 +234,11 @@ impl Parameters {
     pub(super) fn find(&self, name: &str) -> Option<Leaf> {
         let index = *self.layout.by_name.get(name)?;
         Some(Leaf { values: self.leaves[index].shallow_clone(), trained: Some(index) })
+    }
+
+    /// The leaf of that name, if it is quantised.
+    pub(super) fn coded(&self, name: &str) -> Option<Coded> {
+        self.coded.leaves.get(name).map(Coded::shared)
     }
 
     /// Every leaf, in layout order.
@@ -228,7 +277,8 @@ impl Parameters {
 
     /// Rows of a Hugging Face parameter.
     pub(super) fn rows(&self, name: &str) -> i64 {
-        self.layout.slice(name).map_or(0, |slice| slice.shape[0])
+        let coded = || self.coded.rows.get(name).copied().unwrap_or_default();
+        self.layout.slice(name).map_or_else(coded, |slice| slice.shape[0])
     }
 
     /// Values of a Hugging Face parameter, row-major float32.

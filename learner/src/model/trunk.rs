@@ -7,8 +7,8 @@ use shared::ModelConfig;
 use tch::Tensor;
 
 use super::{
-    attention::{Attention, AttentionTape},
     kinds::{wide, wide_kind},
+    mixer::{Mixer, MixerTape},
     mlp::Mlp,
     norm::RmsNorm,
     parameters::{Gradients, Leaf},
@@ -23,7 +23,7 @@ pub(super) const EMBEDDING: &str = "model.embed_tokens.weight";
 struct Layer {
     /// None in the families that do not norm inputs.
     input_norm: Option<RmsNorm>,
-    attention: Attention,
+    mixer: Mixer,
     mlp_norm: Option<RmsNorm>,
     mlp: Mlp,
 }
@@ -34,7 +34,7 @@ struct Layer {
 struct LayerTape {
     /// The layer's input, `[T, H]`.
     x_TH: Tensor,
-    attention: AttentionTape,
+    mixer: MixerTape,
     /// The MLP's input before its norm, `[T, H]`.
     middle_TH: Tensor,
     gate_up: Tensor,
@@ -43,9 +43,9 @@ struct LayerTape {
 impl Layer {
     fn record(&self, x_TH: Tensor, trees: &[Tree], rotations: &Rotations) -> LayerTape {
         let normed_TH = normed(self.input_norm.as_ref(), &x_TH);
-        let (middle_TH, attention) = self.attention.forward_onto(&x_TH, &normed_TH, trees, rotations);
+        let (middle_TH, mixer) = self.mixer.forward_onto(&x_TH, &normed_TH, trees, rotations);
         let gate_up = self.mlp.gate_up(&normed(self.mlp_norm.as_ref(), &middle_TH));
-        LayerTape { x_TH, attention, middle_TH, gate_up }
+        LayerTape { x_TH, mixer, middle_TH, gate_up }
     }
 
     fn output(&self, tape: &LayerTape) -> Tensor {
@@ -61,12 +61,12 @@ impl Layer {
         rotations: &Rotations,
         gradients: &mut Gradients,
     ) -> Tensor {
-        let LayerTape { x_TH, attention, middle_TH, gate_up } = tape;
+        let LayerTape { x_TH, mixer, middle_TH, gate_up } = tape;
         let normed_TH = normed(self.mlp_norm.as_ref(), &middle_TH);
         let d_normed_TH = self.mlp.backward(&normed_TH, &gate_up, &dy_TH, gradients);
         let d_middle_TH = dy_TH + normed_backward(self.mlp_norm.as_ref(), &middle_TH, d_normed_TH, gradients);
         let normed_TH = normed(self.input_norm.as_ref(), &x_TH);
-        let d_normed_TH = self.attention.backward(&normed_TH, &attention, &d_middle_TH, trees, rotations, gradients);
+        let d_normed_TH = self.mixer.backward(&normed_TH, &mixer, &d_middle_TH, trees, rotations, gradients);
         d_middle_TH + normed_backward(self.input_norm.as_ref(), &x_TH, d_normed_TH, gradients)
     }
 }
@@ -127,12 +127,12 @@ impl Trunk {
         let layers = (0..config.num_hidden_layers)
             .map(|i| Layer {
                 input_norm: config.input_norm().map(|name| norm(&format!("model.layers.{i}.{name}"))),
-                attention: Attention::new(&config, &weights, i),
+                mixer: Mixer::new(&config, &weights, i),
                 mlp_norm: config.mlp_norm().map(|name| norm(&format!("model.layers.{i}.{name}"))),
                 mlp: Mlp::new(&config, &weights, &format!("model.layers.{i}")),
             })
             .collect();
-        let (norm, embedding) = (norm("model.norm"), weights.leaf(EMBEDDING));
+        let (norm, embedding) = (norm(config.final_norm()), weights.leaf(EMBEDDING));
         Self { layers, norm, embedding, config, weights, gradient_checkpointing }
     }
 

@@ -4,6 +4,7 @@ use exporters::AdapterConfig;
 use tch::Kind;
 
 use super::{
+    coded::Matrix,
     low_rank::LowRank,
     parameters::{Leaf, Parameters},
 };
@@ -76,6 +77,20 @@ impl Weights {
     /// As [`Parameters::leaf`]; frozen under an adapter.
     pub(super) fn leaf(&self, name: &str) -> Leaf {
         self.freeze(self.base.leaf(name))
+    }
+
+    /// As [`Self::leaf`], with the values that training moves, which are not rounded.
+    pub(super) fn exact(&self, name: &str) -> Leaf {
+        let leaf = self.leaf(name);
+        match self.masters.as_ref().filter(|_| self.adapter.is_none()) {
+            Some(masters) => masters.leaf(name),
+            None => leaf.widened(),
+        }
+    }
+
+    /// The weight of a linear map, as passes read it; frozen under an adapter.
+    pub(super) fn matrix(&self, name: &str) -> Matrix {
+        self.base.coded(name).map_or_else(|| Matrix::Whole(self.leaf(name)), Matrix::Coded)
     }
 
     /// As [`Parameters::find`]; frozen under an adapter.

@@ -1,12 +1,13 @@
 //! Low-rank adapters: gradients, what is trained, and what is refused.
 
+use exporters::ExportOptions;
 use learner::{
     batch::{MicroBatch, Sequence},
     checkpoint::open_trainer,
     model::{Decoder, LoadOptions, Parameters, Span, TokenGradients, adapter_config, load, load_adapter},
     step::{StepBatch, evaluate},
 };
-use shared::{ModelDir, PolicyVersion, config::TrainConfig};
+use shared::{BaseFormat, ModelDir, PolicyVersion, config::TrainConfig};
 use tch::{Device, Kind, Tensor};
 
 use crate::support;
@@ -83,6 +84,43 @@ fn an_adapter_is_the_merged_model_and_so_are_its_gradients() {
             let distance = (&found - &expected).norm().double_value(&[]) / expected.norm().double_value(&[]);
             assert!(distance < 1e-11, "{name}: {distance}");
         }
+    }
+}
+
+/// Passes widen the codes to the very numbers that the export of the base has for the sampler, and so do the gradients of
+/// the adapter, with layers kept or computed again.
+#[test]
+fn a_quantised_base_is_the_model_of_its_export() {
+    tch::set_num_threads(1);
+    let config = TrainConfig { lora_target_modules: Vec::new(), ..config() };
+    let folder = tempfile::tempdir().unwrap();
+    let formats = [(BaseFormat::Int8, Kind::Float), (BaseFormat::Nf4, Kind::Float), (BaseFormat::Nf4, Kind::BFloat16)];
+    for (family, (format, kind)) in
+        harness::golden_models().into_iter().flat_map(|family| formats.map(|format| (family.clone(), format)))
+    {
+        let model = ModelDir::open(harness::golden_model_dir(&family)).unwrap();
+        let options = ExportOptions { base: Some(format), ..ExportOptions::default() };
+        let case = format!("{family}-{format}-{kind:?}");
+        let [export, whole] = ["export", "whole"].map(|name| folder.path().join(format!("{case}-{name}")));
+        exporters::export(&model, &export, &options).unwrap();
+        exporters::version_to_hf(&model, &export, &whole).unwrap();
+        let whole = ModelDir::open(&whole).unwrap();
+        let adapted = |model: &ModelDir, base| {
+            let options = LoadOptions { kind, base, gradient_checkpointing: base.is_some(), ..LoadOptions::default() };
+            let adapter = adapter_config(&config, model).unwrap().unwrap();
+            let parameters = load_adapter(&adapter, model, None, 1, options).unwrap();
+            tch::manual_seed(3);
+            let noise = Tensor::randn(parameters.flat().size(), (Kind::Float, Device::Cpu)) * 0.1;
+            let _ = parameters.flat().shallow_clone().g_add_(&noise);
+            load(model, LoadOptions { trainable: false, ..options }).unwrap().with_adapter(Some((adapter, parameters)))
+        };
+        let (quantised, plain) = (adapted(&model, Some(format)), adapted(&whole, None));
+        let held = |model: &Decoder| model.weights().base().flat().numel();
+        assert!(held(&quantised) < held(&plain), "{case}: matrices are held twice");
+        let ((own, own_gradient), (other, gradient)) = (differentiate(&quantised), differentiate(&plain));
+        assert_eq!(own, other, "{case}");
+        assert!(own_gradient.equal(&gradient), "{case}");
+        assert_ne!(own, differentiate(&adapted(&model, None)).0, "{case}: nothing was rounded");
     }
 }
 

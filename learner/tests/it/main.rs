@@ -22,6 +22,7 @@ mod ledger;
 mod lora;
 mod pair;
 mod ranks;
+mod recurrent;
 mod scorer;
 mod step;
 mod stories;

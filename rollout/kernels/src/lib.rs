@@ -20,6 +20,8 @@
 //! | [`attention`] | grouped-query attention, with prompts shared by their completions |
 //! | [`spans`] | which sequences a call computes, and what is computed together |
 //! | [`pages`] | where keys and values lie |
+//! | [`recurrent`] | layers that carry a state in the place of keys and values |
+//! | [`states`] | where these states lie |
 //! | [`element`] | what weights, keys and values are stored as |
 //! | [`rounded`] | what is left of weights in a format, to be stored or sent |
 //! | [`buffer`] | large buffers |
@@ -34,10 +36,12 @@ pub mod linear;
 pub mod packed;
 pub mod pages;
 pub mod parallel;
+pub mod recurrent;
 pub mod residual;
 pub mod rounded;
 pub mod simd;
 pub mod spans;
+pub mod states;
 pub mod thread_pool;
 mod tile;
 pub mod width_norm;

@@ -22,6 +22,8 @@ pub struct Span {
     pub own_len: usize,
     /// Row of the rotary tables with the sequence's first position.
     pub rotary_begin: usize,
+    /// Block of its state, in models with layers that keep one.
+    pub state: Option<u32>,
 }
 
 /// All sequences of a call. Neighbours with the same prefix pages are computed together.
@@ -69,6 +71,7 @@ impl Spans {
             own_pages,
             own_len,
             rotary_begin: 0,
+            state: None,
         });
     }
 
@@ -78,6 +81,27 @@ impl Spans {
     /// Before the first [`Spans::push`].
     pub fn rotary_from(&mut self, row: usize) {
         self.all.last_mut().expect("a sequence was added").rotary_begin = row;
+    }
+
+    /// Gives the last sequence the block of its state.
+    ///
+    /// # Panics
+    /// Before the first [`Spans::push`].
+    pub fn state_in(&mut self, block: u32) {
+        self.all.last_mut().expect("a sequence was added").state = Some(block);
+    }
+
+    /// Blocks of states that the call reads and writes.
+    #[must_use]
+    pub fn states(&self) -> usize {
+        self.all.iter().filter(|span| span.state.is_some()).count()
+    }
+
+    /// # Panics
+    /// When a sequence has no state, or one outside a pool of so many blocks.
+    pub(super) fn check_states(&self, blocks: usize) {
+        let has_state = |span: &Span| span.state.is_some_and(|block| (block as usize) < blocks);
+        assert!(self.all.iter().all(has_state), "a sequence without a state in the pool");
     }
 
     fn extend(&mut self, pages: &[u32]) -> Range<usize> {
@@ -101,9 +125,10 @@ impl Spans {
     /// Cuts the tokens into blocks for heads in groups of `group`; to be called after the last [`Spans::push`].
     ///
     /// # Panics
-    /// When a sequence writes to a page that another one has too: both are computed at the same time.
+    /// When a sequence writes to a page, or has a state, that another one has too: both are computed at the same time.
     pub fn cut(&mut self, group: usize) {
         self.require_pages_of_their_own();
+        self.require_states_of_their_own();
         let most = (BLOCK_ROWS / group).max(1);
         let mut first = 0;
         while first < self.all.len() {
@@ -135,6 +160,13 @@ impl Spans {
             assert!(!written[page as usize], "page {page} of a prefix is written to");
         }
     }
+
+    fn require_states_of_their_own(&self) {
+        let mut blocks: Vec<u32> = self.all.iter().filter_map(|span| span.state).collect();
+        blocks.sort_unstable();
+        let twice = blocks.windows(2).find(|pair| pair[0] == pair[1]);
+        assert_eq!(twice, None, "two sequences have one state");
+    }
 }
 
 #[cfg(test)]
@@ -147,6 +179,17 @@ mod tests {
         let mut spans = Spans::default();
         spans.push(&[], 0, &[7], 0, 1);
         spans.push(&[], 0, &[6, 7], 17, 1);
+        spans.cut(1);
+    }
+
+    #[test]
+    #[should_panic(expected = "two sequences have one state")]
+    fn a_state_has_one_sequence() {
+        let mut spans = Spans::default();
+        for (page, block) in [(1, 4), (2, 3), (3, 4)] {
+            spans.push(&[], 0, &[page], 0, 1);
+            spans.state_in(block);
+        }
         spans.cut(1);
     }
 

@@ -26,7 +26,18 @@ pub enum Form {
 /// Whether a tensor is used as the weight of a linear layer only. A head that is tied to the embedding has no tensor of
 /// its own.
 fn is_linear(name: &str) -> bool {
-    const ENDS: [&str; 3] = ["_proj.weight", ".input_linear.weight", ".output_linear.weight"];
+    const ENDS: [&str; 10] = [
+        "_proj.weight",
+        ".input_linear.weight",
+        ".output_linear.weight",
+        ".w1.weight",
+        ".w2.weight",
+        ".w3.weight",
+        ".in_proj_qkv.weight",
+        ".in_proj_z.weight",
+        ".in_proj_a.weight",
+        ".in_proj_b.weight",
+    ];
     name == "lm_head.weight" || ENDS.iter().any(|end| name.ends_with(end))
 }
 

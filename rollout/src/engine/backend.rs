@@ -66,9 +66,9 @@ pub(super) struct Cost {
     pub linear: Duration,
     /// The language-model head.
     pub head: Duration,
-    /// Attention.
+    /// Attention, and what layers with a state have in its place.
     pub attention: Duration,
-    /// Bytes of keys and values that were read.
+    /// Bytes of keys, values and states that were read.
     pub kv_bytes_read: u64,
 }
 
@@ -112,7 +112,7 @@ pub(super) trait Backend {
     /// The sequence of a slot has ended.
     fn release(&mut self, slot: usize);
 
-    /// Bytes of keys and values in use.
+    /// Bytes of keys, values and states in use.
     fn kv_bytes_in_use(&self) -> u64;
 
     /// Gives `each` the logits (`[vocab]`) of the positions before each of the last `scored` of some tokens, in their

@@ -11,7 +11,8 @@ const MOST_THREADS: usize = 1 << 14;
 /// How a model is exported whose graph takes `max_model_len` positions: those of the default where they are enough, so
 /// that lengths share an export.
 pub(crate) fn export_options(dtype: Dtype, max_model_len: usize) -> ExportOptions {
-    ExportOptions { dtype, max_positions: (max_model_len > DEFAULT_MAX_POSITIONS).then_some(max_model_len) }
+    let max_positions = (max_model_len > DEFAULT_MAX_POSITIONS).then_some(max_model_len);
+    ExportOptions { dtype, max_positions, base: None }
 }
 
 /// Positions that an exported graph has tables for.
@@ -42,6 +43,10 @@ pub(super) fn check_options(
     }
     if options.cuda_graphs && options.device == Device::Tensorrt {
         return refuse("cuda_graphs needs device cuda".into());
+    }
+    let of_batches = || config.refuses_batches(options.prefill_batch, options.cuda_graphs);
+    if let Some(reason) = config.refuses_drafts(options.speculative_tokens).or_else(of_batches) {
+        return refuse(reason);
     }
     let dtype = dtype_of(manifest);
     if options.device != Device::Cpu && dtype != options.device.export_dtype() {

@@ -1,9 +1,12 @@
 //! The exported graph against transformers' figures, by the engine's own session and cache.
 
+use std::path::Path;
+
 use exporters::{ExportOptions, export};
+use harness::tiny_model;
 use ndarray::Array2;
-use serde_json::Value;
-use shared::{ModelDir, PolicyVersion, SamplingParams};
+use serde_json::{Value, json};
+use shared::{ModelDir, PolicyVersion, SamplingParams, generation::rng::Stream};
 
 use super::{
     EngineOptions, Kernels, WeightSource,
@@ -216,6 +219,71 @@ fn golden_models_give_the_same_logits_on_both_kernels() {
                 let scale = stock.iter().fold(0.0_f32, |m, x| m.max(x.abs()));
                 let error = packed.iter().zip(&stock).fold(0.0_f32, |m, (p, s)| m.max((p - s).abs()));
                 assert!(error <= 1e-5 * scale, "{name}: off by {error} at a scale of {scale}");
+            }
+        }
+    }
+}
+
+/// Shapes that no figures have: rotary positions that attention turns by itself, of whole heads and of a part of each;
+/// long and short convolutions, with biases; values that are wider and narrower than keys, and share them.
+fn shapes_with_states() -> Vec<Value> {
+    let sizes = json!({"hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 4, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "vocab_size": 64, "max_position_embeddings": 512});
+    let lfm2 = json!({"model_type": "lfm2", "block_auto_adjust_ff_dim": false, "full_attn_idxs": [1, 3]});
+    let qwen3_5 = json!({"model_type": "qwen3_5_text", "linear_num_key_heads": 2, "linear_key_head_dim": 8});
+    let with = |family: &Value, changes: Value| {
+        let mut config = sizes.as_object().expect("an object").clone();
+        config.extend(family.as_object().expect("an object").clone());
+        config.extend(changes.as_object().expect("an object").clone());
+        Value::Object(config)
+    };
+    vec![
+        with(&lfm2, json!({"head_dim": 16, "conv_L_cache": 7, "conv_bias": true})),
+        with(&lfm2, json!({"head_dim": 24, "conv_L_cache": 2, "tie_embedding": false})),
+        with(&qwen3_5, json!({"head_dim": 64, "linear_num_value_heads": 6, "linear_value_head_dim": 24})),
+        with(
+            &qwen3_5,
+            json!({"head_dim": 16, "partial_rotary_factor": 1.0, "linear_num_value_heads": 2,
+                "linear_value_head_dim": 5, "full_attention_interval": 2, "linear_conv_kernel_dim": 2}),
+        ),
+    ]
+}
+
+fn write_model(dir: &Path, config: &Value) -> ModelDir {
+    std::fs::write(dir.join("config.json"), config.to_string()).unwrap();
+    let model = ModelDir::open(dir).unwrap();
+    let offset = model.config().norm_offset();
+    let tensors = model.config().parameters().into_iter().map(|(name, shape)| {
+        let seed = name.bytes().fold(0_u64, |sum, byte| sum.wrapping_mul(31) + u64::from(byte));
+        let mut stream = Stream::new(&[seed]);
+        let middle = match name.as_str() {
+            of_rule if of_rule.ends_with("linear_attn.norm.weight") => 1.0,
+            norm if norm.ends_with("norm.weight") => 1.0 - offset,
+            _ => 0.0,
+        };
+        let values = (0..shape.iter().product()).map(|_| middle + 0.2 * stream.next_normal() as f32).collect();
+        (name, shape, values)
+    });
+    tiny_model::write_safetensors(dir, tensors);
+    model
+}
+
+#[test]
+fn other_shapes_of_models_with_states_have_the_same_logits_on_both_kernels() {
+    let tokens: Vec<u32> = (0..90).map(|i| (i * i * 7 + i * 3 + 1) % 64).collect();
+    for config in shapes_with_states() {
+        let folder = tempfile::tempdir().unwrap();
+        let model = write_model(folder.path(), &config);
+        let [mut packed, mut stock] = BOTH.map(|kernels| Graph::open(&model, kernels));
+        for first in [1, 67] {
+            let mut pairs = vec![(packed.prefill(&tokens[..first]), stock.prefill(&tokens[..first]))];
+            for (position, &token) in tokens.iter().enumerate().skip(first) {
+                pairs.push((packed.decode(token, position), stock.decode(token, position)));
+            }
+            for (position, (packed, stock)) in (first..).zip(pairs) {
+                let scale = stock.iter().fold(0.0_f32, |m, x| m.max(x.abs()));
+                let error = packed.iter().zip(&stock).fold(0.0_f32, |m, (p, s)| m.max((p - s).abs()));
+                assert!(error <= 1e-4 * scale, "{config}, after {position}: off by {error} at a scale of {scale}");
             }
         }
     }

@@ -154,7 +154,10 @@ mod tests {
     use shared::config::{KvDtype, RolloutDtype, TrainConfig};
 
     use super::*;
-    use crate::engine::{Kernels, packed::page_shape};
+    use crate::engine::{
+        Kernels,
+        packed::{page_shape, state_shape},
+    };
 
     fn planned(config: &ModelConfig, dtype: Dtype, options: &EngineOptions) -> SamplerPlan {
         sizes(dtype, options).plan(config)
@@ -252,6 +255,40 @@ mod tests {
         };
         assert_eq!(with(Kernels::Packed, 3), with(Kernels::Packed, 0) / 8 * 11);
         assert_eq!(with(Kernels::Stock, 3), with(Kernels::Stock, 0));
+    }
+
+    /// Published sizes with fewer layers of the same kinds.
+    #[test]
+    fn states_take_as_much_as_their_blocks_and_no_more_for_longer_sequences() {
+        let lfm2 = r#"{"model_type": "lfm2", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 3,
+            "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 512, "conv_L_cache": 3,
+            "max_position_embeddings": 4096, "layer_types": ["conv", "full_attention", "conv"]}"#;
+        let qwen = r#"{"model_type": "qwen3_5_text", "hidden_size": 1024, "intermediate_size": 3584, "vocab_size": 512,
+            "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256,
+            "linear_num_key_heads": 16, "linear_num_value_heads": 16, "linear_key_head_dim": 128,
+            "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "max_position_embeddings": 4096,
+            "layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"]}"#;
+        for (text, sequence) in [(lfm2, 2 * (16 << 10)), (qwen, 3 * ((1 << 20) + (72 << 10)))] {
+            let config = ModelConfig::from_json(text).unwrap();
+            for kernels in [Kernels::Packed, Kernels::Stock] {
+                let with = |kept_states, max_model_len| {
+                    let own = EngineOptions { kernels, kept_states, max_model_len, ..options(7) };
+                    planned(&config, Dtype::Fp32, &own)
+                };
+                assert_eq!(with(0, 128).states, 8 * sequence, "{kernels:?}");
+                assert_eq!(with(0, 4096).states, 8 * sequence);
+                let held = if kernels == Kernels::Packed { 3 } else { 0 };
+                assert_eq!(with(3, 128).states, (8 + held) * sequence);
+            }
+            assert_eq!(state_shape(&config, 8).bytes() as u64, 8 * sequence);
+            let pages = page_shape(&config, 8, 128, KvFormat::Fp32).bytes() as u64;
+            let packed = EngineOptions { kernels: Kernels::Packed, ..options(7) };
+            assert_eq!(
+                planned(&config, Dtype::Fp32, &packed).kv_cache,
+                pages,
+                "layers with attention alone have pages"
+            );
+        }
     }
 
     #[test]

@@ -17,7 +17,7 @@ pub struct Profile {
     pub linear: Duration,
     /// Of prefill and decode: the language-model head.
     pub head: Duration,
-    /// Of prefill and decode: attention.
+    /// Of prefill and decode: attention, and what layers with a state have in its place.
     pub attention: Duration,
     /// Copies within the KV cache: from prefix to slots, and of sequences that moved.
     pub kv_copy: Duration,
@@ -37,10 +37,10 @@ pub struct Profile {
     pub graph_steps: u64,
     /// Positions that the rows of decode steps attended to, each row's own counted.
     pub decode_positions: u64,
-    /// Bytes of keys and values that decode steps read, summed over the steps. With packed kernels a shared prompt
-    /// counts once a step.
+    /// Bytes of keys, values and recurrent states that decode steps read, summed over the steps. With packed kernels a
+    /// shared prompt counts once a step.
     pub kv_bytes_read: u64,
-    /// Most bytes of keys and values in use.
+    /// Most bytes of keys, values and recurrent states in use.
     pub kv_bytes_peak: u64,
     /// Tokens computed on trial beside those of decode steps.
     pub drafted_tokens: u64,

@@ -279,7 +279,7 @@ impl Engine {
         self.held.len()
     }
 
-    /// Bytes of keys and values in use, those that are held for states included.
+    /// Bytes of keys, values and recurrent states in use, those that are held for states included.
     #[must_use]
     pub fn kv_bytes_in_use(&mut self) -> u64 {
         self.sweep();

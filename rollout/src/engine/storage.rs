@@ -97,6 +97,15 @@ impl Storage {
         Ok(())
     }
 
+    /// Sets bytes to 0; on a device that is only started.
+    pub fn clear(&mut self, offset: usize, bytes: usize) -> Result<(), EngineError> {
+        match self {
+            Self::Host(words) => bytemuck::cast_slice_mut::<_, u8>(words)[offset..offset + bytes].fill(0),
+            Self::Device(memory) => memory.clear(offset, bytes)?,
+        }
+        Ok(())
+    }
+
     /// Copies between two boxes of rows that do not overlap; on a device the copy is only started.
     pub fn copy_rows(&mut self, copy: BoxCopy) -> Result<(), EngineError> {
         let words = match self {

@@ -117,10 +117,14 @@ fn a_device_agrees_with_the_cpu_whatever_the_batch() {
         let expected = greedy(&mut Engine::new(on_cpu, &model, options(Device::Cpu, 8)).unwrap());
         let weights = exported(&model, device, folder.path());
         for (max_num_seqs, cuda_graphs) in [(1, false), (3, false), (64, false), (3, true), (64, true), (5, true)] {
-            if cuda_graphs && device != Device::Cuda {
+            let has_states = model.config().has_states();
+            if cuda_graphs && (device != Device::Cuda || has_states) {
                 continue;
             }
-            let defaults = options(device, max_num_seqs);
+            let mut defaults = options(device, max_num_seqs);
+            if has_states {
+                defaults.prefill_batch = 1;
+            }
             let candidates = if max_num_seqs == 5 { 0 } else { defaults.candidates };
             let options = EngineOptions { cuda_graphs, candidates, ..defaults };
             let mut engine = Engine::new(weights.clone(), &model, options).unwrap();

@@ -111,6 +111,43 @@ fn scores_are_those_of_transformers_at_every_token() {
     }
 }
 
+/// States begin anew in every row, and padding stands behind every place that is scored.
+#[test]
+fn a_row_of_a_model_with_states_sees_neither_its_neighbours_nor_its_padding() {
+    let sizes = json!({"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "head_dim": 8, "num_hidden_layers": 4, "vocab_size": 128, "max_position_embeddings": 64, "num_labels": 1,
+        "architectures": ["ForSequenceClassification"]});
+    for family in [
+        json!({"model_type": "lfm2", "full_attn_idxs": [2], "block_auto_adjust_ff_dim": false}),
+        json!({"model_type": "qwen3_5_text", "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+            "linear_key_head_dim": 8, "linear_value_head_dim": 16}),
+    ] {
+        let mut config = sizes.clone();
+        config.as_object_mut().unwrap().extend(family.as_object().unwrap().clone());
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("reward-model");
+        write_model(&path, &config);
+        let ids: Vec<u32> = (0..20).map(|i| (i * 37 + 11) % 97).collect();
+        let input = RewardInput {
+            prompt_ids: ids[..1].into(),
+            tokenizer: Some(Arc::new(tokenizer(&path))),
+            completions: (1..=ids.len()).map(|n| completion("", &ids[1..n])).collect(),
+            ..RewardInput::default()
+        };
+        let scores = |batch: usize| -> Vec<f64> {
+            let found = outcomes(&spec(&path, &format!(":batch={batch}:threads=1")), input.clone());
+            found.iter().map(score).collect()
+        };
+        let alone = scores(1);
+        assert!(alone.windows(2).all(|pair| (pair[0] - pair[1]).abs() > 1e-4), "every token counts: {alone:?}");
+        for batch in [5, 32] {
+            for (together, alone) in scores(batch).iter().zip(&alone) {
+                assert!((together - alone).abs() < 1e-5, "{family}, {batch} rows: {together}, alone {alone}");
+            }
+        }
+    }
+}
+
 /// A group of texts over the model's own tokenizer.
 fn group(tokenizer: &Tokenizer, prompt: &str, texts: &[&str]) -> RewardInput {
     RewardInput {

@@ -6,15 +6,18 @@
 mod layers;
 #[cfg(test)]
 mod newer_tests;
+mod parameters;
 mod parts;
 mod read;
 mod rope;
+#[cfg(test)]
+mod state_tests;
 #[cfg(test)]
 mod tests;
 
 use serde::{Deserialize, Serialize};
 
-pub use layers::{LayerKind, Rotary};
+pub use layers::{AttentionGate, AttentionKind, DeltaRule, LayerKind, Rotary, ShortConv, StateParts};
 pub use parts::BlockNames;
 pub use rope::{QueryScaling, RopeScaling};
 
@@ -47,6 +50,14 @@ pub enum Architecture {
     /// `GraniteMoeHybridForCausalLM` without experts and without Mamba layers (Granite 4): multipliers of embeddings,
     /// residuals and logits, and gate and up in one tensor.
     GraniteMoeHybrid,
+    /// `Lfm2ForCausalLM` (LFM2 and LFM2.5): short convolutions, and attention in some layers.
+    Lfm2,
+    /// `Qwen3_5ForConditionalGeneration`, the text model: gated delta rule, and attention with a gate in every fourth
+    /// layer.
+    Qwen3_5,
+    /// `Lfm3ForCausalLM`: LFM2's layers and layers with a window, norms on both sides of each block, and a gate on each
+    /// head of attention.
+    Lfm3,
 }
 
 /// Activation of the MLP's gate.
@@ -74,7 +85,7 @@ pub enum Head {
     },
 }
 
-/// A decoder-only transformer with RMS norms, grouped-query attention and a gated MLP.
+/// A decoder-only transformer with RMS norms, grouped-query attention or a state in each layer, and a gated MLP.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ModelConfig {
     /// Family.
@@ -85,7 +96,7 @@ pub struct ModelConfig {
     pub intermediate_size: usize,
     /// Number of layers.
     pub num_hidden_layers: usize,
-    /// Kind of every layer's attention.
+    /// How every layer mixes tokens.
     pub layers: Vec<LayerKind>,
     /// Query heads.
     pub num_attention_heads: usize,
@@ -167,6 +178,16 @@ impl ModelConfig {
     /// # Errors
     /// See [`ConfigJsonError`].
     pub fn from_json(text: &str) -> Result<Self, ConfigJsonError> {
+        let config = read::config(text)?;
+        read::refuse_unfinished(&config)?;
+        Ok(config)
+    }
+
+    /// As [`Self::from_json`], with the families that no run takes yet.
+    ///
+    /// # Errors
+    /// See [`ConfigJsonError`].
+    pub fn of_any_family(text: &str) -> Result<Self, ConfigJsonError> {
         read::config(text)
     }
 
@@ -181,49 +202,31 @@ impl ModelConfig {
         [Rotary::Global].into_iter().chain(self.rope_local_theta.map(|_| Rotary::Local))
     }
 
-    /// Every parameter as (Hugging Face name, shape), in the model's order; the head's come last. With tied embeddings
-    /// there is no `lm_head.weight`.
+    /// Why so many drafts of a sequence cannot be checked in one step, where they cannot.
     #[must_use]
-    pub fn parameters(&self) -> Vec<(String, Vec<usize>)> {
-        let (hidden, inner) = (self.hidden_size, self.intermediate_size);
-        let [q, kv] = self.query_and_key_widths();
-        let (attention, mlp) = (self.attention_names(), self.mlp_names());
-        let of_qkv = if attention.is_fused() { vec![q + 2 * kv] } else { vec![q, kv, kv] };
-        let of_gate_up = if mlp.is_fused() { vec![2 * inner] } else { vec![inner, inner] };
-        let mut list = vec![("model.embed_tokens.weight".to_string(), vec![self.vocab_size, hidden])];
-        for layer in 0..self.num_hidden_layers {
-            let mut add = |name: &str, shape: Vec<usize>| list.push((format!("model.layers.{layer}.{name}"), shape));
-            if let Some(norm) = self.input_norm() {
-                add(&format!("{norm}.weight"), vec![hidden]);
-            }
-            for (name, width) in attention.inputs().zip(&of_qkv) {
-                projection(&mut add, &name, [*width, hidden], self.qkv_bias);
-            }
-            if let Some(widths) = self.query_and_key_norms() {
-                for (which, width) in ["q_norm", "k_norm"].iter().zip(widths) {
-                    add(&format!("self_attn.{which}.weight"), vec![width]);
-                }
-            }
-            projection(&mut add, &attention.output(), [hidden, q], self.attention_output_bias);
-            add("post_attention_layernorm.weight", vec![hidden]);
-            if self.mlp_norm() == Some(parts::PRE_FEEDFORWARD) {
-                add(&format!("{}.weight", parts::PRE_FEEDFORWARD), vec![hidden]);
-            }
-            for (name, width) in mlp.inputs().zip(&of_gate_up) {
-                projection(&mut add, &name, [*width, hidden], self.mlp_bias);
-            }
-            projection(&mut add, &mlp.output(), [hidden, inner], self.mlp_bias);
-            if self.output_norms() {
-                add("post_feedforward_layernorm.weight", vec![hidden]);
-            }
+    pub fn refuses_drafts(&self, drafts: usize) -> Option<String> {
+        let message = "is not possible with layers that keep a recurrent state: a draft that does not come true has \
+                       changed the state, and the one before is gone; leave the option at 0";
+        (drafts > 0 && self.has_states()).then(|| format!("`speculative_tokens` {drafts} {message}"))
+    }
+
+    /// Why prompts cannot be computed together by padding, or steps be recorded, where they cannot.
+    #[must_use]
+    pub fn refuses_batches(&self, prefill_batch: usize, cuda_graphs: bool) -> Option<String> {
+        if !self.has_states() {
+            return None;
         }
-        list.push(("model.norm.weight".to_string(), vec![hidden]));
-        match self.head {
-            Head::Score { labels } => list.push(("score.weight".to_string(), vec![labels, hidden])),
-            Head::LanguageModel if self.tie_word_embeddings => {}
-            Head::LanguageModel => list.push(("lm_head.weight".to_string(), vec![self.vocab_size, hidden])),
+        if prefill_batch > 1 {
+            return Some(format!(
+                "`rollout_prefill_batch` {prefill_batch} is not possible with layers that keep a recurrent state: the \
+                 padding of the shorter prompts would change it; leave the option at 1"
+            ));
         }
-        list
+        cuda_graphs.then(|| {
+            "`rollout_cuda_graphs` is not possible with layers that keep a recurrent state: a recording is checked by \
+             a second run of the same step, which would change it once more; leave the option out"
+                .to_owned()
+        })
     }
 
     /// Number of trainable scalars.
@@ -233,20 +236,16 @@ impl ModelConfig {
     }
 }
 
-/// Adds the weight of a linear layer, and its bias if it has one.
-fn projection(add: &mut dyn FnMut(&str, Vec<usize>), name: &str, shape: [usize; 2], bias: bool) {
-    add(&format!("{name}.weight"), shape.to_vec());
-    if bias {
-        add(&format!("{name}.bias"), vec![shape[0]]);
-    }
-}
-
 impl TrainConfig {
     /// Checks options that concern the model against the model.
     ///
     /// # Errors
     /// A [`ConfigError::Value`] that names the option.
     pub fn check_model(&self, model: &ModelConfig) -> Result<(), ConfigError> {
+        let of_batches = || model.refuses_batches(self.rollout_prefill_batch, self.rollout_cuda_graphs);
+        if let Some(reason) = model.refuses_drafts(self.speculative_tokens).or_else(of_batches) {
+            return Err(ConfigError::Value(reason));
+        }
         let limit = model.max_position_embeddings;
         match self.max_model_len.filter(|&asked| asked > limit) {
             Some(asked) => {

@@ -216,7 +216,7 @@ fn to_onnx(args: &ToFormat) -> Result<()> {
     ensure!(!named.is_version(), "{}: a published version is an ONNX model already", named.folder().display());
     let model = named.dir();
     let dtype = args.dtype.float().expect("ONNX has types of floats alone");
-    let options = ExportOptions { dtype, max_positions: args.max_positions };
+    let options = ExportOptions { dtype, max_positions: args.max_positions, base: None };
     let manifest = exporters::export(model, &args.out, &options)
         .with_context(|| format!("cannot export {} to {}", args.model.display(), args.out.display()))?;
     output::print(format_args!(

@@ -69,7 +69,7 @@ fn what_trl_changes_and_is_not_there_ends_the_start() {
         ("lora_bias: all", "of adapters only"),
         ("init_lora_weights: pissa", "PEFT's usual one"),
         ("peft_config: {r: 8}", "of adapters only"),
-        ("load_in_4bit: true", "not quantised"),
+        ("model_init_kwargs: {load_in_4bit: true}", "no other quantised weights"),
         ("optim: muon", "the optimiser is AdamW"),
         ("optim: adafactor", "the optimiser is AdamW"),
         ("neftune_noise_alpha: 5", "embeddings"),

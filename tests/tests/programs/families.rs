@@ -17,14 +17,16 @@ const PROMPT: &str = "a prompt that is longer than any of the windows = ";
 fn prepare(family: &str, dir: &Path) {
     let text = fs::read_to_string(golden_model_dir(family).join("config.json")).unwrap();
     let mut config: Value = serde_json::from_str(&text).unwrap();
+    // A model of images and text has its text model within.
+    let of_text = if config.get("text_config").is_some() { &mut config["text_config"] } else { &mut config };
     for (key, value) in
         [("vocab_size", json!(CHARACTERS)), ("eos_token_id", json!(0)), ("initializer_range", json!(0.2))]
     {
-        config[key] = value;
+        of_text[key] = value;
     }
     // With longrope, the prompts begin behind the length at which positions turn otherwise.
-    if config.get(ORIGINAL).is_some() {
-        config[ORIGINAL] = (PROMPT.len() - 8).into();
+    if of_text.get(ORIGINAL).is_some() {
+        of_text[ORIGINAL] = (PROMPT.len() - 8).into();
     }
     let model = dir.join("model");
     fs::create_dir(&model).unwrap();
@@ -33,6 +35,43 @@ fn prepare(family: &str, dir: &Path) {
     let _ = cli::run("learner", ["init", "--model", model.to_str().unwrap()]).success();
     let rows = (1..=4).map(|n| format!("{{\"prompt\": \"{PROMPT}{n}\"}}\n"));
     fs::write(dir.join("prompts.jsonl"), rows.collect::<String>()).unwrap();
+}
+
+/// A run beside a quantised base: both sides compute with the same rounded numbers, and a run goes on as if it had not
+/// ended.
+#[test]
+fn an_adapter_beside_a_quantised_base_trains_with_both_sides_in_agreement_and_resumes() {
+    let dir = tempfile::tempdir().unwrap();
+    prepare("qwen3", dir.path());
+    let config = |option: &str, steps: usize| {
+        format!(
+            "model = {:?}\ndataset = {:?}\nreward_funcs = [\"repetition_penalty:ngram_size=1\"]\nmax_steps = {steps}\n\
+             save_steps = 2\nnum_generations = 4\ngeneration_batch_size = 8\nmax_completion_length = 24\n\
+             learning_rate = 1e-2\nlr_scheduler_type = \"constant\"\nbeta = 0.01\nuse_peft = true\nlora_r = 4\n{option}",
+            dir.path().join("model"),
+            dir.path().join("prompts.jsonl")
+        )
+    };
+    let plain = train(dir.path(), "plain", &config("", 4));
+    for option in ["load_in_8bit", "load_in_4bit"] {
+        let whole = train(dir.path(), &format!("{option}-whole"), &config(&format!("{option} = true\n"), 4));
+        let agreement = whole.curve("mismatch_kl");
+        assert!(agreement.iter().all(|kl| kl.abs() < 1e-9), "{option}: mismatch_kl {agreement:?}");
+        assert_ne!(whole.curve("entropy"), plain.curve("entropy"), "{option} changes nothing");
+        let cut = train(dir.path(), &format!("{option}-cut"), &config(&format!("{option} = true\n"), 2));
+        let file = dir.path().join(format!("{option}-cut.toml"));
+        let again = ["train", file.to_str().unwrap(), "--max_steps", "4", "--resume_from_checkpoint", "latest"];
+        let _ = cli::run("tandem", again).success();
+        let resumed = Training { metrics: json_lines(&cut.run.join("metrics.jsonl")), run: cut.run };
+        for file in ["adapter_model.safetensors", "optimizer.safetensors"] {
+            assert!(resumed.checkpoint(file) == whole.checkpoint(file), "{option}: {file} differs");
+        }
+    }
+    let file = dir.path().join("both.toml");
+    fs::write(&file, config("load_in_8bit = true\nload_in_4bit = true\n", 1)).unwrap();
+    let refused = cli::run("tandem", ["train", file.to_str().unwrap()]);
+    let error = refused.refusal();
+    assert!(error.contains("`load_in_8bit` and `load_in_4bit` cannot both be true"), "{error}");
 }
 
 #[test]

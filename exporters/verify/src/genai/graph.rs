@@ -145,9 +145,18 @@ impl Graph {
         found
     }
 
+    /// Number of nodes of an operator.
+    pub fn count(&self, operator: &str) -> usize {
+        self.nodes.iter().filter(|node| node.operator == operator).count()
+    }
+
     /// Epsilons of all norms.
     pub fn epsilons(&self) -> impl Iterator<Item = f64> + '_ {
-        let norms = self.nodes.iter().filter(|node| node.operator.ends_with("SimplifiedLayerNormalization"));
+        let is_norm =
+            |node: &&Node| node.operator.ends_with("SimplifiedLayerNormalization") || node.operator == "GatedRMSNorm";
+        // One whose factors are a constant of the graph is no norm of the model: it divides a vector by its length.
+        let is_constant = |name: &String| self.tensors.get(name).is_some_and(|tensor| tensor.outside.is_empty());
+        let norms = self.nodes.iter().filter(is_norm).filter(move |node| !node.inputs.get(1).is_some_and(is_constant));
         // ONNX Runtime's default.
         norms.map(|node| node.float("epsilon").unwrap_or(1e-5))
     }

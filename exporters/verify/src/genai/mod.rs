@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use crate::{
-    Distance, Model, Reader, VerifyError, Weights, compare, compare_tensors,
+    Distance, Mixer, Model, Reader, VerifyError, Weights, compare, compare_tensors,
     file::{Pieces, json},
 };
 
@@ -116,10 +116,17 @@ impl Folder {
             return Ok(Some(format!("its epsilon of norms is {found:e}, the model's is {:e}", model.epsilon)));
         }
         let layers = self.graph.attentions();
-        if layers.len() != model.layers.len() {
-            return Ok(Some(format!("its graph has {} layers, the model has {}", layers.len(), model.layers.len())));
+        let of_model = model.layers.iter().enumerate().filter(|(_, layer)| layer.mixer == Mixer::Attention);
+        let of_model: Vec<usize> = of_model.map(|(index, _)| index).collect();
+        if layers.len() != of_model.len() {
+            let (found, meant) = (layers.len(), of_model.len());
+            return Ok(Some(format!("its graph has {found} layers with attention, the model has {meant}")));
         }
-        for (index, attention) in layers.iter().enumerate() {
+        let convolutions = model.layers.iter().filter(|layer| layer.mixer != Mixer::Attention).count();
+        if self.graph.count("CausalConvWithState") != convolutions {
+            return Ok(Some(format!("its graph has other layers with a state than the model's {convolutions}")));
+        }
+        for (index, attention) in of_model.into_iter().zip(&layers) {
             if let Some(difference) = self.attention_difference(index, attention, source, positions)? {
                 return Ok(Some(difference));
             }

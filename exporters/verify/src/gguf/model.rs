@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 
 use super::{
     blocks,
+    metadata::Value,
     parse::{Gguf, Place},
 };
-use crate::{Activation, Architecture, Layer, Model, Tensor, VerifyError, Weights, architecture::frequencies};
+use crate::{Activation, Architecture, Layer, Mixer, Model, Tensor, VerifyError, Weights, architecture::frequencies};
 
 /// Layers of Gemma 3 and SmolLM3 of which the last differs from the others. llama.cpp reads these from no key.
 const GEMMA_PATTERN: usize = 6;
@@ -39,10 +40,10 @@ impl Reading<'_> {
 
     fn architecture(&self, tied: bool) -> Result<Architecture, VerifyError> {
         let (metadata, family) = (self.gguf.metadata(), self.family);
-        if !["llama", "qwen2", "qwen3", "gemma3", "smollm3"].contains(&family) {
+        if !["llama", "qwen2", "qwen3", "gemma3", "smollm3", "lfm2"].contains(&family) {
             return Err(self.wrong(format!("`general.architecture` is {family:?}, which is not read here")));
         }
-        let gemma = family == "gemma3";
+        let (gemma, lfm2) = (family == "gemma3", family == "lfm2");
         let size = |key: &str| {
             let key = format!("{family}.{key}");
             let found = metadata.size(&key).filter(|size| (1..=1 << 31).contains(size));
@@ -55,7 +56,12 @@ impl Reading<'_> {
         if size("attention.value_length")? != head_dim || size("rope.dimension_count")? != head_dim {
             return Err(self.wrong("its keys, values and positions have other widths"));
         }
-        let (kv_heads, count) = (size("attention.head_count_kv")?, size("block_count")?);
+        let count = size("block_count")?;
+        let of_layers = if lfm2 { Some(self.heads_of_layers(count)?) } else { None };
+        let kv_heads = match &of_layers {
+            Some(heads) => heads.iter().copied().max().filter(|heads| *heads > 0).unwrap_or(1),
+            None => size("attention.head_count_kv")?,
+        };
         if !heads.is_multiple_of(kv_heads) || head_dim % 2 == 1 || count > 1024 {
             return Err(self.wrong("its heads, their width or its layers are no sizes of a model"));
         }
@@ -69,7 +75,7 @@ impl Reading<'_> {
             heads,
             kv_heads,
             head_dim,
-            layers: self.layers(count, head_dim)?,
+            layers: self.layers(count, head_dim, of_layers.as_deref())?,
             attention_scale: (width as f64).sqrt().recip(),
             epsilon,
             embedding_scale: if gemma { (hidden_size as f64).sqrt() } else { 1.0 },
@@ -78,8 +84,9 @@ impl Reading<'_> {
             turn_scale: 1.0,
             beyond: None,
             growth: None,
-            head_norms: gemma || family == "qwen3",
+            head_norms: gemma || lfm2 || family == "qwen3",
             width_norms: false,
+            gated: false,
             input_norms: true,
             output_norms: gemma,
             activation: if gemma { Activation::GeluTanh } else { Activation::Silu },
@@ -100,7 +107,26 @@ impl Reading<'_> {
         Ok(texts)
     }
 
-    fn layers(&self, count: usize, head_dim: usize) -> Result<Vec<Layer>, VerifyError> {
+    /// Heads of keys and values of each layer: none where it is a short convolution.
+    fn heads_of_layers(&self, count: usize) -> Result<Vec<usize>, VerifyError> {
+        let key = format!("{}.attention.head_count_kv", self.family);
+        let number = |value: &Value| match value {
+            Value::Unsigned(n) => usize::try_from(*n).ok(),
+            Value::Signed(n) => usize::try_from(*n).ok(),
+            _ => None,
+        };
+        let list = self.gguf.metadata().list(&key).filter(|list| list.len() == count);
+        let heads: Option<Vec<usize>> = list.and_then(|list| list.iter().map(number).collect());
+        let heads = heads.ok_or_else(|| self.wrong(format!("`{key}` has no number for each of {count} layers")))?;
+        let mut attending = heads.iter().filter(|heads| **heads > 0);
+        let first = attending.next();
+        if attending.any(|heads| Some(heads) != first) {
+            return Err(self.wrong(format!("`{key}` has several numbers of heads")));
+        }
+        Ok(heads)
+    }
+
+    fn layers(&self, count: usize, head_dim: usize, heads: Option<&[usize]>) -> Result<Vec<Layer>, VerifyError> {
         let (metadata, family) = (self.gguf.metadata(), self.family);
         let key = |name: &str| format!("{family}.rope.{name}");
         let theta = metadata.number(&key("freq_base")).unwrap_or(1e4);
@@ -123,22 +149,23 @@ impl Reading<'_> {
         }
         let window = metadata.size(&format!("{family}.attention.sliding_window"));
         let local = frequencies(GEMMA_LOCAL_THETA, head_dim);
+        let kernel = metadata.size("lfm2.shortconv.l_cache").unwrap_or(0);
         let layer = |index: usize| match family {
-            "gemma3" if !(index + 1).is_multiple_of(GEMMA_PATTERN) => {
-                Layer { frequencies: Some(local.clone()), window }
-            }
-            "smollm3" if (index + 1).is_multiple_of(SMOLLM_PATTERN) => Layer { frequencies: None, window: None },
-            _ => Layer { frequencies: Some(global.clone()), window: None },
+            _ if heads.is_some_and(|heads| heads[index] == 0) => Layer::of(Mixer::ShortConv(kernel)),
+            "gemma3" if !(index + 1).is_multiple_of(GEMMA_PATTERN) => Layer::attention(Some(local.clone()), window),
+            "smollm3" if (index + 1).is_multiple_of(SMOLLM_PATTERN) => Layer::attention(None, None),
+            _ => Layer::attention(Some(global.clone()), None),
         };
         Ok((0..count).map(layer).collect())
     }
 }
 
 /// Tensors outside the layers: Hugging Face's names and llama.cpp's.
-const OUTER: [(&str, &str); 3] = [
+const OUTER: [(&str, &str); 4] = [
     ("model.embed_tokens.weight", "token_embd.weight"),
     ("model.norm.weight", "output_norm.weight"),
     ("lm_head.weight", "output.weight"),
+    ("model.embedding_norm.weight", "token_embd_norm.weight"),
 ];
 
 /// Parts of a layer: Hugging Face's names and llama.cpp's.
@@ -153,6 +180,24 @@ const INNER: [(&str, &str); 10] = [
     ("mlp.gate_proj", "ffn_gate"),
     ("mlp.up_proj", "ffn_up"),
     ("mlp.down_proj", "ffn_down"),
+];
+
+/// Parts of a layer of LFM2, likewise.
+const OF_LFM2: [(&str, &str); 14] = [
+    ("operator_norm", "attn_norm"),
+    ("self_attn.q_proj", "attn_q"),
+    ("self_attn.k_proj", "attn_k"),
+    ("self_attn.v_proj", "attn_v"),
+    ("self_attn.out_proj", "attn_output"),
+    ("self_attn.q_layernorm", "attn_q_norm"),
+    ("self_attn.k_layernorm", "attn_k_norm"),
+    ("conv.conv", "shortconv.conv"),
+    ("conv.in_proj", "shortconv.in_proj"),
+    ("conv.out_proj", "shortconv.out_proj"),
+    ("ffn_norm", "ffn_norm"),
+    ("feed_forward.w1", "ffn_gate"),
+    ("feed_forward.w3", "ffn_up"),
+    ("feed_forward.w2", "ffn_down"),
 ];
 
 /// The norms that stand in other places with norms of outputs.
@@ -181,7 +226,9 @@ fn names(gguf: &Gguf, family: &str, architecture: &Architecture) -> Result<BTree
         add(meant.into(), name.into());
     }
     for index in 0..architecture.layers.len() {
-        for (meant, name) in INNER.iter().chain(norms(architecture.output_norms)) {
+        let usual = INNER.iter().chain(norms(architecture.output_norms));
+        let parts: Vec<_> = if family == "lfm2" { OF_LFM2.iter().collect() } else { usual.collect() };
+        for (meant, name) in parts {
             for end in ["weight", "bias"] {
                 add(format!("model.layers.{index}.{meant}.{end}"), format!("blk.{index}.{name}.{end}"));
             }
@@ -211,6 +258,11 @@ impl Weights for File {
         let missing = || VerifyError::Differs(format!("it has no tensor {name}"));
         let stored = self.names.get(name).ok_or_else(missing)?;
         let place: &Place = &self.gguf.places()[stored];
-        blocks::read(&self.gguf, stored, place)
+        let mut tensor = blocks::read(&self.gguf, stored, place)?;
+        // A convolution of each channel by itself is a matrix here.
+        if stored.ends_with(".shortconv.conv.weight") && tensor.shape.len() == 2 {
+            tensor.shape.insert(1, 1);
+        }
+        Ok(tensor)
     }
 }

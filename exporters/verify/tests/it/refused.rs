@@ -9,7 +9,7 @@ use shared::Dtype;
 use crate::support::{GgufType, TestModel, rows, same};
 
 /// Families with changes that make every key of theirs count.
-pub fn families() -> [(&'static str, serde_json::Value); 7] {
+pub fn families() -> [(&'static str, serde_json::Value); 8] {
     let llama3 = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 16});
     let linear = json!({"rope_type": "linear", "factor": 4.0});
@@ -21,6 +21,7 @@ pub fn families() -> [(&'static str, serde_json::Value); 7] {
         ("smollm3", json!({"tie_word_embeddings": true})),
         ("gemma3_text", json!({})),
         ("gemma3_text", json!({"rope_scaling": linear})),
+        ("lfm2", json!({"block_auto_adjust_ff_dim": false, "conv_L_cache": 4, "full_attn_idxs": [1, 4]})),
     ]
 }
 
@@ -41,7 +42,9 @@ fn every_family_in_every_type_is_its_model() {
             let distance = model.verify(export, bound).unwrap_or_else(|e| panic!("{family} {changes} {kind}: {e}"));
             assert_eq!(distance.tokens, 46);
             assert!(kind == GgufType::F32 || distance.largest > 0.0, "{family} {kind} rounds nothing");
-            assert!(kind != GgufType::Q8_0 || distance.largest < 0.3, "{family}: {distance:?}");
+            // A short convolution multiplies three projections, and so their roundings.
+            let most = if family == "lfm2" { 0.6 } else { 0.3 };
+            assert!(kind != GgufType::Q8_0 || distance.largest < most, "{family}: {distance:?}");
         }
         for (dtype, bound) in [(Dtype::Fp32, 1e-4), (Dtype::Fp16, 1e-2), (Dtype::Bf16, 8e-2)] {
             let export = huggingface::open(&model.write_hf(dtype, same), None).unwrap();

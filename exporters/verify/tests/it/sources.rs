@@ -39,7 +39,7 @@ fn a_published_version_is_read_with_the_configuration_of_its_run() {
     let model = TestModel::new("qwen2", &json!({"tie_word_embeddings": true}));
     let version = model.path().join("version");
     for dtype in [Dtype::Fp32, Dtype::Fp16] {
-        export(&model.open(), &version, &ExportOptions { dtype, max_positions: None }).unwrap();
+        export(&model.open(), &version, &ExportOptions { dtype, ..ExportOptions::default() }).unwrap();
         let mut read = published::open(&version, &model.path().join("config.json")).unwrap();
         let distance = compare(&mut model.source(), &mut read, &rows()).unwrap();
         assert!((distance.largest == 0.0) == (dtype == Dtype::Fp32) && distance.largest < 1e-2, "{distance:?}");

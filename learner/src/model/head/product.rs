@@ -254,7 +254,7 @@ mod tests {
 
     const ROWS: i64 = 2 * STRIP as i64 + 77;
     /// Largest relative error of one rounding to bfloat16.
-    const ROUNDING: f64 = 1.0 / 512.0;
+    const ROUNDING: f64 = 1.0 / 256.0;
 
     fn distance(a: &Tensor, b: &Tensor) -> f64 {
         let size = b.abs().max().double_value(&[]);
@@ -274,8 +274,9 @@ mod tests {
             let mut weight_gradient = Tensor::ones([ROWS, 40], (Kind::Float, Device::Cpu));
             let of_hidden = weight.backward(&tensors[1], &tensors[2], Some(&mut weight_gradient));
             assert_eq!(of_hidden.kind(), Kind::Float);
-            assert!(distance(&of_hidden, &gradient_nV.mm(&weight_VH)) < ROUNDING);
-            assert!(distance(&(weight_gradient - 1.0), &gradient_nV.tr().mm(&hidden_nH)) < ROUNDING);
+            let of_hidden = distance(&of_hidden, &gradient_nV.mm(&weight_VH));
+            let of_weight = distance(&(weight_gradient - 1.0), &gradient_nV.tr().mm(&hidden_nH));
+            assert!(of_hidden < ROUNDING && of_weight < ROUNDING, "{of_hidden}, {of_weight} with {tokens} tokens");
         }
     }
 

@@ -6,7 +6,7 @@ use super::{
     super::{
         pages::{PAGE, Piece},
         parallel::Claims,
-        simd::{ByteTask, Dot, PairDot, PairTask, Simd, Task},
+        simd::{ByteTask, Dot, LANES, PairDot, PairTask, Simd, Task, load_up_to, sigmoid, store_up_to},
         spans::Span,
     },
     Call, Pieces,
@@ -233,6 +233,28 @@ impl<'a> BlockOfHead<'a> {
                     *x += value * prefix.largest[row];
                 }
             }
+            if let Some(gates) = self.call.gate(token, head) {
+                // SAFETY: the caller vouches for the instruction set.
+                unsafe { open::<S>(gates, out) };
+            }
+        }
+    }
+}
+
+/// Multiplies with the sigmoids of gates, or with that of one gate.
+///
+/// # Safety
+/// The instruction set of `S` must be available.
+#[inline(always)]
+unsafe fn open<S: Simd>(gates: &[f32], out: &mut [f32]) {
+    let one = [gates[0]; LANES];
+    for (i, out) in out.chunks_mut(LANES).enumerate() {
+        let gates = if gates.len() == 1 { &one[..] } else { &gates[i * LANES..] };
+        // SAFETY: both have so many numbers; the caller vouches for the instruction set.
+        unsafe {
+            let x = load_up_to::<S>(out.as_ptr(), out.len());
+            let open = sigmoid::<S>(load_up_to::<S>(gates.as_ptr(), out.len()));
+            store_up_to::<S>(out.as_mut_ptr(), out.len(), S::mul(x, open));
         }
     }
 }

@@ -46,11 +46,22 @@ pub struct RotaryTables<'a> {
     pub entries: usize,
 }
 
+/// Where the gates of a token lie among its inputs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Gate {
+    /// One for each entry: behind each query head, a gate of its width.
+    Entries,
+    /// One for each query head, behind the values.
+    Heads,
+}
+
 /// The part of a layer's attention that does not change from call to call.
 #[derive(Debug, Clone, Copy)]
 pub struct Attention<'a> {
     /// Query heads.
     pub heads: usize,
+    /// The gates whose sigmoids results are multiplied with, in the families that have them.
+    pub gate: Option<Gate>,
     /// Rotary positions; `None` in a layer that does not rotate.
     pub rotary: Option<RotaryTables<'a>>,
     /// Factors on the queries of each position, in the families that have them.
@@ -68,8 +79,8 @@ pub struct Attention<'a> {
 }
 
 impl Attention<'_> {
-    /// Rotates and stores the keys and values of `qkv` (`[tokens, (heads + 2 kv_heads) * head_dim]`), and writes what
-    /// each query attends to into `out` (`[tokens, heads * head_dim]`).
+    /// Rotates and stores the keys and values of `qkv` (`[tokens, (heads + 2 kv_heads) * head_dim]`, and gates between
+    /// or behind them), and writes what each query attends to into `out` (`[tokens, heads * head_dim]`).
     ///
     /// # Panics
     /// When sizes do not fit each other, or a sequence has fewer pages or table rows than positions.
@@ -100,11 +111,26 @@ impl Attention<'_> {
         });
     }
 
+    /// Rows of a query head and its gate.
+    fn rows_of_query(&self) -> usize {
+        if self.gate == Some(Gate::Entries) { 2 } else { 1 }
+    }
+
+    /// Inputs of a token without those behind the values.
+    fn width_of_rows(&self, shape: PageShape) -> usize {
+        (self.heads * self.rows_of_query() + 2 * shape.kv_heads) * shape.head_dim
+    }
+
+    /// Inputs of a token.
+    fn width(&self, shape: PageShape) -> usize {
+        self.width_of_rows(shape) + if self.gate == Some(Gate::Heads) { self.heads } else { 0 }
+    }
+
     fn check(&self, qkv: &[f32], spans: &Spans, shape: PageShape, out: &[f32]) {
         let PageShape { kv_heads, head_dim, pages, layers, .. } = shape;
         assert!(self.heads.is_multiple_of(kv_heads) && head_dim.is_multiple_of(2) && self.layer < layers);
         assert!(head_dim <= MAX_HEAD_DIM, "a head of {head_dim}");
-        assert_eq!(qkv.len(), spans.tokens() * (self.heads + 2 * kv_heads) * head_dim, "queries, keys and values");
+        assert_eq!(qkv.len(), spans.tokens() * self.width(shape), "queries, keys and values");
         assert_eq!(out.len(), spans.tokens() * self.heads * head_dim, "the output");
         let fits =
             |r: RotaryTables<'_>| r.cos.len() == r.sin.len() && r.entries.is_multiple_of(2) && r.entries <= head_dim;
@@ -142,10 +168,26 @@ impl Call<'_> {
         self.attention.heads / self.shape.kv_heads
     }
 
-    /// One head of a token: the query heads, then those of the keys, then those of the values.
-    fn row(&self, token: usize, head: usize) -> &[f32] {
-        let (heads, head_dim) = (self.attention.heads + 2 * self.shape.kv_heads, self.shape.head_dim);
-        &self.qkv[(token * heads + head) * head_dim..][..head_dim]
+    /// One row of a token: the query heads, each before its gate, then the heads of the keys, then those of the values.
+    fn row(&self, token: usize, row: usize) -> &[f32] {
+        let (width, head_dim) = (self.attention.width(self.shape), self.shape.head_dim);
+        &self.qkv[token * width + row * head_dim..][..head_dim]
+    }
+
+    /// Row of the first key head.
+    fn first_key(&self) -> usize {
+        self.attention.heads * self.attention.rows_of_query()
+    }
+
+    /// Gates of a query head, where there are any: one for each entry, or one for all.
+    fn gate(&self, token: usize, head: usize) -> Option<&[f32]> {
+        Some(match self.attention.gate? {
+            Gate::Entries => self.row(token, 2 * head + 1),
+            Gate::Heads => {
+                let first = token * self.attention.width(self.shape) + self.attention.width_of_rows(self.shape);
+                &self.qkv[first + head..][..1]
+            }
+        })
     }
 
     /// Place of a token in its sequence.

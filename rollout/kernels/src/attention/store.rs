@@ -52,7 +52,7 @@ pub(super) unsafe fn store<S: Simd>(call: &Call<'_>, token: usize, head: usize) 
     let own = span.own_len + token - span.tokens.start;
     let (page, place) = (call.spans.pages[span.own_pages.start + own / PAGE], own % PAGE);
     let at = |piece| call.pieces(head, piece).of(page);
-    let head = call.attention.heads + head;
+    let head = call.first_key() + head;
     let mut key = [0.0; MAX_HEAD_DIM];
     // SAFETY: the place lies within the page, and the caller vouches that nobody else is there.
     unsafe {
@@ -103,7 +103,7 @@ pub(super) unsafe fn store<S: Simd>(call: &Call<'_>, token: usize, head: usize) 
 #[inline(always)]
 pub(super) unsafe fn query<S: Simd>(call: &Call<'_>, token: usize, head: usize, to: &mut [f32]) {
     // SAFETY: the caller vouches for the instruction set.
-    unsafe { rotate::<S>(call, token, head, call.attention.q_norm, to) };
+    unsafe { rotate::<S>(call, token, head * call.attention.rows_of_query(), call.attention.q_norm, to) };
     let factor = call.attention.query_factors.map_or(1.0, |factors| factors[call.position(token)]);
     let scale = call.attention.scale * factor;
     for x in to {
@@ -111,10 +111,10 @@ pub(super) unsafe fn query<S: Simd>(call: &Call<'_>, token: usize, head: usize, 
     }
 }
 
-/// Norm and, where the layer has it, rotation of one head of a token, halves against each other (not interleaved).
+/// Norm and, where the layer has it, rotation of one row of a token, halves against each other (not interleaved).
 #[inline(always)]
-unsafe fn rotate<S: Simd>(call: &Call<'_>, token: usize, head: usize, norm: Option<Norm<'_>>, out: &mut [f32]) {
-    let x = call.row(token, head);
+unsafe fn rotate<S: Simd>(call: &Call<'_>, token: usize, row: usize, norm: Option<Norm<'_>>, out: &mut [f32]) {
+    let x = call.row(token, row);
     let out = &mut out[..x.len()];
     match norm {
         None => out.copy_from_slice(x),

@@ -3,7 +3,7 @@
 use super::{
     super::{
         packed::Columns,
-        simd::{self, LANES, Simd},
+        simd::{self, LANES, Simd, silu},
         tile::PANEL,
     },
     Activation, Panels,
@@ -69,16 +69,6 @@ pub(super) unsafe fn finish_row<S: Simd>(job: &Panels<'_>, panel: usize, row: us
                 }
             }
         }
-    }
-}
-
-/// `x / (1 + e^-x)`.
-#[inline(always)]
-unsafe fn silu<S: Simd>(x: S::V) -> S::V {
-    // SAFETY: the caller vouches for the instruction set.
-    unsafe {
-        let e = simd::exp::<S>(S::mul(x, S::splat(-1.0)));
-        S::div(x, S::add(S::splat(1.0), e))
     }
 }
 

@@ -5,6 +5,7 @@
 
 mod dot;
 mod features;
+mod functions;
 mod pairs;
 mod plain;
 #[cfg(target_arch = "x86_64")]
@@ -13,6 +14,7 @@ mod x86;
 pub use dot::MAX_BYTE_PRODUCTS;
 pub(crate) use dot::{ByteTask, Dot};
 pub use features::Features;
+pub(crate) use functions::{exp, load_up_to, sigmoid, silu, softplus, store_up_to};
 pub(crate) use pairs::{PairDot, PairTask};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use x86::{TileBytes, TileDot, TileHalves, TileProduct, TileSplits, Tiles};
@@ -89,31 +91,6 @@ pub(crate) unsafe trait Simd: Copy + 'static {
 
     /// Asks for a cache line; the address need not be valid.
     unsafe fn prefetch(address: *const f32);
-}
-
-/// `e^x` within 2 units in the last place, for x held between -87 and 88 (where the result stays a normal number).
-///
-/// # Safety
-/// See [`Simd`].
-#[inline(always)]
-pub(crate) unsafe fn exp<S: Simd>(x: S::V) -> S::V {
-    // Cody and Waite's reduction with ln 2 in two parts, and the Taylor polynomial of degree 7 on |r| <= ln 2 / 2.
-    const LN2_HIGH: f32 = 0.693_359_4;
-    const LN2_LOW: f32 = -2.121_944_4e-4;
-    const COEFFICIENTS: [f32; 7] = [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0];
-    // SAFETY: the caller vouches for the instruction set.
-    unsafe {
-        // A NaN comes through: both operations give back their second operand then.
-        let x = S::max(S::splat(-87.0), S::min(S::splat(88.0), x));
-        let n = S::round(S::mul(x, S::splat(std::f32::consts::LOG2_E)));
-        let r = S::fma(n, S::splat(-LN2_HIGH), x);
-        let r = S::fma(n, S::splat(-LN2_LOW), r);
-        let mut p = S::splat(1.0 / 5040.0);
-        for c in COEFFICIENTS {
-            p = S::fma(p, r, S::splat(c));
-        }
-        S::scale(p, n)
-    }
 }
 
 #[inline(always)]

@@ -5,7 +5,7 @@ use shared::generation::rng::Stream;
 
 use super::{
     super::{
-        attention::{Attention, RotaryTables},
+        attention::{Attention, Gate, RotaryTables},
         element::KvFormat,
         linear::Norm,
         pages::{FreePages, PageShape, Pages},
@@ -52,6 +52,7 @@ struct Model {
     growth: Option<Vec<f32>>,
     rotates: bool,
     window: Option<usize>,
+    gate: Option<Gate>,
 }
 
 /// Another factor than the root of the head's width.
@@ -71,17 +72,39 @@ impl Model {
             norms: norms.then(|| [normal(stream, sizes.head_dim), normal(stream, sizes.head_dim)]),
             rotates: true,
             window: None,
+            gate: None,
         }
     }
 
+    /// Row of a query head among those of a token.
+    fn query_row(&self, head: usize) -> usize {
+        head * if self.gate == Some(Gate::Entries) { 2 } else { 1 }
+    }
+
+    /// Numbers of all rows of a token.
+    fn rows(&self) -> usize {
+        (self.query_row(self.sizes.heads) + 2 * self.sizes.kv_heads) * self.sizes.head_dim
+    }
+
     fn row(&self) -> usize {
-        (self.sizes.heads + 2 * self.sizes.kv_heads) * self.sizes.head_dim
+        self.rows() + if self.gate == Some(Gate::Heads) { self.sizes.heads } else { 0 }
+    }
+
+    /// What the result of a query head is multiplied with.
+    fn opened(&self, qkv: &[f32], head: usize, d: usize) -> f64 {
+        let at = match self.gate {
+            None => return 1.0,
+            Some(Gate::Entries) => (self.query_row(head) + 1) * self.sizes.head_dim + d,
+            Some(Gate::Heads) => self.rows() + head,
+        };
+        (1.0 + f64::from(-qkv[at]).exp()).recip()
     }
 
     fn run(&self, qkv: &[f32], spans: &Spans, pages: &mut Pages, isa: Isa, threads: &ThreadPool) -> Vec<f32> {
         let norm = |i: usize| self.norms.as_ref().map(|n| Norm { gamma: &n[i], epsilon: EPSILON });
         let attention = Attention {
             heads: self.sizes.heads,
+            gate: self.gate,
             rotary: self.rotates.then_some(RotaryTables { cos: &self.cos, sin: &self.sin, entries: self.entries }),
             query_factors: self.growth.as_deref(),
             window: self.window,
@@ -146,8 +169,8 @@ impl Model {
         let first = self.window.map_or(0, |window| qkv.len().saturating_sub(window));
         (0..heads)
             .flat_map(|head| {
-                let kv = heads + head / (heads / kv_heads);
-                let q = self.query(&self.rotated(&qkv[last][head * head_dim..][..head_dim], last, 0), last);
+                let (row, kv) = (self.query_row(head), self.query_row(heads) + head / (heads / kv_heads));
+                let q = self.query(&self.rotated(&qkv[last][row * head_dim..][..head_dim], last, 0), last);
                 let scores: Vec<f64> = (first..=last)
                     .map(|p| {
                         let k = self.stored(&self.rotated(&qkv[p][kv * head_dim..][..head_dim], p, 1));
@@ -159,9 +182,9 @@ impl Model {
                 let sum: f64 = weights.iter().sum();
                 let values: Vec<Vec<f32>> =
                     (first..=last).map(|p| self.stored(&qkv[p][(kv + kv_heads) * head_dim..][..head_dim])).collect();
-                (0..head_dim)
-                    .map(|d| weights.iter().zip(&values).map(|(w, value)| w * f64::from(value[d])).sum::<f64>() / sum)
-                    .collect::<Vec<_>>()
+                let mean =
+                    |d: usize| weights.iter().zip(&values).map(|(w, value)| w * f64::from(value[d])).sum::<f64>();
+                (0..head_dim).map(|d| mean(d) / sum * self.opened(&qkv[last], head, d)).collect::<Vec<_>>()
             })
             .collect()
     }
@@ -182,6 +205,7 @@ proptest! {
         steps in 1usize..36,
         burst in 1usize..=3, rotates: bool, window in prop::option::of(1usize..60),
         parts in 1usize..=4, begins: bool, grows: bool,
+        gate in prop_oneof![Just(None), Just(Some(Gate::Entries)), Just(Some(Gate::Heads))],
     ) {
         let sizes = Heads { heads: kv_heads * group, kv_heads, head_dim: 8 * eighths };
         let mut stream = Stream::new(&[seed]);
@@ -189,7 +213,7 @@ proptest! {
         let (entries, begin) = (2 * eighths * parts, if begins { BEGIN } else { 0 });
         let growth = grows.then(|| (0..POSITIONS).map(|position| 1.0 + 0.1 * (position / 16) as f32).collect());
         let random = Model::random(&mut stream, sizes, norms, format);
-        let model = Model { rotates, window, entries, begin, growth, ..random };
+        let model = Model { rotates, window, entries, begin, growth, gate, ..random };
         let row = model.row();
         let shape = PageShape { layers: 2, kv_heads, head_dim: sizes.head_dim, pages: 64, format };
         // Places that nobody has written may hold anything, as after a sequence that went wrong.

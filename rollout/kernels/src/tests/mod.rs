@@ -1,7 +1,9 @@
 //! The kernels against plain loops in double precision, over shapes that fit nothing.
 
 mod attention;
+mod functions;
 mod linear;
+mod recurrent;
 mod width_norm;
 
 use std::time::Duration;
@@ -13,7 +15,7 @@ use super::{
     linear::{Norm, rms_norm},
     parallel::Machine,
     residual::add_normed,
-    simd::{Features, Isa, LANES, Simd, Task},
+    simd::{Features, Isa, Simd, Task},
     thread_pool::ThreadPool,
 };
 
@@ -62,33 +64,6 @@ fn normed(x: &[f32], gamma: &[f32]) -> Vec<f32> {
 fn rounded(row: &[f32]) -> Vec<f32> {
     let largest = row.iter().fold(0.0_f32, |m, x| m.max(x.abs()));
     row.iter().map(|x| (x * (127.0 / largest)).round_ties_even() * (largest / 127.0)).collect()
-}
-
-#[test]
-fn exponentials_are_accurate_and_the_same_everywhere() {
-    struct Exp<'a>(&'a [f32; LANES]);
-    impl Task for Exp<'_> {
-        type Output = [f32; LANES];
-        #[inline(always)]
-        unsafe fn run<S: Simd>(self) -> [f32; LANES] {
-            let mut out = [0.0; LANES];
-            // SAFETY: both arrays are blocks.
-            unsafe { S::store(out.as_mut_ptr(), super::simd::exp::<S>(S::load(self.0.as_ptr()))) };
-            out
-        }
-    }
-    for i in -8700..=8800 {
-        let x: [f32; LANES] = std::array::from_fn(|lane| (i as f32 + lane as f32 / 16.0) / 100.0);
-        let got: Vec<_> = Isa::available().into_iter().map(|isa| isa.run(Exp(&x))).collect();
-        for (lane, &y) in got[0].iter().enumerate() {
-            let expected = f64::from(x[lane].clamp(-87.0, 88.0)).exp();
-            assert!((f64::from(y) / expected - 1.0).abs() < 2.5e-7, "e^{} = {y}", x[lane]);
-        }
-        assert!(got.windows(2).all(|pair| pair[0] == pair[1]), "{got:?}");
-    }
-    for isa in Isa::available() {
-        assert!(isa.run(Exp(&[f32::NAN; LANES])).iter().all(|x| x.is_nan()), "{isa:?}");
-    }
 }
 
 /// The other tests compare the sets that are found here bit by bit, so each choice that a mask can lead to is tried.

@@ -241,6 +241,14 @@ impl DeviceMemory {
         unsafe { self.data.as_ptr().byte_add(offset) }
     }
 
+    /// Starts to set bytes to 0.
+    pub fn clear(&mut self, offset: usize, bytes: usize) -> Result<(), EngineError> {
+        assert!(offset + bytes <= self.bytes);
+        self.busy = true;
+        // SAFETY: within the allocation.
+        self.cuda.check("cudaMemset", unsafe { (self.cuda.memset)(self.at(offset), 0, bytes) })
+    }
+
     /// Starts a copy between two boxes of rows that do not overlap.
     pub fn copy_rows(&mut self, copy: BoxCopy) -> Result<(), EngineError> {
         let BoxCopy { row_bytes, rows, from_row, to_row, width, height, depth } = copy;

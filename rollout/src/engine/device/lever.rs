@@ -13,7 +13,7 @@ use crate::{
         EngineError, EngineOptions, Profile,
         sequence::Sequence,
         session::SessionOptions,
-        stock::{batch::Batch, graph::GraphSession, kv_cache::KvCache},
+        stock::{batch::Batch, graph::GraphSession, slots::Slots},
         storage::Storage,
     },
     sampling::SamplingThreads,
@@ -24,7 +24,7 @@ pub(in crate::engine) struct DecodeStep<'a> {
     pub session: &'a mut GraphSession,
     /// A row for each slot.
     pub batch: &'a mut Batch,
-    pub kv: &'a mut KvCache,
+    pub slots: &'a mut Slots,
     /// Whether another version is being loaded, or waits to be installed.
     pub is_loading: bool,
 }
@@ -98,8 +98,8 @@ impl Levers {
             has_run = has_run || lever.run(&mut step, on_device)?;
         }
         if !has_run {
-            let DecodeStep { session, batch, kv, .. } = step;
-            session.run(&batch.inputs(), kv, 0, on_device.floats(logits.len()), None)?;
+            let DecodeStep { session, batch, slots, .. } = step;
+            session.run(&batch.inputs(), slots, 0, on_device.floats(logits.len()), None)?;
         }
         if !all.iter().any(|lever| lever.draws()) {
             on_device.read(0, logits.into_slice().expect("arrays of logits are contiguous"))?;

@@ -116,10 +116,15 @@ impl Backend for FolderBackend {
 
     fn kv_bytes_in_use(&self) -> u64 {
         let size = |element: TensorElementType| if element == TensorElementType::Float16 { 2 } else { 4 };
-        let of_inputs = self.folder.cache.iter().map(|(_, element, shape)| shape[1] * shape[3] * size(*element));
-        let of_position: usize = of_inputs.sum();
-        let positions: usize = self.slots.iter().chain([&self.ready]).flatten().map(|line| line.positions).sum();
-        (positions * of_position) as u64
+        // Keys and values have no position yet where a sequence begins, and states are whole from the first token on.
+        let has_positions = |shape: &[usize]| shape.contains(&0);
+        let sum = |of_positions: bool| -> usize {
+            let inputs = self.folder.cache.iter().filter(|(.., shape)| has_positions(shape) == of_positions);
+            inputs.map(|(_, element, shape)| shape.iter().filter(|n| **n > 0).product::<usize>() * size(*element)).sum()
+        };
+        let lines = || self.slots.iter().chain([&self.ready]).flatten();
+        let positions: usize = lines().map(|line| line.positions).sum();
+        (positions * sum(true) + lines().count() * sum(false)) as u64
     }
 
     fn score(

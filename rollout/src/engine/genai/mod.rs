@@ -7,7 +7,7 @@ use std::{collections::HashMap, path::Path};
 
 use exporters::genai::{CONFIG_FILE, DATA_FILE};
 use half::f16;
-use ndarray::{Array1, Array2, Array4, Axis};
+use ndarray::{Array1, Array2, ArrayD, Axis};
 use ort::{
     session::{Session, SessionInputValue},
     value::{DynValue, Tensor, TensorElementType, ValueType},
@@ -22,12 +22,13 @@ use super::{
 /// A folder that was opened.
 pub struct GenAiFolder {
     session: Session,
-    /// Name, element type and shape `[1, kv_heads, 0, head_dim]` of every input of the cache.
-    cache: Vec<(String, TensorElementType, [usize; 4])>,
+    /// Name, element type and shape of every input of the cache before the first token: `[1, kv_heads, 0, head_dim]` of
+    /// keys and values, and all of a state.
+    cache: Vec<(String, TensorElementType, Vec<usize>)>,
     wants_positions: bool,
 }
 
-/// Keys and values of the tokens so far, by the names of the graph's inputs.
+/// Keys, values and states of the tokens so far, by the names of the graph's inputs.
 type Cache = HashMap<String, DynValue>;
 
 impl GenAiFolder {
@@ -48,8 +49,10 @@ impl GenAiFolder {
         let session = session::load(&path, options, None, Vec::new()).map_err(EngineError::runtime(&doing))?;
         let cache = session.inputs().iter().filter_map(|input| {
             let ValueType::Tensor { ty, shape, .. } = input.dtype() else { return None };
-            let past = input.name().starts_with("past_key_values.") && shape.len() == 4;
-            past.then(|| (input.name().to_owned(), *ty, [1, shape[1] as usize, 0, shape[3] as usize]))
+            // Lengths that are not fixed are below 0: the batch's, and that of the tokens so far.
+            let mut before: Vec<usize> = shape.iter().map(|&length| length.max(0) as usize).collect();
+            *before.first_mut()? = 1;
+            input.name().starts_with("past_key_values.").then(|| (input.name().to_owned(), *ty, before))
         });
         let cache = cache.collect();
         let wants_positions = session.inputs().iter().any(|input| input.name() == "position_ids");
@@ -69,9 +72,9 @@ impl GenAiFolder {
         run.map(|(logits, _)| logits).map_err(EngineError::runtime("the exported graph failed"))
     }
 
-    /// Keys and values of no tokens.
+    /// Keys, values and states of no tokens.
     fn empty(&self) -> ort::Result<Cache> {
-        let input = |(name, element, shape): &(String, _, _)| Ok((name.clone(), empty_tensor(*element, *shape)?));
+        let input = |(name, element, shape): &(String, _, Vec<usize>)| Ok((name.clone(), zeros(*element, shape)?));
         self.cache.iter().map(input).collect()
     }
 
@@ -99,11 +102,10 @@ impl GenAiFolder {
     }
 }
 
-/// A tensor of no elements.
-fn empty_tensor(element: TensorElementType, shape: [usize; 4]) -> ort::Result<DynValue> {
+fn zeros(element: TensorElementType, shape: &[usize]) -> ort::Result<DynValue> {
     Ok(match element {
-        TensorElementType::Float16 => Tensor::from_array(Array4::from_elem(shape, f16::ZERO))?.into_dyn(),
-        _ => Tensor::from_array(Array4::<f32>::zeros(shape))?.into_dyn(),
+        TensorElementType::Float16 => Tensor::from_array(ArrayD::from_elem(shape, f16::ZERO))?.into_dyn(),
+        _ => Tensor::from_array(ArrayD::<f32>::zeros(shape))?.into_dyn(),
     })
 }
 

@@ -115,9 +115,11 @@ fn decoded(folder: &mut GenAiFolder, tokens: &[u32]) -> Array2<f32> {
 
 /// The model's name and the forward passes of its figures.
 fn cases() -> BTreeMap<String, Vec<Value>> {
-    let cases = harness::golden("model_numerics.json")["cases"].as_array().expect("cases").clone();
+    const NEWER: [&str; 2] = ["models-2026/lfm2", "models-2026/qwen3_5"];
     let dir = |case: &Value| case["params"]["model_dir"].as_str().expect("a folder").to_owned();
-    cases.iter().map(|case| (dir(case), case["expected"]["forward"].as_array().expect("passes").clone())).collect()
+    let cases = harness::golden_numerics().into_iter();
+    let cases = cases.filter(|case| dir(case).starts_with("models/") || NEWER.contains(&&*dir(case)));
+    cases.map(|case| (dir(&case), case["expected"]["forward"].as_array().expect("passes").clone())).collect()
 }
 
 #[test]
@@ -131,7 +133,9 @@ fn golden_logits_of_every_family_in_floats() {
                 let logits = folder.logits(&tokens).unwrap();
                 let tolerance = match precision {
                     Precision::Fp32 => 1e-4,
-                    // fp16 rounds what is larger by more.
+                    // fp16 rounds what is larger by more. A delta rule norms what it reads, which may be next to
+                    // nothing: the rounding of the weights alone changes some of these logits by hundredths.
+                    _ if dir.ends_with("qwen3_5") => 5e-2 * f64::from(largest(&logits)),
                     _ => 5e-3 * f64::from(largest(&logits)),
                 };
                 let mut rows: Vec<(usize, &Value)> = vec![(tokens.len() - 1, &pass["logits_last"])];
@@ -199,8 +203,10 @@ const UNEVEN: Qwen2 = Qwen2 {
 fn a_folder_of_integers_says_what_its_rounded_weights_say() {
     let uneven = tempfile::tempdir().unwrap();
     UNEVEN.write(uneven.path(), 3);
-    let golden =
-        harness::golden_models_in("models").into_iter().map(|name| harness::golden_dir().join("models").join(name));
+    let golden = harness::golden_models_in("models")
+        .into_iter()
+        .chain(harness::golden_models_in("models-2026").into_iter().filter(|name| name == "lfm2"));
+    let golden = golden.map(|name| harness::golden_model_dir(&name));
     let tokens: Vec<u32> = (0..24).map(|i| (i * i * 7 + 3) % 97).collect();
     for dir in golden.chain([uneven.path().to_owned()]) {
         let model = Exported::of(&dir);

@@ -113,7 +113,7 @@ impl AdapterLoader {
     /// A session for a short sequence.
     fn session(&self, positions: usize) -> Result<PackedSession, EngineError> {
         let pages: PageShape = page_shape(&self.config, 1, positions, self.options.pages.format);
-        PackedSession::new(Arc::clone(&self.base), &self.config, PackedOptions { pages, ..self.options })
+        PackedSession::new(Arc::clone(&self.base), &self.config, PackedOptions { pages, states: 1, ..self.options })
     }
 
     /// How many of its adapters are in memory: those that somebody has a handle of, or that sequences run with.

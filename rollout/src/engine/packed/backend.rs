@@ -8,11 +8,7 @@ use std::{
 };
 
 use ndarray::ArrayViewMut2;
-use rollout_kernels::{
-    buffer::LargeBuffer,
-    pages::{FreePages, PAGE, PageShape},
-    simd::Isa,
-};
+use rollout_kernels::{buffer::LargeBuffer, simd::Isa, spans::Spans};
 use shared::{ModelConfig, WeightManifest, run::memory_plan::PACKED_PREFILL};
 
 use super::{
@@ -27,6 +23,7 @@ use super::{
         types::Kernels,
     },
     adapted::{AdapterLoader, LoadedAdapter, Share},
+    cache::{Cache, Kind, Own, state_shape},
     check, page_shape, remark_on_speed,
     session::{PackedOptions, PackedSession},
     supports,
@@ -37,7 +34,7 @@ use super::{
 /// hundred rows on there is nothing to gain, and activations would leave the caches. Nothing is padded.
 const PREFILL: PrefillLimits = PrefillLimits { prompts: PACKED_PREFILL.0, together: PACKED_PREFILL.1, padded: false };
 
-/// A prompt in the cache.
+/// A prompt in the cache, without the state behind it.
 struct Prefix {
     pages: Vec<u32>,
     /// Its positions that are there.
@@ -51,7 +48,8 @@ struct Prefix {
 /// What samples start from: a prefix, and what comes after it where they go on from a state.
 struct Prompt {
     prefix: Arc<Prefix>,
-    own: Vec<u32>,
+    /// Its pages behind the prefix, and the state behind all of it.
+    own: Own,
     /// Positions in its own pages.
     own_len: usize,
 }
@@ -74,7 +72,7 @@ struct Begun<'a> {
 /// A running sequence: a prompt and pages of its own.
 struct Slot {
     prefix: Arc<Prefix>,
-    own: Vec<u32>,
+    own: Own,
     /// Positions that were computed, drafts that did not come true among them.
     computed: usize,
 }
@@ -97,7 +95,7 @@ pub(in super::super) struct PackedBackend {
     coming: Option<Prompt>,
     /// What is held of sequences that have ended, by its number.
     held: HashMap<u64, Prompt>,
-    free: FreePages,
+    cache: Cache,
     options: PackedOptions,
     /// The next version.
     loaded: Shelf<PackedWeights>,
@@ -137,14 +135,11 @@ impl PackedBackend {
     ) -> Result<Self, EngineError> {
         check(engine)?;
         remark_on_speed(Isa::detect(), engine);
+        let sequences = engine.slots().saturating_add(engine.kept_states);
         let options = PackedOptions {
             session: SessionOptions::of(engine),
-            pages: page_shape(
-                config,
-                engine.slots().saturating_add(engine.kept_states),
-                engine.max_model_len,
-                engine.kv_format(),
-            ),
+            pages: page_shape(config, sequences, engine.max_model_len, engine.kv_format()),
+            states: sequences,
             format: engine.format(),
         };
         let gate = Gate::of(engine);
@@ -156,7 +151,7 @@ impl PackedBackend {
             prompts: Vec::new(),
             coming: None,
             held: HashMap::new(),
-            free: FreePages::new(options.pages.pages),
+            cache: Cache::new(options.pages, &state_shape(config, options.states)),
             options,
             loaded: Shelf::default(),
             spare,
@@ -167,21 +162,8 @@ impl PackedBackend {
     /// Gives the prompts up, complete or not; sequences that were started from them keep them.
     fn forget_prompts(&mut self) {
         for prompt in self.prompts.drain(..).flatten().chain(self.coming.take()) {
-            give_back(&mut self.free, prompt);
+            give_back(&mut self.cache, prompt);
         }
-    }
-
-    /// The pages of a prompt's own for somebody else who goes on from there: full ones are shared, the last one is
-    /// copied.
-    fn fork(&mut self, own: &[u32], own_len: usize) -> Vec<u32> {
-        let full = own_len / PAGE;
-        let mut pages = own[..full].to_vec();
-        self.free.share(&pages);
-        if !own_len.is_multiple_of(PAGE) {
-            extend(&mut self.free, &mut pages, full + 1);
-            self.session.copy_page(own[full], pages[full]);
-        }
-        pages
     }
 
     /// What there is of a prompt before a call: what is held, and what was computed in pieces.
@@ -195,19 +177,19 @@ impl PackedBackend {
         let mut prompt = match of.held.and_then(|number| self.held.remove_entry(&number)) {
             Some((number, held)) => {
                 let (prefix, own_len) = (Arc::clone(&held.prefix), held.own_len);
-                let own = self.fork(&held.own, own_len);
+                let own = self.cache.fork(&held.own, own_len, &mut self.session);
                 self.held.insert(number, held);
                 Prompt { prefix, own, own_len }
             }
             None => {
                 let mut pages = Vec::new();
-                extend(&mut self.free, &mut pages, PageShape::pages_for(of.prompt));
+                self.cache.pages.extend(&mut pages, of.prompt);
                 let rotary_begin = self.session.config.rotary_begin(of.tokens.len());
                 let prefix = Arc::new(Prefix { pages, len: 0, adapter: of.adapter.cloned(), rotary_begin });
-                Prompt { prefix, own: Vec::new(), own_len: 0 }
+                Prompt { prefix, own: Own::default(), own_len: 0 }
             }
         };
-        extend(&mut self.free, &mut prompt.own, PageShape::pages_for(of.tokens.len() - of.prompt));
+        self.cache.extend(&mut prompt.own, of.tokens.len() - of.prompt);
         prompt
     }
 
@@ -263,9 +245,9 @@ impl PackedBackend {
                 if prefix.len < of.prompt {
                     spans.push(&[], 0, &prefix.pages, prefix.len, tokens);
                 } else {
-                    spans.push(&prefix.pages, prefix.len, own, *own_len, tokens);
+                    spans.push(&prefix.pages, prefix.len, &own.pages, *own_len, tokens);
                 }
-                spans.rotary_from(prefix.rotary_begin);
+                begin_and_state(spans, prefix, own);
                 // Nobody asks what follows a piece: the head of the model is not computed.
                 last.extend((prompt.len() + tokens == of.tokens.len()).then(|| spans.tokens() - 1));
             }
@@ -284,12 +266,9 @@ impl PackedBackend {
 
     /// What the last call took: pages of a shared prompt were read once.
     fn cost(&mut self) -> Cost {
-        let kv_bytes_read = self.bytes_of(self.session.pages_read());
+        let (pages, states) = (self.session.pages_read(), self.session.states_read());
+        let kv_bytes_read = self.cache.pages.bytes_of(pages) + self.cache.states.bytes_of(states);
         Cost { kv_bytes_read, ..self.session.take_cost() }
-    }
-
-    fn bytes_of(&self, pages: usize) -> u64 {
-        (pages * (self.options.pages.bytes() / self.options.pages.pages)) as u64
     }
 }
 
@@ -311,11 +290,11 @@ impl Backend for PackedBackend {
     /// Prompts before this one go: the pool has room for one prompt beyond those of the sequences.
     fn start(&mut self, slot: usize, prompt: usize) -> Result<(), EngineError> {
         for before in self.prompts[..prompt].iter_mut().filter_map(Option::take) {
-            give_back(&mut self.free, before);
+            give_back(&mut self.cache, before);
         }
         let of = self.prompts[prompt].take().expect("samples start prompt by prompt");
         let (prefix, computed) = (Arc::clone(&of.prefix), of.len());
-        let own = self.fork(&of.own, of.own_len);
+        let own = self.cache.fork(&of.own, of.own_len, &mut self.session);
         self.prompts[prompt] = Some(of);
         if self.slots.len() <= slot {
             self.slots.resize_with(slot + 1, || None);
@@ -336,12 +315,13 @@ impl Backend for PackedBackend {
         drafts: &Drafts,
         logits: ArrayViewMut2<'_, f32>,
     ) -> Result<Cost, EngineError> {
-        let Self { session, slots, free, .. } = self;
+        let Self { session, slots, cache, .. } = self;
         for (index, (slot, row)) in slots.iter_mut().zip(rows).enumerate() {
             let slot = slot.as_mut().expect("decoding runs on slots without holes");
             let tokens = 1 + drafts.of(index).len();
-            let own_len = slot.own_len(row.position);
-            extend(free, &mut slot.own, PageShape::pages_for(own_len + tokens));
+            let (own_len, computed) = (slot.own_len(row.position), slot.own_len(slot.computed));
+            cache.states.keep(&mut slot.own.state, own_len, computed);
+            cache.extend(&mut slot.own, own_len + tokens);
         }
         let at = |slot: usize| running(slots, slot);
         let order = in_order(slots, rows.len());
@@ -358,8 +338,8 @@ impl Backend for PackedBackend {
                 let Slot { prefix, own, .. } = at(slot);
                 let tokens = 1 + drafts.of(slot).len();
                 let (first, row) = (spans.tokens(), drafts.first_row(slot));
-                spans.push(&prefix.pages, prefix.len, own, at(slot).own_len(rows[slot].position), tokens);
-                spans.rotary_from(prefix.rotary_begin);
+                spans.push(&prefix.pages, prefix.len, &own.pages, at(slot).own_len(rows[slot].position), tokens);
+                begin_and_state(spans, prefix, own);
                 (0..tokens).for_each(|i| last[row + i] = first + i);
             }
         })?;
@@ -371,12 +351,12 @@ impl Backend for PackedBackend {
 
     fn release(&mut self, slot: usize) {
         let Slot { prefix, own, .. } = self.slots[slot].take().expect("the slot is occupied");
-        give_back(&mut self.free, Prompt { prefix, own, own_len: 0 });
+        give_back(&mut self.cache, Prompt { prefix, own, own_len: 0 });
     }
 
-    /// Those of the pages that are taken.
+    /// Those of the pages and states that are taken.
     fn kv_bytes_in_use(&self) -> u64 {
-        self.bytes_of(self.options.pages.pages - self.free.count())
+        self.cache.bytes_in_use()
     }
 
     fn score(
@@ -388,7 +368,7 @@ impl Backend for PackedBackend {
         each: EachRow<'_>,
     ) -> Result<(), EngineError> {
         let pages = page_shape(config, 1, tokens.len(), self.options.pages.format);
-        let options = PackedOptions { pages, ..self.options };
+        let options = PackedOptions { pages, states: 1, ..self.options };
         PackedSession::new(self.session.weights(), config, options)?.score(tokens, scored, adapter, each)
     }
 
@@ -415,7 +395,7 @@ impl Backend for PackedBackend {
         self.spare = Arc::into_inner(before).map(|weights| Spare::Old(weights.into_memory()));
         self.forget_prompts();
         for (_, held) in self.held.drain() {
-            give_back(&mut self.free, held);
+            give_back(&mut self.cache, held);
         }
     }
 
@@ -434,7 +414,7 @@ impl Paged for PackedBackend {
     fn all_started(&mut self, prompt: usize) {
         let has_adapter = |of: &mut Prompt| of.prefix.adapter.is_some();
         if let Some(prompt) = self.prompts[prompt].take_if(has_adapter) {
-            give_back(&mut self.free, prompt);
+            give_back(&mut self.cache, prompt);
         }
     }
 
@@ -442,22 +422,21 @@ impl Paged for PackedBackend {
         let coming = self.coming.take_if(|_| prompt == 0);
         let complete = self.prompts.get_mut(prompt).and_then(Option::take);
         for prompt in coming.into_iter().chain(complete) {
-            give_back(&mut self.free, prompt);
+            give_back(&mut self.cache, prompt);
         }
     }
 
     fn hold(&mut self, slot: usize, used: usize, number: u64) {
         let slot = self.slots[slot].take().expect("the slot is occupied");
-        let own_len = slot.own_len(used);
+        let (own_len, computed) = (slot.own_len(used), slot.own_len(slot.computed));
         let Slot { prefix, mut own, .. } = slot;
-        // Drafts may have taken more.
-        self.free.give_back(&own.split_off(PageShape::pages_for(own_len)));
+        self.cache.keep(&mut own, own_len, computed);
         self.held.insert(number, Prompt { prefix, own, own_len });
     }
 
     fn drop_held(&mut self, number: u64) {
         if let Some(held) = self.held.remove(&number) {
-            give_back(&mut self.free, held);
+            give_back(&mut self.cache, held);
         }
     }
 }
@@ -493,7 +472,7 @@ fn pass(
 ) -> Result<Duration, EngineError> {
     let kv = options.pages.format;
     let pages = page_shape(config, 1, examined.positions(), kv);
-    let mut session = PackedSession::new(weights, config, PackedOptions { pages, ..options })?;
+    let mut session = PackedSession::new(weights, config, PackedOptions { pages, states: 1, ..options })?;
     let rounding = Rounding { stored: dtype_of(manifest), weights: options.format, kv };
     examined.pass(config.vocab_size, rounding, |tokens, scored, each| session.score(tokens, scored, None, each))
 }
@@ -519,16 +498,19 @@ fn no_logits(vocab: usize) -> ArrayViewMut2<'static, f32> {
     ArrayViewMut2::from_shape((0, vocab), &mut []).expect("no rows take no memory")
 }
 
-/// Gives a sequence of the pool `count` pages.
-fn extend(free: &mut FreePages, pages: &mut Vec<u32>, count: usize) {
-    free.extend(pages, count).expect("the pool holds every slot at full length");
+/// Tells the sequence that was added last where its positions begin, and where its state is.
+fn begin_and_state(spans: &mut Spans, prefix: &Prefix, own: &Own) {
+    spans.rotary_from(prefix.rotary_begin);
+    if let Some(block) = own.state {
+        spans.state_in(block);
+    }
 }
 
 /// Gives back what a prompt or a sequence holds; a prefix when nobody else has it.
-fn give_back(free: &mut FreePages, Prompt { prefix, own, .. }: Prompt) {
-    free.give_back(&own);
+fn give_back(cache: &mut Cache, Prompt { prefix, own, .. }: Prompt) {
+    cache.give_back(own);
     if let Some(prefix) = Arc::into_inner(prefix) {
-        free.give_back(&prefix.pages);
+        cache.pages.give_back(prefix.pages);
     }
 }
 

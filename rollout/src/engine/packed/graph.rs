@@ -6,7 +6,7 @@ use exporters::onnx::{
     proto::{DataType, ModelProto, OperatorSetIdProto},
 };
 use prost::Message;
-use shared::{ModelConfig, WeightManifest, model::manifest::MODEL_FILE};
+use shared::{LayerKind, ModelConfig, WeightManifest, model::manifest::MODEL_FILE};
 
 use super::super::{EngineError, WeightSource, session::dtype_of};
 
@@ -19,10 +19,13 @@ pub(super) const LINEAR: &str = "PackedLinear";
 pub(super) const RESIDUAL: &str = "PackedResidual";
 pub(super) const WIDTH_NORM: &str = "PackedWidthNorm";
 pub(super) const ATTENTION: &str = "PagedAttention";
+pub(super) const SHORT_CONV: &str = "ShortConvolution";
+pub(super) const DELTA_RULE: &str = "GatedDeltaRule";
 /// Which of the packed products, output norms or layers a node stands for.
 pub(super) const INDEX: &str = "index";
 
-/// Products of one layer: query, key and value; output; gate and up; down.
+/// Products of one layer: query, key and value, or whatever a layer with a state has in their place; output; gate and
+/// up; down.
 pub(super) const LINEARS_PER_LAYER: usize = 4;
 /// Norms of the results of one layer, where there are any: attention; MLP.
 pub(super) const OUTPUTS_PER_LAYER: usize = 2;
@@ -56,11 +59,16 @@ pub(super) fn rewritten(config: &ModelConfig) -> Vec<u8> {
     for layer in 0..config.num_hidden_layers {
         let name = |what: &str| format!("layers.{layer}.{what}");
         let first = LINEARS_PER_LAYER * layer;
-        let mut qkv = node(LINEAR, &name("qkv"), &[&stream], first);
-        if config.width_norms() {
-            qkv = node(WIDTH_NORM, &name("qkv.normed"), &[&qkv], layer);
+        let mut inputs = node(LINEAR, &name("inputs"), &[&stream], first);
+        let mixer = match config.layers[layer] {
+            LayerKind::Attention(_) => ATTENTION,
+            LayerKind::ShortConv(_) => SHORT_CONV,
+            LayerKind::DeltaRule(_) => DELTA_RULE,
+        };
+        if mixer == ATTENTION && config.width_norms() {
+            inputs = node(WIDTH_NORM, &name("inputs.normed"), &[&inputs], layer);
         }
-        let attended = node(ATTENTION, &name("attended"), &[&qkv], layer);
+        let mixed = node(mixer, &name("mixed"), &[&inputs], layer);
         // A product adds the residual stream by itself, unless its result is normed first.
         let onto = |node: &mut Node<'_>, stream: &str, what: &str, input: &str, part: usize| {
             let index = first + 1 + 2 * part;
@@ -70,7 +78,7 @@ pub(super) fn rewritten(config: &ModelConfig) -> Vec<u8> {
             let result = node(LINEAR, &name(&format!("{what}.result")), &[input], index);
             node(RESIDUAL, &name(what), &[&result, stream], OUTPUTS_PER_LAYER * layer + part)
         };
-        let attention = onto(&mut node, &stream, "attention", &attended, 0);
+        let attention = onto(&mut node, &stream, "attention", &mixed, 0);
         let inner = node(LINEAR, &name("inner"), &[&attention], first + 2);
         stream = onto(&mut node, &attention, "mlp", &inner, 1);
     }

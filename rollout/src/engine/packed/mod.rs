@@ -34,35 +34,46 @@
 //! packed layout. Products that no adapter changes, the head among them, are packed once for all versions
 //! (`weights::Kept`). The result has the bits of the merged model.
 //!
+//! Layers with a recurrent state (short convolutions, delta rules) have a block of memory for each sequence in the place
+//! of pages (`cache`). A prompt is computed once and its state is copied to each completion. Its tokens are taken one
+//! after the other in one order, so that neither pieces nor neighbours show in a bit. A state cannot go back: nothing
+//! goes on from the middle of one, and drafts are refused.
+//!
 //! Adapters can also lie beside the weights in use (`adapted`), so that sequences of several run at once. A call takes
 //! the tokens of all of them. Products that an adapter changes are computed adapter by adapter, all others once.
 
 mod adapted;
 mod backend;
+mod cache;
 mod graph;
+mod mixers;
 mod operators;
 mod session;
 mod weights;
 
 pub use adapted::{AdapterLoader, LoadedAdapter, adapter_bytes};
 pub(super) use backend::PackedBackend;
+#[cfg(test)]
+pub(super) use cache::state_shape;
 
 use std::time::Duration;
 
 use rollout_kernels::{
+    attention::MAX_HEAD_DIM,
     element::{Format, KvFormat},
     pages::PageShape,
+    recurrent::MAX_KERNEL,
     simd::{Isa, MAX_BYTE_PRODUCTS},
     thread_pool::ThreadPool,
 };
-use shared::{ModelConfig, WeightManifest, config::KvDtype, run::memory_plan::PARTIAL_PAGES};
+use shared::{AttentionGate, LayerKind, ModelConfig, WeightManifest, config::KvDtype, run::memory_plan::PARTIAL_PAGES};
 
 use super::{EngineError, EngineOptions, WeightSource};
 
 /// Sizes of the pool of pages: every slot may hold a sequence of its own of the greatest length.
 pub(super) fn page_shape(config: &ModelConfig, slots: usize, positions: usize, format: KvFormat) -> PageShape {
     PageShape {
-        layers: config.num_hidden_layers,
+        layers: config.attention_layers().count(),
         kv_heads: config.num_key_value_heads,
         head_dim: config.head_dim,
         pages: slots * (PageShape::pages_for(positions) + PARTIAL_PAGES),
@@ -81,7 +92,18 @@ pub(super) fn supports(
     config: &ModelConfig,
     manifest: &WeightManifest,
 ) -> Result<bool, EngineError> {
-    Ok(graph::is_known(source, config, manifest)? && config.head_dim <= rollout_kernels::attention::MAX_HEAD_DIM)
+    Ok(fits(config) && graph::is_known(source, config, manifest)?)
+}
+
+/// Whether the kernels know all sizes and parts of a model.
+fn fits(config: &ModelConfig) -> bool {
+    let has_kernels = |layer: &LayerKind| match layer {
+        // One product has biases for all of its outputs, and no gate of heads has any.
+        LayerKind::Attention(kind) => !config.qkv_bias || kind.gate != Some(AttentionGate::Heads),
+        LayerKind::ShortConv(conv) => conv.kernel <= MAX_KERNEL,
+        LayerKind::DeltaRule(rule) => rule.kernel <= MAX_KERNEL,
+    };
+    config.head_dim <= MAX_HEAD_DIM && config.layers.iter().all(has_kernels)
 }
 
 /// The packed kernels batch prompts by themselves, and their logits are in main memory.

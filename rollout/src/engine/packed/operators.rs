@@ -14,16 +14,25 @@ use ort::{
     value::TensorElementType,
 };
 use rollout_kernels::{
-    attention::Attention, linear::Input, packed::PackedShape, pages::Pages, parallel::Machine, residual::add_normed,
-    simd::Isa, spans::Spans, thread_pool::ThreadPool, width_norm::norm_queries_and_keys,
+    attention::{Attention, Gate},
+    linear::Input,
+    packed::PackedShape,
+    pages::Pages,
+    parallel::Machine,
+    residual::add_normed,
+    simd::Isa,
+    spans::Spans,
+    states::States,
+    thread_pool::ThreadPool,
+    width_norm::norm_queries_and_keys,
 };
 
-use shared::LayerKind;
+use shared::{AttentionGate, AttentionKind};
 
 use super::{
     super::backend::Cost,
     adapted::Share,
-    graph::{ATTENTION, DOMAIN, EMBEDDING, INDEX, LINEAR, RESIDUAL, WIDTH_NORM},
+    graph::{ATTENTION, DELTA_RULE, DOMAIN, EMBEDDING, INDEX, LINEAR, RESIDUAL, SHORT_CONV, WIDTH_NORM},
     weights::PackedWeights,
 };
 
@@ -31,6 +40,7 @@ use super::{
 pub(in super::super) struct State {
     pub weights: Arc<PackedWeights>,
     pub pages: Pages,
+    pub states: States,
     pub spans: Spans,
     /// What the tokens of the spans are computed with.
     pub shares: Vec<Share>,
@@ -59,7 +69,9 @@ pub(super) fn domain(state: &SharedState) -> ort::Result<OperatorDomain> {
         .add(node(Operation::Linear))?
         .add(node(Operation::Residual))?
         .add(node(Operation::WidthNorm))?
-        .add(node(Operation::Attention))
+        .add(node(Operation::Attention))?
+        .add(node(Operation::ShortConv))?
+        .add(node(Operation::DeltaRule))
 }
 
 #[derive(Clone, Copy)]
@@ -69,6 +81,8 @@ enum Operation {
     Residual,
     WidthNorm,
     Attention,
+    ShortConv,
+    DeltaRule,
 }
 
 /// One of the operators.
@@ -87,6 +101,8 @@ impl Operator for Node {
             Operation::Residual => RESIDUAL,
             Operation::WidthNorm => WIDTH_NORM,
             Operation::Attention => ATTENTION,
+            Operation::ShortConv => SHORT_CONV,
+            Operation::DeltaRule => DELTA_RULE,
         }
     }
 
@@ -96,7 +112,11 @@ impl Operator for Node {
         let second = match self.operation {
             Operation::Linear => Some(OperatorInput::optional(TensorElementType::Float32)),
             Operation::Residual => Some(OperatorInput::required(TensorElementType::Float32)),
-            Operation::Embedding | Operation::WidthNorm | Operation::Attention => None,
+            Operation::Embedding
+            | Operation::WidthNorm
+            | Operation::Attention
+            | Operation::ShortConv
+            | Operation::DeltaRule => None,
         };
         [OperatorInput::required(first)].into_iter().chain(second)
     }
@@ -151,6 +171,14 @@ impl NodeKernel {
             }
             Operation::Attention => {
                 attention(&mut state, self.index, context)?;
+                state.cost.attention += begun.elapsed();
+            }
+            Operation::ShortConv => {
+                short_conv(&mut state, self.index, context)?;
+                state.cost.attention += begun.elapsed();
+            }
+            Operation::DeltaRule => {
+                delta_rule(&mut state, self.index, context)?;
                 state.cost.attention += begun.elapsed();
             }
         }
@@ -236,17 +264,44 @@ fn attention(state: &mut State, layer: usize, context: &ComputeContext) -> ort::
     let width = *heads * pages.shape().head_dim;
     let mut out = context.output(0, [spans.tokens(), width])?.ok_or_else(missing)?;
     let (_, out) = out.try_extract_tensor_mut::<f32>()?;
-    let (LayerKind { rotary, window }, [q_norm, k_norm]) = (weights.kind(layer), weights.head_norms(layer));
+    let (AttentionKind { rotary, window, gate }, [q_norm, k_norm]) =
+        (weights.attention(layer), weights.head_norms(layer));
     let attention = Attention {
         heads: *heads,
+        gate: gate.map(|gate| match gate {
+            AttentionGate::Entries => Gate::Entries,
+            AttentionGate::Heads => Gate::Heads,
+        }),
         rotary: rotary.map(|rotary| weights.rotary(rotary)),
         query_factors: weights.query_factors(),
         window,
         scale: weights.attention_scale(),
         q_norm,
         k_norm,
-        layer,
+        layer: weights.place(layer),
     };
     attention.run(qkv, spans, pages, out, Machine { isa: *isa, threads, scratch });
+    Ok(())
+}
+
+fn short_conv(state: &mut State, layer: usize, context: &ComputeContext) -> ort::Result<()> {
+    let State { weights, states, spans, isa, threads, scratch, .. } = state;
+    let x = context.input(0)?.ok_or_else(missing)?;
+    let (_, x) = x.try_extract_tensor::<f32>()?;
+    let conv = weights.short_conv(layer);
+    let mut out = context.output(0, [spans.tokens(), conv.convolution.channels])?.ok_or_else(missing)?;
+    let (_, out) = out.try_extract_tensor_mut::<f32>()?;
+    conv.run(x, spans, states, out, Machine { isa: *isa, threads, scratch });
+    Ok(())
+}
+
+fn delta_rule(state: &mut State, layer: usize, context: &ComputeContext) -> ort::Result<()> {
+    let State { weights, states, spans, isa, threads, scratch, .. } = state;
+    let x = context.input(0)?.ok_or_else(missing)?;
+    let (_, x) = x.try_extract_tensor::<f32>()?;
+    let rule = weights.delta_rule(layer);
+    let mut out = context.output(0, [spans.tokens(), rule.value_heads * rule.value_dim])?.ok_or_else(missing)?;
+    let (_, out) = out.try_extract_tensor_mut::<f32>()?;
+    rule.run(x, spans, states, out, Machine { isa: *isa, threads, scratch });
     Ok(())
 }

@@ -12,6 +12,7 @@ use rollout_kernels::{
     pages::{PageShape, Pages},
     simd::Isa,
     spans::Spans,
+    states::States,
 };
 use shared::ModelConfig;
 
@@ -24,6 +25,7 @@ use super::{
         storage::FloatMemory,
     },
     adapted::{LoadedAdapter, Share},
+    cache::state_shape,
     graph,
     operators::{self, SharedState, State},
     start_threads,
@@ -39,6 +41,8 @@ const SPIN: Duration = Duration::from_micros(100);
 pub(in super::super) struct PackedOptions {
     pub session: SessionOptions,
     pub pages: PageShape,
+    /// Recurrent states, in the models that have them.
+    pub states: usize,
     pub format: Format,
 }
 
@@ -56,9 +60,12 @@ impl PackedSession {
         let threads = start_threads(options.session.threads, spin)?;
         let pages = Pages::new(options.pages)
             .map_err(|e| EngineError::Options(format!("no memory for the keys and values: {e}")))?;
+        let states = States::new(state_shape(config, options.states))
+            .map_err(|e| EngineError::Options(format!("no memory for the recurrent states: {e}")))?;
         let state = Arc::new(Mutex::new(State {
             weights,
             pages,
+            states,
             spans: Spans::default(),
             shares: Vec::new(),
             last_tokens: Vec::new(),
@@ -126,6 +133,16 @@ impl PackedSession {
         operators::lock(&self.state).pages.copy(from, to);
     }
 
+    /// Copies a recurrent state over another one.
+    pub fn copy_state(&mut self, from: u32, to: u32) {
+        operators::lock(&self.state).states.copy(from, to);
+    }
+
+    /// Recurrent states that the last run read and wrote.
+    pub fn states_read(&self) -> usize {
+        operators::lock(&self.state).spans.states()
+    }
+
     /// Pages of keys and values that the last run looked at: its own, and those of a prompt once for its neighbours.
     pub fn pages_read(&self) -> usize {
         operators::lock(&self.state).spans.pages().len()
@@ -164,7 +181,7 @@ impl PackedSession {
         const PIECE: usize = 256;
         let fed: Vec<i64> = tokens[..tokens.len() - 1].iter().map(|&t| i64::from(t)).collect();
         let pages: Vec<u32> = (0..PageShape::pages_for(fed.len()) as u32).collect();
-        let rotary_begin = self.config.rotary_begin(tokens.len());
+        let (rotary_begin, has_state) = (self.config.rotary_begin(tokens.len()), self.config.has_states());
         let (before, last) = fed.split_at(fed.len() - scored);
         let (unscored, scored) = (before.chunks(PIECE).map(|piece| (piece, 0)), last.chunks(PIECE));
         let mut computed = 0;
@@ -174,6 +191,9 @@ impl PackedSession {
             self.run(piece, vec![share], logits.view_mut(), |spans, wanted| {
                 spans.push(&[], 0, &pages, computed, piece.len());
                 spans.rotary_from(rotary_begin);
+                if has_state {
+                    spans.state_in(0);
+                }
                 wanted.extend(0..rows);
             })?;
             logits.rows().into_iter().for_each(|row| each(row.to_slice().expect("a row of logits is contiguous")));
@@ -202,8 +222,12 @@ mod tests {
         let weights = PackedWeights::load(&source, config, &manifest, Format::Fp32, Provided::default(), 1).unwrap();
         let session =
             SessionOptions { device: Device::Cpu, threads: 2, spinning: false, hot_swap: false, cuda_graphs: false };
-        let options =
-            PackedOptions { session, pages: page_shape(config, 1, PAGE, KvFormat::Fp32), format: Format::Fp32 };
+        let options = PackedOptions {
+            session,
+            pages: page_shape(config, 1, PAGE, KvFormat::Fp32),
+            states: 1,
+            format: Format::Fp32,
+        };
         let mut session = PackedSession::new(Arc::new(weights), config, options).unwrap();
         let mut logits = Array2::zeros((1, config.vocab_size));
         // A sequence without a page to store its key in.

@@ -10,13 +10,15 @@ use rollout_kernels::{
     element::Format,
     linear::{Activation, Linear, Norm},
     packed::{Columns, PackedShape, Quantized, WeightRows},
+    recurrent::{delta_rule::DeltaRule, short_conv::ShortConv},
     thread_pool::ThreadPool,
 };
-use shared::{LayerKind, ModelConfig, Rotary, WeightManifest, model::manifest::DATA_FILE};
+use shared::{AttentionKind, LayerKind, ModelConfig, Rotary, WeightManifest, model::manifest::DATA_FILE};
 
 use super::{
     super::{EngineError, WeightSource},
     graph::LINEARS_PER_LAYER,
+    mixers::{Mixer, mixers},
     start_threads,
 };
 
@@ -77,11 +79,10 @@ pub(in super::super) struct PackedWeights {
     kept: Option<Arc<Kept>>,
     /// [`LINEARS_PER_LAYER`] for each layer, then the language-model head.
     linears: Vec<LinearWeights>,
-    /// Norms of queries and keys, layer by layer, in the families that have them.
-    query_and_key_norms: Vec<Option<[Vec<f32>; 2]>>,
-    /// Whether those are over each head.
+    /// What mixes the tokens of each layer.
+    mixers: Vec<Mixer>,
+    /// Whether norms of queries and keys are over each head.
     norms_heads: bool,
-    kinds: Vec<LayerKind>,
     attention_scale: f32,
     /// Norms of the results of attention and MLP, layer by layer, in the families that have them.
     output_norms: Vec<Vec<f32>>,
@@ -140,13 +141,8 @@ impl PackedWeights {
             bias: bias.then(|| shape.pack_bias(&stored.all(names, "bias"))),
             gamma: norm.as_deref().map(gamma),
         });
-        let norms_of = |layer: usize| {
-            let name = |which: &str| format!("model.layers.{layer}.self_attn.{which}_norm.weight");
-            config.query_and_key_norms().map(|_| ["q", "k"].map(|which| gamma(&name(which))))
-        };
-        let query_and_key_norms = (0..config.num_hidden_layers).map(norms_of).collect();
         let output_norms = (0..config.num_hidden_layers).filter(|_| config.output_norms()).flat_map(|layer| {
-            ["attention", "feedforward"].map(|of| gamma(&format!("model.layers.{layer}.post_{of}_layernorm.weight")))
+            config.output_norm_names().map(|name| gamma(&format!("model.layers.{layer}.{name}.weight")))
         });
         Ok(Self {
             embedding: stored.range(EMBEDDING),
@@ -160,12 +156,11 @@ impl PackedWeights {
                 shared::Activation::GeluTanh => Activation::GeluTanh,
             },
             embedding_scale: config.embedding_scale().map(|scale| scale as f32),
-            kinds: config.layers.clone(),
             attention_scale: config.attention_scale as f32,
             hidden: config.hidden_size,
             epsilon: config.rms_norm_eps as f32,
             linears: linears.collect(),
-            query_and_key_norms,
+            mixers: mixers(config, |name| stored.floats(name), gamma),
             norms_heads: config.head_norms(),
             rotary_dim: config.rotary_dim,
             query_factors: config.query_scaling.map(|_| stored.floats(QUERY_FACTORS).to_vec()),
@@ -241,13 +236,13 @@ impl PackedWeights {
 
     /// Norms of the query and key heads of a layer, in the families that norm each head.
     pub fn head_norms(&self, layer: usize) -> [Option<Norm<'_>>; 2] {
-        let norms = self.query_and_key_norms[layer].as_ref().filter(|_| self.norms_heads);
+        let norms = self.mixers[layer].query_and_key_norms().filter(|_| self.norms_heads);
         [0, 1].map(|i| norms.map(|norms| self.norm(&norms[i])))
     }
 
     /// Norms of all queries and of all keys of a layer, in the families whose graph has such a node.
     pub fn width_norms(&self, layer: usize) -> [Norm<'_>; 2] {
-        let norms = self.query_and_key_norms[layer].as_ref().expect("the graph has norms that the model has");
+        let norms = self.mixers[layer].query_and_key_norms().expect("the graph has norms that the model has");
         norms.each_ref().map(|gamma| self.norm(gamma))
     }
 
@@ -272,8 +267,23 @@ impl PackedWeights {
     }
 
     /// What a layer's attention is like.
-    pub fn kind(&self, layer: usize) -> LayerKind {
-        self.kinds[layer]
+    pub fn attention(&self, layer: usize) -> AttentionKind {
+        self.mixers[layer].attention()
+    }
+
+    /// Number of a layer with attention among these.
+    pub fn place(&self, layer: usize) -> usize {
+        self.mixers[layer].place()
+    }
+
+    /// The short convolution of a layer that has one.
+    pub fn short_conv(&self, layer: usize) -> ShortConv<'_> {
+        self.mixers[layer].short_conv()
+    }
+
+    /// The delta rule of a layer that has one.
+    pub fn delta_rule(&self, layer: usize) -> DeltaRule<'_> {
+        self.mixers[layer].delta_rule(self.epsilon)
     }
 
     /// Factor of the scores of attention.
@@ -474,7 +484,7 @@ impl Product {
 fn products(config: &ModelConfig, format: Format) -> impl Iterator<Item = Product> {
     let head = Product {
         names: vec![if config.tie_word_embeddings { "model.embed_tokens" } else { "lm_head" }.into()],
-        norm: Some("model.norm.weight".into()),
+        norm: Some(format!("{}.weight", config.final_norm())),
         shape: PackedShape { depth: config.hidden_size, outputs: config.vocab_size, columns: Columns::Joined, format },
         bias: false,
         factor: (1.0 / config.logits_scaling) as f32,
@@ -491,21 +501,27 @@ fn layer_products(config: &ModelConfig, format: Format, layer: usize) -> [Produc
         bias,
         factor: 1.0,
     };
-    let (hidden, inner, [q, kv]) = (config.hidden_size, config.intermediate_size, config.query_and_key_widths());
-    let (attention, mlp) = (config.attention_names(), config.mlp_names());
+    let (hidden, inner) = (config.hidden_size, config.intermediate_size);
+    let (mixer, mlp) = (config.mixer_names(layer), config.mlp_names());
+    // Width of what the mixer gives, and the biases of its projections.
+    let (mixed, biases) = match config.layers[layer] {
+        LayerKind::Attention(_) => (config.query_and_key_widths()[0], [config.qkv_bias, config.attention_output_bias]),
+        LayerKind::ShortConv(conv) => (hidden, [conv.bias; 2]),
+        LayerKind::DeltaRule(rule) => (rule.values(), [false; 2]),
+    };
     let back = |name: String, depth: usize, bias| Product {
         factor: config.residual_multiplier as f32,
         ..product(vec![name], None, Columns::Joined, [depth, hidden], bias)
     };
     [
         product(
-            attention.inputs().collect(),
+            mixer.inputs().collect(),
             config.input_norm(),
             Columns::Joined,
-            [hidden, q + 2 * kv],
-            config.qkv_bias,
+            [hidden, config.mixer_widths(layer).iter().sum()],
+            biases[0],
         ),
-        back(attention.output(), q, config.attention_output_bias),
+        back(mixer.output(), mixed, biases[1]),
         product(mlp.inputs().collect(), config.mlp_norm(), Columns::Gated, [hidden, inner], config.mlp_bias),
         back(mlp.output(), inner, config.mlp_bias),
     ]

@@ -4,7 +4,7 @@
 use std::{ffi::CString, fmt::Debug};
 
 use bytemuck::Pod;
-use exporters::{ExportError, VersionDir};
+use exporters::{ExportError, VersionDir, onnx::graph_states};
 use half::{bf16, f16};
 use ort::{
     memory::AllocationDevice,
@@ -15,7 +15,7 @@ use shared::{Dtype, ModelConfig, config::Device, model::manifest::MODEL_FILE};
 
 use super::{
     batch::{Batch, Inputs},
-    kv_cache::{KvCache, KvShape},
+    slots::Slots,
 };
 use crate::engine::{
     EngineError, WeightSource,
@@ -33,7 +33,7 @@ pub(in crate::engine) struct GraphSession {
     bindings: Bindings,
     /// Of runs that are not recorded.
     plain: RunOptions,
-    /// For each plane of the cache the names of its input and its output.
+    /// For each plane of the cache, and then for each state, the names of its input and its output.
     caches: Vec<[CString; 2]>,
     wants_positions: bool,
     vocab: usize,
@@ -60,12 +60,12 @@ impl GraphSession {
         let bindings = Bindings::new(&session, device).map_err(EngineError::runtime(&doing))?;
         let plain = run_options(None).map_err(EngineError::runtime(&doing))?;
         let wants_positions = session.inputs().iter().any(|input| input.name() == "position_ids");
-        let name = |side: &str, layer: usize, kind: &str| {
-            CString::new(format!("{side}.{layer}.{kind}")).expect("names of the graph hold no zero byte")
-        };
-        let caches = (0..config.num_hidden_layers)
-            .flat_map(|layer| ["key", "value"].map(|kind| ["past_key_values", "present"].map(|s| name(s, layer, kind))))
-            .collect();
+        let name = |name: String| CString::new(name).expect("names of the graph hold no zero byte");
+        let of_planes = config.attention_layers().flat_map(|(layer, _)| {
+            ["key", "value"].map(|kind| ["past_key_values", "present"].map(|side| format!("{side}.{layer}.{kind}")))
+        });
+        let of_states = graph_states(config).into_iter().map(|state| [state.past, state.present]);
+        let caches: Vec<_> = of_planes.chain(of_states).map(|names| names.map(name)).collect();
         let dtype = dtype_of(&manifest);
         Ok(Self {
             session,
@@ -80,23 +80,24 @@ impl GraphSession {
         })
     }
 
-    /// Runs the batch on the slots `first_slot..first_slot + rows`: the cache is extended in place, and `logits`
-    /// (`[rows, vocab]`) receives the row of each sequence's last token. With [`run_options`] of a CUDA `graph`, the
-    /// run is recorded, or replays what was recorded: over the memory it was recorded with, which must be the same and
-    /// alive.
+    /// Runs the batch on the slots `first_slot..first_slot + rows`: keys, values and states are written in place, and
+    /// `logits` (`[rows, vocab]`) receives the row of each sequence's last token. With [`run_options`] of a CUDA
+    /// `graph`, the run is recorded, or replays what was recorded: over the memory it was recorded with, which must be
+    /// the same and alive.
     pub fn run(
         &mut self,
         inputs: &Inputs<'_>,
-        kv: &mut KvCache,
+        memory: &mut Slots,
         first_slot: usize,
         logits: FloatMemory<'_>,
         graph: Option<&RunOptions>,
     ) -> Result<(), EngineError> {
         assert_eq!(logits.len(), inputs.rows * self.vocab, "one row of logits for each row of the batch");
-        kv.settle()?;
-        self.bind(inputs, kv, first_slot, logits).map_err(EngineError::runtime("cannot bind the graph's inputs"))?;
-        // SAFETY: the inputs and the logits are borrowed for the whole call; the cache is borrowed too, and a stale
-        // binding of an earlier cache is noticed by its address and replaced in `bind`. What a replay works on instead
+        memory.settle()?;
+        self.bind(inputs, memory, first_slot, logits)
+            .map_err(EngineError::runtime("cannot bind the graph's inputs"))?;
+        // SAFETY: the inputs and the logits are borrowed for the whole call; the slots are borrowed too, and a stale
+        // binding of earlier ones is noticed by its address and replaced in `bind`. What a replay works on instead
         // is the same memory, as the caller promises.
         unsafe { self.bindings.run(&mut self.session, Some(graph.unwrap_or(&self.plain))) }
     }
@@ -104,7 +105,7 @@ impl GraphSession {
     fn bind(
         &mut self,
         inputs: &Inputs<'_>,
-        kv: &mut KvCache,
+        memory: &mut Slots,
         first_slot: usize,
         logits: FloatMemory<'_>,
     ) -> ort::Result<()> {
@@ -128,30 +129,30 @@ impl GraphSession {
         }
         // SAFETY: the logits are exclusively borrowed until `run` returns, and bound anew at the next call.
         unsafe { self.bindings.bind_output(c"logits", &logits.tensor(&[inputs.rows, self.vocab]))? };
-        self.bind_caches(kv, first_slot, inputs.rows)
+        self.bind_caches(memory, first_slot, inputs.rows)
     }
 
-    fn bind_caches(&mut self, kv: &mut KvCache, first_slot: usize, rows: usize) -> ort::Result<()> {
-        let target = Some((kv.slice(0, first_slot, rows).data.addr(), rows));
+    fn bind_caches(&mut self, slots: &mut Slots, first_slot: usize, rows: usize) -> ort::Result<()> {
+        let target = Some((slots.address(first_slot), rows));
         if self.bound == target {
             return Ok(());
         }
         self.bound = None;
-        for (plane, [past, present]) in self.caches.iter().enumerate() {
-            let memory = kv.slice(plane, first_slot, rows);
-            // SAFETY: the cache is exclusively borrowed until `run` returns. GroupQueryAttention works in place when
-            // past and present are the same memory.
+        let memory = slots.slices(first_slot, rows);
+        for ([past, present], memory) in self.caches.iter().zip(&memory) {
+            // SAFETY: the slots are exclusively borrowed until `run` returns. The operators work in place when past and
+            // present are the same memory.
             unsafe {
-                self.bindings.bind_input(past, &memory)?;
-                self.bindings.bind_output(present, &memory)?;
+                self.bindings.bind_input(past, memory)?;
+                self.bindings.bind_output(present, memory)?;
             }
         }
         self.bound = target;
         Ok(())
     }
 
-    /// Gives `each` the logits (`[vocab]`) of the positions before each of the last `scored` of some tokens, over keys
-    /// and values of their own.
+    /// Gives `each` the logits (`[vocab]`) of the positions before each of the last `scored` of some tokens, in a
+    /// slot of their own.
     pub fn score(
         &mut self,
         config: &ModelConfig,
@@ -159,7 +160,7 @@ impl GraphSession {
         scored: usize,
         each: EachRow<'_>,
     ) -> Result<(), EngineError> {
-        let mut kv = KvCache::new(KvShape::new(config, self.dtype, 1, tokens.len()), self.device)?;
+        let mut slots = Slots::new(config, self.dtype, 1, tokens.len(), self.device)?;
         let mut batch = Batch::default();
         let mut logits = vec![f32::NAN; self.vocab];
         let prompt = tokens.len() - scored;
@@ -167,7 +168,7 @@ impl GraphSession {
         batch.set_prefill([&tokens[..prompt]].into_iter());
         batch.turn_from(begin.clone());
         let scored = (prompt..tokens.len()).try_for_each(|next| {
-            self.run(&batch.inputs(), &mut kv, 0, FloatMemory::new(&mut logits), None)?;
+            self.run(&batch.inputs(), &mut slots, 0, FloatMemory::new(&mut logits), None)?;
             each(&logits);
             batch.set_decode([DecodeRow { token: tokens[next], position: next }].into_iter());
             batch.turn_from(begin.clone());

@@ -1,8 +1,9 @@
 //! The keys and values of every sequence: one arena, cut into slots.
 //!
 //! The arena is `[planes, slots, kv_heads, positions, head_dim]`. Plane `2 * layer` holds the keys of a layer, and
-//! plane `2 * layer + 1` its values. Neighbouring slots of a plane are contiguous, so the rows of a batch are bound to
-//! ONNX Runtime as a slice of the arena, and GroupQueryAttention appends to it in place.
+//! plane `2 * layer + 1` its values; layers without attention do not count. Neighbouring slots of a plane are
+//! contiguous, so the rows of a batch are bound to ONNX Runtime as a slice of the arena, and GroupQueryAttention
+//! appends to it in place.
 
 use ort::value::TensorElementType;
 use shared::{Dtype, ModelConfig, config::Device};
@@ -12,7 +13,7 @@ use crate::engine::{EngineError, binding::TensorMemory, device::cuda::BoxCopy, s
 /// Sizes of the arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvShape {
-    /// Layers of the model.
+    /// Layers with attention.
     pub layers: usize,
     /// Number of slots.
     pub slots: usize,
@@ -31,7 +32,7 @@ impl KvShape {
     #[must_use]
     pub fn new(config: &ModelConfig, dtype: Dtype, slots: usize, positions: usize) -> Self {
         Self {
-            layers: config.num_hidden_layers,
+            layers: config.attention_layers().count(),
             slots,
             kv_heads: config.num_key_value_heads,
             positions,
@@ -77,6 +78,11 @@ impl KvCache {
         Ok(Self { shape, storage: Storage::new(shape.bytes(), device)? })
     }
 
+    /// Number of planes.
+    pub fn planes(&self) -> usize {
+        2 * self.shape.layers
+    }
+
     /// The slots `first..first + rows` of a plane, `[rows, kv_heads, positions, head_dim]`.
     pub fn slice(&mut self, plane: usize, first: usize, rows: usize) -> TensorMemory {
         let KvShape { slots, kv_heads, positions, head_dim, .. } = self.shape;
@@ -107,7 +113,8 @@ impl KvCache {
 
     /// Bytes of one position of one sequence, all layers together.
     pub fn position_bytes(&self) -> u64 {
-        (self.shape.bytes() / (self.shape.slots * self.shape.positions)) as u64
+        let KvShape { slots, positions, .. } = self.shape;
+        (self.shape.bytes() / (slots * positions)) as u64
     }
 
     /// Waits for the copies; to be called before the graph runs.

@@ -1,11 +1,12 @@
 //! The published graph, run by ONNX Runtime as it is: on any device, in any precision, and as the oracle of the tests.
 //!
-//! [`graph`] is a version in a session, [`kv_cache`] the arena of keys and values that its calls extend in place, and
+//! [`graph`] is a version in a session, [`slots`] the keys, values and states that its calls write in place, and
 //! [`batch`] the small inputs of a call.
 //!
-//! The keys and values of a prompt are copied to the slots of its completions. With `--prefill-batch`, one call
-//! computes several prompts, padded on the right. Of a version that is an adapter, the session gets merged tensors in
-//! place of those in the file, with the bits of the merged model.
+//! The keys, values and states of a prompt are copied to the slots of its completions. With `--prefill-batch`, one call
+//! computes several prompts, padded on the right. A state would take in the padding, so the prompts of a model with
+//! states are computed one by one. Of a version that is an adapter, the session gets merged tensors in place of those
+//! in the file, with the bits of the merged model.
 //!
 //! On devices, [`Levers`] may do something else with decode steps.
 //!
@@ -16,6 +17,8 @@
 pub(super) mod batch;
 pub(super) mod graph;
 pub(super) mod kv_cache;
+pub(super) mod slots;
+mod state_cache;
 
 use std::time::Duration;
 
@@ -23,11 +26,7 @@ use ndarray::ArrayViewMut2;
 use rollout_kernels::element::{Format, KvFormat};
 use shared::{ModelConfig, WeightManifest};
 
-use self::{
-    batch::Batch,
-    graph::GraphSession,
-    kv_cache::{KvCache, KvShape},
-};
+use self::{batch::Batch, graph::GraphSession, slots::Slots};
 use super::{
     EngineError, EngineOptions, WeightSource,
     backend::{Abilities, Backend, Cost, EachRow, Prefill, PrefillLimits},
@@ -42,11 +41,11 @@ use super::{
     types::Kernels,
 };
 
-/// A session with the keys and values of its sequences. Slots `0..max_num_seqs` of the cache run; those after them hold
-/// the prompts that samples start from.
+/// A session with what its sequences keep. Slots `0..max_num_seqs` run; those after them hold the prompts that samples
+/// start from.
 pub(super) struct StockBackend {
     session: GraphSession,
-    kv: KvCache,
+    slots: Slots,
     batch: Batch,
     levers: Option<Levers>,
     options: SessionOptions,
@@ -84,11 +83,10 @@ impl StockBackend {
         manifest: &WeightManifest,
         options: &EngineOptions,
     ) -> Result<Self, EngineError> {
-        let shape = KvShape::new(config, dtype_of(manifest), options.slots(), options.max_model_len);
         let (session, gate) = (SessionOptions::of(options), Gate::of(options));
         Ok(Self {
             session: load(&gate, source, config, manifest, session)?.0,
-            kv: KvCache::new(shape, options.device)?,
+            slots: Slots::new(config, dtype_of(manifest), options.slots(), options.max_model_len, options.device)?,
             batch: Batch::default(),
             levers: Levers::wanted(config, options)?,
             options: session,
@@ -124,19 +122,20 @@ impl Backend for StockBackend {
         self.prefix_lens.clear();
         self.prefix_lens.extend(tokens.map(<[u32]>::len));
         self.batch.turn_from(self.prefix_lens.iter().map(|&length| self.config.rotary_begin(length)));
+        self.slots.begin(self.first_prefix_slot, prompts.len())?;
         let inputs = self.batch.inputs();
-        self.session.run(&inputs, &mut self.kv, self.first_prefix_slot, FloatMemory::of(logits), None)?;
+        self.session.run(&inputs, &mut self.slots, self.first_prefix_slot, FloatMemory::of(logits), None)?;
         Ok(self.cost())
     }
 
     fn start(&mut self, slot: usize, prompt: usize) -> Result<(), EngineError> {
         self.begins[slot] = self.config.rotary_begin(self.prefix_lens[prompt]);
-        self.kv.copy_slot(self.first_prefix_slot + prompt, slot, self.prefix_lens[prompt])
+        self.slots.copy(self.first_prefix_slot + prompt, slot, self.prefix_lens[prompt])
     }
 
     fn moved(&mut self, from: usize, to: usize, used: usize) -> Result<(), EngineError> {
         self.begins[to] = self.begins[from];
-        self.kv.copy_slot(from, to, used)
+        self.slots.copy(from, to, used)
     }
 
     fn decode(
@@ -147,12 +146,12 @@ impl Backend for StockBackend {
     ) -> Result<Cost, EngineError> {
         debug_assert_eq!(drafts.len(), 0, "the published graph gives logits of last tokens only");
         let is_loading = self.coming.is_awaited();
-        let Self { session, kv, batch, levers, begins, .. } = self;
+        let Self { session, slots, batch, levers, begins, .. } = self;
         batch.set_decode(rows.iter().copied());
         batch.turn_from(begins.iter().copied());
         match levers {
-            None => session.run(&batch.inputs(), kv, 0, FloatMemory::of(logits), None)?,
-            Some(levers) => levers.run(DecodeStep { session, batch, kv, is_loading }, logits)?,
+            None => session.run(&batch.inputs(), slots, 0, FloatMemory::of(logits), None)?,
+            Some(levers) => levers.run(DecodeStep { session, batch, slots, is_loading }, logits)?,
         }
         Ok(self.cost())
     }
@@ -161,7 +160,7 @@ impl Backend for StockBackend {
 
     /// Those of the sequences of the last call.
     fn kv_bytes_in_use(&self) -> u64 {
-        self.batch.positions * self.kv.position_bytes()
+        self.slots.bytes_in_use(self.batch.rows, self.batch.positions)
     }
 
     fn score(

@@ -107,7 +107,7 @@ fn an_adapter_on_an_export_in_half_precision_is_rounded_once() {
     for name in &harness::golden_models() {
         let (model, folder) = (golden_model(name), tempfile::tempdir().unwrap());
         let base = WeightSource { dir: folder.path().join("v0"), version: PolicyVersion(0) };
-        export(&model, &base.dir, &ExportOptions { dtype: Dtype::Fp16, max_positions: None }).unwrap();
+        export(&model, &base.dir, &ExportOptions { dtype: Dtype::Fp16, ..ExportOptions::default() }).unwrap();
         check(&model, &base, folder.path(), || EngineOptions {
             kernels: Kernels::Stock,
             hot_swap: true,

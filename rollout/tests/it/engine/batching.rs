@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use rollout::engine::{Engine, EngineOptions, GroupRequest, Kernels, WeightSource};
 use shared::{
     ModelDir, SamplingParams,
-    config::{KvDtype, RolloutDtype},
+    config::{KvDtype, RolloutDtype, TrainConfig},
 };
 
 use super::support::{
@@ -42,6 +42,15 @@ fn prompts_prefilled_together_give_the_same_completions() {
             let finished = finish(&mut engine).into_iter().map(|s| ((s.tag, s.sample), s)).collect();
             (finished, engine.profile().prefills)
         };
+        if model.config().has_states() {
+            let options = EngineOptions { kernels: Kernels::Stock, prefill_batch: 2, ..options(4, 2) };
+            let engine = Engine::new(weights.clone(), &model, options).map(drop).unwrap_err().to_string();
+            let run = TrainConfig { rollout_prefill_batch: 2, ..TrainConfig::default() };
+            for error in [engine, run.check_model(model.config()).unwrap_err().to_string()] {
+                assert!(error.contains("`rollout_prefill_batch` 2 is not possible"), "{name}: {error}");
+            }
+            continue;
+        }
         let (expected, prompts) = run(1, 64);
         for (prefill_batch, max_num_seqs) in [(2, 64), (4, 5), (12, 64)] {
             let (got, prefills) = run(prefill_batch, max_num_seqs);

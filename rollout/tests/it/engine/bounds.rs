@@ -6,7 +6,7 @@ use exporters::{ExportOptions, export};
 use rollout::engine::{Engine, EngineOptions, GroupRequest, Kernels, Output, Request, WeightSource};
 use shared::{
     FinishReason, ModelDir, PolicyVersion, SamplingParams,
-    config::{Device, KvDtype, RolloutDtype},
+    config::{Device, KvDtype, RolloutDtype, TrainConfig},
 };
 
 use super::support::{Nth, Steps, exported, finish, golden_model, greedy, group, options};
@@ -105,6 +105,32 @@ fn requests_and_options_out_of_range_are_refused() {
     refused(GroupRequest { lengths: Some(Arc::from([3, 0])), ..group(7, &[1], 2, greedy(1)) }, "lengths");
     refused(group(7, &[1], 1, SamplingParams { top_p: 0.0, ..greedy(1) }), "top_p");
     assert!(engine.is_idle());
+}
+
+/// A draft that does not come true has changed the state. Likewise in a run, before anything is started.
+#[test]
+fn drafts_are_refused_with_the_reason_where_layers_keep_a_state() {
+    for name in harness::golden_models() {
+        let folder = tempfile::tempdir().unwrap();
+        let model = golden_model(&name);
+        let weights = exported(&model, folder.path());
+        let drafting = EngineOptions { speculative_tokens: 3, ..options(1, 1) };
+        let run = TrainConfig { speculative_tokens: 3, ..TrainConfig::default() };
+        let engine = Engine::new(weights, &model, drafting).map(|_| ()).map_err(|error| error.to_string());
+        let checked = run.check_model(model.config()).map_err(|error| error.to_string());
+        for result in [engine, checked] {
+            match result {
+                Ok(()) => assert!(!model.config().has_states(), "{name}"),
+                Err(error) => {
+                    assert!(model.config().has_states(), "{name}: {error}");
+                    assert!(
+                        error.contains("`speculative_tokens` 3 is not possible") && error.contains("state"),
+                        "{error}"
+                    );
+                }
+            }
+        }
+    }
 }
 
 #[test]

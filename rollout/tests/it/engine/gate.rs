@@ -174,7 +174,7 @@ fn golden_versions_in_half_precision_pass() {
     for name in &harness::golden_models() {
         let bench = Bench::new(name);
         let half = WeightSource { dir: bench.path().join("half"), version: PolicyVersion(0) };
-        export(&bench.model, &half.dir, &ExportOptions { dtype: Dtype::Fp16, max_positions: None }).unwrap();
+        export(&bench.model, &half.dir, &ExportOptions { dtype: Dtype::Fp16, ..ExportOptions::default() }).unwrap();
         bench.canaries(0, "completion_logps").write(&half.dir).unwrap();
         bench.open(&half, |options| options.kernels = Kernels::Stock).unwrap();
     }

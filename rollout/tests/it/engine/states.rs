@@ -87,7 +87,7 @@ fn what_goes_on_is_what_one_pass_over_all_tokens_says_whether_it_was_held_or_not
             let expected = turns(&mut bare);
             assert_eq!(bare.held_states(), 0, "none is held unless that is asked for");
             let is_packed = kernels == Kernels::Packed;
-            let drafts = if is_packed { 3 } else { 0 };
+            let drafts = if is_packed && !model.config().has_states() { 3 } else { 0 };
             for (slots, batched, kept, drafts) in [(8, 64, 64, 0), (3, 9, 64, drafts), (8, 64, 4, 0)] {
                 let mut engine = open(slots, batched, kept, drafts);
                 let found = turns(&mut engine);
@@ -115,6 +115,28 @@ fn what_goes_on_is_what_one_pass_over_all_tokens_says_whether_it_was_held_or_not
                     assert!(error < close, "{what}, after {} tokens: {error}", before.len());
                 }
             }
+        }
+    }
+}
+
+/// Whatever the slots: groups may be larger than these, and prompts longer than a call.
+#[test]
+fn each_prompt_is_computed_once_for_its_whole_group() {
+    for name in &harness::golden_models() {
+        let folder = tempfile::tempdir().unwrap();
+        let model = golden_model_to_grow(name, folder.path());
+        let weights = exported(&model, folder.path());
+        for (slots, batched) in [(3, 9), (16, 256)] {
+            let own = EngineOptions { max_num_batched_tokens: batched, ..options(slots, 2) };
+            let mut engine = Engine::new(weights.clone(), &model, own).unwrap();
+            let prompts = [21, 5, 33, 16];
+            for (tag, length) in (0..).zip(prompts) {
+                engine.add_group(group(tag, &ids(length, tag as u32), 1 + 2 * tag as u32, hot(6))).unwrap();
+            }
+            assert_eq!(finish(&mut engine).len(), 1 + 3 + 5 + 7);
+            let profile = engine.profile();
+            let computed = (profile.prefills, profile.prefill_tokens);
+            assert_eq!(computed, (4, u64::from(prompts.iter().sum::<u32>())), "{name}, {slots} slots");
         }
     }
 }

@@ -106,7 +106,7 @@ impl Run {
         let model = ModelDir::open(&self.config.model).unwrap();
         let base = self.run_dir.version(PolicyVersion(0));
         if !base.exists() {
-            export(&model, &base, &ExportOptions { dtype: Dtype::Fp32, max_positions: None }).unwrap();
+            export(&model, &base, &ExportOptions { dtype: Dtype::Fp32, ..ExportOptions::default() }).unwrap();
         }
         let weights = Checkpoint::open(&model).unwrap();
         let scale = 1.0 + 0.3 * step as f32;

@@ -116,7 +116,19 @@ impl TrainConfig {
     }
 
     fn check_adapter(&self) -> Result<(), ConfigError> {
-        let keys = ["lora_r", "lora_alpha", "lora_target_modules", "lora_dropout", "use_rslora"];
+        let keys = [
+            "lora_r",
+            "lora_alpha",
+            "lora_target_modules",
+            "lora_dropout",
+            "use_rslora",
+            "load_in_8bit",
+            "load_in_4bit",
+        ];
+        ensure!(
+            !(self.load_in_8bit && self.load_in_4bit),
+            "`load_in_8bit` and `load_in_4bit` cannot both be true: they are two formats of the frozen model"
+        );
         if let Some(key) = keys.into_iter().find(|key| !self.use_peft && self.is_set(key)) {
             return Err(ConfigError::Value(format!("`{key}` has no effect without `use_peft`; set it to true")));
         }

@@ -72,13 +72,13 @@ fn olmo_2_norms_results_and_whole_widths_and_no_input() {
 fn phi_4_mini_has_fused_projections_and_turns_a_part_of_each_head() {
     let config = read(&phi4_mini());
     assert_eq!((config.parameter_count(), config.parameters().len()), (3_836_021_760, 1 + 32 * 6 + 1));
-    assert_eq!((config.head_dim, config.rotary_dim, config.layers[0].window), (128, 96, None));
+    assert_eq!((config.head_dim, config.rotary_dim, config.attention(0).unwrap().window), (128, 96, None));
     assert_eq!(config.attention_names().inputs().collect::<Vec<_>>(), ["self_attn.qkv_proj"]);
     assert!(config.mlp_names().is_fused() && config.original_length() == Some(4096));
     let factor = (1.0 + 32.0_f64.ln() / 4096.0_f64.ln()).sqrt();
     assert!((config.rotary_factor(Rotary::Global) - factor).abs() < 1e-15);
     let window = with(phi4_mini(), &json!({"sliding_window": 2047})).unwrap();
-    assert!(window.layers.iter().all(|layer| layer.window == Some(2047)));
+    assert!(window.attention_layers().all(|(_, layer)| layer.window == Some(2047)));
     let plain = with(phi4_mini(), &json!({"rope_scaling": null, "partial_rotary_factor": null})).unwrap();
     assert_eq!((plain.rotary_dim, plain.original_length(), plain.rope_scaling), (128, None, None));
 }
@@ -156,7 +156,7 @@ fn granite_4_has_multipliers_and_a_fused_mlp() {
     let last = config.parameters().into_iter().rfind(|(name, _)| name.contains("shared_mlp")).unwrap();
     assert_eq!(last, ("model.layers.39.shared_mlp.output_linear.weight".into(), vec![2560, 8192]));
     let without = with(granite4(), &json!({"position_embedding_type": null})).unwrap();
-    assert!(without.layers.iter().all(|layer| layer.rotary.is_none()));
+    assert!(without.attention_layers().all(|(_, layer)| layer.rotary.is_none()));
     let named = with(granite4(), &json!({"layer_types": vec!["full_attention"; 40]})).unwrap();
     assert_eq!(named, config);
 }

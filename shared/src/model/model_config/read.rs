@@ -4,12 +4,13 @@ use serde_json::{Map, Value};
 
 mod layers;
 mod rope;
+mod states;
 
 use self::rope::Ropes;
-use super::{Architecture, ConfigJsonError, Head, ModelConfig};
+use super::{Architecture, ConfigJsonError, Head, LayerKind, ModelConfig};
 
 const SUPPORTED: &str = "supported: llama, qwen2, qwen3, smollm3, gemma3_text, olmo2, ministral3, phi3, \
-    granitemoehybrid";
+    granitemoehybrid, lfm2, qwen3_5";
 const WHOLE_HEAD: &str = "rotary positions must cover the whole head";
 
 /// Keys of related models that mean another computation.
@@ -42,7 +43,19 @@ pub(super) fn config(text: &str) -> Result<ModelConfig, ConfigJsonError> {
 }
 
 /// Models of images and text, each with the text models that are read in it.
-const WRAPPERS: [(&str, &str); 1] = [("mistral3", "ministral3")];
+const WRAPPERS: [(&str, &str); 2] = [("mistral3", "ministral3"), ("qwen3_5", "qwen3_5_text")];
+
+/// Families that are read but not run yet.
+const UNFINISHED: [Architecture; 0] = [];
+
+/// Refuses a family that sampler and learner do not run yet.
+pub(super) fn refuse_unfinished(config: &ModelConfig) -> Result<(), ConfigJsonError> {
+    if !UNFINISHED.contains(&config.architecture) {
+        return Ok(());
+    }
+    let value = format!("\"{}\"", format!("{:?}", config.architecture).to_lowercase());
+    Err(ConfigJsonError::Unsupported { key: "model_type".into(), value, hint: SUPPORTED.into() })
+}
 
 /// Most layers of a model; the deepest published ones have some hundred.
 const MOST_LAYERS: usize = 1024;
@@ -53,7 +66,17 @@ const MOST_PARAMETERS: u128 = 1 << 50;
 
 /// Families whose configuration classes have newer defaults for missing keys.
 fn newer(architecture: Architecture) -> bool {
-    matches!(architecture, Architecture::SmolLm3 | Architecture::Gemma3)
+    use Architecture::{Gemma3, Lfm2, Lfm3, SmolLm3};
+    matches!(architecture, SmolLm3 | Gemma3 | Lfm2 | Lfm3)
+}
+
+/// Families that may turn a part of each head, with the part where no key states it.
+fn rotary_share(architecture: Architecture) -> Option<f64> {
+    match architecture {
+        Architecture::Phi3 => Some(1.0),
+        Architecture::Qwen3_5 => Some(0.25),
+        _ => None,
+    }
 }
 
 /// Typed access to the keys of a `config.json`, or of a section in it.
@@ -152,6 +175,9 @@ impl Reader<'_> {
             Some("ministral3") => Ok(Architecture::Ministral3),
             Some("phi3") => Ok(Architecture::Phi3),
             Some("granitemoehybrid") => Ok(Architecture::GraniteMoeHybrid),
+            Some("lfm2") => Ok(Architecture::Lfm2),
+            Some("lfm3") => Ok(Architecture::Lfm3),
+            Some("qwen3_5_text") => Ok(Architecture::Qwen3_5),
             Some("gemma3") => {
                 let hint = "a model of images and text; the text model alone, gemma3_text, is supported";
                 Err(self.unsupported("model_type", value, hint))
@@ -191,9 +217,11 @@ impl Reader<'_> {
         match self.size("head_dim")? {
             Some(n) if n % 2 == 0 => Ok(n),
             Some(n) => Err(self.bad("head_dim", format!("must be even for rotary positions, found {n}"))),
-            // transformers' Qwen3Config falls back to 128, not to a quotient.
-            None if [Architecture::Qwen3, Architecture::Ministral3].contains(&architecture) => Ok(128),
-            None if architecture == Architecture::Gemma3 => Ok(256),
+            // transformers' classes fall back to 128, not to a quotient.
+            None if matches!(architecture, Architecture::Qwen3 | Architecture::Ministral3 | Architecture::Lfm3) => {
+                Ok(128)
+            }
+            None if [Architecture::Gemma3, Architecture::Qwen3_5].contains(&architecture) => Ok(256),
             None if hidden_size.is_multiple_of(2 * num_attention_heads) => Ok(hidden_size / num_attention_heads),
             None => Err(self.bad(
                 "head_dim",
@@ -205,13 +233,13 @@ impl Reader<'_> {
         }
     }
 
-    /// transformers' defaults: SmolLM3Config, Gemma3TextConfig and Ministral3Config have a number where the key is
-    /// missing; null means the query heads.
+    /// transformers' defaults: SmolLM3Config, Gemma3TextConfig, Qwen3_5TextConfig, Ministral3Config, Lfm2Config and
+    /// Lfm3Config have a number where the key is missing; null means the query heads.
     fn default_key_value_heads(&self, architecture: Architecture, num_attention_heads: usize) -> usize {
         match architecture {
             _ if self.fields.contains_key("num_key_value_heads") => num_attention_heads,
-            Architecture::SmolLm3 | Architecture::Gemma3 => 4,
-            Architecture::Ministral3 => 8,
+            Architecture::SmolLm3 | Architecture::Gemma3 | Architecture::Qwen3_5 | Architecture::Lfm3 => 4,
+            Architecture::Ministral3 | Architecture::Lfm2 => 8,
             _ => num_attention_heads,
         }
     }
@@ -239,14 +267,12 @@ impl Reader<'_> {
     /// Entries of a head that rotary positions turn.
     fn rotary_dim(&self, architecture: Architecture, head_dim: usize) -> Result<usize, ConfigJsonError> {
         const KEY: &str = "partial_rotary_factor";
-        if architecture != Architecture::Phi3 {
-            return Ok(head_dim);
-        }
+        let Some(default) = rotary_share(architecture) else { return Ok(head_dim) };
         let section = self.rope_section();
         let fields = self.object(section)?;
         let share = match (Reader { section, fields: &fields }).number(KEY)? {
             Some(share) => share,
-            None => self.number(KEY)?.unwrap_or(1.0),
+            None => self.number(KEY)?.unwrap_or(default),
         };
         // Rounded down, as in transformers.
         let entries = (head_dim as f64 * share) as usize;
@@ -258,13 +284,13 @@ impl Reader<'_> {
     }
 
     fn rms_norm_eps(&self, architecture: Architecture) -> Result<f64, ConfigJsonError> {
-        match self.number("rms_norm_eps")? {
-            None if [Architecture::Olmo2, Architecture::Ministral3, Architecture::Phi3].contains(&architecture) => {
-                Ok(1e-5)
-            }
+        use Architecture::{Lfm2, Lfm3, Ministral3, Olmo2, Phi3};
+        let key = if [Lfm2, Lfm3].contains(&architecture) { "norm_eps" } else { "rms_norm_eps" };
+        match self.number(key)? {
+            None if [Olmo2, Ministral3, Phi3, Lfm2, Lfm3].contains(&architecture) => Ok(1e-5),
             None => Ok(1e-6),
             Some(eps) if eps.is_finite() && eps >= 0.0 => Ok(eps),
-            Some(eps) => Err(self.bad("rms_norm_eps", format!("must not be negative, found {eps}"))),
+            Some(eps) => Err(self.bad(key, format!("must not be negative, found {eps}"))),
         }
     }
 
@@ -292,20 +318,20 @@ impl Reader<'_> {
         let rotary_dim = self.rotary_dim(architecture, head_dim)?;
         let Ropes { global: (rope_theta, rope_scaling), rope_local_theta, query_scaling } =
             self.ropes(architecture, rotary_dim)?;
-        // Phi-3 and Ministral 3 have no biases, whatever the key says.
-        let has_biases = ![Architecture::Phi3, Architecture::Ministral3].contains(&architecture);
+        // Phi-3, Ministral 3 and LFM2 have no biases in attention, whatever the key says.
+        let has_biases = ![Architecture::Phi3, Architecture::Ministral3, Architecture::Lfm2].contains(&architecture);
         let attention_bias = has_biases && self.flag("attention_bias", false)?;
         let granite = architecture == Architecture::GraniteMoeHybrid;
         let multiplier = |key| if granite { self.multiplier(key) } else { Ok(1.0) };
         let config = ModelConfig {
             architecture,
             hidden_size,
-            // Granite has the width of experts, which this one does not have, under the usual key.
-            intermediate_size: self.required_size(if granite {
-                "shared_intermediate_size"
-            } else {
-                "intermediate_size"
-            })?,
+            intermediate_size: match architecture {
+                // Granite has the width of experts, which this one does not have, under the usual key.
+                Architecture::GraniteMoeHybrid => self.required_size("shared_intermediate_size")?,
+                Architecture::Lfm2 => self.lfm2_inner_width()?,
+                _ => self.required_size("intermediate_size")?,
+            },
             num_hidden_layers,
             layers: self.layers(architecture, num_hidden_layers)?,
             num_attention_heads,
@@ -328,7 +354,10 @@ impl Reader<'_> {
             mlp_bias: [Architecture::Llama, Architecture::SmolLm3].contains(&architecture)
                 && self.flag("mlp_bias", false)?,
             // The default of PreTrainedConfig is true; Llama and Qwen override it.
-            tie_word_embeddings: self.flag("tie_word_embeddings", newer(architecture))?,
+            tie_word_embeddings: match architecture {
+                Architecture::Lfm2 if self.get("tie_embedding").is_some() => self.flag("tie_embedding", true)?,
+                _ => self.flag("tie_word_embeddings", newer(architecture))?,
+            },
             wrapped: false,
             head: self.head()?,
         };
@@ -337,8 +366,19 @@ impl Reader<'_> {
             [config.hidden_size, config.intermediate_size, num_attention_heads, head_dim, config.vocab_size]
                 .map(|size| size as u128);
         let labels = if let Head::Score { labels } = config.head { labels as u128 } else { 0 };
-        let layer = hidden.saturating_mul(4 * heads * width + 3 * inner);
-        let parameters = layer.saturating_mul(num_hidden_layers as u128) + hidden * (2 * vocabulary + labels);
+        let mixer = |kind: &LayerKind| match *kind {
+            LayerKind::Attention(_) => 4 * heads * width,
+            LayerKind::ShortConv(conv) => 4 * hidden + conv.kernel as u128,
+            LayerKind::DeltaRule(rule) => {
+                let [keys, values] = [(rule.key_heads, rule.key_dim), (rule.value_heads, rule.value_dim)]
+                    .map(|(heads, width)| heads as u128 * width as u128);
+                (2 * keys + 3 * values).saturating_mul(rule.kernel as u128)
+            }
+        };
+        let mixer = config.layers.iter().map(mixer).max().unwrap_or(0);
+        let layer = hidden.saturating_mul(mixer.saturating_add(3 * inner));
+        let parameters =
+            layer.saturating_mul(num_hidden_layers as u128).saturating_add(hidden * (2 * vocabulary + labels));
         if parameters > MOST_PARAMETERS {
             let problem = format!("and the other sizes make a model of about {parameters} parameters");
             return Err(self.bad("hidden_size", problem));
@@ -355,7 +395,7 @@ impl Reader<'_> {
         };
         self.expect(key, |v| v.as_str() == Some(name), &format!("supported: {name}"))?;
         self.expect("use_bidirectional_attention", off, "attention is causal")?;
-        if architecture != Architecture::Phi3 {
+        if rotary_share(architecture).is_none() {
             self.expect("partial_rotary_factor", |v| v.as_f64() == Some(1.0), WHOLE_HEAD)?;
         }
         self.expect("rope_interleaved", off, "rotary positions pair the two halves of a head")?;

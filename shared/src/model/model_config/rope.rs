@@ -40,6 +40,14 @@ pub enum RopeScaling {
         /// Factor on cosines and sines.
         attention_factor: f64,
     },
+    /// `rope_type: proportional` (transformers `_compute_proportional_rope_parameters`): the first pairs of a head are
+    /// turned as if all were, and the others not at all.
+    Proportional {
+        /// Share of the pairs that are turned.
+        share: f64,
+        /// The divisor of their frequencies.
+        factor: f64,
+    },
     /// `rope_type: longrope` (Ding et al. 2024; transformers `_compute_longrope_parameters`). The length of a sequence
     /// decides on the frequencies of all its positions.
     LongRope {
@@ -68,6 +76,10 @@ impl RopeScaling {
     pub(super) fn apply(&self, pair: usize, frequency: f64, rope: Rope, long: bool) -> f64 {
         match self {
             Self::Linear { factor } => frequency / factor,
+            Self::Proportional { share, factor } => {
+                // Rounded down, as in transformers.
+                if pair < (share * rope.dim as f64 / 2.0) as usize { frequency / factor } else { 0.0 }
+            }
             Self::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings } => {
                 let turns = original_max_position_embeddings * frequency / TAU;
                 if turns < *low_freq_factor {
@@ -104,7 +116,7 @@ impl RopeScaling {
 
     fn attention_factor(&self) -> f64 {
         match self {
-            Self::Linear { .. } | Self::Llama3 { .. } => 1.0,
+            Self::Linear { .. } | Self::Llama3 { .. } | Self::Proportional { .. } => 1.0,
             Self::Yarn { attention_factor, .. } | Self::LongRope { attention_factor, .. } => *attention_factor,
         }
     }
@@ -122,8 +134,8 @@ impl ModelConfig {
     /// the original length.
     ///
     /// Source: transformers `compute_default_rope_parameters`, `_compute_linear_scaling_rope_parameters`,
-    /// `_compute_llama3_parameters`, `_compute_yarn_parameters` and `_compute_longrope_parameters`, evaluated in
-    /// float64.
+    /// `_compute_llama3_parameters`, `_compute_yarn_parameters`, `_compute_proportional_rope_parameters` and
+    /// `_compute_longrope_parameters`, evaluated in float64.
     #[must_use]
     pub fn inverse_frequencies(&self, rotary: Rotary) -> Vec<f64> {
         self.frequencies(rotary, false)

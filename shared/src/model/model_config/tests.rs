@@ -87,7 +87,7 @@ fn smollm2_135m_is_read_as_published() {
 
 /// Windows and rotary positions, layer by layer.
 fn kinds(config: &ModelConfig) -> (Vec<Option<usize>>, Vec<bool>) {
-    config.layers.iter().map(|layer| (layer.window, layer.rotary.is_some())).unzip()
+    config.attention_layers().map(|(_, layer)| (layer.window, layer.rotary.is_some())).unzip()
 }
 
 #[test]
@@ -133,9 +133,9 @@ fn gemma_3_1b_is_read_as_published() {
     assert_eq!(config.embedding_scale(), Some(1152.0_f64.sqrt()));
     assert_eq!((config.rope_theta, config.rope_local_theta), (1e6, Some(1e4)));
     for (i, layer) in config.layers.iter().enumerate() {
-        let full = LayerKind { rotary: Some(Rotary::Global), window: None };
-        let sliding = LayerKind { rotary: Some(Rotary::Local), window: Some(512) };
-        assert_eq!(*layer, if i % 6 == 5 { full } else { sliding }, "layer {i}");
+        let full = AttentionKind { rotary: Some(Rotary::Global), window: None, gate: None };
+        let sliding = AttentionKind { rotary: Some(Rotary::Local), window: Some(512), gate: None };
+        assert_eq!(*layer, LayerKind::Attention(if i % 6 == 5 { full } else { sliding }), "layer {i}");
     }
 }
 
@@ -148,7 +148,7 @@ fn both_layouts_state_gemmas_two_kinds_of_positions() {
     };
     let defaults = with(json!({}));
     assert_eq!((defaults.rope_theta, defaults.rope_local_theta, defaults.head_dim), (1e6, Some(1e4), 256));
-    assert_eq!((defaults.layers[0].window, defaults.layers[5].window), (Some(4096), None));
+    assert_eq!([0, 5].map(|layer| defaults.attention(layer).unwrap().window), [Some(4096), None]);
     let hub = with(json!({"rope_theta": 5e5, "rope_local_base_freq": 2e4,
         "rope_scaling": {"rope_type": "linear", "factor": 8.0}}));
     let full = json!({"rope_type": "linear", "factor": 8.0, "rope_theta": 5e5});

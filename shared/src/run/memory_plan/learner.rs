@@ -1,7 +1,7 @@
 //! Memory of a learner.
 
 use super::Workload;
-use crate::{Head, ModelConfig, system::compute::Device};
+use crate::{AttentionGate, BaseFormat, DeltaRule, Head, LayerKind, ModelConfig, system::compute::Device};
 
 /// Largest `[tokens, vocabulary]` buffer of the language-model head, in bytes. A head has two.
 const HEAD_CHUNK_BYTES: u64 = 7 << 24;
@@ -35,6 +35,8 @@ pub struct LearnerSizes<'a> {
     pub gradient_checkpointing: bool,
     /// Numbers of a low-rank adapter, if only that is trained.
     pub adapter: Option<u64>,
+    /// How the model beside the adapter is quantised, if it is.
+    pub base: Option<BaseFormat>,
     /// Number of processes over which the optimiser's moments are sharded.
     pub shards: u64,
     /// Whether it keeps a frozen copy of the policy.
@@ -77,6 +79,7 @@ impl<'a> LearnerSizes<'a> {
             bf16,
             gradient_checkpointing,
             adapter: None,
+            base: None,
             shards: 1,
             reference: false,
             critic: None,
@@ -87,7 +90,7 @@ impl<'a> LearnerSizes<'a> {
     /// The plan with passes of at most `tokens` tokens.
     #[must_use]
     pub fn plan(&self, tokens: u64) -> LearnerPlan {
-        let weights = |model: &ModelConfig| model.parameter_count() * self.number();
+        let weights = |model: &ModelConfig| self.weights(model);
         let moved = |model: &ModelConfig| self.adapter.unwrap_or(model.parameter_count()) * FLOAT;
         // With bfloat16, a rounded copy of the trained weights is kept as well.
         let masters = |model: &ModelConfig| if self.bf16 { moved(model) } else { self.adapter.unwrap_or(0) * FLOAT };
@@ -108,6 +111,20 @@ impl<'a> LearnerSizes<'a> {
         }
     }
 
+    /// Bytes of the parameters that passes read. One matrix of a quantised model is widened at a time.
+    fn weights(&self, model: &ModelConfig) -> u64 {
+        let Some(format) = self.base else { return model.parameter_count() * self.number() };
+        let numbers = |shape: &[usize]| shape.iter().product::<usize>() as u64 * self.number();
+        let (mut held, mut widest) = (0, 0);
+        for (name, shape) in model.parameters() {
+            match BaseFormat::matrix(&name, &shape) {
+                Some(matrix) => (held, widest) = (held + format.bytes(matrix), widest.max(numbers(&shape))),
+                None => held += numbers(&shape),
+            }
+        }
+        held + widest
+    }
+
     /// The token budget that suits `work`, lowered so that the whole learner fits into `room` bytes.
     #[must_use]
     pub fn budget(&self, device: Device, work: &Workload, room: u64) -> u64 {
@@ -120,8 +137,11 @@ impl<'a> LearnerSizes<'a> {
     pub fn bytes_per_token(&self) -> u64 {
         let kept = |model: &ModelConfig| match (self.trained, self.gradient_checkpointing) {
             (false, _) => 0,
-            (true, false) => model.num_hidden_layers as u64 * kept(model),
-            (true, true) => (model.num_hidden_layers * model.hidden_size) as u64 + kept(model),
+            (true, false) => (0..model.num_hidden_layers).map(|layer| kept(model, layer)).sum(),
+            (true, true) => {
+                let most = (0..model.num_hidden_layers).map(|layer| kept(model, layer)).max().unwrap_or(0);
+                (model.num_hidden_layers * model.hidden_size) as u64 + most
+            }
         };
         let bytes = |model| self.number() * kept(model) + FLOAT * at_work(model);
         let policy = bytes(self.model);
@@ -177,23 +197,45 @@ impl LearnerPlan {
 
 const FLOAT: u64 = size_of::<f32>() as u64;
 
-/// Numbers that a layer keeps for each token until its backward pass: input, queries, keys and values, the output of
-/// attention and the log-sum-exp of each head, the input of the MLP, gate and up. Where queries and keys are normed,
-/// they count twice.
-fn kept(model: &ModelConfig) -> u64 {
-    let [queries, keys] = heads(model);
-    let normed = if model.query_and_key_norms().is_some() { queries + keys } else { 0 };
-    let attention = queries + 2 * keys + queries + model.num_attention_heads as u64 + normed;
-    attention + 2 * (model.hidden_size + model.intermediate_size) as u64
+/// Numbers that a layer keeps for each token until its backward pass: input, the part that mixes tokens, the input of
+/// the MLP, gate and up. Attention keeps queries, keys and values, its output and the log-sum-exp of each head, and
+/// queries and keys twice where they are normed. A layer with a state keeps its projected input; a rule also its output,
+/// and the states between chunks.
+fn kept(model: &ModelConfig, layer: usize) -> u64 {
+    let mixer = match model.layers[layer] {
+        LayerKind::Attention(kind) => {
+            let [queries, keys] = heads(model);
+            let normed = if model.query_and_key_norms().is_some() { queries + keys } else { 0 };
+            let gates = if kind.gate == Some(AttentionGate::Entries) { queries } else { 0 };
+            queries + 2 * keys + queries + model.num_attention_heads as u64 + normed + gates
+        }
+        LayerKind::ShortConv(_) => 3 * model.hidden_size as u64,
+        LayerKind::DeltaRule(rule) => {
+            let states = rule.values() * rule.key_dim;
+            (rule.channels() + 2 * rule.values() + 2 * rule.value_heads) as u64 + states.div_ceil(RULE_CHUNK) as u64
+        }
+    };
+    mixer + 2 * (model.hidden_size + model.intermediate_size) as u64
 }
+
+/// Tokens between two states that a rule keeps.
+const RULE_CHUNK: usize = 64;
 
 /// Numbers for each token that are alive at once in the widest place of a backward pass, in addition to those that the
 /// layers keep: the gradients of a layer's input and output, the normed input, inner products of the MLP and their
 /// gradients; also the hidden states that the head reads, with their gradient. A norm on a block's result adds its
-/// input, the normalised input and a gradient, and a factor its input and a gradient.
+/// input, the normalised input and a gradient, and a factor its input and a gradient. A rule has its channels and its
+/// inputs with their gradients instead of the MLP's.
 fn at_work(model: &ModelConfig) -> u64 {
     let wide = if model.output_norms() || model.residual_multiplier != 1.0 { 7 + 3 } else { 7 };
-    (wide * model.hidden_size + 5 * model.intermediate_size) as u64
+    let of_rule = |rule: DeltaRule| 7 * rule.channels() + 6 * rule.values();
+    let of_mixer = |kind: &LayerKind| match *kind {
+        LayerKind::Attention(_) => 0,
+        LayerKind::ShortConv(_) => 10 * model.hidden_size,
+        LayerKind::DeltaRule(rule) => of_rule(rule),
+    };
+    let mixer = model.layers.iter().map(of_mixer).max().unwrap_or(0);
+    (wide * model.hidden_size + mixer.max(5 * model.intermediate_size)) as u64
 }
 
 /// Widths of all queries and of all keys of a token.

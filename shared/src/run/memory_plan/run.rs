@@ -4,7 +4,7 @@ use std::{collections::HashSet, fmt, io};
 
 use super::{LearnerPlan, LearnerSizes, SamplerPlan, SamplerSizes, VersionRoom, Workload};
 use crate::{
-    ModelConfig,
+    BaseFormat, ModelConfig,
     config::{TrainConfig, torchrun::Torchrun},
     system::{
         compute::{Device, KvDtype, RolloutDtype},
@@ -301,6 +301,7 @@ fn learner_sizes<'a>(
         bf16: config.bf16,
         gradient_checkpointing: config.gradient_checkpointing,
         adapter: config.use_peft.then(|| adapter_numbers(config, model)),
+        base: BaseFormat::of(config),
         shards: if config.shard_optimizer { u64::from(config.learner_ranks) } else { 1 },
         reference: config.beta != 0.0,
         critic,

@@ -2,7 +2,7 @@
 
 use super::kept_numbers;
 use crate::{
-    ModelConfig,
+    ModelConfig, StateParts,
     config::TrainConfig,
     system::compute::{Device, Dtype, Kernels, KvDtype, RolloutDtype},
 };
@@ -59,6 +59,8 @@ pub struct SamplerPlan {
     /// Keys and values of every slot at full length. Packed kernels use less when sequences share prompts, since each
     /// prompt is held once.
     pub kv_cache: u64,
+    /// Recurrent states of every slot, in the models that have them. Their size does not depend on any length.
+    pub states: u64,
     /// One or several rows of logits, for each row of a step and each prompt.
     pub logits: u64,
     /// Activations of the largest call.
@@ -109,10 +111,12 @@ impl SamplerSizes {
         for (name, shape) in model.parameters() {
             let bytes = shape.iter().product::<usize>() as u64 * size;
             let embedding = name == "model.embed_tokens.weight";
-            if shape.len() > 1 && (!embedding || model.tie_word_embeddings) {
+            // Convolutions are no matrices.
+            let is_matrix = shape.len() == 2;
+            if is_matrix && (!embedding || model.tie_word_embeddings) {
                 packed += bytes;
             }
-            if shape.len() == 1 || embedding {
+            if !is_matrix || embedding {
                 mapped += bytes;
             }
         }
@@ -147,6 +151,7 @@ impl SamplerSizes {
             mapped_weights: mapped,
             swap: if self.hot_swap { second } else { 0 },
             kv_cache: self.slot_bytes(model).saturating_mul(slots),
+            states: self.state_bytes(model).saturating_mul(slots),
             logits: row.saturating_mul(self.rows.saturating_add(prompts) as u64),
             activations: activations(model).saturating_mul(tokens).saturating_mul(size),
         }
@@ -167,7 +172,19 @@ impl SamplerSizes {
         } else {
             (self.max_model_len, 2 * width * self.dtype.size())
         };
-        (model.num_hidden_layers * model.num_key_value_heads * bytes) as u64 * positions as u64
+        (model.attention_layers().count() * model.num_key_value_heads * bytes) as u64 * positions as u64
+    }
+
+    /// Recurrent states of one slot, in fp32 whatever the model computes in.
+    #[must_use]
+    pub fn state_bytes(&self, model: &ModelConfig) -> u64 {
+        // The packed kernels keep channels and columns in whole blocks.
+        let whole = |count: usize| if self.packed() { count.next_multiple_of(PAGE) } else { count };
+        let of_layer = |layer: usize| {
+            let StateParts { window: [channels, kept], matrix: [heads, rows, columns] } = model.state_parts(layer);
+            kept * whole(channels) + heads * rows * whole(columns)
+        };
+        ((0..model.num_hidden_layers).map(of_layer).sum::<usize>() * size_of::<f32>()) as u64
     }
 }
 
@@ -180,12 +197,13 @@ impl SamplerPlan {
 
     /// The parts, with their bytes.
     #[must_use]
-    pub fn parts(&self) -> [(&'static str, u64); 6] {
+    pub fn parts(&self) -> [(&'static str, u64); 7] {
         [
             ("packed weights", self.packed_weights),
             ("mapped weights", self.mapped_weights),
             ("second set of weights for the swap", self.swap),
             ("KV cache", self.kv_cache),
+            ("recurrent states", self.states),
             ("logits", self.logits),
             ("activations", self.activations),
         ]
@@ -193,8 +211,10 @@ impl SamplerPlan {
 }
 
 /// Scalars per token that are alive at once in the widest part of a layer: residual, norm, gate, up, their product, q,
-/// k, v.
+/// k, v, or whatever a layer with a state has in the place of these.
 fn activations(model: &ModelConfig) -> u64 {
     let heads = model.num_attention_heads + 2 * model.num_key_value_heads;
-    (3 * model.hidden_size + 3 * model.intermediate_size + 2 * heads * model.head_dim) as u64
+    let attention = 2 * heads * model.head_dim;
+    let mixers = (0..model.num_hidden_layers).map(|layer| 2 * model.mixer_widths(layer).iter().sum::<usize>());
+    (3 * model.hidden_size + 3 * model.intermediate_size + mixers.fold(attention, usize::max)) as u64
 }

@@ -80,7 +80,7 @@ impl Lever for CapturedSteps {
     /// A step runs here if its size is recorded already, or may be recorded now. A replay that gives other logits than
     /// a run is an error.
     fn run(&mut self, step: &mut DecodeStep<'_>, logits: &mut Storage) -> Result<bool, EngineError> {
-        let DecodeStep { session, batch, kv, is_loading } = step;
+        let DecodeStep { session, batch, slots, is_loading } = step;
         let Self { sizes, inputs, vocab, steps } = self;
         let index = sizes.partition_point(|size| size.rows < batch.rows);
         let size = &mut sizes[index];
@@ -92,7 +92,7 @@ impl Lever for CapturedSteps {
         inputs.set(batch)?;
         let inputs = inputs.inputs(size.rows);
         let computed = size.rows * *vocab;
-        session.run(&inputs, kv, 0, logits.floats(computed), Some(&size.graph))?;
+        session.run(&inputs, slots, 0, logits.floats(computed), Some(&size.graph))?;
         // The first run under an id records and computes; the second is the first that only replays, on other inputs.
         if !size.is_recorded() {
             (size.recorded, size.checked) = (Some(thread::current().id()), false);
@@ -104,7 +104,7 @@ impl Lever for CapturedSteps {
             };
             let replayed = read(logits)?;
             // A run on the same inputs writes the same keys and values to the same places once more.
-            session.run(&inputs, kv, 0, logits.floats(computed), None)?;
+            session.run(&inputs, slots, 0, logits.floats(computed), None)?;
             require_equal(&replayed, &read(logits)?, size.rows)?;
             size.checked = true;
         }

@@ -15,7 +15,12 @@ fn options() -> EngineOptions {
 
 /// A tiny model with its export, in a folder that goes with it.
 fn exported() -> (tempfile::TempDir, ModelDir, WeightSource, WeightManifest) {
-    let model = ModelDir::open(harness::golden_dir().join("models/llama")).unwrap();
+    exported_of("llama")
+}
+
+/// The same of one of the golden models.
+fn exported_of(name: &str) -> (tempfile::TempDir, ModelDir, WeightSource, WeightManifest) {
+    let model = ModelDir::open(harness::golden_model_dir(name)).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let source = WeightSource { dir: folder.path().join("v0"), version: PolicyVersion(0) };
     export(&model, &source.dir, &ExportOptions::default()).unwrap();
@@ -84,7 +89,7 @@ fn sequences_with_one_adapter_are_neighbours_in_a_call_and_among_them_those_with
         })
         .collect();
     let of = [0, 1, 2, 3, 4, 5, 5, 4, 3, 2, 1, 0];
-    let slot = |prompt: usize| Some(Slot { prefix: Arc::clone(&prompts[prompt]), own: Vec::new(), computed: 1 });
+    let slot = |prompt: usize| Some(Slot { prefix: Arc::clone(&prompts[prompt]), own: Own::default(), computed: 1 });
     let slots: Vec<Option<Slot>> = of.iter().map(|&prompt| slot(prompt)).collect();
     let order = in_order(&slots, of.len());
     let parts = |key: &dyn Fn(usize) -> usize| order.chunk_by(|&a, &b| key(of[a]) == key(of[b])).count();
@@ -114,6 +119,7 @@ fn a_wrong_scale_of_int8_is_refused() {
     let options = PackedOptions {
         session: SessionOptions::of(&engine),
         pages: page_shape(model.config(), 1, PAGE, engine.kv_format()),
+        states: 1,
         format: engine.format(),
     };
     let gate = Gate::of(&engine);
@@ -153,27 +159,27 @@ fn the_first_swap_finds_the_memory_that_it_needs() {
 fn a_prompt_is_held_once_for_its_completions_and_every_page_comes_back() {
     let (_folder, model, source, manifest) = exported();
     let mut backend = PackedBackend::open(&source, model.config(), &manifest, &options()).unwrap();
-    let all = backend.free.count();
+    let all = backend.cache.pages.free.count();
     let vocab = model.config().vocab_size;
     let mut logits = Array2::zeros((16, vocab));
     // The second one comes with it, in pages of its own, and goes with the next call.
     let prompts = [Prefill::whole(&[7; 40]), Prefill::whole(&[5; 9])];
     backend.prefill(&prompts, logits.slice_mut(s![..2, ..])).unwrap();
-    assert_eq!(all - backend.free.count(), 3 + 1, "40 positions in pages of 16, and 9");
+    assert_eq!(all - backend.cache.pages.free.count(), 3 + 1, "40 positions in pages of 16, and 9");
     let first = logits.row(0).to_owned();
     backend.start(0, 1).unwrap();
-    assert_eq!(all - backend.free.count(), 1, "nothing will start from the first prompt any more");
+    assert_eq!(all - backend.cache.pages.free.count(), 1, "nothing will start from the first prompt any more");
     backend.release(0);
     backend.prefill(&prompts[..1], logits.slice_mut(s![..1, ..])).unwrap();
     assert_eq!(first, logits.row(0), "a prompt beside it changes no bit");
     (0..16).for_each(|slot| backend.start(slot, 0).unwrap());
-    assert_eq!(all - backend.free.count(), 3);
+    assert_eq!(all - backend.cache.pages.free.count(), 3);
     let position = 2 * model.config().num_hidden_layers * model.config().num_key_value_heads * 4;
     assert_eq!(backend.kv_bytes_in_use(), (3 * PAGE * position * model.config().head_dim) as u64);
     for step in 0..17 {
         let rows = [DecodeRow { token: 9, position: 40 + step }; 16];
         let cost = backend.decode(&rows, &Drafts::default(), logits.view_mut()).unwrap();
-        assert_eq!(all - backend.free.count(), 3 + 16 * (1 + step / PAGE));
+        assert_eq!(all - backend.cache.pages.free.count(), 3 + 16 * (1 + step / PAGE));
         assert_eq!(cost.kv_bytes_read, backend.kv_bytes_in_use(), "every page is read once");
     }
     // The group's rows are equal, since they hold the same tokens.
@@ -181,19 +187,19 @@ fn a_prompt_is_held_once_for_its_completions_and_every_page_comes_back() {
 
     let prompt = Prefill::whole(&[8; 16]);
     backend.prefill_piece(prompt, 10).unwrap();
-    assert_eq!(all - backend.free.count(), 3 + 32 + 1, "sequences keep the prompt they were started from");
+    assert_eq!(all - backend.cache.pages.free.count(), 3 + 32 + 1, "sequences keep the prompt they were started from");
     let rows = [DecodeRow { token: 9, position: 57 }; 16];
     let cost = backend.decode(&rows, &Drafts::default(), logits.view_mut()).unwrap();
-    assert_eq!(backend.kv_bytes_in_use() - cost.kv_bytes_read, backend.bytes_of(1), "nobody reads a piece");
+    assert_eq!(backend.kv_bytes_in_use() - cost.kv_bytes_read, backend.cache.pages.bytes_of(1), "nobody reads a piece");
     backend.prefill(&[Prefill { computed: 10, ..prompt }], logits.slice_mut(s![..1, ..])).unwrap();
     backend.release(3);
     backend.moved(15, 3, 58).unwrap();
     (0..15).for_each(|slot| backend.release(slot));
-    assert_eq!(all - backend.free.count(), 1);
+    assert_eq!(all - backend.cache.pages.free.count(), 1);
     // A piece that nobody goes on with is given up by the next call, and so is a prompt that has no samples left.
     backend.prefill_piece(prompt, 10).unwrap();
     backend.prefill_piece(prompt, 10).unwrap();
-    assert_eq!(all - backend.free.count(), 1);
+    assert_eq!(all - backend.cache.pages.free.count(), 1);
 }
 
 #[test]
@@ -201,7 +207,7 @@ fn prompts_that_go_on_are_computed_together_as_each_is_by_itself() {
     let (_folder, model, source, manifest) = exported();
     let options = EngineOptions { kept_states: 2, ..options() };
     let mut backend = PackedBackend::open(&source, model.config(), &manifest, &options).unwrap();
-    let all = backend.free.count();
+    let all = backend.cache.pages.free.count();
     let mut logits = Array2::zeros((4, model.config().vocab_size));
     // Two states after one prompt, each with a further token whose keys and values are held.
     backend.prefill(&[Prefill::whole(&[7; 20])], logits.slice_mut(s![..1, ..])).unwrap();
@@ -222,5 +228,94 @@ fn prompts_that_go_on_are_computed_together_as_each_is_by_itself() {
     }
     (0..2).for_each(|number| backend.drop_held(number));
     backend.prefill(&[Prefill::whole(&[8; 5])], logits.slice_mut(s![..1, ..])).unwrap();
-    assert_eq!(all - backend.free.count(), 1);
+    assert_eq!(all - backend.cache.pages.free.count(), 1);
+}
+
+/// Models with layers that keep a state, of those that are there.
+fn with_states() -> Vec<String> {
+    let names = harness::golden_models().into_iter();
+    names.filter(|name| ModelDir::open(harness::golden_model_dir(name)).unwrap().config().has_states()).collect()
+}
+
+#[test]
+fn a_state_is_computed_once_for_a_prompt_and_every_completion_has_a_copy() {
+    for name in &with_states() {
+        let (_folder, model, source, manifest) = exported_of(name);
+        let options = EngineOptions { kept_states: 2, ..options() };
+        let mut backend = PackedBackend::open(&source, model.config(), &manifest, &options).unwrap();
+        let all = backend.cache.states.free.count();
+        assert_eq!(all, 16 + 1 + 2, "{name}: the sequences, a prompt, and two that are held");
+        let taken = |backend: &PackedBackend| all - backend.cache.states.free.count();
+        let mut logits = Array2::zeros((16, model.config().vocab_size));
+        let prompts = [Prefill::whole(&[7; 20]), Prefill::whole(&[5; 9])];
+        backend.prefill(&prompts, logits.slice_mut(s![..2, ..])).unwrap();
+        assert_eq!(taken(&backend), 2, "{name}");
+        let alone = logits.row(0).to_owned();
+        backend.start(0, 1).unwrap();
+        assert_eq!(taken(&backend), 2, "{name}: nothing will start from the first prompt any more");
+        backend.release(0);
+        backend.prefill(&prompts[..1], logits.slice_mut(s![..1, ..])).unwrap();
+        assert_eq!(logits.row(0), alone, "{name}: a prompt beside it changes no bit");
+        (0..16).for_each(|slot| backend.start(slot, 0).unwrap());
+        assert_eq!(taken(&backend), 1 + 16, "{name}");
+        for step in 0..3 {
+            // The last sequence goes another way.
+            let rows: Vec<DecodeRow> = (0..16)
+                .map(|slot| DecodeRow { token: if slot == 15 { 30 + step } else { 9 }, position: 20 + step as usize })
+                .collect();
+            let cost = backend.decode(&rows, &Drafts::default(), logits.view_mut()).unwrap();
+            let read = cost.kv_bytes_read + backend.cache.states.bytes_of(1);
+            assert_eq!(read, backend.kv_bytes_in_use(), "{name}: all is read once but the state behind the prompt");
+            let is_same = |slot: usize| logits.row(slot) == logits.row(0);
+            assert!((0..15).all(is_same) && !is_same(15), "{name}, step {step}");
+        }
+        let beside = logits.row(15).to_owned();
+        // Alone, it is what it was beside the others.
+        (0..16).for_each(|slot| backend.release(slot));
+        backend.start(0, 0).unwrap();
+        for step in 0..3 {
+            let rows = [DecodeRow { token: 30 + step, position: 20 + step as usize }];
+            backend.decode(&rows, &Drafts::default(), logits.slice_mut(s![..1, ..])).unwrap();
+        }
+        assert_eq!(logits.row(0), beside, "{name}");
+        backend.hold(0, 23, 0);
+        assert_eq!(taken(&backend), 2, "{name}: the prompt's, and what is held");
+        backend.drop_held(0);
+        backend.give_up(0);
+        assert_eq!(taken(&backend), 0, "{name}");
+    }
+}
+
+#[test]
+fn a_prompt_in_pieces_has_the_bits_of_a_whole_one_beside_sequences_that_go_on() {
+    for name in &with_states() {
+        let (_folder, model, source, manifest) = exported_of(name);
+        let mut backend = PackedBackend::open(&source, model.config(), &manifest, &options()).unwrap();
+        let mut logits = Array2::zeros((2, model.config().vocab_size));
+        let tokens: Vec<u32> = (0..50).map(|i| 3 + i * 37 % 240).collect();
+        let prompt = Prefill::whole(&tokens);
+        backend.prefill(&[prompt], logits.slice_mut(s![..1, ..])).unwrap();
+        let whole = logits.row(0).to_owned();
+        backend.start(0, 0).unwrap();
+        let mut computed = 0;
+        for (step, piece) in [1, 2, 17, 9].into_iter().enumerate() {
+            backend.prefill_piece(Prefill { computed, ..prompt }, piece).unwrap();
+            computed += piece;
+            let rows = [DecodeRow { token: 9, position: 50 + step }];
+            backend.decode(&rows, &Drafts::default(), logits.slice_mut(s![..1, ..])).unwrap();
+        }
+        backend.prefill(&[Prefill { computed, ..prompt }], logits.slice_mut(s![..1, ..])).unwrap();
+        assert_eq!(logits.row(0), whole, "{name}");
+        backend.score(model.config(), &tokens, 1, None, &mut |_| ()).unwrap();
+        backend.start(1, 0).unwrap();
+        let rows = [DecodeRow { token: 9, position: 54 }, DecodeRow { token: 9, position: 50 }];
+        backend.decode(&rows, &Drafts::default(), logits.view_mut()).unwrap();
+        backend.release(1);
+        let after = logits.row(1).to_owned();
+        backend.prefill(&[prompt], logits.slice_mut(s![..1, ..])).unwrap();
+        backend.start(1, 0).unwrap();
+        let rows = [DecodeRow { token: 9, position: 55 }, DecodeRow { token: 9, position: 50 }];
+        backend.decode(&rows, &Drafts::default(), logits.view_mut()).unwrap();
+        assert_eq!(logits.row(1), after, "{name}: the state behind the pieces");
+    }
 }

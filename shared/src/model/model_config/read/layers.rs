@@ -3,12 +3,12 @@
 use serde_json::Value;
 
 use super::{
-    super::{Architecture, ConfigJsonError, LayerKind, Rotary},
+    super::{Architecture, AttentionKind, ConfigJsonError, LayerKind, Rotary},
     Reader,
 };
 
-const FULL: &str = "full_attention";
-const SLIDING: &str = "sliding_attention";
+pub(super) const FULL: &str = "full_attention";
+pub(super) const SLIDING: &str = "sliding_attention";
 
 /// Granite's names of layers with attention, and what its other layers are.
 const ATTENTION: [&str; 2] = ["attention", FULL];
@@ -25,6 +25,12 @@ const NO_ROPE_INTERVAL: usize = 4;
 
 impl Reader<'_> {
     pub(super) fn layers(&self, architecture: Architecture, count: usize) -> Result<Vec<LayerKind>, ConfigJsonError> {
+        match architecture {
+            Architecture::Lfm2 => return self.lfm2_layers(count),
+            Architecture::Lfm3 => return self.lfm3_layers(count),
+            Architecture::Qwen3_5 => return self.qwen3_5_layers(count),
+            _ => {}
+        }
         let window = self.window(architecture)?;
         let mut rotary = self.rotary(architecture, count)?;
         let slides = match self.get("layer_types") {
@@ -38,7 +44,9 @@ impl Reader<'_> {
             let kind = |&slides: &bool| Some(if slides { Rotary::Local } else { Rotary::Global });
             rotary = slides.iter().map(kind).collect();
         }
-        let kind = |(rotary, slides)| LayerKind { rotary, window: window.filter(|_| slides) };
+        let kind = |(rotary, slides)| {
+            LayerKind::Attention(AttentionKind { rotary, window: window.filter(|_| slides), gate: None })
+        };
         Ok(rotary.into_iter().zip(slides).map(kind).collect())
     }
 

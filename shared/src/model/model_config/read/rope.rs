@@ -36,6 +36,12 @@ impl Reader<'_> {
             Architecture::SmolLm3 => Ok(of(self.rope(2e6)?)),
             Architecture::Ministral3 => self.ministral(),
             Architecture::Phi3 => Ok(of(self.phi(entries)?)),
+            Architecture::Lfm2 => Ok(of(self.rope(1e6)?)),
+            Architecture::Qwen3_5 => Ok(of(self.partial()?)),
+            Architecture::Lfm3 => {
+                let (global, local) = self.lfm3_ropes()?;
+                Ok(Ropes { rope_local_theta: Some(local), ..of(global) })
+            }
             _ => Ok(of(self.rope(1e4)?)),
         }
     }
@@ -146,6 +152,40 @@ impl Reader<'_> {
         Ok((theta, Some(scaling)))
     }
 
+    /// Qwen3.5's, whose section also says which part of a head is turned. Text has the same position in each of the
+    /// three dimensions of `mrope_section`, so its rotations are plain ones.
+    fn partial(&self) -> Result<Rope, ConfigJsonError> {
+        let section = self.rope_section();
+        let fields = self.object(section)?;
+        let rope = Reader { section, fields: &fields };
+        Ok((self.theta(&rope, "rope_theta", 1e4)?, self.scaling(&rope)?))
+    }
+
+    /// LFM3's: a section for each type of layer; without any, those of its class.
+    fn lfm3_ropes(&self) -> Result<(Rope, f64), ConfigJsonError> {
+        let sections = self.object("rope_parameters")?;
+        if sections.is_empty() {
+            return Ok(((1e6, Some(RopeScaling::Proportional { share: 0.5, factor: 1.0 })), 1e4));
+        }
+        let sections = Reader { section: "rope_parameters", fields: &sections };
+        let (full, sliding) = (sections.object("full_attention")?, sections.object("sliding_attention")?);
+        let (full, sliding) = (Reader { section: FULL, fields: &full }, Reader { section: SLIDING, fields: &sliding });
+        sliding.expect("rope_type", |v| v.as_str() == Some("default"), "supported for windows: default")?;
+        sliding.expect("partial_rotary_factor", |v| v.as_f64() == Some(1.0), WHOLE_HEAD)?;
+        let scaling = if full.get("rope_type").and_then(Value::as_str) == Some("proportional") {
+            let number = |key: &str| if full.get(key).is_some() { full.positive(key) } else { Ok(1.0) };
+            let share = number("partial_rotary_factor")?;
+            if share > 1.0 {
+                return Err(full.bad("partial_rotary_factor", format!("must be at most 1, found {share}")));
+            }
+            Some(RopeScaling::Proportional { share, factor: number("factor")? })
+        } else {
+            full.expect("partial_rotary_factor", |v| v.as_f64() == Some(1.0), WHOLE_HEAD)?;
+            self.scaling(&full)?
+        };
+        Ok(((self.theta(&full, "rope_theta", 1e6)?, scaling), self.theta(&sliding, "rope_theta", 1e6)?))
+    }
+
     /// Gemma's: a section for each type of layer, or `rope_theta` and `rope_scaling` for full attention and
     /// `rope_local_base_freq` for windows.
     fn ropes_by_type(&self) -> Result<(Rope, f64), ConfigJsonError> {
@@ -208,7 +248,9 @@ impl Reader<'_> {
 
     fn scaling(&self, rope: &Reader<'_>) -> Result<Option<RopeScaling>, ConfigJsonError> {
         let name = if rope.get("rope_type").is_some() { "rope_type" } else { "type" };
-        let neutral = |key: &String| ["rope_theta", "partial_rotary_factor"].contains(&key.as_str());
+        let neutral = |key: &String| {
+            ["rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved"].contains(&key.as_str())
+        };
         match rope.get(name) {
             None if rope.fields.keys().all(neutral) => Ok(None),
             None => {

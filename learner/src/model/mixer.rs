@@ -1,0 +1,87 @@
+//! The part of a layer that mixes tokens: attention, or that which a layer with a state has instead.
+
+use shared::{LayerKind, ModelConfig};
+use tch::Tensor;
+
+use super::{
+    attention::{Attention, AttentionTape},
+    parameters::Gradients,
+    rope::Rotations,
+    state::{DeltaBlock, DeltaTape, ShortConvBlock, ShortConvTape},
+    weights::Weights,
+};
+use crate::batch::Tree;
+
+/// How a layer mixes tokens.
+#[derive(Debug)]
+pub(super) enum Mixer {
+    Attention(Attention),
+    ShortConv(ShortConvBlock),
+    DeltaRule(DeltaBlock),
+}
+
+/// The part of a forward pass that [`Mixer::backward`] needs.
+#[derive(Debug)]
+pub(super) enum MixerTape {
+    Attention(AttentionTape),
+    ShortConv(ShortConvTape),
+    DeltaRule(DeltaTape),
+}
+
+impl Mixer {
+    /// The leaves of a layer.
+    pub(super) fn new(config: &ModelConfig, weights: &Weights, layer: usize) -> Self {
+        match config.layers[layer] {
+            LayerKind::Attention(kind) => Self::Attention(Attention::new(config, weights, layer, kind)),
+            LayerKind::ShortConv(_) => Self::ShortConv(ShortConvBlock::new(config, weights, layer)),
+            LayerKind::DeltaRule(rule) => Self::DeltaRule(DeltaBlock::new(config, weights, layer, rule)),
+        }
+    }
+
+    /// Adds the result for `x_TH`, `[T, hidden]`, to `onto`. Returns the sum, and the tape for [`Self::backward`].
+    pub(super) fn forward_onto(
+        &self,
+        onto: &Tensor,
+        x_TH: &Tensor,
+        trees: &[Tree],
+        rotations: &Rotations,
+    ) -> (Tensor, MixerTape) {
+        match self {
+            Self::Attention(attention) => {
+                let (sum, tape) = attention.forward_onto(onto, x_TH, trees, rotations);
+                (sum, MixerTape::Attention(tape))
+            }
+            Self::ShortConv(block) => {
+                let (sum, tape) = block.forward_onto(onto, x_TH, trees);
+                (sum, MixerTape::ShortConv(tape))
+            }
+            Self::DeltaRule(block) => {
+                let (sum, tape) = block.forward_onto(onto, x_TH, trees);
+                (sum, MixerTape::DeltaRule(tape))
+            }
+        }
+    }
+
+    /// Adds the parameters' gradients, given input, tape and the gradient of the output; returns that of the input.
+    ///
+    /// # Panics
+    /// With the tape of another kind of layer: a mistake in the model's code.
+    pub(super) fn backward(
+        &self,
+        x_TH: &Tensor,
+        tape: &MixerTape,
+        dy_TH: &Tensor,
+        trees: &[Tree],
+        rotations: &Rotations,
+        gradients: &mut Gradients,
+    ) -> Tensor {
+        match (self, tape) {
+            (Self::Attention(attention), MixerTape::Attention(tape)) => {
+                attention.backward(x_TH, tape, dy_TH, trees, rotations, gradients)
+            }
+            (Self::ShortConv(block), MixerTape::ShortConv(tape)) => block.backward(x_TH, tape, dy_TH, trees, gradients),
+            (Self::DeltaRule(block), MixerTape::DeltaRule(tape)) => block.backward(x_TH, tape, dy_TH, trees, gradients),
+            _ => unreachable!("a layer gets its own tape"),
+        }
+    }
+}

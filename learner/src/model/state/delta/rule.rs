@@ -1,0 +1,284 @@
+//! The gated delta rule over texts, in chunks, and its derivative.
+//!
+//! For each value head and token, with a state `S`, `[key width, value width]`, that is 0 before a text:
+//! `S ← e^g S; r = v − Sᵀk; S ← S + β k rᵀ; o = Sᵀq`. Within a chunk, with `b` the running sums of `g` and
+//! `D_ij = e^{b_i − b_j}` for `j ≤ i`, the rows `U` of `β r` solve
+//! `(I + lower(β K Kᵀ ⊙ D)) U = β (V − e^b K S)`, and then `O = e^b Q S + (Q Kᵀ ⊙ D) U` and
+//! `S ← e^{b_C} S + (e^{b_C − b} K)ᵀ U`. The derivative is written out: autograd would keep every chunk's matrices.
+
+use tch::{Kind, Tensor};
+
+use super::texts::{Chunk, Run};
+use crate::batch::Tree;
+
+/// Inputs of the rule, or their gradients, in float32 at least.
+#[derive(Debug)]
+pub(super) struct Rules {
+    /// Queries and keys, `[T, key heads, key width]`.
+    pub(super) q: Tensor,
+    pub(super) k: Tensor,
+    /// Values, `[T, value heads, value width]`.
+    pub(super) v: Tensor,
+    /// Logarithms of the decays, `[T, value heads]`.
+    pub(super) g: Tensor,
+    /// Step sizes, `[T, value heads]`.
+    pub(super) beta: Tensor,
+}
+
+/// The rule's output, with what its derivative needs.
+#[derive(Debug)]
+pub(super) struct Ruled {
+    /// `[T, value heads, value width]`.
+    pub(super) out_TND: Tensor,
+    /// The states before each chunk of each run, `[texts, value heads, key width, value width]`; none where they are 0.
+    states: Vec<Vec<Option<Tensor>>>,
+}
+
+/// The rule over all texts.
+pub(super) fn forward(rules: &Rules, trees: &[Tree]) -> Ruled {
+    let mut out_TND = Tensor::empty(rules.v.size(), (rules.v.kind(), rules.v.device()));
+    // States at the ends of stems that have branches.
+    let mut ends: Vec<Option<Tensor>> = trees.iter().map(|_| None).collect();
+    let mut states = Vec::new();
+    for run in Run::of(trees, rules.heads()) {
+        let mut state = run.of_branches.then(|| {
+            let of = |tree: usize| ends[tree].as_ref().expect("a stem comes before its branches").shallow_clone();
+            Tensor::stack(&run.trees().map(of).collect::<Vec<_>>(), 0)
+        });
+        let mut kept = Vec::new();
+        for number in 0..run.chunks() {
+            let before = state.take().map(|state| state.narrow(0, 0, run.active(number)));
+            let chunk = run.chunk(number, (rules.v.kind(), rules.v.device()));
+            let inner = Inner::new(rules, &chunk);
+            let u = inner.u(before.as_ref());
+            let mut out = inner.mixed.matmul(&u);
+            let mut after = inner.k_to_end().mt().matmul(&u);
+            if let Some(before) = &before {
+                out += inner.from_start(&inner.q).matmul(before);
+                after += before * inner.whole_decay();
+            }
+            chunk.put(&out, &mut out_TND);
+            for (index, tree) in run.ending(number).filter(|_| !run.of_branches) {
+                // A copy: a view would hold the states of all texts of the run.
+                ends[tree] = (!trees[tree].branches.is_empty()).then(|| after.get(index).copy());
+            }
+            kept.push(before);
+            state = Some(after);
+        }
+        states.push(kept);
+    }
+    Ruled { out_TND, states }
+}
+
+/// Gradients of the inputs, given that of the output.
+pub(super) fn backward(rules: &Rules, ruled: &Ruled, d_out_TND: &Tensor, trees: &[Tree]) -> Rules {
+    let mut found = Rules {
+        q: rules.q.empty_like(),
+        k: rules.k.empty_like(),
+        v: rules.v.empty_like(),
+        g: rules.g.empty_like(),
+        beta: rules.beta.empty_like(),
+    };
+    // Of the states at the ends of stems, summed over the branches.
+    let mut d_ends: Vec<Option<Tensor>> = trees.iter().map(|_| None).collect();
+    for (run, states) in Run::of(trees, rules.heads()).iter().zip(&ruled.states).rev() {
+        let mut d_after: Option<Tensor> = None;
+        for (number, before) in (0..run.chunks()).rev().zip(states.iter().rev()) {
+            let chunk = run.chunk(number, (rules.v.kind(), rules.v.device()));
+            let inner = Inner::new(rules, &chunk);
+            let d_state = inner.zero_states();
+            if let Some(later) = &d_after {
+                d_state.narrow(0, 0, later.size()[0]).copy_(later);
+            }
+            for (index, tree) in run.ending(number).filter(|_| !run.of_branches) {
+                if let Some(d_end) = d_ends[tree].take() {
+                    d_state.get(index).copy_(&d_end);
+                }
+            }
+            d_after = Some(inner.backward(&chunk, before.as_ref(), &d_state, d_out_TND, &mut found));
+        }
+        let d_first = d_after.filter(|_| run.of_branches);
+        for (index, tree) in run.trees().enumerate().filter(|_| d_first.is_some()) {
+            let d_state = d_first.as_ref().expect("filtered").get(index as i64);
+            match &mut d_ends[tree] {
+                Some(sum) => *sum += d_state,
+                none => *none = Some(d_state.copy()),
+            }
+        }
+    }
+    found
+}
+
+impl Rules {
+    /// Value heads.
+    fn heads(&self) -> i64 {
+        self.v.size()[1]
+    }
+}
+
+/// The parts of a chunk that do not depend on its first state, each `[texts, value heads, length, ..]`.
+struct Inner {
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    /// `[.., length, 1]`.
+    beta: Tensor,
+    /// Running sums of the decays' logarithms, `[.., length, 1]`.
+    sums: Tensor,
+    /// `e^{b_i − b_j}`, 0 for `j > i`, `[.., length, length]`.
+    decays: Tensor,
+    /// `K Kᵀ` and `Q Kᵀ`.
+    keys_keys: Tensor,
+    queries_keys: Tensor,
+    /// `β K Kᵀ ⊙ D`, of which the part below the diagonal counts.
+    lower: Tensor,
+    /// `Q Kᵀ ⊙ D`.
+    mixed: Tensor,
+    /// Solutions for `β V` and for `β e^b K`.
+    of_values: Tensor,
+    of_keys: Tensor,
+    /// Value heads of a key head.
+    shared: i64,
+}
+
+impl Inner {
+    fn new(rules: &Rules, chunk: &Chunk) -> Self {
+        let shared = rules.heads() / rules.q.size()[1];
+        let spread = |x: Tensor| if shared == 1 { x } else { x.repeat_interleave_self_int(shared, 1, None) };
+        let (q, k, v) = (spread(chunk.take(&rules.q)), spread(chunk.take(&rules.k)), chunk.take(&rules.v));
+        // Without a step and without a decay, a missing token leaves the state as it is.
+        let [g, beta] = [&rules.g, &rules.beta].map(|x| chunk.take_present(&x.unsqueeze(-1)));
+        let sums = g.cumsum(2, None);
+        let length = chunk.length;
+        let later = Tensor::ones([length, length], (Kind::Bool, sums.device())).triu(1);
+        // Hidden before the exponential, which may overflow there.
+        let decays = (&sums - sums.mt()).masked_fill(&later, f64::NEG_INFINITY).exp();
+        let (keys_keys, queries_keys) = (k.matmul(&k.mt()), q.matmul(&k.mt()));
+        let lower = &keys_keys * &decays * &beta;
+        let mixed = &queries_keys * &decays;
+        let right = Tensor::cat(&[&v * &beta, &k * (&beta * sums.exp())], -1);
+        let solved = lower.linalg_solve_triangular(&right, false, true, true);
+        let (value_width, key_width) = (v.size()[3], k.size()[3]);
+        let (of_values, of_keys) = (solved.narrow(3, 0, value_width), solved.narrow(3, value_width, key_width));
+        Self { q, k, v, beta, sums, decays, keys_keys, queries_keys, lower, mixed, of_values, of_keys, shared }
+    }
+
+    /// `U`, given the first states.
+    fn u(&self, before: Option<&Tensor>) -> Tensor {
+        match before {
+            Some(before) => &self.of_values - self.of_keys.matmul(before),
+            None => self.of_values.shallow_clone(),
+        }
+    }
+
+    /// `e^b x`: decayed from the chunk's start.
+    fn from_start(&self, x: &Tensor) -> Tensor {
+        x * self.sums.exp()
+    }
+
+    /// `e^{b_C − b}`, `[.., length, 1]`.
+    fn to_end(&self) -> Tensor {
+        (self.last() - &self.sums).exp()
+    }
+
+    /// `e^{b_C − b} K`: decayed up to the chunk's end.
+    fn k_to_end(&self) -> Tensor {
+        &self.k * self.to_end()
+    }
+
+    /// `b_C`, `[.., 1, 1]`.
+    fn last(&self) -> Tensor {
+        self.sums.narrow(2, self.sums.size()[2] - 1, 1)
+    }
+
+    /// The decay of a state over the chunk, `[.., 1, 1]`.
+    fn whole_decay(&self) -> Tensor {
+        self.last().exp()
+    }
+
+    fn zero_states(&self) -> Tensor {
+        let ([texts, heads, _, key_width], value_width) = (shape(&self.k), self.v.size()[3]);
+        Tensor::zeros([texts, heads, key_width, value_width], (self.v.kind(), self.v.device()))
+    }
+
+    /// Writes the inputs' gradients and returns that of the first states, given that of the last ones.
+    fn backward(
+        &self,
+        chunk: &Chunk,
+        before: Option<&Tensor>,
+        d_after: &Tensor,
+        d_out_TND: &Tensor,
+        found: &mut Rules,
+    ) -> Tensor {
+        let d_out = chunk.take_present(d_out_TND);
+        let u = self.u(before);
+        let (from_start, to_end) = (self.sums.exp(), self.to_end());
+        let (q_start, k_start, k_end) = (&self.q * &from_start, &self.k * &from_start, &self.k * &to_end);
+        let whole_decay = self.whole_decay();
+
+        let d_u = self.mixed.mt().matmul(&d_out) + k_end.matmul(d_after);
+        let d_before = q_start.mt().matmul(&d_out) + d_after * &whole_decay - self.of_keys.mt().matmul(&d_u);
+        // The right side of the system, whose residual `V − e^b K S` is `e`.
+        let d_right = self.lower.mt().linalg_solve_triangular(&d_u, true, true, true);
+        let (e, dq_start, dk_start) = match before {
+            None => (self.v.shallow_clone(), None, None),
+            Some(before) => {
+                let across = before.mt();
+                let e = &self.v - k_start.matmul(before);
+                (e, Some(d_out.matmul(&across)), Some((&d_right * &self.beta).matmul(&across).neg()))
+            }
+        };
+        let d_lower = d_right.matmul(&u.mt()).neg().tril(-1);
+        let d_mixed = d_out.matmul(&u.mt());
+        let dk_end = u.matmul(&d_after.mt());
+
+        let d_beta = rows(&(&d_right * e)) + rows(&(&d_lower * &self.keys_keys * &self.decays));
+        let d_keys_keys = &d_lower * &self.decays * &self.beta;
+        let d_queries_keys = d_mixed * &self.decays;
+        // D ⊙ dD of both products; what lies above the diagonal is 0, since D is 0 there.
+        let d_exponents = &d_keys_keys * &self.keys_keys + &d_queries_keys * &self.queries_keys;
+        let mut d_sums = rows(&d_exponents) - rows(&d_exponents.mt());
+        let d_to_end = rows(&(&dk_end * &k_end));
+        d_sums -= &d_to_end;
+        let mut d_last = d_to_end.sum_dim_intlist([2i64].as_slice(), true, None);
+
+        let mut dq = d_queries_keys.matmul(&self.k);
+        let mut dk =
+            d_queries_keys.mt().matmul(&self.q) + (&d_keys_keys + d_keys_keys.mt()).matmul(&self.k) + dk_end * to_end;
+        if let (Some(before), Some(dq_start), Some(dk_start)) = (before, dq_start, dk_start) {
+            d_sums += rows(&(&dq_start * &q_start)) + rows(&(&dk_start * &k_start));
+            d_last += (before * d_after).sum_dim_intlist([2i64, 3].as_slice(), true, None) * whole_decay;
+            dq += dq_start * &from_start;
+            dk += dk_start * &from_start;
+        }
+        let mut end = d_sums.narrow(2, chunk.length - 1, 1);
+        end += d_last;
+        let dg = d_sums.flip([2i64].as_slice()).cumsum(2, None).flip([2i64].as_slice());
+
+        chunk.put(&self.gathered(dq), &mut found.q);
+        chunk.put(&self.gathered(dk), &mut found.k);
+        chunk.put(&(d_right * &self.beta), &mut found.v);
+        chunk.put(&dg, &mut found.g.unsqueeze(-1));
+        chunk.put(&d_beta, &mut found.beta.unsqueeze(-1));
+        d_before
+    }
+
+    /// The gradient of a key head's part, summed over its value heads.
+    fn gathered(&self, x: Tensor) -> Tensor {
+        if self.shared == 1 {
+            return x;
+        }
+        let [texts, heads, length, width] = shape(&x);
+        let grouped = x.view([texts, heads / self.shared, self.shared, length, width]);
+        grouped.sum_dim_intlist([2i64].as_slice(), false, None)
+    }
+}
+
+/// Sums over the last dimension, which stays.
+fn rows(x: &Tensor) -> Tensor {
+    x.sum_dim_intlist([-1i64].as_slice(), true, None)
+}
+
+fn shape(x: &Tensor) -> [i64; 4] {
+    x.size().try_into().expect("texts, heads, places and width")
+}

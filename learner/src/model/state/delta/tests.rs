@@ -1,0 +1,124 @@
+//! The chunked rule and its derivative against the rule as it is written, token by token, with libtorch's autograd.
+
+use tch::{Device, Kind, Tensor};
+
+use super::rule::{self, Rules};
+use crate::batch::Tree;
+
+const KEY_HEADS: i64 = 2;
+const VALUE_HEADS: i64 = 4;
+const WIDTHS: [i64; 2] = [5, 3];
+
+/// Inputs of the rule for so many tokens, q, k, v, g and β.
+fn inputs(tokens: i64) -> [Tensor; 5] {
+    let random = |shape: &[i64]| Tensor::randn(shape, (Kind::Double, Device::Cpu));
+    let unit = |x: Tensor| &x / x.norm_scalaropt_dim(2.0, [-1i64].as_slice(), true);
+    [
+        unit(random(&[tokens, KEY_HEADS, WIDTHS[0]])),
+        unit(random(&[tokens, KEY_HEADS, WIDTHS[0]])),
+        random(&[tokens, VALUE_HEADS, WIDTHS[1]]),
+        -random(&[tokens, VALUE_HEADS]).abs() * 0.3,
+        random(&[tokens, VALUE_HEADS]).sigmoid(),
+    ]
+}
+
+fn rules([q, k, v, g, beta]: &[Tensor; 5]) -> Rules {
+    let [q, k, v, g, beta] = [q, k, v, g, beta].map(Tensor::shallow_clone);
+    Rules { q, k, v, g, beta }
+}
+
+/// The outputs of one text after a state, and the state at its end.
+fn steps([q, k, v, g, beta]: &[Tensor; 5], rows: std::ops::Range<i64>, mut state: Tensor) -> (Vec<Tensor>, Tensor) {
+    let shared = VALUE_HEADS / KEY_HEADS;
+    let mut out = Vec::new();
+    for t in rows {
+        let [q, k] = [q, k].map(|x| x.get(t).repeat_interleave_self_int(shared, 0, None).unsqueeze(-1));
+        let (v, beta) = (v.get(t).unsqueeze(1), beta.get(t).view([VALUE_HEADS, 1, 1]));
+        state = state * g.get(t).exp().view([VALUE_HEADS, 1, 1]);
+        let residual = v - k.mt().matmul(&state);
+        state = state + k.matmul(&(residual * beta));
+        out.push(q.mt().matmul(&state).squeeze_dim(1));
+    }
+    (out, state)
+}
+
+/// The outputs of all texts, `[T, value heads, value width]`.
+fn plain(inputs: &[Tensor; 5], trees: &[Tree]) -> Tensor {
+    let zero = || Tensor::zeros([VALUE_HEADS, WIDTHS[0], WIDTHS[1]], (Kind::Double, Device::Cpu));
+    let mut out = Vec::new();
+    for tree in trees {
+        let mut start = tree.start + tree.stem;
+        let (own, end) = steps(inputs, tree.start..start, zero());
+        out.extend(own);
+        for length in &tree.branches {
+            out.extend(steps(inputs, start..start + length, end.shallow_clone()).0);
+            start += length;
+        }
+    }
+    Tensor::stack(&out, 0)
+}
+
+/// Trees of the given stems and branches, one behind the other, with the number of their tokens.
+fn trees(of: &[(i64, &[i64])]) -> (Vec<Tree>, i64) {
+    let mut start = 0;
+    let tree = |&(stem, branches): &(i64, &[i64])| {
+        let tree = Tree { start, stem, branches: branches.to_vec() };
+        start += stem + branches.iter().sum::<i64>();
+        tree
+    };
+    let trees = of.iter().map(tree).collect();
+    (trees, start)
+}
+
+fn largest(x: &Tensor) -> f64 {
+    x.abs().max().double_value(&[])
+}
+
+#[test]
+fn chunks_and_their_derivative_agree_with_the_rule_token_by_token() {
+    tch::manual_seed(7);
+    let many = [1_i64; 40];
+    let cases: [&[(i64, &[i64])]; 4] =
+        [&[(1, &[])], &[(64, &[1, 65]), (3, &[])], &[(150, &[]), (63, &[64, 64, 2]), (65, &[130, 1])], &[(2, &many)]];
+    for of in cases {
+        let (trees, tokens) = trees(of);
+        let mut inputs = inputs(tokens);
+        for x in &mut inputs {
+            *x = x.set_requires_grad(true);
+        }
+        let expected = plain(&inputs, &trees);
+        let above = Tensor::randn(expected.size(), (Kind::Double, Device::Cpu));
+        let gradients = Tensor::run_backward(&[(&expected * &above).sum(None)], &inputs, false, false);
+
+        let detached = inputs.each_ref().map(Tensor::detach);
+        let rules = rules(&detached);
+        let ruled = rule::forward(&rules, &trees);
+        assert!(largest(&(&ruled.out_TND - expected.detach())) < 1e-12, "{of:?}");
+        let found = rule::backward(&rules, &ruled, &above, &trees);
+        let found = [&found.q, &found.k, &found.v, &found.g, &found.beta];
+        for (name, (found, expected)) in ["q", "k", "v", "g", "beta"].iter().zip(found.iter().zip(&gradients)) {
+            let difference = largest(&(*found - expected));
+            assert!(difference < 1e-11 * largest(expected).max(1.0), "{of:?}: {name} differs by {difference}");
+        }
+    }
+}
+
+#[test]
+fn a_text_does_not_see_its_neighbours() {
+    tch::manual_seed(8);
+    let (trees, tokens) = trees(&[(70, &[5, 9]), (70, &[]), (66, &[])]);
+    let inputs = inputs(tokens);
+    let out = rule::forward(&rules(&inputs), &trees).out_TND;
+    let (start, length) = (trees[1].start, trees[1].stem);
+    let other = inputs.each_ref().map(|x| {
+        let x = x.copy();
+        let _ = x.narrow(0, start, length).g_mul_scalar_(0.5);
+        x
+    });
+    let changed = rule::forward(&rules(&other), &trees).out_TND;
+    for tree in [&trees[0], &trees[2]] {
+        let all = tree.stem + tree.branches.iter().sum::<i64>();
+        assert_eq!(out.narrow(0, tree.start, all), changed.narrow(0, tree.start, all));
+    }
+    assert_ne!(out.narrow(0, start, length), changed.narrow(0, start, length));
+}

@@ -1,0 +1,132 @@
+//! A causal convolution of each channel over its last few inputs.
+
+use super::{
+    super::{
+        simd::{LANES, Simd, load_up_to},
+        spans::Span,
+        states::LayerState,
+    },
+    LayerStates, is_new,
+};
+
+/// Most taps of a kernel.
+pub const MAX_KERNEL: usize = 8;
+
+/// Taps of every channel: `y_t = bias + Σ_j taps_j u_(t - kernel + 1 + j)`, with zeros before the first input.
+#[derive(Debug, Clone, Copy)]
+pub struct Convolution<'a> {
+    /// `[kernel][channels]`, channels in whole blocks ([`pack_taps`]).
+    pub taps: &'a [f32],
+    /// `[channels]`, in whole blocks ([`pack_channels`]).
+    pub bias: Option<&'a [f32]>,
+    /// Number of taps.
+    pub kernel: usize,
+    /// Number of channels.
+    pub channels: usize,
+}
+
+/// Taps `[channels][1][kernel]`, as checkpoints have them, in the layout of [`Convolution::taps`].
+#[must_use]
+pub fn pack_taps(taps: &[f32], kernel: usize) -> Vec<f32> {
+    let channels = taps.len() / kernel;
+    let width = channels.next_multiple_of(LANES);
+    let mut packed = vec![0.0; kernel * width];
+    for (channel, taps) in taps.chunks_exact(kernel).enumerate() {
+        for (j, tap) in taps.iter().enumerate() {
+            packed[j * width + channel] = *tap;
+        }
+    }
+    packed
+}
+
+/// One number for each channel, in whole blocks.
+#[must_use]
+pub fn pack_channels(values: &[f32]) -> Vec<f32> {
+    let mut packed = values.to_vec();
+    packed.resize(values.len().next_multiple_of(LANES), 0.0);
+    packed
+}
+
+impl Convolution<'_> {
+    fn width(&self) -> usize {
+        self.channels.next_multiple_of(LANES)
+    }
+
+    /// # Panics
+    /// When sizes do not fit each other or the state.
+    pub(super) fn check(&self, state: LayerState) {
+        assert!((2..=MAX_KERNEL).contains(&self.kernel), "a kernel of {} taps", self.kernel);
+        assert_eq!(self.taps.len(), self.kernel * self.width(), "the taps");
+        assert!(self.bias.is_none_or(|bias| bias.len() == self.width()), "the bias");
+        assert_eq!((state.kept, state.channels), (self.kernel - 1, self.channels), "the window");
+    }
+}
+
+/// What goes into a convolution and what is made of its results, for a block of channels.
+///
+/// # Safety
+/// Implementations may touch the channels `channel..channel + count` of one token alone. The instruction set of `S`
+/// must be available.
+pub(super) unsafe trait Signal {
+    unsafe fn input<S: Simd>(&self, token: usize, channel: usize, count: usize) -> S::V;
+    unsafe fn output<S: Simd>(&self, token: usize, channel: usize, count: usize, y: S::V);
+}
+
+/// Convolves the channels `channel..channel + 16`, as far as there are so many, of a sequence's tokens.
+///
+/// # Safety
+/// The instruction set of `S` must be available, sizes be checked, and nobody else touch these channels of the
+/// sequence.
+#[inline(always)]
+pub(super) unsafe fn convolve<S: Simd, G: Signal>(
+    convolution: &Convolution<'_>,
+    signal: &G,
+    span: &Span,
+    states: &LayerStates,
+    channel: usize,
+) {
+    let Convolution { taps, bias, kernel, channels } = *convolution;
+    let (width, count, kept) = (convolution.width(), LANES.min(channels - channel), kernel - 1);
+    let window = states.window(span).wrapping_add(channel);
+    // SAFETY: taps, bias and window have whole blocks of channels; for the rest the caller vouches.
+    unsafe {
+        let zero = S::splat(0.0);
+        let (mut inputs, mut factors) = ([zero; MAX_KERNEL], [zero; MAX_KERNEL]);
+        for (j, factor) in factors[..kernel].iter_mut().enumerate() {
+            *factor = S::load(taps.as_ptr().add(j * width + channel));
+        }
+        if !is_new(span) {
+            for (j, input) in inputs[..kept].iter_mut().enumerate() {
+                *input = S::load(window.add(j * width));
+            }
+        }
+        let start = match bias {
+            Some(bias) => S::load(bias.as_ptr().add(channel)),
+            None => zero,
+        };
+        for token in span.tokens.clone() {
+            inputs[kept] = signal.input::<S>(token, channel, count);
+            let mut y = start;
+            for j in 0..kernel {
+                y = S::fma(factors[j], inputs[j], y);
+            }
+            signal.output::<S>(token, channel, count, y);
+            for j in 0..kept {
+                inputs[j] = inputs[j + 1];
+            }
+        }
+        for (j, input) in inputs[..kept].iter().enumerate() {
+            S::store(window.add(j * width), *input);
+        }
+    }
+}
+
+/// Some numbers of a row, zeros behind them.
+///
+/// # Safety
+/// As for [`load_up_to`].
+#[inline(always)]
+pub(super) unsafe fn part<S: Simd>(row: *const f32, first: usize, count: usize) -> S::V {
+    // SAFETY: the caller vouches for all of it.
+    unsafe { load_up_to::<S>(row.add(first), count) }
+}

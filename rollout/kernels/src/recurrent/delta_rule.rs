@@ -1,0 +1,367 @@
+//! The gated delta rule (Qwen3.5, after Yang et al. 2024, "Gated Delta Networks").
+//!
+//! Each value head has a matrix `S` (`[key_dim, value_dim]`) and takes a token at a time:
+//! `S ← e^g S; S ← S + β k (v - Sᵀk)ᵀ; o = Sᵀq`. Sixteen columns of `S` never meet the others. They stay in the first
+//! cache while they take some tokens, so in a decode step a state is read from memory once and written once.
+
+use std::cell::RefCell;
+
+use super::{
+    super::{
+        linear::{Norm, inverse_rms},
+        parallel::{Claims, Machine, Shared},
+        simd::{LANES, Simd, Task, exp, load_up_to, sigmoid, silu, softplus, store_up_to},
+        spans::{Span, Spans},
+        states::{LayerState, States},
+    },
+    Convolution, LayerStates,
+    convolution::{Signal, convolve, part},
+    is_new,
+};
+
+/// Channels of a task of the convolution.
+const CHANNELS: usize = 16 * LANES;
+/// Added to the sum of squares of a query or a key.
+const EPSILON: f32 = 1e-6;
+/// Chains of a sum over the rows of a matrix: enough for its additions not to wait for each other.
+const CHAINS: usize = 4;
+
+/// The part of a layer that does not change from call to call.
+#[derive(Debug, Clone, Copy)]
+pub struct DeltaRule<'a> {
+    /// The convolution over queries, keys and values.
+    pub convolution: Convolution<'a>,
+    /// Heads of queries and keys; divides the value heads.
+    pub key_heads: usize,
+    /// Heads of values.
+    pub value_heads: usize,
+    /// Width of a query or key head.
+    pub key_dim: usize,
+    /// Width of a value head.
+    pub value_dim: usize,
+    /// `e^A_log` of each value head.
+    pub rates: &'a [f32],
+    /// What is added to the `a` of each value head.
+    pub dt_bias: &'a [f32],
+    /// Norm of the results of a head, before the gate.
+    pub norm: Norm<'a>,
+    /// Layer of the states.
+    pub layer: usize,
+}
+
+impl DeltaRule<'_> {
+    /// Queries, keys and values of a token.
+    fn channels(&self) -> usize {
+        2 * self.key_heads * self.key_dim + self.values()
+    }
+
+    /// Values of a token.
+    fn values(&self) -> usize {
+        self.value_heads * self.value_dim
+    }
+
+    /// Inputs of a token: queries, keys and values, the gate `z`, and `b` and `a` of each value head.
+    #[must_use]
+    pub fn width(&self) -> usize {
+        self.channels() + self.values() + 2 * self.value_heads
+    }
+
+    /// Computes `out` (`[tokens, value_heads * value_dim]`) of `x` (`[tokens, width]`), and moves the states on.
+    ///
+    /// # Panics
+    /// When sizes do not fit each other, or a sequence has no state.
+    pub fn run(&self, x: &[f32], spans: &Spans, states: &mut States, out: &mut [f32], machine: Machine<'_>) {
+        let (tokens, channels) = (spans.tokens(), self.channels());
+        assert_eq!(x.len(), tokens * self.width(), "the inputs");
+        assert_eq!(out.len(), tokens * self.values(), "the output");
+        self.check(states.shape().layers[self.layer]);
+        spans.check_states(states.shape().blocks);
+        let Machine { isa, threads, scratch } = machine;
+        if scratch.len() < tokens * channels {
+            scratch.resize(tokens * channels, 0.0);
+        }
+        let states = LayerStates::of(states, self.layer);
+        let call = Call { layer: self, x, qkv: Shared::new(&mut scratch[..tokens * channels]), out: Shared::new(out) };
+        let pieces = channels.div_ceil(CHANNELS);
+        let to_convolve = Claims::new(spans.all.len() * pieces);
+        let to_mix = Claims::new(spans.all.len() * self.value_heads);
+        threads.run(&|| {
+            to_convolve.run_all(|task| {
+                let (span, first) = (&spans.all[task / pieces], task % pieces * CHANNELS);
+                isa.run(Convolve { call: &call, span, states, first });
+            });
+            to_mix.run_all(|task| {
+                let (span, head) = (&spans.all[task / self.value_heads], task % self.value_heads);
+                isa.run(Mix { call: &call, span, states, head });
+            });
+        });
+    }
+
+    fn check(&self, state: LayerState) {
+        assert!(self.key_heads > 0 && self.value_heads.is_multiple_of(self.key_heads), "heads of keys and of values");
+        assert_eq!(self.convolution.channels, self.channels(), "the channels of the convolution");
+        assert_eq!([self.rates.len(), self.dt_bias.len()], [self.value_heads; 2], "one number for each value head");
+        assert_eq!(self.norm.gamma.len(), self.value_dim, "the norm of a head");
+        let matrix = (self.value_heads, self.key_dim, self.value_dim);
+        assert_eq!((state.heads, state.key_dim, state.value_dim), matrix, "the matrices of the state");
+        self.convolution.check(state);
+    }
+}
+
+struct Call<'a> {
+    layer: &'a DeltaRule<'a>,
+    x: &'a [f32],
+    /// Queries, keys and values behind the convolution, `[tokens, channels]`.
+    qkv: Shared<f32>,
+    out: Shared<f32>,
+}
+
+impl Call<'_> {
+    /// The inputs of a token.
+    fn row(&self, token: usize) -> &[f32] {
+        let width = self.layer.width();
+        &self.x[token * width..(token + 1) * width]
+    }
+}
+
+// SAFETY: rows of inputs begin with the channels, and those of results have them alone; only the named ones are touched.
+unsafe impl Signal for Call<'_> {
+    #[inline(always)]
+    unsafe fn input<S: Simd>(&self, token: usize, channel: usize, count: usize) -> S::V {
+        // SAFETY: the caller vouches for the instruction set; the channels are those of the row.
+        unsafe { part::<S>(self.row(token).as_ptr(), channel, count) }
+    }
+
+    #[inline(always)]
+    unsafe fn output<S: Simd>(&self, token: usize, channel: usize, count: usize, y: S::V) {
+        // SAFETY: as above; nobody else writes these channels of the token.
+        unsafe { store_up_to::<S>(self.qkv.at(token * self.layer.channels() + channel), count, silu::<S>(y)) };
+    }
+}
+
+/// Some channels of a sequence.
+struct Convolve<'a> {
+    call: &'a Call<'a>,
+    span: &'a Span,
+    states: LayerStates,
+    first: usize,
+}
+
+impl Task for Convolve<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let convolution = &self.call.layer.convolution;
+        for channel in (self.first..convolution.channels.min(self.first + CHANNELS)).step_by(LANES) {
+            // SAFETY: the caller vouches for the instruction set; sizes are checked, and each task has channels or a
+            // sequence of its own (`Spans::cut`).
+            unsafe { convolve::<S, _>(convolution, self.call, self.span, &self.states, channel) };
+        }
+    }
+}
+
+thread_local! {
+    /// Queries, keys and results of the tokens at hand.
+    static MEMORY: RefCell<Vec<f32>> = RefCell::default();
+}
+
+/// One value head of a sequence.
+struct Mix<'a> {
+    call: &'a Call<'a>,
+    span: &'a Span,
+    states: LayerStates,
+    head: usize,
+}
+
+/// Decay and step of some tokens.
+struct Steps {
+    decay: [f32; LANES],
+    beta: [f32; LANES],
+}
+
+impl Task for Mix<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let layer = self.call.layer;
+        let (keys, padded) = (layer.key_dim, layer.value_dim.next_multiple_of(LANES));
+        let matrix = self.states.matrix(self.span, self.head);
+        if is_new(self.span) {
+            // SAFETY: the matrix lies within the block of the sequence, and is this task's alone.
+            unsafe { std::slice::from_raw_parts_mut(matrix, self.states.state.matrix_len()) }.fill(0.0);
+        }
+        // Taken out instead of borrowed in a closure, which would not be compiled for the instruction set.
+        let mut memory = MEMORY.take();
+        let needed = LANES * (2 * keys + padded);
+        if memory.len() < needed {
+            memory.resize(needed, 0.0);
+        }
+        let (queries, rest) = memory.split_at_mut(LANES * keys);
+        let (of_keys, results) = rest.split_at_mut(LANES * keys);
+        for first in self.span.tokens.clone().step_by(LANES) {
+            let count = LANES.min(self.span.tokens.end - first);
+            // SAFETY: the caller vouches for the instruction set; the buffers have places for so many tokens.
+            unsafe {
+                let steps = self.steps::<S>(first, count);
+                for token in 0..count {
+                    self.normed::<S>(first + token, 0, layer.key_dim, &mut queries[token * keys..][..keys]);
+                    self.normed::<S>(first + token, 1, 1, &mut of_keys[token * keys..][..keys]);
+                }
+                for column in (0..padded).step_by(LANES) {
+                    let columns = matrix.add(column * keys);
+                    for token in 0..count {
+                        let values = self.values::<S>(first + token, column);
+                        let (q, k) = (&queries[token * keys..][..keys], &of_keys[token * keys..][..keys]);
+                        let out = take_token::<S>(columns, [q, k], values, steps.decay[token], steps.beta[token]);
+                        S::store(results[token * padded + column..].as_mut_ptr(), out);
+                    }
+                }
+                for token in 0..count {
+                    self.gate::<S>(first + token, &results[token * padded..][..layer.value_dim]);
+                }
+            }
+        }
+        MEMORY.set(memory);
+    }
+}
+
+impl Mix<'_> {
+    /// `e^g` and `β` of `count` tokens from `first` on.
+    #[inline(always)]
+    unsafe fn steps<S: Simd>(&self, first: usize, count: usize) -> Steps {
+        let layer = self.call.layer;
+        let of_b = layer.channels() + layer.values() + self.head;
+        let (mut a, mut b) = ([0.0; LANES], [0.0; LANES]);
+        for token in 0..count {
+            let row = self.call.row(first + token);
+            (b[token], a[token]) = (row[of_b], row[of_b + layer.value_heads]);
+        }
+        let mut steps = Steps { decay: [0.0; LANES], beta: [0.0; LANES] };
+        // SAFETY: arrays are blocks; the caller vouches for the instruction set.
+        unsafe {
+            let time = softplus::<S>(S::add(S::load(a.as_ptr()), S::splat(layer.dt_bias[self.head])));
+            let decay = exp::<S>(S::mul(time, S::splat(-layer.rates[self.head])));
+            S::store(steps.decay.as_mut_ptr(), decay);
+            S::store(steps.beta.as_mut_ptr(), sigmoid::<S>(S::load(b.as_ptr())));
+        }
+        steps
+    }
+
+    /// A token's query (part 0) or key (part 1) of this head's key head, of length `width^-½`.
+    #[inline(always)]
+    unsafe fn normed<S: Simd>(&self, token: usize, part: usize, width: usize, to: &mut [f32]) {
+        let layer = self.call.layer;
+        let head = part * layer.key_heads + self.head * layer.key_heads / layer.value_heads;
+        let from = self.call.qkv.at(token * layer.channels() + head * layer.key_dim);
+        // SAFETY: the head lies within the token's queries and keys, which nobody writes any more; the caller vouches
+        // for the instruction set.
+        unsafe {
+            let x = std::slice::from_raw_parts(from, layer.key_dim);
+            let mut squares = S::splat(0.0);
+            for (block, x) in x.chunks(LANES).enumerate() {
+                let v = load_up_to::<S>(from.add(block * LANES), x.len());
+                squares = S::fma(v, v, squares);
+            }
+            let factor = 1.0 / ((S::sum(squares) + EPSILON).sqrt() * (width as f32).sqrt());
+            for (to, x) in to.iter_mut().zip(x) {
+                *to = x * factor;
+            }
+        }
+    }
+
+    /// Sixteen of a token's values of this head, zeros behind the last.
+    #[inline(always)]
+    unsafe fn values<S: Simd>(&self, token: usize, column: usize) -> S::V {
+        let layer = self.call.layer;
+        let first = 2 * layer.key_heads * layer.key_dim + self.head * layer.value_dim + column;
+        let from = self.call.qkv.at(token * layer.channels() + first);
+        // SAFETY: as for `normed`.
+        unsafe { load_up_to::<S>(from, LANES.min(layer.value_dim - column)) }
+    }
+
+    /// Norm and gate of a token's results.
+    #[inline(always)]
+    unsafe fn gate<S: Simd>(&self, token: usize, results: &[f32]) {
+        let layer = self.call.layer;
+        let gates = &self.call.row(token)[layer.channels() + self.head * layer.value_dim..][..layer.value_dim];
+        let to = self.call.out.at(token * layer.values() + self.head * layer.value_dim);
+        // SAFETY: the head of a token is written by this task alone; the caller vouches for the instruction set.
+        unsafe {
+            let inverse = S::splat(inverse_rms::<S>(results, layer.norm.epsilon));
+            for first in (0..layer.value_dim).step_by(LANES) {
+                let count = LANES.min(layer.value_dim - first);
+                let x = S::mul(part::<S>(results.as_ptr(), first, count), inverse);
+                let x = S::mul(x, part::<S>(layer.norm.gamma.as_ptr(), first, count));
+                let gate = silu::<S>(part::<S>(gates.as_ptr(), first, count));
+                store_up_to::<S>(to.add(first), count, S::mul(x, gate));
+            }
+        }
+    }
+}
+
+/// Sixteen columns of a matrix take a token; returns what its query finds there.
+///
+/// # Safety
+/// The instruction set of `S` must be available, and the columns have as many rows as query and key.
+#[inline(always)]
+unsafe fn take_token<S: Simd>(
+    columns: *mut f32,
+    [query, key]: [&[f32]; 2],
+    values: S::V,
+    decay: f32,
+    beta: f32,
+) -> S::V {
+    let rows = key.len();
+    let whole = rows / CHAINS * CHAINS;
+    // SAFETY: rows are within the columns; the caller vouches for the instruction set.
+    unsafe {
+        let zero = S::splat(0.0);
+        let mut sums = [zero; CHAINS];
+        for row in (0..whole).step_by(CHAINS) {
+            for (chain, sum) in sums.iter_mut().enumerate() {
+                let row = row + chain;
+                *sum = S::fma(S::splat(*key.get_unchecked(row)), S::load(columns.add(row * LANES)), *sum);
+            }
+        }
+        for row in whole..rows {
+            sums[0] = S::fma(S::splat(key[row]), S::load(columns.add(row * LANES)), sums[0]);
+        }
+        let found = S::add(S::add(sums[0], sums[1]), S::add(sums[2], sums[3]));
+        let change = S::mul(S::fma(S::splat(-decay), found, values), S::splat(beta));
+        let (decay, mut out) = (S::splat(decay), [zero; CHAINS]);
+        for row in (0..whole).step_by(CHAINS) {
+            for (chain, out) in out.iter_mut().enumerate() {
+                let row = row + chain;
+                *out = take_row::<S>(columns, row, [query, key], decay, change, *out);
+            }
+        }
+        for row in whole..rows {
+            out[0] = take_row::<S>(columns, row, [query, key], decay, change, out[0]);
+        }
+        S::add(S::add(out[0], out[1]), S::add(out[2], out[3]))
+    }
+}
+
+/// # Safety
+/// As for [`take_token`].
+#[inline(always)]
+unsafe fn take_row<S: Simd>(
+    columns: *mut f32,
+    row: usize,
+    [query, key]: [&[f32]; 2],
+    decay: S::V,
+    change: S::V,
+    out: S::V,
+) -> S::V {
+    // SAFETY: the row is within the columns, query and key; the caller vouches for the instruction set.
+    unsafe {
+        let at = columns.add(row * LANES);
+        // The next columns come from memory meanwhile.
+        S::prefetch(at.wrapping_add(key.len() * LANES));
+        let x = S::fma(S::splat(*key.get_unchecked(row)), change, S::mul(decay, S::load(at)));
+        S::store(at, x);
+        S::fma(S::splat(*query.get_unchecked(row)), x, out)
+    }
+}

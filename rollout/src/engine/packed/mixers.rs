@@ -1,0 +1,131 @@
+//! What mixes the tokens of a layer beside its products: norms, convolutions, rates.
+
+use rollout_kernels::{
+    linear::Norm,
+    recurrent::{Convolution, delta_rule, pack_channels, pack_taps, short_conv},
+};
+use shared::{AttentionKind, DeltaRule, LayerKind, ModelConfig, ShortConv};
+
+/// A layer's mixer, and its number among those of its kind of memory.
+pub(super) struct Mixer {
+    kind: Kind,
+    place: usize,
+}
+
+enum Kind {
+    /// With the norms of queries and of keys, in the families that have them.
+    Attention(AttentionKind, Option<[Vec<f32>; 2]>),
+    ShortConv(Taps),
+    DeltaRule(DeltaRule, Taps, Rates),
+}
+
+/// A convolution in the layout of the kernels.
+struct Taps {
+    taps: Vec<f32>,
+    bias: Option<Vec<f32>>,
+    kernel: usize,
+    channels: usize,
+}
+
+impl Taps {
+    fn packed(&self) -> Convolution<'_> {
+        Convolution { taps: &self.taps, bias: self.bias.as_deref(), kernel: self.kernel, channels: self.channels }
+    }
+}
+
+/// What a delta rule has for each value head, and the norm within one.
+struct Rates {
+    rates: Vec<f32>,
+    dt_bias: Vec<f32>,
+    gamma: Vec<f32>,
+}
+
+/// The mixers of all layers. `floats` has the values of a parameter, and `gamma` the factors of a norm.
+pub(super) fn mixers<'a>(
+    config: &ModelConfig,
+    floats: impl Fn(&str) -> &'a [f32],
+    gamma: impl Fn(&str) -> Vec<f32>,
+) -> Vec<Mixer> {
+    let (mut attentions, mut states) = (0, 0);
+    let mixer = |layer: usize| {
+        let block = format!("model.layers.{layer}.{}", config.mixer_names(layer).block);
+        let of = |name: &str| floats(&format!("{block}.{name}"));
+        let count = if config.attention(layer).is_some() { &mut attentions } else { &mut states };
+        let place = *count;
+        *count += 1;
+        let kind = match config.layers[layer] {
+            LayerKind::Attention(kind) => {
+                let names = config.query_and_key_norm_names().map(|name| format!("{block}.{name}.weight"));
+                Kind::Attention(kind, config.query_and_key_norms().map(|_| names.map(|name| gamma(&name))))
+            }
+            LayerKind::ShortConv(ShortConv { kernel, bias }) => Kind::ShortConv(Taps {
+                taps: pack_taps(of("conv.weight"), kernel),
+                bias: bias.then(|| pack_channels(of("conv.bias"))),
+                kernel,
+                channels: config.hidden_size,
+            }),
+            LayerKind::DeltaRule(rule) => {
+                let (taps, kernel) = (pack_taps(of("conv1d.weight"), rule.kernel), rule.kernel);
+                let rates = Rates {
+                    // In double precision: the last bit is then not up to the machine's library.
+                    rates: of("A_log").iter().map(|&log| f64::from(log).exp() as f32).collect(),
+                    dt_bias: of("dt_bias").to_vec(),
+                    // This norm is stored as it is in every family.
+                    gamma: of("norm.weight").to_vec(),
+                };
+                Kind::DeltaRule(rule, Taps { taps, bias: None, kernel, channels: rule.channels() }, rates)
+            }
+        };
+        Mixer { kind, place }
+    };
+    (0..config.num_hidden_layers).map(mixer).collect()
+}
+
+impl Mixer {
+    /// Number of the layer among those with attention, or among those with a state.
+    pub fn place(&self) -> usize {
+        self.place
+    }
+
+    /// What the layer's attention is like.
+    pub fn attention(&self) -> AttentionKind {
+        match self.kind {
+            Kind::Attention(kind, _) => kind,
+            Kind::ShortConv(..) | Kind::DeltaRule(..) => unreachable!("a layer with a state has no such node"),
+        }
+    }
+
+    /// Factors of the norms of queries and of keys, in the families that have them.
+    pub fn query_and_key_norms(&self) -> Option<&[Vec<f32>; 2]> {
+        match &self.kind {
+            Kind::Attention(_, norms) => norms.as_ref(),
+            Kind::ShortConv(..) | Kind::DeltaRule(..) => None,
+        }
+    }
+
+    /// The layer's short convolution.
+    pub fn short_conv(&self) -> short_conv::ShortConv<'_> {
+        match &self.kind {
+            Kind::ShortConv(taps) => short_conv::ShortConv { convolution: taps.packed(), layer: self.place },
+            Kind::Attention(..) | Kind::DeltaRule(..) => unreachable!("another layer has no such node"),
+        }
+    }
+
+    /// The layer's delta rule.
+    pub fn delta_rule(&self, epsilon: f32) -> delta_rule::DeltaRule<'_> {
+        let Kind::DeltaRule(rule, taps, Rates { rates, dt_bias, gamma }) = &self.kind else {
+            unreachable!("another layer has no such node")
+        };
+        delta_rule::DeltaRule {
+            convolution: taps.packed(),
+            key_heads: rule.key_heads,
+            value_heads: rule.value_heads,
+            key_dim: rule.key_dim,
+            value_dim: rule.value_dim,
+            rates,
+            dt_bias,
+            norm: Norm { gamma, epsilon },
+            layer: self.place,
+        }
+    }
+}

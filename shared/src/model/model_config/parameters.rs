@@ -1,0 +1,97 @@
+//! Names and shapes of a model's parameters.
+
+use super::{DeltaRule, Head, LayerKind, ModelConfig, ShortConv};
+
+/// Decay of the delta rule, the logarithm of a factor for each value head.
+const DECAY: &str = "linear_attn.A_log";
+/// What is added to the input of the delta rule's step sizes, for each value head.
+const STEP_BIAS: &str = "linear_attn.dt_bias";
+
+impl ModelConfig {
+    /// Every parameter as (Hugging Face name, shape), in the model's order; the head's come last. With tied embeddings
+    /// there is no `lm_head.weight`.
+    #[must_use]
+    pub fn parameters(&self) -> Vec<(String, Vec<usize>)> {
+        let (hidden, inner) = (self.hidden_size, self.intermediate_size);
+        let mlp = self.mlp_names();
+        let of_gate_up = if mlp.is_fused() { vec![2 * inner] } else { vec![inner, inner] };
+        let mut list = vec![("model.embed_tokens.weight".to_string(), vec![self.vocab_size, hidden])];
+        for layer in 0..self.num_hidden_layers {
+            let mut add = |name: &str, shape: Vec<usize>| list.push((format!("model.layers.{layer}.{name}"), shape));
+            if let Some(norm) = self.input_norm() {
+                add(&format!("{norm}.weight"), vec![hidden]);
+            }
+            self.mixer(layer, &mut add);
+            let [after_mixer, after_mlp] = self.output_norm_names();
+            if self.output_norms() {
+                add(&format!("{after_mixer}.weight"), vec![hidden]);
+            }
+            if let Some(norm) = self.mlp_norm() {
+                add(&format!("{norm}.weight"), vec![hidden]);
+            }
+            for (name, width) in mlp.inputs().zip(&of_gate_up) {
+                projection(&mut add, &name, [*width, hidden], self.mlp_bias);
+            }
+            projection(&mut add, &mlp.output(), [hidden, inner], self.mlp_bias);
+            if self.output_norms() {
+                add(&format!("{after_mlp}.weight"), vec![hidden]);
+            }
+        }
+        list.push((format!("{}.weight", self.final_norm()), vec![hidden]));
+        match self.head {
+            Head::Score { labels } => list.push(("score.weight".to_string(), vec![labels, hidden])),
+            Head::LanguageModel if self.tie_word_embeddings => {}
+            Head::LanguageModel => list.push(("lm_head.weight".to_string(), vec![self.vocab_size, hidden])),
+        }
+        list
+    }
+
+    /// The parameters of attention, or of that which a layer has instead.
+    fn mixer(&self, layer: usize, add: &mut dyn FnMut(&str, Vec<usize>)) {
+        let (hidden, names) = (self.hidden_size, self.mixer_names(layer));
+        let (input_bias, output_bias) = match self.layers[layer] {
+            LayerKind::Attention(_) => (self.qkv_bias, self.attention_output_bias),
+            LayerKind::ShortConv(ShortConv { bias, .. }) => (bias, bias),
+            LayerKind::DeltaRule(_) => (false, false),
+        };
+        for (name, width) in names.inputs().zip(self.mixer_widths(layer)) {
+            let has_bias = input_bias && !name.ends_with("gate_proj");
+            projection(add, &name, [width, hidden], has_bias);
+        }
+        let mut inner = hidden;
+        match self.layers[layer] {
+            LayerKind::Attention(_) => {
+                inner = self.query_and_key_widths()[0];
+                if let Some(widths) = self.query_and_key_norms() {
+                    for (which, width) in self.query_and_key_norm_names().iter().zip(widths) {
+                        add(&format!("{}.{which}.weight", names.block), vec![width]);
+                    }
+                }
+            }
+            LayerKind::ShortConv(ShortConv { kernel, bias }) => {
+                let name = format!("{}.conv", names.block);
+                add(&format!("{name}.weight"), vec![hidden, 1, kernel]);
+                if bias {
+                    add(&format!("{name}.bias"), vec![hidden]);
+                }
+            }
+            LayerKind::DeltaRule(rule) => {
+                let DeltaRule { value_heads, value_dim, kernel, .. } = rule;
+                inner = rule.values();
+                add(&format!("{}.conv1d.weight", names.block), vec![rule.channels(), 1, kernel]);
+                add(STEP_BIAS, vec![value_heads]);
+                add(DECAY, vec![value_heads]);
+                add(&format!("{}.norm.weight", names.block), vec![value_dim]);
+            }
+        }
+        projection(add, &names.output(), [hidden, inner], output_bias);
+    }
+}
+
+/// Adds the weight of a linear layer, and its bias if it has one.
+fn projection(add: &mut dyn FnMut(&str, Vec<usize>), name: &str, shape: [usize; 2], bias: bool) {
+    add(&format!("{name}.weight"), shape.to_vec());
+    if bias {
+        add(&format!("{name}.bias"), vec![shape[0]]);
+    }
+}
