@@ -124,7 +124,8 @@ impl Call<'_> {
     }
 }
 
-// SAFETY: rows of inputs begin with the channels, and those of results have them alone; only the named ones are touched.
+// SAFETY: rows of inputs begin with the channels, and those of results have them alone. Only the named ones are
+// touched.
 unsafe impl Signal for Call<'_> {
     #[inline(always)]
     unsafe fn input<S: Simd>(&self, token: usize, channel: usize, count: usize) -> S::V {
