@@ -326,8 +326,8 @@ unsafe fn take_token<S: Simd>(
                 *sum = S::fma(S::splat(*key.get_unchecked(row)), S::load(columns.add(row * LANES)), *sum);
             }
         }
-        for row in whole..rows {
-            sums[0] = S::fma(S::splat(key[row]), S::load(columns.add(row * LANES)), sums[0]);
+        for (row, &x) in (whole..).zip(&key[whole..]) {
+            sums[0] = S::fma(S::splat(x), S::load(columns.add(row * LANES)), sums[0]);
         }
         let found = S::add(S::add(sums[0], sums[1]), S::add(sums[2], sums[3]));
         let change = S::mul(S::fma(S::splat(-decay), found, values), S::splat(beta));
