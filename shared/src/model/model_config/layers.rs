@@ -135,8 +135,8 @@ impl ModelConfig {
         self.attention_layers().count() < self.layers.len()
     }
 
-    /// What a sequence keeps in a layer: the convolution's window, then the rule's matrices. Nothing for attention, whose
-    /// keys and values grow with the sequence.
+    /// What a sequence keeps in a layer: the convolution's window, then the rule's matrices. Nothing for attention,
+    /// whose keys and values grow with the sequence.
     #[must_use]
     pub fn state_parts(&self, layer: usize) -> StateParts {
         match self.layers[layer] {

@@ -54,7 +54,7 @@ pub(super) fn forward(rules: &Rules, trees: &[Tree]) -> Ruled {
             let mut out = inner.mixed.matmul(&u);
             let mut after = inner.k_to_end().mt().matmul(&u);
             if let Some(before) = &before {
-                out += inner.from_start(&inner.q).matmul(before);
+                out += inner.since_start(&inner.q).matmul(before);
                 after += before * inner.whole_decay();
             }
             chunk.put(&out, &mut out_TND);
@@ -172,7 +172,7 @@ impl Inner {
     }
 
     /// `e^b x`: decayed from the chunk's start.
-    fn from_start(&self, x: &Tensor) -> Tensor {
+    fn since_start(&self, x: &Tensor) -> Tensor {
         x * self.sums.exp()
     }
 
@@ -212,8 +212,8 @@ impl Inner {
     ) -> Tensor {
         let d_out = chunk.take_present(d_out_TND);
         let u = self.u(before);
-        let (from_start, to_end) = (self.sums.exp(), self.to_end());
-        let (q_start, k_start, k_end) = (&self.q * &from_start, &self.k * &from_start, &self.k * &to_end);
+        let (since_start, to_end) = (self.sums.exp(), self.to_end());
+        let (q_start, k_start, k_end) = (&self.q * &since_start, &self.k * &since_start, &self.k * &to_end);
         let whole_decay = self.whole_decay();
 
         let d_u = self.mixed.mt().matmul(&d_out) + k_end.matmul(d_after);
@@ -248,8 +248,8 @@ impl Inner {
         if let (Some(before), Some(dq_start), Some(dk_start)) = (before, dq_start, dk_start) {
             d_sums += rows(&(&dq_start * &q_start)) + rows(&(&dk_start * &k_start));
             d_last += (before * d_after).sum_dim_intlist([2i64, 3].as_slice(), true, None) * whole_decay;
-            dq += dq_start * &from_start;
-            dk += dk_start * &from_start;
+            dq += dq_start * &since_start;
+            dk += dk_start * &since_start;
         }
         let mut end = d_sums.narrow(2, chunk.length - 1, 1);
         end += d_last;

@@ -35,8 +35,8 @@ impl Reader<'_> {
         Ok((0..count).map(|layer| kinds[usize::from(!full.contains(&layer))].1).collect())
     }
 
-    /// The width of LFM2's MLP. `block_ff_dim` is the older name; with `block_auto_adjust_ff_dim`, which is the default,
-    /// it is cut to two thirds and rounded up to a multiple.
+    /// The width of LFM2's MLP. `block_ff_dim` is the older name; with `block_auto_adjust_ff_dim`, which is the
+    /// default, it is cut to two thirds and rounded up to a multiple.
     pub(super) fn lfm2_inner_width(&self) -> Result<usize, ConfigJsonError> {
         let key = if self.get("block_ff_dim").is_some() { "block_ff_dim" } else { "intermediate_size" };
         let stated = self.required_size(key)?;
