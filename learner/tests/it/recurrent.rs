@@ -39,7 +39,8 @@ fn differentiate(model: &Decoder, rows: &Rows, order: &[usize], budget: usize) -
         let mut found = Vec::new();
         model.differentiate(&batch, 0.9, Span::Token, &mut gradients, &mut |run, stats| {
             found.extend(Vec::<f64>::try_from(stats.logprobs_N.to_kind(Kind::Double)).unwrap());
-            let of_run = Tensor::from_slice(&weights[run]).to_kind(stats.logprobs_N.kind());
+            let of_run = &weights[run.start as usize..run.end as usize];
+            let of_run = Tensor::from_slice(of_run).to_kind(stats.logprobs_N.kind());
             TokenGradients::from(of_run)
         });
         for (&row, tokens) in batch.rows.iter().zip(&batch.tokens) {
