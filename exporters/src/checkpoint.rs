@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use shared::{BaseFormat, ModelConfig, ModelDir, model::model_dir::ADAPTER_CONFIG_FILE, system::memory};
+use shared::{BaseFormat, Experts, ModelConfig, ModelDir, model::model_dir::ADAPTER_CONFIG_FILE, system::memory};
 
 use crate::{
     Adapter, Codes, ExportError, finite, names,
@@ -147,6 +147,7 @@ impl Checkpoint {
             self.drop_redundant_head(dir)?;
         }
         self.tensors.retain(|name, _| !is_inverse_frequencies(name));
+        self.check_experts(config, dir)?;
         self.check_names(config, dir)?;
         self.check_layers(config, dir)?;
         let parameters = config.parameters();
@@ -186,6 +187,30 @@ impl Checkpoint {
             .iter()
             .map(|(name, place)| (name.as_str(), self.bytes(place), place.1.dtype, place.1.shape.as_slice()));
         finite::first_not_finite(tensors).map_or(Ok(()), |message| Err(ExportError::content(dir, message)))
+    }
+
+    /// Checks that the weights have as many experts as the configuration, where either has some.
+    fn check_experts(&self, config: &ModelConfig, dir: &Path) -> Result<(), ExportError> {
+        let found =
+            self.tensors.keys().filter_map(|name| Experts::number_in(name)).max().map(|last| last.saturating_add(1));
+        let fused = |name: &&String| name.ends_with(".mlp.experts.gate_up_proj");
+        let message = match (&config.experts, found) {
+            (Some(experts), Some(found)) if found != experts.count => {
+                format!("config.json: `num_experts` = {}, but the weights have {found} experts", experts.count)
+            }
+            (Some(_), None) => match self.tensors.keys().find(fused) {
+                None => return Ok(()),
+                Some(name) => format!(
+                    "the weights have all experts of a layer in one tensor, {name}: save the model with transformers' \
+                     save_pretrained, which writes them one by one"
+                ),
+            },
+            (None, Some(found)) => {
+                format!("the weights have {found} experts in a layer, but a model with this config.json has none")
+            }
+            _ => return Ok(()),
+        };
+        Err(ExportError::content(dir, message))
     }
 
     /// Checks that the weights have as many layers as the configuration, before anything is made for each layer.

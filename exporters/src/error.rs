@@ -63,6 +63,15 @@ pub enum ExportError {
         /// Names of the linear layers that there are.
         known: String,
     },
+    /// An adapter is for experts or their router.
+    #[error(
+        "`target_modules`: {target} is a part of the experts, which have no adapters here: PEFT has them in one \
+         tensor; name layers of attention"
+    )]
+    ModuleOfExperts {
+        /// The name that leads to experts.
+        target: String,
+    },
     /// An option of a run does not fit the model.
     #[error("`{option}`: {message}")]
     Option {

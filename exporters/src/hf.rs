@@ -9,7 +9,10 @@ use shared::{
     model::model_dir::{ModelDirError, TEMPLATE_DIR},
 };
 
-use crate::{Checkpoint, ExportError, TensorSource, VersionDir, tensor_file, wrapper::Whole};
+use crate::{
+    Checkpoint, ExportError, TensorSource, VersionDir, tensor_file,
+    wrapper::{Whole, whole_name},
+};
 
 /// The file of the model's configuration.
 const CONFIG: &str = "config.json";
@@ -156,6 +159,7 @@ fn as_scorer(config: &mut Value, architecture: Architecture) {
         Architecture::Ministral3 => "Ministral3",
         Architecture::Phi3 => "Phi3",
         Architecture::GraniteMoeHybrid => "GraniteMoeHybrid",
+        Architecture::Qwen3Moe => "Qwen3Moe",
         Architecture::Lfm2 => "Lfm2",
         Architecture::Lfm3 => "Lfm3",
         Architecture::Qwen3_5 => "Qwen3_5Text",
@@ -200,6 +204,13 @@ pub fn merge(model: &ModelDir, out: &Path) -> Result<(), ExportError> {
             _ => Ok(()),
         }
     })
+}
+
+/// The name that a parameter has in files of a model that is made anew. Within a model of images and text, it is not the
+/// text model's own.
+#[must_use]
+pub fn stored_name(config: &ModelConfig, own: &str) -> String {
+    if config.wrapped { whole_name(own) } else { own.to_owned() }
 }
 
 /// As [`write_weights`], for the text model of a whole: under its names there, with the whole's other tensors.

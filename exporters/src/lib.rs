@@ -37,7 +37,8 @@ pub use codes::{Codes, NF4};
 pub use error::{ExportError, SourceError};
 pub use export::{DEFAULT_MAX_POSITIONS, ExportOptions, export, export_values};
 pub use hf::{
-    fill_adapter_companions, fill_hf, fill_hf_as, fill_hf_scorer, merge, version_to_hf, write_hf, write_hf_scorer,
+    fill_adapter_companions, fill_hf, fill_hf_as, fill_hf_scorer, merge, stored_name, version_to_hf, write_hf,
+    write_hf_scorer,
 };
 pub use onnx::decoder::{QUERY_FACTORS, ROTARY_COS, ROTARY_SIN, reads_positions, rotary_names};
 pub use peft::{Adapter, AdapterConfig, LowRank, fill_adapter, fill_adapter_version, write_adapter_version};

@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context, ensure};
 use rollout_rewards::{RewardCompletion, RewardPool, ScoredGroup};
-use shared::{Completion, Episode, Exchange, Group, Notes, Provenance, RewardOutcome, SamplingParams, Scored};
+use shared::{Completion, Episode, Exchange, Group, Notes, Provenance, RewardOutcome, Routing, SamplingParams, Scored};
 
 use crate::{
     data::{PromptRow, Tokenizer, stop::StopCriterionFactory},
@@ -57,6 +57,7 @@ struct Ended {
     text: String,
     episode: Episode,
     exchange: Option<Box<Exchange>>,
+    routing: Option<Box<Routing>>,
     rewards: Vec<RewardOutcome>,
     seconds: f64,
     is_drawn_again: bool,
@@ -186,11 +187,11 @@ impl Assembly {
     /// # Errors
     /// When the tokens cannot be decoded.
     pub fn add(&mut self, sequence: FinishedSequence, rewards: Vec<RewardOutcome>) -> anyhow::Result<()> {
-        let FinishedSequence { tag, sample, token_ids, logprobs, versions, finish_reason, .. } = sequence;
+        let FinishedSequence { tag, sample, token_ids, logprobs, versions, routing, finish_reason, .. } = sequence;
         let text = self.tokenizer.decode(&token_ids)?;
         let episode = Episode::of_one_turn(token_ids, logprobs, versions, finish_reason);
         let (exchange, seconds, is_drawn_again) = (None, sequence.total_seconds, false);
-        self.put(Ended { tag, sample, text, episode, exchange, rewards, seconds, is_drawn_again })
+        self.put(Ended { tag, sample, text, episode, exchange, routing, rewards, seconds, is_drawn_again })
     }
 
     /// As [`Assembly::add`], of a conversation. The prompt of the group is the beginning that the prompts of all its
@@ -214,16 +215,16 @@ impl Assembly {
         } else if let Some(prompt_ids) = prompt_ids {
             (group.prompt_ids, *is_opened) = (prompt_ids.to_vec(), true);
         }
-        let (seconds, exchange) = (exchange.seconds, Some(Box::new(exchange)));
-        self.put(Ended { tag, sample, text, episode, exchange, rewards, seconds, is_drawn_again })
+        let (seconds, exchange, routing) = (exchange.seconds, Some(Box::new(exchange)), None);
+        self.put(Ended { tag, sample, text, episode, exchange, routing, rewards, seconds, is_drawn_again })
     }
 
     fn put(&mut self, ended: Ended) -> anyhow::Result<()> {
-        let Ended { tag, sample, text, episode, exchange, rewards, seconds, is_drawn_again } = ended;
+        let Ended { tag, sample, text, episode, exchange, routing, rewards, seconds, is_drawn_again } = ended;
         let Open { group, provenance, .. } = self.open.get_mut(&tag).context(UNASKED)?;
         group.generation_seconds = group.generation_seconds.max(seconds);
         let provenance = if is_drawn_again { Provenance::DrawnAgain } else { *provenance };
-        self.take_in(tag, Completion { sample, text, episode, rewards, provenance, exchange });
+        self.take_in(tag, Completion { sample, text, episode, rewards, provenance, exchange, routing });
         Ok(())
     }
 

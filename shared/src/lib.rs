@@ -44,6 +44,7 @@ pub use generation::{
         RewardOutcome, Scored, StepScore, weighted_sum,
     },
     ids::{GroupId, PolicyVersion, PromptId, Step},
+    routing::Routing,
     sampling::SamplingParams,
 };
 pub use model::{
@@ -51,8 +52,8 @@ pub use model::{
     canaries::Canaries,
     manifest::{TensorEntry, TensorRole, WeightManifest},
     model_config::{
-        Activation, Architecture, AttentionGate, AttentionKind, BlockNames, DeltaRule, Head, LayerKind, ModelConfig,
-        QueryScaling, RopeScaling, Rotary, ShortConv, StateParts,
+        Activation, Architecture, AttentionGate, AttentionKind, BlockNames, DeltaRule, Experts, Head, LayerKind,
+        ModelConfig, QueryScaling, RopeScaling, Rotary, ShortConv, StateParts,
     },
     model_dir::{GenerationConfig, ModelDir},
 };

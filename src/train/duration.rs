@@ -63,7 +63,7 @@ fn step(
     // A prompt is computed once for its group.
     let sampled = sequences * completion + f64::from(config.groups_per_step()) * prompt;
     let trained = sequences * (completion + prompt);
-    let parameters = model.parameter_count() as f64;
+    let parameters = (model.parameter_count() - model.idle_parameters()) as f64;
     let rate = |device: Device, threads: Option<usize>| match device {
         Device::Cpu => core * threads.unwrap_or(1) as f64,
         _ => gpu,

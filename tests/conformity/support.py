@@ -21,7 +21,7 @@ WORK = pathlib.Path(os.environ.get("CONFORMITY_WORK", ROOT / "target" / "conform
 # The families of models, each a tiny model in tests/golden/models with all kinds of its layers.
 FAMILIES = ["llama", "qwen2", "qwen3", "smollm3", "gemma3"]
 # Those in tests/golden/models-2026, which are not exported for ONNX Runtime GenAI.
-NEWER = ["olmo2", "ministral3", "phi3", "granite4"]
+NEWER = ["olmo2", "ministral3", "phi3", "granite4", "qwen3_moe"]
 # Longer and shorter than the windows of the tiny models.
 PROMPTS = ["one and two = ", "2+2=", "a prompt that is longer than any of the windows: ", "z"]
 

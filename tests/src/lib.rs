@@ -51,8 +51,10 @@ pub fn golden_dir_of(file: &str) -> PathBuf {
 }
 
 /// Folders of the tiny models among the golden figures, and the families of each that are built. `None`: all.
-const MODELS: [(&str, Option<&[&str]>); 2] =
-    [("models", None), ("models-2026", Some(&["granite4", "lfm2", "lfm3", "ministral3", "olmo2", "phi3", "qwen3_5"]))];
+const MODELS: [(&str, Option<&[&str]>); 2] = [
+    ("models", None),
+    ("models-2026", Some(&["granite4", "lfm2", "lfm3", "ministral3", "olmo2", "phi3", "qwen3_5", "qwen3_moe"])),
+];
 
 /// Families that the learner trains, and the sampler does not run yet.
 const TRAINED: [&str; 0] = [];

@@ -106,6 +106,7 @@ pub(super) fn model_type(architecture: Architecture) -> Result<&'static str, Exp
         Architecture::Ministral3 => unknown("ministral3"),
         Architecture::Phi3 => unknown("phi3"),
         Architecture::GraniteMoeHybrid => unknown("granitemoehybrid"),
+        Architecture::Qwen3Moe => unknown("qwen3_moe"),
         Architecture::Lfm2 => Ok("lfm2"),
         Architecture::Lfm3 => unknown("lfm3"),
         Architecture::Qwen3_5 => Ok("qwen3_5_text"),

@@ -30,16 +30,19 @@ pub(super) fn write(
     atomic::write_with(path, |file| {
         file.write_all(&head).map_err(io)?;
         for tensor in tensors {
-            let values = match &tensor.source {
-                Some(name) => read(name).map_err(|source| ExportError::Tensor { name: name.clone(), source })?,
-                None => divisors(config).unwrap_or_default().into(),
+            let needed = tensor.shape.iter().product::<usize>() / tensor.sources.len().max(1);
+            let mut put = |values: &[f32]| {
+                values::check_length(&tensor.name, &tensor.shape, needed as u64, values.len())?;
+                file.write_all(&tensor.encode(values)?).map_err(io)
             };
-            let needed = tensor.shape.iter().product::<usize>() as u64;
-            values::check_length(&tensor.name, &tensor.shape, needed, values.len())?;
-            let bytes = tensor.encode(&values)?;
-            file.write_all(&bytes).map_err(io)?;
-            let padding = bytes.len().next_multiple_of(ALIGNMENT as usize) - bytes.len();
-            file.write_all(&[0; ALIGNMENT as usize][..padding]).map_err(io)?;
+            if tensor.sources.is_empty() {
+                put(&divisors(config).unwrap_or_default())?;
+            }
+            for name in &tensor.sources {
+                put(&read(name).map_err(|source| ExportError::Tensor { name: name.clone(), source })?)?;
+            }
+            let padding = tensor.length().next_multiple_of(ALIGNMENT) - tensor.length();
+            file.write_all(&[0; ALIGNMENT as usize][..padding as usize]).map_err(io)?;
         }
         Ok(())
     })

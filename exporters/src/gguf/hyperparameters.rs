@@ -33,9 +33,10 @@ fn name_of(architecture: Architecture) -> Result<&'static str, ExportError> {
         Err(ExportError::Unsupported {
             key: "model_type".into(),
             value: format!("\"{family}\""),
-            hint: "GGUF is written of llama, qwen2, qwen3, smollm3, gemma3_text and lfm2; convert the Hugging Face \
-                directory with llama.cpp's convert_hf_to_gguf.py"
-                .into(),
+            hint:
+                "GGUF is written of llama, qwen2, qwen3, qwen3_moe, smollm3, gemma3_text and lfm2; convert the Hugging \
+                Face directory with llama.cpp's convert_hf_to_gguf.py"
+                    .into(),
         })
     };
     match architecture {
@@ -48,6 +49,7 @@ fn name_of(architecture: Architecture) -> Result<&'static str, ExportError> {
         Architecture::Ministral3 => unknown("ministral3"),
         Architecture::Phi3 => unknown("phi3"),
         Architecture::GraniteMoeHybrid => unknown("granitemoehybrid"),
+        Architecture::Qwen3Moe => Ok("qwen3moe"),
         Architecture::Lfm2 => Ok("lfm2"),
         Architecture::Lfm3 => unknown("lfm3"),
         Architecture::Qwen3_5 => unknown("qwen3_5_text"),
@@ -77,7 +79,14 @@ pub(super) fn of(config: &ModelConfig, kind: GgufType) -> Result<Metadata, Expor
         ("attention.value_length", config.head_dim),
         ("rope.dimension_count", config.head_dim),
     ];
-    for (key, size) in sizes {
+    let of_experts = config.experts.iter().flat_map(|experts| {
+        [
+            ("expert_count", experts.count),
+            ("expert_used_count", experts.per_token),
+            ("expert_feed_forward_length", experts.width),
+        ]
+    });
+    for (key, size) in sizes.into_iter().chain(of_experts) {
         let name = format!("{family}.{key}");
         if key == KV_HEADS && config.has_states() {
             // llama.cpp knows a short convolution by having no such heads.
@@ -157,7 +166,23 @@ fn refuse_unsupported(config: &ModelConfig) -> Result<(), ExportError> {
     if architecture == Architecture::Gemma3 {
         refuse_gemma(config)?;
     }
+    if architecture == Architecture::Qwen3Moe {
+        refuse_experts(config)?;
+    }
     Ok(())
+}
+
+/// llama.cpp has experts in every layer of the family, and divides their weights by the sum.
+fn refuse_experts(config: &ModelConfig) -> Result<(), ExportError> {
+    let supported = "experts in all layers";
+    match &config.experts {
+        None => Err(refused("mlp_only_layers", "all layers", supported)),
+        Some(experts) if !experts.normalised => Err(refused("norm_topk_prob", false, "true")),
+        Some(experts) => match experts.dense_layers.first() {
+            Some(layer) => Err(refused("mlp_only_layers", format!("layer {layer}"), supported)),
+            None => Ok(()),
+        },
+    }
 }
 
 fn refuse_gemma(config: &ModelConfig) -> Result<(), ExportError> {
@@ -179,7 +204,7 @@ mod tests {
     use super::*;
 
     fn config(name: &str, change: impl Fn(&mut serde_json::Value)) -> ModelConfig {
-        let path = harness::golden_dir().join("models").join(name).join("config.json");
+        let path = harness::golden_model_dir(name).join("config.json");
         let mut json = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
         change(&mut json);
         ModelConfig::from_json(&json.to_string()).unwrap()
@@ -245,6 +270,10 @@ mod tests {
         assert!(found.contains("`attention_bias` = true"), "{found}");
         let scaling = r#"{"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
             "original_max_position_embeddings": 64}"#;
+        let found = error("qwen3_moe", |config| config["norm_topk_prob"] = json("false"));
+        assert!(found.contains("`norm_topk_prob` = false"), "{found}");
+        let found = error("qwen3_moe", |config| config["mlp_only_layers"] = json("[1]"));
+        assert!(found.contains("`mlp_only_layers` = layer 1"), "{found}");
         let found = error("qwen2", |config| config["rope_scaling"] = json(scaling));
         assert!(found.contains("`rope_scaling.rope_type` = \"llama3\""), "{found}");
     }

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use shared::{Architecture, Dtype, ModelConfig};
+use shared::{Architecture, Dtype, Experts, ModelConfig};
 
 use super::{GgufType, quantise};
 use crate::{ExportError, values};
@@ -10,8 +10,9 @@ use crate::{ExportError, values};
 /// A tensor of the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Tensor {
-    /// Its Hugging Face name; `None` for the table of divisors.
-    pub source: Option<String>,
+    /// Its Hugging Face name; several, whose values follow each other, for the experts of a layer, and none for the
+    /// table of divisors.
+    pub sources: Vec<String>,
     /// llama.cpp's name.
     pub name: String,
     /// Row-major, as Hugging Face has it; the file states the reverse.
@@ -39,7 +40,7 @@ impl Tensor {
         self.shape.iter().product::<usize>() as u64 / values as u64 * bytes as u64
     }
 
-    /// Its bytes in the file.
+    /// The bytes in the file of the values of one source.
     pub fn encode(&self, values: &[f32]) -> Result<Vec<u8>, ExportError> {
         let values = self.laid_out(values);
         let dtype = match self.kind {
@@ -72,22 +73,30 @@ impl Tensor {
 /// The tensors of a model, in its order; the divisors of rotary frequencies come first, where a scaling needs them.
 pub(super) fn of(config: &ModelConfig, kind: GgufType) -> Vec<Tensor> {
     let divisors = super::hyperparameters::divisors(config).map(|divisors| Tensor {
-        source: None,
+        sources: Vec::new(),
         name: "rope_freqs.weight".into(),
         shape: vec![divisors.len()],
         kind: GgufType::F32,
         layout: Layout::Same,
     });
     let tensor = |(source, mut shape): (String, Vec<usize>)| {
+        let mut sources = vec![source.clone()];
+        if let Some(experts) = config.experts.as_ref().filter(|_| Experts::number_in(&source).is_some()) {
+            let of = |expert| source.replacen(&Experts::block(0), &Experts::block(expert), 1);
+            sources = (0..experts.count).map(of).collect();
+            shape.insert(0, experts.count);
+        }
         let name = name_of(&source, config.output_norms());
         // A convolution of each channel by itself is a matrix in llama.cpp.
         if let [_, 1, _] = shape[..] {
             shape.remove(1);
         }
         let kind = kind_of(&name, &shape, kind, config.tie_word_embeddings);
-        Tensor { layout: layout_of(&source, config), name, kind, shape, source: Some(source) }
+        Tensor { layout: layout_of(&source, config), name, kind, shape, sources }
     };
-    divisors.into_iter().chain(config.parameters().into_iter().map(tensor)).collect()
+    // The first expert of a layer stands for all of them.
+    let parameters = config.parameters().into_iter().filter(|(name, _)| Experts::number_in(name).unwrap_or(0) == 0);
+    divisors.into_iter().chain(parameters.map(tensor)).collect()
 }
 
 /// llama.cpp's name.
@@ -121,6 +130,10 @@ fn name_of(source: &str, output_norms: bool) -> String {
         "mlp.gate_proj" | "feed_forward.w1" => "ffn_gate",
         "mlp.up_proj" | "feed_forward.w3" => "ffn_up",
         "mlp.down_proj" | "feed_forward.w2" => "ffn_down",
+        Experts::ROUTER => "ffn_gate_inp",
+        "mlp.experts.0.gate_proj" => "ffn_gate_exps",
+        "mlp.experts.0.up_proj" => "ffn_up_exps",
+        "mlp.experts.0.down_proj" => "ffn_down_exps",
         other => unreachable!("{other} is no part of a layer of `ModelConfig::parameters`"),
     };
     format!("blk.{layer}.{name}.{end}")
@@ -131,6 +144,8 @@ fn kind_of(name: &str, shape: &[usize], kind: GgufType, tied: bool) -> GgufType 
     let kind = if is_output && kind == GgufType::Q4_0 { GgufType::Q8_0 } else { kind };
     match shape {
         [_] => GgufType::F32,
+        // llama.cpp routes in fp32 whatever the rest is.
+        _ if name.ends_with(".ffn_gate_inp.weight") => GgufType::F32,
         // llama.cpp computes convolutions in fp32 alone.
         _ if name.ends_with(".shortconv.conv.weight") => GgufType::F32,
         [.., columns] if !columns.is_multiple_of(kind.block().0) => GgufType::F16,
@@ -154,7 +169,7 @@ mod tests {
     use super::*;
 
     fn config(name: &str) -> ModelConfig {
-        let path = harness::golden_dir().join("models").join(name).join("config.json");
+        let path = harness::golden_model_dir(name).join("config.json");
         ModelConfig::from_json(&std::fs::read_to_string(path).unwrap()).unwrap()
     }
 
@@ -165,7 +180,7 @@ mod tests {
     #[test]
     fn rows_of_a_head_become_pairs_and_norms_count_from_one() {
         let tensor = |layout, shape: &[usize]| Tensor {
-            source: None,
+            sources: Vec::new(),
             name: "t".into(),
             shape: shape.to_vec(),
             kind: GgufType::F32,
@@ -208,19 +223,37 @@ mod tests {
         let conv = of("blk.0.shortconv.conv.weight");
         assert_eq!((conv.shape, conv.kind), (vec![32, 3], GgufType::F32));
         assert_eq!(of("blk.0.shortconv.in_proj.weight").kind, GgufType::Q8_0);
-        assert_eq!(of("token_embd_norm.weight").source.as_deref(), Some("model.embedding_norm.weight"));
+        assert_eq!(of("token_embd_norm.weight").sources, ["model.embedding_norm.weight"]);
     }
 
     #[test]
-    fn every_parameter_has_a_name_of_its_own() {
-        for family in harness::golden_models_in("models") {
+    fn every_parameter_has_a_name_of_its_own_but_for_experts_who_share_a_tensor() {
+        let folders = harness::golden_models_in("models").into_iter().chain(["qwen3_moe".to_owned()]);
+        for family in folders.filter(|family| harness::golden_model_dir(family).is_dir()) {
             let config = config(&family);
-            let mut names: Vec<String> = of(&config, GgufType::F32).into_iter().map(|tensor| tensor.name).collect();
+            let tensors = of(&config, GgufType::F32);
+            let mut names: Vec<&String> = tensors.iter().map(|tensor| &tensor.name).collect();
             let count = names.len();
             names.sort();
             names.dedup();
             assert_eq!(names.len(), count, "{family}");
-            assert_eq!(count, config.parameters().len(), "{family}: no divisors");
+            let mut sources: Vec<&String> = tensors.iter().flat_map(|tensor| &tensor.sources).collect();
+            sources.sort();
+            let mut parameters = config.parameters();
+            parameters.sort();
+            assert!(sources.into_iter().eq(parameters.iter().map(|(name, _)| name)), "{family}: no divisors");
         }
+    }
+
+    #[test]
+    fn experts_of_a_layer_follow_each_other_in_one_tensor() {
+        let tensors = of(&config("qwen3_moe"), GgufType::F32);
+        let find = |name: &str| tensors.iter().find(|tensor| tensor.name == name).unwrap();
+        let down = find("blk.1.ffn_down_exps.weight");
+        assert_eq!((&down.shape[..], down.sources.len()), (&[8, 32, 16][..], 8));
+        assert_eq!(down.sources[7], "model.layers.1.mlp.experts.7.down_proj.weight");
+        let router = |kind| of(&config("qwen3_moe"), kind).into_iter().find(|t| t.name == "blk.0.ffn_gate_inp.weight");
+        let router = router(GgufType::F16).unwrap();
+        assert_eq!((&router.shape[..], router.kind), (&[8, 32][..], GgufType::F32));
     }
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use shared::{
-    ModelConfig, ModelDir,
+    Experts, ModelConfig, ModelDir,
     config::TrainConfig,
     model::model_dir::{ADAPTER_CONFIG_FILE, MOST_BYTES},
 };
@@ -156,7 +156,7 @@ impl AdapterConfig {
     /// `parameters` are those of the base ([`ModelConfig::parameters`](shared::ModelConfig::parameters)).
     ///
     /// # Errors
-    /// An entry of `target_modules` that is no linear layer of the decoder.
+    /// An entry of `target_modules` that is no linear layer of the decoder, or is one of experts or of their router.
     pub fn modules(
         &self,
         parameters: impl IntoIterator<Item = (String, Vec<usize>)>,
@@ -172,12 +172,18 @@ impl AdapterConfig {
         let has = |target: &&String| all.iter().any(|(module, _)| is_target(module, target));
         if let Some(target) = self.target_modules.iter().find(|target| !has(target)) {
             let mut known: Vec<&str> = Vec::new();
-            for name in all.iter().filter_map(|(module, _)| module.rsplit('.').next()) {
+            let adaptable = all.iter().filter(|(module, _)| !Experts::own(module));
+            for name in adaptable.filter_map(|(module, _)| module.rsplit('.').next()) {
                 if !known.contains(&name) {
                     known.push(name);
                 }
             }
             return Err(ExportError::NoSuchModule { target: target.clone(), known: known.join(", ") });
+        }
+        let of_experts =
+            |target: &&String| all.iter().any(|(module, _)| Experts::own(module) && is_target(module, target));
+        if let Some(target) = self.target_modules.iter().find(of_experts) {
+            return Err(ExportError::ModuleOfExperts { target: target.clone() });
         }
         let is_adapted = |module: &str| self.target_modules.iter().any(|target| is_target(module, target));
         Ok(all.iter().filter(|(module, _)| is_adapted(module)).cloned().collect())
@@ -221,9 +227,12 @@ impl AdapterConfig {
     }
 }
 
-/// The names of the linear layers of a decoder, which is what `lora_target_modules` means when it is empty.
+/// The names of the linear layers of a decoder, which is what `lora_target_modules` means when it is empty. Experts and
+/// their router are none to PEFT, and dense layers beside them have the experts' names: with experts, these are the
+/// layers of attention.
 fn all_linear(model: &ModelConfig) -> Vec<String> {
-    let blocks = (0..model.num_hidden_layers).map(|layer| model.mixer_names(layer)).chain([model.mlp_names()]);
+    let mlp = model.experts.is_none().then(|| model.mlp_names());
+    let blocks = (0..model.num_hidden_layers).map(|layer| model.mixer_names(layer)).chain(mlp);
     let mut all: Vec<String> = Vec::new();
     for names in blocks {
         for name in names.members.iter().chain([&names.last]) {

@@ -242,3 +242,63 @@ fn a_tied_models_own_head_must_equal_the_embedding() {
     let expected = values("model.embed_tokens.weight", &[32, 16]);
     assert_eq!(checkpoint.read_f32("model.embed_tokens.weight").unwrap(), expected);
 }
+
+fn experts(changes: serde_json::Value) -> serde_json::Value {
+    let mut config = json!({"model_type": "qwen3_moe", "num_experts": 3, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 8, "mlp_only_layers": [0]});
+    config.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+    config
+}
+
+#[test]
+fn a_wrong_number_of_experts_is_named_before_any_tensor() {
+    let model = TestModel::new(&experts(json!({})), Dtype::F32);
+    assert_values(&model);
+    for (changes, words) in [
+        (json!({"num_experts": 4}), "`num_experts` = 4, but the weights have 3 experts"),
+        (json!({"num_experts": 2}), "`num_experts` = 2, but the weights have 3 experts"),
+        (
+            json!({"mlp_only_layers": [0, 1]}),
+            "the weights have 3 experts in a layer, but a model with this config.json",
+        ),
+        (json!({"moe_intermediate_size": 9}), "has shape [8, 16], config.json asks for [9, 16]"),
+    ] {
+        model.write_config(&experts(changes));
+        assert!(refusal(&model).contains(words), "{words}: {}", refusal(&model));
+    }
+    model.write_config(&experts(json!({})));
+    let mut tensors = model.parameters();
+    tensors.retain(|name, _| !name.contains(".experts.1."));
+    model.write_weights(&tensors, Dtype::F32);
+    assert!(refusal(&model).contains("no tensor model.layers.1.mlp.experts.1.gate_proj.weight"), "{}", refusal(&model));
+    tensors.retain(|name, _| !name.contains(".experts."));
+    tensors.insert("model.layers.1.mlp.experts.gate_up_proj".into(), vec![3, 16, 16]);
+    model.write_weights(&tensors, Dtype::F32);
+    assert!(refusal(&model).contains("all experts of a layer in one tensor"), "{}", refusal(&model));
+}
+
+#[test]
+fn an_adapter_is_on_attention_and_never_on_experts_or_their_router() {
+    let parameters = || TestModel::new(&experts(json!({})), Dtype::F32).config().parameters();
+    let modules = |targets: &[&str]| {
+        let adapter = exporters::AdapterConfig {
+            base_model_name_or_path: String::new(),
+            base_blake3: None,
+            r: 2,
+            lora_alpha: 2.0,
+            lora_dropout: 0.0,
+            target_modules: targets.iter().map(|&target| target.to_owned()).collect(),
+            use_rslora: false,
+            wrapped: false,
+        };
+        adapter.modules(parameters()).map_err(|error| error.to_string())
+    };
+    assert_eq!(modules(&["q_proj", "o_proj"]).unwrap().len(), 4);
+    // The dense layer has projections of the same names.
+    for target in ["down_proj", "experts.2.up_proj", "gate"] {
+        let error = modules(&["q_proj", target]).unwrap_err();
+        assert!(error.contains(&format!("{target} is a part of the experts")), "{error}");
+    }
+    let error = modules(&["qkv_proj"]).unwrap_err();
+    assert!(error.ends_with("q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj can be adapted"), "{error}");
+}

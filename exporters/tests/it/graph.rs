@@ -107,6 +107,9 @@ fn every_value_is_made_before_it_is_read_and_every_weight_is_read() {
         json!({"attention_bias": true, "mlp_bias": true}),
         json!({"model_type": "gemma3_text", "head_dim": 16, "sliding_window_pattern": 2}),
         json!({"model_type": "gemma3_text", "head_dim": 8, "sliding_window_pattern": 2}),
+        json!({"model_type": "qwen3_moe", "num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 8}),
+        json!({"model_type": "qwen3_moe", "num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 8,
+            "norm_topk_prob": true, "mlp_only_layers": [0]}),
     ];
     for (changes, options) in all.iter().flat_map(|c| [(c, ExportOptions::default()), (c, FP16)]) {
         let (graph, _) = exported(changes, &options);

@@ -59,6 +59,19 @@ impl Layer {
     }
 }
 
+/// Experts in the place of MLPs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Mixture {
+    /// Experts of a layer.
+    pub count: usize,
+    /// Experts that compute a token.
+    pub per_token: usize,
+    /// Width of an expert.
+    pub width: usize,
+    /// Whether the probabilities of a token's experts are divided by their sum.
+    pub normalised: bool,
+}
+
 /// A decoder with RMS norms, grouped-query attention or something in its place, and a gated MLP.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Architecture {
@@ -66,6 +79,8 @@ pub struct Architecture {
     pub hidden_size: usize,
     /// Width of the MLP.
     pub intermediate_size: usize,
+    /// Experts of the layers that have a router.
+    pub mixture: Option<Mixture>,
     /// Number of tokens.
     pub vocab_size: usize,
     /// Longest sequence.
@@ -157,6 +172,7 @@ impl Architecture {
             .or_else(|| {
                 (self.activation != other.activation).then(|| said("activation", self.activation, other.activation))
             })
+            .or_else(|| (self.mixture != other.mixture).then(|| said("experts", self.mixture, other.mixture)))
             .or_else(|| (self.growth != other.growth).then(|| said("growth of queries", self.growth, other.growth)))
             .or_else(|| {
                 (self.beyond != other.beyond).then(|| "its rotary positions in long sequences are others".to_owned())
@@ -201,6 +217,7 @@ pub(crate) fn small() -> Architecture {
     Architecture {
         hidden_size: 4,
         intermediate_size: 8,
+        mixture: None,
         vocab_size: 16,
         positions: 32,
         heads: 2,

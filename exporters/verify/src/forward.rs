@@ -5,7 +5,7 @@ use std::ops::Range;
 use ndarray::{Array1, Array2, ArrayViewMut1, Axis, Slice};
 use rayon::prelude::*;
 
-use crate::{Activation, Architecture, Layer, Mixer, Reader, VerifyError, Weights};
+use crate::{Activation, Architecture, Layer, Mixer, Mixture, Reader, VerifyError, Weights};
 
 /// Rows of a weight that one core multiplies with at once.
 const ROWS: usize = 512;
@@ -203,7 +203,76 @@ impl Model {
         self.linear(&format!("{name}.{last}"), &mixed)
     }
 
+    /// The MLP of a layer, or its experts.
     fn mlp(&self, layer: &str, x: &Array2<f32>) -> Result<Array2<f32>, VerifyError> {
+        let router = format!("{layer}.mlp.gate");
+        match self.architecture.mixture {
+            Some(mixture) if self.names.contains(&format!("{router}.weight")) => {
+                self.experts(&format!("{layer}.mlp.experts"), mixture, &self.linear(&router, x)?, x)
+            }
+            _ => self.dense(layer, x),
+        }
+    }
+
+    /// Each token's experts, one after the other, given the router's logits.
+    fn experts(
+        &self,
+        name: &str,
+        mixture: Mixture,
+        logits: &Array2<f32>,
+        x: &Array2<f32>,
+    ) -> Result<Array2<f32>, VerifyError> {
+        let Mixture { count, per_token, width, normalised } = mixture;
+        if logits.ncols() != count || per_token > count {
+            return Err(VerifyError::Differs(format!("the router of {name} has {} outputs", logits.ncols())));
+        }
+        let mut weights = Array2::<f32>::zeros(logits.dim());
+        for (mut row, logits) in weights.rows_mut().into_iter().zip(logits.rows()) {
+            let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let masses: Vec<f32> = logits.iter().map(|logit| (logit - largest).exp()).collect();
+            let mut order: Vec<usize> = (0..count).collect();
+            order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]));
+            let chosen = &order[..per_token];
+            let of_chosen: f32 = chosen.iter().map(|&expert| masses[expert]).sum();
+            let total = if normalised { of_chosen } else { masses.iter().sum() };
+            chosen.iter().for_each(|&expert| row[expert] = masses[expert] / total);
+        }
+        let mut sum = Array2::zeros(x.dim());
+        for (expert, weights) in weights.columns().into_iter().enumerate() {
+            let rows: Vec<usize> = (0..x.nrows()).filter(|&row| weights[row] != 0.0).collect();
+            if rows.is_empty() {
+                continue;
+            }
+            let part = |part: &str| format!("{name}.{expert}.{part}_proj");
+            let own = x.select(Axis(0), &rows);
+            let inner = self.gated(self.linear(&part("gate"), &own)?, &self.linear(&part("up"), &own)?, name)?;
+            if inner.ncols() != width {
+                return Err(VerifyError::Differs(format!("{name}.{expert} has the width {}", inner.ncols())));
+            }
+            let result = self.linear(&part("down"), &inner)?;
+            for (&row, result) in rows.iter().zip(result.rows()) {
+                sum.row_mut(row).scaled_add(weights[row], &result);
+            }
+        }
+        Ok(sum)
+    }
+
+    /// `act(gate) * up`.
+    fn gated(&self, mut gate: Array2<f32>, up: &Array2<f32>, name: &str) -> Result<Array2<f32>, VerifyError> {
+        gate.mapv_inplace(match self.architecture.activation {
+            Activation::Silu => |x: f32| x / (1.0 + (-x).exp()),
+            Activation::GeluTanh => |x: f32| {
+                let inner = (2.0 / std::f32::consts::PI).sqrt() * (x + 0.044_715 * x * x * x);
+                0.5 * x * (1.0 + inner.tanh())
+            },
+        });
+        if gate.dim() != up.dim() {
+            return Err(VerifyError::Differs(format!("gate and up of {name} have other shapes")));
+        }
+        Ok(gate * up)
+    }
+
+    fn dense(&self, layer: &str, x: &Array2<f32>) -> Result<Array2<f32>, VerifyError> {
         // Granite's is what its mixtures share.
         let granite = format!("{layer}.shared_mlp");
         let is_granite = self.names.contains(&format!("{granite}.input_linear.weight"));
@@ -219,18 +288,8 @@ impl Model {
         };
         let own = members.map(|part| format!("{name}.{part}"));
         let widths = [self.architecture.intermediate_size; 2];
-        let [mut gate, up] = self.inputs(own, &format!("{name}.{one}"), widths, x)?;
-        gate.mapv_inplace(match self.architecture.activation {
-            Activation::Silu => |x: f32| x / (1.0 + (-x).exp()),
-            Activation::GeluTanh => |x: f32| {
-                let inner = (2.0 / std::f32::consts::PI).sqrt() * (x + 0.044_715 * x * x * x);
-                0.5 * x * (1.0 + inner.tanh())
-            },
-        });
-        if gate.dim() != up.dim() {
-            return Err(VerifyError::Differs(format!("gate and up of {name} have other shapes")));
-        }
-        self.linear(&format!("{name}.{last}"), &(gate * up))
+        let [gate, up] = self.inputs(own, &format!("{name}.{one}"), widths, x)?;
+        self.linear(&format!("{name}.{last}"), &self.gated(gate, &up, name)?)
     }
 
     fn layer(&self, name: &str, layer: &Layer, mut x: Array2<f32>) -> Result<Array2<f32>, VerifyError> {

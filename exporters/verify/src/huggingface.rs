@@ -8,8 +8,8 @@ use std::{f64::consts::TAU, path::Path};
 use serde_json::{Map, Value};
 
 use crate::{
-    Activation, Architecture, Layer, Mixer, Model, VerifyError, Weights, architecture::frequencies, file::json,
-    lora::Adapted, safetensor::Safetensors,
+    Activation, Architecture, Layer, Mixer, Mixture, Model, VerifyError, Weights, architecture::frequencies,
+    file::json, lora::Adapted, safetensor::Safetensors,
 };
 
 /// Opens a directory, with the adapter in a folder.
@@ -99,10 +99,11 @@ impl Config<'_> {
 
     fn read(&self) -> Result<Architecture, VerifyError> {
         let family = self.fields.get("model_type").and_then(Value::as_str).unwrap_or_default();
-        const FAMILIES: [&str; 12] = [
+        const FAMILIES: [&str; 13] = [
             "llama",
             "qwen2",
             "qwen3",
+            "qwen3_moe",
             "smollm3",
             "gemma3_text",
             "olmo2",
@@ -126,7 +127,7 @@ impl Config<'_> {
             (self.need("hidden_size")?, self.need("num_attention_heads")?, self.need("num_hidden_layers")?);
         let absent = !self.fields.contains_key("num_key_value_heads");
         let default_kv = match family {
-            "gemma3_text" | "smollm3" | "lfm3" if absent => 4,
+            "gemma3_text" | "smollm3" | "lfm3" | "qwen3_moe" if absent => 4,
             "ministral3" if absent => 8,
             _ => heads,
         };
@@ -149,6 +150,7 @@ impl Config<'_> {
                 "lfm2" => self.cut_width()?,
                 _ => self.need("intermediate_size")?,
             },
+            mixture: self.mixture(family),
             vocab_size: self.need("vocab_size")?,
             positions: self.need("max_position_embeddings")?,
             heads,
@@ -167,7 +169,7 @@ impl Config<'_> {
             turn_scale: self.turn_scale(family, &rope),
             beyond: self.beyond(family, &rope, head_dim)?,
             growth: self.growth(family, &rope),
-            head_norms: gemma || lfm2 || lfm3 || qwen3_5 || family == "qwen3",
+            head_norms: gemma || lfm2 || lfm3 || qwen3_5 || family == "qwen3" || family == "qwen3_moe",
             width_norms: olmo,
             gated: qwen3_5,
             input_norms: !olmo,
@@ -179,6 +181,17 @@ impl Config<'_> {
             },
             norm_offset: if gemma || qwen3_5 { 1.0 } else { 0.0 },
             interleaved: false,
+        })
+    }
+
+    /// Experts, with the defaults of transformers. Which layers have them is seen by their routers.
+    fn mixture(&self, family: &str) -> Option<Mixture> {
+        let count = self.size("num_experts").or_else(|| self.size("num_local_experts"));
+        (family == "qwen3_moe").then(|| Mixture {
+            count: count.unwrap_or(128),
+            per_token: self.size("num_experts_per_tok").unwrap_or(8),
+            width: self.size("moe_intermediate_size").unwrap_or(768),
+            normalised: self.flag("norm_topk_prob", false),
         })
     }
 

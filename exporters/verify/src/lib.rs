@@ -30,7 +30,7 @@ use std::path::Path;
 
 use ndarray::Array2;
 
-pub use architecture::{Activation, Architecture, Layer, Mixer};
+pub use architecture::{Activation, Architecture, Layer, Mixer, Mixture};
 pub use comparison::{compare_tensors, values_as_of};
 pub use distance::{Distance, compare};
 pub use error::VerifyError;

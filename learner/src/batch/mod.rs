@@ -7,12 +7,13 @@ mod share;
 
 use std::{collections::HashMap, ops::Range, sync::Arc};
 
-use shared::{Episode, ModelConfig, config::TrainConfig};
+use shared::{Episode, ModelConfig, Routing, config::TrainConfig};
 use tch::{Device, Tensor};
 
 use crate::{error::LearnerError, ragged::Ragged, support::Support};
 
-pub use packed::{Packed, Packer, Tree};
+use packed::RoutedText;
+pub use packed::{Packed, PackedRouting, Packer, Tree};
 pub use share::share;
 
 /// Most tokens of one forward pass of a run.
@@ -39,25 +40,45 @@ pub struct Sequence<'a> {
     episode: Option<&'a Episode>,
     /// Whether the model turns the positions of rows of this length otherwise than those of short ones (longrope).
     long: bool,
+    /// The experts that the sampler chose, and whether the model computes with them.
+    routing: Option<(&'a Routing, bool)>,
 }
 
 impl<'a> Sequence<'a> {
     /// A sequence whose completion has sampled tokens only.
     #[must_use]
     pub fn new(prompt: &'a [u32], completion: &'a [u32]) -> Self {
-        Self { prompt, completion, episode: None, long: false }
+        Self { prompt, completion, episode: None, long: false, routing: None }
     }
 
     /// A prompt with the episode that follows it.
     #[must_use]
     pub fn of(prompt: &'a [u32], episode: &'a Episode) -> Self {
-        Self { prompt, completion: episode.token_ids(), episode: Some(episode), long: false }
+        Self { prompt, completion: episode.token_ids(), episode: Some(episode), long: false, routing: None }
     }
 
     /// The sequence as a row of a model. Rows of one prompt with other positions do not go through together.
     #[must_use]
     pub fn of_model(self, model: &ModelConfig) -> Self {
         Self { long: model.rotary_begin(self.length()) > 0, ..self }
+    }
+
+    /// The sequence with the experts that the sampler chose for it, to be compared with those of the model, or to be
+    /// computed with where they are `replayed`.
+    #[must_use]
+    pub fn routed(self, routing: Option<&'a Routing>, replayed: bool) -> Self {
+        Self { routing: routing.map(|routing| (routing, replayed)), ..self }
+    }
+
+    /// Some of its tokens in a batch, if its choices of experts are known.
+    fn routed_text(&self, start: i64, first: usize, length: usize) -> Option<RoutedText<'a>> {
+        self.routing.map(|routing| RoutedText { start: start as usize, first, length, routing })
+    }
+
+    /// The sequence for another model than the one that the sampler has.
+    #[must_use]
+    pub fn unrouted(self) -> Self {
+        Self { routing: None, ..self }
     }
 
     /// Tokens of the prompt and of its longest path.
@@ -147,21 +168,27 @@ impl MicroBatch {
     /// A batch of the given rows of `sequences`.
     #[must_use]
     pub fn new(sequences: &[Sequence<'_>], rows: &[usize], device: Device) -> Self {
-        let (mut packer, mut positions) = (Packer::default(), Vec::new());
+        let (mut packer, mut positions, mut routes) = (Packer::default(), Vec::new(), Vec::new());
         let key = |row: usize| (sequences[row].prompt, sequences[row].long);
         for group in rows.chunk_by(|&a, &b| key(a) == key(b)) {
             let prompt = sequences[group[0]].prompt;
             packer.part_of(group.iter().map(|&row| sequences[row].length()).max().unwrap_or(0));
-            let paths: Vec<Path<'_>> = group.iter().flat_map(|&row| sequences[row].paths()).collect();
-            if let ([_], [path]) = (group, &paths[..]) {
+            let of_row = |&row: &usize| sequences[row].paths().map(move |path| (row, path));
+            let paths: Vec<(usize, Path<'_>)> = group.iter().flat_map(of_row).collect();
+            if let ([_], [(row, path)]) = (group, &paths[..]) {
                 // One text is cheaper than a stem with one branch.
-                let start = packer.stem(prompt.iter().chain(path.fed)) + prompt.len() as i64 - 1;
+                let start = packer.stem(prompt.iter().chain(path.fed));
+                routes.extend(sequences[*row].routed_text(start, 0, prompt.len() + path.fed.len()));
+                let start = start + prompt.len() as i64 - 1;
                 positions.extend(path.sampled.iter().cloned().flatten().map(|token| start + token as i64));
                 continue;
             }
-            let last = packer.stem(prompt) + prompt.len() as i64 - 1;
-            for path in paths {
+            let stem = packer.stem(prompt);
+            routes.extend(sequences[group[0]].routed_text(stem, 0, prompt.len()));
+            let last = stem + prompt.len() as i64 - 1;
+            for (row, path) in paths {
                 let start = packer.branch(path.fed);
+                routes.extend(sequences[row].routed_text(start, prompt.len(), path.fed.len()));
                 // The first token follows the stem, each other one a token of the branch.
                 let before = |token: usize| if token == 0 { last } else { start + token as i64 - 1 };
                 positions.extend(path.sampled.into_iter().flatten().map(before));
@@ -175,10 +202,12 @@ impl MicroBatch {
             *end += sequences[row].sampled();
             Some(start..*end)
         });
+        let mut packed = packer.finish(device);
+        packed.routing = PackedRouting::new(&routes, packed.places.len(), device);
         Self {
             rows: rows.to_vec(),
             tokens: tokens.collect(),
-            packed: packer.finish(device),
+            packed,
             positions_N: Tensor::from_slice(&positions).to_device(device),
             targets_N: Tensor::from_slice(&targets.collect::<Vec<i64>>()).to_device(device),
             supports: None,
@@ -354,6 +383,27 @@ mod tests {
         let alone = MicroBatch::new(&sequences, &[0], Device::Cpu);
         assert_eq!(alone.packed.trees, [tree(0, 4, &[])]);
         assert_eq!(ids(&alone.positions_N), [1, 2, 3]);
+    }
+
+    #[test]
+    fn choices_of_experts_stand_at_the_tokens_of_their_rows() {
+        let routing =
+            |row: u16, tokens: u16| Routing { width: 1, choices: (0..tokens).map(|t| 10 * row + t).collect() };
+        let [first, second] = [routing(1, 4), routing(2, 3)];
+        let sequences = [
+            Sequence::new(&[10, 11], &[20, 21, 22]).routed(Some(&first), true),
+            Sequence::new(&[10, 11], &[40, 41]).routed(Some(&second), true),
+            Sequence::new(&[12, 13], &[30]),
+        ];
+        let found = |rows: &[usize]| {
+            let batch = MicroBatch::new(&sequences, rows, Device::Cpu);
+            batch.packed.routing.map(|routing| ids(&routing.of_layer(0, 1).0.view([-1])))
+        };
+        assert_eq!(found(&[0, 1, 2]).unwrap(), [10, 11, 12, 13, 22, -1, -1]);
+        assert_eq!(found(&[1]).unwrap(), [20, 21, 22]);
+        assert_eq!(found(&[2]), None);
+        let unrouted = sequences.map(|sequence| sequence.unrouted());
+        assert!(MicroBatch::new(&unrouted, &[0, 1], Device::Cpu).packed.routing.is_none());
     }
 
     /// An episode of runs of tokens, each sampled or given.

@@ -1,5 +1,6 @@
 //! Token sequences laid end to end.
 
+use shared::Routing;
 use tch::{Device, Tensor};
 
 /// A text and its continuations, one behind the other. A token attends to those before it in its own text, and a branch
@@ -25,6 +26,52 @@ pub struct Packed {
     pub lengths: Vec<usize>,
     /// Who attends to whom, in the order of the tokens.
     pub trees: Vec<Tree>,
+    /// The experts that the sampler chose for the tokens.
+    pub routing: Option<PackedRouting>,
+}
+
+/// The experts that the sampler chose for the tokens of a batch.
+#[derive(Debug)]
+pub struct PackedRouting {
+    /// Numbers of experts, `[T, W]`: layers with experts times experts of a token; -1 where the sampler chose none.
+    choices_TW: Tensor,
+    /// Whether the model computes with them. Else it only compares them with its own.
+    is_replayed: bool,
+}
+
+/// A text, or the continuation of one, whose choices of experts are known.
+pub(super) struct RoutedText<'a> {
+    /// Where it begins in the batch.
+    pub start: usize,
+    /// Number of its first token in its row.
+    pub first: usize,
+    /// Its tokens.
+    pub length: usize,
+    /// The choices in its row, and whether they are replayed.
+    pub routing: (&'a Routing, bool),
+}
+
+impl PackedRouting {
+    /// Of texts in a batch of so many tokens. `None` where no text has choices.
+    pub(super) fn new(texts: &[RoutedText<'_>], tokens: usize, device: Device) -> Option<Self> {
+        let &RoutedText { routing: (first, is_replayed), .. } = texts.first()?;
+        let width = first.width as usize;
+        let mut choices = vec![-1_i64; tokens * width];
+        for RoutedText { start, first, length, routing: (routing, _) } in texts {
+            let known = (0..*length).map_while(|at| Some((start + at, routing.of(first + at)?)));
+            for (at, chosen) in known.filter(|(_, chosen)| chosen.len() == width) {
+                let places = &mut choices[at * width..(at + 1) * width];
+                places.iter_mut().zip(chosen).for_each(|(place, &expert)| *place = i64::from(expert));
+            }
+        }
+        let choices_TW = Tensor::from_slice(&choices).view([tokens as i64, width as i64]).to_device(device);
+        Some(Self { choices_TW, is_replayed })
+    }
+
+    /// The choices of one of the layers with experts, `[T, K]`, and whether they are replayed.
+    pub(crate) fn of_layer(&self, index: usize, per_token: i64) -> (Tensor, bool) {
+        (self.choices_TW.narrow(1, index as i64 * per_token, per_token), self.is_replayed)
+    }
 }
 
 /// Lays texts end to end.
@@ -71,6 +118,7 @@ impl Packer {
             places: self.places,
             lengths: self.lengths,
             trees: self.trees,
+            routing: None,
         }
     }
 

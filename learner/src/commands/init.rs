@@ -30,14 +30,17 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     }
     let decoder = model::initialise(&model, args.seed, LoadOptions { trainable: false, ..LoadOptions::default() })?;
     let parameters = decoder.weights().base();
-    let named: Vec<(&str, Vec<usize>, Vec<f32>)> = parameters
+    let named: Vec<(String, Vec<usize>, Vec<f32>)> = parameters
         .named()
-        .map(|(name, shape)| Ok((name, shape.iter().map(|&n| n as usize).collect(), parameters.read_f32(name)?)))
+        .map(|(name, shape)| {
+            let stored = exporters::stored_name(model.config(), name);
+            Ok((stored, shape.iter().map(|&n| n as usize).collect(), parameters.read_f32(name)?))
+        })
         .collect::<Result<_, crate::LearnerError>>()?;
     let views = named
         .iter()
         .map(|(name, shape, values)| {
-            Ok((*name, TensorView::new(Dtype::F32, shape.clone(), bytemuck::cast_slice(values))?))
+            Ok((name.as_str(), TensorView::new(Dtype::F32, shape.clone(), bytemuck::cast_slice(values))?))
         })
         .collect::<Result<Vec<_>, safetensors::SafeTensorError>>()?;
     // transformers wants to be told which framework wrote the file.

@@ -13,6 +13,7 @@
 mod adapter;
 mod attention;
 mod coded;
+mod experts;
 mod head;
 mod kinds;
 mod linear;
@@ -40,6 +41,7 @@ use shared::ModelConfig;
 use tch::{Device, Kind, Tensor};
 
 pub use adapter::{adapter_config, load_adapter};
+pub use experts::ExpertLoad;
 pub use head::{Head, Span, Targets, TokenGradients, TokenStats};
 pub use load::{LoadOptions, initialise, load, load_scorer};
 pub use parameters::{Gradients, HostParameters, Parameters};
@@ -73,6 +75,15 @@ impl AddAssign for PassTimes {
         self.head += other.head;
         self.backward += other.backward;
     }
+}
+
+/// What a pass with gradients tells beside its gradients.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct PassReport {
+    /// Seconds of its parts.
+    pub times: PassTimes,
+    /// How evenly its tokens were spread over experts.
+    pub experts: ExpertLoad,
 }
 
 /// What an optimiser can move.
@@ -194,7 +205,7 @@ impl Decoder {
     ///
     /// `gradient_of` receives the statistics of consecutive runs of completion tokens and returns the derivatives of
     /// the loss, as in [`Head::differentiate`]. Parameter gradients are added to `gradients`. Returns the time of each
-    /// part.
+    /// part and the load of experts.
     pub fn differentiate(
         &self,
         batch: &MicroBatch,
@@ -202,7 +213,7 @@ impl Decoder {
         span: Span<'_>,
         gradients: &mut Gradients,
         gradient_of: &mut dyn FnMut(Range<i64>, &TokenStats) -> TokenGradients,
-    ) -> PassTimes {
+    ) -> PassReport {
         let (device, start) = (batch.targets_N.device(), Instant::now());
         let elapsed = || {
             wait_for(device);
@@ -217,9 +228,9 @@ impl Decoder {
             gradients.of(&self.head_leaf),
             gradient_of,
         );
-        let head = elapsed() - forward;
+        let (head, experts) = (elapsed() - forward, tape.load());
         self.trunk.backward(&batch.packed, &batch.positions_N, tape, &gradient_NH, gradients);
-        PassTimes { forward, head, backward: elapsed() - forward - head }
+        PassReport { times: PassTimes { forward, head, backward: elapsed() - forward - head }, experts }
     }
 
     /// The head's targets for a micro-batch's completion tokens. A divisor of logits is one more temperature.

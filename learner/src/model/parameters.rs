@@ -44,6 +44,8 @@ struct Layout {
     leaves: Vec<Extent>,
     by_name: HashMap<String, usize>,
     slices: Vec<Slice>,
+    /// Numbers of the slices.
+    slice_of: HashMap<String, usize>,
     /// Elements before this index belong to matrices, those after it to vectors (norms and biases).
     matrices: i64,
     length: i64,
@@ -53,18 +55,29 @@ impl Layout {
     fn new(named: Vec<(String, Vec<usize>)>) -> Self {
         type Members = Vec<(String, Vec<i64>)>;
         let mut groups: Vec<(String, Members)> = Vec::new();
+        // A model with experts has thousands of parameters.
+        let mut group_of: HashMap<String, usize> = HashMap::new();
         for (name, shape) in named {
             let key = leaf_name(&name);
             let shape = shape.iter().map(|&n| n as i64).collect();
-            match groups.iter_mut().find(|(k, _)| *k == key) {
-                Some((_, members)) => members.push((name, shape)),
-                None => groups.push((key, vec![(name, shape)])),
+            match group_of.get(&key) {
+                Some(&group) => groups[group].1.push((name, shape)),
+                None => {
+                    group_of.insert(key.clone(), groups.len());
+                    groups.push((key, vec![(name, shape)]));
+                }
             }
         }
         // Matrices first: weight decay is then one contiguous range.
         groups.sort_by_key(|(_, members)| members[0].1.len() < 2);
-        let mut layout =
-            Self { leaves: Vec::new(), by_name: HashMap::new(), slices: Vec::new(), matrices: 0, length: 0 };
+        let mut layout = Self {
+            leaves: Vec::new(),
+            by_name: HashMap::new(),
+            slices: Vec::new(),
+            slice_of: HashMap::new(),
+            matrices: 0,
+            length: 0,
+        };
         for (key, members) in groups {
             layout.by_name.insert(key, layout.leaves.len());
             let offset = layout.length;
@@ -73,6 +86,7 @@ impl Layout {
             let mut start = offset;
             for (name, shape) in members {
                 let end = start + shape.iter().product::<i64>();
+                layout.slice_of.insert(name.clone(), layout.slices.len());
                 layout.slices.push(Slice { name, shape, elements: start..end });
                 start = end;
             }
@@ -90,7 +104,7 @@ impl Layout {
     }
 
     fn slice(&self, name: &str) -> Option<&Slice> {
-        self.slices.iter().find(|s| s.name == name)
+        Some(&self.slices[*self.slice_of.get(name)?])
     }
 }
 

@@ -7,9 +7,10 @@ use shared::ModelConfig;
 use tch::Tensor;
 
 use super::{
+    experts::{Chosen, ExpertLoad},
     kinds::{wide, wide_kind},
     mixer::{Mixer, MixerTape},
-    mlp::Mlp,
+    mlp::{Mlp, MlpTape},
     norm::RmsNorm,
     parameters::{Gradients, Leaf},
     rope::Rotations,
@@ -26,6 +27,8 @@ struct Layer {
     mixer: Mixer,
     mlp_norm: Option<RmsNorm>,
     mlp: Mlp,
+    /// The number among the layers with experts, and the experts of a token.
+    routed: Option<(usize, i64)>,
 }
 
 /// The part of a forward pass that a layer keeps. Normed inputs and the MLP's inner product are computed again: they
@@ -37,19 +40,26 @@ struct LayerTape {
     mixer: MixerTape,
     /// The MLP's input before its norm, `[T, H]`.
     middle_TH: Tensor,
-    gate_up: Tensor,
+    mlp: MlpTape,
 }
 
 impl Layer {
-    fn record(&self, x_TH: Tensor, trees: &[Tree], rotations: &Rotations) -> LayerTape {
+    fn record(&self, x_TH: Tensor, batch: &Packed, rotations: &Rotations) -> LayerTape {
+        let trees = &batch.trees;
         let normed_TH = normed(self.input_norm.as_ref(), &x_TH);
         let (middle_TH, mixer) = self.mixer.forward_onto(&x_TH, &normed_TH, trees, rotations);
-        let gate_up = self.mlp.gate_up(&normed(self.mlp_norm.as_ref(), &middle_TH));
-        LayerTape { x_TH, mixer, middle_TH, gate_up }
+        let mlp = self.mlp.record(&normed(self.mlp_norm.as_ref(), &middle_TH), self.chosen(batch).as_ref());
+        LayerTape { x_TH, mixer, middle_TH, mlp }
+    }
+
+    /// The experts that the sampler chose here.
+    fn chosen(&self, batch: &Packed) -> Option<Chosen> {
+        let (index, per_token) = self.routed?;
+        batch.routing.as_ref().map(|routing| routing.of_layer(index, per_token))
     }
 
     fn output(&self, tape: &LayerTape) -> Tensor {
-        self.mlp.output_onto(&tape.middle_TH, &tape.gate_up)
+        self.mlp.output_onto(&tape.middle_TH, &tape.mlp)
     }
 
     /// Adds the parameters' gradients, given the gradient of the output, and returns that of the input.
@@ -61,9 +71,9 @@ impl Layer {
         rotations: &Rotations,
         gradients: &mut Gradients,
     ) -> Tensor {
-        let LayerTape { x_TH, mixer, middle_TH, gate_up } = tape;
+        let LayerTape { x_TH, mixer, middle_TH, mlp } = tape;
         let normed_TH = normed(self.mlp_norm.as_ref(), &middle_TH);
-        let d_normed_TH = self.mlp.backward(&normed_TH, &gate_up, &dy_TH, gradients);
+        let d_normed_TH = self.mlp.backward(&normed_TH, &mlp, &dy_TH, gradients);
         let d_middle_TH = dy_TH + normed_backward(self.mlp_norm.as_ref(), &middle_TH, d_normed_TH, gradients);
         let normed_TH = normed(self.input_norm.as_ref(), &x_TH);
         let d_normed_TH = self.mixer.backward(&normed_TH, &mixer, &d_middle_TH, trees, rotations, gradients);
@@ -101,12 +111,18 @@ pub(super) struct Tape {
     selected_NH: Tensor,
     /// The same, normed.
     hidden_NH: Tensor,
+    /// How evenly experts were used.
+    load: ExpertLoad,
 }
 
 impl Tape {
     /// Normed hidden states of the selected positions, `[N, H]`.
     pub(super) fn hidden(&self) -> &Tensor {
         &self.hidden_NH
+    }
+
+    pub(super) fn load(&self) -> ExpertLoad {
+        self.load
     }
 }
 
@@ -124,12 +140,18 @@ pub(super) struct Trunk {
 impl Trunk {
     pub(super) fn new(config: ModelConfig, weights: Weights, gradient_checkpointing: bool) -> Self {
         let norm = |name: &str| RmsNorm::new(&config, &weights, name);
+        let mut with_experts = 0..;
+        let mut routed = |i: usize| {
+            let per_token = config.experts_of(i)?.per_token as i64;
+            with_experts.next().map(|index| (index, per_token))
+        };
         let layers = (0..config.num_hidden_layers)
             .map(|i| Layer {
+                routed: routed(i),
                 input_norm: config.input_norm().map(|name| norm(&format!("model.layers.{i}.{name}"))),
                 mixer: Mixer::new(&config, &weights, i),
                 mlp_norm: config.mlp_norm().map(|name| norm(&format!("model.layers.{i}.{name}"))),
-                mlp: Mlp::new(&config, &weights, &format!("model.layers.{i}")),
+                mlp: Mlp::new(&config, &weights, i, &format!("model.layers.{i}")),
             })
             .collect();
         let (norm, embedding) = (norm(config.final_norm()), weights.leaf(EMBEDDING));
@@ -152,7 +174,7 @@ impl Trunk {
     /// Normed hidden states of the given tokens, `[N]` places in the batch, as `[N, H]`, in float32 at least.
     pub(super) fn forward(&self, batch: &Packed, positions_N: &Tensor) -> Tensor {
         let rotations = self.rotations(batch);
-        let through = |x_TH, layer: &Layer| layer.output(&layer.record(x_TH, &batch.trees, &rotations));
+        let through = |x_TH, layer: &Layer| layer.output(&layer.record(x_TH, batch, &rotations));
         let x_TH = self.layers.iter().fold(self.embed(batch), through);
         self.norm.forward(&wide(&x_TH.index_select(0, positions_N)))
     }
@@ -160,15 +182,16 @@ impl Trunk {
     /// As [`Self::forward`], to be followed by [`Self::backward`].
     pub(super) fn record(&self, batch: &Packed, positions_N: &Tensor) -> Tape {
         let (rotations, mut x_TH) = (self.rotations(batch), self.embed(batch));
-        let mut layers = Vec::with_capacity(self.layers.len());
+        let (mut layers, mut load) = (Vec::with_capacity(self.layers.len()), ExpertLoad::default());
         for layer in &self.layers {
-            let tape = layer.record(x_TH, &batch.trees, &rotations);
+            let tape = layer.record(x_TH, batch, &rotations);
+            load += tape.mlp.load();
             x_TH = layer.output(&tape);
             layers.push(if self.gradient_checkpointing { Kept::Input(tape.x_TH) } else { Kept::Tape(tape) });
         }
         let selected_NH = wide(&x_TH.index_select(0, positions_N));
         let hidden_NH = self.norm.forward(&selected_NH);
-        Tape { rotations, layers, selected_NH, hidden_NH }
+        Tape { rotations, layers, selected_NH, hidden_NH, load }
     }
 
     /// Adds the parameters' gradients, given the gradient of the normed hidden states of the same tokens, `[N, H]`.
@@ -190,7 +213,7 @@ impl Trunk {
         for (layer, kept) in self.layers.iter().zip(layers).rev() {
             let tape = match kept {
                 Kept::Tape(tape) => tape,
-                Kept::Input(x_TH) => layer.record(x_TH, &batch.trees, &rotations),
+                Kept::Input(x_TH) => layer.record(x_TH, batch, &rotations),
             };
             dx_TH = layer.backward(tape, dx_TH, &batch.trees, &rotations, gradients);
         }

@@ -55,7 +55,18 @@ pub struct Forward<'a> {
     pub ranks: Arc<dyn Ranks>,
 }
 
-impl Forward<'_> {
+impl<'a> Forward<'a> {
+    /// The same for another model than the one that the sampler has.
+    #[must_use]
+    pub fn unrouted(&self) -> Self {
+        Self {
+            sequences: self.sequences.iter().map(|sequence| sequence.unrouted()).collect(),
+            supports: self.supports.clone(),
+            ranks: Arc::clone(&self.ranks),
+            ..*self
+        }
+    }
+
     /// This rank's share of the rows, in micro-batches.
     pub fn micro_batches(&self, rows: &[usize]) -> impl Iterator<Item = MicroBatch> {
         self.all_micro_batches(share(&self.sequences, rows, self.ranks.rank(), self.ranks.count()))

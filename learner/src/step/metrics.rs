@@ -34,6 +34,15 @@ pub fn record(batch: &StepBatch<'_>, inputs: &StepInputs, stats: &StepMetrics) -
     if let Some((kl, coef)) = stats.old_policy {
         record.set(metrics::ACTOR_OLD_POLICY_KL, kl).set(metrics::ACTOR_OLD_POLICY_KL_COEFF, coef);
     }
+    for (metric, value) in [
+        (metrics::LOAD_BALANCING_LOSS, stats.experts.balance()),
+        (metrics::MAX_VIO, stats.experts.violation()),
+        (metrics::ROUTER_AGREEMENT, stats.experts.agreement()),
+    ] {
+        if let Some(value) = value {
+            record.set(metric, value);
+        }
+    }
     mismatch(batch, inputs, stats, &mut record);
     record
         .set(metrics::SAMPLE_STALENESS_MEAN, batch.staleness.iter().sum::<u64>() as f64 / batch.staleness.len() as f64);

@@ -111,13 +111,13 @@ impl Pass<'_> {
         let whole = self.objective.scope() == Scope::Completion || weights_unknown;
         let span = if whole { Span::Completion(&micro.tokens) } else { Span::Token };
         let (mut failure, mut values) = (None, TokenValues::default());
-        let times = policy.differentiate(micro, self.forward.temperature, span, gradients, &mut |run, stats| {
+        let report = policy.differentiate(micro, self.forward.temperature, span, gradients, &mut |run, stats| {
             self.differentiate_run(micro, &run, stats, &mut values, totals).unwrap_or_else(|error| {
                 failure = Some(error);
                 stats.logprobs_N.zeros_like().into()
             })
         });
-        self.metrics.times.passes += times;
+        self.metrics.note(&report);
         failure.map_or(Ok(values), Err)
     }
 
@@ -222,8 +222,8 @@ impl Pass<'_> {
                 entropies_N: Some(column(&entropy_gradients)),
             };
             let mut gradient_of = |run: Range<i64>, _: &TokenStats| fixed.slice(&run);
-            self.metrics.times.passes +=
-                policy.differentiate(&micro, temperature, Span::Token, gradients, &mut gradient_of);
+            let report = policy.differentiate(&micro, temperature, Span::Token, gradients, &mut gradient_of);
+            self.metrics.note(&report);
         }
         Ok(())
     }

@@ -11,7 +11,12 @@ use shared::{
 };
 use tch::Tensor;
 
-use crate::{kl::k3_value, loss::LossMetrics, model::PassTimes, ragged::Ragged};
+use crate::{
+    kl::k3_value,
+    loss::LossMetrics,
+    model::{ExpertLoad, PassReport, PassTimes},
+    ragged::Ragged,
+};
 
 /// The report on a training step.
 #[derive(Debug, Default)]
@@ -47,8 +52,18 @@ pub struct StepMetrics {
     pub fates: Fates,
     /// Gradient of the first update, before clipping; absent if it is not kept.
     pub first_gradient: Option<Tensor>,
+    /// How evenly tokens were spread over experts in the passes with gradients of this rank.
+    pub experts: ExpertLoad,
     /// Where the time went.
     pub times: Times,
+}
+
+impl StepMetrics {
+    /// Adds what a pass with gradients tells.
+    pub(super) fn note(&mut self, report: &PassReport) {
+        self.times.passes += report.times;
+        self.experts += report.experts;
+    }
 }
 
 /// What happened to each token of a batch, a row for each completion.

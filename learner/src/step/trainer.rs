@@ -6,7 +6,10 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use shared::{config::TrainConfig, generation::rng};
+use shared::{
+    config::{RouterReplay, TrainConfig},
+    generation::rng,
+};
 use tch::Device;
 
 use super::{
@@ -14,7 +17,7 @@ use super::{
     passes::{Pass, Totals},
 };
 use crate::{
-    batch::token_budget,
+    batch::{Sequence, token_budget},
     constraint::Constraint,
     device::wait_for,
     error::LearnerError,
@@ -263,7 +266,9 @@ impl Trainer {
         let all_before = self.credit.needs_logprobs() || normalised || !trains_policy;
         let before = if all_before { &updates[..] } else { updates.get(1..).unwrap_or_default() };
         self.old_logprobs(batch, &forward, before, &mut inputs, &mut metrics)?;
-        let credit = self.credit.assign(batch, &forward.sequences, &inputs.old_logprobs, &inputs.ref_logprobs)?;
+        // Choices of experts are those of the policy, and mean nothing to a critic.
+        let unrouted: Vec<Sequence<'_>> = forward.sequences.iter().map(|sequence| sequence.unrouted()).collect();
+        let credit = self.credit.assign(batch, &unrouted, &inputs.old_logprobs, &inputs.ref_logprobs)?;
         let (advantages, mut assignment) = credit;
         inputs.advantages = advantages;
         let (mut goes_on, mut moved) = (true, false);
@@ -306,7 +311,7 @@ impl Trainer {
                     metrics.learning_rate = self.policy.skip();
                 }
                 if goes_on {
-                    self.credit.update(&mut assignment, &forward.sequences, rows)?;
+                    self.credit.update(&mut assignment, &unrouted, rows)?;
                 } else {
                     self.credit.skip(&mut assignment);
                 }
@@ -347,7 +352,7 @@ impl Trainer {
     fn forward<'b>(&self, batch: &StepBatch<'b>, metrics: &mut StepMetrics) -> Result<Forward<'b>, LearnerError> {
         let model = self.policy.model().config();
         let mut forward = Forward {
-            sequences: batch.rows.iter().map(|row| row.sequence().of_model(model)).collect(),
+            sequences: batch.rows.iter().map(|row| self.routed(row).of_model(model)).collect(),
             supports: None,
             temperature: f64::from(self.config.temperature),
             budget: self.budget,
@@ -370,6 +375,13 @@ impl Trainer {
         Ok(forward)
     }
 
+    /// The sequence of a row, with the experts that the sampler chose where the run asks for them.
+    fn routed<'b>(&self, row: &BatchRow<'b>) -> Sequence<'b> {
+        let replay = self.config.router_replay;
+        let routing = row.completion.routing.as_deref().filter(|_| replay != RouterReplay::Disabled);
+        row.sequence().routed(routing, replay == RouterReplay::R3)
+    }
+
     fn ref_logprobs(
         &self,
         batch: &StepBatch<'_>,
@@ -384,7 +396,9 @@ impl Trainer {
         let all = self.credit.needs_logprobs();
         let wanted = |row: &BatchRow<'_>| row.trained || all && row.valid;
         let rows: Vec<usize> = (0..batch.rows.len()).filter(|&r| wanted(&batch.rows[r])).collect();
-        let found = forward.evaluate(reference, &rows)?;
+        // The reference has its own choices of experts.
+        let own = (self.config.router_replay != RouterReplay::Disabled).then(|| forward.unrouted());
+        let found = own.as_ref().unwrap_or(forward).evaluate(reference, &rows)?;
         metrics.times.ref_logprobs = start.elapsed();
         Ok(found.logprobs)
     }

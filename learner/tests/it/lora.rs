@@ -92,13 +92,16 @@ fn an_adapter_is_the_merged_model_and_so_are_its_gradients() {
 #[test]
 fn a_quantised_base_is_the_model_of_its_export() {
     tch::set_num_threads(1);
-    let (config, model) = (config(), ModelDir::open(support::model()).unwrap());
+    let config = TrainConfig { lora_target_modules: Vec::new(), ..config() };
     let folder = tempfile::tempdir().unwrap();
-    for (format, kind) in
-        [(BaseFormat::Int8, Kind::Float), (BaseFormat::Nf4, Kind::Float), (BaseFormat::Nf4, Kind::BFloat16)]
+    let formats = [(BaseFormat::Int8, Kind::Float), (BaseFormat::Nf4, Kind::Float), (BaseFormat::Nf4, Kind::BFloat16)];
+    for (family, (format, kind)) in
+        harness::golden_models().into_iter().flat_map(|family| formats.map(|format| (family.clone(), format)))
     {
+        let model = ModelDir::open(harness::golden_model_dir(&family)).unwrap();
         let options = ExportOptions { base: Some(format), ..ExportOptions::default() };
-        let [export, whole] = ["export", "whole"].map(|name| folder.path().join(format!("{name}-{format}-{kind:?}")));
+        let case = format!("{family}-{format}-{kind:?}");
+        let [export, whole] = ["export", "whole"].map(|name| folder.path().join(format!("{case}-{name}")));
         exporters::export(&model, &export, &options).unwrap();
         exporters::version_to_hf(&model, &export, &whole).unwrap();
         let whole = ModelDir::open(&whole).unwrap();
@@ -113,12 +116,11 @@ fn a_quantised_base_is_the_model_of_its_export() {
         };
         let (quantised, plain) = (adapted(&model, Some(format)), adapted(&whole, None));
         let held = |model: &Decoder| model.weights().base().flat().numel();
-        assert!(held(&quantised) < held(&plain), "{format}: matrices are held twice");
+        assert!(held(&quantised) < held(&plain), "{case}: matrices are held twice");
         let ((own, own_gradient), (other, gradient)) = (differentiate(&quantised), differentiate(&plain));
-        assert_eq!(own, other, "{format} {kind:?}");
-        assert!(own_gradient.equal(&gradient), "{format} {kind:?}");
-        let unrounded = differentiate(&adapted(&model, None)).0;
-        assert_ne!(own, unrounded, "{format}: nothing was rounded");
+        assert_eq!(own, other, "{case}");
+        assert!(own_gradient.equal(&gradient), "{case}");
+        assert_ne!(own, differentiate(&adapted(&model, None)).0, "{case}: nothing was rounded");
     }
 }
 

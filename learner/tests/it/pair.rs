@@ -379,11 +379,14 @@ fn every_metric_is_recorded_by_the_runs_that_have_it_and_no_other_is_recorded() 
     for (index, config) in runs_of_every_method(&usual).iter().enumerate() {
         recorded.append(&mut record(&format!("method-{index}"), config));
     }
+    // Metrics of experts are recorded by runs of such a model (`tests/tests/programs/families.rs`).
     // Metrics of workers are recorded by runs with workers (`tests/tests/programs/fleet.rs`), those that reward
     // functions log by runs with such functions (`tests/tests/programs/ui/columns.rs`), and those of conversations by
     // runs with tools (`tests/tests/programs/agents.rs`).
     let elsewhere = |key: &str| {
-        ["fleet/", "logged/", "tools/", "turns/", "environment/", "episode/"].iter().any(|begin| key.starts_with(begin))
+        let begins = ["fleet/", "logged/", "tools/", "turns/", "environment/", "episode/"];
+        ["load_balancing_loss", "max_vio", "router_agreement"].contains(&key)
+            || begins.iter().any(|begin| key.starts_with(begin))
     };
     for metric in of_training().filter(|metric| !elsewhere(metric.key)) {
         assert!(recorded.contains(metric.key), "no run records {}", metric.key);

@@ -83,6 +83,7 @@ fn a_scorer_is_written_under_the_name_that_transformers_has_for_the_family() {
         ("ministral3", "Ministral3"),
         ("phi3", "Phi3"),
         ("granite4", "GraniteMoeHybrid"),
+        ("qwen3_moe", "Qwen3Moe"),
         ("lfm2", "Lfm2"),
     ];
     for (name, family) in families.into_iter().filter(|(name, _)| harness::golden_models().iter().any(|n| n == name)) {

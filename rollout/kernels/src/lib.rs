@@ -14,6 +14,7 @@
 //! | [`simd`] | sixteen numbers at once: AVX-512, AVX2, plain Rust; tiles of AMX; chosen at run time |
 //! | `tile` | the innermost loop of all products |
 //! | [`linear`] | norm, product, bias, activation, residual: one linear layer in one pass |
+//! | [`experts`] | experts in the place of an MLP, where there are any |
 //! | [`residual`] | norm of a block's result, where there is one |
 //! | [`width_norm`] | norms of queries and keys over their whole width, where there are any |
 //! | [`packed`] | weights in the layout of the product |
@@ -31,6 +32,7 @@
 pub mod attention;
 pub mod buffer;
 pub mod element;
+pub mod experts;
 pub mod limits;
 pub mod linear;
 pub mod packed;

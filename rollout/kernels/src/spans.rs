@@ -83,6 +83,17 @@ impl Spans {
         self.all.last_mut().expect("a sequence was added").rotary_begin = row;
     }
 
+    /// The page, and the place in it, where a token's keys and values lie.
+    ///
+    /// # Panics
+    /// Outside the call's tokens.
+    #[must_use]
+    pub fn place(&self, token: usize) -> (u32, usize) {
+        let span = &self.all[self.span_of[token]];
+        let own = span.own_len + token - span.tokens.start;
+        (self.pages[span.own_pages.start + own / PAGE], own % PAGE)
+    }
+
     /// Gives the last sequence the block of its state.
     ///
     /// # Panics

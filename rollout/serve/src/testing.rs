@@ -100,6 +100,7 @@ impl Line {
             logprobs: Vec::new(),
             top_logprobs: Vec::new(),
             versions: Vec::new(),
+            routing: None,
             finish_reason: FinishReason::Stop,
             queue_seconds: 0.0,
             ttft_seconds: 0.0,

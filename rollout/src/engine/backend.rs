@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use ndarray::ArrayViewMut2;
-use shared::{ModelConfig, WeightManifest};
+use shared::{ModelConfig, Routing, WeightManifest};
 
 use super::{
     EngineError, WeightSource,
@@ -108,6 +108,11 @@ pub(super) trait Backend {
         drafts: &Drafts,
         logits: ArrayViewMut2<'_, f32>,
     ) -> Result<Cost, EngineError>;
+
+    /// The experts that were chosen at the first `used` positions of the sequence of a slot, where they are kept.
+    fn routing(&self, _slot: usize, _used: usize) -> Option<Routing> {
+        None
+    }
 
     /// The sequence of a slot has ended.
     fn release(&mut self, slot: usize);

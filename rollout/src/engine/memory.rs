@@ -45,6 +45,7 @@ pub fn sizes(dtype: Dtype, options: &EngineOptions) -> SamplerSizes {
         max_num_batched_tokens: options.max_num_batched_tokens,
         prefill_batch: options.prefill_batch,
         kept_states: options.kept_states,
+        keep_routing: options.keep_routing,
         logits_copies: SamplerSizes::logits_copies(options.candidates, options.cuda_graphs),
         hot_swap: options.hot_swap,
         kept: options.kept,

@@ -318,6 +318,7 @@ impl Sequence {
             logprobs: self.logprobs,
             top_logprobs: self.top_logprobs,
             versions: self.versions,
+            routing: None,
             finish_reason,
             queue_seconds: self.admitted.saturating_duration_since(self.arrived).as_secs_f64(),
             ttft_seconds: self.first_token.map_or(0.0, since),

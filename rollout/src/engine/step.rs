@@ -579,8 +579,10 @@ impl Engine {
         outputs.extend(sequence.streamed());
         if let Some(reason) = ended {
             let sequence = self.scheduler.release(slot);
+            let routing = self.backend.routing(slot, sequence.cached()).map(Box::new);
             let state = self.leave(slot, &sequence);
-            outputs.push(Output::Ended { sequence: sequence.finish(reason), state });
+            let sequence = FinishedSequence { routing, ..sequence.finish(reason) };
+            outputs.push(Output::Ended { sequence, state });
             return Ok(None);
         }
         Ok(self.scheduler.sequence(slot).newest())

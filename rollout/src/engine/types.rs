@@ -4,8 +4,8 @@ use std::{sync::Arc, thread};
 
 use rollout_kernels::element::{Format, KvFormat};
 use shared::{
-    FinishReason, ModelConfig, PolicyVersion, PromptId, SamplingParams, TokenLogprob,
-    config::{Device, KvDtype, RolloutDtype, TrainConfig, WeightSwap},
+    FinishReason, ModelConfig, PolicyVersion, PromptId, Routing, SamplingParams, TokenLogprob,
+    config::{Device, KvDtype, RolloutDtype, RouterReplay, TrainConfig, WeightSwap},
     generation::rng,
     run::memory_plan::kept_numbers,
 };
@@ -77,6 +77,9 @@ pub struct EngineOptions {
     /// Whether the context of running sequences is computed again when other weights come into use (a run's
     /// `weight_swap` is `recompute`). Otherwise they go on with the keys and values they have.
     pub recompute: bool,
+    /// Whether completions of a model with experts tell which ones were chosen (with [`Kernels::Packed`]): a run's
+    /// `router_replay` is not disabled.
+    pub keep_routing: bool,
 }
 
 /// Most tokens of a place that are told beside the drawn one (vLLM `max_logprobs`).
@@ -115,6 +118,7 @@ impl EngineOptions {
             memory: None,
             kept_states: 0,
             recompute: false,
+            keep_routing: false,
         }
     }
 
@@ -131,6 +135,7 @@ impl EngineOptions {
             kept: kept_numbers(config, model),
             kept_states: config.kept_states(config.sequences_wanted()),
             recompute: config.weight_swap == WeightSwap::Recompute,
+            keep_routing: config.router_replay != RouterReplay::Disabled,
             ..Self::computing(config, config.sequences_wanted(), max_model_len)
         }
     }
@@ -384,6 +389,8 @@ pub struct FinishedSequence {
     pub top_logprobs: Vec<Vec<TopLogprob>>,
     /// Runs of weight versions, `(first token index, version)`.
     pub versions: Vec<(u32, PolicyVersion)>,
+    /// The experts that were chosen, where the engine keeps them.
+    pub routing: Option<Box<Routing>>,
     /// Why it ended.
     pub finish_reason: FinishReason,
     /// Seconds in the queue until the group was admitted.
@@ -409,6 +416,7 @@ mod tests {
             logprobs: token_ids.iter().map(logprob).collect(),
             top_logprobs: token_ids.iter().map(|&token| vec![TopLogprob { token, logprob: -0.5 }]).collect(),
             versions: vec![(0, PolicyVersion(0))],
+            routing: None,
             finish_reason: FinishReason::Stop,
             queue_seconds: 0.0,
             ttft_seconds: 0.0,

@@ -88,6 +88,7 @@ impl Scripted {
             logprobs: Vec::new(),
             top_logprobs: Vec::new(),
             versions: Vec::new(),
+            routing: None,
             finish_reason,
             queue_seconds: 0.0,
             ttft_seconds: 0.0,

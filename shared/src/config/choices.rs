@@ -13,6 +13,17 @@ choices! {
         Adaptive = "adaptive",
     }
 
+    /// What becomes of the experts that the sampler chose. verl `router_replay.mode`.
+    RouterReplay {
+        /// Nobody is told of them.
+        Disabled = "disabled",
+        /// The learner chooses by itself, and counts how often it chooses the same.
+        Compare = "compare",
+        /// The learner computes with them, in all passes over the tokens that the sampler computed (rollout routing
+        /// replay).
+        R3 = "R3",
+    }
+
     /// Correction for the mismatch between sampler and learner: the unit of the ratio `exp(old − sampling log-prob)`,
     /// and the treatment of ratios outside its bounds. TRL `vllm_importance_sampling_mode`.
     ImportanceSamplingMode {

@@ -47,8 +47,8 @@ mod validate;
 
 pub use best_metric::BestMetric;
 pub use choices::{
-    ImportanceSamplingMode, KlController, LoneAdvantage, LrSchedulerType, RewardsOn, StepDeviation, StoreFormat,
-    Stragglers, VersionStorage, WeightSwap,
+    ImportanceSamplingMode, KlController, LoneAdvantage, LrSchedulerType, RewardsOn, RouterReplay, StepDeviation,
+    StoreFormat, Stragglers, VersionStorage, WeightSwap,
 };
 pub use environments::EnvironmentFactory;
 pub use guard::{GuardAction, GuardRule, GuardSign};

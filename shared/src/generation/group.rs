@@ -13,7 +13,10 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use crate::generation::episode::{Episode, FinishReason};
+use crate::generation::{
+    episode::{Episode, FinishReason},
+    routing::Routing,
+};
 
 pub use contrast::Contrast;
 pub use exchange::{EpisodeEnd, Exchange, Messages};
@@ -114,6 +117,8 @@ pub struct Completion {
     pub provenance: Provenance,
     /// What policy and environment said to each other; none in a run without tools.
     pub exchange: Option<Box<Exchange>>,
+    /// The experts that the sampler chose; none unless `router_replay` asks for them.
+    pub routing: Option<Box<Routing>>,
 }
 
 impl Completion {

@@ -5,5 +5,6 @@ pub mod episode;
 pub mod group;
 pub mod ids;
 pub mod rng;
+pub mod routing;
 pub mod sampling;
 pub mod testing;

@@ -40,6 +40,7 @@ pub fn completion(sample: u32, token_ids: Vec<u32>) -> Completion {
         rewards: Vec::new(),
         provenance: Provenance::New,
         exchange: None,
+        routing: None,
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::model_config::Experts;
 use crate::config::TrainConfig;
 
 /// The format of a quantised base, which is not trained.
@@ -29,11 +30,11 @@ impl BaseFormat {
     }
 
     /// Rows and columns of a parameter that is quantised: the matrices of layers. Embedding, head, norms and biases keep
-    /// their digits, as in PEFT with bitsandbytes.
+    /// their digits, as in PEFT with bitsandbytes, and so do routers, which choose experts.
     #[must_use]
     pub fn matrix(name: &str, shape: &[usize]) -> Option<[usize; 2]> {
         match *shape {
-            [rows, columns] if name.starts_with("model.layers.") => Some([rows, columns]),
+            [rows, columns] if name.starts_with("model.layers.") && !Experts::is_router(name) => Some([rows, columns]),
             _ => None,
         }
     }

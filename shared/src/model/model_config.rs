@@ -3,6 +3,7 @@
 //! Both layouts are understood: the hub's (`rope_theta`, `rope_scaling`) and transformers 5's (`rope_parameters`). A
 //! feature that would change the mathematics and is not supported is refused with its key and value, never ignored.
 
+mod experts;
 mod layers;
 #[cfg(test)]
 mod newer_tests;
@@ -17,11 +18,12 @@ mod tests;
 
 use serde::{Deserialize, Serialize};
 
+pub use experts::Experts;
 pub use layers::{AttentionGate, AttentionKind, DeltaRule, LayerKind, Rotary, ShortConv, StateParts};
 pub use parts::BlockNames;
 pub use rope::{QueryScaling, RopeScaling};
 
-use crate::config::{ConfigError, TrainConfig};
+use crate::config::{ConfigError, RouterReplay, TrainConfig};
 
 /// The model family, by `model_type`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -50,6 +52,8 @@ pub enum Architecture {
     /// `GraniteMoeHybridForCausalLM` without experts and without Mamba layers (Granite 4): multipliers of embeddings,
     /// residuals and logits, and gate and up in one tensor.
     GraniteMoeHybrid,
+    /// `Qwen3MoeForCausalLM`: Qwen3 with experts in the place of MLPs.
+    Qwen3Moe,
     /// `Lfm2ForCausalLM` (LFM2 and LFM2.5): short convolutions, and attention in some layers.
     Lfm2,
     /// `Qwen3_5ForConditionalGeneration`, the text model: gated delta rule, and attention with a gate in every fourth
@@ -94,6 +98,9 @@ pub struct ModelConfig {
     pub hidden_size: usize,
     /// Width of the gated MLP.
     pub intermediate_size: usize,
+    /// The experts that layers have in the place of the MLP; `None` for a dense model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub experts: Option<Experts>,
     /// Number of layers.
     pub num_hidden_layers: usize,
     /// How every layer mixes tokens.
@@ -245,6 +252,11 @@ impl TrainConfig {
         let of_batches = || model.refuses_batches(self.rollout_prefill_batch, self.rollout_cuda_graphs);
         if let Some(reason) = model.refuses_drafts(self.speculative_tokens).or_else(of_batches) {
             return Err(ConfigError::Value(reason));
+        }
+        if self.router_replay != RouterReplay::Disabled && model.experts.is_none() {
+            let message =
+                format!("`router_replay` {} is for models with experts, and this one has none", self.router_replay);
+            return Err(ConfigError::Value(message));
         }
         let limit = model.max_position_embeddings;
         match self.max_model_len.filter(|&asked| asked > limit) {

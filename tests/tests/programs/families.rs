@@ -95,6 +95,15 @@ fn every_family_trains_with_both_sides_in_agreement_and_resumes() {
         let differences = whole.curve("sampling/sampling_logp_difference/max");
         assert!(differences.iter().all(|&most| most < 1e-4), "{family}: log-probs differ by {differences:?}");
 
+        if family == "qwen3_moe" {
+            let even = |key: &str, least: f64, most: f64| {
+                let curve = whole.curve(key);
+                assert!(curve.iter().all(|value| (least..most).contains(value)), "{key}: {curve:?}");
+            };
+            even("load_balancing_loss", 0.9, 4.0);
+            even("max_vio", 0.0, 3.0);
+        }
+
         let cut = train(dir.path(), "cut", &config(2));
         let file = dir.path().join("cut.toml");
         let again = ["train", file.to_str().unwrap(), "--max_steps", "4", "--resume_from_checkpoint", "latest"];
@@ -115,4 +124,40 @@ fn every_family_trains_with_both_sides_in_agreement_and_resumes() {
         let weights = |dir: &Path| fs::read(dir.join("model.safetensors")).unwrap();
         assert!(weights(&checkpoint) != weights(&dir.path().join("model")), "{family}: nothing was learned");
     }
+}
+
+#[test]
+fn choices_of_experts_are_compared_and_replayed() {
+    let Some(family) = golden_models().into_iter().find(|family| family == "qwen3_moe") else { return };
+    let dir = tempfile::tempdir().unwrap();
+    prepare(&family, dir.path());
+    let run = |name: &str, options: &str| {
+        let config = format!(
+            "model = {:?}\ndataset = {:?}\nreward_funcs = [\"repetition_penalty:ngram_size=1\"]\nmax_steps = 3\n\
+             num_generations = 4\ngeneration_batch_size = 8\nmax_completion_length = 24\n\
+             lr_scheduler_type = \"constant\"\nbeta = 0.01\n{options}",
+            dir.path().join("model"),
+            dir.path().join("prompts.jsonl")
+        );
+        train(dir.path(), name, &config)
+    };
+    let rate = "learning_rate = 1e-3\n";
+    let plain = run("plain", rate);
+    for (name, option) in [("compared", "compare"), ("replayed", "R3")] {
+        let routed = run(name, &format!("{rate}router_replay = \"{option}\"\n"));
+        assert_eq!(routed.curve("router_agreement"), [1.0; 3], "both sides choose the same in fp32");
+        assert!(routed.curve("mismatch_kl").iter().all(|kl| kl.abs() < 1e-9), "{option}");
+        assert_eq!(routed.curve("reward"), plain.curve("reward"), "{option}");
+    }
+    // Rounded weights choose otherwise here and there; a learner that replays the choices is nearer to the sampler.
+    let rounded = |name: &str, option: &str| {
+        run(name, &format!("rollout_dtype = \"int8\"\nlearning_rate = 1e-6\nrouter_replay = \"{option}\"\n"))
+    };
+    let (compared, replayed) = (rounded("rounded", "compare"), rounded("rounded-replayed", "R3"));
+    for run in [&compared, &replayed] {
+        let agreement = run.curve("router_agreement");
+        assert!(agreement.iter().all(|share| (0.8..1.0).contains(share)), "the learner's own count: {agreement:?}");
+    }
+    let first = [&compared, &replayed].map(|run| run.curve("mismatch_kl")[0]);
+    assert!(first[1] < first[0], "{first:?}");
 }

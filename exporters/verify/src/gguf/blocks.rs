@@ -44,6 +44,21 @@ pub(super) fn read(gguf: &Gguf, name: &str, place: &Place) -> Result<Tensor, Ver
     Ok(Tensor { shape, values, rounding: Rounding::Blocks(blocks) })
 }
 
+/// One of the matrices of a tensor that has so many of them.
+pub(super) fn part(place: &Place, part: usize, parts: usize) -> Option<Place> {
+    let [columns, rows, count] = place.sizes[..] else { return None };
+    let values = columns.checked_mul(rows).filter(|_| count == parts as u64)?;
+    let bytes = match place.kind {
+        0 => values.checked_mul(4)?,
+        1 | 30 => values.checked_mul(2)?,
+        8 => (values / BLOCK as u64).checked_mul(2 + BLOCK as u64)?,
+        2 => (values / BLOCK as u64).checked_mul(2 + BLOCK as u64 / 2)?,
+        _ => return None,
+    };
+    let offset = place.offset.checked_add(bytes.checked_mul(part as u64)?)?;
+    Some(Place { sizes: vec![columns, rows], kind: place.kind, offset })
+}
+
 /// A byte each.
 fn eights(bytes: &[u8]) -> [i8; BLOCK] {
     std::array::from_fn(|index| bytes[index].cast_signed())

@@ -1,13 +1,15 @@
 //! The model in a file, as llama.cpp understands it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     blocks,
     metadata::Value,
     parse::{Gguf, Place},
 };
-use crate::{Activation, Architecture, Layer, Mixer, Model, Tensor, VerifyError, Weights, architecture::frequencies};
+use crate::{
+    Activation, Architecture, Layer, Mixer, Mixture, Model, Tensor, VerifyError, Weights, architecture::frequencies,
+};
 
 /// Layers of Gemma 3 and SmolLM3 of which the last differs from the others. llama.cpp reads these from no key.
 const GEMMA_PATTERN: usize = 6;
@@ -40,7 +42,7 @@ impl Reading<'_> {
 
     fn architecture(&self, tied: bool) -> Result<Architecture, VerifyError> {
         let (metadata, family) = (self.gguf.metadata(), self.family);
-        if !["llama", "qwen2", "qwen3", "gemma3", "smollm3", "lfm2"].contains(&family) {
+        if !["llama", "qwen2", "qwen3", "qwen3moe", "gemma3", "smollm3", "lfm2"].contains(&family) {
             return Err(self.wrong(format!("`general.architecture` is {family:?}, which is not read here")));
         }
         let (gemma, lfm2) = (family == "gemma3", family == "lfm2");
@@ -70,6 +72,19 @@ impl Reading<'_> {
         Ok(Architecture {
             hidden_size,
             intermediate_size: size("feed_forward_length")?,
+            mixture: match family {
+                "qwen3moe" => Some(Mixture {
+                    count: size("expert_count")
+                        .ok()
+                        .filter(|count| *count <= 1 << 16)
+                        .ok_or_else(|| self.wrong("it has no number of experts"))?,
+                    per_token: size("expert_used_count")?,
+                    width: size("expert_feed_forward_length")?,
+                    // llama.cpp does so in this family.
+                    normalised: true,
+                }),
+                _ => None,
+            },
             vocab_size: self.vocabulary()?,
             positions: size("context_length")?,
             heads,
@@ -84,7 +99,7 @@ impl Reading<'_> {
             turn_scale: 1.0,
             beyond: None,
             growth: None,
-            head_norms: gemma || lfm2 || family == "qwen3",
+            head_norms: gemma || lfm2 || family.starts_with("qwen3"),
             width_norms: false,
             gated: false,
             input_norms: true,
@@ -169,7 +184,7 @@ const OUTER: [(&str, &str); 4] = [
 ];
 
 /// Parts of a layer: Hugging Face's names and llama.cpp's.
-const INNER: [(&str, &str); 10] = [
+const INNER: [(&str, &str); 11] = [
     ("input_layernorm", "attn_norm"),
     ("self_attn.q_proj", "attn_q"),
     ("self_attn.k_proj", "attn_k"),
@@ -180,8 +195,19 @@ const INNER: [(&str, &str); 10] = [
     ("mlp.gate_proj", "ffn_gate"),
     ("mlp.up_proj", "ffn_up"),
     ("mlp.down_proj", "ffn_down"),
+    ("mlp.gate", "ffn_gate_inp"),
 ];
 
+/// Parts of an expert likewise; a tensor has those of all experts of a layer.
+const EXPERT: [(&str, &str); 3] =
+    [("gate_proj", "ffn_gate_exps"), ("up_proj", "ffn_up_exps"), ("down_proj", "ffn_down_exps")];
+
+/// Where a parameter is.
+struct Stored {
+    name: String,
+    /// The number of the expert that it belongs to, and how many there are.
+    part: Option<(usize, usize)>,
+}
 /// Parts of a layer of LFM2, likewise.
 const OF_LFM2: [(&str, &str); 14] = [
     ("operator_norm", "attn_norm"),
@@ -215,27 +241,37 @@ fn norms(of_outputs: bool) -> &'static [(&'static str, &'static str)] {
 
 /// Names in the file by Hugging Face's names. A tensor that no name leads to is an error: llama.cpp would refuse it, or
 /// pass over it.
-fn names(gguf: &Gguf, family: &str, architecture: &Architecture) -> Result<BTreeMap<String, String>, VerifyError> {
-    let mut names: BTreeMap<String, String> = BTreeMap::new();
-    let mut add = |meant: String, name: String| {
+fn names(gguf: &Gguf, family: &str, architecture: &Architecture) -> Result<BTreeMap<String, Stored>, VerifyError> {
+    let mut names: BTreeMap<String, Stored> = BTreeMap::new();
+    let mut add = |meant: String, name: String, part: Option<(usize, usize)>| {
         if gguf.places().contains_key(&name) {
-            names.insert(meant, name);
+            names.insert(meant, Stored { name, part });
         }
     };
     for (meant, name) in OUTER {
-        add(meant.into(), name.into());
+        add(meant.into(), name.into(), None);
     }
     for index in 0..architecture.layers.len() {
         let usual = INNER.iter().chain(norms(architecture.output_norms));
         let parts: Vec<_> = if family == "lfm2" { OF_LFM2.iter().collect() } else { usual.collect() };
         for (meant, name) in parts {
             for end in ["weight", "bias"] {
-                add(format!("model.layers.{index}.{meant}.{end}"), format!("blk.{index}.{name}.{end}"));
+                add(format!("model.layers.{index}.{meant}.{end}"), format!("blk.{index}.{name}.{end}"), None);
+            }
+        }
+        let count = architecture.mixture.map_or(0, |mixture| mixture.count);
+        for expert in 0..count {
+            for (meant, name) in EXPERT {
+                add(
+                    format!("model.layers.{index}.mlp.experts.{expert}.{meant}.weight"),
+                    format!("blk.{index}.{name}.weight"),
+                    Some((expert, count)),
+                );
             }
         }
     }
-    let known: Vec<&String> = names.values().collect();
-    let used = |name: &String| known.contains(&name) || family == "llama" && name == DIVISORS;
+    let known: BTreeSet<&String> = names.values().map(|stored| &stored.name).collect();
+    let used = |name: &String| known.contains(name) || family == "llama" && name == DIVISORS;
     match gguf.places().keys().find(|name| !used(name)) {
         None => Ok(names),
         Some(name) => Err(VerifyError::file(&gguf.path, format!("has a tensor {name}, which is no part of the model"))),
@@ -246,7 +282,7 @@ fn names(gguf: &Gguf, family: &str, architecture: &Architecture) -> Result<BTree
 struct File {
     gguf: Gguf,
     /// Names in the file by Hugging Face's.
-    names: BTreeMap<String, String>,
+    names: BTreeMap<String, Stored>,
 }
 
 impl Weights for File {
@@ -257,10 +293,19 @@ impl Weights for File {
     fn read(&self, name: &str) -> Result<Tensor, VerifyError> {
         let missing = || VerifyError::Differs(format!("it has no tensor {name}"));
         let stored = self.names.get(name).ok_or_else(missing)?;
-        let place: &Place = &self.gguf.places()[stored];
-        let mut tensor = blocks::read(&self.gguf, stored, place)?;
+        let place: &Place = &self.gguf.places()[&stored.name];
+        let mut tensor = match stored.part {
+            None => blocks::read(&self.gguf, &stored.name, place)?,
+            Some((part, parts)) => {
+                let place = blocks::part(place, part, parts).ok_or_else(|| {
+                    let message = format!("{} has not the shape of {parts} experts", stored.name);
+                    VerifyError::Differs(message)
+                })?;
+                blocks::read(&self.gguf, &stored.name, &place)?
+            }
+        };
         // A convolution of each channel by itself is a matrix here.
-        if stored.ends_with(".shortconv.conv.weight") && tensor.shape.len() == 2 {
+        if stored.name.ends_with(".shortconv.conv.weight") && tensor.shape.len() == 2 {
             tensor.shape.insert(1, 1);
         }
         Ok(tensor)

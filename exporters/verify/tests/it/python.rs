@@ -48,7 +48,11 @@ fn python() -> Option<String> {
 fn the_bytes_of_every_type_are_those_of_llama_cpps_package() {
     let Some(python) = python() else { return };
     // Rows of 48 values are no whole blocks.
-    for (family, changes) in [("llama", json!({"intermediate_size": 48})), ("gemma3_text", json!({}))] {
+    let experts = json!({"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+        "norm_topk_prob": true});
+    for (family, changes) in
+        [("llama", json!({"intermediate_size": 48})), ("gemma3_text", json!({})), ("qwen3_moe", experts)]
+    {
         let model = TestModel::new(family, &changes);
         let plain = model.write_gguf(GgufType::F32, same);
         let kept = model.path().join("plain.gguf");

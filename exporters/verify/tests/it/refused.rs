@@ -18,6 +18,11 @@ pub fn families() -> [(&'static str, serde_json::Value); 8] {
         ("llama", json!({"attention_bias": true, "mlp_bias": true, "head_dim": 32})),
         ("qwen2", json!({"rope_scaling": linear, "tie_word_embeddings": true})),
         ("qwen3", json!({"rope_theta": 5e5})),
+        (
+            "qwen3_moe",
+            // All experts are chosen: rounded weights would choose others.
+            json!({"num_experts": 4, "num_experts_per_tok": 4, "moe_intermediate_size": 32, "norm_topk_prob": true}),
+        ),
         ("smollm3", json!({"tie_word_embeddings": true})),
         ("gemma3_text", json!({})),
         ("gemma3_text", json!({"rope_scaling": linear})),

@@ -50,6 +50,10 @@ impl TestModel {
                     // Gemma multiplies them by the square root of 64, and has them made small for that.
                     values.iter_mut().for_each(|value| *value /= 8.0);
                 }
+                if name.ends_with("conv.in_proj.weight") {
+                    // A short convolution multiplies three of its results, and so their roundings.
+                    values.iter_mut().for_each(|value| *value /= 2.0);
+                }
                 (name, shape, values)
             }),
         );

@@ -191,6 +191,7 @@ impl Scheduler {
                     logprobs: Vec::new(),
                     top_logprobs: Vec::new(),
                     versions: Vec::new(),
+                    routing: None,
                     finish_reason: FinishReason::Aborted,
                     queue_seconds: 0.0,
                     ttft_seconds: 0.0,

@@ -124,7 +124,8 @@ impl Call<'_> {
     }
 }
 
-// SAFETY: rows of inputs begin with the channels, and those of results have them alone; only the named ones are touched.
+// SAFETY: rows of inputs begin with the channels, and those of results have them alone. Only the named ones are
+// touched.
 unsafe impl Signal for Call<'_> {
     #[inline(always)]
     unsafe fn input<S: Simd>(&self, token: usize, channel: usize, count: usize) -> S::V {
@@ -325,8 +326,8 @@ unsafe fn take_token<S: Simd>(
                 *sum = S::fma(S::splat(*key.get_unchecked(row)), S::load(columns.add(row * LANES)), *sum);
             }
         }
-        for row in whole..rows {
-            sums[0] = S::fma(S::splat(key[row]), S::load(columns.add(row * LANES)), sums[0]);
+        for (row, &x) in (whole..).zip(&key[whole..]) {
+            sums[0] = S::fma(S::splat(x), S::load(columns.add(row * LANES)), sums[0]);
         }
         let found = S::add(S::add(sums[0], sums[1]), S::add(sums[2], sums[3]));
         let change = S::mul(S::fma(S::splat(-decay), found, values), S::splat(beta));

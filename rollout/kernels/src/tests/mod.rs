@@ -1,6 +1,7 @@
 //! The kernels against plain loops in double precision, over shapes that fit nothing.
 
 mod attention;
+mod experts;
 mod functions;
 mod linear;
 mod recurrent;

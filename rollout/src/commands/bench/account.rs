@@ -29,7 +29,7 @@ impl Work {
         let tables = if config.tie_word_embeddings { 1 } else { 2 };
         let SamplerPlan { packed_weights, kv_cache, .. } = sizes(dtype, options).plan(config);
         Self {
-            linear: 2.0 * (all - tables * table) as f64,
+            linear: 2.0 * (all - config.idle_parameters() as usize - tables * table) as f64,
             head: 2.0 * table as f64,
             weight_bytes: packed_weights,
             kv_bytes: kv_cache,

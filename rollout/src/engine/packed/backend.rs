@@ -9,7 +9,7 @@ use std::{
 
 use ndarray::ArrayViewMut2;
 use rollout_kernels::{buffer::LargeBuffer, simd::Isa, spans::Spans};
-use shared::{ModelConfig, WeightManifest, run::memory_plan::PACKED_PREFILL};
+use shared::{ModelConfig, Routing, WeightManifest, run::memory_plan::PACKED_PREFILL};
 
 use super::{
     super::{
@@ -141,6 +141,7 @@ impl PackedBackend {
             pages: page_shape(config, sequences, engine.max_model_len, engine.kv_format()),
             states: sequences,
             format: engine.format(),
+            keeps_choices: engine.keep_routing,
         };
         let gate = Gate::of(engine);
         let (weights, _) = load(&gate, source, config, manifest, options, Provided::default())?;
@@ -347,6 +348,12 @@ impl Backend for PackedBackend {
             slot.computed = row.position + 1 + drafts.of(index).len();
         }
         Ok(self.cost())
+    }
+
+    fn routing(&self, slot: usize, used: usize) -> Option<Routing> {
+        let Slot { prefix, own, .. } = running(&self.slots, slot);
+        let own_len = used.checked_sub(prefix.len).expect("a sequence goes on behind its prefix");
+        self.session.choices([(&prefix.pages[..], prefix.len), (&own.pages[..], own_len)])
     }
 
     fn release(&mut self, slot: usize) {

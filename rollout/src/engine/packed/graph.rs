@@ -21,14 +21,23 @@ pub(super) const WIDTH_NORM: &str = "PackedWidthNorm";
 pub(super) const ATTENTION: &str = "PagedAttention";
 pub(super) const SHORT_CONV: &str = "ShortConvolution";
 pub(super) const DELTA_RULE: &str = "GatedDeltaRule";
+pub(super) const EXPERTS: &str = "PackedExperts";
 /// Which of the packed products, output norms or layers a node stands for.
 pub(super) const INDEX: &str = "index";
 
-/// Products of one layer: query, key and value, or whatever a layer with a state has in their place; output; gate and
-/// up; down.
-pub(super) const LINEARS_PER_LAYER: usize = 4;
+/// Products of the mixer of a layer: query, key and value, or whatever a layer with a state has in their place; output.
+pub(super) const MIXER_LINEARS: usize = 2;
+/// Products of an MLP or of an expert: gate and up; down.
+pub(super) const MLP_LINEARS: usize = 2;
 /// Norms of the results of one layer, where there are any: attention; MLP.
 pub(super) const OUTPUTS_PER_LAYER: usize = 2;
+
+/// Number of a layer's first product. After the mixer's, there are those of the MLP, or the router's and those of
+/// the experts.
+pub(super) fn first_linear(config: &ModelConfig, layer: usize) -> usize {
+    let of_mlp = |layer| config.experts_of(layer).map_or(MLP_LINEARS, |experts| 1 + MLP_LINEARS * experts.count);
+    (0..layer).map(|layer| MIXER_LINEARS + of_mlp(layer)).sum()
+}
 
 /// Whether `model.onnx` computes what [`rewritten`] does: it is node for node what the exporter writes for the model.
 pub(super) fn is_known(
@@ -58,7 +67,7 @@ pub(super) fn rewritten(config: &ModelConfig) -> Vec<u8> {
     let mut stream = node(EMBEDDING, "embedding", &["input_ids"], 0);
     for layer in 0..config.num_hidden_layers {
         let name = |what: &str| format!("layers.{layer}.{what}");
-        let first = LINEARS_PER_LAYER * layer;
+        let first = first_linear(config, layer);
         let mut inputs = node(LINEAR, &name("inputs"), &[&stream], first);
         let mixer = match config.layers[layer] {
             LayerKind::Attention(_) => ATTENTION,
@@ -79,10 +88,14 @@ pub(super) fn rewritten(config: &ModelConfig) -> Vec<u8> {
             node(RESIDUAL, &name(what), &[&result, stream], OUTPUTS_PER_LAYER * layer + part)
         };
         let attention = onto(&mut node, &stream, "attention", &mixed, 0);
-        let inner = node(LINEAR, &name("inner"), &[&attention], first + 2);
+        if config.experts_of(layer).is_some() {
+            stream = node(EXPERTS, &name("experts"), &[&attention], layer);
+            continue;
+        }
+        let inner = node(LINEAR, &name("inner"), &[&attention], first + MIXER_LINEARS);
         stream = onto(&mut node, &attention, "mlp", &inner, 1);
     }
-    node(LINEAR, "logits", &[&stream], LINEARS_PER_LAYER * config.num_hidden_layers);
+    node(LINEAR, "logits", &[&stream], first_linear(config, config.num_hidden_layers));
     let mut model = graph.finish("packed decoder");
     model.opset_import.push(OperatorSetIdProto { domain: DOMAIN.into(), version: 1 });
     for node in model.graph.iter_mut().flat_map(|graph| &mut graph.node) {

@@ -34,8 +34,8 @@
 //! packed layout. Products that no adapter changes, the head among them, are packed once for all versions
 //! (`weights::Kept`). The result has the bits of the merged model.
 //!
-//! Layers with a recurrent state (short convolutions, delta rules) have a block of memory for each sequence in the place
-//! of pages (`cache`). A prompt is computed once and its state is copied to each completion. Its tokens are taken one
+//! Layers with a recurrent state (short convolutions, delta rules) have a block of memory for each sequence in place of
+//! pages (`cache`). A prompt is computed once, and its state is copied to each completion. Its tokens are taken one
 //! after the other in one order, so that neither pieces nor neighbours show in a bit. A state cannot go back: nothing
 //! goes on from the middle of one, and drafts are refused.
 //!
@@ -45,6 +45,7 @@
 mod adapted;
 mod backend;
 mod cache;
+mod choices;
 mod graph;
 mod mixers;
 mod operators;

@@ -15,6 +15,7 @@ use ort::{
 };
 use rollout_kernels::{
     attention::{Attention, Gate},
+    experts::{ExpertMemory, Experts},
     linear::Input,
     packed::PackedShape,
     pages::Pages,
@@ -32,7 +33,10 @@ use shared::{AttentionGate, AttentionKind};
 use super::{
     super::backend::Cost,
     adapted::Share,
-    graph::{ATTENTION, DELTA_RULE, DOMAIN, EMBEDDING, INDEX, LINEAR, RESIDUAL, SHORT_CONV, WIDTH_NORM},
+    choices::Choices,
+    graph::{
+        ATTENTION, DELTA_RULE, DOMAIN, EMBEDDING, EXPERTS, INDEX, LINEAR, MLP_LINEARS, RESIDUAL, SHORT_CONV, WIDTH_NORM,
+    },
     weights::PackedWeights,
 };
 
@@ -50,6 +54,9 @@ pub(in super::super) struct State {
     pub isa: Isa,
     pub threads: ThreadPool,
     pub scratch: Vec<f32>,
+    pub experts: ExpertMemory,
+    /// Where choices of experts are kept, if they are.
+    pub choices: Option<Choices>,
     /// Where the time of the nodes went.
     pub cost: Cost,
 }
@@ -70,6 +77,7 @@ pub(super) fn domain(state: &SharedState) -> ort::Result<OperatorDomain> {
         .add(node(Operation::Residual))?
         .add(node(Operation::WidthNorm))?
         .add(node(Operation::Attention))?
+        .add(node(Operation::Experts))?
         .add(node(Operation::ShortConv))?
         .add(node(Operation::DeltaRule))
 }
@@ -81,6 +89,7 @@ enum Operation {
     Residual,
     WidthNorm,
     Attention,
+    Experts,
     ShortConv,
     DeltaRule,
 }
@@ -101,6 +110,7 @@ impl Operator for Node {
             Operation::Residual => RESIDUAL,
             Operation::WidthNorm => WIDTH_NORM,
             Operation::Attention => ATTENTION,
+            Operation::Experts => EXPERTS,
             Operation::ShortConv => SHORT_CONV,
             Operation::DeltaRule => DELTA_RULE,
         }
@@ -116,7 +126,8 @@ impl Operator for Node {
             | Operation::WidthNorm
             | Operation::Attention
             | Operation::ShortConv
-            | Operation::DeltaRule => None,
+            | Operation::DeltaRule
+            | Operation::Experts => None,
         };
         [OperatorInput::required(first)].into_iter().chain(second)
     }
@@ -172,6 +183,10 @@ impl NodeKernel {
             Operation::Attention => {
                 attention(&mut state, self.index, context)?;
                 state.cost.attention += begun.elapsed();
+            }
+            Operation::Experts => {
+                experts(&mut state, self.index, context)?;
+                state.cost.linear += begun.elapsed();
             }
             Operation::ShortConv => {
                 short_conv(&mut state, self.index, context)?;
@@ -243,6 +258,24 @@ fn residual(state: &mut State, index: usize, context: &ComputeContext) -> ort::R
     let mut out = context.output(0, [x.len() / width, width])?.ok_or_else(missing)?;
     let (_, out) = out.try_extract_tensor_mut::<f32>()?;
     add_normed(weights.output_norm(index), x, stream, out, Machine { isa: *isa, threads, scratch });
+    Ok(())
+}
+
+/// No adapter changes experts, so all tokens go through the same ones.
+fn experts(state: &mut State, layer: usize, context: &ComputeContext) -> ort::Result<()> {
+    let State { weights, spans, isa, threads, scratch, experts: memory, choices, .. } = state;
+    let x = context.input(0)?.ok_or_else(missing)?;
+    let (_, x) = x.try_extract_tensor::<f32>()?;
+    let width = weights.hidden();
+    let mut out = context.output(0, [x.len() / width, width])?.ok_or_else(missing)?;
+    let (_, out) = out.try_extract_tensor_mut::<f32>()?;
+    let (first, per_token, normalised) = weights.experts(layer);
+    let of = |expert: usize| [0, 1].map(|part| weights.linear(first + 1 + MLP_LINEARS * expert + part));
+    let experts = Experts { router: weights.linear(first), experts: &of, per_token, normalised };
+    experts.run(x, out, memory, Machine { isa: *isa, threads, scratch });
+    if let Some(choices) = choices {
+        choices.note(layer, memory.chosen(), |token| spans.place(token));
+    }
     Ok(())
 }
 

@@ -9,12 +9,13 @@ use ndarray::{Array2, ArrayViewMut2};
 use ort::{memory::AllocationDevice, session::Session, value::TensorElementType};
 use rollout_kernels::{
     element::Format,
+    experts::ExpertMemory,
     pages::{PageShape, Pages},
     simd::Isa,
     spans::Spans,
     states::States,
 };
-use shared::ModelConfig;
+use shared::{ModelConfig, Routing};
 
 use super::{
     super::{
@@ -26,6 +27,7 @@ use super::{
     },
     adapted::{LoadedAdapter, Share},
     cache::state_shape,
+    choices::Choices,
     graph,
     operators::{self, SharedState, State},
     start_threads,
@@ -44,6 +46,8 @@ pub(in super::super) struct PackedOptions {
     /// Recurrent states, in the models that have them.
     pub states: usize,
     pub format: Format,
+    /// Whether choices of experts are kept for [`PackedSession::choices`].
+    pub keeps_choices: bool,
 }
 
 /// A session whose weights and cache lie outside the graph.
@@ -73,6 +77,8 @@ impl PackedSession {
             isa: Isa::detect(),
             threads,
             scratch: Vec::new(),
+            experts: ExpertMemory::default(),
+            choices: if options.keeps_choices { Choices::new(config, options.pages.pages) } else { None },
             cost: Cost::default(),
         }));
         let failed = || EngineError::runtime("cannot load the graph of packed operators");
@@ -130,7 +136,19 @@ impl PackedSession {
 
     /// Copies a page of keys and values over another one.
     pub fn copy_page(&mut self, from: u32, to: u32) {
-        operators::lock(&self.state).pages.copy(from, to);
+        let mut state = operators::lock(&self.state);
+        state.pages.copy(from, to);
+        if let Some(choices) = &mut state.choices {
+            choices.copy(from, to);
+        }
+    }
+
+    /// The choices of experts in the first positions of several lists of pages, if they are kept.
+    pub fn choices<'a>(&self, parts: impl IntoIterator<Item = (&'a [u32], usize)>) -> Option<Routing> {
+        let (state, mut routing) = (operators::lock(&self.state), Routing::default());
+        let choices = state.choices.as_ref()?;
+        parts.into_iter().for_each(|(pages, positions)| choices.add_to(&mut routing, pages, positions));
+        Some(routing)
     }
 
     /// Copies a recurrent state over another one.
@@ -227,6 +245,7 @@ mod tests {
             pages: page_shape(config, 1, PAGE, KvFormat::Fp32),
             states: 1,
             format: Format::Fp32,
+            keeps_choices: false,
         };
         let mut session = PackedSession::new(Arc::new(weights), config, options).unwrap();
         let mut logits = Array2::zeros((1, config.vocab_size));

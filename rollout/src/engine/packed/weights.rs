@@ -13,11 +13,11 @@ use rollout_kernels::{
     recurrent::{delta_rule::DeltaRule, short_conv::ShortConv},
     thread_pool::ThreadPool,
 };
-use shared::{AttentionKind, LayerKind, ModelConfig, Rotary, WeightManifest, model::manifest::DATA_FILE};
+use shared::{AttentionKind, Experts, LayerKind, ModelConfig, Rotary, WeightManifest, model::manifest::DATA_FILE};
 
 use super::{
     super::{EngineError, WeightSource},
-    graph::LINEARS_PER_LAYER,
+    graph::{MIXER_LINEARS, first_linear},
     mixers::{Mixer, mixers},
     start_threads,
 };
@@ -77,12 +77,15 @@ pub(in super::super) struct PackedWeights {
     own: Panels,
     /// With an adapter, the others.
     kept: Option<Arc<Kept>>,
-    /// [`LINEARS_PER_LAYER`] for each layer, then the language-model head.
+    /// Those of each layer, from [`first_linear`] on, then the language-model head.
     linears: Vec<LinearWeights>,
     /// What mixes the tokens of each layer.
     mixers: Vec<Mixer>,
     /// Whether norms of queries and keys are over each head.
     norms_heads: bool,
+    /// Number of the router of each layer that has experts.
+    routers: Vec<Option<usize>>,
+    experts: Option<Experts>,
     attention_scale: f32,
     /// Norms of the results of attention and MLP, layer by layer, in the families that have them.
     output_norms: Vec<Vec<f32>>,
@@ -156,6 +159,10 @@ impl PackedWeights {
                 shared::Activation::GeluTanh => Activation::GeluTanh,
             },
             embedding_scale: config.embedding_scale().map(|scale| scale as f32),
+            routers: (0..config.num_hidden_layers)
+                .map(|layer| config.experts_of(layer).map(|_| first_linear(config, layer) + MIXER_LINEARS))
+                .collect(),
+            experts: config.experts.clone(),
             attention_scale: config.attention_scale as f32,
             hidden: config.hidden_size,
             epsilon: config.rms_norm_eps as f32,
@@ -227,6 +234,15 @@ impl PackedWeights {
             activation: self.activation,
             factor: *factor,
         }
+    }
+
+    /// Number of a layer's router, which the products of its experts follow, experts of a token, and whether their
+    /// weights are divided by their sum.
+    pub fn experts(&self, layer: usize) -> (usize, usize, bool) {
+        let (Some(router), Some(experts)) = (self.routers[layer], &self.experts) else {
+            panic!("the graph has experts where the model has them");
+        };
+        (router, experts.per_token, experts.normalised)
     }
 
     /// Index of the language-model head among the products.
@@ -329,7 +345,10 @@ impl Panels {
 /// Words of the products that an adapter changes; without one, of all that any changes.
 pub(super) fn changed_words(config: &ModelConfig, format: Format, adapter: Option<&Adapter>) -> usize {
     let layers = (0..config.num_hidden_layers).flat_map(|layer| layer_products(config, format, layer));
-    let changed = layers.filter(|product| adapter.is_none_or(|adapter| product.is_changed_by(adapter)));
+    let changed = layers.filter(|product| match adapter {
+        Some(adapter) => product.is_changed_by(adapter),
+        None => !product.names.iter().any(|name| Experts::own(name)),
+    });
     changed.map(|product| product.shape.words()).sum()
 }
 
@@ -492,7 +511,7 @@ fn products(config: &ModelConfig, format: Format) -> impl Iterator<Item = Produc
     (0..config.num_hidden_layers).flat_map(move |layer| layer_products(config, format, layer)).chain([head])
 }
 
-fn layer_products(config: &ModelConfig, format: Format, layer: usize) -> [Product; LINEARS_PER_LAYER] {
+fn layer_products(config: &ModelConfig, format: Format, layer: usize) -> Vec<Product> {
     let name = |what: String| format!("model.layers.{layer}.{what}");
     let product = |names: Vec<String>, norm: Option<&str>, columns, [depth, outputs]: [usize; 2], bias| Product {
         names: names.into_iter().map(name).collect(),
@@ -513,7 +532,7 @@ fn layer_products(config: &ModelConfig, format: Format, layer: usize) -> [Produc
         factor: config.residual_multiplier as f32,
         ..product(vec![name], None, Columns::Joined, [depth, hidden], bias)
     };
-    [
+    let mut list = vec![
         product(
             mixer.inputs().collect(),
             config.input_norm(),
@@ -522,9 +541,23 @@ fn layer_products(config: &ModelConfig, format: Format, layer: usize) -> [Produc
             biases[0],
         ),
         back(mixer.output(), mixed, biases[1]),
-        product(mlp.inputs().collect(), config.mlp_norm(), Columns::Gated, [hidden, inner], config.mlp_bias),
-        back(mlp.output(), inner, config.mlp_bias),
-    ]
+    ];
+    let Some(experts) = config.experts_of(layer) else {
+        list.push(product(mlp.inputs().collect(), config.mlp_norm(), Columns::Gated, [hidden, inner], config.mlp_bias));
+        list.push(back(mlp.output(), inner, config.mlp_bias));
+        return list;
+    };
+    // Experts are chosen in fp32, whatever they compute in.
+    let router =
+        product(vec![Experts::ROUTER.into()], config.mlp_norm(), Columns::Joined, [hidden, experts.count], false);
+    list.push(Product { shape: PackedShape { format: Format::Fp32, ..router.shape }, ..router });
+    for expert in 0..experts.count {
+        let name = |part: &str| format!("{}.{part}", Experts::block(expert));
+        let inputs = mlp.members.iter().map(|part| name(part)).collect();
+        list.push(product(inputs, config.mlp_norm(), Columns::Gated, [hidden, experts.width], false));
+        list.push(back(name(mlp.last), experts.width, false));
+    }
+    list
 }
 
 #[cfg(test)]
@@ -535,7 +568,7 @@ mod tests {
     use rollout_rounded::Form;
     use shared::{ModelDir, PolicyVersion, config::RolloutDtype};
 
-    use super::*;
+    use super::{super::graph::MLP_LINEARS, *};
 
     fn load(dir: &Path, config: &ModelConfig, provided: Provided) -> PackedWeights {
         let source = WeightSource { dir: dir.to_path_buf(), version: PolicyVersion(0) };
@@ -550,8 +583,11 @@ mod tests {
         for name in &harness::golden_models() {
             let model = ModelDir::open(harness::golden_model_dir(name)).unwrap();
             let config = model.config();
-            let mut only_products: Vec<String> =
-                products(config, Format::Int8).flat_map(|product| product.names).map(|name| name + ".weight").collect();
+            let mut only_products: Vec<String> = products(config, Format::Int8)
+                .filter(|product| product.shape.format == Format::Int8)
+                .flat_map(|product| product.names)
+                .map(|name| name + ".weight")
+                .collect();
             only_products.retain(|name| name != EMBEDDING);
             let losing = config.parameters().into_iter().map(|(name, _)| name);
             let mut losing: Vec<String> =
@@ -595,7 +631,7 @@ mod tests {
             let version = load(&path(module), config, Provided::default());
             for index in 0..=version.head() {
                 let panels = changed.get(index).map(|(panels, _)| panels);
-                let is_changed = index < version.head() && index % LINEARS_PER_LAYER == part;
+                let is_changed = index < version.head() && index % (MIXER_LINEARS + MLP_LINEARS) == part;
                 assert_eq!(panels.is_some(), is_changed, "{module}: product {index}");
                 assert!(panels.is_none_or(|panels| panels == version.linear(index).panels), "{module}: {index}");
             }

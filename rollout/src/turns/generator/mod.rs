@@ -402,6 +402,7 @@ pub fn sampled(conversed: &Conversed) -> FinishedSequence {
         logprobs,
         top_logprobs: Vec::new(),
         versions,
+        routing: None,
         finish_reason: conversed.episode.finish_reason(),
         queue_seconds: 0.0,
         ttft_seconds: 0.0,

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, path::Path};
 
 use exporters::{AdapterConfig, ExportOptions, VersionDir, export, write_adapter_version};
 use rollout::engine::{Engine, EngineOptions, Kernels, WeightSource};
-use shared::{Dtype, ModelDir, PolicyVersion, generation::rng::Stream};
+use shared::{Dtype, Experts, ModelDir, PolicyVersion, generation::rng::Stream};
 
 use super::support::{
     MODES, Outcome, Steps, exported, finish, golden_model, greedy, group, options, outcome, wait_swap, write,
@@ -12,12 +12,16 @@ use super::support::{
 
 pub const ALL: [&str; 7] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
 
-/// The family's names of modules: some families have several of them in one tensor.
+/// The family's names of modules: some families have several of them in one tensor. Experts have no adapters: attention
+/// has them instead.
 fn own_names(parameters: &[(String, Vec<usize>)], modules: &[&str]) -> Vec<String> {
     let has = |module: &str| parameters.iter().any(|(name, _)| name.ends_with(&format!(".{module}.weight")));
+    let of_experts = parameters.iter().any(|(name, _)| Experts::own(name));
     let mut names = BTreeSet::new();
     for &module in modules {
         names.insert(match module {
+            "gate_proj" | "up_proj" if of_experts => "v_proj",
+            "down_proj" if of_experts => "o_proj",
             module if has(module) => module,
             "q_proj" | "k_proj" | "v_proj" => "qkv_proj",
             "down_proj" => "output_linear",

@@ -9,7 +9,7 @@ use exporters::{
 use rollout::engine::{Engine, EngineOptions, Kernels, WeightSource};
 use serde_json::{Value, json};
 use shared::{
-    Canaries, Dtype, ModelDir, PolicyVersion, WeightManifest,
+    Canaries, Dtype, Experts, ModelDir, PolicyVersion, WeightManifest,
     config::{KvDtype, RolloutDtype},
     model::manifest::{DATA_FILE, MODEL_FILE, hash_of},
 };
@@ -196,6 +196,21 @@ fn swapped_layers_are_named_and_found_by_their_log_probs_as_well() {
     let bench = Bench::new("llama");
     let swapped = bench.swapped_layers();
     bench.assert_refused("swapped", &swapped, "not what the learner has, by the norms: model.layers.0");
+    with_norms_of_what_is_stored(&swapped);
+    bench.assert_refused("swapped in the learner's norms too", &swapped, LOGPROBS);
+}
+
+#[test]
+fn swapped_experts_are_named_and_found_by_their_log_probs_as_well() {
+    let Some(name) = harness::golden_models().into_iter().find(|name| name == "qwen3_moe") else { return };
+    let bench = Bench::new(&name);
+    // Each expert has its neighbour's weights, and the router's rows stay where they are.
+    let swapped = bench.tampered("swapped", |name, good| {
+        let other = Experts::number_in(name)
+            .map(|expert| name.replace(&format!(".experts.{expert}."), &format!(".experts.{}.", expert ^ 1)));
+        good.read_f32(other.as_deref().unwrap_or(name)).unwrap()
+    });
+    bench.assert_refused("swapped", &swapped, "not what the learner has, by the norms: model.layers.0.mlp.experts.");
     with_norms_of_what_is_stored(&swapped);
     bench.assert_refused("swapped in the learner's norms too", &swapped, LOGPROBS);
 }

@@ -62,6 +62,7 @@ impl From<OneTurn> for Completion {
             rewards: turn.rewards,
             provenance: turn.provenance,
             exchange: None,
+            routing: None,
         }
     }
 }

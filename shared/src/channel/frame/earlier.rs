@@ -1,5 +1,5 @@
-//! Groups in the layouts of frame versions 10 to 12, which files of older builds hold. Exchanges of version 12 do not
-//! count what an agent asked otherwise. Completions of version 11 have no exchange with an environment, and groups of
+//! Groups in the layouts of frame versions 10 to 12, which files of older builds hold. Completions of version 12 have
+//! no choices of experts, and their exchanges do not count what an agent asked otherwise. Completions of version 11 have no exchange with an environment, and groups of
 //! version 10 have no notes either.
 
 use serde::Deserialize;
@@ -124,6 +124,7 @@ impl<E: Into<Option<Box<group::Exchange>>>> From<Completion<E>> for group::Compl
             rewards: before.rewards,
             provenance: before.provenance,
             exchange: before.exchange.into(),
+            routing: None,
         }
     }
 }

@@ -16,8 +16,8 @@ use self::{data::data, learning::learning, run::run};
 use super::{
     AdvantageEstimator, AdvantageLevel, Device, EnvironmentFactory, ImportanceSamplingLevel, ImportanceSamplingMode,
     JsonTable, Kernels, KlController, KlEstimator, KvDtype, LoneAdvantage, LossAggregation, LossType, LrSchedulerType,
-    MultiObjectiveAggregation, Paths, Precision, RewardFailure, RewardsOn, RolloutDtype, ScaleRewards, StepDeviation,
-    StoreFormat, Stragglers, VersionStorage, WeightSwap, option::options,
+    MultiObjectiveAggregation, Paths, Precision, RewardFailure, RewardsOn, RolloutDtype, RouterReplay, ScaleRewards,
+    StepDeviation, StoreFormat, Stragglers, VersionStorage, WeightSwap, option::options,
 };
 
 /// Seconds of a year: a clock can add that many to its time, and no timeout needs more.

@@ -46,6 +46,10 @@ macro_rules! run {
         /// What computes the sampler's model on the CPU: `packed` is faster. The completions of the two differ by
         /// rounding.
         rollout_kernels: Kernels = Kernels::Packed;
+        /// For models with experts: the sampler's choices of experts travel with its completions. The learner compares
+        /// them with its own (`router_agreement`), or computes with them (R3), which keeps the two alike where rounding
+        /// or newer weights would choose otherwise. Takes memory and two bytes for each choice of each token.
+        router_replay: RouterReplay = RouterReplay::Disabled, source("verl `router_replay.mode`");
         /// Where the learner computes. TensorRT does not train.
         learner_device: Device = Device::Cpu;
         /// Threads of the sampler. More than there are cores free are slower than fewer; `tandem tune` measures it.

@@ -22,7 +22,7 @@ mod warnings;
 
 use std::{fmt::Display, path::Path};
 
-use super::{ConfigError, Device, Kernels, KvDtype, RolloutDtype, TrainConfig};
+use super::{ConfigError, Device, Kernels, KvDtype, RolloutDtype, RouterReplay, TrainConfig};
 
 /// Trackers that `report_to` can name.
 const TRACKERS: [&str; 2] = ["wandb", "trackio"];
@@ -62,6 +62,7 @@ impl TrainConfig {
             Self::check_reference,
             Self::check_adapter,
             Self::check_mismatch,
+            Self::check_routing,
             Self::check_trackers,
             Self::check_best,
             Self::check_schedule,
@@ -74,6 +75,22 @@ impl TrainConfig {
     fn is_set(&self, key: &str) -> bool {
         let value = |config: &Self| serde_json::to_value(config).map(|mut all| all[key].take()).ok();
         value(self) != value(&Self::default())
+    }
+
+    fn check_routing(&self) -> Result<(), ConfigError> {
+        if self.router_replay == RouterReplay::Disabled {
+            return Ok(());
+        }
+        ensure!(
+            self.rollout_kernels == Kernels::Packed && self.rollout_device == Device::Cpu,
+            "`router_replay` needs `rollout_kernels` packed on the CPU: nothing else tells which experts it chose"
+        );
+        ensure!(
+            !self.has_tools() && self.agent.is_none() && self.listen.is_none(),
+            "`router_replay` cannot be combined with `tools`, `environment_factory`, `agent` or `listen`: choices \
+             travel with completions of one turn that the sampler beside the learner makes"
+        );
+        Ok(())
     }
 
     fn check_prompts(&self) -> Result<(), ConfigError> {

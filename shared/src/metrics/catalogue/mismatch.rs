@@ -31,6 +31,13 @@ section! {
         unit: Nats, source: "TRL", chart: DIFFERENCE "max"
     }
 
+    /// Share of the sampler's choices of experts that the learner makes too, over the tokens of its passes with
+    /// gradients. With `router_replay` R3 it computes with the sampler's, and counts what it would have chosen.
+    ///
+    /// 1 with fp32 on both sides and one update for each batch; some thousandths less with rounded weights. Much less:
+    /// near-equal experts are chosen by rounding; replay the choices.
+    metric ROUTER_AGREEMENT = "router_agreement" { unit: Share, source: "Tandem", when: "`router_replay`" }
+
     /// Smallest importance weight, of a token or (`importance_sampling_mode` sequence_…) of a completion.
     ///
     /// Near 1. At 0 something is masked.

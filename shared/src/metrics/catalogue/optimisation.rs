@@ -24,6 +24,24 @@ section! {
     /// that `reward` does not recover from: the learning rate is too high.
     metric GRAD_NORM = "grad_norm" { unit: Number, source: "TRL", chart: GRADIENT "grad_norm" }
 
+    /// How unevenly the tokens of the passes with gradients choose experts: E Σ f P over the E experts of a layer, with
+    /// the share f of choices that an expert has and its mean probability P. Mean over layers. A metric alone: no loss
+    /// has it as a term.
+    ///
+    /// Near 1, which it is where all experts have equal shares. Rising towards E: the router sends all tokens to a few
+    /// experts.
+    metric LOAD_BALANCING_LOSS = "load_balancing_loss" {
+        unit: Number, source: "Megatron-LM `load_balancing_loss`", when: "a model with experts"
+    }
+
+    /// By how much the busiest expert of a layer has more tokens than the mean of all, as a share of the mean. Mean
+    /// over layers.
+    ///
+    /// Within some tenths of its value at the start. 0: all are alike. Doubled over a run: some experts learn no more.
+    metric MAX_VIO = "max_vio" {
+        unit: Number, source: "Wang et al. 2024, arXiv:2408.15664 (MaxVio)", when: "a model with experts"
+    }
+
     /// Learning rate of the last update, after warm-up and schedule.
     ///
     /// As configured.

@@ -45,7 +45,16 @@ fn every_metric_says_what_it_is_and_what_is_normal() {
     for metric in all() {
         assert!(metric.text.trim().split("\n\n").count() == 2, "{}: {:?}", metric.key, metric.text);
         assert!(metric.text.trim().ends_with('.'), "{}", metric.key);
-        let known = ["TRL", "verl", "prime-rl", "Hugging Face", "lm-evaluation-harness", "Tandem"];
+        let known = [
+            "TRL",
+            "verl",
+            "prime-rl",
+            "Hugging Face",
+            "lm-evaluation-harness",
+            "Megatron-LM",
+            "Wang et al.",
+            "Tandem",
+        ];
         assert!(known.iter().any(|source| metric.source.starts_with(source)), "{}: {}", metric.key, metric.source);
     }
 }

@@ -1,4 +1,5 @@
-//! OLMo 2, Ministral 3, Phi-3 and Granite 4: published configurations, positions, and everything that is refused.
+//! OLMo 2, Ministral 3, Phi-3, Granite 4 and Qwen3 MoE: published configurations, positions, and everything that is
+//! refused.
 
 use serde_json::{Value, json};
 
@@ -200,4 +201,77 @@ fn what_is_not_supported_of_the_newer_families_is_refused_with_key_and_value() {
     ] {
         refused(&config, &changes, &words);
     }
+}
+
+/// Qwen3-30B-A3B.
+fn qwen3_moe() -> Value {
+    json!({"architectures": ["Qwen3MoeForCausalLM"], "attention_bias": false, "decoder_sparse_step": 1, "head_dim": 128,
+        "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 6144, "max_position_embeddings": 40960,
+        "max_window_layers": 48, "mlp_only_layers": [], "model_type": "qwen3_moe", "moe_intermediate_size": 768,
+        "norm_topk_prob": true, "num_attention_heads": 32, "num_experts": 128, "num_experts_per_tok": 8,
+        "num_hidden_layers": 48, "num_key_value_heads": 4, "output_router_logits": false, "rms_norm_eps": 1e-6,
+        "rope_scaling": null, "rope_theta": 1000000.0, "router_aux_loss_coef": 0.001, "sliding_window": null,
+        "tie_word_embeddings": false, "use_sliding_window": false, "vocab_size": 151936})
+}
+
+#[test]
+fn experts_stand_in_the_place_of_the_mlp_in_the_layers_that_have_them() {
+    let config = read(&qwen3_moe());
+    assert!(
+        config.head_norms() && !config.qkv_bias && config.attention_layers().all(|(_, kind)| kind.window.is_none())
+    );
+    let experts = config.experts.clone().unwrap();
+    assert_eq!((experts.count, experts.per_token, experts.width, experts.normalised), (128, 8, 768, true));
+    assert_eq!(config.inner_width(), 8 * 768);
+    // The published number of parameters.
+    assert_eq!(config.parameter_count(), 30_532_122_624);
+    assert_eq!(config.parameter_count() - config.idle_parameters(), 3_353_032_704);
+    let names: Vec<String> = config.parameters().into_iter().map(|(name, _)| name).collect();
+    for name in ["mlp.gate.weight", "mlp.experts.127.gate_proj.weight", "mlp.experts.0.down_proj.weight"] {
+        assert!(names.contains(&format!("model.layers.47.{name}")), "{name}");
+    }
+    assert!(!names.iter().any(|name| name.ends_with(".mlp.up_proj.weight")));
+
+    let mixed = with(
+        qwen3_moe(),
+        &json!({"decoder_sparse_step": 2, "mlp_only_layers": [3], "num_experts": null,
+        "num_local_experts": 16}),
+    );
+    let mixed = mixed.unwrap();
+    let sparse: Vec<usize> = (0..8).filter(|&layer| mixed.experts_of(layer).is_some()).collect();
+    assert_eq!((sparse, mixed.experts.as_ref().unwrap().count), (vec![1, 5, 7], 16));
+    assert_eq!(mixed.inner_width(), 6144);
+    let shapes: std::collections::HashMap<_, _> = mixed.parameters().into_iter().collect();
+    assert_eq!(shapes["model.layers.0.mlp.up_proj.weight"], [6144, 2048]);
+    assert_eq!(shapes["model.layers.1.mlp.gate.weight"], [16, 2048]);
+    assert_eq!(shapes["model.layers.1.mlp.experts.15.down_proj.weight"], [2048, 768]);
+    let all: Vec<usize> = (0..48).collect();
+    assert_eq!(with(qwen3_moe(), &json!({"mlp_only_layers": all})).unwrap().experts, None);
+}
+
+#[test]
+fn wrong_numbers_of_experts_are_refused_by_key() {
+    for (changes, words) in [
+        (json!({"num_experts": 0}), ["`num_experts`", "positive"]),
+        (json!({"num_experts": 5000}), ["`num_experts`", "at most 1024"]),
+        (json!({"num_local_experts": 64}), ["`num_experts` is 128", "`num_local_experts` is 64"]),
+        (json!({"num_experts_per_tok": 129}), ["`num_experts_per_tok` (129)", "128 experts"]),
+        (json!({"moe_intermediate_size": "wide"}), ["`moe_intermediate_size`", "positive whole number"]),
+        (json!({"norm_topk_prob": 1}), ["`norm_topk_prob`", "true or false"]),
+        (json!({"decoder_sparse_step": 0}), ["`decoder_sparse_step`", "positive"]),
+        (json!({"mlp_only_layers": [48]}), ["`mlp_only_layers`", "48 layers"]),
+        (json!({"mlp_only_layers": 3}), ["`mlp_only_layers`", "48 layers"]),
+        (json!({"use_sliding_window": true}), ["`use_sliding_window`", "without windows"]),
+        (json!({"moe_intermediate_size": 1 << 30}), ["`hidden_size`", "parameters"]),
+    ] {
+        refused(&qwen3_moe(), &changes, &words);
+    }
+}
+
+#[test]
+fn configurations_of_dense_models_are_written_as_before() {
+    let text = serde_json::to_string(&read(&olmo2())).unwrap();
+    assert!(!text.contains("experts"), "{text}");
+    let whole: ModelConfig = serde_json::from_str(&serde_json::to_string(&read(&qwen3_moe())).unwrap()).unwrap();
+    assert_eq!(whole, read(&qwen3_moe()));
 }

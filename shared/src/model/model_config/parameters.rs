@@ -1,6 +1,6 @@
 //! Names and shapes of a model's parameters.
 
-use super::{DeltaRule, Head, LayerKind, ModelConfig, ShortConv};
+use super::{DeltaRule, Experts, Head, LayerKind, ModelConfig, ShortConv};
 
 /// Decay of the delta rule, the logarithm of a factor for each value head.
 const DECAY: &str = "linear_attn.A_log";
@@ -29,10 +29,24 @@ impl ModelConfig {
             if let Some(norm) = self.mlp_norm() {
                 add(&format!("{norm}.weight"), vec![hidden]);
             }
-            for (name, width) in mlp.inputs().zip(&of_gate_up) {
-                projection(&mut add, &name, [*width, hidden], self.mlp_bias);
+            match self.experts_of(layer) {
+                None => {
+                    for (name, width) in mlp.inputs().zip(&of_gate_up) {
+                        projection(&mut add, &name, [*width, hidden], self.mlp_bias);
+                    }
+                    projection(&mut add, &mlp.output(), [hidden, inner], self.mlp_bias);
+                }
+                Some(experts) => {
+                    projection(&mut add, Experts::ROUTER, [experts.count, hidden], false);
+                    for expert in 0..experts.count {
+                        let block = Experts::block(expert);
+                        for name in mlp.members {
+                            projection(&mut add, &format!("{block}.{name}"), [experts.width, hidden], false);
+                        }
+                        projection(&mut add, &format!("{block}.{}", mlp.last), [hidden, experts.width], false);
+                    }
+                }
             }
-            projection(&mut add, &mlp.output(), [hidden, inner], self.mlp_bias);
             if self.output_norms() {
                 add(&format!("{after_mlp}.weight"), vec![hidden]);
             }

@@ -109,8 +109,8 @@ impl ModelConfig {
     /// Whether every head of queries and keys has an RMS norm.
     #[must_use]
     pub fn head_norms(&self) -> bool {
-        use Architecture::{Gemma3, Lfm2, Lfm3, Qwen3, Qwen3_5};
-        matches!(self.architecture, Qwen3 | Gemma3 | Lfm2 | Lfm3 | Qwen3_5)
+        use Architecture::{Gemma3, Lfm2, Lfm3, Qwen3, Qwen3_5, Qwen3Moe};
+        matches!(self.architecture, Qwen3 | Qwen3Moe | Gemma3 | Lfm2 | Lfm3 | Qwen3_5)
     }
 
     /// Whether queries and keys have an RMS norm each over the whole of their width.

@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value};
 
+mod experts;
 mod layers;
 mod rope;
 mod states;
@@ -9,18 +10,20 @@ mod states;
 use self::rope::Ropes;
 use super::{Architecture, ConfigJsonError, Head, LayerKind, ModelConfig};
 
-const SUPPORTED: &str = "supported: llama, qwen2, qwen3, smollm3, gemma3_text, olmo2, ministral3, phi3, \
+const SUPPORTED: &str = "supported: llama, qwen2, qwen3, qwen3_moe, smollm3, gemma3_text, olmo2, ministral3, phi3, \
     granitemoehybrid, lfm2, qwen3_5";
 const WHOLE_HEAD: &str = "rotary positions must cover the whole head";
 
 /// Keys of related models that mean another computation.
-const REFUSED: [(&str, &str); 4] = [
-    ("num_experts", DENSE),
+const REFUSED: [(&str, &str); 3] = [
     ("quantization_config", QUANTISED),
     ("attn_logit_softcapping", "the models here do without"),
     ("final_logit_softcapping", "the models here do without"),
 ];
-const DENSE: &str = "mixtures of experts are not supported; take a dense model of the family";
+const DENSE: &str = "mixtures of experts are not supported in this family, but in qwen3_moe; take a dense model of the \
+    family";
+/// Keys that count experts.
+const EXPERTS: [&str; 2] = ["num_experts", "num_local_experts"];
 const QUANTISED: &str = "quantised weights are not trained here; take the repository of the whole weights, which such \
     a model is made from, or load it in transformers, `model.dequantize()`, save it and remove the key";
 
@@ -175,6 +178,7 @@ impl Reader<'_> {
             Some("ministral3") => Ok(Architecture::Ministral3),
             Some("phi3") => Ok(Architecture::Phi3),
             Some("granitemoehybrid") => Ok(Architecture::GraniteMoeHybrid),
+            Some("qwen3_moe") => Ok(Architecture::Qwen3Moe),
             Some("lfm2") => Ok(Architecture::Lfm2),
             Some("lfm3") => Ok(Architecture::Lfm3),
             Some("qwen3_5_text") => Ok(Architecture::Qwen3_5),
@@ -233,12 +237,16 @@ impl Reader<'_> {
         }
     }
 
-    /// transformers' defaults: SmolLM3Config, Gemma3TextConfig, Qwen3_5TextConfig, Ministral3Config, Lfm2Config and
+    /// transformers' defaults: SmolLM3Config, Gemma3TextConfig, Qwen3_5TextConfig, Qwen3MoeConfig, Ministral3Config, Lfm2Config and
     /// Lfm3Config have a number where the key is missing; null means the query heads.
     fn default_key_value_heads(&self, architecture: Architecture, num_attention_heads: usize) -> usize {
         match architecture {
             _ if self.fields.contains_key("num_key_value_heads") => num_attention_heads,
-            Architecture::SmolLm3 | Architecture::Gemma3 | Architecture::Qwen3_5 | Architecture::Lfm3 => 4,
+            Architecture::SmolLm3
+            | Architecture::Gemma3
+            | Architecture::Qwen3_5
+            | Architecture::Lfm3
+            | Architecture::Qwen3Moe => 4,
             Architecture::Ministral3 | Architecture::Lfm2 => 8,
             _ => num_attention_heads,
         }
@@ -332,6 +340,7 @@ impl Reader<'_> {
                 Architecture::Lfm2 => self.lfm2_inner_width()?,
                 _ => self.required_size("intermediate_size")?,
             },
+            experts: self.experts(architecture, num_hidden_layers)?,
             num_hidden_layers,
             layers: self.layers(architecture, num_hidden_layers)?,
             num_attention_heads,
@@ -366,6 +375,7 @@ impl Reader<'_> {
             [config.hidden_size, config.intermediate_size, num_attention_heads, head_dim, config.vocab_size]
                 .map(|size| size as u128);
         let labels = if let Head::Score { labels } = config.head { labels as u128 } else { 0 };
+        let of_experts = config.experts.as_ref().map_or(0, |experts| experts.count as u128 * experts.width as u128);
         let mixer = |kind: &LayerKind| match *kind {
             LayerKind::Attention(_) => 4 * heads * width,
             LayerKind::ShortConv(conv) => 4 * hidden + conv.kernel as u128,
@@ -376,7 +386,7 @@ impl Reader<'_> {
             }
         };
         let mixer = config.layers.iter().map(mixer).max().unwrap_or(0);
-        let layer = hidden.saturating_mul(mixer.saturating_add(3 * inner));
+        let layer = hidden.saturating_mul(mixer.saturating_add(3 * inner.max(of_experts)));
         let parameters =
             layer.saturating_mul(num_hidden_layers as u128).saturating_add(hidden * (2 * vocabulary + labels));
         if parameters > MOST_PARAMETERS {
@@ -400,7 +410,10 @@ impl Reader<'_> {
         }
         self.expect("rope_interleaved", off, "rotary positions pair the two halves of a head")?;
         self.expect("use_mrope", off, "rotary positions of text only")?;
-        self.expect("num_local_experts", |v| v.as_u64() == Some(0), DENSE)?;
+        let dense = |v: &Value| v.as_u64() == Some(0);
+        if architecture != Architecture::Qwen3Moe {
+            EXPERTS.iter().try_for_each(|key| self.expect(key, dense, DENSE))?;
+        }
         if architecture == Architecture::GraniteMoeHybrid && self.get("num_local_experts").is_none() {
             return Err(self.bad("num_local_experts", format!("is missing, which means 8; 0 is needed ({DENSE})")));
         }

@@ -215,7 +215,9 @@ fn kept(model: &ModelConfig, layer: usize) -> u64 {
             (rule.channels() + 2 * rule.values() + 2 * rule.value_heads) as u64 + states.div_ceil(RULE_CHUNK) as u64
         }
     };
-    mixer + 2 * (model.hidden_size + model.intermediate_size) as u64
+    // The choice of experts and their weights: probabilities of all of them, and three numbers for each chosen one.
+    let routing = model.experts.as_ref().map_or(0, |experts| experts.count + 6 * experts.per_token);
+    mixer + (2 * (model.hidden_size + model.inner_width()) + routing) as u64
 }
 
 /// Tokens between two states that a rule keeps.
@@ -235,7 +237,7 @@ fn at_work(model: &ModelConfig) -> u64 {
         LayerKind::DeltaRule(rule) => of_rule(rule),
     };
     let mixer = model.layers.iter().map(of_mixer).max().unwrap_or(0);
-    (wide * model.hidden_size + mixer.max(5 * model.intermediate_size)) as u64
+    (wide * model.hidden_size + mixer.max(5 * model.inner_width())) as u64
 }
 
 /// Widths of all queries and of all keys of a token.

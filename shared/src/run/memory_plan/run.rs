@@ -4,7 +4,7 @@ use std::{collections::HashSet, fmt, io};
 
 use super::{LearnerPlan, LearnerSizes, SamplerPlan, SamplerSizes, VersionRoom, Workload};
 use crate::{
-    BaseFormat, ModelConfig,
+    BaseFormat, Experts, ModelConfig,
     config::{TrainConfig, torchrun::Torchrun},
     system::{
         compute::{Device, KvDtype, RolloutDtype},
@@ -350,7 +350,8 @@ fn adapted(config: &TrainConfig, model: &ModelConfig) -> impl Iterator<Item = (S
     };
     let shape = move |(name, shape): (String, Vec<usize>)| {
         let shape = <[usize; 2]>::try_from(shape).ok()?;
-        (name.contains("layers") && is_target(&name)).then_some((name, shape))
+        // Experts and their routers have no adapters.
+        (name.contains("layers") && is_target(&name) && !Experts::own(&name)).then_some((name, shape))
     };
     model.parameters().into_iter().filter_map(shape)
 }

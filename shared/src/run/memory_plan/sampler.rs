@@ -3,7 +3,7 @@
 use super::kept_numbers;
 use crate::{
     ModelConfig, StateParts,
-    config::TrainConfig,
+    config::{RouterReplay, TrainConfig},
     system::compute::{Device, Dtype, Kernels, KvDtype, RolloutDtype},
 };
 
@@ -39,6 +39,8 @@ pub struct SamplerSizes {
     pub prefill_batch: usize,
     /// Kept states whose keys and values are held for sequences that continue them (packed kernels).
     pub kept_states: usize,
+    /// Whether choices of experts are kept beside keys and values (packed kernels).
+    pub keep_routing: bool,
     /// Rows of logits that are held for each row that is sampled from.
     pub logits_copies: usize,
     /// Whether new weights can be swapped in.
@@ -84,6 +86,7 @@ impl SamplerSizes {
             max_num_batched_tokens: config.max_num_batched_tokens,
             prefill_batch: config.rollout_prefill_batch,
             kept_states: config.kept_states(max_num_seqs),
+            keep_routing: config.router_replay != RouterReplay::Disabled,
             logits_copies: Self::logits_copies(config.rollout_candidates, config.rollout_cuda_graphs),
             hot_swap: true,
             kept: kept_numbers(config, model),
@@ -150,7 +153,7 @@ impl SamplerSizes {
             packed_weights: rounded(packed),
             mapped_weights: mapped,
             swap: if self.hot_swap { second } else { 0 },
-            kv_cache: self.slot_bytes(model).saturating_mul(slots),
+            kv_cache: self.slot_bytes(model).saturating_add(self.routing_bytes(model)).saturating_mul(slots),
             states: self.state_bytes(model).saturating_mul(slots),
             logits: row.saturating_mul(self.rows.saturating_add(prompts) as u64),
             activations: activations(model).saturating_mul(tokens).saturating_mul(size),
@@ -188,6 +191,16 @@ impl SamplerSizes {
     }
 }
 
+impl SamplerSizes {
+    /// Choices of experts of one slot at full length.
+    fn routing_bytes(&self, model: &ModelConfig) -> u64 {
+        let Some(experts) = model.experts.as_ref().filter(|_| self.keep_routing) else { return 0 };
+        let layers = model.num_hidden_layers - experts.dense_layers.len();
+        let positions = (self.max_model_len.div_ceil(PAGE) + PARTIAL_PAGES) * PAGE;
+        (layers * experts.per_token * positions * size_of::<u16>()) as u64
+    }
+}
+
 impl SamplerPlan {
     /// All of it.
     #[must_use]
@@ -211,10 +224,12 @@ impl SamplerPlan {
 }
 
 /// Scalars per token that are alive at once in the widest part of a layer: residual, norm, gate, up, their product, q,
-/// k, v, or whatever a layer with a state has in the place of these.
+/// k, v, or whatever a layer with a state has in the place of these. Experts have a row of their own for each token that
+/// they compute, and a result before it is added.
 fn activations(model: &ModelConfig) -> u64 {
     let heads = model.num_attention_heads + 2 * model.num_key_value_heads;
     let attention = 2 * heads * model.head_dim;
     let mixers = (0..model.num_hidden_layers).map(|layer| 2 * model.mixer_widths(layer).iter().sum::<usize>());
-    (3 * model.hidden_size + 3 * model.intermediate_size + mixers.fold(attention, usize::max)) as u64
+    let results = model.experts.as_ref().map_or(0, |experts| experts.per_token * model.hidden_size + experts.count);
+    (3 * model.hidden_size + 3 * model.inner_width() + results + mixers.fold(attention, usize::max)) as u64
 }

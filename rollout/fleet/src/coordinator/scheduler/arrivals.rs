@@ -70,6 +70,7 @@ impl Scheduler {
             logprobs: made.logprobs.clone(),
             top_logprobs: Vec::new(),
             versions: made.versions.clone(),
+            routing: None,
             finish_reason: made.finish_reason,
             queue_seconds: 0.0,
             ttft_seconds: 0.0,

@@ -54,6 +54,7 @@ impl Bench {
             logprobs: vec![TokenLogprob::default(); token_ids.len()],
             top_logprobs: Vec::new(),
             versions: vec![(0, PolicyVersion(0))],
+            routing: None,
             finish_reason: FinishReason::Stop,
             queue_seconds: 0.0,
             ttft_seconds: 0.0,

@@ -117,6 +117,7 @@ fn a_wrong_scale_of_int8_is_refused() {
     };
     canaries.write(&source.dir).unwrap();
     let options = PackedOptions {
+        keeps_choices: false,
         session: SessionOptions::of(&engine),
         pages: page_shape(model.config(), 1, PAGE, engine.kv_format()),
         states: 1,

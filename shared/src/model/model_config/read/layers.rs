@@ -58,6 +58,11 @@ impl Reader<'_> {
             self.expect("use_sliding_window", |v| v == &Value::Bool(false), hint)?;
             self.expect("sliding_window", |_| false, hint)?;
         }
+        if architecture == Architecture::Qwen3Moe {
+            let hint = "layers of this family are read without windows";
+            self.expect("use_sliding_window", |v| v == &Value::Bool(false), hint)?;
+            return Ok(None);
+        }
         if [Phi3, Ministral3].contains(&architecture) {
             // A window as long as the longest sequence hides nothing.
             let longest = self.required_size("max_position_embeddings")?;
