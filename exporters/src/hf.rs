@@ -206,8 +206,8 @@ pub fn merge(model: &ModelDir, out: &Path) -> Result<(), ExportError> {
     })
 }
 
-/// The name that a parameter has in files of a model that is made anew. Within a model of images and text, it is not the
-/// text model's own.
+/// The name that a parameter has in files of a model that is made anew. Within a model of images and text, it is not
+/// the text model's own.
 #[must_use]
 pub fn stored_name(config: &ModelConfig, own: &str) -> String {
     if config.wrapped { whole_name(own) } else { own.to_owned() }
