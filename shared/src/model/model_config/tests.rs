@@ -301,7 +301,7 @@ fn whatever_changes_the_mathematics_is_refused_with_key_and_value() {
     };
     let cases = [
         (json!({"model_type": "mixtral"}), "model_type", "\"mixtral\""),
-        (json!({"model_type": "qwen2_moe"}), "model_type", "\"qwen3_moe\""),
+        (json!({"model_type": "qwen2_moe"}), "model_type", "\"qwen2_moe\""),
         (json!({"hidden_act": "gelu"}), "hidden_act", "\"gelu\""),
         (json!({"sliding_window": 4096}), "sliding_window", "4096"),
         (json!({"use_sliding_window": true}), "use_sliding_window", "true"),
