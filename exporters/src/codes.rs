@@ -1,7 +1,7 @@
 //! Quantised matrices: the codes of a base that is not trained, and the numbers that they stand for.
 //!
-//! The learner holds the codes and widens them by layer; the export of the base has the numbers, so the sampler computes
-//! with the same ones to the last bit.
+//! The learner holds the codes and widens them by layer; the export of the base has the numbers, so the sampler
+//! computes with the same ones to the last bit.
 
 use rayon::prelude::*;
 use shared::{BaseFormat, model::base_format::BLOCK};
@@ -142,7 +142,8 @@ mod tests {
         assert_eq!((codes.scales(), codes.values()), (&[3.0][..], NF4.map(|value| value * 3.0).to_vec()));
     }
 
-    /// Figures of bitsandbytes 0.50.2: `quantize_4bit(w, blocksize=64, quant_type="nf4")` and `int8_vectorwise_quant(w)`.
+    /// Figures of bitsandbytes 0.50.2: `quantize_4bit(w, blocksize=64, quant_type="nf4")` and
+    /// `int8_vectorwise_quant(w)`.
     #[test]
     fn codes_are_those_of_bitsandbytes() {
         let value = |i: usize, j: usize| ((i * 37 + j * 101) % 211) as f32 - 105.0;

@@ -56,9 +56,6 @@ const MODELS: [(&str, Option<&[&str]>); 2] = [
     ("models-2026", Some(&["granite4", "lfm2", "lfm3", "ministral3", "olmo2", "phi3", "qwen3_5", "qwen3_moe"])),
 ];
 
-/// Families that the learner trains, and the sampler does not run yet.
-const TRAINED: [&str; 0] = [];
-
 /// Names of the tiny models among the golden figures, one of each family that is built.
 ///
 /// # Panics
@@ -102,26 +99,13 @@ pub fn golden_model_dir(name: &str) -> PathBuf {
 /// When the first file is missing or one of them is no such file.
 #[must_use]
 pub fn golden_numerics() -> Vec<serde_json::Value> {
-    golden_numerics_of(&[])
-}
-
-/// As [`golden_numerics`], with the families that the learner alone knows.
-///
-/// # Panics
-/// As [`golden_numerics`].
-#[must_use]
-pub fn golden_numerics_of_learner() -> Vec<serde_json::Value> {
-    golden_numerics_of(&TRAINED)
-}
-
-fn golden_numerics_of(more: &[&str]) -> Vec<serde_json::Value> {
     const NEWER: &str = "model_numerics_2026.json";
     let cases = |file: &str| {
         let golden = golden(file);
         assert_eq!(golden["kind"], "model_numerics", "{file}");
         golden["cases"].as_array().expect("a list of cases").clone()
     };
-    let built: Vec<String> = golden_models().into_iter().chain(more.iter().map(|&name| name.to_owned())).collect();
+    let built = golden_models();
     let is_built = |case: &serde_json::Value| {
         let dir = Path::new(case["params"]["model_dir"].as_str().expect("a folder"));
         built.iter().any(|name| dir.ends_with(name))

@@ -213,10 +213,10 @@ mod tests {
 
     #[test]
     fn a_convolution_is_a_matrix_in_fp32() {
-        let lfm2 = ModelConfig::of_any_family(
+        let lfm2 = ModelConfig::from_json(
             r#"{"model_type": "lfm2", "hidden_size": 32, "intermediate_size": 96, "num_hidden_layers": 2,
-            "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 64, "max_position_embeddings": 64, "conv_L_cache": 3,
-            "layer_types": ["conv", "full_attention"]}"#,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 64, "max_position_embeddings": 64,
+            "conv_L_cache": 3, "layer_types": ["conv", "full_attention"]}"#,
         )
         .unwrap();
         let of = |name: &str| of(&lfm2, GgufType::Q8_0).into_iter().find(|tensor| tensor.name == name).unwrap();

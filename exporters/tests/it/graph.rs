@@ -315,7 +315,7 @@ fn lfm3() -> Value {
 /// As [`exported`], of a family with states.
 fn with_states(changes: &Value, options: &ExportOptions) -> GraphProto {
     let dir = tempfile::tempdir().unwrap();
-    let config = ModelConfig::of_any_family(&TestModel::config_json(changes)).unwrap();
+    let config = ModelConfig::from_json(&TestModel::config_json(changes)).unwrap();
     let out = dir.path().join("onnx");
     let shapes: BTreeMap<_, _> = config.parameters().into_iter().collect();
     export_values(&config, &out, options, &mut |name| Ok(values(name, &shapes[name]).into())).unwrap();

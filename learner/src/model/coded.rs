@@ -1,5 +1,5 @@
-//! Matrices of a base that is not trained, held in few bits and widened when they are used (QLoRA, Dettmers et al. 2023,
-//! arXiv:2305.14314).
+//! Matrices of a base that is not trained, held in few bits and widened when they are used (QLoRA, Dettmers et al.
+//! 2023, arXiv:2305.14314).
 
 use exporters::{Codes, NF4};
 use shared::{BaseFormat, model::base_format::BLOCK};
@@ -59,7 +59,8 @@ impl Coded {
         Self { codes: self.codes.shallow_clone(), scales: self.scales.shallow_clone(), ..*self }
     }
 
-    /// The numbers that the codes stand for, `[out, in]`: those of [`Codes::values`], rounded to the type of the passes.
+    /// The numbers that the codes stand for, `[out, in]`: those of [`Codes::values`], rounded to the type of the
+    /// passes.
     pub(super) fn widened(&self) -> Tensor {
         let wide = match self.format {
             BaseFormat::Int8 => self.codes.to_kind(Kind::Float).g_mul_(&self.scales),

@@ -236,7 +236,8 @@ impl Parameters {
         Self { coded: self.coded.shared(), ..Self::over(Arc::clone(&self.layout), self.flat.shallow_clone()) }
     }
 
-    /// The leaf of that name (Hugging Face's, with `qkv_proj`, `gate_up_proj` and `in_proj` for the stacked projections).
+    /// The leaf of that name (Hugging Face's, with `qkv_proj`, `gate_up_proj` and `in_proj` for the stacked
+    /// projections).
     ///
     /// # Panics
     /// When the architecture has no such leaf: a mistake in the model's code.

@@ -67,8 +67,8 @@ impl Failures {
             ),
             Who::Environments => format!(
                 "the environments of all {asked} conversations of step {step} failed, the last: {reason}; what they \
-                 printed is in {log}; correct `environment_factory` or `tools`, or the columns of the dataset that they \
-                 read, or set `reward_failure_stops` to false to train without these conversations"
+                 printed is in {log}; correct `environment_factory` or `tools`, or the columns of the dataset that \
+                 they read, or set `reward_failure_stops` to false to train without these conversations"
             ),
         })
     }

@@ -57,13 +57,13 @@ fn row(ids: &[u32]) -> Packed {
 
 fn open(case: &Value, kind: Kind) -> (ModelDir, Decoder) {
     let path = harness::golden_dir().join(case["params"]["model_dir"].as_str().unwrap());
-    let model = ModelDir::open_any_family(path).unwrap();
+    let model = ModelDir::open(path).unwrap();
     let decoder = load(&model, LoadOptions { kind, ..LoadOptions::default() }).unwrap();
     (model, decoder)
 }
 
 fn cases() -> Vec<Value> {
-    harness::golden_numerics_of_learner()
+    harness::golden_numerics()
 }
 
 #[test]

@@ -87,8 +87,8 @@ fn an_adapter_is_the_merged_model_and_so_are_its_gradients() {
     }
 }
 
-/// Passes widen the codes to the very numbers that the export of the base has for the sampler, and so do the gradients of
-/// the adapter, with layers kept or computed again.
+/// Passes widen the codes to the very numbers that the export of the base has for the sampler, and so do the gradients
+/// of the adapter, with layers kept or computed again.
 #[test]
 fn a_quantised_base_is_the_model_of_its_export() {
     tch::set_num_threads(1);

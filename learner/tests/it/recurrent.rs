@@ -16,7 +16,7 @@ type Rows = Vec<(Vec<u32>, Vec<u32>)>;
 fn model(family: &str) -> Option<ModelDir> {
     let path = harness::golden_dir().join("models-2026").join(family);
     // Golden figures from elsewhere may lack the newer families.
-    path.is_dir().then(|| ModelDir::open_any_family(path).unwrap())
+    path.is_dir().then(|| ModelDir::open(path).unwrap())
 }
 
 fn decoder(family: &str, options: LoadOptions) -> Option<Decoder> {

@@ -29,8 +29,8 @@ impl BaseFormat {
         }
     }
 
-    /// Rows and columns of a parameter that is quantised: the matrices of layers. Embedding, head, norms and biases keep
-    /// their digits, as in PEFT with bitsandbytes, and so do routers, which choose experts.
+    /// Rows and columns of a parameter that is quantised: the matrices of layers. Embedding, head, norms and biases
+    /// keep their digits, as in PEFT with bitsandbytes, and so do routers, which choose experts.
     #[must_use]
     pub fn matrix(name: &str, shape: &[usize]) -> Option<[usize; 2]> {
         match *shape {

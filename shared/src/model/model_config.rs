@@ -185,16 +185,6 @@ impl ModelConfig {
     /// # Errors
     /// See [`ConfigJsonError`].
     pub fn from_json(text: &str) -> Result<Self, ConfigJsonError> {
-        let config = read::config(text)?;
-        read::refuse_unfinished(&config)?;
-        Ok(config)
-    }
-
-    /// As [`Self::from_json`], with the families that no run takes yet.
-    ///
-    /// # Errors
-    /// See [`ConfigJsonError`].
-    pub fn of_any_family(text: &str) -> Result<Self, ConfigJsonError> {
         read::config(text)
     }
 

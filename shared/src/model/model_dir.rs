@@ -78,9 +78,6 @@ pub struct ModelDir {
     templates: Option<ChatTemplates>,
 }
 
-/// How the text of a `config.json` is read.
-type ReadConfig = fn(&str) -> Result<ModelConfig, ConfigJsonError>;
-
 impl ModelDir {
     /// Opens a directory: reads `config.json` and `generation_config.json`; it does not touch weights and tokenizer.
     /// With an `adapter_config.json`, it is an adapter, and the base that it names is opened: a folder with an absolute
@@ -93,16 +90,8 @@ impl ModelDir {
         if path.join(ADAPTER_CONFIG_FILE).is_file() {
             Self::open_adapter(&path, &base_of(&path)?)
         } else {
-            Ok(Self::open_whole(path, ModelConfig::from_json)?.with_end_of_tokenizer())
+            Ok(Self::open_whole(path)?.with_end_of_tokenizer())
         }
-    }
-
-    /// Opens a whole model of a family that no run may take yet ([`ModelConfig::of_any_family`]).
-    ///
-    /// # Errors
-    /// As [`ModelDir::open`].
-    pub fn open_any_family(path: impl Into<PathBuf>) -> Result<Self, ModelDirError> {
-        Ok(Self::open_whole(path.into(), ModelConfig::of_any_family)?.with_end_of_tokenizer())
     }
 
     /// Opens the model of a run, with the chat template that the run configures.
@@ -124,10 +113,7 @@ impl ModelDir {
             return Err(ModelDirError::File { path: base.display().to_string(), message });
         }
         refuse_links_out(adapter)?;
-        let model = Self {
-            adapter: Some(adapter.to_path_buf()),
-            ..Self::open_whole(base.to_path_buf(), ModelConfig::from_json)?
-        };
+        let model = Self { adapter: Some(adapter.to_path_buf()), ..Self::open_whole(base.to_path_buf())? };
         Ok(model.with_end_of_tokenizer())
     }
 
@@ -149,7 +135,7 @@ impl ModelDir {
         self
     }
 
-    fn open_whole(path: PathBuf, read: ReadConfig) -> Result<Self, ModelDirError> {
+    fn open_whole(path: PathBuf) -> Result<Self, ModelDirError> {
         if !path.is_dir() {
             return Err(ModelDirError::File {
                 path: path.display().to_string(),
@@ -168,8 +154,8 @@ impl ModelDir {
             });
         }
         let config_text = read_text(&config_path)?;
-        let config =
-            read(&config_text).map_err(|reason| ModelDirError::Config { path: path.display().to_string(), reason })?;
+        let config = ModelConfig::from_json(&config_text)
+            .map_err(|reason| ModelDirError::Config { path: path.display().to_string(), reason })?;
         let own = parse(&config_text, &config_path)?;
         let generation_path = path.join("generation_config.json");
         let generation = if generation_path.exists() {

@@ -47,7 +47,8 @@ fn an_adapter_beside_a_quantised_base_trains_with_both_sides_in_agreement_and_re
         format!(
             "model = {:?}\ndataset = {:?}\nreward_funcs = [\"repetition_penalty:ngram_size=1\"]\nmax_steps = {steps}\n\
              save_steps = 2\nnum_generations = 4\ngeneration_batch_size = 8\nmax_completion_length = 24\n\
-             learning_rate = 1e-2\nlr_scheduler_type = \"constant\"\nbeta = 0.01\nuse_peft = true\nlora_r = 4\n{option}",
+             learning_rate = 1e-2\nlr_scheduler_type = \"constant\"\nbeta = 0.01\nuse_peft = true\nlora_r = 4\n\
+             {option}",
             dir.path().join("model"),
             dir.path().join("prompts.jsonl")
         )

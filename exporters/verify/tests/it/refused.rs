@@ -9,7 +9,7 @@ use shared::Dtype;
 use crate::support::{GgufType, TestModel, rows, same};
 
 /// Families with changes that make every key of theirs count.
-pub fn families() -> [(&'static str, serde_json::Value); 8] {
+pub fn families() -> [(&'static str, serde_json::Value); 9] {
     let llama3 = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 16});
     let linear = json!({"rope_type": "linear", "factor": 4.0});

@@ -1,6 +1,6 @@
 //! Groups in the layouts of frame versions 10 to 12, which files of older builds hold. Completions of version 12 have
-//! no choices of experts, and their exchanges do not count what an agent asked otherwise. Completions of version 11 have no exchange with an environment, and groups of
-//! version 10 have no notes either.
+//! no choices of experts, and their exchanges do not count what an agent asked otherwise. Completions of version 11
+//! have no exchange with an environment, and groups of version 10 have no notes either.
 
 use serde::Deserialize;
 

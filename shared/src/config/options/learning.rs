@@ -55,9 +55,9 @@ macro_rules! learning {
         lora_dropout: f64 = 0.0, trl, at_least(0.0), below(1.0);
         /// With `use_peft`: multiply by `lora_alpha` / √`lora_r` (rank-stabilised LoRA).
         use_rslora: bool = false, trl;
-        /// With `use_peft`: hold the frozen model in bytes, with one scale for each row of a matrix. The layers' matrices
-        /// take a quarter of their memory in float32 and are widened one at a time; the sampler computes with the same
-        /// numbers.
+        /// With `use_peft`: hold the frozen model in bytes, with one scale for each row of a matrix. The layers'
+        /// matrices take a quarter of their memory in float32 and are widened one at a time; the sampler computes with
+        /// the same numbers.
         load_in_8bit: bool = false, trl;
         /// With `use_peft`: hold the frozen model in NormalFloat numbers of four bits, with a scale for each 64 of them
         /// (QLoRA). The layers' matrices take a seventh of their memory in float32.

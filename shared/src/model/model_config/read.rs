@@ -48,18 +48,6 @@ pub(super) fn config(text: &str) -> Result<ModelConfig, ConfigJsonError> {
 /// Models of images and text, each with the text models that are read in it.
 const WRAPPERS: [(&str, &str); 2] = [("mistral3", "ministral3"), ("qwen3_5", "qwen3_5_text")];
 
-/// Families that are read but not run yet.
-const UNFINISHED: [Architecture; 0] = [];
-
-/// Refuses a family that sampler and learner do not run yet.
-pub(super) fn refuse_unfinished(config: &ModelConfig) -> Result<(), ConfigJsonError> {
-    if !UNFINISHED.contains(&config.architecture) {
-        return Ok(());
-    }
-    let value = format!("\"{}\"", format!("{:?}", config.architecture).to_lowercase());
-    Err(ConfigJsonError::Unsupported { key: "model_type".into(), value, hint: SUPPORTED.into() })
-}
-
 /// Most layers of a model; the deepest published ones have some hundred.
 const MOST_LAYERS: usize = 1024;
 /// Largest value of all other sizes, so that no product of two overflows.
@@ -158,7 +146,8 @@ impl Reader<'_> {
         }
         let reader = Reader { section: "text_config", fields: &text };
         reader.expect("model_type", |v| v.as_str() == Some(family), &format!("supported in {wrapper}: {family}"))?;
-        // The text model's own key counts: transformers writes `true` for the whole beside a text model with its own head.
+        // The text model's own key counts: transformers writes `true` for the whole beside a text model with its own
+        // head.
         let tied = reader.get("tie_word_embeddings").or(self.get("tie_word_embeddings")).cloned();
         text.insert("tie_word_embeddings".into(), tied.unwrap_or_default());
         // The class of the whole is no class of a text model.
@@ -237,8 +226,8 @@ impl Reader<'_> {
         }
     }
 
-    /// transformers' defaults: SmolLM3Config, Gemma3TextConfig, Qwen3_5TextConfig, Qwen3MoeConfig, Ministral3Config, Lfm2Config and
-    /// Lfm3Config have a number where the key is missing; null means the query heads.
+    /// transformers' defaults: SmolLM3Config, Gemma3TextConfig, Qwen3_5TextConfig, Qwen3MoeConfig, Ministral3Config,
+    /// Lfm2Config and Lfm3Config have a number where the key is missing; null means the query heads.
     fn default_key_value_heads(&self, architecture: Architecture, num_attention_heads: usize) -> usize {
         match architecture {
             _ if self.fields.contains_key("num_key_value_heads") => num_attention_heads,

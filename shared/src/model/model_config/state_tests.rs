@@ -10,7 +10,7 @@ fn with(mut config: Value, changes: &Value) -> Result<ModelConfig, String> {
         config[key] = value.clone();
     }
     config.as_object_mut().unwrap().retain(|_, value| !value.is_null());
-    ModelConfig::of_any_family(&config.to_string()).map_err(|e| e.to_string())
+    ModelConfig::from_json(&config.to_string()).map_err(|e| e.to_string())
 }
 
 fn lfm2_350m() -> Value {
@@ -88,7 +88,7 @@ fn the_width_of_lfm2s_mlp_is_adjusted_as_the_keys_say() {
     assert_eq!(width(json!({"block_ffn_dim_multiplier": 1.3, "block_multiple_of": 16})), 5776);
     let mut without_factor = lfm2_350m();
     without_factor["block_ffn_dim_multiplier"] = Value::Null;
-    let config = ModelConfig::of_any_family(&without_factor.to_string()).unwrap();
+    let config = ModelConfig::from_json(&without_factor.to_string()).unwrap();
     assert_eq!(config.intermediate_size, 4437, "null is no factor, and nothing is rounded");
 }
 

@@ -199,8 +199,8 @@ const FLOAT: u64 = size_of::<f32>() as u64;
 
 /// Numbers that a layer keeps for each token until its backward pass: input, the part that mixes tokens, the input of
 /// the MLP, gate and up. Attention keeps queries, keys and values, its output and the log-sum-exp of each head, and
-/// queries and keys twice where they are normed. A layer with a state keeps its projected input; a rule also its output,
-/// and the states between chunks.
+/// queries and keys twice where they are normed. A layer with a state keeps its projected input; a rule also its
+/// output, and the states between chunks.
 fn kept(model: &ModelConfig, layer: usize) -> u64 {
     let mixer = match model.layers[layer] {
         LayerKind::Attention(kind) => {

@@ -224,8 +224,8 @@ impl SamplerPlan {
 }
 
 /// Scalars per token that are alive at once in the widest part of a layer: residual, norm, gate, up, their product, q,
-/// k, v, or whatever a layer with a state has in the place of these. Experts have a row of their own for each token that
-/// they compute, and a result before it is added.
+/// k, v, or whatever a layer with a state has in the place of these. Experts have a row of their own for each token
+/// that they compute, and a result before it is added.
 fn activations(model: &ModelConfig) -> u64 {
     let heads = model.num_attention_heads + 2 * model.num_key_value_heads;
     let attention = 2 * heads * model.head_dim;
