@@ -381,10 +381,11 @@ fn every_metric_is_recorded_by_the_runs_that_have_it_and_no_other_is_recorded() 
     }
     // Metrics of experts are recorded by runs of such a model (`tests/tests/programs/families.rs`).
     // Metrics of workers are recorded by runs with workers (`tests/tests/programs/fleet.rs`), those that reward
-    // functions log by runs with such functions (`tests/tests/programs/ui/columns.rs`), and those of conversations by
-    // runs with tools (`tests/tests/programs/agents.rs`).
+    // functions log by runs with such functions (`tests/tests/programs/ui/columns.rs`), those of conversations by runs
+    // with tools (`tests/tests/programs/agents.rs`), and those of endpoints by runs with an agent
+    // (`tests/tests/programs/agent_endpoint.rs`).
     let elsewhere = |key: &str| {
-        let begins = ["fleet/", "logged/", "tools/", "turns/", "environment/", "episode/"];
+        let begins = ["fleet/", "logged/", "tools/", "turns/", "environment/", "episode/", "endpoint/"];
         ["load_balancing_loss", "max_vio", "router_agreement"].contains(&key)
             || begins.iter().any(|begin| key.starts_with(begin))
     };

@@ -4,7 +4,7 @@ use clap::{Args, Command};
 use rollout::commands::{bench, chat, compare, eval, generate, rewards, run, tune};
 
 /// Flags that only say where something is or how it is to be read: there is nothing to weigh.
-const NOTHING_TO_WEIGH: [&str; 28] = [
+const NOTHING_TO_WEIGH: [&str; 29] = [
     "answer-column",
     "chat-template",
     "chat-template-kwargs",
@@ -33,6 +33,7 @@ const NOTHING_TO_WEIGH: [&str; 28] = [
     "stop",
     "system-prompt",
     "version",
+    "without-tools",
 ];
 
 /// Words that compare: more of one thing, less of another.

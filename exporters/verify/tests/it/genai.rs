@@ -46,7 +46,9 @@ fn every_family_in_every_format_is_its_model() {
     // Rows that end within a block, of an embedding that is looked up alone, and of one that is the head too.
     let narrow = |tied: bool| json!({"hidden_size": 48, "intermediate_size": 40, "tie_word_embeddings": tied});
     let narrow = [("llama", narrow(true)), ("llama", narrow(false)), ("qwen3", json!({"head_dim": 8}))];
-    for (family, changes) in families().into_iter().chain(narrow) {
+    // GenAI is not tried with experts, so no folder of them is written.
+    let written = families().into_iter().filter(|(family, _)| *family != "qwen3_moe");
+    for (family, changes) in written.chain(narrow) {
         let model = TestModel::new(family, &changes);
         for (precision, bound) in PRECISIONS {
             folder(&model, precision, &same);

@@ -34,9 +34,10 @@ fn steps([q, k, v, g, beta]: &[Tensor; 5], rows: std::ops::Range<i64>, mut state
     for t in rows {
         let [q, k] = [q, k].map(|x| x.get(t).repeat_interleave_self_int(shared, 0, None).unsqueeze(-1));
         let (v, beta) = (v.get(t).unsqueeze(1), beta.get(t).view([VALUE_HEADS, 1, 1]));
-        state *= g.get(t).exp().view([VALUE_HEADS, 1, 1]);
-        let residual = v - k.mt().matmul(&state);
-        state += k.matmul(&(residual * beta));
+        // Autograd follows, so nothing is changed in place.
+        let decayed = state * g.get(t).exp().view([VALUE_HEADS, 1, 1]);
+        let residual = v - k.mt().matmul(&decayed);
+        state = decayed + k.matmul(&(residual * beta));
         out.push(q.mt().matmul(&state).squeeze_dim(1));
     }
     (out, state)
