@@ -45,6 +45,7 @@ fn name_of(architecture: Architecture) -> Result<&'static str, ExportError> {
         Architecture::Qwen3 => Ok("qwen3"),
         Architecture::SmolLm3 => Ok("smollm3"),
         Architecture::Gemma3 => Ok("gemma3"),
+        Architecture::Gemma4 => unknown("gemma4_text"),
         Architecture::Olmo2 => unknown("olmo2"),
         Architecture::Ministral3 => unknown("ministral3"),
         Architecture::Phi3 => unknown("phi3"),

@@ -26,8 +26,11 @@ pub enum Form {
 /// Whether a tensor is used as the weight of a linear layer only. A head that is tied to the embedding has no tensor of
 /// its own.
 fn is_linear(name: &str) -> bool {
-    const ENDS: [&str; 10] = [
+    const ENDS: [&str; 13] = [
         "_proj.weight",
+        ".per_layer_input_gate.weight",
+        ".per_layer_projection.weight",
+        ".per_layer_model_projection.weight",
         ".input_linear.weight",
         ".output_linear.weight",
         ".w1.weight",

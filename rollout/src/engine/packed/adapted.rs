@@ -9,7 +9,7 @@ use std::{
 };
 
 use exporters::Adapter;
-use rollout_kernels::{element::Format, linear::Linear, pages::PageShape};
+use rollout_kernels::{element::Format, linear::Linear};
 use shared::ModelConfig;
 
 use super::{
@@ -112,7 +112,7 @@ impl AdapterLoader {
 
     /// A session for a short sequence.
     fn session(&self, positions: usize) -> Result<PackedSession, EngineError> {
-        let pages: PageShape = page_shape(&self.config, 1, positions, self.options.pages.format);
+        let pages = page_shape(&self.config, 1, positions, self.options.pages.format);
         PackedSession::new(Arc::clone(&self.base), &self.config, PackedOptions { pages, states: 1, ..self.options })
     }
 

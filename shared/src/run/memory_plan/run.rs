@@ -329,7 +329,7 @@ pub fn kept_numbers(config: &TrainConfig, model: &ModelConfig) -> u64 {
     };
     let changed: HashSet<String> = adapted(config, model).map(|(name, _)| product(&name)).collect();
     let kept = |(name, shape): &(String, Vec<usize>)| {
-        let packed = shape.len() == 2 && (name != "model.embed_tokens.weight" || model.tie_word_embeddings);
+        let packed = shape.len() == 2 && model.is_product(name);
         packed && !changed.contains(&product(name))
     };
     model

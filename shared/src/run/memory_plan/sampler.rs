@@ -113,13 +113,11 @@ impl SamplerSizes {
         let (mut packed, mut mapped) = (0, 0);
         for (name, shape) in model.parameters() {
             let bytes = shape.iter().product::<usize>() as u64 * size;
-            let embedding = name == "model.embed_tokens.weight";
             // Convolutions are no matrices.
-            let is_matrix = shape.len() == 2;
-            if is_matrix && (!embedding || model.tie_word_embeddings) {
+            if shape.len() == 2 && model.is_product(&name) {
                 packed += bytes;
             }
-            if !is_matrix || embedding {
+            if shape.len() != 2 || ModelConfig::is_table(&name) {
                 mapped += bytes;
             }
         }
@@ -163,19 +161,17 @@ impl SamplerSizes {
     /// Keys and values of one slot at full length.
     #[must_use]
     pub fn slot_bytes(&self, model: &ModelConfig) -> u64 {
-        let width = model.head_dim;
-        let (positions, bytes) = if self.packed() {
+        let of_head = |width: usize| match (self.packed(), self.kv_dtype) {
+            (false, _) => 2 * width * self.dtype.size(),
             // Values are stored in whole blocks, bytes in quads; each position of bytes has two scales.
-            let position = match self.kv_dtype {
-                KvDtype::Auto => (width + width.next_multiple_of(PAGE)) * size_of::<f32>(),
-                KvDtype::Bf16 => (width.next_multiple_of(2) + width.next_multiple_of(PAGE)) * size_of::<u16>(),
-                KvDtype::Int8 => width.next_multiple_of(4) + width.next_multiple_of(PAGE) + 2 * size_of::<f32>(),
-            };
-            ((self.max_model_len.div_ceil(PAGE) + PARTIAL_PAGES) * PAGE, position)
-        } else {
-            (self.max_model_len, 2 * width * self.dtype.size())
+            (true, KvDtype::Auto) => (width + width.next_multiple_of(PAGE)) * size_of::<f32>(),
+            (true, KvDtype::Bf16) => (width.next_multiple_of(2) + width.next_multiple_of(PAGE)) * size_of::<u16>(),
+            (true, KvDtype::Int8) => width.next_multiple_of(4) + width.next_multiple_of(PAGE) + 2 * size_of::<f32>(),
         };
-        (model.attention_layers().count() * model.num_key_value_heads * bytes) as u64 * positions as u64
+        let positions =
+            if self.packed() { (self.max_model_len.div_ceil(PAGE) + PARTIAL_PAGES) * PAGE } else { self.max_model_len };
+        let heads: usize = model.caching_layers().map(|(layer, _)| of_head(model.head_dim_of(layer))).sum();
+        (model.num_key_value_heads * heads) as u64 * positions as u64
     }
 
     /// Recurrent states of one slot, in fp32 whatever the model computes in.
@@ -225,11 +221,12 @@ impl SamplerPlan {
 
 /// Scalars per token that are alive at once in the widest part of a layer: residual, norm, gate, up, their product, q,
 /// k, v, or whatever a layer with a state has in the place of these. Experts have a row of their own for each token
-/// that they compute, and a result before it is added.
+/// that they compute, and a result before it is added. Inputs of each layer's own are there for all layers at once.
 fn activations(model: &ModelConfig) -> u64 {
     let heads = model.num_attention_heads + 2 * model.num_key_value_heads;
-    let attention = 2 * heads * model.head_dim;
+    let attention = 2 * heads * model.widest_head();
     let mixers = (0..model.num_hidden_layers).map(|layer| 2 * model.mixer_widths(layer).iter().sum::<usize>());
     let results = model.experts.as_ref().map_or(0, |experts| experts.per_token * model.hidden_size + experts.count);
-    (3 * model.hidden_size + 3 * model.inner_width() + results + mixers.fold(attention, usize::max)) as u64
+    let inputs = model.per_layer_input.map_or(0, |input| 2 * model.num_hidden_layers * input.width);
+    (3 * model.hidden_size + 3 * model.inner_width() + results + inputs + mixers.fold(attention, usize::max)) as u64
 }

@@ -116,7 +116,7 @@ impl Reader<'_> {
     }
 
     /// The layers of a list of names.
-    fn kinds_of(
+    pub(super) fn kinds_of(
         &self,
         types: &Value,
         count: usize,
