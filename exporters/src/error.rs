@@ -63,6 +63,15 @@ pub enum ExportError {
         /// Names of the linear layers that there are.
         known: String,
     },
+    /// An adapter on LFM3's gates of attention.
+    #[error(
+        "`target_modules`: {target} is the gate of attention, which has no adapter here: transformers calls it g_proj, \
+         and PEFT would pass the adapter over; name other layers"
+    )]
+    ModuleOfGates {
+        /// The entry.
+        target: String,
+    },
     /// An adapter is for experts or their router.
     #[error(
         "`target_modules`: {target} is a part of the experts, which have no adapters here: PEFT has them in one \

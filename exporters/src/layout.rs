@@ -9,13 +9,9 @@ use crate::{ExportError, onnx::decoder::constants, values};
 /// Offsets are multiples of a memory page, so that a reader can map a single tensor.
 const PAGE: u64 = 4096;
 
-/// Ends of the names of what decides how fast a state decays: float32 in files of every type, since a state adds up the
-/// error of a whole sequence.
-const ALWAYS_FP32: [&str; 2] = [".A_log", ".dt_bias"];
-
 /// The type that a tensor has in a file of some type.
 pub(crate) fn stored_as(name: &str, dtype: Dtype) -> Dtype {
-    if ALWAYS_FP32.iter().any(|end| name.ends_with(end)) { Dtype::Fp32 } else { dtype }
+    if ModelConfig::is_exact(name) { Dtype::Fp32 } else { dtype }
 }
 
 /// The tensors of an export: the parameters in the model's order, then the tables of positions.

@@ -193,7 +193,7 @@ impl WeightSender for Publisher {
     /// version before although the learner's have changed.
     fn publish(&mut self, new: NewVersion<'_>) -> Result<Published, LearnerError> {
         let NewVersion { version, policy, canaries } = new;
-        let host = policy.weights().read().host();
+        let host = policy.weights().host();
         let begun = Instant::now();
         let canaries = canaries.map(|ids| canaries::measure(policy, &host, version, ids)).transpose()?;
         let gate = begun.elapsed();
@@ -236,7 +236,7 @@ fn holds(there: &VersionDir, base: &WeightManifest, policy: &Decoder) -> bool {
         stored.map(|tensor| (tensor.name.as_str(), tensor.blake3.as_str()))
     }
     let (manifest, weights) = (there.manifest(), policy.weights());
-    let host = weights.read().host();
+    let host = weights.host();
     let same_values = match (there.adapter(), weights.adapter()) {
         (None, None) => there.require(&mut |name| Ok(host.values(name)?.into())).is_ok(),
         (Some(adapter), Some((config, _))) => {

@@ -135,6 +135,9 @@ fn refuse_unsupported(config: &ModelConfig) -> Result<(), ExportError> {
         ("attention_bias", config.attention_output_bias),
         ("mlp_bias", config.mlp_bias),
     ];
+    if architecture == Architecture::Lfm2 && !config.has_states() {
+        return Err(refused("full_attn_idxs", "null", "a convolution in some layer"));
+    }
     if let Some((key, _)) = biases.iter().find(|(_, set)| *set && architecture != Architecture::Llama) {
         return Err(refused(key, true, "false for this family"));
     }

@@ -22,7 +22,6 @@ use super::{
     inputs::{Asked, BATCH, Inputs, SCORES, SEQUENCE},
     proto::{DataType, ModelProto},
 };
-use experts::ExpertConstants;
 
 /// Name of the table of rotary cosines, `[rows, rotary_entries / 2]` ([`ModelConfig::rotary_tables`]).
 pub const ROTARY_COS: &str = "rotary.cos";
@@ -135,8 +134,6 @@ struct Constants {
     residual_multiplier: Option<String>,
     /// `[2]`: the axis of features, of batches.
     last_axis: Option<String>,
-    /// Those of experts.
-    experts: Option<ExpertConstants>,
 }
 
 impl Constants {
@@ -145,7 +142,6 @@ impl Constants {
         let rest = graph.integers("shape.rest", &[-1]);
         let of_ids = graph.node("Shape", "shape.input_ids", &[input_ids], &[]);
         Self {
-            experts: config.experts.as_ref().map(|experts| ExpertConstants::declare(experts, &rest, graph)),
             tokens: graph.integers("shape.tokens", &[-1, width]),
             heads: config.head_norms().then(|| graph.integers("shape.heads", &[-1, config.head_dim as i64])),
             batch: graph.node("Concat", "shape.batch", &[&of_ids, &rest], &[int("axis", 0)]),

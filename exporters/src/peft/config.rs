@@ -156,7 +156,8 @@ impl AdapterConfig {
     /// `parameters` are those of the base ([`ModelConfig::parameters`](shared::ModelConfig::parameters)).
     ///
     /// # Errors
-    /// An entry of `target_modules` that is no linear layer of the decoder, or is one of experts or of their router.
+    /// An entry of `target_modules` that is no linear layer of the decoder, or one of experts, of their router or of
+    /// LFM3's gates.
     pub fn modules(
         &self,
         parameters: impl IntoIterator<Item = (String, Vec<usize>)>,
@@ -172,7 +173,7 @@ impl AdapterConfig {
         let has = |target: &&String| all.iter().any(|(module, _)| is_target(module, target));
         if let Some(target) = self.target_modules.iter().find(|target| !has(target)) {
             let mut known: Vec<&str> = Vec::new();
-            let adaptable = all.iter().filter(|(module, _)| !Experts::own(module));
+            let adaptable = all.iter().filter(|(module, _)| !Experts::own(module) && !is_gate_of_heads(module));
             for name in adaptable.filter_map(|(module, _)| module.rsplit('.').next()) {
                 if !known.contains(&name) {
                     known.push(name);
@@ -184,6 +185,11 @@ impl AdapterConfig {
             |target: &&String| all.iter().any(|(module, _)| Experts::own(module) && is_target(module, target));
         if let Some(target) = self.target_modules.iter().find(of_experts) {
             return Err(ExportError::ModuleOfExperts { target: target.clone() });
+        }
+        let of_gates =
+            |target: &&String| all.iter().any(|(module, _)| is_gate_of_heads(module) && is_target(module, target));
+        if let Some(target) = self.target_modules.iter().find(of_gates) {
+            return Err(ExportError::ModuleOfGates { target: target.clone() });
         }
         let is_adapted = |module: &str| self.target_modules.iter().any(|target| is_target(module, target));
         Ok(all.iter().filter(|(module, _)| is_adapted(module)).cloned().collect())
@@ -227,16 +233,25 @@ impl AdapterConfig {
     }
 }
 
+/// Whether a linear layer is LFM3's gate on heads. transformers calls it otherwise than the files do, so PEFT would
+/// pass an adapter of it over.
+fn is_gate_of_heads(module: &str) -> bool {
+    module.ends_with(GATE_OF_HEADS)
+}
+
+const GATE_OF_HEADS: &str = "self_attn.gate_proj";
+
 /// The names of the linear layers of a decoder, which is what `lora_target_modules` means when it is empty. Experts and
 /// their router are none to PEFT, and dense layers beside them have the experts' names: with experts, these are the
-/// layers of attention.
+/// layers of attention. Nor is LFM3's gate on heads.
 fn all_linear(model: &ModelConfig) -> Vec<String> {
     let mlp = model.experts.is_none().then(|| model.mlp_names());
     let blocks = (0..model.num_hidden_layers).map(|layer| model.mixer_names(layer)).chain(mlp);
     let mut all: Vec<String> = Vec::new();
     for names in blocks {
         for name in names.members.iter().chain([&names.last]) {
-            if !all.iter().any(|known| known == name) {
+            let is_gate = is_gate_of_heads(&format!("{}.{name}", names.block));
+            if !is_gate && !all.iter().any(|known| known == name) {
                 all.push((*name).to_owned());
             }
         }

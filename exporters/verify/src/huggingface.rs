@@ -127,8 +127,8 @@ impl Config<'_> {
             (self.need("hidden_size")?, self.need("num_attention_heads")?, self.need("num_hidden_layers")?);
         let absent = !self.fields.contains_key("num_key_value_heads");
         let default_kv = match family {
-            "gemma3_text" | "smollm3" | "lfm3" | "qwen3_moe" if absent => 4,
-            "ministral3" if absent => 8,
+            "gemma3_text" | "smollm3" | "lfm3" | "qwen3_moe" | "qwen3_5_text" if absent => 4,
+            "ministral3" | "lfm2" if absent => 8,
             _ => heads,
         };
         let kv_heads = self.size("num_key_value_heads").unwrap_or(default_kv);
@@ -176,7 +176,7 @@ impl Config<'_> {
             output_norms: gemma || olmo || lfm3,
             activation: if gemma { Activation::GeluTanh } else { Activation::Silu },
             tied: match family {
-                "lfm2" => self.flag("tie_word_embeddings", self.flag("tie_embedding", true)),
+                "lfm2" => self.flag("tie_embedding", self.flag("tie_word_embeddings", true)),
                 _ => self.flag("tie_word_embeddings", gemma || smol || lfm3),
             },
             norm_offset: if gemma || qwen3_5 { 1.0 } else { 0.0 },
@@ -203,6 +203,9 @@ impl Config<'_> {
         let part = |name: &str| sections.get(name).and_then(Value::as_object).cloned().unwrap_or_default();
         // A `rope_scaling` that says something goes before transformers 5's section.
         let mut global = if by_type { part("full_attention") } else { sections.clone() };
+        if lfm3 && sections.is_empty() {
+            global.extend([("rope_type".into(), "proportional".into()), ("partial_rotary_factor".into(), 0.5.into())]);
+        }
         let scaling = self.section("rope_scaling");
         if by_type {
             global.extend(scaling);
@@ -282,7 +285,7 @@ impl Config<'_> {
         }
         let multiple = self.size("block_multiple_of").unwrap_or(256);
         let scaled = (self.number("block_ffn_dim_multiplier", 1.0) * cut as f64) as usize;
-        Ok(scaled.div_ceil(multiple) * multiple)
+        Ok(scaled.div_ceil(multiple).saturating_mul(multiple))
     }
 
     /// Whether a layer of SmolLM3 has rotary positions: its list says 1 for layers that have them.
@@ -315,7 +318,10 @@ impl Config<'_> {
     /// Entries of a head that are turned.
     fn turned(&self, rope: &Map<String, Value>, head_dim: usize) -> usize {
         let key = "partial_rotary_factor";
-        let share = rope.get(key).and_then(Value::as_f64).unwrap_or_else(|| self.number(key, 1.0));
+        let is_qwen3_5 = self.fields.get("model_type").and_then(Value::as_str) == Some("qwen3_5_text");
+        // A null is no factor, and not the family's.
+        let default = if is_qwen3_5 && !self.fields.contains_key(key) { 0.25 } else { 1.0 };
+        let share = rope.get(key).and_then(Value::as_f64).unwrap_or_else(|| self.number(key, default));
         (head_dim as f64 * share) as usize
     }
 

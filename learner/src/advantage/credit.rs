@@ -1,6 +1,6 @@
 //! From the rewards of a generation batch to the advantage of every token.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, ops::Range};
 
 use shared::{
     RewardOutcome,
@@ -28,6 +28,8 @@ pub struct Sample<'a> {
     pub group: usize,
     /// Sampled tokens.
     pub tokens: usize,
+    /// Where each path of the completion ends, in sampled tokens; empty for a single one.
+    pub paths: Vec<usize>,
     /// Whether it counts at all; a completion that does not is in no baseline and has advantage 0.
     pub valid: bool,
     /// Whether its tokens are part of the loss, and so of whitening.
@@ -41,6 +43,13 @@ pub struct Sample<'a> {
 }
 
 impl Sample<'_> {
+    /// The sampled tokens of each path.
+    fn path_spans(&self) -> impl Iterator<Item = Range<usize>> {
+        let whole = self.paths.is_empty().then_some(self.tokens);
+        let ends = self.paths.iter().copied().chain(whole);
+        ends.scan(0, |begin, end| Some(std::mem::replace(begin, end)..end))
+    }
+
     fn scores(&self, failure: RewardFailure) -> Vec<Option<f64>> {
         failure.settle(&self.outcomes).iter().map(|outcome| outcome.score().filter(|_| self.valid)).collect()
     }
@@ -182,7 +191,7 @@ pub fn credit(
         Estimator::Grpo => completions(trl(options, samples, &rewards).advantages),
         Estimator::Rloo => completions(estimators::rloo(&rewards, groups)),
         Estimator::ReinforcePlusPlus => {
-            let returns = batch.tokens(&|_, rewards| rewards_to_go(rewards, options.gamma));
+            let returns = batch.tokens(|_, _, rewards| rewards_to_go(rewards, options.gamma));
             (returns.clone(), Some(returns))
         }
         Estimator::ReinforcePlusPlusBaseline => completions(estimators::centred(&rewards, groups)),
@@ -225,7 +234,7 @@ impl Batch<'_> {
             let known = self.values.map_or(&[][..], |values| &values[row]);
             (0..self.samples[row].tokens).map(|t| known.get(t).copied().unwrap_or(0.0)).collect()
         };
-        let advantages = self.tokens(&|row, rewards| gae(rewards, &values(row), options.gamma, options.lam));
+        let advantages = self.tokens(|row, path, rewards| gae(rewards, &values(row)[path], options.gamma, options.lam));
         let sum = |(row, own): (usize, &[f64])| own.iter().zip(values(row)).map(|(a, v)| a + v).collect::<Vec<f64>>();
         let returns = advantages.rows().enumerate().map(sum).collect();
         (advantages, Some(returns))
@@ -241,19 +250,21 @@ impl Batch<'_> {
         self.rewards.iter().enumerate().map(|(row, reward)| reward.map(|reward| reward - sum(row))).collect()
     }
 
-    /// Rewards of a completion's tokens: the score sits on the last one, the penalties on each.
-    fn token_rewards(&self, row: usize) -> Option<Vec<f64>> {
-        let (score, tokens) = (self.rewards[row]?, self.samples[row].tokens);
-        let at = |t: usize| if t + 1 == tokens { score } else { 0.0 };
-        Some((0..tokens).map(|t| at(t) - self.penalty(row, t)).collect())
+    /// Rewards of a path's tokens: the score of the completion sits on the last one, the penalties on each.
+    fn token_rewards(&self, row: usize, path: &Range<usize>) -> Option<Vec<f64>> {
+        let score = self.rewards[row]?;
+        let at = |t: usize| if t + 1 == path.end { score } else { 0.0 };
+        Some(path.clone().map(|t| at(t) - self.penalty(row, t)).collect())
     }
 
-    /// Applies `of` to the token rewards of each completion; the tokens of a completion without a reward get 0.
-    fn tokens(&self, of: &dyn Fn(usize, &[f64]) -> Vec<f64>) -> Ragged<f64> {
-        let row = |row: usize| match self.token_rewards(row) {
-            Some(rewards) => of(row, &rewards),
-            None => vec![0.0; self.samples[row].tokens],
+    /// Applies `of` to the token rewards of each path of each completion: what one path does, the next one does not go
+    /// on from. The tokens of a completion without a reward get 0.
+    fn tokens(&self, of: impl Fn(usize, Range<usize>, &[f64]) -> Vec<f64>) -> Ragged<f64> {
+        let path = |row: usize, path: Range<usize>| match self.token_rewards(row, &path) {
+            Some(rewards) => of(row, path, &rewards),
+            None => vec![0.0; path.len()],
         };
+        let row = |row: usize| self.samples[row].path_spans().flat_map(|span| path(row, span)).collect::<Vec<f64>>();
         (0..self.samples.len()).map(row).collect()
     }
 

@@ -17,6 +17,7 @@ fn samples(outcomes: &[[RewardOutcome; 1]]) -> Vec<Sample<'_>> {
         .map(|(i, outcomes)| Sample {
             group: i / 3,
             tokens: 1 + i,
+            paths: Vec::new(),
             valid: true,
             trained: true,
             outcomes: outcomes.into(),
@@ -113,8 +114,16 @@ fn a_completion_with_a_failed_function_is_as_if_it_had_not_been_sampled() {
         [Failed("no result within 10 s".into()), Score(0.2)],
     ];
     fn sample(outcomes: &[RewardOutcome; 2]) -> Sample<'_> {
-        let (weights, turns) = (vec![1.0, 0.5], Vec::new());
-        Sample { group: 0, tokens: 2, valid: true, trained: true, outcomes: outcomes.into(), weights, turns }
+        Sample {
+            group: 0,
+            tokens: 2,
+            paths: Vec::new(),
+            valid: true,
+            trained: true,
+            outcomes: outcomes.into(),
+            weights: vec![1.0, 0.5],
+            turns: Vec::new(),
+        }
     }
     let all: Vec<Sample<'_>> = outcomes.iter().map(sample).collect();
     for (estimator, aggregation) in [
@@ -227,4 +236,25 @@ fn normalised_advantages_have_mean_0_and_std_1_over_trained_tokens() {
         [0, 2, 3].iter().flat_map(|&row: &usize| found.advantages[row].iter().map(|&a| Some(a))).collect();
     let (moments, n) = (Moments::of(&trained), trained.len() as f64);
     assert!(moments.mean.abs() < 1e-7 && (moments.std * ((n - 1.0) / n).sqrt() - 1.0).abs() < 1e-4, "{moments:?}");
+}
+
+/// A completion of two paths is rewarded at the end of each, and neither path's tokens hear of the other's.
+#[test]
+fn each_path_of_a_completion_is_discounted_by_itself() {
+    let scores = scores(&[1.0, 0.25]);
+    let one = samples(&scores)[1].clone();
+    let whole = Sample { tokens: 5, ..one };
+    let split = Sample { paths: vec![2, 5], ..whole.clone() };
+    let options = CreditOptions { gamma: 0.5, lam: 0.5, ..options(Estimator::Gae) };
+    let values: Ragged<f64> = [vec![0.1, 0.2, 0.3, 0.4, 0.5]].into_iter().collect();
+    let found = credit(&options, std::slice::from_ref(&split), None, Some(&values)).returns;
+    let alone = |tokens: usize, values: &[f64]| {
+        let values: Ragged<f64> = [values.to_vec()].into_iter().collect();
+        credit(&options, &[Sample { tokens, ..whole.clone() }], None, Some(&values)).returns[0].to_vec()
+    };
+    assert_eq!(found[0], [alone(2, &[0.1, 0.2]), alone(3, &[0.3, 0.4, 0.5])].concat());
+    assert_ne!(found[0], alone(5, &[0.1, 0.2, 0.3, 0.4, 0.5])[..]);
+    let options = CreditOptions { estimator: Estimator::ReinforcePlusPlus, ..options };
+    let found = credit(&options, &[split], None, None).returns;
+    assert_eq!(found[0], [0.125, 0.25, 0.0625, 0.125, 0.25]);
 }

@@ -192,9 +192,10 @@ fn work(config: &ModelConfig, args: &Args) -> f64 {
     let fed = completion - 1.0;
     let embedding = (config.vocab_size * config.hidden_size) as f64;
     let copies = if config.tie_word_embeddings { 1.0 } else { 2.0 };
-    let inner = config.parameter_count() as f64 - copies * embedding;
+    let inner = (config.parameter_count() - config.idle_parameters()) as f64 - copies * embedding;
     let pairs = prompt * prompt / 2.0 + group * fed * (prompt + fed / 2.0);
-    let attention = 4.0 * (config.num_hidden_layers * config.num_attention_heads * config.head_dim) as f64 * pairs;
+    let layers = config.attention_layers().count();
+    let attention = 4.0 * (layers * config.num_attention_heads * config.head_dim) as f64 * pairs;
     let products = 2.0 * (inner * (prompt + group * fed) + embedding * group * completion);
     3.0 * prompts * (products + attention)
 }

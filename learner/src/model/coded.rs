@@ -16,6 +16,8 @@ pub(super) struct Coded {
     /// `[out, blocks]`, float32.
     scales: Tensor,
     columns: i64,
+    /// The two numbers of each byte, `[256, 2]`, where a byte has two.
+    pairs: Option<Tensor>,
     /// The type of the widened numbers.
     kind: Kind,
 }
@@ -37,6 +39,7 @@ impl Coded {
             codes: of_codes.to_device(device),
             scales: scales.to_device(device),
             columns: columns as i64,
+            pairs: (format == BaseFormat::Nf4).then(|| pairs().to_device(device)),
             kind,
         }
     }
@@ -56,7 +59,8 @@ impl Coded {
 
     /// The same memory under another handle.
     pub(super) fn shared(&self) -> Self {
-        Self { codes: self.codes.shallow_clone(), scales: self.scales.shallow_clone(), ..*self }
+        let pairs = self.pairs.as_ref().map(Tensor::shallow_clone);
+        Self { codes: self.codes.shallow_clone(), scales: self.scales.shallow_clone(), pairs, ..*self }
     }
 
     /// The numbers that the codes stand for, `[out, in]`: those of [`Codes::values`], rounded to the type of the
@@ -66,7 +70,7 @@ impl Coded {
             BaseFormat::Int8 => self.codes.to_kind(Kind::Float).g_mul_(&self.scales),
             BaseFormat::Nf4 => {
                 let rows = self.codes.size()[0];
-                let pairs = pairs().to_device(self.codes.device());
+                let pairs = self.pairs.as_ref().expect("bytes of two numbers have a table");
                 let numbers = pairs.index_select(0, &self.codes.view([-1]).to_kind(Kind::Int));
                 let blocks = numbers.view([rows, -1, BLOCK as i64]).g_mul_(&self.scales.unsqueeze(-1));
                 blocks.view([rows, -1]).narrow(1, 0, self.columns)

@@ -42,8 +42,8 @@ struct Routing {
     tokens_P: Tensor,
     /// How many places each expert has.
     counts: Vec<i64>,
-    /// How many choices of the sampler were made here too, and how many it made.
-    agreed: [f64; 2],
+    /// How many choices of the sampler were made here too, and how many it made; read where a load is asked for.
+    agreed: Option<[Tensor; 2]>,
 }
 
 /// The experts that the sampler chose in a layer, `[T, K]`, and whether they are computed with.
@@ -185,13 +185,14 @@ impl Experts {
     }
 
     fn route(&self, x_TH: &Tensor, chosen: Option<&Chosen>) -> Routing {
-        let probabilities_TE = wide(&self.router.forward(x_TH)).softmax(-1, None::<Kind>);
+        // In float32, as in the sampler: rounded logits would often be equal.
+        let probabilities_TE = self.router.forward_wide(x_TH).softmax(-1, None::<Kind>);
         let (mut weights_TK, mut chosen_TK) = probabilities_TE.topk(self.per_token, -1, true, true);
-        let mut agreed = [0.0; 2];
+        let mut agreed = None;
         if let Some((of_sampler_TK, is_replayed)) = chosen {
             let known_TK = of_sampler_TK.ge(0);
             let same_TK = of_sampler_TK.unsqueeze(2).eq_tensor(&chosen_TK.unsqueeze(1)).any_dim(2, false);
-            agreed = [same_TK, known_TK.shallow_clone()].map(|x| x.sum(Kind::Double).double_value(&[]));
+            agreed = Some([same_TK, known_TK.shallow_clone()].map(|x| x.sum(Kind::Double)));
             if *is_replayed {
                 chosen_TK = of_sampler_TK.where_self(&known_TK, &chosen_TK);
                 weights_TK = probabilities_TE.gather(-1, &chosen_TK, false);
@@ -241,7 +242,11 @@ impl ExpertsTape {
             balance: tokens * experts * balance,
             violation: tokens * (experts * busiest - 1.0),
             weight: tokens,
-            agreed: self.routing.agreed,
+            agreed: self
+                .routing
+                .agreed
+                .as_ref()
+                .map_or([0.0; 2], |agreed| agreed.each_ref().map(|x| x.double_value(&[]))),
         }
     }
 }
@@ -313,7 +318,7 @@ mod tests {
                 order_P: empty.shallow_clone(),
                 tokens_P: empty.shallow_clone(),
                 counts,
-                agreed: [0.0; 2],
+                agreed: None,
             };
             ExpertsTape { routing, gate_up: empty }.load()
         };

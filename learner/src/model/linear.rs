@@ -4,6 +4,7 @@ use tch::Tensor;
 
 use super::{
     coded::Matrix,
+    kinds::wide,
     low_rank::LowRank,
     parameters::{Gradients, Leaf},
     weights::Weights,
@@ -35,6 +36,11 @@ impl Linear {
     /// `[T, in]` to `[T, out]`.
     pub(super) fn forward(&self, x: &Tensor) -> Tensor {
         self.adapted(x, x.linear(&self.weight.values(), self.bias.as_ref().map(|bias| &bias.values)))
+    }
+
+    /// As [`Self::forward`], in float32 at least, of a map without bias or adapter.
+    pub(super) fn forward_wide(&self, x: &Tensor) -> Tensor {
+        wide(x).linear(&wide(&self.weight.values()), None::<Tensor>)
     }
 
     /// [`Self::forward`] added to `onto`, `[T, out]`.

@@ -162,15 +162,29 @@ fn weights(
     read: &mut dyn FnMut(&str) -> Result<Vec<f32>, LearnerError>,
 ) -> Result<Weights, LearnerError> {
     check_memory(config, options)?;
-    if let Some(format) = options.base {
+    if let Some(format) = options.base.filter(|_| !options.trainable) {
         return quantised(config, options, format, read);
     }
-    let mut load = |kind| Parameters::load(config.parameters(), kind, options.device, read);
-    Ok(if options.trainable && options.kind != wide_kind(options.kind) {
-        Weights::rounded(load(wide_kind(options.kind))?, options.kind)
-    } else {
-        Weights::new(load(options.kind)?)
-    })
+    if options.trainable && options.kind != wide_kind(options.kind) {
+        let masters = Parameters::load(config.parameters(), wide_kind(options.kind), options.device, read)?;
+        return Ok(Weights::rounded(masters, options.kind));
+    }
+    Ok(Weights::new(frozen(config.parameters(), options, read)?))
+}
+
+/// Parameters that nothing moves. What must not be rounded is there once more.
+fn frozen(
+    named: Vec<(String, Vec<usize>)>,
+    options: LoadOptions,
+    read: &mut dyn FnMut(&str) -> Result<Vec<f32>, LearnerError>,
+) -> Result<Parameters, LearnerError> {
+    let wide = wide_kind(options.kind);
+    let exact: Vec<_> = named.iter().filter(|(name, _)| ModelConfig::is_exact(name)).cloned().collect();
+    let parameters = Parameters::load(named, options.kind, options.device, read)?;
+    if exact.is_empty() || wide == options.kind {
+        return Ok(parameters);
+    }
+    Ok(parameters.with_exact(Parameters::load(exact, wide, options.device, read)?))
 }
 
 /// The weights of a frozen model whose matrices are quantised: the same codes as in the export of the base.
@@ -190,5 +204,5 @@ fn quantised(
             None => whole.push((name, shape)),
         }
     }
-    Ok(Weights::new(Parameters::load(whole, options.kind, options.device, read)?.with_coded(coded)))
+    Ok(Weights::new(frozen(whole, options, read)?.with_coded(coded)))
 }

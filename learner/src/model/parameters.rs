@@ -164,6 +164,8 @@ pub struct Parameters {
     leaves: Vec<Tensor>,
     /// Matrices that are quantised, which the layout does not have.
     coded: CodedLeaves,
+    /// Parameters that are computed with in float32, where the others are rounded and no trained copy has these.
+    exact: Option<Box<Self>>,
 }
 
 /// Quantised leaves by name, and the rows of the parameters that they consist of.
@@ -216,12 +218,23 @@ impl Parameters {
             rows.insert(name.clone(), matrix.rows());
             members.entry(leaf_name(&name)).or_default().push(matrix);
         }
-        let stack = |(name, members)| Some((name, Coded::stacked(members)?));
-        Self { coded: CodedLeaves { leaves: members.into_iter().filter_map(stack).collect(), rows }, ..self }
+        let stack = |(name, members)| (name, Coded::stacked(members).expect("a leaf has a member"));
+        Self { coded: CodedLeaves { leaves: members.into_iter().map(stack).collect(), rows }, ..self }
     }
 
     fn over(layout: Arc<Layout>, flat: Tensor) -> Self {
-        Self { leaves: layout.leaf_views(&flat), layout, flat, coded: CodedLeaves::default() }
+        Self { leaves: layout.leaf_views(&flat), layout, flat, coded: CodedLeaves::default(), exact: None }
+    }
+
+    /// With parameters that are computed with as they are here, and not as in the flat buffer.
+    #[must_use]
+    pub(super) fn with_exact(self, exact: Self) -> Self {
+        Self { exact: Some(Box::new(exact)), ..self }
+    }
+
+    /// The leaf of that name of those, if it is one.
+    pub(super) fn exact(&self, name: &str) -> Option<Leaf> {
+        self.exact.as_ref()?.find(name).map(Leaf::frozen)
     }
 
     /// The same values rounded to another element type.
@@ -233,7 +246,8 @@ impl Parameters {
     /// The same buffer under another handle.
     #[must_use]
     pub fn shared(&self) -> Self {
-        Self { coded: self.coded.shared(), ..Self::over(Arc::clone(&self.layout), self.flat.shallow_clone()) }
+        let exact = self.exact.as_ref().map(|exact| Box::new(exact.shared()));
+        Self { coded: self.coded.shared(), exact, ..Self::over(Arc::clone(&self.layout), self.flat.shallow_clone()) }
     }
 
     /// The leaf of that name (Hugging Face's, with `qkv_proj`, `gate_up_proj` and `in_proj` for the stacked
@@ -292,7 +306,7 @@ impl Parameters {
 
     /// Rows of a Hugging Face parameter.
     pub(super) fn rows(&self, name: &str) -> i64 {
-        let coded = || self.coded.rows.get(name).copied().unwrap_or_default();
+        let coded = || *self.coded.rows.get(name).unwrap_or_else(|| panic!("the architecture has no parameter {name}"));
         self.layout.slice(name).map_or_else(coded, |slice| slice.shape[0])
     }
 
@@ -334,6 +348,15 @@ pub struct HostParameters<'a> {
 }
 
 impl HostParameters<'_> {
+    /// Takes some parameters over from others of the same layout.
+    pub(super) fn take_over(&self, from: &Parameters, takes: impl Fn(&str) -> bool) {
+        for (name, _, range) in from.places().filter(|(name, ..)| takes(name)) {
+            debug_assert!(self.layout.slice(name).is_some_and(|slice| slice.elements == range), "another layout");
+            let place = |flat: &Tensor| flat.narrow(0, range.start, range.end - range.start);
+            place(&self.flat).copy_(&place(&from.flat));
+        }
+    }
+
     /// Values of a Hugging Face parameter, row-major.
     ///
     /// # Errors

@@ -1,12 +1,13 @@
 //! The parameters that a model computes with, and those that training moves.
 
 use exporters::AdapterConfig;
+use shared::ModelConfig;
 use tch::Kind;
 
 use super::{
     coded::Matrix,
     low_rank::LowRank,
-    parameters::{Leaf, Parameters},
+    parameters::{HostParameters, Leaf, Parameters},
 };
 
 /// The parameters of a model. Training moves all of them, or an adapter beside them. Where passes compute in bfloat16,
@@ -79,12 +80,27 @@ impl Weights {
         self.freeze(self.base.leaf(name))
     }
 
-    /// As [`Self::leaf`], with the values that training moves, which are not rounded.
+    /// What passes compute with, in this process's memory, as samplers get it: [`Self::read`], and in float32 what is
+    /// not rounded for passes.
+    #[must_use]
+    pub fn host(&self) -> HostParameters<'_> {
+        let host = self.read().host();
+        if let Some(masters) = self.exact_masters() {
+            host.take_over(masters, ModelConfig::is_exact);
+        }
+        host
+    }
+
+    /// What training moves beside a rounded copy of the whole model.
+    fn exact_masters(&self) -> Option<&Parameters> {
+        self.masters.as_ref().filter(|_| self.adapter.is_none())
+    }
+
+    /// As [`Self::leaf`], not rounded ([`ModelConfig::is_exact`]).
     pub(super) fn exact(&self, name: &str) -> Leaf {
-        let leaf = self.leaf(name);
-        match self.masters.as_ref().filter(|_| self.adapter.is_none()) {
+        match self.exact_masters() {
             Some(masters) => masters.leaf(name),
-            None => leaf.widened(),
+            None => self.base.exact(name).unwrap_or_else(|| self.leaf(name).widened()),
         }
     }
 

@@ -65,6 +65,10 @@ impl Failures {
                 "reward function `{name}` failed on all {asked} completions of step {step}, the last: {reason}; what \
                  it printed is in {log}; correct it, or set `reward_failure_stops` to false to train without it"
             ),
+            Who::Environments if config.agent.is_some() => format!(
+                "the agents of all {asked} completions of step {step} failed, the last: {reason}; what they printed is \
+                 in {log}; correct `agent`, or set `reward_failure_stops` to false to train without these completions"
+            ),
             Who::Environments => format!(
                 "the environments of all {asked} conversations of step {step} failed, the last: {reason}; what they \
                  printed is in {log}; correct `environment_factory` or `tools`, or the columns of the dataset that \
@@ -80,11 +84,12 @@ pub fn of(groups: &[Placed]) -> Vec<Failures> {
     let completions: Vec<&Completion> = groups.iter().flat_map(|group| &group.completions).collect();
     // A straggler has lost a race, and no environment has failed.
     let exchanges = completions.iter().filter_map(|completion| completion.exchange.as_ref());
-    let lost = exchanges.filter(|one| one.end != EpisodeEnd::Straggler).filter_map(|one| one.reason());
+    let exchanges = exchanges.filter(|one| one.end != EpisodeEnd::Straggler);
+    let lost = exchanges.clone().filter_map(|one| one.reason());
     let environments = Failures {
         who: Who::Environments,
         failed: lost.clone().count(),
-        asked: completions.iter().filter(|completion| completion.exchange.is_some()).count(),
+        asked: exchanges.count(),
         reason: lost.clone().next_back().map(one_line).unwrap_or_default(),
     };
     let names = groups.first().map_or(&[][..], |group| &group.reward_names);

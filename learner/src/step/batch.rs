@@ -136,6 +136,7 @@ fn samples<'a>(rows: &[BatchRow<'a>]) -> Vec<Sample<'a>> {
             Sample {
                 group,
                 tokens: row.tokens(),
+                paths: path_ends(row.completion),
                 valid: row.valid,
                 trained: row.trained,
                 outcomes: outcomes(row.completion),
@@ -144,6 +145,16 @@ fn samples<'a>(rows: &[BatchRow<'a>]) -> Vec<Sample<'a>> {
             }
         })
         .collect()
+}
+
+/// Where each path of a completion ends, in sampled tokens; empty for a single one.
+fn path_ends(completion: &Completion) -> Vec<usize> {
+    let episode = &completion.episode;
+    if episode.paths().nth(1).is_none() {
+        return Vec::new();
+    }
+    let before = |end: usize| episode.sampled_spans().filter(|span| span.end <= end).map(|span| span.len()).sum();
+    episode.paths().map(|path| before(path.end)).collect()
 }
 
 /// Rewards of turns, for each reward that is their sum. Empty where the environment gives none by turn.

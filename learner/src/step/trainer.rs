@@ -351,6 +351,7 @@ impl Trainer {
     /// The sequences of a step; with truncated or constrained sampling, their supports under the current policy.
     fn forward<'b>(&self, batch: &StepBatch<'b>, metrics: &mut StepMetrics) -> Result<Forward<'b>, LearnerError> {
         let model = self.policy.model().config();
+        self.require_choices(batch)?;
         let mut forward = Forward {
             sequences: batch.rows.iter().map(|row| self.routed(row).of_model(model)).collect(),
             supports: None,
@@ -373,6 +374,24 @@ impl Trainer {
             metrics.times.old_logprobs += start.elapsed();
         }
         Ok(forward)
+    }
+
+    /// Whether every row that is trained on has the choices of experts that the run asks for, of this model.
+    fn require_choices(&self, batch: &StepBatch<'_>) -> Result<(), LearnerError> {
+        let (replay, model) = (self.config.router_replay, self.policy.model().config());
+        let Some(experts) = model.experts.as_ref().filter(|_| replay != RouterReplay::Disabled) else { return Ok(()) };
+        let width = (model.num_hidden_layers - experts.dense_layers.len()) * experts.per_token;
+        for row in batch.rows.iter().filter(|row| row.trained) {
+            let problem = match row.completion.routing.as_deref() {
+                Some(routing) if routing.width as usize == width => continue,
+                Some(_) => "has choices of experts of another model",
+                None if replay == RouterReplay::Compare => continue,
+                None => "has no choices of experts, which `router_replay` R3 computes with",
+            };
+            let message = format!("completion {} of group {} {problem}", row.completion.sample, row.group.id);
+            return Err(LearnerError::Peer(message));
+        }
+        Ok(())
     }
 
     /// The sequence of a row, with the experts that the sampler chose where the run asks for them.

@@ -94,6 +94,7 @@ fn golden_advantages_outcome() {
             .map(|(i, outcomes)| Sample {
                 group: i / size,
                 tokens: 1 + i % 3,
+                paths: Vec::new(),
                 valid: true,
                 trained: true,
                 outcomes: outcomes.into(),
@@ -181,6 +182,7 @@ fn golden_advantages_verl() {
             .map(|i| Sample {
                 group: groups[i],
                 tokens: lengths[i],
+                paths: Vec::new(),
                 valid: true,
                 trained: true,
                 outcomes: (&outcomes[i]).into(),

@@ -8,8 +8,11 @@ use proptest::prelude::*;
 use shared::{ModelDir, config::TrainConfig};
 use tch::{Device, Kind, Tensor};
 
-/// One family for each kind of state.
-const FAMILIES: [&str; 3] = ["lfm2", "qwen3_5", "lfm3"];
+/// One family for each kind of state, and one with experts, to which the same holds.
+const FAMILIES: [&str; 4] = ["lfm2", "qwen3_5", "lfm3", "qwen3_moe"];
+
+/// Those with a state, whose adapters are on every linear layer.
+const STATES: [&str; 3] = ["lfm2", "qwen3_5", "lfm3"];
 
 type Rows = Vec<(Vec<u32>, Vec<u32>)>;
 
@@ -99,6 +102,34 @@ fn a_row_has_the_same_bits_whatever_its_neighbours_say() {
     }
 }
 
+/// What decides a state's decay is the same number on both sides, to the last bit, although the passes are rounded.
+#[test]
+fn decays_are_not_rounded_in_what_is_computed_with_and_what_is_published() {
+    let name = "model.layers.0.linear_attn.A_log";
+    let options = LoadOptions { kind: Kind::BFloat16, ..LoadOptions::default() };
+    let (Some(trained), Some(frozen)) =
+        (decoder("qwen3_5", options), decoder("qwen3_5", LoadOptions { trainable: false, ..options }))
+    else {
+        return;
+    };
+    let masters = trained.weights().trained();
+    let _ = slice(masters, masters.flat(), name).g_add_scalar_(1e-4);
+    let published = trained.weights().host().values(name).unwrap().to_vec();
+    assert_eq!(published, masters.read_f32(name).unwrap());
+    assert_ne!(published, trained.weights().base().read_f32(name).unwrap(), "the rounded copy has other numbers");
+    // The reference of a run is such a model.
+    let rows: Rows = vec![((1..60).collect(), (7..40).collect())];
+    let logprobs = |model: &Decoder| {
+        let sequences: Vec<Sequence<'_>> = rows.iter().map(|(prompt, ids)| Sequence::new(prompt, ids)).collect();
+        let batch = MicroBatch::new(&sequences, &[0], Device::Cpu);
+        Vec::<f64>::try_from(model.evaluate(&batch, 1.0).logprobs_N.to_kind(Kind::Double)).unwrap()
+    };
+    let moved = logprobs(&trained);
+    let _ = slice(masters, masters.flat(), name).g_add_scalar_(-1e-4);
+    assert_eq!(logprobs(&trained), logprobs(&frozen));
+    assert_ne!(moved, logprobs(&frozen), "the decay that training moves is the one that passes read");
+}
+
 #[test]
 fn layers_that_are_computed_again_give_the_same_bits() {
     let prompt: Vec<u32> = (1..80).collect();
@@ -113,9 +144,10 @@ fn layers_that_are_computed_again_give_the_same_bits() {
     }
 }
 
-/// Products are in bfloat16, and states are not. The bounds tell rounding from another computation.
+/// Products are in bfloat16, and sums, states and routers are not. The tiny models' weights are steep, so the exact
+/// model is one with the weights that the passes read. Every tensor's gradient counts by itself.
 #[test]
-fn bfloat16_is_near() {
+fn bfloat16_is_near_with_every_tensor() {
     let prompt: Vec<u32> = (1..100).collect();
     let rows: Rows = vec![(prompt.clone(), vec![9; 20]), (prompt, vec![4, 5, 6])];
     for family in FAMILIES {
@@ -125,14 +157,22 @@ fn bfloat16_is_near() {
         ) else {
             return;
         };
-        let [(exact, exact_flat), (rounded, rounded_flat)] =
-            [exact, rounded].map(|model| differentiate(&model, &rows, &[0, 1], 1 << 20));
-        for (a, b) in exact.iter().flatten().zip(rounded.iter().flatten()) {
-            assert!((a - b).abs() < 0.5, "{family}: {a}, {b}");
+        let (of_exact, read) = (exact.weights().base(), rounded.weights().host());
+        for (name, shape) in of_exact.named() {
+            let values = Tensor::from_slice(read.values(name).unwrap()).view(shape).to_kind(Kind::Double);
+            slice(of_exact, of_exact.flat(), name).copy_(&values);
         }
-        let rounded_flat = rounded_flat.to_kind(Kind::Double);
-        let cosine = exact_flat.dot(&rounded_flat) / (exact_flat.norm() * rounded_flat.norm());
-        assert!(cosine.double_value(&[]) > 0.9, "{family}: {cosine}");
+        let [(own, own_flat), (other, other_flat)] =
+            [&exact, &rounded].map(|model| differentiate(model, &rows, &[0, 1], 1 << 20));
+        for (a, b) in own.iter().flatten().zip(other.iter().flatten()) {
+            assert!((a - b).abs() < 0.45, "{family}: {a}, {b}");
+        }
+        let other_flat = other_flat.to_kind(Kind::Double);
+        for (name, _) in of_exact.named() {
+            let [a, b] = [&own_flat, &other_flat].map(|flat| slice(of_exact, flat, name).reshape([-1]));
+            let cosine = (a.dot(&b) / (a.norm() * b.norm())).double_value(&[]);
+            assert!(cosine > 0.95 || a.norm().double_value(&[]) == 0.0, "{family}: {name} has the cosine {cosine}");
+        }
     }
 }
 
@@ -145,7 +185,7 @@ fn slice(parameters: &Parameters, flat: &Tensor, name: &str) -> Tensor {
 fn an_adapter_on_every_linear_layer_is_the_merged_model() {
     let prompt: Vec<u32> = (1..70).collect();
     let rows: Rows = vec![(prompt.clone(), vec![9; 20]), (prompt, vec![4, 5, 6])];
-    for family in FAMILIES {
+    for family in STATES {
         let Some(model) = model(family) else { return };
         let config = TrainConfig { use_peft: true, lora_r: 3, lora_alpha: 6.0, ..TrainConfig::default() };
         let adapter = adapter_config(&config, &model).unwrap().unwrap();

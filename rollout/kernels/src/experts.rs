@@ -92,25 +92,26 @@ impl Experts<'_> {
 /// of equal ones those with the smaller numbers. Weights are the softmax over all logits, divided by their sum where
 /// they are `normalised`. A logit that is no number gives weights that are none.
 fn route<'r>(
-    logits: &[f32],
+    logits: &'r [f32],
     per_token: usize,
     normalised: bool,
     ranks: &'r mut Vec<usize>,
 ) -> impl Iterator<Item = (usize, f32)> + use<'r> {
     ranks.clear();
     ranks.extend(0..logits.len());
-    ranks.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]));
-    ranks.truncate(per_token);
+    if per_token < ranks.len() {
+        ranks.select_nth_unstable_by(per_token, |&a, &b| logits[b].total_cmp(&logits[a]).then(a.cmp(&b)));
+        ranks.truncate(per_token);
+    }
     let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let mass = |logit: f32| (f64::from(logit) - f64::from(largest)).exp();
+    let mass = move |logit: f32| (f64::from(logit) - f64::from(largest)).exp();
     let total: f64 = match normalised {
         _ if logits.iter().any(|logit| logit.is_nan()) => f64::NAN,
         true => ranks.iter().map(|&expert| mass(logits[expert])).sum(),
         false => logits.iter().map(|&logit| mass(logit)).sum(),
     };
     ranks.sort_unstable();
-    let weights: Vec<f32> = ranks.iter().map(|&expert| (mass(logits[expert]) / total) as f32).collect();
-    ranks.iter().copied().zip(weights)
+    ranks.iter().map(move |&expert| (expert, (mass(logits[expert]) / total) as f32))
 }
 
 #[cfg(test)]
@@ -118,7 +119,8 @@ mod tests {
     use super::*;
 
     fn routed(logits: &[f32], per_token: usize, normalised: bool) -> Vec<(usize, f32)> {
-        route(logits, per_token, normalised, &mut Vec::new()).collect()
+        let mut ranks = Vec::new();
+        route(logits, per_token, normalised, &mut ranks).collect()
     }
 
     #[test]

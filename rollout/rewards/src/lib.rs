@@ -145,7 +145,7 @@ impl RewardCompletion {
         Self {
             text,
             token_ids: episode.token_ids().to_vec(),
-            given: episode.given_spans().collect(),
+            given: episode.between_turns().collect(),
             finish_reason: episode.finish_reason(),
             conversation: None,
         }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use rollout_kernels::rounded::{from_bytes_of_row, from_halves, shortened, to_bytes_of_row, to_halves};
 use serde::{Deserialize, Serialize};
-use shared::{TensorEntry, config::RolloutDtype};
+use shared::{BaseFormat, PerLayerInput, TensorEntry, config::RolloutDtype};
 
 /// Numbers that are packed together: some for each core even of a small tensor, and enough for compression to pay.
 const BLOCK: usize = 1 << 17;
@@ -25,31 +25,17 @@ pub enum Form {
 
 /// Whether a tensor is used as the weight of a linear layer only. A head that is tied to the embedding has no tensor of
 /// its own.
-fn is_linear(name: &str) -> bool {
-    const ENDS: [&str; 13] = [
-        "_proj.weight",
-        ".per_layer_input_gate.weight",
-        ".per_layer_projection.weight",
-        ".per_layer_model_projection.weight",
-        ".input_linear.weight",
-        ".output_linear.weight",
-        ".w1.weight",
-        ".w2.weight",
-        ".w3.weight",
-        ".in_proj_qkv.weight",
-        ".in_proj_z.weight",
-        ".in_proj_a.weight",
-        ".in_proj_b.weight",
-    ];
-    name == "lm_head.weight" || ENDS.iter().any(|end| name.ends_with(end))
+fn is_linear(name: &str, shape: &[usize]) -> bool {
+    let projection = name.strip_suffix(".weight") == Some(PerLayerInput::PROJECTION);
+    name == "lm_head.weight" || projection || BaseFormat::matrix(name, shape).is_some()
 }
 
 impl Form {
     /// The form in which a sampler that computes in `dtype` keeps a tensor.
     #[must_use]
-    pub fn of(name: &str, dtype: RolloutDtype) -> Self {
+    pub fn of(name: &str, shape: &[usize], dtype: RolloutDtype) -> Self {
         match dtype {
-            _ if !is_linear(name) => Self::Whole,
+            _ if !is_linear(name, shape) => Self::Whole,
             RolloutDtype::Auto => Self::Whole,
             RolloutDtype::Bf16x3 => Self::Short,
             RolloutDtype::Bf16 | RolloutDtype::Bf16Dot => Self::Halves,
@@ -214,7 +200,11 @@ mod tests {
 
     #[test]
     fn what_is_not_only_a_linear_layer_stays_whole() {
-        let of = |name| Form::of(name, RolloutDtype::Int8);
+        let of = |name: &str| {
+            let shape =
+                if name.ends_with("_proj.weight") || !name.starts_with("model.layers") { &[4, 8][..] } else { &[8] };
+            Form::of(name, shape, RolloutDtype::Int8)
+        };
         for name in ["model.layers.0.mlp.down_proj.weight", "model.layers.11.self_attn.q_proj.weight", "lm_head.weight"]
         {
             assert_eq!(of(name), Form::Bytes, "{name}");

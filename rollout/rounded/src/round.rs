@@ -77,7 +77,7 @@ struct Tensor {
 impl Tensor {
     fn of(entry: &TensorEntry, values: &[f32], dtype: RolloutDtype) -> Result<Self, RoundedError> {
         let grid = Grid::of(entry);
-        let wanted = Form::of(&entry.name, dtype);
+        let wanted = Form::of(&entry.name, &entry.dimensions(), dtype);
         let (form, rounded) = match rounded(values, grid, wanted) {
             Some(rounded) => (wanted, rounded),
             None => (Form::Whole, rounded(values, grid, Form::Whole).expect("numbers can stay what they are")),

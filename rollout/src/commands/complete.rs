@@ -37,8 +37,8 @@ use crate::{
     turns::Conversations,
 };
 
-/// Conversations that are begun at once, each with an environment: enough to keep the engine busy while others wait for
-/// their tools.
+/// Conversations that are begun at once, each with an environment, where the engine does not decode more: enough to
+/// keep it busy while others wait for their tools.
 const CONVERSATIONS: usize = 256;
 
 /// Every completion of a dataset.
@@ -163,12 +163,12 @@ impl GenerationFlags {
             Journal::open(output, &generation.identity(model.dir(), &export, engine.options(), rewards)?)
         });
         let kept = kept.transpose()?;
-        let max_model_len = engine.options().max_model_len;
+        let EngineOptions { max_model_len, max_num_seqs, .. } = *engine.options();
         let mut generator: Box<dyn PairGenerator> = match conversations {
             Some(conversations) => conversations.around(Box::new(engine), max_model_len),
             None => Box::new(engine),
         };
-        let completed = generation.complete(&mut *generator, tokenizer, scoring, kept, watch)?;
+        let completed = generation.complete((&mut *generator, max_num_seqs), tokenizer, scoring, kept, watch)?;
         self.trace.write()?;
         Ok(completed)
     }
@@ -248,6 +248,8 @@ impl Generation {
             "candidates": options.candidates,
         });
         let sampling = serde_json::to_value(&self.sampling)?;
+        let templates = format!("{:?}", model.chat_templates()?);
+        let templates = blake3::hash(templates.as_bytes()).to_hex().to_string();
         let tools = self.held.as_ref().map(|held| {
             json!({
                 "tools": held.tools,
@@ -255,6 +257,8 @@ impl Generation {
                 "max_tool_calling_iterations": held.max_tool_calling_iterations,
                 "environment_timeout": held.environment_timeout,
                 "episode_timeout": held.episode_timeout,
+                // Replies are rendered later than prompts.
+                "chat_template": templates,
             })
         });
         let parts = [identity, sampling].into_iter().chain(tools).filter_map(|part| part.as_object().cloned());
@@ -264,7 +268,7 @@ impl Generation {
     /// Generates, and scores beside it.
     fn complete(
         self,
-        generator: &mut dyn PairGenerator,
+        (generator, max_num_seqs): (&mut dyn PairGenerator, usize),
         tokenizer: Tokenizer,
         scoring: Option<Scoring>,
         kept: Option<(Journal, Vec<Scored>)>,
@@ -281,7 +285,7 @@ impl Generation {
         let mut assembly = Assembly::new(tokenizer, self.sampling.clone(), self.num_generations, scoring)
             .with_constraint(self.constraint.clone());
         let mut left = rows.iter().zip(0..).filter(|(_, position)| !done.contains(position));
-        let most = if self.held.is_some() { CONVERSATIONS } else { usize::MAX };
+        let most = if self.held.is_some() { CONVERSATIONS.max(2 * max_num_seqs) } else { usize::MAX };
         let mut begin_more = |generator: &mut dyn PairGenerator, assembly: &mut Assembly| {
             while generator.running() + generator.waiting() < most
                 && let Some((row, position)) = left.next()
@@ -372,7 +376,7 @@ mod tests {
         let generation =
             Generation { dataset, sampling, constraint, is_asked: false, num_generations: 3, correct_at, held };
         let mut generator = Scripted::new(2, |prompt, sample| vec![70 + sample; prompt.len() + sample as usize]);
-        let completed = generation.complete(&mut generator, tokenizer.clone(), None, None, None).unwrap();
+        let completed = generation.complete((&mut generator, 2), tokenizer.clone(), None, None, None).unwrap();
         assert!(generator.is_idle());
         assert_eq!(completed.groups.len(), 3);
         let mut tokens = 0;

@@ -69,7 +69,8 @@ impl JudgingFlags {
     /// How tokens are drawn.
     ///
     /// # Errors
-    /// A value out of range, and several completions that would all be the same.
+    /// A value out of range, several completions that would all be the same, unknown reward functions, and a threshold
+    /// that is no number.
     pub fn sampling(&self, generation: &GenerationFlags) -> anyhow::Result<SamplingParams> {
         let greedy = self.num_generations == 1;
         let sampling = generation.sampling.params(if greedy { 0.0 } else { SamplingParams::default().temperature })?;
@@ -78,13 +79,18 @@ impl JudgingFlags {
             "--temperature 0 makes all {} completions of a prompt the same; leave --num-generations at 1",
             self.num_generations
         );
+        if let Some(correct_at) = self.correct_at {
+            ensure!(correct_at.is_finite(), "--correct-at must be a number, got {correct_at}");
+        }
+        // Unknown functions are found before a model is fetched.
+        generation.rewards.functions()?;
         Ok(sampling)
     }
 
     /// How scores are read, where completions may be conversations with tools.
     ///
     /// # Errors
-    /// Missing reward functions, and a threshold that is no number.
+    /// Missing reward functions.
     pub fn judging(&self, generation: &GenerationFlags, tools: Option<&TrainConfig>) -> anyhow::Result<Judging> {
         let functions = generation.rewards.functions()?;
         let of_first = match functions.first() {
@@ -94,7 +100,6 @@ impl JudgingFlags {
             None => bail!("--reward-funcs is missing: `tandem rewards` lists the functions"),
         };
         let correct_at = self.correct_at.unwrap_or(of_first);
-        ensure!(correct_at.is_finite(), "--correct-at must be a number, got {correct_at}");
         Ok(Judging { correct_at, failure: RewardFailure::Exclude })
     }
 }

@@ -10,11 +10,16 @@ use anyhow::{Context, ensure};
 use serde_json::{Map, Value, json};
 use shared::{Completion, Episode, RewardOutcome, Scored, TokenLogprob, config::RewardFailure, files::atomic};
 
-/// One line per reward function that failed somewhere: how often, and the reason of the first failure.
+/// One line for environments, and one per reward function, that failed somewhere: how often, and the reason of the
+/// first failure. Where an environment has failed, no function was asked.
 #[must_use]
 pub fn failures(groups: &[Scored]) -> Vec<String> {
     let names = groups.first().map(|group| group.reward_names.as_slice()).unwrap_or_default();
-    let completions = || groups.iter().flat_map(|group| &group.completions);
+    let all = || groups.iter().flat_map(|group| &group.completions);
+    let lost: Vec<&str> = all().filter_map(|completion| completion.exchange.as_ref()?.reason()).collect();
+    let of_environments =
+        lost.first().map(|first| format!("the environments of {} conversations failed, first: {first}", lost.len()));
+    let completions = || all().filter(|completion| !completion.environment_failed());
     let of_function = |(index, (name, _)): (usize, &(String, f64))| {
         let mut reasons = completions().filter_map(|completion| match &completion.rewards[index] {
             RewardOutcome::Failed(reason) => Some(reason),
@@ -23,7 +28,7 @@ pub fn failures(groups: &[Scored]) -> Vec<String> {
         let first = reasons.next()?;
         Some(format!("reward function `{name}` failed {} times, first: {first}", 1 + reasons.count()))
     };
-    names.iter().enumerate().filter_map(of_function).collect()
+    of_environments.into_iter().chain(names.iter().enumerate().filter_map(of_function)).collect()
 }
 
 /// Refuses, before any work is done, an output that could not be written after it.

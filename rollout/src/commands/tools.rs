@@ -1,6 +1,8 @@
 //! Tools and environments of `eval` and `compare`: those that flags name, else those of the run that a model is of.
 
-use anyhow::{bail, ensure};
+use std::path::{self, PathBuf};
+
+use anyhow::{Context, bail, ensure};
 use rollout_rewards::RewardFunction;
 use shared::config::{AdvantageLevel, EnvironmentFactory, Stragglers, TrainConfig, layers};
 
@@ -51,18 +53,17 @@ impl ToolFlags {
     /// # Errors
     /// As [`ToolFlags::of`], and runs with different tools.
     pub fn of_both(&self, models: &[NamedModel; 2], rewards: &RewardFlags) -> anyhow::Result<Option<TrainConfig>> {
-        let [a, b] = [self.found(&models[0], rewards)?, self.found(&models[1], rewards)?];
-        let identity = |config: &TrainConfig| {
-            let bounds = (config.max_tool_calling_iterations, config.reward_dir.clone());
-            (config.tools.clone(), config.environment_factory.clone(), bounds)
-        };
-        if let (Some(a), Some(b)) = (&a, &b) {
+        let found = [self.found(&models[0], rewards)?, self.found(&models[1], rewards)?];
+        if let [Some(a), Some(b)] = &found {
+            let [a, b] = [self.bounded(a), self.bounded(b)];
             ensure!(
-                identity(a) == identity(b),
-                "A and B are of runs with other tools each: name those that both are to get with --tools or \
-                 --environment-factory, or complete the prompts as they are with --without-tools"
+                a == b,
+                "A and B are of runs with other tools each, or with other bounds of conversations ({a:?} and {b:?}): \
+                 name those that both are to get with --tools or --environment-factory and the flags of bounds, or \
+                 complete the prompts as they are with --without-tools"
             );
         }
+        let [a, b] = found;
         self.with_bounds(a.or(b))
     }
 
@@ -92,22 +93,59 @@ impl ToolFlags {
             }
             return Ok(None);
         };
+        let Held { max_tool_calling_iterations, environment_timeout, episode_timeout, .. } = self.bounded(&found);
+        let max_kept_states = self.max_kept_states.or(found.max_kept_states);
         Ok(Some(TrainConfig {
-            max_tool_calling_iterations: self.max_tool_calling_iterations.or(found.max_tool_calling_iterations),
-            environment_timeout: self.environment_timeout.unwrap_or(found.environment_timeout),
-            episode_timeout: self.episode_timeout.or(found.episode_timeout),
-            max_kept_states: self.max_kept_states.or(found.max_kept_states),
+            max_tool_calling_iterations,
+            environment_timeout,
+            episode_timeout,
+            max_kept_states,
             ..found
         }))
     }
+
+    /// What conversations of a configuration depend on, with the bounds of the flags.
+    fn bounded(&self, found: &TrainConfig) -> Held {
+        let classes = found.environment_factory.iter().flat_map(EnvironmentFactory::classes);
+        let has_code = found.tools.iter().any(|tool| !layers::is_built_in(tool))
+            || classes.into_iter().any(|(_, class)| !layers::is_built_in(class));
+        Held {
+            tools: found.tools.clone(),
+            environment_factory: found.environment_factory.clone(),
+            place: has_code.then(|| (found.reward_dir.clone(), found.reward_python.clone())),
+            max_tool_calling_iterations: self.max_tool_calling_iterations.or(found.max_tool_calling_iterations),
+            environment_timeout: self.environment_timeout.unwrap_or(found.environment_timeout),
+            episode_timeout: self.episode_timeout.or(found.episode_timeout),
+        }
+    }
+}
+
+/// What conversations depend on.
+#[derive(Debug, PartialEq)]
+struct Held {
+    tools: Vec<String>,
+    environment_factory: Option<EnvironmentFactory>,
+    /// The folder of the user's code and its interpreter, where some of it is the user's.
+    place: Option<(Option<PathBuf>, String)>,
+    max_tool_calling_iterations: Option<u32>,
+    environment_timeout: f64,
+    episode_timeout: Option<f64>,
 }
 
 /// The configuration of the run that a model is of, as far as it is about tools; none without a run or without tools.
 fn of_run(model: &NamedModel) -> anyhow::Result<Option<TrainConfig>> {
     let Some(run) = model.run() else { return Ok(None) };
     let path = run.config();
-    // A configuration of something else has no tools.
-    let Ok(config) = layers::load(Some(&path), &Vec::new()) else { return Ok(None) };
+    if !path.exists() {
+        return Ok(None);
+    }
+    let config = layers::load(Some(&path), &Vec::new()).with_context(|| {
+        format!(
+            "the tools of the model's run are not known; name them with --tools or --environment-factory, or complete \
+             the prompts as they are with --without-tools ({})",
+            path.display()
+        )
+    })?;
     if let Some(agent) = &config.agent {
         bail!(
             "the policy of {} was asked by an agent, {agent:?} (`agent`), which only the evaluations of a run can \
@@ -134,13 +172,21 @@ pub(super) fn held(
     max_completion_length: u32,
 ) -> TrainConfig {
     TrainConfig {
-        reward_funcs: functions.iter().map(|function| function.name().to_owned()).collect(),
+        reward_funcs: functions.iter().map(|function| found_from_here(function.name())).collect(),
         reward_weights: rewards.reward_weights.clone(),
         reward_timeout: rewards.reward_timeout,
         max_completion_length,
         max_model_len: None,
         ..tools.clone()
     }
+}
+
+/// The name of a function, whose file is found from the working directory although the run's tools lie elsewhere.
+pub(super) fn found_from_here(function: &str) -> String {
+    let Some((stem, name)) = function.split_once(".py:") else { return function.to_owned() };
+    let file = format!("{stem}.py");
+    let full = path::absolute(&file).map_or(file, |full| full.display().to_string());
+    format!("{full}:{name}")
 }
 
 #[cfg(test)]

@@ -40,6 +40,8 @@ pub(super) fn open(
     let EngineOptions { rollout_dtype, kv_dtype, speculative_tokens, .. } = *options;
     let needs_packed = (rollout_dtype != RolloutDtype::Auto).then(|| format!("rollout_dtype {rollout_dtype}"));
     let needs_packed = needs_packed.or((kv_dtype != KvDtype::Auto).then(|| format!("kv_dtype {kv_dtype}")));
+    let replays = options.keep_routing && config.experts.is_some();
+    let needs_packed = needs_packed.or(replays.then(|| "router_replay".to_owned()));
     if let Some(option) = needs_packed.or((speculative_tokens > 0).then(|| "speculative_tokens".to_owned())) {
         let message = format!("{option} needs the packed kernels, which take fp32 exports on the CPU");
         return Err(EngineError::Options(message));

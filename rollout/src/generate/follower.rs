@@ -121,7 +121,10 @@ impl WeightFollower {
     /// what it has is lost.
     #[must_use]
     pub fn takes_groups(&self, engine: &dyn Generate) -> bool {
-        !self.lost && self.pending.is_none_or(|pending| self.swap != WeightSwap::Drain && pending > engine.version())
+        let may_start = |pending: PolicyVersion| {
+            !self.replaces_lost && self.swap != WeightSwap::Drain && pending > engine.version()
+        };
+        !self.lost && self.pending.is_none_or(may_start)
     }
 
     /// Whether sequences that wait in the engine may start.

@@ -276,7 +276,8 @@ fn size_placed(placed: &Placed) -> usize {
 pub(super) fn size(group: &Group) -> usize {
     let of_completion = |c: &shared::Completion| {
         let exchange = c.exchange.as_ref().map_or(0, |exchange| exchange.bytes());
-        size_of_val(c) + c.text.len() + c.episode.bytes() + size_of_val(c.rewards.as_slice()) + exchange
+        let routing = c.routing.as_ref().map_or(0, |routing| size_of_val(&**routing) + size_of_val(&*routing.choices));
+        size_of_val(c) + c.text.len() + c.episode.bytes() + size_of_val(c.rewards.as_slice()) + exchange + routing
     };
     let completions: usize = group.completions.iter().map(of_completion).sum();
     size_of_val(group)

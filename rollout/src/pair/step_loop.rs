@@ -27,7 +27,7 @@ use super::{
 use crate::{
     assembly::Assembly,
     data::Dataset,
-    engine::Output,
+    engine::{FinishedSequence, Output},
     generate::{Next, PairGenerator, Work, drive, follower::WeightFollower},
     trace::{self, Event},
 };
@@ -298,9 +298,12 @@ impl<'g> Work<dyn PairGenerator + 'g> for StepLoop {
         for sequence in outputs.into_iter().filter_map(Output::ended) {
             tokens += sequence.token_ids.len() as u64;
             let rewards = generator.take_rewards(&sequence);
-            let assembly = match &mut self.evaluation {
-                Some(evaluation) if evaluation.active() => evaluation.assembly(),
-                _ => &mut self.assembly,
+            let (assembly, sequence) = match &mut self.evaluation {
+                // Nobody reads the choices of experts in an evaluation.
+                Some(evaluation) if evaluation.active() => {
+                    (evaluation.assembly(), FinishedSequence { routing: None, ..sequence })
+                }
+                _ => (&mut self.assembly, sequence),
             };
             match generator.take_conversation(&sequence) {
                 Some(conversed) => assembly.add_conversation(conversed)?,

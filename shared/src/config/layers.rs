@@ -176,7 +176,8 @@ fn named(
 }
 
 /// Whether an entry of the options for code names something of the program's own, which lies in no folder.
-fn is_built_in(entry: &str) -> bool {
+#[must_use]
+pub fn is_built_in(entry: &str) -> bool {
     entry.starts_with(BUILT_IN) || entry.chars().all(|c| c.is_alphanumeric() || c == '_')
 }
 

@@ -60,6 +60,14 @@ pub struct TensorEntry {
     pub blake3: String,
 }
 
+impl TensorEntry {
+    /// [`Self::shape`] as the lengths of dimensions in memory.
+    #[must_use]
+    pub fn dimensions(&self) -> Vec<usize> {
+        self.shape.iter().map(|&n| n as usize).collect()
+    }
+}
+
 /// The adapter that turns an export into a version.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AdapterEntry {
@@ -243,7 +251,7 @@ impl WeightManifest {
     /// Names and shapes of the parameters, as [`ModelConfig::parameters`] gives them.
     pub fn parameters(&self) -> impl Iterator<Item = (String, Vec<usize>)> {
         let stored = self.tensors.iter().filter(|t| t.role == TensorRole::Parameter);
-        stored.map(|t| (t.name.clone(), t.shape.iter().map(|&n| n as usize).collect()))
+        stored.map(|t| (t.name.clone(), t.dimensions()))
     }
 
     /// The tensor of that name.

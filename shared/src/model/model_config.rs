@@ -295,6 +295,15 @@ impl TrainConfig {
                 format!("`router_replay` {} is for models with experts, and this one has none", self.router_replay);
             return Err(ConfigError::Value(message));
         }
+        if let Some(original) = model.original_length().filter(|_| self.agent.is_some())
+            && self.max_model_len.is_none_or(|longest| longest > original)
+        {
+            return Err(ConfigError::Value(format!(
+                "`agent` is not possible with longer sequences than {original} tokens of this model, whose positions \
+                 turn by a sequence's length: conversations of one sample may have other lengths; set `max_model_len` \
+                 to {original}"
+            )));
+        }
         let limit = model.max_position_embeddings;
         match self.max_model_len.filter(|&asked| asked > limit) {
             Some(asked) => {

@@ -1,45 +1,19 @@
 //! Experts in the place of an MLP, in plain operators: each expert multiplies the tokens that chose it, and no others.
 
-use shared::{Dtype, Experts};
+use shared::Experts;
 
 use super::{Decoder, parameter};
-use crate::onnx::{
-    builder::{GraphBuilder, data_type, int, text},
-    proto::DataType,
-};
-
-/// Constants of all layers with experts.
-pub(super) struct ExpertConstants {
-    /// `[experts per token]`.
-    chosen: String,
-    /// `[-1]`: the axis of experts, and the shape of one row.
-    last: String,
-    /// `[-1, 1]`: indices as `ScatterND` takes them.
-    column: String,
-}
-
-impl ExpertConstants {
-    /// Declared once, before the layers.
-    pub(super) fn declare(experts: &Experts, rest: &str, graph: &mut GraphBuilder) -> Self {
-        Self {
-            chosen: graph.integers("experts.per_token", &[experts.per_token as i64]),
-            last: rest.to_owned(),
-            column: graph.integers("shape.column", &[-1, 1]),
-        }
-    }
-}
+use crate::onnx::builder::{int, text};
 
 impl Decoder<'_> {
     /// The weighted sum of the chosen experts' results, `[tokens, hidden]`.
     pub(super) fn experts(&mut self, layer: usize, experts: &Experts, input: &str) -> String {
         let columns = self.expert_weights(layer, experts, input);
         let name = |what: &str| format!("layers.{layer}.experts.{what}");
-        let (last, column) = {
-            let constants = self.constants.experts.as_ref().expect("a model with experts has their constants");
-            (constants.last.clone(), constants.column.clone())
-        };
+        let last = self.constants.flat.clone();
+        let column = self.graph.integers_once("shape.column", &[-1, 1]);
         // Half precision has no kernels for what adds rows up.
-        let wide = self.cast(&name("input.wide"), input.to_owned(), DataType::Float);
+        let wide = self.as_float(input);
         let mut sum = self.graph.node("Sub", &name("sum.0"), &[&wide, &wide], &[]);
         for (expert, weights) in columns.iter().enumerate() {
             let name = |what: &str| format!("layers.{layer}.experts.{expert}.{what}");
@@ -50,14 +24,14 @@ impl Decoder<'_> {
             let own = node("Gather", "input", &[input, &rows]);
             let weights = node("Gather", "weights", &[weights, &rows]);
             let result = self.gated(layer, &Experts::block(expert), &own);
-            let result = self.cast(&name("result"), result, DataType::Float);
+            let result = self.as_float(&result);
             let mut node = |op: &str, what: &str, inputs: &[&str]| self.graph.node(op, &name(what), inputs, &[]);
             let result = node("Mul", "weighted", &[&result, &weights]);
             let rows = node("Reshape", "rows.column", &[&places, &column]);
             let add = text("reduction", "add");
             sum = self.graph.node("ScatterND", &name("sum"), &[&sum, &rows, &result], &[add]);
         }
-        self.cast(&name("output"), sum, data_type(self.dtype))
+        self.as_stored(&sum)
     }
 
     /// The weights of the tokens for each expert, fp32 `[tokens, 1]`; 0 where a token does not choose the expert.
@@ -65,10 +39,10 @@ impl Decoder<'_> {
         let name = |what: &str| format!("layers.{layer}.router.{what}");
         let weight = parameter(layer, &format!("{}.weight", Experts::ROUTER));
         let logits = self.gemm(&name("logits"), input, &weight, None);
-        let wide = self.cast(&name("wide"), logits, DataType::Float);
+        let wide = self.as_float(&logits);
         let probabilities = self.graph.node("Softmax", &name("probabilities"), &[&wide], &[int("axis", -1)]);
-        let constants = self.constants.experts.as_ref().expect("a model with experts has their constants");
-        let (chosen, last) = (constants.chosen.clone(), constants.last.clone());
+        let last = self.constants.flat.clone();
+        let chosen = self.graph.integers_once("experts.per_token", &[experts.per_token as i64]);
         let (mut values, indices) = (name("values"), name("indices"));
         self.graph.operator(
             "",
@@ -89,13 +63,5 @@ impl Decoder<'_> {
         let parts = int("num_outputs", experts.count as i64);
         self.graph.operator("", "Split", &name("columns"), &[&all], &outputs, &[int("axis", 1), parts]);
         columns
-    }
-
-    /// A value in another type, where the graph does not compute in that type anyway.
-    fn cast(&mut self, name: &str, value: String, to: DataType) -> String {
-        if self.dtype == Dtype::Fp32 {
-            return value;
-        }
-        self.graph.node("Cast", name, &[&value], &[int("to", to as i64)])
     }
 }

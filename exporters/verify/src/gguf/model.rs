@@ -76,7 +76,7 @@ impl Reading<'_> {
                 "qwen3moe" => Some(Mixture {
                     count: size("expert_count")
                         .ok()
-                        .filter(|count| *count <= 1 << 16)
+                        .filter(|count| *count <= 1024)
                         .ok_or_else(|| self.wrong("it has no number of experts"))?,
                     per_token: size("expert_used_count")?,
                     width: size("expert_feed_forward_length")?,
@@ -164,7 +164,7 @@ impl Reading<'_> {
         }
         let window = metadata.size(&format!("{family}.attention.sliding_window"));
         let local = frequencies(GEMMA_LOCAL_THETA, head_dim);
-        let kernel = metadata.size("lfm2.shortconv.l_cache").unwrap_or(0);
+        let kernel = metadata.size("lfm2.shortconv.l_cache").filter(|kernel| *kernel <= 64).unwrap_or(0);
         let layer = |index: usize| match family {
             _ if heads.is_some_and(|heads| heads[index] == 0) => Layer::of(Mixer::ShortConv(kernel)),
             "gemma3" if !(index + 1).is_multiple_of(GEMMA_PATTERN) => Layer::attention(Some(local.clone()), window),

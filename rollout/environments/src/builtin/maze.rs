@@ -250,6 +250,24 @@ mod tests {
         assert!(shut.to_string().contains("no way from `S` to `G`"), "{shut}");
     }
 
+    /// A warm start shows the model the tools and the words that training gives it.
+    #[test]
+    fn the_warm_start_of_the_example_has_the_same_tools_and_words() {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/maze");
+        let script = "import json, make, random\n\
+                      maze = make.Maze(random.Random(3))\n\
+                      said = [maze.look(maze.start), maze.look(maze.goal)]\n\
+                      print(json.dumps([maze.lines(), make.SCHEMAS, said]))";
+        let mut python = std::process::Command::new("python3");
+        let output = python.args(["-B", "-c", script]).current_dir(folder).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        let [lines, tools, said]: [Value; 3] = serde_json::from_slice(&output.stdout).unwrap();
+        let mut maze = maze(lines).unwrap();
+        let start = maze.look();
+        maze.at = maze.goal;
+        assert_eq!((tools, said), (json!(schemas()), json!([start, maze.look()])));
+    }
+
     #[test]
     fn layouts_are_texts_or_lines_and_need_a_start_and_a_goal() {
         let lines: Vec<&str> = LAYOUT.lines().collect();

@@ -2,7 +2,7 @@
 
 use super::{
     super::{
-        simd::{LANES, Simd, load_up_to},
+        simd::{LANES, Simd, Task, load_up_to},
         spans::Span,
         states::LayerState,
     },
@@ -15,9 +15,9 @@ pub const MAX_KERNEL: usize = 8;
 /// Taps of every channel: `y_t = bias + Σ_j taps_j u_(t - kernel + 1 + j)`, with zeros before the first input.
 #[derive(Debug, Clone, Copy)]
 pub struct Convolution<'a> {
-    /// `[kernel][channels]`, channels in whole blocks ([`pack_taps`]).
+    /// `[kernel][channels]`, channels in whole blocks.
     pub taps: &'a [f32],
-    /// `[channels]`, in whole blocks ([`pack_channels`]).
+    /// `[channels]`, in whole blocks.
     pub bias: Option<&'a [f32]>,
     /// Number of taps.
     pub kernel: usize,
@@ -25,9 +25,32 @@ pub struct Convolution<'a> {
     pub channels: usize,
 }
 
-/// Taps `[channels][1][kernel]`, as checkpoints have them, in the layout of [`Convolution::taps`].
-#[must_use]
-pub fn pack_taps(taps: &[f32], kernel: usize) -> Vec<f32> {
+/// Taps of every channel in the layout of the kernels.
+#[derive(Debug)]
+pub struct Taps {
+    taps: Vec<f32>,
+    bias: Option<Vec<f32>>,
+    kernel: usize,
+    channels: usize,
+}
+
+impl Taps {
+    /// Takes taps `[channels][1][kernel]` and a bias `[channels]`, as checkpoints have them.
+    #[must_use]
+    pub fn of(taps: &[f32], bias: Option<&[f32]>, kernel: usize) -> Self {
+        let (packed, channels) = (pack_taps(taps, kernel), taps.len() / kernel);
+        Self { taps: packed, bias: bias.map(pack_channels), kernel, channels }
+    }
+
+    /// The convolution with them.
+    #[must_use]
+    pub fn convolution(&self) -> Convolution<'_> {
+        Convolution { taps: &self.taps, bias: self.bias.as_deref(), kernel: self.kernel, channels: self.channels }
+    }
+}
+
+/// Taps `[channels][1][kernel]` in the layout of [`Convolution::taps`].
+fn pack_taps(taps: &[f32], kernel: usize) -> Vec<f32> {
     let channels = taps.len() / kernel;
     let width = channels.next_multiple_of(LANES);
     let mut packed = vec![0.0; kernel * width];
@@ -40,8 +63,7 @@ pub fn pack_taps(taps: &[f32], kernel: usize) -> Vec<f32> {
 }
 
 /// One number for each channel, in whole blocks.
-#[must_use]
-pub fn pack_channels(values: &[f32]) -> Vec<f32> {
+fn pack_channels(values: &[f32]) -> Vec<f32> {
     let mut packed = values.to_vec();
     packed.resize(values.len().next_multiple_of(LANES), 0.0);
     packed
@@ -72,13 +94,56 @@ pub(super) unsafe trait Signal {
     unsafe fn output<S: Simd>(&self, token: usize, channel: usize, count: usize, y: S::V);
 }
 
+/// Channels of a task.
+const CHANNELS: usize = 16 * LANES;
+
+/// Some channels of a sequence.
+pub(super) struct Piece<'a, G> {
+    convolution: &'a Convolution<'a>,
+    signal: &'a G,
+    span: &'a Span,
+    states: LayerStates,
+    first: usize,
+}
+
+impl<'a, G: Signal> Piece<'a, G> {
+    /// How many pieces the channels of a sequence have.
+    pub fn count(convolution: &Convolution<'_>) -> usize {
+        convolution.channels.div_ceil(CHANNELS)
+    }
+
+    /// The piece of a number.
+    pub fn of(
+        convolution: &'a Convolution<'a>,
+        signal: &'a G,
+        span: &'a Span,
+        states: LayerStates,
+        number: usize,
+    ) -> Self {
+        Self { convolution, signal, span, states, first: number * CHANNELS }
+    }
+}
+
+impl<G: Signal> Task for Piece<'_, G> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        for channel in (self.first..self.convolution.channels.min(self.first + CHANNELS)).step_by(LANES) {
+            // SAFETY: the caller vouches for the instruction set; sizes are checked, and each task has channels or a
+            // sequence of its own (`Spans::cut`).
+            unsafe { convolve::<S, _>(self.convolution, self.signal, self.span, &self.states, channel) };
+        }
+    }
+}
+
 /// Convolves the channels `channel..channel + 16`, as far as there are so many, of a sequence's tokens.
 ///
 /// # Safety
 /// The instruction set of `S` must be available, sizes be checked, and nobody else touch these channels of the
 /// sequence.
 #[inline(always)]
-pub(super) unsafe fn convolve<S: Simd, G: Signal>(
+unsafe fn convolve<S: Simd, G: Signal>(
     convolution: &Convolution<'_>,
     signal: &G,
     span: &Span,

@@ -15,12 +15,10 @@ use super::{
         states::{LayerState, States},
     },
     Convolution, LayerStates,
-    convolution::{Signal, convolve, part},
+    convolution::{Piece, Signal, part},
     is_new,
 };
 
-/// Channels of a task of the convolution.
-const CHANNELS: usize = 16 * LANES;
 /// Added to the sum of squares of a query or a key.
 const EPSILON: f32 = 1e-6;
 /// Chains of a sum over the rows of a matrix: enough for its additions not to wait for each other.
@@ -82,13 +80,13 @@ impl DeltaRule<'_> {
         }
         let states = LayerStates::of(states, self.layer);
         let call = Call { layer: self, x, qkv: Shared::new(&mut scratch[..tokens * channels]), out: Shared::new(out) };
-        let pieces = channels.div_ceil(CHANNELS);
+        let pieces = Piece::<Call<'_>>::count(&self.convolution);
         let to_convolve = Claims::new(spans.all.len() * pieces);
         let to_mix = Claims::new(spans.all.len() * self.value_heads);
         threads.run(&|| {
             to_convolve.run_all(|task| {
-                let (span, first) = (&spans.all[task / pieces], task % pieces * CHANNELS);
-                isa.run(Convolve { call: &call, span, states, first });
+                let span = &spans.all[task / pieces];
+                isa.run(Piece::of(&self.convolution, &call, span, states, task % pieces));
             });
             to_mix.run_all(|task| {
                 let (span, head) = (&spans.all[task / self.value_heads], task % self.value_heads);
@@ -137,28 +135,6 @@ unsafe impl Signal for Call<'_> {
     unsafe fn output<S: Simd>(&self, token: usize, channel: usize, count: usize, y: S::V) {
         // SAFETY: as above; nobody else writes these channels of the token.
         unsafe { store_up_to::<S>(self.qkv.at(token * self.layer.channels() + channel), count, silu::<S>(y)) };
-    }
-}
-
-/// Some channels of a sequence.
-struct Convolve<'a> {
-    call: &'a Call<'a>,
-    span: &'a Span,
-    states: LayerStates,
-    first: usize,
-}
-
-impl Task for Convolve<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    unsafe fn run<S: Simd>(self) {
-        let convolution = &self.call.layer.convolution;
-        for channel in (self.first..convolution.channels.min(self.first + CHANNELS)).step_by(LANES) {
-            // SAFETY: the caller vouches for the instruction set; sizes are checked, and each task has channels or a
-            // sequence of its own (`Spans::cut`).
-            unsafe { convolve::<S, _>(convolution, self.call, self.span, &self.states, channel) };
-        }
     }
 }
 

@@ -13,7 +13,7 @@ mod convolution;
 pub mod delta_rule;
 pub mod short_conv;
 
-pub use convolution::{Convolution, MAX_KERNEL, pack_channels, pack_taps};
+pub use convolution::{Convolution, MAX_KERNEL, Taps};
 
 use super::{
     parallel::Shared,

@@ -3,16 +3,13 @@
 use super::{
     super::{
         parallel::{Claims, Machine, Shared},
-        simd::{LANES, Simd, Task, store_up_to},
+        simd::{Simd, store_up_to},
         spans::Spans,
         states::States,
     },
     Convolution, LayerStates,
-    convolution::{Signal, convolve, part},
+    convolution::{Piece, Signal, part},
 };
-
-/// Channels of a task.
-const CHANNELS: usize = 16 * LANES;
 
 /// The part of a layer that does not change from call to call.
 #[derive(Debug, Clone, Copy)]
@@ -36,11 +33,12 @@ impl ShortConv<'_> {
         spans.check_states(states.shape().blocks);
         let states = LayerStates::of(states, self.layer);
         let call = Call { layer: self, x, out: Shared::new(out) };
-        let pieces = channels.div_ceil(CHANNELS);
+        let pieces = Piece::<Call<'_>>::count(&self.convolution);
         let (isa, claims) = (machine.isa, Claims::new(spans.all.len() * pieces));
         machine.threads.run(&|| {
             claims.run_all(|task| {
-                isa.run(Piece { call: &call, spans, states, span: task / pieces, first: task % pieces * CHANNELS });
+                let span = &spans.all[task / pieces];
+                isa.run(Piece::of(&self.convolution, &call, span, states, task % pieces));
             });
         });
     }
@@ -70,30 +68,6 @@ unsafe impl Signal for Call<'_> {
         unsafe {
             let y = S::mul(part::<S>(row, channels + channel, count), y);
             store_up_to::<S>(self.out.at(token * channels + channel), count, y);
-        }
-    }
-}
-
-/// Some channels of a sequence.
-struct Piece<'a> {
-    call: &'a Call<'a>,
-    spans: &'a Spans,
-    states: LayerStates,
-    span: usize,
-    first: usize,
-}
-
-impl Task for Piece<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    unsafe fn run<S: Simd>(self) {
-        let convolution = &self.call.layer.convolution;
-        let span = &self.spans.all[self.span];
-        for channel in (self.first..convolution.channels.min(self.first + CHANNELS)).step_by(LANES) {
-            // SAFETY: the caller vouches for the instruction set; sizes are checked, and each task has channels or a
-            // sequence of its own (`Spans::cut`).
-            unsafe { convolve::<S, _>(convolution, self.call, span, &self.states, channel) };
         }
     }
 }

@@ -7,7 +7,7 @@ use super::{
     super::{
         linear::Norm,
         parallel::Machine,
-        recurrent::{Convolution, delta_rule::DeltaRule, pack_channels, pack_taps, short_conv::ShortConv},
+        recurrent::{Taps, delta_rule::DeltaRule, short_conv::ShortConv},
         simd::Isa,
         spans::Spans,
         states::{LayerState, StateShape, States},
@@ -17,17 +17,21 @@ use super::{
 };
 
 /// A convolution as checkpoints have it.
-struct Taps {
+struct Stored {
     taps: Vec<f32>,
     bias: Option<Vec<f32>>,
     kernel: usize,
     channels: usize,
 }
 
-impl Taps {
+impl Stored {
     fn random(stream: &mut Stream, kernel: usize, channels: usize, bias: bool) -> Self {
         let bias = bias.then(|| normal(stream, channels));
         Self { taps: normal(stream, channels * kernel), bias, kernel, channels }
+    }
+
+    fn packed(&self) -> Taps {
+        Taps::of(&self.taps, self.bias.as_deref(), self.kernel)
     }
 
     /// What is made of a channel's inputs.
@@ -50,7 +54,7 @@ trait Layer {
     fn reference(&self, x: &[Vec<f32>]) -> Vec<f64>;
 }
 
-struct Gated(Taps);
+struct Gated(Stored);
 
 impl Layer for Gated {
     fn width(&self) -> usize {
@@ -66,10 +70,8 @@ impl Layer for Gated {
     }
 
     fn run(&self, x: &[f32], spans: &Spans, states: &mut States, out: &mut [f32], machine: Machine<'_>) {
-        let Taps { taps, bias, kernel, channels } = &self.0;
-        let (taps, bias) = (pack_taps(taps, *kernel), bias.as_ref().map(|bias| pack_channels(bias)));
-        let convolution = Convolution { taps: &taps, bias: bias.as_deref(), kernel: *kernel, channels: *channels };
-        ShortConv { convolution, layer: 1 }.run(x, spans, states, out, machine);
+        let taps = self.0.packed();
+        ShortConv { convolution: taps.convolution(), layer: 1 }.run(x, spans, states, out, machine);
     }
 
     fn reference(&self, x: &[Vec<f32>]) -> Vec<f64> {
@@ -83,7 +85,7 @@ impl Layer for Gated {
 }
 
 struct Rule {
-    taps: Taps,
+    taps: Stored,
     heads: [usize; 2],
     dims: [usize; 2],
     rates: Vec<f32>,
@@ -112,10 +114,9 @@ impl Layer for Rule {
     }
 
     fn run(&self, x: &[f32], spans: &Spans, states: &mut States, out: &mut [f32], machine: Machine<'_>) {
-        let taps = pack_taps(&self.taps.taps, self.taps.kernel);
-        let Taps { kernel, channels, .. } = self.taps;
+        let taps = self.taps.packed();
         let rule = DeltaRule {
-            convolution: Convolution { taps: &taps, bias: None, kernel, channels },
+            convolution: taps.convolution(),
             key_heads: self.heads[0],
             value_heads: self.heads[1],
             key_dim: self.dims[0],
@@ -246,7 +247,7 @@ proptest! {
         seed in any::<u64>(), kernel in 2usize..=8, channels in 1usize..300, bias: bool, calls in calls(),
     ) {
         let mut stream = Stream::new(&[seed]);
-        let layer = Gated(Taps::random(&mut stream, kernel, channels, bias));
+        let layer = Gated(Stored::random(&mut stream, kernel, channels, bias));
         check(&layer, &mut stream, &calls, 1e-6);
     }
 
@@ -257,7 +258,7 @@ proptest! {
     ) {
         let mut stream = Stream::new(&[seed]);
         let value_heads = key_heads * group;
-        let taps = Taps::random(&mut stream, kernel, 2 * key_heads * keys + value_heads * values, false);
+        let taps = Stored::random(&mut stream, kernel, 2 * key_heads * keys + value_heads * values, false);
         let layer = Rule {
             taps,
             heads: [key_heads, value_heads],

@@ -1,6 +1,7 @@
 //! The samples of a run whose agents are at work: their keys, and what they have asked so far.
 
 use std::{
+    cmp::Reverse,
     collections::{HashMap, HashSet, VecDeque},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
@@ -228,9 +229,9 @@ impl Sample {
             return Err(ApiError::ended());
         }
         let asked = Asked { said: &said, tools, session };
-        // Of equal ones the first.
-        let known = record.paths.iter().enumerate().rev().filter(|(_, path)| path.is_continued_by(&asked));
-        let at = known.max_by_key(|(_, path)| path.said.len()).map(|(at, _)| at);
+        // Of equal ones the first in an order that does not depend on time.
+        let known = record.paths.iter().enumerate().filter(|(_, path)| path.is_continued_by(&asked));
+        let at = known.max_by_key(|(_, path)| (path.said.len(), Reverse(path.order()))).map(|(at, _)| at);
         let (path, next, room) = match at {
             Some(at) => {
                 let mut path = record.paths[at].clone();
@@ -245,7 +246,7 @@ impl Sample {
             }
             None => {
                 let forks = record.paths.iter().filter_map(|path| Some((path.common(&asked)?, path)));
-                let fork = forks.max_by_key(|(kept, _)| *kept);
+                let fork = forks.max_by_key(|(kept, path)| (*kept, Reverse(path.order())));
                 let fork = fork.and_then(|(kept, path)| Some((kept, path.forked(dialogue, kept)?)));
                 let (conversation, room) = match fork {
                     Some((kept, mut conversation)) => {
@@ -325,13 +326,14 @@ impl Sample {
         is_of_row: bool,
     ) -> Path {
         let begin = conversation.prompt_ids().iter().chain(conversation.episode().token_ids());
-        let prompt = rng::hash(&begin.map(|&id| u64::from(id)).collect::<Vec<_>>());
+        let of_session = session.into_iter().flat_map(str::bytes).map(u64::from);
+        let prompt = rng::hash(&begin.map(|&id| u64::from(id)).chain(of_session).collect::<Vec<_>>());
         let known = record.opened.entry(prompt).or_default();
         let (number, is_first) = (*known, *known == 0);
         *known += 1;
         let run = self.request.sampling.seed;
         // Equal requests of one sample are to have answers of their own.
-        let seed = if is_of_row && is_first { run } else { rng::hash(&[run, prompt, number]) };
+        let seed = if is_of_row && is_first && session.is_none() { run } else { rng::hash(&[run, prompt, number]) };
         Path {
             conversation,
             calls: 0,

@@ -14,7 +14,6 @@ use shared::ModelConfig;
 
 use super::{
     super::{EngineError, gate::probe},
-    page_shape,
     session::{PackedOptions, PackedSession},
     weights::{PackedProduct, PackedWeights, Panels, changed_words},
 };
@@ -112,8 +111,8 @@ impl AdapterLoader {
 
     /// A session for a short sequence.
     fn session(&self, positions: usize) -> Result<PackedSession, EngineError> {
-        let pages = page_shape(&self.config, 1, positions, self.options.pages.format);
-        PackedSession::new(Arc::clone(&self.base), &self.config, PackedOptions { pages, states: 1, ..self.options })
+        let options = self.options.to_score(&self.config, positions);
+        PackedSession::new(Arc::clone(&self.base), &self.config, options)
     }
 
     /// How many of its adapters are in memory: those that somebody has a handle of, or that sequences run with.

@@ -374,8 +374,7 @@ impl Backend for PackedBackend {
         adapter: Option<&LoadedAdapter>,
         each: EachRow<'_>,
     ) -> Result<(), EngineError> {
-        let pages = page_shape(config, 1, tokens.len(), self.options.pages.format);
-        let options = PackedOptions { pages, states: 1, ..self.options };
+        let options = self.options.to_score(config, tokens.len());
         PackedSession::new(self.session.weights(), config, options)?.score(tokens, scored, adapter, each)
     }
 
@@ -478,8 +477,7 @@ fn pass(
     options: PackedOptions,
 ) -> Result<Duration, EngineError> {
     let kv = options.pages.format;
-    let pages = page_shape(config, 1, examined.positions(), kv);
-    let mut session = PackedSession::new(weights, config, PackedOptions { pages, states: 1, ..options })?;
+    let mut session = PackedSession::new(weights, config, options.to_score(config, examined.positions()))?;
     let rounding = Rounding { stored: dtype_of(manifest), weights: options.format, kv };
     examined.pass(config.vocab_size, rounding, |tokens, scored, each| session.score(tokens, scored, None, each))
 }

@@ -2,7 +2,7 @@
 
 use rollout_kernels::{
     linear::Norm,
-    recurrent::{Convolution, delta_rule, pack_channels, pack_taps, short_conv},
+    recurrent::{Taps, delta_rule, short_conv},
 };
 use shared::{AttentionKind, DeltaRule, LayerKind, ModelConfig, ShortConv};
 
@@ -59,20 +59,6 @@ enum Kind {
     DeltaRule(DeltaRule, Taps, Rates),
 }
 
-/// A convolution in the layout of the kernels.
-struct Taps {
-    taps: Vec<f32>,
-    bias: Option<Vec<f32>>,
-    kernel: usize,
-    channels: usize,
-}
-
-impl Taps {
-    fn packed(&self) -> Convolution<'_> {
-        Convolution { taps: &self.taps, bias: self.bias.as_deref(), kernel: self.kernel, channels: self.channels }
-    }
-}
-
 /// What a delta rule has for each value head, and the norm within one.
 struct Rates {
     rates: Vec<f32>,
@@ -101,14 +87,11 @@ pub(super) fn mixers<'a>(
                 let norm = |name: &str| gamma(&format!("{block}.{name}.weight"));
                 Kind::Attention(AttentionPart::new(config, layer, kind, norm))
             }
-            LayerKind::ShortConv(ShortConv { kernel, bias }) => Kind::ShortConv(Taps {
-                taps: pack_taps(of("conv.weight"), kernel),
-                bias: bias.then(|| pack_channels(of("conv.bias"))),
-                kernel,
-                channels: config.hidden_size,
-            }),
+            LayerKind::ShortConv(ShortConv { kernel, bias }) => {
+                Kind::ShortConv(Taps::of(of("conv.weight"), bias.then(|| of("conv.bias")), kernel))
+            }
             LayerKind::DeltaRule(rule) => {
-                let (taps, kernel) = (pack_taps(of("conv1d.weight"), rule.kernel), rule.kernel);
+                let taps = Taps::of(of("conv1d.weight"), None, rule.kernel);
                 let rates = Rates {
                     // In double precision: the last bit is then not up to the machine's library.
                     rates: of("A_log").iter().map(|&log| f64::from(log).exp() as f32).collect(),
@@ -116,7 +99,7 @@ pub(super) fn mixers<'a>(
                     // This norm is stored as it is in every family.
                     gamma: of("norm.weight").to_vec(),
                 };
-                Kind::DeltaRule(rule, Taps { taps, bias: None, kernel, channels: rule.channels() }, rates)
+                Kind::DeltaRule(rule, taps, rates)
             }
         };
         Mixer { kind, pool, place }
@@ -141,7 +124,7 @@ impl Mixer {
     /// The layer's short convolution.
     pub fn short_conv(&self) -> short_conv::ShortConv<'_> {
         match &self.kind {
-            Kind::ShortConv(taps) => short_conv::ShortConv { convolution: taps.packed(), layer: self.place },
+            Kind::ShortConv(taps) => short_conv::ShortConv { convolution: taps.convolution(), layer: self.place },
             Kind::Attention(..) | Kind::DeltaRule(..) => unreachable!("another layer has no such node"),
         }
     }
@@ -152,7 +135,7 @@ impl Mixer {
             unreachable!("another layer has no such node")
         };
         delta_rule::DeltaRule {
-            convolution: taps.packed(),
+            convolution: taps.convolution(),
             key_heads: rule.key_heads,
             value_heads: rule.value_heads,
             key_dim: rule.key_dim,

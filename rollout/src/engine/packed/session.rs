@@ -30,7 +30,7 @@ use super::{
     choices::Choices,
     graph,
     operators::{self, SharedState, State},
-    start_threads,
+    page_shape, start_threads,
     weights::{Kept, PackedWeights},
 };
 
@@ -48,6 +48,14 @@ pub(in super::super) struct PackedOptions {
     pub format: Format,
     /// Whether choices of experts are kept for [`PackedSession::choices`].
     pub keeps_choices: bool,
+}
+
+impl PackedOptions {
+    /// Options of a session that scores sequences of so many positions, one after the other.
+    pub fn to_score(self, config: &ModelConfig, positions: usize) -> Self {
+        let pages = page_shape(config, 1, positions, self.pages.format);
+        Self { pages, states: 1, keeps_choices: false, ..self }
+    }
 }
 
 /// A session whose weights and cache lie outside the graph.

@@ -12,16 +12,17 @@ impl Conversing {
     /// A conversation is over. Where there are raters, they see all conversations of the group, before any environment
     /// is asked for its reward (TRL).
     pub(super) fn over(&mut self, sample: Sample, end: EpisodeEnd) {
-        if self.rewards.raters() == 0 {
-            return self.ask_for_reward(sample, end);
-        }
         if let (Some(live), Some(group)) = (self.live.get_mut(&sample), self.groups.get_mut(&sample.tag)) {
-            live.go(At::Over(end));
-            // The others of its group are measured by its time, which does not count the wait for them.
+            // The others of its group are measured by its time, which does not count the wait for its reward.
             live.counted = live.age(Instant::now());
             live.counted.into_iter().for_each(|time| group.pace.ended(Some(time)));
+            live.go(At::Over(end));
         }
-        self.rate_when_over(sample.tag);
+        if self.rewards.raters() == 0 {
+            self.ask_for_reward(sample, end);
+        } else {
+            self.rate_when_over(sample.tag);
+        }
     }
 
     /// Has the conversations of a group rated, once all that go on are over.

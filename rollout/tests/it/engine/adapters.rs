@@ -22,9 +22,10 @@ fn own_names(parameters: &[(String, Vec<usize>)], modules: &[&str]) -> Vec<Strin
         names.insert(match module {
             "gate_proj" | "up_proj" if of_experts => "v_proj",
             "down_proj" if of_experts => "o_proj",
+            // LFM3 has a gate of that name in attention, where no adapter is.
+            "gate_proj" if has("w1") => "w1",
             module if has(module) => module,
             "o_proj" => "out_proj",
-            "gate_proj" if has("w1") => "w1",
             "up_proj" if has("w3") => "w3",
             "down_proj" if has("w2") => "w2",
             "q_proj" | "k_proj" | "v_proj" => "qkv_proj",

@@ -22,8 +22,16 @@ struct World {
     versions: Vec<WeightSource>,
 }
 
-static WORLD: LazyLock<World> = LazyLock::new(|| {
-    let (folder, model) = (tempfile::tempdir().unwrap(), golden_model("qwen2"));
+/// Families of one kind each: pages alone, both kinds of states, experts.
+const FAMILIES: [&str; 4] = ["qwen2", "lfm2", "qwen3_5", "qwen3_moe"];
+
+static WORLDS: LazyLock<Vec<World>> = LazyLock::new(|| {
+    let known = harness::golden_models();
+    FAMILIES.into_iter().filter(|family| known.iter().any(|name| name == family)).map(world).collect()
+});
+
+fn world(family: &str) -> World {
+    let (folder, model) = (tempfile::tempdir().unwrap(), golden_model(family));
     let mut versions = vec![exported(&model, folder.path())];
     let weights = Checkpoint::open(&model).unwrap();
     for version in 1..VERSIONS as u64 {
@@ -32,15 +40,15 @@ static WORLD: LazyLock<World> = LazyLock::new(|| {
         versions.push(write(&versions[0], folder.path(), version, scaled));
     }
     World { _folder: folder, model, versions }
-});
+}
 
 /// One engine for each version, which scores tokens in one forward pass.
 struct Judges(Vec<Engine>);
 
 impl Judges {
-    fn new() -> Self {
-        let judge = |source: &WeightSource| Engine::new(source.clone(), &WORLD.model, options(1, 1)).unwrap();
-        Self(WORLD.versions.iter().map(judge).collect())
+    fn new(world: &World) -> Self {
+        let judge = |source: &WeightSource| Engine::new(source.clone(), &world.model, options(1, 1)).unwrap();
+        Self(world.versions.iter().map(judge).collect())
     }
 
     /// Log-probs of the last `own` of some ids.
@@ -83,6 +91,7 @@ fn swap() -> impl Strategy<Value = WeightSwap> {
 
 /// An engine, and what has come from it.
 struct Conversations {
+    world: &'static World,
     engine: Engine,
     swap: WeightSwap,
     next: u64,
@@ -93,10 +102,13 @@ struct Conversations {
 }
 
 impl Conversations {
-    fn new(swap: WeightSwap, own: EngineOptions) -> Self {
-        let own = EngineOptions { hot_swap: true, recompute: swap == WeightSwap::Recompute, ..own };
-        let engine = Engine::new(WORLD.versions[0].clone(), &WORLD.model, own).unwrap();
-        Self { engine, swap, next: 0, drawn: BTreeMap::new(), ended: Vec::new(), waiting: Vec::new() }
+    fn new(world: &'static World, swap: WeightSwap, own: EngineOptions) -> Self {
+        // Drafts are refused with a state.
+        let speculative_tokens = if world.model.config().has_states() { 0 } else { own.speculative_tokens };
+        let recompute = swap == WeightSwap::Recompute;
+        let own = EngineOptions { hot_swap: true, recompute, speculative_tokens, ..own };
+        let engine = Engine::new(world.versions[0].clone(), &world.model, own).unwrap();
+        Self { world, engine, swap, next: 0, drawn: BTreeMap::new(), ended: Vec::new(), waiting: Vec::new() }
     }
 
     fn ask(&mut self, from: Option<State>, more: usize, samples: u32, most: u32) {
@@ -107,7 +119,7 @@ impl Conversations {
         let tag = self.next;
         self.next += 1;
         let mut stream = Stream::new(&[tag]);
-        let ids: Vec<u32> = (0..more).map(|_| stream.below(500) as u32 + 3).collect();
+        let ids: Vec<u32> = (0..more).map(|_| stream.below(250) as u32 + 3).collect();
         let sampling = SamplingParams { ignore_eos: true, max_completion_length: most, ..SamplingParams::default() };
         let request = Request { from, stream: true, keep: true, ..group(tag, &ids, samples, sampling).into() };
         self.engine.begin(request).unwrap();
@@ -153,7 +165,7 @@ impl Conversations {
                 self.advance();
             }
         }
-        self.engine.begin_swap(WORLD.versions[version].clone()).unwrap();
+        self.engine.begin_swap(self.world.versions[version].clone()).unwrap();
         let (running, waiting) = (self.engine.running(), self.engine.waiting());
         wait_swap(&mut self.engine).unwrap();
         self.engine.set_admission(true);
@@ -188,11 +200,17 @@ fn check(turn: &FinishedSequence, ids: &[u32], drawn: &[PolicyVersion], swap: We
 
 #[test]
 fn log_probs_are_those_of_one_pass_whatever_happens_between_and_within_turns() {
-    let judges = RefCell::new(Judges::new());
+    WORLDS.iter().for_each(log_probs_are_those_of_one_pass);
+}
+
+fn log_probs_are_those_of_one_pass(of: &'static World) {
+    let judges = RefCell::new(Judges::new(of));
     let (slots, batched, drafts, kept) = (1_usize..6, 8_usize..80, 0_usize..4, 0_usize..5);
     let schedule = (slots, batched, drafts, kept, swap(), prop::collection::vec(event(), 4..40));
     let mixed = RefCell::new(0);
-    let config = Config { cases: 40, failure_persistence: None, ..Config::default() };
+    // The families beside the first one share what has many cases.
+    let cases = if std::ptr::eq(of, &raw const WORLDS[0]) { 40 } else { 12 };
+    let config = Config { cases, failure_persistence: None, ..Config::default() };
     let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
     let result = runner.run(&schedule, |(slots, batched, drafts, kept_states, swap, events)| {
         let own = EngineOptions {
@@ -201,7 +219,7 @@ fn log_probs_are_those_of_one_pass_whatever_happens_between_and_within_turns() {
             kept_states,
             ..options(slots, 1)
         };
-        let mut world = Conversations::new(swap, own);
+        let mut world = Conversations::new(of, swap, own);
         for event in &events {
             world.happens(event);
             prop_assert!(world.engine.running() <= slots && world.engine.held_states() <= kept_states);
@@ -226,7 +244,7 @@ fn log_probs_are_those_of_one_pass_whatever_happens_between_and_within_turns() {
 #[test]
 fn beyond_the_bound_the_longest_waiting_state_is_dropped() {
     let own = EngineOptions { kept_states: 2, ..options(4, 1) };
-    let mut world = Conversations::new(WeightSwap::Drain, own);
+    let mut world = Conversations::new(&WORLDS[0], WeightSwap::Drain, own);
     let turn = |world: &mut Conversations| {
         world.ask(None, 9, 1, 3);
         while !world.engine.is_idle() {

@@ -22,13 +22,21 @@ struct World {
     versions: [WeightSource; 2],
 }
 
-static WORLD: LazyLock<World> = LazyLock::new(|| {
-    let (folder, model) = (tempfile::tempdir().unwrap(), golden_model("llama"));
+/// Families of one kind each: pages alone, both kinds of states, experts.
+const FAMILIES: [&str; 4] = ["llama", "lfm2", "qwen3_5", "qwen3_moe"];
+
+static WORLDS: LazyLock<Vec<World>> = LazyLock::new(|| {
+    let known = harness::golden_models();
+    FAMILIES.into_iter().filter(|family| known.iter().any(|name| name == family)).map(world).collect()
+});
+
+fn world(family: &str) -> World {
+    let (folder, model) = (tempfile::tempdir().unwrap(), golden_model(family));
     let v0 = exported(&model, folder.path());
     let weights = Checkpoint::open(&model).unwrap();
     let v1 = write(&v0, folder.path(), 1, |name| weights.read_f32(name).unwrap());
     World { _folder: folder, model, versions: [v0, v1] }
-});
+}
 
 /// The next event.
 #[derive(Debug, Clone)]
@@ -89,8 +97,8 @@ fn request(tag: u64, prompt: usize, samples: u32, most: u32, stop: Option<u32>) 
 }
 
 /// The completions of groups that run one after the other.
-fn alone(groups: &[Request]) -> BTreeMap<(u64, u32), Outcome> {
-    let mut engine = Engine::new(WORLD.versions[0].clone(), &WORLD.model, options(8, 1)).unwrap();
+fn alone(world: &World, groups: &[Request]) -> BTreeMap<(u64, u32), Outcome> {
+    let mut engine = Engine::new(world.versions[0].clone(), &world.model, options(8, 1)).unwrap();
     let of_group = |group: &Request| {
         engine.begin(Request { keep: false, ..group.clone() }).unwrap();
         finish(&mut engine)
@@ -131,9 +139,10 @@ fn wanted(group: GroupRequest, from: Option<State>) -> Request {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(24))]
+    #![proptest_config(ProptestConfig::with_cases(40))]
     #[test]
     fn nothing_is_lost_shared_or_mixed_up(
+        family in 0..FAMILIES.len(),
         slots in 1_usize..7,
         batched in 8_usize..80,
         drafts in 0_usize..4,
@@ -141,15 +150,17 @@ proptest! {
         recompute in any::<bool>(),
         events in prop::collection::vec(event(), 1..40),
     ) {
+        let world = &WORLDS[family % WORLDS.len()];
         let own = EngineOptions {
             max_num_batched_tokens: batched,
-            speculative_tokens: drafts,
+            // Drafts are refused with a state.
+            speculative_tokens: if world.model.config().has_states() { 0 } else { drafts },
             kept_states,
             recompute,
             hot_swap: true,
             ..options(slots, 1)
         };
-        let mut engine = Engine::new(WORLD.versions[0].clone(), &WORLD.model, own).unwrap();
+        let mut engine = Engine::new(world.versions[0].clone(), &world.model, own).unwrap();
         let (mut groups, mut seen, mut aborted) = (Vec::new(), Seen::default(), Vec::new());
         for event in events {
             match event {
@@ -179,7 +190,7 @@ proptest! {
                 Event::Fork { .. } | Event::Cancel { .. } | Event::Drop(_) => (),
                 Event::Steps(steps) => (0..steps).for_each(|_| seen.advance(&mut engine)),
                 Event::Swap => {
-                    let other = WORLD.versions.iter().find(|version| version.version != engine.version()).unwrap();
+                    let other = world.versions.iter().find(|version| version.version != engine.version()).unwrap();
                     engine.begin_swap(other.clone()).unwrap();
                     seen.advance(&mut engine);
                     wait_swap(&mut engine).unwrap();
@@ -198,7 +209,7 @@ proptest! {
         }
         let Seen { ended, states, .. } = seen;
 
-        let expected = alone(&groups);
+        let expected = alone(world, &groups);
         prop_assert_eq!(ended.len() + aborted.len(), expected.len());
         let mut seen = BTreeMap::new();
         for sequence in aborted {
@@ -221,13 +232,13 @@ proptest! {
             engine.add_group(request(1000 + tag, 70, slots as u32, 25, None)).unwrap();
         }
         finish(&mut engine);
-        let mut fresh = Engine::new(engine_weights(&engine), &WORLD.model, options(slots, 1)).unwrap();
+        let mut fresh = Engine::new(engine_weights(world, &engine), &world.model, options(slots, 1)).unwrap();
         fresh.add_group(request(1002, 70, 1, 1, None)).unwrap();
         finish(&mut fresh);
         prop_assert_eq!(engine.kv_bytes_in_use(), fresh.kv_bytes_in_use(), "of one prompt");
     }
 }
 
-fn engine_weights(engine: &Engine) -> WeightSource {
-    WORLD.versions.iter().find(|version| version.version == engine.version()).unwrap().clone()
+fn engine_weights(world: &World, engine: &Engine) -> WeightSource {
+    world.versions.iter().find(|version| version.version == engine.version()).unwrap().clone()
 }

@@ -22,7 +22,7 @@ mod warnings;
 
 use std::{fmt::Display, path::Path};
 
-use super::{ConfigError, Device, Kernels, KvDtype, RolloutDtype, RouterReplay, TrainConfig};
+use super::{ConfigError, Device, Kernels, KvDtype, RolloutDtype, RouterReplay, TrainConfig, WeightSwap};
 
 /// Trackers that `report_to` can name.
 const TRACKERS: [&str; 2] = ["wandb", "trackio"];
@@ -89,6 +89,11 @@ impl TrainConfig {
             !self.has_tools() && self.agent.is_none() && self.listen.is_none(),
             "`router_replay` cannot be combined with `tools`, `environment_factory`, `agent` or `listen`: choices \
              travel with completions of one turn that the sampler beside the learner makes"
+        );
+        ensure!(
+            self.weight_swap != WeightSwap::Recompute,
+            "`router_replay` cannot be combined with `weight_swap` recompute: the new weights choose experts anew for \
+             tokens that earlier weights drew"
         );
         Ok(())
     }

@@ -89,6 +89,13 @@ impl ModelConfig {
         list
     }
 
+    /// Whether a parameter decides how fast a state decays. Such a one stays in float32 under every type, on both
+    /// sides: a state adds up the error of a whole sequence.
+    #[must_use]
+    pub fn is_exact(name: &str) -> bool {
+        [DECAY, STEP_BIAS].iter().any(|end| name.ends_with(end))
+    }
+
     /// The parameters of attention, or of that which a layer has instead.
     fn mixer(&self, layer: usize, add: &mut dyn FnMut(&str, Vec<usize>)) {
         let (hidden, names) = (self.hidden_size, self.mixer_names(layer));

@@ -276,7 +276,8 @@ impl Reader<'_> {
         let fields = self.object(section)?;
         let share = match (Reader { section, fields: &fields }).number(KEY)? {
             Some(share) => share,
-            None => self.number(KEY)?.unwrap_or(default),
+            // transformers takes a null for no factor, and not for its default.
+            None => self.number(KEY)?.unwrap_or(if self.fields.contains_key(KEY) { 1.0 } else { default }),
         };
         // Rounded down, as in transformers.
         let entries = (head_dim as f64 * share) as usize;
@@ -289,7 +290,12 @@ impl Reader<'_> {
 
     fn rms_norm_eps(&self, architecture: Architecture) -> Result<f64, ConfigJsonError> {
         use Architecture::{Lfm2, Lfm3, Ministral3, Olmo2, Phi3};
-        let key = if [Lfm2, Lfm3].contains(&architecture) { "norm_eps" } else { "rms_norm_eps" };
+        let key = match architecture {
+            // LFM3's class takes the usual name for the other one.
+            Lfm3 if self.get("norm_eps").is_none() && self.get("rms_norm_eps").is_some() => "rms_norm_eps",
+            Lfm2 | Lfm3 => "norm_eps",
+            _ => "rms_norm_eps",
+        };
         match self.number(key)? {
             None if [Olmo2, Ministral3, Phi3, Lfm2, Lfm3].contains(&architecture) => Ok(1e-5),
             None => Ok(1e-6),

@@ -112,18 +112,19 @@ impl<'a> LearnerSizes<'a> {
         }
     }
 
-    /// Bytes of the parameters that passes read. One matrix of a quantised model is widened at a time.
+    /// Bytes of the parameters that passes read. Of a quantised model, the matrices that read one input are widened at
+    /// a time, by way of indices and float32.
     fn weights(&self, model: &ModelConfig) -> u64 {
         let Some(format) = self.base else { return model.parameter_count() * self.number() };
         let numbers = |shape: &[usize]| shape.iter().product::<usize>() as u64 * self.number();
-        let (mut held, mut widest) = (0, 0);
+        let mut held = 0;
         for (name, shape) in model.parameters() {
-            match BaseFormat::matrix(&name, &shape) {
-                Some(matrix) => (held, widest) = (held + format.bytes(matrix), widest.max(numbers(&shape))),
-                None => held += numbers(&shape),
-            }
+            held += BaseFormat::matrix(&name, &shape).map_or_else(|| numbers(&shape), |matrix| format.bytes(matrix));
         }
-        held + widest
+        let inputs = (0..model.num_hidden_layers).map(|layer| model.mixer_widths(layer).iter().sum::<usize>());
+        let inner = (0..model.num_hidden_layers).map(|layer| model.mlp_width(layer)).max().unwrap_or(0);
+        let widest = inputs.max().unwrap_or(0).max(2 * inner) * model.hidden_size;
+        held + widest as u64 * (2 * FLOAT + self.number())
     }
 
     /// The token budget that suits `work`, lowered so that the whole learner fits into `room` bytes.

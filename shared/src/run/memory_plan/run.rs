@@ -1,10 +1,13 @@
 //! The plan of a run: both processes and the versions between them.
 
-use std::{collections::HashSet, fmt, io};
+use std::{
+    collections::{HashMap, HashSet},
+    fmt, io,
+};
 
 use super::{LearnerPlan, LearnerSizes, SamplerPlan, SamplerSizes, VersionRoom, Workload};
 use crate::{
-    BaseFormat, Experts, ModelConfig,
+    BaseFormat, Experts, ModelConfig, PerLayerInput,
     config::{TrainConfig, torchrun::Torchrun},
     system::{
         compute::{Device, KvDtype, RolloutDtype},
@@ -279,10 +282,11 @@ const WAYS_OUT: [(&str, Change); 9] = [
 
 /// The largest rows of an update. They are drawn at random from the rows of the step.
 fn workload(config: &TrainConfig, model: &ModelConfig) -> Workload {
-    let completion = u64::from(config.max_completion_length);
     let limit = config.max_model_len.unwrap_or(model.max_position_embeddings) as u64;
-    let prompt =
-        config.max_prompt_length.map_or(ASSUMED_PROMPT, u64::from).min(limit.saturating_sub(completion)).max(1);
+    let longest = u64::from(config.max_completion_length);
+    let prompt = config.max_prompt_length.map_or(ASSUMED_PROMPT, u64::from).min(limit.saturating_sub(longest)).max(1);
+    // All conversations of an agent's sample go through together.
+    let completion = if config.agent.is_some() { limit.saturating_sub(prompt).max(longest) } else { longest };
     let step = config.completions_per_step();
     let rows = config.per_device_train_batch_size.saturating_mul(config.gradient_accumulation_steps).min(step);
     let group = (u64::from(config.num_generations) * u64::from(rows)).div_ceil(u64::from(step));
@@ -317,16 +321,20 @@ pub fn adapter_numbers(config: &TrainConfig, model: &ModelConfig) -> u64 {
 }
 
 /// Numbers in the matrices that the sampler packs once for all versions of an adapter: the products that the adapter
-/// leaves unchanged. Queries, keys and values form one product, gate and up another.
+/// leaves unchanged. What reads the same input is one product: queries, keys and values, say, or gate and up.
 #[must_use]
 pub fn kept_numbers(config: &TrainConfig, model: &ModelConfig) -> u64 {
     if !config.use_peft {
         return 0;
     }
-    let product = |name: &str| {
-        let members = [("k_proj", "q_proj"), ("v_proj", "q_proj"), ("up_proj", "gate_proj")];
-        members.iter().fold(name.to_owned(), |name, (member, first)| name.replace(member, first))
-    };
+    let mut first: HashMap<String, String> = HashMap::new();
+    for layer in 0..model.num_hidden_layers {
+        for names in [model.mixer_names(layer), model.mlp_names()] {
+            let all: Vec<String> = names.inputs().map(|name| format!("model.layers.{layer}.{name}.weight")).collect();
+            first.extend(all.iter().map(|name| (name.clone(), all[0].clone())));
+        }
+    }
+    let product = |name: &str| first.get(name).map_or(name, String::as_str).to_owned();
     let changed: HashSet<String> = adapted(config, model).map(|(name, _)| product(&name)).collect();
     let kept = |(name, shape): &(String, Vec<usize>)| {
         let packed = shape.len() == 2 && model.is_product(name);
@@ -345,13 +353,17 @@ fn adapted(config: &TrainConfig, model: &ModelConfig) -> impl Iterator<Item = (S
     let targets = &config.lora_target_modules;
     let is_target = move |name: &str| {
         let module = name.strip_suffix(".weight").unwrap_or(name);
-        let named = |target: &String| target == "all-linear" || module.ends_with(target.as_str());
-        targets.is_empty() || targets.iter().any(named)
+        // With experts, dense layers beside them have none either.
+        let has_usual = model.experts.is_none() || module.contains(".self_attn.");
+        let is_usual = has_usual && !PerLayerInput::own(module);
+        let named = |target: &String| if target == "all-linear" { is_usual } else { module.ends_with(target.as_str()) };
+        if targets.is_empty() { is_usual } else { targets.iter().any(named) }
     };
     let shape = move |(name, shape): (String, Vec<usize>)| {
         let shape = <[usize; 2]>::try_from(shape).ok()?;
-        // Experts and their routers have no adapters.
-        (name.contains("layers") && is_target(&name) && !Experts::own(&name)).then_some((name, shape))
+        // Experts, their routers and LFM3's gates on heads have no adapters.
+        let is_adapted = !Experts::own(&name) && !name.ends_with(".self_attn.gate_proj.weight");
+        (name.contains("layers") && is_target(&name) && is_adapted).then_some((name, shape))
     };
     model.parameters().into_iter().filter_map(shape)
 }

@@ -2,7 +2,7 @@
 
 use super::kept_numbers;
 use crate::{
-    ModelConfig, StateParts,
+    Experts, ModelConfig, StateParts,
     config::{RouterReplay, TrainConfig},
     system::compute::{Device, Dtype, Kernels, KvDtype, RolloutDtype},
 };
@@ -110,19 +110,23 @@ impl SamplerSizes {
     #[must_use]
     pub fn plan(&self, model: &ModelConfig) -> SamplerPlan {
         let size = self.dtype.size() as u64;
-        let (mut packed, mut mapped) = (0, 0);
+        // Routers stay in fp32 whatever the rest is rounded to.
+        let (mut packed, mut routers, mut mapped) = (0, 0, 0);
         for (name, shape) in model.parameters() {
             let bytes = shape.iter().product::<usize>() as u64 * size;
             // Convolutions are no matrices.
-            if shape.len() == 2 && model.is_product(&name) {
+            let is_matrix = shape.len() == 2;
+            if is_matrix && Experts::is_router(&name) {
+                routers += bytes;
+            } else if is_matrix && model.is_product(&name) {
                 packed += bytes;
             }
-            if shape.len() != 2 || ModelConfig::is_table(&name) {
+            if !is_matrix || ModelConfig::is_table(&name) {
                 mapped += bytes;
             }
         }
         if self.device != Device::Cpu {
-            (packed, mapped) = (model.parameter_count() * size, 0);
+            (packed, routers, mapped) = (model.parameter_count() * size, 0, 0);
         }
         // Only the packed kernels round, and they start from fp32.
         let rounded = |bytes: u64| match self.rollout_dtype {
@@ -132,9 +136,9 @@ impl SamplerSizes {
         };
         // Versions that are adapters also share the base's file.
         let second = if self.kept > 0 && self.packed() {
-            rounded(packed.saturating_sub(self.kept * size))
+            rounded((packed + routers).saturating_sub(self.kept * size))
         } else {
-            rounded(packed) + mapped
+            rounded(packed) + routers + mapped
         };
         let (prompts, together) = if self.packed() {
             PACKED_PREFILL
@@ -148,7 +152,7 @@ impl SamplerSizes {
         let row = (model.vocab_size * size_of::<f32>() * self.logits_copies) as u64;
         let tokens = self.max_model_len.max(self.rows).max(together) as u64;
         SamplerPlan {
-            packed_weights: rounded(packed),
+            packed_weights: rounded(packed) + routers,
             mapped_weights: mapped,
             swap: if self.hot_swap { second } else { 0 },
             kv_cache: self.slot_bytes(model).saturating_add(self.routing_bytes(model)).saturating_mul(slots),
@@ -190,7 +194,7 @@ impl SamplerSizes {
 impl SamplerSizes {
     /// Choices of experts of one slot at full length.
     fn routing_bytes(&self, model: &ModelConfig) -> u64 {
-        let Some(experts) = model.experts.as_ref().filter(|_| self.keep_routing) else { return 0 };
+        let Some(experts) = model.experts.as_ref().filter(|_| self.keep_routing && self.packed()) else { return 0 };
         let layers = model.num_hidden_layers - experts.dense_layers.len();
         let positions = (self.max_model_len.div_ceil(PAGE) + PARTIAL_PAGES) * PAGE;
         (layers * experts.per_token * positions * size_of::<u16>()) as u64

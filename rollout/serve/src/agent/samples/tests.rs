@@ -152,8 +152,9 @@ fn sessions_are_conversations_of_their_own_and_whichever_comes_first_has_the_sam
     let (found, paths) = seeds([0, 1, 2, 3]);
     assert_eq!(found[3], SEED, "the row's own prompt has the numbers of the run");
     assert!((0..4).all(|a| (0..a).all(|b| found[a] != found[b])), "{found:?}");
-    let (again, paths_again) = seeds([3, 2, 0, 1]);
-    assert_eq!((again, paths_again), (found, paths));
+    for order in [[3, 2, 0, 1], [1, 0, 2, 3]] {
+        assert_eq!(seeds(order), (found, paths.clone()), "{order:?}");
+    }
 }
 
 #[test]

@@ -20,7 +20,6 @@ pub(in super::super) struct StateBlocks {
     pub free: FreeStates,
     blocks: usize,
     bytes: u64,
-    is_used: bool,
 }
 
 impl StateBlocks {
@@ -29,7 +28,6 @@ impl StateBlocks {
             free: FreeStates::new(shape.blocks),
             blocks: shape.blocks,
             bytes: (shape.words() * size_of::<f32>()) as u64,
-            is_used: !shape.layers.is_empty(),
         }
     }
 
@@ -48,7 +46,7 @@ impl Kind for StateBlocks {
 
     /// A state has room for all positions.
     fn extend(&mut self, own: &mut Option<u32>, _: usize) {
-        if self.is_used && own.is_none() {
+        if self.bytes > 0 && own.is_none() {
             *own = Some(self.take());
         }
     }
@@ -70,7 +68,7 @@ impl Kind for StateBlocks {
     }
 
     fn bytes_in_use(&self) -> u64 {
-        if self.is_used { self.bytes_of(self.blocks - self.free.count()) } else { 0 }
+        self.bytes_of(self.blocks - self.free.count())
     }
 }
 

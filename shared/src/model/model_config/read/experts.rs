@@ -12,6 +12,9 @@ const COUNTS: [&str; 2] = ["num_experts", "num_local_experts"];
 /// Most experts of a layer; published models have some hundred.
 const MOST_EXPERTS: usize = 1024;
 
+/// Most experts of all layers together.
+const MOST_IN_ALL: usize = 1 << 17;
+
 /// Defaults of transformers' Qwen3MoeConfig.
 const COUNT: usize = 128;
 const PER_TOKEN: usize = 8;
@@ -28,6 +31,13 @@ impl Reader<'_> {
             return Ok(None);
         }
         let count = self.expert_count()?;
+        if layers * count > MOST_IN_ALL {
+            let problem = format!(
+                "makes {} experts in {layers} layers, and more than {MOST_IN_ALL} are no model",
+                layers * count
+            );
+            return Err(self.bad(COUNTS[0], problem));
+        }
         let per_token = self.size("num_experts_per_tok")?.unwrap_or(PER_TOKEN);
         if per_token > count {
             let problem = format!("({per_token}) must be at most the {count} experts of a layer");

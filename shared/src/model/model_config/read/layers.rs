@@ -83,26 +83,12 @@ impl Reader<'_> {
 
     /// Which layers have a window, from the list in `layer_types`.
     fn layer_types(&self, types: &Value, count: usize, window: Option<usize>) -> Result<Vec<bool>, ConfigJsonError> {
-        let slides = |v: &Value| match v.as_str() {
-            Some(FULL) => Some(false),
-            Some(SLIDING) => Some(true),
-            _ => None,
-        };
-        let read: Option<Vec<bool>> =
-            types.as_array().filter(|list| list.len() == count).and_then(|list| list.iter().map(slides).collect());
-        match read {
-            None => {
-                let unknown = types.as_array().and_then(|list| list.iter().position(|v| slides(v).is_none()));
-                let which = unknown.map_or(String::new(), |layer| format!("; layer {layer} is {}", types[layer]));
-                let hint = format!("expected {count} layers, each {FULL} or {SLIDING}{which}");
-                Err(self.unsupported("layer_types", types, &hint))
-            }
-            Some(slides) if window.is_none() && slides.contains(&true) => {
-                let hint = format!("{SLIDING} without a window: see `use_sliding_window` and `sliding_window`");
-                Err(self.unsupported("layer_types", types, &hint))
-            }
-            Some(slides) => Ok(slides),
+        let slides = self.kinds_of(types, count, &[(FULL, false), (SLIDING, true)])?;
+        if window.is_none() && slides.contains(&true) {
+            let hint = format!("{SLIDING} without a window: see `use_sliding_window` and `sliding_window`");
+            return Err(self.unsupported("layer_types", types, &hint));
         }
+        Ok(slides)
     }
 
     /// Which layers of Granite have a window: none. All must be attention, which is not the default.

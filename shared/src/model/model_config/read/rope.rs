@@ -166,13 +166,21 @@ impl Reader<'_> {
     /// pairs.
     fn proportional_ropes(&self, share: f64) -> Result<(Rope, f64), ConfigJsonError> {
         let sections = self.object("rope_parameters")?;
+        let hint = "supported: `rope_parameters` with a section for each type of layer";
+        self.expect("rope_scaling", |v| v.as_object().is_some_and(Map::is_empty), hint)?;
         if sections.is_empty() {
             return Ok(((1e6, Some(RopeScaling::Proportional { share, factor: 1.0 })), 1e4));
+        }
+        if sections.len() != 2 || ["full_attention", "sliding_attention"].iter().any(|key| !sections.contains_key(*key))
+        {
+            let hint = "expected the sections full_attention and sliding_attention";
+            return Err(self.unsupported("rope_parameters", &Value::Object(sections), hint));
         }
         let sections = Reader { section: "rope_parameters", fields: &sections };
         let (full, sliding) = (sections.object("full_attention")?, sections.object("sliding_attention")?);
         let (full, sliding) = (Reader { section: FULL, fields: &full }, Reader { section: SLIDING, fields: &sliding });
         sliding.expect("rope_type", |v| v.as_str() == Some("default"), "supported for windows: default")?;
+        sliding.expect("type", |v| v.as_str() == Some("default"), "supported for windows: default")?;
         sliding.expect("partial_rotary_factor", |v| v.as_f64() == Some(1.0), WHOLE_HEAD)?;
         let scaling = if full.get("rope_type").and_then(Value::as_str) == Some("proportional") {
             let number = |key: &str| if full.get(key).is_some() { full.positive(key) } else { Ok(1.0) };

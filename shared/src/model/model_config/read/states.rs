@@ -65,7 +65,10 @@ impl Reader<'_> {
         let conv = ShortConv { kernel: self.kernel("conv_L_cache", 7)?, bias: self.flag("conv_bias", false)? };
         let gate = self.flag("use_attention_gate", true)?.then_some(AttentionGate::Heads);
         let full = AttentionKind { rotary: Some(Rotary::Global), window: None, gate };
-        let window = self.size("sliding_window")?.unwrap_or(LFM3_WINDOW);
+        let window = match self.size("sliding_window")? {
+            None if self.fields.contains_key("sliding_window") => return Err(self.bad("sliding_window", "is null")),
+            window => window.unwrap_or(LFM3_WINDOW),
+        };
         let sliding = AttentionKind { rotary: Some(Rotary::Local), window: Some(window), gate };
         let kinds = [
             (FULL, LayerKind::Attention(full)),
@@ -116,12 +119,12 @@ impl Reader<'_> {
     }
 
     /// The layers of a list of names.
-    pub(super) fn kinds_of(
+    pub(super) fn kinds_of<T: Copy>(
         &self,
         types: &Value,
         count: usize,
-        kinds: &[(&str, LayerKind)],
-    ) -> Result<Vec<LayerKind>, ConfigJsonError> {
+        kinds: &[(&str, T)],
+    ) -> Result<Vec<T>, ConfigJsonError> {
         let kind = |v: &Value| kinds.iter().find(|(name, _)| v.as_str() == Some(name)).map(|(_, kind)| *kind);
         let list = types.as_array().filter(|list| list.len() == count);
         if let Some(read) = list.and_then(|list| list.iter().map(kind).collect()) {
