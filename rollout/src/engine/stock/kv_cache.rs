@@ -79,11 +79,6 @@ impl KvCache {
         Ok(Self { shape, storage: Storage::new(shape.bytes(), device)? })
     }
 
-    /// Number of planes.
-    pub fn planes(&self) -> usize {
-        2 * self.shape.layers
-    }
-
     /// The slots `first..first + rows` of a plane, `[rows, kv_heads, positions, head_dim]`.
     pub fn slice(&mut self, plane: usize, first: usize, rows: usize) -> TensorMemory {
         let KvShape { slots, kv_heads, positions, head_dim, .. } = self.shape;
