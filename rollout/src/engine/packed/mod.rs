@@ -49,6 +49,7 @@ mod choices;
 mod graph;
 mod mixers;
 mod operators;
+mod products;
 mod session;
 mod weights;
 
