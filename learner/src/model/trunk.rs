@@ -108,7 +108,7 @@ impl Layer {
         gradients: &mut Gradients,
     ) -> Tensor {
         if let Some(scalar) = &self.scalar {
-            dy_TH = dy_TH * &scalar.values;
+            dy_TH *= &scalar.values;
         }
         if let Some((input, tape, input_TP)) = self.own_input(&tape, common) {
             let [d_stream_TH, d_input_TP] = input.backward(tape, &input_TP, &dy_TH, gradients);
@@ -145,7 +145,7 @@ fn normed_backward(norm: Option<&RmsNorm>, x_TH: &Tensor, dy_TH: Tensor, gradien
 /// What is kept of a layer between the passes.
 #[derive(Debug)]
 enum Kept {
-    Tape(LayerTape),
+    Tape(Box<LayerTape>),
     /// The layer's input, from which the backward pass makes the tape once more.
     Input(Tensor),
 }
@@ -254,7 +254,7 @@ impl Trunk {
             let tape = layer.record(x_TH, batch, &mut common);
             load += tape.mlp.load();
             x_TH = layer.output(&tape, &common);
-            layers.push(if self.gradient_checkpointing { Kept::Input(tape.x_TH) } else { Kept::Tape(tape) });
+            layers.push(if self.gradient_checkpointing { Kept::Input(tape.x_TH) } else { Kept::Tape(Box::new(tape)) });
         }
         let selected_NH = wide(&x_TH.index_select(0, positions_N));
         let hidden_NH = self.norm.forward(&selected_NH);
@@ -280,13 +280,13 @@ impl Trunk {
         let d_inputs = common.inputs.as_ref().map(InputsTape::gradients);
         for (layer, kept) in self.layers.iter().zip(layers).rev() {
             let tape = match kept {
-                Kept::Tape(tape) => tape,
+                Kept::Tape(tape) => *tape,
                 Kept::Input(x_TH) => layer.record(x_TH, batch, &mut common),
             };
             dx_TH = layer.backward(tape, dx_TH, batch, &mut common, d_inputs.as_ref(), gradients);
         }
         if let (Some(inputs), Some(tape), Some(d_inputs)) = (&self.inputs, &common.inputs, d_inputs) {
-            dx_TH = dx_TH + inputs.backward(&batch.ids_T, tape, d_inputs, gradients);
+            dx_TH += inputs.backward(&batch.ids_T, tape, d_inputs, gradients);
         }
         if let Some(gradient) = gradients.of(&self.embedding) {
             let dx_TH = wide(&dx_TH);
