@@ -79,8 +79,8 @@ pub(crate) fn constants(config: &ModelConfig, positions: usize) -> Vec<(String, 
 /// `total_sequence_length` i32 scalar, the longest of these lengths; `last_index` i64 `[B]`, the position in `S` of
 /// each row's last token; `position_ids` i64 `[B, S]` if [`reads_positions`], rows of the rotary tables (with longrope,
 /// [`ModelConfig::rotary_begin`] of the row's whole length is added to the positions); `past_key_values.{i}.key` and
-/// `.value` `[B, kv_heads, M, head_dim]` of layers with keys and values of their own, and [`graph_states`](super::states::graph_states) of
-/// the others.
+/// `.value` `[B, kv_heads, M, head_dim]` of layers with keys and values of their own, and
+/// [`graph_states`](super::states::graph_states) of the others.
 ///
 /// Outputs: `logits` f32 `[B, V]` of each row's last token; `present.{i}.key` and `.value`, and the states, which may
 /// be bound to the buffers of the past. A state takes in every token of a row: rows with states are not padded.

@@ -45,8 +45,8 @@ pub enum Architecture {
     /// of attention and MLP and on each head of q and k, norm weights that are stored minus 1, scaled embeddings and a
     /// GELU gate.
     Gemma3,
-    /// `Gemma4ForCausalLM` without experts, the text model: Gemma 3's layers with plain norm weights, unscaled scores and
-    /// normed values, wider heads in layers without a window, layers that read the keys and values of earlier ones,
+    /// `Gemma4ForCausalLM` without experts, the text model: Gemma 3's layers with plain norm weights, unscaled scores
+    /// and normed values, wider heads in layers without a window, layers that read the keys and values of earlier ones,
     /// inputs of each layer's own, a factor on each layer's result, and a bound of logits.
     Gemma4,
     /// `Olmo2ForCausalLM`: norms on the results of attention and MLP and none on their inputs, and RMS norms over the
@@ -267,8 +267,8 @@ impl ModelConfig {
             );
         }
         (self.architecture == Architecture::Gemma4).then_some(
-            "is of a family (gemma4_text) that has no class of sequence classifiers in transformers; make the critic or \
-             the reward model of a model of another family with the same tokenizer, such as gemma3_text",
+            "is of a family (gemma4_text) that has no class of sequence classifiers in transformers; make the critic \
+             or the reward model of a model of another family with the same token ids (gemma3_text has such a class)",
         )
     }
 

@@ -259,8 +259,8 @@ impl Head {
     }
 
     /// Statistics of a run of tokens, with the buffers that then hold log-probs and probabilities of the vocabulary.
-    /// Outside the support a log-prob is far below anything that counts. `slopes_nV` receives the derivatives of bounded
-    /// logits, in a head that has a bound.
+    /// Outside the support a log-prob is far below anything that counts. `slopes_nV` receives the derivatives of
+    /// bounded logits, in a head that has a bound.
     fn project(
         &self,
         hidden_nH: &Tensor,

@@ -59,8 +59,8 @@ impl ModelConfig {
         self.experts.as_ref().filter(|experts| !experts.dense_layers.contains(&layer))
     }
 
-    /// Parameters that a token does not go through: those of experts that it does not choose, and the table of inputs of
-    /// each layer's own, of which it reads one row.
+    /// Parameters that a token does not go through: those of experts that it does not choose, and the table of inputs
+    /// of each layer's own, of which it reads one row.
     #[must_use]
     pub fn idle_parameters(&self) -> u64 {
         let table = self.per_layer_input.map_or(0, |input| input.vocab_size * self.num_hidden_layers * input.width);

@@ -5,9 +5,10 @@ use serde::{Deserialize, Serialize};
 
 use super::{Architecture, AttentionKind, ModelConfig, Rotary};
 
-/// Inputs that every layer has beside the residual stream (Gemma's per-layer embeddings). With `x₀` the scaled embedding
-/// of a token, a layer's input is `(norm(projection · x₀ / √hidden) + √width · table[id]) / √2`, in which projection and
-/// table have a part for each layer. The layer adds `norm(back · (act(gate · x) ⊙ input))` to the stream behind the MLP.
+/// Inputs that every layer has beside the residual stream (Gemma's per-layer embeddings). With `x₀` the scaled
+/// embedding of a token, a layer's input is `(norm(projection · x₀ / √hidden) + √width · table[id]) / √2`, in which
+/// projection and table have a part for each layer. The layer adds `norm(back · (act(gate · x) ⊙ input))` to the stream
+/// behind the MLP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PerLayerInput {
@@ -78,8 +79,8 @@ impl ModelConfig {
         self.global_head_dim.map_or(self.head_dim, |width| width.max(self.head_dim))
     }
 
-    /// The earlier layer whose keys and values a layer reads; `None` for a layer with its own. It is the last one of the
-    /// same kind that has its own.
+    /// The earlier layer whose keys and values a layer reads; `None` for a layer with its own. It is the last one of
+    /// the same kind that has its own.
     #[must_use]
     pub fn shares_keys_of(&self, layer: usize) -> Option<usize> {
         let first = self.num_hidden_layers.saturating_sub(self.num_kv_shared_layers);

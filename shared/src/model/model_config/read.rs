@@ -231,8 +231,8 @@ impl Reader<'_> {
         }
     }
 
-    /// transformers' defaults: SmolLM3Config, Gemma3TextConfig, Gemma4TextConfig, Qwen3_5TextConfig, Qwen3MoeConfig, Ministral3Config,
-    /// Lfm2Config and Lfm3Config have a number where the key is missing; null means the query heads.
+    /// transformers' defaults: SmolLM3Config, Gemma3TextConfig, Gemma4TextConfig, Qwen3_5TextConfig, Qwen3MoeConfig,
+    /// Ministral3Config, Lfm2Config and Lfm3Config have a number where the key is missing; null means the query heads.
     fn default_key_value_heads(&self, architecture: Architecture, num_attention_heads: usize) -> usize {
         match architecture {
             _ if self.fields.contains_key("num_key_value_heads") => num_attention_heads,

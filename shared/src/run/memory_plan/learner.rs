@@ -3,8 +3,8 @@
 use super::Workload;
 use crate::{AttentionGate, BaseFormat, DeltaRule, Head, LayerKind, ModelConfig, system::compute::Device};
 
-/// Largest `[tokens, vocabulary]` buffer of the language-model head, in bytes. A head has two, or three where logits have
-/// a bound.
+/// Largest `[tokens, vocabulary]` buffer of the language-model head, in bytes. A head has two, or three where logits
+/// have a bound.
 const HEAD_CHUNK_BYTES: u64 = 7 << 24;
 /// Size of such a buffer from which on products are fast: this many bytes, or this many tokens if they take more.
 const ENOUGH: (u64, u64) = (3 << 24, 256);

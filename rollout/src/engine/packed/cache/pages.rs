@@ -42,8 +42,8 @@ fn pool_of(config: &ModelConfig, layer: usize) -> usize {
     usize::from(config.head_dim_of(layer) != config.head_dim)
 }
 
-/// Where the keys and values that a layer with attention reads lie: the pool, and the number of the layer in it that has
-/// stored them.
+/// Where the keys and values that a layer with attention reads lie: the pool, and the number of the layer in it that
+/// has stored them.
 pub(in super::super) fn place_of(config: &ModelConfig, layer: usize) -> (usize, usize) {
     let (pool, stored_by) = (pool_of(config, layer), config.shares_keys_of(layer).unwrap_or(layer));
     let before = config.caching_layers().filter(|(other, _)| *other < stored_by && pool_of(config, *other) == pool);

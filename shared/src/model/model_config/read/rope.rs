@@ -162,8 +162,8 @@ impl Reader<'_> {
         Ok((self.theta(&rope, "rope_theta", 1e4)?, self.scaling(&rope)?))
     }
 
-    /// LFM3's and Gemma 4's: a section for each type of layer; without any, those of its class, with this share of turned
-    /// pairs.
+    /// LFM3's and Gemma 4's: a section for each type of layer; without any, those of its class, with this share of
+    /// turned pairs.
     fn proportional_ropes(&self, share: f64) -> Result<(Rope, f64), ConfigJsonError> {
         let sections = self.object("rope_parameters")?;
         let hint = "supported: `rope_parameters` with a section for each type of layer";
