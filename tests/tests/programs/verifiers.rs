@@ -134,7 +134,7 @@ impl Bench {
         let text = format!(
             "model = \"model\"\ndataset = \"rows.jsonl\"\noutput_dir = {run:?}\nmax_completion_length = 120\n\
              agent = \"verifiers:tcp://127.0.0.1:{}\"\nnum_generations = 4\nlearning_rate = 1e-4\n\
-             shuffle_dataset = false\nper_device_train_batch_size = 4\n{more}",
+             shuffle_dataset = false\nreward_failure_stops = false\nper_device_train_batch_size = 4\n{more}",
             self.port
         );
         fs::write(self.path("run.toml"), text).unwrap();
@@ -168,21 +168,21 @@ fn a_taskset_of_verifiers_trains_and_its_error_is_a_failure_and_no_reward_of_0()
     assert_eq!(rows.lines().count(), 2, "{rows}");
     let finished = bench.train("run", &rows, "max_steps = 2\n");
     let log = bench.log("run");
-    assert!(finished.status.success(), "{}\n{log}", finished.stderr);
+    // A tiny model need not become better.
+    assert!(matches!(finished.status.code(), Some(0 | 4)), "{}\n{log}", finished.stderr);
     let metrics = json_lines(&bench.path("run").join("metrics.jsonl"));
     let failed: f64 = metrics.iter().map(|record| record["environment/failed"].as_f64().unwrap()).sum();
     assert_eq!(failed, 4.0, "{log}");
     let mut scored = 0;
     for row in (1..=2).flat_map(|step| bench.rows("run", step)) {
-        if row["answer"] == "raise" {
+        if row["prompt"].as_str().unwrap().contains("raise") {
             let reason = row["failure"].as_str().unwrap_or_else(|| panic!("no failure in {row}"));
             assert!(reason.contains("TaskError") && reason.contains("no such answer"), "{reason}");
             assert!(row["rewards"]["agent"].is_null(), "{row}");
         } else {
-            let said = row["messages"].as_array().unwrap();
-            let last = said.iter().rev().find(|message| message["role"] == "assistant").unwrap();
-            let letters =
-                last["content"].as_str().unwrap().chars().filter(|letter| letter.is_ascii_alphabetic()).count();
+            // Without special tokens, as the server is told.
+            let last = row["completion"].as_str().unwrap().rsplit("assistant\n").next().unwrap();
+            let letters = last.chars().filter(|letter| letter.is_alphabetic()).count();
             assert_eq!(row["rewards"]["agent"].as_f64().unwrap(), 2.0 * letters as f64 - 0.5, "{row}");
             scored += 1;
         }
@@ -199,7 +199,7 @@ fn a_server_of_verifiers_that_hangs_or_dies_costs_its_episodes_alone() {
     let again = || (0..2).map(|_| row("a")).collect::<String>();
     let finished = bench.train("late", &(row("hang") + &again()), "max_steps = 2\nagent_timeout = 20\n");
     let log = bench.log("late");
-    assert!(finished.status.success(), "{}\n{log}", finished.stderr);
+    assert!(matches!(finished.status.code(), Some(0 | 4)), "{}\n{log}", finished.stderr);
     assert!(log.contains("the episode of verifiers has not ended within 20 s (`agent_timeout`)"), "{log}");
     assert!(log.contains("4 episodes with a reward; 0 failed, 4 late"), "{log}");
     drop(server);
@@ -217,7 +217,7 @@ fn a_server_of_verifiers_that_hangs_or_dies_costs_its_episodes_alone() {
         run.join().unwrap()
     });
     let log = bench.log("lost");
-    assert!(finished.status.success(), "{}\n{log}", finished.stderr);
+    assert!(matches!(finished.status.code(), Some(0 | 4)), "{}\n{log}", finished.stderr);
     assert!(log.contains(&format!("the server of verifiers at tcp://127.0.0.1:{} is gone: ", bench.port)), "{log}");
     assert!(log.contains("is there again"), "{log}");
     assert!(log.contains("4 episodes with a reward; 4 failed, 0 late"), "{log}");
