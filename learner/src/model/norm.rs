@@ -16,18 +16,25 @@ pub(super) struct RmsNorm {
     /// 1 in the families that store their weights less 1.
     offset: f64,
     eps: f64,
+    /// Parts of the last dimension that have a mean each.
+    groups: i64,
 }
 
 impl RmsNorm {
     /// The leaf `{name}.weight`.
     pub(super) fn new(config: &ModelConfig, weights: &Weights, name: &str) -> Self {
         let offset = f64::from(config.norm_offset());
-        Self { weight: weights.leaf(&format!("{name}.weight")), offset, eps: config.rms_norm_eps }
+        Self { weight: weights.leaf(&format!("{name}.weight")), offset, eps: config.rms_norm_eps, groups: 1 }
     }
 
     /// The leaf `{name}.weight` in a family that stores other weights less 1, and this one not.
     pub(super) fn plain(config: &ModelConfig, weights: &Weights, name: &str) -> Self {
         Self { offset: 0.0, ..Self::new(config, weights, name) }
+    }
+
+    /// As [`Self::plain`], with a mean for each of so many parts of the last dimension.
+    pub(super) fn grouped(config: &ModelConfig, weights: &Weights, name: &str, groups: usize) -> Self {
+        Self { groups: groups as i64, ..Self::plain(config, weights, name) }
     }
 
     /// Factors of the normalised values.
@@ -51,12 +58,26 @@ impl RmsNorm {
         let unit = x * &scale;
         let products = (&unit * &dy).reshape([-1, width]);
         gradients.add_rows(&self.weight, &products);
-        let mean = products.mv(&factors).view_as(&scale) / -(width as f64);
+        let mean = match self.groups {
+            1 => products.mv(&factors).view_as(&scale) / -(width as f64),
+            _ => self.means(&(products * &factors).view_as(&unit)).neg(),
+        };
         (dy * &factors).addcmul_(&unit, &mean).g_mul_(&scale).to_kind(kind)
     }
 
-    /// `1 / sqrt(mean(x²) + ε)`, `[.., 1]`.
+    /// `1 / sqrt(mean(x²) + ε)`, `[.., 1]`, or `[.., width]` with groups.
     fn scale(&self, x: &Tensor) -> Tensor {
-        (x.square().mean_dim([-1i64].as_slice(), true, None) + self.eps).rsqrt()
+        (self.means(&x.square()) + self.eps).rsqrt()
+    }
+
+    /// Means over the last dimension, `[.., 1]`; with groups, each entry's is that of its group, `[.., width]`.
+    fn means(&self, x: &Tensor) -> Tensor {
+        let mean = |x: &Tensor| x.mean_dim([-1i64].as_slice(), true, None);
+        if self.groups == 1 {
+            return mean(x);
+        }
+        let size = x.size();
+        let grouped = x.reshape([-1, self.groups, size[size.len() - 1] / self.groups]);
+        mean(&grouped).expand_as(&grouped).reshape(size)
     }
 }

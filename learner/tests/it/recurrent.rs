@@ -9,10 +9,10 @@ use shared::{ModelDir, config::TrainConfig};
 use tch::{Device, Kind, Tensor};
 
 /// One family for each kind of state, and one with experts, to which the same holds.
-const FAMILIES: [&str; 4] = ["lfm2", "qwen3_5", "lfm3", "qwen3_moe"];
+const FAMILIES: [&str; 5] = ["lfm2", "qwen3_5", "lfm3", "granite4_h", "qwen3_moe"];
 
 /// Those with a state, whose adapters are on every linear layer.
-const STATES: [&str; 3] = ["lfm2", "qwen3_5", "lfm3"];
+const STATES: [&str; 4] = ["lfm2", "qwen3_5", "lfm3", "granite4_h"];
 
 type Rows = Vec<(Vec<u32>, Vec<u32>)>;
 

@@ -103,6 +103,7 @@ fn fits(config: &ModelConfig) -> bool {
         LayerKind::Attention(kind) => !config.qkv_bias || kind.gate != Some(AttentionGate::Heads),
         LayerKind::ShortConv(conv) => conv.kernel <= MAX_KERNEL,
         LayerKind::DeltaRule(rule) => rule.kernel <= MAX_KERNEL,
+        LayerKind::Mamba(mamba) => mamba.kernel <= MAX_KERNEL,
     };
     config.head_dim <= MAX_HEAD_DIM && config.layers.iter().all(has_kernels)
 }

@@ -10,7 +10,7 @@ use rollout_kernels::{
     element::Format,
     linear::{Activation, Linear, Norm},
     packed::{Columns, PackedShape, Quantized, WeightRows},
-    recurrent::{delta_rule::DeltaRule, short_conv::ShortConv},
+    recurrent::{delta_rule::DeltaRule, mamba::Mamba, short_conv::ShortConv},
     thread_pool::ThreadPool,
 };
 use shared::{AttentionKind, Experts, LayerKind, ModelConfig, Rotary, WeightManifest, model::manifest::DATA_FILE};
@@ -302,6 +302,11 @@ impl PackedWeights {
         self.mixers[layer].delta_rule(self.epsilon)
     }
 
+    /// The state space of a layer that has one.
+    pub fn mamba(&self, layer: usize) -> Mamba<'_> {
+        self.mixers[layer].mamba(self.epsilon)
+    }
+
     /// Factor of the scores of attention.
     pub fn attention_scale(&self) -> f32 {
         self.attention_scale
@@ -527,6 +532,7 @@ fn layer_products(config: &ModelConfig, format: Format, layer: usize) -> Vec<Pro
         LayerKind::Attention(_) => (config.query_and_key_widths()[0], [config.qkv_bias, config.attention_output_bias]),
         LayerKind::ShortConv(conv) => (hidden, [conv.bias; 2]),
         LayerKind::DeltaRule(rule) => (rule.values(), [false; 2]),
+        LayerKind::Mamba(mamba) => (mamba.inner(), [mamba.proj_bias; 2]),
     };
     let back = |name: String, depth: usize, bias| Product {
         factor: config.residual_multiplier as f32,
