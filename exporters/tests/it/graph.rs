@@ -316,7 +316,7 @@ fn lfm3() -> Value {
 fn granite_h() -> Value {
     json!({"model_type": "granitemoehybrid", "num_hidden_layers": 3, "num_local_experts": 0,
         "shared_intermediate_size": 24, "mamba_n_heads": 4, "mamba_n_groups": 2, "mamba_d_state": 6,
-        "mamba_proj_bias": true, "layer_types": ["mamba", "mamba", "attention"]})
+        "mamba_proj_bias": true, "position_embedding_type": "rope", "layer_types": ["mamba", "mamba", "attention"]})
 }
 
 /// As [`exported`], of a family with states.
