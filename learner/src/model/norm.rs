@@ -81,3 +81,47 @@ impl RmsNorm {
         mean(&grouped).expand_as(&grouped).reshape(size)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use shared::ModelConfig;
+    use tch::{Device, Kind, Tensor};
+
+    use super::{
+        super::{parameters::Parameters, weights::Weights},
+        RmsNorm,
+    };
+
+    const LLAMA: &str = r#"{"model_type": "llama", "hidden_size": 12, "intermediate_size": 12, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "vocab_size": 8, "max_position_embeddings": 8, "rms_norm_eps": 0.01}"#;
+
+    fn assert_same(what: &str, found: &Tensor, expected: &Tensor) {
+        let difference = (found - expected).abs().max().double_value(&[]);
+        assert!(difference < 1e-12, "{what} differs by {difference}");
+    }
+
+    #[test]
+    fn each_group_has_a_mean_of_its_own_and_gradients_follow() {
+        tch::manual_seed(5);
+        let config = ModelConfig::from_json(LLAMA).unwrap();
+        let gamma: Vec<f32> = (0..12_u8).map(|i| 0.5 + f32::from(i) / 8.0).collect();
+        let (named, place) = (vec![("norm.weight".to_owned(), vec![12])], (Kind::Double, Device::Cpu));
+        let parameters = Parameters::load(named, place.0, place.1, &mut |_| Ok(gamma.clone())).unwrap();
+        let weights = Weights::new(parameters);
+        let weight = Tensor::from_slice(&gamma).to_kind(place.0).set_requires_grad(true);
+        let (x, above) = (Tensor::randn([5, 12], place).set_requires_grad(true), Tensor::randn([5, 12], place));
+        for groups in [1, 3] {
+            let apart = x.view([5, groups, 12 / groups]);
+            let mean = apart.square().mean_dim([-1i64].as_slice(), true, None);
+            let expected = (apart / (mean + 0.01).sqrt()).view([5, 12]) * &weight;
+            let gradients = Tensor::run_backward(&[(&expected * &above).sum(None)], &[&x, &weight], false, false);
+
+            let norm = RmsNorm::grouped(&config, &weights, "norm", groups as usize);
+            let (x, mut found) = (x.detach(), weights.trained().gradients());
+            assert_same("the norm", &norm.forward(&x), &expected.detach());
+            assert_same("the input's gradient", &norm.backward(&x, &above, &mut found), &gradients[0]);
+            let of_weight = weights.trained().slice_of(found.flat(), "norm.weight").unwrap();
+            assert_same("the weight's gradient", &of_weight, &gradients[1]);
+        }
+    }
+}
