@@ -242,7 +242,7 @@ impl TrainConfig {
         );
         ensure!(
             self.rollout_dtype == RolloutDtype::Auto || self.rollout_device == Device::Cpu,
-            "`rollout_dtype` int8, bf16, bf16dot and bf16x3 are for `rollout_device` cpu: on CUDA the sampler computes \
+            "`rollout_dtype` int8, int4, bf16, bf16dot and bf16x3 are for `rollout_device` cpu: on CUDA the sampler computes \
              in fp16"
         );
         ensure!(
