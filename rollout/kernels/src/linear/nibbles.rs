@@ -22,8 +22,8 @@ impl ByteTask for Nibbles<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd, D: Dot>(self) {
         for PanelTile { panel, first, height, ahead } in PanelTiles::new(&self.0, BLOCK_STEPS) {
-            // SAFETY: the caller vouches for the instruction sets, `Linear::run` for the sizes, and the panel is claimed
-            // once.
+            // SAFETY: the caller vouches for the instruction sets, `Linear::run` for the sizes, and the panel is
+            // claimed once.
             unsafe { for_rows!(height, nibble_rows(S::ROWS), nibble_tile::<S, D>(&self.0, panel, first, ahead)) };
         }
     }
