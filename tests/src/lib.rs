@@ -53,7 +53,10 @@ pub fn golden_dir_of(file: &str) -> PathBuf {
 /// Folders of the tiny models among the golden figures, and the families of each that are built. `None`: all.
 const MODELS: [(&str, Option<&[&str]>); 2] = [
     ("models", None),
-    ("models-2026", Some(&["granite4", "lfm2", "lfm3", "ministral3", "olmo2", "phi3", "qwen3_5", "qwen3_moe"])),
+    (
+        "models-2026",
+        Some(&["granite4", "granite4_h", "lfm2", "lfm3", "ministral3", "olmo2", "phi3", "qwen3_5", "qwen3_moe"]),
+    ),
 ];
 
 /// Names of the tiny models among the golden figures, one of each family that is built.

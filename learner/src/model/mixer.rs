@@ -7,7 +7,7 @@ use super::{
     attention::{Attention, AttentionTape},
     parameters::Gradients,
     rope::Rotations,
-    state::{DeltaBlock, DeltaTape, ShortConvBlock, ShortConvTape},
+    state::{DeltaBlock, DeltaTape, MambaBlock, MambaTape, ShortConvBlock, ShortConvTape},
     weights::Weights,
 };
 use crate::batch::Tree;
@@ -18,6 +18,7 @@ pub(super) enum Mixer {
     Attention(Attention),
     ShortConv(ShortConvBlock),
     DeltaRule(DeltaBlock),
+    Mamba(MambaBlock),
 }
 
 /// The part of a forward pass that [`Mixer::backward`] needs.
@@ -26,6 +27,7 @@ pub(super) enum MixerTape {
     Attention(AttentionTape),
     ShortConv(ShortConvTape),
     DeltaRule(DeltaTape),
+    Mamba(MambaTape),
 }
 
 impl Mixer {
@@ -35,6 +37,7 @@ impl Mixer {
             LayerKind::Attention(kind) => Self::Attention(Attention::new(config, weights, layer, kind)),
             LayerKind::ShortConv(_) => Self::ShortConv(ShortConvBlock::new(config, weights, layer)),
             LayerKind::DeltaRule(rule) => Self::DeltaRule(DeltaBlock::new(config, weights, layer, rule)),
+            LayerKind::Mamba(mamba) => Self::Mamba(MambaBlock::new(config, weights, layer, mamba)),
         }
     }
 
@@ -59,6 +62,10 @@ impl Mixer {
                 let (sum, tape) = block.forward_onto(onto, x_TH, trees);
                 (sum, MixerTape::DeltaRule(tape))
             }
+            Self::Mamba(block) => {
+                let (sum, tape) = block.forward_onto(onto, x_TH, trees);
+                (sum, MixerTape::Mamba(tape))
+            }
         }
     }
 
@@ -81,6 +88,7 @@ impl Mixer {
             }
             (Self::ShortConv(block), MixerTape::ShortConv(tape)) => block.backward(x_TH, tape, dy_TH, trees, gradients),
             (Self::DeltaRule(block), MixerTape::DeltaRule(tape)) => block.backward(x_TH, tape, dy_TH, trees, gradients),
+            (Self::Mamba(block), MixerTape::Mamba(tape)) => block.backward(x_TH, tape, dy_TH, trees, gradients),
             _ => unreachable!("a layer gets its own tape"),
         }
     }

@@ -10,7 +10,7 @@ use rollout_kernels::{
     element::Format,
     linear::{Activation, Linear, Norm},
     packed::{Columns, PackedShape, Quantized, WeightRows},
-    recurrent::{delta_rule::DeltaRule, short_conv::ShortConv},
+    recurrent::{delta_rule::DeltaRule, mamba::Mamba, short_conv::ShortConv},
     thread_pool::ThreadPool,
 };
 use shared::{AttentionKind, Experts, LayerKind, ModelConfig, Rotary, WeightManifest, model::manifest::DATA_FILE};
@@ -302,6 +302,11 @@ impl PackedWeights {
         self.mixers[layer].delta_rule(self.epsilon)
     }
 
+    /// The state space of a layer that has one.
+    pub fn mamba(&self, layer: usize) -> Mamba<'_> {
+        self.mixers[layer].mamba(self.epsilon)
+    }
+
     /// Factor of the scores of attention.
     pub fn attention_scale(&self) -> f32 {
         self.attention_scale
@@ -499,12 +504,18 @@ impl Product {
     }
 }
 
-/// The products in the order of the graph.
+/// The products in the order of the graph. The head, whose outputs are the logits, has at least bytes.
 fn products(config: &ModelConfig, format: Format) -> impl Iterator<Item = Product> {
+    let of_head = if format == Format::Int4 { Format::Int8 } else { format };
     let head = Product {
         names: vec![if config.tie_word_embeddings { "model.embed_tokens" } else { "lm_head" }.into()],
         norm: Some(format!("{}.weight", config.final_norm())),
-        shape: PackedShape { depth: config.hidden_size, outputs: config.vocab_size, columns: Columns::Joined, format },
+        shape: PackedShape {
+            depth: config.hidden_size,
+            outputs: config.vocab_size,
+            columns: Columns::Joined,
+            format: of_head,
+        },
         bias: false,
         factor: (1.0 / config.logits_scaling) as f32,
     };
@@ -527,6 +538,7 @@ fn layer_products(config: &ModelConfig, format: Format, layer: usize) -> Vec<Pro
         LayerKind::Attention(_) => (config.query_and_key_widths()[0], [config.qkv_bias, config.attention_output_bias]),
         LayerKind::ShortConv(conv) => (hidden, [conv.bias; 2]),
         LayerKind::DeltaRule(rule) => (rule.values(), [false; 2]),
+        LayerKind::Mamba(mamba) => (mamba.inner(), [mamba.proj_bias; 2]),
     };
     let back = |name: String, depth: usize, bias| Product {
         factor: config.residual_multiplier as f32,
@@ -583,14 +595,14 @@ mod tests {
         for name in &harness::golden_models() {
             let model = ModelDir::open(harness::golden_model_dir(name)).unwrap();
             let config = model.config();
-            let mut only_products: Vec<String> = products(config, Format::Int8)
-                .filter(|product| product.shape.format == Format::Int8)
+            let mut only_products: Vec<String> = products(config, Format::Int4)
+                .filter(|product| product.shape.format != Format::Fp32)
                 .flat_map(|product| product.names)
                 .map(|name| name + ".weight")
                 .collect();
             only_products.retain(|name| name != EMBEDDING);
             let losing = config.parameters().into_iter();
-            let losing = losing.filter(|(name, shape)| Form::of(name, shape, RolloutDtype::Int8) != Form::Whole);
+            let losing = losing.filter(|(name, shape)| Form::of(name, shape, RolloutDtype::Int4) != Form::Whole);
             let mut losing: Vec<String> = losing.map(|(name, _)| name).collect();
             only_products.sort();
             losing.sort();
