@@ -30,7 +30,8 @@ pub struct Checkpoint {
 impl Checkpoint {
     /// Maps the weights and checks that they are exactly the parameters of the configuration. A stored `lm_head.weight`
     /// of a tied model is passed over when it equals the embedding, and so are the rotary `inv_freq` buffers of old
-    /// checkpoints. An adapter is added to the values that are read.
+    /// checkpoints and keys and values of layers that read those of others. An adapter is added to the values that are
+    /// read.
     ///
     /// # Errors
     /// No weights, a broken file (by name), an element type other than fp32, fp16 or bf16, or a parameter that is
@@ -146,7 +147,7 @@ impl Checkpoint {
         if config.tie_word_embeddings {
             self.drop_redundant_head(dir)?;
         }
-        self.tensors.retain(|name, _| !is_inverse_frequencies(name));
+        self.tensors.retain(|name, _| !is_inverse_frequencies(name) && !config.passes_over(name));
         self.check_experts(config, dir)?;
         self.check_names(config, dir)?;
         self.check_layers(config, dir)?;

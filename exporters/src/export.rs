@@ -139,9 +139,11 @@ fn write(
 pub(crate) fn refuse_unsupported(config: &ModelConfig, options: &ExportOptions) -> Result<(), ExportError> {
     let unsupported =
         |key: &str, value: String, hint: String| Err(ExportError::Unsupported { key: key.into(), value, hint });
-    if !config.head_dim.is_multiple_of(HEAD_DIM_MULTIPLE) {
-        let hint = format!("the attention kernel needs a multiple of {HEAD_DIM_MULTIPLE}");
-        return unsupported("head_dim", config.head_dim.to_string(), hint);
+    for (key, width) in [("head_dim", Some(config.head_dim)), ("global_head_dim", config.global_head_dim)] {
+        if let Some(width) = width.filter(|width| !width.is_multiple_of(HEAD_DIM_MULTIPLE)) {
+            let hint = format!("the attention kernel needs a multiple of {HEAD_DIM_MULTIPLE}");
+            return unsupported(key, width.to_string(), hint);
+        }
     }
     if options.dtype == Dtype::Bf16 {
         return unsupported("dtype", "bf16".into(), "supported: fp32, fp16".into());

@@ -64,12 +64,8 @@ pub fn fill_hf_as(model: &ModelDir, dir: &Path, dtype: Dtype, read: TensorSource
 /// # Errors
 /// As [`fill_hf`].
 pub fn fill_hf_scorer(model: &ModelDir, dir: &Path, read: TensorSource<'_, '_>) -> Result<(), ExportError> {
-    if model.config().wrapped {
-        return Err(ExportError::Unsupported {
-            key: "text_config".into(),
-            value: "{…}".into(),
-            hint: "a scorer is written of a text model alone; save the text model by `save_pretrained`".into(),
-        });
+    if let Some(reason) = model.config().refuses_scorers() {
+        return Err(ExportError::content(model.path(), reason));
     }
     let config = ModelConfig { head: Head::Score { labels: 1 }, ..model.config().clone() };
     write_weights(&config, dir, Dtype::Fp32, read)?;
@@ -155,6 +151,7 @@ fn as_scorer(config: &mut Value, architecture: Architecture) {
         Architecture::Qwen3 => "Qwen3",
         Architecture::SmolLm3 => "SmolLM3",
         Architecture::Gemma3 => "Gemma3Text",
+        Architecture::Gemma4 => unreachable!("models of which no scorer can be written are refused before"),
         Architecture::Olmo2 => "Olmo2",
         Architecture::Ministral3 => "Ministral3",
         Architecture::Phi3 => "Phi3",

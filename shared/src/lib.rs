@@ -53,7 +53,7 @@ pub use model::{
     manifest::{TensorEntry, TensorRole, WeightManifest},
     model_config::{
         Activation, Architecture, AttentionGate, AttentionKind, BlockNames, DeltaRule, Experts, Head, LayerKind, Mamba,
-        ModelConfig, QueryScaling, RopeScaling, Rotary, ShortConv, StateParts,
+        ModelConfig, PerLayerInput, QueryScaling, RopeScaling, Rotary, ShortConv, StateParts,
     },
     model_dir::{GenerationConfig, ModelDir},
 };

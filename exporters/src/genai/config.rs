@@ -102,6 +102,7 @@ pub(super) fn model_type(architecture: Architecture) -> Result<&'static str, Exp
         Architecture::Qwen3 => Ok("qwen3"),
         Architecture::SmolLm3 => Ok("smollm3"),
         Architecture::Gemma3 => Ok("gemma3_text"),
+        Architecture::Gemma4 => unknown("gemma4_text"),
         Architecture::Olmo2 => unknown("olmo2"),
         Architecture::Ministral3 => unknown("ministral3"),
         Architecture::Phi3 => unknown("phi3"),

@@ -45,6 +45,7 @@ fn name_of(architecture: Architecture) -> Result<&'static str, ExportError> {
         Architecture::Qwen3 => Ok("qwen3"),
         Architecture::SmolLm3 => Ok("smollm3"),
         Architecture::Gemma3 => Ok("gemma3"),
+        Architecture::Gemma4 => unknown("gemma4_text"),
         Architecture::Olmo2 => unknown("olmo2"),
         Architecture::Ministral3 => unknown("ministral3"),
         Architecture::Phi3 => unknown("phi3"),
@@ -253,6 +254,8 @@ mod tests {
     #[test]
     fn what_llama_cpp_has_no_key_for_is_refused_by_key() {
         let json = |value: &str| serde_json::from_str::<serde_json::Value>(value).unwrap();
+        let found = error("gemma4", |_| ());
+        assert!(found.contains("gemma4_text") && found.contains("convert_hf_to_gguf.py"), "{found}");
         let found = error("gemma3", |_| ());
         assert!(found.contains("`sliding_window of layer 3` = none") && found.contains("every sixth"), "{found}");
         let found = error("gemma3", |config| config["sliding_window_pattern"] = json("6"));

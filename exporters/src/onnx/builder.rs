@@ -135,6 +135,22 @@ impl GraphBuilder {
         name.to_string()
     }
 
+    /// A vector of ones in the type of the weights, unless it is there under that name already; returns its name.
+    pub(crate) fn ones_once(&mut self, name: &str, length: usize, dtype: Dtype) -> String {
+        if !self.has_constant(name) {
+            let ones = vec![1.0; length];
+            let bytes = values::encode(name, &ones, dtype).expect("every type has a one");
+            self.graph.initializer.push(TensorProto {
+                dims: vec![length as i64],
+                data_type: data_type(dtype) as i32,
+                name: name.into(),
+                raw_data: Some(bytes.into_owned()),
+                ..TensorProto::default()
+            });
+        }
+        name.to_string()
+    }
+
     fn has_constant(&self, name: &str) -> bool {
         self.graph.initializer.iter().any(|tensor| tensor.name == name)
     }

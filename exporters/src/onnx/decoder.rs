@@ -13,6 +13,7 @@ mod experts;
 mod head;
 mod mamba;
 mod mlp;
+mod per_layer;
 mod short_conv;
 
 use shared::{Dtype, LayerKind, ModelConfig, Rotary, TensorEntry};
@@ -24,7 +25,7 @@ use super::{
     proto::{DataType, ModelProto},
 };
 
-/// Name of the table of rotary cosines, `[rows, rotary_dim / 2]` ([`ModelConfig::rotary_tables`]).
+/// Name of the table of rotary cosines, `[rows, rotary_entries / 2]` ([`ModelConfig::rotary_tables`]).
 pub const ROTARY_COS: &str = "rotary.cos";
 /// Name of the table of rotary sines, as that of the cosines.
 pub const ROTARY_SIN: &str = "rotary.sin";
@@ -53,22 +54,24 @@ pub(crate) const LM_HEAD: &str = "lm_head.weight";
 
 /// Whether `GroupQueryAttention` rotates q and k itself. It takes position 0 for the first row of the tables, which is
 /// not so in long sequences with longrope.
-fn fused_rotary(config: &ModelConfig) -> bool {
-    config.rotary_dim.is_multiple_of(FUSED_ROTARY_MULTIPLE) && config.original_length().is_none()
+fn fused_rotary(config: &ModelConfig, rotary: Rotary) -> bool {
+    config.rotary_entries(rotary).is_multiple_of(FUSED_ROTARY_MULTIPLE) && config.original_length().is_none()
 }
 
 /// Whether the graph has an input `position_ids`: some layer rotates, and its attention does not do that itself, or
 /// queries grow with their position.
 #[must_use]
 pub fn reads_positions(config: &ModelConfig) -> bool {
-    let rotates = || config.attention_layers().any(|(_, kind)| kind.rotary.is_some());
-    config.query_scaling.is_some() || !fused_rotary(config) && rotates()
+    let unfused = |rotary| !fused_rotary(config, rotary);
+    config.query_scaling.is_some() || config.attention_layers().any(|(_, kind)| kind.rotary.is_some_and(unfused))
 }
 
 /// Names and shapes of the constants of a graph for so many positions.
 pub(crate) fn constants(config: &ModelConfig, positions: usize) -> Vec<(String, Vec<usize>)> {
-    let shape = vec![config.rotary_rows(positions), config.rotary_dim / 2];
-    let tables = config.rotaries().flat_map(rotary_names).map(|name| (name.to_owned(), shape.clone()));
+    let tables = config.rotaries().flat_map(|rotary| {
+        let shape = vec![config.rotary_rows(positions), config.rotary_entries(rotary) / 2];
+        rotary_names(rotary).map(|name| (name.to_owned(), shape.clone()))
+    });
     tables.chain(config.query_scaling.map(|_| (QUERY_FACTORS.to_owned(), vec![positions]))).collect()
 }
 
@@ -78,8 +81,8 @@ pub(crate) fn constants(config: &ModelConfig, positions: usize) -> Vec<(String, 
 /// `total_sequence_length` i32 scalar, the longest of these lengths; `last_index` i64 `[B]`, the position in `S` of
 /// each row's last token; `position_ids` i64 `[B, S]` if [`reads_positions`], rows of the rotary tables (with longrope,
 /// [`ModelConfig::rotary_begin`] of the row's whole length is added to the positions); `past_key_values.{i}.key` and
-/// `.value` `[B, kv_heads, M, head_dim]` of layers with attention, and [`graph_states`](super::states::graph_states) of
-/// the others.
+/// `.value` `[B, kv_heads, M, head_dim]` of layers with keys and values of their own, and
+/// [`graph_states`](super::states::graph_states) of the others.
 ///
 /// Outputs: `logits` f32 `[B, V]` of each row's last token; `present.{i}.key` and `.value`, and the states, which may
 /// be bound to the buffers of the past. A state takes in every token of a row: rows with states are not padded.
@@ -149,7 +152,7 @@ impl Constants {
                 .then(|| graph.scalar("norm.offset", config.norm_offset(), dtype)),
             parts: [
                 config.attention_names().is_fused().then(|| {
-                    let [q, kv] = config.query_and_key_widths().map(|width| width as i64);
+                    let [q, kv] = config.query_and_key_widths(0).map(|width| width as i64);
                     graph.integers("parts.qkv", &[q, kv, kv])
                 }),
                 config
@@ -171,6 +174,8 @@ struct Decoder<'a> {
     inputs: Inputs,
     constants: Constants,
     blocked: &'a Blocked,
+    /// The inputs of each layer's own, in the families that have them.
+    layer_inputs: Vec<String>,
 }
 
 impl<'a> Decoder<'a> {
@@ -188,11 +193,12 @@ impl<'a> Decoder<'a> {
             Asked::All => graph.output("logits", DataType::Float, &[BATCH, SEQUENCE, vocabulary]),
         }
         let constants = Constants::declare(config, dtype, &inputs.input_ids, &mut graph);
-        Self { config, dtype, graph, inputs, constants, blocked }
+        Self { config, dtype, graph, inputs, constants, blocked, layer_inputs: Vec::new() }
     }
 
     fn build(mut self) -> ModelProto {
         let mut residual = self.embedding();
+        self.inputs_of_layers(&residual);
         let mut normed = match self.norm_before(0) {
             Some(gamma) => self.rms_norm("layers.0.input_norm", &residual, &gamma),
             None => residual.clone(),
@@ -212,8 +218,17 @@ impl<'a> Decoder<'a> {
             let mlp = self.mlp(layer, &normed);
             let mlp = self.result(layer, after_mlp, mlp);
             let gamma = self.norm_before(layer + 1);
-            (normed, residual) =
-                self.add_and_norm(&format!("layers.{layer}.mlp_norm"), &mlp, &residual, gamma.as_deref());
+            let name = format!("layers.{layer}.mlp_norm");
+            if self.config.layer_scalars() {
+                (_, residual) = self.add_and_norm(&name, &mlp, &residual, None);
+                residual = self.with_layer_input(layer, residual);
+                normed = match gamma {
+                    Some(gamma) => self.rms_norm(&name, &residual, &gamma),
+                    None => residual.clone(),
+                };
+                continue;
+            }
+            (normed, residual) = self.add_and_norm(&name, &mlp, &residual, gamma.as_deref());
         }
         match self.inputs.asked.clone() {
             Asked::Last(index) => self.last_token_head(&normed, &index),

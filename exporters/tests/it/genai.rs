@@ -321,6 +321,8 @@ fn what_genai_cannot_run_is_refused_by_name() {
     assert!(error.starts_with("`architectures` = ...ForSequenceClassification cannot be exported"), "{error}");
     let error = refusal(&model(&json!({"head_dim": 12})));
     assert!(error.starts_with("`head_dim` = 12 cannot be exported"), "{error}");
+    let error = refusal(&model(&json!({"model_type": "gemma4_text", "hidden_size_per_layer_input": 0})));
+    assert!(error.starts_with("`model_type` = \"gemma4_text\" cannot be exported"), "{error}");
 
     for (file, words) in [("tokenizer.json", "tokenizer.json"), ("tokenizer_config.json", "`{}` is enough")] {
         let without = model(&json!({}));

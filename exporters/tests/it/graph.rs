@@ -418,10 +418,58 @@ fn a_gate_of_heads_and_two_tables_are_those_of_lfm3() {
     assert_eq!(behind, 2 * 3, "a norm behind every operator and MLP");
 }
 
+/// Two layers with keys of their own, of both kinds, and one of each kind that reads them.
+fn gemma4() -> Value {
+    json!({"model_type": "gemma4_text", "num_hidden_layers": 4, "sliding_window": 6, "global_head_dim": 32,
+        "num_kv_shared_layers": 2, "use_double_wide_mlp": true, "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": 40, "final_logit_softcapping": 5.0, "hidden_activation": "gelu_pytorch_tanh",
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]})
+}
+
+#[test]
+fn layers_of_gemma_4_read_the_keys_of_earlier_ones_and_have_inputs_of_their_own() {
+    let graph = with_states(&gemma4(), &ExportOptions::default());
+    let caches: Vec<String> = graph.input.iter().map(described).filter(|text| text.contains("key:")).collect();
+    assert_eq!(
+        caches,
+        [
+            "past_key_values.0.key: Float [batch, 2, max_sequence, 16]",
+            "past_key_values.1.key: Float [batch, 2, max_sequence, 32]",
+        ]
+    );
+    let attention = nodes(&graph, "GroupQueryAttention");
+    let of_cache: Vec<(&str, usize)> =
+        attention.iter().map(|node| (node.input[3].as_str(), node.output.len())).collect();
+    assert_eq!(
+        of_cache,
+        [("past_key_values.0.key", 3), ("past_key_values.1.key", 3), ("present.0.key", 1), ("present.1.key", 1)]
+    );
+    assert_eq!((attention[2].input[1].as_str(), attention[2].input[2].as_str()), ("layers.2.none", "layers.2.none"));
+    assert_eq!(nodes(&graph, "Split")[0].output.len(), 4, "an input for every layer");
+    let factors = nodes(&graph, "Mul").into_iter().filter(|node| node.input[1].ends_with("layer_scalar")).count();
+    assert_eq!((factors, nodes(&graph, "Tanh").len()), (4, 1));
+    let values = nodes(&graph, "SimplifiedLayerNormalization").into_iter().filter(|n| n.name.ends_with("v_norm"));
+    let weights: Vec<&str> = values.map(|node| node.input[1].as_str()).collect();
+    assert_eq!(weights, ["ones.16", "ones.32"]);
+}
+
+#[test]
+fn a_width_of_heads_that_the_attention_does_not_know_is_named() {
+    let mut changes = gemma4();
+    changes["global_head_dim"] = json!(36);
+    let config = ModelConfig::from_json(&TestModel::config_json(&changes)).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let error = export_values(&config, &dir.path().join("onnx"), &ExportOptions::default(), &mut |_| {
+        unreachable!("refused before anything is read")
+    });
+    assert!(error.unwrap_err().to_string().contains("`global_head_dim` = 36"));
+}
+
 #[test]
 fn graphs_with_states_are_well_formed() {
-    for (changes, options) in
-        [lfm2(), lfm3(), qwen3_5(), granite_h()].iter().flat_map(|c| [(c, ExportOptions::default()), (c, FP16)])
+    for (changes, options) in [lfm2(), lfm3(), qwen3_5(), granite_h(), gemma4()]
+        .iter()
+        .flat_map(|c| [(c, ExportOptions::default()), (c, FP16)])
     {
         assert_well_formed(&with_states(changes, &options), &changes.to_string());
     }

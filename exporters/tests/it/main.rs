@@ -3,6 +3,7 @@
 mod adapter;
 mod cache;
 mod checkpoint;
+mod gemma4;
 mod genai;
 mod graph;
 mod support;

@@ -56,19 +56,23 @@ pub struct Layer {
     pub frequencies: Option<Vec<f64>>,
     /// Positions that a query sees, its own and those right before it; `None` for all.
     pub window: Option<usize>,
+    /// Width of a head, where it is not that of the other layers.
+    pub head_dim: Option<usize>,
+    /// The earlier layer whose keys and values it attends to, where it has none of its own.
+    pub reads: Option<usize>,
 }
 
 impl Layer {
     /// A layer with attention.
     #[must_use]
     pub fn attention(frequencies: Option<Vec<f64>>, window: Option<usize>) -> Self {
-        Self { mixer: Mixer::Attention, frequencies, window }
+        Self { mixer: Mixer::Attention, frequencies, window, head_dim: None, reads: None }
     }
 
     /// A layer with something else.
     #[must_use]
     pub fn of(mixer: Mixer) -> Self {
-        Self { mixer, frequencies: None, window: None }
+        Self { mixer, frequencies: None, window: None, head_dim: None, reads: None }
     }
 }
 
@@ -124,6 +128,10 @@ pub struct Architecture {
     pub growth: Option<(usize, f64)>,
     /// Whether each head of queries and keys is normed.
     pub head_norms: bool,
+    /// Whether each head of values is normed, without a weight.
+    pub value_norms: bool,
+    /// A bound `c` of logits, which become `c · tanh(logit / c)`.
+    pub logit_cap: Option<f64>,
     /// Whether all queries, and all keys, of a token are normed together.
     pub width_norms: bool,
     /// Whether the result of attention has a gate for each entry, whose rows stand behind those of each query.
@@ -171,6 +179,7 @@ impl Architecture {
         ];
         let flags = [
             ("norm of heads", self.head_norms, other.head_norms),
+            ("norm of values", self.value_norms, other.value_norms),
             ("norm of all queries and keys", self.width_norms, other.width_norms),
             ("gate of attention", self.gated, other.gated),
             ("norm of inputs", self.input_norms, other.input_norms),
@@ -186,6 +195,9 @@ impl Architecture {
                 (self.activation != other.activation).then(|| said("activation", self.activation, other.activation))
             })
             .or_else(|| (self.mixture != other.mixture).then(|| said("experts", self.mixture, other.mixture)))
+            .or_else(|| {
+                (self.logit_cap != other.logit_cap).then(|| said("bound of logits", self.logit_cap, other.logit_cap))
+            })
             .or_else(|| (self.growth != other.growth).then(|| said("growth of queries", self.growth, other.growth)))
             .or_else(|| {
                 (self.beyond != other.beyond).then(|| "its rotary positions in long sequences are others".to_owned())
@@ -200,6 +212,12 @@ fn of_layers((index, (a, b)): (usize, (&Layer, &Layer))) -> Option<String> {
     }
     if a.window != b.window {
         return Some(said(&format!("window of layer {index}"), a.window, b.window));
+    }
+    if a.head_dim != b.head_dim {
+        return Some(said(&format!("width of a head in layer {index}"), a.head_dim, b.head_dim));
+    }
+    if a.reads != b.reads {
+        return Some(said(&format!("layer with the keys of layer {index}"), a.reads, b.reads));
     }
     let what = |detail: &str| Some(format!("the rotary positions of layer {index} are others{detail}"));
     match (&a.frequencies, &b.frequencies) {
@@ -246,6 +264,8 @@ pub(crate) fn small() -> Architecture {
         beyond: None,
         growth: None,
         head_norms: false,
+        value_norms: false,
+        logit_cap: None,
         width_norms: false,
         gated: false,
         input_norms: true,
@@ -266,7 +286,7 @@ mod tests {
     #[test]
     fn every_difference_is_named_but_those_of_formats() {
         let model = small();
-        let changes: [(&str, Change); 17] = [
+        let changes: [(&str, Change); 21] = [
             ("hidden size is 5, the model's is 4", |a| a.hidden_size = 5),
             ("longest sequence", |a| a.positions = 64),
             ("number of layers", |a| drop(a.layers.pop())),
@@ -285,6 +305,10 @@ mod tests {
             ("rotary positions of layer 1 are others (one", |a| a.layers[1].frequencies = None),
             ("width of a head", |a| a.head_dim = 2),
             ("gate of attention is true", |a| a.gated = true),
+            ("norm of values is true", |a| a.value_norms = true),
+            ("bound of logits is Some(30.0)", |a| a.logit_cap = Some(30.0)),
+            ("width of a head in layer 1 is Some(8)", |a| a.layers[1].head_dim = Some(8)),
+            ("layer with the keys of layer 1 is Some(0)", |a| a.layers[1].reads = Some(0)),
             ("layer 1 is ShortConv(3), the model's is Attention", |a| a.layers[1] = Layer::of(Mixer::ShortConv(3))),
         ];
         for (words, change) in changes {

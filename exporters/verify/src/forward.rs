@@ -1,6 +1,6 @@
 //! A plain forward pass in fp32: one sequence, all positions, no cache, and no more code than the formulas have.
 
-use std::ops::Range;
+use std::{collections::HashMap, ops::Range};
 
 use ndarray::{Array1, Array2, ArrayViewMut1, Axis, Slice};
 use rayon::prelude::*;
@@ -117,7 +117,7 @@ impl Model {
 
     /// Queries or keys, normed where the family does, and turned by their positions: `[tokens, heads * head_dim]`.
     fn turned(&self, name: &str, layer: &Layer, mut heads: Array2<f32>) -> Result<Array2<f32>, VerifyError> {
-        let head_dim = self.architecture.head_dim;
+        let head_dim = layer.head_dim.unwrap_or(self.architecture.head_dim);
         let (rows, width) = heads.dim();
         if !width.is_multiple_of(head_dim) {
             return Err(VerifyError::Differs(format!("{name}_proj has {width} rows, no whole heads of {head_dim}")));
@@ -156,14 +156,51 @@ impl Model {
         Ok(heads)
     }
 
-    fn attention(&self, name: &str, layer: &Layer, x: &Array2<f32>) -> Result<Array2<f32>, VerifyError> {
-        let Architecture { heads, kv_heads, head_dim, attention_scale, .. } = self.architecture;
-        let own = ["q", "k", "v"].map(|part| format!("{name}.{part}_proj"));
-        let widths = [heads, kv_heads, kv_heads].map(|heads| heads * head_dim);
-        let [mut q, k, v] = self.inputs(own, &format!("{name}.qkv_proj"), widths, x)?;
+    /// Keys, turned, and values of a layer's own.
+    fn keys_and_values(
+        &self,
+        name: &str,
+        layer: &Layer,
+        [k, mut v]: [Array2<f32>; 2],
+    ) -> Result<[Array2<f32>; 2], VerifyError> {
+        if self.architecture.value_norms {
+            let width = layer.head_dim.unwrap_or(self.architecture.head_dim);
+            for mut row in v.rows_mut() {
+                for mut head in row.axis_chunks_iter_mut(Axis(0), width) {
+                    let mean = head.iter().map(|&v| f64::from(v) * f64::from(v)).sum::<f64>() / head.len() as f64;
+                    head *= (mean + self.architecture.epsilon).sqrt().recip() as f32;
+                }
+            }
+        }
+        Ok([self.turned(&format!("{name}.k"), layer, k)?, v])
+    }
+
+    /// Attention of a layer; `kept` has keys and values of the layers before.
+    fn attention(
+        &self,
+        index: usize,
+        layer: &Layer,
+        x: &Array2<f32>,
+        kept: &mut HashMap<usize, [Array2<f32>; 2]>,
+    ) -> Result<Array2<f32>, VerifyError> {
+        let Architecture { heads, kv_heads, attention_scale, .. } = self.architecture;
+        let (name, head_dim) =
+            (&format!("model.layers.{index}.self_attn"), layer.head_dim.unwrap_or(self.architecture.head_dim));
+        let (mut q, k, v) = if let Some(source) = layer.reads {
+            let [k, v] = kept.get(&source).cloned().ok_or_else(|| {
+                VerifyError::Differs(format!("{name} reads the keys of layer {source}, which has none"))
+            })?;
+            (self.linear(&format!("{name}.q_proj"), x)?, k, v)
+        } else {
+            let own = ["q", "k", "v"].map(|part| format!("{name}.{part}_proj"));
+            let widths = [heads, kv_heads, kv_heads].map(|heads| heads * head_dim);
+            let [q, k, v] = self.inputs(own, &format!("{name}.qkv_proj"), widths, x)?;
+            let [k, v] = self.keys_and_values(name, layer, [k, v])?;
+            kept.insert(index, [k.clone(), v.clone()]);
+            (q, k, v)
+        };
         let gate = if self.architecture.gated { Some(halves_of_heads(name, &mut q, heads)?) } else { None };
         let mut q = self.turned(&format!("{name}.q"), layer, q)?;
-        let k = self.turned(&format!("{name}.k"), layer, k)?;
         if let Some((length, factor)) = self.architecture.growth {
             for (position, mut row) in q.rows_mut().into_iter().enumerate() {
                 row *= (1.0 + factor * (1.0 + (position / length) as f64).ln()) as f32;
@@ -292,7 +329,16 @@ impl Model {
         self.linear(&format!("{name}.{last}"), &self.gated(gate, &up, name)?)
     }
 
-    fn layer(&self, name: &str, layer: &Layer, mut x: Array2<f32>) -> Result<Array2<f32>, VerifyError> {
+    /// A layer; `input` is the one of its own, in the families that have one.
+    fn layer(
+        &self,
+        index: usize,
+        layer: &Layer,
+        mut x: Array2<f32>,
+        input: Option<&Array2<f32>>,
+        kept: &mut HashMap<usize, [Array2<f32>; 2]>,
+    ) -> Result<Array2<f32>, VerifyError> {
+        let name = &format!("model.layers.{index}");
         let Architecture { input_norms, output_norms, residual_scale, .. } = self.architecture;
         let normed_if = |norms: bool, norm: &str, y: Array2<f32>| {
             if norms { self.norm(&format!("{name}.{norm}"), &y) } else { Ok(y) }
@@ -303,7 +349,7 @@ impl Model {
         let first = self.named(&["input_layernorm", "operator_norm"], &part);
         let normed = normed_if(input_norms, first, x.clone())?;
         let attended = match layer.mixer {
-            Mixer::Attention => self.attention(&format!("{name}.self_attn"), layer, &normed)?,
+            Mixer::Attention => self.attention(index, layer, &normed, kept)?,
             Mixer::ShortConv(kernel) => self.short_conv(&format!("{name}.conv"), kernel, &normed)?,
             Mixer::DeltaRule { .. } => self.delta_rule(&format!("{name}.linear_attn"), layer.mixer, &normed)?,
             Mixer::Mamba { .. } => self.mamba(&format!("{name}.mamba"), layer.mixer, &normed)?,
@@ -316,7 +362,43 @@ impl Model {
         let inner =
             normed_if(output_norms, self.named(&["post_feedforward_layernorm", "post_ffn_norm"], &part), inner)?;
         add(&mut x, &(inner * residual_scale as f32), name)?;
+        if let Some(input) = input {
+            let gate = self.linear(&format!("{name}.per_layer_input_gate"), &x)?;
+            let result = self.linear(&format!("{name}.per_layer_projection"), &self.gated(gate, input, name)?)?;
+            add(&mut x, &self.norm(&format!("{name}.post_per_layer_input_norm"), &result)?, name)?;
+        }
+        let factor = format!("{name}.layer_scalar");
+        if self.names.contains(&factor) {
+            x *= self.vector(&factor, 1)?[0];
+        }
         Ok(x)
+    }
+
+    /// The inputs of each layer's own (Gemma's per-layer embeddings), in the families that have them.
+    fn inputs_of_layers(&self, rows: &[usize], x: &Array2<f32>) -> Result<Option<Vec<Array2<f32>>>, VerifyError> {
+        const TABLE: &str = "model.embed_tokens_per_layer.weight";
+        if !self.names.iter().any(|name| name == TABLE) {
+            return Ok(None);
+        }
+        let table = self.matrix(TABLE)?;
+        let layers = self.architecture.layers.len();
+        let width = table.ncols() / layers;
+        if table.ncols() != layers * width || rows.iter().any(|&row| row >= table.nrows()) {
+            return Err(VerifyError::Differs(format!("tensor {TABLE} has no row of {layers} layers for each token")));
+        }
+        let of_tokens = table.select(Axis(0), rows) * (width as f32).sqrt();
+        let name = "model.per_layer_model_projection";
+        let projected = self.linear(name, x)? / (x.ncols() as f32).sqrt();
+        if projected.dim() != of_tokens.dim() {
+            return Err(VerifyError::Differs(format!("{name} has another width than the table of inputs")));
+        }
+        let part = |layer: usize| {
+            let of =
+                |all: &Array2<f32>| all.slice_axis(Axis(1), Slice::from(layer * width..(layer + 1) * width)).to_owned();
+            let normed = self.norm("model.per_layer_projection_norm", &of(&projected))?;
+            Ok((normed + of(&of_tokens)) / 2_f32.sqrt())
+        };
+        (0..layers).map(part).collect::<Result<_, _>>().map(Some)
     }
 }
 
@@ -329,13 +411,18 @@ impl Reader for Model {
         }
         let rows: Vec<usize> = tokens.iter().map(|token| *token as usize).collect();
         let mut x = embedding.select(Axis(0), &rows) * self.architecture.embedding_scale as f32;
+        let (inputs, mut kept) = (self.inputs_of_layers(&rows, &x)?, HashMap::new());
         for (index, layer) in self.architecture.layers.iter().enumerate() {
-            x = self.layer(&format!("model.layers.{index}"), layer, x)?;
+            x = self.layer(index, layer, x, inputs.as_ref().map(|inputs| &inputs[index]), &mut kept)?;
         }
         let last = self.named(&["norm", "embedding_norm"], "model.");
         let normed = self.norm(&format!("model.{last}"), &x)?;
         let head = if self.architecture.tied { embedding } else { self.matrix("lm_head.weight")? };
-        Ok(product("the output layer", &normed, &head)? / self.architecture.logit_divisor as f32)
+        let logits = product("the output layer", &normed, &head)? / self.architecture.logit_divisor as f32;
+        Ok(match self.architecture.logit_cap {
+            Some(cap) => logits.mapv(|logit| (f64::from(logit) / cap).tanh() as f32 * cap as f32),
+            None => logits,
+        })
     }
 }
 

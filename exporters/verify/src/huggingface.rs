@@ -47,7 +47,7 @@ fn fields(path: &Path) -> Result<(Map<String, Value>, bool), VerifyError> {
     let Value::Object(mut fields) = json(path)? else {
         return Err(VerifyError::file(path, "is no JSON object"));
     };
-    if !matches!(fields.get("model_type").and_then(Value::as_str), Some("mistral3" | "qwen3_5")) {
+    if !matches!(fields.get("model_type").and_then(Value::as_str), Some("mistral3" | "qwen3_5" | "gemma4")) {
         return Ok((fields, false));
     }
     let Some(Value::Object(mut text)) = fields.remove("text_config") else {
@@ -99,13 +99,14 @@ impl Config<'_> {
 
     fn read(&self) -> Result<Architecture, VerifyError> {
         let family = self.fields.get("model_type").and_then(Value::as_str).unwrap_or_default();
-        const FAMILIES: [&str; 13] = [
+        const FAMILIES: [&str; 14] = [
             "llama",
             "qwen2",
             "qwen3",
             "qwen3_moe",
             "smollm3",
             "gemma3_text",
+            "gemma4_text",
             "olmo2",
             "ministral3",
             "phi3",
@@ -114,7 +115,8 @@ impl Config<'_> {
             "lfm3",
             "qwen3_5_text",
         ];
-        let (gemma, smol) = (family == "gemma3_text", family == "smollm3");
+        let (gemma3, gemma4, smol) = (family == "gemma3_text", family == "gemma4_text", family == "smollm3");
+        let gemma = gemma3 || gemma4;
         if !FAMILIES.contains(&family) {
             return Err(self.wrong(format!("`model_type` is {family:?}, which is not read here")));
         }
@@ -127,20 +129,24 @@ impl Config<'_> {
             (self.need("hidden_size")?, self.need("num_attention_heads")?, self.need("num_hidden_layers")?);
         let absent = !self.fields.contains_key("num_key_value_heads");
         let default_kv = match family {
-            "gemma3_text" | "smollm3" | "lfm3" | "qwen3_moe" | "qwen3_5_text" if absent => 4,
+            "gemma3_text" | "gemma4_text" | "smollm3" | "lfm3" | "qwen3_moe" | "qwen3_5_text" if absent => 4,
             "ministral3" | "lfm2" if absent => 8,
             _ => heads,
         };
         let kv_heads = self.size("num_key_value_heads").unwrap_or(default_kv);
         let head_dim = self.size("head_dim").unwrap_or(match family {
             "qwen3" | "ministral3" | "lfm3" => 128,
-            "gemma3_text" | "qwen3_5_text" => 256,
+            "gemma3_text" | "gemma4_text" | "qwen3_5_text" => 256,
             _ => hidden_size / heads,
         });
         if !heads.is_multiple_of(kv_heads) || head_dim < 2 || head_dim % 2 == 1 || count > 1024 {
             return Err(self.wrong("its heads, their width or its layers are no sizes of a model"));
         }
-        let scalar = if gemma { self.number("query_pre_attn_scalar", 256.0) } else { head_dim as f64 };
+        let scalar = match family {
+            "gemma3_text" => self.number("query_pre_attn_scalar", 256.0),
+            "gemma4_text" => 1.0,
+            _ => head_dim as f64,
+        };
         let multiplier = |key: &str| if granite { self.number(key, 1.0) } else { 1.0 };
         let rope = self.rope();
         Ok(Architecture {
@@ -170,6 +176,8 @@ impl Config<'_> {
             beyond: self.beyond(family, &rope, head_dim)?,
             growth: self.growth(family, &rope),
             head_norms: gemma || lfm2 || lfm3 || qwen3_5 || family == "qwen3" || family == "qwen3_moe",
+            value_norms: gemma4,
+            logit_cap: self.fields.get("final_logit_softcapping").and_then(Value::as_f64).filter(|_| gemma4),
             width_norms: olmo,
             gated: qwen3_5,
             input_norms: !olmo,
@@ -179,7 +187,7 @@ impl Config<'_> {
                 "lfm2" => self.flag("tie_embedding", self.flag("tie_word_embeddings", true)),
                 _ => self.flag("tie_word_embeddings", gemma || smol || lfm3),
             },
-            norm_offset: if gemma || qwen3_5 { 1.0 } else { 0.0 },
+            norm_offset: if gemma3 || qwen3_5 { 1.0 } else { 0.0 },
             interleaved: false,
         })
     }
@@ -197,14 +205,17 @@ impl Config<'_> {
 
     fn layers(&self, family: &str, count: usize, head_dim: usize) -> Result<Vec<Layer>, VerifyError> {
         // Families with a section of rotary positions for each type of attention.
-        let lfm3 = family == "lfm3";
-        let by_type = lfm3 || family == "gemma3_text";
+        let (lfm3, gemma4) = (family == "lfm3", family == "gemma4_text");
+        let by_type = lfm3 || gemma4 || family == "gemma3_text";
+        let wide = if gemma4 { self.width_of_full(head_dim) } else { head_dim };
         let sections = self.section("rope_parameters");
         let part = |name: &str| sections.get(name).and_then(Value::as_object).cloned().unwrap_or_default();
         // A `rope_scaling` that says something goes before transformers 5's section.
         let mut global = if by_type { part("full_attention") } else { sections.clone() };
-        if lfm3 && sections.is_empty() {
-            global.extend([("rope_type".into(), "proportional".into()), ("partial_rotary_factor".into(), 0.5.into())]);
+        if (lfm3 || gemma4) && sections.is_empty() {
+            let share = if lfm3 { 0.5 } else { 0.25 };
+            global
+                .extend([("rope_type".into(), "proportional".into()), ("partial_rotary_factor".into(), share.into())]);
         }
         let scaling = self.section("rope_scaling");
         if by_type {
@@ -214,17 +225,22 @@ impl Config<'_> {
         }
         let theta = match family {
             "smollm3" => 2e6,
-            "gemma3_text" | "lfm2" | "lfm3" => 1e6,
+            "gemma3_text" | "gemma4_text" | "lfm2" | "lfm3" => 1e6,
             _ => 1e4,
         };
-        let turned = if ["phi3", "qwen3_5_text"].contains(&family) { self.turned(&global, head_dim) } else { head_dim };
+        let turned = if ["phi3", "qwen3_5_text"].contains(&family) { self.turned(&global, head_dim) } else { wide };
         let global = self.scaled(&global, self.number("rope_theta", theta), turned)?;
         let local = part("sliding_attention").get("rope_theta").and_then(Value::as_f64);
         let local = frequencies(local.unwrap_or_else(|| self.number("rope_local_base_freq", 1e4)), head_dim);
         let everywhere = ["phi3", "ministral3"].contains(&family);
         let slides = (by_type || everywhere || self.flag("use_sliding_window", false)) && family != "llama";
         let absent = !everywhere && !self.fields.contains_key("sliding_window");
-        let window = self.size("sliding_window").or(absent.then_some(if lfm3 { 256 } else { 4096 }));
+        let usual = match family {
+            "lfm3" => 256,
+            "gemma4_text" => 512,
+            _ => 4096,
+        };
+        let window = self.size("sliding_window").or(absent.then_some(usual));
         let window = window.filter(|&window| !everywhere || Some(window) < self.size("max_position_embeddings"));
         let layer = |index: usize| {
             if let Some(mixer) = self.state(family, index) {
@@ -239,7 +255,29 @@ impl Config<'_> {
             let chosen = if by_type && slides { &local } else { &global };
             Layer::attention(turns.then(|| chosen.clone()), window.filter(|_| slides))
         };
-        Ok((0..count).map(layer).collect())
+        let mut layers: Vec<Layer> = (0..count).map(layer).collect();
+        if gemma4 {
+            let own = count.saturating_sub(self.size("num_kv_shared_layers").unwrap_or(0));
+            for index in 0..count {
+                layers[index].head_dim = (wide != head_dim && layers[index].window.is_none()).then_some(wide);
+                let same = |earlier: &usize| layers[*earlier].window == layers[index].window;
+                let source = (0..own).rev().find(same).filter(|_| index >= own);
+                layers[index].reads = source;
+            }
+        }
+        Ok(layers)
+    }
+
+    /// Width of the heads of Gemma 4's layers with full attention: for single layers, as transformers 5 writes it, or
+    /// for all of them.
+    fn width_of_full(&self, head_dim: usize) -> usize {
+        match self.fields.get("per_layer_config").and_then(Value::as_object) {
+            Some(layers) => {
+                let widths = layers.values().filter_map(|layer| layer.get("head_dim")?.as_u64());
+                widths.max().map_or(head_dim, |width| width as usize)
+            }
+            None => self.size("global_head_dim").unwrap_or(512),
+        }
     }
 
     /// What a layer has in place of attention.
@@ -313,6 +351,7 @@ impl Config<'_> {
             return types.get(index).and_then(Value::as_str) == Some("sliding_attention");
         }
         match family {
+            "gemma4_text" => !(index + 1).is_multiple_of(6) && Some(index + 1) != self.size("num_hidden_layers"),
             "gemma3_text" => !(index + 1).is_multiple_of(self.size("sliding_window_pattern").unwrap_or(6)),
             "smollm3" => !turns,
             "lfm3" => index.is_multiple_of(4),
@@ -416,7 +455,7 @@ impl Config<'_> {
                 let scaled = |frequency: &f64| frequency / divisor(TAU / frequency, length, factor, low, high);
                 Ok(plain.iter().map(scaled).collect())
             }
-            "proportional" if family == "lfm3" => {
+            "proportional" if ["lfm3", "gemma4_text"].contains(&family) => {
                 let turned = (number("partial_rotary_factor").unwrap_or(1.0) * head_dim as f64 / 2.0) as usize;
                 let factor = number("factor").unwrap_or(1.0);
                 let pair = |(pair, frequency): (usize, &f64)| if pair < turned { frequency / factor } else { 0.0 };

@@ -194,8 +194,8 @@ fn work(config: &ModelConfig, args: &Args) -> f64 {
     let copies = if config.tie_word_embeddings { 1.0 } else { 2.0 };
     let inner = (config.parameter_count() - config.idle_parameters()) as f64 - copies * embedding;
     let pairs = prompt * prompt / 2.0 + group * fed * (prompt + fed / 2.0);
-    let layers = config.attention_layers().count();
-    let attention = 4.0 * (layers * config.num_attention_heads * config.head_dim) as f64 * pairs;
+    let widths: usize = config.attention_layers().map(|(layer, _)| config.query_and_key_widths(layer)[0]).sum();
+    let attention = 4.0 * widths as f64 * pairs;
     let products = 2.0 * (inner * (prompt + group * fed) + embedding * group * completion);
     3.0 * prompts * (products + attention)
 }

@@ -68,14 +68,10 @@ pub fn load(model: &ModelDir, options: LoadOptions) -> Result<Decoder, LearnerEr
 /// its transformer, under a head that starts at 0.
 ///
 /// # Errors
-/// As [`load`], or the text part of a model of images and text, of which no scorer can be written.
+/// As [`load`], or a model of which no scorer can be written ([`ModelConfig::refuses_scorers`]).
 pub fn load_scorer(model: &ModelDir, options: LoadOptions) -> Result<Scorer, LearnerError> {
-    if model.config().wrapped {
-        return Err(LearnerError::content(
-            model.path(),
-            "is a model of images and text (config.json: `text_config`); a critic or a reward model is made of a text \
-             model alone: save its text model by `save_pretrained`, and name that folder",
-        ));
+    if let Some(reason) = model.config().refuses_scorers() {
+        return Err(LearnerError::content(model.path(), reason));
     }
     let config = Scorer::config_of(model.config());
     let checkpoint = Checkpoint::open(model)?;

@@ -4,13 +4,20 @@ use shared::{LayerKind, ModelConfig};
 use tch::Tensor;
 
 use super::{
-    attention::{Attention, AttentionTape},
+    attention::{Attention, AttentionTape, SharedKeys},
     parameters::Gradients,
     rope::Rotations,
     state::{DeltaBlock, DeltaTape, MambaBlock, MambaTape, ShortConvBlock, ShortConvTape},
     weights::Weights,
 };
 use crate::batch::Tree;
+
+/// What all layers of a pass read.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Pass<'a> {
+    pub(super) trees: &'a [Tree],
+    pub(super) rotations: &'a Rotations,
+}
 
 /// How a layer mixes tokens.
 #[derive(Debug)]
@@ -46,24 +53,24 @@ impl Mixer {
         &self,
         onto: &Tensor,
         x_TH: &Tensor,
-        trees: &[Tree],
-        rotations: &Rotations,
+        pass: Pass<'_>,
+        shared: &mut SharedKeys,
     ) -> (Tensor, MixerTape) {
         match self {
             Self::Attention(attention) => {
-                let (sum, tape) = attention.forward_onto(onto, x_TH, trees, rotations);
+                let (sum, tape) = attention.forward_onto(onto, x_TH, pass, shared);
                 (sum, MixerTape::Attention(tape))
             }
             Self::ShortConv(block) => {
-                let (sum, tape) = block.forward_onto(onto, x_TH, trees);
+                let (sum, tape) = block.forward_onto(onto, x_TH, pass.trees);
                 (sum, MixerTape::ShortConv(tape))
             }
             Self::DeltaRule(block) => {
-                let (sum, tape) = block.forward_onto(onto, x_TH, trees);
+                let (sum, tape) = block.forward_onto(onto, x_TH, pass.trees);
                 (sum, MixerTape::DeltaRule(tape))
             }
             Self::Mamba(block) => {
-                let (sum, tape) = block.forward_onto(onto, x_TH, trees);
+                let (sum, tape) = block.forward_onto(onto, x_TH, pass.trees);
                 (sum, MixerTape::Mamba(tape))
             }
         }
@@ -78,17 +85,21 @@ impl Mixer {
         x_TH: &Tensor,
         tape: &MixerTape,
         dy_TH: &Tensor,
-        trees: &[Tree],
-        rotations: &Rotations,
+        pass: Pass<'_>,
+        shared: &mut SharedKeys,
         gradients: &mut Gradients,
     ) -> Tensor {
         match (self, tape) {
             (Self::Attention(attention), MixerTape::Attention(tape)) => {
-                attention.backward(x_TH, tape, dy_TH, trees, rotations, gradients)
+                attention.backward(x_TH, tape, dy_TH, pass, shared, gradients)
             }
-            (Self::ShortConv(block), MixerTape::ShortConv(tape)) => block.backward(x_TH, tape, dy_TH, trees, gradients),
-            (Self::DeltaRule(block), MixerTape::DeltaRule(tape)) => block.backward(x_TH, tape, dy_TH, trees, gradients),
-            (Self::Mamba(block), MixerTape::Mamba(tape)) => block.backward(x_TH, tape, dy_TH, trees, gradients),
+            (Self::ShortConv(block), MixerTape::ShortConv(tape)) => {
+                block.backward(x_TH, tape, dy_TH, pass.trees, gradients)
+            }
+            (Self::DeltaRule(block), MixerTape::DeltaRule(tape)) => {
+                block.backward(x_TH, tape, dy_TH, pass.trees, gradients)
+            }
+            (Self::Mamba(block), MixerTape::Mamba(tape)) => block.backward(x_TH, tape, dy_TH, pass.trees, gradients),
             _ => unreachable!("a layer gets its own tape"),
         }
     }

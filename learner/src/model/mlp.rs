@@ -95,10 +95,19 @@ impl Gate {
         [active, inner]
     }
 
-    fn active(self, gate: &Tensor) -> Tensor {
+    /// The active gate, of a gate alone.
+    pub(super) fn active(self, gate: &Tensor) -> Tensor {
         match self.0 {
             Activation::Silu => gate.silu(),
             Activation::GeluTanh => gate.gelu(TANH),
+        }
+    }
+
+    /// The gradient of a gate alone, given that of the active gate.
+    pub(super) fn active_backward(self, gate: &Tensor, d_active: &Tensor) -> Tensor {
+        match self.0 {
+            Activation::Silu => gate.silu_backward(d_active),
+            Activation::GeluTanh => gate.gelu_backward(d_active, TANH),
         }
     }
 

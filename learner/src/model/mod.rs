@@ -24,6 +24,7 @@ mod mlp;
 mod norm;
 mod output;
 mod parameters;
+mod per_layer;
 mod rope;
 mod scorer;
 mod state;
@@ -142,7 +143,7 @@ impl Decoder {
     #[must_use]
     pub fn new(config: ModelConfig, weights: Weights, gradient_checkpointing: bool) -> Self {
         let head_leaf = weights.leaf(head_name(&config));
-        let head = Head::new(&head_leaf.values);
+        let head = Head::new(&head_leaf.values).with_cap(config.logit_cap);
         Self { trunk: Trunk::new(config, weights, gradient_checkpointing), head, head_leaf }
     }
 

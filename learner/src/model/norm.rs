@@ -67,12 +67,11 @@ impl RmsNorm {
 
     /// `1 / sqrt(mean(x²) + ε)`, `[.., 1]`, or `[.., width]` with groups.
     fn scale(&self, x: &Tensor) -> Tensor {
-        (self.means(&x.square()) + self.eps).rsqrt()
+        inverse_root(&self.means(&x.square()), self.eps)
     }
 
     /// Means over the last dimension, `[.., 1]`; with groups, each entry's is that of its group, `[.., width]`.
     fn means(&self, x: &Tensor) -> Tensor {
-        let mean = |x: &Tensor| x.mean_dim([-1i64].as_slice(), true, None);
         if self.groups == 1 {
             return mean(x);
         }
@@ -80,6 +79,43 @@ impl RmsNorm {
         let grouped = x.reshape([-1, self.groups, size[size.len() - 1] / self.groups]);
         mean(&grouped).expand_as(&grouped).reshape(size)
     }
+}
+
+/// A norm as [`RmsNorm`] without a weight: `x / sqrt(mean(x²) + ε)`.
+#[derive(Debug)]
+pub(super) struct UnitNorm {
+    eps: f64,
+}
+
+impl UnitNorm {
+    pub(super) fn new(config: &ModelConfig) -> Self {
+        Self { eps: config.rms_norm_eps }
+    }
+
+    /// `[.., width]` to `[.., width]`.
+    pub(super) fn forward(&self, x: &Tensor) -> Tensor {
+        let x_wide = wide(x);
+        (&x_wide * inverse_root(&mean(&x_wide.square()), self.eps)).to_kind(x.kind())
+    }
+
+    /// The gradient of the input, given the input and the gradient of the output: `scale · (dy − x̂ · mean(dy · x̂))`.
+    pub(super) fn backward(&self, x: &Tensor, dy: &Tensor) -> Tensor {
+        let (kind, x, dy) = (x.kind(), wide(x), wide(dy));
+        let scale = inverse_root(&mean(&x.square()), self.eps);
+        let unit = x * &scale;
+        let shared = mean(&(&unit * &dy));
+        ((dy - unit * shared) * scale).to_kind(kind)
+    }
+}
+
+/// Means over the last dimension, `[.., 1]`.
+fn mean(x: &Tensor) -> Tensor {
+    x.mean_dim([-1i64].as_slice(), true, None)
+}
+
+/// `1 / sqrt(x + ε)`.
+fn inverse_root(x: &Tensor, eps: f64) -> Tensor {
+    (x + eps).rsqrt()
 }
 
 #[cfg(test)]

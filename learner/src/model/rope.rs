@@ -75,7 +75,7 @@ impl Tables<'_> {
         Rotation {
             cos: table(angles.cos(), angles.cos()),
             sin: table(-angles.sin(), angles.sin()),
-            entries: config.rotary_dim as i64,
+            entries: config.rotary_entries(rotary) as i64,
         }
     }
 }
@@ -83,9 +83,9 @@ impl Tables<'_> {
 /// Cosines and sines for the tokens of one forward pass.
 #[derive(Debug)]
 pub(super) struct Rotation {
-    /// `[T, 1, rotary_dim]`.
+    /// `[T, 1, entries]`.
     cos: Tensor,
-    /// `[T, 1, rotary_dim]`, the first half negated, so that a rotation is `x · cos + roll(x) · sin`.
+    /// `[T, 1, entries]`, the first half negated, so that a rotation is `x · cos + roll(x) · sin`.
     sin: Tensor,
     /// Entries of a head that are turned, from the first on.
     entries: i64,

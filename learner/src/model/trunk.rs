@@ -7,16 +7,18 @@ use shared::ModelConfig;
 use tch::Tensor;
 
 use super::{
+    attention::SharedKeys,
     experts::{Chosen, ExpertLoad},
     kinds::{wide, wide_kind},
-    mixer::{Mixer, MixerTape},
+    mixer::{Mixer, MixerTape, Pass},
     mlp::{Mlp, MlpTape},
     norm::RmsNorm,
     parameters::{Gradients, Leaf},
+    per_layer::{InputTape, InputsTape, LayerInput, LayerInputs},
     rope::Rotations,
     weights::Weights,
 };
-use crate::batch::{Packed, Tree};
+use crate::batch::Packed;
 
 pub(super) const EMBEDDING: &str = "model.embed_tokens.weight";
 
@@ -27,6 +29,11 @@ struct Layer {
     mixer: Mixer,
     mlp_norm: Option<RmsNorm>,
     mlp: Mlp,
+    /// What the layer makes of its own input, in the families that have one.
+    input: Option<LayerInput>,
+    /// The factor on the result, in the families that have one. It is not trained.
+    scalar: Option<Leaf>,
+    index: usize,
     /// The number among the layers with experts, and the experts of a token.
     routed: Option<(usize, i64)>,
 }
@@ -41,15 +48,26 @@ struct LayerTape {
     /// The MLP's input before its norm, `[T, H]`.
     middle_TH: Tensor,
     mlp: MlpTape,
+    input: Option<InputTape>,
+}
+
+/// What all layers of a pass read, and what they leave for each other.
+#[derive(Debug)]
+struct Common {
+    rotations: Rotations,
+    inputs: Option<InputsTape>,
+    shared: SharedKeys,
 }
 
 impl Layer {
-    fn record(&self, x_TH: Tensor, batch: &Packed, rotations: &Rotations) -> LayerTape {
-        let trees = &batch.trees;
+    fn record(&self, x_TH: Tensor, batch: &Packed, common: &mut Common) -> LayerTape {
+        let Common { rotations, shared, .. } = common;
+        let pass = Pass { trees: &batch.trees, rotations };
         let normed_TH = normed(self.input_norm.as_ref(), &x_TH);
-        let (middle_TH, mixer) = self.mixer.forward_onto(&x_TH, &normed_TH, trees, rotations);
+        let (middle_TH, mixer) = self.mixer.forward_onto(&x_TH, &normed_TH, pass, shared);
         let mlp = self.mlp.record(&normed(self.mlp_norm.as_ref(), &middle_TH), self.chosen(batch).as_ref());
-        LayerTape { x_TH, mixer, middle_TH, mlp }
+        let input = self.input.as_ref().map(|input| input.record(self.mlp.output_onto(&middle_TH, &mlp)));
+        LayerTape { x_TH, mixer, middle_TH, mlp, input }
     }
 
     /// The experts that the sampler chose here.
@@ -58,25 +76,55 @@ impl Layer {
         batch.routing.as_ref().map(|routing| routing.of_layer(index, per_token))
     }
 
-    fn output(&self, tape: &LayerTape) -> Tensor {
-        self.mlp.output_onto(&tape.middle_TH, &tape.mlp)
+    fn output(&self, tape: &LayerTape, common: &Common) -> Tensor {
+        let y_TH = match self.own_input(tape, common) {
+            Some((input, tape, input_TP)) => input.output(tape, &input_TP),
+            None => self.mlp.output_onto(&tape.middle_TH, &tape.mlp),
+        };
+        match &self.scalar {
+            Some(scalar) => y_TH * &scalar.values,
+            None => y_TH,
+        }
     }
 
-    /// Adds the parameters' gradients, given the gradient of the output, and returns that of the input.
+    /// What the layer makes of its own input, with its tape and the input.
+    fn own_input<'a>(
+        &'a self,
+        tape: &'a LayerTape,
+        common: &Common,
+    ) -> Option<(&'a LayerInput, &'a InputTape, Tensor)> {
+        Some((self.input.as_ref()?, tape.input.as_ref()?, common.inputs.as_ref()?.of(self.index)))
+    }
+
+    /// Adds the parameters' gradients, given the gradient of the output, and returns that of the layer's input from the
+    /// stream. That of its own input goes to its place in `d_inputs`.
     fn backward(
         &self,
         tape: LayerTape,
-        dy_TH: Tensor,
-        trees: &[Tree],
-        rotations: &Rotations,
+        mut dy_TH: Tensor,
+        batch: &Packed,
+        common: &mut Common,
+        d_inputs: Option<&Tensor>,
         gradients: &mut Gradients,
     ) -> Tensor {
-        let LayerTape { x_TH, mixer, middle_TH, mlp } = tape;
+        if let Some(scalar) = &self.scalar {
+            dy_TH *= &scalar.values;
+        }
+        if let Some((input, tape, input_TP)) = self.own_input(&tape, common) {
+            let [d_stream_TH, d_input_TP] = input.backward(tape, &input_TP, &dy_TH, gradients);
+            dy_TH = d_stream_TH;
+            if let Some(d_inputs) = d_inputs {
+                d_inputs.select(1, self.index as i64).copy_(&d_input_TP);
+            }
+        }
+        let Common { rotations, shared, .. } = common;
+        let pass = Pass { trees: &batch.trees, rotations };
+        let LayerTape { x_TH, mixer, middle_TH, mlp, .. } = tape;
         let normed_TH = normed(self.mlp_norm.as_ref(), &middle_TH);
         let d_normed_TH = self.mlp.backward(&normed_TH, &mlp, &dy_TH, gradients);
         let d_middle_TH = dy_TH + normed_backward(self.mlp_norm.as_ref(), &middle_TH, d_normed_TH, gradients);
         let normed_TH = normed(self.input_norm.as_ref(), &x_TH);
-        let d_normed_TH = self.mixer.backward(&normed_TH, &mixer, &d_middle_TH, trees, rotations, gradients);
+        let d_normed_TH = self.mixer.backward(&normed_TH, &mixer, &d_middle_TH, pass, shared, gradients);
         d_middle_TH + normed_backward(self.input_norm.as_ref(), &x_TH, d_normed_TH, gradients)
     }
 }
@@ -97,7 +145,7 @@ fn normed_backward(norm: Option<&RmsNorm>, x_TH: &Tensor, dy_TH: Tensor, gradien
 /// What is kept of a layer between the passes.
 #[derive(Debug)]
 enum Kept {
-    Tape(LayerTape),
+    Tape(Box<LayerTape>),
     /// The layer's input, from which the backward pass makes the tape once more.
     Input(Tensor),
 }
@@ -105,7 +153,7 @@ enum Kept {
 /// A forward pass that can be differentiated.
 #[derive(Debug)]
 pub(super) struct Tape {
-    rotations: Rotations,
+    common: Common,
     layers: Vec<Kept>,
     /// Hidden states of the selected positions before the final norm, `[N, H]`, in float32 at least.
     selected_NH: Tensor,
@@ -132,6 +180,7 @@ pub(super) struct Trunk {
     config: ModelConfig,
     weights: Weights,
     gradient_checkpointing: bool,
+    inputs: Option<LayerInputs>,
     layers: Vec<Layer>,
     norm: RmsNorm,
     embedding: Leaf,
@@ -152,10 +201,23 @@ impl Trunk {
                 mixer: Mixer::new(&config, &weights, i),
                 mlp_norm: config.mlp_norm().map(|name| norm(&format!("model.layers.{i}.{name}"))),
                 mlp: Mlp::new(&config, &weights, i, &format!("model.layers.{i}")),
+                input: LayerInput::new(&config, &weights, &format!("model.layers.{i}")),
+                scalar: config
+                    .layer_scalars()
+                    .then(|| weights.leaf(&format!("model.layers.{i}.{}", ModelConfig::LAYER_SCALAR))),
+                index: i,
             })
             .collect();
         let (norm, embedding) = (norm(config.final_norm()), weights.leaf(EMBEDDING));
-        Self { layers, norm, embedding, config, weights, gradient_checkpointing }
+        Self {
+            inputs: LayerInputs::new(&config, &weights),
+            layers,
+            norm,
+            embedding,
+            config,
+            weights,
+            gradient_checkpointing,
+        }
     }
 
     /// The same architecture over other weights.
@@ -173,25 +235,30 @@ impl Trunk {
 
     /// Normed hidden states of the given tokens, `[N]` places in the batch, as `[N, H]`, in float32 at least.
     pub(super) fn forward(&self, batch: &Packed, positions_N: &Tensor) -> Tensor {
-        let rotations = self.rotations(batch);
-        let through = |x_TH, layer: &Layer| layer.output(&layer.record(x_TH, batch, &rotations));
-        let x_TH = self.layers.iter().fold(self.embed(batch), through);
+        let x_TH = self.embed(batch);
+        let mut common = self.common(batch, &x_TH);
+        let through = |x_TH, layer: &Layer| {
+            let tape = layer.record(x_TH, batch, &mut common);
+            layer.output(&tape, &common)
+        };
+        let x_TH = self.layers.iter().fold(x_TH, through);
         self.norm.forward(&wide(&x_TH.index_select(0, positions_N)))
     }
 
     /// As [`Self::forward`], to be followed by [`Self::backward`].
     pub(super) fn record(&self, batch: &Packed, positions_N: &Tensor) -> Tape {
-        let (rotations, mut x_TH) = (self.rotations(batch), self.embed(batch));
+        let mut x_TH = self.embed(batch);
+        let mut common = self.common(batch, &x_TH);
         let (mut layers, mut load) = (Vec::with_capacity(self.layers.len()), ExpertLoad::default());
         for layer in &self.layers {
-            let tape = layer.record(x_TH, batch, &rotations);
+            let tape = layer.record(x_TH, batch, &mut common);
             load += tape.mlp.load();
-            x_TH = layer.output(&tape);
-            layers.push(if self.gradient_checkpointing { Kept::Input(tape.x_TH) } else { Kept::Tape(tape) });
+            x_TH = layer.output(&tape, &common);
+            layers.push(if self.gradient_checkpointing { Kept::Input(tape.x_TH) } else { Kept::Tape(Box::new(tape)) });
         }
         let selected_NH = wide(&x_TH.index_select(0, positions_N));
         let hidden_NH = self.norm.forward(&selected_NH);
-        Tape { rotations, layers, selected_NH, hidden_NH, load }
+        Tape { common, layers, selected_NH, hidden_NH, load }
     }
 
     /// Adds the parameters' gradients, given the gradient of the normed hidden states of the same tokens, `[N, H]`.
@@ -203,19 +270,23 @@ impl Trunk {
         gradient_NH: &Tensor,
         gradients: &mut Gradients,
     ) {
-        let Tape { rotations, layers, selected_NH, .. } = tape;
+        let Tape { mut common, layers, selected_NH, .. } = tape;
         let d_selected_NH = self.norm.backward(&selected_NH, gradient_NH, gradients);
         let shape = [batch.ids_T.size()[0], self.config.hidden_size as i64];
         let mut dx_TH = Tensor::zeros(shape, (d_selected_NH.kind(), d_selected_NH.device()));
         // Branches of one stem predict their first tokens from one place, so the gradients of that place add up.
         let _ = dx_TH.index_add_(0, positions_N, &d_selected_NH);
         let mut dx_TH = dx_TH.to_kind(self.embedding.values.kind());
+        let d_inputs = common.inputs.as_ref().map(InputsTape::gradients);
         for (layer, kept) in self.layers.iter().zip(layers).rev() {
             let tape = match kept {
-                Kept::Tape(tape) => tape,
-                Kept::Input(x_TH) => layer.record(x_TH, batch, &rotations),
+                Kept::Tape(tape) => *tape,
+                Kept::Input(x_TH) => layer.record(x_TH, batch, &mut common),
             };
-            dx_TH = layer.backward(tape, dx_TH, &batch.trees, &rotations, gradients);
+            dx_TH = layer.backward(tape, dx_TH, batch, &mut common, d_inputs.as_ref(), gradients);
+        }
+        if let (Some(inputs), Some(tape), Some(d_inputs)) = (&self.inputs, &common.inputs, d_inputs) {
+            dx_TH += inputs.backward(&batch.ids_T, tape, d_inputs, gradients);
         }
         if let Some(gradient) = gradients.of(&self.embedding) {
             let dx_TH = wide(&dx_TH);
@@ -241,8 +312,13 @@ impl Trunk {
         self.config.embedding_scale().map(|scale| Tensor::from_slice(&[scale]).to_kind(kind).to_device(device))
     }
 
-    fn rotations(&self, batch: &Packed) -> Rotations {
+    /// What the layers of a pass begin with.
+    fn common(&self, batch: &Packed, embedded_TH: &Tensor) -> Common {
         let (kind, device) = (self.embedding.values.kind(), self.embedding.values.device());
-        Rotations::new(&self.config, batch, wide_kind(kind), device)
+        Common {
+            rotations: Rotations::new(&self.config, batch, wide_kind(kind), device),
+            inputs: self.inputs.as_ref().map(|inputs| inputs.record(&batch.ids_T, embedded_TH)),
+            shared: SharedKeys::default(),
+        }
     }
 }

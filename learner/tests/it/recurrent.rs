@@ -1,4 +1,5 @@
-//! Models with a state in some layers: texts that go through together are texts of their own.
+//! Models with a state in some layers, with experts or with shared keys: texts that go through together are texts of
+//! their own.
 
 use learner::{
     batch::{MicroBatch, Sequence, split},
@@ -8,11 +9,12 @@ use proptest::prelude::*;
 use shared::{ModelDir, config::TrainConfig};
 use tch::{Device, Kind, Tensor};
 
-/// One family for each kind of state, and one with experts, to which the same holds.
-const FAMILIES: [&str; 5] = ["lfm2", "qwen3_5", "lfm3", "granite4_h", "qwen3_moe"];
+/// One family for each kind of state, one with experts, and one whose layers share keys and values, to which the same
+/// holds.
+const FAMILIES: [&str; 6] = ["lfm2", "qwen3_5", "lfm3", "granite4_h", "qwen3_moe", "gemma4"];
 
-/// Those with a state, whose adapters are on every linear layer.
-const STATES: [&str; 4] = ["lfm2", "qwen3_5", "lfm3", "granite4_h"];
+/// Those without experts, whose adapters are on every linear layer that mixes tokens.
+const ADAPTED: [&str; 5] = ["lfm2", "qwen3_5", "lfm3", "granite4_h", "gemma4"];
 
 type Rows = Vec<(Vec<u32>, Vec<u32>)>;
 
@@ -186,12 +188,16 @@ fn slice(parameters: &Parameters, flat: &Tensor, name: &str) -> Tensor {
 fn an_adapter_on_every_linear_layer_is_the_merged_model() {
     let prompt: Vec<u32> = (1..70).collect();
     let rows: Rows = vec![(prompt.clone(), vec![9; 20]), (prompt, vec![4, 5, 6])];
-    for family in STATES {
+    for family in ADAPTED {
         let Some(model) = model(family) else { return };
         let config = TrainConfig { use_peft: true, lora_r: 3, lora_alpha: 6.0, ..TrainConfig::default() };
         let adapter = adapter_config(&config, &model).unwrap().unwrap();
-        let of_states = if family == "qwen3_5" { ["in_proj_qkv", "out_proj"] } else { ["in_proj", "out_proj"] };
-        assert!(of_states.iter().all(|name| adapter.target_modules.iter().any(|target| target == name)));
+        let of_mixers = match family {
+            "qwen3_5" => ["in_proj_qkv", "out_proj"],
+            "gemma4" => ["k_proj", "o_proj"],
+            _ => ["in_proj", "out_proj"],
+        };
+        assert!(of_mixers.iter().all(|name| adapter.target_modules.iter().any(|target| target == name)));
         let (base, merged) = (load(&model, double()).unwrap(), load(&model, double()).unwrap());
         let parameters = load_adapter(&adapter, &model, None, 1, double()).unwrap();
         tch::manual_seed(3);

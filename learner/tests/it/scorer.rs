@@ -48,8 +48,7 @@ fn pairs() -> Vec<Pair> {
 #[test]
 fn a_scorer_sees_the_hidden_states_of_the_language_model() {
     let models = harness::golden_models();
-    // A scorer is made of a text model alone.
-    for name in models.iter().filter(|name| !golden(name).config().wrapped) {
+    for name in models.iter().filter(|name| golden(name).config().refuses_scorers().is_none()) {
         let decoder = load(&golden(name), double()).unwrap();
         let scorer = load_scorer(&golden(name), double()).unwrap();
         // With a row of the language-model head as its head, a score is that token's logit.
@@ -301,4 +300,14 @@ fn unusable_pairs_and_flags_are_named() {
         assert!(message.lines().last().unwrap().starts_with("error: ") && message.contains(word), "{message}");
         assert!(!Path::new(&output).exists());
     }
+}
+
+#[test]
+fn no_scorer_is_made_of_a_family_that_has_no_class_of_them() {
+    let Some(name) = harness::golden_models().into_iter().find(|name| name == "gemma4") else { return };
+    let error = load_scorer(&golden(&name), double()).unwrap_err().to_string();
+    assert!(error.contains("gemma4_text") && error.contains("gemma3_text"), "{error}");
+    let folder = tempfile::tempdir().unwrap();
+    let written = write_hf_scorer(&golden(&name), &folder.path().join("out"), &mut |_| unreachable!("refused before"));
+    assert!(written.unwrap_err().to_string().contains("gemma4_text"));
 }

@@ -16,6 +16,8 @@
 //! | [`linear`] | norm, product, bias, activation, residual: one linear layer in one pass |
 //! | [`experts`] | experts in the place of an MLP, where there are any |
 //! | [`residual`] | norm of a block's result, where there is one |
+//! | [`per_layer`] | inputs of each layer's own, where there are any |
+//! | [`cap`] | bounds of logits, where there are any |
 //! | [`width_norm`] | norms of queries and keys over their whole width, where there are any |
 //! | [`packed`] | weights in the layout of the product |
 //! | [`attention`] | grouped-query attention, with prompts shared by their completions |
@@ -31,6 +33,7 @@
 
 pub mod attention;
 pub mod buffer;
+pub mod cap;
 pub mod element;
 pub mod experts;
 pub mod limits;
@@ -38,6 +41,7 @@ pub mod linear;
 pub mod packed;
 pub mod pages;
 pub mod parallel;
+pub mod per_layer;
 pub mod recurrent;
 pub mod residual;
 pub mod rounded;

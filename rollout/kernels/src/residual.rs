@@ -9,21 +9,23 @@ use super::{
 /// Rows of a task.
 const ROWS: usize = 4;
 
-/// `out = residual + norm(x)`, all of them `[rows, width]`. A row depends on its own inputs alone, bit for bit.
+/// `out = factor * (residual + norm(x))`, all of them `[rows, width]`. A row depends on its own inputs alone, bit for
+/// bit.
 ///
 /// # Panics
 /// When sizes do not fit each other.
-pub fn add_normed(norm: Norm<'_>, x: &[f32], residual: &[f32], out: &mut [f32], machine: Machine<'_>) {
+pub fn add_normed(norm: Norm<'_>, factor: f32, x: &[f32], residual: &[f32], out: &mut [f32], machine: Machine<'_>) {
     let width = norm.gamma.len();
     assert!(x.len().is_multiple_of(width), "whole rows");
     assert_eq!((x.len(), residual.len()), (out.len(), out.len()), "input, residual and output");
     let (isa, claims) = (machine.isa, Claims::new((x.len() / width).div_ceil(ROWS)));
     let out = Shared::new(out);
-    machine.threads.run(&|| claims.run_all(|task| isa.run(AddNormed { norm, x, residual, out, task })));
+    machine.threads.run(&|| claims.run_all(|task| isa.run(AddNormed { norm, factor, x, residual, out, task })));
 }
 
 struct AddNormed<'a> {
     norm: Norm<'a>,
+    factor: f32,
     x: &'a [f32],
     residual: &'a [f32],
     out: Shared<f32>,
@@ -49,6 +51,9 @@ impl Task for AddNormed<'_> {
             };
             for (out, residual) in out.iter_mut().zip(&self.residual[row]) {
                 *out += residual;
+            }
+            if self.factor != 1.0 {
+                out.iter_mut().for_each(|out| *out *= self.factor);
             }
         }
     }

@@ -10,7 +10,7 @@ use rollout_kernels::{
     },
 };
 use serde::{Deserialize, Serialize};
-use shared::{BaseFormat, TensorEntry, config::RolloutDtype};
+use shared::{BaseFormat, PerLayerInput, TensorEntry, config::RolloutDtype};
 
 /// Numbers that are packed together: some for each core even of a small tensor, and enough for compression to pay.
 const BLOCK: usize = 1 << 17;
@@ -34,7 +34,8 @@ pub enum Form {
 /// Whether a tensor is used as the weight of a linear layer only. A head that is tied to the embedding has no tensor of
 /// its own.
 fn is_linear(name: &str, shape: &[usize]) -> bool {
-    name == "lm_head.weight" || BaseFormat::matrix(name, shape).is_some()
+    let projection = name.strip_suffix(".weight") == Some(PerLayerInput::PROJECTION);
+    name == "lm_head.weight" || projection || BaseFormat::matrix(name, shape).is_some()
 }
 
 impl Form {

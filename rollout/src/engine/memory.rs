@@ -248,6 +248,36 @@ mod tests {
         assert_eq!(kv_cache(KvDtype::Bf16), pages * 16 * (16 + 16) * 2);
     }
 
+    /// Of four layers, the last two read the keys and values of the first two, whose heads have two widths.
+    #[test]
+    fn layers_with_wider_heads_have_a_pool_of_their_own_and_layers_that_share_have_none() {
+        let text = r#"{"model_type": "gemma4_text", "hidden_size": 64, "intermediate_size": 64, "vocab_size": 512,
+            "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+            "global_head_dim": 40, "num_kv_shared_layers": 2, "max_position_embeddings": 256,
+            "vocab_size_per_layer_input": 512, "hidden_size_per_layer_input": 8,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]}"#;
+        let config = ModelConfig::from_json(text).unwrap();
+        let with =
+            |kernels, kv_dtype| planned(&config, Dtype::Fp32, &EngineOptions { kernels, kv_dtype, ..options(7) });
+        for (kv_dtype, format) in
+            [(KvDtype::Auto, KvFormat::Fp32), (KvDtype::Int8, KvFormat::Int8), (KvDtype::Bf16, KvFormat::Bf16)]
+        {
+            let pools = page_shape(&config, 8, 128, format);
+            assert_eq!(with(Kernels::Packed, kv_dtype).kv_cache, pools.bytes() as u64, "{kv_dtype:?}");
+        }
+        let positions = 8 * 10 * 16;
+        assert_eq!(with(Kernels::Packed, KvDtype::Auto).kv_cache, 2 * positions * (16 + 16 + 40 + 48) * 4);
+        assert_eq!(with(Kernels::Stock, KvDtype::Auto).kv_cache, 2 * 8 * 128 * 2 * (16 + 40) * 4);
+        // The table is looked up and not multiplied with.
+        let table = 512 * 4 * 8 * 4;
+        let plan = with(Kernels::Packed, KvDtype::Auto);
+        let embedding = 512 * 64 * 4;
+        let buffers = 4 * 4;
+        let all = config.parameter_count() * 4 + buffers;
+        assert_eq!(plan.packed_weights + plan.mapped_weights, all + embedding);
+        assert!(plan.mapped_weights > table + embedding && plan.mapped_weights < table + embedding + 16_000);
+    }
+
     #[test]
     fn a_kept_state_takes_the_memory_of_a_sequence_and_none_where_none_is_held() {
         let with = |kernels, kept_states| {

@@ -4,11 +4,14 @@
 //! feature that would change the mathematics and is not supported is refused with its key and value, never ignored.
 
 mod experts;
+#[cfg(test)]
+mod gemma4_tests;
 mod layers;
 #[cfg(test)]
 mod newer_tests;
 mod parameters;
 mod parts;
+mod per_layer;
 mod read;
 mod rope;
 #[cfg(test)]
@@ -21,6 +24,7 @@ use serde::{Deserialize, Serialize};
 pub use experts::Experts;
 pub use layers::{AttentionGate, AttentionKind, DeltaRule, LayerKind, Mamba, Rotary, ShortConv, StateParts};
 pub use parts::BlockNames;
+pub use per_layer::PerLayerInput;
 pub use rope::{QueryScaling, RopeScaling};
 
 use crate::config::{ConfigError, RouterReplay, TrainConfig};
@@ -41,6 +45,10 @@ pub enum Architecture {
     /// of attention and MLP and on each head of q and k, norm weights that are stored minus 1, scaled embeddings and a
     /// GELU gate.
     Gemma3,
+    /// `Gemma4ForCausalLM` without experts, the text model: Gemma 3's layers with plain norm weights, unscaled scores
+    /// and normed values, wider heads in layers without a window, layers that read the keys and values of earlier ones,
+    /// inputs of each layer's own, a factor on each layer's result, and a bound of logits.
+    Gemma4,
     /// `Olmo2ForCausalLM`: norms on the results of attention and MLP and none on their inputs, and RMS norms over the
     /// whole width of q and of k.
     Olmo2,
@@ -98,6 +106,13 @@ pub struct ModelConfig {
     pub hidden_size: usize,
     /// Width of the gated MLP.
     pub intermediate_size: usize,
+    /// Whether the MLP is twice as wide in layers that read the keys and values of earlier ones (Gemma's
+    /// `use_double_wide_mlp`).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub double_wide_mlp: bool,
+    /// The inputs that layers have beside the residual stream, in the families that have them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub per_layer_input: Option<PerLayerInput>,
     /// The experts that layers have in the place of the MLP; `None` for a dense model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub experts: Option<Experts>,
@@ -113,6 +128,12 @@ pub struct ModelConfig {
     pub attention_scale: f64,
     /// Width of a head; need not be `hidden_size / num_attention_heads`.
     pub head_dim: usize,
+    /// Width of a head in layers without a window, where it is another one (Gemma's `global_head_dim`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub global_head_dim: Option<usize>,
+    /// Last layers that read the keys and values of an earlier layer and have none of their own.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub num_kv_shared_layers: usize,
     /// Rows of the embedding.
     pub vocab_size: usize,
     /// Longest supported sequence.
@@ -121,6 +142,9 @@ pub struct ModelConfig {
     pub rms_norm_eps: f64,
     /// Entries of a head that rotary positions turn, from the first on; the whole head in most families.
     pub rotary_dim: usize,
+    /// The same in layers with [`Rotary::Local`], where it is another number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rotary_local_dim: Option<usize>,
     /// Base of the rotary frequencies.
     pub rope_theta: f64,
     /// Scaling of the rotary frequencies.
@@ -136,6 +160,9 @@ pub struct ModelConfig {
     pub residual_multiplier: f64,
     /// Divisor of logits (Granite's `logits_scaling`).
     pub logits_scaling: f64,
+    /// Bound `c` of logits, which become `c · tanh(logit / c)` (Gemma's `final_logit_softcapping`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub logit_cap: Option<f64>,
     /// Whether q, k and v have a bias.
     pub qkv_bias: bool,
     /// Whether the attention's output projection has a bias (Llama's `attention_bias`).
@@ -151,6 +178,10 @@ pub struct ModelConfig {
     /// The head on top.
     #[serde(default)]
     pub head: Head,
+}
+
+fn is_zero(count: &usize) -> bool {
+    *count == 0
 }
 
 /// A `config.json` that cannot be used.
@@ -226,10 +257,26 @@ impl ModelConfig {
         })
     }
 
+    /// Why no scorer, a critic or a reward model, can be made of the model, where none can.
+    #[must_use]
+    pub fn refuses_scorers(&self) -> Option<&'static str> {
+        if self.wrapped {
+            return Some(
+                "is a model of images and text (config.json: `text_config`); a critic or a reward model is made of a \
+                 text model alone: save its text model by `save_pretrained`, and name that folder",
+            );
+        }
+        (self.architecture == Architecture::Gemma4).then_some(
+            "is of a family (gemma4_text) that has no class of sequence classifiers in transformers; make the critic \
+             or the reward model of a model of another family with the same token ids (gemma3_text has such a class)",
+        )
+    }
+
     /// Number of trainable scalars.
     #[must_use]
     pub fn parameter_count(&self) -> u64 {
-        self.parameters().iter().map(|(_, shape)| shape.iter().product::<usize>() as u64).sum()
+        let trained = self.parameters().into_iter().filter(|(name, _)| !PerLayerInput::is_buffer(name));
+        trained.map(|(_, shape)| shape.iter().product::<usize>() as u64).sum()
     }
 }
 

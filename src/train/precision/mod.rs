@@ -97,7 +97,8 @@ fn fastest(
 fn product_share(config: &TrainConfig, model: &ModelConfig) -> f64 {
     let embedding = if model.tie_word_embeddings { 0 } else { model.vocab_size * model.hidden_size };
     let products = 2.0 * (model.parameter_count() - model.idle_parameters() - embedding as u64) as f64;
-    let width = (model.num_hidden_layers * model.num_attention_heads * model.head_dim) as f64;
+    let width: usize = (0..model.num_hidden_layers).map(|layer| model.head_dim_of(layer)).sum();
+    let width = (model.num_attention_heads * width) as f64;
     let attention = 4.0 * width * f64::from(config.max_completion_length) / 2.0;
     products / (products + attention)
 }

@@ -104,6 +104,8 @@ fn every_family_trains_with_both_sides_in_agreement_and_resumes() {
 
         let copy = dir.path().join("copy");
         copy_folder(&whole.run, &copy);
+        // As a run that was killed before its last checkpoint.
+        fs::remove_dir_all(copy.join("checkpoint-4")).unwrap();
         let resumed = train(dir.path(), "copy", &format!("{config}resume_from_checkpoint = \"checkpoint-2\"\n"));
         assert_eq!(resumed.curve("reward"), whole.curve("reward"), "{family}");
         for file in ["weights.data", "model.safetensors", "optimizer.safetensors"] {

@@ -14,6 +14,9 @@ impl Decoder<'_> {
     /// `[tokens, hidden]` to `[tokens, hidden]`.
     pub(super) fn attention(&mut self, layer: usize, kind: AttentionKind, input: &str) -> String {
         let names = self.config.attention_names();
+        if let Some(source) = self.config.shares_keys_of(layer) {
+            return self.attention_to(layer, kind, source, input);
+        }
         let mut gate = None;
         let [q, k, v] = match self.constants.parts[0].clone() {
             Some(parts) => {
@@ -35,17 +38,65 @@ impl Decoder<'_> {
                 [q, k, self.linear(layer, "self_attn.v_proj", input, self.config.qkv_bias)]
             }
         };
+        let v = if self.config.value_norms() { self.norm_values(layer, &v) } else { v };
         let v = self.as_batch(&format!("layers.{layer}.v"), &v);
-        let mut attended = self.grouped_query_attention(layer, kind, &q, &k, &v);
+        let past = self.declare_cache(layer);
+        let present = self.cache_names("present", layer);
+        let mut attended = self.grouped_query_attention(layer, kind, [&q, &k, &v], &past, &present);
         if kind.gate == Some(AttentionGate::Heads) {
             attended = self.gate_heads(layer, input, &attended);
         }
-        let flat = format!("layers.{layer}.attended.tokens");
-        let mut attended = self.graph.node("Reshape", &flat, &[&attended, &self.constants.tokens], &[]);
+        let mut attended = self.attended_tokens(layer, &attended);
         if let Some(gate) = gate {
             attended = self.graph.node("Mul", &format!("layers.{layer}.attended.gated"), &[&attended, &gate], &[]);
         }
         self.linear(layer, &names.output(), &attended, self.config.attention_output_bias)
+    }
+
+    /// [`Self::attention`] of a layer that reads the keys and values of an earlier one.
+    fn attention_to(&mut self, layer: usize, kind: AttentionKind, source: usize, input: &str) -> String {
+        let q = self.linear(layer, "self_attn.q_proj", input, self.config.qkv_bias);
+        let q = self.query_or_key(layer, kind, "q", q);
+        // Keys of no token: those of the call are in the cache already.
+        let [_, width] = self.config.query_and_key_widths(layer).map(|width| width as i64);
+        let begin = self.graph.integers_once("none.begin", &[0, 0]);
+        let end = self.graph.integers_once(&format!("none.end.{width}"), &[0, width]);
+        let axes = self.graph.integers_once("none.axes", &[1, 2]);
+        let none = self.graph.node("Slice", &format!("layers.{layer}.none"), &[&q, &begin, &end, &axes], &[]);
+        let past = self.cache_names("present", source);
+        let attended = self.grouped_query_attention(layer, kind, [&q, &none, &none], &past, &[]);
+        let attended = self.attended_tokens(layer, &attended);
+        self.linear(layer, &self.config.attention_names().output(), &attended, self.config.attention_output_bias)
+    }
+
+    /// The attention's output as tokens.
+    fn attended_tokens(&mut self, layer: usize, attended: &str) -> String {
+        let shape = match self.config.head_dim_of(layer) {
+            width if width == self.config.head_dim => self.constants.tokens.clone(),
+            width => {
+                let all = (self.config.num_attention_heads * width) as i64;
+                self.graph.integers_once(&format!("shape.tokens.{width}"), &[-1, all])
+            }
+        };
+        self.graph.node("Reshape", &format!("layers.{layer}.attended.tokens"), &[attended, &shape], &[])
+    }
+
+    /// The shape with every head a row, in the families that norm their heads.
+    fn heads_as_rows(&mut self, layer: usize) -> Option<String> {
+        let shape = self.constants.heads.clone()?;
+        Some(match self.config.head_dim_of(layer) {
+            width if width == self.config.head_dim => shape,
+            width => self.graph.integers_once(&format!("shape.heads.{width}"), &[-1, width as i64]),
+        })
+    }
+
+    /// Values with a norm without weight on each head: `[tokens * kv_heads, head_dim]`.
+    fn norm_values(&mut self, layer: usize, v: &str) -> String {
+        let Some(shape) = self.heads_as_rows(layer) else { return v.to_owned() };
+        let width = self.config.head_dim_of(layer);
+        let heads = self.graph.node("Reshape", &format!("layers.{layer}.v.heads"), &[v, &shape], &[]);
+        let ones = self.graph.ones_once(&format!("ones.{width}"), width, self.dtype);
+        self.rms_norm(&format!("layers.{layer}.v_norm"), &heads, &ones)
     }
 
     /// Queries and factors on the result, from one projection that has both head by head: `[tokens * heads, head_dim]`
@@ -79,15 +130,15 @@ impl Decoder<'_> {
     fn query_or_key(&mut self, layer: usize, kind: AttentionKind, which: &str, mut x: String) -> String {
         let norm = self.config.query_and_key_norm_names()[usize::from(which == "k")];
         let gamma = parameter(layer, &format!("self_attn.{norm}.weight"));
-        if let Some(shape) = &self.constants.heads {
-            let heads = self.graph.node("Reshape", &format!("layers.{layer}.{which}.heads"), &[&x, shape], &[]);
+        if let Some(shape) = self.heads_as_rows(layer) {
+            let heads = self.graph.node("Reshape", &format!("layers.{layer}.{which}.heads"), &[&x, &shape], &[]);
             x = self.rms_norm(&format!("layers.{layer}.{which}_norm"), &heads, &gamma);
         } else if self.config.width_norms() {
             x = self.rms_norm(&format!("layers.{layer}.{which}_norm"), &x, &gamma);
         }
         let mut x = self.as_batch(&format!("layers.{layer}.{which}"), &x);
         let Some(positions) = self.inputs.position_ids.clone() else { return x };
-        if let Some(rotary) = kind.rotary.filter(|_| !fused_rotary(self.config)) {
+        if let Some(rotary) = kind.rotary.filter(|&rotary| !fused_rotary(self.config, rotary)) {
             x = self.rotate(layer, which, &x, &positions, rotary);
         }
         if let Some(axis) = self.constants.last_axis.clone().filter(|_| which == "q") {
@@ -104,29 +155,27 @@ impl Decoder<'_> {
         let [cos, sin] = rotary_names(rotary);
         let inputs = [input, positions, cos, sin];
         let mut attributes = vec![int("interleaved", 0)];
-        if self.config.rotary_dim < self.config.head_dim {
+        let entries = self.config.rotary_entries(rotary);
+        if entries < self.config.head_dim_of(layer) {
             let heads = if which == "q" { self.config.num_attention_heads } else { self.config.num_key_value_heads };
             attributes.push(int("num_heads", heads as i64));
-            attributes.push(int("rotary_embedding_dim", self.config.rotary_dim as i64));
+            attributes.push(int("rotary_embedding_dim", entries as i64));
         }
         self.graph.operator(MICROSOFT, "RotaryEmbedding", &name, &inputs, &[&name], &attributes);
         name
     }
 
-    fn grouped_query_attention(&mut self, layer: usize, kind: AttentionKind, q: &str, k: &str, v: &str) -> String {
+    fn grouped_query_attention(
+        &mut self,
+        layer: usize,
+        kind: AttentionKind,
+        [q, k, v]: [&str; 3],
+        past: &[String; 2],
+        present: &[String],
+    ) -> String {
         let name = format!("layers.{layer}.attended");
-        // The kernel writes the keys and values of a call in any case; without a cache they are values like others.
-        let present = self.cache_names("present", layer);
-        let past = match self.config.head {
-            Head::LanguageModel => {
-                let past = self.cache_names("past_key_values", layer);
-                self.declare_cache(&past, &present);
-                past
-            }
-            Head::Score { .. } => Default::default(),
-        };
         let mut inputs = vec![q, k, v, &past[0], &past[1], &self.inputs.seqlens_k, &self.inputs.total_sequence_length];
-        let fused = kind.rotary.filter(|_| fused_rotary(self.config));
+        let fused = kind.rotary.filter(|&rotary| fused_rotary(self.config, rotary));
         if let Some(rotary) = fused {
             inputs.extend(rotary_names(rotary));
         }
@@ -140,7 +189,7 @@ impl Decoder<'_> {
         if let Some(window) = kind.window {
             attributes.push(int("local_window_size", window as i64));
         }
-        let outputs = [name.as_str(), &present[0], &present[1]];
+        let outputs: Vec<&str> = [name.as_str()].into_iter().chain(present.iter().map(String::as_str)).collect();
         self.graph.operator(MICROSOFT, "GroupQueryAttention", &name, &inputs, &outputs, &attributes);
         name
     }
@@ -149,16 +198,24 @@ impl Decoder<'_> {
         ["key", "value"].map(|kind| format!("{prefix}.{layer}.{kind}"))
     }
 
-    fn declare_cache(&mut self, past: &[String; 2], present: &[String; 2]) {
+    /// Declares the keys and values of a layer as inputs and outputs of the graph, and returns the names of the inputs.
+    /// The kernel writes the keys and values of a call in any case; without a cache they are values like others, and
+    /// there are no inputs.
+    fn declare_cache(&mut self, layer: usize) -> [String; 2] {
+        let Head::LanguageModel = self.config.head else { return Default::default() };
+        let past = self.cache_names("past_key_values", layer);
+        let present = self.cache_names("present", layer);
+        let width = self.config.head_dim_of(layer);
         let shape = |length| {
             let heads = Dim::Fixed(self.config.num_key_value_heads);
-            [BATCH, heads, Dim::Named(length), Dim::Fixed(self.config.head_dim)]
+            [BATCH, heads, Dim::Named(length), Dim::Fixed(width)]
         };
         let [before, after] = self.inputs.cache_lengths.map(shape);
         let element = data_type(self.dtype);
-        for (past, present) in past.iter().zip(present) {
+        for (past, present) in past.iter().zip(&present) {
             self.graph.input(past, element, &before);
             self.graph.output(present, element, &after);
         }
+        past
     }
 }

@@ -23,8 +23,17 @@ impl Decoder<'_> {
         self.as_batch("logits", "logits.tokens");
     }
 
-    /// Logits as the fp32 value `name`, divided where the family does that.
+    /// Logits as the fp32 value `name`, divided or held within a bound where the family does that.
     fn logits(&mut self, name: &str, input: &str) {
+        if let Some(cap) = self.config.logit_cap {
+            let product = format!("{name}.unbound");
+            self.output_gemm(&product, "lm_head", input, self.head_weight());
+            let cap = self.graph.scalar("logits.cap", cap as f32, Dtype::Fp32);
+            let scaled = self.graph.node("Div", &format!("{name}.scaled"), &[&product, &cap], &[]);
+            let tanh = self.graph.node("Tanh", &format!("{name}.tanh"), &[&scaled], &[]);
+            self.graph.node("Mul", name, &[&tanh, &cap], &[]);
+            return;
+        }
         if self.config.logits_scaling == 1.0 {
             self.output_gemm(name, "lm_head", input, self.head_weight());
             return;

@@ -104,6 +104,8 @@ impl Reading<'_> {
             gated: false,
             input_norms: true,
             output_norms: gemma,
+            value_norms: false,
+            logit_cap: None,
             activation: if gemma { Activation::GeluTanh } else { Activation::Silu },
             tied,
             norm_offset: 0.0,

@@ -6,13 +6,21 @@
 
 mod core;
 mod part;
+mod shared_keys;
 
 use shared::{AttentionGate, AttentionKind, ModelConfig, Rotary};
 use tch::Tensor;
 
 use self::core::{Attended, Sight, attend, attend_backward};
-use super::{linear::Linear, norm::RmsNorm, output::Output, parameters::Gradients, rope::Rotations, weights::Weights};
-use crate::batch::Tree;
+pub(super) use self::shared_keys::SharedKeys;
+use super::{
+    linear::Linear,
+    mixer::Pass,
+    norm::{RmsNorm, UnitNorm},
+    output::Output,
+    parameters::Gradients,
+    weights::Weights,
+};
 
 /// Self-attention of one layer.
 #[derive(Debug)]
@@ -21,13 +29,27 @@ pub(super) struct Attention {
     output: Output,
     /// Norms of q and k, in the families that have them.
     norms: Option<Norms>,
+    /// Norm of v, in the families that have one.
+    value_norm: Option<UnitNorm>,
     /// Rotary positions of queries and keys; none in a layer that does not rotate.
     rotary: Option<Rotary>,
     sight: Sight,
     gate: Option<Gate>,
     query_heads: i64,
+    /// Heads of keys and values of its own.
     key_heads: i64,
     head_dim: i64,
+    keys: Keys,
+}
+
+/// Whose keys and values a layer attends to.
+#[derive(Debug, Clone, Copy)]
+enum Keys {
+    Own,
+    /// Its own, which later layers read too. The number is that of the layer.
+    Given(usize),
+    /// Those of an earlier layer.
+    Of(usize),
 }
 
 /// A sigmoid on the mixed values.
@@ -42,8 +64,8 @@ enum Gate {
 /// Norms of queries and keys.
 #[derive(Debug)]
 struct Norms {
-    /// Of queries, of keys.
-    of: [RmsNorm; 2],
+    /// Of queries, and of keys where the layer has some.
+    of: Vec<RmsNorm>,
     /// Whether a norm is over all heads of a token together, not over each.
     over_width: bool,
 }
@@ -55,13 +77,18 @@ impl Norms {
     }
 
     fn forward(&self, which: usize, x_TND: &Tensor) -> Tensor {
-        self.of[which].forward(&self.rows(x_TND)).view_as(x_TND)
+        match self.of.get(which) {
+            Some(norm) => norm.forward(&self.rows(x_TND)).view_as(x_TND),
+            None => x_TND.shallow_clone(),
+        }
     }
 
     /// Replaces the gradient of the normed values by that of their inputs.
     fn backward(&self, which: usize, x_TND: &Tensor, dy_TND: &mut Tensor, gradients: &mut Gradients) {
-        let dx = self.of[which].backward(&self.rows(x_TND), &self.rows(dy_TND), gradients);
-        dy_TND.copy_(&dx.view_as(dy_TND));
+        if let Some(norm) = self.of.get(which) {
+            let dx = norm.backward(&self.rows(x_TND), &self.rows(dy_TND), gradients);
+            dy_TND.copy_(&dx.view_as(dy_TND));
+        }
     }
 }
 
@@ -73,6 +100,8 @@ pub(super) struct AttentionTape {
     qkv_TND: Tensor,
     /// Normed and rotated queries and keys, where they are normed.
     normed: Option<(Tensor, Tensor)>,
+    /// Normed values, where they are normed.
+    values: Option<Tensor>,
     attended: Attended,
     /// The gate's inputs, `[T, heads, 1]`, where they have a projection of their own.
     gates: Option<Tensor>,
@@ -81,17 +110,28 @@ pub(super) struct AttentionTape {
 impl Attention {
     /// The leaves below `model.layers.{layer}.self_attn.`.
     pub(super) fn new(config: &ModelConfig, weights: &Weights, layer: usize, kind: AttentionKind) -> Self {
+        let keys = match config.shares_keys_of(layer) {
+            Some(source) => Keys::Of(source),
+            None if (layer..config.num_hidden_layers).any(|later| config.shares_keys_of(later) == Some(layer)) => {
+                Keys::Given(layer)
+            }
+            None => Keys::Own,
+        };
+        let has_keys = !matches!(keys, Keys::Of(_));
+        let (own_names, head_dim) = (config.mixer_names(layer), config.head_dim_of(layer) as i64);
+        let has_norms = config.query_and_key_norms(layer).is_some();
         let layer = format!("model.layers.{layer}");
         let name = &format!("{layer}.self_attn");
-        let norm = |which: &str| RmsNorm::new(config, weights, &format!("{name}.{which}"));
+        let norm = |which: &&str| RmsNorm::new(config, weights, &format!("{name}.{which}"));
         let names = config.attention_names();
-        let ([of_output, _], [of_queries, of_keys]) = (config.output_norm_names(), config.query_and_key_norm_names());
+        let members = if has_keys { names.members } else { own_names.members };
+        let ([of_output, _], of) = (config.output_norm_names(), config.query_and_key_norm_names());
+        let normed = if has_keys { &of[..] } else { &of[..1] };
         Self {
-            qkv: Linear::stacked(weights, name, "qkv_proj", names.members),
+            qkv: Linear::stacked(weights, name, "qkv_proj", members),
             output: Output::new(config, weights, [name, names.last], &format!("{layer}.{of_output}")),
-            norms: config
-                .query_and_key_norms()
-                .map(|_| Norms { of: [norm(of_queries), norm(of_keys)], over_width: config.width_norms() }),
+            norms: has_norms.then(|| Norms { of: normed.iter().map(norm).collect(), over_width: config.width_norms() }),
+            value_norm: (has_keys && config.value_norms()).then(|| UnitNorm::new(config)),
             rotary: kind.rotary,
             sight: Sight { window: kind.window.map(|window| window as i64), scale: config.attention_scale },
             gate: kind.gate.map(|gate| match gate {
@@ -99,8 +139,9 @@ impl Attention {
                 AttentionGate::Heads => Gate::Heads(Linear::new(weights, name, "gate_proj")),
             }),
             query_heads: config.num_attention_heads as i64,
-            key_heads: config.num_key_value_heads as i64,
-            head_dim: config.head_dim as i64,
+            key_heads: if has_keys { config.num_key_value_heads as i64 } else { 0 },
+            head_dim,
+            keys,
         }
     }
 
@@ -109,8 +150,8 @@ impl Attention {
         &self,
         onto: &Tensor,
         x_TH: &Tensor,
-        trees: &[Tree],
-        rotations: &Rotations,
+        Pass { trees, rotations }: Pass<'_>,
+        shared: &mut SharedKeys,
     ) -> (Tensor, AttentionTape) {
         let qkv_TND = self.qkv.forward(x_TH).view([-1, self.query_rows() + 2 * self.key_heads, self.head_dim]);
         let [q_TND, k_TND, v_TND] = self.parts(&qkv_TND);
@@ -123,12 +164,22 @@ impl Attention {
             queries.rotate(&q_TND);
             keys.rotate(&k_TND);
         }
+        let values = self.value_norm.as_ref().map(|norm| norm.forward(&v_TND));
+        let own = [k_TND, values.as_ref().unwrap_or(&v_TND).shallow_clone()];
+        let [k_TND, v_TND] = match self.keys {
+            Keys::Own => own,
+            Keys::Given(layer) => {
+                shared.keep(layer, &own);
+                own
+            }
+            Keys::Of(source) => shared.of(source),
+        };
         let attended = attend([&q_TND, &k_TND, &v_TND], trees, self.sight);
         let gates = match &self.gate {
             Some(Gate::Heads(projection)) => Some(projection.forward(x_TH).unsqueeze(-1)),
             _ => None,
         };
-        let tape = AttentionTape { qkv_TND, normed, attended, gates };
+        let tape = AttentionTape { qkv_TND, normed, values, attended, gates };
         let sum = self.output.forward_onto(onto, &self.gated(&tape).flatten(1, 2));
         (sum, tape)
     }
@@ -139,8 +190,8 @@ impl Attention {
         x_TH: &Tensor,
         tape: &AttentionTape,
         dy_TH: &Tensor,
-        trees: &[Tree],
-        rotations: &Rotations,
+        Pass { trees, rotations }: Pass<'_>,
+        shared: &mut SharedKeys,
         gradients: &mut Gradients,
     ) -> Tensor {
         let [q_TND, k_TND, v_TND] = self.parts(&tape.qkv_TND);
@@ -162,16 +213,26 @@ impl Attention {
             }
             d_mixed_TND *= open;
         }
-        let [mut dq_TND, mut dk_TND, dv_TND] = self.parts(&d_qkv_TND);
+        let [mut dq_TND, mut dk_TND, mut dv_TND] = self.parts(&d_qkv_TND);
         let (q_rotated, k_rotated) = tape.normed.as_ref().map_or((&q_TND, &k_TND), |(q, k)| (q, k));
-        attend_backward(
-            [q_rotated, k_rotated, &v_TND],
-            &tape.attended,
-            &d_mixed_TND,
-            trees,
-            self.sight,
-            [&dq_TND, &dk_TND, &dv_TND],
-        );
+        let back = |[k, v]: [&Tensor; 2], [dk, dv]: [&Tensor; 2]| {
+            let (qkv, d_qkv) = ([q_rotated, k, v], [&dq_TND, dk, dv]);
+            attend_backward(qkv, &tape.attended, &d_mixed_TND, trees, self.sight, d_qkv);
+        };
+        if let Keys::Of(source) = self.keys {
+            let [k, v] = shared.of(source);
+            let found = [k.empty_like(), v.empty_like()];
+            back([&k, &v], found.each_ref());
+            shared.add(source, found);
+        } else {
+            back([k_rotated, tape.values.as_ref().unwrap_or(&v_TND)], [&dk_TND, &dv_TND]);
+        }
+        if let Keys::Given(layer) = self.keys
+            && let Some([of_k, of_v]) = shared.take(layer)
+        {
+            dk_TND += of_k;
+            dv_TND += of_v;
+        }
         if let Some([queries, keys]) = rotations.of(self.rotary) {
             queries.rotate_back(&dq_TND);
             keys.rotate_back(&dk_TND);
@@ -179,6 +240,9 @@ impl Attention {
         if let Some(norms) = &self.norms {
             norms.backward(0, &q_TND, &mut dq_TND, gradients);
             norms.backward(1, &k_TND, &mut dk_TND, gradients);
+        }
+        if let Some(norm) = &self.value_norm {
+            dv_TND.copy_(&norm.backward(&v_TND, &dv_TND));
         }
         let d_of_qkv = self.qkv.backward(x_TH, &d_qkv_TND.flatten(1, 2), gradients);
         match dx_TH {

@@ -95,6 +95,26 @@ pub struct Head {
     usual: i64,
     /// Two chunks, `[chunk, V]` each. Only their used parts take memory.
     buffers: [Tensor; 2],
+    cap: Option<Cap>,
+}
+
+/// A bound `c` of logits, which become `c · tanh(logit / c)`.
+#[derive(Debug)]
+struct Cap {
+    bound: f64,
+    /// Derivatives of the bounded logits, another chunk.
+    slopes: Tensor,
+}
+
+impl Cap {
+    /// Replaces logits by bounded ones; `slopes` receives the derivatives.
+    fn hold(&self, logits_nV: &Tensor, slopes_nV: Option<&Tensor>) {
+        let _ = logits_nV.shallow_clone().g_div_scalar_(self.bound).tanh_();
+        if let Some(slopes_nV) = slopes_nV {
+            let _ = logits_nV.square_out(slopes_nV).neg_().g_add_scalar_(1.0);
+        }
+        let _ = logits_nV.shallow_clone().g_mul_scalar_(self.bound);
+    }
 }
 
 impl Head {
@@ -106,6 +126,15 @@ impl Head {
         let row = weight.vocabulary() as u64 * weight.kind().elt_size_in_bytes() as u64;
         let (usual, most) = head_chunk(row);
         Self::of(weight, [usual, most].map(|tokens| tokens as i64))
+    }
+
+    /// The head with a bound of its logits, if there is one.
+    #[must_use]
+    pub fn with_cap(self, cap: Option<f64>) -> Self {
+        let slopes =
+            || Tensor::empty([self.chunk, self.weight.vocabulary()], (self.weight.kind(), self.weight.device()));
+        let cap = cap.map(|bound| Cap { bound, slopes: slopes() });
+        Self { cap, ..self }
     }
 
     /// Takes over the changed weight, if the head has a copy of its own.
@@ -120,6 +149,7 @@ impl Head {
             chunk: self.chunk,
             usual: self.usual,
             buffers: self.buffers.each_ref().map(Tensor::shallow_clone),
+            cap: self.cap.as_ref().map(|cap| Cap { bound: cap.bound, slopes: cap.slopes.shallow_clone() }),
         }
     }
 
@@ -131,7 +161,7 @@ impl Head {
 
     fn of(weight: Weight, [usual, chunk]: [i64; 2]) -> Self {
         let buffer = || Tensor::empty([chunk, weight.vocabulary()], (weight.kind(), weight.device()));
-        Self { chunk, usual, buffers: [buffer(), buffer()], weight }
+        Self { chunk, usual, buffers: [buffer(), buffer()], weight, cap: None }
     }
 
     /// Logits of every position, `[N, hidden]` to `[N, vocabulary]`.
@@ -139,6 +169,9 @@ impl Head {
         let size = [hidden_NH.size()[0], self.weight.vocabulary()];
         let logits_NV = Tensor::empty(size, (self.weight.kind(), self.weight.device()));
         self.weight.project(hidden_NH, &logits_NV);
+        if let Some(cap) = &self.cap {
+            cap.hold(&logits_NV, None);
+        }
         logits_NV
     }
 
@@ -151,7 +184,7 @@ impl Head {
     fn evaluate_run(&self, hidden_NH: &Tensor, targets: &Targets<'_>, run: Range<i64>) -> TokenStats {
         let (logprobs, entropies) = chunks(run, self.usual)
             .map(|run| {
-                let (stats, _) = self.project(&part(hidden_NH, &run), targets, &run);
+                let (stats, _) = self.project(&part(hidden_NH, &run), targets, &run, None);
                 (stats.logprobs_N, stats.entropies_N)
             })
             .unzip::<_, _, Vec<_>, Vec<_>>();
@@ -193,12 +226,16 @@ impl Head {
                 .then(|| gradient_of(seen.clone(), &self.evaluate_run(hidden_NH, targets, seen.clone())));
             for run in chunks(seen.clone(), self.chunk) {
                 let (hidden_nH, ids_n) = (part(hidden_NH, &run), targets.ids(&run));
-                let (stats, buffers) = self.project(&hidden_nH, targets, &run);
+                let slopes_nV = self.cap.as_ref().map(|cap| cap.slopes.narrow(0, 0, run.end - run.start));
+                let (stats, buffers) = self.project(&hidden_nH, targets, &run, slopes_nV.as_ref());
                 let of_tokens = match &known {
                     Some(known) => known.slice(&(run.start - seen.start..run.end - seen.start)),
                     None => gradient_of(run, &stats),
                 };
-                let gradient_nV = logit_gradients(buffers, &stats, &ids_n, &of_tokens, targets.temperature);
+                let mut gradient_nV = logit_gradients(buffers, &stats, &ids_n, &of_tokens, targets.temperature);
+                if let Some(slopes_nV) = &slopes_nV {
+                    gradient_nV *= slopes_nV;
+                }
                 let of_weight = weight_gradient_VH.as_deref_mut();
                 gradients.push(self.weight.backward(&hidden_nH, &gradient_nV, of_weight));
             }
@@ -222,10 +259,20 @@ impl Head {
     }
 
     /// Statistics of a run of tokens, with the buffers that then hold log-probs and probabilities of the vocabulary.
-    /// Outside the support a log-prob is far below anything that counts.
-    fn project(&self, hidden_nH: &Tensor, targets: &Targets<'_>, run: &Range<i64>) -> (TokenStats, [Tensor; 2]) {
+    /// Outside the support a log-prob is far below anything that counts. `slopes_nV` receives the derivatives of
+    /// bounded logits, in a head that has a bound.
+    fn project(
+        &self,
+        hidden_nH: &Tensor,
+        targets: &Targets<'_>,
+        run: &Range<i64>,
+        slopes_nV: Option<&Tensor>,
+    ) -> (TokenStats, [Tensor; 2]) {
         let [mut logits_nV, logs_nV] = self.buffers.each_ref().map(|buffer| buffer.narrow(0, 0, run.end - run.start));
         self.weight.project(hidden_nH, &logits_nV);
+        if let Some(cap) = &self.cap {
+            cap.hold(&logits_nV, slopes_nV);
+        }
         if targets.temperature != 1.0 {
             let _ = logits_nV.g_div_scalar_(targets.temperature);
         }

@@ -27,6 +27,8 @@ pub(super) struct Attend<'a> {
     pub claims: &'a Claims,
     /// Whether the keys and values of the tokens are still to be stored.
     pub store: bool,
+    /// Whether blocks hold whole sequences.
+    pub is_whole: bool,
 }
 
 /// One block and one key/value head.
@@ -111,7 +113,7 @@ impl<'a> Attend<'a> {
             pieces: Piece::ALL.map(|piece| self.call.pieces(head, piece)),
         };
         // Pieces of a sequence need no prefetching: the piece before has just read the same pages.
-        let spans = if self.store { block.spans() } else { &[] };
+        let spans = if self.is_whole { block.spans() } else { &[] };
         // SAFETY: the caller vouches for the instruction set.
         unsafe {
             if !spans.is_empty() {

@@ -74,6 +74,10 @@ pub struct Attention<'a> {
     pub q_norm: Option<Norm<'a>>,
     /// Norm of every key head.
     pub k_norm: Option<Norm<'a>>,
+    /// Norm of every value head, in the families that have one.
+    pub v_norm: Option<Norm<'a>>,
+    /// Whether an earlier layer has stored the keys and values that this one reads. Its inputs are queries alone then.
+    pub is_reader: bool,
     /// Layer of the cache.
     pub layer: usize,
 }
@@ -98,11 +102,13 @@ impl Attention<'_> {
             Call { attention: *self, shape, spans, qkv, cache: Shared::new(pages.data()), out: Shared::new(out) };
         // A block of whole sequences stores its own keys and values. A piece of a sequence needs keys and values that
         // other tasks store, so all are stored before.
-        let apart = if spans.cuts_sequences() { store::tasks(spans) } else { 0 };
+        let is_whole = !spans.cuts_sequences();
+        let apart = if is_whole || self.is_reader { 0 } else { store::tasks(spans) };
         let (to_store, to_attend) = (Claims::new(apart), Claims::new(spans.blocks.len() * shape.kv_heads));
         threads.run(&|| {
             to_store.run_all(|chunk| isa.run(store::StoreTask { call: &call, chunk }));
-            let attend = attend::Attend { call: &call, claims: &to_attend, store: apart == 0 };
+            let store = is_whole && !self.is_reader;
+            let attend = attend::Attend { call: &call, claims: &to_attend, store, is_whole };
             match shape.format {
                 KvFormat::Fp32 => isa.run(attend),
                 KvFormat::Int8 => isa.run_bytes(attend),
@@ -118,7 +124,8 @@ impl Attention<'_> {
 
     /// Inputs of a token without those behind the values.
     fn width_of_rows(&self, shape: PageShape) -> usize {
-        (self.heads * self.rows_of_query() + 2 * shape.kv_heads) * shape.head_dim
+        let stored = if self.is_reader { 0 } else { 2 * shape.kv_heads };
+        (self.heads * self.rows_of_query() + stored) * shape.head_dim
     }
 
     /// Inputs of a token.
@@ -136,7 +143,10 @@ impl Attention<'_> {
             |r: RotaryTables<'_>| r.cos.len() == r.sin.len() && r.entries.is_multiple_of(2) && r.entries <= head_dim;
         assert!(self.rotary.is_none_or(fits), "the tables of positions");
         assert!(self.window != Some(0), "a window holds the query's own position");
-        assert!([self.q_norm, self.k_norm].iter().flatten().all(|norm| norm.gamma.len() == head_dim), "norms of heads");
+        assert!(
+            [self.q_norm, self.k_norm, self.v_norm].iter().flatten().all(|norm| norm.gamma.len() == head_dim),
+            "norms of heads"
+        );
         assert!(spans.pages.iter().all(|&page| (page as usize) < pages), "a page outside the pool");
         for span in &spans.all {
             let own = span.own_len + span.tokens.len();

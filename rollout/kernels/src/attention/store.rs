@@ -3,7 +3,7 @@
 use super::{
     super::{
         element::{KvFormat, PAIR, QUAD, to_bf16, to_row_of_bytes},
-        linear::{Norm, inverse_rms},
+        linear::{Norm, rms_norm},
         pages::{PAGE, PageShape, Piece},
         simd::{Simd, Task},
         spans::Spans,
@@ -53,11 +53,12 @@ pub(super) unsafe fn store<S: Simd>(call: &Call<'_>, token: usize, head: usize) 
     let (page, place) = (call.spans.pages[span.own_pages.start + own / PAGE], own % PAGE);
     let at = |piece| call.pieces(head, piece).of(page);
     let head = call.first_key() + head;
-    let mut key = [0.0; MAX_HEAD_DIM];
+    let (mut key, normed) = ([0.0; MAX_HEAD_DIM], &mut None);
     // SAFETY: the place lies within the page, and the caller vouches that nobody else is there.
     unsafe {
         rotate::<S>(call, token, head, call.attention.k_norm, &mut key);
-        let (key, value) = (&key[..head_dim], call.row(token, head + kv_heads));
+        let value = normed_value::<S>(call.row(token, head + kv_heads), call.attention.v_norm, normed);
+        let key = &key[..head_dim];
         let (keys, values) = (at(Piece::Keys), at(Piece::Values));
         match call.shape.format {
             KvFormat::Fp32 => {
@@ -96,6 +97,20 @@ pub(super) unsafe fn store<S: Simd>(call: &Call<'_>, token: usize, head: usize) 
     }
 }
 
+/// A value as it is stored. Only a family that norms values needs the memory.
+#[inline(always)]
+unsafe fn normed_value<'a, S: Simd>(
+    x: &'a [f32],
+    norm: Option<Norm<'_>>,
+    memory: &'a mut Option<[f32; MAX_HEAD_DIM]>,
+) -> &'a [f32] {
+    let Some(norm) = norm else { return x };
+    let out = &mut memory.insert([0.0; MAX_HEAD_DIM])[..x.len()];
+    // SAFETY: the instruction set is the caller's.
+    unsafe { rms_norm::<S>(x, norm, out) };
+    out
+}
+
 /// Writes the rotated and scaled query of one token and head.
 ///
 /// # Safety
@@ -118,13 +133,8 @@ unsafe fn rotate<S: Simd>(call: &Call<'_>, token: usize, row: usize, norm: Optio
     let out = &mut out[..x.len()];
     match norm {
         None => out.copy_from_slice(x),
-        Some(Norm { gamma, epsilon }) => {
-            // SAFETY: the instruction set is the caller's.
-            let inverse = unsafe { inverse_rms::<S>(x, epsilon) };
-            for (to, (x, gamma)) in out.iter_mut().zip(x.iter().zip(gamma)) {
-                *to = x * inverse * gamma;
-            }
-        }
+        // SAFETY: the instruction set is the caller's.
+        Some(norm) => unsafe { rms_norm::<S>(x, norm, out) },
     }
     let Some(RotaryTables { cos, sin, entries }) = call.attention.rotary else { return };
     let (row, half) = (call.rotary_row(token), entries / 2);

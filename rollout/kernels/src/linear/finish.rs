@@ -3,7 +3,7 @@
 use super::{
     super::{
         packed::Columns,
-        simd::{self, LANES, Simd, silu},
+        simd::{LANES, Simd, gelu, silu},
         tile::PANEL,
     },
     Activation, Panels,
@@ -69,19 +69,6 @@ pub(super) unsafe fn finish_row<S: Simd>(job: &Panels<'_>, panel: usize, row: us
                 }
             }
         }
-    }
-}
-
-/// `x / 2 (1 + tanh(√(2/π) (x + 0.044715 x³)))`, with `(1 + tanh u) / 2 = 1 / (1 + e^-2u)`.
-#[inline(always)]
-unsafe fn gelu<S: Simd>(x: S::V) -> S::V {
-    const LINEAR: f32 = -1.595_769;
-    const CUBIC: f32 = LINEAR * 0.044_715;
-    // SAFETY: the caller vouches for the instruction set.
-    unsafe {
-        let factor = S::fma(S::mul(x, x), S::splat(CUBIC), S::splat(LINEAR));
-        let e = simd::exp::<S>(S::mul(x, factor));
-        S::div(x, S::add(S::splat(1.0), e))
     }
 }
 

@@ -53,6 +53,37 @@ pub(crate) unsafe fn silu<S: Simd>(x: S::V) -> S::V {
     }
 }
 
+/// `x / 2 (1 + tanh(√(2/π) (x + 0.044715 x³)))`, with `(1 + tanh u) / 2 = 1 / (1 + e^-2u)`.
+///
+/// # Safety
+/// See [`Simd`].
+#[inline(always)]
+pub(crate) unsafe fn gelu<S: Simd>(x: S::V) -> S::V {
+    const LINEAR: f32 = -1.595_769;
+    const CUBIC: f32 = LINEAR * 0.044_715;
+    // SAFETY: the caller vouches for the instruction set.
+    unsafe {
+        let factor = S::fma(S::mul(x, x), S::splat(CUBIC), S::splat(LINEAR));
+        let e = exp::<S>(S::mul(x, factor));
+        S::div(x, S::add(S::splat(1.0), e))
+    }
+}
+
+/// `c · tanh(x / c)`.
+///
+/// # Safety
+/// See [`Simd`].
+#[inline(always)]
+pub(crate) unsafe fn capped<S: Simd>(x: S::V, cap: f32) -> S::V {
+    // SAFETY: the caller vouches for the instruction set.
+    unsafe {
+        // tanh u = (1 - e^-2u) / (1 + e^-2u).
+        let (one, minus) = (S::splat(1.0), S::splat(-1.0));
+        let e = exp::<S>(S::mul(x, S::splat(-2.0 / cap)));
+        S::mul(S::splat(cap), S::div(S::fma(minus, e, one), S::add(one, e)))
+    }
+}
+
 /// `ln(1 + e^x)`.
 ///
 /// # Safety

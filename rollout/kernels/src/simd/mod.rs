@@ -14,7 +14,7 @@ mod x86;
 pub use dot::MAX_BYTE_PRODUCTS;
 pub(crate) use dot::{ByteTask, Dot};
 pub use features::Features;
-pub(crate) use functions::{exp, load_up_to, sigmoid, silu, softplus, store_up_to};
+pub(crate) use functions::{capped, exp, gelu, load_up_to, sigmoid, silu, softplus, store_up_to};
 pub(crate) use pairs::{PairDot, PairTask};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use x86::{TileBytes, TileDot, TileHalves, TileProduct, TileSplits, Tiles};

@@ -44,6 +44,8 @@ struct Model {
     cos: Vec<f32>,
     sin: Vec<f32>,
     norms: Option<[Vec<f32>; 2]>,
+    /// Factors of the norm of values.
+    value_norm: Option<Vec<f32>>,
     /// Entries of a head that are turned.
     entries: usize,
     /// Row of the tables with the first position.
@@ -70,6 +72,7 @@ impl Model {
             cos: angles.iter().map(|a| a.cos()).collect(),
             sin: angles.iter().map(|a| a.sin()).collect(),
             norms: norms.then(|| [normal(stream, sizes.head_dim), normal(stream, sizes.head_dim)]),
+            value_norm: None,
             rotates: true,
             window: None,
             gate: None,
@@ -101,6 +104,25 @@ impl Model {
     }
 
     fn run(&self, qkv: &[f32], spans: &Spans, pages: &mut Pages, isa: Isa, threads: &ThreadPool) -> Vec<f32> {
+        let out = self.attend(qkv, false, spans, pages, isa, threads);
+        // A layer that reads these keys and values sees what the one sees that has stored them.
+        let queries = qkv.chunks(self.row()).flat_map(|token| {
+            [&token[..self.query_row(self.sizes.heads) * self.sizes.head_dim], &token[self.rows()..]].concat()
+        });
+        let queries: Vec<f32> = queries.collect();
+        assert!(self.attend(&queries, true, spans, pages, isa, threads) == out, "a reader sees something else");
+        out
+    }
+
+    fn attend(
+        &self,
+        qkv: &[f32],
+        is_reader: bool,
+        spans: &Spans,
+        pages: &mut Pages,
+        isa: Isa,
+        threads: &ThreadPool,
+    ) -> Vec<f32> {
         let norm = |i: usize| self.norms.as_ref().map(|n| Norm { gamma: &n[i], epsilon: EPSILON });
         let attention = Attention {
             heads: self.sizes.heads,
@@ -111,6 +133,8 @@ impl Model {
             scale: SCALE,
             q_norm: norm(0),
             k_norm: norm(1),
+            v_norm: self.value_norm.as_deref().map(|gamma| Norm { gamma, epsilon: EPSILON }),
+            is_reader,
             layer: 1,
         };
         let mut out = vec![f32::NAN; spans.tokens() * self.sizes.heads * self.sizes.head_dim];
@@ -135,6 +159,11 @@ impl Model {
                 x[d] * table(&self.cos, d) + other * table(&self.sin, d)
             })
             .collect()
+    }
+
+    /// A value, in single precision likewise.
+    fn value(&self, x: &[f32]) -> Vec<f32> {
+        self.value_norm.as_ref().map_or_else(|| x.to_vec(), |gamma| normed(x, gamma))
     }
 
     /// A key or a value as the cache stores it.
@@ -180,8 +209,8 @@ impl Model {
                 let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                 let weights: Vec<f64> = scores.iter().map(|s| (s - largest).exp()).collect();
                 let sum: f64 = weights.iter().sum();
-                let values: Vec<Vec<f32>> =
-                    (first..=last).map(|p| self.stored(&qkv[p][(kv + kv_heads) * head_dim..][..head_dim])).collect();
+                let value = |p: usize| self.value(&qkv[p][(kv + kv_heads) * head_dim..][..head_dim]);
+                let values: Vec<Vec<f32>> = (first..=last).map(|p| self.stored(&value(p))).collect();
                 let mean =
                     |d: usize| weights.iter().zip(&values).map(|(w, value)| w * f64::from(value[d])).sum::<f64>();
                 (0..head_dim).map(|d| mean(d) / sum * self.opened(&qkv[last], head, d)).collect::<Vec<_>>()
@@ -200,7 +229,7 @@ proptest! {
     #[test]
     fn attention_over_shared_prompts_is_plain_attention(
         seed in any::<u64>(), kv_heads in 1usize..4, group in 1usize..=8, eighths in 1usize..=16, norms: bool,
-        format in formats(),
+        format in formats(), value_norms: bool,
         prompts in prop::collection::vec((1usize..40, 1usize..4, 0usize..3), 1..4),
         steps in 1usize..36,
         burst in 1usize..=3, rotates: bool, window in prop::option::of(1usize..60),
@@ -213,7 +242,8 @@ proptest! {
         let (entries, begin) = (2 * eighths * parts, if begins { BEGIN } else { 0 });
         let growth = grows.then(|| (0..POSITIONS).map(|position| 1.0 + 0.1 * (position / 16) as f32).collect());
         let random = Model::random(&mut stream, sizes, norms, format);
-        let model = Model { rotates, window, entries, begin, growth, gate, ..random };
+        let value_norm = value_norms.then(|| normal(&mut stream, sizes.head_dim));
+        let model = Model { rotates, window, entries, begin, growth, gate, value_norm, ..random };
         let row = model.row();
         let shape = PageShape { layers: 2, kv_heads, head_dim: sizes.head_dim, pages: 64, format };
         // Places that nobody has written may hold anything, as after a sequence that went wrong.

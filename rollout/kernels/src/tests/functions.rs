@@ -1,6 +1,6 @@
 //! Functions of sixteen numbers.
 
-use super::super::simd::{Isa, LANES, Simd, Task, exp, sigmoid, silu, softplus};
+use super::super::simd::{Isa, LANES, Simd, Task, capped, exp, gelu, sigmoid, silu, softplus};
 
 /// Which function.
 #[derive(Debug, Clone, Copy)]
@@ -9,6 +9,9 @@ enum Function {
     Sigmoid,
     Silu,
     Softplus,
+    Gelu,
+    /// Within 30.
+    Capped,
 }
 
 struct Of<'a>(Function, &'a [f32; LANES]);
@@ -27,6 +30,8 @@ impl Task for Of<'_> {
                 Function::Sigmoid => sigmoid::<S>(x),
                 Function::Silu => silu::<S>(x),
                 Function::Softplus => softplus::<S>(x),
+                Function::Gelu => gelu::<S>(x),
+                Function::Capped => capped::<S>(x, 30.0),
             };
             S::store(out.as_mut_ptr(), y);
         }
@@ -64,5 +69,22 @@ fn gates_are_accurate_and_the_same_everywhere() {
         let got = f64::from(Isa::detect().run(Of(Function::Silu, &x))[0]);
         let expected = f64::from(x[0]) / (1.0 + f64::from(-x[0]).exp());
         assert!((got - expected).abs() <= 5e-7 * expected.abs() + 1e-36, "silu of {}: {got}", x[0]);
+    }
+}
+
+#[test]
+fn bounds_and_gates_of_hyperbolic_tangents_are_accurate_and_the_same_everywhere() {
+    for i in -4000..=4000 {
+        let x = [i as f32 / 50.0; LANES];
+        let of = f64::from(x[0]);
+        let gelu = of / 2.0 * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (of + 0.044_715 * of.powi(3))).tanh());
+        for (function, expected) in [(Function::Gelu, gelu), (Function::Capped, 30.0 * (of / 30.0).tanh())] {
+            let got: Vec<_> = Isa::available().into_iter().map(|isa| isa.run(Of(function, &x))[0]).collect();
+            assert!((f64::from(got[0]) - expected).abs() < 1e-5, "{function:?} of {of}: {}", got[0]);
+            assert!(got.windows(2).all(|pair| pair[0] == pair[1]), "{function:?}: {got:?}");
+        }
+    }
+    for function in [Function::Gelu, Function::Capped] {
+        assert!(Isa::detect().run(Of(function, &[f32::NAN; LANES])).iter().all(|x| x.is_nan()), "{function:?}");
     }
 }

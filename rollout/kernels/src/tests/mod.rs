@@ -4,6 +4,7 @@ mod attention;
 mod experts;
 mod functions;
 mod linear;
+mod per_layer;
 mod recurrent;
 mod width_norm;
 
@@ -113,7 +114,7 @@ fn a_mask_leads_to_the_widest_set_that_it_allows() {
 #[test]
 fn a_normed_result_is_added_to_the_residual_stream() {
     let mut stream = Stream::new(&[11]);
-    for (rows, width) in [(1, 5), (3, 32), (9, 70)] {
+    for (rows, width, factor) in [(1, 5, 1.0), (3, 32, 0.7), (9, 70, 1.0)] {
         let [x, residual] = [(); 2].map(|()| normal(&mut stream, rows * width));
         let gamma = normal(&mut stream, width);
         let norm = Norm { gamma: &gamma, epsilon: EPSILON };
@@ -121,7 +122,7 @@ fn a_normed_result_is_added_to_the_residual_stream() {
             let part = rows.start * width..rows.end * width;
             let mut out = vec![f32::NAN; part.len()];
             let machine = Machine { isa, threads: &threads(count), scratch: &mut Vec::new() };
-            add_normed(norm, &x[part.clone()], &residual[part], &mut out, machine);
+            add_normed(norm, factor, &x[part.clone()], &residual[part], &mut out, machine);
             out
         };
         let outs: Vec<_> = Isa::available().into_iter().map(|isa| run(isa, 2, 0..rows)).collect();
@@ -133,7 +134,8 @@ fn a_normed_result_is_added_to_the_residual_stream() {
                 let mean = x.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>() / width as f64;
                 let inverse = (mean + f64::from(EPSILON)).sqrt().recip();
                 let row = x.iter().zip(&gamma).zip(residual);
-                row.map(|((&x, &g), &r)| f64::from(x) * inverse * f64::from(g) + f64::from(r)).collect::<Vec<_>>()
+                row.map(|((&x, &g), &r)| f64::from(factor) * (f64::from(x) * inverse * f64::from(g) + f64::from(r)))
+                    .collect::<Vec<_>>()
             })
             .collect();
         assert_close(&outs[0], &expected, 1e-6);

@@ -23,6 +23,8 @@ pub(super) const SHORT_CONV: &str = "ShortConvolution";
 pub(super) const DELTA_RULE: &str = "GatedDeltaRule";
 pub(super) const MAMBA: &str = "StateSpace";
 pub(super) const EXPERTS: &str = "PackedExperts";
+pub(super) const LAYER_INPUTS: &str = "LayerInputs";
+pub(super) const OPEN_INPUT: &str = "OpenLayerInput";
 /// Which of the packed products, output norms or layers a node stands for.
 pub(super) const INDEX: &str = "index";
 
@@ -30,14 +32,20 @@ pub(super) const INDEX: &str = "index";
 pub(super) const MIXER_LINEARS: usize = 2;
 /// Products of an MLP or of an expert: gate and up; down.
 pub(super) const MLP_LINEARS: usize = 2;
-/// Norms of the results of one layer, where there are any: attention; MLP.
-pub(super) const OUTPUTS_PER_LAYER: usize = 2;
+/// Products of what a layer makes of its own input, where it has one: gate; back.
+pub(super) const INPUT_LINEARS: usize = 2;
+
+/// Norms of the results of one layer, where there are any: attention; MLP; own input, where it has one.
+pub(super) fn outputs_per_layer(config: &ModelConfig) -> usize {
+    2 + usize::from(config.per_layer_input.is_some())
+}
 
 /// Number of a layer's first product. After the mixer's, there are those of the MLP, or the router's and those of
-/// the experts.
+/// the experts, and then those of its own input.
 pub(super) fn first_linear(config: &ModelConfig, layer: usize) -> usize {
     let of_mlp = |layer| config.experts_of(layer).map_or(MLP_LINEARS, |experts| 1 + MLP_LINEARS * experts.count);
-    (0..layer).map(|layer| MIXER_LINEARS + of_mlp(layer)).sum()
+    let of_input = config.per_layer_input.map_or(0, |_| INPUT_LINEARS);
+    (0..layer).map(|layer| MIXER_LINEARS + of_mlp(layer) + of_input).sum()
 }
 
 /// Whether `model.onnx` computes what [`rewritten`] does: it is node for node what the exporter writes for the model.
@@ -66,6 +74,13 @@ pub(super) fn rewritten(config: &ModelConfig) -> Vec<u8> {
         graph.node(operator, name, inputs, &[int(INDEX, index as i64)])
     };
     let mut stream = node(EMBEDDING, "embedding", &["input_ids"], 0);
+    // Behind the products of all layers.
+    let mut last = first_linear(config, config.num_hidden_layers);
+    let inputs_of_layers = config.per_layer_input.map(|_| {
+        let projected = node(LINEAR, "inputs.projected", &[&stream], last);
+        last += 1;
+        node(LAYER_INPUTS, "inputs", &[&projected, "input_ids"], 0)
+    });
     for layer in 0..config.num_hidden_layers {
         let name = |what: &str| format!("layers.{layer}.{what}");
         let first = first_linear(config, layer);
@@ -87,7 +102,7 @@ pub(super) fn rewritten(config: &ModelConfig) -> Vec<u8> {
                 return node(LINEAR, &name(what), &[input, stream], index);
             }
             let result = node(LINEAR, &name(&format!("{what}.result")), &[input], index);
-            node(RESIDUAL, &name(what), &[&result, stream], OUTPUTS_PER_LAYER * layer + part)
+            node(RESIDUAL, &name(what), &[&result, stream], outputs_per_layer(config) * layer + part)
         };
         let attention = onto(&mut node, &stream, "attention", &mixed, 0);
         if config.experts_of(layer).is_some() {
@@ -96,8 +111,13 @@ pub(super) fn rewritten(config: &ModelConfig) -> Vec<u8> {
         }
         let inner = node(LINEAR, &name("inner"), &[&attention], first + MIXER_LINEARS);
         stream = onto(&mut node, &attention, "mlp", &inner, 1);
+        if let Some(inputs) = &inputs_of_layers {
+            let gate = node(LINEAR, &name("input.gate"), &[&stream], first + MIXER_LINEARS + MLP_LINEARS);
+            let inner = node(OPEN_INPUT, &name("input.inner"), &[&gate, inputs], layer);
+            stream = onto(&mut node, &stream, "input", &inner, 2);
+        }
     }
-    node(LINEAR, "logits", &[&stream], first_linear(config, config.num_hidden_layers));
+    node(LINEAR, "logits", &[&stream], last);
     let mut model = graph.finish("packed decoder");
     model.opset_import.push(OperatorSetIdProto { domain: DOMAIN.into(), version: 1 });
     for node in model.graph.iter_mut().flat_map(|graph| &mut graph.node) {

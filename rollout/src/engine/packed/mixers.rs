@@ -6,15 +6,55 @@ use rollout_kernels::{
 };
 use shared::{AttentionKind, DeltaRule, LayerKind, Mamba, ModelConfig, ShortConv};
 
-/// A layer's mixer, and its number among those of its kind of memory.
+use super::cache::place_of;
+
+/// A layer's mixer, and where it has its memory: the pool of pages, and the number in the pool or among the states.
 pub(super) struct Mixer {
     kind: Kind,
+    pool: usize,
     place: usize,
 }
 
+/// A layer's attention.
+pub(super) struct AttentionPart {
+    pub kind: AttentionKind,
+    /// Factors of the norms of queries and, where the layer has its own, of keys.
+    norms: Vec<Vec<f32>>,
+    /// Factors of the norm of values, all of them 1.
+    value_norm: Option<Vec<f32>>,
+    /// Whether an earlier layer has stored the keys and values.
+    pub is_reader: bool,
+}
+
+impl AttentionPart {
+    fn new(config: &ModelConfig, layer: usize, kind: AttentionKind, norm: impl Fn(&str) -> Vec<f32>) -> Self {
+        let is_reader = config.shares_keys_of(layer).is_some();
+        let normed = match config.query_and_key_norms(layer) {
+            Some(_) if is_reader => 1,
+            Some(_) => 2,
+            None => 0,
+        };
+        Self {
+            kind,
+            norms: config.query_and_key_norm_names()[..normed].iter().map(|name| norm(name)).collect(),
+            value_norm: (config.value_norms() && !is_reader).then(|| vec![1.0; config.head_dim_of(layer)]),
+            is_reader,
+        }
+    }
+
+    /// Factors of the norm of queries, or of keys, where there is one.
+    pub fn norm(&self, which: usize) -> Option<&[f32]> {
+        self.norms.get(which).map(Vec::as_slice)
+    }
+
+    /// Factors of the norm of values, where there is one.
+    pub fn value_norm(&self) -> Option<&[f32]> {
+        self.value_norm.as_deref()
+    }
+}
+
 enum Kind {
-    /// With the norms of queries and of keys, in the families that have them.
-    Attention(AttentionKind, Option<[Vec<f32>; 2]>),
+    Attention(AttentionPart),
     ShortConv(Taps),
     DeltaRule(DeltaRule, Taps, Rates),
     /// With the `D` of each head.
@@ -34,7 +74,7 @@ pub(super) fn mixers<'a>(
     floats: impl Fn(&str) -> &'a [f32],
     gamma: impl Fn(&str) -> Vec<f32>,
 ) -> Vec<Mixer> {
-    let (mut attentions, mut states) = (0, 0);
+    let mut states = 0;
     let mixer = |layer: usize| {
         let block = format!("model.layers.{layer}.{}", config.mixer_names(layer).block);
         let of = |name: &str| floats(&format!("{block}.{name}"));
@@ -45,13 +85,16 @@ pub(super) fn mixers<'a>(
             // This norm is stored as it is in every family.
             gamma: of("norm.weight").to_vec(),
         };
-        let count = if config.attention(layer).is_some() { &mut attentions } else { &mut states };
-        let place = *count;
-        *count += 1;
+        let (pool, place) = if config.attention(layer).is_some() {
+            place_of(config, layer)
+        } else {
+            states += 1;
+            (0, states - 1)
+        };
         let kind = match config.layers[layer] {
             LayerKind::Attention(kind) => {
-                let names = config.query_and_key_norm_names().map(|name| format!("{block}.{name}.weight"));
-                Kind::Attention(kind, config.query_and_key_norms().map(|_| names.map(|name| gamma(&name))))
+                let norm = |name: &str| gamma(&format!("{block}.{name}.weight"));
+                Kind::Attention(AttentionPart::new(config, layer, kind, norm))
             }
             LayerKind::ShortConv(ShortConv { kernel, bias }) => {
                 Kind::ShortConv(Taps::of(of("conv.weight"), bias.then(|| of("conv.bias")), kernel))
@@ -64,32 +107,24 @@ pub(super) fn mixers<'a>(
                 Kind::Mamba(mamba, Taps::of(of("conv1d.weight"), bias, mamba.kernel), rates(), of("D").to_vec())
             }
         };
-        Mixer { kind, place }
+        Mixer { kind, pool, place }
     };
     (0..config.num_hidden_layers).map(mixer).collect()
 }
 
 impl Mixer {
-    /// Number of the layer among those with attention, or among those with a state.
-    pub fn place(&self) -> usize {
-        self.place
+    /// The pool with the keys and values that the layer reads, and the number of the layer in it that stores them.
+    pub fn place(&self) -> (usize, usize) {
+        (self.pool, self.place)
     }
 
-    /// What the layer's attention is like.
-    pub fn attention(&self) -> AttentionKind {
-        match self.kind {
-            Kind::Attention(kind, _) => kind,
+    /// The layer's attention.
+    pub fn attention(&self) -> &AttentionPart {
+        match &self.kind {
+            Kind::Attention(part) => part,
             Kind::ShortConv(..) | Kind::DeltaRule(..) | Kind::Mamba(..) => {
                 unreachable!("a layer with a state has no such node")
             }
-        }
-    }
-
-    /// Factors of the norms of queries and of keys, in the families that have them.
-    pub fn query_and_key_norms(&self) -> Option<&[Vec<f32>; 2]> {
-        match &self.kind {
-            Kind::Attention(_, norms) => norms.as_ref(),
-            Kind::ShortConv(..) | Kind::DeltaRule(..) | Kind::Mamba(..) => None,
         }
     }
 

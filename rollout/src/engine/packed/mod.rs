@@ -49,11 +49,13 @@ mod choices;
 mod graph;
 mod mixers;
 mod operators;
+mod products;
 mod session;
 mod weights;
 
 pub use adapted::{AdapterLoader, LoadedAdapter, adapter_bytes};
 pub(super) use backend::PackedBackend;
+use cache::PoolShapes;
 #[cfg(test)]
 pub(super) use cache::state_shape;
 
@@ -71,15 +73,9 @@ use shared::{AttentionGate, LayerKind, ModelConfig, WeightManifest, config::KvDt
 
 use super::{EngineError, EngineOptions, WeightSource};
 
-/// Sizes of the pool of pages: every slot may hold a sequence of its own of the greatest length.
-pub(super) fn page_shape(config: &ModelConfig, slots: usize, positions: usize, format: KvFormat) -> PageShape {
-    PageShape {
-        layers: config.attention_layers().count(),
-        kv_heads: config.num_key_value_heads,
-        head_dim: config.head_dim,
-        pages: slots * (PageShape::pages_for(positions) + PARTIAL_PAGES),
-        format,
-    }
+/// Sizes of the pools of pages: every slot may hold a sequence of its own of the greatest length.
+pub(super) fn page_shape(config: &ModelConfig, slots: usize, positions: usize, format: KvFormat) -> PoolShapes {
+    PoolShapes::new(config, slots * (PageShape::pages_for(positions) + PARTIAL_PAGES), format)
 }
 
 /// Threads for kernels.
@@ -105,7 +101,7 @@ fn fits(config: &ModelConfig) -> bool {
         LayerKind::DeltaRule(rule) => rule.kernel <= MAX_KERNEL,
         LayerKind::Mamba(mamba) => mamba.kernel <= MAX_KERNEL,
     };
-    config.head_dim <= MAX_HEAD_DIM && config.layers.iter().all(has_kernels)
+    config.widest_head() <= MAX_HEAD_DIM && config.layers.iter().all(has_kernels)
 }
 
 /// The packed kernels batch prompts by themselves, and their logits are in main memory.

@@ -15,11 +15,13 @@ use ort::{
 };
 use rollout_kernels::{
     attention::{Attention, Gate},
+    cap::cap_logits,
     experts::{ExpertMemory, Experts},
     linear::Input,
     packed::PackedShape,
     pages::Pages,
     parallel::Machine,
+    per_layer::open_input,
     residual::add_normed,
     simd::Isa,
     spans::Spans,
@@ -35,8 +37,8 @@ use super::{
     adapted::Share,
     choices::Choices,
     graph::{
-        ATTENTION, DELTA_RULE, DOMAIN, EMBEDDING, EXPERTS, INDEX, LINEAR, MAMBA, MLP_LINEARS, RESIDUAL, SHORT_CONV,
-        WIDTH_NORM,
+        ATTENTION, DELTA_RULE, DOMAIN, EMBEDDING, EXPERTS, INDEX, LAYER_INPUTS, LINEAR, MAMBA, MLP_LINEARS, OPEN_INPUT,
+        RESIDUAL, SHORT_CONV, WIDTH_NORM,
     },
     weights::PackedWeights,
 };
@@ -44,7 +46,8 @@ use super::{
 /// What the nodes of a session work on.
 pub(in super::super) struct State {
     pub weights: Arc<PackedWeights>,
-    pub pages: Pages,
+    /// The pools of pages.
+    pub pages: [Pages; 2],
     pub states: States,
     pub spans: Spans,
     /// What the tokens of the spans are computed with.
@@ -81,7 +84,9 @@ pub(super) fn domain(state: &SharedState) -> ort::Result<OperatorDomain> {
         .add(node(Operation::Experts))?
         .add(node(Operation::ShortConv))?
         .add(node(Operation::DeltaRule))?
-        .add(node(Operation::Mamba))
+        .add(node(Operation::Mamba))?
+        .add(node(Operation::LayerInputs))?
+        .add(node(Operation::OpenInput))
 }
 
 #[derive(Clone, Copy)]
@@ -95,6 +100,8 @@ enum Operation {
     ShortConv,
     DeltaRule,
     Mamba,
+    LayerInputs,
+    OpenInput,
 }
 
 /// One of the operators.
@@ -117,6 +124,8 @@ impl Operator for Node {
             Operation::ShortConv => SHORT_CONV,
             Operation::DeltaRule => DELTA_RULE,
             Operation::Mamba => MAMBA,
+            Operation::LayerInputs => LAYER_INPUTS,
+            Operation::OpenInput => OPEN_INPUT,
         }
     }
 
@@ -125,7 +134,8 @@ impl Operator for Node {
         let first = if ids { TensorElementType::Int64 } else { TensorElementType::Float32 };
         let second = match self.operation {
             Operation::Linear => Some(OperatorInput::optional(TensorElementType::Float32)),
-            Operation::Residual => Some(OperatorInput::required(TensorElementType::Float32)),
+            Operation::Residual | Operation::OpenInput => Some(OperatorInput::required(TensorElementType::Float32)),
+            Operation::LayerInputs => Some(OperatorInput::required(TensorElementType::Int64)),
             Operation::Embedding
             | Operation::WidthNorm
             | Operation::Attention
@@ -205,6 +215,14 @@ impl NodeKernel {
                 mamba(&mut state, self.index, context)?;
                 state.cost.attention += begun.elapsed();
             }
+            Operation::LayerInputs => {
+                layer_inputs(&mut state, context)?;
+                state.cost.linear += begun.elapsed();
+            }
+            Operation::OpenInput => {
+                open_layer_input(&mut state, self.index, context)?;
+                state.cost.linear += begun.elapsed();
+            }
         }
         Ok(())
     }
@@ -244,6 +262,9 @@ fn linear(state: &mut State, index: usize, context: &ComputeContext) -> ort::Res
     if rows.is_some() {
         // No adapter changes the head.
         layer.run(Input { x, rows, residual }, out, Machine { isa: *isa, threads, scratch });
+        if let Some(cap) = weights.logit_cap() {
+            cap_logits(cap, out, Machine { isa: *isa, threads, scratch });
+        }
         return Ok(());
     }
     let PackedShape { depth, outputs, .. } = layer.shape;
@@ -266,7 +287,37 @@ fn residual(state: &mut State, index: usize, context: &ComputeContext) -> ort::R
     let width = weights.hidden();
     let mut out = context.output(0, [x.len() / width, width])?.ok_or_else(missing)?;
     let (_, out) = out.try_extract_tensor_mut::<f32>()?;
-    add_normed(weights.output_norm(index), x, stream, out, Machine { isa: *isa, threads, scratch });
+    let (norm, factor) = weights.output_norm(index);
+    add_normed(norm, factor, x, stream, out, Machine { isa: *isa, threads, scratch });
+    Ok(())
+}
+
+/// No adapter changes the table, so all tokens go through the same one.
+fn layer_inputs(state: &mut State, context: &ComputeContext) -> ort::Result<()> {
+    let State { weights, isa, threads, scratch, .. } = state;
+    let (projected, ids) = (context.input(0)?.ok_or_else(missing)?, context.input(1)?.ok_or_else(missing)?);
+    let ((_, projected), (_, ids)) = (projected.try_extract_tensor::<f32>()?, ids.try_extract_tensor::<i64>()?);
+    let row = |&id: &i64| {
+        weights.row_of_inputs(id).ok_or_else(|| ort::Error::new(format!("token {id} is not in the vocabulary")))
+    };
+    let rows: Vec<&[f32]> = ids.iter().map(row).collect::<ort::Result<_>>()?;
+    let (inputs, layers) = weights.layer_inputs();
+    let mut out = context.output(0, [ids.len(), layers * inputs.norm.gamma.len()])?.ok_or_else(missing)?;
+    let (_, out) = out.try_extract_tensor_mut::<f32>()?;
+    inputs.run(projected, &rows, out, Machine { isa: *isa, threads, scratch });
+    Ok(())
+}
+
+fn open_layer_input(state: &mut State, layer: usize, context: &ComputeContext) -> ort::Result<()> {
+    let State { weights, isa, threads, scratch, .. } = state;
+    let (gates, inputs) = (context.input(0)?.ok_or_else(missing)?, context.input(1)?.ok_or_else(missing)?);
+    let ((_, gates), (_, inputs)) = (gates.try_extract_tensor::<f32>()?, inputs.try_extract_tensor::<f32>()?);
+    let (of_layers, layers) = weights.layer_inputs();
+    let width = of_layers.norm.gamma.len();
+    let mut out = context.output(0, [gates.len() / width, width])?.ok_or_else(missing)?;
+    let (_, out) = out.try_extract_tensor_mut::<f32>()?;
+    let place = [layer, layers, width];
+    open_input(weights.activation(), gates, inputs, place, out, Machine { isa: *isa, threads, scratch });
     Ok(())
 }
 
@@ -292,7 +343,8 @@ fn width_norm(state: &mut State, layer: usize, context: &ComputeContext) -> ort:
     let State { weights, pages, heads, isa, threads, scratch, .. } = state;
     let qkv = context.input(0)?.ok_or_else(missing)?;
     let (_, qkv) = qkv.try_extract_tensor::<f32>()?;
-    let width = (*heads + 2 * pages.shape().kv_heads) * pages.shape().head_dim;
+    let shape = pages[weights.place(layer).0].shape();
+    let width = (*heads + 2 * shape.kv_heads) * shape.head_dim;
     let mut out = context.output(0, [qkv.len() / width, width])?.ok_or_else(missing)?;
     let (_, out) = out.try_extract_tensor_mut::<f32>()?;
     norm_queries_and_keys(weights.width_norms(layer), width, qkv, out, Machine { isa: *isa, threads, scratch });
@@ -303,11 +355,12 @@ fn attention(state: &mut State, layer: usize, context: &ComputeContext) -> ort::
     let State { weights, pages, spans, heads, isa, threads, scratch, .. } = state;
     let qkv = context.input(0)?.ok_or_else(missing)?;
     let (_, qkv) = qkv.try_extract_tensor::<f32>()?;
-    let width = *heads * pages.shape().head_dim;
+    let (pool, place) = weights.place(layer);
+    let width = *heads * pages[pool].shape().head_dim;
     let mut out = context.output(0, [spans.tokens(), width])?.ok_or_else(missing)?;
     let (_, out) = out.try_extract_tensor_mut::<f32>()?;
-    let (AttentionKind { rotary, window, gate }, [q_norm, k_norm]) =
-        (weights.attention(layer), weights.head_norms(layer));
+    let (part, [q_norm, k_norm]) = (weights.attention(layer), weights.head_norms(layer));
+    let AttentionKind { rotary, window, gate } = part.kind;
     let attention = Attention {
         heads: *heads,
         gate: gate.map(|gate| match gate {
@@ -320,9 +373,11 @@ fn attention(state: &mut State, layer: usize, context: &ComputeContext) -> ort::
         scale: weights.attention_scale(),
         q_norm,
         k_norm,
-        layer: weights.place(layer),
+        v_norm: weights.value_norm(layer),
+        is_reader: part.is_reader,
+        layer: place,
     };
-    attention.run(qkv, spans, pages, out, Machine { isa: *isa, threads, scratch });
+    attention.run(qkv, spans, &mut pages[pool], out, Machine { isa: *isa, threads, scratch });
     Ok(())
 }
 

@@ -26,7 +26,7 @@ use super::{
         storage::FloatMemory,
     },
     adapted::{LoadedAdapter, Share},
-    cache::state_shape,
+    cache::{PoolShapes, state_shape},
     choices::Choices,
     graph,
     operators::{self, SharedState, State},
@@ -42,7 +42,7 @@ const SPIN: Duration = Duration::from_micros(100);
 #[derive(Debug, Clone, Copy)]
 pub(in super::super) struct PackedOptions {
     pub session: SessionOptions,
-    pub pages: PageShape,
+    pub pages: PoolShapes,
     /// Recurrent states, in the models that have them.
     pub states: usize,
     pub format: Format,
@@ -70,8 +70,9 @@ impl PackedSession {
     pub fn new(weights: Arc<PackedWeights>, config: &ModelConfig, options: PackedOptions) -> Result<Self, EngineError> {
         let spin = if options.session.spinning { SPIN } else { Duration::ZERO };
         let threads = start_threads(options.session.threads, spin)?;
-        let pages = Pages::new(options.pages)
-            .map_err(|e| EngineError::Options(format!("no memory for the keys and values: {e}")))?;
+        let no_memory = |e| EngineError::Options(format!("no memory for the keys and values: {e}"));
+        let [usual, wide] = options.pages.pools.map(Pages::new);
+        let pages = [usual.map_err(no_memory)?, wide.map_err(no_memory)?];
         let states = States::new(state_shape(config, options.states))
             .map_err(|e| EngineError::Options(format!("no memory for the recurrent states: {e}")))?;
         let state = Arc::new(Mutex::new(State {
@@ -145,7 +146,7 @@ impl PackedSession {
     /// Copies a page of keys and values over another one.
     pub fn copy_page(&mut self, from: u32, to: u32) {
         let mut state = operators::lock(&self.state);
-        state.pages.copy(from, to);
+        state.pages.iter_mut().for_each(|pool| pool.copy(from, to));
         if let Some(choices) = &mut state.choices {
             choices.copy(from, to);
         }

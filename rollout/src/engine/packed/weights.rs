@@ -10,15 +10,17 @@ use rollout_kernels::{
     element::Format,
     linear::{Activation, Linear, Norm},
     packed::{Columns, PackedShape, Quantized, WeightRows},
+    per_layer::LayerInputs,
     recurrent::{delta_rule::DeltaRule, mamba::Mamba, short_conv::ShortConv},
     thread_pool::ThreadPool,
 };
-use shared::{AttentionKind, Experts, LayerKind, ModelConfig, Rotary, WeightManifest, model::manifest::DATA_FILE};
+use shared::{Experts, ModelConfig, PerLayerInput, Rotary, WeightManifest, model::manifest::DATA_FILE};
 
 use super::{
     super::{EngineError, WeightSource},
     graph::{MIXER_LINEARS, first_linear},
-    mixers::{Mixer, mixers},
+    mixers::{AttentionPart, Mixer, mixers},
+    products::{Product, layer_products, products},
     start_threads,
 };
 
@@ -77,7 +79,8 @@ pub(in super::super) struct PackedWeights {
     own: Panels,
     /// With an adapter, the others.
     kept: Option<Arc<Kept>>,
-    /// Those of each layer, from [`first_linear`] on, then the language-model head.
+    /// Those of each layer, from [`first_linear`] on, then that of the inputs of layers, where there is one, then the
+    /// language-model head.
     linears: Vec<LinearWeights>,
     /// What mixes the tokens of each layer.
     mixers: Vec<Mixer>,
@@ -87,15 +90,26 @@ pub(in super::super) struct PackedWeights {
     routers: Vec<Option<usize>>,
     experts: Option<Experts>,
     attention_scale: f32,
-    /// Norms of the results of attention and MLP, layer by layer, in the families that have them.
-    output_norms: Vec<Vec<f32>>,
+    /// Norms of the results of a layer's parts, layer by layer, in the families that have them, and the factors on the
+    /// sums with the residual stream.
+    output_norms: Vec<(Vec<f32>, f32)>,
+    /// What the inputs of each layer's own are made of, in the families that have them.
+    inputs: Option<TableOfInputs>,
+    logit_cap: Option<f32>,
     activation: Activation,
     embedding_scale: Option<f32>,
-    /// Cosines and sines.
-    rotary: Vec<(Rotary, [Vec<f32>; 2])>,
-    /// Entries of a head that they turn.
-    rotary_dim: usize,
+    /// Cosines and sines, with the number of entries of a head that they turn.
+    rotary: Vec<(Rotary, usize, [Vec<f32>; 2])>,
     query_factors: Option<Vec<f32>>,
+}
+
+/// Inputs of each layer's own, beside the product that they begin with.
+struct TableOfInputs {
+    /// The table is read where it lies.
+    rows: Range<usize>,
+    gamma: Vec<f32>,
+    factor: f32,
+    layers: usize,
 }
 
 impl PackedWeights {
@@ -145,14 +159,31 @@ impl PackedWeights {
             gamma: norm.as_deref().map(gamma),
         });
         let output_norms = (0..config.num_hidden_layers).filter(|_| config.output_norms()).flat_map(|layer| {
-            config.output_norm_names().map(|name| gamma(&format!("model.layers.{layer}.{name}.weight")))
+            let of_input = config.per_layer_input.map(|_| PerLayerInput::OUTPUT_NORM);
+            let name = |what: &str| format!("model.layers.{layer}.{what}");
+            let names = config.output_norm_names().into_iter().chain(of_input);
+            let mut norms: Vec<_> = names.map(|norm| (gamma(&name(&format!("{norm}.weight"))), 1.0)).collect();
+            if let Some((_, factor)) = norms.last_mut().filter(|_| config.layer_scalars()) {
+                *factor = stored.floats(&name(ModelConfig::LAYER_SCALAR))[0];
+            }
+            norms
         });
         Ok(Self {
             embedding: stored.range(EMBEDDING),
             rotary: config
                 .rotaries()
-                .map(|rotary| (rotary, rotary_names(rotary).map(|name| stored.floats(name).to_vec())))
+                .map(|rotary| {
+                    let tables = rotary_names(rotary).map(|name| stored.floats(name).to_vec());
+                    (rotary, config.rotary_entries(rotary), tables)
+                })
                 .collect(),
+            inputs: config.per_layer_input.map(|input| TableOfInputs {
+                rows: stored.range(PerLayerInput::TABLE),
+                gamma: gamma(&format!("{}.weight", PerLayerInput::NORM)),
+                factor: input.table_scale() as f32,
+                layers: config.num_hidden_layers,
+            }),
+            logit_cap: config.logit_cap.map(|cap| cap as f32),
             output_norms: output_norms.collect(),
             activation: match config.activation() {
                 shared::Activation::Silu => Activation::Silu,
@@ -169,7 +200,6 @@ impl PackedWeights {
             linears: linears.collect(),
             mixers: mixers(config, |name| stored.floats(name), gamma),
             norms_heads: config.head_norms(),
-            rotary_dim: config.rotary_dim,
             query_factors: config.query_scaling.map(|_| stored.floats(QUERY_FACTORS).to_vec()),
             own,
             kept,
@@ -252,14 +282,19 @@ impl PackedWeights {
 
     /// Norms of the query and key heads of a layer, in the families that norm each head.
     pub fn head_norms(&self, layer: usize) -> [Option<Norm<'_>>; 2] {
-        let norms = self.mixers[layer].query_and_key_norms().filter(|_| self.norms_heads);
-        [0, 1].map(|i| norms.map(|norms| self.norm(&norms[i])))
+        let norm = |which| self.mixers[layer].attention().norm(which).filter(|_| self.norms_heads);
+        [0, 1].map(|which| norm(which).map(|gamma| self.norm(gamma)))
+    }
+
+    /// Norm of the value heads of a layer, in the families that have one.
+    pub fn value_norm(&self, layer: usize) -> Option<Norm<'_>> {
+        self.mixers[layer].attention().value_norm().map(|gamma| self.norm(gamma))
     }
 
     /// Norms of all queries and of all keys of a layer, in the families whose graph has such a node.
     pub fn width_norms(&self, layer: usize) -> [Norm<'_>; 2] {
-        let norms = self.mixers[layer].query_and_key_norms().expect("the graph has norms that the model has");
-        norms.each_ref().map(|gamma| self.norm(gamma))
+        let norm = |which| self.mixers[layer].attention().norm(which).expect("the graph has norms that the model has");
+        [0, 1].map(|which| self.norm(norm(which)))
     }
 
     /// Factors on the queries of each position.
@@ -267,10 +302,41 @@ impl PackedWeights {
         self.query_factors.as_deref()
     }
 
-    /// Norm of the result of attention or of an MLP, [`OUTPUTS_PER_LAYER`](super::graph::OUTPUTS_PER_LAYER) for each
-    /// layer.
-    pub fn output_norm(&self, index: usize) -> Norm<'_> {
-        self.norm(&self.output_norms[index])
+    /// Norm of the result of a part of a layer, [`outputs_per_layer`](super::graph::outputs_per_layer) for each layer,
+    /// and the factor on the sum with the residual stream.
+    pub fn output_norm(&self, index: usize) -> (Norm<'_>, f32) {
+        let (gamma, factor) = &self.output_norms[index];
+        (self.norm(gamma), *factor)
+    }
+
+    /// How the inputs of all layers are made, and how many layers there are.
+    ///
+    /// # Panics
+    /// In a family without such inputs.
+    pub fn layer_inputs(&self) -> (LayerInputs<'_>, usize) {
+        let TableOfInputs { gamma, factor, layers, .. } = self.table_of_inputs();
+        let factors = (*factor, PerLayerInput::SCALE as f32);
+        (LayerInputs { norm: self.norm(gamma), table_factor: factors.0, factor: factors.1 }, *layers)
+    }
+
+    /// A token's row of the table of inputs, all layers together; `None` outside the vocabulary.
+    pub fn row_of_inputs(&self, token: i64) -> Option<&[f32]> {
+        let TableOfInputs { rows, gamma, layers, .. } = self.table_of_inputs();
+        self.row_of(rows, layers * gamma.len(), token)
+    }
+
+    fn table_of_inputs(&self) -> &TableOfInputs {
+        self.inputs.as_ref().expect("the graph has inputs of layers where the model has them")
+    }
+
+    /// The function that gates go through.
+    pub fn activation(&self) -> Activation {
+        self.activation
+    }
+
+    /// Bound of logits.
+    pub fn logit_cap(&self) -> Option<f32> {
+        self.logit_cap
     }
 
     fn norm<'a>(&self, gamma: &'a [f32]) -> Norm<'a> {
@@ -282,13 +348,13 @@ impl PackedWeights {
         self.embedding_scale
     }
 
-    /// What a layer's attention is like.
-    pub fn attention(&self, layer: usize) -> AttentionKind {
+    /// A layer's attention.
+    pub fn attention(&self, layer: usize) -> &AttentionPart {
         self.mixers[layer].attention()
     }
 
-    /// Number of a layer with attention among these.
-    pub fn place(&self, layer: usize) -> usize {
+    /// The pool with the keys and values of a layer with attention, and the number of the layer in it.
+    pub fn place(&self, layer: usize) -> (usize, usize) {
         self.mixers[layer].place()
     }
 
@@ -314,8 +380,9 @@ impl PackedWeights {
 
     /// Cosines and sines.
     pub fn rotary(&self, rotary: Rotary) -> RotaryTables<'_> {
-        let (_, tables) = self.rotary.iter().find(|(of, _)| *of == rotary).expect("the model's tables were loaded");
-        RotaryTables { cos: &tables[0], sin: &tables[1], entries: self.rotary_dim }
+        let found = self.rotary.iter().find(|(of, ..)| *of == rotary);
+        let (_, entries, [cos, sin]) = found.expect("the model's tables were loaded");
+        RotaryTables { cos, sin, entries: *entries }
     }
 
     /// Width of the residual stream.
@@ -325,9 +392,14 @@ impl PackedWeights {
 
     /// Embedding of a token; `None` outside the vocabulary.
     pub fn embedding(&self, token: i64) -> Option<&[f32]> {
-        let table: &[f32] = bytemuck::cast_slice(&self.data[self.embedding.clone()]);
-        let start = usize::try_from(token).ok()?.checked_mul(self.hidden)?;
-        table.get(start..start + self.hidden)
+        self.row_of(&self.embedding, self.hidden, token)
+    }
+
+    /// A token's row of a table in the mapped file.
+    fn row_of(&self, table: &Range<usize>, width: usize, token: i64) -> Option<&[f32]> {
+        let table: &[f32] = bytemuck::cast_slice(&self.data[table.clone()]);
+        let start = usize::try_from(token).ok()?.checked_mul(width)?;
+        table.get(start..start.checked_add(width)?)
     }
 }
 
@@ -444,8 +516,8 @@ impl<'a> Stored<'a> {
                 return Err(format!("tensor {} does not lie within the file", t.name));
             }
         }
-        let half = config.rotary_dim / 2;
-        for names in config.rotaries().map(rotary_names) {
+        for rotary in config.rotaries() {
+            let (names, half) = (rotary_names(rotary), config.rotary_entries(rotary) / 2);
             let [cos, sin] = names.map(|name| self.manifest.tensor(name).map(|t| &t.shape));
             let fits = cos.is_some_and(|cos| cos.get(1) == Some(&(half as u64)));
             if !fits || cos != sin {
@@ -486,90 +558,6 @@ impl<'a> Stored<'a> {
     fn all(&self, layers: &[String], what: &str) -> Vec<&'a [f32]> {
         layers.iter().map(|layer| self.floats(&format!("{layer}.{what}"))).collect()
     }
-}
-
-/// Where a product comes from: names without `.weight` and `.bias`.
-struct Product {
-    names: Vec<String>,
-    norm: Option<String>,
-    shape: PackedShape,
-    bias: bool,
-    /// Factor on the outputs.
-    factor: f32,
-}
-
-impl Product {
-    fn is_changed_by(&self, adapter: &Adapter) -> bool {
-        self.names.iter().any(|name| adapter.update(&format!("{name}.weight")).is_some())
-    }
-}
-
-/// The products in the order of the graph. The head, whose outputs are the logits, has at least bytes.
-fn products(config: &ModelConfig, format: Format) -> impl Iterator<Item = Product> {
-    let of_head = if format == Format::Int4 { Format::Int8 } else { format };
-    let head = Product {
-        names: vec![if config.tie_word_embeddings { "model.embed_tokens" } else { "lm_head" }.into()],
-        norm: Some(format!("{}.weight", config.final_norm())),
-        shape: PackedShape {
-            depth: config.hidden_size,
-            outputs: config.vocab_size,
-            columns: Columns::Joined,
-            format: of_head,
-        },
-        bias: false,
-        factor: (1.0 / config.logits_scaling) as f32,
-    };
-    (0..config.num_hidden_layers).flat_map(move |layer| layer_products(config, format, layer)).chain([head])
-}
-
-fn layer_products(config: &ModelConfig, format: Format, layer: usize) -> Vec<Product> {
-    let name = |what: String| format!("model.layers.{layer}.{what}");
-    let product = |names: Vec<String>, norm: Option<&str>, columns, [depth, outputs]: [usize; 2], bias| Product {
-        names: names.into_iter().map(name).collect(),
-        norm: norm.map(|norm| name(format!("{norm}.weight"))),
-        shape: PackedShape { depth, outputs, columns, format },
-        bias,
-        factor: 1.0,
-    };
-    let (hidden, inner) = (config.hidden_size, config.intermediate_size);
-    let (mixer, mlp) = (config.mixer_names(layer), config.mlp_names());
-    // Width of what the mixer gives, and the biases of its projections.
-    let (mixed, biases) = match config.layers[layer] {
-        LayerKind::Attention(_) => (config.query_and_key_widths()[0], [config.qkv_bias, config.attention_output_bias]),
-        LayerKind::ShortConv(conv) => (hidden, [conv.bias; 2]),
-        LayerKind::DeltaRule(rule) => (rule.values(), [false; 2]),
-        LayerKind::Mamba(mamba) => (mamba.inner(), [mamba.proj_bias; 2]),
-    };
-    let back = |name: String, depth: usize, bias| Product {
-        factor: config.residual_multiplier as f32,
-        ..product(vec![name], None, Columns::Joined, [depth, hidden], bias)
-    };
-    let mut list = vec![
-        product(
-            mixer.inputs().collect(),
-            config.input_norm(),
-            Columns::Joined,
-            [hidden, config.mixer_widths(layer).iter().sum()],
-            biases[0],
-        ),
-        back(mixer.output(), mixed, biases[1]),
-    ];
-    let Some(experts) = config.experts_of(layer) else {
-        list.push(product(mlp.inputs().collect(), config.mlp_norm(), Columns::Gated, [hidden, inner], config.mlp_bias));
-        list.push(back(mlp.output(), inner, config.mlp_bias));
-        return list;
-    };
-    // Experts are chosen in fp32, whatever they compute in.
-    let router =
-        product(vec![Experts::ROUTER.into()], config.mlp_norm(), Columns::Joined, [hidden, experts.count], false);
-    list.push(Product { shape: PackedShape { format: Format::Fp32, ..router.shape }, ..router });
-    for expert in 0..experts.count {
-        let name = |part: &str| format!("{}.{part}", Experts::block(expert));
-        let inputs = mlp.members.iter().map(|part| name(part)).collect();
-        list.push(product(inputs, config.mlp_norm(), Columns::Gated, [hidden, experts.width], false));
-        list.push(back(name(mlp.last), experts.width, false));
-    }
-    list
 }
 
 #[cfg(test)]

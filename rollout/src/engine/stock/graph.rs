@@ -61,7 +61,7 @@ impl GraphSession {
         let plain = run_options(None).map_err(EngineError::runtime(&doing))?;
         let wants_positions = session.inputs().iter().any(|input| input.name() == "position_ids");
         let name = |name: String| CString::new(name).expect("names of the graph hold no zero byte");
-        let of_planes = config.attention_layers().flat_map(|(layer, _)| {
+        let of_planes = config.caching_layers().flat_map(|(layer, _)| {
             ["key", "value"].map(|kind| ["past_key_values", "present"].map(|side| format!("{side}.{layer}.{kind}")))
         });
         let of_states = graph_states(config).into_iter().map(|state| [state.past, state.present]);

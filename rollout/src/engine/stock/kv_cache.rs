@@ -1,7 +1,8 @@
 //! The keys and values of every sequence: one arena, cut into slots.
 //!
 //! The arena is `[planes, slots, kv_heads, positions, head_dim]`. Plane `2 * layer` holds the keys of a layer, and
-//! plane `2 * layer + 1` its values; layers without attention do not count. Neighbouring slots of a plane are
+//! plane `2 * layer + 1` its values; layers without keys and values of their own do not count. Layers with wider heads
+//! have an arena of their own. Neighbouring slots of a plane are
 //! contiguous, so the rows of a batch are bound to ONNX Runtime as a slice of the arena, and GroupQueryAttention
 //! appends to it in place.
 
@@ -13,7 +14,7 @@ use crate::engine::{EngineError, binding::TensorMemory, device::cuda::BoxCopy, s
 /// Sizes of the arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvShape {
-    /// Layers with attention.
+    /// Layers with keys and values of their own, and with heads of this width.
     pub layers: usize,
     /// Number of slots.
     pub slots: usize,
@@ -28,15 +29,15 @@ pub struct KvShape {
 }
 
 impl KvShape {
-    /// An arena for a model.
+    /// An arena for the layers of a model that have heads of this width.
     #[must_use]
-    pub fn new(config: &ModelConfig, dtype: Dtype, slots: usize, positions: usize) -> Self {
+    pub fn new(config: &ModelConfig, head_dim: usize, dtype: Dtype, slots: usize, positions: usize) -> Self {
         Self {
-            layers: config.attention_layers().count(),
+            layers: config.caching_layers().filter(|(layer, _)| config.head_dim_of(*layer) == head_dim).count(),
             slots,
             kv_heads: config.num_key_value_heads,
             positions,
-            head_dim: config.head_dim,
+            head_dim,
             element_size: dtype.size(),
         }
     }
@@ -76,11 +77,6 @@ impl KvCache {
     /// An arena in the memory of the device that the graph runs on.
     pub fn new(shape: KvShape, device: Device) -> Result<Self, EngineError> {
         Ok(Self { shape, storage: Storage::new(shape.bytes(), device)? })
-    }
-
-    /// Number of planes.
-    pub fn planes(&self) -> usize {
-        2 * self.shape.layers
     }
 
     /// The slots `first..first + rows` of a plane, `[rows, kv_heads, positions, head_dim]`.

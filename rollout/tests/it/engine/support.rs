@@ -7,8 +7,9 @@ use rollout::engine::{
     Engine, EngineError, EngineOptions, FinishedSequence, GroupRequest, Kernels, Output, StopCriterion, SwapReport,
     WeightSource,
 };
+use safetensors::SafeTensors;
 use shared::{
-    FinishReason, ModelDir, PolicyVersion, PromptId, SamplingParams, TokenLogprob,
+    FinishReason, ModelDir, PerLayerInput, PolicyVersion, PromptId, SamplingParams, TokenLogprob,
     config::{KvDtype, RolloutDtype},
 };
 
@@ -97,7 +98,13 @@ pub fn trained(name: &str, base: &WeightSource, folder: &Path) -> WeightSource {
     for file in model.companions() {
         std::fs::copy(&file, after.join(file.file_name().unwrap())).unwrap();
     }
-    std::fs::copy(model.path().join("after_3_steps/model.safetensors"), after.join("model.safetensors")).unwrap();
+    let read = |file: &str| std::fs::read(model.path().join(file)).unwrap();
+    let (trained, stored) = (read("after_3_steps/model.safetensors"), read("model.safetensors"));
+    let tensors = |file| SafeTensors::deserialize(file).unwrap().tensors();
+    // The figures have what is trained. The rest stays as it was.
+    let rest = tensors(&stored).into_iter().filter(|(name, _)| PerLayerInput::is_buffer(name));
+    let all: Vec<_> = tensors(&trained).into_iter().chain(rest).collect();
+    safetensors::serialize_to_file(all, None, &after.join("model.safetensors")).unwrap();
     let checkpoint = Checkpoint::open(&ModelDir::open(after).unwrap()).unwrap();
     write(base, folder, 1, |name| checkpoint.read_f32(name).unwrap())
 }

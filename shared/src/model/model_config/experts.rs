@@ -59,14 +59,16 @@ impl ModelConfig {
         self.experts.as_ref().filter(|experts| !experts.dense_layers.contains(&layer))
     }
 
-    /// Parameters of experts that a token does not go through.
+    /// Parameters that a token does not go through: those of experts that it does not choose, and the table of inputs
+    /// of each layer's own, of which it reads one row.
     #[must_use]
     pub fn idle_parameters(&self) -> u64 {
+        let table = self.per_layer_input.map_or(0, |input| input.vocab_size * self.num_hidden_layers * input.width);
         let idle = |experts: &Experts| {
             let layers = self.num_hidden_layers - experts.dense_layers.len();
             layers * (experts.count - experts.per_token) * 3 * experts.width * self.hidden_size
         };
-        self.experts.as_ref().map_or(0, |experts| idle(experts) as u64)
+        (self.experts.as_ref().map_or(0, idle) + table) as u64
     }
 
     /// Width of the gates that a token of a layer goes through: of the dense MLP, or of all chosen experts together.
@@ -75,7 +77,7 @@ impl ModelConfig {
     pub fn inner_width(&self) -> usize {
         let widths = (0..self.num_hidden_layers).map(|layer| match self.experts_of(layer) {
             Some(experts) => experts.per_token * experts.width,
-            None => self.intermediate_size,
+            None => self.mlp_width(layer),
         });
         widths.max().unwrap_or(self.intermediate_size)
     }

@@ -64,7 +64,7 @@ fn olmo_2_norms_results_and_whole_widths_and_no_input() {
     assert_eq!((config.parameter_count(), config.parameters().len()), (1_484_916_736, 2 + 16 * 11 + 1));
     assert!(config.output_norms() && config.width_norms() && !config.head_norms());
     assert_eq!((config.input_norm(), config.mlp_norm()), (None, None));
-    assert_eq!(config.query_and_key_norms(), Some([2048; 2]));
+    assert_eq!(config.query_and_key_norms(0), Some([2048; 2]));
     let names: Vec<String> = config.parameters().into_iter().map(|(name, _)| name).collect();
     assert!(!names.iter().any(|name| name.contains("input_layernorm") || name.contains("pre_feedforward")));
 }

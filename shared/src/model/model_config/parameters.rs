@@ -1,6 +1,6 @@
 //! Names and shapes of a model's parameters.
 
-use super::{DeltaRule, Experts, Head, LayerKind, Mamba, ModelConfig, ShortConv};
+use super::{DeltaRule, Experts, Head, LayerKind, Mamba, ModelConfig, PerLayerInput, ShortConv};
 
 /// Decay of the delta rule, the logarithm of a factor for each value head.
 const DECAY: &str = "linear_attn.A_log";
@@ -10,15 +10,34 @@ const STEP_BIAS: &str = "linear_attn.dt_bias";
 /// the input in the result.
 const OF_MAMBA: [&str; 3] = ["mamba.dt_bias", "mamba.A_log", "mamba.D"];
 
+/// The embedding.
+const EMBEDDING: &str = "model.embed_tokens.weight";
+
 impl ModelConfig {
+    /// Whether a parameter is a table whose rows are looked up by tokens.
+    #[must_use]
+    pub fn is_table(name: &str) -> bool {
+        [EMBEDDING, PerLayerInput::TABLE].contains(&name)
+    }
+
+    /// Whether a matrix is multiplied with: all but tables, though the embedding may be the head too.
+    #[must_use]
+    pub fn is_product(&self, name: &str) -> bool {
+        !Self::is_table(name) || name == EMBEDDING && self.tie_word_embeddings
+    }
+
     /// Every parameter as (Hugging Face name, shape), in the model's order; the head's come last. With tied embeddings
-    /// there is no `lm_head.weight`.
+    /// there is no `lm_head.weight`. Factors on results of layers are among them, which are not trained.
     #[must_use]
     pub fn parameters(&self) -> Vec<(String, Vec<usize>)> {
-        let (hidden, inner) = (self.hidden_size, self.intermediate_size);
-        let mlp = self.mlp_names();
-        let of_gate_up = if mlp.is_fused() { vec![2 * inner] } else { vec![inner, inner] };
-        let mut list = vec![("model.embed_tokens.weight".to_string(), vec![self.vocab_size, hidden])];
+        let (hidden, mlp) = (self.hidden_size, self.mlp_names());
+        let mut list = vec![(EMBEDDING.to_string(), vec![self.vocab_size, hidden])];
+        if let Some(PerLayerInput { width, vocab_size }) = self.per_layer_input {
+            let all = self.num_hidden_layers * width;
+            list.push((PerLayerInput::TABLE.to_string(), vec![vocab_size, all]));
+            list.push((format!("{}.weight", PerLayerInput::PROJECTION), vec![all, hidden]));
+            list.push((format!("{}.weight", PerLayerInput::NORM), vec![width]));
+        }
         for layer in 0..self.num_hidden_layers {
             let mut add = |name: &str, shape: Vec<usize>| list.push((format!("model.layers.{layer}.{name}"), shape));
             if let Some(norm) = self.input_norm() {
@@ -34,6 +53,8 @@ impl ModelConfig {
             }
             match self.experts_of(layer) {
                 None => {
+                    let inner = self.mlp_width(layer);
+                    let of_gate_up = if mlp.is_fused() { vec![2 * inner] } else { vec![inner, inner] };
                     for (name, width) in mlp.inputs().zip(&of_gate_up) {
                         projection(&mut add, &name, [*width, hidden], self.mlp_bias);
                     }
@@ -52,6 +73,14 @@ impl ModelConfig {
             }
             if self.output_norms() {
                 add(&format!("{after_mlp}.weight"), vec![hidden]);
+            }
+            if let Some(PerLayerInput { width, .. }) = self.per_layer_input {
+                projection(&mut add, PerLayerInput::GATE, [width, hidden], false);
+                projection(&mut add, PerLayerInput::BACK, [hidden, width], false);
+                add(&format!("{}.weight", PerLayerInput::OUTPUT_NORM), vec![hidden]);
+            }
+            if self.layer_scalars() {
+                add(Self::LAYER_SCALAR, vec![1]);
             }
         }
         list.push((format!("{}.weight", self.final_norm()), vec![hidden]));
@@ -86,9 +115,10 @@ impl ModelConfig {
         let mut inner = hidden;
         match self.layers[layer] {
             LayerKind::Attention(_) => {
-                inner = self.query_and_key_widths()[0];
-                if let Some(widths) = self.query_and_key_norms() {
-                    for (which, width) in self.query_and_key_norm_names().iter().zip(widths) {
+                inner = self.query_and_key_widths(layer)[0];
+                if let Some(widths) = self.query_and_key_norms(layer) {
+                    let normed = if self.shares_keys_of(layer).is_some() { 1 } else { 2 };
+                    for (which, width) in self.query_and_key_norm_names().iter().zip(widths).take(normed) {
                         add(&format!("{}.{which}.weight", names.block), vec![width]);
                     }
                 }

@@ -57,6 +57,9 @@ impl ModelConfig {
             LayerKind::Attention(kind) if kind.gate == Some(AttentionGate::Heads) => {
                 BlockNames { members: &["q_proj", "k_proj", "v_proj", "gate_proj"], ..self.attention_names() }
             }
+            LayerKind::Attention(_) if self.shares_keys_of(layer).is_some() => {
+                BlockNames { members: &["q_proj"], ..self.attention_names() }
+            }
             LayerKind::Attention(_) => self.attention_names(),
             LayerKind::ShortConv(_) => BlockNames { block: "conv", members: &["in_proj"], last: "out_proj" },
             LayerKind::DeltaRule(_) => BlockNames {
@@ -73,7 +76,10 @@ impl ModelConfig {
     pub fn mixer_widths(&self, layer: usize) -> Vec<usize> {
         match self.layers[layer] {
             LayerKind::Attention(kind) => {
-                let [q, kv] = self.query_and_key_widths();
+                let [q, kv] = self.query_and_key_widths(layer);
+                if self.shares_keys_of(layer).is_some() {
+                    return vec![q];
+                }
                 let q = if kind.gate == Some(AttentionGate::Entries) { 2 * q } else { q };
                 let mut widths = if self.attention_names().is_fused() { vec![q + 2 * kv] } else { vec![q, kv, kv] };
                 widths.extend((kind.gate == Some(AttentionGate::Heads)).then_some(self.num_attention_heads));
@@ -102,17 +108,17 @@ impl ModelConfig {
         }
     }
 
-    /// Widths of all queries and of all keys of a token.
+    /// Widths of all queries and of all keys of a token in the attention of a layer.
     #[must_use]
-    pub fn query_and_key_widths(&self) -> [usize; 2] {
-        [self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim]
+    pub fn query_and_key_widths(&self, layer: usize) -> [usize; 2] {
+        [self.num_attention_heads, self.num_key_value_heads].map(|heads| heads * self.head_dim_of(layer))
     }
 
     /// Whether every head of queries and keys has an RMS norm.
     #[must_use]
     pub fn head_norms(&self) -> bool {
-        use Architecture::{Gemma3, Lfm2, Lfm3, Qwen3, Qwen3_5, Qwen3Moe};
-        matches!(self.architecture, Qwen3 | Qwen3Moe | Gemma3 | Lfm2 | Lfm3 | Qwen3_5)
+        use Architecture::{Gemma3, Gemma4, Lfm2, Lfm3, Qwen3, Qwen3_5, Qwen3Moe};
+        matches!(self.architecture, Qwen3 | Qwen3Moe | Gemma3 | Gemma4 | Lfm2 | Lfm3 | Qwen3_5)
     }
 
     /// Whether queries and keys have an RMS norm each over the whole of their width.
@@ -121,11 +127,17 @@ impl ModelConfig {
         self.architecture == Architecture::Olmo2
     }
 
-    /// Widths of the norms of queries and of keys, in the families that have them.
+    /// Widths of the norms of queries and of keys in a layer, in the families that have them.
     #[must_use]
-    pub fn query_and_key_norms(&self) -> Option<[usize; 2]> {
-        let of_heads = self.head_norms().then_some([self.head_dim; 2]);
-        of_heads.or_else(|| self.width_norms().then(|| self.query_and_key_widths()))
+    pub fn query_and_key_norms(&self, layer: usize) -> Option<[usize; 2]> {
+        let of_heads = self.head_norms().then_some([self.head_dim_of(layer); 2]);
+        of_heads.or_else(|| self.width_norms().then(|| self.query_and_key_widths(layer)))
+    }
+
+    /// Whether every head of values has an RMS norm, which has no weight.
+    #[must_use]
+    pub fn value_norms(&self) -> bool {
+        self.architecture == Architecture::Gemma4
     }
 
     /// Names of the norms of queries and of keys, within attention.
@@ -137,7 +149,8 @@ impl ModelConfig {
     /// Whether the outputs of attention and MLP are normed before they are added to the residual stream.
     #[must_use]
     pub fn output_norms(&self) -> bool {
-        matches!(self.architecture, Architecture::Gemma3 | Architecture::Olmo2 | Architecture::Lfm3)
+        use Architecture::{Gemma3, Gemma4, Lfm3, Olmo2};
+        matches!(self.architecture, Gemma3 | Gemma4 | Olmo2 | Lfm3)
     }
 
     /// Names of the norms of the outputs of attention and of the MLP, within a layer of a family with
@@ -190,7 +203,7 @@ impl ModelConfig {
     #[must_use]
     pub fn embedding_scale(&self) -> Option<f64> {
         match self.architecture {
-            Architecture::Gemma3 => Some((self.hidden_size as f64).sqrt()),
+            Architecture::Gemma3 | Architecture::Gemma4 => Some((self.hidden_size as f64).sqrt()),
             _ => (self.embedding_multiplier != 1.0).then_some(self.embedding_multiplier),
         }
     }
@@ -198,6 +211,9 @@ impl ModelConfig {
     /// Activation of the MLP's gate.
     #[must_use]
     pub fn activation(&self) -> Activation {
-        if self.architecture == Architecture::Gemma3 { Activation::GeluTanh } else { Activation::Silu }
+        match self.architecture {
+            Architecture::Gemma3 | Architecture::Gemma4 => Activation::GeluTanh,
+            _ => Activation::Silu,
+        }
     }
 }

@@ -3,6 +3,7 @@
 use serde_json::{Map, Value};
 
 mod experts;
+mod gemma4;
 mod layers;
 mod rope;
 mod states;
@@ -10,16 +11,13 @@ mod states;
 use self::rope::Ropes;
 use super::{Architecture, ConfigJsonError, Head, LayerKind, ModelConfig};
 
-const SUPPORTED: &str = "supported: llama, qwen2, qwen3, qwen3_moe, smollm3, gemma3_text, olmo2, ministral3, phi3, \
-    granitemoehybrid, lfm2, lfm3, qwen3_5";
+const SUPPORTED: &str = "supported: llama, qwen2, qwen3, qwen3_moe, smollm3, gemma3_text, gemma4, gemma4_text, olmo2, \
+    ministral3, phi3, granitemoehybrid, lfm2, lfm3, qwen3_5";
 const WHOLE_HEAD: &str = "rotary positions must cover the whole head";
 
 /// Keys of related models that mean another computation.
-const REFUSED: [(&str, &str); 3] = [
-    ("quantization_config", QUANTISED),
-    ("attn_logit_softcapping", "the models here do without"),
-    ("final_logit_softcapping", "the models here do without"),
-];
+const REFUSED: [(&str, &str); 2] =
+    [("quantization_config", QUANTISED), ("attn_logit_softcapping", "the models here do without")];
 const DENSE: &str = "mixtures of experts are not supported in this family, but in qwen3_moe; take a dense model of the \
     family";
 /// Keys that count experts.
@@ -46,7 +44,8 @@ pub(super) fn config(text: &str) -> Result<ModelConfig, ConfigJsonError> {
 }
 
 /// Models of images and text, each with the text models that are read in it.
-const WRAPPERS: [(&str, &str); 2] = [("mistral3", "ministral3"), ("qwen3_5", "qwen3_5_text")];
+const WRAPPERS: [(&str, &str); 3] =
+    [("mistral3", "ministral3"), ("qwen3_5", "qwen3_5_text"), ("gemma4", "gemma4_text")];
 
 /// Most layers of a model; the deepest published ones have some hundred.
 const MOST_LAYERS: usize = 1024;
@@ -57,8 +56,8 @@ const MOST_PARAMETERS: u128 = 1 << 50;
 
 /// Families whose configuration classes have newer defaults for missing keys.
 fn newer(architecture: Architecture) -> bool {
-    use Architecture::{Gemma3, Lfm2, Lfm3, SmolLm3};
-    matches!(architecture, SmolLm3 | Gemma3 | Lfm2 | Lfm3)
+    use Architecture::{Gemma3, Gemma4, Lfm2, Lfm3, SmolLm3};
+    matches!(architecture, SmolLm3 | Gemma3 | Gemma4 | Lfm2 | Lfm3)
 }
 
 /// Families that may turn a part of each head, with the part where no key states it.
@@ -163,6 +162,7 @@ impl Reader<'_> {
             Some("qwen3") => Ok(Architecture::Qwen3),
             Some("smollm3") => Ok(Architecture::SmolLm3),
             Some("gemma3_text") => Ok(Architecture::Gemma3),
+            Some("gemma4_text") => Ok(Architecture::Gemma4),
             Some("olmo2") => Ok(Architecture::Olmo2),
             Some("ministral3") => Ok(Architecture::Ministral3),
             Some("phi3") => Ok(Architecture::Phi3),
@@ -180,13 +180,16 @@ impl Reader<'_> {
     }
 
     /// The head, by the class name in `architectures`; without one, a language model.
-    fn head(&self) -> Result<Head, ConfigJsonError> {
+    fn head(&self, architecture: Architecture) -> Result<Head, ConfigJsonError> {
         let Some(value) = self.get("architectures") else {
             return Ok(Head::LanguageModel);
         };
         let name = value.get(0).and_then(Value::as_str).unwrap_or_default();
         if name.ends_with("ForCausalLM") {
             return Ok(Head::LanguageModel);
+        }
+        if architecture == Architecture::Gemma4 {
+            return Err(self.unsupported("architectures", value, "supported in this family: ...ForCausalLM"));
         }
         if !name.ends_with("ForSequenceClassification") {
             return Err(self.unsupported(
@@ -214,7 +217,9 @@ impl Reader<'_> {
             None if matches!(architecture, Architecture::Qwen3 | Architecture::Ministral3 | Architecture::Lfm3) => {
                 Ok(128)
             }
-            None if [Architecture::Gemma3, Architecture::Qwen3_5].contains(&architecture) => Ok(256),
+            None if matches!(architecture, Architecture::Gemma3 | Architecture::Gemma4 | Architecture::Qwen3_5) => {
+                Ok(256)
+            }
             None if hidden_size.is_multiple_of(2 * num_attention_heads) => Ok(hidden_size / num_attention_heads),
             None => Err(self.bad(
                 "head_dim",
@@ -226,13 +231,14 @@ impl Reader<'_> {
         }
     }
 
-    /// transformers' defaults: SmolLM3Config, Gemma3TextConfig, Qwen3_5TextConfig, Qwen3MoeConfig, Ministral3Config,
-    /// Lfm2Config and Lfm3Config have a number where the key is missing; null means the query heads.
+    /// transformers' defaults: SmolLM3Config, Gemma3TextConfig, Gemma4TextConfig, Qwen3_5TextConfig, Qwen3MoeConfig,
+    /// Ministral3Config, Lfm2Config and Lfm3Config have a number where the key is missing; null means the query heads.
     fn default_key_value_heads(&self, architecture: Architecture, num_attention_heads: usize) -> usize {
         match architecture {
             _ if self.fields.contains_key("num_key_value_heads") => num_attention_heads,
             Architecture::SmolLm3
             | Architecture::Gemma3
+            | Architecture::Gemma4
             | Architecture::Qwen3_5
             | Architecture::Lfm3
             | Architecture::Qwen3Moe => 4,
@@ -247,6 +253,7 @@ impl Reader<'_> {
             return self.multiplier("attention_multiplier");
         }
         let scalar = match architecture {
+            Architecture::Gemma4 => 1.0,
             Architecture::Gemma3 if self.get("query_pre_attn_scalar").is_some() => {
                 self.positive("query_pre_attn_scalar")?
             }
@@ -318,7 +325,11 @@ impl Reader<'_> {
         }
         let head_dim = self.head_dim(architecture, hidden_size, num_attention_heads)?;
         self.refuse_unsupported(architecture)?;
-        let rotary_dim = self.rotary_dim(architecture, head_dim)?;
+        let global_head_dim = self.global_head_dim(architecture, num_hidden_layers, head_dim)?;
+        let rotary_dim = self.rotary_dim(architecture, global_head_dim.unwrap_or(head_dim))?;
+        let layers = self.layers(architecture, num_hidden_layers)?;
+        let num_kv_shared_layers = self.shared_layers(architecture, &layers)?;
+        let vocab_size = self.required_size("vocab_size")?;
         let Ropes { global: (rope_theta, rope_scaling), rope_local_theta, query_scaling } =
             self.ropes(architecture, rotary_dim)?;
         // Phi-3, Ministral 3 and LFM2 have no biases in attention, whatever the key says.
@@ -335,17 +346,22 @@ impl Reader<'_> {
                 Architecture::Lfm2 => self.lfm2_inner_width()?,
                 _ => self.required_size("intermediate_size")?,
             },
+            double_wide_mlp: architecture == Architecture::Gemma4 && self.flag("use_double_wide_mlp", false)?,
+            per_layer_input: self.per_layer_input(architecture, vocab_size)?,
             experts: self.experts(architecture, num_hidden_layers)?,
             num_hidden_layers,
-            layers: self.layers(architecture, num_hidden_layers)?,
+            layers,
             num_attention_heads,
             num_key_value_heads,
             attention_scale: self.attention_scale(architecture, head_dim)?,
             head_dim,
-            vocab_size: self.required_size("vocab_size")?,
+            global_head_dim,
+            num_kv_shared_layers,
+            vocab_size,
             max_position_embeddings: self.required_size("max_position_embeddings")?,
             rms_norm_eps: self.rms_norm_eps(architecture)?,
             rotary_dim,
+            rotary_local_dim: global_head_dim.map(|_| head_dim),
             rope_theta,
             rope_scaling,
             rope_local_theta,
@@ -353,6 +369,7 @@ impl Reader<'_> {
             embedding_multiplier: multiplier("embedding_multiplier")?,
             residual_multiplier: multiplier("residual_multiplier")?,
             logits_scaling: multiplier("logits_scaling")?,
+            logit_cap: self.logit_cap(architecture)?,
             qkv_bias: architecture == Architecture::Qwen2 || attention_bias,
             attention_output_bias: architecture != Architecture::Qwen2 && attention_bias,
             mlp_bias: [Architecture::Llama, Architecture::SmolLm3].contains(&architecture)
@@ -363,14 +380,19 @@ impl Reader<'_> {
                 _ => self.flag("tie_word_embeddings", newer(architecture))?,
             },
             wrapped: false,
-            head: self.head()?,
+            head: self.head(architecture)?,
         };
         // Computed so that no product overflows: the matrices of a layer, and those outside the layers.
+        let inner = config.intermediate_size.saturating_mul(if config.double_wide_mlp { 2 } else { 1 });
         let [hidden, inner, heads, width, vocabulary] =
-            [config.hidden_size, config.intermediate_size, num_attention_heads, head_dim, config.vocab_size]
+            [config.hidden_size, inner, num_attention_heads, config.widest_head(), config.vocab_size]
                 .map(|size| size as u128);
         let labels = if let Head::Score { labels } = config.head { labels as u128 } else { 0 };
         let of_experts = config.experts.as_ref().map_or(0, |experts| experts.count as u128 * experts.width as u128);
+        let of_inputs = config.per_layer_input.map_or(0, |input| {
+            let all = num_hidden_layers as u128 * input.width as u128;
+            all.saturating_mul(input.vocab_size as u128 + 3 * hidden)
+        });
         let mixer = |kind: &LayerKind| match *kind {
             LayerKind::Attention(_) => 4 * heads * width,
             LayerKind::ShortConv(conv) => 4 * hidden + conv.kernel as u128,
@@ -387,8 +409,8 @@ impl Reader<'_> {
         };
         let mixer = config.layers.iter().map(mixer).max().unwrap_or(0);
         let layer = hidden.saturating_mul(mixer.saturating_add(3 * inner.max(of_experts)));
-        let parameters =
-            layer.saturating_mul(num_hidden_layers as u128).saturating_add(hidden * (2 * vocabulary + labels));
+        let outside = of_inputs.saturating_add(hidden * (2 * vocabulary + labels));
+        let parameters = layer.saturating_mul(num_hidden_layers as u128).saturating_add(outside);
         if parameters > MOST_PARAMETERS {
             let problem = format!("and the other sizes make a model of about {parameters} parameters");
             return Err(self.bad("hidden_size", problem));
@@ -400,11 +422,18 @@ impl Reader<'_> {
     fn refuse_unsupported(&self, architecture: Architecture) -> Result<(), ConfigJsonError> {
         let off = |v: &Value| v == &Value::Bool(false);
         let (key, name) = match architecture {
-            Architecture::Gemma3 => ("hidden_activation", "gelu_pytorch_tanh"),
+            Architecture::Gemma3 | Architecture::Gemma4 => ("hidden_activation", "gelu_pytorch_tanh"),
             _ => ("hidden_act", "silu"),
         };
         self.expect(key, |v| v.as_str() == Some(name), &format!("supported: {name}"))?;
-        self.expect("use_bidirectional_attention", off, "attention is causal")?;
+        // In Gemma 4 the word concerns tokens of images alone.
+        let of_images = |v: &Value| architecture == Architecture::Gemma4 && v.as_str() == Some("vision");
+        self.expect("use_bidirectional_attention", |v| off(v) || of_images(v), "attention is causal")?;
+        if architecture == Architecture::Gemma4 {
+            self.refuse_larger_gemma4()?;
+        } else {
+            self.expect("final_logit_softcapping", |_| false, "the models of this family here do without")?;
+        }
         if rotary_share(architecture).is_none() {
             self.expect("partial_rotary_factor", |v| v.as_f64() == Some(1.0), WHOLE_HEAD)?;
         }

@@ -130,8 +130,8 @@ pub(super) struct Rope {
 }
 
 impl ModelConfig {
-    /// Inverse rotary frequencies, `rotary_dim / 2` of them, after scaling. With longrope, those of sequences within
-    /// the original length.
+    /// Inverse rotary frequencies, half as many as [`Self::rotary_entries`], after scaling. With longrope, those of
+    /// sequences within the original length.
     ///
     /// Source: transformers `compute_default_rope_parameters`, `_compute_linear_scaling_rope_parameters`,
     /// `_compute_llama3_parameters`, `_compute_yarn_parameters`, `_compute_proportional_rope_parameters` and
@@ -148,7 +148,7 @@ impl ModelConfig {
             (Rotary::Local, Some(theta)) => (theta, None),
             _ => (self.rope_theta, self.rope_scaling.as_ref()),
         };
-        let rope = Rope { dim: self.rotary_dim, theta };
+        let rope = Rope { dim: self.rotary_entries(rotary), theta };
         let frequency = |i: usize| theta.powf(-2.0 * i as f64 / rope.dim as f64);
         let scaled = |i| scaling.map_or(frequency(i), |scaling| scaling.apply(i, frequency(i), rope, long));
         (0..rope.dim / 2).map(scaled).collect()
@@ -191,10 +191,10 @@ impl ModelConfig {
         rows - self.rotary_begin(rows)
     }
 
-    /// Cosines and sines of the rotary angles, each `[rows, rotary_dim / 2]` row-major, rounded from float64: in fp32
-    /// the angles themselves would be off by 1e-3 at some ten thousand positions. There is a row for each position.
-    /// With longrope, rows of positions in sequences within the original length come first, then rows of all positions
-    /// in longer ones ([`Self::rotary_begin`]).
+    /// Cosines and sines of the rotary angles, each `[rows, rotary_entries / 2]` row-major, rounded from float64: in
+    /// fp32 the angles themselves would be off by 1e-3 at some ten thousand positions. There is a row for each
+    /// position. With longrope, rows of positions in sequences within the original length come first, then rows of all
+    /// positions in longer ones ([`Self::rotary_begin`]).
     #[must_use]
     pub fn rotary_tables(&self, rotary: Rotary, positions: usize) -> (Vec<f32>, Vec<f32>) {
         let factor = self.rotary_factor(rotary);

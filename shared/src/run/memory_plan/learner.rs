@@ -3,7 +3,8 @@
 use super::Workload;
 use crate::{AttentionGate, BaseFormat, DeltaRule, Head, LayerKind, ModelConfig, system::compute::Device};
 
-/// Largest `[tokens, vocabulary]` buffer of the language-model head, in bytes. A head has two.
+/// Largest `[tokens, vocabulary]` buffer of the language-model head, in bytes. A head has two, or three where logits
+/// have a bound.
 const HEAD_CHUNK_BYTES: u64 = 7 << 24;
 /// Size of such a buffer from which on products are fast: this many bytes, or this many tokens if they take more.
 const ENOUGH: (u64, u64) = (3 << 24, 256);
@@ -121,7 +122,8 @@ impl<'a> LearnerSizes<'a> {
             held += BaseFormat::matrix(&name, &shape).map_or_else(|| numbers(&shape), |matrix| format.bytes(matrix));
         }
         let inputs = (0..model.num_hidden_layers).map(|layer| model.mixer_widths(layer).iter().sum::<usize>());
-        let widest = inputs.max().unwrap_or(0).max(2 * model.intermediate_size) * model.hidden_size;
+        let inner = (0..model.num_hidden_layers).map(|layer| model.mlp_width(layer)).max().unwrap_or(0);
+        let widest = inputs.max().unwrap_or(0).max(2 * inner) * model.hidden_size;
         held + widest as u64 * (2 * FLOAT + self.number())
     }
 
@@ -149,14 +151,15 @@ impl<'a> LearnerSizes<'a> {
         (bytes as f64 * GAPS) as u64
     }
 
-    /// The two buffers, as far as they are used.
+    /// The buffers, as far as they are used.
     fn head_buffers(&self, tokens: u64) -> u64 {
         if self.model.head != Head::LanguageModel {
             return 0;
         }
         let row = self.model.vocab_size as u64 * FLOAT;
         let (usual, most) = head_chunk(row);
-        2 * row * self.completion.clamp(usual, most).min(tokens.max(1))
+        let buffers = if self.model.logit_cap.is_some() { 3 } else { 2 };
+        buffers * row * self.completion.clamp(usual, most).min(tokens.max(1))
     }
 
     /// Heads compute in float32.
@@ -204,8 +207,10 @@ const FLOAT: u64 = size_of::<f32>() as u64;
 fn kept(model: &ModelConfig, layer: usize) -> u64 {
     let mixer = match model.layers[layer] {
         LayerKind::Attention(kind) => {
-            let [queries, keys] = heads(model);
-            let normed = if model.query_and_key_norms().is_some() { queries + keys } else { 0 };
+            let [queries, keys] = model.query_and_key_widths(layer).map(|width| width as u64);
+            let keys = if model.shares_keys_of(layer).is_some() { 0 } else { keys };
+            let normed = if model.query_and_key_norms(layer).is_some() { queries + keys } else { 0 };
+            let normed = if model.value_norms() { normed + keys } else { normed };
             let gates = if kind.gate == Some(AttentionGate::Entries) { queries } else { 0 };
             queries + 2 * keys + queries + model.num_attention_heads as u64 + normed + gates
         }
@@ -221,7 +226,10 @@ fn kept(model: &ModelConfig, layer: usize) -> u64 {
     };
     // The choice of experts and their weights: probabilities of all of them, and three numbers for each chosen one.
     let routing = model.experts.as_ref().map_or(0, |experts| experts.count + 6 * experts.per_token);
-    mixer + (2 * (model.hidden_size + model.inner_width()) + routing) as u64
+    let inner = if model.experts.is_some() { model.inner_width() } else { model.mlp_width(layer) };
+    // The stream before the layer's own input is added, and its projection.
+    let input = model.per_layer_input.map_or(0, |input| model.hidden_size + input.width);
+    mixer + (2 * (model.hidden_size + inner) + routing + input) as u64
 }
 
 /// Tokens between two states that a rule keeps.
@@ -231,7 +239,8 @@ const RULE_CHUNK: usize = 64;
 /// layers keep: the gradients of a layer's input and output, the normed input, inner products of the MLP and their
 /// gradients; also the hidden states that the head reads, with their gradient. A norm on a block's result adds its
 /// input, the normalised input and a gradient, and a factor its input and a gradient. A rule has its channels and its
-/// inputs with their gradients instead of the MLP's.
+/// inputs with their gradients instead of the MLP's. Inputs of each layer's own are there for all layers at once, as
+/// projected, as layers read them, and with their gradients.
 fn at_work(model: &ModelConfig) -> u64 {
     let wide = if model.output_norms() || model.residual_multiplier != 1.0 { 7 + 3 } else { 7 };
     let of_rule = |rule: DeltaRule| 7 * rule.channels() + 6 * rule.values();
@@ -242,10 +251,6 @@ fn at_work(model: &ModelConfig) -> u64 {
         LayerKind::Mamba(mamba) => 6 * mamba.channels() + 9 * mamba.inner(),
     };
     let mixer = model.layers.iter().map(of_mixer).max().unwrap_or(0);
-    (wide * model.hidden_size + mixer.max(5 * model.inner_width())) as u64
-}
-
-/// Widths of all queries and of all keys of a token.
-fn heads(model: &ModelConfig) -> [u64; 2] {
-    [model.num_attention_heads, model.num_key_value_heads].map(|heads| (heads * model.head_dim) as u64)
+    let inputs = model.per_layer_input.map_or(0, |input| 3 * model.num_hidden_layers * input.width);
+    (wide * model.hidden_size + mixer.max(5 * model.inner_width()) + inputs) as u64
 }

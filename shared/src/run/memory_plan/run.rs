@@ -7,7 +7,7 @@ use std::{
 
 use super::{LearnerPlan, LearnerSizes, SamplerPlan, SamplerSizes, VersionRoom, Workload};
 use crate::{
-    BaseFormat, Experts, ModelConfig,
+    BaseFormat, Experts, ModelConfig, PerLayerInput,
     config::{TrainConfig, torchrun::Torchrun},
     system::{
         compute::{Device, KvDtype, RolloutDtype},
@@ -337,7 +337,7 @@ pub fn kept_numbers(config: &TrainConfig, model: &ModelConfig) -> u64 {
     let product = |name: &str| first.get(name).map_or(name, String::as_str).to_owned();
     let changed: HashSet<String> = adapted(config, model).map(|(name, _)| product(&name)).collect();
     let kept = |(name, shape): &(String, Vec<usize>)| {
-        let packed = shape.len() == 2 && (name != "model.embed_tokens.weight" || model.tie_word_embeddings);
+        let packed = shape.len() == 2 && model.is_product(name);
         packed && !changed.contains(&product(name))
     };
     model
@@ -354,7 +354,8 @@ fn adapted(config: &TrainConfig, model: &ModelConfig) -> impl Iterator<Item = (S
     let is_target = move |name: &str| {
         let module = name.strip_suffix(".weight").unwrap_or(name);
         // With experts, dense layers beside them have none either.
-        let is_usual = model.experts.is_none() || module.contains(".self_attn.");
+        let has_usual = model.experts.is_none() || module.contains(".self_attn.");
+        let is_usual = has_usual && !PerLayerInput::own(module);
         let named = |target: &String| if target == "all-linear" { is_usual } else { module.ends_with(target.as_str()) };
         if targets.is_empty() { is_usual } else { targets.iter().any(named) }
     };

@@ -111,31 +111,30 @@ impl SamplerSizes {
     pub fn plan(&self, model: &ModelConfig) -> SamplerPlan {
         let size = self.dtype.size() as u64;
         // Routers stay in fp32 whatever the rest is rounded to.
-        let (mut layers, mut head, mut routers, mut mapped) = (0, 0, 0, 0);
+        let (mut layers, mut outside, mut routers, mut mapped) = (0, 0, 0, 0);
         for (name, shape) in model.parameters() {
             let bytes = shape.iter().product::<usize>() as u64 * size;
-            let embedding = name == "model.embed_tokens.weight";
             // Convolutions are no matrices.
             let is_matrix = shape.len() == 2;
             if is_matrix && Experts::is_router(&name) {
                 routers += bytes;
-            } else if is_matrix && (!embedding || model.tie_word_embeddings) {
-                *(if name.starts_with("model.layers.") { &mut layers } else { &mut head }) += bytes;
+            } else if is_matrix && model.is_product(&name) {
+                *(if name.starts_with("model.layers.") { &mut layers } else { &mut outside }) += bytes;
             }
-            if !is_matrix || embedding {
+            if !is_matrix || ModelConfig::is_table(&name) {
                 mapped += bytes;
             }
         }
         if self.device != Device::Cpu {
-            (layers, head, routers, mapped) = (model.parameter_count() * size, 0, 0, 0);
+            (layers, outside, routers, mapped) = (model.parameter_count() * size, 0, 0, 0);
         }
         // Only the packed kernels round, and they start from fp32.
-        let rounded = |dtype: RolloutDtype, layers: u64, head: u64| match dtype {
-            RolloutDtype::Auto | RolloutDtype::Bf16x3 => layers + head,
-            RolloutDtype::Bf16 | RolloutDtype::Bf16Dot => (layers + head) / 2,
-            RolloutDtype::Int8 => (layers + head) / 4,
-            // Four bits and a scale of two bytes for each 32; the head has bytes.
-            RolloutDtype::Int4 => layers / 64 * 9 + head / 4,
+        let rounded = |dtype: RolloutDtype, layers: u64, outside: u64| match dtype {
+            RolloutDtype::Auto | RolloutDtype::Bf16x3 => layers + outside,
+            RolloutDtype::Bf16 | RolloutDtype::Bf16Dot => (layers + outside) / 2,
+            RolloutDtype::Int8 => (layers + outside) / 4,
+            // Four bits and a scale of two bytes for each 32; the head and others outside the layers have bytes.
+            RolloutDtype::Int4 => layers / 64 * 9 + outside / 4,
         };
         // A version of four bits is in bytes when it is scored.
         let scored = match self.rollout_dtype {
@@ -144,11 +143,11 @@ impl SamplerSizes {
         };
         // Versions that are adapters also share the base's file.
         let second = if self.kept > 0 && self.packed() {
-            let changed = (layers + head + routers).saturating_sub(self.kept * size);
-            let of_head = changed.min(head);
-            rounded(scored, changed - of_head, of_head)
+            let changed = (layers + outside + routers).saturating_sub(self.kept * size);
+            let changed_outside = changed.min(outside);
+            rounded(scored, changed - changed_outside, changed_outside)
         } else {
-            rounded(scored, layers, head) + routers + mapped
+            rounded(scored, layers, outside) + routers + mapped
         };
         let (prompts, together) = if self.packed() {
             PACKED_PREFILL
@@ -162,7 +161,7 @@ impl SamplerSizes {
         let row = (model.vocab_size * size_of::<f32>() * self.logits_copies) as u64;
         let tokens = self.max_model_len.max(self.rows).max(together) as u64;
         SamplerPlan {
-            packed_weights: rounded(self.rollout_dtype, layers, head) + routers,
+            packed_weights: rounded(self.rollout_dtype, layers, outside) + routers,
             mapped_weights: mapped,
             swap: if self.hot_swap { second } else { 0 },
             kv_cache: self.slot_bytes(model).saturating_add(self.routing_bytes(model)).saturating_mul(slots),
@@ -175,19 +174,17 @@ impl SamplerSizes {
     /// Keys and values of one slot at full length.
     #[must_use]
     pub fn slot_bytes(&self, model: &ModelConfig) -> u64 {
-        let width = model.head_dim;
-        let (positions, bytes) = if self.packed() {
+        let of_head = |width: usize| match (self.packed(), self.kv_dtype) {
+            (false, _) => 2 * width * self.dtype.size(),
             // Values are stored in whole blocks, bytes in quads; each position of bytes has two scales.
-            let position = match self.kv_dtype {
-                KvDtype::Auto => (width + width.next_multiple_of(PAGE)) * size_of::<f32>(),
-                KvDtype::Bf16 => (width.next_multiple_of(2) + width.next_multiple_of(PAGE)) * size_of::<u16>(),
-                KvDtype::Int8 => width.next_multiple_of(4) + width.next_multiple_of(PAGE) + 2 * size_of::<f32>(),
-            };
-            ((self.max_model_len.div_ceil(PAGE) + PARTIAL_PAGES) * PAGE, position)
-        } else {
-            (self.max_model_len, 2 * width * self.dtype.size())
+            (true, KvDtype::Auto) => (width + width.next_multiple_of(PAGE)) * size_of::<f32>(),
+            (true, KvDtype::Bf16) => (width.next_multiple_of(2) + width.next_multiple_of(PAGE)) * size_of::<u16>(),
+            (true, KvDtype::Int8) => width.next_multiple_of(4) + width.next_multiple_of(PAGE) + 2 * size_of::<f32>(),
         };
-        (model.attention_layers().count() * model.num_key_value_heads * bytes) as u64 * positions as u64
+        let positions =
+            if self.packed() { (self.max_model_len.div_ceil(PAGE) + PARTIAL_PAGES) * PAGE } else { self.max_model_len };
+        let heads: usize = model.caching_layers().map(|(layer, _)| of_head(model.head_dim_of(layer))).sum();
+        (model.num_key_value_heads * heads) as u64 * positions as u64
     }
 
     /// Recurrent states of one slot, in fp32 whatever the model computes in.
@@ -237,11 +234,12 @@ impl SamplerPlan {
 
 /// Scalars per token that are alive at once in the widest part of a layer: residual, norm, gate, up, their product, q,
 /// k, v, or whatever a layer with a state has in the place of these. Experts have a row of their own for each token
-/// that they compute, and a result before it is added.
+/// that they compute, and a result before it is added. Inputs of each layer's own are there for all layers at once.
 fn activations(model: &ModelConfig) -> u64 {
     let heads = model.num_attention_heads + 2 * model.num_key_value_heads;
-    let attention = 2 * heads * model.head_dim;
+    let attention = 2 * heads * model.widest_head();
     let mixers = (0..model.num_hidden_layers).map(|layer| 2 * model.mixer_widths(layer).iter().sum::<usize>());
     let results = model.experts.as_ref().map_or(0, |experts| experts.per_token * model.hidden_size + experts.count);
-    (3 * model.hidden_size + 3 * model.inner_width() + results + mixers.fold(attention, usize::max)) as u64
+    let inputs = model.per_layer_input.map_or(0, |input| 2 * model.num_hidden_layers * input.width);
+    (3 * model.hidden_size + 3 * model.inner_width() + results + inputs + mixers.fold(attention, usize::max)) as u64
 }

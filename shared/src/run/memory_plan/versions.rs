@@ -32,8 +32,8 @@ impl VersionRoom {
         let bytes = if config.use_peft {
             adapter_numbers(config, model) * size_of::<f32>() as u64
         } else {
-            let constants =
-                model.rotary_rows(positions) * model.rotary_dim + model.query_scaling.map_or(0, |_| positions);
+            let entries: usize = model.rotaries().map(|rotary| model.rotary_entries(rotary)).sum();
+            let constants = model.rotary_rows(positions) * entries + model.query_scaling.map_or(0, |_| positions);
             let values = model.parameter_count() + constants as u64;
             values * config.rollout_device.export_dtype().size() as u64
         };

@@ -8,10 +8,11 @@
 mod pages;
 mod states;
 
-use rollout_kernels::{pages::PageShape, states::StateShape};
+use rollout_kernels::states::StateShape;
 
 use super::session::PackedSession;
-pub(super) use pages::KvPages;
+pub(in super::super) use pages::PoolShapes;
+pub(super) use pages::{KvPages, place_of};
 pub(super) use states::StateBlocks;
 pub(in super::super) use states::state_shape;
 
@@ -54,7 +55,7 @@ pub(super) struct Cache {
 }
 
 impl Cache {
-    pub fn new(pages: PageShape, states: &StateShape) -> Self {
+    pub fn new(pages: PoolShapes, states: &StateShape) -> Self {
         Self { pages: KvPages::new(pages), states: StateBlocks::new(states) }
     }
 

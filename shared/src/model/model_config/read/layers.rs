@@ -26,6 +26,7 @@ impl Reader<'_> {
             Architecture::Lfm3 => return self.lfm3_layers(count),
             Architecture::Qwen3_5 => return self.qwen3_5_layers(count),
             Architecture::GraniteMoeHybrid => return self.granite_layers(count),
+            Architecture::Gemma4 => return self.gemma4_layers(count),
             _ => {}
         }
         let window = self.window(architecture)?;

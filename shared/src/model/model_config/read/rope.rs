@@ -38,8 +38,9 @@ impl Reader<'_> {
             Architecture::Phi3 => Ok(of(self.phi(entries)?)),
             Architecture::Lfm2 => Ok(of(self.rope(1e6)?)),
             Architecture::Qwen3_5 => Ok(of(self.partial()?)),
-            Architecture::Lfm3 => {
-                let (global, local) = self.lfm3_ropes()?;
+            Architecture::Lfm3 | Architecture::Gemma4 => {
+                let share = if architecture == Architecture::Gemma4 { 0.25 } else { 0.5 };
+                let (global, local) = self.proportional_ropes(share)?;
                 Ok(Ropes { rope_local_theta: Some(local), ..of(global) })
             }
             _ => Ok(of(self.rope(1e4)?)),
@@ -161,13 +162,14 @@ impl Reader<'_> {
         Ok((self.theta(&rope, "rope_theta", 1e4)?, self.scaling(&rope)?))
     }
 
-    /// LFM3's: a section for each type of layer; without any, those of its class.
-    fn lfm3_ropes(&self) -> Result<(Rope, f64), ConfigJsonError> {
+    /// LFM3's and Gemma 4's: a section for each type of layer; without any, those of its class, with this share of
+    /// turned pairs.
+    fn proportional_ropes(&self, share: f64) -> Result<(Rope, f64), ConfigJsonError> {
         let sections = self.object("rope_parameters")?;
         let hint = "supported: `rope_parameters` with a section for each type of layer";
         self.expect("rope_scaling", |v| v.as_object().is_some_and(Map::is_empty), hint)?;
         if sections.is_empty() {
-            return Ok(((1e6, Some(RopeScaling::Proportional { share: 0.5, factor: 1.0 })), 1e4));
+            return Ok(((1e6, Some(RopeScaling::Proportional { share, factor: 1.0 })), 1e4));
         }
         if sections.len() != 2 || ["full_attention", "sliding_attention"].iter().any(|key| !sections.contains_key(*key))
         {
