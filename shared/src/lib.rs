@@ -52,7 +52,7 @@ pub use model::{
     canaries::Canaries,
     manifest::{TensorEntry, TensorRole, WeightManifest},
     model_config::{
-        Activation, Architecture, AttentionGate, AttentionKind, BlockNames, DeltaRule, Experts, Head, LayerKind,
+        Activation, Architecture, AttentionGate, AttentionKind, BlockNames, DeltaRule, Experts, Head, LayerKind, Mamba,
         ModelConfig, PerLayerInput, QueryScaling, RopeScaling, Rotary, ShortConv, StateParts,
     },
     model_dir::{GenerationConfig, ModelDir},

@@ -50,21 +50,15 @@ pub fn golden_dir_of(file: &str) -> PathBuf {
     if lacks { Path::new(env!("CARGO_MANIFEST_DIR")).join("golden") } else { dir }
 }
 
-/// Folders of the tiny models among the golden figures, and the families of each that are built. `None`: all.
-const MODELS: [(&str, Option<&[&str]>); 2] = [
-    ("models", None),
-    (
-        "models-2026",
-        Some(&["gemma4", "granite4", "lfm2", "lfm3", "ministral3", "olmo2", "phi3", "qwen3_5", "qwen3_moe"]),
-    ),
-];
+/// Folders of the tiny models among the golden figures. Golden figures from elsewhere may lack the second one.
+const MODELS: [&str; 2] = ["models", "models-2026"];
 
-/// Names of the tiny models among the golden figures, one of each family that is built.
+/// Names of the tiny models among the golden figures, one of each family.
 ///
 /// # Panics
 /// When the folder of the first ones cannot be read.
 pub fn golden_models() -> Vec<String> {
-    let mut names: Vec<String> = MODELS.iter().flat_map(|(folder, _)| golden_models_in(folder)).collect();
+    let mut names: Vec<String> = MODELS.iter().flat_map(|folder| golden_models_in(folder)).collect();
     names.sort();
     names
 }
@@ -75,28 +69,24 @@ pub fn golden_models() -> Vec<String> {
 /// # Panics
 /// When `models` cannot be read.
 pub fn golden_models_in(folder: &str) -> Vec<String> {
-    let built = MODELS.iter().find(|(name, _)| *name == folder).and_then(|(_, built)| *built);
     let path = golden_dir().join(folder);
-    let entries = match std::fs::read_dir(&path) {
-        // Golden figures from elsewhere may lack the newer families.
-        Err(_) if built.is_some() => return Vec::new(),
-        entries => entries.unwrap_or_else(|e| panic!("{}: {e}", path.display())),
-    };
-    let names = entries.map(|entry| entry.expect("an entry of a folder").file_name().to_string_lossy().into_owned());
-    let mut names: Vec<String> =
-        names.filter(|name| built.is_none_or(|built| built.contains(&name.as_str()))).collect();
+    if folder != MODELS[0] && !path.exists() {
+        return Vec::new();
+    }
+    let entries = std::fs::read_dir(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let name = |entry: std::io::Result<std::fs::DirEntry>| entry.expect("an entry of a folder").file_name();
+    let mut names: Vec<String> = entries.map(|entry| name(entry).to_string_lossy().into_owned()).collect();
     names.sort();
     names
 }
 
 /// The folder of one of the [`golden_models`].
 pub fn golden_model_dir(name: &str) -> PathBuf {
-    let folders = MODELS.iter().map(|(folder, _)| golden_dir().join(folder).join(name));
+    let folders = MODELS.iter().map(|folder| golden_dir().join(folder).join(name));
     folders.into_iter().find(|path| path.is_dir()).unwrap_or_else(|| golden_dir().join("models").join(name))
 }
 
-/// Figures of the tiny models: the cases of `model_numerics.json`, and those of `model_numerics_2026.json` whose family
-/// is built.
+/// Figures of the tiny models: the cases of `model_numerics.json`, and those of `model_numerics_2026.json`.
 ///
 /// # Panics
 /// When the first file is missing or one of them is no such file.
@@ -108,13 +98,8 @@ pub fn golden_numerics() -> Vec<serde_json::Value> {
         assert_eq!(golden["kind"], "model_numerics", "{file}");
         golden["cases"].as_array().expect("a list of cases").clone()
     };
-    let built = golden_models();
-    let is_built = |case: &serde_json::Value| {
-        let dir = Path::new(case["params"]["model_dir"].as_str().expect("a folder"));
-        built.iter().any(|name| dir.ends_with(name))
-    };
     let newer = if golden_dir().join(NEWER).exists() { cases(NEWER) } else { Vec::new() };
-    let all: Vec<_> = cases("model_numerics.json").into_iter().chain(newer.into_iter().filter(is_built)).collect();
+    let all: Vec<_> = cases("model_numerics.json").into_iter().chain(newer).collect();
     assert!(!all.is_empty());
     all
 }

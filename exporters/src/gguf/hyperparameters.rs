@@ -116,7 +116,7 @@ pub(super) fn of(config: &ModelConfig, kind: GgufType) -> Result<Metadata, Expor
 fn short_kernel(layer: &LayerKind) -> Option<usize> {
     match layer {
         LayerKind::ShortConv(conv) => Some(conv.kernel),
-        LayerKind::Attention(_) | LayerKind::DeltaRule(_) => None,
+        LayerKind::Attention(_) | LayerKind::DeltaRule(_) | LayerKind::Mamba(_) => None,
     }
 }
 

@@ -4,12 +4,14 @@
 //! Activations are two-dimensional, `[tokens, features]` with tokens = batch × sequence, so that every linear layer
 //! is a `Gemm` with `transB = 1` on the Hugging Face weight as it is (`[out, in]`): a new version of the weights is a
 //! straight copy. Only what mixes the tokens of a sequence sees batch and sequence apart: com.microsoft
-//! `GroupQueryAttention` in `attention`, `CausalConvWithState` in `short_conv`, `LinearAttention` in `delta_rule`.
+//! `GroupQueryAttention` in `attention`, `CausalConvWithState` in `short_conv`, `LinearAttention` in `delta_rule` and
+//! `mamba`.
 
 mod attention;
 mod delta_rule;
 mod experts;
 mod head;
+mod mamba;
 mod mlp;
 mod per_layer;
 mod short_conv;
@@ -207,6 +209,7 @@ impl<'a> Decoder<'a> {
                 LayerKind::Attention(kind) => self.attention(layer, kind, &normed),
                 LayerKind::ShortConv(conv) => self.short_conv(layer, conv, &normed),
                 LayerKind::DeltaRule(rule) => self.delta_rule(layer, rule, &normed),
+                LayerKind::Mamba(mamba) => self.mamba(layer, mamba, &normed),
             };
             let mixed = self.result(layer, after_mixer, mixed);
             let gamma = self.config.mlp_norm().map(|norm| parameter(layer, &format!("{norm}.weight")));

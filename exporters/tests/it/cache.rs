@@ -144,20 +144,27 @@ fn a_directory_with_a_fitting_export_is_used_as_it_is() {
     assert_ne!(ensure(&FP32), checkpoint.path());
 }
 
-/// Its decays are float32 in files of every type.
+/// Decays, and what else a head has of its own, are float32 in files of every type.
 #[test]
-fn an_export_of_a_delta_rule_in_fp16_is_used_as_it_is() {
+fn an_export_of_a_rule_in_fp16_is_used_as_it_is() {
     let cache = tempfile::tempdir().unwrap();
     let fp16 = ExportOptions { dtype: shared::Dtype::Fp16, ..FP32 };
-    let changes = json!({"model_type": "qwen3_5_text", "linear_num_key_heads": 2, "linear_num_value_heads": 2,
+    let delta_rule = json!({"model_type": "qwen3_5_text", "linear_num_key_heads": 2, "linear_num_value_heads": 2,
         "linear_key_head_dim": 8, "linear_value_head_dim": 8});
-    let checkpoint = checkpoint_as(&TestModel::new(&changes, Dtype::F32), &fp16);
-    let manifest = WeightManifest::read(checkpoint.path()).unwrap();
-    let dtype = |part: &str| manifest.tensor(&format!("model.layers.0.linear_attn.{part}")).unwrap().dtype;
-    assert_eq!(["A_log", "dt_bias"].map(dtype), [shared::Dtype::Fp32; 2]);
-    assert_eq!(["conv1d.weight", "in_proj_a.weight"].map(dtype), [shared::Dtype::Fp16; 2]);
-    let model = ModelDir::open(checkpoint.path()).unwrap();
-    assert_eq!(ensure_export_in(cache.path(), &model, &fp16).unwrap(), checkpoint.path());
+    let mamba = json!({"model_type": "granitemoehybrid", "num_local_experts": 0, "shared_intermediate_size": 24,
+        "mamba_n_heads": 4, "mamba_d_state": 6, "layer_types": ["mamba", "attention"]});
+    for (changes, block, exact, rounded) in [
+        (delta_rule, "linear_attn", vec!["A_log", "dt_bias"], ["conv1d.weight", "in_proj_a.weight"]),
+        (mamba, "mamba", vec!["A_log", "dt_bias", "D"], ["conv1d.bias", "in_proj.weight"]),
+    ] {
+        let checkpoint = checkpoint_as(&TestModel::new(&changes, Dtype::F32), &fp16);
+        let manifest = WeightManifest::read(checkpoint.path()).unwrap();
+        let dtype = |part: &str| manifest.tensor(&format!("model.layers.0.{block}.{part}")).unwrap().dtype;
+        assert!(exact.iter().all(|part| dtype(part) == shared::Dtype::Fp32), "{block}");
+        assert!(rounded.iter().all(|part| dtype(part) == shared::Dtype::Fp16), "{block}");
+        let model = ModelDir::open(checkpoint.path()).unwrap();
+        assert_eq!(ensure_export_in(cache.path(), &model, &fp16).unwrap(), checkpoint.path());
+    }
 }
 
 #[test]

@@ -312,6 +312,13 @@ fn lfm3() -> Value {
         "layer_types": ["conv", "full_attention", "sliding_attention"]})
 }
 
+/// Two layers of Mamba-2 with two groups of heads, and one with attention.
+fn granite_h() -> Value {
+    json!({"model_type": "granitemoehybrid", "num_hidden_layers": 3, "num_local_experts": 0,
+        "shared_intermediate_size": 24, "mamba_n_heads": 4, "mamba_n_groups": 2, "mamba_d_state": 6,
+        "mamba_proj_bias": true, "position_embedding_type": "rope", "layer_types": ["mamba", "mamba", "attention"]})
+}
+
 /// As [`exported`], of a family with states.
 fn with_states(changes: &Value, options: &ExportOptions) -> GraphProto {
     let dir = tempfile::tempdir().unwrap();
@@ -365,6 +372,36 @@ fn a_delta_rule_has_a_window_of_all_its_inputs_and_a_matrix_for_each_value_head(
     assert!(gates.contains(&"layers.2.gate.sigmoid") && !gates.contains(&"layers.0.gate.sigmoid"), "{gates:?}");
     let norms = nodes(&graph, "GatedRMSNorm").into_iter().map(|node| node.input[1].as_str());
     assert!(norms.into_iter().all(|gamma| gamma.ends_with("linear_attn.norm.weight")), "nothing is added to it");
+}
+
+#[test]
+fn a_state_space_is_read_as_it_is_written_and_normed_by_group_behind_its_gate() {
+    let graph = with_states(&granite_h(), &ExportOptions::default());
+    let states: Vec<String> = graph.input.iter().map(described).filter(|text| text.contains("state")).collect();
+    assert_eq!(
+        states,
+        [
+            "past_key_values.0.conv_state: Float [batch, 3, 56]",
+            "past_key_values.0.recurrent_state: Float [batch, 4, 6, 8]",
+            "past_key_values.1.conv_state: Float [batch, 3, 56]",
+            "past_key_values.1.recurrent_state: Float [batch, 4, 6, 8]",
+        ]
+    );
+    let rules = nodes(&graph, "LinearAttention");
+    assert_eq!(rules.len(), 2);
+    for rule in rules {
+        assert_eq!((attribute(rule, "q_num_heads"), attribute(rule, "kv_num_heads")), (2, 4));
+        let scale = rule.attribute.iter().find(|a| a.name == "scale").unwrap();
+        assert_eq!(scale.f, Some(1.0), "the operator's own factor is another one");
+    }
+    let convolutions = nodes(&graph, "CausalConvWithState");
+    assert!(convolutions.iter().all(|node| node.input[2].ends_with("mamba.conv1d.bias")));
+    let norms: Vec<&str> = nodes(&graph, "SimplifiedLayerNormalization")
+        .into_iter()
+        .filter(|node| node.name.contains("mamba"))
+        .map(|node| node.input[1].as_str())
+        .collect();
+    assert_eq!(norms, ["mamba.groups"; 2], "the weight follows behind the norm of the groups");
 }
 
 #[test]
@@ -430,8 +467,9 @@ fn a_width_of_heads_that_the_attention_does_not_know_is_named() {
 
 #[test]
 fn graphs_with_states_are_well_formed() {
-    for (changes, options) in
-        [lfm2(), lfm3(), qwen3_5(), gemma4()].iter().flat_map(|c| [(c, ExportOptions::default()), (c, FP16)])
+    for (changes, options) in [lfm2(), lfm3(), qwen3_5(), granite_h(), gemma4()]
+        .iter()
+        .flat_map(|c| [(c, ExportOptions::default()), (c, FP16)])
     {
         assert_well_formed(&with_states(changes, &options), &changes.to_string());
     }

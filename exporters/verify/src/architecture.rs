@@ -31,6 +31,19 @@ pub enum Mixer {
         /// Inputs of the convolution.
         kernel: usize,
     },
+    /// A state space of Mamba-2 behind a convolution.
+    Mamba {
+        /// Heads.
+        heads: usize,
+        /// Width of a head.
+        head_dim: usize,
+        /// Groups of heads, which share `B` and `C`.
+        groups: usize,
+        /// Width of a `B` or a `C`.
+        state_dim: usize,
+        /// Inputs of the convolution.
+        kernel: usize,
+    },
 }
 
 /// A layer, and its attention if it has some.

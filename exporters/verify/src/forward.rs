@@ -352,6 +352,7 @@ impl Model {
             Mixer::Attention => self.attention(index, layer, &normed, kept)?,
             Mixer::ShortConv(kernel) => self.short_conv(&format!("{name}.conv"), kernel, &normed)?,
             Mixer::DeltaRule { .. } => self.delta_rule(&format!("{name}.linear_attn"), layer.mixer, &normed)?,
+            Mixer::Mamba { .. } => self.mamba(&format!("{name}.mamba"), layer.mixer, &normed)?,
         };
         let attended =
             normed_if(output_norms, self.named(&["post_attention_layernorm", "post_operator_norm"], &part), attended)?;

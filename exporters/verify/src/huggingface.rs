@@ -307,6 +307,18 @@ impl Config<'_> {
                     kernel: size("linear_conv_kernel_dim", 4),
                 })
             }
+            "granitemoehybrid" => {
+                let mamba = stated.is_none_or(|stated| ["mamba", "linear_attention"].contains(&stated));
+                let heads = size("mamba_n_heads", 128);
+                let inner = size("mamba_expand", 2) * size("hidden_size", 0);
+                mamba.then(|| Mixer::Mamba {
+                    heads,
+                    head_dim: size("mamba_d_head", inner / heads),
+                    groups: size("mamba_n_groups", 1),
+                    state_dim: size("mamba_d_state", 256),
+                    kernel: size("mamba_d_conv", 4),
+                })
+            }
             _ => None,
         }
     }

@@ -79,6 +79,61 @@ impl Model {
     }
 }
 
+impl Model {
+    /// The matrix of each head decays, takes in the token with `B`, and gives what `C` finds there. The results of a
+    /// group are gated, and then normed together.
+    pub(crate) fn mamba(&self, name: &str, mixer: Mixer, x: &Array2<f32>) -> Result<Array2<f32>, VerifyError> {
+        let Mixer::Mamba { heads, head_dim, groups, state_dim, kernel } = mixer else {
+            unreachable!("a layer of Mamba-2")
+        };
+        let all = self.linear(&format!("{name}.in_proj"), x)?;
+        let (inner, of_groups) = (heads * head_dim, groups * state_dim);
+        let channels = inner + 2 * of_groups;
+        if groups == 0 || !heads.is_multiple_of(groups) || all.ncols() != inner + channels + heads {
+            return Err(VerifyError::Differs(format!("{name} has a projection of another width than its heads")));
+        }
+        let columns =
+            |begin: usize, width: usize| all.slice_axis(Axis(1), Slice::from(begin..begin + width)).to_owned();
+        let (gate, steps) = (columns(0, inner), columns(inner + channels, heads));
+        let mixed = self.convolved(&format!("{name}.conv1d"), kernel, &columns(inner, channels))?.mapv(silu);
+        let bias = self.vector(&format!("{name}.dt_bias"), heads)?;
+        let factor = self.vector(&format!("{name}.A_log"), heads)?.mapv(f32::exp);
+        let skip = self.vector(&format!("{name}.D"), heads)?;
+        let gamma = self.vector(&format!("{name}.norm.weight"), inner)?;
+        let mut out = Array2::zeros((x.nrows(), inner));
+        for head in 0..heads {
+            let mut state = Array2::<f32>::zeros((state_dim, head_dim));
+            let of_group = head * groups / heads * state_dim;
+            for (token, row) in mixed.rows().into_iter().enumerate() {
+                let part =
+                    |begin: usize, width: usize| row.slice_axis(Axis(0), Slice::from(begin..begin + width)).to_owned();
+                let x = part(head * head_dim, head_dim);
+                let write = part(inner + of_group, state_dim);
+                let read = part(inner + of_groups + of_group, state_dim);
+                let step = softplus(steps[(token, head)] + bias[head]);
+                state *= (-factor[head] * step).exp();
+                let written = &x * step;
+                for (entry, mut of_write) in write.iter().zip(state.rows_mut()) {
+                    of_write.scaled_add(*entry, &written);
+                }
+                let result = state.t().dot(&read) + &x * skip[head];
+                for (entry, value) in result.iter().enumerate() {
+                    let column = head * head_dim + entry;
+                    out[(token, column)] = value * silu(gate[(token, column)]);
+                }
+            }
+        }
+        for mut row in out.rows_mut() {
+            for mut group in row.axis_chunks_iter_mut(Axis(0), inner / groups) {
+                let mean = group.iter().map(|&v| f64::from(v) * f64::from(v)).sum::<f64>() / group.len() as f64;
+                group *= (mean + self.architecture().epsilon).sqrt().recip() as f32;
+            }
+            row *= &gamma;
+        }
+        self.linear(&format!("{name}.out_proj"), &out)
+    }
+}
+
 fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + (-x).exp())
 }

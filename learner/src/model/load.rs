@@ -92,7 +92,7 @@ pub fn load_scorer(model: &ModelDir, options: LoadOptions) -> Result<Scorer, Lea
 
 /// A model with random weights, as transformers initialises them: matrices from a normal distribution with standard
 /// deviation `initializer_range` of `config.json`, norms so that they multiply with 1, biases 0, decays of a
-/// delta rule from their usual range. They depend on the seed alone.
+/// delta rule from their usual range, those of Mamba-2 the numbers of their heads. They depend on the seed alone.
 ///
 /// # Errors
 /// When `config.json` cannot be read.
@@ -117,6 +117,8 @@ pub fn initialise(model: &ModelDir, seed: u64, options: LoadOptions) -> Result<D
         } else if is_of_rule("A_log") {
             let [low, high] = DECAYS;
             (0..elements).map(|_| (low + (high - low) * stream.next_f64()).ln() as f32).collect()
+        } else if wanted.ends_with("mamba.A_log") {
+            (1..=elements).map(|head| (head as f64).ln() as f32).collect()
         } else if is_of_rule("dt_bias") || is_of_rule("norm.weight") {
             vec![1.0; elements]
         } else if shape.len() == 1 {

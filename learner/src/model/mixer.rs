@@ -7,7 +7,7 @@ use super::{
     attention::{Attention, AttentionTape, SharedKeys},
     parameters::Gradients,
     rope::Rotations,
-    state::{DeltaBlock, DeltaTape, ShortConvBlock, ShortConvTape},
+    state::{DeltaBlock, DeltaTape, MambaBlock, MambaTape, ShortConvBlock, ShortConvTape},
     weights::Weights,
 };
 use crate::batch::Tree;
@@ -25,6 +25,7 @@ pub(super) enum Mixer {
     Attention(Attention),
     ShortConv(ShortConvBlock),
     DeltaRule(DeltaBlock),
+    Mamba(MambaBlock),
 }
 
 /// The part of a forward pass that [`Mixer::backward`] needs.
@@ -33,6 +34,7 @@ pub(super) enum MixerTape {
     Attention(AttentionTape),
     ShortConv(ShortConvTape),
     DeltaRule(DeltaTape),
+    Mamba(MambaTape),
 }
 
 impl Mixer {
@@ -42,6 +44,7 @@ impl Mixer {
             LayerKind::Attention(kind) => Self::Attention(Attention::new(config, weights, layer, kind)),
             LayerKind::ShortConv(_) => Self::ShortConv(ShortConvBlock::new(config, weights, layer)),
             LayerKind::DeltaRule(rule) => Self::DeltaRule(DeltaBlock::new(config, weights, layer, rule)),
+            LayerKind::Mamba(mamba) => Self::Mamba(MambaBlock::new(config, weights, layer, mamba)),
         }
     }
 
@@ -65,6 +68,10 @@ impl Mixer {
             Self::DeltaRule(block) => {
                 let (sum, tape) = block.forward_onto(onto, x_TH, pass.trees);
                 (sum, MixerTape::DeltaRule(tape))
+            }
+            Self::Mamba(block) => {
+                let (sum, tape) = block.forward_onto(onto, x_TH, pass.trees);
+                (sum, MixerTape::Mamba(tape))
             }
         }
     }
@@ -92,6 +99,7 @@ impl Mixer {
             (Self::DeltaRule(block), MixerTape::DeltaRule(tape)) => {
                 block.backward(x_TH, tape, dy_TH, pass.trees, gradients)
             }
+            (Self::Mamba(block), MixerTape::Mamba(tape)) => block.backward(x_TH, tape, dy_TH, pass.trees, gradients),
             _ => unreachable!("a layer gets its own tape"),
         }
     }

@@ -1,5 +1,7 @@
 //! The formats of weights, keys and values, and the rounding to them.
 
+use half::f16;
+
 /// Bytes in a word: four steps of the depth.
 pub(crate) const QUAD: usize = 4;
 
@@ -8,6 +10,18 @@ pub(crate) const PAIR: usize = 2;
 
 /// Steps that tile registers take at once: pairs and quads are filled up with zeros to whole tiles.
 pub(super) const TILE_STEPS: usize = 16;
+
+/// Steps of the depth that have a scale together in [`Format::Int4`].
+pub const BLOCK: usize = 32;
+
+/// Words of a block of [`Format::Int4`] on the left side: its quads, and the number with which its sums begin.
+pub(super) const BLOCK_STEPS: usize = BLOCK / QUAD + 1;
+
+/// Words of a block of [`Format::Int4`] in a column, without its scale: two quads each.
+pub(super) const BLOCK_WORDS: usize = BLOCK / (2 * QUAD);
+
+/// What four bits have more than the number of steps that they stand for.
+pub(super) const NIBBLE_OFFSET: i32 = 8;
 
 /// Element type of packed weights.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -18,6 +32,11 @@ pub enum Format {
     /// Signed bytes with a scale per column, in quads of four steps of the depth: `panel[k / 4][column][k % 4]`. The
     /// input is rounded to bytes row by row, so a row still depends on itself alone.
     Int8,
+    /// Four bits, with a scale in fp16 for each [`BLOCK`] steps of a column, as GGUF's Q4_0 rounds them: the number of
+    /// the largest size is -8 steps. A word has eight steps of the depth, the first quad of them in the low halves of
+    /// its bytes: `panel[k / 8][column][k % 4]`. The scales of a block's columns follow its words. The input is rounded
+    /// as for [`Format::Int8`]. Sums are exact within a block, and one chain of fused multiply-adds over the blocks.
+    Int4,
     /// bf16, in pairs of two steps of the depth: `panel[k / 2][column][k % 2]`. The input is rounded to bf16, sums are
     /// fp32 in the order of AMX. Numbers below the smallest normal one count as 0, also among the sums of AMX.
     Bf16,
@@ -33,21 +52,23 @@ pub enum Format {
 }
 
 impl Format {
-    /// Steps that tile registers take at once, with zeros to fill up the last of them.
+    /// Steps that tile registers take at once, or that have a scale together, with zeros to fill up the last of them.
     pub(super) fn round(self) -> usize {
         match self {
             Self::Bf16x3 => 2 * TILE_STEPS,
+            Self::Int4 => BLOCK_STEPS,
             _ => TILE_STEPS,
         }
     }
 
-    /// Elements in a word of four bytes.
-    #[must_use]
-    pub fn per_word(self) -> usize {
+    /// Words of the left side for one row, or of the right side for one column: floats, pairs or quads.
+    pub(super) fn steps(self, depth: usize) -> usize {
         match self {
-            Self::Fp32 | Self::Bf16x3 => 1,
-            Self::Bf16 | Self::Bf16Dot => 2,
-            Self::Int8 => QUAD,
+            Self::Fp32 => depth,
+            Self::Int8 => depth.div_ceil(QUAD).next_multiple_of(TILE_STEPS),
+            Self::Int4 => depth.div_ceil(BLOCK) * BLOCK_STEPS,
+            Self::Bf16 | Self::Bf16Dot => depth.div_ceil(PAIR).next_multiple_of(TILE_STEPS),
+            Self::Bf16x3 => depth.next_multiple_of(2 * TILE_STEPS),
         }
     }
 }
@@ -147,9 +168,38 @@ pub(super) fn to_row_of_bytes(values: &[f32], to: &mut [i8]) -> f32 {
     largest / BYTE_MAX
 }
 
+/// Rounds a block to four bits, as `quantize_row_q4_0_ref` of ggml does: steps are counted with the scale in fp32, and
+/// the scale is kept in fp16. Where that is 0, all steps are. A NaN is the largest of all and so stays visible: it
+/// becomes the scale.
+#[inline(always)]
+pub(super) fn to_nibbles(values: &[f32; BLOCK]) -> (f16, [u8; BLOCK]) {
+    let size = |x: f32| x.to_bits() & (u32::MAX >> 1);
+    let largest = values.iter().fold(0.0, |largest, &x| if size(x) > size(largest) { x } else { largest });
+    let exact = largest / -(NIBBLE_OFFSET as f32);
+    let scale = f16::from_f32(exact);
+    // One zero for both.
+    let (scale, inverse) = if scale == f16::ZERO { (f16::ZERO, 0.0) } else { (scale, 1.0 / exact) };
+    (scale, values.map(|x| ((x * inverse + (NIBBLE_OFFSET as f32 + 0.5)) as u8).min(15)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn four_bits_give_the_largest_number_minus_eight_steps_and_the_others_the_nearest() {
+        let block = |first: &[f32]| std::array::from_fn(|i| first.get(i).copied().unwrap_or(0.0));
+        for sign in [1.0, -1.0] {
+            let (scale, nibbles) = to_nibbles(&block(&[8.0, -8.0, 1.0, 0.4, 0.6, -0.6].map(|x| x * sign)));
+            assert_eq!((scale, &nibbles[..7]), (f16::from_f32(-sign), &[0, 15, 7, 8, 7, 9, 8][..]));
+        }
+        assert_eq!(to_nibbles(&block(&[])), (f16::ZERO, [8; BLOCK]));
+        let (scale, nibbles) = to_nibbles(&block(&[1e-8, 1e-8]));
+        assert!(scale == f16::ZERO && nibbles == [8; BLOCK], "{scale} stands for no steps");
+        for odd in [f32::NAN, -f32::NAN, f32::INFINITY, 1e6] {
+            assert!(!to_nibbles(&block(&[1.0, odd])).0.is_finite(), "{odd}");
+        }
+    }
 
     #[test]
     fn bytes_are_within_half_a_step() {

@@ -145,7 +145,7 @@ mod tests {
 
     #[test]
     fn both_limits_are_those_of_a_machine() {
-        for format in [Format::Fp32, Format::Int8, Format::Bf16, Format::Bf16Dot, Format::Bf16x3] {
+        for format in [Format::Fp32, Format::Int8, Format::Int4, Format::Bf16, Format::Bf16Dot, Format::Bf16x3] {
             let limits = Limits::measure(1, format).unwrap();
             // No core does less than 10^8 or more than 10^14 operations, nor reads less than 10^8 or more than 10^13
             // bytes.

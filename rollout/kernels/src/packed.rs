@@ -7,12 +7,18 @@
 use std::cell::RefCell;
 
 use super::{
-    element::{BYTE_MAX, Format, QUAD, TILE_STEPS, largest, nearest, small_half, to_bf16, to_bytes},
+    element::{
+        BLOCK, BLOCK_WORDS, BYTE_MAX, Format, QUAD, TILE_STEPS, largest, nearest, small_half, to_bf16, to_bytes,
+        to_nibbles,
+    },
     parallel::{Claims, Shared},
     simd::{LANES, MAX_BYTE_PRODUCTS},
     thread_pool::ThreadPool,
     tile::PANEL,
 };
+
+/// Words of a block of [`Format::Int4`] in a panel: those of its columns, and a scale of two bytes for each.
+pub(super) const NIBBLE_PANEL: usize = BLOCK_WORDS * PANEL + PANEL / 2;
 
 /// How several weights become the columns of one product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,15 +85,15 @@ impl PackedShape {
 
     /// Words of four bytes in one panel.
     pub(super) fn panel_len(&self) -> usize {
-        self.steps() * PANEL
+        match self.format {
+            Format::Int4 => self.depth.div_ceil(BLOCK) * NIBBLE_PANEL,
+            _ => self.steps() * PANEL,
+        }
     }
 
-    /// Steps of the innermost loop: a float, a pair or a quad, for each column.
+    /// Words of a row of the left side: a float, a pair or a quad for each step of the innermost loop.
     pub(super) fn steps(&self) -> usize {
-        match self.format {
-            Format::Fp32 => self.depth,
-            _ => self.depth.div_ceil(self.format.per_word()).next_multiple_of(self.format.round()),
-        }
+        self.format.steps(self.depth)
     }
 
     /// Words of four bytes in all panels.
@@ -168,6 +174,7 @@ impl PackedShape {
                             round_column(row, lane, bytemuck::cast_slice_mut(out), to_bf16);
                         }
                         Format::Bf16x3 => split_column(row, lane, out),
+                        Format::Int4 => nibble_column(row, lane, out),
                         Format::Int8 => {
                             let (scale, sum) = quantize_column(row, lane, bytemuck::cast_slice_mut(out));
                             // SAFETY: the columns of a panel are this task's.
@@ -215,6 +222,21 @@ fn round_column(row: &[f32], lane: usize, out: &mut [u16], round: fn(f32) -> u16
         for (i, half) in place[..2].iter_mut().enumerate() {
             *half = row.get(step * 2 + i).map_or(0, |&x| round(x));
         }
+    }
+}
+
+/// Makes numbers of four bits of a column, block by block, each with its scale.
+fn nibble_column(row: &[f32], lane: usize, out: &mut [f32]) {
+    for (block, place) in out.chunks_mut(NIBBLE_PANEL).enumerate() {
+        let row = row.get(block * BLOCK..).unwrap_or_default();
+        let values = std::array::from_fn(|i| row.get(i).copied().unwrap_or(0.0));
+        let (scale, nibbles) = to_nibbles(&values);
+        let (words, scales) = place.split_at_mut(BLOCK_WORDS * PANEL);
+        let (eights, _) = nibbles.as_chunks::<{ 2 * QUAD }>();
+        for (word, steps) in words[lane..].iter_mut().step_by(PANEL).zip(eights) {
+            *word = bytemuck::cast::<[u8; QUAD], f32>(std::array::from_fn(|i| steps[i] | steps[QUAD + i] << 4));
+        }
+        bytemuck::cast_slice_mut::<f32, u16>(scales)[lane] = scale.to_bits();
     }
 }
 

@@ -4,11 +4,16 @@
 //! Every format but fp32 forgets most of a number when it is packed. What it keeps can be stored or sent in place of
 //! the number: for [`Format::Bf16`](super::element::Format::Bf16) and
 //! [`Format::Bf16Dot`](super::element::Format::Bf16Dot) sixteen bits, for
-//! [`Format::Int8`](super::element::Format::Int8) a byte and the largest magnitude of each row. For
+//! [`Format::Int8`](super::element::Format::Int8) a byte and the largest magnitude of each row, for
+//! [`Format::Int4`](super::element::Format::Int4) half a byte and a scale for each block of a row. For
 //! [`Format::Bf16x3`](super::element::Format::Bf16x3) there are no fewer than 32 bits, but of most numbers the last six
 //! are zeros then.
 
-use super::element::{BYTE_MAX, from_bf16, largest, small_half, to_bf16, to_bytes, to_row_of_bytes};
+use half::f16;
+
+use super::element::{
+    BLOCK, BYTE_MAX, NIBBLE_OFFSET, from_bf16, largest, small_half, to_bf16, to_bytes, to_nibbles, to_row_of_bytes,
+};
 
 /// Rounds numbers to bf16.
 ///
@@ -70,6 +75,44 @@ pub fn from_bytes_of_row(largest: f32, bytes: &[i8], row: &mut [f32]) {
     }
 }
 
+/// Bytes of a block of four bits without its scale.
+pub const BLOCK_BYTES: usize = BLOCK / 2;
+
+/// Rounds a row to four bits: a scale in fp16 and [`BLOCK_BYTES`] for each [`BLOCK`] numbers, the last of which are
+/// filled up with zeros. The first half of a block is in the low halves of its bytes. `None` where four bits cannot
+/// stand for the row: where a scale is not finite.
+///
+/// # Panics
+/// When there are not as many scales and bytes as the row has blocks.
+pub fn to_nibbles_of_row(row: &[f32], scales: &mut [u16], bytes: &mut [u8]) -> Option<()> {
+    let (bytes, rest) = bytes.as_chunks_mut::<BLOCK_BYTES>();
+    let blocks = row.len().div_ceil(BLOCK);
+    assert!(bytes.len() == blocks && scales.len() == blocks && rest.is_empty(), "a scale and some bytes for a block");
+    for ((row, scale), bytes) in row.chunks(BLOCK).zip(scales).zip(bytes) {
+        let (found, nibbles) = to_nibbles(&std::array::from_fn(|i| row.get(i).copied().unwrap_or(0.0)));
+        *scale = found.is_finite().then(|| found.to_bits())?;
+        *bytes = std::array::from_fn(|i| nibbles[i] | nibbles[BLOCK_BYTES + i] << 4);
+    }
+    Some(())
+}
+
+/// Numbers that are rounded to these bytes with these scales ([`to_nibbles_of_row`]).
+///
+/// # Panics
+/// When there are not as many scales and bytes as the row has blocks.
+pub fn from_nibbles_of_row(scales: &[u16], bytes: &[u8], row: &mut [f32]) {
+    let (bytes, rest) = bytes.as_chunks::<BLOCK_BYTES>();
+    let blocks = row.len().div_ceil(BLOCK);
+    assert!(bytes.len() == blocks && scales.len() == blocks && rest.is_empty(), "a scale and some bytes for a block");
+    for ((row, &scale), bytes) in row.chunks_mut(BLOCK).zip(scales).zip(bytes) {
+        let scale = f16::from_bits(scale).to_f32();
+        let halves = bytes.iter().map(|byte| byte & 0xf).chain(bytes.iter().map(|byte| byte >> 4));
+        for (x, nibble) in row.iter_mut().zip(halves) {
+            *x = (i32::from(nibble) - NIBBLE_OFFSET) as f32 * scale;
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -114,6 +157,14 @@ mod tests {
                     assert_eq!(again, bytes);
                 }
             }
+            Format::Int4 => {
+                for (row, back) in rows.chunks(DEPTH).zip(back.chunks_mut(DEPTH)) {
+                    let (mut scales, mut bytes) =
+                        ([0; DEPTH.div_ceil(BLOCK)], [0; DEPTH.div_ceil(BLOCK) * BLOCK_BYTES]);
+                    to_nibbles_of_row(row, &mut scales, &mut bytes)?;
+                    from_nibbles_of_row(&scales, &bytes, back);
+                }
+            }
         }
         Some(back)
     }
@@ -141,7 +192,7 @@ mod tests {
             ],
         ) {
             let rows: Vec<f32> = rows.iter().map(|x| x * size).collect();
-            for format in [Format::Fp32, Format::Bf16, Format::Bf16Dot, Format::Bf16x3, Format::Int8] {
+            for format in [Format::Fp32, Format::Bf16, Format::Bf16Dot, Format::Bf16x3, Format::Int8, Format::Int4] {
                 if let Some(back) = through(&rows, format) {
                     prop_assert!(packed(&back, format) == packed(&rows, format), "{format:?}");
                     let twice = through(&back, format).expect("what came back can go again");
@@ -159,6 +210,15 @@ mod tests {
         assert_eq!(to_bytes_of_row(&[0.0, -0.0, 0.0], &mut bytes), Some(0.0));
         for odd in [f32::NAN, f32::INFINITY, 1e-38] {
             assert_eq!(to_bytes_of_row(&[0.0, odd, 0.0], &mut bytes), None, "{odd}");
+        }
+    }
+
+    #[test]
+    fn a_row_with_what_is_no_number_does_not_become_four_bits() {
+        let (mut scales, mut bytes) = ([0; 2], [0; 2 * BLOCK_BYTES]);
+        for (last, kept) in [(0.5, true), (0.0, true), (f32::NAN, false), (1e7, false)] {
+            let row: Vec<f32> = (0..DEPTH).map(|i| if i + 1 == DEPTH { last } else { 0.25 }).collect();
+            assert_eq!(to_nibbles_of_row(&row, &mut scales, &mut bytes).is_some(), kept, "{last}");
         }
     }
 

@@ -2,7 +2,13 @@
 
 use std::ops::Range;
 
-use rollout_kernels::rounded::{from_bytes_of_row, from_halves, shortened, to_bytes_of_row, to_halves};
+use rollout_kernels::{
+    element::BLOCK as STEPS,
+    rounded::{
+        BLOCK_BYTES, from_bytes_of_row, from_halves, from_nibbles_of_row, shortened, to_bytes_of_row, to_halves,
+        to_nibbles_of_row,
+    },
+};
 use serde::{Deserialize, Serialize};
 use shared::{BaseFormat, PerLayerInput, TensorEntry, config::RolloutDtype};
 
@@ -21,6 +27,8 @@ pub enum Form {
     Halves,
     /// Bytes, behind the largest magnitudes of their rows.
     Bytes,
+    /// Halves of bytes, behind the scales of their blocks.
+    Nibbles,
 }
 
 /// Whether a tensor is used as the weight of a linear layer only. A head that is tied to the embedding has no tensor of
@@ -40,6 +48,9 @@ impl Form {
             RolloutDtype::Bf16x3 => Self::Short,
             RolloutDtype::Bf16 | RolloutDtype::Bf16Dot => Self::Halves,
             RolloutDtype::Int8 => Self::Bytes,
+            // The head has bytes, as in the sampler.
+            RolloutDtype::Int4 if name.starts_with("model.layers.") => Self::Nibbles,
+            RolloutDtype::Int4 => Self::Bytes,
         }
     }
 
@@ -50,6 +61,10 @@ impl Form {
             Self::Whole | Self::Short => ((4, rows * depth), None),
             Self::Halves => ((2, rows * depth), None),
             Self::Bytes => ((4, rows), Some((1, rows * depth))),
+            Self::Nibbles => {
+                let blocks = rows * depth.div_ceil(STEPS);
+                ((2, blocks), Some((1, blocks * BLOCK_BYTES)))
+            }
         };
         [first].into_iter().chain(second)
     }
@@ -78,6 +93,17 @@ impl Form {
                 }
                 Some(rounded)
             }
+            Self::Nibbles => {
+                let blocks = depth.div_ceil(STEPS);
+                let all = values.len() / depth * blocks;
+                let (mut scales, mut bytes) = (vec![0; all], vec![0; all * BLOCK_BYTES]);
+                let rows =
+                    values.chunks(depth).zip(scales.chunks_mut(blocks)).zip(bytes.chunks_mut(blocks * BLOCK_BYTES));
+                for ((row, scales), bytes) in rows {
+                    to_nibbles_of_row(row, scales, bytes)?;
+                }
+                Some([bytemuck::cast_slice(&scales), &*bytes].concat())
+            }
         }
     }
 
@@ -94,6 +120,15 @@ impl Form {
                 let rows = values.chunks_mut(depth).zip(bytes.chunks(depth)).zip(largest.as_chunks().0);
                 for ((row, bytes), &largest) in rows {
                     from_bytes_of_row(f32::from_le_bytes(largest), bytemuck::cast_slice(bytes), row);
+                }
+            }
+            Self::Nibbles => {
+                let blocks = depth.div_ceil(STEPS);
+                let (scales, bytes) = rounded.split_at(values.len() / depth * blocks * size_of::<u16>());
+                let scales: Vec<u16> = scales.as_chunks().0.iter().map(|&scale| u16::from_le_bytes(scale)).collect();
+                let rows = values.chunks_mut(depth).zip(scales.chunks(blocks)).zip(bytes.chunks(blocks * BLOCK_BYTES));
+                for ((row, scales), bytes) in rows {
+                    from_nibbles_of_row(scales, bytes, row);
                 }
             }
         }
@@ -186,7 +221,14 @@ mod tests {
     #[test]
     fn every_form_has_the_bytes_that_its_runs_say_and_comes_back() {
         let values: Vec<f32> = (0..6 * 40).map(|i| (i as f32 - 117.3) * 0.01).collect();
-        for (form, bytes) in [(Form::Whole, 960), (Form::Short, 960), (Form::Halves, 480), (Form::Bytes, 240 + 24)] {
+        // Rows of 40 are two blocks, the second of which is filled up.
+        for (form, bytes) in [
+            (Form::Whole, 960),
+            (Form::Short, 960),
+            (Form::Halves, 480),
+            (Form::Bytes, 240 + 24),
+            (Form::Nibbles, 12 * 16 + 24),
+        ] {
             let rounded = form.round(&values, 40).unwrap();
             assert_eq!(rounded.len(), bytes, "{form:?}");
             assert_eq!(form.runs(6, 40).map(|(width, count)| width * count).sum::<usize>(), bytes, "{form:?}");
@@ -208,6 +250,9 @@ mod tests {
         for name in ["model.layers.0.mlp.down_proj.weight", "model.layers.11.self_attn.q_proj.weight", "lm_head.weight"]
         {
             assert_eq!(of(name), Form::Bytes, "{name}");
+            let shape = [4, 8];
+            let in_four_bits = Form::of(name, &shape, RolloutDtype::Int4);
+            assert_eq!(in_four_bits == Form::Bytes, name == "lm_head.weight", "{name}: {in_four_bits:?}");
         }
         for name in ["model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.bias", "model.norm.weight", "cos"] {
             assert_eq!(of(name), Form::Whole, "{name}");

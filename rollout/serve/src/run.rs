@@ -18,7 +18,7 @@ use shared::config::TrainConfig;
 use tokio::sync::Notify;
 
 use crate::{
-    agent::{Agents, Program, Samples, Server},
+    agent::{Agents, Policy, Program, Samples, Server, Starter, Verifiers},
     answer::TokenNames,
     desk,
     metrics::Metrics,
@@ -63,11 +63,11 @@ impl GeneratorFactory for AgentFactory {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("no port for agents on 127.0.0.1")?;
         let url = format!("http://{}", listener.local_addr()?);
         let timeout = Duration::from_secs_f64(config.agent_timeout);
-        let program = Program::new(command, &config.reward_host(), url.clone(), timeout);
-        let program = Arc::new(program.map_err(|problem| anyhow!("`agent`: {problem}"))?);
+        let starter = starter(config, command, &url).map_err(|problem| anyhow!("`agent`: {problem}"))?;
         let metrics = Arc::new(Metrics::default());
         let (service, desk) = desk::open(MOST_REQUESTS * most, Arc::clone(&metrics));
-        let samples = Arc::new(Samples::new(dialogue));
+        let samples = Samples::new(dialogue);
+        let samples = Arc::new(if config.verifiers().is_some() { samples.without_sessions() } else { samples });
         let app = App {
             models: Models::of_any_name(NAME),
             names: Arc::new(TokenNames::new(&tokenizer)),
@@ -93,6 +93,19 @@ impl GeneratorFactory for AgentFactory {
         let thread = thread::Builder::new().name("http".into()).spawn(serve).context("cannot start the server")?;
         tracing::info!("agents ask at {url}");
         let server = Server { over, thread: Some(thread) };
-        Ok(Some(Box::new(Agents::new(engine, (desk, samples, server), program, most))))
+        Ok(Some(Box::new(Agents::new(engine, (desk, samples, server), starter, most))))
     }
+}
+
+/// What begins the agents that `command` names, which ask the policy at `url`.
+fn starter(config: &TrainConfig, command: &str, url: &str) -> Result<Box<dyn Starter>, String> {
+    let timeout = Duration::from_secs_f64(config.agent_timeout);
+    let Some(host) = config.verifiers() else {
+        let program = Program::new(command, &config.reward_host(), url.to_owned(), timeout)?;
+        return Ok(Box::new(Arc::new(program)));
+    };
+    let base_url = format!("{url}/v1");
+    let policy = Policy { base_url, temperature: config.temperature, top_p: config.top_p };
+    let server = Verifiers::meet(host, policy, timeout);
+    Ok(Box::new(server.map_err(|problem| format!("{problem}; start it before the run"))?))
 }

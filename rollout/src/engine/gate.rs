@@ -321,6 +321,7 @@ impl Rounding {
         let packed = class.kernels == Kernels::Packed;
         let weights = match class.rollout_dtype {
             RolloutDtype::Int8 if packed => Format::Int8,
+            RolloutDtype::Int4 if packed => Format::Int4,
             RolloutDtype::Bf16 if packed => Format::Bf16,
             RolloutDtype::Bf16Dot if packed => Format::Bf16Dot,
             RolloutDtype::Bf16x3 if packed => Format::Bf16x3,
@@ -336,14 +337,15 @@ impl Rounding {
 
     /// The largest [`distance_of`] log-probs from a learner that computes in `learner`: several times what was found
     /// between honest sides, on trained and on random models (fp32 8e-7, bf16x3 9e-6, fp16 5e-4, bf16 5e-3, int8 2e-2,
-    /// keys and values in int8 3e-2, a learner in bf16 8e-3). A version that has nothing to do with its canaries is
-    /// 0.15 away and more.
+    /// int4 0.2, keys and values in int8 3e-2, a learner in bf16 8e-3). A version that has nothing to do with its
+    /// canaries is 0.15 away and more. So int4 counts only where versions come rounded; others are scored in bytes.
     fn tolerance(self, learner: Dtype) -> f64 {
         let weights = match (self.weights, self.stored) {
             (Format::Fp32, Dtype::Fp32) | (Format::Bf16x3, _) => 1e-3,
             (Format::Fp32, Dtype::Fp16 | Dtype::Bf16) => 0.02,
             (Format::Bf16 | Format::Bf16Dot, _) => 0.05,
             (Format::Int8, _) => 0.15,
+            (Format::Int4, _) => 0.5,
         };
         let kv = match self.kv {
             KvFormat::Fp32 => 0.0,

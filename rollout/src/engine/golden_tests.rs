@@ -231,12 +231,15 @@ fn golden_models_give_the_same_logits_on_both_kernels() {
 }
 
 /// Shapes that no figures have: rotary positions that attention turns by itself, of whole heads and of a part of each;
-/// long and short convolutions, with biases; values that are wider and narrower than keys, and share them.
+/// long and short convolutions, with biases; values that are wider and narrower than keys, and share them; groups of
+/// heads, and no attention at all.
 fn shapes_with_states() -> Vec<Value> {
     let sizes = json!({"hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 4, "num_attention_heads": 4,
         "num_key_value_heads": 2, "vocab_size": 64, "max_position_embeddings": 512});
     let lfm2 = json!({"model_type": "lfm2", "block_auto_adjust_ff_dim": false, "full_attn_idxs": [1, 3]});
     let qwen3_5 = json!({"model_type": "qwen3_5_text", "linear_num_key_heads": 2, "linear_key_head_dim": 8});
+    let granite = json!({"model_type": "granitemoehybrid", "num_local_experts": 0, "shared_intermediate_size": 40,
+        "residual_multiplier": 0.7, "head_dim": 16});
     let with = |family: &Value, changes: Value| {
         let mut config = sizes.as_object().expect("an object").clone();
         config.extend(family.as_object().expect("an object").clone());
@@ -252,6 +255,16 @@ fn shapes_with_states() -> Vec<Value> {
             json!({"head_dim": 16, "partial_rotary_factor": 1.0, "linear_num_value_heads": 2,
                 "linear_value_head_dim": 5, "full_attention_interval": 2, "linear_conv_kernel_dim": 2}),
         ),
+        with(
+            &granite,
+            json!({"mamba_n_heads": 6, "mamba_n_groups": 2, "mamba_d_state": 20, "mamba_proj_bias": true,
+                "layer_types": ["mamba", "attention", "mamba", "mamba"], "position_embedding_type": "rope"}),
+        ),
+        with(
+            &granite,
+            json!({"mamba_n_heads": 12, "mamba_n_groups": 4, "mamba_d_state": 5, "mamba_conv_bias": false,
+                "mamba_d_conv": 2, "layer_types": ["mamba", "mamba", "mamba", "mamba"]}),
+        ),
     ]
 }
 
@@ -263,7 +276,7 @@ fn write_model(dir: &Path, config: &Value) -> ModelDir {
         let seed = name.bytes().fold(0_u64, |sum, byte| sum.wrapping_mul(31) + u64::from(byte));
         let mut stream = Stream::new(&[seed]);
         let middle = match name.as_str() {
-            of_rule if of_rule.ends_with("linear_attn.norm.weight") => 1.0,
+            of_rule if of_rule.ends_with("linear_attn.norm.weight") || of_rule.ends_with("mamba.D") => 1.0,
             norm if norm.ends_with("norm.weight") => 1.0 - offset,
             _ => 0.0,
         };

@@ -299,7 +299,13 @@ mod tests {
             "linear_num_key_heads": 16, "linear_num_value_heads": 16, "linear_key_head_dim": 128,
             "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "max_position_embeddings": 4096,
             "layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"]}"#;
-        for (text, sequence) in [(lfm2, 2 * (16 << 10)), (qwen, 3 * ((1 << 20) + (72 << 10)))] {
+        let granite = r#"{"model_type": "granitemoehybrid", "hidden_size": 1536, "shared_intermediate_size": 4096,
+            "num_hidden_layers": 3, "num_attention_heads": 12, "num_key_value_heads": 4, "vocab_size": 512,
+            "num_local_experts": 0, "mamba_n_heads": 48, "mamba_d_head": 64, "mamba_d_state": 128,
+            "max_position_embeddings": 4096, "layer_types": ["mamba", "mamba", "attention"]}"#;
+        let of_mamba = (3 << 19) + (39 << 10);
+        for (text, sequence) in [(lfm2, 2 * (16 << 10)), (qwen, 3 * ((1 << 20) + (72 << 10))), (granite, 2 * of_mamba)]
+        {
             let config = ModelConfig::from_json(text).unwrap();
             for kernels in [Kernels::Packed, Kernels::Stock] {
                 let with = |kept_states, max_model_len| {

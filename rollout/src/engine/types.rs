@@ -146,6 +146,7 @@ impl EngineOptions {
         match self.rollout_dtype {
             RolloutDtype::Auto => Format::Fp32,
             RolloutDtype::Int8 => Format::Int8,
+            RolloutDtype::Int4 => Format::Int4,
             RolloutDtype::Bf16 => Format::Bf16,
             RolloutDtype::Bf16Dot => Format::Bf16Dot,
             RolloutDtype::Bf16x3 => Format::Bf16x3,

@@ -121,6 +121,9 @@ fn a_row_of_a_model_with_states_sees_neither_its_neighbours_nor_its_padding() {
         json!({"model_type": "lfm2", "full_attn_idxs": [2], "block_auto_adjust_ff_dim": false}),
         json!({"model_type": "qwen3_5_text", "linear_num_key_heads": 2, "linear_num_value_heads": 4,
             "linear_key_head_dim": 8, "linear_value_head_dim": 16}),
+        json!({"model_type": "granitemoehybrid", "num_local_experts": 0, "shared_intermediate_size": 48,
+            "mamba_n_heads": 4, "mamba_n_groups": 2, "mamba_d_state": 8, "attention_multiplier": 0.3,
+            "layer_types": ["mamba", "mamba", "attention", "mamba"]}),
     ] {
         let mut config = sizes.clone();
         config.as_object_mut().unwrap().extend(family.as_object().unwrap().clone());

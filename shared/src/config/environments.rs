@@ -103,7 +103,16 @@ impl OptionValue for EnvironmentFactory {
 /// What metrics call the reward of an agent.
 pub const AGENT_REWARD: &str = "agent";
 
+/// What an `agent` begins with that is a server of verifiers, and not a command line.
+pub(crate) const VERIFIERS: &str = "verifiers:";
+
 impl TrainConfig {
+    /// The server of verifiers that plays the episodes of the run, as `HOST:PORT`.
+    #[must_use]
+    pub fn verifiers(&self) -> Option<&str> {
+        self.agent.as_deref()?.strip_prefix(VERIFIERS)?.strip_prefix("tcp://")
+    }
+
     /// Whether completions are conversations with tools or an environment.
     #[must_use]
     pub fn has_tools(&self) -> bool {

@@ -22,7 +22,7 @@ mod tests;
 use serde::{Deserialize, Serialize};
 
 pub use experts::Experts;
-pub use layers::{AttentionGate, AttentionKind, DeltaRule, LayerKind, Rotary, ShortConv, StateParts};
+pub use layers::{AttentionGate, AttentionKind, DeltaRule, LayerKind, Mamba, Rotary, ShortConv, StateParts};
 pub use parts::BlockNames;
 pub use per_layer::PerLayerInput;
 pub use rope::{QueryScaling, RopeScaling};
@@ -57,8 +57,8 @@ pub enum Architecture {
     /// `Phi3ForCausalLM` (Phi-3, Phi-3.5 and Phi-4-mini): q, k and v in one tensor, gate and up in another one, rotary
     /// positions of a part of each head, and longrope.
     Phi3,
-    /// `GraniteMoeHybridForCausalLM` without experts and without Mamba layers (Granite 4): multipliers of embeddings,
-    /// residuals and logits, and gate and up in one tensor.
+    /// `GraniteMoeHybridForCausalLM` without experts (Granite 4): Mamba-2 in most layers of the hybrid models,
+    /// multipliers of embeddings, residuals and logits, and gate and up in one tensor.
     GraniteMoeHybrid,
     /// `Qwen3MoeForCausalLM`: Qwen3 with experts in the place of MLPs.
     Qwen3Moe,

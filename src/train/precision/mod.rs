@@ -73,7 +73,7 @@ fn is_native(format: RolloutDtype) -> bool {
     let isa = Isa::detect();
     match format {
         RolloutDtype::Auto => true,
-        RolloutDtype::Int8 => isa.has_byte_products(),
+        RolloutDtype::Int8 | RolloutDtype::Int4 => isa.has_byte_products(),
         RolloutDtype::Bf16 | RolloutDtype::Bf16x3 => isa.has_tiles(),
         RolloutDtype::Bf16Dot => isa.has_pair_products(),
     }

@@ -1,5 +1,5 @@
-//! The same conversation five ways: a tool that is built in, a class in Python as TRL takes it, an agent with the
-//! client of OpenAI, a server of OpenEnv and a server of MCP. Peers are the real packages.
+//! The same conversation six ways: a tool that is built in, a class in Python as TRL takes it, an agent with the client
+//! of OpenAI, a server of OpenEnv, a server of MCP and a server of verifiers. Peers are the real packages.
 
 use std::{
     env, fs,
@@ -112,6 +112,59 @@ def calculate(expression: str) -> str:
 server.run("stdio")
 "#;
 
+/// A taskset of the package `verifiers` with a harness that holds the conversation, and its server.
+const VERIFIERS: &str = r#"
+import json, sys
+import openai
+import verifiers.v1 as vf
+from verifiers.v1.serve import serve_env
+
+__all__ = ["Sums", "Loop"]
+
+PROPERTIES = {"expression": {"type": "string"}}
+FUNCTION = {"name": "calculate", "description": "Computes the exact value of an arithmetic expression.",
+            "parameters": {"type": "object", "properties": PROPERTIES, "required": ["expression"]}}
+
+
+class Sum(vf.Task[vf.TaskData]):
+    @vf.reward
+    async def nothing(self, trace) -> float:
+        return 0.0
+
+
+class Sums(vf.Taskset[Sum]):
+    def load(self):
+        return []
+
+
+class Loop(vf.Harness[vf.HarnessConfig]):
+    EXECUTES_CODE = NEEDS_CONTAINER = False
+
+    async def launch(self, ctx, trace, runtime, endpoint, secret, mcp_urls, data, **more):
+        client = openai.AsyncOpenAI(base_url=endpoint, api_key=secret)
+        messages = [message.model_dump() for message in data.prompt]
+        while True:
+            try:
+                answer = await client.chat.completions.create(model=ctx.model, messages=messages,
+                                                              tools=[{"type": "function", "function": FUNCTION}])
+            except openai.BadRequestError as error:
+                assert "context_length_exceeded" in str(error), error
+                break
+            message = answer.choices[0].message
+            messages.append(message)
+            for call in message.tool_calls or []:
+                value = str(eval(json.loads(call.function.arguments)["expression"], {"__builtins__": {}}))
+                messages.append({"role": "tool", "tool_call_id": call.id, "name": "calculate", "content": value})
+            if not message.tool_calls:
+                break
+        return vf.ProgramResult(exit_code=0, stdout="", stderr="")
+
+
+if __name__ == "__main__":
+    env = {"taskset": {"id": "calculator-v1"}, "agent": {"runtime": {"type": "subprocess"}}}
+    serve_env(config=vf.resolve_env_config(env), max_workers=1, address=f"tcp://127.0.0.1:{sys.argv[1]}")
+"#;
+
 const REWARD: &str = r#"
 def long(completions, owner_masks, **kwargs):
     return [float(sum(owners)) for owners in owner_masks]
@@ -135,10 +188,12 @@ impl Drop for Server {
     }
 }
 
-/// Starts a program on a free port, and waits until it listens there.
+/// Starts a program on a free port, and waits until it listens there. It writes to the folder of the program.
 fn serve(python: &Path, program: &Path) -> (Server, u16) {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let mut server = Server(Command::new(python).arg(program).arg(port.to_string()).spawn().unwrap());
+    let mut command = Command::new(python);
+    command.arg(program).arg(port.to_string()).env("HOME", program.parent().unwrap());
+    let mut server = Server(command.spawn().unwrap());
     let begun = Instant::now();
     while TcpStream::connect(("127.0.0.1", port)).is_err() {
         assert!(server.0.try_wait().unwrap().is_none() && begun.elapsed() < Duration::from_secs(60));
@@ -153,7 +208,7 @@ struct Bench {
 
 impl Bench {
     /// A folder with a model that has learned to call the calculator, and to say its value in several ways. Its
-    /// template writes of a tool what all five ways know: a peer does not know what a tool returns.
+    /// template writes of a tool what all six ways know: a peer does not know what a tool returns.
     fn warmed() -> Self {
         let bench = Self { dir: tempfile::tempdir().unwrap() };
         let row = json!({"prompt": [{"role": "user", "content": "2+3?"}]});
@@ -163,6 +218,7 @@ impl Bench {
             ("agent.py", AGENT),
             ("calculator_server.py", OPENENV),
             ("mcp_server.py", MCP),
+            ("calculator_v1.py", VERIFIERS),
             ("my_rewards.py", REWARD),
         ] {
             fs::write(bench.path(name), text).unwrap();
@@ -220,7 +276,7 @@ impl Bench {
 const STEPS: u64 = 3;
 
 #[test]
-fn the_same_conversation_five_ways_makes_the_same_tokens_and_the_same_weights() {
+fn the_same_conversation_six_ways_makes_the_same_tokens_and_the_same_weights() {
     let bench = Bench::warmed();
     let mut ways = vec![
         ("builtin", "tools = [\"builtin:calculator\"]".to_owned()),
@@ -229,20 +285,27 @@ fn the_same_conversation_five_ways_makes_the_same_tokens_and_the_same_weights() 
     if let Some(python) = python("TANDEM_OPENAI_PYTHON", "openai") {
         ways.push(("agent", format!("agent = \"{} agent.py\"", python.display())));
     } else {
-        skipped("the_same_conversation_five_ways: agent", "no Python here has openai");
+        skipped("the_same_conversation_six_ways: agent", "no Python here has openai");
     }
     let served =
         python("TANDEM_OPENENV_PYTHON", "openenv").map(|python| serve(&python, &bench.path("calculator_server.py")));
     if let Some((_, port)) = &served {
         ways.push(("openenv", format!("environment_factory = \"openenv:ws://127.0.0.1:{port}\"")));
     } else {
-        skipped("the_same_conversation_five_ways: openenv", "no Python here has openenv");
+        skipped("the_same_conversation_six_ways: openenv", "no Python here has openenv");
     }
     if let Some(python) = python("TANDEM_MCP_PYTHON", "mcp.server") {
         let program = bench.path("mcp_server.py");
         ways.push(("mcp", format!("tools = [\"mcp:{} {}\"]", python.display(), program.display())));
     } else {
-        skipped("the_same_conversation_five_ways: mcp", "no Python here has mcp");
+        skipped("the_same_conversation_six_ways: mcp", "no Python here has mcp");
+    }
+    let played =
+        python("TANDEM_VERIFIERS_PYTHON", "verifiers.v1").map(|python| serve(&python, &bench.path("calculator_v1.py")));
+    if let Some((_, port)) = &played {
+        ways.push(("verifiers", format!("agent = \"verifiers:tcp://127.0.0.1:{port}\"")));
+    } else {
+        skipped("the_same_conversation_six_ways: verifiers", "no Python here has verifiers");
     }
     let weights = |run: &str| fs::read(bench.path(run).join(format!("checkpoint-{STEPS}/model.safetensors"))).unwrap();
     for (run, more) in &ways {

@@ -29,6 +29,7 @@ pub const AFTER_OWN_TASK: &[&str] = &[
 /// Commands that are not run: the page, how they begin, what they need.
 const NEEDS: &[(&str, &str, &str)] = &[
     ("docs/agents.md", "", "a model that calls tools: `agents.rs`"),
+    ("docs/agents-endpoint.md", "", "a server of verifiers: `verifiers.rs`"),
     ("docs/evaluation.md", "tandem eval --model runs/calculator/run", "the example's run: `agents_evaluated.rs`"),
     ("docs/evaluation.md", "tandem eval --model runs/maze/warm", "the example's warm start: `agents_evaluated.rs`"),
     ("docs/fleet.md", "", "other hosts, a cluster or two terminals: `fleet.rs`, `fleet_lines.rs` and `deploy/`"),

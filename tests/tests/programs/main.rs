@@ -62,3 +62,4 @@ mod torn;
 mod trl;
 mod tune;
 mod ui;
+mod verifiers;

@@ -56,7 +56,7 @@ fn model() -> (tempfile::TempDir, PathBuf) {
 fn each_processor_draws_the_same_tokens_with_the_same_bits_of_log_probs() {
     let Some(emulator) = emulator() else { return };
     let (_folder, model) = model();
-    for dtype in ["auto", "int8", "bf16", "bf16dot"] {
+    for dtype in ["auto", "int8", "int4", "bf16", "bf16dot"] {
         let words = ["generate", "--model", model.to_str().unwrap(), "--prompt", "12+34=", "--json", "--seed", "3"];
         let words = [&words[..], &["--max-completion-length", "24", "--rollout-dtype", dtype]].concat();
         let here = on(None, "rollout", &words);

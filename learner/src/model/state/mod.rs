@@ -6,9 +6,15 @@
 
 mod convolution;
 mod delta;
+mod mamba;
+mod passes;
 mod short_conv;
+#[cfg(test)]
+mod testing;
+mod texts;
 
 pub(super) use self::{
     delta::{DeltaBlock, DeltaTape},
+    mamba::{MambaBlock, MambaTape},
     short_conv::{ShortConvBlock, ShortConvTape},
 };

@@ -4,7 +4,10 @@ use std::cell::RefCell;
 
 use super::{
     super::{
-        element::{BYTE_MAX, Format, QUAD, TILE_STEPS, from_bf16, largest, nearest, small_half, to_bf16, to_bytes},
+        element::{
+            BLOCK, BYTE_MAX, Format, NIBBLE_OFFSET, QUAD, TILE_STEPS, from_bf16, largest, nearest, small_half, to_bf16,
+            to_bytes,
+        },
         packed::PackedShape,
         parallel::Shared,
         simd::{Isa, LANES, Simd, Task},
@@ -35,6 +38,8 @@ impl Layout {
         }
         let (most, words) = match shape.format {
             Format::Fp32 | Format::Int8 => (isa.rows(), steps),
+            // Whole sums of half a panel beside the sums of all of it.
+            Format::Int4 => (nibble_rows(isa.rows()), steps),
             // Chains for first and second elements: twice the sums, and the input as fp32.
             Format::Bf16 | Format::Bf16x3 => ((isa.rows() / 2).max(1), 2 * steps),
             Format::Bf16Dot => (isa.rows(), if isa.has_pair_products() { steps } else { 2 * steps }),
@@ -64,6 +69,11 @@ impl Layout {
         let rows = self.tiling.rows();
         (if self.blocks { rows.next_multiple_of(TILE_STEPS) } else { rows }) * self.words + row
     }
+}
+
+/// Rows of a tile of [`Format::Int4`], where the registers hold so many rows of sums.
+pub(super) const fn nibble_rows(rows: usize) -> usize {
+    if rows == 1 { 1 } else { rows * 2 / 3 }
 }
 
 /// Rows that a thread lays out before it claims more: few, so that all threads get some, but claiming takes time too.
@@ -152,6 +162,16 @@ impl Pack<'_> {
                     }
                     *self.left.at(self.layout.scale(row)) = scale;
                 }
+                Format::Int4 => {
+                    let (scale, factor) = byte_scale(x);
+                    for_chunks(x, |block: &[f32; BLOCK]| {
+                        let bytes = block.map(|x| nearest(x * factor) as i8);
+                        bytes.as_chunks::<QUAD>().0.iter().for_each(|quad| put(bytemuck::cast(*quad)));
+                        let sum: i32 = bytes.iter().map(|&byte| i32::from(byte)).sum();
+                        put(bytemuck::cast(-NIBBLE_OFFSET * sum));
+                    });
+                    *self.left.at(self.layout.scale(row)) = scale;
+                }
                 Format::Bf16 => {
                     x.iter().for_each(|&x| put(from_bf16(to_bf16(x))));
                     (x.len()..2 * self.layer.shape.steps()).for_each(|_| put(0.0));
@@ -203,7 +223,7 @@ impl Pack<'_> {
                     put(bytemuck::cast(chunk.map(to_bf16)));
                     put(bytemuck::cast(chunk.map(small_half)));
                 }),
-                Format::Fp32 | Format::Bf16Dot => unreachable!("tiles have another order of sums"),
+                Format::Fp32 | Format::Int4 | Format::Bf16Dot => unreachable!("tiles have another order of sums"),
             }
         }
     }

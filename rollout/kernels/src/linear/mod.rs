@@ -1,11 +1,13 @@
 //! One linear layer in one pass: norm of the input, product with packed weights, bias, gate, residual.
 //!
-//! `left` prepares the input, `lanes` multiplies in vector registers, `pairs` there with pairs of bf16, `tiles` in the
-//! registers of AMX, and `finish` turns sums into outputs. For the same format, `lanes` and `tiles` give the same bits.
+//! `left` prepares the input, `lanes` multiplies in vector registers, `pairs` there with pairs of bf16, `nibbles` with
+//! weights of four bits, `tiles` in the registers of AMX, and `finish` turns sums into outputs. For the same format,
+//! `lanes` and `tiles` give the same bits.
 
 mod finish;
 mod lanes;
 mod left;
+mod nibbles;
 mod pairs;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
@@ -13,6 +15,7 @@ mod tiles;
 use self::{
     lanes::Halves,
     left::{Layout, Pack, ROWS_OF_TASK},
+    nibbles::Nibbles,
     pairs::Pairs,
 };
 use super::{
@@ -109,6 +112,7 @@ impl Linear<'_> {
                 #[cfg(target_arch = "x86_64")]
                 format if isa.takes_tiles(format) => isa.run(tiles::OnTiles(panels)),
                 Format::Int8 => isa.run_bytes(panels),
+                Format::Int4 => isa.run_bytes(Nibbles(panels)),
                 Format::Bf16Dot => isa.run_pairs(Pairs(panels)),
                 Format::Bf16 | Format::Bf16x3 => isa.run(Halves(panels)),
             }
@@ -152,8 +156,10 @@ impl<'a> PanelTiles<'a> {
     /// Requests part of the next panel every `round` steps.
     fn new(panels: &'a Panels<'a>, round: usize) -> Self {
         // While a panel is multiplied, the next one is fetched in equal shares, one for each tile of rows.
-        let lines = (round * PANEL / LINE).div_ceil(panels.layout.tiling.count());
-        let share = panels.layer.shape.steps() / round * lines * LINE;
+        let shape = panels.layer.shape;
+        let words = (round * shape.panel_len()).checked_div(shape.steps()).unwrap_or_default();
+        let lines = (words / LINE).div_ceil(panels.layout.tiling.count());
+        let share = shape.steps() / round * lines * LINE;
         let panel = panels.claims.claim();
         Self { panel, next: panels.claims.claim(), tile: 0, lines, share, panels }
     }

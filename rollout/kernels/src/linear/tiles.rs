@@ -52,7 +52,7 @@ impl Task for OnTiles<'_> {
                     Format::Int8 => multiply::<TileBytes>(product, height),
                     Format::Bf16 => multiply::<TileHalves>(product, height),
                     Format::Bf16x3 => multiply::<TileSplits>(product, height),
-                    Format::Fp32 | Format::Bf16Dot => unreachable!("tiles have another order of sums"),
+                    Format::Fp32 | Format::Int4 | Format::Bf16Dot => unreachable!("tiles have another order of sums"),
                 }
                 for (r, sums) in sums.0.iter().take(height).enumerate() {
                     coming.ask::<S>();

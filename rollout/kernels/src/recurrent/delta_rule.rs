@@ -17,12 +17,11 @@ use super::{
     Convolution, LayerStates,
     convolution::{Piece, Signal, part},
     is_new,
+    matrix::{CHAINS, take_in},
 };
 
 /// Added to the sum of squares of a query or a key.
 const EPSILON: f32 = 1e-6;
-/// Chains of a sum over the rows of a matrix: enough for its additions not to wait for each other.
-const CHAINS: usize = 4;
 
 /// The part of a layer that does not change from call to call.
 #[derive(Debug, Clone, Copy)]
@@ -307,38 +306,6 @@ unsafe fn take_token<S: Simd>(
         }
         let found = S::add(S::add(sums[0], sums[1]), S::add(sums[2], sums[3]));
         let change = S::mul(S::fma(S::splat(-decay), found, values), S::splat(beta));
-        let (decay, mut out) = (S::splat(decay), [zero; CHAINS]);
-        for row in (0..whole).step_by(CHAINS) {
-            for (chain, out) in out.iter_mut().enumerate() {
-                let row = row + chain;
-                *out = take_row::<S>(columns, row, [query, key], decay, change, *out);
-            }
-        }
-        for row in whole..rows {
-            out[0] = take_row::<S>(columns, row, [query, key], decay, change, out[0]);
-        }
-        S::add(S::add(out[0], out[1]), S::add(out[2], out[3]))
-    }
-}
-
-/// # Safety
-/// As for [`take_token`].
-#[inline(always)]
-unsafe fn take_row<S: Simd>(
-    columns: *mut f32,
-    row: usize,
-    [query, key]: [&[f32]; 2],
-    decay: S::V,
-    change: S::V,
-    out: S::V,
-) -> S::V {
-    // SAFETY: the row is within the columns, query and key; the caller vouches for the instruction set.
-    unsafe {
-        let at = columns.add(row * LANES);
-        // The next columns come from memory meanwhile.
-        S::prefetch(at.wrapping_add(key.len() * LANES));
-        let x = S::fma(S::splat(*key.get_unchecked(row)), change, S::mul(decay, S::load(at)));
-        S::store(at, x);
-        S::fma(S::splat(*query.get_unchecked(row)), x, out)
+        take_in::<S>(columns, [query, key], decay, change)
     }
 }

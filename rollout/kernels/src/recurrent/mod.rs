@@ -2,15 +2,19 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `convolution` | a causal convolution over the last few inputs of each channel, which both kinds of layers have |
+//! | `convolution` | a causal convolution over the last few inputs of each channel, which all kinds of layers have |
+//! | `matrix` | sixteen columns of a matrix that take in a token |
 //! | [`short_conv`] | the gated short convolution of LFM2 |
 //! | [`delta_rule`] | the gated delta rule of Qwen3.5 |
+//! | [`mamba`] | the state space of Mamba-2, of Granite 4 |
 //!
 //! A token is computed from its state alone, in one order of operations. So a sequence has the same bits whether its
 //! tokens come in one call or in many, alone or beside others, and on any number of threads.
 
 mod convolution;
 pub mod delta_rule;
+pub mod mamba;
+mod matrix;
 pub mod short_conv;
 
 pub use convolution::{Convolution, MAX_KERNEL, Taps};

@@ -25,6 +25,15 @@ pub(crate) unsafe trait Dot: Copy + 'static {
     /// valid for 64 bytes.
     unsafe fn dot(sums: Self::I, a: u32, b: *const i8) -> Self::I;
 
+    /// Sixteen sums that begin with a number.
+    unsafe fn start(x: i32) -> Self::I;
+
+    /// The low and the high halves of 64 bytes, each as a byte.
+    unsafe fn nibbles(from: *const u8) -> (Self::I, Self::I);
+
+    /// Adds to each lane the product of its four bytes of `a`, at most 15, with the four signed bytes of `b`.
+    unsafe fn dot_nibbles(sums: Self::I, a: Self::I, b: u32) -> Self::I;
+
     #[inline(always)]
     unsafe fn store(to: &mut [i32; LANES], sums: Self::I) {
         // SAFETY: the sums are as many integers as the array.
@@ -38,6 +47,9 @@ pub(crate) unsafe trait Dot: Copy + 'static {
         unsafe { S::call(task) }
     }
 }
+
+/// The low half of each byte of a word.
+pub(super) const LOW_HALVES: u32 = 0x0f0f_0f0f;
 
 /// Plain Rust.
 #[derive(Debug, Clone, Copy)]
@@ -53,6 +65,29 @@ unsafe impl Dot for PlainDot {
         // SAFETY: the caller vouches for 64 bytes.
         let b = unsafe { b.cast::<[[i8; QUAD]; LANES]>().read_unaligned() };
         for (sum, b) in sums.iter_mut().zip(b) {
+            *sum += (0..QUAD).map(|i| i32::from(a[i]) * i32::from(b[i])).sum::<i32>();
+        }
+        sums
+    }
+
+    #[inline(always)]
+    unsafe fn start(x: i32) -> Self::I {
+        [x; LANES]
+    }
+
+    #[inline(always)]
+    unsafe fn nibbles(from: *const u8) -> (Self::I, Self::I) {
+        // SAFETY: the caller vouches for 64 bytes.
+        let words = unsafe { from.cast::<[u32; LANES]>().read_unaligned() };
+        let halves = |shift: u32| words.map(|word| (word >> shift & LOW_HALVES).cast_signed());
+        (halves(0), halves(4))
+    }
+
+    #[inline(always)]
+    unsafe fn dot_nibbles(mut sums: Self::I, a: Self::I, b: u32) -> Self::I {
+        let b = b.to_le_bytes().map(u8::cast_signed);
+        for (sum, a) in sums.iter_mut().zip(a) {
+            let a = a.to_le_bytes();
             *sum += (0..QUAD).map(|i| i32::from(a[i]) * i32::from(b[i])).sum::<i32>();
         }
         sums

@@ -5,7 +5,7 @@
 pub struct Features(u8);
 
 impl Features {
-    /// AVX2 with FMA. The wider ones are used only where these are there too.
+    /// AVX2 with FMA and F16C. The wider ones are used only where these are there too.
     pub const AVX2: Self = Self(1);
     /// Sums of products of bytes in registers of 256 bits.
     pub const AVX_VNNI: Self = Self(1 << 1);

@@ -48,6 +48,9 @@ pub(crate) unsafe trait Simd: Copy + 'static {
     /// The first and the second elements of sixteen pairs of bf16.
     unsafe fn load_pairs(from: *const f32) -> (Self::V, Self::V);
 
+    /// Sixteen numbers of fp16, exact.
+    unsafe fn load_half_floats(from: *const u16) -> Self::V;
+
     /// Sixteen whole numbers, rounded.
     unsafe fn load_whole(from: *const i32) -> Self::V;
 
@@ -272,10 +275,12 @@ impl Isa {
             (Set::Amx, Format::Int8) => "amx-int8",
             (Set::Amx, Format::Bf16) => "amx-bf16",
             (Set::Amx, Format::Bf16x3) => "amx-bf16x3",
-            (Set::Avx512Bf16 | Set::Avx512Vnni, Format::Int8) => "avx512-vnni",
+            (Set::Amx, Format::Int4) | (Set::Avx512Bf16 | Set::Avx512Vnni, Format::Int8 | Format::Int4) => {
+                "avx512-vnni"
+            }
             (Set::Avx512Bf16, Format::Bf16Dot) => "avx512-bf16",
             (Set::Amx | Set::Avx512Bf16 | Set::Avx512Vnni | Set::Avx512, _) => "avx512",
-            (Set::AvxVnni, Format::Int8) => "avx-vnni",
+            (Set::AvxVnni, Format::Int8 | Format::Int4) => "avx-vnni",
             (Set::AvxVnni | Set::Avx2, _) => "avx2",
             (Set::Plain, _) => "plain",
         }

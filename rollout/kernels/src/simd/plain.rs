@@ -1,5 +1,7 @@
 //! The lanes as an array: for machines without a known vector unit, and the model that the others are tested against.
 
+use half::f16;
+
 use super::{LANES, Simd, Task};
 
 /// Plain Rust.
@@ -51,6 +53,13 @@ unsafe impl Simd for Plain {
         // SAFETY: the caller vouches for a block.
         let pairs = unsafe { from.cast::<[u32; LANES]>().read_unaligned() };
         (lanes(|i| f32::from_bits(pairs[i] << 16)), lanes(|i| f32::from_bits(pairs[i] & 0xffff_0000)))
+    }
+
+    #[inline(always)]
+    unsafe fn load_half_floats(from: *const u16) -> Self::V {
+        // SAFETY: the caller vouches for a block.
+        let halves = unsafe { from.cast::<[u16; LANES]>().read_unaligned() };
+        lanes(|i| f16::from_bits(halves[i]).to_f32())
     }
 
     #[inline(always)]

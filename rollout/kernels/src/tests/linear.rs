@@ -13,7 +13,7 @@ use super::{
         thread_pool::ThreadPool,
         tile::STRETCH,
     },
-    EPSILON, assert_close, normal, normed, rounded, threads,
+    EPSILON, assert_close, normal, normed, rounded, rounded_to_four_bits, threads,
 };
 
 /// A linear layer with all it may have.
@@ -185,6 +185,29 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
     #[test]
+    fn four_bits_are_the_product_of_the_rounded_values(
+        seed in any::<u64>(), rows in 1usize..=130, depth in depths(),
+        parts in prop::collection::vec(1usize..90, 1..4), gated: bool, bias: bool, norm: bool,
+    ) {
+        let mut stream = Stream::new(&[seed]);
+        let (parts, columns) = if gated { (vec![parts[0]; 2], Columns::Gated) } else { (parts, Columns::Joined) };
+        let mut layer = Layer::random(&mut stream, depth, &parts, columns, bias, norm);
+        layer.shape.format = Format::Int4;
+        let x = normal(&mut stream, rows * depth);
+        let out = layer.run_everywhere(&x, rows, seed as usize % rows);
+
+        for weight in &mut layer.weights {
+            *weight = weight.chunks(depth).flat_map(rounded_to_four_bits).collect();
+        }
+        let x: Vec<f32> = layer.take_norm(&x).chunks(depth).flat_map(rounded).collect();
+        assert_close(&out, &layer.reference(&x, None), 1e-5);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+
+    #[test]
     fn two_halves_are_close_to_the_product_of_the_values(
         seed in any::<u64>(), rows in 1usize..=130, depth in depths(),
         parts in prop::collection::vec(1usize..90, 1..4), gated: bool, bias: bool, norm: bool,
@@ -266,7 +289,7 @@ proptest! {
         let on_the_way = layer.weights.iter().enumerate().map(|(weight, values)| {
             WeightRows { values, change: (weight > 0).then_some(&change as _) }
         });
-        for format in [Format::Fp32, Format::Int8, Format::Bf16, Format::Bf16Dot, Format::Bf16x3] {
+        for format in [Format::Fp32, Format::Int8, Format::Int4, Format::Bf16, Format::Bf16Dot, Format::Bf16x3] {
             let shape = PackedShape { format, ..layer.shape };
             let pack = |sources: &[WeightRows<'_>]| {
                 let mut panels = vec![f32::NAN; shape.words()];
@@ -320,6 +343,20 @@ fn bytes_of_tiny_numbers_are_zeros_and_what_is_no_number_stays_visible() {
         let out = layer.run(Input { x: &x, rows: None, residual: None }, 3, isa, &threads(1));
         assert_eq!([out[0], out[1], out[3], out[4]], [3.0, 0.0, 0.0, 0.0], "{isa:?}");
         assert!([2, 5, 6, 7, 8].iter().all(|&i| out[i].is_nan()), "{isa:?}: {out:?}");
+    }
+}
+
+/// Two columns: of one block, one number is a NaN. Its block is no number, and the other column is not touched.
+#[test]
+fn what_is_no_number_stays_visible_in_four_bits() {
+    let (depth, mut weights) = (70, vec![1.0; 140]);
+    weights[100] = f32::NAN;
+    let shape = PackedShape { depth, outputs: 2, columns: Columns::Joined, format: Format::Int4 };
+    let layer = Layer::plain(shape, weights);
+    let x = [vec![1.0; depth], vec![f32::NAN; depth]].concat();
+    for isa in Isa::available() {
+        let out = layer.run(Input { x: &x, rows: None, residual: None }, 2, isa, &threads(1));
+        assert!((out[0] - 70.0).abs() < 1e-4 && out[1..].iter().all(|x| x.is_nan()), "{isa:?}: {out:?}");
     }
 }
 

@@ -7,7 +7,7 @@ use super::{
     super::{
         linear::Norm,
         parallel::Machine,
-        recurrent::{Taps, delta_rule::DeltaRule, short_conv::ShortConv},
+        recurrent::{Taps, delta_rule::DeltaRule, mamba::Mamba, short_conv::ShortConv},
         simd::Isa,
         spans::Spans,
         states::{LayerState, StateShape, States},
@@ -176,6 +176,94 @@ impl Layer for Rule {
     }
 }
 
+struct StateSpace {
+    taps: Stored,
+    /// Groups, and heads.
+    heads: [usize; 2],
+    /// Widths of a state and of a head.
+    dims: [usize; 2],
+    rates: Vec<f32>,
+    dt_bias: Vec<f32>,
+    skips: Vec<f32>,
+    gamma: Vec<f32>,
+}
+
+impl Layer for StateSpace {
+    fn width(&self) -> usize {
+        self.outputs() + self.taps.channels + self.heads[1]
+    }
+
+    fn outputs(&self) -> usize {
+        self.heads[1] * self.dims[1]
+    }
+
+    fn state(&self) -> LayerState {
+        let ([_, heads], [key_dim, value_dim]) = (self.heads, self.dims);
+        LayerState { kept: self.taps.kernel - 1, channels: self.taps.channels, heads, key_dim, value_dim }
+    }
+
+    fn run(&self, x: &[f32], spans: &Spans, states: &mut States, out: &mut [f32], machine: Machine<'_>) {
+        let taps = self.taps.packed();
+        let mamba = Mamba {
+            convolution: taps.convolution(),
+            heads: self.heads[1],
+            head_dim: self.dims[1],
+            groups: self.heads[0],
+            state_dim: self.dims[0],
+            rates: &self.rates,
+            dt_bias: &self.dt_bias,
+            skips: &self.skips,
+            norm: Norm { gamma: &self.gamma, epsilon: EPSILON },
+            layer: 1,
+        };
+        assert_eq!(mamba.width(), self.width());
+        mamba.run(x, spans, states, out, machine);
+    }
+
+    fn reference(&self, x: &[Vec<f32>]) -> Vec<f64> {
+        let ([groups, heads], [states, width]) = (self.heads, self.dims);
+        let inner = heads * width;
+        let silu = |x: f64| x / (1.0 + (-x).exp());
+        let input = |t: usize, at: usize| f64::from(x[t][at]);
+        let channel = |c: usize| {
+            let inputs: Vec<f64> = (0..x.len()).map(|t| input(t, inner + c)).collect();
+            self.taps.reference(c, &inputs).into_iter().map(silu).collect::<Vec<f64>>()
+        };
+        let xbc: Vec<Vec<f64>> = (0..self.taps.channels).map(channel).collect();
+        let mut out = vec![vec![0.0; inner]; x.len()];
+        for head in 0..heads {
+            let of_group = inner + head * groups / heads * states;
+            let mut matrix = vec![vec![0.0; width]; states];
+            for (t, out) in out.iter_mut().enumerate() {
+                let dt = input(t, inner + self.taps.channels + head) + f64::from(self.dt_bias[head]);
+                let time = dt.exp().ln_1p();
+                let decay = (-f64::from(self.rates[head]) * time).exp();
+                for (i, row) in matrix.iter_mut().enumerate() {
+                    let write = xbc[of_group + i][t];
+                    for (j, s) in row.iter_mut().enumerate() {
+                        *s = decay * *s + write * time * xbc[head * width + j][t];
+                    }
+                }
+                for j in 0..width {
+                    let of_read = of_group + groups * states;
+                    let found: f64 = matrix.iter().enumerate().map(|(i, row)| xbc[of_read + i][t] * row[j]).sum();
+                    let at = head * width + j;
+                    out[at] = (found + f64::from(self.skips[head]) * xbc[at][t]) * silu(input(t, at));
+                }
+            }
+        }
+        for group in out.iter_mut().flat_map(|row| row.chunks_exact_mut(inner / groups)) {
+            let mean = group.iter().map(|x| x * x).sum::<f64>() / group.len() as f64;
+            let inverse = (mean + f64::from(EPSILON)).sqrt().recip();
+            group.iter_mut().for_each(|x| *x *= inverse);
+        }
+        for row in &mut out {
+            row.iter_mut().zip(&self.gamma).for_each(|(x, gamma)| *x *= f64::from(*gamma));
+        }
+        out.concat()
+    }
+}
+
 /// Sequences that share calls as `lengths` says: for each sequence the tokens of each call, of which there may be none.
 fn check(layer: &dyn Layer, stream: &mut Stream, lengths: &[Vec<usize>], tolerance: f64) {
     let (width, outputs) = (layer.width(), layer.outputs());
@@ -266,6 +354,26 @@ proptest! {
             rates: normal(&mut stream, value_heads).iter().map(|x| x.exp()).collect(),
             dt_bias: normal(&mut stream, value_heads),
             gamma: normal(&mut stream, values),
+        };
+        check(&layer, &mut stream, &calls, 3e-5);
+    }
+
+    #[test]
+    fn the_state_space_is_its_formula_however_its_tokens_come(
+        seed in any::<u64>(), kernel in 2usize..=5, groups in 1usize..3, shared in 1usize..4, states in 1usize..40,
+        width in 1usize..40, bias: bool, calls in calls(),
+    ) {
+        let mut stream = Stream::new(&[seed]);
+        let heads = groups * shared;
+        let inner = heads * width;
+        let layer = StateSpace {
+            taps: Stored::random(&mut stream, kernel, inner + 2 * groups * states, bias),
+            heads: [groups, heads],
+            dims: [states, width],
+            rates: normal(&mut stream, heads).iter().map(|x| x.exp()).collect(),
+            dt_bias: normal(&mut stream, heads),
+            skips: normal(&mut stream, heads),
+            gamma: normal(&mut stream, inner),
         };
         check(&layer, &mut stream, &calls, 3e-5);
     }

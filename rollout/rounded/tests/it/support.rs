@@ -11,8 +11,14 @@ use harness::tiny_model::{Qwen2, TINY};
 use shared::{Canaries, Dtype, ModelDir, PolicyVersion, config::RolloutDtype, generation::rng::Stream};
 
 /// The formats in which samplers compute.
-pub const DTYPES: [RolloutDtype; 5] =
-    [RolloutDtype::Auto, RolloutDtype::Bf16x3, RolloutDtype::Bf16, RolloutDtype::Bf16Dot, RolloutDtype::Int8];
+pub const DTYPES: [RolloutDtype; 6] = [
+    RolloutDtype::Auto,
+    RolloutDtype::Bf16x3,
+    RolloutDtype::Bf16,
+    RolloutDtype::Bf16Dot,
+    RolloutDtype::Int8,
+    RolloutDtype::Int4,
+];
 
 /// A model whose matrices have several blocks, the last of which are shorter.
 pub const WIDE: Qwen2 = Qwen2 { hidden_size: 256, intermediate_size: 1100, num_attention_heads: 4, ..TINY };

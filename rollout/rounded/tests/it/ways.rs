@@ -76,7 +76,8 @@ fn assert_as_published(what: &str, whole: &std::path::Path, original: &std::path
         );
         if let Some(norm) = canaries.norms.get(name) {
             assert_eq!(*norm, found.norm, "{what}: {name}");
-            assert!((norm - published.norms[name]).abs() <= 0.01 * norm, "{what}: {name}");
+            let share = if dtype == RolloutDtype::Int4 { 0.05 } else { 0.01 };
+            assert!((norm - published.norms[name]).abs() <= share * norm, "{what}: {name}");
         }
     }
 }

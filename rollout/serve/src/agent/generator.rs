@@ -22,7 +22,7 @@ use rollout::{
 use shared::{EpisodeEnd, Exchange, FinishReason, PolicyVersion, RewardOutcome};
 use tokio::sync::Notify;
 
-use super::{Outcome, Program, Running, Said, Sample, Samples, path::Path};
+use super::{Outcome, Place, Said, Sample, Samples, Starter, path::Path};
 use crate::desk::{Desk, Serve};
 
 /// A generator inside a run has no adapters beside the policy.
@@ -37,15 +37,12 @@ impl Serve for dyn PairGenerator {
     }
 }
 
-/// A group and the index of a sample in it.
-type Place = (u64, u32);
-
 /// A generator of the conversations of agents.
 pub struct Agents {
     inner: Box<dyn PairGenerator>,
     desk: Desk,
     samples: Arc<Samples>,
-    program: Arc<Program>,
+    starter: Box<dyn Starter>,
     /// Most agents at once.
     most: usize,
     ends: Receiver<(Place, Outcome)>,
@@ -106,7 +103,8 @@ struct Live {
     key: String,
     sample: Arc<Sample>,
     begun: Instant,
-    _running: Running,
+    /// Ends it.
+    _running: Box<dyn Send>,
 }
 
 impl Agents {
@@ -115,7 +113,7 @@ impl Agents {
     pub fn new(
         inner: Box<dyn PairGenerator>,
         (desk, samples, server): (Desk, Arc<Samples>, Server),
-        program: Arc<Program>,
+        starter: Box<dyn Starter>,
         most: usize,
     ) -> Self {
         let (tell, ends) = unbounded();
@@ -123,7 +121,7 @@ impl Agents {
             inner,
             desk,
             samples,
-            program,
+            starter,
             most,
             ends,
             tell,
@@ -164,11 +162,11 @@ impl Agents {
             let prompt = Arc::clone(&group.prompt);
             let sample = self.samples.open(key.clone(), place.1, group.request.clone(), prompt);
             let (row, tell) = (Arc::clone(&group.row), self.tell.clone());
-            let started = random.and_then(|key| self.program.start(key, row, place, tell));
+            let started = random.and_then(|key| self.starter.start(key, row, place, tell));
             let running = started.unwrap_or_else(|error| {
                 // The outcome comes as that of an agent does.
                 let _ = self.tell.send((place, Outcome::Failed(format!("the agent cannot be started: {error}"))));
-                Running::default()
+                Box::new(())
             });
             self.live.insert(place, Live { key, sample, begun: Instant::now(), _running: running });
         }
@@ -275,6 +273,7 @@ fn judged(given: Option<f64>, outcome: Outcome) -> Result<f64, (EpisodeEnd, Stri
     match (given, outcome) {
         (_, Outcome::Late(reason)) => Err((EpisodeEnd::Deadline, reason)),
         (Some(reward), _) => Ok(reward),
+        (None, Outcome::Rewarded(reward)) => Ok(reward),
         (None, Outcome::Failed(reason)) => Err((EpisodeEnd::EnvironmentFailed, reason)),
         (None, Outcome::Done(line)) => match line.parse::<f64>() {
             Ok(reward) if reward.is_finite() => Ok(reward),
@@ -421,6 +420,7 @@ mod tests {
         assert_eq!(judged(None, done("-0.5")), Ok(-0.5));
         assert_eq!(judged(None, done("all is well")), Ok(1.0));
         assert_eq!(judged(None, done("")), Ok(1.0));
+        assert_eq!(judged(None, Outcome::Rewarded(0.5)), Ok(0.5));
         assert_eq!(judged(Some(0.25), Outcome::Failed("crash".into())), Ok(0.25));
         let end = |given, outcome| judged(given, outcome).unwrap_err().0;
         assert_eq!(end(None, done("nan")), EpisodeEnd::EnvironmentFailed);

@@ -19,14 +19,35 @@ use shared::config::RewardHost;
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// How an agent ended.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Outcome {
     /// By itself, with exit code 0, after this last line of output.
     Done(String),
+    /// With this reward, a finite number.
+    Rewarded(f64),
     /// In another way.
     Failed(String),
     /// It was ended, because its time was over.
     Late(String),
+}
+
+/// A group and the index of a sample in it.
+pub type Place = (u64, u32);
+
+/// What begins an agent for each sample.
+pub trait Starter: Send {
+    /// Begins one for a row, a JSON object, whose requests have this key. The outcome comes with `place`. Dropping what
+    /// is returned ends the agent, unless it has ended, and its outcome still comes.
+    ///
+    /// # Errors
+    /// Why it cannot begin.
+    fn start(
+        &self,
+        key: String,
+        row: Arc<str>,
+        place: Place,
+        tell: Sender<(Place, Outcome)>,
+    ) -> io::Result<Box<dyn Send>>;
 }
 
 /// What is started for each sample.
@@ -76,31 +97,6 @@ impl Program {
         Ok(Self { command: command.to_owned(), containment, dir: host.dir, url, timeout })
     }
 
-    /// Starts it on a thread of its own, which sends the outcome with `place`.
-    ///
-    /// # Errors
-    /// When the system has no more threads.
-    pub fn start<P: Send + 'static>(
-        self: &Arc<Self>,
-        key: String,
-        row: Arc<str>,
-        place: P,
-        tell: Sender<(P, Outcome)>,
-    ) -> io::Result<Running> {
-        let running = Running::default();
-        let (program, ender) = (Arc::clone(self), Arc::clone(&running.ender));
-        let is_given_up = Arc::clone(&running.is_given_up);
-        let work = move || {
-            let outcome = program.work(&key, &row, &ender, &is_given_up).unwrap_or_else(Outcome::Failed);
-            // There is nothing left to end, which would take the lock of all processes that start.
-            is_given_up.store(true, Ordering::SeqCst);
-            // Without a sampler nobody wants to know.
-            let _ = tell.send((place, outcome));
-        };
-        thread::Builder::new().name("agent".into()).spawn(work)?;
-        Ok(running)
-    }
-
     fn work(&self, key: &str, row: &str, ender: &OnceLock<Ender>, is_given_up: &AtomicBool) -> Result<Outcome, String> {
         let deadline = Instant::now() + self.timeout;
         let (mut command, scratch) =
@@ -144,5 +140,29 @@ impl Program {
         let said = lines.last().map(|line| format!(": {line}")).unwrap_or_default();
         let reason = format!("`{}` ended without success{end}{said}", self.command);
         Err(self.containment.explained(reason, &lines.join("\n")))
+    }
+}
+
+impl Starter for Arc<Program> {
+    /// Starts it on a thread of its own.
+    fn start(
+        &self,
+        key: String,
+        row: Arc<str>,
+        place: Place,
+        tell: Sender<(Place, Outcome)>,
+    ) -> io::Result<Box<dyn Send>> {
+        let running = Running::default();
+        let (program, ender) = (Arc::clone(self), Arc::clone(&running.ender));
+        let is_given_up = Arc::clone(&running.is_given_up);
+        let work = move || {
+            let outcome = program.work(&key, &row, &ender, &is_given_up).unwrap_or_else(Outcome::Failed);
+            // There is nothing left to end, which would take the lock of all processes that start.
+            is_given_up.store(true, Ordering::SeqCst);
+            // Without a sampler nobody wants to know.
+            let _ = tell.send((place, outcome));
+        };
+        thread::Builder::new().name("agent".into()).spawn(work)?;
+        Ok(Box::new(running))
     }
 }

@@ -46,6 +46,8 @@ pub struct Session(pub String);
 /// All samples by their keys.
 pub struct Samples {
     dialogue: Arc<Dialogue>,
+    /// Whether names of conversations count.
+    has_sessions: bool,
     keys: Mutex<Keys>,
 }
 
@@ -65,7 +67,14 @@ impl Samples {
     /// No samples, whose conversations will have these bounds and this template.
     #[must_use]
     pub fn new(dialogue: Dialogue) -> Self {
-        Self { dialogue: Arc::new(dialogue), keys: Mutex::default() }
+        Self { dialogue: Arc::new(dialogue), has_sessions: true, keys: Mutex::default() }
+    }
+
+    /// The same, for clients that draw the names of their conversations: random numbers that follow from these would
+    /// make every run another one.
+    #[must_use]
+    pub fn without_sessions(self) -> Self {
+        Self { has_sessions: false, ..self }
     }
 
     /// Bounds of every conversation.
@@ -119,7 +128,7 @@ impl Samples {
             return refuse("chat_template_kwargs", "in a run, `chat_template_kwargs` is an option of the run");
         }
         let is_overridden = sample.adopt(&mut chat.sampling)?;
-        let session = session.map(|Session(name)| name.as_str());
+        let session = session.filter(|_| self.has_sessions).map(|Session(name)| name.as_str());
         let turn = sample.begin(&self.dialogue, (&chat.messages, &chat.tools, session), is_overridden)?;
         chat.prompt.ids = Arc::clone(&turn.all);
         chat.prompt.max_tokens = chat.prompt.max_tokens.min(turn.room);

@@ -21,6 +21,7 @@ pub(super) const WIDTH_NORM: &str = "PackedWidthNorm";
 pub(super) const ATTENTION: &str = "PagedAttention";
 pub(super) const SHORT_CONV: &str = "ShortConvolution";
 pub(super) const DELTA_RULE: &str = "GatedDeltaRule";
+pub(super) const MAMBA: &str = "StateSpace";
 pub(super) const EXPERTS: &str = "PackedExperts";
 pub(super) const LAYER_INPUTS: &str = "LayerInputs";
 pub(super) const OPEN_INPUT: &str = "OpenLayerInput";
@@ -88,6 +89,7 @@ pub(super) fn rewritten(config: &ModelConfig) -> Vec<u8> {
             LayerKind::Attention(_) => ATTENTION,
             LayerKind::ShortConv(_) => SHORT_CONV,
             LayerKind::DeltaRule(_) => DELTA_RULE,
+            LayerKind::Mamba(_) => MAMBA,
         };
         if mixer == ATTENTION && config.width_norms() {
             inputs = node(WIDTH_NORM, &name("inputs.normed"), &[&inputs], layer);

@@ -2,9 +2,9 @@
 
 use rollout_kernels::{
     linear::Norm,
-    recurrent::{Taps, delta_rule, short_conv},
+    recurrent::{Taps, delta_rule, mamba, short_conv},
 };
-use shared::{AttentionKind, DeltaRule, LayerKind, ModelConfig, ShortConv};
+use shared::{AttentionKind, DeltaRule, LayerKind, Mamba, ModelConfig, ShortConv};
 
 use super::cache::place_of;
 
@@ -57,9 +57,11 @@ enum Kind {
     Attention(AttentionPart),
     ShortConv(Taps),
     DeltaRule(DeltaRule, Taps, Rates),
+    /// With the `D` of each head.
+    Mamba(Mamba, Taps, Rates, Vec<f32>),
 }
 
-/// What a delta rule has for each value head, and the norm within one.
+/// What a rule has for each head, and the norm of its results.
 struct Rates {
     rates: Vec<f32>,
     dt_bias: Vec<f32>,
@@ -76,6 +78,13 @@ pub(super) fn mixers<'a>(
     let mixer = |layer: usize| {
         let block = format!("model.layers.{layer}.{}", config.mixer_names(layer).block);
         let of = |name: &str| floats(&format!("{block}.{name}"));
+        let rates = || Rates {
+            // In double precision: the last bit is then not up to the machine's library.
+            rates: of("A_log").iter().map(|&log| f64::from(log).exp() as f32).collect(),
+            dt_bias: of("dt_bias").to_vec(),
+            // This norm is stored as it is in every family.
+            gamma: of("norm.weight").to_vec(),
+        };
         let (pool, place) = if config.attention(layer).is_some() {
             place_of(config, layer)
         } else {
@@ -91,15 +100,11 @@ pub(super) fn mixers<'a>(
                 Kind::ShortConv(Taps::of(of("conv.weight"), bias.then(|| of("conv.bias")), kernel))
             }
             LayerKind::DeltaRule(rule) => {
-                let taps = Taps::of(of("conv1d.weight"), None, rule.kernel);
-                let rates = Rates {
-                    // In double precision: the last bit is then not up to the machine's library.
-                    rates: of("A_log").iter().map(|&log| f64::from(log).exp() as f32).collect(),
-                    dt_bias: of("dt_bias").to_vec(),
-                    // This norm is stored as it is in every family.
-                    gamma: of("norm.weight").to_vec(),
-                };
-                Kind::DeltaRule(rule, taps, rates)
+                Kind::DeltaRule(rule, Taps::of(of("conv1d.weight"), None, rule.kernel), rates())
+            }
+            LayerKind::Mamba(mamba) => {
+                let bias = mamba.conv_bias.then(|| of("conv1d.bias"));
+                Kind::Mamba(mamba, Taps::of(of("conv1d.weight"), bias, mamba.kernel), rates(), of("D").to_vec())
             }
         };
         Mixer { kind, pool, place }
@@ -117,7 +122,9 @@ impl Mixer {
     pub fn attention(&self) -> &AttentionPart {
         match &self.kind {
             Kind::Attention(part) => part,
-            Kind::ShortConv(..) | Kind::DeltaRule(..) => unreachable!("a layer with a state has no such node"),
+            Kind::ShortConv(..) | Kind::DeltaRule(..) | Kind::Mamba(..) => {
+                unreachable!("a layer with a state has no such node")
+            }
         }
     }
 
@@ -125,7 +132,9 @@ impl Mixer {
     pub fn short_conv(&self) -> short_conv::ShortConv<'_> {
         match &self.kind {
             Kind::ShortConv(taps) => short_conv::ShortConv { convolution: taps.convolution(), layer: self.place },
-            Kind::Attention(..) | Kind::DeltaRule(..) => unreachable!("another layer has no such node"),
+            Kind::Attention(..) | Kind::DeltaRule(..) | Kind::Mamba(..) => {
+                unreachable!("another layer has no such node")
+            }
         }
     }
 
@@ -142,6 +151,25 @@ impl Mixer {
             value_dim: rule.value_dim,
             rates,
             dt_bias,
+            norm: Norm { gamma, epsilon },
+            layer: self.place,
+        }
+    }
+
+    /// The layer's state space.
+    pub fn mamba(&self, epsilon: f32) -> mamba::Mamba<'_> {
+        let Kind::Mamba(sizes, taps, Rates { rates, dt_bias, gamma }, skips) = &self.kind else {
+            unreachable!("another layer has no such node")
+        };
+        mamba::Mamba {
+            convolution: taps.convolution(),
+            heads: sizes.heads,
+            head_dim: sizes.head_dim,
+            groups: sizes.groups,
+            state_dim: sizes.state_dim,
+            rates,
+            dt_bias,
+            skips,
             norm: Norm { gamma, epsilon },
             layer: self.place,
         }

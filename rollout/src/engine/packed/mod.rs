@@ -99,6 +99,7 @@ fn fits(config: &ModelConfig) -> bool {
         LayerKind::Attention(kind) => !config.qkv_bias || kind.gate != Some(AttentionGate::Heads),
         LayerKind::ShortConv(conv) => conv.kernel <= MAX_KERNEL,
         LayerKind::DeltaRule(rule) => rule.kernel <= MAX_KERNEL,
+        LayerKind::Mamba(mamba) => mamba.kernel <= MAX_KERNEL,
     };
     config.widest_head() <= MAX_HEAD_DIM && config.layers.iter().all(has_kernels)
 }
@@ -132,8 +133,9 @@ fn remark_on_speed(isa: Isa, options: &EngineOptions) {
         return;
     }
     let format = options.format();
-    if (format == Format::Int8 || options.kv_dtype == KvDtype::Int8) && !isa.has_byte_products() {
-        tracing::warn!("this processor has no VNNI: int8 saves memory, and may not be faster than fp32");
+    let of_bytes = matches!(format, Format::Int8 | Format::Int4) || options.kv_dtype == KvDtype::Int8;
+    if of_bytes && !isa.has_byte_products() {
+        tracing::warn!("this processor has no VNNI: int8 and int4 save memory, and may not be faster than fp32");
     }
     match format {
         Format::Bf16 | Format::Bf16x3 if isa.has_pair_products() => tracing::warn!(

@@ -37,7 +37,7 @@ use super::{
     adapted::Share,
     choices::Choices,
     graph::{
-        ATTENTION, DELTA_RULE, DOMAIN, EMBEDDING, EXPERTS, INDEX, LAYER_INPUTS, LINEAR, MLP_LINEARS, OPEN_INPUT,
+        ATTENTION, DELTA_RULE, DOMAIN, EMBEDDING, EXPERTS, INDEX, LAYER_INPUTS, LINEAR, MAMBA, MLP_LINEARS, OPEN_INPUT,
         RESIDUAL, SHORT_CONV, WIDTH_NORM,
     },
     weights::PackedWeights,
@@ -84,6 +84,7 @@ pub(super) fn domain(state: &SharedState) -> ort::Result<OperatorDomain> {
         .add(node(Operation::Experts))?
         .add(node(Operation::ShortConv))?
         .add(node(Operation::DeltaRule))?
+        .add(node(Operation::Mamba))?
         .add(node(Operation::LayerInputs))?
         .add(node(Operation::OpenInput))
 }
@@ -98,6 +99,7 @@ enum Operation {
     Experts,
     ShortConv,
     DeltaRule,
+    Mamba,
     LayerInputs,
     OpenInput,
 }
@@ -121,6 +123,7 @@ impl Operator for Node {
             Operation::Experts => EXPERTS,
             Operation::ShortConv => SHORT_CONV,
             Operation::DeltaRule => DELTA_RULE,
+            Operation::Mamba => MAMBA,
             Operation::LayerInputs => LAYER_INPUTS,
             Operation::OpenInput => OPEN_INPUT,
         }
@@ -138,6 +141,7 @@ impl Operator for Node {
             | Operation::Attention
             | Operation::ShortConv
             | Operation::DeltaRule
+            | Operation::Mamba
             | Operation::Experts => None,
         };
         [OperatorInput::required(first)].into_iter().chain(second)
@@ -205,6 +209,10 @@ impl NodeKernel {
             }
             Operation::DeltaRule => {
                 delta_rule(&mut state, self.index, context)?;
+                state.cost.attention += begun.elapsed();
+            }
+            Operation::Mamba => {
+                mamba(&mut state, self.index, context)?;
                 state.cost.attention += begun.elapsed();
             }
             Operation::LayerInputs => {
@@ -392,5 +400,16 @@ fn delta_rule(state: &mut State, layer: usize, context: &ComputeContext) -> ort:
     let mut out = context.output(0, [spans.tokens(), rule.value_heads * rule.value_dim])?.ok_or_else(missing)?;
     let (_, out) = out.try_extract_tensor_mut::<f32>()?;
     rule.run(x, spans, states, out, Machine { isa: *isa, threads, scratch });
+    Ok(())
+}
+
+fn mamba(state: &mut State, layer: usize, context: &ComputeContext) -> ort::Result<()> {
+    let State { weights, states, spans, isa, threads, scratch, .. } = state;
+    let x = context.input(0)?.ok_or_else(missing)?;
+    let (_, x) = x.try_extract_tensor::<f32>()?;
+    let mamba = weights.mamba(layer);
+    let mut out = context.output(0, [spans.tokens(), mamba.heads * mamba.head_dim])?.ok_or_else(missing)?;
+    let (_, out) = out.try_extract_tensor_mut::<f32>()?;
+    mamba.run(x, spans, states, out, Machine { isa: *isa, threads, scratch });
     Ok(())
 }

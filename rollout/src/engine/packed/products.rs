@@ -24,24 +24,22 @@ impl Product {
     }
 }
 
-/// The products in the order of the graph.
+/// The products in the order of the graph. The head, whose outputs are the logits, and others outside the layers have at
+/// least bytes.
 pub(super) fn products(config: &ModelConfig, format: Format) -> impl Iterator<Item = Product> {
+    let outside = if format == Format::Int4 { Format::Int8 } else { format };
+    let joined = |depth, outputs| PackedShape { depth, outputs, columns: Columns::Joined, format: outside };
     let head = Product {
         names: vec![if config.tie_word_embeddings { "model.embed_tokens" } else { "lm_head" }.into()],
         norm: Some(format!("{}.weight", config.final_norm())),
-        shape: PackedShape { depth: config.hidden_size, outputs: config.vocab_size, columns: Columns::Joined, format },
+        shape: joined(config.hidden_size, config.vocab_size),
         bias: false,
         factor: (1.0 / config.logits_scaling) as f32,
     };
     let inputs = config.per_layer_input.map(|input| Product {
         names: vec![PerLayerInput::PROJECTION.into()],
         norm: None,
-        shape: PackedShape {
-            depth: config.hidden_size,
-            outputs: config.num_hidden_layers * input.width,
-            columns: Columns::Joined,
-            format,
-        },
+        shape: joined(config.hidden_size, config.num_hidden_layers * input.width),
         bias: false,
         factor: (config.hidden_size as f64).sqrt().recip() as f32,
     });
@@ -68,6 +66,7 @@ pub(super) fn layer_products(config: &ModelConfig, format: Format, layer: usize)
         }
         LayerKind::ShortConv(conv) => (hidden, [conv.bias; 2]),
         LayerKind::DeltaRule(rule) => (rule.values(), [false; 2]),
+        LayerKind::Mamba(mamba) => (mamba.inner(), [mamba.proj_bias; 2]),
     };
     let back = |name: String, depth: usize, bias| Product {
         factor: config.residual_multiplier as f32,

@@ -11,7 +11,7 @@ use rollout_kernels::{
     linear::{Activation, Linear, Norm},
     packed::{Columns, PackedShape, Quantized, WeightRows},
     per_layer::LayerInputs,
-    recurrent::{delta_rule::DeltaRule, short_conv::ShortConv},
+    recurrent::{delta_rule::DeltaRule, mamba::Mamba, short_conv::ShortConv},
     thread_pool::ThreadPool,
 };
 use shared::{Experts, ModelConfig, PerLayerInput, Rotary, WeightManifest, model::manifest::DATA_FILE};
@@ -368,6 +368,11 @@ impl PackedWeights {
         self.mixers[layer].delta_rule(self.epsilon)
     }
 
+    /// The state space of a layer that has one.
+    pub fn mamba(&self, layer: usize) -> Mamba<'_> {
+        self.mixers[layer].mamba(self.epsilon)
+    }
+
     /// Factor of the scores of attention.
     pub fn attention_scale(&self) -> f32 {
         self.attention_scale
@@ -578,14 +583,14 @@ mod tests {
         for name in &harness::golden_models() {
             let model = ModelDir::open(harness::golden_model_dir(name)).unwrap();
             let config = model.config();
-            let mut only_products: Vec<String> = products(config, Format::Int8)
-                .filter(|product| product.shape.format == Format::Int8)
+            let mut only_products: Vec<String> = products(config, Format::Int4)
+                .filter(|product| product.shape.format != Format::Fp32)
                 .flat_map(|product| product.names)
                 .map(|name| name + ".weight")
                 .collect();
             only_products.retain(|name| name != EMBEDDING);
             let losing = config.parameters().into_iter();
-            let losing = losing.filter(|(name, shape)| Form::of(name, shape, RolloutDtype::Int8) != Form::Whole);
+            let losing = losing.filter(|(name, shape)| Form::of(name, shape, RolloutDtype::Int4) != Form::Whole);
             let mut losing: Vec<String> = losing.map(|(name, _)| name).collect();
             only_products.sort();
             losing.sort();

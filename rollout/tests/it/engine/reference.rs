@@ -127,6 +127,7 @@ fn rounded_log_probs_are_those_of_a_model_close_to_the_stored_one() {
         (RolloutDtype::Auto, KvDtype::Int8, 0.02),
         (RolloutDtype::Auto, KvDtype::Bf16, 0.02),
         (RolloutDtype::Bf16x3, KvDtype::Auto, 5e-5),
+        (RolloutDtype::Int4, KvDtype::Auto, 0.5),
     ];
     let means = rounded.map(|(rollout_dtype, kv_dtype, most)| {
         let rounded = logprobs(rollout_dtype, kv_dtype);

@@ -12,8 +12,14 @@ use super::{
     support::{Outcome, Steps, finish, mixed_groups, options, outcome, wait_swap, write},
 };
 
-const DTYPES: [RolloutDtype; 5] =
-    [RolloutDtype::Auto, RolloutDtype::Bf16x3, RolloutDtype::Bf16, RolloutDtype::Bf16Dot, RolloutDtype::Int8];
+const DTYPES: [RolloutDtype; 6] = [
+    RolloutDtype::Auto,
+    RolloutDtype::Bf16x3,
+    RolloutDtype::Bf16,
+    RolloutDtype::Bf16Dot,
+    RolloutDtype::Int8,
+    RolloutDtype::Int4,
+];
 
 fn open(bench: &Bench, weights: &WeightSource, dtype: RolloutDtype) -> Engine {
     let options = EngineOptions { rollout_dtype: dtype, hot_swap: true, ..options(16, 2) };

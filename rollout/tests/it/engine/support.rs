@@ -47,10 +47,11 @@ pub fn wait_swap(engine: &mut Engine) -> Result<SwapReport, EngineError> {
 }
 
 /// Every way to compute the model on the CPU.
-pub const MODES: [(Kernels, RolloutDtype, KvDtype); 8] = [
+pub const MODES: [(Kernels, RolloutDtype, KvDtype); 9] = [
     (Kernels::Packed, RolloutDtype::Auto, KvDtype::Auto),
     (Kernels::Stock, RolloutDtype::Auto, KvDtype::Auto),
     (Kernels::Packed, RolloutDtype::Int8, KvDtype::Auto),
+    (Kernels::Packed, RolloutDtype::Int4, KvDtype::Auto),
     (Kernels::Packed, RolloutDtype::Bf16, KvDtype::Auto),
     (Kernels::Packed, RolloutDtype::Bf16Dot, KvDtype::Auto),
     (Kernels::Packed, RolloutDtype::Bf16x3, KvDtype::Auto),

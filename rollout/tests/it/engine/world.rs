@@ -22,8 +22,8 @@ struct World {
     versions: [WeightSource; 2],
 }
 
-/// Families of one kind each: pages alone, both kinds of states, experts, pages of two widths that layers share.
-const FAMILIES: [&str; 5] = ["llama", "lfm2", "qwen3_5", "qwen3_moe", "gemma4"];
+/// Families of one kind each: pages alone, every kind of states, experts, pages of two widths that layers share.
+const FAMILIES: [&str; 6] = ["llama", "lfm2", "qwen3_5", "granite4_h", "qwen3_moe", "gemma4"];
 
 static WORLDS: LazyLock<Vec<World>> = LazyLock::new(|| {
     let known = harness::golden_models();

@@ -210,9 +210,11 @@ macro_rules! data {
         max_kept_states: Option<usize> = None, absent("as many as `max_num_seqs`"), keeps_results;
         /// A command line for `/bin/sh`, started once for each completion: the program of an agent, which asks the
         /// policy over HTTP in OpenAI's forms. It gets its row as JSON on its standard input, and `OPENAI_BASE_URL` and
-        /// `OPENAI_API_KEY` in its environment. Its reward has the weight 1. The sampler is then `rollout-serve`.
+        /// `OPENAI_API_KEY` in its environment. Or a server of verifiers 0.4, as `verifiers:tcp://HOST:PORT`, which
+        /// plays an episode for each completion. Its reward has the weight 1. The sampler is then `rollout-serve`.
         agent: Option<String> = None, absent("no agent");
-        /// Agents that run at once. More keep the sampler busy while agents work; each is a process of its own.
+        /// Agents that run at once. More keep the sampler busy while agents work; each is a process of its own, or an
+        /// episode of a server.
         max_concurrent_agents: u32 = 32, at_least(1.0), at_most(4096.0), because("each has a process and a thread");
         /// Seconds that an agent may take in all. A completion whose agent is late has no reward and is not trained on.
         /// More is kinder to slow agents, and a hanging one holds its group up for longer.

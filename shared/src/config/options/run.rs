@@ -35,9 +35,9 @@ macro_rules! run {
         /// it (docs/speed.md).
         precision: Precision = Precision::Exact;
         /// What the sampler's linear layers compute in. A rounded model (`int8`, `bf16` with AMX, `bf16dot` with
-        /// AVX512_BF16) takes less memory and samples faster; the price is a `mismatch_kl` above 0, larger with `int8`,
-        /// which the importance correction answers, for long completions best token by token
-        /// (`importance_sampling_mode` token_truncate).
+        /// AVX512_BF16) takes less memory and samples faster; the price is a `mismatch_kl` above 0, larger with `int8`
+        /// and far larger with `int4`, which the importance correction answers, for long completions best token by
+        /// token (`importance_sampling_mode` token_truncate).
         rollout_dtype: RolloutDtype = RolloutDtype::Auto;
         /// What the sampler stores keys and values as. `int8` takes a quarter of their memory and samples long
         /// completions faster with VNNI, `bf16` takes half and is for AVX512_BF16; the price is a `mismatch_kl` above

@@ -1,7 +1,7 @@
 //! Agents: what they cannot be combined with.
 
 use crate::{
-    config::{ConfigError, TrainConfig},
+    config::{ConfigError, TrainConfig, environments::VERIFIERS},
     methods::advantage::CreditUnit,
 };
 
@@ -10,6 +10,10 @@ impl TrainConfig {
         let Some(agent) = &self.agent else { return Ok(()) };
         let (estimator, spec) = (self.advantage_estimator, self.advantage_estimator.spec());
         ensure!(!agent.trim().is_empty(), "`agent` is empty: give it a command line, or leave it out");
+        ensure!(
+            !agent.starts_with(VERIFIERS) || self.verifiers().is_some_and(is_place),
+            "`agent` {agent:?} needs the address of a server of verifiers, as in `verifiers:tcp://127.0.0.1:5000`"
+        );
         ensure!(
             !self.has_tools(),
             "`agent` cannot be combined with `tools` or `environment_factory`: an agent has tools of its own; remove \
@@ -38,6 +42,14 @@ impl TrainConfig {
         let keys = ["max_concurrent_agents", "agent_timeout"];
         keys.into_iter().filter(|key| self.agent.is_none() && self.is_set(key)).collect()
     }
+}
+
+/// Whether a text is `HOST:PORT`.
+fn is_place(text: &str) -> bool {
+    text.rsplit_once(':').is_some_and(|(host, port)| {
+        let is_host = !host.is_empty() && !host.contains(|letter: char| letter.is_whitespace() || letter == '/');
+        is_host && port.parse::<u16>().is_ok_and(|port| port > 0)
+    })
 }
 
 #[cfg(test)]
@@ -71,6 +83,26 @@ mod tests {
             with_agent(c);
             c.advantage_estimator = AdvantageEstimator::Process;
         });
+    }
+
+    #[test]
+    fn a_server_of_verifiers_has_a_host_and_a_port() {
+        let named = |agent: &str| {
+            let agent = agent.to_owned();
+            move |config: &mut TrainConfig| config.agent = Some(agent)
+        };
+        for place in ["127.0.0.1:5000", "my-host:1", "[::1]:5000"] {
+            accepted(named(&format!("verifiers:tcp://{place}")));
+            let mut config = valid();
+            named(&format!("verifiers:tcp://{place}"))(&mut config);
+            assert_eq!(config.verifiers(), Some(place));
+        }
+        for rest in ["", "my-env", "tcp://", "tcp://host", "tcp://:1", "tcp://h:0", "tcp://h:70000", "tcp://h:1/x"] {
+            refused("needs the address of a server of verifiers", named(&format!("verifiers:{rest}")));
+        }
+        let mut config = valid();
+        with_agent(&mut config);
+        assert_eq!(config.verifiers(), None);
     }
 
     #[test]

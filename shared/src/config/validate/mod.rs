@@ -242,8 +242,8 @@ impl TrainConfig {
         );
         ensure!(
             self.rollout_dtype == RolloutDtype::Auto || self.rollout_device == Device::Cpu,
-            "`rollout_dtype` int8, bf16, bf16dot and bf16x3 are for `rollout_device` cpu: on CUDA the sampler computes \
-             in fp16"
+            "`rollout_dtype` int8, int4, bf16, bf16dot and bf16x3 are for `rollout_device` cpu: on CUDA the sampler \
+             computes in fp16"
         );
         ensure!(
             self.kv_dtype == KvDtype::Auto || self.rollout_device == Device::Cpu,

@@ -184,7 +184,7 @@ impl TrainConfig {
     fn rounding(&self) -> Option<&'static str> {
         match (self.rollout_device, self.rollout_dtype, self.kv_dtype) {
             (Device::Cuda | Device::Tensorrt, _, _) => Some("`rollout_device` (fp16)"),
-            (Device::Cpu, RolloutDtype::Int8 | RolloutDtype::Bf16 | RolloutDtype::Bf16Dot, _) => {
+            (Device::Cpu, RolloutDtype::Int8 | RolloutDtype::Int4 | RolloutDtype::Bf16 | RolloutDtype::Bf16Dot, _) => {
                 Some("`rollout_dtype`")
             }
             (Device::Cpu, RolloutDtype::Auto | RolloutDtype::Bf16x3, KvDtype::Int8 | KvDtype::Bf16) => {

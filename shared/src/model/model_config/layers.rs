@@ -24,6 +24,8 @@ pub enum LayerKind {
     ShortConv(ShortConv),
     /// A gated delta rule behind a short convolution (Qwen3.5).
     DeltaRule(DeltaRule),
+    /// A state space behind a short convolution (Granite 4).
+    Mamba(Mamba),
 }
 
 /// Self-attention of one layer.
@@ -97,12 +99,48 @@ impl DeltaRule {
     }
 }
 
+/// A state space of Mamba-2 (Dao and Gu 2024) behind a short convolution with SiLU. The heads of a group share what is
+/// written with (`B`) and read with (`C`): head `h` belongs to group `h · groups / heads`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Mamba {
+    /// Heads, each with a state (`mamba_n_heads`).
+    pub heads: usize,
+    /// Width of a head (`mamba_d_head`).
+    pub head_dim: usize,
+    /// Groups of heads; divides the heads (`mamba_n_groups`).
+    pub groups: usize,
+    /// Width of a `B` or a `C` (`mamba_d_state`).
+    pub state_dim: usize,
+    /// Inputs of each sum of the convolution (`mamba_d_conv`).
+    pub kernel: usize,
+    /// Whether the convolution has a bias (`mamba_conv_bias`).
+    pub conv_bias: bool,
+    /// Whether both projections have a bias (`mamba_proj_bias`).
+    pub proj_bias: bool,
+}
+
+impl Mamba {
+    /// Width of all heads of a token.
+    #[must_use]
+    pub fn inner(self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// Channels of the convolution: the heads, then `B` and `C` of all groups.
+    #[must_use]
+    pub fn channels(self) -> usize {
+        self.inner() + 2 * self.groups * self.state_dim
+    }
+}
+
 /// What a sequence keeps in a layer with a state, in float32 numbers. Its size is the same at every length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct StateParts {
     /// The convolution's last inputs: channels, and inputs of each.
     pub window: [usize; 2],
-    /// The rule's matrices: value heads, width of a key, width of a value.
+    /// The rule's matrices: value heads, width of a key, width of a value. Of a state space: heads, width of a `B`,
+    /// width of a head.
     pub matrix: [usize; 3],
 }
 
@@ -120,7 +158,7 @@ impl ModelConfig {
     pub fn attention(&self, layer: usize) -> Option<AttentionKind> {
         match self.layers[layer] {
             LayerKind::Attention(kind) => Some(kind),
-            LayerKind::ShortConv(_) | LayerKind::DeltaRule(_) => None,
+            LayerKind::ShortConv(_) | LayerKind::DeltaRule(_) | LayerKind::Mamba(_) => None,
         }
     }
 
@@ -147,6 +185,10 @@ impl ModelConfig {
             LayerKind::DeltaRule(rule) => StateParts {
                 window: [rule.channels(), rule.kernel - 1],
                 matrix: [rule.value_heads, rule.key_dim, rule.value_dim],
+            },
+            LayerKind::Mamba(mamba) => StateParts {
+                window: [mamba.channels(), mamba.kernel - 1],
+                matrix: [mamba.heads, mamba.state_dim, mamba.head_dim],
             },
         }
     }

@@ -1,11 +1,14 @@
 //! Names and shapes of a model's parameters.
 
-use super::{DeltaRule, Experts, Head, LayerKind, ModelConfig, PerLayerInput, ShortConv};
+use super::{DeltaRule, Experts, Head, LayerKind, Mamba, ModelConfig, PerLayerInput, ShortConv};
 
 /// Decay of the delta rule, the logarithm of a factor for each value head.
 const DECAY: &str = "linear_attn.A_log";
 /// What is added to the input of the delta rule's step sizes, for each value head.
 const STEP_BIAS: &str = "linear_attn.dt_bias";
+/// What Mamba-2 has for each head: the addend of the step's input, the logarithm of the decay's factor, and the share of
+/// the input in the result.
+const OF_MAMBA: [&str; 3] = ["mamba.dt_bias", "mamba.A_log", "mamba.D"];
 
 /// The embedding.
 const EMBEDDING: &str = "model.embed_tokens.weight";
@@ -89,11 +92,11 @@ impl ModelConfig {
         list
     }
 
-    /// Whether a parameter decides how fast a state decays. Such a one stays in float32 under every type, on both
-    /// sides: a state adds up the error of a whole sequence.
+    /// Whether a parameter decides how fast a state decays, or is another number of a head of Mamba-2. Such a one stays
+    /// in float32 under every type, on both sides: a state adds up the error of a whole sequence.
     #[must_use]
     pub fn is_exact(name: &str) -> bool {
-        [DECAY, STEP_BIAS].iter().any(|end| name.ends_with(end))
+        [DECAY, STEP_BIAS].iter().chain(&OF_MAMBA).any(|end| name.ends_with(end))
     }
 
     /// The parameters of attention, or of that which a layer has instead.
@@ -103,6 +106,7 @@ impl ModelConfig {
             LayerKind::Attention(_) => (self.qkv_bias, self.attention_output_bias),
             LayerKind::ShortConv(ShortConv { bias, .. }) => (bias, bias),
             LayerKind::DeltaRule(_) => (false, false),
+            LayerKind::Mamba(Mamba { proj_bias, .. }) => (proj_bias, proj_bias),
         };
         for (name, width) in names.inputs().zip(self.mixer_widths(layer)) {
             let has_bias = input_bias && !name.ends_with("gate_proj");
@@ -133,6 +137,18 @@ impl ModelConfig {
                 add(STEP_BIAS, vec![value_heads]);
                 add(DECAY, vec![value_heads]);
                 add(&format!("{}.norm.weight", names.block), vec![value_dim]);
+            }
+            LayerKind::Mamba(mamba) => {
+                let Mamba { heads, kernel, conv_bias, .. } = mamba;
+                inner = mamba.inner();
+                for name in OF_MAMBA {
+                    add(name, vec![heads]);
+                }
+                add(&format!("{}.conv1d.weight", names.block), vec![mamba.channels(), 1, kernel]);
+                if conv_bias {
+                    add(&format!("{}.conv1d.bias", names.block), vec![mamba.channels()]);
+                }
+                add(&format!("{}.norm.weight", names.block), vec![inner]);
             }
         }
         projection(add, &names.output(), [hidden, inner], output_bias);

@@ -67,6 +67,7 @@ impl ModelConfig {
                 members: &["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"],
                 last: "out_proj",
             },
+            LayerKind::Mamba(_) => BlockNames { block: "mamba", members: &["in_proj"], last: "out_proj" },
         }
     }
 
@@ -88,6 +89,7 @@ impl ModelConfig {
             LayerKind::DeltaRule(rule) => {
                 vec![rule.channels(), rule.values(), rule.value_heads, rule.value_heads]
             }
+            LayerKind::Mamba(mamba) => vec![mamba.inner() + mamba.channels() + mamba.heads],
         }
     }
 
@@ -191,7 +193,7 @@ impl ModelConfig {
         }
     }
 
-    /// The number added to the stored weights of norms; the norm within a delta rule is never stored so.
+    /// The number added to the stored weights of norms; the norm within a layer with a state is never stored so.
     #[must_use]
     pub fn norm_offset(&self) -> f32 {
         if matches!(self.architecture, Architecture::Gemma3 | Architecture::Qwen3_5) { 1.0 } else { 0.0 }

@@ -401,6 +401,11 @@ impl Reader<'_> {
                     .map(|(heads, width)| heads as u128 * width as u128);
                 (2 * keys + 3 * values).saturating_mul(rule.kernel as u128)
             }
+            LayerKind::Mamba(mamba) => {
+                let [inner, of_groups] = [(mamba.heads, mamba.head_dim), (mamba.groups, mamba.state_dim)]
+                    .map(|(heads, width)| heads as u128 * width as u128);
+                (3 * inner + 2 * of_groups).saturating_mul(mamba.kernel as u128)
+            }
         };
         let mixer = config.layers.iter().map(mixer).max().unwrap_or(0);
         let layer = hidden.saturating_mul(mixer.saturating_add(3 * inner.max(of_experts)));

@@ -1,4 +1,4 @@
-//! LFM2, LFM3 and Qwen3.5: published configurations, parameters, states, and everything that is refused.
+//! LFM2, LFM3, Qwen3.5 and Granite 4 with Mamba-2: published configurations, parameters, states, and everything that is refused.
 
 use serde_json::{Value, json};
 
@@ -166,6 +166,59 @@ fn lfm3_has_windows_gates_of_heads_and_pairs_that_are_not_turned() {
     );
 }
 
+fn granite_h_1b() -> Value {
+    let types: Vec<&str> = (0..40).map(|layer| if layer % 10 == 5 { "attention" } else { "mamba" }).collect();
+    json!({"architectures": ["GraniteMoeHybridForCausalLM"], "attention_bias": false, "attention_multiplier": 0.0078125,
+        "embedding_multiplier": 12, "hidden_act": "silu", "hidden_size": 1536, "intermediate_size": 4096,
+        "layer_types": types, "logits_scaling": 6, "mamba_chunk_size": 256, "mamba_conv_bias": true, "mamba_d_conv": 4,
+        "mamba_d_head": 64, "mamba_d_state": 128, "mamba_expand": 2, "mamba_n_groups": 1, "mamba_n_heads": 48,
+        "mamba_proj_bias": false, "max_position_embeddings": 131072, "model_type": "granitemoehybrid",
+        "num_attention_heads": 12, "num_experts_per_tok": 0, "num_hidden_layers": 40, "num_key_value_heads": 4,
+        "num_local_experts": 0, "position_embedding_type": "nope", "residual_multiplier": 0.22, "rms_norm_eps": 1e-5,
+        "rope_theta": 10000, "shared_intermediate_size": 4096, "tie_word_embeddings": true, "vocab_size": 100352})
+}
+
+#[test]
+fn granite_4_has_mamba_and_attention_without_positions() {
+    let config = with(granite_h_1b(), &json!({})).unwrap();
+    assert_eq!(config.parameter_count(), 1_461_538_368);
+    let mamba =
+        Mamba { heads: 48, head_dim: 64, groups: 1, state_dim: 128, kernel: 4, conv_bias: true, proj_bias: false };
+    let attention = AttentionKind { rotary: None, window: None, gate: None };
+    for (layer, kind) in config.layers.iter().enumerate() {
+        let expected = if layer % 10 == 5 { LayerKind::Attention(attention) } else { LayerKind::Mamba(mamba) };
+        assert_eq!(*kind, expected, "layer {layer}");
+    }
+    assert_eq!(config.state_parts(0), StateParts { window: [3328, 3], matrix: [48, 128, 64] });
+    let shapes: std::collections::HashMap<String, Vec<usize>> = config.parameters().into_iter().collect();
+    for (name, shape) in [
+        ("mamba.in_proj.weight", vec![3072 + 3328 + 48, 1536]),
+        ("mamba.conv1d.weight", vec![3328, 1, 4]),
+        ("mamba.conv1d.bias", vec![3328]),
+        ("mamba.dt_bias", vec![48]),
+        ("mamba.A_log", vec![48]),
+        ("mamba.D", vec![48]),
+        ("mamba.norm.weight", vec![3072]),
+        ("mamba.out_proj.weight", vec![1536, 3072]),
+        ("shared_mlp.input_linear.weight", vec![8192, 1536]),
+    ] {
+        assert_eq!(shapes[&format!("model.layers.0.{name}")], shape, "{name}");
+    }
+    assert!(!shapes.contains_key("model.layers.0.mamba.in_proj.bias"));
+    let biased = with(granite_h_1b(), &json!({"mamba_proj_bias": true, "mamba_conv_bias": false})).unwrap();
+    let names: Vec<String> = biased.parameters().into_iter().map(|(name, _)| name).collect();
+    let has = |name: &str| names.iter().any(|known| known == &format!("model.layers.0.mamba.{name}.bias"));
+    assert_eq!(["in_proj", "out_proj", "conv1d"].map(has), [true, true, false]);
+    let newer = |layer: usize| if layer % 10 == 5 { "full_attention" } else { "linear_attention" };
+    let types: Vec<&str> = (0..40).map(newer).collect();
+    let limits = json!([0.0, {"__float__": "Infinity"}]);
+    let newer = json!({"layer_types": types, "time_step_limit": limits, "mamba_d_head": "auto"});
+    assert_eq!(with(granite_h_1b(), &newer).unwrap(), config, "both layouts say the same");
+    // Sizes of layers that a model does not have need not fit.
+    let dense = json!({"layer_types": vec!["attention"; 40], "mamba_n_heads": 7});
+    assert!(!with(granite_h_1b(), &dense).unwrap().has_states());
+}
+
 #[test]
 fn missing_keys_have_the_defaults_of_the_classes() {
     let missing = json!({"layer_types": null, "full_attention_interval": null, "linear_num_value_heads": null,
@@ -178,12 +231,19 @@ fn missing_keys_have_the_defaults_of_the_classes() {
     let config = with(lfm2_350m(), &missing).unwrap();
     assert_eq!((config.rms_norm_eps, config.rope_theta, config.num_key_value_heads), (1e-5, 1e6, 8));
     assert!(!config.has_states(), "without a list, every layer has attention");
+    let missing = json!({"layer_types": null, "mamba_d_head": null, "mamba_d_state": null, "mamba_d_conv": null,
+        "mamba_expand": null, "mamba_n_groups": null, "mamba_conv_bias": null, "mamba_proj_bias": null});
+    let config = with(granite_h_1b(), &missing).unwrap();
+    assert_eq!(config.state_parts(5), StateParts { window: [3072 + 512, 3], matrix: [48, 256, 64] });
+    assert_eq!(config.attention_layers().count(), 0, "without a list, every layer is Mamba-2");
 }
 
 #[test]
 fn what_is_not_supported_of_families_with_states_is_refused_with_key_and_value() {
     let mut types = vec!["linear_attention"; 24];
     types[7] = "mamba";
+    let mut of_granite = vec!["mamba"; 40];
+    of_granite[3] = "moe";
     for (config, changes, words) in [
         (lfm2_350m(), json!({"full_attn_idxs": [2, 16]}), ["`full_attn_idxs`", "below 16"]),
         (lfm2_350m(), json!({"layer_types": ["conv"]}), ["`layer_types`", "expected 16 layers"]),
@@ -202,6 +262,15 @@ fn what_is_not_supported_of_families_with_states_is_refused_with_key_and_value()
         (qwen3_5_text(), json!({"linear_num_key_heads": 3}), ["`linear_num_key_heads`", "must divide"]),
         (qwen3_5_text(), json!({"attn_output_gate": false}), ["`attn_output_gate` = false", "gate"]),
         (qwen3_5_text(), json!({"linear_value_head_dim": 2_000_000_000}), ["`hidden_size`", "parameters"]),
+        (granite_h_1b(), json!({"layer_types": of_granite}), ["`layer_types`", "layer 3 is \"moe\""]),
+        (granite_h_1b(), json!({"layer_types": ["mamba"]}), ["`layer_types`", "expected 40 layers"]),
+        (granite_h_1b(), json!({"mamba_d_head": 32}), ["`mamba_d_head` (32)", "which is 3072"]),
+        (granite_h_1b(), json!({"mamba_n_groups": 5}), ["`mamba_n_groups` (5)", "must divide"]),
+        (granite_h_1b(), json!({"mamba_d_conv": 1}), ["`mamba_d_conv`", "between 2 and 64, found 1"]),
+        (granite_h_1b(), json!({"mamba_d_state": 2_000_000_000}), ["`mamba_d_state`", "numbers in a layer"]),
+        (granite_h_1b(), json!({"time_step_limit": [0.0, 0.5]}), ["`time_step_limit`", "no limits"]),
+        (granite_h_1b(), json!({"num_local_experts": 32}), ["`num_local_experts` = 32", "dense"]),
+        (granite_h_1b(), json!({"position_embedding_type": "alibi"}), ["`position_embedding_type`", "nope"]),
         (
             qwen3_5_text(),
             json!({"rope_parameters": {"partial_rotary_factor": 2.0}}),
@@ -221,7 +290,16 @@ fn kinds_of_layers_keep_the_form_that_files_have() {
     let gated = LayerKind::Attention(AttentionKind { rotary: None, window: None, gate: Some(AttentionGate::Entries) });
     let conv = LayerKind::ShortConv(ShortConv { kernel: 3, bias: true });
     let rule = LayerKind::DeltaRule(DeltaRule { key_heads: 2, value_heads: 4, key_dim: 8, value_dim: 16, kernel: 4 });
-    for kind in [plain, gated, conv, rule] {
+    let mamba = LayerKind::Mamba(Mamba {
+        heads: 4,
+        head_dim: 16,
+        groups: 2,
+        state_dim: 8,
+        kernel: 4,
+        conv_bias: true,
+        proj_bias: false,
+    });
+    for kind in [plain, gated, conv, rule, mamba] {
         assert_eq!(serde_json::from_value::<LayerKind>(form(kind)).unwrap(), kind);
     }
 }

@@ -219,6 +219,10 @@ fn kept(model: &ModelConfig, layer: usize) -> u64 {
             let states = rule.values() * rule.key_dim;
             (rule.channels() + 2 * rule.values() + 2 * rule.value_heads) as u64 + states.div_ceil(RULE_CHUNK) as u64
         }
+        LayerKind::Mamba(mamba) => {
+            let states = mamba.inner() * mamba.state_dim;
+            (mamba.channels() + 2 * mamba.inner() + mamba.heads) as u64 + states.div_ceil(RULE_CHUNK) as u64
+        }
     };
     // The choice of experts and their weights: probabilities of all of them, and three numbers for each chosen one.
     let routing = model.experts.as_ref().map_or(0, |experts| experts.count + 6 * experts.per_token);
@@ -244,6 +248,7 @@ fn at_work(model: &ModelConfig) -> u64 {
         LayerKind::Attention(_) => 0,
         LayerKind::ShortConv(_) => 10 * model.hidden_size,
         LayerKind::DeltaRule(rule) => of_rule(rule),
+        LayerKind::Mamba(mamba) => 6 * mamba.channels() + 9 * mamba.inner(),
     };
     let mixer = model.layers.iter().map(of_mixer).max().unwrap_or(0);
     let inputs = model.per_layer_input.map_or(0, |input| 3 * model.num_hidden_layers * input.width);

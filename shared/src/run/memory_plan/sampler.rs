@@ -111,7 +111,7 @@ impl SamplerSizes {
     pub fn plan(&self, model: &ModelConfig) -> SamplerPlan {
         let size = self.dtype.size() as u64;
         // Routers stay in fp32 whatever the rest is rounded to.
-        let (mut packed, mut routers, mut mapped) = (0, 0, 0);
+        let (mut layers, mut outside, mut routers, mut mapped) = (0, 0, 0, 0);
         for (name, shape) in model.parameters() {
             let bytes = shape.iter().product::<usize>() as u64 * size;
             // Convolutions are no matrices.
@@ -119,26 +119,35 @@ impl SamplerSizes {
             if is_matrix && Experts::is_router(&name) {
                 routers += bytes;
             } else if is_matrix && model.is_product(&name) {
-                packed += bytes;
+                *(if name.starts_with("model.layers.") { &mut layers } else { &mut outside }) += bytes;
             }
             if !is_matrix || ModelConfig::is_table(&name) {
                 mapped += bytes;
             }
         }
         if self.device != Device::Cpu {
-            (packed, routers, mapped) = (model.parameter_count() * size, 0, 0);
+            (layers, outside, routers, mapped) = (model.parameter_count() * size, 0, 0, 0);
         }
         // Only the packed kernels round, and they start from fp32.
-        let rounded = |bytes: u64| match self.rollout_dtype {
-            RolloutDtype::Auto | RolloutDtype::Bf16x3 => bytes,
-            RolloutDtype::Bf16 | RolloutDtype::Bf16Dot => bytes / 2,
-            RolloutDtype::Int8 => bytes / 4,
+        let rounded = |dtype: RolloutDtype, layers: u64, outside: u64| match dtype {
+            RolloutDtype::Auto | RolloutDtype::Bf16x3 => layers + outside,
+            RolloutDtype::Bf16 | RolloutDtype::Bf16Dot => (layers + outside) / 2,
+            RolloutDtype::Int8 => (layers + outside) / 4,
+            // Four bits and a scale of two bytes for each 32; the head and others outside the layers have bytes.
+            RolloutDtype::Int4 => layers / 64 * 9 + outside / 4,
+        };
+        // A version of four bits is in bytes when it is scored.
+        let scored = match self.rollout_dtype {
+            RolloutDtype::Int4 => RolloutDtype::Int8,
+            dtype => dtype,
         };
         // Versions that are adapters also share the base's file.
         let second = if self.kept > 0 && self.packed() {
-            rounded((packed + routers).saturating_sub(self.kept * size))
+            let changed = (layers + outside + routers).saturating_sub(self.kept * size);
+            let changed_outside = changed.min(outside);
+            rounded(scored, changed - changed_outside, changed_outside)
         } else {
-            rounded(packed) + routers + mapped
+            rounded(scored, layers, outside) + routers + mapped
         };
         let (prompts, together) = if self.packed() {
             PACKED_PREFILL
@@ -152,7 +161,7 @@ impl SamplerSizes {
         let row = (model.vocab_size * size_of::<f32>() * self.logits_copies) as u64;
         let tokens = self.max_model_len.max(self.rows).max(together) as u64;
         SamplerPlan {
-            packed_weights: rounded(packed) + routers,
+            packed_weights: rounded(self.rollout_dtype, layers, outside) + routers,
             mapped_weights: mapped,
             swap: if self.hot_swap { second } else { 0 },
             kv_cache: self.slot_bytes(model).saturating_add(self.routing_bytes(model)).saturating_mul(slots),

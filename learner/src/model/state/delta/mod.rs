@@ -3,12 +3,11 @@
 mod rule;
 #[cfg(test)]
 mod tests;
-mod texts;
 
 use shared::{DeltaRule, ModelConfig};
 use tch::Tensor;
 
-use self::rule::{Ruled, Rules};
+use self::rule::Rules;
 use super::{
     super::{
         kinds::wide,
@@ -19,6 +18,7 @@ use super::{
         weights::Weights,
     },
     convolution::Convolution,
+    passes::{self, Ruled},
 };
 use crate::batch::Tree;
 
@@ -104,7 +104,7 @@ impl DeltaBlock {
     pub(in super::super) fn forward_onto(&self, onto: &Tensor, x_TH: &Tensor, trees: &[Tree]) -> (Tensor, DeltaTape) {
         let projected_TW = self.projection.forward(x_TH);
         let parts = self.parts(&projected_TW);
-        let ruled = rule::forward(&self.prepare(&parts, trees).rules, trees);
+        let ruled = passes::forward(&self.prepare(&parts, trees).rules, trees);
         let gated = self.norm.forward(&ruled.out_TND) * wide(&parts.gate).silu();
         let sum = self.output.forward_onto(onto, &gated.flatten(1, 2).to_kind(x_TH.kind()));
         (sum, DeltaTape { projected_TW, ruled })
@@ -135,7 +135,7 @@ impl DeltaBlock {
         let d_out_TND = self.norm.backward(&ruled.out_TND, &(d_gated * active), gradients);
 
         let prepared = self.prepare(&parts, trees);
-        let d_rules = rule::backward(&prepared.rules, ruled, &d_out_TND, trees);
+        let d_rules = passes::backward(&prepared.rules, ruled, &d_out_TND, trees);
         self.prepare_backward(&parts, &mut d_parts, &prepared, d_rules, trees, gradients);
         self.projection.backward(x_TH, &d_projected_TW, gradients)
     }

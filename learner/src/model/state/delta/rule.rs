@@ -8,8 +8,10 @@
 
 use tch::{Kind, Tensor};
 
-use super::texts::{Chunk, Run};
-use crate::batch::Tree;
+use super::super::{
+    passes::{Inner, Rule},
+    texts::Chunk,
+};
 
 /// Inputs of the rule, or their gradients, in float32 at least.
 #[derive(Debug)]
@@ -25,88 +27,26 @@ pub(super) struct Rules {
     pub(super) beta: Tensor,
 }
 
-/// The rule's output, with what its derivative needs.
-#[derive(Debug)]
-pub(super) struct Ruled {
-    /// `[T, value heads, value width]`.
-    pub(super) out_TND: Tensor,
-    /// The states before each chunk of each run, `[texts, value heads, key width, value width]`; none where they are 0.
-    states: Vec<Vec<Option<Tensor>>>,
-}
+impl Rule for Rules {
+    type Inner = Parts;
 
-/// The rule over all texts.
-pub(super) fn forward(rules: &Rules, trees: &[Tree]) -> Ruled {
-    let mut out_TND = Tensor::empty(rules.v.size(), (rules.v.kind(), rules.v.device()));
-    // States at the ends of stems that have branches.
-    let mut ends: Vec<Option<Tensor>> = trees.iter().map(|_| None).collect();
-    let mut states = Vec::new();
-    for run in Run::of(trees, rules.heads()) {
-        let mut state = run.of_branches.then(|| {
-            let of = |tree: usize| ends[tree].as_ref().expect("a stem comes before its branches").shallow_clone();
-            Tensor::stack(&run.trees().map(of).collect::<Vec<_>>(), 0)
-        });
-        let mut kept = Vec::new();
-        for number in 0..run.chunks() {
-            let before = state.take().map(|state| state.narrow(0, 0, run.active(number)));
-            let chunk = run.chunk(number, (rules.v.kind(), rules.v.device()));
-            let inner = Inner::new(rules, &chunk);
-            let u = inner.u(before.as_ref());
-            let mut out = inner.mixed.matmul(&u);
-            let mut after = inner.k_to_end().mt().matmul(&u);
-            if let Some(before) = &before {
-                out += inner.since_start(&inner.q).matmul(before);
-                after += before * inner.whole_decay();
-            }
-            chunk.put(&out, &mut out_TND);
-            for (index, tree) in run.ending(number).filter(|_| !run.of_branches) {
-                // A copy: a view would hold the states of all texts of the run.
-                ends[tree] = (!trees[tree].branches.is_empty()).then(|| after.get(index).copy());
-            }
-            kept.push(before);
-            state = Some(after);
-        }
-        states.push(kept);
+    fn values(&self) -> &Tensor {
+        &self.v
     }
-    Ruled { out_TND, states }
-}
 
-/// Gradients of the inputs, given that of the output.
-pub(super) fn backward(rules: &Rules, ruled: &Ruled, d_out_TND: &Tensor, trees: &[Tree]) -> Rules {
-    let mut found = Rules {
-        q: rules.q.empty_like(),
-        k: rules.k.empty_like(),
-        v: rules.v.empty_like(),
-        g: rules.g.empty_like(),
-        beta: rules.beta.empty_like(),
-    };
-    // Of the states at the ends of stems, summed over the branches.
-    let mut d_ends: Vec<Option<Tensor>> = trees.iter().map(|_| None).collect();
-    for (run, states) in Run::of(trees, rules.heads()).iter().zip(&ruled.states).rev() {
-        let mut d_after: Option<Tensor> = None;
-        for (number, before) in (0..run.chunks()).rev().zip(states.iter().rev()) {
-            let chunk = run.chunk(number, (rules.v.kind(), rules.v.device()));
-            let inner = Inner::new(rules, &chunk);
-            let d_state = inner.zero_states();
-            if let Some(later) = &d_after {
-                d_state.narrow(0, 0, later.size()[0]).copy_(later);
-            }
-            for (index, tree) in run.ending(number).filter(|_| !run.of_branches) {
-                if let Some(d_end) = d_ends[tree].take() {
-                    d_state.get(index).copy_(&d_end);
-                }
-            }
-            d_after = Some(inner.backward(&chunk, before.as_ref(), &d_state, d_out_TND, &mut found));
-        }
-        let d_first = d_after.filter(|_| run.of_branches);
-        for (index, tree) in run.trees().enumerate().filter(|_| d_first.is_some()) {
-            let d_state = d_first.as_ref().expect("filtered").get(index as i64);
-            match &mut d_ends[tree] {
-                Some(sum) => *sum += d_state,
-                none => *none = Some(d_state.copy()),
-            }
+    fn gradients(&self) -> Self {
+        Self {
+            q: self.q.empty_like(),
+            k: self.k.empty_like(),
+            v: self.v.empty_like(),
+            g: self.g.empty_like(),
+            beta: self.beta.empty_like(),
         }
     }
-    found
+
+    fn inner(&self, chunk: &Chunk) -> Parts {
+        Parts::new(self, chunk)
+    }
 }
 
 impl Rules {
@@ -117,7 +57,7 @@ impl Rules {
 }
 
 /// The parts of a chunk that do not depend on its first state, each `[texts, value heads, length, ..]`.
-struct Inner {
+pub(super) struct Parts {
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -141,7 +81,7 @@ struct Inner {
     shared: i64,
 }
 
-impl Inner {
+impl Parts {
     fn new(rules: &Rules, chunk: &Chunk) -> Self {
         let shared = rules.heads() / rules.q.size()[1];
         let spread = |x: Tensor| if shared == 1 { x } else { x.repeat_interleave_self_int(shared, 1, None) };
@@ -196,12 +136,31 @@ impl Inner {
         self.last().exp()
     }
 
-    fn zero_states(&self) -> Tensor {
-        let ([texts, heads, _, key_width], value_width) = (shape(&self.k), self.v.size()[3]);
-        Tensor::zeros([texts, heads, key_width, value_width], (self.v.kind(), self.v.device()))
+    /// The gradient of a key head's part, summed over its value heads.
+    fn gathered(&self, x: Tensor) -> Tensor {
+        if self.shared == 1 {
+            return x;
+        }
+        let [texts, heads, length, width] = shape(&x);
+        let grouped = x.view([texts, heads / self.shared, self.shared, length, width]);
+        grouped.sum_dim_intlist([2i64].as_slice(), false, None)
+    }
+}
+
+impl Inner for Parts {
+    type Rule = Rules;
+
+    fn forward(&self, before: Option<&Tensor>) -> (Tensor, Tensor) {
+        let u = self.u(before);
+        let mut out = self.mixed.matmul(&u);
+        let mut after = self.k_to_end().mt().matmul(&u);
+        if let Some(before) = before {
+            out += self.since_start(&self.q).matmul(before);
+            after += before * self.whole_decay();
+        }
+        (out, after)
     }
 
-    /// Writes the inputs' gradients and returns that of the first states, given that of the last ones.
     fn backward(
         &self,
         chunk: &Chunk,
@@ -263,14 +222,9 @@ impl Inner {
         d_before
     }
 
-    /// The gradient of a key head's part, summed over its value heads.
-    fn gathered(&self, x: Tensor) -> Tensor {
-        if self.shared == 1 {
-            return x;
-        }
-        let [texts, heads, length, width] = shape(&x);
-        let grouped = x.view([texts, heads / self.shared, self.shared, length, width]);
-        grouped.sum_dim_intlist([2i64].as_slice(), false, None)
+    fn zero_states(&self) -> Tensor {
+        let ([texts, heads, _, key_width], value_width) = (shape(&self.k), self.v.size()[3]);
+        Tensor::zeros([texts, heads, key_width, value_width], (self.v.kind(), self.v.device()))
     }
 }
 

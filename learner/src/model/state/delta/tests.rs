@@ -2,8 +2,13 @@
 
 use tch::{Device, Kind, Tensor};
 
-use super::rule::{self, Rules};
-use crate::batch::Tree;
+use super::{
+    super::{
+        passes,
+        testing::{largest, plain, trees},
+    },
+    rule::Rules,
+};
 
 const KEY_HEADS: i64 = 2;
 const VALUE_HEADS: i64 = 4;
@@ -43,38 +48,6 @@ fn steps([q, k, v, g, beta]: &[Tensor; 5], rows: std::ops::Range<i64>, mut state
     (out, state)
 }
 
-/// The outputs of all texts, `[T, value heads, value width]`.
-fn plain(inputs: &[Tensor; 5], trees: &[Tree]) -> Tensor {
-    let zero = || Tensor::zeros([VALUE_HEADS, WIDTHS[0], WIDTHS[1]], (Kind::Double, Device::Cpu));
-    let mut out = Vec::new();
-    for tree in trees {
-        let mut start = tree.start + tree.stem;
-        let (own, end) = steps(inputs, tree.start..start, zero());
-        out.extend(own);
-        for length in &tree.branches {
-            out.extend(steps(inputs, start..start + length, end.shallow_clone()).0);
-            start += length;
-        }
-    }
-    Tensor::stack(&out, 0)
-}
-
-/// Trees of the given stems and branches, one behind the other, with the number of their tokens.
-fn trees(of: &[(i64, &[i64])]) -> (Vec<Tree>, i64) {
-    let mut start = 0;
-    let tree = |&(stem, branches): &(i64, &[i64])| {
-        let tree = Tree { start, stem, branches: branches.to_vec() };
-        start += stem + branches.iter().sum::<i64>();
-        tree
-    };
-    let trees = of.iter().map(tree).collect();
-    (trees, start)
-}
-
-fn largest(x: &Tensor) -> f64 {
-    x.abs().max().double_value(&[])
-}
-
 #[test]
 fn chunks_and_their_derivative_agree_with_the_rule_token_by_token() {
     tch::manual_seed(7);
@@ -87,15 +60,16 @@ fn chunks_and_their_derivative_agree_with_the_rule_token_by_token() {
         for x in &mut inputs {
             *x = x.set_requires_grad(true);
         }
-        let expected = plain(&inputs, &trees);
+        let zero = Tensor::zeros([VALUE_HEADS, WIDTHS[0], WIDTHS[1]], (Kind::Double, Device::Cpu));
+        let expected = plain(&trees, &zero, |rows, state| steps(&inputs, rows, state));
         let above = Tensor::randn(expected.size(), (Kind::Double, Device::Cpu));
         let gradients = Tensor::run_backward(&[(&expected * &above).sum(None)], &inputs, false, false);
 
         let detached = inputs.each_ref().map(Tensor::detach);
         let rules = rules(&detached);
-        let ruled = rule::forward(&rules, &trees);
+        let ruled = passes::forward(&rules, &trees);
         assert!(largest(&(&ruled.out_TND - expected.detach())) < 1e-12, "{of:?}");
-        let found = rule::backward(&rules, &ruled, &above, &trees);
+        let found = passes::backward(&rules, &ruled, &above, &trees);
         let found = [&found.q, &found.k, &found.v, &found.g, &found.beta];
         for (name, (found, expected)) in ["q", "k", "v", "g", "beta"].iter().zip(found.iter().zip(&gradients)) {
             let difference = largest(&(*found - expected));
@@ -109,14 +83,14 @@ fn a_text_does_not_see_its_neighbours() {
     tch::manual_seed(8);
     let (trees, tokens) = trees(&[(70, &[5, 9]), (70, &[]), (66, &[])]);
     let inputs = inputs(tokens);
-    let out = rule::forward(&rules(&inputs), &trees).out_TND;
+    let out = passes::forward(&rules(&inputs), &trees).out_TND;
     let (start, length) = (trees[1].start, trees[1].stem);
     let other = inputs.each_ref().map(|x| {
         let x = x.copy();
         let _ = x.narrow(0, start, length).g_mul_scalar_(0.5);
         x
     });
-    let changed = rule::forward(&rules(&other), &trees).out_TND;
+    let changed = passes::forward(&rules(&other), &trees).out_TND;
     for tree in [&trees[0], &trees[2]] {
         let all = tree.stem + tree.branches.iter().sum::<i64>();
         assert_eq!(out.narrow(0, tree.start, all), changed.narrow(0, tree.start, all));

@@ -3,7 +3,10 @@
 use std::arch::x86_64::*;
 
 use super::{
-    super::{Simd, Task, dot::Dot},
+    super::{
+        Simd, Task,
+        dot::{Dot, LOW_HALVES},
+    },
     with_avx_vnni, with_vnni,
 };
 
@@ -20,6 +23,24 @@ unsafe impl Dot for Vnni {
     #[inline(always)]
     unsafe fn dot(sums: __m512i, a: u32, b: *const i8) -> __m512i {
         unsafe { _mm512_dpbusd_epi32(sums, _mm512_set1_epi32(a as i32), _mm512_loadu_si512(b.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn start(x: i32) -> __m512i {
+        unsafe { _mm512_set1_epi32(x) }
+    }
+
+    #[inline(always)]
+    unsafe fn nibbles(from: *const u8) -> (__m512i, __m512i) {
+        unsafe {
+            let (words, low) = (_mm512_loadu_si512(from.cast()), _mm512_set1_epi32(LOW_HALVES.cast_signed()));
+            (_mm512_and_si512(words, low), _mm512_and_si512(_mm512_srli_epi32::<4>(words), low))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn dot_nibbles(sums: __m512i, a: __m512i, b: u32) -> __m512i {
+        unsafe { _mm512_dpbusd_epi32(sums, a, _mm512_set1_epi32(b.cast_signed())) }
     }
 
     #[inline(always)]
@@ -43,6 +64,24 @@ unsafe impl Dot for AvxVnni {
             let (a, b) = (_mm256_set1_epi32(a as i32), b.cast::<__m256i>());
             let low = _mm256_dpbusd_avx_epi32(low, a, _mm256_loadu_si256(b));
             [low, _mm256_dpbusd_avx_epi32(high, a, _mm256_loadu_si256(b.add(1)))]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn start(x: i32) -> Self::I {
+        unsafe { [_mm256_set1_epi32(x); 2] }
+    }
+
+    #[inline(always)]
+    unsafe fn nibbles(from: *const u8) -> (Self::I, Self::I) {
+        unsafe { nibbles(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn dot_nibbles([low, high]: Self::I, a: Self::I, b: u32) -> Self::I {
+        unsafe {
+            let b = _mm256_set1_epi32(b.cast_signed());
+            [_mm256_dpbusd_avx_epi32(low, a[0], b), _mm256_dpbusd_avx_epi32(high, a[1], b)]
         }
     }
 
@@ -74,5 +113,41 @@ unsafe impl Dot for Avx2Dot {
             };
             [half(low, _mm256_loadu_si256(b)), half(high, _mm256_loadu_si256(b.add(1)))]
         }
+    }
+
+    #[inline(always)]
+    unsafe fn start(x: i32) -> Self::I {
+        unsafe { [_mm256_set1_epi32(x); 2] }
+    }
+
+    #[inline(always)]
+    unsafe fn nibbles(from: *const u8) -> (Self::I, Self::I) {
+        unsafe { nibbles(from) }
+    }
+
+    /// Two products of at most 15 times 127 do not saturate.
+    #[inline(always)]
+    unsafe fn dot_nibbles([low, high]: Self::I, a: Self::I, b: u32) -> Self::I {
+        unsafe {
+            let (b, ones) = (_mm256_set1_epi32(b.cast_signed()), _mm256_set1_epi16(1));
+            let half = |sums, a| _mm256_add_epi32(sums, _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), ones));
+            [half(low, a[0]), half(high, a[1])]
+        }
+    }
+}
+
+/// The low and the high halves of 64 bytes.
+///
+/// # Safety
+/// The machine must have AVX2, and the bytes be there.
+#[inline(always)]
+unsafe fn nibbles(from: *const u8) -> ([__m256i; 2], [__m256i; 2]) {
+    // SAFETY: the caller vouches for both.
+    unsafe {
+        let (from, mask) = (from.cast::<__m256i>(), _mm256_set1_epi32(LOW_HALVES.cast_signed()));
+        let [first, second] = [_mm256_loadu_si256(from), _mm256_loadu_si256(from.add(1))];
+        let low = |words| _mm256_and_si256(words, mask);
+        let high = |words| _mm256_and_si256(_mm256_srli_epi32::<4>(words), mask);
+        ([low(first), low(second)], [high(first), high(second)])
     }
 }

@@ -22,7 +22,10 @@ pub(super) struct Avx2;
 /// The instructions of this machine.
 pub(super) fn features() -> Features {
     Features::of(&[
-        (Features::AVX2, is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")),
+        (
+            Features::AVX2,
+            is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c"),
+        ),
         (Features::AVX_VNNI, is_x86_feature_detected!("avxvnni")),
         (Features::AVX512, is_x86_feature_detected!("avx512f")),
         (Features::AVX512_VNNI, is_x86_feature_detected!("avx512vnni")),
@@ -59,18 +62,18 @@ pub(super) unsafe fn with_pairs<T: Task>(task: T) -> T::Output {
 }
 
 /// # Safety
-/// The machine must have AVX2, FMA and AVX-VNNI.
+/// The machine must have AVX2, FMA, F16C and AVX-VNNI.
 #[inline(never)]
-#[target_feature(enable = "avx2,fma,avxvnni")]
+#[target_feature(enable = "avx2,fma,f16c,avxvnni")]
 pub(super) unsafe fn with_avx_vnni<T: Task>(task: T) -> T::Output {
     // SAFETY: the caller vouches for the instruction sets.
     unsafe { task.run::<Avx2>() }
 }
 
 /// # Safety
-/// The machine must have AVX2 and FMA.
+/// The machine must have AVX2, FMA and F16C.
 #[inline(never)]
-#[target_feature(enable = "avx2,fma")]
+#[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn with_avx2<T: Task>(task: T) -> T::Output {
     // SAFETY: the caller vouches for the instruction set.
     unsafe { task.run::<Avx2>() }
@@ -135,6 +138,11 @@ unsafe impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn load_half_floats(from: *const u16) -> __m512 {
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) }
+    }
+
+    #[inline(always)]
     unsafe fn load_whole(from: *const i32) -> __m512 {
         unsafe { _mm512_cvtepi32_ps(_mm512_loadu_si512(from.cast())) }
     }
@@ -182,6 +190,14 @@ unsafe impl Simd for Avx2 {
             let low = pair(_mm256_loadu_si256(from.cast()));
             let high = pair(_mm256_loadu_si256(from.add(8).cast()));
             ([low.0, high.0], [low.1, high.1])
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_half_floats(from: *const u16) -> Self::V {
+        unsafe {
+            let from = from.cast::<__m128i>();
+            [_mm256_cvtph_ps(_mm_loadu_si128(from)), _mm256_cvtph_ps(_mm_loadu_si128(from.add(1)))]
         }
     }
 

@@ -10,10 +10,6 @@ use super::{
 pub(super) const FULL: &str = "full_attention";
 pub(super) const SLIDING: &str = "sliding_attention";
 
-/// Granite's names of layers with attention, and what its other layers are.
-const ATTENTION: [&str; 2] = ["attention", FULL];
-const MAMBA: &str = "Mamba layers are not supported; the dense models of the family have attention in every layer";
-
 /// transformers' default of `sliding_window` for Qwen and Gemma.
 const WINDOW: usize = 4096;
 /// transformers' default of `max_window_layers` for Qwen.
@@ -29,13 +25,13 @@ impl Reader<'_> {
             Architecture::Lfm2 => return self.lfm2_layers(count),
             Architecture::Lfm3 => return self.lfm3_layers(count),
             Architecture::Qwen3_5 => return self.qwen3_5_layers(count),
+            Architecture::GraniteMoeHybrid => return self.granite_layers(count),
             Architecture::Gemma4 => return self.gemma4_layers(count),
             _ => {}
         }
         let window = self.window(architecture)?;
         let mut rotary = self.rotary(architecture, count)?;
         let slides = match self.get("layer_types") {
-            types if architecture == Architecture::GraniteMoeHybrid => self.granite_layers(types, count)?,
             // transformers' models go by the window alone.
             _ if matches!(architecture, Architecture::Phi3 | Architecture::Ministral3) => vec![window.is_some(); count],
             Some(types) => self.layer_types(types, count, window)?,
@@ -52,7 +48,7 @@ impl Reader<'_> {
     }
 
     /// The window of those layers that have one.
-    fn window(&self, architecture: Architecture) -> Result<Option<usize>, ConfigJsonError> {
+    pub(super) fn window(&self, architecture: Architecture) -> Result<Option<usize>, ConfigJsonError> {
         use Architecture::{GraniteMoeHybrid, Llama, Ministral3, Olmo2, Phi3};
         if [Llama, Olmo2, GraniteMoeHybrid].contains(&architecture) {
             let hint = "this family attends to everything";
@@ -91,22 +87,6 @@ impl Reader<'_> {
         Ok(slides)
     }
 
-    /// Which layers of Granite have a window: none. All must be attention, which is not the default.
-    fn granite_layers(&self, types: Option<&Value>, count: usize) -> Result<Vec<bool>, ConfigJsonError> {
-        let Some(types) = types else {
-            return Err(self.bad("layer_types", format!("is missing, which means Mamba in every layer ({MAMBA})")));
-        };
-        let list = types.as_array().filter(|list| list.len() == count).ok_or_else(|| {
-            self.unsupported("layer_types", types, &format!("expected {count} layers, each {}", ATTENTION[0]))
-        })?;
-        match list.iter().position(|kind| kind.as_str().is_none_or(|kind| !ATTENTION.contains(&kind))) {
-            None => Ok(vec![false; count]),
-            Some(layer) => {
-                Err(self.unsupported("layer_types", types, &format!("layer {layer} is {}; {MAMBA}", list[layer])))
-            }
-        }
-    }
-
     /// Which layers have a window, if `layer_types` is missing.
     fn sliding_layers(
         &self,
@@ -132,13 +112,6 @@ impl Reader<'_> {
     /// The rotary positions of every layer.
     fn rotary(&self, architecture: Architecture, count: usize) -> Result<Vec<Option<Rotary>>, ConfigJsonError> {
         let global = Some(Rotary::Global);
-        if architecture == Architecture::GraniteMoeHybrid {
-            // Without the key, and with another value than this one, transformers' model has no positions.
-            let hint = "supported: rope, nope";
-            self.expect("position_embedding_type", |v| matches!(v.as_str(), Some("rope" | "nope")), hint)?;
-            let turns = self.get("position_embedding_type").and_then(Value::as_str) == Some("rope");
-            return Ok(vec![global.filter(|_| turns); count]);
-        }
         if architecture != Architecture::SmolLm3 {
             return Ok(vec![global; count]);
         }

@@ -1,15 +1,19 @@
-//! Families with a state in some layers: LFM2, LFM3 and Qwen3.5.
+//! Families with a state in some layers: LFM2, LFM3, Qwen3.5 and Granite 4.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{
-    super::{AttentionGate, AttentionKind, ConfigJsonError, DeltaRule, LayerKind, Rotary, ShortConv},
+    super::{
+        Architecture, AttentionGate, AttentionKind, ConfigJsonError, DeltaRule, LayerKind, Mamba, Rotary, ShortConv,
+    },
     Reader,
     layers::{FULL, SLIDING},
 };
 
 const CONV: &str = "conv";
 const LINEAR: &str = "linear_attention";
+/// Granite's names of its layers, by the older and the newer releases of transformers.
+const OF_GRANITE: [[&str; 2]; 2] = [["attention", FULL], ["mamba", LINEAR]];
 
 /// transformers' default of `full_attention_interval`: every fourth layer has attention.
 const FULL_ATTENTION_INTERVAL: usize = 4;
@@ -109,6 +113,64 @@ impl Reader<'_> {
         }
         let interval = self.size("full_attention_interval")?.unwrap_or(FULL_ATTENTION_INTERVAL);
         Ok((1..=count).map(|layer| kinds[usize::from(!layer.is_multiple_of(interval))].1).collect())
+    }
+
+    /// Granite 4's layers. Without a list, all of them are Mamba-2, as its class has it.
+    pub(super) fn granite_layers(&self, count: usize) -> Result<Vec<LayerKind>, ConfigJsonError> {
+        self.window(Architecture::GraniteMoeHybrid)?;
+        // Without the key, and with another value than this one, transformers' model has no positions.
+        const POSITIONS: &str = "position_embedding_type";
+        self.expect(POSITIONS, |v| matches!(v.as_str(), Some("rope" | "nope")), "supported: rope, nope")?;
+        let turns = self.get(POSITIONS).and_then(Value::as_str) == Some("rope");
+        let attention =
+            LayerKind::Attention(AttentionKind { rotary: turns.then_some(Rotary::Global), window: None, gate: None });
+        let Some(types) = self.get("layer_types") else {
+            return Ok(vec![LayerKind::Mamba(self.mamba()?); count]);
+        };
+        let [of_attention, of_mamba] = OF_GRANITE;
+        let has_mamba = types.as_array().into_iter().flatten().any(|v| of_mamba.iter().any(|name| v == name));
+        // The sizes of Mamba layers need not fit a model that has none.
+        let mamba = if has_mamba { LayerKind::Mamba(self.mamba()?) } else { attention };
+        let kinds = [of_attention.map(|name| (name, attention)), of_mamba.map(|name| (name, mamba))].concat();
+        self.kinds_of(types, count, &kinds)
+    }
+
+    /// The sizes of Granite's Mamba layers, with transformers' defaults.
+    fn mamba(&self) -> Result<Mamba, ConfigJsonError> {
+        let size = |key: &str, default: usize| Ok(self.size(key)?.unwrap_or(default));
+        let (heads, groups) = (size("mamba_n_heads", 128)?, size("mamba_n_groups", 1)?);
+        let inner = size("mamba_expand", 2)?.saturating_mul(self.required_size("hidden_size")?);
+        const WIDTH: &str = "mamba_d_head";
+        let is_auto = self.get(WIDTH).is_none_or(|v| v == "auto");
+        let head_dim = if is_auto { inner / heads } else { self.required_size(WIDTH)? };
+        if heads.saturating_mul(head_dim) != inner {
+            let problem = format!(
+                "({head_dim}) times mamba_n_heads ({heads}) must be mamba_expand times hidden_size, which is {inner}"
+            );
+            return Err(self.bad(WIDTH, problem));
+        }
+        if !heads.is_multiple_of(groups) {
+            return Err(self.bad("mamba_n_groups", format!("({groups}) must divide mamba_n_heads ({heads})")));
+        }
+        let state_dim = size("mamba_d_state", 256)?;
+        if inner.saturating_mul(state_dim) as u64 > super::MOST {
+            let problem = format!("({state_dim}) makes a state of more than {} numbers in a layer", super::MOST);
+            return Err(self.bad("mamba_d_state", problem));
+        }
+        let unlimited = |v: &Value| match v.as_array().map(Vec::as_slice) {
+            Some([least, most]) => least.as_f64() == Some(0.0) && most == &json!({"__float__": "Infinity"}),
+            _ => false,
+        };
+        self.expect("time_step_limit", unlimited, "steps of Mamba layers have no limits here")?;
+        Ok(Mamba {
+            heads,
+            head_dim,
+            groups,
+            state_dim,
+            kernel: self.kernel("mamba_d_conv", 4)?,
+            conv_bias: self.flag("mamba_conv_bias", true)?,
+            proj_bias: self.flag("mamba_proj_bias", false)?,
+        })
     }
 
     fn kernel(&self, key: &str, default: usize) -> Result<usize, ConfigJsonError> {
