@@ -19,8 +19,8 @@ pub struct GraphState {
     /// Name of the output: the state after it.
     pub present: String,
     /// Shape of one sequence's: `[kernel - 1, channels]` for the last inputs of a convolution, the oldest first;
-    /// `[value_heads, key_dim, value_dim]` for the matrices of a delta rule, `[heads, state_dim, head_dim]` for those of
-    /// Mamba-2. All zeros before the first token.
+    /// `[value_heads, key_dim, value_dim]` for the matrices of a delta rule, `[heads, state_dim, head_dim]` for those
+    /// of Mamba-2. All zeros before the first token.
     pub shape: Vec<usize>,
 }
 

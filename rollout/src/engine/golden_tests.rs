@@ -204,8 +204,8 @@ fn golden_completion_log_probs() {
     }
 }
 
-/// Scores that are not scaled multiply what is rounded: at single positions, transformers' own passes in fp32, whole and
-/// token by token, are as far from one another. One position of a family with such scores may be so far off.
+/// Scores that are not scaled multiply what is rounded: at single positions, transformers' own passes in fp32, whole
+/// and token by token, are as far from one another. One position of a family with such scores may be so far off.
 #[test]
 fn golden_models_give_the_same_logits_on_both_kernels() {
     for (name, model, case) in cases() {

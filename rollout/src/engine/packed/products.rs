@@ -24,8 +24,8 @@ impl Product {
     }
 }
 
-/// The products in the order of the graph. The head, whose outputs are the logits, and others outside the layers have at
-/// least bytes.
+/// The products in the order of the graph. The head, whose outputs are the logits, and others outside the layers have
+/// bytes at least.
 pub(super) fn products(config: &ModelConfig, format: Format) -> impl Iterator<Item = Product> {
     let outside = if format == Format::Int4 { Format::Int8 } else { format };
     let joined = |depth, outputs| PackedShape { depth, outputs, columns: Columns::Joined, format: outside };

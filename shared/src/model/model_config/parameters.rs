@@ -6,8 +6,8 @@ use super::{DeltaRule, Experts, Head, LayerKind, Mamba, ModelConfig, PerLayerInp
 const DECAY: &str = "linear_attn.A_log";
 /// What is added to the input of the delta rule's step sizes, for each value head.
 const STEP_BIAS: &str = "linear_attn.dt_bias";
-/// What Mamba-2 has for each head: the addend of the step's input, the logarithm of the decay's factor, and the share of
-/// the input in the result.
+/// What Mamba-2 has for each head: the addend of the step's input, the logarithm of the decay's factor, and the share
+/// of the input in the result.
 const OF_MAMBA: [&str; 3] = ["mamba.dt_bias", "mamba.A_log", "mamba.D"];
 
 /// The embedding.

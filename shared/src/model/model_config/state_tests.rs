@@ -1,4 +1,4 @@
-//! LFM2, LFM3, Qwen3.5 and Granite 4 with Mamba-2: published configurations, parameters, states, and everything that is refused.
+//! LFM2, LFM3, Qwen3.5 and Granite 4 with Mamba-2: published configurations, parameters, states, and refusals.
 
 use serde_json::{Value, json};
 
