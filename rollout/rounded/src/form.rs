@@ -235,7 +235,8 @@ mod tests {
             let mut back = vec![0.0; values.len()];
             form.widen(&rounded, 40, &mut back);
             assert_eq!(form.round(&back, 40).unwrap(), rounded, "{form:?}");
-            assert!(values.iter().zip(&back).all(|(a, b)| (a - b).abs() < 0.01), "{form:?}");
+            let most = if form == Form::Nibbles { 0.15 } else { 0.01 };
+            assert!(values.iter().zip(&back).all(|(a, b)| (a - b).abs() < most), "{form:?}");
         }
         assert!(Form::Bytes.round(&[0.0, f32::INFINITY], 2).is_none());
     }
