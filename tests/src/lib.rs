@@ -63,6 +63,17 @@ pub fn golden_models() -> Vec<String> {
     names
 }
 
+/// Whether a tiny model is among the golden figures. Those from elsewhere may lack some.
+///
+/// # Panics
+/// When this project's own figures lack it.
+#[must_use]
+pub fn has_golden_model(name: &str) -> bool {
+    let found = golden_models().iter().any(|known| known == name);
+    assert!(found || std::env::var_os("TANDEM_GOLDEN_DIR").is_some(), "{name} is not among the golden figures");
+    found
+}
+
 /// As [`golden_models`], in one of the folders: `models`, whose families every format of exports knows, or
 /// `models-2026`.
 ///

@@ -196,7 +196,9 @@ impl Model {
             let widths = [heads, kv_heads, kv_heads].map(|heads| heads * head_dim);
             let [q, k, v] = self.inputs(own, &format!("{name}.qkv_proj"), widths, x)?;
             let [k, v] = self.keys_and_values(name, layer, [k, v])?;
-            kept.insert(index, [k.clone(), v.clone()]);
+            if self.architecture.layers.iter().any(|layer| layer.reads == Some(index)) {
+                kept.insert(index, [k.clone(), v.clone()]);
+            }
             (q, k, v)
         };
         let gate = if self.architecture.gated { Some(halves_of_heads(name, &mut q, heads)?) } else { None };

@@ -72,13 +72,18 @@ struct Config<'a> {
     path: &'a Path,
 }
 
+/// A number that can be the size of something.
+fn as_size(value: &Value) -> Option<usize> {
+    value.as_u64().and_then(|n| usize::try_from(n).ok()).filter(|n| (1..=1 << 31).contains(n))
+}
+
 impl Config<'_> {
     fn wrong(&self, message: impl std::fmt::Display) -> VerifyError {
         VerifyError::file(self.path, message)
     }
 
     fn size(&self, key: &str) -> Option<usize> {
-        self.fields.get(key)?.as_u64().and_then(|n| usize::try_from(n).ok()).filter(|n| (1..=1 << 31).contains(n))
+        self.fields.get(key).and_then(as_size)
     }
 
     fn need(&self, key: &str) -> Result<usize, VerifyError> {
@@ -273,8 +278,8 @@ impl Config<'_> {
     fn width_of_full(&self, head_dim: usize) -> usize {
         match self.fields.get("per_layer_config").and_then(Value::as_object) {
             Some(layers) => {
-                let widths = layers.values().filter_map(|layer| layer.get("head_dim")?.as_u64());
-                widths.max().map_or(head_dim, |width| width as usize)
+                let widths = layers.values().filter_map(|layer| layer.get("head_dim").and_then(as_size));
+                widths.max().unwrap_or(head_dim)
             }
             None => self.size("global_head_dim").unwrap_or(512),
         }

@@ -230,12 +230,13 @@ struct Batch<'a> {
 impl Batch<'_> {
     /// Advantages and returns.
     fn gae(&self, options: &CreditOptions) -> (Ragged<f64>, Option<Ragged<f64>>) {
-        let values = |row: usize| -> Vec<f64> {
+        let of_row = |row: usize| -> Vec<f64> {
             let known = self.values.map_or(&[][..], |values| &values[row]);
             (0..self.samples[row].tokens).map(|t| known.get(t).copied().unwrap_or(0.0)).collect()
         };
-        let advantages = self.tokens(|row, path, rewards| gae(rewards, &values(row)[path], options.gamma, options.lam));
-        let sum = |(row, own): (usize, &[f64])| own.iter().zip(values(row)).map(|(a, v)| a + v).collect::<Vec<f64>>();
+        let values: Vec<Vec<f64>> = (0..self.samples.len()).map(of_row).collect();
+        let advantages = self.tokens(|row, path, rewards| gae(rewards, &values[row][path], options.gamma, options.lam));
+        let sum = |(row, own): (usize, &[f64])| own.iter().zip(&values[row]).map(|(a, v)| a + v).collect::<Vec<f64>>();
         let returns = advantages.rows().enumerate().map(sum).collect();
         (advantages, Some(returns))
     }

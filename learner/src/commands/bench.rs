@@ -12,9 +12,9 @@ use shared::{
     BaseFormat, Completion, FinishReason, Group, GroupId, ModelConfig, Placed, PolicyVersion, RewardOutcome,
     config::{ImportanceSamplingMode, TrainConfig, torchrun::Torchrun},
     generation::{rng, testing},
+    process::command_line::{UNOPTIMISED, tell_warnings},
     run::memory_plan::{LearnerSizes, Workload},
 };
-
 use tch::Kind;
 
 use super::{ComputeArgs, TrainingArgs, load_or_initialise};
@@ -76,6 +76,7 @@ pub struct Args {
 /// # Errors
 /// With context for the user.
 pub fn run(args: &Args) -> anyhow::Result<()> {
+    tell_warnings(cfg!(debug_assertions).then_some(UNOPTIMISED));
     let told = Torchrun::from_env()?.filter(|told| told.world_size > 1);
     let here = told.as_ref().map_or(RankHere::ALONE, |told| RankHere::Told(told.local_rank));
     let device = args.compute.open_of_rank(here)?;

@@ -41,6 +41,11 @@ impl Default for LoadOptions {
 }
 
 impl LoadOptions {
+    /// How the matrices of layers are held: a model that is trained has all digits.
+    fn held_in(self) -> Option<BaseFormat> {
+        self.base.filter(|_| !self.trainable)
+    }
+
     /// Options for a model that is trained.
     #[must_use]
     pub fn training(device: Device, bf16: bool, gradient_checkpointing: bool) -> Self {
@@ -135,8 +140,8 @@ fn check_memory(config: &ModelConfig, options: LoadOptions) -> Result<(), Learne
         return Ok(());
     }
     let bf16 = options.kind == Kind::BFloat16;
-    let plan = LearnerSizes { trained: options.trainable, bf16, base: options.base, ..LearnerSizes::evaluated(config) }
-        .plan(0);
+    let base = options.held_in();
+    let plan = LearnerSizes { trained: options.trainable, bf16, base, ..LearnerSizes::evaluated(config) }.plan(0);
     let needed = plan.weights + plan.gradients + plan.optimizer;
     let total = memory::total()?;
     if needed <= total {
@@ -164,7 +169,7 @@ fn weights(
     read: &mut dyn FnMut(&str) -> Result<Vec<f32>, LearnerError>,
 ) -> Result<Weights, LearnerError> {
     check_memory(config, options)?;
-    if let Some(format) = options.base.filter(|_| !options.trainable) {
+    if let Some(format) = options.held_in() {
         return quantised(config, options, format, read);
     }
     if options.trainable && options.kind != wide_kind(options.kind) {

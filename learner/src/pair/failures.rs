@@ -65,6 +65,11 @@ impl Failures {
                 "reward function `{name}` failed on all {asked} completions of step {step}, the last: {reason}; what \
                  it printed is in {log}; correct it, or set `reward_failure_stops` to false to train without it"
             ),
+            Who::Environments if config.verifiers().is_some() => format!(
+                "the episodes of verifiers of all {asked} completions of step {step} failed, the last: {reason}; more \
+                 is in {log} and in the log of the server; correct its environment, or set `reward_failure_stops` to \
+                 false to train without these completions"
+            ),
             Who::Environments if config.agent.is_some() => format!(
                 "the agents of all {asked} completions of step {step} failed, the last: {reason}; what they printed is \
                  in {log}; correct `agent`, or set `reward_failure_stops` to false to train without these completions"

@@ -149,10 +149,15 @@ fn gradients_of_logprob_and_entropy_are_those_of_the_definition() {
         supports(&logits_NV, &ids_N, temperature, &truncation).into_iter().map(Arc::new).collect()
     };
     assert!(sets.iter().any(|set| set.count() < 30) && sets.iter().all(|set| set.count() < vocabulary as u32));
-    for supports in [None, Some(sets.as_slice())] {
+    let cases = [(None, None), (Some(sets.as_slice()), None), (None, Some(3.0)), (Some(sets.as_slice()), Some(3.0))];
+    for (supports, cap) in cases {
         let hidden = hidden_NH.copy().set_requires_grad(true);
         let weight = weight_VH.copy().set_requires_grad(true);
-        let mut logits_NV = hidden.linear(&weight, None::<Tensor>) / temperature;
+        let mut logits_NV = hidden.linear(&weight, None::<Tensor>);
+        if let Some(cap) = cap {
+            logits_NV = (logits_NV / cap).tanh() * cap;
+        }
+        logits_NV /= temperature;
         if let Some(sets) = supports {
             let outside_NV = learner::support::outside(sets, &logits_NV);
             logits_NV = logits_NV.masked_fill(&outside_NV, -1e300);
@@ -166,7 +171,7 @@ fn gradients_of_logprob_and_entropy_are_those_of_the_definition() {
 
         for chunks in [[2, 2], [2, 5], [100, 100]] {
             for span in [Span::Token, Span::Completion(&completions(ids_N.numel()))] {
-                let head = Head::with_chunks(&weight_VH, chunks);
+                let head = Head::with_chunks(&weight_VH, chunks).with_cap(cap);
                 let targets = Targets { ids_N: &ids_N, temperature, supports };
                 let mut found_VH = weight_VH.zeros_like();
                 let found_NH = head.differentiate(&hidden_NH, &targets, span, Some(&mut found_VH), &mut |run, _| {

@@ -52,11 +52,10 @@ pub enum Format {
 }
 
 impl Format {
-    /// Steps that tile registers take at once, or that have a scale together, with zeros to fill up the last of them.
+    /// Steps that tile registers take at once, with zeros to fill up the last of them.
     pub(super) fn round(self) -> usize {
         match self {
             Self::Bf16x3 => 2 * TILE_STEPS,
-            Self::Int4 => BLOCK_STEPS,
             _ => TILE_STEPS,
         }
     }
@@ -65,10 +64,10 @@ impl Format {
     pub(super) fn steps(self, depth: usize) -> usize {
         match self {
             Self::Fp32 => depth,
-            Self::Int8 => depth.div_ceil(QUAD).next_multiple_of(TILE_STEPS),
+            Self::Int8 => depth.div_ceil(QUAD).next_multiple_of(self.round()),
             Self::Int4 => depth.div_ceil(BLOCK) * BLOCK_STEPS,
-            Self::Bf16 | Self::Bf16Dot => depth.div_ceil(PAIR).next_multiple_of(TILE_STEPS),
-            Self::Bf16x3 => depth.next_multiple_of(2 * TILE_STEPS),
+            Self::Bf16 | Self::Bf16Dot => depth.div_ceil(PAIR).next_multiple_of(self.round()),
+            Self::Bf16x3 => depth.next_multiple_of(self.round()),
         }
     }
 }

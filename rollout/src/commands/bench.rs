@@ -13,7 +13,14 @@ use anyhow::{Context, ensure};
 use exporters::ensure_export;
 use rollout_kernels::limits::Limits;
 use serde_json::{Map, Value};
-use shared::{Dtype, ModelDir, PolicyVersion, config::Device, process::pace::Waiting};
+use shared::{
+    Dtype, ModelDir, PolicyVersion,
+    config::Device,
+    process::{
+        command_line::{UNOPTIMISED, tell_warnings},
+        pace::Waiting,
+    },
+};
 use shared_hub::locate_model;
 
 use self::{
@@ -99,6 +106,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         // The words after the name of the subcommand.
         return compare::run(args, &text(shared::process::command_line::words().into_iter().skip(2))?);
     }
+    tell_warnings(cfg!(debug_assertions).then_some(UNOPTIMISED));
     let model = ModelDir::open(locate_model(&args.model)?).context("--model")?;
     let workload = args.workload(&model)?;
     let options = args.options(&model, &workload)?;

@@ -248,19 +248,19 @@ impl Generation {
             "candidates": options.candidates,
         });
         let sampling = serde_json::to_value(&self.sampling)?;
-        let templates = format!("{:?}", model.chat_templates()?);
-        let templates = blake3::hash(templates.as_bytes()).to_hex().to_string();
-        let tools = self.held.as_ref().map(|held| {
-            json!({
+        let of_held = |held: &TrainConfig| -> anyhow::Result<Value> {
+            let templates = format!("{:?}", model.chat_templates()?);
+            Ok(json!({
                 "tools": held.tools,
                 "environment_factory": held.environment_factory,
                 "max_tool_calling_iterations": held.max_tool_calling_iterations,
                 "environment_timeout": held.environment_timeout,
                 "episode_timeout": held.episode_timeout,
                 // Replies are rendered later than prompts.
-                "chat_template": templates,
-            })
-        });
+                "chat_template": blake3::hash(templates.as_bytes()).to_hex().as_str(),
+            }))
+        };
+        let tools = self.held.as_ref().map(of_held).transpose()?;
         let parts = [identity, sampling].into_iter().chain(tools).filter_map(|part| part.as_object().cloned());
         Ok(parts.flatten().collect())
     }

@@ -3,7 +3,8 @@
 //! A version is looked at where it lies before it is packed or mapped ([`Gate::examine`]): its bytes must be those that
 //! its manifest was written for, and its norms those of the learner's own parameters. Once it is loaded, it scores a
 //! few tokens of which the learner has left log-probs ([`Examined::pass`]). That covers what no hash can: the graph,
-//! its constants, packing, rounding and kernels.
+//! its constants, packing, rounding and kernels. The loss of four bits is as large as most faults there. So a version
+//! is scored in bytes as well, and of what is packed in four bits only gross faults are found.
 
 use std::{
     io::ErrorKind,
@@ -237,7 +238,7 @@ impl Examined {
     /// # Errors
     /// [`EngineError::Refused`], or those of `score`.
     pub fn pass(
-        self,
+        &self,
         vocab: usize,
         rounding: Rounding,
         score: impl FnOnce(&[u32], usize, EachRow<'_>) -> Result<(), EngineError>,
@@ -338,7 +339,7 @@ impl Rounding {
     /// The largest [`distance_of`] log-probs from a learner that computes in `learner`: several times what was found
     /// between honest sides, on trained and on random models (fp32 8e-7, bf16x3 9e-6, fp16 5e-4, bf16 5e-3, int8 2e-2,
     /// int4 0.2, keys and values in int8 3e-2, a learner in bf16 8e-3). A version that has nothing to do with its
-    /// canaries is 0.15 away and more. So int4 counts only where versions come rounded; others are scored in bytes.
+    /// canaries is 0.15 away and more. So int4 alone would let it pass.
     fn tolerance(self, learner: Dtype) -> f64 {
         let weights = match (self.weights, self.stored) {
             (Format::Fp32, Dtype::Fp32) | (Format::Bf16x3, _) => 1e-3,

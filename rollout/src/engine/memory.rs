@@ -194,6 +194,19 @@ mod tests {
                 let rounded = planned(&config, Dtype::Fp32, &rounded);
                 assert_eq!(rounded.packed_weights, plan.packed_weights / share, "{rollout_dtype:?}");
             }
+            let four = EngineOptions {
+                kernels: Kernels::Packed,
+                rollout_dtype: RolloutDtype::Int4,
+                hot_swap: true,
+                ..options(7)
+            };
+            let of_layers = plan.packed_weights - embedding;
+            let in_bytes = plan.packed_weights / 4;
+            let swapped = planned(&config, Dtype::Fp32, &four);
+            assert_eq!(swapped.packed_weights, of_layers / 64 * 9 + embedding / 4);
+            assert_eq!(swapped.swap, in_bytes + plan.mapped_weights, "a version is scored in bytes");
+            let opened = planned(&config, Dtype::Fp32, &EngineOptions { hot_swap: false, ..four });
+            assert_eq!(opened.packed_weights + opened.swap, in_bytes);
             let candidates = EngineOptions { candidates: 64, ..options(7) };
             assert_eq!(planned(&config, Dtype::Fp32, &candidates).logits, 3 * plan.logits);
             let graphs = EngineOptions { cuda_graphs: true, ..options(7) };

@@ -351,10 +351,7 @@ pub(super) fn room(config: &TrainConfig, limit: usize, rows: usize) -> usize {
 
 /// Longest sequence of a run whose longest prompt has `longest` tokens, within `room`.
 fn max_model_len(config: &TrainConfig, longest: usize, room: usize) -> usize {
-    let completion = config.max_completion_length as usize;
-    // The first words of an environment, and the prompts of an agent, are not known before they come.
-    let opening = if config.environment_factory.is_some() || config.agent.is_some() { completion } else { 0 };
-    config.max_model_len.unwrap_or(room.min(longest + completion + opening))
+    config.max_model_len.unwrap_or(room.min(longest + config.room_behind_prompts()))
 }
 
 /// The message for a run that cuts completions of the longest prompt although the model, with `limit` positions, has

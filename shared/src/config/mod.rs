@@ -142,6 +142,15 @@ impl TrainConfig {
         self.max_num_seqs.unwrap_or(self.completions_per_step() as usize)
     }
 
+    /// Tokens that a sequence may have behind the prompt of its row: a completion, and as much for the first words of
+    /// an environment or the prompts of an agent, which are not known before they come.
+    #[must_use]
+    pub fn room_behind_prompts(&self) -> usize {
+        let completion = self.max_completion_length as usize;
+        let opens_later = self.environment_factory.is_some() || self.agent.is_some();
+        if opens_later { 2 * completion } else { completion }
+    }
+
     /// Optimiser updates per step.
     #[must_use]
     pub fn updates_per_step(&self) -> u64 {

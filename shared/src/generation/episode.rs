@@ -234,13 +234,13 @@ impl Episode {
         })
     }
 
-    /// Each part, with the range of its tokens.
     /// Where no token was sampled: given tokens, and the empty places between paths.
     pub fn between_turns(&self) -> impl Iterator<Item = Range<usize>> {
         let between = self.placed().filter(|(_, part)| !matches!(part, Part::Sampled { .. }));
         between.map(|(span, _)| span)
     }
 
+    /// Each part, with the range of its tokens.
     fn placed(&self) -> impl Iterator<Item = (Range<usize>, &Part)> {
         self.parts.iter().scan(0, |end: &mut usize, part| {
             let start = *end;

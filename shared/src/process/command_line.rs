@@ -47,6 +47,10 @@ pub fn tell_warnings(lines: impl IntoIterator<Item = impl Display>) {
     lines.into_iter().for_each(|line| tell(format_args!("warning: {line}")));
 }
 
+/// What measurements of a program say that was built for tests.
+pub const UNOPTIMISED: &str = "this program was built without optimisation, so its rates mean nothing: build it with \
+                               `cargo build --release`";
+
 /// Tells the user why the program ends, in one line, whatever the error quotes, and ends it with one of the codes in
 /// [`crate::process::exit`].
 pub fn fail(error: impl Display, code: u8) -> ExitCode {

@@ -50,8 +50,8 @@ choices! {
         /// kernels.
         Int8 = "int8",
         /// Four bits in the layers, in blocks of 32 with a scale each, as GGUF's Q4_0 rounds them; the head and the
-        /// inputs as with `int8`. An eighth of the bytes, for few sequences at once, where reading weights takes the
-        /// time. On the CPU, with the packed kernels.
+        /// inputs as with `int8`. A seventh of the layers' bytes, for few sequences at once, where reading weights
+        /// takes the time. On the CPU, with the packed kernels.
         Int4 = "int4",
         /// Weights and inputs rounded to bf16, sums in fp32; the rest of the model stays fp32. Sums have the order of
         /// AMX, so this is the bf16 for processors with AMX. On the CPU, with the packed kernels.

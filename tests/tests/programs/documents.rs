@@ -270,10 +270,11 @@ fn the_page_of_faults_names_tests_that_exist() {
             stem => Some(stem.to_owned()),
         };
         let named = sources.iter().filter(|path| name(path).is_some_and(|name| name == file));
-        let declared = format!("#[test]\nfn {function}() {{");
+        let declared = ["#[test]\nfn", "#[tokio::test]\nasync fn"].map(|begin| format!("{begin} {function}() {{"));
         named.into_iter().any(|path| {
             let text = fs::read_to_string(path).unwrap();
-            text.lines().map(str::trim).collect::<Vec<_>>().join("\n").contains(&declared)
+            let text = text.lines().map(str::trim).collect::<Vec<_>>().join("\n");
+            declared.iter().any(|declared| text.contains(declared))
         })
     };
     let rows: Vec<&str> = text.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| fault")).collect();

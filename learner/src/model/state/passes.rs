@@ -123,3 +123,16 @@ fn chunk_of(run: &Run, number: i64, rule: &impl Rule) -> Chunk {
     let values = rule.values();
     run.chunk(number, (values.kind(), values.device()))
 }
+
+/// The gradient of decays' logarithms, given that of their running sums over a chunk, `[.., length, ..]` with the
+/// length third, and what the last of these gets besides.
+pub(super) fn of_running_sums(d_sums: &Tensor, d_last: &Tensor) -> Tensor {
+    let mut end = d_sums.narrow(2, d_sums.size()[2] - 1, 1);
+    end += d_last;
+    d_sums.flip([2i64].as_slice()).cumsum(2, None).flip([2i64].as_slice())
+}
+
+/// Sums over the last dimension, which stays.
+pub(super) fn rows(x: &Tensor) -> Tensor {
+    x.sum_dim_intlist([-1i64].as_slice(), true, None)
+}

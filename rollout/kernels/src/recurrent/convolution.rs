@@ -2,7 +2,8 @@
 
 use super::{
     super::{
-        simd::{LANES, Simd, Task, load_up_to},
+        parallel::Shared,
+        simd::{LANES, Simd, Task, load_up_to, silu, store_up_to},
         spans::Span,
         states::LayerState,
     },
@@ -92,6 +93,59 @@ impl Convolution<'_> {
 pub(super) unsafe trait Signal {
     unsafe fn input<S: Simd>(&self, token: usize, channel: usize, count: usize) -> S::V;
     unsafe fn output<S: Simd>(&self, token: usize, channel: usize, count: usize, y: S::V);
+}
+
+/// A signal whose channels lie within the inputs of a layer, and whose results go through SiLU.
+pub(super) struct Channels<'a> {
+    /// Inputs of the layer.
+    x: &'a [f32],
+    /// Inputs of a token, and where its channels begin among them.
+    width: usize,
+    first: usize,
+    channels: usize,
+    /// `[tokens, channels]`.
+    results: Shared<f32>,
+}
+
+impl<'a> Channels<'a> {
+    /// Of `x`, rows of `width` inputs, the channels that begin at `first`. `scratch` holds the results.
+    pub fn new(
+        x: &'a [f32],
+        [width, first]: [usize; 2],
+        Convolution { channels, .. }: Convolution<'_>,
+        scratch: &'a mut Vec<f32>,
+    ) -> Self {
+        let results = x.len() / width * channels;
+        if scratch.len() < results {
+            scratch.resize(results, 0.0);
+        }
+        Self { x, width, first, channels, results: Shared::new(&mut scratch[..results]) }
+    }
+
+    /// All inputs of a token.
+    pub fn row(&self, token: usize) -> &'a [f32] {
+        &self.x[token * self.width..(token + 1) * self.width]
+    }
+
+    /// The results of a token.
+    pub fn results(&self, token: usize) -> *mut f32 {
+        self.results.at(token * self.channels)
+    }
+}
+
+// SAFETY: only the named channels of the token's inputs and results are touched.
+unsafe impl Signal for Channels<'_> {
+    #[inline(always)]
+    unsafe fn input<S: Simd>(&self, token: usize, channel: usize, count: usize) -> S::V {
+        // SAFETY: the caller vouches for the instruction set; the channels are those of the row.
+        unsafe { part::<S>(self.row(token)[self.first..].as_ptr(), channel, count) }
+    }
+
+    #[inline(always)]
+    unsafe fn output<S: Simd>(&self, token: usize, channel: usize, count: usize, y: S::V) {
+        // SAFETY: as above; nobody else writes these channels of the token.
+        unsafe { store_up_to::<S>(self.results(token).add(channel), count, silu::<S>(y)) };
+    }
 }
 
 /// Channels of a task.

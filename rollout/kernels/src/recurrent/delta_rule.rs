@@ -10,14 +10,13 @@ use super::{
     super::{
         linear::{Norm, inverse_rms},
         parallel::{Claims, Machine, Shared},
-        simd::{LANES, Simd, Task, exp, load_up_to, sigmoid, silu, softplus, store_up_to},
+        simd::{LANES, Simd, Task, load_up_to, sigmoid, silu, store_up_to},
         spans::{Span, Spans},
         states::{LayerState, States},
     },
     Convolution, LayerStates,
-    convolution::{Piece, Signal, part},
-    is_new,
-    matrix::{CHAINS, take_in},
+    convolution::{Channels, Piece, part},
+    matrix::{CHAINS, steps_and_decays, take_in},
 };
 
 /// Added to the sum of squares of a query or a key.
@@ -68,24 +67,22 @@ impl DeltaRule<'_> {
     /// # Panics
     /// When sizes do not fit each other, or a sequence has no state.
     pub fn run(&self, x: &[f32], spans: &Spans, states: &mut States, out: &mut [f32], machine: Machine<'_>) {
-        let (tokens, channels) = (spans.tokens(), self.channels());
+        let tokens = spans.tokens();
         assert_eq!(x.len(), tokens * self.width(), "the inputs");
         assert_eq!(out.len(), tokens * self.values(), "the output");
         self.check(states.shape().layers[self.layer]);
         spans.check_states(states.shape().blocks);
         let Machine { isa, threads, scratch } = machine;
-        if scratch.len() < tokens * channels {
-            scratch.resize(tokens * channels, 0.0);
-        }
         let states = LayerStates::of(states, self.layer);
-        let call = Call { layer: self, x, qkv: Shared::new(&mut scratch[..tokens * channels]), out: Shared::new(out) };
-        let pieces = Piece::<Call<'_>>::count(&self.convolution);
+        let channels = Channels::new(x, [self.width(), 0], self.convolution, scratch);
+        let call = Call { layer: self, channels, out: Shared::new(out) };
+        let pieces = Piece::<Channels<'_>>::count(&self.convolution);
         let to_convolve = Claims::new(spans.all.len() * pieces);
         let to_mix = Claims::new(spans.all.len() * self.value_heads);
         threads.run(&|| {
             to_convolve.run_all(|task| {
                 let span = &spans.all[task / pieces];
-                isa.run(Piece::of(&self.convolution, &call, span, states, task % pieces));
+                isa.run(Piece::of(&self.convolution, &call.channels, span, states, task % pieces));
             });
             to_mix.run_all(|task| {
                 let (span, head) = (&spans.all[task / self.value_heads], task % self.value_heads);
@@ -107,34 +104,9 @@ impl DeltaRule<'_> {
 
 struct Call<'a> {
     layer: &'a DeltaRule<'a>,
-    x: &'a [f32],
-    /// Queries, keys and values behind the convolution, `[tokens, channels]`.
-    qkv: Shared<f32>,
+    /// Queries, keys and values, which come first among the inputs.
+    channels: Channels<'a>,
     out: Shared<f32>,
-}
-
-impl Call<'_> {
-    /// The inputs of a token.
-    fn row(&self, token: usize) -> &[f32] {
-        let width = self.layer.width();
-        &self.x[token * width..(token + 1) * width]
-    }
-}
-
-// SAFETY: rows of inputs begin with the channels, and those of results have them alone. Only the named ones are
-// touched.
-unsafe impl Signal for Call<'_> {
-    #[inline(always)]
-    unsafe fn input<S: Simd>(&self, token: usize, channel: usize, count: usize) -> S::V {
-        // SAFETY: the caller vouches for the instruction set; the channels are those of the row.
-        unsafe { part::<S>(self.row(token).as_ptr(), channel, count) }
-    }
-
-    #[inline(always)]
-    unsafe fn output<S: Simd>(&self, token: usize, channel: usize, count: usize, y: S::V) {
-        // SAFETY: as above; nobody else writes these channels of the token.
-        unsafe { store_up_to::<S>(self.qkv.at(token * self.layer.channels() + channel), count, silu::<S>(y)) };
-    }
 }
 
 thread_local! {
@@ -163,11 +135,8 @@ impl Task for Mix<'_> {
     unsafe fn run<S: Simd>(self) {
         let layer = self.call.layer;
         let (keys, padded) = (layer.key_dim, layer.value_dim.next_multiple_of(LANES));
-        let matrix = self.states.matrix(self.span, self.head);
-        if is_new(self.span) {
-            // SAFETY: the matrix lies within the block of the sequence, and is this task's alone.
-            unsafe { std::slice::from_raw_parts_mut(matrix, self.states.state.matrix_len()) }.fill(0.0);
-        }
+        // SAFETY: the matrix is this task's alone.
+        let matrix = unsafe { self.states.matrix(self.span, self.head) };
         // Taken out instead of borrowed in a closure, which would not be compiled for the instruction set.
         let mut memory = MEMORY.take();
         let needed = LANES * (2 * keys + padded);
@@ -211,18 +180,16 @@ impl Mix<'_> {
         let of_b = layer.channels() + layer.values() + self.head;
         let (mut a, mut b) = ([0.0; LANES], [0.0; LANES]);
         for token in 0..count {
-            let row = self.call.row(first + token);
+            let row = self.call.channels.row(first + token);
             (b[token], a[token]) = (row[of_b], row[of_b + layer.value_heads]);
         }
-        let mut steps = Steps { decay: [0.0; LANES], beta: [0.0; LANES] };
+        let mut beta = [0.0; LANES];
         // SAFETY: arrays are blocks; the caller vouches for the instruction set.
         unsafe {
-            let time = softplus::<S>(S::add(S::load(a.as_ptr()), S::splat(layer.dt_bias[self.head])));
-            let decay = exp::<S>(S::mul(time, S::splat(-layer.rates[self.head])));
-            S::store(steps.decay.as_mut_ptr(), decay);
-            S::store(steps.beta.as_mut_ptr(), sigmoid::<S>(S::load(b.as_ptr())));
+            S::store(beta.as_mut_ptr(), sigmoid::<S>(S::load(b.as_ptr())));
+            let [_, decay] = steps_and_decays::<S>(&a, layer.dt_bias[self.head], layer.rates[self.head]);
+            Steps { decay, beta }
         }
-        steps
     }
 
     /// A token's query (part 0) or key (part 1) of this head's key head, of length `width^-½`.
@@ -230,7 +197,7 @@ impl Mix<'_> {
     unsafe fn normed<S: Simd>(&self, token: usize, part: usize, width: usize, to: &mut [f32]) {
         let layer = self.call.layer;
         let head = part * layer.key_heads + self.head * layer.key_heads / layer.value_heads;
-        let from = self.call.qkv.at(token * layer.channels() + head * layer.key_dim);
+        let from = self.call.channels.results(token).wrapping_add(head * layer.key_dim);
         // SAFETY: the head lies within the token's queries and keys, which nobody writes any more; the caller vouches
         // for the instruction set.
         unsafe {
@@ -252,7 +219,7 @@ impl Mix<'_> {
     unsafe fn values<S: Simd>(&self, token: usize, column: usize) -> S::V {
         let layer = self.call.layer;
         let first = 2 * layer.key_heads * layer.key_dim + self.head * layer.value_dim + column;
-        let from = self.call.qkv.at(token * layer.channels() + first);
+        let from = self.call.channels.results(token).wrapping_add(first);
         // SAFETY: as for `normed`.
         unsafe { load_up_to::<S>(from, LANES.min(layer.value_dim - column)) }
     }
@@ -261,7 +228,7 @@ impl Mix<'_> {
     #[inline(always)]
     unsafe fn gate<S: Simd>(&self, token: usize, results: &[f32]) {
         let layer = self.call.layer;
-        let gates = &self.call.row(token)[layer.channels() + self.head * layer.value_dim..][..layer.value_dim];
+        let gates = &self.call.channels.row(token)[layer.channels() + self.head * layer.value_dim..][..layer.value_dim];
         let to = self.call.out.at(token * layer.values() + self.head * layer.value_dim);
         // SAFETY: the head of a token is written by this task alone; the caller vouches for the instruction set.
         unsafe {

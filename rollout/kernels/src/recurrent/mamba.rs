@@ -9,14 +9,13 @@ use super::{
     super::{
         linear::{Norm, inverse_rms},
         parallel::{Claims, Machine, Shared},
-        simd::{LANES, Simd, Task, exp, silu, softplus, store_up_to},
+        simd::{LANES, Simd, Task, silu, store_up_to},
         spans::{Span, Spans},
         states::{LayerState, States},
     },
     Convolution, LayerStates,
-    convolution::{Piece, Signal, part},
-    is_new,
-    matrix::take_in,
+    convolution::{Channels, Piece, part},
+    matrix::{steps_and_decays, take_in},
 };
 
 /// The part of a layer that does not change from call to call.
@@ -66,25 +65,23 @@ impl Mamba<'_> {
     /// # Panics
     /// When sizes do not fit each other, or a sequence has no state.
     pub fn run(&self, x: &[f32], spans: &Spans, states: &mut States, out: &mut [f32], machine: Machine<'_>) {
-        let (tokens, channels) = (spans.tokens(), self.channels());
+        let tokens = spans.tokens();
         assert_eq!(x.len(), tokens * self.width(), "the inputs");
         assert_eq!(out.len(), tokens * self.inner(), "the output");
         self.check(states.shape().layers[self.layer]);
         spans.check_states(states.shape().blocks);
         let Machine { isa, threads, scratch } = machine;
-        if scratch.len() < tokens * channels {
-            scratch.resize(tokens * channels, 0.0);
-        }
         let states = LayerStates::of(states, self.layer);
-        let call = Call { layer: self, x, xbc: Shared::new(&mut scratch[..tokens * channels]), out: Shared::new(out) };
-        let pieces = Piece::<Call<'_>>::count(&self.convolution);
+        let channels = Channels::new(x, [self.width(), self.inner()], self.convolution, scratch);
+        let call = Call { layer: self, channels, out: Shared::new(out) };
+        let pieces = Piece::<Channels<'_>>::count(&self.convolution);
         let to_convolve = Claims::new(spans.all.len() * pieces);
         let to_mix = Claims::new(spans.all.len() * self.heads);
         let to_norm = Claims::new(tokens);
         threads.run(&|| {
             to_convolve.run_all(|task| {
                 let span = &spans.all[task / pieces];
-                isa.run(Piece::of(&self.convolution, &call, span, states, task % pieces));
+                isa.run(Piece::of(&self.convolution, &call.channels, span, states, task % pieces));
             });
             to_mix.run_all(|task| {
                 let (span, head) = (&spans.all[task / self.heads], task % self.heads);
@@ -108,35 +105,9 @@ impl Mamba<'_> {
 
 struct Call<'a> {
     layer: &'a Mamba<'a>,
-    x: &'a [f32],
-    /// `x`, `B` and `C` behind the convolution, `[tokens, channels]`.
-    xbc: Shared<f32>,
+    /// `x`, `B` and `C`, behind the gate among the inputs.
+    channels: Channels<'a>,
     out: Shared<f32>,
-}
-
-impl Call<'_> {
-    /// The inputs of a token.
-    fn row(&self, token: usize) -> &[f32] {
-        let width = self.layer.width();
-        &self.x[token * width..(token + 1) * width]
-    }
-}
-
-// SAFETY: rows of inputs have the channels behind the gate, and those of results have them alone. Only the named ones
-// are touched.
-unsafe impl Signal for Call<'_> {
-    #[inline(always)]
-    unsafe fn input<S: Simd>(&self, token: usize, channel: usize, count: usize) -> S::V {
-        let row = &self.row(token)[self.layer.inner()..];
-        // SAFETY: the caller vouches for the instruction set; the channels are those of the row.
-        unsafe { part::<S>(row.as_ptr(), channel, count) }
-    }
-
-    #[inline(always)]
-    unsafe fn output<S: Simd>(&self, token: usize, channel: usize, count: usize, y: S::V) {
-        // SAFETY: as above; nobody else writes these channels of the token.
-        unsafe { store_up_to::<S>(self.xbc.at(token * self.layer.channels() + channel), count, silu::<S>(y)) };
-    }
 }
 
 /// One head of a sequence.
@@ -147,32 +118,23 @@ struct Mix<'a> {
     head: usize,
 }
 
-/// `Δ` and decay of some tokens.
-struct Steps {
-    time: [f32; LANES],
-    decay: [f32; LANES],
-}
-
 impl Task for Mix<'_> {
     type Output = ();
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let layer = self.call.layer;
-        let matrix = self.states.matrix(self.span, self.head);
-        if is_new(self.span) {
-            // SAFETY: the matrix lies within the block of the sequence, and is this task's alone.
-            unsafe { std::slice::from_raw_parts_mut(matrix, self.states.state.matrix_len()) }.fill(0.0);
-        }
+        // SAFETY: the matrix is this task's alone.
+        let matrix = unsafe { self.states.matrix(self.span, self.head) };
         for first in self.span.tokens.clone().step_by(LANES) {
             let count = LANES.min(self.span.tokens.end - first);
             // SAFETY: the caller vouches for the instruction set; columns are within the matrix.
             unsafe {
-                let steps = self.steps::<S>(first, count);
+                let [steps, decays] = self.steps::<S>(first, count);
                 for column in (0..layer.head_dim).step_by(LANES) {
                     let columns = matrix.add(column * layer.state_dim);
                     for token in 0..count {
-                        self.token::<S>(columns, first + token, column, steps.time[token], steps.decay[token]);
+                        self.token::<S>(columns, first + token, column, steps[token], decays[token]);
                     }
                 }
             }
@@ -183,21 +145,15 @@ impl Task for Mix<'_> {
 impl Mix<'_> {
     /// `Δ` and `e^(-Δ rate)` of `count` tokens from `first` on.
     #[inline(always)]
-    unsafe fn steps<S: Simd>(&self, first: usize, count: usize) -> Steps {
+    unsafe fn steps<S: Simd>(&self, first: usize, count: usize) -> [[f32; LANES]; 2] {
         let layer = self.call.layer;
         let of_dt = layer.inner() + layer.channels() + self.head;
         let mut dt = [0.0; LANES];
         for (token, dt) in dt[..count].iter_mut().enumerate() {
-            *dt = self.call.row(first + token)[of_dt];
+            *dt = self.call.channels.row(first + token)[of_dt];
         }
-        let mut steps = Steps { time: [0.0; LANES], decay: [0.0; LANES] };
-        // SAFETY: arrays are blocks; the caller vouches for the instruction set.
-        unsafe {
-            let time = softplus::<S>(S::add(S::load(dt.as_ptr()), S::splat(layer.dt_bias[self.head])));
-            S::store(steps.time.as_mut_ptr(), time);
-            S::store(steps.decay.as_mut_ptr(), exp::<S>(S::mul(time, S::splat(-layer.rates[self.head]))));
-        }
-        steps
+        // SAFETY: the caller vouches for the instruction set.
+        unsafe { steps_and_decays::<S>(&dt, layer.dt_bias[self.head], layer.rates[self.head]) }
     }
 
     /// Takes a token into sixteen columns of the matrix, and writes its results there times their gates.
@@ -206,7 +162,7 @@ impl Mix<'_> {
         let layer = self.call.layer;
         let (inner, at) = (layer.inner(), self.head * layer.head_dim + column);
         let count = LANES.min(layer.head_dim - column);
-        let row = self.call.xbc.at(token * layer.channels());
+        let row = self.call.channels.results(token);
         let group = self.head * layer.groups / layer.heads;
         // SAFETY: `x`, `B` and `C` lie within the token's channels, which nobody writes any more; the results of a head
         // are written by this task alone. The caller vouches for the columns and the instruction set.
@@ -218,7 +174,7 @@ impl Mix<'_> {
             let x = part::<S>(row, at, count);
             let found = take_in::<S>(columns, [read, write], decay, S::mul(S::splat(time), x));
             let y = S::fma(S::splat(layer.skips[self.head]), x, found);
-            let gate = silu::<S>(part::<S>(self.call.row(token).as_ptr(), at, count));
+            let gate = silu::<S>(part::<S>(self.call.channels.row(token).as_ptr(), at, count));
             store_up_to::<S>(self.call.out.at(token * inner + at), count, S::mul(y, gate));
         }
     }

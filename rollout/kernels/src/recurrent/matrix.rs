@@ -1,9 +1,25 @@
 //! Sixteen columns of a matrix, `[rows][16]`, that take in a token and are read.
 
-use super::super::simd::{LANES, Simd};
+use super::super::simd::{LANES, Simd, exp, softplus};
 
 /// Chains of a sum over the rows of a matrix: enough for its additions not to wait for each other.
 pub(super) const CHAINS: usize = 4;
+
+/// The steps `Δ = softplus(x + bias)` of sixteen tokens, and the decays `e^(-Δ rate)`.
+///
+/// # Safety
+/// The instruction set of `S` must be available.
+#[inline(always)]
+pub(super) unsafe fn steps_and_decays<S: Simd>(x: &[f32; LANES], bias: f32, rate: f32) -> [[f32; LANES]; 2] {
+    let mut found = [[0.0; LANES]; 2];
+    // SAFETY: arrays are blocks; the caller vouches for the instruction set.
+    unsafe {
+        let steps = softplus::<S>(S::add(S::load(x.as_ptr()), S::splat(bias)));
+        S::store(found[0].as_mut_ptr(), steps);
+        S::store(found[1].as_mut_ptr(), exp::<S>(S::mul(steps, S::splat(-rate))));
+    }
+    found
+}
 
 /// `S ← decay S + key changeᵀ` in sixteen columns; returns `Sᵀ query`. Each row is read once and written once.
 ///

@@ -17,8 +17,8 @@ pub(crate) unsafe trait Dot: Copy + 'static {
 
     #[inline(always)]
     unsafe fn zero() -> Self::I {
-        // SAFETY: the sums are integers, which may be all zeros.
-        unsafe { std::mem::zeroed() }
+        // SAFETY: the caller vouches for the instruction set.
+        unsafe { Self::start(0) }
     }
 
     /// Adds to each lane the product of the four unsigned bytes of `a` with its four signed bytes at `b`, which must be
@@ -26,7 +26,11 @@ pub(crate) unsafe trait Dot: Copy + 'static {
     unsafe fn dot(sums: Self::I, a: u32, b: *const i8) -> Self::I;
 
     /// Sixteen sums that begin with a number.
-    unsafe fn start(x: i32) -> Self::I;
+    #[inline(always)]
+    unsafe fn start(x: i32) -> Self::I {
+        // SAFETY: the sums are as many integers as the array.
+        unsafe { [x; LANES].as_ptr().cast::<Self::I>().read_unaligned() }
+    }
 
     /// The low and the high halves of 64 bytes, each as a byte.
     unsafe fn nibbles(from: *const u8) -> (Self::I, Self::I);
@@ -68,11 +72,6 @@ unsafe impl Dot for PlainDot {
             *sum += (0..QUAD).map(|i| i32::from(a[i]) * i32::from(b[i])).sum::<i32>();
         }
         sums
-    }
-
-    #[inline(always)]
-    unsafe fn start(x: i32) -> Self::I {
-        [x; LANES]
     }
 
     #[inline(always)]

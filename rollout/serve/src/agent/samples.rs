@@ -326,7 +326,7 @@ impl Sample {
     }
 
     /// A path that begins. That of the row's own prompt has the random numbers of the run. Others have numbers that
-    /// follow from their prompts, so that it does not matter which of them begins first.
+    /// follow from their prompts and sessions, so that it does not matter which of them begins first.
     fn path(
         &self,
         record: &mut Record,
@@ -335,8 +335,12 @@ impl Sample {
         is_of_row: bool,
     ) -> Path {
         let begin = conversation.prompt_ids().iter().chain(conversation.episode().token_ids());
-        let of_session = session.into_iter().flat_map(str::bytes).map(u64::from);
-        let prompt = rng::hash(&begin.map(|&id| u64::from(id)).chain(of_session).collect::<Vec<_>>());
+        let hash = |values: &mut dyn Iterator<Item = u64>| rng::hash(&values.collect::<Vec<_>>());
+        let ids = hash(&mut begin.map(|&id| u64::from(id)));
+        let prompt = match session {
+            Some(session) => hash(&mut [ids].into_iter().chain(session.bytes().map(u64::from))),
+            None => ids,
+        };
         let known = record.opened.entry(prompt).or_default();
         let (number, is_first) = (*known, *known == 0);
         *known += 1;

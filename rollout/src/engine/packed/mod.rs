@@ -127,8 +127,8 @@ fn remark_on_speed(isa: Isa, options: &EngineOptions) {
         // Without fused products, plain Rust is slow. Another processor may have them, and was not measured.
         let faster = if cfg!(target_arch = "x86_64") { "should" } else { "may" };
         tracing::warn!(
-            "this processor has none of the instruction sets of the packed kernels (AVX2 with FMA, AVX-512): --kernels \
-             stock (`rollout_kernels`) {faster} be faster"
+            "this processor has none of the instruction sets of the packed kernels (AVX2 with FMA and F16C, AVX-512): \
+             --kernels stock (`rollout_kernels`) {faster} be faster"
         );
         return;
     }

@@ -562,7 +562,7 @@ impl<'a> Stored<'a> {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
+    use std::{collections::BTreeMap, path::Path};
 
     use exporters::{AdapterConfig, ExportOptions, VersionDir, export, write_adapter_version, write_version};
     use rollout_rounded::Form;
@@ -583,18 +583,25 @@ mod tests {
         for name in &harness::golden_models() {
             let model = ModelDir::open(harness::golden_model_dir(name)).unwrap();
             let config = model.config();
-            let mut only_products: Vec<String> = products(config, Format::Int4)
-                .filter(|product| product.shape.format != Format::Fp32)
-                .flat_map(|product| product.names)
-                .map(|name| name + ".weight")
-                .collect();
-            only_products.retain(|name| name != EMBEDDING);
-            let losing = config.parameters().into_iter();
-            let losing = losing.filter(|(name, shape)| Form::of(name, shape, RolloutDtype::Int4) != Form::Whole);
-            let mut losing: Vec<String> = losing.map(|(name, _)| name).collect();
-            only_products.sort();
-            losing.sort();
-            assert_eq!(only_products, losing, "{name}");
+            for (format, dtype) in [(Format::Int8, RolloutDtype::Int8), (Format::Int4, RolloutDtype::Int4)] {
+                let form = |format: Format| match format {
+                    Format::Int8 => Form::Bytes,
+                    Format::Int4 => Form::Nibbles,
+                    _ => Form::Whole,
+                };
+                let of_product = |product: Product| {
+                    let form = form(product.shape.format);
+                    product.names.into_iter().map(move |name| (name + ".weight", form))
+                };
+                let packed = products(config, format).flat_map(of_product);
+                // A tied head is read as the embedding too.
+                let packed: BTreeMap<String, Form> = packed.filter(|(name, _)| name != EMBEDDING).collect();
+                let sent = config.parameters().into_iter();
+                let sent = sent.map(|(name, shape)| (name.clone(), Form::of(&name, &shape, dtype)));
+                let sent: BTreeMap<String, Form> = sent.filter(|(_, form)| *form != Form::Whole).collect();
+                let rounded = packed.into_iter().filter(|(_, form)| *form != Form::Whole).collect();
+                assert_eq!(sent, rounded, "{name}");
+            }
         }
     }
 

@@ -3,9 +3,11 @@
 use std::{collections::BTreeMap, path::PathBuf};
 
 use exporters::VersionDir;
-use rollout::engine::{Engine, EngineOptions, Kernels, WeightSource};
+use rollout::engine::{Engine, EngineOptions, Kernels, WeightSource, distance_of};
 use rollout_rounded::{difference, round, unpack};
-use shared::{PolicyVersion, config::RolloutDtype, generation::rng::Stream};
+use shared::{
+    PolicyVersion, WeightManifest, config::RolloutDtype, generation::rng::Stream, model::manifest::MANIFEST_FORMAT,
+};
 
 use super::{
     gate::Bench,
@@ -81,20 +83,56 @@ fn completions_are_those_of_the_version_itself() {
     }
 }
 
-/// The gate sees through the rounding: canaries of a learner that has other weights do not pass.
+/// The gate sees through the rounding: canaries of a learner that has other weights do not pass. The loss of four bits
+/// hides them, so there the norms alone tell, before a version is rounded.
 #[test]
 fn rounded_weights_that_are_not_the_learners_are_refused() {
-    let bench = Bench::new("llama");
-    let [packed, rounded] = ["packed", "rounded"].map(|name| bench.path().join(name));
-    let other = bench.swapped_layers();
-    let error = round(&other.dir, RolloutDtype::Bf16, &packed).unwrap_err().to_string();
-    assert!(error.contains("is not what the learner published: model.layers.0"), "{error}");
-    super::gate::with_norms_of_what_is_stored(&other);
-    round(&other.dir, RolloutDtype::Bf16, &packed).unwrap();
-    unpack(&packed, None, &rounded).unwrap();
-    let weights = WeightSource { dir: rounded, version: PolicyVersion(1) };
-    let reason = bench.open(&weights, |options| options.rollout_dtype = RolloutDtype::Bf16).err().unwrap();
-    assert!(reason.contains("canaries"), "{reason}");
+    for dtype in [RolloutDtype::Bf16, RolloutDtype::Int8, RolloutDtype::Int4] {
+        let bench = Bench::new("llama");
+        let [packed, rounded] = ["packed", "rounded"].map(|name| bench.path().join(name));
+        let other = bench.swapped_layers();
+        let error = round(&other.dir, dtype, &packed).unwrap_err().to_string();
+        assert!(error.contains("is not what the learner published: model.layers.0"), "{dtype}: {error}");
+        if dtype == RolloutDtype::Int4 {
+            continue;
+        }
+        super::gate::with_norms_of_what_is_stored(&other);
+        round(&other.dir, dtype, &packed).unwrap();
+        unpack(&packed, None, &rounded).unwrap();
+        let weights = WeightSource { dir: rounded, version: PolicyVersion(1) };
+        let reason = bench.open(&weights, |options| options.rollout_dtype = dtype).err().unwrap();
+        assert!(reason.contains("canaries"), "{dtype}: {reason}");
+    }
+}
+
+/// Four bits are computed as the numbers that they stand for: an engine in fp32 that has these numbers is near, and one
+/// that has the stored ones is not.
+#[test]
+fn four_bits_give_the_log_probs_of_the_numbers_that_they_stand_for() {
+    let (prompt, completion): (Vec<u32>, Vec<u32>) = ((1..20).collect(), (0..40).map(|i| 1 + 37 * i % 200).collect());
+    for name in ["llama", "qwen2", "lfm2", "granite4_h"] {
+        if !harness::has_golden_model(name) {
+            continue;
+        }
+        let bench = Bench::new(name);
+        let [packed, whole] = ["packed", "whole"].map(|name| bench.path().join(name));
+        round(&bench.v1.dir, RolloutDtype::Int4, &packed).unwrap();
+        unpack(&packed, None, &whole).unwrap();
+        // As if these numbers were the learner's own.
+        let mut manifest = WeightManifest::read(&whole).unwrap();
+        (manifest.format, manifest.rounded) = (MANIFEST_FORMAT, None);
+        manifest.write(&whole).unwrap();
+        let rounded = WeightSource { dir: whole, version: PolicyVersion(1) };
+        let logprobs = |weights: &WeightSource, dtype: RolloutDtype| {
+            let change =
+                |options: &mut EngineOptions| (options.rollout_dtype, options.conformity_gate) = (dtype, false);
+            bench.open(weights, change).unwrap().score(&prompt, &completion).unwrap()
+        };
+        let meant = logprobs(&rounded, RolloutDtype::Auto);
+        let near = distance_of(&logprobs(&bench.v1, RolloutDtype::Int4), &meant);
+        let far = distance_of(&logprobs(&bench.v1, RolloutDtype::Auto), &meant);
+        assert!(near < 0.05 && near < 0.5 * far, "{name}: {near} from the rounded numbers, {far} between the two");
+    }
 }
 
 #[test]

@@ -25,10 +25,8 @@ struct World {
 /// Families of one kind each: pages alone, every kind of states, experts, pages of two widths that layers share.
 const FAMILIES: [&str; 6] = ["qwen2", "lfm2", "qwen3_5", "granite4_h", "qwen3_moe", "gemma4"];
 
-static WORLDS: LazyLock<Vec<World>> = LazyLock::new(|| {
-    let known = harness::golden_models();
-    FAMILIES.into_iter().filter(|family| known.iter().any(|name| name == family)).map(world).collect()
-});
+static WORLDS: LazyLock<Vec<World>> =
+    LazyLock::new(|| FAMILIES.into_iter().filter(|family| harness::has_golden_model(family)).map(world).collect());
 
 fn world(family: &str) -> World {
     let (folder, model) = (tempfile::tempdir().unwrap(), golden_model(family));

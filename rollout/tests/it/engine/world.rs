@@ -25,10 +25,8 @@ struct World {
 /// Families of one kind each: pages alone, every kind of states, experts, pages of two widths that layers share.
 const FAMILIES: [&str; 6] = ["llama", "lfm2", "qwen3_5", "granite4_h", "qwen3_moe", "gemma4"];
 
-static WORLDS: LazyLock<Vec<World>> = LazyLock::new(|| {
-    let known = harness::golden_models();
-    FAMILIES.into_iter().filter(|family| known.iter().any(|name| name == family)).map(world).collect()
-});
+static WORLDS: LazyLock<Vec<World>> =
+    LazyLock::new(|| FAMILIES.into_iter().filter(|family| harness::has_golden_model(family)).map(world).collect());
 
 fn world(family: &str) -> World {
     let (folder, model) = (tempfile::tempdir().unwrap(), golden_model(family));
@@ -139,7 +137,7 @@ fn wanted(group: GroupRequest, from: Option<State>) -> Request {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(40))]
+    #![proptest_config(ProptestConfig::with_cases(96))]
     #[test]
     fn nothing_is_lost_shared_or_mixed_up(
         family in 0..FAMILIES.len(),

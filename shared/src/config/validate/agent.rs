@@ -1,5 +1,7 @@
 //! Agents: what they cannot be combined with.
 
+use std::net::IpAddr;
+
 use crate::{
     config::{ConfigError, TrainConfig, environments::VERIFIERS},
     methods::advantage::CreditUnit,
@@ -12,7 +14,8 @@ impl TrainConfig {
         ensure!(!agent.trim().is_empty(), "`agent` is empty: give it a command line, or leave it out");
         ensure!(
             !agent.starts_with(VERIFIERS) || self.verifiers().is_some_and(is_place),
-            "`agent` {agent:?} needs the address of a server of verifiers, as in `verifiers:tcp://127.0.0.1:5000`"
+            "`agent` {agent:?} needs the address of a server of verifiers on this machine, as in \
+             `verifiers:tcp://127.0.0.1:5000`: its episodes ask the policy at 127.0.0.1"
         );
         ensure!(
             !self.has_tools(),
@@ -44,11 +47,12 @@ impl TrainConfig {
     }
 }
 
-/// Whether a text is `HOST:PORT`.
+/// Whether a text is `HOST:PORT` with this machine as host.
 fn is_place(text: &str) -> bool {
     text.rsplit_once(':').is_some_and(|(host, port)| {
-        let is_host = !host.is_empty() && !host.contains(|letter: char| letter.is_whitespace() || letter == '/');
-        is_host && port.parse::<u16>().is_ok_and(|port| port > 0)
+        let ip = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host);
+        let is_here = host == "localhost" || ip.parse().is_ok_and(|ip: IpAddr| ip.is_loopback());
+        is_here && port.parse::<u16>().is_ok_and(|port| port > 0)
     })
 }
 
@@ -91,14 +95,19 @@ mod tests {
             let agent = agent.to_owned();
             move |config: &mut TrainConfig| config.agent = Some(agent)
         };
-        for place in ["127.0.0.1:5000", "my-host:1", "[::1]:5000"] {
+        for place in ["127.0.0.1:5000", "localhost:1", "[::1]:5000"] {
             accepted(named(&format!("verifiers:tcp://{place}")));
             let mut config = valid();
             named(&format!("verifiers:tcp://{place}"))(&mut config);
             assert_eq!(config.verifiers(), Some(place));
         }
-        for rest in ["", "my-env", "tcp://", "tcp://host", "tcp://:1", "tcp://h:0", "tcp://h:70000", "tcp://h:1/x"] {
-            refused("needs the address of a server of verifiers", named(&format!("verifiers:{rest}")));
+        let here = "tcp://localhost";
+        for rest in ["", "my-env", "tcp://", here, "tcp://:1", "tcp://my-host:1", "tcp://10.0.0.1:1"]
+            .map(str::to_owned)
+            .into_iter()
+            .chain(["0", "70000", "1/x"].map(|port| format!("{here}:{port}")))
+        {
+            refused("needs the address of a server of verifiers on this machine", named(&format!("verifiers:{rest}")));
         }
         let mut config = valid();
         with_agent(&mut config);

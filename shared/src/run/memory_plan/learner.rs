@@ -137,15 +137,22 @@ impl<'a> LearnerSizes<'a> {
     /// Bytes for each token of a pass.
     #[must_use]
     pub fn bytes_per_token(&self) -> u64 {
-        let kept = |model: &ModelConfig| match (self.trained, self.gradient_checkpointing) {
-            (false, _) => 0,
-            (true, false) => (0..model.num_hidden_layers).map(|layer| kept(model, layer)).sum(),
-            (true, true) => {
-                let most = (0..model.num_hidden_layers).map(|layer| kept(model, layer)).max().unwrap_or(0);
-                (model.num_hidden_layers * model.hidden_size) as u64 + most
+        let kept = |model: &ModelConfig| {
+            let of_layer = |layer: usize| {
+                let [numbers, floats] = kept(model, layer);
+                self.number() * numbers + FLOAT * floats
+            };
+            let layers = (0..model.num_hidden_layers).map(of_layer);
+            match (self.trained, self.gradient_checkpointing) {
+                (false, _) => 0,
+                (true, false) => layers.sum(),
+                (true, true) => {
+                    let inputs = (model.num_hidden_layers * model.hidden_size) as u64;
+                    self.number() * inputs + layers.max().unwrap_or(0)
+                }
             }
         };
-        let bytes = |model| self.number() * kept(model) + FLOAT * at_work(model);
+        let bytes = |model| kept(model) + FLOAT * at_work(model);
         let policy = bytes(self.model);
         let bytes = self.critic.map_or(policy, |critic| policy.max(bytes(critic)));
         (bytes as f64 * GAPS) as u64
@@ -203,25 +210,26 @@ const FLOAT: u64 = size_of::<f32>() as u64;
 /// Numbers that a layer keeps for each token until its backward pass: input, the part that mixes tokens, the input of
 /// the MLP, gate and up. Attention keeps queries, keys and values, its output and the log-sum-exp of each head, and
 /// queries and keys twice where they are normed. A layer with a state keeps its projected input; a rule also its
-/// output, and the states between chunks.
-fn kept(model: &ModelConfig, layer: usize) -> u64 {
-    let mixer = match model.layers[layer] {
+/// output, and the states between chunks, which are the second number, in float32 whatever the layers compute in.
+fn kept(model: &ModelConfig, layer: usize) -> [u64; 2] {
+    let (mixer, floats) = match model.layers[layer] {
         LayerKind::Attention(kind) => {
             let [queries, keys] = model.query_and_key_widths(layer).map(|width| width as u64);
             let keys = if model.shares_keys_of(layer).is_some() { 0 } else { keys };
             let normed = if model.query_and_key_norms(layer).is_some() { queries + keys } else { 0 };
             let normed = if model.value_norms() { normed + keys } else { normed };
             let gates = if kind.gate == Some(AttentionGate::Entries) { queries } else { 0 };
-            queries + 2 * keys + queries + model.num_attention_heads as u64 + normed + gates
+            (queries + 2 * keys + queries + model.num_attention_heads as u64 + normed + gates, 0)
         }
-        LayerKind::ShortConv(_) => 3 * model.hidden_size as u64,
+        LayerKind::ShortConv(_) => (3 * model.hidden_size as u64, 0),
         LayerKind::DeltaRule(rule) => {
-            let states = rule.values() * rule.key_dim;
-            (rule.channels() + 2 * rule.values() + 2 * rule.value_heads) as u64 + states.div_ceil(RULE_CHUNK) as u64
+            let states = (rule.values() * rule.key_dim).div_ceil(RULE_CHUNK);
+            let projected = rule.channels() + rule.values() + 2 * rule.value_heads;
+            (projected as u64, (rule.values() + states) as u64)
         }
         LayerKind::Mamba(mamba) => {
-            let states = mamba.inner() * mamba.state_dim;
-            (mamba.channels() + 2 * mamba.inner() + mamba.heads) as u64 + states.div_ceil(RULE_CHUNK) as u64
+            let states = (mamba.inner() * mamba.state_dim).div_ceil(RULE_CHUNK);
+            ((mamba.channels() + mamba.inner() + mamba.heads) as u64, (mamba.inner() + states) as u64)
         }
     };
     // The choice of experts and their weights: probabilities of all of them, and three numbers for each chosen one.
@@ -229,7 +237,7 @@ fn kept(model: &ModelConfig, layer: usize) -> u64 {
     let inner = if model.experts.is_some() { model.inner_width() } else { model.mlp_width(layer) };
     // The stream before the layer's own input is added, and its projection.
     let input = model.per_layer_input.map_or(0, |input| model.hidden_size + input.width);
-    mixer + (2 * (model.hidden_size + inner) + routing + input) as u64
+    [mixer + (2 * (model.hidden_size + inner) + routing + input) as u64, floats]
 }
 
 /// Tokens between two states that a rule keeps.

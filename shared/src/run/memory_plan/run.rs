@@ -285,8 +285,7 @@ fn workload(config: &TrainConfig, model: &ModelConfig) -> Workload {
     let limit = config.max_model_len.unwrap_or(model.max_position_embeddings) as u64;
     let longest = u64::from(config.max_completion_length);
     let prompt = config.max_prompt_length.map_or(ASSUMED_PROMPT, u64::from).min(limit.saturating_sub(longest)).max(1);
-    // All conversations of an agent's sample go through together.
-    let completion = if config.agent.is_some() { limit.saturating_sub(prompt).max(longest) } else { longest };
+    let completion = (config.room_behind_prompts() as u64).min(limit.saturating_sub(prompt)).max(longest);
     let step = config.completions_per_step();
     let rows = config.per_device_train_batch_size.saturating_mul(config.gradient_accumulation_steps).min(step);
     let group = (u64::from(config.num_generations) * u64::from(rows)).div_ceil(u64::from(step));
@@ -309,7 +308,7 @@ fn learner_sizes<'a>(
         shards: if config.shard_optimizer { u64::from(config.learner_ranks) } else { 1 },
         reference: config.beta != 0.0,
         critic,
-        completion: u64::from(config.max_completion_length),
+        completion: workload(config, model).completion,
     }
 }
 

@@ -136,18 +136,15 @@ impl SamplerSizes {
             // Four bits and a scale of two bytes for each 32; the head and others outside the layers have bytes.
             RolloutDtype::Int4 => layers / 64 * 9 + outside / 4,
         };
-        // A version of four bits is in bytes when it is scored.
-        let scored = match self.rollout_dtype {
-            RolloutDtype::Int4 => RolloutDtype::Int8,
-            dtype => dtype,
-        };
+        let own = rounded(self.rollout_dtype, layers, outside) + routers;
+        // Before a version is packed in four bits, all of it is scored in bytes, with the base of an adapter.
+        let is_scored_in_bytes = self.rollout_dtype == RolloutDtype::Int4;
+        let scored = if is_scored_in_bytes { rounded(RolloutDtype::Int8, layers, outside) + routers } else { own };
         // Versions that are adapters also share the base's file.
-        let second = if self.kept > 0 && self.packed() {
-            let changed = (layers + outside + routers).saturating_sub(self.kept * size);
-            let changed_outside = changed.min(outside);
-            rounded(scored, changed - changed_outside, changed_outside)
-        } else {
-            rounded(scored, layers, outside) + routers + mapped
+        let second = match self.kept > 0 && self.packed() {
+            false => scored + mapped,
+            true if is_scored_in_bytes => scored,
+            true => rounded(self.rollout_dtype, (layers + outside + routers).saturating_sub(self.kept * size), 0),
         };
         let (prompts, together) = if self.packed() {
             PACKED_PREFILL
@@ -161,9 +158,9 @@ impl SamplerSizes {
         let row = (model.vocab_size * size_of::<f32>() * self.logits_copies) as u64;
         let tokens = self.max_model_len.max(self.rows).max(together) as u64;
         SamplerPlan {
-            packed_weights: rounded(self.rollout_dtype, layers, outside) + routers,
+            packed_weights: own,
             mapped_weights: mapped,
-            swap: if self.hot_swap { second } else { 0 },
+            swap: if self.hot_swap { second } else { scored - own },
             kv_cache: self.slot_bytes(model).saturating_add(self.routing_bytes(model)).saturating_mul(slots),
             states: self.state_bytes(model).saturating_mul(slots),
             logits: row.saturating_mul(self.rows.saturating_add(prompts) as u64),

@@ -128,10 +128,7 @@ impl DeltaBlock {
         let active = gate.silu();
         let gated = (&normed * &active).flatten(1, 2).to_kind(x_TH.kind());
         let d_gated = wide(&self.output.backward(&gated, dy_TH, gradients)).view_as(&normed);
-        let sigmoid = gate.sigmoid();
-        // silu' = σ · (1 + x · (1 − σ))
-        let slope = &sigmoid + &active * (1 - &sigmoid);
-        d_parts.gate.copy_(&(normed * &d_gated * slope));
+        d_parts.gate.copy_(&gate.silu_backward(&(normed * &d_gated)));
         let d_out_TND = self.norm.backward(&ruled.out_TND, &(d_gated * active), gradients);
 
         let prepared = self.prepare(&parts, trees);
@@ -216,8 +213,7 @@ impl DeltaBlock {
         dq.copy_(&((&dq_unit - along(&q_unit, &dq_unit)) * &scales[0]));
         dk.copy_(&((&d_rules.k - along(&rules.k, &d_rules.k)) * &scales[1]));
         dv.copy_(&d_rules.v);
-        let sigmoid = sums.sigmoid();
-        let d_sums = d_active * (&sigmoid + sums * &sigmoid * (1 - &sigmoid));
+        let d_sums = sums.silu_backward(&d_active);
         d_parts.channels.copy_(&self.convolution.backward(&parts.channels, &d_sums, trees, gradients));
     }
 }

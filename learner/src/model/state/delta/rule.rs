@@ -9,7 +9,7 @@
 use tch::{Kind, Tensor};
 
 use super::super::{
-    passes::{Inner, Rule},
+    passes::{Inner, Rule, of_running_sums, rows},
     texts::Chunk,
 };
 
@@ -210,9 +210,7 @@ impl Inner for Parts {
             dq += dq_start * &since_start;
             dk += dk_start * &since_start;
         }
-        let mut end = d_sums.narrow(2, chunk.length - 1, 1);
-        end += d_last;
-        let dg = d_sums.flip([2i64].as_slice()).cumsum(2, None).flip([2i64].as_slice());
+        let dg = of_running_sums(&d_sums, &d_last);
 
         chunk.put(&self.gathered(dq), &mut found.q);
         chunk.put(&self.gathered(dk), &mut found.k);
@@ -226,11 +224,6 @@ impl Inner for Parts {
         let ([texts, heads, _, key_width], value_width) = (shape(&self.k), self.v.size()[3]);
         Tensor::zeros([texts, heads, key_width, value_width], (self.v.kind(), self.v.device()))
     }
-}
-
-/// Sums over the last dimension, which stays.
-fn rows(x: &Tensor) -> Tensor {
-    x.sum_dim_intlist([-1i64].as_slice(), true, None)
 }
 
 fn shape(x: &Tensor) -> [i64; 4] {

@@ -138,10 +138,7 @@ impl MambaBlock {
         let normed = self.norm.forward(&gated).to_kind(x_TH.kind());
         let d_normed = wide(&self.output.backward(&normed, dy_TH, gradients));
         let d_gated = self.norm.backward(&gated, &d_normed, gradients);
-        let sigmoid = gate.sigmoid();
-        // silu' = σ · (1 + x · (1 − σ))
-        let slope = &sigmoid + &active * (1 - &sigmoid);
-        d_parts.gate.copy_(&(result * &d_gated * slope));
+        d_parts.gate.copy_(&gate.silu_backward(&(result * &d_gated)));
         let d_out_TND = (d_gated * active).view_as(&ruled.out_TND);
         let d_inputs = passes::backward(&prepared.inputs, ruled, &d_out_TND, trees);
         let found = Found { d_out_TND, d_inputs };
@@ -210,8 +207,7 @@ impl MambaBlock {
         dx.copy_(&(d_out_TND * self.skip.values.unsqueeze(-1) + &d_inputs.v * steps.unsqueeze(-1)));
         db.copy_(&d_inputs.b);
         dc.copy_(&d_inputs.c);
-        let sigmoid = sums.sigmoid();
-        let d_sums = d_active * (&sigmoid + sums * &sigmoid * (1 - &sigmoid));
+        let d_sums = sums.silu_backward(&d_active);
         d_parts.channels.copy_(&self.convolution.backward(&parts.channels, &d_sums, trees, gradients));
     }
 }

@@ -9,7 +9,7 @@
 use tch::{Kind, Tensor};
 
 use super::super::{
-    passes::{Inner, Rule},
+    passes::{Inner, Rule, of_running_sums, rows},
     texts::Chunk,
 };
 
@@ -156,9 +156,7 @@ impl Inner for Parts {
             d_last += kept * self.last().exp();
             dc += side_by_side(&started).matmul(&before.mt());
         }
-        let mut end = d_sums.narrow(2, chunk.length - 1, 1);
-        end += d_last;
-        let dg = d_sums.flip([2i64].as_slice()).cumsum(2, None).flip([2i64].as_slice());
+        let dg = of_running_sums(&d_sums, &d_last);
 
         chunk.put(&dc, &mut found.c);
         chunk.put(&db, &mut found.b);
@@ -176,11 +174,6 @@ fn by_head(x: &Tensor) -> Tensor {
 /// The heads of a group, the last dimension but one, in one row.
 fn side_by_side(x: &Tensor) -> Tensor {
     x.flatten(3, 4)
-}
-
-/// Sums over the last dimension, which stays.
-fn rows(x: &Tensor) -> Tensor {
-    x.sum_dim_intlist([-1i64].as_slice(), true, None)
 }
 
 fn sizes(x: &Tensor) -> [i64; 4] {

@@ -26,11 +26,6 @@ unsafe impl Dot for Vnni {
     }
 
     #[inline(always)]
-    unsafe fn start(x: i32) -> __m512i {
-        unsafe { _mm512_set1_epi32(x) }
-    }
-
-    #[inline(always)]
     unsafe fn nibbles(from: *const u8) -> (__m512i, __m512i) {
         unsafe {
             let (words, low) = (_mm512_loadu_si512(from.cast()), _mm512_set1_epi32(LOW_HALVES.cast_signed()));
@@ -65,11 +60,6 @@ unsafe impl Dot for AvxVnni {
             let low = _mm256_dpbusd_avx_epi32(low, a, _mm256_loadu_si256(b));
             [low, _mm256_dpbusd_avx_epi32(high, a, _mm256_loadu_si256(b.add(1)))]
         }
-    }
-
-    #[inline(always)]
-    unsafe fn start(x: i32) -> Self::I {
-        unsafe { [_mm256_set1_epi32(x); 2] }
     }
 
     #[inline(always)]
@@ -113,11 +103,6 @@ unsafe impl Dot for Avx2Dot {
             };
             [half(low, _mm256_loadu_si256(b)), half(high, _mm256_loadu_si256(b.add(1)))]
         }
-    }
-
-    #[inline(always)]
-    unsafe fn start(x: i32) -> Self::I {
-        unsafe { [_mm256_set1_epi32(x); 2] }
     }
 
     #[inline(always)]

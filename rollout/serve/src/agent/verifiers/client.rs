@@ -144,6 +144,8 @@ pub struct Client {
     connection: Option<Connection>,
     search: Option<Search>,
     open: BTreeMap<u64, Open>,
+    /// Episodes that a lost server may still play.
+    lost: Vec<u64>,
     counts: Counts,
 }
 
@@ -151,8 +153,8 @@ impl Client {
     /// A client with a first connection.
     #[must_use]
     pub fn new((address, connection): (Address, Connection), base_url: String, prefix: String) -> Self {
-        let (open, counts) = (BTreeMap::new(), Counts::default());
-        Self { address, base_url, prefix, connection: Some(connection), search: None, open, counts }
+        let (open, lost, counts) = (BTreeMap::new(), Vec::new(), Counts::default());
+        Self { address, base_url, prefix, connection: Some(connection), search: None, open, lost, counts }
     }
 
     /// Works until it is told to end.
@@ -252,9 +254,10 @@ impl Client {
         let lost: Vec<u64> = self.open.iter().filter(|(_, open)| open.unsent.is_none()).map(|(at, _)| *at).collect();
         let reason = format!("the server of verifiers at tcp://{} is gone: {error}", self.address.host);
         tracing::warn!("{reason}; {} episodes have no reward, and it is looked for again", lost.len());
-        for number in lost {
+        for &number in &lost {
             self.end(number, |_| Outcome::Failed(reason.clone()));
         }
+        self.lost.extend(lost);
         let last = Arc::new(Mutex::new(error.to_owned()));
         let (address, request_id, why) = (self.address.clone(), format!("{}-health", self.prefix), Arc::clone(&last));
         let search = tokio::spawn(async move {
@@ -278,6 +281,8 @@ impl Client {
             }
         }
         self.connection = Some(connection);
+        // It may be the connection alone that was lost.
+        std::mem::take(&mut self.lost).into_iter().for_each(|number| self.abort(number));
     }
 
     /// Ends episodes whose time is over, or that no server has come for.

@@ -22,7 +22,7 @@ const MAX_FRAMES: usize = 16;
 /// Most bytes of a command.
 const MAX_COMMAND: usize = 64 << 10;
 /// Messages that have come and that nobody has taken yet.
-const WAITING: usize = 64;
+const WAITING: usize = 4;
 /// How long a server may take to accept a connection and to introduce itself.
 const MEETING: Duration = Duration::from_secs(5);
 /// How long the last messages may take to leave.

@@ -135,6 +135,10 @@ struct Delta {
 #[derive(Default, Deserialize)]
 struct Changed {
     agent: Option<Agent>,
+    /// The time of one of its stages was over.
+    is_timeout: Option<bool>,
+    /// Why it has ended, as `scoring_timeout`.
+    stop_condition: Option<String>,
     /// By the names of the reward functions. One that has not run yet has none.
     rewards: Option<BTreeMap<String, Option<Reward>>>,
 }
@@ -207,8 +211,11 @@ struct Summary {
 struct Trace {
     nodes: usize,
     calls: usize,
-    error: Option<Failure>,
+    /// Its last error.
+    error: Option<String>,
     agent: Option<Agent>,
+    is_timeout: bool,
+    stop_condition: Option<String>,
     rewards: BTreeMap<String, Option<Reward>>,
 }
 
@@ -222,12 +229,43 @@ impl Trace {
         let Some(Agent { trainable: false, config, .. }) = &self.agent else { return false };
         config.client.as_ref().is_some_and(|client| client.base_url == base_url)
     }
+
+    /// Whether its agent may have had answers at `base_url`.
+    fn has_asked(&self, base_url: &str) -> bool {
+        let client = self.agent.as_ref().and_then(|agent| agent.config.client.as_ref());
+        self.calls > 0 && client.is_none_or(|client| client.base_url == base_url)
+    }
+
+    /// The sum of its rewards. All of them are needed: a part of a sum is another number.
+    fn reward(&self) -> Result<f64, Outcome> {
+        let missing = self.rewards.iter().find(|(_, reward)| reward.is_none());
+        match missing.map(|(name, _)| format!("has no value of its reward `{name}`")) {
+            Some(reason) if self.is_timeout => {
+                let why = self.stop_condition.as_deref().unwrap_or("timeout");
+                return Err(Outcome::Late(format!("the episode of verifiers {reason}: {why}")));
+            }
+            Some(reason) => return Err(failed(reason)),
+            None if self.rewards.is_empty() => {
+                return Err(failed("has no reward: its task needs a method with `@vf.reward`".into()));
+            }
+            None => {}
+        }
+        let reward: f64 = self.rewards.values().flatten().map(|reward| reward.score * reward.weight).sum();
+        if reward.is_finite() { Ok(reward) } else { Err(failed(format!("has the reward {reward}, which is none"))) }
+    }
+}
+
+/// The failure of an episode that `reason` describes.
+fn failed(reason: String) -> Outcome {
+    Outcome::Failed(format!("the episode of verifiers {reason}"))
 }
 
 /// An episode so far.
 #[derive(Default)]
 pub struct Episode {
     traces: BTreeMap<String, Trace>,
+    /// Those whose places retries of the server have taken.
+    discarded: Vec<Trace>,
 }
 
 impl Episode {
@@ -238,18 +276,20 @@ impl Episode {
     pub fn take(&mut self, delta: &[u8]) -> Result<(), Unreadable> {
         let Delta { trace, discard, nodes, calls, errors, set } = read("delta", delta)?;
         if discard {
-            self.traces.remove(&trace);
+            self.discarded.extend(self.traces.remove(&trace));
             return Ok(());
         }
-        if self.traces.len() == MAX_TRACES && !self.traces.contains_key(&trace) {
+        if self.traces.len() + self.discarded.len() == MAX_TRACES && !self.traces.contains_key(&trace) {
             let error = format!("an episode has more than {MAX_TRACES} traces");
             return Err(Unreadable { kind: "delta", error });
         }
         let trace = self.traces.entry(trace).or_default();
         trace.nodes += nodes.len();
         trace.calls += calls.len();
-        trace.error = errors.into_iter().next_back().or(trace.error.take());
+        trace.error = errors.last().map(Failure::text).or(trace.error.take());
         trace.agent = set.agent.or(trace.agent.take());
+        trace.is_timeout = set.is_timeout.unwrap_or(trace.is_timeout);
+        trace.stop_condition = set.stop_condition.or(trace.stop_condition.take());
         if let Some(rewards) = set.rewards {
             trace.rewards = rewards;
         }
@@ -266,7 +306,6 @@ impl Episode {
     }
 
     fn judge(mut self, reply: Reply, base_url: &str) -> Result<Outcome, Outcome> {
-        let failed = |reason: String| Outcome::Failed(format!("the episode of verifiers {reason}"));
         let head = match reply {
             Reply { success: true, head: Some(head), .. } => head,
             Reply { error, .. } => {
@@ -281,11 +320,18 @@ impl Episode {
             traces.push(trace.ok_or_else(|| failed("has not arrived as a whole".into()))?);
         }
         if !head.ok {
-            let of_traces = traces.iter().filter_map(|trace| trace.error.as_ref());
-            let reason = head.errors.iter().chain(of_traces).next_back().map(Failure::text);
+            let of_traces = traces.iter().filter_map(|trace| trace.error.clone());
+            let reason = head.errors.iter().map(Failure::text).chain(of_traces).next_back();
             let reason = reason.unwrap_or_else(|| "without a reason".into());
             let late = || Outcome::Late(format!("the episode of verifiers was too late: {reason}"));
             return Err(if head.is_timeout { late() } else { failed(format!("has failed: {reason}")) });
+        }
+        if self.discarded.iter().any(|trace| trace.has_asked(base_url)) {
+            return Err(failed(
+                "has been tried again by its server, whose first attempt has sampled tokens: leave `retries` of the \
+                 environment off"
+                    .into(),
+            ));
         }
         if let Some(Trace { agent: Some(agent), .. }) = traces.iter().find(|trace| trace.is_bystander(base_url)) {
             return Err(failed(format!(
@@ -298,15 +344,7 @@ impl Episode {
         let &[trace] = &trained[..] else {
             return Err(failed(format!("has {} agents that are trained, and must have one", trained.len())));
         };
-        let mut scores = trace.rewards.values().flatten().map(|reward| reward.score * reward.weight).peekable();
-        if scores.peek().is_none() {
-            return Err(failed("has no reward: its task needs a method with `@vf.reward`".into()));
-        }
-        let reward: f64 = scores.sum();
-        if !reward.is_finite() {
-            return Err(failed(format!("has the reward {reward}, which is none")));
-        }
-        Ok(Outcome::Rewarded(reward))
+        trace.reward().map(Outcome::Rewarded)
     }
 }
 
@@ -395,18 +433,18 @@ mod tests {
     }
 
     #[test]
-    fn a_reward_is_the_weighted_sum_of_those_that_were_given() {
-        let rewards =
-            json!({ "right": { "score": 1.0, "weight": 0.5 }, "short": { "score": -0.25, "weight": 1 }, "x": null });
+    fn a_reward_is_the_weighted_sum_of_those_of_the_trace() {
+        let rewards = json!({ "right": { "score": 1.0, "weight": 0.5 }, "short": { "score": -0.25, "weight": 1 } });
         assert_eq!(ended(&[trace("a", true, URL, rewards)], &reply(true, &["a"])), Outcome::Rewarded(0.25));
         let judged = json!({ "right": { "score": 1.0, "weight": 1.0 } });
         let judge = trace("b", false, "http://elsewhere/v1", json!({ "own": { "score": 5.0, "weight": 1.0 } }));
         let both = [trace("a", true, URL, judged), judge];
         assert_eq!(ended(&both, &reply(true, &["a", "b"])), Outcome::Rewarded(1.0));
-        // A retry of the server leaves out the first attempt, and has other rewards.
-        let first = trace("c", true, URL, json!({ "right": { "score": 9.0, "weight": 1.0 } }));
-        let again = [first, json!({ "trace": "c", "discard": true }), both[0].clone()];
-        assert_eq!(ended(&again, &reply(true, &["a"])), Outcome::Rewarded(1.0));
+        // A retry of the server leaves out the first attempt, which nobody trains on if it has not asked the policy.
+        for first in [trace("c", true, "http://elsewhere/v1", json!({})), json!({ "trace": "c", "nodes": [1] })] {
+            let again = [first, json!({ "trace": "c", "discard": true }), both[0].clone()];
+            assert_eq!(ended(&again, &reply(true, &["a"])), Outcome::Rewarded(1.0));
+        }
     }
 
     #[test]
@@ -422,7 +460,16 @@ mod tests {
             (vec![good.clone()], reply(true, &["b"]), "has not arrived as a whole"),
             (vec![json!({ "trace": "a", "nodes": [1] })], reply(true, &["a"]), "has not arrived as a whole"),
             (vec![trace("a", true, URL, json!({}))], reply(true, &["a"]), "has no reward"),
-            (vec![trace("a", true, URL, json!({ "right": null }))], reply(true, &["a"]), "has no reward"),
+            (
+                vec![trace("a", true, URL, json!({ "right": { "score": 1.0, "weight": 1.0 }, "short": null }))],
+                reply(true, &["a"]),
+                "has no value of its reward `short`",
+            ),
+            (
+                vec![trace("c", true, URL, one.clone()), json!({ "trace": "c", "discard": true }), good.clone()],
+                reply(true, &["a"]),
+                "has been tried again by its server",
+            ),
             (vec![trace("a", true, URL, infinite)], reply(true, &["a"]), "has the reward inf"),
             (vec![trace("a", false, "other", one.clone())], reply(true, &["a"]), "has 0 agents that are trained"),
             (
@@ -447,6 +494,10 @@ mod tests {
         let mut late = reply(false, &[]);
         late["head"]["is_timeout"] = true.into();
         assert!(matches!(ended(&[], &late), Outcome::Late(_)));
+        let mut unscored = trace("a", true, URL, json!({ "right": null }));
+        (unscored["set"]["is_timeout"], unscored["set"]["stop_condition"]) = (true.into(), "scoring_timeout".into());
+        let expected = "the episode of verifiers has no value of its reward `right`: scoring_timeout";
+        assert_eq!(ended(&[unscored], &reply(true, &["a"])), Outcome::Late(expected.into()));
         let deep = Episode::default().end(&[&b"\x81\xa1x"[..], &[0x91; 100_000][..]].concat(), URL);
         assert!(matches!(&deep, Outcome::Failed(reason) if reason.contains("depth limit")), "{deep:?}");
         let unreadable = Episode::default().end(b"\xc1", URL);

@@ -182,6 +182,13 @@ fn what_a_lost_server_had_fails_and_the_next_connection_has_what_came_meanwhile(
         let (_begun, ends) = begin(&verifiers, &[json!({ "do": "well", "score": 3 })]);
         assert_eq!(end(&ends), Outcome::Rewarded(6.0));
         assert_eq!(verifiers.close(), Some(Counts { rewarded: 1, failed: 2, lost: 1, ..Counts::default() }));
+        // A server that still plays what it had is told that nobody wants it.
+        let heard: Vec<Heard> = server.heard.try_iter().filter(|(kind, _)| kind == "cancel").collect();
+        let cancelled: Vec<&str> = heard.iter().map(|(_, asked)| asked["request_id"].as_str().unwrap()).collect();
+        assert!(
+            matches!(cancelled[..], [first, second] if first.ends_with("-0") && second.ends_with("-1")),
+            "{cancelled:?}"
+        );
     }
 }
 

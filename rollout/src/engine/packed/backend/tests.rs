@@ -129,7 +129,7 @@ fn a_wrong_scale_of_int8_is_refused() {
             PackedWeights::load(&source, model.config(), &manifest, Format::Int8, Provided::default(), 1).unwrap();
         spoil(&mut weights);
         let examined = gate.examine(&source, &manifest).unwrap();
-        pass(examined, Arc::new(weights), model.config(), &manifest, options)
+        pass(&examined, Arc::new(weights), model.config(), &manifest, options)
     };
     passes(&|_| ()).unwrap();
     for product in [0, 3, 8] {

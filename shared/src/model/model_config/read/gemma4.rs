@@ -24,7 +24,11 @@ const INPUT_ROWS: usize = 262_144;
 impl Reader<'_> {
     /// The kinds of layers. The last one has full attention in every model of the family.
     pub(super) fn gemma4_layers(&self, count: usize) -> Result<Vec<LayerKind>, ConfigJsonError> {
-        let window = self.size("sliding_window")?.unwrap_or(WINDOW);
+        let window = match self.size("sliding_window")? {
+            Some(window) => window,
+            None if self.fields.contains_key("sliding_window") => return Err(self.bad("sliding_window", "is null")),
+            None => WINDOW,
+        };
         let kind = |rotary, window| LayerKind::Attention(AttentionKind { rotary: Some(rotary), window, gate: None });
         let kinds = [(FULL, kind(Rotary::Global, None)), (SLIDING, kind(Rotary::Local, Some(window)))];
         let Some(types) = self.get("layer_types") else {
