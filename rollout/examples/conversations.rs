@@ -17,6 +17,7 @@ use std::{
     path::{Path, PathBuf},
     process::{Child, Command, ExitCode},
     sync::Arc,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -25,6 +26,7 @@ use clap::Parser;
 use exporters::{ExportOptions, export};
 use harness::tiny_model::{CHARACTERS, CONVERSATION_TEMPLATE, Qwen2};
 use rollout::{
+    commands::flags::TraceFlags,
     engine::{Constrained, Constraint, EngineError, FinishedSequence, Output, Request, SwapReport, WeightSource},
     generate::{Conversed, Generate, PairGenerator},
     pair::{self, GeneratorFactory, LocalEngine, factory::RunParts},
@@ -67,7 +69,11 @@ enum Args {
     Bench(Bench),
     /// The sampler itself, which the measurement starts
     #[command(hide = true)]
-    Sampler { run_dir: PathBuf },
+    Sampler {
+        run_dir: PathBuf,
+        #[command(flatten)]
+        trace: TraceFlags,
+    },
 }
 
 #[derive(Debug, clap::Args)]
@@ -93,6 +99,8 @@ struct Bench {
     /// Threads of the engine
     #[arg(long, value_name = "N", default_value_t = 2)]
     threads: usize,
+    #[command(flatten)]
+    trace: TraceFlags,
 }
 
 /// Anything, then a call, and perhaps that again, up to the end.
@@ -276,11 +284,15 @@ fn configure(bench: &Bench, folder: &Path) -> Result<TrainConfig> {
 struct Sampler(Child);
 
 impl Sampler {
-    fn start(run_dir: &RunDir) -> Result<Self> {
+    fn start(run_dir: &RunDir, trace: &TraceFlags) -> Result<Self> {
         let mut command = Command::new(std::env::current_exe()?);
         // Set before the process starts, as ONNX Runtime reads it when it is loaded.
         command.env("ORT_DISABLE_TELEMETRY", "1");
-        Ok(Self(command.arg("sampler").arg(run_dir.root()).spawn()?))
+        command.arg("sampler").arg(run_dir.root());
+        if let Some(path) = &trace.trace {
+            command.arg("--trace").arg(path);
+        }
+        Ok(Self(command.spawn()?))
     }
 
     /// The most memory that it has had, in bytes.
@@ -298,8 +310,9 @@ impl Drop for Sampler {
     }
 }
 
-/// Plays the learner: takes all groups of the step. Returns them with the seconds from the sampler's first work.
-fn receive(run_dir: &RunDir, sampler: &mut Sampler, groups: usize) -> Result<(Vec<Placed>, f64)> {
+/// Plays the learner: takes all groups of the step. Returns them with the seconds from the sampler's first work and the
+/// most memory that it has had.
+fn receive(run_dir: &RunDir, sampler: &mut Sampler, groups: usize) -> Result<(Vec<Placed>, f64, u64)> {
     let mut end = IoxLearner::open(run_dir, RunId::NONE)?;
     let mut status = LearnerStatus { incarnation: 1, total_steps: 1, ..LearnerStatus::default() };
     let (mut received, mut begun, mut newest) = (Vec::<Placed>::new(), None, Instant::now());
@@ -320,7 +333,15 @@ fn receive(run_dir: &RunDir, sampler: &mut Sampler, groups: usize) -> Result<(Ve
         ensure!(newest.elapsed() < PATIENCE, "{} of {groups} groups came", received.len());
     }
     let begun = begun.context("the sampler has not said that it works")?;
-    Ok((received, newest.duration_since(begun).as_secs_f64()))
+    let seconds = newest.duration_since(begun).as_secs_f64();
+    let peak = sampler.peak_memory()?;
+    // It ends by itself, and writes its timeline.
+    end.publish_status(&LearnerStatus { finished: true, ..status })?;
+    let patience = Instant::now() + PATIENCE;
+    while sampler.0.try_wait()?.is_none() && Instant::now() < patience {
+        thread::sleep(Duration::from_millis(10));
+    }
+    Ok((received, seconds, peak))
 }
 
 fn bench(bench: &Bench) -> Result<()> {
@@ -333,9 +354,8 @@ fn bench(bench: &Bench) -> Result<()> {
     export(&model, &run_dir.version(PolicyVersion(0)), &ExportOptions::default())?;
     let length = config.max_model_len.unwrap_or_default();
     let plan = SamplerSizes::of(&config, model.config(), bench.max_num_seqs, length).plan(model.config()).total();
-    let mut sampler = Sampler::start(&run_dir)?;
-    let (groups, seconds) = receive(&run_dir, &mut sampler, config.groups_per_step() as usize)?;
-    let peak = sampler.peak_memory()?;
+    let mut sampler = Sampler::start(&run_dir, &bench.trace)?;
+    let (groups, seconds, peak) = receive(&run_dir, &mut sampler, config.groups_per_step() as usize)?;
     let episodes = || groups.iter().flat_map(|group| &group.completions).map(|completion| &completion.episode);
     let exchanges: Vec<&Exchange> =
         groups.iter().flat_map(|group| &group.completions).filter_map(|c| c.exchange.as_deref()).collect();
@@ -360,7 +380,10 @@ fn bench(bench: &Bench) -> Result<()> {
 fn main() -> ExitCode {
     let result = match Args::parse() {
         Args::Bench(args) => bench(&args),
-        Args::Sampler { run_dir } => pair::run(&RunDir::new(&run_dir), None, &Factory).map(drop),
+        Args::Sampler { run_dir, trace } => trace
+            .start()
+            .and_then(|()| pair::run(&RunDir::new(&run_dir), None, &Factory).map(drop))
+            .and_then(|()| trace.write()),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -41,6 +41,9 @@ pub struct Args {
     /// Steps of GRPO; fewer than the default show that everything works, but not much learning
     #[arg(long, value_name = "N", default_value_t = 150, value_parser = clap::value_parser!(u64).range(1..))]
     max_steps: u64,
+    /// A model of another architecture: its `config.json`, with the 19 tokens of the demo
+    #[arg(long, value_name = "FILE")]
+    model_config: Option<PathBuf>,
     /// Stop after the warm start, with everything that `tandem train DIR/run.toml` needs
     #[arg(long)]
     warm_up_only: bool,
@@ -67,9 +70,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let begin = Instant::now();
     let place = Folder::new(&args.output_dir)?;
     let problems = Problems::new(args.seed);
-    place.write(&problems)?;
+    let model = place.write(&problems, args.model_config.as_deref())?;
 
-    say("1/4  A tiny Qwen2-style model imitates a teacher of addition who mostly forgets the carry.");
+    say(&format!("1/4  A tiny model ({model}) imitates a teacher of addition who mostly forgets the carry."));
     warm_up(&place, args.seed)?;
     let before = accuracy(&place, &place.path("warm"), "before")?;
     say(&format!("2/4  It solves {:.0} % of {} held-out problems.", 100.0 * before, problems.held_out.len()));
@@ -144,12 +147,13 @@ impl Folder {
         self.path(name).display().to_string()
     }
 
-    fn write(&self, problems: &Problems) -> Result<()> {
-        model::write(&self.path("model"))?;
+    /// Writes model and problems. Returns what the model is.
+    fn write(&self, problems: &Problems, model_config: Option<&Path>) -> Result<String> {
+        let model = model::write(&self.path("model"), model_config)?;
         atomic::write(&self.path("data/warm_up.jsonl"), problems.warm_up_rows().as_bytes())?;
         atomic::write(&self.path("data/train.jsonl"), problems::prompt_rows(&problems.train).as_bytes())?;
         atomic::write(&self.path("data/held_out.jsonl"), problems::prompt_rows(&problems.held_out).as_bytes())?;
-        Ok(())
+        Ok(model)
     }
 }
 

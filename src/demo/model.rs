@@ -1,30 +1,57 @@
-//! A tiny Qwen2-style model directory without weights: architecture (0.2 million parameters) and tokenizer. The tags of
-//! the completion format are whole tokens; everything else is one token per character.
+//! A tiny model directory without weights: architecture (a Qwen2 of 0.2 million parameters, or one of the user's) and
+//! tokenizer. The tags of the completion format are whole tokens; everything else is one token per character.
 
-use std::{io, path::Path};
+use std::{fs, path::Path};
 
-use shared::files::atomic;
+use anyhow::{Context, Result, ensure};
+use shared::{ModelDir, files::atomic};
 
-const FILES: [(&str, &str); 4] = [
-    ("config.json", include_str!("model/config.json")),
+const CONFIG: &str = include_str!("model/config.json");
+const FILES: [(&str, &str); 3] = [
     ("generation_config.json", include_str!("model/generation_config.json")),
     ("tokenizer.json", include_str!("model/tokenizer.json")),
     ("tokenizer_config.json", include_str!("model/tokenizer_config.json")),
 ];
+/// Tokens of the tokenizer.
+const VOCAB: usize = 19;
+/// The longest problem with its answer.
+const LONGEST: usize = 64;
 
-/// Writes the directory; the learner initialises the weights.
+/// Writes the directory; the learner initialises the weights. `config` is the `config.json` of another architecture.
+/// Returns family and size of the model in words.
 ///
 /// # Errors
-/// Any error of the file system, with the path in its message.
-pub fn write(dir: &Path) -> io::Result<()> {
+/// Any error of the file system, with the path in its message; a configuration that no model has, or one without room
+/// for the tokens and lengths of the demo.
+pub fn write(dir: &Path, config: Option<&Path>) -> Result<String> {
+    let named = |path: &Path| format!("--model-config {}", path.display());
+    let own = config.map(|path| fs::read_to_string(path).with_context(|| named(path))).transpose()?;
+    let files = FILES.into_iter().chain([("config.json", own.as_deref().unwrap_or(CONFIG))]);
     atomic::write_dir(dir, |target| {
-        FILES.iter().try_for_each(|(name, text)| atomic::write(&target.join(name), text.as_bytes()))
-    })
+        files.clone().try_for_each(|(name, text)| atomic::write(&target.join(name), text.as_bytes()))
+    })?;
+    let of_config = || config.map(named).unwrap_or_default();
+    let model = ModelDir::open(dir).with_context(of_config)?;
+    let config = model.config();
+    ensure!(
+        config.vocab_size == VOCAB,
+        "{}: `vocab_size` is {}, and the tokenizer of the demo has {VOCAB} tokens",
+        of_config(),
+        config.vocab_size
+    );
+    ensure!(
+        config.max_position_embeddings >= LONGEST,
+        "{}: `max_position_embeddings` is {}, and problems of the demo need {LONGEST}",
+        of_config(),
+        config.max_position_embeddings
+    );
+    let parameters: usize = config.parameters().iter().map(|(_, shape)| shape.iter().product::<usize>()).sum();
+    Ok(format!("{:?}, {:.2} million parameters", config.architecture, parameters as f64 / 1e6))
 }
 
 #[cfg(test)]
 mod tests {
-    use shared::{Architecture, ModelDir};
+    use shared::Architecture;
 
     use super::*;
 
@@ -32,7 +59,7 @@ mod tests {
     fn the_directory_opens_as_a_qwen2_model() {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("model");
-        write(&path).unwrap();
+        assert_eq!(write(&path, None).unwrap(), "Qwen2, 0.15 million parameters");
         let model = ModelDir::open(&path).unwrap();
         assert_eq!(model.config().architecture, Architecture::Qwen2);
         assert_eq!(model.generation().eos_token_ids, [0]);
@@ -40,9 +67,45 @@ mod tests {
     }
 
     #[test]
+    fn another_architecture_has_the_tokens_and_the_room_that_the_demo_needs() {
+        let root = tempfile::tempdir().unwrap();
+        let (path, file) = (root.path().join("model"), root.path().join("own.json"));
+        let with = |from: &str, to: &str| {
+            assert!(CONFIG.contains(from));
+            fs::write(&file, CONFIG.replace(from, to)).unwrap();
+            write(&path, Some(&file)).map_err(|error| format!("{error:#}"))
+        };
+        assert!(with("\"num_hidden_layers\": 3", "\"num_hidden_layers\": 1").unwrap().starts_with("Qwen2, 0.05"));
+        for (from, to, reason) in [
+            ("\"vocab_size\": 19", "\"vocab_size\": 20", "`vocab_size` is 20, and the tokenizer of the demo has 19"),
+            ("embeddings\": 64", "embeddings\": 63", "`max_position_embeddings` is 63"),
+            ("\"model_type\": \"qwen2\"", "\"model_type\": \"other\"", "other"),
+        ] {
+            let error = with(from, to).unwrap_err();
+            assert!(error.starts_with("--model-config ") && error.contains(reason), "{error}");
+        }
+        assert!(write(&path, Some(&root.path().join("none.json"))).is_err());
+    }
+
+    #[test]
+    fn the_example_s_families_are_of_about_one_size() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/families");
+        let files = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+        let configs: Vec<_> = files.filter(|path| path.extension().is_some_and(|kind| kind == "json")).collect();
+        assert_eq!(configs.len(), 5);
+        for config in configs {
+            let words = write(&root.path().join("model"), Some(&config)).unwrap();
+            let millions: f64 = words.split(&[' ', ','][..]).find_map(|word| word.parse().ok()).unwrap();
+            assert!((0.14..=0.18).contains(&millions), "{words}");
+        }
+    }
+
+    #[test]
     fn problems_are_written_in_the_model_s_alphabet() {
-        let tokenizer: serde_json::Value = serde_json::from_str(FILES[2].1).unwrap();
+        let tokenizer: serde_json::Value = serde_json::from_str(FILES[1].1).unwrap();
         let known = tokenizer["model"]["vocab"].as_object().unwrap();
+        assert_eq!(known.len(), VOCAB);
         let tags = known.keys().map(String::as_str).filter(|token| token.starts_with('<'));
         let mut rest = crate::demo::problems::Problems::new(0).warm_up_rows();
         for word in tags.chain(["prompt", "completion", "{", "}", "\"", ":", "\n"]) {

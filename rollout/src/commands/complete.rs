@@ -163,12 +163,13 @@ impl GenerationFlags {
             Journal::open(output, &generation.identity(model.dir(), &export, engine.options(), rewards)?)
         });
         let kept = kept.transpose()?;
-        let EngineOptions { max_model_len, max_num_seqs, .. } = *engine.options();
+        let options = engine.options().clone();
         let mut generator: Box<dyn PairGenerator> = match conversations {
-            Some(conversations) => conversations.around(Box::new(engine), max_model_len),
+            Some(conversations) => conversations.around(Box::new(engine), &options),
             None => Box::new(engine),
         };
-        let completed = generation.complete((&mut *generator, max_num_seqs), tokenizer, scoring, kept, watch)?;
+        let completed =
+            generation.complete((&mut *generator, options.max_num_seqs), tokenizer, scoring, kept, watch)?;
         self.trace.write()?;
         Ok(completed)
     }

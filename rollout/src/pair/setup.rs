@@ -153,14 +153,13 @@ impl Inputs {
         let room = room(config, model.config().max_position_embeddings, positions_of(&manifest, model.config()));
         self.leave_out_long(run_dir, config, room)?;
         let options = self.engine_options(config, model, room);
-        let max_model_len = options.max_model_len;
-        self.refuse_growth(config, model, max_model_len)?;
+        self.refuse_growth(config, model, options.max_model_len)?;
         let parts = RunParts {
             run_dir,
             config,
             model,
             tokenizer: &self.tokenizer,
-            options,
+            options: options.clone(),
             learner: &mut first,
             receiver: &mut receiver,
             link: &link,
@@ -168,7 +167,7 @@ impl Inputs {
         };
         let Some(generator) = factory.generator(parts)? else { return Ok(None) };
         let generator = match self.conversations.take() {
-            Some(conversations) => conversations.around(generator, max_model_len),
+            Some(conversations) => conversations.around(generator, &options),
             None => generator,
         };
         receiver.taken(&SwapReport::of_first(first.version));

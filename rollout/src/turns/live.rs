@@ -41,6 +41,11 @@ impl At {
         self.waits() || matches!(self, Self::Over(_))
     }
 
+    /// Whether its next turn goes on from what the generator has computed.
+    pub fn has_state(self) -> bool {
+        matches!(self, Self::Sampling | Self::Stepping)
+    }
+
     /// Whether a turn of it has been asked for, and its end does not depend on conversations that have not begun.
     pub fn is_begun(self) -> bool {
         !matches!(self, Self::Opening | Self::Opened | Self::Over(_))

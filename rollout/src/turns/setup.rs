@@ -15,6 +15,7 @@ use super::{Conversing, Patience, Rewards, prompts};
 use crate::{
     conversation::{Dialogue, Limits},
     data::{Dataset, DatasetError, Tokenizer},
+    engine::EngineOptions,
     generate::PairGenerator,
     reward,
 };
@@ -98,10 +99,11 @@ impl Conversations {
         })
     }
 
-    /// A generator of conversations whose turns `inner` samples, with at most `max_model_len` tokens each.
+    /// A generator of conversations whose turns `inner` samples, an engine with these options.
     #[must_use]
-    pub fn around(self, inner: Box<dyn PairGenerator>, max_model_len: usize) -> Box<dyn PairGenerator> {
+    pub fn around(self, inner: Box<dyn PairGenerator>, options: &EngineOptions) -> Box<dyn PairGenerator> {
         let hosts = (Box::new(self.environments) as _, self.rewards);
-        Box::new(Conversing::new(inner, self.dialogue.within(max_model_len), hosts).with_patience(self.patience))
+        let conversing = Conversing::new(inner, self.dialogue.within(options.max_model_len), hosts);
+        Box::new(conversing.with_patience(self.patience).with_kept_states(options.kept_states))
     }
 }

@@ -367,6 +367,25 @@ fn a_group_is_rated_when_all_of_it_is_over_and_before_any_environment_is_asked_o
     assert!(!of_three[..rated[0]].iter().any(|asked| matches!(asked, Asked::Score | Asked::Close)), "{of_three:?}");
 }
 
+/// The last conversations that begin are those that others have to wait for.
+#[test]
+fn conversations_begin_before_others_go_on_as_long_as_their_states_are_held() {
+    let order = |kept_states: usize| {
+        let mut world = world(1, adding);
+        world.generator = world.generator.with_kept_states(kept_states);
+        assert_eq!(world.generator.capacity(), 1 + kept_states);
+        for tag in 0..4 {
+            world.generator.begin_row(request(tag, 1).into(), &row()).unwrap();
+        }
+        assert_eq!(world.run(2000).len(), 4);
+        let heard = world.heard.lock().unwrap();
+        heard.begun.iter().map(|request| request.group.tag).collect::<Vec<_>>()
+    };
+    assert_eq!(order(0), [0, 0, 1, 1, 2, 2, 3, 3]);
+    assert_eq!(order(1), [0, 1, 0, 1, 2, 3, 2, 3]);
+    assert_eq!(order(9), [0, 1, 2, 3, 0, 1, 2, 3]);
+}
+
 #[test]
 fn conversations_that_wait_for_their_group_take_no_slot_and_hold_up_no_weights() {
     let mut world = world_with(

@@ -34,6 +34,8 @@ pub struct Conversing {
     hosts: Box<dyn Hosts>,
     rewards: Rewards,
     patience: Patience,
+    /// Conversations that the generator holds states of.
+    kept_states: usize,
     /// The groups that are not complete, by numbers of their own. A tag may come again after its group, and an
     /// environment may answer late.
     groups: HashMap<u64, Begun>,
@@ -88,6 +90,7 @@ impl Conversing {
             hosts,
             rewards,
             patience: Patience::default(),
+            kept_states: 0,
             groups: HashMap::new(),
             live: HashMap::new(),
             first_turns: VecDeque::new(),
@@ -102,6 +105,12 @@ impl Conversing {
     #[must_use]
     pub fn with_patience(self, patience: Patience) -> Self {
         Self { patience, ..self }
+    }
+
+    /// With so many states that the generator holds: as many conversations are begun beyond its slots.
+    #[must_use]
+    pub fn with_kept_states(self, kept_states: usize) -> Self {
+        Self { kept_states, ..self }
     }
 
     /// Opens an environment for each sample of a request. So many groups of its prompt were dropped before.
@@ -234,10 +243,18 @@ impl Conversing {
         }
     }
 
+    /// Whether there is room for the first turn of a conversation: a slot, or a place among those whose states are
+    /// held. The one that begins has the longest way to go: begun early, it waits for its tools beside the turns of
+    /// others, and not at the end beside empty slots.
+    fn has_room(&self) -> bool {
+        let slots = self.inner.capacity();
+        self.inner.running() + self.inner.waiting() < slots || self.count(At::has_state) < slots + self.kept_states
+    }
+
     /// Asks for first turns as long as the generator has room, and may begin any.
     fn begin_first_turns(&mut self) -> Result<(), EngineError> {
         while self.admits
-            && self.inner.running() + self.inner.waiting() < self.inner.capacity()
+            && self.has_room()
             && let Some(turns) = self.first_turns.pop_front()
         {
             let FirstTurns { group: tag, prompt_ids, mut samples, .. } = turns;
@@ -417,7 +434,7 @@ impl Generate for Conversing {
 
     /// Conversations that wait for their environments, or for the others of their group, take no slot.
     fn capacity(&self) -> usize {
-        self.inner.capacity() + self.count(At::takes_no_slot)
+        self.inner.capacity() + self.count(At::takes_no_slot).max(self.kept_states)
     }
 
     /// Conversations that have begun, also those that wait for their environments: new weights under `drain` wait for

@@ -205,8 +205,9 @@ macro_rules! data {
         /// the first half of its group has taken, and more than a second.
         straggler_after: f64 = 3.0, at_least(1.0), at_most(1e6), because("a multiple of a time");
         /// Conversations whose keys and values are held while their tools work, each with the memory of one more
-        /// sequence. Beyond that those that have waited longest are dropped: their context is computed again, to the
-        /// same bits. With the packed kernels.
+        /// sequence. As many are begun beyond `max_num_seqs`: more of them leave fewer slots empty at the end of a
+        /// step, and each takes longer. Beyond that those that have waited longest are dropped: their context is
+        /// computed again, to the same bits. With the packed kernels.
         max_kept_states: Option<usize> = None, absent("as many as `max_num_seqs`"), keeps_results;
         /// A command line for `/bin/sh`, started once for each completion: the program of an agent, which asks the
         /// policy over HTTP in OpenAI's forms. It gets its row as JSON on its standard input, and `OPENAI_BASE_URL` and
