@@ -338,9 +338,14 @@ fn receive(run_dir: &RunDir, sampler: &mut Sampler, groups: usize) -> Result<(Ve
     // It ends by itself, and writes its timeline.
     end.publish_status(&LearnerStatus { finished: true, ..status })?;
     let patience = Instant::now() + PATIENCE;
-    while sampler.0.try_wait()?.is_none() && Instant::now() < patience {
+    let ended = loop {
+        if let Some(ended) = sampler.0.try_wait()? {
+            break ended;
+        }
+        ensure!(Instant::now() < patience, "the sampler does not end");
         thread::sleep(Duration::from_millis(10));
-    }
+    };
+    ensure!(ended.success(), "the sampler has failed: {ended}");
     Ok((received, seconds, peak))
 }
 

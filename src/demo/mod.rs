@@ -27,6 +27,7 @@ use crate::{
     terminal::output,
     train::{self, Trained},
 };
+use model::TinyModel;
 use problems::Problems;
 
 /// Flags of `tandem demo`.
@@ -68,9 +69,11 @@ struct Figures {
 /// Runs the demo; progress goes to stderr, and the last line on stdout is one JSON object.
 pub fn run(args: &Args) -> Result<ExitCode> {
     let begin = Instant::now();
+    // A file that does not fit costs no earlier demo.
+    let model = TinyModel::of(args.model_config.as_deref())?;
     let place = Folder::new(&args.output_dir)?;
     let problems = Problems::new(args.seed);
-    let model = place.write(&problems, args.model_config.as_deref())?;
+    place.write(&problems, &model)?;
 
     say(&format!("1/4  A tiny model ({model}) imitates a teacher of addition who mostly forgets the carry."));
     warm_up(&place, args.seed)?;
@@ -147,13 +150,12 @@ impl Folder {
         self.path(name).display().to_string()
     }
 
-    /// Writes model and problems. Returns what the model is.
-    fn write(&self, problems: &Problems, model_config: Option<&Path>) -> Result<String> {
-        let model = model::write(&self.path("model"), model_config)?;
+    fn write(&self, problems: &Problems, model: &TinyModel) -> Result<()> {
+        model.write(&self.path("model"))?;
         atomic::write(&self.path("data/warm_up.jsonl"), problems.warm_up_rows().as_bytes())?;
         atomic::write(&self.path("data/train.jsonl"), problems::prompt_rows(&problems.train).as_bytes())?;
         atomic::write(&self.path("data/held_out.jsonl"), problems::prompt_rows(&problems.held_out).as_bytes())?;
-        Ok(model)
+        Ok(())
     }
 }
 

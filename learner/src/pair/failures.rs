@@ -170,6 +170,13 @@ mod tests {
         assert!(all[0].everywhere());
         let error = all[0].error(3, &TrainConfig::default(), &RunDir::new("run")).to_string();
         assert!(error.contains("environments of all 2 conversations of step 3 failed, the last: late"), "{error}");
+        for (agent, expected) in
+            [("./agent", "the agents of all 2"), ("verifiers:tcp://localhost:1", "the episodes of")]
+        {
+            let config = TrainConfig { agent: Some(agent.into()), ..TrainConfig::default() };
+            let error = all[0].error(3, &config, &RunDir::new("run")).to_string();
+            assert!(error.contains(expected) && error.contains("of step 3 failed, the last: late"), "{error}");
+        }
     }
 
     #[test]

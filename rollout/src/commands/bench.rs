@@ -102,11 +102,11 @@ pub struct Args {
 /// # Errors
 /// With context for the user.
 pub fn run(args: &Args) -> anyhow::Result<()> {
+    tell_warnings(cfg!(debug_assertions).then_some(UNOPTIMISED));
     if args.compare.is_some() || args.compare_binary.is_some() {
         // The words after the name of the subcommand.
         return compare::run(args, &text(shared::process::command_line::words().into_iter().skip(2))?);
     }
-    tell_warnings(cfg!(debug_assertions).then_some(UNOPTIMISED));
     let model = ModelDir::open(locate_model(&args.model)?).context("--model")?;
     let workload = args.workload(&model)?;
     let options = args.options(&model, &workload)?;

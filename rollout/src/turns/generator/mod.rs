@@ -254,6 +254,7 @@ impl Conversing {
     /// Asks for first turns as long as the generator has room, and may begin any.
     fn begin_first_turns(&mut self) -> Result<(), EngineError> {
         while self.admits
+            && !self.first_turns.is_empty()
             && self.has_room()
             && let Some(turns) = self.first_turns.pop_front()
         {

@@ -174,14 +174,10 @@ impl TrainConfig {
     }
 
     /// The largest `mismatch_kl` that number formats and staleness explain. Rounding in float32 gives some 1e-12;
-    /// rounded formats and a few versions of staleness give up to some 1e-2, and four bits up to some 1e-1.
+    /// rounded formats and a few versions of staleness give up to some 1e-2.
     #[must_use]
     pub fn mismatch_explained(&self) -> f64 {
-        match self.rollout_dtype {
-            _ if self.computes_alike() => 1e-5,
-            RolloutDtype::Int4 => 0.5,
-            _ => 0.1,
-        }
+        if self.computes_alike() { 1e-5 } else { 0.1 }
     }
 
     /// The option that makes the sampler compute in another precision than the learner, if there is one.

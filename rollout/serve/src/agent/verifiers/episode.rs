@@ -289,7 +289,8 @@ impl Episode {
         trace.error = errors.last().map(Failure::text).or(trace.error.take());
         trace.agent = set.agent.or(trace.agent.take());
         trace.is_timeout = set.is_timeout.unwrap_or(trace.is_timeout);
-        trace.stop_condition = set.stop_condition.or(trace.stop_condition.take());
+        let stop_condition = set.stop_condition.map(|text| text.chars().take(MAX_REASON).collect());
+        trace.stop_condition = stop_condition.or(trace.stop_condition.take());
         if let Some(rewards) = set.rewards {
             trace.rewards = rewards;
         }
