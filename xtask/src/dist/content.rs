@@ -9,9 +9,10 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 use super::{
+    PROFILE,
     archive::{Content, Entry},
     elf::Elf,
-    PROFILE, licences, needs,
+    licences, needs,
 };
 use crate::{host::Host, setup, steps};
 
