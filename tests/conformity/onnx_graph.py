@@ -1,7 +1,8 @@
 """The model.onnx of checkpoints, of every family, in the Python package of ONNX Runtime with its own operators.
 
 A prompt goes through the graph in one call and each token of its completion in a further one, as in generation; the
-keys and values of a call are given to the next. The package onnx reads the same inputs and outputs.
+keys and values of a call are given to the next, and so are the states of layers that have one in their place. The
+package onnx reads the same inputs and outputs.
 """
 
 import numpy
@@ -13,7 +14,7 @@ TYPES = {"tensor(int64)": numpy.int64, "tensor(int32)": numpy.int32, "tensor(flo
 
 
 class Graph:
-    """A session, and the keys and values of one sequence."""
+    """A session, and the keys, values and states of one sequence."""
 
     def __init__(self, path, room):
         options = onnxruntime.SessionOptions()
@@ -21,7 +22,8 @@ class Graph:
         self.session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         self.inputs = {given.name: given for given in self.session.get_inputs()}
         self.outputs = [given.name for given in self.session.get_outputs()]
-        shape = lambda given: [1, given.shape[1], room, given.shape[3]]
+        # Keys and values have their length as the one size with a name, beside the batch; states have none.
+        shape = lambda given: [1, *(size if isinstance(size, int) else room for size in given.shape[1:])]
         self.cache = {
             name: numpy.zeros(shape(given), TYPES[given.type])
             for name, given in self.inputs.items() if name.startswith("past_key_values.")

@@ -99,6 +99,13 @@ fn an_adapter_has_the_names_of_the_whole() {
     let stored = SafeTensors::deserialize(&bytes).unwrap();
     let prefix = "base_model.model.model.language_model.layers.";
     assert!(stored.names().iter().all(|name| name.starts_with(prefix)), "{:?}", stored.names());
+    // A tower has layers of the same ends, so each layer of the text model is named.
+    let stated: Value = serde_json::from_slice(&fs::read(dir.path().join("adapter_config.json")).unwrap()).unwrap();
+    let targets = stated["target_modules"].as_array().unwrap();
+    assert_eq!(targets.len(), shapes.len() / 2);
+    for end in ["0.self_attn.q_proj", "1.mlp.up_proj"] {
+        assert!(targets.contains(&json!(format!("model.language_model.layers.{end}"))), "{end}: {targets:?}");
+    }
     let opened = Adapter::open(dir.path(), model.config().parameters()).unwrap();
     assert!(opened.config().wrapped && opened.tensors().count() == shapes.len());
     assert!(opened.tensors().all(|(name, found)| found == values(&name, &shapes[&name])));
