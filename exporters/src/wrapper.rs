@@ -16,11 +16,13 @@ const PREFIXES: [&str; 2] = ["model.language_model.", "language_model.model."];
 const INNER: &str = "language_model.";
 /// The head, where it is no part of the whole but of the text model.
 const INNER_HEAD: &str = "language_model.lm_head.";
+/// Heads that are a part of the whole, or of a text model alone: of a language model and of a scorer.
+const HEADS: [&str; 2] = [HEAD, "score."];
 const HEAD: &str = "lm_head.";
 
 /// The text model's own name of a tensor; `None` for a tensor of another part.
 pub(crate) fn own_name(stored: &str) -> Option<Cow<'_, str>> {
-    if stored.starts_with(HEAD) {
+    if HEADS.iter().any(|head| stored.starts_with(head)) {
         return Some(stored.into());
     }
     if let Some(rest) = stored.strip_prefix(INNER_HEAD) {
@@ -106,6 +108,7 @@ mod tests {
             ("language_model.model.embed_tokens.weight", Some("model.embed_tokens.weight")),
             ("language_model.lm_head.weight", Some("lm_head.weight")),
             ("lm_head.weight", Some("lm_head.weight")),
+            ("score.weight", Some("score.weight")),
             ("model.vision_tower.patch_conv.weight", None),
             ("multi_modal_projector.linear_1.weight", None),
         ] {

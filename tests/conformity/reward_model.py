@@ -1,5 +1,7 @@
 """Reward models: `tandem reward-model` and TRL's RewardTrainer from the same start, and scores by transformers."""
 
+import json
+
 import datasets
 import peers
 import torch
@@ -29,20 +31,20 @@ def train(start, given, out, epochs):
     return out
 
 
-def complete_transformers():
-    """Gives transformers a class of reward models for families without one: its own generic class over the family."""
-    for family in ("Lfm2", "Lfm3", "GraniteMoeHybrid"):
-        name, config = f"{family}ForSequenceClassification", getattr(transformers, f"{family}Config")
+def of_transformers(place):
+    """The class that opens a reward model: where transformers has none for the family, its generic class of sequence
+    classifiers over the family's base."""
+    name = json.loads((place / "config.json").read_text())["architectures"][0]
+    family = name.removesuffix("ForSequenceClassification")
+    if family in ("Lfm2", "Lfm3", "GraniteMoeHybrid"):
         assert not hasattr(transformers, name), f"transformers has {name} now"
-        above = (GenericForSequenceClassification, getattr(transformers, f"{family}PreTrainedModel"))
-        transformers.AutoModelForSequenceClassification.register(config, type(name, above, {"config_class": config}))
+        return type(name, (GenericForSequenceClassification, getattr(transformers, f"{family}PreTrainedModel")), {})
+    return transformers.AutoModelForSequenceClassification
 
 
 def opened(place):
     """A reward model as transformers opens it."""
-    scorer = transformers.AutoModelForSequenceClassification.from_pretrained(
-        place, dtype=torch.float32, attn_implementation="eager"
-    )
+    scorer = of_transformers(place).from_pretrained(place, dtype=torch.float32, attn_implementation="eager")
     assert scorer.config.num_labels == 1, scorer.config.num_labels
     return scorer.eval()
 
@@ -85,7 +87,6 @@ def by_trl(start, given, epochs):
 
 
 if __name__ == "__main__":
-    complete_transformers()
     given = pairs()
     opens, trains = [], []
     for family in FAMILIES:

@@ -54,6 +54,24 @@ fn the_text_model_is_read_under_its_own_names() {
     }
 }
 
+/// As transformers saves the text model of Qwen3.5, opened from the whole.
+#[test]
+fn a_text_model_alone_may_have_the_names_of_the_whole() {
+    let model = TestModel::new(&json!({}), Dtype::F32);
+    let mut tensors: Tensors = model.parameters().into_iter().map(|(name, shape)| (newer(&name), shape)).collect();
+    write_safetensors(&model.path().join("model.safetensors"), &tensors, Dtype::F32);
+    let checkpoint = Checkpoint::open(&model.open()).unwrap();
+    for (name, shape) in model.parameters() {
+        assert_eq!(checkpoint.read_f32(&name).unwrap(), values(&newer(&name), &shape), "{name}");
+    }
+    drop(checkpoint);
+    // Beside a tower, they are a whole, and config.json is that of another model.
+    tensors.insert(TOWER.into(), vec![3, 2, 2, 2]);
+    write_safetensors(&model.path().join("model.safetensors"), &tensors, Dtype::F32);
+    let error = Checkpoint::open(&model.open()).unwrap_err().to_string();
+    assert!(error.contains("images and text"), "{error}");
+}
+
 #[test]
 fn a_directory_that_is_written_has_the_names_and_the_other_tensors_of_the_whole() {
     for rename in [newer, earlier] {
