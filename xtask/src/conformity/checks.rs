@@ -44,9 +44,11 @@ const fn figure(key: &'static str, about: &'static str, bound: f64) -> Figure {
 /// figures that are recomputed, the bounds of tests/golden/README.md hold: 1e-9 for float64, 1e-5 for float32, and 1e-6
 /// for metrics. Weights after three steps of AdamW are compared by the error of the gradients that would explain their
 /// difference: 1e-5 of the largest entry, as for float32 there. Their own distance has no bound that means anything: a
-/// weight with a gradient near 0 may be a whole step away. Bounds of log-probs in the integer formats tell rounding from
-/// broken exports, no more: in random weights, rounding moves an unlikely token by more than 1, and through a recurrent
-/// state farther than through attention. Each export compares itself with a plain pass over the same rounded weights.
+/// weight with a gradient near 0 may be a whole step away.
+///
+/// Bounds of log-probs in the integer formats tell rounding from broken exports, and no more. In random weights,
+/// rounding moves an unlikely token by more than 1, and through a recurrent state farther than through attention. Each
+/// export compares itself with a plain pass over the same rounded weights.
 pub const CHECKS: &[Check] = &[
     Check {
         name: "golden-models",
