@@ -1,23 +1,14 @@
 //! Every family of models through the whole pair: random weights, steps in which both sides agree, a checkpoint that
-//! opens, a run that goes on from one as if it had not ended, and a run that is killed at any moment.
+//! opens, and a run that goes on from one as if it had not ended.
 
-use std::{
-    env, fs,
-    path::Path,
-    process::{Command, Stdio},
-    thread,
-    time::{Duration, Instant},
-};
+use std::{fs, path::Path};
 
 use harness::{
-    bench::Running,
-    binary, cli, copy_folder, golden_model_dir, golden_models, golden_models_in, has_golden_model,
-    processes::{children, signal},
+    cli, copy_folder, golden_model_dir, golden_models, has_golden_model,
     tiny_model::{CHARACTERS, write_tokenizer},
     training::{Training, json_lines, train},
 };
 use serde_json::{Value, json};
-use shared::generation::rng::uniform;
 
 const ORIGINAL: &str = "original_max_position_embeddings";
 const PROMPT: &str = "a prompt that is longer than any of the windows = ";
@@ -131,85 +122,6 @@ fn every_family_trains_with_both_sides_in_agreement_and_resumes() {
         let weights = |dir: &Path| fs::read(dir.join("model.safetensors")).unwrap();
         assert!(weights(&checkpoint) != weights(&dir.path().join("model")), "{family}: nothing was learned");
     }
-}
-
-/// The kills of every newer family's run. Without it, the run of one of them has a few, for which the tests have time.
-const KILLS: &str = "TANDEM_FAMILY_KILLS";
-const STUCK: Duration = Duration::from_secs(300);
-
-/// One that has recurrent states and attention, within a model of images and text.
-const KILLED: &str = "qwen3_5";
-
-#[test]
-fn killed_runs_of_newer_families_end_with_the_weights_of_undisturbed_ones() {
-    let asked = env::var(KILLS).ok().map(|kills| kills.parse().unwrap());
-    for family in golden_models_in("models-2026").iter().filter(|family| asked.is_some() || *family == KILLED) {
-        killed_and_compared(family, asked.unwrap_or(3));
-    }
-}
-
-/// Kills the learner, the sampler, both or the launcher, each time at some moment of a step that is new.
-fn killed_and_compared(family: &str, kills: u64) {
-    let dir = tempfile::tempdir().unwrap();
-    prepare(family, dir.path());
-    // A kill waits for a step, and another one may be made before it comes.
-    let steps = 3 * kills + 2;
-    let config = format!(
-        "model = {:?}\ndataset = {:?}\nreward_funcs = [\"repetition_penalty:ngram_size=1\"]\nmax_steps = {steps}\n\
-         save_steps = 1\nsave_total_limit = 2\nnum_generations = 4\ngeneration_batch_size = 8\n\
-         max_completion_length = 12\nlearning_rate = 1e-3\nlr_scheduler_type = \"constant\"\nmax_restarts = {}\n",
-        dir.path().join("model"),
-        dir.path().join("prompts.jsonl"),
-        2 * kills
-    );
-    let begun = Instant::now();
-    let whole = train(dir.path(), "whole", &config);
-    let step = begun.elapsed() / steps as u32;
-
-    let (run, file) = (dir.path().join("killed"), dir.path().join("killed.toml"));
-    fs::write(&file, format!("output_dir = {run:?}\n{config}")).unwrap();
-    let start = |resume: &[&str]| {
-        let mut command = Command::new(binary("tandem"));
-        command.arg("train").arg(&file).args(resume).env("TANDEM_CACHE_DIR", dir.path().join("cache"));
-        command.stdin(Stdio::null()).stdout(Stdio::null());
-        command.stderr(fs::File::create(dir.path().join("stderr")).unwrap());
-        Running::of(command.spawn().unwrap())
-    };
-    let said = || fs::read_to_string(dir.path().join("stderr")).unwrap();
-    let made = || fs::read_to_string(run.join("metrics.jsonl")).map_or(0, |text| text.lines().count());
-    let mut launcher = start(&[]);
-    let mut counts = [0; 3];
-    for kill in 0..kills {
-        let (before, begun) = (made(), Instant::now());
-        let pair = || ["learner", "rollout"].map(|program| children(launcher.id(), program));
-        while made() <= before || pair().iter().any(Vec::is_empty) {
-            assert!(begun.elapsed() < STUCK, "{family}: the run does not get on: {}", said());
-            thread::sleep(Duration::from_millis(2));
-        }
-        let draw = |what| uniform(&[kill, what]);
-        thread::sleep(step.mul_f64(draw(0)));
-        let victim = (draw(1) * 4.0) as usize;
-        let pair = pair();
-        for half in [0, 1].into_iter().filter(|half| victim == *half || victim == 2) {
-            signal(pair[half][0], "KILL");
-            counts[half] += 1;
-        }
-        if victim == 3 {
-            launcher.kill().unwrap();
-            let _ = launcher.wait().unwrap();
-            counts[2] += 1;
-            launcher = start(&["--resume_from_checkpoint", "latest"]);
-        }
-    }
-    assert!(launcher.wait().unwrap().success(), "{family}: {}", said());
-    let killed = Training { metrics: json_lines(&run.join("metrics.jsonl")), run };
-    let of_steps: Vec<_> = killed.metrics.iter().map(|record| record["step"].as_u64().unwrap()).collect();
-    assert_eq!(of_steps, (1..=steps).collect::<Vec<_>>(), "{family}");
-    for file in ["weights.data", "model.safetensors", "optimizer.safetensors"] {
-        assert!(killed.checkpoint(file) == whole.checkpoint(file), "{family}: {file} differs");
-    }
-    let [learner, sampler, launchers] = counts;
-    println!("{family}: {kills} kills in {steps} steps: {learner} learners, {sampler} samplers, {launchers} launchers");
 }
 
 #[test]
