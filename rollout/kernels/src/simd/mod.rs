@@ -3,6 +3,7 @@
 //! Every kernel is written once, generic over [`Simd`], and compiled for each instruction set. Sums across lanes have
 //! the same tree everywhere, and products are fused everywhere. So the instruction set does not show in the results.
 
+mod capability;
 mod dot;
 mod features;
 mod functions;
@@ -11,6 +12,7 @@ mod plain;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
+pub use capability::{UnknownCapability, allowed};
 pub use dot::MAX_BYTE_PRODUCTS;
 pub(crate) use dot::{ByteTask, Dot};
 pub use features::Features;
@@ -36,6 +38,9 @@ pub(crate) unsafe trait Simd: Copy + 'static {
     type V: Copy;
     /// Rows of a tile of two blocks that the registers hold as sums.
     const ROWS: usize;
+    /// Blocks of columns of a tile of fp32, or of pairs of bf16: two, or one with twice the rows, which reads the right
+    /// side half as often. Where registers are few, two blocks and their sums do not fit into them.
+    const BLOCKS: usize = 2;
 
     unsafe fn splat(x: f32) -> Self::V;
 
@@ -154,10 +159,10 @@ const SETS: [(Set, &[Features]); 7] = [
 ];
 
 impl Isa {
-    /// The widest one of this machine.
+    /// The widest one of this machine within the bound of the environment, if that is a known one ([`allowed`]).
     #[must_use]
     pub fn detect() -> Self {
-        Self::within(Features::ALL)
+        Self::within(allowed().unwrap_or(Features::ALL))
     }
 
     /// The widest one of this machine that needs no instructions but these.
@@ -176,17 +181,17 @@ impl Isa {
         SETS.iter().map(|(set, _)| Self(*set)).filter(|isa| here.contains(isa)).collect()
     }
 
-    /// [`Simd::ROWS`] of this instruction set.
-    pub(crate) fn rows(self) -> usize {
-        struct Rows;
-        impl Task for Rows {
-            type Output = usize;
+    /// [`Simd::ROWS`] of this instruction set, and [`Simd::BLOCKS`].
+    pub(crate) fn tile(self) -> (usize, usize) {
+        struct Tile;
+        impl Task for Tile {
+            type Output = (usize, usize);
             #[inline(always)]
-            unsafe fn run<S: Simd>(self) -> usize {
-                S::ROWS
+            unsafe fn run<S: Simd>(self) -> (usize, usize) {
+                (S::ROWS, S::BLOCKS)
             }
         }
-        self.run(Rows)
+        self.run(Tile)
     }
 
     /// Runs a task with this instruction set.
