@@ -43,7 +43,7 @@ impl Checkpoint {
         let (files, shard_of) = weight_files(dir)?;
         files.into_iter().try_for_each(|file| checkpoint.add_file(file))?;
         checkpoint.check_shards(&shard_of, dir)?;
-        if model.config().wrapped {
+        if model.config().wrapped || checkpoint.is_named_as_in_a_whole() {
             checkpoint.keep_text_model();
         }
         checkpoint.check(model.config(), dir)?;
@@ -134,6 +134,13 @@ impl Checkpoint {
         }
         self.files.push(file);
         Ok(())
+    }
+
+    /// Whether there are tensors of a text model alone, under their names in a whole: so transformers saves the text
+    /// model of Qwen3.5, if it was opened from one.
+    fn is_named_as_in_a_whole(&self) -> bool {
+        let mut names = self.tensors.keys();
+        names.all(|name| wrapper::own_name(name).is_some())
     }
 
     /// Keeps the text model's tensors of a whole model, under its own names.

@@ -12,13 +12,17 @@ use crate::{
 
 /// What stands before the parts of the text model: in files of transformers 5, and in earlier ones.
 const PREFIXES: [&str; 2] = ["model.language_model.", "language_model.model."];
+/// What the text model is called within the whole, wherever it lies there.
+const INNER: &str = "language_model.";
 /// The head, where it is no part of the whole but of the text model.
 const INNER_HEAD: &str = "language_model.lm_head.";
+/// Heads that are a part of the whole, or of a text model alone: of a language model and of a scorer.
+const HEADS: [&str; 2] = [HEAD, "score."];
 const HEAD: &str = "lm_head.";
 
 /// The text model's own name of a tensor; `None` for a tensor of another part.
 pub(crate) fn own_name(stored: &str) -> Option<Cow<'_, str>> {
-    if stored.starts_with(HEAD) {
+    if HEADS.iter().any(|head| stored.starts_with(head)) {
         return Some(stored.into());
     }
     if let Some(rest) = stored.strip_prefix(INNER_HEAD) {
@@ -33,6 +37,14 @@ pub(crate) fn whole_name(own: &str) -> String {
     match own.strip_prefix("model.") {
         Some(rest) => format!("{}{rest}", PREFIXES[0]),
         None => own.to_owned(),
+    }
+}
+
+/// The end of a module's name in the whole, or of several modules' names, as the end of the text model's own.
+pub(crate) fn own_ending(stored: String) -> String {
+    match stored.rsplit_once(INNER) {
+        Some((_, rest)) => rest.strip_prefix("model.").unwrap_or(rest).to_owned(),
+        None => stored,
     }
 }
 
@@ -96,6 +108,7 @@ mod tests {
             ("language_model.model.embed_tokens.weight", Some("model.embed_tokens.weight")),
             ("language_model.lm_head.weight", Some("lm_head.weight")),
             ("lm_head.weight", Some("lm_head.weight")),
+            ("score.weight", Some("score.weight")),
             ("model.vision_tower.patch_conv.weight", None),
             ("multi_modal_projector.linear_1.weight", None),
         ] {
@@ -103,6 +116,14 @@ mod tests {
         }
         for own in ["model.norm.weight", "lm_head.weight"] {
             assert_eq!(own_name(&whole_name(own)).as_deref(), Some(own));
+        }
+        for (stored, own) in [
+            ("model.language_model.layers.0.mlp.up_proj", "layers.0.mlp.up_proj"),
+            ("language_model.model.layers.0.mlp.up_proj", "layers.0.mlp.up_proj"),
+            ("language_model.layers.0.mlp.up_proj", "layers.0.mlp.up_proj"),
+            ("mlp.up_proj", "mlp.up_proj"),
+        ] {
+            assert_eq!(own_ending(stored.to_owned()), own);
         }
     }
 }

@@ -7,7 +7,7 @@ import json
 
 import peers
 import peft
-from support import FAMILIES, NEWER, WORK, answer, completed, largest, model, tandem, trained, worst
+from support import FAMILIES, WORK, answer, completed, largest, tandem, trained, worst
 
 OPTIONS = ["--use_peft", "true", "--lora_r", 4, "--learning_rate", 0.02]
 
@@ -20,8 +20,7 @@ def with_peft(adapter):
 
 if __name__ == "__main__":
     adapted, merged, weights, tokens = [], [], [], 0
-    for family in FAMILIES + NEWER:
-        base = model(family)
+    for family, base in peers.models():
         adapter = trained(base, *OPTIONS)
         rows = completed(adapter)
         ours = [value for row in rows for value in row["logprobs"]]
@@ -31,7 +30,7 @@ if __name__ == "__main__":
         changed = largest(zip(found, peers.row_logprobs(peers.opened(base), rows), strict=True))
         assert changed > 0.01, f"{family}: an adapter that changes nothing says nothing: {changed}"
 
-        whole = WORK / f"{family}-merged"
+        whole = WORK / f"{base.name}-merged"
         tandem("merge", adapter, whole)
         opened = peers.opened(whole)
         merged.append(largest(zip(ours, peers.row_logprobs(opened, rows), strict=True)))
@@ -39,5 +38,5 @@ if __name__ == "__main__":
         assert expected.keys() == found.keys(), f"{family}: {expected.keys() ^ found.keys()}"
         weights.append(worst(float((expected[name] - found[name]).abs().max()) for name in expected))
         tokens += len(ours)
-    answer(f"{len(FAMILIES + NEWER)} families, {tokens} tokens", logprob=worst(adapted), merged_logprob=worst(merged),
+    answer(f"{len(FAMILIES)} families, {tokens} tokens", logprob=worst(adapted), merged_logprob=worst(merged),
            merged_weight=worst(weights))

@@ -1,8 +1,11 @@
 """The model.onnx of checkpoints, of every family, in the Python package of ONNX Runtime with its own operators.
 
 A prompt goes through the graph in one call and each token of its completion in a further one, as in generation; the
-keys and values of a call are given to the next. The package onnx reads the same inputs and outputs.
+keys and values of a call are given to the next, and so are the states of layers that have one in their place. The
+package onnx reads the same inputs and outputs.
 """
+
+import json
 
 import numpy
 import onnx
@@ -13,27 +16,30 @@ TYPES = {"tensor(int64)": numpy.int64, "tensor(int32)": numpy.int32, "tensor(flo
 
 
 class Graph:
-    """A session, and the keys and values of one sequence."""
+    """A session, and the keys, values and states of one sequence."""
 
-    def __init__(self, path, room):
+    def __init__(self, path, room, original):
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         self.session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         self.inputs = {given.name: given for given in self.session.get_inputs()}
         self.outputs = [given.name for given in self.session.get_outputs()]
-        shape = lambda given: [1, given.shape[1], room, given.shape[3]]
+        # Keys and values have their length as the one size with a name, beside the batch; states have none.
+        shape = lambda given: [1, *(size if isinstance(size, int) else room for size in given.shape[1:])]
         self.cache = {
             name: numpy.zeros(shape(given), TYPES[given.type])
             for name, given in self.inputs.items() if name.startswith("past_key_values.")
         }
-        self.length = 0
+        # With longrope, the tables have all positions of longer sequences behind those of an original length.
+        self.length, self.original = 0, original
 
     def logprobs(self, ids):
         """Log-probs of every token after these ones, which follow those of the calls before."""
         begin, self.length = self.length, self.length + len(ids)
+        row = self.original if self.original and self.length > self.original else 0
         given = {
             "input_ids": [ids], "seqlens_k": [self.length - 1], "total_sequence_length": self.length,
-            "last_index": [len(ids) - 1], "position_ids": [list(range(begin, self.length))],
+            "last_index": [len(ids) - 1], "position_ids": [list(range(row + begin, row + self.length))],
         }
         given = {name: numpy.array(value, TYPES[self.inputs[name].type])
                  for name, value in given.items() if name in self.inputs}
@@ -50,9 +56,10 @@ if __name__ == "__main__":
         checkpoint = trained(model(family))
         path = str(checkpoint / "model.onnx")
         declared = onnx.load(path, load_external_data=False).graph
+        original = json.loads((checkpoint / "config.json").read_text()).get("original_max_position_embeddings")
         for row in completed(checkpoint):
             prompt, completion = row["prompt_ids"], row["token_ids"]
-            graph, found, ids = Graph(path, len(prompt) + len(completion)), [], prompt
+            graph, found, ids = Graph(path, len(prompt) + len(completion), original), [], prompt
             assert [given.name for given in declared.input] == list(graph.inputs), family
             assert [given.name for given in declared.output] == graph.outputs, family
             for token in completion:

@@ -1,19 +1,24 @@
 """Reward models: `tandem reward-model` and TRL's RewardTrainer from the same start, and scores by transformers."""
 
+import json
+
 import datasets
 import peers
 import torch
 import transformers
 import trl
-from support import FAMILIES, WORK, answer, largest, model, read_rows, tandem, worst, write_rows
+from support import FAMILIES, VOCABULARY, WORK, answer, largest, model, read_rows, tandem, worst, write_rows
+from transformers.modeling_layers import GenericForSequenceClassification
 
+# Tandem makes no reward model of Gemma 4.
+FAMILIES = [family for family in FAMILIES if family != "gemma4"]
 RATE = 1e-3
 
 
 def pairs():
     """Pairs of answers to a prompt. All of them make an update, so their order does not matter."""
     generator = torch.Generator().manual_seed(2)
-    draw = lambda count: torch.randint(3, 512, (count,), generator=generator).tolist()
+    draw = lambda count: torch.randint(3, VOCABULARY, (count,), generator=generator).tolist()
     lengths = [(3, 5, 7), (9, 2, 1), (1, 12, 4), (6, 6, 6)]
     return [{"prompt_ids": draw(p), "chosen_ids": draw(a), "rejected_ids": draw(b)} for p, a, b in lengths]
 
@@ -26,11 +31,20 @@ def train(start, given, out, epochs):
     return out
 
 
+def of_transformers(place):
+    """The class that opens a reward model: where transformers has none for the family, its generic class of sequence
+    classifiers over the family's base."""
+    name = json.loads((place / "config.json").read_text())["architectures"][0]
+    family = name.removesuffix("ForSequenceClassification")
+    if family in ("Lfm2", "Lfm3", "GraniteMoeHybrid"):
+        assert not hasattr(transformers, name), f"transformers has {name} now"
+        return type(name, (GenericForSequenceClassification, getattr(transformers, f"{family}PreTrainedModel")), {})
+    return transformers.AutoModelForSequenceClassification
+
+
 def opened(place):
     """A reward model as transformers opens it."""
-    scorer = transformers.AutoModelForSequenceClassification.from_pretrained(
-        place, dtype=torch.float32, attn_implementation="eager"
-    )
+    scorer = of_transformers(place).from_pretrained(place, dtype=torch.float32, attn_implementation="eager")
     assert scorer.config.num_labels == 1, scorer.config.num_labels
     return scorer.eval()
 
@@ -77,7 +91,7 @@ if __name__ == "__main__":
     opens, trains = [], []
     for family in FAMILIES:
         # A head that is no longer 0: TRL would begin with a random one.
-        start = train(model(family), given, WORK / f"{family}-start", 2)
+        start = train(peers.text_model(model(family)), given, WORK / f"{family}-start", 2)
         ours = by_tandem(start, given)
         assert max(map(abs, ours)) > 0.01, f"{family}: scores that are 0 say nothing: {ours}"
         opens.append(largest(zip(ours, scores(opened(start), given), strict=True)))

@@ -18,10 +18,15 @@ GOLDEN = ROOT / "tests" / "golden"
 PROGRAMS = pathlib.Path(os.environ.get("CONFORMITY_PROGRAMS", ROOT / "target" / "release"))
 WORK = pathlib.Path(os.environ.get("CONFORMITY_WORK", ROOT / "target" / "conformity" / "work"))
 
-# The families of models, each a tiny model in tests/golden/models with all kinds of its layers.
-FAMILIES = ["llama", "qwen2", "qwen3", "smollm3", "gemma3"]
-# Those in tests/golden/models-2026, which are not exported for ONNX Runtime GenAI.
-NEWER = ["olmo2", "ministral3", "phi3", "granite4", "qwen3_moe"]
+# The families of models, each a tiny model with all kinds of its layers: those in tests/golden/models, and those in
+# tests/golden/models-2026.
+OLDER = ["llama", "qwen2", "qwen3", "smollm3", "gemma3"]
+NEWER = [
+    "olmo2", "ministral3", "phi3", "granite4", "granite4_h", "lfm2", "lfm3", "qwen3_5", "gemma4", "qwen3_moe",
+]
+FAMILIES = OLDER + NEWER
+# Token ids that every tiny model has.
+VOCABULARY = 256
 # Longer and shorter than the windows of the tiny models.
 PROMPTS = ["one and two = ", "2+2=", "a prompt that is longer than any of the windows: ", "z"]
 
@@ -69,12 +74,14 @@ def model(family):
     source = GOLDEN / ("models-2026" if family in NEWER else "models") / family
     shutil.copytree(source, place, ignore=shutil.ignore_patterns("after_*", "*transformers5*"))
     config = json.loads((place / "config.json").read_text())
+    # A model of images and text has its text model within.
+    size = config.get("text_config", config)["vocab_size"]
     if "original_max_position_embeddings" in config:
         # Longrope: one prompt begins behind this length, and the others end before it.
         config["original_max_position_embeddings"] = 40
         (place / "config.json").write_text(json.dumps(config))
     tokens = ["<pad>", "<bos>", "<eos>", "\n", *map(chr, range(32, 127))]
-    tokens += [f"<{i}>" for i in range(len(tokens), config["vocab_size"])]
+    tokens += [f"<{i}>" for i in range(len(tokens), size)]
     special = [
         {"id": i, "content": tokens[i], "special": True, "single_word": False, "lstrip": False, "rstrip": False,
          "normalized": False}

@@ -115,14 +115,20 @@ impl AdapterConfig {
             r,
             lora_alpha,
             lora_dropout,
-            target_modules,
+            target_modules: target_modules.into_iter().map(wrapper::own_ending).collect(),
             use_rslora,
             wrapped: false,
         })
     }
 
-    /// The content of the file, with every key whose value is not PEFT's default.
-    pub(super) fn to_json(&self) -> Value {
+    /// The content of the file, with every key whose value is not PEFT's default. `modules` are the linear layers that
+    /// have an update.
+    pub(super) fn to_json(&self, modules: &[(String, [usize; 2])]) -> Value {
+        // The towers of a whole model have layers with the same ends of names, which PEFT would adapt too.
+        let target_modules = match self.wrapped {
+            true => modules.iter().map(|(module, _)| wrapper::whole_name(module)).collect(),
+            false => self.target_modules.clone(),
+        };
         // PEFT declares a whole number.
         let whole = self.lora_alpha.fract() == 0.0 && self.lora_alpha.abs() < f64::from(u32::MAX);
         let lora_alpha = if whole { json!(self.lora_alpha as i64) } else { json!(self.lora_alpha) };
@@ -137,7 +143,7 @@ impl AdapterConfig {
             "modules_to_save": null,
             "peft_type": "LORA",
             "r": self.r,
-            "target_modules": self.target_modules,
+            "target_modules": target_modules,
             "task_type": "CAUSAL_LM",
             "use_dora": false,
             "use_rslora": self.use_rslora,
@@ -196,11 +202,16 @@ impl AdapterConfig {
         &self,
         parameters: impl IntoIterator<Item = (String, Vec<usize>)>,
     ) -> Result<Vec<(String, Vec<usize>)>, ExportError> {
-        let pair = |(module, [outputs, inputs]): (String, [usize; 2])| {
-            let [a, b] = Self::tensor_names(&module);
-            [(a, vec![self.r, inputs]), (b, vec![outputs, self.r])]
+        Ok(self.tensors_of(&self.modules(parameters)?))
+    }
+
+    /// As [`tensors`](Self::tensors), of the [`modules`](Self::modules).
+    pub(super) fn tensors_of(&self, modules: &[(String, [usize; 2])]) -> Vec<(String, Vec<usize>)> {
+        let pair = |(module, [outputs, inputs]): &(String, [usize; 2])| {
+            let [a, b] = Self::tensor_names(module);
+            [(a, vec![self.r, *inputs]), (b, vec![*outputs, self.r])]
         };
-        Ok(self.modules(parameters)?.into_iter().flat_map(pair).collect())
+        modules.iter().flat_map(pair).collect()
     }
 
     /// The name in the file of a tensor of [`tensors`](Self::tensors).

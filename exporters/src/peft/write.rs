@@ -63,11 +63,12 @@ pub fn fill_adapter(
     read: TensorSource<'_, '_>,
 ) -> Result<(), ExportError> {
     let base = config.base_blake3.iter().map(|hash| (BASE_KEY.to_owned(), hash.clone()));
-    let tensors = config.tensors(parameters)?;
+    let modules = config.modules(parameters)?;
+    let tensors = config.tensors_of(&modules);
     let own: HashMap<String, &str> =
         tensors.iter().map(|(name, _)| (config.stored_name(name), name.as_str())).collect();
     let stored: Vec<_> = tensors.iter().map(|(name, shape)| (config.stored_name(name), shape.clone())).collect();
     tensor_file::write_f32(&dir.join(ADAPTER_WEIGHTS_FILE), &stored, base, &mut |name| read(own[name]))?;
-    atomic::write(&dir.join(ADAPTER_CONFIG_FILE), format!("{:#}\n", config.to_json()).as_bytes())?;
+    atomic::write(&dir.join(ADAPTER_CONFIG_FILE), format!("{:#}\n", config.to_json(&modules)).as_bytes())?;
     Ok(())
 }

@@ -54,6 +54,24 @@ fn the_text_model_is_read_under_its_own_names() {
     }
 }
 
+/// As transformers saves the text model of Qwen3.5, opened from the whole.
+#[test]
+fn a_text_model_alone_may_have_the_names_of_the_whole() {
+    let model = TestModel::new(&json!({}), Dtype::F32);
+    let mut tensors: Tensors = model.parameters().into_iter().map(|(name, shape)| (newer(&name), shape)).collect();
+    write_safetensors(&model.path().join("model.safetensors"), &tensors, Dtype::F32);
+    let checkpoint = Checkpoint::open(&model.open()).unwrap();
+    for (name, shape) in model.parameters() {
+        assert_eq!(checkpoint.read_f32(&name).unwrap(), values(&newer(&name), &shape), "{name}");
+    }
+    drop(checkpoint);
+    // Beside a tower, they are a whole, and config.json is that of another model.
+    tensors.insert(TOWER.into(), vec![3, 2, 2, 2]);
+    write_safetensors(&model.path().join("model.safetensors"), &tensors, Dtype::F32);
+    let error = Checkpoint::open(&model.open()).unwrap_err().to_string();
+    assert!(error.contains("images and text"), "{error}");
+}
+
 #[test]
 fn a_directory_that_is_written_has_the_names_and_the_other_tensors_of_the_whole() {
     for rename in [newer, earlier] {
@@ -99,6 +117,13 @@ fn an_adapter_has_the_names_of_the_whole() {
     let stored = SafeTensors::deserialize(&bytes).unwrap();
     let prefix = "base_model.model.model.language_model.layers.";
     assert!(stored.names().iter().all(|name| name.starts_with(prefix)), "{:?}", stored.names());
+    // A tower has layers of the same ends, so each layer of the text model is named.
+    let stated: Value = serde_json::from_slice(&fs::read(dir.path().join("adapter_config.json")).unwrap()).unwrap();
+    let targets = stated["target_modules"].as_array().unwrap();
+    assert_eq!(targets.len(), shapes.len() / 2);
+    for end in ["0.self_attn.q_proj", "1.mlp.up_proj"] {
+        assert!(targets.contains(&json!(format!("model.language_model.layers.{end}"))), "{end}: {targets:?}");
+    }
     let opened = Adapter::open(dir.path(), model.config().parameters()).unwrap();
     assert!(opened.config().wrapped && opened.tensors().count() == shapes.len());
     assert!(opened.tensors().all(|(name, found)| found == values(&name, &shapes[&name])));

@@ -41,17 +41,23 @@ const fn figure(key: &'static str, about: &'static str, bound: f64) -> Figure {
 ///
 /// Log-probs of two float32 programs may differ by 1e-4, as between sampler and learner of a run; after updates by
 /// twice that, since AdamW turns the rounding error of a gradient near 0 into a share of the learning rate. For golden
-/// figures that are recomputed, the bounds of tests/golden/README.md hold: 1e-9 for float64, 1e-5 for float32, 1e-6 for
-/// metrics, and for weights after three steps of AdamW 1e-6.
+/// figures that are recomputed, the bounds of tests/golden/README.md hold: 1e-9 for float64, 1e-5 for float32, and 1e-6
+/// for metrics. Weights after three steps of AdamW are compared by the error of the gradients that would explain their
+/// difference: 1e-5 of the largest entry, as for float32 there. Their own distance has no bound that means anything: a
+/// weight with a gradient near 0 may be a whole step away.
 pub const CHECKS: &[Check] = &[
     Check {
         name: "golden-models",
         rival: "transformers, torch",
         about: "`model_numerics.json` and its models: forward passes, a greedy continuation, entropies and three \
-                training steps, by `model_numerics.py` and, for the cases without a generator, by its functions",
+                training steps, by the functions of `model_numerics.py`, which also makes two of the models anew",
         figures: &[
             figure("figure", "largest difference of a figure", 1e-5),
-            figure("weight", "largest difference of a weight", 1e-6),
+            figure(
+                "weight",
+                "largest difference of a weight, over that which an error of the gradients of 1e-5 explains",
+                1.0,
+            ),
         ],
     },
     Check {

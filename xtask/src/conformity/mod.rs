@@ -40,8 +40,8 @@ pub struct Args {
     /// Print the checks with what they compare, and make none.
     #[arg(long, conflicts_with_all = ["names", "record"])]
     list: bool,
-    /// Write the results of all checks to `docs/conformity.md`, with date, versions and processor.
-    #[arg(long, conflicts_with = "names")]
+    /// Write the results to `docs/conformity.md`, each with date and commit; rows of other checks stay.
+    #[arg(long)]
     record: bool,
 }
 
@@ -77,7 +77,8 @@ pub fn run(host: &Host, args: &Args) -> Result<()> {
     }
     if let Some(circumstances) = circumstances {
         let path = host.root.join(page::PATH);
-        let page = page::page(&circumstances, &outcomes);
+        let earlier = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+        let page = page::page(&circumstances, &outcomes, &earlier)?;
         fs::write(&path, page).with_context(|| path.display().to_string())?;
         eprintln!("{} is written", page::PATH);
     }

@@ -29,7 +29,7 @@ const FLAGS: &[&str] = &[
 ];
 
 /// When and where the checks ran.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Circumstances {
     /// Day, in UTC.
     pub date: String,
@@ -48,11 +48,29 @@ impl Circumstances {
     /// When the date or a version cannot be read.
     pub fn of(host: &Host, environment: &Environment) -> Result<Self> {
         let date = said(host, "date", &["--utc", "+%-d %B %Y"]).context("the date cannot be had")?;
-        let commit =
-            said(host, "git", &["describe", "--always", "--dirty", "--abbrev=7", "--exclude=*"]).unwrap_or_default();
+        let mut commit = said(host, "git", &["describe", "--always", "--abbrev=7", "--exclude=*"]).unwrap_or_default();
+        // The page itself may have changed: its checks are recorded one after the other.
+        let others = format!(":!{PATH}");
+        let changed = said(host, "git", &["status", "--porcelain", "--untracked-files=no", "--", ".", &others]);
+        if changed.is_ok_and(|files| !files.is_empty()) {
+            commit.push_str("-dirty");
+        }
         let mut versions = vec![environment.version(host)?];
         versions.extend(environment.packages());
         Ok(Self { date, commit, processor: flags(&fs::read_to_string("/proc/cpuinfo").unwrap_or_default()), versions })
+    }
+
+    /// Day and commit, as the row of a figure has them.
+    fn made(&self) -> String {
+        if self.commit.is_empty() { self.date.clone() } else { format!("{}, {}", self.date, self.commit) }
+    }
+
+    /// The table of all that the whole page is of.
+    fn head(&self) -> String {
+        let processor =
+            if self.processor.is_empty() { "none of those that kernels choose by" } else { &self.processor };
+        let programs = self.versions.join(", ");
+        format!("| | |\n|---|---|\n| programs | {programs} |\n| processor | {processor} |\n")
     }
 }
 
@@ -70,37 +88,48 @@ pub fn flags(cpuinfo: &str) -> String {
     FLAGS.iter().filter(has).copied().collect::<Vec<_>>().join(", ")
 }
 
-/// The page.
-pub fn page(circumstances: &Circumstances, outcomes: &[Outcome]) -> String {
-    let Circumstances { date, commit, processor, versions } = circumstances;
-    let commit = if commit.is_empty() { String::new() } else { format!(", at commit {commit}") };
-    let processor = if processor.is_empty() { "none of those that kernels choose by" } else { processor };
+/// The page. Rows of checks without an outcome stay as they are on the page of `earlier`.
+///
+/// # Errors
+/// When rows would stay that are of other programs, or of another processor.
+pub fn page(circumstances: &Circumstances, outcomes: &[Outcome], earlier: &str) -> Result<String> {
+    let mut rows: Vec<(usize, String)> = Vec::new();
+    for outcome in outcomes {
+        let place = CHECKS.iter().position(|check| check.name == outcome.check.name);
+        rows.push((place.unwrap_or(CHECKS.len()), rows_of(outcome, &circumstances.made())));
+    }
+    let head = circumstances.head();
+    for (place, check) in CHECKS.iter().enumerate() {
+        let begin = format!("| `{}` | {} | ", check.name, check.rival);
+        let stay: String =
+            earlier.lines().filter(|line| line.starts_with(&begin)).flat_map(|line| [line, "\n"]).collect();
+        if stay.is_empty() || outcomes.iter().any(|outcome| outcome.check.name == check.name) {
+            continue;
+        }
+        ensure!(earlier.contains(&head), "{PATH} is of other programs or another processor: record all checks");
+        rows.push((place, stay));
+    }
+    rows.sort_by_key(|(place, _)| *place);
     let mut page = format!(
         "# Conformity with other programs\n\n\
          <!-- Written by `cargo xtask conformity --record`. Do not edit. -->\n\n\
-         Last made on {date}{commit}.\n\n\
          Each check runs another program as it is released, and compares what it computes with what Tandem computes, \
          or\nwith the golden figures that Tandem's tests compare with. A figure is 0 where both agree; a check passes \
          when each\nof its figures is within its bound.\n\n\
-         | | |\n|---|---|\n\
-         | programs | {} |\n\
-         | processor | {processor} |\n\n\
-         | check | compared with | cases | figure | value | bound | verdict |\n\
-         |---|---|---|---|---|---|---|\n",
-        versions.join(", "),
+         {head}\n\
+         | check | compared with | cases | figure | value | bound | verdict | made |\n\
+         |---|---|---|---|---|---|---|---|\n",
     );
-    for outcome in outcomes {
-        page.push_str(&rows(outcome));
-    }
+    page.extend(rows.into_iter().map(|(_, rows)| rows));
     page.push_str("\n## What is compared\n\n| check | what |\n|---|---|\n");
     for check in CHECKS {
         let _ = writeln!(page, "| `{}` | {} |", check.name, check.about);
     }
-    page
+    Ok(page)
 }
 
 /// A row for each figure of a check.
-fn rows(outcome: &Outcome) -> String {
+fn rows_of(outcome: &Outcome, made: &str) -> String {
     let (check, cases) = (outcome.check, &outcome.cases);
     let mut rows = String::new();
     for (index, figure) in check.figures.iter().enumerate() {
@@ -112,7 +141,7 @@ fn rows(outcome: &Outcome) -> String {
         let bound = number(Some(figure.bound));
         let _ = writeln!(
             rows,
-            "| `{}` | {} | {cases} | {} | {value} | {bound} | {verdict} |",
+            "| `{}` | {} | {cases} | {} | {value} | {bound} | {verdict} | {made} |",
             check.name, check.rival, figure.about
         );
     }

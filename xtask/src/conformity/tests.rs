@@ -165,18 +165,34 @@ fn the_page_has_a_row_for_each_figure_and_says_what_failed() {
         versions: vec!["Python 3.12".into(), "torch 2.11.0".into()],
     };
     let passed = ended(0, r#"{"cases": "3 rows", "figures": {"logprob": 2.5e-6, "greedy": 0}}"#, "");
-    let text = page::page(&circumstances, &[passed, ended(1, "", "a | b")]);
+    let text = page::page(&circumstances, &[passed, ended(1, "", "a | b")], "").unwrap();
     for line in [
-        "Last made on 1 May 2026, at commit abcdef0.",
         "| programs | Python 3.12, torch 2.11.0 |",
         "| processor | avx2 |",
-        "| `some-check` | a program | 3 rows | largest difference | 2.5e-6 | 1e-4 | passed |",
-        "| `some-check` | a program | 3 rows | tokens that differ | 0 | 0 | passed |",
+        "| `some-check` | a program | 3 rows | largest difference | 2.5e-6 | 1e-4 | passed | 1 May 2026, abcdef0 |",
+        "| `some-check` | a program | 3 rows | tokens that differ | 0 | 0 | passed | 1 May 2026, abcdef0 |",
         "| `some-check` | a program |  | tokens that differ | – | 0 | \
-         **failed**: the script ended with exit status: 1: a \\| b |",
+         **failed**: the script ended with exit status: 1: a \\| b | 1 May 2026, abcdef0 |",
     ] {
         assert!(text.lines().any(|found| found == line), "{line}\n{text}");
     }
+
+    // Of the checks of the list, those that are not made again stay where they were.
+    let [first, second] = [&CHECKS[0], &CHECKS[1]];
+    let with = |date: &str, check| {
+        let outcome = Outcome { check, cases: date.into(), values: vec![Some(0.0); 2], verdict: Verdict::Passed };
+        let circumstances = page::Circumstances { date: date.into(), ..circumstances.clone() };
+        (circumstances, [outcome])
+    };
+    let dates =
+        |text: &str| -> Vec<String> { table(text, "| check | compared").iter().map(|row| row[7].into()).collect() };
+    let (later, outcome) = with("2 May 2026", second);
+    let text = page::page(&later, &outcome, &text).unwrap();
+    let (latest, outcome) = with("3 May 2026", first);
+    let both = page::page(&latest, &outcome, &text).unwrap();
+    assert_eq!(dates(&both), ["3", "3", "2", "2"].map(|day| format!("{day} May 2026, abcdef0")));
+    let other = page::Circumstances { processor: "avx512f".into(), ..latest };
+    assert!(page::page(&other, &outcome, &text).unwrap_err().to_string().contains("record all checks"));
 }
 
 #[test]
