@@ -67,7 +67,12 @@ impl Host {
 
     /// A binary of the workspace, where `cargo build --release` puts it.
     pub fn binary(&self, name: &str) -> PathBuf {
-        self.target.join("release").join(name)
+        self.binary_of("release", name)
+    }
+
+    /// A binary of the workspace, where `cargo build --profile PROFILE` puts it.
+    pub fn binary_of(&self, profile: &str, name: &str) -> PathBuf {
+        self.target.join(profile).join(name)
     }
 
     /// A command that is looked up on this host's search path and starts in the workspace root.

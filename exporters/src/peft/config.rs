@@ -5,9 +5,12 @@ use std::path::Path;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use shared::{
-    Experts, ModelConfig, ModelDir,
+    Experts, ModelDir,
     config::TrainConfig,
-    model::model_dir::{ADAPTER_CONFIG_FILE, MOST_BYTES},
+    model::{
+        adapted::{is_gate_of_heads, is_target, linear_layers, takes_adapter},
+        model_dir::{ADAPTER_CONFIG_FILE, MOST_BYTES},
+    },
 };
 
 use crate::{ExportError, wrapper};
@@ -70,10 +73,6 @@ impl AdapterConfig {
             let message = format!("the model {} is an adapter itself; merge it first: tandem merge", adapter.display());
             return refused("use_peft", message);
         }
-        let mut target_modules = config.lora_target_modules.clone();
-        if target_modules.is_empty() || target_modules == ["all-linear"] {
-            target_modules = all_linear(model.config());
-        }
         let base = std::path::absolute(model.path()).map_err(|e| ExportError::io(model.path(), e))?;
         let adapter = Self {
             base_model_name_or_path: base.display().to_string(),
@@ -81,7 +80,7 @@ impl AdapterConfig {
             r: config.lora_r as usize,
             lora_alpha: config.lora_alpha,
             lora_dropout: config.lora_dropout,
-            target_modules,
+            target_modules: model.config().target_modules(&config.lora_target_modules),
             use_rslora: config.use_rslora,
             wrapped: model.config().wrapped,
         };
@@ -162,18 +161,11 @@ impl AdapterConfig {
         &self,
         parameters: impl IntoIterator<Item = (String, Vec<usize>)>,
     ) -> Result<Vec<(String, [usize; 2])>, ExportError> {
-        let linear = |(name, shape): (String, Vec<usize>)| {
-            let module = name.strip_prefix("model.layers.").and(name.strip_suffix(".weight"))?;
-            Some((module.to_owned(), <[usize; 2]>::try_from(shape).ok()?))
-        };
-        let is_target = |module: &str, target: &str| {
-            module.strip_suffix(target).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
-        };
-        let all: Vec<_> = parameters.into_iter().filter_map(linear).collect();
+        let all: Vec<_> = linear_layers(parameters).collect();
         let has = |target: &&String| all.iter().any(|(module, _)| is_target(module, target));
         if let Some(target) = self.target_modules.iter().find(|target| !has(target)) {
             let mut known: Vec<&str> = Vec::new();
-            let adaptable = all.iter().filter(|(module, _)| !Experts::own(module) && !is_gate_of_heads(module));
+            let adaptable = all.iter().filter(|(module, _)| takes_adapter(module));
             for name in adaptable.filter_map(|(module, _)| module.rsplit('.').next()) {
                 if !known.contains(&name) {
                     known.push(name);
@@ -231,32 +223,6 @@ impl AdapterConfig {
     pub fn tensor_names(module: &str) -> [String; 2] {
         ["lora_A", "lora_B"].map(|which| format!("{PREFIX}{module}.{which}.weight"))
     }
-}
-
-/// Whether a linear layer is LFM3's gate on heads. transformers calls it otherwise than the files do, so PEFT would
-/// pass an adapter of it over.
-fn is_gate_of_heads(module: &str) -> bool {
-    module.ends_with(GATE_OF_HEADS)
-}
-
-const GATE_OF_HEADS: &str = "self_attn.gate_proj";
-
-/// The names of the linear layers of a decoder, which is what `lora_target_modules` means when it is empty. Experts and
-/// their router are none to PEFT, and dense layers beside them have the experts' names: with experts, these are the
-/// layers of attention. Nor is LFM3's gate on heads.
-fn all_linear(model: &ModelConfig) -> Vec<String> {
-    let mlp = model.experts.is_none().then(|| model.mlp_names());
-    let blocks = (0..model.num_hidden_layers).map(|layer| model.mixer_names(layer)).chain(mlp);
-    let mut all: Vec<String> = Vec::new();
-    for names in blocks {
-        for name in names.members.iter().chain([&names.last]) {
-            let is_gate = is_gate_of_heads(&format!("{}.{name}", names.block));
-            if !is_gate && !all.iter().any(|known| known == name) {
-                all.push((*name).to_owned());
-            }
-        }
-    }
-    all
 }
 
 /// The first key that asks for something that is not applied here, with its value and what is supported. An unknown key

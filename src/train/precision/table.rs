@@ -10,7 +10,12 @@ use std::{
 
 use anyhow::{Context, Result};
 use exporters::cache_dir;
-use rollout_kernels::{element::Format, limits::Product, simd::Isa, thread_pool::ThreadPool};
+use rollout_kernels::{
+    element::Format,
+    limits::Product,
+    simd::{self, Isa},
+    thread_pool::ThreadPool,
+};
 use serde::{Deserialize, Serialize};
 use shared::{config::RolloutDtype, files::atomic, process::pace::Waiting};
 use shared_bounds::read_text;
@@ -60,9 +65,11 @@ impl Table {
     /// That of this machine: as it was kept, else measured now, which takes about a second.
     ///
     /// # Errors
-    /// When the system gives neither threads nor memory. A table that cannot be kept is measured again next time.
+    /// When the environment names unknown instructions, or the system gives neither threads nor memory. A table that
+    /// cannot be kept is measured again next time.
     pub fn of_machine(threads: usize) -> Result<Self> {
         let kept = cache_dir().ok().map(|folder| folder.join("precision.json"));
+        simd::allowed()?;
         let measured = Measured::here(threads);
         if let Some(table) = kept.as_deref().and_then(Self::read).filter(|table| table.measured == measured) {
             return Ok(table);

@@ -71,6 +71,26 @@ fn each_processor_draws_the_same_tokens_with_the_same_bits_of_log_probs() {
 }
 
 #[test]
+fn a_bound_on_instructions_changes_no_bit_and_an_unknown_one_is_refused() {
+    let (_folder, model) = model();
+    let bounded = |capability: &str| {
+        let mut command = Command::new(binary("rollout"));
+        command.args(["generate", "--model", model.to_str().unwrap(), "--prompt", "12+34=", "--json", "--seed", "3"]);
+        command.args(["--max-completion-length", "24"]).env("TANDEM_CPU_CAPABILITY", capability);
+        cli::finish(command)
+    };
+    let here = bounded("").success();
+    for capability in ["plain", "avx2", "amx"] {
+        let there = bounded(capability).success();
+        assert_eq!(there.stdout, here.stdout, "{capability}");
+        let warned = there.stderr.contains("none of the instruction sets of the packed kernels");
+        assert!(warned || capability != "plain", "{}", there.stderr);
+    }
+    let said = bounded("avx").refusal().to_owned();
+    assert!(said.contains("TANDEM_CPU_CAPABILITY=avx names no instruction set: it may be plain, avx2,"), "{said}");
+}
+
+#[test]
 fn the_doctor_names_the_instructions_of_the_processor_that_it_runs_on() {
     let Some(emulator) = emulator() else { return };
     for (processor, instructions, warned) in [(WITH_AVX2, "usable threads, avx2 fma", false), (WITHOUT_AVX2, "-", true)]

@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 use super::{
+    PROFILE,
     archive::{Content, Entry},
     elf::Elf,
     licences, needs,
@@ -71,12 +72,12 @@ pub fn collect(host: &Host, metadata: &Value, programs: &[String], scratch: &Pat
     let mut bin = Vec::new();
     for program in programs {
         let stripped = scratch.join(program);
-        strip(host, "--strip-all", &host.binary(program), &stripped)?;
+        strip(host, "--strip-all", &host.binary_of(PROFILE, program), &stripped)?;
         cut_run_path(&stripped)?;
         bin.push(Entry { is_program: true, ..Entry::file(format!("{BIN}/{program}"), stripped) });
     }
     let torch = native.join("libtorch");
-    for library in needs::closure(&host.binary("learner"), &torch.join("lib"))? {
+    for library in needs::closure(&host.binary_of(PROFILE, "learner"), &torch.join("lib"))? {
         let mut from = torch.join("lib").join(&library);
         if library == LARGEST_LIBRARY {
             let stripped = scratch.join(&library);

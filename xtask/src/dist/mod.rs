@@ -34,6 +34,10 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 const SUMS: &str = "SHA256SUMS";
 /// Time of everything in the archive, in seconds since 1970; by default that of the commit.
 const TIME: &str = "SOURCE_DATE_EPOCH";
+/// The profile of packages, in the workspace's Cargo.toml.
+const PROFILE: &str = "dist";
+/// Lets the linker keep functions with the same code once. rustc links with LLD on this platform, which has the flag.
+const RUSTFLAGS: (&str, &str) = ("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUSTFLAGS", "-Clink-arg=-Wl,--icf=all");
 /// Largest package, in bytes.
 const LARGEST: u64 = 200_000_000;
 
@@ -64,7 +68,7 @@ pub fn run(host: &Host, args: &Args) -> Result<()> {
     let metadata = content::metadata(host)?;
     let programs = content::programs(&metadata);
     let mut build = host.cargo();
-    build.args(["build", "--release", "--locked", "--workspace"]);
+    build.args(["build", "--profile", PROFILE, "--locked", "--workspace"]).env(RUSTFLAGS.0, RUSTFLAGS.1);
     build.args(programs.iter().flat_map(|program| ["--bin", program]));
     steps::run(build)?;
     fs::create_dir_all(&output).with_context(|| output.display().to_string())?;

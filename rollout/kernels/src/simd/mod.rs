@@ -3,6 +3,7 @@
 //! Every kernel is written once, generic over [`Simd`], and compiled for each instruction set. Sums across lanes have
 //! the same tree everywhere, and products are fused everywhere. So the instruction set does not show in the results.
 
+mod capability;
 mod dot;
 mod features;
 mod functions;
@@ -11,6 +12,7 @@ mod plain;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
+pub use capability::{UnknownCapability, allowed};
 pub use dot::MAX_BYTE_PRODUCTS;
 pub(crate) use dot::{ByteTask, Dot};
 pub use features::Features;
@@ -154,10 +156,10 @@ const SETS: [(Set, &[Features]); 7] = [
 ];
 
 impl Isa {
-    /// The widest one of this machine.
+    /// The widest one of this machine within the bound of the environment, if that is a known one ([`allowed`]).
     #[must_use]
     pub fn detect() -> Self {
-        Self::within(Features::ALL)
+        Self::within(allowed().unwrap_or(Features::ALL))
     }
 
     /// The widest one of this machine that needs no instructions but these.

@@ -68,13 +68,14 @@ fn rounded(row: &[f32]) -> Vec<f32> {
     row.iter().map(|x| (x * (127.0 / largest)).round_ties_even() * (largest / 127.0)).collect()
 }
 
-/// The weights that four bits stand for.
+/// The weights that four bits stand for. Steps are counted as ggml's reference counts them, since a weight that lies
+/// between two of them is a step away otherwise.
 fn rounded_to_four_bits(row: &[f32]) -> Vec<f32> {
     let of_block = |block: &[f32]| {
         let larger = |largest: f32, &x: &f32| if x.abs() > largest.abs() { x } else { largest };
         let step = block.iter().fold(0.0, larger) / -8.0;
         let kept = half::f16::from_f32(step).to_f32();
-        block.iter().map(|x| (x / step + 0.5).floor().min(7.0) * kept).collect::<Vec<f32>>()
+        block.iter().map(|x| ((x * step.recip() + 8.5).floor().min(15.0) - 8.0) * kept).collect::<Vec<f32>>()
     };
     row.chunks(BLOCK).flat_map(of_block).collect()
 }

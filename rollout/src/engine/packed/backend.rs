@@ -8,7 +8,12 @@ use std::{
 };
 
 use ndarray::ArrayViewMut2;
-use rollout_kernels::{buffer::LargeBuffer, element::Format, simd::Isa, spans::Spans};
+use rollout_kernels::{
+    buffer::LargeBuffer,
+    element::Format,
+    simd::{self, Isa},
+    spans::Spans,
+};
 use shared::{ModelConfig, Routing, WeightManifest, run::memory_plan::PACKED_PREFILL};
 
 use super::{
@@ -134,6 +139,7 @@ impl PackedBackend {
         engine: &EngineOptions,
     ) -> Result<Self, EngineError> {
         check(engine)?;
+        simd::allowed().map_err(|e| EngineError::Options(e.to_string()))?;
         remark_on_speed(Isa::detect(), engine);
         let sequences = engine.slots().saturating_add(engine.kept_states);
         let options = PackedOptions {

@@ -41,14 +41,6 @@ impl PerLayerInput {
     /// Factor on the sum of projected embedding and table.
     pub const SCALE: f64 = std::f64::consts::FRAC_1_SQRT_2;
 
-    /// Whether a linear layer within a layer, or its parameter, is one of these. They have adapters only where
-    /// `lora_target_modules` names them.
-    #[must_use]
-    pub fn own(name: &str) -> bool {
-        let module = name.strip_suffix(".weight").unwrap_or(name);
-        [Self::GATE, Self::BACK].iter().any(|own| module.ends_with(own))
-    }
-
     /// Whether a tensor of the model is stored and not trained: the factor on a layer's result.
     #[must_use]
     pub fn is_buffer(name: &str) -> bool {

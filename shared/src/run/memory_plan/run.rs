@@ -7,7 +7,7 @@ use std::{
 
 use super::{LearnerPlan, LearnerSizes, SamplerPlan, SamplerSizes, VersionRoom, Workload};
 use crate::{
-    BaseFormat, Experts, ModelConfig, PerLayerInput,
+    BaseFormat, ModelConfig,
     config::{TrainConfig, torchrun::Torchrun},
     system::{
         compute::{Device, KvDtype, RolloutDtype},
@@ -315,7 +315,8 @@ fn learner_sizes<'a>(
 /// Numbers in the two factors beside each linear layer that has them.
 #[must_use]
 pub fn adapter_numbers(config: &TrainConfig, model: &ModelConfig) -> u64 {
-    let widths = adapted(config, model).map(|(_, [outputs, inputs])| (outputs + inputs) as u64);
+    let widths =
+        model.adapted_layers(&config.lora_target_modules).map(|(_, [outputs, inputs])| (outputs + inputs) as u64);
     widths.sum::<u64>() * u64::from(config.lora_r)
 }
 
@@ -334,7 +335,8 @@ pub fn kept_numbers(config: &TrainConfig, model: &ModelConfig) -> u64 {
         }
     }
     let product = |name: &str| first.get(name).map_or(name, String::as_str).to_owned();
-    let changed: HashSet<String> = adapted(config, model).map(|(name, _)| product(&name)).collect();
+    let adapted = model.adapted_layers(&config.lora_target_modules);
+    let changed: HashSet<String> = adapted.map(|(layer, _)| product(&format!("{layer}.weight"))).collect();
     let kept = |(name, shape): &(String, Vec<usize>)| {
         let packed = shape.len() == 2 && model.is_product(name);
         packed && !changed.contains(&product(name))
@@ -345,26 +347,6 @@ pub fn kept_numbers(config: &TrainConfig, model: &ModelConfig) -> u64 {
         .filter(|matrix| kept(matrix))
         .map(|(_, shape)| shape.iter().product::<usize>() as u64)
         .sum()
-}
-
-/// The weights of linear layers that have an adapter, by name and shape.
-fn adapted(config: &TrainConfig, model: &ModelConfig) -> impl Iterator<Item = (String, [usize; 2])> {
-    let targets = &config.lora_target_modules;
-    let is_target = move |name: &str| {
-        let module = name.strip_suffix(".weight").unwrap_or(name);
-        // With experts, dense layers beside them have none either.
-        let has_usual = model.experts.is_none() || module.contains(".self_attn.");
-        let is_usual = has_usual && !PerLayerInput::own(module);
-        let named = |target: &String| if target == "all-linear" { is_usual } else { module.ends_with(target.as_str()) };
-        if targets.is_empty() { is_usual } else { targets.iter().any(named) }
-    };
-    let shape = move |(name, shape): (String, Vec<usize>)| {
-        let shape = <[usize; 2]>::try_from(shape).ok()?;
-        // Experts, their routers and LFM3's gates on heads have no adapters.
-        let is_adapted = !Experts::own(&name) && !name.ends_with(".self_attn.gate_proj.weight");
-        (name.contains("layers") && is_target(&name) && is_adapted).then_some((name, shape))
-    };
-    model.parameters().into_iter().filter_map(shape)
 }
 
 #[cfg(test)]
