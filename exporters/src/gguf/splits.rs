@@ -49,7 +49,10 @@ mod tests {
 
     #[test]
     fn words_are_kept_or_all_else_is_removed_and_merges_may_be_ignored() {
-        let part = |split: &str, behavior: &str, invert: bool| json!({"type": "Split", "pattern": {"Regex": split}, "behavior": behavior, "invert": invert});
+        let part = |split: &str, behavior: &str, invert: bool| {
+            let pattern = json!({"Regex": split});
+            json!({"type": "Split", "pattern": pattern, "behavior": behavior, "invert": invert})
+        };
         for (split, expected) in SPLITS {
             for (behavior, invert) in [("Isolated", false), ("Removed", true)] {
                 assert_eq!(name_of(&part(split, behavior, invert), true), Some(expected));
