@@ -37,7 +37,6 @@ pub(super) fn check(config: &ModelConfig) -> Result<(), ExportError> {
         Architecture::Qwen3Moe => refuse_experts(config),
         Architecture::Olmo2 if config.tie_word_embeddings => Err(refused("tie_word_embeddings", true, "false")),
         Architecture::Olmo2 | Architecture::Phi3 => refuse_widths(config),
-        Architecture::GraniteMoeHybrid => refuse_factors(config),
         _ => Ok(()),
     }
 }
@@ -107,19 +106,6 @@ fn refuse_widths(config: &ModelConfig) -> Result<(), ExportError> {
     Err(refused("head_dim", head_dim, &format!("hidden_size ({hidden_size}) over num_attention_heads ({heads})")))
 }
 
-/// llama.cpp takes a factor of 0 for none.
-fn refuse_factors(config: &ModelConfig) -> Result<(), ExportError> {
-    let factors = [
-        ("embedding_multiplier", config.embedding_multiplier),
-        ("residual_multiplier", config.residual_multiplier),
-        ("attention_multiplier", config.attention_scale),
-    ];
-    match factors.iter().find(|(_, factor)| *factor == 0.0) {
-        None => Ok(()),
-        Some((key, factor)) => Err(refused(key, factor, "numbers other than 0")),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::Value;
@@ -175,11 +161,10 @@ mod tests {
 
     #[test]
     fn sizes_that_llama_cpp_takes_for_granted_are_refused_by_key() {
-        let cases: [(&str, &str, &str, &str); 11] = [
+        let cases: [(&str, &str, &str, &str); 10] = [
             ("olmo2", "tie_word_embeddings", "true", "`tie_word_embeddings` = true"),
             ("olmo2", "attention_bias", "true", "`attention_bias` = true"),
             ("phi3", "sliding_window", "100", "`sliding_window of layer 1` = 100"),
-            ("granite4", "embedding_multiplier", "0.0", "`embedding_multiplier` = 0"),
             ("granite4_h", "mamba_conv_bias", "false", "`mamba_conv_bias` = false"),
             ("granite4_h", "mamba_proj_bias", "true", "`mamba_proj_bias` = true"),
             ("gemma4", "vocab_size_per_layer_input", "300", "`vocab_size_per_layer_input` = 300"),
