@@ -80,19 +80,20 @@ def way(maze, cell, draw):
 
 
 def wandered(maze, draw):
-    """A conversation to imitate; none where the wanderer does not arrive."""
+    """A conversation to imitate. It ends at the goal, or with a call beyond the last one that gets a reply."""
     cell, said = maze.start, []
-    for _ in range(MOST):
-        step = way(maze, cell, draw)
-        cell = maze.beside(cell, step)
-        function = {"name": "move", "arguments": {"direction": step}}
-        said.append({"role": "assistant", "tool_calls": [{"type": "function", "function": function}]})
-        said.append({"role": "tool", "name": "move", "content": maze.look(cell)})
+    for calls in range(MOST + 1):
         if cell == maze.goal:
             said.append({"role": "assistant", "content": "Done."})
-            prompt = [{"role": "user", "content": f"{PROMPT[0]['content']}\n{maze.look(maze.start)}"}]
-            return {"prompt": prompt, "tools": SCHEMAS, "completion": said}
-    return None
+            break
+        step = way(maze, cell, draw)
+        function = {"name": "move", "arguments": {"direction": step}}
+        said.append({"role": "assistant", "tool_calls": [{"type": "function", "function": function}]})
+        if calls < MOST:
+            cell = maze.beside(cell, step)
+            said.append({"role": "tool", "name": "move", "content": maze.look(cell)})
+    prompt = [{"role": "user", "content": f"{PROMPT[0]['content']}\n{maze.look(maze.start)}"}]
+    return {"prompt": prompt, "tools": SCHEMAS, "completion": said}
 
 
 def write(path, rows):
@@ -115,8 +116,8 @@ def main():
         known.add(key)
         if len(asked) < 2_200:
             asked.append({"prompt": PROMPT, "maze": maze.lines()})
-        elif row := wandered(maze, draw):
-            warm.append(row)
+        else:
+            warm.append(wandered(maze, draw))
     for name, rows in (("warm", warm), ("held_out", asked[:200]), ("train", asked[200:])):
         write(args.dir / f"{name}.jsonl", rows)
 

@@ -12,7 +12,7 @@ if [ ! -d "$made/warm" ]; then
     mkdir -p "$made/model"
     cp "$here"/../small_model/*.json "$here"/../small_model/*.jinja "$made/model"
     tandem sft --model "$made/model" --data "$made/warm.jsonl" --output "$made/warm" --init-seed "$seed" \
-        --max-steps 300 --batch-size 16 --learning-rate 2e-3 --lr-scheduler-type cosine --warmup-steps 30
+        --max-steps 700 --batch-size 16 --learning-rate 2e-3 --lr-scheduler-type cosine --warmup-steps 60
 fi
 tandem train "$here/run.toml" --seed "$seed" "$@"
 # With options, the run may lie elsewhere.

@@ -51,6 +51,16 @@ impl Matrix {
     }
 }
 
+/// Where blocks of columns begin that lie side by side.
+#[inline(always)]
+pub(super) fn blocks<const N: usize>(first: *const f32) -> [*const f32; N] {
+    let mut blocks = [first; N];
+    for (n, block) in blocks.iter_mut().enumerate() {
+        *block = block.wrapping_add(n * LANES);
+    }
+    blocks
+}
+
 /// `sums[r][n] += Σ a[r, k] * b[k, n]` for k in ascending order; block `n` of row `k` is at `b[n] + k * step`.
 ///
 /// # Safety

@@ -36,13 +36,17 @@ impl Layout {
         if isa.takes_tiles(shape.format) {
             return Self { tiling: Tiling::in_blocks(rows, 2, TILE_STEPS), words: steps, blocks: true, pairs: false };
         }
+        let (rows_of_tile, blocks) = isa.tile();
         let (most, words) = match shape.format {
-            Format::Fp32 | Format::Int8 => (isa.rows(), steps),
+            Format::Fp32 => (block_rows(rows_of_tile, blocks), steps),
+            Format::Int8 => (rows_of_tile, steps),
             // Whole sums of half a panel beside the sums of all of it.
-            Format::Int4 => (nibble_rows(isa.rows()), steps),
+            Format::Int4 => (nibble_rows(rows_of_tile), steps),
             // Chains for first and second elements: twice the sums, and the input as fp32.
-            Format::Bf16 | Format::Bf16x3 => ((isa.rows() / 2).max(1), 2 * steps),
-            Format::Bf16Dot => (isa.rows(), if isa.has_pair_products() { steps } else { 2 * steps }),
+            Format::Bf16 | Format::Bf16x3 => ((rows_of_tile / 2).max(1), 2 * steps),
+            Format::Bf16Dot => {
+                (pair_rows(rows_of_tile, blocks), if isa.has_pair_products() { steps } else { 2 * steps })
+            }
         };
         let pairs = shape.format == Format::Bf16Dot && isa.has_pair_products();
         Self { tiling: Tiling::new(rows, most), words: words.next_multiple_of(STRETCH), blocks: false, pairs }
@@ -69,6 +73,16 @@ impl Layout {
         let rows = self.tiling.rows();
         (if self.blocks { rows.next_multiple_of(TILE_STEPS) } else { rows }) * self.words + row
     }
+}
+
+/// Rows of a tile of so many blocks, where the registers hold `rows` rows of sums of two blocks.
+pub(super) const fn block_rows(rows: usize, blocks: usize) -> usize {
+    rows * 2 / blocks
+}
+
+/// The same for [`Format::Bf16Dot`], whose widened pairs take one register more.
+pub(super) const fn pair_rows(rows: usize, blocks: usize) -> usize {
+    if blocks == 1 { block_rows(rows, blocks) - 1 } else { rows }
 }
 
 /// Rows of a tile of [`Format::Int4`], where the registers hold so many rows of sums.

@@ -38,6 +38,9 @@ pub(crate) unsafe trait Simd: Copy + 'static {
     type V: Copy;
     /// Rows of a tile of two blocks that the registers hold as sums.
     const ROWS: usize;
+    /// Blocks of columns of a tile of fp32, or of pairs of bf16: two, or one with twice the rows, which reads the right
+    /// side half as often. Where registers are few, two blocks and their sums do not fit into them.
+    const BLOCKS: usize = 2;
 
     unsafe fn splat(x: f32) -> Self::V;
 
@@ -178,17 +181,17 @@ impl Isa {
         SETS.iter().map(|(set, _)| Self(*set)).filter(|isa| here.contains(isa)).collect()
     }
 
-    /// [`Simd::ROWS`] of this instruction set.
-    pub(crate) fn rows(self) -> usize {
-        struct Rows;
-        impl Task for Rows {
-            type Output = usize;
+    /// [`Simd::ROWS`] of this instruction set, and [`Simd::BLOCKS`].
+    pub(crate) fn tile(self) -> (usize, usize) {
+        struct Tile;
+        impl Task for Tile {
+            type Output = (usize, usize);
             #[inline(always)]
-            unsafe fn run<S: Simd>(self) -> usize {
-                S::ROWS
+            unsafe fn run<S: Simd>(self) -> (usize, usize) {
+                (S::ROWS, S::BLOCKS)
             }
         }
-        self.run(Rows)
+        self.run(Tile)
     }
 
     /// Runs a task with this instruction set.

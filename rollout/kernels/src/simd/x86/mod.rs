@@ -163,6 +163,7 @@ unsafe impl Simd for Avx512 {
 unsafe impl Simd for Avx2 {
     type V = [__m256; 2];
     const ROWS: usize = 3;
+    const BLOCKS: usize = 1;
 
     instructions_of_halves! {
         fma(a, b, c) = _mm256_fmadd_ps;
