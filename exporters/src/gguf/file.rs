@@ -2,12 +2,11 @@
 
 use std::{io::Write, path::Path};
 
-use shared::{ModelConfig, files::atomic};
+use shared::files::atomic;
 
 use super::{
-    hyperparameters::divisors,
     metadata::{Metadata, write_text},
-    tensors::Tensor,
+    tensors::{Source, Tensor},
 };
 use crate::{ExportError, TensorSource, values};
 
@@ -21,7 +20,6 @@ pub(super) fn write(
     path: &Path,
     metadata: &Metadata,
     tensors: &[Tensor],
-    config: &ModelConfig,
     read: TensorSource<'_, '_>,
 ) -> Result<(), ExportError> {
     let (head, length) = head(metadata, tensors);
@@ -30,16 +28,16 @@ pub(super) fn write(
     atomic::write_with(path, |file| {
         file.write_all(&head).map_err(io)?;
         for tensor in tensors {
-            let needed = tensor.shape.iter().product::<usize>() / tensor.sources.len().max(1);
             let mut put = |values: &[f32]| {
-                values::check_length(&tensor.name, &tensor.shape, needed as u64, values.len())?;
+                values::check_length(&tensor.name, &tensor.shape, tensor.needed() as u64, values.len())?;
                 file.write_all(&tensor.encode(values)?).map_err(io)
             };
-            if tensor.sources.is_empty() {
-                put(&divisors(config).unwrap_or_default())?;
-            }
-            for name in &tensor.sources {
-                put(&read(name).map_err(|source| ExportError::Tensor { name: name.clone(), source })?)?;
+            let mut read =
+                |name: &String| read(name).map_err(|source| ExportError::Tensor { name: name.clone(), source });
+            match &tensor.source {
+                Source::Numbers(numbers) => put(numbers)?,
+                Source::Half(name, _) => put(&read(name)?)?,
+                Source::Parameters(names) => names.iter().try_for_each(|name| put(&read(name)?))?,
             }
             let padding = tensor.length().next_multiple_of(ALIGNMENT) - tensor.length();
             file.write_all(&[0; ALIGNMENT as usize][..padding as usize]).map_err(io)?;

@@ -10,6 +10,7 @@ pub(super) enum Value {
     Texts(Vec<String>),
     Floats(Vec<f32>),
     Integers(Vec<i32>),
+    Flags(Vec<bool>),
 }
 
 impl Value {
@@ -20,7 +21,7 @@ impl Value {
             Self::F32(_) => 6,
             Self::Bool(_) => 7,
             Self::Text(_) => 8,
-            Self::Texts(_) | Self::Floats(_) | Self::Integers(_) => 9,
+            Self::Texts(_) | Self::Floats(_) | Self::Integers(_) | Self::Flags(_) => 9,
         }
     }
 
@@ -45,6 +46,10 @@ impl Value {
             Self::Integers(integers) => {
                 list(to, 5, integers.len());
                 to.extend(integers.iter().flat_map(|n| n.to_le_bytes()));
+            }
+            Self::Flags(flags) => {
+                list(to, 7, flags.len());
+                to.extend(flags.iter().map(|flag| u8::from(*flag)));
             }
         }
     }
@@ -108,6 +113,7 @@ mod tests {
         metadata.size("a", 3);
         metadata.add("b", Value::Texts(vec!["x".into(), "ä".into()]));
         metadata.add("c", Value::Bool(true));
+        metadata.add("d", Value::Flags(vec![true, false]));
         let mut bytes = Vec::new();
         metadata.write(&mut bytes);
         let long = |n: u8| [n, 0, 0, 0, 0, 0, 0, 0];
@@ -126,8 +132,13 @@ mod tests {
             &long(1),
             b"c",
             &[7, 0, 0, 0, 1],
+            &long(1),
+            b"d",
+            &[9, 0, 0, 0, 7, 0, 0, 0],
+            &long(2),
+            &[1, 0],
         ];
         assert_eq!(bytes, expected.concat());
-        assert_eq!(metadata.len(), 3);
+        assert_eq!(metadata.len(), 4);
     }
 }

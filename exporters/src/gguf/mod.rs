@@ -9,10 +9,17 @@
 //! and so is an embedding that is the output layer too: llama.cpp's quantiser keeps them finer as well, as `Q6_K`.
 
 mod file;
+mod gemma4;
 mod hyperparameters;
+mod layout;
 mod merges;
 mod metadata;
+mod names;
+mod positions;
 mod quantise;
+mod refusals;
+mod splits;
+mod states;
 mod tensors;
 mod tokenizer;
 
@@ -99,7 +106,7 @@ pub fn write_gguf(
     }
     let mut metadata = hyperparameters::of(model.config(), kind)?;
     tokenizer::add(model, &mut metadata)?;
-    file::write(path, &metadata, &tensors::of(model.config(), kind), model.config(), read)
+    file::write(path, &metadata, &tensors::of(model.config(), kind), read)
 }
 
 /// Something that a file of this format cannot say.

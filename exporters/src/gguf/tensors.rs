@@ -1,48 +1,69 @@
-//! Names, types and layouts of the tensors.
+//! The tensors of a file, and their types.
 
 use std::borrow::Cow;
 
-use shared::{Architecture, Dtype, Experts, ModelConfig};
+use shared::{Dtype, Experts, LayerKind, ModelConfig};
 
-use super::{GgufType, quantise};
+use super::{GgufType, layout::Layout, names, positions, quantise};
 use crate::{ExportError, values};
 
 /// A tensor of the file.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(super) struct Tensor {
-    /// Its Hugging Face name; several, whose values follow each other, for the experts of a layer, and none for the
-    /// table of divisors.
-    pub sources: Vec<String>,
+    pub source: Source,
     /// llama.cpp's name.
     pub name: String,
     /// Row-major, as Hugging Face has it; the file states the reverse.
     pub shape: Vec<usize>,
     pub kind: GgufType,
-    layout: Layout,
+    /// What is done to the values of each parameter.
+    layout: Option<Layout>,
 }
 
-/// What is done to the values of a tensor.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Layout {
-    /// Nothing.
-    Same,
-    /// The rows of each head are reordered, for positions that turn neighbouring values: row `half * d/2 + pair`
-    /// becomes row `2 pair + half`.
-    Paired { head_dim: usize },
-    /// 1 is added: llama.cpp's norms multiply with what is stored.
-    PlusOne,
+/// Where the values of a tensor come from.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Source {
+    /// Parameters by their Hugging Face names, whose values follow each other; several for the experts of a layer.
+    Parameters(Vec<String>),
+    /// The first or second half of the rows of a parameter.
+    Half(String, usize),
+    /// Numbers that follow from the configuration.
+    Numbers(Vec<f32>),
 }
 
 impl Tensor {
+    /// Numbers that follow from the configuration.
+    fn table((name, numbers): (&str, Vec<f32>)) -> Self {
+        let (name, shape) = (name.to_owned(), vec![numbers.len()]);
+        Self { source: Source::Numbers(numbers), name, shape, kind: GgufType::F32, layout: None }
+    }
+
     /// Bytes of its values.
     pub fn length(&self) -> u64 {
         let (values, bytes) = self.kind.block();
         self.shape.iter().product::<usize>() as u64 / values as u64 * bytes as u64
     }
 
-    /// The bytes in the file of the values of one source.
+    /// Values of each parameter that it comes from.
+    pub fn needed(&self) -> usize {
+        let values = self.shape.iter().product::<usize>();
+        match &self.source {
+            Source::Parameters(names) => values / names.len(),
+            Source::Half(..) => 2 * values,
+            Source::Numbers(_) => values,
+        }
+    }
+
+    /// The bytes in the file of the values of one parameter, or of the numbers.
     pub fn encode(&self, values: &[f32]) -> Result<Vec<u8>, ExportError> {
-        let values = self.laid_out(values);
+        let values = match self.source {
+            Source::Half(_, half) => &values[half * values.len() / 2..(half + 1) * values.len() / 2],
+            _ => values,
+        };
+        let values = match self.layout {
+            Some(layout) => layout.applied(values, self.columns()),
+            None => values.into(),
+        };
         let dtype = match self.kind {
             GgufType::F32 => Dtype::Fp32,
             GgufType::F16 => Dtype::Fp16,
@@ -53,114 +74,71 @@ impl Tensor {
         values::encode(&self.name, &values, dtype).map(Cow::into_owned)
     }
 
-    fn laid_out<'v>(&self, values: &'v [f32]) -> Cow<'v, [f32]> {
-        match self.layout {
-            Layout::Same => values.into(),
-            Layout::PlusOne => values.iter().map(|value| value + 1.0).collect(),
-            Layout::Paired { head_dim } => {
-                let columns = self.shape.get(1).copied().unwrap_or(1);
-                let rows: Vec<&[f32]> = values.chunks_exact(columns).collect();
-                let of_head = |head: &[&[f32]]| -> Vec<f32> {
-                    let (first, second) = head.split_at(head_dim / 2);
-                    first.iter().zip(second).flat_map(|(a, b)| [*a, *b]).flatten().copied().collect()
-                };
-                rows.chunks_exact(head_dim).flat_map(of_head).collect()
-            }
-        }
+    /// Values of a row.
+    fn columns(&self) -> usize {
+        if self.shape.len() == 1 { 1 } else { self.shape[self.shape.len() - 1] }
     }
 }
 
-/// The tensors of a model, in its order; the divisors of rotary frequencies come first, where a scaling needs them.
+/// The tensors of a model, in its order; tables of divisors of rotary frequencies come first, where there are some.
 pub(super) fn of(config: &ModelConfig, kind: GgufType) -> Vec<Tensor> {
-    let divisors = super::hyperparameters::divisors(config).map(|divisors| Tensor {
-        sources: Vec::new(),
-        name: "rope_freqs.weight".into(),
-        shape: vec![divisors.len()],
-        kind: GgufType::F32,
-        layout: Layout::Same,
-    });
-    let tensor = |(source, mut shape): (String, Vec<usize>)| {
-        let mut sources = vec![source.clone()];
-        if let Some(experts) = config.experts.as_ref().filter(|_| Experts::number_in(&source).is_some()) {
-            let of = |expert| source.replacen(&Experts::block(0), &Experts::block(expert), 1);
-            sources = (0..experts.count).map(of).collect();
-            shape.insert(0, experts.count);
-        }
-        let name = name_of(&source, config.output_norms());
-        // A convolution of each channel by itself is a matrix in llama.cpp.
-        if let [_, 1, _] = shape[..] {
-            shape.remove(1);
-        }
-        let kind = kind_of(&name, &shape, kind, config.tie_word_embeddings);
-        Tensor { layout: layout_of(&source, config), name, kind, shape, sources }
-    };
     // The first expert of a layer stands for all of them.
     let parameters = config.parameters().into_iter().filter(|(name, _)| Experts::number_in(name).unwrap_or(0) == 0);
-    divisors.into_iter().chain(parameters.map(tensor)).collect()
+    let tables = positions::divisors(config).into_iter().map(Tensor::table);
+    tables.chain(parameters.flat_map(|(source, shape)| of_parameter(config, kind, &source, &shape))).collect()
 }
 
-/// llama.cpp's name.
-fn name_of(source: &str, output_norms: bool) -> String {
-    let Some(inner) = source.strip_prefix("model.layers.") else {
-        return match source {
-            "model.embed_tokens.weight" => "token_embd.weight",
-            "model.norm.weight" => "output_norm.weight",
-            // llama.cpp's name for what it uses as the output norm of LFM2.
-            "model.embedding_norm.weight" => "token_embd_norm.weight",
-            _ => "output.weight",
-        }
-        .into();
+fn of_parameter(config: &ModelConfig, kind: GgufType, source: &str, shape: &[usize]) -> Vec<Tensor> {
+    let mut sources = vec![source.to_owned()];
+    let mut shape = shape_of(source, shape, config);
+    if let Some(experts) = config.experts.as_ref().filter(|_| Experts::number_in(source).is_some()) {
+        let of = |expert| source.replacen(&Experts::block(0), &Experts::block(expert), 1);
+        sources = (0..experts.count).map(of).collect();
+        shape.insert(0, experts.count);
+    }
+    let tensor = |named: names::Named| {
+        let mut shape = shape.clone();
+        let source = match named.half {
+            None => Source::Parameters(sources.clone()),
+            Some(half) => {
+                shape[0] /= 2;
+                Source::Half(source.to_owned(), half)
+            }
+        };
+        let kind = kind_of(&named.name, &shape, kind, config.tie_word_embeddings);
+        Tensor { source, layout: Some(Layout::of(&sources[0], config)), name: named.name, kind, shape }
     };
-    let (layer, part) = inner.split_once('.').expect("a parameter of a layer has a name within it");
-    let (part, end) = part.rsplit_once('.').expect("parameters end in weight or bias");
-    let name = match part {
-        "input_layernorm" | "operator_norm" => "attn_norm",
-        "self_attn.q_proj" => "attn_q",
-        "self_attn.k_proj" => "attn_k",
-        "self_attn.v_proj" => "attn_v",
-        "self_attn.o_proj" | "self_attn.out_proj" => "attn_output",
-        "self_attn.q_norm" | "self_attn.q_layernorm" => "attn_q_norm",
-        "self_attn.k_norm" | "self_attn.k_layernorm" => "attn_k_norm",
-        "conv.conv" => "shortconv.conv",
-        "conv.in_proj" => "shortconv.in_proj",
-        "conv.out_proj" => "shortconv.out_proj",
-        "post_attention_layernorm" if output_norms => "post_attention_norm",
-        "post_attention_layernorm" | "pre_feedforward_layernorm" | "ffn_norm" => "ffn_norm",
-        "post_feedforward_layernorm" => "post_ffw_norm",
-        "mlp.gate_proj" | "feed_forward.w1" => "ffn_gate",
-        "mlp.up_proj" | "feed_forward.w3" => "ffn_up",
-        "mlp.down_proj" | "feed_forward.w2" => "ffn_down",
-        Experts::ROUTER => "ffn_gate_inp",
-        "mlp.experts.0.gate_proj" => "ffn_gate_exps",
-        "mlp.experts.0.up_proj" => "ffn_up_exps",
-        "mlp.experts.0.down_proj" => "ffn_down_exps",
-        other => unreachable!("{other} is no part of a layer of `ModelConfig::parameters`"),
-    };
-    format!("blk.{layer}.{name}.{end}")
+    names::of(source, config).into_iter().map(tensor).collect()
 }
+
+/// The shape that llama.cpp has.
+fn shape_of(source: &str, shape: &[usize], config: &ModelConfig) -> Vec<usize> {
+    let groups = config.layers.iter().find_map(|layer| match layer {
+        LayerKind::Mamba(mamba) => Some(mamba.groups),
+        LayerKind::Attention(_) | LayerKind::ShortConv(_) | LayerKind::DeltaRule(_) => None,
+    });
+    match (shape, groups) {
+        // A convolution of each channel by itself is a matrix.
+        (&[channels, 1, kernel], _) => vec![channels, kernel],
+        // The norm of a state space has a row for each group, and a number of each head is a matrix of one column.
+        (&[width], Some(groups)) if source.ends_with("mamba.norm.weight") => vec![groups, width / groups],
+        (&[heads], _) if ["mamba.A_log", "mamba.D"].iter().any(|end| source.ends_with(end)) => vec![heads, 1],
+        _ => shape.to_vec(),
+    }
+}
+
+/// Matrices that llama.cpp computes with in fp32 alone: its router, convolutions, and what state spaces have for heads.
+const EXACT: [&str; 6] =
+    [".ffn_gate_inp.weight", ".shortconv.conv.weight", ".ssm_conv1d.weight", ".ssm_norm.weight", ".ssm_a", ".ssm_d"];
 
 fn kind_of(name: &str, shape: &[usize], kind: GgufType, tied: bool) -> GgufType {
     let is_output = name == "output.weight" || tied && name == "token_embd.weight";
     let kind = if is_output && kind == GgufType::Q4_0 { GgufType::Q8_0 } else { kind };
     match shape {
         [_] => GgufType::F32,
-        // llama.cpp routes in fp32 whatever the rest is.
-        _ if name.ends_with(".ffn_gate_inp.weight") => GgufType::F32,
-        // llama.cpp computes convolutions in fp32 alone.
-        _ if name.ends_with(".shortconv.conv.weight") => GgufType::F32,
+        _ if EXACT.iter().any(|end| name.ends_with(end)) => GgufType::F32,
         [.., columns] if !columns.is_multiple_of(kind.block().0) => GgufType::F16,
         _ => kind,
-    }
-}
-
-fn layout_of(source: &str, config: &ModelConfig) -> Layout {
-    let paired = matches!(config.architecture, Architecture::Llama | Architecture::SmolLm3);
-    if paired && [".q_proj.", ".k_proj."].iter().any(|part| source.contains(part)) {
-        Layout::Paired { head_dim: config.head_dim }
-    } else if config.norm_offset() != 0.0 && source.ends_with("norm.weight") {
-        Layout::PlusOne
-    } else {
-        Layout::Same
     }
 }
 
@@ -175,24 +153,6 @@ mod tests {
 
     fn kind(config: &ModelConfig, kind: GgufType, name: &str) -> GgufType {
         of(config, kind).into_iter().find(|tensor| tensor.name == name).unwrap().kind
-    }
-
-    #[test]
-    fn rows_of_a_head_become_pairs_and_norms_count_from_one() {
-        let tensor = |layout, shape: &[usize]| Tensor {
-            sources: Vec::new(),
-            name: "t".into(),
-            shape: shape.to_vec(),
-            kind: GgufType::F32,
-            layout,
-        };
-        let rows: Vec<f32> = (0..16).map(|n| n as f32).collect();
-        let paired = tensor(Layout::Paired { head_dim: 4 }, &[8, 2]);
-        let expected = [0., 1., 4., 5., 2., 3., 6., 7., 8., 9., 12., 13., 10., 11., 14., 15.];
-        assert_eq!(*paired.laid_out(&rows), expected);
-        let bias = tensor(Layout::Paired { head_dim: 4 }, &[4]);
-        assert_eq!(*bias.laid_out(&[0., 1., 2., 3.]), [0., 2., 1., 3.]);
-        assert_eq!(*tensor(Layout::PlusOne, &[2]).laid_out(&[0.25, -1.0]), [1.25, 0.0]);
     }
 
     #[test]
@@ -223,13 +183,22 @@ mod tests {
         let conv = of("blk.0.shortconv.conv.weight");
         assert_eq!((conv.shape, conv.kind), (vec![32, 3], GgufType::F32));
         assert_eq!(of("blk.0.shortconv.in_proj.weight").kind, GgufType::Q8_0);
-        assert_eq!(of("token_embd_norm.weight").sources, ["model.embedding_norm.weight"]);
+        assert_eq!(parameters(&of("token_embd_norm.weight")), ["model.embedding_norm.weight"]);
+    }
+
+    /// The parameters whose values a tensor has.
+    fn parameters(tensor: &Tensor) -> Vec<String> {
+        match &tensor.source {
+            Source::Parameters(names) => names.clone(),
+            // The first half stands for both.
+            Source::Half(name, half) => vec![name.clone(); 1 - half],
+            Source::Numbers(_) => Vec::new(),
+        }
     }
 
     #[test]
     fn every_parameter_has_a_name_of_its_own_but_for_experts_who_share_a_tensor() {
-        let folders = harness::golden_models_in("models").into_iter().chain(["qwen3_moe".to_owned()]);
-        for family in folders.filter(|family| harness::golden_model_dir(family).is_dir()) {
+        for family in harness::golden_models().into_iter().filter(|family| family != "lfm3") {
             let config = config(&family);
             let tensors = of(&config, GgufType::F32);
             let mut names: Vec<&String> = tensors.iter().map(|tensor| &tensor.name).collect();
@@ -237,12 +206,36 @@ mod tests {
             names.sort();
             names.dedup();
             assert_eq!(names.len(), count, "{family}");
-            let mut sources: Vec<&String> = tensors.iter().flat_map(|tensor| &tensor.sources).collect();
+            let mut sources: Vec<String> = tensors.iter().flat_map(parameters).collect();
             sources.sort();
-            let mut parameters = config.parameters();
-            parameters.sort();
-            assert!(sources.into_iter().eq(parameters.iter().map(|(name, _)| name)), "{family}: no divisors");
+            let mut expected: Vec<String> = config.parameters().into_iter().map(|(name, _)| name).collect();
+            expected.sort();
+            assert_eq!(sources, expected, "{family}");
         }
+    }
+
+    #[test]
+    fn what_state_spaces_have_for_heads_is_a_matrix_in_fp32_and_gate_and_up_are_apart() {
+        let find = |name: &str| {
+            let tensors = of(&config("granite4_h"), GgufType::Q8_0);
+            tensors.into_iter().find(|tensor| tensor.name == name).unwrap()
+        };
+        for (name, shape) in [
+            ("blk.0.ssm_a", vec![4, 1]),
+            ("blk.0.ssm_d", vec![4, 1]),
+            ("blk.0.ssm_dt.bias", vec![4]),
+            ("blk.0.ssm_conv1d.weight", vec![96, 4]),
+            ("blk.0.ssm_norm.weight", vec![1, 64]),
+        ] {
+            let tensor = find(name);
+            assert_eq!((tensor.shape, tensor.kind), (shape, GgufType::F32), "{name}");
+        }
+        let (gate, up) = (find("blk.1.ffn_gate.weight"), find("blk.1.ffn_up.weight"));
+        assert_eq!((gate.shape.as_slice(), gate.needed(), &gate.shape), (&[48, 32][..], 2 * 48 * 32, &up.shape));
+        let values: Vec<f32> = (0..gate.needed()).map(|n| n as f32).collect();
+        let of = |tensor: Tensor| Tensor { kind: GgufType::F32, ..tensor }.encode(&values).unwrap();
+        let (gate, up) = (of(gate), of(up));
+        assert_eq!((&gate[4..8], &up[..4]), (&1_f32.to_le_bytes()[..], &(48.0 * 32.0_f32).to_le_bytes()[..]));
     }
 
     #[test]
@@ -250,8 +243,8 @@ mod tests {
         let tensors = of(&config("qwen3_moe"), GgufType::F32);
         let find = |name: &str| tensors.iter().find(|tensor| tensor.name == name).unwrap();
         let down = find("blk.1.ffn_down_exps.weight");
-        assert_eq!((&down.shape[..], down.sources.len()), (&[8, 32, 16][..], 8));
-        assert_eq!(down.sources[7], "model.layers.1.mlp.experts.7.down_proj.weight");
+        assert_eq!((&down.shape[..], parameters(down).len()), (&[8, 32, 16][..], 8));
+        assert_eq!(parameters(down)[7], "model.layers.1.mlp.experts.7.down_proj.weight");
         let router = |kind| of(&config("qwen3_moe"), kind).into_iter().find(|t| t.name == "blk.0.ffn_gate_inp.weight");
         let router = router(GgufType::F16).unwrap();
         assert_eq!((&router.shape[..], router.kind), (&[8, 32][..], GgufType::F32));

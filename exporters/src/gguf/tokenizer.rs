@@ -1,37 +1,27 @@
 //! `tokenizer.json` as llama.cpp's keys.
 //!
-//! llama.cpp has two tokenizers that these models need. `gpt2` is BPE over bytes, and takes the name of a way to split
-//! texts, its code for which is in llama.cpp. `llama` is SentencePiece, and takes a score for each token in place of
-//! merges. A tokenizer that is neither is refused: llama.cpp would make other tokens of the same text.
+//! llama.cpp has three tokenizers that these models need. `gpt2` is BPE over bytes, and takes the name of a way to
+//! split texts, its code for which is in llama.cpp. `llama` is SentencePiece, and takes a score for each token in place
+//! of merges. `gemma4` has SentencePiece's letters, and merges. A tokenizer that is none of them is refused: llama.cpp
+//! would make other tokens of the same text.
 
 use std::{collections::HashMap, path::Path};
 
 use serde_json::Value as Json;
 use shared::{
-    ModelDir,
+    Architecture, ModelDir,
     model::model_dir::{MOST_TOKENIZER_BYTES, NamedTokens},
 };
 
 use super::{
     merges,
     metadata::{Metadata, Value},
+    splits,
 };
 use crate::ExportError;
 
 /// SentencePiece's letter for a space.
 const SPACE: &str = "\u{2581}";
-
-/// Regular expressions that split texts before BPE, and llama.cpp's names for them.
-const SPLITS: [(&str, &str); 2] = [
-    (
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-        "qwen2",
-    ),
-    (
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-        "llama-bpe",
-    ),
-];
 
 /// llama.cpp's types of tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,6 +41,8 @@ enum Family {
     Gpt2(&'static str),
     /// SentencePiece, with or without a space before a text.
     Llama { add_space_prefix: bool },
+    /// SentencePiece's letters, with merges.
+    Gemma4,
 }
 
 /// Adds the tokenizer and the chat templates of a model.
@@ -61,7 +53,12 @@ pub(super) fn add(model: &ModelDir, metadata: &mut Metadata) -> Result<(), Expor
         serde_json::from_slice(&bytes).map_err(|e| ExportError::content(&path, format!("is not valid JSON: {e}")))?;
     let named = NamedTokens::of(model)?;
     let file = File { json: &json, path: &path };
-    let family = file.family()?;
+    let family = match file.family()? {
+        Family::Llama { add_space_prefix: false } if model.config().architecture == Architecture::Gemma4 => {
+            Family::Gemma4
+        }
+        family => family,
+    };
     let tokens = Tokens::of(&file, &named, &family, model.config().vocab_size)?;
     let pairs = file.merges()?;
     match &family {
@@ -69,8 +66,14 @@ pub(super) fn add(model: &ModelDir, metadata: &mut Metadata) -> Result<(), Expor
             metadata.text("tokenizer.ggml.model", "gpt2");
             metadata.text("tokenizer.ggml.pre", *pre);
             tokens.add(metadata);
-            let merges = pairs.iter().map(|(left, right)| format!("{left} {right}")).collect();
-            metadata.add("tokenizer.ggml.merges", Value::Texts(merges));
+            add_merges(&pairs, metadata);
+        }
+        Family::Gemma4 => {
+            metadata.text("tokenizer.ggml.model", "gemma4");
+            metadata.text("tokenizer.ggml.pre", "gemma4");
+            tokens.add(metadata);
+            add_merges(&pairs, metadata);
+            metadata.add("tokenizer.ggml.add_space_prefix", Value::Bool(false));
         }
         Family::Llama { add_space_prefix } => {
             metadata.text("tokenizer.ggml.model", "llama");
@@ -84,6 +87,11 @@ pub(super) fn add(model: &ModelDir, metadata: &mut Metadata) -> Result<(), Expor
     }
     add_special(model, &file, &named, &tokens, metadata);
     add_templates(model, metadata)
+}
+
+fn add_merges(pairs: &[(&str, &str)], metadata: &mut Metadata) {
+    let merges = pairs.iter().map(|(left, right)| format!("{left} {right}")).collect();
+    metadata.add("tokenizer.ggml.merges", Value::Texts(merges));
 }
 
 /// Ids of special tokens, and which of them llama.cpp puts around a text.
@@ -180,10 +188,7 @@ impl<'a> File<'a> {
         let name = match before {
             [] if by_regex => Some("gpt-2"),
             [digits] if by_regex && digits["type"] == "Digits" && digits["individual_digits"] == true => Some("smollm"),
-            [split] if !by_regex && split["type"] == "Split" && split["invert"] != true => {
-                let known = SPLITS.iter().find(|(regex, _)| split["pattern"]["Regex"] == *regex);
-                known.filter(|_| split["behavior"] == "Isolated").map(|(_, name)| *name)
-            }
+            [split] if !by_regex => splits::name_of(split, self.json["model"]["ignore_merges"] == true),
             _ => None,
         };
         name.map(Family::Gpt2).ok_or_else(unknown)
@@ -250,7 +255,7 @@ impl Tokens {
         let mut tokens =
             Self { texts: vec![String::new(); rows], kinds: vec![Kind::Unused; rows], ids: HashMap::new() };
         let wrong = |message: String| ExportError::content(file.path, message);
-        let of_pieces = matches!(family, Family::Llama { .. });
+        let of_pieces = !matches!(family, Family::Gpt2(_));
         for (text, id) in file.json["model"]["vocab"].as_object().into_iter().flatten() {
             let kind = if of_pieces && is_byte(text) { Kind::Byte } else { Kind::Normal };
             tokens.put(text, id.as_u64(), kind).map_err(wrong)?;
@@ -317,9 +322,14 @@ mod tests {
 
     /// The tokenizer of a model with 12 tokens.
     fn added(tokenizer: &Json, more: &[(&str, Json)]) -> Result<Metadata, ExportError> {
+        added_to("llama", tokenizer, more)
+    }
+
+    fn added_to(family: &str, tokenizer: &Json, more: &[(&str, Json)]) -> Result<Metadata, ExportError> {
         let dir = tempfile::tempdir().unwrap();
-        let config = json!({"model_type": "llama", "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
-            "num_attention_heads": 1, "vocab_size": 12, "max_position_embeddings": 8, "eos_token_id": [4, 1]});
+        let config = json!({"model_type": family, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
+            "num_attention_heads": 1, "num_key_value_heads": 1, "vocab_size": 12, "max_position_embeddings": 8,
+            "eos_token_id": [4, 1]});
         for (name, content) in [("config.json", &config), ("tokenizer.json", tokenizer)] {
             fs::write(dir.path().join(name), content.to_string()).unwrap();
         }
@@ -335,7 +345,7 @@ mod tests {
             "added_tokens": [{"id": 4, "content": "<end>", "special": true}, {"id": 5, "content": "<tool>"}],
             "normalizer": {"type": "NFC"},
             "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
-                {"type": "Split", "pattern": {"Regex": SPLITS[0].0}, "behavior": "Isolated", "invert": false},
+                {"type": "Split", "pattern": {"Regex": splits::SPLITS[0].0}, "behavior": "Isolated", "invert": false},
                 {"type": "ByteLevel", "add_prefix_space": false, "use_regex": false}]},
             "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2, "Ġ": 3}, "merges": [["a", "b"]]},
         })
@@ -380,6 +390,20 @@ mod tests {
         }
         assert_eq!(texts(&metadata, "tokenizer.ggml.merges"), ["a b"]);
         assert_eq!(texts(&metadata, "tokenizer.ggml.tokens")[3..7], ["Ġ", "<end>", "<tool>", "[PAD6]"]);
+    }
+
+    #[test]
+    fn gemma_4_has_letters_of_sentence_piece_and_merges() {
+        let mut json = of_pieces();
+        json["normalizer"] = json!({"type": "Replace", "pattern": {"String": " "}, "content": SPACE});
+        let metadata = added_to("gemma4_text", &json, &[]).unwrap();
+        for key in ["tokenizer.ggml.model", "tokenizer.ggml.pre"] {
+            assert_eq!(metadata.get(key), Some(&Value::Text("gemma4".into())), "{key}");
+        }
+        assert_eq!(texts(&metadata, "tokenizer.ggml.merges"), ["▁ t", "t h", "▁t h", "▁ th"]);
+        assert_eq!(metadata.get("tokenizer.ggml.scores"), None);
+        let kinds = Value::Integers(vec![2, 3, 6, 1, 1, 1, 1, 1, 1, 5, 5, 5]);
+        assert_eq!(metadata.get("tokenizer.ggml.token_type"), Some(&kinds));
     }
 
     #[test]

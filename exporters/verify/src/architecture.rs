@@ -149,13 +149,16 @@ pub struct Architecture {
     /// A matter of the format: whether positions turn neighbouring values of a head (llama.cpp's order of rows), or
     /// values of its two halves (transformers').
     pub interleaved: bool,
+    /// A matter of the format: whether value head `h` of a delta rule has key head `h mod key_heads` (llama.cpp's order
+    /// of heads), or the value heads of a key head follow each other (transformers').
+    pub tiled: bool,
 }
 
 /// Relative difference that two ways to write a number in fp32 or as text may have.
 const SAME: f64 = 1e-6;
 
 impl Architecture {
-    /// The first size or frequency that another architecture has otherwise, in words. The two matters of formats may
+    /// The first size or frequency that another architecture has otherwise, in words. The matters of formats may
     /// differ.
     #[must_use]
     pub fn difference(&self, other: &Self) -> Option<String> {
@@ -196,11 +199,17 @@ impl Architecture {
             })
             .or_else(|| (self.mixture != other.mixture).then(|| said("experts", self.mixture, other.mixture)))
             .or_else(|| {
-                (self.logit_cap != other.logit_cap).then(|| said("bound of logits", self.logit_cap, other.logit_cap))
+                let is_same = same_if(self.logit_cap, other.logit_cap, |a, b| same(*a, *b));
+                (!is_same).then(|| said("bound of logits", self.logit_cap, other.logit_cap))
             })
-            .or_else(|| (self.growth != other.growth).then(|| said("growth of queries", self.growth, other.growth)))
             .or_else(|| {
-                (self.beyond != other.beyond).then(|| "its rotary positions in long sequences are others".to_owned())
+                let is_same = same_if(self.growth, other.growth, |a, b| a.0 == b.0 && same(a.1, b.1));
+                (!is_same).then(|| said("growth of queries", self.growth, other.growth))
+            })
+            .or_else(|| {
+                let is_same =
+                    same_if(self.beyond.as_ref(), other.beyond.as_ref(), |a, b| a.0 == b.0 && all_same(&a.1, &b.1));
+                (!is_same).then(|| "its rotary positions in long sequences are others".to_owned())
             })
             .or_else(|| self.layers.iter().zip(&other.layers).enumerate().find_map(of_layers))
     }
@@ -232,6 +241,19 @@ fn of_layers((index, (a, b)): (usize, (&Layer, &Layer))) -> Option<String> {
 
 fn same(a: f64, b: f64) -> bool {
     (a - b).abs() <= SAME * a.abs().max(b.abs())
+}
+
+fn all_same(a: &[f64], b: &[f64]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(*a, *b))
+}
+
+/// Whether both are absent, or both are there and the same.
+fn same_if<T>(a: Option<T>, b: Option<T>, is_same: impl Fn(&T, &T) -> bool) -> bool {
+    match (a, b) {
+        (None, None) => true,
+        (Some(a), Some(b)) => is_same(&a, &b),
+        _ => false,
+    }
 }
 
 fn said(what: &str, model: impl Debug, export: impl Debug) -> String {
@@ -274,6 +296,7 @@ pub(crate) fn small() -> Architecture {
         tied: true,
         norm_offset: 0.0,
         interleaved: false,
+        tiled: false,
     }
 }
 
@@ -317,7 +340,26 @@ mod tests {
             let found = model.difference(&other).unwrap_or_default();
             assert!(found.contains(words), "{words}: {found}");
         }
-        let other = Architecture { norm_offset: 1.0, interleaved: true, epsilon: f64::from(1e-5_f32), ..model.clone() };
+        let rounded = |number: f64| f64::from(number as f32);
+        let long = |of: fn(f64) -> f64| Some((16, vec![1.0, of(0.3)]));
+        let model = Architecture { growth: Some((16, 0.1)), beyond: long(|n| n), logit_cap: Some(0.3), ..model };
+        let other = Architecture {
+            norm_offset: 1.0,
+            interleaved: true,
+            tiled: true,
+            epsilon: rounded(1e-5),
+            growth: Some((16, rounded(0.1))),
+            beyond: long(|n| f64::from(n as f32)),
+            logit_cap: Some(rounded(0.3)),
+            ..model.clone()
+        };
         assert_eq!(model.difference(&other), None);
+        for wrong in [
+            Architecture { growth: Some((16, 0.11)), ..model.clone() },
+            Architecture { beyond: long(|n| n / 2.0), ..model.clone() },
+            Architecture { logit_cap: Some(0.31), ..model.clone() },
+        ] {
+            assert!(model.difference(&wrong).is_some(), "{wrong:?}");
+        }
     }
 }

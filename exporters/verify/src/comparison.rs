@@ -1,6 +1,6 @@
 //! The comparison of two models value by value.
 
-use crate::{Architecture, Model, Rounding, VerifyError};
+use crate::{Architecture, Layer, Mixer, Model, Rounding, VerifyError};
 
 /// Compares every value of every tensor: each must lie within the rounding of the export's type. The layouts that a
 /// format has of its own (the order of the rows of queries and keys, the weights of norms) are undone.
@@ -56,29 +56,92 @@ pub fn values_as_of(model: &Architecture, export: &Model, name: &str) -> Result<
 
 /// How an export's layout of a tensor differs from the model's.
 struct Layout {
+    /// Values of a row.
     columns: usize,
-    head_dim: usize,
-    /// Whether rows of queries and keys are in another order, and if so, whether the export's is that of pairs.
-    interleaved: Option<bool>,
+    order: Order,
     /// What the model and the export add to a value.
     offsets: [f32; 2],
 }
 
+/// Where an export has the rows or columns of a tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Order {
+    /// Where the model has them.
+    Same,
+    /// Rows of queries and keys in the other layout of rotary pairs, and whether this is that of pairs.
+    Pairs { head_dim: usize, to_interleaved: bool },
+    /// Rows of value heads in another order, behind so many rows of queries and keys.
+    Rows { begin: usize, heads: Heads },
+    /// Columns of value heads likewise.
+    Columns(Heads),
+}
+
+/// Heads in groups, of which the first ones of all groups come first in the other order, then the second ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Heads {
+    groups: usize,
+    of_group: usize,
+    /// Rows or columns of a head.
+    width: usize,
+}
+
+impl Heads {
+    /// Where the other order has a row or column.
+    fn place(self, index: usize) -> usize {
+        let (head, within) = (index / self.width, index % self.width);
+        let (group, member) = (head / self.of_group, head % self.of_group);
+        (member * self.groups + group) * self.width + within
+    }
+}
+
 impl Layout {
     fn of(name: &str, from: &Architecture, to: &Architecture, shape: &[usize]) -> Self {
-        let rotated = [".q_proj.", ".k_proj."].iter().any(|part| name.contains(part));
-        let is_norm = name.ends_with("norm.weight");
+        let is_norm = name.ends_with("norm.weight") && !name.ends_with(".linear_attn.norm.weight");
         Self {
-            columns: shape.get(1).copied().unwrap_or(1),
-            head_dim: to.head_dim,
-            interleaved: (rotated && from.interleaved != to.interleaved).then_some(to.interleaved),
+            columns: shape.iter().skip(1).product(),
+            order: Order::of(name, from, to),
             offsets: if is_norm { [from.norm_offset, to.norm_offset] } else { [0.0; 2] },
         }
     }
 
     /// Where the export has the model's value with this index.
     fn place(&self, index: usize) -> usize {
-        self.interleaved.map_or(index, |to_interleaved| place(index, self.columns, self.head_dim, to_interleaved))
+        let (row, column) = (index / self.columns, index % self.columns);
+        let at = |row: usize, column: usize| row * self.columns + column;
+        match self.order {
+            Order::Same => index,
+            Order::Pairs { head_dim, to_interleaved } => place(index, self.columns, head_dim, to_interleaved),
+            Order::Rows { begin, .. } if row < begin => index,
+            Order::Rows { begin, heads } => at(begin + heads.place(row - begin), column),
+            Order::Columns(heads) => at(row, heads.place(column)),
+        }
+    }
+}
+
+impl Order {
+    fn of(name: &str, from: &Architecture, to: &Architecture) -> Self {
+        let rotated = [".q_proj.", ".k_proj."].iter().any(|part| name.contains(part));
+        if rotated && from.interleaved != to.interleaved {
+            return Self::Pairs { head_dim: to.head_dim, to_interleaved: to.interleaved };
+        }
+        let rule = to.layers.iter().find(|layer| matches!(layer.mixer, Mixer::DeltaRule { .. }));
+        let part = name.split_once(".linear_attn.").map(|(_, part)| part);
+        let (Some(Layer { mixer, .. }), Some(part)) = (rule.filter(|_| from.tiled != to.tiled), part) else {
+            return Self::Same;
+        };
+        let Mixer::DeltaRule { key_heads, value_heads, key_dim, value_dim, .. } = *mixer else { return Self::Same };
+        let shared = value_heads / key_heads;
+        let (groups, of_group) = if to.tiled { (key_heads, shared) } else { (shared, key_heads) };
+        let heads = |width| Heads { groups, of_group, width };
+        match part {
+            "in_proj_qkv.weight" | "conv1d.weight" => {
+                Self::Rows { begin: 2 * key_heads * key_dim, heads: heads(value_dim) }
+            }
+            "in_proj_z.weight" => Self::Rows { begin: 0, heads: heads(value_dim) },
+            "in_proj_a.weight" | "in_proj_b.weight" | "dt_bias" | "A_log" => Self::Rows { begin: 0, heads: heads(1) },
+            "out_proj.weight" => Self::Columns(heads(value_dim)),
+            _ => Self::Same,
+        }
     }
 }
 
@@ -106,5 +169,19 @@ mod tests {
         for (index, &moved) in there.iter().enumerate() {
             assert_eq!(place(moved, 3, 4, false), index);
         }
+    }
+
+    #[test]
+    fn heads_that_follow_each_other_go_round_and_back() {
+        // Two key heads with three value heads each, of two rows: 0 1 2, 3 4 5 go to 0 3, 1 4, 2 5.
+        let there = Heads { groups: 2, of_group: 3, width: 2 };
+        let back = Heads { groups: 3, of_group: 2, width: 2 };
+        let places: Vec<usize> = (0..12).map(|row| there.place(row)).collect();
+        assert_eq!(places, [0, 1, 4, 5, 8, 9, 2, 3, 6, 7, 10, 11]);
+        assert!(places.iter().enumerate().all(|(row, &place)| back.place(place) == row));
+        let layout = |order| Layout { columns: 12, order, offsets: [0.0; 2] };
+        let rows = layout(Order::Rows { begin: 4, heads: there });
+        assert_eq!([rows.place(3 * 12 + 7), rows.place(6 * 12 + 7)], [3 * 12 + 7, 8 * 12 + 7]);
+        assert_eq!(layout(Order::Columns(there)).place(5 * 12 + 2), 5 * 12 + 4);
     }
 }

@@ -194,6 +194,7 @@ impl Config<'_> {
             },
             norm_offset: if gemma3 || qwen3_5 { 1.0 } else { 0.0 },
             interleaved: false,
+            tiled: false,
         })
     }
 

@@ -54,7 +54,7 @@ impl Model {
         let mut out = Array2::zeros((x.nrows(), values));
         for head in 0..value_heads {
             let mut state = Array2::<f32>::zeros((key_dim, value_dim));
-            let key_head = head * key_heads / value_heads;
+            let key_head = if self.architecture().tiled { head % key_heads } else { head * key_heads / value_heads };
             for (token, row) in mixed.rows().into_iter().enumerate() {
                 let part =
                     |begin: usize, width: usize| row.slice_axis(Axis(0), Slice::from(begin..begin + width)).to_owned();

@@ -132,6 +132,9 @@ pub(super) fn export(args: &ToFormat) -> Result<()> {
         .with_context(|| format!("cannot export {} to {}", args.model.display(), args.out.display()))?;
     let (distance, size) = found.expect("what was written was checked");
     tell(args, &named, size, &rows, &distance);
+    if args.format == Format::Gguf && named.dir().config().wrapped {
+        output::print("the file has the text model alone: for images, llama.cpp reads a file of its own (mmproj)");
+    }
     effect.iter().flat_map(Effect::lines).for_each(output::print);
     if evaluation.is_none() && args.eval_rows != Some(0) {
         output::print("the effect on an evaluation is not measured: the model belongs to no run");

@@ -4,9 +4,14 @@
 //! before it. Source: `docs/gguf.md` of the ggml project, version 3.
 
 mod blocks;
+mod families;
+mod layers;
 mod metadata;
 mod model;
+mod names;
 mod parse;
+mod positions;
+mod weights;
 
 use std::path::Path;
 

@@ -1,139 +1,217 @@
 //! The model in a file, as llama.cpp understands it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Display;
 
-use super::{
-    blocks,
-    metadata::Value,
-    parse::{Gguf, Place},
-};
-use crate::{
-    Activation, Architecture, Layer, Mixer, Mixture, Model, Tensor, VerifyError, Weights, architecture::frequencies,
-};
+use super::{families::Family, metadata::Value, names, parse::Gguf, weights::File};
+use crate::{Architecture, Mixture, Model, VerifyError};
 
-/// Layers of Gemma 3 and SmolLM3 of which the last differs from the others. llama.cpp reads these from no key.
-const GEMMA_PATTERN: usize = 6;
-const SMOLLM_PATTERN: usize = 4;
-/// Base of the frequencies in Gemma 3's layers with a window, which llama.cpp reads from no key either.
-const GEMMA_LOCAL_THETA: f64 = 1e4;
+/// What the delta rule adds before it divides by a length: llama.cpp takes the epsilon of the norms for it.
+const LENGTH_EPSILON: f64 = 1e-6;
 
 /// Opens the model of a file.
 pub(super) fn open(gguf: Gguf) -> Result<Model, VerifyError> {
-    let tied = !gguf.places().contains_key("output.weight");
-    let family = gguf.metadata().text("general.architecture").unwrap_or_default();
-    let architecture = Reading { gguf: &gguf, family }.architecture(tied)?;
-    let names = names(&gguf, family, &architecture)?;
+    let name = gguf.metadata().text("general.architecture").unwrap_or_default();
+    let family = Family::of(name).ok_or_else(|| {
+        VerifyError::file(&gguf.path, format!("`general.architecture` is {name:?}, which is not read here"))
+    })?;
+    let architecture = Reading { gguf: &gguf, family }.architecture()?;
+    let names = names::of(&gguf, family, &architecture)?;
     Ok(Model::new(architecture, Box::new(File { gguf, names })))
 }
 
-struct Reading<'a> {
-    gguf: &'a Gguf,
-    /// `general.architecture`.
-    family: &'a str,
+/// A file that is read, and the family that it names.
+pub(super) struct Reading<'a> {
+    pub gguf: &'a Gguf,
+    pub family: &'static Family,
 }
 
-/// Divisors of the frequencies, a tensor that llama.cpp reads for Llama alone.
-const DIVISORS: &str = "rope_freqs.weight";
+/// Heads of attention.
+pub(super) struct Heads {
+    queries: usize,
+    keys: usize,
+    /// Width of a head.
+    pub width: usize,
+    /// Width of a head in layers without a window, where it is another one.
+    pub wide: Option<usize>,
+}
 
 impl Reading<'_> {
-    fn wrong(&self, message: impl std::fmt::Display) -> VerifyError {
+    pub(super) fn wrong(&self, message: impl Display) -> VerifyError {
         VerifyError::file(&self.gguf.path, message)
     }
 
-    fn architecture(&self, tied: bool) -> Result<Architecture, VerifyError> {
-        let (metadata, family) = (self.gguf.metadata(), self.family);
-        if !["llama", "qwen2", "qwen3", "qwen3moe", "gemma3", "smollm3", "lfm2"].contains(&family) {
-            return Err(self.wrong(format!("`general.architecture` is {family:?}, which is not read here")));
+    /// A key of the family.
+    fn key(&self, name: &str) -> String {
+        format!("{}.{name}", self.family.name)
+    }
+
+    pub(super) fn optional_size(&self, name: &str) -> Result<Option<usize>, VerifyError> {
+        let key = self.key(name);
+        let Some(value) = self.gguf.metadata().get(&key) else { return Ok(None) };
+        // 0 says that there is none.
+        if as_size(value) == Some(0) {
+            return Ok(None);
         }
-        let (gemma, lfm2) = (family == "gemma3", family == "lfm2");
-        let size = |key: &str| {
-            let key = format!("{family}.{key}");
-            let found = metadata.size(&key).filter(|size| (1..=1 << 31).contains(size));
-            found.ok_or_else(|| self.wrong(format!("`{key}` is no size")))
-        };
-        let epsilon = format!("{family}.attention.layer_norm_rms_epsilon");
-        let epsilon = metadata.number(&epsilon).ok_or_else(|| self.wrong(format!("`{epsilon}` is missing")))?;
-        let (hidden_size, heads) = (size("embedding_length")?, size("attention.head_count")?);
-        let head_dim = size("attention.key_length")?;
-        if size("attention.value_length")? != head_dim || size("rope.dimension_count")? != head_dim {
-            return Err(self.wrong("its keys, values and positions have other widths"));
+        let size = as_size(value).filter(|size| *size <= 1 << 31);
+        size.map(Some).ok_or_else(|| self.wrong(format!("`{key}` is no size")))
+    }
+
+    pub(super) fn size(&self, name: &str) -> Result<usize, VerifyError> {
+        self.optional_size(name)?.ok_or_else(|| self.wrong(format!("`{}` is no size", self.key(name))))
+    }
+
+    pub(super) fn number(&self, name: &str) -> Option<f64> {
+        self.gguf.metadata().number(&self.key(name))
+    }
+
+    pub(super) fn text(&self, name: &str) -> Option<&str> {
+        self.gguf.metadata().text(&self.key(name))
+    }
+
+    pub(super) fn flag(&self, name: &str) -> Option<bool> {
+        match self.gguf.metadata().get(&self.key(name))? {
+            Value::Bool(flag) => Some(*flag),
+            _ => None,
         }
-        let count = size("block_count")?;
-        let of_layers = if lfm2 { Some(self.heads_of_layers(count)?) } else { None };
-        let kv_heads = match &of_layers {
-            Some(heads) => heads.iter().copied().max().filter(|heads| *heads > 0).unwrap_or(1),
-            None => size("attention.head_count_kv")?,
-        };
-        if !heads.is_multiple_of(kv_heads) || head_dim % 2 == 1 || count > 1024 {
+    }
+
+    pub(super) fn list(&self, name: &str) -> Option<&[Value]> {
+        self.gguf.metadata().list(&self.key(name))
+    }
+
+    fn architecture(&self) -> Result<Architecture, VerifyError> {
+        let Family { name, scaled_embedding, .. } = *self.family;
+        let epsilon = self.number("attention.layer_norm_rms_epsilon");
+        let epsilon =
+            epsilon.ok_or_else(|| self.wrong(format!("`{name}.attention.layer_norm_rms_epsilon` is missing")))?;
+        if name == "qwen35" && (epsilon - LENGTH_EPSILON).abs() > 1e-6 * LENGTH_EPSILON {
+            return Err(self.wrong(format!("llama.cpp divides by lengths with the epsilon {epsilon:e}")));
+        }
+        let (hidden_size, count) = (self.size("embedding_length")?, self.size("block_count")?);
+        let by_layer = if self.family.heads_by_layer { Some(self.heads_of_layers(count)?) } else { None };
+        let heads = self.heads(by_layer.as_deref())?;
+        if !heads.queries.is_multiple_of(heads.keys) || heads.width % 2 == 1 || count > 1024 {
             return Err(self.wrong("its heads, their width or its layers are no sizes of a model"));
         }
-        // llama.cpp knows the largest Gemma 3 by its number of layers; its scores are scaled otherwise.
-        let width = if gemma && count == 62 { hidden_size / heads } else { head_dim };
+        let positions = self.positions()?;
+        let factor = |key: &str| self.number(key).filter(|factor| *factor != 0.0 && name.starts_with("granite"));
+        let embedding_scale = if scaled_embedding { (hidden_size as f64).sqrt() } else { 1.0 };
         Ok(Architecture {
             hidden_size,
-            intermediate_size: size("feed_forward_length")?,
-            mixture: match family {
-                "qwen3moe" => Some(Mixture {
-                    count: size("expert_count")
-                        .ok()
-                        .filter(|count| *count <= 1024)
-                        .ok_or_else(|| self.wrong("it has no number of experts"))?,
-                    per_token: size("expert_used_count")?,
-                    width: size("expert_feed_forward_length")?,
-                    // llama.cpp does so in this family.
-                    normalised: true,
-                }),
-                _ => None,
-            },
+            intermediate_size: self.width_of_mlp(count)?,
+            mixture: self.mixture()?,
             vocab_size: self.vocabulary()?,
-            positions: size("context_length")?,
-            heads,
-            kv_heads,
-            head_dim,
-            layers: self.layers(count, head_dim, of_layers.as_deref())?,
-            attention_scale: (width as f64).sqrt().recip(),
+            positions: self.size("context_length")?,
+            heads: heads.queries,
+            kv_heads: heads.keys,
+            head_dim: heads.width,
+            layers: self.layers(count, &heads, by_layer.as_deref(), &positions)?,
+            attention_scale: factor("attention.scale").unwrap_or_else(|| self.scale(hidden_size, count, &heads)),
             epsilon,
-            embedding_scale: if gemma { (hidden_size as f64).sqrt() } else { 1.0 },
-            residual_scale: 1.0,
-            logit_divisor: 1.0,
-            turn_scale: 1.0,
-            beyond: None,
-            growth: None,
-            head_norms: gemma || lfm2 || family.starts_with("qwen3"),
-            width_norms: false,
-            gated: false,
-            input_norms: true,
-            output_norms: gemma,
-            value_norms: false,
-            logit_cap: None,
-            activation: if gemma { Activation::GeluTanh } else { Activation::Silu },
-            tied,
+            embedding_scale: factor("embedding_scale").unwrap_or(embedding_scale),
+            residual_scale: factor("residual_scale").unwrap_or(1.0),
+            logit_divisor: factor("logit_scale").unwrap_or(1.0),
+            turn_scale: positions.factor,
+            beyond: positions.beyond,
+            growth: positions.growth,
+            head_norms: self.family.head_norms,
+            value_norms: self.family.value_norms,
+            logit_cap: self.number("final_logit_softcapping").filter(|cap| *cap != 0.0 && name == "gemma4"),
+            width_norms: self.family.width_norms,
+            gated: self.family.gated,
+            input_norms: self.family.input_norms,
+            output_norms: self.family.output_norms,
+            activation: self.family.activation,
+            tied: !self.gguf.places().contains_key("output.weight"),
             norm_offset: 0.0,
-            interleaved: ["llama", "smollm3"].contains(&family),
+            interleaved: self.family.interleaved,
+            tiled: true,
         })
+    }
+
+    /// Factor on attention scores, where no key says it.
+    fn scale(&self, hidden_size: usize, count: usize, heads: &Heads) -> f64 {
+        let width = match self.family.name {
+            "gemma4" => 1,
+            // llama.cpp knows the largest Gemma 3 by its number of layers; its scores are scaled otherwise.
+            "gemma3" if count == 62 => hidden_size / heads.queries,
+            _ => heads.width,
+        };
+        (width as f64).sqrt().recip()
+    }
+
+    fn heads(&self, by_layer: Option<&[usize]>) -> Result<Heads, VerifyError> {
+        let queries = self.size("attention.head_count")?;
+        let keys = match by_layer {
+            Some(heads) => heads.iter().copied().max().filter(|heads| *heads > 0).unwrap_or(1),
+            None => self.size("attention.head_count_kv")?,
+        };
+        let name = self.family.name;
+        let full = self.size("attention.key_length")?;
+        let of_windows = if name == "gemma4" { self.size("attention.key_length_swa")? } else { full };
+        let turned = self.size("rope.dimension_count")?;
+        let is_part = ["phi3", "qwen35"].contains(&name) && turned < full;
+        let values = [("attention.value_length", full), ("attention.value_length_swa", of_windows)];
+        for (key, width) in &values[..if name == "gemma4" { 2 } else { 1 }] {
+            if self.size(key)? != *width || turned != full && !is_part || turned % 2 == 1 {
+                return Err(self.wrong("its keys, values and positions have other widths"));
+            }
+        }
+        if name == "gemma4" && self.size("rope.dimension_count_swa")? != of_windows {
+            return Err(self.wrong("its keys and positions in windows have other widths"));
+        }
+        Ok(Heads { queries, keys, width: of_windows, wide: (full != of_windows).then_some(full) })
+    }
+
+    /// Width of the MLP; of layers that read the keys of others in Gemma 4, it may be another one.
+    fn width_of_mlp(&self, count: usize) -> Result<usize, VerifyError> {
+        let key = "feed_forward_length";
+        let Some(list) = self.list(key).filter(|_| self.family.name == "gemma4") else { return self.size(key) };
+        let widths: Option<Vec<usize>> = list.iter().map(as_size).collect();
+        let rows = |layer: usize| {
+            let place = self.gguf.places().get(&format!("blk.{layer}.ffn_up.weight"));
+            place.and_then(|place| place.sizes.get(1)).copied()
+        };
+        let is_one_for_each = |widths: &Vec<usize>| {
+            widths.len() == count && widths.iter().enumerate().all(|(layer, width)| rows(layer) == Some(*width as u64))
+        };
+        let first = widths.filter(is_one_for_each).and_then(|widths| widths.first().copied());
+        first.ok_or_else(|| self.wrong(format!("`{}` has not the width of each of {count} layers", self.key(key))))
+    }
+
+    fn mixture(&self) -> Result<Option<Mixture>, VerifyError> {
+        if self.family.name != "qwen3moe" {
+            return Ok(None);
+        }
+        let count = self.size("expert_count").ok().filter(|count| *count <= 1024);
+        Ok(Some(Mixture {
+            count: count.ok_or_else(|| self.wrong("it has no number of experts"))?,
+            per_token: self.size("expert_used_count")?,
+            width: self.size("expert_feed_forward_length")?,
+            // llama.cpp does so in this family.
+            normalised: true,
+        }))
     }
 
     /// The number of tokens, of which the tokenizer has a text and the embedding a row for each.
     fn vocabulary(&self) -> Result<usize, VerifyError> {
         let texts = self.gguf.metadata().list("tokenizer.ggml.tokens").map_or(0, <[_]>::len);
-        let rows = self.gguf.places().get("token_embd.weight").and_then(|place| place.sizes.get(1)).copied();
-        if rows != Some(texts as u64) {
-            let message = format!("the tokenizer has {texts} tokens, token_embd.weight has {rows:?} rows");
-            return Err(self.wrong(message));
+        for name in ["token_embd.weight", "per_layer_token_embd.weight"] {
+            let place = self.gguf.places().get(name);
+            let rows = place.and_then(|place| place.sizes.get(1)).copied();
+            if rows != Some(texts as u64) && (place.is_some() || name == "token_embd.weight") {
+                return Err(self.wrong(format!("the tokenizer has {texts} tokens, {name} has {rows:?} rows")));
+            }
         }
         Ok(texts)
     }
 
-    /// Heads of keys and values of each layer: none where it is a short convolution.
+    /// Heads of keys and values of each layer: none where it has a state.
     fn heads_of_layers(&self, count: usize) -> Result<Vec<usize>, VerifyError> {
-        let key = format!("{}.attention.head_count_kv", self.family);
-        let number = |value: &Value| match value {
-            Value::Unsigned(n) => usize::try_from(*n).ok(),
-            Value::Signed(n) => usize::try_from(*n).ok(),
-            _ => None,
-        };
-        let list = self.gguf.metadata().list(&key).filter(|list| list.len() == count);
-        let heads: Option<Vec<usize>> = list.and_then(|list| list.iter().map(number).collect());
+        let key = "attention.head_count_kv";
+        let list = self.list(key).filter(|list| list.len() == count);
+        let heads: Option<Vec<usize>> = list.and_then(|list| list.iter().map(as_size).collect());
+        let key = self.key(key);
         let heads = heads.ok_or_else(|| self.wrong(format!("`{key}` has no number for each of {count} layers")))?;
         let mut attending = heads.iter().filter(|heads| **heads > 0);
         let first = attending.next();
@@ -142,174 +220,13 @@ impl Reading<'_> {
         }
         Ok(heads)
     }
-
-    fn layers(&self, count: usize, head_dim: usize, heads: Option<&[usize]>) -> Result<Vec<Layer>, VerifyError> {
-        let (metadata, family) = (self.gguf.metadata(), self.family);
-        let key = |name: &str| format!("{family}.rope.{name}");
-        let theta = metadata.number(&key("freq_base")).unwrap_or(1e4);
-        let mut global = frequencies(theta, head_dim);
-        match metadata.text(&key("scaling.type")) {
-            None | Some("none") => {}
-            Some("linear") => {
-                let factor = metadata.number(&key("scaling.factor")).filter(|factor| *factor > 0.0);
-                let factor = factor.ok_or_else(|| self.wrong("its positions are scaled by no factor"))?;
-                global.iter_mut().for_each(|frequency| *frequency /= factor);
-            }
-            Some(other) => return Err(self.wrong(format!("its positions are scaled as {other:?}"))),
-        }
-        if let Some(place) = self.gguf.places().get(DIVISORS).filter(|_| family == "llama") {
-            let divisors = blocks::read(self.gguf, DIVISORS, place)?.values;
-            if divisors.len() != global.len() {
-                return Err(self.wrong(format!("{DIVISORS} has {} values", divisors.len())));
-            }
-            global.iter_mut().zip(divisors).for_each(|(frequency, divisor)| *frequency /= f64::from(divisor));
-        }
-        let window = metadata.size(&format!("{family}.attention.sliding_window"));
-        let local = frequencies(GEMMA_LOCAL_THETA, head_dim);
-        let kernel = metadata.size("lfm2.shortconv.l_cache").filter(|kernel| *kernel <= 64).unwrap_or(0);
-        let layer = |index: usize| match family {
-            _ if heads.is_some_and(|heads| heads[index] == 0) => Layer::of(Mixer::ShortConv(kernel)),
-            "gemma3" if !(index + 1).is_multiple_of(GEMMA_PATTERN) => Layer::attention(Some(local.clone()), window),
-            "smollm3" if (index + 1).is_multiple_of(SMOLLM_PATTERN) => Layer::attention(None, None),
-            _ => Layer::attention(Some(global.clone()), None),
-        };
-        Ok((0..count).map(layer).collect())
-    }
 }
 
-/// Tensors outside the layers: Hugging Face's names and llama.cpp's.
-const OUTER: [(&str, &str); 4] = [
-    ("model.embed_tokens.weight", "token_embd.weight"),
-    ("model.norm.weight", "output_norm.weight"),
-    ("lm_head.weight", "output.weight"),
-    ("model.embedding_norm.weight", "token_embd_norm.weight"),
-];
-
-/// Parts of a layer: Hugging Face's names and llama.cpp's.
-const INNER: [(&str, &str); 11] = [
-    ("input_layernorm", "attn_norm"),
-    ("self_attn.q_proj", "attn_q"),
-    ("self_attn.k_proj", "attn_k"),
-    ("self_attn.v_proj", "attn_v"),
-    ("self_attn.o_proj", "attn_output"),
-    ("self_attn.q_norm", "attn_q_norm"),
-    ("self_attn.k_norm", "attn_k_norm"),
-    ("mlp.gate_proj", "ffn_gate"),
-    ("mlp.up_proj", "ffn_up"),
-    ("mlp.down_proj", "ffn_down"),
-    ("mlp.gate", "ffn_gate_inp"),
-];
-
-/// Parts of an expert likewise; a tensor has those of all experts of a layer.
-const EXPERT: [(&str, &str); 3] =
-    [("gate_proj", "ffn_gate_exps"), ("up_proj", "ffn_up_exps"), ("down_proj", "ffn_down_exps")];
-
-/// Where a parameter is.
-struct Stored {
-    name: String,
-    /// The number of the expert that it belongs to, and how many there are.
-    part: Option<(usize, usize)>,
-}
-/// Parts of a layer of LFM2, likewise.
-const OF_LFM2: [(&str, &str); 14] = [
-    ("operator_norm", "attn_norm"),
-    ("self_attn.q_proj", "attn_q"),
-    ("self_attn.k_proj", "attn_k"),
-    ("self_attn.v_proj", "attn_v"),
-    ("self_attn.out_proj", "attn_output"),
-    ("self_attn.q_layernorm", "attn_q_norm"),
-    ("self_attn.k_layernorm", "attn_k_norm"),
-    ("conv.conv", "shortconv.conv"),
-    ("conv.in_proj", "shortconv.in_proj"),
-    ("conv.out_proj", "shortconv.out_proj"),
-    ("ffn_norm", "ffn_norm"),
-    ("feed_forward.w1", "ffn_gate"),
-    ("feed_forward.w3", "ffn_up"),
-    ("feed_forward.w2", "ffn_down"),
-];
-
-/// The norms that stand in other places with norms of outputs.
-fn norms(of_outputs: bool) -> &'static [(&'static str, &'static str)] {
-    if of_outputs {
-        &[
-            ("post_attention_layernorm", "post_attention_norm"),
-            ("pre_feedforward_layernorm", "ffn_norm"),
-            ("post_feedforward_layernorm", "post_ffw_norm"),
-        ]
-    } else {
-        &[("post_attention_layernorm", "ffn_norm")]
-    }
-}
-
-/// Names in the file by Hugging Face's names. A tensor that no name leads to is an error: llama.cpp would refuse it, or
-/// pass over it.
-fn names(gguf: &Gguf, family: &str, architecture: &Architecture) -> Result<BTreeMap<String, Stored>, VerifyError> {
-    let mut names: BTreeMap<String, Stored> = BTreeMap::new();
-    let mut add = |meant: String, name: String, part: Option<(usize, usize)>| {
-        if gguf.places().contains_key(&name) {
-            names.insert(meant, Stored { name, part });
-        }
-    };
-    for (meant, name) in OUTER {
-        add(meant.into(), name.into(), None);
-    }
-    for index in 0..architecture.layers.len() {
-        let usual = INNER.iter().chain(norms(architecture.output_norms));
-        let parts: Vec<_> = if family == "lfm2" { OF_LFM2.iter().collect() } else { usual.collect() };
-        for (meant, name) in parts {
-            for end in ["weight", "bias"] {
-                add(format!("model.layers.{index}.{meant}.{end}"), format!("blk.{index}.{name}.{end}"), None);
-            }
-        }
-        let count = architecture.mixture.map_or(0, |mixture| mixture.count);
-        for expert in 0..count {
-            for (meant, name) in EXPERT {
-                add(
-                    format!("model.layers.{index}.mlp.experts.{expert}.{meant}.weight"),
-                    format!("blk.{index}.{name}.weight"),
-                    Some((expert, count)),
-                );
-            }
-        }
-    }
-    let known: BTreeSet<&String> = names.values().map(|stored| &stored.name).collect();
-    let used = |name: &String| known.contains(name) || family == "llama" && name == DIVISORS;
-    match gguf.places().keys().find(|name| !used(name)) {
-        None => Ok(names),
-        Some(name) => Err(VerifyError::file(&gguf.path, format!("has a tensor {name}, which is no part of the model"))),
-    }
-}
-
-/// The tensors of a file.
-struct File {
-    gguf: Gguf,
-    /// Names in the file by Hugging Face's.
-    names: BTreeMap<String, Stored>,
-}
-
-impl Weights for File {
-    fn names(&self) -> Vec<String> {
-        self.names.keys().cloned().collect()
-    }
-
-    fn read(&self, name: &str) -> Result<Tensor, VerifyError> {
-        let missing = || VerifyError::Differs(format!("it has no tensor {name}"));
-        let stored = self.names.get(name).ok_or_else(missing)?;
-        let place: &Place = &self.gguf.places()[&stored.name];
-        let mut tensor = match stored.part {
-            None => blocks::read(&self.gguf, &stored.name, place)?,
-            Some((part, parts)) => {
-                let place = blocks::part(place, part, parts).ok_or_else(|| {
-                    let message = format!("{} has not the shape of {parts} experts", stored.name);
-                    VerifyError::Differs(message)
-                })?;
-                blocks::read(&self.gguf, &stored.name, &place)?
-            }
-        };
-        // A convolution of each channel by itself is a matrix here.
-        if stored.name.ends_with(".shortconv.conv.weight") && tensor.shape.len() == 2 {
-            tensor.shape.insert(1, 1);
-        }
-        Ok(tensor)
+/// A whole number that is not negative.
+fn as_size(value: &Value) -> Option<usize> {
+    match value {
+        Value::Unsigned(n) => usize::try_from(*n).ok(),
+        Value::Signed(n) => usize::try_from(*n).ok(),
+        _ => None,
     }
 }

@@ -4,7 +4,10 @@ use std::{env, process::Command};
 
 use serde_json::json;
 
-use crate::support::{GgufType, TestModel, same};
+use crate::{
+    refused::newer_families,
+    support::{GgufType, TestModel, same},
+};
 
 /// Compares every tensor of a file (first argument) with what the package makes of the same tensor of another file, in
 /// fp32 (second argument), and says how many of each type there are.
@@ -50,9 +53,8 @@ fn the_bytes_of_every_type_are_those_of_llama_cpps_package() {
     // Rows of 48 values are no whole blocks.
     let experts = json!({"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
         "norm_topk_prob": true});
-    for (family, changes) in
-        [("llama", json!({"intermediate_size": 48})), ("gemma3_text", json!({})), ("qwen3_moe", experts)]
-    {
+    let older = [("llama", json!({"intermediate_size": 48})), ("gemma3_text", json!({})), ("qwen3_moe", experts)];
+    for (family, changes) in older.into_iter().chain(newer_families()) {
         let model = TestModel::new(family, &changes);
         let plain = model.write_gguf(GgufType::F32, same);
         let kept = model.path().join("plain.gguf");

@@ -30,7 +30,7 @@ impl TestModel {
             "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 1e4, "tie_word_embeddings": false,
             "eos_token_id": 3,
         });
-        if family == "gemma3_text" {
+        if family.starts_with("gemma") {
             for (key, value) in [("query_pre_attn_scalar", 16), ("sliding_window", 5)] {
                 config[key] = value.into();
             }
@@ -46,7 +46,7 @@ impl TestModel {
             model.path(),
             parameters.into_iter().map(|(name, shape)| {
                 let mut values = values(&name, &shape);
-                if family == "gemma3_text" && name == "model.embed_tokens.weight" {
+                if family.starts_with("gemma") && name == "model.embed_tokens.weight" {
                     // Gemma multiplies them by the square root of 64, and has them made small for that.
                     values.iter_mut().for_each(|value| *value /= 8.0);
                 }
@@ -58,6 +58,16 @@ impl TestModel {
             }),
         );
         model
+    }
+
+    /// One of the golden models, with a tokenizer.
+    pub fn golden(folder: &Path) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["config.json", "generation_config.json", "model.safetensors"] {
+            fs::copy(folder.join(name), dir.path().join(name)).unwrap();
+        }
+        fs::write(dir.path().join("tokenizer.json"), tokenizer().to_string()).unwrap();
+        Self { dir }
     }
 
     pub fn path(&self) -> &Path {
@@ -124,7 +134,12 @@ fn values(name: &str, shape: &[usize]) -> Vec<f32> {
 }
 
 fn offset(name: &str) -> f32 {
-    if name.ends_with("norm.weight") { 0.6 } else { 0.0 }
+    // The result of a layer of Gemma 4 is multiplied with its factor.
+    match name.rsplit('.').next() {
+        Some("layer_scalar") => 1.0,
+        _ if name.ends_with("norm.weight") => 0.6,
+        _ => 0.0,
+    }
 }
 
 /// BPE over bytes, with a merge, a special token and rows of the embedding to spare.
