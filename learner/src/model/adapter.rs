@@ -58,8 +58,9 @@ pub fn load_adapter(
 fn open(config: &AdapterConfig, model: &ModelDir, dir: &Path) -> Result<Adapter, LearnerError> {
     let adapter = Adapter::open(dir, model.config().parameters())?;
     let found = adapter.config();
-    let kind = |config: &AdapterConfig| (config.r, config.target_modules.clone());
-    if kind(found) != kind(config) {
+    // Names of layers may be stated in several ways, such as those of a whole model with its towers.
+    let layers = |config: &AdapterConfig| config.modules(model.config().parameters());
+    if found.r != config.r || layers(found)? != layers(config)? {
         let message = format!(
             "is an adapter of rank {} on {}; the run asks for rank {} on {}",
             found.r,

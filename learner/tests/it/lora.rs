@@ -1,6 +1,6 @@
 //! Low-rank adapters: gradients, what is trained, and what is refused.
 
-use exporters::ExportOptions;
+use exporters::{AdapterConfig, ExportOptions};
 use learner::{
     batch::{MicroBatch, Sequence},
     checkpoint::open_trainer,
@@ -48,6 +48,28 @@ fn slice(parameters: &Parameters, flat: &Tensor, name: &str) -> Tensor {
     parameters.slice_of(flat, name).unwrap_or_else(|| panic!("no parameter {name}"))
 }
 
+/// On a text model within a whole, each layer is named in the file, where the run has the ends of names.
+#[test]
+fn a_saved_adapter_is_loaded_again_also_within_a_whole_model() {
+    let (config, model) = (config(), ModelDir::open(support::model()).unwrap());
+    let options = LoadOptions::default();
+    for wrapped in [false, true] {
+        let adapter = AdapterConfig { wrapped, ..adapter_config(&config, &model).unwrap().unwrap() };
+        let first = load_adapter(&adapter, &model, None, 7, options).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let read = |name: &str| {
+            let values: Vec<f32> = slice(&first, first.flat(), name).flatten(0, -1).try_into().unwrap();
+            Ok(values.into())
+        };
+        exporters::fill_adapter(dir.path(), &adapter, model.config().parameters(), &mut { read }).unwrap();
+        let again = load_adapter(&adapter, &model, Some(dir.path()), 8, options).unwrap();
+        assert!(again.flat().equal(first.flat()), "wrapped {wrapped}");
+        let other = AdapterConfig { target_modules: vec!["q_proj".into()], ..adapter };
+        let error = load_adapter(&other, &model, Some(dir.path()), 8, options).unwrap_err().to_string();
+        assert!(error.contains("the run asks for rank 3 on q_proj"), "{error}");
+    }
+}
+
 /// With W' = W + s·B·A the chain rule gives dB = s·dW'·Aᵀ and dA = s·Bᵀ·dW', and the merged model is the same function.
 #[test]
 fn an_adapter_is_the_merged_model_and_so_are_its_gradients() {
@@ -65,7 +87,7 @@ fn an_adapter_is_the_merged_model_and_so_are_its_gradients() {
     let modules = adapter.modules(model.config().parameters()).unwrap();
     assert_eq!(modules.len(), 5 * model.config().num_hidden_layers);
     let scaling = 5.0 / 3.0f64.sqrt();
-    let names = |module: &str| exporters::AdapterConfig::tensor_names(module);
+    let names = |module: &str| AdapterConfig::tensor_names(module);
     for (module, _) in &modules {
         let [a, b] = names(module).map(|name| slice(factors, factors.flat(), &name));
         let all = merged.weights().base();
