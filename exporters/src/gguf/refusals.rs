@@ -168,7 +168,7 @@ mod tests {
             ("granite4_h", "mamba_conv_bias", "false", "`mamba_conv_bias` = false"),
             ("granite4_h", "mamba_proj_bias", "true", "`mamba_proj_bias` = true"),
             ("gemma4", "vocab_size_per_layer_input", "300", "`vocab_size_per_layer_input` = 300"),
-            ("gemma4", "num_kv_shared_layers", "2", "whose keys layer 5 reads"),
+            ("gemma4", "num_kv_shared_layers", "2", "whose keys layer 4 reads"),
             ("lfm2", "conv_bias", "true", "`conv_bias` = true"),
             ("ministral3", "sliding_window", "64", "`sliding_window of layer 1` = 64"),
             ("qwen3", "attention_bias", "true", "`attention_bias` = true"),
