@@ -2,8 +2,8 @@
 
 use super::model_config::{Experts, ModelConfig};
 
-/// The linear layers of a decoder's blocks, in the model's order: each with its name (`model.layers.0.self_attn.q_proj`),
-/// outputs and inputs. `parameters` are those of [`ModelConfig::parameters`].
+/// The linear layers of a decoder's blocks, in the model's order: each with its name, outputs and inputs. A name is one
+/// like `model.layers.0.self_attn.q_proj`. `parameters` are those of [`ModelConfig::parameters`].
 pub fn linear_layers(
     parameters: impl IntoIterator<Item = (String, Vec<usize>)>,
 ) -> impl Iterator<Item = (String, [usize; 2])> {
