@@ -25,14 +25,18 @@ def by_trl(place, given):
          "completion_mask": [0] * len(row["prompt_ids"]) + [1] * len(row["completion_ids"])}
         for row in given
     ])
+    network = peers.opened(place)
+    # A loss for the balance of experts is none of `tandem sft`.
+    balance = {"router_aux_loss_coef": 0.0} if hasattr(network.config, "router_aux_loss_coef") else {}
     settings = trl.SFTConfig(
         output_dir=str(WORK / f"{place.name}-trl"), max_steps=STEPS, per_device_train_batch_size=len(given),
         learning_rate=RATE, lr_scheduler_type="constant", weight_decay=0.0, max_grad_norm=1.0, logging_steps=1,
         completion_only_loss=True, gradient_checkpointing=False, bf16=False, use_cpu=True, save_strategy="no",
         report_to=[], disable_tqdm=True, optim="adamw_torch", max_length=None,
+        **balance,
     )
     trainer = trl.SFTTrainer(
-        peers.opened(place), args=settings, train_dataset=table,
+        network, args=settings, train_dataset=table,
         processing_class=peers.tokenizer(place),
     )
     trainer.train()
