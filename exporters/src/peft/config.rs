@@ -125,9 +125,10 @@ impl AdapterConfig {
     /// have an update.
     pub(super) fn to_json(&self, modules: &[(String, [usize; 2])]) -> Value {
         // The towers of a whole model have layers with the same ends of names, which PEFT would adapt too.
-        let target_modules = match self.wrapped {
-            true => modules.iter().map(|(module, _)| wrapper::whole_name(module)).collect(),
-            false => self.target_modules.clone(),
+        let target_modules: Vec<String> = if self.wrapped {
+            modules.iter().map(|(module, _)| wrapper::whole_name(module)).collect()
+        } else {
+            self.target_modules.clone()
         };
         // PEFT declares a whole number.
         let whole = self.lora_alpha.fract() == 0.0 && self.lora_alpha.abs() < f64::from(u32::MAX);

@@ -69,7 +69,7 @@ impl Table {
     /// cannot be kept is measured again next time.
     pub fn of_machine(threads: usize) -> Result<Self> {
         let kept = cache_dir().ok().map(|folder| folder.join("precision.json"));
-        simd::allowed()?;
+        simd::is_bounded()?;
         let measured = Measured::here(threads);
         if let Some(table) = kept.as_deref().and_then(Self::read).filter(|table| table.measured == measured) {
             return Ok(table);

@@ -17,8 +17,6 @@ impl Features {
     pub const AMX: Self = Self(1 << 4);
     /// Sums of products of pairs of bf16 in registers of 512 bits.
     pub const AVX512_BF16: Self = Self(1 << 5);
-    /// No instructions beyond those of every processor.
-    pub const NONE: Self = Self(0);
     /// All that the kernels know.
     pub const ALL: Self = Self((1 << 6) - 1);
 
@@ -28,7 +26,7 @@ impl Features {
         #[cfg(target_arch = "x86_64")]
         let found = super::x86::features();
         #[cfg(not(target_arch = "x86_64"))]
-        let found = Self::NONE;
+        let found = Self(0);
         found
     }
 
@@ -44,12 +42,6 @@ impl Features {
         Self(self.0 & other.0)
     }
 
-    /// The instructions that are in one of the sets.
-    #[must_use]
-    pub fn or(self, other: Self) -> Self {
-        Self(self.0 | other.0)
-    }
-
     /// Every set that leaves some of these instructions out, from this one down to the empty one.
     pub fn subsets(self) -> impl Iterator<Item = Self> {
         (0..=self.0).rev().map(Self).filter(move |subset| self.contains(*subset))
@@ -59,6 +51,6 @@ impl Features {
     #[cfg(target_arch = "x86_64")]
     pub(super) fn of(found: &[(Self, bool)]) -> Self {
         let present = found.iter().filter(|(_, is_there)| *is_there);
-        present.fold(Self::NONE, |all, (one, _)| all.or(*one))
+        Self(present.fold(0, |all, (one, _)| all | one.0))
     }
 }

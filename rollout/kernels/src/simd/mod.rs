@@ -12,7 +12,7 @@ mod plain;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-pub use capability::{UnknownCapability, allowed};
+pub use capability::{UnknownCapability, is_bounded};
 pub use dot::MAX_BYTE_PRODUCTS;
 pub(crate) use dot::{ByteTask, Dot};
 pub use features::Features;
@@ -147,30 +147,36 @@ enum Set {
     Plain,
 }
 
-/// The sets with the instructions that each needs, the widest first.
-const SETS: [(Set, &[Features]); 7] = [
-    (Set::Amx, &[Features::AVX2, Features::AVX512, Features::AVX512_VNNI, Features::AMX]),
-    (Set::Avx512Bf16, &[Features::AVX2, Features::AVX512, Features::AVX512_VNNI, Features::AVX512_BF16]),
-    (Set::Avx512Vnni, &[Features::AVX2, Features::AVX512, Features::AVX512_VNNI]),
-    (Set::Avx512, &[Features::AVX2, Features::AVX512]),
-    (Set::AvxVnni, &[Features::AVX2, Features::AVX_VNNI]),
-    (Set::Avx2, &[Features::AVX2]),
-    (Set::Plain, &[]),
+/// The sets, the widest first: each with its name for `capability` and the instructions that it needs.
+const SETS: [(Set, &str, &[Features]); 7] = [
+    (Set::Amx, "amx", &[Features::AVX2, Features::AVX512, Features::AVX512_VNNI, Features::AMX]),
+    (Set::Avx512Bf16, "avx512-bf16", &[Features::AVX2, Features::AVX512, Features::AVX512_VNNI, Features::AVX512_BF16]),
+    (Set::Avx512Vnni, "avx512-vnni", &[Features::AVX2, Features::AVX512, Features::AVX512_VNNI]),
+    (Set::Avx512, "avx512", &[Features::AVX2, Features::AVX512]),
+    (Set::AvxVnni, "avx-vnni", &[Features::AVX2, Features::AVX_VNNI]),
+    (Set::Avx2, "avx2", &[Features::AVX2]),
+    (Set::Plain, "plain", &[]),
 ];
 
 impl Isa {
-    /// The widest one of this machine within the bound of the environment, if that is a known one ([`allowed`]).
+    /// The widest one of this machine, no wider than the bound of the environment, if that is a known one
+    /// ([`is_bounded`]).
     #[must_use]
     pub fn detect() -> Self {
-        Self::within(allowed().unwrap_or(Features::ALL))
+        Self::first(capability::widest(), Features::ALL)
     }
 
     /// The widest one of this machine that needs no instructions but these.
     #[must_use]
     pub fn within(allowed: Features) -> Self {
+        Self::first(0, allowed)
+    }
+
+    /// The first of [`SETS`], from `widest` on, that this machine has and that needs no instructions but these.
+    fn first(widest: usize, allowed: Features) -> Self {
         let features = Features::of_machine().and(allowed);
         let fits = |needs: &[Features]| needs.iter().all(|need| features.contains(*need));
-        let found = SETS.iter().find(|(_, needs)| fits(needs));
+        let found = SETS[widest..].iter().find(|(_, _, needs)| fits(needs));
         Self(found.expect("plain Rust needs nothing").0)
     }
 
@@ -178,7 +184,7 @@ impl Isa {
     #[must_use]
     pub fn available() -> Vec<Self> {
         let here: Vec<Self> = Features::of_machine().subsets().map(Self::within).collect();
-        SETS.iter().map(|(set, _)| Self(*set)).filter(|isa| here.contains(isa)).collect()
+        SETS.iter().map(|(set, ..)| Self(*set)).filter(|isa| here.contains(isa)).collect()
     }
 
     /// [`Simd::ROWS`] of this instruction set, and [`Simd::BLOCKS`].

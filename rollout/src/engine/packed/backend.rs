@@ -139,8 +139,8 @@ impl PackedBackend {
         engine: &EngineOptions,
     ) -> Result<Self, EngineError> {
         check(engine)?;
-        simd::allowed().map_err(|e| EngineError::Options(e.to_string()))?;
-        remark_on_speed(Isa::detect(), engine);
+        let is_bounded = simd::is_bounded().map_err(|e| EngineError::Options(e.to_string()))?;
+        remark_on_speed(Isa::detect(), is_bounded, engine);
         let sequences = engine.slots().saturating_add(engine.kept_states);
         let options = PackedOptions {
             session: SessionOptions::of(engine),

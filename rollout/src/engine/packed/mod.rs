@@ -121,8 +121,13 @@ fn check(options: &EngineOptions) -> Result<(), EngineError> {
     Ok(())
 }
 
-/// Logs which choices may be slower than others on this processor.
-fn remark_on_speed(isa: Isa, options: &EngineOptions) {
+/// Logs which choices may be slower than others on this processor, or that the environment bounds its instructions.
+fn remark_on_speed(isa: Isa, is_bounded: bool, options: &EngineOptions) {
+    if is_bounded {
+        let instructions = isa.name(options.format());
+        tracing::warn!("TANDEM_CPU_CAPABILITY bounds the instructions of the sampler: it computes with {instructions}");
+        return;
+    }
     if isa.is_plain() {
         // Without fused products, plain Rust is slow. Another processor may have them, and was not measured.
         let faster = if cfg!(target_arch = "x86_64") { "should" } else { "may" };
