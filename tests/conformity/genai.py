@@ -2,16 +2,19 @@
 
 Tandem's sampler draws completions, greedily and at random. GenAI continues the same prompts greedily, and its logits
 give the random completions log-probs, token by token, with the cache that it keeps itself. The folders of integers are
-also held against ONNX Runtime's own quantiser. The lines for plain ONNX Runtime in docs/exporting-genai.md run too.
+held against ONNX Runtime's own quantiser, and their log-probs against transformers with the same rounding of weights
+and inputs: how far they are from fp32 is a matter of the random weights. The lines for plain ONNX Runtime in docs/exporting-genai.md run too.
 """
 
 import re
 import subprocess
 import sys
 
+import blocks
 import numpy
 import onnx
 import onnxruntime_genai
+import peers
 from onnxruntime.capi import _pybind_state as quantiser
 from safetensors.numpy import load_file
 from support import (
@@ -85,7 +88,7 @@ def printed_by_page(folder, prompt):
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-def blocks(weight, bits):
+def quantised(weight, bits):
     """Codes and scales that ONNX Runtime makes of a weight."""
     (rows, columns), count = weight.shape, -(-weight.shape[1] // 32)
     codes = numpy.zeros((rows, count, 4 * bits), numpy.uint8)
@@ -102,7 +105,7 @@ def differing_blocks(folder, weights):
     for name, tensor in seen.items():
         if name.endswith(".codes"):
             weight = weights[name.removesuffix(".codes")]
-            codes, scales = blocks(weight, 8 * tensor.dims[2] // 32)
+            codes, scales = quantised(weight, 8 * tensor.dims[2] // 32)
             stored = onnx.numpy_helper.to_array(tensor)
             of_scales = onnx.numpy_helper.to_array(seen[name.replace(".codes", ".scales")])
             differing += not (numpy.array_equal(codes, stored) and numpy.array_equal(scales, of_scales))
@@ -112,6 +115,7 @@ def differing_blocks(folder, weights):
 
 if __name__ == "__main__":
     distances, kept = {name: [] for name in FORMATS}, {name: [0, 0] for name in FORMATS}
+    beyond_fp32 = {name: [] for name in ["int8", "int4"]}
     differing = total = others = refused = 0
     for family in FAMILIES:
         place = model(family)
@@ -119,9 +123,13 @@ if __name__ == "__main__":
         folders, drawn, ours = exported(place, likeliest), completed(place), read_rows(likeliest)
         refused += "fp16" not in folders
         for name, folder in folders.items():
+            rounded = blocks.opened(place, folder) if name in beyond_fp32 else None
             for row in drawn:
-                found = logprobs(folder, row["prompt_ids"], row["token_ids"])
-                distances[name].append(largest(zip(row["logprobs"], found, strict=True)))
+                found, expected = logprobs(folder, row["prompt_ids"], row["token_ids"]), row["logprobs"]
+                if rounded is not None:
+                    beyond_fp32[name].append(largest(zip(expected, found, strict=True)))
+                    expected = peers.logprobs(rounded, row["prompt_ids"], row["token_ids"])
+                distances[name].append(largest(zip(expected, found, strict=True)))
             for row in ours:
                 # GenAI does not give the token that ends a sequence.
                 expected = row["token_ids"][:-1] if row["finish_reason"] == "stop" else row["token_ids"]
@@ -130,7 +138,7 @@ if __name__ == "__main__":
                 kept[name][1] += max(len(expected), len(found))
         for row in ours:
             others += printed_by_page(folders["fp32"], row["prompt"]) != row["prompt"] + row["text"] + "\n"
-        for name in ["int8", "int4"]:
+        for name in beyond_fp32:
             # In a model of images and text, the weights of its text model have names of the whole.
             stored = load_file(place / "model.safetensors").items()
             weights = {key.replace("model.language_model.", "model."): weight for key, weight in stored}
@@ -138,9 +146,13 @@ if __name__ == "__main__":
             differing, total = differing + found[0], total + found[1]
     assert total > 0
     share = ", ".join(f"{name} {same}/{all_of}" for name, (same, all_of) in kept.items())
+    far = ", ".join(f"{name} {worst(found):.1g}" for name, found in beyond_fp32.items())
+    ties = sum(found > 1e-3 for name in beyond_fp32 for found in distances[name])
+    compared = sum(len(distances[name]) for name in beyond_fp32)
     answer(
         f"{len(FAMILIES)} families, {refused} of them refused in fp16, {total} weights in blocks; greedy tokens that are "
-        f"the same: {share}",
+        f"the same: {share}; log-probs beyond fp32: {far}; completions with a tie that rounds the other way: "
+        f"{ties}/{compared}",
         logprob=worst(distances["fp32"]), fp16_logprob=worst(distances["fp16"]),
         int8_logprob=worst(distances["int8"]), int4_logprob=worst(distances["int4"]),
         greedy=kept["fp32"][1] - kept["fp32"][0], page=others, blocks=differing,
