@@ -52,14 +52,14 @@ const SCRIPT: (&str, &str) = (
 calls = []
 
 
-def longer(completions, **kwargs):
+def scored(completions, **kwargs):
     calls.append(len(completions))
-    return [float(len(text)) for text in completions]
+    return [float(sum(map(ord, text)) % 7) for text in completions]
 
 
 options = tandem_rl.Run("run").config
 args = tandem_rl.GRPOConfig("script", max_steps=2, max_completion_length=8)
-trainer = tandem_rl.GRPOTrainer(options["model"], longer, args, options["dataset"])
+trainer = tandem_rl.GRPOTrainer(options["model"], scored, args, options["dataset"])
 assert trainer.train().global_step == 2 and calls
 assert [record["step"] for record in tandem_rl.Run("script").metrics()] == [1, 2]
 "#,

@@ -16,7 +16,7 @@ pub const MAX_KERNEL: usize = 8;
 /// Taps of every channel: `y_t = bias + Σ_j taps_j u_(t - kernel + 1 + j)`, with zeros before the first input.
 #[derive(Debug, Clone, Copy)]
 pub struct Convolution<'a> {
-    /// `[kernel][channels]`, channels in whole blocks.
+    /// `[blocks of channels][kernel][16]`.
     pub taps: &'a [f32],
     /// `[channels]`, in whole blocks.
     pub bias: Option<&'a [f32]>,
@@ -52,12 +52,11 @@ impl Taps {
 
 /// Taps `[channels][1][kernel]` in the layout of [`Convolution::taps`].
 fn pack_taps(taps: &[f32], kernel: usize) -> Vec<f32> {
-    let channels = taps.len() / kernel;
-    let width = channels.next_multiple_of(LANES);
-    let mut packed = vec![0.0; kernel * width];
+    let mut packed = vec![0.0; kernel * (taps.len() / kernel).next_multiple_of(LANES)];
     for (channel, taps) in taps.chunks_exact(kernel).enumerate() {
+        let (block, lane) = (channel / LANES, channel % LANES);
         for (j, tap) in taps.iter().enumerate() {
-            packed[j * width + channel] = *tap;
+            packed[(block * kernel + j) * LANES + lane] = *tap;
         }
     }
     packed
@@ -193,11 +192,14 @@ impl<G: Signal> Task for Piece<'_, G> {
 
 /// Convolves the channels `channel..channel + 16`, as far as there are so many, of a sequence's tokens.
 ///
+/// A decode step is mostly the window's way through memory. So its inputs move on where they lie, and not by way of an
+/// array, whose length would not be known when this is compiled.
+///
 /// # Safety
-/// The instruction set of `S` must be available, sizes be checked, and nobody else touch these channels of the
-/// sequence.
+/// The instruction set of `S` must be available, sizes be checked, `channel` begin a block, and nobody else touch these
+/// channels of the sequence.
 #[inline(always)]
-unsafe fn convolve<S: Simd, G: Signal>(
+pub(super) unsafe fn convolve<S: Simd, G: Signal>(
     convolution: &Convolution<'_>,
     signal: &G,
     span: &Span,
@@ -205,37 +207,32 @@ unsafe fn convolve<S: Simd, G: Signal>(
     channel: usize,
 ) {
     let Convolution { taps, bias, kernel, channels } = *convolution;
-    let (width, count, kept) = (convolution.width(), LANES.min(channels - channel), kernel - 1);
-    let window = states.window(span).wrapping_add(channel);
+    let (count, kept) = (LANES.min(channels - channel), kernel - 1);
+    let window = states.window(span).wrapping_add(channel * kept);
     // SAFETY: taps, bias and window have whole blocks of channels; for the rest the caller vouches.
     unsafe {
         let zero = S::splat(0.0);
-        let (mut inputs, mut factors) = ([zero; MAX_KERNEL], [zero; MAX_KERNEL]);
-        for (j, factor) in factors[..kernel].iter_mut().enumerate() {
-            *factor = S::load(taps.as_ptr().add(j * width + channel));
-        }
-        if !is_new(span) {
-            for (j, input) in inputs[..kept].iter_mut().enumerate() {
-                *input = S::load(window.add(j * width));
+        if is_new(span) {
+            for j in 0..kept {
+                S::store(window.add(j * LANES), zero);
             }
         }
+        let taps = taps.as_ptr().add(channel * kernel);
         let start = match bias {
             Some(bias) => S::load(bias.as_ptr().add(channel)),
             None => zero,
         };
         for token in span.tokens.clone() {
-            inputs[kept] = signal.input::<S>(token, channel, count);
+            let newest = signal.input::<S>(token, channel, count);
             let mut y = start;
-            for j in 0..kernel {
-                y = S::fma(factors[j], inputs[j], y);
-            }
-            signal.output::<S>(token, channel, count, y);
             for j in 0..kept {
-                inputs[j] = inputs[j + 1];
+                let at = window.add(j * LANES);
+                y = S::fma(S::load(taps.add(j * LANES)), S::load(at), y);
+                let next = if j + 1 < kept { S::load(at.add(LANES)) } else { newest };
+                S::store(at, next);
             }
-        }
-        for (j, input) in inputs[..kept].iter().enumerate() {
-            S::store(window.add(j * width), *input);
+            y = S::fma(S::load(taps.add(kept * LANES)), newest, y);
+            signal.output::<S>(token, channel, count, y);
         }
     }
 }

@@ -3,8 +3,11 @@
 //! Each value head has a matrix `S` (`[key_dim, value_dim]`) and takes a token at a time:
 //! `S ← e^g S; S ← S + β k (v - Sᵀk)ᵀ; o = Sᵀq`. Sixteen columns of `S` never meet the others. They stay in the first
 //! cache while they take some tokens, so in a decode step a state is read from memory once and written once.
+//!
+//! A task is a key head with its value heads, from the convolution of their channels to their results. So while one
+//! thread convolves, for which arithmetic is the bound, others may have all of the bandwidth for their matrices.
 
-use std::cell::RefCell;
+use std::{cell::RefCell, ops::Range};
 
 use super::{
     super::{
@@ -15,8 +18,8 @@ use super::{
         states::{LayerState, States},
     },
     Convolution, LayerStates,
-    convolution::{Channels, Piece, part},
-    matrix::{CHAINS, steps_and_decays, take_in},
+    convolution::{Channels, convolve, part},
+    matrix::{AHEAD, CHAINS, steps_and_decays, take_in},
 };
 
 /// Added to the sum of squares of a query or a key.
@@ -76,19 +79,38 @@ impl DeltaRule<'_> {
         let states = LayerStates::of(states, self.layer);
         let channels = Channels::new(x, [self.width(), 0], self.convolution, scratch);
         let call = Call { layer: self, channels, out: Shared::new(out) };
-        let pieces = Piece::<Channels<'_>>::count(&self.convolution);
-        let to_convolve = Claims::new(spans.all.len() * pieces);
-        let to_mix = Claims::new(spans.all.len() * self.value_heads);
+        let heads = self.key_heads_of_a_task();
+        let tasks = self.key_heads / heads;
+        let claims = Claims::new(spans.all.len() * tasks);
         threads.run(&|| {
-            to_convolve.run_all(|task| {
-                let span = &spans.all[task / pieces];
-                isa.run(Piece::of(&self.convolution, &call.channels, span, states, task % pieces));
-            });
-            to_mix.run_all(|task| {
-                let (span, head) = (&spans.all[task / self.value_heads], task % self.value_heads);
-                isa.run(Mix { call: &call, span, states, head });
+            claims.run_all(|task| {
+                let (span, first) = (&spans.all[task / tasks], task % tasks * heads);
+                isa.run(Heads { call: &call, span, states, key_heads: first..first + heads });
             });
         });
+    }
+
+    /// One where the channels of each head are whole blocks of sixteen. Otherwise two heads may share a block, and all
+    /// of them are one task.
+    fn key_heads_of_a_task(&self) -> usize {
+        let values = self.value_dim * self.value_heads_of_a_key_head();
+        let are_whole = self.key_dim.is_multiple_of(LANES) && values.is_multiple_of(LANES);
+        if are_whole { 1 } else { self.key_heads }
+    }
+
+    fn value_heads_of_a_key_head(&self) -> usize {
+        self.value_heads / self.key_heads
+    }
+
+    /// Channels of the queries, keys and values of a task's heads.
+    fn channels_of(&self, key_heads: &Range<usize>) -> [Range<usize>; 3] {
+        if key_heads.len() == self.key_heads {
+            return [0..self.channels(), 0..0, 0..0];
+        }
+        let values = self.value_dim * self.value_heads_of_a_key_head();
+        let of = |first: usize, width: usize| first + key_heads.start * width..first + key_heads.end * width;
+        let keys = self.key_heads * self.key_dim;
+        [of(0, self.key_dim), of(keys, self.key_dim), of(2 * keys, values)]
     }
 
     fn check(&self, state: LayerState) {
@@ -114,6 +136,44 @@ thread_local! {
     static MEMORY: RefCell<Vec<f32>> = RefCell::default();
 }
 
+/// Some key heads of a sequence with their value heads.
+struct Heads<'a> {
+    call: &'a Call<'a>,
+    span: &'a Span,
+    states: LayerStates,
+    key_heads: Range<usize>,
+}
+
+impl Task for Heads<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let Self { call, span, states, key_heads } = self;
+        let (layer, of_one) = (call.layer, call.layer.value_heads_of_a_key_head());
+        let value_heads = key_heads.start * of_one..key_heads.end * of_one;
+        // SAFETY: sizes are checked, and each task has channels and matrices of its own (`Spans::cut`); the caller
+        // vouches for the instruction set.
+        unsafe {
+            let channels = layer.channels_of(&key_heads);
+            let blocks: usize = channels.iter().map(|range| range.len().div_ceil(LANES)).sum();
+            // The first columns of the first matrix come from memory meanwhile, in even parts.
+            let mut ahead = states.matrix_at(span, value_heads.start).cast_const();
+            let lines = (AHEAD * layer.key_dim).div_ceil(blocks);
+            for channel in channels.into_iter().flat_map(|range| range.step_by(LANES)) {
+                for _ in 0..lines {
+                    S::prefetch(ahead);
+                    ahead = ahead.wrapping_add(LANES);
+                }
+                convolve::<S, _>(&layer.convolution, &call.channels, span, &states, channel);
+            }
+            for head in value_heads {
+                Mix { call, span, states, head }.run::<S>();
+            }
+        }
+    }
+}
+
 /// One value head of a sequence.
 struct Mix<'a> {
     call: &'a Call<'a>,
@@ -128,9 +188,9 @@ struct Steps {
     beta: [f32; LANES],
 }
 
-impl Task for Mix<'_> {
-    type Output = ();
-
+impl Mix<'_> {
+    /// # Safety
+    /// The instruction set of `S` must be available, the head's channels be convolved, and nobody else touch its matrix.
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let layer = self.call.layer;
@@ -170,9 +230,7 @@ impl Task for Mix<'_> {
         }
         MEMORY.set(memory);
     }
-}
 
-impl Mix<'_> {
     /// `e^g` and `β` of `count` tokens from `first` on.
     #[inline(always)]
     unsafe fn steps<S: Simd>(&self, first: usize, count: usize) -> Steps {

@@ -5,6 +5,10 @@ use super::super::simd::{LANES, Simd, exp, softplus};
 /// Chains of a sum over the rows of a matrix: enough for its additions not to wait for each other.
 pub(super) const CHAINS: usize = 4;
 
+/// Columns are requested from memory while those so many blocks of sixteen before them take in a token: one block takes
+/// less time than memory needs to answer.
+pub(super) const AHEAD: usize = 2;
+
 /// The steps `Δ = softplus(x + bias)` of sixteen tokens, and the decays `e^(-Δ rate)`.
 ///
 /// # Safety
@@ -59,8 +63,7 @@ unsafe fn take_row<S: Simd>(
     // SAFETY: the row is within the columns, query and key; the caller vouches for the instruction set.
     unsafe {
         let at = columns.add(row * LANES);
-        // The next columns come from memory meanwhile.
-        S::prefetch(at.wrapping_add(key.len() * LANES));
+        S::prefetch(at.wrapping_add(AHEAD * key.len() * LANES));
         let x = S::fma(S::splat(*key.get_unchecked(row)), change, S::mul(decay, S::load(at)));
         S::store(at, x);
         S::fma(S::splat(*query.get_unchecked(row)), x, out)

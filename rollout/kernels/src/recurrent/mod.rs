@@ -45,16 +45,20 @@ impl LayerStates {
         self.data.at(self.first + block(span) * self.stride)
     }
 
+    /// First word of a matrix.
+    fn matrix_at(&self, span: &Span, head: usize) -> *mut f32 {
+        self.window(span).wrapping_add(self.state.window_len() + head * self.state.matrix_len())
+    }
+
     /// First word of a matrix, which is all zeros where nothing comes before the tokens of the call.
     ///
     /// # Safety
     /// Nobody else may touch the matrix.
     unsafe fn matrix(&self, span: &Span, head: usize) -> *mut f32 {
-        let length = self.state.matrix_len();
-        let matrix = self.window(span).wrapping_add(self.state.window_len() + head * length);
+        let matrix = self.matrix_at(span, head);
         if is_new(span) {
             // SAFETY: the matrix lies within the block of the sequence; for the rest the caller vouches.
-            unsafe { std::slice::from_raw_parts_mut(matrix, length) }.fill(0.0);
+            unsafe { std::slice::from_raw_parts_mut(matrix, self.state.matrix_len()) }.fill(0.0);
         }
         matrix
     }
