@@ -1,15 +1,15 @@
 """Tells trackers of a run's figures: python3 -c FOLLOW RUN_DIR RUN_NAME TRACKER...
 
-Reads config.toml, metrics.jsonl and eval.jsonl of RUN_DIR as they grow, until its standard input ends. What it has told is
-noted in report_to.json, so that nothing is told twice when the run is resumed. Trackers cannot take anything back: of steps
-that are made again after a crash, they keep what they were told first.
+The first line of its standard input has the run's options as JSON. It reads metrics.jsonl and eval.jsonl of RUN_DIR as
+they grow, until its standard input ends. What it has told is noted in report_to.json, so that nothing is told twice when
+the run is resumed. Trackers cannot take anything back: of steps that are made again after a crash, they keep what they
+were told first.
 """
 
 import json
 import os
 import select
 import sys
-import tomllib
 
 
 class Wandb:
@@ -78,7 +78,8 @@ def records(path, offset):
 
 def named(kind, record):
     """TRL's names, which the event files for TensorBoard have too."""
-    figures = {key.removeprefix("eval_") if kind == "eval" else key: value for key, value in record.items()}
+    short = lambda key: key[len("eval_"):] if kind == "eval" and key.startswith("eval_") else key
+    figures = {short(key): value for key, value in record.items()}
     return {f"{kind}/{key}": value for key, value in figures.items() if isinstance(value, (int, float))}
 
 
@@ -89,8 +90,7 @@ def main(run_dir, name, *wanted):
             states = json.load(file)
     except (FileNotFoundError, ValueError):
         states = {}
-    with open(os.path.join(run_dir, "config.toml"), "rb") as file:
-        config = tomllib.load(file)
+    config = json.loads(sys.stdin.readline())
     trackers = {}
     for tracker in wanted:
         try:

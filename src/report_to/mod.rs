@@ -5,7 +5,7 @@
 
 use std::{
     fs,
-    io::{self, Read},
+    io::{self, Read, Write},
     os::unix::process::CommandExt,
     process::{Child, ChildStdin, Command, Stdio},
     thread,
@@ -57,8 +57,16 @@ impl Reporter {
         let mut child = started.with_context(|| {
             format!("`report_to`: `{python}` cannot be started; `reward_python` names the interpreter")
         })?;
-        let reporter = Self { stdin: child.stdin.take(), log: path.display().to_string(), child };
+        let mut reporter = Self { stdin: child.stdin.take(), log: path.display().to_string(), child };
+        reporter.tell(&options(run)?);
         reporter.wait_until_ready().map(Some)
+    }
+
+    /// Writes the first line. A program that has ended already says why in its log, which is read next.
+    fn tell(&mut self, line: &str) {
+        if let Some(stdin) = &mut self.stdin {
+            let _ = writeln!(stdin, "{line}");
+        }
     }
 
     fn wait_until_ready(mut self) -> Result<Self> {
@@ -98,6 +106,14 @@ impl Reporter {
             self.log
         ));
     }
+}
+
+/// The options of a run as JSON: not every Python reads TOML.
+fn options(run: &RunDir) -> Result<String> {
+    let path = run.config();
+    let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    let options: toml::Table = toml::from_str(&text).with_context(|| path.display().to_string())?;
+    Ok(serde_json::to_string(&options)?)
 }
 
 impl Drop for Reporter {

@@ -46,7 +46,11 @@ def opened(place, folder):
     """The model of a directory, with the blocks of a folder for ONNX Runtime in place of its weights."""
     network = peers.opened(peers.text_model(place))
     stored = onnx.load(str(folder / "model.onnx")).graph.initializer
-    stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in stored if tensor.name.count(".")}
+    stored = {
+        tensor.name: onnx.numpy_helper.to_array(tensor)
+        for tensor in stored
+        if tensor.name.endswith((".codes", ".rows", ".scales"))
+    }
     for name in [key.removesuffix(".scales") for key in stored if key.endswith(".scales")]:
         codes = stored.get(f"{name}.codes", stored.get(f"{name}.rows"))
         module = network.get_submodule(name.removesuffix(".weight"))

@@ -1,5 +1,6 @@
 """What the conformity checks compute with transformers."""
 
+import contextlib
 import json
 import pathlib
 import shutil
@@ -101,6 +102,17 @@ def opened(place, by=None):
     if any(lost.values()):
         raise SystemExit(f"{place}: transformers finds other parameters: {lost}")
     return model.eval()
+
+
+@contextlib.contextmanager
+def double_precision():
+    """Within, float64 is computed where the families compute in float32 whatever their weights are: norms, softmax."""
+    single = torch.float32, torch.Tensor.float
+    torch.float32, torch.Tensor.float = torch.float64, torch.Tensor.double
+    try:
+        yield
+    finally:
+        torch.float32, torch.Tensor.float = single
 
 
 def logprobs(model, prompt, completion):

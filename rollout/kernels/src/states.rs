@@ -4,9 +4,9 @@
 //! memory, so that a copy is one pass. A block is written in place and has one owner: whoever goes on from a state that
 //! somebody else goes on from too has a copy.
 //!
-//! In a block, a layer has first the window of its convolution, `[blocks of channels][kernel - 1][16]`, the oldest inputs
-//! first, then the matrix of its rule, `[heads][blocks of values][key_dim][16]`: sixteen channels, or sixteen columns of
-//! a matrix, never meet the others, and lie together.
+//! In a block, a layer has first the window of its convolution, `[blocks of channels][kernel - 1][16]`, the oldest
+//! inputs first, then the matrix of its rule, `[heads][blocks of values][key_dim][16]`: sixteen channels, or sixteen
+//! columns of a matrix, never meet the others, and lie together.
 
 use super::{buffer::LargeBuffer, simd::LANES};
 

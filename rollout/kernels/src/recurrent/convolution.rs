@@ -10,9 +10,6 @@ use super::{
     LayerStates, is_new,
 };
 
-/// Most taps of a kernel.
-pub const MAX_KERNEL: usize = 8;
-
 /// Taps of every channel: `y_t = bias + Σ_j taps_j u_(t - kernel + 1 + j)`, with zeros before the first input.
 #[derive(Debug, Clone, Copy)]
 pub struct Convolution<'a> {
@@ -77,7 +74,7 @@ impl Convolution<'_> {
     /// # Panics
     /// When sizes do not fit each other or the state.
     pub(super) fn check(&self, state: LayerState) {
-        assert!((2..=MAX_KERNEL).contains(&self.kernel), "a kernel of {} taps", self.kernel);
+        assert!(self.kernel >= 2, "a kernel of {} taps", self.kernel);
         assert_eq!(self.taps.len(), self.kernel * self.width(), "the taps");
         assert!(self.bias.is_none_or(|bias| bias.len() == self.width()), "the bias");
         assert_eq!((state.kept, state.channels), (self.kernel - 1, self.channels), "the window");
@@ -192,8 +189,7 @@ impl<G: Signal> Task for Piece<'_, G> {
 
 /// Convolves the channels `channel..channel + 16`, as far as there are so many, of a sequence's tokens.
 ///
-/// A decode step is mostly the window's way through memory. So its inputs move on where they lie, and not by way of an
-/// array, whose length would not be known when this is compiled.
+/// The window moves on in place. A local array would be moved by `memmove`, since its length is known only at run time.
 ///
 /// # Safety
 /// The instruction set of `S` must be available, sizes be checked, `channel` begin a block, and nobody else touch these
@@ -224,13 +220,13 @@ pub(super) unsafe fn convolve<S: Simd, G: Signal>(
         };
         for token in span.tokens.clone() {
             let newest = signal.input::<S>(token, channel, count);
-            let mut y = start;
-            for j in 0..kept {
-                let at = window.add(j * LANES);
-                y = S::fma(S::load(taps.add(j * LANES)), S::load(at), y);
-                let next = if j + 1 < kept { S::load(at.add(LANES)) } else { newest };
-                S::store(at, next);
+            let mut y = S::fma(S::load(taps), S::load(window), start);
+            for j in 1..kept {
+                let input = S::load(window.add(j * LANES));
+                S::store(window.add((j - 1) * LANES), input);
+                y = S::fma(S::load(taps.add(j * LANES)), input, y);
             }
+            S::store(window.add((kept - 1) * LANES), newest);
             y = S::fma(S::load(taps.add(kept * LANES)), newest, y);
             signal.output::<S>(token, channel, count, y);
         }

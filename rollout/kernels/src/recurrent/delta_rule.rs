@@ -4,8 +4,9 @@
 //! `S ← e^g S; S ← S + β k (v - Sᵀk)ᵀ; o = Sᵀq`. Sixteen columns of `S` never meet the others. They stay in the first
 //! cache while they take some tokens, so in a decode step a state is read from memory once and written once.
 //!
-//! A task is a key head with its value heads, from the convolution of their channels to their results. So while one
-//! thread convolves, for which arithmetic is the bound, others may have all of the bandwidth for their matrices.
+//! A task is a key head with its value heads, from the convolution of their channels to their results. So one thread
+//! may convolve while another moves its matrices through memory. Where the channels of a head are not whole blocks of
+//! sixteen, all heads of a sequence are one task.
 
 use std::{cell::RefCell, ops::Range};
 
@@ -19,8 +20,12 @@ use super::{
     },
     Convolution, LayerStates,
     convolution::{Channels, convolve, part},
-    matrix::{AHEAD, CHAINS, steps_and_decays, take_in},
+    matrix::{CHAINS, steps_and_decays, take_in},
 };
+
+/// How many blocks of sixteen columns ahead of the current one are requested from memory. One block takes in a token in
+/// less time than memory needs to answer.
+const AHEAD: usize = 2;
 
 /// Added to the sum of squares of a query or a key.
 const EPSILON: f32 = 1e-6;
@@ -90,8 +95,7 @@ impl DeltaRule<'_> {
         });
     }
 
-    /// One where the channels of each head are whole blocks of sixteen. Otherwise two heads may share a block, and all
-    /// of them are one task.
+    /// One where the channels of each head are whole blocks of sixteen; otherwise two heads may share a block.
     fn key_heads_of_a_task(&self) -> usize {
         let values = self.value_dim * self.value_heads_of_a_key_head();
         let are_whole = self.key_dim.is_multiple_of(LANES) && values.is_multiple_of(LANES);
@@ -157,7 +161,8 @@ impl Task for Heads<'_> {
         unsafe {
             let channels = layer.channels_of(&key_heads);
             let blocks: usize = channels.iter().map(|range| range.len().div_ceil(LANES)).sum();
-            // The first columns of the first matrix come from memory meanwhile, in even parts.
+            // Each block of channels requests some lines of the first matrix, so that its first columns arrive during
+            // the convolution.
             let mut ahead = states.matrix_at(span, value_heads.start).cast_const();
             let lines = (AHEAD * layer.key_dim).div_ceil(blocks);
             for channel in channels.into_iter().flat_map(|range| range.step_by(LANES)) {
@@ -190,7 +195,8 @@ struct Steps {
 
 impl Mix<'_> {
     /// # Safety
-    /// The instruction set of `S` must be available, the head's channels be convolved, and nobody else touch its matrix.
+    /// The instruction set of `S` must be available, the head's channels be convolved, and nobody else touch its
+    /// matrix.
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let layer = self.call.layer;
@@ -331,6 +337,6 @@ unsafe fn take_token<S: Simd>(
         }
         let found = S::add(S::add(sums[0], sums[1]), S::add(sums[2], sums[3]));
         let change = S::mul(S::fma(S::splat(-decay), found, values), S::splat(beta));
-        take_in::<S>(columns, [query, key], decay, change)
+        take_in::<S>(columns, [query, key], decay, change, AHEAD)
     }
 }

@@ -172,7 +172,7 @@ impl Mix<'_> {
                 std::slice::from_raw_parts(row.add(first).cast_const(), layer.state_dim)
             });
             let x = part::<S>(row, at, count);
-            let found = take_in::<S>(columns, [read, write], decay, S::mul(S::splat(time), x));
+            let found = take_in::<S>(columns, [read, write], decay, S::mul(S::splat(time), x), 1);
             let y = S::fma(S::splat(layer.skips[self.head]), x, found);
             let gate = silu::<S>(part::<S>(self.call.channels.row(token).as_ptr(), at, count));
             store_up_to::<S>(self.call.out.at(token * inner + at), count, S::mul(y, gate));

@@ -5,10 +5,6 @@ use super::super::simd::{LANES, Simd, exp, softplus};
 /// Chains of a sum over the rows of a matrix: enough for its additions not to wait for each other.
 pub(super) const CHAINS: usize = 4;
 
-/// Columns are requested from memory while those so many blocks of sixteen before them take in a token: one block takes
-/// less time than memory needs to answer.
-pub(super) const AHEAD: usize = 2;
-
 /// The steps `Δ = softplus(x + bias)` of sixteen tokens, and the decays `e^(-Δ rate)`.
 ///
 /// # Safety
@@ -25,13 +21,21 @@ pub(super) unsafe fn steps_and_decays<S: Simd>(x: &[f32; LANES], bias: f32, rate
     found
 }
 
-/// `S ← decay S + key changeᵀ` in sixteen columns; returns `Sᵀ query`. Each row is read once and written once.
+/// `S ← decay S + key changeᵀ` in sixteen columns; returns `Sᵀ query`. Each row is read once and written once, and the
+/// columns that come `ahead` blocks later are requested from memory.
 ///
 /// # Safety
 /// The instruction set of `S` must be available, and the columns have as many rows as query and key.
 #[inline(always)]
-pub(super) unsafe fn take_in<S: Simd>(columns: *mut f32, [query, key]: [&[f32]; 2], decay: f32, change: S::V) -> S::V {
+pub(super) unsafe fn take_in<S: Simd>(
+    columns: *mut f32,
+    [query, key]: [&[f32]; 2],
+    decay: f32,
+    change: S::V,
+    ahead: usize,
+) -> S::V {
     let rows = key.len();
+    let ahead = ahead * rows * LANES;
     let whole = rows / CHAINS * CHAINS;
     // SAFETY: rows are within the columns; the caller vouches for the instruction set.
     unsafe {
@@ -39,6 +43,7 @@ pub(super) unsafe fn take_in<S: Simd>(columns: *mut f32, [query, key]: [&[f32]; 
         for row in (0..whole).step_by(CHAINS) {
             for (chain, out) in out.iter_mut().enumerate() {
                 let row = row + chain;
+                S::prefetch(columns.wrapping_add(row * LANES + ahead));
                 *out = take_row::<S>(columns, row, [query, key], decay, change, *out);
             }
         }
@@ -63,7 +68,6 @@ unsafe fn take_row<S: Simd>(
     // SAFETY: the row is within the columns, query and key; the caller vouches for the instruction set.
     unsafe {
         let at = columns.add(row * LANES);
-        S::prefetch(at.wrapping_add(AHEAD * key.len() * LANES));
         let x = S::fma(S::splat(*key.get_unchecked(row)), change, S::mul(decay, S::load(at)));
         S::store(at, x);
         S::fma(S::splat(*query.get_unchecked(row)), x, out)

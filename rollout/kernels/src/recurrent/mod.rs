@@ -17,7 +17,7 @@ pub mod mamba;
 mod matrix;
 pub mod short_conv;
 
-pub use convolution::{Convolution, MAX_KERNEL, Taps};
+pub use convolution::{Convolution, Taps};
 
 use super::{
     parallel::Shared,

@@ -65,7 +65,6 @@ use rollout_kernels::{
     attention::MAX_HEAD_DIM,
     element::{Format, KvFormat},
     pages::PageShape,
-    recurrent::MAX_KERNEL,
     simd::{Isa, MAX_BYTE_PRODUCTS},
     thread_pool::ThreadPool,
 };
@@ -97,9 +96,7 @@ fn fits(config: &ModelConfig) -> bool {
     let has_kernels = |layer: &LayerKind| match layer {
         // One product has biases for all of its outputs, and no gate of heads has any.
         LayerKind::Attention(kind) => !config.qkv_bias || kind.gate != Some(AttentionGate::Heads),
-        LayerKind::ShortConv(conv) => conv.kernel <= MAX_KERNEL,
-        LayerKind::DeltaRule(rule) => rule.kernel <= MAX_KERNEL,
-        LayerKind::Mamba(mamba) => mamba.kernel <= MAX_KERNEL,
+        LayerKind::ShortConv(_) | LayerKind::DeltaRule(_) | LayerKind::Mamba(_) => true,
     };
     config.widest_head() <= MAX_HEAD_DIM && config.layers.iter().all(has_kernels)
 }

@@ -143,7 +143,8 @@ macro_rules! data {
         top_k: u32 = 0, trl;
         /// Drop tokens less likely than this times the likeliest: a cut that adapts to how sure the model is.
         min_p: Option<f32> = None, absent("off"), trl, at_least(0.0), at_most(1.0);
-        /// Make tokens that have appeared less likely: fewer loops, but also fewer rightful repeats; 1 = off.
+        /// Make tokens that have appeared less likely: fewer loops, but also fewer rightful repeats; 1 = off, and the
+        /// only value in training, where the reward function `repetition_penalty` punishes repetition.
         repetition_penalty: f32 = 1.0, trl, above(0.0);
         /// Texts that end a completion, which saves the tokens that would follow.
         stop: Vec<String> = Vec::new();
@@ -174,15 +175,15 @@ macro_rules! data {
 
     "Tools and environments" {
         /// Tools that the policy may call: Python functions as `my_tools.py:add`, whose hints and docstring say what
-        /// they take, built-in ones as `builtin:calculator`, and those of a program as `command:./my_tools`. A
-        /// completion is then a conversation of several turns, and its replies count for `max_completion_length`.
-        /// docs/agents.md has the details. Processes, permissions and limits are those of reward functions
-        /// (`reward_python`, `reward_network` and the like).
+        /// they take, built-in ones as `builtin:calculator`, those of a program as `command:./my_tools`, and those of a
+        /// server as `mcp:http://HOST/mcp`. A completion is then a conversation of several turns, and its replies count
+        /// for `max_completion_length`. docs/agents.md has the details. Processes, permissions and limits are those of
+        /// reward functions (`reward_python`, `reward_network` and the like).
         tools: Vec<String> = Vec::new(), trl;
         /// The class of each conversation's own environment, as `my_env.py:Maze` or `builtin:maze`: its public methods
         /// are tools, and its `get_reward` is one more reward with the weight 1. A program in any language is one as
-        /// `command:./my_env`. A table of names and environments gives each row the one that its column `environment`
-        /// names.
+        /// `command:./my_env`, and one on a server as `openenv:ws://HOST:PORT`. A table of names and environments gives
+        /// each row the one that its column `environment` names.
         environment_factory: Option<EnvironmentFactory> = None, absent("no environment"), trl;
         /// Turns of a conversation whose calls are run: fewer bound its length and time, and end it where the policy
         /// would go on.

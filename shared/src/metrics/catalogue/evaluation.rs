@@ -14,7 +14,7 @@ section! {
     /// Prompts of which every completion has a score of the first reward function. The others are left out of `avg@{k}`
     /// and `pass@{k}`.
     ///
-    /// As `eval_prompts`. Fewer: a reward failed; `rollout eval` says why.
+    /// As `eval_prompts`. Fewer: a reward failed; `tandem eval` says why.
     metric EVAL_SCORED_PROMPTS = "eval_scored_prompts" { unit: Count, source: "Tandem" }
 
     /// The first reward function's score from which a completion counts as correct.
@@ -40,7 +40,7 @@ section! {
     family MAJ = "maj@{k}" {
         unit: Share,
         source: "verl `val-core/…/maj@k`, lm-evaluation-harness `maj@k`",
-        when: "where the first reward function extracts an answer (rollout eval)"
+        when: "where the first reward function extracts an answer (tandem eval)"
     }
 
     /// Lower end of the 95 % interval of `avg@{k}`: Wilson's where each prompt counts as 0 or 1, as it does with k = 1;
@@ -68,13 +68,13 @@ section! {
     ///
     /// As `avg_ci95_low@{k}`.
     family MAJ_CI95_LOW = "maj_ci95_low@{k}" { unit: Share, source: "Tandem", when: "where the first reward function \
-        extracts an answer (rollout eval)" }
+        extracts an answer (tandem eval)" }
 
     /// Upper end of the 95 % interval of `maj@{k}`.
     ///
     /// As `avg_ci95_low@{k}`.
     family MAJ_CI95_HIGH = "maj_ci95_high@{k}" { unit: Share, source: "Tandem", when: "where the first reward function \
-        extracts an answer (rollout eval)" }
+        extracts an answer (tandem eval)" }
 
     /// Standard error of `avg@{k}`, over prompts. For an interval take `avg_ci95_low@{k}` and `avg_ci95_high@{k}`.
     ///
@@ -92,7 +92,7 @@ section! {
     family MAJ_STDERR = "maj_stderr@{k}" {
         unit: Share,
         source: "lm-evaluation-harness `acc_stderr`",
-        when: "where the first reward function extracts an answer (rollout eval)"
+        when: "where the first reward function extracts an answer (tandem eval)"
     }
 
     /// Mean reward of the completions.

@@ -39,7 +39,7 @@ pub const OPTIMISATION: &Section = optimisation::SECTION;
 /// Metrics of the losses.
 pub const POLICY: &Section = policy::SECTION;
 
-/// Metrics of the two evaluations: `eval.jsonl`, and `rollout eval`.
+/// Metrics of the two evaluations: `eval.jsonl`, and `tandem eval`.
 pub const EVALUATION: &Section = evaluation::SECTION;
 
 /// All sections, in the order of the page.

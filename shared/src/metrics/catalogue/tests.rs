@@ -77,7 +77,6 @@ fn what_a_text_refers_to_exists() {
         "perf/…",
         "rollout/…",
         "eval_",
-        "rollout eval",
         "tandem eval",
         "tandem worker",
         "--correct-at",
