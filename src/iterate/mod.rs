@@ -88,6 +88,8 @@ struct Round {
 /// Runs `tandem iterate`. The last line on stdout is one JSON object.
 pub fn run(args: &Args) -> Result<ExitCode> {
     ensure!((0.0..1.0).contains(&args.history_share), "--history-share must be in [0, 1), got {}", args.history_share);
+    let rate = args.reward_learning_rate;
+    ensure!(rate > 0.0 && rate.is_finite(), "--reward-learning-rate must be above 0, got {rate}");
     let overrides = layers::parse_overrides(&args.overrides).map_err(train::explained)?;
     let mut config = layers::load_named(Some(&args.config), &overrides).map_err(train::explained)?;
     ensure!(
@@ -219,7 +221,9 @@ impl Job<'_> {
             comparisons::write(&history, &old)?;
             words = words.with("history", history.display()).with("history-share", self.args.history_share);
         }
-        let learned = tool::answer("learner", &words, &self.path(round, "reward-model.log"))?;
+        let learned = tool::answer("learner", &words, &self.path(round, "reward-model.log"));
+        // The learner knows these two by other names.
+        let learned = learned.context("the reward model, by --reward-learning-rate and --reward-epochs")?;
         atomic::write(&figures, learned.to_string().as_bytes())?;
         Ok(learned)
     }
@@ -230,7 +234,8 @@ impl Job<'_> {
         let mut config = self.config.clone();
         config.model.clone_from(&self.policy);
         config.output_dir = self.path(round, "run");
-        config.seed = self.config.seed + u64::from(round);
+        // TOML has no larger numbers.
+        config.seed = self.config.seed.wrapping_add(u64::from(round)) & i64::MAX as u64;
         // A colon would end the parameter.
         let path = self.path(round, "reward-model").display().to_string().replace(':', "\\:");
         let weights = self.config.weighted_rewards().into_iter().map(|(_, weight)| weight);

@@ -65,7 +65,7 @@ pub fn of_sampling(
         .with("prompts", prompts.display())
         .with("output", output.display())
         .with("reward-funcs", judge)
-        .with("seed", config.seed + u64::from(round) * SEEDS_OF_A_ROUND)
+        .with("seed", config.seed.wrapping_add(u64::from(round) * SEEDS_OF_A_ROUND))
         .with_option(config, "device", "rollout_device")
         .with_option(config, "kernels", "rollout_kernels")
         .with_option(config, "threads", "rollout_threads");
@@ -78,7 +78,7 @@ pub fn of_reward_model(config: &TrainConfig, model: &Path, pairs: &Path, output:
         .with("model", model.display())
         .with("pairs", pairs.display())
         .with("output", output.display())
-        .with("seed", config.seed + u64::from(round))
+        .with("seed", config.seed.wrapping_add(u64::from(round)))
         .with_option(config, "device", "learner_device")
         .with_option(config, "threads", "learner_threads")
         .with_option(config, "micro_batch_tokens", "micro_batch_tokens")

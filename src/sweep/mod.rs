@@ -130,8 +130,10 @@ impl Sweep {
         let mut options = options.to_vec();
         let dry_run = options.iter().any(|word| word == "--dry-run" || word == "--dry_run");
         options.retain(|word| word != "--dry-run" && word != "--dry_run");
-        let jobs = train::take(&mut options, "--jobs")?.map_or(Ok(Jobs::Number(1)), |text| Jobs::parse(&text))?;
+        let jobs = train::take(&mut options, "--jobs", "2")?.map_or(Ok(Jobs::Number(1)), |text| Jobs::parse(&text))?;
         if let Some(file) = file.filter(|file| import_config::is_foreign(file)) {
+            // A file that cannot be translated has a reason of its own.
+            import_config::Imported::read(file, None)?;
             bail!(
                 "{}: a sweep takes a run.toml; `tandem import-config {0} --output run.toml` makes one of this file",
                 file.display()

@@ -199,11 +199,11 @@ fn start_if_free(config: &TrainConfig, dir: &RunDir) -> Result<Start> {
     if wanted == "latest" {
         let Some(newest) = checkpoints.last() else {
             let way = if is_unused(dir)? {
-                "leave out --resume_from_checkpoint to begin"
+                "leave `resume_from_checkpoint` out, of the command line or the file, to begin"
             } else {
                 "choose another `output_dir`"
             };
-            bail!("{root} holds no checkpoint to resume from: {way}");
+            bail!("`resume_from_checkpoint` latest: {root} holds no checkpoint to resume from: {way}");
         };
         refuse_foreign(&dir.checkpoint(*newest))?;
         return Ok(Start::Resume);

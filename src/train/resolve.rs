@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use exporters::{AdapterConfig, Checkpoint};
 use shared::{
     ModelDir, RunDir,
@@ -41,7 +41,9 @@ impl CommandLine {
         let is_dry_run = |word: &String| word == "--dry-run" || word == "--dry_run";
         let dry_run = options.iter().any(is_dry_run);
         let mut options: Vec<String> = options.iter().filter(|word| !is_dry_run(word)).cloned().collect();
-        let chaos = take(&mut options, "--chaos")?.map(|text| text.parse()).transpose()?;
+        let chaos = take(&mut options, "--chaos", "seed=7,kill=0.02,stop=0.01,disk=0.01")?
+            .map(|text| text.parse())
+            .transpose()?;
         Ok(Self {
             file: file.map(Path::to_owned),
             dry_run,
@@ -227,11 +229,13 @@ pub fn resolve(mut config: TrainConfig) -> Result<Resolved> {
 /// Makes the paths in a configuration independent of the working directory.
 ///
 /// # Errors
-/// When there is no working directory.
+/// When there is no working directory, or a path is no text.
 pub fn make_absolute(config: &mut TrainConfig) -> Result<()> {
     config.reward_dir.get_or_insert_with(|| ".".into());
     for path in config.paths_mut().filter(|path| !path.as_os_str().is_empty() && hub_name(path).is_none()) {
         *path = std::path::absolute(&*path).with_context(|| path.display().to_string())?;
+        // Options are written as text, so a folder with such a name cannot be recorded.
+        ensure!(path.to_str().is_some(), "{}: the path is not UTF-8; rename its folder", path.display());
     }
     Ok(())
 }
@@ -292,21 +296,24 @@ pub fn before(config: &TrainConfig) -> Option<TrainConfig> {
     layers::load(Some(&RunDir::new(run).config()), &Vec::new()).ok()
 }
 
-/// Takes an option with its value, `--name value` or `--name=value`, out of the words.
-pub fn take(words: &mut Vec<String>, name: &str) -> Result<Option<String>> {
+/// Takes an option with its value, `--name value` or `--name=value`, out of the words. `such_as` is a value of it.
+///
+/// # Errors
+/// When the option has no value.
+pub fn take(words: &mut Vec<String>, name: &str, such_as: &str) -> Result<Option<String>> {
     let is_it = |word: &String| word.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('='));
     let Some(at) = words.iter().position(is_it) else { return Ok(None) };
     let word = words.remove(at);
     match word.split_once('=') {
         Some((_, value)) => Ok(Some(value.to_owned())),
-        None if at < words.len() => Ok(Some(words.remove(at))),
-        None => bail!("{name} needs a value, as in {name} seed=7,kill=0.02,stop=0.01,disk=0.01"),
+        None if words.get(at).is_some_and(|next| !next.starts_with("--")) => Ok(Some(words.remove(at))),
+        None => bail!("{name} needs a value, as in {name} {such_as}"),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::{ffi::OsStr, fs, os::unix::ffi::OsStrExt};
 
     use shared::config::{AdvantageEstimator, OPTIONS, ValueKind};
 
@@ -314,6 +321,22 @@ mod tests {
 
     fn words(line: &str) -> Vec<String> {
         line.split(' ').map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn a_path_that_is_no_text_is_refused() {
+        let folder = OsStr::from_bytes(b"/donn\xe9es/run");
+        let mut config = TrainConfig { output_dir: folder.into(), ..TrainConfig::default() };
+        let error = make_absolute(&mut config).unwrap_err().to_string();
+        assert!(error.ends_with("/run: the path is not UTF-8; rename its folder"), "{error}");
+    }
+
+    #[test]
+    fn an_option_without_its_value_is_told_one() {
+        for line in ["--jobs", "--jobs --seed 1,2"] {
+            let error = take(&mut words(line), "--jobs", "2").unwrap_err().to_string();
+            assert_eq!(error, "--jobs needs a value, as in --jobs 2", "{line}");
+        }
     }
 
     #[test]

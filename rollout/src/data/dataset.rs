@@ -63,8 +63,8 @@ pub enum DatasetError {
     /// No prompt leaves room for a completion.
     #[error(
         "{path}: none of its {rows} prompts leaves room for a completion: the shortest has {shortest} tokens, prompt \
-         and completion together may have {max_model_len}; raise `max_model_len` (within the model's limit) or set \
-         `max_prompt_length`"
+         and completion together may have {max_model_len}; raise `max_model_len` (within the model's limit), or set \
+         `max_prompt_length`, which runs with tools do not take"
     )]
     NoRoom {
         /// The file or folder.

@@ -1,4 +1,4 @@
-//! The loop over a generator. Commands, the pair, the worker and the judge all run this one.
+//! The loop over a generator. Commands, the pair, the worker and the arbiter all run this one.
 
 use std::{
     ops::ControlFlow,

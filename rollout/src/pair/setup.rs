@@ -360,8 +360,8 @@ fn cut_short(config: &TrainConfig, longest: usize, room: usize, limit: usize) ->
     (config.max_model_len.is_none() && room < wanted && room < limit).then(|| {
         format!(
             "the longest prompt has {longest} tokens and `max_completion_length` is {}, and the learner has exported \
-             {room} positions: completions of such prompts are cut; set `max_model_len` to {}, or less with \
-             `max_prompt_length`",
+             {room} positions: completions of such prompts are cut; set `max_model_len` to {}, or to less with \
+             shorter prompts",
             config.max_completion_length,
             wanted.min(limit)
         )

@@ -69,12 +69,12 @@ pub fn choose(
     let unreadable = |reason| DataError::content(folder, format!("the head of its {CARD} cannot be read: {reason}"));
     let declared = card.map(card::configurations).transpose().map_err(unreadable)?.unwrap_or_default();
     let chosen = if declared.is_empty() {
-        by_names(folder, within(folder, names, part.config)?, part.split)
+        by_names(folder, within(folder, names, part.config)?, part.split, false)
     } else {
         let configuration = configuration(folder, &declared, part.config)?;
         match configuration.splits() {
             Some(splits) => by_patterns(folder, &names, &splits, part.split),
-            None => by_names(folder, below(names, configuration.folder()), part.split),
+            None => by_names(folder, below(names, configuration.folder()), part.split, true),
         }
     }?;
     match chosen.0.iter().find_map(|name| split::missing_shard(name, &chosen.0)) {
@@ -149,8 +149,9 @@ fn by_patterns(
     Ok((paths, Some(split.clone())))
 }
 
-/// Files by the split in their names; without such names, all are the split `train`.
-fn by_names(folder: &Path, names: Vec<&String>, wanted: &str) -> Result<Chosen, DataError> {
+/// Files by the split in their names; without such names, all are the split `train`. `is_declared` says whether a card
+/// has chosen the files.
+fn by_names(folder: &Path, names: Vec<&String>, wanted: &str, is_declared: bool) -> Result<Chosen, DataError> {
     let mut splits: BTreeMap<Option<String>, Vec<String>> = BTreeMap::new();
     for name in names {
         splits.entry(split::of(Path::new(name))).or_default().push(name.clone());
@@ -159,27 +160,32 @@ fn by_names(folder: &Path, names: Vec<&String>, wanted: &str) -> Result<Chosen, 
     if let (true, Some(paths)) = (splits.is_empty(), unnamed) {
         let train = split::canonical(wanted) == "train";
         let refusal = || DataError::no_split(folder, wanted, &["train".into()]);
-        return if train { one_set(folder, paths, None) } else { Err(refusal()) };
+        return if train { one_set(folder, paths, None, is_declared) } else { Err(refusal()) };
     }
     let found: Vec<String> = splits.keys().flatten().cloned().collect();
     match splits.remove(&Some(split::canonical(wanted).to_owned())) {
-        Some(paths) => one_set(folder, paths, Some(wanted.to_owned())),
+        Some(paths) => one_set(folder, paths, Some(wanted.to_owned()), is_declared),
         None => Err(DataError::no_split(folder, wanted, &found)),
     }
 }
 
 /// Refuses files that would not belong together: of several configurations, or the same rows in several formats.
-fn one_set(folder: &Path, names: Vec<String>, split: Option<String>) -> Result<Chosen, DataError> {
+fn one_set(folder: &Path, names: Vec<String>, split: Option<String>, is_declared: bool) -> Result<Chosen, DataError> {
     let parents: BTreeSet<&Path> = names.iter().filter_map(|name| Path::new(name).parent()).collect();
     if parents.len() > 1 {
-        let named: Vec<String> = parents.iter().map(|parent| parent.display().to_string()).collect();
+        // `dataset_config` is the name of a folder, or one that a card declares.
+        let way = if is_declared || parents.contains(Path::new("")) {
+            "name a file, or one of these folders, as the dataset"
+        } else {
+            "`dataset_config` chooses one"
+        };
+        let name =
+            |parent: &&Path| if parent.as_os_str().is_empty() { ".".into() } else { parent.display().to_string() };
+        let named: Vec<String> = parents.iter().map(name).collect();
+        let named = named.join(", ");
         return Err(DataError::content(
             folder,
-            format!(
-                "has rows of one split in several folders, perhaps of several configurations; `dataset_config` chooses \
-                 one: {}",
-                named.join(", ")
-            ),
+            format!("has rows of one split in several folders, perhaps of several configurations; {way}: {named}"),
         ));
     }
     let formats: BTreeSet<String> = names.iter().map(|name| extension::of(Path::new(name))).collect();

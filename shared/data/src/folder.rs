@@ -230,6 +230,9 @@ mod tests {
         assert_eq!(prompts(configurations.path(), part("socratic")).unwrap(), ["socratic/train.jsonl"]);
         let error = prompts(configurations.path(), part("no")).unwrap_err();
         assert!(error.contains("has no configuration `no` (`dataset_config`), but `main`, `socratic`"), "{error}");
+        let mixed = folder(&["train.jsonl", "old/train.jsonl"]);
+        let error = prompts(mixed.path(), "train").unwrap_err();
+        assert!(error.contains("name a file, or one of these folders, as the dataset: ., old"), "{error}");
         let formats = folder(&["train.jsonl", "train.csv"]);
         assert!(prompts(formats.path(), "train").unwrap_err().contains("several formats (.csv, .jsonl)"));
         let error = prompts(folder(&["model.safetensors", "README.md"]).path(), "train").unwrap_err();

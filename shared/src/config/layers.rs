@@ -34,7 +34,9 @@ pub fn parse_overrides(words: &[String]) -> Result<Overrides, ConfigError> {
     let mut words = words.iter().peekable();
     while let Some(word) = words.next() {
         let Some(flag) = word.strip_prefix("--") else {
-            return Err(ConfigError::Value(format!("unexpected `{word}`: options are written --key value")));
+            return Err(ConfigError::Value(format!(
+                "unexpected `{word}`: options are written --key value, behind the file if there is one"
+            )));
         };
         let (key, value) = match flag.split_once('=') {
             Some((key, value)) => (key, Some(value.to_owned())),

@@ -254,38 +254,56 @@ fn every_recipe_is_a_valid_run() {
     }
 }
 
+/// The source files of all packages.
+fn all_sources() -> Vec<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let folders = ["src", "rollout", "learner", "shared", "exporters", "tests", "xtask"];
+    folders.iter().flat_map(|folder| sources(&root.join(folder))).collect()
+}
+
+/// Whether there is a test, by `file::function`.
+fn is_test(sources: &[PathBuf], test: &str) -> bool {
+    let (file, function) = test.split_once("::").unwrap_or_else(|| panic!("{test}"));
+    // A folder's own file, and that of its tests, go by the folder's name too.
+    let is_named = |path: &&PathBuf| {
+        let (stem, folder) = (path.file_stem(), path.parent().and_then(Path::file_name));
+        let is_of_folder = stem.is_some_and(|stem| stem == "mod" || stem == "tests");
+        stem.is_some_and(|stem| stem == file) || is_of_folder && folder.is_some_and(|folder| folder == file)
+    };
+    let declared = ["#[test]\nfn", "#[tokio::test]\nasync fn"].map(|begin| format!("{begin} {function}("));
+    sources.iter().filter(is_named).any(|path| {
+        let text = fs::read_to_string(path).unwrap();
+        let text = text.lines().map(str::trim).collect::<Vec<_>>().join("\n");
+        declared.iter().any(|declared| text.contains(declared))
+    })
+}
+
 /// Every line of the page of faults ends with tests that exist, as `file::function`.
 #[test]
 fn the_page_of_faults_names_tests_that_exist() {
-    let text = document("docs/faults.md");
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let sources: Vec<PathBuf> = ["src", "rollout", "learner", "shared", "exporters", "tests"]
-        .iter()
-        .flat_map(|folder| sources(&root.join(folder)))
-        .collect();
-    let exists = |file: &str, function: &str| {
-        // A folder's own file goes by the folder's name.
-        let name = |path: &Path| match path.file_stem()?.to_str()? {
-            "mod" => Some(path.parent()?.file_name()?.to_str()?.to_owned()),
-            stem => Some(stem.to_owned()),
-        };
-        let named = sources.iter().filter(|path| name(path).is_some_and(|name| name == file));
-        let declared = ["#[test]\nfn", "#[tokio::test]\nasync fn"].map(|begin| format!("{begin} {function}() {{"));
-        named.into_iter().any(|path| {
-            let text = fs::read_to_string(path).unwrap();
-            let text = text.lines().map(str::trim).collect::<Vec<_>>().join("\n");
-            declared.iter().any(|declared| text.contains(declared))
-        })
-    };
+    let (text, sources) = (document("docs/faults.md"), all_sources());
     let rows: Vec<&str> = text.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| fault")).collect();
     assert!(rows.len() > 30);
     for row in rows {
         let cell = row.trim_end_matches('|').rsplit('|').next().unwrap();
         for test in cell.split(',') {
-            let (file, function) = test.trim().trim_matches('`').split_once("::").unwrap_or_else(|| panic!("{row}"));
-            assert!(exists(file, function), "{test}");
+            assert!(is_test(&sources, test.trim().trim_matches('`')), "{test}");
         }
     }
+}
+
+/// So does every invariant.
+#[test]
+fn the_architecture_names_tests_that_exist() {
+    let (text, sources) = (document("ARCHITECTURE.md"), all_sources());
+    let is_path =
+        |words: &&str| words.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "_:".contains(c));
+    // A sentence for a name, not a function of the code.
+    let is_sentence = |words: &&str| words.split_once("::").is_some_and(|(_, name)| name.matches('_').count() > 2);
+    let tests: Vec<&str> = text.split('`').skip(1).step_by(2).filter(is_path).filter(is_sentence).collect();
+    assert!(tests.len() > 40, "{tests:?}");
+    let missing: Vec<&&str> = tests.iter().filter(|test| !is_test(&sources, test)).collect();
+    assert!(missing.is_empty(), "{missing:#?}");
 }
 
 /// The section of the page is all that has to be known: no other production file names these options.

@@ -75,8 +75,8 @@ impl Task {
         let limit = model.config().max_position_embeddings;
         ensure!(
             self.longest <= limit || batching.max_model_len.is_some(),
-            "prompt and completion take up to {} tokens, the model's limit is {limit}; shorten them or set \
-             --max-model-len, at which completions are cut off",
+            "prompt and completion take up to {} tokens, the model's limit is {limit}; lower \
+             --completion-length or --prompt-length (of rows: --max-completion-length or --max-prompt-length)",
             self.longest
         );
         let mut options = batching.engine_options(self.workload.sequences(), self.longest, limit)?;

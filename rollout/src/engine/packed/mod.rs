@@ -109,7 +109,9 @@ fn check(options: &EngineOptions) -> Result<(), EngineError> {
         ("cuda_graphs", options.cuda_graphs),
     ];
     if let Some((name, _)) = refused.iter().find(|(_, on)| *on) {
-        return Err(EngineError::Options(format!("{name} needs the stock kernels (--kernels stock)")));
+        return Err(EngineError::Options(format!(
+            "{name} needs the stock kernels (--kernels stock, `rollout_kernels`)"
+        )));
     }
     if options.kv_dtype == KvDtype::Int8 && options.max_model_len > MAX_BYTE_PRODUCTS {
         let message = format!("kv_dtype int8 takes a max_model_len of at most {MAX_BYTE_PRODUCTS}; auto takes more");

@@ -71,9 +71,8 @@ fn refusal(text: &str, path: &Path, error: &toml::de::Error) -> String {
     let line = text.lines().nth(number).unwrap_or_default().trim();
     if let Some(format) = other_format(text, line, path) {
         return format!(
-            "is {format} and no TOML; `tandem train` takes a .yaml, .json or .sh file of TRL, verl or RLinf as it is, \
-             and `tandem import-config {} --output run.toml` makes a run.toml of one",
-            path.display()
+            "is {format} and no TOML, in which options are written `key = value`; `tandem train` takes a file of TRL, \
+             verl or RLinf as it is where its name ends in .yaml, .json or .sh"
         );
     }
     if error.message().contains("duplicate key") {
