@@ -107,7 +107,7 @@ fn checks_are_chosen_by_name_and_listed() {
 
 #[test]
 fn every_check_has_a_script_and_every_script_a_check() {
-    let helpers = ["support.py", "peers.py"];
+    let helpers = ["support.py", "peers.py", "blocks.py"];
     let folder = root().join("tests/conformity");
     let found: BTreeSet<String> = fs::read_dir(folder)
         .unwrap()
