@@ -134,8 +134,7 @@ fn require_equal(replayed: &[f32], computed: &[f32], rows: usize) -> Result<(), 
     }
     Err(EngineError::Runtime {
         doing: format!("the CUDA graph of {rows} rows is not usable"),
-        message: "its replay gives other logits than the graph itself; leave out --cuda-graphs (`rollout_cuda_graphs`)"
-            .into(),
+        message: "its replay gives other logits than the graph itself; run without CUDA graphs".into(),
     })
 }
 
