@@ -218,7 +218,7 @@ mod tests {
         require_equal(&[3.001, -80.02, 0.5, 7.0], &computed, 2).unwrap();
         for wrong in [[3.0, -80.0, 0.5, 9.0], [3.0, -80.0, f32::NAN, 7.0]] {
             let error = require_equal(&wrong, &computed, 2).unwrap_err().to_string();
-            assert!(error.contains("2 rows") && error.contains("without --cuda-graphs"), "{error}");
+            assert!(error.contains("2 rows") && error.contains("without CUDA graphs"), "{error}");
         }
     }
 
