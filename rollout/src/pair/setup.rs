@@ -361,7 +361,7 @@ fn cut_short(config: &TrainConfig, longest: usize, room: usize, limit: usize) ->
         format!(
             "the longest prompt has {longest} tokens and `max_completion_length` is {}, and the learner has exported \
              {room} positions: completions of such prompts are cut; set `max_model_len` to {}, or to less with \
-             shorter prompts",
+             shorter prompts (`max_prompt_length`, which runs with tools do not take)",
             config.max_completion_length,
             wanted.min(limit)
         )

@@ -81,7 +81,7 @@ fn what_is_no_run_toml_is_told_by_what_it_is() {
         ("grpo.json", "{\"learning_rate\": 1e-6}", "JSON"),
     ] {
         let text = of(name, text);
-        assert!(text.contains(&format!("is {format} and no TOML, in which options are written ")), "{text}");
+        assert!(text.contains(&format!("is {format} and no TOML; `tandem train` takes ")), "{text}");
     }
     let text = of("a.toml", "seed = :1\n");
     assert!(

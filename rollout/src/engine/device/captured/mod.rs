@@ -134,7 +134,9 @@ fn require_equal(replayed: &[f32], computed: &[f32], rows: usize) -> Result<(), 
     }
     Err(EngineError::Runtime {
         doing: format!("the CUDA graph of {rows} rows is not usable"),
-        message: "its replay gives other logits than the graph itself; run without CUDA graphs".into(),
+        message: "its replay gives other logits than the graph itself; run without --cuda-graphs, and a training run \
+                  without its option for them"
+            .into(),
     })
 }
 
@@ -218,7 +220,7 @@ mod tests {
         require_equal(&[3.001, -80.02, 0.5, 7.0], &computed, 2).unwrap();
         for wrong in [[3.0, -80.0, 0.5, 9.0], [3.0, -80.0, f32::NAN, 7.0]] {
             let error = require_equal(&wrong, &computed, 2).unwrap_err().to_string();
-            assert!(error.contains("2 rows") && error.contains("without CUDA graphs"), "{error}");
+            assert!(error.contains("2 rows") && error.contains("without --cuda-graphs"), "{error}");
         }
     }
 
