@@ -71,8 +71,8 @@ fn refusal(text: &str, path: &Path, error: &toml::de::Error) -> String {
     let line = text.lines().nth(number).unwrap_or_default().trim();
     if let Some(format) = other_format(text, line, path) {
         return format!(
-            "is {format} and no TOML; `tandem train` takes a file of TRL, verl or RLinf as it is where its name ends in \
-             .yaml, .json or .sh; in TOML, options are written `key = value`"
+            "is {format} and no TOML; `tandem train` takes a file of TRL, verl or RLinf as it is where its name ends \
+             in .yaml, .json or .sh; in TOML, options are written `key = value`"
         );
     }
     if error.message().contains("duplicate key") {
