@@ -35,6 +35,9 @@ fn check_part(root: &Value, schema: &Value, value: &Value, place: &str) -> Resul
             "exclusiveMinimum" => number(|value, bound| value > bound),
             "maximum" => number(|value, bound| value <= bound),
             "exclusiveMaximum" => number(|value, bound| value < bound),
+            "minLength" => {
+                value.as_str().is_none_or(|text| text.chars().count() as u64 >= said.as_u64().expect("a number"))
+            }
             "minItems" => value.as_array().is_none_or(|items| items.len() as u64 >= said.as_u64().expect("a number")),
             "uniqueItems" => value.as_array().is_none_or(|items| {
                 let is_new = |(at, item)| !items[..at].contains(item);
@@ -106,6 +109,7 @@ mod tests {
                 "count": { "type": "integer", "minimum": 1, "maximum": 3 },
                 "share": { "type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1 },
                 "word": { "enum": ["a", "b"] },
+                "name": { "type": "string", "minLength": 2 },
                 "other": { "$ref": "#/properties/word" },
                 "some": { "type": "array", "items": { "type": "integer" }, "minItems": 1, "uniqueItems": true },
                 "list": { "anyOf": [{ "const": "none" }, { "type": "array", "items": { "type": "boolean" } }] },
@@ -114,6 +118,8 @@ mod tests {
         for (value, valid) in [
             (json!({ "count": 1, "share": 0.5, "word": "b", "other": "a", "list": [true] }), true),
             (json!({ "count": 3, "list": "none" }), true),
+            (json!({ "name": "éß" }), true),
+            (json!({ "name": "é" }), false),
             (json!({ "some": [1, 2] }), true),
             (json!({ "some": [] }), false),
             (json!({ "some": [1, 2, 1] }), false),

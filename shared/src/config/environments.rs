@@ -98,6 +98,10 @@ impl<'de> Deserialize<'de> for EnvironmentFactory {
 
 impl OptionValue for EnvironmentFactory {
     const KIND: ValueKind = ValueKind::TextOrTable;
+
+    fn has_empty_text(&self) -> bool {
+        self.classes().any(|(_, class)| class.is_empty())
+    }
 }
 
 /// What metrics call the reward of an agent.

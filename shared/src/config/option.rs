@@ -35,6 +35,8 @@ pub struct OptionSpec {
     pub aliases: &'static [&'static str],
     /// The range of its numbers.
     pub bounds: Bounds,
+    /// Whether an empty text means something else than its absence.
+    pub may_be_empty: bool,
     /// Whether its value changes results. If not, a run may be resumed with another value.
     pub changes_results: bool,
     /// Whether it may be a name on the Hugging Face Hub instead of a path.
@@ -69,6 +71,7 @@ impl OptionSpec {
             absent: None,
             aliases: &[],
             bounds: Bounds::FINITE,
+            may_be_empty: false,
             changes_results: true,
             on_hub: false,
             share: None,
@@ -136,6 +139,12 @@ impl OptionSpec {
         self
     }
 
+    /// An empty text is a value of its own.
+    pub(super) const fn or_empty(mut self) -> Self {
+        self.may_be_empty = true;
+        self
+    }
+
     /// A path, or a name on the Hugging Face Hub.
     pub(super) const fn on_hub(mut self) -> Self {
         self.on_hub = true;
@@ -185,12 +194,24 @@ impl OptionSpec {
         self.default_value().map(|value| value.as_str().map_or_else(|| value.to_string(), str::to_owned))
     }
 
-    /// Refuses numbers outside the bounds, in words that follow the name of the option.
+    /// Refuses numbers outside the bounds, and empty texts, in words that follow the name of the option. An option that
+    /// every run must give is empty where it is missing, which is for others to say.
     ///
     /// # Errors
-    /// `must be`, the bounds, and the number that was given.
+    /// `must be`, the bounds, and the number that was given; or that the text is empty, and the meaning of its absence.
     pub fn check<T: OptionValue>(&self, value: &T) -> Result<(), String> {
-        value.outside(&self.bounds).map_or(Ok(()), |found| Err(format!("must be {}, got {found}", self.bounds)))
+        if let Some(found) = value.outside(&self.bounds) {
+            return Err(format!("must be {}, got {found}", self.bounds));
+        }
+        if self.may_be_empty || !value.has_empty_text() {
+            return Ok(());
+        }
+        match (self.kind, self.absent, self.default_text()) {
+            (ValueKind::Texts | ValueKind::Paths, ..) => Err("has an empty entry: fill it, or leave it out".to_owned()),
+            (_, Some(meaning), _) => Err(format!("is empty: fill it, or leave it out (then: {meaning})")),
+            (_, None, Some(default)) => Err(format!("is empty: fill it, or leave it out (then: {default})")),
+            (_, None, None) => Ok(()),
+        }
     }
 }
 
@@ -243,7 +264,7 @@ macro_rules! options {
                 [$($($crate::declare::OptionValue::paths_mut(&mut self.$key)),+),+].into_iter().flatten()
             }
 
-            /// Every number that is out of its bounds.
+            /// Every number that is out of its bounds, and every text that is empty.
             pub(super) fn out_of_bounds(&self) -> Vec<$crate::config::ConfigError> {
                 let checked = OPTIONS.iter().map(|option| {
                     let checked = match option.key {

@@ -76,6 +76,31 @@ fn every_bound_refuses_what_lies_beyond_it() {
     assert!(ends > 70, "only {ends} ends of ranges");
 }
 
+#[test]
+fn an_empty_text_is_refused_with_the_way_out() {
+    let mut texts = 0;
+    for option in OPTIONS {
+        let empty = match option.kind {
+            ValueKind::Text | ValueKind::Path | ValueKind::TextOrTable => "",
+            ValueKind::Texts | ValueKind::Paths => r#"["a", ""]"#,
+            _ => continue,
+        };
+        let outcome = given(option, empty).unwrap().problems();
+        let words: Vec<String> = outcome.iter().map(ToString::to_string).collect();
+        let mine = format!("`{}` ", option.key);
+        let refused = words.iter().any(|words| words.starts_with(&mine) && words.contains("leave it out"));
+        let missing = words.iter().any(|words| words.starts_with(&mine) && words.contains("is missing"));
+        assert_eq!(refused || missing, !option.may_be_empty, "{}: {words:?}", option.key);
+        texts += 1;
+    }
+    assert!(texts > 30, "only {texts} options take texts");
+    let class = given(option("environment_factory").unwrap(), r#"{"maze": ""}"#).unwrap();
+    assert!(class.validate().unwrap_err().to_string().contains("environment_factory"));
+    let of = |key, value| given(option(key).unwrap(), value).unwrap().out_of_bounds()[0].to_string();
+    assert_eq!(of("eval_dataset", ""), "`eval_dataset` is empty: fill it, or leave it out (then: no evaluation)");
+    assert_eq!(of("model_revision", ""), "`model_revision` is empty: fill it, or leave it out (then: main)");
+}
+
 /// A value other than the default, as a word of the command line.
 fn another(option: &OptionSpec) -> String {
     let default = serde_json::to_value(TrainConfig::default()).unwrap()[option.key].clone();

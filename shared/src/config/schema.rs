@@ -96,7 +96,11 @@ fn of_option(option: &OptionSpec) -> Value {
 
 /// The values of an option's own type.
 fn of_kind(option: &OptionSpec) -> Value {
-    let texts = || json!({ "type": "array", "items": { "type": "string" } });
+    let text = || match option.may_be_empty {
+        true => json!({ "type": "string" }),
+        false => json!({ "type": "string", "minLength": 1 }),
+    };
+    let texts = || json!({ "type": "array", "items": text() });
     match option.kind {
         ValueKind::Flag => json!({ "type": "boolean" }),
         ValueKind::Whole => {
@@ -105,16 +109,16 @@ fn of_kind(option: &OptionSpec) -> Value {
             within("integer", &Bounds { low, high, ..option.bounds })
         }
         ValueKind::Number => within("number", &option.bounds),
-        ValueKind::Text | ValueKind::Path => json!({ "type": "string" }),
-        ValueKind::Paths => json!({ "anyOf": [{ "type": "string" }, texts()] }),
+        ValueKind::Text | ValueKind::Path => text(),
+        ValueKind::Paths => json!({ "anyOf": [text(), texts()] }),
         ValueKind::Choice(values) => {
             let words = values.iter().flat_map(|value| [value.word].into_iter().chain(value.aliases.iter().copied()));
             json!({ "enum": words.collect::<Vec<_>>() })
         }
         ValueKind::Texts => texts(),
         ValueKind::TextOrTable => json!({ "anyOf": [
-            { "type": "string" },
-            { "type": "object", "additionalProperties": { "type": "string" } }
+            text(),
+            { "type": "object", "additionalProperties": text() }
         ] }),
         ValueKind::Numbers => json!({ "type": "array", "items": within("number", &option.bounds) }),
         ValueKind::Table => {

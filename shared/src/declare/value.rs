@@ -104,6 +104,11 @@ pub trait OptionValue {
         None
     }
 
+    /// Whether it is an empty text or path, or a list with one. An option that is absent is not empty.
+    fn has_empty_text(&self) -> bool {
+        false
+    }
+
     /// The paths in it.
     fn paths_mut(&mut self) -> &mut [PathBuf] {
         &mut []
@@ -136,10 +141,18 @@ numbers!(
 
 impl OptionValue for String {
     const KIND: ValueKind = ValueKind::Text;
+
+    fn has_empty_text(&self) -> bool {
+        self.is_empty()
+    }
 }
 
 impl OptionValue for PathBuf {
     const KIND: ValueKind = ValueKind::Path;
+
+    fn has_empty_text(&self) -> bool {
+        self.as_os_str().is_empty()
+    }
 
     fn paths_mut(&mut self) -> &mut [PathBuf] {
         std::slice::from_mut(self)
@@ -148,6 +161,10 @@ impl OptionValue for PathBuf {
 
 impl OptionValue for Paths {
     const KIND: ValueKind = ValueKind::Paths;
+
+    fn has_empty_text(&self) -> bool {
+        self.iter().any(PathBuf::has_empty_text)
+    }
 
     fn paths_mut(&mut self) -> &mut [PathBuf] {
         self
@@ -166,6 +183,10 @@ impl<T: OptionValue> OptionValue for Option<T> {
         self.as_ref()?.outside(bounds)
     }
 
+    fn has_empty_text(&self) -> bool {
+        self.as_ref().is_some_and(T::has_empty_text)
+    }
+
     fn paths_mut(&mut self) -> &mut [PathBuf] {
         self.as_mut().map_or(&mut [], T::paths_mut)
     }
@@ -179,5 +200,9 @@ impl<T: OptionValue> OptionValue for Vec<T> {
 
     fn outside(&self, bounds: &Bounds) -> Option<String> {
         self.iter().find_map(|item| item.outside(bounds))
+    }
+
+    fn has_empty_text(&self) -> bool {
+        self.iter().any(T::has_empty_text)
     }
 }

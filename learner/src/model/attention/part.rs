@@ -56,8 +56,20 @@ pub(super) fn part(qkv: [Tensor; 3], mask: Mask, scale: f64) -> Partial {
     Partial { out: out.transpose(1, 2), lse: lse.transpose(1, 2) }
 }
 
-/// Gradients of queries, keys and values, each in its shape. `joined` is the output over all keys that the queries see,
-/// these among them, and `d_out` its gradient.
+/// Largest product of keys and width of a head whose derivative is computed in float32 where the model is in bf16.
+/// libtorch multiplies the blocks of a head one by one there, and for few keys a call of its product in bf16 takes
+/// longer than the product in float32, conversions included.
+const SMALL_HEAD: i64 = 8192;
+
+/// The kind in which gradients are computed, given the keys.
+fn kind_of_backward(keys: &Tensor) -> Kind {
+    let is_small = keys.size()[1] * keys.size()[3] <= SMALL_HEAD;
+    let is_rounded = keys.device() == Device::Cpu && keys.kind() == Kind::BFloat16;
+    if is_rounded && is_small { Kind::Float } else { keys.kind() }
+}
+
+/// Gradients of queries, keys and values, each in its shape, in float32 or in the model's kind. `joined` is the output
+/// over all keys that the queries see, these among them, and `d_out` its gradient.
 pub(super) fn part_backward(
     qkv: &[Tensor; 3],
     joined: &Partial,
@@ -65,8 +77,10 @@ pub(super) fn part_backward(
     mask: Mask,
     scale: f64,
 ) -> [Tensor; 3] {
-    let expanded = by_head(qkv);
-    let above = [&joined.out, d_out, &joined.lse].map(|x| x.transpose(1, 2));
+    let kind = kind_of_backward(&qkv[1]);
+    let qkv = [&qkv[0], &qkv[1], &qkv[2]].map(|x| x.to_kind(kind));
+    let expanded = by_head(&qkv);
+    let above = [joined.out.to_kind(kind), d_out.to_kind(kind), joined.lse.shallow_clone()].map(|x| x.transpose(1, 2));
     let (dq, dk, dv) = if d_out.device() == Device::Cpu {
         flash_backward(&expanded, &above, mask, scale)
     } else {

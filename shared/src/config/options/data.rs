@@ -41,7 +41,7 @@ macro_rules! data {
         output_dir: PathBuf = "runs/grpo".into(), trl, keeps_results;
         /// System message put before every prompt, whose tokens are prefilled with each; a plain text prompt becomes a
         /// user message then. A row that has a system message of its own keeps that alone.
-        system_prompt: Option<String> = None, absent("none");
+        system_prompt: Option<String> = None, absent("none"), or_empty;
         /// Chat template in the place of the model's: a file in Jinja, or a model directory that has one. Checkpoints
         /// carry it.
         chat_template: Option<PathBuf> = None, absent("the model's"), source("TRL `chat_template_path`"),

@@ -20,7 +20,7 @@ mod testing;
 mod tools;
 mod warnings;
 
-use std::{fmt::Display, path::Path};
+use std::fmt::Display;
 
 use super::{ConfigError, Device, Kernels, KvDtype, RolloutDtype, RouterReplay, TrainConfig, WeightSwap};
 
@@ -173,21 +173,15 @@ impl TrainConfig {
     fn missing(&self) -> Vec<ConfigError> {
         let (weights, functions) = (self.reward_weights.len(), self.reward_funcs.len());
         let (shares, datasets) = (self.dataset_weights.len(), self.dataset.len());
-        let empty = |path: &Path| path.as_os_str().is_empty();
         let cases = [
-            (empty(&self.model), "`model` is missing: name a Hugging Face model directory".to_owned()),
+            (self.model.as_os_str().is_empty(), "`model` is missing: name a Hugging Face model directory".to_owned()),
             (self.dataset.is_empty(), "`dataset` is missing: name a file or folder with prompts".to_owned()),
-            (
-                self.dataset.iter().any(|path| empty(path)),
-                "`dataset` has an empty path: name a file or folder with prompts".to_owned(),
-            ),
             (
                 shares != 0 && shares != datasets,
                 format!(
                     "`dataset_weights` has {shares} entries, and `dataset` names {datasets}: give each its own, or none"
                 ),
             ),
-            (empty(&self.output_dir), "`output_dir` is empty: name a folder for the run".to_owned()),
             (
                 self.evaluates() && self.eval_dataset.is_none(),
                 "`eval_steps` needs `eval_dataset`: name a file or folder with prompts to evaluate on".to_owned(),
@@ -301,7 +295,7 @@ mod tests {
             ("guard", |c| c.guard = vec!["mismatch=halt".into()]),
             ("model", |c| c.model = "".into()),
             ("dataset", |c| c.dataset = "".into()),
-            ("empty path", |c| c.dataset = ["a".into(), "".into()].into_iter().collect()),
+            ("`dataset` has an empty entry", |c| c.dataset = ["a".into(), "".into()].into_iter().collect()),
             ("`dataset_weights` has 2 entries", |c| c.dataset_weights = vec![1.0, 2.0]),
             ("dataset_weights", |c| c.dataset_weights = vec![0.0]),
             ("output_dir", |c| c.output_dir = "".into()),

@@ -131,7 +131,7 @@ impl<'a> LearnerSizes<'a> {
     #[must_use]
     pub fn budget(&self, device: Device, work: &Workload, room: u64) -> u64 {
         let fixed = LearnerPlan { activations: 0, ..self.plan(u64::MAX) }.total();
-        work.budget(device, room.saturating_sub(fixed) / self.bytes_per_token())
+        work.budget(device, self.bf16, room.saturating_sub(fixed) / self.bytes_per_token())
     }
 
     /// Bytes for each token of a pass.

@@ -139,7 +139,7 @@ impl RunPlan {
             on_gpu,
         };
         let given = config.micro_batch_tokens.map(u64::from);
-        let whole = plan(given.unwrap_or_else(|| work.budget(config.learner_device, u64::MAX)), wanted);
+        let whole = plan(given.unwrap_or_else(|| work.budget(config.learner_device, config.bf16, u64::MAX)), wanted);
         if whole.fits() {
             return whole;
         }
