@@ -355,7 +355,9 @@ mod tests {
         assert_eq!(compared.load().agreement(), Some(0.75));
         assert!(result(&compared) == result(&own), "they are only compared");
         let replayed = result(&block.record(&x_TH, Some(&(chosen_TK, true))));
-        let changed: Vec<bool> = (0..3).map(|token| replayed.get(token) != result(&own).get(token)).collect();
+        // Another number of rows in a product may change its last bits.
+        let distance = (replayed - result(&own)).abs().amax([1i64].as_slice(), false);
+        let changed: Vec<bool> = Vec::<f64>::try_from(distance).unwrap().iter().map(|&most| most > 1e-9).collect();
         assert_eq!(changed, [true, false, false]);
     }
 

@@ -195,7 +195,7 @@ impl OptionSpec {
     }
 
     /// Refuses numbers outside the bounds, and empty texts, in words that follow the name of the option. An option that
-    /// every run must give is empty where it is missing, which is for others to say.
+    /// every run must give is empty where it is missing; others say so.
     ///
     /// # Errors
     /// `must be`, the bounds, and the number that was given; or that the text is empty, and the meaning of its absence.

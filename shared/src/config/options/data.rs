@@ -155,7 +155,7 @@ macro_rules! data {
         /// follow it too; `tandem eval` does not. The syntax is that of the crate `regex`, without Unicode word
         /// boundaries.
         structured_outputs_regex: Option<String> = None, absent("any text"),
-            source("TRL `vllm_structured_outputs_regex`");
+            source("TRL `vllm_structured_outputs_regex`"), or_empty;
         /// Replace groups that teach nothing (see `filter_groups_metric`) by groups of further prompts until the batch
         /// is full (DAPO section 3.2). A step then uses up more prompts, so that a given number of steps
         /// takes more epochs.
