@@ -206,12 +206,11 @@ impl OptionSpec {
         if self.may_be_empty || !value.has_empty_text() {
             return Ok(());
         }
-        match (self.kind, self.absent, self.default_text()) {
-            (ValueKind::Texts | ValueKind::Paths, ..) => Err("has an empty entry: fill it, or leave it out".to_owned()),
-            (_, Some(meaning), _) => Err(format!("is empty: fill it, or leave it out (then: {meaning})")),
-            (_, None, Some(default)) => Err(format!("is empty: fill it, or leave it out (then: {default})")),
-            (_, None, None) => Ok(()),
+        if matches!(self.kind, ValueKind::Texts | ValueKind::Paths) {
+            return Err("has an empty entry: fill it, or leave it out".to_owned());
         }
+        let instead = self.absent.map(str::to_owned).or_else(|| self.default_text());
+        instead.map_or(Ok(()), |then| Err(format!("is empty: fill it, or leave it out (then: {then})")))
     }
 }
 

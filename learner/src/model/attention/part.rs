@@ -149,6 +149,27 @@ fn shape(x: &Tensor) -> [i64; 4] {
 mod tests {
     use super::*;
 
+    /// In bf16, few keys have gradients in float32, which are those of the rounded inputs. More keys have them in bf16.
+    #[test]
+    fn the_derivative_of_few_keys_is_in_float32() {
+        tch::manual_seed(9);
+        for (keys, kind) in [(SMALL_HEAD / 64, Kind::Float), (SMALL_HEAD / 64 + 1, Kind::BFloat16)] {
+            let random =
+                |heads: i64| Tensor::randn([2, keys, heads, 64], (Kind::Float, Device::Cpu)).to_kind(Kind::BFloat16);
+            let (qkv, d_out) = ([random(6), random(2), random(2)], random(6));
+            let joined = part(qkv.each_ref().map(Tensor::shallow_clone), Mask::Causal, 0.125);
+            let found = part_backward(&qkv, &joined, &d_out, Mask::Causal, 0.125);
+            let wide = qkv.each_ref().map(|x| x.to_kind(Kind::Double));
+            let joined = Partial { out: joined.out.to_kind(Kind::Double), lse: joined.lse.to_kind(Kind::Double) };
+            let exact = part_backward(&wide, &joined, &d_out.to_kind(Kind::Double), Mask::Causal, 0.125);
+            for (found, exact) in found.iter().zip(&exact) {
+                assert_eq!(found.kind(), kind, "{keys} keys");
+                let distance = ((found - exact).norm() / exact.norm()).double_value(&[]);
+                assert!(distance < if kind == Kind::Float { 1e-5 } else { 2e-2 }, "{keys} keys: {distance}");
+            }
+        }
+    }
+
     /// The GPU's products agree with the CPU's kernels for all keys, for a part of the keys, and for windows. The last
     /// window hides whole blocks of keys, in the block size of the CPU's kernels.
     #[test]

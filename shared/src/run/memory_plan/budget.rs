@@ -22,8 +22,9 @@ const TOLERANCE: f64 = 0.10;
 
 /// Cost of a pass beside that of its tokens, as a number of tokens: weights are read and gradients are read and written
 /// once for each pass, operations are started, and products of few rows are slow. In bf16, products take less time, and
-/// the rest takes as much: a model of 135M was measured to take 17.1 s with half a group of 1,088 tokens, 14.7 s with a
-/// group, and 13.2 s with two, with AMX. Measured on the CPU, assumed for a GPU.
+/// the rest takes as much: with AMX, a model of 135M was measured to take 17.5 s with half a group of 1,088 tokens,
+/// 14.7 s with a group, and 13.2 s with two. These figures would give twice the number below; each token takes memory.
+/// Measured on the CPU, assumed for a GPU.
 fn cost_of_a_pass(device: Device, bf16: bool) -> f64 {
     match (device, bf16) {
         (Device::Cpu, false) => 20.0,
